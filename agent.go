@@ -1,0 +1,268 @@
+package parley
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An Agent is one entry of the directory: who can be spoken to, what it can
+// do, and where.
+type Agent struct {
+	Name        string // in the directory: "weather", "crew/scout"; see [CheckName]
+	Title       string // for people; Name where empty
+	Description string
+	Skills      []SkillSpec
+	Exposed     []string // the protocols in which the hub stands in for it; [Everywhere] for all
+	Identities  []Identity
+	Version     string // of the agent's own software
+}
+
+// Everywhere exposes an agent in every protocol.
+var Everywhere = []string{"all"}
+
+// ExposedIn reports whether the hub stands in for the agent in a protocol.
+func (a *Agent) ExposedIn(protocol string) bool {
+	return slices.Contains(a.Exposed, protocol) || slices.Contains(a.Exposed, "all")
+}
+
+// SkillNamed finds a skill by its id; "" finds the default skill, which is the
+// one marked so, or the only one.
+func (a *Agent) SkillNamed(id string) (SkillSpec, bool) {
+	for _, s := range a.Skills {
+		if id == s.ID || id == "" && (s.Default || len(a.Skills) == 1) {
+			return s, true
+		}
+	}
+	return SkillSpec{}, false
+}
+
+// An Identity is what an agent is called in one protocol.
+type Identity struct {
+	Protocol string
+	ID       string // "agent://weather.corp", "agent1q…"
+	URL      string // where it is reached, if it is reached by URL
+	Key      string // fingerprint of the enrolled key by which it is told from others who claim the same ID; "" where the ID is its own
+	StandIn  bool   // kept by the hub for an agent that does not speak the protocol
+}
+
+var nameForm = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?(?:/[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)*$`)
+
+// CheckName tells whether s can be a directory name: one to 128 characters,
+// lower-case letters, digits, and ". _ -" within segments that are parted by
+// "/" and begin and end with a letter or digit.
+func CheckName(s string) error {
+	if len(s) > 128 || !nameForm.MatchString(s) || strings.Contains(s, "__") {
+		return Refuse(Malformed, "%.140q is not an agent name: want lower-case letters, digits, and single . _ - between them, in segments parted by /", s)
+	}
+	return nil
+}
+
+// A Handler works on one message for an agent in this process. What it
+// returns, or passes to r.Reply before, is the terminal reply of a request; an
+// [*Error] reaches the sender with its code and text, any other error as
+// "handler_failed" without its text. The context ends with the request's
+// deadline and when the sender cancels. A handler sees the same message ID
+// again when an earlier attempt ended without a recorded outcome; Attempt
+// tells the number. It may run on many goroutines at once.
+type Handler func(ctx context.Context, m *Message, r Replier) error
+
+// A Replier is how a handler speaks about the request it works on.
+type Replier interface {
+	// Attempt is 1 for the first try of this message, 2 for the second…
+	Attempt() int
+	// Progress tells the sender that work is going on.
+	Progress(text string) error
+	// Chunk sends a piece of the result ahead of the reply.
+	Chunk(p Part) error
+	// Reply gives the content of the terminal response. A second call fails.
+	Reply(parts ...Part) error
+}
+
+// Mode is a way in which a skill may be called.
+type Mode string
+
+const (
+	Sync   Mode = "sync"   // the caller waits for the answer
+	Async  Mode = "async"  // the caller fetches the answer later, or is called back
+	Stream Mode = "stream" // the caller sees events until the answer
+)
+
+// A SkillSpec is one operation of an agent.
+type SkillSpec struct {
+	ID          string
+	Name        string // for people; ID where empty
+	Description string
+	Input       json.RawMessage // JSON Schema of the content; nil: anything
+	Output      json.RawMessage // JSON Schema of the result; nil: anything
+	Modes       []Mode          // nil: all three
+	Access      Access          // who may call it in the agent's own protocol
+	Peers       []string        // with Access Peers: wire identities
+	Default     bool            // takes talk that names no skill
+	Handler     Handler         `json:"-"` // nil for an agent that is not in this process
+}
+
+// Access is the trust tier of a skill (SAMVAD 1.2 §11).
+type Access string
+
+const (
+	Public        Access = "public"        // any proved sender; the zero value means the same
+	Authenticated Access = "authenticated" // and a token that the hub accepts
+	TrustedPeers  Access = "trusted-peers" // and one of Peers
+)
+
+// A SkillOption changes a SkillSpec that [Skill] or [RawSkill] makes.
+type SkillOption func(*SkillSpec)
+
+// Describe sets what people read about a skill.
+func Describe(name, text string) SkillOption {
+	return func(s *SkillSpec) { s.Name, s.Description = name, text }
+}
+
+// AsDefault makes the skill take talk that names no skill.
+func AsDefault() SkillOption { return func(s *SkillSpec) { s.Default = true } }
+
+// WithModes limits how a skill may be called.
+func WithModes(m ...Mode) SkillOption { return func(s *SkillSpec) { s.Modes = m } }
+
+// WithAccess sets who may call a skill.
+func WithAccess(a Access, peers ...string) SkillOption {
+	return func(s *SkillSpec) { s.Access, s.Peers = a, peers }
+}
+
+// RawSkill makes a skill of a [Handler]; any content is taken.
+func RawSkill(id string, h Handler, options ...SkillOption) SkillSpec {
+	s := SkillSpec{ID: id, Handler: h}
+	for _, o := range options {
+		o(&s)
+	}
+	return s
+}
+
+// Skill makes a skill of a typed function. In and Out become the JSON Schemas
+// of the skill by [SchemaOf]; content that does not fit In never reaches f.
+// Inside f, [Progress] and [Chunk] speak to the sender.
+func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In) (Out, error), options ...SkillOption) SkillSpec {
+	h := func(ctx context.Context, m *Message, r Replier) error {
+		var in In
+		if err := m.Bind(&in); err != nil {
+			if s, ok := any(&in).(*string); ok && errors.Is(err, ErrNoJSON) {
+				*s = m.Text()
+			} else {
+				return Refuse(InvalidContent, "the content does not fit skill %q", id).Because(err)
+			}
+		}
+		out, err := f(context.WithValue(ctx, replierKey{}, r), m, in)
+		if err != nil {
+			return err
+		}
+		p, err := JSON(out)
+		if err != nil {
+			return fmt.Errorf("encode the result of skill %q: %w", id, err)
+		}
+		return r.Reply(p)
+	}
+	s := RawSkill(id, h, options...)
+	s.Input, s.Output = SchemaOf(reflect.TypeFor[In]()), SchemaOf(reflect.TypeFor[Out]())
+	return s
+}
+
+type replierKey struct{}
+
+// ErrNoReplier is what Progress and Chunk answer outside a typed skill.
+var ErrNoReplier = errors.New("not inside a skill that parley.Skill made")
+
+// Progress tells the sender of the request that the typed skill works on that
+// work is going on.
+func Progress(ctx context.Context, text string) error {
+	if r, ok := ctx.Value(replierKey{}).(Replier); ok {
+		return r.Progress(text)
+	}
+	return ErrNoReplier
+}
+
+// Chunk sends a piece of a typed skill's result ahead of it.
+func Chunk(ctx context.Context, p Part) error {
+	if r, ok := ctx.Value(replierKey{}).(Replier); ok {
+		return r.Chunk(p)
+	}
+	return ErrNoReplier
+}
+
+// SchemaOf derives a JSON Schema (draft 2020-12) of the JSON form that
+// encoding/json gives values of type t: members by their json tags, required
+// unless omitempty or omitzero, time.Time as a date-time string, []byte as
+// base64 text, pointers as nullable. A member's `doc` tag is its description.
+// Types that JSON cannot hold, and those that write their own JSON, are left
+// open ({}).
+func SchemaOf(t reflect.Type) json.RawMessage {
+	b, err := json.Marshal(schemaOf(t, nil))
+	if err != nil { // maps, slices and strings only: cannot happen
+		return json.RawMessage("{}")
+	}
+	return b
+}
+
+func schemaOf(t reflect.Type, above []reflect.Type) map[string]any {
+	marshaler := reflect.TypeFor[json.Marshaler]()
+	switch {
+	case t == nil || slices.Contains(above, t): // a recursive type is left open
+		return map[string]any{}
+	case t == reflect.TypeFor[time.Time]():
+		return map[string]any{"type": "string", "format": "date-time"}
+	case t == reflect.TypeFor[[]byte]():
+		return map[string]any{"type": "string", "contentEncoding": "base64"}
+	case t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler):
+		return map[string]any{}
+	}
+	above = append(above[:len(above):len(above)], t)
+	switch t.Kind() {
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.String:
+		return map[string]any{"type": "string"}
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return map[string]any{"type": "integer"}
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return map[string]any{"type": "integer", "minimum": 0}
+	case reflect.Float32, reflect.Float64:
+		return map[string]any{"type": "number"}
+	case reflect.Slice, reflect.Array:
+		return map[string]any{"type": "array", "items": schemaOf(t.Elem(), above)}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem(), above)}
+	case reflect.Pointer:
+		return map[string]any{"anyOf": []any{schemaOf(t.Elem(), above), map[string]any{"type": "null"}}}
+	case reflect.Struct:
+		properties, required := map[string]any{}, []string{}
+		for _, f := range reflect.VisibleFields(t) {
+			tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+			switch {
+			case !f.IsExported(), tag == "-" && options == "", f.Anonymous && tag == "":
+				continue
+			case tag == "":
+				tag = f.Name
+			}
+			p := schemaOf(f.Type, above)
+			if doc := f.Tag.Get("doc"); doc != "" {
+				p["description"] = doc
+			}
+			properties[tag] = p
+			if !strings.Contains(options, "omitempty") && !strings.Contains(options, "omitzero") {
+				required = append(required, tag)
+			}
+		}
+		s := map[string]any{"type": "object", "properties": properties}
+		if len(required) > 0 {
+			s["required"] = required
+		}
+		return s
+	}
+	return map[string]any{}
+}

@@ -1,0 +1,62 @@
+package parley
+
+import (
+	"fmt"
+	"time"
+)
+
+// DeliveryState is where one message stands with one recipient.
+type DeliveryState uint8
+
+const (
+	Waiting    DeliveryState = iota + 1 // recorded; not tried yet, or to be tried again
+	Delivering                          // an attempt is under way
+	Delivered                           // the recipient has it; a request still waits for its terminal reply
+	Answered                            // the recipient has it and the terminal reply is recorded
+	Dead                                // given up: a dead letter
+	Dropped                             // a dead letter that an operator dropped
+	Expired                             // its time ran out before it could be delivered
+	Abandoned                           // a synchronous request whose caller is gone; never started anew
+)
+
+var deliveryNames = [...]string{Waiting: "waiting", Delivering: "delivering", Delivered: "delivered", Answered: "answered",
+	Dead: "dead", Dropped: "dropped", Expired: "expired", Abandoned: "abandoned"}
+
+func (s DeliveryState) String() string { return name(deliveryNames[:], int(s)) }
+
+// Settled reports whether nothing more is expected to happen to the delivery
+// of a message of kind k: a request that was delivered still waits for its
+// terminal reply or its deadline, everything else is done with Delivered.
+// A dead letter is settled, although an operator may retry it.
+func (s DeliveryState) Settled(k Kind) bool {
+	return s > Delivered || s == Delivered && k != Request
+}
+
+func (s DeliveryState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *DeliveryState) UnmarshalText(b []byte) error {
+	return parse(deliveryNames[:], "delivery state", b, s)
+}
+
+// A Delivery is one message to one recipient: what was tried and what came of
+// it. One message to many has one each.
+type Delivery struct {
+	Message ID
+	To      string // directory name of the recipient
+	State   DeliveryState
+	Attempt int       // how many attempts were recorded; each is recorded before it is sent
+	Next    time.Time // Waiting: not before this
+	Reply   ID        // Answered: the terminal reply
+	Error   *Error    // why the last attempt failed, or why it was given up
+	Losses  []Loss    // what the translation to the recipient's protocol could not carry
+	Changed time.Time
+}
+
+// A Loss is something of a message that its recipient's protocol cannot say.
+type Loss struct {
+	Field  string // of Message, e.g. "Deadline", "Extensions.asp"
+	Reason string // for the user
+}
+
+func (l Loss) String() string { return fmt.Sprintf("%s: %s", l.Field, l.Reason) }
