@@ -1,0 +1,269 @@
+package netguard
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrRedirect is the cause of errors about a peer that sends the client to
+// another origin, or too often.
+var ErrRedirect = errors.New("netguard: redirect refused")
+
+// Defaults of [Options].
+const (
+	DefaultTimeout          = 10 * time.Second
+	DefaultMaxRedirects     = 3
+	DefaultMaxResponseBytes = 8 << 20
+	DefaultMaxConnsPerHost  = 256
+)
+
+// Options shape a client. The zero value is safe.
+type Options struct {
+	// Timeout bounds a whole exchange, the reading of the body included.
+	// 0 means [DefaultTimeout]; negative means none: for streams and
+	// WebSockets, whose caller bounds them by context.
+	Timeout time.Duration
+
+	// MaxRedirects is how many redirects, all within one origin, are followed.
+	// 0 means [DefaultMaxRedirects]; negative means that a redirect is given
+	// to the caller as the response it is.
+	MaxRedirects int
+
+	// MaxResponseBytes bounds the body of a response; reading on gives
+	// [ErrTooLarge]. 0 means [DefaultMaxResponseBytes]; negative means no
+	// bound: for streams, whose caller bounds each event.
+	MaxResponseBytes int64
+
+	// MaxConnsPerHost bounds the connections to one host and port, busy and
+	// idle. 0 means [DefaultMaxConnsPerHost]; negative means no bound.
+	MaxConnsPerHost int
+
+	// RootCAs are the authorities that servers are checked against; nil means
+	// the system's.
+	RootCAs *x509.CertPool
+
+	// Certificates are shown to servers that ask for one.
+	Certificates []tls.Certificate
+
+	// Proxy, when set, chooses a proxy as in [http.Transport]. Without it
+	// there is none, whatever the environment says. The proxy's own address
+	// is checked like any other; what names resolve to is then decided by the
+	// proxy and out of the guard's sight.
+	Proxy func(*http.Request) (*url.URL, error)
+
+	// Resolver looks names up; nil means the system's.
+	Resolver *net.Resolver
+}
+
+// Client returns an HTTP client that connects where g allows. Each request,
+// first or redirected, passes [Guard.CheckURL]; each connection is checked by
+// its resolved address. Make one and share it: it keeps connections.
+func (g *Guard) Client(o Options) *http.Client {
+	timeout := o.Timeout
+	switch {
+	case timeout == 0:
+		timeout = DefaultTimeout
+	case timeout < 0:
+		timeout = 0
+	}
+	maxBody := o.MaxResponseBytes
+	if maxBody == 0 {
+		maxBody = DefaultMaxResponseBytes
+	}
+	conns := o.MaxConnsPerHost
+	switch {
+	case conns == 0:
+		conns = DefaultMaxConnsPerHost
+	case conns < 0:
+		conns = 0
+	}
+	d := dialer{guard: g, resolver: o.Resolver}
+	return &http.Client{
+		Timeout:       timeout,
+		CheckRedirect: redirectPolicy(o.MaxRedirects),
+		Transport: &transport{guard: g, maxBody: maxBody, base: &http.Transport{
+			Proxy:       o.Proxy,
+			DialContext: d.dial,
+			TLSClientConfig: &tls.Config{
+				MinVersion:   tls.VersionTLS12,
+				RootCAs:      o.RootCAs,
+				Certificates: o.Certificates,
+			},
+			ForceAttemptHTTP2:      true,
+			TLSHandshakeTimeout:    10 * time.Second,
+			ExpectContinueTimeout:  time.Second,
+			IdleConnTimeout:        60 * time.Second,
+			MaxIdleConns:           512,
+			MaxIdleConnsPerHost:    32,
+			MaxConnsPerHost:        conns,
+			MaxResponseHeaderBytes: 64 << 10,
+		}},
+	}
+}
+
+// DialContext connects to address ("host:port") by TCP, where g allows. It is
+// for protocols that are not HTTP.
+func (g *Guard) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	d := dialer{guard: g}
+	return d.dial(ctx, network, address)
+}
+
+type dialer struct {
+	guard    *Guard
+	resolver *net.Resolver
+}
+
+func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	switch network {
+	case "tcp", "tcp4", "tcp6":
+	default:
+		return nil, fmt.Errorf("netguard: network %q is not TCP", network)
+	}
+	name, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("netguard: %w", err)
+	}
+	h, err := parseHost(name, name)
+	if err != nil {
+		return nil, err
+	}
+	nd := net.Dialer{
+		Timeout:   10 * time.Second,
+		KeepAlive: 30 * time.Second,
+		Resolver:  d.resolver,
+		ControlContext: func(_ context.Context, network, address string, _ syscall.RawConn) error {
+			return d.guard.checkDial(h, network, address)
+		},
+	}
+	return nd.DialContext(ctx, network, address)
+}
+
+// checkDial judges the connection to address that is about to be made for h.
+func (g *Guard) checkDial(h host, network, address string) error {
+	if network != "tcp4" && network != "tcp6" {
+		return fmt.Errorf("netguard: network %q is not TCP", network)
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("netguard: dialler gave %q, which is no address: %w", address, err)
+	}
+	err = g.CheckAddr(ap.Addr())
+	if err == nil && h.class != "" && !g.allows(ap.Addr()) {
+		// A name of the inside that resolves to somewhere outside.
+		err = &BlockedError{Addr: ap.Addr(), Range: Range{Name: h.class}}
+	}
+	if blocked, ok := errors.AsType[*BlockedError](err); ok {
+		blocked.Host = h.name
+	}
+	return err
+}
+
+type transport struct {
+	guard   *Guard
+	maxBody int64
+	base    *http.Transport
+}
+
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if err := t.guard.CheckURL(r.URL); err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close() // as RoundTrip must; the refusal is what matters
+		}
+		return nil, err
+	}
+	resp, err := t.base.RoundTrip(r)
+	if err != nil || t.maxBody < 0 || resp.StatusCode == http.StatusSwitchingProtocols {
+		return resp, err
+	}
+	if resp.ContentLength > t.maxBody && r.Method != http.MethodHead {
+		_ = resp.Body.Close()
+		return nil, &tooLarge{t.maxBody}
+	}
+	resp.Body = &limitedBody{limited{resp.Body, t.maxBody, t.maxBody}, resp.Body}
+	return resp, nil
+}
+
+// CloseIdleConnections serves [http.Client.CloseIdleConnections].
+func (t *transport) CloseIdleConnections() { t.base.CloseIdleConnections() }
+
+func redirectPolicy(limit int) func(*http.Request, []*http.Request) error {
+	if limit == 0 {
+		limit = DefaultMaxRedirects
+	}
+	return func(r *http.Request, via []*http.Request) error {
+		if limit < 0 {
+			return http.ErrUseLastResponse
+		}
+		if len(via) > limit {
+			return fmt.Errorf("%w: more than %d", ErrRedirect, limit)
+		}
+		if from, to := origin(via[0].URL), origin(r.URL); from != to {
+			return fmt.Errorf("%w: from %s to another origin, %s", ErrRedirect, from, to)
+		}
+		return nil
+	}
+}
+
+// origin is scheme, host and port, RFC 6454 §4.
+func origin(u *url.URL) string {
+	scheme, port := strings.ToLower(u.Scheme), u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[scheme]
+	}
+	return scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
+}
+
+// ErrTooLarge is the cause of errors about input beyond its bound.
+var ErrTooLarge = errors.New("netguard: input is too large")
+
+type tooLarge struct{ max int64 }
+
+func (e *tooLarge) Error() string { return fmt.Sprintf("%v: more than %d bytes", ErrTooLarge, e.max) }
+func (e *tooLarge) Unwrap() error { return ErrTooLarge }
+
+// ReadAll reads r to its end, which must come within max bytes; otherwise the
+// error wraps [ErrTooLarge] and nothing is returned.
+func ReadAll(r io.Reader, max int64) ([]byte, error) {
+	b, err := io.ReadAll(&limited{r, max, max})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// limited gives an error, not an end, when there is more than allowed.
+type limited struct {
+	r         io.Reader
+	left, max int64
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left < 0 {
+		return 0, &tooLarge{l.max}
+	}
+	if int64(len(p))-1 > l.left {
+		p = p[:l.left+1] // one more shows whether the end is there
+	}
+	n, err := l.r.Read(p)
+	l.left -= int64(n)
+	if l.left < 0 {
+		return n - 1, &tooLarge{l.max}
+	}
+	return n, err
+}
+
+type limitedBody struct {
+	limited
+	io.Closer
+}

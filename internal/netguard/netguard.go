@@ -1,0 +1,297 @@
+// Package netguard makes outbound connections to places that strangers name.
+//
+// A callback URL, a card, an endpoint from a registry: all of them are chosen
+// by somebody else, who may choose an address that only this machine reaches
+// (server-side request forgery; SAMVAD digest §8.2 and SAM-076, uAgents digest
+// §9, ASP "SSRF through card endpoints"). A [Guard] lets through public
+// unicast addresses and what the operator listed, nothing else.
+//
+// [Guard.CheckURL] judges what can be judged without the network and gives
+// early, clear answers. The decision that counts is made by the dialler: each
+// connection of [Guard.Client] and [Guard.DialContext] checks the address that
+// it is about to use, after name resolution, so that a name which resolves
+// differently the second time gains nothing.
+//
+// Errors say which range an address is in and which line of the configuration
+// would allow it. They are for the operator; tell strangers less.
+package netguard
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+
+	"code.dny.dev/ssrf"
+)
+
+// ErrBlocked is what every [*BlockedError] is, for errors.Is.
+var ErrBlocked = errors.New("netguard: destination is not allowed")
+
+// Guard decides where connections may go. The zero value and nil allow public
+// unicast addresses only. A Guard must not be changed while it is in use, but by
+// [Guard.SetAllow].
+type Guard struct {
+	// Allow lists further addresses, see [ParseAllow]. An IPv4 prefix stands
+	// for its IPv4-mapped IPv6 form (::ffff:a.b.c.d) too; an IPv6 prefix
+	// never stands for an IPv4 address, not even ::/0.
+	Allow []netip.Prefix
+
+	replaced atomic.Pointer[[]netip.Prefix]
+}
+
+// SetAllow replaces Allow, also while the guard is in use. Connections that
+// exist go on.
+func (g *Guard) SetAllow(list []netip.Prefix) { g.replaced.Store(&list) }
+
+// list is what is allowed now.
+func (g *Guard) list() []netip.Prefix {
+	if p := g.replaced.Load(); p != nil {
+		return *p
+	}
+	return g.Allow
+}
+
+// Range is a block of addresses that are not public unicast.
+type Range struct {
+	Name   string // "private", "loopback", …
+	Prefix netip.Prefix
+}
+
+// BlockedError says what was refused and how an operator may allow it.
+type BlockedError struct {
+	Host  string     // the name that was asked for; empty when it was the address itself
+	Addr  netip.Addr // the address refused; the zero value when a name was refused unresolved
+	Range Range      // what the address belongs to; for a name only Name is set
+}
+
+func (e *BlockedError) Error() string {
+	if !e.Addr.IsValid() {
+		return fmt.Sprintf("host %q is a %s; to allow it add the address that it has to parley.toml: [network] allow = [%q]",
+			e.Host, e.Range.Name, e.allowExample())
+	}
+	who := "address " + e.Addr.String() + " is"
+	if e.Host != "" {
+		who = fmt.Sprintf("host %q has the address %s, which is", e.Host, e.Addr)
+	}
+	where := "in the " + e.Range.Name + " range " + e.Range.Prefix.String()
+	if !e.Range.Prefix.IsValid() {
+		where = "not in the list of allowed addresses, as a " + e.Range.Name + " must be"
+	}
+	return fmt.Sprintf("%s %s; to allow it add to parley.toml: [network] allow = [%q]", who, where, e.allowExample())
+}
+
+// Unwrap makes the error [ErrBlocked].
+func (e *BlockedError) Unwrap() error { return ErrBlocked }
+
+func (e *BlockedError) allowExample() string {
+	switch {
+	case e.Addr.IsValid():
+		a := e.Addr.WithZone("").Unmap()
+		return netip.PrefixFrom(a, a.BitLen()).String()
+	case e.Range.Name == loopbackName:
+		return "loopback"
+	}
+	return "10.1.2.3/32"
+}
+
+// CheckAddr reports whether a connection to a may be made: nil, or a
+// [*BlockedError].
+func (g *Guard) CheckAddr(a netip.Addr) error {
+	if g.allows(a) {
+		return nil
+	}
+	if r, ok := special(a); ok {
+		return &BlockedError{Addr: a, Range: r}
+	}
+	return nil
+}
+
+// allows reports whether a is in the operator's list.
+func (g *Guard) allows(a netip.Addr) bool {
+	if g == nil {
+		return false
+	}
+	a = a.WithZone("").Unmap()
+	for _, p := range g.list() {
+		if p.Contains(a) {
+			// An allowed gateway to IPv4 is no way round the rules of IPv4.
+			v4, ok := embedded(a)
+			return !ok || g.CheckAddr(v4) == nil
+		}
+	}
+	return false
+}
+
+// allowsLoopback reports whether any loopback address is in the list.
+func (g *Guard) allowsLoopback() bool {
+	if g == nil {
+		return false
+	}
+	for _, p := range g.list() {
+		if p.Overlaps(loopback4) || p.Overlaps(loopback6) {
+			return true
+		}
+	}
+	return false
+}
+
+// allowsPrivate reports whether the list has any address that is not loopback.
+func (g *Guard) allowsPrivate() bool {
+	if g == nil {
+		return false
+	}
+	for _, p := range g.list() {
+		if !(loopback4.Contains(p.Addr()) && p.Bits() >= loopback4.Bits()) && p != loopback6 {
+			return true
+		}
+	}
+	return false
+}
+
+// special returns the range that keeps a from being a public unicast address.
+func special(a netip.Addr) (Range, bool) {
+	a = a.WithZone("")
+	if !a.IsValid() {
+		return Range{Name: "invalid"}, true
+	}
+	for _, r := range ranges {
+		if r.Prefix.Contains(a) {
+			return r, true
+		}
+	}
+	// Whatever IANA reserved and the table above has no name for.
+	denied := ssrf.IPv4DeniedPrefixes
+	if a.Is6() {
+		if !ssrf.IPv6GlobalUnicast.Contains(a) {
+			return Range{"reserved", netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, true
+		}
+		denied = ssrf.IPv6DeniedPrefixes
+	}
+	for _, p := range denied {
+		if p.Contains(a) {
+			return Range{"special-purpose", p}, true
+		}
+	}
+	return Range{}, false
+}
+
+// embedded returns the IPv4 address to which a translator would carry a:
+// NAT64 (RFC 6052 §2.1) and 6to4 (RFC 3056 §2).
+func embedded(a netip.Addr) (netip.Addr, bool) {
+	b := a.As16()
+	switch {
+	case nat64.Contains(a):
+		return netip.AddrFrom4([4]byte(b[12:16])), true
+	case sixToFour.Contains(a):
+		return netip.AddrFrom4([4]byte(b[2:6])), true
+	}
+	return netip.Addr{}, false
+}
+
+const (
+	loopbackName = "loopback name"
+	privateName  = "name of a private network"
+)
+
+var (
+	loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+	loopback6 = netip.MustParsePrefix("::1/128")
+	mapped    = netip.MustParsePrefix("::ffff:0:0/96")
+	nat64     = netip.MustParsePrefix("64:ff9b::/96")
+	sixToFour = netip.MustParsePrefix("2002::/16")
+)
+
+// ranges names what is not public unicast: the IANA special-purpose address
+// registries (RFC 6890) and what is deprecated or translates to IPv4. The
+// first that contains an address names it.
+var ranges = []Range{
+	{"unspecified", netip.MustParsePrefix("0.0.0.0/8")},
+	{"private", netip.MustParsePrefix("10.0.0.0/8")},
+	{"shared (carrier-grade NAT)", netip.MustParsePrefix("100.64.0.0/10")},
+	{"loopback", loopback4},
+	{"link-local", netip.MustParsePrefix("169.254.0.0/16")},
+	{"private", netip.MustParsePrefix("172.16.0.0/12")},
+	{"IETF protocol", netip.MustParsePrefix("192.0.0.0/24")},
+	{"documentation", netip.MustParsePrefix("192.0.2.0/24")},
+	{"AS112", netip.MustParsePrefix("192.31.196.0/24")},
+	{"AMT", netip.MustParsePrefix("192.52.193.0/24")},
+	{"6to4 relay", netip.MustParsePrefix("192.88.99.0/24")},
+	{"private", netip.MustParsePrefix("192.168.0.0/16")},
+	{"AS112", netip.MustParsePrefix("192.175.48.0/24")},
+	{"benchmarking", netip.MustParsePrefix("198.18.0.0/15")},
+	{"documentation", netip.MustParsePrefix("198.51.100.0/24")},
+	{"documentation", netip.MustParsePrefix("203.0.113.0/24")},
+	{"multicast", netip.MustParsePrefix("224.0.0.0/4")},
+	{"broadcast", netip.MustParsePrefix("255.255.255.255/32")},
+	{"reserved", netip.MustParsePrefix("240.0.0.0/4")},
+
+	{"unspecified", netip.MustParsePrefix("::/128")},
+	{"loopback", loopback6},
+	{"IPv4-mapped", mapped},
+	{"IPv4-compatible", netip.MustParsePrefix("::/96")},
+	{"IPv4-translated", netip.MustParsePrefix("::ffff:0:0:0/96")},
+	{"NAT64", nat64},
+	{"local-use NAT64", netip.MustParsePrefix("64:ff9b:1::/48")},
+	{"discard-only", netip.MustParsePrefix("100::/64")},
+	{"Teredo", netip.MustParsePrefix("2001::/32")},
+	{"IETF protocol", netip.MustParsePrefix("2001::/23")},
+	{"documentation", netip.MustParsePrefix("2001:db8::/32")},
+	{"6to4", sixToFour},
+	{"AS112", netip.MustParsePrefix("2620:4f:8000::/48")},
+	{"documentation", netip.MustParsePrefix("3fff::/20")},
+	{"segment routing", netip.MustParsePrefix("5f00::/16")},
+	{"private", netip.MustParsePrefix("fc00::/7")},
+	{"link-local", netip.MustParsePrefix("fe80::/10")},
+	{"site-local", netip.MustParsePrefix("fec0::/10")},
+	{"multicast", netip.MustParsePrefix("ff00::/8")},
+}
+
+// ParseAllow reads the configuration's list: a prefix ("10.0.0.0/8"), one
+// address ("10.1.2.3", "fd00::7"), or "loopback" (127.0.0.0/8 and ::1).
+// A prefix with bits beyond its length, a zone, and an IPv4-mapped address are
+// errors that say what to write.
+func ParseAllow(list []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range list {
+		if s == "loopback" {
+			out = append(out, loopback4, loopback6)
+			continue
+		}
+		p, err := parsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("network.allow: %w", err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	var p netip.Prefix
+	if strings.Contains(s, "/") {
+		var err error
+		if p, err = netip.ParsePrefix(s); err != nil {
+			return p, fmt.Errorf(`%q is not a prefix such as "10.0.0.0/8"`, s)
+		}
+	} else {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return p, fmt.Errorf(`%q is neither an address, nor a prefix such as "10.0.0.0/8", nor "loopback"`, s)
+		}
+		if a.Zone() != "" {
+			return p, fmt.Errorf("%q has a zone; write %q", s, a.WithZone(""))
+		}
+		p = netip.PrefixFrom(a, a.BitLen())
+	}
+	if a := p.Addr(); a.Is4In6() && p.Bits() >= mapped.Bits() {
+		return p, fmt.Errorf("%q is an IPv4-mapped address; write %q, which allows both forms",
+			s, netip.PrefixFrom(a.Unmap(), p.Bits()-mapped.Bits()).Masked())
+	}
+	if m := p.Masked(); m != p {
+		return p, fmt.Errorf("%q has bits set beyond its length; write %q or %q",
+			s, m, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+	}
+	return p, nil
+}
