@@ -1,0 +1,137 @@
+package journal
+
+import (
+	"slices"
+	"time"
+	"unique"
+
+	"github.com/parley-hub/parley"
+)
+
+// follow is the table of the package documentation: which states a delivery
+// may go to from where it stands.
+var follow = [...]uint16{
+	parley.Waiting:    set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Delivering: set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Delivered:  set(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Dead:       set(parley.Waiting, parley.Answered, parley.Dropped),
+}
+
+func set(states ...parley.DeliveryState) (bits uint16) {
+	for _, s := range states {
+		bits |= 1 << s
+	}
+	return bits
+}
+
+// target names a delivery.
+type target struct {
+	message parley.ID
+	to      unique.Handle[string]
+}
+
+// delivery is one that is not settled or dead: small, without strings of its
+// own, so that a million of them can be held.
+type delivery struct {
+	seq          uint64
+	conversation parley.ID
+	reply        parley.ID
+	from, node   unique.Handle[string]
+	next         int64 // unix nanoseconds, 0: none; so the others
+	expires      int64
+	deadline     int64
+	changed      int64
+	attempt      int32
+	postponed    int32
+	state        parley.DeliveryState
+	kind         parley.Kind
+	sync         bool
+	err          *parley.Error
+	losses       []parley.Loss
+}
+
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func fromNanos(n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, n).UTC()
+}
+
+func (d *delivery) export(partition int, t target) Delivery {
+	return Delivery{
+		Delivery: parley.Delivery{
+			Message: t.message, To: t.to.Value(), State: d.state, Attempt: int(d.attempt), Next: fromNanos(d.next),
+			Reply: d.reply, Error: d.err, Losses: d.losses, Changed: fromNanos(d.changed),
+		},
+		Position: Position{Partition: partition, Sequence: d.seq},
+		Kind:     d.kind, From: d.from.Value(), Conversation: d.conversation,
+		Expires: fromNanos(d.expires), Deadline: fromNanos(d.deadline),
+		Postponed: int(d.postponed), Sync: d.sync, Node: d.node.Value(),
+	}
+}
+
+// check says why a step cannot follow, "" if it can.
+func (d *delivery) check(s *Step) string {
+	if int(d.state) >= len(follow) || follow[d.state]&(1<<s.State) == 0 {
+		return "it is " + d.state.String()
+	}
+	switch {
+	case s.State == parley.Delivering && s.Attempt != int(d.attempt)+1:
+		return "the attempt is not the next one"
+	case s.State != parley.Delivering && s.Attempt != 0 && s.Attempt != int(d.attempt):
+		return "another attempt was made since"
+	}
+	return ""
+}
+
+// step moves the delivery on and reports whether it is settled for good. A
+// dead one is not: it may be retried.
+func (d *delivery) step(s *Step, r *Record) (gone bool) {
+	d.changed = nanos(r.Time)
+	if s.Postponed && d.state == parley.Delivering {
+		d.postponed++
+	}
+	d.state = s.State
+	d.next = 0
+	switch s.State {
+	case parley.Delivering:
+		d.attempt = int32(s.Attempt)
+	case parley.Waiting:
+		d.next = nanos(s.Next)
+	case parley.Answered:
+		d.reply = s.Reply
+	}
+	if s.Error != nil {
+		d.err = s.Error.Because(nil)
+	}
+	if s.Losses != nil {
+		d.losses = s.Losses
+	}
+	return s.State != parley.Dead && s.State.Settled(d.kind)
+}
+
+func opened(r *Record, o *Opening) *delivery {
+	m := r.Message
+	d := &delivery{
+		seq: r.Position.Sequence, conversation: m.Conversation, from: unique.Make(m.From), node: unique.Make(r.Node),
+		next: nanos(o.NotBefore), expires: nanos(m.Expires), deadline: nanos(m.Deadline), changed: nanos(r.Time),
+		state: parley.Waiting, kind: m.Kind, sync: o.Sync,
+	}
+	if o.Attempt == 1 {
+		d.state, d.attempt, d.next = parley.Delivering, 1, 0
+	}
+	return d
+}
+
+func (f *Filter) matches(t target, d *delivery) bool {
+	return (len(f.States) == 0 || slices.Contains(f.States, d.state)) &&
+		(f.To == "" || f.To == t.to.Value()) &&
+		(f.Conversation.IsZero() || f.Conversation == d.conversation)
+}

@@ -1,0 +1,468 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// With an external engine several nodes write, and each follows every
+// partition with one consumer. What a node knows of the state is what it has
+// read there, its own records included: an append returns when the node has
+// read it back. What must hold between nodes the engine checks itself: replay
+// keys by message id, chains, leases and the steps of deliveries by
+// compare-and-set.
+
+// ackMargin is what subject and headers may add to a record.
+const ackMargin = 4 << 10
+
+// What the journal's streams bear as metadata.
+const (
+	metaFormat     = "parley-format"
+	metaPartitions = "parley-partitions"
+)
+
+// openExternal connects and makes sure of the streams. The state's stream is
+// made last: where it is, all others must be.
+func (j *Journal) openExternal(ctx context.Context) (err error) {
+	j.cfg.FreeSpace = nil
+	j.prefix = j.cfg.Prefix
+	if j.prefix == "" {
+		j.prefix = defaultPrefix
+	}
+	l := &link{down: make(chan struct{}), fail: new(sync.Once)}
+	l.side = l
+	opts := append([]nats.Option{
+		nats.Name("parley journal " + j.cfg.Node), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
+		// What cannot be sent now is refused, not sent some time later.
+		nats.ReconnectBufSize(-1),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if !j.closing.Load() {
+				j.cfg.Log.Warn("lost the connection to the NATS server; it is tried again", "err", err)
+			}
+		}),
+		nats.ReconnectHandler(func(c *nats.Conn) {
+			j.cfg.Log.Info("connected to a NATS server again", "url", c.ConnectedUrlRedacted())
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { j.cfg.Log.Warn("NATS", "err", err) }),
+	}, j.cfg.NATS...)
+	if l.nc, err = nats.Connect(j.cfg.URL, opts...); err != nil {
+		return failBy(ErrServer, err, "cannot connect to %s", redact(j.cfg.URL))
+	}
+	defer func() {
+		if err != nil {
+			l.stop()
+		}
+	}()
+	if err := j.comparePayload(l.nc); err != nil {
+		return err
+	}
+	if l.js, err = jetstream.New(l.nc); err != nil {
+		return err
+	}
+	if _, err := l.js.AccountInfo(ctx); err != nil {
+		return failBy(ErrServer, err, "JetStream is not enabled on %s for this account", redact(j.cfg.URL))
+	}
+	if j.cfg.Replicas == 0 {
+		j.cfg.Replicas = 1
+		if l.nc.ConnectedClusterName() != "" {
+			j.cfg.Replicas = 3
+		}
+	}
+	if err := j.readPartitions(ctx, l); err != nil {
+		return err
+	}
+	for _, c := range j.streams() {
+		s, err := l.js.Stream(ctx, c.Name)
+		switch {
+		case err == nil:
+		case !errors.Is(err, jetstream.ErrStreamNotFound):
+			return failBy(ErrServer, err, "stream %s", c.Name)
+		case j.found:
+			return fail(ErrCorrupt, "stream %s is gone; restore a backup", c.Name)
+		default:
+			if s, err = l.js.CreateStream(ctx, c.StreamConfig); err != nil {
+				return failBy(ErrServer, err, "stream %s cannot be made", c.Name)
+			}
+		}
+		if err := j.checkFeatures(s.CachedInfo().Config, &c.StreamConfig); err != nil {
+			return err
+		}
+	}
+	j.link.Store(l)
+	return nil
+}
+
+func (j *Journal) comparePayload(nc *nats.Conn) error {
+	limit := int(nc.MaxPayload())
+	if j.cfg.MaxPayload == 0 {
+		j.cfg.MaxPayload = min(8<<20, limit-ackMargin)
+	}
+	if j.cfg.MaxPayload+ackMargin > limit {
+		return fail(ErrPayload, "records of up to %d bytes are wanted (MaxPayload) and need max_payload %d, but %s has %d; raise max_payload there or lower MaxPayload",
+			j.cfg.MaxPayload, j.cfg.MaxPayload+ackMargin, nc.ConnectedUrlRedacted(), limit)
+	}
+	return nil
+}
+
+// readPartitions takes the number of partitions from the journal that is
+// there.
+func (j *Journal) readPartitions(ctx context.Context, l *link) error {
+	s, err := l.js.Stream(ctx, j.stateStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		j.partitions = j.cfg.Partitions
+		if j.partitions == 0 {
+			j.partitions = 8
+		}
+		return nil
+	}
+	if err != nil {
+		return failBy(ErrServer, err, "stream %s", j.stateStream())
+	}
+	j.found = true
+	meta := s.CachedInfo().Config.Metadata
+	if meta[metaFormat] == "" {
+		return fail(ErrForeign, "stream %s was not made by Parley; choose another Prefix", j.stateStream())
+	}
+	if meta[metaFormat] != strconv.Itoa(manifestFormat) {
+		return fail(ErrFormat, "the journal has format %s, this program knows %d; use the release that wrote it, or a later one", meta[metaFormat], manifestFormat)
+	}
+	n, err := strconv.Atoi(meta[metaPartitions])
+	if err != nil || n < 1 || n > maxPartitions {
+		return fail(ErrForeign, "stream %s says it has %q partitions", j.stateStream(), meta[metaPartitions])
+	}
+	if j.cfg.Partitions != 0 && j.cfg.Partitions != n {
+		return fail(ErrInvalid, "the journal was made with %d partitions, not %d; the number is fixed when a journal is made", n, j.cfg.Partitions)
+	}
+	j.partitions = n
+	return nil
+}
+
+// checkFeatures refuses a server that did not take a setting, because it does
+// not know it.
+func (j *Journal) checkFeatures(got jetstream.StreamConfig, want *jetstream.StreamConfig) error {
+	lacks := ""
+	switch {
+	case want.AllowAtomicPublish && !got.AllowAtomicPublish:
+		lacks = "atomic batch publish (NATS server 2.12 or later)"
+	case want.AllowMsgTTL && !got.AllowMsgTTL:
+		lacks = "time to live per message (NATS server 2.11 or later)"
+	case want.AllowDirect && !got.AllowDirect:
+		lacks = "direct get"
+	case got.Duplicates < want.Duplicates:
+		return fail(ErrServer, "stream %s remembers message ids for %s, %s are needed (Window)", want.Name, got.Duplicates, want.Duplicates)
+	default:
+		return nil
+	}
+	return fail(ErrServer, "stream %s lacks %s; use a later server", want.Name, lacks)
+}
+
+// followAll reads what all nodes write, for as long as the journal is open.
+func (j *Journal) followAll() {
+	for _, w := range j.allWriters() {
+		j.background.Go(func() { j.follow(w) })
+	}
+	j.background.Go(j.own)
+}
+
+// follow reads one stream from where its machine stands.
+func (j *Journal) follow(w *writer) {
+	l := j.link.Load()
+	for j.ctx.Err() == nil && !l.failed() {
+		err := j.followOnce(l, w)
+		if j.ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, ErrFormat) || errors.Is(err, ErrCorrupt) {
+			j.engineFailed(l, err)
+			return
+		}
+		j.cfg.Log.Warn("following a stream of the journal; it is tried again", "stream", w.stream, "err", err)
+		select {
+		case <-time.After(j.cfg.reopenEvery / 4):
+		case <-j.ctx.Done():
+		}
+	}
+}
+
+func (j *Journal) followOnce(l *link, w *writer) error {
+	c, err := l.js.OrderedConsumer(j.ctx, w.stream, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: w.m.position() + 1,
+	})
+	if err != nil {
+		return err
+	}
+	// Short heartbeats: an append waits until it is read back here.
+	it, err := c.Messages(jetstream.PullExpiry(10*time.Second), jetstream.PullHeartbeat(time.Second))
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(j.ctx, it.Stop)
+	defer stop()
+	defer it.Stop()
+	for {
+		m, err := it.Next()
+		if err != nil {
+			return err
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return err
+		}
+		seq := meta.Sequence.Stream
+		if seq <= w.m.position() {
+			continue
+		}
+		id, err := w.m.replay(&stored{m.Subject(), seq, m.Data()})
+		if err != nil {
+			return err
+		}
+		w.arrived(id, seq)
+	}
+}
+
+// fly remembers ops whose fate may have to be read from the stream.
+func (w *writer) fly(ops []*op) {
+	w.flyMu.Lock()
+	defer w.flyMu.Unlock()
+	for _, o := range ops {
+		o.arrived = 0
+		w.flying[o.id] = o
+	}
+}
+
+func (w *writer) land(ops []*op) {
+	w.flyMu.Lock()
+	defer w.flyMu.Unlock()
+	for _, o := range ops {
+		delete(w.flying, o.id)
+	}
+}
+
+// arrived tells that the stream holds what an op made.
+func (w *writer) arrived(id opID, seq uint64) {
+	w.flyMu.Lock()
+	defer w.flyMu.Unlock()
+	if o := w.flying[id]; o != nil {
+		o.arrived = seq
+	}
+}
+
+func (w *writer) landed(o *op) uint64 {
+	w.flyMu.Lock()
+	defer w.flyMu.Unlock()
+	return o.arrived
+}
+
+// await waits until this node has read back what it stored.
+func (w *writer) await(o *op) {
+	if !w.reach(o.seq+uint64(len(o.msgs))-1, w.j.cfg.Timeout) {
+		w.j.cfg.Log.Warn("a record was stored but cannot be read back yet", "stream", w.stream, "sequence", o.seq)
+	}
+	o.finish(nil)
+}
+
+// reach waits until the machine was fed up to seq.
+func (w *writer) reach(seq uint64, within time.Duration) bool {
+	if seq == 0 {
+		return true
+	}
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	for {
+		moved := w.m.beyond(seq - 1)
+		if moved == nil {
+			return true
+		}
+		select {
+		case <-moved:
+		case <-timer.C:
+			return false
+		case <-w.j.ctx.Done():
+			return false
+		}
+	}
+}
+
+// duplicate finishes an op whose message id the engine knows: it is the one
+// recorded before, or this very op when it was sent twice.
+func (w *writer) duplicate(l *link, o *op, seq uint64) {
+	p, ok := w.m.(*partition)
+	if !ok || o.rec == nil {
+		o.finish(fail(ErrBusy, "the engine knows the message id of an entry without a key"))
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
+	defer cancel()
+	// The engine's answer may name a sequence that was only expected, and
+	// come before the record itself does.
+	timer := time.NewTimer(w.j.cfg.Timeout)
+	defer timer.Stop()
+	for waiting := true; waiting; {
+		at := w.m.position()
+		if landed := w.landed(o); landed != 0 {
+			w.store(o, landed)
+			return
+		}
+		if prior := p.seen(o.rec.key); prior != nil {
+			p.replayed(o, prior)
+			return
+		}
+		if seq != 0 && seq <= at {
+			// The guard may have let it go already, and the engine not.
+			if prior := p.priorAt(ctx, l, seq, o.rec.key); prior != nil {
+				p.replayed(o, prior)
+				return
+			}
+		}
+		moved := w.m.beyond(at)
+		if moved == nil {
+			continue
+		}
+		select {
+		case <-moved:
+		case <-timer.C:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		}
+	}
+	o.finish(fail(ErrBusy, "the key was recorded, but not to be found yet; try again"))
+}
+
+// priorAt reads what a key was recorded with.
+func (p *partition) priorAt(ctx context.Context, l *link, seq uint64, key hash16) *Prior {
+	s, err := l.get(ctx, p.writer.stream, seq, "")
+	if err != nil {
+		return nil
+	}
+	r, err := p.read(s)
+	if err != nil || r == nil || r.key != key {
+		return nil
+	}
+	prior := &Prior{Position: r.Position, Recorded: r.Time, Refused: r.Refused != nil}
+	if r.Message != nil {
+		prior.Message = r.Message.ID
+	}
+	return prior
+}
+
+// replayed finishes an op with what was recorded before. An op that was sent
+// again after an unknown outcome finds itself.
+func (p *partition) replayed(o *op, prior *Prior) {
+	if m := o.rec.Message; m != nil && m.ID == prior.Message {
+		o.seq = prior.Position.Sequence
+		o.finish(nil)
+		return
+	}
+	p.mu.Lock()
+	p.replays++
+	p.mu.Unlock()
+	o.prior = prior
+	o.finish(nil)
+}
+
+// resolveExternal finds out what became of ops that were not acknowledged: it
+// waits for them in the stream, and sends those with a key again, which the
+// engine stores once.
+func (w *writer) resolveExternal(ops []*op) {
+	deadline := time.NewTimer(w.j.cfg.Timeout)
+	defer deadline.Stop()
+	late := false
+	for !late {
+		var left []*op
+		for _, o := range ops {
+			if at := w.landed(o); at != 0 {
+				o.seq = at
+				o.finish(nil)
+			} else {
+				left = append(left, o)
+			}
+		}
+		if ops = left; len(ops) == 0 {
+			return
+		}
+		moved := w.m.beyond(w.m.position())
+		if moved == nil {
+			continue
+		}
+		select {
+		case <-moved:
+		case <-deadline.C:
+			late = true
+		case <-w.j.ctx.Done():
+			late = true
+		}
+	}
+	var keyed []*op
+	for _, o := range ops {
+		if o.rec != nil && o.rec.Keyed && o.tries < 3 && w.j.ctx.Err() == nil {
+			o.tries++
+			keyed = append(keyed, o)
+			continue
+		}
+		o.finish(fail(ErrUnknown, "the NATS server did not answer within %s", w.j.cfg.Timeout))
+	}
+	w.again(keyed)
+}
+
+// externalOp adds what makes the engine check between nodes.
+func (p *partition) externalOp(o *op, main *outgoing) {
+	r := o.rec
+	if r.Keyed {
+		main.msgID = r.key.String()
+		if !r.Until.IsZero() {
+			subject := p.subject(subjectKey, r.key.String())
+			o.msgs = append(o.msgs, &outgoing{
+				subject: subject, expect: &expectation{ofKey, subject, 0},
+				ttl: int64((max(0, r.Until.Sub(p.j.cfg.Now())) + ttlMargin) / time.Second),
+			})
+		}
+	}
+	var done [buckets]bool
+	for i := range r.Steps {
+		b := bucketOf(r.Steps[i].Message)
+		if done[b] {
+			continue
+		}
+		done[b] = true
+		subject := p.subject(subjectBucket, strconv.Itoa(b))
+		x := &expectation{ofBucket, subject, 0}
+		if main.expect == nil {
+			main.subject, main.expect = subject, x
+		} else {
+			o.msgs = append(o.msgs, &outgoing{subject: subject, expect: x})
+		}
+	}
+}
+
+// refusedExternal makes an op ready to be tried again after another node was
+// sooner; head is the last sequence of what it compared.
+func (p *partition) refusedExternal(x *expectation, head uint64) {
+	p.writer.reach(head, p.j.cfg.Timeout)
+	switch x.what {
+	case ofBucket:
+		p.mu.Lock()
+		p.bucket[p.bucketFrom(x.subject)] = head
+		p.mu.Unlock()
+	case ofKey:
+		// If the guard knows the key, admit finds it. Else its time is over,
+		// and the engine has only not removed it yet.
+		x.seq = head
+	}
+}
+
+func redact(url string) string {
+	for i := len(url) - 1; i >= 0; i-- {
+		if url[i] == '@' {
+			return fmt.Sprintf("…%s", url[i:])
+		}
+	}
+	return url
+}
