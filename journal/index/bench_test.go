@@ -1,0 +1,190 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// conversation appends a request and its reply, as the hub does.
+func exchange(t testing.TB, j *journal.Journal, i int) {
+	from, to := fmt.Sprintf("client-%d", i%50), fmt.Sprintf("worker-%d", i%7)
+	id, conversation, reply := testID(uint64(i)*2, 1), testID(uint64(i), 2), testID(uint64(i)*2+1, 1)
+	trace := parley.Trace{Parent: fmt.Sprintf("00-%032x-%016x-01", i*7919+1, i+1)}
+	origin := parley.Origin{Protocol: "samvad", Peer: from, Verdict: parley.Verdict{Assurance: parley.Signed}}
+	body := fmt.Sprintf(`{"city":"Bern","days":%d,"note":"what will the weather be like in the mountains"}`, i)
+	ctx := context.Background()
+	_, err := j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: id, Kind: parley.Request, From: from, To: to, Conversation: conversation, Trace: trace,
+		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(body)}}, Origin: origin}, Open: []journal.Opening{{To: to, Attempt: 1, Sync: true}}})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, err = j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: reply, Kind: parley.Response, From: to, To: from, Conversation: conversation, InReplyTo: id, Trace: trace,
+		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"celsius":21,"sky":"clear"}`)}}, Origin: parley.Origin{Protocol: "go"}},
+		Steps: []journal.Step{{Message: id, To: to, State: parley.Answered, Attempt: 1}}})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func fill(b testing.TB, j *journal.Journal, exchanges int) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for i := int(next.Add(1)); i <= exchanges; i = int(next.Add(1)) {
+				exchange(b, j, i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// cpu is what the process has used: other than the time that passes it does
+// not depend much on what else the machine does.
+func cpu(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkRebuild makes the index of a journal of 200,000 records.
+func BenchmarkRebuild(b *testing.B) {
+	for _, noText := range []bool{false, true} {
+		b.Run(fmt.Sprintf("text=%v", !noText), func(b *testing.B) {
+			j := memoryJournal(b, 1)
+			const exchanges = 100_000
+			fill(b, j, exchanges)
+			before := cpu(b)
+			for b.Loop() {
+				x, err := Open(b.Context(), Config{Journal: j, Path: filepath.Join(b.TempDir(), "index.db"), NoText: noText})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := x.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				if err := x.Close(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(2*exchanges*float64(b.N)/b.Elapsed().Seconds(), "records/s")
+			b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*exchanges*float64(b.N)), "cpu-µs/record")
+		})
+	}
+}
+
+// BenchmarkScan reads the same journal and does nothing with it: the floor of
+// a rebuild.
+func BenchmarkScan(b *testing.B) {
+	j := memoryJournal(b, 1)
+	const exchanges = 100_000
+	fill(b, j, exchanges)
+	before := cpu(b)
+	for b.Loop() {
+		for _, err := range j.Records(b.Context(), 0, journal.From{}) {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(2*exchanges*float64(b.N)/b.Elapsed().Seconds(), "records/s")
+	b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*exchanges*float64(b.N)), "cpu-µs/record")
+}
+
+// BenchmarkAppend is the load of BenchmarkFollow without an index.
+func BenchmarkAppend(b *testing.B) {
+	j := memoryJournal(b, 1)
+	const exchanges = 50_000
+	before := cpu(b)
+	for b.Loop() {
+		fill(b, j, exchanges)
+	}
+	b.ReportMetric(2*exchanges*float64(b.N)/b.Elapsed().Seconds(), "records/s")
+	b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*exchanges*float64(b.N)), "cpu-µs/record")
+}
+
+// BenchmarkFollow appends exchanges as fast as a journal in memory takes them,
+// and reports how far behind the index was meanwhile, and how long it took to
+// come to the end afterwards.
+func BenchmarkFollow(b *testing.B) {
+	for _, rate := range []int{5_000, 10_000, 0} {
+		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) {
+			j := memoryJournal(b, 1)
+			x, err := Open(b.Context(), Config{Journal: j, Path: filepath.Join(b.TempDir(), "index.db")})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer x.Close()
+			base := 1
+			for b.Loop() {
+				const exchanges = 50_000
+				var lags []time.Duration
+				stop := make(chan struct{})
+				var probe sync.WaitGroup
+				probe.Go(func() {
+					t := time.NewTicker(20 * time.Millisecond)
+					defer t.Stop()
+					for {
+						select {
+						case <-stop:
+							return
+						case <-t.C:
+							switch s := x.Stats(); {
+							case s.Lag == 0:
+								lags = append(lags, 0)
+							case !s.Last.IsZero():
+								lags = append(lags, time.Since(s.Last))
+							}
+						}
+					}
+				})
+				before := cpu(b)
+				start := time.Now()
+				var next atomic.Int64
+				var wg sync.WaitGroup
+				for range 64 {
+					wg.Go(func() {
+						for i := int(next.Add(1)); i <= exchanges; i = int(next.Add(1)) {
+							if rate > 0 {
+								// Two records each.
+								if early := time.Duration(i)*2*time.Second/time.Duration(rate) - time.Since(start); early > 0 {
+									<-time.After(early)
+								}
+							}
+							exchange(b, j, base+i)
+						}
+					})
+				}
+				wg.Wait()
+				base += exchanges
+				load := time.Since(start)
+				b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*exchanges), "cpu-µs/record")
+				end := time.Now()
+				if err := x.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				close(stop)
+				probe.Wait()
+				slices.Sort(lags)
+				b.ReportMetric(2*exchanges/load.Seconds(), "records/s")
+				b.ReportMetric(float64(lags[len(lags)/2].Milliseconds()), "ms-median-lag")
+				b.ReportMetric(float64(lags[len(lags)*99/100].Milliseconds()), "ms-p99-lag")
+				b.ReportMetric(time.Since(end).Seconds(), "s-after-load")
+			}
+		})
+	}
+}

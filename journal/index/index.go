@@ -1,0 +1,629 @@
+package index
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver of the queries
+
+	"github.com/parley-hub/parley/journal"
+)
+
+// Config of an [Index]. Journal must be set.
+type Config struct {
+	Journal *journal.Journal
+	Path    string // of the file; "": in memory
+
+	NoText     bool // keep nothing of the content
+	MaxText    int  // bytes of one message's text that can be searched; 0: 8 KiB
+	Queue      int  // records between the journal and the index; 0: 65,536
+	QueueBytes int  // their bytes; 0: 64 MiB
+	Batch      int  // records in one transaction; 0: 8,192
+
+	// Gather is how long records are waited for once there is one, so that
+	// they share a transaction; 0: 200 ms. Wait does not wait for it.
+	Gather time.Duration
+
+	// Retry is how long the index waits after a failure; 0: 1 second.
+	Retry time.Duration
+
+	Log *slog.Logger // nil discards
+
+	// Progress is told, from the index's own goroutine, how far it has come
+	// when it is more than a batch behind: done of total records of a
+	// partition. Sequences are counted, which have gaps.
+	Progress func(done, total uint64)
+}
+
+// Index is an open index. Its methods are safe for concurrent use.
+type Index struct {
+	c        Config
+	name     string // as SQLite opens it
+	identity string
+	log      *slog.Logger
+	queue    *queue
+	stop     func()
+	cancel   context.CancelFunc
+	done     chan struct{}
+	keep     *conn // keeps an index in memory alive
+	hurry    atomic.Int32
+	broken   atomic.Bool // a query found the file damaged
+
+	mu       sync.Mutex
+	indexed  []uint64      // by partition
+	moved    chan struct{} // closed when indexed changes
+	rebuilds uint64
+	records  uint64
+	skipped  uint64
+	lastErr  error
+	at       time.Time // of the last record that was indexed
+
+	dbMu sync.RWMutex // held for reading by queries, for writing where the file is replaced
+	db   *sql.DB
+}
+
+// Stats of an index.
+type Stats struct {
+	Lag      uint64    // sequences that the index is behind the journal
+	Queued   int       // records that wait in memory
+	Indexed  uint64    // records since Open
+	Overflow uint64    // how often records were read from the journal because the queue was full
+	Rebuilds uint64    // how often the file was thrown away
+	Skipped  uint64    // records of the journal that could not be read
+	Last     time.Time // of the record that was indexed last
+	Error    string    // why the index does not follow now; "" where it does
+}
+
+var memories atomic.Uint64
+
+// Open opens the index of a journal, or makes it, and begins to follow. Close
+// must be called before the journal is closed.
+func Open(ctx context.Context, c Config) (*Index, error) {
+	if c.Journal == nil {
+		return nil, errors.New("index: Journal must be set")
+	}
+	for _, v := range []struct {
+		to  *int
+		def int
+	}{{&c.MaxText, 8 << 10}, {&c.Queue, 65536}, {&c.QueueBytes, 64 << 20}, {&c.Batch, 8192}} {
+		if *v.to <= 0 {
+			*v.to = v.def
+		}
+	}
+	if c.Gather == 0 {
+		c.Gather = 200 * time.Millisecond
+	}
+	if c.Retry == 0 {
+		c.Retry = time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	n := c.Journal.Partitions()
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), indexed: make([]uint64, n), moved: make(chan struct{})}
+	var err error
+	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
+		return nil, err
+	}
+	if c.Path == "" {
+		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
+		if x.keep, err = openConn(x.name); err != nil {
+			return nil, err
+		}
+	} else {
+		x.name = (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: c.Path}).EscapedPath()}).String()
+	}
+	s, err := x.open(ctx)
+	if err != nil {
+		return nil, errors.Join(err, x.letGo())
+	}
+	for p, m := range s.marks {
+		x.indexed[p] = m.sequence
+	}
+	x.stop = c.Journal.Watch(x.queue.push)
+	for _, p := range c.Journal.Stats().Partitions {
+		x.queue.heard(p.Partition, p.Applied)
+	}
+	x.queue.read()
+	run, cancel := context.WithCancel(context.Background())
+	x.cancel = cancel
+	go x.run(run, s)
+	return x, nil
+}
+
+func (x *Index) letGo() error {
+	if x.keep == nil {
+		return nil
+	}
+	return x.keep.close()
+}
+
+// identityOf is what tells a journal from others: drawn once, and kept in it.
+func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
+	s := j.State("index")
+	for range 3 {
+		v, err := s.Get(ctx, "identity")
+		if err == nil {
+			return hex.EncodeToString(v.Data), nil
+		}
+		if !errors.Is(err, journal.ErrNotFound) {
+			return "", fmt.Errorf("read the journal's identity: %w", err)
+		}
+		b := make([]byte, 16)
+		if _, err := io.ReadFull(rand.Reader, b); err != nil {
+			return "", err
+		}
+		if _, err := s.Create(ctx, "identity", b, time.Time{}); err == nil {
+			return hex.EncodeToString(b), nil
+		} else if !errors.Is(err, journal.ErrExists) {
+			return "", fmt.Errorf("keep the journal's identity: %w", err)
+		}
+	}
+	return "", errors.New("the journal's identity changes while it is read")
+}
+
+// open opens the file for writing and reading, and throws it away first where
+// it is not fit.
+func (x *Index) open(ctx context.Context) (*store, error) {
+	for again := false; ; again = true {
+		if x.c.Path != "" {
+			// The file holds content: nobody else may read it.
+			f, err := os.OpenFile(x.c.Path, os.O_CREATE|os.O_RDWR, 0o600)
+			if err != nil {
+				return nil, fmt.Errorf("open the index: %w", err)
+			}
+			if err := f.Close(); err != nil {
+				return nil, fmt.Errorf("open the index: %w", err)
+			}
+		}
+		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
+		if err == nil {
+			if err = x.belongs(ctx, s); err != nil {
+				err = errors.Join(err, s.close())
+			}
+		}
+		switch {
+		case err == nil:
+			if err := x.openReaders(); err != nil {
+				return nil, errors.Join(err, s.close())
+			}
+			return s, nil
+		case again || !errors.Is(err, errOther) && !unfit(err):
+			return nil, fmt.Errorf("open the index: %w", err)
+		}
+		x.log.Warn("the index is made anew", "file", x.c.Path, "why", err)
+		x.startOver()
+		if err := x.remove(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// startOver notes that nothing is indexed any more.
+func (x *Index) startOver() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.rebuilds++
+	clear(x.indexed)
+}
+
+// belongs compares the last record of each partition with the journal's.
+func (x *Index) belongs(ctx context.Context, s *store) error {
+	stats := x.c.Journal.Stats()
+	for p, m := range s.marks {
+		if m.sequence == 0 {
+			continue
+		}
+		if m.sequence > stats.Partitions[p].Applied {
+			return fmt.Errorf("%w: it is ahead of the journal", errOther)
+		}
+		r, err := x.c.Journal.Read(ctx, journal.Position{Partition: p, Sequence: m.sequence})
+		switch {
+		case errors.Is(err, journal.ErrNotFound), errors.Is(err, journal.ErrCorrupt):
+			// It was removed since; what follows it is still to come.
+		case err != nil:
+			return err
+		case printOf(r) != m.print:
+			return fmt.Errorf("%w: record %s is another one", errOther, r.Position)
+		}
+	}
+	return nil
+}
+
+func (x *Index) openReaders() error {
+	sep := "?"
+	if x.keep != nil {
+		sep = "&"
+	}
+	db, err := sql.Open("sqlite", fmt.Sprintf("%s%s_pragma=busy_timeout(%d)&_pragma=query_only(1)&_pragma=cache_size(-8192)&_txlock=deferred", x.name, sep, busyMillis))
+	if err != nil {
+		return err
+	}
+	db.SetMaxOpenConns(4)
+	db.SetMaxIdleConns(2)
+	x.dbMu.Lock()
+	x.db = db
+	x.dbMu.Unlock()
+	return nil
+}
+
+// remove throws the file away. Nothing has it open.
+func (x *Index) remove() error {
+	if x.keep != nil {
+		if err := x.keep.close(); err != nil {
+			return err
+		}
+		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
+		var err error
+		x.keep, err = openConn(x.name)
+		return err
+	}
+	for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
+		if err := os.Remove(x.c.Path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("throw the index away: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close stops following. What was not indexed is when it is opened again.
+func (x *Index) Close() error {
+	x.stop()
+	x.cancel()
+	<-x.done
+	x.dbMu.Lock()
+	defer x.dbMu.Unlock()
+	var err error
+	if x.db != nil {
+		err = x.db.Close()
+		x.db = nil
+	}
+	return errors.Join(err, x.letGo())
+}
+
+// Lag is how many sequences the index is behind the journal.
+func (x *Index) Lag() uint64 {
+	targets := x.queue.targets()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var lag uint64
+	for p, t := range targets {
+		if t > x.indexed[p] {
+			lag += t - x.indexed[p]
+		}
+	}
+	return lag
+}
+
+// Stats tells how the index is.
+func (x *Index) Stats() Stats {
+	s := Stats{Lag: x.Lag()}
+	s.Queued, s.Overflow = x.queue.waiting()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s.Rebuilds, s.Indexed, s.Skipped, s.Last = x.rebuilds, x.records, x.skipped, x.at
+	if x.lastErr != nil {
+		s.Error = x.lastErr.Error()
+	}
+	return s
+}
+
+// Wait returns when everything that the journal had told of at the time of the
+// call can be found.
+func (x *Index) Wait(ctx context.Context) error {
+	targets := x.queue.targets()
+	x.hurry.Add(1)
+	defer x.hurry.Add(-1)
+	x.queue.nudge()
+	for {
+		x.mu.Lock()
+		behind := false
+		for p, t := range targets {
+			behind = behind || x.indexed[p] < t
+		}
+		moved := x.moved
+		x.mu.Unlock()
+		if !behind {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-x.done:
+			return errClosed
+		}
+	}
+}
+
+var errClosed = errors.New("the index is closed")
+
+// run is the writer.
+func (x *Index) run(ctx context.Context, s *store) {
+	defer close(x.done)
+	defer func() {
+		if s != nil {
+			if err := s.close(); err != nil {
+				x.log.Warn("the index was not closed in order", "error", err)
+			}
+		}
+	}()
+	var room []*journal.Record
+	for ctx.Err() == nil {
+		if x.hurry.Load() == 0 {
+			x.gather(ctx)
+		}
+		list, behind := x.queue.take(room)
+		err := x.write(ctx, s, list)
+		for _, p := range behind {
+			if err == nil {
+				err = x.catchUp(ctx, s, p)
+			}
+		}
+		clear(list)
+		room = list
+		if err == nil && x.broken.CompareAndSwap(true, false) {
+			err = &sqliteError{11, "a query found the file damaged"}
+		}
+		if err != nil && ctx.Err() == nil {
+			s = x.recover(ctx, s, err)
+			continue
+		}
+		x.note(nil)
+		if n, _ := x.queue.waiting(); n == 0 {
+			select {
+			case <-x.queue.wake:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// gather lets records come together, unless somebody waits or many are there.
+func (x *Index) gather(ctx context.Context) {
+	if n, _ := x.queue.waiting(); n >= x.c.Batch/2 {
+		return
+	}
+	t := time.NewTimer(x.c.Gather)
+	defer t.Stop()
+	for x.hurry.Load() == 0 {
+		select {
+		case <-x.queue.wake:
+			if n, _ := x.queue.waiting(); n >= x.c.Batch/2 {
+				return
+			}
+		case <-t.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (x *Index) note(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.lastErr = err
+}
+
+// recover makes the store good again after a failure, throws it away where it
+// must be, and has everything behind it read from the journal.
+func (x *Index) recover(ctx context.Context, s *store, err error) *store {
+	x.note(err)
+	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.Lag())
+	x.queue.read()
+	if s != nil && !unfit(err) {
+		if err := s.rollback(); err == nil {
+			x.pause(ctx)
+			return s
+		}
+	}
+	if s != nil {
+		if err := s.close(); err != nil {
+			x.log.Warn("the index was not closed in order", "error", err)
+		}
+	}
+	x.dbMu.Lock()
+	if x.db != nil {
+		if err := x.db.Close(); err != nil {
+			x.log.Warn("the index was not closed in order", "error", err)
+		}
+		x.db = nil
+	}
+	x.dbMu.Unlock()
+	if unfit(err) {
+		x.startOver()
+		if err := x.remove(); err != nil {
+			x.note(err)
+		}
+	}
+	x.pause(ctx)
+	s, err = x.open(ctx)
+	if err != nil {
+		x.note(err)
+		return nil
+	}
+	return s
+}
+
+func (x *Index) pause(ctx context.Context) {
+	t := time.NewTimer(x.c.Retry)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+var errNoStore = errors.New("the index is not open")
+
+// write indexes records and commits.
+func (x *Index) write(ctx context.Context, s *store, list []*journal.Record) error {
+	if s == nil {
+		return errNoStore
+	}
+	for _, r := range list {
+		e := x.prepare(r)
+		if err := s.add(&e); err != nil {
+			return err
+		}
+		if s.full(x.c.Batch) {
+			if err := x.commit(s); err != nil {
+				return err
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	return x.commit(s)
+}
+
+func (x *Index) commit(s *store) error {
+	n := s.records
+	if err := s.commit(); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.records += uint64(n)
+	for p, m := range s.marks {
+		x.indexed[p] = max(x.indexed[p], m.sequence)
+		if at := time.UnixMicro(m.clock); m.clock > 0 && at.After(x.at) {
+			x.at = at
+		}
+	}
+	close(x.moved)
+	x.moved = make(chan struct{})
+	return nil
+}
+
+// Records are read from the journal in chunks of so many, or so many bytes.
+const (
+	chunk      = 512
+	chunkBytes = 4 << 20
+)
+
+// catchUp reads a partition from the journal, up to where it is now at least.
+func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
+	if s == nil {
+		return errNoStore
+	}
+	target := x.c.Journal.Stats().Partitions[p].Applied
+	x.queue.heard(p, target)
+	start := s.marks[p].sequence
+	x.mu.Lock()
+	up := x.indexed[p]
+	x.mu.Unlock()
+	if max(start, up) >= target && start > 0 || target == 0 {
+		x.reached(p, target)
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	chunks := make(chan []entry, 4)
+	var readErr error
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		defer close(chunks)
+		readErr = x.read(ctx, p, start+1, target, chunks)
+	})
+	defer reader.Wait()
+	defer cancel()
+	for list := range chunks {
+		for i := range list {
+			if err := s.add(&list[i]); err != nil {
+				return err
+			}
+			if s.full(x.c.Batch) {
+				if err := x.commit(s); err != nil {
+					return err
+				}
+				if x.c.Progress != nil && target > start {
+					x.c.Progress(s.marks[p].sequence-start, max(target, s.marks[p].sequence)-start)
+				}
+			}
+		}
+	}
+	reader.Wait()
+	if readErr != nil {
+		return readErr
+	}
+	if err := x.commit(s); err != nil {
+		return err
+	}
+	x.reached(p, target)
+	if x.c.Progress != nil && target-start > uint64(x.c.Batch) {
+		x.c.Progress(target-start, target-start)
+	}
+	return nil
+}
+
+// reached notes that a partition is indexed up to seq, which need not be a
+// record.
+func (x *Index) reached(p int, seq uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if seq > x.indexed[p] {
+		x.indexed[p] = seq
+		close(x.moved)
+		x.moved = make(chan struct{})
+	}
+}
+
+// read hands a partition's records over in chunks. What cannot be decoded is
+// left out: it would keep the index from everything behind it.
+func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- []entry) error {
+	list, size := make([]entry, 0, chunk), 0
+	send := func() error {
+		select {
+		case to <- list:
+			list, size = make([]entry, 0, chunk), 0
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for from <= target {
+		var bad error
+		for r, err := range x.c.Journal.Records(ctx, p, journal.From{Sequence: from}) {
+			if err != nil {
+				bad = err
+				break
+			}
+			from = r.Position.Sequence + 1
+			list, size = append(list, x.prepare(r)), size+sizeOf(r)
+			if len(list) == chunk || size >= chunkBytes {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+		}
+		if bad == nil {
+			break
+		}
+		if !errors.Is(bad, journal.ErrCorrupt) {
+			return bad
+		}
+		x.log.Error("a record of the journal cannot be read; it is left out of the index", "partition", p, "error", bad)
+		x.mu.Lock()
+		x.skipped++
+		x.mu.Unlock()
+		from++
+	}
+	if len(list) > 0 {
+		return send()
+	}
+	return nil
+}

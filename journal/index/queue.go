@@ -1,0 +1,111 @@
+package index
+
+import (
+	"sync"
+
+	"github.com/parley-hub/parley/journal"
+)
+
+// queue lies between the journal's Watch, which must not wait, and the writer.
+// What does not fit is not kept: its partition is marked as behind, and the
+// writer reads it from the journal.
+type queue struct {
+	mu       sync.Mutex
+	list     []*journal.Record
+	bytes    int
+	behind   []bool
+	latest   []uint64 // by partition: the last sequence heard of
+	overflow uint64
+	max      int
+	maxBytes int
+	wake     chan struct{}
+}
+
+func newQueue(partitions, maxRecords, maxBytes int) *queue {
+	return &queue{behind: make([]bool, partitions), latest: make([]uint64, partitions), max: maxRecords, maxBytes: maxBytes, wake: make(chan struct{}, 1)}
+}
+
+func (q *queue) push(r *journal.Record) {
+	q.mu.Lock()
+	p := r.Position.Partition
+	q.latest[p] = max(q.latest[p], r.Position.Sequence)
+	size := sizeOf(r)
+	switch {
+	case q.behind[p]:
+	case len(q.list) >= q.max || q.bytes+size > q.maxBytes && len(q.list) > 0:
+		q.behind[p] = true
+		q.overflow++
+	default:
+		q.list = append(q.list, r)
+		q.bytes += size
+	}
+	q.mu.Unlock()
+	q.nudge()
+}
+
+func (q *queue) nudge() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the queue, and tells which partitions must be read from the
+// journal after what it held. A record that is told from now on is queued
+// again, or marks its partition again.
+func (q *queue) take(into []*journal.Record) (list []*journal.Record, behind []int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list, q.list, q.bytes = q.list, into[:0], 0
+	for p, is := range q.behind {
+		if is {
+			behind = append(behind, p)
+			q.behind[p] = false
+		}
+	}
+	return list, behind
+}
+
+// read marks partitions to be read from the journal; all without any.
+func (q *queue) read(partitions ...int) {
+	q.mu.Lock()
+	for _, p := range partitions {
+		q.behind[p] = true
+	}
+	for p := range q.behind {
+		q.behind[p] = q.behind[p] || len(partitions) == 0
+	}
+	q.mu.Unlock()
+	q.nudge()
+}
+
+// heard notes how far a partition has come.
+func (q *queue) heard(p int, seq uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.latest[p] = max(q.latest[p], seq)
+}
+
+func (q *queue) targets() []uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return append([]uint64(nil), q.latest...)
+}
+
+func (q *queue) waiting() (records int, overflow uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.list), q.overflow
+}
+
+// sizeOf is about how much memory a record holds.
+func sizeOf(r *journal.Record) int {
+	n := 512
+	if m := r.Message; m != nil {
+		n += len(m.Origin.Raw)
+		for _, p := range m.Parts {
+			n += len(p.Data)
+		}
+	}
+	return n
+}

@@ -1,0 +1,202 @@
+package index
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley"
+)
+
+// maxPreview is how many characters of a message's content lists show.
+const maxPreview = 120
+
+// textOf is what can be searched of a message: its error's text and its parts
+// that are text, at most limit bytes.
+func textOf(m *parley.Message, limit int) string {
+	var b strings.Builder
+	add := func(s []byte) {
+		if room := limit - b.Len() - 1; len(s) > room {
+			if room <= 0 {
+				return
+			}
+			s = s[:room]
+			for len(s) > 0 && !utf8.Valid(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
+				s = s[:len(s)-1]
+			}
+		}
+		if b.Len() > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(strings.ToValidUTF8(string(s), "\ufffd"))
+	}
+	if m.Error != nil && m.Error.Text != "" {
+		add([]byte(m.Error.Text))
+	}
+	for _, p := range m.Parts {
+		if len(p.Data) > 0 && isText(p) {
+			add(p.Data)
+		}
+	}
+	return strings.ReplaceAll(b.String(), "\x00", " ")
+}
+
+func isText(p parley.Part) bool {
+	return p.IsJSON() || strings.HasPrefix(p.MediaType, "text/") || p.MediaType == ""
+}
+
+// previewOf is the beginning of a message's content on one line.
+func previewOf(m *parley.Message, text string) string {
+	if m.Error == nil {
+		for _, p := range m.Parts {
+			if p.IsJSON() && len(p.Data) > 0 && p.Data[0] == '{' && !bytes.Contains(p.Data, []byte(`"text"`)) && !bytes.Contains(p.Data, []byte(`"message"`)) {
+				continue // spares the decoding
+			}
+			if s, ok := parley.OnlyText(p); ok {
+				text = s
+				break
+			}
+		}
+	}
+	return line(text, maxPreview)
+}
+
+// line puts a text on one line of at most n characters.
+func line(s string, n int) string {
+	var b strings.Builder
+	space, count := false, 0
+	for _, r := range s {
+		if unicode.IsSpace(r) || unicode.IsControl(r) {
+			space = b.Len() > 0
+			continue
+		}
+		if count >= n-1 && n > 1 {
+			b.WriteString("…")
+			break
+		}
+		if space {
+			b.WriteByte(' ')
+			count++
+			space = false
+		}
+		b.WriteRune(r)
+		count++
+	}
+	return b.String()
+}
+
+// traceID is the trace of a W3C traceparent, nil without one.
+func traceID(parent string) []byte {
+	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
+		return nil
+	}
+	b, err := hex.DecodeString(parent[3:35])
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// traceKey reads a trace id that a user gives: 32 hexadecimal digits, with or
+// without dashes, or any other id, of which the hub's own is a hash.
+func traceKey(s string) []byte {
+	if t := traceID(s); t != nil {
+		return t
+	}
+	if b, err := hex.DecodeString(strings.ToLower(strings.ReplaceAll(s, "-", ""))); err == nil && len(b) == 16 {
+		return b
+	}
+	sum := sha256.Sum256([]byte(s))
+	return sum[:16]
+}
+
+// words takes a search apart as the index does: runs of letters and digits.
+func words(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.Is(unicode.Co, r) && !unicode.IsMark(r)
+	})
+}
+
+// match makes an FTS5 query of what a user typed: every word must be there;
+// words in quotes must follow each other; a star behind a word stands for any
+// ending. Nothing else has a meaning, so that no input is a syntax error.
+func match(q string) string {
+	var out []string
+	phrase := false
+	for part := range strings.SplitSeq(q, `"`) {
+		if phrase {
+			if w := words(part); len(w) > 0 {
+				out = append(out, `"`+strings.Join(w, " ")+`"`)
+			}
+		} else {
+			for f := range strings.FieldsSeq(part) {
+				star := strings.HasSuffix(f, "*")
+				w := words(f)
+				if len(w) == 0 {
+					continue
+				}
+				s := `"` + strings.Join(w, " ") + `"`
+				if star {
+					s += "*"
+				}
+				out = append(out, s)
+			}
+		}
+		phrase = !phrase
+	}
+	return strings.Join(out, " ")
+}
+
+// snippet is the piece of a text around the first word of a search, with the
+// words that were found between « and ».
+func snippet(text, q string) string {
+	terms := words(strings.ToLower(q))
+	text = line(text, len(text)+2)
+	lower := strings.ToLower(text)
+	if len(lower) != len(text) {
+		lower = text // lower case is of another length in some languages; then only the same case is marked
+	}
+	at := -1
+	for _, t := range terms {
+		if i := strings.Index(lower, t); i >= 0 && (at < 0 || i < at) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return line(text, maxPreview)
+	}
+	from := max(0, at-40)
+	for from > 0 && !utf8.RuneStart(text[from]) {
+		from--
+	}
+	to := min(len(text), at+80)
+	for to < len(text) && !utf8.RuneStart(text[to]) {
+		to++
+	}
+	var b strings.Builder
+	if from > 0 {
+		b.WriteString("…")
+	}
+	for i := from; i < to; {
+		n := 0
+		for _, t := range terms {
+			if strings.HasPrefix(lower[i:], t) {
+				n = max(n, len(t))
+			}
+		}
+		if n == 0 {
+			_, n = utf8.DecodeRuneInString(text[i:])
+			b.WriteString(text[i : i+n])
+		} else {
+			b.WriteString("«" + text[i:i+n] + "»")
+		}
+		i += n
+	}
+	if to < len(text) {
+		b.WriteString("…")
+	}
+	return b.String()
+}
