@@ -1,0 +1,698 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Log is what delivery needs of a journal; [*journal.Journal] is one.
+type Log interface {
+	Append(ctx context.Context, e journal.Entry) (journal.Position, error)
+	Read(ctx context.Context, p journal.Position) (*journal.Record, error)
+	Deliveries(f journal.Filter) []journal.Delivery
+	Delivery(message parley.ID, to string) (journal.Delivery, bool)
+	Owned(partition int) bool
+	Owner(partition int) *journal.Lease
+}
+
+// A Carrier brings a message to its recipient. The hub is one.
+type Carrier interface {
+	// Carry makes one attempt. It returns when the recipient has the message,
+	// or has answered it, or the attempt failed; it must heed ctx.
+	Carry(ctx context.Context, a Attempt) Result
+	// GivenUp composes what the sender of a request is told when no attempt
+	// will answer it, and to whom that is delivered; nil for messages whose
+	// sender is told nothing.
+	GivenUp(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
+	// Repeatable says whether the recipient recognises a message that it has
+	// had before.
+	Repeatable(to string) bool
+	// Paused says whether deliveries to the recipient are held back.
+	Paused(to string) bool
+}
+
+// An Attempt is one try to bring a message to a recipient.
+type Attempt struct {
+	Message  *parley.Message
+	Position journal.Position
+	Scope    string
+	To       string
+	Number   int  // from 1
+	Sync     bool // the sender waits on an open connection
+}
+
+// A Reply is the terminal reply of a request, ready to be recorded.
+type Reply struct {
+	Message *parley.Message
+	Open    []journal.Opening // to whom it is delivered; none when the sender waits for it here
+}
+
+// A Result is what came of an attempt.
+type Result struct {
+	Reply   *Reply        // the request was answered, with a Response or a Failure
+	Err     *parley.Error // the attempt failed; nil: the recipient has the message
+	Wait    time.Duration // with Err: the recipient asked to come back after this; no try is used up
+	Unknown bool          // with Err: the recipient may have had the message all the same
+	Losses  []parley.Loss
+}
+
+// Retry says how failures are repeated. The zero value means the defaults.
+type Retry struct {
+	First   time.Duration // pause after the first failure; 1 s
+	Longest time.Duration // 5 min
+	Tries   int           // 12
+	For     time.Duration // since the message was recorded; 24 h
+}
+
+// Config of a Dispatcher.
+type Config struct {
+	Log     Log
+	Carrier Carrier
+
+	Retry        Retry
+	AtLeastOnce  bool          // repeat attempts of unknown outcome to recipients that do not recognise repeats
+	PerRecipient int           // lanes of one recipient at work at once; 64
+	Active       int           // attempts under way at once, of all; 8,192
+	Attempt      time.Duration // how long an attempt may take when the message has no deadline; 60 s
+	Relaxed      bool          // answer a waiting caller before its reply is recorded
+	HeldBytes    int64         // content of waiting messages kept in memory rather than read again; 64 MiB
+
+	Now    func() time.Time
+	Jitter func() float64 // in [0,1)
+	Logger *slog.Logger
+}
+
+// Dispatcher delivers. It is safe for concurrent use.
+type Dispatcher struct {
+	c    Config
+	ctx  context.Context
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu     sync.Mutex
+	lanes  map[laneKey]*lane
+	peers  map[string]*peer
+	full   []*lane // lanes that wait for one of Config.Active
+	active int
+	held   int64
+	closed bool
+}
+
+type laneKey struct {
+	to           string
+	conversation parley.ID
+}
+
+// lane is one (recipient, conversation). It exists while it has work.
+type lane struct {
+	key   laneKey
+	peer  *peer
+	busy  bool // claimed, at work, or queued for a slot
+	items []*item
+	timer *time.Timer
+}
+
+// peer is a recipient with lanes.
+type peer struct {
+	lanes    int
+	active   int
+	failures int // in a row
+	ready    []*lane
+}
+
+// item is one delivery that is not settled.
+type item struct {
+	position  journal.Position
+	id        parley.ID
+	scope     string
+	attempts  int // recorded so far
+	tries     int // of them, those that count
+	sync      bool
+	recorded  time.Time
+	notBefore time.Time
+	message   *parley.Message // nil: read it from the journal
+	size      int64
+	outcome   *journal.Entry // what it ended with, while that could not be recorded
+}
+
+// New makes a Dispatcher that does nothing before Resume.
+func New(c Config) *Dispatcher {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Retry.First, time.Second)
+	def(&c.Retry.Longest, 5*time.Minute)
+	def(&c.Retry.For, 24*time.Hour)
+	def(&c.Attempt, time.Minute)
+	if c.Retry.Tries == 0 {
+		c.Retry.Tries = 12
+	}
+	if c.PerRecipient == 0 {
+		c.PerRecipient = 64
+	}
+	if c.Active == 0 {
+		c.Active = 8192
+	}
+	if c.HeldBytes == 0 {
+		c.HeldBytes = 64 << 20
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Jitter == nil {
+		c.Jitter = rand.Float64
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}}
+}
+
+// Close stops: no attempt is begun any more, those under way are given until
+// ctx ends and then cancelled. What is not settled is taken up by the next
+// Resume.
+func (d *Dispatcher) Close(ctx context.Context) error {
+	d.mu.Lock()
+	d.closed = true
+	for _, l := range d.lanes {
+		if l.timer != nil {
+			l.timer.Stop()
+		}
+	}
+	d.mu.Unlock()
+	done := make(chan struct{})
+	go func() { d.work.Wait(); close(done) }()
+	defer d.stop()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		d.stop()
+		<-done
+		return context.Cause(ctx)
+	}
+}
+
+// A Claim holds an idle lane for a message that is about to be recorded with
+// its first attempt. It must be ended by Release or Run.
+type Claim struct {
+	d *Dispatcher
+	l *lane
+}
+
+// Claim takes the lane of (recipient, conversation) if nothing waits in it and
+// the recipient can take one more; nil otherwise: then the message is recorded
+// as waiting, and its turn comes through Recorded.
+func (d *Dispatcher) Claim(to string, conversation parley.ID) *Claim {
+	if d.c.Carrier.Paused(to) {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	key := laneKey{to, conversation}
+	if d.closed || d.lanes[key] != nil || d.active >= d.c.Active {
+		return nil
+	}
+	if p := d.peers[to]; p != nil && (p.active >= d.c.PerRecipient || p.failures >= suspect) {
+		return nil
+	}
+	l := d.lane(key)
+	l.busy = true
+	l.peer.active++
+	d.active++
+	d.work.Add(1) // until Release or Run has ended: Close waits for it
+	return &Claim{d, l}
+}
+
+// suspect is how many failures in a row make a recipient be tried by one lane
+// at a time.
+const suspect = 5
+
+// Release gives the lane back untouched: the message was not recorded.
+func (c *Claim) Release() {
+	defer c.d.work.Done()
+	c.d.release(c.l)
+}
+
+// Run makes the first attempt, which was recorded with the message, in the
+// calling goroutine, and returns its result after that is recorded. If the
+// attempt failed and will be repeated, later attempts go on in the background.
+func (c *Claim) Run(ctx context.Context, a Attempt) Result {
+	d, l := c.d, c.l
+	defer d.work.Done()
+	a.Number = 1
+	it := &item{position: a.Position, id: a.Message.ID, scope: a.Scope, attempts: 1, tries: 1,
+		sync: a.Sync, recorded: d.c.Now(), message: a.Message}
+	d.mu.Lock()
+	d.push(l, it, true)
+	d.mu.Unlock()
+	r := d.attempt(ctx, l, it)
+	d.release(l)
+	return r
+}
+
+// Go makes the first attempt in the background.
+func (c *Claim) Go(a Attempt) { go c.Run(c.d.ctx, a) }
+
+// Recorded takes a record from the journal, in order: what it opens as waiting
+// gets its turn here.
+func (d *Dispatcher) Recorded(r *journal.Record) {
+	if !d.c.Log.Owned(r.Position.Partition) {
+		return
+	}
+	for _, o := range r.Open {
+		if o.Attempt == 0 {
+			d.enqueue(laneKey{o.To, r.Message.Conversation}, &item{position: r.Position, id: r.Message.ID, scope: r.Scope,
+				sync: o.Sync, recorded: r.Time, notBefore: o.NotBefore, message: r.Message})
+		}
+	}
+	for _, s := range r.Steps {
+		// A step back to waiting that no attempt of this process is the cause
+		// of is an operator's retry of a dead letter.
+		if s.State == parley.Waiting {
+			d.work.Add(1)
+			go func() { // the journal forbids to ask it from here
+				defer d.work.Done()
+				if v, ok := d.c.Log.Delivery(s.Message, s.To); ok && v.State == parley.Waiting {
+					d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
+				}
+			}()
+		}
+	}
+}
+
+func itemOf(v journal.Delivery) *item {
+	return &item{position: v.Position, id: v.Message, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync,
+		recorded: v.Message.Time(), notBefore: v.Next}
+}
+
+// Resume takes up what the journal holds unsettled, after a start or when this
+// node becomes the owner of a partition.
+func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
+	open := []parley.DeliveryState{parley.Waiting, parley.Delivering}
+	mine := func(p int) bool { return p == partition }
+	for _, v := range d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine}) {
+		it := itemOf(v)
+		switch {
+		case v.Sync && v.State == parley.Delivering:
+			continue // its caller's node is at work on it, or the journal has abandoned it
+		case v.State == parley.Delivering && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(v.To):
+			err := d.giveUp(ctx, it, v.To, parley.Dead, parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not recognise repeats", v.To))
+			if err != nil && !errors.Is(err, journal.ErrConflict) {
+				return err
+			}
+			continue
+		}
+		d.enqueue(laneKey{v.To, v.Conversation}, it)
+	}
+	return nil
+}
+
+// Kick looks again at a recipient that was paused.
+func (d *Dispatcher) Kick(to string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key, l := range d.lanes {
+		if key.to == to {
+			d.kick(l)
+		}
+	}
+}
+
+// lane finds or makes a lane; d.mu is held.
+func (d *Dispatcher) lane(key laneKey) *lane {
+	l := d.lanes[key]
+	if l == nil {
+		p := d.peers[key.to]
+		if p == nil {
+			p = &peer{}
+			d.peers[key.to] = p
+		}
+		p.lanes++
+		l = &lane{key: key, peer: p}
+		d.lanes[key] = l
+	}
+	return l
+}
+
+func (d *Dispatcher) enqueue(key laneKey, it *item) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	l := d.lane(key)
+	for _, v := range l.items {
+		if v.id == it.id {
+			return // it is here already
+		}
+	}
+	d.push(l, it, false)
+	d.kick(l)
+}
+
+// push adds an item at a lane's end, or at its head; d.mu is held.
+func (d *Dispatcher) push(l *lane, it *item, first bool) {
+	if it.message != nil {
+		for _, p := range it.message.Parts {
+			it.size += int64(len(p.Data))
+		}
+		it.size += int64(len(it.message.Origin.Raw)) + 512
+		if !first && d.held+it.size > d.c.HeldBytes {
+			it.message, it.size = nil, 0
+		}
+		d.held += it.size
+	}
+	if first {
+		l.items = append([]*item{it}, l.items...)
+	} else {
+		l.items = append(l.items, it)
+	}
+}
+
+// kick starts work on a lane if it can; d.mu is held.
+func (d *Dispatcher) kick(l *lane) {
+	if d.closed || l.busy || len(l.items) == 0 {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	if wait := l.items[0].notBefore.Sub(d.c.Now()); wait > 0 {
+		l.timer = time.AfterFunc(wait, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.kick(l)
+		})
+		return
+	}
+	if d.c.Carrier.Paused(l.key.to) {
+		return // Kick comes when it is resumed
+	}
+	limit := d.c.PerRecipient
+	if l.peer.failures >= suspect {
+		limit = 1
+	}
+	l.busy = true
+	switch {
+	case l.peer.active >= limit:
+		l.peer.ready = append(l.peer.ready, l)
+	case d.active >= d.c.Active:
+		d.full = append(d.full, l)
+	default:
+		d.start(l)
+	}
+}
+
+// start runs a lane's head in the background; d.mu is held.
+func (d *Dispatcher) start(l *lane) {
+	l.peer.active++
+	d.active++
+	d.work.Add(1)
+	go func() {
+		defer d.work.Done()
+		d.turn(l)
+		d.release(l)
+	}()
+}
+
+// release ends a lane's turn and lets the next begin.
+func (d *Dispatcher) release(l *lane) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.busy = false
+	l.peer.active--
+	d.active--
+	if len(l.items) == 0 {
+		delete(d.lanes, l.key)
+		if l.peer.lanes--; l.peer.lanes == 0 && l.peer.failures == 0 {
+			delete(d.peers, l.key.to)
+		}
+	}
+	if d.closed {
+		return
+	}
+	// The recipient's other lanes come first, in the order in which they asked.
+	if len(l.peer.ready) > 0 && (l.peer.failures < suspect || l.peer.active == 0) {
+		next := l.peer.ready[0]
+		l.peer.ready = l.peer.ready[1:]
+		next.busy = false
+		d.kick(next)
+	}
+	if len(d.full) > 0 && d.active < d.c.Active {
+		next := d.full[0]
+		d.full = d.full[1:]
+		next.busy = false
+		d.kick(next)
+	}
+	d.kick(l)
+}
+
+// turn makes the next attempt of a lane's head.
+func (d *Dispatcher) turn(l *lane) {
+	d.mu.Lock()
+	it := l.items[0]
+	d.mu.Unlock()
+	if it.outcome != nil {
+		_, err := d.c.Log.Append(d.ctx, *it.outcome)
+		d.finish(l, it, err)
+		return
+	}
+	if it.message == nil {
+		r, err := d.c.Log.Read(d.ctx, it.position)
+		if err != nil {
+			if d.ctx.Err() == nil {
+				d.c.Logger.Error("cannot read a message to deliver; trying again", "message", it.id, "to", l.key.to, "error", err)
+				d.later(it, d.c.Retry.First)
+			}
+			return
+		}
+		it.message, it.scope = r.Message, r.Scope
+	}
+	if e := it.message.Expires; !e.IsZero() && !d.c.Now().Before(e) {
+		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.Stale, "the message expired at %s before it could be delivered", e.UTC().Format(time.RFC3339))))
+		return
+	}
+	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() && !d.c.Now().Before(dl) {
+		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.TimedOut, "no answer before the deadline")))
+		return
+	}
+	step := journal.Step{Message: it.id, To: l.key.to, State: parley.Delivering, Attempt: it.attempts + 1}
+	if _, err := d.c.Log.Append(d.ctx, journal.Entry{Steps: []journal.Step{step}, Fence: d.c.Log.Owner(it.position.Partition)}); err != nil {
+		if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrFenced) {
+			d.finish(l, it, nil) // settled elsewhere: answered, dropped, or taken over
+			return
+		}
+		d.later(it, d.c.Retry.First)
+		if d.ctx.Err() == nil {
+			d.c.Logger.Warn("cannot record an attempt; trying again", "message", it.id, "to", l.key.to, "error", err)
+		}
+		return
+	}
+	it.attempts++
+	it.tries++
+	d.attempt(d.ctx, l, it)
+}
+
+func (d *Dispatcher) later(it *item, pause time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	it.notBefore = d.c.Now().Add(pause)
+}
+
+// attempt makes an attempt that is recorded already, and records what came of it.
+func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
+	limit := d.c.Now().Add(d.c.Attempt)
+	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() && dl.Before(limit) {
+		limit = dl
+	}
+	actx, cancel := ctx, context.CancelFunc(func() {})
+	// A caller whose own time ends about then brings its end along.
+	if dl, ok := ctx.Deadline(); !ok || limit.Before(dl.Add(-time.Second)) {
+		actx, cancel = context.WithDeadline(ctx, limit)
+	}
+	r := d.c.Carrier.Carry(actx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: l.key.to, Number: it.attempts, Sync: it.sync})
+	cancel()
+	// What came of it is recorded even if the caller has gone meanwhile.
+	ctx = context.WithoutCancel(ctx)
+
+	d.mu.Lock()
+	if r.Err == nil {
+		l.peer.failures = 0
+	} else if r.Wait == 0 {
+		l.peer.failures++
+	}
+	d.mu.Unlock()
+
+	switch {
+	case r.Err == nil && r.Reply != nil && it.sync && d.c.Relaxed:
+		d.work.Add(1)
+		go func() {
+			defer d.work.Done()
+			if err := d.settle(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...); err != nil {
+				d.c.Logger.Error("a reply was sent and could not be recorded", "message", it.id, "to", l.key.to, "error", err)
+			}
+		}()
+		d.finish(l, it, nil)
+	case r.Err == nil && r.Reply != nil:
+		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...))
+	case r.Err == nil:
+		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...))
+	case d.ctx.Err() != nil:
+		// Stopping: the attempt stays recorded without an outcome.
+		return r
+	case it.sync:
+		// The caller waits and is told at once; to try again is up to it.
+		if r.Reply = d.c.Carrier.GivenUp(it.message, it.position, l.key.to, r.Err); r.Reply != nil {
+			r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Answered, r.Err, r.Reply))
+		} else {
+			r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Dead, r.Err, nil))
+		}
+	default:
+		d.failed(ctx, l, it, r)
+	}
+	return r
+}
+
+// answered finishes an item. A reply that could not be recorded is not given
+// to anybody; where it never can be, the sender is told so in its place.
+func (d *Dispatcher) answered(l *lane, it *item, r Result, err error) Result {
+	if hopeless(err) {
+		r.Err = parley.Refuse(parley.AsError(err).Code, "the answer is not one that the hub can record").Because(err)
+		if r.Reply = d.c.Carrier.GivenUp(it.message, it.position, l.key.to, r.Err); r.Reply != nil {
+			err = d.settle(context.WithoutCancel(d.ctx), it, l.key.to, parley.Answered, r.Err, r.Reply)
+		} else {
+			err = d.settle(context.WithoutCancel(d.ctx), it, l.key.to, parley.Dead, r.Err, nil)
+		}
+	}
+	d.finish(l, it, err)
+	if err != nil {
+		r.Reply = nil
+		if errors.Is(err, journal.ErrConflict) {
+			r.Err = parley.Refuse(parley.Conflict, "the request was ended before this reply").Because(err)
+		} else {
+			r.Err = parley.Fail(parley.Unavailable, err, "the hub could not record the reply")
+		}
+	}
+	return r
+}
+
+func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
+	if r.Wait > 0 {
+		it.tries--
+	}
+	err := r.Err
+	switch {
+	case r.Unknown && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(l.key.to):
+		err = parley.Refuse(parley.OutcomeUnknown, "%q may have had the message and does not recognise repeats", l.key.to).Because(r.Err)
+	case !err.Retryable && r.Wait == 0:
+	case it.tries >= d.c.Retry.Tries, d.c.Now().Sub(it.recorded) >= d.c.Retry.For:
+	default:
+		pause := max(r.Wait, err.After)
+		if pause == 0 {
+			pause = d.pause(it.tries)
+		}
+		next := d.c.Now().Add(pause)
+		step := journal.Step{Message: it.id, To: l.key.to, State: parley.Waiting, Attempt: it.attempts, Next: next, Postponed: r.Wait > 0, Error: err, Losses: r.Losses}
+		if _, aerr := d.c.Log.Append(ctx, journal.Entry{Steps: []journal.Step{step}}); aerr != nil {
+			d.c.Logger.Warn("cannot record a failed attempt", "message", it.id, "to", l.key.to, "error", aerr)
+		}
+		d.mu.Lock()
+		it.notBefore = next
+		d.mu.Unlock()
+		return
+	}
+	d.finish(l, it, d.giveUp(ctx, it, l.key.to, parley.Dead, err))
+}
+
+// pause grows by doubling, half of it at random, so that recipients that come
+// back are not met by all at once.
+func (d *Dispatcher) pause(tries int) time.Duration {
+	p := d.c.Retry.First << min(max(tries-1, 0), 20)
+	if p <= 0 || p > d.c.Retry.Longest {
+		p = d.c.Retry.Longest
+	}
+	return p/2 + time.Duration(d.c.Jitter()*float64(p/2))
+}
+
+// giveUp settles without success, together with what the sender is told.
+func (d *Dispatcher) giveUp(ctx context.Context, it *item, to string, state parley.DeliveryState, err *parley.Error) error {
+	m := it.message
+	if m == nil {
+		r, rerr := d.c.Log.Read(ctx, it.position)
+		if rerr != nil {
+			return rerr
+		}
+		m = r.Message
+	}
+	return d.settle(ctx, it, to, state, err, d.c.Carrier.GivenUp(m, it.position, to, err))
+}
+
+func (d *Dispatcher) settle(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) error {
+	var e journal.Entry
+	step := journal.Step{Message: it.id, To: to, State: state, Attempt: it.attempts, Error: why, Losses: losses}
+	if reply != nil {
+		e.Message, e.Open, step.Reply = reply.Message, reply.Open, reply.Message.ID
+	}
+	e.Steps = []journal.Step{step}
+	it.outcome = &e
+	_, err := d.c.Log.Append(ctx, e)
+	return err
+}
+
+// hopeless reports that what could not be recorded never can be.
+func hopeless(err error) bool {
+	return errors.Is(err, journal.ErrTooLarge) || errors.Is(err, journal.ErrInvalid) || errors.Is(err, journal.ErrScope)
+}
+
+// finish takes a settled item out of its lane. If settling could not be
+// recorded it stays at the lane's head: the attempt is not made again, its
+// outcome is recorded as soon as the journal takes it. A caller that waited
+// was told that there is no answer, and that is what is recorded.
+func (d *Dispatcher) finish(l *lane, it *item, err error) {
+	if err != nil && !errors.Is(err, journal.ErrConflict) && d.ctx.Err() == nil {
+		d.c.Logger.Error("cannot record the outcome of a delivery", "message", it.id, "to", l.key.to, "error", err)
+		if !hopeless(err) {
+			if it.sync && it.outcome != nil {
+				it.outcome = &journal.Entry{Steps: []journal.Step{{Message: it.id, To: l.key.to, State: parley.Abandoned, Attempt: it.attempts,
+					Error: parley.Fail(parley.Unavailable, nil, "the hub could not record the reply")}}}
+			}
+			d.later(it, d.c.Retry.First)
+			return
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, v := range l.items {
+		if v == it {
+			l.items = append(l.items[:i], l.items[i+1:]...)
+			d.held -= it.size
+			break
+		}
+	}
+}
+
+// Stats of the moment.
+type Stats struct {
+	Lanes  int   // (recipient, conversation) pairs with something to deliver
+	Active int   // attempts under way
+	Held   int64 // bytes of waiting messages in memory
+}
+
+// Stats tells how much is going on.
+func (d *Dispatcher) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Stats{len(d.lanes), d.active, d.held}
+}

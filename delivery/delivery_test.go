@@ -1,0 +1,536 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// log is a journal in memory that checks steps as the real one does: attempts
+// count up by one, and what is settled stays so.
+type log struct {
+	mu      sync.Mutex
+	seq     uint64
+	records map[uint64]*journal.Record
+	open    map[string]*journal.Delivery
+	steps   []journal.Step
+	replies []*parley.Message
+	watch   func(*journal.Record)
+	fail    func(journal.Entry) error
+}
+
+func newLog() *log {
+	return &log{records: map[uint64]*journal.Record{}, open: map[string]*journal.Delivery{}}
+}
+
+func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, error) {
+	l.mu.Lock()
+	if l.fail != nil {
+		if err := l.fail(e); err != nil {
+			l.mu.Unlock()
+			return journal.Position{}, err
+		}
+	}
+	for _, s := range e.Steps {
+		v := l.open[s.Message.String()+s.To]
+		if v == nil || s.State == parley.Delivering && s.Attempt != v.Attempt+1 || s.State != parley.Delivering && s.Attempt != v.Attempt {
+			l.mu.Unlock()
+			return journal.Position{}, journal.ErrConflict
+		}
+		v.State, v.Attempt, v.Next = s.State, s.Attempt, s.Next
+		if s.Postponed {
+			v.Postponed++
+		}
+		if s.State.Settled(v.Kind) && s.State != parley.Dead {
+			delete(l.open, s.Message.String()+s.To)
+		}
+		l.steps = append(l.steps, s)
+	}
+	l.seq++
+	p := journal.Position{Sequence: l.seq}
+	r := &journal.Record{Position: p, Time: time.Now(), Scope: e.Scope, Message: e.Message, Open: e.Open, Steps: e.Steps}
+	l.records[l.seq] = r
+	if m := e.Message; m != nil {
+		if m.Kind.Terminal() {
+			l.replies = append(l.replies, m)
+		}
+		for _, o := range e.Open {
+			state := parley.Waiting
+			if o.Attempt > 0 {
+				state = parley.Delivering
+			}
+			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To, State: state, Attempt: o.Attempt, Next: o.NotBefore},
+				Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Sync: o.Sync}
+		}
+	}
+	watch := l.watch
+	l.mu.Unlock()
+	if watch != nil {
+		watch(r)
+	}
+	return p, nil
+}
+
+func (l *log) Read(_ context.Context, p journal.Position) (*journal.Record, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.records[p.Sequence]; r != nil {
+		return r, nil
+	}
+	return nil, journal.ErrNotFound
+}
+
+func (l *log) Deliveries(f journal.Filter) []journal.Delivery {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []journal.Delivery
+	for _, v := range l.open {
+		if slices.Contains(f.States, v.State) {
+			out = append(out, *v)
+		}
+	}
+	slices.SortFunc(out, func(a, b journal.Delivery) int { return int(a.Position.Sequence) - int(b.Position.Sequence) })
+	return out
+}
+
+func (l *log) Delivery(m parley.ID, to string) (journal.Delivery, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v := l.open[m.String()+to]
+	if v == nil {
+		return journal.Delivery{}, false
+	}
+	return *v, true
+}
+
+func (l *log) Owned(int) bool           { return true }
+func (l *log) Owner(int) *journal.Lease { return nil }
+
+// states lists what happened to a message, in order.
+func (l *log) states(id parley.ID) []parley.DeliveryState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []parley.DeliveryState
+	for _, s := range l.steps {
+		if s.Message == id {
+			out = append(out, s.State)
+		}
+	}
+	return out
+}
+
+// hands are a carrier whose recipients do what the test says.
+type hands struct {
+	mu         sync.Mutex
+	carry      func(ctx context.Context, a Attempt) Result
+	seen       []string
+	repeatable bool
+	paused     map[string]bool
+}
+
+func (h *hands) Carry(ctx context.Context, a Attempt) Result {
+	h.mu.Lock()
+	h.seen = append(h.seen, fmt.Sprintf("%s/%s#%d", a.To, a.Message.Skill, a.Number))
+	h.mu.Unlock()
+	return h.carry(ctx, a)
+}
+
+func (h *hands) GivenUp(m *parley.Message, _ journal.Position, to string, err *parley.Error) *Reply {
+	if m.Kind != parley.Request {
+		return nil
+	}
+	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
+}
+func (h *hands) Repeatable(string) bool { return h.repeatable }
+func (h *hands) Paused(to string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.paused[to]
+}
+func (h *hands) order() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.seen)
+}
+
+func id(n byte) parley.ID { return parley.ID{6: 0x70, 8: 0x80, 15: n} }
+
+func message(n byte, to string, conversation byte, k parley.Kind) *parley.Message {
+	return &parley.Message{ID: id(n), Kind: k, From: "sender", To: to, Skill: fmt.Sprint("m", n), Conversation: id(conversation)}
+}
+
+type world struct {
+	log   *log
+	hands *hands
+	d     *Dispatcher
+}
+
+// run gives a dispatcher in a bubble of its own time.
+func run(t *testing.T, c Config, f func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{log: newLog(), hands: &hands{paused: map[string]bool{}}}
+		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+		c.Log, c.Carrier, c.Jitter = w.log, w.hands, func() float64 { return 1 }
+		w.d = New(c)
+		w.log.watch = w.d.Recorded
+		f(t, w)
+		synctest.Wait()
+		if err := w.d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (w *world) record(m *parley.Message) {
+	if _, err := w.log.Append(context.Background(), journal.Entry{Message: m, Open: []journal.Opening{{To: m.To}}}); err != nil {
+		panic(err)
+	}
+}
+
+func equal(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		t.Errorf("%s: got %s, want %s", what, g, w)
+	}
+}
+
+func TestOrderWithinAConversation(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		gate := make(chan struct{})
+		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+			if a.Message.Skill == "m1" {
+				<-gate
+			}
+			return Result{}
+		}
+		for n := byte(1); n <= 3; n++ {
+			w.record(message(n, "bob", 9, parley.Notice))
+		}
+		w.record(message(4, "bob", 8, parley.Notice))
+		w.record(message(5, "eve", 9, parley.Notice))
+		synctest.Wait()
+		got := w.hands.order()
+		slices.Sort(got)
+		equal(t, "while the first is under way, only other lanes move", got, []string{"bob/m1#1", "bob/m4#1", "eve/m5#1"})
+		close(gate)
+		synctest.Wait()
+		equal(t, "then the rest, in order", w.hands.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
+		equal(t, "lanes left", w.d.Stats().Lanes, 0)
+	})
+}
+
+func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
+	run(t, Config{Retry: Retry{First: time.Second, Longest: 8 * time.Second, Tries: 4}}, func(t *testing.T, w *world) {
+		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+			if a.Message.Skill == "m1" {
+				return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
+			}
+			return Result{}
+		}
+		start := time.Now()
+		w.record(message(1, "bob", 9, parley.Request))
+		w.record(message(2, "bob", 9, parley.Notice))
+		w.record(message(3, "bob", 8, parley.Notice))
+		synctest.Wait()
+		equal(t, "at once", len(w.hands.order()), 2)
+		time.Sleep(time.Minute) // of the bubble
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Delivering, parley.Waiting,
+			parley.Delivering, parley.Waiting, parley.Delivering, parley.Dead})
+		equal(t, "the sender of the request is told", len(w.log.replies), 1)
+		equal(t, "the one behind it came after", w.hands.order()[len(w.hands.order())-1], "bob/m2#1")
+		if took := time.Since(start); took < 7*time.Second {
+			t.Errorf("1+2+4 s of pauses took %s", took)
+		}
+		// An operator's retry: the same message, the next attempt.
+		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+		if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Waiting, Attempt: 4}}}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		equal(t, "retried", w.hands.order()[len(w.hands.order())-1], "bob/m1#5")
+	})
+}
+
+func TestComeBackLaterUsesUpNoTry(t *testing.T) {
+	run(t, Config{Retry: Retry{Tries: 2}}, func(t *testing.T, w *world) {
+		calls := 0
+		w.hands.carry = func(context.Context, Attempt) Result {
+			if calls++; calls <= 20 {
+				return Result{Err: parley.Fail(parley.RateLimited, nil, "later"), Wait: 30 * time.Second}
+			}
+			return Result{}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		states := w.log.states(id(1))
+		equal(t, "attempts", len(w.hands.order()), 21)
+		equal(t, "outcome", states[len(states)-1], parley.Delivered)
+	})
+}
+
+func TestRefusalIsNotRepeated(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.carry = func(context.Context, Attempt) Result {
+			return Result{Err: parley.Refuse(parley.InvalidContent, "no")}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Dead})
+	})
+}
+
+func TestUnknownOutcome(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		repeatable  bool
+		atLeastOnce bool
+		want        parley.DeliveryState
+	}{
+		{"at most once", false, false, parley.Dead},
+		{"at least once", false, true, parley.Delivered},
+		{"recipient recognises repeats", true, false, parley.Delivered},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
+				w.hands.repeatable = c.repeatable
+				w.hands.carry = func(_ context.Context, a Attempt) Result {
+					if a.Number == 1 {
+						return Result{Err: parley.Fail(parley.Unavailable, nil, "cut off"), Unknown: true}
+					}
+					return Result{}
+				}
+				w.record(message(1, "bob", 9, parley.Notice))
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				states := w.log.states(id(1))
+				equal(t, "outcome", states[len(states)-1], c.want)
+			})
+			// The same, when the hub was stopped during the attempt.
+			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
+				w.hands.repeatable = c.repeatable
+				m := message(1, "bob", 9, parley.Notice)
+				w.log.watch = nil
+				if _, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.d.Resume(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				states := w.log.states(id(1))
+				equal(t, "after a restart", states[len(states)-1], c.want)
+				if c.want == parley.Delivered {
+					equal(t, "attempt", w.hands.order(), []string{"bob/m1#2"})
+				}
+			})
+		})
+	}
+}
+
+func TestDeadPeerDelaysNobodyElse(t *testing.T) {
+	run(t, Config{PerRecipient: 2, Attempt: time.Hour}, func(t *testing.T, w *world) {
+		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+			if a.To == "tar" {
+				<-ctx.Done()
+				return Result{Err: parley.Fail(parley.TimedOut, nil, "stuck")}
+			}
+			return Result{}
+		}
+		for n := byte(1); n <= 50; n++ {
+			w.record(message(n, "tar", n, parley.Notice))
+		}
+		w.record(message(100, "bob", 100, parley.Notice))
+		synctest.Wait()
+		equal(t, "tar has its two places, bob his message", len(w.hands.order()), 3)
+		equal(t, "bob", w.log.states(id(100)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
+		if err := w.d.Close(func() context.Context { c, stop := context.WithCancel(t.Context()); stop(); return c }()); err == nil {
+			t.Error("Close waited for a stuck attempt")
+		}
+	})
+}
+
+func TestExpiryAndDeadline(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.paused["bob"] = true
+		n := message(1, "bob", 1, parley.Notice)
+		n.Expires = time.Now().Add(time.Minute)
+		r := message(2, "bob", 2, parley.Request)
+		r.Deadline = time.Now().Add(time.Minute)
+		w.record(n)
+		w.record(r)
+		w.record(message(3, "bob", 3, parley.Notice))
+		synctest.Wait()
+		equal(t, "nothing while paused", len(w.hands.order()), 0)
+		if w.d.Claim("bob", id(4)) != nil {
+			t.Error("a paused agent was claimed")
+		}
+		time.Sleep(2 * time.Minute)
+		w.hands.mu.Lock()
+		w.hands.paused["bob"] = false
+		w.hands.mu.Unlock()
+		w.d.Kick("bob")
+		synctest.Wait()
+		equal(t, "only the one that is good still", w.hands.order(), []string{"bob/m3#1"})
+		equal(t, "notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
+		equal(t, "request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
+		equal(t, "its sender is told", len(w.log.replies), 1)
+	})
+}
+
+func TestClaim(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		c := w.d.Claim("bob", id(9))
+		if c == nil || w.d.Claim("bob", id(9)) != nil {
+			t.Fatal("an idle lane is to be claimed once")
+		}
+		m := message(1, "bob", 9, parley.Request)
+		w.hands.carry = func(_ context.Context, a Attempt) Result {
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+		}
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.record(message(2, "bob", 9, parley.Notice)) // waits for its turn
+		r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
+		if r.Reply == nil || r.Err != nil {
+			t.Fatalf("%+v", r)
+		}
+		synctest.Wait()
+		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
+		c = w.d.Claim("bob", id(9))
+		c.Release()
+		equal(t, "lanes left", w.d.Stats().Lanes, 0)
+
+		// A reply that cannot be recorded is given to nobody.
+		m = message(3, "bob", 9, parley.Request)
+		c = w.d.Claim("bob", id(9))
+		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
+		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
+		w.log.fail = nil
+		if r.Reply != nil || r.Err == nil {
+			t.Errorf("an unrecorded reply was given: %+v", r)
+		}
+	})
+}
+
+func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
+	run(t, Config{HeldBytes: 2000}, func(t *testing.T, w *world) {
+		w.hands.paused["bob"] = true
+		for n := byte(1); n <= 20; n++ {
+			m := message(n, "bob", 9, parley.Notice)
+			m.Parts = []parley.Part{{Data: make([]byte, 500)}}
+			w.record(m)
+		}
+		if held := w.d.Stats().Held; held > 2000 {
+			t.Errorf("%d bytes are held, more than the 2000 allowed", held)
+		}
+		w.hands.mu.Lock()
+		w.hands.paused["bob"] = false
+		w.hands.mu.Unlock()
+		w.d.Kick("bob")
+		synctest.Wait()
+		got := w.hands.order()
+		if len(got) != 20 || got[19] != "bob/m20#1" {
+			t.Errorf("delivered %v", got)
+		}
+		equal(t, "held", w.d.Stats().Held, 0)
+	})
+}
+
+// What an attempt ended with is recorded when the journal takes entries again:
+// the attempt is not repeated, and its lane waits.
+func TestOutcomeIsRecordedLater(t *testing.T) {
+	for _, repeatable := range []bool{true, false} {
+		t.Run(fmt.Sprint("repeatable ", repeatable), func(t *testing.T) {
+			run(t, Config{}, func(t *testing.T, w *world) {
+				w.hands.repeatable = repeatable
+				full := true
+				w.log.fail = func(e journal.Entry) error {
+					if full && e.Steps != nil && e.Steps[0].State != parley.Delivering {
+						return journal.ErrNoSpace
+					}
+					return nil
+				}
+				w.hands.carry = func(_ context.Context, a Attempt) Result {
+					if a.Message.ID == id(1) {
+						return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+					}
+					return Result{}
+				}
+				w.record(message(1, "bob", 9, parley.Request))
+				w.record(message(2, "bob", 9, parley.Notice))
+				time.Sleep(5 * time.Second)
+				equal(t, "attempts while the disk is full", w.hands.order(), []string{"bob/m1#1"})
+				w.log.mu.Lock()
+				full = false
+				w.log.mu.Unlock()
+				time.Sleep(2 * time.Second)
+				equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
+				equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
+				equal(t, "replies", len(w.log.replies), 1)
+				equal(t, "lanes left", w.d.Stats().Lanes, 0)
+			})
+		})
+	}
+}
+
+// A caller that was told that its answer is lost has it recorded so.
+func TestLostAnswerOfAWaitingCaller(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.carry = func(_ context.Context, a Attempt) Result {
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+		}
+		m := message(1, "bob", 9, parley.Request)
+		c := w.d.Claim("bob", id(9))
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
+		if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Reply != nil || r.Err == nil {
+			t.Errorf("%+v", r)
+		}
+		w.log.mu.Lock()
+		w.log.fail = nil
+		w.log.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Abandoned})
+		equal(t, "lanes left", w.d.Stats().Lanes, 0)
+	})
+}
+
+// An answer that never can be recorded is not tried again: the sender is told.
+func TestAnswerTooLargeToRecord(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.repeatable = true
+		w.log.fail = func(e journal.Entry) error {
+			if e.Message != nil && e.Message.ID == id(50) {
+				return fmt.Errorf("%w: %w", journal.ErrTooLarge, parley.Refuse(parley.TooLarge, "too large"))
+			}
+			return nil
+		}
+		w.hands.carry = func(_ context.Context, a Attempt) Result {
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+		}
+		w.record(message(1, "bob", 9, parley.Request))
+		time.Sleep(time.Minute)
+		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})
+		equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
+		if len(w.log.replies) != 1 || parley.CodeOf(w.log.replies[0].Error) != parley.TooLarge {
+			t.Errorf("%v", w.log.replies)
+		}
+	})
+}

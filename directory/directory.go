@@ -1,0 +1,412 @@
+// Package directory knows the agents: what each is called, here and in every
+// protocol, what it can do, where it came from, and whether it is paused.
+//
+// # Sources
+//
+// What the configuration file or the program itself says ([FromConfig],
+// [FromCode]) is told anew at each start, and cannot be changed while the hub
+// runs. What operators add and what agents register themselves ([FromOperator],
+// [FromAgent]) is kept in the [Store], and is there again after a restart.
+// A name belongs to one source: a second one is refused.
+//
+// # Identities
+//
+// An identity (protocol, id) leads to one agent. Where several senders claim
+// the same id and enrolled keys tell them apart, each has the fingerprint of
+// its key in its identity, and Lookup by the id alone finds none of them. A proved sender that nobody added gets a name
+// from [Stranger], which is the same each time and is kept nowhere.
+package directory
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+// Source is who put an agent into the directory.
+type Source string
+
+const (
+	FromConfig   Source = "config"
+	FromCode     Source = "code"
+	FromOperator Source = "operator"
+	FromAgent    Source = "agent"
+)
+
+// kept reports whether entries of the source live in the store.
+func (s Source) kept() bool { return s == FromOperator || s == FromAgent }
+
+// An Entry is an agent and what the hub knows about it besides. Entries are
+// not changed after they were put in; a change makes a new one.
+type Entry struct {
+	parley.Agent
+	Source Source
+	Added  time.Time
+	Paused bool // deliveries are held back; what arrives is kept
+}
+
+// Native lists the protocols that the agent itself speaks.
+func (e *Entry) Native() []string {
+	var out []string
+	if e.Source == FromCode {
+		out = append(out, "go")
+	}
+	for _, i := range e.Identities {
+		if !i.StandIn && !slices.Contains(out, i.Protocol) {
+			out = append(out, i.Protocol)
+		}
+	}
+	return out
+}
+
+// Identity finds what the agent is called in a protocol: natively, else as a
+// stand-in.
+func (e *Entry) Identity(protocol string) (parley.Identity, bool) {
+	var found parley.Identity
+	ok := false
+	for _, i := range e.Identities {
+		if i.Protocol == protocol && (!ok || found.StandIn && !i.StandIn) {
+			found, ok = i, true
+		}
+	}
+	return found, ok
+}
+
+// A Store keeps entries over restarts. The journal's state is one.
+type Store interface {
+	Put(ctx context.Context, key string, value []byte) error
+	Delete(ctx context.Context, key string) error
+	All(ctx context.Context) iter.Seq2[Item, error]
+}
+
+// An Item of a Store.
+type Item struct {
+	Key   string
+	Value []byte
+}
+
+var (
+	ErrUnknown  = errors.New("no such agent")
+	ErrTaken    = errors.New("the name is taken")
+	ErrIdentity = errors.New("the identity belongs to another agent")
+	ErrReadOnly = errors.New("the agent is not kept here")
+	ErrFull     = errors.New("the directory is full")
+)
+
+// Options of Open.
+type Options struct {
+	Store  Store // nil: nothing is kept over a restart
+	Agents int   // at the most; 0: 100,000
+	Now    func() time.Time
+}
+
+// Directory is safe for concurrent use.
+type Directory struct {
+	store Store
+	limit int
+	now   func() time.Time
+
+	write sync.Mutex // serialises changes, which may wait for the store
+
+	mu       sync.RWMutex
+	byName   map[string]*Entry
+	byID     map[identity]string
+	watchers map[int]func(Change)
+	nextID   int
+}
+
+type identity struct{ protocol, id, key string }
+
+func identityOf(i parley.Identity) identity { return identity{i.Protocol, i.ID, i.Key} }
+
+// A Change of the directory; Old or New is nil for what came or went.
+type Change struct{ Old, New *Entry }
+
+// Open makes a directory of what the store holds.
+func Open(ctx context.Context, o Options) (*Directory, error) {
+	d := &Directory{store: o.Store, limit: o.Agents, now: o.Now,
+		byName: map[string]*Entry{}, byID: map[identity]string{}, watchers: map[int]func(Change){}}
+	if d.limit == 0 {
+		d.limit = 100_000
+	}
+	if d.now == nil {
+		d.now = time.Now
+	}
+	if o.Store == nil {
+		return d, nil
+	}
+	for item, err := range o.Store.All(ctx) {
+		if err != nil {
+			return nil, fmt.Errorf("read the directory: %w", err)
+		}
+		e := new(Entry)
+		if err := json.Unmarshal(item.Value, e); err != nil {
+			return nil, fmt.Errorf("the directory's entry %q is damaged: %w", item.Key, err)
+		}
+		d.set(nil, e)
+	}
+	return d, nil
+}
+
+// Agent finds an agent by its name.
+func (d *Directory) Agent(name string) (*Entry, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	e, ok := d.byName[name]
+	return e, ok
+}
+
+// Lookup finds the agent whose own an id of a protocol is.
+func (d *Directory) Lookup(protocol, id string) (*Entry, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	name, ok := d.byID[identity{protocol, id, ""}]
+	if !ok {
+		return nil, false
+	}
+	return d.byName[name], true
+}
+
+// All lists the agents by name.
+func (d *Directory) All() []*Entry {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return slices.SortedFunc(maps.Values(d.byName), func(a, b *Entry) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// Len counts the agents.
+func (d *Directory) Len() int {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return len(d.byName)
+}
+
+// Put adds an agent, or replaces the one that the same source put in. It
+// fails with [ErrTaken], [ErrIdentity] or [ErrFull].
+func (d *Directory) Put(ctx context.Context, a parley.Agent, s Source) (*Entry, error) {
+	return d.change(ctx, a.Name, func(old *Entry) (*Entry, error) {
+		if err := parley.CheckName(a.Name); err != nil {
+			return nil, err
+		}
+		e := &Entry{Agent: a, Source: s, Added: d.now()}
+		if old != nil {
+			if old.Source != s {
+				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
+			}
+			e.Added, e.Paused = old.Added, old.Paused
+		}
+		return e, nil
+	})
+}
+
+// Remove takes an agent out. Agents of the configuration and of the program
+// fail with [ErrReadOnly].
+func (d *Directory) Remove(ctx context.Context, name string) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		switch {
+		case old == nil:
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		case !old.Source.kept():
+			return nil, fmt.Errorf("%w: %q comes from %s; take it out there", ErrReadOnly, name, old.Source)
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// Withdraw takes out an agent that comes from s and is named there no more.
+func (d *Directory) Withdraw(ctx context.Context, name string, s Source) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		switch {
+		case old == nil:
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		case old.Source != s:
+			return nil, fmt.Errorf("%w: %q comes from %s, not from %s", ErrReadOnly, name, old.Source, s)
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// Pause holds deliveries to an agent back, or lets them go on. For agents that
+// are not kept here it lasts until the next start.
+func (d *Directory) Pause(ctx context.Context, name string, paused bool) error {
+	return d.edit(ctx, name, func(e *Entry) error { e.Paused = paused; return nil })
+}
+
+// Expose sets the protocols in which the hub stands in for an agent.
+func (d *Directory) Expose(ctx context.Context, name string, protocols []string) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if e.Source == FromConfig {
+			return fmt.Errorf("%w: set expose for %q in the configuration", ErrReadOnly, name)
+		}
+		e.Exposed = slices.Clone(protocols)
+		return nil
+	})
+}
+
+// Link gives an agent a further native identity. A stand-in in the same
+// protocol retires: its address leads to the agent still, but the agent is
+// called by the native one.
+func (d *Directory) Link(ctx context.Context, name string, id parley.Identity) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		id.StandIn = false
+		e.Identities = append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
+			return i.Protocol == id.Protocol && i.ID == id.ID
+		}), id)
+		return nil
+	})
+}
+
+// StandIn notes the identity that the hub keeps for an agent.
+func (d *Directory) StandIn(ctx context.Context, name string, id parley.Identity) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		id.StandIn = true
+		e.Identities = append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
+			return i.Protocol == id.Protocol && i.StandIn
+		}), id)
+		return nil
+	})
+}
+
+func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		if old == nil {
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		}
+		e := *old
+		return &e, f(&e)
+	})
+	return err
+}
+
+// change makes the next entry of a name, keeps it where its source is kept,
+// and only then shows it.
+func (d *Directory) change(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
+	d.write.Lock()
+	defer d.write.Unlock()
+	old, _ := d.Agent(name)
+	e, err := next(old)
+	if err != nil {
+		return nil, err
+	}
+	var guests []*Entry
+	if e != nil {
+		if old == nil && d.Len() >= d.limit {
+			return nil, fmt.Errorf("%w: %d agents; raise limits.agents", ErrFull, d.limit)
+		}
+		for _, i := range e.Identities {
+			d.mu.RLock()
+			other, ok := d.byID[identityOf(i)]
+			d.mu.RUnlock()
+			if !ok || other == name {
+				continue
+			}
+			// An agent that registered itself under a name that the hub made
+			// gives way to the name that somebody chooses for it.
+			if guest, _ := d.Agent(other); e.Source != FromAgent && guest.Source == FromAgent && strings.HasPrefix(other, "guest/") {
+				guests = append(guests, guest)
+				continue
+			}
+			return nil, fmt.Errorf("%w: %s %s is %q", ErrIdentity, i.Protocol, i.ID, other)
+		}
+	}
+	if d.store != nil && (e == nil || e.Source.kept()) {
+		if e == nil {
+			err = d.store.Delete(ctx, name)
+		} else {
+			var b []byte
+			if b, err = json.Marshal(e); err == nil {
+				err = d.store.Put(ctx, name, b)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("keep agent %q: %w", name, err)
+		}
+	}
+	for _, g := range guests {
+		if d.store != nil {
+			if err := d.store.Delete(ctx, g.Name); err != nil {
+				return nil, fmt.Errorf("take the guest %q out: %w", g.Name, err)
+			}
+		}
+		d.set(g, nil)
+	}
+	d.set(old, e)
+	d.mu.RLock()
+	watchers := slices.Collect(maps.Values(d.watchers))
+	d.mu.RUnlock()
+	for _, w := range watchers {
+		for _, g := range guests {
+			w(Change{g, nil})
+		}
+		w(Change{old, e})
+	}
+	return e, nil
+}
+
+func (d *Directory) set(old, e *Entry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if old != nil {
+		delete(d.byName, old.Name)
+		for _, i := range old.Identities {
+			delete(d.byID, identityOf(i))
+		}
+	}
+	if e != nil {
+		d.byName[e.Name] = e
+		for _, i := range e.Identities {
+			d.byID[identityOf(i)] = e.Name
+		}
+	}
+}
+
+// Watch calls f after each change, one at a time; f must not change the
+// directory itself.
+func (d *Directory) Watch(f func(Change)) (stop func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	id := d.nextID
+	d.nextID++
+	d.watchers[id] = f
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.watchers, id)
+	}
+}
+
+// Stranger names a proved sender that nobody added: "guest/<protocol>/<id>",
+// with the id made to fit a name, and eight digits of a hash of id and key
+// fingerprint, so that two who claim one id under different keys are two.
+func Stranger(protocol, id, fingerprint string) string {
+	sum := sha256.Sum256([]byte(protocol + "\x00" + id + "\x00" + fingerprint))
+	var b strings.Builder
+	for _, r := range strings.ToLower(strings.TrimPrefix(id, "agent://")) {
+		if b.Len() >= 64 {
+			break
+		}
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || b.Len() > 0 && r == '.' {
+			b.WriteRune(r)
+		} else if s := b.String(); s != "" && s[len(s)-1] != '-' {
+			b.WriteByte('-')
+		}
+	}
+	if b.Len() > 0 {
+		b.WriteByte('-')
+	}
+	return "guest/" + protocol + "/" + b.String() + hex.EncodeToString(sum[:4])
+}

@@ -1,0 +1,174 @@
+package directory
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"testing"
+
+	"github.com/parley-hub/parley"
+)
+
+type memory map[string][]byte
+
+func (m memory) Put(_ context.Context, k string, v []byte) error { m[k] = v; return nil }
+func (m memory) Delete(_ context.Context, k string) error        { delete(m, k); return nil }
+func (m memory) All(context.Context) iter.Seq2[Item, error] {
+	return func(yield func(Item, error) bool) {
+		for k, v := range maps.Clone(m) {
+			if !yield(Item{k, v}, nil) {
+				return
+			}
+		}
+	}
+}
+
+func agent(name string, ids ...string) parley.Agent {
+	a := parley.Agent{Name: name}
+	for _, id := range ids {
+		a.Identities = append(a.Identities, parley.Identity{Protocol: "samvad", ID: id})
+	}
+	return a
+}
+
+func TestSources(t *testing.T) {
+	ctx, store := t.Context(), memory{}
+	d, err := Open(ctx, Options{Store: store, Agents: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(a parley.Agent, s Source) error { _, err := d.Put(ctx, a, s); return err }
+	for _, c := range []struct {
+		name string
+		err  error
+		want error
+	}{
+		{"config", put(agent("a", "agent://a"), FromConfig), nil},
+		{"operator", put(agent("b", "agent://b"), FromOperator), nil},
+		{"taken", put(agent("a"), FromOperator), ErrTaken},
+		{"identity of another", put(agent("c", "agent://a"), FromOperator), ErrIdentity},
+		{"again", put(agent("b", "agent://b", "agent://b2"), FromOperator), nil},
+		{"code", put(agent("c"), FromCode), nil},
+		{"full", put(agent("d"), FromCode), ErrFull},
+		{"remove config", d.Remove(ctx, "a"), ErrReadOnly},
+		{"remove unknown", d.Remove(ctx, "x"), ErrUnknown},
+		{"expose config", d.Expose(ctx, "a", parley.Everywhere), ErrReadOnly},
+		{"expose", d.Expose(ctx, "b", parley.Everywhere), nil},
+		{"pause", d.Pause(ctx, "b", true), nil},
+	} {
+		if !errors.Is(c.err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
+		}
+	}
+	if err := put(agent("Upper"), FromCode); parley.CodeOf(err) != parley.Malformed {
+		t.Errorf("bad name: %v", err)
+	}
+	// A restart finds what was kept, and only that.
+	d, err = Open(ctx, Options{Store: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := d.Len(); n != 1 {
+		t.Fatalf("%d agents after a restart, want 1", n)
+	}
+	b, ok := d.Lookup("samvad", "agent://b2")
+	if !ok || b.Name != "b" || !b.Paused || !b.ExposedIn("agh") {
+		t.Fatalf("after a restart: %+v, %v", b, ok)
+	}
+	if err := d.Remove(ctx, "b"); err != nil || len(store) != 0 {
+		t.Fatalf("remove: %v, %d kept", err, len(store))
+	}
+	if _, ok := d.Lookup("samvad", "agent://b2"); ok {
+		t.Error("a removed agent is found by its identity")
+	}
+}
+
+func TestLinkRetiresTheStandIn(t *testing.T) {
+	ctx := t.Context()
+	d, _ := Open(ctx, Options{})
+	if _, err := d.Put(ctx, agent("planner", "agent://planner"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	standIn := parley.Identity{Protocol: "uagents", ID: "agent1stand"}
+	native := parley.Identity{Protocol: "uagents", ID: "agent1native"}
+	if err := d.StandIn(ctx, "planner", standIn); err != nil {
+		t.Fatal(err)
+	}
+	e, _ := d.Agent("planner")
+	if id, ok := e.Identity("uagents"); !ok || !id.StandIn {
+		t.Fatalf("stand-in: %+v", id)
+	}
+	if err := d.Link(ctx, "planner", native); err != nil {
+		t.Fatal(err)
+	}
+	e, _ = d.Agent("planner")
+	if id, _ := e.Identity("uagents"); id.ID != native.ID || id.StandIn {
+		t.Errorf("after the link it is called %+v", id)
+	}
+	if e, ok := d.Lookup("uagents", standIn.ID); !ok || e.Name != "planner" {
+		t.Error("the former address leads nowhere")
+	}
+	if got := e.Native(); len(got) != 2 {
+		t.Errorf("native protocols: %v", got)
+	}
+}
+
+func TestOneIDTwoKeys(t *testing.T) {
+	d, _ := Open(t.Context(), Options{})
+	for _, name := range []string{"a", "b"} {
+		a := agent(name, "agent://client.local")
+		a.Identities[0].Key = "key of " + name
+		if _, err := d.Put(t.Context(), a, FromOperator); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e, ok := d.Lookup("samvad", "agent://client.local"); ok {
+		t.Errorf("the shared id is said to be %q alone", e.Name)
+	}
+}
+
+func TestDamagedEntry(t *testing.T) {
+	if _, err := Open(t.Context(), Options{Store: memory{"a": []byte("{")}}); err == nil {
+		t.Error("a damaged entry was taken")
+	}
+}
+
+func TestStrangerNames(t *testing.T) {
+	seen := map[string]bool{}
+	for _, id := range []string{"agent://client.local", "agent://client.local:8080", "agent1qxyz", "", "agent://ÜBER..x", "___", "A--b"} {
+		for _, key := range []string{"k1", "k2"} {
+			n := Stranger("samvad", id, key)
+			if err := parley.CheckName(n); err != nil || seen[n] {
+				t.Errorf("Stranger(%q, %q) = %q, %v, seen %v", id, key, n, err, seen[n])
+			}
+			seen[n] = true
+			if n != Stranger("samvad", id, key) {
+				t.Errorf("the name of %q changes", id)
+			}
+		}
+	}
+}
+
+func TestWithdraw(t *testing.T) {
+	ctx := context.Background()
+	d, err := Open(ctx, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Put(ctx, parley.Agent{Name: "file"}, FromConfig); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Withdraw(ctx, "file", FromOperator); !errors.Is(err, ErrReadOnly) {
+		t.Error(err)
+	}
+	if err := d.Withdraw(ctx, "none", FromConfig); !errors.Is(err, ErrUnknown) {
+		t.Error(err)
+	}
+	if err := d.Withdraw(ctx, "file", FromConfig); err != nil {
+		t.Error(err)
+	}
+	if _, ok := d.Agent("file"); ok {
+		t.Error("it is still here")
+	}
+}

@@ -1,0 +1,374 @@
+package keyring
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// FileName is the ring's file in its directory.
+const FileName = "keyring.json"
+
+// maxFile bounds what is read as a ring.
+const maxFile = 256 << 20
+
+const tempPrefix = ".keyring-"
+
+// disk is a ring's place in the file system; a nil disk keeps nothing. Its
+// methods are called by one goroutine at a time.
+type disk struct {
+	dir, path  string
+	sealer     *sealer
+	sum        [sha256.Size]byte // of the file as last read or written
+	now        func() time.Time
+	workFactor int
+	fault      func(step string) error
+}
+
+// openDisk opens or makes the ring of o.Dir.
+func openDisk(o Options, now func() time.Time) (*disk, *contents, error) {
+	d := &disk{
+		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
+		now: now, workFactor: o.workFactor, fault: o.fault,
+	}
+	p := Protection{o.Passphrase, o.IdentityFile}
+	if _, err := p.kind(); err != nil {
+		return nil, nil, err
+	}
+	if err := makeDir(d.dir); err != nil {
+		return nil, nil, err
+	}
+	var c *contents
+	err := d.locked(func() error {
+		b, err := readPrivate(d.path, maxFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			c, err = &contents{}, d.create(p)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		f, err := parseFile(b, d.path)
+		if err != nil {
+			return err
+		}
+		if d.sealer, err = sealerFor(p, f, d.path); err != nil {
+			return err
+		}
+		if c, err = d.sealer.open(f, d.path); err != nil {
+			return err
+		}
+		d.sum = sha256.Sum256(b)
+		return d.removeTemp()
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return d, c, nil
+}
+
+// create writes an empty ring, so that what protects it is settled.
+func (d *disk) create(p Protection) error {
+	backups, err := filepath.Glob(filepath.Join(globEscape(d.dir), FileName+".*"))
+	if err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	if len(backups) > 0 {
+		return fmt.Errorf("%w: there is no %s, but there is %s. Put the ring back, or move that away to begin a new one",
+			ErrMissing, d.path, backups[0])
+	}
+	if d.sealer, err = newSealer(p, d.workFactor); err != nil {
+		return err
+	}
+	return d.write(&contents{})
+}
+
+var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace
+
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	return checkMode(dir, info, 0o700)
+}
+
+// checkMode refuses what others could read or change.
+func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
+	if runtime.GOOS == "windows" || info.Mode().Perm()&0o077 == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s has mode %#o; run: chmod %o %s", ErrPermissions, path, info.Mode().Perm(), want, shellQuote(path))
+}
+
+func shellQuote(s string) string {
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+@:,=") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// readPrivate reads a file that only its owner may read.
+func readPrivate(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("keyring: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is not a regular file", ErrCorrupt, path)
+	}
+	if err := checkMode(path, info, 0o600); err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("keyring: %w", err)
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%w: %s is larger than %d bytes", ErrCorrupt, path, limit)
+	}
+	return b, nil
+}
+
+// readIfChanged gives the contents that another process wrote and the sum of
+// its file, or nil.
+func (d *disk) readIfChanged() (*contents, [sha256.Size]byte, error) {
+	if d == nil {
+		return nil, [sha256.Size]byte{}, nil
+	}
+	b, err := readPrivate(d.path, maxFile)
+	if err != nil {
+		return nil, d.sum, err
+	}
+	sum := sha256.Sum256(b)
+	if sum == d.sum {
+		return nil, sum, nil
+	}
+	f, err := parseFile(b, d.path)
+	if err != nil {
+		return nil, d.sum, err
+	}
+	c, err := d.sealer.open(f, d.path)
+	return c, sum, err
+}
+
+// write makes c the ring's file. When it fails the old file is there; only if
+// the directory alone could not be synced, the new one is, and the next
+// update finds it.
+func (d *disk) write(c *contents) error {
+	if d == nil {
+		return nil
+	}
+	b, err := d.sealer.seal(c)
+	if err != nil {
+		return err
+	}
+	if int64(len(b)) > maxFile {
+		return fmt.Errorf("%w: the file would have %d bytes", ErrFull, len(b))
+	}
+	if err := d.replace(b); err != nil {
+		return fmt.Errorf("keyring: the change of %s failed: %w", d.path, err)
+	}
+	d.sum = sha256.Sum256(b)
+	return nil
+}
+
+// replace puts b in the place of the ring's file, or leaves the old one.
+func (d *disk) replace(b []byte) (err error) {
+	f, err := d.temp()
+	if err != nil {
+		return err
+	}
+	name := f.Name()
+	defer func() {
+		if err != nil {
+			_ = os.Remove(name) // already renamed, or of no use
+		}
+	}()
+	if err := d.fill(f, b); err != nil {
+		return err
+	}
+	if err := d.step("rename"); err != nil {
+		return err
+	}
+	if err := os.Rename(name, d.path); err != nil {
+		return err
+	}
+	return d.syncDir()
+}
+
+func (d *disk) temp() (*os.File, error) {
+	if err := d.step("create"); err != nil {
+		return nil, err
+	}
+	return os.CreateTemp(d.dir, tempPrefix) // of mode 0600
+}
+
+// fill writes b to f, to the disk itself, and closes f.
+func (d *disk) fill(f *os.File, b []byte) error {
+	err := d.step("write")
+	if err == nil {
+		_, err = f.Write(b)
+	}
+	if err == nil {
+		err = d.step("sync")
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func (d *disk) step(name string) error {
+	if d.fault == nil {
+		return nil
+	}
+	return d.fault(name)
+}
+
+func (d *disk) syncDir() error {
+	if err := d.step("syncdir"); err != nil {
+		return err
+	}
+	if runtime.GOOS == "windows" {
+		return nil // directories cannot be synced there
+	}
+	f, err := os.Open(d.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// removeTemp clears what a crash left behind.
+func (d *disk) removeTemp() error {
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return fmt.Errorf("keyring: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tempPrefix) {
+			if err := os.Remove(filepath.Join(d.dir, e.Name())); err != nil {
+				return fmt.Errorf("keyring: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// backup copies the file b aside and returns where.
+func (d *disk) backup(b []byte) (string, error) {
+	base := d.path + "." + d.now().UTC().Format("20060102T150405Z")
+	for i := range 100 {
+		name := base + ".bak"
+		if i > 0 {
+			name = base + "-" + strconv.Itoa(i) + ".bak"
+		}
+		if err := d.step("backup"); err != nil {
+			return "", err
+		}
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if err := errors.Join(d.fill(f, b), d.syncDir()); err != nil {
+			_ = os.Remove(name)
+			return "", err
+		}
+		return name, nil
+	}
+	return "", fmt.Errorf("there are too many backups named %s", base)
+}
+
+// Encrypt changes what protects the ring: a plain ring becomes encrypted, an
+// encrypted one gets another passphrase or identity file. It first copies the
+// file aside and returns the copy's path. That copy opens as the ring did
+// before, a plain one to anybody who can read it: delete it when the new
+// protection has proved itself.
+func (r *Ring) Encrypt(p Protection) (backup string, err error) {
+	kind, err := p.kind()
+	if err != nil {
+		return "", err
+	}
+	if kind == byNothing {
+		return "", fmt.Errorf("%w: neither a passphrase nor an identity file was given", ErrInvalid)
+	}
+	return r.protect(p)
+}
+
+// Decrypt makes an encrypted ring plain, after copying the file aside as
+// [Ring.Encrypt] does.
+func (r *Ring) Decrypt() (backup string, err error) { return r.protect(Protection{}) }
+
+func (r *Ring) protect(p Protection) (backup string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.disk == nil {
+		return "", fmt.Errorf("%w: a ring in memory has no file", ErrInvalid)
+	}
+	d := r.disk
+	next, err := newSealer(p, d.workFactor)
+	if err != nil {
+		return "", err
+	}
+	err = d.locked(func() error {
+		if err := r.catchUp(); err != nil {
+			return err
+		}
+		b, err := readPrivate(d.path, maxFile)
+		if err != nil {
+			return err
+		}
+		if backup, err = d.backup(b); err != nil {
+			return fmt.Errorf("keyring: %s was not changed, for its backup failed: %w", d.path, err)
+		}
+		c, old := r.copyContents(), d.sealer
+		d.sealer = next
+		if err := d.write(c); err != nil {
+			d.sealer = old
+			return err
+		}
+		return r.publish(c)
+	})
+	return backup, err
+}
+
+// locked runs f while no other process changes the ring.
+func (d *disk) locked(f func() error) error {
+	if d == nil {
+		return f()
+	}
+	unlock, err := lockDir(d.dir)
+	if err != nil {
+		return fmt.Errorf("keyring: lock %s: %w", d.dir, err)
+	}
+	return errors.Join(f(), unlock())
+}
+
+// Exists reports whether dir holds a ring, without opening or making one.
+func Exists(dir string) (bool, error) {
+	_, err := os.Stat(filepath.Join(dir, FileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}

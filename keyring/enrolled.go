@@ -1,0 +1,107 @@
+package keyring
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Enrolled is a public key that somebody vouched for: messages that it signs
+// are Agent's.
+type Enrolled struct {
+	Agent     string    `json:"agent"`
+	Purpose   string    `json:"purpose"`
+	KeyID     string    `json:"keyId"` // as the protocol names it; empty makes a fingerprint
+	Algorithm Algorithm `json:"algorithm"`
+	Public    []byte    `json:"public"` // kept in the form the Algorithm documents
+	By        string    `json:"by,omitempty"`
+	Note      string    `json:"note,omitempty"`
+	Created   time.Time `json:"created"` // set by Enroll
+}
+
+// Enroll records a public key and returns it as it was recorded. Keys that
+// cannot be trusted to stand for one owner (Ed25519 of small order or not
+// canonical) are refused with [ErrInvalid]. The same key again changes
+// nothing; another key under the same KeyID is [ErrExists].
+func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
+	if err := checkNames(e.Agent, e.Purpose); err != nil {
+		return Enrolled{}, err
+	}
+	if err := checkTexts(e.KeyID, e.By, e.Note); err != nil {
+		return Enrolled{}, err
+	}
+	pub, err := normalPublic(e.Algorithm, e.Public)
+	if err != nil {
+		return Enrolled{}, err
+	}
+	e.Public, e.Created = pub, r.stamp()
+	if e.KeyID == "" {
+		e.KeyID = Fingerprint(e.Algorithm, pub)
+	}
+	err = r.update(func(c *contents) error {
+		if i := slices.IndexFunc(c.Enrolled, e.same); i >= 0 {
+			old := c.Enrolled[i]
+			if old.Algorithm != e.Algorithm || !bytes.Equal(old.Public, e.Public) {
+				return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose, e.KeyID)
+			}
+			e = old
+			return errUnchanged
+		}
+		if len(c.Enrolled) >= r.maxKeys {
+			return fmt.Errorf("%w: %d enrolled keys", ErrFull, len(c.Enrolled))
+		}
+		c.Enrolled = append(c.Enrolled, e)
+		return nil
+	})
+	if err != nil {
+		return Enrolled{}, err
+	}
+	e.Public = bytes.Clone(e.Public)
+	return e, nil
+}
+
+func (e Enrolled) same(o Enrolled) bool {
+	return e.Agent == o.Agent && e.Purpose == o.Purpose && e.KeyID == o.KeyID
+}
+
+// Enrolled gives the keys enrolled for agent and purpose, oldest first. The
+// result is shared: it must not be changed.
+func (r *Ring) Enrolled(agent, purpose string) []Enrolled {
+	return r.current.Load().enrolled[place{agent, purpose}]
+}
+
+// AllEnrolled gives every enrolled key, in order of agent, purpose and age.
+func (r *Ring) AllEnrolled() []Enrolled {
+	out := slices.Clone(r.current.Load().contents.Enrolled)
+	for i := range out {
+		out[i].Public = bytes.Clone(out[i].Public)
+	}
+	slices.SortStableFunc(out, func(a, b Enrolled) int {
+		return cmp.Or(cmp.Compare(a.Agent, b.Agent), cmp.Compare(a.Purpose, b.Purpose))
+	})
+	return out
+}
+
+// Unenroll removes a key, or gives [ErrNotFound].
+func (r *Ring) Unenroll(agent, purpose, keyID string) error {
+	return r.update(func(c *contents) error {
+		n := len(c.Enrolled)
+		c.Enrolled = slices.DeleteFunc(c.Enrolled, Enrolled{Agent: agent, Purpose: purpose, KeyID: keyID}.same)
+		if len(c.Enrolled) == n {
+			return fmt.Errorf("%w: %q of %q for %q is not enrolled", ErrNotFound, keyID, agent, purpose)
+		}
+		return nil
+	})
+}
+
+// Fingerprint is a short name of a public key for people to compare: 20
+// hexadecimal digits of SHA-256.
+func Fingerprint(a Algorithm, public []byte) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%x", a, public)
+	return hex.EncodeToString(h.Sum(nil)[:10])
+}

@@ -1,0 +1,722 @@
+package keyring
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Errors of this package; what it returns wraps one of them, or an error of
+// the operating system.
+var (
+	ErrNotFound     = errors.New("keyring: no such key")
+	ErrExists       = errors.New("keyring: there is one already")
+	ErrRevoked      = errors.New("keyring: key is revoked")
+	ErrInvalid      = errors.New("keyring: invalid")
+	ErrFull         = errors.New("keyring: full")
+	ErrPermissions  = errors.New("keyring: others could read it")
+	ErrCorrupt      = errors.New("keyring: file is damaged")
+	ErrEncrypted    = errors.New("keyring: it is encrypted")
+	ErrNotEncrypted = errors.New("keyring: it is not encrypted")
+	ErrWrongKey     = errors.New("keyring: wrong passphrase or identity")
+	ErrMissing      = errors.New("keyring: file is missing")
+)
+
+// Hub is the owner of keys that are the hub's own.
+const Hub = "hub"
+
+// Limits of names, and the default of [Options.MaxKeys].
+const (
+	MaxName        = 256
+	DefaultMaxKeys = 100_000
+)
+
+// State says where in its life a key is.
+type State string
+
+const (
+	Active   State = "active"
+	Retiring State = "retiring" // replaced; valid until Key.Until
+	Revoked  State = "revoked"
+)
+
+// Key describes a private key; it holds nothing secret.
+type Key struct {
+	ID        string    `json:"id"` // made of owner, purpose, algorithm and public key
+	Owner     string    `json:"owner"`
+	Purpose   string    `json:"purpose"`
+	Algorithm Algorithm `json:"algorithm"`
+	Public    []byte    `json:"public"`
+	State     State     `json:"state"`
+	Created   time.Time `json:"created"`
+	Until     time.Time `json:"until,omitzero"` // end of validity, of a retiring or revoked key
+	Used      time.Time `json:"used,omitzero"`  // last signature; kept on disk from the next change or Close
+	By        string    `json:"by,omitempty"`   // who made or brought it
+	Note      string    `json:"note,omitempty"`
+}
+
+// Live reports whether the key is valid at t.
+func (k Key) Live(t time.Time) bool {
+	return k.State == Active || k.State == Retiring && t.Before(k.Until)
+}
+
+// Signer signs with one private key. It is safe for concurrent use.
+type Signer interface {
+	ID() string
+	Public() []byte
+	Algorithm() Algorithm
+	// Sign signs msg with Ed25519, or the digest msg of 32 bytes with the
+	// others. It fails with ErrRevoked once the key is revoked.
+	Sign(msg []byte) ([]byte, error)
+	// Seed gives the 32 secret bytes, for protocol identities that hold their
+	// key themselves; nil once the key is revoked.
+	Seed() []byte
+}
+
+// New says which key to make.
+type New struct {
+	Owner     string
+	Purpose   string
+	Algorithm Algorithm
+	Seed      Secret // the 32 secret bytes to import; nil draws them
+	By        string
+	Note      string
+}
+
+// Ring is an open keyring, safe for concurrent use. Reads take no lock.
+type Ring struct {
+	now     func() time.Time
+	rand    io.Reader
+	maxKeys int
+	disk    *disk // nil: in memory
+
+	mu      sync.Mutex // held by changes, also over the disk
+	current atomic.Pointer[snapshot]
+}
+
+// snapshot is the state at one moment; it is never changed.
+type snapshot struct {
+	contents *contents
+	active   map[place]*signer // newest
+	byID     map[string]held
+	enrolled map[place][]Enrolled
+}
+
+type held struct {
+	record *record
+	signer *signer
+}
+
+type place struct{ owner, purpose string }
+
+// contents is what the file holds.
+type contents struct {
+	Keys     []record          `json:"keys"`
+	Enrolled []Enrolled        `json:"enrolled"`
+	Secrets  map[string][]byte `json:"secrets"`
+}
+
+type record struct {
+	Key
+	Seed []byte `json:"seed,omitempty"`
+}
+
+func (c *contents) clone() *contents {
+	n := &contents{Keys: slices.Clone(c.Keys), Enrolled: slices.Clone(c.Enrolled), Secrets: make(map[string][]byte, len(c.Secrets))}
+	for name, b := range c.Secrets {
+		n.Secrets[name] = b
+	}
+	return n
+}
+
+// Options say where a ring is and what opens it.
+type Options struct {
+	// Dir holds the ring; it is made when missing. Empty means a ring in
+	// memory.
+	Dir string
+
+	// Passphrase or IdentityFile, a file made by age-keygen, protect the ring.
+	// At most one may be given, and it must be what the ring was made with.
+	// A passphrase that is empty but not nil is an error.
+	Passphrase   Secret
+	IdentityFile string
+
+	// MaxKeys bounds the private and the enrolled keys, each. 0 means
+	// DefaultMaxKeys.
+	MaxKeys int
+
+	Rand io.Reader        // nil means crypto/rand
+	Now  func() time.Time // nil means time.Now
+
+	workFactor int                     // log₂ of scrypt's N; 0 means age's default
+	fault      func(step string) error // makes a step of writing fail
+}
+
+// Open opens the ring of o.Dir, or makes an empty one where there is none.
+func Open(o Options) (*Ring, error) {
+	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.MaxKeys, DefaultMaxKeys)}
+	if r.now == nil {
+		r.now = time.Now
+	}
+	if r.rand == nil {
+		r.rand = rand.Reader
+	}
+	r.current.Store(&snapshot{contents: &contents{}})
+	if o.Dir == "" {
+		return r, nil
+	}
+	d, c, err := openDisk(o, r.now)
+	if err != nil {
+		return nil, err
+	}
+	r.disk = d
+	if err := r.load(c); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Format shows what a ring is, without its keys.
+func (r *Ring) Format(f fmt.State, _ rune) {
+	where := "memory"
+	if r.disk != nil {
+		where = r.disk.path
+	}
+	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", where, len(r.current.Load().contents.Keys))
+}
+
+// Close writes when keys were last used. The ring stays usable.
+func (r *Ring) Close() error {
+	for _, h := range r.current.Load().byID {
+		if !h.signer.lastUsed(h.record.Used).Equal(h.record.Used) {
+			return r.update(func(*contents) error { return nil })
+		}
+	}
+	return nil
+}
+
+// Reload reads the ring again, for changes that another process made.
+func (r *Ring) Reload() error {
+	return r.update(func(*contents) error { return errUnchanged })
+}
+
+// errUnchanged ends an update that has nothing to write.
+var errUnchanged = errors.New("unchanged")
+
+// update lets change work on a copy of the newest contents, and makes the
+// copy the state once it is on disk.
+func (r *Ring) update(change func(*contents) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.disk.locked(func() error {
+		if err := r.catchUp(); err != nil {
+			return err
+		}
+		c := r.copyContents()
+		if err := change(c); err != nil {
+			return err
+		}
+		if err := r.disk.write(c); err != nil {
+			return err
+		}
+		return r.publish(c)
+	})
+	if errors.Is(err, errUnchanged) {
+		return nil
+	}
+	return err
+}
+
+// catchUp takes over what another process wrote.
+func (r *Ring) catchUp() error {
+	c, sum, err := r.disk.readIfChanged()
+	if c == nil || err != nil {
+		return err
+	}
+	if err := r.load(c); err != nil {
+		return err
+	}
+	r.disk.sum = sum
+	return nil
+}
+
+// copyContents gives the contents for a change, with when keys were used.
+func (r *Ring) copyContents() *contents {
+	s := r.current.Load()
+	c := s.contents.clone()
+	for i := range c.Keys {
+		k := &c.Keys[i]
+		k.Used = s.byID[k.ID].signer.lastUsed(k.Used)
+	}
+	return c
+}
+
+// load checks contents that come from disk, as far as [Ring.publish] does not,
+// and makes them the state.
+func (r *Ring) load(c *contents) error {
+	for i := range c.Enrolled {
+		e := &c.Enrolled[i]
+		pub, err := normalPublic(e.Algorithm, e.Public)
+		if err != nil || !bytes.Equal(pub, e.Public) {
+			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.disk.path, e.KeyID, e.Agent)
+		}
+	}
+	if err := r.publish(c); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, r.disk.path, err)
+	}
+	return nil
+}
+
+// publish makes c the state that readers see. It fails, with nothing changed,
+// only on contents that this package did not make.
+func (r *Ring) publish(c *contents) error {
+	before := r.current.Load()
+	s := &snapshot{
+		contents: c,
+		active:   make(map[place]*signer),
+		byID:     make(map[string]held, len(c.Keys)),
+		enrolled: make(map[place][]Enrolled),
+	}
+	for i := range c.Keys {
+		k := &c.Keys[i]
+		if _, twice := s.byID[k.ID]; twice {
+			return fmt.Errorf("key %q is there twice", k.ID)
+		}
+		sg := before.byID[k.ID].signer
+		if !sg.fits(k) {
+			var err error
+			if sg, err = newSigner(k, r.now); err != nil {
+				return fmt.Errorf("key %q: %w", k.ID, err)
+			}
+		}
+		s.byID[k.ID] = held{k, sg}
+		if k.State == Active {
+			s.active[place{k.Owner, k.Purpose}] = sg // records are in order of age
+		}
+	}
+	for _, e := range c.Enrolled {
+		p := place{e.Agent, e.Purpose}
+		s.enrolled[p] = append(s.enrolled[p], e)
+	}
+	// From here on nothing fails.
+	for _, h := range s.byID {
+		h.signer.setEnd(h.record)
+	}
+	for id, h := range before.byID {
+		if s.byID[id].signer != h.signer {
+			h.signer.ends.Store(0) // forgotten, or gone from the file
+		}
+	}
+	r.current.Store(s)
+	return nil
+}
+
+// signer implements Signer.
+type signer struct {
+	id, owner, purpose string
+	algorithm          Algorithm
+	key                private
+	seed               []byte // nil for a key that was found revoked
+	now                func() time.Time
+	used               atomic.Int64 // Unix nanoseconds, 0 for never
+	ends               atomic.Int64 // Unix nanoseconds
+}
+
+func newSigner(k *record, now func() time.Time) (*signer, error) {
+	if k.ID != keyID(k.Owner, k.Purpose, k.Algorithm, k.Public) {
+		return nil, errors.New("its name does not fit")
+	}
+	s := &signer{id: k.ID, owner: k.Owner, purpose: k.Purpose, algorithm: k.Algorithm, now: now}
+	switch k.State {
+	case Revoked:
+		s.key.public = k.Public
+	case Active, Retiring:
+		key, err := parsePrivate(k.Algorithm, k.Seed)
+		if err != nil {
+			return nil, errors.New("its private half cannot be used")
+		}
+		if !bytes.Equal(key.public, k.Public) {
+			return nil, errors.New("its halves do not belong together")
+		}
+		s.key, s.seed = key, k.Seed
+	default:
+		return nil, fmt.Errorf("its state is %q", k.State)
+	}
+	return s, nil
+}
+
+// fits reports whether s may go on to stand for k.
+func (s *signer) fits(k *record) bool {
+	return s != nil && s.owner == k.Owner && s.purpose == k.Purpose && s.algorithm == k.Algorithm &&
+		bytes.Equal(s.key.public, k.Public) && (k.State == Revoked || s.seed != nil && bytes.Equal(s.seed, k.Seed))
+}
+
+func (s *signer) setEnd(k *record) {
+	switch k.State {
+	case Active:
+		s.ends.Store(math.MaxInt64)
+	case Retiring:
+		s.ends.Store(k.Until.UnixNano())
+	default:
+		s.ends.Store(0)
+	}
+}
+
+func (s *signer) ID() string           { return s.id }
+func (s *signer) Public() []byte       { return bytes.Clone(s.key.public) }
+func (s *signer) Algorithm() Algorithm { return s.algorithm }
+
+func (s *signer) Sign(msg []byte) ([]byte, error) {
+	now := s.now().UnixNano()
+	if now >= s.ends.Load() {
+		return nil, fmt.Errorf("%w: %s of %q for %q", ErrRevoked, s.id, s.owner, s.purpose)
+	}
+	sig, err := s.key.sign(msg)
+	if err == nil {
+		s.used.Store(now)
+	}
+	return sig, err
+}
+
+func (s *signer) Seed() []byte {
+	if s.now().UnixNano() >= s.ends.Load() {
+		return nil
+	}
+	return bytes.Clone(s.seed)
+}
+
+// lastUsed is the later of before and what s saw itself.
+func (s *signer) lastUsed(before time.Time) time.Time {
+	if n := s.used.Load(); n != 0 && (before.IsZero() || n > before.UnixNano()) {
+		return time.Unix(0, n).UTC()
+	}
+	return before
+}
+
+// Format shows which key it is, without the key.
+func (s *signer) Format(f fmt.State, _ rune) {
+	_, _ = fmt.Fprintf(f, "signer{%s %s %q %q}", s.id, s.algorithm, s.owner, s.purpose)
+}
+
+// MarshalText shows the key's name.
+func (s *signer) MarshalText() ([]byte, error) { return []byte(s.id), nil }
+
+// keyID names a key by what it is and whom it serves: the same private key
+// imported for two purposes is two keys.
+func keyID(owner, purpose string, a Algorithm, pub []byte) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "parley key\n%q\n%q\n%s\n%x", owner, purpose, a, pub)
+	return hex.EncodeToString(h.Sum(nil)[:10])
+}
+
+// Signer gives the newest active key of owner for purpose, or [ErrNotFound].
+func (r *Ring) Signer(owner, purpose string) (Signer, error) {
+	if s := r.current.Load().active[place{owner, purpose}]; s != nil {
+		return s, nil
+	}
+	return nil, fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
+}
+
+// SignerByID gives a key that is active or retiring, [ErrNotFound], or
+// [ErrRevoked] when it is revoked or its overlap is over.
+func (r *Ring) SignerByID(id string) (Signer, error) {
+	h, ok := r.current.Load().byID[id]
+	if !ok {
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
+	}
+	if !h.record.Live(r.now()) {
+		return nil, fmt.Errorf("%w: %s", ErrRevoked, id)
+	}
+	return h.signer, nil
+}
+
+func indexByID(c *contents, id string) int {
+	return slices.IndexFunc(c.Keys, func(k record) bool { return k.ID == id })
+}
+
+// List gives all keys, in order of owner, purpose and age.
+func (r *Ring) List() []Key {
+	return r.list(func(*record) bool { return true })
+}
+
+// Keys gives the keys of owner for purpose that are valid now, newest first:
+// what a card should show.
+func (r *Ring) Keys(owner, purpose string) []Key {
+	now := r.now()
+	l := r.list(func(k *record) bool { return k.Owner == owner && k.Purpose == purpose && k.Live(now) })
+	slices.Reverse(l)
+	return l
+}
+
+func (r *Ring) list(want func(*record) bool) []Key {
+	c := r.current.Load()
+	var out []Key
+	for i := range c.contents.Keys {
+		k := &c.contents.Keys[i]
+		if want(k) {
+			k2 := k.Key
+			k2.Public = bytes.Clone(k.Public)
+			k2.Used = c.byID[k.ID].signer.lastUsed(k.Used)
+			out = append(out, k2)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Key) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Purpose, b.Purpose))
+	})
+	return out
+}
+
+// Create makes keys, all or none, in one write. An owner who already has an
+// active key for the purpose gets [ErrExists]: use [Ring.Rotate].
+func (r *Ring) Create(keys ...New) ([]Key, error) {
+	var out []Key
+	err := r.update(func(c *contents) error {
+		out = nil
+		active := map[place]bool{}
+		for i := range c.Keys {
+			if k := &c.Keys[i]; k.State == Active {
+				active[place{k.Owner, k.Purpose}] = true
+			}
+		}
+		for _, n := range keys {
+			p := place{n.Owner, n.Purpose}
+			if active[p] {
+				return fmt.Errorf("%w: an active key of %q for %q", ErrExists, n.Owner, n.Purpose)
+			}
+			k, err := r.add(c, n)
+			if err != nil {
+				return err
+			}
+			active[p] = true
+			out = append(out, k)
+		}
+		if len(keys) == 0 {
+			return errUnchanged
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Import is [Ring.Create] of one key that exists already.
+func (r *Ring) Import(n New) (Key, error) {
+	if n.Seed == nil {
+		return Key{}, fmt.Errorf("%w: there is no key to import", ErrInvalid)
+	}
+	keys, err := r.Create(n)
+	if err != nil {
+		return Key{}, err
+	}
+	return keys[0], nil
+}
+
+// Ensure gives the active key for n.Owner and n.Purpose, made as n says if
+// there is none.
+func (r *Ring) Ensure(n New) (Signer, error) {
+	if s, err := r.Signer(n.Owner, n.Purpose); err == nil {
+		return s, nil
+	}
+	if _, err := r.Create(n); err != nil && !errors.Is(err, ErrExists) {
+		return nil, err
+	}
+	return r.Signer(n.Owner, n.Purpose)
+}
+
+// add appends the key n to c.
+func (r *Ring) add(c *contents, n New) (Key, error) {
+	if err := checkNames(n.Owner, n.Purpose); err != nil {
+		return Key{}, err
+	}
+	if err := checkTexts(n.By, n.Note); err != nil {
+		return Key{}, err
+	}
+	if len(c.Keys) >= r.maxKeys {
+		return Key{}, fmt.Errorf("%w: %d keys", ErrFull, len(c.Keys))
+	}
+	seed := bytes.Clone(n.Seed)
+	if n.Seed == nil {
+		var err error
+		if seed, err = newSeed(n.Algorithm, r.rand); err != nil {
+			return Key{}, err
+		}
+	}
+	p, err := parsePrivate(n.Algorithm, seed)
+	if err != nil {
+		return Key{}, err
+	}
+	k := Key{
+		ID: keyID(n.Owner, n.Purpose, n.Algorithm, p.public), Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm,
+		Public: p.public, State: Active, Created: r.stamp(), By: n.By, Note: n.Note,
+	}
+	if indexByID(c, k.ID) >= 0 {
+		return Key{}, fmt.Errorf("%w: key %s of %q for %q", ErrExists, k.ID, n.Owner, n.Purpose)
+	}
+	c.Keys = append(c.Keys, record{k, seed})
+	k.Public = bytes.Clone(k.Public)
+	return k, nil
+}
+
+// stamp is the time as the file keeps it.
+func (r *Ring) stamp() time.Time { return r.now().UTC().Truncate(time.Millisecond) }
+
+// Rotate makes a new active key of the same algorithm and lets the active one
+// retire: it stays valid for overlap, or ends now when overlap is not
+// positive. It returns the new key.
+func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error) {
+	var out Key
+	err := r.update(func(c *contents) error {
+		n := New{Owner: owner, Purpose: purpose}
+		for i := range c.Keys {
+			k := &c.Keys[i]
+			if k.Owner != owner || k.Purpose != purpose || k.State != Active {
+				continue
+			}
+			n.Algorithm, n.By, n.Note = k.Algorithm, k.By, k.Note
+			if overlap > 0 {
+				k.State, k.Until = Retiring, r.stamp().Add(overlap)
+			} else {
+				revoke(k, r.stamp())
+			}
+		}
+		if n.Algorithm == "" {
+			return fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
+		}
+		var err error
+		out, err = r.add(c, n)
+		return err
+	})
+	if err != nil {
+		return Key{}, err
+	}
+	return out, nil
+}
+
+// Revoke ends a key at once, for signers in use too, and erases its private
+// half for good. The public half stays in the list. Revoking twice is no
+// error.
+func (r *Ring) Revoke(id string) error {
+	return r.update(func(c *contents) error {
+		i := indexByID(c, id)
+		switch {
+		case i < 0:
+			return fmt.Errorf("%w: %q", ErrNotFound, id)
+		case c.Keys[i].State == Revoked:
+			return errUnchanged
+		}
+		revoke(&c.Keys[i], r.stamp())
+		return nil
+	})
+}
+
+func revoke(k *record, now time.Time) { k.State, k.Until, k.Seed = Revoked, now, nil }
+
+// Export gives the 32 secret bytes of a key, so that its owner can use it
+// elsewhere.
+func (r *Ring) Export(id string) (Secret, error) {
+	h, ok := r.current.Load().byID[id]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
+	case h.record.State == Revoked:
+		return nil, fmt.Errorf("%w: %s", ErrRevoked, id)
+	}
+	return bytes.Clone(h.record.Seed), nil
+}
+
+// Forget erases all of owner: private keys with their history, and enrolled
+// keys. It returns how many there were.
+func (r *Ring) Forget(owner string) (int, error) {
+	var n int
+	err := r.update(func(c *contents) error {
+		before := len(c.Keys) + len(c.Enrolled)
+		c.Keys = slices.DeleteFunc(c.Keys, func(k record) bool { return k.Owner == owner })
+		c.Enrolled = slices.DeleteFunc(c.Enrolled, func(e Enrolled) bool { return e.Agent == owner })
+		if n = before - len(c.Keys) - len(c.Enrolled); n == 0 {
+			return errUnchanged
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// Secret gives the n random bytes kept under name, drawn and stored when they
+// are first asked for. A later n must be the same.
+func (r *Ring) Secret(name string, n int) ([]byte, error) {
+	if n < 16 || n > 4096 {
+		return nil, fmt.Errorf("%w: a secret has 16 to 4096 bytes, not %d", ErrInvalid, n)
+	}
+	if err := checkNames(name, name); err != nil {
+		return nil, err
+	}
+	get := func(c *contents) ([]byte, error) {
+		b, ok := c.Secrets[name]
+		if ok && len(b) != n {
+			return nil, fmt.Errorf("%w: secret %q has %d bytes, not %d", ErrInvalid, name, len(b), n)
+		}
+		return bytes.Clone(b), nil
+	}
+	out, err := get(r.current.Load().contents)
+	if err != nil || out != nil {
+		return out, err
+	}
+	err = r.update(func(c *contents) error {
+		if out, err = get(c); err != nil || out != nil {
+			return cmp.Or(err, errUnchanged)
+		}
+		if len(c.Secrets) >= r.maxKeys {
+			return fmt.Errorf("%w: %d secrets", ErrFull, len(c.Secrets))
+		}
+		out = make([]byte, n)
+		if _, err := io.ReadFull(r.rand, out); err != nil {
+			return fmt.Errorf("keyring: random source: %w", err)
+		}
+		c.Secrets[name] = bytes.Clone(out)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// checkNames refuses names that are empty, too long, or not plain text.
+func checkNames(names ...string) error {
+	for _, s := range names {
+		if s == "" {
+			return fmt.Errorf("%w: a name is empty", ErrInvalid)
+		}
+	}
+	return checkTexts(names...)
+}
+
+func checkTexts(texts ...string) error {
+	for _, s := range texts {
+		if len(s) > MaxName || !utf8.ValidString(s) {
+			return fmt.Errorf("%w: a name or note is longer than %d bytes or not UTF-8", ErrInvalid, MaxName)
+		}
+		for _, c := range s {
+			if unicode.IsControl(c) {
+				return fmt.Errorf("%w: %q has control characters", ErrInvalid, s)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,264 @@
+package keyring
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"filippo.io/age"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Protection says what opens a ring: one of the two.
+type Protection struct {
+	Passphrase   Secret
+	IdentityFile string // made by age-keygen
+}
+
+// format is the first thing in every ring's file.
+const format = "parley-keyring/1"
+
+// The values of file.Protection.
+const (
+	byNothing    = "none"
+	byPassphrase = "passphrase"
+	byIdentity   = "identity"
+)
+
+// file is keyring.json.
+type file struct {
+	Format     string    `json:"format"`
+	Protection string    `json:"protection"`
+	Master     []byte    `json:"master,omitempty"` // age (scrypt): the X25519 identity that opens Sealed
+	Sealed     []byte    `json:"sealed,omitempty"` // age (X25519): the contents
+	Contents   *contents `json:"contents,omitempty"`
+}
+
+// sealer turns contents into a file and back.
+type sealer struct {
+	protection string
+	identities []age.Identity
+	recipients []age.Recipient
+	master     []byte // for byPassphrase
+}
+
+func (p Protection) kind() (string, error) {
+	switch {
+	case p.Passphrase != nil && p.IdentityFile != "":
+		return "", fmt.Errorf("%w: a passphrase and an identity file were given; choose one", ErrInvalid)
+	case p.Passphrase != nil && len(p.Passphrase) == 0:
+		return "", fmt.Errorf("%w: the passphrase is empty", ErrInvalid)
+	case p.Passphrase != nil:
+		return byPassphrase, nil
+	case p.IdentityFile != "":
+		return byIdentity, nil
+	}
+	return byNothing, nil
+}
+
+// newSealer makes the sealer of a new ring.
+func newSealer(p Protection, workFactor int) (*sealer, error) {
+	kind, err := p.kind()
+	if err != nil {
+		return nil, err
+	}
+	s := &sealer{protection: kind}
+	switch kind {
+	case byIdentity:
+		return s, s.useIdentityFile(p.IdentityFile)
+	case byPassphrase:
+		id, err := age.GenerateX25519Identity()
+		if err != nil {
+			return nil, fmt.Errorf("keyring: %w", err)
+		}
+		r, err := age.NewScryptRecipient(string(p.Passphrase))
+		if err != nil {
+			return nil, fmt.Errorf("%w: the passphrase cannot be used", ErrInvalid)
+		}
+		if workFactor != 0 {
+			r.SetWorkFactor(workFactor)
+		}
+		if s.master, err = encrypt([]byte(id.String()), r); err != nil {
+			return nil, err
+		}
+		s.identities, s.recipients = []age.Identity{id}, []age.Recipient{id.Recipient()}
+	}
+	return s, nil
+}
+
+// sealerFor makes the sealer of the existing file f; path is for errors.
+func sealerFor(p Protection, f *file, path string) (*sealer, error) {
+	kind, err := p.kind()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case f.Protection == kind:
+	case f.Protection == byNothing:
+		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; to encrypt it run: parley keys encrypt (which writes a backup first)",
+			ErrNotEncrypted, path, aKey(kind))
+	case kind == byNothing:
+		return nil, fmt.Errorf("%w: %s needs %s", ErrEncrypted, path, aKey(f.Protection))
+	default:
+		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, aKey(f.Protection), aKey(kind))
+	}
+	s := &sealer{protection: kind, master: f.Master}
+	switch kind {
+	case byIdentity:
+		return s, s.useIdentityFile(p.IdentityFile)
+	case byPassphrase:
+		id, err := age.NewScryptIdentity(string(p.Passphrase))
+		if err != nil {
+			return nil, fmt.Errorf("%w: the passphrase cannot be used", ErrInvalid)
+		}
+		b, err := decrypt(f.Master, path, id)
+		if err != nil {
+			return nil, err
+		}
+		x, err := age.ParseX25519Identity(string(b))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: what the passphrase opens is no identity", ErrCorrupt, path)
+		}
+		s.identities, s.recipients = []age.Identity{x}, []age.Recipient{x.Recipient()}
+	}
+	return s, nil
+}
+
+func aKey(kind string) string {
+	if kind == byIdentity {
+		return "an identity file"
+	}
+	return "a passphrase"
+}
+
+func (s *sealer) useIdentityFile(path string) error {
+	b, err := readPrivate(path, 1<<20)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("keyring: identity file: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	ids, err := age.ParseIdentities(bytes.NewReader(b))
+	if err != nil {
+		// The parser's own words may quote the file.
+		return fmt.Errorf("%w: %s is not an identity file as age-keygen makes it", ErrInvalid, path)
+	}
+	for _, id := range ids {
+		switch id := id.(type) {
+		case *age.X25519Identity:
+			s.recipients = append(s.recipients, id.Recipient())
+		case *age.HybridIdentity:
+			s.recipients = append(s.recipients, id.Recipient())
+		default:
+			return fmt.Errorf("%w: %s holds an identity of another kind than age-keygen makes", ErrInvalid, path)
+		}
+	}
+	s.identities = ids
+	return nil
+}
+
+// seal gives the file for c.
+func (s *sealer) seal(c *contents) ([]byte, error) {
+	f := file{Format: format, Protection: s.protection, Master: s.master}
+	if s.protection == byNothing {
+		f.Contents = c
+	} else {
+		b, err := jsonx.Encode(c)
+		if err != nil {
+			return nil, errors.New("keyring: the contents cannot be written")
+		}
+		if f.Sealed, err = encrypt(b, s.recipients...); err != nil {
+			return nil, err
+		}
+	}
+	b, err := jsonx.Encode(&f)
+	if err != nil {
+		return nil, errors.New("keyring: the contents cannot be written")
+	}
+	return append(b, '\n'), nil
+}
+
+// open gives the contents of f; path is for errors.
+func (s *sealer) open(f *file, path string) (*contents, error) {
+	if f.Protection != s.protection || !bytes.Equal(f.Master, s.master) {
+		return nil, fmt.Errorf("%w: %s was given another protection meanwhile; open it anew", ErrWrongKey, path)
+	}
+	if s.protection == byNothing {
+		return f.Contents, nil
+	}
+	b, err := decrypt(f.Sealed, path, s.identities...)
+	if err != nil {
+		return nil, err
+	}
+	c := &contents{}
+	if err := jsonx.DecodeKnown(b, c); err != nil {
+		// The decoder's own words may quote the contents.
+		return nil, fmt.Errorf("%w: %s: its contents cannot be read", ErrCorrupt, path)
+	}
+	return c, nil
+}
+
+// parseFile reads a file as far as that needs no key.
+func parseFile(b []byte, path string) (*file, error) {
+	// Only the format decides how the rest is read.
+	var head struct {
+		Format string `json:"format"`
+	}
+	if err := jsonx.Decode(b, &head); err != nil {
+		return nil, fmt.Errorf("%w: %s is not a keyring, or it was cut short", ErrCorrupt, path)
+	}
+	if head.Format != format {
+		return nil, fmt.Errorf("%w: %s has the format %q; this version reads %q", ErrCorrupt, path, head.Format, format)
+	}
+	f := &file{}
+	if err := jsonx.DecodeKnown(b, f); err != nil {
+		return nil, fmt.Errorf("%w: %s: its members cannot be read", ErrCorrupt, path)
+	}
+	var fits bool
+	switch f.Protection {
+	case byNothing:
+		fits = f.Contents != nil && f.Sealed == nil && f.Master == nil
+	case byIdentity:
+		fits = f.Contents == nil && f.Sealed != nil && f.Master == nil
+	case byPassphrase:
+		fits = f.Contents == nil && f.Sealed != nil && f.Master != nil
+	}
+	if !fits {
+		return nil, fmt.Errorf("%w: %s: its members do not belong together", ErrCorrupt, path)
+	}
+	return f, nil
+}
+
+func encrypt(b []byte, to ...age.Recipient) ([]byte, error) {
+	var out bytes.Buffer
+	w, err := age.Encrypt(&out, to...)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: encrypt: %w", err)
+	}
+	if _, err := w.Write(b); err != nil {
+		return nil, fmt.Errorf("keyring: encrypt: %w", err)
+	}
+	if err := w.Close(); err != nil {
+		return nil, fmt.Errorf("keyring: encrypt: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+func decrypt(b []byte, path string, with ...age.Identity) ([]byte, error) {
+	r, err := age.Decrypt(bytes.NewReader(b), with...)
+	if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
+		return nil, fmt.Errorf("%w: %s does not open. Nothing was changed", ErrWrongKey, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: its encryption is broken", ErrCorrupt, path)
+	}
+	out, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: its encryption is broken", ErrCorrupt, path)
+	}
+	return out, nil
+}

@@ -1,0 +1,105 @@
+package policy
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+func message(from, to string, a parley.Assurance) *parley.Message {
+	return &parley.Message{Kind: parley.Request, From: from, To: to, Skill: "forecast",
+		Parts:  []parley.Part{parley.Text("hello")},
+		Origin: parley.Origin{Protocol: "samvad", Peer: "agent://" + from, Verdict: parley.Verdict{Assurance: a}}}
+}
+
+func TestAdmit(t *testing.T) {
+	weather := Recipient{Agent: &parley.Agent{Name: "weather"}, Native: []string{"samvad"}}
+	hidden := Recipient{Agent: &parley.Agent{Name: "hidden"}, Native: []string{"agh"}}
+	open := Recipient{Agent: &parley.Agent{Name: "open", Exposed: parley.Everywhere}, Native: []string{"go"}}
+	config := Config{Hub: "here", Assurance: map[string]parley.Assurance{"open": parley.Unsigned},
+		Allow: []Rule{{From: "crew/*", To: []string{"weather.forecast", "open"}}, {From: "guest/**", To: []string{"open"}}}}
+	for _, c := range []struct {
+		name string
+		m    *parley.Message
+		to   Recipient
+		edit func(*parley.Message)
+		want parley.Code
+	}{
+		{name: "allowed skill", m: message("crew/a", "weather", parley.Signed), to: weather},
+		{name: "other skill", m: message("crew/a", "weather", parley.Signed), to: weather, edit: func(m *parley.Message) { m.Skill = "erase" }, want: parley.Forbidden},
+		{name: "other sender", m: message("bob", "weather", parley.Signed), to: weather, want: parley.Forbidden},
+		{name: "pattern over all the rest", m: message("guest/samvad/x", "open", parley.Signed), to: open},
+		{name: "pattern needs a rest", m: message("guest", "open", parley.Signed), to: open, want: parley.Forbidden},
+		{name: "unsigned", m: message("crew/a", "weather", parley.Unsigned), to: weather, want: parley.Unauthenticated},
+		{name: "session is not signed", m: message("crew/a", "weather", parley.Session), to: weather, want: parley.Unauthenticated},
+		{name: "unsigned where that is enough", m: message("crew/a", "open", parley.Unsigned), to: open},
+		{name: "who holds the hub's token", m: message("crew/a", "weather", parley.Session), to: weather, edit: func(m *parley.Message) { m.Origin.Protocol = "api" }},
+		{name: "not exposed", m: message("crew/a", "hidden", parley.Signed), to: hidden, want: parley.UnknownAgent},
+		{name: "been here", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Hops = []string{"x", "here"} }, want: parley.Loop},
+		{name: "too many hops", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Hops = make([]string, 8) }, want: parley.Loop},
+		{name: "too large", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts[0].Data = make([]byte, 9<<20) }, want: parley.TooLarge},
+		{name: "too many parts", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts = make([]parley.Part, 65) }, want: parley.TooLarge},
+		{name: "a reply needs no permission to begin", m: message("bob", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := New(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.edit != nil {
+				c.edit(c.m)
+			}
+			got := parley.Code("")
+			if err := p.Admit(c.m, []Recipient{c.to}); err != nil {
+				got = err.Code
+			}
+			if got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestRulesAreChecked(t *testing.T) {
+	for _, r := range []Rule{{From: "[", To: []string{"x"}}, {From: "x", To: []string{"["}}, {From: "x"}} {
+		if _, err := New(Config{Allow: []Rule{r}}); err == nil {
+			t.Errorf("%v: no error", r)
+		}
+	}
+}
+
+func TestRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := New(Config{SenderRate: Rate{PerSecond: 1, Burst: 2}, UnknownRate: Rate{PerSecond: 1, Burst: 1}, MaxSenders: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := []Recipient{{Agent: &parley.Agent{Name: "open"}, Native: []string{"samvad"}}}
+		take := func(from string) *parley.Error { return p.Admit(message(from, "open", parley.Signed), open) }
+		for i := range 2 {
+			if err := take("a"); err != nil {
+				t.Fatalf("message %d: %v", i, err)
+			}
+		}
+		err2 := take("a")
+		if err2 == nil || err2.Code != parley.RateLimited || err2.After != time.Second || !err2.Retryable {
+			t.Fatalf("third message: %+v", err2)
+		}
+		if err := take("b"); err != nil {
+			t.Fatalf("another sender pays for the first: %v", err)
+		}
+		time.Sleep(time.Second) // of the bubble's clock
+		if err := take("a"); err != nil {
+			t.Fatalf("after a second: %v", err)
+		}
+		for i := range 1000 {
+			take(fmt.Sprint("s", i))
+		}
+		if n := p.senders.recent.Len(); n != 100 || len(p.senders.byName) != 100 {
+			t.Errorf("%d senders are remembered, want 100", n)
+		}
+	})
+}
