@@ -1,0 +1,68 @@
+package hub
+
+import (
+	"context"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+)
+
+// An Observer is told what a hub does, for metrics and traces. A method is
+// called when something begins; it gives the context to go on with, and what
+// to call at the end, or nil. Its methods are called from many goroutines and
+// must not wait.
+type Observer interface {
+	// Record: m, admitted or to be recorded as refused, is about to be
+	// recorded. The observer may set m.Trace.
+	Record(ctx context.Context, m *parley.Message) (context.Context, func(error))
+	// Attempt: an attempt begins, in the recipient's protocol: "go" for a
+	// handler of this process, "api" for an inbox. The observer may put
+	// another Message in a; the recorded one must stay as it is.
+	Attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context, func(delivery.Result))
+}
+
+// observed makes an attempt under the eyes of the observer.
+func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string, f func(context.Context, delivery.Attempt) delivery.Result) delivery.Result {
+	if h.c.Observer == nil {
+		return f(ctx, a)
+	}
+	ctx, end := h.c.Observer.Attempt(ctx, &a, protocol)
+	r := f(ctx, a)
+	if end != nil {
+		end(r)
+	}
+	return r
+}
+
+// RefusalKind counts refusals alike.
+type RefusalKind struct {
+	Protocol string
+	Step     string
+	Code     parley.Code
+}
+
+// maxRefusalKinds bounds the counters of refusals; what is of yet another kind
+// is counted under the zero one. Bindings use a fixed vocabulary, so that this
+// is never reached.
+const maxRefusalKinds = 512
+
+// RefusalCounts tells how often each kind of refusal was noted since the start.
+func (h *Hub) RefusalCounts() map[RefusalKind]uint64 {
+	q := h.refusals
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make(map[RefusalKind]uint64, len(q.kinds))
+	for k, n := range q.kinds {
+		out[k] = n
+	}
+	return out
+}
+
+// note counts the kind of a refusal; q.mu is held.
+func (q *refusals) note(r Refusal) {
+	k := RefusalKind{r.Protocol, r.Step, r.Code}
+	if _, ok := q.kinds[k]; !ok && len(q.kinds) >= maxRefusalKinds {
+		k = RefusalKind{}
+	}
+	q.kinds[k]++
+}

@@ -1,0 +1,159 @@
+package hub
+
+import (
+	"encoding/base32"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+// A Refusal is something that was turned away, for `parley refused` and
+// `parley explain`.
+type Refusal struct {
+	Ref      string
+	Time     time.Time
+	Protocol string
+	Source   string // network address
+	Claim    string // who it claimed to be from; proved only if Verdict says so
+	To       string
+	Step     string // "decode", "verify", "admit", …
+	Code     parley.Code
+	Text     string // what the sender was told
+	Cause    string // what only the operator sees
+	Size     int    // bytes
+	Verdict  parley.Verdict
+}
+
+// refusals is a ring. One source fills at most an eighth of it within a
+// minute; what it sends beyond that takes the places of its own earlier ones,
+// so that a flood cannot hide the others' refusals and yet every reference
+// that was given resolves for a while.
+type refusals struct {
+	rnd io.Reader
+
+	mu      sync.Mutex
+	ring    []Refusal
+	next    int
+	count   uint64
+	kinds   map[RefusalKind]uint64
+	byRef   map[string]int
+	minute  time.Time
+	sources map[string]*places
+}
+
+// places are those that a source took in the ring in this minute.
+type places struct {
+	at   []int
+	next int
+}
+
+func newRefusals(size int, rnd io.Reader) *refusals {
+	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{}, sources: map[string]*places{}, kinds: map[RefusalKind]uint64{}}
+}
+
+// Refuse notes a refusal and gives its reference.
+func (h *Hub) Refuse(r Refusal) string {
+	if r.Time.IsZero() {
+		r.Time = h.c.Now()
+	}
+	return h.refusals.add(r)
+}
+
+func (q *refusals) add(r Refusal) string {
+	var b [10]byte
+	if _, err := io.ReadFull(q.rnd, b[:]); err != nil {
+		return ""
+	}
+	r.Ref = strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
+	r.Text, r.Cause, r.Claim, r.To = clip(r.Text), clip(r.Cause), clip(r.Claim), clip(r.To)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.count++
+	q.note(r)
+	i := q.place(r)
+	delete(q.byRef, q.ring[i].Ref)
+	q.ring[i] = r
+	q.byRef[r.Ref] = i
+	return r.Ref
+}
+
+// place finds where a refusal goes.
+func (q *refusals) place(r Refusal) int {
+	if m := r.Time.Truncate(time.Minute); !m.Equal(q.minute) {
+		q.minute = m
+		clear(q.sources)
+	}
+	source := r.Source
+	p := q.sources[source]
+	if p == nil {
+		if len(q.sources) >= cap(q.ring) {
+			source = "" // the many others of this minute share places
+		}
+		if p = q.sources[source]; p == nil {
+			p = &places{}
+			q.sources[source] = p
+		}
+	}
+	if share := max(1, cap(q.ring)/8); len(p.at) >= share {
+		i := p.at[p.next%share]
+		p.next++
+		if source == "" || q.ring[i].Source == source {
+			return i
+		}
+	}
+	i := q.next
+	if len(q.ring) < cap(q.ring) {
+		i = len(q.ring)
+		q.ring = append(q.ring, Refusal{})
+	} else {
+		q.next = (q.next + 1) % len(q.ring)
+	}
+	if len(p.at) < max(1, cap(q.ring)/8) {
+		p.at = append(p.at, i)
+	}
+	return i
+}
+
+// clip bounds what strangers can make the hub keep.
+func clip(s string) string {
+	if len(s) > 512 {
+		return strings.ToValidUTF8(s[:512], "") + "…"
+	}
+	return s
+}
+
+func (q *refusals) total() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.count
+}
+
+// Refused lists the refusals that are kept, the newest first, at most n; all
+// for n <= 0.
+func (h *Hub) Refused(n int) []Refusal {
+	q := h.refusals
+	q.mu.Lock()
+	out := slices.Clone(q.ring)
+	q.mu.Unlock()
+	slices.SortStableFunc(out, func(a, b Refusal) int { return b.Time.Compare(a.Time) })
+	if n > 0 && len(out) > n {
+		out = out[:n]
+	}
+	return out
+}
+
+// Explain finds a refusal by its reference.
+func (h *Hub) Explain(ref string) (Refusal, bool) {
+	q := h.refusals
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i, ok := q.byRef[strings.ToLower(ref)]
+	if !ok {
+		return Refusal{}, false
+	}
+	return q.ring[i], true
+}
