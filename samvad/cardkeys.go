@@ -1,0 +1,269 @@
+package samvad
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// A Guard decides which network addresses may be called: those of the public
+// internet and the prefixes in its field Allow. Nil is the strict default.
+type Guard = netguard.Guard
+
+// Defaults of [CardStore].
+const (
+	DefaultCardTimeout  = 8 * time.Second
+	DefaultMaxCardTTL   = 300 * time.Second
+	DefaultMaxCards     = 10000
+	DefaultMaxFetches   = 256
+	DefaultRefreshEvery = 10 * time.Second
+	maxCardBody         = 256 << 10
+	maxCardKeys         = 64
+	justFetched         = time.Second
+)
+
+// A CardStore is a [Keys] that takes keys from the cards that agents publish
+// at the https origin of their identity. A card whose id is not the sender's
+// is refused (SAM-075); failures are not kept; concurrent look-ups of one
+// agent share one fetch. It is safe for concurrent use and must not be copied.
+type CardStore struct {
+	// HTTP fetches cards. Nil: a client of Guard, which refuses addresses
+	// inside (after resolution) and redirects to other origins (SAM-076).
+	HTTP  *http.Client
+	Guard *Guard
+
+	Now          func() time.Time
+	Timeout      time.Duration // of a fetch; 0 = [DefaultCardTimeout]
+	MaxTTL       time.Duration // a card is kept for cardTTL, at most this; 0 = [DefaultMaxCardTTL]
+	MaxCards     int           // kept at once; 0 = [DefaultMaxCards]
+	MaxFetches   int           // at once; 0 = [DefaultMaxFetches]
+	RefreshEvery time.Duration // least time between two forced fetches of one card; 0 = [DefaultRefreshEvery]
+
+	once sync.Once
+	http *http.Client
+
+	mu       sync.Mutex
+	cards    map[string]*cardEntry
+	fetching int
+}
+
+type cardEntry struct {
+	keys    []Key
+	expires time.Time
+	fetched time.Time
+	forced  time.Time // when a refresh was last forced
+	pending *fetch
+}
+
+type fetch struct {
+	done chan struct{}
+	keys []Key
+	err  error
+}
+
+// CardKeys gives a [CardStore] with the defaults. The client may be nil.
+func CardKeys(c *http.Client) *CardStore { return &CardStore{HTTP: c} }
+
+func (s *CardStore) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+// Keys implements [Keys].
+func (s *CardStore) Keys(ctx context.Context, id string) ([]Key, error) { return s.get(ctx, id, false) }
+
+// Refresh implements [Refresher]: it fetches the card again, unless that was
+// done within RefreshEvery.
+func (s *CardStore) Refresh(ctx context.Context, id string) ([]Key, error) {
+	return s.get(ctx, id, true)
+}
+
+func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, error) {
+	u, err := CardURL(id)
+	if err != nil {
+		return nil, because(ErrUnknownKey, err)
+	}
+	now := s.now()
+	s.mu.Lock()
+	e := s.cards[id]
+	if e != nil && now.Before(e.expires) {
+		// A card that was just fetched, or for which a fetch was just forced,
+		// is not fetched again because of one more unknown keyid.
+		if !force || now.Sub(e.fetched) < justFetched || now.Sub(e.forced) < or(s.RefreshEvery, DefaultRefreshEvery) {
+			keys := e.keys
+			s.mu.Unlock()
+			return keys, nil
+		}
+	}
+	if e == nil || e.pending == nil {
+		if s.fetching >= or(s.MaxFetches, DefaultMaxFetches) {
+			s.mu.Unlock()
+			return nil, because(ErrBusy, errors.New("too many card fetches at once"))
+		}
+	}
+	if e == nil {
+		e = s.admit(id, now)
+	}
+	f := e.pending
+	if f == nil {
+		f = &fetch{done: make(chan struct{})}
+		e.pending = f
+		s.fetching++
+		if force {
+			e.forced = now
+		}
+		s.mu.Unlock()
+		s.run(ctx, id, u, e, f)
+	} else {
+		s.mu.Unlock()
+	}
+	select {
+	case <-f.done:
+		return f.keys, f.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// admit makes room for a new entry; the store is locked. What is being fetched
+// stays, and is bounded by MaxFetches.
+func (s *CardStore) admit(id string, now time.Time) *cardEntry {
+	if len(s.cards) >= or(s.MaxCards, DefaultMaxCards) {
+		victim, found := "", false
+		for k, e := range s.cards {
+			if e.pending == nil {
+				victim, found = k, true
+				if !now.Before(e.expires) {
+					break
+				}
+			}
+		}
+		if found {
+			delete(s.cards, victim)
+		}
+	}
+	if s.cards == nil {
+		s.cards = map[string]*cardEntry{}
+	}
+	e := &cardEntry{}
+	s.cards[id] = e
+	return e
+}
+
+// run fetches a card for all who wait for f. The fetch outlives the caller's
+// context by nothing but its own timeout: others may be waiting.
+func (s *CardStore) run(ctx context.Context, id, u string, e *cardEntry, f *fetch) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), or(s.Timeout, DefaultCardTimeout))
+	defer cancel()
+	keys, ttl, err := s.fetch(ctx, id, u)
+	now := s.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fetching--
+	e.pending = nil
+	f.keys, f.err = keys, err
+	if err != nil {
+		// Failures are not kept, and a card that cannot be fetched any more
+		// must not keep a revoked key alive beyond its time.
+		if !now.Before(e.expires) && s.cards[id] == e {
+			delete(s.cards, id)
+		}
+	} else {
+		e.keys, e.fetched, e.expires = keys, now, now.Add(ttl)
+	}
+	close(f.done)
+}
+
+func (s *CardStore) client() *http.Client {
+	if s.HTTP != nil {
+		return s.HTTP
+	}
+	s.once.Do(func() {
+		s.http = s.Guard.Client(netguard.Options{Timeout: or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
+	})
+	return s.http
+}
+
+func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Duration, error) {
+	fail := func(err error) ([]Key, time.Duration, error) {
+		return nil, 0, because(ErrUnknownKey, fmt.Errorf("card of %s: %w", clip(id), err))
+	}
+	target, err := url.Parse(u)
+	if err != nil {
+		return fail(err)
+	}
+	if err := s.Guard.CheckURL(target); err != nil {
+		return fail(err)
+	}
+	b, _, err := getCard(ctx, s.client(), u)
+	if err != nil {
+		return fail(err)
+	}
+	var c struct {
+		ID              string    `json:"id"`
+		ProtocolVersion string    `json:"protocolVersion"`
+		PublicKeys      []CardKey `json:"publicKeys"`
+		CardTTL         *int64    `json:"cardTTL"`
+	}
+	if err := jsonx.Decode(b, &c); err != nil {
+		return fail(err)
+	}
+	if c.ID != id {
+		return fail(fmt.Errorf("its id is %q", clip(c.ID)))
+	}
+	if len(c.PublicKeys) > maxCardKeys {
+		return fail(fmt.Errorf("%d keys", len(c.PublicKeys)))
+	}
+	ttl := or(s.MaxTTL, DefaultMaxCardTTL)
+	if c.CardTTL != nil {
+		if *c.CardTTL < 0 {
+			return fail(errors.New("negative cardTTL"))
+		}
+		if *c.CardTTL < int64(ttl/time.Second) {
+			ttl = time.Duration(*c.CardTTL) * time.Second
+		}
+	}
+	return cardKeys(c.PublicKeys, c.ProtocolVersion), ttl, nil
+}
+
+// getCard fetches a card document, at most 256 KiB.
+func getCard(ctx context.Context, c *http.Client, u string) ([]byte, http.Header, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeBody(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		return nil, nil, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	b, err := readInto(resp.Body, make([]byte, 0, 2048), maxCardBody)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(b) > maxCardBody {
+		return nil, nil, ErrTooLarge
+	}
+	return b, resp.Header, nil
+}
+
+// closeBody reads the little that may be left, so that the connection can
+// serve again, and closes.
+func closeBody(b io.ReadCloser) {
+	_, _ = io.CopyN(io.Discard, b, 4096)
+	_ = b.Close()
+}

@@ -1,0 +1,668 @@
+package samvad
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"mime"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// Defaults of [Client]; those of the Python SDK.
+const (
+	DefaultCallTimeout  = 30 * time.Second
+	DefaultFetchTimeout = 10 * time.Second // cards and task states
+	DefaultStreamIdle   = 60 * time.Second
+	DefaultPollEvery    = 500 * time.Millisecond
+	DefaultMaxReply     = 8 << 20
+)
+
+// A Client calls agents: those of the TypeScript and Python SDKs, and the
+// deployed ones whose dialect differs (digest §12). It sends every request
+// once: to repeat one, call again, with a new nonce. Its fields must not
+// change while it is in use; it is safe for concurrent use and must not be
+// copied.
+type Client struct {
+	Identity Signer       // who is speaking
+	HTTP     *http.Client // nil: a client of Guard. Redirects are not followed for messages
+	Guard    *Guard       // which addresses may be called; nil: the public internet
+	Now      func() time.Time
+
+	Timeout    time.Duration // of Ask and Send; 0 = [DefaultCallTimeout], less if the context ends sooner
+	StreamIdle time.Duration // longest silence in a stream; 0 = [DefaultStreamIdle]
+	PollEvery  time.Duration // between two looks at a task in Wait; 0 = [DefaultPollEvery]
+	MaxReply   int64         // bytes of an answer, or of one event; 0 = [DefaultMaxReply]
+
+	once       sync.Once
+	get, calls *http.Client
+}
+
+// A Call is what to ask of which agent.
+type Call struct {
+	URL   string // base URL of the agent; "" = the https origin of To
+	To    string // the agent's identity; "" = the id of the card at URL
+	Skill string
+
+	Payload jsonx.Value // a JSON object; nil = {}
+
+	TraceID         string // "" = a new one
+	SpanID          string // "" = a new one
+	ParentSpanID    string
+	Nonce           string // "" = a new one
+	DelegationToken string
+	Auth            *Auth
+	CallbackURL     string // Send only
+
+	// Lightweight sends only skill and payload, unsigned: the extension of
+	// some deployed agents (§8.3), for public skills.
+	Lightweight bool
+}
+
+// Relay gives the call that passes a verified request on to another agent: the
+// trace goes on, the incoming span becomes the parent, everything else is new
+// (SAM-153).
+func (m *Verified) Relay(base, to string) Call {
+	return Call{
+		URL: base, To: to, Skill: m.Envelope.Skill, Payload: m.Envelope.Payload,
+		TraceID: m.TraceID, ParentSpanID: m.SpanID,
+	}
+}
+
+func (c *Client) now() time.Time {
+	if c.Now != nil {
+		return c.Now()
+	}
+	return time.Now()
+}
+
+func (c *Client) init() {
+	c.once.Do(func() {
+		if c.HTTP != nil {
+			c.get, c.calls = c.HTTP, withoutRedirects(c.HTTP)
+			return
+		}
+		// Each exchange is bounded by its own context and reading bound.
+		c.get = c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1})
+		c.calls = withoutRedirects(c.get)
+	})
+}
+
+// baseURL reads the base URL of an agent: http or https, no query. A slash at
+// its end is dropped, for the path would begin with two.
+func baseURL(base string) (*url.URL, error) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, fmt.Errorf("samvad: base URL: %w", err)
+	}
+	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return nil, fmt.Errorf("samvad: base URL %q: want http(s)://host[:port][/path]", clip(base))
+	}
+	u.Path, u.RawPath, u.ForceQuery = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/"), false
+	return u, nil
+}
+
+// Card fetches the card of the agent at a base URL.
+func (c *Client) Card(ctx context.Context, base string) (*Card, error) {
+	c.init()
+	u, err := baseURL(base)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.check(u); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, DefaultFetchTimeout)
+	defer cancel()
+	b, _, err := getCard(ctx, c.get, u.String()+cardPath)
+	if err != nil {
+		return nil, because(ErrCard, err)
+	}
+	return DecodeCard(b)
+}
+
+// check applies the guard also when the HTTP client is the caller's own; that
+// one then answers for what names resolve to.
+func (c *Client) check(u *url.URL) error {
+	if c.HTTP != nil && c.Guard == nil {
+		return nil
+	}
+	if err := c.Guard.CheckURL(u); err != nil {
+		return clientError(CodeAgentUnavailable, "address refused", err)
+	}
+	return nil
+}
+
+// Envelope gives the envelope and its body for a call: what [Client.Ask],
+// [Client.Send] and [Client.Stream] would send, unsigned.
+func (c *Client) Envelope(call Call, mode Mode) (*Envelope, []byte, error) {
+	if c.Identity == nil {
+		return nil, nil, errors.New("samvad: client without an identity")
+	}
+	e := &Envelope{
+		From: c.Identity.ID(), To: call.To, Skill: call.Skill, Mode: mode,
+		Nonce: or(call.Nonce, newID()), Timestamp: c.now().UTC().Truncate(time.Millisecond),
+		TraceID: or(call.TraceID, newID()), SpanID: or(call.SpanID, newID()), ParentSpanID: call.ParentSpanID,
+		DelegationToken: call.DelegationToken, Auth: call.Auth, Payload: call.Payload,
+	}
+	if mode == ModeAsync {
+		e.CallbackURL = call.CallbackURL
+	}
+	b, err := e.Encode()
+	if err != nil {
+		return nil, nil, err
+	}
+	e.raw = b
+	return e, b, nil
+}
+
+// Request gives the signed HTTP request for a call in a mode, without sending
+// it. Call.To must be known or found at Call.URL.
+func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Request, *Envelope, error) {
+	c.init()
+	if call.URL == "" {
+		origin, err := AgentOrigin(call.To)
+		if err != nil {
+			return nil, nil, err
+		}
+		call.URL = origin
+	}
+	u, err := baseURL(call.URL)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := c.check(u); err != nil {
+		return nil, nil, err
+	}
+	if call.To == "" && !call.Lightweight {
+		card, err := c.Card(ctx, call.URL)
+		if err != nil {
+			return nil, nil, err
+		}
+		call.To = card.ID
+	}
+	var e *Envelope
+	var body []byte
+	if call.Lightweight {
+		e = &Envelope{From: Anonymous, To: call.To, Skill: call.Skill, Mode: mode, TraceID: call.TraceID}
+		payload := call.Payload
+		if jsonx.IsNull(payload) {
+			payload = jsonx.Value("{}")
+		}
+		body, err = jsonx.Encode(struct {
+			Skill   string      `json:"skill"`
+			Payload jsonx.Value `json:"payload"`
+		}{call.Skill, payload})
+	} else {
+		e, body, err = c.Envelope(call, mode)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	path := map[Mode]string{ModeSync: pathMessage, ModeAsync: pathTask, ModeStream: pathStream}[mode]
+	if path == "" {
+		return nil, nil, fmt.Errorf("samvad: unknown mode %q", mode)
+	}
+	u.Path += path
+	if u.RawPath != "" {
+		u.RawPath += path
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, fmt.Errorf("samvad: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json")
+	if mode == ModeStream {
+		req.Header.Set("Accept", "text/event-stream, application/json")
+	}
+	if !call.Lightweight {
+		sig, err := Sign(c.Identity, http.MethodPost, req.URL.EscapedPath(), body, c.now())
+		if err != nil {
+			return nil, nil, err
+		}
+		sig.Set(req.Header)
+	}
+	return req, e, nil
+}
+
+// Ask calls a skill and waits for its answer (mode sync). A refusal or failure
+// that the agent reports is an [*Error] with its code; so is everything that
+// went wrong on the way (AGENT_UNAVAILABLE).
+func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
+	ctx, cancel := context.WithTimeout(ctx, or(c.Timeout, DefaultCallTimeout))
+	defer cancel()
+	status, h, b, err := c.post(ctx, call, ModeSync)
+	if err != nil {
+		return nil, err
+	}
+	return decodeReply(status, h, b)
+}
+
+// Send hands a request to a skill without waiting (mode async) and gives the
+// id of its task.
+func (c *Client) Send(ctx context.Context, call Call) (taskID string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, or(c.Timeout, DefaultCallTimeout))
+	defer cancel()
+	status, h, b, err := c.post(ctx, call, ModeAsync)
+	if err != nil {
+		return "", err
+	}
+	return decodeAccepted(status, h, b)
+}
+
+func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Header, []byte, error) {
+	req, _, err := c.Request(ctx, call, mode)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	return c.do(c.calls, req)
+}
+
+func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byte, error) {
+	resp, err := hc.Do(req)
+	if err != nil {
+		return 0, nil, nil, transportError(err)
+	}
+	defer closeBody(resp.Body)
+	b, err := c.body(resp)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	return resp.StatusCode, resp.Header, b, nil
+}
+
+func (c *Client) body(resp *http.Response) ([]byte, error) {
+	limit := or(c.MaxReply, DefaultMaxReply)
+	b, err := readInto(resp.Body, make([]byte, 0, 2048), limit)
+	if err != nil {
+		return nil, transportError(err)
+	}
+	if int64(len(b)) > limit {
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is too large.", ErrTooLarge)
+	}
+	return b, nil
+}
+
+// Task looks at a task of the agent at a base URL. The error wraps
+// [ErrNotFound] if the agent does not know it.
+func (c *Client) Task(ctx context.Context, base, id string) (*Task, error) {
+	c.init()
+	u, err := baseURL(base)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.check(u); err != nil {
+		return nil, err
+	}
+	if id == "" || len(id) > 512 {
+		return nil, fmt.Errorf("samvad: task id %q", clip(id))
+	}
+	ctx, cancel := context.WithTimeout(ctx, DefaultFetchTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String()+pathTask+"/"+url.PathEscape(id), nil)
+	if err != nil {
+		return nil, fmt.Errorf("samvad: %w", err)
+	}
+	req.Header.Set("Accept", "application/json")
+	status, h, b, err := c.do(c.get, req)
+	if err != nil {
+		return nil, err
+	}
+	return decodeTask(status, h, b)
+}
+
+// Wait polls a task until it is finished or ctx ends. A failed task is an
+// error like that of [Client.Ask].
+func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
+	every := or(c.PollEvery, DefaultPollEvery)
+	for {
+		t, err := c.Task(ctx, base, id)
+		var e *Error
+		switch {
+		case err == nil && t.Status == TaskDone:
+			return t, nil
+		case err == nil && t.Status == TaskFailed:
+			return t, t.Err
+		case err != nil && !(errors.As(err, &e) && e.Retryable):
+			return nil, err
+		}
+		timer := time.NewTimer(every)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, clientError(CodeAgentUnavailable, "The task was not finished in time.", because(ErrTimeout, ctx.Err()))
+		}
+	}
+}
+
+// An Event is one step of a streamed answer.
+type Event struct {
+	Chunk   jsonx.Value // a piece of the result; nil in the last event and in reports of state
+	State   string      // what the deployed agents report in between ("processing")
+	Done    bool        // the last event
+	Result  jsonx.Value // of the last event: a JSON object
+	TraceID string
+	SpanID  string
+}
+
+// Stream calls a skill in mode stream. It yields the chunks and last an event
+// with Done and the result, or an error. To break off the loop ends the call.
+func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		idle := or(c.StreamIdle, DefaultStreamIdle)
+		timer := time.AfterFunc(idle, func() { cancel(ErrTimeout) })
+		defer timer.Stop()
+		req, _, err := c.Request(ctx, call, ModeStream)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		resp, err := c.calls.Do(req)
+		if err != nil {
+			yield(Event{}, transportError(cause(ctx, err)))
+			return
+		}
+		defer func() { _ = resp.Body.Close() }()
+		media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+		if resp.StatusCode != http.StatusOK || media != "text/event-stream" {
+			// Errors before the stream begins are plain JSON (SAM-144).
+			b, err := c.body(resp)
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			r, err := decodeReply(resp.StatusCode, resp.Header, b)
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			yield(Event{Done: true, Result: r.Result, TraceID: r.TraceID, SpanID: r.SpanID}, nil)
+			return
+		}
+		p := &sseParser{limit: int(or(c.MaxReply, DefaultMaxReply))}
+		buf := make([]byte, 16<<10)
+		for {
+			n, rerr := resp.Body.Read(buf)
+			timer.Reset(idle)
+			for ev, err := range p.feed(buf[:n]) {
+				if err != nil {
+					yield(Event{}, err)
+					return
+				}
+				if !yield(ev, nil) || ev.Done {
+					return
+				}
+			}
+			if rerr != nil {
+				yield(Event{}, p.end(cause(ctx, rerr)))
+				return
+			}
+		}
+	}
+}
+
+// cause prefers why the context ended over the error that this led to.
+func cause(ctx context.Context, err error) error {
+	if c := context.Cause(ctx); c != nil {
+		return c
+	}
+	return err
+}
+
+// ErrRemote is wrapped by errors that the agent reported itself.
+var ErrRemote = errors.New("samvad: the agent answered with an error")
+
+func clientError(code Code, text string, cause error) *Error {
+	return &Error{Code: code, Text: text, Step: StepClient, cause: cause, Retryable: code == CodeAgentUnavailable || code == CodeRateLimited}
+}
+
+func transportError(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	text, is := "The agent could not be reached.", ErrUnavailable
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrTimeout) {
+		text, is = "The agent did not answer in time.", ErrTimeout
+	}
+	e = clientError(CodeAgentUnavailable, text, because(is, err))
+	var blocked *netguard.BlockedError
+	if errors.As(err, &blocked) {
+		e.Retryable = false
+	}
+	return e
+}
+
+// remoteReply is what agents answer, in all dialects.
+type remoteReply struct {
+	TraceID jsonx.Value `json:"traceId"`
+	SpanID  jsonx.Value `json:"spanId"`
+	TaskID  jsonx.Value `json:"taskId"`
+	Status  jsonx.Value `json:"status"`
+	Code    jsonx.Value `json:"code"`
+	Message jsonx.Value `json:"message"`
+	Result  jsonx.Value `json:"result"`
+	Error   jsonx.Value `json:"error"`
+
+	Progress jsonx.Value `json:"progress"`
+	Chunk    jsonx.Value `json:"chunk"`
+	Done     jsonx.Value `json:"done"`
+}
+
+// text gives a string member, "" for anything else.
+func text(v jsonx.Value) string {
+	var s string
+	if v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// remoteError gives the error that an answer reports, nil if it reports none.
+// It understands envelopes, task states, errors that are a mere string, and
+// the bodies of web frameworks.
+func (r *remoteReply) remoteError(status int, h http.Header) *Error {
+	code, message := Code(""), ""
+	switch r.Error.Kind() {
+	case '{':
+		var w struct {
+			Code    jsonx.Value `json:"code"`
+			Message jsonx.Value `json:"message"`
+		}
+		if jsonx.Decode(r.Error, &w) == nil {
+			code, message = Code(text(w.Code)), text(w.Message)
+		}
+	case '"':
+		message = text(r.Error)
+		if c := text(r.Code); c != "" {
+			code = Code(c)
+		}
+		if m := text(r.Message); m != "" {
+			message = m
+		}
+	default:
+		if text(r.Status) != "error" && status/100 == 2 {
+			return nil
+		}
+		code, message = Code(text(r.Code)), text(r.Message)
+	}
+	e := remoteErr(code, message, status, h)
+	e.TraceID = text(r.TraceID)
+	return e
+}
+
+// remoteErr classifies an error of an agent by its code, else by the status.
+func remoteErr(code Code, message string, status int, h http.Header) *Error {
+	is := ErrRemote
+	switch code {
+	case CodeTimestampExpired, CodeReplayDetected:
+		// The Python SDK reports stale messages as replays: either way a new
+		// nonce and timestamp help.
+		is = errors.Join(ErrRemote, ErrReplay, ErrStale)
+	case CodeNotFound:
+		is = errors.Join(ErrRemote, ErrNotFound)
+	case CodeAuthFailed:
+	case CodeSkillNotFound:
+		is = errors.Join(ErrRemote, ErrSkillNotFound)
+	case CodeSchemaInvalid:
+	case CodeInjectionDetected:
+		is = errors.Join(ErrRemote, ErrInjection)
+	case CodeDelegationExceeded:
+		is = errors.Join(ErrRemote, ErrDelegationExceeded)
+	case CodeRateLimited:
+		is = errors.Join(ErrRemote, ErrRateLimited)
+	case CodeTokenBudgetExceeded:
+		is = errors.Join(ErrRemote, ErrTokenBudget)
+	case CodeAgentUnavailable:
+		is = errors.Join(ErrRemote, ErrUnavailable)
+	default:
+		switch {
+		case status == http.StatusUnauthorized || status == http.StatusForbidden:
+			code = CodeAuthFailed
+		case status == http.StatusNotFound || status == http.StatusGone:
+			code, is = CodeNotFound, errors.Join(ErrRemote, ErrNotFound)
+		case status == http.StatusRequestEntityTooLarge:
+			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrTooLarge)
+		case status == http.StatusUnsupportedMediaType:
+			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrMediaType)
+		case status == http.StatusTooManyRequests:
+			code, is = CodeRateLimited, errors.Join(ErrRemote, ErrRateLimited)
+		case status/100 == 4:
+			code = CodeSchemaInvalid
+		default:
+			code, is = CodeAgentUnavailable, errors.Join(ErrRemote, ErrUnavailable)
+		}
+	}
+	e := &Error{Code: code, Text: clipText(message), Step: StepClient, Status: status, cause: is}
+	if status/100 == 2 {
+		e.Status = 0
+	}
+	switch code {
+	case CodeReplayDetected, CodeTimestampExpired, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
+		e.Retryable = true
+	}
+	if n, err := strconv.Atoi(h.Get("Retry-After")); err == nil && n >= 0 && n <= 7*86400 {
+		e.RetryAfter = time.Duration(n) * time.Second
+	}
+	return e
+}
+
+// clipText bounds the text of a remote error.
+func clipText(s string) string {
+	if len(s) > 2000 {
+		return strings.ToValidUTF8(s[:2000], "") + "…"
+	}
+	return s
+}
+
+// decodeRemote reads the JSON of an answer. What is no JSON object becomes an
+// error by the status alone.
+func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
+	var r remoteReply
+	if err := jsonx.Decode(b, &r); err != nil {
+		if status/100 != 2 {
+			return nil, remoteErr("", http.StatusText(status), status, h)
+		}
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
+	}
+	return &r, nil
+}
+
+func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return nil, err
+	}
+	return r.reply(status, h)
+}
+
+func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
+	if e := r.remoteError(status, h); e != nil {
+		return nil, e
+	}
+	if r.Result.Kind() != '{' {
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no result object")))
+	}
+	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result}, nil
+}
+
+func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return "", err
+	}
+	if e := r.remoteError(status, h); e != nil {
+		return "", e
+	}
+	id := text(r.TaskID)
+	if id == "" || len(id) > 512 {
+		return "", clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no taskId")))
+	}
+	return id, nil
+}
+
+// DecodeReply reads a response envelope that arrives by itself: the body of a
+// webhook. An error that it reports is in Reply.Err.
+func DecodeReply(b []byte) (*Reply, error) {
+	r, err := decodeRemote(http.StatusOK, nil, b)
+	if err != nil {
+		return nil, err
+	}
+	if e := r.remoteError(http.StatusOK, nil); e != nil {
+		return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Err: e}, nil
+	}
+	return r.reply(http.StatusOK, nil)
+}
+
+// decodeTask reads a task state: the schema's, the SDKs' with times, and the
+// deployed agents' with "completed" and an error string (SAM-151).
+func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return nil, err
+	}
+	if status/100 != 2 {
+		if status == http.StatusNotFound {
+			return nil, remoteErr(CodeNotFound, "Task not found.", status, h)
+		}
+		return nil, r.remoteError(status, h)
+	}
+	t := &Task{ID: text(r.TaskID), TraceID: text(r.TraceID)}
+	switch s := text(r.Status); s {
+	case "pending", "accepted", "queued":
+		t.Status = TaskPending
+	case "running", "processing", "working":
+		t.Status = TaskRunning
+	case "done", "completed":
+		t.Status = TaskDone
+		if t.Result = r.Result; r.Result.Kind() != '{' {
+			return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("task done without a result object")))
+		}
+	case "failed", "error":
+		t.Status = TaskFailed
+		if t.Err = r.remoteError(status, h); t.Err == nil {
+			t.Err = remoteErr(CodeAgentUnavailable, "The task failed.", status, h)
+		}
+	default:
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, fmt.Errorf("task status %q", clip(s))))
+	}
+	if r.Progress.Kind() == '0' {
+		if p, err := strconv.ParseFloat(string(r.Progress), 64); err == nil && p >= 0 && p <= 1 {
+			t.Progress = &p
+		}
+	}
+	return t, nil
+}

@@ -1,0 +1,402 @@
+package samvad
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// newClient gives a client of the world's sender that reaches its server
+// under the host self.test, without a network.
+func newClient(w *world) *Client {
+	return &Client{Identity: w.me, HTTP: &http.Client{Transport: pipeWeb{"self.test": w.srv}}, Now: w.clk.now}
+}
+
+// SAM-161: our client against our server, over real HTTP, under a prefix.
+func TestClientServer(t *testing.T) {
+	w := newWorld(t)
+	h := w.agent.Handler
+	w.agent.Handler = func(ctx context.Context, r *Request) (Response, error) {
+		if r.Endpoint == ModeStream && r.Skill.ID == "echo" {
+			for _, c := range []string{`"a"`, `{"b":1.0}`} {
+				if err := r.Chunk(jsonx.Value(c)); err != nil {
+					return Response{}, err
+				}
+			}
+		}
+		return h(ctx, r)
+	}
+	srv := httptest.NewServer(w.srv)
+	defer srv.Close()
+	guard := &Guard{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+	c := &Client{Identity: w.me, Guard: guard, Now: w.clk.now, PollEvery: time.Millisecond}
+	defer func() { c.get.CloseIdleConnections() }()
+	ctx := t.Context()
+	for _, base := range []string{srv.URL, srv.URL + "/", srv.URL + "/a/b%20c/"} {
+		call := Call{URL: base, Skill: "echo", Payload: jsonx.Value(`{"text":"hi"}`)} // To from the card
+		r, err := c.Ask(ctx, call)
+		if err != nil || string(r.Result) != `{"got":{"text":"hi"}}` || r.TraceID == "" || r.SpanID == "" {
+			t.Errorf("%s: sync: %+v, %v", base, r, err)
+		}
+		id, err := c.Send(ctx, call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		task, err := c.Wait(ctx, base, id)
+		if err != nil || task.Status != TaskDone || string(task.Result) != `{"got":{"text":"hi"}}` {
+			t.Errorf("%s: async: %+v, %v", base, task, err)
+		}
+		var got []string
+		for ev, err := range c.Stream(ctx, call) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, string(ev.Chunk)+string(ev.Result))
+		}
+		if strings.Join(got, " ") != `"a" {"b":1.0} {"got":{"text":"hi"}}` {
+			t.Errorf("%s: stream: %q", base, got)
+		}
+	}
+	fail := Call{URL: srv.URL, To: worldID, Skill: "fail"}
+	var e *Error
+	if _, err := c.Ask(ctx, fail); !errors.As(err, &e) || e.Code != CodeAgentUnavailable || !e.Retryable || !errors.Is(err, ErrRemote) {
+		t.Errorf("%v", err)
+	}
+	id, err := c.Send(ctx, fail)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if task, err := c.Wait(ctx, srv.URL, id); !errors.As(err, &e) || e.Code != CodeAgentUnavailable || task.Status != TaskFailed {
+		t.Errorf("%+v, %v", task, err)
+	}
+	for _, err := range c.Stream(ctx, fail) {
+		if !errors.As(err, &e) || e.Code != CodeAgentUnavailable {
+			t.Errorf("%v", err)
+		}
+	}
+	for _, err := range c.Stream(ctx, Call{URL: srv.URL, To: worldID, Skill: "nope"}) {
+		if !errors.As(err, &e) || e.Code != CodeSkillNotFound || e.HTTPStatus() != 404 {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := c.Task(ctx, srv.URL, "undefined"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	// Breaking off a stream ends the call.
+	for range c.Stream(ctx, Call{URL: srv.URL, To: worldID, Skill: "echo", Payload: jsonx.Value(`{"text":"x"}`)}) {
+		break
+	}
+	// Without leave, addresses inside are not called.
+	strict := &Client{Identity: w.me}
+	var blocked *netguard.BlockedError
+	if _, err := strict.Ask(ctx, fail); !errors.As(err, &blocked) {
+		t.Error(err)
+	}
+	if _, err := strict.Card(ctx, srv.URL); !errors.As(err, &blocked) {
+		t.Error(err)
+	}
+	if _, err := strict.Task(ctx, srv.URL, "x"); !errors.As(err, &blocked) {
+		t.Error(err)
+	}
+}
+
+// SAM-152, SAM-153
+func TestClientRequests(t *testing.T) {
+	w := newWorld(t)
+	c := newClient(w)
+	t.Run("SAM-152 no null, no query, always a payload", func(t *testing.T) {
+		for _, mode := range []Mode{ModeSync, ModeAsync, ModeStream} {
+			r, e, err := c.Request(t.Context(), Call{URL: "https://self.test/p/", To: worldID, Skill: "echo", CallbackURL: "https://cb.example/x"}, mode)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := io.ReadAll(r.Body)
+			if err := RequestDocument.Validate(b); err != nil {
+				t.Error(err)
+			}
+			var m map[string]any
+			into(t, b, &m)
+			for k, v := range m {
+				if v == nil {
+					t.Errorf("%s: %s is null", mode, k)
+				}
+			}
+			if _, ok := m["payload"].(map[string]any); !ok {
+				t.Errorf("%s: payload %v", mode, m["payload"])
+			}
+			if _, ok := m["callbackUrl"]; ok != (mode == ModeAsync) {
+				t.Errorf("%s: callbackUrl %v", mode, m["callbackUrl"])
+			}
+			path := map[Mode]string{ModeSync: "/p/agent/message", ModeAsync: "/p/agent/task", ModeStream: "/p/agent/stream"}[mode]
+			if r.URL.RawQuery != "" || r.URL.Path != path || e.Mode != mode {
+				t.Errorf("%s: %s", mode, r.URL)
+			}
+			if _, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{path}, Header: r.Header, Body: b}, w.clk.t, w.me.Key()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("SAM-153 relay", func(t *testing.T) {
+		body := w.envelope(map[string]any{"traceId": "root", "spanId": "hop-1", "payload": json.RawMessage(`{"n":1.0}`)})
+		m, err := w.srv.Verifier.CheckMessage(t.Context(), &Incoming{
+			Self: worldID, Method: "POST", Paths: []string{"/agent/message"}, Body: body,
+			Header: signedRequest(t, w.me, "/agent/message", body, w.clk.t).Header,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hub := &Client{Identity: identity(t, "agent://hub.test", "h", 6), HTTP: c.HTTP, Now: func() time.Time { return epoch.Add(time.Second) }}
+		e, b, err := hub.Envelope(m.Relay("https://next.test", "agent://next.test"), ModeSync)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.TraceID != "root" || e.ParentSpanID != "hop-1" || e.SpanID == "hop-1" || e.SpanID == "" || e.Nonce == m.Nonce || e.From != "agent://hub.test" ||
+			e.To != "agent://next.test" || !e.Timestamp.Equal(epoch.Add(time.Second)) || !strings.Contains(string(b), `{"n":1.0}`) {
+			t.Errorf("%s", b)
+		}
+	})
+	t.Run("what cannot be sent", func(t *testing.T) {
+		for name, call := range map[string]Call{
+			"no address": {}, "query": {URL: "https://self.test/?x=1", To: worldID}, "scheme": {URL: "ftp://self.test", To: worldID}, "user": {URL: "https://u@self.test", To: worldID},
+			"payload": {URL: "https://self.test", To: worldID, Payload: jsonx.Value(`[]`)}, "nonce": {URL: "https://self.test", To: worldID, Nonce: "x"},
+		} {
+			if _, err := c.Ask(t.Context(), call); err == nil {
+				t.Errorf("%s: sent", name)
+			}
+		}
+		if _, err := (&Client{HTTP: c.HTTP}).Ask(t.Context(), Call{URL: "https://self.test", To: worldID}); err == nil {
+			t.Error("sent by nobody")
+		}
+		if _, _, err := c.Request(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}, "batch"); err == nil {
+			t.Error("unknown mode")
+		}
+	})
+	t.Run("lightweight", func(t *testing.T) {
+		r, _, err := c.Request(t.Context(), Call{URL: "https://self.test", Skill: "echo", Lightweight: true}, ModeSync)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(r.Body)
+		if string(b) != `{"skill":"echo","payload":{}}` || signedHeaders(r.Header) {
+			t.Errorf("%s %v", b, r.Header)
+		}
+	})
+}
+
+// SAM-151: what deployed agents and SDK servers answer, in all dialects.
+func TestDialects(t *testing.T) {
+	h := http.Header{}
+	h.Set("Retry-After", "7")
+	for _, c := range []struct {
+		name   string
+		status int
+		body   string
+		code   Code
+		is     error
+		text   string
+	}{
+		{"schema", 401, `{"traceId":"t","spanId":"s","status":"error","error":{"code":"AUTH_FAILED","message":"m"}}`, CodeAuthFailed, ErrRemote, "m"},
+		{"no spanId", 429, `{"status":"error","error":{"code":"RATE_LIMITED","message":"m"}}`, CodeRateLimited, ErrRateLimited, "m"},
+		{"TIMESTAMP_EXPIRED", 400, `{"status":"error","error":{"code":"TIMESTAMP_EXPIRED","message":"m"}}`, CodeTimestampExpired, ErrStale, "m"},
+		{"stale as replay", 401, `{"traceId":"","spanId":"s","status":"error","error":{"code":"REPLAY_DETECTED","message":"m"}}`, CodeReplayDetected, ErrStale, "m"},
+		{"code beside", 404, `{"status":"error","code":"NOT_FOUND","message":"gone"}`, CodeNotFound, ErrNotFound, "gone"},
+		{"string error", 404, `{"error":"Task not found"}`, CodeNotFound, ErrNotFound, "Task not found"},
+		{"Fastify 500", 500, `{"statusCode":500,"error":"Internal Server Error","message":"x"}`, CodeAgentUnavailable, ErrUnavailable, "x"},
+		{"Fastify 413", 413, `{"statusCode":413,"code":"FST_ERR_CTP_BODY_TOO_LARGE","error":"Payload Too Large","message":"big"}`, CodeSchemaInvalid, ErrTooLarge, "big"},
+		{"Fastify 415", 415, `{"statusCode":415,"error":"Unsupported Media Type","message":"x"}`, CodeSchemaInvalid, ErrMediaType, "x"},
+		{"text 404", 404, `Not Found`, CodeNotFound, ErrNotFound, "Not Found"},
+		{"HTML 502", 502, `<html>`, CodeAgentUnavailable, ErrUnavailable, "Bad Gateway"},
+		{"empty 403", 403, ``, CodeAuthFailed, ErrRemote, "Forbidden"},
+		{"redirect", 302, ``, CodeAgentUnavailable, ErrUnavailable, "Found"},
+		{"422", 422, `{}`, CodeSchemaInvalid, ErrRemote, ""},
+		{"unknown code", 400, `{"status":"error","error":{"code":"OWN","message":"m"}}`, CodeSchemaInvalid, ErrRemote, "m"},
+		{"ok status, error inside", 200, `{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"m"}}`, CodeAgentUnavailable, ErrUnavailable, "m"},
+		{"neither", 200, `{}`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
+		{"no JSON", 200, `x`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
+		{"result array", 200, `{"status":"ok","result":[]}`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
+		{"budget", 429, `{"error":{"code":"TOKEN_BUDGET_EXCEEDED","message":"m"}}`, CodeTokenBudgetExceeded, ErrTokenBudget, "m"},
+		{"delegation", 400, `{"error":{"code":"DELEGATION_EXCEEDED","message":"m"}}`, CodeDelegationExceeded, ErrDelegationExceeded, "m"},
+		{"injection", 400, `{"error":{"code":"INJECTION_DETECTED","message":"m"}}`, CodeInjectionDetected, ErrInjection, "m"},
+		{"skill", 404, `{"error":{"code":"SKILL_NOT_FOUND","message":"m"}}`, CodeSkillNotFound, ErrSkillNotFound, "m"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := decodeReply(c.status, h, []byte(c.body))
+			var e *Error
+			if !errors.As(err, &e) || e.Code != c.code || !errors.Is(err, c.is) || e.Text != c.text {
+				t.Fatalf("got %+v, %v", e, err)
+			}
+			if e.Code == CodeRateLimited && (e.RetryAfter != 7*time.Second || !e.Retryable) {
+				t.Errorf("%+v", e)
+			}
+		})
+	}
+	if r, err := decodeReply(200, h, []byte(`{"status":"ok","traceId":"t","spanId":"s","result":{"x":1},"more":true}`)); err != nil || string(r.Result) != `{"x":1}` {
+		t.Error(r, err)
+	}
+	t.Run("tasks", func(t *testing.T) {
+		for body, want := range map[string]TaskStatus{
+			`{"taskId":"t","status":"pending"}`:                                                     TaskPending,
+			`{"taskId":"t","status":"running","progress":0.4}`:                                      TaskRunning,
+			`{"taskId":"t","status":"processing"}`:                                                  TaskRunning,
+			`{"taskId":"t","status":"done","result":{},"createdAt":1,"completedAt":2,"progress":0}`: TaskDone,
+			`{"taskId":"t","status":"completed","result":{"a":1}}`:                                  TaskDone,
+			`{"taskId":"t","status":"failed","error":{"code":"SCHEMA_INVALID","message":"m"}}`:      TaskFailed,
+			`{"taskId":"t","status":"failed","error":"went wrong"}`:                                 TaskFailed,
+			`{"taskId":"t","status":"failed"}`:                                                      TaskFailed,
+		} {
+			got, err := decodeTask(200, h, []byte(body))
+			if err != nil || got.Status != want || (want == TaskFailed) != (got.Err != nil) {
+				t.Errorf("%s: %+v, %v", body, got, err)
+			}
+			if got.Err != nil && (got.Err.Code == "" || got.Err.Text == "") {
+				t.Errorf("%s: %+v", body, got.Err)
+			}
+		}
+		for _, body := range []string{`{"taskId":"t","status":"odd"}`, `{"taskId":"t","status":"done"}`, `[]`, `{"status":1}`} {
+			if got, err := decodeTask(200, h, []byte(body)); !errors.Is(err, ErrResponse) {
+				t.Errorf("%s: %+v, %v", body, got, err)
+			}
+		}
+		if id, err := decodeAccepted(202, h, []byte(`{"taskId":"x","status":"accepted","traceId":"t","spanId":"s"}`)); err != nil || id != "x" {
+			t.Error(id, err)
+		}
+		if _, err := decodeAccepted(200, h, []byte(`{"status":"ok"}`)); !errors.Is(err, ErrResponse) {
+			t.Error(err)
+		}
+	})
+	t.Run("webhooks", func(t *testing.T) {
+		r, err := DecodeReply([]byte(`{"traceId":"t","spanId":"s","status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"m"}}`))
+		if err != nil || r.Err == nil || r.Err.Code != CodeAgentUnavailable || r.TraceID != "t" {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if _, err := DecodeReply([]byte(`{`)); err == nil {
+			t.Error("half an object read")
+		}
+	})
+	t.Run("streams", func(t *testing.T) {
+		read := func(s string) (chunks int, err error) {
+			p := &sseParser{limit: 200}
+			for ev, e := range p.feed([]byte(s)) {
+				if e != nil {
+					return chunks, e
+				}
+				if ev.Done {
+					return chunks, nil
+				}
+				chunks++
+			}
+			return chunks, p.end(io.EOF)
+		}
+		for s, want := range map[string]int{
+			"data: {\"chunk\":1}\r\rdata: {\"done\":true,\"result\":{}}\r\r":                             1, // CR alone
+			": ping\r\n\r\ndata: {\"done\":true,\ndata: \"result\":{}}\n\n":                              0, // data in two lines
+			"id: 1\nretry: 5\nevent: result\ndata: {\"status\":\"ok\",\"result\":{}}\n\n":                0,
+			"data:{\"status\":\"ok\",\"result\":{}}\n\n":                                                 0, // a plain envelope
+			"data: {\"x\":1}\n\ndata: {\"done\":true,\"result\":{}}\n\n":                                 0, // nothing to report
+			"\n\n\n: a\n: b\n\ndata: {\"chunk\":[]}\n\n\ndata: {\"done\":true,\"result\":{\"a\":1}}\n\n": 1,
+		} {
+			if n, err := read(s); err != nil || n != want {
+				t.Errorf("%q: %d, %v", s, n, err)
+			}
+		}
+		for s, is := range map[string]error{
+			"data: {\n\n": ErrResponse, "data: {\"done\":true}\n\n": ErrResponse, "event: done\ndata: {}\n\n": ErrResponse, "data: " + strings.Repeat("x", 300): ErrTooLarge,
+			"event: error\ndata: {\"code\":\"AUTH_FAILED\",\"message\":\"m\"}\n\n": ErrRemote, "data: {\"done\":true,\"result\":{}}\n": ErrUnavailable, "": ErrUnavailable,
+		} {
+			if _, err := read(s); !errors.Is(err, is) {
+				t.Errorf("%q: %v, want %v", s, err, is)
+			}
+		}
+	})
+}
+
+func TestClientWaits(t *testing.T) {
+	hang := roundTrip(func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() })
+	id := identity(t, "agent://peer.test", "k", 1)
+	t.Run("default time-outs", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &Client{Identity: id, HTTP: &http.Client{Transport: hang}}
+			call := Call{URL: "https://self.test", To: worldID, Skill: "s"}
+			start := time.Now()
+			if _, err := c.Ask(context.Background(), call); !errors.Is(err, ErrTimeout) || time.Since(start) != DefaultCallTimeout {
+				t.Error(err, time.Since(start))
+			}
+			start = time.Now()
+			if _, err := c.Card(context.Background(), call.URL); !errors.Is(err, ErrCard) || time.Since(start) != DefaultFetchTimeout {
+				t.Error(err, time.Since(start))
+			}
+			start = time.Now()
+			for _, err := range c.Stream(context.Background(), call) {
+				if !errors.Is(err, ErrTimeout) || time.Since(start) != DefaultStreamIdle {
+					t.Error(err, time.Since(start))
+				}
+			}
+		})
+	})
+	t.Run("a stream that falls silent", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				pr, pw := io.Pipe()
+				go func() {
+					_, _ = pw.Write([]byte("data: {\"chunk\":1,\"done\":false}\n\n"))
+					<-r.Context().Done()
+					_ = pw.CloseWithError(r.Context().Err())
+				}()
+				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: pr, Request: r}, nil
+			})}}
+			n := 0
+			for ev, err := range c.Stream(context.Background(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
+				if n++; n == 1 && (err != nil || string(ev.Chunk) != "1") || n == 2 && !errors.Is(err, ErrTimeout) {
+					t.Error(n, ev, err)
+				}
+			}
+			if n != 2 {
+				t.Errorf("%d events", n)
+			}
+		})
+	})
+	t.Run("Wait goes on over failures that pass, and ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			answers := []string{"", `{"taskId":"t","status":"running"}`, `{"taskId":"t","status":"completed","result":{}}`}
+			c := &Client{HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				if answers[0] == "" {
+					answers = answers[1:]
+					return nil, errors.New("reset")
+				}
+				b := answers[0]
+				if len(answers) > 1 {
+					answers = answers[1:]
+				}
+				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(b)), Request: r}, nil
+			})}}
+			if task, err := c.Wait(t.Context(), "https://self.test", "t"); err != nil || task.Status != TaskDone {
+				t.Error(task, err)
+			}
+			answers = []string{`{"taskId":"t","status":"running"}`}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if _, err := c.Wait(ctx, "https://self.test", "t"); !errors.Is(err, ErrTimeout) {
+				t.Error(err)
+			}
+		})
+	})
+	t.Run("answers are capped", func(t *testing.T) {
+		c := &Client{Identity: id, MaxReply: 100, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(strings.Repeat(" ", 1000))), Request: r}, nil
+		})}}
+		if _, err := c.Ask(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}); !errors.Is(err, ErrTooLarge) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,293 @@
+package samvad
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Mode is a delivery mode (SAMVAD 1.2 §5).
+type Mode string
+
+// The three delivery modes.
+const (
+	ModeSync   Mode = "sync"
+	ModeAsync  Mode = "async"
+	ModeStream Mode = "stream"
+)
+
+func (m Mode) valid() bool { return m == ModeSync || m == ModeAsync || m == ModeStream }
+
+// Bounds of the request schema, in code points.
+const (
+	minNonce = 8
+	maxNonce = 64
+	maxSkill = 64
+)
+
+// An Envelope is a request as it travels in the body of a POST (SAMVAD 1.2
+// §4, request-envelope schema).
+type Envelope struct {
+	From      string    // the sender's identity, agent://host[:port]
+	To        string    // the receiver's identity, as its card spells it
+	Skill     string    // id of the skill, at most 64 code points
+	Mode      Mode      // the mode that the sender asks for; the endpoint decides
+	Nonce     string    // 8 to 64 code points, unique per sender
+	Timestamp time.Time // when it was made
+	TraceID   string    // root correlation id, the same over all hops
+	SpanID    string    // id of the sender's hop
+
+	ParentSpanID    string      // span of the hop before; "" at the root
+	DelegationToken string      // compact JWS; see [Delegation]
+	Auth            *Auth       // credentials for authenticated skills
+	CallbackURL     string      // async only
+	Payload         jsonx.Value // a JSON object, numbers as written; nil counts as {}
+
+	raw       []byte
+	delegated bool // delegationToken was there, though perhaps empty
+	callback  bool // callbackUrl was there, though perhaps empty
+}
+
+// Auth carries credentials in the envelope.
+type Auth struct {
+	Scheme string // "bearer" or "none"
+	Token  string
+}
+
+// Raw gives the bytes that the envelope was decoded from, not to be changed;
+// nil for one that was not decoded.
+func (e *Envelope) Raw() []byte { return e.raw }
+
+// Delegated reports whether a delegation token is present, be it empty.
+func (e *Envelope) Delegated() bool { return e.delegated || e.DelegationToken != "" }
+
+// HasCallback reports whether a callback URL is present, be it empty.
+func (e *Envelope) HasCallback() bool { return e.callback || e.CallbackURL != "" }
+
+// ReplayKey names the message in a [Memory]: addressed agent, sender, nonce.
+// Neither identity can hold a line feed.
+func (e *Envelope) ReplayKey() string { return e.To + "\n" + e.From + "\n" + e.Nonce }
+
+// Until gives the time after which the envelope is stale anyway, so that its
+// nonce need not be remembered: timestamp plus window (SAM-053).
+func (e *Envelope) Until(window time.Duration) time.Time { return e.Timestamp.Add(window) }
+
+// wireEnvelope is the envelope as JSON. Pointers tell absent (or null) from
+// empty.
+type wireEnvelope struct {
+	From            *string     `json:"from"`
+	To              *string     `json:"to"`
+	Skill           *string     `json:"skill"`
+	Mode            *string     `json:"mode"`
+	Nonce           *string     `json:"nonce"`
+	Timestamp       *string     `json:"timestamp"`
+	TraceID         *string     `json:"traceId"`
+	SpanID          *string     `json:"spanId"`
+	ParentSpanID    *string     `json:"parentSpanId,omitzero"`
+	DelegationToken *string     `json:"delegationToken,omitzero"`
+	Auth            *wireAuth   `json:"auth,omitzero"`
+	CallbackURL     *string     `json:"callbackUrl,omitzero"`
+	Payload         jsonx.Value `json:"payload"`
+}
+
+type wireAuth struct {
+	Scheme *string `json:"scheme,omitzero"`
+	Token  *string `json:"token,omitzero"`
+}
+
+// Decode reads an envelope: strict JSON, every required member, types and
+// bounds of the schema, from an identity of host and port. Members it does not
+// know are skipped (SAM-031); null counts as absent for the optional ones
+// (SAM-037), an absent payload as {} (SAM-038). Errors are [*Error] wrapping
+// [ErrMalformed].
+//
+// The envelope shares b: do not change it.
+func Decode(b []byte) (*Envelope, error) {
+	e, err := decode(b)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func decode(b []byte) (*Envelope, *Error) {
+	var w wireEnvelope
+	if err := jsonx.Decode(b, &w); err != nil {
+		return nil, refuse(ErrMalformed, jsonText(err), err)
+	}
+	bad := func(text string) (*Envelope, *Error) {
+		e := refuse(ErrMalformed, "Invalid envelope: "+text+".", errors.New(text))
+		if w.TraceID != nil {
+			e.TraceID = *w.TraceID
+		}
+		return nil, e
+	}
+	for _, m := range [...]struct {
+		name  string
+		value *string
+	}{
+		{"from", w.From}, {"to", w.To}, {"skill", w.Skill}, {"mode", w.Mode}, {"nonce", w.Nonce},
+		{"timestamp", w.Timestamp}, {"traceId", w.TraceID}, {"spanId", w.SpanID},
+	} {
+		if m.value == nil {
+			return bad(m.name + " is missing")
+		}
+	}
+	e := &Envelope{
+		From: *w.From, To: *w.To, Skill: *w.Skill, Mode: Mode(*w.Mode), Nonce: *w.Nonce,
+		TraceID: *w.TraceID, SpanID: *w.SpanID, raw: b,
+	}
+	if _, _, err := splitAgent(e.From); err != nil {
+		return bad("from is not agent://host[:port]")
+	}
+	if !strings.HasPrefix(e.To, agentScheme) {
+		return bad("to does not begin with agent://")
+	}
+	if utf8.RuneCountInString(e.Skill) > maxSkill {
+		return bad("skill has more than 64 characters")
+	}
+	if !e.Mode.valid() {
+		return bad("mode is not sync, async or stream")
+	}
+	if n := utf8.RuneCountInString(e.Nonce); n < minNonce || n > maxNonce {
+		return bad("nonce has not 8 to 64 characters")
+	}
+	var ok bool
+	if e.Timestamp, ok = ParseTimestamp(*w.Timestamp); !ok {
+		return bad("timestamp is not an RFC 3339 date-time with zone")
+	}
+	if w.ParentSpanID != nil {
+		e.ParentSpanID = *w.ParentSpanID
+	}
+	if w.DelegationToken != nil {
+		e.DelegationToken, e.delegated = *w.DelegationToken, true
+	}
+	if w.CallbackURL != nil {
+		e.CallbackURL, e.callback = *w.CallbackURL, true
+	}
+	if w.Auth != nil {
+		e.Auth = &Auth{}
+		if w.Auth.Scheme != nil {
+			if e.Auth.Scheme = *w.Auth.Scheme; e.Auth.Scheme != "bearer" && e.Auth.Scheme != "none" {
+				return bad("auth.scheme is not bearer or none")
+			}
+		}
+		if w.Auth.Token != nil {
+			e.Auth.Token = *w.Auth.Token
+		}
+	}
+	if !jsonx.IsNull(w.Payload) {
+		if w.Payload.Kind() != '{' {
+			return bad("payload is not an object")
+		}
+		e.Payload = share(b, w.Payload)
+	}
+	return e, nil
+}
+
+// share gives the bytes of v as they lie in b, so that the copy that the
+// decoder made can go.
+func share(b []byte, v jsonx.Value) jsonx.Value {
+	if i := bytes.Index(b, v); i >= 0 {
+		return jsonx.Value(b[i : i+len(v) : i+len(v)])
+	}
+	return v
+}
+
+// Encode writes the envelope compactly: always a payload object, never a null,
+// no member that the schema does not have (SAM-031, SAM-152).
+func (e *Envelope) Encode() ([]byte, error) {
+	ts := FormatTimestamp(e.Timestamp)
+	mode := string(e.Mode)
+	w := wireEnvelope{
+		From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &ts,
+		TraceID: &e.TraceID, SpanID: &e.SpanID, Payload: e.Payload,
+	}
+	if e.ParentSpanID != "" {
+		w.ParentSpanID = &e.ParentSpanID
+	}
+	if e.DelegationToken != "" {
+		w.DelegationToken = &e.DelegationToken
+	}
+	if e.CallbackURL != "" {
+		w.CallbackURL = &e.CallbackURL
+	}
+	if e.Auth != nil {
+		w.Auth = &wireAuth{Scheme: &e.Auth.Scheme, Token: &e.Auth.Token}
+	}
+	if jsonx.IsNull(w.Payload) {
+		w.Payload = jsonx.Value("{}")
+	}
+	b, err := jsonx.Encode(&w)
+	if err != nil {
+		return nil, fmt.Errorf("samvad: envelope: %w", err)
+	}
+	if _, err := decode(b); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// timestampLayout is the form of the TypeScript SDK: milliseconds, UTC.
+const timestampLayout = "2006-01-02T15:04:05.000Z"
+
+// FormatTimestamp writes a timestamp as the TypeScript SDK does, in UTC with
+// three decimals.
+func FormatTimestamp(t time.Time) string { return t.UTC().Format(timestampLayout) }
+
+// ParseTimestamp reads an RFC 3339 date-time. A zone is required; a comma, a
+// space in place of T, and a leap second are not accepted. Fractions finer
+// than a nanosecond are cut.
+func ParseTimestamp(s string) (time.Time, bool) {
+	if len(s) < len("2006-01-02T15:04:05Z") || len(s) > 64 {
+		return time.Time{}, false
+	}
+	for i, c := range "dddd-dd-ddTdd:dd:dd" {
+		switch {
+		case c == 'd' && '0' <= s[i] && s[i] <= '9':
+		case c == 'T' && s[i] == 't':
+		case c != 'd' && rune(s[i]) == c:
+		default:
+			return time.Time{}, false
+		}
+	}
+	date, clock, rest := s[:10], s[11:19], s[19:]
+	if rest[0] == '.' {
+		n := 1
+		for n < len(rest) && '0' <= rest[n] && rest[n] <= '9' {
+			n++
+		}
+		if n == 1 || n == len(rest) {
+			return time.Time{}, false
+		}
+		clock += rest[:min(n, 10)]
+		rest = rest[n:]
+	}
+	switch {
+	case rest == "Z" || rest == "z":
+		rest = "Z"
+	case len(rest) == 6 && (rest[0] == '+' || rest[0] == '-') && rest[3] == ':' && rest[1:3] < "24" && rest[4:6] < "60":
+	default:
+		return time.Time{}, false
+	}
+	t, err := time.Parse(time.RFC3339Nano, date+"T"+clock+rest)
+	return t, err == nil
+}
+
+// jsonText tells a stranger what is wrong with its JSON, without its content.
+func jsonText(err error) string {
+	var e *jsonx.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	text := "Invalid envelope: " + e.Is.Error()
+	if e.Pointer != "" && len(e.Pointer) < 80 && errors.Is(e.Is, jsonx.ErrType) {
+		text += " at " + e.Pointer
+	}
+	return text + "."
+}

@@ -1,0 +1,118 @@
+package samvad
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/google/uuid"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Reply is a response envelope (SAMVAD 1.2 §4, response-envelope schema). It
+// is not signed.
+type Reply struct {
+	TraceID string      // of the request; "" if it could not be read
+	SpanID  string      // fresh, of the responder
+	Result  jsonx.Value // a JSON object; nil on failure
+	Err     *Error      // why it failed; nil on success
+}
+
+type wireReply struct {
+	TraceID string      `json:"traceId"`
+	SpanID  string      `json:"spanId"`
+	Status  string      `json:"status"`
+	Result  jsonx.Value `json:"result,omitzero"`
+	Error   *wireError  `json:"error,omitzero"`
+}
+
+type wireError struct {
+	Code    Code   `json:"code"`
+	Message string `json:"message"`
+}
+
+func (e *Error) wire() *wireError {
+	code := e.Code
+	switch code {
+	case CodeAuthFailed, CodeReplayDetected, CodeSkillNotFound, CodeSchemaInvalid, CodeInjectionDetected,
+		CodeDelegationExceeded, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
+	case CodeTimestampExpired:
+		code = CodeAuthFailed
+	case CodeNotFound:
+		code = CodeSchemaInvalid
+	default:
+		code = CodeAgentUnavailable
+	}
+	return &wireError{code, e.Text}
+}
+
+// Encode writes the reply as JSON that fits the response schema.
+func (r *Reply) Encode() ([]byte, error) {
+	w := wireReply{TraceID: r.TraceID, SpanID: r.SpanID, Status: "ok", Result: r.Result}
+	if r.Err != nil {
+		w.Status, w.Result, w.Error = "error", nil, r.Err.wire()
+	} else {
+		if jsonx.IsNull(w.Result) {
+			w.Result = jsonx.Value("{}")
+		}
+		if w.Result.Kind() != '{' {
+			return nil, errors.New("samvad: result is not a JSON object")
+		}
+	}
+	return jsonx.Encode(&w)
+}
+
+// newID gives a UUID v4: 122 random bits (SAM-120).
+func newID() string { return uuid.NewString() }
+
+// WriteError answers a refused or failed request with an error envelope, its
+// status and, where it applies, Retry-After. Any error will do; see [AsError].
+func WriteError(w http.ResponseWriter, err error) {
+	e := AsError(err)
+	setRetryAfter(w.Header(), e)
+	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
+}
+
+func setRetryAfter(h http.Header, e *Error) {
+	if e.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
+	}
+}
+
+// WriteResult answers a verified request. The result is encoded as JSON and
+// must give an object; nil gives {}.
+func WriteResult(w http.ResponseWriter, req *Verified, result any) {
+	v, ok := result.(jsonx.Value)
+	if !ok && result != nil {
+		b, err := jsonx.Encode(result)
+		if err != nil {
+			WriteError(w, &Error{Code: CodeAgentUnavailable, Text: unavailableText, TraceID: req.TraceID, cause: because(ErrUnavailable, err)})
+			return
+		}
+		v = b
+	}
+	writeReply(w, http.StatusOK, &Reply{TraceID: req.TraceID, SpanID: newID(), Result: v})
+}
+
+const unavailableText = "The agent is unavailable."
+
+func writeReply(w http.ResponseWriter, status int, r *Reply) {
+	b, err := r.Encode()
+	if err != nil {
+		status = http.StatusInternalServerError
+		b, _ = (&Reply{TraceID: r.TraceID, SpanID: r.SpanID, Err: refuse(ErrUnavailable, "", err)}).Encode()
+	}
+	writeJSON(w, status, b)
+}
+
+func writeJSON(w http.ResponseWriter, status int, b []byte) {
+	h := w.Header()
+	h["Content-Type"] = []string{"application/json; charset=utf-8"}
+	h["X-Content-Type-Options"] = []string{"nosniff"}
+	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	w.WriteHeader(status)
+	// A failed write means that the client is gone: nobody is left to tell.
+	_, _ = w.Write(b)
+}

@@ -1,0 +1,479 @@
+package samvad
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Document is a kind of JSON document that the protocol publishes a schema
+// for.
+type Document string
+
+// The documents of SAMVAD 1.2.
+const (
+	RequestDocument  Document = "request"
+	ResponseDocument Document = "response"
+	TaskDocument     Document = "task"
+	CardDocument     Document = "card"
+)
+
+const agentPattern = `{"type":"string","pattern":"^agent://"}`
+
+// documents are the rules of the published schemas (draft 2020-12).
+var documents = map[Document]string{
+	RequestDocument: `{"type":"object","additionalProperties":false,
+"required":["from","to","skill","mode","nonce","timestamp","traceId","spanId"],
+"properties":{
+ "from":` + agentPattern + `,"to":` + agentPattern + `,
+ "skill":{"type":"string","maxLength":64},
+ "mode":{"type":"string","enum":["sync","async","stream"]},
+ "nonce":{"type":"string","minLength":8,"maxLength":64},
+ "timestamp":{"type":"string","format":"date-time"},
+ "traceId":{"type":"string"},"spanId":{"type":"string"},
+ "parentSpanId":{"type":["string","null"]},
+ "delegationToken":{"type":["string","null"]},
+ "auth":{"type":["object","null"],"properties":{"scheme":{"type":"string","enum":["bearer","none"]},"token":{"type":"string"}}},
+ "callbackUrl":{"type":["string","null"],"format":"uri"},
+ "payload":{"type":["object","null"]}}}`,
+
+	ResponseDocument: `{"type":"object","additionalProperties":false,
+"required":["traceId","spanId","status"],
+"properties":{
+ "traceId":{"type":"string"},"spanId":{"type":"string"},
+ "status":{"type":"string","enum":["ok","error"]},
+ "result":{"type":"object"},
+ "error":{"type":"object","additionalProperties":false,"required":["code","message"],
+  "properties":{"message":{"type":"string"},"code":{"type":"string","enum":["AUTH_FAILED","REPLAY_DETECTED","SKILL_NOT_FOUND",
+   "SCHEMA_INVALID","INJECTION_DETECTED","DELEGATION_EXCEEDED","RATE_LIMITED","TOKEN_BUDGET_EXCEEDED","AGENT_UNAVAILABLE"]}}}}}`,
+
+	TaskDocument: `{"type":"object","additionalProperties":false,
+"required":["taskId","status"],
+"properties":{
+ "taskId":{"type":"string"},
+ "status":{"type":"string","enum":["pending","running","done","failed"]},
+ "progress":{"type":"number","minimum":0,"maximum":1},
+ "result":{"type":"object"},
+ "error":{"type":"object","required":["code","message"],"properties":{"code":{"type":"string"},"message":{"type":"string"}}}}}`,
+
+	CardDocument: `{"type":"object","additionalProperties":false,
+"required":["id","name","version","description","url","protocolVersion","skills","publicKeys"],
+"properties":{
+ "id":` + agentPattern + `,
+ "name":{"type":"string","maxLength":100},
+ "version":{"type":"string"},
+ "description":{"type":"string","maxLength":500},
+ "url":{"type":"string","format":"uri"},
+ "protocolVersion":{"type":"string","const":"1.2"},
+ "specializations":{"type":"array","items":{"type":"string","maxLength":50}},
+ "models":{"type":"array","items":{"type":"object","required":["provider","model"],
+  "properties":{"provider":{"type":"string"},"model":{"type":"string"}}}},
+ "skills":{"type":"array","minItems":1,"items":{"type":"object","additionalProperties":false,
+  "required":["id","name","description","inputSchema","outputSchema","modes","trust"],
+  "properties":{
+   "id":{"type":"string","maxLength":64},"name":{"type":"string","maxLength":100},"description":{"type":"string","maxLength":500},
+   "inputSchema":{"type":"object"},"outputSchema":{"type":"object"},
+   "modes":{"type":"array","minItems":1,"items":{"type":"string","enum":["sync","async","stream"]}},
+   "trust":{"type":"string","enum":["public","authenticated","trusted-peers"]},
+   "allowedPeers":{"type":"array","items":` + agentPattern + `}}}},
+ "publicKeys":{"type":"array","minItems":1,"items":{"type":"object","additionalProperties":false,
+  "required":["kid","key","active"],
+  "properties":{"kid":{"type":"string"},"key":{"type":"string"},"active":{"type":"boolean"}}}},
+ "auth":{"type":"object","properties":{"schemes":{"type":"array","items":{"type":"string","enum":["bearer","none"]}}}},
+ "rateLimit":{"type":"object","additionalProperties":false,"properties":{
+  "requestsPerMinute":{"type":"integer","minimum":1},"requestsPerSender":{"type":"integer","minimum":1},
+  "tokensPerSenderPerDay":{"type":"integer","minimum":1}}},
+ "cardTTL":{"type":"integer","minimum":0},
+ "endpoints":{"type":"object","properties":{"intro":{"type":"string"},"message":{"type":"string"},"task":{"type":"string"},
+  "taskStatus":{"type":"string"},"stream":{"type":"string"},"health":{"type":"string"}}}}}`,
+}
+
+var compiledDocuments = sync.OnceValues(func() (map[Document]*jsonschema.Schema, error) {
+	m := map[Document]*jsonschema.Schema{}
+	for d, text := range documents {
+		s, err := compileSchema(jsonx.Value(text))
+		if err != nil {
+			return nil, fmt.Errorf("samvad: schema of %s: %w", d, err)
+		}
+		m[d] = s
+	}
+	return m, nil
+})
+
+// Validate checks a document against its published schema, formats asserted.
+// It is stricter than reading: unknown members are refused. The error lists
+// where each rule failed.
+func (d Document) Validate(b []byte) error {
+	if err := jsonx.Valid(b, 0); err != nil {
+		return because(ErrMalformed, err)
+	}
+	v, err := parseTree(b)
+	if err != nil {
+		return because(ErrMalformed, err)
+	}
+	all, err := compiledDocuments()
+	if err != nil {
+		return err
+	}
+	s, ok := all[d]
+	if !ok {
+		return fmt.Errorf("samvad: no schema for %q", d)
+	}
+	if err := s.Validate(v); err != nil {
+		return because(ErrMalformed, err)
+	}
+	return nil
+}
+
+// errRemote is what a schema gets that refers to another document (SAM-092).
+var errRemote = errors.New("references to other documents are not followed")
+
+type noLoader struct{}
+
+func (noLoader) Load(string) (any, error) { return nil, errRemote }
+
+// schemaURL is where a compiled schema pretends to live.
+const schemaURL = "urn:samvad:schema"
+
+// compileSchema compiles a skill's schema: the draft that $schema names, else
+// 2020-12, formats asserted, nothing fetched.
+func compileSchema(text jsonx.Value) (s *jsonschema.Schema, err error) {
+	doc, err := parseTree(text)
+	if err != nil {
+		return nil, err
+	}
+	// The text may come from a stranger's card, and the library is not ours.
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("schema cannot be compiled: %v", p)
+		}
+	}()
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	c.UseLoader(noLoader{})
+	c.AssertFormat()
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		return nil, err
+	}
+	return c.Compile(schemaURL)
+}
+
+// maxNumber bounds the literal of a number that a schema looks at: the
+// validator turns it into a fraction of big integers.
+const (
+	maxNumber   = 400
+	maxExponent = 400
+)
+
+var errNumber = errors.New("number out of range")
+
+// parseTree gives the tree form that the validator takes: numbers keep their
+// literals.
+func parseTree(b []byte) (any, error) {
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
+	if err != nil {
+		return nil, err
+	}
+	return v, boundNumbers(v)
+}
+
+func boundNumbers(v any) error {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, m := range v {
+			if err := boundNumbers(m); err != nil {
+				return err
+			}
+		}
+	case []any:
+		for _, m := range v {
+			if err := boundNumbers(m); err != nil {
+				return err
+			}
+		}
+	case fmt.Stringer: // json.Number
+		s := v.String()
+		if len(s) > maxNumber {
+			return errNumber
+		}
+		if i := strings.IndexAny(s, "eE"); i >= 0 {
+			if n, err := strconv.Atoi(s[i+1:]); err != nil || n > maxExponent || n < -maxExponent {
+				return errNumber
+			}
+		}
+	}
+	return nil
+}
+
+// An InputSchema checks payloads against a skill's inputSchema.
+type InputSchema struct {
+	schema *jsonschema.Schema
+	doc    any  // the schema as a tree
+	any    bool // accepts every object unchanged
+}
+
+// CompileInput compiles a skill's inputSchema. References to other documents
+// are refused, never fetched (SAM-092). An absent schema accepts everything.
+func CompileInput(text jsonx.Value) (*InputSchema, error) {
+	if jsonx.IsNull(text) {
+		return &InputSchema{any: true}, nil
+	}
+	if err := jsonx.Valid(text, 0); err != nil {
+		return nil, fmt.Errorf("samvad: input schema: %w", err)
+	}
+	doc, err := parseTree(text)
+	if err != nil {
+		return nil, fmt.Errorf("samvad: input schema: %w", err)
+	}
+	s := &InputSchema{doc: doc}
+	if s.schema, err = compileSchema(text); err != nil {
+		return nil, fmt.Errorf("samvad: input schema: %w", err)
+	}
+	if m, ok := doc.(map[string]any); ok {
+		rest := len(m)
+		for _, k := range []string{"$schema", "title", "description"} {
+			if _, ok := m[k]; ok {
+				rest--
+			}
+		}
+		s.any = rest == 0 || rest == 1 && m["type"] == "object"
+	}
+	return s, nil
+}
+
+// Apply gives the payload that the handler gets: members that the schema
+// forbids are taken out at every level, defaults filled in, the rest
+// validated (SAM-090). A payload that needs no change is returned as it is,
+// byte for byte. The error wraps [ErrPayload]; its text names the place.
+func (s *InputSchema) Apply(payload jsonx.Value) (_ jsonx.Value, err error) {
+	if jsonx.IsNull(payload) {
+		payload = jsonx.Value("{}")
+	}
+	if s.any {
+		return payload, nil
+	}
+	v, err := parseTree(payload)
+	if err != nil {
+		return nil, refuse(ErrPayload, "", err)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = refuse(ErrPayload, "", fmt.Errorf("validator: %v", p))
+		}
+	}()
+	f := fitter{root: s.doc}
+	v = f.fit(s.doc, v, 0)
+	if err := s.schema.Validate(v); err != nil {
+		var ve *jsonschema.ValidationError
+		if errors.As(err, &ve) {
+			return nil, refuse(ErrPayload, "The payload does not fit the skill's input schema at "+place(ve)+".", err)
+		}
+		return nil, refuse(ErrPayload, "", err)
+	}
+	if !f.changed {
+		return payload, nil
+	}
+	return appendTree(nil, v)
+}
+
+// place names the first value that failed as a JSON pointer, without quoting
+// what the sender wrote.
+func place(e *jsonschema.ValidationError) string {
+	for len(e.Causes) > 0 {
+		e = e.Causes[0]
+	}
+	p := "/" + strings.Join(e.InstanceLocation, "/")
+	return strconv.Quote(clip(p))
+}
+
+// fitter takes out of a value what its schema forbids to be there and fills
+// in defaults, as the SDKs' validators do. It follows local references and
+// leaves alone what it does not understand: validation decides.
+type fitter struct {
+	root    any
+	changed bool
+}
+
+const maxFit = 64 // references and levels followed
+
+func (f *fitter) fit(schema, v any, depth int) any {
+	s, ok := schema.(map[string]any)
+	if !ok || depth > maxFit {
+		return v
+	}
+	if ref, ok := s["$ref"].(string); ok {
+		if target, ok := f.local(ref); ok {
+			v = f.fit(target, v, depth+1)
+		}
+	}
+	switch val := v.(type) {
+	case map[string]any:
+		f.fitObject(s, val, depth)
+	case []any:
+		items := s["items"]
+		if prefix, ok := s["prefixItems"].([]any); ok {
+			for i := range min(len(prefix), len(val)) {
+				val[i] = f.fit(prefix[i], val[i], depth+1)
+			}
+			for i := len(prefix); i < len(val); i++ {
+				val[i] = f.fit(items, val[i], depth+1)
+			}
+		} else if list, ok := items.([]any); ok {
+			for i := range min(len(list), len(val)) {
+				val[i] = f.fit(list[i], val[i], depth+1)
+			}
+		} else if items != nil {
+			for i := range val {
+				val[i] = f.fit(items, val[i], depth+1)
+			}
+		}
+	}
+	if one := only(s, "anyOf", v); one != nil {
+		v = f.fit(one, v, depth+1)
+	}
+	if one := only(s, "oneOf", v); one != nil {
+		v = f.fit(one, v, depth+1)
+	}
+	return v
+}
+
+func (f *fitter) fitObject(s, val map[string]any, depth int) {
+	props, _ := s["properties"].(map[string]any)
+	_, patterns := s["patternProperties"]
+	additional, closed := s["additionalProperties"]
+	for name, m := range val {
+		if p, ok := props[name]; ok {
+			val[name] = f.fit(p, m, depth+1)
+			continue
+		}
+		if patterns || !closed {
+			continue
+		}
+		if additional == false {
+			delete(val, name)
+			f.changed = true
+			continue
+		}
+		val[name] = f.fit(additional, m, depth+1)
+	}
+	for name, p := range props {
+		if _, ok := val[name]; ok {
+			continue
+		}
+		if ps, ok := p.(map[string]any); ok {
+			if def, ok := ps["default"]; ok {
+				val[name] = def
+				f.changed = true
+			}
+		}
+	}
+}
+
+// only gives the branch of a choice that is meant: the one whose type fits,
+// if there is just one.
+func only(s map[string]any, word string, v any) any {
+	list, _ := s[word].([]any)
+	var found any
+	for _, b := range list {
+		m, ok := b.(map[string]any)
+		if !ok {
+			return nil
+		}
+		_, object := v.(map[string]any)
+		_, array := v.([]any)
+		t := m["type"]
+		_, props := m["properties"]
+		if object && (t == "object" || t == nil && props) || array && t == "array" {
+			if found != nil {
+				return nil
+			}
+			found = b
+		} else if t == nil && !props {
+			return nil
+		}
+	}
+	return found
+}
+
+// local resolves a reference within the schema: "#" or "#/…".
+func (f *fitter) local(ref string) (any, bool) {
+	path, ok := strings.CutPrefix(ref, "#")
+	if !ok {
+		return nil, false
+	}
+	at := f.root
+	if path == "" {
+		return at, true
+	}
+	for _, tok := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
+		tok = strings.NewReplacer("~1", "/", "~0", "~").Replace(tok)
+		switch v := at.(type) {
+		case map[string]any:
+			if at, ok = v[tok]; !ok {
+				return nil, false
+			}
+		case []any:
+			i, err := strconv.Atoi(tok)
+			if err != nil || i < 0 || i >= len(v) {
+				return nil, false
+			}
+			at = v[i]
+		default:
+			return nil, false
+		}
+	}
+	return at, true
+}
+
+// appendTree writes a tree as compact JSON, members sorted, numbers as they
+// were written.
+func appendTree(dst []byte, v any) (jsonx.Value, error) {
+	switch v := v.(type) {
+	case map[string]any:
+		names := make([]string, 0, len(v))
+		for n := range v {
+			names = append(names, n)
+		}
+		sort.Strings(names)
+		dst = append(dst, '{')
+		for i, n := range names {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			b, err := jsonx.Encode(n)
+			if err != nil {
+				return nil, err
+			}
+			dst = append(append(dst, b...), ':')
+			if dst, err = appendTree(dst, v[n]); err != nil {
+				return nil, err
+			}
+		}
+		return append(dst, '}'), nil
+	case []any:
+		dst = append(dst, '[')
+		for i, m := range v {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			var err error
+			if dst, err = appendTree(dst, m); err != nil {
+				return nil, err
+			}
+		}
+		return append(dst, ']'), nil
+	case fmt.Stringer:
+		return append(dst, v.String()...), nil
+	default:
+		b, err := jsonx.Encode(v)
+		return append(dst, b...), err
+	}
+}

@@ -1,0 +1,943 @@
+package samvad
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Handler runs a skill. Its context ends at the deadline of the mode, and
+// for sync and stream when the client is gone. An [*Error] it returns is sent
+// as it is (code and text); any other error becomes AGENT_UNAVAILABLE with a
+// generic text.
+type Handler func(ctx context.Context, req *Request) (Response, error)
+
+// A Response is what a skill answers.
+type Response struct {
+	Result jsonx.Value // a JSON object; nil = {}
+	SpanID string      // of the responder; "" = a fresh one
+	Tokens int         // used, for the sender's daily budget
+}
+
+// A Request is a verified message on its way to a skill.
+type Request struct {
+	*Verified
+	Agent      *Agent
+	Endpoint   Mode        // how the sender wants the answer: the endpoint it posted to
+	Skill      *Skill      // of the agent's card; nil if it has none of that id
+	Payload    jsonx.Value // validated and fitted to the input schema; numbers as written
+	Delegation *Delegation // of a valid delegation token, else nil
+	TaskID     string      // of an async request, once it is accepted
+	Header     http.Header // of the HTTP request
+	Remote     string      // network address of the client
+	State      any         // what [Server.Record] leaves for the Handler and for Accept
+
+	chunk    func(jsonx.Value) error
+	progress func(float64) error
+}
+
+// Chunk sends a piece of the result (any JSON value) when the request is a
+// stream, and does nothing otherwise. An error means that the client is gone.
+func (r *Request) Chunk(v jsonx.Value) error {
+	if r.chunk == nil {
+		return nil
+	}
+	return r.chunk(v)
+}
+
+// Progress notes how much of a task is done, 0 to 1, and does nothing for
+// other requests.
+func (r *Request) Progress(done float64) error {
+	if r.progress == nil {
+		return nil
+	}
+	return r.progress(done)
+}
+
+// An Agent is what a [Server] needs to know of one agent. It is cheap: no
+// goroutine, no timer; its card is encoded once and its schemas are compiled
+// on first use. To change an agent, make a new one. It must not be copied.
+type Agent struct {
+	Card     *Card   // completed by the server; see [Card.Complete]
+	Handler  Handler // runs the skills
+	Identity Signer  // signs webhooks; nil: they are not signed
+	Intro    string  // Markdown for /agent/intro; "" = made from the card
+
+	// Token validates the bearer token of authenticated skills; nil accepts
+	// any that is not empty, as the SDKs do. The request is verified.
+	Token func(ctx context.Context, req *Request) error
+
+	// Skills holds options by skill id.
+	Skills map[string]SkillOptions
+
+	// Limit is enforced in place of the card's; nil: the card's. Zero members
+	// are no limit, for who limits elsewhere.
+	Limit *RateLimit
+
+	once    sync.Once
+	encoded []byte
+	err     error
+	limit   RateLimit
+	light   bool     // some skill is lightweight
+	schemas sync.Map // skill id → *compiled
+}
+
+// SkillOptions change how a server treats a skill.
+type SkillOptions struct {
+	NoScan      bool // do not scan payloads for injection patterns
+	NoSchema    bool // hand payloads on unchecked, because somebody else checks them
+	Lightweight bool // public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
+}
+
+// Anonymous is the sender of lightweight requests.
+const Anonymous = "agent://anonymous"
+
+type compiled struct {
+	schema *InputSchema
+	err    error
+}
+
+func (a *Agent) prepare() error {
+	a.once.Do(func() {
+		if a.Card == nil {
+			a.err = because(ErrCard, errors.New("agent without a card"))
+			return
+		}
+		a.limit = a.Card.limit()
+		for _, o := range a.Skills {
+			a.light = a.light || o.Lightweight
+		}
+		if a.Limit != nil {
+			a.limit = *a.Limit
+		}
+		a.encoded, a.err = a.Card.Encode()
+	})
+	return a.err
+}
+
+// Check reports what is wrong with an agent: its card, a schema that does not
+// compile, a missing handler. A server answers AGENT_UNAVAILABLE for what
+// Check would have found.
+func (a *Agent) Check() error {
+	if err := a.prepare(); err != nil {
+		return err
+	}
+	if a.Handler == nil {
+		return errors.New("samvad: agent without a handler")
+	}
+	for i := range a.Card.Skills {
+		if _, err := a.schema(&a.Card.Skills[i]); err != nil {
+			return fmt.Errorf("skill %q: %w", a.Card.Skills[i].ID, err)
+		}
+	}
+	return nil
+}
+
+func (a *Agent) schema(s *Skill) (*InputSchema, error) {
+	if c, ok := a.schemas.Load(s.ID); ok {
+		return c.(*compiled).schema, c.(*compiled).err
+	}
+	c := &compiled{}
+	c.schema, c.err = CompileInput(s.InputSchema)
+	a.schemas.Store(s.ID, c)
+	return c.schema, c.err
+}
+
+// Defaults of [Server].
+const (
+	DefaultSyncTimeout = 28 * time.Second // Python clients give up at 30 s (SAM-154)
+	DefaultTaskTimeout = time.Hour        // of tasks and streams
+	DefaultKeepAlive   = 15 * time.Second // SAM-142
+	DefaultMaxRunning  = 10000            // handlers at work
+	writeTimeout       = 30 * time.Second // of one event of a stream
+)
+
+// A Server serves the seven endpoints of SAMVAD 1.2 §6 for one agent or for
+// many. It takes any base path: what stands before /agent/… or /.well-known/…
+// in the request path is the prefix that [Server.Resolve] sees. It never
+// redirects (SAM-023). Mount it at "/" of an http.Server directly or of a mux
+// that does not clean paths.
+//
+// Its fields must not change while it serves; it must not be copied.
+type Server struct {
+	// Agent is the one agent that is served, whatever host and prefix.
+	Agent *Agent
+	// Resolve finds the agent of a request by its host (r.Host) and prefix
+	// ("" or "/a/bob", no slash at the end); nil means that there is none.
+	Resolve func(r *http.Request, prefix string) *Agent
+
+	Verifier *Verifier // nil refuses everybody; Self is taken from the agent
+	Limiter  *Limiter  // nil: the server's own
+	Tasks    Tasks     // nil: [MemoryTasks]
+	Webhook  *Webhook  // nil: the default
+
+	// Record is called exactly once for each request whose signature and
+	// limits are in order, after the checks that follow were evaluated and
+	// before anything is answered or run. Refusal is what those checks found,
+	// or nil. It makes the message durable and answers [ErrReplay] if the same
+	// [Envelope.ReplayKey] was recorded before. Nil reserves the nonce in the
+	// verifier's memory.
+	Record func(ctx context.Context, req *Request, refusal *Error) error
+
+	// Refused is told of every request that is refused before its skill runs.
+	// What it returns goes to the client in the header RefHeader.
+	Refused   func(r *http.Request, claim Claim, err *Error) (ref string)
+	RefHeader string // "" = Parley-Ref
+
+	// Accept takes over asynchronous requests: it returns the id of a task
+	// that it will complete in Tasks, and the server runs nothing.
+	Accept func(ctx context.Context, req *Request) (taskID string, err error)
+	// Callback takes over webhooks of tasks that the server ran.
+	Callback func(ctx context.Context, req *Request, r *Reply)
+
+	SyncTimeout time.Duration // 0 = [DefaultSyncTimeout]
+	TaskTimeout time.Duration // 0 = [DefaultTaskTimeout]
+	KeepAlive   time.Duration // 0 = [DefaultKeepAlive]
+	MaxRunning  int           // handlers at work at once; 0 = [DefaultMaxRunning]
+	CORS        []string      // origins of browsers that may call; "*" = any; none by default
+
+	// Inline says that handlers of sync requests return when their context
+	// ends, so that they need no goroutine of their own.
+	Inline bool
+
+	once sync.Once
+	own  struct {
+		verifier Verifier
+		limiter  Limiter
+		tasks    MemoryTasks
+		webhook  Webhook
+	}
+	start   time.Time
+	base    context.Context
+	stop    context.CancelFunc
+	running atomic.Int64
+	mu      sync.Mutex
+	closed  bool
+	wg      sync.WaitGroup
+}
+
+// A Claim is what a refused request says about itself, unproved.
+type Claim struct {
+	Agent    string // identity of the addressed agent; "" if there is none
+	Endpoint string // the path
+	From     string // "" if the envelope could not be read
+	Skill    string
+	Nonce    string
+	Size     int // bytes of the body, as far as it was read
+}
+
+func (s *Server) init() {
+	s.once.Do(func() {
+		s.own.tasks.Now, s.own.webhook.Now = s.now, s.now
+		s.start = s.now()
+		s.base, s.stop = context.WithCancel(context.Background())
+	})
+}
+
+func (s *Server) verifier() *Verifier {
+	if s.Verifier != nil {
+		return s.Verifier
+	}
+	return &s.own.verifier
+}
+
+func (s *Server) limiter() *Limiter {
+	if s.Limiter != nil {
+		return s.Limiter
+	}
+	return &s.own.limiter
+}
+
+func (s *Server) tasks() Tasks {
+	if s.Tasks != nil {
+		return s.Tasks
+	}
+	return &s.own.tasks
+}
+
+func (s *Server) webhook() *Webhook {
+	if s.Webhook != nil {
+		return s.Webhook
+	}
+	return &s.own.webhook
+}
+
+func (s *Server) now() time.Time { return s.verifier().now() }
+
+// Close ends what the server runs on its own, tasks and their webhooks: it
+// waits for them until ctx ends, then cancels them and waits for their return.
+// Requests are the business of the http.Server; new tasks are refused.
+func (s *Server) Close(ctx context.Context) error {
+	s.init()
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(done)
+	}()
+	var err error
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.stop()
+	<-done
+	return err
+}
+
+// Recover marks tasks that a former process left unfinished as failed with
+// AGENT_UNAVAILABLE, so that nobody polls them forever (SAM-124). Call it
+// before serving, with a [Tasks] that implements [Unfinished].
+func (s *Server) Recover(ctx context.Context) error {
+	u, ok := s.tasks().(Unfinished)
+	if !ok {
+		return nil
+	}
+	for t, err := range u.Unfinished(ctx) {
+		if err != nil {
+			return fmt.Errorf("samvad: recover: %w", err)
+		}
+		t.Status, t.Result = TaskFailed, nil
+		t.Err = refuse(ErrUnavailable, "The agent was restarted before the task was finished.", nil)
+		if err := s.tasks().Put(ctx, t); err != nil {
+			return fmt.Errorf("samvad: recover: %w", err)
+		}
+	}
+	return nil
+}
+
+// endpoint is one row of the table of §6.
+type endpoint struct {
+	suffix string
+	method string
+	mode   Mode
+	serve  func(s *Server, w http.ResponseWriter, r *http.Request, a *Agent)
+}
+
+var endpoints = [...]endpoint{
+	{pathMessage, http.MethodPost, ModeSync, nil},
+	{pathTask, http.MethodPost, ModeAsync, nil},
+	{pathStream, http.MethodPost, ModeStream, nil},
+	{cardPath, http.MethodGet, "", (*Server).serveCard},
+	{pathIntro, http.MethodGet, "", (*Server).serveIntro},
+	{pathHealth, http.MethodGet, "", (*Server).serveHealth},
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.init()
+	path := requestPath(r)
+	if len(s.CORS) > 0 && s.cors(w, r) {
+		return
+	}
+	for i := range endpoints {
+		e := &endpoints[i]
+		prefix, ok := strings.CutSuffix(path, e.suffix)
+		if !ok {
+			continue
+		}
+		a := s.resolve(r, prefix)
+		switch {
+		case a == nil:
+			s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
+		case e.method == http.MethodPost && r.Method == http.MethodPost:
+			s.post(w, r, a, e.mode, path)
+		case e.method == http.MethodGet && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+			e.serve(s, w, r, a)
+		default:
+			w.Header().Set("Allow", e.method)
+			s.refuse(w, r, Claim{Endpoint: path, Agent: a.id()}, refuse(ErrMethod, "", nil))
+		}
+		return
+	}
+	if i := strings.LastIndex(path, pathTask+"/"); i >= 0 && !strings.Contains(path[i+len(pathTask)+1:], "/") {
+		a := s.resolve(r, path[:i])
+		switch {
+		case a == nil:
+			s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
+		case r.Method == http.MethodGet || r.Method == http.MethodHead:
+			s.serveTask(w, r, a, path[i+len(pathTask)+1:])
+		default:
+			w.Header().Set("Allow", http.MethodGet)
+			s.refuse(w, r, Claim{Endpoint: path, Agent: a.id()}, refuse(ErrMethod, "", nil))
+		}
+		return
+	}
+	s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
+}
+
+func (s *Server) resolve(r *http.Request, prefix string) *Agent {
+	a := s.Agent
+	if s.Resolve != nil {
+		a = s.Resolve(r, strings.TrimRight(prefix, "/"))
+	}
+	if a != nil && a.Card == nil {
+		return nil
+	}
+	return a
+}
+
+func (a *Agent) id() string { return a.Card.ID }
+
+// cors answers preflights and marks answers for browsers (SAM-160).
+func (s *Server) cors(w http.ResponseWriter, r *http.Request) (done bool) {
+	h := w.Header()
+	h.Add("Vary", "Origin")
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return false
+	}
+	switch {
+	case slices.Contains(s.CORS, "*"):
+		h.Set("Access-Control-Allow-Origin", "*")
+	case slices.Contains(s.CORS, origin):
+		h.Set("Access-Control-Allow-Origin", origin)
+	default:
+		return false
+	}
+	h.Set("Access-Control-Expose-Headers", "Retry-After, "+or(s.RefHeader, defaultRefHeader))
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", "Content-Type, Content-Digest, Signature-Input, Signature")
+	h.Set("Access-Control-Max-Age", "600")
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+const defaultRefHeader = "Parley-Ref"
+
+// refuse answers an error that arose before the skill ran.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, c Claim, e *Error) {
+	if s.Refused != nil {
+		if ref := s.Refused(r, c, e); ref != "" {
+			w.Header().Set(or(s.RefHeader, defaultRefHeader), ref)
+		}
+	}
+	WriteError(w, e)
+}
+
+func (s *Server) serveCard(w http.ResponseWriter, _ *http.Request, a *Agent) {
+	if err := a.prepare(); err != nil {
+		WriteError(w, because(ErrUnavailable, err))
+		return
+	}
+	w.Header().Set("Cache-Control", "public, max-age="+strconv.Itoa(a.Card.ttl()))
+	writeJSON(w, http.StatusOK, a.encoded)
+}
+
+func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent) {
+	text := a.Intro
+	if text == "" {
+		var b strings.Builder
+		c := a.Card
+		fmt.Fprintf(&b, "# %s\n\n%s\n\nSAMVAD %s, `%s`, %s\n\n## Skills\n\n", c.Name, c.Description, Version, c.ID, c.URL)
+		for _, k := range c.Skills {
+			fmt.Fprintf(&b, "- **%s** (`%s`): %s\n", k.Name, k.ID, k.Description)
+		}
+		text = b.String()
+	}
+	w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write([]byte(text))
+}
+
+func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
+	type load struct {
+		ActiveRequests int64 `json:"activeRequests"`
+		QueuedTasks    int64 `json:"queuedTasks"`
+	}
+	b, err := jsonx.Encode(struct {
+		Status          string  `json:"status"`
+		ProtocolVersion string  `json:"protocolVersion"`
+		AgentVersion    string  `json:"agentVersion"`
+		Uptime          float64 `json:"uptime"`
+		Load            load    `json:"load"`
+	}{"ok", Version, or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()), load{s.running.Load(), 0}})
+	if err != nil {
+		WriteError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, b)
+}
+
+func (s *Server) serveTask(w http.ResponseWriter, r *http.Request, a *Agent, id string) {
+	t, err := s.tasks().Get(r.Context(), a.id(), id)
+	if err == nil {
+		var b []byte
+		if b, err = t.Encode(); err == nil {
+			w.Header().Set("Cache-Control", "no-store")
+			writeJSON(w, http.StatusOK, b)
+			return
+		}
+	}
+	if errors.Is(err, ErrNotFound) {
+		err = refuse(ErrNotFound, "Task not found.", err)
+	}
+	WriteError(w, err)
+}
+
+// post takes a message through all checks in the order of §6 and on to its
+// skill.
+func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mode, path string) {
+	ctx := r.Context()
+	claim := Claim{Agent: a.id(), Endpoint: path}
+	if err := a.prepare(); err != nil {
+		s.refuse(w, r, claim, AsError(because(ErrUnavailable, err)))
+		return
+	}
+	v := s.verifier()
+	in, err := v.read(r)
+	if err != nil {
+		s.refuse(w, r, claim, AsError(err))
+		return
+	}
+	claim.Size = len(in.Body)
+	in.Self = a.id()
+
+	m, anonymous := a.lightweight(in, mode, v.now())
+	if !anonymous {
+		if m, err = v.CheckMessage(ctx, in); err != nil {
+			e := AsError(err)
+			claim.From, claim.Skill, claim.Nonce = e.claim.from, e.claim.skill, e.claim.nonce
+			s.refuse(w, r, claim, e)
+			return
+		}
+	}
+	claim.From, claim.Skill, claim.Nonce = m.From, m.Envelope.Skill, m.Nonce
+
+	sender := m.From
+	if anonymous {
+		sender = "ip " + clientIP(r)
+	}
+	if err := s.limiter().Allow(a.id(), sender, a.limit, v.now()); err != nil {
+		s.refuse(w, r, claim, m.fail(StepLimits, err))
+		return
+	}
+	m.pass(StepLimits)
+
+	req := &Request{
+		Verified: m, Agent: a, Endpoint: mode, Skill: a.Card.Skill(m.Envelope.Skill),
+		Payload: m.Envelope.Payload, Header: r.Header, Remote: r.RemoteAddr,
+	}
+	if jsonx.IsNull(req.Payload) {
+		req.Payload = jsonx.Value("{}")
+	}
+	refusal := s.check(ctx, req)
+	if err := s.record(ctx, req, refusal); err != nil {
+		step := StepRecord
+		if errors.Is(err, ErrReplay) {
+			step = StepReplay
+		}
+		s.refuse(w, r, claim, m.fail(step, err))
+		return
+	}
+	// A payload that does not fit is told where the client looks for it: in
+	// the status of the task, in the stream (SAM-090).
+	if refusal != nil && (refusal.Step != StepPayload || mode == ModeSync) {
+		s.refuse(w, r, claim, refusal)
+		return
+	}
+	switch mode {
+	case ModeSync:
+		s.serveSync(w, r, req)
+	case ModeAsync:
+		s.serveAsync(w, r, req, claim, refusal)
+	case ModeStream:
+		s.serveStream(w, r, req, refusal)
+	}
+}
+
+func (s *Server) record(ctx context.Context, req *Request, refusal *Error) error {
+	if s.Record != nil {
+		return s.Record(ctx, req, refusal)
+	}
+	v := s.verifier()
+	fresh, err := v.mem().Seen(ctx, req.ReplayKey(), req.Until(v.Limits.window()))
+	if err != nil {
+		return because(ErrUnavailable, err)
+	}
+	if !fresh {
+		return ErrReplay
+	}
+	return nil
+}
+
+// check evaluates everything that follows the limits and has no effect. The
+// first failure is the refusal.
+func (s *Server) check(ctx context.Context, req *Request) *Error {
+	for _, c := range [...]struct {
+		step Step
+		do   func(context.Context, *Request) error
+	}{
+		{StepDelegation, s.checkDelegation},
+		{StepInjection, s.checkInjection},
+		{StepSkill, checkSkill},
+		{StepTrust, checkTrust},
+		{StepCallback, s.checkCallback},
+		{StepPayload, checkPayload},
+	} {
+		if err := c.do(ctx, req); err != nil {
+			verdict := req.Verdict
+			e := req.fail(c.step, err)
+			// The sender is proved; it is the request that is refused.
+			e.Verdict.Assurance = verdict.Assurance
+			req.Verdict.Assurance = verdict.Assurance
+			return e
+		}
+	}
+	return nil
+}
+
+func (s *Server) checkDelegation(ctx context.Context, req *Request) error {
+	if !req.Delegated() {
+		return nil
+	}
+	v := s.verifier()
+	d, err := VerifyDelegation(ctx, req.DelegationToken, v.Keys, v.now())
+	if err != nil {
+		return err
+	}
+	if err := d.Allows(req.From, req.Envelope.Skill); err != nil {
+		return err
+	}
+	req.Delegation = d
+	req.pass(StepDelegation)
+	return nil
+}
+
+func (s *Server) checkInjection(_ context.Context, req *Request) error {
+	if req.Agent.Skills[req.Envelope.Skill].NoScan {
+		return nil
+	}
+	if ScanPayload(req.Envelope.Payload) {
+		return ErrInjection
+	}
+	req.pass(StepInjection)
+	return nil
+}
+
+func checkSkill(_ context.Context, req *Request) error {
+	if req.Skill == nil {
+		return ErrSkillNotFound
+	}
+	if !req.Skill.Offers(req.Endpoint) {
+		return because(ErrMode, fmt.Errorf("%s", req.Endpoint))
+	}
+	req.pass(StepSkill)
+	return nil
+}
+
+func checkTrust(ctx context.Context, req *Request) error {
+	switch req.Skill.Trust {
+	case TrustPublic:
+	case TrustAuthenticated:
+		if req.Auth == nil || req.Auth.Scheme != "bearer" || req.Auth.Token == "" {
+			return because(ErrTrust, errors.New("no bearer token"))
+		}
+		if req.Agent.Token != nil {
+			if err := req.Agent.Token(ctx, req); err != nil {
+				return because(ErrTrust, err)
+			}
+		}
+	case TrustPeers:
+		if !slices.Contains(req.Skill.AllowedPeers, req.From) {
+			return because(ErrTrust, errors.New("not among the allowed peers"))
+		}
+	default:
+		return because(ErrTrust, fmt.Errorf("unknown tier %q", req.Skill.Trust))
+	}
+	req.pass(StepTrust)
+	return nil
+}
+
+func (s *Server) checkCallback(_ context.Context, req *Request) error {
+	if req.Endpoint != ModeAsync || !req.HasCallback() {
+		return nil
+	}
+	if err := CheckCallback(req.CallbackURL, s.webhook().Guard); err != nil {
+		return err
+	}
+	req.pass(StepCallback)
+	return nil
+}
+
+func checkPayload(_ context.Context, req *Request) error {
+	if req.Agent.Skills[req.Skill.ID].NoSchema {
+		return nil
+	}
+	schema, err := req.Agent.schema(req.Skill)
+	if err != nil {
+		return because(ErrUnavailable, err)
+	}
+	p, err := schema.Apply(req.Payload)
+	if err != nil {
+		return err
+	}
+	req.Payload = p
+	req.pass(StepPayload)
+	return nil
+}
+
+// lightweight recognises an unsigned body of the SDK extension (§8.3): none
+// of the members of an envelope that prove anything, no signature header, and
+// a public skill that allows it (SAM-078).
+func (a *Agent) lightweight(in *Incoming, mode Mode, now time.Time) (*Verified, bool) {
+	if !a.light || signedHeaders(in.Header) {
+		return nil, false
+	}
+	var w struct {
+		Skill   string      `json:"skill"`
+		TraceID string      `json:"traceId"`
+		Payload jsonx.Value `json:"payload"`
+
+		From      jsonx.Value `json:"from"`
+		Nonce     jsonx.Value `json:"nonce"`
+		Timestamp jsonx.Value `json:"timestamp"`
+		Signature jsonx.Value `json:"signature"`
+	}
+	if jsonx.Decode(in.Body, &w) != nil || w.From != nil || w.Nonce != nil || w.Timestamp != nil || w.Signature != nil ||
+		!a.Skills[w.Skill].Lightweight {
+		return nil, false
+	}
+	s := a.Card.Skill(w.Skill)
+	if s == nil || s.Trust != TrustPublic || !jsonx.IsNull(w.Payload) && w.Payload.Kind() != '{' {
+		return nil, false
+	}
+	m := &Verified{Envelope: &Envelope{
+		From: Anonymous, To: a.id(), Skill: w.Skill, Mode: mode, Nonce: newID(), Timestamp: now,
+		TraceID: or(w.TraceID, newID()), SpanID: newID(), raw: in.Body,
+	}}
+	if !jsonx.IsNull(w.Payload) {
+		m.Payload = share(in.Body, w.Payload)
+	}
+	m.Verdict.Assurance = Unsigned
+	m.Verdict.Checks = m.checks[:0]
+	m.pass(StepEnvelope)
+	return m, true
+}
+
+func clientIP(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+// run calls the skill. Whatever it does, the process lives on.
+func (s *Server) run(ctx context.Context, req *Request) (resp Response, e *Error) {
+	defer func() {
+		if p := recover(); p != nil {
+			resp, e = Response{}, failure(because(ErrUnavailable, fmt.Errorf("skill panicked: %v", p)))
+		}
+	}()
+	if req.Agent.Handler == nil {
+		return Response{}, failure(because(ErrUnavailable, errors.New("agent without a handler")))
+	}
+	resp, err := req.Agent.Handler(ctx, req)
+	if resp.Tokens > 0 {
+		s.limiter().Record(req.Agent.id(), req.From, resp.Tokens, s.now())
+	}
+	if err != nil {
+		return Response{}, failure(err)
+	}
+	if jsonx.IsNull(resp.Result) {
+		resp.Result = jsonx.Value("{}")
+	}
+	if resp.Result.Kind() != '{' {
+		return Response{}, failure(because(ErrUnavailable, errors.New("skill answered with something else than an object")))
+	}
+	resp.SpanID = or(resp.SpanID, newID())
+	return resp, nil
+}
+
+func failure(err error) *Error {
+	e := *AsError(err)
+	if e.Step == "" {
+		e.Step = StepHandler
+	}
+	return &e
+}
+
+// enter takes one of the places for handlers at work.
+func (s *Server) enter() bool {
+	if s.running.Add(1) > int64(or(s.MaxRunning, DefaultMaxRunning)) {
+		s.running.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (s *Server) leave() { s.running.Add(-1) }
+
+func (s *Server) serveSync(w http.ResponseWriter, r *http.Request, req *Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), or(s.SyncTimeout, DefaultSyncTimeout))
+	defer cancel()
+	reply := &Reply{TraceID: req.TraceID, SpanID: newID()}
+	if !s.enter() {
+		reply.Err = refuse(ErrBusy, "", nil)
+		writeReply(w, reply.Err.HTTPStatus(), reply)
+		return
+	}
+	type outcome struct {
+		resp Response
+		err  *Error
+	}
+	var o outcome
+	if s.Inline {
+		o.resp, o.err = s.run(ctx, req)
+		s.leave()
+	} else {
+		done := make(chan outcome, 1)
+		go func() {
+			defer s.leave()
+			resp, err := s.run(ctx, req)
+			done <- outcome{resp, err}
+		}()
+		select {
+		case o = <-done:
+		case <-ctx.Done():
+			// The skill had its time, or nobody waits any more. One that ends
+			// together with its context may still have the better answer.
+			select {
+			case o = <-done:
+			default:
+				o.err = failure(because(ErrTimeout, context.Cause(ctx)))
+			}
+		}
+	}
+	status := http.StatusOK
+	if reply.Result = o.resp.Result; o.err != nil {
+		reply.Err, status = o.err, o.err.HTTPStatus()
+		setRetryAfter(w.Header(), o.err)
+	} else {
+		reply.SpanID = o.resp.SpanID
+	}
+	writeReply(w, status, reply)
+}
+
+func (s *Server) serveAsync(w http.ResponseWriter, r *http.Request, req *Request, claim Claim, refusal *Error) {
+	fail := func(err error) {
+		e := failure(err)
+		e.TraceID = req.TraceID
+		s.refuse(w, r, claim, e)
+	}
+	if s.Accept != nil && refusal == nil {
+		id, err := s.Accept(r.Context(), req)
+		if err != nil {
+			fail(err)
+			return
+		}
+		s.accepted(w, id)
+		return
+	}
+	t := Task{ID: newID(), Agent: req.Agent.id(), Status: TaskPending, TraceID: req.TraceID, CallbackURL: req.CallbackURL}
+	req.TaskID = t.ID
+	s.mu.Lock()
+	if s.closed || !s.enter() {
+		s.mu.Unlock()
+		fail(ErrBusy)
+		return
+	}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	if err := s.tasks().Put(r.Context(), t); err != nil {
+		s.leave()
+		s.wg.Done()
+		fail(err)
+		return
+	}
+	go s.work(context.WithoutCancel(r.Context()), req, t, refusal)
+	s.accepted(w, t.ID)
+}
+
+func (s *Server) accepted(w http.ResponseWriter, id string) {
+	b, err := jsonx.Encode(struct {
+		TaskID string `json:"taskId"`
+		Status string `json:"status"`
+	}{id, "accepted"})
+	if err != nil {
+		WriteError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusAccepted, b)
+}
+
+// work runs a task to its end and tells the callback.
+func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error) {
+	defer s.wg.Done()
+	defer s.leave()
+	ctx, cancel := context.WithTimeout(ctx, or(s.TaskTimeout, DefaultTaskTimeout))
+	defer cancel()
+	defer context.AfterFunc(s.base, cancel)()
+
+	// The state of the task is written even when its time is over.
+	store := context.WithoutCancel(ctx)
+	var mu sync.Mutex
+	put := func(change func()) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if t.Status.Finished() {
+			return nil
+		}
+		change()
+		return s.tasks().Put(store, t)
+	}
+	req.progress = func(p float64) error {
+		if !(p >= 0 && p <= 1) {
+			return fmt.Errorf("samvad: progress %v is not between 0 and 1", p)
+		}
+		return put(func() { t.Progress = &p })
+	}
+	reply := &Reply{TraceID: req.TraceID, SpanID: newID(), Err: refusal}
+	if refusal == nil {
+		zero := 0.0
+		err := put(func() { t.Status, t.Progress = TaskRunning, &zero })
+		if err == nil {
+			var resp Response
+			if resp, reply.Err = s.run(ctx, req); reply.Err == nil {
+				reply.Result, reply.SpanID = resp.Result, resp.SpanID
+			}
+		} else {
+			reply.Err = failure(because(ErrUnavailable, err))
+		}
+	}
+	one := 1.0
+	err := put(func() {
+		if t.Status, t.Err = TaskFailed, reply.Err; reply.Err == nil {
+			t.Status, t.Result, t.Progress = TaskDone, reply.Result, &one
+		}
+	})
+	if err != nil {
+		// The store refused the result: say so, if it takes that at least.
+		reply.Err = failure(because(ErrUnavailable, err))
+		mu.Lock()
+		t.Status, t.Result, t.Err = TaskFailed, nil, reply.Err
+		_ = s.tasks().Put(store, t)
+		mu.Unlock()
+	}
+	if req.CallbackURL == "" {
+		return
+	}
+	if s.Callback != nil {
+		s.Callback(ctx, req, reply)
+		return
+	}
+	// The receiver can poll: a webhook that cannot be delivered is lost.
+	_ = s.webhook().Send(ctx, req.Agent.Identity, req.CallbackURL, reply)
+}

@@ -1,0 +1,162 @@
+package samvad
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// streamEvent is one block of an event stream (SAMVAD 1.2 §5.3).
+type streamEvent struct {
+	Chunk   jsonx.Value `json:"chunk,omitzero"`
+	Done    bool        `json:"done"`
+	Result  jsonx.Value `json:"result,omitzero"`
+	Error   *wireError  `json:"error,omitzero"`
+	TraceID *string     `json:"traceId,omitzero"`
+	SpanID  *string     `json:"spanId,omitzero"`
+}
+
+var errStreamOver = errors.New("samvad: the stream is over")
+
+// serveStream answers with an event stream: each block one line "data: …" in
+// LF framing, as the TypeScript clients need it (SAM-140).
+func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Request, refusal *Error) {
+	if !s.enter() {
+		e := refuse(ErrBusy, "", nil)
+		e.TraceID = req.TraceID
+		WriteError(w, e)
+		return
+	}
+	defer s.leave()
+	ctx, cancel := context.WithTimeout(r.Context(), or(s.TaskTimeout, DefaultTaskTimeout))
+	defer cancel()
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-cache")
+	h.Set("Connection", "keep-alive")
+	h.Set("X-Accel-Buffering", "no")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(http.StatusOK)
+
+	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel}
+	out.flush()
+	stopIdle := out.keepAlive(or(s.KeepAlive, DefaultKeepAlive))
+	chunks := 0
+	req.chunk = func(v jsonx.Value) error {
+		if jsonx.IsNull(v) {
+			v = jsonx.Value("null")
+		}
+		chunks++
+		return out.event(streamEvent{Chunk: v})
+	}
+	final := streamEvent{Done: true, TraceID: &req.TraceID}
+	span := newID()
+	if refusal == nil {
+		resp, err := s.run(ctx, req)
+		if refusal = err; err == nil {
+			// The TypeScript clients show chunks only and drop the result
+			// (SAM-141).
+			if chunks == 0 {
+				_ = req.chunk(resp.Result)
+			}
+			final.Result, span = resp.Result, resp.SpanID
+		}
+	}
+	if refusal != nil {
+		final.Error = refusal.wire()
+	}
+	final.SpanID = &span
+	stopIdle()
+	// A client that is gone needs no last word.
+	_ = out.event(final)
+	out.close()
+}
+
+// streamWriter serialises what is written to one event stream.
+type streamWriter struct {
+	rc   *http.ResponseController
+	w    http.ResponseWriter
+	gone context.CancelFunc // the client does not read any more
+
+	mu   sync.Mutex
+	idle *time.Timer
+	wait time.Duration
+	err  error
+}
+
+func (s *streamWriter) event(e streamEvent) error {
+	b, err := jsonx.Encode(&e)
+	if err != nil {
+		return err
+	}
+	block := make([]byte, 0, len(b)+8)
+	block = append(append(append(block, "data: "...), b...), "\n\n"...)
+	return s.write(block)
+}
+
+func (s *streamWriter) write(block []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	// Not every ResponseWriter knows deadlines; those of net/http do.
+	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := s.w.Write(block)
+	if err == nil {
+		err = s.rc.Flush()
+	}
+	if err != nil && !errors.Is(err, http.ErrNotSupported) {
+		s.err = err
+		s.gone()
+		return err
+	}
+	if s.idle != nil {
+		s.idle.Reset(s.wait)
+	}
+	return nil
+}
+
+func (s *streamWriter) flush() { _ = s.rc.Flush() }
+
+func (s *streamWriter) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = errStreamOver
+	}
+	// The connection may serve further requests.
+	_ = s.rc.SetWriteDeadline(time.Time{})
+}
+
+// keepAlive writes a comment, as a block of its own, whenever nothing else was
+// written for the time (SAM-142). The function it gives ends that.
+func (s *streamWriter) keepAlive(every time.Duration) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	s.mu.Lock()
+	t := time.NewTimer(every)
+	s.idle, s.wait = t, every
+	s.mu.Unlock()
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-t.C:
+				if s.write([]byte(": keep-alive\n\n")) != nil {
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+		t.Stop()
+	}
+}

@@ -1,0 +1,647 @@
+package samvad
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/httpsig"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Assurance is what was proved about the sender.
+type Assurance string
+
+// What a verdict can reach.
+const (
+	Unsigned Assurance = "unsigned" // lightweight mode: nothing
+	Signed   Assurance = "signed"   // the message is signed by a key known for its sender
+)
+
+// A Verdict is the outcome of verification, check by check.
+type Verdict struct {
+	Checks     []Check // in the order in which they were made; the last one decided
+	KeyID      string  // keyid of the signature; when it failed: what it claimed
+	KeySource  string  // [Key.Source]
+	Label      string  // of the signature in the headers
+	SignedPath string  // the @path that verified
+	StrictBase bool    // signed over the base of RFC 9421, without SAMVAD's final line feed
+	Legacy     bool    // a body signature of protocol 1.1
+	Assurance  Assurance
+}
+
+// A Check is one step of verification.
+type Check struct {
+	Name   Step
+	OK     bool
+	Detail string // for the operator; never sent to strangers
+}
+
+// Verified is a message whose sender is proved.
+type Verified struct {
+	*Envelope
+	Verdict Verdict
+
+	checks [8]Check
+}
+
+// Limits bound what a verifier accepts. Zero means the default.
+type Limits struct {
+	MaxBody       int64         // bytes; default 1 MiB
+	Window        time.Duration // how old a timestamp may be; default 300 s
+	Skew          time.Duration // how far in the future it may lie; default 60 s
+	CreatedWindow time.Duration // if set, created of the signature must lie within it as well
+}
+
+func (l Limits) maxBody() int64        { return or(l.MaxBody, 1<<20) }
+func (l Limits) window() time.Duration { return or(l.Window, 300*time.Second) }
+func (l Limits) skew() time.Duration   { return or(l.Skew, 60*time.Second) }
+
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+// A Verifier checks requests for one agent, or for many through
+// [Verifier.CheckMessage]. Its fields must not change while it is in use; it
+// is safe for concurrent use and must not be copied. The zero value knows no
+// sender and so refuses everything.
+type Verifier struct {
+	Self   string // the agent's identity: to must be equal to it
+	Keys   Keys   // who may speak; nil: nobody
+	Memory Memory // nil: [NewMemory] of default size
+	Now    func() time.Time
+	Limits Limits
+
+	// NotBefore refuses messages made earlier: set it to the start of the
+	// process when Memory does not outlive it (SAM-057).
+	NotBefore time.Time
+
+	// Prefix is the base path under which the agent is known outside, when a
+	// proxy removes it before the request arrives here.
+	Prefix string
+
+	// Legacy accepts the body signature of protocol 1.1 from senders whose
+	// card does not say 1.2 (SAM-170).
+	Legacy bool
+
+	once   sync.Once
+	memory Memory
+}
+
+// Incoming is a request in pieces, for who does not have an *http.Request.
+type Incoming struct {
+	Self      string   // the addressed agent; "" = the verifier's
+	Method    string   // as received
+	Paths     []string // what @path may be: as received, escaped, without the query; then other forms that are this agent's
+	RawQuery  string
+	Scheme    string // of the request, if known
+	Authority string // the Host header
+	Header    http.Header
+	Body      []byte
+}
+
+// Verify checks a request and reserves its nonce: media type, size, envelope,
+// recipient, freshness, replay, digest, key and signature, in this order.
+// r.Body stays readable. The error is an [*Error] with the verdict.
+func (v *Verifier) Verify(r *http.Request) (*Verified, error) {
+	m, err := v.Check(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Reserve(r.Context(), m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Check is [Verifier.Verify] without the reservation: the nonce is looked up
+// but stays free. Whoever accepts the message must call [Verifier.Reserve] or
+// record it in another way that happens at most once per
+// [Envelope.ReplayKey].
+func (v *Verifier) Check(r *http.Request) (*Verified, error) {
+	in, err := v.read(r)
+	if err != nil {
+		return nil, err
+	}
+	return v.CheckMessage(r.Context(), in)
+}
+
+// Reserve takes the nonce of a checked message; [ErrReplay] when somebody else
+// did before.
+func (v *Verifier) Reserve(ctx context.Context, m *Verified) error {
+	fresh, err := v.mem().Seen(ctx, m.ReplayKey(), m.Until(v.Limits.window()))
+	if err != nil {
+		return m.fail(StepReplay, because(ErrUnavailable, err))
+	}
+	if !fresh {
+		return m.fail(StepReplay, ErrReplay)
+	}
+	return nil
+}
+
+// Wrap verifies every request before next sees it; next finds the result with
+// [FromContext]. Refusals are answered with [WriteError].
+func (v *Verifier) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m, err := v.Verify(r)
+		if err != nil {
+			WriteError(w, err)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), verifiedKey{}, m)))
+	})
+}
+
+type verifiedKey struct{}
+
+// FromContext gives what [Verifier.Wrap] verified.
+func FromContext(ctx context.Context) (*Verified, bool) {
+	m, ok := ctx.Value(verifiedKey{}).(*Verified)
+	return m, ok
+}
+
+func (v *Verifier) now() time.Time {
+	if v.Now != nil {
+		return v.Now()
+	}
+	return time.Now()
+}
+
+func (v *Verifier) mem() Memory {
+	if v.Memory != nil {
+		return v.Memory
+	}
+	v.once.Do(func() { v.memory = NewMemory(0, v.now) })
+	return v.memory
+}
+
+// read takes a request apart: method, media type, size.
+func (v *Verifier) read(r *http.Request) (*Incoming, error) {
+	if r.Method != http.MethodPost {
+		return nil, refuse(ErrMethod, "", nil)
+	}
+	if err := checkMediaType(r.Header); err != nil {
+		return nil, refuse(ErrMediaType, "", err)
+	}
+	body, err := readBody(r, v.Limits.maxBody())
+	if err != nil {
+		return nil, err
+	}
+	in := &Incoming{
+		Method: r.Method, Paths: signedPaths(requestPath(r), v.Prefix), RawQuery: r.URL.RawQuery,
+		Scheme: "http", Authority: r.Host, Header: r.Header, Body: body,
+	}
+	if r.TLS != nil {
+		in.Scheme = "https"
+	}
+	return in, nil
+}
+
+func checkMediaType(h http.Header) error {
+	ct := h["Content-Type"]
+	if len(ct) == 1 && ct[0] == "application/json" && h["Content-Encoding"] == nil {
+		return nil
+	}
+	if len(ct) != 1 {
+		return fmt.Errorf("%d Content-Type fields", len(ct))
+	}
+	if t, _, err := mime.ParseMediaType(ct[0]); err != nil || t != "application/json" {
+		return fmt.Errorf("media type %q", clip(ct[0]))
+	}
+	if enc := h.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
+		return fmt.Errorf("content encoding %q", clip(enc))
+	}
+	return nil
+}
+
+// readBody reads at most limit bytes and leaves r.Body readable from its start.
+func readBody(r *http.Request, limit int64) ([]byte, error) {
+	if r.ContentLength > limit {
+		return nil, refuse(ErrTooLarge, "", nil)
+	}
+	if r.Body == nil {
+		return nil, nil
+	}
+	var b []byte
+	var err error
+	if n := r.ContentLength; n >= 0 {
+		// The transport has bounded the body to its announced length.
+		b = make([]byte, 0, n+1)
+		b, err = readInto(r.Body, b, limit)
+	} else {
+		b, err = readInto(r.Body, make([]byte, 0, 2048), limit)
+	}
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return nil, refuse(ErrTooLarge, "", err)
+		}
+		return nil, refuse(ErrMalformed, "The request body could not be read.", err)
+	}
+	if int64(len(b)) > limit {
+		return nil, refuse(ErrTooLarge, "", nil)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(b))
+	return b, nil
+}
+
+// readInto appends to b what r holds, at most limit+1 bytes.
+func readInto(r io.Reader, b []byte, limit int64) ([]byte, error) {
+	for int64(len(b)) <= limit {
+		if len(b) == cap(b) {
+			b = append(b, 0)[:len(b)]
+		}
+		n, err := r.Read(b[len(b):min(int64(cap(b)), limit+1)])
+		b = b[:len(b)+n]
+		if err == io.EOF {
+			return b, nil
+		}
+		if err != nil {
+			return b, err
+		}
+	}
+	return b, nil
+}
+
+// requestPath gives the path as it stood in the request line: escaped,
+// without the query, nothing cleaned.
+func requestPath(r *http.Request) string {
+	target := r.RequestURI
+	if target == "" || target[0] != '/' {
+		return r.URL.EscapedPath()
+	}
+	if i := strings.IndexByte(target, '?'); i >= 0 {
+		target = target[:i]
+	}
+	return target
+}
+
+// signedPaths gives what @path may be for a request to path (SAM-022): the
+// path itself (TypeScript clients), its fixed endpoint suffix (Python
+// clients), and the path that it had before a proxy removed prefix.
+func signedPaths(path, prefix string) []string {
+	paths := []string{path}
+	_, suffix, ok := splitEndpoint(path)
+	if ok && suffix != path {
+		paths = append(paths, suffix)
+	}
+	if prefix = strings.TrimRight(prefix, "/"); prefix != "" {
+		paths = append(paths, prefix+path)
+		if ok && suffix != path {
+			paths = append(paths, prefix+suffix)
+		}
+	}
+	return paths
+}
+
+// splitEndpoint divides the path of a POST endpoint into base path and fixed
+// suffix.
+func splitEndpoint(path string) (prefix, suffix string, ok bool) {
+	for _, e := range [...]string{pathMessage, pathTask, pathStream} {
+		if p, ok := strings.CutSuffix(path, e); ok {
+			return p, e, true
+		}
+	}
+	return "", "", false
+}
+
+// The fixed paths (SAMVAD 1.2 §6).
+const (
+	pathMessage = "/agent/message"
+	pathTask    = "/agent/task"
+	pathStream  = "/agent/stream"
+	pathIntro   = "/agent/intro"
+	pathHealth  = "/agent/health"
+)
+
+func (m *Verified) pass(s Step) {
+	m.Verdict.Checks = append(m.Verdict.Checks, Check{Name: s, OK: true})
+}
+
+// fail ends verification at a step: the verdict goes with the error.
+func (m *Verified) fail(s Step, err error) *Error {
+	e := *AsError(err)
+	e.Step = s
+	m.Verdict.Checks = append(m.Verdict.Checks, Check{Name: s, Detail: err.Error()})
+	m.Verdict.Assurance = Unsigned
+	verdict := m.Verdict
+	e.Verdict = &verdict
+	if m.Envelope != nil {
+		e.TraceID = m.TraceID
+		e.claim.from, e.claim.skill, e.claim.nonce = m.From, m.Envelope.Skill, m.Nonce
+	}
+	return &e
+}
+
+// CheckMessage is [Verifier.Check] for a request in pieces. It does not look
+// at the media type and the size.
+func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, error) {
+	m := &Verified{}
+	m.Verdict.Checks, m.Verdict.Assurance = m.checks[:0], Unsigned
+
+	e, derr := decode(in.Body)
+	if derr != nil {
+		return nil, m.fail(StepEnvelope, derr)
+	}
+	m.Envelope = e
+	m.pass(StepEnvelope)
+
+	if self := or(in.Self, v.Self); e.To != self {
+		return nil, m.fail(StepRecipient, because(ErrRecipient, fmt.Errorf("to is %q, this is %q", clip(e.To), self)))
+	}
+	m.pass(StepRecipient)
+
+	now := v.now()
+	if err := v.fresh(e.Timestamp, now); err != nil {
+		return nil, m.fail(StepFreshness, err)
+	}
+	m.pass(StepFreshness)
+
+	// Look-up only: an unauthenticated repeat may learn that the nonce was
+	// used, but cannot use one up.
+	known, err := v.mem().Known(ctx, e.ReplayKey())
+	if err != nil {
+		return nil, m.fail(StepReplay, because(ErrUnavailable, err))
+	}
+	if known {
+		return nil, m.fail(StepReplay, ErrReplay)
+	}
+	m.pass(StepReplay)
+
+	keys := v.Keys
+	if keys == nil {
+		keys = StaticKeys(nil)
+	}
+	if v.Legacy && !signedHeaders(in.Header) {
+		if err := v.checkLegacy(ctx, in, m, keys); err != nil {
+			return nil, err
+		}
+	} else if err := v.checkSignature(ctx, in, m, keys, now); err != nil {
+		return nil, err
+	}
+	m.Verdict.Assurance = Signed
+	return m, nil
+}
+
+func (v *Verifier) fresh(ts, now time.Time) error {
+	switch {
+	case now.Sub(ts) > v.Limits.window():
+		return because(ErrStale, fmt.Errorf("%s old", now.Sub(ts)))
+	case ts.Sub(now) > v.Limits.skew():
+		return because(ErrStale, fmt.Errorf("%s in the future", ts.Sub(now)))
+	case ts.Before(v.NotBefore):
+		return because(ErrStale, fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)))
+	}
+	return nil
+}
+
+func signedHeaders(h http.Header) bool {
+	return len(h[headerDigest])+len(h[headerInput])+len(h[headerSignature]) > 0
+}
+
+func (v *Verifier) checkSignature(ctx context.Context, in *Incoming, m *Verified, keys Keys, now time.Time) *Error {
+	sigs, err := candidates(in.Header, now, v.Limits.CreatedWindow)
+	if err != nil {
+		return m.fail(StepHeaders, err)
+	}
+	m.Verdict.KeyID, m.Verdict.Label = sigs[0].KeyID, sigs[0].Label
+	m.pass(StepHeaders)
+
+	if err := httpsig.CheckDigest(in.Header[headerDigest][0], in.Body); err != nil {
+		return m.fail(StepDigest, because(ErrDigest, err))
+	}
+	m.pass(StepDigest)
+
+	list, err := keys.Keys(ctx, m.From)
+	if err != nil && !errors.Is(err, ErrUnknownKey) {
+		return m.fail(StepKey, because(ErrUnknownKey, err))
+	}
+	unknown := err // why no key is known, for the operator
+	pairs, err := match(sigs, list)
+	if errors.Is(err, ErrUnknownKey) && len(list) > 0 {
+		if r, ok := keys.(Refresher); ok {
+			if list, rerr := r.Refresh(ctx, m.From); rerr == nil {
+				pairs, err = match(sigs, list)
+			}
+		}
+	}
+	if err != nil {
+		if unknown != nil && errors.Is(err, ErrUnknownKey) {
+			// As text: what the card was refused for is not what the message
+			// is refused for.
+			err = because(ErrUnknownKey, errors.New(unknown.Error()))
+		}
+		return m.fail(StepKey, err)
+	}
+	m.Verdict.KeyID, m.Verdict.Label = pairs[0].sig.KeyID, pairs[0].sig.Label
+	m.pass(StepKey)
+
+	if err := m.verify(in, pairs); err != nil {
+		return m.fail(StepSignature, err)
+	}
+	m.pass(StepSignature)
+	return nil
+}
+
+// VerifySignature checks the three headers of a request against keys and
+// nothing else: neither envelope nor time window nor nonce. In.Paths are
+// compared verbatim.
+func VerifySignature(in *Incoming, now time.Time, keys ...Key) (*Verdict, error) {
+	m := &Verified{Envelope: &Envelope{From: "x"}}
+	v := &Verifier{}
+	if err := v.checkSignature(context.Background(), in, m, StaticKeys{"x": keys}, now); err != nil {
+		return err.Verdict, err
+	}
+	m.Verdict.Assurance = Signed
+	return &m.Verdict, nil
+}
+
+// candidates gives the signatures that fit the profile: all three components
+// covered, keyid and created there, alg absent or ed25519, not expired.
+func candidates(h http.Header, now time.Time, createdWindow time.Duration) ([]httpsig.Signature, error) {
+	for _, name := range [...]string{headerDigest, headerInput, headerSignature} {
+		switch n := len(h[name]); {
+		case n == 0:
+			return nil, because(ErrUnsigned, fmt.Errorf("no %s", name))
+		case n > 1:
+			return nil, because(ErrHeaders, fmt.Errorf("%d fields %s", n, name))
+		}
+	}
+	all, err := httpsig.Parse(h[headerInput][0], h[headerSignature][0])
+	if err != nil {
+		return nil, because(ErrHeaders, err)
+	}
+	fit := all[:0]
+	why := errors.New("no signature")
+	for _, s := range all {
+		if err := profile(&s, now, createdWindow); err != nil {
+			why = fmt.Errorf("%s: %w", clip(s.Label), err)
+			continue
+		}
+		fit = append(fit, s)
+	}
+	if len(fit) == 0 {
+		return nil, because(ErrHeaders, why)
+	}
+	return fit, nil
+}
+
+func profile(s *httpsig.Signature, now time.Time, createdWindow time.Duration) error {
+	created := time.Unix(s.Created, 0)
+	switch {
+	case s.Bytes == nil:
+		return errors.New("no such label in Signature")
+	case !s.Covers("@method", "@path", "content-digest"):
+		return errors.New("does not cover @method, @path and content-digest")
+	case s.HasAlg && s.Alg != "ed25519":
+		return fmt.Errorf("alg %q", clip(s.Alg))
+	case !s.HasKeyID:
+		return errors.New("no keyid")
+	case !s.HasCreated:
+		return errors.New("no created")
+	case s.HasExpires && now.Unix() >= s.Expires:
+		return errors.New("expired")
+	case createdWindow > 0 && (now.Sub(created) > createdWindow || created.Sub(now) > createdWindow):
+		return errors.New("created is outside the window")
+	}
+	return nil
+}
+
+type pair struct {
+	sig *httpsig.Signature
+	key *Key
+}
+
+// maxTries bounds the signatures that are tried when nothing tells which one
+// is the sender's own (a raw key that answers to any keyid).
+const maxTries = 4
+
+// match finds the signature that is the sender's by its keyid. A revoked key
+// of that name refuses it, whatever else bears the name.
+func match(sigs []httpsig.Signature, keys []Key) ([]pair, error) {
+	var named, raw []pair
+	for i := range sigs {
+		s := &sigs[i]
+		var found *Key
+		for j := range keys {
+			k := &keys[j]
+			switch {
+			case k.KID == "" && !k.Revoked:
+				if len(raw) < maxTries {
+					raw = append(raw, pair{s, k})
+				}
+			case k.KID == s.KeyID && k.Revoked:
+				return nil, because(ErrInactiveKey, fmt.Errorf("keyid %q", clip(s.KeyID)))
+			case k.KID == s.KeyID:
+				if found != nil {
+					return nil, because(ErrUnknownKey, fmt.Errorf("keyid %q is ambiguous", clip(s.KeyID)))
+				}
+				found = k
+			}
+		}
+		if found != nil {
+			named = append(named, pair{s, found})
+		}
+	}
+	switch {
+	case len(named) > 1:
+		return nil, because(ErrHeaders, errors.New("several signatures of the sender"))
+	case len(named) == 1:
+		return named, nil
+	case len(raw) > 0:
+		return raw, nil
+	}
+	return nil, because(ErrUnknownKey, fmt.Errorf("keyid %q", clip(sigs[0].KeyID)))
+}
+
+// verify tries the signature over every base that it may be meant for: each
+// allowed path, with SAMVAD's final line feed (§4.1) and without (RFC 9421).
+func (m *Verified) verify(in *Incoming, pairs []pair) error {
+	hm := httpsig.Message{
+		Method: strings.ToUpper(in.Method), RawQuery: in.RawQuery,
+		Scheme: in.Scheme, Authority: in.Authority, Header: in.Header,
+	}
+	var room [512]byte
+	for _, p := range pairs {
+		if len(p.key.Public) != ed25519.PublicKeySize {
+			return because(ErrBadKey, fmt.Errorf("key %q", clip(p.sig.KeyID)))
+		}
+		for _, path := range in.Paths {
+			hm.Path = path
+			base, err := hm.AppendBase(room[:0], p.sig)
+			if err != nil {
+				return because(ErrHeaders, err)
+			}
+			base = append(base, '\n')
+			strict := false
+			if !edkeys.Verify(p.key.Public, base, p.sig.Bytes) {
+				strict = true
+				if !edkeys.Verify(p.key.Public, base[:len(base)-1], p.sig.Bytes) {
+					continue
+				}
+			}
+			m.Verdict.KeyID, m.Verdict.Label, m.Verdict.KeySource = p.sig.KeyID, p.sig.Label, p.key.Source
+			m.Verdict.SignedPath, m.Verdict.StrictBase = path, strict
+			return nil
+		}
+	}
+	return ErrSignature
+}
+
+// checkLegacy verifies the body signature of protocol 1.1.
+func (v *Verifier) checkLegacy(ctx context.Context, in *Incoming, m *Verified, keys Keys) *Error {
+	m.Verdict.Legacy = true
+	var w struct {
+		KID       *string `json:"kid"`
+		Signature *string `json:"signature"`
+	}
+	if err := jsonx.Decode(in.Body, &w); err != nil || w.KID == nil || w.Signature == nil {
+		return m.fail(StepHeaders, because(ErrUnsigned, errors.New("neither signature headers nor kid and signature in the body")))
+	}
+	m.Verdict.KeyID = *w.KID
+	sig, err := base64.StdEncoding.DecodeString(*w.Signature)
+	if err != nil {
+		return m.fail(StepHeaders, because(ErrHeaders, errors.New("signature is not base64")))
+	}
+	m.pass(StepHeaders)
+	list, err := keys.Keys(ctx, m.From)
+	if err != nil && !errors.Is(err, ErrUnknownKey) {
+		return m.fail(StepKey, because(ErrUnknownKey, err))
+	}
+	for _, k := range list {
+		if k.Version != "" && k.Version != legacyVersion {
+			return m.fail(StepKey, ErrDowngrade)
+		}
+	}
+	pairs, err := match([]httpsig.Signature{{KeyID: *w.KID}}, list)
+	if err != nil {
+		return m.fail(StepKey, err)
+	}
+	m.pass(StepKey)
+	base, err := LegacyBase(in.Body)
+	if err != nil {
+		return m.fail(StepSignature, because(ErrSignature, err))
+	}
+	for _, p := range pairs {
+		if edkeys.Verify(p.key.Public, base, sig) {
+			m.Verdict.KeySource = p.key.Source
+			m.pass(StepSignature)
+			return nil
+		}
+	}
+	return m.fail(StepSignature, ErrSignature)
+}

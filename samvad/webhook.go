@@ -1,0 +1,124 @@
+package samvad
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// Defaults of [Webhook].
+const (
+	DefaultWebhookTimeout  = 10 * time.Second
+	DefaultWebhookAttempts = 5
+	DefaultWebhookBackoff  = time.Second
+)
+
+// A Webhook sends the outcome of tasks to callback URLs (SAMVAD 1.2 §8.1): on
+// success and on failure, signed when there is a signer, repeated with growing
+// pauses, never following a redirect, never to an address inside (SAM-131).
+// The zero value is ready; it must not be copied.
+type Webhook struct {
+	HTTP     *http.Client // nil: a client of Guard
+	Guard    *Guard
+	Now      func() time.Time
+	Timeout  time.Duration // of one attempt; 0 = [DefaultWebhookTimeout]
+	Attempts int           // 0 = [DefaultWebhookAttempts]
+	Backoff  time.Duration // before the second attempt, then doubling; 0 = [DefaultWebhookBackoff]
+
+	once sync.Once
+	http *http.Client
+}
+
+func (h *Webhook) client() *http.Client {
+	h.once.Do(func() {
+		if h.HTTP != nil {
+			h.http = withoutRedirects(h.HTTP)
+			return
+		}
+		h.http = h.Guard.Client(netguard.Options{Timeout: or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
+	})
+	return h.http
+}
+
+func withoutRedirects(c *http.Client) *http.Client {
+	d := *c
+	d.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &d
+}
+
+// Send delivers a reply. It returns when the receiver took it (any 2xx), when
+// it refused for good (a redirect or another 4xx than 408 and 429), or when
+// the attempts are used up. The signer may be nil.
+func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply) error {
+	if err := CheckCallback(callback, h.Guard); err != nil {
+		return err
+	}
+	body, err := r.Encode()
+	if err != nil {
+		return err
+	}
+	pause := or(h.Backoff, DefaultWebhookBackoff)
+	for n := 1; ; n++ {
+		again, err := h.attempt(ctx, s, callback, body)
+		if err == nil || !again || n >= or(h.Attempts, DefaultWebhookAttempts) {
+			return err
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return errors.Join(ctx.Err(), err)
+		}
+		pause *= 2
+	}
+}
+
+func (h *Webhook) attempt(ctx context.Context, s Signer, callback string, body []byte) (again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, or(h.Timeout, DefaultWebhookTimeout))
+	defer cancel()
+	u, err := url.Parse(callback)
+	if err != nil {
+		return false, because(ErrCallback, err)
+	}
+	u.Fragment = ""
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return false, because(ErrCallback, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if s != nil {
+		now := time.Now
+		if h.Now != nil {
+			now = h.Now
+		}
+		path := u.EscapedPath()
+		if path == "" {
+			path = "/"
+		}
+		sig, err := Sign(s, http.MethodPost, path, body, now())
+		if err != nil {
+			return false, err
+		}
+		sig.Set(req.Header)
+	}
+	resp, err := h.client().Do(req)
+	if err != nil {
+		var blocked *netguard.BlockedError
+		return !errors.As(err, &blocked), because(ErrUnavailable, err)
+	}
+	defer closeBody(resp.Body)
+	code := resp.StatusCode
+	if code/100 == 2 {
+		return false, nil
+	}
+	again = code/100 == 5 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout
+	return again, because(ErrUnavailable, fmt.Errorf("webhook: status %d", code))
+}
