@@ -1,0 +1,645 @@
+package uagents
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Record is what the Almanac knows of an agent.
+type Record struct {
+	Network    string // agent or test-agent
+	Address    string
+	Endpoints  []Endpoint
+	Protocols  []string
+	Metadata   []byte // JSON object, or nil
+	Active     bool
+	Expires    time.Time
+	Registered uint64 // timestamp of the last registration, Unix seconds
+	Updated    uint64 // timestamp of the last status update
+	Statement  string // the signed text of the last registration
+}
+
+// A Domain is a name that stands for agents.
+type Domain struct {
+	Name    string
+	Status  string // Registered, Pending, Checking, Updating, Deleting or Failed
+	Expires time.Time
+	Agents  []DomainAgent
+}
+
+// A DomainAgent is one agent of a name, chosen by weight.
+type DomainAgent struct {
+	Address string
+	Weight  float64
+}
+
+// An AlmanacStore keeps the registry.
+type AlmanacStore interface {
+	// Get gives a record, or nil.
+	Get(ctx context.Context, network, address string) (*Record, error)
+	// Update changes a record atomically: change sees the present one (nil
+	// for none) and gives the new one, or an error, which is returned and
+	// leaves the record as it was. The error is ErrFull when there is no room
+	// for a new one.
+	Update(ctx context.Context, network, address string, change func(old *Record) (*Record, error)) error
+	// ByProtocol gives up to limit records that name a protocol digest.
+	ByProtocol(ctx context.Context, digest string, limit int) ([]*Record, error)
+	// Domain gives a name's entry, or nil. Names are the operator's to give.
+	Domain(ctx context.Context, network, name string) (*Domain, error)
+	// PutManifest keeps a manifest under its digest; the first one stays.
+	PutManifest(ctx context.Context, m *Manifest) error
+	// Manifest gives a manifest, or nil.
+	Manifest(ctx context.Context, digest string) (*Manifest, error)
+}
+
+// An AlmanacServer is the HTTP API of the Almanac that agents register with
+// and resolve addresses through: everything under /v1/almanac. Registrations
+// count when the agent's own key signed them, a moment ago, and later than
+// what is stored, so that nobody can take a name over or bring an old endpoint
+// back. The zero value is ready.
+type AlmanacServer struct {
+	Store AlmanacStore // nil: a [MemoryAlmanac]
+	Now   func() time.Time
+	// Allow may refuse an attestation whose signature holds; its error is
+	// answered.
+	Allow func(ctx context.Context, a *Attestation, address string) error
+	// Changed hears of every registration and status update that was taken.
+	Changed func(ctx context.Context, r Record)
+
+	Lifetime     time.Duration // of a registration; default 3 h (agents refresh after 1 h)
+	MaxAge       time.Duration // oldest timestamp taken; default 5 min
+	Skew         time.Duration // how far ahead a timestamp may be; default 30 s
+	MaxBody      int           // bytes; default 1 MiB
+	MaxBatch     int           // attestations of a batch; default 100
+	MaxEndpoints int           // of an agent; default 20
+	MaxProtocols int           // of an agent; default 200
+	MaxResults   int           // of a search; default 100
+
+	once  sync.Once
+	store AlmanacStore
+	mux   *http.ServeMux
+}
+
+func (s *AlmanacServer) start() {
+	s.once.Do(func() {
+		s.store = s.Store
+		if s.store == nil {
+			s.store = &MemoryAlmanac{Now: s.now}
+		}
+		s.mux = http.NewServeMux()
+		s.mux.HandleFunc("POST "+almanacAPI+"/agents", s.register)
+		s.mux.HandleFunc("POST "+almanacAPI+"/agents/batch", s.batch)
+		s.mux.HandleFunc("POST "+almanacAPI+"/agents/{address}/status", s.status)
+		s.mux.HandleFunc("GET "+almanacAPI+"/agents/{address}", s.agent)
+		s.mux.HandleFunc("GET "+almanacAPI+"/domains/{name}", s.domain)
+		s.mux.HandleFunc("POST "+almanacAPI+"/manifests", s.manifest)
+		s.mux.HandleFunc("GET "+almanacAPI+"/manifests/protocols/{digest}", s.getManifest)
+		s.mux.HandleFunc("POST "+almanacAPI+"/search", s.search)
+		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
+	})
+}
+
+func (s *AlmanacServer) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+// ServeHTTP implements http.Handler.
+func (s *AlmanacServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.start()
+	s.mux.ServeHTTP(w, r)
+}
+
+// body reads and parses a request.
+func (s *AlmanacServer) body(w http.ResponseWriter, r *http.Request) (*node, error) {
+	return readNodeBody(w, r, orDefault(s.MaxBody, 1<<20))
+}
+
+func readNodeBody(w http.ResponseWriter, r *http.Request, max int) (*node, error) {
+	b, err := readBody(w, r, max)
+	if err != nil {
+		return nil, err
+	}
+	n, err := parse(b)
+	if err != nil {
+		return nil, ErrMalformed.Because(err)
+	}
+	return n, nil
+}
+
+func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) {
+	n, err := s.body(w, r)
+	if err == nil {
+		var a *Attestation
+		if a, err = attestationOf(n, false); err == nil {
+			err = s.Register(r.Context(), a)
+		}
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeBody(w, http.StatusOK, []byte("{}"))
+}
+
+// batch judges each attestation on its own. The answer lists them in order;
+// its status is an error only when all failed. UAG-072.
+func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
+	n, err := s.body(w, r)
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	all := n.get("attestations")
+	if all == nil || all.kind != '[' {
+		writeDetail(w, ErrAttestation.Because(errors.New("attestations are missing")))
+		return
+	}
+	if len(all.vals) > orDefault(s.MaxBatch, 100) {
+		writeDetail(w, ErrTooLarge)
+		return
+	}
+	results, failed := list(), 0
+	for _, one := range all.vals {
+		a, err := attestationOf(one, false)
+		identifier := ""
+		if err == nil {
+			identifier = a.Identifier
+			err = s.Register(r.Context(), a)
+		}
+		result := object("agent_identifier", identifier)
+		result.set("success", boolean(err == nil))
+		if err != nil {
+			failed++
+			result.set("detail", str(AsError(err).Text))
+		}
+		results.vals = append(results.vals, result)
+	}
+	status := http.StatusOK
+	if failed > 0 && failed == len(all.vals) {
+		status = http.StatusBadRequest
+	}
+	out := &node{kind: '{'}
+	out.set("results", results)
+	writeJSON(w, status, out)
+}
+
+// fresh checks signature and time of an attestation and gives network, address
+// and timestamp.
+func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, address string, at uint64, err error) {
+	if err := a.VerifySignature(); err != nil {
+		return "", "", 0, err
+	}
+	id, err := resolveAddress(a.Identifier)
+	if err != nil {
+		return "", "", 0, err
+	}
+	at, ok := a.Timestamp.Uint64()
+	now := s.now()
+	oldest := now.Add(-orDefault(s.MaxAge, 5*time.Minute)).Unix()
+	newest := now.Add(orDefault(s.Skew, 30*time.Second)).Unix()
+	if !ok || int64(at) < oldest || at > uint64(max(0, newest)) {
+		return "", "", 0, ErrOldAttestation
+	}
+	if s.Allow != nil {
+		if err := s.Allow(ctx, a, id.Address); err != nil {
+			return "", "", 0, err
+		}
+	}
+	return orDefault(id.Prefix, "agent"), id.Address, at, nil
+}
+
+// Register takes a registration. The same one again is taken without effect,
+// since the reference repeats a request whose answer it missed; any other must
+// be newer than what is stored.
+func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
+	s.start()
+	if a.Active != nil {
+		return ErrAttestation
+	}
+	if len(a.Endpoints) > orDefault(s.MaxEndpoints, 20) || len(a.Protocols) > orDefault(s.MaxProtocols, 200) {
+		return ErrTooLarge
+	}
+	for _, e := range a.Endpoints {
+		if !usable(e.URL) {
+			return ErrAttestation.Because(errors.New("endpoint is not an http URL"))
+		}
+	}
+	for _, p := range a.Protocols {
+		if !IsProtocolDigest(p) {
+			return ErrAttestation.Because(errors.New("protocol is not a digest"))
+		}
+	}
+	network, address, at, err := s.fresh(ctx, a)
+	if err != nil {
+		return err
+	}
+	statement, err := a.SignedText()
+	if err != nil {
+		return err
+	}
+	var taken *Record
+	err = s.store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+		r := Record{Network: network, Address: address, Active: true}
+		if old != nil {
+			if at < old.Registered || at == old.Registered && string(statement) != old.Statement {
+				return nil, ErrOldAttestation
+			}
+			if at == old.Registered {
+				return old, nil
+			}
+			r.Active, r.Updated = old.Active, old.Updated
+		}
+		r.Endpoints, r.Protocols = slices.Clone(a.Endpoints), slices.Clone(a.Protocols)
+		r.Metadata = a.Metadata()
+		r.Registered, r.Statement = at, string(statement)
+		r.Expires = s.now().Add(orDefault(s.Lifetime, 3*time.Hour))
+		taken = &r
+		return &r, nil
+	})
+	if err == nil && taken != nil && s.Changed != nil {
+		s.Changed(ctx, *taken)
+	}
+	return err
+}
+
+func (s *AlmanacServer) status(w http.ResponseWriter, r *http.Request) {
+	n, err := s.body(w, r)
+	if err == nil {
+		var a *Attestation
+		if a, err = attestationOf(n, true); err == nil {
+			if ParseIdentifier(a.Identifier).Address != r.PathValue("address") {
+				err = ErrOtherAgent
+			} else {
+				err = s.SetStatus(r.Context(), a)
+			}
+		}
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeBody(w, http.StatusOK, []byte("{}"))
+}
+
+// SetStatus takes a status update of a registered agent.
+func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
+	s.start()
+	if a.Active == nil {
+		return ErrAttestation
+	}
+	network, address, at, err := s.fresh(ctx, a)
+	if err != nil {
+		return err
+	}
+	var taken *Record
+	err = s.store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+		switch {
+		case old == nil || !old.Expires.After(s.now()):
+			return nil, ErrNotFound
+		case at < old.Updated, at == old.Updated && *a.Active != old.Active:
+			return nil, ErrOldAttestation
+		case at == old.Updated:
+			return old, nil
+		}
+		r := *old
+		r.Active, r.Updated = *a.Active, at
+		taken = &r
+		return &r, nil
+	})
+	if err == nil && taken != nil && s.Changed != nil {
+		s.Changed(ctx, *taken)
+	}
+	return err
+}
+
+// networks gives the networks that a prefix query asks for.
+func networks(r *http.Request) []string {
+	switch p := r.URL.Query().Get("prefix"); p {
+	case "":
+		return []string{"agent", "test-agent"}
+	case "agent", "test-agent":
+		return []string{p}
+	}
+	return nil
+}
+
+func (s *AlmanacServer) agent(w http.ResponseWriter, r *http.Request) {
+	for _, network := range networks(r) {
+		rec, err := s.store.Get(r.Context(), network, r.PathValue("address"))
+		if err != nil {
+			writeDetail(w, err)
+			return
+		}
+		if rec != nil && rec.Expires.After(s.now()) {
+			n, err := recordNode(rec)
+			if err != nil {
+				writeDetail(w, err)
+				return
+			}
+			writeJSON(w, http.StatusOK, n)
+			return
+		}
+	}
+	writeDetail(w, ErrNotFound)
+}
+
+func recordNode(rec *Record) (*node, error) {
+	status := "offline"
+	if rec.Active {
+		status = "active"
+	}
+	kind := "custom"
+	for _, e := range rec.Endpoints {
+		switch {
+		case strings.HasSuffix(e.URL, agentsAPI+"/mailbox/submit"):
+			kind = "mailbox"
+		case strings.HasSuffix(e.URL, agentsAPI+"/proxy/submit"):
+			kind = "proxy"
+		}
+	}
+	n := object("status", status)
+	n.set("type", str(kind))
+	n.set("address", str(rec.Address))
+	n.set("prefix", str(rec.Network))
+	n.set("endpoints", endpointsNode(rec.Endpoints))
+	protocols := list()
+	for _, p := range rec.Protocols {
+		protocols.vals = append(protocols.vals, str(p))
+	}
+	n.set("protocols", protocols)
+	n.set("expiry", str(Timestamp{rec.Expires.UTC(), false}.String()))
+	n.set("metadata", null())
+	if rec.Metadata != nil {
+		m, err := parse(rec.Metadata)
+		if err != nil {
+			return nil, err
+		}
+		n.set("metadata", m)
+	}
+	return n, nil
+}
+
+func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
+	for _, network := range networks(r) {
+		d, err := s.store.Domain(r.Context(), network, r.PathValue("name"))
+		if err != nil {
+			writeDetail(w, err)
+			return
+		}
+		if d == nil || !d.Expires.IsZero() && !d.Expires.After(s.now()) {
+			continue
+		}
+		n := object("name", d.Name)
+		n.set("status", str(orDefault(d.Status, "Registered")))
+		n.set("expiry", null())
+		if !d.Expires.IsZero() {
+			n.set("expiry", str(Timestamp{d.Expires.UTC(), false}.String()))
+		}
+		agents := list()
+		for _, a := range d.Agents {
+			if a.Weight > 0 {
+				one := object("address", a.Address)
+				one.set("weight", &node{kind: '0', text: pyFloat(a.Weight)})
+				agents.vals = append(agents.vals, one)
+			}
+		}
+		n.set("assigned_agents", agents)
+		writeJSON(w, http.StatusOK, n)
+		return
+	}
+	writeDetail(w, ErrNotFound)
+}
+
+// manifest takes a protocol manifest whose claims are true. UAG-062.
+func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
+	n, err := s.body(w, r)
+	var m *Manifest
+	if err == nil {
+		m, err = manifestOfNode(n)
+	}
+	if err == nil {
+		err = m.Verify()
+	}
+	if err == nil {
+		err = s.store.PutManifest(r.Context(), m)
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, object("digest", m.digest))
+}
+
+func (s *AlmanacServer) getManifest(w http.ResponseWriter, r *http.Request) {
+	m, err := s.store.Manifest(r.Context(), r.PathValue("digest"))
+	switch {
+	case err != nil:
+		writeDetail(w, err)
+	case m == nil:
+		writeDetail(w, ErrNotFound)
+	default:
+		writeJSON(w, http.StatusOK, m.root)
+	}
+}
+
+// search finds the agents of a protocol.
+func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
+	n, err := s.body(w, r)
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	text := n.get("text")
+	if text == nil || text.kind != '"' {
+		writeDetail(w, ErrAttestation.Saying("text is missing"))
+		return
+	}
+	out := list()
+	digest := "proto:" + strings.TrimPrefix(text.text, "proto:")
+	if IsProtocolDigest(digest) {
+		found, err := s.store.ByProtocol(r.Context(), digest, orDefault(s.MaxResults, 100))
+		if err != nil {
+			writeDetail(w, err)
+			return
+		}
+		for _, rec := range found {
+			if !rec.Expires.After(s.now()) {
+				continue
+			}
+			one, err := recordNode(rec)
+			if err != nil {
+				writeDetail(w, err)
+				return
+			}
+			out.vals = append(out.vals, one)
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// MemoryAlmanac is a bounded [AlmanacStore] in process. The zero value is
+// ready; fields must not change once it is in use.
+type MemoryAlmanac struct {
+	Max          int              // agents; default 65536
+	MaxManifests int              // default 1024, of at most 1 MiB together each
+	Now          func() time.Time // nil: time.Now
+
+	mu        sync.Mutex
+	records   map[[2]string]*Record
+	protocols map[string]map[[2]string]bool
+	domains   map[[2]string]*Domain
+	manifests map[string]*Manifest
+	order     []string // manifests, oldest first
+	swept     time.Time
+}
+
+func (m *MemoryAlmanac) now() time.Time {
+	if m.Now != nil {
+		return m.Now()
+	}
+	return time.Now()
+}
+
+// Get implements [AlmanacStore].
+func (m *MemoryAlmanac) Get(_ context.Context, network, address string) (*Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.records[[2]string{network, address}], nil
+}
+
+// Update implements [AlmanacStore].
+func (m *MemoryAlmanac) Update(_ context.Context, network, address string, change func(*Record) (*Record, error)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := [2]string{network, address}
+	old := m.records[key]
+	// A record is never changed in place: readers hold it without the lock.
+	next, err := change(old)
+	if err != nil || next == old {
+		return err
+	}
+	if old == nil && len(m.records) >= orDefault(m.Max, 1<<16) {
+		m.sweep()
+		if len(m.records) >= orDefault(m.Max, 1<<16) {
+			return ErrFull
+		}
+	}
+	if m.records == nil {
+		m.records, m.protocols = map[[2]string]*Record{}, map[string]map[[2]string]bool{}
+	}
+	m.unlink(key)
+	m.records[key] = next
+	for _, p := range next.Protocols {
+		if m.protocols[p] == nil {
+			m.protocols[p] = map[[2]string]bool{}
+		}
+		m.protocols[p][key] = true
+	}
+	return nil
+}
+
+// unlink takes a record out of the index of protocols.
+func (m *MemoryAlmanac) unlink(key [2]string) {
+	if old := m.records[key]; old != nil {
+		for _, p := range old.Protocols {
+			delete(m.protocols[p], key)
+			if len(m.protocols[p]) == 0 {
+				delete(m.protocols, p)
+			}
+		}
+	}
+}
+
+// sweep drops expired records, at most once a second.
+func (m *MemoryAlmanac) sweep() {
+	now := m.now()
+	if now.Sub(m.swept) < time.Second && !m.swept.IsZero() {
+		return
+	}
+	m.swept = now
+	for key, r := range m.records {
+		if !r.Expires.After(now) {
+			m.unlink(key)
+			delete(m.records, key)
+		}
+	}
+}
+
+// ByProtocol implements [AlmanacStore].
+func (m *MemoryAlmanac) ByProtocol(_ context.Context, digest string, limit int) ([]*Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*Record
+	now := m.now()
+	for key := range m.protocols[digest] {
+		if r := m.records[key]; r.Expires.After(now) {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b *Record) int {
+		return strings.Compare(a.Network+a.Address, b.Network+b.Address)
+	})
+	return out[:min(limit, len(out))], nil
+}
+
+// SetDomain gives a name to agents; without agents it takes the name away.
+func (m *MemoryAlmanac) SetDomain(network string, d Domain) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.domains == nil {
+		m.domains = map[[2]string]*Domain{}
+	}
+	key := [2]string{network, d.Name}
+	if len(d.Agents) == 0 {
+		delete(m.domains, key)
+		return
+	}
+	d.Agents = slices.Clone(d.Agents)
+	m.domains[key] = &d
+}
+
+// Domain implements [AlmanacStore].
+func (m *MemoryAlmanac) Domain(_ context.Context, network, name string) (*Domain, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.domains[[2]string{network, name}], nil
+}
+
+// PutManifest implements [AlmanacStore]. When there is no room, the oldest
+// manifest that no registered agent names makes place.
+func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.manifests[manifest.digest] != nil {
+		return nil
+	}
+	if len(m.manifests) >= orDefault(m.MaxManifests, 1024) {
+		i := slices.IndexFunc(m.order, func(d string) bool { return len(m.protocols[d]) == 0 })
+		if i < 0 {
+			return ErrFull
+		}
+		delete(m.manifests, m.order[i])
+		m.order = slices.Delete(m.order, i, i+1)
+	}
+	if m.manifests == nil {
+		m.manifests = map[string]*Manifest{}
+	}
+	m.manifests[manifest.digest] = manifest
+	m.order = append(m.order, manifest.digest)
+	return nil
+}
+
+// Manifest implements [AlmanacStore].
+func (m *MemoryAlmanac) Manifest(_ context.Context, digest string) (*Manifest, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.manifests[digest], nil
+}

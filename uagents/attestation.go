@@ -1,0 +1,283 @@
+package uagents
+
+import (
+	"crypto/sha256"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// An Endpoint is where an agent takes envelopes. A weight says how often it is
+// chosen beside others; the reference divides by their sum, so that it is at
+// least 1 in everything sent.
+type Endpoint struct {
+	URL    string
+	Weight int64
+}
+
+// An Attestation is a signed statement to the Almanac: either a registration
+// or, when Active is not nil, a status update (registration.py). Metadata and
+// timestamps that are absent and those that are null are signed alike; absent
+// metadata and empty metadata are not.
+type Attestation struct {
+	Identifier string // agent_identifier: agent://agent1…
+	Signature  string // sig1…; empty: none
+	Timestamp  Int    // Unix seconds, or null
+	Protocols  []string
+	Endpoints  []Endpoint
+	Active     *bool // status update
+
+	metadata *node
+}
+
+// Metadata is the registration's metadata as JSON: an object of texts, lists
+// of texts and objects of texts; nil for none.
+func (a *Attestation) Metadata() jsonx.Value {
+	if a.metadata == nil {
+		return nil
+	}
+	b, err := pyCompact.write(nil, a.metadata)
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// SetMetadata takes metadata as JSON. The error is ErrAttestation.
+func (a *Attestation) SetMetadata(v jsonx.Value) error {
+	if jsonx.IsNull(v) {
+		a.metadata = nil
+		return nil
+	}
+	n, err := parse(v)
+	if err != nil || !isMetadata(n) {
+		return ErrAttestation.Because(errors.New("metadata is not an object of texts"))
+	}
+	a.metadata = n
+	return nil
+}
+
+func isMetadata(n *node) bool {
+	text := func(n *node) bool { return n.kind == '"' }
+	if n.kind != '{' {
+		return false
+	}
+	for _, v := range n.vals {
+		switch v.kind {
+		case '"':
+		case '[', '{':
+			if !slices.ContainsFunc(v.vals, func(n *node) bool { return !text(n) }) {
+				continue
+			}
+			return false
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// NewRegistration is an unsigned registration of id's endpoints and protocols.
+func NewRegistration(id *Identity, testnet bool, endpoints []Endpoint, protocols []string) *Attestation {
+	return &Attestation{
+		Identifier: id.Identifier(testnet), Protocols: protocols, Endpoints: endpoints,
+		metadata: &node{kind: '{'},
+	}
+}
+
+// NewStatus is an unsigned status update of id.
+func NewStatus(id *Identity, testnet, active bool) *Attestation {
+	return &Attestation{Identifier: id.Identifier(testnet), Active: &active}
+}
+
+// DecodeRegistration reads a registration's JSON: agent_identifier (or its
+// alias agent_address), protocols and endpoints required, weights whole
+// numbers, unknown members ignored. The error is ErrAttestation.
+func DecodeRegistration(b []byte) (*Attestation, error) { return decodeAttestation(b, false) }
+
+// DecodeStatus reads a status update's JSON.
+func DecodeStatus(b []byte) (*Attestation, error) { return decodeAttestation(b, true) }
+
+func decodeAttestation(b []byte, status bool) (*Attestation, error) {
+	n, err := parse(b)
+	if err != nil {
+		return nil, ErrAttestation.Because(err)
+	}
+	return attestationOf(n, status)
+}
+
+func attestationOf(n *node, status bool) (*Attestation, error) {
+	fail := func(text string) (*Attestation, error) { return nil, ErrAttestation.Because(errors.New(text)) }
+	if n.kind != '{' {
+		return fail("not an object")
+	}
+	a := &Attestation{}
+	name := n.get("agent_identifier")
+	if name == nil {
+		name = n.get("agent_address")
+	}
+	if name == nil || name.kind != '"' {
+		return fail("agent_identifier is missing")
+	}
+	a.Identifier = name.text
+	if sig := n.get("signature"); sig != nil && sig.kind != 'n' {
+		if sig.kind != '"' {
+			return fail("signature is not a text")
+		}
+		a.Signature = sig.text
+	}
+	if ts := n.get("timestamp"); ts != nil {
+		var err error
+		if a.Timestamp, err = intOf(ts); err != nil {
+			return fail("timestamp is not a whole number")
+		}
+	}
+	if status {
+		active := n.get("is_active")
+		if active == nil || !isBool(active) {
+			return fail("is_active is missing")
+		}
+		on := isTrue(active)
+		a.Active = &on
+		return a, nil
+	}
+	protocols, endpoints := n.get("protocols"), n.get("endpoints")
+	if protocols == nil || protocols.kind != '[' || endpoints == nil || endpoints.kind != '[' {
+		return fail("protocols and endpoints are required")
+	}
+	for _, p := range protocols.vals {
+		if p.kind != '"' {
+			return fail("a protocol is a text")
+		}
+		a.Protocols = append(a.Protocols, p.text)
+	}
+	for _, e := range endpoints.vals {
+		url, weight := e.get("url"), e.get("weight")
+		if url == nil || url.kind != '"' || weight == nil || weight.kind == 'n' {
+			return fail("an endpoint has url and weight")
+		}
+		w, err := intOf(weight)
+		if err != nil {
+			return fail("a weight is a whole number")
+		}
+		i, ok := asInteger(&node{kind: '0', text: string(w)})
+		if !ok || !i.IsInt64() {
+			return fail("a weight is a whole number of 64 bits")
+		}
+		a.Endpoints = append(a.Endpoints, Endpoint{url.text, i.Int64()})
+	}
+	if m := n.get("metadata"); m != nil && m.kind != 'n' {
+		if !isMetadata(m) {
+			return fail("metadata is not an object of texts")
+		}
+		a.metadata = m
+	}
+	return a, nil
+}
+
+// isTrue is the value of what [isBool] takes.
+func isTrue(n *node) bool {
+	if n.kind == '"' {
+		switch strings.ToLower(n.text) {
+		case "1", "on", "t", "true", "y", "yes":
+			return true
+		}
+		return false
+	}
+	f, _ := asFloat(n)
+	return f == 1
+}
+
+// intOf is [parseInt] of a node.
+func intOf(n *node) (Int, error) {
+	b, err := pyCompact.write(nil, n)
+	if err != nil {
+		return "", err
+	}
+	return parseInt(b)
+}
+
+// signedNode is what the signature covers, and with the signature what is sent.
+func (a *Attestation) signedNode() *node {
+	n := object("agent_identifier", a.Identifier)
+	if a.Timestamp.IsNull() {
+		n.set("timestamp", null())
+	} else {
+		n.set("timestamp", &node{kind: '0', text: string(a.Timestamp)})
+	}
+	if a.Active != nil {
+		n.set("is_active", boolean(*a.Active))
+		return n
+	}
+	protocols, endpoints := list(), list()
+	for _, p := range a.Protocols {
+		protocols.vals = append(protocols.vals, str(p))
+	}
+	for _, e := range a.Endpoints {
+		endpoints.vals = append(endpoints.vals, endpointNode(e))
+	}
+	n.set("protocols", protocols)
+	n.set("endpoints", endpoints)
+	if a.metadata == nil {
+		n.set("metadata", null())
+	} else {
+		n.set("metadata", a.metadata)
+	}
+	return n
+}
+
+func endpointNode(e Endpoint) *node {
+	n := object("url", e.URL)
+	n.set("weight", number(e.Weight))
+	return n
+}
+
+// SignedText is the text that the signature covers: all members but the
+// signature, sorted, compact, non-ASCII escaped.
+func (a *Attestation) SignedText() ([]byte, error) { return pySigned.write(nil, a.signedNode()) }
+
+// Sign stamps the attestation with the time and signs it.
+func (a *Attestation) Sign(id *Identity, now time.Time) error {
+	if id == nil {
+		return ErrNoIdentity
+	}
+	a.Timestamp = Uint(uint64(max(0, now.Unix())))
+	b, err := a.SignedText()
+	if err != nil {
+		return err
+	}
+	a.Signature, err = id.SignDigest(sha256.Sum256(b))
+	return err
+}
+
+// VerifySignature checks that the agent named by the identifier signed the
+// attestation. Freshness is for the registry to judge. The error is
+// ErrUnsigned or one of [VerifyDigest].
+func (a *Attestation) VerifySignature() error {
+	if a.Signature == "" {
+		return ErrUnsigned
+	}
+	id, err := resolveAddress(a.Identifier)
+	if err != nil {
+		return err
+	}
+	b, err := a.SignedText()
+	if err != nil {
+		return ErrAttestation.Because(err)
+	}
+	return VerifyDigest(id.Address, sha256.Sum256(b), a.Signature)
+}
+
+// Encode writes the attestation as JSON.
+func (a *Attestation) Encode() ([]byte, error) {
+	n := a.signedNode()
+	if a.Signature == "" {
+		n.set("signature", null())
+	} else {
+		n.set("signature", str(a.Signature))
+	}
+	return pyCompact.write(nil, n)
+}

@@ -1,0 +1,116 @@
+package uagents
+
+import (
+	"context"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+func BenchmarkDecode(b *testing.B) {
+	me := seeded(b, "me")
+	text := encoded(b, signed(b, me, me.Address(), hello()))
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Decode(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkDigest(b *testing.B) {
+	me := seeded(b, "me")
+	e := signed(b, me, me.Address(), hello())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := e.Digest(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkSign(b *testing.B) {
+	me := seeded(b, "me")
+	e := signed(b, me, me.Address(), hello())
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := e.Sign(me); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkVerifyCurve is the floor of BenchmarkVerify: the curve alone.
+func BenchmarkVerifyCurve(b *testing.B) {
+	me := seeded(b, "me")
+	var digest [32]byte
+	sig, err := pureGo{}.Sign(&me.key, &digest)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if !(pureGo{}).Verify(&me.public, &digest, &sig) {
+			b.Fatal("no")
+		}
+	}
+}
+
+func BenchmarkVerify(b *testing.B) {
+	me := seeded(b, "me")
+	text := encoded(b, signed(b, me, me.Address(), hello()))
+	v := &Verifier{}
+	b.ReportAllocs()
+	for b.Loop() {
+		e, err := Decode(text)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := v.Check(e); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkServer is one async envelope from HTTP request to 200 {}.
+func BenchmarkServer(b *testing.B) {
+	me, you := seeded(b, "me"), seeded(b, "you")
+	s := &Server{
+		Resolve: Serve(&Agent{Address: you.Address()}),
+		Record:  func(context.Context, *Request, *Error) (bool, error) { return false, nil },
+	}
+	text := string(encoded(b, signedAt(b, me, you.Address(), "", hello(), time.Now().Add(time.Hour))))
+	b.ReportAllocs()
+	for b.Loop() {
+		r := httptest.NewRequest("POST", "/submit", strings.NewReader(text))
+		r.Header.Set("Content-Type", "application/json")
+		rec := httptest.NewRecorder()
+		s.ServeHTTP(rec, r)
+		if rec.Code != 200 {
+			b.Fatal(rec.Body)
+		}
+	}
+}
+
+func BenchmarkModelOf(b *testing.B) {
+	for b.Loop() {
+		if ChatMessageModel().Err() != nil {
+			b.Fatal("no")
+		}
+	}
+}
+
+func BenchmarkMemory(b *testing.B) {
+	m := &MemoryStore{}
+	until := time.Now().Add(time.Second)
+	key := []byte("sender 00000000")
+	n := 0
+	for b.Loop() {
+		n++
+		for i, x := len(key)-1, n; x > 0; i, x = i-1, x/10 {
+			key[i] = byte('0' + x%10)
+		}
+		_, _ = m.Seen(b.Context(), string(key), until)
+	}
+}

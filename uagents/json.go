@@ -1,0 +1,31 @@
+package uagents
+
+import (
+	"net/http"
+	"strconv"
+)
+
+// writeJSON answers in the reference's JSON style.
+func writeJSON(w http.ResponseWriter, status int, n *node) {
+	b, err := pyDefault.write(nil, n)
+	if err != nil {
+		status, b = http.StatusInternalServerError, []byte(`{"error": "internal error"}`)
+	}
+	writeBody(w, status, b)
+}
+
+func writeBody(w http.ResponseWriter, status int, b []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	w.Write(b)
+}
+
+// writeDetail is [WriteError] for the Agentverse's own APIs, whose clients read
+// the member detail.
+func writeDetail(w http.ResponseWriter, err error) {
+	e := AsError(err)
+	n := object("detail", e.Text)
+	n.set("error", str(e.Text))
+	writeJSON(w, e.status, n)
+}

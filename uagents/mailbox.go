@@ -1,0 +1,389 @@
+package uagents
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A MailboxItem is an envelope that waits for its agent.
+type MailboxItem struct {
+	UUID       string // v4
+	Envelope   []byte // JSON text of the envelope, as it was received
+	ReceivedAt time.Time
+	ExpiresAt  time.Time
+}
+
+// A MailboxStore keeps mailboxes. What Put acknowledged must survive a restart
+// where that is promised; [MemoryMailbox] does not.
+type MailboxStore interface {
+	// Has reports whether the agent has a mailbox; Create makes one, if there
+	// is none; Remove drops it with all its items.
+	Has(ctx context.Context, address string) (bool, error)
+	Create(ctx context.Context, address string) error
+	Remove(ctx context.Context, address string) error
+	// Put appends an item, once for each key: prior reports that the key is
+	// remembered, which it must be until the given time even when the item
+	// is deleted before. The error is ErrFull when there is no room.
+	Put(ctx context.Context, address, key string, until time.Time, item MailboxItem) (prior bool, err error)
+	// List gives items in order of arrival, without those past now.
+	List(ctx context.Context, address string, offset, limit int, now time.Time) ([]MailboxItem, error)
+	// Get gives an item, or nil. Delete reports whether there was one.
+	Get(ctx context.Context, address, uuid string, now time.Time) (*MailboxItem, error)
+	Delete(ctx context.Context, address, uuid string) (bool, error)
+}
+
+// A MailboxServer is the HTTP API of mailboxes: POST
+// /v2/agents/mailbox/submit and GET, DELETE under
+// /v2/agents/{address}/mailbox. Envelopes are verified before they are kept,
+// because agents never delete what fails their own verification. Agents show
+// an attestation token; the first one makes the mailbox. The zero value is
+// ready.
+type MailboxServer struct {
+	Store    MailboxStore  // nil: a [MemoryMailbox]
+	Verifier *Verifier     // as in [Server]
+	Tokens   TokenVerifier // checks what agents show
+	Now      func() time.Time
+	// Allow may refuse to make a mailbox for an agent that proved its key.
+	Allow func(ctx context.Context, address string) error
+	// Record is that of [Server]: an embedder that keeps envelopes itself.
+	// When it is set, Store.Put is called by the embedder, or not at all.
+	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
+	// Refused is that of [Server].
+	Refused func(ctx context.Context, r *Refusal) (ref string)
+	// Models is that of [Agent]: what does not fit would stop the agent.
+	Models func(digest string) *Model
+	// Unsigned is that of [Agent]; nil: unsigned senders reach no mailbox.
+	Unsigned func(digest string) bool
+
+	Retention time.Duration // of an envelope without expiry; default 24 h
+	MaxList   int           // items of one answer; default 100
+
+	once   sync.Once
+	store  MailboxStore
+	server *Server
+	mux    *http.ServeMux
+}
+
+// ErrMailboxSync refuses a sync request to a mailbox, before it is kept: its
+// agent cannot answer at once.
+var ErrMailboxSync = &Error{Code: "mailbox_sync", Text: "A mailbox cannot answer a synchronous request", Step: "sync", status: http.StatusBadRequest}
+
+func (s *MailboxServer) start() {
+	s.once.Do(func() {
+		s.store = s.Store
+		if s.store == nil {
+			s.store = &MemoryMailbox{Now: s.now}
+		}
+		if s.Tokens.Now == nil {
+			s.Tokens.Now = s.now
+		}
+		s.server = &Server{Verifier: s.Verifier, Now: s.Now, Resolve: s.resolve, Record: s.record, Refused: s.Refused}
+		s.server.start()
+		s.mux = http.NewServeMux()
+		s.mux.HandleFunc("POST "+agentsAPI+"/mailbox/submit", s.submit)
+		s.mux.HandleFunc("GET "+agentsAPI+"/{address}/mailbox", s.list)
+		s.mux.HandleFunc("GET "+agentsAPI+"/{address}/mailbox/{uuid}", s.get)
+		s.mux.HandleFunc("DELETE "+agentsAPI+"/{address}/mailbox/{uuid}", s.delete)
+		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
+	})
+}
+
+func (s *MailboxServer) now() time.Time {
+	switch {
+	case s.Now != nil:
+		return s.Now()
+	case s.Verifier != nil:
+		return s.Verifier.now()
+	}
+	return time.Now()
+}
+
+// ServeHTTP implements http.Handler.
+func (s *MailboxServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.start()
+	s.mux.ServeHTTP(w, r)
+}
+
+func (s *MailboxServer) submit(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get(headerConnection) == "sync" {
+		s.server.refuse(w, r, &Refusal{Err: ErrMailboxSync})
+		return
+	}
+	s.server.post(w, r)
+}
+
+// resolve gives the agent of a mailbox. It has no handler: the record is the
+// delivery.
+func (s *MailboxServer) resolve(ctx context.Context, address string) (*Agent, error) {
+	has, err := s.store.Has(ctx, address)
+	if err != nil || !has {
+		return nil, err
+	}
+	return &Agent{Address: address, Models: s.Models, Unsigned: s.Unsigned}, nil
+}
+
+func (s *MailboxServer) record(ctx context.Context, r *Request, refusal *Error) (bool, error) {
+	if s.Record != nil {
+		return s.Record(ctx, r, refusal)
+	}
+	if refusal != nil {
+		return false, nil
+	}
+	return s.store.Put(ctx, r.Target, r.ReplayKey(), r.Until, s.Item(r.Verified))
+}
+
+// Item makes the mailbox item of an envelope. It expires with the envelope.
+func (s *MailboxServer) Item(v *Verified) MailboxItem {
+	now := s.now()
+	item := MailboxItem{
+		UUID: uuid.NewString(), Envelope: v.Raw(), ReceivedAt: now,
+		ExpiresAt: now.Add(orDefault(s.Retention, 24*time.Hour)),
+	}
+	if at, ok := v.ExpiresAt(); ok {
+		item.ExpiresAt = at
+	}
+	return item
+}
+
+// authorize checks the token against the address of the path.
+func (s *MailboxServer) authorize(r *http.Request) (string, error) {
+	address := r.PathValue("address")
+	if _, err := ParseAddress(address); err != nil {
+		return "", ErrNotFound
+	}
+	_, err := s.Tokens.VerifyHeader(r.Header.Get("Authorization"), address)
+	return address, err
+}
+
+func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
+	address, err := s.authorize(r)
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	ctx := r.Context()
+	has, err := s.store.Has(ctx, address)
+	if err == nil && !has {
+		if s.Allow != nil {
+			err = s.Allow(ctx, address)
+		}
+		if err == nil {
+			err = s.store.Create(ctx, address)
+		}
+	}
+	var items []MailboxItem
+	if err == nil {
+		most := orDefault(s.MaxList, 100)
+		limit := queryInt(r, "limit", most)
+		items, err = s.store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	out := list()
+	for _, item := range items {
+		n, err := itemNode(item)
+		if err != nil {
+			writeDetail(w, err)
+			return
+		}
+		out.vals = append(out.vals, n)
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+func queryInt(r *http.Request, name string, otherwise int) int {
+	n, err := strconv.Atoi(r.URL.Query().Get(name))
+	if err != nil || n < 0 {
+		return otherwise
+	}
+	return n
+}
+
+// itemNode is an item as agents read it. The envelope is written anew from its
+// values: the texts that the signature covers stay what they are.
+func itemNode(item MailboxItem) (*node, error) {
+	e, err := Decode(item.Envelope)
+	if err != nil {
+		return nil, err
+	}
+	b, err := e.Encode()
+	if err != nil {
+		return nil, err
+	}
+	envelope, err := parse(b)
+	if err != nil {
+		return nil, err
+	}
+	n := object("uuid", item.UUID)
+	n.set("envelope", envelope)
+	n.set("received_at", str(Timestamp{item.ReceivedAt.UTC(), false}.String()))
+	n.set("expires_at", str(Timestamp{item.ExpiresAt.UTC(), false}.String()))
+	return n, nil
+}
+
+func (s *MailboxServer) get(w http.ResponseWriter, r *http.Request) {
+	address, err := s.authorize(r)
+	var item *MailboxItem
+	if err == nil {
+		item, err = s.store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
+	}
+	if err == nil && item == nil {
+		err = ErrNotFound
+	}
+	var n *node
+	if err == nil {
+		n, err = itemNode(*item)
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, n)
+}
+
+func (s *MailboxServer) delete(w http.ResponseWriter, r *http.Request) {
+	address, err := s.authorize(r)
+	was := false
+	if err == nil {
+		was, err = s.store.Delete(r.Context(), address, r.PathValue("uuid"))
+	}
+	if err == nil && !was {
+		err = ErrNotFound
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeBody(w, http.StatusOK, []byte("{}"))
+}
+
+// MemoryMailbox is a bounded [MailboxStore] in process. The zero value is
+// ready; fields must not change once it is in use.
+type MemoryMailbox struct {
+	MaxBoxes int              // mailboxes; default 4096
+	MaxItems int              // items of one mailbox; default 1000
+	MaxBytes int              // of all envelopes; default 256 MiB
+	Now      func() time.Time // nil: time.Now
+
+	mu    sync.Mutex
+	boxes map[string][]MailboxItem
+	bytes int
+	seen  *MemoryStore
+}
+
+// Has implements [MailboxStore].
+func (m *MemoryMailbox) Has(_ context.Context, address string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.boxes[address]
+	return ok, nil
+}
+
+// Create implements [MailboxStore].
+func (m *MemoryMailbox) Create(_ context.Context, address string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.boxes[address]; ok {
+		return nil
+	}
+	if len(m.boxes) >= orDefault(m.MaxBoxes, 4096) {
+		return ErrFull
+	}
+	if m.boxes == nil {
+		m.boxes, m.seen = map[string][]MailboxItem{}, &MemoryStore{Now: m.Now}
+	}
+	m.boxes[address] = nil
+	return nil
+}
+
+// Remove implements [MailboxStore].
+func (m *MemoryMailbox) Remove(_ context.Context, address string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keep(address, func(MailboxItem) bool { return false })
+	delete(m.boxes, address)
+	return nil
+}
+
+// keep drops the items of a box that are not wanted. The caller holds the lock.
+func (m *MemoryMailbox) keep(address string, want func(MailboxItem) bool) (dropped int) {
+	items := m.boxes[address]
+	kept := slices.DeleteFunc(items, func(item MailboxItem) bool {
+		if want(item) {
+			return false
+		}
+		m.bytes -= len(item.Envelope)
+		dropped++
+		return true
+	})
+	if dropped > 0 {
+		m.boxes[address] = kept
+	}
+	return dropped
+}
+
+// Put implements [MailboxStore].
+func (m *MemoryMailbox) Put(ctx context.Context, address, key string, until time.Time, item MailboxItem) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.boxes[address]; !ok {
+		return false, ErrUnknownAgent
+	}
+	if known, err := m.seen.Known(ctx, key); err != nil || known {
+		return known, err
+	}
+	full := func() bool {
+		return len(m.boxes[address]) >= orDefault(m.MaxItems, 1000) ||
+			m.bytes+len(item.Envelope) > orDefault(m.MaxBytes, 256<<20)
+	}
+	if full() {
+		m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(item.ReceivedAt) })
+		if full() {
+			return false, ErrFull
+		}
+	}
+	fresh, err := m.seen.Seen(ctx, key, until)
+	if err != nil || !fresh {
+		return !fresh && err == nil, err
+	}
+	m.boxes[address] = append(m.boxes[address], item)
+	m.bytes += len(item.Envelope)
+	return false, nil
+}
+
+// List implements [MailboxStore].
+func (m *MemoryMailbox) List(_ context.Context, address string, offset, limit int, now time.Time) ([]MailboxItem, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(now) })
+	items := m.boxes[address]
+	items = items[min(offset, len(items)):]
+	return slices.Clone(items[:min(limit, len(items))]), nil
+}
+
+// Get implements [MailboxStore].
+func (m *MemoryMailbox) Get(_ context.Context, address, id string, now time.Time) (*MailboxItem, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, item := range m.boxes[address] {
+		if item.UUID == id && item.ExpiresAt.After(now) {
+			return &item, nil
+		}
+	}
+	return nil, nil
+}
+
+// Delete implements [MailboxStore].
+func (m *MemoryMailbox) Delete(_ context.Context, address, id string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.keep(address, func(i MailboxItem) bool { return i.UUID != id }) > 0, nil
+}

@@ -1,0 +1,235 @@
+package uagents
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// A Protocol groups models: which message may be sent, and what may answer it.
+type Protocol struct {
+	Name         string
+	Version      string // default 0.1.0
+	Interactions []Interaction
+	// Roles names the requests that each role handles. Each role has a
+	// manifest, and so a digest, of its own.
+	Roles map[string][]*Model
+}
+
+// An Interaction is a request and its possible answers.
+type Interaction struct {
+	Request   *Model
+	Responses []*Model
+}
+
+// Manifest describes the protocol, or the part of it that a role handles; an
+// empty role means the whole. The error is ErrManifest.
+func (p *Protocol) Manifest(role string) (*Manifest, error) {
+	fail := func(format string, args ...any) (*Manifest, error) {
+		return nil, ErrManifest.Because(fmt.Errorf(format, args...))
+	}
+	var only []*Model
+	if role != "" {
+		models, ok := p.Roles[role]
+		if !ok {
+			return fail("no role %q", role)
+		}
+		only = models
+	}
+	models, interactions := list(), list()
+	known := map[string]bool{}
+	add := func(m *Model) error {
+		if m == nil {
+			return errors.New("nil model")
+		}
+		if m.err != nil {
+			return m.err
+		}
+		if !known[m.digest] {
+			known[m.digest] = true
+			n := object("digest", m.digest)
+			n.set("schema", m.schema)
+			models.vals = append(models.vals, n)
+		}
+		return nil
+	}
+	for _, i := range p.Interactions {
+		if role != "" && !slices.ContainsFunc(only, func(m *Model) bool { return m.digest == i.Request.digest }) {
+			continue
+		}
+		if err := add(i.Request); err != nil {
+			return fail("request: %w", err)
+		}
+		var digests []string
+		for _, m := range i.Responses {
+			if err := add(m); err != nil {
+				return fail("response: %w", err)
+			}
+			digests = append(digests, m.digest)
+		}
+		slices.Sort(digests)
+		responses := list()
+		for _, d := range slices.Compact(digests) {
+			responses.vals = append(responses.vals, str(d))
+		}
+		n := object("type", "normal")
+		n.set("request", str(i.Request.digest))
+		n.set("responses", responses)
+		interactions.vals = append(interactions.vals, n)
+	}
+	n := object("version", "1.0")
+	metadata := object("name", p.Name)
+	metadata.set("version", str(orDefault(p.Version, "0.1.0")))
+	n.set("metadata", metadata)
+	n.set("models", models)
+	n.set("interactions", interactions)
+	m, err := manifestOfNode(n)
+	if err != nil {
+		return nil, err
+	}
+	metadata.set("digest", str(m.digest))
+	return m, nil
+}
+
+// A Manifest is the published description of a protocol.
+type Manifest struct {
+	root   *node
+	digest string
+	models []*Model
+}
+
+// ParseManifest reads a manifest's JSON. Its digest is computed, not believed;
+// [Manifest.Verify] compares what it claims. The error is ErrManifest.
+func ParseManifest(b []byte) (*Manifest, error) {
+	n, err := parse(b)
+	if err != nil {
+		return nil, ErrManifest.Because(err)
+	}
+	return manifestOfNode(n)
+}
+
+func manifestOfNode(n *node) (*Manifest, error) {
+	fail := func(text string) (*Manifest, error) { return nil, ErrManifest.Because(errors.New(text)) }
+	version, models, interactions := n.get("version"), n.get("models"), n.get("interactions")
+	if version == nil || models == nil || models.kind != '[' || interactions == nil || interactions.kind != '[' {
+		return fail("version, models and interactions are required")
+	}
+	m := &Manifest{root: n}
+	for _, one := range models.vals {
+		if one.get("digest").str() == "" {
+			return fail("a model has no digest")
+		}
+		schema := one.get("schema")
+		if schema == nil {
+			return fail("a model has no schema")
+		}
+		model, err := modelOfNode(schema)
+		if err != nil {
+			return nil, ErrManifest.Because(err)
+		}
+		m.models = append(m.models, model)
+	}
+	for _, one := range interactions.vals {
+		responses := one.get("responses")
+		if one.get("request").str() == "" || responses == nil || responses.kind != '[' {
+			return fail("an interaction needs a request and responses")
+		}
+		for _, r := range responses.vals {
+			if r.kind != '"' {
+				return fail("a response is the digest of a model")
+			}
+		}
+	}
+	clean := &node{kind: '{'}
+	clean.set("version", version)
+	clean.set("metadata", &node{kind: '{'})
+	clean.set("models", sortedBy(models, "digest"))
+	clean.set("interactions", sortedBy(interactions, "request"))
+	var err error
+	if m.digest, _, err = digestOf("proto:", clean); err != nil {
+		return nil, ErrManifest.Because(err)
+	}
+	return m, nil
+}
+
+func sortedBy(n *node, member string) *node {
+	out := list(slices.Clone(n.vals)...)
+	sort.SliceStable(out.vals, func(i, j int) bool {
+		return out.vals[i].get(member).str() < out.vals[j].get(member).str()
+	})
+	return out
+}
+
+// Digest is proto: and the SHA-256 of the manifest without its metadata. The
+// order of models and interactions does not matter, that of the responses
+// does.
+func (m *Manifest) Digest() string { return m.digest }
+
+// Name is the protocol's name as the manifest claims it.
+func (m *Manifest) Name() string { return m.root.get("metadata").get("name").str() }
+
+// Version is the protocol's version as the manifest claims it.
+func (m *Manifest) Version() string { return m.root.get("metadata").get("version").str() }
+
+// Models are the models, with digests computed from their schemas.
+func (m *Manifest) Models() []*Model { return slices.Clone(m.models) }
+
+// Model is the model of that digest, or nil.
+func (m *Manifest) Model(digest string) *Model {
+	for _, one := range m.models {
+		if one.digest == digest {
+			return one
+		}
+	}
+	return nil
+}
+
+// Requests are the digests of the messages that start an interaction, each
+// with the digests of its answers.
+func (m *Manifest) Requests() map[string][]string {
+	out := map[string][]string{}
+	for _, one := range m.root.get("interactions").vals {
+		responses := []string{}
+		for _, r := range one.get("responses").vals {
+			responses = append(responses, r.str())
+		}
+		out[one.get("request").str()] = responses
+	}
+	return out
+}
+
+// Verify checks that the manifest's own claims are true: each model's digest
+// is that of its schema, every interaction names models it defines, and the
+// digest in its metadata, if any, is the computed one. UAG-062. The error is
+// ErrManifest.
+func (m *Manifest) Verify() error {
+	fail := func(format string, args ...any) error {
+		return ErrManifest.Because(fmt.Errorf(format, args...))
+	}
+	for i, one := range m.root.get("models").vals {
+		if claimed := one.get("digest").str(); claimed != m.models[i].digest {
+			return fail("model %s claims digest %s, its schema has %s", m.models[i].name, claimed, m.models[i].digest)
+		}
+	}
+	for request, responses := range m.Requests() {
+		for _, d := range append(responses, request) {
+			if m.Model(d) == nil {
+				return fail("no model %s", d)
+			}
+		}
+	}
+	if claimed := m.root.get("metadata").get("digest"); claimed != nil && claimed.str() != m.digest {
+		return fail("manifest claims digest %s, it has %s", claimed.str(), m.digest)
+	}
+	return nil
+}
+
+// JSON is the manifest as it is published.
+func (m *Manifest) JSON() ([]byte, error) { return pyDefault.write(nil, m.root) }
+
+// IsLooseProtocolDigest is the reference's own test: 70 characters that begin
+// with proto:. [IsProtocolDigest] asks for a digest.
+func IsLooseProtocolDigest(s string) bool {
+	return len([]rune(s)) == 70 && s[:6] == "proto:"
+}

@@ -1,0 +1,800 @@
+package uagents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Headers of the protocol and of this hub.
+const (
+	headerAddress    = "X-Uagents-Address"
+	headerConnection = "X-Uagents-Connection"
+	headerStatus     = "X-Uagents-Status"
+	headerHint       = "X-Uagents-Response-Time-Hint"
+
+	// RefHeader carries the reference of a refusal, for the operator.
+	RefHeader = "Parley-Ref"
+
+	responseTimeHint = "5"
+
+	defaultWait = 30 * time.Second
+)
+
+// A Handler works on a message. What it returns is the answer: the body of the
+// HTTP response when the sender waits for it ([Request.Sync]), an envelope of
+// its own in the same session when not. An error becomes an ErrorMessage. The
+// context ends when no answer can be used any more.
+type Handler func(ctx context.Context, r *Request) (Response, error)
+
+// A Response is a handler's answer; the zero value is none.
+type Response struct {
+	Message
+	// Envelope, when set, is the answer in place of Message, for a sender
+	// that waits: one that the agent itself made. It is written as it is.
+	Envelope *Envelope
+	// After, when set, runs once the answer is on its way: for what follows
+	// it, sent with [Request.Send].
+	After func(ctx context.Context)
+}
+
+// Answer is the Response of one message.
+func Answer(m Message) Response { return Response{Message: m} }
+
+// A Request is a verified envelope for an agent served here.
+type Request struct {
+	*Verified
+	Agent  *Agent      // nil in Record and Refused when the target is unknown
+	Sync   bool        // the sender waits for the answer
+	Header http.Header // as received; not to be changed
+	Remote string      // host:port of the connection
+	State  any         // what Record leaves for the Handler
+
+	server *Server
+}
+
+// Send sends a further message to the sender, in the same session. It needs
+// [Server.Client] and the agent's identity.
+func (r *Request) Send(ctx context.Context, m Message) error {
+	return r.server.send(ctx, r, m)
+}
+
+// An Agent is one agent that a [Server] answers for.
+type Agent struct {
+	Address string
+	// Identity signs answers. Without it sync answers are unsigned, as the
+	// reference's are, and others cannot be sent.
+	Identity *Identity
+	// Handler works on messages. nil: [Server.Record] was the delivery.
+	Handler Handler
+	// Models gives the model of a schema digest, or nil when it is not known.
+	// Messages of a known model are refused unless they fit it. See
+	// [Models].
+	Models func(digest string) *Model
+	// Unsigned says which messages unsigned senders may send; nil: none.
+	Unsigned func(digest string) bool
+}
+
+// Models is a look-up of models for [Agent].
+func Models(models ...*Model) func(digest string) *Model {
+	all := make(map[string]*Model, len(models))
+	for _, m := range models {
+		if m.err == nil {
+			all[m.digest] = m
+		}
+	}
+	return func(digest string) *Model { return all[digest] }
+}
+
+// A Refusal is what a [Server] did not take.
+type Refusal struct {
+	Err      *Error
+	Envelope *Envelope // nil when the body was none
+	Verified *Verified // nil unless the sender was authenticated, or well-formed and unsigned
+	Remote   string
+	Size     int // bytes of the body read
+}
+
+// A Server takes envelopes for any number of agents: POST, HEAD and OPTIONS
+// on /submit, REST routes, and /agent_info (asgi.py). The zero value serves
+// nobody. Fields must not change once it is in use.
+//
+// The order of a POST is: content type, size, JSON, envelope, signature,
+// policy of the [Verifier], target, message against model, assurance; then
+// Record; only then an answer, and the handler.
+type Server struct {
+	// Verifier checks envelopes; nil: a zero one. Its Self and AllowUnsigned
+	// do not count here: Resolve and [Agent.Unsigned] decide.
+	Verifier *Verifier
+	// Resolve gives the agent of an address, or nil for one that is not
+	// served here. See [Serve].
+	Resolve func(ctx context.Context, address string) (*Agent, error)
+	// Record, when set, takes the place of the Verifier's Memory. It is called
+	// once for each envelope whose sender was authenticated (or is well-formed
+	// and unsigned), after all pure checks and before anything is answered or
+	// run. refusal says why it will be refused, nil when it will be taken.
+	// prior reports that the envelope was recorded before: it is answered as
+	// the protocol answers duplicates and has no second effect. An error is
+	// answered instead (an *Error in its own words, others with 500).
+	//
+	// By default a refused envelope leaves no trace, so that the same one may
+	// be taken later, when its target is there.
+	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
+	// Refused, when set, hears of every refusal and gives it a reference,
+	// sent as [RefHeader] unless empty.
+	Refused func(ctx context.Context, r *Refusal) (ref string)
+	// Client sends what is not an answer in the HTTP response; nil: nothing.
+	Client *Client
+	// Routes are REST endpoints.
+	Routes []Route
+	// Info answers GET /agent_info; address is that of the header
+	// X-Uagents-Address, or empty. Nil, or a nil result: 404.
+	Info func(ctx context.Context, address string) (*AgentInfo, error)
+	// Local serves /messages, /connect and /disconnect to callers on this
+	// machine; nil: to nobody.
+	Local http.Handler
+	Log   *slog.Logger     // nil: slog.Default()
+	Now   func() time.Time // nil: the Verifier's
+
+	Wait          time.Duration // longest sync wait; default 30 s
+	HandlerTime   time.Duration // longest run of a handler nobody waits for; default 5 min
+	MaxWaiting    int           // sync requests at a time; default 1024
+	MaxQueued     int           // async messages taken and not handled; default 1024
+	UnsignedRate  float64       // unsigned messages per second; default 20, negative for none at all
+	UnsignedBurst int           // default 40
+
+	init     sync.Once
+	verifier *Verifier
+	unsigned *rate.Limiter
+	waiting  chan struct{}
+	queued   chan struct{}
+
+	mu       sync.Mutex
+	lanes    map[string][]func()
+	running  sync.WaitGroup
+	draining bool
+}
+
+// Serve is a [Server.Resolve] for a fixed set of agents.
+func Serve(agents ...*Agent) func(context.Context, string) (*Agent, error) {
+	all := make(map[string]*Agent, len(agents))
+	for _, a := range agents {
+		all[a.Address] = a
+	}
+	return func(_ context.Context, address string) (*Agent, error) { return all[address], nil }
+}
+
+func (s *Server) start() {
+	s.init.Do(func() {
+		s.verifier = s.Verifier
+		if s.verifier == nil {
+			s.verifier = &Verifier{Now: s.Now}
+		}
+		s.unsigned = rate.NewLimiter(rate.Limit(max(0, orDefault(s.UnsignedRate, 20))), orDefault(s.UnsignedBurst, 40))
+		if s.UnsignedRate < 0 {
+			s.unsigned.SetBurst(0)
+		}
+		s.waiting = make(chan struct{}, orDefault(s.MaxWaiting, 1024))
+		s.queued = make(chan struct{}, orDefault(s.MaxQueued, 1024))
+		s.lanes = map[string][]func(){}
+	})
+}
+
+func (s *Server) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return s.verifier.now()
+}
+
+func (s *Server) log() *slog.Logger {
+	if s.Log != nil {
+		return s.Log
+	}
+	return slog.Default()
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.start()
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", "*")
+	h.Set("Access-Control-Allow-Credentials", "false")
+	if r.Method == http.MethodOptions {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	if s.serveREST(w, r) {
+		return
+	}
+	if r.URL.Path != "/submit" {
+		s.refuse(w, r, &Refusal{Err: ErrNotFound})
+		return
+	}
+	switch r.Method {
+	case http.MethodHead:
+		s.probe(w, r)
+	case http.MethodGet:
+		// What a browser sees. A client that forgets the content type of a
+		// POST is told so below, where the reference says OK and drops it.
+		switch {
+		case r.Header.Get("Content-Type") != "":
+			s.refuse(w, r, &Refusal{Err: ErrMethod})
+		case r.Header.Get("User-Agent") != "":
+			writeJSON(w, http.StatusOK, object("status", "OK - Agent is running"))
+		default:
+			s.refuse(w, r, &Refusal{Err: ErrNoContentType})
+		}
+	case http.MethodPost:
+		s.post(w, r)
+	default:
+		h.Set("Allow", "GET, HEAD, OPTIONS, POST")
+		s.refuse(w, r, &Refusal{Err: ErrMethod})
+	}
+}
+
+// post takes a POST of an envelope, whatever its path.
+func (s *Server) post(w http.ResponseWriter, r *http.Request) {
+	contentType := r.Header.Get("Content-Type")
+	if contentType == "" {
+		s.refuse(w, r, &Refusal{Err: ErrNoContentType})
+		return
+	}
+	if !strings.Contains(contentType, "application/json") {
+		s.refuse(w, r, &Refusal{Err: ErrContentType})
+		return
+	}
+	body, err := readBody(w, r, s.verifier.Limits.body())
+	if err != nil {
+		s.refuse(w, r, &Refusal{Err: AsError(err), Size: len(body)})
+		return
+	}
+	s.submit(w, r, body)
+}
+
+// readBody reads at most max bytes. The error is ErrTooLarge or ErrMalformed.
+func readBody(w http.ResponseWriter, r *http.Request, max int) ([]byte, error) {
+	if r.ContentLength > int64(max) {
+		return nil, ErrTooLarge
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, int64(max))
+	// A claimed length reserves memory only when it is small.
+	if n := r.ContentLength; n > 0 && n <= 16<<10 {
+		b := make([]byte, n)
+		if got, err := io.ReadFull(r.Body, b); err != nil {
+			return b[:got], ErrMalformed.Because(err)
+		}
+		return b, nil
+	}
+	b, err := io.ReadAll(r.Body)
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return b, ErrTooLarge
+	case err != nil:
+		return b, ErrMalformed.Because(err)
+	}
+	return b, nil
+}
+
+// probe answers HEAD /submit.
+func (s *Server) probe(w http.ResponseWriter, r *http.Request) {
+	status := "not-ready"
+	switch address := r.Header.Get(headerAddress); {
+	case s.isDraining():
+	case len(r.Header.Values(headerAddress)) == 0:
+		status = "indeterminate"
+	default:
+		if a, err := s.resolve(r.Context(), address); err == nil && a != nil {
+			status = "ready"
+			w.Header().Set(headerHint, responseTimeHint)
+		}
+	}
+	w.Header().Set(headerStatus, status)
+	w.WriteHeader(http.StatusOK)
+}
+
+func (s *Server) resolve(ctx context.Context, address string) (*Agent, error) {
+	if s.Resolve == nil {
+		return nil, nil
+	}
+	return s.Resolve(ctx, address)
+}
+
+// refuse answers an error. With a verified sync request it may be the
+// ErrorMessage that the protocol wants.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, x *Refusal) {
+	s.reference(w, r, x)
+	WriteError(w, x.Err)
+}
+
+func (s *Server) reference(w http.ResponseWriter, r *http.Request, x *Refusal) {
+	if s.Refused == nil {
+		return
+	}
+	x.Remote = r.RemoteAddr
+	if ref := s.Refused(r.Context(), x); ref != "" {
+		w.Header().Set(RefHeader, ref)
+	}
+}
+
+// submit takes the body of a POST.
+func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
+	e, err := Decode(body)
+	if err != nil {
+		s.refuse(w, r, &Refusal{Err: AsError(err), Size: len(body)})
+		return
+	}
+	verified, err := s.verifier.check(e, true)
+	refusal := AsError(err)
+	if verified == nil {
+		s.refuse(w, r, &Refusal{Err: refusal, Envelope: e, Size: len(body)})
+		return
+	}
+	req := &Request{
+		Verified: verified, server: s, Header: r.Header, Remote: r.RemoteAddr,
+		Sync: r.Header.Get(headerConnection) == "sync",
+	}
+	x := &Refusal{Envelope: e, Verified: verified, Size: len(body)}
+	if verified.Verdict.Assurance == Unsigned && !s.unsigned.AllowN(s.now(), 1) {
+		x.Err = ErrRate
+		s.refuse(w, r, x)
+		return
+	}
+	if refusal == nil {
+		refusal, err = s.admit(r.Context(), req)
+		if err != nil {
+			x.Err = AsError(err)
+			s.refuse(w, r, x)
+			return
+		}
+	}
+	var release func()
+	if refusal == nil {
+		// Room first, record second: what is recorded will be worked on.
+		if release = s.room(req.Sync); release == nil {
+			if s.Record == nil {
+				if known, err := s.verifier.memory().Known(r.Context(), verified.ReplayKey()); err == nil && known {
+					s.duplicate(w, req)
+					return
+				}
+			}
+			x.Err = ErrBusy
+			s.refuse(w, r, x)
+			return
+		}
+	}
+	prior, err := s.record(r.Context(), req, refusal)
+	if err != nil {
+		if release != nil {
+			release()
+		}
+		x.Err = AsError(err)
+		s.refuse(w, r, x)
+		return
+	}
+	switch {
+	case refusal != nil:
+		x.Err = refusal
+		s.reference(w, r, x)
+		s.refuseVerified(w, req, refusal)
+	case prior:
+		release()
+		s.duplicate(w, req)
+	case req.Sync:
+		s.answer(w, r, req, release)
+	default:
+		s.enqueue(req, release)
+		writeBody(w, http.StatusOK, []byte("{}"))
+	}
+}
+
+// admit finds the target and checks the message against it.
+func (s *Server) admit(ctx context.Context, req *Request) (*Error, error) {
+	agent, err := s.resolve(ctx, req.Target)
+	if err != nil {
+		return nil, err
+	}
+	if agent == nil {
+		return ErrUnknownAgent, nil
+	}
+	req.Agent = agent
+	// A null or empty message stops the reference agent, whatever its schema.
+	if len(req.Content.Payload) == 0 {
+		return ErrContent.Because(errors.New("message is empty")), nil
+	}
+	model := builtIn(req.SchemaDigest)
+	if agent.Models != nil {
+		if m := agent.Models(req.SchemaDigest); m != nil {
+			model = m
+		}
+	}
+	if model != nil {
+		if err := model.Validate(req.Content.Payload); err != nil {
+			e := AsError(err)
+			var field *FieldError
+			if errors.As(err, &field) {
+				e = e.Saying(e.Text + ": " + field.Error())
+			}
+			return e, nil
+		}
+	}
+	if req.Verdict.Assurance == Unsigned && (agent.Unsigned == nil || !agent.Unsigned(req.SchemaDigest)) {
+		return ErrVerifiedOnly, nil
+	}
+	return nil, nil
+}
+
+// builtIn is the check of the chat protocol, which every agent may speak and
+// whose messages stop the reference when they hold an unknown key.
+func builtIn(digest string) *Model {
+	if strict := strictOf(digest); strict != nil {
+		return &Model{name: "ChatMessage", digest: digest, strict: strict}
+	}
+	return nil
+}
+
+// room reserves a place for a request, or gives nil.
+func (s *Server) room(sync bool) (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return nil
+	}
+	places := s.queued
+	if sync {
+		places = s.waiting
+	}
+	select {
+	case places <- struct{}{}:
+		s.running.Add(1)
+		return func() {
+			<-places
+			s.running.Done()
+		}
+	default:
+		return nil
+	}
+}
+
+func (s *Server) record(ctx context.Context, req *Request, refusal *Error) (prior bool, err error) {
+	if s.Record != nil {
+		return s.Record(ctx, req, refusal)
+	}
+	if refusal != nil {
+		return false, nil
+	}
+	fresh, err := s.verifier.memory().Seen(ctx, req.ReplayKey(), req.Until)
+	return !fresh, err
+}
+
+// refuseVerified answers a refusal to an authenticated sender: one that waits
+// hears of an expired, unfit or unproved message as the reference says it, in
+// an ErrorMessage.
+func (s *Server) refuseVerified(w http.ResponseWriter, req *Request, refusal *Error) {
+	if req.Sync && req.SchemaDigest != ErrorMessageDigest {
+		switch {
+		case errors.Is(refusal, ErrStale):
+			s.writeAnswer(w, req, NewErrorMessage(ErrTimeout.Text))
+			return
+		case errors.Is(refusal, ErrContent), errors.Is(refusal, ErrVerifiedOnly):
+			s.writeAnswer(w, req, NewErrorMessage(refusal.Text))
+			return
+		}
+	}
+	WriteError(w, refusal)
+}
+
+// duplicate answers an envelope that was processed before.
+func (s *Server) duplicate(w http.ResponseWriter, req *Request) {
+	if req.Sync && req.SchemaDigest != ErrorMessageDigest {
+		// {} would be a broken answer to one who waits.
+		s.writeAnswer(w, req, NewErrorMessage(ErrReplay.Text))
+		return
+	}
+	writeBody(w, http.StatusOK, []byte("{}"))
+}
+
+// writeAnswer puts a message into the response of a sync request.
+func (s *Server) writeAnswer(w http.ResponseWriter, req *Request, m Message) {
+	e, err := NewEnvelope(req.Target, req.Sender, req.Session, m, time.Time{})
+	if err == nil && req.Agent != nil && req.Agent.Identity != nil && req.Agent.Identity.address == e.Sender {
+		err = e.Sign(req.Agent.Identity)
+	}
+	var b []byte
+	if err == nil {
+		e.ProtocolDigest = nil
+		b, err = e.encodeAnswer()
+	}
+	if err != nil {
+		s.log().Error("uagents: answer could not be made", "session", req.Session, "error", err)
+		WriteError(w, ErrHandler)
+		return
+	}
+	writeBody(w, http.StatusOK, b)
+}
+
+// writeEnvelope answers with an envelope that the agent itself made.
+func (s *Server) writeEnvelope(w http.ResponseWriter, req *Request, e *Envelope) {
+	b := e.Raw()
+	if b == nil {
+		var err error
+		if b, err = e.encodeAnswer(); err != nil {
+			s.log().Error("uagents: answer could not be made", "session", req.Session, "error", err)
+			WriteError(w, ErrHandler)
+			return
+		}
+	}
+	writeBody(w, http.StatusOK, b)
+}
+
+// deadline is when a waiting sender gives up.
+func (s *Server) deadline(req *Request) time.Duration {
+	wait := orDefault(s.Wait, defaultWait)
+	if at, ok := req.ExpiresAt(); ok && req.Expires != "0" {
+		wait = min(wait, at.Sub(s.now()))
+	}
+	return max(0, wait)
+}
+
+type outcome struct {
+	response Response
+	err      error
+}
+
+// answer runs the handler while the sender waits.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request, release func()) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.deadline(req))
+	defer cancel()
+	done := make(chan outcome)
+	go func() {
+		defer release()
+		response, err := s.handle(ctx, req)
+		select {
+		case done <- outcome{response, err}:
+		case <-ctx.Done():
+			// Too late for the response: it goes its own way.
+			if err != nil {
+				return
+			}
+			s.deliver(context.WithoutCancel(ctx), req, response)
+			return
+		}
+		if err == nil && response.After != nil {
+			s.after(context.WithoutCancel(ctx), req, response.After)
+		}
+	}()
+	var m Message
+	select {
+	case o := <-done:
+		if e := o.response.Envelope; e != nil && o.err == nil {
+			s.writeEnvelope(w, req, e)
+			return
+		}
+		m = s.messageOf(req, o.response.Message, o.err)
+	case <-ctx.Done():
+		m = NewErrorMessage(ErrTimeout.Text)
+	}
+	if m.Schema == "" {
+		m = NewErrorMessage(ErrTimeout.Text) // no answer will come
+	}
+	if req.SchemaDigest == ErrorMessageDigest && m.Schema == ErrorMessageDigest {
+		writeBody(w, http.StatusOK, []byte("{}"))
+		return
+	}
+	s.writeAnswer(w, req, m)
+}
+
+// messageOf turns a handler's result into the message to send; one without
+// schema is none.
+func (s *Server) messageOf(req *Request, m Message, err error) Message {
+	if err == nil {
+		err = m.err
+	}
+	if err == nil {
+		return m
+	}
+	var e *Error
+	if !errors.As(err, &e) {
+		e = ErrHandler.Because(err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		e = ErrTimeout
+	}
+	s.log().Warn("uagents: handler failed", "target", req.Target, "session", req.Session, "error", err)
+	return NewErrorMessage(e.Text)
+}
+
+// handle runs the handler; a panic in it is an error.
+func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = ErrHandler.Because(fmt.Errorf("panic: %v", p))
+		}
+	}()
+	if req.Agent.Handler == nil {
+		return Response{}, ErrUnknownModel
+	}
+	return req.Agent.Handler(ctx, req)
+}
+
+// enqueue runs the handler in the background. Messages of one session are
+// handled in order, sessions beside each other.
+func (s *Server) enqueue(req *Request, release func()) {
+	if req.Agent.Handler == nil {
+		release()
+		return
+	}
+	run := func() {
+		defer release()
+		ctx, cancel := context.WithTimeout(context.Background(), orDefault(s.HandlerTime, 5*time.Minute))
+		defer cancel()
+		response, err := s.handle(ctx, req)
+		m := s.messageOf(req, response.Message, err)
+		response.Message = m
+		if err != nil {
+			response.After = nil
+		}
+		s.deliver(ctx, req, response)
+	}
+	key := req.Sender + " " + req.Target + " " + req.Session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, busy := s.lanes[key]; busy {
+		s.lanes[key] = append(s.lanes[key], run)
+		return
+	}
+	s.lanes[key] = nil
+	go func() {
+		for {
+			run()
+			s.mu.Lock()
+			waiting := s.lanes[key]
+			if len(waiting) == 0 {
+				delete(s.lanes, key)
+				s.mu.Unlock()
+				return
+			}
+			run, s.lanes[key] = waiting[0], waiting[1:]
+			s.mu.Unlock()
+		}
+	}()
+}
+
+// deliver sends a response that no HTTP exchange waits for.
+func (s *Server) deliver(ctx context.Context, req *Request, response Response) {
+	if response.Schema != "" || response.Message.err != nil {
+		if err := s.send(ctx, req, response.Message); err != nil {
+			s.log().Warn("uagents: answer not delivered", "to", req.Sender, "session", req.Session, "error", err)
+		}
+	}
+	if response.After != nil {
+		s.after(ctx, req, response.After)
+	}
+}
+
+// after runs what follows an answer, with a time limit of its own.
+func (s *Server) after(ctx context.Context, req *Request, f func(context.Context)) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.log().Error("uagents: panic after an answer", "target", req.Target, "panic", p)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, orDefault(s.HandlerTime, 5*time.Minute))
+	defer cancel()
+	f(ctx)
+}
+
+// send posts a message to the sender of req. An ErrorMessage is never answered
+// with one (UAG-067), and an unsigned sender has no address to answer to.
+func (s *Server) send(ctx context.Context, req *Request, m Message) error {
+	switch {
+	case m.err != nil:
+		return m.err
+	case m.Schema == ErrorMessageDigest && req.SchemaDigest == ErrorMessageDigest:
+		return nil
+	case IsUser(req.Sender):
+		return ErrUnresolved.Because(errors.New("an unsigned sender cannot be reached"))
+	case s.Client == nil || req.Agent.Identity == nil:
+		return ErrUndelivered.Because(errors.New("server has no client or the agent no identity"))
+	}
+	c := s.Client.as(req.Agent.Identity)
+	_, err := c.SendIn(ctx, req.Session, req.Sender, m)
+	return err
+}
+
+// Shutdown refuses new envelopes, answers probes with not-ready, and waits for
+// the handlers that run.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.start()
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Server) isDraining() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
+// isLocal reports whether the caller is on this machine. Forwarding headers
+// never make a caller local; any of them means that a proxy stands between.
+// UAG-058.
+func isLocal(r *http.Request) bool {
+	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip"} {
+		if len(r.Header.Values(h)) > 0 {
+			return false
+		}
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.Unmap().IsLoopback()
+}
+
+// ChatHandler makes a [Handler] of the chat protocol: every ChatMessage is
+// acknowledged at once, then reply is asked for an answer, which is sent as a
+// ChatMessage of its own in the same session; nil means none.
+// Acknowledgements are taken without a reply. UAG-065.
+func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error)) Handler {
+	if now == nil {
+		now = time.Now
+	}
+	return func(ctx context.Context, r *Request) (Response, error) {
+		switch r.SchemaDigest {
+		case ChatAcknowledgementDigest:
+			return Response{}, nil
+		case ChatMessageDigest:
+		default:
+			return Response{}, ErrUnknownModel
+		}
+		m, err := DecodeChatMessage(r.Content.Payload)
+		if err != nil {
+			return Response{}, err
+		}
+		return Response{
+			Message: m.Acknowledge(now()).Message(),
+			After: func(ctx context.Context) {
+				answer, err := reply(ctx, r, m)
+				out := Message{}
+				switch {
+				case err != nil:
+					out = r.server.messageOf(r, Message{}, err)
+				case answer != nil:
+					out = answer.Message()
+				default:
+					return
+				}
+				if err := r.Send(ctx, out); err != nil {
+					r.server.log().Warn("uagents: chat answer not delivered", "to", r.Sender, "session", r.Session, "error", err)
+				}
+			},
+		}, nil
+	}
+}

@@ -1,0 +1,291 @@
+package uagents
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Assurance is how sure the sender's name is.
+type Assurance string
+
+// What an envelope can prove about its sender.
+const (
+	Signed   Assurance = "signed"   // the sender's key signed it
+	Unsigned Assurance = "unsigned" // nothing: anybody could have written it
+)
+
+// A Check is one step of a verification.
+type Check struct {
+	Name string // e.g. "signature"
+	OK   bool
+}
+
+// A Verdict is what a verification found.
+type Verdict struct {
+	Checks    []Check // in order; the last one failed, if any did
+	Key       string  // the address whose key signed; empty when unsigned
+	Assurance Assurance
+}
+
+// Verified is an envelope that passed.
+type Verified struct {
+	*Envelope
+	Verdict Verdict
+	Digest  [32]byte  // the envelope digest: the replay key
+	Content Message   // the decoded payload
+	Until   time.Time // how long the digest must be remembered
+}
+
+// ReplayKey names the envelope in a [Memory]. It is made of sender and
+// digest, never of the signature, which anybody can turn into another valid
+// one (r, n-s). UAG-032.
+func (v *Verified) ReplayKey() string {
+	return v.Sender + " " + hex.EncodeToString(v.Digest[:])
+}
+
+// Limits bounds what a [Verifier] takes. Zero fields mean the defaults.
+type Limits struct {
+	Body     int           // bytes of an envelope's text; default 1 MiB
+	Name     int           // bytes of sender and target; default 256
+	Skew     time.Duration // clock difference forgiven; default 5 s, negative for none
+	Horizon  time.Duration // how far ahead expires may lie; default 24 h
+	Unsigned time.Duration // how long an unsigned envelope is remembered; default 5 min
+}
+
+func (l Limits) body() int               { return orDefault(l.Body, 1<<20) }
+func (l Limits) name() int               { return orDefault(l.Name, 256) }
+func (l Limits) horizon() time.Duration  { return orDefault(l.Horizon, 24*time.Hour) }
+func (l Limits) unsigned() time.Duration { return orDefault(l.Unsigned, 5*time.Minute) }
+func (l Limits) skew() time.Duration     { return max(0, orDefault(l.Skew, 5*time.Second)) }
+func orDefault[T comparable](v, d T) T {
+	var zero T
+	if v == zero {
+		return d
+	}
+	return v
+}
+
+// A Verifier decides whether an envelope is what it claims to be. The zero
+// value is strict. It is safe for concurrent use once in use.
+type Verifier struct {
+	Self   string           // the address that envelopes must name; empty: any
+	Memory Memory           // digests seen; nil: a [MemoryStore] of its own
+	Now    func() time.Time // nil: time.Now
+	Limits Limits
+	Curve  Curve // nil: pure Go
+
+	// AllowUnsigned takes well-formed "user1…" senders, marked [Unsigned].
+	AllowUnsigned bool
+	// AllowExpired takes envelopes after their expiry, as the reference does:
+	// for agents with broken clocks.
+	AllowExpired bool
+	// AllowNonce takes a nonce without expires. The digest does not tell one
+	// from the other: anybody on the way can strip an expiry by renaming it.
+	AllowNonce bool
+	// AllowDuplicates takes texts that name a member twice.
+	AllowDuplicates bool
+	// LenientPayload skips characters outside the base64 alphabet.
+	LenientPayload bool
+
+	once sync.Once
+	own  *MemoryStore
+}
+
+func (v *Verifier) now() time.Time {
+	if v.Now != nil {
+		return v.Now()
+	}
+	return time.Now()
+}
+
+func (v *Verifier) curve() Curve {
+	if v.Curve != nil {
+		return v.Curve
+	}
+	return pureGo{}
+}
+
+func (v *Verifier) memory() Memory {
+	if v.Memory != nil {
+		return v.Memory
+	}
+	v.once.Do(func() { v.own = &MemoryStore{Now: v.now} })
+	return v.own
+}
+
+// Verify decodes an envelope's text, runs every check, and consumes its digest
+// last. The error is an [*Error]; ErrReplay comes with the Verified envelope,
+// because the protocol answers a duplicate as a success.
+func (v *Verifier) Verify(ctx context.Context, body []byte) (*Verified, error) {
+	if len(body) > v.Limits.body() {
+		return nil, ErrTooLarge
+	}
+	e, err := Decode(body)
+	if err != nil {
+		return nil, err
+	}
+	verified, err := v.Check(e)
+	if err != nil {
+		return nil, err
+	}
+	if v.Self != "" && e.Target != v.Self {
+		return nil, ErrUnknownAgent
+	}
+	fresh, err := v.memory().Seen(ctx, verified.ReplayKey(), verified.Until)
+	if err != nil {
+		return nil, AsError(err)
+	}
+	if !fresh {
+		return verified, ErrReplay
+	}
+	return verified, nil
+}
+
+// Check runs every check that needs no memory, in this order: sender form,
+// signature, ambiguity, schema digest, expiry and horizon, payload. The error
+// is an [*Error]; from the first policy check on it comes with the Verified
+// envelope, so that who authenticated the sender may record the refusal.
+func (v *Verifier) Check(e *Envelope) (*Verified, error) { return v.check(e, v.AllowUnsigned) }
+
+func (v *Verifier) check(e *Envelope, unsigned bool) (*Verified, error) {
+	verified := &Verified{Envelope: e}
+	checks := make([]Check, 0, 6)
+	step := func(name string, err error) error {
+		checks = append(checks, Check{name, err == nil})
+		verified.Verdict.Checks = checks
+		return err
+	}
+	if len(e.Sender) > v.Limits.name() || len(e.Target) > v.Limits.name() {
+		return nil, ErrShape.Because(errors.New("address is too long"))
+	}
+	digest, err := e.Digest()
+	if err != nil && e.Signature == nil && !IsUser(e.Sender) {
+		err = ErrUnsigned
+	}
+	if step("digest", err) != nil {
+		return nil, err
+	}
+	verified.Digest = digest
+	if IsUser(e.Sender) {
+		_, err := ParseUser(e.Sender)
+		if err == nil && !unsigned {
+			err = ErrUnsigned
+		}
+		if step("sender", err) != nil {
+			return nil, err
+		}
+		verified.Verdict.Assurance = Unsigned
+	} else {
+		err := ErrUnsigned.orNil(e.Signature == nil)
+		if err == nil {
+			err = verifyDigest(v.curve(), e.Sender, digest, *e.Signature)
+		}
+		if step("signature", err) != nil {
+			return nil, err
+		}
+		verified.Verdict.Assurance, verified.Verdict.Key = Signed, e.Sender
+	}
+
+	now := v.now()
+	verified.Until = v.remember(e, now, verified.Verdict.Assurance)
+	if err := step("ambiguity", v.ambiguity(e)); err != nil {
+		return verified, err
+	}
+	if err := step("schema_digest", ErrSchemaDigest.orNil(!IsSchemaDigest(e.SchemaDigest))); err != nil {
+		return verified, err
+	}
+	if err := step("expires", v.expiry(e, now)); err != nil {
+		return verified, err
+	}
+	if e.Payload != nil {
+		decode := DecodePayload
+		if v.LenientPayload {
+			decode = DecodePayloadLenient
+		}
+		verified.Content.Payload, err = decode(*e.Payload)
+		if step("payload", err) != nil {
+			return verified, err
+		}
+	}
+	verified.Content.Schema = e.SchemaDigest
+	if e.ProtocolDigest != nil {
+		verified.Content.Protocol = *e.ProtocolDigest
+	}
+	return verified, nil
+}
+
+// orNil is e when bad, else a nil error.
+func (e *Error) orNil(bad bool) error {
+	if bad {
+		return e
+	}
+	return nil
+}
+
+// ambiguity refuses what two readers, or the digest, could take for two
+// things.
+func (v *Verifier) ambiguity(e *Envelope) error {
+	switch {
+	case e.duplicate && !v.AllowDuplicates:
+		return ErrAmbiguous.Because(errors.New("duplicate member name"))
+	case !e.Nonce.IsNull() && e.Expires.IsNull() && !v.AllowNonce:
+		return ErrAmbiguous.Because(errors.New("nonce without expires"))
+	}
+	return nil
+}
+
+// expiry enforces expires: taken while now <= expires + skew, and not beyond
+// the horizon.
+func (v *Verifier) expiry(e *Envelope, now time.Time) error {
+	if e.Expires.IsNull() {
+		return nil
+	}
+	n, _ := e.Expires.Uint64()
+	limit := now.Add(v.Limits.horizon()).Unix()
+	if limit >= 0 && n > uint64(limit) {
+		return ErrHorizon
+	}
+	if !v.AllowExpired && now.After(time.Unix(int64(n), 0).Add(v.Limits.skew())) {
+		return ErrStale
+	}
+	return nil
+}
+
+// remember is how long the digest must be kept: until the envelope would be
+// refused as expired, or for the horizon when it never would.
+func (v *Verifier) remember(e *Envelope, now time.Time, a Assurance) time.Time {
+	until := now.Add(v.Limits.horizon())
+	if at, ok := e.ExpiresAt(); ok && !v.AllowExpired {
+		if end := at.Add(v.Limits.skew() + time.Second); end.Before(until) {
+			until = end
+		}
+	}
+	if most := now.Add(v.Limits.unsigned()); a == Unsigned && most.Before(until) {
+		until = most
+	}
+	return until
+}
+
+// IsSchemaDigest reports whether s is model: and 64 lower-case hexadecimal
+// digits. The grammar is what keeps characters from moving between schema
+// digest and payload under one signature. UAG-033.
+func IsSchemaDigest(s string) bool { return isDigest("model:", s) }
+
+// IsProtocolDigest reports whether s is proto: and 64 lower-case hexadecimal
+// digits. The reference asks only for the prefix and the length.
+func IsProtocolDigest(s string) bool { return isDigest("proto:", s) }
+
+func isDigest(prefix, s string) bool {
+	if len(s) != len(prefix)+64 || s[:len(prefix)] != prefix {
+		return false
+	}
+	for i := len(prefix); i < len(s); i++ {
+		if c := s[i]; !(c >= '0' && c <= '9' || c >= 'a' && c <= 'f') {
+			return false
+		}
+	}
+	return true
+}
