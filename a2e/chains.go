@@ -1,0 +1,508 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Chains serves the capability "chains" (A2E §6.18): a walk from the entry node
+// along next_node, with branches, and with map nodes that run another node for
+// each item. Nodes are tools and skills; nothing else can be started. What
+// goes wrong is said inside chain/resp, not by an error frame.
+type Chains struct {
+	Tools  Tools
+	Skills Skills
+	Nodes  int // nodes of a chain, and items of a map node; 0 means 256
+	Output int // bytes of all outputs; 0 means 2 MiB
+}
+
+// Chain error codes, in the member error.code of chain/resp.
+const (
+	chainCycle     = "chain_cycle"
+	chainNodeError = "chain_node_error"
+	chainBadEntry  = "bad_entry"
+	chainTimeout   = "timeout"
+	chainError     = "chain_error"
+)
+
+type chainNode struct {
+	NodeID    string           `json:"node_id"`
+	Kind      string           `json:"kind"`
+	Name      string           `json:"name"`
+	Input     map[string]Value `json:"input"`
+	InputMap  map[string]Value `json:"input_map"`
+	Condition string           `json:"condition"`
+	TrueNode  string           `json:"true_node"`
+	FalseNode string           `json:"false_node"`
+	ItemsPath string           `json:"items_path"`
+	MapNode   string           `json:"map_node"`
+	NextNode  string           `json:"next_node"`
+	OnError   string           `json:"on_error"`
+}
+
+type chainRun struct {
+	c       *Chains
+	r       *Request
+	nodes   map[string]*chainNode
+	context map[string]Value // initial input and outputs
+	outputs map[string]Value
+	failed  bool
+	bytes   int
+}
+
+type chainFault struct{ code, message string }
+
+// Serve runs a chain/req.
+func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
+	if r.Type != "chain/req" {
+		return Response{}, ErrUnknownType
+	}
+	run := &chainRun{c: c, r: r, nodes: map[string]*chainNode{}, context: map[string]Value{}, outputs: map[string]Value{}}
+	last, fault := run.walk(ctx)
+	body := map[string]any{
+		"chain_id": r.chainID(), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
+		"duration_ms": time.Since(r.Received).Milliseconds(), "nodes_run": len(run.outputs), "error": nil,
+	}
+	if fault != nil {
+		body["error"] = map[string]string{"code": fault.code, "message": clip(fault.message, maxText)}
+	} else if out := run.outputs[last]; out != nil {
+		body["final_output"] = out
+	}
+	return Response{Body: body}, nil
+}
+
+func (r *Request) chainID() string {
+	if id := r.Str("chain_id"); id != "" {
+		return id
+	}
+	return NewID()[:8]
+}
+
+func (run *chainRun) walk(ctx context.Context) (last string, fault *chainFault) {
+	limit := orDefault(run.c.Nodes, 256)
+	for _, raw := range run.r.Values("nodes") {
+		n := &chainNode{}
+		if err := jsonx.Decode(raw, n); err != nil || n.NodeID == "" || n.Kind == "" || len(run.nodes) >= limit {
+			return "", &chainFault{chainError, "a node is not usable"}
+		}
+		run.nodes[n.NodeID] = n
+	}
+	input := run.r.Get("initial_input")
+	for _, m := range members(input) {
+		name, _ := unquote(m.name.of(input))
+		run.context[name] = m.value.of(input)
+	}
+	id := run.r.Str("entry_node")
+	if run.nodes[id] == nil {
+		return "", &chainFault{chainBadEntry, "entry_node missing"}
+	}
+	visited := map[string]bool{}
+	for id != "" {
+		n := run.nodes[id]
+		switch {
+		case visited[id]:
+			return "", &chainFault{chainCycle, "cycle at " + id}
+		case ctx.Err() != nil:
+			return "", &chainFault{chainTimeout, "chain exceeded timeout"}
+		case n == nil:
+			return "", &chainFault{chainError, "no node " + id}
+		}
+		visited[id] = true
+		last = id
+		if id, fault = run.step(ctx, n); fault != nil {
+			return "", fault
+		}
+	}
+	return last, nil
+}
+
+// step runs one node and names the next.
+func (run *chainRun) step(ctx context.Context, n *chainNode) (next string, fault *chainFault) {
+	switch n.Kind {
+	case "branch":
+		ok, err := EvalCondition(n.Condition, run.context)
+		if err != nil {
+			return "", &chainFault{chainError, "the condition cannot be evaluated"}
+		}
+		if ok {
+			return n.TrueNode, nil
+		}
+		return n.FalseNode, nil
+	case "map":
+		return n.NextNode, run.mapOver(ctx, n)
+	}
+	input := run.input(n)
+	out, err := run.execute(ctx, n, input)
+	if err == nil {
+		return n.NextNode, run.keep(n.NodeID, out)
+	}
+	run.failed = true
+	run.outputs[n.NodeID], run.context[n.NodeID] = Value("null"), Value("null")
+	switch n.OnError {
+	case "skip":
+		return n.NextNode, nil
+	case "", "abort":
+		return "", &chainFault{chainNodeError, publicText(err)}
+	}
+	return n.OnError, nil
+}
+
+func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
+	path := n.ItemsPath
+	if path == "" {
+		path = "$"
+	}
+	quoted := Value(appendString(nil, path))
+	found := Resolve(quoted, run.context)
+	items := []Value{found}
+	if len(found) > 0 && found[0] == '[' {
+		items = nil
+		elements(found, func(_ int, v []byte) bool { items = append(items, v); return true })
+	}
+	target := run.nodes[n.MapNode]
+	if target == nil || len(items) > orDefault(run.c.Nodes, 256) {
+		return &chainFault{chainError, "the map node is not usable"}
+	}
+	results := []Value{}
+	for _, item := range items {
+		if ctx.Err() != nil {
+			return &chainFault{chainTimeout, "chain exceeded timeout"}
+		}
+		if item == nil {
+			item = Value("null")
+		}
+		out, err := run.execute(ctx, target, append(append(Value(`{"item":`), item...), '}'))
+		if err != nil {
+			run.failed = true
+			continue
+		}
+		if fault := run.keep(target.NodeID, out); fault != nil {
+			return fault
+		}
+		results = append(results, out)
+	}
+	all, _ := jsonx.Encode(results)
+	return run.keep(n.NodeID, all)
+}
+
+func (run *chainRun) keep(id string, out Value) *chainFault {
+	run.bytes += len(out)
+	if run.bytes > orDefault(run.c.Output, 2<<20) {
+		return &chainFault{chainError, "the outputs are too large"}
+	}
+	run.outputs[id], run.context[id] = out, out
+	return nil
+}
+
+func (run *chainRun) input(n *chainNode) Value {
+	from := n.Input
+	if len(n.InputMap) > 0 {
+		from = make(map[string]Value, len(n.InputMap))
+		for k, v := range n.InputMap {
+			if from[k] = Resolve(v, run.context); from[k] == nil {
+				from[k] = Value("null")
+			}
+		}
+	}
+	b, _ := jsonx.Encode(from)
+	return b
+}
+
+// execute runs a tool or skill between a start and a done or error event.
+func (run *chainRun) execute(ctx context.Context, n *chainNode, input Value) (Value, error) {
+	run.emit(ctx, n.NodeID, "start", nil, "")
+	out, err := run.call(ctx, n, input)
+	if err != nil {
+		run.emit(ctx, n.NodeID, "error", nil, publicText(err))
+		return nil, err
+	}
+	run.emit(ctx, n.NodeID, "done", out, "")
+	return out, nil
+}
+
+func (run *chainRun) call(ctx context.Context, n *chainNode, input Value) (Value, error) {
+	var data any
+	success, text := false, ""
+	switch {
+	case n.Kind == "tool" && run.c.Tools != nil:
+		res, err := run.c.Tools.Call(ctx, &ToolCall{Request: run.r, Name: n.Name, Arguments: input})
+		if err != nil {
+			return nil, err
+		}
+		data, success, text = res.Data, res.Success, res.Error
+	case n.Kind == "skill" && run.c.Skills != nil:
+		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input, LLMOverride: Value("null"), Metadata: Value("{}")})
+		if err != nil {
+			return nil, err
+		}
+		data, success, text = res.Data, res.Success, res.Error
+	default:
+		return nil, &Error{Code: InvalidMessage, Text: "unknown node kind " + clip(n.Kind, 40)}
+	}
+	if !success {
+		return nil, &Error{Code: RuntimeError, Text: text}
+	}
+	return valueOf(data)
+}
+
+func (run *chainRun) emit(ctx context.Context, node, phase string, output Value, fault string) {
+	if !run.r.Bool("streaming") {
+		return
+	}
+	more := appendString([]byte(`,"node_id":`), node)
+	more = appendString(append(more, `,"phase":`...), phase)
+	more = append(more, `,"output":`...)
+	if output == nil {
+		output = Value("null")
+	}
+	more = appendASCII(more, output)
+	more = appendString(append(more, `,"error":`...), clip(fault, maxText))
+	// A chain goes on when its agent does not listen; Event has waited for it.
+	_ = run.r.event(ctx, KindStatus, nil, more)
+}
+
+// publicText is what may be said of an error.
+func publicText(err error) string {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Text
+	}
+	return "the node failed"
+}
+
+// Resolve evaluates an expression of input_map or items_path (A2E §6.18): a
+// string that starts with "$" is a path into the context ("$" all of it,
+// "$.node.field" a member of an output), anything else is itself. A path that
+// leads nowhere gives nil, which is null.
+func Resolve(expr Value, context map[string]Value) Value {
+	if len(expr) < 2 || expr[0] != '"' {
+		if string(expr) == "null" {
+			return nil
+		}
+		return expr
+	}
+	text, _ := unquote(expr[1 : len(expr)-1])
+	if !strings.HasPrefix(text, "$") {
+		return expr
+	}
+	if text == "$" {
+		b, _ := jsonx.Encode(context)
+		return b
+	}
+	// The second character is a dot by convention and is not looked at.
+	_, size := utf8.DecodeRuneInString(text[1:])
+	parts := strings.Split(text[1+size:], ".")
+	cur, ok := context[parts[0]]
+	if !ok {
+		return nil
+	}
+	for _, part := range parts[1:] {
+		if len(cur) == 0 || cur[0] != '{' {
+			return nil
+		}
+		var found Value
+		for _, m := range members(cur) {
+			if name, _ := unquote(m.name.of(cur)); name == part {
+				found = m.value.of(cur)
+			}
+		}
+		if found == nil {
+			return nil
+		}
+		cur = found
+	}
+	if string(cur) == "null" {
+		return nil
+	}
+	return cur
+}
+
+var errCondition = errors.New("a2e: values of the condition cannot be compared")
+
+// EvalCondition evaluates the condition of a branch node (A2E §6.18): empty is
+// true; a path alone is true unless it leads to null, false, zero or something
+// empty; otherwise one of == != >= <= > < between a path and a literal. Values
+// without an order, such as a text and a number, give an error.
+func EvalCondition(condition string, context map[string]Value) (bool, error) {
+	condition = strings.TrimSpace(condition)
+	if condition == "" {
+		return true, nil
+	}
+	for _, op := range [...]string{"==", "!=", ">=", "<=", ">", "<"} {
+		left, right, ok := strings.Cut(condition, op)
+		if !ok {
+			continue
+		}
+		value := operandOf(Resolve(appendString(nil, strings.TrimSpace(left)), context))
+		literal := literalOf(strings.TrimSpace(right))
+		if op == "==" || op == "!=" {
+			return value.equal(literal) == (op == "=="), nil
+		}
+		if value.kind == operandNull {
+			return false, nil
+		}
+		order, err := value.compare(literal)
+		if err != nil || order == unordered {
+			return false, err
+		}
+		switch op {
+		case ">":
+			return order > 0, nil
+		case "<":
+			return order < 0, nil
+		case ">=":
+			return order >= 0, nil
+		default:
+			return order <= 0, nil
+		}
+	}
+	return operandOf(Resolve(appendString(nil, condition), context)).truth(), nil
+}
+
+// operand is a value of a condition: booleans count as 0 and 1.
+type operand struct {
+	kind  byte
+	text  string
+	whole *big.Int // a number without fraction or exponent
+	num   float64
+	empty bool // of other
+}
+
+const (
+	operandNull byte = iota
+	operandText
+	operandNumber
+	operandOther // an array or object
+
+	unordered = 2 // a comparison with NaN
+)
+
+// longestNumber bounds the digits of an exact integer.
+const longestNumber = 4300
+
+func numberOperand(s string) operand {
+	o := operand{kind: operandNumber}
+	if !strings.ContainsAny(s, ".eEnNfF") && len(s) <= longestNumber {
+		if n, ok := new(big.Int).SetString(s, 10); ok {
+			o.whole = n
+			o.num, _ = new(big.Float).SetInt(n).Float64()
+			return o
+		}
+	}
+	o.num, _ = strconv.ParseFloat(s, 64)
+	return o
+}
+
+func boolOperand(b bool) operand {
+	if b {
+		return numberOperand("1")
+	}
+	return numberOperand("0")
+}
+
+func operandOf(v Value) operand {
+	if len(v) == 0 {
+		return operand{}
+	}
+	switch v[0] {
+	case 'n':
+		return operand{}
+	case 't', 'f':
+		return boolOperand(v[0] == 't')
+	case '"':
+		s, _ := unquote(v[1 : len(v)-1])
+		return operand{kind: operandText, text: strings.TrimSpace(s), empty: s == ""}
+	case '{', '[':
+		inner := trimLine(v[1 : len(v)-1])
+		return operand{kind: operandOther, empty: len(inner) == 0}
+	}
+	return numberOperand(string(v))
+}
+
+// literalOf reads the right side: a number, true or false, or a text with or
+// without quotes.
+func literalOf(s string) operand {
+	digits := strings.ReplaceAll(strings.TrimPrefix(s, "+"), "_", "")
+	if validNumber(s) {
+		return numberOperand(digits)
+	}
+	if s == "true" || s == "false" {
+		return boolOperand(s == "true")
+	}
+	return operand{kind: operandText, text: strings.Trim(s, `'"`)}
+}
+
+// validNumber accepts what the reference's language reads as a number:
+// decimal, with underscores between digits, or inf and nan.
+func validNumber(s string) bool {
+	s = strings.TrimLeft(s, "+-")
+	switch strings.ToLower(s) {
+	case "inf", "infinity", "nan":
+		return true
+	}
+	if s == "" || strings.ContainsAny(s, "xXpPbBoO+ ") && !strings.ContainsAny(s, "eE") || strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
+		return false
+	}
+	if strings.ContainsAny(s, "xXpP") {
+		return false
+	}
+	_, err := strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64)
+	return err == nil || errors.Is(err, strconv.ErrRange)
+}
+
+func (a operand) equal(b operand) bool {
+	if a.kind != b.kind {
+		return false
+	}
+	switch a.kind {
+	case operandText:
+		return a.text == b.text
+	case operandNumber:
+		return compareNumbers(a, b) == 0
+	case operandNull:
+		return true
+	}
+	return false
+}
+
+func (a operand) compare(b operand) (int, error) {
+	switch {
+	case a.kind == operandText && b.kind == operandText:
+		return strings.Compare(a.text, b.text), nil
+	case a.kind == operandNumber && b.kind == operandNumber:
+		return compareNumbers(a, b), nil
+	}
+	return 0, fmt.Errorf("%w: kinds %d and %d", errCondition, a.kind, b.kind)
+}
+
+func compareNumbers(a, b operand) int {
+	switch {
+	case a.whole != nil && b.whole != nil:
+		return a.whole.Cmp(b.whole)
+	case a.num < b.num:
+		return -1
+	case a.num > b.num:
+		return 1
+	case a.num == b.num:
+		return 0
+	}
+	return unordered
+}
+
+func (a operand) truth() bool {
+	switch a.kind {
+	case operandNull:
+		return false
+	case operandNumber:
+		return a.num != 0
+	}
+	return !a.empty
+}

@@ -1,0 +1,823 @@
+package a2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Client is an agent's side of A2E: it connects to a host on first use, keeps
+// requests apart by their ids, and comes back after a broken connection. Set
+// its fields before the first use; its methods are safe for concurrent use.
+//
+// A request that is under way when the connection breaks is sent again, with
+// its id, only to a host that says that it remembers ids and resumes sessions,
+// as [Host] does; otherwise it fails with [ErrOutcomeUnknown]. So nothing is
+// executed twice, and nothing is lost without a word.
+type Client struct {
+	// URL of the host: http://, https:// (HTTP + SSE, any path is the prefix),
+	// tcp://host:port, tls://host:port or unix:///path.
+	URL string
+	// Dial opens a byte stream instead of URL.
+	Dial func(ctx context.Context) (io.ReadWriteCloser, error)
+	// Command makes the child process to talk to instead of URL (A2E §7.2). Each
+	// connection starts a new one. Nothing else ever starts a process.
+	Command func() *exec.Cmd
+
+	AgentID string // free, stable if wanted; empty is legal
+	Token   string // the secret that proves who the agent is
+
+	// Capabilities to ask for. Nil means all of A2E §6.15.
+	Capabilities []string
+
+	// HTTP makes the requests of http and https URLs. Nil means a client that
+	// refuses private and loopback addresses, as for URLs from elsewhere: set
+	// it, for example to http.DefaultClient, for a host of one's own. A Timeout
+	// in it also cuts the stream, which is then opened again.
+	HTTP *http.Client
+	// TLS configures tls:// URLs.
+	TLS *tls.Config
+
+	// Registry knows the message types. Nil means all of A2E §6.
+	Registry *Registry
+
+	// OnPush gets messages that belong to no request of this client, one after
+	// the other.
+	OnPush func(m *Envelope)
+
+	Limits ClientLimits
+	Log    *slog.Logger
+	Now    func() time.Time
+
+	once   sync.Once
+	types  *Registry
+	limits ClientLimits
+
+	mu       sync.Mutex
+	pending  map[string]*call
+	link     link
+	attempts *attempts // under way; nil when there is none
+	hello    *call     // the handshake under way, over helloOn
+	helloOn  link
+	closed   bool
+	ctx      context.Context
+	cancel   context.CancelFunc
+	session  string
+	resume   bool
+	accepted []string
+	parallel int64
+	pushes   chan *Envelope
+	dropped  int64
+	ponging  atomic.Bool
+}
+
+// ClientLimits bound a client. Zero means the default that is named with each
+// field.
+type ClientLimits struct {
+	Frame     int           // bytes of one message: 4 MiB
+	Handshake time.Duration // wait for its answer: 30 s
+	Request   time.Duration // deadline of requests whose context has none: 300 s
+	Requests  int           // under way at once: 4,096
+	Events    int           // of one request that wait for its reader: 1,024
+	Pushes    int           // that wait for OnPush: 1,024; more are dropped and counted
+	BackoffLo time.Duration // before the first attempt to come back: 1 s, doubling
+	BackoffHi time.Duration // up to: 30 s
+	Tries     int           // of one POST: 3
+	Exit      time.Duration // a child process may take to end by itself: 3 s
+	Term      time.Duration // and after SIGTERM: 2 s
+}
+
+func (l ClientLimits) filled() ClientLimits {
+	orInt(&l.Frame, DefaultMaxFrame)
+	l.Frame = min(l.Frame, HardMaxFrame)
+	orTime(&l.Handshake, 30*time.Second)
+	orTime(&l.Request, 300*time.Second)
+	orInt(&l.Requests, 4096)
+	orInt(&l.Events, 1024)
+	orInt(&l.Pushes, 1024)
+	orTime(&l.BackoffLo, time.Second)
+	orTime(&l.BackoffHi, 30*time.Second)
+	orInt(&l.Tries, 3)
+	orTime(&l.Exit, 3*time.Second)
+	orTime(&l.Term, 2*time.Second)
+	return l
+}
+
+// link is one connection to a host. What it receives it gives to
+// [Client.received]; when it is down for good it calls [Client.broken].
+type link interface {
+	// send hands one line over. An error that is [ErrOutcomeUnknown] says that
+	// the host may have it.
+	send(ctx context.Context, line []byte) error
+	// close ends the link; with an orderly end it has been told shutdown.
+	close(orderly bool)
+}
+
+// attempts are the efforts to get one connection.
+type attempts struct {
+	done chan struct{}
+	err  error // why they were given up; set before done is closed
+}
+
+// call is one request under way.
+type call struct {
+	id   string
+	line []byte
+
+	mu      sync.Mutex
+	events  []*Envelope
+	final   *Envelope
+	err     error
+	wake    chan struct{}
+	seen    map[string]struct{} // ids of events
+	arrived bool                // the line was handed to a link
+}
+
+func (c *Client) init() {
+	c.once.Do(func() {
+		c.types, c.limits = c.Registry, c.Limits.filled()
+		if c.types == nil {
+			c.types = builtin()
+		}
+		if c.Log == nil {
+			c.Log = slog.New(slog.DiscardHandler)
+		}
+		if c.Now == nil {
+			c.Now = time.Now
+		}
+		c.pending = map[string]*call{}
+		c.ctx, c.cancel = context.WithCancel(context.Background())
+		if c.OnPush != nil {
+			c.pushes = make(chan *Envelope, c.limits.Pushes)
+			go func() {
+				for {
+					select {
+					case m := <-c.pushes:
+						c.OnPush(m)
+					case <-c.ctx.Done():
+						return
+					}
+				}
+			}()
+		}
+	})
+}
+
+// Connect opens the connection and shakes hands. Other methods do so by
+// themselves; Connect reports at once what is wrong.
+func (c *Client) Connect(ctx context.Context) error {
+	c.init()
+	_, err := c.await(ctx)
+	return err
+}
+
+// SessionID is the session that the host gave; empty before the handshake. It
+// is a secret in HTTP mode.
+func (c *Client) SessionID() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session
+}
+
+// Accepted are the capabilities that the host agreed to.
+func (c *Client) Accepted() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.accepted)
+}
+
+// Remembers reports whether the host says that it remembers the ids of requests
+// and resumes sessions, so that a request can be sent again with its id.
+func (c *Client) Remembers() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.resume
+}
+
+// Dropped counts messages that were ignored: malformed, about no request under
+// way, or pushed faster than OnPush took them.
+func (c *Client) Dropped() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dropped
+}
+
+// await waits for a link that has shaken hands.
+func (c *Client) await(ctx context.Context) (link, error) {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if c.link != nil {
+			l := c.link
+			c.mu.Unlock()
+			return l, nil
+		}
+		a := c.establishLocked(c.session != "")
+		c.mu.Unlock()
+		select {
+		case <-a.done:
+			if a.err != nil {
+				return nil, a.err
+			}
+		case <-ctx.Done():
+			return nil, waitError(ctx)
+		}
+	}
+}
+
+func waitError(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ErrTimeout.Because(ctx.Err())
+	}
+	return ctx.Err()
+}
+
+// establishLocked begins to dial, unless that is under way.
+func (c *Client) establishLocked(again bool) *attempts {
+	if c.attempts == nil {
+		c.attempts = &attempts{done: make(chan struct{})}
+		go c.establish(c.attempts, again)
+	}
+	return c.attempts
+}
+
+// establish dials and shakes hands. A first connection fails at once; after
+// one that broke it goes on trying while a request waits.
+func (c *Client) establish(a *attempts, again bool) {
+	pause := c.limits.BackoffLo
+	for {
+		err := c.attempt()
+		var e *Error
+		hopeless := errors.As(err, &e) && !e.Retryable && e.Step != "transport"
+		c.mu.Lock()
+		if err == nil || hopeless || !again || c.closed || !c.waitingLocked() {
+			if err != nil && e == nil {
+				e = ErrClosed.Because(err)
+				e.Reason, e.Text = "unreachable", "the host cannot be reached"
+			}
+			if err != nil {
+				a.err = e
+				c.failAllLocked(e)
+			}
+			c.attempts = nil
+			close(a.done)
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		c.Log.Debug("a2e: connecting", "err", err, "again_in", pause)
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-c.ctx.Done():
+			t.Stop()
+		}
+		pause = min(2*pause, c.limits.BackoffHi)
+	}
+}
+
+// waitingLocked reports whether any request still waits for its answer.
+func (c *Client) waitingLocked() bool {
+	for _, p := range c.pending {
+		if p.open() {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Client) failAllLocked(err error) {
+	for _, p := range c.pending {
+		p.fail(err)
+	}
+}
+
+// attempt makes one connection: dial, handshake, and what was under way again.
+func (c *Client) attempt() error {
+	ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
+	defer cancel()
+	l, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	old := c.session
+	c.mu.Unlock()
+	caps := c.Capabilities
+	if caps == nil {
+		caps = capabilityNames
+	}
+	body := map[string]any{"agent_id": c.AgentID, "agent_caps": caps, "auth_token": c.Token}
+	if old != "" {
+		body["session_id"] = old // an extension: go on with that session
+	}
+	hello, err := c.newCall(Message{Type: "handshake/req", Body: body})
+	if err != nil {
+		l.close(false)
+		return err
+	}
+	defer c.drop(hello)
+	c.mu.Lock()
+	c.hello, c.helloOn = hello, l
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hello, c.helloOn = nil, nil
+	}()
+	if err := l.send(ctx, hello.line); err != nil {
+		l.close(false)
+		return err
+	}
+	resp, err := c.wait(ctx, hello, nil)
+	if err != nil {
+		l.close(false)
+		return err
+	}
+	if resp.Type != "handshake/resp" || !resp.Bool("ok") {
+		l.close(false)
+		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused", Step: "handshake"}
+	}
+	return c.adopt(l, resp, old)
+}
+
+// adopt makes l the connection of the client.
+func (c *Client) adopt(l link, resp *Envelope, old string) error {
+	session, resume := resp.Str("session_id"), false
+	var accepted []string
+	for _, v := range resp.Values("accepted_caps") {
+		var entry struct {
+			Capability string `json:"capability"`
+			Enabled    *bool  `json:"enabled"`
+			Metadata   struct {
+				Resume bool `json:"resume"`
+			} `json:"metadata"`
+		}
+		if err := decodeLoose(v, &entry); err != nil {
+			continue
+		}
+		if entry.Enabled == nil || *entry.Enabled {
+			accepted = append(accepted, entry.Capability)
+		}
+		resume = resume || entry.Metadata.Resume
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		l.close(false)
+		return ErrClosed
+	}
+	if d, ok := l.(interface{ down() bool }); ok && d.down() {
+		return ErrClosed
+	}
+	resumed := old != "" && session == old && resume && c.resume
+	c.session, c.accepted, c.resume = session, accepted, resume
+	c.parallel = resp.Int("max_parallel")
+	c.link = l
+	if h, ok := l.(interface{ remembers(bool) }); ok {
+		h.remembers(resume)
+	}
+	for _, p := range c.pending {
+		if p.line == nil || !p.sent() {
+			continue
+		}
+		if !resumed {
+			p.fail(ErrOutcomeUnknown)
+			continue
+		}
+		go c.resend(l, p)
+	}
+	return nil
+}
+
+func (c *Client) resend(l link, p *call) {
+	// A failure breaks the link, which brings this here again.
+	if err := l.send(c.ctx, p.line); err != nil {
+		c.Log.Debug("a2e: resend", "err", err)
+	}
+}
+
+// broken is called by a link that is down.
+func (c *Client) broken(l link, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.helloOn == l {
+		c.hello.fail(ErrClosed.Because(err))
+	}
+	if c.link != l {
+		return
+	}
+	c.link = nil
+	if c.closed {
+		return
+	}
+	c.Log.Debug("a2e: connection broken", "err", err)
+	if !c.resume {
+		for _, p := range c.pending {
+			if p.sent() {
+				p.fail(ErrOutcomeUnknown.Because(err))
+			}
+		}
+	}
+	if c.waitingLocked() {
+		c.establishLocked(true)
+	}
+}
+
+// received takes one line from a link.
+func (c *Client) received(l link, line []byte) {
+	m, e := c.types.decode(line, DefaultMaxDepth)
+	if m == nil || e != nil && m.ReqID == "" {
+		c.drops()
+		return
+	}
+	c.mu.Lock()
+	p, resume := c.pending[m.ReqID], c.resume
+	c.mu.Unlock()
+	switch {
+	case m.ReqID != "" && p != nil:
+		if e != nil && m.Class == ClassEvent || m.Class == ClassEvent && m.check() != nil {
+			c.drops()
+			return
+		}
+		p.take(m, e, c.limits.Events, resume)
+	case m.Type == "ping" && m.Class == ClassRequest:
+		pong, err := Message{Type: "pong", Body: map[string]any{"req_id": m.ID, "uptime_seconds": 0.0}}.Encode(c.Now())
+		if err != nil || !c.ponging.CompareAndSwap(false, true) { // one at a time
+			c.drops()
+			return
+		}
+		go func() {
+			defer c.ponging.Store(false)
+			_ = l.send(c.ctx, pong)
+		}()
+	case c.pushes != nil && (m.ReqID == "" || m.Class == ClassPush):
+		select {
+		case c.pushes <- m:
+		default:
+			c.drops()
+		}
+	default:
+		c.drops()
+	}
+}
+
+func (c *Client) drops() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropped++
+}
+
+// take files a message about this call: the first that is no event ends it. A
+// host that resumes sessions writes again what it wrote last, also before the
+// new handshake is known here: of its events each id counts once. Other hosts
+// repeat nothing, and need not give each event an id of its own.
+func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.final != nil || p.err != nil {
+		return
+	}
+	switch {
+	case m.Class == ClassEvent:
+		if resumes && m.base[baseID] != 0 {
+			if _, dup := p.seen[m.ID]; dup {
+				return
+			}
+			if p.seen == nil {
+				p.seen = map[string]struct{}{}
+			}
+			if len(p.seen) < 4*limit {
+				p.seen[m.ID] = struct{}{}
+			}
+		}
+		if len(p.events) >= limit {
+			p.err = ErrFull
+			break
+		}
+		p.events = append(p.events, m)
+	case m.Type == "error":
+		p.err = peerError(m)
+	case e != nil:
+		p.err = e
+	default:
+		if e := m.check(); e != nil {
+			e.Step = "peer"
+			p.err = e
+			break
+		}
+		p.final = m
+	}
+	p.poke()
+}
+
+func (p *call) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (p *call) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.final == nil && p.err == nil {
+		p.err = err
+		p.poke()
+	}
+}
+
+func (p *call) open() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.final == nil && p.err == nil
+}
+
+func (p *call) sent() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.arrived
+}
+
+// handed notes whether the line may have left.
+func (p *call) handed(yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.arrived = yes
+}
+
+// newCall files a request.
+func (c *Client) newCall(m Message) (*call, error) {
+	if m.ID == "" {
+		m.ID = NewID()
+	}
+	line, err := m.Encode(c.Now())
+	if err != nil {
+		return nil, err
+	}
+	if len(line) > c.limits.Frame {
+		return nil, ErrTooLarge
+	}
+	p := &call{id: m.ID, line: line, wake: make(chan struct{}, 1)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrClosed
+	}
+	if len(c.pending) >= c.limits.Requests {
+		return nil, ErrBusy
+	}
+	if c.pending[m.ID] != nil {
+		return nil, ErrReplay
+	}
+	c.pending[m.ID] = p
+	return p, nil
+}
+
+func (c *Client) drop(p *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, p.id)
+}
+
+// wait gives the final frame; events go to each in order, until it says stop.
+func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (*Envelope, error) {
+	for {
+		p.mu.Lock()
+		events := p.events
+		p.events = nil
+		final, err := p.final, p.err
+		p.mu.Unlock()
+		for _, m := range events {
+			if each != nil && !each(m) {
+				return nil, errStopped
+			}
+		}
+		switch {
+		case final != nil:
+			return final, nil
+		case err != nil:
+			return nil, err
+		}
+		select {
+		case <-p.wake:
+		case <-ctx.Done():
+			return nil, waitError(ctx)
+		}
+	}
+}
+
+var errStopped = errors.New("a2e: stopped by the caller")
+
+// exchange sends a request and waits for its final frame.
+func (c *Client) exchange(ctx context.Context, m Message, each func(*Envelope) bool) (*Envelope, error) {
+	c.init()
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.limits.Request)
+		defer cancel()
+	}
+	p, err := c.newCall(m)
+	if err != nil {
+		return nil, err
+	}
+	defer c.drop(p)
+	for {
+		l, err := c.await(ctx)
+		if err != nil {
+			return nil, err
+		}
+		p.handed(true) // before it is: a link that breaks meanwhile must know
+		if err = l.send(ctx, p.line); err == nil || errors.Is(err, ErrOutcomeUnknown) {
+			break // on doubt, the answer or the broken link tells
+		}
+		if ctx.Err() != nil {
+			return nil, waitError(ctx)
+		}
+		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
+			return nil, err
+		}
+		p.handed(false) // it never left: the next link takes it
+		c.broken(l, err)
+	}
+	return c.wait(ctx, p, each)
+}
+
+// Ask sends a request and gives its response. A failure that the host reports
+// is an [*Error] with its code, retryable and detail.
+func (c *Client) Ask(ctx context.Context, m Message) (*Envelope, error) {
+	return c.exchange(ctx, m, nil)
+}
+
+// Event is one step of a request: an event, or at last its response, for which
+// Final is true and Kind is empty.
+type Event struct {
+	*Envelope
+	Kind  EventKind
+	Seq   int64
+	Data  Value
+	Final bool
+}
+
+func eventOf(m *Envelope) Event {
+	e := Event{Envelope: m, Kind: EventKind(m.Str("kind")), Seq: m.Int("seq"), Data: m.Get("data")}
+	if e.Kind == "" {
+		e.Kind = KindStatus
+	}
+	return e
+}
+
+// Stream sends a request and gives its events in order of arrival, then its
+// response. An error ends it. Breaking off stops listening; the protocol has
+// no way to stop the host (A2E §8.5).
+func (c *Client) Stream(ctx context.Context, m Message) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		final, err := c.exchange(ctx, m, func(m *Envelope) bool { return yield(eventOf(m), nil) })
+		switch {
+		case errors.Is(err, errStopped):
+		case err != nil:
+			yield(Event{}, err)
+		default:
+			yield(Event{Envelope: final, Data: final.Get("data"), Final: true}, nil)
+		}
+	}
+}
+
+// Send sends a message that expects no answer.
+func (c *Client) Send(ctx context.Context, m Message) error {
+	c.init()
+	line, err := m.Encode(c.Now())
+	if err != nil {
+		return err
+	}
+	l, err := c.await(ctx)
+	if err != nil {
+		return err
+	}
+	return l.send(ctx, line)
+}
+
+// Ping measures a round trip; it waits 5 s if ctx has no deadline.
+func (c *Client) Ping(ctx context.Context) (time.Duration, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+	}
+	start := time.Now()
+	_, err := c.exchange(ctx, Message{Type: "ping"}, nil)
+	return time.Since(start), err
+}
+
+// Close says shutdown, ends the connection and, if there is one, the child
+// process, and fails what is under way with [ErrClosed].
+func (c *Client) Close() error {
+	c.init()
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	l := c.link
+	c.link = nil
+	c.failAllLocked(ErrClosed)
+	c.mu.Unlock()
+	if l != nil {
+		ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)
+		if line, err := (Message{Type: "shutdown", Body: map[string]any{"timeout": 10}}).Encode(c.Now()); err == nil {
+			_ = l.send(ctx, line)
+		}
+		cancel()
+		l.close(true)
+	}
+	c.cancel()
+	return nil
+}
+
+// Tools lists the host's tools.
+func (c *Client) Tools(ctx context.Context, q ToolQuery) ([]ToolDefinition, error) {
+	if q.Tags == nil {
+		q.Tags = []string{}
+	}
+	m, err := c.Ask(ctx, Message{Type: "tool/list/req", Body: q})
+	if err != nil {
+		return nil, err
+	}
+	var out []ToolDefinition
+	if err := decodeLoose(m.Get("tools"), &out); err != nil {
+		return nil, ErrSchema.Because(err)
+	}
+	return out, nil
+}
+
+// CallTool calls a tool. The result says whether the tool succeeded; an error
+// says that there is none. onEvent, which may be nil, gets the events first.
+func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEvent func(Event)) (ToolResult, error) {
+	args, err := bodyOf(arguments)
+	if err != nil {
+		return ToolResult{}, err
+	}
+	if args == nil {
+		args = Value("{}")
+	}
+	c.init()
+	timeout := int64(60)
+	if d, ok := ctx.Deadline(); ok {
+		timeout = max(1, int64(time.Until(d)/time.Second))
+	}
+	body := appendString([]byte(`,"session_id":`), c.SessionID())
+	body = appendString(append(body, `,"tool_name":`...), name)
+	body = appendASCII(append(body, `,"arguments":`...), args)
+	body = appendString(append(body, `,"correlation_id":`...), NewID()[:8])
+	body = strconv.AppendBool(append(body, `,"streaming":`...), onEvent != nil)
+	body = strconv.AppendInt(append(body, `,"timeout":`...), timeout, 10)
+	m, err := c.exchange(ctx, Message{Type: "tool/call/req", Body: frameBody(body)}, func(m *Envelope) bool {
+		if onEvent != nil {
+			onEvent(eventOf(m))
+		}
+		return true
+	})
+	if err != nil {
+		return ToolResult{}, err
+	}
+	var res struct {
+		Success    bool    `json:"success"`
+		ToolName   string  `json:"tool_name"`
+		Data       Value   `json:"data"`
+		Summary    Value   `json:"summary"`
+		Truncated  *bool   `json:"truncated"`
+		ExitCode   *int    `json:"exit_code"`
+		Error      *string `json:"error"`
+		ErrorCode  *string `json:"error_code"`
+		DurationMS float64 `json:"duration_ms"`
+		Events     []Value `json:"events"`
+	}
+	if err := decodeLoose(m.Get("data"), &res); err != nil {
+		return ToolResult{}, ErrSchema.Because(err)
+	}
+	out := ToolResult{
+		Success: res.Success, ToolName: res.ToolName, Data: res.Data, Summary: res.Summary, ExitCode: res.ExitCode,
+		DurationMS: int64(res.DurationMS), Events: res.Events, Truncated: res.Truncated != nil && *res.Truncated,
+	}
+	if res.Error != nil {
+		out.Error = *res.Error
+	}
+	if res.ErrorCode != nil {
+		out.ErrorCode = *res.ErrorCode
+	}
+	return out, nil
+}

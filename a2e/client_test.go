@@ -1,0 +1,654 @@
+package a2e
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// The test binary is also the child process of the tests below.
+func TestMain(m *testing.M) {
+	switch os.Getenv("A2E_CHILD") {
+	case "host":
+		fmt.Println("A2E_SUBPROCESS_HOST_READY") // a banner, as hosts print
+		fmt.Print("some log line\r\n\r\n")
+		if err := testHost().ServeStdio(context.Background(), os.Stdin, os.Stdout); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "deaf": // ignores everything but SIGKILL and SIGTERM
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+func child(mode string) func() *exec.Cmd {
+	return func() *exec.Cmd {
+		cmd := exec.Command(os.Args[0], "-test.run=^$")
+		cmd.Env = append(os.Environ(), "A2E_CHILD="+mode)
+		return cmd
+	}
+}
+
+// pipeTo gives a Dial to a host in this process, and a way to break the newest
+// connection.
+func pipeTo(t testing.TB, h *Host) (dial func(context.Context) (io.ReadWriteCloser, error), cut func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		cancel()
+		_ = h.Shutdown(ctx) // at once
+	})
+	var mu sync.Mutex
+	var last net.Conn
+	return func(context.Context) (io.ReadWriteCloser, error) {
+			ours, theirs := net.Pipe()
+			mu.Lock()
+			defer mu.Unlock()
+			last = theirs
+			go func() { _ = h.ServeConn(ctx, theirs) }()
+			return ours, nil
+		}, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			_ = last.Close()
+		}
+}
+
+// exercise is what every transport must do.
+func exercise(t *testing.T, c *Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := c.Connect(ctx); err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	if !isHex32(c.SessionID()) || !slices.Contains(c.Accepted(), "tools") {
+		t.Errorf("session %q, accepted %v", c.SessionID(), c.Accepted())
+	}
+	if _, err := c.Ping(ctx); err != nil {
+		t.Errorf("ping: %v", err)
+	}
+	tools, err := c.Tools(ctx, ToolQuery{Query: "echo"})
+	if err != nil || len(tools) != 1 || tools[0].Name != "echo" {
+		t.Errorf("tools %v, %v", tools, err)
+	}
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			var kinds []EventKind
+			res, err := c.CallTool(ctx, "stream", nil, func(e Event) {
+				if e.Seq != int64(len(kinds)) {
+					t.Errorf("seq %d, want %d", e.Seq, len(kinds))
+				}
+				kinds = append(kinds, e.Kind)
+			})
+			if err != nil || !res.Success || !slices.Equal(kinds, []EventKind{KindProgress, KindLog, KindArtifact, KindStatus}) {
+				t.Errorf("%d: %v %v %v", i, kinds, res, err)
+			}
+		})
+	}
+	wg.Wait()
+	res, err := c.CallTool(ctx, "echo", map[string]any{"text": Value(`1.50`)}, nil)
+	if v, _ := res.Data.(Value); err != nil || string(v) != `{"echo":1.50}` {
+		t.Errorf("got %s, %v", res.Data, err)
+	}
+	_, err = c.CallTool(ctx, "nope", nil, nil)
+	if !errors.Is(err, ErrUnknownTool) {
+		t.Errorf("got %v", err)
+	}
+	_, err = c.Ask(ctx, Message{Type: "foo/bar/req"})
+	if !NotSupported(err) {
+		t.Errorf("got %v", err)
+	}
+	short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer stop()
+	if _, err := c.Ask(short, Message{Type: "tool/call/req", Body: Value(`{"tool_name":"slow","arguments":{"secs":0.2}}`)}); !errors.Is(err, ErrTimeout) {
+		t.Errorf("got %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Ping(ctx); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestClientTransports(t *testing.T) {
+	t.Run("pipe", func(t *testing.T) {
+		dial, _ := pipeTo(t, testHost())
+		exercise(t, &Client{Dial: dial, Token: "test-token-a", AgentID: "agent-a"})
+	})
+	t.Run("HTTP with a prefix", func(t *testing.T) {
+		h := testHost()
+		srv := httptest.NewServer(http.StripPrefix("/a2e", h))
+		defer srv.Close()
+		exercise(t, &Client{URL: srv.URL + "/a2e/", HTTP: srv.Client(), Token: "test-token-a"})
+		_ = h.Shutdown(t.Context())
+	})
+	t.Run("TCP", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, testHost(), l)
+		exercise(t, &Client{URL: "tcp://" + l.Addr().String(), Token: "test-token-a"})
+	})
+	t.Run("unix socket", func(t *testing.T) {
+		path := t.TempDir() + "/s"
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, testHost(), l)
+		exercise(t, &Client{URL: "unix://" + path, Token: "test-token-a"})
+	})
+	t.Run("TLS", func(t *testing.T) {
+		srv := httptest.NewTLSServer(nil) // for its certificate
+		defer srv.Close()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := testHost()
+		h.TLS = &tls.Config{Certificates: srv.TLS.Certificates}
+		serve(t, h, l)
+		roots := x509.NewCertPool()
+		roots.AddCert(srv.Certificate())
+		exercise(t, &Client{URL: "tls://" + l.Addr().String(), TLS: &tls.Config{RootCAs: roots, ServerName: "example.com"}, Token: "test-token-a"})
+		if err := (&Client{URL: "tls://" + l.Addr().String(), Token: "test-token-a"}).Connect(t.Context()); err == nil {
+			t.Error("an unknown certificate was accepted")
+		}
+	})
+	t.Run("A2E-102 child process behind a banner and log lines", func(t *testing.T) {
+		exercise(t, &Client{Command: child("host"), Token: "test-token-a"})
+	})
+	t.Run("A2E-102 a child that does not end is ended", func(t *testing.T) {
+		c := &Client{Command: child("deaf"), Limits: ClientLimits{Handshake: 50 * time.Millisecond, Exit: 20 * time.Millisecond, Term: 20 * time.Millisecond}}
+		if err := c.Connect(t.Context()); !errors.Is(err, ErrTimeout) {
+			t.Errorf("got %v", err)
+		}
+		_ = c.Close()
+	})
+	t.Run("strict by default: no loopback over HTTP, no unknown scheme", func(t *testing.T) {
+		srv := httptest.NewServer(testHost())
+		defer srv.Close()
+		for _, u := range []string{srv.URL, "ftp://x", "::", ""} {
+			if err := (&Client{URL: u, Token: "test-token-a"}).Connect(t.Context()); err == nil {
+				t.Errorf("%q was dialled", u)
+			}
+		}
+	})
+	t.Run("wrong token", func(t *testing.T) {
+		dial, _ := pipeTo(t, testHost())
+		err := (&Client{Dial: dial, Token: "SECRET"}).Connect(t.Context())
+		var e *Error
+		if !errors.As(err, &e) || e.Code != Unauthorized || e.Reason != "auth_failed" || strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func serve(t *testing.T, h *Host, l net.Listener) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+}
+
+func TestClientCorrelation(t *testing.T) {
+	// The vectors of correlation.json hold the rest of A2E-059 and A2E-060.
+	bubble(t, "A2E-059 every event is delivered, an unknown response type completes the call", func(t *testing.T) {
+		c := scriptedHost(t, func(id string) []string {
+			var out []string
+			for _, seq := range []int{0, 1, 1, 5} {
+				out = append(out, fmt.Sprintf(`{"type":"x/new/event","req_id":%q,"seq":%d}`, id, seq))
+			}
+			return append(out, fmt.Sprintf(`{"type":"never/heard","req_id":%q,"n":1.0}`, id), fmt.Sprintf(`{"type":"x/new/event","req_id":%q}`, id))
+		})
+		var seqs []int64
+		for e, err := range c.Stream(t.Context(), Message{Type: "x/new/req"}) {
+			switch {
+			case err != nil:
+				t.Error(err)
+			case e.Final:
+				if e.Type != "never/heard" || string(e.Get("n")) != "1.0" {
+					t.Errorf("got %s", e.Raw())
+				}
+			default:
+				seqs = append(seqs, e.Seq)
+			}
+		}
+		if !slices.Equal(seqs, []int64{0, 1, 1, 5}) {
+			t.Errorf("got %v", seqs)
+		}
+	})
+	bubble(t, "A2E-060 errors keep what they say", func(t *testing.T) {
+		c := scriptedHost(t, func(id string) []string {
+			return []string{fmt.Sprintf(`{"type":"error","req_id":%q,"code":"new_code","message":"m","detail":{"n":1.0,"reason":"r"},"retryable":true,"capability_name":"tools"}`, id)}
+		})
+		_, err := c.Ask(t.Context(), Message{Type: "ping"})
+		var e *Error
+		if !errors.As(err, &e) || e.Code != "new_code" || e.Text != "m" || !e.Retryable || string(e.Detail) != `{"n":1.0,"reason":"r"}` || e.Reason != "r" || e.Capability != "tools" {
+			t.Errorf("got %+v", err)
+		}
+	})
+	bubble(t, "three ways to say unknown type", func(t *testing.T) {
+		for _, body := range []string{`"code":"parse_error","message":"Unknown type foo"`, `"code":"unknown_type"`, `"code":"invalid_message","detail":{"reason":"unknown_type"}`} {
+			c := scriptedHost(t, func(id string) []string { return []string{fmt.Sprintf(`{"type":"error","req_id":%q,%s}`, id, body)} })
+			if _, err := c.Ask(t.Context(), Message{Type: "foo"}); !NotSupported(err) {
+				t.Errorf("%s: %v", body, err)
+			}
+		}
+	})
+	bubble(t, "a slow reader of events loses its own call only", func(t *testing.T) {
+		c := scriptedHost(t, func(id string) []string {
+			var out []string
+			for range 50 {
+				out = append(out, fmt.Sprintf(`{"type":"tool/event","req_id":%q}`, id))
+			}
+			return append(out, fmt.Sprintf(`{"type":"pong","req_id":%q}`, id))
+		})
+		c.Limits.Events = 10
+		var last error
+		for _, err := range c.Stream(t.Context(), Message{Type: "ping"}) {
+			synctest.Wait() // everything else has arrived meanwhile
+			last = err
+		}
+		if !errors.Is(last, ErrFull) {
+			t.Errorf("got %v", last)
+		}
+	})
+	bubble(t, "pushes and pings of the host", func(t *testing.T) {
+		pushed := make(chan *Envelope, 10)
+		pong := make(chan string, 1)
+		c := &Client{OnPush: func(m *Envelope) { pushed <- m }, Dial: func(context.Context) (io.ReadWriteCloser, error) {
+			ours, theirs := net.Pipe()
+			go func() {
+				r := NewReader(theirs)
+				m, err := r.ReadMessage(nil)
+				if err != nil {
+					return
+				}
+				_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q}`+"\n"+`{"type":"env/state/push","episode_id":"e","step_id":1,"event_type":"x"}`+"\n"+`{"type":"ping","id":"hp"}`+"\n", m.ID)
+				if m, err = r.ReadMessage(nil); err == nil {
+					pong <- m.Type + " " + m.ReqID
+				}
+			}()
+			return ours, nil
+		}}
+		if err := c.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if m := <-pushed; m.Type != "env/state/push" {
+			t.Errorf("got %s", m.Raw())
+		}
+		if got := <-pong; got != "pong hp" {
+			t.Errorf("got %s", got)
+		}
+		_ = c.Close()
+	})
+	bubble(t, "Push reaches agents that negotiated something", func(t *testing.T) {
+		h := testHost()
+		dial, _ := pipeTo(t, h)
+		pushed := make(chan *Envelope, 1)
+		c := &Client{Dial: dial, Token: "test-token-a", OnPush: func(m *Envelope) { pushed <- m }}
+		if err := c.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s, _ := h.Session(c.SessionID())
+		if err := s.Push(t.Context(), Message{Type: "inbox/push", Body: map[string]any{"n": 1}}); err != nil {
+			t.Fatal(err)
+		}
+		if m := <-pushed; m.Type != "inbox/push" || m.Int("n") != 1 {
+			t.Errorf("got %s", m.Raw())
+		}
+		_ = c.Close()
+		bare := connect(t, h)
+		bare.send(`{"type":"handshake/req","id":"h","auth_token":"test-token-b"}`)
+		s, _ = h.Session(bare.next().str("session_id"))
+		if err := s.Push(t.Context(), Message{Type: "inbox/push"}); err == nil {
+			t.Error("pushed to an agent that negotiated nothing")
+		}
+	})
+}
+
+func TestClientReconnects(t *testing.T) {
+	bubble(t, "a broken stream: the request goes on, is served once, and events come once", func(t *testing.T) {
+		h := testHost()
+		var served atomic.Int64
+		box := &Toolbox{}
+		box.Add(ToolDefinition{Name: "long"}, func(ctx context.Context, c *ToolCall) (any, error) {
+			served.Add(1)
+			for i := range 10 {
+				_ = c.Progress(ctx, i*10, "")
+				if err := sleep(ctx, 1); err != nil {
+					return nil, err
+				}
+			}
+			return map[string]any{"ok": true}, nil
+		})
+		h.Capabilities["tools"] = ServeTools(box)
+		dial, cut := pipeTo(t, h)
+		c := &Client{Dial: dial, Token: "test-token-a"}
+		defer func() { _ = c.Close() }()
+		go func() {
+			for range 3 {
+				_ = sleep(t.Context(), 2.5)
+				cut()
+			}
+		}()
+		var seqs []int64
+		res, err := c.CallTool(t.Context(), "long", nil, func(e Event) { seqs = append(seqs, e.Seq) })
+		if err != nil || !res.Success || served.Load() != 1 {
+			t.Errorf("%v %v, served %d", res, err, served.Load())
+		}
+		if !slices.Equal(seqs, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+			t.Errorf("events %v", seqs)
+		}
+	})
+	bubble(t, "a host that remembers nothing: the outcome is unknown, and nothing is repeated", func(t *testing.T) {
+		dials, requests := 0, 0
+		c := &Client{Dial: func(context.Context) (io.ReadWriteCloser, error) {
+			ours, theirs := net.Pipe()
+			dials++
+			go func() {
+				r := NewReader(theirs)
+				m, err := r.ReadMessage(nil)
+				if err != nil {
+					return
+				}
+				_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q,"accepted_caps":[{"capability":"tools"}]}`+"\n", m.ID)
+				if _, err = r.ReadMessage(nil); err == nil {
+					requests++
+				}
+				_ = theirs.Close()
+			}()
+			return ours, nil
+		}}
+		defer func() { _ = c.Close() }()
+		if _, err := c.CallTool(t.Context(), "x", nil, nil); !errors.Is(err, ErrOutcomeUnknown) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := c.CallTool(t.Context(), "x", nil, nil); !errors.Is(err, ErrOutcomeUnknown) { // on a new connection
+			t.Errorf("got %v", err)
+		}
+		synctest.Wait()
+		if requests != 2 || dials != 2 {
+			t.Errorf("%d requests over %d connections", requests, dials)
+		}
+	})
+	bubble(t, "the host forgot the session: the outcome is unknown", func(t *testing.T) {
+		first, second := testHost(), testHost()
+		dial1, cut := pipeTo(t, first)
+		dial2, _ := pipeTo(t, second)
+		n := 0
+		c := &Client{Token: "test-token-a", Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+			if n++; n == 1 {
+				return dial1(ctx)
+			}
+			return dial2(ctx)
+		}}
+		defer func() { _ = c.Close() }()
+		go func() {
+			_ = sleep(t.Context(), 1)
+			cut()
+		}()
+		if _, err := c.CallTool(t.Context(), "slow", map[string]any{"secs": 5}, nil); !errors.Is(err, ErrOutcomeUnknown) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := c.Ping(t.Context()); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+	bubble(t, "a store resumes the session at another host", func(t *testing.T) {
+		shared := &testStore{}
+		var served atomic.Int64
+		makeHost := func() *Host {
+			h := testHost()
+			h.Store = &testStoreView{testStore: shared}
+			h.Memory = shared
+			box := &Toolbox{}
+			box.Add(ToolDefinition{Name: "once"}, func(ctx context.Context, c *ToolCall) (any, error) {
+				served.Add(1)
+				return map[string]any{"ok": true}, sleep(ctx, 2)
+			})
+			h.Capabilities["tools"] = ServeTools(box)
+			return h
+		}
+		first, second := makeHost(), makeHost()
+		dial1, cut := pipeTo(t, first)
+		dial2, _ := pipeTo(t, second)
+		n := 0
+		c := &Client{Token: "test-token-a", Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+			if n++; n == 1 {
+				return dial1(ctx)
+			}
+			_ = sleep(ctx, 5) // the answer is in the store by now
+			return dial2(ctx)
+		}}
+		defer func() { _ = c.Close() }()
+		go func() {
+			_ = sleep(t.Context(), 1)
+			cut()
+		}()
+		res, err := c.CallTool(t.Context(), "once", nil, nil)
+		if err != nil || !res.Success || served.Load() != 1 {
+			t.Errorf("%+v, %v, served %d", res, err, served.Load())
+		}
+		// The first host's epoch is over: what it appends is refused, and it lets go.
+		s, ok := first.Session(c.SessionID())
+		if ok {
+			_ = s.send([]byte(`{}`))
+			if state, _ := s.State(); state != StateClosed {
+				t.Errorf("the first host holds on: %v", state)
+			}
+		}
+	})
+	t.Run("HTTP: a stream that breaks, over and over", func(t *testing.T) {
+		h := testHost()
+		var cut atomic.Pointer[context.CancelFunc]
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/stream" {
+				ctx, cancel := context.WithCancel(r.Context())
+				cut.Store(&cancel)
+				defer cancel()
+				r = r.WithContext(ctx)
+			}
+			h.ServeHTTP(w, r)
+		}))
+		defer srv.Close()
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		for i := range 30 {
+			res, err := c.CallTool(t.Context(), "counter", nil, func(Event) {})
+			if v, _ := res.Data.(Value); err != nil || string(v) != fmt.Sprintf(`{"count":%d}`, i+1) {
+				t.Fatalf("%d: %s, %v", i, res.Data, err)
+			}
+			if i%3 == 0 {
+				(*cut.Load())()
+			}
+		}
+		_ = c.Close()
+		_ = h.Shutdown(t.Context())
+	})
+}
+
+// testStore is a [Store] and [Memory] that hosts share, each through a view of
+// its own; who loaded a session last owns it.
+type testStore struct {
+	mu    sync.Mutex
+	rec   map[string]*SessionRecord
+	owner map[string]*testStoreView
+	seen  map[string]bool
+}
+
+type testStoreView struct{ *testStore }
+
+var errFenced = errors.New("owned by another host")
+
+func (s *testStoreView) Open(_ context.Context, r SessionRecord) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rec == nil {
+		s.rec, s.owner = map[string]*SessionRecord{}, map[string]*testStoreView{}
+	}
+	if s.owner[r.ID] == nil {
+		s.owner[r.ID] = s
+	}
+	if s.owner[r.ID] != s {
+		return errFenced
+	}
+	if old := s.rec[r.ID]; old != nil {
+		r.Undelivered = old.Undelivered
+	}
+	s.rec[r.ID] = &r
+	return nil
+}
+
+func (s *testStoreView) Append(_ context.Context, id string, seq uint64, line []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.rec[id]
+	if r == nil || s.owner[id] != s || seq != r.LastSeq+1 {
+		return errFenced
+	}
+	r.LastSeq = seq
+	r.Undelivered = append(r.Undelivered, StoredFrame{seq, line})
+	return nil
+}
+
+func (s *testStoreView) Delivered(_ context.Context, id string, seq uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.rec[id]; r != nil {
+		r.Undelivered = slices.DeleteFunc(r.Undelivered, func(f StoredFrame) bool { return f.Seq <= seq })
+	}
+	return nil
+}
+
+func (s *testStoreView) Load(_ context.Context, id string) (SessionRecord, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.rec[id]; r != nil {
+		s.owner[id] = s
+		return *r, true, nil
+	}
+	return SessionRecord{}, false, nil
+}
+
+func (s *testStoreView) Close(_ context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.owner[id] != s {
+		return errFenced
+	}
+	delete(s.rec, id)
+	return nil
+}
+
+func (s *testStore) Seen(_ context.Context, key string, _ time.Time) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seen == nil {
+		s.seen = map[string]bool{}
+	}
+	if s.seen[key] {
+		return false, nil
+	}
+	s.seen[key] = true
+	return true, nil
+}
+
+// A2E-049: what an unmodified SDK agent does, byte for byte where it matters: a
+// session without headers, the stream and the handshake at the same time, GET
+// with a Content-Type, its default capabilities, no Last-Event-ID, and a
+// shutdown after which it waits for the end of the stream. The same lines over
+// stdio.
+func TestSDKAgent(t *testing.T) {
+	lines := []string{
+		`{"type":"handshake/req","id":"11111111111111111111111111111111","version":"1.0","ts":1716123456.789,"agent_id":"3f9a01bc","agent_caps":["streaming","artifacts"],"auth_token":"test-token-a"}`,
+		`{"type":"tool/call/req","id":"44444444444444444444444444444444","version":"1.0","ts":1795180317.5699654,"session_id":"33333333333333333333333333333333","tool_name":"stream","arguments":{},"correlation_id":"5f5f5f5f","streaming":true,"timeout":60}`,
+	}
+	bye := `{"type":"shutdown","id":"88888888888888888888888888888888","version":"1.0","ts":1716123460.0,"timeout":10}`
+	want := []string{"handshake/resp", "tool/event", "tool/event", "tool/event", "tool/event", "tool/call/resp"}
+	t.Run("A2E-049 HTTP", func(t *testing.T) {
+		srv := httptest.NewServer(testHost())
+		defer srv.Close()
+		do := func(method, path, session, body string) *http.Response {
+			req, err := http.NewRequest(method, srv.URL+path, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if session != "" {
+				req.Header.Set("X-Session-Id", session)
+				req.Header.Set("Accept", "text/event-stream")
+				req.Header.Set("Content-Type", "text/plain")
+			}
+			req.Header.Set("Accept-Encoding", "gzip, deflate")
+			resp, err := srv.Client().Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp
+		}
+		resp := do("POST", "/session", "", "")
+		b, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		session := parseFrame(t, b).str("session_id")
+		stream := do("GET", "/stream", session, "")
+		if stream.Header.Get("Content-Encoding") != "" || !slices.Equal(stream.TransferEncoding, []string{"chunked"}) {
+			t.Errorf("stream is %v, %v", stream.Header, stream.TransferEncoding)
+		}
+		for _, line := range append(lines, bye) {
+			if resp := do("POST", "/send", session, line); resp.StatusCode != 200 {
+				t.Errorf("send: %d", resp.StatusCode)
+			}
+		}
+		body, err := io.ReadAll(stream.Body) // ends by itself, and in order
+		if err != nil {
+			t.Errorf("stream: %v", err)
+		}
+		var got []string
+		for _, f := range sseFrames(t, streamed{stream.Header.Get("Content-Type"), body}) {
+			got = append(got, f.str("type"))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v", got)
+		}
+		if resp := do("GET", "/stream", session, ""); resp.StatusCode != 404 {
+			t.Errorf("again: %d", resp.StatusCode)
+		}
+	})
+	t.Run("A2E-049 stdio", func(t *testing.T) {
+		var out strings.Builder
+		if err := testHost().ServeStdio(t.Context(), strings.NewReader(strings.Join(append(lines, bye), "\n")+"\n"), &out); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			got = append(got, parseFrame(t, []byte(line)).str("type"))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v", got)
+		}
+	})
+}

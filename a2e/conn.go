@@ -1,0 +1,243 @@
+package a2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// ServeConn serves one agent on a byte stream: TCP, a unix socket, any pipe.
+// It returns when the stream ends, after a shutdown, or soon after ctx ends,
+// and closes conn. A session whose connection broke stays for [Limits.Idle], so
+// that the agent may resume it. nil means an orderly end.
+func (h *Host) ServeConn(ctx context.Context, conn io.ReadWriteCloser) error {
+	remote := ""
+	if c, ok := conn.(net.Conn); ok && c.RemoteAddr() != nil {
+		remote = remoteOf(c.RemoteAddr().String())
+	}
+	return h.serveStream(ctx, conn, conn, conn.Close, remote, transportConn)
+}
+
+// ServeStdio serves one agent on a pair of pipes, as the child process of that
+// agent (A2E §7.2): pass os.Stdin and os.Stdout, and keep stderr nearly silent,
+// because agents do not read it. It returns within 3 s of the end of input; the
+// session ends with it.
+func (h *Host) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
+	closeIn := func() error {
+		if c, ok := in.(io.Closer); ok {
+			return c.Close()
+		}
+		return nil
+	}
+	return h.serveStream(ctx, in, out, closeIn, "stdio", transportStdio)
+}
+
+func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, hangup func() error, remote string, kind transportKind) error {
+	s, err := h.open(remote, kind)
+	if err != nil {
+		_ = hangup()
+		return err
+	}
+	// What is at work goes on for a while after ctx has ended.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	w := &connWriter{h: h, out: out, broken: make(chan struct{})}
+	if err := w.follow(run, s, nil); err != nil {
+		_ = hangup()
+		return err
+	}
+	read := make(chan error, 1)
+	go func() { read <- h.readLines(run, in, w) }()
+
+	var end error
+	select {
+	case end = <-read: // end of input
+		w.session().hangUp(ctx, h.limits.Hangup, w.broken)
+	case <-w.broken: // the writer failed, or its session is closed and written
+	case <-ctx.Done():
+		s := w.session()
+		s.drain(h.limits.Drain, h.Store != nil)
+		select {
+		case <-w.broken:
+		case <-s.done:
+		case end = <-read:
+			s.hangUp(run, h.limits.Hangup, w.broken)
+		}
+	}
+	cancel()
+	_ = hangup()
+	s = w.stop()
+	if state, _ := s.State(); kind == transportStdio || state == StateConnected {
+		s.close(ErrClosed)
+	}
+	if errors.Is(end, io.EOF) || errors.Is(end, net.ErrClosed) || errors.Is(end, io.ErrClosedPipe) || errors.Is(end, ErrClosed) {
+		end = nil
+	}
+	return end
+}
+
+// readLines feeds lines to the session.
+func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error {
+	r := NewReader(in)
+	faults := 0
+	for {
+		s := w.session()
+		r.Limit = s.frameLimit()
+		line, last, err := r.Next()
+		if err == nil || errors.Is(err, ErrTooLarge) {
+			if err := s.waitRoom(ctx); err != nil {
+				return err
+			}
+		}
+		switch {
+		case err == nil:
+			resumed, greeting := s.receive(bytes.Clone(line), last)
+			if resumed == nil {
+				continue
+			}
+			s.hangUp(ctx, h.limits.Hangup, w.broken) // what it still owes goes first
+			if err := w.follow(ctx, resumed, greeting); err != nil {
+				return err
+			}
+			s.close(ErrClosed)
+		case errors.Is(err, ErrTooLarge):
+			s.refuse(nil, r.Limit+1, ErrTooLarge)
+			if faults++; faults >= h.limits.FrameFaults {
+				s.drain(h.limits.Hangup, false)
+				return nil
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// hangUp waits, after the end of input, until requests at work are answered and
+// written, at most for d.
+func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		quiet := s.state == StateClosed || len(s.inflight) == 0 && s.out.len() == 0
+		room := s.out.whenRoom()
+		s.mu.Unlock()
+		if quiet {
+			return
+		}
+		select {
+		case <-room:
+		case <-s.done:
+			return
+		case <-broken:
+			return
+		case <-t.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// connWriter writes the frames of one session at a time: one line, one write.
+type connWriter struct {
+	h      *Host
+	out    io.Writer
+	broken chan struct{} // closed when there is nothing more to write, or no way
+
+	mu     sync.Mutex
+	s      *Session
+	st     *stream
+	cancel context.CancelFunc
+	ended  chan struct{}
+	closed bool
+}
+
+func (w *connWriter) session() *Session {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.s
+}
+
+// follow ends writing for the session before, between two lines, and begins
+// with s.
+func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
+	if w.cancel != nil {
+		w.cancel()
+		<-w.ended
+		w.s.detach(w.st)
+	}
+	w.s, w.st = s, newStream()
+	if err := s.attach(w.st, greeting); err != nil {
+		return err
+	}
+	ctx, w.cancel = context.WithCancel(ctx)
+	w.ended = make(chan struct{})
+	go w.run(ctx, s, w.st, w.ended)
+	return nil
+}
+
+// stop ends writing for good, even in the middle of a line.
+func (w *connWriter) stop() *Session {
+	if d, ok := w.out.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		_ = d.SetWriteDeadline(time.Now())
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.cancel()
+	t := time.NewTimer(w.h.limits.Hangup)
+	defer t.Stop()
+	select {
+	case <-w.ended:
+	case <-t.C: // a pipe whose reader sleeps, and that has no deadline
+	}
+	w.s.detach(w.st)
+	return w.s
+}
+
+func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan struct{}) {
+	defer close(ended)
+	deadline, _ := w.out.(interface{ SetWriteDeadline(time.Time) error })
+	fail := func() {
+		if ctx.Err() == nil { // not stopped from here
+			close(w.broken)
+		}
+	}
+	var batch [16]outFrame
+	var line []byte
+	for {
+		n, err := s.next(ctx, st, batch[:], nil)
+		if err != nil {
+			fail()
+			return
+		}
+		for i := range n {
+			if ctx.Err() != nil {
+				return
+			}
+			line = append(append(line[:0], batch[i].line...), '\n')
+			if deadline != nil {
+				_ = deadline.SetWriteDeadline(time.Now().Add(w.h.limits.Write))
+			}
+			if _, err := w.out.Write(line); err != nil {
+				fail()
+				return
+			}
+			s.wrote(st, batch[i:i+1])
+			batch[i] = outFrame{}
+		}
+		if cap(line) > 4*minBuffer {
+			line = nil
+		}
+	}
+}

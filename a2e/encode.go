@@ -1,0 +1,314 @@
+package a2e
+
+import (
+	"crypto/rand"
+	"strconv"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// NewID makes a message id: 32 lower-case hex digits, 128 random bits of which
+// six spell UUID version 4 (A2E §2.2).
+func NewID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	var out [32]byte
+	for i, c := range b {
+		out[2*i], out[2*i+1] = lowerHex[c>>4], lowerHex[c&15]
+	}
+	return string(out[:])
+}
+
+// Message is one message to send. Body holds the members besides the base
+// members: a struct or map that encodes as a JSON object, a [Value], or
+// nil. Id and time are added.
+type Message struct {
+	Type string
+	ID   string // generated when empty
+	Body any
+}
+
+// Encode writes m as one line without its end: compact, ASCII only, both
+// version keys, plain decimal time (A2E §2.2). A body that is no JSON object
+// is an error.
+func (m Message) Encode(now time.Time) ([]byte, error) {
+	if m.ID == "" {
+		m.ID = NewID()
+	}
+	if own, ok := m.Body.(frameBody); ok {
+		return append(append(appendHead(nil, m.Type, m.ID, now), own...), '}'), nil
+	}
+	body, err := bodyOf(m.Body)
+	if err != nil {
+		return nil, err
+	}
+	return appendFrame(nil, m.Type, m.ID, now, body), nil
+}
+
+// frameBody is a body that was written as it goes out, each member after a
+// comma: correct by construction.
+type frameBody []byte
+
+// bodyOf gives a checked object for anything that encodes as one.
+func bodyOf(v any) (Value, error) {
+	var b []byte
+	switch x := v.(type) {
+	case nil:
+		return nil, nil
+	case Value:
+		b = x
+	case []byte:
+		b = x
+	default:
+		var err error
+		if b, err = jsonx.Encode(v); err != nil {
+			return nil, ErrInvalid.Because(err)
+		}
+	}
+	if len(b) == 0 {
+		return nil, nil
+	}
+	object, fault := scanObject(b, DefaultMaxDepth, nil)
+	if fault != "" || !object {
+		e := *ErrInvalid
+		e.Text, e.Reason = "the body is not a JSON object", fault
+		return nil, &e
+	}
+	return b, nil
+}
+
+// appendTime writes seconds since 1970 in plain decimal with microseconds.
+func appendTime(dst []byte, t time.Time) []byte {
+	us := t.UnixMicro()
+	if us < 0 {
+		us = 0
+	}
+	dst = strconv.AppendInt(dst, us/1e6, 10)
+	dst = append(dst, '.')
+	frac := us % 1e6
+	for unit := int64(1e5); unit > 0; unit /= 10 {
+		dst = append(dst, byte('0'+frac/unit%10))
+	}
+	return dst
+}
+
+// appendHead opens a frame with the base members.
+func appendHead(dst []byte, typ, id string, now time.Time) []byte {
+	dst = append(dst, `{"a2e":"1.0","type":`...)
+	dst = appendString(dst, typ)
+	dst = append(dst, `,"id":`...)
+	dst = appendString(dst, id)
+	dst = append(dst, `,"version":"1.0","ts":`...)
+	return appendTime(dst, now)
+}
+
+// appendFrame writes a whole frame around a body that has been checked. Base
+// members inside the body are passed over: they are the frame's own.
+func appendFrame(dst []byte, typ, id string, now time.Time, body []byte) []byte {
+	dst = appendHead(dst, typ, id, now)
+	if len(body) > 0 {
+		dst = appendMembers(dst, body, func(name string) bool {
+			switch name {
+			case "a2e", "version", "scp", "id", "type", "ts":
+				return false
+			}
+			return true
+		})
+	}
+	return append(dst, '}')
+}
+
+// appendMembers writes the members of an object, each after a comma.
+func appendMembers(dst, object []byte, keep func(name string) bool) []byte {
+	for _, m := range members(object) {
+		name, _ := unquote(m.name.of(object))
+		if !keep(name) {
+			continue
+		}
+		dst = append(dst, ',')
+		dst = appendString(dst, name)
+		dst = append(dst, ':')
+		dst = appendASCII(dst, m.value.of(object))
+	}
+	return dst
+}
+
+// appendError writes an error frame with all six members (A2E-072).
+func appendError(dst []byte, e *Error, id string, now time.Time) []byte {
+	dst = appendHead(dst, "error", id, now)
+	dst = append(dst, `,"req_id":`...)
+	dst = appendString(dst, e.ReqID)
+	dst = append(dst, `,"code":`...)
+	dst = appendString(dst, string(e.Code))
+	dst = append(dst, `,"message":`...)
+	dst = appendString(dst, clip(e.Text, maxText))
+	dst = append(dst, `,"detail":`...)
+	dst = appendDetail(dst, e)
+	dst = append(dst, `,"retryable":`...)
+	dst = strconv.AppendBool(dst, e.Retryable)
+	dst = append(dst, `,"capability_name":`...)
+	dst = appendString(dst, e.Capability)
+	return append(dst, '}')
+}
+
+// appendDetail writes the detail: always an object, with the reason unless the
+// detail itself has one.
+func appendDetail(dst []byte, e *Error) []byte {
+	detail := e.Detail
+	if object, fault := scanObject(detail, DefaultMaxDepth, nil); fault != "" || !object {
+		detail = Value("{}")
+	}
+	dst = append(dst, '{')
+	first := true
+	if e.Reason != "" {
+		dst = append(dst, `"reason":`...)
+		dst = appendString(dst, e.Reason)
+		first = false
+	}
+	for _, m := range members(detail) {
+		name, _ := unquote(m.name.of(detail))
+		if name == "reason" && e.Reason != "" {
+			continue
+		}
+		if !first {
+			dst = append(dst, ',')
+		}
+		first = false
+		dst = appendString(dst, name)
+		dst = append(dst, ':')
+		dst = appendASCII(dst, m.value.of(detail))
+	}
+	return append(dst, '}')
+}
+
+// Complete writes the message anew as this package would send it: base members
+// first (in the version of the message), then every member of its type in the order of the table, defaults
+// filled in (also in nested objects), then the members that the type does not
+// know. Numbers keep their literals. The message must have passed
+// [Envelope.Check].
+func (m *Envelope) Complete(now time.Time) []byte {
+	dst := appendString([]byte(`{"a2e":`), m.Version)
+	dst = appendString(append(dst, `,"type":`...), m.Type)
+	if m.typ == nil || !m.typ.Bare {
+		dst = append(dst, `,"id":`...)
+		dst = appendString(dst, m.ID)
+		dst = append(dst, `,"version":`...)
+		dst = appendString(dst, m.Version)
+		dst = append(dst, `,"ts":`...)
+		if v := m.baseValue(baseTS); v != nil {
+			dst = append(dst, v...)
+		} else {
+			dst = appendTime(dst, now)
+		}
+	}
+	var fields []Field
+	if m.typ != nil {
+		fields = m.typ.Fields
+	}
+	dst = appendFields(dst, m.raw, m.ms, fields, now, func(name string) bool {
+		switch name {
+		case "a2e", "version", "id", "type", "ts":
+			return false
+		}
+		return true
+	})
+	return append(dst, '}')
+}
+
+func appendFields(dst, raw []byte, ms []member, fields []Field, now time.Time, keep func(string) bool) []byte {
+	at := make([]int32, len(fields))
+	match(raw, ms, fields, at)
+	for i := range fields {
+		f := &fields[i]
+		dst = append(dst, ',')
+		dst = appendString(dst, f.Name)
+		dst = append(dst, ':')
+		if at[i] != 0 {
+			dst = appendShape(dst, ms[at[i]-1].value.of(raw), &f.Shape, now)
+		} else {
+			dst = appendDefault(dst, f.Default, now)
+		}
+	}
+	known := make(map[string]bool, len(ms))
+	for i := range fields {
+		known[fields[i].Name] = true
+	}
+	for i := len(ms) - 1; i >= 0; i-- { // the last of equal names
+		name, _ := unquote(ms[i].name.of(raw))
+		if known[name] || !keep(name) {
+			continue
+		}
+		known[name] = true
+		dst = append(dst, ',')
+		dst = appendString(dst, name)
+		dst = append(dst, ':')
+		dst = appendASCII(dst, ms[i].value.of(raw))
+	}
+	return dst
+}
+
+func appendShape(dst, v []byte, s *Shape, now time.Time) []byte {
+	switch {
+	case s.also != "" && string(v) == s.also:
+		return append(dst, "null"...)
+	case s.Kind == Object && len(s.Model) > 0 && v[0] == '{':
+		n := len(dst)
+		dst = appendFields(dst, v, members(v), s.Model, now, func(string) bool { return true })
+		if len(dst) == n {
+			return append(dst, '{', '}')
+		}
+		dst[n] = '{' // in place of the first comma
+		return append(dst, '}')
+	case s.Kind == Array && v[0] == '[':
+		dst = append(dst, '[')
+		elements(v, func(i int, e []byte) bool {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendShape(dst, e, s.Elem, now)
+			return true
+		})
+		return append(dst, ']')
+	case s.Kind == Map && v[0] == '{':
+		dst = append(dst, '{')
+		for i, m := range members(v) {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(dst, '"')
+			dst = appendASCII(dst, m.name.of(v))
+			dst = append(dst, '"', ':')
+			dst = appendShape(dst, m.value.of(v), s.Elem, now)
+		}
+		return append(dst, '}')
+	}
+	return appendASCII(dst, v)
+}
+
+func appendDefault(dst []byte, def string, now time.Time) []byte {
+	switch def {
+	case "":
+		return append(dst, "null"...)
+	case "now":
+		return appendTime(dst, now)
+	case "hex32":
+		return appendString(dst, NewID())
+	case "hex8":
+		return appendString(dst, NewID()[:8])
+	case "uuid":
+		id := NewID()
+		return appendString(dst, id[:8]+"-"+id[8:12]+"-"+id[12:16]+"-"+id[16:20]+"-"+id[20:])
+	case "feedback":
+		return appendString(dst, "b_"+strconv.FormatInt(now.UnixNano(), 10))
+	}
+	return append(dst, def...)
+}
+
+// encodeJSON is jsonx.Encode; what it gives is valid by construction.
+func encodeJSON(v any) (Value, error) {
+	b, err := jsonx.Encode(v)
+	return Value(b), err
+}

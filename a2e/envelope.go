@@ -1,0 +1,439 @@
+package a2e
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Value is one JSON value as it was written: numbers keep their literals. A
+// nil Value is an absent member.
+type Value = jsonx.Value
+
+// Version is what this package writes; it accepts every 1.x (A2E §2.2).
+const Version = "1.0"
+
+// Bounds of base members (A2E §2.3, §5.2).
+const (
+	maxID   = 256 // characters
+	maxType = 128 // of an unknown type, when it is echoed
+)
+
+// Defaults of the decoder (A2E §2.1, §12).
+const (
+	DefaultMaxFrame = 4 << 20  // bytes of one line
+	HardMaxFrame    = 16 << 20 // beyond which no configuration goes
+	DefaultMaxDepth = 128      // levels of nesting
+)
+
+// Envelope is one message as it was received: its exact bytes, its base
+// members, and access to all others. A type that the registry does not know
+// is kept whole as a generic message (A2E §9). An Envelope is not changed
+// after it was decoded, so that goroutines may share it.
+type Envelope struct {
+	Type    string
+	ID      string // generated when the sender gave none
+	ReqID   string // the id of the request that this is about; may be empty
+	Version string // as the version rule of A2E §2.2 settles it
+	Class   Class
+
+	typ     *Type // nil when the type is unknown
+	raw     []byte
+	ms      []member
+	base    [baseCount]int32 // number of the member plus one
+	inline  [14]member
+	checked bool // Check found nothing
+}
+
+const (
+	baseA2E = iota
+	baseVersion
+	baseSCP
+	baseID
+	baseType
+	baseTS
+	baseReqID
+	baseCount
+)
+
+// Decode reads one message with all types of A2E §6 and the default limits.
+// It checks everything but the type's own schema, which [Envelope.Check]
+// does: a host must tell an unknown or forbidden type from a malformed one.
+func Decode(line []byte) (*Envelope, error) { return builtin().Decode(line) }
+
+// Decode is the function [Decode] with the types of r.
+func (r *Registry) Decode(line []byte) (*Envelope, error) {
+	if len(line) > DefaultMaxFrame {
+		return nil, ErrTooLarge
+	}
+	m, err := r.decode(bytes.Clone(line), DefaultMaxDepth)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// decode takes over line. With an error it still gives what could be read, as
+// soon as the line is an object, so that the caller can tell a request, which
+// is answered, from a response or event, which is not (A2E §5.2).
+func (r *Registry) decode(line []byte, depth int) (*Envelope, *Error) {
+	m := &Envelope{raw: line}
+	m.ms = m.inline[:0]
+	object, fault := scanObject(line, depth, &m.ms)
+	if fault != "" {
+		e := *ErrParse
+		e.Reason = fault
+		return nil, &e
+	}
+	if !object {
+		e := *ErrParse
+		e.Reason = "not_an_object"
+		return nil, &e
+	}
+	m.index()
+	return m, m.settle(r)
+}
+
+// index finds the base members; the last of several equal names counts
+// (A2E-029).
+func (m *Envelope) index() {
+	for i := range m.ms {
+		name := m.ms[i].name.of(m.raw)
+		if m.ms[i].escaped {
+			s, _ := unquote(name)
+			name = []byte(s)
+		}
+		at := int32(i + 1)
+		switch string(name) {
+		case "a2e":
+			m.base[baseA2E] = at
+		case "version":
+			m.base[baseVersion] = at
+		case "scp":
+			m.base[baseSCP] = at
+		case "id":
+			m.base[baseID] = at
+		case "type":
+			m.base[baseType] = at
+		case "ts":
+			m.base[baseTS] = at
+		case "req_id":
+			m.base[baseReqID] = at
+		}
+	}
+}
+
+func (m *Envelope) baseValue(which int) []byte {
+	at := m.base[which]
+	if at == 0 {
+		return nil
+	}
+	return m.ms[at-1].value.of(m.raw)
+}
+
+// text gives a base member that is a string free of lone surrogates.
+func (m *Envelope) text(which int) (s string, ok bool) {
+	v := m.baseValue(which)
+	if len(v) == 0 || v[0] != '"' {
+		return "", false
+	}
+	s, lone := unquote(v[1 : len(v)-1])
+	return s, !lone
+}
+
+// settle is steps 5 to 7 of A2E §5.2, after finding out what kind of message
+// this is, for which even a malformed one is judged by type and req_id.
+func (m *Envelope) settle(r *Registry) *Error {
+	var typeOK bool
+	if v := m.baseValue(baseType); len(v) > 1 && v[0] == '"' {
+		name := v[1 : len(v)-1]
+		if all := r.types.Load(); all != nil {
+			if t, ok := (*all)[string(name)]; ok { // no allocation
+				m.typ, m.Type = t, t.Name
+			}
+		}
+		if m.typ == nil {
+			m.Type, _ = m.text(baseType)
+			m.typ, _ = r.Lookup(m.Type)
+		}
+		typeOK = m.Type != ""
+	}
+	m.ReqID, _ = m.text(baseReqID)
+	switch {
+	case m.typ == nil:
+		m.Class = ClassOf(m.Type, m.ReqID != "")
+	case m.typ.Name == "mcp/sample/req" && m.ReqID != "":
+		m.Class = ClassResponse // the reference's answer has the type of the request (A2E §6.16)
+	case m.typ.Name == "env/plan/resp" && m.ReqID == "" && (m.member("episode_id") != nil || m.member("state") != nil):
+		if t, ok := r.Lookup("env/plan/req"); ok { // and here the other way round
+			m.typ, m.Type, m.Class = t, t.Name, ClassRequest
+		}
+	default:
+		m.Class = m.typ.Class
+	}
+
+	if m.base[baseID] != 0 {
+		id, ok := m.text(baseID)
+		if !ok || utf8.RuneCountInString(id) > maxID {
+			e := *ErrSchema
+			e.Reason = "id"
+			d := []byte(`{"errors":[{"path":"id","reason":"string_type"}]`)
+			if v := m.baseValue(baseID); isNumber(v[0]) && len(v) <= 64 {
+				d = append(append(d, `,"id":`...), v...)
+			}
+			e.Detail = append(d, '}')
+			return &e
+		}
+		m.ID = id
+	}
+	if m.ID == "" && (m.typ == nil || !m.typ.Bare) {
+		m.ID = NewID()
+	}
+	if !typeOK {
+		e := ErrInvalid.about(m.ID)
+		e.Reason = "type"
+		return e
+	}
+	return m.settleVersion()
+}
+
+// settleVersion is the version rule of A2E §2.2: a2e, else version, else scp,
+// else 1.0; two that differ are a mismatch.
+func (m *Envelope) settleVersion() *Error {
+	m.Version = Version
+	if m.base[baseA2E] == 0 && m.base[baseVersion] == 0 && m.base[baseSCP] == 0 {
+		return nil
+	}
+	var seen string
+	for _, which := range [...]int{baseA2E, baseVersion, baseSCP} {
+		v := m.baseValue(which)
+		if v == nil || which == baseSCP && (seen != "" || v[0] != '"') {
+			continue
+		}
+		s, ok := m.text(which)
+		if !ok {
+			e := ErrSchema.about(m.ID)
+			e.Detail = faultDetail([]SchemaFault{{Path: [...]string{"a2e", "version"}[which], Reason: "string_type"}})
+			return e
+		}
+		if seen != "" && s != seen || !acceptedVersion(s) {
+			return ErrVersion.about(m.ID)
+		}
+		seen = s
+	}
+	if seen != "" {
+		m.Version = seen
+	}
+	return nil
+}
+
+// acceptedVersion: ^1(\.[0-9]+)?$
+func acceptedVersion(s string) bool {
+	if s == "1.0" || s == "1" {
+		return true
+	}
+	minor, ok := strings.CutPrefix(s, "1.")
+	if !ok || minor == "" || len(minor) > 8 {
+		return false
+	}
+	for i := 0; i < len(minor); i++ {
+		if minor[i] < '0' || minor[i] > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// Raw gives the message exactly as it was received, without the line end. The
+// caller must not change it.
+func (m *Envelope) Raw() []byte { return m.raw }
+
+// Known reports whether the registry knows the type.
+func (m *Envelope) Known() bool { return m.typ != nil }
+
+// Capability is the namespace that the type belongs to; empty for the core and
+// for unknown types.
+func (m *Envelope) Capability() string {
+	if m.typ == nil {
+		return ""
+	}
+	return m.typ.Capability
+}
+
+// Check compares the message with the schema of its type: an [*Error]
+// schema_violation whose detail lists path and reason of each fault, or nil. A
+// type that the registry does not know has only the base members to check.
+func (m *Envelope) Check() error {
+	if e := m.check(); e != nil {
+		return e
+	}
+	return nil
+}
+
+func (m *Envelope) check() *Error {
+	if m.checked {
+		return nil
+	}
+	var c checker
+	if v := m.baseValue(baseTS); v != nil && !isNumber(v[0]) {
+		reason := "float_type"
+		if v[0] == '"' {
+			reason = "float_parsing"
+		}
+		c.add("ts", reason)
+	}
+	if m.typ != nil {
+		c.checkFields(m.raw, m.ms, m.typ.Fields, "")
+	}
+	if len(c.faults) == 0 {
+		return nil
+	}
+	e := ErrSchema.about(m.ID)
+	e.Detail = faultDetail(c.faults)
+	return e
+}
+
+func faultDetail(faults []SchemaFault) Value {
+	v, _ := jsonx.Encode(map[string]any{"errors": faults})
+	return appendASCII(nil, v)
+}
+
+// member gives the value of a member as it was sent, nil if it was not.
+func (m *Envelope) member(name string) []byte {
+	for i := len(m.ms) - 1; i >= 0; i-- {
+		if m.ms[i].escaped {
+			if s, _ := unquote(m.ms[i].name.of(m.raw)); s != name {
+				continue
+			}
+		} else if string(m.ms[i].name.of(m.raw)) != name {
+			continue
+		}
+		return m.ms[i].value.of(m.raw)
+	}
+	return nil
+}
+
+// Get gives the value of a member as it was sent, numbers with their
+// literals, or else the default of its type; nil if there is neither. The
+// caller must not change it.
+func (m *Envelope) Get(name string) Value {
+	if v := m.member(name); v != nil {
+		return v
+	}
+	if f := m.typ.field(name); f != nil {
+		switch f.Default {
+		case "now", "hex32", "hex8", "uuid", "feedback":
+		default:
+			if f.Default != "" {
+				return Value(f.Default)
+			}
+		}
+	}
+	return nil
+}
+
+// Str gives a string member, or else its default, or else "". A lone
+// surrogate in it becomes U+FFFD.
+func (m *Envelope) Str(name string) string {
+	v := m.Get(name)
+	if len(v) < 2 || v[0] != '"' {
+		return ""
+	}
+	s, _ := unquote(v[1 : len(v)-1])
+	return s
+}
+
+// Int gives an integer member (also one written 30.0), or else its default,
+// or else 0. What exceeds 64 bits is given as the nearest that fits.
+func (m *Envelope) Int(name string) int64 { return intOf(m.Get(name)) }
+
+// Bool gives a boolean member, or else its default, or else false.
+func (m *Envelope) Bool(name string) bool { return string(m.Get(name)) == "true" }
+
+// Float gives a number member, or else its default, or else 0. It loses what
+// a float64 cannot hold; [Envelope.Get] does not.
+func (m *Envelope) Float(name string) float64 {
+	v := m.Get(name)
+	if len(v) == 0 || !isNumber(v[0]) {
+		return 0
+	}
+	f, _ := strconv.ParseFloat(string(v), 64)
+	return f
+}
+
+// Strings gives a member that is an array of strings, or else its default.
+func (m *Envelope) Strings(name string) []string {
+	v := m.Get(name)
+	if len(v) == 0 || v[0] != '[' {
+		return nil
+	}
+	var out []string
+	elements(v, func(_ int, e []byte) bool {
+		if e[0] == '"' {
+			s, _ := unquote(e[1 : len(e)-1])
+			out = append(out, s)
+		}
+		return true
+	})
+	return out
+}
+
+// Values gives the elements of a member that is an array, or else its default.
+func (m *Envelope) Values(name string) []Value {
+	v := m.Get(name)
+	if len(v) == 0 || v[0] != '[' {
+		return nil
+	}
+	var out []Value
+	elements(v, func(_ int, e []byte) bool {
+		out = append(out, e)
+		return true
+	})
+	return out
+}
+
+// Bind decodes the message into a struct by its json tags. Members that are
+// not in the struct are passed over; defaults are not filled in.
+func (m *Envelope) Bind(v any) error {
+	if err := jsonx.Decode(m.raw, v); err != nil {
+		return ErrSchema.about(m.ID).Because(err)
+	}
+	return nil
+}
+
+func intOf(v []byte) int64 {
+	if len(v) == 0 || !isNumber(v[0]) {
+		return 0
+	}
+	if n, err := strconv.ParseInt(string(v), 10, 64); err == nil {
+		return n
+	}
+	f, _ := strconv.ParseFloat(string(v), 64)
+	switch {
+	case f >= math.MaxInt64:
+		return math.MaxInt64
+	case f <= math.MinInt64:
+		return math.MinInt64
+	}
+	return int64(f)
+}
+
+// integral reports whether a number literal denotes an integer.
+func integral(v []byte) bool {
+	plain := true
+	for _, c := range v {
+		if c == '.' || c == 'e' || c == 'E' {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		return true
+	}
+	f, err := strconv.ParseFloat(string(v), 64)
+	return err == nil && f == math.Trunc(f)
+}

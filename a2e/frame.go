@@ -1,0 +1,152 @@
+package a2e
+
+import (
+	"bytes"
+	"errors"
+	"io"
+)
+
+// Reader splits a byte stream into lines (A2E §2.1): LF ends a line, CR before
+// it is dropped, a lone CR is white space, blank lines are passed over, and the
+// last line needs no end. It holds at most one line and keeps no more than
+// [Reader.Limit] bytes of one. A Reader is not safe for concurrent use.
+type Reader struct {
+	// Limit is the longest line in bytes, without its end. 0 means
+	// [DefaultMaxFrame]; more than [HardMaxFrame] means that.
+	Limit int
+
+	src        io.Reader
+	buf        []byte
+	start, end int // unread bytes of buf
+	scanned    int // how many of them hold no LF
+	skipping   bool
+	err        error
+}
+
+// minBuffer is what an idle connection holds.
+const minBuffer = 2 << 10
+
+// NewReader reads lines from src.
+func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
+
+func (r *Reader) limit() int {
+	switch {
+	case r.Limit <= 0:
+		return DefaultMaxFrame
+	case r.Limit > HardMaxFrame:
+		return HardMaxFrame
+	}
+	return r.Limit
+}
+
+// Next gives the next line that is not blank, without its end; it stays valid
+// until the next call. A line over the limit gives [ErrTooLarge] once, as soon
+// as it is known to be too long; the call after that goes on with the next
+// line. At the end of the stream: [io.EOF], or the stream's own error. The
+// last line may lack its end; last reports that.
+func (r *Reader) Next() (line []byte, last bool, err error) {
+	for {
+		if i := bytes.IndexByte(r.buf[r.start+r.scanned:r.end], '\n'); i >= 0 {
+			line := r.buf[r.start : r.start+r.scanned+i]
+			r.start += r.scanned + i + 1
+			r.scanned = 0
+			if r.skipping {
+				r.skipping = false
+				continue
+			}
+			if len(line) > r.limit()+1 || len(line) == r.limit()+1 && line[len(line)-1] != '\r' {
+				return nil, false, ErrTooLarge
+			}
+			if line = trimLine(line); len(line) == 0 {
+				continue
+			}
+			return line, false, nil
+		}
+		r.scanned = r.end - r.start
+		if r.skipping {
+			r.start, r.end, r.scanned = 0, 0, 0
+		} else if r.scanned > r.limit()+1 {
+			r.start, r.end, r.scanned = 0, 0, 0
+			r.skipping = true
+			return nil, false, ErrTooLarge
+		}
+		if r.err != nil {
+			line := r.buf[r.start:r.end]
+			r.start, r.end, r.scanned = 0, 0, 0
+			if line = trimLine(line); len(line) > 0 && !r.skipping {
+				return line, true, nil
+			}
+			return nil, false, r.err
+		}
+		r.fill()
+	}
+}
+
+// fill reads once. The buffer grows by doubling up to what the limit needs,
+// and shrinks back as soon as it is empty, so that an idle connection holds
+// little.
+func (r *Reader) fill() {
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+		if cap(r.buf) > 16*minBuffer || r.buf == nil {
+			r.buf = make([]byte, minBuffer)
+		}
+	} else if r.start > 0 && r.end == len(r.buf) {
+		copy(r.buf, r.buf[r.start:r.end])
+		r.end -= r.start
+		r.start = 0
+	}
+	if r.end == len(r.buf) {
+		grown := make([]byte, min(2*len(r.buf), r.limit()+2+minBuffer))
+		copy(grown, r.buf[:r.end])
+		r.buf = grown
+	}
+	for range 64 { // a reader may return nothing now and then, not for ever
+		n, err := r.src.Read(r.buf[r.end:])
+		r.end += n
+		if err != nil {
+			r.err = err
+			return
+		}
+		if n > 0 {
+			return
+		}
+	}
+	r.err = io.ErrNoProgress
+}
+
+// trimLine drops white space at both ends.
+func trimLine(b []byte) []byte {
+	for len(b) > 0 && isSpace(b[0]) {
+		b = b[1:]
+	}
+	for len(b) > 0 && isSpace(b[len(b)-1]) {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
+
+// ReadMessage reads and decodes the next message with the types of reg (nil:
+// all of A2E §6). A line that is no message gives an [*Error], after which
+// reading goes on with the next line; every other error ends the stream.
+func (r *Reader) ReadMessage(reg *Registry) (*Envelope, error) {
+	if reg == nil {
+		reg = builtin()
+	}
+	for {
+		line, last, err := r.Next()
+		if err != nil {
+			return nil, err
+		}
+		m, e := reg.decode(bytes.Clone(line), DefaultMaxDepth)
+		if e == nil {
+			return m, nil
+		}
+		if last && errors.Is(e, ErrParse) {
+			continue // an unfinished tail: nobody could match an answer (A2E §2.1)
+		}
+		return nil, e
+	}
+}

@@ -1,0 +1,417 @@
+package a2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Host is the environment's side of A2E: it serves agents over HTTP with SSE
+// (it is an [net/http.Handler]), over any [net.Listener] with [Host.Serve], and
+// over one stream with [Host.ServeConn] or [Host.ServeStdio]. Set its fields
+// before the first use and leave them alone afterwards; its methods are safe
+// for concurrent use. The zero value refuses every handshake: set Auth.
+type Host struct {
+	// Auth decides who may connect. Nil refuses everybody.
+	Auth Authenticator
+
+	// Capabilities are what the host offers: a provider for each namespace of
+	// A2E §6.15 (tools, skill, memory, multi_agent, …) or of the embedder's own.
+	Capabilities map[string]Provider
+
+	// Handler takes requests that no capability takes: of unknown types, whole
+	// (A2E §9), and of types whose capability is not offered. Nil answers
+	// them with unknown_type.
+	Handler Handler
+
+	// Registry knows the message types. Nil means all of A2E §6.
+	Registry *Registry
+
+	// Strict lets an agent use only the capabilities that it negotiated;
+	// others are capability_missing. The default goes by identity alone, because
+	// SDK agents use what they did not ask for (A2E §14).
+	Strict bool
+
+	// Allow decides about each request after the checks of the identity; an
+	// error refuses it: an [*Error] as it is, any other as unauthorized.
+	Allow func(ctx context.Context, r *Request) error
+
+	// Memory remembers request ids beyond this process. Nil: per session.
+	Memory Memory
+
+	// Store keeps sessions beyond this process. Nil: in memory.
+	Store Store
+
+	// Limits bound everything; the zero value is the default.
+	Limits Limits
+
+	// TLS, when set, is spoken on the connections of [Host.Serve].
+	TLS *tls.Config
+
+	// Remote names where an HTTP request comes from, for limits per address.
+	// Nil: the address of the connection, IPv6 by /64.
+	Remote func(*http.Request) string
+
+	// Audit, if set, gets a record of every request that reached a handler, and
+	// Refused one of everything that did not.
+	Audit   func(Record)
+	Refused func(Refusal)
+
+	// Log gets faults of handlers and stores; nil discards them.
+	Log *slog.Logger
+
+	// Now is the clock of the members ts and created_at. Nil: time.Now.
+	Now func() time.Time
+
+	once     sync.Once
+	limits   Limits
+	types    *Registry
+	mu       sync.Mutex
+	sessions map[string]*Session
+	pending  int
+	remotes  remotes
+	closed   bool
+	idle     chan struct{} // closed when closed and no session is left
+}
+
+// Record is one line of an audit log (A2E §13).
+type Record struct {
+	Time          time.Time
+	SessionID     string
+	Identity      string
+	Type          string
+	ReqID         string
+	CorrelationID string
+	Success       bool
+	Duration      time.Duration
+	ErrorCode     Code
+	InputBytes    int
+	OutputBytes   int
+}
+
+// Refusal is one message that was not served.
+type Refusal struct {
+	Time     time.Time
+	Identity string // empty before the handshake
+	AgentID  string // as claimed
+	Remote   string
+	Type     string
+	ReqID    string
+	Size     int
+	Dropped  bool // nothing was answered: a response, an event, or a repeated id
+	Err      *Error
+}
+
+func (h *Host) init() {
+	h.once.Do(func() {
+		h.limits = h.Limits.filled()
+		h.types = h.Registry
+		if h.types == nil {
+			h.types = builtin()
+		}
+		if h.Log == nil {
+			h.Log = slog.New(slog.DiscardHandler)
+		}
+		if h.Now == nil {
+			h.Now = time.Now
+		}
+		h.sessions = map[string]*Session{}
+		h.idle = make(chan struct{})
+		h.remotes.perMinute = h.limits.SessionsPerMinute
+	})
+}
+
+// open makes a session for a new connection from remote.
+func (h *Host) open(remote string, kind transportKind) (*Session, error) {
+	h.init()
+	now := time.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, ErrShuttingDown
+	}
+	counted, ok := h.remotes.allow(remote, now, h.limits.PendingPerRemote)
+	if !ok {
+		return nil, ErrBusy
+	}
+	if h.pending >= h.limits.Pending || len(h.sessions) >= h.limits.Sessions && !h.evict() {
+		h.remotes.release(counted)
+		return nil, ErrFull
+	}
+	s := newSession(h, NewID(), remote, kind)
+	s.counted, s.isPending = counted, true
+	h.sessions[s.id] = s
+	h.pending++
+	return s, nil
+}
+
+// evict makes room by closing a session whose connection is gone and to which
+// nothing is owed. It looks at a bounded number of them.
+func (h *Host) evict() bool {
+	looked := 0
+	for id, s := range h.sessions {
+		if looked++; looked > 256 {
+			return false
+		}
+		if s.mu.TryLock() {
+			spare := s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 && len(s.inflight) == 0
+			if spare {
+				s.closeLocked(ErrFull)
+			}
+			s.mu.Unlock()
+			if spare {
+				delete(h.sessions, id)
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// settled moves a session from pending to active or gone.
+func (h *Host) settled(s *Session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.isPending {
+		s.isPending = false
+		h.pending--
+		h.remotes.release(s.counted)
+	}
+}
+
+// forget drops a closed session.
+func (h *Host) forget(s *Session) {
+	h.settled(s)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.sessions[s.id] == s {
+		delete(h.sessions, s.id)
+	}
+	if h.closed && len(h.sessions) == 0 {
+		select {
+		case <-h.idle:
+		default:
+			close(h.idle)
+		}
+	}
+}
+
+// find gives a session by its id: one of this process, or one from the store.
+func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Session, error) {
+	h.init()
+	h.mu.Lock()
+	s := h.sessions[id]
+	closed := h.closed
+	h.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	if h.Store == nil || closed || len(id) != 32 {
+		return nil, ErrClosed
+	}
+	rec, found, err := h.Store.Load(ctx, id)
+	if err != nil {
+		h.Log.Warn("a2e: session not loaded", "err", err)
+		return nil, ErrClosed.Because(err)
+	}
+	if !found {
+		return nil, ErrClosed
+	}
+	s = newSession(h, id, "", kind)
+	s.restore(rec)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if other := h.sessions[id]; other != nil {
+		return other, nil
+	}
+	if len(h.sessions) >= h.limits.Sessions && !h.evict() {
+		return nil, ErrFull
+	}
+	h.sessions[id] = s
+	return s, nil
+}
+
+// Session gives a live session by its id.
+func (h *Host) Session(id string) (*Session, bool) {
+	h.init()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s, ok := h.sessions[id]
+	return s, ok
+}
+
+// Sessions gives all sessions whose handshake succeeded, in no order.
+func (h *Host) Sessions() []*Session {
+	h.init()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []*Session
+	for _, s := range h.sessions {
+		if !s.isPending {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Shutdown ends the host in order: nothing new is let in, requests at work may
+// finish and their answers are delivered until ctx ends, then every session is
+// closed. Sessions of a [Store] stay there, to be resumed elsewhere.
+func (h *Host) Shutdown(ctx context.Context) error {
+	h.init()
+	h.mu.Lock()
+	h.closed = true
+	all := make([]*Session, 0, len(h.sessions))
+	for _, s := range h.sessions {
+		all = append(all, s)
+	}
+	if len(all) == 0 {
+		select {
+		case <-h.idle:
+		default:
+			close(h.idle)
+		}
+	}
+	h.mu.Unlock()
+	for _, s := range all {
+		s.drain(h.limits.Drain, h.Store != nil)
+	}
+	select {
+	case <-h.idle:
+		return nil
+	case <-ctx.Done():
+		for _, s := range all {
+			s.close(ErrShuttingDown)
+		}
+		return ctx.Err()
+	}
+}
+
+func (h *Host) refused(s *Session, m *Envelope, size int, e *Error, dropped bool) {
+	if h.Refused == nil {
+		return
+	}
+	r := Refusal{Time: h.Now(), Size: size, Dropped: dropped, Err: e, Remote: s.remote}
+	s.mu.Lock()
+	r.Identity, r.AgentID = s.identity.Name, s.agentID
+	s.mu.Unlock()
+	if m != nil {
+		r.Type, r.ReqID = clip(m.Type, maxType), m.ID
+	}
+	h.Refused(r)
+}
+
+// remotes counts sessions per address: how many were made within a minute, and
+// how many have not proved who they are.
+type remotes struct {
+	perMinute int
+	by        map[string]*remoteCount
+	swept     time.Time
+}
+
+type remoteCount struct {
+	minute  time.Time
+	made    int
+	pending int
+}
+
+func (r *remotes) allow(remote string, now time.Time, pending int) (counted string, ok bool) {
+	if r.by == nil {
+		r.by = map[string]*remoteCount{}
+	}
+	if now.Sub(r.swept) > time.Minute {
+		for k, c := range r.by {
+			if c.pending == 0 && now.Sub(c.minute) > time.Minute {
+				delete(r.by, k)
+			}
+		}
+		r.swept = now
+	}
+	c := r.by[remote]
+	if c == nil {
+		if len(r.by) >= 65_536 { // addresses beyond that share one count
+			remote = ""
+			c = r.by[remote]
+		}
+		if c == nil {
+			c = &remoteCount{minute: now}
+			r.by[remote] = c
+		}
+	}
+	if now.Sub(c.minute) > time.Minute {
+		c.minute, c.made = now, 0
+	}
+	if c.made >= r.perMinute || c.pending >= pending {
+		return "", false
+	}
+	c.made++
+	c.pending++
+	return remote, true
+}
+
+func (r *remotes) release(remote string) {
+	if c := r.by[remote]; c != nil && c.pending > 0 {
+		c.pending--
+	}
+}
+
+// remoteOf is the address without its port; IPv6 counts by /64.
+func remoteOf(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	ip := net.ParseIP(host)
+	if ip != nil && ip.To4() == nil {
+		return ip.Mask(net.CIDRMask(64, 128)).String()
+	}
+	return host
+}
+
+// Serve accepts connections until ctx ends or the listener fails, and serves
+// each with [Host.ServeConn]. When ctx ends, it closes the listener, lets the
+// sessions of its connections finish as [Host.Shutdown] does, and returns nil.
+func (h *Host) Serve(ctx context.Context, l net.Listener) error {
+	h.init()
+	if h.TLS != nil {
+		l = tls.NewListener(l, h.TLS)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	pause := 5 * time.Millisecond
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			var ne net.Error
+			if errors.As(err, &ne) && ne.Timeout() {
+				continue
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			// Out of descriptors, or a peer that gave up: not the listener's end.
+			h.Log.Warn("a2e: accept", "err", err)
+			t := time.NewTimer(pause)
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				t.Stop()
+				return nil
+			}
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = 5 * time.Millisecond
+		wg.Go(func() { _ = h.ServeConn(ctx, conn) })
+	}
+}

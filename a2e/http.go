@@ -1,0 +1,235 @@
+package a2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// sessionHeader names the HTTP session. Its value is a bearer secret.
+const sessionHeader = "X-Session-Id"
+
+// ServeHTTP is the network transport (A2E §7.1): POST /session, GET /stream,
+// POST /send, GET /health. Mount it under a prefix with [http.StripPrefix].
+// Tokens and session ids cross the network, so put TLS in front.
+func (h *Host) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h.init()
+	method, serve := "", http.HandlerFunc(nil)
+	switch r.URL.Path {
+	case "/session":
+		method, serve = http.MethodPost, h.serveSession
+	case "/stream":
+		method, serve = http.MethodGet, h.serveSSE
+	case "/send":
+		method, serve = http.MethodPost, h.serveSend
+	case "/health":
+		method, serve = http.MethodGet, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, `{"status":"ok"}`) }
+	default:
+		writeDetail(w, http.StatusNotFound, "Not Found")
+		return
+	}
+	if r.Method != method {
+		w.Header().Set("Allow", method)
+		writeDetail(w, http.StatusMethodNotAllowed, "Method Not Allowed")
+		return
+	}
+	serve(w, r)
+}
+
+func writeJSON(w http.ResponseWriter, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, body)
+}
+
+func (h *Host) serveSession(w http.ResponseWriter, r *http.Request) {
+	remote := remoteOf(r.RemoteAddr)
+	if h.Remote != nil {
+		remote = h.Remote(r)
+	}
+	s, err := h.open(remote, transportHTTP)
+	if err != nil {
+		if errors.Is(err, ErrBusy) {
+			w.Header().Set("Retry-After", "60")
+		}
+		WriteError(w, err)
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, `{"session_id":"`+s.id+`"}`)
+}
+
+// sessionOf finds the session that a request names, or answers 400 or 404.
+func (h *Host) sessionOf(w http.ResponseWriter, r *http.Request) *Session {
+	id := r.Header.Get(sessionHeader)
+	if id == "" {
+		writeDetail(w, http.StatusBadRequest, "Missing X-Session-Id")
+		return nil
+	}
+	s, err := h.find(r.Context(), id, transportHTTP)
+	if err == nil {
+		if state, _ := s.State(); s.kind == transportHTTP && state != StateClosed {
+			return s
+		}
+	}
+	if errors.Is(err, ErrFull) {
+		WriteError(w, err)
+		return nil
+	}
+	writeDetail(w, http.StatusNotFound, "Session not found")
+	return nil
+}
+
+// serveSend takes one message, or several on lines of their own, and answers
+// before they are executed. What is wrong with them is said on the stream.
+func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
+	s := h.sessionOf(w, r)
+	if s == nil {
+		return
+	}
+	if full, _ := s.full(); full {
+		w.Header().Set("Retry-After", "1")
+		writeDetail(w, http.StatusServiceUnavailable, "read the stream first")
+		return
+	}
+	limit := s.frameLimit()
+	body, err := readBody(r, limit)
+	switch {
+	case err != nil && errors.Is(err, ErrTooLarge):
+		writeDetail(w, http.StatusRequestEntityTooLarge, "Body too large")
+		return
+	case err != nil:
+		writeDetail(w, http.StatusBadRequest, "Body not readable")
+		return
+	case !utf8.Valid(body):
+		writeDetail(w, http.StatusBadRequest, "Body is not UTF-8")
+		return
+	}
+	for len(body) > 0 {
+		line := body
+		if i := bytes.IndexByte(body, '\n'); i >= 0 {
+			line, body = body[:i], body[i+1:]
+		} else {
+			body = nil
+		}
+		if line = trimLine(line); len(line) > 0 {
+			s.receive(line[:len(line):len(line)], false)
+		}
+	}
+	writeJSON(w, `{"ok":true}`)
+}
+
+func readBody(r *http.Request, limit int) ([]byte, error) {
+	if r.ContentLength > int64(limit) {
+		return nil, ErrTooLarge
+	}
+	if n := r.ContentLength; n >= 0 {
+		body := make([]byte, n)
+		_, err := io.ReadFull(r.Body, body)
+		return body, err
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
+	if len(body) > limit {
+		return nil, ErrTooLarge
+	}
+	return body, err
+}
+
+// serveSSE is the stream to the agent. A newer one replaces an older one; it
+// ends when the session does, and not before.
+func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
+	s := h.sessionOf(w, r)
+	if s == nil {
+		return
+	}
+	st := newStream()
+	if err := s.attach(st, nil); err != nil {
+		writeDetail(w, http.StatusNotFound, "Session not found")
+		return
+	}
+	defer s.detach(st)
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream; charset=utf-8")
+	header.Set("Cache-Control", "no-cache")
+	header.Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	out := http.NewResponseController(w)
+	if err := s.writeSSE(r.Context(), w, out, st); errors.Is(err, errWrite) {
+		h.Log.Debug("a2e: stream broken", "identity", s.Identity().Name)
+	}
+}
+
+var errWrite = errors.New("a2e: stream broken")
+
+func (s *Session) writeSSE(ctx context.Context, w io.Writer, out *http.ResponseController, st *stream) error {
+	l := &s.h.limits
+	flush := func() error {
+		if err := out.Flush(); err != nil {
+			return errWrite
+		}
+		return nil
+	}
+	deadline := func() { _ = out.SetWriteDeadline(time.Now().Add(l.Write)) }
+	deadline()
+	if err := flush(); err != nil {
+		return err
+	}
+	quiet := time.NewTimer(l.KeepAlive)
+	defer quiet.Stop()
+	var batch [32]outFrame
+	var buf []byte
+	for {
+		n, err := s.next(ctx, st, batch[:], quiet.C)
+		if err != nil {
+			return err
+		}
+		buf = buf[:0]
+		if n == 0 {
+			buf = append(buf, ":\n\n"...)
+		}
+		taken := 0
+		for taken < n && (taken == 0 || len(buf) < 64<<10) {
+			buf = append(append(append(buf, "data: "...), batch[taken].line...), "\n\n"...)
+			taken++
+		}
+		deadline()
+		if _, err := w.Write(buf); err != nil {
+			return errWrite
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+		if taken > 0 {
+			s.wrote(st, batch[:taken])
+		}
+		clear(batch[:n])
+		if cap(buf) > 4*minBuffer {
+			buf = nil
+		}
+		quiet.Reset(l.KeepAlive)
+	}
+}
+
+// Health is what GET /health would tell a program in this process: how many
+// sessions there are, and how many of them have no handshake yet.
+func (h *Host) Health() (sessions, pending int) {
+	h.init()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.sessions), h.pending
+}
+
+var _ http.Handler = (*Host)(nil)
+
+// retryAfter reads the header of that name, in seconds.
+func retryAfter(resp *http.Response) time.Duration {
+	n, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || n < 0 || n > 3600 {
+		return 0
+	}
+	return time.Duration(n) * time.Second
+}

@@ -1,0 +1,82 @@
+package a2e
+
+import "time"
+
+// Limits bound what strangers and agents can make a host hold or wait for.
+// Zero means the default that is named with each field.
+type Limits struct {
+	Frame          int // bytes of one message: 4 MiB, at most 16 MiB
+	HandshakeFrame int // the same before the handshake: 64 KiB
+	Depth          int // levels of nesting: 128
+	FrameFaults    int // over-long lines until a connection is closed: 8
+
+	Sessions          int           // sessions at once: 10,000
+	Pending           int           // of them without a handshake: 1,000
+	PendingPerRemote  int           // and from one address: 32
+	SessionsPerMinute int           // new HTTP sessions and connections from one address: 240
+	Handshake         time.Duration // until the handshake must have succeeded: 30 s
+	HandshakeTries    int           // failed handshakes until the session is closed: 3
+	Idle              time.Duration // a session without a transport is kept: 5 min
+
+	Parallel int           // requests of a session at work at once, announced as max_parallel: 16
+	Queued   int           // more of them that wait: 256
+	Request  time.Duration // deadline of requests that name none: 25 s
+	Longest  time.Duration // of those that do: 1 h
+	Drain    time.Duration // longest wait after shutdown: 30 s
+	Hangup   time.Duration // wait for requests at work after the end of input: 2 s
+
+	Seen    int           // ids remembered per session: 16,384
+	SeenFor time.Duration // for how long: 5 min
+
+	OutFrames int           // frames that wait for one agent: 1,024
+	OutBytes  int           // and their bytes: 16 MiB
+	Replay    int           // bytes of delivered frames kept for a stream that breaks: 64 KiB
+	ReplayFor time.Duration // for how long: 1 min
+	Write     time.Duration // until a reader that takes nothing is cut off: 30 s
+	KeepAlive time.Duration // between comments on an idle SSE stream: 15 s
+}
+
+func orInt(p *int, d int) {
+	if *p <= 0 {
+		*p = d
+	}
+}
+
+func orTime(p *time.Duration, d time.Duration) {
+	if *p <= 0 {
+		*p = d
+	}
+}
+
+// filled gives l with its defaults.
+func (l Limits) filled() Limits {
+	orInt(&l.Frame, DefaultMaxFrame)
+	l.Frame = min(l.Frame, HardMaxFrame)
+	orInt(&l.HandshakeFrame, 64<<10)
+	l.HandshakeFrame = min(l.HandshakeFrame, l.Frame)
+	orInt(&l.Depth, DefaultMaxDepth)
+	l.Depth = min(l.Depth, 1000)
+	orInt(&l.FrameFaults, 8)
+	orInt(&l.Sessions, 10_000)
+	orInt(&l.Pending, 1_000)
+	orInt(&l.PendingPerRemote, 32)
+	orInt(&l.SessionsPerMinute, 240)
+	orTime(&l.Handshake, 30*time.Second)
+	orInt(&l.HandshakeTries, 3)
+	orTime(&l.Idle, 5*time.Minute)
+	orInt(&l.Parallel, 16)
+	orInt(&l.Queued, 256)
+	orTime(&l.Request, 25*time.Second)
+	orTime(&l.Longest, time.Hour)
+	orTime(&l.Drain, 30*time.Second)
+	orTime(&l.Hangup, 2*time.Second)
+	orInt(&l.Seen, 16_384)
+	orTime(&l.SeenFor, 5*time.Minute)
+	orInt(&l.OutFrames, 1024)
+	orInt(&l.OutBytes, 16<<20)
+	orInt(&l.Replay, 64<<10)
+	orTime(&l.ReplayFor, time.Minute)
+	orTime(&l.Write, 30*time.Second)
+	orTime(&l.KeepAlive, 15*time.Second)
+	return l
+}

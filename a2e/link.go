@@ -1,0 +1,502 @@
+package a2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+func decodeLoose(v Value, into any) error { return jsonx.Decode(v, into) }
+
+// dial opens a link of the kind that the client is configured for.
+func (c *Client) dial(ctx context.Context) (link, error) {
+	if c.Command != nil {
+		return c.startProcess()
+	}
+	if c.Dial != nil {
+		conn, err := c.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return c.streamLink(conn, conn, conn.Close), nil
+	}
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return nil, badURL(err)
+	}
+	var conn net.Conn
+	switch u.Scheme {
+	case "http", "https":
+		return c.httpLink(ctx, u)
+	case "tcp":
+		conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
+	case "tls":
+		conn, err = (&tls.Dialer{Config: c.TLS}).DialContext(ctx, "tcp", u.Host)
+	case "unix":
+		conn, err = (&net.Dialer{}).DialContext(ctx, "unix", u.Path)
+	default:
+		return nil, badURL(fmt.Errorf("scheme %q", u.Scheme))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.streamLink(conn, conn, conn.Close), nil
+}
+
+func badURL(err error) error {
+	return &Error{Code: InvalidMessage, Reason: "url", Text: "URL must be http, https, tcp, tls or unix", Step: "dial", cause: err}
+}
+
+// lines is a link over a byte stream.
+type lines struct {
+	c     *Client
+	out   io.Writer
+	shut  func() error
+	mu    sync.Mutex // one line, one write
+	ended chan struct{}
+	once  sync.Once
+	wait  func() // of a child process
+}
+
+func (c *Client) streamLink(in io.Reader, out io.Writer, shut func() error) *lines {
+	l := &lines{c: c, out: out, shut: shut, ended: make(chan struct{})}
+	go l.read(in)
+	return l
+}
+
+func (l *lines) read(in io.Reader) {
+	r := NewReader(in)
+	r.Limit = l.c.limits.Frame
+	for {
+		line, _, err := r.Next()
+		switch {
+		case err == nil:
+			l.c.received(l, bytes.Clone(line))
+		case errors.Is(err, ErrTooLarge):
+			l.c.drops()
+		default:
+			l.fail(err)
+			return
+		}
+	}
+}
+
+func (l *lines) fail(err error) {
+	l.once.Do(func() {
+		close(l.ended)
+		_ = l.shut()
+	})
+	l.c.broken(l, err)
+}
+
+func (l *lines) down() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *lines) send(_ context.Context, line []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.down() {
+		return ErrClosed
+	}
+	if d, ok := l.out.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		_ = d.SetWriteDeadline(time.Now().Add(30 * time.Second))
+	}
+	if _, err := l.out.Write(append(line[:len(line):len(line)], '\n')); err != nil {
+		go l.fail(err) // half a line may be out: this stream is over
+		return ErrOutcomeUnknown.Because(err)
+	}
+	return nil
+}
+
+func (l *lines) close(bool) {
+	l.once.Do(func() {
+		close(l.ended)
+		_ = l.shut()
+	})
+	if l.wait != nil {
+		l.wait()
+	}
+}
+
+// startProcess starts the child that the user's Command makes.
+func (c *Client) startProcess() (link, error) {
+	cmd := c.Command()
+	if cmd == nil {
+		return nil, badURL(errors.New("no command"))
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	// Not StdoutPipe: Wait would close it under the reader.
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout = w
+	err = cmd.Start()
+	_ = w.Close()
+	if err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		if err := cmd.Wait(); err != nil {
+			c.Log.Debug("a2e: child process", "err", err)
+		}
+	}()
+	l := &lines{c: c, out: in, shut: in.Close, ended: make(chan struct{})}
+	l.wait = func() {
+		stopProcess(cmd, exited, c.limits.Exit, c.limits.Term)
+		_ = r.Close()
+	}
+	go func() {
+		l.read(r)
+		l.wait()
+	}()
+	return l, nil
+}
+
+// stopProcess waits, asks, and insists (A2E §7.2).
+func stopProcess(cmd *exec.Cmd, exited <-chan struct{}, exit, term time.Duration) {
+	for _, step := range []struct {
+		wait time.Duration
+		then os.Signal
+	}{{exit, syscall.SIGTERM}, {term, os.Kill}} {
+		t := time.NewTimer(step.wait)
+		select {
+		case <-exited:
+			t.Stop()
+			return
+		case <-t.C:
+			if err := cmd.Process.Signal(step.then); err != nil {
+				_ = cmd.Process.Kill()
+			}
+		}
+	}
+	<-exited
+}
+
+// web is a link over HTTP + SSE (A2E §7.1).
+type web struct {
+	c        *Client
+	http     *http.Client
+	base     string
+	session  string
+	ctx      context.Context
+	cancel   context.CancelFunc
+	ended    chan struct{}
+	closing  chan struct{} // closed when the client is closed
+	closed   sync.Once
+	read     chan struct{} // closed when nothing reads the stream any more
+	once     sync.Once
+	remember atomic.Bool // the host remembers ids: a POST may be repeated
+}
+
+func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
+	hc := c.HTTP
+	if hc == nil {
+		hc = (*netguard.Guard)(nil).Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
+	}
+	l := &web{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancel(c.ctx)
+	c.mu.Lock()
+	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
+	c.mu.Unlock()
+	if l.session != "" {
+		if err := l.probe(ctx); err != nil {
+			l.session = ""
+		}
+	}
+	if l.session == "" {
+		if err := l.open(ctx); err != nil {
+			l.cancel()
+			return nil, err
+		}
+	}
+	go l.stream()
+	return l, nil
+}
+
+func (l *web) request(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	var r io.Reader
+	if body != nil {
+		r = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, l.base+path, r)
+	if err != nil {
+		return nil, badURL(err)
+	}
+	if l.session != "" {
+		req.Header.Set(sessionHeader, l.session)
+	}
+	req.Header.Set("Accept", "text/event-stream")
+	req.Header.Set("Content-Type", "text/plain")
+	return l.http.Do(req)
+}
+
+// discard ends a response so that its connection is used again.
+func discard(resp *http.Response) {
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096))
+	_ = resp.Body.Close()
+}
+
+func (l *web) open(ctx context.Context) error {
+	resp, err := l.request(ctx, http.MethodPost, "/session", []byte{})
+	if err != nil {
+		return err
+	}
+	defer discard(resp)
+	if resp.StatusCode/100 != 2 {
+		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("session refused with status %d", resp.StatusCode), Step: "transport", Retryable: true}
+	}
+	var answer struct {
+		SessionID string `json:"session_id"`
+	}
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err == nil {
+		err = jsonx.Decode(b, &answer)
+	}
+	if err != nil || answer.SessionID == "" || strings.ContainsAny(answer.SessionID, "\r\n\x00") {
+		return ErrParse.Because(err)
+	}
+	l.session = answer.SessionID
+	return nil
+}
+
+// probe asks whether the session is still there.
+func (l *web) probe(ctx context.Context) error {
+	resp, err := l.request(ctx, http.MethodPost, "/send", []byte{})
+	if err != nil {
+		return err
+	}
+	defer discard(resp)
+	if resp.StatusCode != http.StatusOK {
+		return ErrClosed
+	}
+	return nil
+}
+
+// stream reads the SSE stream and opens it again when it breaks, until the
+// host says that the session is gone.
+func (l *web) stream() {
+	defer close(l.read)
+	pause := l.c.limits.BackoffLo
+	for l.ctx.Err() == nil {
+		opened := false
+		err := l.readStream(&opened)
+		var e *Error
+		if errors.As(err, &e) && !e.Retryable {
+			l.fail(err)
+			return
+		}
+		if opened {
+			pause = l.c.limits.BackoffLo
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-l.ctx.Done():
+			t.Stop()
+		case <-l.closing:
+			t.Stop()
+			return
+		}
+		pause = min(2*pause, l.c.limits.BackoffHi)
+	}
+}
+
+func (l *web) readStream(opened *bool) error {
+	resp, err := l.request(l.ctx, http.MethodGet, "/stream", nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest || resp.StatusCode == http.StatusUnauthorized
+		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
+	}
+	if t, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || t != "text/event-stream" {
+		return &Error{Code: ParseError, Reason: "content_type", Text: "the stream is not text/event-stream", Step: "transport"}
+	}
+	*opened = true
+	return readSSE(resp.Body, l.c.limits.Frame, func(data []byte) { l.c.received(l, data) }, l.c.drops)
+}
+
+// readSSE gives the data of each event. An event over the limit is dropped.
+func readSSE(body io.Reader, limit int, event func(data []byte), dropped func()) error {
+	r := bufio.NewReaderSize(body, 4096)
+	var line, data []byte
+	has, over := false, false
+	dispatch := func() {
+		switch {
+		case over:
+			dropped()
+		case has:
+			event(bytes.Clone(data))
+		}
+		data, has, over = data[:0], false, false
+		if cap(data) > 64<<10 {
+			data = nil
+		}
+	}
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(line)+len(part) > limit+64 {
+			over = true
+		} else if !over {
+			line = append(line, part...)
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		if err != nil && len(line) == 0 {
+			dispatch() // an event at the end counts
+			return err
+		}
+		end := bytes.TrimRight(line, "\r\n")
+		switch {
+		case len(end) == 0 && !(over && len(bytes.TrimRight(part, "\r\n")) > 0):
+			dispatch()
+		case bytes.HasPrefix(end, []byte("data:")):
+			if has {
+				data = append(data, '\n')
+			}
+			has = true
+			if data = append(data, bytes.TrimLeft(end[5:], " ")...); len(data) > limit {
+				data, over = data[:0], true
+			}
+		}
+		line = line[:0]
+		if err != nil {
+			dispatch()
+			return err
+		}
+	}
+}
+
+func (l *web) fail(err error) {
+	l.once.Do(func() {
+		close(l.ended)
+		l.cancel()
+	})
+	l.c.broken(l, err)
+}
+
+func (l *web) down() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *web) remembers(yes bool) { l.remember.Store(yes) }
+
+// send posts one line. What the host refused it has not got, and is sent
+// again; on a broken connection it may have it, so that it is sent again only
+// to a host that remembers ids.
+func (l *web) send(ctx context.Context, line []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	stop := context.AfterFunc(l.ctx, cancel)
+	defer stop()
+	unknown := false
+	for try := 1; ; try++ {
+		resp, err := l.request(ctx, http.MethodPost, "/send", line)
+		pause := time.Second
+		if err == nil {
+			status := resp.StatusCode
+			pause = max(pause, retryAfter(resp))
+			discard(resp)
+			switch {
+			case status/100 == 2:
+				return nil
+			case status == http.StatusRequestEntityTooLarge:
+				return ErrTooLarge
+			case status == http.StatusNotFound || status == http.StatusUnauthorized:
+				err = ErrClosed
+				go l.fail(err)
+				if unknown {
+					return ErrOutcomeUnknown
+				}
+				return err
+			case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
+				err = ErrFull
+			default:
+				err = fmt.Errorf("a2e: status %d", status)
+				unknown = true
+			}
+		} else {
+			unknown = unknown || !refusedDial(err)
+		}
+		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
+			if unknown {
+				go l.fail(err)
+				return ErrOutcomeUnknown.Because(err)
+			}
+			if errors.Is(err, ErrFull) {
+				return ErrFull
+			}
+			go l.fail(err)
+			return ErrClosed.Because(err)
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+// refusedDial reports whether a request certainly never left.
+func refusedDial(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}
+
+// close waits a moment for the host to end the stream after a shutdown, which
+// tells it that everything was read.
+func (l *web) close(orderly bool) {
+	l.closed.Do(func() { close(l.closing) })
+	if orderly {
+		t := time.NewTimer(time.Second)
+		defer t.Stop()
+		select {
+		case <-l.read:
+		case <-t.C:
+		}
+	}
+	l.once.Do(func() {
+		close(l.ended)
+		l.cancel()
+	})
+}

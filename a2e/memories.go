@@ -1,0 +1,479 @@
+package a2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Tiers of a memory (A2E §6.15).
+const (
+	TierWorking  = "working"  // of one session
+	TierEpisodic = "episodic" // of one agent, over its sessions
+	TierSemantic = "semantic" // of all agents
+)
+
+// MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys
+// are the same when their members are.
+type MemoryEntry struct {
+	Key       Value    `json:"key"`
+	Content   Value    `json:"content"`
+	Tier      string   `json:"tier"`
+	Tags      []string `json:"tags"`
+	Source    string   `json:"source"`
+	Score     float64  `json:"score"`
+	TTL       int64    `json:"ttl"`        // seconds; 0: for ever
+	CreatedAt Value    `json:"created_at"` // seconds since 1970, the literal as given
+	UpdatedAt Value    `json:"updated_at"`
+}
+
+// MemoryQuery selects entries: all filters that are set must hold. Keys match
+// whole, of Tags one suffices, an empty Tier is every tier.
+type MemoryQuery struct {
+	Keys     []Value
+	Query    string // for a similarity search, where there is one
+	Tags     []string
+	Tier     string
+	Limit    int64 // of retrieve
+	MinScore float64
+}
+
+// Memories is the capability "memory". A memory_id belongs to the identity that
+// opened it: for every other it is [ErrMemoryNotFound].
+type Memories interface {
+	Init(ctx context.Context, r *Request, namespace string, scope map[string]string, metadata Value) (memoryID string, err error)
+	// Store writes entries and reports those that were written, and a text for
+	// each that was not.
+	Store(ctx context.Context, r *Request, memoryID string, entries []Value) (stored []MemoryEntry, faults []string, err error)
+	Retrieve(ctx context.Context, r *Request, memoryID string, q MemoryQuery) ([]MemoryEntry, error)
+	Forget(ctx context.Context, r *Request, memoryID string, q MemoryQuery) (deleted int, err error)
+}
+
+// ServeMemories makes the provider of the capability "memory".
+func ServeMemories(m Memories) Provider { return memoryProvider{m} }
+
+type memoryProvider struct{ m Memories }
+
+func (p memoryProvider) Serve(ctx context.Context, r *Request) (Response, error) {
+	id := r.Str("memory_id")
+	q := MemoryQuery{
+		Keys: r.Values("keys"), Query: r.Str("query"), Tags: r.Strings("tags"), Tier: r.Str("tier"),
+		Limit: r.Int("limit"), MinScore: r.Float("min_score"),
+	}
+	switch r.Type {
+	case "memory/init/req":
+		scope := map[string]string{}
+		if err := jsonx.Decode(r.Get("scope"), &scope); err != nil {
+			return Response{}, ErrSchema.Because(err)
+		}
+		ns := r.Str("namespace")
+		id, err := p.m.Init(ctx, r, ns, scope, r.Get("metadata"))
+		return Response{Body: map[string]any{"memory_id": id, "namespace": ns, "success": true}}, err
+	case "memory/store/req":
+		stored, faults, err := p.m.Store(ctx, r, id, r.Values("entries"))
+		return Response{Body: map[string]any{"stored": notNil(stored), "errors": notNil(faults)}}, err
+	case "memory/retrieve/req":
+		found, err := p.m.Retrieve(ctx, r, id, q)
+		return Response{Body: map[string]any{"entries": notNil(found), "total": len(found)}}, err
+	case "memory/forget/req":
+		n, err := p.m.Forget(ctx, r, id, q)
+		return Response{Body: map[string]any{"deleted": n}}, err
+	}
+	return Response{}, ErrUnknownType
+}
+
+func notNil[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+// MemoryStore keeps memories in this process, within bounds: what a host
+// offers when the embedder has nothing better. Entries are matched exactly; it
+// has no similarity search, so that Query and MinScore select nothing away.
+// Working memory belongs to the session, episodic memory to the identity,
+// namespace and scope, semantic memory to the namespace and everybody in it.
+// When a tier is full, its oldest entry goes. The zero value is ready.
+type MemoryStore struct {
+	PerTier int              // entries of one tier of one memory; 0 means 1,000
+	Entry   int              // bytes of one entry; 0 means 64 KiB
+	PerSelf int              // bytes that one identity has written; 0 means 8 MiB: more are memory_full
+	Total   int              // bytes of all entries; 0 means 64 MiB: more are memory_full
+	Handles int              // memory ids of one identity; 0 means 256: the oldest goes
+	Now     func() time.Time // nil means time.Now
+
+	mu       sync.Mutex
+	used     map[string]int // identity → bytes
+	total    int
+	handles  map[string]*memoryHandle
+	byOwner  map[string][]string // identity → its handles, oldest first
+	tiers    map[string]*memoryTier
+	sessions map[string]struct{} // sessions whose end is awaited
+}
+
+type memoryHandle struct {
+	owner string
+	tiers map[string]string // tier name → key into tiers
+}
+
+type memoryTier struct{ entries []*memoryEntry } // oldest first
+
+type memoryEntry struct {
+	MemoryEntry
+	canonical string
+	expires   time.Time
+	owner     string
+	size      int
+}
+
+// count adds n bytes to what an identity holds.
+func (m *MemoryStore) count(owner string, n int) {
+	m.total += n
+	if m.used[owner] += n; m.used[owner] == 0 {
+		delete(m.used, owner)
+	}
+}
+
+func (m *MemoryStore) now() time.Time {
+	if m.Now != nil {
+		return m.Now()
+	}
+	return time.Now()
+}
+
+func orDefault(n, d int) int {
+	if n <= 0 {
+		return d
+	}
+	return n
+}
+
+// Init opens a memory. The same identity, namespace and scope find the same
+// episodic entries again.
+func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string, _ Value) (string, error) {
+	scopeText, err := jsonx.Encode(scope)
+	if err != nil {
+		return "", ErrSchema.Because(err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.handles == nil {
+		m.handles, m.byOwner = map[string]*memoryHandle{}, map[string][]string{}
+		m.tiers, m.sessions = map[string]*memoryTier{}, map[string]struct{}{}
+		m.used = map[string]int{}
+	}
+	owner, id, session := r.Identity.Name, NewID(), r.Session.ID()
+	own := m.byOwner[owner]
+	if len(own) >= orDefault(m.Handles, 256) {
+		delete(m.handles, own[0])
+		own = slices.Clone(own[1:])
+	}
+	m.byOwner[owner] = append(own, id)
+	m.handles[id] = &memoryHandle{owner: owner, tiers: map[string]string{
+		TierWorking:  fmt.Sprintf("w%q%q%q", session, namespace, scopeText),
+		TierEpisodic: fmt.Sprintf("e%q%q%q", owner, namespace, scopeText),
+		TierSemantic: fmt.Sprintf("s%q", namespace),
+	}}
+	if _, watched := m.sessions[session]; !watched {
+		m.sessions[session] = struct{}{}
+		context.AfterFunc(r.Session.ctx, func() { m.sessionEnded(session) })
+	}
+	return id, nil
+}
+
+// sessionEnded drops the working memory of a session.
+func (m *MemoryStore) sessionEnded(session string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.sessions, session)
+	prefix := fmt.Sprintf("w%q", session)
+	for k := range m.tiers {
+		if strings.HasPrefix(k, prefix) {
+			for _, e := range m.tiers[k].entries {
+				m.count(e.owner, -e.size)
+			}
+			delete(m.tiers, k)
+		}
+	}
+}
+
+func (m *MemoryStore) handle(r *Request, id string) (*memoryHandle, error) {
+	h := m.handles[id]
+	if h == nil || h.owner != r.Identity.Name {
+		return nil, ErrMemoryNotFound
+	}
+	return h, nil
+}
+
+// canonicalKey gives equal text for equal keys, whatever the order of their
+// members and the spelling of their numbers, and different text for all others.
+func canonicalKey(key Value) (string, error) {
+	if err := jsonx.Valid(key, DefaultMaxDepth); err != nil {
+		return "", err
+	}
+	return string(appendCanonical(nil, trimLine(key))), nil
+}
+
+func appendCanonical(dst, v []byte) []byte {
+	switch {
+	case v[0] == '{':
+		ms := members(v)
+		names := make([]string, len(ms))
+		order := make([]int, len(ms))
+		for i := range ms {
+			names[i], _ = unquote(ms[i].name.of(v))
+			order[i] = i
+		}
+		slices.SortFunc(order, func(a, b int) int { return strings.Compare(names[a], names[b]) })
+		dst = append(dst, '{')
+		for _, i := range order {
+			dst = appendString(dst, names[i])
+			dst = append(appendCanonical(append(dst, ':'), ms[i].value.of(v)), ',')
+		}
+		return append(dst, '}')
+	case v[0] == '[':
+		dst = append(dst, '[')
+		elements(v, func(_ int, e []byte) bool {
+			dst = append(appendCanonical(dst, e), ',')
+			return true
+		})
+		return append(dst, ']')
+	case v[0] == '"':
+		s, _ := unquote(v[1 : len(v)-1])
+		return appendString(dst, s)
+	case isNumber(v[0]):
+		return appendDecimal(dst, v)
+	}
+	return append(dst, v...)
+}
+
+// appendDecimal writes a number literal as digits without outer zeros and a
+// power of ten: 1, 1.0 and 10e-1 are the same text.
+func appendDecimal(dst, v []byte) []byte {
+	mantissa, exp, _ := strings.Cut(strings.ToLower(string(v)), "e")
+	mantissa, negative := strings.CutPrefix(mantissa, "-")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	power, err := strconv.ParseInt(exp, 10, 32)
+	if exp != "" && err != nil {
+		return append(dst, v...) // beyond reason: equal only to itself
+	}
+	power -= int64(len(fraction))
+	digits := strings.TrimLeft(whole+fraction, "0")
+	n := len(digits)
+	digits = strings.TrimRight(digits, "0")
+	power += int64(n - len(digits))
+	if digits == "" {
+		return append(dst, '0')
+	}
+	if negative {
+		dst = append(dst, '-')
+	}
+	dst = append(append(dst, digits...), 'e')
+	return strconv.AppendInt(dst, power, 10)
+}
+
+// Store writes entries; one with the key of another in the same tier takes its
+// place.
+func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []Value) (stored []MemoryEntry, faults []string, err error) {
+	now := m.now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.handle(r, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, raw := range entries {
+		e, fault := m.entry(raw, now)
+		if fault != "" {
+			faults = append(faults, fmt.Sprintf("entry %d: %s", i, fault))
+			continue
+		}
+		e.owner, e.size = h.owner, len(raw)+512
+		if m.used[e.owner]+e.size > orDefault(m.PerSelf, 8<<20) || m.total+e.size > orDefault(m.Total, 64<<20) {
+			if len(stored) == 0 {
+				return nil, faults, ErrMemoryFull
+			}
+			faults = append(faults, fmt.Sprintf("entry %d: memory full", i))
+			continue
+		}
+		t := m.tiers[h.tiers[e.Tier]]
+		if t == nil {
+			t = &memoryTier{}
+			m.tiers[h.tiers[e.Tier]] = t
+		}
+		m.count(e.owner, e.size)
+		if old := slices.IndexFunc(t.entries, func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
+			m.count(t.entries[old].owner, -t.entries[old].size)
+			t.entries[old] = e
+		} else {
+			t.entries = append(t.entries, e)
+			if len(t.entries) > orDefault(m.PerTier, 1000) {
+				m.count(t.entries[0].owner, -t.entries[0].size)
+				t.entries = slices.Clone(t.entries[1:])
+			}
+		}
+		stored = append(stored, e.MemoryEntry)
+	}
+	return stored, faults, nil
+}
+
+var memoryEntryFields = []string{"key", "content", "tier"}
+
+func (m *MemoryStore) entry(raw Value, now time.Time) (*memoryEntry, string) {
+	if len(raw) > orDefault(m.Entry, 64<<10) {
+		return nil, "too large"
+	}
+	stamp := Value(appendTime(nil, now))
+	e := &memoryEntry{MemoryEntry: MemoryEntry{Score: 1, CreatedAt: stamp, UpdatedAt: stamp}}
+	if err := jsonx.Decode(raw, &e.MemoryEntry); err != nil {
+		return nil, "not an entry"
+	}
+	for i, v := range []Value{e.Key, e.Content, Value(e.Tier)} {
+		if len(v) == 0 {
+			return nil, memoryEntryFields[i] + " is missing"
+		}
+	}
+	if e.Key.Kind() != '{' {
+		return nil, "key is not an object"
+	}
+	switch e.Tier {
+	case TierWorking, TierEpisodic, TierSemantic:
+	default:
+		return nil, "unknown tier"
+	}
+	for _, v := range []*Value{&e.CreatedAt, &e.UpdatedAt} {
+		if v.Kind() != '0' {
+			return nil, "a time is not a number"
+		}
+	}
+	var err error
+	if e.canonical, err = canonicalKey(e.Key); err != nil {
+		return nil, "key is not usable"
+	}
+	if e.TTL < 0 {
+		return nil, "ttl is negative"
+	}
+	if e.TTL > 0 && e.TTL < int64(math.MaxInt64/time.Second) {
+		e.expires = now.Add(time.Duration(e.TTL) * time.Second)
+	}
+	e.Tags = notNil(e.Tags)
+	e.Key, e.Content = slices.Clone(e.Key), slices.Clone(e.Content)
+	return e, ""
+}
+
+// each visits the entries of the tiers that q names, and drops the expired.
+func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, now time.Time, visit func(e *memoryEntry) (drop bool)) {
+	for _, tier := range []string{TierWorking, TierEpisodic, TierSemantic} {
+		key := h.tiers[tier]
+		t := m.tiers[key]
+		if t == nil || q.Tier != "" && q.Tier != tier {
+			continue
+		}
+		t.entries = slices.DeleteFunc(t.entries, func(e *memoryEntry) bool {
+			drop := !e.expires.IsZero() && !now.Before(e.expires) || visit(e)
+			if drop {
+				m.count(e.owner, -e.size)
+			}
+			return drop
+		})
+		if len(t.entries) == 0 {
+			delete(m.tiers, key)
+		}
+	}
+}
+
+func canonicalKeys(keys []Value) map[string]bool {
+	out := make(map[string]bool, len(keys))
+	for _, k := range keys {
+		if c, err := canonicalKey(k); err == nil {
+			out[c] = true
+		}
+	}
+	return out
+}
+
+func anyTag(have, want []string) (n int) {
+	for i, w := range want {
+		if slices.Contains(have, w) && !slices.Contains(want[:i], w) {
+			n++
+		}
+	}
+	return n
+}
+
+// Retrieve gives matching entries, best first: an entry scores 1 for its key,
+// the share of the tags that it has, and 0.25 for a tier that was asked for.
+// A limit of 0 gives none.
+func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q MemoryQuery) ([]MemoryEntry, error) {
+	keys := canonicalKeys(q.Keys)
+	distinct := len(q.Tags)
+	for i, t := range q.Tags {
+		if slices.Contains(q.Tags[:i], t) {
+			distinct--
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.handle(r, id)
+	if err != nil {
+		return nil, err
+	}
+	found := []MemoryEntry{}
+	m.each(h, q, m.now(), func(e *memoryEntry) bool {
+		hits := anyTag(e.Tags, q.Tags)
+		if len(q.Keys) > 0 && !keys[e.canonical] || len(q.Tags) > 0 && hits == 0 {
+			return false
+		}
+		hit := e.MemoryEntry
+		hit.Score = 0
+		if q.Tier != "" {
+			hit.Score += 0.25
+		}
+		if len(q.Keys) > 0 {
+			hit.Score++
+		}
+		if distinct > 0 {
+			hit.Score += float64(hits) / float64(distinct)
+		}
+		hit.Score = math.Round(hit.Score*1e4) / 1e4
+		found = append(found, hit)
+		return false
+	})
+	slices.SortStableFunc(found, func(a, b MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
+	if q.Limit >= 0 && q.Limit < int64(len(found)) {
+		found = found[:q.Limit]
+	} else if q.Limit < 0 {
+		found = found[:0]
+	}
+	return found, nil
+}
+
+// Forget deletes entries that have one of the keys or one of the tags, in the
+// tier given, or in all when it is empty. Without keys and tags nothing goes.
+func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQuery) (int, error) {
+	keys := canonicalKeys(q.Keys)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h, err := m.handle(r, id)
+	if err != nil {
+		return 0, err
+	}
+	deleted := 0
+	m.each(h, q, m.now(), func(e *memoryEntry) bool {
+		if keys[e.canonical] || anyTag(e.Tags, q.Tags) > 0 {
+			deleted++
+			return true
+		}
+		return false
+	})
+	return deleted, nil
+}

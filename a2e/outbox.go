@@ -1,0 +1,158 @@
+package a2e
+
+import "time"
+
+// outFrame is one line that a session owes its agent, without its end.
+type outFrame struct {
+	seq  uint64 // 0: not in the store
+	line []byte
+	at   time.Time // when it was written
+}
+
+// outbox holds frames until a transport has written them (A2E §7.1): in
+// order, across transports that come and go. What was written is kept a little
+// longer, within bounds, for a stream that broke after the write. Its owner
+// locks it.
+type outbox struct {
+	waiting []outFrame // from head on
+	head    int
+	bytes   int // of waiting
+
+	sent      []outFrame
+	sentBytes int
+
+	stream *stream       // the transport that writes; nil when there is none
+	room   chan struct{} // closed when something was written; nil when nobody waits
+}
+
+// stream is one attached transport: the newest replaces the one before.
+type stream struct {
+	wake chan struct{} // something waits
+	gone chan struct{} // closed when replaced
+}
+
+func newStream() *stream { return &stream{wake: make(chan struct{}, 1), gone: make(chan struct{})} }
+
+func (st *stream) poke() {
+	select {
+	case st.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (o *outbox) len() int { return len(o.waiting) - o.head }
+
+func (o *outbox) push(f outFrame) {
+	o.waiting = append(o.waiting, f)
+	o.bytes += len(f.line)
+	if o.stream != nil {
+		o.stream.poke()
+	}
+}
+
+// pushFront puts frames before all others.
+func (o *outbox) pushFront(fs ...outFrame) {
+	if len(fs) == 0 {
+		return
+	}
+	o.waiting = append(append([]outFrame(nil), fs...), o.waiting[o.head:]...)
+	o.head = 0
+	for _, f := range fs {
+		o.bytes += len(f.line)
+	}
+	if o.stream != nil {
+		o.stream.poke()
+	}
+}
+
+// attach makes st the transport; the one before ends. A transport that follows
+// another is given again what that one wrote last.
+func (o *outbox) attach(st *stream) {
+	if o.stream != nil {
+		close(o.stream.gone)
+	}
+	o.stream = st
+	o.rewind()
+	if o.len() > 0 {
+		st.poke()
+	}
+}
+
+func (o *outbox) rewind() {
+	back := o.sent
+	o.sent, o.sentBytes = nil, 0
+	o.pushFront(back...)
+}
+
+// detach ends st, unless it was replaced before.
+func (o *outbox) detach(st *stream) bool {
+	if o.stream != st {
+		return false
+	}
+	o.stream = nil
+	return true
+}
+
+// first gives up to len(into) frames that wait.
+func (o *outbox) first(into []outFrame) int { return copy(into, o.waiting[o.head:]) }
+
+// written moves n frames from waiting to sent.
+func (o *outbox) written(n int, now time.Time, keep int) {
+	for range n {
+		f := o.waiting[o.head]
+		o.waiting[o.head] = outFrame{}
+		o.head++
+		o.bytes -= len(f.line)
+		f.at = now
+		o.sent = append(o.sent, f)
+		o.sentBytes += len(f.line)
+	}
+	if o.head == len(o.waiting) {
+		o.waiting, o.head = o.waiting[:0], 0
+		if cap(o.waiting) > 16 {
+			o.waiting = nil
+		}
+	}
+	drop := 0
+	for drop < len(o.sent)-1 && o.sentBytes > keep {
+		o.sentBytes -= len(o.sent[drop].line)
+		drop++
+	}
+	o.forget(drop)
+	if o.room != nil {
+		close(o.room)
+		o.room = nil
+	}
+}
+
+func (o *outbox) forget(n int) {
+	if n == 0 {
+		return
+	}
+	if n == len(o.sent) {
+		o.sent, o.sentBytes = nil, 0
+		return
+	}
+	clear(o.sent[:n])
+	if o.sent = o.sent[n:]; cap(o.sent) > 4*len(o.sent)+16 {
+		o.sent = append([]outFrame(nil), o.sent...)
+	}
+}
+
+// expire forgets what was written before the given time.
+func (o *outbox) expire(before time.Time) {
+	n := 0
+	for n < len(o.sent) && o.sent[n].at.Before(before) {
+		o.sentBytes -= len(o.sent[n].line)
+		n++
+	}
+	o.forget(n)
+}
+
+// whenRoom gives a channel that is closed at the next write.
+func (o *outbox) whenRoom() <-chan struct{} {
+	if o.room == nil {
+		o.room = make(chan struct{})
+	}
+	return o.room
+}

@@ -1,0 +1,453 @@
+package a2e
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Request is one request of an agent at a handler.
+type Request struct {
+	*Envelope
+	Session  *Session
+	Identity Identity
+	Received time.Time
+	Deadline time.Time // the answer must be out by then
+
+	h        *Host
+	provider Provider
+	ctx      context.Context
+	cancel   context.CancelFunc
+
+	mu   sync.Mutex
+	done bool // the final frame is out
+	seq  int64
+}
+
+// Response is what a handler answers.
+type Response struct {
+	Type string // empty: the response type of the request
+	Body any    // the members besides the base members and req_id: what encodes as a JSON object
+}
+
+// Handler serves requests. An [*Error] goes to the agent as it is; any other
+// error becomes runtime_error without its text. The context ends at the
+// deadline, after which an answer is too late, and when the session is closed.
+type Handler func(ctx context.Context, r *Request) (Response, error)
+
+// Serve makes a Handler a [Provider].
+func (f Handler) Serve(ctx context.Context, r *Request) (Response, error) { return f(ctx, r) }
+
+// Provider serves one capability: all requests whose types belong to it, after
+// authorisation and schema check. For types that it does not serve it returns
+// [ErrUnknownType].
+type Provider interface {
+	Serve(ctx context.Context, r *Request) (Response, error)
+}
+
+// Describer is a [Provider] that adds members to the metadata of its
+// capability in the handshake.
+type Describer interface {
+	Provider
+	Describe() any // what encodes as a JSON object
+}
+
+// EventKind is the kind of an event (A2E §6.15); peers may send others.
+type EventKind string
+
+const (
+	KindProgress EventKind = "progress"
+	KindArtifact EventKind = "artifact"
+	KindLog      EventKind = "log"
+	KindStatus   EventKind = "status"
+)
+
+// admit is steps 9 to 12 of A2E §5.2 and the check for repeated ids.
+func (s *Session) admit(m *Envelope) (*Request, *Error) {
+	h := s.h
+	s.mu.Lock()
+	state, who, accepted := s.state, s.identity, s.accepted
+	s.mu.Unlock()
+	switch state {
+	case StateConnected:
+		return nil, ErrNoHandshake.about(m.ID)
+	case StateDraining, StateClosed:
+		return nil, ErrShuttingDown.about(m.ID)
+	}
+	capability := m.Capability()
+	p := h.Capabilities[capability]
+	if !m.Known() || p == nil || capability == "" {
+		if h.Handler == nil {
+			e := ErrUnknownType.about(m.ID)
+			e.Capability = capability
+			e.Detail = append(appendString([]byte(`{"type":`), clip(m.Type, maxType)), '}')
+			return nil, e
+		}
+		p = h.Handler
+	}
+	if !who.may(capability) {
+		e := ErrUnauthorized.about(m.ID)
+		e.Capability = capability
+		return nil, e
+	}
+	if h.Strict && capability != "" && !slices.Contains(accepted, capability) {
+		return nil, &Error{Code: CapabilityMissing, Text: "not negotiated", Step: "policy", Capability: capability, ReqID: m.ID}
+	}
+	if e := m.check(); e != nil {
+		e.Capability = capability
+		return nil, e
+	}
+	now := time.Now()
+	r := &Request{Envelope: m, Session: s, Identity: who, Received: now, h: h, provider: p}
+	r.Deadline = now.Add(h.deadline(m))
+	if h.Allow != nil {
+		if err := h.Allow(s.ctx, r); err != nil {
+			var e *Error
+			if !errors.As(err, &e) {
+				e = ErrUnauthorized.Because(err)
+			}
+			e = e.about(m.ID)
+			if e.Capability == "" {
+				e.Capability = capability
+			}
+			return nil, e
+		}
+	}
+	return r, nil
+}
+
+// deadline of a request: its own where it has one, or the default.
+func (h *Host) deadline(m *Envelope) time.Duration {
+	if m.typ == nil || !m.typ.Timed {
+		return h.limits.Request
+	}
+	n := m.Int("timeout")
+	if n <= 0 {
+		return h.limits.Request
+	}
+	if n > int64(h.limits.Longest/time.Second) {
+		return h.limits.Longest
+	}
+	return time.Duration(n) * time.Second
+}
+
+// start puts an admitted request to work or in the queue.
+func (s *Session) start(r *Request) {
+	h := s.h
+	if h.Memory != nil {
+		s.mu.Lock()
+		busy := len(s.queue) >= h.limits.Queued
+		s.mu.Unlock()
+		if busy { // before the id is noted: the same again may succeed
+			s.refuse(r.Envelope, len(r.raw), ErrBusy.about(r.ID))
+			return
+		}
+		fresh, err := h.Memory.Seen(s.ctx, s.identityScope()+r.ID, time.Now().Add(h.limits.SeenFor))
+		if err != nil {
+			h.Log.Warn("a2e: memory of ids", "err", err)
+			s.refuse(r.Envelope, len(r.raw), &Error{Code: RuntimeError, Text: "try again", Step: "dispatch", Retryable: true, ReqID: r.ID})
+			return
+		}
+		if !fresh {
+			h.refused(s, r.Envelope, len(r.raw), ErrReplay, true)
+			return
+		}
+	}
+	r.ctx, r.cancel = context.WithDeadline(s.ctx, r.Deadline)
+	s.mu.Lock()
+	fault := s.enqueueLocked(r)
+	s.mu.Unlock()
+	switch {
+	case fault == nil:
+		context.AfterFunc(r.ctx, r.expired)
+	case errors.Is(fault, ErrReplay):
+		r.cancel()
+		h.refused(s, r.Envelope, len(r.raw), fault, true)
+	default:
+		r.cancel()
+		s.refuse(r.Envelope, len(r.raw), fault.about(r.ID))
+	}
+}
+
+// identityScope separates the ids of sessions, which survive in the memory.
+func (s *Session) identityScope() string { return fmt.Sprintf("a2e:%x:", idKey(s.id)) }
+
+func (s *Session) enqueueLocked(r *Request) *Error {
+	l := &s.h.limits
+	if s.state != StateActive {
+		return ErrShuttingDown
+	}
+	if _, dup := s.inflight[r.ID]; dup {
+		return ErrReplay
+	}
+	if s.h.Memory == nil {
+		if len(s.queue) >= l.Queued {
+			return ErrBusy
+		}
+		if !s.seen.add(r.ID, r.Received, r.Received.Add(l.SeenFor), l.Seen) {
+			return ErrReplay
+		}
+	}
+	if s.inflight == nil {
+		s.inflight = make(map[string]*Request)
+	}
+	s.inflight[r.ID] = r
+	if s.running < l.Parallel {
+		s.running++
+		go s.work(r)
+	} else {
+		s.queue = append(s.queue, r)
+	}
+	return nil
+}
+
+// work runs requests until none waits. A handler that ignores its deadline
+// keeps its place until it returns: at most Parallel of them run.
+func (s *Session) work(r *Request) {
+	for r != nil {
+		r.run()
+		s.mu.Lock()
+		r = nil
+		if len(s.queue) > 0 && s.state != StateClosed {
+			r = s.queue[0]
+			s.queue[0] = nil
+			s.queue = s.queue[1:]
+			if len(s.queue) == 0 {
+				s.queue = nil
+			}
+		} else {
+			s.running--
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (r *Request) run() {
+	if r.isDone() || r.ctx.Err() != nil {
+		return
+	}
+	resp, err := r.serve()
+	if err == nil && errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
+		err = ErrTimeout // too late
+	}
+	if err != nil {
+		r.fail(err)
+		return
+	}
+	r.answer(resp)
+}
+
+// serve calls the provider; a panic is its failure, not the session's
+// (A2E-074).
+func (r *Request) serve() (resp Response, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.h.Log.Error("a2e: handler panic", "type", r.Type, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: r.Capability()}
+		}
+	}()
+	return r.provider.Serve(r.ctx, r)
+}
+
+// expired runs when the context ends: at the deadline, when the request has
+// been answered, or when the session closed.
+func (r *Request) expired() {
+	if errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
+		r.fail(ErrTimeout)
+	}
+}
+
+func (r *Request) isDone() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.done
+}
+
+func (r *Request) fail(err error) {
+	if errors.Is(err, context.DeadlineExceeded) && r.ctx.Err() != nil {
+		err = ErrTimeout
+	}
+	e := asError(err, r.Capability()).about(r.ID)
+	if e.cause != nil {
+		r.h.Log.Info("a2e: request failed", "type", r.Type, "identity", r.Identity.Name, "err", e)
+	}
+	r.finish(appendError(nil, e, NewID(), r.h.Now()), e.Code)
+}
+
+func (r *Request) answer(resp Response) {
+	typ := resp.Type
+	if typ == "" && r.typ != nil {
+		typ = r.typ.Answer
+	}
+	if typ == "" {
+		typ = answerOf(r.Type)
+	}
+	line := appendHead(nil, typ, NewID(), r.h.Now())
+	line = append(line, `,"req_id":`...)
+	line = appendString(line, r.ID)
+	if own, ok := resp.Body.(frameBody); ok {
+		line = append(append(line, own...), '}')
+		r.finishSized(line)
+		return
+	}
+	body, err := bodyOf(resp.Body)
+	if err != nil {
+		r.fail(&Error{Code: RuntimeError, Text: "the answer could not be written", Step: "handler", cause: err})
+		return
+	}
+	if len(body) > 0 {
+		line = appendMembers(line, body, func(name string) bool {
+			switch name {
+			case "a2e", "version", "scp", "id", "type", "ts", "req_id":
+				return false
+			}
+			return true
+		})
+	}
+	line = append(line, '}')
+	// What leaves must fit the schema that the agent checks it against: agents
+	// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
+	m, e := r.h.types.decode(line, r.h.limits.Depth)
+	if e == nil {
+		e = m.check()
+	}
+	if e != nil {
+		r.fail(&Error{Code: RuntimeError, Text: "the answer does not fit its type", Step: "handler", cause: e})
+		return
+	}
+	r.finishSized(line)
+}
+
+func (r *Request) finishSized(line []byte) {
+	if len(line) > r.h.limits.Frame {
+		r.fail(&Error{Code: OutOfMemory, Reason: ErrTooLarge.Reason, Text: "the answer is too large", Step: "handler", Capability: r.Capability()})
+		return
+	}
+	r.finish(line, "")
+}
+
+// finish sends the one final frame; every later one is dropped (A2E-050).
+func (r *Request) finish(line []byte, code Code) {
+	s := r.Session
+	r.mu.Lock()
+	if r.done {
+		r.mu.Unlock()
+		return
+	}
+	r.done = true
+	s.mu.Lock()
+	if s.out.bytes > 2*r.h.limits.OutBytes { // an agent that never reads
+		line = appendError(nil, ErrFull.about(r.ID), NewID(), r.h.Now())
+		code = OutOfMemory
+	}
+	s.mu.Unlock()
+	_ = s.send(line)
+	r.mu.Unlock()
+	r.cancel()
+
+	s.mu.Lock()
+	delete(s.inflight, r.ID)
+	if len(s.inflight) == 0 {
+		s.inflight = nil
+	}
+	if i := slices.Index(s.queue, r); i >= 0 {
+		s.queue = slices.Delete(s.queue, i, i+1)
+	}
+	drained := s.drainedLocked()
+	s.mu.Unlock()
+	if r.h.Audit != nil {
+		r.h.Audit(Record{
+			Time: r.h.Now(), SessionID: s.id, Identity: r.Identity.Name, Type: r.Type, ReqID: r.ID,
+			CorrelationID: clip(r.Str("correlation_id"), maxID), Success: code == "", Duration: time.Since(r.Received),
+			ErrorCode: code, InputBytes: len(r.raw), OutputBytes: len(line),
+		})
+	}
+	if drained {
+		s.close(ErrShuttingDown)
+	}
+}
+
+// eventType is the event that belongs to a request (A2E §6).
+func (r *Request) eventType() string {
+	switch r.Type {
+	case "tool/call/req":
+		return "tool/event"
+	case "skill/call/req":
+		return "skill/event"
+	case "chain/req":
+		return "chain/event"
+	case "proc/spawn/req":
+		return "proc/read/event"
+	}
+	return "invoke/event"
+}
+
+// Event sends an event about the request: before its final frame, numbered
+// from 0 (A2E §6.17). data is what encodes as a JSON object, or nil. While the
+// agent does not read, Event waits, until ctx ends or the request is over.
+func (r *Request) Event(ctx context.Context, kind EventKind, data any) error {
+	return r.event(ctx, kind, data, nil)
+}
+
+// event sends one with further members (of chain/event and proc/read/event).
+func (r *Request) event(ctx context.Context, kind EventKind, data any, more []byte) error {
+	body, err := bodyOf(data)
+	if err != nil {
+		return err
+	}
+	if len(body) == 0 {
+		body = []byte("{}")
+	}
+	if err := r.Session.waitRoom(ctx); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done {
+		return ErrClosed
+	}
+	line := appendHead(nil, r.eventType(), NewID(), r.h.Now())
+	line = append(line, `,"kind":`...)
+	line = appendString(line, string(kind))
+	line = append(line, `,"req_id":`...)
+	line = appendString(line, r.ID)
+	line = append(line, `,"data":`...)
+	line = appendASCII(line, body)
+	line = append(line, `,"seq":`...)
+	line = strconv.AppendInt(line, r.seq, 10)
+	line = append(append(line, more...), '}')
+	if len(line) > r.h.limits.Frame {
+		return ErrTooLarge
+	}
+	if err := r.Session.send(line); err != nil {
+		return err
+	}
+	r.seq++
+	return nil
+}
+
+// Progress sends a progress event: percent from 0 to 100.
+func (r *Request) Progress(ctx context.Context, percent int, message string) error {
+	return r.Event(ctx, KindProgress, map[string]any{"pct": min(max(percent, 0), 100), "message": message})
+}
+
+// Status sends a one-line status event.
+func (r *Request) Status(ctx context.Context, message string) error {
+	return r.Event(ctx, KindStatus, map[string]any{"message": message})
+}
+
+// Logf sends a log event.
+func (r *Request) Logf(ctx context.Context, level, format string, args ...any) error {
+	return r.Event(ctx, KindLog, map[string]any{"level": level, "message": fmt.Sprintf(format, args...)})
+}
+
+// Artifact sends a piece of a file; final marks the last one.
+func (r *Request) Artifact(ctx context.Context, name, mime string, chunk []byte, final bool) error {
+	return r.Event(ctx, KindArtifact, map[string]any{"name": name, "mime": mime, "chunk": base64.StdEncoding.EncodeToString(chunk), "final": final})
+}

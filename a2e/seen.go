@@ -1,0 +1,72 @@
+package a2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"time"
+)
+
+// Memory remembers the ids of requests, so that one that is sent twice is
+// executed once (A2E §7.1). Without one, each session remembers its own in
+// memory, as many as [Limits.Seen]; a Memory of the embedder can outlive the
+// process.
+type Memory interface {
+	// Seen notes key until the given time and reports whether it was new. It is
+	// atomic: of two calls with one key exactly one is told so.
+	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
+}
+
+// seenIDs is the memory of one session: the newest ids, by hash, for a window
+// of time. It is empty, and holds nothing, until the first request.
+type seenIDs struct {
+	at    map[[16]byte]struct{}
+	order []seenID // oldest first, from head on
+	head  int
+}
+
+type seenID struct {
+	key   [16]byte
+	until time.Time
+}
+
+func idKey(id string) (k [16]byte) {
+	sum := sha256.Sum256([]byte(id))
+	copy(k[:], sum[:])
+	return k
+}
+
+// add notes an id; false means that it is there already.
+func (s *seenIDs) add(id string, now, until time.Time, limit int) bool {
+	s.trim(now)
+	k := idKey(id)
+	if _, dup := s.at[k]; dup {
+		return false
+	}
+	if s.at == nil {
+		s.at = make(map[[16]byte]struct{})
+	}
+	for len(s.at) >= limit && s.head < len(s.order) {
+		s.drop()
+	}
+	s.at[k] = struct{}{}
+	s.order = append(s.order, seenID{k, until})
+	return true
+}
+
+func (s *seenIDs) drop() {
+	delete(s.at, s.order[s.head].key)
+	s.head++
+	if s.head == len(s.order) {
+		s.order, s.head = nil, 0
+		s.at = nil // gives the buckets back
+	} else if s.head > 64 && s.head > len(s.order)/2 {
+		s.order = append([]seenID(nil), s.order[s.head:]...)
+		s.head = 0
+	}
+}
+
+func (s *seenIDs) trim(now time.Time) {
+	for s.head < len(s.order) && !now.Before(s.order[s.head].until) {
+		s.drop()
+	}
+}

@@ -1,0 +1,651 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// transportKind says what may attach to a session.
+type transportKind uint8
+
+const (
+	transportHTTP  transportKind = iota // a stream comes and goes, requests by POST
+	transportConn                       // one connection at a time, resumed by handshake
+	transportStdio                      // one pair of pipes, never resumed
+)
+
+// State is where a session stands (A2E §8.2).
+type State uint8
+
+const (
+	StateConnected State = iota // no handshake yet
+	StateActive
+	StateDraining // after a shutdown: answers go out, nothing new comes in
+	StateClosed
+)
+
+var stateNames = [...]string{"connected", "active", "draining", "closed"}
+
+func (s State) String() string { return stateNames[s] }
+
+// Session is one agent's session with a host.
+type Session struct {
+	h       *Host
+	id      string
+	remote  string
+	kind    transportKind
+	counted string // the address that it counts for, while isPending
+	started time.Time
+
+	isPending bool // guarded by h.mu
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the session is closed
+
+	mu       sync.Mutex
+	state    State
+	identity Identity
+	agentID  string
+	accepted []string
+	failures int
+	running  int
+	queue    []*Request
+	inflight map[string]*Request
+	seen     seenIDs
+	out      outbox
+	last     time.Time // of the last sign of life
+	timer    *time.Timer
+	drainer  *time.Timer
+	keep     bool // leave it in the store when it closes
+
+	storeMu sync.Mutex // orders calls of the store
+	seq     uint64     // of the last frame appended; guarded by storeMu
+}
+
+func newSession(h *Host, id, remote string, kind transportKind) *Session {
+	s := &Session{h: h, id: id, remote: remote, kind: kind, done: make(chan struct{}), started: time.Now()}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.last = s.started
+	s.mu.Lock() // tick may run at once
+	defer s.mu.Unlock()
+	s.timer = time.AfterFunc(h.limits.Handshake, s.tick)
+	return s
+}
+
+// restore fills a new session from the store.
+func (s *Session) restore(rec SessionRecord) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = StateActive
+	s.identity, s.agentID, s.accepted = rec.Identity, rec.AgentID, rec.Accepted
+	s.seq = rec.LastSeq
+	for _, f := range rec.Undelivered {
+		s.out.push(outFrame{seq: f.Seq, line: f.Line})
+	}
+}
+
+// ID is the session_id. In HTTP mode it is a bearer secret.
+func (s *Session) ID() string { return s.id }
+
+// Identity is who the session was authenticated as.
+func (s *Session) Identity() Identity {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.identity
+}
+
+// AgentID is what the agent called itself: claimed, not proved.
+func (s *Session) AgentID() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agentID
+}
+
+// Accepted are the capabilities as negotiated, in the agent's order.
+func (s *Session) Accepted() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.accepted)
+}
+
+// State tells where the session stands and whether a transport is attached.
+func (s *Session) State() (state State, attached bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state, s.out.stream != nil
+}
+
+// Done is closed when the session has ended.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// tick is the session's only clock: it ends what has no handshake or no
+// transport, and forgets what is old.
+func (s *Session) tick() {
+	now := time.Now()
+	l := &s.h.limits
+	s.mu.Lock()
+	if s.state == StateClosed {
+		s.mu.Unlock()
+		return
+	}
+	s.seen.trim(now)
+	s.out.expire(now.Add(-l.ReplayFor))
+	over := false
+	switch {
+	case s.state == StateConnected:
+		over = now.Sub(s.started) >= l.Handshake
+	case s.out.stream == nil && s.state == StateActive:
+		over = now.Sub(s.last) >= l.Idle
+	}
+	next := 30 * time.Second
+	if s.state == StateConnected {
+		next = s.started.Add(l.Handshake).Sub(now)
+	} else if s.out.stream == nil {
+		next = min(next, s.last.Add(l.Idle).Sub(now))
+	}
+	if !over {
+		s.timer.Reset(max(next, time.Millisecond))
+	}
+	s.mu.Unlock()
+	if over {
+		s.close(ErrClosed)
+	}
+}
+
+// attach makes st the session's transport; greeting, if any, goes before all
+// that waits.
+func (s *Session) attach(st *stream, greeting []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == StateClosed {
+		return ErrClosed
+	}
+	s.last = time.Now()
+	s.out.attach(st)
+	if greeting != nil {
+		s.out.pushFront(outFrame{line: greeting})
+	}
+	return nil
+}
+
+func (s *Session) detach(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.out.detach(st) {
+		s.last = time.Now()
+		if s.state == StateActive {
+			s.timer.Reset(min(s.h.limits.Idle, 30*time.Second))
+		}
+	}
+}
+
+// next waits for frames that the transport st should write, up to len(into).
+// None and no error: idle passed. The error ends the transport.
+func (s *Session) next(ctx context.Context, st *stream, into []outFrame, idle <-chan time.Time) (int, error) {
+	for {
+		s.mu.Lock()
+		if s.out.stream != st {
+			s.mu.Unlock()
+			return 0, errReplaced
+		}
+		n := s.out.first(into)
+		closed := s.state == StateClosed
+		s.mu.Unlock()
+		switch {
+		case n > 0:
+			return n, nil
+		case closed:
+			return 0, ErrClosed
+		}
+		select {
+		case <-st.wake:
+		case <-st.gone:
+			return 0, errReplaced
+		case <-s.done:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-idle:
+			return 0, nil
+		}
+	}
+}
+
+var errReplaced = errors.New("a2e: a newer transport took over")
+
+// wrote notes that frames were written by st.
+func (s *Session) wrote(st *stream, frames []outFrame) {
+	s.mu.Lock()
+	var upTo uint64
+	for _, f := range frames {
+		upTo = max(upTo, f.seq)
+	}
+	if s.out.stream == st && len(frames) <= s.out.len() {
+		now := time.Now()
+		s.last = now
+		s.out.written(len(frames), now, s.h.limits.Replay)
+	} else {
+		upTo = 0
+	}
+	drained := s.drainedLocked()
+	s.mu.Unlock()
+	if upTo > 0 && s.h.Store != nil {
+		s.storeMu.Lock()
+		err := s.h.Store.Delivered(s.ctx, s.id, upTo)
+		s.storeMu.Unlock()
+		if err != nil {
+			s.lost(err)
+		}
+	}
+	if drained {
+		s.close(ErrShuttingDown)
+	}
+}
+
+// send queues one line for the agent. It never waits for the agent.
+func (s *Session) send(line []byte) error {
+	if s.h.Store == nil || !s.isActive() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.state == StateClosed {
+			return ErrClosed
+		}
+		s.out.push(outFrame{line: line})
+		return nil
+	}
+	s.storeMu.Lock()
+	defer s.storeMu.Unlock()
+	if err := s.h.Store.Append(s.ctx, s.id, s.seq+1, line); err != nil {
+		s.lost(err)
+		return ErrClosed.Because(err)
+	}
+	s.seq++
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == StateClosed {
+		return ErrClosed
+	}
+	s.out.push(outFrame{seq: s.seq, line: line})
+	return nil
+}
+
+func (s *Session) isActive() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateActive || s.state == StateDraining
+}
+
+// lost lets go of a session that the store refused: it lives elsewhere now.
+func (s *Session) lost(err error) {
+	s.h.Log.Warn("a2e: session given up", "identity", s.Identity().Name, "err", err)
+	s.mu.Lock()
+	s.keep = true
+	s.mu.Unlock()
+	s.close(ErrClosed.Because(err))
+}
+
+// full reports whether the agent reads too slowly to be served more, and a
+// channel that is closed when that may have changed.
+func (s *Session) full() (bool, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := &s.h.limits
+	if s.out.len() < l.OutFrames && s.out.bytes < l.OutBytes {
+		return false, nil
+	}
+	return true, s.out.whenRoom()
+}
+
+// waitRoom waits until the agent has read enough: what stalls is its own
+// session alone.
+func (s *Session) waitRoom(ctx context.Context) error {
+	for {
+		full, room := s.full()
+		if !full {
+			return nil
+		}
+		select {
+		case <-room:
+		case <-s.done:
+			return ErrClosed
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// refuse answers a message that is not served.
+func (s *Session) refuse(m *Envelope, size int, e *Error) {
+	s.h.refused(s, m, size, e, false)
+	_ = s.send(appendError(nil, e, NewID(), s.h.Now()))
+}
+
+// frameLimit is how long a line may be now.
+func (s *Session) frameLimit() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == StateConnected {
+		return s.h.limits.HandshakeFrame
+	}
+	return s.h.limits.Frame
+}
+
+// receive serves one line, which it takes over (A2E §5.2). last says that the
+// line had no end. With a session that goes on instead of this one, because the
+// handshake resumed it, comes its answer.
+func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []byte) {
+	s.mu.Lock()
+	s.last = time.Now()
+	s.mu.Unlock()
+	m, e := s.h.types.decode(line, s.h.limits.Depth)
+	if e != nil {
+		switch {
+		case m == nil && last: // an unfinished tail
+			s.h.refused(s, nil, len(line), e, true)
+		case m != nil && m.Class != ClassRequest:
+			s.h.refused(s, m, len(line), e, true)
+		case m != nil && m.Type == "handshake/req" && errors.Is(e, ErrVersion):
+			s.denied(m, "version_mismatch", e)
+		default:
+			s.refuse(m, len(line), e)
+		}
+		return nil, nil
+	}
+	if m.Class != ClassRequest {
+		// Nobody here asked for it, or it came too late (A2E-057).
+		s.h.refused(s, m, len(line), ErrInvalid, true)
+		return nil, nil
+	}
+	switch m.Type {
+	case "ping", "shutdown", "handshake/req":
+		if e := m.check(); e != nil {
+			s.refuse(m, len(line), e)
+			return nil, nil
+		}
+		switch m.Type {
+		case "ping":
+			s.pong(m)
+		case "shutdown":
+			s.shutdown(m)
+		default:
+			return s.handshake(m)
+		}
+		return nil, nil
+	}
+	r, e := s.admit(m)
+	if e != nil {
+		if errors.Is(e, ErrReplay) {
+			s.h.refused(s, m, len(line), e, true)
+		} else {
+			s.refuse(m, len(line), e)
+		}
+		return nil, nil
+	}
+	s.start(r)
+	return nil, nil
+}
+
+func (s *Session) pong(m *Envelope) {
+	b := appendHead(nil, "pong", NewID(), s.h.Now())
+	b = append(b, `,"req_id":`...)
+	b = appendString(b, m.ID)
+	b = append(b, `,"uptime_seconds":`...)
+	b = strconv.AppendFloat(b, time.Since(s.started).Seconds(), 'f', 6, 64)
+	_ = s.send(append(b, '}'))
+}
+
+// shutdown drains for as long as the agent grants, within 0 and the limit
+// (A2E §8.4); it is never answered.
+func (s *Session) shutdown(m *Envelope) {
+	grant := m.Int("timeout")
+	limit := s.h.limits.Drain
+	d := limit
+	if grant < 0 {
+		d = 0
+	} else if grant < int64(limit/time.Second) {
+		d = time.Duration(grant) * time.Second
+	}
+	s.drain(d, false)
+}
+
+// drain refuses new requests, waits for those at work, and closes.
+func (s *Session) drain(d time.Duration, keep bool) {
+	s.mu.Lock()
+	if s.state == StateDraining || s.state == StateClosed {
+		s.mu.Unlock()
+		return
+	}
+	s.keep = s.keep || keep && s.state == StateActive
+	s.state = StateDraining
+	s.drainer = time.AfterFunc(d, s.drainOver)
+	over := s.drainedLocked()
+	s.mu.Unlock()
+	if over {
+		s.close(ErrShuttingDown)
+	}
+}
+
+// drainOver answers what is still at work, and gives the transport a last
+// moment to write.
+func (s *Session) drainOver() {
+	s.mu.Lock()
+	left := make([]*Request, 0, len(s.inflight))
+	for _, r := range s.inflight {
+		left = append(left, r)
+	}
+	s.mu.Unlock()
+	for _, r := range left {
+		r.fail(ErrTimeout)
+	}
+	s.mu.Lock()
+	over := s.drainedLocked() || s.out.stream == nil
+	if !over && s.state == StateDraining {
+		s.drainer = time.AfterFunc(s.h.limits.Hangup, func() { s.close(ErrShuttingDown) })
+	}
+	s.mu.Unlock()
+	if over {
+		s.close(ErrShuttingDown)
+	}
+}
+
+func (s *Session) drainedLocked() bool {
+	return s.state == StateDraining && len(s.inflight) == 0 && (s.out.len() == 0 || s.out.stream == nil && s.keep)
+}
+
+// close ends the session at once.
+func (s *Session) close(cause *Error) {
+	s.mu.Lock()
+	was := s.state
+	s.closeLocked(cause)
+	keep := s.keep
+	s.mu.Unlock()
+	if was == StateClosed {
+		return
+	}
+	if s.h.Store != nil && was != StateConnected && !keep {
+		s.storeMu.Lock()
+		if err := s.h.Store.Close(context.WithoutCancel(s.ctx), s.id); err != nil {
+			s.h.Log.Warn("a2e: session not closed in the store", "err", err)
+		}
+		s.storeMu.Unlock()
+	}
+	s.h.forget(s)
+}
+
+func (s *Session) closeLocked(*Error) {
+	if s.state == StateClosed {
+		return
+	}
+	s.state = StateClosed
+	s.timer.Stop()
+	if s.drainer != nil {
+		s.drainer.Stop()
+	}
+	s.queue = nil
+	close(s.done)
+	s.cancel()
+}
+
+// handshake is A2E §8.1.
+func (s *Session) handshake(m *Envelope) (resumed *Session, greeting []byte) {
+	if s.h.Auth == nil {
+		s.denied(m, "auth_failed", ErrUnknownKey)
+		return nil, nil
+	}
+	who, err := s.h.Auth.Authenticate(s.ctx, Credentials{AgentID: m.Str("agent_id"), Token: m.Str("auth_token")})
+	if err != nil {
+		s.denied(m, "auth_failed", ErrUnknownKey.Because(err))
+		return nil, nil
+	}
+	s.mu.Lock()
+	state, was := s.state, s.identity.Name
+	s.mu.Unlock()
+	switch {
+	case state >= StateDraining:
+		s.denied(m, "server_error", ErrShuttingDown)
+		return nil, nil
+	case state == StateActive && was != who.Name:
+		s.denied(m, "auth_failed", ErrUnknownKey)
+		return nil, nil
+	}
+	caps := s.negotiate(m.Strings("agent_caps"), who)
+	// A connection may go on with the session of one that broke: an extension,
+	// which hosts and agents that do not know it pass over.
+	if id := m.Str("session_id"); id != "" && id != s.id && state == StateConnected && s.kind == transportConn {
+		if old, err := s.h.find(s.ctx, id, transportConn); err == nil && old.resumable(who) {
+			if greeting := old.accept(m, who, caps); greeting != nil {
+				return old, greeting
+			}
+		}
+	}
+	if answer := s.accept(m, who, caps); answer != nil {
+		_ = s.send(answer)
+	}
+	return nil, nil
+}
+
+func (s *Session) resumable(who Identity) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateActive && s.kind == transportConn && s.identity.Name == who.Name
+}
+
+// negotiate: what was asked for and is here, in the order asked, once each
+// (A2E §8.1). Names beyond the enumeration would make the reference agent drop
+// the frame; they count only where the agent asked by exactly that name.
+func (s *Session) negotiate(asked []string, who Identity) []string {
+	caps := []string{}
+	for _, c := range asked {
+		if s.h.Capabilities[c] != nil && who.may(c) && !slices.Contains(caps, c) && slices.Contains(capabilityNames, c) {
+			caps = append(caps, c)
+		}
+	}
+	return caps
+}
+
+// capabilityNames is the enumeration A2ECapability (A2E §6.15).
+var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "memory", "learning", "chains", "multi_agent", "planning", "mcp", "test"}
+
+// accept makes the session active and gives its answer; nil if the store would
+// not have it.
+func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
+	s.mu.Lock()
+	if s.state == StateConnected {
+		s.state = StateActive
+		s.timer.Reset(30 * time.Second)
+	}
+	s.identity, s.agentID, s.accepted = who, m.Str("agent_id"), caps
+	s.failures = 0
+	rec := SessionRecord{ID: s.id, Identity: who, AgentID: s.agentID, Accepted: caps, Opened: s.started}
+	s.mu.Unlock()
+	s.h.settled(s)
+	if s.h.Store != nil {
+		s.storeMu.Lock()
+		rec.LastSeq = s.seq
+		err := s.h.Store.Open(s.ctx, rec)
+		s.storeMu.Unlock()
+		if err != nil {
+			s.lost(err)
+			return nil
+		}
+	}
+	return s.handshakeResp(m, caps, "")
+}
+
+// denied answers ok:false; too many of them end the session.
+func (s *Session) denied(m *Envelope, reason string, e *Error) {
+	s.h.refused(s, m, len(m.raw), e, false)
+	_ = s.send(s.handshakeResp(m, nil, reason))
+	s.mu.Lock()
+	s.failures++
+	over := s.state == StateConnected && s.failures >= s.h.limits.HandshakeTries
+	s.mu.Unlock()
+	if over {
+		s.drain(s.h.limits.Hangup, false)
+	}
+}
+
+func (s *Session) handshakeResp(m *Envelope, caps []string, reason string) []byte {
+	b := appendHead(nil, "handshake/resp", NewID(), s.h.Now())
+	b = append(b, `,"req_id":`...)
+	b = appendString(b, m.ID)
+	b = append(b, `,"session_id":`...)
+	b = appendString(b, s.id)
+	b = append(b, `,"accepted_caps":[`...)
+	for i, c := range caps {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"capability":`...)
+		b = appendString(b, c)
+		b = append(b, `,"enabled":true,"metadata":`...)
+		b = s.h.appendMetadata(b, c)
+		b = append(b, '}')
+	}
+	b = append(b, `],"max_parallel":`...)
+	b = strconv.AppendInt(b, int64(s.h.limits.Parallel), 10)
+	b = append(b, `,"ok":`...)
+	b = strconv.AppendBool(b, reason == "")
+	b = append(b, `,"reason":`...)
+	b = appendString(b, reason)
+	return append(b, '}')
+}
+
+// appendMetadata says what this host adds to the protocol, in the one place
+// where additions may stand (A2E §8.1): ids are remembered, and sessions can
+// be resumed. A provider may add members of its own.
+func (h *Host) appendMetadata(b []byte, capability string) []byte {
+	b = append(b, `{"dedup_seconds":`...)
+	b = strconv.AppendInt(b, int64(h.limits.SeenFor/time.Second), 10)
+	b = append(b, `,"resume":true`...)
+	if d, ok := h.Capabilities[capability].(Describer); ok {
+		if own, err := bodyOf(d.Describe()); err == nil && len(own) > 0 {
+			b = appendMembers(b, own, func(name string) bool { return name != "dedup_seconds" && name != "resume" })
+		}
+	}
+	return append(b, '}')
+}
+
+// Push sends a message that no request asked for. It is refused when the agent
+// negotiated nothing: such agents know the core types alone (A2E §10). SDK
+// agents need a handler registered for the type.
+func (s *Session) Push(ctx context.Context, m Message) error {
+	s.mu.Lock()
+	ok := s.state == StateActive && len(s.accepted) > 0
+	s.mu.Unlock()
+	if !ok {
+		return ErrInvalid
+	}
+	line, err := m.Encode(s.h.Now())
+	if err != nil {
+		return err
+	}
+	if err := s.waitRoom(ctx); err != nil {
+		return err
+	}
+	return s.send(line)
+}

@@ -1,0 +1,144 @@
+package a2e
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// LLMConfig overrides the model of a skill (A2E §6.14). Credentials are
+// secrets of the agent.
+type LLMConfig struct {
+	ProviderName        string `json:"provider_name"`
+	ProviderCredentials Value  `json:"provider_credentials"`
+	ProviderConfig      Value  `json:"provider_config"`
+	IsDefault           *bool  `json:"is_default"`
+}
+
+// SkillDefinition describes a skill (A2E §6.14). What is nil is null on the
+// wire; Arguments is an array or null, never the empty object of the
+// reference.
+type SkillDefinition struct {
+	Name           string   `json:"name"`
+	Version        string   `json:"version"`
+	Description    string   `json:"description"`
+	Triggers       []string `json:"triggers"`
+	Status         string   `json:"status"` // Created, Blocked, Published, Archived; Published when empty
+	InputSchema    Value    `json:"input_schema,omitzero"`
+	OutputSchema   Value    `json:"output_schema,omitzero"`
+	Instructions   *string  `json:"instructions"`
+	Arguments      []string `json:"arguments"`
+	WhenToUse      string   `json:"when_to_use"`
+	ArgumentHint   string   `json:"argument_hint"`
+	Source         string   `json:"source"`
+	Category       *string  `json:"category"`
+	Tags           []string `json:"tags"`
+	MaxTurns       *int     `json:"max_turns"`
+	TimeoutSeconds *int     `json:"timeout_seconds"`
+	Metadata       Value    `json:"metadata,omitzero"`
+}
+
+// SkillCall is a skill/call/req.
+type SkillCall struct {
+	*Request
+	Name        string
+	Arguments   Value
+	Streaming   bool
+	LLMOverride Value // an LLMConfig, or null
+	Metadata    Value
+}
+
+// SkillResult is the member data of a skill/call/resp (A2E §6.14).
+type SkillResult struct {
+	Success    bool
+	Data       any
+	Summary    any
+	Truncated  bool
+	Error      string // null on the wire when empty
+	ErrorCode  string
+	DurationMS int64 // measured when 0
+	Metadata   Value // an extension, as of a [ToolResult]
+}
+
+// Skills is the capability "skill". An error of Call that is an [*Error] goes
+// to the agent as it is; any other becomes skill_error without its text.
+type Skills interface {
+	// Discover gives all skills that the agent may see; the filters of the
+	// request are applied to them by [ServeSkills].
+	Discover(ctx context.Context, r *Request) ([]SkillDefinition, error)
+	// Call runs one, [ErrUnknownSkill] if there is none of that name.
+	Call(ctx context.Context, c *SkillCall) (SkillResult, error)
+}
+
+// ServeSkills makes the provider of the capability "skill".
+func ServeSkills(s Skills) Provider { return skillProvider{s} }
+
+type skillProvider struct{ skills Skills }
+
+func (p skillProvider) Serve(ctx context.Context, r *Request) (Response, error) {
+	switch r.Type {
+	case "skill/discover/req":
+		all, err := p.skills.Discover(ctx, r)
+		if err != nil {
+			return Response{}, err
+		}
+		tags, categories := r.Strings("filter_tags"), r.Strings("filter_categories")
+		list := []SkillDefinition{}
+		for _, s := range all {
+			if len(tags) > 0 && !slices.ContainsFunc(s.Tags, func(t string) bool { return slices.Contains(tags, t) }) {
+				continue
+			}
+			if len(categories) > 0 && (s.Category == nil || !slices.Contains(categories, *s.Category)) {
+				continue
+			}
+			if s.Status == "" {
+				s.Status = "Published"
+			}
+			list = append(list, s)
+		}
+		return Response{Body: map[string]any{"skills": list}}, nil
+	case "skill/call/req":
+		return p.call(ctx, r)
+	}
+	return Response{}, ErrUnknownType
+}
+
+func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
+	c := &SkillCall{
+		Request: r, Name: r.Str("name"), Arguments: r.Get("arguments"), Streaming: r.Bool("streaming"),
+		LLMOverride: r.Get("llm_override"), Metadata: r.Get("metadata"),
+	}
+	res, err := p.skills.Call(ctx, c)
+	if err != nil {
+		return Response{}, failedAs(err, SkillError, "the skill failed", "skill")
+	}
+	if res.DurationMS == 0 {
+		res.DurationMS = time.Since(r.Received).Milliseconds()
+	}
+	b := appendString([]byte(`,"name":`), c.Name)
+	b = append(b, `,"data":{"success":`...)
+	b = strconv.AppendBool(b, res.Success)
+	b = append(b, `,"data":`...)
+	if b, err = appendValue(b, res.Data); err == nil {
+		b = append(b, `,"summary":`...)
+		b, err = appendValue(b, res.Summary)
+	}
+	if err != nil {
+		return Response{}, &Error{Code: SkillError, Text: "the result of the skill is not JSON", Step: "handler", Capability: "skill", cause: err}
+	}
+	b = append(b, `,"truncated":`...)
+	b = strconv.AppendBool(b, res.Truncated)
+	b = append(b, `,"error":`...)
+	b = appendNullable(b, res.Error)
+	b = append(b, `,"error_code":`...)
+	b = appendNullable(b, res.ErrorCode)
+	b = append(b, `,"duration_ms":`...)
+	b = strconv.AppendInt(b, res.DurationMS, 10)
+	b = append(b, `,"events":[]`...)
+	if b, err = appendResultMetadata(b, res.Metadata); err != nil {
+		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler", Capability: "skill", cause: err}
+	}
+	b = append(b, `},"error":null,"created_at":`...)
+	return Response{Body: frameBody(appendTime(b, r.h.Now()))}, nil
+}

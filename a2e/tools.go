@@ -1,0 +1,312 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// ToolParameter is one parameter of a tool (A2E §6.14).
+type ToolParameter struct {
+	Name        string                   `json:"name"`
+	Type        string                   `json:"type"`
+	Description string                   `json:"description"`
+	Required    bool                     `json:"required"`
+	Enum        *[]string                `json:"enum"`
+	Properties  map[string]ToolParameter `json:"properties,omitempty"`
+}
+
+// ToolDefinition describes a tool (A2E §6.14). Version is "1.0.0" when empty.
+// A tool with DeferLoading is listed only on demand.
+type ToolDefinition struct {
+	Name             string          `json:"name"`
+	Description      string          `json:"description"`
+	InputParameters  []ToolParameter `json:"input_parameters"`
+	OutputParameters []ToolParameter `json:"output_parameters"`
+	Streaming        bool            `json:"streaming"`
+	Idempotent       bool            `json:"idempotent"`
+	Tags             []string        `json:"tags"`
+	Version          string          `json:"version"`
+	Toolkit          *string         `json:"toolkit"`
+	DeferLoading     bool            `json:"defer_loading"`
+}
+
+// ToolQuery are the members of tool/list/req.
+type ToolQuery struct {
+	Kind            string   `json:"filter_kind"`
+	Tags            []string `json:"filter_tags"`
+	Query           string   `json:"query"`
+	IncludeDeferred bool     `json:"include_deferred"`
+}
+
+// Select applies a query as the reference does (A2E §6.18): without Query all
+// tools but the deferred ones, Kind and Tags unused; with Query every tool,
+// deferred or not, that has all Tags and whose name, description or a tag
+// contains the text, all regardless of case.
+func (q ToolQuery) Select(tools []ToolDefinition) []ToolDefinition {
+	out := []ToolDefinition{}
+	text := strings.ToLower(q.Query)
+	for _, t := range tools {
+		if q.Query == "" {
+			if !t.DeferLoading || q.IncludeDeferred {
+				out = append(out, t)
+			}
+			continue
+		}
+		all := true
+		for _, want := range q.Tags {
+			all = all && slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.EqualFold(tag, want) })
+		}
+		hit := strings.Contains(strings.ToLower(t.Name), text) || strings.Contains(strings.ToLower(t.Description), text) ||
+			slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.Contains(strings.ToLower(tag), text) })
+		if all && hit {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// ToolCall is a tool/call/req.
+type ToolCall struct {
+	*Request
+	Name      string
+	Arguments Value // a JSON object as the agent wrote it
+	Streaming bool  // whether the agent asked for events
+}
+
+// ToolResult is the member data of a tool/call/resp (A2E §6.14). Success is
+// false for a failure that the tool itself describes in Error and ErrorCode.
+type ToolResult struct {
+	Success    bool
+	ToolName   string // the called name when empty
+	Data       any    // what encodes as JSON; anything but an object is wrapped as {"value": …}
+	Summary    any
+	Truncated  bool
+	ExitCode   *int   // taken from the member exit_code of Data when nil
+	Error      string // null on the wire when empty
+	ErrorCode  string
+	DurationMS int64 // measured when 0
+	Events     []Value
+	Metadata   Value // an extension, which agents that do not know it pass over: a JSON object, or nil for none
+}
+
+// Tools is the capability "tools". An error of Call that is an [*Error] goes to
+// the agent as it is; any other becomes tool_error without its text.
+type Tools interface {
+	// List gives all tools that the agent may see; the query is applied to it
+	// by [ServeTools].
+	List(ctx context.Context, r *Request) ([]ToolDefinition, error)
+	// Call runs one, [ErrUnknownTool] if there is none of that name.
+	Call(ctx context.Context, c *ToolCall) (ToolResult, error)
+}
+
+// ServeTools makes the provider of the capability "tools".
+func ServeTools(t Tools) Provider { return toolProvider{t} }
+
+type toolProvider struct{ tools Tools }
+
+func (p toolProvider) Serve(ctx context.Context, r *Request) (Response, error) {
+	switch r.Type {
+	case "tool/list/req":
+		all, err := p.tools.List(ctx, r)
+		if err != nil {
+			return Response{}, err
+		}
+		q := ToolQuery{Kind: r.Str("filter_kind"), Tags: r.Strings("filter_tags"), Query: r.Str("query"), IncludeDeferred: r.Bool("include_deferred")}
+		list := q.Select(all)
+		for i := range list {
+			if list[i].Version == "" {
+				list[i].Version = "1.0.0"
+			}
+		}
+		return Response{Body: map[string]any{"tools": list}}, nil
+	case "tool/call/req":
+		return p.call(ctx, r)
+	}
+	return Response{}, ErrUnknownType
+}
+
+func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
+	call := &ToolCall{Request: r, Name: r.Str("tool_name"), Arguments: r.Get("arguments"), Streaming: r.Bool("streaming")}
+	res, err := p.tools.Call(ctx, call)
+	if err != nil {
+		return Response{}, failedAs(err, ToolError, "the tool failed", "tools")
+	}
+	if res.ToolName == "" {
+		res.ToolName = call.Name
+	}
+	if res.DurationMS == 0 {
+		res.DurationMS = time.Since(r.Received).Milliseconds()
+	}
+	body, err := appendToolResult([]byte(`,"data":`), res)
+	if err != nil {
+		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler", Capability: "tools", cause: err}
+	}
+	body = append(body, `,"created_at":`...)
+	return Response{Body: frameBody(appendTime(body, r.h.Now()))}, nil
+}
+
+// failedAs gives errors that are not in the protocol's words the given code.
+func failedAs(err error, code Code, text, capability string) error {
+	var e *Error
+	if errors.As(err, &e) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return &Error{Code: code, Text: text, Step: "handler", Capability: capability, cause: err}
+}
+
+func appendValue(dst []byte, v any) ([]byte, error) {
+	raw, err := valueOf(v)
+	if err != nil {
+		return dst, err
+	}
+	return appendASCII(dst, raw), nil
+}
+
+// valueOf gives checked JSON for anything that encodes.
+func valueOf(v any) (Value, error) {
+	var raw Value
+	switch x := v.(type) {
+	case nil:
+		return Value("null"), nil
+	case Value:
+		if x == nil {
+			return Value("null"), nil
+		}
+		raw = x
+	default:
+		return encodeJSON(v)
+	}
+	if _, fault := scanObject(raw, DefaultMaxDepth, nil); fault != "" {
+		return nil, errors.New("a2e: not JSON: " + fault)
+	}
+	return raw, nil
+}
+
+func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
+	data, err := valueOf(res.Data)
+	if err != nil {
+		return nil, err
+	}
+	data = trimLine(data)
+	exit := []byte("null")
+	if data[0] == '{' {
+		for _, m := range members(data) {
+			if v := m.value.of(data); string(m.name.of(data)) == "exit_code" && isNumber(v[0]) && integral(v) {
+				exit = v
+			}
+		}
+	}
+	if res.ExitCode != nil {
+		exit = strconv.AppendInt(nil, int64(*res.ExitCode), 10)
+	}
+	dst = append(dst, `{"success":`...)
+	dst = strconv.AppendBool(dst, res.Success)
+	dst = append(dst, `,"tool_name":`...)
+	dst = appendString(dst, res.ToolName)
+	dst = append(dst, `,"data":`...)
+	if data[0] == '{' || data[0] == 'n' {
+		dst = appendASCII(dst, data)
+	} else {
+		dst = append(appendASCII(append(dst, `{"value":`...), data), '}')
+	}
+	dst = append(dst, `,"summary":`...)
+	if dst, err = appendValue(dst, res.Summary); err != nil {
+		return nil, err
+	}
+	dst = append(dst, `,"truncated":`...)
+	dst = strconv.AppendBool(dst, res.Truncated)
+	dst = append(append(dst, `,"exit_code":`...), exit...)
+	dst = append(dst, `,"error":`...)
+	dst = appendNullable(dst, res.Error)
+	dst = append(dst, `,"error_code":`...)
+	dst = appendNullable(dst, res.ErrorCode)
+	dst = append(dst, `,"duration_ms":`...)
+	dst = strconv.AppendInt(dst, res.DurationMS, 10)
+	dst = append(dst, `,"events":[`...)
+	for i, e := range res.Events {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if dst, err = appendValue(dst, e); err != nil {
+			return nil, err
+		}
+	}
+	dst = append(dst, ']')
+	if dst, err = appendResultMetadata(dst, res.Metadata); err != nil {
+		return nil, err
+	}
+	return append(dst, '}'), nil
+}
+
+// appendResultMetadata adds the member metadata where there is some.
+func appendResultMetadata(dst []byte, v Value) ([]byte, error) {
+	if v == nil {
+		return dst, nil
+	}
+	return appendValue(append(dst, `,"metadata":`...), v)
+}
+
+func appendNullable(dst []byte, s string) []byte {
+	if s == "" {
+		return append(dst, "null"...)
+	}
+	return appendString(dst, s)
+}
+
+// ToolFunc runs a tool: what it returns is the data of a successful
+// [ToolResult], or a ToolResult itself.
+type ToolFunc func(ctx context.Context, c *ToolCall) (any, error)
+
+// Toolbox is a set of tools in this process. The zero value is empty. It is
+// safe for concurrent use.
+type Toolbox struct {
+	mu    sync.RWMutex
+	list  []ToolDefinition
+	funcs map[string]ToolFunc
+}
+
+// Add puts a tool in, in place of one of the same name.
+func (t *Toolbox) Add(def ToolDefinition, f ToolFunc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.funcs == nil {
+		t.funcs = map[string]ToolFunc{}
+	}
+	t.list = slices.Clone(t.list)
+	if i := slices.IndexFunc(t.list, func(d ToolDefinition) bool { return d.Name == def.Name }); i >= 0 {
+		t.list[i] = def
+	} else {
+		t.list = append(t.list, def)
+	}
+	t.funcs[def.Name] = f
+}
+
+// List gives all tools in the order in which they were added.
+func (t *Toolbox) List(context.Context, *Request) ([]ToolDefinition, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.list, nil
+}
+
+// Call runs a tool.
+func (t *Toolbox) Call(ctx context.Context, c *ToolCall) (ToolResult, error) {
+	t.mu.RLock()
+	f := t.funcs[c.Name]
+	t.mu.RUnlock()
+	if f == nil {
+		return ToolResult{}, ErrUnknownTool
+	}
+	v, err := f(ctx, c)
+	if err != nil {
+		return ToolResult{}, err
+	}
+	if res, ok := v.(ToolResult); ok {
+		return res, nil
+	}
+	return ToolResult{Success: true, Data: v}, nil
+}
