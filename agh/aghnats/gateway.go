@@ -1,0 +1,498 @@
+package aghnats
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley/agh"
+)
+
+// Gateway is a hub of AGH peers over NATS. Set its fields, then Start it.
+type Gateway struct {
+	// Router decides. Its Relay is set when the gateway serves NATS itself. An
+	// embedder sets Router.Admit to record each validated message before
+	// anything is republished or answered; Admission.Principal is the name of
+	// the authenticated User.
+	Router *agh.Router
+
+	// Listen is where the gateway serves NATS: host:port, port 0 for any free
+	// one; 127.0.0.1:4222 if empty. It is not used when URL is set.
+	Listen string
+	TLS    *tls.Config
+	Users  []User // who may connect; nobody if empty
+
+	// URL of an operator's NATS to join instead of serving.
+	URL     string
+	Options []nats.Option // credentials and the like, for URL
+	// Durable, when set with URL, is the name of the JetStream consumer by
+	// which the gateway reads AGH_NETWORK_V0 instead of subscribing.
+	Durable string
+
+	// Deliver hands a message to a hosted peer. It is called by one goroutine
+	// per sender at a time, in the order of arrival.
+	Deliver func(ctx context.Context, peerID string, e *agh.Envelope, v agh.Verdict)
+	// Presence is told when remote peers come and go.
+	Presence func(agh.PeerEvent)
+	// Admitted is told of every accepted message, when what it changes is in
+	// force and before anything is published because of it.
+	Admitted func(ctx context.Context, user string, res agh.Result)
+	// Refused is told of every message that was not accepted, with the user
+	// that sent it; Result.Err says why.
+	Refused func(user, subject string, raw []byte, res agh.Result)
+
+	Interval time.Duration // greet interval of hosted peers; 0 means 30 s
+	Workers  int           // messages worked on at once; 0 means 16
+	Queue    int           // messages waiting per worker; 0 means 256
+	MaxConns int           // connections; 0 means 16,384
+	MaxSubs  int           // subscriptions per connection; 0 means 65,536
+	Log      *slog.Logger  // nil discards
+
+	hubUser, hubPassword string
+
+	mu      sync.RWMutex
+	server  *server.Server
+	hub     *server.Account
+	users   map[string]*account   // by uid
+	proofs  map[string]*account   // by what they prove themselves with
+	exact   map[string][]*account // by the peers that they list exactly
+	claims  claims
+	nc      *nats.Conn
+	workers []chan job
+	hosted  hosted
+	replies replies
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	stopJS  func()
+}
+
+type job struct {
+	user     *account // nil when joined by URL
+	subject  string   // of the envelope, "" for answers on a reply subject
+	reply    string
+	data     []byte
+	finished func(agh.Result)
+}
+
+// Start serves, or joins, until ctx is done or Close is called.
+func (g *Gateway) Start(ctx context.Context) error {
+	if g.Router == nil {
+		g.Router = &agh.Router{}
+	}
+	if g.Log == nil {
+		g.Log = slog.New(slog.DiscardHandler)
+	}
+	g.ctx, g.cancel = context.WithCancel(ctx)
+	for range or(g.Workers, 16) {
+		w := make(chan job, or(g.Queue, 256))
+		g.workers = append(g.workers, w)
+		g.wg.Go(func() { g.work(w) })
+	}
+	var err error
+	if g.URL == "" {
+		err = g.startServer()
+	} else {
+		err = g.startClient()
+	}
+	if err != nil {
+		g.Close()
+		return err
+	}
+	g.wg.Go(g.heartbeat)
+	context.AfterFunc(ctx, g.cancel)
+	return nil
+}
+
+func (g *Gateway) startServer() error {
+	g.Router.Relay = true
+	if g.Router.Reachable == nil {
+		g.Router.Reachable = g.subscribed
+	}
+	if err := g.serve(); err != nil {
+		return err
+	}
+	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword), nats.NoEcho(), nats.MaxReconnects(-1))
+	if err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	g.nc = nc
+	if _, err := nc.Subscribe(upPrefix+">", g.up); err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	return nc.FlushTimeout(5 * time.Second)
+}
+
+func (g *Gateway) startClient() error {
+	options := append([]nats.Option{nats.MaxReconnects(-1), nats.Name("parley"),
+		nats.ReconnectHandler(func(*nats.Conn) { g.hosted.all(g.greet) })}, g.Options...)
+	nc, err := nats.Connect(g.URL, options...)
+	if err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	g.nc = nc
+	if g.Durable != "" {
+		return g.consume()
+	}
+	return nil
+}
+
+// Close stops the gateway and waits for what it has begun.
+func (g *Gateway) Close() {
+	if g.cancel == nil {
+		return
+	}
+	g.cancel()
+	if g.stopJS != nil {
+		g.stopJS()
+	}
+	g.wg.Wait()
+	if g.nc != nil {
+		g.nc.Close()
+	}
+	if g.server != nil {
+		g.server.Shutdown()
+		g.server.WaitForShutdown()
+	}
+}
+
+// up takes what users publish: agh-up.<uid>.agh-in.<subject> or
+// agh-up.<uid>.agh-reply.<token>.
+func (g *Gateway) up(m *nats.Msg) {
+	uid, subject, _ := strings.Cut(strings.TrimPrefix(m.Subject, upPrefix), ".")
+	g.mu.RLock()
+	a := g.users[uid]
+	g.mu.RUnlock()
+	if a == nil {
+		return // removed while the message was on its way
+	}
+	j := job{user: a, reply: m.Reply, data: m.Data}
+	if s, ok := strings.CutPrefix(subject, inPrefix); ok {
+		j.subject = s
+	}
+	g.enqueue(uid, j)
+}
+
+// enqueue keeps the order of one sender. It blocks when the worker is behind,
+// which the server turns into a slow consumer in the end.
+func (g *Gateway) enqueue(sender string, j job) {
+	h := fnv.New32a()
+	h.Write([]byte(sender))
+	select {
+	case g.workers[h.Sum32()%uint32(len(g.workers))] <- j:
+	case <-g.ctx.Done():
+	}
+}
+
+func (g *Gateway) work(jobs chan job) {
+	for {
+		select {
+		case j := <-jobs:
+			res := g.handle(j)
+			if j.finished != nil {
+				j.finished(res)
+			}
+		case <-g.ctx.Done():
+			return
+		}
+	}
+}
+
+func (g *Gateway) handle(j job) agh.Result {
+	in := agh.Inbound{Raw: j.data, Subject: j.subject}
+	if j.user != nil {
+		in.Principal, in.May = j.user.user.Name, func(e *agh.Envelope) error { return g.may(j.user, e) }
+	}
+	if j.user != nil && j.subject == "" {
+		may := in.May
+		in.May = func(e *agh.Envelope) error {
+			if w, ok := e.Content().(*agh.Whois); !ok || w.Type != agh.WhoisResponse {
+				return errors.New("aghnats: only whois answers come on reply subjects")
+			}
+			return may(e)
+		}
+	}
+	res := g.Router.Receive(g.ctx, in)
+	g.events(res.Events)
+	if res.Outcome != agh.Accepted && g.Refused != nil {
+		g.Refused(in.Principal, j.subject, j.data, res)
+	}
+	if res.Outcome == agh.Accepted {
+		if j.user != nil {
+			g.claim(j.user, res.Envelope)
+		}
+		if w, ok := res.Envelope.Content().(*agh.Whois); ok && w.Type == agh.WhoisRequest && j.reply != "" {
+			g.replies.note(res.Envelope, j.reply, g.now())
+		}
+		if g.Admitted != nil {
+			g.Admitted(g.ctx, in.Principal, res)
+		}
+	}
+	for _, out := range res.Published {
+		g.logged(g.publish(out.Envelope, out.Data))
+	}
+	if res.Relay {
+		g.logged(g.publish(res.Envelope, res.Envelope.Raw()))
+	}
+	if g.Deliver != nil {
+		for _, peer := range res.Deliver {
+			g.Deliver(g.ctx, peer, res.Envelope, res.Verdict)
+		}
+	}
+	return res
+}
+
+// may binds from to the authenticated user. It changes nothing.
+func (g *Gateway) may(a *account, e *agh.Envelope) error {
+	switch {
+	case !a.user.sees(e.WorkspaceID):
+		return fmt.Errorf("aghnats: user %s has no part in the workspace", a.user.Name)
+	case !a.user.speaksAs(e.From):
+		return fmt.Errorf("aghnats: user %s may not speak as that peer", a.user.Name)
+	}
+	if other := g.lists(e.WorkspaceID, e.From); other != nil && other != a {
+		return fmt.Errorf("aghnats: the peer belongs to user %s", other.user.Name)
+	}
+	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, or(a.user.MaxPeers, 4096), g.now())
+}
+
+// claim notes who speaks as a peer. Only admitted messages come here.
+func (g *Gateway) claim(a *account, e *agh.Envelope) {
+	g.claims.take(claimKey{e.WorkspaceID, e.From}, a.uid, g.now().Add(2*or(g.Interval, 30*time.Second)))
+}
+
+// lists finds the user that lists a peer exactly.
+func (g *Gateway) lists(workspaceID, peer string) *account {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for _, a := range g.exact[peer] {
+		if a.user.sees(workspaceID) {
+			return a
+		}
+	}
+	return nil
+}
+
+// owner finds the user by whom a peer is reached.
+func (g *Gateway) owner(workspaceID, peer string) *account {
+	if a := g.lists(workspaceID, peer); a != nil {
+		return a
+	}
+	uid := g.claims.holder(claimKey{workspaceID, peer}, g.now())
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.users[uid]
+}
+
+// subscribed reports whether a peer listens though it has not greeted, as
+// peers of other implementations may.
+func (g *Gateway) subscribed(workspaceID, channel, peer string) bool {
+	a := g.owner(workspaceID, peer)
+	if a == nil {
+		return false
+	}
+	subject, err := agh.VerifiedPeerSubject(workspaceID, channel, peer)
+	return err == nil && g.hub.SubscriptionInterest(toPrefix+a.uid+"."+subject)
+}
+
+// Publish sends an envelope on its subject, to whom it concerns and nobody
+// else: the Raw bytes of a received one, so that signatures hold, otherwise
+// its encoding. It checks nothing but the target: an embedder that took a
+// message with [agh.Take] gives it here when it is to be delivered.
+func (g *Gateway) Publish(e *agh.Envelope) error {
+	data := e.Raw()
+	if data == nil {
+		var err error
+		if data, err = e.Encode(); err != nil {
+			return err
+		}
+	}
+	return g.publish(e, data)
+}
+
+// PublishTo publishes a broadcast once more for one peer that was away when
+// it was made, on the subject that it has. Other peers of the same user hear it
+// too, and know it by its id. On an operator's NATS everybody hears it.
+func (g *Gateway) PublishTo(e *agh.Envelope, peerID string) error {
+	data := e.Raw()
+	if g.server == nil || e.To != "" || data == nil {
+		return g.Publish(e)
+	}
+	subject, err := e.Subject()
+	if err != nil {
+		return err
+	}
+	a := g.owner(e.WorkspaceID, peerID)
+	if a == nil {
+		return agh.Refuse(agh.ErrNotTarget, "no user has that peer", nil)
+	}
+	return g.nc.Publish(toPrefix+a.uid+"."+subject, data)
+}
+
+// Listens reports whether a peer is connected and subscribes its own subject
+// in a channel. It is always true on an operator's NATS, where nobody can tell.
+func (g *Gateway) Listens(workspaceID, channel, peerID string) bool {
+	return g.server == nil || g.subscribed(workspaceID, channel, peerID)
+}
+
+func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
+	subject, err := e.Subject()
+	if err != nil {
+		return err
+	}
+	m := &nats.Msg{Subject: subject, Data: data}
+	if w, ok := e.Content().(*agh.Whois); ok {
+		switch {
+		case w.Type == agh.WhoisResponse:
+			if reply := g.replies.find(e, g.now()); reply != "" {
+				g.logged(g.nc.Publish(reply, data))
+			}
+		case g.server != nil && g.replies.has(e, g.now()):
+			m.Reply = replyPrefix + agh.NewID()
+		}
+	}
+	if g.server != nil && e.To != "" {
+		a := g.owner(e.WorkspaceID, e.To)
+		if a == nil {
+			return agh.Refuse(agh.ErrNotTarget, "no user has that peer", nil)
+		}
+		m.Subject = toPrefix + a.uid + "." + subject
+	}
+	return g.nc.PublishMsg(m)
+}
+
+// Send sends a message of a hosted peer; see [agh.Router.Send].
+func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error) {
+	res, err := g.Router.Send(ctx, e)
+	if err != nil {
+		return res, err
+	}
+	here := len(res.Deliver) > 0 && res.Envelope.To != ""
+	for i, out := range res.Published {
+		if i == 0 && here {
+			continue // between two hosted peers
+		}
+		answer := i > 0 // of a hosted peer to the hosted asker
+		if answer && g.Router.Hosts(out.Envelope.WorkspaceID, out.Envelope.Channel, out.Envelope.To) {
+			if g.Deliver != nil {
+				g.Deliver(ctx, out.Envelope.To, out.Envelope, agh.Verdict{Trust: agh.TrustUnverified})
+			}
+			continue
+		}
+		if err := g.publish(out.Envelope, out.Data); err != nil {
+			return res, err
+		}
+	}
+	if g.Deliver != nil {
+		for _, peer := range res.Deliver {
+			g.Deliver(ctx, peer, res.Envelope, agh.Verdict{Trust: agh.TrustUnverified})
+		}
+	}
+	return res, nil
+}
+
+// Host adds a peer to the gateway and greets for it, now and every Interval.
+func (g *Gateway) Host(l *agh.Local) error {
+	out, err := g.Router.Host(l)
+	if err != nil {
+		return err
+	}
+	if err := g.publish(out.Envelope, out.Data); err != nil {
+		return err
+	}
+	if g.server == nil && g.Durable == "" {
+		if err := g.join(l); err != nil {
+			return err
+		}
+	}
+	g.hosted.add(l, g.now().Add(or(g.Interval, 30*time.Second)))
+	return nil
+}
+
+// join subscribes the two subjects of a hosted peer on an operator's NATS.
+func (g *Gateway) join(l *agh.Local) error {
+	broadcast, err := agh.BroadcastSubject(l.WorkspaceID, l.Channel)
+	if err != nil {
+		return err
+	}
+	peer, err := agh.VerifiedPeerSubject(l.WorkspaceID, l.Channel, l.Card.PeerID)
+	if err != nil {
+		return err
+	}
+	for _, subject := range []string{broadcast, peer} {
+		err := g.hosted.subscribe(subject, func() (*nats.Subscription, error) {
+			return g.nc.Subscribe(subject, func(m *nats.Msg) {
+				g.enqueue(m.Subject, job{subject: m.Subject, reply: m.Reply, data: m.Data})
+			})
+		})
+		if err != nil {
+			return fmt.Errorf("aghnats: %w", err)
+		}
+	}
+	return g.nc.FlushTimeout(5 * time.Second)
+}
+
+// Unhost removes a hosted peer. Others see it go when its greetings stay away.
+func (g *Gateway) Unhost(workspaceID, channel, peerID string) {
+	g.Router.Unhost(workspaceID, channel, peerID)
+	g.hosted.remove(workspaceID, channel, peerID)
+}
+
+func (g *Gateway) heartbeat() {
+	tick := time.NewTicker(min(or(g.Interval, 30*time.Second)/4, time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			g.beat(g.now())
+		case <-g.ctx.Done():
+			return
+		}
+	}
+}
+
+// beat greets for the hosted peers whose time has come and notices who went.
+func (g *Gateway) beat(now time.Time) {
+	for _, l := range g.hosted.due(now, or(g.Interval, 30*time.Second)) {
+		g.greet(l)
+	}
+	g.events(g.Router.Expire())
+}
+
+func (g *Gateway) greet(l *agh.Local) {
+	out, err := g.Router.Greeting(l)
+	if err == nil {
+		err = g.publish(out.Envelope, out.Data)
+	}
+	g.logged(err)
+}
+
+func (g *Gateway) events(events []agh.PeerEvent) {
+	if g.Presence != nil {
+		for _, e := range events {
+			g.Presence(e)
+		}
+	}
+}
+
+func (g *Gateway) now() time.Time {
+	if g.Router.Verifier.Now != nil {
+		return g.Router.Verifier.Now()
+	}
+	return time.Now()
+}
+
+func (g *Gateway) logged(err error) {
+	if err != nil {
+		g.Log.Warn("agh: not published", "err", err)
+	}
+}

@@ -1,0 +1,210 @@
+package aghnats
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/parley-hub/parley/agh"
+)
+
+// Subjects between the accounts. Peers never see them.
+const (
+	upPrefix    = "agh-up."    // agh-up.<uid>.<subject>: published by a user, read by the hub
+	inPrefix    = "agh-in."    // where a user's account maps its publications to
+	toPrefix    = "agh-to."    // agh-to.<uid>.<subject>: for the peers of one user
+	replyPrefix = "agh-reply." // reply subjects of relayed questions
+)
+
+// account is a user with its NATS account.
+type account struct {
+	user    User
+	uid     string
+	account *server.Account
+}
+
+// serve starts the embedded server.
+func (g *Gateway) serve() error {
+	host, port, err := net.SplitHostPort(or(g.Listen, "127.0.0.1:4222"))
+	if err != nil {
+		return fmt.Errorf("aghnats: listen address: %w", err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return fmt.Errorf("aghnats: listen address: %w", err)
+	}
+	if n == 0 {
+		n = server.RANDOM_PORT
+	}
+	var secret [32]byte
+	rand.Read(secret[:]) // never fails
+	g.hubUser, g.hubPassword = "hub-"+hex.EncodeToString(secret[:8]), hex.EncodeToString(secret[8:])
+	o := &server.Options{
+		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
+		MaxPayload: int32(or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxConn: or(g.MaxConns, 16384), MaxSubs: or(g.MaxSubs, 65536),
+		CustomClientAuthentication: g, AlwaysEnableNonce: true,
+		DisableShortFirstPing: true,
+	}
+	if g.TLS != nil {
+		o.TLSConfig, o.TLS, o.TLSTimeout = g.TLS, true, 5
+	}
+	if g.server, err = server.NewServer(o); err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	if g.hub, err = g.server.RegisterAccount("AGH-HUB"); err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	for _, err := range []error{
+		g.hub.AddServiceExportWithResponse(upPrefix+">", server.Streamed, nil),
+		g.hub.SetServiceExportResponseThreshold(upPrefix+">", time.Minute),
+		g.hub.AddStreamExport(agh.SubjectPrefix+".>", nil),
+		g.hub.AddStreamExport(toPrefix+">", nil),
+		g.hub.AddStreamExport("_INBOX.>", nil),
+	} {
+		if err != nil {
+			return fmt.Errorf("aghnats: hub account: %w", err)
+		}
+	}
+	for _, u := range g.Users {
+		if err := g.AddUser(u); err != nil {
+			return err
+		}
+	}
+	g.server.Start()
+	if !g.server.ReadyForConnections(5 * time.Second) {
+		return errors.New("aghnats: the server did not get ready: is the address in use?")
+	}
+	return nil
+}
+
+// Addr gives the address that peers connect to, "" when joined by URL.
+func (g *Gateway) Addr() string {
+	if g.server == nil || g.server.Addr() == nil {
+		return ""
+	}
+	return g.server.Addr().String()
+}
+
+// AddUser lets one more user in, at any time after Start; Users holds those of
+// the start. A name can be used once.
+func (g *Gateway) AddUser(u User) error {
+	if g.server == nil {
+		return errors.New("aghnats: users are those of the operator's server")
+	}
+	if err := u.check(); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	a := &account{user: u, uid: u.uid()}
+	if other := g.users[a.uid]; other != nil {
+		return fmt.Errorf("aghnats: there is a user %s already", u.Name)
+	}
+	if other := g.proofs[u.proof()]; other != nil {
+		return fmt.Errorf("aghnats: user %s has the credentials of user %s", u.Name, other.user.Name)
+	}
+	for _, p := range u.Peers {
+		for _, other := range g.exact[p] {
+			if overlap(u.Workspaces, other.user.Workspaces) {
+				return fmt.Errorf("aghnats: peer %s belongs to user %s already", p, other.user.Name)
+			}
+		}
+	}
+	// A user that comes back finds its account as it was.
+	acc, isNew := g.server.LookupOrRegisterAccount("AGH-" + a.uid)
+	a.account = acc
+	if isNew {
+		if err := acc.AddMapping(agh.SubjectPrefix+".>", inPrefix+agh.SubjectPrefix+".>"); err != nil {
+			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+		}
+		for _, prefix := range []string{inPrefix, replyPrefix} {
+			if err := acc.AddServiceImport(g.hub, prefix+">", upPrefix+a.uid+"."+prefix+">"); err != nil {
+				return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+			}
+		}
+	}
+	for _, w := range u.Workspaces {
+		subject := agh.SubjectPrefix + "." + w
+		err := acc.AddMappedStreamImport(g.hub, subject+".*.broadcast", "")
+		if err == nil || errors.Is(err, server.ErrStreamImportDuplicate) {
+			err = acc.AddMappedStreamImport(g.hub, toPrefix+a.uid+"."+subject+".*.peer.*", subject+".*.peer.*")
+		}
+		if err == nil || errors.Is(err, server.ErrStreamImportDuplicate) {
+			err = acc.AddMappedStreamImport(g.hub, toPrefix+a.uid+"."+subject+".*.broadcast", subject+".*.broadcast")
+		}
+		if err != nil && !errors.Is(err, server.ErrStreamImportDuplicate) {
+			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+		}
+	}
+	if g.users == nil {
+		g.users, g.proofs, g.exact = map[string]*account{}, map[string]*account{}, map[string][]*account{}
+	}
+	g.users[a.uid], g.proofs[u.proof()] = a, a
+	for _, p := range u.Peers {
+		if !strings.HasSuffix(p, "*") {
+			g.exact[p] = append(g.exact[p], a)
+		}
+	}
+	return nil
+}
+
+// RemoveUser shuts a user out and closes its connections. Its account keeps
+// the workspaces that it had; adding the user again may add to them.
+func (g *Gateway) RemoveUser(name string) {
+	uid := (&User{Name: name}).uid()
+	g.mu.Lock()
+	gone := g.users[uid]
+	if gone != nil {
+		delete(g.users, uid)
+		delete(g.proofs, gone.user.proof())
+		for _, p := range gone.user.Peers {
+			g.exact[p] = slices.DeleteFunc(g.exact[p], func(a *account) bool { return a == gone })
+			if len(g.exact[p]) == 0 {
+				delete(g.exact, p)
+			}
+		}
+	}
+	g.mu.Unlock()
+	if gone == nil {
+		return
+	}
+	// Pages of connections, until a look finds none.
+	for {
+		conns, err := g.server.Connz(&server.ConnzOptions{Account: gone.account.GetName(), Limit: 1024})
+		if err != nil || len(conns.Conns) == 0 {
+			return
+		}
+		for _, c := range conns.Conns {
+			if g.server.DisconnectClientByID(c.Cid) != nil {
+				return
+			}
+		}
+	}
+}
+
+func overlap(a, b []string) bool {
+	for _, x := range a {
+		for _, y := range b {
+			if x == y || x == "*" || y == "*" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func or[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}

@@ -1,0 +1,315 @@
+package agh
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Greet is the body of a greet: who is present (message kinds page, "greet").
+type Greet struct {
+	Card    *Card
+	Summary string
+}
+
+// WhoisType tells a question from an answer.
+type WhoisType string
+
+// The types of a whois.
+const (
+	WhoisRequest  WhoisType = "request"
+	WhoisResponse WhoisType = "response"
+)
+
+// Whois is the body of a whois. A request has an optional Query, a response
+// has a Card.
+type Whois struct {
+	Type  WhoisType
+	Query string
+	Card  *Card
+}
+
+// Say is the body of a say. Artifacts are any JSON values.
+type Say struct {
+	Text      string
+	Intent    string
+	Artifacts []json.RawMessage
+}
+
+// Transfer is the body of a capability message: one capability handed over.
+type Transfer struct {
+	Capability Capability
+}
+
+// ReceiptStatus is what a receipt says of the message that it is for.
+type ReceiptStatus string
+
+// The statuses.
+const (
+	StatusAccepted    ReceiptStatus = "accepted"
+	StatusRejected    ReceiptStatus = "rejected"
+	StatusDuplicate   ReceiptStatus = "duplicate"
+	StatusExpired     ReceiptStatus = "expired"
+	StatusUnsupported ReceiptStatus = "unsupported"
+	StatusCanceled    ReceiptStatus = "canceled"
+)
+
+// Receipt is the body of a receipt. Reason is forbidden with accepted,
+// optional with canceled and required with every other status.
+type Receipt struct {
+	ForID  string
+	Status ReceiptStatus
+	Reason Reason
+	Detail string
+}
+
+// Trace is the body of a trace: a step in the life of a piece of work. Result
+// is any JSON value (the pages ask for an object, the reference for none).
+type Trace struct {
+	State        WorkState
+	Message      string
+	Result       json.RawMessage
+	ArtifactRefs []json.RawMessage
+}
+
+// The JSON shapes. Members that the pages do not name are ignored: bodies grow.
+type (
+	greetWire struct {
+		Card    jsonx.Value `json:"peer_card"`
+		Summary *string     `json:"summary,omitzero"`
+	}
+	whoisWire struct {
+		Type  WhoisType   `json:"type"`
+		Query *string     `json:"query,omitzero"`
+		Card  jsonx.Value `json:"peer_card,omitzero"`
+	}
+	sayWire struct {
+		Text      string        `json:"text"`
+		Intent    *string       `json:"intent,omitzero"`
+		Artifacts []jsonx.Value `json:"artifacts,omitzero"`
+	}
+	transferWire struct {
+		Capability jsonx.Value `json:"capability"`
+	}
+	receiptWire struct {
+		ForID  string        `json:"for_id"`
+		Status ReceiptStatus `json:"status"`
+		Reason *Reason       `json:"reason_code,omitzero"`
+		Detail *string       `json:"detail,omitzero"`
+	}
+	traceWire struct {
+		State        WorkState     `json:"state"`
+		Message      *string       `json:"message,omitzero"`
+		Result       jsonx.Value   `json:"result,omitzero"`
+		ArtifactRefs []jsonx.Value `json:"artifact_refs,omitzero"`
+	}
+)
+
+// body is step 5: the body by kind.
+func (d *Decoder) body(p *parsed) error {
+	var err error
+	switch p.Kind {
+	case KindGreet:
+		err = d.greet(p)
+	case KindWhois:
+		err = d.whois(p)
+	case KindSay:
+		var w sayWire
+		if err = shape(p, &w); err == nil {
+			if blank(w.Text) {
+				return malformed(StepBody, "body.text", "must not be blank")
+			}
+			p.content = &Say{Text: w.Text, Intent: deref(w.Intent), Artifacts: raws(w.Artifacts)}
+		}
+	case KindCapability:
+		err = transfer(p)
+	case KindReceipt:
+		err = receipt(p)
+	case KindTrace:
+		var w traceWire
+		if err = shape(p, &w); err == nil {
+			if !w.State.known() {
+				return malformed(StepBody, "body.state", "is not a work state")
+			}
+			p.content = &Trace{State: w.State, Message: deref(w.Message), Result: json.RawMessage(w.Result), ArtifactRefs: raws(w.ArtifactRefs)}
+		}
+	}
+	return err
+}
+
+func (d *Decoder) greet(p *parsed) error {
+	var w greetWire
+	if err := shape(p, &w); err != nil {
+		return err
+	}
+	card, err := d.card(w.Card, p.From)
+	if err != nil {
+		return err
+	}
+	p.content = &Greet{Card: card, Summary: deref(w.Summary)}
+	return nil
+}
+
+func (d *Decoder) whois(p *parsed) error {
+	var w whoisWire
+	if err := shape(p, &w); err != nil {
+		return err
+	}
+	c := &Whois{Type: w.Type, Query: deref(w.Query)}
+	switch w.Type {
+	case WhoisRequest:
+		if !jsonx.IsNull(w.Card) {
+			return malformed(StepBody, "body.peer_card", "must be absent in a request")
+		}
+	case WhoisResponse:
+		if p.ReplyTo == "" {
+			return malformed(StepBody, "reply_to", "is required in a whois response")
+		}
+		var err error
+		if c.Card, err = d.card(w.Card, p.From); err != nil {
+			return err
+		}
+	default:
+		return malformed(StepBody, "body.type", "must be request or response")
+	}
+	p.content = c
+	return nil
+}
+
+func transfer(p *parsed) error {
+	var w transferWire
+	if err := shape(p, &w); err != nil {
+		return err
+	}
+	if len(w.Capability) == 0 || w.Capability.Kind() != '{' {
+		return malformed(StepBody, "body.capability", "must be an object")
+	}
+	c, claimed, err := decodeCapability(w.Capability)
+	if err != nil {
+		return err
+	}
+	digest, err := c.Digest()
+	if err != nil {
+		return err
+	}
+	switch {
+	case claimed == "":
+		return malformed(StepBody, "body.capability.digest", "is required")
+	case claimed != digest:
+		return refuse(ErrDigest, StepBody, "body.capability.digest", "does not match the capability")
+	}
+	p.content = &Transfer{Capability: *c}
+	return nil
+}
+
+func receipt(p *parsed) error {
+	var w receiptWire
+	if err := shape(p, &w); err != nil {
+		return err
+	}
+	reason := Reason("")
+	if w.Reason != nil {
+		reason = *w.Reason
+		if !reason.known() {
+			return malformed(StepBody, "body.reason_code", "is not in the registry")
+		}
+	}
+	switch w.Status {
+	case StatusAccepted:
+		if reason != "" {
+			return malformed(StepBody, "body.reason_code", "must be absent when accepted")
+		}
+	case StatusRejected, StatusDuplicate, StatusExpired, StatusUnsupported:
+		if reason == "" {
+			return malformed(StepBody, "body.reason_code", "is required")
+		}
+	case StatusCanceled:
+	default:
+		return malformed(StepBody, "body.status", "is not a receipt status")
+	}
+	if blank(w.ForID) {
+		return malformed(StepBody, "body.for_id", "must not be blank")
+	}
+	p.content = &Receipt{ForID: strings.TrimSpace(w.ForID), Status: w.Status, Reason: reason, Detail: deref(w.Detail)}
+	return nil
+}
+
+func shape(p *parsed, v any) error {
+	if err := jsonx.Decode(p.Body, v); err != nil {
+		return malformed(StepBody, "body", "has not the shape of its kind").because(err)
+	}
+	return nil
+}
+
+func blank(s string) bool { return strings.TrimSpace(s) == "" }
+
+func raws(vs []jsonx.Value) []json.RawMessage {
+	if vs == nil {
+		return nil
+	}
+	out := make([]json.RawMessage, len(vs))
+	for i, v := range vs {
+		out[i] = json.RawMessage(v)
+	}
+	return out
+}
+
+func values(vs []json.RawMessage) []jsonx.Value {
+	if vs == nil {
+		return nil
+	}
+	out := make([]jsonx.Value, len(vs))
+	for i, v := range vs {
+		out[i] = jsonx.Value(v)
+	}
+	return out
+}
+
+// SetContent sets kind and body of e from one of the six body types (or a
+// pointer to one). It does not validate; [Envelope.Encode] does.
+func (e *Envelope) SetContent(content any) error {
+	var kind Kind
+	var shape any
+	switch c := content.(type) {
+	case *Greet:
+		kind, shape = KindGreet, greetWire{Card: c.Card.encode(), Summary: ref(c.Summary)}
+	case *Whois:
+		w := whoisWire{Type: c.Type, Query: ref(c.Query)}
+		if c.Card != nil {
+			w.Card = c.Card.encode()
+		}
+		kind, shape = KindWhois, w
+	case *Say:
+		kind, shape = KindSay, sayWire{Text: c.Text, Intent: ref(c.Intent), Artifacts: values(c.Artifacts)}
+	case *Transfer:
+		v, err := c.Capability.encode()
+		if err != nil {
+			return err
+		}
+		kind, shape = KindCapability, transferWire{Capability: v}
+	case *Receipt:
+		w := receiptWire{ForID: c.ForID, Status: c.Status, Detail: ref(c.Detail)}
+		if c.Reason != "" {
+			w.Reason = &c.Reason
+		}
+		kind, shape = KindReceipt, w
+	case *Trace:
+		kind, shape = KindTrace, traceWire{State: c.State, Message: ref(c.Message), Result: jsonx.Value(c.Result), ArtifactRefs: values(c.ArtifactRefs)}
+	default:
+		return malformed(StepBody, "body", "is none of the six body types")
+	}
+	b, err := jsonx.Encode(shape)
+	if err != nil {
+		return malformed(StepBody, "body", "cannot be written as JSON").because(err)
+	}
+	e.Kind, e.Body, e.content = kind, json.RawMessage(b), content
+	return nil
+}
+
+func ref(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}

@@ -1,0 +1,234 @@
+package agh
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Encode writes e as one compact JSON object in the order of the envelope
+// page: to and proof always (null when unset), other unset members never,
+// members of Unknown last. It writes the fields, not Raw: to pass on a
+// received message, pass on its Raw bytes. The result is checked as [Decode]
+// would check it, with handles and unknown members allowed.
+func (e *Envelope) Encode() ([]byte, error) {
+	b, err := e.marshal()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := (&Decoder{Lenient: true, Handles: true}).Decode(b); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func (e *Envelope) marshal() ([]byte, error) {
+	w := outWire{
+		Protocol: Protocol, ID: e.ID, WorkspaceID: e.WorkspaceID, Kind: e.Kind, Channel: e.Channel, Surface: e.Surface,
+		ThreadID: e.ThreadID, DirectID: e.DirectID, From: e.From, To: ref(e.To), WorkID: e.WorkID, ReplyTo: e.ReplyTo,
+		TraceID: e.TraceID, CausationID: e.CausationID, TS: e.TS, ExpiresAt: e.ExpiresAt,
+		Body: jsonx.Value(e.Body), Proof: jsonx.Value(e.Proof), Unknown: jsonx.Value(e.Unknown),
+	}
+	if !emptyObject(e.Ext) {
+		w.Ext = jsonx.Value(e.Ext)
+	}
+	b, err := jsonx.Encode(w)
+	if err != nil {
+		return nil, malformed(StepParse, "", "cannot be written as JSON").because(err)
+	}
+	return b, nil
+}
+
+type outWire struct {
+	Protocol    string      `json:"protocol"`
+	ID          string      `json:"id"`
+	WorkspaceID string      `json:"workspace_id"`
+	Kind        Kind        `json:"kind"`
+	Channel     string      `json:"channel"`
+	Surface     Surface     `json:"surface,omitzero"`
+	ThreadID    string      `json:"thread_id,omitzero"`
+	DirectID    string      `json:"direct_id,omitzero"`
+	From        string      `json:"from"`
+	To          *string     `json:"to"`
+	WorkID      string      `json:"work_id,omitzero"`
+	ReplyTo     string      `json:"reply_to,omitzero"`
+	TraceID     string      `json:"trace_id,omitzero"`
+	CausationID string      `json:"causation_id,omitzero"`
+	TS          int64       `json:"ts"`
+	ExpiresAt   int64       `json:"expires_at,omitzero"`
+	Body        jsonx.Value `json:"body"`
+	Proof       jsonx.Value `json:"proof"`
+	Ext         jsonx.Value `json:"ext,omitzero"`
+	Unknown     jsonx.Value `json:",embed"`
+}
+
+func emptyObject(b json.RawMessage) bool {
+	return len(b) == 0 || len(strings.Trim(string(b), "{} \t\r\n")) == 0
+}
+
+// Canonicalize gives the RFC 8785 form of b. A number beyond the IEEE 754
+// doubles, which has no such form, is refused.
+func Canonicalize(b []byte) ([]byte, error) {
+	out, err := jsonx.Canonicalize(b)
+	if err == nil && bytes.Contains(out, []byte("1.7976931348623157e+308")) && overflows(b) {
+		err = strconv.ErrRange
+	}
+	if err != nil {
+		return nil, malformed(StepParse, "", "has no canonical form").because(err)
+	}
+	return out, nil
+}
+
+// overflows reports whether valid JSON holds a number beyond the doubles.
+func overflows(b []byte) bool {
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == '"':
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+		case c == '-' || '0' <= c && c <= '9':
+			start := i
+			for i < len(b) && strings.IndexByte("+-.eE0123456789", b[i]) >= 0 {
+				i++
+			}
+			if _, err := strconv.ParseFloat(string(b[start:i]), 64); err != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// DirectID derives the id of the direct room of two peers, as AGH does: 32
+// hex digits of SHA-256 over the domain agh-network/direct-room/v0, the
+// workspace, the channel and the two peers in byte order, with zero bytes
+// between. Padding of the arguments and the order of the peers do not count;
+// the peers must differ and be plain Peer IDs.
+func DirectID(workspaceID, channel, peerA, peerB string) (string, error) {
+	return directID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), strings.TrimSpace(peerA), strings.TrimSpace(peerB), ValidPeerID)
+}
+
+// VerifiedDirectID is [DirectID] for peers that may be verified handles, by
+// the same derivation.
+func VerifiedDirectID(workspaceID, channel, peerA, peerB string) (string, error) {
+	return directID(workspaceID, channel, peerA, peerB, (&Decoder{Handles: true}).validPeer)
+}
+
+func directID(workspaceID, channel, peerA, peerB string, valid func(string) bool) (string, error) {
+	low, high := min(peerA, peerB), max(peerA, peerB)
+	switch {
+	case !ValidWorkspaceID(workspaceID):
+		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
+	case !ValidChannel(channel):
+		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+	case !valid(low) || !valid(high):
+		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	case low == high:
+		return "", malformed(StepFields, "peer_id", "a direct room has two peers")
+	}
+	sum := sha256.Sum256([]byte(strings.Join([]string{"agh-network/direct-room/v0", workspaceID, channel, low, high}, "\x00")))
+	return "direct_" + hex.EncodeToString(sum[:16]), nil
+}
+
+// InRoom reports whether e, of surface direct, is in the room that its sender
+// shares with peer.
+func (e *Envelope) InRoom(peer string) bool {
+	id, err := VerifiedDirectID(e.WorkspaceID, e.Channel, e.From, peer)
+	return err == nil && id == e.DirectID
+}
+
+// SubjectPrefix begins every subject of the network.
+const SubjectPrefix = "agh.network.v0"
+
+// RouteToken gives the token of a plain Peer ID in its subject: 32 hex digits
+// of its SHA-256.
+func RouteToken(peerID string) (string, error) {
+	peerID = strings.TrimSpace(peerID)
+	if !ValidPeerID(peerID) {
+		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	}
+	sum := sha256.Sum256([]byte(peerID))
+	return hex.EncodeToString(sum[:16]), nil
+}
+
+// VerifiedRouteToken is [RouteToken], but of a verified handle it gives the
+// fingerprint (RFC 004 §3).
+func VerifiedRouteToken(peerID string) (string, error) {
+	if _, fingerprint, ok := SplitHandle(peerID); ok {
+		return fingerprint, nil
+	}
+	return RouteToken(peerID)
+}
+
+// BroadcastSubject gives agh.network.v0.<workspace_id>.<channel>.broadcast.
+func BroadcastSubject(workspaceID, channel string) (string, error) {
+	s, err := channelSubject(workspaceID, channel)
+	if err != nil {
+		return "", err
+	}
+	return s + "broadcast", nil
+}
+
+// PeerSubject gives agh.network.v0.<workspace_id>.<channel>.peer.<route token>
+// of a plain Peer ID.
+func PeerSubject(workspaceID, channel, peerID string) (string, error) {
+	return peerSubject(workspaceID, channel, peerID, RouteToken)
+}
+
+// VerifiedPeerSubject is [PeerSubject] with [VerifiedRouteToken].
+func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
+	return peerSubject(workspaceID, channel, peerID, VerifiedRouteToken)
+}
+
+func peerSubject(workspaceID, channel, peerID string, token func(string) (string, error)) (string, error) {
+	s, err := channelSubject(workspaceID, channel)
+	if err != nil {
+		return "", err
+	}
+	t, err := token(peerID)
+	if err != nil {
+		return "", err
+	}
+	return s + "peer." + t, nil
+}
+
+func channelSubject(workspaceID, channel string) (string, error) {
+	workspaceID, channel = strings.TrimSpace(workspaceID), strings.TrimSpace(channel)
+	if !ValidWorkspaceID(workspaceID) {
+		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
+	}
+	if !ValidChannel(channel) {
+		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+	}
+	return SubjectPrefix + "." + workspaceID + "." + channel + ".", nil
+}
+
+// Subject gives the subject that e belongs on: the broadcast subject without
+// to, the subject of to with it.
+func (e *Envelope) Subject() (string, error) {
+	if e.To == "" {
+		return BroadcastSubject(e.WorkspaceID, e.Channel)
+	}
+	return VerifiedPeerSubject(e.WorkspaceID, e.Channel, e.To)
+}
+
+// CheckSubject refuses an envelope that arrived on another subject than its
+// own with [ErrSubject].
+func (e *Envelope) CheckSubject(subject string) error {
+	want, err := e.Subject()
+	if err != nil {
+		return err
+	}
+	if subject != want {
+		return refuse(ErrSubject, StepRouting, "to", "arrived on a subject that is not its own")
+	}
+	return nil
+}

@@ -1,0 +1,355 @@
+package agh
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// PrivilegedCapability is the one capability that is a claim to power and not
+// a description: a card that lists it counts only with a verified proof.
+const PrivilegedCapability = "task.write"
+
+// Keys of ext that discovery uses (RFC 003 §8.3, RFC 005).
+const (
+	ExtInclude   = "agh.include"            // on a whois request: array with IncludeCatalog
+	ExtFilter    = "agh.capability_ids"     // on a whois request: array of capability ids
+	ExtCatalog   = "agh.capability_catalog" // on a whois response: {"capabilities": […]}
+	ExtBrief     = "agh.capabilities_brief" // on a peer card: [{id, summary}]
+	IncludeValue = "capability_catalog"
+)
+
+// Card is a peer card. Its four lists are always written, even when empty.
+type Card struct {
+	PeerID      string
+	DisplayName string
+	Profiles    []string // profiles_supported
+	Capability  []string // capabilities: ids
+	Artifacts   []string // artifacts_supported
+	TrustModes  []string // trust_modes_supported
+	Ext         json.RawMessage
+}
+
+type cardWire struct {
+	PeerID      string      `json:"peer_id"`
+	DisplayName *string     `json:"display_name,omitzero"`
+	Profiles    *[]string   `json:"profiles_supported"`
+	Capability  *[]string   `json:"capabilities"`
+	Artifacts   *[]string   `json:"artifacts_supported"`
+	TrustModes  *[]string   `json:"trust_modes_supported"`
+	Ext         jsonx.Value `json:"ext,omitzero"`
+}
+
+// card reads the peer card of from. Strings are taken without padding and
+// blank list entries do not count (RFC 003 §7).
+func (d *Decoder) card(v jsonx.Value, from string) (*Card, error) {
+	if len(v) == 0 || v.Kind() != '{' {
+		return nil, malformed(StepBody, "body.peer_card", "must be an object")
+	}
+	var w cardWire
+	if err := jsonx.Decode(v, &w); err != nil {
+		return nil, malformed(StepBody, "body.peer_card", "has not the shape of a peer card").because(err)
+	}
+	c := &Card{PeerID: strings.TrimSpace(w.PeerID), DisplayName: strings.TrimSpace(deref(w.DisplayName))}
+	if c.PeerID != from {
+		return nil, malformed(StepBody, "body.peer_card.peer_id", "must be the sender")
+	}
+	for _, l := range []struct {
+		name string
+		in   *[]string
+		out  *[]string
+	}{{"profiles_supported", w.Profiles, &c.Profiles}, {"capabilities", w.Capability, &c.Capability},
+		{"artifacts_supported", w.Artifacts, &c.Artifacts}, {"trust_modes_supported", w.TrustModes, &c.TrustModes}} {
+		if l.in == nil {
+			return nil, malformed(StepBody, "body.peer_card."+l.name, "must be an array of strings")
+		}
+		*l.out = trimmed(*l.in)
+	}
+	var err error
+	if c.Ext, err = object(w.Ext, "body.peer_card.ext"); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Card) encode() jsonx.Value {
+	if c == nil {
+		return jsonx.Value("null")
+	}
+	list := func(l []string) *[]string { l = slices.Clone(l); return &l }
+	b, err := jsonx.Encode(cardWire{PeerID: c.PeerID, DisplayName: ref(c.DisplayName), Profiles: list(c.Profiles),
+		Capability: list(c.Capability), Artifacts: list(c.Artifacts), TrustModes: list(c.TrustModes), Ext: jsonx.Value(c.Ext)})
+	if err != nil { // an Ext that is not JSON: Encode of the envelope refuses what it finds
+		return jsonx.Value("null")
+	}
+	return b
+}
+
+// Privileged reports whether c claims a privileged capability.
+func (c *Card) Privileged() bool { return slices.Contains(c.Capability, PrivilegedCapability) }
+
+// Matches reports whether c answers a whois query: a blank query matches every
+// card, another one equals the peer id, the display name or a list entry,
+// case and all.
+func (c *Card) Matches(query string) bool {
+	q := strings.TrimSpace(query)
+	if q == "" || q == c.PeerID || q == c.DisplayName {
+		return true
+	}
+	for _, l := range [][]string{c.Profiles, c.Capability, c.Artifacts, c.TrustModes} {
+		if slices.Contains(l, q) {
+			return true
+		}
+	}
+	return false
+}
+
+// NewCard gives the card of a peer with a catalogue of capabilities, as the
+// AGH daemon makes it: the ids as capabilities and {id, summary} of each in
+// ext["agh.capabilities_brief"], nothing of the sort without a catalogue.
+func NewCard(peerID, displayName string, catalog []Capability) (*Card, error) {
+	c := &Card{PeerID: peerID, DisplayName: displayName, Profiles: []string{Protocol}, Artifacts: []string{string(KindCapability)}}
+	type entry struct {
+		ID      string `json:"id"`
+		Summary string `json:"summary"`
+	}
+	var brief []entry
+	for _, k := range catalog {
+		c.Capability = append(c.Capability, strings.TrimSpace(k.ID))
+		brief = append(brief, entry{strings.TrimSpace(k.ID), strings.TrimSpace(k.Summary)})
+	}
+	if brief != nil {
+		b, err := jsonx.Encode(map[string]any{ExtBrief: brief})
+		if err != nil {
+			return nil, malformed(StepBody, "capability", "is not valid text").because(err)
+		}
+		c.Ext = b
+	}
+	return c, nil
+}
+
+// Capability is one capability document. Digest covers exactly these fields.
+type Capability struct {
+	ID                string
+	Summary           string
+	Outcome           string
+	Version           string
+	ContextNeeded     []string
+	ArtifactsExpected []string
+	ExecutionOutline  []string
+	Constraints       []string
+	Examples          []string
+	Requirements      []string
+}
+
+// capabilityWire is the JSON shape in the order of the digest, but that a
+// document carries its digest after version.
+type capabilityWire struct {
+	ID                string   `json:"id"`
+	Summary           string   `json:"summary"`
+	Outcome           string   `json:"outcome"`
+	Version           *string  `json:"version,omitzero"`
+	Digest            *string  `json:"digest,omitzero"`
+	ContextNeeded     []string `json:"context_needed,omitempty"`
+	ArtifactsExpected []string `json:"artifacts_expected,omitempty"`
+	ExecutionOutline  []string `json:"execution_outline,omitempty"`
+	Constraints       []string `json:"constraints,omitempty"`
+	Examples          []string `json:"examples,omitempty"`
+	Requirements      []string `json:"requirements,omitempty"`
+}
+
+// DecodeCapability reads one capability document. A digest in it must match.
+func DecodeCapability(b []byte) (*Capability, error) {
+	c, claimed, err := decodeCapability(b)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := c.Digest()
+	if err != nil {
+		return nil, err
+	}
+	if claimed != "" && claimed != digest {
+		return nil, refuse(ErrDigest, StepBody, "digest", "does not match the capability")
+	}
+	return c, nil
+}
+
+func decodeCapability(b []byte) (c *Capability, digest string, err error) {
+	var w capabilityWire
+	if err := jsonx.Decode(b, &w); err != nil {
+		return nil, "", malformed(StepBody, "capability", "has not the shape of a capability").because(err)
+	}
+	return &Capability{ID: w.ID, Summary: w.Summary, Outcome: w.Outcome, Version: deref(w.Version), ContextNeeded: w.ContextNeeded,
+		ArtifactsExpected: w.ArtifactsExpected, ExecutionOutline: w.ExecutionOutline, Constraints: w.Constraints,
+		Examples: w.Examples, Requirements: w.Requirements}, strings.TrimSpace(deref(w.Digest)), nil
+}
+
+// normal trims everything and drops blank list entries; it refuses what no
+// capability may be.
+func (c *Capability) normal() (*Capability, error) {
+	n := &Capability{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary), Outcome: strings.TrimSpace(c.Outcome),
+		Version: strings.TrimSpace(c.Version), ContextNeeded: trimmed(c.ContextNeeded), ArtifactsExpected: trimmed(c.ArtifactsExpected),
+		ExecutionOutline: trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints), Examples: trimmed(c.Examples),
+		Requirements: trimmed(c.Requirements)}
+	for name, s := range map[string]string{"id": n.ID, "summary": n.Summary, "outcome": n.Outcome} {
+		if s == "" {
+			return nil, malformed(StepBody, "capability."+name, "must not be blank")
+		}
+	}
+	if len(n.Requirements) != len(c.Requirements) {
+		return nil, malformed(StepBody, "capability.requirements", "must not be blank")
+	}
+	sorted := slices.Clone(n.Requirements)
+	slices.Sort(sorted)
+	if len(slices.Compact(sorted)) != len(n.Requirements) {
+		return nil, malformed(StepBody, "capability.requirements", "must be unique")
+	}
+	return n, nil
+}
+
+func (c *Capability) encode() (jsonx.Value, error) {
+	n, err := c.normal()
+	if err != nil {
+		return nil, err
+	}
+	digest, err := n.Digest()
+	if err != nil {
+		return nil, err
+	}
+	b, err := jsonx.Encode(capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version), Digest: &digest,
+		ContextNeeded: n.ContextNeeded, ArtifactsExpected: n.ArtifactsExpected, ExecutionOutline: n.ExecutionOutline,
+		Constraints: n.Constraints, Examples: n.Examples, Requirements: n.Requirements})
+	if err != nil {
+		return nil, malformed(StepBody, "capability", "is not valid text").because(err)
+	}
+	return b, nil
+}
+
+// Encode gives the document of c, with its digest.
+func (c *Capability) Encode() ([]byte, error) {
+	v, err := c.encode()
+	return []byte(v), err
+}
+
+// Digest gives sha256: and the hex SHA-256 of [Capability.Preimage].
+func (c *Capability) Digest() (string, error) {
+	pre, err := c.Preimage()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(pre)
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
+}
+
+// Preimage gives the text that the digest is taken of: a compact JSON object
+// with its members in the order of [Capability], empty ones left out, and
+// requirements sorted by bytes. It is not RFC 8785; quotes, backslashes,
+// controls, < > & and U+2028/9 are escaped, nothing else is.
+func (c *Capability) Preimage() ([]byte, error) {
+	n, err := c.normal()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(n.Requirements)
+	b := []byte("{")
+	str := func(name, s string) {
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = append(b, '"')
+		b = append(b, name...)
+		b = append(b, `":`...)
+		b = appendEscaped(b, s)
+	}
+	str("id", n.ID)
+	str("summary", n.Summary)
+	str("outcome", n.Outcome)
+	if n.Version != "" {
+		str("version", n.Version)
+	}
+	for _, l := range []struct {
+		name string
+		list []string
+	}{{"context_needed", n.ContextNeeded}, {"artifacts_expected", n.ArtifactsExpected}, {"execution_outline", n.ExecutionOutline},
+		{"constraints", n.Constraints}, {"examples", n.Examples}, {"requirements", n.Requirements}} {
+		if len(l.list) == 0 {
+			continue
+		}
+		b = append(b, `,"`...)
+		b = append(b, l.name...)
+		b = append(b, `":[`...)
+		for i, s := range l.list {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendEscaped(b, s)
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}'), nil
+}
+
+func appendEscaped(b []byte, s string) []byte {
+	b = append(b, '"')
+	for _, r := range s {
+		switch r {
+		case '"', '\\':
+			b = append(b, '\\', byte(r))
+		case '\b':
+			b = append(b, `\b`...)
+		case '\f':
+			b = append(b, `\f`...)
+		case '\n':
+			b = append(b, `\n`...)
+		case '\r':
+			b = append(b, `\r`...)
+		case '\t':
+			b = append(b, `\t`...)
+		case '<', '>', '&', 0x2028, 0x2029:
+			b = fmt.Appendf(b, `\u%04x`, r)
+		default:
+			if r < ' ' {
+				b = fmt.Appendf(b, `\u%04x`, r)
+			} else {
+				b = utf8.AppendRune(b, r)
+			}
+		}
+	}
+	return append(b, '"')
+}
+
+// trimmed gives l without padding and blank entries; never nil, so that an
+// empty list is written as one.
+func trimmed(l []string) []string {
+	out := make([]string, 0, len(l))
+	for _, s := range l {
+		if s = strings.TrimSpace(s); s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Summary gives the greeting that the AGH daemon writes for a card: at most
+// 160 runes.
+func (c *Card) Summary() string {
+	name := cmp.Or(c.DisplayName, c.PeerID)
+	s := name + " is present"
+	if n := len(c.Capability); n > 0 {
+		s = name + " ready for " + c.Capability[0]
+		if n > 1 {
+			s += fmt.Sprintf(" +%d more", n-1)
+		}
+	}
+	if r := []rune(s); len(r) > 160 {
+		s = string(r[:160])
+	}
+	return s
+}

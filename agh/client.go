@@ -1,0 +1,414 @@
+package agh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"sync"
+	"time"
+)
+
+// Message is what a [Transport] delivers.
+type Message struct {
+	Subject string
+	Reply   string // where an answer may go too; "" for none
+	Data    []byte
+}
+
+// Transport carries messages by subject. aghnats has one for NATS.
+type Transport interface {
+	// Publish sends data on subject. reply may be "".
+	Publish(ctx context.Context, subject, reply string, data []byte) error
+	// Subscribe calls handle for each message on subject, one after another,
+	// until the function it gives is called.
+	Subscribe(ctx context.Context, subject string, handle func(Message)) (stop func() error, err error)
+}
+
+// Reconnecter is a [Transport] that says when it was cut off and is back, so
+// that a peer can greet again.
+type Reconnecter interface {
+	OnReconnect(func())
+}
+
+// Request is a message that reached a [Client], for its Handler.
+type Request struct {
+	*Verified
+	client *Client
+}
+
+// Say answers in the conversation of the request, to its sender.
+func (r *Request) Say(ctx context.Context, s *Say) error {
+	e := r.answer()
+	if err := e.SetContent(s); err != nil {
+		return err
+	}
+	_, err := r.client.send(ctx, e)
+	return err
+}
+
+// Trace reports the state of the request's work to its sender. The request
+// must have a work_id.
+func (r *Request) Trace(ctx context.Context, t *Trace) error {
+	e := r.answer()
+	if err := e.SetContent(t); err != nil {
+		return err
+	}
+	_, err := r.client.send(ctx, e)
+	return err
+}
+
+// Receipt acknowledges the request, which must have a work_id.
+func (r *Request) Receipt(ctx context.Context, status ReceiptStatus, reason Reason, detail string) error {
+	e := r.answer()
+	e.CausationID = r.Envelope.ID
+	if err := e.SetContent(&Receipt{ForID: r.Envelope.ID, Status: status, Reason: reason, Detail: detail}); err != nil {
+		return err
+	}
+	_, err := r.client.send(ctx, e)
+	return err
+}
+
+func (r *Request) answer() *Envelope {
+	q := r.Envelope
+	return &Envelope{Surface: q.Surface, ThreadID: q.ThreadID, DirectID: q.DirectID, To: q.From, WorkID: q.WorkID, ReplyTo: q.ID, TraceID: q.TraceID}
+}
+
+// Event is one message about work that a [Client] gave to another peer: a
+// receipt, a trace, or a say of the target.
+type Event struct {
+	*Verified
+	State WorkState // of the work after the message
+}
+
+// Client is one peer of one channel. Set its fields, then Join.
+type Client struct {
+	Transport   Transport
+	WorkspaceID string
+	Channel     string
+	// PeerID names a plain peer; Identity makes a verified one instead.
+	PeerID      string
+	Identity    *Identity
+	DisplayName string
+	Catalog     []Capability
+	// Handler gets each say, capability, and whatever else is for this peer
+	// and no call of Whois, Ask or Stream is waiting for. It is called by one
+	// goroutine, in the order of arrival; while it is busy, Queue requests wait.
+	Handler func(ctx context.Context, r *Request)
+	// Router has the limits, the clock, memory and trust of the peer; nil means
+	// the defaults. Its Compat, Relay and Admit are as in [Router].
+	Router   *Router
+	Interval time.Duration // greet interval; 0 means 30 s
+	Queue    int           // events that wait for one Ask or Stream, and requests for Handler; 0 means 256
+
+	local    *Local
+	ctx      context.Context
+	requests chan *Request
+
+	mu      sync.Mutex
+	waiting map[string]chan Event     // by work id
+	finding map[string]chan *Verified // by the id of a whois
+	stops   []func() error
+}
+
+// ID gives the id that the client speaks as.
+func (c *Client) ID() string {
+	if c.Identity != nil {
+		return c.Identity.ID()
+	}
+	return c.PeerID
+}
+
+// Join subscribes the two subjects of the peer (broadcast and its own), greets,
+// and greets again every Interval and after a reconnection, until ctx is done.
+func (c *Client) Join(ctx context.Context) error {
+	card, err := NewCard(c.ID(), c.DisplayName, c.Catalog)
+	if err != nil {
+		return err
+	}
+	if c.Identity != nil {
+		card.Profiles = append(card.Profiles, Profile)
+		card.TrustModes = []string{string(TrustVerified)}
+	}
+	if c.Router == nil {
+		c.Router = &Router{}
+	}
+	if c.Identity != nil {
+		c.Router.Verifier.Trust = true
+	}
+	c.local, c.ctx = &Local{WorkspaceID: c.WorkspaceID, Channel: c.Channel, Card: card, Catalog: c.Catalog, Identity: c.Identity}, ctx
+	c.waiting, c.finding = map[string]chan Event{}, map[string]chan *Verified{}
+	if _, err := c.Router.Host(c.local); err != nil {
+		return err
+	}
+	c.requests = make(chan *Request, or(c.Queue, 256))
+	if c.Handler != nil {
+		go c.handle(ctx)
+	}
+	broadcast, err := BroadcastSubject(c.WorkspaceID, c.Channel)
+	if err != nil {
+		return err
+	}
+	own, err := VerifiedPeerSubject(c.WorkspaceID, c.Channel, c.ID())
+	if err != nil {
+		return err
+	}
+	for _, subject := range []string{broadcast, own} {
+		stop, err := c.Transport.Subscribe(ctx, subject, c.receive)
+		if err != nil {
+			return errors.Join(err, c.leave())
+		}
+		c.stops = append(c.stops, stop)
+	}
+	context.AfterFunc(ctx, func() { c.leave() }) // nobody is left to hear of an error
+	if r, ok := c.Transport.(Reconnecter); ok {
+		r.OnReconnect(func() { c.Greet(ctx) }) // the next interval greets again
+	}
+	if err := c.Greet(ctx); err != nil {
+		return err
+	}
+	go c.heartbeat(ctx)
+	return nil
+}
+
+func (c *Client) leave() error {
+	var errs []error
+	for _, stop := range c.stops {
+		errs = append(errs, stop())
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Client) heartbeat(ctx context.Context) {
+	tick := time.NewTicker(or(c.Interval, 30*time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			c.Greet(ctx) // a greeting that fails is followed by another
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Greet says once more that the peer is present.
+func (c *Client) Greet(ctx context.Context) error {
+	out, err := c.Router.Greeting(c.local)
+	if err != nil {
+		return err
+	}
+	return c.Transport.Publish(ctx, out.Subject, "", out.Data)
+}
+
+func (c *Client) receive(m Message) {
+	// Answers come on the own subject as well; what comes on a reply subject
+	// of the transport is the transport's.
+	res := c.Router.Receive(c.ctx, Inbound{Raw: m.Data, Subject: m.Subject})
+	for _, out := range res.Published {
+		c.Transport.Publish(c.ctx, out.Subject, "", out.Data) // best effort, as the network is
+		if w, ok := out.Envelope.content.(*Whois); ok && w.Type == WhoisResponse && m.Reply != "" {
+			c.Transport.Publish(c.ctx, m.Reply, "", out.Data)
+		}
+	}
+	if res.Outcome != Accepted || len(res.Deliver) == 0 {
+		return
+	}
+	v := &Verified{Envelope: res.Envelope, Verdict: res.Verdict}
+	if c.waited(v, res.Work) || c.Handler == nil {
+		return
+	}
+	select {
+	case c.requests <- &Request{Verified: v, client: c}:
+	case <-c.ctx.Done():
+	}
+}
+
+func (c *Client) handle(ctx context.Context) {
+	for {
+		select {
+		case r := <-c.requests:
+			c.Handler(ctx, r)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// waited hands v to the call that waits for it, if there is one.
+func (c *Client) waited(v *Verified, w *Work) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if find := c.finding[v.Envelope.ReplyTo]; find != nil && v.Envelope.Kind == KindWhois {
+		select {
+		case find <- v:
+		default: // more answers than anybody asked for
+		}
+		return true
+	}
+	wait := c.waiting[v.Envelope.WorkID]
+	if wait == nil || w == nil || w.Initiator != c.ID() {
+		return false
+	}
+	select {
+	case wait <- Event{v, w.State}:
+	default: // the caller is too slow: it loses an event, but not the end
+		if w.State.Terminal() {
+			select {
+			case <-wait:
+			default:
+			}
+			wait <- Event{v, w.State} // there is room: nobody else writes
+		}
+	}
+	return true
+}
+
+func (c *Client) send(ctx context.Context, e *Envelope) (*Envelope, error) {
+	if c.local == nil {
+		return nil, refuse(ErrClosed, StepRouting, "", "the client has not joined")
+	}
+	e.WorkspaceID, e.Channel, e.From = c.WorkspaceID, c.Channel, c.ID()
+	res, err := c.Router.Send(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	for _, out := range res.Published {
+		if err := c.Transport.Publish(ctx, out.Subject, "", out.Data); err != nil {
+			return nil, err
+		}
+	}
+	return res.Envelope, nil
+}
+
+// Send sends any message; workspace, channel and from are the client's. It
+// gives the envelope as sent.
+func (c *Client) Send(ctx context.Context, e *Envelope) (*Envelope, error) {
+	copied := *e
+	return c.send(ctx, &copied)
+}
+
+// Say posts to a public thread of the channel, for all to hear; an empty
+// threadID begins a new one.
+func (c *Client) Say(ctx context.Context, threadID string, s *Say) (*Envelope, error) {
+	e := &Envelope{Surface: SurfaceThread, ThreadID: cmp.Or(threadID, NewThreadID())}
+	if err := e.SetContent(s); err != nil {
+		return nil, err
+	}
+	return c.send(ctx, e)
+}
+
+// Direct says something to one peer, in the room that the two share.
+func (c *Client) Direct(ctx context.Context, to string, s *Say) (*Envelope, error) {
+	e := &Envelope{Surface: SurfaceDirect, To: to}
+	if err := e.SetContent(s); err != nil {
+		return nil, err
+	}
+	return c.send(ctx, e)
+}
+
+// Peers lists who is present in the channel.
+func (c *Client) Peers() []Peer { return c.Router.Peers(c.WorkspaceID, c.Channel) }
+
+// Whois asks who matches query (blank: everybody), or with to one peer about
+// itself, and gives the answers that come until ctx is done or the caller
+// stops. With catalog the answers carry capability catalogues; see
+// [CatalogOf].
+func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter.Seq2[*Verified, error] {
+	return func(yield func(*Verified, error) bool) {
+		e := &Envelope{ID: NewID(), To: to}
+		if err := e.SetContent(&Whois{Type: WhoisRequest, Query: query}); err != nil {
+			yield(nil, err)
+			return
+		}
+		if catalog {
+			if err := e.SetExt(ExtInclude, []string{IncludeValue}); err != nil {
+				yield(nil, err)
+				return
+			}
+		}
+		answers := make(chan *Verified, or(c.Queue, 256))
+		c.mu.Lock()
+		if c.finding != nil {
+			c.finding[e.ID] = answers
+		}
+		c.mu.Unlock()
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.finding, e.ID)
+		}()
+		if _, err := c.send(ctx, e); err != nil {
+			yield(nil, err)
+			return
+		}
+		for {
+			select {
+			case v := <-answers:
+				if !yield(v, nil) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// CatalogOf reads the capability catalogue of a whois answer; nil if it has
+// none. Every digest is checked.
+func CatalogOf(e *Envelope) ([]Capability, error) {
+	return catalogOf(e.ExtValue(ExtCatalog))
+}
+
+// Stream gives a peer work to do in the room that the two share, and gives the
+// events of the work as they come, the last of which has a terminal State. The
+// sequence ends early when ctx is done or the caller stops.
+func (c *Client) Stream(ctx context.Context, to string, s *Say) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		e := &Envelope{Surface: SurfaceDirect, To: to, WorkID: NewWorkID()}
+		if err := e.SetContent(s); err != nil {
+			yield(Event{}, err)
+			return
+		}
+		events := make(chan Event, or(c.Queue, 256))
+		c.mu.Lock()
+		if c.waiting != nil {
+			c.waiting[e.WorkID] = events
+		}
+		c.mu.Unlock()
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			delete(c.waiting, e.WorkID)
+		}()
+		if _, err := c.send(ctx, e); err != nil {
+			yield(Event{}, err)
+			return
+		}
+		for {
+			select {
+			case ev := <-events:
+				if !yield(ev, nil) || ev.State.Terminal() {
+					return
+				}
+			case <-ctx.Done():
+				yield(Event{}, ctx.Err())
+				return
+			}
+		}
+	}
+}
+
+// Ask gives a peer work to do and waits for its end. The trace that ended it is
+// in Content; a refused request ends with the receipt that refused it. Cancel
+// the work by sending a receipt "canceled" when ctx is done, if the target
+// should know.
+func (c *Client) Ask(ctx context.Context, to string, s *Say) (Event, error) {
+	for ev, err := range c.Stream(ctx, to, s) {
+		if err != nil || ev.State.Terminal() {
+			return ev, err
+		}
+	}
+	return Event{}, ctx.Err()
+}

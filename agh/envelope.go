@@ -1,0 +1,332 @@
+package agh
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Protocol is the protocol literal of every envelope.
+const Protocol = "agh-network/v0"
+
+// Kind is the kind of a message. There are six; "direct" is not one of them.
+type Kind string
+
+// The kinds (envelope page, "Fields").
+const (
+	KindGreet      Kind = "greet"
+	KindWhois      Kind = "whois"
+	KindSay        Kind = "say"
+	KindCapability Kind = "capability"
+	KindReceipt    Kind = "receipt"
+	KindTrace      Kind = "trace"
+)
+
+func (k Kind) known() bool { return k.discovery() || k.conversation() }
+
+// discovery kinds carry no conversation members.
+func (k Kind) discovery() bool { return k == KindGreet || k == KindWhois }
+
+func (k Kind) conversation() bool {
+	return k == KindSay || k == KindCapability || k == KindReceipt || k == KindTrace
+}
+
+// Surface says what sort of conversation an envelope belongs to.
+type Surface string
+
+// The surfaces (envelope page, "Conversation surface fields").
+const (
+	SurfaceThread Surface = "thread" // public, N to N, visible to the channel
+	SurfaceDirect Surface = "direct" // a room of exactly two peers
+)
+
+// Envelope is one AGH message. Absent and null members are zero values.
+// An Envelope that came from [Decode] is read-only by convention: its Raw
+// bytes do not follow changes of the fields.
+type Envelope struct {
+	ID          string
+	WorkspaceID string
+	Kind        Kind
+	Channel     string
+	Surface     Surface
+	ThreadID    string
+	DirectID    string
+	From        string
+	To          string // "" is a broadcast
+	WorkID      string
+	ReplyTo     string
+	TraceID     string
+	CausationID string
+	TS          int64 // Unix seconds
+	ExpiresAt   int64 // Unix seconds; 0 is none
+	Body        json.RawMessage
+	Proof       json.RawMessage // a JSON object or nil
+	Ext         json.RawMessage // a JSON object or nil
+	Unknown     json.RawMessage // members outside the page, as one object; lenient mode only
+
+	content any
+	raw     []byte
+	expired bool // expires_at was 0, which the field cannot say
+}
+
+// Raw gives the bytes that were decoded, nil for an envelope made here. They
+// are shared: do not change them.
+func (e *Envelope) Raw() []byte { return e.raw }
+
+// Content is the parsed body: *[Greet], *[Whois], *[Say], *[Transfer],
+// *[Receipt] or *[Trace] by kind. It is nil until Decode or SetContent.
+func (e *Envelope) Content() any { return e.content }
+
+// Container identifies the conversation of an envelope. Work is bound to one.
+type Container struct {
+	Channel string
+	Surface Surface
+	ID      string // thread_id or direct_id
+}
+
+// Container gives the conversation that e belongs to; zero but for the channel
+// on greet and whois.
+func (e *Envelope) Container() Container {
+	c := Container{Channel: e.Channel, Surface: e.Surface, ID: e.ThreadID}
+	if e.Surface == SurfaceDirect {
+		c.ID = e.DirectID
+	}
+	return c
+}
+
+// ExtValue gives the raw value of one ext member, nil if absent.
+func (e *Envelope) ExtValue(key string) json.RawMessage {
+	if len(e.Ext) == 0 {
+		return nil
+	}
+	var m map[string]jsonx.Value
+	if jsonx.Decode(e.Ext, &m) != nil {
+		return nil
+	}
+	return json.RawMessage(m[key])
+}
+
+// SetExt sets one ext member to the JSON of v. Keys should be namespaced
+// (envelope page, "Extension rules").
+func (e *Envelope) SetExt(key string, v any) error {
+	m := map[string]jsonx.Value{}
+	if len(e.Ext) > 0 {
+		if err := jsonx.Decode(e.Ext, &m); err != nil {
+			return malformed(StepParse, "ext", "must be an object").because(err)
+		}
+	}
+	b, err := jsonx.Encode(v)
+	if err != nil {
+		return err
+	}
+	m[key] = b
+	if b, err = jsonx.Encode(m); err != nil {
+		return err
+	}
+	e.Ext = b
+	return nil
+}
+
+// Limits bounds what is accepted. Zero fields mean the defaults named.
+type Limits struct {
+	Envelope     int   // bytes of one envelope; 1,048,576
+	Depth        int   // JSON nesting of the whole envelope; 1000
+	MaxReplayAge int64 // seconds a message without expires_at is fresh, and the clock skew allowed; 300
+	MaxTTL       int64 // seconds that expires_at may lie ahead; 2,592,000 (30 days)
+}
+
+// Bounds of identifiers whose grammar sets none, in bytes.
+const (
+	maxID        = 4096
+	maxWorkspace = 1024
+	maxThread    = 128
+	maxWork      = 128
+)
+
+func (l Limits) envelope() int       { return or(l.Envelope, 1<<20) }
+func (l Limits) maxReplayAge() int64 { return or(l.MaxReplayAge, 300) }
+func (l Limits) maxTTL() int64       { return or(l.MaxTTL, 30*24*3600) }
+
+func or[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}
+
+// Decoder reads envelopes. The zero value is strict.
+type Decoder struct {
+	// Lenient keeps members that the envelope page does not name (in Unknown,
+	// and in Raw) instead of refusing them. interaction_id, a member of an
+	// older draft, is refused all the same.
+	Lenient bool
+	// Handles admits verified handles (nickname@fingerprint, RFC 004 §3) where
+	// a Peer ID stands. [Verifier] sets it when trust is on.
+	Handles bool
+	Limits  Limits
+}
+
+// Decode reads one envelope strictly and checks everything that needs neither
+// a clock nor a key: JSON, fields, surface and body. Errors are [*Error].
+// The bytes are kept, not copied.
+func Decode(b []byte) (*Envelope, error) { return (&Decoder{}).Decode(b) }
+
+// Decode is the method form of [Decode].
+func (d *Decoder) Decode(b []byte) (*Envelope, error) {
+	p, err := d.parse(b)
+	for _, step := range []func(*parsed) error{d.fields, d.surface, d.body} {
+		if err != nil {
+			return nil, err
+		}
+		err = step(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p.Envelope, nil
+}
+
+// wire is the JSON shape. Optional strings are pointers, because null means
+// absent but "" does not.
+type wire struct {
+	Protocol    string      `json:"protocol"`
+	ID          string      `json:"id"`
+	WorkspaceID string      `json:"workspace_id"`
+	Kind        string      `json:"kind"`
+	Channel     string      `json:"channel"`
+	Surface     *string     `json:"surface"`
+	ThreadID    *string     `json:"thread_id"`
+	DirectID    *string     `json:"direct_id"`
+	From        string      `json:"from"`
+	To          *string     `json:"to"`
+	WorkID      *string     `json:"work_id"`
+	ReplyTo     *string     `json:"reply_to"`
+	TraceID     *string     `json:"trace_id"`
+	CausationID *string     `json:"causation_id"`
+	TS          int64       `json:"ts"`
+	ExpiresAt   *int64      `json:"expires_at"`
+	Body        jsonx.Value `json:"body"`
+	Proof       jsonx.Value `json:"proof"`
+	Ext         jsonx.Value `json:"ext"`
+}
+
+type lenientWire struct {
+	wire
+	Unknown jsonx.Value `json:",embed"`
+}
+
+// present marks optional members that were given with a value, since the
+// surface rules speak of presence.
+type present struct{ surface, threadID, directID, to, workID, replyTo bool }
+
+// parsed is an Envelope on its way through the checks.
+type parsed struct {
+	*Envelope
+	protocol string
+	has      present
+}
+
+// parse is step 1. The envelope it gives is good for nothing but the next
+// steps; on a later error it may be incomplete.
+func (d *Decoder) parse(b []byte) (*parsed, error) {
+	if len(b) > d.Limits.envelope() {
+		return nil, refuse(ErrTooLarge, StepParse, "", "")
+	}
+	if d.Limits.Depth > 0 {
+		if err := jsonx.Valid(b, d.Limits.Depth); err != nil {
+			return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+		}
+	}
+	var w lenientWire
+	var err error
+	if d.Lenient {
+		err = jsonx.Decode(b, &w)
+	} else {
+		err = jsonx.DecodeKnown(b, &w.wire)
+	}
+	if err != nil {
+		return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+	}
+	if t := bytes.TrimLeft(b, " \t\r\n"); t[0] != '{' {
+		return nil, malformed(StepParse, "", "must be a JSON object")
+	}
+	if len(w.Unknown) > 0 {
+		var m map[string]jsonx.Value
+		if err := jsonx.Decode(w.Unknown, &m); err != nil {
+			return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+		}
+		if _, ok := m["interaction_id"]; ok {
+			return nil, malformed(StepParse, "interaction_id", "is a member of an older draft")
+		}
+		for name := range m {
+			if knownFold(name) {
+				return nil, malformed(StepParse, "", "a member name differs only in case from a known one")
+			}
+		}
+	}
+	e := &Envelope{
+		ID: strings.TrimSpace(w.ID), WorkspaceID: strings.TrimSpace(w.WorkspaceID), Kind: Kind(w.Kind), Channel: w.Channel,
+		Surface: Surface(deref(w.Surface)), ThreadID: strings.TrimSpace(deref(w.ThreadID)), DirectID: deref(w.DirectID),
+		From: w.From, To: deref(w.To), WorkID: deref(w.WorkID),
+		ReplyTo: strings.TrimSpace(deref(w.ReplyTo)), TraceID: strings.TrimSpace(deref(w.TraceID)), CausationID: strings.TrimSpace(deref(w.CausationID)),
+		TS: w.TS, raw: b,
+	}
+	if w.ExpiresAt != nil {
+		e.ExpiresAt, e.expired = *w.ExpiresAt, *w.ExpiresAt == 0
+	}
+	if len(w.Unknown) > 2 {
+		e.Unknown = json.RawMessage(w.Unknown)
+	}
+	e.Body = json.RawMessage(w.Body)
+	p := &parsed{Envelope: e, protocol: w.Protocol, has: present{
+		w.Surface != nil, w.ThreadID != nil, w.DirectID != nil, w.To != nil, w.WorkID != nil, w.ReplyTo != nil}}
+	if e.Proof, err = object(w.Proof, "proof"); err != nil {
+		return p, err
+	}
+	if e.Ext, err = object(w.Ext, "ext"); err != nil {
+		return p, err
+	}
+	for _, m := range []struct {
+		name string
+		s    *string
+	}{{"reply_to", w.ReplyTo}, {"trace_id", w.TraceID}, {"causation_id", w.CausationID}} {
+		if m.s != nil && (*m.s == "" || len(*m.s) > maxID) {
+			return p, malformed(StepFields, m.name, "must be 1 to 4096 bytes, or null")
+		}
+	}
+	return p, nil
+}
+
+func object(v jsonx.Value, name string) (json.RawMessage, error) {
+	switch {
+	case jsonx.IsNull(v):
+		return nil, nil
+	case v.Kind() != '{':
+		return nil, malformed(StepParse, name, "must be an object or null")
+	}
+	return json.RawMessage(v), nil
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// knownFold reports whether name is a known member written in another case:
+// the reference decoder would take it for the member itself.
+func knownFold(name string) bool {
+	for _, k := range memberNames {
+		if strings.EqualFold(k, name) {
+			return true
+		}
+	}
+	return false
+}
+
+var memberNames = [...]string{"protocol", "id", "workspace_id", "kind", "channel", "surface", "thread_id", "direct_id", "from", "to",
+	"work_id", "reply_to", "trace_id", "causation_id", "ts", "expires_at", "body", "proof", "ext", "interaction_id"}

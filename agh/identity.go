@@ -1,0 +1,105 @@
+package agh
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"strings"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+)
+
+// Profile is the trust profile of RFC 004.
+const Profile = "agh-network.trust.ed25519-jcs/v1"
+
+// Identity signs as a verified handle, nickname@fingerprint (RFC 004 §3).
+type Identity struct {
+	nickname string
+	key      ed25519.PrivateKey
+}
+
+// NewIdentity makes a key pair for a nickname, which must match
+// [a-z0-9_-]{1,32}.
+func NewIdentity(nickname string) (*Identity, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return IdentityFromKey(nickname, key)
+}
+
+// IdentityFromSeed makes the identity of a 32-byte Ed25519 seed.
+func IdentityFromSeed(nickname string, seed []byte) (*Identity, error) {
+	if len(seed) != ed25519.SeedSize {
+		return nil, malformed(StepTrust, "", "an Ed25519 seed has 32 bytes")
+	}
+	return IdentityFromKey(nickname, ed25519.NewKeyFromSeed(seed))
+}
+
+// IdentityFromKey makes the identity of a private key.
+func IdentityFromKey(nickname string, key ed25519.PrivateKey) (*Identity, error) {
+	if !validNickname(nickname) {
+		return nil, malformed(StepTrust, "", "a nickname matches [a-z0-9_-]{1,32}")
+	}
+	if len(key) != ed25519.PrivateKeySize {
+		return nil, malformed(StepTrust, "", "an Ed25519 private key has 64 bytes")
+	}
+	return &Identity{nickname: nickname, key: key}, nil
+}
+
+// ID gives the handle that the identity speaks as.
+func (i *Identity) ID() string { return Handle(i.nickname, i.Public()) }
+
+// Public gives the public key.
+func (i *Identity) Public() ed25519.PublicKey { return i.key.Public().(ed25519.PublicKey) }
+
+// KeyID gives sha256: and the hex SHA-256 of a raw public key.
+func KeyID(pub ed25519.PublicKey) string {
+	sum := sha256.Sum256(pub)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// Handle gives nickname@fingerprint, where the fingerprint is the first 32 hex
+// digits of SHA-256 of the raw public key.
+func Handle(nickname string, pub ed25519.PublicKey) string {
+	sum := sha256.Sum256(pub)
+	return nickname + "@" + hex.EncodeToString(sum[:16])
+}
+
+// SplitHandle takes a verified handle apart; ok is false for what is none.
+func SplitHandle(s string) (nickname, fingerprint string, ok bool) {
+	nickname, fingerprint, ok = strings.Cut(s, "@")
+	if !ok || !validNickname(nickname) || !lowerHex(fingerprint, 32) {
+		return "", "", false
+	}
+	return nickname, fingerprint, true
+}
+
+func validNickname(s string) bool {
+	if s == "" || len(s) > 32 {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if !lowerAlnum(s[i]) && s[i] != '_' && s[i] != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+var b64 = base64.RawURLEncoding.Strict()
+
+// publicKey reads the pubkey member of a proof: 43 characters of base64url
+// without padding, a key that may be trusted.
+func publicKey(s string) (ed25519.PublicKey, error) {
+	pub, err := b64.DecodeString(s)
+	if err != nil || len(s) != 43 || len(pub) != ed25519.PublicKeySize {
+		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "must be 32 bytes in base64url without padding").because(err)
+	}
+	if err := edkeys.Check(pub); err != nil {
+		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "is a weak or impossible key").because(err)
+	}
+	return pub, nil
+}

@@ -1,0 +1,189 @@
+package agh
+
+import (
+	"container/heap"
+	"context"
+	"crypto/sha256"
+	"hash/maphash"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Memory remembers which messages were accepted. A hub makes it durable.
+type Memory interface {
+	// Seen consumes key until the time given, atomically: fresh is true for
+	// exactly one of any number of calls with the same key. An error means
+	// that nothing was consumed; the message is refused as busy. Keys are
+	// those of [ReplayKey].
+	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
+}
+
+// ReplayMemory is a bounded [Memory] in process. It never forgets a key before
+// its time: when it is full it takes no more, and a single sender can fill only
+// its own share.
+type ReplayMemory struct {
+	Max       int // keys in all; 0 means 1,048,576
+	PerSender int // keys of one (workspace, sender); 0 means an eighth of Max
+	Now       func() time.Time
+
+	mu      sync.Mutex
+	seed    maphash.Seed
+	keys    map[[16]byte]struct{}
+	senders map[uint64]int
+	queue   replayQueue
+}
+
+type replayEntry struct {
+	until  int64
+	key    [16]byte
+	sender uint64
+}
+
+type replayQueue []replayEntry
+
+func (q replayQueue) Len() int           { return len(q) }
+func (q replayQueue) Less(i, j int) bool { return q[i].until < q[j].until }
+func (q replayQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *replayQueue) Push(x any)        { *q = append(*q, x.(replayEntry)) }
+func (q *replayQueue) Pop() any {
+	old := *q
+	last := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return last
+}
+
+// Seen implements [Memory].
+func (m *ReplayMemory) Seen(_ context.Context, key string, until time.Time) (bool, error) {
+	sum := sha256.Sum256([]byte(key))
+	e := replayEntry{until: until.Unix(), key: [16]byte(sum[:16])}
+	now := time.Now
+	if m.Now != nil {
+		now = m.Now
+	}
+	at := now().Unix()
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.keys == nil {
+		m.keys, m.senders, m.seed = map[[16]byte]struct{}{}, map[uint64]int{}, maphash.MakeSeed()
+	}
+	e.sender = maphash.String(m.seed, sender(key))
+	for len(m.queue) > 0 && m.queue[0].until <= at {
+		m.forget(heap.Pop(&m.queue).(replayEntry))
+	}
+	if _, ok := m.keys[e.key]; ok {
+		return false, nil
+	}
+	limit := or(m.Max, 1<<20)
+	if len(m.keys) >= limit || m.senders[e.sender] >= or(m.PerSender, max(limit/8, 1)) {
+		return false, refuse(ErrBusy, StepRouting, "id", "the replay memory is full")
+	}
+	m.keys[e.key] = struct{}{}
+	m.senders[e.sender]++
+	heap.Push(&m.queue, e)
+	return true, nil
+}
+
+func (m *ReplayMemory) forget(e replayEntry) {
+	delete(m.keys, e.key)
+	if m.senders[e.sender]--; m.senders[e.sender] == 0 {
+		delete(m.senders, e.sender)
+	}
+}
+
+// Len gives the number of keys remembered.
+func (m *ReplayMemory) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.keys)
+}
+
+// sender is the part of a replay key before the message id.
+func sender(key string) string {
+	if i := strings.IndexByte(key, 0); i >= 0 {
+		if j := strings.IndexByte(key[i+1:], 0); j >= 0 {
+			return key[:i+1+j]
+		}
+	}
+	return key
+}
+
+// Work is what is known of one piece of work.
+type Work struct {
+	WorkspaceID string
+	WorkID      string
+	Container   Container
+	Initiator   string
+	Target      string
+	State       WorkState
+	Updated     time.Time
+}
+
+// Works remembers work. A hub makes it durable, so that a restart reopens
+// nothing that was closed.
+type Works interface {
+	// Work gives the work of a workspace, false if there is none.
+	Work(ctx context.Context, workspaceID, workID string) (Work, bool, error)
+	// Update runs step on the work as it is (zero and false if there is none)
+	// and stores what it gives, atomically: step may run again when another
+	// Update came between. An error of step is given back and stores nothing.
+	Update(ctx context.Context, workspaceID, workID string, step func(Work, bool) (Work, error)) (Work, error)
+}
+
+// WorkTable is a bounded [Works] in process. When it is full, the work that
+// was closed longest ago makes room; when none is closed, no more is opened.
+type WorkTable struct {
+	Max          int // pieces of work in all; 0 means 65,536
+	PerInitiator int // open work of one (workspace, initiator); 0 means an eighth of Max
+
+	mu     sync.Mutex
+	works  map[workKey]Work
+	open   map[[2]string]int
+	closed []workKey // in the order of their closing
+}
+
+type workKey struct{ workspaceID, workID string }
+
+// Work implements [Works].
+func (t *WorkTable) Work(_ context.Context, workspaceID, workID string) (Work, bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w, ok := t.works[workKey{workspaceID, workID}]
+	return w, ok, nil
+}
+
+// Update implements [Works].
+func (t *WorkTable) Update(_ context.Context, workspaceID, workID string, step func(Work, bool) (Work, error)) (Work, error) {
+	k := workKey{workspaceID, workID}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old, ok := t.works[k]
+	w, err := step(old, ok)
+	if err != nil {
+		return w, err
+	}
+	owner := [2]string{workspaceID, w.Initiator}
+	limit := or(t.Max, 1<<16)
+	if !ok {
+		if t.open[owner] >= or(t.PerInitiator, max(limit/8, 1)) || len(t.works) >= limit && len(t.closed) == 0 {
+			return Work{}, refuse(ErrBusy, StepLifecycle, "work_id", "too much open work")
+		}
+		if len(t.works) >= limit {
+			delete(t.works, t.closed[0])
+			t.closed = t.closed[1:]
+		}
+		if t.works == nil {
+			t.works, t.open = map[workKey]Work{}, map[[2]string]int{}
+		}
+		t.open[owner]++
+	}
+	t.works[k] = w
+	if w.State.Terminal() && !(ok && old.State.Terminal()) {
+		t.closed = append(t.closed, k)
+		if t.open[owner]--; t.open[owner] == 0 {
+			delete(t.open, owner)
+		}
+	}
+	return w, nil
+}

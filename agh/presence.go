@@ -1,0 +1,205 @@
+package agh
+
+import (
+	"cmp"
+	"container/list"
+	"slices"
+	"sync"
+	"time"
+)
+
+// PresenceState says how recently a peer was heard of.
+type PresenceState string
+
+// The states. A peer not heard of for two greet intervals is gone.
+const (
+	PresenceLocal    PresenceState = "local"
+	PresenceActive   PresenceState = "active"   // at most one interval ago
+	PresenceInactive PresenceState = "inactive" // more than one, less than two
+)
+
+// Peer is one entry of a channel's presence.
+type Peer struct {
+	WorkspaceID string
+	Channel     string
+	Card        *Card
+	State       PresenceState
+	LastSeen    time.Time // zero for local peers
+}
+
+// PeerEvent is a remote peer coming or going.
+type PeerEvent struct {
+	WorkspaceID string
+	Channel     string
+	PeerID      string
+	Joined      bool // otherwise it left
+}
+
+// Presence remembers the remote peers that greeted. Greeting, expiry and
+// look-up cost the same however many peers there are; expiry is noticed with
+// the next call.
+type Presence struct {
+	Interval time.Duration // greet interval; 0 means 30 s
+	Max      int           // peers in all, each channel counting; 0 means 65,536
+	PerOwner int           // peers of one owner; 0 means a quarter of Max
+	MaxCard  int           // bytes of a card's texts; 0 means 65,536
+
+	mu       sync.Mutex
+	peers    map[peerKey]*list.Element
+	channels map[channelKey]map[string]*presenceEntry
+	owned    map[string]int
+	order    list.List // of *presenceEntry, longest unheard first
+}
+
+type channelKey struct{ workspaceID, channel string }
+
+type peerKey struct {
+	channelKey
+	peerID string
+}
+
+type presenceEntry struct {
+	key   peerKey
+	owner string
+	card  *Card
+	seen  time.Time
+}
+
+func (p *Presence) interval() time.Duration { return or(p.Interval, 30*time.Second) }
+
+// Refresh notes that a peer was heard of now. With keep a card that is known
+// already stays as it is. The owner is who vouches for the peer, whose share
+// of the room is bounded. The error is [ErrBusy] when there is no room for
+// another peer or so large a card.
+func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent, error) {
+	if card.size() > or(p.MaxCard, 1<<16) {
+		return nil, refuse(ErrBusy, StepRouting, "body.peer_card", "is too large to keep")
+	}
+	k := peerKey{channelKey{workspaceID, channel}, card.PeerID}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	events := p.expire(now)
+	if el, ok := p.peers[k]; ok {
+		entry := el.Value.(*presenceEntry)
+		entry.seen = now
+		if !keep {
+			entry.card = card
+		}
+		p.order.MoveToBack(el)
+		return events, nil
+	}
+	limit := or(p.Max, 1<<16)
+	if len(p.peers) >= limit || p.owned[owner] >= or(p.PerOwner, max(limit/4, 1)) {
+		return events, refuse(ErrBusy, StepRouting, "from", "too many peers are present")
+	}
+	if p.peers == nil {
+		p.peers, p.channels, p.owned = map[peerKey]*list.Element{}, map[channelKey]map[string]*presenceEntry{}, map[string]int{}
+	}
+	entry := &presenceEntry{key: k, owner: owner, card: card, seen: now}
+	p.owned[owner]++
+	p.peers[k] = p.order.PushBack(entry)
+	if p.channels[k.channelKey] == nil {
+		p.channels[k.channelKey] = map[string]*presenceEntry{}
+	}
+	p.channels[k.channelKey][k.peerID] = entry
+	return append(events, PeerEvent{workspaceID, channel, card.PeerID, true}), nil
+}
+
+// expire forgets who was not heard of for two intervals. It holds p.mu.
+func (p *Presence) expire(now time.Time) []PeerEvent {
+	var events []PeerEvent
+	for el := p.order.Front(); el != nil; el = p.order.Front() {
+		entry := el.Value.(*presenceEntry)
+		if now.Sub(entry.seen) < 2*p.interval() {
+			break
+		}
+		p.remove(el)
+		events = append(events, PeerEvent{entry.key.workspaceID, entry.key.channel, entry.key.peerID, false})
+	}
+	return events
+}
+
+func (p *Presence) remove(el *list.Element) {
+	entry := p.order.Remove(el).(*presenceEntry)
+	k := entry.key
+	if p.owned[entry.owner]--; p.owned[entry.owner] == 0 {
+		delete(p.owned, entry.owner)
+	}
+	delete(p.peers, k)
+	delete(p.channels[k.channelKey], k.peerID)
+	if len(p.channels[k.channelKey]) == 0 {
+		delete(p.channels, k.channelKey)
+	}
+}
+
+// Expire forgets who is gone, and says who that is.
+func (p *Presence) Expire(now time.Time) []PeerEvent {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.expire(now)
+}
+
+// Forget drops one peer at once.
+func (p *Presence) Forget(workspaceID, channel, peerID string) {
+	k := peerKey{channelKey{workspaceID, channel}, peerID}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if el, ok := p.peers[k]; ok {
+		p.remove(el)
+	}
+}
+
+// Peer gives one present peer.
+func (p *Presence) Peer(workspaceID, channel, peerID string, now time.Time) (Peer, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	el, ok := p.peers[peerKey{channelKey{workspaceID, channel}, peerID}]
+	if !ok {
+		return Peer{}, false
+	}
+	return p.peer(el.Value.(*presenceEntry), now)
+}
+
+// Channel lists the present peers of a channel by id.
+func (p *Presence) Channel(workspaceID, channel string, now time.Time) []Peer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var peers []Peer
+	for _, entry := range p.channels[channelKey{workspaceID, channel}] {
+		if peer, ok := p.peer(entry, now); ok {
+			peers = append(peers, peer)
+		}
+	}
+	sortPeers(peers)
+	return peers
+}
+
+func (p *Presence) peer(entry *presenceEntry, now time.Time) (Peer, bool) {
+	peer := Peer{WorkspaceID: entry.key.workspaceID, Channel: entry.key.channel, Card: entry.card, LastSeen: entry.seen, State: PresenceActive}
+	age := now.Sub(entry.seen)
+	if age > p.interval() {
+		peer.State = PresenceInactive
+	}
+	return peer, age < 2*p.interval()
+}
+
+// Len gives the number of peers remembered.
+func (p *Presence) Len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.peers)
+}
+
+func sortPeers(peers []Peer) {
+	slices.SortFunc(peers, func(a, b Peer) int { return cmp.Compare(a.Card.PeerID, b.Card.PeerID) })
+}
+
+func (c *Card) size() int {
+	n := len(c.PeerID) + len(c.DisplayName) + len(c.Ext)
+	for _, l := range [][]string{c.Profiles, c.Capability, c.Artifacts, c.TrustModes} {
+		for _, s := range l {
+			n += len(s) + 16
+		}
+	}
+	return n
+}

@@ -1,0 +1,643 @@
+package agh
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Outcome is what became of a received message.
+type Outcome string
+
+// The outcomes. Failed means that the message was valid but could not be acted
+// on, which is logged and otherwise silent.
+const (
+	Accepted  Outcome = "accepted"
+	Refused   Outcome = "rejected"
+	Duplicate Outcome = "duplicate"
+	Ignored   Outcome = "ignored"
+	Failed    Outcome = "error"
+)
+
+// Local is a peer that a [Router] hosts.
+type Local struct {
+	WorkspaceID string
+	Channel     string
+	Card        *Card        // NewCard makes one
+	Catalog     []Capability // answered to who asks for it
+	Identity    *Identity    // signs as Card.PeerID, which must be its handle; nil for a plain peer
+}
+
+// Inbound is one received message.
+type Inbound struct {
+	Raw []byte
+	// Subject that it arrived on, checked against the envelope; "" is not
+	// checked.
+	Subject string
+	// Principal is who the transport knows the sender to be, for hooks.
+	Principal string
+	// May refuses senders that the principal may not speak as; nil lets all.
+	// It is asked before anything is remembered, answered or published.
+	May func(*Envelope) error
+}
+
+// Admission is a validated message on the point of being acted on.
+type Admission struct {
+	Principal string
+	Subject   string
+	Envelope  *Envelope
+	Verdict   Verdict
+	// Refused is why the work lifecycle will refuse the message once its
+	// replay key is consumed; nil if it will not.
+	Refused error
+	Until   time.Time // how long the replay key matters
+	// Advance takes the message through the work lifecycle at once instead of
+	// after the hook has returned. A hook that sets off what answers the
+	// message calls it before that, and once the message is known to be new.
+	Advance func(context.Context) (Work, error)
+}
+
+// Decision is what a hook wants done with an admitted message.
+type Decision int
+
+// The decisions.
+const (
+	Pass Decision = iota // deliver, relay and answer as the protocol says
+	Take                 // the hook has taken the message: update state and answer, but deliver and relay nothing
+)
+
+// Outgoing is a message to publish.
+type Outgoing struct {
+	Subject  string
+	Data     []byte
+	Envelope *Envelope
+}
+
+// Result is what the router did and what remains to be done.
+type Result struct {
+	Outcome   Outcome
+	Err       error     // why, unless accepted
+	Envelope  *Envelope // nil if it could not be read
+	Verdict   Verdict
+	Taken     bool        // the Admit hook took the message
+	Deliver   []string    // local peers to hand the envelope to, sorted
+	Relay     bool        // republish Envelope.Raw on its subject
+	Published []Outgoing  // receipts and answers to publish
+	Events    []PeerEvent // remote peers that came or went
+	Work      *Work       // the work after the message, if it concerned any
+}
+
+// Router is a node of the network: it takes what arrives for the peers it
+// hosts, in the order of the envelope page, and sends what they say. It does
+// no I/O of its own: the caller publishes and delivers what a [Result] says.
+// Configure it before the first call; then it is safe for concurrent use.
+type Router struct {
+	// Verifier checks messages. Its Memory is the replay memory (a
+	// [ReplayMemory] if nil), consulted after validation and routing, so that
+	// what is refused or meant for others uses up nothing.
+	Verifier Verifier
+	// Works remembers work; nil means a [WorkTable].
+	Works Works
+	// Presence of remote peers; nil means the defaults.
+	Presence *Presence
+	// Relay makes the node a hub: messages between remote peers are accepted
+	// and marked for republishing. Reachable then says whether a peer that has
+	// not greeted can be reached all the same; nil means none can.
+	Relay     bool
+	Reachable func(workspaceID, channel, peerID string) bool
+	// Admit, when set, is called once for each validated message, before
+	// anything is remembered, delivered, relayed or answered, in place of
+	// Memory: it records the message and gives an error of [ErrReplay] if it
+	// was recorded before. Any other error refuses the message.
+	Admit func(context.Context, *Admission) (Decision, error)
+	// Screen refuses outgoing messages that [LooksSecret], which AGH daemons
+	// drop without a word.
+	Screen bool
+	// Compat makes the router decide as the AGH daemon does where Parley's own
+	// rule is safer or more useful: the order of work checks and who may report
+	// states, whois answers to no question, messages that claim to come from a
+	// hosted peer, filtered answers (whose card then lists only the
+	// capabilities asked for), and answers to peers that have not greeted.
+	Compat bool
+	// Self is the Peer ID under which a relay writes receipts about messages
+	// to remote peers; "" writes none.
+	Self string
+	// NewID makes message ids; nil means [NewID].
+	NewID func() string
+
+	once     sync.Once
+	mu       sync.RWMutex
+	locals   map[peerKey]*Local
+	byChan   map[channelKey][]*Local
+	works    Works
+	memory   Memory
+	presence *Presence
+	asks     asks
+}
+
+func (r *Router) init() {
+	r.once.Do(func() {
+		r.locals, r.byChan = map[peerKey]*Local{}, map[channelKey][]*Local{}
+		if r.works = r.Works; r.works == nil {
+			r.works = &WorkTable{}
+		}
+		if r.memory = r.Verifier.Memory; r.memory == nil {
+			r.memory = &ReplayMemory{Now: r.Verifier.Now}
+		}
+		if r.presence = r.Presence; r.presence == nil {
+			r.presence = &Presence{}
+		}
+	})
+}
+
+// Host adds a peer to the node; a peer of the same id in the channel is
+// replaced. It gives the greeting to publish.
+func (r *Router) Host(l *Local) (Outgoing, error) {
+	r.init()
+	if l.Card == nil {
+		return Outgoing{}, malformed(StepBody, "peer_card", "is missing")
+	}
+	if l.Identity != nil && l.Card.PeerID != l.Identity.ID() {
+		return Outgoing{}, malformed(StepBody, "peer_card.peer_id", "must be the handle of the identity")
+	}
+	out, err := r.Greeting(l)
+	if err != nil {
+		return Outgoing{}, err
+	}
+	k := peerKey{channelKey{l.WorkspaceID, l.Channel}, l.Card.PeerID}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(k)
+	r.locals[k] = l
+	r.byChan[k.channelKey] = append(slices.Clone(r.byChan[k.channelKey]), l)
+	r.presence.Forget(l.WorkspaceID, l.Channel, l.Card.PeerID)
+	return out, nil
+}
+
+// Unhost removes a peer. The protocol has no word of farewell: the others see
+// it go when it greets no more.
+func (r *Router) Unhost(workspaceID, channel, peerID string) {
+	r.init()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(peerKey{channelKey{workspaceID, channel}, peerID})
+}
+
+func (r *Router) drop(k peerKey) {
+	if _, ok := r.locals[k]; !ok {
+		return
+	}
+	delete(r.locals, k)
+	rest := slices.DeleteFunc(slices.Clone(r.byChan[k.channelKey]), func(l *Local) bool { return l.Card.PeerID == k.peerID })
+	if len(rest) == 0 {
+		delete(r.byChan, k.channelKey)
+	} else {
+		r.byChan[k.channelKey] = rest
+	}
+}
+
+func (r *Router) local(workspaceID, channel, peerID string) *Local {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.locals[peerKey{channelKey{workspaceID, channel}, peerID}]
+}
+
+func (r *Router) channel(workspaceID, channel string) []*Local {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.byChan[channelKey{workspaceID, channel}]
+}
+
+// Peers lists who is present in a channel: the hosted peers first, each group
+// by id.
+func (r *Router) Peers(workspaceID, channel string) []Peer {
+	r.init()
+	var peers []Peer
+	for _, l := range r.channel(workspaceID, channel) {
+		peers = append(peers, Peer{WorkspaceID: workspaceID, Channel: channel, Card: l.Card, State: PresenceLocal})
+	}
+	sortPeers(peers)
+	return append(peers, r.presence.Channel(workspaceID, channel, r.Verifier.now())...)
+}
+
+// Expire notices who is gone. A router that receives nothing needs it to be
+// called now and then.
+func (r *Router) Expire() []PeerEvent {
+	r.init()
+	return r.presence.Expire(r.Verifier.now())
+}
+
+// Receive takes one message through all checks. It never fails as a call: what
+// is wrong with the message is in the Result.
+func (r *Router) Receive(ctx context.Context, in Inbound) Result {
+	r.init()
+	e, verified, err := r.Verifier.verify(ctx, in.Raw)
+	if err != nil {
+		return r.refused(ctx, Result{Envelope: e}, in, err)
+	}
+	res := Result{Envelope: e, Verdict: verified.Verdict}
+	if err := r.route(e, in); err != nil {
+		return r.refused(ctx, res, in, err)
+	}
+	refusal := r.foresee(ctx, e)
+	if err := r.admit(ctx, &res, in, refusal); err != nil {
+		return r.refused(ctx, res, in, err)
+	}
+	if refusal != nil {
+		return r.refused(ctx, res, in, refusal)
+	}
+	return r.act(ctx, res, in)
+}
+
+// route is step 6: may the sender speak, does the subject agree, is there
+// anybody to hear it.
+func (r *Router) route(e *Envelope, in Inbound) error {
+	if in.May != nil {
+		if err := in.May(e); err != nil {
+			return refuse(ErrForbidden, StepRouting, "from", "").because(err)
+		}
+	}
+	if in.Subject != "" {
+		if err := e.CheckSubject(in.Subject); err != nil {
+			return err
+		}
+	}
+	if !r.Compat && r.local(e.WorkspaceID, e.Channel, e.From) != nil {
+		return refuse(ErrForbidden, StepRouting, "from", "is a peer of this node")
+	}
+	if e.To != "" && r.local(e.WorkspaceID, e.Channel, e.To) == nil && !r.remote(e.WorkspaceID, e.Channel, e.To) {
+		return refuse(ErrNotTarget, StepRouting, "to", "")
+	}
+	if w, ok := e.content.(*Whois); ok && w.Type == WhoisResponse && !r.Compat {
+		if _, ok := r.asks.match(e, r.Verifier.now()); !ok {
+			return refuse(ErrUnsolicited, StepRouting, "reply_to", "")
+		}
+	}
+	return nil
+}
+
+// remote reports whether this node relays to a peer.
+func (r *Router) remote(workspaceID, channel, peerID string) bool {
+	if !r.Relay {
+		return false
+	}
+	if _, ok := r.presence.Peer(workspaceID, channel, peerID, r.Verifier.now()); ok {
+		return true
+	}
+	return r.Reachable != nil && r.Reachable(workspaceID, channel, peerID)
+}
+
+// foresee tells what the lifecycle will say, so that a message which will be
+// refused is recorded as such.
+func (r *Router) foresee(ctx context.Context, e *Envelope) error {
+	if e.WorkID == "" {
+		return nil
+	}
+	w, ok, err := r.works.Work(ctx, e.WorkspaceID, e.WorkID)
+	if err != nil {
+		return refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
+	}
+	_, err = advance(w, ok, e, r.Compat)
+	return err
+}
+
+func (r *Router) admit(ctx context.Context, res *Result, in Inbound, refusal error) error {
+	if r.Admit == nil {
+		return r.Verifier.Remember(ctx, r.memory, res.Envelope)
+	}
+	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Envelope: res.Envelope,
+		Verdict: res.Verdict, Refused: refusal, Until: r.Verifier.Limits.Until(res.Envelope),
+		Advance: func(ctx context.Context) (Work, error) {
+			if res.Work != nil || res.Envelope.WorkID == "" {
+				return Work{}, nil
+			}
+			w, err := r.works.Update(ctx, res.Envelope.WorkspaceID, res.Envelope.WorkID, r.step(res.Envelope, r.Verifier.now()))
+			if err == nil {
+				res.Work = &w
+			}
+			return w, err
+		}})
+	if err != nil {
+		var own *Error
+		switch {
+		case errors.As(err, &own):
+			return err
+		case errors.Is(err, ErrReplay):
+			return refuse(ErrReplay, StepRouting, "id", "was seen before").because(err)
+		}
+		return (&Error{Code: ReasonInternal, Step: StepRouting, Retryable: true, is: ErrBusy}).because(err)
+	}
+	res.Taken = decision == Take
+	return nil
+}
+
+// act is steps 7 and 8: work, presence, answers, delivery.
+func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
+	e, now := res.Envelope, r.Verifier.now()
+	if e.WorkID != "" && res.Work == nil {
+		w, err := r.works.Update(ctx, e.WorkspaceID, e.WorkID, r.step(e, now))
+		if err != nil {
+			return r.refused(ctx, res, in, err)
+		}
+		res.Work = &w
+	}
+	res.Outcome = Accepted
+	var err error
+	switch c := e.content.(type) {
+	case *Greet:
+		if r.local(e.WorkspaceID, e.Channel, e.From) == nil && (e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) != nil) {
+			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, false, now)
+		}
+		if err != nil {
+			return r.refused(ctx, res, in, err)
+		}
+		if e.To == "" || r.remote(e.WorkspaceID, e.Channel, e.To) {
+			res.Relay = r.Relay
+		}
+	case *Whois:
+		if c.Type == WhoisRequest {
+			r.asked(&res, e, c, now)
+			break
+		}
+		a, _ := r.asks.match(e, now)
+		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
+			// A filtered answer shows part of the card: it must not shrink the
+			// one that is known.
+			if res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, a.filtered, now); err != nil {
+				return r.refused(ctx, res, in, err)
+			}
+			if r.Compat { // the daemon announces joins for greetings only
+				res.Events = nil
+			}
+		}
+		r.deliver(&res, e)
+	case *Say, *Transfer:
+		r.deliver(&res, e)
+	default: // receipts and traces concern the work; a broadcast one is for nobody
+		if e.To != "" {
+			r.deliver(&res, e)
+		}
+	}
+	if res.Taken {
+		res.Deliver, res.Relay = nil, false
+	}
+	return res
+}
+
+func (r *Router) step(e *Envelope, now time.Time) func(Work, bool) (Work, error) {
+	return func(w Work, ok bool) (Work, error) {
+		w, err := advance(w, ok, e, r.Compat)
+		w.Updated = now
+		return w, err
+	}
+}
+
+// deliver says who gets e: the target, or the channel but for the sender; in a
+// direct room only if the room is that of the two.
+func (r *Router) deliver(res *Result, e *Envelope) {
+	if e.To == "" {
+		for _, l := range r.channel(e.WorkspaceID, e.Channel) {
+			if l.Card.PeerID != e.From {
+				res.Deliver = append(res.Deliver, l.Card.PeerID)
+			}
+		}
+		slices.Sort(res.Deliver)
+		res.Relay = r.Relay
+		return
+	}
+	if e.Surface == SurfaceDirect && !e.InRoom(e.To) {
+		return
+	}
+	if r.local(e.WorkspaceID, e.Channel, e.To) != nil {
+		res.Deliver = []string{e.To}
+		return
+	}
+	res.Relay = r.Relay
+}
+
+// refused fills in what became of a message that is not acted on, with the
+// receipt that is due.
+func (r *Router) refused(ctx context.Context, res Result, in Inbound, err error) Result {
+	res.Outcome, res.Err = Refused, err
+	switch {
+	case errors.Is(err, ErrReplay):
+		res.Outcome = Duplicate
+	case errors.Is(err, ErrWorkUnknown), errors.Is(err, ErrWorkActor):
+		res.Outcome = Ignored
+	case errors.Is(err, ErrWorkTarget):
+		res.Outcome = Failed
+	}
+	if e := res.Envelope; e != nil && e.WorkID != "" {
+		if w, ok, err := r.works.Work(ctx, e.WorkspaceID, e.WorkID); ok && err == nil {
+			res.Work = &w
+		}
+	}
+	if out, ok := r.receiptFor(res.Envelope, in, err); ok {
+		res.Published = append(res.Published, out)
+	}
+	return res
+}
+
+// receiptFor makes the automatic receipt of RFC 003: only for say and
+// capability, only when directed to a peer of this node within work, and only
+// if the receipt itself is a valid message.
+func (r *Router) receiptFor(e *Envelope, in Inbound, err error) (Outgoing, bool) {
+	if e == nil || e.WorkID == "" || e.To == "" || e.From == e.To || e.Kind != KindSay && e.Kind != KindCapability {
+		return Outgoing{}, false
+	}
+	body := &Receipt{ForID: e.ID, Reason: ReasonOf(err)}
+	switch {
+	case errors.Is(err, ErrMalformed):
+		body.Status = StatusRejected
+	case errors.Is(err, ErrStale):
+		body.Status = StatusExpired
+	case errors.Is(err, ErrReplay):
+		body.Status = StatusDuplicate
+	case e.Kind == KindSay && (errors.Is(err, ErrWorkClosed) || errors.Is(err, ErrContainer)):
+		body.Status = StatusRejected
+	default:
+		return Outgoing{}, false
+	}
+	// A receipt to a sender who is not the sender would be a way to annoy him.
+	if in.May != nil && in.May(e) != nil {
+		return Outgoing{}, false
+	}
+	l := r.local(e.WorkspaceID, e.Channel, e.To)
+	if l == nil {
+		if r.Self == "" || !r.remote(e.WorkspaceID, e.Channel, e.To) {
+			return Outgoing{}, false
+		}
+		l = &Local{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Card: &Card{PeerID: r.Self}}
+	}
+	out := &Envelope{Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID, To: e.From, WorkID: e.WorkID,
+		ReplyTo: e.ID, CausationID: e.ID, TraceID: e.TraceID}
+	if out.SetContent(body) != nil {
+		return Outgoing{}, false
+	}
+	sent, encErr := r.emit(l, out)
+	return sent, encErr == nil
+}
+
+// emit completes a message of a hosted peer and writes it.
+func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
+	e.WorkspaceID, e.Channel, e.From = l.WorkspaceID, l.Channel, l.Card.PeerID
+	if e.ID == "" {
+		if e.ID = NewID(); r.NewID != nil {
+			e.ID = r.NewID()
+		}
+	}
+	e.TS = cmp.Or(e.TS, r.Verifier.now().Unix())
+	var b []byte
+	var err error
+	if l.Identity != nil {
+		b, err = l.Identity.Sign(e)
+	} else {
+		b, err = e.Encode()
+	}
+	if err != nil {
+		return Outgoing{}, err
+	}
+	if len(b) > r.Verifier.Limits.envelope() {
+		return Outgoing{}, refuse(ErrTooLarge, StepParse, "", "")
+	}
+	sent, err := (&Decoder{Handles: r.Verifier.Trust || l.Identity != nil}).Decode(b)
+	if err != nil {
+		return Outgoing{}, err
+	}
+	subject, err := sent.Subject()
+	if err != nil {
+		return Outgoing{}, err
+	}
+	return Outgoing{Subject: subject, Data: b, Envelope: sent}, nil
+}
+
+// Greeting gives the greeting of a hosted peer, to be published when it joins,
+// every greet interval and after each reconnection.
+func (r *Router) Greeting(l *Local) (Outgoing, error) {
+	e := &Envelope{}
+	if err := e.SetContent(&Greet{Card: l.Card, Summary: l.Card.Summary()}); err != nil {
+		return Outgoing{}, err
+	}
+	return r.emit(l, e)
+}
+
+// Send makes and checks a message of a hosted peer, which From names, and
+// takes it through the work lifecycle. Of e, kind and body (see
+// [Envelope.SetContent]), workspace, channel, surface with its id, and what
+// else applies must be set; ID and TS are filled in if they are not, and the
+// direct_id of a direct message always is. The Result says what to publish
+// (Published) and which hosted peers hear it too (Deliver).
+//
+// Errors: [ErrForbidden] if From is not hosted, [ErrNotTarget] if To is not
+// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown] for a receipt or trace of no known work,
+// [ErrScreened], and those of the lifecycle and of validation.
+func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
+	r.init()
+	l := r.local(e.WorkspaceID, e.Channel, e.From)
+	if l == nil {
+		return Result{}, refuse(ErrForbidden, StepRouting, "from", "is no peer of this node")
+	}
+	c := *e
+	if c.Surface == SurfaceDirect {
+		var err error
+		if c.DirectID, err = VerifiedDirectID(c.WorkspaceID, c.Channel, c.From, c.To); err != nil {
+			return Result{}, err
+		}
+	}
+	// An answer goes where the question came from; what one begins has a name
+	// that every implementation takes.
+	if c.ReplyTo == "" && c.Kind.conversation() {
+		if c.Surface == SurfaceThread && !ValidThreadID(c.ThreadID) {
+			return Result{}, malformed(StepSurface, "thread_id", "must match thread_[a-z0-9][a-z0-9_-]{2,95}")
+		}
+		if c.WorkID != "" && !ValidWorkID(c.WorkID) {
+			if _, ok, err := r.works.Work(ctx, c.WorkspaceID, c.WorkID); err != nil || !ok {
+				return Result{}, malformed(StepSurface, "work_id", "must match work_[a-zA-Z0-9_-]{1,64}").because(err)
+			}
+		}
+	}
+	if c.Kind == KindGreet && c.To != "" {
+		return Result{}, malformed(StepSurface, "to", "a greet is for all")
+	}
+	if r.Screen && LooksSecret(&c) {
+		return Result{}, refuse(ErrScreened, StepBody, "body", "")
+	}
+	out, err := r.emit(l, &c)
+	if err != nil {
+		return Result{}, err
+	}
+	sent, now := out.Envelope, r.Verifier.now()
+	if err := r.Verifier.Limits.Fresh(sent, now); err != nil {
+		return Result{}, err
+	}
+	here := r.local(sent.WorkspaceID, sent.Channel, sent.To) != nil
+	// Who asked is there to hear the answer, and who is looked for need not be.
+	unasked := r.Compat || sent.ReplyTo == "" && sent.Kind != KindWhois
+	if sent.To != "" && !here && unasked {
+		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok && !r.remote(sent.WorkspaceID, sent.Channel, sent.To) {
+			return Result{}, refuse(ErrNotTarget, StepRouting, "to", "is not present")
+		}
+	}
+	// Our own key is consumed, so that an echo of the message is a duplicate.
+	if r.Admit == nil {
+		switch err := r.Verifier.Remember(ctx, r.memory, sent); {
+		case errors.Is(err, ErrReplay): // sent before: sending again is no error and does nothing
+			return Result{Outcome: Duplicate, Err: err, Envelope: sent}, nil
+		case err != nil:
+			return Result{}, err
+		}
+	}
+	res := Result{Outcome: Accepted, Envelope: sent, Published: []Outgoing{out}}
+	if sent.WorkID != "" {
+		w, err := r.works.Update(ctx, sent.WorkspaceID, sent.WorkID, r.step(sent, now))
+		if err != nil {
+			return Result{}, err
+		}
+		res.Work = &w
+	}
+	if w, ok := sent.content.(*Whois); ok && w.Type == WhoisRequest {
+		r.asked(&res, sent, w, now)
+	} else if sent.Kind != KindGreet {
+		r.deliver(&res, sent)
+	}
+	res.Relay = false
+	return res, nil
+}
+
+// NewID makes a message id: msg_ and 32 hex digits.
+func NewID() string { return "msg_" + random() }
+
+// NewThreadID makes a thread id that every implementation takes.
+func NewThreadID() string { return "thread_" + random() }
+
+// NewWorkID makes a work id that every implementation takes.
+func NewWorkID() string { return "work_" + random() }
+
+func random() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// extStrings reads an ext member that is an array of strings; ok is false for
+// anything else.
+func extStrings(e *Envelope, key string) (list []string, present, ok bool) {
+	v := e.ExtValue(key)
+	if v == nil {
+		return nil, false, false
+	}
+	return list, true, jsonx.Decode(v, &list) == nil && !jsonx.IsNull(jsonx.Value(v))
+}
+
+// Hosts reports whether a peer of the node has that id in a channel.
+func (r *Router) Hosts(workspaceID, channel, peerID string) bool {
+	r.init()
+	return r.local(workspaceID, channel, peerID) != nil
+}

@@ -1,0 +1,190 @@
+package agh
+
+import (
+	"strings"
+	"time"
+)
+
+// fields is step 2: required fields and grammar. Members whose grammar is only
+// "non-empty" (id, workspace_id, thread_id and the correlation ids) may be
+// padded with white space, which does not count; patterns are exact.
+func (d *Decoder) fields(p *parsed) error {
+	switch {
+	case p.protocol != Protocol:
+		return malformed(StepFields, "protocol", "must be "+Protocol)
+	case p.ID == "" || len(p.ID) > maxID:
+		return malformed(StepFields, "id", "must be 1 to 4096 bytes")
+	case !ValidWorkspaceID(p.WorkspaceID):
+		return malformed(StepFields, "workspace_id", "must be a subject-safe id")
+	case !p.Kind.known():
+		return refuse(ErrUnsupportedKind, StepFields, "kind", "must be greet, whois, say, capability, receipt or trace")
+	case !ValidChannel(p.Channel):
+		return malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+	case !d.validPeer(p.From):
+		return malformed(StepFields, "from", "must be a peer id")
+	case p.has.to && !d.validPeer(p.To):
+		return malformed(StepFields, "to", "must be a peer id or null")
+	case p.TS <= 0:
+		return malformed(StepFields, "ts", "must be a positive integer of Unix seconds")
+	case p.ExpiresAt < 0:
+		return malformed(StepFields, "expires_at", "must not be negative")
+	case len(p.Body) == 0 || p.Body[0] != '{':
+		return malformed(StepFields, "body", "must be an object")
+	}
+	return nil
+}
+
+// surface is step 4: which conversation members a kind must and must not have
+// (envelope page, "Conversation surface fields").
+func (d *Decoder) surface(p *parsed) error {
+	if p.Kind.discovery() {
+		if p.has.surface || p.has.threadID || p.has.directID || p.has.workID {
+			return malformed(StepSurface, "surface", "discovery messages have no conversation members")
+		}
+		return nil
+	}
+	switch p.Surface {
+	case SurfaceThread:
+		switch {
+		case p.has.directID:
+			return malformed(StepSurface, "direct_id", "must be absent in a thread")
+		case p.ThreadID == "" || len(p.ThreadID) > maxThread || strings.ContainsFunc(p.ThreadID, slashOrControl):
+			return malformed(StepSurface, "thread_id", "must be 1 to 128 bytes without slashes and controls")
+		}
+	case SurfaceDirect:
+		switch {
+		case p.has.threadID:
+			return malformed(StepSurface, "thread_id", "must be absent in a direct room")
+		case !ValidDirectID(p.DirectID):
+			return malformed(StepSurface, "direct_id", "must match direct_[a-f0-9]{32}")
+		case p.To == "":
+			return malformed(StepSurface, "to", "a direct room has two peers: to names the other")
+		}
+	default:
+		return malformed(StepSurface, "surface", "must be thread or direct")
+	}
+	if p.has.workID && !acceptableWorkID(p.WorkID) {
+		return malformed(StepSurface, "work_id", "must be 1 to 128 bytes without padding, slashes and controls")
+	}
+	if !p.has.workID && (p.Kind == KindReceipt || p.Kind == KindTrace) {
+		return malformed(StepSurface, "work_id", "is required")
+	}
+	return nil
+}
+
+// Fresh checks the time of e at now (envelope page, "Freshness rules"): a
+// message that carries expires_at is fresh before that second, another one for
+// MaxReplayAge seconds (inclusive). A ts further ahead than MaxReplayAge, and
+// an expires_at further ahead than MaxTTL, are refused too: the one because no
+// clock is that wrong, the other because a message must be remembered for as
+// long as it would be accepted. The error is [ErrStale].
+func (l Limits) Fresh(e *Envelope, now time.Time) error {
+	t, age := now.Unix(), l.maxReplayAge()
+	switch {
+	case e.TS > t && e.TS-t > age:
+		return refuse(ErrStale, StepFreshness, "ts", "lies in the future")
+	case e.expired || e.ExpiresAt != 0 && e.ExpiresAt <= t:
+		return refuse(ErrStale, StepFreshness, "expires_at", "has passed")
+	case e.ExpiresAt != 0 && e.ExpiresAt-t > l.maxTTL():
+		return refuse(ErrStale, StepFreshness, "expires_at", "lies too far ahead")
+	case e.ExpiresAt == 0 && t-e.TS > age:
+		return refuse(ErrStale, StepFreshness, "ts", "is too old")
+	}
+	return nil
+}
+
+// Until gives the first second at which e is certainly no longer accepted,
+// which is how long its id must be remembered.
+func (l Limits) Until(e *Envelope) time.Time {
+	if e.ExpiresAt != 0 {
+		return time.Unix(e.ExpiresAt, 0)
+	}
+	return time.Unix(e.TS+l.maxReplayAge()+1, 0)
+}
+
+// ValidChannel reports whether s matches [a-z0-9][a-z0-9_-]{0,63}.
+func ValidChannel(s string) bool { return ident(s, 64, "_-") }
+
+// ValidPeerID reports whether s matches [a-z0-9][a-z0-9._-]{0,127}. Verified
+// handles do not; see [SplitHandle].
+func ValidPeerID(s string) bool { return ident(s, 128, "._-") }
+
+func ident(s string, max int, punct string) bool {
+	if len(s) == 0 || len(s) > max || !lowerAlnum(s[0]) {
+		return false
+	}
+	for i := 1; i < len(s); i++ {
+		if !lowerAlnum(s[i]) && strings.IndexByte(punct, s[i]) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func lowerAlnum(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+
+// ValidWorkspaceID reports whether s may be a token of a subject: 1 to 1024
+// bytes, no dot, space, wildcard or control character, no padding.
+func ValidWorkspaceID(s string) bool {
+	return s != "" && len(s) <= maxWorkspace && s == strings.TrimSpace(s) &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune(". *>", r) })
+}
+
+// ValidDirectID reports whether s matches direct_[a-f0-9]{32}.
+func ValidDirectID(s string) bool {
+	hex, ok := strings.CutPrefix(s, "direct_")
+	return ok && lowerHex(hex, 32)
+}
+
+// ValidThreadID reports whether s has the narrow form that every
+// implementation takes, thread_[a-z0-9][a-z0-9_-]{2,95} (RFC 003). The
+// envelope page asks only for a non-empty string, so that [Decode] accepts
+// more; send only this.
+func ValidThreadID(s string) bool {
+	rest, ok := strings.CutPrefix(s, "thread_")
+	return ok && len(rest) >= 3 && ident(rest, 96, "_-")
+}
+
+// ValidWorkID reports whether s has the form of the envelope page,
+// work_[a-zA-Z0-9_-]{1,64}. Implementations send others, which [Decode]
+// accepts up to 128 bytes; send only this.
+func ValidWorkID(s string) bool {
+	rest, ok := strings.CutPrefix(s, "work_")
+	if !ok || len(rest) == 0 || len(rest) > 64 {
+		return false
+	}
+	for i := 0; i < len(rest); i++ {
+		if c := rest[i] | 0x20; !lowerAlnum(rest[i]) && (c < 'a' || c > 'z') && rest[i] != '_' && rest[i] != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+func acceptableWorkID(s string) bool {
+	return s != "" && len(s) <= maxWork && s == strings.TrimSpace(s) && !strings.ContainsFunc(s, slashOrControl)
+}
+
+func slashOrControl(r rune) bool {
+	return r < ' ' || 0x7f <= r && r <= 0x9f || r == '/' || r == '\\'
+}
+
+func lowerHex(s string, n int) bool {
+	if len(s) != n {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Decoder) validPeer(s string) bool {
+	if ValidPeerID(s) {
+		return true
+	}
+	_, _, ok := SplitHandle(s)
+	return d.Handles && ok
+}

@@ -1,0 +1,296 @@
+package agh
+
+import (
+	"context"
+	"crypto/ed25519"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Trust is the trust state of a message (RFC 004 §6).
+type Trust string
+
+// The states. With trust off every valid message is unverified.
+const (
+	TrustUnverified Trust = "unverified"
+	TrustVerified   Trust = "verified"
+	TrustRejected   Trust = "rejected"
+)
+
+// Verdict says what was checked about a sender.
+type Verdict struct {
+	Trust    Trust
+	Handle   string // the verified handle, when Trust is verified
+	KeyID    string // sha256:…, when Trust is verified
+	Pinned   bool   // the key is one of the pinned ones
+	Verified bool   // Trust is verified
+}
+
+// Verified is a message that passed a [Verifier].
+type Verified struct {
+	Envelope *Envelope
+	Verdict  Verdict
+}
+
+// Keys holds pinned keys: which keys may speak as a handle or nickname. No
+// keys means that the id is not pinned.
+type Keys interface {
+	Keys(ctx context.Context, id string) ([]ed25519.PublicKey, error)
+}
+
+// StaticKeys pins keys by handle or nickname.
+type StaticKeys map[string][]ed25519.PublicKey
+
+// Keys implements [Keys].
+func (k StaticKeys) Keys(_ context.Context, id string) ([]ed25519.PublicKey, error) {
+	return k[id], nil
+}
+
+// FirstOf asks each in turn and takes the first that has keys.
+func FirstOf(keys ...Keys) Keys { return firstOf(keys) }
+
+type firstOf []Keys
+
+func (f firstOf) Keys(ctx context.Context, id string) ([]ed25519.PublicKey, error) {
+	for _, k := range f {
+		if found, err := k.Keys(ctx, id); err != nil || len(found) > 0 {
+			return found, err
+		}
+	}
+	return nil, nil
+}
+
+// Verifier checks received messages in the order of the envelope page, with
+// trust between body and routing. The zero value checks everything but proofs,
+// which AGH v0 keeps opaque; it consumes no replay key unless Memory is set.
+type Verifier struct {
+	// Trust switches the trust profile on: handles are legal senders and their
+	// proofs are verified. Plain peers stay legal and unverified.
+	Trust bool
+	// Keys pins keys to handles and nicknames; nil pins none. A handle proves
+	// its own key, so that a pin decides only whether the key may be used.
+	Keys Keys
+	// RequirePin refuses verified senders that Keys does not know.
+	RequirePin bool
+	// RequireVerified refuses unverified senders.
+	RequireVerified bool
+	// StrictProfile refuses plain peers whose proof is of another profile,
+	// which are unverified otherwise.
+	StrictProfile bool
+	// Lenient keeps unknown top-level members; see [Decoder].
+	Lenient bool
+	// Memory, when set, makes Verify refuse what it has seen.
+	Memory Memory
+	Limits Limits
+	Now    func() time.Time
+}
+
+func (v *Verifier) now() time.Time {
+	if v.Now == nil {
+		return time.Now()
+	}
+	return v.Now()
+}
+
+func (v *Verifier) decoder() Decoder {
+	return Decoder{Lenient: v.Lenient, Handles: v.Trust, Limits: v.Limits}
+}
+
+// Verify checks one received message. The bytes are kept, not copied. Errors
+// are [*Error], but for those of Keys and Memory, which it wraps.
+func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
+	_, verified, err := v.verify(ctx, raw)
+	if err == nil && v.Memory != nil {
+		err = v.Remember(ctx, v.Memory, verified.Envelope)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return verified, nil
+}
+
+// Remember consumes the replay key of e in m for as long as e could be
+// accepted again: (workspace_id, from, id), so that nobody can use up the id
+// of another sender. The error is [ErrReplay] if it was consumed before.
+func (v *Verifier) Remember(ctx context.Context, m Memory, e *Envelope) error {
+	fresh, err := m.Seen(ctx, ReplayKey(e), v.Limits.Until(e))
+	if err != nil {
+		return refuse(ErrBusy, StepRouting, "id", "the replay memory cannot take it now").because(err)
+	}
+	if !fresh {
+		return refuse(ErrReplay, StepRouting, "id", "was seen before")
+	}
+	return nil
+}
+
+// verify gives the envelope even when it is refused, as far as it was read, so
+// that a receipt can be made of it; nil if it was not JSON.
+func (v *Verifier) verify(ctx context.Context, raw []byte) (*Envelope, *Verified, error) {
+	d := v.decoder()
+	p, err := d.parse(raw)
+	if p == nil {
+		return nil, nil, err
+	}
+	for _, step := range []func(*parsed) error{
+		d.fields,
+		func(p *parsed) error { return v.Limits.Fresh(p.Envelope, v.now()) },
+		d.surface,
+		d.body,
+	} {
+		if err != nil {
+			return p.Envelope, nil, err
+		}
+		err = step(p)
+	}
+	if err != nil {
+		return p.Envelope, nil, err
+	}
+	verdict, err := v.trust(ctx, p.Envelope)
+	if err != nil {
+		return p.Envelope, nil, err
+	}
+	if card := cardOf(p.Envelope); card != nil && card.Privileged() && !verdict.Verified {
+		return p.Envelope, nil, refuse(ErrPrivileged, StepTrust, "proof", "the card claims a privileged capability")
+	}
+	return p.Envelope, &Verified{Envelope: p.Envelope, Verdict: verdict}, nil
+}
+
+func cardOf(e *Envelope) *Card {
+	switch c := e.content.(type) {
+	case *Greet:
+		return c.Card
+	case *Whois:
+		return c.Card
+	}
+	return nil
+}
+
+type proofWire struct {
+	Profile jsonx.Value `json:"profile"`
+	Alg     jsonx.Value `json:"alg"`
+	KeyID   jsonx.Value `json:"key_id"`
+	Pubkey  jsonx.Value `json:"pubkey"`
+	Sig     jsonx.Value `json:"sig"`
+}
+
+// trust is RFC 004 §6. A handle without a valid proof of the profile is always
+// rejected: were an unknown profile on a handle merely unverified, renaming
+// the profile would strip the signature.
+func (v *Verifier) trust(ctx context.Context, e *Envelope) (Verdict, error) {
+	if !v.Trust {
+		return Verdict{Trust: TrustUnverified}, nil
+	}
+	nickname, fingerprint, isHandle := SplitHandle(e.From)
+	if e.Proof == nil {
+		return v.unsigned(isHandle, "a handle needs a proof")
+	}
+	var w proofWire
+	if err := jsonx.Decode(e.Proof, &w); err != nil {
+		return Verdict{}, malformed(StepTrust, "proof", "has not the shape of a proof").because(err)
+	}
+	if text(w.Profile) != Profile {
+		if v.StrictProfile && !isHandle {
+			err := refuse(ErrSignature, StepTrust, "proof.profile", "is not supported")
+			err.Code = ReasonUnsupportedProfile
+			return Verdict{}, err
+		}
+		return v.unsigned(isHandle, "a handle needs a proof of the profile "+Profile)
+	}
+	if text(w.Alg) != "Ed25519" {
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.alg", "must be Ed25519")
+	}
+	pub, err := publicKey(text(w.Pubkey))
+	if err != nil {
+		return Verdict{}, err
+	}
+	keyID := KeyID(pub)
+	switch {
+	case text(w.KeyID) != keyID:
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.key_id", "is not that of the key")
+	case !isHandle:
+		return Verdict{}, refuse(ErrSignature, StepTrust, "from", "must be a handle when the profile is used")
+	case "sha256:"+fingerprint != keyID[:len("sha256:")+32]:
+		return Verdict{}, refuse(ErrSignature, StepTrust, "from", "has the fingerprint of another key")
+	}
+	sigText := text(w.Sig)
+	sig, err := b64.DecodeString(sigText)
+	if err != nil || len(sigText) != 86 || len(sig) != ed25519.SignatureSize {
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.sig", "must be 64 bytes in base64url without padding").because(err)
+	}
+	signed, err := SignedBytes(e.raw)
+	if err != nil {
+		return Verdict{}, refuse(ErrSignature, StepTrust, "", "has no canonical form").because(err)
+	}
+	if !edkeys.Verify(pub, signed, sig) {
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.sig", "does not verify")
+	}
+	pinned, err := v.pinned(ctx, e.From, nickname, pub)
+	if err != nil {
+		return Verdict{}, err
+	}
+	return Verdict{Trust: TrustVerified, Handle: e.From, KeyID: keyID, Pinned: pinned, Verified: true}, nil
+}
+
+func (v *Verifier) unsigned(isHandle bool, why string) (Verdict, error) {
+	switch {
+	case isHandle:
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof", why)
+	case v.RequireVerified:
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof", "only verified senders are taken here")
+	}
+	return Verdict{Trust: TrustUnverified}, nil
+}
+
+// pinned is local policy, step 14: the pins of the handle, else of the nickname.
+func (v *Verifier) pinned(ctx context.Context, handle, nickname string, pub ed25519.PublicKey) (bool, error) {
+	if v.Keys == nil {
+		if v.RequirePin {
+			return false, refuse(ErrUnknownKey, StepTrust, "from", "is not pinned")
+		}
+		return false, nil
+	}
+	for _, id := range []string{handle, nickname} {
+		keys, err := v.Keys.Keys(ctx, id)
+		if err != nil {
+			return false, refuse(ErrUnknownKey, StepTrust, "from", "pins cannot be read now").because(err)
+		}
+		if len(keys) == 0 {
+			continue
+		}
+		if !slices.ContainsFunc(keys, func(k ed25519.PublicKey) bool { return k.Equal(pub) }) {
+			return false, refuse(ErrUnknownKey, StepTrust, "proof.pubkey", "is not the pinned key")
+		}
+		return true, nil
+	}
+	if v.RequirePin {
+		return false, refuse(ErrUnknownKey, StepTrust, "from", "is not pinned")
+	}
+	return false, nil
+}
+
+// text gives the string that v is, or "" if it is none.
+func text(v jsonx.Value) string {
+	var s string
+	if len(v) == 0 || v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// TrustOf gives the trust state that an outcome of Verify stands for.
+func TrustOf(v *Verified, err error) Trust {
+	if err != nil || v == nil {
+		return TrustRejected
+	}
+	return v.Verdict.Trust
+}
+
+// ReplayKey gives the key under which a message is remembered: workspace,
+// sender and id, separated by zero bytes, which the first two cannot hold.
+func ReplayKey(e *Envelope) string {
+	return strings.Join([]string{e.WorkspaceID, e.From, e.ID}, "\x00")
+}

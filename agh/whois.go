@@ -1,0 +1,153 @@
+package agh
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// asked answers a whois request for the hosted peers that it concerns and
+// notes it, so that its answers are expected. A directed request is answered
+// whatever its query; the requester never answers itself.
+func (r *Router) asked(res *Result, e *Envelope, q *Whois, now time.Time) {
+	_, filtered, _ := extStrings(e, ExtFilter)
+	r.asks.note(e, filtered, now)
+	res.Relay = r.Relay && (e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) == nil)
+	for _, l := range r.channel(e.WorkspaceID, e.Channel) {
+		switch id := l.Card.PeerID; {
+		case id == e.From, e.To != "" && e.To != id, e.To == "" && !l.Card.Matches(q.Query):
+			continue
+		}
+		if out, err := r.answer(l, e); err == nil {
+			res.Published = append(res.Published, out)
+		}
+	}
+}
+
+// answer makes the response of one hosted peer. The catalogue comes only when
+// asked for (RFC 003 §8.3): all of it without a filter, in catalogue order
+// with one; a filter that is no list of strings selects nothing.
+func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
+	e := &Envelope{To: q.From, ReplyTo: q.ID, TraceID: q.TraceID}
+	card := l.Card
+	include, _, ok := extStrings(q, ExtInclude)
+	if ok && slices.Contains(include, IncludeValue) {
+		ids, present, _ := extStrings(q, ExtFilter)
+		chosen := []Capability{}
+		for _, c := range l.Catalog {
+			if !present || slices.Contains(ids, c.ID) {
+				chosen = append(chosen, c)
+			}
+		}
+		docs := make([]jsonx.Value, len(chosen))
+		for i := range chosen {
+			var err error
+			if docs[i], err = chosen[i].encode(); err != nil {
+				return Outgoing{}, err
+			}
+		}
+		if err := e.SetExt(ExtCatalog, map[string]any{"capabilities": docs}); err != nil {
+			return Outgoing{}, err
+		}
+		if present && r.Compat {
+			narrow, err := NewCard(card.PeerID, card.DisplayName, chosen)
+			if err != nil {
+				return Outgoing{}, err
+			}
+			card = narrow
+		}
+	}
+	if err := e.SetContent(&Whois{Type: WhoisResponse, Card: card}); err != nil {
+		return Outgoing{}, err
+	}
+	return r.emit(l, e)
+}
+
+// asks remembers whois requests, so that an answer to no question, which could
+// replace a card unasked, is told apart. Bounded: the oldest gives way, and one
+// asker has a bounded share.
+type asks struct {
+	mu    sync.Mutex
+	byKey map[askKey]ask
+	order []askKey
+	count map[peerKey]int
+}
+
+type askKey struct {
+	peerKey // the asker
+	id      string
+}
+
+type ask struct {
+	to       string // the peer asked, "" for all
+	filtered bool
+	until    time.Time
+}
+
+// Bounds of asks: how long an answer may take, how many questions are open.
+const (
+	askTime     = time.Minute
+	maxAsks     = 1 << 16
+	maxAsksEach = 1 << 10
+)
+
+func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
+	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, e.ID}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for len(a.order) > 0 {
+		old := a.order[0]
+		if len(a.order) < maxAsks && now.Before(a.byKey[old].until) {
+			break
+		}
+		a.order = a.order[1:]
+		delete(a.byKey, old)
+		if a.count[old.peerKey]--; a.count[old.peerKey] == 0 {
+			delete(a.count, old.peerKey)
+		}
+	}
+	if a.byKey == nil {
+		a.byKey, a.count = map[askKey]ask{}, map[peerKey]int{}
+	}
+	if _, ok := a.byKey[k]; ok || a.count[k.peerKey] >= maxAsksEach {
+		return
+	}
+	a.byKey[k] = ask{to: e.To, filtered: filtered, until: now.Add(askTime)}
+	a.order = append(a.order, k)
+	a.count[k.peerKey]++
+}
+
+// match finds the question that a response answers.
+func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
+	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.To}, e.ReplyTo}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q, ok := a.byKey[k]
+	if !ok || !now.Before(q.until) || q.to != "" && q.to != e.From {
+		return ask{}, false
+	}
+	return q, true
+}
+
+func catalogOf(v []byte) ([]Capability, error) {
+	if v == nil {
+		return nil, nil
+	}
+	var w struct {
+		Capabilities []jsonx.Value `json:"capabilities"`
+	}
+	if err := jsonx.Decode(v, &w); err != nil {
+		return nil, malformed(StepBody, "ext", "holds no capability catalogue").because(err)
+	}
+	catalog := make([]Capability, 0, len(w.Capabilities))
+	for _, doc := range w.Capabilities {
+		c, err := DecodeCapability(doc)
+		if err != nil {
+			return nil, err
+		}
+		catalog = append(catalog, *c)
+	}
+	return catalog, nil
+}

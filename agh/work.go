@@ -1,0 +1,151 @@
+package agh
+
+// WorkState is a state of the work lifecycle.
+type WorkState string
+
+// The states (work lifecycle page).
+const (
+	StateSubmitted  WorkState = "submitted"
+	StateWorking    WorkState = "working"
+	StateNeedsInput WorkState = "needs_input"
+	StateCompleted  WorkState = "completed"
+	StateFailed     WorkState = "failed"
+	StateCanceled   WorkState = "canceled"
+)
+
+func (s WorkState) known() bool {
+	return s == StateSubmitted || s == StateWorking || s == StateNeedsInput || s.Terminal()
+}
+
+// Terminal reports whether s ends the work for good.
+func (s WorkState) Terminal() bool {
+	return s == StateCompleted || s == StateFailed || s == StateCanceled
+}
+
+// event is what a message does to work.
+type event string
+
+// The events of the table. A trace is named by its state, a receipt by its
+// status, say and capability are talk.
+const (
+	traceWorking    event = "trace working"
+	traceNeedsInput event = "trace needs_input"
+	traceCompleted  event = "trace completed"
+	traceFailed     event = "trace failed"
+	traceCanceled   event = "trace canceled"
+	receiptRejected event = "receipt rejected"
+	receiptCanceled event = "receipt canceled"
+	receiptOther    event = "receipt accepted, duplicate, expired, unsupported"
+	talk            event = "say, capability"
+)
+
+// lifecycle is the table of the work lifecycle page: from, event, to. What is
+// not in it is refused; nothing leaves a terminal state. A receipt "accepted"
+// leaves the state as it is (RFC 003; the page's diagram says otherwise, no
+// implementation does).
+var lifecycle = map[WorkState]map[event]WorkState{
+	StateSubmitted: {
+		traceWorking: StateWorking, traceNeedsInput: StateNeedsInput,
+		traceCompleted: StateCompleted, traceFailed: StateFailed, traceCanceled: StateCanceled,
+		receiptRejected: StateFailed, receiptCanceled: StateCanceled,
+		receiptOther: StateSubmitted, talk: StateSubmitted,
+	},
+	StateWorking: {
+		traceWorking: StateWorking, traceNeedsInput: StateNeedsInput,
+		traceCompleted: StateCompleted, traceFailed: StateFailed, traceCanceled: StateCanceled,
+		receiptRejected: StateFailed, receiptCanceled: StateCanceled,
+		receiptOther: StateWorking, talk: StateWorking,
+	},
+	StateNeedsInput: {
+		traceWorking: StateWorking, traceNeedsInput: StateNeedsInput,
+		traceCompleted: StateCompleted, traceFailed: StateFailed, traceCanceled: StateCanceled,
+		receiptRejected: StateFailed, receiptCanceled: StateCanceled,
+		receiptOther: StateNeedsInput, talk: StateWorking,
+	},
+}
+
+// eventOf names what e does. A trace "submitted" is no event.
+func eventOf(e *Envelope) event {
+	switch c := e.content.(type) {
+	case *Trace:
+		return event("trace " + string(c.State))
+	case *Receipt:
+		switch c.Status {
+		case StatusRejected:
+			return receiptRejected
+		case StatusCanceled:
+			return receiptCanceled
+		}
+		return receiptOther
+	}
+	return talk
+}
+
+// advance applies e to its work, w if there is one, and gives the work as it
+// is afterwards. It is pure. With compat it decides as the AGH daemon does:
+// the container is checked before the sender (which shows strangers that a
+// work_id exists), either participant may report any state, and work may be
+// given to oneself.
+//
+// Without compat the target alone reports progress and refusal: a rejection by
+// the initiator, who can only mean one message of the target's, leaves the
+// work open, and its traces other than canceled are not taken.
+func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
+	if !exists {
+		if e.Kind != KindSay && e.Kind != KindCapability {
+			return w, refuse(ErrWorkUnknown, StepLifecycle, "work_id", "")
+		}
+		if e.To == "" || e.To == e.From && !compat {
+			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
+		}
+		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: StateSubmitted}, nil
+	}
+	container := func() error {
+		if w.Container != e.Container() {
+			return refuse(ErrContainer, StepLifecycle, "work_id", "")
+		}
+		return nil
+	}
+	actor := func() error {
+		if e.From != w.Initiator && e.From != w.Target {
+			return refuse(ErrWorkActor, StepLifecycle, "from", "")
+		}
+		return nil
+	}
+	checks := []func() error{actor, container}
+	if compat {
+		checks = []func() error{container, actor}
+	}
+	for _, check := range checks {
+		if err := check(); err != nil {
+			return w, err
+		}
+	}
+	ev := eventOf(e)
+	if ev == talk {
+		other := w.Target
+		if e.From == w.Target {
+			other = w.Initiator
+		}
+		if e.To != other {
+			return w, refuse(ErrWorkActor, StepLifecycle, "to", "")
+		}
+	}
+	if w.State.Terminal() {
+		return w, refuse(ErrWorkClosed, StepLifecycle, "work_id", "")
+	}
+	if !compat && e.From == w.Initiator {
+		switch {
+		case ev == receiptRejected:
+			ev = receiptOther
+		case e.Kind == KindTrace && ev != traceCanceled:
+			return w, refuse(ErrWorkActor, StepLifecycle, "from", "only the target reports the state of work")
+		}
+	}
+	next, ok := lifecycle[w.State][ev]
+	if !ok {
+		return w, refuse(ErrTransition, StepLifecycle, "body.state", "")
+	}
+	w.State = next
+	return w, nil
+}
