@@ -1,0 +1,129 @@
+package asp
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+)
+
+// prepared is a signed message, without the tree that signing made of it.
+type prepared struct {
+	session, agent string
+	raw            []byte
+}
+
+// benchMessages prepares messages of one long session, by two senders in turn.
+func benchMessages(b *testing.B, n int) (*world, []prepared) {
+	w := newWorld(b, func(s *Server) { s.Store = NewMemoryStore(MemoryLimits{Bytes: 8 << 30, Proofs: 1 << 26}, nil) })
+	id := w.conversing()
+	l, err := w.Session(b.Context(), id, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	clients := []*Client{w.alice, w.bob}
+	hash, next := l.Head.Hash, map[*Client]int64{w.alice: l.participant(aliceID).Next, w.bob: l.participant(bobID).Next}
+	out := make([]prepared, 0, n)
+	text := strings.Repeat("offer ", 60)
+	for i := range n {
+		c := clients[i%2]
+		e := w.sign(c, Draft{SessionID: id, SequenceNumber: next[c], PreviousHash: hash, Time: w.clock.now(), Performative: Inform,
+			Body: Information{InformType: "result", Topic: "price", Data: map[string]any{"n": i, "text": text}}})
+		next[c]++
+		hash = e.Integrity.Hash
+		out = append(out, prepared{id, c.Identity.ID(), e.raw})
+	}
+	return w, out
+}
+
+// BenchmarkIngest is everything that a live message goes through, append in
+// memory included.
+func BenchmarkIngest(b *testing.B) {
+	w, messages := benchMessages(b, b.N)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for _, e := range messages {
+		if _, err := w.Ingest(b.Context(), e.raw, Transport{Agent: e.agent}, e.session); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// floor is what cannot be left out: one Ed25519 and one P-256 verification and
+// the SHA-256 of the same bytes.
+func floor(b *testing.B, w *world, m prepared) func() {
+	e, err := Decode(m.raw)
+	if err != nil {
+		b.Fatal(err)
+	}
+	input := e.SigningInput()
+	sig, err := hex.DecodeString(e.Integrity.Signature[len("ed25519:"):])
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := strings.LastIndexByte(e.Sender.DPoPProof, '.')
+	proofSig, _ := decode64(e.Sender.DPoPProof[at+1:])
+	digest := sha256.Sum256([]byte(e.Sender.DPoPProof[:at]))
+	key := w.alice.Identity
+	return func() {
+		sha256.Sum256(e.raw)
+		if !ed25519.Verify(key.public, input, sig) ||
+			!ecdsa.Verify(key.proof.public, digest[:], new(big.Int).SetBytes(proofSig[:32]), new(big.Int).SetBytes(proofSig[32:])) {
+			b.Fatal("does not verify")
+		}
+	}
+}
+
+func BenchmarkFloor(b *testing.B) {
+	w, messages := benchMessages(b, 1)
+	f := floor(b, w, messages[0])
+	b.ReportAllocs()
+	for b.Loop() {
+		f()
+	}
+}
+
+// BenchmarkRatio takes turns, so that both see the same machine: floor/ingest
+// is the part of the work that is cryptography.
+func BenchmarkRatio(b *testing.B) {
+	w, messages := benchMessages(b, b.N)
+	f := floor(b, w, messages[0])
+	var ingest, least time.Duration
+	b.ResetTimer()
+	for _, m := range messages {
+		start := time.Now()
+		if _, err := w.Ingest(b.Context(), m.raw, Transport{Agent: m.agent}, m.session); err != nil {
+			b.Fatal(err)
+		}
+		middle := time.Now()
+		f()
+		ingest += middle.Sub(start)
+		least += time.Since(middle)
+	}
+	b.ReportMetric(float64(least)/float64(ingest), "floor/ingest")
+}
+
+func BenchmarkDecode(b *testing.B) {
+	_, messages := benchMessages(b, 1)
+	b.SetBytes(int64(len(messages[0].raw)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Decode(messages[0].raw); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkSign(b *testing.B) {
+	id := testIdentity(b, aliceID, "org_acme")
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := (Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, Body: inform("x"), Time: time.Unix(1772893800, 0)}).Sign(id); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

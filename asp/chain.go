@@ -1,0 +1,180 @@
+package asp
+
+import (
+	"context"
+	"hash/maphash"
+	"time"
+)
+
+// A Chain checks the messages of one session in the order of their links, as
+// "Verification process" says and beyond: each message is looked at by
+// itself, against the one before it, and against the counters. Every fault is
+// reported, and the check goes on behind it. Memory does not grow with the
+// session, except for eight bytes a message up to [Chain.Remember].
+//
+// The zero value with Keys is ready. It is not safe for concurrent use.
+//
+// What the published algorithm cannot see, a Chain cannot either: members
+// outside hash and signature, another spelling of the same content, a cut
+// tail, and one of two neighbours with equal content. [VerifyTranscript]
+// covers those with what the server recorded.
+type Chain struct {
+	Keys     Keys
+	Proofs   bool // check sender.dpopProof too, its time against the timestamp
+	Window   time.Duration
+	Limits   Limits
+	Remember int // messageIds kept to find repetitions; 0: 1,048,576
+
+	count     int64
+	head      string
+	previous  string // previousHash of the last message
+	session   string
+	last      *Envelope
+	next      map[string]int64
+	seed      maphash.Seed
+	ids       map[uint64]struct{}
+	recent    []uint64
+	recentPos int
+}
+
+// A Finding is what a [Chain] says of one message.
+type Finding struct {
+	Index    int64
+	Codes    []string // faults, in the order hash, link, signature, session, counter, messageId
+	Warnings []string
+	Detail   string    // "fork" when two messages follow the same one
+	Envelope *Envelope // nil if it could not be read at all
+}
+
+// OK reports whether the message has no fault.
+func (f *Finding) OK() bool { return len(f.Codes) == 0 }
+
+// maxSenders bounds the counters that a Chain keeps.
+const maxSenders = 4096
+
+// Add checks the next message. The error is that of Keys; faults of the
+// message are in the finding.
+func (c *Chain) Add(ctx context.Context, raw []byte, f Format) (*Finding, error) {
+	found := &Finding{Index: c.count}
+	c.count++
+	if c.next == nil {
+		c.next = make(map[string]int64)
+		c.seed = maphash.MakeSeed()
+		c.ids = make(map[uint64]struct{})
+		c.head = ZeroHash
+	}
+	e, err := parseEnvelope(raw, f)
+	if err != nil {
+		found.fault(asError(err).Code)
+		c.head, c.previous, c.last = "", "", nil
+		return found, nil
+	}
+	found.Envelope = e
+	if e.root.get("content") == nil || e.checkHash() != nil {
+		found.fault("hash_mismatch")
+	}
+	if e.Integrity.PreviousHash != c.head {
+		found.fault("chain_mismatch")
+		if c.last != nil && e.Integrity.PreviousHash == c.previous {
+			found.Detail = "fork"
+		}
+	}
+	if err := c.checkSigner(ctx, e, found); err != nil {
+		return nil, err
+	}
+	if c.count > 1 && e.SessionID != c.session {
+		found.fault("session_mismatch")
+	} else {
+		c.session = e.SessionID
+	}
+	c.checkCounter(e, found)
+	c.checkID(e, found)
+	if err := e.check(c.Limits); err != nil && found.OK() {
+		// The schema comes last: a changed text shows as what it breaks.
+		found.fault(asError(err).Code)
+	}
+	if c.last != nil && Compare(e, c.last) <= 0 {
+		found.Warnings = append(found.Warnings, "order_anomaly")
+	}
+	c.head, c.previous, c.last = e.Integrity.Hash, e.Integrity.PreviousHash, e
+	return found, nil
+}
+
+func (f *Finding) fault(code string) { f.Codes = append(f.Codes, code) }
+
+func (c *Chain) checkSigner(ctx context.Context, e *Envelope, found *Finding) error {
+	var keys []Key
+	if c.Keys != nil {
+		var err error
+		if keys, err = c.Keys.Keys(ctx, e.Sender.AgentID); err != nil {
+			return err
+		}
+	}
+	sent, ok := ParseTimestamp(e.Timestamp)
+	key, known := Key{}, false
+	if ok {
+		key, known = keyAt(keys, sent)
+	} else if len(keys) > 0 {
+		key, known = keys[len(keys)-1], true
+	}
+	switch {
+	case !known:
+		found.fault("key_unknown")
+	case !e.signedBy(key.Signing):
+		found.fault("bad_signature")
+	case c.Proofs && key.Proof != nil:
+		window := or(c.Window, 300*time.Second)
+		if _, err := e.checkProof(key, "", sent, Window{window, window}); err != nil {
+			found.fault(asError(err).Code)
+		}
+	}
+	return nil
+}
+
+func (c *Chain) checkCounter(e *Envelope, found *Finding) {
+	sender := e.Sender.AgentID
+	next, known := c.next[sender]
+	if !known && len(c.next) >= maxSenders {
+		found.fault("not_participant")
+		return
+	}
+	switch {
+	case e.SequenceNumber < next:
+		found.fault("sequence_replay")
+		return
+	case e.SequenceNumber > next:
+		found.fault("sequence_gap")
+	}
+	c.next[sender] = e.SequenceNumber + 1
+}
+
+func (c *Chain) checkID(e *Envelope, found *Finding) {
+	if !e.hasMessage {
+		return
+	}
+	h := maphash.String(c.seed, e.MessageID)
+	if _, seen := c.ids[h]; seen {
+		found.fault("duplicate_message_id")
+		return
+	}
+	limit := or(c.Remember, 1<<20)
+	if len(c.recent) < limit {
+		c.recent = append(c.recent, h)
+	} else {
+		delete(c.ids, c.recent[c.recentPos])
+		c.recent[c.recentPos] = h
+		c.recentPos = (c.recentPos + 1) % limit
+	}
+	c.ids[h] = struct{}{}
+}
+
+// Head is the hash of the last message, [ZeroHash] before the first.
+func (c *Chain) Head() string {
+	if c.count == 0 {
+		return ZeroHash
+	}
+	return c.head
+}
+
+// Count is the number of messages added.
+func (c *Chain) Count() int64 { return c.count }

@@ -1,0 +1,185 @@
+package asp
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A ContextObject is shared state that a message carries, "Context objects".
+type ContextObject struct {
+	Type       string      `json:"type"`
+	ID         string      `json:"id"`
+	Version    int64       `json:"version"`
+	Data       jsonx.Value `json:"data"`
+	TTL        *int64      `json:"ttl,omitempty"` // seconds; nil: no end
+	Visibility Visibility  `json:"visibility,omitempty"`
+}
+
+// A Visibility says how long a context object lives.
+type Visibility string
+
+// The visibilities; empty means session.
+const (
+	VisibleSession    Visibility = "session"    // until the session ends
+	VisibleTurn       Visibility = "turn"       // until another participant speaks
+	VisiblePersistent Visibility = "persistent" // survives the session
+)
+
+// AgentCardContext is the type of a context object that holds an agent's card.
+const AgentCardContext = "agent-card"
+
+func isContextType(n *node) bool {
+	switch n.str {
+	case "schema-contract", AgentCardContext, "negotiation-state", "shared-knowledge",
+		"execution-state", "trust-evidence", "economic-state", "custom":
+		return n.kind == '"'
+	}
+	return false
+}
+
+func isVisibility(n *node) bool {
+	switch Visibility(n.str) {
+	case VisibleSession, VisibleTurn, VisiblePersistent:
+		return n.kind == '"'
+	}
+	return false
+}
+
+// isShortID bounds what the server remembers (project).
+func isShortID(n *node) bool { return n.kind == '"' && n.str != "" && len(n.str) <= maxID }
+
+const maxID = 256
+
+var contextRules = []rule{
+	{"type", true, isContextType},
+	{"id", true, isShortID},
+	{"version", true, isNatural},
+	{"data", true, isObject},
+	{"ttl", false, isNatural},
+	{"visibility", false, isVisibility},
+}
+
+func checkContext(n *node, path string) error {
+	if n.kind != '{' {
+		return refuse("invalid_field", path)
+	}
+	return checkRules(n, path+".", contextRules)
+}
+
+func contextOf(n *node) ContextObject {
+	c := ContextObject{Type: n.text("type"), ID: n.text("id"), Visibility: Visibility(n.text("visibility"))}
+	if v := n.get("version"); v != nil {
+		c.Version, _ = v.integer()
+	}
+	if v := n.get("data"); v != nil {
+		c.Data = jsonx.Value(v.raw)
+	}
+	if v := n.get("ttl"); v != nil {
+		if ttl, ok := v.integer(); ok {
+			c.TTL = &ttl
+		}
+	}
+	return c
+}
+
+// A ContextResult says what became of one update.
+type ContextResult string
+
+// The results (project).
+const (
+	ContextApplied  ContextResult = "applied"
+	ContextNoop     ContextResult = "noop"
+	ContextConflict ContextResult = "context_conflict" // ignored: older version, other data, other type, or not the owner
+)
+
+// A ContextEntry is an object that a session holds.
+type ContextEntry struct {
+	ContextObject
+	Sender  string    `json:"sender"`
+	Expires time.Time `json:"expires,omitzero"`
+}
+
+// A ContextStore holds the context objects of one session by id. Its zero
+// value is empty and ready. It is not safe for concurrent use. At most Max
+// objects are kept (0 means 256); an update beyond that is a conflict.
+type ContextStore struct {
+	Max     int
+	entries map[string]ContextEntry
+}
+
+// Apply stores o, which sender sent in a message of time sent. An update
+// must raise the version; the type of an id never changes; the card of an
+// agent is changed only by its sender. ttl counts from sent (project).
+func (s *ContextStore) Apply(o ContextObject, sender string, sent time.Time) ContextResult {
+	old, known := s.entries[o.ID]
+	switch {
+	case !known && len(s.entries) >= or(s.Max, 256):
+		return ContextConflict
+	case !known:
+	case old.Type != o.Type, o.Type == AgentCardContext && old.Sender != sender, o.Version < old.Version:
+		return ContextConflict
+	case o.Version == old.Version:
+		if sameJSON(old.Data, o.Data) {
+			return ContextNoop
+		}
+		return ContextConflict
+	}
+	e := ContextEntry{ContextObject: o, Sender: sender}
+	e.Data = bytes.Clone(o.Data)
+	if o.TTL != nil {
+		e.Expires = sent.Add(time.Duration(min(*o.TTL, maxTTL)) * time.Second)
+	}
+	if s.entries == nil {
+		s.entries = make(map[string]ContextEntry)
+	}
+	s.entries[o.ID] = e
+	return ContextApplied
+}
+
+// maxTTL keeps time arithmetic in range: some 136 years.
+const maxTTL = 1<<32 - 1
+
+func sameJSON(a, b []byte) bool {
+	ca, err1 := Canonical(a)
+	cb, err2 := Canonical(b)
+	return err1 == nil && err2 == nil && bytes.Equal(ca, cb)
+}
+
+// Get gives the object called id if it has not expired: it is gone from
+// sent + ttl on.
+func (s *ContextStore) Get(id string, now time.Time) (ContextEntry, bool) {
+	e, ok := s.entries[id]
+	if ok && !e.Expires.IsZero() && !now.Before(e.Expires) {
+		return ContextEntry{}, false
+	}
+	return e, ok
+}
+
+// IDs lists the ids of the objects alive at now, sorted.
+func (s *ContextStore) IDs(now time.Time) []string {
+	var ids []string
+	for id := range s.entries {
+		if _, ok := s.Get(id, now); ok {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Turn drops the objects of visibility turn that others than sender sent, and
+// what has expired. It is called when sender's message is admitted.
+func (s *ContextStore) Turn(sender string, now time.Time) {
+	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool {
+		return e.Visibility == VisibleTurn && e.Sender != sender || !e.Expires.IsZero() && !now.Before(e.Expires)
+	})
+}
+
+// End keeps only persistent objects: the session is over.
+func (s *ContextStore) End() {
+	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool { return e.Visibility != VisiblePersistent })
+}

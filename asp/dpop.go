@@ -1,0 +1,215 @@
+package asp
+
+import (
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"math/big"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// DPoP proofs, "DPoP proof structure" and RFC 9449. One kind of proof goes
+// into sender.dpopProof (htm ASP, htu asp://SESSION); the other accompanies
+// an HTTP request (htm and htu are its method and URL). Neither passes for
+// the other, because htm and htu differ.
+
+// MessageMethod is htm of the proofs in messages.
+const MessageMethod = "ASP"
+
+// MessageURL is htu of the proofs in the messages of a session.
+func MessageURL(session string) string { return "asp://" + session }
+
+// maxProof bounds a proof in bytes (project).
+const maxProof = 8 << 10
+
+// Window bounds the age of proofs. The zero value is the project's window,
+// 300 s back and 60 s ahead, both inclusive.
+type Window struct {
+	Past   time.Duration
+	Future time.Duration
+}
+
+func (w Window) past() time.Duration   { return or(w.Past, 300*time.Second) }
+func (w Window) future() time.Duration { return or(w.Future, 60*time.Second) }
+
+// ProofClaims are what a proof is checked against.
+type ProofClaims struct {
+	Method      string    // htm
+	URL         string    // htu, exact text
+	Key         *ProofKey // the registered key; nil: any key (its thumbprint is in the result)
+	AccessToken string    // empty: the transport carried none, ath is not looked at
+	Now         time.Time
+	Window      Window
+}
+
+// A Proof is a checked proof.
+type Proof struct {
+	JTI        string
+	Thumbprint string // RFC 7638, of the key it was made with
+	IssuedAt   time.Time
+	Until      time.Time // until then the jti must be remembered
+	key        *ProofKey
+}
+
+// ReplayKey is the key to remember the proof under. It is made of the key's
+// thumbprint and the jti, never of the proof's text: ES256 signatures have a
+// second form.
+func (p *Proof) ReplayKey() string { return p.Thumbprint + " " + p.JTI }
+
+// CheckProof does the checks that need no memory, in this order: form
+// (dpop_malformed), header (dpop_bad_header), signature
+// (dpop_bad_signature), key (dpop_key_mismatch), htm, htu, iat, jti
+// (dpop_malformed), ath. Whether the jti is new is for the caller's
+// [Memory] to say, last.
+func CheckProof(proof string, c ProofClaims) (*Proof, error) {
+	header, rest, ok1 := strings.Cut(proof, ".")
+	payload, sig, ok2 := strings.Cut(rest, ".")
+	if !ok1 || !ok2 || strings.Contains(sig, ".") || len(proof) > maxProof {
+		return nil, refuse("dpop_malformed", "")
+	}
+	signature, ok := decode64(sig)
+	p := jsonSegment(payload)
+	key, err := headerKey(header, c.Key)
+	if p == nil || !ok || errors.Is(err, &Error{Code: "dpop_malformed"}) {
+		return nil, refuse("dpop_malformed", "")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !key.verify(proof[:len(header)+1+len(payload)], signature) {
+		return nil, refuse("dpop_bad_signature", "")
+	}
+	if c.Key != nil && !c.Key.Equal(key) {
+		return nil, refuse("dpop_key_mismatch", "")
+	}
+	if key == c.Key {
+		if known := key.header.Load(); known == nil || *known != header {
+			key.header.Store(&header)
+		}
+	}
+	if p.text("htm") != c.Method {
+		return nil, refuse("dpop_htm_mismatch", "")
+	}
+	if p.text("htu") != c.URL {
+		return nil, refuse("dpop_htu_mismatch", "")
+	}
+	iat, ok := issuedAt(p.get("iat"))
+	if !ok || iat.Before(c.Now.Add(-c.Window.past())) || iat.After(c.Now.Add(c.Window.future())) {
+		return nil, refuse("dpop_iat_out_of_window", "")
+	}
+	jti := p.get("jti")
+	if jti == nil || jti.kind != '"' || jti.str == "" || utf8.RuneCountInString(jti.str) > 256 {
+		return nil, refuse("dpop_malformed", "")
+	}
+	if c.AccessToken != "" && !athMatches(p.text("ath"), c.AccessToken) {
+		return nil, refuse("dpop_ath_mismatch", "")
+	}
+	return &Proof{JTI: jti.str, Thumbprint: key.thumbprint, IssuedAt: iat,
+		Until: iat.Add(c.Window.past() + c.Window.future()), key: key}, nil
+}
+
+// headerKey reads the header and gives its key.
+func headerKey(header string, registered *ProofKey) (*ProofKey, error) {
+	if registered != nil {
+		if known := registered.header.Load(); known != nil && *known == header {
+			return registered, nil
+		}
+	}
+	h := jsonSegment(header)
+	if h == nil {
+		return nil, refuse("dpop_malformed", "")
+	}
+	if h.text("typ") != "dpop+jwt" || h.text("alg") != "ES256" || h.get("crit") != nil {
+		return nil, refuse("dpop_bad_header", "")
+	}
+	key := proofKeyOf(h.get("jwk"), registered)
+	if key == nil {
+		return nil, refuse("dpop_bad_header", "")
+	}
+	return key, nil
+}
+
+func jsonSegment(s string) *node {
+	b, ok := decode64(s)
+	if !ok {
+		return nil
+	}
+	n, err := parseJSON(b)
+	if err != nil || n.kind != '{' {
+		return nil
+	}
+	return n
+}
+
+func issuedAt(n *node) (time.Time, bool) {
+	if n == nil || n.kind != '0' {
+		return time.Time{}, false
+	}
+	f := n.number()
+	if f < 0 || f > 1<<40 {
+		return time.Time{}, false
+	}
+	whole := int64(f)
+	return time.Unix(whole, int64((f-float64(whole))*1e9)), true
+}
+
+func (k *ProofKey) verify(input string, sig []byte) bool {
+	if len(sig) != 64 {
+		return false
+	}
+	digest := sha256.Sum256([]byte(input))
+	return ecdsa.Verify(k.public, digest[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:]))
+}
+
+// athMatches takes both spellings of the token's hash: that of the message
+// format page and that of RFC 9449 §4.2.
+func athMatches(ath, token string) bool {
+	sum := sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare([]byte(ath), []byte("sha256:"+hex.EncodeToString(sum[:]))) == 1 ||
+		subtle.ConstantTimeCompare([]byte(ath), []byte(b64.EncodeToString(sum[:]))) == 1
+}
+
+// MessageProof makes the proof for one message of a session. accessToken is
+// the one that the transport will carry, or empty.
+func (id *Identity) MessageProof(session, accessToken string, now time.Time) (string, error) {
+	ath := ""
+	if accessToken != "" {
+		ath = hashOf([]byte(accessToken))
+	}
+	return id.makeProof(MessageMethod, MessageURL(session), ath, now)
+}
+
+// HTTPProof makes the proof for one HTTP request, RFC 9449 §4.2. url has
+// neither query nor fragment.
+func (id *Identity) HTTPProof(method, url, accessToken string, now time.Time) (string, error) {
+	ath := ""
+	if accessToken != "" {
+		sum := sha256.Sum256([]byte(accessToken))
+		ath = b64.EncodeToString(sum[:])
+	}
+	return id.makeProof(method, url, ath, now)
+}
+
+func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, error) {
+	header := `{"typ":"dpop+jwt","alg":"ES256","jwk":` + id.proof.jwk() + `}`
+	p := []byte(`{"htm":`)
+	p = append(appendString(p, htm), `,"htu":`...)
+	p = append(appendString(p, htu), `,"iat":`...)
+	p = append(appendNumber(p, float64(now.Unix())), `,"jti":`...)
+	p = appendString(p, rand.Text())
+	if ath != "" {
+		p = appendString(append(p, `,"ath":`...), ath)
+	}
+	p = append(p, '}')
+	input := b64.EncodeToString([]byte(header)) + "." + b64.EncodeToString(p)
+	sig, err := id.signES256([]byte(input))
+	if err != nil {
+		return "", err
+	}
+	return input + "." + b64.EncodeToString(sig), nil
+}

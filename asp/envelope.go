@@ -1,0 +1,507 @@
+package asp
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Format is the serialization of a session, fixed by its invitation.
+type Format string
+
+// The two formats, by their content type.
+const (
+	JSON        Format = "application/asp+json"
+	MessagePack Format = "application/asp+msgpack"
+)
+
+// Limits of one message, "Encoding and size limits". The zero value of each
+// means the value named.
+type Limits struct {
+	Message int // raw frame in bytes, inclusive: 1 MiB
+	Body    int // canonical JSON of content.body in bytes, inclusive: 512 KiB
+	Context int // context objects in one message: 64 (project)
+}
+
+func (l Limits) message() int { return or(l.Message, 1<<20) }
+func (l Limits) body() int    { return or(l.Body, 512<<10) }
+func (l Limits) context() int { return or(l.Context, 64) }
+
+func or[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+// An Envelope is one message. It is made by [Decode], [DecodeMsgpack] or
+// [Draft.Sign] and not changed after that: what is signed are its bytes.
+type Envelope struct {
+	Version        string
+	MessageID      string
+	SessionID      string
+	SequenceNumber int64
+	Timestamp      string
+	Sender         Sender
+	Recipient      *Party // nil: to all participants
+	Performative   Performative
+	Content        Content
+	Integrity      Integrity
+	Constraints    *Constraints
+
+	format     Format
+	raw        []byte // as received
+	json       []byte // raw, or its JSON form when raw is MessagePack
+	root       *node
+	score      span // where raw holds sender.trustScore
+	content    []byte
+	bodySpan   span
+	hasMessage bool // messageId is present
+}
+
+type span struct{ from, to int }
+
+// A Sender is who speaks. TrustScore is what the sender says of itself: it is
+// neither signed nor believed.
+type Sender struct {
+	AgentID    string
+	OrgID      string
+	TrustScore float64
+	DPoPProof  string
+}
+
+// A Party is an agent and its organization. OrgID is empty when a recipient
+// was given as a bare URI.
+type Party struct {
+	AgentID string `json:"agentId"`
+	OrgID   string `json:"orgId"`
+}
+
+// Content is what the hash covers.
+type Content struct {
+	MimeType string
+	Body     jsonx.Value // a JSON object, as written
+	Context  []ContextObject
+}
+
+// Integrity is the hash of the content, the link and the signature.
+type Integrity struct {
+	Hash         string
+	PreviousHash string
+	Signature    string
+}
+
+// Constraints are the sender's wishes for the answer. They are advisory and
+// not signed: nothing may depend on them.
+type Constraints struct {
+	MaxResponseTimeMs    int64          `json:"maxResponseTimeMs,omitzero"`
+	MaxTokenBudget       int64          `json:"maxTokenBudget,omitzero"`
+	RequiredTrustScore   float64        `json:"requiredTrustScore,omitzero"`
+	AllowedPerformatives []Performative `json:"allowedPerformatives,omitempty"`
+}
+
+// Decode reads one message in JSON: size, syntax, schema and grammar,
+// version, size of the body, in this order (steps 1 to 5 of [Verifier]).
+func Decode(b []byte) (*Envelope, error) { return Limits{}.decode(b, JSON) }
+
+// DecodeMsgpack reads one message in MessagePack under the same rules.
+func DecodeMsgpack(b []byte) (*Envelope, error) { return Limits{}.decode(b, MessagePack) }
+
+// Decode is [Decode] or [DecodeMsgpack] under other limits.
+func (l Limits) Decode(b []byte, f Format) (*Envelope, error) { return l.decode(b, f) }
+
+func (l Limits) decode(b []byte, f Format) (*Envelope, error) {
+	if len(b) > l.message() {
+		return nil, refuse("message_too_large", "").at(1)
+	}
+	e, err := parseEnvelope(b, f)
+	if err != nil {
+		return nil, atStep(err, 2)
+	}
+	if err := e.check(l); err != nil {
+		return nil, atStep(err, 3)
+	}
+	return e, nil
+}
+
+// parseEnvelope does step 2 and reads what has the right type; [Envelope.check]
+// looks at the rest. Transcripts are judged by hash, link and signature first
+// and need the fields of messages that the schema refuses.
+func parseEnvelope(b []byte, f Format) (*Envelope, error) {
+	e := &Envelope{format: f, raw: b, json: b}
+	if f == MessagePack {
+		text, score, err := msgpackToJSON(b)
+		if err != nil {
+			return nil, err
+		}
+		e.json, e.score = text, score
+	}
+	root, err := parseJSON(e.json)
+	if err != nil {
+		return nil, err
+	}
+	if root.kind != '{' {
+		return nil, refuse("malformed_json", "")
+	}
+	e.root = root
+	e.fill()
+	return e, nil
+}
+
+func (e *Envelope) fill() {
+	for i := range e.root.names {
+		v := &e.root.kids[i]
+		switch e.root.names[i].raw {
+		case "version":
+			e.Version = v.str
+		case "messageId":
+			e.MessageID, e.hasMessage = v.str, true
+		case "sessionId":
+			e.SessionID = v.str
+		case "sequenceNumber":
+			e.SequenceNumber, _ = v.integer()
+		case "timestamp":
+			e.Timestamp = v.str
+		case "sender":
+			e.fillSender(v)
+		case "recipient":
+			if v.kind == '"' {
+				e.Recipient = &Party{AgentID: v.str}
+			} else {
+				e.Recipient = &Party{AgentID: v.text("agentId"), OrgID: v.text("orgId")}
+			}
+		case "performative":
+			e.Performative = Performative(v.str)
+		case "content":
+			e.fillContent(v)
+		case "integrity":
+			e.Integrity = Integrity{v.text("hash"), v.text("previousHash"), v.text("signature")}
+		case "constraints":
+			e.Constraints = constraintsOf(v)
+		}
+	}
+}
+
+// text gives the string member called s, or "".
+func (n *node) text(s string) string {
+	if v := n.get(s); v != nil {
+		return v.str
+	}
+	return ""
+}
+
+func (e *Envelope) fillSender(v *node) {
+	e.Sender = Sender{AgentID: v.text("agentId"), OrgID: v.text("orgId"), DPoPProof: v.text("dpopProof")}
+	if s := v.get("trustScore"); s != nil && s.kind == '0' {
+		e.Sender.TrustScore = s.number()
+		if e.format != MessagePack {
+			from := cap(e.json) - cap(s.raw) // s.raw is a slice of e.json
+			e.score = span{from, from + len(s.raw)}
+		}
+	}
+}
+
+func (e *Envelope) fillContent(v *node) {
+	e.Content.MimeType = v.text("mimeType")
+	if b := v.get("body"); b != nil {
+		e.Content.Body = jsonx.Value(b.raw)
+	}
+	if c := v.get("context"); c != nil {
+		for i := range c.kids {
+			e.Content.Context = append(e.Content.Context, contextOf(&c.kids[i]))
+		}
+	}
+	e.content, e.bodySpan = canonicalContent(v)
+}
+
+// canonicalContent gives the canonical form of content and where body lies in
+// it.
+func canonicalContent(n *node) (out []byte, body span) {
+	out = make([]byte, 0, len(n.raw)+16)
+	if n.kind != '{' {
+		return appendCanonical(out, n), body
+	}
+	out = append(out, '{')
+	for i, at := range n.sorted(nil) {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(appendString(out, n.names[at].text), ':')
+		from := len(out)
+		out = appendCanonical(out, &n.kids[at])
+		if n.names[at].raw == "body" {
+			body = span{from, len(out)}
+		}
+	}
+	return append(out, '}'), body
+}
+
+func constraintsOf(v *node) *Constraints {
+	c := new(Constraints)
+	for i := range v.names {
+		m := &v.kids[i]
+		switch v.names[i].raw {
+		case "maxResponseTimeMs":
+			c.MaxResponseTimeMs, _ = m.integer()
+		case "maxTokenBudget":
+			c.MaxTokenBudget, _ = m.integer()
+		case "requiredTrustScore":
+			c.RequiredTrustScore = m.number()
+		case "allowedPerformatives":
+			for j := range m.kids {
+				c.AllowedPerformatives = append(c.AllowedPerformatives, Performative(m.kids[j].str))
+			}
+		}
+	}
+	return c
+}
+
+// A rule is one row of the schema: a member, and whether its value is right.
+type rule struct {
+	name     string
+	required bool
+	ok       func(*node) bool
+}
+
+func isString(n *node) bool  { return n.kind == '"' }
+func isFilled(n *node) bool  { return n.kind == '"' && n.str != "" }
+func isObject(n *node) bool  { return n.kind == '{' }
+func isArray(n *node) bool   { return n.kind == '[' }
+func isNatural(n *node) bool { i, ok := n.integer(); return ok && i >= 0 }
+func isScore(n *node) bool   { return n.kind == '0' && n.number() >= 0 && n.number() <= 100 }
+func isUUID(n *node) bool    { return n.kind == '"' && ValidUUID(n.str) }
+func isAgent(n *node) bool   { return n.kind == '"' && ValidAgentID(n.str) }
+func isHash(n *node) bool    { return n.kind == '"' && ValidHash(n.str) }
+func isSig(n *node) bool     { return n.kind == '"' && ValidSignature(n.str) }
+func isVersion(n *node) bool { return n.kind == '"' && versionForm(n.str) }
+func isTime(n *node) bool    { _, ok := ParseTimestamp(n.str); return n.kind == '"' && ok }
+func isAct(n *node) bool     { return n.kind == '"' && Performative(n.str).Valid() }
+func isActs(n *node) bool {
+	return isArray(n) && !slices.ContainsFunc(n.kids, func(k node) bool { return !isAct(&k) })
+}
+func isPartyForm(n *node) bool { return n.kind == '{' || isAgent(n) }
+
+func isMime(n *node) bool {
+	switch n.str {
+	case "application/json", "application/msgpack", "text/plain", "application/octet-stream", "application/asp+json":
+		return n.kind == '"'
+	}
+	return false
+}
+
+// The schema of "Field reference"; the order is that of the fault reported.
+var (
+	topRules = []rule{
+		{"version", true, isVersion},
+		{"messageId", true, isUUID},
+		{"sessionId", true, isUUID},
+		{"sequenceNumber", true, isNatural},
+		{"timestamp", true, isTime},
+		{"sender", true, isObject},
+		{"recipient", false, isPartyForm},
+		{"performative", true, isAct},
+		{"content", true, isObject},
+		{"integrity", true, isObject},
+		{"constraints", false, isObject},
+	}
+	senderRules = []rule{
+		{"agentId", true, isAgent},
+		{"orgId", true, isFilled},
+		{"trustScore", true, isScore},
+		{"dpopProof", true, isString},
+	}
+	partyRules = []rule{
+		{"agentId", true, isAgent},
+		{"orgId", true, isFilled},
+	}
+	contentRules = []rule{
+		{"mimeType", true, isMime},
+		{"body", true, isObject},
+		{"context", false, isArray},
+	}
+	integrityRules = []rule{
+		{"hash", true, isHash},
+		{"previousHash", true, isHash},
+		{"signature", true, isSig},
+	}
+	constraintRules = []rule{
+		{"maxResponseTimeMs", false, isNatural},
+		{"maxTokenBudget", false, isNatural},
+		{"requiredTrustScore", false, isScore},
+		{"allowedPerformatives", false, isActs},
+	}
+)
+
+// checkRules applies rules to object n, which lies at path prefix.
+func checkRules(n *node, prefix string, rules []rule) error {
+	for _, r := range rules {
+		switch v := n.get(r.name); {
+		case v == nil && r.required:
+			return refuse("missing_field", prefix+r.name)
+		case v != nil && !r.ok(v):
+			return refuse("invalid_field", prefix+r.name)
+		}
+	}
+	return nil
+}
+
+// check is steps 3 to 5: schema and grammar, version, size of the body.
+func (e *Envelope) check(l Limits) error {
+	if err := checkRules(e.root, "", topRules); err != nil {
+		return err
+	}
+	for _, part := range []struct {
+		name  string
+		rules []rule
+	}{{"sender", senderRules}, {"recipient", partyRules}, {"content", contentRules}, {"integrity", integrityRules}, {"constraints", constraintRules}} {
+		if n := e.root.get(part.name); n != nil && n.kind == '{' {
+			if err := checkRules(n, part.name+".", part.rules); err != nil {
+				return err
+			}
+		}
+	}
+	if c := e.root.get("content").get("context"); c != nil {
+		if len(c.kids) > l.context() {
+			return refuse("invalid_field", "content.context")
+		}
+		for i := range c.kids {
+			if err := checkContext(&c.kids[i], "content.context["+strconv.Itoa(i)+"]"); err != nil {
+				return err
+			}
+		}
+	}
+	if !SupportedVersion(e.Version) {
+		return refuse("unsupported_version", "version").at(4)
+	}
+	if e.bodySpan.to-e.bodySpan.from > l.body() {
+		return refuse("body_too_large", "content.body").at(5)
+	}
+	return nil
+}
+
+// Raw gives the message as it was received, or as it was signed. It must not
+// be changed.
+func (e *Envelope) Raw() []byte { return e.raw }
+
+// Format is the serialization of [Envelope.Raw].
+func (e *Envelope) Format() Format { return e.format }
+
+// JSON gives the message as JSON: Raw itself unless that is MessagePack.
+func (e *Envelope) JSON() []byte { return e.json }
+
+// Msgpack gives the message as MessagePack: Raw itself unless that is JSON.
+// Hash and signature hold for both forms.
+func (e *Envelope) Msgpack() ([]byte, error) {
+	if e.format == MessagePack {
+		return e.raw, nil
+	}
+	return appendMsgpack(nil, e.root), nil
+}
+
+// CanonicalContent gives the bytes that the content hash covers.
+func (e *Envelope) CanonicalContent() []byte { return e.content }
+
+// CanonicalBody gives the canonical form of content.body.
+func (e *Envelope) CanonicalBody() []byte { return e.content[e.bodySpan.from:e.bodySpan.to] }
+
+// Digest is the SHA-256 of the canonical form of the whole message. Unlike
+// integrity.hash it covers messageId, orgId, trustScore, the proof, the
+// recipient, constraints and members unknown here (project).
+func (e *Envelope) Digest() string {
+	out := make([]byte, 0, len(e.json))
+	var few [16]int
+	for _, at := range e.root.sorted(few[:0]) {
+		out = append(appendString(append(out, ','), e.root.names[at].text), ':')
+		if e.root.names[at].raw == "content" {
+			out = append(out, e.content...) // written before
+		} else {
+			out = appendCanonical(out, &e.root.kids[at])
+		}
+	}
+	if len(out) == 0 {
+		return hashOf([]byte("{}"))
+	}
+	out[0] = '{'
+	return hashOf(append(out, '}'))
+}
+
+// SigningInput gives the bytes that integrity.signature covers: eight strings
+// joined by NUL, "Integrity chain: signature".
+func (e *Envelope) SigningInput() []byte {
+	return signingInput(e.Version, e.SessionID, e.SequenceNumber, e.Timestamp, e.Sender.AgentID,
+		string(e.Performative), e.Integrity.Hash, e.Integrity.PreviousHash)
+}
+
+func signingInput(version, session string, sequence int64, timestamp, agent, performative, hash, previous string) []byte {
+	b := make([]byte, 0, 320)
+	b = append(append(b, version...), 0)
+	b = append(append(b, session...), 0)
+	b = append(strconv.AppendInt(b, sequence, 10), 0)
+	b = append(append(b, timestamp...), 0)
+	b = append(append(b, agent...), 0)
+	b = append(append(b, performative...), 0)
+	b = append(append(b, hash...), 0)
+	return append(b, previous...)
+}
+
+// IsInvitation reports whether e is a PROPOSE of type session-invitation.
+func (e *Envelope) IsInvitation() bool {
+	return e.Performative == Propose && e.subtype() == "session-invitation"
+}
+
+// body gives the parsed content.body, or nil.
+func (e *Envelope) body() *node {
+	if c := e.root.get("content"); c != nil {
+		return c.get("body")
+	}
+	return nil
+}
+
+// subtype is body.type of a PROPOSE and body.informType of an INFORM.
+func (e *Envelope) subtype() string {
+	switch b := e.body(); {
+	case b == nil:
+	case e.Performative == Propose:
+		return b.text("type")
+	case e.Performative == Inform:
+		return b.text("informType")
+	}
+	return ""
+}
+
+// Reference is what the body refers to: referenceId, or one of the names that
+// other pages use for it. Empty if it refers to nothing.
+func (e *Envelope) Reference() string {
+	if b := e.body(); b != nil {
+		return referenceOf(b, e.Performative)
+	}
+	return ""
+}
+
+// withTrustScore gives the message of a record with sender.trustScore replaced
+// by the server's own value; all other bytes stay. The member is not signed,
+// and who reads it should read what was computed.
+func (r *Record) withTrustScore(score float64) []byte {
+	if r.ScoreTo <= r.ScoreFrom || r.ScoreTo > len(r.Raw) {
+		return r.Raw
+	}
+	value := appendNumber(nil, score)
+	if r.Format == MessagePack {
+		value = packUint([]byte{msgpcode.Double}, math.Float64bits(score), 8)
+	}
+	out := make([]byte, 0, len(r.Raw)+16)
+	out = append(out, r.Raw[:r.ScoreFrom]...)
+	out = append(out, value...)
+	return append(out, r.Raw[r.ScoreTo:]...)
+}
+
+// String is for logs: identifiers only.
+func (e *Envelope) String() string {
+	return fmt.Sprintf("%s %s #%d from %s", e.Performative, e.MessageID, e.SequenceNumber, e.Sender.AgentID)
+}

@@ -1,0 +1,194 @@
+package asp
+
+import (
+	"strings"
+	"time"
+)
+
+// A Performative says what a message does: one of the thirteen of "Field
+// reference: performative".
+type Performative string
+
+// The performatives.
+const (
+	Propose  Performative = "PROPOSE"
+	Accept   Performative = "ACCEPT"
+	Reject   Performative = "REJECT"
+	Counter  Performative = "COUNTER"
+	Inform   Performative = "INFORM"
+	Query    Performative = "QUERY"
+	Clarify  Performative = "CLARIFY"
+	Commit   Performative = "COMMIT"
+	Delegate Performative = "DELEGATE"
+	Escalate Performative = "ESCALATE"
+	Withdraw Performative = "WITHDRAW"
+	Observe  Performative = "OBSERVE"
+	Close    Performative = "CLOSE"
+)
+
+// Valid reports whether p is one of the thirteen, upper case.
+func (p Performative) Valid() bool {
+	switch p {
+	case Propose, Accept, Reject, Counter, Inform, Query, Clarify, Commit, Delegate, Escalate, Withdraw, Observe, Close:
+		return true
+	}
+	return false
+}
+
+// Versions. Version is what this package emits; the other is read, because
+// the vendor's specification pages still show it.
+const (
+	Version      = "asp/1.0"
+	VersionDraft = "asp/0.1"
+)
+
+// SupportedVersion reports whether messages of version v are read.
+func SupportedVersion(v string) bool { return v == Version || v == VersionDraft }
+
+// versionForm reports whether v is asp/MAJOR.MINOR.
+func versionForm(v string) bool {
+	rest, ok := strings.CutPrefix(v, "asp/")
+	major, minor, dot := strings.Cut(rest, ".")
+	return ok && dot && decimalNumber(major) && decimalNumber(minor)
+}
+
+func decimalNumber(s string) bool {
+	return s != "" && len(s) <= 9 && (s == "0" || s[0] != '0') && strings.Trim(s, "0123456789") == ""
+}
+
+// ValidUUID reports whether s is a lower-case UUID of version 7. The time in
+// it is not compared with anything: the vendor's own example disagrees.
+func ValidUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; i {
+		case 8, 13, 18, 23:
+			if c != '-' {
+				return false
+			}
+		case 14:
+			if c != '7' {
+				return false
+			}
+		case 19:
+			if c != '8' && c != '9' && c != 'a' && c != 'b' {
+				return false
+			}
+		default:
+			if !lowerHex(c) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func lowerHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' }
+
+// ValidHash reports whether s is "sha256:" and 64 lower-case hex digits.
+func ValidHash(s string) bool { return prefixedHex(s, "sha256:", 64) }
+
+// ValidSignature reports whether s is "ed25519:" and 128 lower-case hex digits.
+func ValidSignature(s string) bool { return prefixedHex(s, "ed25519:", 128) }
+
+func prefixedHex(s, prefix string, n int) bool {
+	rest, ok := strings.CutPrefix(s, prefix)
+	if !ok || len(rest) != n {
+		return false
+	}
+	for i := range n {
+		if !lowerHex(rest[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// timeLayout is the one form of timestamps: milliseconds and Z.
+const timeLayout = "2006-01-02T15:04:05.000Z"
+
+// Timestamp writes t in the form of the protocol.
+func Timestamp(t time.Time) string { return t.UTC().Format(timeLayout) }
+
+// ParseTimestamp reads a timestamp in exactly that form. The text is signed:
+// another spelling of the same instant is another timestamp.
+func ParseTimestamp(s string) (time.Time, bool) {
+	if len(s) != len(timeLayout) {
+		return time.Time{}, false
+	}
+	t, err := time.Parse(timeLayout, s)
+	return t, err == nil && t.Format(timeLayout) == s
+}
+
+// ValidAgentID reports whether s is an agent URI:
+// agent://DOMAIN/DEPARTMENT/NAME. A URI without department is accepted too,
+// because the vendor's commitments page shows one; it is never made here.
+// The character set is the project's; it leaves no room for a NUL, which
+// would split the signing string.
+func ValidAgentID(s string) bool {
+	rest, ok := strings.CutPrefix(s, "agent://")
+	if !ok || len(rest) > 253+2*65 {
+		return false
+	}
+	parts := strings.Split(rest, "/")
+	if len(parts) != 2 && len(parts) != 3 || !domain(parts[0]) {
+		return false
+	}
+	for _, seg := range parts[1:] {
+		if !segment(seg) {
+			return false
+		}
+	}
+	return true
+}
+
+func domain(s string) bool {
+	if s == "" || len(s) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for i := range len(label) {
+			if c := label[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func segment(s string) bool {
+	if s == "" || len(s) > 64 || s == "." || s == ".." {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && strings.IndexByte("._~-", c) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Compare orders messages by ("timestamp", "sender.agentId",
+// "sequenceNumber"), "How the hash chain works". Links, not this order, say
+// what came first; it breaks ties for display.
+func Compare(a, b *Envelope) int {
+	if c := strings.Compare(a.Timestamp, b.Timestamp); c != 0 {
+		return c
+	}
+	if c := strings.Compare(a.Sender.AgentID, b.Sender.AgentID); c != 0 {
+		return c
+	}
+	switch {
+	case a.SequenceNumber < b.SequenceNumber:
+		return -1
+	case a.SequenceNumber > b.SequenceNumber:
+		return 1
+	}
+	return 0
+}

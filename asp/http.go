@@ -1,0 +1,668 @@
+package asp
+
+import (
+	"encoding/hex"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// The HTTP binding, transports/http-sse. Paths, headers and the error object
+// are the vendor's; answers, the event stream, registration, the inbox and
+// the transcript are the project's, because those pages cannot be read.
+//
+//	GET    /v1/asp/discover?capability=&min_trust=
+//	POST   /v1/asp/sessions                          the invitation
+//	GET    /v1/asp/sessions                          own sessions
+//	GET    /v1/asp/sessions/{id}
+//	DELETE /v1/asp/sessions/{id}                     body: a signed CLOSE, or none
+//	POST   /v1/asp/sessions/{id}/messages
+//	GET    /v1/asp/sessions/{id}/messages?cursor=&limit=&since_sequence=
+//	GET    /v1/asp/sessions/{id}/messages/{messageId}
+//	GET    /v1/asp/sessions/{id}/events              text/event-stream
+//	GET    /v1/asp/sessions/{id}/ws                  WebSocket
+//	GET    /v1/asp/sessions/{id}/transcript
+//	POST   /v1/asp/sessions/{id}/disputes
+//	GET    /v1/asp/agents/{agentId}/card
+//	GET    /v1/asp/agents/{agentId}/inbox            text/event-stream
+//	POST   /v1/asp/agents                            register
+//	POST   /oauth/token
+//	GET    /.well-known/asp-agent.json
+
+// endpoint is one resource; args are the decoded parts of the path.
+type endpoint func(s *Server, w http.ResponseWriter, r *http.Request, c *caller, args []string) error
+
+// route is a row of the table of resources. "*" stands for one part.
+type route struct {
+	method string
+	path   []string
+	open   bool // no access token
+	serve  endpoint
+}
+
+var routes = []route{
+	{"GET", []string{"v1", "asp", "discover"}, false, (*Server).serveDiscover},
+	{"POST", []string{"v1", "asp", "sessions"}, false, (*Server).serveCreate},
+	{"GET", []string{"v1", "asp", "sessions"}, false, (*Server).serveSessions},
+	{"GET", []string{"v1", "asp", "sessions", "*"}, false, (*Server).serveSession},
+	{"DELETE", []string{"v1", "asp", "sessions", "*"}, false, (*Server).serveClose},
+	{"POST", []string{"v1", "asp", "sessions", "*", "messages"}, false, (*Server).serveSend},
+	{"GET", []string{"v1", "asp", "sessions", "*", "messages"}, false, (*Server).serveList},
+	{"GET", []string{"v1", "asp", "sessions", "*", "messages", "*"}, false, (*Server).serveMessage},
+	{"GET", []string{"v1", "asp", "sessions", "*", "events"}, false, (*Server).serveEvents},
+	{"GET", []string{"v1", "asp", "sessions", "*", "ws"}, true, (*Server).serveWebSocket},
+	{"GET", []string{"v1", "asp", "sessions", "*", "transcript"}, false, (*Server).serveTranscript},
+	{"POST", []string{"v1", "asp", "sessions", "*", "disputes"}, false, (*Server).serveDispute},
+	{"GET", []string{"v1", "asp", "agents", "*", "card"}, false, (*Server).serveCard},
+	{"GET", []string{"v1", "asp", "agents", "*", "inbox"}, false, (*Server).serveInbox},
+	{"POST", []string{"v1", "asp", "agents"}, true, (*Server).serveRegister},
+	{"POST", []string{"oauth", "token"}, true, (*Server).serveToken},
+	{"GET", []string{".well-known", "asp-agent.json"}, true, (*Server).serveWellKnown},
+}
+
+// ServeHTTP implements [http.Handler].
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.init()
+	c, session, err := s.serve(w, r)
+	if err == nil {
+		return
+	}
+	agent := ""
+	if c != nil {
+		agent = c.agent.ID
+	}
+	e := asError(err)
+	if e.Reference == "" { // messages that were refused have theirs
+		e = s.refused(r.Context(), agent, session, nil, err)
+	}
+	if l, ok := e.Details["limit"].(int); ok {
+		w.Header().Set("X-RateLimit-Limit", strconv.Itoa(l))
+		w.Header().Set("X-RateLimit-Remaining", "0")
+		if at, ok := e.Details["reset"].(int64); ok {
+			w.Header().Set("X-RateLimit-Reset", strconv.FormatInt(at, 10))
+		}
+	}
+	WriteError(w, e)
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) (c *caller, session string, err error) {
+	parts := pathParts(r.URL.EscapedPath())
+	known := false
+	for i := range routes {
+		args, ok := match(routes[i].path, parts)
+		if !ok {
+			continue
+		}
+		known = true
+		if routes[i].method != r.Method {
+			continue
+		}
+		if !routes[i].open {
+			if c, err = s.authenticate(r); err != nil {
+				return nil, "", err
+			}
+		}
+		if len(parts) > 3 && parts[2] == "sessions" {
+			session = args[0]
+			if !ValidUUID(session) {
+				return c, "", refuse("session_not_found", "")
+			}
+			if h := r.Header.Values("Asp-Session-Id"); len(h) > 1 || len(h) == 1 && h[0] != session {
+				return c, session, refuse("session_mismatch", "Asp-Session-Id")
+			}
+		}
+		return c, session, routes[i].serve(s, w, r, c, args)
+	}
+	if known {
+		return nil, "", refuse("bad_method", "")
+	}
+	return nil, "", refuse("not_found", "")
+}
+
+// pathParts splits an escaped path. An agent URI may stand in it escaped as
+// one part, or as it is.
+func pathParts(path string) []string {
+	const agents = "/v1/asp/agents/agent://"
+	if strings.HasPrefix(path, agents) {
+		last := strings.LastIndexByte(path, '/')
+		return []string{"v1", "asp", "agents", url.PathEscape(path[len("/v1/asp/agents/"):last]), path[last+1:]}
+	}
+	return strings.Split(strings.TrimPrefix(path, "/"), "/")
+}
+
+func match(pattern, parts []string) (args []string, ok bool) {
+	if len(pattern) != len(parts) {
+		return nil, false
+	}
+	for i, p := range pattern {
+		if p == "*" {
+			arg, err := url.PathUnescape(parts[i])
+			if err != nil || arg == "" {
+				return nil, false
+			}
+			args = append(args, arg)
+		} else if p != parts[i] {
+			return nil, false
+		}
+	}
+	return args, true
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	b, err := jsonx.Encode(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = w.Write(b) // the peer is gone: nobody to tell
+	return nil
+}
+
+// readBody reads at most limit bytes.
+func readBody(r *http.Request, limit int) ([]byte, error) {
+	if r.ContentLength > int64(limit) {
+		return nil, refuse("message_too_large", "").at(1)
+	}
+	b, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
+	if err != nil {
+		return nil, refuseCause("malformed_json", "", err)
+	}
+	if len(b) > limit {
+		return nil, refuse("message_too_large", "").at(1)
+	}
+	return b, nil
+}
+
+// messageFormat reads the Content-Type of a message.
+func messageFormat(r *http.Request) (Format, error) {
+	t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	switch {
+	case err != nil:
+	case t == string(JSON) || t == "application/json":
+		return JSON, nil
+	case t == string(MessagePack):
+		return MessagePack, nil
+	}
+	return "", refuse("format_mismatch", "Content-Type")
+}
+
+func (s *Server) receive(r *http.Request, c *caller, session string) (*Receipt, error) {
+	f, err := messageFormat(r)
+	if err != nil {
+		return nil, err
+	}
+	b, err := readBody(r, s.Limits.message())
+	if err != nil {
+		return nil, err
+	}
+	return s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, session)
+}
+
+func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request, c *caller, _ []string) error {
+	receipt, err := s.receive(r, c, "")
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, status(receipt, http.StatusCreated), receipt)
+}
+
+func (s *Server) serveSend(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	receipt, err := s.receive(r, c, args[0])
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, status(receipt, http.StatusAccepted), receipt)
+}
+
+func status(r *Receipt, fresh int) int {
+	if r.Duplicate {
+		return http.StatusOK
+	}
+	return fresh
+}
+
+// sessionView is what a participant sees of a ledger.
+type sessionView struct {
+	SessionID    string            `json:"sessionId"`
+	Version      string            `json:"version"`
+	State        State             `json:"state"`
+	Format       Format            `json:"format"`
+	Participants []participantView `json:"participants"`
+	LastSequence int64             `json:"lastSequence"`
+	Head         string            `json:"head"`
+	MessageCount int64             `json:"messageCount"`
+	Opened       time.Time         `json:"opened"`
+	Deadline     time.Time         `json:"deadline,omitzero"`
+	Reason       string            `json:"reason,omitempty"`
+	Commitments  []Commitment      `json:"commitments,omitempty"`
+}
+
+type participantView struct {
+	AgentID            string `json:"agentId"`
+	OrgID              string `json:"orgId"`
+	NextSequenceNumber int64  `json:"nextSequenceNumber"`
+}
+
+func viewOf(l *Ledger) sessionView {
+	v := sessionView{l.ID, l.Version, l.State, l.Format, nil, l.Head.Count - 1, l.Head.Hash, l.Messages, l.Opened, l.Deadline, l.Reason, l.Commitments}
+	for _, p := range l.Participants {
+		v.Participants = append(v.Participants, participantView{p.AgentID, p.OrgID, p.Next})
+	}
+	return v
+}
+
+func (s *Server) serveSession(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	l, err := s.Session(r.Context(), args[0], c.agent.ID)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, viewOf(l))
+}
+
+func (s *Server) serveSessions(w http.ResponseWriter, r *http.Request, c *caller, _ []string) error {
+	q := r.URL.Query()
+	limit, err := pageLimit(q)
+	if err != nil {
+		return err
+	}
+	page, err := s.store.Ledgers(r.Context(), LedgerQuery{Participant: c.agent.ID, Live: q.Get("live") == "true"}, q.Get("cursor"), limit)
+	if err != nil {
+		return err
+	}
+	views, next := []sessionView{}, ""
+	for _, l := range page {
+		views = append(views, viewOf(l))
+	}
+	if len(page) == limit {
+		next = page[limit-1].ID
+	}
+	return writeJSON(w, http.StatusOK, struct {
+		Sessions []sessionView `json:"sessions"`
+		Next     string        `json:"nextCursor,omitempty"`
+	}{views, next})
+}
+
+func (s *Server) serveClose(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	if r.ContentLength == 0 {
+		if err := s.CloseSession(r.Context(), args[0], c.agent.ID, ""); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	f, err := messageFormat(r)
+	if err != nil {
+		return err
+	}
+	b, err := readBody(r, s.Limits.message())
+	if err != nil {
+		return err
+	}
+	if e, err := s.Limits.Decode(b, f); err == nil && e.Performative != Close {
+		return refuse("invalid_field", "performative").at(3)
+	}
+	receipt, err := s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, args[0])
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, status(receipt, http.StatusAccepted), receipt)
+}
+
+// Pages of messages: 50, at most 200 (transports/http-sse), and at most 4 MiB
+// (project).
+const (
+	pageDefault = 50
+	pageMax     = 200
+	pageBytes   = 4 << 20
+)
+
+func pageLimit(q url.Values) (int, error) {
+	if !q.Has("limit") {
+		return pageDefault, nil
+	}
+	n, err := strconv.Atoi(q.Get("limit"))
+	if err != nil || n < 1 {
+		return 0, refuse("invalid_field", "limit")
+	}
+	return min(n, pageMax), nil
+}
+
+// since gives the position from which to list: cursor is that position,
+// since_sequence the one before it.
+func since(q url.Values) (int64, error) {
+	for name, add := range map[string]int64{"cursor": 0, "since_sequence": 1} {
+		if q.Has(name) {
+			n, err := strconv.ParseInt(q.Get(name), 10, 64)
+			if err != nil || n < -1 || n > 1<<53 {
+				return 0, refuse("invalid_field", name)
+			}
+			return max(n+add, 0), nil
+		}
+	}
+	return 0, nil
+}
+
+func (s *Server) serveList(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	q := r.URL.Query()
+	limit, err1 := pageLimit(q)
+	from, err2 := since(q)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
+		return err
+	}
+	records, err := s.store.Records(r.Context(), args[0], from, limit)
+	if err != nil {
+		return err
+	}
+	messages, positions, next := []byte{}, []int64{}, ""
+	for i, rec := range records {
+		if len(messages) > pageBytes {
+			next = strconv.FormatInt(rec.Position, 10)
+			break
+		}
+		if i == limit-1 {
+			next = strconv.FormatInt(rec.Position+1, 10)
+		}
+		if rec.Kind != RecordMessage {
+			continue
+		}
+		text, err := s.deliverJSON(r, rec)
+		if err != nil {
+			return err
+		}
+		if len(positions) > 0 {
+			messages = append(messages, ',')
+		}
+		messages = append(messages, text...) // spelled as it was sent
+		positions = append(positions, rec.Position)
+	}
+	rest, err := jsonx.Encode(struct {
+		Positions []int64 `json:"positions"`
+		Next      string  `json:"nextCursor,omitempty"`
+	}{positions, next})
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	for _, part := range [][]byte{[]byte(`{"messages":[`), messages, []byte(`],`), rest[1:]} {
+		if _, err := w.Write(part); err != nil {
+			return nil // the peer is gone
+		}
+	}
+	return nil
+}
+
+// deliver gives a recorded message as recipients get it.
+func (s *Server) deliver(r *http.Request, rec *Record) ([]byte, error) {
+	a, err := s.store.Agent(r.Context(), rec.Sender)
+	if err != nil {
+		return nil, err
+	}
+	return rec.withTrustScore(a.Score()), nil
+}
+
+// deliverJSON is [Server.deliver] for what carries text. Hash and signature
+// hold for both forms.
+func (s *Server) deliverJSON(r *http.Request, rec *Record) ([]byte, error) {
+	b, err := s.deliver(r, rec)
+	if err == nil && rec.Format == MessagePack {
+		return MsgpackToJSON(b)
+	}
+	return b, err
+}
+
+func (s *Server) serveMessage(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
+		return err
+	}
+	rec, err := s.store.Message(r.Context(), args[0], args[1])
+	if errors.Is(err, ErrNotFound) {
+		return refuse("message_not_found", "")
+	}
+	if err != nil {
+		return err
+	}
+	b, err := s.deliver(r, rec)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", string(rec.Format))
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(b)
+	return nil
+}
+
+func (s *Server) serveDispute(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	b, err := readBody(r, maxCard)
+	if err != nil {
+		return err
+	}
+	if _, err := parseJSON(b); err != nil {
+		return err
+	}
+	var d Dispute
+	if err := jsonx.Decode(b, &d); err != nil {
+		return refuseCause("invalid_field", "", err)
+	}
+	if d.FiledBy != c.agent.ID || d.SessionID != args[0] {
+		return refuse("sender_mismatch", "filedBy")
+	}
+	if d.DisputeID == "" || len(d.DisputeID) > maxID {
+		return refuse("invalid_field", "disputeId")
+	}
+	if err := s.FileDispute(r.Context(), d); err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, d)
+}
+
+func (s *Server) serveDiscover(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
+	q := r.URL.Query()
+	if q.Get("capability") == "" {
+		return refuse("missing_field", "capability")
+	}
+	least := 0
+	if q.Has("min_trust") {
+		n, err := strconv.Atoi(q.Get("min_trust"))
+		if err != nil || n < 0 || n > 100 {
+			return refuse("invalid_field", "min_trust")
+		}
+		least = n
+	}
+	limit, err := pageLimit(q)
+	if err != nil {
+		return err
+	}
+	list, err := s.store.Agents(r.Context(), AgentQuery{Capability: q.Get("capability"), MinTrust: float64(least)}, q.Get("cursor"), limit)
+	if err != nil {
+		return err
+	}
+	cards, next := []jsonx.Value{}, ""
+	for _, a := range list {
+		b, err := s.cardOf(a)
+		if err != nil {
+			return err
+		}
+		cards = append(cards, b)
+	}
+	if len(list) == limit {
+		next = list[limit-1].ID
+	}
+	return writeJSON(w, http.StatusOK, struct {
+		Agents []jsonx.Value `json:"agents"`
+		Next   string        `json:"nextCursor,omitempty"`
+	}{cards, next})
+}
+
+// cardOf gives an agent's card with the trust that was computed here in place
+// of what the card says.
+func (s *Server) cardOf(a *Agent) ([]byte, error) {
+	card, err := a.Card()
+	if err != nil {
+		return nil, err
+	}
+	var members map[string]jsonx.Value
+	if err := jsonx.Decode(card.raw, &members); err != nil {
+		return nil, err
+	}
+	components, err := jsonx.Encode(a.Components)
+	if err != nil {
+		return nil, err
+	}
+	members["trustScore"] = appendNumber(nil, a.Score())
+	members["trustLevel"] = strconv.AppendInt(nil, int64(s.levels().Level(a.Score())), 10)
+	members["trustComponents"] = components
+	return jsonx.Encode(members)
+}
+
+func (s *Server) serveCard(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
+	a, err := s.agent(r.Context(), args[0])
+	if errors.Is(err, ErrNotFound) && !strings.Contains(args[0], "/") { // a bare name, if only one has it
+		list, listErr := s.store.Agents(r.Context(), AgentQuery{Name: args[0]}, "", 2)
+		if listErr == nil && len(list) == 1 {
+			a, err = list[0], nil
+		}
+	}
+	if errors.Is(err, ErrNotFound) {
+		return refuse("agent_not_found", "")
+	}
+	if err != nil {
+		return err
+	}
+	b, err := s.cardOf(a)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, jsonx.Value(b))
+}
+
+func (s *Server) serveWellKnown(w http.ResponseWriter, _ *http.Request, _ *caller, _ []string) error {
+	if s.Identity == nil {
+		return refuse("not_found", "")
+	}
+	b, err := s.Identity.Card().JSON()
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, jsonx.Value(b))
+}
+
+// Headers of a registration (project): signatures over the card by its own
+// key, and by the key that is registered now.
+const (
+	headerCardSignature     = "Asp-Card-Signature"
+	headerPreviousSignature = "Asp-Previous-Signature"
+)
+
+// serveRegister takes a card with proof of both its keys. A card for an agent
+// that is registered needs proof of its present key besides: nobody else can
+// take over the id.
+func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
+	b, err := readBody(r, maxCard)
+	if err != nil {
+		return err
+	}
+	n, err := parseJSON(b)
+	if err != nil {
+		return err
+	}
+	created := false
+	agent, err := s.register(r.Context(), b, func(card *Card, old *Agent) error {
+		if !signedCard(n, r.Header.Get(headerCardSignature), card.SigningKey) {
+			return refuse("bad_signature", headerCardSignature)
+		}
+		if created = old == nil; created && s.Registration != RegistrationOpen {
+			return refuse("registration_closed", "")
+		}
+		if old != nil {
+			current, err := old.Card()
+			if err != nil {
+				return err
+			}
+			if old.Removed || !signedCard(n, or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature)), current.SigningKey) {
+				return refuse("agent_exists", "")
+			}
+		}
+		p, err := CheckProof(r.Header.Get("DPoP"), ProofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now(), Window: s.Proofs})
+		if err != nil {
+			return err
+		}
+		return s.remember(r, p)
+	})
+	if err != nil {
+		return err
+	}
+	code := http.StatusOK
+	if created {
+		code = http.StatusCreated
+	}
+	return writeJSON(w, code, struct {
+		AgentID  string `json:"agentId"`
+		Revision int64  `json:"revision"`
+	}{agent.ID, agent.Revision})
+}
+
+func signedCard(card *node, sig string, key []byte) bool {
+	if !ValidSignature(sig) {
+		return false
+	}
+	raw, err := hex.DecodeString(sig[len("ed25519:"):])
+	return err == nil && edkeys.Verify(key, cardInput(card), raw)
+}
+
+// serveToken gives an access token to a registered agent. The DPoP proof is
+// the proof of who it is; a client_secret is accepted and not looked at.
+func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
+	b, err := readBody(r, 16<<10)
+	if err != nil {
+		return err
+	}
+	n, err := parseJSON(b)
+	if err != nil {
+		return err
+	}
+	if n.kind != '{' || n.text("grant_type") != "client_credentials" {
+		return refuse("invalid_field", "grant_type")
+	}
+	agent, err := s.agent(r.Context(), n.text("client_id"))
+	if errors.Is(err, ErrNotFound) {
+		return refuse("key_unknown", "client_id")
+	}
+	if err != nil {
+		return err
+	}
+	card, err := agent.Card()
+	if err != nil {
+		return err
+	}
+	now := s.now()
+	p, err := CheckProof(r.Header.Get("DPoP"), ProofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now, Window: s.Proofs})
+	if err != nil {
+		return err
+	}
+	if err := s.remember(r, p); err != nil {
+		return err
+	}
+	token, life, err := s.issueToken(agent.ID, card.ProofKey.Thumbprint(), now)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, struct {
+		Token   string `json:"access_token"`
+		Type    string `json:"token_type"`
+		Expires int64  `json:"expires_in"`
+	}{token, "DPoP", int64(life / time.Second)})
+}

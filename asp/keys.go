@@ -1,0 +1,171 @@
+package asp
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+)
+
+// A Key is what an agent proves itself with during one span of time.
+type Key struct {
+	Signing   ed25519.PublicKey
+	Proof     *ProofKey // nil: proofs of this agent cannot be checked
+	OrgID     string    // the organization that the card names; empty: not checked
+	NotBefore time.Time // zero: always was
+	NotAfter  time.Time // zero: still is; the key is not good at this instant any more
+}
+
+// ID names the key: the SHA-256 of the Ed25519 key in hexadecimal.
+func (k Key) ID() string {
+	sum := sha256.Sum256(k.Signing)
+	return hex.EncodeToString(sum[:])
+}
+
+// ValidAt reports whether t lies in the key's span.
+func (k Key) ValidAt(t time.Time) bool {
+	return !t.Before(k.NotBefore) && (k.NotAfter.IsZero() || t.Before(k.NotAfter))
+}
+
+// Keys finds the keys of an agent, oldest first. An agent that is not known
+// has none; an error means that the answer is not known.
+type Keys interface {
+	Keys(ctx context.Context, agentID string) ([]Key, error)
+}
+
+// StaticKeys are keys known beforehand, by agent URI.
+type StaticKeys map[string][]Key
+
+// Keys implements [Keys].
+func (s StaticKeys) Keys(_ context.Context, agentID string) ([]Key, error) { return s[agentID], nil }
+
+// FirstOf asks each in turn and takes the first that knows the agent.
+func FirstOf(sources ...Keys) Keys { return firstOf(sources) }
+
+type firstOf []Keys
+
+func (f firstOf) Keys(ctx context.Context, agentID string) ([]Key, error) {
+	for _, s := range f {
+		if keys, err := s.Keys(ctx, agentID); err != nil || len(keys) > 0 {
+			return keys, err
+		}
+	}
+	return nil, nil
+}
+
+// A ProofKey is a P-256 public key that DPoP proofs are made with.
+type ProofKey struct {
+	public     *ecdsa.PublicKey
+	x, y       string // as in a JWK
+	thumbprint string
+
+	// header is the header of the last good proof. An agent's proofs have the
+	// same one, letter for letter, and it need not be read each time.
+	header atomic.Pointer[string]
+}
+
+// Thumbprint is the key's RFC 7638 thumbprint.
+func (k *ProofKey) Thumbprint() string { return k.thumbprint }
+
+// Equal reports whether both are the same key.
+func (k *ProofKey) Equal(o *ProofKey) bool {
+	return k == o || k != nil && o != nil && k.thumbprint == o.thumbprint
+}
+
+// ProofKeyFrom takes a P-256 public key.
+func ProofKeyFrom(pub *ecdsa.PublicKey) (*ProofKey, error) { return newProofKey(pub) }
+
+func newProofKey(pub *ecdsa.PublicKey) (*ProofKey, error) {
+	if pub.Curve != elliptic.P256() {
+		return nil, refuse("weak_or_invalid_key", "dpopPublicKey")
+	}
+	point, err := pub.Bytes()
+	if err != nil {
+		return nil, refuseCause("weak_or_invalid_key", "dpopPublicKey", err)
+	}
+	k := &ProofKey{public: pub, x: b64.EncodeToString(point[1:33]), y: b64.EncodeToString(point[33:])}
+	k.thumbprint = k.computeThumbprint()
+	return k, nil
+}
+
+// computeThumbprint hashes the required members in RFC 7638 order.
+func (k *ProofKey) computeThumbprint() string {
+	sum := sha256.Sum256([]byte(`{"crv":"P-256","kty":"EC","x":"` + k.x + `","y":"` + k.y + `"}`))
+	return b64.EncodeToString(sum[:])
+}
+
+func (k *ProofKey) jwk() string {
+	return `{"kty":"EC","crv":"P-256","x":"` + k.x + `","y":"` + k.y + `"}`
+}
+
+// proofKeyOf reads an EC P-256 JWK. It refuses private keys, coordinates in
+// another than the canonical encoding, and points off the curve. known, if
+// the JWK is that key, saves reading it again.
+func proofKeyOf(n *node, known *ProofKey) *ProofKey {
+	if n == nil || n.kind != '{' || n.text("kty") != "EC" || n.text("crv") != "P-256" || n.get("d") != nil {
+		return nil
+	}
+	k := &ProofKey{x: n.text("x"), y: n.text("y")}
+	if known != nil && k.x == known.x && k.y == known.y {
+		return known
+	}
+	x, okX := decode64(k.x)
+	y, okY := decode64(k.y)
+	if !okX || !okY || len(x) != 32 || len(y) != 32 {
+		return nil
+	}
+	point := append(append(make([]byte, 0, 65), 4), x...)
+	pub, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), append(point, y...))
+	if err != nil {
+		return nil
+	}
+	k.public = pub
+	k.thumbprint = k.computeThumbprint()
+	return k
+}
+
+// decode64 reads canonical unpadded base64url; the standard decoder would
+// skip line breaks.
+func decode64(s string) ([]byte, bool) {
+	if strings.ContainsAny(s, "\r\n") {
+		return nil, false
+	}
+	b, err := b64.DecodeString(s)
+	return b, err == nil
+}
+
+// SigningKey checks a raw Ed25519 public key: 32 bytes, canonical, a point of
+// the curve, not of small order (weak_or_invalid_key otherwise).
+func SigningKey(b []byte) (ed25519.PublicKey, error) {
+	if err := edkeys.Check(b); err != nil {
+		return nil, refuseCause("weak_or_invalid_key", "", err)
+	}
+	return ed25519.PublicKey(b), nil
+}
+
+// signingKeyOf reads an Ed25519 key from a card: an OKP JWK, or
+// "ed25519:" and hex.
+func signingKeyOf(n *node) (ed25519.PublicKey, error) {
+	var raw []byte
+	switch n.kind {
+	case '{':
+		if n.text("kty") != "OKP" || n.text("crv") != "Ed25519" || n.get("d") != nil {
+			return nil, refuse("weak_or_invalid_key", "")
+		}
+		raw, _ = decode64(n.text("x"))
+	case '"':
+		text, ok := strings.CutPrefix(n.str, "ed25519:")
+		if !ok || !prefixedHex(n.str, "ed25519:", 64) {
+			return nil, refuse("weak_or_invalid_key", "")
+		}
+		raw, _ = hex.DecodeString(text)
+	}
+	return SigningKey(raw)
+}

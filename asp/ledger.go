@@ -1,0 +1,528 @@
+package asp
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Head is the end of a session's log. Count tells two heads apart whose
+// last messages have the same content, and so the same hash.
+type Head struct {
+	Hash  string `json:"hash"`  // of the last message; empty before the first
+	Count int64  `json:"count"` // records so far: the position of the next
+}
+
+// A Ledger is what the server knows of a session besides its log. Its size is
+// bounded, and it is never changed once it was handed out: each record comes
+// with a new one.
+type Ledger struct {
+	ID            string                  `json:"sessionId"`
+	Version       string                  `json:"version"`
+	Format        Format                  `json:"format"`
+	State         State                   `json:"state"`
+	Before        State                   `json:"before,omitempty"` // what an escalation interrupted
+	Head          Head                    `json:"head"`
+	Messages      int64                   `json:"messages"`
+	LastTimestamp string                  `json:"lastTimestamp"`
+	Participants  []Participant           `json:"participants"`
+	Items         []Item                  `json:"items,omitempty"`
+	Commitments   []Commitment            `json:"commitments,omitempty"`
+	Context       map[string]ContextEntry `json:"context,omitempty"`
+	Opened        time.Time               `json:"opened"`
+	Deadline      time.Time               `json:"deadline,omitzero"` // when the state times out
+	Ends          time.Time               `json:"ends,omitzero"`     // the proposedDuration of the invitation
+	Reason        string                  `json:"reason,omitempty"`  // why it ended, when no message says so
+}
+
+// A Participant is an agent in a session. KeyID pins its keys: they do not
+// change inside a session.
+type Participant struct {
+	AgentID string `json:"agentId"`
+	OrgID   string `json:"orgId"`
+	KeyID   string `json:"keyId"`
+	Next    int64  `json:"next"`   // its next sequenceNumber
+	Joined  int64  `json:"joined"` // the position of the record that brought it in
+}
+
+// An Item is something that a message can refer to.
+type Item struct {
+	ID         string    `json:"id"`
+	MessageID  string    `json:"messageId"`
+	Kind       string    `json:"kind"` // invitation, proposal, query, commitment, delegation
+	By         string    `json:"by"`
+	For        string    `json:"for,omitempty"` // invitation, delegation: who may answer
+	ValidUntil time.Time `json:"validUntil,omitzero"`
+	Status     string    `json:"status"` // open, accepted, rejected, countered, withdrawn
+}
+
+// A Commitment is what a COMMIT started, concepts/commitments.
+type Commitment struct {
+	ID         string           `json:"commitmentId"`
+	By         string           `json:"by"`
+	AcceptedBy string           `json:"acceptedBy,omitempty"`
+	Status     CommitmentStatus `json:"status"`
+	Deadline   time.Time        `json:"deadline,omitzero"`
+	Hash       string           `json:"hash"` // content hash of the COMMIT
+}
+
+// A CommitmentStatus is a stage of a commitment. Accepted is binding.
+type CommitmentStatus string
+
+// The stages; those after Accepted are the project's.
+const (
+	Proposed  CommitmentStatus = "Proposed"
+	Accepted  CommitmentStatus = "Accepted"
+	Fulfilled CommitmentStatus = "Fulfilled" // an INFORM of informType fulfillment named it
+	Breached  CommitmentStatus = "Breached"
+	Disputed  CommitmentStatus = "Disputed"
+	Withdrawn CommitmentStatus = "Withdrawn"
+	Rejected  CommitmentStatus = "Rejected"
+)
+
+// A Dispute is a record about an accepted commitment, concepts/disputes.
+type Dispute struct {
+	DisputeID    string      `json:"disputeId"`
+	SessionID    string      `json:"sessionId"`
+	CommitmentID string      `json:"commitmentId"`
+	FiledBy      string      `json:"filedBy"`
+	FiledAgainst string      `json:"filedAgainst"`
+	Reason       string      `json:"reason"`   // e.g. fulfillment-mismatch
+	Severity     int64       `json:"severity"` // 1 to 5 (project)
+	Evidence     jsonx.Value `json:"evidence,omitzero"`
+}
+
+// Bounds of a ledger (project).
+const (
+	maxItems        = 128
+	maxCommitments  = 64
+	maxParticipants = 64
+	maxLiveContext  = 128
+)
+
+func (l *Ledger) participant(agent string) *Participant {
+	if i := slices.IndexFunc(l.Participants, func(p Participant) bool { return p.AgentID == agent }); i >= 0 {
+		return &l.Participants[i]
+	}
+	return nil
+}
+
+// item finds what ref names: by its own id, or by the id of its message. The
+// newest comes first.
+func (l *Ledger) item(ref string) *Item {
+	for i := len(l.Items) - 1; i >= 0; i-- {
+		if l.Items[i].ID == ref || l.Items[i].MessageID == ref {
+			return &l.Items[i]
+		}
+	}
+	return nil
+}
+
+func (l *Ledger) commitment(id string) *Commitment {
+	for i := len(l.Commitments) - 1; i >= 0; i-- {
+		if l.Commitments[i].ID == id {
+			return &l.Commitments[i]
+		}
+	}
+	return nil
+}
+
+// copy gives a ledger that can be changed without touching l.
+func (l *Ledger) copy() *Ledger {
+	n := *l
+	n.Participants = slices.Clone(l.Participants)
+	return &n
+}
+
+// A join is an agent that a message brings into the session.
+type join struct {
+	agent string
+	org   string
+	key   string
+}
+
+// openLedger starts a session with its invitation.
+func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
+	l := &Ledger{ID: e.SessionID, Version: e.Version, Format: e.format, State: Idle, Head: Head{Hash: ZeroHash}, Opened: now,
+		Participants: []Participant{{AgentID: from.agent, OrgID: from.org, KeyID: from.key}, {AgentID: to.agent, OrgID: to.org, KeyID: to.key}}}
+	if terms := e.body().get("terms"); terms != nil {
+		if d := terms.get("proposedDuration"); d != nil {
+			if ms, ok := d.integer(); ok && ms < int64(maxTTL)*1000 {
+				l.Ends = now.Add(time.Duration(ms) * time.Millisecond)
+			}
+		}
+	}
+	return l
+}
+
+// admit is steps 16 and 17 and what follows of them: it gives the ledger
+// after e. Link and counters have been checked.
+func (l *Ledger) admit(e *Envelope, joins *join, now time.Time, timeouts Timeouts) (*Ledger, error) {
+	next, err := Next(l.State, e.event(), l.Before)
+	if err != nil {
+		return nil, atStep(err, 16)
+	}
+	if err := checkBody(e.Performative, e.body()); err != nil {
+		return nil, liveBody(err)
+	}
+	n := l.copy()
+	if err := n.effect(e, joins, now); err != nil {
+		return nil, err
+	}
+	if next == Escalated && l.State != Escalated {
+		n.Before = l.State
+	}
+	n.State = next
+	n.Messages++
+	n.LastTimestamp = e.Timestamp
+	n.Head = Head{Hash: e.Integrity.Hash, Count: l.Head.Count + 1}
+	n.participant(e.Sender.AgentID).Next = e.SequenceNumber + 1
+	n.applyContext(e, now)
+	idle := next == Introduced || next == Conversing || next == Invited && e.Performative == Counter
+	if next != l.State || idle {
+		n.Deadline = n.timesOut(next, now, timeouts)
+	}
+	if n.State.Terminal() {
+		n.end()
+	}
+	return n, nil
+}
+
+// timesOut gives when the session ends or changes by itself.
+func (l *Ledger) timesOut(s State, now time.Time, timeouts Timeouts) time.Time {
+	var deadline time.Time
+	for i := range l.Commitments {
+		if l.Commitments[i].Status == Accepted {
+			deadline = l.Commitments[i].Deadline
+		}
+	}
+	t := timeouts.after(s, now, deadline)
+	if !l.Ends.IsZero() && !t.IsZero() && l.Ends.Before(t) {
+		return l.Ends
+	}
+	return t
+}
+
+// end drops what does not outlive a session.
+func (l *Ledger) end() {
+	l.Deadline = time.Time{}
+	s := ContextStore{entries: maps.Clone(l.Context)}
+	s.End()
+	l.Context = s.entries
+	l.settleCommitments(Proposed, Withdrawn)
+}
+
+func (l *Ledger) settleCommitments(from, to CommitmentStatus) {
+	l.Commitments = slices.Clone(l.Commitments)
+	for i := range l.Commitments {
+		if l.Commitments[i].Status == from {
+			l.Commitments[i].Status = to
+		}
+	}
+}
+
+func (l *Ledger) applyContext(e *Envelope, now time.Time) {
+	if len(l.Context) == 0 && len(e.Content.Context) == 0 {
+		return
+	}
+	s := ContextStore{Max: maxLiveContext, entries: maps.Clone(l.Context)}
+	s.Turn(e.Sender.AgentID, now)
+	sent, _ := ParseTimestamp(e.Timestamp)
+	for _, o := range e.Content.Context {
+		s.Apply(o, e.Sender.AgentID, sent)
+	}
+	l.Context = s.entries
+}
+
+func (l *Ledger) wrongRole() error { return refuse("invalid_transition", "performative").at(16) }
+
+func wrongBody(member string) error { return refuse("invalid_body", "content.body."+member).at(17) }
+
+// effect applies what e does to items, commitments and participants, and the
+// rules of who may do it (project): an answer comes from another than the
+// author of what it answers, a withdrawal from its author, the answer to an
+// invitation or delegation from whom it names.
+func (l *Ledger) effect(e *Envelope, joins *join, now time.Time) error {
+	body := e.body()
+	sender := e.Sender.AgentID
+	switch e.Performative {
+	case Propose:
+		item := Item{ID: body.text("proposalId"), Kind: "proposal", ValidUntil: instant(body.text("validUntil"))}
+		if e.IsInvitation() {
+			item.Kind, item.For = "invitation", l.Participants[1].AgentID
+		}
+		return l.addItem(e, item, "proposalId")
+	case Query:
+		return l.addItem(e, Item{ID: body.text("queryId"), Kind: "query"}, "queryId")
+	case Accept, Reject, Counter:
+		return l.answer(e, now)
+	case Withdraw:
+		item := l.open(e.Reference())
+		switch {
+		case item == nil && l.item(e.Reference()) == nil:
+			return wrongBody(reference)
+		case item == nil || item.By != sender, l.State == Agreeing && item.Kind != "commitment",
+			l.State == Invited && item.Kind != "invitation":
+			return l.wrongRole()
+		}
+		item.Status = "withdrawn"
+		if item.Kind == "commitment" {
+			l.setCommitment(item.ID, Withdrawn, "")
+		}
+	case Commit:
+		id := body.text("commitmentId")
+		if err := l.addItem(e, Item{ID: id, Kind: "commitment"}, "commitmentId"); err != nil {
+			return err
+		}
+		l.addCommitment(Commitment{ID: id, By: sender, Status: Proposed, Hash: e.Integrity.Hash, Deadline: commitDeadline(body)})
+	case Delegate:
+		return l.delegate(e, joins)
+	case Inform:
+		if body.text("informType") == "fulfillment" {
+			for _, name := range []string{e.Reference(), body.text("topic")} {
+				if c := l.commitment(name); c != nil && c.Status == Accepted {
+					l.setCommitment(name, Fulfilled, "")
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func instant(s string) time.Time {
+	t, _ := time.Parse(time.RFC3339, s)
+	return t
+}
+
+// commitDeadline is the deadline of the whole, or the last of the obligations.
+func commitDeadline(body *node) time.Time {
+	if t := instant(body.text("deadline")); !t.IsZero() {
+		return t
+	}
+	var last time.Time
+	if list := body.get("terms").get("obligations"); list != nil {
+		for i := range list.kids {
+			if t := instant(list.kids[i].text("deadline")); t.After(last) {
+				last = t
+			}
+		}
+	}
+	return last
+}
+
+// addItem opens an item. Its id must be new among those remembered. When
+// there are too many, the oldest that is settled goes first, then the oldest.
+func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
+	if slices.ContainsFunc(l.Items, func(i Item) bool { return i.ID == item.ID }) {
+		return wrongBody(member)
+	}
+	items := slices.Clone(l.Items)
+	if len(items) >= maxItems {
+		at := max(slices.IndexFunc(items, func(i Item) bool { return i.Status != "open" }), 0)
+		items = slices.Delete(items, at, at+1)
+	}
+	item.MessageID, item.By, item.Status = e.MessageID, e.Sender.AgentID, "open"
+	l.Items = append(items, item)
+	return nil
+}
+
+// open gives a changeable item that ref names and that is open.
+func (l *Ledger) open(ref string) *Item {
+	if i := l.item(ref); i == nil || i.Status != "open" {
+		return nil
+	}
+	l.Items = slices.Clone(l.Items)
+	return l.item(ref)
+}
+
+func (l *Ledger) answer(e *Envelope, now time.Time) error {
+	sender, ref := e.Sender.AgentID, e.Reference()
+	item := l.open(ref)
+	if item == nil && l.item(ref) == nil {
+		// A delegation without an id of its own is known by its target.
+		l.Items = slices.Clone(l.Items)
+		for i := range l.Items {
+			if it := &l.Items[i]; it.Kind == "delegation" && it.For == sender && it.Status == "open" && it.ID == it.MessageID {
+				item = it
+			}
+		}
+		if item == nil {
+			return wrongBody(reference)
+		}
+	}
+	switch {
+	case item == nil, item.By == sender, item.For != "" && item.For != sender,
+		l.State == Agreeing && item.Kind != "commitment",
+		l.State == Invited && item.Kind != "invitation",
+		l.State == Conversing && item.Kind == "commitment":
+		return l.wrongRole()
+	case e.Performative == Accept && !item.ValidUntil.IsZero() && now.After(item.ValidUntil):
+		return refuse("timeout", "content.body."+reference).at(16)
+	}
+	kind, by, id := item.Kind, item.By, item.ID
+	switch e.Performative {
+	case Accept:
+		item.Status = "accepted"
+		l.setCommitment(id, Accepted, sender)
+	case Reject:
+		item.Status = "rejected"
+		l.setCommitment(id, Rejected, "")
+	case Counter:
+		item.Status = "countered"
+		l.setCommitment(id, Rejected, "")
+		body := e.body()
+		if f := body.get("terms").text("format"); kind == "invitation" && f != "" && Format(f) != l.Format {
+			return refuse("format_mismatch", "content.body.terms.format").at(17)
+		}
+		next := Item{ID: body.text("proposalId"), Kind: "proposal", ValidUntil: instant(body.text("validUntil"))}
+		if kind == "invitation" { // the roles swap
+			next.Kind, next.For = "invitation", by
+		}
+		return l.addItem(e, next, "proposalId")
+	}
+	return nil
+}
+
+func (l *Ledger) addCommitment(c Commitment) {
+	list := slices.Clone(l.Commitments)
+	if len(list) >= maxCommitments {
+		list = slices.Delete(list, 0, 1)
+	}
+	l.Commitments = append(list, c)
+}
+
+func (l *Ledger) setCommitment(id string, to CommitmentStatus, by string) {
+	if l.commitment(id) == nil {
+		return
+	}
+	l.Commitments = slices.Clone(l.Commitments)
+	c := l.commitment(id)
+	c.Status = to
+	if by != "" {
+		c.AcceptedBy = by
+	}
+}
+
+func (l *Ledger) delegate(e *Envelope, joins *join) error {
+	body := e.body()
+	target := body.text("targetAgent")
+	if target == e.Sender.AgentID {
+		return wrongBody("targetAgent")
+	}
+	if err := l.addItem(e, Item{ID: or(body.text("delegationId"), e.MessageID), Kind: "delegation", For: target}, "delegationId"); err != nil {
+		return err
+	}
+	if l.participant(target) != nil {
+		return nil
+	}
+	if joins == nil {
+		return wrongBody("targetAgent")
+	}
+	if len(l.Participants) >= maxParticipants {
+		return refuse("capacity_unavailable", "content.body.targetAgent").at(17)
+	}
+	l.Participants = append(l.Participants, Participant{AgentID: joins.agent, OrgID: joins.org, KeyID: joins.key, Joined: l.Head.Count})
+	return nil
+}
+
+// timeout gives the ledger after its deadline passed.
+func (l *Ledger) timeout(now time.Time, timeouts Timeouts) (*Ledger, string) {
+	n := l.copy()
+	reason := "timeout in " + string(l.State)
+	n.State, _ = Next(l.State, eventTimeout, l.Before)
+	if !l.Ends.IsZero() && !now.Before(l.Ends) {
+		n.State, reason = Failed, "proposedDuration is over"
+	}
+	switch l.State {
+	case Agreeing:
+		n.settleCommitments(Proposed, Rejected)
+		n.Items = slices.Clone(n.Items)
+		for i := range n.Items {
+			if n.Items[i].Kind == "commitment" && n.Items[i].Status == "open" {
+				n.Items[i].Status = "rejected"
+			}
+		}
+	case Executing:
+		n.settleCommitments(Accepted, Breached)
+	}
+	n.Head.Count++
+	if n.State.Terminal() {
+		n.Reason = reason
+		n.end()
+	} else {
+		n.Deadline = n.timesOut(n.State, now, timeouts)
+	}
+	return n, reason
+}
+
+// dispute gives the ledger after d was filed.
+func (l *Ledger) dispute(d *Dispute) (*Ledger, error) {
+	c := l.commitment(d.CommitmentID)
+	switch {
+	case l.participant(d.FiledBy) == nil:
+		return nil, refuse("not_participant", "filedBy")
+	case l.participant(d.FiledAgainst) == nil || d.FiledAgainst == d.FiledBy:
+		return nil, refuse("invalid_field", "filedAgainst")
+	case c == nil || c.AcceptedBy == "" || c.Status == Disputed:
+		return nil, refuse("invalid_field", "commitmentId")
+	case d.Reason == "" || len(d.Reason) > maxID:
+		return nil, refuse("invalid_field", "reason")
+	case d.Severity < 1 || d.Severity > 5:
+		return nil, refuse("invalid_field", "severity")
+	}
+	n := l.copy()
+	n.setCommitment(d.CommitmentID, Disputed, "")
+	n.Head.Count++
+	return n, nil
+}
+
+// Replay gives the ledger after r, which was recorded behind l; l is nil for
+// the record that opened a session. joined are the participants that r brought
+// in. It is for a Store that keeps the log and makes ledgers of it. Nothing is
+// verified: what is in the log has been.
+func (l *Ledger) Replay(r *Record, joined []Participant, limits Limits, timeouts Timeouts) (*Ledger, error) {
+	if l == nil && r.Kind != RecordMessage {
+		return nil, refuse("session_not_found", "")
+	}
+	switch r.Kind {
+	case RecordMessage:
+		e, err := limits.Decode(r.Raw, r.Format)
+		if err != nil {
+			return nil, err
+		}
+		joins := make([]join, len(joined))
+		for i, p := range joined {
+			joins[i] = join{p.AgentID, p.OrgID, p.KeyID}
+		}
+		if l == nil {
+			if len(joins) != 2 {
+				return nil, refuse("invalid_field", "participants")
+			}
+			return openLedger(e, joins[0], joins[1], r.Time).admit(e, nil, r.Time, timeouts)
+		}
+		if len(joins) > 0 {
+			return l.admit(e, &joins[0], r.Time, timeouts)
+		}
+		return l.admit(e, nil, r.Time, timeouts)
+	case RecordTimeout:
+		n, _ := l.timeout(r.Time, timeouts)
+		n.State = r.To
+		return n, nil
+	case RecordClose:
+		return l.closed(r.Reason), nil
+	case RecordDispute:
+		return l.dispute(r.Dispute)
+	}
+	return nil, refuse("invalid_field", "kind")
+}
+
+// closed gives the ledger after the session was ended without a message.
+func (l *Ledger) closed(reason string) *Ledger {
+	n := l.copy()
+	n.State, n.Reason = Closed, or(reason, "closed without a message")
+	n.Head.Count++
+	n.end()
+	return n
+}

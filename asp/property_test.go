@@ -1,0 +1,457 @@
+package asp
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf16"
+
+	"golang.org/x/text/unicode/norm"
+	"pgregory.net/rapid"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// An independent model of the canonical form: a value tree that knows nothing
+// of the code under test, written with other means (big decimals, runes to
+// UTF-16, fmt).
+type model struct {
+	kind  string
+	text  string
+	num   float64
+	kids  []*model
+	names []string
+}
+
+func drawModel(t *rapid.T, depth int) *model {
+	kinds := []string{"string", "number", "true", "false", "null"}
+	if depth > 0 {
+		kinds = append(kinds, "object", "array", "object")
+	}
+	m := &model{kind: rapid.SampledFrom(kinds).Draw(t, "kind")}
+	switch m.kind {
+	case "string":
+		m.text = drawString(t)
+	case "number":
+		m.num = drawNumber(t)
+	case "array":
+		for range rapid.IntRange(0, 4).Draw(t, "len") {
+			m.kids = append(m.kids, drawModel(t, depth-1))
+		}
+	case "object":
+		for range rapid.IntRange(0, 5).Draw(t, "len") {
+			name := drawString(t)
+			if slices.ContainsFunc(m.names, func(n string) bool { return norm.NFC.String(n) == norm.NFC.String(name) }) {
+				continue
+			}
+			m.names = append(m.names, name)
+			m.kids = append(m.kids, drawModel(t, depth-1))
+		}
+	}
+	return m
+}
+
+func drawString(t *rapid.T) string {
+	pool := []rune{'a', 'b', 'é', 'e', '\u0301', '\u0323', 'A', '"', '\\', '\n', 0x1f, 0x7f, 0x2028, '<', '&', 0xac00, 0x1100, 0x1161,
+		0xfb33, 0xe000, 0xffff, 0x1f600, 0x10000, 0x10ffff, 0xd7ff, '/', 0x212b}
+	return string(rapid.SliceOfN(rapid.SampledFrom(pool), 0, 6).Draw(t, "string"))
+}
+
+func drawNumber(t *rapid.T) float64 {
+	switch rapid.IntRange(0, 3).Draw(t, "range") {
+	case 0:
+		return float64(rapid.Int64Range(-1<<53, 1<<53).Draw(t, "int"))
+	case 1:
+		return float64(rapid.Int64Range(-1_000_000, 1_000_000).Draw(t, "cents")) / 100
+	default:
+		f := rapid.Float64().Draw(t, "float")
+		if math.IsNaN(f) || math.IsInf(f, 0) {
+			return 0
+		}
+		return f
+	}
+}
+
+// write spells the model loosely: blanks, escapes, other spellings of numbers.
+func (m *model) write(t *rapid.T, b *strings.Builder) {
+	blank := func() { b.WriteString(rapid.SampledFrom([]string{"", "", " ", "\n\t"}).Draw(t, "blank")) }
+	blank()
+	switch m.kind {
+	case "string":
+		writeLoose(t, b, m.text)
+	case "number":
+		b.WriteString(strconv.FormatFloat(m.num, rapid.SampledFrom([]byte{'e', 'g', 'E'}).Draw(t, "form"), -1, 64))
+	case "array":
+		b.WriteByte('[')
+		for i, k := range m.kids {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			k.write(t, b)
+		}
+		b.WriteByte(']')
+	case "object":
+		b.WriteByte('{')
+		for i, k := range m.kids {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			blank()
+			writeLoose(t, b, m.names[i])
+			blank()
+			b.WriteByte(':')
+			k.write(t, b)
+		}
+		b.WriteByte('}')
+	default:
+		b.WriteString(m.kind)
+	}
+	blank()
+}
+
+func writeLoose(t *rapid.T, b *strings.Builder, s string) {
+	b.WriteByte('"')
+	for _, r := range s {
+		if r < 0x20 || r == '"' || r == '\\' || rapid.IntRange(0, 4).Draw(t, "escape") == 0 {
+			for _, u := range utf16.Encode([]rune{r}) {
+				fmt.Fprintf(b, "\\u%04X", u)
+			}
+			continue
+		}
+		b.WriteRune(r)
+	}
+	b.WriteByte('"')
+}
+
+// canonical is what the digest's rules say, in their own order.
+func (m *model) canonical() string {
+	switch m.kind {
+	case "string":
+		return modelString(m.text)
+	case "number":
+		return modelNumber(m.num)
+	case "array":
+		var parts []string
+		for _, k := range m.kids {
+			parts = append(parts, k.canonical())
+		}
+		return "[" + strings.Join(parts, ",") + "]"
+	case "object":
+		type member struct {
+			units []uint16
+			text  string
+		}
+		var members []member
+		for i, k := range m.kids {
+			name := norm.NFC.String(m.names[i])
+			members = append(members, member{utf16.Encode([]rune(name)), modelString(name) + ":" + k.canonical()})
+		}
+		slices.SortFunc(members, func(a, b member) int { return slices.Compare(a.units, b.units) })
+		var parts []string
+		for _, m := range members {
+			parts = append(parts, m.text)
+		}
+		return "{" + strings.Join(parts, ",") + "}"
+	}
+	return m.kind
+}
+
+func modelString(s string) string {
+	named := map[rune]string{'"': `\"`, '\\': `\\`, '\b': `\b`, '\t': `\t`, '\n': `\n`, '\f': `\f`, '\r': `\r`}
+	out := `"`
+	for _, r := range norm.NFC.String(s) {
+		switch {
+		case named[r] != "":
+			out += named[r]
+		case r < 0x20:
+			out += fmt.Sprintf(`\u%04x`, r)
+		default:
+			out += string(r)
+		}
+	}
+	return out + `"`
+}
+
+// modelNumber follows ECMA-262 Number::toString: digits k, exponent n.
+func modelNumber(f float64) string {
+	if f == 0 {
+		return "0"
+	}
+	sign := ""
+	if f < 0 {
+		sign, f = "-", -f
+	}
+	mantissa, exp, _ := strings.Cut(strconv.FormatFloat(f, 'e', -1, 64), "e")
+	digits := strings.Replace(mantissa, ".", "", 1)
+	e, _ := strconv.Atoi(exp)
+	k, n := len(digits), e+1
+	switch {
+	case k <= n && n <= 21:
+		return sign + digits + strings.Repeat("0", n-k)
+	case 0 < n && n <= 21:
+		return sign + digits[:n] + "." + digits[n:]
+	case -6 < n && n <= 0:
+		return sign + "0." + strings.Repeat("0", -n) + digits
+	}
+	s := fmt.Sprintf("e%+d", n-1)
+	if k > 1 {
+		return sign + digits[:1] + "." + digits[1:] + s
+	}
+	return sign + digits + s
+}
+
+func TestCanonicalModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		m := drawModel(t, 4)
+		var loose strings.Builder
+		m.write(t, &loose)
+		got, err := Canonical([]byte(loose.String()))
+		if err != nil || string(got) != m.canonical() {
+			t.Fatalf("%s\ngot  %s, %v\nwant %s", loose.String(), got, err, m.canonical())
+		}
+		packed, err := JSONToMsgpack([]byte(loose.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := MsgpackToJSON(packed) // ASP-050
+		if err != nil {
+			t.Fatalf("%s as %x: %v", loose.String(), packed, err)
+		}
+		if back, err := Canonical(text); err != nil || !bytes.Equal(back, got) {
+			t.Fatalf("through MessagePack %s, %v; want %s", back, err, got)
+		}
+	})
+}
+
+// Integers: accepted exactly when the decimal literal equals the shortest
+// form of its double (big arithmetic decides).
+func TestIntegerExactness(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		lit := strconv.FormatUint(rapid.Uint64Min(1).Draw(t, "n"), 10) + strings.Repeat("0", rapid.IntRange(0, 30).Draw(t, "zeros"))
+		lit += rapid.SampledFrom([]string{"", ".0", "e0", ".000"}).Draw(t, "tail")
+		f, err := strconv.ParseFloat(lit, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		literal, _ := new(big.Rat).SetString(lit)
+		short, _ := new(big.Rat).SetString(modelNumber(f))
+		_, err = Canonical([]byte(lit))
+		if want := literal.Cmp(short) == 0; want != (err == nil) || err != nil && codeOf(err) != "number_precision" {
+			t.Fatalf("%s (shortest %s): %v", lit, modelNumber(f), err)
+		}
+	})
+}
+
+// The state machine as a whole: whatever comes, a terminal state stays, and a
+// refusal changes nothing.
+func TestStateMachineWalk(t *testing.T) {
+	t.Parallel()
+	events := []string{"PROPOSE:session-invitation", "PROPOSE", "ACCEPT", "REJECT", "COUNTER", "INFORM", "INFORM:introduction",
+		"INFORM:escalation-resolved", "QUERY", "CLARIFY", "COMMIT", "DELEGATE", "ESCALATE", "WITHDRAW", "OBSERVE", "CLOSE", "@timeout", "FULFILL", ""}
+	rapid.Check(t, func(t *rapid.T) {
+		state, before := Idle, Idle
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			event := rapid.SampledFrom(events).Draw(t, "event")
+			next, err := Next(state, event, before)
+			switch {
+			case err != nil && next != state:
+				t.Fatalf("%s in %s: refused, yet %s", event, state, next)
+			case state.Terminal() && codeOf(err) != "session_closed":
+				t.Fatalf("%s in %s: %v", event, state, err)
+			case err == nil && (event == "FULFILL" || event == ""):
+				t.Fatalf("%q taken in %s", event, state)
+			case err == nil && state != Idle && event == eventInvitation:
+				t.Fatal("a second invitation")
+			}
+			if err != nil {
+				continue
+			}
+			if next == Escalated && state != Escalated {
+				before = state
+			}
+			if next == resume {
+				t.Fatal("resume is no state")
+			}
+			state = next
+		}
+	})
+}
+
+func FuzzCanonical(f *testing.F) {
+	for _, s := range []string{`{"b":1,"a":[1e2,"\u00e9"]}`, `{"é":1,"é":2}`, `"\ud800"`, `1e400`, `9007199254740993`, `-0.0`, "[[[[]]]]"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := Canonical(b)
+		if err != nil {
+			if e := asError(err); codes[e.Code].status == 0 {
+				t.Fatalf("unlisted code %q", e.Code)
+			}
+			return
+		}
+		again, err := Canonical(c)
+		if err != nil || !bytes.Equal(c, again) {
+			t.Fatalf("not idempotent: %q, %q, %v", c, again, err)
+		}
+		if jsonx.Valid(b, maxDepth) != nil {
+			t.Fatal("took what jsonx refuses")
+		}
+	})
+}
+
+func FuzzMsgpack(f *testing.F) {
+	for _, s := range [][]byte{{0x80}, {0xc1}, {0xdf, 0xff, 0xff, 0xff, 0xff}, {0x81, 0xa1, 'a', 0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0}, {0xc4, 2, 0, 1}, bytes.Repeat([]byte{0x91}, 70)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		text, err := MsgpackToJSON(b)
+		if err != nil {
+			return
+		}
+		c, err := Canonical(text)
+		if err != nil {
+			return
+		}
+		packed, err := JSONToMsgpack(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := MsgpackToJSON(packed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := Canonical(back); err != nil || !bytes.Equal(again, c) {
+			t.Fatalf("%s became %s, %v", c, again, err)
+		}
+	})
+}
+
+func FuzzDecode(f *testing.F) {
+	id, err := IdentityFromSeed(aliceID, "org_acme", bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{0x11}, 32))
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, d := range []Draft{
+		{Performative: Observe, Body: map[string]any{"n": 1}},
+		{Performative: Inform, Body: inform("é"), Context: []ContextObject{{Type: "custom", ID: "x", Data: jsonx.Value("{}")}}, Constraints: &Constraints{MaxTokenBudget: 1}},
+	} {
+		d.SessionID = "019cc8aa-0001-7def-8a12-000000000001"
+		e, err := d.Sign(id)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(e.Raw(), false)
+		p, err := e.Msgpack()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(p, true)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, packed bool) {
+		format := JSON
+		if packed {
+			format = MessagePack
+		}
+		e, err := Limits{}.Decode(b, format)
+		if err != nil {
+			asError(err).Status()
+			return
+		}
+		if !bytes.Equal(e.Raw(), b) {
+			t.Fatal("the bytes changed")
+		}
+		if whole, err := Canonical(e.JSON()); err != nil || hashOf(whole) != e.Digest() {
+			t.Fatalf("digest: %v", err)
+		}
+		other, err := e.Msgpack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := DecodeMsgpack(other)
+		if err != nil || o.Digest() != e.Digest() || o.Integrity != e.Integrity {
+			t.Fatalf("as MessagePack: %v", err)
+		}
+		r := &Record{Raw: b, Format: format, ScoreFrom: e.score.from, ScoreTo: e.score.to}
+		changed, err := Limits{}.Decode(r.withTrustScore(12.5), format)
+		if err != nil || changed.Sender.TrustScore != 12.5 || !bytes.Equal(changed.CanonicalContent(), e.CanonicalContent()) {
+			t.Fatalf("with another score: %v", err)
+		}
+	})
+}
+
+func FuzzProof(f *testing.F) {
+	id, err := IdentityFromSeed(aliceID, "org_acme", bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{0x11}, 32))
+	if err != nil {
+		f.Fatal(err)
+	}
+	now := time.Unix(1772893800, 0)
+	p, err := id.MessageProof("019cc8aa-0001-7def-8a12-000000000001", "", now)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(p)
+	f.Add("..")
+	f.Add(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + ".e30.")
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := CheckProof(s, ProofClaims{Method: MessageMethod, URL: MessageURL("019cc8aa-0001-7def-8a12-000000000001"), Now: now})
+		if err == nil && got.JTI == "" {
+			t.Fatal("a proof without jti")
+		}
+		if err != nil && !strings.HasPrefix(codeOf(err), "dpop_") {
+			t.Fatalf("code %q", codeOf(err))
+		}
+	})
+}
+
+func FuzzTranscript(f *testing.F) {
+	w := newWorld(f)
+	id := w.conversing()
+	var buf bytes.Buffer
+	if err := w.WriteTranscript(f.Context(), id, &buf); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(buf.Bytes())
+	f.Add([]byte("{\"header\":{},\"chain\":\"\"}\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		report, err := VerifyTranscript(bytes.NewReader(b))
+		if err == nil && (!report.Signed || !bytes.Equal(b, buf.Bytes())) && report.Messages > 0 && report.SessionID == id && len(b) == buf.Len() {
+			t.Fatalf("another transcript of the same session verifies: %+v", report)
+		}
+	})
+}
+
+// FuzzServer sends bytes into sessions in several states: nothing but a
+// signed message is ever recorded.
+func FuzzServer(f *testing.F) {
+	w := newWorld(f)
+	ids := []string{w.invite(), w.conversing(), w.executing()}
+	closed := w.conversing()
+	w.say(closed, w.alice, Close, Closing{})
+	ids = append(ids, closed)
+	for i, id := range ids {
+		f.Add(uint8(i), w.sign(w.alice, w.draft(id, w.alice, Inform, inform("x"))).Raw())
+	}
+	f.Add(uint8(0), []byte("{}"))
+	f.Fuzz(func(t *testing.T, which uint8, b []byte) {
+		id := ids[int(which)%len(ids)]
+		before := w.head(id)
+		_, err := w.Ingest(t.Context(), b, Transport{}, id)
+		if after := w.head(id); err != nil && after != before {
+			t.Fatalf("refused with %v, yet the head moved", err)
+		} else if err == nil {
+			e, decodeErr := Decode(b)
+			if decodeErr != nil || !e.signedBy(w.alice.Identity.public) && !e.signedBy(w.bob.Identity.public) {
+				t.Fatal("recorded without a signature")
+			}
+		}
+	})
+}

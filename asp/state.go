@@ -1,0 +1,142 @@
+package asp
+
+import "time"
+
+// A State is one of the nine of the session state machine
+// (specification/state-machine).
+type State string
+
+// The states. Closed and Failed are terminal.
+const (
+	Idle       State = "IDLE"
+	Invited    State = "INVITED"
+	Introduced State = "INTRODUCED"
+	Conversing State = "CONVERSING"
+	Agreeing   State = "AGREEING"
+	Executing  State = "EXECUTING"
+	Escalated  State = "ESCALATED"
+	Closed     State = "CLOSED"
+	Failed     State = "FAILED"
+)
+
+// Terminal reports whether nothing can follow s.
+func (s State) Terminal() bool { return s == Closed || s == Failed }
+
+// Events are performatives, some with the type of their body.
+const (
+	eventInvitation   = "PROPOSE:session-invitation"
+	eventIntroduction = "INFORM:introduction"
+	eventResolved     = "INFORM:escalation-resolved"
+	eventTimeout      = "@timeout"
+)
+
+// resume stands for the state before ESCALATED.
+const resume State = "@resume"
+
+// transitions is the table of the digest, row by row. A pair that is absent
+// is an invalid transition. PROPOSE never stands for an invitation.
+var transitions = map[State]map[string]State{
+	Idle: {
+		eventInvitation: Invited,
+	},
+	Invited: {
+		"ACCEPT": Introduced, "REJECT": Failed, "COUNTER": Invited,
+		"WITHDRAW": Closed, "CLOSE": Closed, eventTimeout: Failed,
+	},
+	Introduced: {
+		"PROPOSE": Conversing, "QUERY": Conversing, "INFORM": Conversing, "OBSERVE": Conversing,
+		eventIntroduction: Introduced, "CLOSE": Closed, eventTimeout: Failed,
+	},
+	Conversing: {
+		"PROPOSE": Conversing, "COUNTER": Conversing, "INFORM": Conversing, "QUERY": Conversing,
+		"CLARIFY": Conversing, "OBSERVE": Conversing, "DELEGATE": Conversing, "WITHDRAW": Conversing,
+		"ACCEPT": Conversing, "REJECT": Conversing, "COMMIT": Agreeing, "ESCALATE": Escalated,
+		"CLOSE": Closed, eventTimeout: Failed,
+	},
+	Agreeing: {
+		"ACCEPT": Executing, "REJECT": Conversing, "COUNTER": Conversing, "WITHDRAW": Conversing,
+		"INFORM": Agreeing, "QUERY": Agreeing, "CLARIFY": Agreeing, "OBSERVE": Agreeing,
+		"ESCALATE": Escalated, "CLOSE": Closed, eventTimeout: Conversing,
+	},
+	Executing: {
+		"INFORM": Executing, "QUERY": Executing, "CLARIFY": Executing, "OBSERVE": Executing,
+		"DELEGATE": Executing, "ESCALATE": Escalated, "CLOSE": Closed, eventTimeout: Failed,
+	},
+	Escalated: {
+		"INFORM": Escalated, "QUERY": Escalated, "CLARIFY": Escalated, "OBSERVE": Escalated,
+		eventResolved: resume, "CLOSE": Closed, eventTimeout: Failed,
+	},
+}
+
+// Next gives the state that follows from state on event: a performative
+// ("ACCEPT"), one with the type of its body ("PROPOSE:session-invitation",
+// "INFORM:introduction"), or "@timeout". before is the state that an escalation
+// interrupted. It fails with session_closed or invalid_transition.
+func Next(from State, event string, before State) (State, error) {
+	if from.Terminal() {
+		return from, refuse("session_closed", "")
+	}
+	row := transitions[from]
+	to, ok := row[event]
+	if !ok && event != eventInvitation {
+		to, ok = row[performativeOf(event)]
+	}
+	if !ok {
+		return from, refuse("invalid_transition", "performative")
+	}
+	if to == resume {
+		to = before
+	}
+	return to, nil
+}
+
+func performativeOf(event string) string {
+	for i := range len(event) {
+		if event[i] == ':' {
+			return event[:i]
+		}
+	}
+	return event
+}
+
+// event names what e is for the state machine.
+func (e *Envelope) event() string {
+	if sub := e.subtype(); sub != "" {
+		return string(e.Performative) + ":" + sub
+	}
+	return string(e.Performative)
+}
+
+// Timeouts end what does not go on. Only the invitation's is the vendor's;
+// the others are the project's. The zero value of each means the value named.
+type Timeouts struct {
+	Invitation time.Duration // 30 s in INVITED → FAILED
+	Introduced time.Duration // 300 s without a message → FAILED
+	Conversing time.Duration // 3600 s without a message → FAILED
+	Agreeing   time.Duration // 300 s after the COMMIT → CONVERSING
+	Escalated  time.Duration // 24 h → FAILED
+	Executing  time.Duration // 7 days, when the commitment names no deadline → FAILED
+}
+
+// after gives when state s, entered or last used at t, times out. EXECUTING
+// ends at the deadline of its commitment.
+func (o Timeouts) after(s State, t, deadline time.Time) time.Time {
+	switch s {
+	case Invited:
+		return t.Add(or(o.Invitation, 30*time.Second))
+	case Introduced:
+		return t.Add(or(o.Introduced, 300*time.Second))
+	case Conversing:
+		return t.Add(or(o.Conversing, 3600*time.Second))
+	case Agreeing:
+		return t.Add(or(o.Agreeing, 300*time.Second))
+	case Escalated:
+		return t.Add(or(o.Escalated, 24*time.Hour))
+	case Executing:
+		if !deadline.IsZero() {
+			return deadline
+		}
+		return t.Add(or(o.Executing, 7*24*time.Hour))
+	}
+	return time.Time{}
+}

@@ -1,0 +1,589 @@
+package asp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Streams: server-sent events and WebSocket, transports/websocket. Both read
+// the log from where the peer is and wait when they are at its end: nothing is
+// queued for a slow peer, and one that comes back goes on where it was.
+
+// A frame goes to a peer. Fields are those of the WebSocket frame of that
+// type; envelope is raw.
+type frame struct {
+	kind     string
+	position int64 // -1: none
+	fields   map[string]any
+	record   *Record // of kind message
+}
+
+func plain(kind string, fields map[string]any) *frame {
+	return &frame{kind: kind, position: -1, fields: fields}
+}
+
+// stream reserves a connection.
+func (s *Server) stream() (done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams >= or(s.MaxStreams, 10_000) {
+		return nil, refuse("capacity_unavailable", "")
+	}
+	s.streams++
+	return func() {
+		s.mu.Lock()
+		s.streams--
+		s.mu.Unlock()
+	}, nil
+}
+
+// follow emits what happens in a session from position from on, until it is
+// over, ctx ends or emit fails.
+func (s *Server) follow(ctx context.Context, session, agent string, from int64, emit func(*frame) error) error {
+	l := s.acquire(session)
+	defer s.release(l)
+	heartbeat := time.NewTicker(or(s.Heartbeat, 30*time.Second))
+	defer heartbeat.Stop()
+	epoch, scores := int64(-1), make(map[string]float64)
+	for {
+		ledger, changed, err := s.look(ctx, l, session)
+		if err != nil {
+			return err
+		}
+		records, err := s.store.Records(ctx, session, from, 64)
+		if err != nil {
+			return err
+		}
+		for _, r := range records {
+			if err := emitRecord(r, emit); err != nil {
+				return err
+			}
+			from = r.Position + 1
+		}
+		if len(records) > 0 {
+			continue
+		}
+		if now := s.scores.Load(); now != epoch {
+			if err := s.emitScores(ctx, ledger, agent, scores, epoch >= 0, emit); err != nil {
+				return err
+			}
+			epoch = now
+		}
+		if ledger.State.Terminal() && from >= ledger.Head.Count {
+			return nil
+		}
+		if err := s.wait(ctx, ledger, changed, heartbeat.C, emit); err != nil {
+			return err
+		}
+	}
+}
+
+// wait returns when there may be something new.
+func (s *Server) wait(ctx context.Context, ledger *Ledger, changed <-chan struct{}, beat <-chan time.Time, emit func(*frame) error) error {
+	var deadline <-chan time.Time
+	if !ledger.Deadline.IsZero() {
+		t := time.NewTimer(max(ledger.Deadline.Sub(s.now()), time.Millisecond))
+		defer t.Stop()
+		deadline = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-changed:
+	case <-deadline:
+	case <-beat:
+		return emit(plain("heartbeat", map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State}))
+	}
+	return nil
+}
+
+func (s *Server) look(ctx context.Context, l *liveSession, session string) (*Ledger, <-chan struct{}, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ledger, err := s.load(ctx, session, l, false)
+	if err == nil && ledger == nil {
+		err = refuse("session_not_found", "")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ledger, l.changed, err
+}
+
+func emitRecord(r *Record, emit func(*frame) error) error {
+	if r.Kind == RecordMessage {
+		if err := emit(&frame{kind: "message", position: r.Position, record: r}); err != nil {
+			return err
+		}
+	}
+	if r.From == r.To {
+		return nil
+	}
+	f := plain("session_state", map[string]any{"state": r.To, "previous": r.From, "timestamp": Timestamp(r.Time)})
+	if r.Kind != RecordMessage {
+		f.position = r.Position
+	}
+	return emit(f)
+}
+
+// emitScores tells of scores that changed, and ends the stream of an agent
+// that was removed.
+func (s *Server) emitScores(ctx context.Context, ledger *Ledger, agent string, scores map[string]float64, tell bool, emit func(*frame) error) error {
+	for _, p := range ledger.Participants {
+		a, err := s.store.Agent(ctx, p.AgentID)
+		if err != nil {
+			return err
+		}
+		if a.Removed && p.AgentID == agent {
+			return refuse("token_invalid", "")
+		}
+		before, known := scores[p.AgentID]
+		scores[p.AgentID] = a.Score()
+		if tell && known && before != a.Score() {
+			if err := emit(plain("trust_update", map[string]any{"agentId": p.AgentID, "score": a.Score(), "previous": before})); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// encode gives the members of f, with kind as "type" unless it is empty.
+func (s *Server) encode(r *http.Request, f *frame, kind string) ([]byte, error) {
+	fields := make(map[string]any, len(f.fields)+2)
+	for k, v := range f.fields {
+		fields[k] = v
+	}
+	if kind != "" {
+		fields["type"] = kind
+	}
+	b, err := jsonx.Encode(fields)
+	if err != nil || f.record == nil {
+		return b, err
+	}
+	text, err := s.deliverJSON(r, f.record)
+	if err != nil {
+		return nil, err
+	}
+	// An encoder would spell the message anew: it goes in as it is.
+	b = b[:len(b)-1]
+	if len(fields) > 0 {
+		b = append(b, ',')
+	}
+	b = append(append(b, `"envelope":`...), text...)
+	return append(b, '}'), nil
+}
+
+// sse writes server-sent events.
+type sse struct {
+	w    http.ResponseWriter
+	ctl  *http.ResponseController
+	wait time.Duration
+}
+
+func startSSE(s *Server, w http.ResponseWriter) *sse {
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	e := &sse{w, http.NewResponseController(w), or(s.WriteWait, 30*time.Second)}
+	_ = e.ctl.Flush()
+	return e
+}
+
+func (e *sse) event(kind string, id int64, data []byte) error {
+	var b bytes.Buffer
+	b.WriteString("event: " + kind + "\n")
+	if id >= 0 {
+		b.WriteString("id: " + strconv.FormatInt(id, 10) + "\n")
+	}
+	// Line breaks in JSON are white space; each starts a line of its own here.
+	for line := range bytes.SplitSeq(bytes.ReplaceAll(data, []byte("\r"), []byte("\n")), []byte("\n")) {
+		b.WriteString("data: ")
+		b.Write(line)
+		b.WriteByte('\n')
+	}
+	b.WriteByte('\n')
+	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.wait)) // not all writers have one
+	if _, err := e.w.Write(b.Bytes()); err != nil {
+		return err
+	}
+	return e.ctl.Flush()
+}
+
+func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	from, err := since(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		n, err := strconv.ParseInt(last, 10, 64)
+		if err != nil || n < 0 || n > 1<<53 {
+			return refuse("invalid_field", "Last-Event-ID")
+		}
+		from = n + 1
+	}
+	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
+		return err
+	}
+	done, err := s.stream()
+	if err != nil {
+		return err
+	}
+	defer done()
+	out := startSSE(s, w)
+	emit := func(f *frame) error {
+		data, err := s.encode(r, f, "")
+		if err != nil {
+			return err
+		}
+		return out.event(f.kind, f.position, data)
+	}
+	s.endSSE(r, out, s.follow(r.Context(), args[0], c.agent.ID, from, emit))
+	return nil
+}
+
+// endSSE says why a stream ends, if the peer is still there to hear it.
+func (s *Server) endSSE(r *http.Request, out *sse, err error) {
+	var e *Error
+	if r.Context().Err() != nil || !errors.As(err, &e) {
+		return
+	}
+	e = s.refused(r.Context(), "", "", nil, err)
+	if b, err := jsonx.Encode(wireError(e)); err == nil {
+		_ = out.event("error", -1, b)
+	}
+}
+
+// serveInbox tells an agent of sessions that it was brought into and has not
+// yet spoken in: invitations and delegations. A new stream begins with those
+// that are open.
+func (s *Server) serveInbox(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	if args[0] != c.agent.ID {
+		return refuse("not_participant", "")
+	}
+	done, err := s.stream()
+	if err != nil {
+		return err
+	}
+	defer done()
+	out := startSSE(s, w)
+	s.endSSE(r, out, s.followInbox(r, c.agent.ID, out))
+	return nil
+}
+
+func (s *Server) followInbox(r *http.Request, agent string, out *sse) error {
+	ctx := r.Context()
+	beat := time.NewTicker(or(s.Heartbeat, 30*time.Second))
+	defer beat.Stop()
+	told := make(map[string]bool)
+	for {
+		wake, after := s.inbox(agent), ""
+		page, err := s.store.Ledgers(ctx, LedgerQuery{Participant: agent, Live: true}, "", pageMax)
+		for err == nil && len(page) > 0 {
+			for _, l := range page {
+				p := l.participant(agent)
+				if p.Next > 0 || told[l.ID] || !l.Deadline.IsZero() && !s.now().Before(l.Deadline) {
+					continue
+				}
+				if len(told) < 1<<16 {
+					told[l.ID] = true
+				}
+				if err := s.emitJoin(r, l, p, out); err != nil {
+					return err
+				}
+			}
+			after = page[len(page)-1].ID
+			page, err = s.store.Ledgers(ctx, LedgerQuery{Participant: agent, Live: true}, after, pageMax)
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-wake:
+		case <-beat.C:
+			b, err := jsonx.Encode(map[string]any{"timestamp": Timestamp(s.now())})
+			if err != nil {
+				return err
+			}
+			if err := out.event("heartbeat", -1, b); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *Server) emitJoin(r *http.Request, l *Ledger, p *Participant, out *sse) error {
+	records, err := s.store.Records(r.Context(), l.ID, p.Joined, 1)
+	if err != nil || len(records) == 0 || records[0].Kind != RecordMessage {
+		return err
+	}
+	b, err := s.encode(r, &frame{record: records[0]}, "")
+	if err != nil {
+		return err
+	}
+	return out.event("message", -1, b)
+}
+
+// inbox gives a channel that closes when an agent is brought into a session.
+func (s *Server) inbox(agent string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.inboxes[agent]
+	if c == nil {
+		c = make(chan struct{})
+		s.inboxes[agent] = c
+	}
+	return c
+}
+
+// Close codes of the WebSocket binding; 4001 is the vendor's.
+const (
+	closeAuth      websocket.StatusCode = 4001
+	closeRate      websocket.StatusCode = 4008
+	closeTooLarge  websocket.StatusCode = 4009
+	closeSession   websocket.StatusCode = 4010
+	closeNoPong    websocket.StatusCode = 4011
+	maxMissedPongs                      = 2
+)
+
+// socketFrame is what a peer may send.
+type socketFrame struct {
+	Type         string      `json:"type"`
+	Token        string      `json:"token"`
+	Proof        string      `json:"dpopProof"`
+	LastSequence *int64      `json:"lastSequence"`
+	Envelope     jsonx.Value `json:"envelope"`
+}
+
+type socket struct {
+	s       *Server
+	r       *http.Request
+	conn    *websocket.Conn
+	session string
+	caller  *caller
+	format  Format
+	missed  atomic.Int64 // heartbeats since the last pong
+}
+
+func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
+	done, err := s.stream()
+	if err != nil {
+		return err
+	}
+	defer done()
+	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
+	if err != nil {
+		return nil // the answer was written
+	}
+	defer func() { _ = conn.CloseNow() }()
+	// A little above the limit of a message, to refuse with a frame.
+	conn.SetReadLimit(int64(s.Limits.message()) + 64<<10)
+	k := &socket{s: s, r: r, conn: conn, session: args[0]}
+	k.run(r.Context())
+	return nil
+}
+
+func (k *socket) run(ctx context.Context) {
+	ledger, from, err := k.auth(ctx)
+	if err != nil {
+		k.fail(ctx, err)
+		_ = k.conn.Close(closeAuth, asError(err).Code)
+		return
+	}
+	ids := []string{}
+	for _, p := range ledger.Participants {
+		ids = append(ids, p.AgentID)
+	}
+	k.format = ledger.Format
+	err = k.write(ctx, plain("auth_ok", map[string]any{"sessionId": k.session, "state": ledger.State, "participants": ids, "lastSequence": ledger.Head.Count - 1}))
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		cancel(k.read(ctx))
+	}()
+	err = k.s.follow(ctx, k.session, k.caller.agent.ID, from, func(f *frame) error {
+		if f.kind == "heartbeat" && k.missed.Add(1) > maxMissedPongs {
+			return closing{closeNoPong}
+		}
+		return k.write(ctx, f)
+	})
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	var c closing
+	switch {
+	case errors.As(err, &c):
+		_ = k.conn.Close(c.code, "")
+	case err == nil:
+		_ = k.conn.Close(closeSession, "session_closed")
+	case errors.As(err, new(*Error)):
+		k.fail(ctx, err)
+		_ = k.conn.Close(closeAuth, asError(err).Code)
+	}
+	_ = k.conn.CloseNow()
+	<-read
+}
+
+// closing ends a connection with a code.
+type closing struct{ code websocket.StatusCode }
+
+func (c closing) Error() string { return "asp: closing with " + strconv.Itoa(int(c.code)) }
+
+// auth reads the first frame, which must authenticate.
+func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, or(k.s.AuthWait, 10*time.Second))
+	defer cancel()
+	kind, b, err := k.conn.Read(ctx)
+	if err != nil {
+		return nil, 0, refuseCause("auth_required", "", err)
+	}
+	var f socketFrame
+	if kind != websocket.MessageText || jsonx.Decode(b, &f) != nil || f.Type != "auth" {
+		return nil, 0, refuse("auth_required", "")
+	}
+	if k.caller, err = k.admit(f); err != nil {
+		return nil, 0, err
+	}
+	ledger, err := k.s.Session(ctx, k.session, k.caller.agent.ID)
+	if err != nil {
+		return nil, 0, err
+	}
+	from := ledger.Head.Count
+	if f.LastSequence != nil {
+		from = max(*f.LastSequence+1, 0)
+	}
+	return ledger, from, nil
+}
+
+// admit takes a proof for the session, or one for the request under any of
+// the schemes that its URL may have been written with.
+func (k *socket) admit(f socketFrame) (*caller, error) {
+	url := k.s.url(k.r)
+	var c *caller
+	var err error
+	for _, try := range [...][2]string{{MessageMethod, MessageURL(k.session)}, {"GET", url}, {"GET", "ws" + url[len("http"):]}} {
+		c, err = k.s.admitToken(k.r, f.Token, f.Proof, try[0], try[1])
+		if code := codeName(err); code != "dpop_htm_mismatch" && code != "dpop_htu_mismatch" {
+			return c, err
+		}
+	}
+	return nil, err
+}
+
+func codeName(err error) string {
+	if err == nil {
+		return ""
+	}
+	return asError(err).Code
+}
+
+func (k *socket) read(ctx context.Context) error {
+	for {
+		kind, b, err := k.conn.Read(ctx)
+		if websocket.CloseStatus(err) == websocket.StatusMessageTooBig || errors.Is(err, websocket.ErrMessageTooBig) {
+			return closing{closeTooLarge}
+		}
+		if err != nil {
+			return context.Canceled // the peer is gone
+		}
+		if err := k.take(ctx, kind, b); err != nil {
+			return err
+		}
+	}
+}
+
+// take handles one frame. What is wrong with it is answered; the connection
+// goes on.
+func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte) error {
+	if kind == websocket.MessageBinary {
+		if k.format != MessagePack {
+			return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("format_mismatch", "").at(3)))
+		}
+		return k.ingest(ctx, b, MessagePack)
+	}
+	var f socketFrame
+	if err := jsonx.Decode(b, &f); err != nil {
+		return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuseCause(jsonCode(b, err), "", err)))
+	}
+	switch f.Type {
+	case "pong":
+		k.missed.Store(0)
+		return nil
+	case "send":
+		return k.ingest(ctx, withMessageID(f.Envelope), JSON)
+	}
+	return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("invalid_field", "type")))
+}
+
+func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
+	receipt, err := k.s.Ingest(ctx, raw, Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token}, k.session)
+	if err != nil {
+		if errors.Is(err, ErrRateLimited) {
+			_ = k.fail(ctx, err)
+			return closing{closeRate}
+		}
+		return k.fail(ctx, err)
+	}
+	return k.write(ctx, plain("ack", map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}))
+}
+
+// withMessageID gives a message without messageId a new one: the member is
+// not signed, and peers leave it to the server (project).
+func withMessageID(raw []byte) []byte {
+	n, err := parseJSON(raw)
+	if err != nil || n.kind != '{' || n.get("messageId") != nil || len(n.names) == 0 {
+		return raw
+	}
+	id, err := NewSessionID() // any UUID v7 will do
+	if err != nil {
+		return raw
+	}
+	open := bytes.IndexByte(raw, '{') + 1
+	return append([]byte(`{"messageId":"`+id+`",`), raw[open:]...)
+}
+
+func (k *socket) fail(ctx context.Context, err error) error {
+	e := asError(err)
+	fields := map[string]any{"code": e.Code, "message": e.Text}
+	if len(e.Details) > 0 {
+		fields["details"] = e.Details
+	}
+	if e.Reference != "" {
+		fields["reference"] = e.Reference
+	}
+	return k.write(ctx, plain("error", fields))
+}
+
+func (k *socket) write(ctx context.Context, f *frame) error {
+	ctx, cancel := context.WithTimeout(ctx, or(k.s.WriteWait, 30*time.Second))
+	defer cancel()
+	if f.record != nil && k.format == MessagePack {
+		b, err := k.s.deliver(k.r, f.record)
+		if err != nil {
+			return err
+		}
+		return k.conn.Write(ctx, websocket.MessageBinary, b)
+	}
+	b, err := k.s.encode(k.r, f, f.kind)
+	if err != nil {
+		return err
+	}
+	return k.conn.Write(ctx, websocket.MessageText, b)
+}

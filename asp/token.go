@@ -1,0 +1,124 @@
+package asp
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Access tokens are the server's own: an HMAC over who it was given to, the
+// thumbprint of the key that must prove it (RFC 9449 §6) and its end.
+
+type tokenClaims struct {
+	Agent      string `json:"sub"`
+	Thumbprint string `json:"jkt"`
+	Expires    int64  `json:"exp"`
+}
+
+func (s *Server) issueToken(agent, thumbprint string, now time.Time) (token string, life time.Duration, err error) {
+	life = or(s.TokenLife, time.Hour)
+	b, err := jsonx.Encode(tokenClaims{agent, thumbprint, now.Add(life).Unix()})
+	if err != nil {
+		return "", 0, err
+	}
+	body := b64.EncodeToString(b)
+	return body + "." + b64.EncodeToString(s.tokenMAC(body)), life, nil
+}
+
+func (s *Server) tokenMAC(body string) []byte {
+	mac := hmac.New(sha256.New, s.tokenKey)
+	mac.Write([]byte("asp-access-token\x00" + body))
+	return mac.Sum(nil)
+}
+
+func (s *Server) readToken(token string, now time.Time) (*tokenClaims, error) {
+	body, mac, ok := strings.Cut(token, ".")
+	given, okMAC := decode64(mac)
+	if len(token) > 4096 || !ok || !okMAC || !hmac.Equal(given, s.tokenMAC(body)) {
+		return nil, refuse("token_invalid", "")
+	}
+	b, _ := decode64(body)
+	var c tokenClaims
+	if err := jsonx.DecodeKnown(b, &c); err != nil {
+		return nil, refuseCause("token_invalid", "", err)
+	}
+	if now.Unix() >= c.Expires {
+		return nil, refuse("token_expired", "")
+	}
+	return &c, nil
+}
+
+// caller is who sent an HTTP request.
+type caller struct {
+	agent *Agent
+	token string
+}
+
+// authenticate checks the Authorization and DPoP headers of r.
+func (s *Server) authenticate(r *http.Request) (*caller, error) {
+	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !ok || !strings.EqualFold(scheme, "DPoP") || len(r.Header.Values("DPoP")) != 1 || len(r.Header.Values("Authorization")) != 1 {
+		return nil, refuse("auth_required", "")
+	}
+	return s.admitToken(r, token, r.Header.Get("DPoP"), r.Method, s.url(r))
+}
+
+// admitToken checks a token and the proof that belongs to it. The proof is
+// remembered last, when everything else holds.
+func (s *Server) admitToken(r *http.Request, token, proof, method, url string) (*caller, error) {
+	now := s.now()
+	claims, err := s.readToken(token, now)
+	if err != nil {
+		return nil, err
+	}
+	agent, err := s.agent(r.Context(), claims.Agent)
+	if err != nil {
+		return nil, refuseCause("token_invalid", "", err)
+	}
+	card, err := agent.Card()
+	if err != nil {
+		return nil, err
+	}
+	if card.ProofKey.Thumbprint() != claims.Thumbprint {
+		return nil, refuse("token_invalid", "")
+	}
+	p, err := CheckProof(proof, ProofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now, Window: s.Proofs})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.remember(r, p); err != nil {
+		return nil, err
+	}
+	return &caller{agent, token}, nil
+}
+
+// remember refuses a proof of an HTTP request that was used before.
+func (s *Server) remember(r *http.Request, p *Proof) error {
+	fresh, err := s.store.Seen(r.Context(), p.Thumbprint+" http "+p.JTI, p.Until)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return refuse("dpop_jti_replayed", "")
+	}
+	return nil
+}
+
+// url is the htu that a proof for r must name: no query, no fragment.
+func (s *Server) url(r *http.Request) string {
+	return s.origin(r) + r.URL.EscapedPath()
+}
+
+func (s *Server) origin(r *http.Request) string {
+	if s.PublicURL != "" {
+		return strings.TrimSuffix(s.PublicURL, "/")
+	}
+	if r.TLS != nil {
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
+}

@@ -1,0 +1,570 @@
+package asp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A transcript is a session as the server recorded it, in a form that can be
+// checked without it (project). It is one JSON object that is written and
+// read line by line, so that neither side ever holds more than one record:
+//
+//	{"header":HEADER,"chain":"HEX",
+//	"records":[
+//	{"record":RECORD,"chain":"HEX"}
+//	,{"record":RECORD,"chain":"HEX"}
+//	],
+//	"trailer":TRAILER}
+//
+// Each chain value is the SHA-256 of the one before it and of the exact bytes
+// beside it, so that a change is seen where it was made. The trailer counts
+// the records and holds the head; the server signs it when it has a key.
+// Messages stand as they were received.
+
+type transcriptHeader struct {
+	Format       string                  `json:"format"` // transcriptFormat
+	SessionID    string                  `json:"sessionId"`
+	Version      string                  `json:"version"`
+	Opened       time.Time               `json:"opened"`
+	PastSeconds  float64                 `json:"proofPastSeconds"`
+	AheadSeconds float64                 `json:"proofFutureSeconds"`
+	Participants []transcriptParticipant `json:"participants"`
+	Server       string                  `json:"server,omitempty"`    // its agent URI
+	ServerKey    string                  `json:"serverKey,omitempty"` // "ed25519:"+hex
+}
+
+const transcriptFormat = "asp-transcript/1"
+
+type transcriptParticipant struct {
+	AgentID string        `json:"agentId"`
+	OrgID   string        `json:"orgId"`
+	Cards   []CardVersion `json:"cards"`
+}
+
+type transcriptRecord struct {
+	Position int64       `json:"position"`
+	Kind     RecordKind  `json:"kind"`
+	Time     time.Time   `json:"time"`
+	From     State       `json:"from"`
+	To       State       `json:"to"`
+	Digest   string      `json:"digest,omitempty"`
+	Format   Format      `json:"format,omitempty"`
+	Raw      []byte      `json:"raw,omitempty"`
+	By       string      `json:"by,omitempty"`
+	Reason   string      `json:"reason,omitempty"`
+	Dispute  *Dispute    `json:"dispute,omitempty"`
+	Message  jsonx.Value `json:"message,omitempty"` // last, and as received
+}
+
+type transcriptTrailer struct {
+	Count     int64  `json:"count"`
+	Messages  int64  `json:"messages"`
+	Head      string `json:"head"`
+	State     State  `json:"state"`
+	Chain     string `json:"chain"`
+	Signature string `json:"signature,omitempty"`
+}
+
+const chainDomain = "asp-transcript\x00"
+
+func chainNext(previous [32]byte, b []byte) [32]byte {
+	h := sha256.New()
+	h.Write(previous[:])
+	h.Write(b)
+	return [32]byte(h.Sum(nil))
+}
+
+func chainStart(header []byte) [32]byte {
+	return chainNext(sha256.Sum256([]byte(chainDomain)), header)
+}
+
+// WriteTranscript writes the transcript of a session as it is now.
+func (s *Server) WriteTranscript(ctx context.Context, session string, w io.Writer) error {
+	ledger, err := s.Session(ctx, session, "")
+	if err != nil {
+		return err
+	}
+	h := transcriptHeader{Format: transcriptFormat, SessionID: session, Version: ledger.Version, Opened: ledger.Opened,
+		PastSeconds: s.Proofs.past().Seconds(), AheadSeconds: s.Proofs.future().Seconds()}
+	for _, p := range ledger.Participants {
+		a, err := s.store.Agent(ctx, p.AgentID)
+		if err != nil {
+			return err
+		}
+		h.Participants = append(h.Participants, transcriptParticipant{p.AgentID, p.OrgID, a.Cards})
+	}
+	if s.Identity != nil {
+		h.Server, h.ServerKey = s.Identity.ID(), "ed25519:"+hex.EncodeToString(s.Identity.public)
+	}
+	out := &transcriptWriter{w: bufio.NewWriter(w)}
+	if err := out.header(h); err != nil {
+		return err
+	}
+	t := transcriptTrailer{Head: ZeroHash, State: Idle}
+	for t.Count < ledger.Head.Count {
+		page, err := s.store.Records(ctx, session, t.Count, int(min(64, ledger.Head.Count-t.Count)))
+		if err != nil {
+			return err
+		}
+		if len(page) == 0 {
+			return fmt.Errorf("asp: records of %s end at %d of %d", session, t.Count, ledger.Head.Count)
+		}
+		for _, r := range page {
+			if err := out.record(r, t.Count == 0); err != nil {
+				return err
+			}
+			t.Count++
+			t.State = r.To
+			if r.Kind == RecordMessage {
+				t.Messages++
+			}
+		}
+	}
+	t.Head = ledger.Head.Hash
+	t.Chain = hex.EncodeToString(out.chain[:])
+	if s.Identity != nil {
+		if t.Signature, err = s.Identity.sign(t.input()); err != nil {
+			return err
+		}
+	}
+	b, err := jsonx.Encode(t)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(out.w, "],\n\"trailer\":%s}\n", b)
+	return out.w.Flush()
+}
+
+// input is what the server signs of a transcript: all of it, through the
+// chain.
+func (t transcriptTrailer) input() []byte {
+	return fmt.Appendf([]byte(chainDomain), "%d\x00%d\x00%s\x00%s\x00%s", t.Count, t.Messages, t.Head, t.State, t.Chain)
+}
+
+type transcriptWriter struct {
+	w     *bufio.Writer // keeps its first error
+	chain [32]byte
+}
+
+func (t *transcriptWriter) header(h transcriptHeader) error {
+	b, err := jsonx.Encode(h)
+	if err != nil {
+		return err
+	}
+	t.chain = chainStart(b)
+	_, err = fmt.Fprintf(t.w, "{\"header\":%s,\"chain\":\"%x\",\n\"records\":[\n", b, t.chain)
+	return err
+}
+
+func (t *transcriptWriter) record(r *Record, first bool) error {
+	rec := transcriptRecord{Position: r.Position, Kind: r.Kind, Time: r.Time, From: r.From, To: r.To, Digest: r.Digest,
+		By: r.By, Reason: r.Reason, Dispute: r.Dispute}
+	var message []byte
+	if r.Kind == RecordMessage {
+		if rec.Format = r.Format; r.Format == JSON && !bytes.ContainsAny(r.Raw, "\r\n") {
+			message = r.Raw
+		} else {
+			rec.Raw = r.Raw
+		}
+	}
+	b, err := jsonx.Encode(rec)
+	if err != nil {
+		return err
+	}
+	if message != nil { // an encoder would spell it anew
+		b = append(append(append(b[:len(b)-1], `,"message":`...), message...), '}')
+	}
+	t.chain = chainNext(t.chain, b)
+	comma := ","
+	if first {
+		comma = ""
+	}
+	_, err = fmt.Fprintf(t.w, "%s{\"record\":%s,\"chain\":\"%x\"}\n", comma, b, t.chain)
+	return err
+}
+
+func (s *Server) serveTranscript(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
+	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	if err := s.WriteTranscript(r.Context(), args[0], w); err != nil {
+		// The answer has begun. Without its trailer it does not verify.
+		s.refused(r.Context(), c.agent.ID, args[0], nil, err)
+	}
+	return nil
+}
+
+// A TranscriptVerifier checks transcripts offline. The zero value believes
+// the cards in the transcript.
+type TranscriptVerifier struct {
+	Keys      Keys              // instead of the cards in the transcript
+	ServerKey ed25519.PublicKey // the server that must have signed; nil: the one named in the transcript, if any
+	Limits    Limits
+	MaxFaults int // reported; 0: 1,000
+}
+
+// A TranscriptReport says what a transcript is worth.
+type TranscriptReport struct {
+	SessionID string
+	State     State
+	Head      string
+	Records   int64
+	Messages  int64
+	Signed    bool   // the server's signature holds
+	Server    string // who signed, by the transcript's own word unless ServerKey was given
+	Faults    []TranscriptFault
+	Warnings  []TranscriptFault
+}
+
+// A TranscriptFault is a fault and its place: the position of the record, or
+// -1 for the header and the number of records for the trailer.
+type TranscriptFault struct {
+	Position int64
+	Code     string
+	Detail   string
+}
+
+func (f TranscriptFault) String() string {
+	if f.Detail == "" {
+		return fmt.Sprintf("record %d: %s", f.Position, f.Code)
+	}
+	return fmt.Sprintf("record %d: %s (%s)", f.Position, f.Code, f.Detail)
+}
+
+// ErrTranscript is what a transcript with faults gives; the faults are in its
+// text and in the report.
+var ErrTranscript = errors.New("asp: the transcript does not verify")
+
+// VerifyTranscript checks a transcript with the keys that it carries and the
+// server that it names: [TranscriptVerifier] takes them from elsewhere.
+func VerifyTranscript(r io.Reader) (*TranscriptReport, error) {
+	return TranscriptVerifier{}.Verify(context.Background(), r)
+}
+
+// Verify reads a transcript to its end. It gives a report in any case, and an
+// error that wraps [ErrTranscript] if there is a fault. Memory does not grow
+// with the transcript, but for eight bytes a message (see [Chain]).
+func (v TranscriptVerifier) Verify(ctx context.Context, r io.Reader) (*TranscriptReport, error) {
+	t := &transcriptReader{v: v, in: bufio.NewReader(r), report: &TranscriptReport{Head: ZeroHash, State: Idle}}
+	if err := t.read(ctx); err != nil {
+		return t.report, err
+	}
+	if len(t.report.Faults) > 0 {
+		return t.report, fmt.Errorf("%w: %s", ErrTranscript, t.report.Faults[0])
+	}
+	return t.report, nil
+}
+
+type transcriptReader struct {
+	v      TranscriptVerifier
+	in     *bufio.Reader
+	report *TranscriptReport
+	header transcriptHeader
+	window Window
+	keys   Keys
+	chain  [32]byte
+	links  Chain
+	before State
+	last   time.Time
+}
+
+func (t *transcriptReader) fault(at int64, code, detail string) {
+	if len(t.report.Faults) < or(t.v.MaxFaults, 1000) {
+		t.report.Faults = append(t.report.Faults, TranscriptFault{at, code, detail})
+	}
+}
+
+// line reads one line without its end; lines are bounded.
+func (t *transcriptReader) line() ([]byte, error) {
+	limit := t.v.Limits.message()*3/2 + maxParticipants*4*maxCard
+	var out []byte
+	for {
+		part, err := t.in.ReadSlice('\n')
+		out = append(out, part...)
+		switch {
+		case err == nil:
+			return out[:len(out)-1], nil
+		case len(out) > limit:
+			return nil, io.ErrUnexpectedEOF
+		case err == io.EOF:
+			return nil, io.ErrUnexpectedEOF
+		case err != bufio.ErrBufferFull:
+			return nil, err
+		}
+	}
+}
+
+// sealed takes PREFIX OBJECT ,"chain":"HEX" SUFFIX apart and compares the
+// chain. A wrong chain is reported at its place and the stated one taken, so
+// that the faults behind it are its own.
+func (t *transcriptReader) sealed(line []byte, prefix, suffix string, at int64) []byte {
+	const mid = `,"chain":"`
+	end := len(line) - len(suffix) - 64 - len(mid)
+	if end < len(prefix) || string(line[:len(prefix)]) != prefix || string(line[end:end+len(mid)]) != mid ||
+		string(line[len(line)-len(suffix):]) != suffix {
+		t.fault(at, "malformed_json", "not a line of a transcript")
+		return nil
+	}
+	obj := line[len(prefix):end]
+	stated := line[end+len(mid) : end+len(mid)+64]
+	if at < 0 {
+		t.chain = chainStart(obj)
+	} else {
+		t.chain = chainNext(t.chain, obj)
+	}
+	if hex.EncodeToString(t.chain[:]) != string(stated) {
+		t.fault(at, "chain_mismatch", "the record is not what was sealed here")
+		if raw, err := hex.DecodeString(string(stated)); err == nil {
+			t.chain = [32]byte(raw)
+		}
+	}
+	return obj
+}
+
+func (t *transcriptReader) read(ctx context.Context) error {
+	line, err := t.line()
+	if err != nil {
+		return t.cut(-1, err)
+	}
+	obj := t.sealed(line, `{"header":`, `",`, -1)
+	if obj == nil || jsonx.DecodeKnown(obj, &t.header) != nil || t.header.Format != transcriptFormat {
+		t.fault(-1, "malformed_json", "not a transcript")
+		return nil
+	}
+	t.open()
+	if line, err = t.line(); err != nil {
+		return t.cut(0, err)
+	}
+	if string(line) != `"records":[` {
+		t.fault(-1, "malformed_json", "not a line of a transcript")
+	}
+	for n := int64(0); ; n++ {
+		if line, err = t.line(); err != nil {
+			return t.cut(n, err)
+		}
+		if string(line) == "]," {
+			return t.trailer(n)
+		}
+		prefix := `,{"record":`
+		if n == 0 {
+			prefix = prefix[1:]
+		}
+		if err := t.record(ctx, t.sealed(line, prefix, `"}`, n), n); err != nil {
+			return err
+		}
+		t.report.Records = n + 1
+	}
+}
+
+// cut reports a transcript that ends too early; other errors are the
+// reader's own.
+func (t *transcriptReader) cut(at int64, err error) error {
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	t.fault(at, "truncated", "the transcript ends here")
+	return nil
+}
+
+func (t *transcriptReader) open() {
+	h := &t.header
+	t.report.SessionID = h.SessionID
+	seconds := func(f float64) time.Duration { return time.Duration(min(max(f, 1), 1e6) * float64(time.Second)) }
+	t.window = Window{seconds(h.PastSeconds), seconds(h.AheadSeconds)}
+	static := make(StaticKeys)
+	for _, p := range h.Participants {
+		a := Agent{ID: p.AgentID, Cards: p.Cards}
+		keys, err := a.Keys(context.Background(), p.AgentID)
+		if err != nil || a.card == nil || a.card.AgentID != p.AgentID {
+			t.fault(-1, "card_mismatch", p.AgentID)
+			continue
+		}
+		static[p.AgentID] = keys
+	}
+	if t.keys = t.v.Keys; t.keys == nil {
+		t.keys = static
+	}
+	t.links = Chain{Limits: t.v.Limits}
+}
+
+func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) error {
+	if obj == nil {
+		return nil
+	}
+	var rec transcriptRecord
+	if err := jsonx.DecodeKnown(obj, &rec); err != nil {
+		t.fault(n, "malformed_json", "not a record")
+		return nil
+	}
+	if rec.Position != n {
+		t.fault(n, "sequence_gap", fmt.Sprintf("position %d", rec.Position))
+	}
+	if rec.From != t.report.State {
+		t.fault(n, "invalid_transition", fmt.Sprintf("from %s, was %s", rec.From, t.report.State))
+	}
+	if rec.Time.Before(t.last) {
+		t.report.Warnings = append(t.report.Warnings[:min(len(t.report.Warnings), 999)], TranscriptFault{n, "order_anomaly", "received before its predecessor"})
+	}
+	t.last = rec.Time
+	if rec.Kind == RecordMessage {
+		if err := t.message(ctx, &rec, n); err != nil {
+			return err
+		}
+	} else if rec.Raw != nil || rec.Message != nil {
+		t.fault(n, "invalid_field", "a message in a record of another kind")
+	}
+	if rec.To == Escalated && rec.From != Escalated {
+		t.before = rec.From
+	}
+	t.report.State = rec.To
+	return nil
+}
+
+func (t *transcriptReader) message(ctx context.Context, rec *transcriptRecord, n int64) error {
+	raw := rec.Raw
+	if rec.Message != nil {
+		raw = rec.Message
+	}
+	if (rec.Raw == nil) == (rec.Message == nil) {
+		t.fault(n, "missing_field", "message")
+		return nil
+	}
+	// The keys and proofs are judged by when the server received the message.
+	t.links.Keys = keysAt{t.keys, rec.Time}
+	found, err := t.links.Add(ctx, raw, rec.Format)
+	if err != nil {
+		return err
+	}
+	t.report.Messages++
+	for _, code := range found.Codes {
+		t.fault(n, code, found.Detail)
+	}
+	for _, code := range found.Warnings {
+		if len(t.report.Warnings) < 1000 {
+			t.report.Warnings = append(t.report.Warnings, TranscriptFault{n, code, ""})
+		}
+	}
+	e := found.Envelope
+	if e == nil {
+		return nil
+	}
+	t.report.Head = e.Integrity.Hash
+	if e.SessionID != t.header.SessionID {
+		t.fault(n, "session_mismatch", e.SessionID)
+	}
+	if e.Digest() != rec.Digest {
+		t.fault(n, "digest_mismatch", "a member outside hash and signature was changed")
+	}
+	if next, err := Next(rec.From, e.event(), t.before); err != nil || next != rec.To {
+		t.fault(n, "invalid_transition", fmt.Sprintf("%s in %s gives %s", e.event(), rec.From, rec.To))
+	}
+	keys, err := t.keys.Keys(ctx, e.Sender.AgentID)
+	if err != nil {
+		return err
+	}
+	if key, ok := keyAt(keys, rec.Time); ok {
+		if key.OrgID != "" && key.OrgID != e.Sender.OrgID {
+			t.fault(n, "sender_mismatch", e.Sender.OrgID)
+		}
+		if key.Proof != nil {
+			if _, err := e.checkProof(key, "", rec.Time, t.window); err != nil {
+				t.fault(n, asError(err).Code, "")
+			}
+		}
+	}
+	return nil
+}
+
+// keysAt gives only the keys valid at one time, without their spans.
+type keysAt struct {
+	keys Keys
+	at   time.Time
+}
+
+func (k keysAt) Keys(ctx context.Context, agentID string) ([]Key, error) {
+	all, err := k.keys.Keys(ctx, agentID)
+	if err != nil {
+		return nil, err
+	}
+	key, ok := keyAt(all, k.at)
+	if !ok {
+		return nil, nil
+	}
+	key.NotBefore, key.NotAfter = time.Time{}, time.Time{}
+	return []Key{key}, nil
+}
+
+func (t *transcriptReader) trailer(n int64) error {
+	line, err := t.line()
+	if err != nil {
+		return t.cut(n, err)
+	}
+	const prefix = `"trailer":`
+	var tr transcriptTrailer
+	if !bytes.HasPrefix(line, []byte(prefix)) || !bytes.HasSuffix(line, []byte("}}")) || jsonx.DecodeKnown(line[len(prefix):len(line)-1], &tr) != nil {
+		t.fault(n, "malformed_json", "not a trailer")
+		return nil
+	}
+	if exact, err := jsonx.Encode(tr); err != nil || prefix+string(exact)+"}" != string(line) {
+		t.fault(n, "malformed_json", "not the trailer as written")
+	}
+	if rest, err := io.ReadAll(io.LimitReader(t.in, 1)); err != nil || len(rest) > 0 {
+		t.fault(n, "malformed_json", "data behind the trailer")
+	}
+	if tr.Count != n || tr.Messages != t.report.Messages {
+		t.fault(n, "truncated", fmt.Sprintf("%d of %d records", n, tr.Count))
+	}
+	if tr.Head != t.report.Head {
+		t.fault(n, "chain_mismatch", "head")
+	}
+	if tr.State != t.report.State {
+		t.fault(n, "invalid_transition", "state "+string(tr.State))
+	}
+	if tr.Chain != hex.EncodeToString(t.chain[:]) {
+		t.fault(n, "chain_mismatch", "the records are not those that were sealed")
+	}
+	t.signature(&tr, n)
+	return nil
+}
+
+func (t *transcriptReader) signature(tr *transcriptTrailer, n int64) {
+	key := []byte(t.v.ServerKey)
+	if key == nil && t.header.ServerKey != "" {
+		stated, err := signingKeyOf(&node{kind: '"', str: t.header.ServerKey})
+		if err != nil {
+			t.fault(-1, "weak_or_invalid_key", "serverKey")
+			return
+		}
+		key = stated
+	}
+	if key == nil {
+		if tr.Signature != "" {
+			t.fault(n, "key_unknown", "signed by a server that is not named")
+		}
+		return
+	}
+	ok := ValidSignature(tr.Signature)
+	if ok {
+		sig, err := hex.DecodeString(tr.Signature[len("ed25519:"):])
+		ok = err == nil && edkeys.Verify(key, tr.input(), sig)
+	}
+	if !ok {
+		t.fault(n, "bad_signature", "of the server")
+		return
+	}
+	t.report.Signed, t.report.Server = true, t.header.Server
+}

@@ -1,0 +1,239 @@
+package asp
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Verifier checks single messages: everything that can be known without the
+// session. Its zero value is strict but knows no keys. It is safe for
+// concurrent use; its fields must not change after the first use.
+//
+// The steps are numbered as the checks of a live message are:
+//
+//	 1 size              2 syntax            3 schema and grammar
+//	 4 version           5 size of the body  6 transport identity, organization
+//	 7 session (S)       8 content hash      9 signature
+//	10 duplicate (S)    11 proof            12 sequenceNumber (S)
+//	13 messageId (S)    14 link (S)         15 timestamp
+//	16 state, role (S)  17 body             18 trust, rate (S)
+//
+// Those marked (S) are the [Server]'s. The first that fails decides, and a
+// proof is remembered only when all others have passed.
+//
+// Nothing that is signed names the recipient, so there is no field for one's
+// own name: a session's participants are known from its chain.
+type Verifier struct {
+	Keys   Keys             // nil: no agent is known
+	Memory Memory           // nil: in process, bounded
+	Now    func() time.Time // nil: time.Now
+	Limits Limits
+	Proofs Window        // of DPoP proofs
+	Skew   time.Duration // of timestamps, both ways; 0: 300 s (project)
+
+	once   sync.Once
+	memory Memory
+}
+
+// A Transport is what the connection knows of a message.
+type Transport struct {
+	Format      Format // empty: JSON
+	Agent       string // the authenticated agent; empty: not authenticated
+	AccessToken string // the token that the connection carried
+}
+
+// Verified is a message that proved itself.
+type Verified struct {
+	*Envelope
+	Verdict Verdict
+	Proof   *Proof
+}
+
+// A Verdict lists the checks that were made.
+type Verdict struct {
+	Checks    []Check
+	KeyID     string // of the Ed25519 key
+	Assurance string // "signed"
+}
+
+// A Check is one step that passed, or the one that failed.
+type Check struct {
+	Step int
+	Name string
+	Code string // empty: passed
+}
+
+var stepNames = [...]string{1: "size", 2: "syntax", 3: "schema", 4: "version", 5: "body size", 6: "sender", 7: "session",
+	8: "content hash", 9: "signature", 10: "duplicate", 11: "proof", 12: "sequence", 13: "messageId", 14: "link",
+	15: "timestamp", 16: "state", 17: "body", 18: "trust"}
+
+// VerdictOf tells which checks led to err: those before its step passed.
+func VerdictOf(err error) Verdict {
+	e := asError(err)
+	v := Verdict{Assurance: "unsigned"}
+	for step := 1; step < len(stepNames) && step < e.Step; step++ {
+		v.Checks = append(v.Checks, Check{Step: step, Name: stepNames[step]})
+	}
+	if e.Step > 0 && e.Step < len(stepNames) {
+		v.Checks = append(v.Checks, Check{e.Step, stepNames[e.Step], e.Code})
+	}
+	if e.Step > 9 {
+		v.Assurance = "signed"
+	}
+	return v
+}
+
+// Verify reads and checks one message.
+func (v *Verifier) Verify(ctx context.Context, raw []byte, t Transport) (*Verified, error) {
+	e, err := v.Limits.Decode(raw, or(t.Format, JSON))
+	if err != nil {
+		return nil, err
+	}
+	key, proof, err := v.check(ctx, e, t)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkBody(e.Performative, e.body()); err != nil {
+		return nil, liveBody(err)
+	}
+	fresh, err := v.mem().Seen(ctx, proof.ReplayKey(), proof.Until)
+	if err != nil {
+		return nil, atStep(err, 11)
+	}
+	if !fresh {
+		return nil, refuse("dpop_jti_replayed", "sender.dpopProof").at(11)
+	}
+	return &Verified{e, signedVerdict(key, 6, 8, 9, 11, 15, 17), proof}, nil
+}
+
+// liveBody gives the path of a fault in a body as seen from the envelope.
+func liveBody(err error) error {
+	e := asError(err)
+	if e.Code == "invalid_body" {
+		e.Path = strings.TrimSuffix("content.body."+e.Path, ".")
+	}
+	return e.at(17)
+}
+
+func signedVerdict(key Key, steps ...int) Verdict {
+	v := Verdict{KeyID: key.ID(), Assurance: "signed", Checks: make([]Check, 0, 5+len(steps))}
+	for step := 1; step <= 5; step++ {
+		v.Checks = append(v.Checks, Check{Step: step, Name: stepNames[step]})
+	}
+	for _, step := range steps {
+		v.Checks = append(v.Checks, Check{Step: step, Name: stepNames[step]})
+	}
+	return v
+}
+
+func (v *Verifier) mem() Memory {
+	v.once.Do(func() {
+		if v.memory = v.Memory; v.memory == nil {
+			v.memory = NewMemory(0, v.Now)
+		}
+	})
+	return v.memory
+}
+
+// check is steps 6, 8, 9, 11 (without memory) and 15.
+func (v *Verifier) check(ctx context.Context, e *Envelope, t Transport) (Key, *Proof, error) {
+	now := clock(v.Now)()
+	if t.Agent != "" && t.Agent != e.Sender.AgentID {
+		return Key{}, nil, refuse("sender_mismatch", "sender.agentId").at(6)
+	}
+	var keys []Key
+	if v.Keys != nil {
+		var err error
+		if keys, err = v.Keys.Keys(ctx, e.Sender.AgentID); err != nil {
+			return Key{}, nil, refuseCause("internal", "", err).at(9)
+		}
+	}
+	key, known := keyAt(keys, now)
+	if known && key.OrgID != "" && key.OrgID != e.Sender.OrgID {
+		return Key{}, nil, refuse("sender_mismatch", "sender.orgId").at(6)
+	}
+	if err := e.checkHash(); err != nil {
+		return Key{}, nil, err
+	}
+	if !known {
+		return Key{}, nil, refuse("key_unknown", "sender.agentId").at(9)
+	}
+	if !e.signedBy(key.Signing) {
+		return Key{}, nil, refuse("bad_signature", "integrity.signature").at(9)
+	}
+	proof, err := e.checkProof(key, t.AccessToken, now, v.Proofs)
+	if err != nil {
+		return Key{}, nil, err
+	}
+	if err := e.checkTime(now, v.Skew); err != nil {
+		return Key{}, nil, err
+	}
+	return key, proof, nil
+}
+
+func keyAt(keys []Key, t time.Time) (Key, bool) {
+	for i := len(keys) - 1; i >= 0; i-- {
+		if keys[i].ValidAt(t) {
+			return keys[i], true
+		}
+	}
+	return Key{}, false
+}
+
+// checkHash is step 8. A peer that canonicalises without NFC is told so.
+func (e *Envelope) checkHash() error {
+	if hashOf(e.content) == e.Integrity.Hash {
+		return nil
+	}
+	err := refuse("hash_mismatch", "integrity.hash").at(8)
+	if plain, jcsErr := jsonx.Canonicalize(e.root.get("content").raw); jcsErr == nil && hashOf(plain) == e.Integrity.Hash {
+		err.Details = map[string]any{"detail": "non_nfc_canonicalisation"}
+	}
+	return err
+}
+
+// signedBy is step 9: the signature's form, S below the group order, no key
+// of small order, and no NUL in what is joined by NULs.
+func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
+	if !ValidSignature(e.Integrity.Signature) {
+		return false
+	}
+	input := e.SigningInput()
+	if bytes.Count(input, []byte{0}) != 7 {
+		return false
+	}
+	sig, err := hex.DecodeString(e.Integrity.Signature[len("ed25519:"):])
+	return err == nil && edkeys.Verify(pub, input, sig)
+}
+
+// checkProof is step 11 without the memory of proofs.
+func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window) (*Proof, error) {
+	if key.Proof == nil {
+		return nil, refuse("dpop_key_mismatch", "sender.dpopProof").at(11)
+	}
+	proof, err := CheckProof(e.Sender.DPoPProof, ProofClaims{Method: MessageMethod, URL: MessageURL(e.SessionID),
+		Key: key.Proof, AccessToken: token, Now: now, Window: w})
+	if err != nil {
+		r := asError(err)
+		r.Path = "sender.dpopProof"
+		return nil, r.at(11)
+	}
+	return proof, nil
+}
+
+// checkTime is step 15.
+func (e *Envelope) checkTime(now time.Time, skew time.Duration) error {
+	t, ok := ParseTimestamp(e.Timestamp)
+	if d := now.Sub(t).Abs(); !ok || d > or(skew, 300*time.Second) {
+		return refuse("timestamp_out_of_window", "timestamp").at(15)
+	}
+	return nil
+}
