@@ -1,0 +1,749 @@
+// Package samvad joins SAMVAD to the hub: it hosts agents of the directory as
+// SAMVAD agents, each under a base path (and a sub-domain where one is
+// configured), and calls SAMVAD agents elsewhere for those who speak another
+// protocol.
+//
+// # Hosting
+//
+// An agent named crew/scout is served under /agents/crew/scout; its card says
+// which identity to address. The hub itself is the agent at the root, so that
+// peers who fetch cards find the key with which the hub signs.
+//
+// # Scope and replay
+//
+// The scope of a message is the addressed agent; the replay key is sender and
+// nonce within it. The journal's record is the reservation: a request whose
+// nonce was recorded before is answered REPLAY_DETECTED, whatever else it is.
+package samvad
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// Config of a Binding. Hub, Keys and Journal must be set.
+type Config struct {
+	Hub     *hub.Hub
+	Keys    *keyring.Ring
+	Journal *journal.Journal
+
+	Guard     *netguard.Guard // outbound addresses
+	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
+	PublicURL string          // base URL under which agents reach the hub
+	Domain    string          // agents are hosted at its sub-domains too; "": paths only
+
+	Legacy     bool                                      // accept protocol 1.1
+	CORS       bool                                      // browsers of any origin
+	Transport  func(http.RoundTripper) http.RoundTripper // around outbound calls; nil: nothing
+	Window     time.Duration                             // how old a message may be; 0: 300 s
+	MaxBody    int64                                     // 0: 1 MiB
+	SenderRate float64                                   // what the cards say, per second; the hub's policy enforces its own
+
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Binding is the hub's SAMVAD side. It is an http.Handler for the protocol
+// listener, and a hub.Binding.
+type Binding struct {
+	c         Config
+	public    *url.URL
+	server    *protocol.Server
+	keys      *keyIndex
+	client    *protocol.Client
+	stopWatch func()
+	taskKey   []byte
+	slots     chan struct{} // bound of what is kept and called back at once
+	work      sync.WaitGroup
+	ctx       context.Context
+	stop      context.CancelFunc
+
+	tasksMu sync.Mutex
+	open    map[parley.ID]*task // tasks that are not finished, by message
+
+	mu     sync.RWMutex
+	hosted map[string]*protocol.Agent // by directory name; made when first asked for
+	labels map[string]string          // names of agents by DNS label
+}
+
+// Root is the directory name of the agent that is served at the root: the hub
+// itself.
+const Root = "parley"
+
+// New makes a binding.
+func New(c Config) (*Binding, error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.PublicURL == "" {
+		c.PublicURL = "http://127.0.0.1"
+	}
+	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
+	if err != nil || public.Host == "" {
+		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	}
+	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, labels: map[string]string{}, open: map[parley.ID]*task{}}
+	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
+	cards := &protocol.CardStore{Guard: c.Guard, Now: c.Now}
+	if c.RootCAs != nil {
+		cards.HTTP = c.Guard.Client(netguard.Options{Timeout: protocol.DefaultCardTimeout, MaxRedirects: 3, RootCAs: c.RootCAs})
+	}
+	signer, err := b.signer()
+	if err != nil {
+		return nil, err
+	}
+	b.client = &protocol.Client{Identity: signer, Guard: c.Guard, Now: c.Now,
+		HTTP: c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})}
+	if c.Transport != nil {
+		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
+	}
+	b.slots = make(chan struct{}, 32)
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	if b.taskKey, err = c.Keys.Secret("samvad tasks", 32); err != nil {
+		return nil, err
+	}
+	verifier := &protocol.Verifier{
+		Keys:   protocol.FirstOf(b.keys, cards),
+		Memory: memory{c.Journal},
+		Now:    c.Now,
+		Limits: protocol.Limits{MaxBody: c.MaxBody, Window: c.Window},
+		Prefix: public.Path,
+		Legacy: c.Legacy,
+	}
+	b.server = &protocol.Server{
+		Resolve:  b.resolve,
+		Verifier: verifier,
+		Record:   b.record,
+		Refused:  b.refused,
+		Accept:   b.accept,
+		Inline:   true, // a call returns when its context ends
+		// What was recorded must be run: the hub has bounds of its own.
+		MaxRunning: math.MaxInt,
+		Tasks:      (*tasks)(b),
+		Webhook:    &protocol.Webhook{Guard: c.Guard, Now: c.Now},
+	}
+	if c.CORS {
+		b.server.CORS = []string{"*"}
+	}
+	b.stopWatch = c.Hub.Directory().Watch(func(ch directory.Change) {
+		b.keys.update(ch)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if ch.Old != nil {
+			delete(b.hosted, ch.Old.Name)
+			delete(b.labels, label(ch.Old.Name))
+		}
+		if ch.New != nil {
+			delete(b.hosted, ch.New.Name)
+			b.labels[label(ch.New.Name)] = ch.New.Name
+		}
+	})
+	for _, e := range c.Hub.Directory().All() {
+		b.labels[label(e.Name)] = e.Name
+	}
+	return b, nil
+}
+
+// Close ends what runs in the background.
+func (b *Binding) Close() error {
+	b.stopWatch()
+	b.stop()
+	b.work.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return b.server.Close(ctx)
+}
+
+// Protocol implements hub.Binding.
+func (b *Binding) Protocol() string { return Protocol }
+
+// Repeatable implements hub.Binding: SAMVAD agents know a repeated nonce, but
+// a repeat must have a new one.
+func (b *Binding) Repeatable() bool { return false }
+
+// CarriesReplies implements hub.Binding: callers wait on their connection,
+// poll their task, or are called back by the task itself.
+func (b *Binding) CarriesReplies() bool { return false }
+
+// ServeHTTP serves the seven endpoints of every hosted agent.
+func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) { b.server.ServeHTTP(w, r) }
+
+// signer gives the hub's own SAMVAD identity, made at first use.
+func (b *Binding) signer() (protocol.Signer, error) {
+	s, err := b.c.Keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: Protocol, Algorithm: keyring.Ed25519, By: "parley"})
+	if err != nil {
+		return nil, fmt.Errorf("the hub's SAMVAD key: %w", err)
+	}
+	return ringSigner{s, "agent://" + b.public.Host}, nil
+}
+
+// SignerOf gives the key with which a hub signs in SAMVAD, from its keyring,
+// under an identity.
+func SignerOf(r *keyring.Ring, identity string) (protocol.Signer, error) {
+	s, err := r.Signer(keyring.Hub, Protocol)
+	if err != nil {
+		return nil, fmt.Errorf("the hub's SAMVAD key: %w", err)
+	}
+	return ringSigner{s, identity}, nil
+}
+
+// ringSigner is a key of the keyring as the protocol sees it.
+type ringSigner struct {
+	keyring.Signer
+	id string
+}
+
+func (s ringSigner) ID() string { return s.id }
+
+func (s ringSigner) KID() string {
+	return "parley-" + keyring.Fingerprint(keyring.Ed25519, s.Signer.Public())[:8]
+}
+
+func (s ringSigner) Public() ed25519.PublicKey { return s.Signer.Public() }
+
+// Hosting is what an operator tells agents elsewhere about this hub.
+type Hosting struct {
+	Identity string `json:"identity"`  // as which the hub calls
+	KeyID    string `json:"keyId"`     // of its key
+	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
+	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
+}
+
+// Hosting tells how the hub appears in SAMVAD.
+func (b *Binding) Hosting() Hosting {
+	s := b.client.Identity
+	return Hosting{Identity: s.ID(), KeyID: s.KID(), Key: base64.StdEncoding.EncodeToString(s.Public()), Base: b.public.String()}
+}
+
+// Identity makes the directory's identity of a SAMVAD agent elsewhere. Without
+// an id it is that of the URL's host.
+func (b *Binding) Identity(id, base string) (parley.Identity, error) {
+	if base != "" {
+		u, err := url.Parse(base)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return parley.Identity{}, fmt.Errorf("url %q: want http(s)://host[:port][/path]", base)
+		}
+		if id == "" {
+			id = "agent://" + u.Host
+		}
+	}
+	if err := protocol.CheckAgent(id); err != nil {
+		return parley.Identity{}, fmt.Errorf("id %q: %w", id, err)
+	}
+	return parley.Identity{Protocol: Protocol, ID: id, URL: base}, nil
+}
+
+// Enroll vouches for an agent's public key. The agent's directory entry says
+// which SAMVAD identity it has.
+func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error {
+	for _, e := range b.c.Keys.Enrolled(agent, Protocol) {
+		if string(e.Public) == string(public) && e.KeyID == or(kid, e.KeyID) {
+			b.keys.refresh(agent)
+			return nil
+		}
+	}
+	_, err := b.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519, Public: public, By: by, Note: id})
+	if err == nil {
+		b.keys.refresh(agent)
+	}
+	return err
+}
+
+func or[T comparable](v, other T) T {
+	var zero T
+	if v == zero {
+		return other
+	}
+	return v
+}
+
+// AgentURL is the base URL under which an agent is hosted; "" where it is not.
+func (b *Binding) AgentURL(e *directory.Entry) string {
+	if !b.hosts(e) {
+		return ""
+	}
+	if e.Name == Root {
+		return b.public.String()
+	}
+	return b.public.String() + "/agents/" + e.Name
+}
+
+// Address implements hub.AddressBinding.
+func (b *Binding) Address(e *directory.Entry) string { return b.AgentURL(e) }
+
+// Serves implements hub.HTTPBinding: SAMVAD's endpoints have fixed ends under
+// any base path.
+func (b *Binding) Serves(r *http.Request) bool {
+	p := r.URL.Path
+	return strings.Contains(p, "/agent/") || strings.HasSuffix(p, "/.well-known/agent.json")
+}
+
+// hosts: an agent appears where it was exposed, and in its own protocol.
+func (b *Binding) hosts(e *directory.Entry) bool {
+	return e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol)
+}
+
+// id is the identity under which an agent is hosted.
+func (b *Binding) id(name string) string {
+	host := or(b.c.Domain, b.public.Host)
+	if name == Root {
+		return "agent://" + host
+	}
+	bare, port, err := net.SplitHostPort(host)
+	if err != nil {
+		bare, port = host, ""
+	}
+	if ip := net.ParseIP(strings.Trim(bare, "[]")); ip != nil {
+		// A label before an address is no host name.
+		if ip.IsLoopback() {
+			bare = "localhost"
+		} else {
+			bare = strings.NewReplacer(".", "-", ":", "-").Replace(ip.String()) + ".parley.local"
+		}
+	}
+	if port != "" {
+		bare = net.JoinHostPort(bare, port)
+	}
+	return "agent://" + label(name) + "." + bare
+}
+
+// label makes a DNS label of a directory name. Names that are no labels get a
+// piece of their hash, so that two never meet.
+func label(name string) string {
+	l := strings.NewReplacer("/", "-", ".", "-", "_", "-").Replace(name)
+	if l == name && len(l) <= 63 {
+		return l
+	}
+	sum := sha256.Sum256([]byte(name))
+	return l[:min(len(l), 54)] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// resolve finds the hosted agent of a request by its base path, else by its
+// host.
+func (b *Binding) resolve(r *http.Request, prefix string) *protocol.Agent {
+	prefix = strings.TrimPrefix(prefix, b.public.Path)
+	name, ok := strings.CutPrefix(prefix, "/agents/")
+	if !ok {
+		if prefix != "" {
+			return nil
+		}
+		name = b.byHost(r.Host)
+	}
+	return b.agent(r.Context(), name)
+}
+
+func (b *Binding) byHost(host string) string {
+	if b.c.Domain == "" {
+		return Root
+	}
+	bare, _, err := net.SplitHostPort(host)
+	if err != nil {
+		bare = host
+	}
+	l, ok := strings.CutSuffix(strings.ToLower(bare), "."+b.c.Domain)
+	if !ok {
+		return Root
+	}
+	if _, ok := b.c.Hub.Directory().Agent(l); ok {
+		return l
+	}
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.labels[l]
+}
+
+// agent gives the hosted form of a directory agent, or nil.
+func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
+	b.mu.RLock()
+	a := b.hosted[name]
+	b.mu.RUnlock()
+	if a != nil {
+		return a
+	}
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok || !b.hosts(e) {
+		return nil
+	}
+	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Limit: &protocol.RateLimit{}}
+	if len(a.Card.Skills) == 0 {
+		return nil // nothing is known of it that could be called
+	}
+	if err := a.Check(); err != nil {
+		b.c.Logger.Warn("an agent cannot be hosted in SAMVAD", "agent", name, "error", err)
+		return nil
+	}
+	b.mu.Lock()
+	b.hosted[name] = a
+	b.mu.Unlock()
+	return a
+}
+
+// card makes the card of a hosted agent. The skills of an agent elsewhere that
+// nobody declared are those of its own card.
+func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
+	s := b.client.Identity
+	perSender := 60 * or(int(b.c.SenderRate), 1000)
+	if perSender < 0 {
+		perSender = 1_000_000_000
+	}
+	ttl := protocol.DefaultCardTTL
+	c := &protocol.Card{
+		ID:          b.id(e.Name),
+		Name:        clip(or(e.Title, e.Name), 100),
+		Version:     or(e.Version, "1.0.0"),
+		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
+		URL:         b.AgentURL(e),
+		PublicKeys:  []protocol.CardKey{protocol.CardKeyOf(s, true)},
+		RateLimit:   &protocol.RateLimit{RequestsPerMinute: perSender, RequestsPerSender: perSender},
+		CardTTL:     &ttl,
+	}
+	for _, k := range e.Skills {
+		c.Skills = append(c.Skills, skill(k))
+	}
+	if len(e.Skills) == 0 {
+		for _, i := range e.Identities {
+			if i.Protocol != Protocol || i.StandIn || i.URL == "" {
+				continue
+			}
+			remote, err := b.client.Card(ctx, i.URL)
+			if err != nil {
+				b.c.Logger.Warn("cannot read an agent's card", "agent", e.Name, "url", i.URL, "error", err)
+				continue
+			}
+			c.Skills, c.Name, c.Description, c.Version = remote.Skills, remote.Name, remote.Description, remote.Version
+		}
+	}
+	return c.Complete()
+}
+
+func clip(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+func skill(s parley.SkillSpec) protocol.Skill {
+	out := protocol.Skill{
+		ID: s.ID, Name: clip(or(s.Name, s.ID), 100), Description: clip(or(s.Description, s.ID), 500),
+		InputSchema: jsonx.Value(s.Input), OutputSchema: jsonx.Value(s.Output),
+		Trust: protocol.Trust(or(s.Access, parley.Public)), AllowedPeers: s.Peers,
+	}
+	if len(out.InputSchema) == 0 {
+		out.InputSchema = jsonx.Value(`{"type":"object"}`)
+	}
+	if len(out.OutputSchema) == 0 {
+		out.OutputSchema = jsonx.Value(`{"type":"object"}`)
+	}
+	modes := s.Modes
+	if len(modes) == 0 {
+		modes = []parley.Mode{parley.Sync, parley.Async, parley.Stream}
+	}
+	for _, m := range modes {
+		out.Modes = append(out.Modes, protocol.Mode(m))
+	}
+	return out
+}
+
+// name of an agent that is hosted: the last part of what the card says.
+func (b *Binding) nameOf(a *protocol.Agent) string {
+	if rest, ok := strings.CutPrefix(a.Card.URL, b.public.String()+"/agents/"); ok {
+		return rest
+	}
+	return Root
+}
+
+// sender finds the directory name of a proved sender.
+func (b *Binding) sender(r *protocol.Request) string {
+	if r.Verdict.Assurance != protocol.Signed {
+		return directory.Stranger(Protocol, r.From, r.Remote)
+	}
+	if name, ok := strings.CutPrefix(r.Verdict.KeySource, enrolledSource); ok {
+		return name
+	}
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.From); ok {
+		return e.Name
+	}
+	return directory.Stranger(Protocol, r.From, "")
+}
+
+// record makes a request durable: the protocol's server calls it once for each
+// request whose signature is in order.
+func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) error {
+	from, to := b.sender(r), b.nameOf(r.Agent)
+	now := b.c.Now()
+	s := hub.Submission{
+		Message: toMessage(r, from, to, now),
+		Scope:   scope(r.To),
+		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: r.Until(or(b.c.Window, 300*time.Second))},
+		Foreign: r.TraceID,
+		Fits:    true, // the server has validated the payload
+	}
+	if refusal != nil {
+		s.Refused = toRefusal(refusal)
+	}
+	var err error
+	if r.Endpoint == protocol.ModeAsync {
+		var m *parley.Message
+		if refusal == nil {
+			s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
+		}
+		if m, err = b.c.Hub.Accept(ctx, s); err == nil {
+			r.State = m
+		}
+	} else {
+		if s.Message.Deadline = now.Add(protocol.DefaultSyncTimeout); r.Endpoint == protocol.ModeStream {
+			s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
+		}
+		var call *hub.Call
+		if call, err = b.c.Hub.Begin(ctx, s); err == nil {
+			r.State = call
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	var prior *hub.Prior
+	if errors.As(err, &prior) {
+		return protocol.ErrReplay
+	}
+	if refusal != nil {
+		if parley.CodeOf(err) == s.Refused.Code {
+			return nil // it is recorded as refused; the server tells why
+		}
+	}
+	return toError(parley.AsError(err))
+}
+
+// scope of a message: the addressed agent.
+func scope(to string) string { return Protocol + " " + to }
+
+// key of a message within its scope: its sender and nonce.
+func key(e *protocol.Envelope) string { return e.From + "\n" + e.Nonce }
+
+// handle waits for the answer to a request that was recorded.
+func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+	call, ok := r.State.(*hub.Call)
+	if !ok {
+		return protocol.Response{}, protocol.ErrUnavailable
+	}
+	var reply *parley.Message
+	var err error
+	if r.Endpoint == protocol.ModeStream {
+		for m, serr := range call.Stream(ctx) {
+			if serr != nil {
+				err = serr
+				break
+			}
+			if m.Kind == parley.Event {
+				if m.State == parley.NoState && len(m.Parts) > 0 {
+					v, _, cerr := toResult(m.Parts)
+					if cerr == nil && r.Chunk(v) != nil {
+						break // the client is gone; that cancels the call
+					}
+				}
+				continue
+			}
+			reply = m
+		}
+	} else {
+		reply, err = call.Reply(ctx)
+	}
+	switch {
+	case err != nil:
+		return protocol.Response{}, toError(parley.AsError(err))
+	case reply == nil:
+		return protocol.Response{}, protocol.ErrUnavailable
+	case reply.Kind == parley.Failure:
+		return protocol.Response{}, toError(reply.Error)
+	}
+	result, _, err := toResult(reply.Parts)
+	if err != nil {
+		return protocol.Response{}, fmt.Errorf("the result of %s is not JSON: %w", reply.From, err)
+	}
+	return protocol.Response{Result: result, SpanID: reply.ID.String()}, nil
+}
+
+// refused notes what the server turned away, for `parley refused`.
+func (b *Binding) refused(r *http.Request, c protocol.Claim, e *protocol.Error) string {
+	f := hub.Refusal{
+		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: or(c.Agent, c.Endpoint), Step: string(e.Step),
+		Code: stepCode(e), Text: e.Text, Cause: e.Error(), Size: c.Size,
+	}
+	if e.Verdict != nil {
+		f.Verdict = verdict(e.Verdict)
+	}
+	return b.c.Hub.Refuse(f)
+}
+
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return address
+	}
+	return host
+}
+
+func stepCode(e *protocol.Error) parley.Code {
+	switch {
+	case errors.Is(e, protocol.ErrStale):
+		return parley.Stale
+	case errors.Is(e, protocol.ErrTooLarge):
+		return parley.TooLarge
+	case errors.Is(e, protocol.ErrNotFound):
+		return parley.UnknownAgent
+	case errors.Is(e, protocol.ErrMalformed), errors.Is(e, protocol.ErrMediaType), errors.Is(e, protocol.ErrRecipient), errors.Is(e, protocol.ErrMethod):
+		return parley.Malformed
+	case e.Code == protocol.CodeAuthFailed && !errors.Is(e, protocol.ErrTrust):
+		return parley.Unauthenticated
+	case e.Code == protocol.CodeAgentUnavailable:
+		return parley.Unavailable
+	}
+	return toRefusal(e).Code
+}
+
+// Deliver calls a SAMVAD agent elsewhere, as the hub.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	payload, losses, err := toPayload(m)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+	}
+	call := protocol.Call{URL: o.Identity.URL, To: o.Identity.ID, Skill: m.Skill, Payload: payload,
+		TraceID: m.Trace.Foreign[foreignTrace], ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String()}
+	if call.TraceID == "" {
+		call.TraceID = m.Conversation.String()
+	}
+	if m.Skill == "" {
+		if s, ok := o.Recipient.SkillNamed(""); ok {
+			call.Skill = s.ID
+		}
+	}
+	switch m.Kind {
+	case parley.Cancel:
+		return hub.Outcome{Losses: append(losses, parley.Loss{Field: "Kind", Reason: "SAMVAD cannot cancel a request"})}
+	case parley.Request:
+		reply, err := b.ask(ctx, o, call)
+		if err != nil {
+			a := fromError(err)
+			return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait, Unknown: a.unknown, Losses: losses}
+		}
+		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
+			Reply: &parley.Message{
+				Origin: parley.Origin{Protocol: Protocol, Peer: o.Identity.ID, Verdict: parley.Verdict{Assurance: parley.Session,
+					Checks: []parley.Check{{Name: "transport", OK: true, Detail: "SAMVAD answers are not signed; the connection answers for them"}}}},
+				Trace: parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
+			}}
+	default:
+		// What expects no answer goes as a task without a callback.
+		if _, err := b.client.Send(ctx, call); err != nil {
+			a := fromError(err)
+			return hub.Outcome{Err: or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
+		}
+		return hub.Outcome{Losses: losses}
+	}
+}
+
+// ask calls a skill in a mode that it offers: sync where it does, else stream,
+// whose chunks become events, else as a task that is polled.
+func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (*protocol.Reply, error) {
+	switch b.mode(ctx, o.Recipient, call.Skill) {
+	case protocol.ModeStream:
+		var last protocol.Event
+		for e, err := range b.client.Stream(ctx, call) {
+			if err != nil {
+				return nil, err
+			}
+			if last = e; e.Done || jsonx.IsNull(e.Chunk) || o.Event == nil {
+				continue
+			}
+			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {
+				return nil, err
+			}
+		}
+		if !last.Done {
+			return nil, protocol.ErrResponse
+		}
+		return &protocol.Reply{TraceID: last.TraceID, SpanID: last.SpanID, Result: last.Result}, nil
+	case protocol.ModeAsync:
+		base := call.URL
+		if base == "" {
+			var err error
+			if base, err = protocol.AgentOrigin(call.To); err != nil {
+				return nil, err
+			}
+		}
+		id, err := b.client.Send(ctx, call)
+		if err != nil {
+			return nil, err
+		}
+		t, err := b.client.Wait(ctx, base, id)
+		if err != nil {
+			return nil, err
+		}
+		return &protocol.Reply{TraceID: call.TraceID, Result: t.Result}, nil
+	}
+	return b.client.Ask(ctx, call)
+}
+
+// mode finds out how a skill elsewhere may be called: as the directory says,
+// else as its card does.
+func (b *Binding) mode(ctx context.Context, e *directory.Entry, skill string) protocol.Mode {
+	var modes []protocol.Mode
+	if s, ok := e.SkillNamed(skill); ok {
+		for _, m := range s.Modes {
+			modes = append(modes, protocol.Mode(m))
+		}
+	} else if a := b.agent(ctx, e.Name); a != nil {
+		if s := a.Card.Skill(skill); s != nil {
+			modes = s.Modes
+		}
+	}
+	for _, m := range []protocol.Mode{protocol.ModeSync, protocol.ModeStream, protocol.ModeAsync} {
+		if slices.Contains(modes, m) {
+			return m
+		}
+	}
+	return protocol.ModeSync
+}
+
+// notSent reports that a call failed before anything was sent.
+func notSent(err error) bool {
+	var op *net.OpError
+	var dns *net.DNSError
+	var blocked *netguard.BlockedError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
+}
+
+var (
+	_ hub.Service        = (*Binding)(nil)
+	_ hub.HTTPBinding    = (*Binding)(nil)
+	_ hub.AddressBinding = (*Binding)(nil)
+)

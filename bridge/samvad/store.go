@@ -1,0 +1,131 @@
+package samvad
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// memory looks replays up in the journal before a signature is verified. The
+// reservation is the record itself, so Seen is never asked.
+type memory struct{ j *journal.Journal }
+
+func (m memory) Known(_ context.Context, key string) (bool, error) {
+	to, rest, ok := strings.Cut(key, "\n")
+	if !ok {
+		return false, fmt.Errorf("replay key %q has no addressed agent", key)
+	}
+	_, seen := m.j.Seen(scope(to), rest)
+	return seen, nil
+}
+
+func (m memory) Seen(context.Context, string, time.Time) (bool, error) {
+	return false, fmt.Errorf("a nonce is reserved by its record")
+}
+
+// enrolledSource begins the source of enrolled keys; the agent's directory
+// name follows.
+const enrolledSource = "enrolled as "
+
+// keyIndex finds enrolled keys by wire identity. Several agents may claim one
+// identity with different keys.
+type keyIndex struct {
+	ring *keyring.Ring
+	dir  *directory.Directory
+
+	mu     sync.RWMutex
+	byName map[string][]string // agent → wire identities under which it is indexed
+	byID   map[string][]protocol.Key
+}
+
+func newKeyIndex(r *keyring.Ring, d *directory.Directory) *keyIndex {
+	x := &keyIndex{ring: r, dir: d, byName: map[string][]string{}, byID: map[string][]protocol.Key{}}
+	for _, e := range r.AllEnrolled() {
+		if e.Purpose == Protocol {
+			x.refresh(e.Agent)
+		}
+	}
+	return x
+}
+
+// Keys implements samvad.Keys.
+func (x *keyIndex) Keys(_ context.Context, id string) ([]protocol.Key, error) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	keys := x.byID[id]
+	if len(keys) == 0 {
+		return nil, protocol.ErrUnknownKey
+	}
+	return keys, nil
+}
+
+// update follows a change of the directory.
+func (x *keyIndex) update(c directory.Change) {
+	switch {
+	case c.New != nil:
+		x.set(c.New.Name, c.New)
+	case c.Old != nil:
+		x.set(c.Old.Name, nil)
+	}
+}
+
+// refresh looks at an agent again, after its keys changed.
+func (x *keyIndex) refresh(agent string) {
+	e, ok := x.dir.Agent(agent)
+	if !ok {
+		e = nil
+	}
+	x.set(agent, e)
+}
+
+// set indexes an agent anew: each of its keys speaks for each of its
+// identities, for they are one agent's. Slices that were given out are not
+// changed.
+func (x *keyIndex) set(agent string, e *directory.Entry) {
+	enrolled := x.ring.Enrolled(agent, Protocol)
+	var ids []string
+	if e != nil && len(enrolled) > 0 {
+		for _, i := range e.Identities {
+			if i.Protocol == Protocol && !i.StandIn && !slices.Contains(ids, i.ID) {
+				ids = append(ids, i.ID)
+			}
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, old := range x.byName[agent] {
+		var rest []protocol.Key
+		for _, k := range x.byID[old] {
+			if k.Source != enrolledSource+agent {
+				rest = append(rest, k)
+			}
+		}
+		if x.byID[old] = rest; len(rest) == 0 {
+			delete(x.byID, old)
+		}
+	}
+	delete(x.byName, agent)
+	for _, id := range ids {
+		keys := slices.Clone(x.byID[id])
+		for _, k := range enrolled {
+			kid := k.KeyID
+			if kid == keyring.Fingerprint(keyring.Ed25519, k.Public) {
+				kid = "" // nobody named it: it answers to any
+			}
+			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public), Source: enrolledSource + agent})
+		}
+		x.byID[id] = keys
+	}
+	if len(ids) > 0 {
+		x.byName[agent] = ids
+	}
+}

@@ -1,0 +1,287 @@
+package samvad
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// Protocol is this protocol's short name.
+const Protocol = "samvad"
+
+// Names of the protocol's own ids in parley.Trace.Foreign.
+const (
+	foreignTrace = "samvad.traceId"
+	foreignSpan  = "samvad.spanId"
+)
+
+// toMessage says a verified request in the hub's terms. From and to are
+// directory names.
+func toMessage(r *protocol.Request, from, to string, received time.Time) *parley.Message {
+	return &parley.Message{
+		Kind:  parley.Request,
+		From:  from,
+		To:    to,
+		Skill: r.Envelope.Skill,
+		Parts: []parley.Part{{MediaType: "application/json", Data: r.Payload}},
+		Sent:  r.Timestamp,
+		Trace: parley.Trace{
+			Parent:  traceparent(r.TraceID, r.SpanID),
+			Foreign: map[string]string{foreignTrace: r.TraceID, foreignSpan: r.SpanID},
+		},
+		Origin: parley.Origin{
+			Protocol: Protocol,
+			Peer:     r.From,
+			Address:  r.Remote,
+			Raw:      r.Raw(),
+			Header:   keep(r.Header),
+			Received: received,
+			Verdict:  verdict(&r.Verdict),
+		},
+	}
+}
+
+// kept is the allow-list of headers that are stored: what a signature needs
+// to be verified again. Tokens are in none of them.
+var kept = [...]string{"Content-Type", "Content-Digest", "Signature-Input", "Signature"}
+
+func keep(h http.Header) map[string]string {
+	out := make(map[string]string, len(kept))
+	for _, k := range kept {
+		if v := h[k]; len(v) == 1 {
+			out[k] = v[0]
+		}
+	}
+	return out
+}
+
+func verdict(v *protocol.Verdict) parley.Verdict {
+	out := parley.Verdict{KeyID: v.KeyID, Checks: make([]parley.Check, len(v.Checks))}
+	if v.Assurance == protocol.Signed {
+		out.Assurance = parley.Signed
+	}
+	for i, c := range v.Checks {
+		out.Checks[i] = parley.Check{Name: string(c.Name), OK: c.OK, Detail: c.Detail}
+	}
+	return out
+}
+
+// traceparent maps a trace id and span id of any form to W3C trace context:
+// those that are hexadecimal as they are, others by their hash, so that the
+// same id always leads to the same trace.
+func traceparent(trace, span string) string {
+	var b [55]byte
+	copy(b[:], "00-")
+	hexID(b[3:35], trace)
+	b[35] = '-'
+	hexID(b[36:52], span)
+	copy(b[52:], "-01")
+	return string(b[:])
+}
+
+func hexID(dst []byte, id string) {
+	n := 0
+	for i := range len(id) {
+		c := id[i]
+		switch {
+		case c == '-':
+			continue
+		case c >= 'A' && c <= 'F':
+			c += 'a' - 'A'
+		case c >= '0' && c <= '9', c >= 'a' && c <= 'f':
+		default:
+			n = -1
+		}
+		if n < 0 || n >= 32 {
+			n = -1
+			break
+		}
+		if n < len(dst) {
+			dst[n] = c
+		}
+		n++
+	}
+	if n != 32 && n != len(dst) || allZero(dst) {
+		sum := sha256.Sum256([]byte(id))
+		hex.Encode(dst, sum[:len(dst)/2])
+	}
+}
+
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != '0' {
+			return false
+		}
+	}
+	return true
+}
+
+// toResult says a reply's parts as a SAMVAD result, which is one JSON object:
+// an object as it is, other JSON as {"result": …}, text as {"text": …}.
+func toResult(parts []parley.Part) (jsonx.Value, []parley.Loss, error) {
+	if len(parts) == 0 {
+		return jsonx.Value("{}"), nil, nil
+	}
+	use := parts[0]
+	var losses []parley.Loss
+	for _, p := range parts {
+		if p.IsJSON() {
+			use = p
+			break
+		}
+	}
+	if len(parts) > 1 {
+		losses = append(losses, parley.Loss{Field: "Parts", Reason: "a SAMVAD result is one JSON object; other parts were left out"})
+	}
+	v, err := object(use, "result")
+	return v, losses, err
+}
+
+// toPayload says a message's content as a SAMVAD payload, which is a JSON
+// object too.
+func toPayload(m *parley.Message) (jsonx.Value, []parley.Loss, error) {
+	v, losses, err := toResult(m.Parts)
+	if !m.Expires.IsZero() {
+		losses = append(losses, parley.Loss{Field: "Expires", Reason: "SAMVAD has no expiry; the hub does not deliver after it"})
+	}
+	for name := range m.Extensions {
+		if name != Protocol {
+			losses = append(losses, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
+		}
+	}
+	if m.Act != "" {
+		losses = append(losses, parley.Loss{Field: "Act", Reason: "SAMVAD has no speech acts"})
+	}
+	return v, losses, err
+}
+
+// object makes a JSON object of any part; what is none goes under a name.
+func object(p parley.Part, name string) (jsonx.Value, error) {
+	switch {
+	case p.IsJSON():
+		if err := jsonx.Valid(p.Data, 0); err != nil {
+			return nil, err
+		}
+		v := jsonx.Value(p.Data)
+		if v.Kind() == '{' {
+			return v, nil
+		}
+		return jsonx.Encode(map[string]jsonx.Value{name: v})
+	case p.IsText():
+		return jsonx.Encode(map[string]string{"text": string(p.Data)})
+	case p.URI != "":
+		return jsonx.Encode(map[string]string{"uri": p.URI, "digest": p.Digest, "mediaType": p.MediaType})
+	}
+	b, err := json.Marshal(p.Data) // base64
+	if err != nil {
+		return nil, err
+	}
+	return jsonx.Encode(map[string]jsonx.Value{"mediaType": jsonx.Value(quote(p.MediaType)), "base64": b})
+}
+
+func quote(s string) []byte {
+	b, err := json.Marshal(s)
+	if err != nil { // a string always can be
+		return []byte(`""`)
+	}
+	return b
+}
+
+// codes maps the hub's failures to the nine codes of the response schema.
+var codes = map[parley.Code]protocol.Code{
+	parley.Malformed:       protocol.CodeSchemaInvalid,
+	parley.TooLarge:        protocol.CodeSchemaInvalid,
+	parley.InvalidContent:  protocol.CodeSchemaInvalid,
+	parley.Unsupported:     protocol.CodeSchemaInvalid,
+	parley.Unauthenticated: protocol.CodeAuthFailed,
+	parley.Stale:           protocol.CodeAuthFailed,
+	parley.Forbidden:       protocol.CodeAuthFailed,
+	parley.Replayed:        protocol.CodeReplayDetected,
+	parley.UnknownAgent:    protocol.CodeSkillNotFound,
+	parley.UnknownSkill:    protocol.CodeSkillNotFound,
+	parley.RateLimited:     protocol.CodeRateLimited,
+}
+
+// toError says a failure in the protocol's words; what has no code of its own
+// is AGENT_UNAVAILABLE.
+func toError(e *parley.Error) *protocol.Error {
+	code, ok := codes[e.Code]
+	if !ok {
+		code = protocol.CodeAgentUnavailable
+	}
+	return &protocol.Error{Code: code, Text: e.Text, Retryable: e.Retryable, RetryAfter: e.After}
+}
+
+// refusals maps the protocol's own refusals of a proved message.
+var refusals = map[protocol.Code]parley.Code{
+	protocol.CodeSchemaInvalid:       parley.InvalidContent,
+	protocol.CodeAuthFailed:          parley.Forbidden,
+	protocol.CodeSkillNotFound:       parley.UnknownSkill,
+	protocol.CodeInjectionDetected:   parley.Rejected,
+	protocol.CodeDelegationExceeded:  parley.Forbidden,
+	protocol.CodeRateLimited:         parley.RateLimited,
+	protocol.CodeTokenBudgetExceeded: parley.RateLimited,
+	protocol.CodeReplayDetected:      parley.Replayed,
+}
+
+// toRefusal says a refusal of this side in the hub's terms.
+func toRefusal(e *protocol.Error) *parley.Error {
+	code, ok := refusals[e.Code]
+	if !ok {
+		code = parley.Rejected
+	}
+	return parley.Refuse(code, "%s", e.Text).Because(e)
+}
+
+// answer sorts what a call to a remote agent ended with: its own answer
+// (Failure), or a failed attempt.
+type answer struct {
+	failure *parley.Error // the agent answered so
+	err     *parley.Error // the attempt failed
+	wait    time.Duration
+	unknown bool
+}
+
+func fromError(err error) answer {
+	e := protocol.AsError(err)
+	if !errors.Is(err, protocol.ErrRemote) {
+		out := answer{err: parley.Fail(parley.Unavailable, err, "%s", strings.TrimSuffix(e.Text, "."))}
+		out.err.Retryable = e.Retryable
+		out.unknown = !notSent(err)
+		if errors.Is(err, protocol.ErrTimeout) {
+			out.err.Code = parley.TimedOut
+		}
+		if errors.Is(err, protocol.ErrResponse) {
+			out.unknown = false // it was there, and answered something
+			out.err.Retryable = false
+		}
+		return out
+	}
+	code := map[protocol.Code]parley.Code{
+		protocol.CodeSchemaInvalid:       parley.InvalidContent,
+		protocol.CodeAuthFailed:          parley.Forbidden,
+		protocol.CodeSkillNotFound:       parley.UnknownSkill,
+		protocol.CodeInjectionDetected:   parley.Rejected,
+		protocol.CodeDelegationExceeded:  parley.Forbidden,
+		protocol.CodeReplayDetected:      parley.Stale,
+		protocol.CodeTimestampExpired:    parley.Stale,
+		protocol.CodeRateLimited:         parley.RateLimited,
+		protocol.CodeTokenBudgetExceeded: parley.RateLimited,
+	}[e.Code]
+	switch {
+	case code == parley.RateLimited:
+		wait := max(e.RetryAfter, time.Second)
+		return answer{err: parley.Fail(code, err, "the agent asks to come back later"), wait: wait}
+	case code == "":
+		code = parley.HandlerFailed
+	}
+	return answer{failure: parley.Refuse(code, "the agent answered %s", e.Code).Because(err)}
+}
