@@ -1,0 +1,615 @@
+// Package uagents joins uAgents to the hub. It is what agents expect of
+// Agentverse (a registry, mailboxes, an endpoint for envelopes), it stands in
+// for agents of other protocols with keys that the hub holds, and it calls
+// uAgents for those who speak another protocol.
+//
+// # Scope and replay
+//
+// The scope of an envelope is its target; the replay key is sender and
+// envelope digest. An envelope that was recorded before is answered 200 {} and
+// has no second effect.
+//
+// # Requests and replies
+//
+// The protocol has no reference from a reply to its request. The hub opens a
+// session for each request that it sends and takes what the asked agent says
+// in it as the reply: an acknowledgement as accepted, an ErrorMessage as a
+// failure, the first other message as the response. What comes after that is a
+// notice.
+//
+// # Between two uAgents
+//
+// An envelope for an agent that speaks uAgents itself travels as it is, with
+// its own signature.
+package uagents
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// Config of a Binding. Hub, Keys and Journal must be set.
+type Config struct {
+	Hub     *hub.Hub
+	Keys    *keyring.Ring
+	Journal *journal.Journal
+
+	Guard     *netguard.Guard // outbound addresses
+	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
+	PublicURL string          // base URL under which agents reach the hub
+	Hosts     []string        // further host:port under which they reach it
+	Root      string          // directory name of the hub itself
+
+	Legacy       bool          // take envelopes after their expiry, and keep them in mailboxes
+	AllowNonce   bool          // take a nonce without an expiry
+	Horizon      time.Duration // how far ahead an expiry may lie; 0: 24 h
+	Registry     string        // base URL of a registry that is asked about agents which are not registered here; "": none
+	Closed       bool          // only agents of the directory may register and have mailboxes
+	Expose       []string      // protocols in which agents that register themselves appear
+	Lifetime     time.Duration // of a registration; 0: 3 h
+	Retention    time.Duration // of what waits in a mailbox and has no expiry; 0: 24 h
+	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
+	MaxBody      int64         // 0: 1 MiB
+
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Binding is the hub's uAgents side. It is an http.Handler for the protocol
+// listener, and a hub.Binding.
+type Binding struct {
+	c        Config
+	public   *url.URL
+	verifier *protocol.Verifier
+	server   *protocol.Server
+	almanac  *almanac
+	registry *protocol.AlmanacServer
+	mailbox  *mailbox
+	boxes    *protocol.MailboxServer
+	identity *protocol.IdentityServer
+	http     *http.Client
+	upstream protocol.Resolver
+	sessions *sessions
+	standIns *standIns
+	talks    *protocol.MemoryStore // acknowledged chat messages without content
+
+	acksMu sync.Mutex
+	acks   map[parley.ID]*ack
+	slots  chan struct{} // acknowledgements on their way
+
+	stopWatch func()
+	ctx       context.Context
+	stop      context.CancelFunc
+	work      sync.WaitGroup
+}
+
+const (
+	maxAcks      = 1 << 16
+	ackSlots     = 256
+	ackTimeout   = 15 * time.Second
+	answerExpiry = time.Hour
+	sweepEvery   = 10 * time.Minute
+	pathSubmit   = "/submit"
+	pathMailbox  = "/v2/agents/mailbox/submit"
+)
+
+// New makes a binding.
+func New(c Config) (*Binding, error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.PublicURL == "" {
+		c.PublicURL = "http://127.0.0.1"
+	}
+	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
+	if err != nil || public.Host == "" {
+		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	}
+	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
+		sessions: newSessions(c.Journal.State(bucketSessions), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
+		talks: &protocol.MemoryStore{Now: c.Now}}
+	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
+	if c.Registry != "" {
+		b.upstream = &protocol.AlmanacResolver{URL: c.Registry, Now: c.Now,
+			HTTP: c.Guard.Client(netguard.Options{Timeout: 5 * time.Second, MaxRedirects: -1, RootCAs: c.RootCAs})}
+	}
+	b.standIns = newStandIns(b)
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.verifier = &protocol.Verifier{Now: c.Now, AllowExpired: c.Legacy, AllowNonce: c.AllowNonce,
+		Limits: protocol.Limits{Body: int(c.MaxBody), Horizon: c.Horizon}}
+	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused, Info: b.info,
+		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
+	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published
+	b.registry = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered, Lifetime: c.Lifetime}
+	b.boxes = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now, Allow: b.mayHaveMailbox, Record: b.record, Refused: b.refused,
+		Models: b.model, Unsigned: anyMessage, Retention: c.Retention}
+	b.identity = &protocol.IdentityServer{Now: c.Now}
+	b.stopWatch = c.Hub.Directory().Watch(b.standIns.changed)
+	return b, nil
+}
+
+// Start implements hub.Service: it takes up what the journal holds.
+func (b *Binding) Start(ctx context.Context) error {
+	if err := b.mailbox.start(ctx); err != nil {
+		return fmt.Errorf("read the mailboxes: %w", err)
+	}
+	if err := b.almanac.start(ctx); err != nil {
+		return fmt.Errorf("read the registry: %w", err)
+	}
+	if err := b.sessions.start(ctx); err != nil {
+		return fmt.Errorf("read the sessions: %w", err)
+	}
+	if err := b.standIns.start(ctx); err != nil {
+		return err
+	}
+	b.work.Go(b.standIns.run)
+	b.work.Go(func() {
+		t := time.NewTicker(sweepEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				b.sweep(b.ctx)
+			case <-b.ctx.Done():
+				return
+			}
+		}
+	})
+	return nil
+}
+
+// sweep forgets what ran out: sessions, registrations, the directory entries
+// that those had made, mailboxes.
+func (b *Binding) sweep(ctx context.Context) {
+	b.sessions.mu.Lock()
+	b.sessions.sweep()
+	b.sessions.mu.Unlock()
+	b.mailbox.sweep()
+	b.acksMu.Lock()
+	for id, a := range b.acks {
+		if a.begun.Before(b.c.Now().Add(-2 * time.Hour)) {
+			delete(b.acks, id)
+		}
+	}
+	b.acksMu.Unlock()
+	for _, r := range b.almanac.sweep() {
+		e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Address)
+		if !ok || !isGuest(e) || b.mailbox.has(r.Address) || b.almanac.registered(r.Address) != nil || len(e.Identities) > 1 || len(e.Exposed) > 0 {
+			continue
+		}
+		if err := b.c.Hub.Directory().Remove(ctx, e.Name); err != nil {
+			b.c.Logger.Warn("cannot take an agent out whose registration ran out", "agent", e.Name, "error", err)
+		}
+	}
+}
+
+// isGuest reports whether an entry was made by the agent's own registration.
+func isGuest(e *directory.Entry) bool {
+	return e.Source == directory.FromAgent && strings.HasPrefix(e.Name, "guest/"+Protocol+"/")
+}
+
+// Close ends what runs in the background.
+func (b *Binding) Close() error {
+	b.stopWatch()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err := b.server.Shutdown(ctx)
+	b.stop()
+	b.work.Wait()
+	b.almanac.stop()
+	b.sessions.stop()
+	b.mailbox.stop()
+	b.http.CloseIdleConnections()
+	return err
+}
+
+// Protocol implements hub.Binding.
+func (b *Binding) Protocol() string { return Protocol }
+
+// Repeatable implements hub.Binding: the reference acts on an envelope as often
+// as it gets it.
+func (b *Binding) Repeatable() bool { return false }
+
+// RepeatableTo implements hub.RepeatBinding: a mailbox takes a message once.
+func (b *Binding) RepeatableTo(_ *directory.Entry, id parley.Identity) bool {
+	return b.usesMailbox(id, b.almanac.registered(id.ID))
+}
+
+// CarriesReplies implements hub.Binding: replies are envelopes of their own.
+func (b *Binding) CarriesReplies() bool { return true }
+
+// Serves implements hub.HTTPBinding.
+func (b *Binding) Serves(r *http.Request) bool {
+	p := b.path(r)
+	return p == pathSubmit || p == pathSubmit+"/" || p == "/agent_info" || strings.HasPrefix(p, "/v1/almanac/") ||
+		p == "/v2/agents" || strings.HasPrefix(p, "/v2/agents/") || p == "/v2/identity" || strings.HasPrefix(p, "/v2/identity/")
+}
+
+// path is what follows the public URL's own path, which a proxy may have taken
+// off already.
+func (b *Binding) path(r *http.Request) string {
+	if b.public.Path != "" {
+		if rest, ok := strings.CutPrefix(r.URL.Path, b.public.Path); ok && strings.HasPrefix(rest, "/") {
+			return rest
+		}
+	}
+	return r.URL.Path
+}
+
+// ServeHTTP serves envelopes, the registry, mailboxes and proofs of identity.
+func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p := b.path(r)
+	if p != r.URL.Path {
+		r = r.Clone(r.Context())
+		r.URL.Path, r.URL.RawPath = p, ""
+	}
+	switch {
+	case strings.HasPrefix(p, "/v1/almanac/"):
+		b.registry.ServeHTTP(w, r)
+	case p == pathMailbox, strings.HasPrefix(p, "/v2/agents/") && strings.Contains(p, "/mailbox"):
+		b.boxes.ServeHTTP(w, r)
+	case strings.HasPrefix(p, "/v2/"):
+		b.identity.ServeHTTP(w, r)
+	default:
+		b.server.ServeHTTP(w, r)
+	}
+}
+
+// Hosting is what an operator tells agents elsewhere about this hub.
+type Hosting struct {
+	Agentverse string `json:"agentverse"` // what an agent sets as its agentverse
+	Submit     string `json:"submit"`     // the endpoint of all stand-ins
+	Address    string `json:"address"`    // as which the hub itself speaks
+}
+
+// Hosting tells how the hub appears in uAgents.
+func (b *Binding) Hosting(ctx context.Context) (Hosting, error) {
+	id, err := b.standIns.ensure(ctx, b.c.Root)
+	if err != nil {
+		return Hosting{}, err
+	}
+	return Hosting{Agentverse: b.public.String(), Submit: b.public.String() + pathSubmit, Address: id.Address()}, nil
+}
+
+// Identity makes the directory's identity of a uAgent. Without a URL its
+// endpoints are those of its own registration.
+func (b *Binding) Identity(address, endpoint string) (parley.Identity, error) {
+	address = strings.TrimPrefix(strings.TrimPrefix(address, "agent://"), "test-agent://")
+	if _, err := protocol.ParseAddress(address); err != nil {
+		return parley.Identity{}, fmt.Errorf("address %q: want agent1q… with 65 characters: %w", address, err)
+	}
+	if endpoint != "" {
+		u, err := url.Parse(endpoint)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return parley.Identity{}, fmt.Errorf("endpoint %q: want http(s)://host[:port]/submit", endpoint)
+		}
+	}
+	return parley.Identity{Protocol: Protocol, ID: address, URL: endpoint}, nil
+}
+
+// Address implements hub.AddressBinding: the address of an agent, its own or
+// that of its stand-in.
+func (b *Binding) Address(e *directory.Entry) string {
+	if i, ok := e.Identity(Protocol); ok {
+		return i.ID
+	}
+	if !b.hosts(e) {
+		return ""
+	}
+	id, err := b.standIns.ensure(b.ctx, e.Name)
+	if err != nil {
+		b.c.Logger.Error("cannot make a stand-in", "agent", e.Name, "error", err)
+		return ""
+	}
+	return id.Address()
+}
+
+// hosts: the hub stands in for agents that are exposed and do not speak the
+// protocol themselves.
+func (b *Binding) hosts(e *directory.Entry) bool {
+	return e.ExposedIn(Protocol) && !slices.Contains(e.Native(), Protocol)
+}
+
+// ours reports whether an endpoint is this hub's own path.
+func (b *Binding) ours(endpoint, path string) bool {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return false
+	}
+	return (u.Host == b.public.Host && u.Path == b.public.Path+path) || slices.Contains(b.c.Hosts, u.Host) && u.Path == path
+}
+
+// usesMailbox reports whether an agent fetches its messages here.
+func (b *Binding) usesMailbox(id parley.Identity, r *protocol.Record) bool {
+	if !b.mailbox.has(id.ID) {
+		return false
+	}
+	if id.URL != "" {
+		return b.ours(id.URL, pathMailbox)
+	}
+	if r == nil || len(r.Endpoints) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return strings.HasSuffix(e.URL, pathMailbox) })
+}
+
+// endpoints finds where an agent takes envelopes. registered says that it uses
+// this hub's registry, so that it can find the hub's stand-ins.
+func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, registered bool, err error) {
+	r := b.almanac.registered(id.ID)
+	if id.URL != "" {
+		return []protocol.Endpoint{{URL: id.URL, Weight: 1}}, r != nil, nil
+	}
+	if r != nil {
+		for _, e := range r.Endpoints {
+			if e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox) {
+				list = append(list, e)
+			}
+		}
+		if len(list) > 0 {
+			return list, true, nil
+		}
+	}
+	if b.upstream != nil {
+		_, list, err = b.upstream.Resolve(ctx, id.ID)
+		return list, false, err
+	}
+	return nil, false, protocol.ErrUnresolved.Because(errors.New("it is not registered here"))
+}
+
+// routable reports, without asking anybody, whether there may be a way to an
+// agent.
+func (b *Binding) routable(id parley.Identity) bool {
+	r := b.almanac.registered(id.ID)
+	return id.URL != "" || r != nil && len(r.Endpoints) > 0 || b.mailbox.has(id.ID) || b.upstream != nil
+}
+
+func anyMessage(string) bool { return true }
+
+// resolve implements [protocol.Server.Resolve]: stand-ins, whose answers the
+// hub signs, and agents that it forwards to.
+func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, error) {
+	if _, id, ok := b.standIns.at(address); ok {
+		return &protocol.Agent{Address: address, Identity: id, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
+	}
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	if !ok {
+		return nil, nil
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
+			return &protocol.Agent{Address: address, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
+		}
+	}
+	return nil, nil
+}
+
+// model finds a published model; the server knows the chat's itself.
+func (b *Binding) model(digest string) *protocol.Model {
+	if classOf(digest) != other {
+		return nil
+	}
+	return b.almanac.model(digest)
+}
+
+// nameAt is the directory name of who is addressed.
+func (b *Binding) nameAt(address string) (name string, standIn bool) {
+	if name, _, ok := b.standIns.at(address); ok {
+		return name, true
+	}
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, address); ok {
+		return e.Name, false
+	}
+	return "", false
+}
+
+// sender finds the directory name of a sender.
+func (b *Binding) sender(r *protocol.Request) string {
+	if r.Verdict.Assurance != protocol.Signed {
+		return directory.Stranger(Protocol, r.Sender, "unsigned")
+	}
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
+		return e.Name
+	}
+	return directory.Stranger(Protocol, r.Sender, "")
+}
+
+// scope of an envelope: its target.
+func scope(target string) string { return Protocol + " " + target }
+
+// refused notes what the server turned away, for `parley refused`.
+func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
+	f := hub.Refusal{Protocol: Protocol, Source: hostOf(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err), Text: x.Err.Text, Cause: x.Err.Error(), Size: x.Size}
+	if x.Envelope != nil {
+		f.Claim, f.To = x.Envelope.Sender, x.Envelope.Target
+	}
+	if x.Verified != nil {
+		f.Verdict = verdict(&x.Verified.Verdict)
+	}
+	return b.c.Hub.Refuse(f)
+}
+
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return address
+	}
+	return host
+}
+
+// info answers GET /agent_info for a stand-in.
+func (b *Binding) info(_ context.Context, address string) (*protocol.AgentInfo, error) {
+	name, _, ok := b.standIns.at(address)
+	if !ok {
+		return nil, nil
+	}
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok || !b.hosts(e) {
+		return nil, nil
+	}
+	return &protocol.AgentInfo{Address: address, Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit, Weight: 1}}, Protocols: b.standIns.protocols(e)}, nil
+}
+
+// mayRegister lets anyone register, or only whom the directory knows. Nobody
+// registers an address whose key the hub holds.
+func (b *Binding) mayRegister(_ context.Context, _ *protocol.Attestation, address string) error {
+	if _, _, ok := b.standIns.at(address); ok {
+		return protocol.ErrOtherAgent
+	}
+	return b.known(address)
+}
+
+func (b *Binding) mayHaveMailbox(_ context.Context, address string) error { return b.known(address) }
+
+func (b *Binding) known(address string) error {
+	if !b.c.Closed {
+		return nil
+	}
+	if _, ok := b.c.Hub.Directory().Lookup(Protocol, address); ok {
+		return nil
+	}
+	return protocol.ErrOtherAgent.Saying("This registry is closed; ask its operator to add the agent")
+}
+
+// registered takes an agent that registered itself into the directory, and
+// makes its mailbox if it registered one of this hub.
+func (b *Binding) registered(ctx context.Context, r protocol.Record) {
+	ctx = context.WithoutCancel(ctx)
+	if slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return b.ours(e.URL, pathMailbox) }) {
+		if err := b.mailbox.Create(ctx, r.Address); err != nil {
+			b.c.Logger.Warn("cannot make a mailbox", "address", r.Address, "error", err)
+		}
+	}
+	b.enter(ctx, &r)
+}
+
+// published hears of registrations on other nodes and of manifests that came
+// after a registration.
+func (b *Binding) published(r *protocol.Record) { b.standIns.later(r.Address) }
+
+// enter keeps the directory's entry of a registered agent up to date.
+func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
+	d := b.c.Hub.Directory()
+	skills := b.skillsOf(r)
+	e, ok := d.Lookup(Protocol, r.Address)
+	if ok && (!isGuest(e) || sameSkills(e.Skills, skills)) {
+		return
+	}
+	a := parley.Agent{Name: directory.Stranger(Protocol, r.Address, ""), Skills: skills, Exposed: b.c.Expose,
+		Identities: []parley.Identity{{Protocol: Protocol, ID: r.Address}}}
+	if ok {
+		a = e.Agent
+		a.Skills = skills
+	}
+	if _, err := d.Put(ctx, a, directory.FromAgent); err != nil {
+		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
+	}
+}
+
+func sameSkills(a, b []parley.SkillSpec) bool {
+	return slices.EqualFunc(a, b, func(x, y parley.SkillSpec) bool {
+		return x.ID == y.ID && string(x.Input) == string(y.Input) && x.Default == y.Default
+	})
+}
+
+// chatSkill is the id of the skill that the chat protocol is.
+const chatSkill = "chat"
+
+// skillsOf are the requests of the protocols that an agent registered, as far
+// as their manifests are known here.
+func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
+	var out []parley.SkillSpec
+	add := func(s parley.SkillSpec) {
+		if !slices.ContainsFunc(out, func(o parley.SkillSpec) bool { return o.ID == s.ID }) && len(out) < 64 {
+			out = append(out, s)
+		}
+	}
+	unknown := false
+	for _, p := range r.Protocols {
+		if p == protocol.ChatProtocolDigest {
+			add(parley.SkillSpec{ID: chatSkill, Name: "Chat", Description: "AgentChatProtocol", Default: true})
+			continue
+		}
+		m, err := b.almanac.Manifest(b.ctx, p)
+		if err != nil || m == nil {
+			unknown = true
+			continue
+		}
+		for request, responses := range m.Requests() {
+			model := m.Model(request)
+			if model == nil || classOf(request) != other || len(model.Name()) == 0 || len(model.Name()) > 64 {
+				continue
+			}
+			schema, err := model.Schema()
+			if err != nil {
+				continue
+			}
+			s := parley.SkillSpec{ID: model.Name(), Name: model.Name(), Description: m.Name(), Input: schema}
+			for _, d := range responses {
+				if answer := m.Model(d); answer != nil && d != protocol.ErrorMessageDigest && len(responses) <= 2 {
+					if schema, err := answer.Schema(); err == nil {
+						s.Output = schema
+					}
+				}
+			}
+			add(s)
+		}
+	}
+	if unknown && len(out) > 0 && !slices.ContainsFunc(out, func(s parley.SkillSpec) bool { return s.Default }) {
+		return nil // there is more than is known; nothing is better than half
+	}
+	slices.SortFunc(out, func(x, y parley.SkillSpec) int { return strings.Compare(x.ID, y.ID) })
+	return out
+}
+
+// hostedRecord is the registry's record of an agent that the hub stands in
+// for.
+func (b *Binding) hostedRecord(_ context.Context, network, address string) *protocol.Record {
+	name, _, ok := b.standIns.at(address)
+	if !ok {
+		return nil
+	}
+	r := &protocol.Record{Network: network, Address: address, Active: true, Expires: b.c.Now().Add(time.Hour),
+		Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit, Weight: 1}}, Protocols: []string{protocol.ChatProtocolDigest}}
+	if e, ok := b.c.Hub.Directory().Agent(name); ok && b.hosts(e) {
+		r.Protocols = b.standIns.protocols(e)
+	}
+	return r
+}
+
+// addressOf resolves names: those of the directory.
+func (b *Binding) addressOf(_ context.Context, name string) string {
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return ""
+	}
+	return b.Address(e)
+}
+
+var (
+	_ hub.Service        = (*Binding)(nil)
+	_ hub.HTTPBinding    = (*Binding)(nil)
+	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.RepeatBinding  = (*Binding)(nil)
+)

@@ -1,0 +1,558 @@
+package uagents
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// What record leaves for handle.
+type (
+	// waiting is a request whose answer goes into the HTTP response.
+	waiting struct{ call *hub.Call }
+	// acknowledging is a chat message that was taken. place is nil where no
+	// answer follows that would wait for the acknowledgement.
+	acknowledging struct{ place *ack }
+)
+
+// record makes an envelope durable: the servers call it once for each envelope
+// whose sender was authenticated, or is well-formed and unsigned.
+func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) (bool, error) {
+	now := b.c.Now()
+	from := b.sender(r)
+	to, standIn := b.nameAt(r.Target)
+	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: r.Until}
+	if refusal != nil {
+		return b.recordRefusal(ctx, r, from, to, key, refusal)
+	}
+	if !standIn {
+		return b.recordNative(ctx, r, from, to, key, now)
+	}
+	talk := false // in a session that the hub opened, and that was answered
+	if x, done, ok := b.sessions.find(r.Target, r.Sender, r.Session); ok && r.Verdict.Assurance == protocol.Signed {
+		if _, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
+			return true, nil
+		}
+		if !done {
+			taken, prior, err := b.recordReply(ctx, r, &x, key, now)
+			if taken || err != nil {
+				return prior, err
+			}
+		}
+		talk = true
+	}
+	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: toMessage(r, parley.Request, from, to, now)}
+	m := s.Message
+	switch classOf(r.SchemaDigest) {
+	case acknowledgement:
+		return false, nil // it has no effect, so that there is nothing to keep
+	case failure:
+		s.Refused = parley.Refuse(parley.Conflict, "the error answers nothing that this hub asked")
+		_, err := b.c.Hub.Accept(ctx, s)
+		var prior *hub.Prior
+		if errors.As(err, &prior) || parley.CodeOf(err) == parley.Conflict {
+			return prior != nil, nil
+		}
+		return false, b.problem(r, err)
+	case chat:
+		parts, extension, err := toParts(r.SchemaDigest, r.Content.Payload)
+		if err != nil {
+			return false, protocol.AsError(err)
+		}
+		c, err := protocol.DecodeChatMessage(r.Content.Payload)
+		if err != nil {
+			return false, protocol.AsError(err)
+		}
+		m.Sent = c.Timestamp.Time
+		if len(parts) == 0 {
+			// A session that begins or ends: there is nothing to deliver.
+			fresh, err := b.talks.Seen(ctx, r.ReplayKey(), r.Until)
+			if err == nil && fresh {
+				r.State = acknowledging{}
+			}
+			return !fresh && err == nil, err
+		}
+		m.Parts = parts
+		m.Extensions = map[string]json.RawMessage{Protocol: extension}
+		if talk || c.Ends() {
+			m.Kind = parley.Notice
+		}
+	default:
+		m.Parts, _, _ = toParts(r.SchemaDigest, r.Content.Payload)
+		m.Skill = b.skillOf(to, r.SchemaDigest)
+		if talk {
+			m.Kind = parley.Notice
+		}
+	}
+	return b.submit(ctx, r, s, now)
+}
+
+// submit hands a message for a stand-in to the hub: it waits for the answer
+// where the sender does, and cannot be reached otherwise.
+func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submission, now time.Time) (bool, error) {
+	m := s.Message
+	isChat := classOf(r.SchemaDigest) == chat
+	b.meet(ctx, r)
+	reach := b.reaches(r)
+	if m.Kind == parley.Request && r.Sync && (!isChat || !reach) {
+		m.Deadline = now.Add(30 * time.Second)
+		if !m.Expires.IsZero() && m.Expires.Before(m.Deadline) && m.Expires.After(now) {
+			m.Deadline = m.Expires
+		}
+		call, err := b.c.Hub.Begin(ctx, s)
+		if err == nil {
+			r.State = waiting{call}
+		}
+		return b.outcome(r, err)
+	}
+	if m.Kind == parley.Notice && r.Sync && !isChat {
+		r.State = errors.New("a notice is not answered")
+	}
+	var a acknowledging
+	if isChat && m.Kind == parley.Request && reach {
+		// The place is taken before the answer can be there.
+		id, err := parley.NewID(now, rand.Reader)
+		if err != nil {
+			return false, err
+		}
+		m.ID = id
+		a.place = b.newAck(id)
+	}
+	_, err := b.c.Hub.Accept(ctx, s)
+	switch {
+	case err != nil && a.place != nil:
+		a.place.end(false)
+		b.forgetAck(m.ID)
+	case err == nil && isChat:
+		r.State = a
+	}
+	return b.outcome(r, err)
+}
+
+// recordRefusal records what the protocol's own checks refused. What nobody
+// proved leaves no trace, nor does a target that may be here later.
+func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key, refusal *protocol.Error) (bool, error) {
+	if r.Verdict.Assurance != protocol.Signed || to == "" {
+		return false, nil
+	}
+	m := toMessage(r, parley.Notice, from, to, b.c.Now())
+	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Refused: toRefusal(refusal)})
+	var prior *hub.Prior
+	switch {
+	case errors.As(err, &prior):
+		return true, nil
+	case parley.CodeOf(err) == refusalCode(refusal):
+		return false, nil // it is recorded as refused; the server tells why
+	}
+	return false, b.problem(r, err)
+}
+
+// recordNative takes an envelope for an agent that speaks uAgents itself. It
+// will be forwarded as it is; only one who waits is answered by way of the
+// hub.
+func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, to string, key journal.Key, now time.Time) (bool, error) {
+	if to == "" {
+		return false, protocol.ErrUnknownAgent
+	}
+	m := toMessage(r, parley.Notice, from, to, now)
+	var err error
+	if m.Parts, _, err = toParts(r.SchemaDigest, r.Content.Payload); err != nil {
+		return false, protocol.AsError(err)
+	}
+	if b.c.Legacy && !m.Expires.After(now) {
+		m.Expires = time.Time{}
+	}
+	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Fits: true}
+	if !r.Sync {
+		_, err = b.c.Hub.Accept(ctx, s)
+		return b.outcome(r, err)
+	}
+	m.Kind = parley.Request
+	m.Deadline = now.Add(30 * time.Second)
+	if !m.Expires.IsZero() && m.Expires.Before(m.Deadline) {
+		m.Deadline = m.Expires
+	}
+	call, err := b.c.Hub.Begin(ctx, s)
+	if err == nil {
+		r.State = waiting{call}
+	}
+	return b.outcome(r, err)
+}
+
+// outcome is what the server does after the hub took a message, or did not.
+func (b *Binding) outcome(r *protocol.Request, err error) (prior bool, _ error) {
+	var p *hub.Prior
+	switch {
+	case err == nil:
+		return false, nil
+	case errors.As(err, &p):
+		return true, nil
+	}
+	return false, b.problem(r, err)
+}
+
+// problem says the hub's refusal. One who waits hears it in an ErrorMessage,
+// unless the same envelope may be taken later.
+func (b *Binding) problem(r *protocol.Request, err error) error {
+	e := parley.AsError(err)
+	out := toError(e)
+	if !r.Sync || out.Retryable || classOf(r.SchemaDigest) == failure {
+		return out
+	}
+	b.refused(context.Background(), &protocol.Refusal{Err: out, Envelope: r.Envelope, Verified: r.Verified, Remote: r.Remote, Size: len(r.Raw())})
+	r.State = out
+	return nil
+}
+
+// recordReply takes what an agent says in the session of a request that the
+// hub sent it. taken is false when the request was answered before.
+func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *exchange, key journal.Key, now time.Time) (taken, prior bool, err error) {
+	m := toMessage(r, parley.Response, x.Agent, "", now)
+	m.InReplyTo, m.Expires = x.Request, time.Time{}
+	switch classOf(r.SchemaDigest) {
+	case acknowledgement:
+		m.Kind, m.State = parley.Event, parley.Accepted
+	case failure:
+		m.Kind, m.Error = parley.Failure, peerFailure(r.Content)
+	default:
+		var extension []byte
+		m.Parts, extension, err = toParts(r.SchemaDigest, r.Content.Payload)
+		if err != nil {
+			return true, false, protocol.AsError(err)
+		}
+		if extension != nil {
+			m.Extensions = map[string]json.RawMessage{Protocol: extension}
+		}
+	}
+	_, err = b.c.Hub.Accept(ctx, hub.Submission{Scope: x.Scope, Key: key, Message: m})
+	var p *hub.Prior
+	switch {
+	case errors.As(err, &p):
+		return true, true, nil
+	case parley.CodeOf(err) == parley.Conflict:
+		b.sessions.answered(x.Request)
+		if m.Kind != parley.Response {
+			return true, false, nil // an acknowledgement or an error that comes too late
+		}
+		return false, false, nil
+	case err != nil:
+		return true, false, b.problem(r, err)
+	}
+	if m.Kind.Terminal() {
+		b.sessions.answered(x.Request)
+	}
+	if classOf(r.SchemaDigest) == chat {
+		r.State = acknowledging{}
+	}
+	return true, false, nil
+}
+
+// peerFailure is the failure that an ErrorMessage says.
+func peerFailure(m protocol.Message) *parley.Error {
+	text, _ := m.IsError()
+	switch text {
+	case protocol.ErrTimeout.Text:
+		return parley.Refuse(parley.TimedOut, "the agent did not answer in time")
+	case protocol.ErrVerifiedOnly.Text:
+		return parley.Refuse(parley.Unauthenticated, "the agent answered: %s", text)
+	}
+	if r := []rune(text); len(r) > 500 {
+		text = string(r[:500]) + "…"
+	}
+	return parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text)
+}
+
+// meet takes a sender into the directory that could be answered by way of
+// another registry.
+func (b *Binding) meet(ctx context.Context, r *protocol.Request) {
+	if b.upstream == nil || r.Verdict.Assurance != protocol.Signed {
+		return
+	}
+	if _, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); !ok {
+		b.enter(ctx, &protocol.Record{Address: r.Sender})
+	}
+}
+
+// reaches reports whether the hub can send the sender an envelope of its own.
+func (b *Binding) reaches(r *protocol.Request) bool {
+	if r.Verdict.Assurance != protocol.Signed {
+		return false
+	}
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender)
+	if !ok {
+		return false
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == Protocol && i.ID == r.Sender && !i.StandIn {
+			return b.routable(i)
+		}
+	}
+	return false
+}
+
+// skillOf finds which skill of an agent a model asks for: the one that
+// declares it, the one that bears its name, else the default skill.
+func (b *Binding) skillOf(name, digest string) string {
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return ""
+	}
+	if id := b.standIns.of(e).skills[digest]; id != "" {
+		return id
+	}
+	if m := b.almanac.model(digest); m != nil {
+		for _, k := range e.Skills {
+			if class := className(k.ID); m.Name() == k.ID || m.Name() == class || m.Name() == class+"Request" {
+				return k.ID
+			}
+		}
+	}
+	return ""
+}
+
+// handle answers an envelope that was recorded.
+func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+	switch st := r.State.(type) {
+	case waiting:
+		return b.await(ctx, r, st.call)
+	case acknowledging:
+		m, err := b.acknowledgement(r.Envelope)
+		if err != nil {
+			st.place.end(false)
+			return protocol.Response{}, err
+		}
+		if r.Sync {
+			st.place.end(true)
+			return protocol.Answer(m), nil
+		}
+		b.acknowledge(r, st.place, m)
+	case error:
+		return protocol.Response{}, st
+	}
+	return protocol.Response{}, nil
+}
+
+// await waits for the reply to a request whose sender waits too.
+func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
+	reply, err := call.Reply(ctx)
+	if err != nil {
+		return protocol.Response{}, toError(parley.AsError(err)).Saying(failureText(parley.AsError(err)))
+	}
+	// Another agent's own answer, with or without its signature, stays as it
+	// is.
+	if reply.Origin.Protocol == Protocol && r.Agent.Identity == nil {
+		if e, err := protocol.Decode(reply.Origin.Raw); err == nil && e.Sender == r.Target && e.Target == r.Sender && e.Session == r.Session {
+			return protocol.Response{Envelope: e}, nil
+		}
+	}
+	if reply.Kind == parley.Failure {
+		return protocol.Response{}, toError(reply.Error).Saying(failureText(reply.Error))
+	}
+	m, _, err := b.toAnswer(r.Envelope, reply, call.Message())
+	if err != nil {
+		return protocol.Response{}, err
+	}
+	return protocol.Answer(m), nil
+}
+
+// toAnswer says a reply in the terms of the envelope that asked: a chat
+// message to one; else a model that may answer it, by a manifest that somebody
+// published or by the skill's own schema.
+func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
+	if classOf(asked.SchemaDigest) == chat {
+		m, losses := toChat(reply, reply.Origin.Received, true)
+		m.Protocol = protocol.ChatProtocolDigest
+		return m, losses, m.Err()
+	}
+	var models []*protocol.Model
+	if classOf(reply.Schema) == other && protocol.IsSchemaDigest(reply.Schema) {
+		if m := b.almanac.model(reply.Schema); m != nil {
+			models = append(models, m)
+		}
+	}
+	models = append(models, b.almanac.answers(asked.SchemaDigest)...)
+	proto := ""
+	if e, ok := b.c.Hub.Directory().Agent(request.To); ok {
+		p := b.standIns.of(e)
+		skill := request.Skill
+		if skill == "" {
+			if k, ok := e.SkillNamed(""); ok {
+				skill = k.ID
+			}
+		}
+		if m := p.answers[skill]; m != nil {
+			models = append(models, m)
+			if p.manifest != nil {
+				proto = p.manifest.Digest()
+			}
+		}
+	}
+	last := errors.New("no model is declared for it")
+	for _, model := range models {
+		text, err := toObject(reply, model)
+		if err == nil {
+			return protocol.Message{Schema: model.Digest(), Payload: text, Protocol: proto}, losses(reply), nil
+		}
+		last = err
+	}
+	if len(models) == 0 {
+		// The model that most examples use says any text.
+		text := reply.Text()
+		if text == "" {
+			for _, p := range reply.Parts {
+				if p.IsJSON() {
+					text = compact(p.Data)
+				}
+			}
+		}
+		m := protocol.ModelOf[plain]().Message(plain{text})
+		return m, losses(reply), m.Err()
+	}
+	return protocol.Message{}, nil, protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
+}
+
+// plain is class Message(message: str), which most examples use.
+type plain struct {
+	Message string `json:"message"`
+}
+
+// ModelDoc implements [protocol.Documented].
+func (plain) ModelDoc() (string, string) { return "Message", "" }
+
+// An ack is an acknowledgement on its way; the answer to the same message
+// waits for it, and brings it when it did not arrive.
+type ack struct {
+	begun time.Time
+	done  chan struct{}
+	ok    bool // once done is closed
+}
+
+// acknowledgement makes the acknowledgement of a chat message.
+func (b *Binding) acknowledgement(e *protocol.Envelope) (protocol.Message, error) {
+	m, err := e.Message()
+	if err != nil {
+		return protocol.Message{}, err
+	}
+	c, err := protocol.DecodeChatMessage(m.Payload)
+	if err != nil {
+		return protocol.Message{}, err
+	}
+	a := c.Acknowledge(b.c.Now()).Message()
+	a.Protocol = protocol.ChatProtocolDigest
+	return a, a.Err()
+}
+
+// end tells whether the acknowledgement arrived. Nobody waits for a nil one.
+func (a *ack) end(ok bool) {
+	if a != nil {
+		a.ok = ok
+		close(a.done)
+	}
+}
+
+// newAck gives the place of an acknowledgement that nobody brings yet; nil when
+// somebody does.
+func (b *Binding) newAck(request parley.ID) *ack {
+	b.acksMu.Lock()
+	defer b.acksMu.Unlock()
+	if b.acks[request] != nil || len(b.acks) >= maxAcks {
+		return nil
+	}
+	a := &ack{begun: b.c.Now(), done: make(chan struct{})}
+	b.acks[request] = a
+	return a
+}
+
+// acknowledge sends an acknowledgement at once, in the background. What does
+// not arrive comes with the answer.
+func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Message) {
+	if !b.reaches(r) {
+		place.end(false)
+		return
+	}
+	select {
+	case b.slots <- struct{}{}:
+	default:
+		place.end(false)
+		return
+	}
+	b.work.Go(func() {
+		defer func() { <-b.slots }()
+		ctx, cancel := context.WithTimeout(b.ctx, ackTimeout)
+		defer cancel()
+		err := b.say(ctx, r.Envelope, m, "")
+		if err != nil && b.ctx.Err() == nil {
+			b.c.Logger.Debug("an acknowledgement did not arrive", "to", r.Sender, "session", r.Session, "error", err)
+		}
+		place.end(err == nil)
+	})
+}
+
+// acknowledgeFirst sees to it that a chat message was acknowledged before it
+// is answered.
+func (b *Binding) acknowledgeFirst(ctx context.Context, request parley.ID, e *protocol.Envelope) error {
+	a := b.newAck(request)
+	if a == nil {
+		b.acksMu.Lock()
+		a = b.acks[request]
+		b.acksMu.Unlock()
+		if a != nil {
+			select {
+			case <-a.done:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if a.ok {
+				return nil
+			}
+		}
+		a = nil
+	}
+	m, err := b.acknowledgement(e)
+	if err == nil {
+		err = b.say(ctx, e, m, "")
+	}
+	if a.end(err == nil); a != nil && err != nil {
+		b.forgetAck(request)
+	}
+	return err
+}
+
+func (b *Binding) forgetAck(request parley.ID) {
+	b.acksMu.Lock()
+	defer b.acksMu.Unlock()
+	delete(b.acks, request)
+}
+
+// say sends a message in answer to an envelope, from its target to its sender
+// in its session.
+func (b *Binding) say(ctx context.Context, to *protocol.Envelope, m protocol.Message, provenance string) error {
+	_, id, ok := b.standIns.at(to.Target)
+	if !ok {
+		return fmt.Errorf("the hub holds no key of %s any more", to.Target)
+	}
+	e, err := protocol.NewEnvelope(id.Address(), to.Sender, to.Session, m, b.c.Now().Add(answerExpiry))
+	if err != nil {
+		return err
+	}
+	if err := e.Sign(id); err != nil {
+		return err
+	}
+	identity := parley.Identity{Protocol: Protocol, ID: to.Sender}
+	if entry, ok := b.c.Hub.Directory().Lookup(Protocol, to.Sender); ok {
+		for _, i := range entry.Identities {
+			if i.Protocol == Protocol && i.ID == to.Sender {
+				identity = i
+			}
+		}
+	}
+	return b.bring(ctx, identity, e, provenance)
+}

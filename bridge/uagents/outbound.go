@@ -1,0 +1,367 @@
+package uagents
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/netguard"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// ProvenanceHeader tells the recipient where a message that the hub says in a
+// stand-in's name comes from.
+const ProvenanceHeader = "Parley-Provenance"
+
+// Deliver implements hub.Binding.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	switch o.Message.Kind {
+	case parley.Cancel:
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "uAgents cannot cancel a request"}}}
+	case parley.Request, parley.Notice:
+		if o.Message.Origin.Protocol == Protocol && o.Message.InReplyTo.IsZero() {
+			if e, err := protocol.Decode(o.Message.Origin.Raw); err == nil && e.Target == o.Identity.ID {
+				return b.forward(ctx, o, e)
+			}
+		}
+		return b.ask(ctx, o)
+	}
+	return b.reply(ctx, o)
+}
+
+// forward passes the envelope of another uAgent on, as it is.
+func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envelope) hub.Outcome {
+	if o.Message.Kind == parley.Notice {
+		return outcome(b.bring(ctx, o.Identity, e, ""))
+	}
+	if b.usesMailbox(o.Identity, b.almanac.registered(o.Identity.ID)) {
+		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported, "%s", protocol.ErrMailboxSync.Text)}
+	}
+	endpoints, _, err := b.endpoints(ctx, o.Identity)
+	if err != nil {
+		return outcome(err)
+	}
+	reply, err := b.client("").ForwardSync(ctx, endpoints, e)
+	if reply == nil {
+		return outcome(err)
+	}
+	return b.answered(reply)
+}
+
+// answered is the outcome of a call whose answer came with the HTTP response.
+func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
+	assurance, detail := parley.Session, "the answer is not signed; the connection answers for it"
+	if reply.Assurance == protocol.Signed {
+		assurance, detail = parley.Signed, ""
+	}
+	out := hub.Outcome{Answered: true, Reply: &parley.Message{Schema: reply.Schema, Origin: parley.Origin{Protocol: Protocol, Peer: reply.Envelope.Sender, Raw: reply.Envelope.Raw(),
+		Verdict: parley.Verdict{Assurance: assurance, Checks: []parley.Check{{Name: "transport", OK: true, Detail: detail}}}}}}
+	if _, bad := reply.IsError(); bad {
+		out.Failure = peerFailure(reply.Message)
+		return out
+	}
+	parts, _, err := toParts(reply.Schema, reply.Payload)
+	if err != nil {
+		out.Failure = parley.Refuse(parley.HandlerFailed, "the agent's answer is not what its model says").Because(err)
+		return out
+	}
+	out.Parts = parts
+	return out
+}
+
+// ask says a message of an agent that has no key of its own here: as its
+// stand-in, in a session of its own where an answer is expected.
+func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	id, err := b.standIns.speaker(ctx, m.From)
+	if err != nil {
+		return hub.Outcome{Err: parley.Fail(parley.Internal, err, "the hub has no key to speak with")}
+	}
+	content, losses, perr := b.compose(o)
+	if perr != nil {
+		return hub.Outcome{Err: perr}
+	}
+	peer := o.Identity.ID
+	expires := m.Expires
+	session := messageID(m.Conversation)
+	if m.Kind == parley.Request {
+		expires = m.Deadline
+		x, err := b.sessions.open(ctx, exchange{Self: id.Address(), Peer: peer, Request: m.ID, Agent: m.To, Scope: o.Scope,
+			Conversation: m.Conversation, Until: m.Deadline.Add(24 * time.Hour)})
+		if err != nil {
+			return hub.Outcome{Err: parley.AsError(err), Wait: time.Second}
+		}
+		session = x.Session
+	}
+	if expires.IsZero() {
+		expires = m.Origin.Received.Add(answerExpiry)
+	}
+	e, err := protocol.NewEnvelope(id.Address(), peer, session, content, expires.Add(time.Second-1))
+	if err == nil {
+		err = e.Sign(id)
+	}
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content makes no envelope").Because(err)}
+	}
+	r := b.almanac.registered(peer)
+	mailbox := b.usesMailbox(o.Identity, r)
+	if m.Kind == parley.Notice || mailbox || r != nil {
+		out := outcome(b.bring(ctx, o.Identity, e, b.provenance(m)))
+		out.Losses = losses
+		return out
+	}
+	// Who does not use this registry does not find the stand-in: its answer
+	// has to come on the same connection.
+	endpoints, _, err := b.endpoints(ctx, o.Identity)
+	if err != nil {
+		return outcome(err)
+	}
+	reply, err := b.client(b.provenance(m)).ForwardSync(ctx, endpoints, e)
+	if reply == nil {
+		out := outcome(err)
+		out.Losses = losses
+		return out
+	}
+	if classOf(reply.Schema) == acknowledgement {
+		if err := o.Event(parley.Accepted); err != nil {
+			b.c.Logger.Debug("an acknowledgement could not be recorded", "message", m.ID, "error", err)
+		}
+		return hub.Outcome{Losses: losses}
+	}
+	b.sessions.answered(m.ID)
+	out := b.answered(reply)
+	out.Losses = losses
+	return out
+}
+
+// compose says the content in the model that the recipient wants: the one
+// that the message names, the one of the skill that is called, else a chat.
+func (b *Binding) compose(o hub.Outbound) (protocol.Message, []parley.Loss, *parley.Error) {
+	m := o.Message
+	model, digest, proto, perr := b.modelFor(o)
+	if perr != nil {
+		return protocol.Message{}, nil, perr
+	}
+	if digest == protocol.ChatMessageDigest {
+		out, losses := toChat(m, m.Origin.Received, false)
+		out.Protocol = protocol.ChatProtocolDigest
+		if err := out.Err(); err != nil {
+			return out, nil, parley.Refuse(parley.InvalidContent, "the content makes no chat message").Because(err)
+		}
+		return out, losses, nil
+	}
+	text, err := toObject(m, model)
+	if err != nil {
+		e := parley.Refuse(parley.InvalidContent, "the content does not fit the model: %v", err).Because(err)
+		if model != nil {
+			if schema, serr := model.Schema(); serr == nil && len(schema) <= 2048 {
+				e = parley.Refuse(parley.InvalidContent, "the content does not fit model %s: %v; expected %s", model.Name(), err, schema).Because(err)
+			}
+		}
+		return protocol.Message{}, nil, e
+	}
+	return protocol.Message{Schema: digest, Payload: text, Protocol: proto}, losses(m), nil
+}
+
+// modelFor chooses the model. It is nil where only its digest is known.
+func (b *Binding) modelFor(o hub.Outbound) (model *protocol.Model, digest, proto string, perr *parley.Error) {
+	m := o.Message
+	if protocol.IsSchemaDigest(m.Schema) && classOf(m.Schema) == other {
+		return b.almanac.model(m.Schema), m.Schema, "", nil
+	}
+	skill := m.Skill
+	k, declared := o.Recipient.SkillNamed(skill)
+	if skill == "" && declared && k.ID != chatSkill {
+		skill = k.ID
+	}
+	if skill == "" || skill == chatSkill {
+		return nil, protocol.ChatMessageDigest, protocol.ChatProtocolDigest, nil
+	}
+	if r := b.almanac.registered(o.Identity.ID); r != nil {
+		for _, p := range r.Protocols {
+			manifest, err := b.almanac.Manifest(b.ctx, p)
+			if err != nil || manifest == nil {
+				continue
+			}
+			for request := range manifest.Requests() {
+				if model := manifest.Model(request); model != nil && (model.Name() == skill || request == skill) {
+					return model, request, p, nil
+				}
+			}
+		}
+	}
+	if protocol.IsSchemaDigest(skill) {
+		return b.almanac.model(skill), skill, "", nil
+	}
+	if declared {
+		if model := derived(k, k.Input, "Request"); model != nil {
+			return model, model.Digest(), "", nil
+		}
+	}
+	return nil, "", "", parley.Refuse(parley.UnknownSkill, "agent %q declares no model %q; without a skill it is sent a chat message", o.Recipient.Name, skill)
+}
+
+// reply brings what was said about a request to the uAgent that made it.
+func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	asked, err := protocol.Decode(o.Request.Origin.Raw)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
+	}
+	if _, _, ok := b.standIns.at(asked.Target); !ok {
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the hub holds no key of the agent that was asked")}
+	}
+	isChat := classOf(asked.SchemaDigest) == chat
+	if m.Kind == parley.Event {
+		if m.State == parley.Accepted && isChat {
+			return outcome(b.acknowledgeFirst(ctx, o.Request.ID, asked))
+		}
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "uAgents has no events besides the acknowledgement of a chat message"}}}
+	}
+	if isChat {
+		if err := b.acknowledgeFirst(ctx, o.Request.ID, asked); err != nil {
+			return outcome(err)
+		}
+	}
+	var content protocol.Message
+	var losses []parley.Loss
+	if m.Kind == parley.Failure {
+		if classOf(asked.SchemaDigest) == failure {
+			return hub.Outcome{} // no error answers an error
+		}
+		content = protocol.NewErrorMessage(failureText(m.Error))
+	} else if content, losses, err = b.toAnswer(asked, m, o.Request); err != nil {
+		content = protocol.NewErrorMessage(protocol.AsError(err).Text)
+		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Error()})
+	}
+	out := outcome(b.say(ctx, asked, content, b.provenance(m)))
+	out.Losses = losses
+	if out.Err == nil {
+		b.forgetAck(o.Request.ID)
+	}
+	return out
+}
+
+// bring hands an envelope to its agent: to its mailbox here, or to the first of
+// its endpoints that takes it.
+func (b *Binding) bring(ctx context.Context, id parley.Identity, e *protocol.Envelope, provenance string) error {
+	if b.usesMailbox(id, b.almanac.registered(id.ID)) {
+		return b.store(ctx, id.ID, e)
+	}
+	endpoints, _, err := b.endpoints(ctx, id)
+	if err != nil {
+		return err
+	}
+	_, err = b.client(provenance).Forward(ctx, endpoints, e)
+	return err
+}
+
+// store puts an envelope into a mailbox, once.
+func (b *Binding) store(ctx context.Context, address string, e *protocol.Envelope) error {
+	digest, err := e.Digest()
+	if err != nil {
+		return err
+	}
+	raw := e.Raw()
+	if raw == nil {
+		if raw, err = e.Encode(); err != nil {
+			return err
+		}
+		if e, err = protocol.Decode(raw); err != nil {
+			return err
+		}
+	}
+	item := b.boxes.Item(&protocol.Verified{Envelope: e})
+	if now := b.c.Now(); b.c.Legacy && !item.ExpiresAt.After(now.Add(b.retention())) {
+		item.ExpiresAt = now.Add(b.retention())
+	}
+	_, err = b.mailbox.Put(ctx, address, e.Sender+" "+hex.EncodeToString(digest[:]), item.ExpiresAt, item)
+	return err
+}
+
+func (b *Binding) retention() time.Duration {
+	if b.c.Retention == 0 {
+		return 24 * time.Hour
+	}
+	return b.c.Retention
+}
+
+// client is a client that tells where its message comes from.
+func (b *Binding) client(provenance string) *protocol.Client {
+	c := &protocol.Client{HTTP: b.http, Now: b.c.Now}
+	if provenance != "" {
+		c.Header = http.Header{ProvenanceHeader: {provenance}}
+	}
+	return c
+}
+
+// provenance says who spoke, in which protocol, how sure that is, and what the
+// original was.
+func (b *Binding) provenance(m *parley.Message) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "message=%s; protocol=%s; sender=%q; assurance=%s; hops=%q", m.ID, m.Origin.Protocol, m.From, m.Origin.Verdict.Assurance, strings.Join(m.Hops, " "))
+	if len(m.Origin.Raw) > 0 {
+		sum := sha256.Sum256(m.Origin.Raw)
+		fmt.Fprintf(&s, "; digest=\"sha-256=:%s:\"", base64.StdEncoding.EncodeToString(sum[:]))
+	}
+	return s.String()
+}
+
+// outcome sorts what an attempt ended with.
+func outcome(err error) hub.Outcome {
+	if err == nil {
+		return hub.Outcome{}
+	}
+	e := protocol.AsError(err)
+	var busy *protocol.StatusError
+	if errors.As(err, &busy) && busy.Status == http.StatusTooManyRequests {
+		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), Wait: max(busy.After, time.Second)}
+	}
+	switch {
+	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy):
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent's mailbox is full"), Wait: 5 * time.Second}
+	case errors.Is(e, protocol.ErrTimeout):
+		return hub.Outcome{Err: parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), Unknown: true}
+	case errors.Is(e, protocol.ErrResponse):
+		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: unknown(err)}
+}
+
+// unknown reports whether some endpoint may have got the envelope although
+// the attempt failed: neither refused nor out of reach.
+func unknown(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			if unknown(e) {
+				return true
+			}
+		}
+		return false
+	}
+	if e, ok := err.(*url.Error); ok {
+		return !notSent(e)
+	}
+	if next := errors.Unwrap(err); next != nil {
+		return unknown(next)
+	}
+	return false
+}
+
+// notSent reports that a call failed before anything was sent.
+func notSent(err error) bool {
+	var op *net.OpError
+	var dns *net.DNSError
+	var blocked *netguard.BlockedError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
+}

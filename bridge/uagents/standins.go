@@ -1,0 +1,292 @@
+package uagents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/keyring"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// standIns are the identities that the hub holds for agents which do not speak
+// uAgents, and its own.
+type standIns struct {
+	b *Binding
+
+	mu        sync.RWMutex
+	byName    map[string]*protocol.Identity
+	byAddress map[string]standIn
+	published map[string]*publication // by agent
+
+	queueMu sync.Mutex
+	names   map[string]bool // agents to look at
+	records map[string]bool // registered addresses to look at
+	wake    chan struct{}
+}
+
+type standIn struct {
+	name     string
+	identity *protocol.Identity
+}
+
+// publication is what the hub publishes of an agent that it stands in for.
+type publication struct {
+	entry    *directory.Entry
+	manifest *protocol.Manifest // nil: it has no models besides the chat's
+	skills   map[string]string  // digest of a request → skill
+	answers  map[string]*protocol.Model
+}
+
+func newStandIns(b *Binding) *standIns {
+	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byAddress: map[string]standIn{}, published: map[string]*publication{},
+		names: map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
+}
+
+// owner of an agent's key in the keyring.
+func (s *standIns) owner(name string) string {
+	if name == s.b.c.Root {
+		return keyring.Hub
+	}
+	return name
+}
+
+// start makes the stand-ins of all agents that are exposed, in one write, and
+// indexes those of before.
+func (s *standIns) start(ctx context.Context) error {
+	var missing []keyring.New
+	want := []string{s.b.c.Root}
+	for _, e := range s.b.c.Hub.Directory().All() {
+		if s.b.hosts(e) && e.Name != s.b.c.Root {
+			want = append(want, e.Name)
+		}
+	}
+	for _, name := range want {
+		if _, err := s.b.c.Keys.Signer(s.owner(name), Protocol); errors.Is(err, keyring.ErrNotFound) {
+			missing = append(missing, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
+		}
+	}
+	if len(missing) > 0 {
+		if _, err := s.b.c.Keys.Create(missing...); err != nil {
+			return fmt.Errorf("make keys of stand-ins: %w", err)
+		}
+	}
+	for _, name := range want {
+		if _, err := s.ensure(ctx, name); err != nil {
+			return err
+		}
+	}
+	// Those that spoke once and are not exposed: answers to them may come.
+	for _, k := range s.b.c.Keys.List() {
+		if k.Purpose != Protocol || k.Owner == keyring.Hub || k.State != keyring.Active {
+			continue
+		}
+		if _, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok {
+			if _, err := s.ensure(ctx, k.Owner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ensure gives the identity of an agent's stand-in, made at first use, and
+// notes it in the directory.
+func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
+	owner := s.owner(name)
+	signer, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
+	if err != nil {
+		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
+	}
+	address, err := protocol.AddressOf(signer.Public())
+	if err != nil {
+		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
+	}
+	s.mu.RLock()
+	id := s.byName[name]
+	s.mu.RUnlock()
+	if id == nil || id.Address() != address {
+		if id, err = protocol.IdentityFromKey(signer.Seed()); err != nil {
+			return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
+		}
+		s.mu.Lock()
+		s.byName[name] = id
+		s.byAddress[address] = standIn{name, id}
+		// Keys that retire: envelopes to their addresses are still on the way.
+		for _, k := range s.b.c.Keys.Keys(owner, Protocol) {
+			old, err := s.b.c.Keys.SignerByID(k.ID)
+			if err != nil || k.Algorithm != keyring.Secp256k1 {
+				continue
+			}
+			if oldID, err := protocol.IdentityFromKey(old.Seed()); err == nil {
+				s.byAddress[oldID.Address()] = standIn{name, oldID}
+			}
+		}
+		s.mu.Unlock()
+	}
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return id, nil
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == Protocol && i.ID == address {
+			return id, nil
+		}
+	}
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: address, URL: s.b.public.String() + pathSubmit})
+	if err != nil && !errors.Is(err, directory.ErrUnknown) {
+		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
+	}
+	return id, nil
+}
+
+// at finds who an address of the hub's stands for, while the agent is here.
+func (s *standIns) at(address string) (name string, id *protocol.Identity, ok bool) {
+	s.mu.RLock()
+	found, ok := s.byAddress[address]
+	s.mu.RUnlock()
+	if !ok {
+		return "", nil, false
+	}
+	if _, here := s.b.c.Hub.Directory().Agent(found.name); !here && found.name != s.b.c.Root {
+		return "", nil, false
+	}
+	return found.name, found.identity, true
+}
+
+// speaker is the identity as which the hub says what an agent said: its
+// stand-in, or the hub's own for those who speak uAgents with a key of their
+// own and for those whom the directory does not hold.
+func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity, error) {
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return s.ensure(ctx, s.b.c.Root)
+	}
+	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
+		return s.ensure(ctx, s.b.c.Root)
+	}
+	return s.ensure(ctx, name)
+}
+
+// changed follows the directory. It must not change it, so that the work is
+// left to run.
+func (s *standIns) changed(c directory.Change) {
+	if c.New == nil {
+		s.mu.Lock()
+		delete(s.published, c.Old.Name)
+		s.mu.Unlock()
+		return
+	}
+	if s.b.hosts(c.New) {
+		if _, ok := c.New.Identity(Protocol); !ok {
+			s.queueMu.Lock()
+			s.names[c.New.Name] = true
+			s.queueMu.Unlock()
+			s.signal()
+		}
+	}
+}
+
+// later has a registration looked at in the background.
+func (s *standIns) later(address string) {
+	s.queueMu.Lock()
+	s.records[address] = true
+	s.queueMu.Unlock()
+	s.signal()
+}
+
+func (s *standIns) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *standIns) run() {
+	for {
+		select {
+		case <-s.wake:
+		case <-s.b.ctx.Done():
+			return
+		}
+		s.queueMu.Lock()
+		names, records := s.names, s.records
+		s.names, s.records = map[string]bool{}, map[string]bool{}
+		s.queueMu.Unlock()
+		for name := range names {
+			if _, err := s.ensure(s.b.ctx, name); err != nil && s.b.ctx.Err() == nil {
+				s.b.c.Logger.Error("cannot make a stand-in", "agent", name, "error", err)
+			}
+		}
+		for address := range records {
+			if r := s.b.almanac.registered(address); r != nil {
+				s.b.enter(s.b.ctx, r)
+			}
+		}
+	}
+}
+
+// of gives what is published of an agent.
+func (s *standIns) of(e *directory.Entry) *publication {
+	s.mu.RLock()
+	p := s.published[e.Name]
+	s.mu.RUnlock()
+	if p != nil && p.entry == e {
+		return p
+	}
+	p = &publication{entry: e, skills: map[string]string{}, answers: map[string]*protocol.Model{}}
+	var interactions []protocol.Interaction
+	failure := protocol.ModelOf[protocol.ErrorMessage]()
+	for _, k := range e.Skills {
+		answer := derived(k, k.Output, "Response")
+		if answer != nil {
+			p.answers[k.ID] = answer
+		}
+		request := derived(k, k.Input, "Request")
+		if request == nil || classOf(request.Digest()) != other || p.skills[request.Digest()] != "" {
+			continue
+		}
+		p.skills[request.Digest()] = k.ID
+		i := protocol.Interaction{Request: request, Responses: []*protocol.Model{failure}}
+		if answer != nil {
+			i.Responses = append(i.Responses, answer)
+		}
+		interactions = append(interactions, i)
+	}
+	if len(interactions) > 0 {
+		m, err := (&protocol.Protocol{Name: className(e.Name), Version: "1.0.0", Interactions: interactions}).Manifest("")
+		if err != nil {
+			s.b.c.Logger.Warn("the skills of an agent make no protocol", "agent", e.Name, "error", err)
+		} else {
+			p.manifest = m
+		}
+	}
+	s.mu.Lock()
+	s.published[e.Name] = p
+	s.mu.Unlock()
+	return p
+}
+
+// protocols are the digests that an agent's stand-in is registered with.
+func (s *standIns) protocols(e *directory.Entry) []string {
+	out := []string{protocol.ChatProtocolDigest}
+	if m := s.of(e).manifest; m != nil {
+		out = append(out, m.Digest())
+	}
+	return out
+}
+
+// manifest finds what is published of a stand-in.
+func (s *standIns) manifest(digest string) *protocol.Manifest {
+	for _, e := range s.b.c.Hub.Directory().All() {
+		if s.b.hosts(e) {
+			if m := s.of(e).manifest; m != nil && m.Digest() == digest {
+				return m
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,450 @@
+package uagents
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/google/uuid"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// Protocol is this protocol's short name.
+const Protocol = "uagents"
+
+// foreignSession is where parley.Trace.Foreign holds the session of an
+// envelope.
+const foreignSession = "uagents.session"
+
+// mediaJSON is the media type of a message that is no chat.
+const mediaJSON = "application/json"
+
+// class is what an envelope is, by its schema digest.
+type class int
+
+const (
+	other class = iota
+	chat
+	acknowledgement
+	failure
+)
+
+func classOf(schema string) class {
+	switch schema {
+	case protocol.ChatMessageDigest:
+		return chat
+	case protocol.ChatAcknowledgementDigest:
+		return acknowledgement
+	case protocol.ErrorMessageDigest:
+		return failure
+	}
+	return other
+}
+
+// toMessage says a verified envelope in the hub's terms. From and to are
+// directory names. The content is not there yet.
+func toMessage(r *protocol.Request, kind parley.Kind, from, to string, received time.Time) *parley.Message {
+	m := &parley.Message{
+		Kind:   kind,
+		From:   from,
+		To:     to,
+		Schema: r.SchemaDigest,
+		Sent:   received,
+		Trace:  parley.Trace{Foreign: map[string]string{foreignSession: r.Session}},
+		Origin: parley.Origin{
+			Protocol: Protocol,
+			Peer:     r.Sender,
+			Address:  r.Remote,
+			Raw:      r.Raw(),
+			Received: received,
+			Verdict:  verdict(&r.Verdict),
+		},
+	}
+	if at, ok := r.ExpiresAt(); ok {
+		m.Expires = at
+	}
+	return m
+}
+
+func verdict(v *protocol.Verdict) parley.Verdict {
+	out := parley.Verdict{KeyID: v.Key, Checks: make([]parley.Check, len(v.Checks))}
+	if v.Assurance == protocol.Signed {
+		out.Assurance = parley.Signed
+	}
+	for i, c := range v.Checks {
+		out.Checks[i] = parley.Check{Name: c.Name, OK: c.OK}
+	}
+	return out
+}
+
+// toParts gives the content of an envelope: text and resources of a chat, the
+// JSON of any other message as it came. What a chat message says besides
+// (metadata, streams, its id) is in the extension.
+func toParts(schema string, payload []byte) (parts []parley.Part, extension json.RawMessage, err error) {
+	if classOf(schema) != chat {
+		return []parley.Part{{MediaType: mediaJSON, Data: payload}}, nil, nil
+	}
+	m, err := protocol.DecodeChatMessage(payload)
+	if err != nil {
+		return nil, nil, err
+	}
+	x := chatExtension{MsgID: m.MsgID, Ends: m.Ends()}
+	for _, c := range m.Content {
+		switch c.Type {
+		case protocol.TypeText:
+			parts = append(parts, parley.Text(c.Text))
+		case protocol.TypeResource:
+			for _, r := range c.Resources {
+				parts = append(parts, resourcePart(r))
+			}
+		case protocol.TypeMetadata:
+			if x.Metadata == nil {
+				x.Metadata = map[string]string{}
+			}
+			for k, v := range c.Metadata {
+				x.Metadata[k] = v
+			}
+		case protocol.TypeStartSession:
+			x.Starts = true
+		case protocol.TypeStartStream, protocol.TypeEndStream:
+			x.Streams = append(x.Streams, c.Type+" "+c.StreamID)
+		}
+	}
+	extension, err = jsonx.Encode(x)
+	return parts, extension, err
+}
+
+// chatExtension is what a chat message says that no field of the hub's
+// message holds.
+type chatExtension struct {
+	MsgID    string            `json:"msg_id"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Starts   bool              `json:"start_session,omitempty"`
+	Ends     bool              `json:"end_session,omitempty"`
+	Streams  []string          `json:"streams,omitempty"`
+}
+
+// Keys of a resource's metadata, as Agentverse's own tools use them.
+const (
+	metaType   = "mime_type"
+	metaName   = "name"
+	metaDigest = "digest"
+)
+
+func resourcePart(r protocol.Resource) parley.Part {
+	p := parley.Part{URI: r.URI, MediaType: r.Metadata[metaType], Name: r.Metadata[metaName], Digest: r.Metadata[metaDigest]}
+	if p.MediaType == "" {
+		p.MediaType = "application/octet-stream"
+	}
+	if rest, ok := strings.CutPrefix(r.URI, "data:"); ok {
+		if head, data, ok := strings.Cut(rest, ","); ok {
+			if media, ok := strings.CutSuffix(head, ";base64"); ok {
+				if b, err := base64.StdEncoding.DecodeString(data); err == nil {
+					p.URI, p.Data = "", b
+					if media != "" {
+						p.MediaType = media
+					}
+				}
+			}
+		}
+	}
+	return p
+}
+
+// toChat says a message's content as a chat message. Data that is neither text
+// nor JSON goes as a resource with a data: URI.
+func toChat(m *parley.Message, now time.Time, ends bool) (protocol.Message, []parley.Loss) {
+	var content []protocol.Content
+	for _, p := range m.Parts {
+		switch text, ok := parley.OnlyText(p); {
+		case ok:
+			content = append(content, protocol.Text(text))
+		case p.IsJSON():
+			content = append(content, protocol.Text(compact(p.Data)))
+		default:
+			content = append(content, resourceOf(p))
+		}
+	}
+	if ends {
+		content = append(content, protocol.EndSession())
+	}
+	c := protocol.NewChat(now, content...)
+	// The same message again is the same chat message: its id is derived.
+	c.MsgID = messageID(m.ID)
+	return c.Message(), losses(m)
+}
+
+// messageID makes the version 4 UUID that chat messages want of a message's
+// ID.
+func messageID(id parley.ID) string {
+	u := uuid.NewSHA1(uuid.NameSpaceOID, id[:])
+	u[6] = u[6]&0x0f | 0x40
+	return u.String()
+}
+
+func resourceOf(p parley.Part) protocol.Content {
+	meta := map[string]string{}
+	for k, v := range map[string]string{metaType: p.MediaType, metaName: p.Name, metaDigest: p.Digest} {
+		if v != "" {
+			meta[k] = v
+		}
+	}
+	uri := p.URI
+	if uri == "" {
+		uri = "data:" + p.MediaType + ";base64," + base64.StdEncoding.EncodeToString(p.Data)
+	}
+	return protocol.ResourceOf(uuid.NewString(), protocol.Resource{URI: uri, Metadata: meta})
+}
+
+func compact(b []byte) string {
+	var out bytes.Buffer
+	if json.Compact(&out, b) != nil {
+		return string(b)
+	}
+	return out.String()
+}
+
+// toObject says a message's content as the JSON object that a model wants: the
+// first JSON part; text that spells an object; text as the model's only
+// required text member.
+func toObject(m *parley.Message, model *protocol.Model) ([]byte, error) {
+	var candidates [][]byte
+	for _, p := range m.Parts {
+		if p.IsJSON() {
+			candidates = append(candidates, p.Data)
+		}
+	}
+	if text := m.Text(); text != "" {
+		candidates = append(candidates, []byte(text))
+		if model != nil {
+			if member := onlyString(model); member != "" {
+				b, err := jsonx.Encode(map[string]string{member: text})
+				if err != nil {
+					return nil, err
+				}
+				candidates = append(candidates, b)
+			}
+		}
+	}
+	if len(candidates) == 0 {
+		candidates = append(candidates, []byte("{}"))
+	}
+	var last error
+	for _, c := range candidates {
+		if jsonx.Valid(c, 0) != nil || jsonx.Value(c).Kind() != '{' {
+			last = errors.Join(last, errors.New("not a JSON object"))
+			continue
+		}
+		text, err := protocol.MessageJSON(c)
+		if err == nil && model != nil {
+			err = model.Validate(text)
+		}
+		if err == nil {
+			return text, nil
+		}
+		last = err
+	}
+	return nil, last
+}
+
+// onlyString is the only required member of a model, if it is a string.
+func onlyString(m *protocol.Model) string {
+	raw, err := m.Schema()
+	if err != nil {
+		return ""
+	}
+	var s struct {
+		Required   []string                         `json:"required"`
+		Properties map[string]struct{ Type string } `json:"properties"`
+	}
+	if json.Unmarshal(raw, &s) != nil || len(s.Required) != 1 || s.Properties[s.Required[0]].Type != "string" {
+		return ""
+	}
+	return s.Required[0]
+}
+
+// losses names what no envelope can say.
+func losses(m *parley.Message) []parley.Loss {
+	var out []parley.Loss
+	if m.Act != "" {
+		out = append(out, parley.Loss{Field: "Act", Reason: "uAgents has no speech acts"})
+	}
+	for name := range m.Extensions {
+		if name != Protocol {
+			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
+		}
+	}
+	slices.SortFunc(out, func(a, b parley.Loss) int { return strings.Compare(a.Field, b.Field) })
+	return out
+}
+
+// derived makes the model that a Python agent would declare for a skill of
+// this hub: a class named after the skill ("forecast" → ForecastRequest and
+// ForecastResponse) with the members of its schema. A schema with a title of
+// its own is a model already. Nil where nothing is declared.
+func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protocol.Model {
+	if len(raw) == 0 {
+		return nil
+	}
+	var s map[string]json.RawMessage
+	if json.Unmarshal(raw, &s) != nil {
+		return nil
+	}
+	if _, titled := s["title"]; !titled {
+		var properties map[string]map[string]json.RawMessage
+		if p, ok := s["properties"]; ok && json.Unmarshal(p, &properties) != nil {
+			return nil
+		}
+		for name, p := range properties {
+			if _, ok := p["title"]; !ok {
+				if _, ref := p["$ref"]; !ref {
+					t, err := json.Marshal(fieldTitle(name))
+					if err != nil {
+						return nil
+					}
+					p["title"] = t
+				}
+			}
+		}
+		title, err := json.Marshal(className(skill.ID) + suffix)
+		if err != nil {
+			return nil
+		}
+		s["title"] = title
+		delete(s, "$schema")
+		if properties != nil {
+			if s["properties"], err = json.Marshal(properties); err != nil {
+				return nil
+			}
+		} else {
+			s["properties"] = json.RawMessage("{}")
+		}
+	}
+	b, err := json.Marshal(s)
+	if err != nil {
+		return nil
+	}
+	m, err := protocol.ParseModel(b)
+	if err != nil {
+		return nil
+	}
+	return m
+}
+
+// className is a skill's id as a Python class: "weather_report" →
+// "WeatherReport".
+func className(id string) string {
+	var b strings.Builder
+	for _, word := range strings.FieldsFunc(id, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+		r := []rune(word)
+		b.WriteRune(unicode.ToUpper(r[0]))
+		b.WriteString(string(r[1:]))
+	}
+	return b.String()
+}
+
+// fieldTitle is a member's title as pydantic makes it: "snake_case" → "Snake
+// Case", "userID" → "Userid".
+func fieldTitle(name string) string {
+	var b strings.Builder
+	start := true
+	for _, r := range strings.ReplaceAll(name, "_", " ") {
+		switch {
+		case !unicode.IsLetter(r):
+			start = true
+			b.WriteRune(r)
+		case start:
+			b.WriteRune(unicode.ToTitle(r))
+			start = false
+		default:
+			b.WriteRune(unicode.ToLower(r))
+		}
+	}
+	return b.String()
+}
+
+// toError says a failure in the protocol's words, for an HTTP answer.
+func toError(e *parley.Error) *protocol.Error {
+	switch e.Code {
+	case parley.UnknownAgent:
+		return protocol.ErrUnknownAgent.Because(e)
+	case parley.Unauthenticated:
+		return protocol.ErrVerifiedOnly.Because(e)
+	case parley.Stale:
+		return protocol.ErrStale.Because(e)
+	case parley.TooLarge:
+		return protocol.ErrTooLarge.Because(e)
+	case parley.TimedOut:
+		return protocol.ErrTimeout.Because(e)
+	case parley.InvalidContent:
+		return protocol.ErrContent.Saying(e.Text).Because(e)
+	case parley.UnknownSkill:
+		return protocol.ErrUnknownModel.Saying(e.Text).Because(e)
+	case parley.Forbidden:
+		return protocol.ErrVerifiedOnly.Saying("You are not allowed to access this handler.").Because(e)
+	case parley.RateLimited:
+		out := protocol.ErrRate.Saying(e.Text).Because(e)
+		out.After = e.After
+		return out
+	case parley.Unavailable, parley.NoSpace:
+		out := protocol.ErrBusy.Because(e)
+		out.After = e.After
+		return out
+	}
+	return protocol.ErrHandler.Saying(e.Text).Because(e)
+}
+
+// toRefusal says a refusal of this side in the hub's terms.
+func toRefusal(e *protocol.Error) *parley.Error {
+	return parley.Refuse(refusalCode(e), "%s", e.Text).Because(e)
+}
+
+func refusalCode(e *protocol.Error) parley.Code {
+	switch {
+	case errors.Is(e, protocol.ErrStale), errors.Is(e, protocol.ErrHorizon):
+		return parley.Stale
+	case errors.Is(e, protocol.ErrUnknownAgent), errors.Is(e, protocol.ErrNotFound):
+		return parley.UnknownAgent
+	case errors.Is(e, protocol.ErrContent):
+		return parley.InvalidContent
+	case errors.Is(e, protocol.ErrUnknownModel):
+		return parley.UnknownSkill
+	case errors.Is(e, protocol.ErrTooLarge):
+		return parley.TooLarge
+	case errors.Is(e, protocol.ErrRate):
+		return parley.RateLimited
+	case errors.Is(e, protocol.ErrBusy):
+		return parley.Unavailable
+	case errors.Is(e, protocol.ErrUnsigned), errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrText), errors.Is(e, protocol.ErrPadding),
+		errors.Is(e, protocol.ErrAddress), errors.Is(e, protocol.ErrSignatureText), errors.Is(e, protocol.ErrUserAddress), errors.Is(e, protocol.ErrVerifiedOnly):
+		return parley.Unauthenticated
+	case errors.Is(e, protocol.ErrMailboxSync):
+		return parley.Unsupported
+	case errors.Is(e, protocol.ErrHandler):
+		return parley.Internal
+	}
+	return parley.Malformed
+}
+
+// failureText is what an ErrorMessage says of a failure.
+func failureText(e *parley.Error) string {
+	switch {
+	case e == nil:
+		return "the agent failed"
+	case e.Code == parley.TimedOut:
+		return protocol.ErrTimeout.Text
+	case e.Code == parley.Unauthenticated:
+		return protocol.ErrVerifiedOnly.Text
+	case e.Text == "":
+		return string(e.Code)
+	}
+	return e.Text
+}
