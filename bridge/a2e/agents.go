@@ -1,0 +1,372 @@
+package a2e
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// subagents is the capability multi_agent: a subagent is an agent of the
+// directory, in a conversation of its own; what is delegated to it is a
+// request, whose answer await fetches. All of it is in the journal's state, so
+// that work goes on while the agent is away and the hub restarts.
+type subagents struct {
+	b *Binding
+	s journal.State
+
+	mu     sync.Mutex
+	awaits map[string]int                        // open await calls, by agent
+	wakes  map[string]map[chan struct{}]struct{} // by key
+	closed chan struct{}
+	once   sync.Once
+}
+
+// subagent is one, as it is recorded.
+type subagent struct {
+	ID           string          `json:"subagent_id"`
+	Name         string          `json:"name"`
+	Role         string          `json:"role"`
+	Status       string          `json:"status"`
+	Agent        string          `json:"agent"` // of the directory
+	Skill        string          `json:"skill"`
+	Conversation parley.ID       `json:"conversation"`
+	Request      parley.ID       `json:"request,omitzero"` // the latest
+	Task         string          `json:"task,omitempty"`
+	Result       json.RawMessage `json:"result,omitempty"`
+	Error        string          `json:"error,omitempty"`
+}
+
+// maxSubagents of one agent; waitsFor is how long one is kept.
+const (
+	maxSubagents = 256
+	subagentFor  = 30 * 24 * time.Hour
+)
+
+var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage, Reason: "unknown_subagent", Text: "unknown subagent_id", Step: "handler", Capability: "multi_agent"}
+
+func newSubagents(b *Binding) *subagents {
+	return &subagents{b: b, s: b.c.Journal.State("a2e.subagents"), awaits: map[string]int{}, wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
+}
+
+func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
+
+// awaited reports whether an agent waits for the result of work.
+func (a *subagents) awaited(agent string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.awaits[agent] > 0
+}
+
+func ownerPrefix(agent string) string { return strings.TrimPrefix(owedPrefix(agent), "owed/") }
+
+func (a *subagents) key(agent, id string) string { return ownerPrefix(agent) + id }
+
+func (a *subagents) get(ctx context.Context, agent, id string) (subagent, uint64, error) {
+	var s subagent
+	if len(id) != 32 {
+		return s, 0, errUnknownSubagent
+	}
+	v, err := a.s.Get(ctx, a.key(agent, id))
+	if errors.Is(err, journal.ErrNotFound) {
+		return s, 0, errUnknownSubagent
+	}
+	if err != nil {
+		return s, 0, err
+	}
+	return s, v.Revision, json.Unmarshal(v.Data, &s)
+}
+
+// edit changes a subagent, however often others do so meanwhile.
+func (a *subagents) edit(ctx context.Context, agent, id string, f func(*subagent) bool) (subagent, error) {
+	for {
+		s, revision, err := a.get(ctx, agent, id)
+		if err != nil || !f(&s) {
+			return s, err
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			return s, err
+		}
+		_, err = a.s.Update(ctx, a.key(agent, id), b, a.b.c.Now().Add(subagentFor), revision)
+		if errors.Is(err, journal.ErrConflict) {
+			continue
+		}
+		if err == nil {
+			a.wake(a.key(agent, id))
+		}
+		return s, err
+	}
+}
+
+func (a *subagents) wake(key string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.wakes[key] {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Spawn implements a2e.MultiAgent: name is an agent of the directory, or a tool
+// or skill of one; where several would do, the role may tell it.
+func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.Spawn) (string, string, error) {
+	agent := r.Identity.Name
+	tg, ok := a.b.tools.find(s.Name)
+	if !ok && s.Role != "" {
+		tg, ok = a.b.tools.find(s.Role)
+	}
+	if !ok || !a.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
+		e := toError(parley.Refuse(parley.UnknownAgent, "no agent of this name here; tool/list names those there are"), "multi_agent")
+		e.Code = protocol.InvalidMessage
+		return "", "", e
+	}
+	n := 0
+	for _, err := range a.s.Range(ctx, ownerPrefix(agent)) {
+		if err != nil {
+			return "", "", err
+		}
+		n++
+	}
+	if n >= maxSubagents {
+		return "", "", &protocol.Error{Code: protocol.OutOfMemory, Reason: "too_many_subagents", Text: "terminate subagents that are not needed any more", Step: "handler"}
+	}
+	// The same request again finds what it made.
+	id := sessionKey(r.Session.ID() + "\x00spawn\x00" + r.ID)
+	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.agent, Skill: tg.skill.ID,
+		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.agent)}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "", "", err
+	}
+	if _, err := a.s.Create(ctx, a.key(agent, id), b, a.b.c.Now().Add(subagentFor)); err != nil && !errors.Is(err, journal.ErrExists) {
+		return "", "", err
+	}
+	return id, v.Status, nil
+}
+
+// extension is what the hub notes under this protocol's name in messages.
+type extension struct {
+	Subagent string   `json:"subagent,omitempty"`
+	Task     string   `json:"task_name,omitempty"`
+	Criteria []string `json:"success_criteria,omitempty"`
+	Type     string   `json:"type,omitempty"` // of a request that is passed on as it is, and of its response
+}
+
+func (x extension) in() (map[string]json.RawMessage, error) {
+	b, err := jsonx.Encode(x)
+	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, err
+}
+
+func extensionOf(m *parley.Message) (x extension) {
+	if m == nil || m.Extensions[Protocol] == nil || json.Unmarshal(m.Extensions[Protocol], &x) != nil {
+		return extension{}
+	}
+	return x
+}
+
+// Delegate implements a2e.MultiAgent. One piece of work at a time: another is
+// taken when the result of the one before is there.
+func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protocol.Delegation) (bool, string, error) {
+	agent := r.Identity.Name
+	s, _, err := a.get(ctx, agent, d.SubagentID)
+	if err != nil {
+		return false, "", err
+	}
+	if s.Status == protocol.StatusRunning {
+		return false, s.Status, nil
+	}
+	m := a.b.request(r, parley.Request)
+	m.Deadline = time.Time{} // nobody waits on a connection
+	m.To, m.Skill, m.Conversation = s.Agent, s.Skill, s.Conversation
+	text := d.Instruction
+	if len(d.SuccessCriteria) > 0 && jsonx.Valid([]byte(text), 0) != nil {
+		text += "\n\nSuccess criteria:\n- " + strings.Join(d.SuccessCriteria, "\n- ")
+	}
+	m.Parts = []parley.Part{parley.Text(text)}
+	if m.Extensions, err = (extension{Subagent: s.ID, Task: d.TaskName, Criteria: d.SuccessCriteria}).in(); err != nil {
+		return false, "", err
+	}
+	if m.ID, err = parley.NewID(a.b.c.Now(), rand.Reader); err != nil {
+		return false, "", err
+	}
+	// The state comes first, so that an answer always finds its request.
+	taken := false
+	s, err = a.edit(ctx, agent, s.ID, func(s *subagent) bool {
+		if taken = s.Status != protocol.StatusRunning; taken {
+			s.Status, s.Request, s.Task, s.Result, s.Error = protocol.StatusRunning, m.ID, d.TaskName, nil, ""
+		}
+		return taken
+	})
+	if err != nil || !taken {
+		return false, s.Status, err
+	}
+	sub := a.b.submission(r, m)
+	sub.Foreign = ""
+	_, err = a.b.c.Hub.Accept(ctx, sub)
+	var prior *hub.Prior
+	if err == nil {
+		return true, protocol.StatusRunning, nil
+	}
+	id := m.ID
+	if errors.As(err, &prior) {
+		id, err = prior.Of.Message, nil // sent again: the work that is under way is that one
+	}
+	if _, eerr := a.edit(ctx, agent, s.ID, func(s *subagent) bool {
+		if s.Request != m.ID {
+			return false
+		}
+		s.Request = id
+		if err != nil {
+			s.Status, s.Error = protocol.StatusFailed, parley.AsError(err).Text
+		}
+		return true
+	}); eerr != nil {
+		return false, "", eerr
+	}
+	if err != nil {
+		return false, "", a.b.refusal(err, r, s.Agent)
+	}
+	return true, protocol.StatusRunning, nil
+}
+
+// report takes what is said about delegated work.
+func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out hub.Outcome) {
+	if o.Request == nil || o.Request.Origin.Protocol != Protocol || o.Request.From != o.Recipient.Name {
+		return false, out
+	}
+	x := extensionOf(o.Request)
+	if x.Subagent == "" {
+		return false, out
+	}
+	m := o.Message
+	if !m.Kind.Terminal() {
+		return true, hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "multi_agent has no events"}}}
+	}
+	_, err := a.edit(ctx, o.Recipient.Name, x.Subagent, func(s *subagent) bool {
+		if s.Request != o.Request.ID || s.Status == protocol.StatusTerminated {
+			return false
+		}
+		if m.Kind == parley.Failure {
+			s.Status, s.Error = protocol.StatusFailed, string(m.Error.Code)+": "+m.Error.Text
+			return true
+		}
+		data, derr := toData(m.Parts)
+		if derr != nil {
+			s.Status, s.Error = protocol.StatusFailed, "the answer cannot be said in A2E"
+			return true
+		}
+		if data.Kind() != '{' {
+			if data, derr = jsonx.Encode(map[string]protocol.Value{wrapped: data}); derr != nil {
+				return false
+			}
+		}
+		s.Status, s.Result = protocol.StatusCompleted, json.RawMessage(data)
+		return true
+	})
+	if err != nil && !errors.Is(err, errUnknownSubagent) {
+		return true, hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the result could not be kept")}
+	}
+	return true, hub.Outcome{}
+}
+
+// Await implements a2e.MultiAgent: it answers RUNNING before its time is up.
+func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (protocol.Outcome, error) {
+	agent := r.Identity.Name
+	key := a.key(agent, id)
+	wake := make(chan struct{}, 1)
+	a.mu.Lock()
+	a.awaits[agent]++
+	if a.wakes[key] == nil {
+		a.wakes[key] = map[chan struct{}]struct{}{}
+	}
+	a.wakes[key][wake] = struct{}{}
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.awaits[agent]--; a.awaits[agent] == 0 {
+			delete(a.awaits, agent)
+		}
+		if delete(a.wakes[key], wake); len(a.wakes[key]) == 0 {
+			delete(a.wakes, key)
+		}
+	}()
+	a.b.c.Hub.Kick(agent)
+	until := time.NewTimer(patience(r))
+	defer until.Stop()
+	look := time.NewTicker(time.Second) // another node may have taken the answer
+	defer look.Stop()
+	for {
+		s, _, err := a.get(ctx, agent, id)
+		if err != nil {
+			return protocol.Outcome{}, err
+		}
+		out := protocol.Outcome{Status: s.Status, Result: protocol.Value(s.Result), Error: s.Error}
+		if s.Status != protocol.StatusRunning {
+			return out, nil
+		}
+		select {
+		case <-wake:
+		case <-look.C:
+		case <-until.C:
+			return out, nil
+		case <-a.closed:
+			return out, nil
+		case <-ctx.Done():
+			return out, ctx.Err()
+		}
+	}
+}
+
+// List implements a2e.MultiAgent.
+func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]protocol.Value, error) {
+	var out []protocol.Value
+	for v, err := range a.s.Range(ctx, ownerPrefix(r.Identity.Name)) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, protocol.Value(v.Data))
+	}
+	slices.SortFunc(out, func(x, y protocol.Value) int { return cmpText(string(x), string(y)) })
+	return out, nil
+}
+
+// Terminate implements a2e.MultiAgent. Work under way is cancelled where the
+// other agent's protocol can say so.
+func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id string) (bool, error) {
+	agent := r.Identity.Name
+	s, revision, err := a.get(ctx, agent, id)
+	if err != nil {
+		return false, err
+	}
+	if s.Status == protocol.StatusRunning {
+		m := a.b.request(r, parley.Cancel)
+		m.InReplyTo, m.To = s.Request, s.Agent
+		sub := a.b.submission(r, m)
+		sub.Foreign = ""
+		if _, err := a.b.c.Hub.Accept(ctx, sub); err != nil && parley.CodeOf(err) != parley.Conflict && parley.CodeOf(err) != parley.Replayed {
+			return false, a.b.refusal(err, r, s.Agent)
+		}
+	}
+	if err := a.s.Delete(ctx, a.key(agent, id), revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+		return false, err
+	}
+	a.wake(a.key(agent, id))
+	return true, nil
+}
+
+var _ protocol.MultiAgent = (*subagents)(nil)

@@ -1,0 +1,443 @@
+package a2e
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// hosts are the A2E hosts that the hub attaches to: agents of the directory
+// with the URL of a host. Their tools are the agents' skills.
+type hosts struct {
+	b *Binding
+
+	mu     sync.Mutex
+	byName map[string]*attachment
+	tokens map[string]string
+	closed bool
+	open   bool // the hub has started
+}
+
+// attachment is one host.
+type attachment struct {
+	agent, url string
+	client     *protocol.Client
+	stop       context.CancelFunc
+	ended      chan struct{}
+}
+
+// How often a host is asked for its tools: until it answers, and from then on.
+const (
+	hostFirst   = time.Second
+	hostLongest = time.Minute
+	hostEvery   = 10 * time.Minute
+	hostWait    = 30 * time.Second
+)
+
+func newHosts(b *Binding) *hosts {
+	return &hosts{b: b, byName: map[string]*attachment{}, tokens: map[string]string{}}
+}
+
+func (h *hosts) setToken(agent, token string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tokens[agent] = token
+}
+
+// start attaches to the hosts of the directory.
+func (h *hosts) start() {
+	h.mu.Lock()
+	h.open = true
+	h.mu.Unlock()
+	for _, e := range h.b.c.Hub.Directory().All() {
+		h.changed(directory.Change{New: e})
+	}
+}
+
+func hostURL(e *directory.Entry) string {
+	if e == nil {
+		return ""
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == Protocol && !i.StandIn && i.URL != "" {
+			return i.URL
+		}
+	}
+	return ""
+}
+
+// changed follows the directory.
+func (h *hosts) changed(c directory.Change) {
+	e := c.New
+	name := ""
+	switch {
+	case e != nil:
+		name = e.Name
+	case c.Old != nil:
+		name = c.Old.Name
+	}
+	at := hostURL(e)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a := h.byName[name]
+	if h.closed || !h.open || a != nil && a.url == at || a == nil && at == "" {
+		return
+	}
+	if a != nil {
+		delete(h.byName, name)
+		a.stop()
+	}
+	if at == "" {
+		return
+	}
+	client, err := h.client(name, at)
+	if err != nil {
+		h.b.c.Logger.Error("an A2E host cannot be attached to", "agent", name, "url", at, "error", err)
+		return
+	}
+	ctx, stop := context.WithCancel(h.b.ctx)
+	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{})}
+	h.byName[name] = a
+	go h.follow(ctx, a)
+}
+
+// client makes the hub's side as an agent. Addresses go through the guard,
+// whatever the transport.
+func (h *hosts) client(name, at string) (*protocol.Client, error) {
+	u, err := url.Parse(at)
+	if err != nil {
+		return nil, err
+	}
+	c := &protocol.Client{URL: at, AgentID: h.b.c.Hub.ID(), Token: h.tokens[name], Log: h.b.c.Logger, Now: h.b.c.Now}
+	guard := h.b.c.Guard
+	switch u.Scheme {
+	case "http", "https":
+		c.HTTP = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: h.b.c.RootCAs})
+	case "tcp":
+		c.Dial = func(ctx context.Context) (io.ReadWriteCloser, error) { return guard.DialContext(ctx, "tcp", u.Host) }
+	case "tls":
+		c.Dial = func(ctx context.Context) (io.ReadWriteCloser, error) {
+			raw, err := guard.DialContext(ctx, "tcp", u.Host)
+			if err != nil {
+				return nil, err
+			}
+			secure := tls.Client(raw, &tls.Config{ServerName: u.Hostname(), RootCAs: h.b.c.RootCAs, MinVersion: tls.VersionTLS12})
+			if err := secure.HandshakeContext(ctx); err != nil {
+				return nil, errors.Join(err, raw.Close())
+			}
+			return secure, nil
+		}
+	case "unix":
+		c.Dial = func(ctx context.Context) (io.ReadWriteCloser, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", u.Path)
+		}
+	default:
+		return nil, fmt.Errorf("scheme %q: want http, https, tcp, tls or unix", u.Scheme)
+	}
+	return c, nil
+}
+
+// follow learns the host's tools, and learns them again from time to time.
+func (h *hosts) follow(ctx context.Context, a *attachment) {
+	defer close(a.ended)
+	defer func() { _ = a.client.Close() }() // the host may be gone
+	pause := hostFirst
+	for {
+		wait := hostEvery
+		if err := h.learn(ctx, a); err != nil && ctx.Err() == nil {
+			h.b.c.Logger.Warn("cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url, "error", err)
+			wait = pause
+			pause = min(2*pause, hostLongest)
+		} else {
+			pause = hostFirst
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+func (h *hosts) learn(ctx context.Context, a *attachment) error {
+	wait, cancel := context.WithTimeout(ctx, hostWait)
+	defer cancel()
+	list, err := a.client.Tools(wait, protocol.ToolQuery{IncludeDeferred: true})
+	if protocol.NotSupported(err) {
+		return nil // a provider of other capabilities
+	}
+	if err != nil {
+		return err
+	}
+	d := h.b.c.Hub.Directory()
+	e, ok := d.Agent(a.agent)
+	if !ok || hostURL(e) != a.url {
+		return nil
+	}
+	skills := make([]parley.SkillSpec, 0, len(list))
+	for _, t := range list {
+		s, err := toSkill(t)
+		if err != nil || slices.ContainsFunc(skills, func(o parley.SkillSpec) bool { return o.ID == s.ID }) {
+			h.b.c.Logger.Warn("a tool of an A2E host is left out", "agent", a.agent, "tool", clip(t.Name, 64), "error", err)
+			continue
+		}
+		if len(skills) < 1000 {
+			skills = append(skills, s)
+		}
+	}
+	if reflect.DeepEqual(skills, e.Skills) || len(skills) == 0 && len(e.Skills) == 0 {
+		return nil
+	}
+	next := e.Agent
+	next.Skills = skills
+	_, err = d.Put(ctx, next, e.Source)
+	return err
+}
+
+// toSkill says a tool as a skill.
+func toSkill(t protocol.ToolDefinition) (parley.SkillSpec, error) {
+	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: clip(t.Description, 1000)}
+	if t.Name == "" || len(t.Name) > 64 {
+		return s, errors.New("its name has not 1 to 64 characters")
+	}
+	var err error
+	if s.Input, err = schemaOf(t.InputParameters); err != nil {
+		return s, err
+	}
+	if len(t.OutputParameters) > 0 {
+		s.Output, err = schemaOf(t.OutputParameters)
+	}
+	return s, err
+}
+
+func (h *hosts) close() {
+	h.mu.Lock()
+	h.closed = true
+	all := make([]*attachment, 0, len(h.byName))
+	for _, a := range h.byName {
+		all = append(all, a)
+	}
+	h.mu.Unlock()
+	for _, a := range all {
+		a.stop()
+		<-a.ended
+	}
+}
+
+func (h *hosts) get(agent string) *attachment {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.byName[agent]
+}
+
+// remembers reports whether a host says that it executes a repeated id once.
+func (h *hosts) remembers(agent string) bool {
+	a := h.get(agent)
+	return a != nil && a.client.Remembers()
+}
+
+// deliver calls a host, as the hub.
+func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	lost := losses(m)
+	switch m.Kind {
+	case parley.Request, parley.Notice:
+	case parley.Cancel:
+		return hub.Outcome{Losses: append(lost, parley.Loss{Field: "Kind", Reason: "A2E cannot cancel a request"})}
+	default:
+		return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "a host takes requests")}
+	}
+	a := h.get(o.Recipient.Name)
+	if a == nil {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host of %q cannot be attached to", o.Recipient.Name)}
+	}
+	msg := protocol.Message{ID: hex.EncodeToString(m.ID[:])}
+	x := extensionOf(m)
+	var err error
+	if x.Type != "" && m.Origin.Protocol == Protocol {
+		msg.Type = x.Type
+		if len(m.Parts) == 1 {
+			msg.Body = protocol.Value(m.Parts[0].Data)
+		}
+	} else {
+		skill := m.Skill
+		if s, ok := o.Recipient.SkillNamed(skill); ok {
+			skill = s.ID
+		}
+		if skill == "" {
+			return failed(m, parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one", o.Recipient.Name))
+		}
+		msg.Type = "tool/call/req"
+		msg.Body, err = h.toCall(ctx, m, skill)
+	}
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
+	}
+	for e, err := range a.client.Stream(ctx, msg) {
+		switch {
+		case err != nil:
+			failure, attempt, unknown := fromError(err)
+			if failure != nil {
+				out := failed(m, failure)
+				out.Losses = lost
+				return out
+			}
+			return hub.Outcome{Err: attempt, Unknown: unknown, Losses: lost}
+		case !e.Final:
+			if m.Kind == parley.Request {
+				state, parts := eventOf(e)
+				if err := o.Event(state, parts...); err != nil {
+					return hub.Outcome{Err: parley.AsError(err), Unknown: true, Losses: lost}
+				}
+			}
+		default:
+			out := h.answer(e.Envelope, x.Type != "")
+			out.Losses = lost
+			if m.Kind != parley.Request {
+				return hub.Outcome{Err: out.Failure, Losses: lost}
+			}
+			return out
+		}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true, Losses: lost}
+}
+
+// failed is the host's answer to a request; for what is none it is a failed
+// delivery.
+func failed(m *parley.Message, e *parley.Error) hub.Outcome {
+	if m.Kind == parley.Request {
+		return hub.Outcome{Answered: true, Failure: e}
+	}
+	return hub.Outcome{Err: e}
+}
+
+func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (any, error) {
+	arguments, err := toData(m.Parts)
+	if err != nil {
+		return nil, err
+	}
+	if arguments.Kind() != '{' {
+		if arguments, err = jsonx.Encode(map[string]protocol.Value{wrapped: arguments}); err != nil {
+			return nil, err
+		}
+	}
+	timeout := 30
+	if until, ok := ctx.Deadline(); ok {
+		timeout = max(1, int(time.Until(until)/time.Second))
+	}
+	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(), "streaming": true,
+		"timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID())}, nil
+}
+
+// answer says the final frame of a host in the hub's terms.
+func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
+	reply := &parley.Message{Origin: parley.Origin{Protocol: Protocol, Raw: e.Raw(), Verdict: parley.Verdict{Assurance: parley.Session,
+		Checks: []parley.Check{{Name: "transport", OK: true, Detail: "A2E answers are not signed; the connection answers for them"}}}}}
+	out := hub.Outcome{Answered: true, Reply: reply}
+	if whole {
+		var err error
+		if reply.Extensions, err = (extension{Type: e.Type}).in(); err == nil {
+			var body protocol.Value
+			if body, err = bodyOf(e); err == nil {
+				out.Parts = []parley.Part{jsonPart(body)}
+				return out
+			}
+		}
+		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer cannot be passed on").Because(err)
+		return out
+	}
+	var r struct {
+		Success   *bool          `json:"success"`
+		Data      protocol.Value `json:"data"`
+		Error     *string        `json:"error"`
+		ErrorCode *string        `json:"error_code"`
+	}
+	if err := jsonx.Decode(e.Get("data"), &r); err != nil || r.Success == nil {
+		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer is no tool result")
+		return out
+	}
+	if !*r.Success {
+		text, code := "the tool failed", "tool_error"
+		if r.Error != nil && *r.Error != "" {
+			text = *r.Error
+		}
+		if r.ErrorCode != nil && *r.ErrorCode != "" {
+			code = *r.ErrorCode
+		}
+		out.Failure = parley.Refuse(parley.HandlerFailed, "%s: %s", clip(code, 64), clip(text, 200))
+		return out
+	}
+	if len(r.Data) == 0 {
+		r.Data = protocol.Value("null")
+	}
+	out.Parts = []parley.Part{jsonPart(r.Data)}
+	return out
+}
+
+// bodyOf gives the members of a message besides the base members.
+func bodyOf(e *protocol.Envelope) (protocol.Value, error) {
+	var all map[string]protocol.Value
+	if err := jsonx.Decode(e.Raw(), &all); err != nil {
+		return nil, err
+	}
+	for _, base := range []string{"a2e", "version", "scp", "id", "type", "ts", "req_id"} {
+		delete(all, base)
+	}
+	return jsonx.Encode(all)
+}
+
+// passOn is the provider of a capability that a host serves: its requests go to
+// that host as they are, through the hub like all others.
+type passOn struct {
+	b          *Binding
+	capability string
+	agent      string
+}
+
+// Serve implements a2e.Provider.
+func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+	body, err := bodyOf(r.Envelope)
+	if err != nil {
+		return protocol.Response{}, protocol.ErrSchema.Because(err)
+	}
+	m := p.b.request(r, parley.Request)
+	m.To, m.Skill, m.Parts = p.agent, r.Type, []parley.Part{jsonPart(body)}
+	if m.Extensions, err = (extension{Type: r.Type}).in(); err != nil {
+		return protocol.Response{}, err
+	}
+	reply, err := p.b.ask(ctx, r, m, true, func(e *parley.Message) error {
+		kind, data := toEvent(e)
+		return r.Event(ctx, kind, data)
+	})
+	if err != nil {
+		return protocol.Response{}, err
+	}
+	out := protocol.Response{Type: extensionOf(reply).Type}
+	if len(reply.Parts) == 1 {
+		out.Body = json.RawMessage(reply.Parts[0].Data)
+	}
+	return out, nil
+}
+
+// Describe implements a2e.Describer.
+func (p passOn) Describe() any { return map[string]string{"provider": p.agent} }

@@ -1,0 +1,429 @@
+package a2e
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// memory is the capability memory, kept in the journal's state. Working memory
+// belongs to a session, episodic memory to an agent, a namespace and a scope,
+// semantic memory to a namespace and everybody in it; all of it outlives the
+// hub, working memory for a day at the most.
+type memory struct {
+	s   journal.State
+	now func() time.Time
+
+	mu    sync.Mutex // one writer at a time, so that bounds hold
+	used  map[string]int
+	total int
+}
+
+// Bounds of the memories.
+const (
+	memoryEntry   = 64 << 10 // bytes of one entry
+	memoryPerSelf = 8 << 20  // that one agent has written
+	memoryTotal   = 256 << 20
+	memoryTier    = 1000 // entries of one tier; the oldest goes
+	memoryHandles = 256  // of one agent
+	workingFor    = 24 * time.Hour
+)
+
+func newMemory(s journal.State, now func() time.Time) *memory {
+	return &memory{s: s, now: now, used: map[string]int{}}
+}
+
+// memoryHandle is what a memory_id stands for.
+type memoryHandle struct {
+	Owner     string `json:"owner"`
+	Namespace string `json:"namespace"`
+	Scope     string `json:"scope"` // canonical JSON
+}
+
+// stored is one entry as it is recorded.
+type stored struct {
+	Owner string               `json:"owner"`
+	Entry protocol.MemoryEntry `json:"entry"`
+	Size  int                  `json:"size"`
+}
+
+// load counts what there is.
+func (m *memory) load(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for v, err := range m.s.Range(ctx, "e/") {
+		if err != nil {
+			return err
+		}
+		var e stored
+		if json.Unmarshal(v.Data, &e) == nil {
+			m.count(e.Owner, e.Size)
+		}
+	}
+	return nil
+}
+
+func (m *memory) count(owner string, n int) {
+	m.total += n
+	if m.used[owner] += n; m.used[owner] <= 0 {
+		delete(m.used, owner)
+	}
+}
+
+func digest(s ...string) string {
+	h := sha256.New()
+	for _, v := range s {
+		_, _ = h.Write([]byte(strconv.Itoa(len(v)) + "\n" + v)) // never fails
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// Init implements a2e.Memories: the same agent, namespace and scope get the
+// same memory_id.
+func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string, scope map[string]string, _ protocol.Value) (string, error) {
+	b, err := json.Marshal(scope) // sorts the names
+	if err != nil {
+		return "", protocol.ErrSchema.Because(err)
+	}
+	if len(namespace)+len(b) > 4096 {
+		return "", badMemory("namespace and scope are too long")
+	}
+	h := memoryHandle{r.Identity.Name, namespace, string(b)}
+	id := digest(h.Owner, h.Namespace, h.Scope)
+	key := "h/" + digest(h.Owner) + "/" + id
+	if _, err := m.s.Get(ctx, key); err == nil {
+		return id, nil
+	} else if !errors.Is(err, journal.ErrNotFound) {
+		return "", err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, err := range m.s.Range(ctx, "h/"+digest(h.Owner)+"/") {
+		if err != nil {
+			return "", err
+		}
+		n++
+	}
+	if n >= memoryHandles {
+		return "", protocol.ErrMemoryFull
+	}
+	v, err := json.Marshal(h)
+	if err != nil {
+		return "", err
+	}
+	if _, err := m.s.Create(ctx, key, v, time.Time{}); err != nil && !errors.Is(err, journal.ErrExists) {
+		return "", err
+	}
+	return id, nil
+}
+
+func badMemory(text string) error {
+	e := *protocol.ErrSchema
+	e.Text, e.Capability = text, "memory"
+	return &e
+}
+
+// handle finds the memory of an id; another agent's is unknown.
+func (m *memory) handle(ctx context.Context, r *protocol.Request, id string) (h memoryHandle, err error) {
+	if len(id) != 32 {
+		return h, protocol.ErrMemoryNotFound
+	}
+	v, err := m.s.Get(ctx, "h/"+digest(r.Identity.Name)+"/"+id)
+	if errors.Is(err, journal.ErrNotFound) {
+		return h, protocol.ErrMemoryNotFound
+	}
+	if err != nil {
+		return h, err
+	}
+	return h, json.Unmarshal(v.Data, &h)
+}
+
+// tier is the prefix of the entries of a tier.
+func (h memoryHandle) tier(name string, r *protocol.Request) string {
+	switch name {
+	case protocol.TierWorking:
+		return "e/w" + digest(r.Session.ID(), h.Namespace, h.Scope) + "/"
+	case protocol.TierEpisodic:
+		return "e/e" + digest(h.Owner, h.Namespace, h.Scope) + "/"
+	case protocol.TierSemantic:
+		return "e/s" + digest(h.Namespace) + "/"
+	}
+	return ""
+}
+
+// Store implements a2e.Memories.
+func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entries []protocol.Value) (out []protocol.MemoryEntry, faults []string, err error) {
+	h, err := m.handle(ctx, r, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	tiers := map[string]map[string]journal.Value{}
+	for i, raw := range entries {
+		fault := func(text string) { faults = append(faults, "entry "+strconv.Itoa(i)+": "+text) }
+		e, key, text := m.entry(raw)
+		if text != "" {
+			fault(text)
+			continue
+		}
+		prefix := h.tier(e.Tier, r)
+		if prefix == "" {
+			fault("unknown tier")
+			continue
+		}
+		there := tiers[prefix]
+		if there == nil {
+			there = map[string]journal.Value{}
+			for v, err := range m.s.Range(ctx, prefix) {
+				if err != nil {
+					return out, faults, err
+				}
+				there[v.Key] = v
+			}
+			tiers[prefix] = there
+		}
+		s := stored{Owner: h.Owner, Entry: e, Size: len(raw) + 512}
+		old, exists := there[prefix+key]
+		var before stored
+		if exists && json.Unmarshal(old.Data, &before) != nil {
+			before = stored{}
+		}
+		more := s.Size
+		if before.Owner == h.Owner {
+			more -= before.Size
+		}
+		if m.used[h.Owner]+more > memoryPerSelf || m.total+s.Size-before.Size > memoryTotal {
+			if len(out) == 0 {
+				return nil, faults, protocol.ErrMemoryFull
+			}
+			fault("memory full")
+			continue
+		}
+		if !exists && len(there) >= memoryTier {
+			if err := m.dropOldest(ctx, there); err != nil {
+				return out, faults, err
+			}
+		}
+		var until time.Time
+		if e.TTL > 0 && e.TTL < int64(math.MaxInt64/time.Second) {
+			until = m.now().Add(time.Duration(e.TTL) * time.Second)
+		}
+		if limit := m.now().Add(workingFor); e.Tier == protocol.TierWorking && (until.IsZero() || until.After(limit)) {
+			until = limit
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			fault("not an entry")
+			continue
+		}
+		revision, err := m.s.Put(ctx, prefix+key, b, until)
+		if err != nil {
+			return out, faults, err
+		}
+		m.count(before.Owner, -before.Size)
+		m.count(s.Owner, s.Size)
+		there[prefix+key] = journal.Value{Key: prefix + key, Data: b, Revision: revision, Until: until}
+		out = append(out, e)
+	}
+	return out, faults, nil
+}
+
+func (m *memory) dropOldest(ctx context.Context, there map[string]journal.Value) error {
+	var oldest *journal.Value
+	for _, v := range there {
+		if oldest == nil || v.Revision < oldest.Revision {
+			oldest = &v
+		}
+	}
+	return m.remove(ctx, there, *oldest)
+}
+
+func (m *memory) remove(ctx context.Context, there map[string]journal.Value, v journal.Value) error {
+	if err := m.s.Delete(ctx, v.Key, 0); err != nil {
+		return err
+	}
+	var s stored
+	if json.Unmarshal(v.Data, &s) == nil {
+		m.count(s.Owner, -s.Size)
+	}
+	delete(there, v.Key)
+	return nil
+}
+
+// entry reads an entry, and gives the last part of its key in the state: equal
+// for keys with equal members.
+func (m *memory) entry(raw protocol.Value) (e protocol.MemoryEntry, key, fault string) {
+	if len(raw) > memoryEntry {
+		return e, "", "too large"
+	}
+	now := protocol.Value(strconv.FormatFloat(float64(m.now().UnixMilli())/1000, 'f', 3, 64))
+	e = protocol.MemoryEntry{Score: 1, CreatedAt: now, UpdatedAt: now, Tags: []string{}}
+	if err := jsonx.Decode(raw, &e); err != nil {
+		return e, "", "not an entry"
+	}
+	switch {
+	case len(e.Key) == 0 || e.Key.Kind() != '{':
+		return e, "", "key is not an object"
+	case len(e.Content) == 0:
+		return e, "", "content is missing"
+	case e.TTL < 0:
+		return e, "", "ttl is negative"
+	case e.CreatedAt.Kind() != '0' || e.UpdatedAt.Kind() != '0':
+		return e, "", "a time is not a number"
+	}
+	if e.Tags == nil {
+		e.Tags = []string{}
+	}
+	key, err := memoryKey(e.Key)
+	if err != nil {
+		return e, "", "key is not usable"
+	}
+	return e, key, ""
+}
+
+func memoryKey(key protocol.Value) (string, error) {
+	c, err := jsonx.Canonicalize(key)
+	if err != nil {
+		return "", err
+	}
+	return digest(string(c)), nil
+}
+
+// each visits the entries of the tiers that q names.
+func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string, visit func(v journal.Value, e stored) error) error {
+	for _, name := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
+		if tier != "" && tier != name {
+			continue
+		}
+		var list []journal.Value
+		for v, err := range m.s.Range(ctx, h.tier(name, r)) {
+			if err != nil {
+				return err
+			}
+			list = append(list, v)
+		}
+		for _, v := range list {
+			var e stored
+			if json.Unmarshal(v.Data, &e) != nil {
+				continue
+			}
+			if err := visit(v, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func keysOf(keys []protocol.Value, prefix func(string) string) map[string]bool {
+	out := map[string]bool{}
+	for _, k := range keys {
+		if d, err := memoryKey(k); err == nil {
+			for _, tier := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
+				out[prefix(tier)+d] = true
+			}
+		}
+	}
+	return out
+}
+
+func shared(have, want []string) (n int) {
+	for i, w := range want {
+		if slices.Contains(have, w) && !slices.Contains(want[:i], w) {
+			n++
+		}
+	}
+	return n
+}
+
+// Retrieve implements a2e.Memories: best first. An entry scores 1 for its key,
+// the share of the tags that it has, the share of the words of the query that
+// its text has, and 0.25 for a tier that was asked for.
+func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string, q protocol.MemoryQuery) ([]protocol.MemoryEntry, error) {
+	h, err := m.handle(ctx, r, id)
+	if err != nil {
+		return nil, err
+	}
+	keys := keysOf(q.Keys, func(tier string) string { return h.tier(tier, r) })
+	words := strings.Fields(strings.ToLower(q.Query))
+	tags := slices.Compact(slices.Sorted(slices.Values(q.Tags)))
+	found := []protocol.MemoryEntry{}
+	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
+		e := s.Entry
+		hits := shared(e.Tags, tags)
+		if len(q.Keys) > 0 && !keys[v.Key] || len(tags) > 0 && hits == 0 {
+			return nil
+		}
+		e.Score = 0
+		if q.Tier != "" {
+			e.Score += 0.25
+		}
+		if len(q.Keys) > 0 {
+			e.Score++
+		}
+		if len(tags) > 0 {
+			e.Score += float64(hits) / float64(len(tags))
+		}
+		if len(words) > 0 {
+			text := strings.ToLower(string(e.Content) + " " + string(e.Key) + " " + strings.Join(e.Tags, " "))
+			n := 0
+			for _, w := range words {
+				if strings.Contains(text, w) {
+					n++
+				}
+			}
+			e.Score += float64(n) / float64(len(words))
+		}
+		if e.Score = math.Round(e.Score*1e4) / 1e4; e.Score >= q.MinScore {
+			found = append(found, e)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(found, func(a, b protocol.MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
+	if limit := max(q.Limit, 0); limit < int64(len(found)) {
+		found = found[:limit]
+	}
+	return found, nil
+}
+
+// Forget implements a2e.Memories: entries with one of the keys or one of the
+// tags go. What another agent wrote to semantic memory stays.
+func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q protocol.MemoryQuery) (int, error) {
+	h, err := m.handle(ctx, r, id)
+	if err != nil {
+		return 0, err
+	}
+	keys := keysOf(q.Keys, func(tier string) string { return h.tier(tier, r) })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
+		if s.Owner != h.Owner || !keys[v.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
+			return nil
+		}
+		n++
+		return m.remove(ctx, map[string]journal.Value{}, v)
+	})
+	return n, err
+}
+
+var _ protocol.Memories = (*memory)(nil)

@@ -1,0 +1,172 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley/journal"
+)
+
+// TestTakeOver: an agent that comes back at another node, while the first one is
+// paused, gets every frame that it has not had, in order, once; the first node
+// finds out at its next write and lets go.
+func TestTakeOver(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	type hubNode struct {
+		store *store
+		host  *protocol.Host
+		http  *httptest.Server
+	}
+	release := make(chan struct{})
+	open := func(name string) *hubNode {
+		n := &hubNode{store: newStore(j.State("a2e.sessions"), time.Now, slog.New(slog.DiscardHandler), name)}
+		box := &protocol.Toolbox{}
+		box.Add(protocol.ToolDefinition{Name: "count"}, func(ctx context.Context, c *protocol.ToolCall) (any, error) {
+			for i := range 20 {
+				if err := c.Status(ctx, fmt.Sprint("step ", i)); err != nil {
+					return nil, err
+				}
+			}
+			return map[string]int{"n": 20}, nil
+		})
+		box.Add(protocol.ToolDefinition{Name: "late"}, func(context.Context, *protocol.ToolCall) (any, error) {
+			<-release
+			return nil, nil
+		})
+		n.host = &protocol.Host{Auth: protocol.StaticTokens{"alice": "token-a"}, Store: n.store,
+			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
+		n.store.known = func(agent string) bool { return agent == "alice" }
+		n.store.attached = func(id string) bool {
+			s, ok := n.host.Session(id)
+			if !ok {
+				return false
+			}
+			_, attached := s.State()
+			return attached
+		}
+		n.http = httptest.NewServer(n.host)
+		return n
+	}
+	first, second := open("first"), open("second")
+	defer first.http.Close()
+	defer second.http.Close()
+	post := func(n *hubNode, session, path, body string) string {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.http.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Session-Id", session)
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var b strings.Builder
+		buf := make([]byte, 4096)
+		for {
+			k, err := resp.Body.Read(buf)
+			b.Write(buf[:k])
+			if err != nil {
+				break
+			}
+		}
+		return b.String()
+	}
+	session := strings.Split(post(first, "", "/session", ""), `"`)[3]
+	// The agent is not attached at the first node: everything waits there.
+	post(first, session, "/send", `{"type":"handshake/req","id":"h","auth_token":"token-a"}`)
+	post(first, session, "/send", `{"type":"tool/call/req","id":"late","tool_name":"late","arguments":{}}`)
+	post(first, session, "/send", `{"type":"tool/call/req","id":"c","tool_name":"count","arguments":{}}`)
+	k := first.store.find(session)
+	until := time.Now().Add(10 * time.Second)
+	for {
+		k.mu.Lock()
+		done := len(k.rec.Frames) == 22
+		k.mu.Unlock()
+		if done {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("the frames were not recorded")
+		}
+	}
+
+	// It comes back at the second one.
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, second.http.URL+"/stream", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Session-Id", session)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp, err)
+	}
+	defer resp.Body.Close()
+	var got []string
+	buf := make([]byte, 0, 1<<20)
+	for strings.Count(string(buf), "data: ") < 22 || !strings.HasSuffix(string(buf), "\n\n") {
+		n, err := resp.Body.Read(buf[len(buf):cap(buf)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf = buf[:len(buf)+n]
+	}
+	for line := range strings.Lines(string(buf)) {
+		if text, ok := strings.CutPrefix(line, "data: "); ok {
+			switch {
+			case strings.Contains(text, "handshake/resp"):
+				got = append(got, "hello")
+			case strings.Contains(text, "tool/call/resp"):
+				got = append(got, "answer")
+			default:
+				got = append(got, text[strings.Index(text, "step "):][:7])
+			}
+		}
+	}
+	want := []string{"hello"}
+	for i := range 20 {
+		want = append(want, (fmt.Sprint("step ", i) + `"`)[:7])
+	}
+	want = append(want, "answer")
+	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+
+	// The first node wakes up: what it writes is refused, and it lets go.
+	old, _ := first.host.Session(session)
+	close(release)
+	select {
+	case <-old.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the first node holds the session still")
+	}
+	if err := first.store.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, errMoved) {
+		t.Error(err)
+	}
+	// And the second one goes on.
+	if s, ok := second.host.Session(session); !ok || s.Identity().Name != "alice" {
+		t.Error("the session is gone")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_ = second.host.Shutdown(ctx)
+	_ = first.host.Shutdown(ctx)
+	second.store.shut(ctx)
+	first.store.shut(ctx)
+	http.DefaultClient.CloseIdleConnections()
+}

@@ -1,0 +1,513 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// tools is the directory as an A2E agent sees it: every skill of every agent
+// that it may call, and the hub's own tools.
+type tools struct {
+	b *Binding
+
+	mu    sync.Mutex
+	index *toolIndex // nil: to be made anew
+}
+
+// toolIndex finds skills by the names of their tools.
+type toolIndex struct {
+	list   []target
+	byName map[string]*target
+}
+
+// target is one skill of one agent.
+type target struct {
+	name  string // of the tool
+	agent string
+	entry *directory.Entry
+	skill parley.SkillSpec // ID is "" for an agent of which no skill is known
+}
+
+func newTools(b *Binding) *tools { return &tools{b: b} }
+
+func (t *tools) changed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.index = nil
+}
+
+func (t *tools) current() *toolIndex {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.index != nil {
+		return t.index
+	}
+	x := &toolIndex{byName: map[string]*target{}}
+	for _, e := range t.b.c.Hub.Directory().All() {
+		list := e.Skills
+		if len(list) == 0 {
+			list = []parley.SkillSpec{{}}
+		}
+		for _, s := range list {
+			id := s.ID
+			if id == "" {
+				id = talk
+			}
+			name := toolName(e.Name, id)
+			if x.byName[name] != nil || own(name) {
+				name = marked(name, e.Name, id)
+			}
+			tg := &target{name: name, agent: e.Name, entry: e, skill: s}
+			x.byName[name] = tg
+			x.list = append(x.list, *tg)
+		}
+	}
+	t.index = x
+	return x
+}
+
+// find resolves the name of a tool: as listed, or agent__skill or agent.skill
+// with the names of the directory, or an agent alone.
+func (t *tools) find(name string) (*target, bool) {
+	if tg := t.current().byName[name]; tg != nil {
+		return tg, true
+	}
+	d := t.b.c.Hub.Directory()
+	for _, sep := range []string{"__", "."} {
+		for i := 0; i < len(name); {
+			j := strings.Index(name[i:], sep)
+			if j < 0 {
+				break
+			}
+			i += j
+			if e, ok := d.Agent(name[:i]); ok {
+				if tg, ok := targetOf(e, name[i+len(sep):]); ok {
+					return tg, true
+				}
+			}
+			i++
+		}
+	}
+	if e, ok := d.Agent(name); ok {
+		return targetOf(e, "")
+	}
+	return nil, false
+}
+
+func targetOf(e *directory.Entry, skill string) (*target, bool) {
+	if len(e.Skills) == 0 {
+		return &target{agent: e.Name, entry: e}, skill == "" || skill == talk
+	}
+	for _, s := range e.Skills {
+		if s.ID == skill || safe(s.ID) == skill {
+			return &target{agent: e.Name, entry: e, skill: s}, true
+		}
+	}
+	s, ok := e.SkillNamed(skill)
+	return &target{agent: e.Name, entry: e, skill: s}, ok && skill == ""
+}
+
+// visible lists what an agent may call.
+func (t *tools) visible(agent string) []target {
+	var out []target
+	for _, tg := range t.current().list {
+		if tg.agent != agent && t.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
+			out = append(out, tg)
+		}
+	}
+	return out
+}
+
+func (tg *target) description() string {
+	var s []string
+	for _, v := range []string{tg.skill.Description, tg.entry.Description} {
+		if v != "" && !slices.Contains(s, v) {
+			s = append(s, v)
+		}
+	}
+	title := tg.entry.Title
+	if title == "" {
+		title = tg.agent
+	}
+	if len(s) == 0 {
+		s = append(s, "asks the agent")
+	}
+	return clip(title+": "+strings.Join(s, " "), 1000)
+}
+
+func (tg *target) tags() []string {
+	tags := []string{"agent:" + tg.agent}
+	if tg.skill.ID != "" {
+		tags = append(tags, "skill:"+tg.skill.ID)
+	}
+	for _, i := range tg.entry.Identities {
+		if p := "protocol:" + i.Protocol; !i.StandIn && !slices.Contains(tags, p) {
+			tags = append(tags, p)
+		}
+	}
+	return tags
+}
+
+// List implements a2e.Tools.
+func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDefinition, error) {
+	found := t.visible(r.Identity.Name)
+	many := len(found) > t.b.c.Tools
+	list := ownTools(many)
+	for i := range found {
+		tg := &found[i]
+		toolkit := tg.agent
+		list = append(list, protocol.ToolDefinition{
+			Name: tg.name, Description: tg.description(), InputParameters: parameters(tg.skill.Input),
+			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(), Version: version(tg.entry.Version),
+			Toolkit: &toolkit, DeferLoading: many,
+		})
+	}
+	return list, nil
+}
+
+func version(s string) string {
+	if s == "" {
+		return "1.0.0"
+	}
+	return s
+}
+
+func outputs(raw []byte) []protocol.ToolParameter {
+	if len(raw) == 0 {
+		return []protocol.ToolParameter{}
+	}
+	return parameters(raw)
+}
+
+// Call implements a2e.Tools.
+func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+	if own(c.Name) {
+		return t.own(ctx, c)
+	}
+	tg, ok := t.find(c.Name)
+	if !ok {
+		return protocol.ToolResult{}, protocol.ErrUnknownTool
+	}
+	return t.callTool(ctx, c, tg, c.Arguments)
+}
+
+func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, arguments protocol.Value) (protocol.ToolResult, error) {
+	if isWrapped(tg.skill.Input) {
+		arguments = unwrap(arguments)
+	}
+	reply, err := t.call(ctx, c.Request, tg, arguments, c.Streaming)
+	if err != nil {
+		return protocol.ToolResult{}, err
+	}
+	data, err := toData(reply.Parts)
+	if err != nil {
+		return protocol.ToolResult{}, err
+	}
+	return protocol.ToolResult{Success: true, Data: data, Metadata: provenanceOf(reply, t.b.c.Hub.ID())}, nil
+}
+
+// call sends a request to a skill and waits for its answer. Events go to the
+// agent as they come, before the answer.
+func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content protocol.Value, streaming bool) (*parley.Message, error) {
+	parts, err := fromContent(content)
+	if err != nil {
+		return nil, protocol.ErrSchema.Because(err)
+	}
+	m := t.b.request(r, parley.Request)
+	m.To, m.Skill, m.Parts = tg.agent, tg.skill.ID, parts
+	return t.b.ask(ctx, r, m, false, func(e *parley.Message) error {
+		if !streaming {
+			return nil
+		}
+		kind, data := toEvent(e)
+		return r.Event(ctx, kind, data)
+	})
+}
+
+// ask records a request and waits for its answer; a Failure is an error.
+func (b *Binding) ask(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
+	s := b.submission(r, m)
+	s.Fits = fits
+	call, err := b.c.Hub.Begin(ctx, s)
+	var prior *hub.Prior
+	switch {
+	case errors.As(err, &prior):
+		reply, err := b.again(ctx, prior.Of, m.To)
+		if err != nil {
+			return nil, b.refusal(err, r, m.To)
+		}
+		return b.settled(r, reply)
+	case err != nil:
+		return nil, b.refusal(err, r, m.To)
+	}
+	for e, err := range call.Stream(ctx) {
+		switch {
+		case err != nil:
+			return nil, toError(parley.AsError(err), r.Capability())
+		case e.Kind.Terminal():
+			return b.settled(r, e)
+		}
+		if err := event(e); err != nil {
+			return nil, err // the session is gone; that ends the request
+		}
+	}
+	return nil, protocol.ErrTimeout
+}
+
+func (b *Binding) settled(r *protocol.Request, reply *parley.Message) (*parley.Message, error) {
+	if reply.Kind == parley.Failure {
+		return nil, toError(reply.Error, r.Capability())
+	}
+	return reply, nil
+}
+
+// again finds the answer to a request that was recorded before, by another
+// node for example, and waits for it if there is none yet.
+func (b *Binding) again(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
+	j := b.c.Journal
+	switch {
+	case p.Refused:
+		r, err := j.Read(ctx, p.Position)
+		if err != nil {
+			return nil, err
+		}
+		if r.Refused != nil {
+			return nil, r.Refused
+		}
+	case !p.Reply.IsZero():
+		r, err := j.Read(ctx, p.Reply)
+		if err != nil {
+			return nil, err
+		}
+		return r.Message, nil
+	}
+	for r, err := range j.Records(ctx, p.Position.Partition, journal.From{Sequence: p.Position.Sequence, Follow: true}) {
+		if err != nil {
+			return nil, err
+		}
+		if m := r.Message; m != nil && m.InReplyTo == p.Message && m.Kind.Terminal() {
+			return m, nil
+		}
+		for _, s := range r.Steps {
+			if s.Message == p.Message && s.To == to && s.State == parley.Abandoned {
+				return nil, parley.Refuse(parley.OutcomeUnknown, "the hub stopped while the request was at work; it is not repeated")
+			}
+		}
+	}
+	return nil, context.Cause(ctx)
+}
+
+// skills is the directory as skills (A2E §6.4).
+type skills struct{ t *tools }
+
+// Discover implements a2e.Skills.
+func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.SkillDefinition, error) {
+	var list []protocol.SkillDefinition
+	for _, tg := range s.t.visible(r.Identity.Name) {
+		var arguments []string
+		for _, p := range parameters(tg.skill.Input) {
+			arguments = append(arguments, p.Name)
+		}
+		category := tg.agent
+		title := tg.skill.Name
+		if title == "" {
+			title = tg.name
+		}
+		list = append(list, protocol.SkillDefinition{
+			Name: tg.name, Version: version(tg.entry.Version), Description: tg.description(), Triggers: []string{title},
+			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments, WhenToUse: tg.description(),
+			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &category, Tags: tg.tags(),
+		})
+	}
+	return list, nil
+}
+
+// object gives a schema that is an object, else none.
+func object(raw []byte) protocol.Value {
+	if v := protocol.Value(raw); len(raw) > 0 && v.Kind() == '{' && jsonx.Valid(raw, 0) == nil {
+		return v
+	}
+	return nil
+}
+
+// Call implements a2e.Skills.
+func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.SkillResult, error) {
+	tg, ok := s.t.find(c.Name)
+	if !ok {
+		return protocol.SkillResult{}, protocol.ErrUnknownSkill
+	}
+	arguments := c.Arguments
+	if isWrapped(tg.skill.Input) {
+		arguments = unwrap(arguments)
+	}
+	reply, err := s.t.call(ctx, c.Request, tg, arguments, c.Streaming)
+	if err != nil {
+		return protocol.SkillResult{}, err
+	}
+	data, err := toData(reply.Parts)
+	if err != nil {
+		return protocol.SkillResult{}, err
+	}
+	return protocol.SkillResult{Success: true, Data: data, Metadata: provenanceOf(reply, s.t.b.c.Hub.ID())}, nil
+}
+
+// The hub's own tools.
+const (
+	toolInbox = "parley_inbox"
+	toolReply = "parley_reply"
+	toolSend  = "parley_send"
+	toolFind  = "parley_find"
+	toolAsk   = "parley_ask"
+)
+
+func own(name string) bool {
+	switch name {
+	case toolInbox, toolReply, toolSend, toolFind, toolAsk:
+		return true
+	}
+	return false
+}
+
+func ownTools(many bool) []protocol.ToolDefinition {
+	text := func(name, description string, required bool) protocol.ToolParameter {
+		return protocol.ToolParameter{Name: name, Type: "string", Description: description, Required: required}
+	}
+	content := protocol.ToolParameter{Name: "content", Type: "any", Description: "text, or JSON as the skill asks for it"}
+	define := func(name, description string, deferred bool, in ...protocol.ToolParameter) protocol.ToolDefinition {
+		return protocol.ToolDefinition{Name: name, Description: description, InputParameters: in, OutputParameters: []protocol.ToolParameter{},
+			Streaming: true, Tags: []string{"parley"}, Version: "1.0.0", DeferLoading: deferred}
+	}
+	return []protocol.ToolDefinition{
+		define(toolInbox, "Waits for messages of other agents. Each comes as an event as soon as it arrives; the answer holds them all again under \"messages\". Answer requests with parley_reply.", false,
+			protocol.ToolParameter{Name: "wait", Type: "number", Description: "seconds to wait; default: as long as the call may take"},
+			protocol.ToolParameter{Name: "max", Type: "integer", Description: "return after so many messages; default: 1 without streaming, else 32"}),
+		define(toolReply, "Answers a request of another agent that came by parley_inbox.", false,
+			text("id", "id of the request", true), content,
+			text("error", "says that the request failed, and why, in place of content", false),
+			text("state", "accepted, working or needs-input: says so and leaves the request open", false)),
+		define(toolSend, "Sends a message to an agent without waiting for an answer.", false,
+			text("agent", "name of the agent", true), text("skill", "skill to call; default: the agent's default", false), content),
+		define(toolFind, "Finds agents and their skills by words of their names and descriptions.", !many,
+			text("query", "words; empty finds all", false),
+			protocol.ToolParameter{Name: "limit", Type: "integer", Description: "at most so many; default 20"}),
+		define(toolAsk, "Asks an agent and waits for its answer.", !many,
+			text("agent", "name of the agent", true), text("skill", "skill to call; default: the agent's default", false), content),
+	}
+}
+
+func (t *tools) own(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+	switch c.Name {
+	case toolInbox:
+		return t.b.inboxes.call(ctx, c)
+	case toolReply:
+		return t.b.inboxes.reply(ctx, c)
+	case toolSend:
+		return t.send(ctx, c)
+	case toolFind:
+		return t.search(c)
+	}
+	var q struct {
+		Agent   string         `json:"agent"`
+		Skill   string         `json:"skill"`
+		Content protocol.Value `json:"content"`
+	}
+	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
+	if err != nil {
+		return protocol.ToolResult{}, err
+	}
+	return t.callTool(ctx, c, tg, q.Content)
+}
+
+// addressed reads the arguments of a tool that names an agent.
+func (t *tools) addressed(c *protocol.ToolCall, agent, skill *string, into any) (*target, error) {
+	if err := jsonx.Decode(c.Arguments, into); err != nil {
+		return nil, badArguments("want {agent, skill, content}", err)
+	}
+	e, ok := t.b.c.Hub.Directory().Agent(*agent)
+	if !ok {
+		return nil, protocol.ErrUnknownTool
+	}
+	if len(e.Skills) == 0 {
+		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: *skill}}, nil
+	}
+	tg, ok := targetOf(e, *skill)
+	if !ok {
+		return nil, protocol.ErrUnknownTool
+	}
+	return tg, nil
+}
+
+func badArguments(text string, cause error) error {
+	e := protocol.ErrSchema.Because(cause)
+	e.Text, e.Capability = text, "tools"
+	return e
+}
+
+// send leaves a message without waiting for an answer.
+func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+	var q struct {
+		Agent   string         `json:"agent"`
+		Skill   string         `json:"skill"`
+		Content protocol.Value `json:"content"`
+	}
+	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
+	if err != nil {
+		return protocol.ToolResult{}, err
+	}
+	m := t.b.request(c.Request, parley.Notice)
+	if m.Parts, err = fromContent(q.Content); err != nil {
+		return protocol.ToolResult{}, badArguments("the content is not usable", err)
+	}
+	m.To, m.Skill = tg.agent, tg.skill.ID
+	sent, err := t.b.c.Hub.Accept(ctx, t.b.submission(c.Request, m))
+	var prior *hub.Prior
+	if errors.As(err, &prior) {
+		return protocol.ToolResult{Success: true, Data: map[string]any{"id": prior.Of.Message}}, nil
+	}
+	if err != nil {
+		return protocol.ToolResult{}, t.b.refusal(err, c.Request, tg.agent)
+	}
+	return protocol.ToolResult{Success: true, Data: map[string]any{"id": sent.ID, "conversation": sent.Conversation}}, nil
+}
+
+// search finds skills by words.
+func (t *tools) search(c *protocol.ToolCall) (protocol.ToolResult, error) {
+	q := struct {
+		Query string `json:"query"`
+		Limit int    `json:"limit"`
+	}{Limit: 20}
+	if err := jsonx.Decode(c.Arguments, &q); err != nil {
+		return protocol.ToolResult{}, badArguments("want {query, limit}", err)
+	}
+	type hit struct {
+		Agent       string         `json:"agent"`
+		Skill       string         `json:"skill,omitempty"`
+		Tool        string         `json:"tool"`
+		Description string         `json:"description"`
+		Input       protocol.Value `json:"input,omitzero"`
+	}
+	hits := []hit{}
+	total := 0
+	words := strings.Fields(strings.ToLower(q.Query))
+	for _, tg := range t.visible(c.Identity.Name) {
+		text := strings.ToLower(tg.name + " " + tg.agent + " " + tg.skill.Name + " " + tg.description())
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+			continue
+		}
+		if total++; total <= q.Limit {
+			hits = append(hits, hit{tg.agent, tg.skill.ID, tg.name, tg.description(), object(tg.skill.Input)})
+		}
+	}
+	return protocol.ToolResult{Success: true, Data: map[string]any{"found": hits, "total": total}}, nil
+}

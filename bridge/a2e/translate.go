@@ -1,0 +1,527 @@
+package a2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Protocol is this protocol's short name.
+const Protocol = "a2e"
+
+// talk is the skill of tools that stand for agents of which no skill is known.
+const talk = "talk"
+
+// part is one piece of content as A2E agents see it.
+type part struct {
+	MediaType string          `json:"media_type,omitempty"`
+	Name      string          `json:"name,omitempty"`
+	JSON      json.RawMessage `json:"json,omitempty"`
+	Text      *string         `json:"text,omitempty"`
+	Base64    string          `json:"base64,omitempty"`
+	URI       string          `json:"uri,omitempty"`
+	Digest    string          `json:"digest,omitempty"`
+}
+
+func partOf(p parley.Part) part {
+	out := part{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Digest: p.Digest}
+	switch {
+	case p.URI != "":
+	case p.IsJSON() && jsonx.Valid(p.Data, 0) == nil:
+		out.JSON = json.RawMessage(p.Data)
+	case p.IsText():
+		s := string(p.Data)
+		out.Text = &s
+	default:
+		out.Base64 = base64.StdEncoding.EncodeToString(p.Data)
+	}
+	return out
+}
+
+// toContent says parts as one JSON value: JSON as it is, text as a string,
+// anything else, and several parts, as an array of parts.
+func toContent(parts []parley.Part) (protocol.Value, error) {
+	switch {
+	case len(parts) == 0:
+		return protocol.Value("{}"), nil
+	case len(parts) == 1 && parts[0].IsJSON():
+		if err := jsonx.Valid(parts[0].Data, 0); err != nil {
+			return nil, fmt.Errorf("the content is not JSON: %w", err)
+		}
+		return protocol.Value(parts[0].Data), nil
+	case len(parts) == 1 && parts[0].IsText():
+		return jsonx.Encode(string(parts[0].Data))
+	}
+	list := make([]part, len(parts))
+	for i, p := range parts {
+		list[i] = partOf(p)
+	}
+	return jsonx.Encode(map[string][]part{"parts": list})
+}
+
+// toData says a reply's parts as the data of a tool's or skill's result, which
+// is an object.
+func toData(parts []parley.Part) (protocol.Value, error) {
+	v, err := toContent(parts)
+	if err == nil && v.Kind() == '"' {
+		return jsonx.Encode(map[string]protocol.Value{"text": v})
+	}
+	return v, err
+}
+
+// fromContent is the reverse of toContent for what agents send.
+func fromContent(v protocol.Value) ([]parley.Part, error) {
+	switch {
+	case len(v) == 0 || jsonx.IsNull(v):
+		return nil, nil
+	case v.Kind() == '"':
+		var s string
+		if err := jsonx.Decode(v, &s); err != nil {
+			return nil, err
+		}
+		return []parley.Part{parley.Text(s)}, nil
+	}
+	return []parley.Part{jsonPart(v)}, nil
+}
+
+func jsonPart(v []byte) parley.Part {
+	return parley.Part{MediaType: "application/json", Data: v}
+}
+
+// provenance is what a recipient is told about where a message came from
+// (DESIGN §3): the member "parley" of its metadata.
+type provenance struct {
+	Protocol  string           `json:"protocol"`
+	Sender    string           `json:"sender"`
+	Peer      string           `json:"peer,omitempty"`
+	Assurance parley.Assurance `json:"assurance"`
+	Digest    string           `json:"digest,omitempty"` // of the original envelope, RFC 9530 form
+	Message   parley.ID        `json:"message"`
+	Hub       string           `json:"hub"`
+	Hops      []string         `json:"hops,omitempty"`
+}
+
+func provenanceOf(m *parley.Message, hubID string) protocol.Value {
+	p := provenance{Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance, Message: m.ID, Hub: hubID, Hops: m.Hops}
+	if len(m.Origin.Raw) > 0 {
+		sum := sha256.Sum256(m.Origin.Raw)
+		p.Digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+	}
+	v, err := jsonx.Encode(map[string]provenance{"parley": p})
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// arrival is a message as an agent finds it in its inbox: the data of an event
+// of parley_inbox, and an element of its result.
+type arrival struct {
+	Message      string          `json:"message"` // a line for people and logs
+	ID           parley.ID       `json:"id"`
+	Kind         parley.Kind     `json:"kind"`
+	From         string          `json:"from"`
+	Skill        string          `json:"skill,omitempty"`
+	Act          string          `json:"act,omitempty"`
+	Schema       string          `json:"schema,omitempty"`
+	Conversation parley.ID       `json:"conversation"`
+	InReplyTo    parley.ID       `json:"in_reply_to,omitzero"`
+	State        string          `json:"state,omitempty"`
+	Number       int             `json:"number,omitzero"`
+	Content      protocol.Value  `json:"content,omitzero"`
+	Error        json.RawMessage `json:"error,omitzero"`
+	Audience     []string        `json:"audience,omitempty"`
+	Deadline     float64         `json:"deadline,omitzero"`
+	Expires      float64         `json:"expires,omitzero"`
+	Attempt      int             `json:"attempt,omitzero"`
+	Metadata     protocol.Value  `json:"metadata,omitzero"`
+}
+
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
+}
+
+func toArrival(m *parley.Message, attempt int, hubID string) (protocol.Value, error) {
+	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Conversation: m.Conversation,
+		InReplyTo: m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline), Expires: seconds(m.Expires),
+		Attempt: attempt, Metadata: provenanceOf(m, hubID)}
+	if m.State != parley.NoState {
+		a.State = m.State.String()
+	}
+	var err error
+	if a.Content, err = toContent(m.Parts); err != nil {
+		return nil, err
+	}
+	if m.Error != nil {
+		e, err := jsonx.Encode(map[string]any{"code": m.Error.Code, "message": m.Error.Text, "retryable": m.Error.Retryable})
+		if err != nil {
+			return nil, err
+		}
+		a.Error = json.RawMessage(e)
+	}
+	a.Message = fmt.Sprintf("%s from %s", m.Kind, m.From)
+	if t := m.Text(); t != "" {
+		a.Message += ": " + t
+	}
+	if r := []rune(a.Message); len(r) > 200 {
+		a.Message = string(r[:199]) + "…"
+	}
+	return jsonx.Encode(a)
+}
+
+// toolName says the skill of an agent as the name of a tool, in characters
+// that the makers of models allow.
+func toolName(agent, skill string) string { return safe(agent) + "__" + safe(skill) }
+
+func safe(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		}
+		return '-'
+	}, s)
+}
+
+// marked tells a name from another of the same spelling.
+func marked(name, agent, skill string) string {
+	sum := sha256.Sum256([]byte(agent + "\x00" + skill))
+	return name + "-" + hex.EncodeToString(sum[:4])
+}
+
+// A schema is as much of a JSON Schema as parameters of tools can say.
+type schema struct {
+	Type        any                        `json:"type"`
+	Description string                     `json:"description"`
+	Properties  map[string]json.RawMessage `json:"properties"`
+	Required    []string                   `json:"required"`
+	Enum        []any                      `json:"enum"`
+}
+
+func (s *schema) kind() string {
+	switch t := s.Type.(type) {
+	case string:
+		return t
+	case []any: // "or null"
+		for _, v := range t {
+			if k, ok := v.(string); ok && k != "null" {
+				return k
+			}
+		}
+	}
+	if s.Properties != nil {
+		return "object"
+	}
+	return ""
+}
+
+// wrapped is the parameter of a skill whose content is no object.
+const wrapped = "value"
+
+// parameters says a schema as a tool's parameters (A2E §6.14). What they cannot
+// say is checked by the hub all the same.
+func parameters(raw json.RawMessage) []protocol.ToolParameter {
+	list := []protocol.ToolParameter{}
+	var s schema
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return append(list, protocol.ToolParameter{Name: "text", Type: "string", Description: "what to say; other members are passed on as they are"})
+	}
+	switch k := s.kind(); {
+	case k == "object" || k == "" && len(s.Enum) == 0:
+		names := make([]string, 0, len(s.Properties))
+		for name := range s.Properties {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			p := parameter(name, s.Properties[name], 0)
+			p.Required = slices.Contains(s.Required, name)
+			list = append(list, p)
+		}
+	default:
+		p := parameter(wrapped, raw, 0)
+		p.Required = true
+		list = append(list, p)
+	}
+	return list
+}
+
+func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParameter {
+	var s schema
+	p := protocol.ToolParameter{Name: name, Type: "any"}
+	if json.Unmarshal(raw, &s) != nil {
+		return p
+	}
+	if k := s.kind(); k != "" {
+		p.Type = k
+	}
+	p.Description = s.Description
+	if len(s.Enum) > 0 {
+		words := make([]string, 0, len(s.Enum))
+		for _, v := range s.Enum {
+			if w, ok := v.(string); ok {
+				words = append(words, w)
+			}
+		}
+		if len(words) == len(s.Enum) {
+			p.Enum = &words
+		}
+	}
+	if len(s.Properties) > 0 && depth < 8 {
+		p.Properties = map[string]protocol.ToolParameter{}
+		for n, v := range s.Properties {
+			q := parameter(n, v, depth+1)
+			q.Required = slices.Contains(s.Required, n)
+			p.Properties[n] = q
+		}
+	}
+	return p
+}
+
+// isWrapped reports whether a skill takes something else than an object.
+func isWrapped(raw json.RawMessage) bool {
+	var s schema
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return false
+	}
+	k := s.kind()
+	return k != "object" && (k != "" || len(s.Enum) > 0)
+}
+
+// unwrap gives the content of a call of such a skill.
+func unwrap(arguments protocol.Value) protocol.Value {
+	var m map[string]protocol.Value
+	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[wrapped] != nil {
+		return m[wrapped]
+	}
+	return arguments
+}
+
+// schemaOf is the reverse of parameters, for the tools of hosts.
+func schemaOf(list []protocol.ToolParameter) (json.RawMessage, error) {
+	s, err := jsonx.Encode(objectSchema(list, 0))
+	return json.RawMessage(s), err
+}
+
+func objectSchema(list []protocol.ToolParameter, depth int) map[string]any {
+	properties, required := map[string]any{}, []string{}
+	for _, p := range list {
+		v := map[string]any{}
+		switch p.Type {
+		case "string", "integer", "number", "boolean", "object", "array":
+			v["type"] = p.Type
+		case "str":
+			v["type"] = "string"
+		case "int":
+			v["type"] = "integer"
+		case "float":
+			v["type"] = "number"
+		case "bool":
+			v["type"] = "boolean"
+		case "dict":
+			v["type"] = "object"
+		case "list":
+			v["type"] = "array"
+		}
+		if len(p.Properties) > 0 && depth < 8 {
+			inner := make([]protocol.ToolParameter, 0, len(p.Properties))
+			for name, q := range p.Properties {
+				q.Name = name
+				inner = append(inner, q)
+			}
+			v = objectSchema(inner, depth+1)
+		}
+		if p.Description != "" {
+			v["description"] = p.Description
+		}
+		if p.Enum != nil {
+			v["enum"] = *p.Enum
+		}
+		properties[p.Name] = v
+		if p.Required {
+			required = append(required, p.Name)
+		}
+	}
+	slices.Sort(required)
+	out := map[string]any{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		out["required"] = required
+	}
+	return out
+}
+
+// toError says a failure in the protocol's words. capability chooses between
+// those of tools and of skills.
+func toError(e *parley.Error, capability string) *protocol.Error {
+	failed, unknown, denied := protocol.ToolError, protocol.UnknownTool, protocol.ToolDenied
+	switch capability {
+	case "tools":
+	case "skill":
+		failed, unknown, denied = protocol.SkillError, protocol.UnknownSkill, protocol.Unauthorized
+	default:
+		failed, unknown, denied = protocol.RuntimeError, protocol.InvalidMessage, protocol.Unauthorized
+	}
+	out := &protocol.Error{Code: failed, Text: e.Text, Step: "handler", Retryable: e.Retryable, Capability: capability, Reason: string(e.Code)}
+	switch e.Code {
+	case parley.UnknownAgent, parley.UnknownSkill:
+		out.Code = unknown
+	case parley.Forbidden, parley.Unauthenticated:
+		out.Code = denied
+	case parley.InvalidContent, parley.Malformed, parley.TooLarge:
+		out.Code = protocol.SchemaViolation
+	case parley.TimedOut:
+		out.Code, out.Retryable = protocol.Timeout, true
+	case parley.NoSpace:
+		out.Code, out.Retryable = protocol.OutOfMemory, true
+	case parley.Internal:
+		out.Code = protocol.RuntimeError
+	}
+	detail := map[string]any{"reason": e.Code}
+	if e.Ref != "" {
+		detail["ref"] = e.Ref
+	}
+	if e.After > 0 {
+		detail["retry_after"] = e.After.Seconds()
+	}
+	if v, err := jsonx.Encode(detail); err == nil {
+		out.Detail = v
+	}
+	return out.Because(e)
+}
+
+// fromError sorts what a call to a host ended with: its own answer (failure),
+// or a failed attempt.
+func fromError(err error) (failure, failed *parley.Error, unknown bool) {
+	var e *protocol.Error
+	if !errors.As(err, &e) {
+		failed = parley.AsError(err)
+		if failed.Code == parley.Internal {
+			failed = parley.Fail(parley.Unavailable, err, "the host cannot be reached")
+		}
+		return nil, failed, failed.Code == parley.TimedOut
+	}
+	if e.Step != "peer" {
+		code := parley.Unavailable
+		switch {
+		case errors.Is(e, protocol.ErrTimeout):
+			code = parley.TimedOut
+		case errors.Is(e, protocol.ErrUnauthorized), errors.Is(e, protocol.ErrUnknownKey):
+			return nil, parley.Refuse(parley.Unauthenticated, "the host refused the hub's token").Because(err), false
+		}
+		failed = parley.Fail(code, err, "the host cannot be reached: %s", e.Text)
+		return nil, failed, errors.Is(e, protocol.ErrOutcomeUnknown) || code == parley.TimedOut
+	}
+	code := parley.HandlerFailed
+	switch e.Code {
+	case protocol.UnknownTool, protocol.UnknownSkill:
+		code = parley.UnknownSkill
+	case protocol.ToolDenied, protocol.Unauthorized, protocol.CapabilityMissing:
+		code = parley.Forbidden
+	case protocol.SchemaViolation, protocol.ParseError:
+		code = parley.InvalidContent
+	case protocol.InvalidMessage:
+		if code = parley.Rejected; protocol.NotSupported(e) {
+			code = parley.Unsupported
+		}
+	case protocol.VersionMismatch:
+		code = parley.Unsupported
+	case protocol.Timeout:
+		code = parley.TimedOut
+	}
+	text := e.Text
+	if text == "" {
+		text = string(e.Code)
+	}
+	failure = parley.Refuse(code, "the host answered %s: %s", clip(string(e.Code), 64), clip(text, 200)).Because(err)
+	failure.Retryable = e.Retryable
+	return failure, nil, false
+}
+
+func clip(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+// losses lists what no form of A2E can say.
+func losses(m *parley.Message) []parley.Loss {
+	var out []parley.Loss
+	for name := range m.Extensions {
+		if name != Protocol {
+			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
+		}
+	}
+	slices.SortFunc(out, func(a, b parley.Loss) int { return strings.Compare(a.Field, b.Field) })
+	return out
+}
+
+// eventOf says an event of a host in the hub's terms.
+func eventOf(e protocol.Event) (parley.State, []parley.Part) {
+	switch e.Kind {
+	case protocol.KindProgress, protocol.KindStatus:
+		var d struct {
+			Message string `json:"message"`
+		}
+		if jsonx.Decode(e.Data, &d) == nil && d.Message != "" && e.Kind == protocol.KindStatus {
+			return parley.Working, []parley.Part{parley.Text(d.Message)}
+		}
+		return parley.Working, []parley.Part{jsonPart(bytes.Clone(e.Data))}
+	case protocol.KindArtifact:
+		var d struct {
+			Name  string `json:"name"`
+			MIME  string `json:"mime"`
+			Chunk []byte `json:"chunk"`
+		}
+		if jsonx.Decode(e.Data, &d) == nil && d.MIME != "" {
+			return parley.NoState, []parley.Part{{MediaType: d.MIME, Name: d.Name, Data: d.Chunk}}
+		}
+	}
+	return parley.NoState, []parley.Part{jsonPart(bytes.Clone(e.Data))}
+}
+
+// toEvent says an event about a request as one about a call.
+func toEvent(m *parley.Message) (protocol.EventKind, any) {
+	content, err := toContent(m.Parts)
+	if err != nil {
+		content = protocol.Value("{}")
+	}
+	if m.State != parley.NoState {
+		text := m.Text()
+		if text == "" {
+			text = m.State.String()
+		}
+		if content.Kind() == '{' && len(m.Parts) > 0 {
+			var d struct {
+				Percent *float64 `json:"pct"`
+			}
+			if jsonx.Decode(content, &d) == nil && d.Percent != nil {
+				return protocol.KindProgress, content
+			}
+		}
+		return protocol.KindStatus, map[string]any{"message": text, "state": m.State.String()}
+	}
+	if len(m.Parts) == 1 && !m.Parts[0].IsJSON() && m.Parts[0].URI == "" {
+		p := m.Parts[0]
+		return protocol.KindArtifact, map[string]any{"name": p.Name, "mime": p.MediaType, "chunk": base64.StdEncoding.EncodeToString(p.Data), "final": false}
+	}
+	if content.Kind() != '{' {
+		return protocol.KindStatus, map[string]any{"message": m.Text(), "value": content}
+	}
+	return protocol.KindStatus, content
+}
