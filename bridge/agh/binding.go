@@ -1,0 +1,796 @@
+// Package agh joins AGH Network to the hub.
+//
+// Peers connect to the hub's own NATS, or meet it on an operator's
+// ([aghnats.Gateway]). What they say in conversations is recorded and then
+// delivered, byte for byte: one record, and a delivery for each member of the
+// channel, for the one peer that is addressed, or for an agent of the
+// directory. Greetings and whois pass as the protocol has them and are not
+// recorded. A peer that is away gets what it missed when it greets again, until
+// each message expires.
+//
+// # Who is who
+//
+// A peer is the agent that the configuration gives its identity
+// (workspace/peer), else guest/agh/<workspace>/<peer>. A channel is an agent
+// too, agh/<workspace>/<channel>: a notice to it is said to all. Agents of other
+// protocols that are exposed in AGH are greeted peers of the configured
+// channels, with their name as peer id (a slash becomes "__"); for everybody
+// else the hub speaks as the peer "parley".
+//
+// # Scope and replay
+//
+// The scope of a message is its workspace; the replay key is its sender and id
+// within it.
+package agh
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/agh/aghnats"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Config of a Binding. Hub and Journal must be set, and Listen or URL.
+type Config struct {
+	Hub     *hub.Hub
+	Journal *journal.Journal
+
+	Listen string // where the hub serves NATS
+	TLS    *tls.Config
+	Users  []aghnats.User
+
+	URL     string // an operator's NATS to join instead
+	Options []nats.Option
+	Durable string // JetStream consumer of AGH_NETWORK_V0 there
+
+	// Places are the channels in which agents of the directory appear.
+	Places []Place
+
+	Trust    bool          // verify the proofs of verified handles
+	Screen   bool          // do not send what AGH daemons drop as secret
+	Lenient  bool          // accept and forward unknown members
+	MaxTTL   time.Duration // how far ahead expires_at may lie; 0: 30 days, which is the most
+	Interval time.Duration // greet interval; 0: 30 s
+	Keep     time.Duration // how long a peer that is away is remembered; 0: 7 days
+	Shared   bool          // other hubs use the same journal: presence is shared with them
+	Node     string        // of this hub among them
+
+	MaxMembers  int // 0: 65,536
+	MaxChannels int // 0: 8,192
+
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// A Place is a channel in which agents of the directory appear as peers.
+type Place struct {
+	WorkspaceID string
+	Channel     string
+	Agents      []string // directory names; none: all that are exposed
+}
+
+// Self is the peer id, and the directory name, as which the hub itself speaks.
+const Self = "parley"
+
+// Binding is the hub's AGH side.
+type Binding struct {
+	c          Config
+	gateway    *aghnats.Gateway
+	router     *protocol.Router
+	memory     *protocol.ReplayMemory // of greetings and whois
+	works      *works
+	containers *containers
+	members    *members
+	handoffs   journal.State
+
+	stop  []func()
+	wake  chan struct{}
+	work  sync.WaitGroup
+	ctx   context.Context
+	close context.CancelFunc
+
+	mu        sync.Mutex
+	open      map[[2]string]bool // channels in the directory
+	hosted    map[place]string   // peers of the hub's → agents
+	broadcast map[parley.ID]time.Time
+	order     []parley.ID // of broadcast
+	accepting map[*protocol.Envelope]*parley.Message
+	accepted  map[parley.ID]chan struct{} // closed when the receipt has gone out
+}
+
+// New makes a binding.
+func New(c Config) (*Binding, error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.MaxTTL < 0 || c.MaxTTL > 30*24*time.Hour {
+		return nil, errors.New("the longest expiry of AGH messages is 30 days")
+	}
+	for _, p := range c.Places {
+		if !protocol.ValidWorkspaceID(p.WorkspaceID) || !protocol.ValidChannel(p.Channel) {
+			return nil, fmt.Errorf("%q in %q is no AGH channel", p.Channel, p.WorkspaceID)
+		}
+	}
+	b := &Binding{c: c, wake: make(chan struct{}, 1), open: map[[2]string]bool{}, hosted: map[place]string{},
+		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]chan struct{}{},
+		memory:     &protocol.ReplayMemory{Now: c.Now},
+		works:      &works{state: c.Journal.State("agh.works"), now: c.Now, all: c.Shared},
+		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now},
+		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
+		handoffs:   c.Journal.State("agh.handoffs"),
+	}
+	b.router = &protocol.Router{
+		Verifier: protocol.Verifier{Trust: c.Trust, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
+		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
+		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen,
+	}
+	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
+		Admitted: b.admitted, Refused: b.refused, Interval: c.Interval, Log: c.Logger,
+		Workers: 256} // each waits for an append; appends of many go together
+	return b, nil
+}
+
+// Start implements hub.Service.
+func (b *Binding) Start(ctx context.Context) error {
+	b.ctx, b.close = context.WithCancel(context.WithoutCancel(ctx))
+	if err := errors.Join(b.works.load(ctx), b.members.load(ctx)); err != nil {
+		return err
+	}
+	if err := b.reopen(ctx); err != nil {
+		return err
+	}
+	for _, c := range b.members.channels() {
+		if err := b.openChannel(ctx, c[0], c[1]); err != nil {
+			return err
+		}
+	}
+	for _, p := range b.c.Places {
+		if err := b.openChannel(ctx, p.WorkspaceID, p.Channel); err != nil {
+			return err
+		}
+	}
+	if b.c.Shared {
+		if err := b.share(ctx); err != nil {
+			return err
+		}
+	}
+	if err := b.gateway.Start(b.ctx); err != nil {
+		return err
+	}
+	if err := b.populate(); err != nil {
+		return err
+	}
+	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
+		// Peers that greet change the directory too; they are not hosted.
+		if (c.New == nil || !c.New.ExposedIn(Protocol)) && (c.Old == nil || !c.Old.ExposedIn(Protocol)) {
+			return
+		}
+		select {
+		case b.wake <- struct{}{}:
+		default:
+		}
+	}))
+	b.work.Go(b.tend)
+	return nil
+}
+
+// reopen finds the work that agents have not ended: requests of peers that are
+// recorded and not answered.
+func (b *Binding) reopen(ctx context.Context) error {
+	open := journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}
+	for _, d := range b.c.Journal.Deliveries(open) {
+		if d.Kind != parley.Request {
+			continue
+		}
+		r, err := b.c.Journal.Read(ctx, d.Position)
+		if err != nil || r.Message == nil {
+			return errors.Join(fmt.Errorf("an open request at %s", d.Position), err)
+		}
+		if r.Message.Origin.Protocol != Protocol {
+			continue
+		}
+		e, err := b.decode(r.Message.Origin.Raw)
+		if err != nil || e.WorkID == "" {
+			continue // written by other settings; its reply says so
+		}
+		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Say: e.ID, Inbound: true})
+		if _, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+			if !ok {
+				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted, Updated: b.now()}
+			}
+			return w, nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// share follows what other hubs on the same journal note.
+func (b *Binding) share(ctx context.Context) error {
+	stop, err := b.members.state.Watch(ctx, "", func(v journal.Value) {
+		if v.Deleted {
+			return
+		}
+		at, err := b.members.take(v)
+		if err != nil {
+			return // what cannot be read is not ours to mend
+		}
+		b.work.Go(func() {
+			if _, err := b.introduce(b.ctx, at.workspaceID, at.channel, at.peer, nil); err != nil {
+				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", at.workspaceID, "peer", at.peer, "error", err)
+			}
+		})
+	})
+	if err != nil {
+		return err
+	}
+	b.stop = append(b.stop, stop)
+	if stop, err = b.works.follow(ctx); err != nil {
+		return err
+	}
+	b.stop = append(b.stop, stop)
+	stop, err = b.handoffs.Watch(ctx, b.members.node+"/", b.handed)
+	if err == nil {
+		b.stop = append(b.stop, stop)
+	}
+	return err
+}
+
+// tend follows the directory and forgets the absent.
+func (b *Binding) tend() {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	for {
+		select {
+		case <-b.wake:
+			if err := b.populate(); err != nil {
+				b.c.Logger.Warn("an agent cannot appear in AGH", "error", err)
+			}
+		case <-tick.C:
+			b.tidy(b.ctx)
+		case <-b.ctx.Done():
+			return
+		}
+	}
+}
+
+// Close implements hub.Service.
+func (b *Binding) Close() error {
+	for _, stop := range b.stop {
+		stop()
+	}
+	if b.close != nil {
+		b.close()
+	}
+	b.work.Wait()
+	b.gateway.Close()
+	b.works.writing.Wait()
+	return nil
+}
+
+// Protocol implements hub.Binding.
+func (b *Binding) Protocol() string { return Protocol }
+
+// Repeatable implements hub.Binding: peers know a message by its id.
+func (b *Binding) Repeatable() bool { return true }
+
+// CarriesReplies implements hub.Binding.
+func (b *Binding) CarriesReplies() bool { return true }
+
+// Addr is where peers connect, "" on an operator's NATS or before Start.
+func (b *Binding) Addr() string { return b.gateway.Addr() }
+
+// Address implements hub.AddressBinding: where an agent is a peer.
+func (b *Binding) Address(e *directory.Entry) string {
+	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
+		return i.ID
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var at []string
+	for p, name := range b.hosted {
+		if name == e.Name {
+			at = append(at, p.workspaceID+"/"+p.channel+"/"+p.peer)
+		}
+	}
+	slices.Sort(at)
+	return strings.Join(at, " ")
+}
+
+func (b *Binding) now() time.Time          { return b.c.Now() }
+func (b *Binding) interval() time.Duration { return or(b.c.Interval, 30*time.Second) }
+
+// populate makes the agents that appear in AGH peers of their channels, and
+// takes out those that do no more.
+func (b *Binding) populate() error {
+	want := map[place]*directory.Entry{}
+	for _, e := range b.c.Hub.Directory().All() {
+		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) {
+			continue
+		}
+		for _, p := range b.c.Places {
+			if len(p.Agents) == 0 || slices.Contains(p.Agents, e.Name) {
+				want[place{p.WorkspaceID, p.Channel, peerID(e.Name)}] = e
+			}
+		}
+	}
+	b.mu.Lock()
+	var gone []place
+	for p, name := range b.hosted {
+		if want[p] == nil && name != Self {
+			gone = append(gone, p)
+			delete(b.hosted, p)
+		}
+	}
+	b.mu.Unlock()
+	for _, p := range gone {
+		b.gateway.Unhost(p.workspaceID, p.channel, p.peer)
+	}
+	var first error
+	for p, e := range want {
+		if err := b.host(p, e); err != nil && first == nil {
+			first = fmt.Errorf("agent %q as peer %s of %s: %w", e.Name, p.peer, p.channel, err)
+		}
+	}
+	return first
+}
+
+// host makes an agent a peer, with its skills as capabilities.
+func (b *Binding) host(p place, e *directory.Entry) error {
+	catalog := make([]protocol.Capability, 0, len(e.Skills))
+	for _, s := range e.Skills {
+		c := protocol.Capability{ID: s.ID, Summary: or(s.Description, or(s.Name, s.ID)), Outcome: "Answers with a trace completed that holds the result, and a say."}
+		if len(s.Input) > 0 {
+			c.ContextNeeded = []string{"Content that fits this JSON Schema: " + string(s.Input)}
+		}
+		if len(s.Output) > 0 {
+			c.ArtifactsExpected = []string{"A result that fits this JSON Schema: " + string(s.Output)}
+		}
+		catalog = append(catalog, c)
+	}
+	if len(catalog) == 0 {
+		catalog = nil
+	}
+	card, err := protocol.NewCard(p.peer, or(e.Title, e.Name), catalog)
+	if err != nil {
+		return err
+	}
+	stated := &protocol.Envelope{Ext: card.Ext}
+	if err := stated.SetExt(ExtParley, map[string]string{"hub": b.c.Hub.ID(), "agent": e.Name}); err != nil {
+		return err
+	}
+	card.Ext = stated.Ext
+	b.mu.Lock()
+	_, there := b.hosted[p]
+	b.mu.Unlock()
+	if there && b.sameCard(p, card) {
+		return nil
+	}
+	if err := b.gateway.Host(&protocol.Local{WorkspaceID: p.workspaceID, Channel: p.channel, Card: card, Catalog: catalog}); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	b.hosted[p] = e.Name
+	b.mu.Unlock()
+	return nil
+}
+
+func (b *Binding) sameCard(p place, card *protocol.Card) bool {
+	for _, x := range b.router.Peers(p.workspaceID, p.channel) {
+		if x.State == protocol.PresenceLocal && x.Card.PeerID == p.peer {
+			return x.Card.DisplayName == card.DisplayName && slices.Equal(x.Card.Capability, card.Capability) && string(x.Card.Ext) == string(card.Ext)
+		}
+	}
+	return false
+}
+
+// speaker is the peer id as which an agent speaks in a channel: its own, or
+// the hub's.
+func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
+	p := place{workspaceID, channel, peerID(agent)}
+	b.mu.Lock()
+	name := b.hosted[p]
+	b.mu.Unlock()
+	if name == agent {
+		return p.peer, nil
+	}
+	p.peer = Self
+	b.mu.Lock()
+	_, ok := b.hosted[p]
+	b.mu.Unlock()
+	if ok {
+		return p.peer, nil
+	}
+	return p.peer, b.host(p, &directory.Entry{Agent: parley.Agent{Name: Self, Title: "Parley"}})
+}
+
+// agentAt is the agent that is a peer of the hub's, "" if none is.
+func (b *Binding) agentAt(workspaceID, channel, peer string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hosted[place{workspaceID, channel, peer}]
+}
+
+// reachable reports whether something that is said to a peer gets there, now
+// or when it comes back.
+func (b *Binding) reachable(workspaceID, channel, peer string) bool {
+	for _, x := range b.members.places(workspaceID, peer) {
+		if x.channel == channel {
+			return true
+		}
+	}
+	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
+}
+
+// scope of a message: its workspace.
+func scope(workspaceID string) string { return Protocol + " " + workspaceID }
+
+// key of a message within its scope.
+func key(e *protocol.Envelope) string { return e.From + "\x00" + e.ID }
+
+// admit records a validated message and sets its delivery going; see
+// agh.Router.Admit.
+func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
+	e := a.Envelope
+	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
+		return protocol.Pass, b.remember(ctx, a)
+	}
+	from, err := b.introduce(ctx, e.WorkspaceID, e.Channel, e.From, nil)
+	if err == nil {
+		_, err = b.members.heard(ctx, place{e.WorkspaceID, e.Channel, e.From}, from, false, false, b.now())
+	}
+	if err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	m := toMessage(e, a.Verdict, a.Principal, b.now())
+	m.From = from
+	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
+	if a.Refused != nil {
+		m.To = b.nameOf(e.WorkspaceID, e.Channel, e.To)
+		s.Refused = parley.Refuse(parley.Conflict, "%s", a.Refused).Because(a.Refused)
+		if _, err := b.c.Hub.Accept(ctx, s); isPrior(err) {
+			return protocol.Pass, protocol.ErrReplay
+		}
+		return protocol.Pass, nil // the router says why
+	}
+	m.Expires = a.Until
+	if agent := b.agentAt(e.WorkspaceID, e.Channel, e.To); agent != "" {
+		return b.admitToAgent(ctx, a, s, agent)
+	}
+	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
+		return protocol.Pass, protocol.ErrReplay
+	}
+	m.Conversation = b.conversation(e)
+	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	switch {
+	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
+		// It changes the work, and is for nobody.
+		return protocol.Take, b.remember(ctx, a)
+	case e.To == "":
+		m.To = ChannelName(e.WorkspaceID, e.Channel)
+		m.Audience = b.audience(m, e.WorkspaceID, e.Channel)
+	case e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To):
+		// The room of others, or of nobody: delivered to nobody (AGH-055).
+		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
+	default:
+		if m.To, err = b.introduce(ctx, e.WorkspaceID, e.Channel, e.To, nil); err != nil {
+			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+		}
+	}
+	ctx, writes := collect(ctx)
+	if e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability {
+		if _, err := a.Advance(ctx); err != nil {
+			return protocol.Pass, err
+		}
+	}
+	return b.recorded(ctx, e, s, writes)
+}
+
+// recorded hands a message to the hub and waits until all of it is durable.
+func (b *Binding) recorded(ctx context.Context, e *protocol.Envelope, s hub.Submission, writes *collector) (protocol.Decision, error) {
+	_, err := b.c.Hub.Accept(ctx, s)
+	if werr := writes.wait(); err == nil && werr != nil {
+		b.c.Logger.Error("the state of some work is not kept", "workspace", e.WorkspaceID, "work", e.WorkID, "error", werr)
+	}
+	if err == nil {
+		return protocol.Take, nil
+	}
+	return protocol.Pass, b.turnedAway(ctx, e, err)
+}
+
+// turnedAway makes the protocol's error of the hub's, and a receipt for work
+// that is refused.
+func (b *Binding) turnedAway(ctx context.Context, e *protocol.Envelope, err error) error {
+	if isPrior(err) {
+		return protocol.ErrReplay
+	}
+	perr := parley.AsError(err)
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: or(e.To, e.Channel), Step: "admit",
+		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
+	if e.WorkID != "" && b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && (e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability) {
+		reason, ok := refused[perr.Code]
+		if !ok {
+			reason = protocol.ReasonBusy
+		}
+		b.work.Go(func() { // the sender becomes reachable when this message is dealt with
+			out := answerTo(e, protocol.NewID())
+			serr := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: perr.Text + " (reference " + ref + ")"})
+			if serr == nil {
+				_, serr = b.gateway.Send(b.ctx, out)
+			}
+			if serr != nil {
+				b.c.Logger.Debug("a refusal was not told", "error", serr)
+			}
+		})
+	}
+	sentinel := protocol.ErrForbidden
+	if perr.Retryable {
+		sentinel = protocol.ErrBusy
+	}
+	return protocol.Refuse(sentinel, perr.Text, perr)
+}
+
+func isPrior(err error) bool {
+	var prior *hub.Prior
+	return errors.As(err, &prior)
+}
+
+// remember consumes the replay key of what is not recorded.
+func (b *Binding) remember(ctx context.Context, a *protocol.Admission) error {
+	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), a.Until)
+	if err == nil && !fresh {
+		return protocol.ErrReplay
+	}
+	return err
+}
+
+// nameOf is the directory name of a peer, "" if it has none.
+func (b *Binding) nameOf(workspaceID, channel, peer string) string {
+	if name := b.agentAt(workspaceID, channel, peer); name != "" || peer == "" {
+		return name
+	}
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, Identity(workspaceID, peer).ID); ok {
+		return e.Name
+	}
+	return ""
+}
+
+// audience is who hears what is said in a channel: its members, here or away,
+// and the agents that are peers there.
+func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []string {
+	names := b.members.of(workspaceID, channel)
+	b.mu.Lock()
+	for p, name := range b.hosted {
+		if p.workspaceID == workspaceID && p.channel == channel && name != Self {
+			names = append(names, name)
+		}
+	}
+	b.mu.Unlock()
+	names = slices.DeleteFunc(names, func(n string) bool { return n == m.From })
+	slices.Sort(names)
+	return b.c.Hub.Hearers(m, slices.Compact(names))
+}
+
+// conversation of a container: a thread is one for the whole channel, a room
+// one for its two peers. Peers cannot guess themselves into either: the
+// server knows which workspaces they see, and a room's id is derived from them.
+func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
+	return b.c.Hub.Conversation(Protocol, scope(e.WorkspaceID), container{e.WorkspaceID, e.Container()}.foreign())
+}
+
+// admitToAgent takes what is said to an agent of the directory.
+func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission, agent string) (protocol.Decision, error) {
+	e, m := a.Envelope, s.Message
+	m.To = agent
+	l, linked := b.works.linked(e.WorkspaceID, e.WorkID)
+	linked = linked && e.WorkID != ""
+	if linked && l.Target == m.From { // it works for us
+		s.Scope, m.To, m.Expires = l.Scope, "", time.Time{}
+	}
+	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
+		return protocol.Pass, protocol.ErrReplay
+	}
+	if e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To) {
+		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
+		return b.recorded(ctx, e, s, &collector{})
+	}
+	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
+	switch {
+	case linked && l.Target == m.From:
+		if !b.answer(m, e, l) {
+			return protocol.Take, b.remember(ctx, a)
+		}
+		return b.recorded(ctx, e, s, &collector{})
+	case linked && !talk && cancels(e):
+		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
+		return b.recorded(ctx, e, s, &collector{})
+	case !talk:
+		return protocol.Take, b.remember(ctx, a) // receipts for what an agent said: it has no use for them
+	}
+	m.Conversation = b.conversation(e)
+	m.Skill = skillWanted(e, func(id string) bool {
+		entry, ok := b.c.Hub.Directory().Agent(agent)
+		return ok && id != "" && slices.ContainsFunc(entry.Skills, func(s parley.SkillSpec) bool { return s.ID == id })
+	})
+	_, exists, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
+	if err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	ctx, writes := collect(ctx)
+	if e.WorkID != "" && !exists {
+		if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
+			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+		}
+		m.Kind = parley.Request
+		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Say: e.ID, Inbound: true})
+		b.mu.Lock()
+		b.accepting[e], b.accepted[m.ID] = m, make(chan struct{})
+		b.mu.Unlock()
+	}
+	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	if _, err := a.Advance(ctx); err != nil {
+		return protocol.Pass, err
+	}
+	return b.recorded(ctx, e, s, writes)
+}
+
+func cancels(e *protocol.Envelope) bool {
+	switch c := e.Content().(type) {
+	case *protocol.Receipt:
+		return c.Status == protocol.StatusCanceled
+	case *protocol.Trace:
+		return c.State == protocol.StateCanceled
+	}
+	return false
+}
+
+// answer makes m what a peer says about a request of ours; false if it is
+// nothing that the request knows of.
+func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
+	m.InReplyTo, m.Kind = l.Request, parley.Event
+	switch c := e.Content().(type) {
+	case *protocol.Receipt:
+		switch c.Status {
+		case protocol.StatusAccepted:
+			m.State = parley.Accepted
+		case protocol.StatusDuplicate:
+			return false
+		default:
+			m.Kind, m.Error = parley.Failure, toFailure(e)
+		}
+	case *protocol.Trace:
+		switch c.State {
+		case protocol.StateWorking:
+			m.State = parley.Working
+		case protocol.StateNeedsInput:
+			m.State = parley.NeedsInput
+		case protocol.StateCompleted:
+			m.Kind = parley.Response
+			if len(m.Parts) == 0 && len(l.Text) > 0 {
+				m.Parts = []parley.Part{parley.Text(string(l.Text))}
+			}
+		default:
+			m.Kind, m.Error = parley.Failure, toFailure(e)
+		}
+	case *protocol.Say:
+		b.works.said(e.WorkspaceID, e.WorkID, []byte(c.Text))
+	}
+	return true
+}
+
+// acknowledge sends the receipt "accepted" for a request that is recorded, and
+// lets what answers it go out.
+func (b *Binding) acknowledge(ctx context.Context, e *protocol.Envelope) {
+	b.mu.Lock()
+	m := b.accepting[e]
+	delete(b.accepting, e)
+	b.mu.Unlock()
+	if m == nil {
+		return
+	}
+	out := answerTo(e, messageID(m.ID, "a"))
+	err := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted})
+	if err == nil {
+		_, err = b.gateway.Send(ctx, out)
+	}
+	if err != nil {
+		b.c.Logger.Debug("a request was not acknowledged", "workspace", e.WorkspaceID, "error", err)
+	}
+	b.release(m.ID)
+}
+
+func (b *Binding) release(id parley.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.accepted[id]; c != nil {
+		close(c)
+		delete(b.accepted, id)
+	}
+}
+
+// refused is told of what the gateway did not accept.
+func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result) {
+	if e := res.Envelope; e != nil {
+		b.mu.Lock()
+		m := b.accepting[e]
+		delete(b.accepting, e)
+		b.mu.Unlock()
+		if m != nil {
+			b.release(m.ID)
+		}
+	}
+	var told *parley.Error
+	if errors.As(res.Err, &told) || errors.Is(res.Err, protocol.ErrReplay) {
+		return // it is noted already, or known to be a repetition
+	}
+	f := hub.Refusal{Protocol: Protocol, Source: user, To: subject, Step: "decode", Code: parley.Malformed, Cause: fmt.Sprint(res.Err), Size: len(raw)}
+	var e *protocol.Error
+	if errors.As(res.Err, &e) {
+		f.Step, f.Text, f.Code = string(e.Step), e.Text, codeOf(e)
+	}
+	if res.Envelope != nil {
+		f.Claim, f.Verdict = res.Envelope.WorkspaceID+"/"+res.Envelope.From, verdict(res.Verdict, user)
+	}
+	b.c.Hub.Refuse(f)
+}
+
+func codeOf(e *protocol.Error) parley.Code {
+	switch {
+	case errors.Is(e, protocol.ErrTooLarge):
+		return parley.TooLarge
+	case errors.Is(e, protocol.ErrStale):
+		return parley.Stale
+	case errors.Is(e, protocol.ErrForbidden), errors.Is(e, protocol.ErrPrivileged), errors.Is(e, protocol.ErrUnsolicited):
+		return parley.Forbidden
+	case errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrUnknownKey):
+		return parley.Unauthenticated
+	case errors.Is(e, protocol.ErrNotTarget):
+		return parley.UnknownAgent
+	case errors.Is(e, protocol.ErrBusy):
+		return parley.Unavailable
+	case e.Step == protocol.StepLifecycle:
+		return parley.Conflict
+	}
+	return parley.Malformed
+}
+
+// answerTo begins a message of whom e is to, about e.
+func answerTo(e *protocol.Envelope, id string) *protocol.Envelope {
+	return &protocol.Envelope{ID: id, WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
+		From: e.To, To: e.From, WorkID: e.WorkID, ReplyTo: e.ID, CausationID: e.ID, TraceID: e.TraceID}
+}
+
+// messageID and workID are the same at each attempt, so that peers know a
+// repetition.
+func messageID(id parley.ID, part string) string { return "msg_" + hex.EncodeToString(id[:]) + part }
+func workID(id parley.ID) string                 { return "work_" + hex.EncodeToString(id[:]) }
+
+var (
+	_ hub.Service        = (*Binding)(nil)
+	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.HoldingBinding = (*Binding)(nil)
+)

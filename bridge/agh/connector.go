@@ -1,0 +1,347 @@
+package agh
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/agh"
+)
+
+// Connector joins the sessions of a stock AGH daemon, whose own NATS nobody
+// can enter, to a hub: it runs beside the daemon, reads timelines by the
+// daemon's HTTP API, and speaks into the daemon as one of its sessions.
+//
+// Every other session of the channel is a peer at the hub. What such a session
+// posts to a thread goes to the hub's channel; what it says to the bridge
+// session goes to whoever at the hub it answers: by work, by reply_to, else
+// who spoke to it last. Messages between the daemon's own sessions stay there.
+type Connector struct {
+	Daemon      string // base URL of the API, http://localhost:2123
+	WorkspaceID string
+	Channel     string
+	Session     string // the bridge session: as it, the hub's peers speak in the daemon
+
+	// Transport leads to the hub.
+	Transport protocol.Transport
+	HTTP      *http.Client  // nil: one with a timeout of 10 s
+	Every     time.Duration // between two looks at the timelines; 0: 2 s
+	Now       func() time.Time
+	Log       *slog.Logger // nil discards
+
+	self  string // peer id of the bridge session
+	since time.Time
+
+	mu    sync.Mutex
+	peers map[string]*protocol.Client // the daemon's peers at the hub
+	from  map[string]origin           // by "work …", "id …", "peer …"
+	order []string                    // of from
+	seen  map[string]bool
+	olds  []string // of seen
+}
+
+// origin is who at the hub is behind something in the daemon.
+type origin struct {
+	peer string
+	at   protocol.Container
+}
+
+const maxRemembered = 1 << 14 // of each kind; the oldest goes first
+
+// The daemon's answers, as far as they are needed.
+type (
+	daemonPeer struct {
+		SessionID   *string `json:"session_id"`
+		PeerID      string  `json:"peer_id"`
+		DisplayName string  `json:"display_name"`
+		Channel     string  `json:"channel"`
+		Local       bool    `json:"local"`
+	}
+	daemonMessage struct {
+		MessageID   string          `json:"message_id"`
+		Surface     string          `json:"surface"`
+		ThreadID    string          `json:"thread_id"`
+		Kind        string          `json:"kind"`
+		PeerFrom    string          `json:"peer_from"`
+		PeerTo      string          `json:"peer_to"`
+		WorkID      string          `json:"work_id"`
+		ReplyTo     string          `json:"reply_to"`
+		TraceID     string          `json:"trace_id"`
+		CausationID string          `json:"causation_id"`
+		Body        json.RawMessage `json:"body"`
+		Timestamp   *time.Time      `json:"timestamp"`
+	}
+)
+
+// Run connects until ctx is done. It fails at once if the daemon does not know
+// the session; later failures of either side are retried.
+func (c *Connector) Run(ctx context.Context) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.HTTP == nil {
+		c.HTTP = &http.Client{Timeout: 10 * time.Second}
+	}
+	c.peers, c.from, c.seen = map[string]*protocol.Client{}, map[string]origin{}, map[string]bool{}
+	c.since = c.Now().Truncate(time.Second)
+	if err := c.look(ctx); err != nil {
+		return err
+	}
+	if c.self == "" {
+		return fmt.Errorf("the daemon has no session %q in channel %s", c.Session, c.Channel)
+	}
+	tick := time.NewTicker(or(c.Every, 2*time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := c.look(ctx); err != nil && ctx.Err() == nil {
+				c.Log.Warn("the daemon could not be read", "error", err)
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// look reads peers and timelines once.
+func (c *Connector) look(ctx context.Context) error {
+	var answer struct {
+		Peers []daemonPeer `json:"peers"`
+	}
+	if err := c.get(ctx, "/peers?channel="+url.QueryEscape(c.Channel), &answer); err != nil {
+		return err
+	}
+	for _, p := range answer.Peers {
+		switch {
+		case p.Channel != c.Channel || !p.Local:
+		case p.SessionID != nil && *p.SessionID == c.Session:
+			c.self = p.PeerID
+		default:
+			if err := c.join(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+	base := "/channels/" + url.PathEscape(c.Channel)
+	var threads struct {
+		Threads []struct {
+			ThreadID string `json:"thread_id"`
+		} `json:"threads"`
+	}
+	var directs struct {
+		Directs []struct {
+			DirectID string `json:"direct_id"`
+			PeerA    string `json:"peer_a"`
+			PeerB    string `json:"peer_b"`
+		} `json:"directs"`
+	}
+	if err := errors.Join(c.get(ctx, base+"/threads", &threads), c.get(ctx, base+"/directs", &directs)); err != nil {
+		return err
+	}
+	var errs []error
+	for _, t := range threads.Threads {
+		errs = append(errs, c.timeline(ctx, base+"/threads/"+url.PathEscape(t.ThreadID)))
+	}
+	for _, d := range directs.Directs {
+		if d.PeerA == c.self || d.PeerB == c.self {
+			errs = append(errs, c.timeline(ctx, base+"/directs/"+url.PathEscape(d.DirectID)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// join makes a peer of the daemon one of the hub's channel.
+func (c *Connector) join(ctx context.Context, p daemonPeer) error {
+	c.mu.Lock()
+	_, ok := c.peers[p.PeerID]
+	c.mu.Unlock()
+	if ok || !protocol.ValidPeerID(p.PeerID) {
+		return nil
+	}
+	client := &protocol.Client{Transport: c.Transport, WorkspaceID: c.WorkspaceID, Channel: c.Channel, PeerID: p.PeerID, DisplayName: p.DisplayName,
+		Handler: func(ctx context.Context, r *protocol.Request) {
+			if err := c.inward(ctx, p.PeerID, r.Envelope); err != nil {
+				c.Log.Warn("a message did not get into the daemon", "from", r.Envelope.From, "to", p.PeerID, "error", err)
+			}
+		}}
+	if err := client.Join(ctx); err != nil {
+		return fmt.Errorf("join the hub as %s: %w", p.PeerID, err)
+	}
+	c.mu.Lock()
+	c.peers[p.PeerID] = client
+	c.mu.Unlock()
+	return nil
+}
+
+// inward says in the daemon what a peer of the hub said to one of its
+// sessions, or to all.
+func (c *Connector) inward(ctx context.Context, peer string, e *protocol.Envelope) error {
+	c.mu.Lock()
+	_, own := c.peers[e.From]
+	c.mu.Unlock()
+	if own {
+		return nil // of this daemon
+	}
+	o := origin{e.From, e.Container()}
+	if e.To != "" {
+		c.remember("peer "+peer, o)
+		if e.WorkID != "" {
+			c.remember("work "+e.WorkID, o)
+		}
+	}
+	c.remember("id "+e.ID, o)
+	stated := &protocol.Envelope{Ext: e.Ext}
+	if err := stated.SetExt("parley.from", map[string]string{"peer": e.From, "id": e.ID}); err != nil {
+		return err
+	}
+	send := map[string]any{"session_id": c.Session, "channel": c.Channel, "kind": e.Kind, "surface": e.Surface, "body": e.Body, "id": e.ID, "ext": stated.Ext}
+	for name, value := range map[string]string{"thread_id": e.ThreadID, "to": e.To, "work_id": e.WorkID, "reply_to": e.ReplyTo, "trace_id": e.TraceID, "causation_id": e.CausationID} {
+		if value != "" {
+			send[name] = value
+		}
+	}
+	if e.Surface == protocol.SurfaceDirect {
+		room, err := protocol.DirectID(c.WorkspaceID, c.Channel, c.self, e.To)
+		if err != nil {
+			return err
+		}
+		send["direct_id"] = room
+	}
+	if e.ExpiresAt != 0 {
+		send["expires_at"] = e.ExpiresAt
+	}
+	return c.post(ctx, "/send", send)
+}
+
+// timeline brings what is new in one conversation to the hub.
+func (c *Connector) timeline(ctx context.Context, path string) error {
+	var answer struct {
+		Messages []daemonMessage `json:"messages"`
+	}
+	if err := c.get(ctx, path+"/messages", &answer); err != nil {
+		return err
+	}
+	for _, m := range answer.Messages {
+		c.mu.Lock()
+		client, known := c.peers[m.PeerFrom], c.seen[m.MessageID]
+		c.mu.Unlock()
+		if client == nil || known || m.Timestamp == nil || m.Timestamp.Before(c.since) {
+			continue
+		}
+		if err := c.outward(ctx, client, m); err != nil {
+			c.Log.Warn("a message of the daemon did not get to the hub", "id", m.MessageID, "error", err)
+			var e *protocol.Error
+			if !errors.As(err, &e) || e.Retryable {
+				continue // the next look tries again
+			}
+		}
+		c.mu.Lock()
+		if len(c.olds) >= maxRemembered {
+			delete(c.seen, c.olds[0])
+			c.olds = c.olds[1:]
+		}
+		c.seen[m.MessageID] = true
+		c.olds = append(c.olds, m.MessageID)
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daemonMessage) error {
+	e := &protocol.Envelope{ID: m.MessageID, Kind: protocol.Kind(m.Kind), Surface: protocol.SurfaceThread, ThreadID: m.ThreadID, WorkID: m.WorkID,
+		ReplyTo: m.ReplyTo, TraceID: m.TraceID, CausationID: m.CausationID, Body: m.Body}
+	switch {
+	case m.Surface == string(protocol.SurfaceThread) && m.PeerTo == "":
+	case m.PeerTo == c.self:
+		o, ok := c.behind(m)
+		if !ok {
+			return nil // for the bridge session itself
+		}
+		e.To, e.Surface, e.ThreadID = o.peer, o.at.Surface, ""
+		if e.Surface == protocol.SurfaceThread {
+			e.ThreadID = o.at.ID
+		}
+		e.ReplyTo = or(e.ReplyTo, e.CausationID)
+	default:
+		return nil // between sessions of the daemon
+	}
+	_, err := client.Send(ctx, e)
+	return err
+}
+
+// behind finds who at the hub a message to the bridge session is for.
+func (c *Connector) behind(m daemonMessage) (origin, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range []string{"work " + m.WorkID, "id " + m.ReplyTo, "peer " + m.PeerFrom} {
+		if o, ok := c.from[key]; ok {
+			return o, true
+		}
+	}
+	return origin{}, false
+}
+
+func (c *Connector) remember(key string, o origin) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.from[key]; !ok {
+		if len(c.order) >= maxRemembered {
+			delete(c.from, c.order[0])
+			c.order = c.order[1:]
+		}
+		c.order = append(c.order, key)
+	}
+	c.from[key] = o
+}
+
+func (c *Connector) get(ctx context.Context, path string, answer any) error {
+	return c.call(ctx, http.MethodGet, path, nil, answer)
+}
+
+func (c *Connector) post(ctx context.Context, path string, body any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	return c.call(ctx, http.MethodPost, path, b, nil)
+}
+
+func (c *Connector) call(ctx context.Context, method, path string, body []byte, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, method, c.Daemon+"/api/workspaces/"+url.PathEscape(c.WorkspaceID)+"/network"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.HTTP.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode/100 != 2:
+		return fmt.Errorf("the daemon answers HTTP %d to %s %s: %.200s", resp.StatusCode, method, path, b)
+	case answer == nil:
+		return nil
+	}
+	if err := json.Unmarshal(b, answer); err != nil {
+		return fmt.Errorf("the daemon's answer to %s %s: %w", method, path, err)
+	}
+	return nil
+}

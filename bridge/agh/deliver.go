@@ -1,0 +1,458 @@
+package agh
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Deliver implements hub.Binding.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	workspaceID, peer, ok := split(o.Identity.ID)
+	if !ok {
+		return hub.Outcome{Err: parley.Refuse(parley.Malformed, "%q is no AGH identity: want workspace/peer", o.Identity.ID)}
+	}
+	switch {
+	case m.Kind == parley.Notice && m.Origin.Protocol == Protocol && len(m.Origin.Raw) > 0:
+		return b.relay(m, workspaceID, peer)
+	case peer[0] == channelMark[0]:
+		return b.toChannel(ctx, m, workspaceID, peer[1:])
+	case o.Request != nil && m.Kind != parley.Cancel && o.Request.Origin.Protocol == Protocol:
+		return b.reply(ctx, o)
+	case m.Kind == parley.Cancel:
+		return b.cancel(ctx, o, workspaceID)
+	}
+	return b.say(ctx, o, workspaceID, peer)
+}
+
+// relay passes on what a peer said, as it said it. A broadcast is published
+// once, by the first of its deliveries; who was not there then gets it later,
+// alone.
+func (b *Binding) relay(m *parley.Message, workspaceID, peer string) hub.Outcome {
+	e, err := b.decode(m.Origin.Raw)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded message cannot be read").Because(err)}
+	}
+	if workspaceID != e.WorkspaceID {
+		return hub.Outcome{Err: parley.Refuse(parley.Forbidden, "AGH messages do not leave their workspace")}
+	}
+	at := place{workspaceID, e.Channel, peer}
+	if e.To != "" {
+		return b.published(b.pass(e, at, func() error { return b.gateway.Publish(e) }))
+	}
+	t, err := b.once(m.ID, func() error { return b.gateway.Publish(e) })
+	if err != nil || peer[0] == channelMark[0] || b.members.heardSince(at, t) {
+		return b.published(err)
+	}
+	return b.published(b.pass(e, at, func() error { return b.gateway.PublishTo(e, peer) }))
+}
+
+// pass publishes where the peer is: here, or at the hub that it is connected
+// to.
+func (b *Binding) pass(e *protocol.Envelope, at place, publish func() error) error {
+	for _, x := range b.members.places(at.workspaceID, at.peer) {
+		if x.channel != at.channel {
+			continue
+		}
+		if !b.here(x) {
+			return errAway
+		}
+		if x.node != b.members.node {
+			return b.handOff(e, x)
+		}
+	}
+	return publish()
+}
+
+var errAway = errors.New("the peer is away")
+
+// handoff is a message for a peer that is connected to another hub.
+type handoff struct {
+	Peer string
+	Raw  []byte
+}
+
+func (b *Binding) handOff(e *protocol.Envelope, x member) error {
+	raw := e.Raw()
+	if raw == nil {
+		var err error
+		if raw, err = e.Encode(); err != nil {
+			return err
+		}
+	}
+	v, err := json.Marshal(handoff{x.peer, raw})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	defer cancel()
+	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, b.now().Add(5*time.Minute))
+	return err
+}
+
+// handed takes what another hub has for a peer of this one.
+func (b *Binding) handed(v journal.Value) {
+	var h handoff
+	if v.Deleted || b.now().After(v.Until) || json.Unmarshal(v.Data, &h) != nil {
+		return
+	}
+	e, err := b.decode(h.Raw)
+	if err != nil {
+		return
+	}
+	if e.To == "" {
+		err = b.gateway.PublishTo(e, h.Peer)
+	} else {
+		err = b.gateway.Publish(e)
+	}
+	if err != nil {
+		b.c.Logger.Warn("what another hub handed over was not published", "workspace", e.WorkspaceID, "peer", h.Peer, "error", err)
+	}
+	b.work.Go(func() {
+		if err := b.handoffs.Delete(b.ctx, v.Key, v.Revision); err != nil {
+			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
+		}
+	})
+}
+
+// most broadcasts whose time is remembered. What is forgotten, or was
+// published before a restart, members get once more, and know it by its id.
+const maxBroadcasts = 1 << 16
+
+func (b *Binding) once(id parley.ID, publish func() error) (time.Time, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t, ok := b.broadcast[id]; ok {
+		return t, nil
+	}
+	t := b.now()
+	if err := publish(); err != nil {
+		return t, err
+	}
+	if len(b.order) >= maxBroadcasts {
+		delete(b.broadcast, b.order[0])
+		b.order = b.order[1:]
+	}
+	b.broadcast[id] = t
+	b.order = append(b.order, id)
+	return t, nil
+}
+
+func (b *Binding) decode(raw []byte) (*protocol.Envelope, error) {
+	return (&protocol.Decoder{Lenient: b.c.Lenient, Handles: b.c.Trust}).Decode(raw)
+}
+
+// published sorts what publishing ended with.
+func (b *Binding) published(err error, ls ...parley.Loss) hub.Outcome {
+	var e *protocol.Error
+	switch {
+	case err == nil:
+		return hub.Outcome{Losses: ls}
+	case errors.Is(err, errAway), errors.Is(err, protocol.ErrNotTarget):
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the peer is away"), Wait: time.Second, Losses: ls}
+	case errors.Is(err, protocol.ErrWorkClosed):
+		return hub.Outcome{Losses: append(ls, parley.Loss{Field: "Kind", Reason: "the work was closed before this could be said"})}
+	case errors.As(err, &e) && !e.Retryable:
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "it cannot be said in AGH: %s", e.Text).Because(err), Losses: ls}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "it could not be published"), Losses: ls}
+}
+
+// reply brings an event or the answer to the peer that asked.
+func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	e, err := b.decode(o.Request.Origin.Raw)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded request cannot be read").Because(err)}
+	}
+	b.mu.Lock()
+	accepted := b.accepted[o.Request.ID]
+	b.mu.Unlock()
+	if accepted != nil { // the receipt goes first
+		select {
+		case <-accepted:
+		case <-ctx.Done():
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the request is not acknowledged yet")}
+		}
+	}
+	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
+		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q is no peer of the channel any more", m.From)}
+	}
+	ctx, writes := collect(ctx)
+	// The work is known, unless the hub stopped between recording the request
+	// and keeping its state.
+	_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+		if !ok {
+			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted, Updated: b.now()}
+		}
+		return w, nil
+	})
+	outs, ls := b.answers(e, m)
+	for _, out := range outs {
+		if err == nil {
+			err = b.send(ctx, out, o.Attempt)
+		}
+	}
+	if werr := writes.wait(); err == nil {
+		err = werr
+	}
+	return b.published(err, ls...)
+}
+
+// answers are the messages in which an event or a reply goes out.
+func (b *Binding) answers(e *protocol.Envelope, m *parley.Message) ([]*protocol.Envelope, []parley.Loss) {
+	ls := losses(m)
+	var bodies []any
+	result, text := toResult(m.Parts)
+	switch {
+	case m.Kind == parley.Event && m.State == parley.Accepted:
+		bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted, Detail: text})
+	case m.Kind == parley.Event:
+		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result})
+	case m.Kind == parley.Response:
+		say, more := toSay(m.Parts, "response")
+		ls = append(ls, more...)
+		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result})
+	default:
+		failure := m.Error
+		if failure == nil {
+			failure = parley.Refuse(parley.HandlerFailed, "the agent failed")
+		}
+		switch reason, never := refused[failure.Code]; {
+		case never:
+			bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: failure.Text})
+		case failure.Code == parley.Cancelled:
+			bodies = append(bodies, &protocol.Trace{State: protocol.StateCanceled, Message: failure.Text})
+		default:
+			bodies = append(bodies, &protocol.Trace{State: protocol.StateFailed, Message: failure.Text})
+		}
+	}
+	var outs []*protocol.Envelope
+	for i, body := range bodies {
+		out := answerTo(e, messageID(m.ID, string(rune('a'+i))))
+		err := out.SetContent(body)
+		if err == nil {
+			err = out.SetExt(ExtParley, provenanceOf(m))
+		}
+		if err != nil { // only text that is not UTF-8 can be the reason
+			ls = append(ls, parley.Loss{Field: "Parts", Reason: "not valid text"})
+			continue
+		}
+		outs = append(outs, out)
+	}
+	return outs, ls
+}
+
+// send says something as a peer of the hub's, to a peer that may be connected
+// to another hub. A repeated attempt at what closed the work already is
+// published all the same: the first one may not have got so far.
+func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) error {
+	for _, x := range b.members.places(e.WorkspaceID, e.To) {
+		if x.channel == e.Channel && x.node != b.members.node && b.here(x) {
+			if err := b.step(ctx, e); err != nil {
+				return err
+			}
+			e.TS = b.now().Unix()
+			return b.handOff(e, x)
+		}
+	}
+	_, err := b.gateway.Send(ctx, e)
+	if errors.Is(err, protocol.ErrWorkClosed) && attempt > 1 {
+		e.TS = b.now().Unix()
+		return b.gateway.Publish(e)
+	}
+	return err
+}
+
+// step takes work one step on for a message that another hub publishes. The
+// state is durable before that hub can hear of the message.
+func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
+	if e.WorkID == "" {
+		return nil
+	}
+	_, err := b.works.Update(context.WithValue(ctx, collectorKey{}, nil), e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+		if !ok {
+			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted}
+		}
+		if w.State.Terminal() {
+			return w, protocol.Refuse(protocol.ErrWorkClosed, "", nil)
+		}
+		switch c := e.Content().(type) {
+		case *protocol.Trace:
+			w.State = c.State
+		case *protocol.Receipt:
+			switch c.Status {
+			case protocol.StatusRejected:
+				w.State = protocol.StateFailed
+			case protocol.StatusCanceled:
+				w.State = protocol.StateCanceled
+			}
+		}
+		w.Updated = b.now()
+		return w, nil
+	})
+	return err
+}
+
+// where finds the channel in which an agent can speak to a peer: one where
+// both are, else one where the peer is.
+func (b *Binding) where(workspaceID, peer, agent string) (channel, speaker string, err error) {
+	places := b.members.places(workspaceID, peer)
+	best := -1
+	for i, x := range places {
+		if !b.here(x) {
+			continue
+		}
+		if b.agentAt(workspaceID, x.channel, peerID(agent)) == agent {
+			best = i
+			break
+		}
+		if best < 0 {
+			best = i
+		}
+	}
+	if best < 0 {
+		return "", "", errAway
+	}
+	speaker, err = b.speaker(workspaceID, places[best].channel, agent)
+	return places[best].channel, speaker, err
+}
+
+// say brings a request or a notice from elsewhere to a peer: in the thread
+// that its conversation is, else in the room that the peer shares with who
+// speaks.
+func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
+	m := o.Message
+	channel, speaker, err := b.where(workspaceID, peer, m.From)
+	if err != nil {
+		return b.published(err)
+	}
+	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceDirect, From: speaker, To: peer,
+		TraceID: traceOf(m)}
+	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+		for _, x := range b.members.places(workspaceID, peer) {
+			if x.channel == at.Channel && b.here(x) {
+				if e.From, err = b.speaker(workspaceID, at.Channel, m.From); err != nil {
+					return b.published(err)
+				}
+				e.Channel, e.Surface, e.ThreadID = at.Channel, protocol.SurfaceThread, at.ID
+			}
+		}
+	}
+	intent := m.Act
+	if m.Kind == parley.Request {
+		intent = or(intent, "request")
+		e.WorkID = workID(m.ID)
+		b.works.link(workspaceID, e.WorkID, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name, Say: e.ID})
+	}
+	for _, t := range []time.Time{m.Expires, m.Deadline} {
+		if !t.IsZero() && (e.ExpiresAt == 0 || t.Unix() < e.ExpiresAt) {
+			e.ExpiresAt = min(t.Unix(), b.now().Add(or(b.c.MaxTTL, 30*24*time.Hour)).Unix())
+		}
+	}
+	ls := losses(m)
+	content := m.Parts
+	if m.Error != nil {
+		content = append(content, parley.Text(m.Error.Text))
+	}
+	s, more := toSay(content, intent)
+	err = e.SetContent(s)
+	if err == nil {
+		err = e.SetExt(ExtParley, provenanceOf(m))
+	}
+	if err == nil && e.Surface == protocol.SurfaceDirect {
+		e.DirectID, err = protocol.VerifiedDirectID(workspaceID, channel, e.From, peer)
+	}
+	if err == nil {
+		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
+	}
+	ctx, writes := collect(ctx)
+	if err == nil {
+		err = b.send(ctx, e, o.Attempt)
+	}
+	if werr := writes.wait(); err == nil {
+		err = werr
+	}
+	if err != nil && e.WorkID != "" {
+		b.works.unlink(workspaceID, e.WorkID)
+	}
+	return b.published(err, append(ls, more...)...)
+}
+
+// traceOf gives the trace id that AGH knows, else the W3C one.
+func traceOf(m *parley.Message) string {
+	if t := m.Trace.Foreign[foreignTrace]; t != "" {
+		return t
+	}
+	if p := strings.Split(m.Trace.Parent, "-"); len(p) == 4 {
+		return p[1]
+	}
+	return ""
+}
+
+// toChannel says something to all of a channel.
+func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel string) hub.Outcome {
+	if m.Kind != parley.Notice {
+		return hub.Outcome{Answered: m.Kind == parley.Request, Failure: parley.Refuse(parley.Unsupported, "a channel takes notices; send a request to one of its peers")}
+	}
+	speaker, err := b.speaker(workspaceID, channel, m.From)
+	if err != nil {
+		return b.published(err)
+	}
+	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceThread,
+		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m)}
+	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Channel == channel && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+		e.ThreadID = at.ID
+	}
+	if !m.Expires.IsZero() {
+		e.ExpiresAt = m.Expires.Unix()
+	}
+	s, ls := toSay(m.Parts, m.Act)
+	if err = e.SetContent(s); err == nil {
+		err = e.SetExt(ExtParley, provenanceOf(m))
+	}
+	if err == nil {
+		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
+	}
+	if err == nil {
+		_, err = b.gateway.Send(ctx, e)
+	}
+	return b.published(err, append(ls, losses(m)...)...)
+}
+
+// cancel tells a peer that the answer is not wanted any more.
+func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string) hub.Outcome {
+	if o.Request == nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "there is no request to cancel")}
+	}
+	w, ok, err := b.works.Work(ctx, workspaceID, workID(o.Request.ID))
+	if err != nil {
+		return b.published(err)
+	}
+	if !ok || w.State.Terminal() {
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
+	}
+	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel, Surface: w.Container.Surface,
+		From: w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""), CausationID: messageID(o.Request.ID, "")}
+	if e.Surface == protocol.SurfaceThread {
+		e.ThreadID = w.Container.ID
+	} else {
+		e.DirectID = w.Container.ID
+	}
+	if err = e.SetContent(&protocol.Receipt{ForID: e.ReplyTo, Status: protocol.StatusCanceled, Detail: o.Message.Text()}); err == nil {
+		err = e.SetExt(ExtParley, provenanceOf(o.Message))
+	}
+	if err == nil {
+		err = b.send(ctx, e, o.Attempt)
+	}
+	return b.published(err)
+}

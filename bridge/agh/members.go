@@ -1,0 +1,371 @@
+package agh
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+)
+
+// place is a peer in a channel.
+type place struct{ workspaceID, channel, peer string }
+
+// member is a peer that greeted, or spoke, in a channel, and may be away now.
+type member struct {
+	place
+	name  string    // in the directory
+	node  string    // the hub that it is connected to
+	seen  time.Time // when it was heard of last
+	since time.Time // since when it hears without a gap; zero: not known
+	away  bool      // something waits for it
+	kept  time.Time // when its record was written
+	gone  bool      // it has been away for too long: what waits is given up
+}
+
+// record of a member in the journal's state.
+type memberRecord struct {
+	Workspace, Channel, Peer, Name, Node string
+	Seen                                 time.Time
+}
+
+// members are who belongs to which channel. Greeting costs the same for any
+// number of them.
+type members struct {
+	state  journal.State
+	node   string
+	shared bool // other hubs use the same journal
+	limit  int
+
+	mu        sync.Mutex
+	byPlace   map[place]*member
+	byPeer    map[[2]string][]*member       // workspace, peer
+	byChannel map[[2]string]map[string]bool // workspace, channel → peers
+}
+
+// writeEvery is how old a record may get while its peer goes on greeting.
+const writeEvery = 10 * time.Minute
+
+func (m *members) load(ctx context.Context) error {
+	m.byPlace, m.byPeer, m.byChannel = map[place]*member{}, map[[2]string][]*member{}, map[[2]string]map[string]bool{}
+	for v, err := range m.state.Range(ctx, "") {
+		if err != nil {
+			return fmt.Errorf("read the members of AGH channels: %w", err)
+		}
+		if _, err := m.take(v); err != nil {
+			return fmt.Errorf("the member %s of AGH: %w", v.Key, err)
+		}
+	}
+	return nil
+}
+
+func (m *members) take(v journal.Value) (place, error) {
+	var r memberRecord
+	if err := json.Unmarshal(v.Data, &r); err != nil {
+		return place{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at := place{r.Workspace, r.Channel, r.Peer}
+	old := m.byPlace[at]
+	if old == nil {
+		old = m.add(at, r.Name)
+	}
+	if r.Seen.After(old.seen) {
+		old.seen, old.node = r.Seen, r.Node
+	}
+	return at, nil
+}
+
+// add makes a member; m.mu is held.
+func (m *members) add(at place, name string) *member {
+	x := &member{place: at, name: name, node: m.node}
+	m.byPlace[at] = x
+	peer, channel := [2]string{at.workspaceID, at.peer}, [2]string{at.workspaceID, at.channel}
+	m.byPeer[peer] = append(slices.Clone(m.byPeer[peer]), x)
+	if m.byChannel[channel] == nil {
+		m.byChannel[channel] = map[string]bool{}
+	}
+	m.byChannel[channel][at.peer] = true
+	return x
+}
+
+func (m *members) drop(x *member) {
+	delete(m.byPlace, x.place)
+	peer, channel := [2]string{x.workspaceID, x.peer}, [2]string{x.workspaceID, x.channel}
+	if m.byPeer[peer] = slices.DeleteFunc(slices.Clone(m.byPeer[peer]), func(o *member) bool { return o == x }); len(m.byPeer[peer]) == 0 {
+		delete(m.byPeer, peer)
+	}
+	if delete(m.byChannel[channel], x.peer); len(m.byChannel[channel]) == 0 {
+		delete(m.byChannel, channel)
+	}
+}
+
+// key of a member's record: a hash, since workspaces may be long.
+func (at place) key() string { return workKey(at.workspaceID+"\x00"+at.channel, at.peer) }
+
+var errMembers = errors.New("too many peers are known")
+
+// heard notes that a peer was heard of. With greeted it is here now and hears
+// what is said from now on, unless it did before. back is true if something
+// may wait for it.
+func (m *members) heard(ctx context.Context, at place, name string, greeted, joined bool, now time.Time) (back bool, err error) {
+	m.mu.Lock()
+	x := m.byPlace[at]
+	if x == nil {
+		if len(m.byPlace) >= m.limit {
+			m.mu.Unlock()
+			return false, errMembers
+		}
+		x = m.add(at, name)
+	}
+	x.seen, x.gone, x.name = now, false, name
+	if greeted {
+		if x.away || joined || x.since.IsZero() || x.node != m.node {
+			back, x.away, x.since = true, false, now
+		}
+		x.node = m.node
+	}
+	write := x.kept.IsZero() || now.Sub(x.kept) >= writeEvery || m.shared && greeted
+	if write {
+		x.kept = now
+	}
+	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now}
+	m.mu.Unlock()
+	if !write {
+		return back, nil
+	}
+	b, err := json.Marshal(r)
+	if err == nil {
+		_, err = m.state.Put(ctx, at.key(), b, time.Time{})
+	}
+	return back, err
+}
+
+// of lists the peers of a channel.
+func (m *members) of(workspaceID, channel string) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for peer := range m.byChannel[[2]string{workspaceID, channel}] {
+		names = append(names, m.byPlace[place{workspaceID, channel, peer}].name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// places lists where a peer was seen, the last one first.
+func (m *members) places(workspaceID, peer string) []member {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []member
+	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
+		out = append(out, *x)
+	}
+	slices.SortFunc(out, func(a, b member) int { return b.seen.Compare(a.seen) })
+	return out
+}
+
+func (m *members) channels() [][2]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out [][2]string
+	for c := range m.byChannel {
+		out = append(out, c)
+	}
+	return out
+}
+
+func (m *members) missed(at place) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if x := m.byPlace[at]; x != nil {
+		x.away = true
+	}
+}
+
+// heardSince reports whether a peer has heard everything since t.
+func (m *members) heardSince(at place, t time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	x := m.byPlace[at]
+	return x != nil && !x.since.IsZero() && !x.since.After(t) && !x.away
+}
+
+// sweep finds who has not been heard of for so long that it is forgotten:
+// first everything that waits is given up (expired), at the next sweep the
+// member goes.
+func (m *members) sweep(before time.Time) (expired, forgotten []member) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, x := range m.byPlace {
+		switch {
+		case x.seen.After(before):
+		case !x.gone:
+			x.gone = true
+			expired = append(expired, *x)
+		default:
+			m.drop(x)
+			forgotten = append(forgotten, *x)
+		}
+	}
+	return expired, forgotten
+}
+
+// Holds implements hub.HoldingBinding: what is for a peer that is not there
+// waits until it greets.
+func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
+	workspaceID, peer, ok := split(id.ID)
+	if !ok || peer[0] == channelMark[0] {
+		return false
+	}
+	places := b.members.places(workspaceID, peer)
+	gone := len(places) > 0
+	for _, x := range places {
+		if b.here(x) {
+			return false
+		}
+		gone = gone && x.gone
+	}
+	for _, x := range places {
+		b.members.missed(x.place)
+	}
+	return !gone
+}
+
+// here reports whether a peer hears what this hub, or the one that it is
+// connected to, publishes.
+func (b *Binding) here(x member) bool {
+	fresh := b.now().Sub(x.seen) < 2*b.interval()
+	switch {
+	case x.node != b.members.node:
+		return b.c.Shared && fresh
+	case b.c.URL != "":
+		return fresh
+	}
+	return b.gateway.Listens(x.workspaceID, x.channel, x.peer)
+}
+
+// admitted is told of every accepted message: greetings and first words make
+// members, and a request is acknowledged.
+func (b *Binding) admitted(ctx context.Context, principal string, res protocol.Result) {
+	e := res.Envelope
+	if g, ok := e.Content().(*protocol.Greet); ok && e.To == "" {
+		if err := b.greeted(ctx, e, g.Card, len(res.Events) > 0); err != nil {
+			b.c.Logger.Warn("a peer that greeted is not kept", "workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
+		}
+		return
+	}
+	b.acknowledge(ctx, e)
+}
+
+// greeted makes who greeted a member, and delivers what it missed.
+func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, joined bool) error {
+	name, err := b.introduce(ctx, e.WorkspaceID, e.Channel, e.From, card)
+	if err != nil {
+		return err
+	}
+	at := place{e.WorkspaceID, e.Channel, e.From}
+	back, err := b.members.heard(ctx, at, name, true, joined, b.now())
+	if back {
+		b.c.Hub.Kick(name)
+	}
+	return err
+}
+
+// introduce sees to it that a peer and its channel are in the directory, and
+// gives the peer's name there.
+func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card) (string, error) {
+	if err := b.openChannel(ctx, workspaceID, channel); err != nil {
+		return "", err
+	}
+	id := Identity(workspaceID, peer)
+	dir := b.c.Hub.Directory()
+	entry, known := dir.Lookup(Protocol, id.ID)
+	if known && (card == nil || entry.Source != directory.FromAgent) {
+		return entry.Name, nil
+	}
+	a := parley.Agent{Title: peer, Identities: []parley.Identity{id},
+		Skills: []parley.SkillSpec{{ID: "say", Name: "Talk", Description: "Anything that is said to it.", Default: true}}}
+	if card != nil {
+		a.Title = or(card.DisplayName, peer)
+		for _, c := range card.Capability {
+			if c != "say" && len(c) <= 64 && len(a.Skills) < 256 {
+				a.Skills = append(a.Skills, parley.SkillSpec{ID: c})
+			}
+		}
+	}
+	if known {
+		if entry.Title == a.Title && slices.EqualFunc(entry.Skills, a.Skills, func(x, y parley.SkillSpec) bool { return x.ID == y.ID }) {
+			return entry.Name, nil
+		}
+		a.Name = entry.Name
+	} else {
+		var ok bool
+		if a.Name, ok = agentName(workspaceID, peer); !ok {
+			a.Name = directory.Stranger(Protocol, id.ID, "")
+		} else if _, taken := dir.Agent(a.Name); taken {
+			a.Name = directory.Stranger(Protocol, id.ID, "")
+		}
+	}
+	_, err := dir.Put(ctx, a, directory.FromAgent)
+	return a.Name, err
+}
+
+// ChannelName is the directory name of a channel: who sends it a notice says
+// it to all.
+func ChannelName(workspaceID, channel string) string {
+	name := "agh/" + workspaceID + "/" + channel
+	if parley.CheckName(name) != nil {
+		name = directory.Stranger(Protocol, workspaceID+"/"+channelMark+channel, "")
+	}
+	return name
+}
+
+var errChannels = errors.New("too many channels are open")
+
+func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string) error {
+	key := [2]string{workspaceID, channel}
+	b.mu.Lock()
+	_, ok := b.open[key]
+	full := len(b.open) >= or(b.c.MaxChannels, 8192)
+	b.mu.Unlock()
+	if ok {
+		return nil
+	}
+	if full {
+		return errChannels
+	}
+	_, err := b.c.Hub.Directory().Put(ctx, parley.Agent{Name: ChannelName(workspaceID, channel), Title: "channel " + channel + " of " + workspaceID,
+		Identities: []parley.Identity{Identity(workspaceID, channelMark+channel)}}, directory.FromCode)
+	if err == nil {
+		b.mu.Lock()
+		b.open[key] = true
+		b.mu.Unlock()
+	}
+	return err
+}
+
+// tidy forgets who has been away for too long.
+func (b *Binding) tidy(ctx context.Context) {
+	expired, forgotten := b.members.sweep(b.now().Add(-or(b.c.Keep, 7*24*time.Hour)))
+	for _, x := range expired {
+		b.c.Hub.Kick(x.name)
+	}
+	for _, x := range forgotten {
+		err := b.members.state.Delete(ctx, x.key(), 0)
+		if e, ok := b.c.Hub.Directory().Agent(x.name); ok && e.Source == directory.FromAgent && len(b.members.places(x.workspaceID, x.peer)) == 0 {
+			err = errors.Join(err, b.c.Hub.Directory().Remove(ctx, x.name))
+		}
+		if err != nil {
+			b.c.Logger.Warn("cannot forget a peer", "workspace", x.workspaceID, "peer", x.peer, "error", err)
+		}
+	}
+}

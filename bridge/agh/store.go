@@ -1,0 +1,305 @@
+package agh
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/journal"
+)
+
+// keepWork is how long the state of a piece of work is kept. No message can be
+// fresh for longer, so that none can open closed work anew.
+const keepWork = 31 * 24 * time.Hour
+
+// works keeps work in memory and in the journal's state. It is the protocol's
+// Works: a step is in force in memory at once, and durable when Update
+// returns, or, where the context has a collector, when the collector says so.
+type works struct {
+	table protocol.WorkTable
+	state journal.State
+	now   func() time.Time
+	all   bool // write open work of agents too, for other hubs
+
+	mu      sync.Mutex
+	links   map[string]*link // of open work that is a request of the hub's, by key
+	pending map[string]*pending
+	writing sync.WaitGroup
+}
+
+// link is what the hub knows of work beside its state.
+type link struct {
+	Request parley.ID // what it is about
+	Scope   string    // in which the request is recorded
+	Target  string    // directory name of who works
+	Say     string    // id of the say that began it
+	Inbound bool      // a peer gave it to an agent: while it is open, the request's delivery is its record
+	Text    []byte    `json:",omitzero"` // the last that the target said, for a result that says nothing itself
+}
+
+type row struct {
+	Work protocol.Work
+	Link *link `json:",omitzero"`
+}
+
+type pending struct{ waiters []chan error }
+
+func workKey(workspaceID, workID string) string {
+	sum := sha256.Sum256([]byte(workspaceID + "\x00" + workID))
+	return hex.EncodeToString(sum[:16])
+}
+
+// load fills the memory with what the journal holds.
+func (w *works) load(ctx context.Context) error {
+	w.links, w.pending = map[string]*link{}, map[string]*pending{}
+	for v, err := range w.state.Range(ctx, "") {
+		if err != nil {
+			return fmt.Errorf("read the work of AGH: %w", err)
+		}
+		if err := w.take(ctx, v.Data); err != nil {
+			return fmt.Errorf("the work %s of AGH: %w", v.Key, err)
+		}
+	}
+	return nil
+}
+
+func (w *works) take(ctx context.Context, data []byte) error {
+	var r row
+	if err := json.Unmarshal(data, &r); err != nil {
+		return err
+	}
+	_, err := w.table.Update(ctx, r.Work.WorkspaceID, r.Work.WorkID, func(protocol.Work, bool) (protocol.Work, error) { return r.Work, nil })
+	if err == nil && r.Link != nil && !r.Work.State.Terminal() {
+		w.mu.Lock()
+		w.links[workKey(r.Work.WorkspaceID, r.Work.WorkID)] = r.Link
+		w.mu.Unlock()
+	}
+	return err
+}
+
+// follow takes over what other hubs on the same journal change.
+func (w *works) follow(ctx context.Context) (stop func(), err error) {
+	return w.state.Watch(ctx, "", func(v journal.Value) {
+		w.mu.Lock()
+		_, own := w.pending[v.Key]
+		w.mu.Unlock()
+		if !own && !v.Deleted {
+			_ = w.take(context.Background(), v.Data) // a full table forgets the closed ones first
+		}
+	})
+}
+
+// Work implements agh.Works.
+func (w *works) Work(ctx context.Context, workspaceID, workID string) (protocol.Work, bool, error) {
+	return w.table.Work(ctx, workspaceID, workID)
+}
+
+// Update implements agh.Works.
+func (w *works) Update(ctx context.Context, workspaceID, workID string, step func(protocol.Work, bool) (protocol.Work, error)) (protocol.Work, error) {
+	changed := false
+	work, err := w.table.Update(ctx, workspaceID, workID, func(old protocol.Work, ok bool) (protocol.Work, error) {
+		next, err := step(old, ok)
+		changed = !ok || next.State != old.State
+		return next, err
+	})
+	if err != nil || !changed {
+		return work, err
+	}
+	if l, ok := w.linked(workspaceID, workID); ok && l.Inbound && !w.all && !work.State.Terminal() {
+		return work, nil // the journal has the request, with a delivery that is not settled
+	}
+	done := w.put(workKey(workspaceID, workID), work)
+	if c, ok := ctx.Value(collectorKey{}).(*collector); ok {
+		c.waits = append(c.waits, done)
+		return work, nil
+	}
+	return work, <-done
+}
+
+// collector gathers writes, so that a caller can do something else meanwhile.
+type collector struct{ waits []<-chan error }
+
+type collectorKey struct{}
+
+func collect(ctx context.Context) (context.Context, *collector) {
+	c := &collector{}
+	return context.WithValue(ctx, collectorKey{}, c), c
+}
+
+func (c *collector) wait() error {
+	var first error
+	for _, w := range c.waits {
+		if err := <-w; err != nil && first == nil {
+			first = err
+		}
+	}
+	c.waits = nil
+	return first
+}
+
+// put makes the current state of some work durable. Writes of one key follow
+// each other, and the last one wins.
+func (w *works) put(key string, work protocol.Work) <-chan error {
+	done := make(chan error, 1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.pending[key]
+	if p != nil {
+		p.waiters = append(p.waiters, done)
+		return done
+	}
+	p = &pending{waiters: []chan error{done}}
+	w.pending[key] = p
+	w.writing.Add(1)
+	go w.write(key, work.WorkspaceID, work.WorkID, p)
+	return done
+}
+
+func (w *works) write(key, workspaceID, workID string, p *pending) {
+	defer w.writing.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		w.mu.Lock()
+		waiters := p.waiters
+		p.waiters = nil
+		if len(waiters) == 0 {
+			delete(w.pending, key)
+			w.mu.Unlock()
+			return
+		}
+		work, ok, err := w.table.Work(ctx, workspaceID, workID)
+		r := row{Work: work, Link: w.links[key]}
+		if ok && work.State.Terminal() {
+			delete(w.links, key)
+		}
+		w.mu.Unlock()
+		if err == nil && ok {
+			var b []byte
+			if b, err = json.Marshal(r); err == nil {
+				_, err = w.state.Put(ctx, key, b, w.now().Add(keepWork))
+			}
+		}
+		for _, c := range waiters {
+			c <- err
+		}
+	}
+}
+
+// link notes which request some work is; before the work is opened.
+func (w *works) link(workspaceID, workID string, l *link) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.links[workKey(workspaceID, workID)] = l
+}
+
+func (w *works) unlink(workspaceID, workID string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.links, workKey(workspaceID, workID))
+}
+
+// linked finds the request that some open work is.
+func (w *works) linked(workspaceID, workID string) (link, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l, ok := w.links[workKey(workspaceID, workID)]
+	if !ok {
+		return link{}, false
+	}
+	return *l, true
+}
+
+// said remembers what the target of some work said last.
+func (w *works) said(workspaceID, workID string, text []byte) {
+	const most = 64 << 10
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if l, ok := w.links[workKey(workspaceID, workID)]; ok && len(text) <= most {
+		c := *l
+		c.Text = text
+		w.links[workKey(workspaceID, workID)] = &c
+	}
+}
+
+// container is a conversation of AGH.
+type container struct {
+	WorkspaceID string
+	protocol.Container
+}
+
+func (c container) foreign() string {
+	return string(c.Surface) + " " + c.Channel + " " + c.ID
+}
+
+// containers remembers which conversation of the hub is which container, so
+// that who speaks in the conversation is heard there.
+type containers struct {
+	state journal.State
+	now   func() time.Time
+
+	mu    sync.Mutex
+	known map[parley.ID]container
+	order []parley.ID
+}
+
+const (
+	maxContainers = 16384 // held in memory; the others are looked up
+	keepContainer = 180 * 24 * time.Hour
+)
+
+func (c *containers) note(ctx context.Context, id parley.ID, at container) error {
+	c.mu.Lock()
+	_, ok := c.known[id]
+	c.mu.Unlock()
+	if ok {
+		return nil
+	}
+	b, err := json.Marshal(at)
+	if err != nil {
+		return err
+	}
+	if _, err := c.state.Put(ctx, id.String(), b, c.now().Add(keepContainer)); err != nil {
+		return err
+	}
+	c.remember(id, at)
+	return nil
+}
+
+func (c *containers) remember(id parley.ID, at container) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil {
+		c.known = map[parley.ID]container{}
+	}
+	if _, ok := c.known[id]; ok {
+		return
+	}
+	if len(c.order) >= maxContainers {
+		delete(c.known, c.order[0])
+		c.order = c.order[1:]
+	}
+	c.known[id] = at
+	c.order = append(c.order, id)
+}
+
+func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
+	c.mu.Lock()
+	at, ok := c.known[id]
+	c.mu.Unlock()
+	if ok {
+		return at, true
+	}
+	v, err := c.state.Get(ctx, id.String())
+	if err != nil || json.Unmarshal(v.Data, &at) != nil {
+		return container{}, false
+	}
+	c.remember(id, at)
+	return at, true
+}

@@ -1,0 +1,345 @@
+package agh
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Protocol is this protocol's short name.
+const Protocol = "agh"
+
+// ExtParley is the ext member in which the hub says where a message comes
+// from, and in which a peer may name the skill that it wants ("skill").
+const ExtParley = "parley"
+
+// Names of the protocol's own ids in parley.Trace.Foreign.
+const (
+	foreignID     = "agh.id"
+	foreignWork   = "agh.work_id"
+	foreignTrace  = "agh.trace_id"
+	foreignCause  = "agh.causation_id"
+	foreignThread = "agh.container"
+)
+
+// Identity writes a peer of a workspace as the ID of a parley.Identity.
+func Identity(workspaceID, peerID string) parley.Identity {
+	return parley.Identity{Protocol: Protocol, ID: workspaceID + "/" + peerID}
+}
+
+// channelMark begins, in place of a peer, what names a whole channel. No peer
+// id can begin so.
+const channelMark = "#"
+
+// split takes the ID of an identity apart; a peer id has no slash.
+func split(id string) (workspaceID, peerID string, ok bool) {
+	i := strings.LastIndexByte(id, '/')
+	if i < 1 {
+		return "", "", false
+	}
+	return id[:i], id[i+1:], true
+}
+
+// peerID gives the peer id of a directory agent. Agent names hold no "__", so
+// that two never meet; a name that would be too long is cut and hashed.
+func peerID(name string) string {
+	id := strings.ReplaceAll(name, "/", "__")
+	if len(id) <= 128 {
+		return id
+	}
+	sum := sha256.Sum256([]byte(name))
+	return id[:111] + "-" + hex.EncodeToString(sum[:8])
+}
+
+// agentName proposes the directory name of a peer that nobody named:
+// guest/agh/<workspace>/<peer>, with the @ of a verified handle as a dot. ok is
+// false where that is no agent name.
+func agentName(workspaceID, peer string) (string, bool) {
+	name := "guest/agh/" + workspaceID + "/" + strings.Replace(peer, "@", ".", 1)
+	return name, strings.Count(name, "/") == 3 && parley.CheckName(name) == nil
+}
+
+// toMessage says what a verified envelope holds, in the hub's terms; who it is
+// from and to, and its kind, the caller knows.
+func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, received time.Time) *parley.Message {
+	m := &parley.Message{
+		Kind:  parley.Notice,
+		Parts: parts(e),
+		Sent:  time.Unix(e.TS, 0),
+		Trace: parley.Trace{Parent: traceparent(e), Foreign: map[string]string{foreignID: e.ID}},
+		Origin: parley.Origin{Protocol: Protocol, Peer: e.WorkspaceID + "/" + e.From, Raw: e.Raw(), Received: received,
+			Verdict: verdict(v, principal)},
+	}
+	for _, f := range []struct{ name, value string }{
+		{foreignWork, e.WorkID}, {foreignTrace, e.TraceID}, {foreignCause, e.CausationID}, {foreignThread, e.ThreadID + e.DirectID},
+	} {
+		if f.value != "" {
+			m.Trace.Foreign[f.name] = f.value
+		}
+	}
+	if s, ok := e.Content().(*protocol.Say); ok {
+		m.Act = s.Intent
+	}
+	return m
+}
+
+// parts of a body: the text first, then what is JSON already.
+func parts(e *protocol.Envelope) []parley.Part {
+	var out []parley.Part
+	jsonPart := func(name string, b []byte) {
+		if len(b) > 0 && string(b) != "null" {
+			out = append(out, parley.Part{MediaType: "application/json", Name: name, Data: b})
+		}
+	}
+	text := func(s string) {
+		if s != "" {
+			out = append(out, parley.Text(s))
+		}
+	}
+	switch c := e.Content().(type) {
+	case *protocol.Say:
+		text(c.Text)
+		for _, a := range c.Artifacts {
+			jsonPart("", a)
+		}
+	case *protocol.Transfer:
+		var body struct {
+			Capability jsonx.Value `json:"capability"`
+		}
+		if jsonx.Decode(e.Body, &body) == nil {
+			jsonPart("capability", body.Capability)
+		}
+	case *protocol.Trace:
+		jsonPart("", c.Result)
+		text(c.Message)
+		for _, a := range c.ArtifactRefs {
+			jsonPart("artifact", a)
+		}
+	case *protocol.Receipt:
+		text(c.Detail)
+	}
+	return out
+}
+
+// verdict: v0 proves nothing of a message itself, the connection may.
+func verdict(v protocol.Verdict, principal string) parley.Verdict {
+	out := parley.Verdict{Checks: []parley.Check{{Name: "envelope", OK: true}, {Name: "freshness", OK: true}}}
+	switch {
+	case v.Verified:
+		out.Assurance, out.KeyID = parley.Signed, v.KeyID
+		out.Checks = append(out.Checks, parley.Check{Name: "signature", OK: true, Detail: v.Handle})
+	case principal != "":
+		out.Assurance, out.KeyID = parley.Session, "nats user "+principal
+		out.Checks = append(out.Checks, parley.Check{Name: "session", OK: true, Detail: "the NATS user " + principal + " may speak as this peer"})
+	default:
+		out.Checks = append(out.Checks, parley.Check{Name: "session", Detail: "an operator's NATS does not say who published"})
+	}
+	return out
+}
+
+// traceparent maps a trace id to W3C trace context: the same id always leads
+// to the same trace.
+func traceparent(e *protocol.Envelope) string {
+	trace := e.TraceID
+	if trace == "" {
+		trace = e.WorkspaceID + "\x00" + e.From + "\x00" + e.ID
+	}
+	t, s := sha256.Sum256([]byte(trace)), sha256.Sum256([]byte(e.From+"\x00"+e.ID))
+	return "00-" + hex.EncodeToString(t[:16]) + "-" + hex.EncodeToString(s[:8]) + "-01"
+}
+
+// skillWanted is what a say asks for: the skill that ext names, else the intent, if
+// the agent has a skill of that name, else the capability that is handed over.
+func skillWanted(e *protocol.Envelope, has func(string) bool) string {
+	var ext struct {
+		Skill string `json:"skill"`
+	}
+	if v := e.ExtValue(ExtParley); v != nil && jsonx.Decode(v, &ext) == nil && ext.Skill != "" {
+		return ext.Skill
+	}
+	switch c := e.Content().(type) {
+	case *protocol.Say:
+		if c.Intent != "" && has(c.Intent) {
+			return c.Intent
+		}
+	case *protocol.Transfer:
+		if has(c.Capability.ID) {
+			return c.Capability.ID
+		}
+	}
+	return ""
+}
+
+// provenance is what the hub states about a message that it speaks for.
+type provenance struct {
+	Message   string   `json:"message"`
+	Kind      string   `json:"kind"`
+	From      string   `json:"from"`
+	Skill     string   `json:"skill,omitzero"`
+	Act       string   `json:"act,omitzero"`
+	Protocol  string   `json:"protocol"`
+	Peer      string   `json:"peer,omitzero"`
+	Assurance string   `json:"assurance"`
+	Digest    string   `json:"digest,omitzero"` // of the original, sha256:hex
+	Hops      []string `json:"hops,omitzero"`
+	Code      string   `json:"code,omitzero"` // of a failure
+}
+
+func provenanceOf(m *parley.Message) provenance {
+	p := provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
+		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Hops: m.Hops}
+	if len(m.Origin.Raw) > 0 {
+		sum := sha256.Sum256(m.Origin.Raw)
+		p.Digest = "sha256:" + hex.EncodeToString(sum[:])
+	}
+	if m.Error != nil {
+		p.Code = string(m.Error.Code)
+	}
+	return p
+}
+
+// toSay says parts as a say: the text, or the JSON as text, and all JSON as
+// artifacts.
+func toSay(ps []parley.Part, intent string) (*protocol.Say, []parley.Loss) {
+	s := &protocol.Say{Intent: intent}
+	var texts []string
+	for _, p := range ps {
+		switch {
+		case p.IsText():
+			texts = append(texts, string(p.Data))
+		default:
+			s.Artifacts = append(s.Artifacts, value(p))
+		}
+	}
+	s.Text = strings.Join(texts, "\n")
+	if strings.TrimSpace(s.Text) == "" && len(ps) > 0 {
+		if t, ok := parley.OnlyText(ps[0]); ok {
+			s.Text = t
+		} else if len(s.Artifacts) > 0 {
+			s.Text = string(s.Artifacts[0])
+		}
+	}
+	var losses []parley.Loss
+	if strings.TrimSpace(s.Text) == "" {
+		s.Text = "(no text)"
+		losses = append(losses, parley.Loss{Field: "Parts", Reason: "an AGH say needs text; this message had none"})
+	}
+	return s, losses
+}
+
+// toResult gives a trace's result, which the pages want to be an object, and
+// its message.
+func toResult(ps []parley.Part) (json.RawMessage, string) {
+	var message []string
+	var result json.RawMessage
+	for _, p := range ps {
+		switch {
+		case p.IsText():
+			message = append(message, string(p.Data))
+		case result == nil:
+			result = value(p)
+		}
+	}
+	switch text := strings.Join(message, "\n"); {
+	case result == nil && text == "":
+		return nil, ""
+	case result == nil:
+		return object("text", text), text
+	case result[0] != '{':
+		return object("result", json.RawMessage(result)), text
+	default:
+		return result, text
+	}
+}
+
+// value makes JSON of any part.
+func value(p parley.Part) json.RawMessage {
+	switch {
+	case p.IsJSON() && jsonx.Valid(p.Data, 0) == nil:
+		return json.RawMessage(p.Data)
+	case p.URI != "":
+		return object("uri", p.URI, "digest", p.Digest, "media_type", p.MediaType)
+	}
+	return object("media_type", p.MediaType, "name", p.Name, "base64", p.Data)
+}
+
+func object(pairs ...any) json.RawMessage {
+	m := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		m[pairs[i].(string)] = pairs[i+1]
+	}
+	b, err := json.Marshal(m)
+	if err != nil { // strings, bytes and checked JSON: cannot happen
+		return json.RawMessage("{}")
+	}
+	return b
+}
+
+// losses of a message on its way into AGH.
+func losses(m *parley.Message) []parley.Loss {
+	var out []parley.Loss
+	for name := range m.Extensions {
+		if name != Protocol {
+			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
+		}
+	}
+	return out
+}
+
+// states says which state of a trace, or that it is a receipt, an event is.
+var states = map[parley.State]protocol.WorkState{
+	parley.NoState: protocol.StateWorking, parley.Working: protocol.StateWorking, parley.NeedsInput: protocol.StateNeedsInput,
+}
+
+// refused are the failures that say: this was not begun. They go out as a
+// receipt "rejected"; the others as a trace "failed".
+var refused = map[parley.Code]protocol.Reason{
+	parley.Malformed:       protocol.ReasonMalformed,
+	parley.TooLarge:        protocol.ReasonMalformed,
+	parley.InvalidContent:  protocol.ReasonMalformed,
+	parley.Unauthenticated: protocol.ReasonVerificationFailed,
+	parley.Forbidden:       protocol.ReasonVerificationFailed,
+	parley.UnknownAgent:    protocol.ReasonNotFound,
+	parley.UnknownSkill:    protocol.ReasonNotFound,
+	parley.RateLimited:     protocol.ReasonBusy,
+	parley.Unsupported:     protocol.ReasonUnsupportedProfile,
+	parley.Loop:            protocol.ReasonInternal,
+	parley.Rejected:        protocol.ReasonBusy,
+}
+
+// toFailure says how a request ended that a receipt or a trace ended badly.
+func toFailure(e *protocol.Envelope) *parley.Error {
+	switch c := e.Content().(type) {
+	case *protocol.Receipt:
+		text := or(c.Detail, string(c.Reason))
+		switch c.Status {
+		case protocol.StatusCanceled:
+			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", or(text, "no reason given"))
+		case protocol.StatusExpired:
+			return parley.Refuse(parley.Stale, "it reached the peer too late")
+		case protocol.StatusUnsupported:
+			return parley.Refuse(parley.Unsupported, "the peer does not support it: %s", text)
+		}
+		return parley.Refuse(parley.Rejected, "the peer refused it: %s", text)
+	case *protocol.Trace:
+		if c.State == protocol.StateCanceled {
+			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", or(c.Message, "no reason given"))
+		}
+		return parley.Refuse(parley.HandlerFailed, "the peer failed: %s", or(c.Message, "no reason given"))
+	}
+	return parley.Refuse(parley.HandlerFailed, "the peer failed")
+}
+
+func or[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}
