@@ -1,0 +1,490 @@
+// Package asp joins ASP to the hub: the hub is the sequencer of sessions and
+// the registry of agents, it stands in for agents of other protocols with keys
+// that it holds, and it talks with ASP agents for those who speak another
+// protocol.
+//
+// # One append
+//
+// The hub's record of a message is the session's record of it: the message, its
+// place in the chain, the use of its proof and the deliveries that it opens are
+// one entry of the journal. The scope is the session. Nothing is recorded
+// before the signature holds.
+//
+// # Sessions with the hub
+//
+// Who is exposed in ASP has an agent URI and keys that the hub holds. A session
+// that it is invited to is accepted and introduced by itself; a QUERY or
+// DELEGATE to it is a request, WITHDRAW cancels that, what else is said to it is
+// a notice with the performative as its act, carried whole. Answers are INFORM,
+// refusals REJECT. For a request to an ASP agent the hub opens a session, keeps
+// it for those that follow, and closes it when it is idle.
+//
+// Between two ASP agents everything is the agents' own affair: the hub records
+// each message as a notice and answers none of them.
+package asp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// Config of a Binding. Hub, Keys, Journal and TokenKey must be set.
+type Config struct {
+	Hub      *hub.Hub
+	Keys     *keyring.Ring
+	Journal  *journal.Journal
+	TokenKey []byte // of access tokens: the same on all nodes of a journal
+
+	PublicURL    string   // base URL under which agents reach the hub
+	Root         string   // directory name of the hub itself
+	Domain       string   // of the stand-ins' agent URIs; "": the host of PublicURL
+	Organization string   // of the stand-ins; "": org_parley
+	Open         bool     // anybody may register, by proof of the card's own keys
+	Expose       []string // protocols in which agents that register themselves appear
+
+	MinTrust  float64 // score that an inviter needs
+	Timeouts  protocol.Timeouts
+	Idle      time.Duration // after which the hub closes a session that it opened; 0: 10 min
+	Answer    time.Duration // in which an invited agent must have answered, before the attempt is put off; 0: 20 s
+	MaxLive   int           // sessions held ready; 0: 10,000
+	MaxAgents int           // registered; 0: 100,000
+
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Binding is the hub's ASP side. It is an http.Handler for the protocol
+// listener, and a hub.Binding.
+type Binding struct {
+	c        Config
+	public   *url.URL
+	store    *store
+	server   *protocol.Server
+	standIns *standIns
+	tender   *tender
+
+	stopWatch []func()
+	ctx       context.Context
+	stop      context.CancelFunc
+	work      sync.WaitGroup
+}
+
+// New makes a binding.
+func New(c Config) (*Binding, error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.PublicURL == "" {
+		c.PublicURL = "http://127.0.0.1"
+	}
+	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
+	if err != nil || public.Host == "" {
+		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	}
+	if len(c.TokenKey) < 32 {
+		return nil, errors.New("asp: TokenKey must have 32 bytes")
+	}
+	c.Organization = or(c.Organization, "org_parley")
+	if c.Domain == "" {
+		c.Domain = domainOf(public.Hostname())
+	}
+	if !protocol.ValidAgentID("agent://" + c.Domain + "/parley/hub") {
+		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
+	}
+	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.store.submit = b.submit
+	b.store.warn = func(text string, err error) { c.Logger.Warn(text, "error", err) }
+	b.store.changed = func(a *protocol.Agent) {
+		if b.isPeer(a) {
+			b.tender.enter(a.ID)
+		}
+	}
+	b.store.put = func(ctx context.Context, a *protocol.Agent) {
+		if b.isPeer(a) {
+			if err := b.enter(context.WithoutCancel(ctx), a.ID); err != nil {
+				c.Logger.Warn("cannot take a registered agent into the directory", "agent", a.ID, "error", err)
+			}
+		}
+	}
+	b.standIns = newStandIns(b)
+	b.tender = newTender(b)
+	own, err := b.standIns.identity(c.Root)
+	if err != nil {
+		return nil, err
+	}
+	b.server = &protocol.Server{Store: b.store, PublicURL: b.public.String(), Identity: own, TokenKey: c.TokenKey,
+		Timeouts: c.Timeouts, MinTrust: c.MinTrust, MaxLive: c.MaxLive, Refused: b.refused, Now: c.Now,
+		Invites: protocol.Rates{Low: 60, High: 600}}
+	if c.Open {
+		b.server.Registration = protocol.RegistrationOpen
+	}
+	return b, nil
+}
+
+// domainOf makes the domain of agent URIs of a host: addresses are no domains.
+func domainOf(host string) string {
+	if host == "localhost" || strings.Trim(host, "0123456789.:abcdef") == "" {
+		return "parley.local"
+	}
+	return strings.ToLower(host)
+}
+
+// Start implements hub.Service: it takes up what the journal holds.
+func (b *Binding) Start(ctx context.Context) error {
+	if err := b.store.start(ctx); err != nil {
+		return err
+	}
+	if err := b.standIns.start(ctx); err != nil {
+		return err
+	}
+	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.standIns.changed), b.c.Journal.Watch(b.tender.recorded),
+		b.c.Journal.WatchOwned(func(int, bool) { b.tender.all() }))
+	b.tender.start()
+	return nil
+}
+
+// Close ends what runs in the background.
+func (b *Binding) Close() error {
+	for _, f := range b.stopWatch {
+		f()
+	}
+	b.stop()
+	b.work.Wait()
+	b.store.stop()
+	return nil
+}
+
+// Protocol implements hub.Binding.
+func (b *Binding) Protocol() string { return Protocol }
+
+// Repeatable implements hub.Binding: a message is in a session once.
+func (b *Binding) Repeatable() bool { return true }
+
+// CarriesReplies implements hub.Binding: replies are messages of the session.
+func (b *Binding) CarriesReplies() bool { return true }
+
+// Serves implements hub.HTTPBinding.
+func (b *Binding) Serves(r *http.Request) bool {
+	p := b.path(r)
+	return strings.HasPrefix(p, "/v1/asp/") || p == "/oauth/token" || p == "/.well-known/asp-agent.json"
+}
+
+// path is what follows the public URL's own path, which a proxy may have taken
+// off already.
+func (b *Binding) path(r *http.Request) string {
+	p := r.URL.EscapedPath()
+	if rest, ok := strings.CutPrefix(p, b.public.Path); ok && b.public.Path != "" && strings.HasPrefix(rest, "/") {
+		return rest
+	}
+	return p
+}
+
+// ServeHTTP serves sessions, registry and tokens.
+func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p := b.path(r); p != r.URL.EscapedPath() {
+		r = r.Clone(r.Context())
+		r.URL.RawPath = p
+		if u, err := url.PathUnescape(p); err == nil {
+			r.URL.Path = u
+		}
+	}
+	b.server.ServeHTTP(w, r)
+}
+
+// Hosting is what an operator tells agents elsewhere about this hub.
+type Hosting struct {
+	Server  string `json:"server"`  // what an agent's client sets as its server
+	AgentID string `json:"agentId"` // as which the hub itself speaks
+	Open    bool   `json:"open"`    // whether agents register themselves
+}
+
+// Hosting tells how the hub appears in ASP.
+func (b *Binding) Hosting() Hosting {
+	return Hosting{b.public.String(), b.server.Identity.ID(), b.c.Open}
+}
+
+// Server is the sequencer, for programs and operators.
+func (b *Binding) Server() *protocol.Server { return b.server }
+
+// Identity makes the directory's identity of an ASP agent.
+func (b *Binding) Identity(id string) (parley.Identity, error) {
+	if !protocol.ValidAgentID(id) {
+		return parley.Identity{}, fmt.Errorf("id %q: want agent://domain/department/name", id)
+	}
+	return parley.Identity{Protocol: Protocol, ID: id}, nil
+}
+
+// Enroll registers the card of an agent on the operator's word.
+func (b *Binding) Enroll(ctx context.Context, card []byte) (*protocol.Agent, error) {
+	return b.server.Register(ctx, card)
+}
+
+// Address implements hub.AddressBinding: the agent URI, its own or that of its
+// stand-in.
+func (b *Binding) Address(e *directory.Entry) string {
+	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
+		return i.ID
+	}
+	if !b.hosts(e) {
+		return ""
+	}
+	return b.standIns.id(e.Name)
+}
+
+// hosts: the hub stands in for agents that are exposed and do not speak the
+// protocol themselves.
+func (b *Binding) hosts(e *directory.Entry) bool {
+	i, ok := e.Identity(Protocol)
+	return e.ExposedIn(Protocol) && (!ok || i.StandIn)
+}
+
+// refused notes what the server turned away, for `parley refused`.
+func (b *Binding) refused(ctx context.Context, x *protocol.Refusal) string {
+	if ctx.Value(saysKey{}) != nil {
+		return "" // the hub lost a race with itself
+	}
+	f := hub.Refusal{Protocol: Protocol, Claim: x.Agent, To: x.Session, Step: stepOf(x.Err), Code: refusalCode(x.Err), Text: x.Err.Text,
+		Cause: strings.TrimSuffix(x.Err.Code+" "+x.Err.Path, " "), Size: len(x.Raw), Verdict: verdict(x.Verdict)}
+	if cause := x.Err.Unwrap(); cause != nil {
+		f.Cause += ": " + cause.Error()
+	}
+	return b.c.Hub.Refuse(f)
+}
+
+func stepOf(e *protocol.Error) string {
+	switch {
+	case e.Step == 0:
+		return "request"
+	case e.Step <= 5:
+		return "decode"
+	case e.Step < 16:
+		return "verify"
+	}
+	return "admit"
+}
+
+func refusalCode(e *protocol.Error) parley.Code {
+	switch s := e.Status(); {
+	case errors.Is(e, protocol.ErrReplay), errors.Is(e, protocol.ErrEquivocation):
+		return parley.Replayed
+	case errors.Is(e, protocol.ErrStale), e.Code == "dpop_iat_out_of_window":
+		return parley.Stale
+	case s == http.StatusUnauthorized, e.Code == "sender_mismatch":
+		return parley.Unauthenticated
+	case s == http.StatusForbidden:
+		return parley.Forbidden
+	case s == http.StatusNotFound:
+		return parley.UnknownAgent
+	case s == http.StatusConflict:
+		return parley.Conflict
+	case s == http.StatusRequestEntityTooLarge:
+		return parley.TooLarge
+	case s == http.StatusTooManyRequests:
+		return parley.RateLimited
+	case s == http.StatusServiceUnavailable:
+		return parley.Unavailable
+	case s >= 500:
+		return parley.Internal
+	}
+	return parley.Malformed
+}
+
+// nameOf is the directory name of an agent in a session.
+func (b *Binding) nameOf(id string) (name string, standIn bool) {
+	if name, ok := b.standIns.name(id); ok {
+		return name, true
+	}
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, id); ok {
+		return e.Name, false
+	}
+	return directory.Stranger(Protocol, id, ""), false
+}
+
+// isPeer reports whether an agent of the registry is not a stand-in, of this
+// node or of another.
+func (b *Binding) isPeer(a *protocol.Agent) bool {
+	if _, ok := b.standIns.name(a.ID); ok {
+		return false
+	}
+	card, err := a.Card()
+	return err == nil && (card.OrgID != b.c.Organization || !b.standIns.looksOurs(a.ID))
+}
+
+// enter keeps the directory's entry of a registered agent, if nobody of another
+// source has it.
+func (b *Binding) enter(ctx context.Context, id string) error {
+	d := b.c.Hub.Directory()
+	a, err := b.store.Agent(ctx, id)
+	if err != nil {
+		return err
+	}
+	card, err := a.Card()
+	if err != nil {
+		return err
+	}
+	e, ok := d.Lookup(Protocol, id)
+	guest := ok && e.Source == directory.FromAgent && strings.HasPrefix(e.Name, "guest/"+Protocol+"/")
+	if a.Removed {
+		if guest {
+			return d.Remove(ctx, e.Name)
+		}
+		return nil
+	}
+	if ok && !guest {
+		return nil
+	}
+	n := parley.Agent{Name: directory.Stranger(Protocol, id, ""), Title: card.Name, Description: card.Description, Exposed: b.c.Expose,
+		Identities: []parley.Identity{{Protocol: Protocol, ID: id}}}
+	if ok {
+		if e.Title == n.Title && e.Description == n.Description {
+			return nil
+		}
+		n.Exposed, n.Identities = e.Exposed, e.Identities
+	}
+	_, err = d.Put(ctx, n, directory.FromAgent)
+	return err
+}
+
+// submit records one record of a session: [store.submit].
+func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error) {
+	ext, err := encodeExtension(r, joined)
+	if err != nil {
+		return journal.Position{}, err
+	}
+	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: b.conversation(r.Session), Sent: r.Time, Extensions: ext,
+		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
+	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: new(journal.Position)}
+	for _, p := range r.Ledger.Participants {
+		name, standIn := b.nameOf(p.AgentID)
+		if _, ok := b.c.Hub.Directory().Agent(name); !ok && !standIn {
+			if err := b.enter(ctx, p.AgentID); err != nil {
+				return journal.Position{}, err
+			}
+		}
+		if p.AgentID == r.Sender {
+			m.From = name
+		} else {
+			m.Audience = append(m.Audience, name)
+		}
+	}
+	s.Reads = m.Audience
+	if req := r.Request; req != nil {
+		b.describe(ctx, c, r, req, &s)
+	} else {
+		s.Admitted = true // what the hub itself notes
+	}
+	_, err = b.c.Hub.Accept(ctx, s)
+	return *s.At, appendError(err)
+}
+
+// conversation of a session. Nobody can tell it from the session's id.
+func (b *Binding) conversation(session string) parley.ID {
+	return b.c.Hub.Conversation(Protocol, scope(session), session)
+}
+
+// describe says a message in the hub's terms.
+func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request, s *hub.Submission) {
+	m, e := s.Message, req.Envelope
+	m.Act, m.Schema = string(e.Performative), e.Version
+	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
+	m.Parts = wholeBody(e)
+	m.Origin.Peer, m.Origin.Raw, m.Origin.Verdict = e.Sender.AgentID, e.Raw(), verdict(req.Verdict)
+	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: r.ProofUntil}
+	if says, ok := ctx.Value(saysKey{}).(says); ok {
+		// The hub's own wording of a message that has its deliveries.
+		s.Admitted = true
+		if !says.message.IsZero() {
+			m.Trace.Foreign[foreignSays] = says.message.String()
+		}
+		return
+	}
+	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
+		return // how sessions come and go is not for handlers
+	}
+	bd := bodyOf(e)
+	switch e.Performative {
+	case protocol.Query, protocol.Delegate:
+		target := bd.TargetAgent
+		if e.Performative == protocol.Query {
+			target = b.addressed(e, req)
+		}
+		name, ok := b.standIns.name(target)
+		entry, here := b.c.Hub.Directory().Agent(name)
+		if !ok || !here {
+			return
+		}
+		m.Kind, m.To = parley.Request, name
+		m.Skill, m.Parts = skillOf(bd, entry), requestParts(e, bd)
+		s.Reads = slices.DeleteFunc(slices.Clone(m.Audience), func(a string) bool { return a == name })
+	case protocol.Withdraw:
+		if id, to, ok := b.asked(ctx, c, req); ok {
+			m.Kind, m.To, m.Audience, m.InReplyTo = parley.Cancel, to, nil, id
+		}
+	default:
+		if b.isAnswer(ctx, e) {
+			return
+		}
+		s.Reads = b.readers(m)
+	}
+}
+
+// addressed is the one of whom a QUERY asks: the recipient that it names, else
+// the only other participant.
+func (b *Binding) addressed(e *protocol.Envelope, req *protocol.Request) string {
+	if e.Recipient != nil {
+		return e.Recipient.AgentID
+	}
+	if len(req.After.Participants) != 2 {
+		return ""
+	}
+	for _, p := range req.After.Participants {
+		if p.AgentID != e.Sender.AgentID {
+			return p.AgentID
+		}
+	}
+	return ""
+}
+
+// readers are those to whom a notice is not delivered: agents of the protocol,
+// and those behind stand-ins that take no talk.
+func (b *Binding) readers(m *parley.Message) []string {
+	var out []string
+	for _, name := range m.Audience {
+		entry, ok := b.c.Hub.Directory().Agent(name)
+		if !ok || !b.standIns.speaks(name) {
+			out = append(out, name)
+			continue
+		}
+		if len(entry.Skills) > 0 {
+			if _, talks := entry.SkillNamed(""); !talks {
+				out = append(out, name)
+			}
+		}
+	}
+	return out
+}
+
+var (
+	_ hub.Service        = (*Binding)(nil)
+	_ hub.HTTPBinding    = (*Binding)(nil)
+	_ hub.AddressBinding = (*Binding)(nil)
+)

@@ -1,0 +1,196 @@
+package asp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// The purposes of a stand-in's two keys.
+const (
+	purposeSigning = Protocol           // Ed25519, of messages
+	purposeProof   = Protocol + "-dpop" // P-256, of proofs
+)
+
+// standIns are the identities that the hub holds for agents which do not speak
+// ASP, and its own.
+type standIns struct {
+	b *Binding
+
+	mu     sync.RWMutex
+	byName map[string]*protocol.Identity
+	byID   map[string]string // agent URI → directory name
+}
+
+func newStandIns(b *Binding) *standIns {
+	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byID: map[string]string{}}
+}
+
+// owner of an agent's keys in the keyring.
+func (s *standIns) owner(name string) string {
+	if name == s.b.c.Root {
+		return keyring.Hub
+	}
+	return name
+}
+
+// id is the agent URI of an agent's stand-in.
+func (s *standIns) id(name string) string {
+	department, rest, ok := strings.Cut(name, "/")
+	switch {
+	case name == s.b.c.Root:
+		department, rest = "parley", "hub"
+	case !ok:
+		department, rest = "agents", name
+	case department == "agents" || name == "parley/hub":
+		rest = segment(name) // not that of another
+	}
+	return "agent://" + s.b.c.Domain + "/" + segment(department) + "/" + segment(rest)
+}
+
+// looksOurs reports whether an agent URI is of the hub's own domain.
+func (s *standIns) looksOurs(id string) bool {
+	return strings.HasPrefix(id, "agent://"+s.b.c.Domain+"/")
+}
+
+// identity gives the identity of an agent's stand-in; its keys are made at
+// first use.
+func (s *standIns) identity(name string) (*protocol.Identity, error) {
+	owner := s.owner(name)
+	signing, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: purposeSigning, Algorithm: keyring.Ed25519, By: "parley"})
+	if err != nil {
+		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
+	}
+	proving, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"})
+	if err != nil {
+		return nil, fmt.Errorf("the proof key of the stand-in for %s: %w", name, err)
+	}
+	s.mu.RLock()
+	id := s.byName[name]
+	s.mu.RUnlock()
+	if id != nil && bytes.Equal(id.Public().Signing, signing.Public()) {
+		return id, nil
+	}
+	if id, err = protocol.IdentityFromSeed(s.id(name), s.b.c.Organization, signing.Seed(), proving.Seed()); err != nil {
+		return nil, fmt.Errorf("the keys of the stand-in for %s: %w", name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byName[name], s.byID[id.ID()] = id, name
+	return id, nil
+}
+
+// start registers the stand-ins of all agents that are exposed, and those that
+// spoke before.
+func (s *standIns) start(ctx context.Context) error {
+	if _, err := s.ensure(ctx, s.b.c.Root); err != nil {
+		return err
+	}
+	for _, e := range s.b.c.Hub.Directory().All() {
+		if s.b.hosts(e) {
+			if _, err := s.ensure(ctx, e.Name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, k := range s.b.c.Keys.List() {
+		if k.Purpose != purposeSigning || k.Owner == keyring.Hub || k.State != keyring.Active {
+			continue
+		}
+		if _, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok {
+			if _, err := s.ensure(ctx, k.Owner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ensure gives the identity of an agent's stand-in, registered.
+func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
+	id, err := s.identity(name)
+	if err != nil {
+		return nil, err
+	}
+	card := id.Card()
+	card.Endpoints = map[string]string{"asp": s.b.public.String() + "/v1/asp"}
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	if ok {
+		card.Name, card.Description = or(e.Title, e.Name), e.Description
+		for _, k := range e.Skills {
+			card.Capabilities = append(card.Capabilities, k.ID)
+		}
+	}
+	b, err := card.JSON()
+	if err != nil {
+		return nil, err
+	}
+	if a, err := s.b.store.Agent(ctx, id.ID()); err != nil || a.Removed || !bytes.Equal(a.Cards[len(a.Cards)-1].Card, b) {
+		if _, err := s.b.server.Register(ctx, b); err != nil && !errors.Is(err, protocol.ErrAgentExists) {
+			return nil, fmt.Errorf("register the stand-in for %s: %w", name, err)
+		}
+	}
+	if !ok {
+		return id, nil
+	}
+	if i, has := e.Identity(Protocol); has && (i.ID == id.ID() || !i.StandIn) {
+		return id, nil
+	}
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.ID(), URL: s.b.public.String(), StandIn: true})
+	if err != nil && !errors.Is(err, directory.ErrUnknown) {
+		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
+	}
+	return id, nil
+}
+
+// name finds for whom an agent URI of the hub's stands.
+func (s *standIns) name(id string) (string, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	name, ok := s.byID[id]
+	return name, ok
+}
+
+// of gives the identity of a stand-in that was made.
+func (s *standIns) of(id string) *protocol.Identity {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byName[s.byID[id]]
+}
+
+// speaks reports whether the hub speaks for an agent.
+func (s *standIns) speaks(name string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byName[name] != nil
+}
+
+// speaker is the identity as which the hub says what an agent said: its
+// stand-in, or the hub's own for those who have a key of their own and for
+// those whom the directory does not hold.
+func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity, error) {
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return s.ensure(ctx, s.b.c.Root)
+	}
+	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
+		return s.ensure(ctx, s.b.c.Root)
+	}
+	return s.ensure(ctx, name)
+}
+
+// changed follows the directory. It must not change it, so that the work is
+// left to the tender.
+func (s *standIns) changed(c directory.Change) {
+	if c.New != nil && s.b.hosts(c.New) {
+		s.b.tender.expose(c.New.Name)
+	}
+}

@@ -1,0 +1,729 @@
+package asp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// The buckets of the journal's state.
+const (
+	bucketAgents   = "asp-agents"   // by agent URI: protocol.Agent
+	bucketSessions = "asp-sessions" // by session: checkpoint
+	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
+	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
+	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
+	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says
+)
+
+const (
+	pageSize  = 256
+	entrySize = 8 + 16 // sequence in the journal, messageId
+	kept      = 64     // newest records of a session kept decoded
+)
+
+// scope of a session's messages.
+func scope(session string) string { return Protocol + " " + session }
+
+// sessionOf is the inverse; "" for scopes of others.
+func sessionOf(scope string) string {
+	s, ok := strings.CutPrefix(scope, Protocol+" ")
+	if !ok || !protocol.ValidUUID(s) {
+		return ""
+	}
+	return s
+}
+
+// store is a [protocol.Store] on the journal. The log of a session is a chain
+// of the journal: a record is the hub's record of the message. What else a
+// session is, follows from its log; a checkpoint every pageSize records keeps
+// that short.
+type store struct {
+	protocol.Memory // of this process; what it does not know the journal's state decides
+
+	j        *journal.Journal
+	agents   journal.State
+	sessions journal.State
+	pages    journal.State
+	proofs   journal.State
+	limits   protocol.Limits
+	timeouts protocol.Timeouts
+	max      int // sessions held ready
+	maxAgent int
+	now      func() time.Time
+	// submit records a message through the hub, or appends what is none.
+	submit func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
+	warn   func(text string, err error)
+
+	mu        sync.Mutex
+	chains    map[string]*chain
+	summaries map[string]*summary
+	byAgent   map[string][]string // sessions, sorted
+	ids       []string            // sessions, sorted
+	known     map[string]*protocol.Agent
+	agentIDs  []string // sorted
+	stops     []func()
+	changed   func(a *protocol.Agent)                      // anywhere
+	put       func(ctx context.Context, a *protocol.Agent) // here
+}
+
+// chain is a session that is held ready.
+type chain struct {
+	id string
+
+	mu     sync.Mutex
+	ledger *protocol.Ledger // nil: nothing is recorded
+	seq    uint64           // of the last record in ledger
+	at     []place          // by position
+	ids    map[parley.ID]int32
+	recent []*protocol.Record // the newest, by position modulo kept
+	saved  int                // records of the checkpoint
+
+	used time.Time // under store.mu
+}
+
+// place is where a record stands in the journal, and the id of its message.
+type place struct {
+	seq uint64
+	id  parley.ID
+}
+
+// summary is what is held of every session.
+type summary struct {
+	participants []string
+	over         bool
+	deadline     time.Time // when something is due; zero: not known here
+	known        bool      // deadline is that of the newest record
+}
+
+// checkpoint is the state of a session at some record.
+type checkpoint struct {
+	Ledger       *protocol.Ledger `json:"ledger,omitempty"`
+	Sequence     uint64           `json:"sequence"`
+	Participants []string         `json:"participants"`
+}
+
+func newStore(j *journal.Journal, c *Config) *store {
+	return &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: j.State(bucketAgents), sessions: j.State(bucketSessions), pages: j.State(bucketPages),
+		proofs: j.State(bucketProofs), max: or(c.MaxLive, 10_000), maxAgent: or(c.MaxAgents, 100_000), timeouts: c.Timeouts, now: c.Now,
+		chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{}, known: map[string]*protocol.Agent{}}
+}
+
+// start reads what the journal holds.
+func (s *store) start(ctx context.Context) error {
+	stop, err := s.agents.Watch(ctx, "", s.agentChanged)
+	if err != nil {
+		return fmt.Errorf("read the registered agents: %w", err)
+	}
+	s.stops = append(s.stops, stop)
+	if stop, err = s.sessions.Watch(ctx, "", s.sessionChanged); err != nil {
+		return fmt.Errorf("read the sessions: %w", err)
+	}
+	s.stops = append(s.stops, stop)
+	return nil
+}
+
+func (s *store) stop() {
+	for _, f := range s.stops {
+		f()
+	}
+}
+
+func (s *store) sessionChanged(v journal.Value) {
+	var c checkpoint
+	if v.Deleted || jsonx.Decode(v.Data, &c) != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note(v.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
+}
+
+// note keeps the summary of a session up to date; s.mu is held.
+func (s *store) note(id string, participants []string, over bool) *summary {
+	m := s.summaries[id]
+	if m == nil {
+		m = &summary{}
+		s.summaries[id] = m
+		s.ids = insertSorted(s.ids, id)
+	}
+	for _, p := range participants {
+		if !slices.Contains(m.participants, p) {
+			m.participants = append(m.participants, p)
+			s.byAgent[p] = insertSorted(s.byAgent[p], id)
+		}
+	}
+	m.over = m.over || over
+	return m
+}
+
+func insertSorted(list []string, v string) []string {
+	at, found := slices.BinarySearch(list, v)
+	if found {
+		return list
+	}
+	return slices.Insert(slices.Clip(list), at, v) // readers hold the old slice
+}
+
+// chain gives a session, held ready from now on. Those not used for longest go.
+func (s *store) chain(id string) *chain {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.chains[id]
+	if c == nil {
+		if len(s.chains) >= s.max {
+			s.evict()
+		}
+		c = &chain{id: id, ids: map[parley.ID]int32{}}
+		s.chains[id] = c
+	}
+	c.used = s.now()
+	return c
+}
+
+// evict forgets a part of the sessions, of those looked at the ones not used
+// for longest. A session in use is only loaded again: the journal decides.
+func (s *store) evict() {
+	var look []*chain
+	for _, c := range s.chains {
+		if look = append(look, c); len(look) == 256 {
+			break
+		}
+	}
+	slices.SortFunc(look, func(a, b *chain) int { return a.used.Compare(b.used) })
+	for _, c := range look[:(len(look)+3)/4] {
+		delete(s.chains, c.id)
+	}
+}
+
+// load brings c to the head of its chain; c.mu is held.
+func (s *store) load(ctx context.Context, c *chain) error {
+	head, err := s.j.Head(ctx, scope(c.id), scope(c.id))
+	if err != nil {
+		return err
+	}
+	if head <= c.seq {
+		return nil
+	}
+	if c.seq == 0 {
+		s.restore(ctx, c, head)
+	}
+	records, err := s.behind(ctx, c.id, head, c.seq)
+	if errors.Is(err, errNotBehind) { // the checkpoint is of another chain
+		c.reset()
+		records, err = s.behind(ctx, c.id, head, 0)
+	}
+	if err != nil {
+		return err
+	}
+	for _, r := range slices.Backward(records) {
+		if err := s.replay(c, r); err != nil {
+			c.reset()
+			return fmt.Errorf("session %s, record at %s: %w", c.id, r.Position, err)
+		}
+	}
+	return nil
+}
+
+var errNotBehind = errors.New("the chain does not lead there")
+
+// behind reads the records of a chain from head back to the one after seq, the
+// newest first.
+func (s *store) behind(ctx context.Context, id string, head, seq uint64) ([]*journal.Record, error) {
+	var out []*journal.Record
+	partition := s.j.Partition(scope(id))
+	for at := head; at != seq; {
+		if at < seq {
+			return nil, errNotBehind
+		}
+		r, err := s.j.Read(ctx, journal.Position{Partition: partition, Sequence: at})
+		if err != nil {
+			return nil, err
+		}
+		if r.Chain == nil || r.Message == nil || r.Chain.After >= at {
+			return nil, fmt.Errorf("record %s is none of session %s", r.Position, id)
+		}
+		out = append(out, r)
+		at = r.Chain.After
+	}
+	return out, nil
+}
+
+func (c *chain) reset() {
+	c.ledger, c.seq, c.at, c.ids, c.recent, c.saved = nil, 0, nil, map[parley.ID]int32{}, nil, 0
+}
+
+// restore takes the last checkpoint, if it is whole.
+func (s *store) restore(ctx context.Context, c *chain, head uint64) {
+	v, err := s.sessions.Get(ctx, c.id)
+	if err != nil {
+		return // there is none, or the log tells as well
+	}
+	var cp checkpoint
+	if jsonx.Decode(v.Data, &cp) != nil || cp.Ledger == nil || cp.Sequence > head {
+		return
+	}
+	count := int(cp.Ledger.Head.Count)
+	for n := 0; n*pageSize < count; n++ {
+		p, err := s.pages.Get(ctx, pageKey(c.id, n))
+		want := min(pageSize, count-n*pageSize)
+		if err != nil || len(p.Data) < want*entrySize {
+			c.reset()
+			return
+		}
+		for i := range want {
+			b := p.Data[i*entrySize:]
+			c.index(binary.BigEndian.Uint64(b), parley.ID(b[8:24]))
+		}
+	}
+	if count > 0 && c.at[count-1].seq != cp.Sequence {
+		c.reset()
+		return
+	}
+	c.ledger, c.seq, c.saved = cp.Ledger, cp.Sequence, count
+}
+
+func pageKey(session string, n int) string { return session + "/" + strconv.Itoa(n) }
+
+// index notes where the next record stands.
+func (c *chain) index(seq uint64, message parley.ID) {
+	if !message.IsZero() {
+		c.ids[message] = int32(len(c.at))
+	}
+	c.at = append(c.at, place{seq, message})
+}
+
+func (s *store) replay(c *chain, r *journal.Record) error {
+	rec, joined, err := recordOf(r.Message)
+	if err != nil {
+		return err
+	}
+	if rec.Position != int64(len(c.at)) {
+		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.at))
+	}
+	after, err := c.ledger.Replay(rec, joined, s.limits, s.timeouts)
+	if err != nil {
+		return err
+	}
+	s.advance(c, rec, after, r.Position.Sequence)
+	return nil
+}
+
+// advance takes what is recorded into c.
+func (s *store) advance(c *chain, r *protocol.Record, after *protocol.Ledger, seq uint64) {
+	var id parley.ID
+	if r.MessageID != "" {
+		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
+	}
+	c.index(seq, id)
+	c.ledger, c.seq = after, seq
+	if len(c.recent) < kept {
+		c.recent = append(c.recent, nil)
+	}
+	for len(c.recent) <= int(r.Position%kept) {
+		c.recent = append(c.recent, nil)
+	}
+	c.recent[r.Position%kept] = r
+	names := make([]string, len(after.Participants))
+	for i, p := range after.Participants {
+		names[i] = p.AgentID
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.note(c.id, names, after.State.Terminal())
+	m.deadline, m.known = after.Deadline, true
+}
+
+// Append implements [protocol.Store].
+func (s *store) Append(ctx context.Context, session string, expect protocol.Head, r *protocol.Record) error {
+	c := s.chain(session)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.seq == 0 && expect.Count > 0 {
+		if err := s.load(ctx, c); err != nil {
+			return err
+		}
+	}
+	var have protocol.Head
+	var before int
+	if c.ledger != nil {
+		have, before = c.ledger.Head, len(c.ledger.Participants)
+	}
+	if have != expect {
+		return protocol.ErrConflict
+	}
+	joined := r.Ledger.Participants[before:]
+	if len(joined) > 0 {
+		// Who is in a session can be found before it is, not after a crash
+		// only when somebody names it.
+		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
+			return err
+		}
+	}
+	at, err := s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(session), After: c.seq})
+	if err != nil {
+		return err
+	}
+	s.advance(c, r, r.Ledger, at.Sequence)
+	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
+		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
+			s.warn("cannot write a checkpoint of a session", err) // the log is enough
+		}
+	}
+	return nil
+}
+
+// save writes a checkpoint; c.mu is held.
+func (s *store) save(ctx context.Context, c *chain, participants []protocol.Participant) error {
+	ctx = context.WithoutCancel(ctx)
+	for n := c.saved / pageSize; n*pageSize < len(c.at); n++ {
+		from, to := n*pageSize, min((n+1)*pageSize, len(c.at))
+		page := make([]byte, (to-from)*entrySize)
+		for i, p := range c.at[from:to] {
+			binary.BigEndian.PutUint64(page[i*entrySize:], p.seq)
+			copy(page[i*entrySize+8:], p.id[:])
+		}
+		if _, err := s.pages.Put(ctx, pageKey(c.id, n), page, time.Time{}); err != nil {
+			return err
+		}
+	}
+	cp := checkpoint{Ledger: c.ledger, Sequence: c.seq}
+	for _, p := range participants {
+		cp.Participants = append(cp.Participants, p.AgentID)
+	}
+	b, err := jsonx.Encode(cp)
+	if err != nil {
+		return err
+	}
+	if _, err = s.sessions.Put(ctx, c.id, b, time.Time{}); err == nil {
+		c.saved = len(c.at)
+	}
+	return err
+}
+
+// Ledger implements [protocol.Store].
+func (s *store) Ledger(ctx context.Context, session string) (*protocol.Ledger, error) {
+	c := s.chain(session)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.load(ctx, c); err != nil {
+		return nil, err
+	}
+	if c.ledger == nil {
+		s.forget(c)
+		return nil, protocol.ErrNotFound
+	}
+	return c.ledger, nil
+}
+
+// forget drops a session that is not there: strangers name many.
+func (s *store) forget(c *chain) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.chains[c.id] == c {
+		delete(s.chains, c.id)
+	}
+}
+
+// ready gives a session that was loaded; whether it is at the head does not
+// matter for what lies behind.
+func (s *store) ready(ctx context.Context, session string) (*chain, error) {
+	c := s.chain(session)
+	c.mu.Lock()
+	if c.ledger == nil {
+		if err := s.load(ctx, c); err != nil {
+			c.mu.Unlock()
+			return nil, err
+		}
+		if c.ledger == nil {
+			c.mu.Unlock()
+			s.forget(c)
+			return nil, protocol.ErrNotFound
+		}
+	}
+	return c, nil
+}
+
+// Message implements [protocol.Store].
+func (s *store) Message(ctx context.Context, session, messageID string) (*protocol.Record, error) {
+	id, err := parley.ParseID(messageID)
+	if err != nil {
+		return nil, protocol.ErrNotFound
+	}
+	c, err := s.ready(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	at, ok := c.ids[id]
+	if !ok {
+		return nil, protocol.ErrNotFound
+	}
+	return s.record(ctx, c, int64(at))
+}
+
+// record gives one record; c.mu is held.
+func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol.Record, error) {
+	if i := int(position % kept); i < len(c.recent) && c.recent[i] != nil && c.recent[i].Position == position {
+		return c.recent[i], nil
+	}
+	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.at[position].seq})
+	if err != nil {
+		return nil, err
+	}
+	rec, _, err := recordOf(r.Message)
+	return rec, err
+}
+
+// Records implements [protocol.Store].
+func (s *store) Records(ctx context.Context, session string, from int64, limit int) ([]*protocol.Record, error) {
+	c, err := s.ready(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	var out []*protocol.Record
+	for at := max(from, 0); at < int64(len(c.at)) && len(out) < limit; at++ {
+		r, err := s.record(ctx, c, at)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// Ledgers implements [protocol.Store].
+func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after string, limit int) ([]*protocol.Ledger, error) {
+	s.mu.Lock()
+	ids := s.ids
+	if q.Participant != "" {
+		ids = s.byAgent[q.Participant]
+	}
+	at, found := slices.BinarySearch(ids, after)
+	if found {
+		at++
+	}
+	var want []string
+	for _, id := range ids[at:] {
+		if !q.Live || !s.summaries[id].over {
+			want = append(want, id)
+		}
+	}
+	s.mu.Unlock()
+	var out []*protocol.Ledger
+	for _, id := range want {
+		if len(out) == limit {
+			break
+		}
+		l, err := s.Ledger(ctx, id)
+		if errors.Is(err, protocol.ErrNotFound) {
+			continue // it was about to be opened
+		}
+		if err != nil {
+			return nil, err
+		}
+		if q.Live && l.State.Terminal() {
+			continue
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+// due lists live sessions whose state may time out by now.
+func (s *store) due(now time.Time, mine func(session string) bool) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for id, m := range s.summaries {
+		if !m.over && (!m.known || !m.deadline.IsZero() && !m.deadline.After(now)) && mine(id) {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// head is the newest record that is known here of a session.
+func (s *store) head(session string) uint64 {
+	s.mu.Lock()
+	c := s.chains[session]
+	s.mu.Unlock()
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock() // an append that is under way ends first
+	defer c.mu.Unlock()
+	return c.seq
+}
+
+// has reports whether a session is held ready.
+func (s *store) has(session string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.chains[session] != nil
+}
+
+// moved tells that a session is to be looked at again.
+func (s *store) moved(session string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note(session, nil, false).known = false
+}
+
+// Seen implements [protocol.Memory]: proofs of HTTP requests.
+func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
+	fresh, err := s.Memory.Seen(ctx, key, until)
+	if err != nil || !fresh {
+		return false, err
+	}
+	sum := sha256.Sum256([]byte(key))
+	_, err = s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
+	if errors.Is(err, journal.ErrExists) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s *store) agentChanged(v journal.Value) {
+	if v.Deleted {
+		return
+	}
+	a := new(protocol.Agent)
+	if err := jsonx.Decode(v.Data, a); err != nil {
+		s.warn("cannot read a registered agent", err)
+		return
+	}
+	s.keep(a)
+}
+
+// keep takes an agent into memory unless a newer one is there.
+func (s *store) keep(a *protocol.Agent) *protocol.Agent {
+	s.mu.Lock()
+	old := s.known[a.ID]
+	if old != nil && old.Revision >= a.Revision {
+		s.mu.Unlock()
+		return old
+	}
+	s.known[a.ID] = a
+	s.agentIDs = insertSorted(s.agentIDs, a.ID)
+	changed := s.changed
+	s.mu.Unlock()
+	if changed != nil {
+		changed(a)
+	}
+	return a
+}
+
+// Agent implements [protocol.Store].
+func (s *store) Agent(ctx context.Context, id string) (*protocol.Agent, error) {
+	s.mu.Lock()
+	a := s.known[id]
+	s.mu.Unlock()
+	if a != nil {
+		return a, nil
+	}
+	if !protocol.ValidAgentID(id) {
+		return nil, protocol.ErrNotFound
+	}
+	v, err := s.agents.Get(ctx, id)
+	if errors.Is(err, journal.ErrNotFound) {
+		return nil, protocol.ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	a = new(protocol.Agent)
+	if err := jsonx.Decode(v.Data, a); err != nil {
+		return nil, err
+	}
+	return s.keep(a), nil
+}
+
+// PutAgent implements [protocol.Store].
+func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
+	b, err := jsonx.Encode(a)
+	if err != nil {
+		return err
+	}
+	if a.Revision == 1 {
+		s.mu.Lock()
+		full := len(s.known) >= s.maxAgent
+		s.mu.Unlock()
+		if full {
+			return protocol.ErrFull
+		}
+		_, err = s.agents.Create(ctx, a.ID, b, time.Time{})
+	} else {
+		var v journal.Value
+		if v, err = s.agents.Get(ctx, a.ID); err == nil {
+			old := new(protocol.Agent)
+			if err := jsonx.Decode(v.Data, old); err != nil {
+				return err
+			}
+			if old.Revision != a.Revision-1 {
+				s.keep(old)
+				return protocol.ErrConflict
+			}
+			_, err = s.agents.Update(ctx, a.ID, b, time.Time{}, v.Revision)
+		}
+	}
+	if errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrNotFound) {
+		return protocol.ErrConflict
+	}
+	if err == nil {
+		s.keep(a)
+		s.put(ctx, a)
+	}
+	return err
+}
+
+// Agents implements [protocol.Store].
+func (s *store) Agents(_ context.Context, q protocol.AgentQuery, after string, limit int) ([]*protocol.Agent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, found := slices.BinarySearch(s.agentIDs, after)
+	if found {
+		at++
+	}
+	var out []*protocol.Agent
+	for _, id := range s.agentIDs[at:] {
+		if len(out) == limit {
+			break
+		}
+		if a := s.known[id]; q.Matches(a) {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// appendError says what the journal or the hub made of an append.
+func appendError(err error) error {
+	var prior *hub.Prior
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, journal.ErrConflict):
+		return protocol.ErrConflict
+	case errors.As(err, &prior):
+		return protocol.ErrReplay
+	}
+	return admission(parley.AsError(err))
+}
+
+var _ protocol.Store = (*store)(nil)

@@ -1,0 +1,824 @@
+package asp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// tender does what the hub has to do in sessions of its own accord: it accepts
+// invitations of stand-ins, hands answers to those who asked, ends what timed
+// out, and closes what it opened. It follows the journal, so that a session is
+// tended by the node that owns its partition, whoever took the message.
+type tender struct {
+	b *Binding
+
+	mu      sync.Mutex
+	dirty   map[string]bool   // sessions to look at; false: being looked at
+	seen    map[string]uint64 // of those: the newest record, in the journal
+	agents  map[string]bool   // registered agents that the directory may lack
+	names   map[string]bool   // agents that were exposed
+	cursors map[string]int64
+	waiting map[string][]chan struct{}
+	wake    chan struct{}
+	slots   chan struct{}
+	runs    sync.WaitGroup
+}
+
+const (
+	tenders    = 32
+	sweepEvery = time.Minute
+	maxSays    = 64 // how often the hub may lose the race for the head
+)
+
+func newTender(b *Binding) *tender {
+	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{}, cursors: map[string]int64{},
+		waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1), slots: make(chan struct{}, tenders)}
+}
+
+func (t *tender) start() {
+	t.all()
+	t.b.work.Go(t.run)
+}
+
+func (t *tender) signal() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (t *tender) enter(id string)    { t.add(&t.agents, id) }
+func (t *tender) expose(name string) { t.add(&t.names, name) }
+func (t *tender) look(id string)     { t.add(&t.dirty, id) }
+
+func (t *tender) add(set *map[string]bool, v string) {
+	t.mu.Lock()
+	(*set)[v] = true
+	t.mu.Unlock()
+	t.signal()
+}
+
+// recorded is told of every record of the journal.
+func (t *tender) recorded(r *journal.Record) {
+	if r.Chain == nil {
+		return
+	}
+	session := sessionOf(r.Chain.Name)
+	if session == "" {
+		return
+	}
+	t.mu.Lock()
+	for _, w := range t.waiting[session] {
+		close(w)
+	}
+	delete(t.waiting, session)
+	t.mu.Unlock()
+	// Of the sessions of other nodes, those count that are in use here and
+	// those that may bring somebody in who waits here.
+	if !t.mine(session) && !t.b.store.has(session) && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
+		return
+	}
+	t.mu.Lock()
+	t.seen[session] = r.Position.Sequence
+	t.mu.Unlock()
+	t.look(session)
+}
+
+// changed gives a channel that is closed by the next record of a session.
+func (t *tender) changed(session string) <-chan struct{} {
+	w := make(chan struct{})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waiting[session] = append(t.waiting[session], w)
+	return w
+}
+
+// all has every live session looked at.
+func (t *tender) all() {
+	for _, id := range t.b.store.due(t.b.c.Now(), func(string) bool { return true }) {
+		t.look(id)
+	}
+}
+
+func (t *tender) mine(session string) bool {
+	j := t.b.c.Journal
+	return j.Owned(j.Partition(scope(session)))
+}
+
+func (t *tender) run() {
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	minute := time.NewTicker(sweepEvery)
+	defer minute.Stop()
+	defer t.runs.Wait()
+	for {
+		select {
+		case <-t.wake:
+			t.round()
+		case <-second.C:
+			for _, id := range t.b.store.due(t.b.c.Now(), t.mine) {
+				t.look(id)
+			}
+		case <-minute.C:
+			if err := t.closeIdle(t.b.ctx); err != nil && t.b.ctx.Err() == nil {
+				t.b.c.Logger.Warn("cannot close idle sessions", "error", err)
+			}
+		case <-t.b.ctx.Done():
+			return
+		}
+	}
+}
+
+func (t *tender) round() {
+	t.mu.Lock()
+	agents, names := t.agents, t.names
+	t.agents, t.names = map[string]bool{}, map[string]bool{}
+	var sessions []string
+	for id, due := range t.dirty {
+		if due {
+			t.dirty[id] = false
+			sessions = append(sessions, id)
+		}
+	}
+	t.mu.Unlock()
+	ctx := t.b.ctx
+	for name := range names {
+		if _, err := t.b.standIns.ensure(ctx, name); err != nil && ctx.Err() == nil {
+			t.b.c.Logger.Error("cannot make a stand-in", "agent", name, "error", err)
+		}
+	}
+	for id := range agents {
+		if err := t.b.enter(ctx, id); err != nil && ctx.Err() == nil {
+			t.b.c.Logger.Warn("cannot take a registered agent into the directory", "agent", id, "error", err)
+		}
+	}
+	for _, id := range sessions {
+		select {
+		case t.slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		t.runs.Go(func() {
+			defer func() { <-t.slots }()
+			err := t.tend(ctx, id)
+			t.mu.Lock()
+			again := t.dirty[id]
+			if !again {
+				delete(t.dirty, id)
+			}
+			t.mu.Unlock()
+			if err != nil && ctx.Err() == nil {
+				t.b.c.Logger.Warn("cannot tend a session", "session", id, "error", err)
+				t.mu.Lock()
+				t.seen[id] = math.MaxUint64 // due brings it back
+				t.mu.Unlock()
+				t.b.store.moved(id)
+			}
+			if again {
+				t.signal()
+			}
+		})
+	}
+}
+
+// tend does what is to be done in one session now.
+func (t *tender) tend(ctx context.Context, id string) error {
+	b := t.b
+	t.mu.Lock()
+	seen := t.seen[id]
+	delete(t.seen, id)
+	t.mu.Unlock()
+	if seen > b.store.head(id) { // another node appended
+		if err := b.server.Notify(ctx, id); err != nil {
+			return err
+		}
+	}
+	ledger, err := b.server.Session(ctx, id, "")
+	if errors.Is(err, protocol.ErrSessionNotFound) {
+		return nil
+	}
+	if err != nil || !t.mine(id) {
+		return err
+	}
+	var own []*protocol.Identity
+	for _, p := range ledger.Participants {
+		if i := b.standIns.of(p.AgentID); i != nil {
+			own = append(own, i)
+		}
+	}
+	if len(own) == 0 {
+		return nil
+	}
+	for _, i := range own {
+		if err := t.attend(ctx, ledger, i); err != nil && !isMoved(err) {
+			return err
+		}
+	}
+	return t.answers(ctx, ledger)
+}
+
+// isMoved: somebody else did it, or the session went on otherwise. The record
+// of that brings the session here again.
+func isMoved(err error) bool {
+	return errors.Is(err, protocol.ErrTransition) || errors.Is(err, protocol.ErrSessionClosed) || errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
+}
+
+// attend answers an invitation to a stand-in and introduces it.
+func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
+	b := t.b
+	switch l.State {
+	case protocol.Invited:
+		at := slices.IndexFunc(l.Items, func(x protocol.Item) bool {
+			return x.Kind == "invitation" && x.Status == "open" && x.For == i.ID()
+		})
+		if at < 0 {
+			return nil
+		}
+		name, _ := b.standIns.name(i.ID())
+		answer := protocol.Answer{ReferenceID: l.Items[at].ID}
+		e, ok := b.c.Hub.Directory().Agent(name)
+		if !ok || !b.hosts(e) && !b.spokeFirst(l, i) {
+			answer.Code, answer.Reason = "unauthorized", "the agent is not here"
+			return b.say(ctx, i, l.ID, "", wording{act: protocol.Reject, body: answer}, says{once: l.Head}, nil)
+		}
+		return b.say(ctx, i, l.ID, "", wording{act: protocol.Accept, body: answer}, says{once: l.Head}, nil)
+	case protocol.Introduced:
+		records, err := b.store.Records(ctx, l.ID, 0, 16)
+		if err != nil {
+			return err
+		}
+		for _, r := range records {
+			if r.Sender == i.ID() && r.Kind == protocol.RecordMessage {
+				if e, err := (protocol.Limits{}).Decode(r.Raw, r.Format); err == nil && bodyOf(e).InformType == introduction {
+					return nil
+				}
+			}
+		}
+		card, err := i.Card().JSON()
+		if err != nil {
+			return err
+		}
+		object := protocol.ContextObject{Type: protocol.AgentCardContext, ID: "card-" + i.Public().ID()[:16], Version: 1, Data: card, Visibility: protocol.VisibleSession}
+		return b.say(ctx, i, l.ID, "", wording{act: protocol.Inform, body: protocol.Information{InformType: introduction, Topic: introduction}},
+			says{once: l.Head}, []protocol.ContextObject{object})
+	}
+	return nil
+}
+
+// spokeFirst: a stand-in that invited takes the counter-invitation.
+func (b *Binding) spokeFirst(l *protocol.Ledger, i *protocol.Identity) bool {
+	return l.Participants[0].AgentID == i.ID()
+}
+
+// call is a request of the hub's that waits in a session for its answer.
+type call struct {
+	Request  string `json:"request"`
+	To       string `json:"to"` // directory name of who was asked
+	Peer     string `json:"peer"`
+	Scope    string `json:"scope"`
+	Position int64  `json:"position"` // from where to look for the answer
+}
+
+func callKey(session, message string) string { return session + "/" + message }
+
+// calls lists those of a session, the oldest first.
+func (b *Binding) calls(ctx context.Context, session string) ([]call, error) {
+	var out []call
+	for v, err := range b.c.Journal.State(bucketCalls).Range(ctx, session+"/") {
+		if err != nil {
+			return nil, err
+		}
+		var c call
+		if !v.Deleted && jsonx.Decode(v.Data, &c) == nil {
+			out = append(out, c)
+		}
+	}
+	slices.SortStableFunc(out, func(x, y call) int { return int(x.Position - y.Position) })
+	return out, nil
+}
+
+func (b *Binding) dropCall(ctx context.Context, session, message string) error {
+	return b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0)
+}
+
+// isAnswer reports whether a message answers a request of the hub's.
+func (b *Binding) isAnswer(ctx context.Context, e *protocol.Envelope) bool {
+	list, err := b.calls(ctx, e.SessionID)
+	return err == nil && answered(list, e) != nil && replyOf(e) != nil
+}
+
+// answered finds the request that a message is about: the one it refers to, or
+// where an INFORM refers to nothing, the oldest to its sender.
+func answered(list []call, e *protocol.Envelope) *call {
+	ref := e.Reference()
+	for i := range list {
+		if list[i].Request == ref || ref == "" && e.Performative == protocol.Inform && list[i].Peer == e.Sender.AgentID {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+// asked finds the request of a QUERY or DELEGATE that a WITHDRAW takes back.
+func (b *Binding) asked(ctx context.Context, c *chain, req *protocol.Request) (id parley.ID, to string, ok bool) {
+	ref := req.Reference()
+	for _, x := range req.Before.Items {
+		if x.ID != ref && x.MessageID != ref {
+			continue
+		}
+		mid, err := parley.ParseID(x.MessageID)
+		at, known := c.ids[mid]
+		if err != nil || !known {
+			return id, "", false
+		}
+		r, err := b.c.Journal.Read(ctx, journal.Position{Partition: b.c.Journal.Partition(scope(c.id)), Sequence: c.at[at].seq})
+		if err != nil || r.Message.Kind != parley.Request {
+			return id, "", false
+		}
+		_, open := b.c.Journal.Delivery(r.Message.ID, r.Message.To)
+		return r.Message.ID, r.Message.To, open
+	}
+	return id, "", false
+}
+
+// answers hands to those who asked what came since.
+func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
+	list, err := t.b.calls(ctx, l.ID)
+	if err != nil || len(list) == 0 {
+		t.mu.Lock()
+		delete(t.cursors, l.ID)
+		t.mu.Unlock()
+		return err
+	}
+	t.mu.Lock()
+	at := max(t.cursors[l.ID], list[0].Position)
+	t.mu.Unlock()
+	for at < l.Head.Count {
+		page, err := t.b.store.Records(ctx, l.ID, at, 64)
+		if err != nil {
+			return err
+		}
+		if len(page) == 0 {
+			break
+		}
+		for _, r := range page {
+			if r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
+				if list, err = t.answer(ctx, l.ID, r, list); err != nil {
+					return err
+				}
+			}
+			at++
+		}
+		t.mu.Lock()
+		t.cursors[l.ID] = at
+		t.mu.Unlock()
+	}
+	if !l.State.Terminal() {
+		return nil
+	}
+	for _, c := range list {
+		id, err := parley.ParseID(c.Request)
+		if err != nil {
+			continue
+		}
+		m := &parley.Message{Kind: parley.Failure, From: c.To, InReplyTo: id, Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
+			Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Verdict: parley.Verdict{Assurance: parley.Session}}}
+		if err := t.hand(ctx, l.ID, c, m, "end "+l.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answer hands one message to who asked, if it is an answer; it gives what is
+// still open.
+func (t *tender) answer(ctx context.Context, session string, r *protocol.Record, list []call) ([]call, error) {
+	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
+	if err != nil {
+		return list, err
+	}
+	c := answered(list, e)
+	if c == nil {
+		return list, nil
+	}
+	m := replyOf(e)
+	if m == nil {
+		return list, nil
+	}
+	id, err := parley.ParseID(c.Request)
+	if err != nil {
+		return list, err
+	}
+	m.From, m.InReplyTo, m.Schema = c.To, id, e.Version
+	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
+	m.Trace.Foreign = map[string]string{foreignSession: session}
+	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
+		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true, Detail: "verified when the session recorded it"}}}}
+	if err := t.hand(ctx, session, *c, m, r.MessageID); err != nil {
+		return list, err
+	}
+	if m.Kind.Terminal() {
+		list = slices.DeleteFunc(list, func(x call) bool { return x.Request == id.String() })
+	}
+	return list, nil
+}
+
+// hand gives a reply to the hub, once.
+func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Message, key string) error {
+	_, err := t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: c.Scope, Key: journal.Key{ID: "asp reply " + session + " " + key + " " + c.Request}})
+	var prior *hub.Prior
+	if err != nil && !errors.As(err, &prior) {
+		if e := parley.AsError(err); e.Retryable || e.Code == parley.Internal {
+			return err
+		}
+		if parley.CodeOf(err) != parley.Conflict {
+			t.b.c.Logger.Warn("an answer was refused", "session", session, "request", c.Request, "error", err)
+		}
+		return t.b.dropCall(ctx, session, c.Request) // nobody waits for it any more
+	}
+	if m.Kind.Terminal() {
+		return t.b.dropCall(ctx, session, c.Request)
+	}
+	return nil
+}
+
+// opened is a session that the hub opened for somebody.
+type opened struct {
+	Session string `json:"session"`
+	Speaker string `json:"speaker"` // agent URIs
+	Peer    string `json:"peer"`
+}
+
+func openedKey(speaker, peer string, conversation parley.ID) string {
+	sum := sha256.Sum256([]byte(speaker + "\n" + peer + "\n" + conversation.String()))
+	return hex.EncodeToString(sum[:16])
+}
+
+// closeIdle closes sessions that the hub opened and nobody uses any more.
+func (t *tender) closeIdle(ctx context.Context) error {
+	b := t.b
+	s := b.c.Journal.State(bucketOpened)
+	for v, err := range s.Range(ctx, "") {
+		if err != nil {
+			return err
+		}
+		var o opened
+		if v.Deleted || jsonx.Decode(v.Data, &o) != nil || !t.mine(o.Session) {
+			continue
+		}
+		l, err := b.server.Session(ctx, o.Session, "")
+		switch {
+		case errors.Is(err, protocol.ErrSessionNotFound) || err == nil && l.State.Terminal():
+		case err != nil:
+			return err
+		default:
+			last, _ := protocol.ParseTimestamp(l.LastTimestamp)
+			list, err := b.calls(ctx, o.Session)
+			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < or(b.c.Idle, 10*time.Minute) {
+				continue
+			}
+			i := b.standIns.of(o.Speaker)
+			if i == nil {
+				continue
+			}
+			if err := b.say(ctx, i, o.Session, "", wording{act: protocol.Close, body: protocol.Closing{Reason: "idle"}}, says{}, nil); err != nil && !isMoved(err) {
+				return err
+			}
+		}
+		if err := s.Delete(ctx, v.Key, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// says is, in a context, that the hub itself speaks.
+type says struct {
+	message parley.ID     // of the hub's that the envelope says; zero: none
+	once    protocol.Head // say it only as long as this is the head; zero: always
+}
+
+type saysKey struct{}
+
+// say signs a message of a stand-in for the head of a session and records it.
+// messageID is its id; one that is there already was said before. "" makes one.
+func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messageID string, w wording, s says, objects []protocol.ContextObject) error {
+	ctx = context.WithValue(ctx, saysKey{}, s)
+	for range maxSays {
+		l, err := b.server.Session(ctx, session, i.ID())
+		switch {
+		case err != nil:
+			return err
+		case s.once.Count > 0 && l.Head != s.once:
+			return protocol.ErrChain
+		}
+		if messageID != "" {
+			if _, err := b.store.Message(ctx, session, messageID); err == nil {
+				return nil
+			} else if !errors.Is(err, protocol.ErrNotFound) {
+				return err
+			}
+		}
+		d := protocol.Draft{Version: l.Version, MessageID: messageID, SessionID: session, PreviousHash: l.Head.Hash,
+			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, Body: w.body, Context: objects, Format: l.Format}
+		for _, p := range l.Participants {
+			if p.AgentID == i.ID() {
+				d.SequenceNumber = p.Next
+			}
+		}
+		if len(l.Participants) == 2 {
+			for _, p := range l.Participants {
+				if p.AgentID != i.ID() {
+					d.Recipient = &protocol.Party{AgentID: p.AgentID, OrgID: p.OrgID}
+				}
+			}
+		}
+		e, err := d.Sign(i)
+		if err != nil {
+			return err
+		}
+		_, err = b.server.Ingest(ctx, e.Raw(), protocol.Transport{Format: l.Format, Agent: i.ID()}, session)
+		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) && !errors.Is(err, protocol.ErrEquivocation) {
+			return err
+		}
+		if err := b.server.Notify(ctx, session); err != nil {
+			return err
+		}
+	}
+	return protocol.ErrChain
+}
+
+// invite opens a session of a stand-in with an agent.
+func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, session, purpose string) error {
+	a, err := b.store.Agent(ctx, peer)
+	if err != nil {
+		return err
+	}
+	card, err := a.Card()
+	if err != nil {
+		return err
+	}
+	id, err := protocol.NewSessionID()
+	if err != nil {
+		return err
+	}
+	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: or(purpose, "session"), Terms: map[string]any{"format": protocol.JSON}}
+	e, err := protocol.Draft{SessionID: session, Time: b.c.Now(), Recipient: &protocol.Party{AgentID: peer, OrgID: card.OrgID}, Performative: protocol.Propose, Body: body}.Sign(i)
+	if err != nil {
+		return err
+	}
+	_, err = b.server.Ingest(context.WithValue(ctx, saysKey{}, says{}), e.Raw(), protocol.Transport{Agent: i.ID()}, session)
+	return err
+}
+
+// Deliver implements hub.Binding.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	switch o.Message.Kind {
+	case parley.Event, parley.Response, parley.Failure:
+		return b.reply(ctx, o)
+	}
+	i, err := b.standIns.speaker(ctx, o.Message.From)
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	if o.Message.Kind == parley.Cancel {
+		return b.withdraw(ctx, o, i)
+	}
+	session, out := b.sessionFor(ctx, o, i)
+	if session == "" {
+		return out
+	}
+	w, err := words(o.Message, "")
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err), Losses: w.losses}
+	}
+	message := o.Message.ID.String()
+	if o.Message.Kind == parley.Request {
+		l, err := b.server.Session(ctx, session, i.ID())
+		if err != nil {
+			return b.failed(err, w.losses)
+		}
+		v, err := jsonx.Encode(call{message, o.Recipient.Name, o.Identity.ID, o.Scope, l.Head.Count})
+		if err != nil {
+			return hub.Outcome{Err: parley.AsError(err)}
+		}
+		if _, err := b.c.Journal.State(bucketCalls).Create(ctx, callKey(session, message), v, time.Time{}); err != nil && !errors.Is(err, journal.ErrExists) {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the journal cannot just now")}
+		}
+	}
+	object, err := evidence(o.Message, b.c.Hub.ID())
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	if err := b.say(ctx, i, session, message, w, says{message: o.Message.ID}, []protocol.ContextObject{object}); err != nil {
+		if o.Message.Kind == parley.Request {
+			// What is not said has no answer; a failure here leaves a call
+			// that the end of its session settles.
+			_ = b.dropCall(ctx, session, message)
+		}
+		return b.failed(err, w.losses)
+	}
+	return hub.Outcome{Losses: w.losses}
+}
+
+// failed says why a message could not be said.
+func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
+	var e *protocol.Error
+	switch {
+	case errors.Is(err, protocol.ErrSessionClosed), errors.Is(err, protocol.ErrChain):
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session ended or is too busy"), Wait: time.Second, Losses: losses}
+	case errors.Is(err, protocol.ErrTransition):
+		return hub.Outcome{Err: parley.Fail(parley.Conflict, err, "the state of the session does not allow it"), Losses: losses}
+	case errors.As(err, &e):
+		out := &parley.Error{Code: refusalCode(e), Text: "the session refused it: " + e.Text, Retryable: e.Retryable}
+		return hub.Outcome{Err: out.Because(err), Losses: losses}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session could not be reached"), Losses: losses}
+}
+
+// reply says an event or a terminal reply in the session of its request.
+func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
+	r, _, err := recordOf(o.Request)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "the request came in no session").Because(err)}
+	}
+	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	i, err := b.standIns.speaker(ctx, o.Message.From)
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	asked := bodyOf(e)
+	reference := or(asked.QueryID, e.MessageID)
+	w, err := words(o.Message, reference)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+	}
+	l, err := b.server.Session(ctx, r.Session, "")
+	if err != nil || l.State.Terminal() {
+		if err == nil || errors.Is(err, protocol.ErrSessionNotFound) {
+			return hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
+		}
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	at := slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.MessageID == e.MessageID })
+	open := at >= 0 && l.Items[at].Status == "open"
+	if at >= 0 && l.Items[at].Status == "withdrawn" {
+		return hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
+	}
+	if e.Performative == protocol.Delegate && open {
+		reference = l.Items[at].ID
+	}
+	objects, err := evidence(o.Message, b.c.Hub.ID())
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	conversing := l.State == protocol.Conversing && open
+	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && refuses(f.Code) {
+		w.act, w.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: or(f.Text, string(f.Code))}
+	} else if e.Performative == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
+		if err := b.say(ctx, i, r.Session, "", wording{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}, says{}, nil); err != nil && !isMoved(err) {
+			return b.failed(err, w.losses)
+		}
+	}
+	if err := b.say(ctx, i, r.Session, o.Message.ID.String(), w, says{message: o.Message.ID}, []protocol.ContextObject{objects}); err != nil {
+		return b.failed(err, w.losses)
+	}
+	return hub.Outcome{Losses: w.losses}
+}
+
+// withdraw takes a QUERY of the hub's back.
+func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
+	session, err := b.open(ctx, o, i)
+	if err != nil || session == "" {
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "there is no session any more in which it could be withdrawn"}}}
+	}
+	w := wording{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(), Reason: "cancelled"}}
+	err = b.say(ctx, i, session, o.Message.ID.String(), w, says{message: o.Message.ID}, nil)
+	if err != nil && !isMoved(err) {
+		return b.failed(err, nil)
+	}
+	if err != nil {
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the state of the session does not allow to withdraw it"}}}
+	}
+	return hub.Outcome{}
+}
+
+// open finds the live session in which a message belongs, or "".
+func (b *Binding) open(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, error) {
+	// A session of the agents' own that the conversation is.
+	b.store.mu.Lock()
+	list := b.store.byAgent[i.ID()]
+	b.store.mu.Unlock()
+	for _, id := range slices.Backward(list) {
+		b.store.mu.Lock()
+		m := b.store.summaries[id]
+		there := !m.over && slices.Contains(m.participants, o.Identity.ID)
+		b.store.mu.Unlock()
+		if there && b.conversation(id) == o.Message.Conversation {
+			return id, nil
+		}
+	}
+	v, err := b.c.Journal.State(bucketOpened).Get(ctx, openedKey(i.ID(), o.Identity.ID, o.Message.Conversation))
+	if errors.Is(err, journal.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	var x opened
+	if err := jsonx.Decode(v.Data, &x); err != nil {
+		return "", err
+	}
+	return x.Session, nil
+}
+
+// sessionFor gives a session in which a message can be said: the one of its
+// conversation, or a new one. Without one the outcome says why.
+func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, hub.Outcome) {
+	unavailable := func(err error, text string) hub.Outcome {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", text)}
+	}
+	state := b.c.Journal.State(bucketOpened)
+	key := openedKey(i.ID(), o.Identity.ID, o.Message.Conversation)
+	session, err := b.open(ctx, o, i)
+	if err != nil {
+		return "", unavailable(err, "the journal cannot just now")
+	}
+	if session == "" {
+		if session, err = protocol.NewSessionID(); err != nil {
+			return "", hub.Outcome{Err: parley.AsError(err)}
+		}
+		v, err := jsonx.Encode(opened{session, i.ID(), o.Identity.ID})
+		if err == nil {
+			_, err = state.Create(ctx, key, v, time.Time{})
+		}
+		if err != nil {
+			return "", unavailable(err, "another node opens the session just now")
+		}
+	}
+	forget := func() {
+		if v, err := state.Get(ctx, key); err == nil {
+			// It is found to be over again next time.
+			_ = state.Delete(ctx, key, v.Revision)
+		}
+	}
+	deadline := time.NewTimer(or(b.c.Answer, 20*time.Second))
+	defer deadline.Stop()
+	for {
+		changed := b.tender.changed(session)
+		l, err := b.server.Session(ctx, session, "")
+		switch {
+		case errors.Is(err, protocol.ErrSessionNotFound):
+			err := b.invite(ctx, i, o.Identity.ID, session, o.Message.Skill)
+			switch {
+			case errors.Is(err, protocol.ErrNotFound), codeIs(err, "agent_not_found"):
+				forget()
+				return "", unavailable(err, "the agent is not registered with this hub")
+			case err != nil:
+				forget()
+				return "", b.failed(err, nil)
+			}
+			continue
+		case err != nil:
+			return "", unavailable(err, "the session cannot be read just now")
+		case l.State.Terminal():
+			forget()
+			if at := slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" }); at >= 0 && o.Message.Kind == parley.Request {
+				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected, "the agent declined the session")}
+			}
+			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+or(l.Reason, string(l.State)), ": "))
+		case l.State != protocol.Invited:
+			return session, hub.Outcome{}
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			out := unavailable(nil, "the agent has not answered the invitation yet")
+			out.Wait = time.Second
+			return "", out
+		case <-ctx.Done():
+			return "", unavailable(ctx.Err(), "the agent has not answered the invitation yet")
+		}
+	}
+}
+
+func codeIs(err error, code string) bool {
+	var e *protocol.Error
+	return errors.As(err, &e) && e.Code == code
+}

@@ -1,0 +1,370 @@
+package asp
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Protocol is this protocol's short name.
+const Protocol = "asp"
+
+// Names of the protocol's own ids in parley.Trace.Foreign.
+const (
+	foreignSession = "asp.sessionId"
+	foreignSays    = "asp.says" // the hub's message that an envelope of the hub's own says
+)
+
+// The informTypes by which the hub says what INFORM has no member for.
+const (
+	informResult   = "result"
+	informError    = "error"
+	informProgress = "progress"
+	informAccepted = "accepted"
+	informInput    = "input-required"
+	informChunk    = "chunk"
+	informMessage  = "message"
+	introduction   = "introduction"
+)
+
+// body is what the translation reads of content.body.
+type body struct {
+	QueryID     string      `json:"queryId"`
+	QueryType   string      `json:"queryType"`
+	Subject     string      `json:"subject"`
+	Parameters  jsonx.Value `json:"parameters"`
+	InformType  string      `json:"informType"`
+	Topic       string      `json:"topic"`
+	Data        jsonx.Value `json:"data"`
+	Code        string      `json:"code"`
+	Reason      string      `json:"reason"`
+	Question    string      `json:"question"`
+	Answer      string      `json:"answer"`
+	TargetAgent string      `json:"targetAgent"`
+	Scope       string      `json:"scope"`
+}
+
+func bodyOf(e *protocol.Envelope) body {
+	var b body
+	// Members of another type than expected are as good as absent.
+	_ = jsonx.Decode(e.Content.Body, &b)
+	return b
+}
+
+// skillOf finds the operation that a QUERY or DELEGATE means: its queryType or
+// scope, else its subject, if the agent has such a skill; else talk.
+func skillOf(b body, e *directory.Entry) string {
+	for _, name := range []string{b.QueryType, b.Scope, b.Subject} {
+		if name != "" && slices.ContainsFunc(e.Skills, func(s parley.SkillSpec) bool { return s.ID == name }) {
+			return name
+		}
+	}
+	return ""
+}
+
+// requestParts are the content of a QUERY: its parameters, else its subject.
+func requestParts(e *protocol.Envelope, b body) []parley.Part {
+	switch {
+	case e.Performative == protocol.Delegate:
+		return wholeBody(e)
+	case b.Parameters.Kind() == '{':
+		return []parley.Part{{MediaType: "application/json", Data: b.Parameters}}
+	case b.Subject != "":
+		return []parley.Part{parley.Text(b.Subject)}
+	}
+	return nil
+}
+
+// wholeBody is the content of what is carried as it is.
+func wholeBody(e *protocol.Envelope) []parley.Part {
+	return []parley.Part{{MediaType: "application/json", Data: e.Content.Body}}
+}
+
+// replyOf says what a message means as a reply to a request of the hub's: a
+// kind of 0 says that it is none.
+func replyOf(e *protocol.Envelope) *parley.Message {
+	b := bodyOf(e)
+	m := &parley.Message{Act: string(e.Performative)}
+	switch e.Performative {
+	case protocol.Reject:
+		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected), "%s", or(b.Reason, "the agent refused"))
+	case protocol.Clarify:
+		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput, []parley.Part{parley.Text(or(b.Question, b.Answer))}
+	case protocol.Accept:
+		m.Kind, m.State = parley.Event, parley.Accepted
+	case protocol.Inform:
+		m.Parts = informParts(b)
+		switch b.InformType {
+		case introduction:
+			return nil
+		case informError:
+			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed), "%s", or(b.Reason, b.Topic, "the agent failed"))
+			m.Parts = nil
+		case informAccepted:
+			m.Kind, m.State = parley.Event, parley.Accepted
+		case informProgress, "status", "working":
+			m.Kind, m.State = parley.Event, parley.Working
+		case informInput:
+			m.Kind, m.State = parley.Event, parley.NeedsInput
+		case informChunk, "partial":
+			m.Kind = parley.Event
+		default:
+			m.Kind = parley.Response
+		}
+	default:
+		return nil
+	}
+	return m
+}
+
+func informParts(b body) []parley.Part {
+	switch {
+	case len(b.Data) > 0 && !jsonx.IsNull(b.Data):
+		p := parley.Part{MediaType: "application/json", Data: b.Data}
+		if text, ok := parley.OnlyText(p); ok {
+			return []parley.Part{parley.Text(text)}
+		}
+		var r struct {
+			Result jsonx.Value `json:"result"`
+		}
+		if jsonx.DecodeKnown(b.Data, &r) == nil && len(r.Result) > 0 && r.Result.Kind() != '{' {
+			p.Data = r.Result // the hub's own wrapping of what is no object
+		}
+		return []parley.Part{p}
+	case b.Topic != "":
+		return []parley.Part{parley.Text(b.Topic)}
+	}
+	return nil
+}
+
+// The rejection codes of the protocol and the hub's.
+var (
+	rejections = map[parley.Code]string{
+		parley.Forbidden: "unauthorized", parley.Unauthenticated: "unauthorized", parley.RateLimited: "capacity_unavailable",
+		parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable", parley.TimedOut: "timeout", parley.Stale: "timeout",
+		parley.UnknownSkill: "schema_unsupported", parley.InvalidContent: "schema_unsupported", parley.Unsupported: "schema_unsupported",
+		parley.Rejected: "policy_violation", parley.Replayed: "duplicate",
+	}
+	meanings = map[string]parley.Code{
+		"insufficient_trust_score": parley.Forbidden, "unauthorized": parley.Forbidden, "schema_unsupported": parley.InvalidContent,
+		"budget_exceeded": parley.RateLimited, "capacity_unavailable": parley.Unavailable, "policy_violation": parley.Rejected,
+		"timeout": parley.TimedOut, "duplicate": parley.Replayed, "escalation_required": parley.Rejected,
+	}
+)
+
+func rejection(c parley.Code) string { return or(rejections[c], "unspecified") }
+
+func codeOf(code string, other parley.Code) parley.Code { return or(meanings[code], other) }
+
+// refuses reports whether a failure is the recipient's refusal, which is a
+// REJECT, and not what went wrong with its work.
+func refuses(c parley.Code) bool {
+	switch c {
+	case parley.Rejected, parley.Forbidden, parley.Unauthenticated, parley.UnknownSkill, parley.UnknownAgent, parley.InvalidContent,
+		parley.Unsupported, parley.RateLimited:
+		return true
+	}
+	return false
+}
+
+// admission says the hub's refusal of a message in the words of the server.
+func admission(e *parley.Error) error {
+	code := map[parley.Code]string{parley.RateLimited: "rate_limited", parley.InvalidContent: "schema_unsupported", parley.UnknownSkill: "schema_unsupported",
+		parley.UnknownAgent: "agent_not_found", parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable",
+		parley.TooLarge: "message_too_large", parley.Internal: "internal"}[e.Code]
+	err := protocol.Refuse(or(code, "policy_violation"), e.Text)
+	if pe, ok := err.(*protocol.Error); ok && e.After > 0 {
+		pe.Details = map[string]any{"retryAfter": int64(e.After/time.Second) + 1}
+	}
+	return err
+}
+
+// object says parts as one JSON object: an object as it is, text as
+// {"text": …}, other JSON as {"result": …}, what cannot be JSON as base64.
+func object(parts []parley.Part) (jsonx.Value, []parley.Loss, error) {
+	if len(parts) == 0 {
+		return jsonx.Value("{}"), nil, nil
+	}
+	use := parts[0]
+	for _, p := range parts {
+		if p.IsJSON() {
+			use = p
+			break
+		}
+	}
+	var losses []parley.Loss
+	if len(parts) > 1 {
+		losses = append(losses, parley.Loss{Field: "Parts", Reason: "an ASP body is one JSON object; other parts were left out"})
+	}
+	switch {
+	case use.IsJSON():
+		v := jsonx.Value(use.Data)
+		if err := jsonx.Valid(v, 0); err != nil {
+			return nil, losses, err
+		}
+		if v.Kind() == '{' {
+			return v, losses, nil
+		}
+		b, err := jsonx.Encode(map[string]jsonx.Value{"result": v})
+		return b, losses, err
+	case use.IsText():
+		b, err := jsonx.Encode(map[string]string{"text": string(use.Data)})
+		return b, losses, err
+	case use.URI != "":
+		b, err := jsonx.Encode(map[string]string{"uri": use.URI, "digest": use.Digest, "mediaType": use.MediaType})
+		return b, losses, err
+	}
+	b, err := jsonx.Encode(map[string]string{"mediaType": use.MediaType, "base64": base64.StdEncoding.EncodeToString(use.Data)})
+	return b, losses, err
+}
+
+// wording is a hub message as a performative and its body.
+type wording struct {
+	act    protocol.Performative
+	body   any
+	losses []parley.Loss
+}
+
+// words says a message to a recipient in ASP. reference is what it answers, as
+// the recipient knows it; "" for what answers nothing.
+func words(m *parley.Message, reference string) (wording, error) {
+	w := wording{act: protocol.Inform, losses: lossesOf(m)}
+	data, losses, err := object(m.Parts)
+	w.losses = append(w.losses, losses...)
+	if err != nil {
+		return w, err
+	}
+	inform := protocol.Information{ReferenceID: reference, Data: data}
+	switch m.Kind {
+	case parley.Request:
+		w.act = protocol.Query
+		q := protocol.Question{QueryID: m.ID.String(), QueryType: or(m.Skill, informMessage), Parameters: data}
+		if text := m.Text(); text != "" && len(text) <= 200 {
+			q.Subject = text
+		}
+		w.body = q
+		return w, nil
+	case parley.Response:
+		inform.InformType, inform.Topic = informResult, m.Skill
+	case parley.Failure:
+		w.body = protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text, ReferenceID: reference}
+		return w, nil
+	case parley.Event:
+		inform.InformType = map[parley.State]string{parley.NoState: informChunk, parley.Accepted: informAccepted,
+			parley.Working: informProgress, parley.NeedsInput: informInput}[m.State]
+	case parley.Notice:
+		if act := protocol.Performative(m.Act); act.Valid() && act != protocol.Inform && protocol.CheckBody(act, data) == nil {
+			w.act, w.body = act, data // carried whole
+			return w, nil
+		}
+		inform.InformType, inform.Topic = informMessage, or(m.Act, m.Skill)
+	}
+	w.body = inform
+	return w, nil
+}
+
+func lossesOf(m *parley.Message) []parley.Loss {
+	var out []parley.Loss
+	if !m.Expires.IsZero() && m.Kind != parley.Notice {
+		out = append(out, parley.Loss{Field: "Expires", Reason: "ASP messages have no expiry; the hub does not deliver after it"})
+	}
+	for name := range m.Extensions {
+		if name != Protocol {
+			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
+		}
+	}
+	return out
+}
+
+// TrustEvidence is the type of the context object in which the hub says where
+// a message that it words came from.
+const TrustEvidence = "trust-evidence"
+
+// evidence makes it.
+func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
+	data := map[string]any{"messageId": m.ID.String(), "protocol": m.Origin.Protocol, "sender": m.From,
+		"assurance": m.Origin.Verdict.Assurance.String(), "hub": hub, "hops": m.Hops}
+	if m.Origin.Peer != "" {
+		data["peer"] = m.Origin.Peer
+	}
+	if m.Origin.Raw != nil {
+		sum := sha256.Sum256(m.Origin.Raw)
+		data["digest"] = "sha256:" + hex.EncodeToString(sum[:])
+	}
+	b, err := jsonx.Encode(data)
+	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b, Visibility: protocol.VisibleTurn}, err
+}
+
+func verdict(v protocol.Verdict) parley.Verdict {
+	out := parley.Verdict{KeyID: v.KeyID, Checks: make([]parley.Check, len(v.Checks))}
+	if v.Assurance == "signed" {
+		out.Assurance = parley.Signed
+	}
+	for i, c := range v.Checks {
+		out.Checks[i] = parley.Check{Name: c.Name, OK: c.Code == "", Detail: c.Code}
+	}
+	return out
+}
+
+// extension is what the journal keeps of a record besides the message: all of
+// a protocol.Record but the envelope's bytes.
+type extension struct {
+	Record protocol.Record        `json:"record"`
+	Joined []protocol.Participant `json:"joined,omitempty"`
+}
+
+func encodeExtension(r *protocol.Record, joined []protocol.Participant) (map[string]json.RawMessage, error) {
+	x := extension{*r, joined}
+	x.Record.Raw, x.Record.Request, x.Record.Ledger = nil, nil, nil
+	b, err := jsonx.Encode(x)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, nil
+}
+
+// recordOf reads it back.
+func recordOf(m *parley.Message) (*protocol.Record, []protocol.Participant, error) {
+	var x extension
+	if err := jsonx.Decode(m.Extensions[Protocol], &x); err != nil {
+		return nil, nil, err
+	}
+	if x.Record.Kind == protocol.RecordMessage {
+		x.Record.Raw = m.Origin.Raw
+	}
+	return &x.Record, x.Joined, nil
+}
+
+// segment makes one segment of an agent URI of part of a directory name.
+func segment(s string) string {
+	out := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-' {
+			return r
+		}
+		return '-'
+	}, s)
+	if out == s && len(s) <= 64 {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return out[:min(len(out), 54)] + "-" + hex.EncodeToString(sum[:4])
+}
+
+func or[T comparable](values ...T) T {
+	var zero T
+	for _, v := range values {
+		if v != zero {
+			return v
+		}
+	}
+	return zero
+}

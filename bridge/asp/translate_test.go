@@ -1,0 +1,124 @@
+package asp
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+func signed(t testing.TB, act protocol.Performative, body any) *protocol.Envelope {
+	t.Helper()
+	id, err := protocol.GenerateIdentity("agent://a.example/x/y", "org_a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := protocol.NewSessionID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := protocol.Draft{SessionID: session, Performative: act, Body: body}.Sign(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestReplies(t *testing.T) {
+	for _, c := range []struct {
+		act   protocol.Performative
+		body  string
+		kind  parley.Kind
+		state parley.State
+		text  string
+		code  parley.Code
+	}{
+		{protocol.Inform, `{"informType":"result","referenceId":"q","data":{"text":"yes"}}`, parley.Response, 0, "yes", ""},
+		{protocol.Inform, `{"informType":"result","data":{"result":42}}`, parley.Response, 0, "", ""},
+		{protocol.Inform, `{"topic":"yes"}`, parley.Response, 0, "yes", ""},
+		{protocol.Inform, `{"informType":"progress","topic":"half"}`, parley.Event, parley.Working, "half", ""},
+		{protocol.Inform, `{"informType":"accepted"}`, parley.Event, parley.Accepted, "", ""},
+		{protocol.Inform, `{"informType":"chunk","data":{"text":"a"}}`, parley.Event, 0, "a", ""},
+		{protocol.Inform, `{"informType":"error","code":"timeout","topic":"late"}`, parley.Failure, 0, "", parley.TimedOut},
+		{protocol.Inform, `{"informType":"error","code":"unspecified"}`, parley.Failure, 0, "", parley.HandlerFailed},
+		{protocol.Reject, `{"referenceId":"q","code":"unauthorized","reason":"no"}`, parley.Failure, 0, "", parley.Forbidden},
+		{protocol.Clarify, `{"referenceId":"q","question":"which?"}`, parley.Event, parley.NeedsInput, "which?", ""},
+		{protocol.Accept, `{"referenceId":"q"}`, parley.Event, parley.Accepted, "", ""},
+		{protocol.Inform, `{"informType":"introduction"}`, 0, 0, "", ""},
+		{protocol.Observe, `{"topic":"x"}`, 0, 0, "", ""},
+	} {
+		m := replyOf(signed(t, c.act, jsonx.Value(c.body)))
+		if c.kind == 0 {
+			if m != nil {
+				t.Errorf("%s %s: %+v", c.act, c.body, m)
+			}
+			continue
+		}
+		if m == nil || m.Kind != c.kind || m.State != c.state || m.Text() != c.text || m.Error != nil && m.Error.Code != c.code || (m.Error == nil) != (c.code == "") {
+			t.Errorf("%s %s: %+v", c.act, c.body, m)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	part, err := parley.JSON([]int{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		m    parley.Message
+		act  protocol.Performative
+		body string
+	}{
+		{parley.Message{Kind: parley.Request, Skill: "s", Parts: []parley.Part{part}}, protocol.Query,
+			`{"queryType":"s","parameters":{"result":[1]}}`},
+		{parley.Message{Kind: parley.Response, Parts: []parley.Part{parley.Text("x")}}, protocol.Inform, `{"informType":"result","data":{"text":"x"},"referenceId":"q"}`},
+		{parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "no")}, protocol.Inform, `{"informType":"error","topic":"no","code":"unspecified","referenceId":"q"}`},
+		{parley.Message{Kind: parley.Notice, Act: "COMMIT", Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"commitmentId":"c","terms":{}}`)}}}, protocol.Commit, `{"commitmentId":"c","terms":{}}`},
+		{parley.Message{Kind: parley.Notice, Act: "say", Parts: []parley.Part{parley.Text("x")}}, protocol.Inform, `{"informType":"message","topic":"say","data":{"text":"x"},"referenceId":"q"}`},
+	} {
+		w, err := words(&c.m, "q")
+		if err != nil || w.act != c.act {
+			t.Errorf("%+v: %s %v", c.m, w.act, err)
+			continue
+		}
+		got, err := jsonx.Encode(w.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != c.body {
+			t.Errorf("%s\nwant %s", got, c.body)
+		}
+	}
+}
+
+// FuzzReply: whatever stands in a body, translating it ends, and its content
+// is JSON or text.
+func FuzzReply(f *testing.F) {
+	f.Add([]byte(`{"informType":"result","data":{"result":[1]}}`))
+	f.Add([]byte(`{"informType":7,"data":"x","topic":[]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if jsonx.Value(b).Kind() != '{' || jsonx.Valid(b, 60) != nil {
+			return
+		}
+		id, err := protocol.GenerateIdentity("agent://a.example/x/y", "org_a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := protocol.Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: protocol.Inform, Body: jsonx.Value(b)}.Sign(id)
+		if err != nil {
+			return // not a body of INFORM
+		}
+		m := replyOf(e)
+		if m == nil {
+			return
+		}
+		for _, p := range m.Parts {
+			if p.IsJSON() && !json.Valid(p.Data) {
+				t.Errorf("%q", p.Data)
+			}
+		}
+	})
+}
