@@ -1,0 +1,545 @@
+package admin
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// Config of an [Admin]. Hub and Tokens must be set.
+type Config struct {
+	Hub    *hub.Hub
+	Keys   *keyring.Ring // nil: no keys are shown or enrolled
+	Tokens *Tokens
+	Info   func() Info  // nil: only what the hub itself knows
+	Index  *index.Index // of the hub's journal; nil: nothing can be looked up in it
+
+	Ready   func() error                            // nil: whether the journal is healthy
+	Reload  func(context.Context) (Reloaded, error) // reads the configuration anew; nil: there is none
+	Metrics http.Handler                            // of /metrics, without a token; nil: none
+
+	// Enroll records the public key of an agent's identity in the form that
+	// the protocol's binding looks for. Nil: as an Ed25519 key in Keys, under
+	// the agent's name and the protocol.
+	Enroll func(agent string, id NewIdentity, public []byte, by string) error
+
+	Hosts   []string      // names, besides localhost and IP addresses, that requests may be made to; without port
+	MaxBody int64         // bytes of a request; 0: 8 MiB
+	MaxWait time.Duration // a caller may ask to wait at most this long for an inbox or an agent; 0: 5 minutes
+	Waiters int           // callers that may wait or stream at once; 0: 256
+	Audit   int           // entries of the audit trail that are kept; 0: 10,000
+
+	Now    func() time.Time
+	Rand   io.Reader
+	Logger *slog.Logger
+}
+
+// Admin is the operator's interface to a hub. It is safe for concurrent use.
+type Admin struct {
+	c     Config
+	audit *audit
+	slots chan struct{}
+	mux   *http.ServeMux
+	stop  []func()
+
+	ended   chan struct{} // closed by EndStreams
+	endOnce sync.Once
+
+	mu    sync.Mutex
+	seen  map[string]Seen // by agent of the directory
+	news  chan struct{}   // closed and replaced when somebody is seen
+	boxes map[string]*box
+}
+
+// New makes the interface of a hub that has not started yet, and opens the
+// inboxes of its directory.
+func New(c Config) (*Admin, error) {
+	if c.Hub == nil || c.Tokens == nil {
+		return nil, errors.New("admin: Hub and Tokens must be set")
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 8 << 20
+	}
+	if c.MaxWait == 0 {
+		c.MaxWait = 5 * time.Minute
+	}
+	if c.Waiters == 0 {
+		c.Waiters = 256
+	}
+	if c.Audit == 0 {
+		c.Audit = 10_000
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Rand == nil {
+		c.Rand = rand.Reader
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	a := &Admin{c: c, slots: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{}, news: make(chan struct{}),
+		boxes: map[string]*box{}}
+	var err error
+	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
+		return nil, err
+	}
+	a.stop = append(a.stop, a.audit.stop, c.Hub.Journal().Watch(a.recorded), c.Hub.Directory().Watch(a.changed))
+	for _, e := range c.Hub.Directory().All() {
+		if hasInbox(e) {
+			c.Hub.Inbox(e.Name)
+		}
+	}
+	a.mux = a.routes()
+	return a, nil
+}
+
+// Close ends what the interface watches. Calls under way go on.
+func (a *Admin) Close() {
+	for _, stop := range a.stop {
+		stop()
+	}
+}
+
+// recorded notes who was heard of; it is called for every record.
+func (a *Admin) recorded(r *journal.Record) {
+	m := r.Message
+	if m == nil || r.Refused != nil || m.Origin.Protocol == "go" {
+		return
+	}
+	if _, ok := a.c.Hub.Directory().Agent(m.From); !ok {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol, Assurance: m.Origin.Verdict.Assurance, Count: a.seen[m.From].Count + 1}
+	close(a.news)
+	a.news = make(chan struct{})
+}
+
+func (a *Admin) changed(c directory.Change) {
+	if c.New == nil && c.Old != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.seen, c.Old.Name)
+	}
+}
+
+// Info tells what the hub is and where it is reached.
+func (a *Admin) Info(by Actor) (Info, error) {
+	if err := by.may(Read); err != nil {
+		return Info{}, err
+	}
+	var i Info
+	if a.c.Info != nil {
+		i = a.c.Info()
+	}
+	if i.Hub == "" {
+		i.Hub = a.c.Hub.ID()
+	}
+	if i.Promise == "" {
+		i.Promise = a.c.Hub.Journal().Promise()
+	}
+	if i.Now.IsZero() {
+		i.Now = a.c.Now()
+	}
+	return i, nil
+}
+
+// Ready is nil while the hub takes messages.
+func (a *Admin) Ready() error {
+	if a.c.Ready != nil {
+		return a.c.Ready()
+	}
+	return a.c.Hub.Journal().Healthy()
+}
+
+// Reload reads the hub's configuration anew.
+func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
+	var out Reloaded
+	err := a.act(ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (err error) {
+		if a.c.Reload == nil {
+			return parley.Refuse(parley.Unsupported, "this hub has no configuration to read")
+		}
+		out, err = a.c.Reload(ctx)
+		return err
+	})
+	return out, err
+}
+
+// Agents lists the directory by name.
+func (a *Admin) Agents(by Actor) ([]Agent, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
+	out := []Agent{}
+	for _, e := range a.c.Hub.Directory().All() {
+		out = append(out, a.view(e))
+	}
+	return out, nil
+}
+
+func (a *Admin) view(e *directory.Entry) Agent {
+	v := viewAgent(e)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s, ok := a.seen[e.Name]; ok {
+		v.Seen = &s
+	}
+	return v
+}
+
+// Agent gives one agent. With a wait it first waits, at most that long, for the
+// agent to send something.
+func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Duration) (Agent, error) {
+	if err := by.may(Read); err != nil {
+		return Agent{}, err
+	}
+	if wait > 0 {
+		if err := a.wait(ctx, name, min(wait, a.c.MaxWait)); err != nil {
+			return Agent{}, err
+		}
+	}
+	e, err := a.entry(name)
+	if err != nil {
+		return Agent{}, err
+	}
+	v := a.view(e)
+	v.Waiting = &Waiting{}
+	for _, d := range a.c.Hub.Journal().Deliveries(journal.Filter{To: name}) {
+		if d.State == parley.Dead {
+			v.Waiting.Dead++
+			continue
+		}
+		v.Waiting.Open++
+		if v.Waiting.Oldest.IsZero() {
+			v.Waiting.Oldest = d.Message.Time()
+		}
+	}
+	return v, nil
+}
+
+func (a *Admin) wait(ctx context.Context, name string, d time.Duration) error {
+	leave, err := a.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	a.mu.Lock()
+	before := a.seen[name].Count
+	for a.seen[name].Count == before && ctx.Err() == nil {
+		news := a.news
+		a.mu.Unlock()
+		select {
+		case <-news:
+		case <-ctx.Done():
+		}
+		a.mu.Lock()
+	}
+	a.mu.Unlock()
+	return nil
+}
+
+// enter takes one of the places of those who wait.
+func (a *Admin) enter() (leave func(), err error) {
+	select {
+	case a.slots <- struct{}{}:
+		return func() { <-a.slots }, nil
+	default:
+		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already; try again later", cap(a.slots))
+	}
+}
+
+func (a *Admin) entry(name string) (*directory.Entry, error) {
+	e, ok := a.c.Hub.Directory().Agent(name)
+	if !ok {
+		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name)
+	}
+	return e, nil
+}
+
+// fromDirectory says in the API's words what the directory did not do.
+func fromDirectory(err error) error {
+	var code parley.Code
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, directory.ErrUnknown):
+		code = parley.UnknownAgent
+	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity):
+		code = parley.Conflict
+	case errors.Is(err, directory.ErrReadOnly):
+		code = parley.Forbidden
+	case errors.Is(err, directory.ErrFull):
+		code = parley.Unavailable
+	default:
+		return err
+	}
+	return parley.Refuse(code, "%s", err)
+}
+
+// AddAgent adds an agent, or replaces the one that an operator added before
+// under that name, and enrols the keys of its identities.
+func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, error) {
+	var out Agent
+	keys := make([][]byte, len(n.Identities))
+	e := parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}
+	err := func() error {
+		if err := parley.CheckName(n.Name); err != nil {
+			return err
+		}
+		if len(n.Identities) > 32 || len(n.Skills) > 1000 {
+			return parley.Refuse(parley.TooLarge, "an agent has at most 32 identities and 1,000 skills")
+		}
+		if len(n.Identities) == 0 && !n.Inbox {
+			return parley.Refuse(parley.Malformed, "agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
+		}
+		if err := checkProtocols(n.Expose); err != nil {
+			return err
+		}
+		for i, v := range n.Identities {
+			if v.Protocol == "" || v.ID == "" || len(v.ID) > 512 || v.Protocol == apiProtocol || v.Protocol == "go" {
+				return parley.Refuse(parley.Malformed, "identity %d: want the protocol and the id that the agent has in it", i+1)
+			}
+			if v.PublicKey != "" {
+				b, err := decodeKey(v.PublicKey)
+				if err != nil {
+					return err
+				}
+				keys[i] = b
+			}
+			e.Identities = append(e.Identities, parley.Identity{Protocol: v.Protocol, ID: v.ID, URL: v.URL})
+		}
+		for i, s := range n.Skills {
+			if s.ID == "" || len(s.ID) > 64 {
+				return parley.Refuse(parley.Malformed, "skill %d: want an id of 1 to 64 characters", i+1)
+			}
+			e.Skills = append(e.Skills, s.spec())
+		}
+		return nil
+	}()
+	if err != nil {
+		if denied := by.may(Administer); denied != nil {
+			return out, denied
+		}
+		return out, err
+	}
+	if n.Inbox {
+		e.Identities = append(e.Identities, parley.Identity{Protocol: apiProtocol, ID: n.Name})
+	}
+	err = a.act(ctx, by, Administer, "agent.add", n.Name, describe(e), func(ctx context.Context) error {
+		// Keys come first: bindings look at them when the directory changes.
+		var fresh []NewIdentity
+		for i, v := range n.Identities {
+			if keys[i] == nil {
+				continue
+			}
+			e.Identities[i].Key = a.told(n.Name, v, keys[i])
+			added, err := a.enroll(n.Name, v, keys[i], by.Name)
+			if err != nil {
+				return errors.Join(err, a.undo(n.Name, fresh))
+			}
+			if added.KeyID != "" {
+				fresh = append(fresh, added)
+			}
+		}
+		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
+		if err != nil {
+			return errors.Join(fromDirectory(err), a.undo(n.Name, fresh))
+		}
+		if n.Inbox {
+			a.c.Hub.Inbox(n.Name)
+		}
+		out = a.view(entry)
+		return nil
+	})
+	return out, err
+}
+
+func describe(e parley.Agent) string {
+	var ids []string
+	for _, i := range e.Identities {
+		ids = append(ids, i.Protocol+" "+i.ID)
+	}
+	return strings.Join(ids, ", ")
+}
+
+// checkProtocols allows what may stand in a list of exposures.
+func checkProtocols(list []string) error {
+	for _, p := range list {
+		if !slices.Contains([]string{"all", "samvad", "uagents", "a2e", "agh", "asp"}, p) {
+			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, samvad, uagents, a2e, agh or asp", p)
+		}
+	}
+	return nil
+}
+
+// decodeKey reads a public key: base64, standard or URL alphabet, padded or
+// not.
+func decodeKey(s string) ([]byte, error) {
+	s = strings.TrimRight(strings.NewReplacer("-", "+", "_", "/").Replace(s), "=")
+	b, err := base64.RawStdEncoding.Strict().DecodeString(s)
+	if err != nil || len(b) == 0 || len(b) > 128 {
+		return nil, parley.Refuse(parley.Malformed, "the public key is not base64")
+	}
+	return b, nil
+}
+
+// RemoveAgent takes an agent out, with its keys.
+func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
+	return a.act(ctx, by, Administer, "agent.remove", name, "", func(ctx context.Context) error {
+		e, err := a.entry(name)
+		if err != nil {
+			return err
+		}
+		if err := a.c.Hub.Directory().Remove(ctx, name); err != nil {
+			return fromDirectory(err)
+		}
+		if hasInbox(e) {
+			a.c.Hub.CloseInbox(name)
+			a.mu.Lock()
+			delete(a.boxes, name)
+			a.mu.Unlock()
+		}
+		if a.c.Keys != nil {
+			if _, err := a.c.Keys.Forget(name); err != nil {
+				return fmt.Errorf("agent %q is gone, but its keys could not be erased: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Pause holds deliveries to an agent back, or lets them go on.
+func (a *Admin) Pause(ctx context.Context, by Actor, name string, paused bool) (Agent, error) {
+	action := "agent.resume"
+	if paused {
+		action = "agent.pause"
+	}
+	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context) error { return a.c.Hub.Pause(ctx, name, paused) })
+}
+
+// Expose sets the protocols in which the hub stands in for an agent.
+func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []string) (Agent, error) {
+	if err := checkProtocols(protocols); err != nil {
+		return Agent{}, err
+	}
+	return a.edit(ctx, by, Administer, "agent.expose", name, strings.Join(protocols, ", "), func(ctx context.Context) error {
+		return a.c.Hub.Directory().Expose(ctx, name, protocols)
+	})
+}
+
+// Link gives an agent a further native identity, and enrols its key.
+func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity) (Agent, error) {
+	if id.Protocol == "" || id.ID == "" || len(id.ID) > 512 || id.Protocol == apiProtocol || id.Protocol == "go" {
+		return Agent{}, parley.Refuse(parley.Malformed, "want the protocol and the id that the agent has in it")
+	}
+	var key []byte
+	if id.PublicKey != "" {
+		var err error
+		if key, err = decodeKey(id.PublicKey); err != nil {
+			return Agent{}, err
+		}
+	}
+	return a.edit(ctx, by, Administer, "agent.link", name, id.Protocol+" "+id.ID, func(ctx context.Context) error {
+		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
+		var fresh []NewIdentity
+		if key != nil {
+			link.Key = a.told(name, id, key)
+			added, err := a.enroll(name, id, key, by.Name)
+			if err != nil {
+				return err
+			}
+			if added.KeyID != "" {
+				fresh = append(fresh, added)
+			}
+		}
+		if err := a.c.Hub.Directory().Link(ctx, name, link); err != nil {
+			return errors.Join(fromDirectory(err), a.undo(name, fresh))
+		}
+		return nil
+	})
+}
+
+func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, detail string, f func(context.Context) error) (Agent, error) {
+	var out Agent
+	err := a.act(ctx, by, role, action, name, detail, func(ctx context.Context) error {
+		if _, err := a.entry(name); err != nil {
+			return err
+		}
+		if err := f(ctx); err != nil {
+			return fromDirectory(err)
+		}
+		e, err := a.entry(name)
+		if err == nil {
+			out = a.view(e)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Refused lists what the hub turned away, the newest first, at most n; all for
+// n <= 0.
+func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
+	out := []Refusal{}
+	for _, r := range a.c.Hub.Refused(n) {
+		out = append(out, viewRefusal(r))
+	}
+	return out, nil
+}
+
+// Refusal finds one by the reference that its sender was given.
+func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
+	if err := by.may(Read); err != nil {
+		return Refusal{}, err
+	}
+	r, ok := a.c.Hub.Explain(ref)
+	if !ok {
+		return Refusal{}, parley.Refuse(notFound, "no refusal %.40q is kept; the hub keeps the latest in memory only", ref)
+	}
+	return viewRefusal(r), nil
+}
+
+// Stats tells how much is going on.
+func (a *Admin) Stats(by Actor) (Stats, error) {
+	if err := by.may(Read); err != nil {
+		return Stats{}, err
+	}
+	h, j := a.c.Hub.Stats(), a.c.Hub.Journal().Stats()
+	s := Stats{Now: a.c.Now(), Agents: h.Agents, Waiting: h.Waiting, Refused: h.Refused, Lanes: h.Delivery.Lanes, Active: h.Delivery.Active,
+		HeldBytes: h.Delivery.Held, Free: j.Free, Healthy: true, Partitions: []PartitionStats{}}
+	for _, p := range j.Partitions {
+		s.Records += p.Records
+		s.Bytes += p.Bytes
+		s.Open += p.Open
+		s.Dead += p.Dead
+		s.Partitions = append(s.Partitions, PartitionStats{p.Partition, p.Records, p.Bytes, p.Open, p.Dead, p.Keys, p.LongKeys, p.Queued, p.Appended, p.Replays, p.Owned})
+	}
+	s.Index = a.viewIndex()
+	if err := a.Ready(); err != nil {
+		s.Healthy, s.Reason = false, err.Error()
+	}
+	return s, nil
+}

@@ -1,0 +1,942 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
+)
+
+// The tokens of the tests.
+const (
+	rootToken     = "root-token-0123456789"
+	operatorToken = "operator-token-0123456789"
+	viewerToken   = "viewer-token-0123456789"
+)
+
+// bench is a hub in memory with its admin API on a socket.
+type bench struct {
+	t       *testing.T
+	admin   *Admin
+	hub     *hub.Hub
+	keys    *keyring.Ring
+	server  *httptest.Server
+	client  *Client        // administer, any agent
+	settled chan parley.ID // messages that became dead letters
+}
+
+func open(t *testing.T, change func(*Config)) *bench {
+	t.Helper()
+	ctx := context.Background()
+	j, err := journal.Open(ctx, journal.Config{Durability: journal.Memory, Node: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := directory.Open(ctx, directory.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := policy.New(policy.Config{Hub: "hub-test", Assurance: map[string]parley.Assurance{"": parley.Session}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := hub.New(hub.Config{ID: "hub-test", Secret: make([]byte, 32), Journal: j, Directory: dir, Policy: p,
+		Delivery: delivery.Config{Retry: delivery.Retry{Tries: 3, First: time.Millisecond, Longest: time.Millisecond}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, hub: h, settled: make(chan parley.ID, 64)}
+	if b.keys, err = keyring.Open(keyring.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := NewTokens(Token{Name: "root", Role: Administer, Token: rootToken, Speak: []string{"**"}},
+		Token{Name: "op", Role: Operate, Token: operatorToken, Speak: []string{"bot"}},
+		Token{Name: "viewer", Role: Read, Token: viewerToken})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Hub: h, Keys: b.keys, Tokens: tokens, Info: func() Info { return Info{Version: "test"} }}
+	if change != nil {
+		change(&c)
+	}
+	if b.admin, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	stop := j.Watch(func(r *journal.Record) {
+		for _, s := range r.Steps {
+			if s.State == parley.Dead {
+				b.settled <- s.Message
+			}
+		}
+	})
+	if err := h.Handle(parley.Agent{Name: "weather", Skills: []parley.SkillSpec{
+		parley.Skill("forecast", func(ctx context.Context, _ *parley.Message, q struct {
+			City string `json:"city"`
+		}) (map[string]any, error) {
+			if q.City == "Atlantis" {
+				return nil, parley.Refuse(parley.Rejected, "no such city")
+			}
+			if err := parley.Progress(ctx, "looking out of the window"); err != nil {
+				return nil, err
+			}
+			return map[string]any{"city": q.City, "celsius": 21}, nil
+		})}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.server = httptest.NewServer(b.admin)
+	b.client = b.as(rootToken)
+	t.Cleanup(func() {
+		b.server.CloseClientConnections()
+		b.server.Close()
+		stop()
+		b.admin.Close()
+		if err := h.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// as gives a client with a token, all of whose exchanges are checked against
+// the OpenAPI document.
+func (b *bench) as(token string) *Client {
+	return &Client{Base: b.server.URL, Token: token, HTTP: &http.Client{Transport: &checked{t: b.t, doc: document(b.t)}}}
+}
+
+func document(t *testing.T) *openapi3.T {
+	t.Helper()
+	doc, err := openapi3.NewLoader().LoadFromData(OpenAPI())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := doc.Validate(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// checked is a transport that validates what goes both ways.
+type checked struct {
+	t   *testing.T
+	doc *openapi3.T
+}
+
+func (c *checked) RoundTrip(r *http.Request) (*http.Response, error) {
+	var body []byte
+	if r.Body != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	route, params := match(c.doc, r)
+	resp, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil || route == nil {
+		if err == nil && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed && resp.StatusCode != http.StatusForbidden {
+			c.t.Errorf("%s %s is answered with %d and is not documented", r.Method, r.URL, resp.StatusCode)
+		}
+		return resp, err
+	}
+	in := &openapi3filter.RequestValidationInput{Request: r.Clone(r.Context()), PathParams: params, Route: route,
+		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true}}
+	in.Request.Body = io.NopCloser(bytes.NewReader(body))
+	if resp.StatusCode < 400 {
+		if err := openapi3filter.ValidateRequest(r.Context(), in); err != nil {
+			c.t.Errorf("%s %s: the request is not as documented: %v", r.Method, r.URL, err)
+		}
+	}
+	switch t := resp.Header.Get("Content-Type"); {
+	case strings.HasPrefix(t, "text/event-stream"), t == ExportMediaType:
+		return resp, nil // goes on; its media type is documented, its events or lines are read by the client
+	}
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(answer))
+	out := &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: resp.StatusCode, Header: resp.Header, Options: in.Options}
+	out.SetBodyBytes(answer)
+	if err := openapi3filter.ValidateResponse(r.Context(), out); err != nil {
+		c.t.Errorf("%s %s: the answer %s is not as documented: %v", r.Method, r.URL, answer, err)
+	}
+	return resp, nil
+}
+
+// match finds a request's operation by its escaped path, in which an agent's
+// name is one segment.
+func match(doc *openapi3.T, r *http.Request) (*routers.Route, map[string]string) {
+	got := strings.Split(r.URL.EscapedPath(), "/")
+	var route *routers.Route
+	var found map[string]string
+	for path, item := range doc.Paths.Map() {
+		want := strings.Split(path, "/")
+		if len(want) != len(got) || item.GetOperation(r.Method) == nil {
+			continue
+		}
+		params := map[string]string{}
+		fits := true
+		for i := range want {
+			if strings.HasPrefix(want[i], "{") {
+				v, err := url.PathUnescape(got[i])
+				fits = fits && err == nil
+				params[strings.Trim(want[i], "{}")] = v
+			} else {
+				fits = fits && want[i] == got[i]
+			}
+		}
+		if fits && (route == nil || len(params) < len(found)) {
+			route, found = &routers.Route{Spec: doc, Path: path, PathItem: item, Method: r.Method, Operation: item.GetOperation(r.Method)}, params
+		}
+	}
+	return route, found
+}
+
+func code(t *testing.T, err error, want parley.Code) *parley.Error {
+	t.Helper()
+	var e *parley.Error
+	if !errors.As(err, &e) || e.Code != want {
+		t.Fatalf("got %v, want the code %s", err, want)
+	}
+	return e
+}
+
+func text(s string) *string { return &s }
+
+func TestEveryRouteIsDocumented(t *testing.T) {
+	doc := document(t)
+	documented := map[string]bool{}
+	for path, item := range doc.Paths.Map() {
+		for method := range item.Operations() {
+			documented[method+" "+path] = true
+		}
+	}
+	for _, r := range table() {
+		for method := range r.methods {
+			if !documented[method+" "+r.path] {
+				t.Errorf("%s %s is not in openapi.json", method, r.path)
+			}
+			delete(documented, method+" "+r.path)
+			item := doc.Paths.Find(r.path)
+			if item == nil {
+				continue
+			}
+			o := item.GetOperation(method)
+			if open := o != nil && o.Security != nil && len(*o.Security) == 0; open != r.open {
+				t.Errorf("%s %s: whether it needs a token is documented wrongly", method, r.path)
+			}
+		}
+	}
+	for rest := range documented {
+		t.Errorf("%s is documented and does not exist", rest)
+	}
+}
+
+func TestInfoStatsHealth(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	i, err := b.client.Info(ctx)
+	if err != nil || i.Hub != "hub-test" || i.Version != "test" || i.Promise == "" {
+		t.Fatalf("info: %+v, %v", i, err)
+	}
+	s, err := b.client.Stats(ctx)
+	if err != nil || s.Agents != 1 || !s.Healthy || len(s.Partitions) != 1 {
+		t.Fatalf("stats: %+v, %v", s, err)
+	}
+	if err := b.client.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stranger := b.as("")
+	for _, path := range []string{"/health", "/ready", "/openapi.json"} {
+		if err := stranger.do(ctx, "GET", path, nil, nil, nil); err != nil {
+			t.Errorf("%s without a token: %v", path, err)
+		}
+	}
+}
+
+func TestAgents(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	key := base64.StdEncoding.EncodeToString(ed25519Key(1))
+	v, err := b.client.AddAgent(ctx, NewAgent{Name: "crew/scout", Title: "Scout", Expose: []string{"samvad"},
+		Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://scout.test", URL: "https://scout.test", PublicKey: key}},
+		Skills:     []Skill{{ID: "look", Input: []byte(`{"type":"object"}`), Modes: []parley.Mode{parley.Sync}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Source != directory.FromOperator || len(v.Identities) != 1 || v.Identities[0].ID != "agent://scout.test" {
+		t.Fatalf("added %+v", v)
+	}
+	// A name with a slash is one segment of the path.
+	if v, err = b.client.Agent(ctx, "crew/scout", 0); err != nil || v.Title != "Scout" || v.Waiting == nil {
+		t.Fatalf("show: %+v, %v", v, err)
+	}
+	list, err := b.client.Agents(ctx)
+	if err != nil || len(list) != 2 || list[0].Name != "crew/scout" {
+		t.Fatalf("list: %+v, %v", list, err)
+	}
+	if v, err = b.client.Pause(ctx, "crew/scout", true); err != nil || !v.Paused {
+		t.Fatalf("pause: %+v, %v", v, err)
+	}
+	if v, err = b.client.Pause(ctx, "crew/scout", false); err != nil || v.Paused {
+		t.Fatalf("resume: %+v, %v", v, err)
+	}
+	if v, err = b.client.Expose(ctx, "crew/scout", []string{"agh", "asp"}); err != nil || !slices.Equal(v.Exposed, []string{"agh", "asp"}) {
+		t.Fatalf("expose: %+v, %v", v, err)
+	}
+	_, err = b.client.Expose(ctx, "crew/scout", []string{"telex"})
+	code(t, err, parley.Malformed)
+	if v, err = b.client.Link(ctx, "crew/scout", NewIdentity{Protocol: "agh", ID: "scout"}); err != nil || len(v.Identities) != 2 {
+		t.Fatalf("link: %+v, %v", v, err)
+	}
+	_, err = b.client.AddAgent(ctx, NewAgent{Name: "thief", Identities: []NewIdentity{{Protocol: "agh", ID: "scout"}}})
+	code(t, err, parley.Conflict)
+	if got := b.keys.Enrolled("thief", "agh"); len(got) != 0 {
+		t.Errorf("keys were enrolled for an agent that was refused: %v", got)
+	}
+	// With a key of its own, another agent may claim the same id.
+	other, err := b.client.AddAgent(ctx, NewAgent{Name: "double", Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://scout.test", PublicKey: base64.StdEncoding.EncodeToString(ed25519Key(2))}}})
+	if err != nil || other.Identities[0].Key == "" {
+		t.Fatalf("double: %+v, %v", other, err)
+	}
+	_, err = b.client.AddAgent(ctx, NewAgent{Name: "Bad Name", Inbox: true})
+	code(t, err, parley.Malformed)
+	_, err = b.client.AddAgent(ctx, NewAgent{Name: "nowhere"})
+	code(t, err, parley.Malformed)
+	_, err = b.client.AddAgent(ctx, NewAgent{Name: "weather", Inbox: true})
+	code(t, err, parley.Conflict) // it comes from code
+	_, err = b.client.Agent(ctx, "nobody", 0)
+	code(t, err, parley.UnknownAgent)
+
+	if err := b.client.RemoveAgent(ctx, "crew/scout"); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.keys.Enrolled("crew/scout", "samvad"); len(got) != 0 {
+		t.Errorf("the keys of a removed agent are still enrolled: %v", got)
+	}
+	code(t, b.client.RemoveAgent(ctx, "weather"), parley.Forbidden)
+	code(t, b.client.RemoveAgent(ctx, "crew/scout"), parley.UnknownAgent)
+
+	audit, err := b.client.Audit(ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var actions []string
+	for _, e := range slices.Backward(audit) {
+		if e.Actor != "root" || e.Address == "" || e.Outcome == "started" {
+			t.Errorf("entry of the audit trail: %+v", e)
+		}
+		actions = append(actions, e.Action)
+	}
+	want := []string{"agent.add", "agent.pause", "agent.resume", "agent.expose", "agent.link", "agent.add", "agent.add", "agent.add", "agent.remove", "agent.remove", "agent.remove"}
+	if !slices.Equal(actions, want) {
+		t.Errorf("audit trail %v, want %v", actions, want)
+	}
+}
+
+func TestAsk(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	r, err := b.client.Ask(ctx, Send{To: "weather", JSON: []byte(`{"city":"Bern"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Reply == nil || r.Reply.Kind != parley.Response || string(r.Reply.Parts[0].JSON) != `{"celsius":21,"city":"Bern"}` || r.Reply.InReplyTo != r.ID {
+		t.Fatalf("answer %+v", r.Reply)
+	}
+	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Rome")}); err != nil || !strings.Contains(string(r.Reply.Parts[0].JSON), "Rome") {
+		t.Fatalf("text to a skill with one string member: %+v, %v", r, err)
+	}
+	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Atlantis")}); err != nil || r.Reply.Kind != parley.Failure || r.Reply.Error.Code != parley.Rejected {
+		t.Fatalf("a refusal of the agent: %+v, %v", r, err)
+	}
+	_, err = b.client.Ask(ctx, Send{To: "weather", JSON: []byte(`{"town":"Bern"}`)})
+	e := code(t, err, parley.InvalidContent)
+	f, err := b.client.Refusal(ctx, e.Ref)
+	if err != nil || f.Step != "admit" || f.Protocol != "api" || f.To != "weather" {
+		t.Fatalf("the refusal behind %q: %+v, %v", e.Ref, f, err)
+	}
+	list, err := b.client.Refused(ctx, 1)
+	if err != nil || len(list) != 1 || list[0].Ref != e.Ref {
+		t.Fatalf("refused: %+v, %v", list, err)
+	}
+	_, err = b.client.Refusal(ctx, "unknown")
+	code(t, err, notFound)
+	_, err = b.client.Ask(ctx, Send{To: "nobody", Text: text("x")})
+	code(t, err, parley.UnknownAgent)
+	for name, s := range map[string]Send{
+		"no recipient":     {Text: text("x")},
+		"two contents":     {To: "weather", Text: text("x"), JSON: []byte("1")},
+		"response at all":  {To: "weather", Kind: parley.Response},
+		"timeout":          {To: "weather", Timeout: "soon"},
+		"empty part":       {To: "weather", Parts: []Part{{}}},
+		"state":            {To: "weather", State: parley.Working},
+		"error in request": {To: "weather", Error: &Problem{Text: "x"}},
+		"from":             {To: "weather", From: "No Name"},
+		"media type":       {To: "weather", Parts: []Part{{MediaType: "///", Text: text("x")}}},
+	} {
+		_, err := b.client.Send(ctx, s)
+		if e := code(t, err, parley.Malformed); e.Text == "" {
+			t.Errorf("%s: no text", name)
+		}
+	}
+}
+
+func TestStream(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	var accepted Receipt
+	var kinds []string
+	for m, err := range b.client.Stream(ctx, Send{To: "weather", Text: text("Bern")}, func(r Receipt) { accepted = r }) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.InReplyTo != accepted.ID {
+			t.Errorf("%s is about %s, not %s", m.Kind, m.InReplyTo, accepted.ID)
+		}
+		kinds = append(kinds, m.Kind.String()+" "+m.State.String())
+	}
+	if want := []string{"event working", "response none"}; !slices.Equal(kinds, want) {
+		t.Fatalf("events %v, want %v", kinds, want)
+	}
+	// What is refused before it is recorded has its status, not a stream.
+	for _, err := range b.client.Stream(ctx, Send{To: "nobody", Text: text("x")}, nil) {
+		code(t, err, parley.UnknownAgent)
+	}
+}
+
+func TestIdempotency(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	s := Send{To: "weather", Text: text("Bern"), IdempotencyKey: "k1"}
+	first, err := b.client.Ask(ctx, s)
+	if err != nil || first.Replayed {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	again, err := b.client.Ask(ctx, s)
+	if err != nil || !again.Replayed || again.ID != first.ID || again.Reply == nil || again.Reply.ID != first.Reply.ID {
+		t.Fatalf("the same again: %+v, %v", again, err)
+	}
+	s.Text = text("Rome")
+	_, err = b.client.Ask(ctx, s)
+	code(t, err, parley.Conflict)
+	s.IdempotencyKey = "k2"
+	if other, err := b.client.Ask(ctx, s); err != nil || other.Replayed {
+		t.Fatalf("another key: %+v, %v", other, err)
+	}
+}
+
+func TestInbox(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	// Messages wait while nobody reads, and come in their order.
+	var sent []parley.ID
+	for i := range 3 {
+		r, err := b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Notice, Text: text(fmt.Sprint(i)), Conversation: parley.HashID([]byte("0123456789abcdef"))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent = append(sent, r.ID)
+	}
+	var got []parley.ID
+	for len(got) < 3 {
+		list, err := b.client.Collect(ctx, "crew/bob", 2, 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) > 2 {
+			t.Fatalf("%d messages, more than the 2 asked for", len(list))
+		}
+		for _, m := range list {
+			got = append(got, m.ID)
+			if m.Attempt < 1 || m.Origin.Protocol != "api" || m.Origin.Peer != "root" || m.Origin.Assurance != parley.Session {
+				t.Errorf("message %+v", m)
+			}
+		}
+	}
+	if !slices.Equal(got, sent) {
+		t.Fatalf("read %v, sent %v", got, sent)
+	}
+
+	// A request is answered with inReplyTo; its sender waits for that.
+	answered := make(chan error, 1)
+	go func() {
+		for m, err := range b.client.Inbox(ctx, "crew/bob") {
+			if err != nil {
+				answered <- err
+				return
+			}
+			if _, err := b.client.Send(ctx, Send{From: "crew/bob", Kind: parley.Event, State: parley.Working, InReplyTo: m.ID, Text: text("on it")}); err != nil {
+				answered <- err
+				return
+			}
+			_, err = b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: m.ID, JSON: []byte(`{"done":true}`)})
+			answered <- err
+			return
+		}
+	}()
+	var kinds []string
+	for m, err := range b.client.Stream(ctx, Send{To: "crew/bob", Text: text("do it"), Timeout: "15s"}, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kinds = append(kinds, m.Kind.String())
+	}
+	if err := <-answered; err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"event", "response"}; !slices.Equal(kinds, want) {
+		t.Fatalf("got %v, want %v", kinds, want)
+	}
+	_, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: sent[0], Text: text("?")})
+	code(t, err, parley.Conflict) // a notice has no reply
+
+	v, err := b.client.Agent(ctx, "crew/bob", 0)
+	if err != nil || v.Seen == nil || v.Seen.Assurance != parley.Session || v.Seen.Count != 2 {
+		t.Fatalf("last heard of: %+v, %v", v.Seen, err)
+	}
+	_, err = b.client.Collect(ctx, "weather", 1, 0)
+	code(t, err, parley.Conflict) // it has no inbox
+	if err := b.client.RemoveAgent(ctx, "crew/bob"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Identities: []NewIdentity{{Protocol: "agh", ID: "bob"}}}); err != nil {
+		t.Fatal("the name of a removed inbox is not free: ", err)
+	}
+}
+
+// A message that a reader took and could not use is given to the next one.
+func TestInboxGivesBack(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	by := Actor{Name: "root", Role: Administer, Speak: []string{"**"}}
+	if _, err := b.admin.AddAgent(ctx, by, NewAgent{Name: "bob", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.admin.Send(ctx, by, Send{To: "bob", Kind: parley.Notice, Text: text("keep me")}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for m, err := range b.admin.Inbox(ctx, by, "bob") {
+			if err != nil || *m.Parts[0].Text != "keep me" {
+				t.Fatalf("%+v, %v", m, err)
+			}
+			break
+		}
+	}
+	list, err := b.admin.Collect(ctx, by, "bob", 0, 0)
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+}
+
+func TestAgentWait(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		v   Agent
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		v, err := b.client.Agent(ctx, "bob", 15*time.Second)
+		done <- result{v, err}
+	}()
+	for {
+		if _, err := b.client.Send(ctx, Send{From: "bob", To: "weather", Kind: parley.Notice, Skill: "forecast", Text: text("Bern")}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case r := <-done:
+			if r.err != nil || r.v.Seen == nil || r.v.Seen.Protocol != "api" {
+				t.Fatalf("%+v, %v", r.v.Seen, r.err)
+			}
+			return
+		default: // the caller may not have begun to wait yet
+		}
+	}
+}
+
+func TestDeadLetters(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	// There is no binding for AGH, so nothing reaches this agent.
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh", ID: "far"}}}); err != nil {
+		t.Fatal(err)
+	}
+	var ids []parley.ID
+	post := func() {
+		r, err := b.client.Send(ctx, Send{To: "far", Kind: parley.Notice, Text: text("hello")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, r.ID)
+		<-b.settled
+	}
+	for range 3 {
+		post()
+	}
+	list, err := b.client.Dead(ctx, DeadFilter{To: "far", Since: time.Now().Add(-time.Hour)})
+	if err != nil || len(list) != 3 || list[0].Message != ids[0] || list[0].Reason.Code != parley.Unavailable || list[0].Attempts != 3 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for name, f := range map[string]DeadFilter{"to": {To: "weather"}, "from": {From: "x"}, "code": {Code: parley.Loop}, "since": {Since: time.Now().Add(time.Hour)}, "before": {Before: time.Now().Add(-time.Hour)}} {
+		if list, err := b.client.Dead(ctx, f); err != nil || len(list) != 0 {
+			t.Errorf("filter %s: %+v, %v", name, list, err)
+		}
+	}
+	d, err := b.client.DeadLetter(ctx, ids[0], "")
+	if err != nil || d.Content == nil || *d.Content.Parts[0].Text != "hello" {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if _, err := b.client.Retry(ctx, ids[0], "far"); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-b.settled; got != ids[0] {
+		t.Fatalf("%s died again, want %s", got, ids[0])
+	}
+	if _, err := b.client.Drop(ctx, ids[0], "", "of no use"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.client.Drop(ctx, ids[0], "", "")
+	code(t, err, notFound)
+
+	_, err = b.client.DropAll(ctx, Bulk{})
+	code(t, err, parley.Malformed)
+	r, err := b.client.RetryAll(ctx, Bulk{Filter: DeadFilter{To: "far"}, DryRun: true})
+	if err != nil || r.Matched != 2 || r.Done != 0 || !r.DryRun {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if r, err = b.client.RetryAll(ctx, Bulk{Filter: DeadFilter{To: "far"}}); err != nil || r.Done != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	<-b.settled
+	<-b.settled
+	if r, err = b.client.DropAll(ctx, Bulk{All: true, Reason: "cleaning"}); err != nil || r.Done != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if list, err := b.client.Dead(ctx, DeadFilter{}); err != nil || len(list) != 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://bob"}}}); err != nil {
+		t.Fatal(err)
+	}
+	key := base64.StdEncoding.EncodeToString(ed25519Key(3))
+	if err := b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key, KeyID: "k1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.keys.Ensure(keyring.New{Owner: "hub", Purpose: "samvad", Algorithm: keyring.Ed25519}); err != nil {
+		t.Fatal(err)
+	}
+	k, err := b.client.Keys(ctx)
+	if err != nil || len(k.Own) != 1 || len(k.Enrolled) != 1 || k.Enrolled[0].KeyID != "k1" || k.Enrolled[0].By != "root" || k.Enrolled[0].Note != "agent://bob" {
+		t.Fatalf("%+v, %v", k, err)
+	}
+	fresh, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})
+	if err != nil || fresh.ID == k.Own[0].ID || fresh.State != keyring.Active {
+		t.Fatalf("%+v, %v", fresh, err)
+	}
+	_, err = b.client.Rotate(ctx, Rotation{Owner: "nobody", Purpose: "samvad"})
+	code(t, err, notFound)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "weather", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key}}), parley.Conflict)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: "%"}}), parley.Malformed)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: base64.StdEncoding.EncodeToString(make([]byte, 32))}}), parley.Malformed)
+	if err := b.client.Unenroll(ctx, "bob", "samvad", "k1"); err != nil {
+		t.Fatal(err)
+	}
+	code(t, b.client.Unenroll(ctx, "bob", "samvad", "k1"), notFound)
+}
+
+func TestRoles(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bot", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	viewer, operator := b.as(viewerToken), b.as(operatorToken)
+	if _, err := viewer.Agents(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, err := viewer.Send(ctx, Send{To: "weather", Text: text("Bern")})
+	code(t, err, parley.Forbidden)
+	_, err = viewer.Pause(ctx, "bot", true)
+	code(t, err, parley.Forbidden)
+	_, err = viewer.Collect(ctx, "bot", 1, 0)
+	code(t, err, parley.Forbidden)
+	_, err = viewer.DropAll(ctx, Bulk{All: true})
+	code(t, err, parley.Forbidden)
+
+	// An operator speaks as the agents of its token, by default the only one.
+	r, err := operator.Ask(ctx, Send{To: "weather", Text: text("Bern")})
+	if err != nil || r.Reply.To != "bot" {
+		t.Fatalf("%+v, %v", r.Reply, err)
+	}
+	_, err = operator.Send(ctx, Send{From: "weather", To: "bot", Text: text("lies")})
+	code(t, err, parley.Forbidden)
+	_, err = operator.AddAgent(ctx, NewAgent{Name: "x", Inbox: true})
+	code(t, err, parley.Forbidden)
+	code(t, operator.RemoveAgent(ctx, "bot"), parley.Forbidden)
+	_, err = operator.Audit(ctx, 0)
+	code(t, err, parley.Forbidden)
+	_, err = operator.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad"})
+	code(t, err, parley.Forbidden)
+
+	if _, err := b.as("not-a-token-of-this-hub").Info(ctx); !errors.Is(err, ErrToken) {
+		t.Fatalf("a wrong token: %v", err)
+	}
+	list, err := viewer.Refused(ctx, 1)
+	if err != nil || len(list) != 1 || list[0].Step != "token" {
+		t.Fatalf("a wrong token is noted: %+v, %v", list, err)
+	}
+}
+
+func TestBrowsersAndBounds(t *testing.T) {
+	b := open(t, func(c *Config) { c.MaxBody = 1000; c.Hosts = []string{"hub.corp"} })
+	host := strings.TrimPrefix(b.server.URL, "http://")
+	for name, c := range map[string]struct {
+		host, path, method, body string
+		header                   map[string]string
+		want                     int
+		says                     string
+	}{
+		"plain":                  {want: 200},
+		"same origin":            {header: map[string]string{"Origin": "http://" + host, "Sec-Fetch-Site": "same-origin"}, want: 200},
+		"localhost":              {host: "localhost:9090", want: 200},
+		"IPv6":                   {host: "[::1]:9090", want: 200},
+		"configured host":        {host: "hub.corp:9090", want: 200},
+		"rebound name":           {host: "evil.example:9090", want: 403, says: "host name"},
+		"no host":                {host: "evil.example.", want: 403, says: "host name"},
+		"other origin":           {header: map[string]string{"Origin": "https://evil.example"}, want: 403, says: "other origins"},
+		"null origin":            {header: map[string]string{"Origin": "null"}, want: 403, says: "other origins"},
+		"other site":             {header: map[string]string{"Sec-Fetch-Site": "cross-site"}, want: 403, says: "other origins"},
+		"two tokens":             {header: map[string]string{"Authorization": "Basic " + rootToken}, want: 401, says: "Bearer"},
+		"unknown path":           {path: "/v1/nothing", want: 404, says: "not_found"},
+		"outside":                {path: "/", want: 404, says: "not_found"},
+		"wrong method":           {path: "/v1/info", method: "PUT", want: 405, says: "GET"},
+		"unknown parameter":      {path: "/v1/dead?tp=x", want: 400, says: "unknown parameter"},
+		"doubled parameter":      {path: "/v1/dead?to=x&to=y", want: 400, says: "twice"},
+		"bad number":             {path: "/v1/refused?last=many", want: 400, says: "number"},
+		"bad id":                 {path: "/v1/dead/123", want: 400, says: "id of a message"},
+		"bad wait":               {path: "/v1/agents/weather?wait=soon", want: 400, says: "duration"},
+		"unknown member":         {path: "/v1/messages", method: "POST", body: `{"to":"weather","tu":1}`, want: 400, says: "unknown member"},
+		"duplicate member":       {path: "/v1/messages", method: "POST", body: `{"to":"weather","to":"x"}`, want: 400, says: "duplicate"},
+		"no JSON":                {path: "/v1/messages", method: "POST", body: `to=weather`, want: 400, says: "malformed"},
+		"too large":              {path: "/v1/messages", method: "POST", body: `{"to":"` + strings.Repeat("x", 1000) + `"}`, want: 413, says: "1000 bytes"},
+		"no body":                {path: "/v1/messages", method: "POST", want: 400},
+		"name that needs escape": {path: "/v1/agents/crew/scout", want: 404, says: "not_found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			method, path := "GET", "/v1/info"
+			if c.method != "" {
+				method = c.method
+			}
+			if c.path != "" {
+				path = c.path
+			}
+			r, err := http.NewRequest(method, b.server.URL+path, strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", "Bearer "+rootToken)
+			if c.body != "" {
+				r.Header.Set("Content-Type", "application/json")
+			}
+			for k, v := range c.header {
+				r.Header.Set(k, v)
+			}
+			if c.host != "" {
+				r.Host = c.host
+			}
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			answer, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != c.want || !strings.Contains(string(answer), c.says) {
+				t.Fatalf("%d %s, want %d with %q", resp.StatusCode, answer, c.want, c.says)
+			}
+			if resp.Header.Get("Content-Type") != "application/json" || resp.StatusCode >= 400 && !strings.HasPrefix(string(answer), `{"error":{"code":`) {
+				t.Errorf("not an answer of the API: %s %s", resp.Header.Get("Content-Type"), answer)
+			}
+		})
+	}
+}
+
+func TestWaitersAreBounded(t *testing.T) {
+	b := open(t, func(c *Config) { c.Waiters = 1 })
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	leave, err := b.admin.enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Bern")})
+	if e := code(t, err, parley.Unavailable); !e.Retryable {
+		t.Errorf("%v should be worth a repeat", e)
+	}
+	leave()
+	if _, err := b.client.Ask(ctx, Send{To: "weather", Text: text("Bern")}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAuditIsBounded(t *testing.T) {
+	b, ctx := open(t, func(c *Config) { c.Audit = 3 }), context.Background()
+	for i := range 5 {
+		if _, err := b.client.Pause(ctx, "weather", i%2 == 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := b.client.Audit(ctx, 0)
+	if err != nil || len(list) != 3 || list[0].Action != "agent.pause" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	kept := 0
+	for _, err := range b.hub.Journal().State("audit").Range(ctx, "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept++
+	}
+	if kept != 3 {
+		t.Errorf("%d entries are kept, want 3", kept)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	first, err := LoadTokens(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, ok := first.Best()
+	if !ok || best.Role != Administer || len(best.Token) < 32 {
+		t.Fatalf("first token %+v", best)
+	}
+	path := filepath.Join(dir, TokenFile)
+	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {
+		t.Fatalf("token file: %v, %v", i, err)
+	}
+	again, err := LoadTokens(dir)
+	if b, _ := again.Best(); err != nil || b.Token != best.Token {
+		t.Fatalf("another token at the second start: %v", err)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadTokens(dir); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+		t.Errorf("a file that others can read: %v", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"garbage":   "{",
+		"role":      `{"name":"a","role":"king","token":"0123456789abcdef"}`,
+		"short":     `{"name":"a","role":"read","token":"short"}`,
+		"twice":     `{"name":"a","role":"read","token":"0123456789abcdef"}` + "\n" + `{"name":"a","role":"read","token":"0123456789abcdeg"}`,
+		"member":    `{"name":"a","role":"read","token":"0123456789abcdef","rule":1}`,
+		"no name":   `{"role":"read","token":"0123456789abcdef"}`,
+		"has space": `{"name":"a","role":"read","token":"0123456789 abcdef"}`,
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := LoadTokens(dir); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	memory, err := LoadTokens("")
+	if b, ok := memory.Best(); err != nil || !ok || b.Token == best.Token {
+		t.Fatalf("tokens in memory: %+v, %v", b, err)
+	}
+	if _, err := ReadTokens(t.TempDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestClientWithoutHub(t *testing.T) {
+	var away *UnreachableError
+	if _, err := (&Client{Base: "http://127.0.0.1:1"}).Info(context.Background()); !errors.As(err, &away) {
+		t.Fatalf("nothing listens: %v", err)
+	}
+	s := httptest.NewServer(http.NotFoundHandler())
+	defer s.Close()
+	if _, err := (&Client{Base: s.URL}).Info(context.Background()); !errors.As(err, &away) {
+		t.Fatalf("something else listens: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := (&Client{Base: s.URL}).Info(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a call that was given up: %v", err)
+	}
+}
+
+func FuzzSend(f *testing.F) {
+	f.Add([]byte(`{"to":"weather","text":"Bern"}`))
+	f.Add([]byte(`{"to":"weather","parts":[{"data":"AAA="},{"json":1e400}],"kind":"event","inReplyTo":"00000000-0000-0000-0000-000000000001"}`))
+	by := Actor{Name: "root", Role: Administer, Speak: []string{"**"}}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s Send
+		c := &call{r: httptest.NewRequest("POST", "/v1/messages", bytes.NewReader(b))}
+		c.r.Header.Set("Content-Type", "application/json")
+		if c.body(&s, false) != nil {
+			return
+		}
+		if parts, err := s.content(); err == nil {
+			for _, p := range parts {
+				if v := viewPart(p); v.Text == nil && v.JSON == nil && v.Data == nil && v.URI == "" {
+					t.Fatalf("a part without content: %+v", p)
+				}
+			}
+		}
+		_, _ = by.speaker(s.From)
+	})
+}
+
+// ed25519Key makes the public key of a seed of n's.
+func ed25519Key(n byte) []byte {
+	return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{n}, ed25519.SeedSize)).Public().(ed25519.PublicKey)
+}

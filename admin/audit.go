@@ -1,0 +1,148 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// audit is the trail of what operators did: in the journal's state, and a copy
+// of it here.
+type audit struct {
+	state journal.State
+	limit int
+	stop  func()
+
+	mu      sync.Mutex
+	entries map[string]AuditEntry
+	last    time.Time // of the newest ID made here
+}
+
+func openAudit(ctx context.Context, s journal.State, limit int) (*audit, error) {
+	t := &audit{state: s, limit: limit, entries: map[string]AuditEntry{}}
+	stop, err := s.Watch(ctx, "", t.changed)
+	if err != nil {
+		return nil, fmt.Errorf("read the audit trail: %w", err)
+	}
+	t.stop = stop
+	return t, nil
+}
+
+func (t *audit) changed(v journal.Value) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var e AuditEntry
+	if v.Deleted || jsonx.Decode(v.Data, &e) != nil {
+		delete(t.entries, v.Key)
+		return
+	}
+	t.entries[v.Key] = e
+}
+
+func (t *audit) list(limit int) []AuditEntry {
+	t.mu.Lock()
+	out := make([]AuditEntry, 0, len(t.entries))
+	for _, e := range t.entries {
+		out = append(out, e)
+	}
+	t.mu.Unlock()
+	slices.SortFunc(out, func(a, b AuditEntry) int { return strings.Compare(b.ID, a.ID) })
+	if limit > 0 && len(out) > limit {
+		out = out[:limit]
+	}
+	return out
+}
+
+// id makes the next ID; it is later than those before in every order.
+func (t *audit) id(now time.Time, rnd io.Reader) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if next := t.last.Add(time.Millisecond); now.Before(next) {
+		now = next
+	}
+	t.last = now
+	id, err := parley.NewID(now, rnd)
+	return id.String(), err
+}
+
+// put records an entry, and lets the oldest go when there are too many.
+func (t *audit) put(ctx context.Context, e AuditEntry) error {
+	b, err := jsonx.Encode(e)
+	if err != nil {
+		return err
+	}
+	if _, err := t.state.Put(ctx, e.ID, b, time.Time{}); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.entries[e.ID] = e
+	var old []string
+	if n := len(t.entries) - t.limit; n > 0 {
+		for id := range t.entries {
+			old = append(old, id)
+		}
+		slices.Sort(old)
+		old = old[:n]
+		for _, id := range old {
+			delete(t.entries, id)
+		}
+	}
+	t.mu.Unlock()
+	for _, id := range old {
+		if err := t.state.Delete(ctx, id, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// act does what an operator asked for, with an entry in the audit trail before
+// and its outcome after.
+func (a *Admin) act(ctx context.Context, by Actor, role Role, action, target, detail string, f func(context.Context) error) error {
+	if err := by.may(role); err != nil {
+		return err
+	}
+	id, err := a.audit.id(a.c.Now(), a.c.Rand)
+	if err != nil {
+		return parley.Refuse(parley.Internal, "internal error").Because(err)
+	}
+	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Actor: by.Name, Role: by.Role, Address: by.Address,
+		Action: action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
+	if err := a.audit.put(ctx, e); err != nil {
+		return parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")
+	}
+	err = f(ctx)
+	e.Outcome = "done"
+	if err != nil {
+		e.Outcome = clip(parley.AsError(err).Text)
+	}
+	// What was done stays done: the entry says "started" then.
+	if perr := a.audit.put(context.WithoutCancel(ctx), e); perr != nil {
+		a.c.Logger.Error("cannot record the outcome of an operator's action", "action", action, "target", target, "error", perr)
+	}
+	a.c.Logger.Info("an operator acted", "actor", by.Name, "action", action, "target", target, "outcome", e.Outcome)
+	return err
+}
+
+// Audit lists what operators did, the newest first, at most limit; all for 0.
+func (a *Admin) Audit(by Actor, limit int) ([]AuditEntry, error) {
+	if err := by.may(Administer); err != nil {
+		return nil, err
+	}
+	return a.audit.list(limit), nil
+}
+
+func clip(s string) string {
+	if len(s) > 512 {
+		return strings.ToValidUTF8(s[:512], "") + "…"
+	}
+	return s
+}

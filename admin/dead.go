@@ -1,0 +1,156 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+const maxBulk = 10_000
+
+func (f DeadFilter) match(d *journal.Delivery) bool {
+	return (f.To == "" || f.To == d.To) && (f.From == "" || f.From == d.From) &&
+		(f.Code == "" || f.Code == parley.CodeOf(asError(d.Error))) &&
+		(f.Since.IsZero() || !d.Changed.Before(f.Since)) && (f.Before.IsZero() || d.Changed.Before(f.Before))
+}
+
+// asError keeps a nil *parley.Error from becoming an error that is not nil.
+func asError(e *parley.Error) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}
+
+func (a *Admin) dead(f DeadFilter) []journal.Delivery {
+	if f.Limit <= 0 || f.Limit > maxBulk {
+		f.Limit = maxBulk
+	}
+	out := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool { return !f.match(&d) })
+	slices.SortStableFunc(out, func(x, y journal.Delivery) int {
+		return cmp.Or(x.Changed.Compare(y.Changed), cmp.Compare(x.Position.Sequence, y.Position.Sequence))
+	})
+	return out[:min(len(out), f.Limit)]
+}
+
+// Dead lists dead letters, the oldest first.
+func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
+	out := []DeadLetter{}
+	for _, d := range a.dead(f) {
+		out = append(out, viewDead(d))
+	}
+	return out, nil
+}
+
+// DeadLetter gives one with its message. To may be empty if the message is a
+// dead letter to one recipient only.
+func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
+	if err := by.may(Read); err != nil {
+		return DeadLetter{}, err
+	}
+	d, err := a.findDead(id, to)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	v := viewDead(d)
+	r, err := a.c.Hub.Journal().Read(ctx, d.Position)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	if r.Message != nil {
+		v.Content = ViewMessage(r.Message)
+	}
+	return v, nil
+}
+
+func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
+	if to != "" {
+		if d, ok := a.c.Hub.Journal().Delivery(id, to); ok && d.State == parley.Dead {
+			return d, nil
+		}
+		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter to %.140q", id, to)
+	}
+	var found []journal.Delivery
+	for _, d := range a.c.Hub.Dead() {
+		if d.Message == id {
+			found = append(found, d)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter", id)
+	case 1:
+		return found[0], nil
+	}
+	return journal.Delivery{}, parley.Refuse(parley.Conflict, "message %s is a dead letter to %d recipients, %q among them: name one in to", id, len(found), found[0].To)
+}
+
+// Retry revives a dead letter: same message, same ID.
+func (a *Admin) Retry(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
+	return a.settle(ctx, by, "dead.retry", id, to, "", a.c.Hub.Retry)
+}
+
+// Drop gives a dead letter up for good; the reason goes to the audit trail.
+func (a *Admin) Drop(ctx context.Context, by Actor, id parley.ID, to, reason string) (DeadLetter, error) {
+	return a.settle(ctx, by, "dead.drop", id, to, reason, a.c.Hub.Drop)
+}
+
+func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.ID, to, reason string, f func(context.Context, parley.ID, string) error) (DeadLetter, error) {
+	if err := by.may(Operate); err != nil {
+		return DeadLetter{}, err
+	}
+	d, err := a.findDead(id, to)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason, func(ctx context.Context) error { return f(ctx, id, d.To) })
+	return viewDead(d), err
+}
+
+// RetryAll revives the dead letters that a filter chooses.
+func (a *Admin) RetryAll(ctx context.Context, by Actor, b Bulk) (BulkResult, error) {
+	return a.bulk(ctx, by, "dead.retry", b, a.c.Hub.Retry)
+}
+
+// DropAll gives the dead letters up that a filter chooses.
+func (a *Admin) DropAll(ctx context.Context, by Actor, b Bulk) (BulkResult, error) {
+	return a.bulk(ctx, by, "dead.drop", b, a.c.Hub.Drop)
+}
+
+func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk, f func(context.Context, parley.ID, string) error) (BulkResult, error) {
+	if err := by.may(Operate); err != nil {
+		return BulkResult{}, err
+	}
+	if b.Filter.empty() && !b.All {
+		return BulkResult{}, parley.Refuse(parley.Malformed, "an empty filter means every dead letter: say all if that is meant")
+	}
+	list := a.dead(b.Filter)
+	r := BulkResult{Matched: len(list), DryRun: b.DryRun}
+	if b.DryRun || len(list) == 0 {
+		return r, nil
+	}
+	detail := fmt.Sprintf("to %q, from %q, code %q, since %s, before %s; %s", b.Filter.To, b.Filter.From, b.Filter.Code, when(b.Filter.Since), when(b.Filter.Before), b.Reason)
+	err := a.act(ctx, by, Operate, action, fmt.Sprintf("%d dead letters", len(list)), detail, func(ctx context.Context) error {
+		for _, d := range list {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := f(ctx, d.Message, d.To); err != nil {
+				if len(r.Failed) < 20 {
+					r.Failed = append(r.Failed, fmt.Sprintf("%s to %s: %s", d.Message, d.To, parley.AsError(err).Text))
+				}
+				continue
+			}
+			r.Done++
+		}
+		return nil
+	})
+	return r, err
+}

@@ -1,0 +1,810 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
+)
+
+// MessageFilter chooses messages of the journal; what is zero is not asked for.
+type MessageFilter = index.Filter
+
+// ConversationFilter chooses conversations.
+type ConversationFilter = index.ConversationFilter
+
+// Reason is why something failed.
+type Reason struct {
+	Code parley.Code `json:"code"`
+	Text string      `json:"text,omitzero"`
+}
+
+// Summary is what lists say of a message.
+type Summary struct {
+	ID           parley.ID        `json:"id"`
+	Position     journal.Position `json:"position"`
+	Time         time.Time        `json:"time"` // it was recorded
+	Kind         parley.Kind      `json:"kind"`
+	State        parley.State     `json:"state,omitzero"`  // of an event
+	Number       int              `json:"number,omitzero"` // of an event
+	From         string           `json:"from"`
+	To           string           `json:"to,omitzero"`
+	Conversation parley.ID        `json:"conversation,omitzero"`
+	InReplyTo    parley.ID        `json:"inReplyTo,omitzero"`
+	Skill        string           `json:"skill,omitzero"`
+	Act          string           `json:"act,omitzero"`
+	Protocol     string           `json:"protocol,omitzero"` // it came by
+	Assurance    parley.Assurance `json:"assurance"`
+	Trace        string           `json:"trace,omitzero"`
+	Size         int              `json:"size"`
+	Refused      bool             `json:"refused,omitzero"` // proved, but turned away
+	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
+	Error        *Reason          `json:"error,omitzero"`
+	Preview      string           `json:"preview,omitzero"` // the beginning of the content
+	Snippet      string           `json:"snippet,omitzero"` // of a search
+	Deliveries   []DeliveryInfo   `json:"deliveries"`
+}
+
+// DeliveryInfo is one message to one recipient.
+type DeliveryInfo struct {
+	To        string               `json:"to"`
+	State     parley.DeliveryState `json:"state"`
+	Attempts  int                  `json:"attempts"`
+	Postponed int                  `json:"postponed,omitzero"` // attempts that do not count as tries
+	Opened    time.Time            `json:"opened"`
+	Changed   time.Time            `json:"changed"`
+	Next      time.Time            `json:"next,omitzero"` // waiting: not before
+	Error     *Reason              `json:"error,omitzero"`
+	Reply     parley.ID            `json:"reply,omitzero"`
+	Losses    []string             `json:"losses,omitzero"`
+	Steps     []DeliveryStep       `json:"steps,omitzero"` // only of one message or conversation
+}
+
+// DeliveryStep is one change of a delivery.
+type DeliveryStep struct {
+	Position journal.Position     `json:"position"`
+	Time     time.Time            `json:"time"`
+	State    parley.DeliveryState `json:"state"`
+	Attempt  int                  `json:"attempt"`
+	Code     parley.Code          `json:"code,omitzero"`
+}
+
+// Recorded is a message as the journal holds it.
+type Recorded struct {
+	Summary
+	Node     string            `json:"node,omitzero"`     // the hub that recorded it
+	Content  *Message          `json:"content,omitzero"`  // missing where it is no longer kept
+	Header   map[string]string `json:"header,omitzero"`   // of the transport, as far as it is kept
+	Raw      []byte            `json:"raw,omitzero"`      // the envelope as received; only when asked for
+	RawBytes int               `json:"rawBytes,omitzero"` // its size
+}
+
+// MessagePage is some of the messages that a filter chooses; Next is the
+// cursor of what follows.
+type MessagePage struct {
+	Messages []Summary `json:"messages"`
+	Next     string    `json:"next,omitzero"`
+}
+
+// ConversationInfo is what lists say of a conversation.
+type ConversationInfo struct {
+	ID       parley.ID `json:"id"`
+	First    time.Time `json:"first"`
+	Last     time.Time `json:"last"`
+	Messages int       `json:"messages"`
+	Open     int       `json:"open"`   // deliveries that are not settled
+	Failed   int       `json:"failed"` // messages that failed
+	Agents   []string  `json:"agents"`
+	Preview  string    `json:"preview,omitzero"` // of the last message
+}
+
+// ConversationPage is some of the conversations that a filter chooses.
+type ConversationPage struct {
+	Conversations []ConversationInfo `json:"conversations"`
+	Next          string             `json:"next,omitzero"`
+}
+
+// Conversation is a conversation with a page of its messages, the oldest
+// first.
+type Conversation struct {
+	ConversationInfo
+	History []Summary `json:"history"`
+	Next    string    `json:"next,omitzero"`
+}
+
+// IndexStats tells how the index of messages is.
+type IndexStats struct {
+	Lag      uint64    `json:"lag"` // records that it is behind the journal
+	Queued   int       `json:"queued"`
+	Indexed  uint64    `json:"indexed"`  // since the start
+	Overflow uint64    `json:"overflow"` // how often it had to read the journal because its queue was full
+	Rebuilds uint64    `json:"rebuilds"` // how often it was made anew
+	Skipped  uint64    `json:"skipped"`  // records that could not be read
+	Last     time.Time `json:"last,omitzero"`
+	Error    string    `json:"error,omitzero"` // why it does not follow now
+}
+
+func (a *Admin) viewIndex() *IndexStats {
+	if a.c.Index == nil {
+		return nil
+	}
+	s := IndexStats(a.c.Index.Stats())
+	return &s
+}
+
+func reason(code parley.Code, text string) *Reason {
+	if code == "" {
+		return nil
+	}
+	return &Reason{code, text}
+}
+
+func viewSummary(m *index.Message) Summary {
+	v := Summary{ID: m.ID, Position: m.Position, Time: m.Time, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
+		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Protocol, Assurance: m.Assurance, Trace: m.Trace,
+		Size: m.Size, Refused: m.Refused, Failed: m.Failed, Error: reason(m.Code, m.Error), Preview: m.Preview, Snippet: m.Snippet, Deliveries: []DeliveryInfo{}}
+	for _, d := range m.Deliveries {
+		i := DeliveryInfo{To: d.To, State: d.State, Attempts: d.Attempts, Postponed: d.Postponed, Opened: d.Opened, Changed: d.Changed, Next: d.Next,
+			Error: reason(d.Code, d.Error), Reply: d.Reply, Losses: d.Losses}
+		for _, s := range d.Steps {
+			i.Steps = append(i.Steps, DeliveryStep{s.Position, s.Time, s.State, s.Attempt, s.Code})
+		}
+		v.Deliveries = append(v.Deliveries, i)
+	}
+	return v
+}
+
+func viewSummaries(list []index.Message) []Summary {
+	out := []Summary{}
+	for i := range list {
+		out = append(out, viewSummary(&list[i]))
+	}
+	return out
+}
+
+func viewConversation(c index.Conversation) ConversationInfo {
+	return ConversationInfo{ID: c.ID, First: c.First, Last: c.Last, Messages: c.Messages, Open: c.Open, Failed: c.Failed,
+		Agents: append([]string{}, c.Agents...), Preview: c.Preview}
+}
+
+// indexed gives the index to who may read it.
+func (a *Admin) indexed(by Actor) (*index.Index, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
+	if a.c.Index == nil {
+		return nil, parley.Refuse(parley.Unsupported, "this hub keeps no index of its messages")
+	}
+	return a.c.Index, nil
+}
+
+// fresh gives the index when it holds what was recorded before the call, or
+// after freshness at the latest: a list that is a little behind is better than
+// none.
+func (a *Admin) fresh(ctx context.Context, by Actor) (*index.Index, error) {
+	x, err := a.indexed(by)
+	if err != nil {
+		return nil, err
+	}
+	wait, cancel := context.WithTimeout(ctx, freshness)
+	defer cancel()
+	if err := x.Wait(wait); err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return x, nil
+}
+
+const freshness = 2 * time.Second
+
+// fromIndex says in the API's words what the index did not do.
+func fromIndex(err error, what, id string) error {
+	switch {
+	case errors.Is(err, index.ErrFilter):
+		return parley.Refuse(parley.Malformed, "%s", strings.TrimPrefix(err.Error(), index.ErrFilter.Error()+": "))
+	case errors.Is(err, index.ErrNotFound):
+		return parley.Refuse(notFound, "no %s %.40q in the journal", what, id)
+	case errors.Is(err, index.ErrAmbiguous):
+		return parley.Refuse(parley.Conflict, "more than one %s begins with %.40q; give more of it", what, id)
+	}
+	return err
+}
+
+// Messages lists messages of the journal, the newest first.
+func (a *Admin) Messages(ctx context.Context, by Actor, f MessageFilter) (MessagePage, error) {
+	x, err := a.fresh(ctx, by)
+	if err != nil {
+		return MessagePage{}, err
+	}
+	page, err := x.Messages(ctx, f)
+	if err != nil {
+		return MessagePage{}, fromIndex(err, "message", "")
+	}
+	return MessagePage{viewSummaries(page.Messages), page.Next}, nil
+}
+
+// Message finds one by its id, or by at least the first 8 digits of it.
+func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Recorded, error) {
+	x, err := a.fresh(ctx, by)
+	if err != nil {
+		return Recorded{}, err
+	}
+	m, err := x.Message(ctx, id)
+	if err != nil {
+		return Recorded{}, fromIndex(err, "message", id)
+	}
+	out := Recorded{Summary: viewSummary(&m)}
+	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
+	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
+		return out, nil // it was removed since
+	}
+	if err != nil {
+		return out, err
+	}
+	o := &r.Message.Origin
+	out.Node, out.Content, out.Header, out.RawBytes = r.Node, ViewMessage(r.Message), o.Header, len(o.Raw)
+	if raw {
+		out.Raw = o.Raw
+	}
+	return out, nil
+}
+
+// Conversations lists conversations, the one with the newest message first.
+func (a *Admin) Conversations(ctx context.Context, by Actor, f ConversationFilter) (ConversationPage, error) {
+	x, err := a.fresh(ctx, by)
+	if err != nil {
+		return ConversationPage{}, err
+	}
+	page, err := x.Conversations(ctx, f)
+	if err != nil {
+		return ConversationPage{}, fromIndex(err, "conversation", "")
+	}
+	out := ConversationPage{Conversations: []ConversationInfo{}, Next: page.Next}
+	for _, c := range page.Conversations {
+		out.Conversations = append(out.Conversations, viewConversation(c))
+	}
+	return out, nil
+}
+
+// Conversation finds one by its id, or by at least the first 8 digits of it,
+// with a page of its messages behind cursor.
+func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, limit int) (Conversation, error) {
+	x, err := a.fresh(ctx, by)
+	if err != nil {
+		return Conversation{}, err
+	}
+	c, err := x.Conversation(ctx, id)
+	if err != nil {
+		return Conversation{}, fromIndex(err, "conversation", id)
+	}
+	page, err := x.History(ctx, c.ID, cursor, limit)
+	if err != nil {
+		return Conversation{}, fromIndex(err, "conversation", id)
+	}
+	return Conversation{viewConversation(c), viewSummaries(page.Messages), page.Next}, nil
+}
+
+// An Event is something that just happened; exactly one of its pointers is
+// set.
+type Event struct {
+	Message  *Summary      // was recorded
+	Delivery *DeliveryNews // moved on
+	Refusal  *Refusal      // was turned away before it was recorded
+	Dropped  *Dropped      // nothing more comes: the reader was too slow
+}
+
+// DeliveryNews is one step of one delivery.
+type DeliveryNews struct {
+	Message   parley.ID            `json:"message"`
+	To        string               `json:"to"`
+	State     parley.DeliveryState `json:"state"`
+	Attempt   int                  `json:"attempt,omitzero"`
+	Postponed bool                 `json:"postponed,omitzero"`
+	Next      time.Time            `json:"next,omitzero"`
+	Error     *Reason              `json:"error,omitzero"`
+	Reply     parley.ID            `json:"reply,omitzero"`
+	Position  journal.Position     `json:"position"`
+	Time      time.Time            `json:"time"`
+}
+
+// Dropped is the end of a reader that was too slow.
+type Dropped struct {
+	Reason string `json:"reason"`
+}
+
+// name and id of the server-sent event.
+func (e *Event) name() (name, id string, v any) {
+	switch {
+	case e.Message != nil:
+		return "message", e.Message.Position.String(), e.Message
+	case e.Delivery != nil:
+		return "delivery", e.Delivery.Position.String(), e.Delivery
+	case e.Refusal != nil:
+		return "refused", e.Refusal.Ref, e.Refusal
+	}
+	return "dropped", "", e.Dropped
+}
+
+const (
+	tailQueue    = 1024                   // records that wait for one reader
+	tailRefusals = 500 * time.Millisecond // between looks for new refusals
+)
+
+// Tail yields what happens from now on: messages and deliveries that the
+// filter chooses, and, unless it asks for what a refusal does not have, what is
+// refused. Started, if not nil, is called when nothing can be missed any more.
+func (a *Admin) Tail(ctx context.Context, by Actor, f MessageFilter, started func()) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		x, err := a.indexed(by)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		leave, err := a.enter()
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		defer leave()
+		news := make(chan *journal.Record, tailQueue)
+		slow := make(chan struct{}, 1)
+		stop := a.c.Hub.Journal().Watch(func(r *journal.Record) {
+			select {
+			case news <- r:
+			default:
+				select {
+				case slow <- struct{}{}:
+				default:
+				}
+			}
+		})
+		defer stop()
+		refused := a.c.Hub.Stats().Refused
+		look := time.NewTicker(tailRefusals)
+		defer look.Stop()
+		if started != nil {
+			started()
+		}
+		for {
+			select {
+			case <-slow:
+				yield(Event{Dropped: &Dropped{"the reader was too slow: more than " + strconv.Itoa(tailQueue) + " records waited for it"}}, nil)
+				return
+			default:
+			}
+			select {
+			case r := <-news:
+				if !a.tell(ctx, x, &f, r, yield) {
+					return
+				}
+			case <-look.C:
+				var list []Refusal
+				if list, refused = a.refusedSince(&f, refused); !each(list, func(r Refusal) bool { return yield(Event{Refusal: &r}, nil) }) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			case <-a.ended:
+				return
+			}
+		}
+	}
+}
+
+func each[T any](list []T, f func(T) bool) bool {
+	for _, v := range list {
+		if !f(v) {
+			return false
+		}
+	}
+	return true
+}
+
+// tell yields what the filter chooses of a record.
+func (a *Admin) tell(ctx context.Context, x *index.Index, f *MessageFilter, r *journal.Record, yield func(Event, error) bool) bool {
+	if m, ok := x.Of(r); ok && f.Matches(&m) {
+		v := viewSummary(&m)
+		if !yield(Event{Message: &v}, nil) {
+			return false
+		}
+	}
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		if !a.wanted(ctx, x, f, s) {
+			continue
+		}
+		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
+		if s.Error != nil {
+			d.Error = reason(s.Error.Code, s.Error.Text)
+		}
+		if !yield(Event{Delivery: d}, nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// wanted reports whether a filter chooses a step: by itself where that is
+// enough, else by its message.
+func (a *Admin) wanted(ctx context.Context, x *index.Index, f *MessageFilter, s *journal.Step) bool {
+	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed && s.State < parley.Dead {
+		return false
+	}
+	rest := *f
+	rest.State, rest.To, rest.Failed, rest.Cursor, rest.Limit, rest.Oldest, rest.Since, rest.Until = 0, "", false, "", 0, false, time.Time{}, time.Time{}
+	if rest.Agent == s.To {
+		rest.Agent = ""
+	}
+	if rest == (MessageFilter{}) {
+		return true
+	}
+	m, err := x.Message(ctx, s.Message.String())
+	if errors.Is(err, index.ErrNotFound) && x.Wait(ctx) == nil {
+		m, err = x.Message(ctx, s.Message.String())
+	}
+	return err == nil && rest.Matches(&m)
+}
+
+// refusedSince gives the refusals after the first n that a filter chooses, the
+// oldest first.
+func (a *Admin) refusedSince(f *MessageFilter, n uint64) ([]Refusal, uint64) {
+	total := a.c.Hub.Stats().Refused
+	if total == n {
+		return nil, n
+	}
+	var out []Refusal
+	if f.Conversation.IsZero() && f.InReplyTo.IsZero() && f.Trace == "" && f.Kind == 0 && f.State == 0 {
+		list := a.c.Hub.Refused(int(min(total-n, 10_000)))
+		for i := len(list) - 1; i >= 0; i-- {
+			r := viewRefusal(list[i])
+			if f.Agent != "" && r.Claim != f.Agent && r.To != f.Agent || f.From != "" && r.Claim != f.From || f.To != "" && r.To != f.To ||
+				f.Protocol != "" && r.Protocol != f.Protocol || f.Text != "" && !strings.Contains(strings.ToLower(r.Text+" "+r.Cause), strings.ToLower(f.Text)) {
+				continue
+			}
+			out = append(out, r)
+		}
+	}
+	return out, total
+}
+
+// EndStreams ends what [Admin.Tail] yields, so that a server that shuts down
+// need not wait for those who read it.
+func (a *Admin) EndStreams() { a.endOnce.Do(func() { close(a.ended) }) }
+
+// filterNames are the parameters of a filter of messages.
+var filterNames = []string{"agent", "from", "to", "conversation", "trace", "kind", "state", "protocol", "since", "until", "failed", "refused", "q"}
+
+func (c *call) filter(more ...string) (MessageFilter, url.Values, error) {
+	var f MessageFilter
+	q, err := c.query(append(more, filterNames...)...)
+	if err != nil {
+		return f, nil, err
+	}
+	f = MessageFilter{Agent: q.Get("agent"), From: q.Get("from"), To: q.Get("to"), Trace: q.Get("trace"), Protocol: q.Get("protocol"), Text: q.Get("q"), Cursor: q.Get("cursor")}
+	if s := q.Get("conversation"); s != "" {
+		if f.Conversation, err = parley.ParseID(s); err != nil {
+			return f, nil, parley.Refuse(parley.Malformed, "conversation=%.40q is not an id", s)
+		}
+	}
+	if s := q.Get("kind"); s != "" {
+		if f.Kind.UnmarshalText([]byte(s)) != nil {
+			return f, nil, parley.Refuse(parley.Malformed, "kind=%.40q: want request, event, response, error, notice or cancel", s)
+		}
+	}
+	if s := q.Get("state"); s != "" {
+		if f.State.UnmarshalText([]byte(s)) != nil {
+			return f, nil, parley.Refuse(parley.Malformed, "state=%.40q: want waiting, delivering, delivered, answered, dead, dropped, expired or abandoned", s)
+		}
+	}
+	if f.Since, err = moment(q, "since"); err != nil {
+		return f, nil, err
+	}
+	if f.Until, err = moment(q, "until"); err != nil {
+		return f, nil, err
+	}
+	if f.Failed, err = flag(q, "failed"); err != nil {
+		return f, nil, err
+	}
+	if f.Refused, err = flag(q, "refused"); err != nil {
+		return f, nil, err
+	}
+	f.Limit, err = number(q, "limit", 0)
+	return f, q, err
+}
+
+func getMessages(a *Admin, c *call) (*answer, error) {
+	f, _, err := c.filter("cursor", "limit")
+	if err != nil {
+		return nil, err
+	}
+	return reply(a.Messages(c.r.Context(), c.by, f))
+}
+
+func getMessage(a *Admin, c *call) (*answer, error) {
+	q, err := c.query("raw")
+	if err != nil {
+		return nil, err
+	}
+	raw, err := flag(q, "raw")
+	if err != nil {
+		return nil, err
+	}
+	return reply(a.Message(c.r.Context(), c.by, c.r.PathValue("id"), raw))
+}
+
+func getConversations(a *Admin, c *call) (*answer, error) {
+	q, err := c.query("agent", "since", "until", "open", "failed", "cursor", "limit")
+	if err != nil {
+		return nil, err
+	}
+	f := ConversationFilter{Agent: q.Get("agent"), Cursor: q.Get("cursor")}
+	if f.Since, err = moment(q, "since"); err != nil {
+		return nil, err
+	}
+	if f.Until, err = moment(q, "until"); err != nil {
+		return nil, err
+	}
+	if f.Open, err = flag(q, "open"); err != nil {
+		return nil, err
+	}
+	if f.Failed, err = flag(q, "failed"); err != nil {
+		return nil, err
+	}
+	if f.Limit, err = number(q, "limit", 0); err != nil {
+		return nil, err
+	}
+	return reply(a.Conversations(c.r.Context(), c.by, f))
+}
+
+func getConversation(a *Admin, c *call) (*answer, error) {
+	q, err := c.query("cursor", "limit")
+	if err != nil {
+		return nil, err
+	}
+	limit, err := number(q, "limit", 0)
+	if err != nil {
+		return nil, err
+	}
+	return reply(a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), q.Get("cursor"), limit))
+}
+
+func getEvents(a *Admin, c *call) (*answer, error) {
+	f, _, err := c.filter()
+	if err != nil {
+		return nil, err
+	}
+	var out *sse
+	defer func() {
+		if out != nil {
+			out.close()
+		}
+	}()
+	for e, err := range a.Tail(c.r.Context(), c.by, f, func() {
+		out = newSSE(c)
+		// If nobody is there any more, the first event finds that out.
+		_ = out.send("started", "", struct{}{})
+	}) {
+		if err != nil {
+			return nil, err
+		}
+		if out.send(e.name()) != nil {
+			break
+		}
+	}
+	return nil, nil
+}
+
+func getExport(a *Admin, c *call) (*answer, error) {
+	q, err := c.query("content")
+	if err != nil {
+		return nil, err
+	}
+	content := true
+	if q.Has("content") {
+		if content, err = flag(q, "content"); err != nil {
+			return nil, err
+		}
+	}
+	e, err := a.export(c.r.Context(), c.by, c.r.PathValue("id"), content)
+	if err != nil {
+		return nil, err
+	}
+	c.w.Header().Set("Content-Type", ExportMediaType)
+	c.w.Header().Set("Content-Disposition", `attachment; filename="conversation-`+e.conversation.ID.String()+`.jsonl"`)
+	out := http.NewResponseController(c.w)
+	if err := e.write(c.r.Context(), &slowWriter{c.w, out}); err != nil {
+		// The status is sent; without its last line the file says itself that
+		// it is not whole.
+		a.c.Logger.Warn("an export broke off", "conversation", e.conversation.ID, "error", err)
+	}
+	return nil, nil
+}
+
+// slowWriter gives each write its own time.
+type slowWriter struct {
+	w   http.ResponseWriter
+	out *http.ResponseController
+}
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	// Writers that know no deadline do without.
+	_ = w.out.SetWriteDeadline(time.Now().Add(sseWrite))
+	return w.w.Write(b)
+}
+
+// values writes a filter as the parameters of the API.
+func filterValues(f MessageFilter) url.Values {
+	q := url.Values{}
+	set := func(name, v string) {
+		if v != "" {
+			q.Set(name, v)
+		}
+	}
+	set("agent", f.Agent)
+	set("from", f.From)
+	set("to", f.To)
+	set("conversation", f.Conversation.String())
+	set("trace", f.Trace)
+	set("protocol", f.Protocol)
+	set("q", f.Text)
+	set("cursor", f.Cursor)
+	if f.Kind != 0 {
+		q.Set("kind", f.Kind.String())
+	}
+	if f.State != 0 {
+		q.Set("state", f.State.String())
+	}
+	times(q, f.Since, f.Until)
+	flags(q, map[string]bool{"failed": f.Failed, "refused": f.Refused})
+	if f.Limit > 0 {
+		q.Set("limit", strconv.Itoa(f.Limit))
+	}
+	return q
+}
+
+func times(q url.Values, since, until time.Time) {
+	if !since.IsZero() {
+		q.Set("since", since.UTC().Format(time.RFC3339Nano))
+	}
+	if !until.IsZero() {
+		q.Set("until", until.UTC().Format(time.RFC3339Nano))
+	}
+}
+
+func flags(q url.Values, set map[string]bool) {
+	for name, is := range set {
+		if is {
+			q.Set(name, "true")
+		}
+	}
+}
+
+// Messages lists messages of the journal, the newest first.
+func (c *Client) Messages(ctx context.Context, f MessageFilter) (MessagePage, error) {
+	var v MessagePage
+	err := c.do(ctx, "GET", "/messages", filterValues(f), nil, &v)
+	return v, err
+}
+
+// Message finds one by its id, or by at least the first 8 digits of it.
+func (c *Client) Message(ctx context.Context, id string, raw bool) (Recorded, error) {
+	var v Recorded
+	q := url.Values{}
+	flags(q, map[string]bool{"raw": raw})
+	err := c.do(ctx, "GET", "/messages/"+url.PathEscape(id), q, nil, &v)
+	return v, err
+}
+
+// Conversations lists conversations, the one with the newest message first.
+func (c *Client) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
+	var v ConversationPage
+	q := url.Values{}
+	if f.Agent != "" {
+		q.Set("agent", f.Agent)
+	}
+	if f.Cursor != "" {
+		q.Set("cursor", f.Cursor)
+	}
+	if f.Limit > 0 {
+		q.Set("limit", strconv.Itoa(f.Limit))
+	}
+	times(q, f.Since, f.Until)
+	flags(q, map[string]bool{"open": f.Open, "failed": f.Failed})
+	err := c.do(ctx, "GET", "/conversations", q, nil, &v)
+	return v, err
+}
+
+// Conversation finds one by its id, or by at least the first 8 digits of it,
+// with a page of its messages behind cursor.
+func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int) (Conversation, error) {
+	var v Conversation
+	q := url.Values{}
+	if cursor != "" {
+		q.Set("cursor", cursor)
+	}
+	if limit > 0 {
+		q.Set("limit", strconv.Itoa(limit))
+	}
+	err := c.do(ctx, "GET", "/conversations/"+url.PathEscape(id), q, nil, &v)
+	return v, err
+}
+
+// Tail yields what happens from now on, until ctx ends, the loop breaks off or
+// the hub says Dropped. Started, if not nil, is called when nothing can be
+// missed any more.
+func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		req, err := c.request(ctx, "GET", "/events", filterValues(f), nil)
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		for e, err := range c.events(req) {
+			var v Event
+			if err == nil {
+				switch e.name {
+				case "started":
+					if started != nil {
+						started()
+					}
+					continue
+				case "message":
+					v.Message = &Summary{}
+					err = jsonx.Decode(e.data, v.Message)
+				case "delivery":
+					v.Delivery = &DeliveryNews{}
+					err = jsonx.Decode(e.data, v.Delivery)
+				case "refused":
+					v.Refusal = &Refusal{}
+					err = jsonx.Decode(e.data, v.Refusal)
+				case "dropped":
+					v.Dropped = &Dropped{}
+					err = jsonx.Decode(e.data, v.Dropped)
+				default:
+					continue // of a later version
+				}
+			}
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			if !yield(v, nil) || v.Dropped != nil {
+				return
+			}
+		}
+	}
+}
+
+// Export writes a conversation as a file that proves itself; see
+// [VerifyExport]. Without content it has digests in place of bytes.
+func (c *Client) Export(ctx context.Context, id string, content bool, w io.Writer) error {
+	q := url.Values{}
+	if !content {
+		q.Set("content", "false")
+	}
+	req, err := c.request(ctx, "GET", "/conversations/"+url.PathEscape(id)+"/export", q, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.send(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &UnreachableError{c.Base, err}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// Keys are those that the hub holds and those that it knows of others.
+type Keys struct {
+	Own      []keyring.Key      `json:"own"`
+	Enrolled []keyring.Enrolled `json:"enrolled"`
+}
+
+// Keys lists all keys; nothing secret is among it.
+func (a *Admin) Keys(by Actor) (Keys, error) {
+	if err := by.may(Read); err != nil {
+		return Keys{}, err
+	}
+	k := Keys{Own: []keyring.Key{}, Enrolled: []keyring.Enrolled{}}
+	if a.c.Keys != nil {
+		k.Own, k.Enrolled = append(k.Own, a.c.Keys.List()...), append(k.Enrolled, a.c.Keys.AllEnrolled()...)
+	}
+	return k, nil
+}
+
+// Enrolment vouches for the public key of an agent.
+type Enrolment struct {
+	Agent string `json:"agent"` // name in the directory
+	NewIdentity
+}
+
+// Enroll records the public key of one of an agent's identities: messages that
+// it signs are the agent's from now on.
+func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
+	key, err := decodeKey(e.PublicKey)
+	if err != nil {
+		return err
+	}
+	return a.act(ctx, by, Administer, "key.enroll", e.Agent, e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(ctx context.Context) error {
+		i, err := a.native(e.Agent, e.Protocol, e.ID)
+		if err != nil {
+			return err
+		}
+		e.ID = i.ID
+		if _, err := a.enroll(e.Agent, e.NewIdentity, key, by.Name); err != nil {
+			return err
+		}
+		return a.touch(ctx, e.Agent, i)
+	})
+}
+
+// native finds an identity of an agent's own.
+func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
+	e, err := a.entry(agent)
+	if err != nil {
+		return parley.Identity{}, err
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == protocol && !i.StandIn && (id == "" || id == i.ID) {
+			return i, nil
+		}
+	}
+	return parley.Identity{}, parley.Refuse(parley.Conflict, "agent %q has no such identity in %.20q: link it first", agent, protocol)
+}
+
+// touch puts an identity into the directory again, unchanged: that is when
+// bindings look at an agent's keys.
+func (a *Admin) touch(ctx context.Context, agent string, i parley.Identity) error {
+	return fromDirectory(a.c.Hub.Directory().Link(ctx, agent, i))
+}
+
+// told gives the fingerprint by which an identity is told from that of another
+// agent who claims the same id, "" where nobody else does.
+func (a *Admin) told(agent string, id NewIdentity, key []byte) string {
+	if e, ok := a.c.Hub.Directory().Lookup(id.Protocol, id.ID); ok && e.Name != agent {
+		return keyring.Fingerprint(keyring.Ed25519, key)
+	}
+	return ""
+}
+
+// enroll records a key. It gives what undoes that; without a key id, nothing
+// has to be undone.
+func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (NewIdentity, error) {
+	if a.c.Enroll != nil {
+		return NewIdentity{}, fromKeyring(a.c.Enroll(agent, id, key, by))
+	}
+	if a.c.Keys == nil {
+		return NewIdentity{}, parley.Refuse(parley.Unsupported, "this hub has no keyring")
+	}
+	for _, k := range a.c.Keys.Enrolled(agent, id.Protocol) {
+		if bytes.Equal(k.Public, key) && (id.KeyID == "" || id.KeyID == k.KeyID) {
+			return NewIdentity{}, nil
+		}
+	}
+	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID, Algorithm: keyring.Ed25519, Public: key, By: by, Note: id.ID})
+	return NewIdentity{Protocol: id.Protocol, KeyID: k.KeyID}, fromKeyring(err)
+}
+
+// undo forgets keys again.
+func (a *Admin) undo(agent string, list []NewIdentity) error {
+	var errs []error
+	for _, i := range list {
+		errs = append(errs, a.c.Keys.Unenroll(agent, i.Protocol, i.KeyID))
+	}
+	return errors.Join(errs...)
+}
+
+// Unenroll forgets a public key of an agent.
+func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID string) error {
+	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(ctx context.Context) error {
+		if a.c.Keys == nil {
+			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
+		}
+		if err := fromKeyring(a.c.Keys.Unenroll(agent, protocol, keyID)); err != nil {
+			return err
+		}
+		i, err := a.native(agent, protocol, "")
+		if err != nil {
+			return nil // nobody looks at the keys of an identity that is gone
+		}
+		return a.touch(ctx, agent, i)
+	})
+}
+
+// Rotation replaces a key of the hub's own.
+type Rotation struct {
+	Owner   string `json:"owner"`            // agent, or "hub"
+	Purpose string `json:"purpose"`          // protocol
+	Overlap string `json:"overlap,omitzero"` // how long the old one stays valid; default "168h"
+}
+
+// Rotate replaces a key, and lets the old one stay valid for a while.
+func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, error) {
+	var out keyring.Key
+	overlap := 7 * 24 * time.Hour
+	if r.Overlap != "" {
+		d, err := time.ParseDuration(r.Overlap)
+		if err != nil || d < 0 {
+			return out, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
+		}
+		overlap = d
+	}
+	err := a.act(ctx, by, Administer, "key.rotate", r.Owner, r.Purpose+" overlap "+overlap.String(), func(context.Context) error {
+		if a.c.Keys == nil {
+			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
+		}
+		var err error
+		out, err = a.c.Keys.Rotate(r.Owner, r.Purpose, overlap)
+		return fromKeyring(err)
+	})
+	return out, err
+}
+
+// fromKeyring says in the API's words what the keyring did not do.
+func fromKeyring(err error) error {
+	var code parley.Code
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, keyring.ErrNotFound):
+		return parley.Refuse(notFound, "no such key").Because(err)
+	case errors.Is(err, keyring.ErrExists):
+		return parley.Refuse(parley.Conflict, "another key is recorded under that id; remove it first").Because(err)
+	case errors.Is(err, keyring.ErrInvalid):
+		code = parley.Malformed
+	case errors.Is(err, keyring.ErrFull):
+		code = parley.Unavailable
+	default:
+		return err
+	}
+	return parley.Refuse(code, "%s", err)
+}

@@ -1,0 +1,470 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+const (
+	maxIdempotencyKey = 256
+	keepIdempotency   = 24 * time.Hour
+)
+
+// submission makes what the hub takes of what a caller sent.
+func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
+	var none hub.Submission
+	if err := by.may(Operate); err != nil {
+		return none, err
+	}
+	from, err := by.speaker(s.From)
+	if err != nil {
+		return none, err
+	}
+	m := &parley.Message{Kind: s.Kind, State: s.State, From: from, To: s.To, Audience: s.Audience, Skill: s.Skill, Act: s.Act,
+		InReplyTo: s.InReplyTo, Conversation: s.Conversation, Deadline: s.Deadline, Expires: s.Expires,
+		Origin: parley.Origin{Protocol: apiProtocol, Peer: by.Name, Address: by.Address, Verdict: parley.Verdict{Assurance: parley.Session,
+			Checks: []parley.Check{{Name: "token", OK: true, Detail: "token " + by.Name}}}}}
+	if m.Kind == 0 {
+		m.Kind = parley.Request
+		if !m.InReplyTo.IsZero() {
+			m.Kind = parley.Response
+		}
+	}
+	answers := m.Kind == parley.Event || m.Kind.Terminal()
+	switch {
+	case answers && m.InReplyTo.IsZero(), m.Kind == parley.Cancel && m.InReplyTo.IsZero():
+		return none, parley.Refuse(parley.Malformed, "kind %q needs inReplyTo, the id of the request", m.Kind)
+	case answers && (m.To != "" || len(m.Audience) > 0):
+		return none, parley.Refuse(parley.Malformed, "a reply goes to the sender of its request; leave to and audience out")
+	case !answers && m.To == "" && len(m.Audience) == 0:
+		return none, parley.Refuse(parley.Malformed, "name the recipient in to")
+	case m.State != parley.NoState && m.Kind != parley.Event:
+		return none, parley.Refuse(parley.Malformed, "only an event has a state")
+	case len(s.Audience) > 1000:
+		return none, parley.Refuse(parley.TooLarge, "at most 1,000 recipients")
+	case len(s.IdempotencyKey) > maxIdempotencyKey:
+		return none, parley.Refuse(parley.Malformed, "the idempotency key has more than %d characters", maxIdempotencyKey)
+	case m.Kind == parley.Failure && (s.Error == nil || s.Error.Text == ""):
+		return none, parley.Refuse(parley.Malformed, "kind error needs error with a text")
+	case m.Kind != parley.Failure && s.Error != nil:
+		return none, parley.Refuse(parley.Malformed, "only kind error has an error")
+	}
+	if s.Error != nil {
+		m.Error = &parley.Error{Code: s.Error.Code, Text: clip(s.Error.Text), Retryable: s.Error.Retryable}
+		if m.Error.Code == "" {
+			m.Error.Code = parley.Rejected
+		}
+		if !knownCode(m.Error.Code) {
+			return none, parley.Refuse(parley.Malformed, "%.40q is not an error code", m.Error.Code)
+		}
+	}
+	if s.Timeout != "" {
+		d, err := time.ParseDuration(s.Timeout)
+		if err != nil || d <= 0 || !s.Deadline.IsZero() {
+			return none, parley.Refuse(parley.Malformed, "timeout is a positive duration such as 30s, in place of deadline")
+		}
+		m.Deadline = a.c.Hub.Now().Add(d)
+	}
+	if m.Parts, err = s.content(); err != nil {
+		return none, err
+	}
+	out := hub.Submission{Message: m, Scope: apiProtocol + " " + from}
+	if s.IdempotencyKey != "" {
+		out.Key = journal.Key{ID: apiProtocol + " " + from + " " + s.IdempotencyKey, Sender: apiProtocol + " " + from, Until: a.c.Hub.Now().Add(keepIdempotency)}
+	}
+	return out, nil
+}
+
+func (s Send) content() ([]parley.Part, error) {
+	set := 0
+	for _, ok := range []bool{s.Text != nil, s.JSON != nil, s.Parts != nil} {
+		if ok {
+			set++
+		}
+	}
+	if set > 1 {
+		return nil, parley.Refuse(parley.Malformed, "text, json and parts exclude each other")
+	}
+	parts := s.Parts
+	if s.Text != nil || s.JSON != nil {
+		parts = []Part{{Text: s.Text, JSON: s.JSON}}
+	}
+	var out []parley.Part
+	for _, p := range parts {
+		v, err := p.part()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func knownCode(c parley.Code) bool {
+	return slices.Contains([]parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale, parley.Replayed, parley.Forbidden,
+		parley.UnknownAgent, parley.UnknownSkill, parley.InvalidContent, parley.Unsupported, parley.RateLimited, parley.Loop, parley.Conflict,
+		parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.Cancelled, parley.Rejected, parley.HandlerFailed, parley.OutcomeUnknown, parley.Internal}, c)
+}
+
+// Send records a message and sets its delivery going. It returns as soon as it
+// is recorded.
+func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
+	sub, err := a.submission(by, s)
+	if err != nil {
+		return Receipt{}, err
+	}
+	m, err := a.c.Hub.Accept(ctx, sub)
+	if err != nil {
+		return a.again(ctx, sub, err, false)
+	}
+	return Receipt{ID: m.ID, Conversation: m.Conversation}, nil
+}
+
+// Ask sends a request and waits for its terminal reply, a message of kind
+// response or error.
+func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
+	sub, err := a.submission(by, s)
+	if err != nil {
+		return Receipt{}, err
+	}
+	leave, err := a.enter()
+	if err != nil {
+		return Receipt{}, err
+	}
+	defer leave()
+	m, err := a.c.Hub.Ask(ctx, sub)
+	if err != nil {
+		return a.again(ctx, sub, err, true)
+	}
+	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: ViewMessage(m)}, nil
+}
+
+// Stream sends a request, tells accepted when it is recorded, and yields its
+// events as they come, last its terminal reply. Breaking off cancels it.
+func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
+	return func(yield func(*Message, error) bool) {
+		sub, err := a.submission(by, s)
+		if err == nil && sub.Key.ID != "" {
+			err = parley.Refuse(parley.Unsupported, "a stream cannot be had a second time: leave the idempotency key out")
+		}
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		leave, err := a.enter()
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer leave()
+		request, err := a.c.Hub.Begin(ctx, sub)
+		if err != nil {
+			yield(nil, a.refuse(sub, err))
+			return
+		}
+		if accepted != nil {
+			accepted(Receipt{ID: request.Message().ID, Conversation: request.Message().Conversation})
+		}
+		for m, err := range request.Stream(ctx) {
+			if err != nil {
+				yield(nil, a.refuse(sub, err))
+				return
+			}
+			if !yield(ViewMessage(m), nil) {
+				return
+			}
+		}
+	}
+}
+
+// refuse notes what the hub did not take, so that `parley explain` knows it.
+func (a *Admin) refuse(s hub.Submission, err error) error {
+	e := *parley.AsError(err)
+	m := s.Message
+	size := 0
+	for _, p := range m.Parts {
+		size += len(p.Data)
+	}
+	e.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: m.Origin.Address, Claim: m.From, To: m.To, Step: "admit",
+		Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size, Verdict: m.Origin.Verdict})
+	return &e
+}
+
+func causeOf(e *parley.Error) string {
+	if c := e.Unwrap(); c != nil {
+		return c.Error()
+	}
+	return ""
+}
+
+// again answers a message whose idempotency key was recorded before: the same
+// message gets the first answer, another one is refused.
+func (a *Admin) again(ctx context.Context, s hub.Submission, err error, wait bool) (Receipt, error) {
+	var prior *hub.Prior
+	if !errors.As(err, &prior) {
+		return Receipt{}, a.refuse(s, err)
+	}
+	j := a.c.Hub.Journal()
+	first, rerr := j.Read(ctx, prior.Of.Position)
+	switch {
+	case rerr != nil:
+		return Receipt{}, a.refuse(s, rerr)
+	case first.Message == nil || !same(first.Message, s.Message):
+		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict, "the idempotency key was used for another message"))
+	case first.Refused != nil:
+		return Receipt{}, a.refuse(s, first.Refused)
+	}
+	r := Receipt{ID: first.Message.ID, Conversation: first.Message.Conversation, Replayed: true}
+	at := prior.Of.Reply
+	if at.IsZero() && wait && first.Message.Kind == parley.Request {
+		if at, err = a.replyTo(ctx, s, first.Message); err != nil {
+			return Receipt{}, a.refuse(s, err)
+		}
+	}
+	if at.IsZero() {
+		return r, nil
+	}
+	reply, rerr := j.Read(ctx, at)
+	if rerr != nil {
+		return Receipt{}, a.refuse(s, rerr)
+	}
+	r.Reply = ViewMessage(reply.Message)
+	return r, nil
+}
+
+// replyTo waits until the terminal reply to m is recorded.
+func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message) (journal.Position, error) {
+	j := a.c.Hub.Journal()
+	found := make(chan journal.Position, 1)
+	stop := j.Watch(func(r *journal.Record) {
+		if r.Message != nil && r.Refused == nil && r.Message.InReplyTo == m.ID && r.Message.Kind.Terminal() {
+			select {
+			case found <- r.Position:
+			default:
+			}
+		}
+	})
+	defer stop()
+	if p, ok := j.Seen(s.Scope, s.Key.ID); ok && !p.Reply.IsZero() {
+		return p.Reply, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.c.MaxWait)
+	defer cancel()
+	select {
+	case p := <-found:
+		return p, nil
+	case <-ctx.Done():
+		return journal.Position{}, ctx.Err()
+	}
+}
+
+// same compares what the callers of two messages said.
+func same(a, b *parley.Message) bool {
+	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act && a.InReplyTo == b.InReplyTo &&
+		slices.Equal(a.Audience, b.Audience) && slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
+		return p.Name == q.Name && p.URI == q.URI && p.Digest == q.Digest && sameBytes(p, q)
+	})
+}
+
+// sameBytes allows for content that the hub made fit the recipient's skill:
+// text that became JSON is compared by its text.
+func sameBytes(p, q parley.Part) bool {
+	if p.MediaType == q.MediaType {
+		return bytes.Equal(p.Data, q.Data)
+	}
+	if bytes.Equal(p.Data, q.Data) {
+		return true
+	}
+	var members map[string]string
+	text, ok := parley.OnlyText(q)
+	if !ok {
+		return false
+	}
+	if s, ok := parley.OnlyText(p); ok {
+		return s == text
+	}
+	if jsonx.Decode(p.Data, &members) != nil || len(members) != 1 {
+		return false
+	}
+	for _, v := range members {
+		return v == text
+	}
+	return false
+}
+
+// box holds what was taken from an inbox and not handed to anybody yet.
+type box struct {
+	mu      sync.Mutex
+	pending []delivery.Attempt
+}
+
+func (b *box) take(n int) []delivery.Attempt {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n = min(n, len(b.pending))
+	out := slices.Clone(b.pending[:n])
+	b.pending = slices.Delete(b.pending, 0, n)
+	return out
+}
+
+// back puts messages before what is there.
+func (b *box) back(list []delivery.Attempt) {
+	if len(list) == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.pending = append(slices.Clone(list), b.pending...)
+}
+
+func (a *Admin) box(name string) *box {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	b := a.boxes[name]
+	if b == nil {
+		b = &box{}
+		a.boxes[name] = b
+	}
+	return b
+}
+
+// Inbox yields the messages of an agent's inbox, what waits first, until ctx
+// ends or the loop breaks off. A message whose round of the loop broke off is
+// given to the next reader again.
+func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Message, error] {
+	return func(yield func(*Message, error) bool) {
+		for d, err := range a.inbox(ctx, by, name) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !yield(viewAttempt(d), nil) {
+				return
+			}
+		}
+	}
+}
+
+func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[delivery.Attempt, error] {
+	return func(yield func(delivery.Attempt, error) bool) {
+		var none delivery.Attempt
+		if err := a.mayRead(by, name); err != nil {
+			yield(none, err)
+			return
+		}
+		leave, err := a.enter()
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		defer leave()
+		b := a.box(name)
+		for ctx.Err() == nil {
+			list := b.take(1)
+			if len(list) == 0 {
+				break
+			}
+			if !yield(list[0], nil) {
+				b.back(list)
+				return
+			}
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		c, err := a.c.Hub.Read(ctx, name)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		for d := range c {
+			if ctx.Err() == nil && yield(d, nil) {
+				continue
+			}
+			// What the hub has handed over counts as delivered: it must not
+			// be lost with this reader.
+			cancel()
+			rest := []delivery.Attempt{d}
+			for d := range c {
+				rest = append(rest, d)
+			}
+			b.back(rest)
+			return
+		}
+	}
+}
+
+// Collect gives at most limit messages of an inbox: what is there, or, when
+// nothing is, what comes first within wait.
+func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
+	list, err := a.collect(ctx, by, name, limit, wait)
+	return viewAttempts(list), err
+}
+
+func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
+	if limit <= 0 || limit > 100 {
+		limit = 100
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// The first message is waited for; those that come with it are taken
+	// along while the hub hands them over without a pause.
+	patience := time.AfterFunc(min(max(wait, 0), a.c.MaxWait)+gather, cancel)
+	defer patience.Stop()
+	var out []delivery.Attempt
+	for d, err := range a.inbox(ctx, by, name) {
+		if err != nil {
+			a.box(name).back(out)
+			return nil, err
+		}
+		if out = append(out, d); len(out) == limit {
+			cancel()
+		}
+		patience.Reset(gather)
+	}
+	return out, nil
+}
+
+// gather is how long Collect waits for a message after the last one.
+const gather = 50 * time.Millisecond
+
+func (a *Admin) mayRead(by Actor, name string) error {
+	if err := by.may(Operate); err != nil {
+		return err
+	}
+	if _, err := by.speaker(name); err != nil {
+		return err
+	}
+	e, err := a.entry(name)
+	if err != nil {
+		return err
+	}
+	if !hasInbox(e) {
+		return parley.Refuse(parley.Conflict, "agent %q has no inbox here: its messages go to %s", name, describe(e.Agent))
+	}
+	return nil
+}
+
+func viewAttempt(d delivery.Attempt) *Message {
+	v := ViewMessage(d.Message)
+	v.Attempt = d.Number
+	return v
+}
+
+func viewAttempts(list []delivery.Attempt) []*Message {
+	out := []*Message{}
+	for _, d := range list {
+		out = append(out, viewAttempt(d))
+	}
+	return out
+}

@@ -1,0 +1,458 @@
+package admin
+
+import (
+	"encoding/json"
+	"mime"
+	"time"
+	"unicode/utf8"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Info tells what a hub is and where it is reached. What [Config.Info] leaves
+// empty of Hub, Promise and Now is filled in.
+type Info struct {
+	Hub       string            `json:"hub"`     // id of the hub, as in the hops of messages
+	Version   string            `json:"version"` // of the program
+	Promise   string            `json:"promise"` // what "accepted" means here, in words
+	Now       time.Time         `json:"now"`     // the hub's clock
+	Started   time.Time         `json:"started,omitzero"`
+	Data      string            `json:"data,omitzero"` // the data directory
+	PublicURL string            `json:"publicUrl,omitzero"`
+	Addresses map[string]string `json:"addresses,omitzero"` // of listeners: "http", "agh", "admin"
+	SAMVAD    Hosting           `json:"samvad,omitzero"`
+}
+
+// Hosting is how the hub appears in a protocol: what agents elsewhere have to
+// know of it.
+type Hosting = struct {
+	Identity string `json:"identity"`  // as which the hub calls
+	KeyID    string `json:"keyId"`     // of its key
+	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
+	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
+}
+
+// Identity is what an agent is called in one protocol.
+type Identity struct {
+	Protocol string `json:"protocol"`
+	ID       string `json:"id"`
+	URL      string `json:"url,omitzero"`
+	Key      string `json:"key,omitzero"` // fingerprint of the key that tells it from others who claim the same id
+	StandIn  bool   `json:"standIn,omitzero"`
+}
+
+// Skill is one operation of an agent.
+type Skill struct {
+	ID          string          `json:"id"`
+	Name        string          `json:"name,omitzero"`
+	Description string          `json:"description,omitzero"`
+	Input       json.RawMessage `json:"input,omitzero"`  // JSON Schema
+	Output      json.RawMessage `json:"output,omitzero"` // JSON Schema
+	Modes       []parley.Mode   `json:"modes,omitzero"`
+	Access      parley.Access   `json:"access,omitzero"`
+	Peers       []string        `json:"peers,omitzero"`
+	Default     bool            `json:"default,omitzero"`
+}
+
+// Agent is an agent as the hub knows it.
+type Agent struct {
+	Name        string           `json:"name"`
+	Title       string           `json:"title,omitzero"`
+	Description string           `json:"description,omitzero"`
+	Version     string           `json:"version,omitzero"`
+	Source      directory.Source `json:"source"` // config, code, operator or agent
+	Added       time.Time        `json:"added"`
+	Paused      bool             `json:"paused"`
+	Inbox       bool             `json:"inbox"` // its messages are read through this API
+	Native      []string         `json:"native"`
+	Exposed     []string         `json:"exposed"`
+	Identities  []Identity       `json:"identities"`
+	Skills      []Skill          `json:"skills"`
+	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
+	Waiting     *Waiting         `json:"waiting,omitzero"` // only where one agent is asked for
+}
+
+// Seen is the last message that an agent sent.
+type Seen struct {
+	Time      time.Time        `json:"time"`
+	Message   parley.ID        `json:"message"`
+	Protocol  string           `json:"protocol"`
+	Assurance parley.Assurance `json:"assurance"`
+	Count     uint64           `json:"count"` // messages since the hub started
+}
+
+// Waiting counts what an agent has not got yet.
+type Waiting struct {
+	Open   int       `json:"open"` // not settled
+	Dead   int       `json:"dead"`
+	Oldest time.Time `json:"oldest,omitzero"` // of what is open
+}
+
+// NewAgent adds an agent. Inbox makes it one that reads its messages here; the
+// public keys of identities are enrolled in the keyring.
+type NewAgent struct {
+	Name        string        `json:"name"`
+	Title       string        `json:"title,omitzero"`
+	Description string        `json:"description,omitzero"`
+	Identities  []NewIdentity `json:"identities,omitzero"`
+	Skills      []Skill       `json:"skills,omitzero"`
+	Expose      []string      `json:"expose,omitzero"`
+	Inbox       bool          `json:"inbox,omitzero"`
+}
+
+// NewIdentity is an identity with the key that proves it.
+type NewIdentity struct {
+	Protocol  string `json:"protocol"`
+	ID        string `json:"id"`
+	URL       string `json:"url,omitzero"`
+	PublicKey string `json:"publicKey,omitzero"` // base64 or the protocol's own form; empty: nothing is enrolled
+	KeyID     string `json:"keyId,omitzero"`     // empty: the key answers to any
+}
+
+// Part is one piece of content; exactly one of Text, JSON, Data and URI is set.
+type Part struct {
+	MediaType string          `json:"mediaType,omitzero"`
+	Name      string          `json:"name,omitzero"`
+	Text      *string         `json:"text,omitzero"`
+	JSON      json.RawMessage `json:"json,omitzero"`
+	Data      []byte          `json:"data,omitzero"` // base64
+	URI       string          `json:"uri,omitzero"`
+	Digest    string          `json:"digest,omitzero"`
+}
+
+// Problem is an error as it stands in JSON.
+type Problem struct {
+	Code      parley.Code `json:"code"`
+	Text      string      `json:"text"`
+	Ref       string      `json:"ref,omitzero"` // for `parley explain`
+	Retryable bool        `json:"retryable,omitzero"`
+}
+
+// Message is a message of the hub.
+type Message struct {
+	ID           parley.ID       `json:"id"`
+	Kind         parley.Kind     `json:"kind"`
+	State        parley.State    `json:"state,omitzero"`  // of an event
+	Number       int             `json:"number,omitzero"` // of an event
+	Error        *Problem        `json:"error,omitzero"`  // of an error
+	From         string          `json:"from"`
+	To           string          `json:"to,omitzero"`
+	Audience     []string        `json:"audience,omitzero"`
+	Conversation parley.ID       `json:"conversation"`
+	InReplyTo    parley.ID       `json:"inReplyTo,omitzero"`
+	Skill        string          `json:"skill,omitzero"`
+	Act          string          `json:"act,omitzero"`
+	Schema       string          `json:"schema,omitzero"`
+	Parts        []Part          `json:"parts"`
+	Sent         time.Time       `json:"sent,omitzero"`
+	Received     time.Time       `json:"received,omitzero"`
+	Expires      time.Time       `json:"expires,omitzero"`
+	Deadline     time.Time       `json:"deadline,omitzero"`
+	Attempt      int             `json:"attempt,omitzero"` // in an inbox: the number of this delivery
+	Origin       Origin          `json:"origin"`
+	Hops         []string        `json:"hops,omitzero"`
+	Extensions   json.RawMessage `json:"extensions,omitzero"`
+}
+
+// Origin is how a message reached the hub, without the bytes.
+type Origin struct {
+	Protocol  string           `json:"protocol"`
+	Peer      string           `json:"peer,omitzero"`
+	Assurance parley.Assurance `json:"assurance"`
+	KeyID     string           `json:"keyId,omitzero"`
+	Checks    []Check          `json:"checks,omitzero"`
+}
+
+// Check is one step of a verification.
+type Check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail,omitzero"`
+}
+
+// Send is a message to be sent. Text, JSON and Parts exclude each other.
+type Send struct {
+	From         string          `json:"from,omitzero"` // default: the only agent that the token may speak as, or "operator"
+	To           string          `json:"to,omitzero"`   // not for replies: they go to who asked
+	Audience     []string        `json:"audience,omitzero"`
+	Kind         parley.Kind     `json:"kind,omitzero"`  // default: request, or response with InReplyTo
+	State        parley.State    `json:"state,omitzero"` // of an event
+	Skill        string          `json:"skill,omitzero"`
+	Act          string          `json:"act,omitzero"`
+	Text         *string         `json:"text,omitzero"`
+	JSON         json.RawMessage `json:"json,omitzero"`
+	Parts        []Part          `json:"parts,omitzero"`
+	Error        *Problem        `json:"error,omitzero"` // of kind error
+	InReplyTo    parley.ID       `json:"inReplyTo,omitzero"`
+	Conversation parley.ID       `json:"conversation,omitzero"`
+	Deadline     time.Time       `json:"deadline,omitzero"`
+	Timeout      string          `json:"timeout,omitzero"` // in place of Deadline, from now: "30s"
+	Expires      time.Time       `json:"expires,omitzero"`
+
+	IdempotencyKey string `json:"-"` // header Idempotency-Key: the same key again sends nothing, and gives the first answer
+}
+
+// Receipt says that a message is recorded, and what was answered if the caller
+// waited.
+type Receipt struct {
+	ID           parley.ID `json:"id"`
+	Conversation parley.ID `json:"conversation"`
+	Replayed     bool      `json:"replayed,omitzero"` // the idempotency key had been used for this message before
+	Reply        *Message  `json:"reply,omitzero"`
+}
+
+// DeadLetter is a delivery that was given up.
+type DeadLetter struct {
+	Message      parley.ID   `json:"message"`
+	To           string      `json:"to"`
+	From         string      `json:"from"`
+	Kind         parley.Kind `json:"kind"`
+	Conversation parley.ID   `json:"conversation"`
+	Attempts     int         `json:"attempts"`
+	Tries        int         `json:"tries"` // attempts without those that were postponed
+	Reason       Problem     `json:"reason"`
+	Changed      time.Time   `json:"changed"`
+	Losses       []string    `json:"losses,omitzero"` // what the translation could not carry
+	Position     string      `json:"position"`
+	Content      *Message    `json:"content,omitzero"` // only where one dead letter is asked for
+}
+
+// DeadFilter chooses dead letters; what is zero is not asked for.
+type DeadFilter struct {
+	To     string      `json:"to,omitzero"`
+	From   string      `json:"from,omitzero"`
+	Code   parley.Code `json:"code,omitzero"`
+	Since  time.Time   `json:"since,omitzero"`  // given up at or after
+	Before time.Time   `json:"before,omitzero"` // given up before
+	Limit  int         `json:"limit,omitzero"`  // at most so many, the oldest first; 0 and above 10,000 mean 10,000
+}
+
+func (f DeadFilter) empty() bool {
+	f.Limit = 0
+	return f == DeadFilter{}
+}
+
+// Bulk retries or drops dead letters by a filter.
+type Bulk struct {
+	Filter DeadFilter `json:"filter"`
+	All    bool       `json:"all,omitzero"`    // needed with an empty filter
+	DryRun bool       `json:"dryRun,omitzero"` // only count
+	Reason string     `json:"reason,omitzero"` // for the audit trail
+}
+
+// BulkResult says what became of them.
+type BulkResult struct {
+	Matched int      `json:"matched"`
+	Done    int      `json:"done"`
+	Failed  []string `json:"failed,omitzero"` // at most 20, one sentence each
+	DryRun  bool     `json:"dryRun"`
+}
+
+// Refusal is something that the hub turned away.
+type Refusal struct {
+	Ref       string           `json:"ref"`
+	Time      time.Time        `json:"time"`
+	Protocol  string           `json:"protocol"`
+	Source    string           `json:"source,omitzero"`
+	Claim     string           `json:"claim,omitzero"`
+	To        string           `json:"to,omitzero"`
+	Step      string           `json:"step"`
+	Code      parley.Code      `json:"code"`
+	Text      string           `json:"text"`
+	Cause     string           `json:"cause,omitzero"`
+	Size      int              `json:"size"`
+	Assurance parley.Assurance `json:"assurance"`
+	KeyID     string           `json:"keyId,omitzero"`
+	Checks    []Check          `json:"checks,omitzero"`
+}
+
+// AuditEntry is one action of an operator.
+type AuditEntry struct {
+	ID      string    `json:"id"` // sorts by time
+	Time    time.Time `json:"time"`
+	Actor   string    `json:"actor"` // name of the token
+	Role    Role      `json:"role"`
+	Address string    `json:"address,omitzero"`
+	Action  string    `json:"action"` // "agent.pause", "dead.drop", …
+	Target  string    `json:"target,omitzero"`
+	Detail  string    `json:"detail,omitzero"`
+	Outcome string    `json:"outcome"` // "started", "done", or the error's text
+}
+
+// Stats of the moment.
+type Stats struct {
+	Now        time.Time        `json:"now"`
+	Agents     int              `json:"agents"`
+	Waiting    int              `json:"waiting"` // callers that wait for an answer
+	Refused    uint64           `json:"refused"` // since the start
+	Lanes      int              `json:"lanes"`   // (recipient, conversation) pairs with something to deliver
+	Active     int              `json:"active"`  // attempts under way
+	HeldBytes  int64            `json:"heldBytes"`
+	Open       int              `json:"open"` // deliveries not settled
+	Dead       int              `json:"dead"`
+	Records    uint64           `json:"records"`
+	Bytes      uint64           `json:"bytes"`
+	Free       uint64           `json:"free"` // bytes free in the data directory; 0: not known
+	Healthy    bool             `json:"healthy"`
+	Reason     string           `json:"reason,omitzero"`
+	Index      *IndexStats      `json:"index,omitzero"` // missing where the hub keeps none
+	Partitions []PartitionStats `json:"partitions"`
+}
+
+// PartitionStats of the journal.
+type PartitionStats struct {
+	Partition int    `json:"partition"`
+	Records   uint64 `json:"records"`
+	Bytes     uint64 `json:"bytes"`
+	Open      int    `json:"open"`
+	Dead      int    `json:"dead"`
+	Keys      int    `json:"keys"`
+	LongKeys  int    `json:"longKeys"`
+	Queued    int    `json:"queued"`
+	Appended  uint64 `json:"appended"`
+	Replays   uint64 `json:"replays"`
+	Owned     bool   `json:"owned"`
+}
+
+// apiProtocol is what messages that enter here came by, and the protocol of the
+// identity that marks an agent as one with an inbox.
+const apiProtocol = "api"
+
+func problem(e *parley.Error) *Problem {
+	if e == nil {
+		return nil
+	}
+	return &Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Retryable: e.Retryable}
+}
+
+func viewChecks(checks []parley.Check) []Check {
+	out := make([]Check, len(checks))
+	for i, c := range checks {
+		out[i] = Check(c)
+	}
+	return out
+}
+
+// ViewMessage gives the form in which the API shows a message.
+func ViewMessage(m *parley.Message) *Message {
+	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From, To: m.To,
+		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema,
+		Parts: []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires, Deadline: m.Deadline, Hops: m.Hops,
+		Origin: Origin{Protocol: m.Origin.Protocol, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance,
+			KeyID: m.Origin.Verdict.KeyID, Checks: viewChecks(m.Origin.Verdict.Checks)}}
+	for _, p := range m.Parts {
+		v.Parts = append(v.Parts, viewPart(p))
+	}
+	if len(m.Extensions) > 0 {
+		if b, err := jsonx.Encode(m.Extensions); err == nil {
+			v.Extensions = b
+		}
+	}
+	return v
+}
+
+func viewPart(p parley.Part) Part {
+	v := Part{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Digest: p.Digest}
+	switch {
+	case p.URI != "":
+	case p.IsJSON() && jsonx.Valid(p.Data, 0) == nil:
+		v.JSON = p.Data
+	case p.IsText() && utf8.Valid(p.Data):
+		s := string(p.Data)
+		v.Text = &s
+	default:
+		v.Data = p.Data
+		if v.Data == nil {
+			v.Data = []byte{}
+		}
+	}
+	return v
+}
+
+// part reads what viewPart writes.
+func (p Part) part() (parley.Part, error) {
+	set := 0
+	for _, ok := range []bool{p.Text != nil, p.JSON != nil, p.Data != nil, p.URI != ""} {
+		if ok {
+			set++
+		}
+	}
+	if set != 1 {
+		return parley.Part{}, parley.Refuse(parley.Malformed, "a part has exactly one of text, json, data and uri")
+	}
+	out := parley.Part{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Digest: p.Digest}
+	def := ""
+	switch {
+	case p.Text != nil:
+		out.Data, def = []byte(*p.Text), "text/plain; charset=utf-8"
+	case p.JSON != nil:
+		out.Data, def = p.JSON, "application/json"
+	case p.Data != nil:
+		out.Data, def = p.Data, "application/octet-stream"
+	}
+	if out.MediaType == "" {
+		out.MediaType = def
+	}
+	if out.MediaType != "" {
+		if _, _, err := mime.ParseMediaType(out.MediaType); err != nil {
+			return parley.Part{}, parley.Refuse(parley.Malformed, "%.100q is not a media type", out.MediaType)
+		}
+	}
+	return out, nil
+}
+
+func viewSkill(s parley.SkillSpec) Skill {
+	return Skill{ID: s.ID, Name: s.Name, Description: s.Description, Input: s.Input, Output: s.Output,
+		Modes: s.Modes, Access: s.Access, Peers: s.Peers, Default: s.Default}
+}
+
+func (s Skill) spec() parley.SkillSpec {
+	return parley.SkillSpec{ID: s.ID, Name: s.Name, Description: s.Description, Input: s.Input, Output: s.Output,
+		Modes: s.Modes, Access: s.Access, Peers: s.Peers, Default: s.Default}
+}
+
+func viewAgent(e *directory.Entry) Agent {
+	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source, Added: e.Added,
+		Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...), Exposed: append([]string{}, e.Exposed...),
+		Identities: []Identity{}, Skills: []Skill{}}
+	for _, i := range e.Identities {
+		v.Identities = append(v.Identities, Identity(i))
+	}
+	for _, s := range e.Skills {
+		v.Skills = append(v.Skills, viewSkill(s))
+	}
+	return v
+}
+
+func hasInbox(e *directory.Entry) bool {
+	i, ok := e.Identity(apiProtocol)
+	return ok && !i.StandIn
+}
+
+func viewRefusal(r hub.Refusal) Refusal {
+	return Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To, Step: r.Step, Code: r.Code,
+		Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
+}
+
+func viewDead(d journal.Delivery) DeadLetter {
+	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation, Attempts: d.Attempt,
+		Tries: d.Tries(), Changed: d.Changed, Position: d.Position.String(), Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}}
+	if d.Error != nil {
+		v.Reason = *problem(d.Error)
+	}
+	for _, l := range d.Losses {
+		v.Losses = append(v.Losses, l.String())
+	}
+	return v
+}
+
+// Reloaded is what reading the configuration anew has changed: keys of the
+// configuration file.
+type Reloaded struct {
+	Changed []string `json:"changed"` // and are in force
+	Restart []string `json:"restart"` // differ from what the hub was started with, and need a restart
+}
