@@ -1,0 +1,265 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// watchful makes a node whose alerts come to a list in place of a webhook, by a
+// clock of the test's.
+func watchful(t *testing.T, c Config) (n *Node, told func() []Alert, clock func(time.Duration)) {
+	t.Helper()
+	var now atomic.Int64
+	now.Store(time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC).UnixNano())
+	c.Now = func() time.Time { return time.Unix(0, now.Load()).UTC() }
+	c.Alerts.Webhook = "https://alerts.test/"
+	n, err := Open(context.Background(), func() Config { c.Durability = or(c.Durability, "memory"); return c }())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	told = func() []Alert {
+		var out []Alert
+		for {
+			select {
+			case a := <-n.alerts.queue:
+				out = append(out, a)
+			default:
+				return out
+			}
+		}
+	}
+	return n, told, func(d time.Duration) { now.Add(int64(d)) }
+}
+
+func or(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+var unavailable = parley.Fail(parley.Unavailable, nil, "connection refused")
+
+func TestAgentBrokenAndRecovered(t *testing.T) {
+	n, told, pass := watchful(t, Config{})
+	a := n.alerts
+	a.attempted("bob", unavailable, false)
+	pass(2 * time.Minute)
+	a.attempted("bob", unavailable, false)
+	a.check()
+	if list := told(); len(list) != 0 {
+		t.Errorf("after two minutes: %+v", list)
+	}
+	pass(time.Minute)
+	a.check()
+	a.check()
+	list := told()
+	if len(list) != 1 || list[0].Kind != alertBroken || list[0].About != "bob" || list[0].Version != 1 || list[0].Hub == "" ||
+		!strings.Contains(list[0].Text, "failed 2 times since 2026-04-11T10:00:00Z: connection refused") || list[0].Fix != "parley doctor bob" {
+		t.Errorf("%+v", list)
+	}
+	if a.broken() != 1 || value(t, n, "parley_agents", "state", "broken") != 1 {
+		t.Error("no metric says so")
+	}
+	a.attempted("bob", nil, false)
+	if list := told(); len(list) != 1 || list[0].Kind != alertRecovered {
+		t.Errorf("%+v", list)
+	}
+	// One that was never said to be broken does not recover; one that is busy,
+	// or does not want a message, is not broken.
+	a.attempted("carol", unavailable, false)
+	a.attempted("carol", nil, false)
+	for range 5 {
+		a.attempted("dave", unavailable, true)
+		a.attempted("erin", parley.Refuse(parley.InvalidContent, "no"), false)
+	}
+	pass(time.Hour)
+	a.check()
+	if list := told(); len(list) != 0 || a.broken() != 0 {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestFailingAgentsAreBounded(t *testing.T) {
+	n, _, _ := watchful(t, Config{})
+	for i := range maxFailing + 100 {
+		n.alerts.attempted(strings.Repeat("x", i%50)+string(rune('a'+i%26))+time.Duration(i).String(), unavailable, false)
+	}
+	if len(n.alerts.peers) > maxFailing {
+		t.Error(len(n.alerts.peers))
+	}
+}
+
+// TestDeadLettersAreToldOnceAnHour: the same reason for the same agent is
+// counted meanwhile.
+func TestDeadLettersAreToldOnceAnHour(t *testing.T) {
+	n, told, pass := watchful(t, Config{})
+	dead := func(to string, code parley.Code) {
+		n.alerts.recorded(&journal.Record{Steps: []journal.Step{{To: to, State: parley.Dead, Error: parley.Refuse(code, "why")}}})
+	}
+	for range 5 {
+		dead("bob", parley.Unavailable)
+	}
+	dead("bob", parley.OutcomeUnknown)
+	dead("carol", parley.Unavailable)
+	if list := told(); len(list) != 3 || list[0].Count != 1 || list[0].Fix != "parley dead --to bob" || !strings.Contains(list[0].Text, "unavailable: why") {
+		t.Errorf("%+v", list)
+	}
+	pass(time.Hour)
+	dead("bob", parley.Unavailable)
+	if list := told(); len(list) != 1 || list[0].Count != 5 {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestAlertsAreRateLimited(t *testing.T) {
+	n, told, pass := watchful(t, Config{})
+	for i := range 100 {
+		n.alerts.tell(Alert{Kind: alertDead, About: time.Duration(i).String()}, "")
+	}
+	if list := told(); len(list) != 20 {
+		t.Errorf("%d at once", len(list))
+	}
+	pass(time.Minute)
+	n.alerts.tell(Alert{Kind: alertDead, About: "later"}, "")
+	if list := told(); len(list) != 1 || list[0].Skipped != 80 {
+		t.Errorf("%+v", list)
+	}
+	if got := value(t, n, "parley_alerts_total", "kind", alertDead, "outcome", "skipped"); got != 80 {
+		t.Errorf("%g", got)
+	}
+}
+
+func TestDiskAlert(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	var free atomic.Uint64
+	_, total, err := Disk(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Store(total / 2)
+	n, told, _ := watchful(t, Config{Durability: "disk", Data: dir, FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
+	n.alerts.check()
+	free.Store(total / 10)
+	n.alerts.check()
+	n.alerts.check()
+	free.Store(total*2/10 + total/100)
+	n.alerts.check() // a little better is not well
+	free.Store(total / 2)
+	n.alerts.check()
+	var kinds []string
+	for _, a := range told() {
+		kinds = append(kinds, a.Kind)
+	}
+	if !slices.Equal(kinds, []string{alertDisk, alertDiskFine}) {
+		t.Error(kinds)
+	}
+}
+
+func TestExpiryAlert(t *testing.T) {
+	n, told, pass := watchful(t, Config{})
+	if _, err := n.keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519, By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.keys.Rotate(keyring.Hub, "samvad", 10*24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	n.alerts.check()
+	if list := told(); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+	pass(4 * 24 * time.Hour)
+	n.alerts.check()
+	n.alerts.check()
+	if list := told(); len(list) != 1 || list[0].Kind != alertExpiry || list[0].About != "hub samvad" {
+		t.Errorf("%+v", list)
+	}
+}
+
+// TestAlertIsTriedAgain: with pauses, and not for ever.
+func TestAlertIsTriedAgain(t *testing.T) {
+	n, _, _ := watchful(t, Config{})
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var at []time.Duration
+		fails := 2
+		a := n.alertsForTest(func(context.Context, Alert) error {
+			at = append(at, time.Since(start))
+			if len(at) <= fails {
+				return errors.New("no")
+			}
+			return nil
+		})
+		a.send(context.Background(), Alert{Kind: alertDead})
+		if !slices.Equal(at, []time.Duration{0, time.Second, 6 * time.Second}) {
+			t.Error(at)
+		}
+		at, fails, start = nil, 100, time.Now()
+		a.send(context.Background(), Alert{Kind: alertDead})
+		if len(at) != alertTries {
+			t.Error(at)
+		}
+	})
+	if value(t, n, "parley_alerts_total", "outcome", "sent") != 1 || value(t, n, "parley_alerts_total", "outcome", "failed") != 1 {
+		t.Error("no metric says so")
+	}
+}
+
+// alertsForTest makes alerts with another way out.
+func (n *Node) alertsForTest(post func(context.Context, Alert) error) *alerts {
+	a := newAlerts(n)
+	a.post = post
+	return a
+}
+
+// TestWebhook: a dead letter of a real hub arrives as JSON, with the token,
+// where network.allow lets it; elsewhere it does not leave.
+func TestWebhook(t *testing.T) {
+	got := make(chan Alert, 4)
+	var once sync.Once
+	var header http.Header
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var a Alert
+		if err := json.NewDecoder(r.Body).Decode(&a); err != nil {
+			t.Error(err)
+		}
+		once.Do(func() { header = r.Header.Clone() })
+		got <- a
+	}))
+	defer s.Close()
+	token := put(t, filepath.Join(t.TempDir(), "token"), []byte("secret\n"))
+	n := running(t, Config{Alerts: Alerts{Webhook: s.URL, Token: token}, Network: Network{Allow: []string{"loopback"}}})
+	n.alerts.tell(Alert{Kind: alertDead, About: "bob", Text: "given up"}, "")
+	if a := <-got; a.Kind != alertDead || a.About != "bob" || a.Hub != n.Hub().ID() || a.Version != 1 {
+		t.Errorf("%+v", a)
+	}
+	if header.Get("Authorization") != "Bearer secret" || header.Get("Content-Type") != "application/json" {
+		t.Error(header)
+	}
+	m := running(t, Config{})
+	c := Config{Alerts: Alerts{Webhook: s.URL}}
+	m.live.Store(&c)
+	if err := m.alerts.webhook(context.Background(), Alert{}); err == nil || !strings.Contains(err.Error(), "allow") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,519 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
+)
+
+// Config is what a hub is told: by a file (see [Load]) or by the program that
+// embeds it. The zero value is a hub on disk in "parley-data" that listens
+// nowhere. The toml tags are the names in the file; the doc tags are what
+// `parley config describe` prints.
+type Config struct {
+	Data       string   `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
+	Name       string   `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
+	PublicURL  string   `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
+	Durability string   `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
+	Evidence   string   `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
+	Listen     Listen   `toml:"listen"`
+	Engine     Engine   `toml:"engine"`
+	TLS        TLS      `toml:"tls"`
+	Network    Network  `toml:"network"`
+	Policy     Policy   `toml:"policy"`
+	Allow      []Allow  `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
+	Delivery   Delivery `toml:"delivery"`
+	Limits     Limits   `toml:"limits"`
+	SAMVAD     SAMVAD   `toml:"samvad"`
+	A2E        A2E      `toml:"a2e"`
+	AGH        AGH      `toml:"agh"`
+	UAgents    UAgents  `toml:"uagents"`
+	ASP        ASP      `toml:"asp"`
+	Alerts     Alerts   `toml:"alerts"`
+	LogLevel   string   `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
+
+	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
+
+	// What follows is for programs, not for the file.
+
+	Version    string                                `toml:"-"` // of the program, for those who ask
+	Now        func() time.Time                      `toml:"-"`
+	Log        Logger                                `toml:"-"`
+	Level      *slog.LevelVar                        `toml:"-"` // of Log; set when the configuration changes. Nil: it cannot be
+	spans      sdk.SpanProcessor                     // takes the traces in place of the exporter
+	Read       func() (Config, error)                `toml:"-"` // reads the configuration anew, for Reload; nil: there is nothing to read
+	Passphrase []byte                                `toml:"-"` // of the keyring
+	FreeSpace  func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
+	Progress   func(what string, done, total uint64) `toml:"-"` // long work at start
+
+	HeaderTimeout time.Duration `toml:"-"` // in which a client must have sent the header of a request; 10 s
+	BodyTimeout   time.Duration `toml:"-"` // and its body; 1 min
+}
+
+// Listen says where the hub listens. "" switches a listener off.
+type Listen struct {
+	HTTP  string   `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
+	Admin string   `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is that"`
+	AGH   string   `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; who may connect is in agh.users"`
+	Hosts []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
+}
+
+// Engine says where the journal lives.
+type Engine struct {
+	URL         string `toml:"url" doc:"an external NATS cluster instead of the embedded engine, e.g. \"nats://n1:4222,nats://n2:4222\""`
+	Credentials string `toml:"credentials" doc:"NATS credentials file"`
+	Prefix      string `toml:"prefix" default:"\"PARLEY\"" doc:"begins the names of streams and subjects; hubs that share a journal share it. CANNOT be changed later"`
+	Replicas    int    `toml:"replicas" doc:"of each stream on an external cluster"`
+	SyncAlways  bool   `toml:"sync_always" doc:"every external server has sync_interval: always"`
+	Partitions  int    `toml:"partitions" doc:"CANNOT be changed later except by an offline command"`
+	KeyFile     string `toml:"key_file" doc:"file with the key that encrypts the embedded engine's data, 16 bytes or more, mode 0600. WITHOUT IT THE DATA IS LOST"`
+	MinFree     string `toml:"min_free" doc:"free disk space below which nothing more is accepted, e.g. \"256MiB\""`
+}
+
+// TLS of the protocol listener, and the authorities that outbound calls trust.
+type TLS struct {
+	Cert      string   `toml:"cert" reload:"yes" doc:"certificate chain file (PEM) of the protocol listener; read again when it changes"`
+	Key       string   `toml:"key" reload:"yes" doc:"its private key file (PEM), mode 0600"`
+	ACME      []string `toml:"acme" doc:"host names for which certificates are fetched by ACME (TLS-ALPN-01: listen.http must be reached at port 443); kept in the data directory. USING IT ACCEPTS THE AUTHORITY'S TERMS"`
+	Email     string   `toml:"acme_email" doc:"where the ACME authority may write to"`
+	Directory string   `toml:"acme_directory" default:"\"https://acme-v02.api.letsencrypt.org/directory\"" doc:"directory URL of the ACME authority"`
+	CA        []string `toml:"ca" doc:"further authorities (PEM files) that outbound calls trust"`
+	Proxy     []string `toml:"proxy" reload:"yes" doc:"prefixes of proxies before listen.http: only from them are X-Forwarded-For and X-Forwarded-Proto believed"`
+}
+
+// Network is whom the hub may call.
+type Network struct {
+	Allow []string `toml:"allow" reload:"yes" doc:"private addresses that the hub may call: prefixes, addresses, or \"loopback\""`
+}
+
+// Policy of admission.
+type Policy struct {
+	Assurance string `toml:"assurance" default:"\"signed\"" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
+	Expose    string `toml:"expose" default:"\"explicit\"" reload:"yes" doc:"explicit: an agent appears in other protocols only where exposed; all: everywhere"`
+}
+
+// Allow lets From call To.
+type Allow struct {
+	From string   `toml:"from" reload:"yes" doc:"pattern over directory names: * within a segment, ** for all the rest"`
+	To   []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill"`
+}
+
+// Delivery to agents.
+type Delivery struct {
+	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"attempts of unknown outcome to agents that do not recognise repeats: at-most-once | at-least-once"`
+	Tries        int      `toml:"tries" default:"12" doc:"before a message becomes a dead letter"`
+	For          Duration `toml:"for" default:"\"24h\"" doc:"how long a message is tried at the most"`
+	PerRecipient int      `toml:"per_recipient" default:"64" doc:"conversations of one agent at work at once"`
+	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller that waits is given when it does not say"`
+}
+
+// Limits bound what others can use up.
+type Limits struct {
+	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one proved sender; below zero: no limit"`
+	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes" doc:"messages a second of one unsigned sender"`
+	Body        string  `toml:"body" doc:"largest message, e.g. \"1MiB\""`
+	Agents      int     `toml:"agents" doc:"agents in the directory"`
+	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
+}
+
+// Alerts tell an operator what needs hands.
+type Alerts struct {
+	Webhook string   `toml:"webhook" reload:"yes" doc:"URL to which alerts are posted as JSON; on a private address it needs network.allow. They are in the log in any case"`
+	Token   string   `toml:"token_file" reload:"yes" doc:"file with a secret that is sent with them as Authorization: Bearer; mode 0600"`
+	Broken  Duration `toml:"broken_after" default:"\"3m\"" reload:"yes" doc:"how long an agent fails before it is said to be broken"`
+	Disk    float64  `toml:"disk" default:"0.8" reload:"yes" doc:"part of the disk in use from which it is said"`
+	Expiry  Duration `toml:"key_expiry" default:"\"168h\"" reload:"yes" doc:"how long before a key or certificate ends it is said"`
+	Every   Duration `toml:"every" default:"\"1h\"" reload:"yes" doc:"the same alert about the same thing is sent at most once in this time"`
+}
+
+// SAMVAD switches.
+type SAMVAD struct {
+	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
+	CORS   bool     `toml:"cors" doc:"answer browsers of any origin"`
+	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
+	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
+}
+
+// UAgents switches.
+type UAgents struct {
+	Legacy       bool     `toml:"legacy" doc:"take envelopes after their expiry, as the reference does, and keep them in mailboxes"`
+	Nonce        bool     `toml:"nonce" doc:"take a nonce without an expiry, which the signature does not tell apart"`
+	Horizon      Duration `toml:"horizon" doc:"how far ahead an expiry may lie"`
+	Registry     string   `toml:"registry" doc:"base URL of a registry that is asked about agents which are not registered here, e.g. \"https://agentverse.ai\""`
+	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
+	Lifetime     Duration `toml:"lifetime" doc:"of a registration; agents renew it after an hour"`
+	Retention    Duration `toml:"retention" doc:"of what waits in a mailbox and has no expiry"`
+	UnsignedRate float64  `toml:"unsigned_rate" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
+}
+
+// AGH says who the peers of AGH Network are and where agents appear to them.
+type AGH struct {
+	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). What is published there reaches everybody who subscribes: only that server's permissions can keep spoofed messages from peers"`
+	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
+	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
+	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
+	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
+	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
+	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
+	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
+	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
+	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long a peer that is away is remembered, with what waits for it"`
+	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
+}
+
+// AGHUser is who may connect, by exactly one of token, password, nkey and
+// anonymous.
+type AGHUser struct {
+	Token      string   `toml:"token" doc:"NATS token"`
+	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
+	Password   string   `toml:"password" doc:"NATS password; the user is the name of the table"`
+	NKey       string   `toml:"nkey" doc:"public user nkey, U…"`
+	Anonymous  bool     `toml:"anonymous" doc:"whoever brings no credentials; for loopback addresses"`
+	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all that begin so"`
+	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
+	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
+}
+
+// AGHWorkspace is where agents of the directory appear.
+type AGHWorkspace struct {
+	Channels []string `toml:"channels" doc:"channels in which they greet"`
+	Agents   []string `toml:"agents" doc:"which agents; none: all that are exposed in agh"`
+}
+
+// AGHAgent is what an agent is called in AGH.
+type AGHAgent struct {
+	Workspace string `toml:"workspace" doc:"its workspace"`
+	Peer      string `toml:"peer" doc:"its peer id, or verified handle"`
+}
+
+// ASP switches.
+type ASP struct {
+	Off          bool     `toml:"off" doc:"do not speak ASP"`
+	Registration string   `toml:"registration" default:"\"closed\"" doc:"who may register: closed = whom the operator adds; open = anybody who proves the keys of the card"`
+	Organization string   `toml:"organization" default:"\"org_parley\"" doc:"organization of the stand-ins"`
+	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES OTHER AGENTS OF THEM"`
+	Expose       []string `toml:"expose" doc:"protocols in which the hub stands in for agents that register themselves"`
+	MinTrust     float64  `toml:"min_trust" doc:"trust score, as computed here, that an agent needs to invite others"`
+	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes a session that it opened for somebody"`
+	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session in which nobody speaks fails"`
+}
+
+// ASPAgent is what an agent is called in ASP.
+type ASPAgent struct {
+	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
+	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
+}
+
+// Agent of the configuration file.
+type Agent struct {
+	Title       string       `toml:"title" reload:"yes" doc:"for people"`
+	Description string       `toml:"description" reload:"yes" doc:"for people"`
+	Expose      []string     `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
+	SAMVAD      *SAMVADAgent `toml:"samvad" doc:"its SAMVAD identity"`
+	AGH         *AGHAgent    `toml:"agh" doc:"its AGH identity"`
+	A2E         *A2EAgent    `toml:"a2e" doc:"its A2E token, or the A2E host that it is"`
+	UAgents     *UAgent      `toml:"uagents" doc:"its uAgents identity"`
+	ASP         *ASPAgent    `toml:"asp" doc:"its ASP identity"`
+}
+
+// UAgent is what an agent is called in uAgents.
+type UAgent struct {
+	Address  string `toml:"address" doc:"agent1q…"`
+	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
+}
+
+// SAMVADAgent is what an agent is called in SAMVAD.
+type SAMVADAgent struct {
+	ID  string `toml:"id" reload:"yes" doc:"agent://host; default: that of the URL"`
+	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`
+	Key string `toml:"key" reload:"yes" doc:"its public key, base64; without it the key comes from its card"`
+	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
+}
+
+// Duration is a time.Duration that is written "30s".
+type Duration struct{ time.Duration }
+
+// UnmarshalText reads the form of time.ParseDuration.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	d.Duration = v
+	return err
+}
+
+// MarshalText writes the form of time.Duration.String.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// DefaultData is the data directory when none is named.
+const DefaultData = "parley-data"
+
+// Load reads a configuration file. A name that does not exist, a value of the
+// wrong type or a contradiction is an error that says the line. Relative paths
+// in the file are relative to its directory.
+func Load(path string) (Config, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
+	}
+	var c Config
+	d := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
+	}
+	dir := filepath.Dir(path)
+	for _, p := range []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token, &c.AGH.Credentials} {
+		if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(dir, *p)
+		}
+	}
+	for _, a := range c.Agents {
+		if a.A2E != nil && a.A2E.TokenFile != "" && !filepath.IsAbs(a.A2E.TokenFile) {
+			a.A2E.TokenFile = filepath.Join(dir, a.A2E.TokenFile)
+		}
+	}
+	for _, a := range c.Agents {
+		if a.ASP != nil && a.ASP.Card != "" && !filepath.IsAbs(a.ASP.Card) {
+			a.ASP.Card = filepath.Join(dir, a.ASP.Card)
+		}
+	}
+	for i, p := range c.TLS.CA {
+		if !filepath.IsAbs(p) {
+			c.TLS.CA[i] = filepath.Join(dir, p)
+		}
+	}
+	if _, err := c.check(); err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// explainTOML says line and column, and for an unknown key the nearest known.
+func explainTOML(err error) error {
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+		e := strict.Errors[0]
+		row, _ := e.Position()
+		key := []string(e.Key())
+		text := fmt.Sprintf("line %d: unknown key %q", row, strings.Join(key, "."))
+		if near := nearest(key); near != "" {
+			text += fmt.Sprintf("; did you mean %q?", near)
+		}
+		return errors.New(text)
+	}
+	var d *toml.DecodeError
+	if errors.As(err, &d) {
+		row, column := d.Position()
+		return fmt.Errorf("line %d, column %d: %s", row, column, strings.TrimPrefix(d.Error(), "toml: "))
+	}
+	return err
+}
+
+// A Key of the configuration file, for `parley config describe`.
+type Key struct {
+	Name string // "listen.http"; the parts of tables with free names are <name>
+	Type string
+	Doc  string
+
+	Default string `json:",omitzero"` // as it stands in the file
+	Reload  bool   // a change is taken up by `parley config reload`; others need a restart
+}
+
+// Keys lists all keys of the file, in the order of their declaration.
+func Keys() []Key { return keysOf(reflect.TypeFor[Config](), "") }
+
+func keysOf(t reflect.Type, prefix string) []Key {
+	var out []Key
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name := f.Tag.Get("toml")
+		if name == "-" || name == "" {
+			continue
+		}
+		ft := f.Type
+		path := prefix + name
+		for ft.Kind() == reflect.Pointer {
+			ft = ft.Elem()
+		}
+		switch {
+		case ft == reflect.TypeFor[Duration]():
+			out = append(out, key(path, "duration", f.Tag))
+		case ft.Kind() == reflect.Struct:
+			out = append(out, keysOf(ft, path+".")...)
+		case ft.Kind() == reflect.Map:
+			out = append(out, keysOf(ft.Elem(), path+".<name>.")...)
+		case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct:
+			out = append(out, keysOf(ft.Elem(), path+"[].")...)
+		default:
+			out = append(out, key(path, strings.ReplaceAll(ft.String(), "[]", "list of "), f.Tag))
+		}
+	}
+	return out
+}
+
+func key(name, kind string, t reflect.StructTag) Key {
+	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" || strings.HasPrefix(name, "agents.")}
+}
+
+// nearest finds the known key that is spelt most like an unknown one.
+func nearest(key []string) string {
+	want, best, found := strings.Join(key, "."), 0, ""
+	for _, k := range Keys() {
+		name := strings.ReplaceAll(k.Name, "[]", "")
+		if len(key) > 1 && strings.Contains(name, "<name>") {
+			name = strings.Replace(name, "<name>", key[1], 1)
+		}
+		if d := distance(want, name); d <= len(want)/2 && (found == "" || d < best) {
+			best, found = d, name
+		}
+	}
+	return found
+}
+
+// distance is the number of single-character edits between two strings.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		above := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := above
+			if a[i-1] != b[j-1] {
+				cost++
+			}
+			above = row[j]
+			row[j] = min(cost, row[j]+1, row[j-1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// checked is what the strings of a Config mean.
+type checked struct {
+	durability journal.Durability
+	public     *url.URL
+	assurance  parley.Assurance
+	allow      []netip.Prefix
+	minFree    uint64
+	body       int64
+	rules      []policy.Rule
+	proxies    []netip.Prefix
+	level      slog.Level
+}
+
+func (c *Config) check() (checked, error) {
+	var k checked
+	var err error
+	one := func(key, value string, of ...string) {
+		if err == nil && value != "" && !slices.Contains(of, value) {
+			err = fmt.Errorf("%s = %q: want one of %s", key, value, strings.Join(of, ", "))
+		}
+	}
+	one("durability", c.Durability, "disk", "replicated", "memory")
+	one("evidence", c.Evidence, "strict", "relaxed")
+	one("policy.assurance", c.Policy.Assurance, "signed", "session", "unsigned")
+	one("policy.expose", c.Policy.Expose, "explicit", "all")
+	one("asp.registration", c.ASP.Registration, "closed", "open")
+	one("delivery.outcome", c.Delivery.Outcome, "at-most-once", "at-least-once")
+	if err != nil {
+		return k, err
+	}
+	k.durability = journal.Durability(c.Durability)
+	k.assurance = parley.Signed
+	if c.Policy.Assurance != "" {
+		if err := k.assurance.UnmarshalText([]byte(c.Policy.Assurance)); err != nil {
+			return k, err
+		}
+	}
+	if c.PublicURL != "" {
+		k.public, err = url.Parse(c.PublicURL)
+		if err != nil || k.public.Host == "" || k.public.Scheme != "http" && k.public.Scheme != "https" || k.public.RawQuery != "" || k.public.User != nil {
+			return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
+		}
+	}
+	if k.allow, err = netguard.ParseAllow(c.Network.Allow); err != nil {
+		return k, fmt.Errorf("network.allow: %w", err)
+	}
+	if k.minFree, err = parseSize(c.Engine.MinFree); err != nil {
+		return k, fmt.Errorf("engine.min_free: %w", err)
+	}
+	body, err := parseSize(c.Limits.Body)
+	if err != nil {
+		return k, fmt.Errorf("limits.body: %w", err)
+	}
+	k.body = int64(body)
+	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
+		return k, errors.New("tls.cert and tls.key go together")
+	}
+	if c.TLS.Cert != "" && len(c.TLS.ACME) > 0 {
+		return k, errors.New("tls.cert and tls.acme exclude each other")
+	}
+	if k.proxies, err = netguard.ParseAllow(c.TLS.Proxy); err != nil {
+		return k, fmt.Errorf("tls.proxy: %w", err)
+	}
+	if err := c.Alerts.check(); err != nil {
+		return k, err
+	}
+	if c.LogLevel != "" {
+		if err := k.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+			return k, fmt.Errorf("log = %q: want debug, info, warn or error", c.LogLevel)
+		}
+	}
+	for _, a := range c.Allow {
+		k.rules = append(k.rules, policy.Rule{From: a.From, To: a.To})
+	}
+	for name := range c.Agents {
+		if err := parley.CheckName(name); err != nil {
+			return k, fmt.Errorf("agents: %w", err)
+		}
+	}
+	return k, nil
+}
+
+func (a Alerts) check() error {
+	if a.Webhook != "" {
+		u, err := url.Parse(a.Webhook)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
+			return fmt.Errorf("alerts.webhook = %q: want http(s)://host[:port]/path", a.Webhook)
+		}
+	}
+	if a.Disk < 0 || a.Disk > 1 {
+		return fmt.Errorf("alerts.disk = %g: want a part between 0 and 1, such as 0.8", a.Disk)
+	}
+	return nil
+}
+
+// parseSize reads "8MiB", "500MB", "1024"; 0 for "".
+func parseSize(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits := strings.TrimRight(s, "BKMGi")
+	n, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+	f, ok := sizes[s[len(digits):]]
+	if err != nil || !ok || n < 0 {
+		return 0, fmt.Errorf("%q is no size: want e.g. \"8MiB\"", s)
+	}
+	return uint64(n * f), nil
+}
+
+var sizes = map[string]float64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

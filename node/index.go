@@ -1,0 +1,27 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
+)
+
+// IndexFile is the index of messages, in the data directory. It may be removed
+// while no hub runs; it is made again.
+const IndexFile = "index.db"
+
+// openIndex begins to index the journal for the admin API.
+func (n *Node) openIndex(ctx context.Context) error {
+	c := index.Config{Journal: n.journal, Log: n.log, NoText: n.c.Engine.KeyFile != ""} // what is encrypted there must not lie in clear here
+	if n.k.durability != journal.Memory {
+		c.Path = filepath.Join(n.c.Data, IndexFile)
+	}
+	var err error
+	if n.index, err = index.Open(ctx, c); err != nil {
+		return fmt.Errorf("open the index of messages: %w", err)
+	}
+	return nil
+}

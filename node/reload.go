@@ -1,0 +1,212 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/policy"
+)
+
+// reloading is what a node remembers of its reloads.
+type reloading struct {
+	one sync.Mutex // one reload at a time
+
+	mu     sync.Mutex
+	at     time.Time
+	failed bool
+}
+
+// lastReload is when the configuration was last taken up, and whether a later
+// one was refused.
+func (n *Node) lastReload() (time.Time, bool) {
+	n.reloads.mu.Lock()
+	defer n.reloads.mu.Unlock()
+	return n.reloads.at, n.reloads.failed
+}
+
+// Reload reads the configuration anew and puts in force what can be: rules,
+// rates, network.allow, agents, the certificate, alerts, the log's level.
+// Connections stay. All is checked first; after an error the old configuration
+// is in force, whole. What has changed and needs a restart is said.
+func (n *Node) Reload(ctx context.Context) (admin.Reloaded, error) {
+	n.reloads.one.Lock()
+	defer n.reloads.one.Unlock()
+	out, err := n.reload(ctx)
+	n.reloads.mu.Lock()
+	if n.reloads.failed = err != nil; err == nil {
+		n.reloads.at = n.c.Now()
+	}
+	n.reloads.mu.Unlock()
+	if err != nil {
+		n.log.Error("the configuration was not taken up; the old one is in force", "error", err)
+		return out, err
+	}
+	n.log.Info("the configuration was read anew", "changed", out.Changed, "needsRestart", out.Restart)
+	return out, nil
+}
+
+func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
+	out := admin.Reloaded{Changed: []string{}, Restart: []string{}}
+	if n.c.Read == nil {
+		return out, parley.Refuse(parley.Unsupported, "this hub was not started from a configuration file")
+	}
+	refuse := func(err error) (admin.Reloaded, error) {
+		return out, parley.Refuse(parley.InvalidContent, "the configuration was not taken up: %s", err).Because(err)
+	}
+	c, err := n.c.Read()
+	if err != nil {
+		return refuse(err)
+	}
+	k, err := c.check()
+	if err != nil {
+		return refuse(err)
+	}
+	old := n.live.Load()
+	reloads := map[string]bool{}
+	for _, key := range Keys() {
+		reloads[key.Name] = key.Reload
+	}
+	now := flat(&c)
+	for _, name := range changed(flat(old), now) {
+		if n.reloadable(reloads, name, &c) {
+			out.Changed = append(out.Changed, name)
+		}
+	}
+	// What needs a restart is said until there is one.
+	for _, name := range changed(flat(&n.read), now) {
+		if !n.reloadable(reloads, name, &c) {
+			out.Restart = append(out.Restart, name)
+		}
+	}
+
+	// All that can fail comes before anything changes.
+	p, err := n.policy.Next(n.policyConfig(&c, k))
+	if err != nil {
+		return refuse(err)
+	}
+	entries, err := n.entries(&c)
+	if err != nil {
+		return refuse(err)
+	}
+	for _, e := range entries {
+		if old, ok := n.directory.Agent(e.agent.Name); ok && old.Source != directory.FromConfig {
+			return refuse(fmt.Errorf("agents.%s: an agent of that name comes from %s", e.agent.Name, old.Source))
+		}
+	}
+	if n.certs != nil && c.TLS.Cert != "" {
+		if err := n.certs.use(c.TLS.Cert, c.TLS.Key); err != nil {
+			return refuse(err)
+		}
+	}
+
+	n.policy = p
+	n.hub.SetPolicy(p)
+	n.guard.SetAllow(k.allow)
+	n.proxies.Store(&k.proxies)
+	if n.c.Level != nil && c.LogLevel != old.LogLevel {
+		n.c.Level.Set(k.level)
+	}
+	n.live.Store(&c)
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(old.Agents)) {
+		if _, ok := c.Agents[name]; !ok {
+			if err := n.directory.Withdraw(ctx, name, directory.FromConfig); err != nil && !errors.Is(err, directory.ErrUnknown) {
+				errs = append(errs, fmt.Errorf("agents.%s: %w", name, err))
+			}
+			if _, err := n.keys.Forget(name); err != nil {
+				errs = append(errs, fmt.Errorf("keys of agents.%s: %w", name, err))
+			}
+		}
+	}
+	again := old.Policy.Expose != c.Policy.Expose
+	for _, e := range entries {
+		if was, ok := old.Agents[e.agent.Name]; ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name]) {
+			continue
+		}
+		if err := n.putConfigured(ctx, e); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// reloadable: whether a change of a key is taken up. A listener that has no
+// TLS does not get any while it is open, and the other way round.
+func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool {
+	switch {
+	case strings.HasPrefix(name, "agents."), name == "allow":
+		return true
+	case name == "tls.cert", name == "tls.key":
+		return n.certs != nil && c.TLS.Cert != ""
+	case name == "log":
+		return n.c.Level != nil
+	}
+	return reloads[name]
+}
+
+// flat lists what a configuration says, by key; an agent is one thing, and so
+// is the list of rules.
+func flat(c *Config) map[string]any {
+	out := map[string]any{}
+	flatten(reflect.ValueOf(c).Elem(), "", out)
+	return out
+}
+
+func flatten(v reflect.Value, prefix string, out map[string]any) {
+	t := v.Type()
+	for i := range t.NumField() {
+		name := t.Field(i).Tag.Get("toml")
+		if name == "-" || name == "" {
+			continue
+		}
+		switch f := v.Field(i); {
+		case f.Kind() == reflect.Map:
+			for _, k := range f.MapKeys() {
+				out[prefix+name+"."+k.String()] = f.MapIndex(k).Interface()
+			}
+		case f.Kind() == reflect.Struct && f.Type() != reflect.TypeFor[Duration]():
+			flatten(f, prefix+name+".", out)
+		case f.Kind() == reflect.Slice && f.Len() == 0:
+			// An empty list says as much as none.
+		default:
+			out[prefix+name] = f.Interface()
+		}
+	}
+}
+
+func changed(a, b map[string]any) []string {
+	var out []string
+	for name, v := range b {
+		if was, ok := a[name]; !ok || !reflect.DeepEqual(was, v) {
+			out = append(out, name)
+		}
+	}
+	for name := range a {
+		if _, ok := b[name]; !ok {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// policyConfig is what the configuration says of admission.
+func (n *Node) policyConfig(c *Config, k checked) policy.Config {
+	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
+		MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate), UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
+	if c.Policy.Assurance == "" {
+		// A2E has no signatures: who was given a token has what there is.
+		p.Protocol = map[string]parley.Assurance{"a2e": parley.Session}
+	}
+	return p
+}

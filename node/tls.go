@@ -1,0 +1,246 @@
+package node
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/acme"
+	"golang.org/x/crypto/acme/autocert"
+	"golang.org/x/sys/unix"
+
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// Guard judges the addresses that a hub of this configuration may call.
+func (c *Config) Guard() (*netguard.Guard, error) {
+	allow, err := netguard.ParseAllow(c.Network.Allow)
+	if err != nil {
+		return nil, fmt.Errorf("network.allow: %w", err)
+	}
+	return &netguard.Guard{Allow: allow}, nil
+}
+
+// Roots are the authorities that outbound calls trust: the system's and those
+// of tls.ca; nil for the system's alone.
+func (c *Config) Roots() (*x509.CertPool, error) {
+	if len(c.TLS.CA) == 0 {
+		return nil, nil
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool()
+	}
+	for _, path := range c.TLS.CA {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("tls.ca: %w", err)
+		}
+		if !pool.AppendCertsFromPEM(b) {
+			return nil, fmt.Errorf("tls.ca: %s has no certificate in PEM form", path)
+		}
+	}
+	return pool, nil
+}
+
+// Disk tells how many bytes of a directory's file system are free for this
+// user, and how many it has.
+func Disk(dir string) (free, total uint64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, 0, fmt.Errorf("ask the file system of %s: %w", dir, err)
+	}
+	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
+}
+
+// MinFree is the watermark on a disk of a size: engine.min_free, or what the
+// journal takes where that is not set.
+func (c *Config) MinFree(total uint64) uint64 {
+	if n, err := parseSize(c.Engine.MinFree); err == nil && n > 0 {
+		return n
+	}
+	return min(256<<20, total/10)
+}
+
+// certificates gives the protocol listener its certificate, and reads the
+// files again when they change: whatever renews them has nobody to tell.
+type certificates struct {
+	log *slog.Logger
+
+	mu        sync.Mutex
+	cert, key string
+	seen      [2]fileState
+	current   *tls.Certificate
+}
+
+type fileState struct {
+	size int64
+	time time.Time
+}
+
+func stateOf(path string) (fileState, error) {
+	i, err := os.Stat(path)
+	if err != nil {
+		return fileState{}, err
+	}
+	return fileState{i.Size(), i.ModTime()}, nil
+}
+
+// use takes other files, if they fit together.
+func (c *certificates) use(cert, key string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.load(cert, key)
+}
+
+// load reads a pair; c.mu is held. What was there stays if it cannot.
+func (c *certificates) load(cert, key string) error {
+	a, err := stateOf(cert)
+	if err != nil {
+		return fmt.Errorf("tls.cert: %w", err)
+	}
+	b, err := stateOf(key)
+	if err != nil {
+		return fmt.Errorf("tls.key: %w", err)
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return fmt.Errorf("tls.cert and tls.key: %w", err)
+	}
+	c.cert, c.key, c.seen, c.current = cert, key, [2]fileState{a, b}, &pair
+	return nil
+}
+
+// get is tls.Config.GetCertificate.
+func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a, aerr := stateOf(c.cert)
+	b, berr := stateOf(c.key)
+	if now := [2]fileState{a, b}; aerr == nil && berr == nil && now != c.seen {
+		if err := c.load(c.cert, c.key); err != nil {
+			// Half of a pair may have been written: the old one serves on
+			// until both fit. Each state of the files is tried once.
+			c.seen = now
+			c.log.Error("the certificate changed and cannot be used; the old one is served", "error", err)
+		} else {
+			c.log.Info("the certificate was read anew", "file", c.cert)
+		}
+	}
+	return c.current, nil
+}
+
+// ends is when the certificate does.
+func (c *certificates) ends() (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == nil || c.current.Leaf == nil {
+		return time.Time{}, false
+	}
+	return c.current.Leaf.NotAfter, true
+}
+
+// secure reports whether the protocol listener speaks TLS itself.
+func (c *Config) secure() bool { return c.TLS.Cert != "" || len(c.TLS.ACME) > 0 }
+
+// tlsConfig is that of the protocol listener; nil where it speaks plain HTTP.
+func (n *Node) tlsConfig() (*tls.Config, error) {
+	t := n.c.TLS
+	switch {
+	case t.Cert != "":
+		n.certs = &certificates{log: n.log}
+		if err := n.certs.use(t.Cert, t.Key); err != nil {
+			return nil, err
+		}
+		return &tls.Config{GetCertificate: n.certs.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}, nil
+	case len(t.ACME) > 0:
+		dir := filepath.Join(n.c.Data, "acme")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("keep certificates: %w", err)
+		}
+		m := &autocert.Manager{Prompt: autocert.AcceptTOS, Cache: autocert.DirCache(dir), HostPolicy: autocert.HostWhitelist(t.ACME...), Email: t.Email}
+		if t.Directory != "" {
+			roots, err := n.c.Roots()
+			if err != nil {
+				return nil, err
+			}
+			m.Client = &acme.Client{DirectoryURL: t.Directory, HTTPClient: &http.Client{Timeout: time.Minute,
+				Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: roots}}}}
+		}
+		c := m.TLSConfig() // speaks acme-tls/1 too, by which the authority checks the name
+		c.MinVersion = tls.VersionTLS12
+		return c, nil
+	}
+	return nil, nil
+}
+
+// certEnds is when the listener's own certificate does; ACME renews its own.
+func (n *Node) certEnds() (time.Time, bool) {
+	if n.certs == nil {
+		return time.Time{}, false
+	}
+	return n.certs.ends()
+}
+
+// behindProxy lets requests that come through a trusted proxy say from where:
+// the last address of X-Forwarded-For that is no trusted proxy itself. What
+// anybody else says there is taken away, so that nothing behind believes it.
+func (n *Node) behindProxy(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		trusted := *n.proxies.Load()
+		peer, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !anyContains(trusted, peer.Addr()) {
+			if r.Header["X-Forwarded-For"] != nil || r.Header["X-Forwarded-Proto"] != nil {
+				r.Header.Del("X-Forwarded-For")
+				r.Header.Del("X-Forwarded-Proto")
+			}
+			h.ServeHTTP(w, r)
+			return
+		}
+		if client, ok := forwarded(r.Header.Values("X-Forwarded-For"), trusted); ok {
+			r.RemoteAddr = net.JoinHostPort(client.String(), "0")
+		}
+		if r.TLS == nil && strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
+			r.TLS = &tls.ConnectionState{} // it is where the client is; what is known of it stays at the proxy
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// forwarded walks from the nearest hop outwards to the first address that no
+// trusted proxy has. Beyond that anybody may have written.
+func forwarded(values []string, trusted []netip.Prefix) (netip.Addr, bool) {
+	hops := strings.Split(strings.Join(values, ","), ",")
+	var last netip.Addr
+	for _, hop := range slices.Backward(hops) {
+		hop = strings.TrimSpace(hop)
+		a, err := netip.ParseAddr(strings.Trim(hop, "[]"))
+		if err != nil {
+			p, perr := netip.ParseAddrPort(hop)
+			if perr != nil {
+				return last, last.IsValid()
+			}
+			a = p.Addr()
+		}
+		last = a.Unmap().WithZone("")
+		if !anyContains(trusted, last) {
+			break
+		}
+	}
+	return last, last.IsValid()
+}
+
+func anyContains(list []netip.Prefix, a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+}
