@@ -1,0 +1,13 @@
+// Package floor measures how fast the work of a path can be done at all: the
+// same HTTP, digest, verification, decoding and appends that a message of
+// Parley needs, by a program that does nothing else.
+//
+// It uses the HTTP server, the cryptography and the engine (an embedded NATS
+// JetStream server) directly, and none of Parley's packages but the load
+// generator, which measures Parley too. What Parley costs beyond a floor is
+// Parley's own; what the floor costs is the price of the promise.
+//
+// Appends are as durable as Parley's: memory streams answer when the record is
+// stored, disk streams when it is synced. Records that wait together are
+// written together (see appender).
+package floor
