@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/pprof"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/bench/floor"
+)
+
+func (a *app) benchCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure a path next to its floor",
+		Long: `Measure how fast messages pass, next to a floor: a bare program that does the same
+HTTP, digest, verification, decoding and appends with nothing else around them.
+Load, floor and hub share this machine's cores; compare ratios, not machines.`,
+	}
+	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand())
+	return c
+}
+
+func (a *app) benchSamvadCommand() *cobra.Command {
+	return a.compareCommand(&cobra.Command{
+		Use:   "samvad",
+		Short: "Signed synchronous SAMVAD requests to a Go handler",
+		Example: `  parley bench samvad
+  parley bench samvad --connections 64 --storage disk --dir . --duration 10s
+  parley bench samvad --replays 10 --json`,
+	}, bench.Samvad, nil)
+}
+
+// compareCommand makes a command that measures a path next to its floor. Before
+// is called first, when it is not nil.
+func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, bench.Config, func(bench.Row)) error, before func(bench.Config) error) *cobra.Command {
+	var config bench.Config
+	var storage []string
+	var profile string
+	c.Args = cobra.NoArgs
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, s := range storage {
+			if s != string(floor.Memory) && s != string(floor.Disk) {
+				return usage("--storage %q: want memory or disk", s)
+			}
+			config.Storage = append(config.Storage, floor.Storage(s))
+		}
+		if config.Replays < 0 || config.Replays > 50 {
+			return usage("--replays %d: want 0 to 50", config.Replays)
+		}
+		if profile != "" {
+			if err := os.MkdirAll(profile, 0o755); err != nil {
+				return err
+			}
+			config.Profile = func(name string) func() { return cpuProfile(filepath.Join(profile, name+".pprof")) }
+		}
+		if before != nil {
+			if err := before(config); err != nil {
+				return err
+			}
+		}
+		if !a.json {
+			fmt.Fprintf(a.out, "%-7s %5s   %10s %9s %9s %9s   %10s %9s %9s   %6s %7s %6s\n", "storage", "conns", "parley/s", "p50", "p99", "cpu/msg", "floor/s", "p50", "cpu/msg", "ratio", "median", "cpu")
+		}
+		return measure(cmd.Context(), config, a.benchRow)
+	}
+	f := c.Flags()
+	f.IntSliceVar(&config.Connections, "connections", nil, "requests under way, or peers with one piece of work each (default 1,64,256)")
+	f.StringSliceVar(&storage, "storage", nil, "memory, disk (default both)")
+	f.DurationVar(&config.Duration, "duration", 3*time.Second, "of each measurement")
+	f.IntVar(&config.Payload, "payload", 1024, "bytes of a message")
+	f.IntVar(&config.Agents, "agents", 0, "agents registered besides the one that is called (SAMVAD, uAgents)")
+	f.IntVar(&config.Replays, "replays", 0, "percent of the load that are captured replays (SAMVAD, uAgents)")
+	f.StringVar(&config.Dir, "dir", "", "where the disk runs keep their records: choose a real disk (default: the temporary directory)")
+	f.BoolVar(&config.NoFloor, "no-floor", false, "measure Parley alone")
+	f.StringVar(&profile, "profile", "", "directory for CPU profiles of Parley's side")
+	return c
+}
+
+// benchRow writes one measurement.
+func (a *app) benchRow(r bench.Row) {
+	if a.json {
+		_ = a.print(r, "") // a broken pipe ends the next one, too
+		return
+	}
+	fmt.Fprintf(a.out, "%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput, round(r.Parley.P50), round(r.Parley.P99), round(r.Parley.CPU))
+	if r.Floor != nil {
+		fmt.Fprintf(a.out, "   %10.0f %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput, round(r.Floor.P50), round(r.Floor.CPU), r.Ratio, r.MedianRatio, r.CPURatio)
+	}
+	if r.Parley.Replayed > 0 {
+		fmt.Fprintf(a.out, "   %d replays refused", r.Parley.Replayed)
+	}
+	fmt.Fprintln(a.out)
+}
+
+// cpuProfile profiles until the returned function is called; a profile that
+// cannot be written is no reason not to measure.
+func cpuProfile(path string) (stop func()) {
+	f, err := os.Create(path)
+	if err != nil || pprof.StartCPUProfile(f) != nil {
+		return func() {}
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		f.Close()
+	}
+}
+
+func round(d time.Duration) string {
+	switch {
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.2fms", float64(d)/1e6)
+	default:
+		return fmt.Sprintf("%.1fms", float64(d)/1e6)
+	}
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/bench/floor"
+)
+
+func (a *app) benchA2ECommand() *cobra.Command {
+	var config bench.Config
+	var storage []string
+	c := &cobra.Command{
+		Use:   "a2e",
+		Short: "A2E framing, and tool calls over pipes, TCP and HTTP",
+		Long: `Measure A2E framing and validation on one core; tool calls at a host over pipes and
+TCP, next to a floor of bare JSON echo on the same transport, and over HTTP with
+SSE; and tool calls through a whole hub, which records each call and its answer.`,
+		Example: "  parley bench a2e\n  parley bench a2e --duration 10s --storage memory --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, s := range storage {
+				switch floor.Storage(s) {
+				case floor.Memory, floor.Disk:
+					config.Storage = append(config.Storage, floor.Storage(s))
+				default:
+					return usage("--storage %q: want memory or disk", s)
+				}
+			}
+			if !a.json {
+				fmt.Fprintf(a.out, "%-36s %8s   %10s %9s   %10s %6s\n", "what", "parallel", "a second", "each", "floor", "ratio")
+			}
+			return bench.A2E(cmd.Context(), config, func(r bench.A2ERow) {
+				if a.json {
+					_ = a.print(r, "")
+					return
+				}
+				fmt.Fprintf(a.out, "%-36s %8d   %10.0f %9s", r.What, r.Parallel, r.PerSecond, r.Each.Round(100*time.Nanosecond))
+				if r.Floor > 0 {
+					fmt.Fprintf(a.out, "   %10.0f %6.2f", r.Floor, r.Ratio)
+				}
+				fmt.Fprintln(a.out)
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&storage, "storage", nil, "of the hub: memory, disk (default both)")
+	f.DurationVar(&config.Duration, "duration", 2*time.Second, "of each measurement")
+	f.StringVar(&config.Dir, "dir", "", "where the disk runs keep their records: choose a real disk (default: the temporary directory)")
+	f.BoolVar(&config.NoFloor, "no-floor", false, "measure Parley alone")
+	return c
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/bench"
+)
+
+func (a *app) benchASPCommand() *cobra.Command {
+	var config bench.ASPConfig
+	var profile string
+	c := &cobra.Command{
+		Use:   "asp",
+		Short: "The checks of an ASP message, and what a long session costs",
+		Long: `Measure on one core: the checks of a message next to one Ed25519 and one P-256
+verification and the SHA-256 of the same bytes; what a message costs the hub at the
+beginning of a session and at its end, recorded in memory; and the offline
+verification of the session.`,
+		Example: "  parley bench asp\n  parley bench asp --messages 10000 --payload 4096",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if config.Messages < 100 {
+				return usage("--messages %d: want 100 or more", config.Messages)
+			}
+			if profile != "" {
+				if err := os.MkdirAll(profile, 0o755); err != nil {
+					return err
+				}
+				config.Profile = func(name string) func() { return cpuProfile(filepath.Join(profile, name+".pprof")) }
+			}
+			return bench.ASP(cmd.Context(), config, func(r bench.ASPRow) {
+				if a.json {
+					_ = a.print(r, "")
+					return
+				}
+				us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+				fmt.Fprintf(a.out, "%-38s %8.1f µs", r.What, us(r.Each))
+				if r.Floor > 0 {
+					fmt.Fprintf(a.out, "   floor %8.1f µs   ratio %.2f", us(r.Floor), r.Ratio)
+				}
+				fmt.Fprintln(a.out)
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&config.Messages, "messages", 100_000, "of the session")
+	f.IntVar(&config.Payload, "payload", 1024, "bytes of the body")
+	f.StringVar(&config.Dir, "dir", "", "directory for temporary data")
+	f.StringVar(&profile, "cpuprofile", "", "directory to write CPU profiles to")
+	return c
+}

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/node"
+)
+
+// What the commands share that talk to a running hub.
+
+const (
+	defaultAdmin = "127.0.0.1:9090"
+	maxInput     = 16 << 20
+	tokenEnv     = "PARLEY_TOKEN"
+)
+
+// hub gives a client of the running hub: at the address of --admin, or where
+// the data directory says that its hub is; with the token of PARLEY_TOKEN, or
+// the best one of the data directory.
+func (a *app) hub() (*admin.Client, error) {
+	c, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	base := a.admin
+	if base == "" {
+		if base = announced(c.Data); base == "" {
+			base = c.Listen.Admin
+		}
+		if base == "" {
+			base = defaultAdmin
+		}
+	}
+	if !strings.Contains(base, "://") {
+		base = "http://" + base
+	}
+	client := &admin.Client{Base: base, Token: os.Getenv(tokenEnv)}
+	if client.Token != "" {
+		return client, nil
+	}
+	tokens, err := admin.ReadTokens(c.Data)
+	switch {
+	case errors.Is(err, os.ErrNotExist) && a.admin == "":
+		return nil, &exitError{exitUnreachable, fmt.Errorf("no hub has been started on the data directory %s\n        start one with `parley serve --data %[1]s`, or name the directory of one that runs with --data", c.Data)}
+	case errors.Is(err, os.ErrNotExist):
+		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s: set %s, or name the hub's data directory with --data (there is no %s in %s)", base, tokenEnv, admin.TokenFile, c.Data)}
+	case err != nil:
+		return nil, &exitError{exitUsage, err}
+	}
+	if t, ok := tokens.Best(); ok {
+		client.Token = t.Token
+	}
+	return client, nil
+}
+
+// announced is where the hub of a data directory says that it is; "" where
+// none runs.
+func announced(dir string) string {
+	b, err := os.ReadFile(filepath.Join(dir, node.AddressFile))
+	if err != nil {
+		return ""
+	}
+	var at node.Addresses
+	if json.Unmarshal(b, &at) != nil {
+		return ""
+	}
+	return at.Admin
+}
+
+// hubError gives what the hub answered, or that none did, the exit code and
+// the advice that go with it.
+func (a *app) hubError(err error) error {
+	var done *exitError
+	var away *admin.UnreachableError
+	var e *parley.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &done):
+		return err
+	case errors.As(err, &away):
+		base := strings.TrimPrefix(away.Base, "http://")
+		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start one with `parley serve`, or name another with --admin or --data", base, away.Err)}
+	case errors.Is(err, admin.ErrToken):
+		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to one of the lines of %s in the hub's data directory, or name that directory with --data", tokenEnv, admin.TokenFile)}
+	case errors.As(err, &e):
+		return &exitError{exitRefused, problemError(e.Code, e.Text, e.Ref)}
+	}
+	return &exitError{exitFailed, err}
+}
+
+// problemError is a refusal for people.
+func problemError(code parley.Code, text, ref string) error {
+	s := fmt.Sprintf("%s: %s", code, clean(text))
+	if ref != "" {
+		s += "\n        parley explain " + clean(ref)
+	} else if h := adviceFor(code); h != "" {
+		s += "\n        " + h
+	}
+	return errors.New(s)
+}
+
+// content reads what a command sends: the argument, "@FILE" or "-" for the
+// standard input. It is JSON if it is that by the strict rules.
+func (a *app) content(arg string) (raw []byte, isJSON bool, err error) {
+	if raw, err = a.input(arg); err != nil {
+		return nil, false, err
+	}
+	return raw, len(bytes.TrimSpace(raw)) > 0 && jsonx.Valid(raw, 0) == nil, nil
+}
+
+func (a *app) input(arg string) ([]byte, error) {
+	var r io.Reader
+	switch name, file := strings.CutPrefix(arg, "@"); {
+	case arg == "-":
+		r = a.in
+	case file:
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, &exitError{exitUsage, err}
+		}
+		defer f.Close()
+		r = f
+	default:
+		return []byte(arg), nil
+	}
+	b, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the content: %w", err)
+	}
+	if len(b) > maxInput {
+		return nil, usage("the content has more than %d MiB", maxInput>>20)
+	}
+	return b, nil
+}
+
+// body puts content into a message: JSON as it is, else text.
+func body(s *admin.Send, raw []byte, isJSON bool) {
+	if isJSON {
+		s.JSON = bytes.TrimSpace(raw)
+		return
+	}
+	text := strings.TrimSuffix(string(raw), "\n")
+	s.Text = &text
+}
+
+// table writes rows below their titles, aligned. Cells come from others: see
+// clean.
+func (a *app) table(titles []string, rows [][]string) error {
+	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, strings.Join(titles, "\t"))
+	for _, row := range rows {
+		for i := range row {
+			if row[i] = short(row[i], 120); row[i] == "" {
+				row[i] = "-"
+			}
+		}
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	return w.Flush()
+}
+
+// short makes a text fit a table: on one line, without control characters, at
+// most n characters.
+func short(s string, n int) string {
+	s = strings.Join(strings.Fields(clean(s)), " ")
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+// clean takes out of a text of others what could steer a terminal; line feeds
+// stay.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return r
+		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // also what turns the direction of writing
+			return '�'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "�"))
+}
+
+// stamp writes a time in UTC, and says so.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format("2006-01-02 15:04:05Z")
+}
+
+// shown is the content of a message for people.
+func shown(m *admin.Message) string {
+	var out []string
+	if m.Error != nil {
+		out = append(out, fmt.Sprintf("%s: %s", m.Error.Code, clean(m.Error.Text)))
+	}
+	for _, p := range m.Parts {
+		switch {
+		case p.Text != nil:
+			out = append(out, clean(*p.Text))
+		case p.JSON != nil:
+			out = append(out, clean(string(p.JSON)))
+		case p.URI != "":
+			out = append(out, clean(p.URI))
+		default:
+			out = append(out, fmt.Sprintf("(%d bytes of %s)", len(p.Data), clean(p.MediaType)))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// group makes a command that only holds others; called by itself it runs one
+// of them.
+func group(use, short, example string, bare func(*cobra.Command, []string) error, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.NoArgs, RunE: bare}
+	c.AddCommand(commands...)
+	return c
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/node"
+)
+
+// commands are all that parley can do.
+func (a *app) commands() []*cobra.Command {
+	return []*cobra.Command{
+		a.initCommand(), a.doctorCommand(),
+		a.demoCommand(), a.serveCommand(),
+		a.sendCommand(), a.listenCommand(),
+		a.agentsCommand(), a.keysCommand(), a.a2eCommand(), a.aghCommand(),
+		a.inspectCommand(), a.verifyCommand(),
+		a.conversationCommand(), a.tailCommand(),
+		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
+		a.configCommand(), a.benchCommand(), a.versionCommand(),
+		a.completionCommand(), a.manCommand(),
+	}
+}
+
+// load reads the configuration that the flags name; none is a configuration
+// too.
+func (a *app) load() (node.Config, error) {
+	path := a.config
+	if path == "" {
+		if _, err := os.Stat("parley.toml"); err != nil {
+			return a.override(node.Config{}), nil
+		}
+		path = "parley.toml"
+	}
+	c, err := node.Load(path)
+	if err != nil {
+		return node.Config{}, &exitError{exitUsage, err}
+	}
+	return a.override(c), nil
+}
+
+func (a *app) override(c node.Config) node.Config {
+	if a.data != "" {
+		c.Data = a.data
+	}
+	if c.Data == "" {
+		c.Data = node.DefaultData
+	}
+	return c
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func (a *app) completionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "completion SHELL",
+		Short: "Write the completion script of a shell",
+		Long: `Write the script that makes a shell complete commands, flags and, while a hub
+runs, the names of agents. SHELL is bash, zsh, fish or powershell.`,
+		Example: `  source <(parley completion bash)
+  parley completion zsh > "${fpath[1]}/_parley"
+  parley completion fish > ~/.config/fish/completions/parley.fish`,
+		Args:                  cobra.ExactArgs(1),
+		ValidArgs:             []string{"bash", "zsh", "fish", "powershell"},
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(a.out, true)
+			case "zsh":
+				return root.GenZshCompletion(a.out)
+			case "fish":
+				return root.GenFishCompletion(a.out, true)
+			case "powershell":
+				return root.GenPowerShellCompletionWithDesc(a.out)
+			}
+			return usage("%q is no shell that is known here: want bash, zsh, fish or powershell", args[0])
+		},
+	}
+}
+
+// completeAgents completes the names of the agents of a running hub; where
+// none answers there is nothing to complete.
+func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	list, err := hub.Agents(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, v := range list {
+		names = append(names, v.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completing lets the commands complete agents whose first argument is one.
+func (a *app) completing(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		a.completing(sub)
+	}
+	switch c.CommandPath() {
+	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume", "parley agents expose", "parley agents link",
+		"parley doctor", "parley listen", "parley keys enroll", "parley keys unenroll":
+		c.ValidArgsFunction = a.completeAgents
+	}
+}

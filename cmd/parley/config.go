@@ -1,0 +1,162 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/node"
+)
+
+func (a *app) configCommand() *cobra.Command {
+	c := &cobra.Command{Use: "config", Short: "Check the configuration, describe its keys, and have it read anew"}
+	c.AddCommand(&cobra.Command{
+		Use:     "check [FILE]",
+		Short:   "Say whether a configuration file is right, and where it is not",
+		Example: "  parley config check parley.toml",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			path := a.config
+			if len(args) == 1 {
+				path = args[0]
+			}
+			if path == "" {
+				path = "parley.toml"
+			}
+			if _, err := node.Load(path); err != nil {
+				return &exitError{exitUsage, err}
+			}
+			return a.print(map[string]any{"file": path, "ok": true}, "%s is right\n", path)
+		},
+	}, a.configDescribe(), &cobra.Command{
+		Use:   "reload",
+		Short: "Make the running hub read its configuration anew",
+		Long: `Make the running hub read its configuration anew, as SIGHUP does. Rules, rates,
+network.allow, agents, the certificate, alerts and the log's level are put in
+force without dropping a connection; what needs a restart is said. A file that is
+wrong is refused whole, and the old configuration stays in force.`,
+		Example: "  parley config reload",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			hub, err := a.hub()
+			if err != nil {
+				return err
+			}
+			v, err := hub.Reload(cmd.Context())
+			if err != nil {
+				return a.hubError(err)
+			}
+			if a.json {
+				return a.print(v, "")
+			}
+			for _, k := range v.Changed {
+				fmt.Fprintf(a.out, "in force       %s\n", clean(k))
+			}
+			for _, k := range v.Restart {
+				fmt.Fprintf(a.out, "needs restart  %s\n", clean(k))
+			}
+			if len(v.Changed)+len(v.Restart) == 0 {
+				fmt.Fprintln(a.out, "nothing has changed")
+			}
+			return nil
+		},
+	})
+	return c
+}
+
+func (a *app) configDescribe() *cobra.Command {
+	var markdown bool
+	c := &cobra.Command{
+		Use:     "describe [KEY]",
+		Short:   "Say what the keys of the configuration file mean",
+		Example: "  parley config describe listen",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			var out []node.Key
+			for _, k := range node.Keys() {
+				if len(args) == 0 || k.Name == args[0] || strings.HasPrefix(k.Name, args[0]+".") {
+					out = append(out, k)
+				}
+			}
+			if len(out) == 0 {
+				return usage("there is no key %q; run `parley config describe` for all", args[0])
+			}
+			if markdown {
+				return describeMarkdown(a.out, out)
+			}
+			if a.json {
+				return a.print(out, "")
+			}
+			for _, k := range out {
+				fmt.Fprintf(a.out, "%-28s %-16s %s\n", k.Name, k.Type, k.Doc)
+				more := "a change needs a restart"
+				if k.Reload {
+					more = "`parley config reload` takes a change up"
+				}
+				if k.Default != "" {
+					more = "default " + k.Default + "; " + more
+				}
+				fmt.Fprintf(a.out, "%-45s %s\n", "", more)
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&markdown, "markdown", false, "as a page: docs/configuration.md is made so")
+	return c
+}
+
+// describeMarkdown writes the page about the configuration.
+func describeMarkdown(w io.Writer, keys []node.Key) error {
+	var b strings.Builder
+	b.WriteString(`# Configuration
+
+Made by ` + "`parley config describe --markdown`" + `. A hub reads one TOML file: ` + "`parley serve --config FILE`" + `, else
+` + "`parley.toml`" + ` where it is started. ` + "`parley init`" + ` writes one in which every key is explained, ` + "`parley config check`" + `
+says where a file is wrong. Relative paths are relative to the file. What is in capitals cannot be taken back.
+
+"Reload" says whether ` + "`parley config reload`" + ` (or SIGHUP) takes a change up while the hub runs; all else needs a restart,
+and the reload says so. Secrets are not in the file: ` + "`PARLEY_PASSPHRASE`" + ` or ` + "`PARLEY_PASSPHRASE_FILE`" + ` for the keyring, the
+standard ` + "`OTEL_`" + ` variables for traces.
+`)
+	// A table's keys stand together, also where another table lies between.
+	order := map[string]int{}
+	tableOf := func(k node.Key) string { return k.Name[:max(0, strings.LastIndexByte(k.Name, '.'))] }
+	for i, k := range keys {
+		if _, ok := order[tableOf(k)]; !ok {
+			order[tableOf(k)] = i
+		}
+	}
+	slices.SortStableFunc(keys, func(x, y node.Key) int { return cmp.Compare(order[tableOf(x)], order[tableOf(y)]) })
+	table := "-"
+	for _, k := range keys {
+		t, name := tableOf(k), k.Name[strings.LastIndexByte(k.Name, '.')+1:]
+		if t != table {
+			table = t
+			title := "[" + t + "]"
+			if list, ok := strings.CutSuffix(t, "[]"); ok {
+				title = "[[" + list + "]]"
+			}
+			if t == "" {
+				title = "Outside of tables"
+			} else {
+				title = "`" + title + "`"
+			}
+			fmt.Fprintf(&b, "\n## %s\n\n| Key | Type | Default | Reload | Meaning |\n|---|---|---|---|---|\n", title)
+		}
+		reload := "no"
+		if k.Reload {
+			reload = "yes"
+		}
+		def := ""
+		if k.Default != "" {
+			def = "`" + k.Default + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", name, k.Type, def, reload, strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(k.Doc))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

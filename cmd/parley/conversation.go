@@ -1,0 +1,601 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/samvad"
+)
+
+func (a *app) conversationCommand() *cobra.Command {
+	var f conversationFlags
+	list := &cobra.Command{
+		Use: "list", Short: "List conversations, the one with the newest message first", Args: cobra.NoArgs,
+		Example: "  parley conversation list --agent weather --since 2h\n  parley conversation list --failed",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.conversationList(cmd.Context(), f) },
+	}
+	f.register(list)
+	var steps bool
+	show := &cobra.Command{
+		Use: "show ID", Short: "Show what was said in a conversation, and what became of it", Args: cobra.ExactArgs(1),
+		Long:    "Show the messages of a conversation, the oldest first. ID is its id, or as much of\nthe beginning as tells it from others, 8 digits at least.",
+		Example: "  parley conversation show 01a2b3c4\n  parley conversation show 01a2b3c4 --steps",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.conversationShow(cmd.Context(), args[0], steps)
+		},
+	}
+	show.Flags().BoolVar(&steps, "steps", false, "with every step of every delivery")
+	return group("conversation", "List, show, export and verify conversations",
+		"  parley conversation\n  parley conversation show 01a2b3c4\n  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation verify deal.jsonl",
+		func(cmd *cobra.Command, _ []string) error {
+			return a.conversationList(cmd.Context(), conversationFlags{limit: 50})
+		},
+		list, show, a.exportCommand(), a.verifyExportCommand())
+}
+
+// conversationID refuses what cannot name a conversation before a hub is asked.
+func conversationID(s string) error {
+	digits := strings.ReplaceAll(strings.ToLower(s), "-", "")
+	if len(digits) < 8 || len(digits) > 32 || strings.Trim(digits, "0123456789abcdef") != "" {
+		return usage("%q: want the id of a conversation, or at least its first 8 digits; `parley conversation` lists them", s)
+	}
+	return nil
+}
+
+type conversationFlags struct {
+	agent, since, until string
+	open, failed        bool
+	limit               int
+}
+
+func (f *conversationFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.agent, "agent", "", "only those that this agent takes part in")
+	c.Flags().StringVar(&f.since, "since", "", "only those with a message since: a time, or how long ago (2h)")
+	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older: a time, or how long ago (2h)")
+	c.Flags().BoolVar(&f.open, "open", false, "only those with a delivery that is not settled")
+	c.Flags().BoolVar(&f.failed, "failed", false, "only those with a message that failed")
+	c.Flags().IntVar(&f.limit, "limit", 50, "at most so many; 0 for all")
+}
+
+func (a *app) conversationList(ctx context.Context, f conversationFlags) error {
+	if f.limit < 0 {
+		return usage("--limit %d: want 0 (all) or more", f.limit)
+	}
+	filter := admin.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed, Limit: 1000}
+	var err error
+	if filter.Since, err = moment("--since", f.since); err != nil {
+		return err
+	}
+	if filter.Until, err = moment("--until", f.until); err != nil {
+		return err
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	list, more := []admin.ConversationInfo{}, false
+	for {
+		if f.limit > 0 {
+			filter.Limit = min(1000, f.limit-len(list))
+		}
+		page, err := hub.Conversations(ctx, filter)
+		if err != nil {
+			return a.hubError(err)
+		}
+		list = append(list, page.Conversations...)
+		filter.Cursor = page.Next
+		if more = page.Next != ""; !more || f.limit > 0 && len(list) >= f.limit {
+			break
+		}
+	}
+	if a.json {
+		return a.print(list, "")
+	}
+	if len(list) == 0 {
+		if f == (conversationFlags{limit: f.limit}) {
+			return a.print(nil, "no conversations\n")
+		}
+		return a.print(nil, "no conversations that the flags choose\n")
+	}
+	var rows [][]string
+	for _, c := range list {
+		rows = append(rows, []string{stamp(c.Last), c.ID.String(), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
+			strconv.Itoa(c.Open), strconv.Itoa(c.Failed), short(c.Preview, 60)})
+	}
+	if err := a.table([]string{"LAST", "CONVERSATION", "AGENTS", "MESSAGES", "OPEN", "FAILED", "LAST SAID"}, rows); err != nil {
+		return err
+	}
+	if more {
+		fmt.Fprintf(a.errs, "there are more: --limit 0 shows all\n")
+	}
+	return nil
+}
+
+func (a *app) conversationShow(ctx context.Context, id string, steps bool) error {
+	if err := conversationID(id); err != nil {
+		return err
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	v, err := hub.Conversation(ctx, id, "", 1000)
+	if err != nil {
+		return a.hubError(err)
+	}
+	if a.json {
+		for next := v.Next; next != ""; {
+			page, err := hub.Conversation(ctx, v.ID.String(), next, 1000)
+			if err != nil {
+				return a.hubError(err)
+			}
+			v.History = append(v.History, page.History...)
+			next = page.Next
+		}
+		v.Next = ""
+		return a.print(v, "")
+	}
+	fmt.Fprintf(a.out, "conversation %s\nagents       %s\n", v.ID, short(strings.Join(v.Agents, ", "), 400))
+	fmt.Fprintf(a.out, "time         %s to %s\nmessages     %d, %d failed; %s not settled\n\n", stamp(v.First), stamp(v.Last), v.Messages, v.Failed, plural(v.Open, "delivery", "deliveries"))
+	for {
+		if err := a.timeline(v.History, steps); err != nil {
+			return err
+		}
+		if v.Next == "" {
+			return nil
+		}
+		if v, err = hub.Conversation(ctx, v.ID.String(), v.Next, 1000); err != nil {
+			return a.hubError(err)
+		}
+	}
+}
+
+// timeline writes messages one a line, aligned, with what went wrong below.
+func (a *app) timeline(list []admin.Summary, steps bool) error {
+	rows, notes := make([][]string, len(list)), make([][]string, len(list))
+	var widths [5]int
+	for i := range list {
+		m := &list[i]
+		rows[i] = []string{clock(m.Time), parties(m), about(m), proof(m), state(m), short(m.Preview, 60)}
+		for k := range widths {
+			widths[k] = max(widths[k], utf8.RuneCountInString(rows[i][k]))
+		}
+		notes[i] = remarks(m, steps)
+	}
+	var b strings.Builder
+	for i, row := range rows {
+		for k, cell := range row {
+			b.WriteString(cell)
+			if k < len(widths) {
+				b.WriteString(strings.Repeat(" ", widths[k]-utf8.RuneCountInString(cell)+2))
+			}
+		}
+		b.WriteString("\n")
+		for _, n := range notes[i] {
+			b.WriteString("    " + n + "\n")
+		}
+	}
+	_, err := io.WriteString(a.out, b.String())
+	return err
+}
+
+// clock is the time of the day with milliseconds, and the day.
+func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000Z") }
+
+func parties(m *admin.Summary) string {
+	to := m.To
+	if to == "" {
+		switch len(m.Deliveries) {
+		case 0:
+			to = "-"
+		case 1:
+			to = m.Deliveries[0].To
+		default:
+			to = fmt.Sprintf("%d agents", len(m.Deliveries))
+		}
+	}
+	return short(m.From, 40) + " → " + short(to, 40)
+}
+
+func about(m *admin.Summary) string {
+	s := m.Kind.String()
+	if m.Kind == parley.Event {
+		s += " " + strconv.Itoa(m.Number)
+		if m.State != parley.NoState {
+			s += " " + m.State.String()
+		}
+	}
+	if m.Skill != "" {
+		s += " " + short(m.Skill, 30)
+	}
+	if m.Act != "" {
+		s += " (" + short(m.Act, 20) + ")"
+	}
+	return s
+}
+
+func proof(m *admin.Summary) string {
+	return m.Assurance.String() + ", " + short(m.Protocol, 12)
+}
+
+// state says in a word or two what became of a message.
+func state(m *admin.Summary) string {
+	if m.Refused {
+		return "refused"
+	}
+	counts := map[parley.DeliveryState]int{}
+	for _, d := range m.Deliveries {
+		counts[d.State]++
+	}
+	var out []string
+	for s := parley.Waiting; s <= parley.Abandoned; s++ {
+		switch n := counts[s]; {
+		case n == 0:
+		case len(m.Deliveries) == 1:
+			out = append(out, s.String())
+		default:
+			out = append(out, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	if len(out) == 0 {
+		return "recorded"
+	}
+	return strings.Join(out, ", ")
+}
+
+// remarks are what the line of a message has no room for: failures, what was
+// lost, when the next attempt is made.
+func remarks(m *admin.Summary, steps bool) []string {
+	var out []string
+	if m.Error != nil {
+		out = append(out, fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 200)))
+	}
+	for _, d := range m.Deliveries {
+		to := short(d.To, 40)
+		if d.Error != nil && d.State != parley.Answered {
+			out = append(out, fmt.Sprintf("to %s: %s after %s: %s: %s", to, d.State, plural(d.Attempts, "attempt", "attempts"), d.Error.Code, short(d.Error.Text, 200)))
+		}
+		if d.State == parley.Waiting && !d.Next.IsZero() {
+			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, clock(d.Next)))
+		}
+		for _, l := range d.Losses {
+			out = append(out, fmt.Sprintf("to %s, lost: %s", to, short(l, 200)))
+		}
+		if !steps {
+			continue
+		}
+		for _, s := range d.Steps {
+			line := fmt.Sprintf("%s  to %s: %s", clock(s.Time), to, s.State)
+			if s.Attempt > 0 {
+				line += fmt.Sprintf(" (attempt %d)", s.Attempt)
+			}
+			if s.Code != "" {
+				line += ": " + string(s.Code)
+			}
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func (a *app) exportCommand() *cobra.Command {
+	var out string
+	var digests bool
+	c := &cobra.Command{
+		Use: "export ID", Short: "Write a conversation as a file that proves itself", Args: cobra.ExactArgs(1),
+		Long: `Write a conversation with everything that the journal holds of it: one JSON
+object a line, each of which names the hash of the line before, the last one
+signed by the hub. ` + "`parley conversation verify`" + ` finds every change, without a hub.`,
+		Example: "  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation export 01a2b3c4 --digests > deal.jsonl",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := conversationID(args[0]); err != nil {
+				return err
+			}
+			hub, err := a.hub()
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				return a.hubError(hub.Export(cmd.Context(), args[0], !digests, a.out))
+			}
+			return a.exportTo(cmd.Context(), hub, args[0], !digests, out)
+		},
+	}
+	c.Flags().StringVar(&out, "out", "", "file to be written (default: standard output)")
+	c.Flags().BoolVar(&digests, "digests", false, "leave the content out: only digests of it")
+	return c
+}
+
+// exportTo leaves a whole file or none.
+func (a *app) exportTo(ctx context.Context, hub *admin.Client, id string, content bool, out string) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(out), ".parley-export-*")
+	if err != nil {
+		return &exitError{exitFailed, err}
+	}
+	defer func() {
+		if err != nil {
+			// Nothing is left of what could not be finished.
+			_ = os.Remove(f.Name())
+		}
+	}()
+	err = a.hubError(hub.Export(ctx, id, content, f))
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if _, err = f.Seek(0, io.SeekStart); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	report, err := admin.VerifyExport(f, nil)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if !report.OK() {
+		return fmt.Errorf("the hub did not send a whole export: %s", strings.Join(report.Problems, "; "))
+	}
+	if err = os.Rename(f.Name(), out); err != nil {
+		return err
+	}
+	return a.print(map[string]any{"file": out, "conversation": report.Header.Conversation, "records": report.Records, "messages": report.Messages},
+		"%s holds conversation %s: %s in %s\n", out, report.Header.Conversation, plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records"))
+}
+
+// verification is what `conversation verify` found.
+type verification struct {
+	File         string           `json:"file"`
+	OK           bool             `json:"ok"`
+	Hub          string           `json:"hub,omitempty"`
+	Conversation string           `json:"conversation,omitempty"`
+	Exported     *time.Time       `json:"exported,omitempty"`
+	KeyID        string           `json:"keyId,omitempty"`
+	Key          string           `json:"key,omitempty"` // base64
+	KeyGiven     bool             `json:"keyGiven"`      // and it is the one of --key
+	Records      int              `json:"records"`
+	Messages     int              `json:"messages"`
+	Verified     int              `json:"verified"`           // messages whose own signature was verified again
+	Unverified   []unverifiedKind `json:"unverified"`         // those that could not be, by reason
+	Problems     []string         `json:"problems,omitempty"` // empty: the file is as the hub wrote it
+}
+
+type unverifiedKind struct {
+	Reason   string `json:"reason"`
+	Messages int    `json:"messages"`
+}
+
+func (a *app) verifyExportCommand() *cobra.Command {
+	var key string
+	var paths []string
+	c := &cobra.Command{
+		Use: "verify FILE|-", Short: "Verify an exported conversation, without a hub: exit 0 if nothing was changed, 1 if something was", Args: cobra.ExactArgs(1),
+		Long: `Verify the chain of hashes and the hub's signature of an export, compare all
+content with its digests, and verify the signatures of SAMVAD messages again
+with the keys that the hub had enrolled. What was changed, is missing, was moved
+or inserted is named.
+
+The file names the key that signed it. That this is the hub's, it cannot say
+itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub shows it).`,
+		Example: "  parley conversation verify deal.jsonl --key BASE64\n  parley conversation verify - < deal.jsonl",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var keys []string
+			if key != "" {
+				keys = []string{key}
+			}
+			if done, err := a.verifyASP(cmd.Context(), args[0], keys); done || err != nil {
+				return err
+			}
+			return a.verifyExport(args[0], key, paths)
+		},
+	}
+	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed by it")
+	c.Flags().StringArrayVar(&paths, "path", nil, "a path to which SAMVAD messages were sent, where a proxy changed it; may be repeated")
+	return c
+}
+
+func (a *app) verifyExport(name, key string, paths []string) error {
+	in, size := a.in, int64(0)
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		defer f.Close()
+		if i, err := f.Stat(); err == nil {
+			size = i.Size()
+		}
+		in = f
+	}
+	in, finish := a.bar(in, size)
+	v := verification{File: name, Unverified: []unverifiedKind{}}
+	var again resigned
+	again.paths = paths
+	report, err := admin.VerifyExport(in, func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
+		if r.Message == nil {
+			return
+		}
+		if err := r.Message.Check(); err != nil {
+			again.problems = append(again.problems, fmt.Sprintf("line %d, message %s: %v", line, r.Message.ID, err))
+			return
+		}
+		base := ""
+		if h != nil {
+			base = h.Base
+		}
+		again.message(line, r, base)
+	})
+	finish()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	v.Problems = append(report.Problems, again.problems...)
+	v.Records, v.Messages, v.Verified, v.Unverified = report.Records, report.Messages, again.verified, again.list()
+	if h := report.Header; h != nil {
+		v.Hub, v.Conversation, v.Exported, v.KeyID, v.Key = h.Hub, h.Conversation.String(), &h.Exported, h.KeyID, base64.StdEncoding.EncodeToString(h.Key)
+		if v.KeyGiven = key != ""; v.KeyGiven && !sameKey(key, h) {
+			v.Problems = append(v.Problems, "the file is signed by the key "+v.Key+", not by the one of --key")
+			v.KeyGiven = false
+		}
+	}
+	v.OK = report.Signed && len(v.Problems) == 0
+	if a.json {
+		if err := a.print(v, ""); err != nil {
+			return err
+		}
+	} else {
+		a.showVerification(&v)
+	}
+	if !v.OK {
+		return &exitError{exitFailed, nil}
+	}
+	return nil
+}
+
+// sameKey compares what the user gave with the key of the file.
+func sameKey(given string, h *admin.ExportHeader) bool {
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("-", "+", "_", "/").Replace(given), "="))
+	return err == nil && bytes.Equal(b, h.Key)
+}
+
+// bar shows how far a big file has been read, on a terminal.
+func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
+	f, ok := a.errs.(*os.File)
+	if !ok || a.json || size < 16<<20 || !term.IsTerminal(int(f.Fd())) {
+		return in, func() {}
+	}
+	bar := progressbar.NewOptions64(size, progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("verifying"),
+		progressbar.OptionShowBytes(true), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
+	r := progressbar.NewReader(in, bar)
+	return &r, func() {
+		// A bar that cannot be drawn harms nothing.
+		_ = bar.Finish()
+	}
+}
+
+func (a *app) showVerification(v *verification) {
+	line := func(label, format string, args ...any) {
+		fmt.Fprintf(a.out, "%-13s %s\n", label, fmt.Sprintf(format, args...))
+	}
+	if v.Exported != nil {
+		line("conversation", "%s", v.Conversation)
+		line("exported", "%s by hub %s", stamp(*v.Exported), short(v.Hub, 100))
+		line("signed by", "%s %s", short(v.KeyID, 60), v.Key)
+	}
+	line("holds", "%s in %s", plural(v.Messages, "message", "messages"), plural(v.Records, "record", "records"))
+	line("verified", "the own signatures of %s", plural(v.Verified, "message", "messages"))
+	for _, u := range v.Unverified {
+		line("not again", "%s: %s", plural(u.Messages, "message", "messages"), u.Reason)
+	}
+	for _, p := range v.Problems {
+		line("PROBLEM", "%s", short(p, 400))
+	}
+	switch {
+	case v.OK && v.KeyGiven:
+		fmt.Fprintln(a.out, "\nThe file is as the hub wrote it.")
+	case v.OK:
+		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or give that with --key.")
+	default:
+		fmt.Fprintln(a.out, "\nThe file is NOT as the hub wrote it.")
+	}
+}
+
+// resigned verifies the own signatures of messages again.
+type resigned struct {
+	paths    []string
+	verified int
+	reasons  map[string]int
+	problems []string
+}
+
+func (v *resigned) not(reason string) {
+	if v.reasons == nil {
+		v.reasons = map[string]int{}
+	}
+	v.reasons[reason]++
+}
+
+func (v *resigned) list() []unverifiedKind {
+	out := []unverifiedKind{}
+	for _, r := range sortedKeys(v.reasons) {
+		out = append(out, unverifiedKind{r, v.reasons[r]})
+	}
+	return out
+}
+
+func (v *resigned) message(line int, r *admin.ExportRecord, base string) {
+	m := r.Message
+	o := &m.Origin
+	switch {
+	case o.Assurance != parley.Signed:
+		v.not(fmt.Sprintf("they were not signed (%s, by %s)", o.Assurance, clean(o.Protocol)))
+		return
+	case o.Protocol != "samvad":
+		v.not(fmt.Sprintf("signatures of %s are in the file, but are not verified again here", clean(o.Protocol)))
+		return
+	case o.Raw == nil:
+		v.not("the envelope is not in the file, only its digest")
+		return
+	}
+	header := http.Header{}
+	for name, value := range o.Header {
+		header.Set(name, value)
+	}
+	if header.Get("Signature") == "" {
+		v.not("the signature's headers are not in the file")
+		return
+	}
+	var keys []samvad.Key
+	for _, k := range o.Keys {
+		if k.Algorithm == "ed25519" {
+			keys = append(keys, samvad.Key{KID: k.KeyID, Public: k.Public, Source: "the export"})
+		}
+	}
+	if len(keys) == 0 {
+		v.not("no key of the sender was enrolled at the hub: it was proved with one that the hub fetched")
+		return
+	}
+	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
+	_, err := samvad.VerifySignature(in, o.Received, keys...)
+	switch {
+	case err == nil:
+		v.verified++
+	case errors.Is(err, samvad.ErrUnknownKey):
+		v.not("the key that signed it is not among those that are enrolled now")
+	default:
+		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v (where a proxy changed its path, name that with --path)", line, m.ID, err))
+	}
+}
+
+// candidates are the paths to which a message may have been sent, all of which
+// the hub accepts.
+func (v *resigned) candidates(to, base string) []string {
+	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
+	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
+		for _, p := range slices.Clone(prefixes) {
+			prefixes = append(prefixes, strings.TrimRight(u.Path, "/")+p)
+		}
+	}
+	out := slices.Clone(v.paths)
+	for _, p := range prefixes {
+		for _, end := range []string{"/agent/message", "/agent/task", "/agent/stream"} {
+			out = append(out, p+end)
+		}
+	}
+	return out
+}

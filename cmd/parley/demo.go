@@ -1,0 +1,440 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/samvad"
+)
+
+func (a *app) demoCommand() *cobra.Command {
+	var once bool
+	var listen string
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Watch signed messages being verified, recorded, delivered and answered",
+		Long: `Start a hub on the embedded engine, a SAMVAD agent of its own on a real HTTP
+socket, and a Go handler in the hub's process; let them talk; show each step as
+it happens; then keep serving until interrupted. Nothing outside a temporary
+directory (or --data) is touched.`,
+		Example: `  parley demo
+  parley demo --once     # exit 0 when everything was verified and answered, else 1
+  parley demo --once --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.demo(cmd.Context(), once, listen)
+		},
+	}
+	c.Flags().BoolVar(&once, "once", false, "end after the conversation; the exit code says whether all went well")
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address for the protocols over HTTP")
+	return c
+}
+
+// demo is what the conversation needs.
+type demo struct {
+	a    *app
+	node *node.Node
+	http *http.Client
+	mu   sync.Mutex
+	step int
+	bad  int
+}
+
+// stepReport is one line of the demo.
+type stepReport struct {
+	Step     int      `json:"step"`
+	What     string   `json:"what"`
+	OK       bool     `json:"ok"`
+	Detail   []string `json:"detail,omitempty"`
+	Duration float64  `json:"milliseconds"`
+}
+
+func (a *app) demo(ctx context.Context, once bool, listen string) error {
+	data := a.data
+	if data == "" {
+		dir, err := os.MkdirTemp("", "parley-demo-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		data = dir
+	}
+	logger, err := a.logger("error", new(slog.LevelVar))
+	if err != nil {
+		return err
+	}
+	n, err := node.Open(ctx, node.Config{
+		Data: data, Durability: "disk", Log: logger,
+		Listen:  node.Listen{HTTP: listen, Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
+		Policy:  node.Policy{Assurance: "session"}, // what AGH peers prove is their connection
+		AGH:     demoAGH(),
+		Network: node.Network{Allow: []string{"loopback"}}, // the demo's agents are on this machine
+	})
+	if err != nil {
+		return openError(err)
+	}
+	d := &demo{a: a, node: n, http: &http.Client{Timeout: 20 * time.Second}}
+	closed := false
+	defer func() {
+		if !closed {
+			n.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	museum, err := startMuseum(n)
+	if err != nil {
+		return err
+	}
+	defer museum.stop()
+	traveller, err := samvad.NewIdentity("agent://traveller.example", "key-current")
+	if err != nil {
+		return err
+	}
+	if err := d.introduce(ctx, traveller, museum); err != nil {
+		return err
+	}
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	stop := n.Hub().Journal().Watch(d.recorded)
+	defer stop()
+	if !a.json {
+		at := n.Addresses()
+		fmt.Fprintf(a.out, "Parley %s: hub %s\n  protocols  %s\n  admin      %s\n  data       %s\n  promise    %s\n\n",
+			version, at.Hub, at.HTTP, at.Admin, data, n.Hub().Journal().Promise())
+	}
+	d.conversation(ctx, traveller)
+	if d.bad > 0 {
+		if a.json {
+			return &exitError{exitFailed, nil}
+		}
+		return &exitError{exitFailed, fmt.Errorf("%d of %d steps did not go as they should", d.bad, d.step)}
+	}
+	if !a.json {
+		fmt.Fprintf(a.out, "All %d steps verified.\n", d.step)
+	}
+	if once {
+		closed = true
+		return n.Close(context.WithoutCancel(ctx))
+	}
+	if !a.json {
+		fmt.Fprintf(a.out, `
+The hub keeps serving. In another terminal:
+
+  go run ./cmd/parley send --data %[1]s --to weather '{"city":"Bern"}'
+  go run ./cmd/parley refused --data %[1]s
+  go run ./cmd/parley agents --data %[1]s
+
+Ctrl-C ends it.
+`, data)
+	}
+	closed = true
+	return n.Wait(ctx)
+}
+
+// museum is a SAMVAD agent elsewhere: its own key, its own socket.
+type museum struct {
+	url, id string
+	key     ed25519.PublicKey
+	stop    func()
+}
+
+// startMuseum runs it; it trusts the hub's key, as an operator would enrol it.
+func startMuseum(n *node.Node) (*museum, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	base := "http://" + l.Addr().String()
+	identity, err := samvad.NewIdentity("agent://museum.example", "key-current")
+	if err != nil {
+		return nil, err
+	}
+	host := n.SAMVAD().Hosting()
+	key, err := samvad.ParseKey(host.Key)
+	if err != nil {
+		return nil, err
+	}
+	card := &samvad.Card{
+		ID: identity.ID(), Name: "Museum", Version: "1.0.0", Description: "Knows what is on show.", URL: base,
+		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(identity, true)},
+		Skills: []samvad.Skill{{ID: "exhibitions", Name: "Exhibitions", Description: "What is on show in a city.",
+			InputSchema:  []byte(`{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}`),
+			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}},
+	}
+	server := &samvad.Server{
+		Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}},
+		Agent: &samvad.Agent{Card: card.Complete(), Identity: identity, Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
+			var q struct{ City string }
+			if err := json.Unmarshal(r.Payload, &q); err != nil {
+				return samvad.Response{}, samvad.ErrPayload
+			}
+			b, err := json.Marshal(map[string]string{"city": q.City, "show": "Paul Klee, angels"})
+			return samvad.Response{Result: b}, err
+		}},
+	}
+	s := &http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}
+	go func() { _ = s.Serve(l) }() // ends with Close
+	return &museum{url: base, id: identity.ID(), key: identity.Public(), stop: func() { _ = s.Close() }}, nil
+}
+
+type weatherQuery struct {
+	City string `json:"city" doc:"where"`
+}
+
+type weatherAnswer struct {
+	City    string  `json:"city"`
+	Celsius float64 `json:"celsius"`
+}
+
+// introduce puts the three agents into the directory, the way an operator and
+// a program would.
+func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *museum) error {
+	n := d.node
+	err := n.Handle(parley.Agent{Name: "weather", Title: "Weather", Description: "Tells the weather.", Exposed: parley.Everywhere},
+		parley.Skill("forecast", func(_ context.Context, m *parley.Message, q weatherQuery) (weatherAnswer, error) {
+			if m.Origin.Verdict.Assurance < parley.Session {
+				return weatherAnswer{}, parley.Refuse(parley.Unauthenticated, "who are you?")
+			}
+			return weatherAnswer{q.City, 21}, nil
+		}, parley.Describe("Forecast", "The temperature in a city, in degrees Celsius.")))
+	if err != nil {
+		return err
+	}
+	err = n.Handle(parley.Agent{Name: "planner", Title: "Planner", Exposed: parley.Everywhere},
+		parley.Skill("plan", func(ctx context.Context, m *parley.Message, q weatherQuery) (map[string]any, error) {
+			part, err := parley.JSON(q)
+			if err != nil {
+				return nil, err
+			}
+			// The planner asks two colleagues: one in this process, one elsewhere.
+			weather, err := d.ask(ctx, m, "weather", "forecast", part)
+			if err != nil {
+				return nil, err
+			}
+			show, err := d.ask(ctx, m, "museum", "exhibitions", part)
+			if err != nil {
+				return nil, err
+			}
+			return map[string]any{"weather": weather, "museum": show}, nil
+		}, parley.Describe("Plan", "A day in a city.")))
+	if err != nil {
+		return err
+	}
+	for _, e := range []struct {
+		name, id, url string
+		key           ed25519.PublicKey
+	}{{"traveller", traveller.ID(), "", traveller.Public()}, {"museum", m.id, m.url, m.key}} {
+		id, err := n.SAMVAD().Identity(e.id, e.url)
+		if err != nil {
+			return err
+		}
+		if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: e.name, Identities: []parley.Identity{id}}, directory.FromOperator); err != nil {
+			return err
+		}
+		if err := n.SAMVAD().Enroll(e.name, e.id, "", e.key, "demo"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ask lets the planner ask another agent through the hub.
+func (d *demo) ask(ctx context.Context, about *parley.Message, to, skill string, p parley.Part) (json.RawMessage, error) {
+	reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{
+		Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p}, Deadline: about.Deadline, Trace: about.Trace,
+		Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	if err != nil {
+		return nil, err
+	}
+	if reply.Kind == parley.Failure {
+		return nil, reply.Error
+	}
+	if len(reply.Parts) == 0 {
+		return nil, nil
+	}
+	return reply.Parts[0].Data, nil
+}
+
+// conversation is the demo's five scenes.
+func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
+	base := d.node.Addresses().HTTP
+	client := &samvad.Client{Identity: traveller, HTTP: d.http}
+	weather := samvad.Call{URL: base + "/agents/weather", Skill: "forecast", Payload: []byte(`{"city":"Bern"}`)}
+
+	var captured *http.Request
+	var body []byte
+	d.scene("traveller asks weather: SAMVAD over HTTP, signed → a Go handler", func() ([]string, error) {
+		r, e, err := client.Request(ctx, weather, samvad.ModeSync)
+		if err != nil {
+			return nil, err
+		}
+		captured, body = r, e.Raw()
+		status, answer, _, err := d.post(ctx, r, body)
+		if err != nil {
+			return nil, err
+		}
+		return []string{fmt.Sprintf("HTTP %d  %s", status, answer)}, want(status == 200 && strings.Contains(answer, `"celsius":21`), "the answer is not the weather's")
+	})
+	d.scene("traveller asks planner, which asks weather (Go) and museum (SAMVAD elsewhere, called by the hub, signed)", func() ([]string, error) {
+		r, err := client.Ask(ctx, samvad.Call{URL: base + "/agents/planner", Skill: "plan", Payload: []byte(`{"city":"Bern"}`)})
+		if err != nil {
+			return nil, err
+		}
+		return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "Klee"), "the museum's answer is missing")
+	})
+	d.scene("traveller asks in mode stream", func() ([]string, error) {
+		var lines []string
+		done := false
+		for e, err := range client.Stream(ctx, weather) {
+			if err != nil {
+				return lines, err
+			}
+			if e.Done {
+				done = true
+				lines = append(lines, "final  "+string(e.Result))
+			} else {
+				lines = append(lines, "chunk  "+string(e.Chunk))
+			}
+		}
+		return lines, want(done, "the stream did not end")
+	})
+	d.scene("traveller leaves a task and fetches its result", func() ([]string, error) {
+		id, err := client.Send(ctx, weather)
+		if err != nil {
+			return nil, err
+		}
+		client := &samvad.Client{Identity: traveller, HTTP: d.http, PollEvery: 20 * time.Millisecond}
+		t, err := client.Wait(ctx, weather.URL, id)
+		if err != nil {
+			return nil, err
+		}
+		return []string{"task " + id[:8] + "…  " + string(t.Status) + "  " + string(t.Result)}, want(t.Status == samvad.TaskDone, "the task is not done")
+	})
+	d.uagentsScenes(ctx)
+	d.aspScenes(ctx)
+	d.aghScenes(ctx)
+	d.a2eScenes(ctx)
+	d.scene("somebody replays the first request: refused, and explained", func() ([]string, error) {
+		if captured == nil {
+			return nil, errors.New("there is nothing to replay")
+		}
+		return d.refusal(ctx, captured, body, 401, "REPLAY_DETECTED")
+	})
+	d.scene("somebody forges a request in traveller's name: refused, and explained", func() ([]string, error) {
+		forger, err := samvad.NewIdentity(traveller.ID(), "key-current")
+		if err != nil {
+			return nil, err
+		}
+		r, e, err := (&samvad.Client{Identity: forger, HTTP: d.http}).Request(ctx, weather, samvad.ModeSync)
+		if err != nil {
+			return nil, err
+		}
+		return d.refusal(ctx, r, e.Raw(), 401, "AUTH_FAILED")
+	})
+}
+
+func want(ok bool, text string) error {
+	if ok {
+		return nil
+	}
+	return errors.New(text)
+}
+
+// refusal sends a request that must be refused, and looks its reference up.
+func (d *demo) refusal(ctx context.Context, r *http.Request, body []byte, status int, code string) ([]string, error) {
+	got, answer, ref, err := d.post(ctx, r, body)
+	if err != nil {
+		return nil, err
+	}
+	lines := []string{fmt.Sprintf("HTTP %d  %s", got, answer)}
+	f, ok := d.node.Hub().Explain(ref)
+	if ok {
+		lines = append(lines, fmt.Sprintf("parley explain %s: step %q, %s", ref, f.Step, f.Cause))
+	}
+	return lines, want(got == status && strings.Contains(answer, code) && ok, "it was not refused as it should be")
+}
+
+// post sends a signed request's exact bytes.
+func (d *demo) post(ctx context.Context, r *http.Request, body []byte) (status int, answer, ref string, err error) {
+	r = r.Clone(ctx)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	resp, err := d.http.Do(r)
+	if err != nil {
+		return 0, "", "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, strings.TrimSpace(string(b)), resp.Header.Get("Parley-Ref"), err
+}
+
+func (d *demo) scene(what string, f func() ([]string, error)) {
+	d.mu.Lock()
+	d.step++
+	if !d.a.json {
+		fmt.Fprintf(d.a.out, "%d. %s\n", d.step, what)
+	}
+	d.mu.Unlock()
+	start := time.Now()
+	lines, err := f()
+	took := time.Since(start)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err != nil {
+		d.bad++
+		lines = append(lines, "FAILED: "+err.Error())
+	}
+	if d.a.json {
+		_ = d.a.print(stepReport{d.step, what, err == nil, lines, float64(took.Microseconds()) / 1000}, "")
+		return
+	}
+	for _, l := range lines {
+		fmt.Fprintf(d.a.out, "   %s\n", l)
+	}
+	mark := "ok"
+	if err != nil {
+		mark = "FAILED"
+	}
+	fmt.Fprintf(d.a.out, "   %s, %.1f ms\n\n", mark, float64(took.Microseconds())/1000)
+}
+
+// recorded shows what reaches the disk, as it does.
+func (d *demo) recorded(r *journal.Record) {
+	if d.a.json {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if m := r.Message; m != nil {
+		proof := ""
+		if m.Origin.Protocol == "samvad" && m.Kind == parley.Request {
+			names := make([]string, 0, len(m.Origin.Verdict.Checks))
+			for _, c := range m.Origin.Verdict.Checks {
+				names = append(names, c.Name)
+			}
+			proof = fmt.Sprintf("  %s by key %q: %s", m.Origin.Verdict.Assurance, m.Origin.Verdict.KeyID, strings.Join(names, " "))
+		}
+		fmt.Fprintf(d.a.out, "   recorded %-5s %-8s %s → %s%s\n", r.Position, m.Kind, m.From, m.To, proof)
+	}
+	for _, s := range r.Steps {
+		fmt.Fprintf(d.a.out, "   recorded %-5s delivery to %s: %s\n", r.Position, s.To, s.State)
+	}
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/a2e"
+	bridge "github.com/parley-hub/parley/bridge/a2e"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+)
+
+// a2eScenes adds an A2E agent that connects over a real socket: it calls a Go
+// handler as a tool, and is asked by one through its inbox.
+func (d *demo) a2eScenes(ctx context.Context) {
+	base := d.node.A2E().Base()
+	token, err := bridge.NewToken()
+	if err == nil {
+		_, err = d.node.Hub().Directory().Put(ctx, parley.Agent{Name: "robot",
+			Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}, directory.FromOperator)
+	}
+	if err != nil {
+		d.scene("an A2E agent is added", func() ([]string, error) { return nil, err })
+		return
+	}
+	stream := *d.http
+	stream.Timeout = 0
+	c := &a2e.Client{URL: base, Token: token, HTTP: &stream}
+	defer c.Close()
+	d.scene("robot, an A2E agent, plugs into the hub as its environment and lists its tools", func() ([]string, error) {
+		list, err := c.Tools(ctx, a2e.ToolQuery{Query: "weather"})
+		if err != nil {
+			return nil, err
+		}
+		var lines []string
+		for _, t := range list {
+			lines = append(lines, "tool  "+t.Name)
+		}
+		return lines, want(len(list) > 0, "weather is not among its tools")
+	})
+	d.scene("robot calls the tool weather__forecast → a Go handler", func() ([]string, error) {
+		r, err := c.CallTool(ctx, "weather__forecast", map[string]string{"city": "Bern"}, nil)
+		if err != nil {
+			return nil, err
+		}
+		b, err := json.Marshal(r.Data)
+		return []string{string(b)}, err
+	})
+	d.scene("the planner asks robot, which waits at parley_inbox and answers with parley_reply", func() ([]string, error) {
+		answered := make(chan error, 1)
+		go func() { answered <- robot(ctx, c) }()
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: "robot",
+			Parts: []parley.Part{parley.Text("Battery?")}, Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		if err != nil {
+			return nil, err
+		}
+		if err := <-answered; err != nil {
+			return nil, err
+		}
+		return []string{reply.Kind.String() + "  " + reply.Text()}, want(reply.Text() == "87 percent", "the answer is not robot's")
+	})
+}
+
+// robot answers one request.
+func robot(ctx context.Context, c *a2e.Client) error {
+	var id string
+	_, err := c.CallTool(ctx, "parley_inbox", map[string]any{"max": 1}, func(e a2e.Event) {
+		var m struct {
+			ID string `json:"id"`
+		}
+		if json.Unmarshal(e.Data, &m) == nil {
+			id = m.ID
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := c.CallTool(ctx, "parley_reply", map[string]any{"id": id, "content": "87 percent"}, nil); err != nil {
+		return fmt.Errorf("reply: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/agh/aghnats"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/node"
+)
+
+// demoAGH lets the demo's peer in.
+func demoAGH() node.AGH {
+	return node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "demo-mason", Peers: []string{"mason"}, Workspaces: []string{"demo"}}},
+		Workspaces: map[string]node.AGHWorkspace{"demo": {Channels: []string{"square"}}}}
+}
+
+// aghScenes adds an AGH peer on a NATS connection of its own, which meets the
+// demo's agents as peers, gives work to one and is given work by one.
+func (d *demo) aghScenes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	nc, err := nats.Connect(d.node.Addresses().AGH, nats.Token("demo-mason"))
+	if err != nil {
+		d.scene("an AGH peer connects", func() ([]string, error) { return nil, err })
+		return
+	}
+	defer nc.Close()
+	mason := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "demo", Channel: "square", PeerID: "mason", DisplayName: "Mason",
+		Handler: func(ctx context.Context, r *agh.Request) {
+			if r.Envelope.WorkID != "" {
+				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built", Result: json.RawMessage(`{"wall":"4 m"}`)}) // whoever asked sees that nothing came
+			}
+		}}
+	d.scene("an AGH peer connects by NATS, greets, and asks who is there", func() ([]string, error) {
+		if err := mason.Join(ctx); err != nil {
+			return nil, err
+		}
+		for v, err := range mason.Whois(ctx, "weather", "", true) {
+			if err != nil {
+				return nil, err
+			}
+			w, ok := v.Envelope.Content().(*agh.Whois)
+			if !ok {
+				return nil, errors.New("the answer is no whois")
+			}
+			return []string{fmt.Sprintf("%s: %s, capabilities %v", v.Envelope.From, w.Card.DisplayName, w.Card.Capability)}, nil
+		}
+		return nil, errors.New("nobody answers")
+	})
+	d.scene("it gives weather work: a directed say → a Go handler, answered by receipt, say and trace", func() ([]string, error) {
+		var lines []string
+		state := agh.StateSubmitted
+		for e, err := range mason.Stream(ctx, "weather", &agh.Say{Text: `{"city":"Bern"}`}) {
+			if err != nil {
+				return lines, err
+			}
+			state = e.State
+			lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
+		}
+		return lines, want(state == agh.StateCompleted, "the work was not completed")
+	})
+	d.scene("the planner gives the peer work", func() ([]string, error) {
+		e, ok := d.node.Hub().Directory().Lookup("agh", "demo/mason")
+		if !ok {
+			return nil, errors.New("the peer is not in the directory")
+		}
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
+			Parts: []parley.Part{parley.Text("build a wall")}, Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		if err != nil {
+			return nil, err
+		}
+		if reply.Kind != parley.Response || len(reply.Parts) == 0 {
+			return nil, errors.New("it was not answered")
+		}
+		return []string{e.Name + "  " + string(reply.Parts[0].Data)}, nil
+	})
+}

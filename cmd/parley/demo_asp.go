@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+)
+
+// aspScenes adds an ASP agent that speaks with the hub over HTTP: it holds a
+// session with a Go handler, exports it, and is asked by one.
+func (d *demo) aspScenes(ctx context.Context) {
+	me, err := asp.GenerateIdentity("agent://bakery.example/shop/baker", "org_bakery")
+	if err != nil {
+		d.scene("an ASP agent starts", func() ([]string, error) { return nil, err })
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me, HTTP: &http.Client{Transport: d.http.Transport}}
+	d.scene("an ASP agent registers: its card holds an Ed25519 and a P-256 key", func() ([]string, error) {
+		card, err := me.Card().JSON()
+		if err != nil {
+			return nil, err
+		}
+		// The demo's operator adds it; a hub with registration = "open" lets it
+		// register itself.
+		_, err = d.node.ASP().Enroll(ctx, card)
+		return []string{"the agent  " + me.ID()}, err
+	})
+	var transcript bytes.Buffer
+	d.scene("it opens a session with weather and asks: signed, linked, proved; its stand-in answers in the same chain", func() ([]string, error) {
+		e, ok := d.node.Hub().Directory().Agent("weather")
+		if !ok {
+			return nil, errors.New("weather is not there")
+		}
+		s, err := client.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)}, Purpose: "the weather for the market"})
+		if err != nil {
+			return nil, err
+		}
+		for m, err := range s.Messages(ctx) {
+			if err != nil {
+				return nil, err
+			}
+			if m.State == asp.Introduced {
+				break
+			}
+		}
+		m, err := s.Ask(ctx, asp.Question{QueryType: "forecast", Parameters: map[string]string{"city": "Bern"}})
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Close(ctx, "thank you"); err != nil {
+			return nil, err
+		}
+		if _, err := s.Export(ctx, &transcript); err != nil {
+			return nil, err
+		}
+		return []string{string(m.Performative) + "  " + string(m.Body)}, want(m.Performative == asp.Inform, "the answer is no INFORM")
+	})
+	d.scene("the exported session verifies offline; with one letter changed it does not, and the place is named", func() ([]string, error) {
+		r, err := asp.VerifyTranscript(bytes.NewReader(transcript.Bytes()))
+		if err != nil {
+			return nil, err
+		}
+		changed := strings.Replace(transcript.String(), "thank you", "thank yoo", 1)
+		bad, err := asp.VerifyTranscript(strings.NewReader(changed))
+		if !errors.Is(err, asp.ErrTranscript) {
+			return nil, errors.New("a changed session verifies")
+		}
+		return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State), "changed: " + bad.Faults[0].String()}, nil
+	})
+	work.Go(func() { d.bake(ctx, client) })
+	d.scene("the planner asks the ASP agent: the hub opens a session for it and keeps it", func() ([]string, error) {
+		e, ok := d.node.Hub().Directory().Lookup("asp", me.ID())
+		if !ok {
+			return nil, errors.New("it is not in the directory")
+		}
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "bread", Parts: []parley.Part{parley.Text("three loaves?")},
+			Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		if err != nil {
+			return nil, err
+		}
+		return []string{reply.Kind.String() + "  " + reply.Text()}, want(reply.Text() == "baked", "the answer is not the agent's")
+	})
+}
+
+// bake is the ASP agent's work: it takes one invitation and answers questions.
+func (d *demo) bake(ctx context.Context, client *asp.Client) {
+	for inv, err := range client.Invitations(ctx) {
+		if err != nil {
+			return // the scene says that nobody answered
+		}
+		s, err := client.Join(ctx, inv.SessionID)
+		if err != nil {
+			return
+		}
+		for m, err := range s.Messages(ctx) {
+			switch {
+			case err != nil:
+				return
+			case m.IsInvitation():
+				_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+			case m.Performative == asp.Query:
+				_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": "baked"}}, asp.InReplyTo(m))
+			}
+			if err != nil {
+				return
+			}
+		}
+	}
+}

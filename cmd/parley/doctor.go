@@ -1,0 +1,608 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/admin"
+	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/samvad"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	var noSend bool
+	c := &cobra.Command{
+		Use:   "doctor [AGENT]",
+		Short: "Check what a hub needs, or the way to one agent, and say what to mend",
+		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url;
+with an agent's name the way from here to it: name, address, connection,
+certificate, clock, card, key, and a signed request. That request names a skill
+that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agent that
+says so has accepted the hub's signature.
+
+Run it on the hub's machine, as the hub's user. The exit code is 0 if nothing
+failed, else 1; each failed line says which setting or command mends it.`,
+		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d := &doctor{a: a, now: time.Now, noSend: noSend}
+			name := ""
+			if len(args) == 1 {
+				name = args[0]
+			}
+			d.examine(cmd.Context(), name)
+			return d.report()
+		},
+	}
+	c.Flags().BoolVar(&noSend, "no-send", false, "leave the signed request out")
+	return c
+}
+
+// doctorSkill is asked for to see whether a signature is accepted.
+const doctorSkill = "parley.doctor"
+
+// A finding is one line of the doctor's report.
+type finding struct {
+	Check  string `json:"check"`
+	State  string `json:"state"` // ok, failed or skipped
+	Detail string `json:"detail,omitzero"`
+	Fix    string `json:"fix,omitzero"` // the setting or command that mends it
+}
+
+type doctor struct {
+	a      *app
+	now    func() time.Time
+	noSend bool
+	out    []finding
+
+	c     node.Config
+	file  string
+	hub   *admin.Client // of a hub that answers, else nil
+	info  admin.Info
+	guard *netguard.Guard
+	roots *x509.CertPool
+}
+
+func (d *doctor) ok(check, format string, args ...any) bool {
+	d.out = append(d.out, finding{Check: check, State: "ok", Detail: fmt.Sprintf(format, args...)})
+	return true
+}
+
+func (d *doctor) skip(check, format string, args ...any) bool {
+	d.out = append(d.out, finding{Check: check, State: "skipped", Detail: fmt.Sprintf(format, args...)})
+	return true
+}
+
+func (d *doctor) failed(check, fix string, err error) bool {
+	d.out = append(d.out, finding{Check: check, State: "failed", Detail: short(err.Error(), 400), Fix: fix})
+	return false
+}
+
+func (d *doctor) report() error {
+	failed := 0
+	for _, f := range d.out {
+		if f.State == "failed" {
+			failed++
+		}
+	}
+	if d.a.json {
+		if err := d.a.print(map[string]any{"ok": failed == 0, "checks": d.out}, ""); err != nil {
+			return err
+		}
+	} else {
+		for _, f := range d.out {
+			fmt.Fprintf(d.a.out, "%-8s %-18s %s\n", f.State, f.Check, clean(f.Detail))
+			if f.Fix != "" {
+				fmt.Fprintf(d.a.out, "%28s-> %s\n", "", clean(f.Fix))
+			}
+		}
+	}
+	if failed > 0 {
+		return &exitError{code: exitFailed}
+	}
+	return nil
+}
+
+// examine looks at everything, the hub first: what is wrong there is often the
+// cause of what is wrong with an agent.
+func (d *doctor) examine(ctx context.Context, agent string) {
+	start, wall := d.now(), d.now().Round(0)
+	if !d.configuration() {
+		return
+	}
+	d.adminAPI(ctx)
+	if agent == "" {
+		d.files()
+		d.disk()
+		d.ports()
+		d.public(ctx)
+	} else {
+		d.agent(ctx, agent)
+	}
+	d.clock(start, wall)
+}
+
+func (d *doctor) configuration() bool {
+	d.file = d.a.config
+	if d.file == "" {
+		d.file = configName
+		if _, err := os.Stat(d.file); err != nil {
+			d.file = ""
+		}
+	}
+	c, err := d.a.load()
+	if err != nil {
+		return d.failed("configuration", "mend the file; `parley config describe KEY` says what a key means", err)
+	}
+	d.c = c
+	if d.guard, err = c.Guard(); err != nil {
+		return d.failed("configuration", "network.allow", err)
+	}
+	if d.roots, err = c.Roots(); err != nil {
+		return d.failed("configuration", "tls.ca", err)
+	}
+	if d.file == "" {
+		return d.skip("configuration", "there is no %s here; `parley init` makes one", configName)
+	}
+	return d.ok("configuration", "%s", d.file)
+}
+
+func (d *doctor) adminAPI(ctx context.Context) {
+	hub, err := d.a.hub()
+	if err != nil {
+		d.skip("admin API", "no hub has been started here: %s", short(err.Error(), 160))
+		return
+	}
+	info, err := hub.Info(ctx)
+	var away *admin.UnreachableError
+	switch {
+	case errors.As(err, &away) && d.a.admin == "" && announced(d.c.Data) == "":
+		d.skip("admin API", "no hub runs on %s", d.c.Data)
+		return
+	case errors.As(err, &away):
+		d.failed("admin API", "start the hub with `parley serve`, or set listen.admin, or name it with --admin", err)
+		return
+	case errors.Is(err, admin.ErrToken):
+		d.failed("admin API", "set "+tokenEnv+" to a token of "+admin.TokenFile+", or --data to the hub's directory", err)
+		return
+	case err != nil:
+		d.failed("admin API", "see the hub's log", err)
+		return
+	}
+	d.hub, d.info = hub, info
+	d.ok("admin API", "hub %s at %s", info.Hub, hub.Base)
+	if err := hub.Ready(ctx); err != nil {
+		d.failed("hub", "see the hub's log; engine.min_free if the disk is full", err)
+	} else {
+		d.ok("hub", "takes messages; accepted = %s", info.Promise)
+	}
+}
+
+// files must be their owner's alone.
+func (d *doctor) files() {
+	if d.c.Durability == "memory" {
+		d.skip("files", "a hub in memory has none")
+		return
+	}
+	if _, err := os.Stat(d.c.Data); errors.Is(err, fs.ErrNotExist) {
+		d.failed("data directory", "parley init, or name another with data or --data", fmt.Errorf("%s is not there", d.c.Data))
+		return
+	}
+	good := true
+	look := func(path, key string, max fs.FileMode, need bool) {
+		i, err := os.Stat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !need || path == "":
+		case err != nil:
+			good = d.failed("files", key, err)
+		case i.Mode().Perm()&^max != 0:
+			good = d.failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)), fmt.Errorf("%s has mode %o: others can read it", path, i.Mode().Perm()))
+		}
+	}
+	look(d.c.Data, "data", 0o700, true)
+	look(filepath.Join(d.c.Data, "keys"), "data", 0o700, false)
+	look(filepath.Join(d.c.Data, "keys", keyring.FileName), "data", 0o600, false)
+	look(filepath.Join(d.c.Data, admin.TokenFile), "data", 0o600, false)
+	look(filepath.Join(d.c.Data, node.AddressFile), "data", 0o600, false)
+	look(d.c.Engine.KeyFile, "engine.key_file", 0o600, d.c.Engine.KeyFile != "")
+	look(d.c.TLS.Key, "tls.key", 0o600, d.c.TLS.Key != "")
+	look(d.c.Alerts.Token, "alerts.token_file", 0o600, d.c.Alerts.Token != "")
+	if d.c.TLS.Cert != "" {
+		if cert, err := tls.LoadX509KeyPair(d.c.TLS.Cert, d.c.TLS.Key); err != nil {
+			good = d.failed("certificate", "tls.cert and tls.key", err)
+		} else if leaf := cert.Leaf; leaf != nil && d.now().After(leaf.NotAfter) {
+			good = d.failed("certificate", "tls.cert: replace it; the hub takes a new one up by itself", fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
+		}
+	}
+	if good {
+		d.ok("files", "%s and what is in it are its owner's alone", d.c.Data)
+	}
+}
+
+func (d *doctor) disk() {
+	if d.c.Durability == "memory" || d.c.Engine.URL != "" {
+		return
+	}
+	dir := d.c.Data
+	for dir != filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil {
+			break
+		}
+		dir = filepath.Dir(abs(dir))
+	}
+	free, total, err := node.Disk(dir)
+	if err != nil {
+		d.failed("disk", "data", err)
+		return
+	}
+	least := d.c.MinFree(total)
+	switch {
+	case free < least:
+		d.failed("disk", "make room, or set engine.min_free", fmt.Errorf("%s is free, less than the %s below which nothing is accepted", size(free), size(least)))
+	default:
+		d.ok("disk", "%s of %s are free; nothing is accepted below %s", size(free), size(total), size(least))
+	}
+}
+
+func size(n uint64) string {
+	f, unit := float64(n), 0
+	for f >= 1024 && unit < 4 {
+		f, unit = f/1024, unit+1
+	}
+	return fmt.Sprintf("%.4g %s", f, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
+}
+
+// ports are free, or the running hub's own.
+func (d *doctor) ports() {
+	if d.hub != nil {
+		d.skip("ports", "the running hub has them")
+		return
+	}
+	for _, l := range []struct{ key, address string }{{"listen.http", d.c.Listen.HTTP}, {"listen.admin", d.c.Listen.Admin}} {
+		if l.address == "" {
+			continue
+		}
+		s, err := net.Listen("tcp", l.address)
+		if err != nil {
+			d.failed("ports", l.key+": choose another address, or stop what uses this one", err)
+			continue
+		}
+		s.Close()
+		d.ok("ports", "%s %s is free", l.key, l.address)
+	}
+}
+
+// public looks at the hub as peers see it.
+func (d *doctor) public(ctx context.Context) {
+	base := d.c.PublicURL
+	switch {
+	case base == "" && (d.hub == nil || d.info.PublicURL == ""):
+		d.skip("public_url", "not set: peers reach the hub at its listener only")
+		return
+	case d.hub == nil:
+		d.skip("public_url", "no hub runs that could answer there")
+		return
+	case base == "":
+		base = d.info.PublicURL
+	}
+	card := d.reach(ctx, "public_url", "public_url", base, nil)
+	if card == nil {
+		return
+	}
+	for _, k := range card.PublicKeys {
+		if k.Active && k.Key == d.info.SAMVAD.Key {
+			d.ok("public_url key", "the card there has this hub's key")
+			return
+		}
+	}
+	d.failed("public_url key", "public_url, or the proxy before the hub: another hub or program answers there", errors.New("the card there does not have this hub's key"))
+}
+
+// clock compares this machine's clock with itself; [doctor.reach] does with
+// others.
+func (d *doctor) clock(start, wall time.Time) {
+	end := d.now()
+	// With the monotonic reading stripped, Sub is the wall clock's own.
+	if drift := end.Round(0).Sub(wall) - end.Sub(start); drift.Abs() > time.Second {
+		d.failed("clock", "let one time service set the clock, smoothly", fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
+		return
+	}
+	if exe, err := os.Executable(); err == nil {
+		if i, err := os.Stat(exe); err == nil && i.ModTime().After(end.Add(24*time.Hour)) {
+			d.failed("clock", "set the clock: timedatectl set-ntp true", fmt.Errorf("it is %s here, before this program was made", stamp(end)))
+			return
+		}
+	}
+	if d.hub != nil {
+		if skew := d.info.Now.Sub(start); skew.Abs() > 5*time.Second {
+			d.failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true", fmt.Errorf("the hub's clock is off by %s", skew.Round(time.Second)))
+			return
+		}
+	}
+	d.ok("clock", "%s, steady", stamp(end))
+}
+
+// agent looks at the way to one agent.
+func (d *doctor) agent(ctx context.Context, name string) {
+	base, id, keys, known := d.find(ctx, name)
+	if !known {
+		return
+	}
+	if base == "" {
+		d.skip("agent", "%s is not called by address: it is in the hub's process, reads an inbox, or only calls", name)
+		return
+	}
+	d.ok("agent", "%s is %s at %s", name, id, base)
+	card := d.reach(ctx, "agent", "agents."+name+".samvad.url, or `parley agents add "+name+" --samvad URL`", base, d.guard)
+	if card == nil {
+		return
+	}
+	if id != "" && card.ID != id {
+		d.failed("card", "agents."+name+".samvad.id, or `parley agents add "+name+" --id "+clean(card.ID)+"`",
+			fmt.Errorf("the card says %s, the hub knows it as %s", card.ID, id))
+	}
+	d.key(name, card, keys)
+	if !d.noSend {
+		d.roundTrip(ctx, name, base, card)
+	}
+}
+
+// find looks an agent up at the running hub, else in the configuration.
+func (d *doctor) find(ctx context.Context, name string) (base, id string, keys []string, known bool) {
+	if a, ok := d.c.Agents[name]; ok && a.SAMVAD != nil {
+		base, id, known = a.SAMVAD.URL, a.SAMVAD.ID, true
+		if a.SAMVAD.Key != "" {
+			keys = append(keys, a.SAMVAD.Key)
+		}
+	} else if ok {
+		known = true
+	}
+	if d.hub == nil {
+		if !known {
+			d.failed("agent", "start the hub, or name its configuration with --config", fmt.Errorf("no hub answers, and no agent %q is in the configuration", name))
+		}
+		return base, id, keys, known
+	}
+	v, err := d.hub.Agent(ctx, name, 0)
+	if err != nil {
+		d.failed("agent", "parley agents; parley agents add "+name, err)
+		return "", "", nil, false
+	}
+	for _, i := range v.Identities {
+		if i.Protocol == bridge.Protocol && !i.StandIn {
+			base, id = i.URL, i.ID
+		}
+	}
+	if all, err := d.hub.Keys(ctx); err == nil {
+		for _, e := range all.Enrolled {
+			if e.Agent == name && e.Purpose == bridge.Protocol {
+				keys = append(keys, base64.StdEncoding.EncodeToString(e.Public))
+			}
+		}
+	}
+	if v.Paused {
+		d.failed("agent", "parley agents resume "+name, fmt.Errorf("%s is paused: messages wait", name))
+	}
+	return base, id, keys, true
+}
+
+// reach goes the way to a base URL step by step: name, address, connection,
+// certificate, clock, card. It gives the card, or nil where a step failed.
+func (d *doctor) reach(ctx context.Context, what, setting, base string, guard *netguard.Guard) *samvad.Card {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	u, err := url.Parse(base)
+	if err != nil || u.Hostname() == "" {
+		d.failed(what, setting, fmt.Errorf("%q is no URL", base))
+		return nil
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443"}[u.Scheme]
+		if port == "" {
+			port = "80"
+		}
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		d.failed("DNS", setting+", or the name server of this machine", err)
+		return nil
+	}
+	d.ok("DNS", "%s is %s", u.Hostname(), joinAddrs(addrs))
+	if guard != nil {
+		for _, ip := range addrs {
+			if err := guard.CheckAddr(ip.Unmap()); err != nil {
+				d.failed("address", fmt.Sprintf("[network] allow = [%q]", prefixFor(ip)), err)
+				return nil
+			}
+		}
+		d.ok("address", "the hub may call it")
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		d.failed("TCP", setting+"; is it running, and does a firewall lie between?", err)
+		return nil
+	}
+	d.ok("TCP", "%s", conn.RemoteAddr())
+	if u.Scheme == "https" {
+		t := tls.Client(conn, &tls.Config{ServerName: u.Hostname(), RootCAs: d.roots})
+		if err := t.HandshakeContext(ctx); err != nil {
+			conn.Close()
+			d.failed("TLS", tlsFix(err, what), err)
+			return nil
+		}
+		leaf := t.ConnectionState().PeerCertificates[0]
+		d.ok("TLS", "%s, until %s", leaf.Subject.CommonName, stamp(leaf.NotAfter))
+	}
+	conn.Close()
+	return d.card(ctx, setting, u)
+}
+
+func tlsFix(err error, what string) string {
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &unknown):
+		return "tls.ca: add the authority's certificate"
+	case errors.As(err, &name):
+		return "the URL's host must be one that the certificate names"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "renew the certificate, or set the clock"
+	}
+	return "the certificate of " + what
+}
+
+func joinAddrs(list []netip.Addr) string {
+	var s []string
+	for _, a := range list {
+		s = append(s, a.Unmap().String())
+	}
+	slices.Sort(s)
+	return strings.Join(slices.Compact(s), ", ")
+}
+
+func prefixFor(a netip.Addr) string {
+	a = a.Unmap()
+	if a.IsLoopback() {
+		return "loopback"
+	}
+	return netip.PrefixFrom(a, a.BitLen()).String()
+}
+
+// skewLimit is how far clocks may differ before it is said; at 300 s SAMVAD
+// refuses messages.
+const skewLimit = 30 * time.Second
+
+// card fetches a card, and on the way reads the peer's clock.
+func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.Card {
+	at := strings.TrimRight(u.String(), "/") + "/.well-known/agent.json"
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		d.failed("card", setting, err)
+		return nil
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	sent := d.now()
+	resp, err := client.Do(r)
+	if err != nil {
+		d.failed("card", setting, err)
+		return nil
+	}
+	defer resp.Body.Close()
+	if at, err := http.ParseTime(resp.Header.Get("Date")); err != nil {
+		d.skip("clock skew", "the peer does not say what time it is")
+	} else if skew := at.Sub(sent); skew.Abs() > skewLimit {
+		d.failed("clock skew", "set the clock of this machine or of the peer's: timedatectl set-ntp true",
+			fmt.Errorf("the peer's clock is %s %s; signatures are refused beyond five minutes", skew.Abs().Round(time.Second), map[bool]string{true: "ahead", false: "behind"}[skew > 0]))
+	} else {
+		d.ok("clock skew", "less than %s", skewLimit)
+	}
+	b, err := netguard.ReadAll(resp.Body, 1<<20)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s", at, resp.Status)
+	}
+	if err != nil {
+		d.failed("card", setting+": the base URL, to which /.well-known/agent.json is added", err)
+		return nil
+	}
+	card, err := samvad.DecodeCard(b)
+	if err != nil {
+		d.failed("card", "the agent's card, see `parley inspect`", err)
+		return nil
+	}
+	d.ok("card", "%s, %s", card.ID, plural(len(card.Skills), "skill", "skills"))
+	return card
+}
+
+func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
+	if len(enrolled) == 0 {
+		d.skip("key", "none is enrolled for %s: what it sends is proved by its card alone, if that is at the https origin of its identity", name)
+		return
+	}
+	active := 0
+	for _, k := range card.PublicKeys {
+		if !k.Active {
+			continue
+		}
+		active++
+		if slices.Contains(enrolled, k.Key) {
+			d.ok("key", "the enrolled key is the card's %s", clean(k.KID))
+			return
+		}
+	}
+	if active == 0 {
+		d.failed("key", "the agent's card: its publicKeys", errors.New("the card has no active key"))
+		return
+	}
+	fix := "parley keys enroll " + name + " --key KEY"
+	for _, k := range card.PublicKeys {
+		if k.Active {
+			fix = "if the agent's operator confirms it: parley keys enroll " + name + " --key " + clean(k.Key)
+			break
+		}
+	}
+	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something else answers there"))
+}
+
+// roundTrip sends a signed request for a skill that nobody has.
+func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.Card) {
+	identity := d.info.SAMVAD.Identity
+	if identity == "" && d.c.PublicURL != "" {
+		if u, err := url.Parse(d.c.PublicURL); err == nil {
+			identity = "agent://" + u.Host
+		}
+	}
+	if identity == "" {
+		d.skip("signed round trip", "the hub has no identity before it runs; set public_url, or start it")
+		return
+	}
+	ring, err := d.a.ring()
+	if err != nil {
+		d.skip("signed round trip", "the hub's key is not at hand: %s", short(err.Error(), 200))
+		return
+	}
+	defer ring.Close()
+	signer, err := bridge.SignerOf(ring, identity)
+	if err != nil {
+		d.failed("signed round trip", "parley init makes the hub's keys", err)
+		return
+	}
+	client := &samvad.Client{Identity: signer, Guard: d.guard, Timeout: 20 * time.Second, Now: d.now,
+		HTTP: d.guard.Client(netguard.Options{Timeout: 20 * time.Second, MaxRedirects: -1, RootCAs: d.roots})}
+	_, err = client.Ask(ctx, samvad.Call{URL: base, To: card.ID, Skill: doctorSkill})
+	e := samvad.AsError(err)
+	switch {
+	case err == nil || errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeSkillNotFound:
+		d.ok("signed round trip", "%s accepts what %s signs", name, identity)
+	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeAuthFailed:
+		d.failed("signed round trip", fmt.Sprintf("at the agent: agent.trust_peer(%q, %q)", identity, base64.StdEncoding.EncodeToString(signer.Public())),
+			errors.New("the agent does not accept the hub's signature (AUTH_FAILED)"))
+	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeTimestampExpired:
+		d.failed("signed round trip", "set the clocks: timedatectl set-ntp true", err)
+	case errors.Is(err, samvad.ErrRemote):
+		d.ok("signed round trip", "%s answered %s, after it had accepted the signature or without looking at it", name, e.Code)
+	default:
+		d.failed("signed round trip", "agents."+name+".samvad.url; see the agent's log", err)
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley/node"
+)
+
+// find gives the doctor's line about a check.
+func (d *doctor) line(check string) finding {
+	for _, f := range d.out {
+		if f.Check == check {
+			return f
+		}
+	}
+	return finding{}
+}
+
+// patient makes a doctor who looks at nothing but what the test calls for.
+func patient(t *testing.T, c node.Config) *doctor {
+	t.Helper()
+	g, err := c.Guard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &doctor{a: &app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}, now: time.Now, c: c, guard: g}
+}
+
+// TestDoctorClockSkew: the peer's Date header tells the difference of clocks.
+func TestDoctorClockSkew(t *testing.T) {
+	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		off  time.Duration
+		want string
+	}{{0, "ok"}, {20 * time.Second, "ok"}, {-6 * time.Minute, "failed"}, {time.Hour, "failed"}} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Date", now.Add(c.off).Format(http.TimeFormat))
+		}))
+		d := patient(t, node.Config{})
+		d.now = func() time.Time { return now }
+		u, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.card(context.Background(), "url", u)
+		s.Close()
+		if f := d.line("clock skew"); f.State != c.want || c.want == "failed" && !strings.Contains(f.Fix, "set-ntp") {
+			t.Errorf("%s: %+v", c.off, f)
+		}
+	}
+}
+
+// TestDoctorTLS: an authority that is not known is mended by tls.ca.
+func TestDoctorTLS(t *testing.T) {
+	s := httptest.NewTLSServer(http.NotFoundHandler())
+	defer s.Close()
+	s.Config.ErrorLog = nil
+	d := patient(t, node.Config{})
+	d.reach(context.Background(), "agent", "url", s.URL, nil)
+	if f := d.line("TLS"); f.State != "failed" || !strings.HasPrefix(f.Fix, "tls.ca") {
+		t.Errorf("%+v", f)
+	}
+	d = patient(t, node.Config{})
+	d.roots = x509.NewCertPool()
+	d.roots.AddCert(s.Certificate())
+	d.reach(context.Background(), "agent", "url", s.URL, nil)
+	if f := d.line("TLS"); f.State != "ok" {
+		t.Errorf("%+v", f)
+	}
+	if f := d.line("card"); f.State != "failed" || !strings.Contains(f.Detail, "404") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// TestDoctorSteppedClock: a clock that is set while it is looked at is noticed.
+func TestDoctorSteppedClock(t *testing.T) {
+	d := patient(t, node.Config{})
+	start := time.Now()
+	d.clock(start, start.Round(0).Add(-time.Hour))
+	if f := d.line("clock"); f.State != "failed" {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestDoctorPortsAndDisk(t *testing.T) {
+	s := httptest.NewServer(http.NotFoundHandler())
+	defer s.Close()
+	d := patient(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"), Listen: node.Listen{HTTP: s.Listener.Addr().String(), Admin: "127.0.0.1:0"},
+		Engine: node.Engine{MinFree: "900000GiB"}})
+	d.ports()
+	d.disk()
+	if f := d.out[0]; f.State != "failed" || !strings.HasPrefix(f.Fix, "listen.http") {
+		t.Errorf("%+v", f)
+	}
+	if f := d.out[1]; f.State != "ok" || !strings.Contains(f.Detail, "listen.admin") {
+		t.Errorf("%+v", f)
+	}
+	if f := d.line("disk"); f.State != "failed" || !strings.Contains(f.Fix, "engine.min_free") {
+		t.Errorf("%+v", f)
+	}
+	d.files()
+	if f := d.line("data directory"); f.State != "failed" || !strings.Contains(f.Fix, "parley init") {
+		t.Errorf("%+v", f)
+	}
+	secret := filepath.Join(t.TempDir(), "key.pem")
+	if err := os.WriteFile(secret, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d.c.TLS.Key, d.c.Data = secret, t.TempDir()
+	d.files()
+	if f := d.line("files"); f.State != "failed" || !strings.Contains(f.Fix, "chmod") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// TestEveryCommandIsDocumented: man pages and help have something to say.
+func TestEveryCommandIsDocumented(t *testing.T) {
+	root := (&app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}).root()
+	for _, c := range root.Commands() {
+		if c.Short == "" {
+			t.Errorf("%s says nothing", c.CommandPath())
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+)
+
+func (a *app) explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain REF",
+		Short: "Say why a message was refused, and how to mend it",
+		Long: `Look a refusal up by the reference that its sender was given (the header
+Parley-Ref, or the ref of an error), and say which checks it passed, which one
+it failed, and what to do.`,
+		Example: "  parley explain k5zq4w2xmd7bvchy",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			hub, err := a.hub()
+			if err != nil {
+				return err
+			}
+			r, err := hub.Refusal(cmd.Context(), args[0])
+			if err != nil {
+				return a.hubError(err)
+			}
+			if a.json {
+				return a.print(struct {
+					admin.Refusal
+					Advice string `json:"advice"`
+				}{r, advice(r)}, "")
+			}
+			a.explain(r)
+			return nil
+		},
+	}
+}
+
+func (a *app) explain(r admin.Refusal) {
+	line := func(label, text string) {
+		if text != "" {
+			fmt.Fprintf(a.out, "%-10s %s\n", label, short(text, 400))
+		}
+	}
+	line("refused", stamp(r.Time)+" at the check "+r.Step)
+	line("protocol", r.Protocol)
+	line("source", r.Source)
+	proof := "a claim, not proved"
+	if r.Assurance > parley.Unsigned {
+		proof = "proved: " + r.Assurance.String()
+		if r.KeyID != "" {
+			proof += " by key " + r.KeyID
+		}
+	}
+	if r.Claim != "" {
+		line("from", r.Claim+" ("+proof+")")
+	}
+	line("to", r.To)
+	line("size", fmt.Sprintf("%d bytes", r.Size))
+	for _, c := range r.Checks {
+		mark := "ok"
+		if !c.OK {
+			mark = "FAILED"
+		}
+		line("check", strings.TrimSpace(fmt.Sprintf("%-6s %s  %s", mark, c.Name, c.Detail)))
+	}
+	line("told", string(r.Code)+": "+r.Text)
+	line("cause", r.Cause)
+	line("advice", advice(r))
+}
+
+// steps says what to do about the check that failed. Where a protocol's own
+// words need another advice, the protocol stands before the step.
+var steps = map[string]string{
+	"samvad transport":  "send a POST with Content-Type: application/json, uncompressed, to the agent's /agent/message, /agent/task or /agent/stream",
+	"samvad envelope":   "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
+	"samvad recipient":  "set \"to\" to the id in the card of the agent at that URL; a card that was fetched elsewhere or long ago has another",
+	"samvad freshness":  "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each message when it is sent, not before",
+	"samvad replay":     "make a new nonce for every message, repeats included",
+	"samvad headers":    "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and created; `parley inspect` shows what is missing",
+	"samvad digest":     "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library changed the body after it was signed",
+	"samvad key":        "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add NAME --id agent://… --key BASE64` if it is new here",
+	"samvad signature":  "sign with the private key that belongs to the enrolled public key, over the path that is requested; `parley inspect` shows the bytes that must be signed",
+	"samvad limits":     "send more slowly, or raise limits.sender_rate",
+	"samvad delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
+	"samvad injection":  "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch the scan off for this skill",
+	"samvad skill":      "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
+	"samvad trust":      "the skill is for trusted peers, or wants a token: let the agent's operator add the sender to allowedPeers",
+	"samvad callback":   "use an https callback URL at a public address, or add its network to network.allow",
+	"samvad payload":    "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
+	"api token":         "send Authorization: Bearer with a token of the hub's " + admin.TokenFile,
+	"api origin":        "call the admin API by its IP address or localhost, and not from a web page of another origin",
+}
+
+// codes says what to do about a class of failure.
+var codes = map[parley.Code]string{
+	parley.Malformed:       "`parley inspect` shows what is wrong with the message",
+	parley.TooLarge:        "send less, or raise limits.body",
+	parley.Unauthenticated: "the agent asks for more proof than the message has: sign it, or lower policy.assurance",
+	parley.Stale:           "set the sender's clock (NTP), and sign each message when it is sent",
+	parley.Replayed:        "the message came before; send a new one with a new nonce or id",
+	parley.Forbidden:       "let an [[allow]] rule of the configuration permit this sender to call this agent",
+	parley.UnknownAgent:    "`parley agents` lists the agents; one that exists may not be exposed in the sender's protocol: `parley agents expose NAME PROTOCOL`",
+	parley.UnknownSkill:    "`parley agents show NAME` lists the agent's skills",
+	parley.InvalidContent:  "make the content fit the skill's schema, which the error shows",
+	parley.Unsupported:     "the recipient's protocol cannot do this: send it in another way",
+	parley.RateLimited:     "send more slowly, or raise limits.sender_rate",
+	parley.Loop:            "two hubs route to each other: take one of the ways out",
+	parley.Conflict:        "another message or action was faster; look at the present state and try again",
+	parley.Unavailable:     "try again; `parley agents show NAME` says whether the agent is paused or without an address",
+	parley.NoSpace:         "free space on the disk of the data directory; the hub goes on by itself",
+	parley.TimedOut:        "wait longer (--wait), or see with `parley agents show NAME` whether the agent is reached at all",
+	parley.Cancelled:       "the sender gave it up",
+	parley.Rejected:        "the recipient itself refused it: its text says why",
+	parley.HandlerFailed:   "the recipient failed while working on it: its own log says why",
+	parley.OutcomeUnknown:  "the recipient may have had it; ask there before you retry: `parley dead`",
+	parley.Internal:        "the hub's log has the cause; if it is a fault of Parley, report it with this output",
+}
+
+func adviceFor(c parley.Code) string { return codes[c] }
+
+// advice is one sentence on how to mend what was refused.
+func advice(r admin.Refusal) string {
+	for _, key := range []string{r.Protocol + " " + r.Step, r.Protocol + " " + firstFailed(r)} {
+		if s := steps[key]; s != "" {
+			return s
+		}
+	}
+	if s := codes[r.Code]; s != "" {
+		return s
+	}
+	return "`parley explain` knows no advice for this; the cause above says what happened"
+}
+
+func firstFailed(r admin.Refusal) string {
+	for _, c := range r.Checks {
+		if !c.OK {
+			return c.Name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/node"
+)
+
+// configName is the configuration file where commands look first.
+const configName = "parley.toml"
+
+func (a *app) initCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "init [DIR]",
+		Short: "Make a commented configuration, the hub's keys and an admin token",
+		Long: `Make what a hub needs in a directory (default: this one): a configuration file in
+which every key is explained, a data directory with the hub's keys, and a first
+admin token. What is there already stays as it is: a second run changes nothing.`,
+		Example: "  parley init\n  parley init /etc/parley --data /var/lib/parley",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir := "."
+			if len(args) == 1 {
+				dir = args[0]
+			}
+			return a.init(dir)
+		},
+	}
+}
+
+// made is one thing that init looked after.
+type made struct {
+	What string `json:"what"`
+	Path string `json:"path"`
+	New  bool   `json:"new"`
+}
+
+func (a *app) init(dir string) error {
+	path := filepath.Join(dir, configName)
+	if a.config != "" {
+		path = a.config
+	}
+	data := a.data
+	if data == "" {
+		data = node.DefaultData
+	}
+	var list []made
+	_, err := os.Lstat(path)
+	fresh := errors.Is(err, os.ErrNotExist)
+	switch {
+	case fresh:
+	case err != nil:
+		return err
+	default:
+		c, err := node.Load(path)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		if a.data == "" && c.Data != "" {
+			data = c.Data
+		} else if a.data != "" && c.Data != "" && abs(a.data) != abs(c.Data) {
+			return usage("%s says data = %q; leave --data out, or change the file", path, c.Data)
+		}
+	}
+	// Paths in the file are relative to it, those of flags to where one stands.
+	inFile := abs(data)
+	if fresh && a.data == "" {
+		inFile, data = data, filepath.Join(filepath.Dir(path), data)
+	}
+	if fresh {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := writeNew(path, []byte(node.Template(map[string]string{"data": inFile, "listen.http": "127.0.0.1:8080", "listen.admin": defaultAdmin}))); err != nil {
+			return err
+		}
+	}
+	list = append(list, made{"configuration", path, fresh})
+
+	passphrase, err := a.passphrase()
+	if err != nil {
+		return err
+	}
+	keys := filepath.Join(data, "keys")
+	had, err := keyring.Exists(keys)
+	if err != nil {
+		return err
+	}
+	if !had {
+		if err := os.MkdirAll(data, 0o700); err != nil {
+			return err
+		}
+		ring, err := keyring.Open(keyring.Options{Dir: keys, Passphrase: passphrase})
+		if err != nil {
+			return err
+		}
+		_, err = ring.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519, By: "parley init"})
+		if err := errors.Join(err, ring.Close()); err != nil {
+			return err
+		}
+	}
+	list = append(list, made{"keys", filepath.Join(keys, keyring.FileName), !had})
+
+	tokens := filepath.Join(data, admin.TokenFile)
+	_, err = os.Lstat(tokens)
+	had = err == nil
+	if _, err := admin.LoadTokens(data); err != nil {
+		return err
+	}
+	list = append(list, made{"admin token", tokens, !had})
+	return a.initialised(path, data, list)
+}
+
+func (a *app) initialised(path, data string, list []made) error {
+	if a.json {
+		return a.print(map[string]any{"made": list}, "")
+	}
+	changed := false
+	for _, m := range list {
+		state := "was there"
+		if m.New {
+			state, changed = "made", true
+		}
+		fmt.Fprintf(a.out, "%-9s  %-13s  %s\n", state, m.What, m.Path)
+	}
+	if !changed {
+		fmt.Fprintln(a.out, "nothing was changed")
+		return nil
+	}
+	fmt.Fprintf(a.out, `
+The keys are the hub's identity, and %s lets its bearer do everything: keep
+both secret, and back %s up. Without the keys every peer must be told a new one.
+
+Next:
+  parley config check %[3]s
+  parley serve --config %[3]s
+  parley doctor --config %[3]s
+`, admin.TokenFile, data, shellWord(path))
+	return nil
+}
+
+// writeNew writes a file that must not exist yet.
+func writeNew(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func abs(path string) string {
+	if a, err := filepath.Abs(path); err == nil {
+		return a
+	}
+	return path
+}
+
+// shellWord quotes a path for a shell where it needs that.
+func shellWord(s string) string {
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-/+=:@%", r))
+	}) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// a2eInspector explains lines of A2E.
+type a2eInspector struct{}
+
+func (a2eInspector) protocol() string { return "a2e" }
+
+func (a2eInspector) recognises(s *sample) bool {
+	if s.http && strings.HasSuffix(s.path(), "/send") && s.header.Get("X-Session-Id") != "" {
+		return true
+	}
+	var m map[string]jsonx.Value
+	if jsonx.Decode(firstLine(s.body), &m) != nil || m["type"].Kind() != '"' {
+		return false
+	}
+	var name string
+	if jsonx.Decode(m["type"], &name) != nil {
+		return false
+	}
+	if m["a2e"] != nil {
+		return true
+	}
+	_, known := a2e.NewRegistry().Lookup(name)
+	return known && (m["version"] != nil || m["ts"] != nil || strings.Contains(name, "/"))
+}
+
+func firstLine(b []byte) []byte {
+	line, _, _ := strings.Cut(strings.TrimLeft(string(b), "\r\n"), "\n")
+	return []byte(line)
+}
+
+var a2eMeanings = map[string]string{
+	"type": "which message it is", "id": "a response repeats it as req_id", "a2e": "version", "version": "version, as the reference writes it",
+	"ts": "Unix seconds; never checked", "req_id": "the request that this is about", "auth_token": "the agent's secret: not shown",
+	"session_id": "of the handshake; over HTTP a secret: not shown", "agent_id": "what the agent calls itself: a claim",
+	"agent_caps": "capabilities that it asks for", "tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
+	"timeout": "seconds that the caller waits", "seq": "number of the event", "kind": "of the event: progress, artifact, log, status",
+	"code": "what went wrong", "retryable": "whether the same again may succeed", "detail": "for programs", "correlation_id": "the caller's own",
+}
+
+func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
+	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	line := firstLine(s.body)
+	if rest := strings.TrimSpace(string(s.body)); strings.Count(rest, "\n") > 0 {
+		v.Fields = append(v.Fields, inspectField{"(lines)", fmt.Sprint(strings.Count(rest, "\n") + 1), "the first is explained"})
+	}
+	m, err := a2e.NewRegistry().Decode(line)
+	if err != nil {
+		var e *a2e.Error
+		text := err.Error()
+		if errors.As(err, &e) {
+			text = string(e.Code) + ": " + e.Text
+		}
+		v.check("line", checkFailed, text, "A host answers it with an error: "+text+".", "One object on one line, in UTF-8, without NaN, members as the tables of A2E §6 say.")
+		return v, nil
+	}
+	v.check("line", checkOK, "", "", "")
+	var members map[string]jsonx.Value
+	if err := jsonx.Decode(line, &members); err != nil {
+		v.check("members", checkFailed, err.Error(), "A member is named twice; of the two the last counts.", "")
+	} else {
+		for _, name := range sortedKeys(members) {
+			value := strings.Trim(string(members[name]), `"`)
+			if name == "auth_token" || name == "session_id" {
+				value = "(secret)"
+			}
+			v.Fields = append(v.Fields, inspectField{name, value, a2eMeanings[name]})
+		}
+	}
+	v.Fields = append(v.Fields, inspectField{"(class)", m.Class.String(), "its part in the exchange"})
+	if c := m.Capability(); c != "" {
+		v.Fields = append(v.Fields, inspectField{"(capability)", c, "the namespace that a handshake negotiates"})
+	}
+	v.check("version", checkOK, m.Version, "", "")
+	if !m.Known() {
+		v.check("type", checkSkipped, "a type that A2E does not define; it is kept whole", "", "")
+	} else {
+		v.check("type", checkOK, "", "", "")
+	}
+	if err := m.Check(); err != nil {
+		var e *a2e.Error
+		detail := err.Error()
+		if errors.As(err, &e) && len(e.Detail) > 0 {
+			detail = string(e.Detail)
+		}
+		v.check("schema", checkFailed, detail, "It fails the schema of its type: a host answers schema_violation, an SDK agent drops it.", "")
+		return v, nil
+	}
+	v.check("schema", checkOK, "", "", "")
+	v.check("signature", checkSkipped, "A2E has none: the session's token answers for what comes over it", "", "")
+	v.Sentence = "It is well-formed. A2E has no signatures, so the line alone proves nothing about its sender."
+	return v, nil
+}

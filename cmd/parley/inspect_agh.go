@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// aghInspector explains AGH Network v0 envelopes.
+type aghInspector struct{}
+
+func (aghInspector) protocol() string { return "agh" }
+
+func (aghInspector) recognises(s *sample) bool {
+	var m struct {
+		Protocol    string      `json:"protocol"`
+		WorkspaceID jsonx.Value `json:"workspace_id"`
+	}
+	return json.Unmarshal(s.body, &m) == nil && (strings.HasPrefix(m.Protocol, "agh-network/") || len(m.WorkspaceID) > 0)
+}
+
+var aghMeanings = []struct{ name, meaning string }{
+	{"protocol", "agh-network/v0"},
+	{"id", "used once by its sender in a workspace; a second one is a duplicate"},
+	{"workspace_id", "the outermost scope; nothing crosses it"},
+	{"kind", "greet, whois, say, capability, receipt or trace"},
+	{"channel", "where peers meet, within the workspace"},
+	{"surface", "thread (public in the channel) or direct (a room of two)"},
+	{"thread_id", "the public conversation"},
+	{"direct_id", "the room, derived from workspace, channel and the two peers"},
+	{"from", "who claims to send it: a peer id, or a handle that a key proves"},
+	{"to", "the peer that is addressed; null is everybody in the channel"},
+	{"work_id", "the piece of work that it belongs to"},
+	{"reply_to", "the message that it answers"},
+	{"trace_id", "the same over all that follows from one cause"},
+	{"causation_id", "the message that caused it"},
+	{"ts", "when it was made, Unix seconds; fresh for 300 s without expires_at"},
+	{"expires_at", "until when it may be delivered, Unix seconds"},
+	{"body", "the content, by kind"},
+	{"proof", "opaque in v0; with the trust profile, key and signature"},
+	{"ext", "extensions; what is not known is kept"},
+}
+
+// The steps of the envelope page, in its order.
+var aghSteps = []struct {
+	step agh.Step
+	name string
+	fix  string
+}{
+	{agh.StepParse, "json", "Send one JSON object with the exact member names, each once, as UTF-8."},
+	{agh.StepFields, "fields", "See the field that is named: its grammar is in the table of the envelope page."},
+	{agh.StepFreshness, "freshness", "Check the sender's clock, or give the message an expires_at; --now judges it at another time."},
+	{agh.StepSurface, "surface", "A thread has thread_id, a room direct_id and to; greet and whois have neither."},
+	{agh.StepBody, "body", "See the body of this kind on the message kinds page."},
+	{agh.StepTrust, "proof", "Sign the RFC 8785 form of the whole envelope without proof.sig."},
+}
+
+func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
+	pins, err := aghPins(o.keys)
+	if err != nil {
+		return nil, err
+	}
+	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	aghFields(v, s.body)
+	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0, Now: func() time.Time { return o.now }}
+	verified, err := verifier.Verify(ctx, s.body)
+	var failed *agh.Error
+	if err != nil && !errors.As(err, &failed) {
+		return nil, err
+	}
+	signed := false
+	if verified != nil {
+		signed = verified.Verdict.Verified
+	}
+	reached := true
+	for _, step := range aghSteps {
+		switch {
+		case !reached:
+			v.check(step.name, checkSkipped, "an earlier check failed", "", "")
+		case failed != nil && failed.Step == step.step:
+			v.check(step.name, checkFailed, failed.Error(), "A receiver refuses this message as "+string(failed.Code)+": "+failed.Error()+".", step.fix)
+			reached = false
+		case step.step == agh.StepTrust && !signed:
+			v.check(step.name, checkSkipped, "the sender is a plain peer id: AGH v0 proves nothing of it", "", "")
+		default:
+			v.check(step.name, checkOK, "", "", "")
+		}
+	}
+	if b, err := agh.SignedBytes(s.body); err == nil && (signed || failed != nil && failed.Step == agh.StepTrust) {
+		v.Signed = append(v.Signed, inspectSigned{"the envelope without proof.sig, in RFC 8785 form", string(b)})
+	}
+	if verified == nil {
+		return v, nil
+	}
+	e := verified.Envelope
+	if e.Surface == agh.SurfaceDirect {
+		if e.InRoom(e.To) {
+			v.check("room", checkOK, "direct_id is that of from and to", "", "")
+		} else {
+			v.check("room", checkFailed, "direct_id is not derived from this workspace, this channel, from and to",
+				"The room is not that of the two peers: it is delivered to nobody.", "Derive direct_id as the protocol says, from the peers in byte order.")
+		}
+	}
+	if o.self != "" {
+		if e.To == "" || e.To == o.self {
+			v.check("target", checkOK, "", "", "")
+		} else {
+			v.check("target", checkFailed, "it is addressed to "+e.To, "It is not addressed to "+o.self+".", "")
+		}
+	}
+	if subject, err := e.Subject(); err == nil {
+		v.Fields = append(v.Fields, inspectField{"(subject)", subject, "where it is published on NATS"})
+	}
+	if v.Sentence != "" {
+		return v, nil
+	}
+	if v.Verified = signed; signed {
+		v.Sentence = "It is proved that the key of " + e.From + " signed this message."
+	} else {
+		v.Sentence = "It is a valid message; that it is from " + e.From + " is a claim, which only the connection that it came by can support."
+	}
+	return v, nil
+}
+
+// aghFields lists the members as they stand.
+func aghFields(v *inspection, body []byte) {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(body, &members) != nil {
+		return
+	}
+	for _, m := range aghMeanings {
+		value, ok := members[m.name]
+		if !ok {
+			continue
+		}
+		delete(members, m.name)
+		text := string(value)
+		var s string
+		if json.Unmarshal(value, &s) == nil && text != "null" {
+			text = s
+		}
+		v.Fields = append(v.Fields, inspectField{m.name, text, m.meaning})
+	}
+	for name := range members {
+		v.Fields = append(v.Fields, inspectField{name, string(members[name]), "no member of the protocol"})
+	}
+}
+
+// aghPins are the keys of the flags, for whoever sent the message.
+type aghKeys []ed25519.PublicKey
+
+func (k aghKeys) Keys(context.Context, string) ([]ed25519.PublicKey, error) { return k, nil }
+
+func aghPins(texts []string) (agh.Keys, error) {
+	var keys aghKeys
+	for _, text := range texts {
+		b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("+", "-", "/", "_").Replace(text), "="))
+		if err != nil || len(b) != ed25519.PublicKeySize {
+			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes", short(text, 60))
+		}
+		keys = append(keys, b)
+	}
+	return keys, nil
+}

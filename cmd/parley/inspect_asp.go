@@ -1,0 +1,281 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// aspInspector explains messages of ASP.
+type aspInspector struct{}
+
+func (aspInspector) protocol() string { return "asp" }
+
+func (aspInspector) recognises(s *sample) bool {
+	if s.http && strings.HasPrefix(s.path(), "/v1/asp/sessions") {
+		return true
+	}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) != nil {
+		return false
+	}
+	return members["performative"] != nil && members["sessionId"] != nil && members["integrity"] != nil
+}
+
+// aspMeanings of the envelope's members.
+var aspMeanings = []struct{ name, meaning string }{
+	{"version", "asp/1.0; signed"},
+	{"messageId", "UUID of version 7; not signed"},
+	{"sessionId", "UUID of version 7; signed"},
+	{"sequenceNumber", "the sender's own counter, from 0 without gaps; signed"},
+	{"timestamp", "milliseconds and Z; signed"},
+	{"sender", "agentId is signed; orgId, trustScore and dpopProof are not"},
+	{"recipient", "who should act; not signed"},
+	{"performative", "what the message does; signed"},
+	{"content", "what the hash covers: mimeType, body, context"},
+	{"integrity", "content hash, link to the message before, signature"},
+	{"constraints", "wishes for the answer; advisory, not signed"},
+}
+
+func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
+	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) == nil {
+		for _, m := range aspMeanings {
+			if value, ok := members[m.name]; ok {
+				v.Fields = append(v.Fields, inspectField{m.name, strings.Trim(string(value), `"`), m.meaning})
+			}
+		}
+	}
+	e, err := asp.Decode(s.body)
+	if err != nil {
+		aspFailed(v, err, "It is no message of ASP: ")
+		return v, nil
+	}
+	hash, err := asp.ContentHash(e.CanonicalContent())
+	if err != nil {
+		return nil, err
+	}
+	v.Signed = append(v.Signed,
+		inspectSigned{"content in canonical JSON", string(e.CanonicalContent())},
+		inspectSigned{"its SHA-256, which integrity.hash must be", hash},
+		inspectSigned{"eight texts joined by NUL (shown as line ends), which Ed25519 signs", strings.ReplaceAll(string(e.SigningInput()), "\x00", "\n")})
+	keys, err := aspKeys(e.Sender.AgentID, o)
+	if err != nil {
+		return nil, err
+	}
+	if keys == nil {
+		for _, name := range []string{"size", "syntax", "schema", "version", "body size"} {
+			v.check(name, checkOK, "", "", "")
+		}
+		if hash != e.Integrity.Hash {
+			v.check("content hash", checkFailed, "it is "+hash, "The content was changed: it does not have the hash that was signed.", "")
+			return v, nil
+		}
+		v.check("content hash", checkOK, "", "", "")
+		v.check("signature", checkSkipped, "no key of the sender is known", "", "")
+		v.check("proof", checkSkipped, "no key of the sender is known", "", "")
+		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the sender's card (--card FILE)."
+		return v, nil
+	}
+	at := o.now
+	got, err := (&asp.Verifier{Keys: keys, Now: func() time.Time { return at }}).Verify(ctx, s.body, asp.Transport{})
+	if err != nil {
+		aspFailed(v, err, "It would be refused: ")
+		return v, nil
+	}
+	for _, c := range got.Verdict.Checks {
+		v.check(c.Name, checkOK, "", "", "")
+	}
+	v.Verified = true
+	v.Sentence = fmt.Sprintf("%s signed it, as message %d of its own in session %s. Whether it is a part of that session, the session's transcript says.", e.Sender.AgentID, e.SequenceNumber, e.SessionID)
+	return v, nil
+}
+
+// aspFailed shows the checks that led to a refusal.
+func aspFailed(v *inspection, err error, lead string) {
+	var e *asp.Error
+	if !errors.As(err, &e) {
+		v.check("message", checkFailed, err.Error(), lead+"it cannot be read.", "")
+		return
+	}
+	for _, c := range asp.VerdictOf(err).Checks {
+		if c.Code == "" {
+			v.check(c.Name, checkOK, "", "", "")
+		}
+	}
+	fix := ""
+	switch e.Code {
+	case "timestamp_out_of_window", "dpop_iat_out_of_window":
+		fix = "It may have been in time: judge it with --now at the time of its arrival."
+	case "bad_signature":
+		fix = "Compare the signed texts above with what the sender signs; the hash is lower-case hexadecimal with its prefix."
+	case "dpop_ath_mismatch", "dpop_htu_mismatch":
+		fix = "The proof of a message is for htm ASP and htu asp://SESSION."
+	}
+	name := "message"
+	for _, c := range asp.VerdictOf(err).Checks {
+		if c.Code != "" {
+			name = c.Name
+		}
+	}
+	v.check(name, checkFailed, strings.TrimSpace(e.Code+" "+e.Path), lead+e.Text+".", fix)
+}
+
+// aspKeys are those that the user gave: a card, or a bare Ed25519 key, with
+// which proofs cannot be checked and no message is verified whole.
+func aspKeys(sender string, o inspecting) (asp.Keys, error) {
+	if o.card == nil {
+		if len(o.keys) > 0 {
+			return nil, errors.New("an ASP message is verified with the sender's card, which holds both of its keys: --card FILE")
+		}
+		return nil, nil
+	}
+	card, err := asp.ParseCard(o.card)
+	if err != nil {
+		return nil, fmt.Errorf("--card: %w", err)
+	}
+	if card.AgentID != sender {
+		return nil, fmt.Errorf("--card is that of %s, the message claims to be from %s", card.AgentID, sender)
+	}
+	return card, nil
+}
+
+// aspTranscript is what verify found of an exported session.
+type aspTranscript struct {
+	File     string   `json:"file"`
+	Protocol string   `json:"protocol"`
+	Session  string   `json:"sessionId"`
+	State    string   `json:"state"`
+	Records  int64    `json:"records"`
+	Messages int64    `json:"messages"`
+	Head     string   `json:"head"`
+	Signed   bool     `json:"signed"` // the server's signature holds
+	Server   string   `json:"server,omitempty"`
+	KeyGiven bool     `json:"keyGiven"` // Server is proved to be the one of --key
+	OK       bool     `json:"ok"`
+	Faults   []string `json:"faults"`
+	Warnings []string `json:"warnings"`
+}
+
+// isASPTranscript looks at how a file begins; what it read is still there.
+func isASPTranscript(in io.Reader) (io.Reader, bool) {
+	r := bufio.NewReaderSize(in, 4096)
+	// A shorter file is none.
+	head, _ := r.Peek(64)
+	return r, bytes.HasPrefix(head, []byte(`{"header":{"format":"asp-transcript/`))
+}
+
+// verifyASP verifies a transcript; done says that the file was one.
+func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done bool, err error) {
+	in, size := a.in, int64(0)
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return false, nil // whoever reads it next says so
+		}
+		defer f.Close()
+		if i, err := f.Stat(); err == nil {
+			size = i.Size()
+		}
+		in = f
+	}
+	r, ok := isASPTranscript(in)
+	if !ok {
+		if name == "-" {
+			a.in = r
+		}
+		return false, nil
+	}
+	verifier := asp.TranscriptVerifier{}
+	if len(keys) > 1 {
+		return true, usage("a transcript is signed by one server: give --key once")
+	}
+	if len(keys) == 1 {
+		b, err := base64.StdEncoding.DecodeString(keys[0])
+		if err != nil || len(b) != ed25519.PublicKeySize {
+			return true, usage("--key %q: want the server's Ed25519 key, base64", keys[0])
+		}
+		verifier.ServerKey = b
+	}
+	r, finish := a.bar(r, size)
+	report, err := verifier.Verify(ctx, r)
+	finish()
+	if err != nil && !errors.Is(err, asp.ErrTranscript) {
+		return true, fmt.Errorf("read %s: %w", name, err)
+	}
+	v := aspTranscript{File: name, Protocol: "asp", Session: report.SessionID, State: string(report.State), Records: report.Records, Messages: report.Messages,
+		Head: report.Head, Signed: report.Signed, Server: report.Server, KeyGiven: len(keys) == 1, OK: err == nil, Faults: []string{}, Warnings: []string{}}
+	for _, f := range report.Faults {
+		v.Faults = append(v.Faults, aspPlace(f, report.Records))
+	}
+	for _, f := range report.Warnings {
+		v.Warnings = append(v.Warnings, aspPlace(f, report.Records))
+	}
+	if a.json {
+		if err := a.print(v, ""); err != nil {
+			return true, err
+		}
+	} else {
+		a.showASP(&v)
+	}
+	if !v.OK {
+		return true, &exitError{exitFailed, nil}
+	}
+	return true, nil
+}
+
+// aspPlace names the place of a fault.
+func aspPlace(f asp.TranscriptFault, records int64) string {
+	place := fmt.Sprintf("message at position %d", f.Position)
+	switch {
+	case f.Position < 0:
+		place = "header"
+	case f.Position >= records:
+		place = "end of the file"
+	}
+	text := place + ": " + f.Code
+	if f.Detail != "" {
+		text += " (" + f.Detail + ")"
+	}
+	return text
+}
+
+func (a *app) showASP(v *aspTranscript) {
+	line := func(label, format string, args ...any) {
+		fmt.Fprintf(a.out, "%-9s %s\n", label, clean(fmt.Sprintf(format, args...)))
+	}
+	line("session", "%s, %s", v.Session, v.State)
+	line("messages", "%d of %d records", v.Messages, v.Records)
+	line("head", "%s", v.Head)
+	switch {
+	case v.Signed && v.KeyGiven:
+		line("signed", "by the server whose key was given")
+	case v.Signed:
+		line("signed", "by %s, by its own word: --key BASE64 says that it is the server you know", v.Server)
+	default:
+		line("signed", "no: that nothing was left out at the end, nobody vouches for")
+	}
+	for _, f := range v.Warnings {
+		line("warning", "%s", f)
+	}
+	for _, f := range v.Faults {
+		line("fault", "%s", f)
+	}
+	if v.OK {
+		fmt.Fprintln(a.out, "\nEvery message has its hash, its link, its signature and its proof.")
+	} else {
+		fmt.Fprintln(a.out, "\nThe transcript does not verify.")
+	}
+}

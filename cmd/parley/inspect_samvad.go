@@ -1,0 +1,465 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/edkeys"
+	"github.com/parley-hub/parley/internal/httpsig"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/samvad"
+)
+
+// samvadInspector explains SAMVAD 1.2 requests.
+type samvadInspector struct{}
+
+func (samvadInspector) protocol() string { return "samvad" }
+
+// The paths that clients post to (SAMVAD 1.2 §6).
+var samvadPaths = [...]string{"/agent/message", "/agent/task", "/agent/stream"}
+
+func (samvadInspector) recognises(s *sample) bool {
+	for _, p := range samvadPaths {
+		if s.http && strings.HasSuffix(s.path(), p) {
+			return true
+		}
+	}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) != nil {
+		return len(s.header.Values("Signature-Input")) > 0
+	}
+	found := 0
+	for _, name := range []string{"from", "to", "skill", "mode", "nonce", "timestamp", "traceId", "spanId", "payload"} {
+		if members[name] != nil {
+			found++
+		}
+	}
+	return found >= 5 && members["skill"] != nil
+}
+
+// samvadMeanings of the envelope's members.
+var samvadMeanings = []struct{ name, meaning string }{
+	{"from", "who claims to send it"},
+	{"to", "the agent that is addressed, as its card spells it"},
+	{"skill", "the operation"},
+	{"mode", "how the answer is wanted: sync, async or stream; the path decides"},
+	{"nonce", "used once for each message, 8 to 64 characters"},
+	{"timestamp", "when it was made; accepted for 300 s, and 60 s ahead"},
+	{"traceId", "the same over all hops of an activity"},
+	{"spanId", "this hop"},
+	{"parentSpanId", "the hop before"},
+	{"delegationToken", "a signed permission to act for another agent"},
+	{"auth", "credentials for skills of the tier authenticated"},
+	{"callbackUrl", "where the result of a task is posted to"},
+	{"payload", "the content, by the skill's input schema"},
+	{"kid", "protocol 1.1: the key of the signature in the body"},
+	{"signature", "protocol 1.1: a signature in the body"},
+}
+
+func (samvadInspector) inspect(_ context.Context, s *sample, o inspecting) (*inspection, error) {
+	keys, err := samvadKeys(o)
+	if err != nil {
+		return nil, err
+	}
+	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	samvadFields(v, s)
+	e := samvadEnvelope(v, s, o)
+	switch {
+	case s.http:
+		samvadSignature(v, s, o, e, keys)
+	case e != nil && bodySigned(s.body):
+		samvadLegacy(v, s, keys)
+	default:
+		why := "only the body was given: the signature is in the headers of the request"
+		for _, name := range []string{"headers", "digest", "key", "signature"} {
+			v.check(name, checkSkipped, why, "", "")
+		}
+	}
+	failed, skipped := false, []string{}
+	for _, c := range v.Checks {
+		failed = failed || c.State == checkFailed
+		if c.State == checkSkipped {
+			skipped = append(skipped, c.Name)
+		}
+	}
+	v.Verified = !failed && !slices.Contains(skipped, "signature")
+	switch {
+	case failed:
+	case v.Verified && len(skipped) > 0:
+		v.Sentence = "It is proved that " + e.From + " signed this message; not checked: " + strings.Join(skipped, ", ") + "."
+	case v.Verified:
+		v.Sentence = "It is proved that " + e.From + " signed this message."
+	default:
+		v.Sentence = "Nothing that could be checked is wrong; not checked: " + strings.Join(skipped, ", ") + "."
+		if s.http && len(keys) == 0 {
+			v.Fix = "Give the sender's public key with --key, or its card with --card."
+		}
+	}
+	return v, nil
+}
+
+// samvadKeys are those of the flags.
+func samvadKeys(o inspecting) ([]samvad.Key, error) {
+	var keys []samvad.Key
+	for _, text := range o.keys {
+		k, err := samvad.ParseKey(text)
+		if err != nil {
+			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes: %w", short(text, 60), err)
+		}
+		k.Source = "--key"
+		keys = append(keys, k)
+	}
+	if o.card == nil {
+		return keys, nil
+	}
+	card, err := samvad.DecodeCard(o.card)
+	if err != nil {
+		return nil, fmt.Errorf("--card: %w", err)
+	}
+	for _, c := range card.PublicKeys {
+		k, err := samvad.ParseKey(c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("--card: key %s: %w", short(c.KID, 60), err)
+		}
+		k.KID, k.Revoked, k.Source, k.Version = c.KID, !c.Active, "card of "+card.ID, card.ProtocolVersion
+		keys = append(keys, k)
+	}
+	return keys, nil
+}
+
+func samvadFields(v *inspection, s *sample) {
+	add := func(name, value, meaning string) { v.Fields = append(v.Fields, inspectField{name, value, meaning}) }
+	if s.http {
+		add("request", s.method+" "+s.target, "method and target as sent")
+		if s.host != "" {
+			add("Host", s.host, "not covered by the signature")
+		}
+		for _, h := range []struct{ name, meaning string }{
+			{"Content-Type", "must be application/json"},
+			{"Content-Digest", "SHA-256 of the body's bytes (RFC 9530)"},
+			{"Signature-Input", "what is signed, by which key, when (RFC 9421)"},
+			{"Signature", "Ed25519 over the signed bytes, base64"},
+		} {
+			for _, value := range s.header.Values(h.name) {
+				add(h.name, value, h.meaning)
+			}
+		}
+	}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) != nil {
+		add("body", string(s.body), plural(len(s.body), "byte", "bytes")+" that cannot be read as a JSON object")
+		return
+	}
+	for _, m := range samvadMeanings {
+		if value := members[m.name]; value != nil {
+			text := string(value)
+			var str string
+			if jsonx.Decode(value, &str) == nil && value.Kind() == '"' {
+				text = str
+			}
+			add(m.name, text, m.meaning)
+			delete(members, m.name)
+		}
+	}
+	for _, name := range sortedKeys(members) {
+		add(name, string(members[name]), "not a member of the protocol; receivers skip it")
+	}
+}
+
+// samvadEnvelope makes the checks that need no signature; nil when the
+// envelope cannot be read.
+func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
+	if s.http {
+		switch t := s.header.Get("Content-Type"); {
+		case s.method != http.MethodPost:
+			v.check("transport", checkFailed, s.method, "Messages are sent with POST, this is a "+s.method+".", "")
+		case strings.TrimSpace(strings.Split(t, ";")[0]) != "application/json":
+			v.check("transport", checkFailed, "Content-Type "+t, "The media type must be application/json.", "Set Content-Type: application/json.")
+		default:
+			v.check("transport", checkOK, plural(len(s.body), "byte", "bytes"), "", "")
+		}
+	}
+	e, err := samvad.Decode(s.body)
+	if err != nil {
+		text := samvad.AsError(err).Text
+		v.check("envelope", checkFailed, text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text, "Invalid envelope: "), "")
+		for _, name := range []string{"recipient", "freshness"} {
+			v.check(name, checkSkipped, "the envelope cannot be read", "", "")
+		}
+		return nil
+	}
+	v.check("envelope", checkOK, "every member is there, with its type and within its bounds", "", "")
+	switch {
+	case o.self == "":
+		v.check("recipient", checkSkipped, "--self says who should be addressed", "", "")
+	case e.To != o.self:
+		v.check("recipient", checkFailed, e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self), "The sender must take \"to\" from the id of the agent's card.")
+	default:
+		v.check("recipient", checkOK, e.To, "", "")
+	}
+	age := o.now.Sub(e.Timestamp)
+	switch {
+	case age > 300*time.Second:
+		v.check("freshness", checkFailed, age.Round(time.Second).String()+" old", fmt.Sprintf("It is %s old; 300 s are accepted.", age.Round(time.Second)), "For a message of the past, say with --now when it arrived.")
+	case age < -60*time.Second:
+		v.check("freshness", checkFailed, (-age).Round(time.Second).String()+" ahead", fmt.Sprintf("It is dated %s ahead; 60 s are accepted.", (-age).Round(time.Second)), "Set the sender's clock.")
+	default:
+		v.check("freshness", checkOK, age.Round(time.Millisecond).String()+" old", "", "")
+	}
+	return e
+}
+
+// digestFits tells whether a body is the one that the digest is of.
+func digestFits(h http.Header, body []byte) bool {
+	return httpsig.CheckDigest(h.Get("Content-Digest"), body) == nil
+}
+
+// samvadSignature makes the checks of the three headers, each on its own.
+func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope, keys []samvad.Key) {
+	skip := func(why string, names ...string) {
+		for _, name := range names {
+			v.check(name, checkSkipped, why, "", "")
+		}
+	}
+	for _, name := range []string{"Content-Digest", "Signature-Input", "Signature"} {
+		switch n := len(s.header.Values(name)); {
+		case n == 0 && bodySigned(s.body):
+			samvadLegacy(v, s, keys)
+			return
+		case n != 1:
+			v.check("headers", checkFailed, fmt.Sprintf("%s: %d times", name, n), fmt.Sprintf("The header %s is there %d times; it must be there once.", name, n), "Sign the request: all three of Content-Digest, Signature-Input and Signature.")
+			skip("the headers cannot be used", "digest", "key", "signature")
+			return
+		}
+	}
+	sigs, err := httpsig.Parse(s.header.Get("Signature-Input"), s.header.Get("Signature"))
+	if err != nil {
+		v.check("headers", checkFailed, err.Error(), "Signature-Input or Signature is not a structured field.", "")
+		skip("the headers cannot be used", "digest", "key", "signature")
+		return
+	}
+	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme, Authority: s.host, Header: s.header, Body: s.body}
+	verdict, failed := samvadVerdict(in, o, keys)
+	if failed == samvad.StepHeaders {
+		detail := verdict.Checks[len(verdict.Checks)-1].Detail
+		v.check("headers", checkFailed, detail, "The signature does not fit the profile of SAMVAD: "+lastPart(detail)+".",
+			"One signature over (\"@method\" \"@path\" \"content-digest\") with keyid and created is wanted.")
+	} else {
+		v.check("headers", checkOK, fmt.Sprintf("label %s, keyid %q, created %s", sigs[0].Label, sigs[0].KeyID, stamp(time.Unix(sigs[0].Created, 0))), "", "")
+	}
+	signedBytes(v, s, &sigs[0])
+	if digestFits(s.header, s.body) {
+		v.check("digest", checkOK, "Content-Digest is that of the body", "", "")
+	} else {
+		v.check("digest", checkFailed, "the body's is "+httpsig.Digest(s.body), "Content-Digest is not that of the body: the body was changed after it was signed, or other bytes were digested than were sent.",
+			"Compute the digest over the very bytes that are sent.")
+	}
+	if len(keys) == 0 {
+		skip("no key was given", "key", "signature")
+		return
+	}
+	if failed == samvad.StepHeaders {
+		skip("the headers cannot be used", "key", "signature")
+		return
+	}
+	sig, usable, revoked := samvadMatch(sigs, keys)
+	switch {
+	case revoked:
+		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID), "Sign with an active key.")
+		skip("there is no key to verify it with", "signature")
+		return
+	case len(usable) == 0:
+		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID), "Give the key that the sender signs with, or enrol it.")
+		skip("there is no key to verify it with", "signature")
+		return
+	}
+	v.check("key", checkOK, fmt.Sprintf("%q, from %s", sig.KeyID, usable[0].Source), "", "")
+	signed := samvadSigned{s: s, sig: sig, keys: usable}
+	if ok, strict := signed.over(s.method, s.path()); ok {
+		detail := "Ed25519 verifies"
+		if strict {
+			detail += ", over the base without SAMVAD's final line feed"
+		}
+		v.check("signature", checkOK, detail, "", "")
+		return
+	}
+	samvadWhy(v, signed, e)
+}
+
+// samvadMatch finds the signature that names one of the keys, and the keys
+// that it may be by. A key without an id answers to any.
+func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Signature, usable []samvad.Key, revoked bool) {
+	for i := range sigs {
+		sig = &sigs[i]
+		for _, k := range keys {
+			if k.KID == sig.KeyID && k.Revoked {
+				return sig, nil, true
+			}
+			if k.KID == sig.KeyID || k.KID == "" && !k.Revoked {
+				usable = append(usable, k)
+			}
+		}
+		if len(usable) > 0 {
+			return sig, usable, false
+		}
+	}
+	return &sigs[0], nil, false
+}
+
+// samvadSigned tries what a signature may have been made over.
+type samvadSigned struct {
+	s    *sample
+	sig  *httpsig.Signature
+	keys []samvad.Key
+}
+
+// over reports whether it verifies for a method and a path; strict: without
+// the final line feed of SAMVAD §4.1.
+func (t samvadSigned) over(method, path string) (ok, strict bool) {
+	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: t.s.scheme, Authority: t.s.host, Path: path, RawQuery: t.s.query(), Header: t.s.header}
+	base, err := m.AppendBase(nil, t.sig)
+	if err != nil {
+		return false, false
+	}
+	for _, k := range t.keys {
+		if edkeys.Verify(k.Public, append(base, '\n'), t.sig.Bytes) {
+			return true, false
+		}
+		if edkeys.Verify(k.Public, base, t.sig.Bytes) {
+			return true, true
+		}
+	}
+	return false, false
+}
+
+func samvadVerdict(in *samvad.Incoming, o inspecting, keys []samvad.Key) (*samvad.Verdict, samvad.Step) {
+	verdict, err := samvad.VerifySignature(in, o.now, keys...)
+	var e *samvad.Error
+	if errors.As(err, &e) {
+		if verdict == nil {
+			verdict = e.Verdict
+		}
+		return verdict, e.Step
+	}
+	return verdict, ""
+}
+
+func lastPart(s string) string {
+	if i := strings.LastIndex(s, ": "); i >= 0 {
+		return s[i+2:]
+	}
+	return s
+}
+
+// signedBytes shows step by step what was signed.
+func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
+	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
+	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
+	add("the covered components, in the order of Signature-Input", strings.Join(sig.Components, "\n"))
+	m := httpsig.Message{Method: strings.ToUpper(s.method), Scheme: s.scheme, Authority: s.host, Path: s.path(), RawQuery: s.query(), Header: s.header}
+	base, err := m.AppendBase(nil, sig)
+	if err != nil {
+		add("the signature base cannot be made", err.Error())
+		return
+	}
+	add("one line for each, and the parameters last: the signature base of RFC 9421 §2.5", string(base))
+	add("SAMVAD §4.1 adds a line feed after the last line; Ed25519 signs these bytes", fmt.Sprintf("%d bytes", len(base)+1))
+	if sig.Bytes != nil {
+		add("the signature", base64.StdEncoding.EncodeToString(sig.Bytes))
+	}
+}
+
+// samvadWhy finds out what a signature was made over that does not verify as
+// it was sent.
+func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
+	path := signed.s.path()
+	for _, p := range samvadPaths {
+		if ok, _ := signed.over(signed.s.method, p); ok && strings.HasSuffix(path, p) {
+			// SAM-022: this is how the Python SDK signs; receivers accept it.
+			v.check("signature", checkOK, "Ed25519 verifies over "+p+", the fixed end of the path", "", "")
+			return
+		}
+	}
+	others := append([]string{strings.TrimRight(path, "/"), path + "/", strings.ReplaceAll(path, "//", "/"), signed.s.target}, samvadPaths[:]...)
+	for i := 1; i < len(path); i++ { // behind a proxy that added a prefix
+		if path[i] == '/' {
+			others = append(others, path[i:])
+		}
+	}
+	for _, p := range others {
+		if ok, _ := signed.over(signed.s.method, p); ok {
+			v.check("signature", checkFailed, "verifies over "+p, fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
+				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, /agent/task, /agent/stream). A proxy that changes paths must be told to the receiver (public_url).")
+			return
+		}
+	}
+	for _, method := range []string{"POST", "GET", "PUT"} {
+		if ok, _ := signed.over(method, path); ok {
+			v.check("signature", checkFailed, "verifies for "+method, fmt.Sprintf("It was signed for the method %s, but sent with %s.", method, signed.s.method), "Sign the method that is used.")
+			return
+		}
+	}
+	who := "the sender"
+	if e != nil {
+		who = e.From
+	}
+	v.check("signature", checkFailed, "Ed25519 does not verify over the signed bytes",
+		fmt.Sprintf("The signature is not one of this key over these bytes: another key made it, or the method, the path or the digest is not what %s signed.", who),
+		"Compare the signed bytes with those that the sender made; the key must belong to its private key.")
+}
+
+// bodySigned tells whether a body bears a signature of protocol 1.1.
+func bodySigned(body []byte) bool {
+	var w struct {
+		KID       string `json:"kid"`
+		Signature string `json:"signature"`
+	}
+	return jsonx.Decode(body, &w) == nil && w.KID != "" && w.Signature != ""
+}
+
+// samvadLegacy checks the signature in the body of protocol 1.1.
+func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
+	base, err := samvad.LegacyBase(s.body)
+	if err != nil {
+		v.check("headers", checkFailed, err.Error(), "The body of protocol 1.1 has no canonical form.", "")
+		return
+	}
+	v.Signed = append(v.Signed,
+		inspectSigned{"protocol 1.1: the member signature is taken out of the body", ""},
+		inspectSigned{"the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)})
+	v.check("headers", checkOK, "protocol 1.1: the signature is in the body; receivers take it only where they are set to", "", "")
+	if len(keys) == 0 {
+		for _, name := range []string{"key", "signature"} {
+			v.check(name, checkSkipped, "no key was given", "", "")
+		}
+		return
+	}
+	verifier := &samvad.Verifier{Legacy: true, Limits: samvad.Limits{Window: 1 << 62, Skew: 1 << 62}}
+	e, err := samvad.Decode(s.body)
+	if err != nil {
+		for _, name := range []string{"key", "signature"} {
+			v.check(name, checkSkipped, "the envelope cannot be read", "", "")
+		}
+		return
+	}
+	verifier.Self, verifier.Keys = e.To, samvad.StaticKeys{e.From: keys}
+	_, err = verifier.CheckMessage(context.Background(), &samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.body})
+	var se *samvad.Error
+	switch errors.As(err, &se); {
+	case err == nil:
+		v.check("key", checkOK, "", "", "")
+		v.check("signature", checkOK, "Ed25519 verifies over the canonical body", "", "")
+	case se.Step == samvad.StepKey:
+		v.check("key", checkFailed, lastPart(err.Error()), "No key that was given may sign this: "+lastPart(err.Error())+".", "")
+		v.check("signature", checkSkipped, "there is no key to verify it with", "", "")
+	default:
+		v.check("key", checkOK, "", "", "")
+		v.check("signature", checkFailed, lastPart(err.Error()), "The signature in the body is not one of this key over the canonical body.", "")
+	}
+}

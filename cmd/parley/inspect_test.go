@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/samvad"
+)
+
+// vectorFile reads one file of the SAMVAD vectors.
+func vectorFile(t *testing.T, name string, v any) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("../../testdata/vectors/samvad", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The inspector judges each request of the vectors as the verifier does.
+func TestInspectAgreesWithVerifier(t *testing.T) {
+	t.Parallel()
+	var fixture struct {
+		Cases []struct {
+			Name   string
+			Input  json.RawMessage
+			Expect json.RawMessage
+		}
+	}
+	vectorFile(t, "fixture.json", &fixture)
+	keys := map[string]struct {
+		Public string `json:"public_key_base64"`
+	}{}
+	var receiver struct {
+		Agent string            `json:"agent_id"`
+		Peers map[string]string `json:"enrolled_peers"`
+	}
+	for _, c := range fixture.Cases {
+		switch c.Name {
+		case "keys":
+			if err := json.Unmarshal(c.Expect, &keys); err != nil {
+				t.Fatal(err)
+			}
+		case "receiver":
+			if err := json.Unmarshal(c.Input, &receiver); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var requests struct {
+		Cases []struct {
+			Name  string
+			Input struct {
+				Now      time.Time
+				Fixture  string
+				Requests []json.RawMessage
+			}
+		}
+	}
+	vectorFile(t, "requests.json", &requests)
+	seen := 0
+	for _, c := range requests.Cases {
+		for i, raw := range c.Input.Requests {
+			var at struct {
+				Millis int64 `json:"at_ms"`
+			}
+			if err := json.Unmarshal(raw, &at); err != nil {
+				t.Fatal(err)
+			}
+			now := c.Input.Now.Add(time.Duration(at.Millis) * time.Millisecond)
+			s, err := requestSample("vector", raw)
+			if err != nil {
+				continue // not a request by its method and target
+			}
+			o := inspecting{self: receiver.Agent, now: now}
+			known := samvad.StaticKeys{}
+			var claim struct{ From string }
+			_ = jsonx.Decode(s.body, &claim) // broken bodies claim nothing
+			if name := receiver.Peers[claim.From]; name != "" {
+				o.keys = []string{keys[name].Public}
+				k, err := samvad.ParseKey(keys[name].Public)
+				if err != nil {
+					t.Fatal(err)
+				}
+				known[claim.From] = []samvad.Key{k}
+			}
+			v, err := samvadInspector{}.inspect(context.Background(), s, o)
+			if err != nil {
+				t.Fatalf("%s %d: %v", c.Name, i, err)
+			}
+			if v.Sentence == "" {
+				t.Errorf("%s %d: no sentence", c.Name, i)
+			}
+			if slices.ContainsFunc(v.Checks, func(c inspectCheck) bool { return c.Name == "transport" && c.State == checkFailed }) {
+				if v.Verified {
+					t.Errorf("%s %d is verified although its transport is wrong", c.Name, i)
+				}
+				continue // the verifier is given what came through the transport
+			}
+			paths := []string{s.path()}
+			for _, p := range samvadPaths {
+				if strings.HasSuffix(s.path(), p) {
+					paths = append(paths, p)
+				}
+			}
+			verifier := &samvad.Verifier{Self: receiver.Agent, Keys: known, Now: func() time.Time { return now }}
+			_, err = verifier.CheckMessage(context.Background(), &samvad.Incoming{Method: s.method, Paths: paths, RawQuery: s.query(), Authority: s.host, Header: s.header, Body: s.body})
+			if v.Verified != (err == nil) {
+				t.Errorf("%s %d: inspect says verified=%v (%s), the verifier says %v", c.Name, i, v.Verified, v.Sentence, err)
+			}
+			seen++
+		}
+	}
+	if seen < 20 {
+		t.Fatalf("only %d requests were compared", seen)
+	}
+}
+
+func TestInspectLegacy(t *testing.T) {
+	t.Parallel()
+	me, err := samvad.IdentityFromSeed("agent://me.test", "k1", make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"from":"agent://me.test","to":"agent://you.test","skill":"s","mode":"sync","nonce":"nonce-01","timestamp":"2026-04-11T10:00:00Z","traceId":"t","spanId":"s","payload":{},"kid":"k1","signature":"x"}`)
+	sig, err := samvad.SignLegacy(me, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := bytes.Replace(body, []byte(`"signature":"x"`), []byte(`"signature":"`+sig+`"`), 1)
+	now := time.Date(2026, 4, 11, 10, 0, 1, 0, time.UTC)
+	card := []byte(`{"id":"agent://me.test","protocolVersion":"1.1","publicKeys":[{"kid":"k1","key":"O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik=","active":true}]}`)
+	for name, c := range map[string]struct {
+		body []byte
+		want bool
+	}{"signed": {signed, true}, "changed": {bytes.Replace(signed, []byte(`"skill":"s"`), []byte(`"skill":"t"`), 1), false}} {
+		s, err := readSample(c.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := samvadInspector{}.inspect(context.Background(), s, inspecting{card: card, now: now})
+		if err != nil || v.Verified != c.want {
+			t.Errorf("%s: %+v, %v", name, v, err)
+		}
+	}
+}
+
+func TestSplitShell(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string][]string{
+		`curl a`:                           {"curl", "a"},
+		"curl 'a b' \\\n  \"c \\\"d\\\"\"": {"curl", "a b", `c "d"`},
+		`curl $'it\'s \u0041\x42\n'`:       {"curl", "it's AB\n"},
+		`curl a'b'"c"`:                     {"curl", "abc"},
+		`curl ''`:                          {"curl", ""},
+		`curl a\ b`:                        {"curl", "a b"},
+	} {
+		got, err := splitShell(in)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v; want %q", in, got, err, want)
+		}
+	}
+	for _, in := range []string{`curl 'a`, `curl "a`, `curl $'a\`, `curl $'\xzz'`, `curl $'\u00'`} {
+		if got, err := splitShell(in); err == nil {
+			t.Errorf("%s gives %q", in, got)
+		}
+	}
+}
+
+// What others send must not steer the terminal.
+func TestCleanOutput(t *testing.T) {
+	t.Parallel()
+	if got := clean("a\x1b[31mb\u202ec\xff\n"); got != "a\uFFFD[31mb\uFFFDc\uFFFD\n" {
+		t.Errorf("%q", got)
+	}
+	if got := short(" a\n b\tc ", 10); got != "a b c" {
+		t.Errorf("%q", got)
+	}
+	if got := short("äöüäöü", 4); got != "äöü…" {
+		t.Errorf("%q", got)
+	}
+}
+
+func FuzzInspect(f *testing.F) {
+	f.Add([]byte("POST /agent/message HTTP/1.1\r\nContent-Type: application/json\r\n\r\n{}"))
+	f.Add([]byte(`{"method":"POST","target":"/agent/message","headers":[["signature-input","sig1=(\"@method\" \"@path\" \"content-digest\");keyid=\"k\";created=1"],["signature","sig1=:AAAA:"],["content-digest","x"]],"body":"{}"}`))
+	f.Add([]byte("curl -X POST 'http://x/agent/task' -H 'a: b' -d $'{\\u0041}'"))
+	f.Add([]byte(`{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b","kid":"k","signature":"x"}`))
+	o := inspecting{now: time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC), keys: []string{"0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc="}}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := readSample(b)
+		if err != nil {
+			return
+		}
+		for _, i := range inspectors() {
+			i.recognises(s)
+			v, err := i.inspect(context.Background(), s, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v.Sentence == "" {
+				t.Fatalf("no sentence for %q", b)
+			}
+			(&app{out: io.Discard}).showInspection(v, true)
+		}
+	})
+}

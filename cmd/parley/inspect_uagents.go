@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/uagents"
+)
+
+// uagentsInspector explains envelopes of uAgents.
+type uagentsInspector struct{}
+
+func (uagentsInspector) protocol() string { return "uagents" }
+
+func (uagentsInspector) recognises(s *sample) bool {
+	if s.http && (strings.HasSuffix(s.path(), "/submit")) {
+		return true
+	}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) != nil {
+		return false
+	}
+	return members["sender"] != nil && members["target"] != nil && members["session"] != nil && members["schema_digest"] != nil
+}
+
+// uagentsMeanings of the envelope's members.
+var uagentsMeanings = []struct{ name, meaning string }{
+	{"version", "1; not signed"},
+	{"sender", "who claims to send it: agent1… holds its public key, user1… proves nothing"},
+	{"target", "the agent that is addressed"},
+	{"session", "a random UUID that replies repeat"},
+	{"schema_digest", "names the message's model"},
+	{"protocol_digest", "names the protocol; not signed"},
+	{"payload", "base64 of the message's JSON"},
+	{"expires", "Unix seconds after which it is void"},
+	{"nonce", "never set by the reference; alone it is ambiguous with expires"},
+	{"signature", "secp256k1 over the digest below"},
+}
+
+func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*inspection, error) {
+	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) == nil {
+		for _, m := range uagentsMeanings {
+			if value, ok := members[m.name]; ok {
+				v.Fields = append(v.Fields, inspectField{m.name, strings.Trim(string(value), `"`), m.meaning})
+			}
+		}
+	}
+	e, err := uagents.Decode(s.body)
+	if err != nil {
+		v.check("envelope", checkFailed, err.Error(), "It is no envelope: "+uagents.AsError(err).Text+".", "")
+		return v, nil
+	}
+	v.check("envelope", checkOK, "", "", "")
+	switch e.SchemaDigest {
+	case uagents.ChatMessageDigest:
+		v.Fields = append(v.Fields, inspectField{"(model)", "ChatMessage", "AgentChatProtocol"})
+	case uagents.ChatAcknowledgementDigest:
+		v.Fields = append(v.Fields, inspectField{"(model)", "ChatAcknowledgement", "AgentChatProtocol"})
+	case uagents.ErrorMessageDigest:
+		v.Fields = append(v.Fields, inspectField{"(model)", "ErrorMessage", "a failure; never answered by another"})
+	}
+	if m, err := e.Message(); err == nil {
+		v.Fields = append(v.Fields, inspectField{"(message)", string(m.Payload), "the payload, decoded"})
+	}
+	if digest, err := e.Digest(); err == nil {
+		payload := "(none)"
+		if e.Payload != nil {
+			payload = *e.Payload
+		}
+		v.Signed = append(v.Signed,
+			inspectSigned{"these texts, one after the other, nothing between", strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")},
+			inspectSigned{"then expires and nonce, 8 bytes each, where they are not null", fmt.Sprintf("expires %s, nonce %s", orNone(string(e.Expires)), orNone(string(e.Nonce)))},
+			inspectSigned{"SHA-256, which is signed as it is", hex.EncodeToString(digest[:])})
+	}
+	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.now }}
+	got, err := verifier.Check(e)
+	if got != nil {
+		for _, c := range got.Verdict.Checks {
+			if c.OK {
+				v.check(c.Name, checkOK, "", "", "")
+			}
+		}
+	}
+	if err != nil {
+		x := uagents.AsError(err)
+		fix := ""
+		switch {
+		case errors.Is(x, uagents.ErrStale):
+			fix = "It may have been in time: judge it with --now at the time of its arrival."
+		case errors.Is(x, uagents.ErrSignature):
+			fix = "The payload must be forwarded byte for byte; the signature is over the digest itself, without a second hash."
+		}
+		v.check(x.Step, checkFailed, x.Error(), "It would be refused: "+x.Text+".", fix)
+		return v, nil
+	}
+	if o.self != "" && e.Target != o.self {
+		v.check("target", checkFailed, e.Target, "It is addressed to another agent.", "")
+		return v, nil
+	}
+	if got.Verdict.Assurance == uagents.Unsigned {
+		v.check("signature", checkSkipped, "the sender is an unsigned user", "", "")
+		v.Sentence = "It is well-formed and proves nothing about its sender: anybody could have written it."
+		return v, nil
+	}
+	v.Verified = true
+	v.Sentence = "The key of " + e.Sender + " signed it."
+	return v, nil
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "null"
+	}
+	return s
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/admin"
+)
+
+// followEvery is how often --follow looks for new refusals.
+const followEvery = time.Second
+
+func (a *app) refusedCommand() *cobra.Command {
+	var last int
+	var follow bool
+	c := &cobra.Command{
+		Use:   "refused",
+		Short: "List what the hub turned away, and why",
+		Long: `List the latest messages that the hub turned away: when, from where, who they
+claimed to be from, which check failed. The hub keeps the latest in memory.
+` + "`parley explain REF`" + ` says what to do about one.`,
+		Example: "  parley refused\n  parley refused --last 100 --json\n  parley refused --follow",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if last < 0 {
+				return usage("--last %d: want 0 (all) or more", last)
+			}
+			hub, err := a.hub()
+			if err != nil {
+				return err
+			}
+			list, err := hub.Refused(cmd.Context(), last)
+			if err != nil {
+				return a.hubError(err)
+			}
+			if follow {
+				return a.follow(cmd.Context(), hub, list)
+			}
+			if a.json {
+				return a.print(list, "")
+			}
+			if len(list) == 0 {
+				return a.print(nil, "nothing was refused since the hub started\n")
+			}
+			var rows [][]string
+			for _, r := range list {
+				rows = append(rows, refusalRow(r))
+			}
+			return a.table([]string{"TIME", "REF", "BY", "SOURCE", "CLAIMS TO BE", "TO", "CHECK", "WHY", "BYTES"}, rows)
+		},
+	}
+	c.Flags().IntVar(&last, "last", 20, "show at most so many; 0 for all that are kept")
+	c.Flags().BoolVar(&follow, "follow", false, "go on showing new ones, until interrupted")
+	return c
+}
+
+func refusalRow(r admin.Refusal) []string {
+	return []string{stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 40), short(r.To, 30), r.Step, short(why(&r), 60), strconv.Itoa(r.Size)}
+}
+
+// why is what the operator wants to read first.
+func why(r *admin.Refusal) string {
+	if r.Cause != "" {
+		return r.Cause
+	}
+	return r.Text
+}
+
+// follow shows refusals as they come, the oldest first.
+func (a *app) follow(ctx context.Context, hub *admin.Client, list []admin.Refusal) error {
+	shown := map[string]bool{}
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		slices.Reverse(list)
+		now := map[string]bool{}
+		for _, r := range list {
+			now[r.Ref] = true
+			if shown[r.Ref] {
+				continue
+			}
+			if a.json {
+				if err := a.print(r, ""); err != nil {
+					return err
+				}
+				continue
+			}
+			fmt.Fprintf(a.out, "%s  %s  %s from %s as %q: %s at %q: %s\n", stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 60), r.Code, r.Step, short(why(&r), 120))
+		}
+		shown = now
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		var err error
+		if list, err = hub.Refused(ctx, 0); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return a.hubError(err)
+		}
+	}
+}

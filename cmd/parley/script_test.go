@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/samvad"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"parley": main})
+}
+
+// TestScripts runs the stories of testdata/script, each against a hub of its
+// own on $WORK/parley-data, which is where commands look first. Besides what
+// testscript knows there is "code N command…", which wants the exit code N.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		Setup:               func(e *testscript.Env) error { return startHub(e) },
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead, "conversation": onlyConversation, "spoil": spoil},
+	})
+}
+
+func wantCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N command…")
+	}
+	want, err := strconv.Atoi(args[0])
+	if err != nil {
+		ts.Fatalf("usage: code N command…")
+	}
+	got := 0
+	var exit *exec.ExitError
+	if err := ts.Exec(args[1], args[2:]...); errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+type hubKey struct{}
+
+// waitDead sends a notice that no binding can deliver, and goes on when it is
+// a dead letter; $DEAD is its id.
+func waitDead(ts *testscript.TestScript, _ bool, args []string) {
+	n := ts.Value(hubKey{}).(*node.Node)
+	dead := make(chan parley.ID, 16)
+	stop := watchDead(n, dead)
+	defer stop()
+	text := "hello"
+	r, err := n.Admin().Send(context.Background(), admin.Actor{Name: "test", Role: admin.Administer, Speak: []string{"**"}},
+		admin.Send{To: args[0], Kind: parley.Notice, Text: &text})
+	ts.Check(err)
+	for id := range dead {
+		if id == r.ID {
+			break
+		}
+	}
+	ts.Setenv("DEAD", r.ID.String())
+}
+
+func startHub(e *testscript.Env) error {
+	ctx := context.Background()
+	n, err := node.Open(ctx, node.Config{
+		Data: filepath.Join(e.WorkDir, "parley-data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Policy: node.Policy{Assurance: "session"}, Network: node.Network{Allow: []string{"loopback"}}, Delivery: node.Delivery{Tries: 1}, ASP: node.ASP{Registration: "open"},
+	})
+	if err != nil {
+		return err
+	}
+	e.Defer(func() { _ = n.Close(context.Background()) })
+	type query struct {
+		City string `json:"city"`
+	}
+	err = n.Handle(parley.Agent{Name: "weather", Title: "Weather", Exposed: parley.Everywhere},
+		parley.Skill("forecast", func(ctx context.Context, _ *parley.Message, q query) (map[string]any, error) {
+			if q.City == "Atlantis" {
+				return nil, parley.Refuse(parley.Rejected, "no such city")
+			}
+			if err := parley.Progress(ctx, "looking out"); err != nil {
+				return nil, err
+			}
+			return map[string]any{"celsius": 21, "city": q.City}, nil
+		}))
+	if err != nil {
+		return err
+	}
+	museum, err := startAgent(n.SAMVAD().Hosting().Identity, n.SAMVAD().Hosting().Key)
+	if err != nil {
+		return err
+	}
+	e.Defer(museum.Close)
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	e.Values[hubKey{}] = n
+	e.Setenv("MUSEUM", museum.URL)
+	e.Setenv("HTTP", n.Addresses().HTTP)
+	e.Setenv("ADMIN", n.Addresses().Admin)
+	e.Setenv("HOME", e.WorkDir)
+	e.Setenv("NOTHING", filepath.Join(e.WorkDir, "nothing"))
+	return nil
+}
+
+// startAgent serves a SAMVAD agent that trusts the hub.
+func startAgent(hubID, hubKey string) (*httptest.Server, error) {
+	key, err := samvad.ParseKey(hubKey)
+	if err != nil {
+		return nil, err
+	}
+	me, err := samvad.IdentityFromSeed("agent://museum.test", "key-current", make([]byte, 32))
+	if err != nil {
+		return nil, err
+	}
+	s := httptest.NewUnstartedServer(nil)
+	card := &samvad.Card{ID: me.ID(), Name: "Museum", Version: "1.0.0", Description: "Knows what is on show.", URL: "http://" + s.Listener.Addr().String(),
+		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(me, true)},
+		Skills: []samvad.Skill{{ID: "exhibitions", Name: "Exhibitions", Description: "What is on show.", InputSchema: []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
+	s.Config.Handler = &samvad.Server{
+		Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{hubID: {key}}},
+		Agent: &samvad.Agent{Card: card.Complete(), Identity: me, Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
+			b, err := json.Marshal(map[string]string{"show": "angels"})
+			return samvad.Response{Result: b}, err
+		}},
+	}
+	s.Start()
+	return s, nil
+}
+
+func watchDead(n *node.Node, dead chan<- parley.ID) (stop func()) {
+	return n.Hub().Journal().Watch(func(r *journal.Record) {
+		for _, s := range r.Steps {
+			if s.State == parley.Dead {
+				dead <- s.Message
+			}
+		}
+	})
+}

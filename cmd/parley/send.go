@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/samvad"
+)
+
+// sending are the flags of send.
+type sending struct {
+	to, from, skill, kind, conversation, key string
+	text, noWait, stream                     bool
+	wait                                     time.Duration
+
+	protocol, url, keyFile, as string
+	export                     string
+}
+
+func (a *app) sendCommand() *cobra.Command {
+	var s sending
+	c := &cobra.Command{
+		Use:   "send [CONTENT]",
+		Short: "Send a message and show the answer",
+		Long: `Send a message to an agent through a running hub, and show the answer. CONTENT
+is JSON or text, @FILE, or - for the standard input; without it the message is
+empty.
+
+With --protocol samvad the message goes directly to an agent's URL instead,
+signed with a key of yours; no hub is needed.
+
+The exit code is 0 when the agent answered, 4 when the hub or the agent refused
+or failed, 3 when no hub answers.`,
+		Example: `  parley send --to weather '{"city":"Bern"}'
+  parley send --to crew/scout --skill report --wait 2m @question.txt
+  parley send --to weather --no-wait 'good morning'
+  parley send --protocol samvad --url http://127.0.0.1:8080/agents/weather \
+      --key me.json --as agent://me --skill forecast '{"city":"Bern"}'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var raw []byte
+			var isJSON bool
+			if len(args) == 1 {
+				var err error
+				if raw, isJSON, err = a.content(args[0]); err != nil {
+					return err
+				}
+			}
+			switch s.protocol {
+			case "":
+				return a.sendThrough(cmd.Context(), s, raw, isJSON && !s.text)
+			case "samvad":
+				return a.sendSAMVAD(cmd.Context(), s, raw, isJSON)
+			case "uagents":
+				return a.sendUAgents(cmd.Context(), s, raw, isJSON)
+			case "agh":
+				return a.sendAGH(cmd.Context(), s, raw, isJSON)
+			case "asp":
+				return a.sendASP(cmd.Context(), s, raw, isJSON)
+			case "a2e":
+				return a.sendA2E(cmd.Context(), s, raw, isJSON)
+			}
+			return usage("--protocol %q: samvad, uagents, a2e and asp are what can be sent directly; leave it out to send through a hub", s.protocol)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&s.to, "to", "", "agent that is to get it (directly: its identity; default: the one of its card)")
+	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
+	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
+	f.StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
+	f.StringVar(&s.kind, "kind", "request", "request or notice")
+	f.StringVar(&s.conversation, "conversation", "", "id of a conversation that goes on")
+	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
+	f.BoolVar(&s.text, "text", false, "CONTENT is text even if it looks like JSON")
+	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
+	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
+	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
+	f.StringVar(&s.protocol, "protocol", "", "samvad: send directly, without a hub")
+	f.StringVar(&s.url, "url", "", "directly: base URL of the agent")
+	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and `parley keys new` write it)")
+	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST")
+	return c
+}
+
+func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	if s.url != "" || s.keyFile != "" || s.as != "" {
+		return usage("--url, --key and --as are for --protocol samvad")
+	}
+	if s.to == "" {
+		return usage("say who is to get it: --to AGENT (`parley agents` lists them)")
+	}
+	m := admin.Send{From: s.from, To: s.to, Skill: s.skill, IdempotencyKey: s.key}
+	if err := m.Kind.UnmarshalText([]byte(s.kind)); err != nil || m.Kind != parley.Request && m.Kind != parley.Notice {
+		return usage("--kind %q: want request or notice", s.kind)
+	}
+	if err := m.Conversation.UnmarshalText([]byte(s.conversation)); err != nil {
+		return usage("--conversation: %w", err)
+	}
+	if raw != nil {
+		body(&m, raw, isJSON)
+	}
+	waits := m.Kind == parley.Request && !s.noWait
+	if s.stream && !waits {
+		return usage("--stream needs a request whose answer is waited for")
+	}
+	if waits {
+		if s.wait <= 0 {
+			return usage("--wait %s: want more than nothing, or --no-wait", s.wait)
+		}
+		m.Timeout = s.wait.String()
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	switch {
+	case s.stream:
+		return a.sendStream(ctx, hub, m)
+	case waits:
+		r, err := hub.Ask(ctx, m)
+		if err != nil {
+			return a.hubError(err)
+		}
+		return a.receipt(m.To, r)
+	}
+	r, err := hub.Send(ctx, m)
+	if err != nil {
+		return a.hubError(err)
+	}
+	return a.receipt(m.To, r)
+}
+
+// receipt shows what came of a message.
+func (a *app) receipt(to string, r admin.Receipt) error {
+	switch {
+	case a.json:
+		if err := a.print(r, ""); err != nil {
+			return err
+		}
+		if r.Reply != nil && r.Reply.Kind == parley.Failure {
+			return &exitError{exitRefused, nil}
+		}
+		return nil
+	case r.Reply == nil:
+		return a.print(nil, "recorded as %s; on its way to %s\n", r.ID, to)
+	}
+	return a.answer(r.Reply)
+}
+
+// answer shows a terminal reply for people.
+func (a *app) answer(m *admin.Message) error {
+	if m.Kind == parley.Failure {
+		e := m.Error
+		if e == nil {
+			e = &admin.Problem{Code: parley.Internal, Text: "no reason was given"}
+		}
+		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From), problemError(e.Code, e.Text, e.Ref))}
+	}
+	text := shown(m)
+	if text == "" {
+		text = "(an empty answer)"
+	}
+	return a.print(nil, "%s\n", text)
+}
+
+func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) error {
+	var told error
+	failed := false
+	for m, err := range hub.Stream(ctx, s, func(r admin.Receipt) {
+		if a.json {
+			told = a.print(r, "")
+		} else {
+			told = a.print(nil, "recorded as %s\n", r.ID)
+		}
+	}) {
+		switch {
+		case err != nil:
+			return a.hubError(err)
+		case told != nil:
+			return told
+		case a.json:
+			if err := a.print(m, ""); err != nil {
+				return err
+			}
+			failed = m.Kind == parley.Failure
+		case m.Kind.Terminal():
+			return a.answer(m)
+		default:
+			state := "chunk"
+			if m.State != parley.NoState {
+				state = m.State.String()
+			}
+			if err := a.print(nil, "%3d %s  %s\n", m.Number, state, shown(m)); err != nil {
+				return err
+			}
+		}
+	}
+	if failed {
+		return &exitError{exitRefused, nil}
+	}
+	return nil
+}
+
+// sendSAMVAD calls an agent directly, signed.
+func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	switch {
+	case s.url == "" && s.to == "":
+		return usage("say which agent: --url URL, or --to agent://HOST")
+	case s.keyFile == "" || s.as == "":
+		return usage("say who you are: --key FILE and --as agent://HOST; `parley keys new --protocol samvad --id agent://me --out me.json` makes a key")
+	case s.skill == "":
+		return usage("say which skill: --skill ID (the agent's card at /.well-known/agent.json lists them)")
+	case s.from != "" || s.conversation != "" || s.key != "" || s.text:
+		return usage("--from, --conversation, --idempotency-key and --text are for messages through a hub")
+	}
+	if len(raw) > 0 && (!isJSON || strings.TrimSpace(string(raw))[0] != '{') {
+		return usage(`a SAMVAD payload is a JSON object: write '{"text":"…"}', or what the skill's schema asks for`)
+	}
+	me, err := samvad.LoadIdentity(s.keyFile, s.as)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	// Whoever types an address may call it, on this machine too.
+	client := &samvad.Client{Identity: me, HTTP: &http.Client{}, Timeout: s.wait}
+	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: []byte(strings.TrimSpace(string(raw)))}
+	if len(raw) == 0 {
+		call.Payload = nil
+	}
+	switch {
+	case s.stream:
+		for e, err := range client.Stream(ctx, call) {
+			if err != nil {
+				return samvadError(err)
+			}
+			if err := a.samvadEvent(e); err != nil {
+				return err
+			}
+		}
+		return nil
+	case s.noWait:
+		id, err := client.Send(ctx, call)
+		if err != nil {
+			return samvadError(err)
+		}
+		return a.print(map[string]string{"taskId": id}, "accepted as task %s\n", clean(id))
+	}
+	r, err := client.Ask(ctx, call)
+	if err != nil {
+		return samvadError(err)
+	}
+	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID, "result": json.RawMessage(orEmpty(r.Result))}, "%s\n", clean(string(orEmpty(r.Result))))
+}
+
+func orEmpty(b []byte) []byte {
+	if len(b) == 0 {
+		return []byte("{}")
+	}
+	return b
+}
+
+func (a *app) samvadEvent(e samvad.Event) error {
+	switch {
+	case a.json:
+		v := map[string]any{"done": e.Done}
+		if e.Chunk != nil {
+			v["chunk"] = json.RawMessage(e.Chunk)
+		}
+		if e.State != "" {
+			v["state"] = e.State
+		}
+		if e.Result != nil {
+			v["result"] = json.RawMessage(e.Result)
+		}
+		return a.print(v, "")
+	case e.Done:
+		return a.print(nil, "%s\n", clean(string(orEmpty(e.Result))))
+	case e.State != "":
+		return a.print(nil, "    %s\n", clean(e.State))
+	}
+	return a.print(nil, "    %s\n", clean(string(e.Chunk)))
+}
+
+// samvadError says what an agent answered, and what to do.
+func samvadError(err error) error {
+	var e *samvad.Error
+	if !errors.As(err, &e) {
+		return &exitError{exitFailed, err}
+	}
+	code := exitRefused
+	if e.Step == samvad.StepClient && e.Code == samvad.CodeAgentUnavailable {
+		code = exitUnreachable
+	}
+	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
+	if cause := e.Unwrap(); cause != nil && code == exitUnreachable {
+		text += " (" + clean(cause.Error()) + ")"
+	}
+	if e.Code == samvad.CodeAuthFailed {
+		text += "\n        is your public key enrolled there? `parley keys export-public --file KEYFILE` prints it"
+	}
+	return &exitError{code, errors.New(text)}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/asp"
+)
+
+// sendASP opens a session with an agent, says one thing, waits for the answer
+// and closes the session.
+func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (err error) {
+	switch {
+	case s.url == "":
+		return usage("say where: --url of the server that both agents are registered with, e.g. http://127.0.0.1:8080")
+	case s.to == "":
+		return usage("say which agent: --to agent://domain/department/name")
+	case s.keyFile == "":
+		return usage("say who you are: --key FILE; `parley keys asp --id agent://me.example/me/cli --out me.json` makes a key")
+	case s.from != "" || s.conversation != "" || s.key != "" || s.stream || s.as != "":
+		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol asp; the key file says who you are")
+	}
+	me, err := asp.LoadIdentity(s.keyFile)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	// Whoever types an address may call it, on this machine too.
+	c := &asp.Client{Server: s.url, Identity: me, HTTP: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	if _, err := c.Card(ctx, me.ID()); err != nil {
+		card := me.Card()
+		card.Name = me.ID()
+		// A server that takes nobody says so itself, more clearly.
+		if err := c.Register(ctx, card, nil); err != nil {
+			return aspError(err)
+		}
+	}
+	session, err := c.Open(ctx, asp.Invitation{To: []string{s.to}, Purpose: s.skill})
+	if err != nil {
+		return aspError(err)
+	}
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		if cerr := session.Close(ctx, "done"); err == nil && cerr != nil {
+			err = aspError(cerr)
+		}
+		if s.export != "" {
+			err = errors.Join(err, exportASP(ctx, session, s.export))
+		}
+	}()
+	for m, err := range session.Messages(ctx) {
+		if err != nil {
+			return aspError(err)
+		}
+		if m.Performative == asp.Reject {
+			return &exitError{exitRefused, fmt.Errorf("the agent declined the session: %s", clean(string(m.Body)))}
+		}
+		if m.State == asp.Introduced || m.State == asp.Conversing {
+			break
+		}
+	}
+	var content any
+	text := strings.TrimSpace(string(raw))
+	switch {
+	case text == "":
+	case isJSON && !s.text && text[0] == '{':
+		content = json.RawMessage(text)
+	case isJSON && !s.text:
+		content = map[string]json.RawMessage{"value": json.RawMessage(text)}
+	default:
+		content = map[string]string{"text": string(raw)}
+	}
+	if s.noWait {
+		e, err := session.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: s.skill, Data: content})
+		if err != nil {
+			return aspError(err)
+		}
+		return a.print(map[string]string{"sessionId": session.ID(), "messageId": e.MessageID}, "recorded as %s\n", e.MessageID)
+	}
+	q, err := session.Send(ctx, asp.Query, asp.Question{QueryType: or(s.skill, "message"), Parameters: content})
+	if err != nil {
+		return aspError(err)
+	}
+	for m, err := range session.Messages(ctx) {
+		if err != nil {
+			return aspError(err)
+		}
+		var b struct {
+			QueryID    string          `json:"queryId"`
+			InformType string          `json:"informType"`
+			Topic      string          `json:"topic"`
+			Reason     string          `json:"reason"`
+			Code       string          `json:"code"`
+			Data       json.RawMessage `json:"data"`
+		}
+		if ref := m.Reference(); ref == "" || ref != q.MessageID && !strings.Contains(string(q.Content.Body), ref) || json.Unmarshal(m.Body, &b) != nil {
+			continue
+		}
+		switch {
+		case m.Performative == asp.Reject, b.InformType == "error":
+			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(or(b.Reason, b.Topic)))}
+		case m.Performative != asp.Inform:
+		case b.InformType == "progress" || b.InformType == "accepted" || b.InformType == "chunk" || b.InformType == "input-required":
+			if !a.json {
+				if err := a.print(nil, "    %s %s\n", b.InformType, clean(string(b.Data))); err != nil {
+					return err
+				}
+			}
+		default:
+			return a.print(map[string]any{"sessionId": session.ID(), "messageId": m.MessageID, "from": m.Sender.AgentID, "data": json.RawMessage(orEmpty(b.Data))},
+				"%s\n", clean(string(orEmpty(b.Data))))
+		}
+	}
+	return &exitError{exitRefused, errors.New("no answer: the session ended or the time is over")}
+}
+
+// exportASP writes the transcript of a session to a file that is not there yet.
+func exportASP(ctx context.Context, session *asp.Session, path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return &exitError{exitFailed, err}
+	}
+	_, err = session.Export(ctx, f)
+	return errors.Join(err, f.Close())
+}
+
+func or(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// aspError says what a server answered.
+func aspError(err error) error {
+	var e *asp.Error
+	if !errors.As(err, &e) {
+		return &exitError{exitUnreachable, err}
+	}
+	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
+	if e.Reference != "" {
+		text += " (reference " + clean(e.Reference) + ")"
+	}
+	if e.Code == "registration_closed" {
+		text += "\n        the operator adds you: agents.<name>.asp.card in the configuration, or asp.registration = \"open\""
+	}
+	return &exitError{exitRefused, errors.New(text)}
+}
+
+func (a *app) keysASP() *cobra.Command {
+	var id, org, out, show string
+	c := &cobra.Command{
+		Use: "asp", Short: "Make the two keys of an ASP agent, or show its card", Args: cobra.NoArgs,
+		Long: `Make an ASP identity, an Ed25519 key for messages and a P-256 key for proofs, in
+a file of mode 0600, and print the agent's card with both public keys. With --key
+the card of an identity that is there already is printed.`,
+		Example: "  parley keys asp --id agent://corp.example/sales/anna --org org_corp --out anna.json\n  parley keys asp --key anna.json > anna-card.json",
+		RunE: func(*cobra.Command, []string) error {
+			var me *asp.Identity
+			var err error
+			switch {
+			case show != "" && (id != "" || out != ""):
+				return usage("--key shows an identity; --id and --out make one")
+			case show != "":
+				me, err = asp.LoadIdentity(show)
+			case id == "" || out == "":
+				return usage("say who it is and where the keys go: --id agent://domain/department/name --out FILE")
+			default:
+				if me, err = asp.GenerateIdentity(id, org); err == nil {
+					err = me.Save(out)
+				}
+			}
+			if err != nil {
+				return &exitError{exitUsage, err}
+			}
+			card := me.Card()
+			card.Name = me.ID()
+			b, err := card.JSON()
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.out, "%s\n", b)
+			if err == nil && out != "" && !a.json {
+				_, err = fmt.Fprintf(a.errs, "keys in %s; the card above is what others need\n", out)
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&id, "id", "", "agent URI: agent://domain/department/name")
+	f.StringVar(&org, "org", "org_private", "organization")
+	f.StringVar(&out, "out", "", "file to write the private keys to")
+	f.StringVar(&show, "key", "", "file with an identity, to show its card")
+	return c
+}

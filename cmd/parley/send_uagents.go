@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/uagents"
+)
+
+// sendUAgents sends an envelope directly to a uAgent, signed with a key of a
+// file or, without one, as an unsigned user.
+func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	switch {
+	case s.url == "":
+		return usage("say where: --url of the agent's endpoint (…/submit), or of the registry that knows it (a hub, https://agentverse.ai)")
+	case s.to == "":
+		return usage("say which agent: --to agent1q…")
+	case s.from != "" || s.conversation != "" || s.key != "" || s.stream || s.as != "":
+		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol uagents; the key is the identity")
+	}
+	m, err := uagentsMessage(s, raw, isJSON)
+	if err != nil {
+		return err
+	}
+	// Whoever types an address may call it, on this machine too.
+	c := &uagents.Client{HTTP: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, Timeout: s.wait}
+	if s.keyFile != "" {
+		if c.Identity, err = uagentsKey(s.keyFile); err != nil {
+			return err
+		}
+	} else if c.User, err = uagents.NewUser(); err != nil {
+		return err
+	}
+	if strings.HasSuffix(s.url, "/submit") {
+		to := uagents.ParseIdentifier(s.to).Address
+		c.Resolver = uagents.Endpoints{to: {s.url}}
+	} else {
+		c.Resolver = uagents.Almanac(s.url)
+	}
+	if s.noWait {
+		st, err := c.Send(ctx, s.to, m)
+		if err != nil {
+			return uagentsError(err)
+		}
+		return a.print(map[string]string{"to": st.Address, "session": st.Session, "endpoint": st.Endpoint}, "taken by %s, session %s\n", clean(st.Endpoint), st.Session)
+	}
+	r, err := c.Ask(ctx, s.to, m)
+	if err != nil {
+		return uagentsError(err)
+	}
+	text := string(r.Payload)
+	switch r.Schema {
+	case uagents.ChatMessageDigest:
+		if chat, err := uagents.DecodeChatMessage(r.Payload); err == nil {
+			text = chat.Text()
+		}
+	case uagents.ChatAcknowledgementDigest:
+		text = "acknowledged; the answer goes to the endpoint or the mailbox of the sender"
+	}
+	return a.print(map[string]any{"session": r.Envelope.Session, "schema": r.Schema, "assurance": r.Assurance, "payload": json.RawMessage(orEmpty(r.Payload))},
+		"%s\n(%s)\n", clean(text), r.Assurance)
+}
+
+// uagentsMessage is a chat message, or with --skill model:… the JSON of that
+// model, or with --skill message class Message(message: str).
+func uagentsMessage(s sending, raw []byte, isJSON bool) (uagents.Message, error) {
+	text := string(raw)
+	switch {
+	case s.skill == "" || s.skill == "chat":
+		m := uagents.NewChat(time.Now(), uagents.Text(text)).Message()
+		return m, m.Err()
+	case s.skill == "message":
+		m, err := uagents.ParseModel([]byte(`{"title":"Message","type":"object","properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`))
+		if err != nil {
+			return uagents.Message{}, err
+		}
+		out := m.Message(map[string]string{"message": text})
+		return out, out.Err()
+	case uagents.IsSchemaDigest(s.skill) && isJSON && !s.text:
+		b, err := uagents.MessageJSON(raw)
+		return uagents.Message{Schema: s.skill, Payload: b}, err
+	}
+	return uagents.Message{}, usage("--skill %q: want chat (the default), message, or model: and 64 hexadecimal digits with CONTENT in JSON", s.skill)
+}
+
+// uagentsKey reads a private key: 64 hexadecimal digits, alone or in the
+// reference's private_keys.json.
+func uagentsKey(path string) (*uagents.Identity, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &exitError{exitUsage, err}
+	}
+	text := strings.TrimSpace(string(b))
+	if strings.HasPrefix(text, "{") {
+		var all map[string]struct {
+			Key string `json:"identity_key"`
+		}
+		if err := json.Unmarshal(b, &all); err != nil || len(all) != 1 {
+			return nil, usage("--key %s: want 64 hexadecimal digits, or a private_keys.json with one agent", path)
+		}
+		for _, k := range all {
+			text = k.Key
+		}
+	}
+	id, err := uagents.LoadIdentity(text)
+	if err != nil {
+		return nil, usage("--key %s: want 64 hexadecimal digits, or a private_keys.json with one agent", path)
+	}
+	return id, nil
+}
+
+// uagentsError says what an agent answered.
+func uagentsError(err error) error {
+	e := uagents.AsError(err)
+	code := exitRefused
+	if errors.Is(e, uagents.ErrUndelivered) || errors.Is(e, uagents.ErrUnresolved) {
+		code = exitUnreachable
+		var status *uagents.StatusError
+		if errors.As(err, &status) {
+			code = exitRefused
+		}
+	}
+	text := clean(e.Text)
+	if cause := e.Unwrap(); cause != nil {
+		text += " (" + clean(cause.Error()) + ")"
+	}
+	return &exitError{code, fmt.Errorf("%s: %s", e.Code, text)}
+}

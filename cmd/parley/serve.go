@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/parley-hub/parley/node"
+)
+
+func (a *app) serveCommand() *cobra.Command {
+	var listen, admin, nats, durability, level string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the hub",
+		Long: `Run the hub until it is interrupted. Interrupted, it lets what is under way end
+and closes the journal. SIGHUP makes it read its configuration anew. With --json it writes one line with its addresses when
+it is ready.`,
+		Example: `  parley serve --data ./data --listen :8080
+  parley serve --config parley.toml
+  parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// What the command line says wins over the file, at each reload too.
+			read := func() (node.Config, error) {
+				c, err := a.load()
+				set := func(flag, value string, to *string, otherwise string) {
+					if cmd.Flags().Changed(flag) {
+						*to = value
+					} else if *to == "" && a.config == "" {
+						*to = otherwise
+					}
+				}
+				set("listen", listen, &c.Listen.HTTP, "127.0.0.1:8080")
+				set("admin-listen", admin, &c.Listen.Admin, "127.0.0.1:9090")
+				set("nats", nats, &c.Engine.URL, "")
+				set("durability", durability, &c.Durability, "")
+				set("log", level, &c.LogLevel, "info")
+				return c, err
+			}
+			c, err := read()
+			if err != nil {
+				return err
+			}
+			c.Read, c.Level, c.Version = read, new(slog.LevelVar), version
+			if c.Log, err = a.logger(c.LogLevel, c.Level); err != nil {
+				return err
+			}
+			c.Progress = a.progress()
+			if c.Passphrase, err = a.passphrase(); err != nil {
+				return err
+			}
+			hup := make(chan os.Signal, 1)
+			signal.Notify(hup, syscall.SIGHUP)
+			defer signal.Stop(hup)
+			n, err := node.Open(cmd.Context(), c)
+			if err != nil {
+				return openError(err)
+			}
+			if err := n.Start(cmd.Context()); err != nil {
+				n.Close(cmd.Context())
+				return err
+			}
+			if err := a.ready(n, c); err != nil {
+				n.Close(cmd.Context())
+				return err
+			}
+			go reloadOn(cmd.Context(), n, hup)
+			return n.Wait(cmd.Context())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&listen, "listen", "", "address for the protocols over HTTP (default 127.0.0.1:8080)")
+	f.StringVar(&admin, "admin-listen", "", "address of the admin API (default 127.0.0.1:9090; \"\" switches it off)")
+	f.StringVar(&nats, "nats", "", "external NATS cluster instead of the embedded engine")
+	f.StringVar(&durability, "durability", "", "what accepted promises: disk, replicated or memory")
+	f.StringVar(&level, "log", "", "log level: debug, info, warn or error (default info)")
+	return c
+}
+
+// ready says where the hub is, in one line of JSON or for people.
+func (a *app) ready(n *node.Node, c node.Config) error {
+	at := n.Addresses()
+	if a.json {
+		return a.print(at, "")
+	}
+	fmt.Fprintf(a.out, "hub %s is ready\n", at.Hub)
+	if at.HTTP != "" {
+		fmt.Fprintf(a.out, "  protocols  %s\n", at.HTTP)
+	}
+	if at.Admin != "" {
+		fmt.Fprintf(a.out, "  admin      %s\n", at.Admin)
+	}
+	fmt.Fprintf(a.out, "  data       %s: %s\n", c.Data, n.Hub().Journal().Promise())
+	for _, name := range sortedKeys(at.Agents) {
+		for _, protocol := range sortedKeys(at.Agents[name]) {
+			fmt.Fprintf(a.out, "  agent      %s (%s) %s\n", name, protocol, at.Agents[name][protocol])
+		}
+	}
+	return nil
+}
+
+// openError adds what to do where the error does not say it itself.
+func openError(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		err = fmt.Errorf("%w\n        the user who runs the hub must own its data directory", err)
+	}
+	return &exitError{exitFailed, err}
+}
+
+// reloadOn reads the configuration anew at each signal. What came of it is in
+// the log.
+func reloadOn(ctx context.Context, n *node.Node, hup <-chan os.Signal) {
+	for {
+		select {
+		case <-hup:
+			_, _ = n.Reload(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (a *app) logger(level string, v *slog.LevelVar) (*slog.Logger, error) {
+	var l slog.Level
+	if level != "" {
+		if err := l.UnmarshalText([]byte(level)); err != nil {
+			return nil, usage("log level %q: want debug, info, warn or error", level)
+		}
+	}
+	v.Set(l)
+	o := &slog.HandlerOptions{Level: v}
+	if a.json {
+		return slog.New(slog.NewJSONHandler(a.errs, o)), nil
+	}
+	return slog.New(slog.NewTextHandler(a.errs, o)), nil
+}
+
+// progress shows long work on a terminal.
+func (a *app) progress() func(what string, done, total uint64) {
+	f, ok := a.errs.(*os.File)
+	if !ok || a.json || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	var bar *progressbar.ProgressBar
+	return func(what string, done, total uint64) {
+		if total < 10_000 {
+			return
+		}
+		if bar == nil {
+			bar = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what), progressbar.OptionClearOnFinish())
+		}
+		_ = bar.Set64(int64(done)) // a bar that cannot be drawn harms nothing
+	}
+}
+
+// passphrase of the keyring comes from the environment, never from a flag that
+// others could read.
+func (a *app) passphrase() ([]byte, error) {
+	if file := os.Getenv("PARLEY_PASSPHRASE_FILE"); file != "" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, fmt.Errorf("PARLEY_PASSPHRASE_FILE: %w", err)
+		}
+		defer f.Close()
+		b, err := io.ReadAll(io.LimitReader(f, 64<<10))
+		if err != nil {
+			return nil, fmt.Errorf("PARLEY_PASSPHRASE_FILE: %w", err)
+		}
+		return []byte(strings.TrimRight(string(b), "\r\n")), nil
+	}
+	if p, ok := os.LookupEnv("PARLEY_PASSPHRASE"); ok && p != "" {
+		return []byte(p), nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+)
+
+func (a *app) tailCommand() *cobra.Command {
+	var f admin.MessageFilter
+	var conversation, kind string
+	var count int
+	c := &cobra.Command{
+		Use:   "tail",
+		Short: "Show what goes through the hub as it happens",
+		Long: `Show messages, what becomes of their deliveries, and what is refused, one line
+each, as it happens, until interrupted. Flags choose; several must all hold.`,
+		Example: "  parley tail\n  parley tail --agent weather --failed\n  parley tail --refused --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if count < 0 {
+				return usage("--count %d: want 0 or more", count)
+			}
+			if kind != "" && f.Kind.UnmarshalText([]byte(kind)) != nil {
+				return usage("--kind %q: want request, event, response, error, notice or cancel", kind)
+			}
+			if conversation != "" {
+				if err := conversationID(conversation); err != nil {
+					return err
+				}
+			}
+			hub, err := a.hub()
+			if err != nil {
+				return err
+			}
+			if conversation != "" {
+				v, err := hub.Conversation(cmd.Context(), conversation, "", 1)
+				if err != nil {
+					return a.hubError(err)
+				}
+				f.Conversation = v.ID
+			}
+			return a.tail(cmd.Context(), hub, f, count)
+		},
+	}
+	c.Flags().StringVar(&f.Agent, "agent", "", "only what this agent sends or gets")
+	c.Flags().StringVar(&f.From, "from", "", "only what this agent sends")
+	c.Flags().StringVar(&f.To, "to", "", "only what this agent gets")
+	c.Flags().StringVar(&conversation, "conversation", "", "only this conversation: its id, or the beginning of it")
+	c.Flags().StringVar(&kind, "kind", "", "only messages of this kind, e.g. request")
+	c.Flags().StringVar(&f.Text, "text", "", "only messages with these words")
+	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refused, answered with an error, or given up")
+	c.Flags().BoolVar(&f.Refused, "refused", false, "only what is refused")
+	c.Flags().IntVar(&count, "count", 0, "end after so many lines (default: never)")
+	return c
+}
+
+func (a *app) tail(ctx context.Context, hub *admin.Client, f admin.MessageFilter, count int) error {
+	n := 0
+	started := func() {
+		if !a.json {
+			fmt.Fprintln(a.errs, "following; interrupt to end")
+		}
+	}
+	for e, err := range hub.Tail(ctx, f, started) {
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil // interrupted, as is its end
+			}
+			return a.hubError(err)
+		}
+		if e.Dropped != nil {
+			return &exitError{exitFailed, errors.New(clean(e.Dropped.Reason))}
+		}
+		if err := a.happened(&e); err != nil {
+			return err
+		}
+		if n++; n == count {
+			return nil
+		}
+	}
+	return nil
+}
+
+// happened writes one event on one line.
+func (a *app) happened(e *admin.Event) error {
+	switch {
+	case e.Message != nil:
+		m := e.Message
+		if a.json {
+			return a.print(map[string]any{"event": "message", "message": m}, "")
+		}
+		what := short(m.Preview, 60)
+		if m.Error != nil {
+			what = fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 80))
+		}
+		if m.Refused {
+			what = "REFUSED " + what
+		}
+		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), about(m), proof(m), m.ID, what)
+	case e.Delivery != nil:
+		d := e.Delivery
+		if a.json {
+			return a.print(map[string]any{"event": "delivery", "delivery": d}, "")
+		}
+		line := fmt.Sprintf("%s  to %s: %s", clock(d.Time), short(d.To, 40), d.State)
+		if d.State == parley.Delivering {
+			line += fmt.Sprintf(" (attempt %d)", d.Attempt)
+		}
+		if d.State == parley.Waiting && !d.Next.IsZero() {
+			line += " until " + clock(d.Next)
+		}
+		line += "  " + d.Message.String()
+		if d.Error != nil {
+			line += fmt.Sprintf("  %s: %s", d.Error.Code, short(d.Error.Text, 80))
+		}
+		return a.print(nil, "%s\n", line)
+	default:
+		r := e.Refusal
+		if a.json {
+			return a.print(map[string]any{"event": "refused", "refused": r}, "")
+		}
+		return a.print(nil, "%s  REFUSED %s from %s as %q: %s at %q: %s  (parley explain %s)\n", clock(r.Time), short(r.Protocol, 12), short(r.Source, 60), short(r.Claim, 60), r.Code, short(r.Step, 30), short(why(r), 120), r.Ref)
+	}
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func (a *app) verifyCommand() *cobra.Command {
+	var f inspectFlags
+	c := &cobra.Command{
+		Use:   "verify [FILE|-]",
+		Short: "Verify a message: exit 0 if it is proved, 1 if not",
+		Long: `Make every check of a message of FILE or the standard input, in the forms that
+` + "`parley inspect`" + ` takes, with the sender's key or card. It is verified when every
+check was made and none failed.`,
+		Example: "  parley verify request.http --key BASE64 --now 2026-04-11T10:00:00Z\n  parley verify request.http --card card.json --self agent://weather.corp",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := "-"
+			if len(args) == 1 {
+				name = args[0]
+			}
+			if done, err := a.verifyASP(cmd.Context(), name, f.keys); done || err != nil {
+				return err
+			}
+			v, err := a.inspection(cmd.Context(), args, f)
+			if err != nil {
+				return err
+			}
+			// A uAgent's address is its key.
+			if len(f.keys) == 0 && f.card == "" && v.Protocol != "uagents" && v.Protocol != "agh" {
+				return usage("a signature is verified with the sender's key: --key BASE64, or --card FILE; `parley inspect` explains a message without")
+			}
+			if a.json {
+				if err := a.print(v, ""); err != nil {
+					return err
+				}
+			} else {
+				a.showInspection(v, false)
+			}
+			if !v.Verified {
+				return &exitError{exitFailed, nil}
+			}
+			return nil
+		},
+	}
+	f.register(c)
+	return c
+}
