@@ -1,0 +1,113 @@
+// Package doors keeps the import rules of the design: which package of ours
+// may reach which, transitively.
+package doors
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/parley-hub/parley"
+
+var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+
+// below says what a package may reach besides internal/…; packages that are
+// not listed may reach nothing of ours. "bridge/*" stands for each protocol.
+func below(pkg string) ([]string, bool) {
+	core := []string{"", "journal", "directory", "policy", "delivery", "keyring", "hub"}
+	all := append(slices.Clone(core), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
+		"bench", "bench/load", "bench/floor")
+	for _, p := range protocols {
+		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
+	}
+	switch pkg {
+	case "":
+		return nil, true
+	case "agh/aghnats":
+		return []string{"agh"}, true
+	case "keyring", "journal":
+		return []string{""}, true
+	case "journal/index":
+		return []string{"", "journal"}, true
+	case "directory":
+		return []string{"", "journal"}, true
+	case "policy":
+		return []string{"", "directory", "journal"}, true
+	case "delivery":
+		return []string{"", "journal", "directory"}, true
+	case "hub":
+		return core[:len(core)-1], true
+	case "bridge":
+		return []string{""}, true
+	case "admin":
+		return append(slices.Clone(core), "journal/index"), true
+	case "console":
+		return append(slices.Clone(core), "admin", "journal/index"), true
+	case "conform":
+		return append(slices.Clone(protocols), "agh/aghnats"), true
+	case "node", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
+		return all, true
+	case "bench/load", "bench/floor":
+		return []string{"bench/load"}, true
+	}
+	for _, p := range protocols {
+		switch pkg {
+		case p:
+			return nil, true
+		case p + "/" + p + "test":
+			return []string{p}, true
+		case "bridge/" + p:
+			b := append(slices.Clone(core), "bridge", p)
+			if p == "agh" {
+				b = append(b, "agh/aghnats")
+			}
+			return b, true
+		}
+	}
+	return nil, strings.HasPrefix(pkg, "internal/")
+}
+
+func TestDoors(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}:{{join .Deps " "}}`, module+"/...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if len(lines) < 10 {
+		t.Fatalf("only %d packages found", len(lines))
+	}
+	for _, line := range lines {
+		path, deps, _ := strings.Cut(line, ":")
+		pkg := short(path)
+		allowed, known := below(pkg)
+		if !known {
+			t.Errorf("package %s has no rule here: add one that fits the design", pkg)
+			continue
+		}
+		for _, dep := range strings.Fields(deps) {
+			if dep != module && !strings.HasPrefix(dep, module+"/") {
+				if pkg == "" && strings.Contains(strings.Split(dep, "/")[0], ".") {
+					t.Errorf("the vocabulary imports %s; it may import the standard library only", dep)
+				}
+				if slices.Contains(protocols, pkg) && strings.HasPrefix(dep, "github.com/nats-io/") {
+					t.Errorf("protocol package %s reaches %s", pkg, dep)
+				}
+				continue
+			}
+			d := short(dep)
+			if strings.HasPrefix(d, "internal/") && pkg != "" && !strings.HasPrefix(pkg, "internal/") || d == pkg || slices.Contains(allowed, d) {
+				continue
+			}
+			if strings.HasPrefix(pkg, "internal/") && strings.HasPrefix(d, "internal/") {
+				continue
+			}
+			t.Errorf("%s reaches %s, which it may not", pkg, d)
+		}
+	}
+}
+
+func short(path string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
+}
