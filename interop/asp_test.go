@@ -1,0 +1,128 @@
+package interop
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+)
+
+// TestASP: a second implementation, in Python, signs a session with an agent
+// of the hub, and verifies what the hub exports of it (ASP-077); what was
+// changed in the export it refuses.
+func TestASP(t *testing.T) {
+	p := os.Getenv("PARLEY_PYTHON")
+	if p == "" {
+		t.Skip("PARLEY_PYTHON names no Python interpreter with the package cryptography; interop/setup.sh makes one")
+	}
+	if out, err := exec.Command(p, "-c", "import cryptography").CombinedOutput(); err != nil {
+		t.Fatalf("%s has no cryptography: %v\n%s", p, err, out)
+	}
+	n := start(t)
+	type text struct {
+		Text string `json:"text"`
+	}
+	if err := n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { return q, nil })); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const agent, org = "agent://python.example/test/peer", "org_python"
+	keys := filepath.Join(t.TempDir(), "keys.json")
+	if _, err := n.ASP().Enroll(t.Context(), bytes.TrimSpace(run(t, p, "asp_peer.py", "card", keys, agent, org))); err != nil {
+		t.Fatal(err)
+	}
+	echo := n.Addresses().Agents["crew/echo"]["asp"]
+	session, err := asp.NewSessionID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := n.ASP().Server()
+	sequence, head := 0, asp.ZeroHash
+	say := func(performative, body string, args ...string) {
+		t.Helper()
+		m := run(t, p, "asp_peer.py", append([]string{"sign", keys, agent, org, session, strconv.Itoa(sequence), head, performative, body}, args...)...)
+		if _, err := server.Ingest(t.Context(), bytes.TrimSpace(m), asp.Transport{Agent: agent}, session); err != nil {
+			t.Fatalf("%s: %v\n%s", performative, err, m)
+		}
+		sequence++
+	}
+	// What the hub's side says comes by itself.
+	recorded := make(chan struct{}, 1)
+	stop := n.Hub().Journal().Watch(func(*journal.Record) {
+		select {
+		case recorded <- struct{}{}:
+		default:
+		}
+	})
+	defer stop()
+	until := func(ok func(*asp.Ledger) bool) {
+		t.Helper()
+		for {
+			l, err := server.Session(t.Context(), session, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok(l) {
+				head = l.Head.Hash
+				return
+			}
+			select {
+			case <-recorded:
+			case <-time.After(20 * time.Second):
+				t.Fatal("the hub does not answer")
+			}
+		}
+	}
+	says := func(n int64) func(*asp.Ledger) bool {
+		return func(l *asp.Ledger) bool { return l.Participants[1].Next >= n }
+	}
+	say("PROPOSE", `{"proposalId":"p-1","type":"session-invitation","subject":"Grüße","terms":{"budget":12.50,"big":1e21,"small":1e-7}}`, echo, "org_parley")
+	until(says(2)) // ACCEPT and introduction
+	say("QUERY", `{"queryId":"q-1","queryType":"echo","parameters":{"text":"Zoe\u0308 \ud83d\ude00 <&>"}}`)
+	until(says(3))
+	say("CLOSE", `{"reason":"done"}`)
+
+	var export bytes.Buffer
+	if err := server.WriteTranscript(t.Context(), session, &export); err != nil {
+		t.Fatal(err)
+	}
+	check := func(b []byte) (r struct {
+		OK       bool     `json:"ok"`
+		Messages int      `json:"messages"`
+		Faults   []string `json:"faults"`
+	}) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "session.json")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(run(t, p, "asp_peer.py", "verify", path), &r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := check(export.Bytes()); !r.OK || r.Messages != 6 {
+		t.Errorf("%+v", r)
+	}
+	changed := strings.Replace(export.String(), `"done"`, `"dona"`, 1)
+	if r := check([]byte(changed)); r.OK || !strings.Contains(strings.Join(r.Faults, " "), "position 5") {
+		t.Errorf("a changed export: %+v", r)
+	}
+	if e, ok := n.Hub().Directory().Lookup("asp", agent); !ok || e.Source != directory.FromAgent {
+		t.Error("the peer is not in the directory")
+	}
+}

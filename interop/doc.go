@@ -1,0 +1,15 @@
+// Package interop holds tests against the real SDKs of the protocols, as they
+// are published: unmodified peers, both ways.
+//
+// The tests of the Python SDKs (SAMVAD, uAgents) run where PARLEY_PYTHON names a Python
+// interpreter that has it; setup.sh makes one:
+//
+//	interop/setup.sh /tmp/venv
+//	PARLEY_PYTHON=/tmp/venv/bin/python go test ./interop
+//
+// The scripts in python/ are ours and use the SDK's public interface only.
+//
+// The A2E SDK is in no registry. Its tests run where PARLEY_A2E_PYTHON names an
+// interpreter that has pydantic, requests and pyyaml, and A2E_SDK the folder of
+// the SDK's source (a2eprotocol/python-sdk).
+package interop
