@@ -36,6 +36,9 @@ type Carrier interface {
 	Repeatable(to string) bool
 	// Paused says whether deliveries to the recipient are held back.
 	Paused(to string) bool
+	// AtOnce is how many lanes of the recipient may be at work at once; 0 for
+	// [Config.PerRecipient].
+	AtOnce(to string) int
 }
 
 // An Attempt is one try to bring a message to a recipient.
@@ -78,7 +81,7 @@ type Config struct {
 
 	Retry        Retry
 	AtLeastOnce  bool          // repeat attempts of unknown outcome to recipients that do not recognise repeats
-	PerRecipient int           // lanes of one recipient at work at once; 64
+	PerRecipient int           // lanes of one recipient at work at once, where the Carrier names no number; 64
 	Active       int           // attempts under way at once, of all; 8,192
 	Attempt      time.Duration // how long an attempt may take when the message has no deadline; 60 s
 	Relaxed      bool          // answer a waiting caller before its reply is recorded
@@ -123,6 +126,7 @@ type lane struct {
 type peer struct {
 	lanes    int
 	active   int
+	limit    int // of active
 	failures int // in a row
 	ready    []*lane
 }
@@ -223,7 +227,7 @@ func (d *Dispatcher) Claim(to string, conversation parley.ID) *Claim {
 	if d.closed || d.lanes[key] != nil || d.active >= d.c.Active {
 		return nil
 	}
-	if p := d.peers[to]; p != nil && (p.active >= d.c.PerRecipient || p.failures >= suspect) {
+	if p := d.peers[to]; p != nil && (p.active >= p.limit || p.failures >= suspect) {
 		return nil
 	}
 	l := d.lane(key)
@@ -338,6 +342,11 @@ func (d *Dispatcher) lane(key laneKey) *lane {
 			p = &peer{}
 			d.peers[key.to] = p
 		}
+		if p.lanes == 0 {
+			if p.limit = d.c.Carrier.AtOnce(key.to); p.limit == 0 {
+				p.limit = d.c.PerRecipient
+			}
+		}
 		p.lanes++
 		l = &lane{key: key, peer: p}
 		d.lanes[key] = l
@@ -400,7 +409,7 @@ func (d *Dispatcher) kick(l *lane) {
 	if d.c.Carrier.Paused(l.key.to) {
 		return // Kick comes when it is resumed
 	}
-	limit := d.c.PerRecipient
+	limit := l.peer.limit
 	if l.peer.failures >= suspect {
 		limit = 1
 	}

@@ -194,6 +194,17 @@ func (c *carrier) Paused(to string) bool {
 	return ok && (e.Paused || box == nil && h.holds(e))
 }
 
+// AtOnce: handlers of this process have a bound of their own.
+func (c *carrier) AtOnce(to string) int {
+	h := c.hub()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.local[to]; l != nil {
+		return cap(l.slots)
+	}
+	return 0
+}
+
 // local is an agent of this process.
 type local struct {
 	agent parley.Agent
@@ -247,13 +258,13 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	}
 	r := &replier{h: h, ctx: ctx, a: a, done: make(chan error, 1)}
 	go func() {
-		defer func() { <-l.slots }()
 		var err error
 		defer func() {
 			if p := recover(); p != nil {
 				h.c.Logger.Error("a handler panicked", "agent", a.To, "skill", skill.ID, "message", m.ID, "panic", p, "stack", string(debug.Stack()))
 				err = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(fmt.Errorf("panic: %v", p))
 			}
+			<-l.slots // before the lane is free for the next
 			r.done <- err
 		}()
 		err = skill.Handler(ctx, m, r)

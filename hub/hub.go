@@ -111,7 +111,7 @@ type Config struct {
 	Delivery     delivery.Config // Log and Carrier are set by the hub
 	Timeout      time.Duration   // a request's deadline when its caller waits and gave none; 30 s
 	LongTimeout  time.Duration   // when nobody waits; 1 h
-	HandlerCalls int             // of one Go agent at once; 256
+	HandlerCalls int             // of one Go agent at once; 1,024
 	Events       int             // of one request, kept for a caller that reads slowly; 1,024
 	Refusals     int             // kept for `parley refused`; 4,096
 	Relaxed      bool            // answer before the reply is recorded
@@ -158,7 +158,7 @@ func New(c Config) (*Hub, error) {
 		c.LongTimeout = time.Hour
 	}
 	if c.HandlerCalls == 0 {
-		c.HandlerCalls = 256
+		c.HandlerCalls = 1024
 	}
 	if c.Events == 0 {
 		c.Events = 1024

@@ -121,7 +121,7 @@ type Delivery struct {
 	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"attempts of unknown outcome to agents that do not recognise repeats: at-most-once | at-least-once"`
 	Tries        int      `toml:"tries" default:"12" doc:"before a message becomes a dead letter"`
 	For          Duration `toml:"for" default:"\"24h\"" doc:"how long a message is tried at the most"`
-	PerRecipient int      `toml:"per_recipient" default:"64" doc:"conversations of one agent at work at once"`
+	PerRecipient int      `toml:"per_recipient" default:"64" doc:"conversations of one agent elsewhere at work at once"`
 	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller that waits is given when it does not say"`
 }
 
