@@ -55,6 +55,9 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 	}
 	e, ok := h.c.Directory.Agent(a.To)
 	if !ok {
+		if name, ok := calledBack(a.To); ok {
+			return h.callBack(ctx, name, a)
+		}
 		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
 	}
 	// What is said about a request goes back by the protocol it came in.
@@ -110,7 +113,7 @@ func (h *Hub) later(a delivery.Attempt) delivery.Result {
 }
 
 func (h *Hub) terminal(a delivery.Attempt, m *parley.Message) *delivery.Reply {
-	r := &delivery.Reply{Message: m, Open: h.replyTo(a.Message, a.Sync)}
+	r := &delivery.Reply{Message: m, Open: h.replyTo(a.Message, m.Kind, a.Sync)}
 	if r.Open != nil {
 		refer(m, a.Position)
 	}
@@ -123,7 +126,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 		return err
 	}
 	m := h.about(a.Message, a.To, &parley.Message{Kind: parley.Event, State: state, Parts: parts})
-	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, a.Sync)}
+	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, parley.Event, a.Sync)}
 	if e.Open != nil {
 		refer(m, a.Position)
 	}
@@ -153,7 +156,7 @@ func (c *carrier) GivenUp(m *parley.Message, p journal.Position, to string, err 
 	h.mu.Lock()
 	_, waits := h.waiters[m.ID]
 	h.mu.Unlock()
-	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, waits)}
+	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, parley.Failure, waits)}
 	if r.Open != nil {
 		refer(reply, p)
 	}
@@ -172,7 +175,8 @@ func (c *carrier) Repeatable(to string) bool {
 	}
 	e, ok := h.c.Directory.Agent(to)
 	if !ok {
-		return false
+		_, ok = calledBack(to) // it is told how a request ended, which it knows by the request's ids
+		return ok
 	}
 	b, id, ok := h.route(e, "")
 	if rb, asks := b.(RepeatBinding); ok && asks {

@@ -667,7 +667,7 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	entry := journal.Entry{Scope: request.Scope, Message: m, Key: s.Key}
-	if entry.Open = h.replyTo(request.Message, v.Sync); entry.Open != nil {
+	if entry.Open = h.replyTo(request.Message, m.Kind, v.Sync); entry.Open != nil {
 		refer(m, v.Position)
 	}
 	if m.Kind == parley.Event {
@@ -721,12 +721,12 @@ func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 
 // replyTo opens the delivery of what is said about a request to its sender;
 // none where the sender waits here, fetches it, or cannot be reached.
-func (h *Hub) replyTo(request *parley.Message, waits bool) []journal.Opening {
+func (h *Hub) replyTo(request *parley.Message, k parley.Kind, waits bool) []journal.Opening {
 	if waits {
 		return nil
 	}
 	if b := h.bindings[request.Origin.Protocol]; b != nil && !b.CarriesReplies() {
-		return nil
+		return callback(b, request, k)
 	}
 	if !h.reachable(request.From, parley.Response) {
 		return nil
@@ -844,7 +844,7 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) *parley.Mes
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
 		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error}}}
-	if entry.Open = h.replyTo(a.message, v.Sync); entry.Open != nil {
+	if entry.Open = h.replyTo(a.message, reply.Kind, v.Sync); entry.Open != nil {
 		refer(reply, a.position)
 	}
 	if _, err := h.c.Journal.Append(ctx, entry); err != nil {
