@@ -61,7 +61,8 @@ type Call struct {
 	Nonce           string // "" = a new one
 	DelegationToken string
 	Auth            *Auth
-	CallbackURL     string // Send only
+	CallbackURL     string      // Send only
+	Header          http.Header // further headers of the request, which the signature does not cover; may be nil
 
 	// Lightweight sends only skill and payload, unsigned: the extension of
 	// some deployed agents (§8.3), for public skills.
@@ -219,6 +220,9 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, fmt.Errorf("samvad: %w", err)
+	}
+	for k, v := range call.Header {
+		req.Header[k] = v
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
@@ -554,10 +558,16 @@ func remoteErr(code Code, message string, status int, h http.Header) *Error {
 	case CodeReplayDetected, CodeTimestampExpired, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
 		e.Retryable = true
 	}
-	if n, err := strconv.Atoi(h.Get("Retry-After")); err == nil && n >= 0 && n <= 7*86400 {
-		e.RetryAfter = time.Duration(n) * time.Second
-	}
+	e.RetryAfter = retryAfter(h)
 	return e
+}
+
+// retryAfter reads the seconds of a Retry-After header, up to a week.
+func retryAfter(h http.Header) time.Duration {
+	if n, err := strconv.Atoi(h.Get("Retry-After")); err == nil && n >= 0 && n <= 7*86400 {
+		return time.Duration(n) * time.Second
+	}
+	return 0
 }
 
 // clipText bounds the text of a remote error.

@@ -57,19 +57,13 @@ func withoutRedirects(c *http.Client) *http.Client {
 // it refused for good (a redirect or another 4xx than 408 and 429), or when
 // the attempts are used up. The signer may be nil.
 func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply) error {
-	if err := CheckCallback(callback, h.Guard); err != nil {
-		return err
-	}
-	body, err := r.Encode()
-	if err != nil {
-		return err
-	}
 	pause := or(h.Backoff, DefaultWebhookBackoff)
 	for n := 1; ; n++ {
-		again, err := h.attempt(ctx, s, callback, body)
+		again, after, err := h.Once(ctx, s, callback, r)
 		if err == nil || !again || n >= or(h.Attempts, DefaultWebhookAttempts) {
 			return err
 		}
+		pause = max(pause, min(after, time.Minute))
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
@@ -81,17 +75,27 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 	}
 }
 
-func (h *Webhook) attempt(ctx context.Context, s Signer, callback string, body []byte) (again bool, err error) {
+// Once makes one attempt, for who keeps replies and repeats them by itself:
+// again says whether a later attempt may succeed, after how long the receiver
+// asks to be left alone, if it does. The signer may be nil.
+func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply) (again bool, after time.Duration, err error) {
+	if err := CheckCallback(callback, h.Guard); err != nil {
+		return false, 0, err
+	}
+	body, err := r.Encode()
+	if err != nil {
+		return false, 0, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, or(h.Timeout, DefaultWebhookTimeout))
 	defer cancel()
 	u, err := url.Parse(callback)
 	if err != nil {
-		return false, because(ErrCallback, err)
+		return false, 0, because(ErrCallback, err)
 	}
 	u.Fragment = ""
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
 	if err != nil {
-		return false, because(ErrCallback, err)
+		return false, 0, because(ErrCallback, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if s != nil {
@@ -105,20 +109,20 @@ func (h *Webhook) attempt(ctx context.Context, s Signer, callback string, body [
 		}
 		sig, err := Sign(s, http.MethodPost, path, body, now())
 		if err != nil {
-			return false, err
+			return false, 0, err
 		}
 		sig.Set(req.Header)
 	}
 	resp, err := h.client().Do(req)
 	if err != nil {
 		var blocked *netguard.BlockedError
-		return !errors.As(err, &blocked), because(ErrUnavailable, err)
+		return !errors.As(err, &blocked), 0, because(ErrUnavailable, err)
 	}
 	defer closeBody(resp.Body)
 	code := resp.StatusCode
 	if code/100 == 2 {
-		return false, nil
+		return false, 0, nil
 	}
 	again = code/100 == 5 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout
-	return again, because(ErrUnavailable, fmt.Errorf("webhook: status %d", code))
+	return again, retryAfter(resp.Header), because(ErrUnavailable, fmt.Errorf("webhook: status %d", code))
 }
