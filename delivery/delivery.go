@@ -49,6 +49,8 @@ type Attempt struct {
 	To       string
 	Number   int  // from 1
 	Sync     bool // the sender waits on an open connection
+
+	Request *parley.Message // what Message answers, where it is at hand; else nil
 }
 
 // A Reply is the terminal reply of a request, ready to be recorded.
@@ -64,6 +66,13 @@ type Result struct {
 	Wait    time.Duration // with Err: the recipient asked to come back after this; no try is used up
 	Unknown bool          // with Err: the recipient may have had the message all the same
 	Losses  []parley.Loss
+
+	// Sent says that the message was published to a recipient that recognises
+	// repeats: that it was is recorded a little later, together with others.
+	// It does not concern requests.
+	Sent bool
+
+	then func() // what goes on in the same goroutine when the lane is released
 }
 
 // Retry says how failures are repeated. The zero value means the defaults.
@@ -106,6 +115,7 @@ type Dispatcher struct {
 	active int
 	held   int64
 	closed bool
+	late   late
 }
 
 type laneKey struct {
@@ -193,6 +203,7 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 			l.timer.Stop()
 		}
 	}
+	d.hasten()
 	d.mu.Unlock()
 	done := make(chan struct{})
 	go func() { d.work.Wait(); close(done) }()
@@ -262,6 +273,9 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 	d.mu.Unlock()
 	r := d.attempt(ctx, l, it)
 	d.release(l)
+	if r.then != nil {
+		r.then()
+	}
 	return r
 }
 
@@ -431,8 +445,11 @@ func (d *Dispatcher) start(l *lane) {
 	d.work.Add(1)
 	go func() {
 		defer d.work.Done()
-		d.turn(l)
+		then := d.turn(l)
 		d.release(l)
+		if then != nil {
+			then()
+		}
 	}()
 }
 
@@ -468,15 +485,19 @@ func (d *Dispatcher) release(l *lane) {
 	d.kick(l)
 }
 
-// turn makes the next attempt of a lane's head.
-func (d *Dispatcher) turn(l *lane) {
+// turn makes the next attempt of a lane's head, and gives what goes on when
+// the lane is released.
+func (d *Dispatcher) turn(l *lane) (then func()) {
 	d.mu.Lock()
 	it := l.items[0]
 	d.mu.Unlock()
 	if it.outcome != nil {
 		_, err := d.c.Log.Append(d.ctx, *it.outcome)
+		if errors.Is(err, journal.ErrConflict) {
+			d.adopt(it.outcome)
+		}
 		d.finish(l, it, err)
-		return
+		return nil
 	}
 	if it.message == nil {
 		r, err := d.c.Log.Read(d.ctx, it.position)
@@ -485,33 +506,33 @@ func (d *Dispatcher) turn(l *lane) {
 				d.c.Logger.Error("cannot read a message to deliver; trying again", "message", it.id, "to", l.key.to, "error", err)
 				d.later(it, d.c.Retry.First)
 			}
-			return
+			return nil
 		}
 		it.message, it.scope = r.Message, r.Scope
 	}
 	if e := it.message.Expires; !e.IsZero() && !d.c.Now().Before(e) {
 		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.Stale, "the message expired at %s before it could be delivered", e.UTC().Format(time.RFC3339))))
-		return
+		return nil
 	}
 	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() && !d.c.Now().Before(dl) {
 		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.TimedOut, "no answer before the deadline")))
-		return
+		return nil
 	}
 	step := journal.Step{Message: it.id, To: l.key.to, State: parley.Delivering, Attempt: it.attempts + 1}
 	if _, err := d.c.Log.Append(d.ctx, journal.Entry{Steps: []journal.Step{step}, Fence: d.c.Log.Owner(it.position.Partition)}); err != nil {
 		if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrFenced) {
 			d.finish(l, it, nil) // settled elsewhere: answered, dropped, or taken over
-			return
+			return nil
 		}
 		d.later(it, d.c.Retry.First)
 		if d.ctx.Err() == nil {
 			d.c.Logger.Warn("cannot record an attempt; trying again", "message", it.id, "to", l.key.to, "error", err)
 		}
-		return
+		return nil
 	}
 	it.attempts++
 	it.tries++
-	d.attempt(d.ctx, l, it)
+	return d.attempt(d.ctx, l, it).then
 }
 
 func (d *Dispatcher) later(it *item, pause time.Duration) {
@@ -555,7 +576,20 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		}()
 		d.finish(l, it, nil)
 	case r.Err == nil && r.Reply != nil:
-		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...))
+		claims := d.claimReply(it, r.Reply)
+		at, err := d.settleAt(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...)
+		reply := r.Reply
+		r = d.answered(l, it, r, err)
+		if err != nil {
+			d.unclaim(claims, it.outcome)
+		} else if len(claims) > 0 {
+			request := it.message
+			r.then = func() {
+				d.carryReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope, Request: request})
+			}
+		}
+	case r.Err == nil && r.Sent && it.message.Kind != parley.Request && d.noteSent(it, l.key.to, r.Losses):
+		d.finish(l, it, nil)
 	case r.Err == nil:
 		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...))
 	case d.ctx.Err() != nil:
@@ -649,6 +683,11 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, to string, state parl
 }
 
 func (d *Dispatcher) settle(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) error {
+	_, err := d.settleAt(ctx, it, to, state, why, reply, losses...)
+	return err
+}
+
+func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) (journal.Position, error) {
 	var e journal.Entry
 	step := journal.Step{Message: it.id, To: to, State: state, Attempt: it.attempts, Error: why, Losses: losses}
 	if reply != nil {
@@ -656,8 +695,7 @@ func (d *Dispatcher) settle(ctx context.Context, it *item, to string, state parl
 	}
 	e.Steps = []journal.Step{step}
 	it.outcome = &e
-	_, err := d.c.Log.Append(ctx, e)
-	return err
+	return d.c.Log.Append(ctx, e)
 }
 
 // hopeless reports that what could not be recorded never can be.

@@ -65,7 +65,10 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 	var request *parley.Message
 	if k := a.Message.Kind; k == parley.Event || k.Terminal() || k == parley.Cancel {
 		var err error
-		if request, err = h.requestOf(ctx, a.Message); err != nil {
+		if request = a.Request; request == nil {
+			request, err = h.requestOf(ctx, a.Message)
+		}
+		if err != nil {
 			return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request that this is about is not in the journal any more").Because(err)}
 		}
 		if k != parley.Cancel {
@@ -100,7 +103,7 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 		return delivery.Result{Reply: h.terminal(a, reply), Losses: o.Losses}
 	}
 	r := h.later(a)
-	r.Losses = o.Losses
+	r.Losses, r.Sent = o.Losses, o.Sent
 	return r
 }
 

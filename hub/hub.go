@@ -98,6 +98,11 @@ type Outcome struct {
 	Wait    time.Duration // with Err: come back after this; no try is used up
 	Unknown bool          // with Err: the recipient may have had it all the same
 	Losses  []parley.Loss
+
+	// Sent says that a message was published to a recipient that recognises
+	// repeats, with nothing to wait for: that it was may be recorded a little
+	// later.
+	Sent bool
 }
 
 // Config of a Hub. Journal, Directory and Policy must be set.
