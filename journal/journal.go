@@ -45,6 +45,7 @@ type Journal struct {
 	writers    sync.WaitGroup
 	background crew
 
+	gate     sync.RWMutex // held for reading by every commit; see Backup
 	link     atomic.Pointer[link]
 	linkMu   sync.Mutex
 	changed  chan struct{} // closed when link changes

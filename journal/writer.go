@@ -323,6 +323,8 @@ func (g *group) free(o *op) bool {
 
 // commit has the engine store ops, and finishes each of them.
 func (w *writer) commit(ops []*op) {
+	w.j.gate.RLock() // a backup stops all writers at one point
+	defer w.j.gate.RUnlock()
 	w.groups.Add(1)
 	l := w.j.link.Load()
 	if l == nil || l.failed() {
