@@ -1,0 +1,200 @@
+package bridge
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/parley-hub/parley"
+)
+
+// Losses tells what a message loses on a way to a recipient, by the table: for
+// each thing that the message really says and the way cannot, the field and
+// the reason. recipient is its directory name. A message that loses nothing
+// costs no allocation; protocols that pass on the original envelope do not ask.
+func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
+	var out []parley.Loss
+	add := func(a Aspect) {
+		if e := rows[a].Out[way]; e.Fate == Lost {
+			out = append(out, parley.Loss{Field: rows[a].Field, Reason: e.How})
+		}
+	}
+	switch m.Kind {
+	case parley.Cancel:
+		add(Cancel)
+		return out // there is nothing more to it
+	case parley.Event:
+		if n := len(out); m.State != parley.NoState || len(m.Parts) == 0 {
+			add(stateAspects[m.State])
+			if len(out) > n && !chatOnly(way, m.State) {
+				return out
+			}
+		} else if add(Chunk); len(out) > n {
+			return out
+		}
+	case parley.Failure:
+		if m.Error != nil {
+			add(Code)
+			if m.Error.Retryable || m.Error.After > 0 {
+				add(Retry)
+			}
+		}
+	}
+	if len(m.Parts) > 1 {
+		add(Several)
+	}
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		plain := p.URI == "" && (p.IsText() || p.IsJSON())
+		single := len(m.Parts) == 1
+		keeps := (way == Inbox || way == Call) && !single
+		if p.Name != "" && (plain || way == Model) && !keeps && m.Kind != parley.Failure {
+			add(Name)
+		}
+		if plain && !keeps && ownType(p.MediaType) {
+			add(Type)
+		}
+		if way == Model && plain && p.IsJSON() && rounded(p.Data) {
+			add(Numbers)
+		}
+	}
+	if rows[Audience].Out[way].Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }) {
+		add(Audience)
+	}
+	protocol := way.Protocol()
+	for name, raw := range m.Extensions {
+		if name != protocol {
+			out = append(out, extensions(way, name, raw)...)
+		}
+	}
+	if len(out) > 1 {
+		slices.SortFunc(out, func(a, b parley.Loss) int {
+			return strings.Compare(a.Field+"\x00"+a.Reason, b.Field+"\x00"+b.Reason)
+		})
+		out = slices.Compact(out)
+	}
+	return out
+}
+
+var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working, parley.NeedsInput: NeedsInput}
+
+// chatOnly: the state itself has a form on the way.
+func chatOnly(way Way, s parley.State) bool { return way == Chat && s == parley.Accepted }
+
+// extensions are the losses of what only another protocol says.
+func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(raw, &members) != nil {
+		return []parley.Loss{{Field: "Extensions." + protocol, Reason: rows[Extra].Out[way].How}}
+	}
+	var out []parley.Loss
+	for name := range members {
+		if bookkeeping[protocol][name] {
+			continue
+		}
+		a, ok := extensionAspects[protocol+"."+name]
+		if !ok {
+			a = Extra
+		}
+		out = append(out, parley.Loss{Field: "Extensions." + protocol + "." + name, Reason: rows[a].Out[way].How})
+	}
+	return out
+}
+
+// OfReply makes losses of a reply, or of an event, that has no delivery of its
+// own losses in the delivery of its request.
+func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
+	prefix := "Reply."
+	if kind == parley.Event {
+		prefix = "Event."
+	}
+	out := make([]parley.Loss, len(losses))
+	for i, l := range losses {
+		out[i] = parley.Loss{Field: prefix + l.Field, Reason: l.Reason}
+	}
+	return out
+}
+
+// ownType: a JSON media type that says more than that it is JSON.
+func ownType(t string) bool {
+	if t == "application/json" || strings.HasPrefix(t, "text/plain") {
+		return false
+	}
+	t, _, _ = strings.Cut(t, ";")
+	return !strings.EqualFold(strings.TrimSpace(t), "application/json")
+}
+
+// rounded reports whether JSON holds a decimal that a 64-bit float does not
+// hold as it is written: 0.1 does (it is written so again), 0.10000000000000001
+// does not. Whole numbers do not count: they keep any size.
+func rounded(b []byte) bool {
+	for i := 0; i < len(b); {
+		switch c := b[i]; {
+		case c == '"':
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+			i++
+		case c == '-' || c >= '0' && c <= '9':
+			start, decimal := i, false
+			for i++; i < len(b) && (b[i] >= '0' && b[i] <= '9' || b[i] == '.' || b[i] == 'e' || b[i] == 'E' || b[i] == '+' || b[i] == '-'); i++ {
+				decimal = decimal || b[i] == '.' || b[i] == 'e' || b[i] == 'E'
+			}
+			// Fifteen digits always come back; most numbers end here.
+			if decimal && i-start > 15 && changes(string(b[start:i])) {
+				return true
+			}
+		default:
+			i++
+		}
+	}
+	return false
+}
+
+// changes reports whether a literal, read as a float and written in the
+// shortest form, is another number.
+func changes(literal string) bool {
+	f, err := strconv.ParseFloat(literal, 64)
+	if err != nil {
+		return true
+	}
+	var exact, again big.Rat
+	if e := exponent(literal); e > 400 || e < -400 {
+		return true // no float of that size; and no work on huge powers
+	}
+	if _, ok := exact.SetString(literal); !ok {
+		return true
+	}
+	if _, ok := again.SetString(strconv.FormatFloat(f, 'e', -1, 64)); !ok {
+		return true
+	}
+	return exact.Cmp(&again) != 0
+}
+
+func exponent(literal string) int {
+	i := strings.IndexAny(literal, "eE")
+	if i < 0 {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimPrefix(literal[i+1:], "+"))
+	if err != nil {
+		return 1 << 20
+	}
+	return n
+}
+
+// String makes a line of an entry, for documentation.
+func (e Entry) String() string {
+	switch {
+	case e.Fate == As:
+		return "as " + e.How
+	case e.How == "":
+		return e.Fate.String()
+	}
+	return fmt.Sprintf("%s: %s", e.Fate, e.How)
+}

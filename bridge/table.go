@@ -1,0 +1,328 @@
+package bridge
+
+// Protocols are the five, in the order of the documentation.
+var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+
+// A Way is a form in which a protocol carries a message to its recipient.
+type Way string
+
+// The ways. uAgents and A2E have two.
+const (
+	SAMVAD Way = "samvad"
+	Chat   Way = "uagents-chat"  // a chat message
+	Model  Way = "uagents-model" // a message of a model that the agent declares
+	Inbox  Way = "a2e-inbox"     // an event of parley_inbox
+	Call   Way = "a2e-call"      // a tool call to a host, or the result of an agent's own call
+	AGH    Way = "agh"
+	ASP    Way = "asp"
+)
+
+// Ways are all of them, and the protocol of each.
+var Ways = []struct {
+	Way      Way
+	Protocol string
+	Title    string
+}{
+	{SAMVAD, "samvad", "SAMVAD"},
+	{Chat, "uagents", "uAgents chat"},
+	{Model, "uagents", "uAgents model"},
+	{Inbox, "a2e", "A2E inbox"},
+	{Call, "a2e", "A2E call or result"},
+	{AGH, "agh", "AGH"},
+	{ASP, "asp", "ASP"},
+}
+
+// A Fate is what becomes of an aspect of a message.
+type Fate uint8
+
+// The fates. What is Lost of a concrete message is in its Delivery.
+const (
+	Absent   Fate = iota // the sender's protocol does not say it
+	Survives             // the recipient finds it where its protocol has it
+	As                   // the recipient finds it in another form
+	Refused              // the message is refused with a reason, and nothing is delivered
+	Lost                 // the recipient does not find it; the Delivery says so
+)
+
+var fateNames = [...]string{"absent", "survives", "as", "refused", "lost"}
+
+func (f Fate) String() string { return fateNames[f] }
+
+// An Entry says what becomes of one aspect, and how.
+type Entry struct {
+	Fate Fate
+	How  string
+}
+
+// An Aspect is one thing that a message can say.
+type Aspect string
+
+// The aspects, in the order of the table.
+const (
+	Text        Aspect = "text"
+	Object      Aspect = "object"
+	OtherJSON   Aspect = "json"
+	Numbers     Aspect = "numbers"
+	Bytes       Aspect = "bytes"
+	Link        Aspect = "link"
+	Several     Aspect = "several"
+	Name        Aspect = "name"
+	Type        Aspect = "type"
+	Request     Aspect = "request"
+	Response    Aspect = "response"
+	Failure     Aspect = "failure"
+	Code        Aspect = "code"
+	Retry       Aspect = "retry"
+	Accepted    Aspect = "accepted"
+	Working     Aspect = "working"
+	NeedsInput  Aspect = "needs-input"
+	Chunk       Aspect = "chunk"
+	Notice      Aspect = "notice"
+	Cancel      Aspect = "cancel"
+	Skill       Aspect = "skill"
+	Act         Aspect = "act"
+	Schema      Aspect = "schema"
+	Sent        Aspect = "sent"
+	Deadline    Aspect = "deadline"
+	Expiry      Aspect = "expiry"
+	MessageID   Aspect = "message-id"
+	Idempotency Aspect = "idempotency"
+	Thread      Aspect = "conversation"
+	ReplyTo     Aspect = "reply-to"
+	Audience    Aspect = "audience"
+	Trace       Aspect = "trace"
+	Order       Aspect = "order"
+	Sender      Aspect = "sender"
+	Assurance   Aspect = "assurance"
+	Signature   Aspect = "signature"
+	Credentials Aspect = "credentials"
+	Budget      Aspect = "budget"
+	Context     Aspect = "context"
+	Extra       Aspect = "extra"
+)
+
+// A Row is one aspect: what it is, how each protocol says it on the way in
+// (a protocol that is not there cannot say it), and what becomes of it on each
+// way out.
+type Row struct {
+	Aspect Aspect
+	Title  string
+	Field  string // of parley.Message, as a Loss names it
+	In     map[string]string
+	Out    map[Way]Entry
+}
+
+func survives(how ...string) Entry {
+	e := Entry{Fate: Survives}
+	if len(how) > 0 {
+		e.How = how[0]
+	}
+	return e
+}
+func as(how string) Entry      { return Entry{As, how} }
+func lost(why string) Entry    { return Entry{Lost, why} }
+func refused(why string) Entry { return Entry{Refused, why} }
+
+// stated is what every way carries in the provenance of the message.
+func stated(member string) map[Way]Entry {
+	return map[Way]Entry{
+		SAMVAD: as("the header Parley-Provenance, " + member + "; an answer's is found under the message ID, which is its spanId"),
+		Chat:   as("the header Parley-Provenance, " + member),
+		Model:  as("the header Parley-Provenance, " + member),
+		Inbox:  as("metadata.parley, " + member),
+		Call:   as("metadata.parley, " + member),
+		AGH:    as("ext.parley, " + member),
+		ASP:    as("the trust-evidence object, " + member),
+	}
+}
+
+// with replaces entries of a set of them.
+func with(base map[Way]Entry, other map[Way]Entry) map[Way]Entry {
+	for w, e := range other {
+		base[w] = e
+	}
+	return base
+}
+
+// all says the same of every way.
+func all(e Entry) map[Way]Entry {
+	m := map[Way]Entry{}
+	for _, w := range Ways {
+		m[w.Way] = e
+	}
+	return m
+}
+
+// said is how all five say something.
+func said(samvad, uagents, a2e, agh, asp string) map[string]string {
+	m := map[string]string{}
+	for i, s := range []string{samvad, uagents, a2e, agh, asp} {
+		if s != "" {
+			m[Protocols[i]] = s
+		}
+	}
+	return m
+}
+
+// Table is the loss table: the one place that says what a translation costs.
+var Table = []Row{
+	{Text, "Plain text", "Parts", said("", "text of a chat message", "a JSON string", "text of a say", "subject of a QUERY, topic of an INFORM"), map[Way]Entry{
+		SAMVAD: as(`{"text": …}`), Chat: survives(), Model: as("the object that it spells, or the only required string of the model"),
+		Inbox: survives(), Call: as(`{"text": …}`), AGH: survives(), ASP: as(`{"text": …}`)}},
+	{Object, "A JSON object", "Parts", said("payload", "a model's message", "arguments, data", "artifact, result", "parameters, data"), map[Way]Entry{
+		SAMVAD: survives(), Chat: as("compact JSON text; its text or message, if that is all it has"), Model: survives(),
+		Inbox: survives(), Call: survives(), AGH: as("an artifact, and as the text where there is none; a result stays a result"), ASP: survives()}},
+	{OtherJSON, "JSON that is no object", "Parts", said("", "", "content", "artifact, result", ""), map[Way]Entry{
+		SAMVAD: as(`{"result": …}`), Chat: as("JSON text"), Model: refused("a model is an object"),
+		Inbox: survives(), Call: as(`{"value": …}`), AGH: as(`an artifact; {"result": …} in a trace`), ASP: as(`{"result": …}`)}},
+	{Numbers, "Numbers beyond a 64-bit float", "Parts", said("literal kept", "literal kept", "literal kept", "literal kept", ""), map[Way]Entry{
+		SAMVAD: survives("literal kept"), Chat: survives("literal kept in the text"), Model: lost("uAgents agents read decimals as 64-bit floats; whole numbers of any size survive"),
+		Inbox: survives("literal kept"), Call: survives("literal kept"), AGH: survives("literal kept"), ASP: refused("ASP signs numbers as 64-bit floats and takes no others")}},
+	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", ""), map[Way]Entry{
+		SAMVAD: as(`{"mediaType", "name", "base64"}`), Chat: as("a resource with a data: URI"), Model: refused("a model is an object"),
+		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`{"mediaType", "name", "base64"}`)}},
+	{Link, "A URI with the digest of its target", "Parts", said("", "resource", "", "", ""), map[Way]Entry{
+		SAMVAD: as(`{"uri", "digest", "mediaType", "name"}`), Chat: survives("a resource"), Model: refused("a model is an object"),
+		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`)}},
+	{Several, "More than one part", "Parts", said("", "contents of a chat message", "", "text with artifacts", ""), map[Way]Entry{
+		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: the first JSON part goes, else the text"),
+		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes, else the first part")}},
+	{Name, "The name of a part", "Parts.Name", said("", "name of a resource", "name of an artifact", "", ""), map[Way]Entry{
+		SAMVAD: lost("text and JSON have no name in SAMVAD; bytes and links keep it"), Chat: lost("text and JSON have no name in a chat message; bytes and links keep it"), Model: lost("a model's message has no name"),
+		Inbox: lost("a single text or JSON value has no name; several parts, bytes and links keep it"), Call: lost("a single text or JSON value has no name; several parts, bytes and links keep it"),
+		AGH: lost("text and JSON artifacts have no name in AGH; bytes and links keep it"), ASP: lost("text and JSON have no name in ASP; bytes and links keep it")}},
+	{Type, "A JSON media type of its own", "Parts.MediaType", said("", "", "", "", ""), map[Way]Entry{
+		SAMVAD: lost("JSON is just JSON in SAMVAD"), Chat: lost("JSON becomes text in a chat message"), Model: lost("JSON is just JSON in a model"),
+		Inbox: lost("a single JSON value has no media type; several parts keep theirs"), Call: lost("a single JSON value has no media type; several parts keep theirs"),
+		AGH: lost("an AGH artifact has no media type"), ASP: lost("JSON is just JSON in an ASP body")}},
+
+	{Request, "Request", "Kind", said("message, task, stream", "envelope to a stand-in", "tool/call, skill/call, multi_agent/*", "directed say with work_id", "QUERY, DELEGATE"), map[Way]Entry{
+		SAMVAD: as("the mode that the skill declares: message, stream or task"), Chat: as("an envelope in a session of its own"), Model: as("an envelope in a session of its own"),
+		Inbox: as("an event of the open parley_inbox call"), Call: as("tool/call/req"), AGH: as("a directed say with work_id"), ASP: as("QUERY")}},
+	{Response, "Response", "Kind", said("response ok, task done, last SSE event", "first envelope in the session that is no acknowledgement", "tool/call/resp, parley_reply", "trace completed", "INFORM"), map[Way]Entry{
+		SAMVAD: survives("response ok, task done, last SSE event"), Chat: survives("a chat message that ends the session"), Model: survives("the model that answers"),
+		Inbox: survives("kind response"), Call: survives("tool/call/resp"), AGH: survives("trace completed, and a say"), ASP: survives("INFORM, informType result")}},
+	{Failure, "Failure and its text", "Kind", said("response error", "ErrorMessage", "error, failed result", "trace failed, receipt rejected", "REJECT, INFORM error"), map[Way]Entry{
+		SAMVAD: survives("response error"), Chat: survives("ErrorMessage"), Model: survives("ErrorMessage"),
+		Inbox: survives("kind error"), Call: survives("error"), AGH: survives("trace failed; receipt rejected for a refusal"), ASP: survives("INFORM error; REJECT for a refusal")}},
+	{Code, "The code of a failure", "Error.Code", said("one of nine codes", "", "code and reason", "reason_code", "code"), map[Way]Entry{
+		SAMVAD: as("one of the nine codes of SAMVAD"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
+		Inbox: survives("error.code"), Call: survives("reason"), AGH: as("reason_code, and ext.parley"), ASP: as("one of ASP's rejection codes")}},
+	{Retry, "Whether to try again, and when", "Error.After", said("Retry-After", "", "retryable, retry_after", "", ""), map[Way]Entry{
+		SAMVAD: as("Retry-After of a response; a task or stream has none"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
+		Inbox: survives("error.retryable, error.retry_after"), Call: survives("retryable, retry_after"), AGH: as("ext.parley"), ASP: as("the trust-evidence object")}},
+	{Accepted, "Event: accepted", "State", said("", "chat acknowledgement", "parley_reply state", "receipt accepted", "ACCEPT, INFORM accepted"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("the acknowledgement"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("receipt accepted"), ASP: survives("INFORM accepted")}},
+	{Working, "Event: working", "State", said("", "", "tool/event, parley_reply state", "trace working", "INFORM progress"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace working"), ASP: survives("INFORM progress")}},
+	{NeedsInput, "Event: needs input", "State", said("", "", "parley_reply state", "trace needs_input", "CLARIFY, INFORM input-required"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace needs_input"), ASP: survives("INFORM input-required")}},
+	{Chunk, "Event: a piece of the result", "Kind", said("SSE chunk", "", "tool/event", "", "INFORM chunk"), map[Way]Entry{
+		SAMVAD: as("an SSE chunk of a stream; other callers get the result alone"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("kind event"), Call: as("an event of a streaming call"), AGH: as("trace working with the piece as its result"), ASP: survives("INFORM chunk")}},
+	{Notice, "Notice", "Kind", said("", "envelope in an open session; one that ends it", "parley_send", "say without work_id, broadcast", "INFORM, PROPOSE, COUNTER, COMMIT, …"), map[Way]Entry{
+		SAMVAD: as("a task without a callback"), Chat: survives("an envelope"), Model: survives("an envelope"), Inbox: survives("kind notice"),
+		Call: as("a tool call whose result nobody reads"), AGH: survives("say"), ASP: survives("INFORM, or the performative of the act, whole")}},
+	{Cancel, "Cancel", "Kind", said("", "", "", "receipt canceled", "WITHDRAW"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD cannot cancel a request"), Chat: lost("uAgents cannot cancel a request"), Model: lost("uAgents cannot cancel a request"),
+		Inbox: survives("kind cancel"), Call: lost("A2E cannot cancel a request"), AGH: survives("receipt canceled"), ASP: survives("WITHDRAW")}},
+
+	{Skill, "The skill that is meant", "Skill", said("skill", "the model", "the tool", "intent, ext.parley.skill, capability", "queryType, scope"), map[Way]Entry{
+		SAMVAD: survives("skill"), Chat: as("a message that names a skill goes as the skill's model"), Model: survives("the model"),
+		Inbox: survives("skill"), Call: survives("tool_name"), AGH: as("ext.parley.skill"), ASP: survives("queryType; topic of an INFORM")}},
+	{Act, "The speech act", "Act", said("", "", "", "intent", "performative"), with(stated("act"), map[Way]Entry{
+		Inbox: survives("act"), AGH: survives("intent"), ASP: as("the performative or topic of a notice; the trust-evidence object of a request")})},
+	{Schema, "The name of the content's schema", "Schema", said("", "schema digest", "", "", "version"), with(stated("schema"), map[Way]Entry{
+		Model: as("the model of that digest; the header Parley-Provenance"), Inbox: survives("schema")})},
+
+	{Sent, "When the sender says it was sent", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp"), stated("sent")},
+	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", ""), with(stated("deadline"), map[Way]Entry{
+		Chat: as("expires"), Model: as("expires"), Inbox: survives("deadline"), Call: as("timeout"), AGH: as("expires_at")})},
+	{Expiry, "After when it must not be delivered", "Expires", said("", "expires", "", "expires_at", ""), with(stated("expires"), map[Way]Entry{
+		Chat: survives("expires"), Model: survives("expires"), Inbox: survives("expires"), AGH: survives("expires_at")})},
+	{MessageID, "The message's ID", "ID", said("nonce, spanId", "digest, msg_id", "id", "id", "messageId"), with(stated("message"), map[Way]Entry{
+		SAMVAD: as("spanId"), Inbox: survives("id"), Call: as("id of the call"), AGH: as("id"), ASP: as("messageId")})},
+	{Idempotency, "What tells a repetition", "ID", said("nonce", "digest of the envelope", "id", "id", "messageId, proof"), map[Way]Entry{
+		SAMVAD: as("spanId, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
+		Chat:   as("msg_id, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
+		Model:  as("session, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
+		Inbox:  survives("id, the same at each attempt"), Call: as("id, the same at each attempt"), AGH: as("id, the same at each attempt"), ASP: as("messageId, the same at each attempt")}},
+	{Thread, "The conversation", "Conversation", said("traceId", "session", "correlation_id", "thread or room", "sessionId"), map[Way]Entry{
+		SAMVAD: as("the header Parley-Provenance; traceId where there is no trace"), Chat: as("session of a notice; a request has one of its own; the header Parley-Provenance"), Model: as("session of a notice; a request has one of its own; the header Parley-Provenance"),
+		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("a session")}},
+	{ReplyTo, "What it answers", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId"), map[Way]Entry{
+		SAMVAD: survives("the exchange, or the task"), Chat: survives("session"), Model: survives("session"), Inbox: survives("in_reply_to"), Call: survives("req_id"), AGH: survives("work_id, reply_to"), ASP: survives("referenceId")}},
+	{Audience, "Who else gets it", "Audience", said("", "", "", "members of the channel", "participants"), with(stated("audience"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD has one recipient"), Chat: lost("a uAgents envelope has one recipient"), Model: lost("a uAgents envelope has one recipient"), Inbox: survives("audience")})},
+	{Trace, "Trace ids", "Trace", said("traceId, spanId", "", "", "trace_id", ""), with(stated("trace"), map[Way]Entry{
+		SAMVAD: survives("traceId; parentSpanId within SAMVAD"), AGH: survives("trace_id")})},
+	{Order, "Order", "", said("none", "none", "of the session", "of the channel", "sequence and chain"), all(as("the order of the record, per recipient and conversation"))},
+
+	{Sender, "Who sent it", "From", said("from", "sender", "the session's agent", "from", "sender"), stated("sender")},
+	{Assurance, "How sure that is", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed"), stated("assurance")},
+	{Signature, "The signature, with the bytes and headers it covers", "Origin.Raw", said("RFC 9421 over body and headers", "secp256k1 over the envelope", "", "proof of a handle", "Ed25519 over the envelope"), stated("digest: the signature itself stays in the hub's record, and no signature of the hub stands for it")},
+	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
+	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "constraints"), all(lost("no protocol says another's constraints"))},
+	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
+	{Extra, "What only the sender's protocol says", "Extensions", said("", "metadata and streams of a chat message", "task_name of a delegation", "ext members, causation", "subject beside parameters"), all(lost("it belongs to another protocol"))},
+}
+
+// Within says which protocols pass on the original envelope, unchanged, to one
+// of their own; the others are said anew, signed by the hub.
+var Within = map[string]string{
+	"uagents": "the envelope goes on as it came, with its signature, where its target is the agent itself",
+	"agh":     "the envelope goes on as it came",
+	"asp":     "participants of a session read the sender's envelope from the session itself",
+}
+
+// Extensions that a protocol keeps for its own needs, or that are said
+// elsewhere: their absence on another protocol's wire is no loss.
+var bookkeeping = map[string]map[string]bool{
+	"uagents": {"msg_id": true, "start_session": true, "end_session": true},
+	"a2e":     {"subagent": true, "success_criteria": true, "type": true},
+	"asp":     {"record": true, "joined": true},
+}
+
+// aspects of the members of extensions; Extra where none is named.
+var extensionAspects = map[string]Aspect{
+	"samvad.delegation": Credentials, "samvad.auth": Credentials, "asp.constraints": Budget, "asp.context": Context, "a2e.llm_override": Budget,
+}
+
+// rows finds a row of Table by its aspect.
+var rows = func() map[Aspect]*Row {
+	m := make(map[Aspect]*Row, len(Table))
+	for i := range Table {
+		m[Table[i].Aspect] = &Table[i]
+	}
+	return m
+}()
+
+// Look tells what becomes of an aspect of a message that comes in by a
+// protocol and goes out by a way. Within one protocol that passes envelopes
+// on, everything that it says survives.
+func Look(from string, to Way, a Aspect) Entry {
+	r := rows[a]
+	if r == nil {
+		return Entry{}
+	}
+	if _, ok := r.In[from]; !ok {
+		return Entry{}
+	}
+	if to.Protocol() == from && Within[from] != "" {
+		return Entry{Survives, Within[from]}
+	}
+	return r.Out[to]
+}
+
+// Protocol of a way; "" for one that is none.
+func (w Way) Protocol() string {
+	for _, x := range Ways {
+		if x.Way == w {
+			return x.Protocol
+		}
+	}
+	return ""
+}
