@@ -46,8 +46,10 @@ func AGH(ctx context.Context, c Config, each func(Row)) error {
 	return c.compare(ctx, floor.AGH, c.agh, each)
 }
 
+// aghSay gives work in a thread of its sender's own. What is said in one
+// conversation is handled in its order, one after the other.
 func aghSay(workspace, from, work string, size int) *agh.Envelope {
-	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread, ThreadID: "thread_bench",
+	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread, ThreadID: "thread_" + from,
 		From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
 	if err := e.SetContent(&agh.Say{Text: strings.Repeat("x", max(1, size-420)), Intent: "request"}); err != nil {
 		return e // text of one letter: cannot be
