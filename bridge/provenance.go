@@ -15,7 +15,7 @@ import (
 const ProvenanceHeader = "Parley-Provenance"
 
 // Provenance is the value of [ProvenanceHeader]: who spoke, in which protocol,
-// how sure that is, what the original was, and what of the message has no
+// how sure that is and what proved it, what the original was, and what of the message has no
 // place in the protocols that use the header. It is ASCII; texts are quoted
 // with Go's escapes.
 func Provenance(m *parley.Message) string {
@@ -27,12 +27,21 @@ func Provenance(m *parley.Message) string {
 	b = quoted(b, "sender", m.From)
 	b = append(b, "; assurance="...)
 	b = append(b, m.Origin.Verdict.Assurance.String()...)
+	if v := m.Origin.Verdict; v.KeyID != "" {
+		b = quoted(b, "key", clip(v.KeyID))
+	}
+	if p := Proved(m.Origin.Verdict); len(p) > 0 {
+		b = quoted(b, "proved", clip(strings.Join(p, " ")))
+	}
 	b = quoted(b, "hops", strings.Join(m.Hops, " "))
-	if len(m.Origin.Raw) > 0 {
-		sum := sha256.Sum256(m.Origin.Raw)
-		b = append(b, "; digest=\"sha-256=:"...)
-		b = base64.StdEncoding.AppendEncode(b, sum[:])
-		b = append(b, `:"`...)
+	if k := m.Origin.Verdict.KeyID; k != "" {
+		b = quoted(b, "key", clip(k))
+	}
+	if p := Proved(m.Origin.Verdict); len(p) > 0 {
+		b = quoted(b, "proved", clip(strings.Join(p, " ")))
+	}
+	if d := Digest(m); d != "" {
+		b = quoted(b, "digest", d)
 	}
 	if !m.Conversation.IsZero() {
 		b = append(b, "; conversation="...)
@@ -57,6 +66,27 @@ func Provenance(m *parley.Message) string {
 		}
 	}
 	return string(b)
+}
+
+// Digest of the envelope that a message came in, in the form of RFC 9530; "" for
+// a message that came in none.
+func Digest(m *parley.Message) string {
+	if len(m.Origin.Raw) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256(m.Origin.Raw)
+	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+// Proved names the checks that held, in their order.
+func Proved(v parley.Verdict) []string {
+	var out []string
+	for _, c := range v.Checks {
+		if c.OK {
+			out = append(out, c.Name)
+		}
+	}
+	return out
 }
 
 func quoted(b []byte, name, value string) []byte {
