@@ -68,6 +68,50 @@ func Provenance(m *parley.Message) string {
 	return string(b)
 }
 
+// Rest is what a message says that a protocol has no place of its own for: it
+// goes with the provenance.
+type Rest struct {
+	Conversation parley.ID `json:"conversation,omitzero"`
+	Act          string    `json:"act,omitzero"`
+	Schema       string    `json:"schema,omitzero"`
+	Trace        string    `json:"trace,omitzero"` // W3C traceparent
+	Sent         time.Time `json:"sent,omitzero"`
+	Deadline     time.Time `json:"deadline,omitzero"`
+	Expires      time.Time `json:"expires,omitzero"`
+	Audience     []string  `json:"audience,omitzero"`
+	Retryable    bool      `json:"retryable,omitzero"`
+	RetryAfter   float64   `json:"retry_after,omitzero"` // seconds
+}
+
+// RestOf gives what of a message is left for the provenance on a way.
+func RestOf(way Way, m *parley.Message) Rest {
+	r := Rest{Sent: utc(m.Sent)}
+	if way != AGH {
+		r.Trace = m.Trace.Parent
+	}
+	if way == Inbox {
+		return r // the arrival itself says all else
+	}
+	r.Schema, r.Audience = m.Schema, m.Audience
+	if way != AGH {
+		r.Act = m.Act
+	}
+	if way == Call || way == ASP {
+		r.Deadline, r.Expires = utc(m.Deadline), utc(m.Expires)
+	}
+	if m.Error != nil && way != Call {
+		r.Retryable, r.RetryAfter = m.Error.Retryable, m.Error.After.Seconds()
+	}
+	return r
+}
+
+func utc(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.UTC()
+}
+
 // Digest of the envelope that a message came in, in the form of RFC 9530; "" for
 // a message that came in none.
 func Digest(m *parley.Message) string {

@@ -15,6 +15,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -107,18 +108,18 @@ type provenance struct {
 	Sender    string           `json:"sender"`
 	Peer      string           `json:"peer,omitempty"`
 	Assurance parley.Assurance `json:"assurance"`
+	Key       string           `json:"key,omitempty"`    // by which it was proved, in that protocol's words
+	Proved    []string         `json:"proved,omitempty"` // checks that held
 	Digest    string           `json:"digest,omitempty"` // of the original envelope, RFC 9530 form
 	Message   parley.ID        `json:"message"`
 	Hub       string           `json:"hub"`
 	Hops      []string         `json:"hops,omitempty"`
+	bridge.Rest
 }
 
-func provenanceOf(m *parley.Message, hubID string) protocol.Value {
-	p := provenance{Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance, Message: m.ID, Hub: hubID, Hops: m.Hops}
-	if len(m.Origin.Raw) > 0 {
-		sum := sha256.Sum256(m.Origin.Raw)
-		p.Digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
-	}
+func provenanceOf(m *parley.Message, hubID string, way bridge.Way) protocol.Value {
+	p := provenance{Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance, Message: m.ID, Hub: hubID, Hops: m.Hops,
+		Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Digest: bridge.Digest(m), Rest: bridge.RestOf(way, m)}
 	v, err := jsonx.Encode(map[string]provenance{"parley": p})
 	if err != nil {
 		return nil
@@ -159,7 +160,7 @@ func seconds(t time.Time) float64 {
 func toArrival(m *parley.Message, attempt int, hubID string) (protocol.Value, error) {
 	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Conversation: m.Conversation,
 		InReplyTo: m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline), Expires: seconds(m.Expires),
-		Attempt: attempt, Metadata: provenanceOf(m, hubID)}
+		Attempt: attempt, Metadata: provenanceOf(m, hubID, bridge.Inbox)}
 	if m.State != parley.NoState {
 		a.State = m.State.String()
 	}
@@ -168,7 +169,11 @@ func toArrival(m *parley.Message, attempt int, hubID string) (protocol.Value, er
 		return nil, err
 	}
 	if m.Error != nil {
-		e, err := jsonx.Encode(map[string]any{"code": m.Error.Code, "message": m.Error.Text, "retryable": m.Error.Retryable})
+		failure := map[string]any{"code": m.Error.Code, "message": m.Error.Text, "retryable": m.Error.Retryable}
+		if m.Error.After > 0 {
+			failure["retry_after"] = m.Error.After.Seconds()
+		}
+		e, err := jsonx.Encode(failure)
 		if err != nil {
 			return nil, err
 		}
@@ -457,18 +462,6 @@ func clip(s string, n int) string {
 		return string(r[:n-1]) + "…"
 	}
 	return s
-}
-
-// losses lists what no form of A2E can say.
-func losses(m *parley.Message) []parley.Loss {
-	var out []parley.Loss
-	for name := range m.Extensions {
-		if name != Protocol {
-			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
-		}
-	}
-	slices.SortFunc(out, func(a, b parley.Loss) int { return strings.Compare(a.Field, b.Field) })
-	return out
 }
 
 // eventOf says an event of a host in the hub's terms.

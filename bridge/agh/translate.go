@@ -9,6 +9,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -186,6 +187,8 @@ type provenance struct {
 	Protocol  string   `json:"protocol"`
 	Peer      string   `json:"peer,omitzero"`
 	Assurance string   `json:"assurance"`
+	Key       string   `json:"key,omitzero"`    // by which it was proved, in that protocol's words
+	Proved    []string `json:"proved,omitzero"` // checks that held
 	Digest    string   `json:"digest,omitzero"` // of the original, sha256:hex
 	Hops      []string `json:"hops,omitzero"`
 	Code      string   `json:"code,omitzero"` // of a failure
@@ -193,7 +196,7 @@ type provenance struct {
 
 func provenanceOf(m *parley.Message) provenance {
 	p := provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
-		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Hops: m.Hops}
+		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops}
 	if len(m.Origin.Raw) > 0 {
 		sum := sha256.Sum256(m.Origin.Raw)
 		p.Digest = "sha256:" + hex.EncodeToString(sum[:])

@@ -11,6 +11,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -295,6 +296,12 @@ func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 		"assurance": m.Origin.Verdict.Assurance.String(), "hub": hub, "hops": m.Hops}
 	if m.Origin.Peer != "" {
 		data["peer"] = m.Origin.Peer
+	}
+	if k := m.Origin.Verdict.KeyID; k != "" {
+		data["key"] = k
+	}
+	if p := bridge.Proved(m.Origin.Verdict); len(p) > 0 {
+		data["proved"] = p
 	}
 	if m.Origin.Raw != nil {
 		sum := sha256.Sum256(m.Origin.Raw)

@@ -2,26 +2,19 @@ package uagents
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 	protocol "github.com/parley-hub/parley/uagents"
 )
-
-// ProvenanceHeader tells the recipient where a message that the hub says in a
-// stand-in's name comes from.
-const ProvenanceHeader = "Parley-Provenance"
 
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
@@ -116,7 +109,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	r := b.almanac.registered(peer)
 	mailbox := b.usesMailbox(o.Identity, r)
 	if m.Kind == parley.Notice || mailbox || r != nil {
-		out := outcome(b.bring(ctx, o.Identity, e, b.provenance(m)))
+		out := outcome(b.bring(ctx, o.Identity, e, bridge.Provenance(m)))
 		out.Losses = losses
 		return out
 	}
@@ -126,7 +119,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return outcome(err)
 	}
-	reply, err := b.client(b.provenance(m)).ForwardSync(ctx, endpoints, e)
+	reply, err := b.client(bridge.Provenance(m)).ForwardSync(ctx, endpoints, e)
 	if reply == nil {
 		out := outcome(err)
 		out.Losses = losses
@@ -244,7 +237,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		content = protocol.NewErrorMessage(protocol.AsError(err).Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Error()})
 	}
-	out := outcome(b.say(ctx, asked, content, b.provenance(m)))
+	out := outcome(b.say(ctx, asked, content, bridge.Provenance(m)))
 	out.Losses = losses
 	if out.Err == nil {
 		b.forgetAck(o.Request.ID)
@@ -300,21 +293,9 @@ func (b *Binding) retention() time.Duration {
 func (b *Binding) client(provenance string) *protocol.Client {
 	c := &protocol.Client{HTTP: b.http, Now: b.c.Now}
 	if provenance != "" {
-		c.Header = http.Header{ProvenanceHeader: {provenance}}
+		c.Header = http.Header{bridge.ProvenanceHeader: {provenance}}
 	}
 	return c
-}
-
-// provenance says who spoke, in which protocol, how sure that is, and what the
-// original was.
-func (b *Binding) provenance(m *parley.Message) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "message=%s; protocol=%s; sender=%q; assurance=%s; hops=%q", m.ID, m.Origin.Protocol, m.From, m.Origin.Verdict.Assurance, strings.Join(m.Hops, " "))
-	if len(m.Origin.Raw) > 0 {
-		sum := sha256.Sum256(m.Origin.Raw)
-		fmt.Fprintf(&s, "; digest=\"sha-256=:%s:\"", base64.StdEncoding.EncodeToString(sum[:]))
-	}
-	return s.String()
 }
 
 // outcome sorts what an attempt ended with.
