@@ -59,7 +59,7 @@ func (j *Journal) startEmbedded(ctx context.Context) (l *link, err error) {
 			l.stop()
 		}
 	}()
-	if err := j.startPart(ctx, l, l.side, partState, j.cfg.Durability == Disk); err != nil {
+	if err := j.startPart(ctx, l, l.side, partState, j.cfg.Durability == Disk && !j.restoring); err != nil {
 		return nil, err
 	}
 	if err := j.startPart(ctx, l, l, partLog, false); err != nil {

@@ -45,15 +45,17 @@ type Journal struct {
 	writers    sync.WaitGroup
 	background crew
 
-	gate     sync.RWMutex // held for reading by every commit; see Backup
-	link     atomic.Pointer[link]
-	linkMu   sync.Mutex
-	changed  chan struct{} // closed when link changes
-	failure  atomic.Pointer[error]
-	reopened atomic.Uint64
-	free     atomic.Uint64
-	full     atomic.Bool // the watermark refuses
-	broken   atomic.Bool // the disk does not sync
+	gate      sync.RWMutex // held for reading by every commit; see Backup
+	backupMu  sync.Mutex   // one backup at a time
+	restoring bool         // nothing is acknowledged before all is synced
+	link      atomic.Pointer[link]
+	linkMu    sync.Mutex
+	changed   chan struct{} // closed when link changes
+	failure   atomic.Pointer[error]
+	reopened  atomic.Uint64
+	free      atomic.Uint64
+	full      atomic.Bool // the watermark refuses
+	broken    atomic.Bool // the disk does not sync
 
 	parts   []*partition
 	state   *stateMachine
