@@ -61,8 +61,11 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 			add(Numbers)
 		}
 	}
-	if rows[Audience].Out[way].Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }) {
+	switch e := rows[Audience].Out[way]; {
+	case e.Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }):
 		add(Audience)
+	case e.Fate == As && len(m.Audience) > MaxAudience:
+		out = append(out, parley.Loss{Field: rows[Audience].Field, Reason: tooMany})
 	}
 	protocol := way.Protocol()
 	for name, raw := range m.Extensions {
@@ -78,6 +81,8 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	}
 	return out
 }
+
+var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
 var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working, parley.NeedsInput: NeedsInput}
 

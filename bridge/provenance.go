@@ -15,9 +15,9 @@ import (
 const ProvenanceHeader = "Parley-Provenance"
 
 // Provenance is the value of [ProvenanceHeader]: who spoke, in which protocol,
-// how sure that is and what proved it, what the original was, and what of the message has no
-// place in the protocols that use the header. It is ASCII; texts are quoted
-// with Go's escapes.
+// how sure that is and what proved it, what the original was, and what of the
+// message has no place in the protocols that use the header. It is ASCII; texts
+// are quoted with Go's escapes.
 func Provenance(m *parley.Message) string {
 	b := make([]byte, 0, 512)
 	b = append(b, "message="...)
@@ -27,12 +27,6 @@ func Provenance(m *parley.Message) string {
 	b = quoted(b, "sender", m.From)
 	b = append(b, "; assurance="...)
 	b = append(b, m.Origin.Verdict.Assurance.String()...)
-	if v := m.Origin.Verdict; v.KeyID != "" {
-		b = quoted(b, "key", clip(v.KeyID))
-	}
-	if p := Proved(m.Origin.Verdict); len(p) > 0 {
-		b = quoted(b, "proved", clip(strings.Join(p, " ")))
-	}
 	b = quoted(b, "hops", strings.Join(m.Hops, " "))
 	if k := m.Origin.Verdict.KeyID; k != "" {
 		b = quoted(b, "key", clip(k))
@@ -83,6 +77,9 @@ type Rest struct {
 	RetryAfter   float64   `json:"retry_after,omitzero"` // seconds
 }
 
+// MaxAudience is how many others a provenance names.
+const MaxAudience = 64
+
 // RestOf gives what of a message is left for the provenance on a way.
 func RestOf(way Way, m *parley.Message) Rest {
 	r := Rest{Sent: utc(m.Sent)}
@@ -92,7 +89,10 @@ func RestOf(way Way, m *parley.Message) Rest {
 	if way == Inbox {
 		return r // the arrival itself says all else
 	}
-	r.Schema, r.Audience = m.Schema, m.Audience
+	r.Schema = m.Schema
+	if len(m.Audience) <= MaxAudience {
+		r.Audience = m.Audience
+	}
 	if way != AGH {
 		r.Act = m.Act
 	}

@@ -13,6 +13,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -280,7 +281,8 @@ func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out 
 	if err != nil && !errors.Is(err, errUnknownSubagent) {
 		return true, hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the result could not be kept")}
 	}
-	return true, hub.Outcome{}
+	return true, hub.Outcome{Losses: append(bridge.Losses(bridge.Call, m, o.Recipient.Name),
+		parley.Loss{Field: "Origin", Reason: "multi_agent/await has no place for where a result comes from"})}
 }
 
 // Await implements a2e.MultiAgent: it answers RUNNING before its time is up.

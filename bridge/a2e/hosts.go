@@ -18,6 +18,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -259,11 +260,11 @@ func (h *hosts) remembers(agent string) bool {
 // deliver calls a host, as the hub.
 func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
-	lost := losses(m)
+	lost := bridge.Losses(bridge.Call, m, o.Recipient.Name)
 	switch m.Kind {
 	case parley.Request, parley.Notice:
 	case parley.Cancel:
-		return hub.Outcome{Losses: append(lost, parley.Loss{Field: "Kind", Reason: "A2E cannot cancel a request"})}
+		return hub.Outcome{Losses: lost}
 	default:
 		return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "a host takes requests")}
 	}
@@ -346,7 +347,7 @@ func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (an
 		timeout = max(1, int(time.Until(until)/time.Second))
 	}
 	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(), "streaming": true,
-		"timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID())}, nil
+		"timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
 // answer says the final frame of a host in the hub's terms.

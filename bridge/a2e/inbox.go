@@ -12,6 +12,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -98,7 +99,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err := x.owe(ctx, o.Recipient.Name, []json.RawMessage{json.RawMessage(data)}); err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept")}
 		}
-		return hub.Outcome{Losses: losses(o.Message)}
+		return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, o.Recipient.Name)}
 	}
 	h := &handing{data: data, result: make(chan error, 1)}
 	var full []*reader
@@ -126,7 +127,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent's session ended"), Wait: time.Second}
 		}
-		return hub.Outcome{Losses: losses(o.Message)}
+		return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, o.Recipient.Name)}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -214,7 +215,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, 
 	if err != nil {
 		return protocol.ToolResult{}, err
 	}
-	return protocol.ToolResult{Success: true, Data: data, Metadata: provenanceOf(reply, t.b.c.Hub.ID())}, nil
+	return protocol.ToolResult{Success: true, Data: data, Metadata: provenanceOf(reply, t.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
 // call sends a request to a skill and waits for its answer. Events go to the
@@ -359,7 +360,7 @@ func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.Skill
 	if err != nil {
 		return protocol.SkillResult{}, err
 	}
-	return protocol.SkillResult{Success: true, Data: data, Metadata: provenanceOf(reply, s.t.b.c.Hub.ID())}, nil
+	return protocol.SkillResult{Success: true, Data: data, Metadata: provenanceOf(reply, s.t.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
 // The hub's own tools.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 )
@@ -196,7 +197,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 		return w, nil
 	})
-	outs, ls := b.answers(e, m)
+	outs, ls := b.answers(e, m, o.Recipient.Name)
 	for _, out := range outs {
 		if err == nil {
 			err = b.send(ctx, out, o.Attempt)
@@ -209,19 +210,19 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 }
 
 // answers are the messages in which an event or a reply goes out.
-func (b *Binding) answers(e *protocol.Envelope, m *parley.Message) ([]*protocol.Envelope, []parley.Loss) {
-	ls := losses(m)
+func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient string) ([]*protocol.Envelope, []parley.Loss) {
+	ls := bridge.Losses(bridge.AGH, m, recipient)
 	var bodies []any
-	result, text := toResult(m.Parts)
+	result, text, more := toResult(m.Parts)
 	switch {
 	case m.Kind == parley.Event && m.State == parley.Accepted:
 		bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted, Detail: text})
 	case m.Kind == parley.Event:
-		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result})
+		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result, ArtifactRefs: more})
 	case m.Kind == parley.Response:
-		say, more := toSay(m.Parts, "response")
-		ls = append(ls, more...)
-		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result})
+		say, unsaid := toSay(m.Parts, "response")
+		ls = append(ls, unsaid...)
+		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result, ArtifactRefs: more})
 	default:
 		failure := m.Error
 		if failure == nil {
@@ -359,7 +360,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 			e.ExpiresAt = min(t.Unix(), b.now().Add(or(b.c.MaxTTL, 30*24*time.Hour)).Unix())
 		}
 	}
-	ls := losses(m)
+	ls := bridge.Losses(bridge.AGH, m, o.Recipient.Name)
 	content := m.Parts
 	if m.Error != nil {
 		content = append(content, parley.Text(m.Error.Text))
@@ -426,7 +427,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	if err == nil {
 		_, err = b.gateway.Send(ctx, e)
 	}
-	return b.published(err, append(ls, losses(m)...)...)
+	return b.published(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }
 
 // cancel tells a peer that the answer is not wanted any more.

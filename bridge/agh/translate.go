@@ -179,11 +179,12 @@ func skillWanted(e *protocol.Envelope, has func(string) bool) string {
 
 // provenance is what the hub states about a message that it speaks for.
 type provenance struct {
-	Message   string   `json:"message"`
-	Kind      string   `json:"kind"`
-	From      string   `json:"from"`
-	Skill     string   `json:"skill,omitzero"`
-	Act       string   `json:"act,omitzero"`
+	Message string `json:"message"`
+	Kind    string `json:"kind"`
+	From    string `json:"from"`
+	Skill   string `json:"skill,omitzero"`
+	Act     string `json:"act,omitzero"`
+	bridge.Rest
 	Protocol  string   `json:"protocol"`
 	Peer      string   `json:"peer,omitzero"`
 	Assurance string   `json:"assurance"`
@@ -196,7 +197,7 @@ type provenance struct {
 
 func provenanceOf(m *parley.Message) provenance {
 	p := provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
-		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops}
+		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops, Rest: bridge.RestOf(bridge.AGH, m)}
 	if len(m.Origin.Raw) > 0 {
 		sum := sha256.Sum256(m.Origin.Raw)
 		p.Digest = "sha256:" + hex.EncodeToString(sum[:])
@@ -236,28 +237,31 @@ func toSay(ps []parley.Part, intent string) (*protocol.Say, []parley.Loss) {
 	return s, losses
 }
 
-// toResult gives a trace's result, which the pages want to be an object, and
-// its message.
-func toResult(ps []parley.Part) (json.RawMessage, string) {
+// toResult gives a trace's result, which the pages want to be an object, its
+// message, and what there is besides.
+func toResult(ps []parley.Part) (json.RawMessage, string, []json.RawMessage) {
 	var message []string
 	var result json.RawMessage
+	var more []json.RawMessage
 	for _, p := range ps {
 		switch {
 		case p.IsText():
 			message = append(message, string(p.Data))
 		case result == nil:
 			result = value(p)
+		default:
+			more = append(more, value(p))
 		}
 	}
 	switch text := strings.Join(message, "\n"); {
 	case result == nil && text == "":
-		return nil, ""
+		return nil, "", nil
 	case result == nil:
-		return object("text", text), text
+		return object("text", text), text, nil
 	case result[0] != '{':
-		return object("result", json.RawMessage(result)), text
+		return object("result", json.RawMessage(result)), text, more
 	default:
-		return result, text
+		return result, text, more
 	}
 }
 
@@ -267,7 +271,7 @@ func value(p parley.Part) json.RawMessage {
 	case p.IsJSON() && jsonx.Valid(p.Data, 0) == nil:
 		return json.RawMessage(p.Data)
 	case p.URI != "":
-		return object("uri", p.URI, "digest", p.Digest, "media_type", p.MediaType)
+		return object("uri", p.URI, "digest", p.Digest, "media_type", p.MediaType, "name", p.Name)
 	}
 	return object("media_type", p.MediaType, "name", p.Name, "base64", p.Data)
 }
@@ -282,17 +286,6 @@ func object(pairs ...any) json.RawMessage {
 		return json.RawMessage("{}")
 	}
 	return b
-}
-
-// losses of a message on its way into AGH.
-func losses(m *parley.Message) []parley.Loss {
-	var out []parley.Loss
-	for name := range m.Extensions {
-		if name != Protocol {
-			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
-		}
-	}
-	return out
 }
 
 // states says which state of a trace, or that it is a receipt, an event is.
