@@ -56,6 +56,9 @@ const (
 	tagStep
 	tagRefused
 	tagSender
+	tagErased
+	tagEnvelopeDigest
+	tagEnvelopeSize
 )
 
 // Tags of a message.
@@ -300,6 +303,11 @@ func encode(r *sealed) []byte {
 	e.id(tagKey, r.key)
 	e.time(tagUntil, r.Until)
 	e.id(tagSender, r.sender)
+	if x := r.Erased; x != nil {
+		e.uint(tagErased, x.Number)
+		e.string(tagEnvelopeDigest, string(x.Digest))
+		e.uint(tagEnvelopeSize, x.Size)
+	}
 	if r.Chain != nil {
 		e.each(tagChain, r.Chain.Name)
 		e.uint(tagAfter, r.Chain.After)
@@ -641,6 +649,12 @@ func decode(data []byte) (*sealed, error) {
 			r.Until = f.time()
 		case tagSender:
 			r.sender = f.id()
+		case tagErased:
+			r.erased().Number = f.uint()
+		case tagEnvelopeDigest:
+			r.erased().Digest = []byte(f.string())
+		case tagEnvelopeSize:
+			r.erased().Size = f.uint()
 		case tagChain:
 			r.chain().Name = f.string()
 		case tagAfter:

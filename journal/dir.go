@@ -25,6 +25,7 @@ import (
 //	journal.json   the manifest: what this is, written before anything else
 //	lock           held while a process has the journal open; holds its pid
 //	closed.json    inventory of an orderly Close; absent while open and after a crash
+//	erasing        what an erasure is about to overwrite; absent when none is under way
 //	engine/        the files of NATS JetStream
 const (
 	manifestName  = "journal.json"
@@ -62,9 +63,10 @@ type directory struct {
 	path     string
 	lock     *os.File
 	manifest manifest
-	fresh    bool // made by this Open
-	clean    bool // closed in order the last time
-	temp     bool // removed at Close
+	fresh    bool         // made by this Open
+	clean    bool         // closed in order the last time
+	temp     bool         // removed at Close
+	onStep   func(string) // tests: told how an erasure goes on
 }
 
 // openDirectory checks and locks the data directory. Until it has returned
@@ -197,6 +199,9 @@ func (d *directory) check(cfg *Config) error {
 		// Nothing outlived the process that held it.
 		m.Streams = nil
 		return os.RemoveAll(d.engine())
+	}
+	if err := d.redo(); err != nil {
+		return err
 	}
 	d.clean, err = d.inspect(cfg)
 	return err

@@ -142,6 +142,7 @@ type Record struct {
 	Chain   *ChainLink
 	Keyed   bool      // it was recorded with a replay key
 	Until   time.Time // of a key that outlives the window
+	Erased  *Erased   // the message's content was erased since; nil: it was not
 }
 
 // A Delivery is one that is not settled, or a dead letter.

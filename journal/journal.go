@@ -47,6 +47,7 @@ type Journal struct {
 
 	gate      sync.RWMutex // held for reading by every commit; see Backup
 	backupMu  sync.Mutex   // one backup at a time
+	eraseMu   sync.Mutex   // one erasure at a time
 	restoring bool         // nothing is acknowledged before all is synced
 	link      atomic.Pointer[link]
 	linkMu    sync.Mutex

@@ -30,6 +30,7 @@ type partition struct {
 	bucket  [buckets]uint64   // the last sequence of each bucket of steps; external only
 	heads   map[hash16]uint64 // of chains, some of them
 	since   int               // records since the last checkpoint
+	erasing overlay
 	replays uint64
 }
 
@@ -329,6 +330,7 @@ func (p *partition) read(s *stored) (*sealed, error) {
 	if len(s.data) == 0 {
 		return nil, nil
 	}
+	s = p.current(s)
 	kind, ok := strings.CutPrefix(s.subject, p.j.logSubject(p.index))
 	if !ok || kind != subjectRecord && !strings.HasPrefix(kind, subjectChain) && !strings.HasPrefix(kind, subjectBucket) {
 		return nil, nil
