@@ -29,26 +29,28 @@ import (
 // nowhere. The toml tags are the names in the file; the doc tags are what
 // `parley config describe` prints.
 type Config struct {
-	Data       string   `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
-	Name       string   `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
-	PublicURL  string   `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
-	Durability string   `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
-	Evidence   string   `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
-	Listen     Listen   `toml:"listen"`
-	Engine     Engine   `toml:"engine"`
-	TLS        TLS      `toml:"tls"`
-	Network    Network  `toml:"network"`
-	Policy     Policy   `toml:"policy"`
-	Allow      []Allow  `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
-	Delivery   Delivery `toml:"delivery"`
-	Limits     Limits   `toml:"limits"`
-	SAMVAD     SAMVAD   `toml:"samvad"`
-	A2E        A2E      `toml:"a2e"`
-	AGH        AGH      `toml:"agh"`
-	UAgents    UAgents  `toml:"uagents"`
-	ASP        ASP      `toml:"asp"`
-	Alerts     Alerts   `toml:"alerts"`
-	LogLevel   string   `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
+	Data       string    `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
+	Name       string    `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
+	PublicURL  string    `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
+	Durability string    `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
+	Evidence   string    `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
+	Listen     Listen    `toml:"listen"`
+	Engine     Engine    `toml:"engine"`
+	TLS        TLS       `toml:"tls"`
+	Network    Network   `toml:"network"`
+	Policy     Policy    `toml:"policy"`
+	Require    []Require `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
+	Limit      []Pair    `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
+	Allow      []Allow   `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
+	Delivery   Delivery  `toml:"delivery"`
+	Limits     Limits    `toml:"limits"`
+	SAMVAD     SAMVAD    `toml:"samvad"`
+	A2E        A2E       `toml:"a2e"`
+	AGH        AGH       `toml:"agh"`
+	UAgents    UAgents   `toml:"uagents"`
+	ASP        ASP       `toml:"asp"`
+	Alerts     Alerts    `toml:"alerts"`
+	LogLevel   string    `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
 
 	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
 
@@ -116,6 +118,20 @@ type Allow struct {
 	To   []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill"`
 }
 
+// Require sets the least assurance of messages to some agents.
+type Require struct {
+	To        []string `toml:"to" reload:"yes" doc:"patterns over directory names, as in allow.from"`
+	Assurance string   `toml:"assurance" reload:"yes" doc:"signed | session | unsigned"`
+}
+
+// Pair limits how often each agent that From fits may call each that To fits.
+type Pair struct {
+	From  string   `toml:"from" reload:"yes" doc:"pattern over directory names of senders"`
+	To    []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill. Each pair of two agents is counted by itself"`
+	Rate  float64  `toml:"rate" reload:"yes" doc:"messages a second, e.g. 0.1 for one in ten seconds"`
+	Burst int      `toml:"burst" reload:"yes" doc:"so many at once; default: twice the rate, at least 1"`
+}
+
 // Delivery to agents.
 type Delivery struct {
 	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"attempts of unknown outcome to agents that do not recognise repeats: at-most-once | at-least-once"`
@@ -150,6 +166,10 @@ type SAMVAD struct {
 	CORS   bool     `toml:"cors" doc:"answer browsers of any origin"`
 	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
 	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
+
+	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse everybody. Agents elsewhere judge tokens themselves"`
+	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit"`
+	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
 }
 
 // UAgents switches.
@@ -278,7 +298,7 @@ func Load(path string) (Config, error) {
 		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
 	}
 	dir := filepath.Dir(path)
-	for _, p := range []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token, &c.AGH.Credentials} {
+	for _, p := range []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token, &c.AGH.Credentials, &c.SAMVAD.TokensFile} {
 		if *p != "" && !filepath.IsAbs(*p) {
 			*p = filepath.Join(dir, *p)
 		}
@@ -416,6 +436,8 @@ type checked struct {
 	minFree    uint64
 	body       int64
 	rules      []policy.Rule
+	least      []policy.Least
+	limits     []policy.Limit
 	proxies    []netip.Prefix
 	level      slog.Level
 }
@@ -480,6 +502,23 @@ func (c *Config) check() (checked, error) {
 	}
 	for _, a := range c.Allow {
 		k.rules = append(k.rules, policy.Rule{From: a.From, To: a.To})
+	}
+	for i, r := range c.Require {
+		l := policy.Least{To: r.To}
+		if err := l.Assurance.UnmarshalText([]byte(r.Assurance)); err != nil {
+			return k, fmt.Errorf("require %d: assurance = %q: want one of signed, session, unsigned", i+1, r.Assurance)
+		}
+		k.least = append(k.least, l)
+	}
+	for _, l := range c.Limit {
+		r := policy.Rate{PerSecond: l.Rate, Burst: l.Burst}
+		if r.Burst == 0 {
+			r.Burst = rateOf(l.Rate).Burst
+		}
+		k.limits = append(k.limits, policy.Limit{From: l.From, To: l.To, Rate: r})
+	}
+	if _, err := policy.New(policy.Config{Allow: k.rules, Least: k.least, Limits: k.limits}); err != nil {
+		return k, err
 	}
 	for name := range c.Agents {
 		if err := parley.CheckName(name); err != nil {

@@ -385,10 +385,14 @@ func localURL(a net.Addr, secure bool) string {
 // bind makes the protocols' bindings and the admin API.
 func (n *Node) bind(ctx context.Context) error {
 	roots := n.rootCAs
-	var err error
+	tokens, err := n.c.SAMVAD.tokens()
+	if err != nil {
+		return err
+	}
 	n.samvad, err = bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: roots,
 		PublicURL: n.c.PublicURL, Domain: n.c.SAMVAD.Domain, Legacy: n.c.SAMVAD.Legacy, CORS: n.c.SAMVAD.CORS,
-		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, SenderRate: n.c.Limits.SenderRate, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log})
+		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, SenderRate: n.c.Limits.SenderRate, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
+		Tokens: tokens, TokensPerDay: n.c.SAMVAD.TokensPerDay, Unscanned: n.c.SAMVAD.Unscanned})
 	if err != nil {
 		return err
 	}
@@ -414,14 +418,14 @@ func (n *Node) bind(ctx context.Context) error {
 	if n.k.durability == journal.Memory {
 		dir = "" // nothing of a hub in memory outlives it
 	}
-	tokens, err := admin.LoadTokens(dir)
+	admins, err := admin.LoadTokens(dir)
 	if err != nil {
 		return err
 	}
 	if err := n.openIndex(ctx); err != nil {
 		return err
 	}
-	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: tokens, Now: n.c.Now, Logger: n.log, Info: n.info,
+	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: admins, Now: n.c.Now, Logger: n.log, Info: n.info,
 		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Hosts: n.c.Listen.Hosts})
 	return err
 }

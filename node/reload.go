@@ -202,7 +202,7 @@ func changed(a, b map[string]any) []string {
 
 // policyConfig is what the configuration says of admission.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
-	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
+	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules, Least: k.least, Limits: k.limits,
 		MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate), UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
 	if c.Policy.Assurance == "" {
 		// A2E has no signatures: who was given a token has what there is.

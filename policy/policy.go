@@ -29,7 +29,9 @@ type Config struct {
 
 	Assurance map[string]parley.Assurance // least assurance per recipient; "" is the default for all
 	Protocol  map[string]parley.Assurance // the default by the sender's protocol, in place of Assurance[""]: a protocol without signatures can prove no more than its sessions
+	Least     []Least                     // the same by patterns, for recipients that Assurance does not name; the first that fits counts
 	Allow     []Rule                      // who may call whom; none: everyone
+	Limits    []Limit                     // rates of single pairs; the first that fits counts
 	MaxHops   int                         // hubs a message may pass; 0: parley.MaxHops
 	MaxBytes  int                         // of all parts together; 0: 8 MiB
 	MaxParts  int                         // 0: 64
@@ -56,6 +58,22 @@ type Rule struct {
 	To   []string
 }
 
+// Least is the least assurance of messages to the recipients that a pattern of
+// To fits; see [Rule].
+type Least struct {
+	To        []string
+	Assurance parley.Assurance
+}
+
+// A Limit bounds how often each agent that From fits may call each agent or
+// skill that a pattern of To fits: every pair of two agents has a counter of
+// its own. Patterns are those of a [Rule].
+type Limit struct {
+	From string
+	To   []string
+	Rate Rate
+}
+
 // Recipient is what policy has to know of one.
 type Recipient struct {
 	Agent  *parley.Agent
@@ -67,6 +85,7 @@ type Policy struct {
 	c       Config
 	senders *limiter
 	unknown *limiter
+	pairs   []*limiter // by Config.Limits
 }
 
 // New checks the rules.
@@ -92,17 +111,40 @@ func New(c Config) (*Policy, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	p := &Policy{c: c, senders: newLimiter(c.SenderRate, c.MaxSenders), unknown: newLimiter(c.UnknownRate, c.MaxSenders)}
 	for _, r := range c.Allow {
-		for _, pattern := range append([]string{r.From}, r.To...) {
-			if _, err := path.Match(pattern, ""); err != nil {
-				return nil, fmt.Errorf("rule from %q: pattern %q: %w", r.From, pattern, err)
-			}
-		}
-		if len(r.To) == 0 {
-			return nil, fmt.Errorf("rule from %q names no recipient: add to = [\"…\"]", r.From)
+		if err := check("rule", r.From, r.To); err != nil {
+			return nil, err
 		}
 	}
-	return &Policy{c: c, senders: newLimiter(c.SenderRate, c.MaxSenders), unknown: newLimiter(c.UnknownRate, c.MaxSenders)}, nil
+	for _, l := range c.Least {
+		if err := check("least assurance", "**", l.To); err != nil {
+			return nil, err
+		}
+	}
+	for _, l := range c.Limits {
+		if err := check("limit", l.From, l.To); err != nil {
+			return nil, err
+		}
+		if l.Rate.PerSecond <= 0 || l.Rate.Burst < 1 {
+			return nil, fmt.Errorf("limit from %q: want a rate above zero", l.From)
+		}
+		p.pairs = append(p.pairs, newLimiter(l.Rate, c.MaxSenders))
+	}
+	return p, nil
+}
+
+// check refuses patterns that fit nothing.
+func check(what, from string, to []string) error {
+	for _, pattern := range append([]string{from}, to...) {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return fmt.Errorf("%s from %q: pattern %q: %w", what, from, pattern, err)
+		}
+	}
+	if len(to) == 0 {
+		return fmt.Errorf("%s from %q names no recipient: add to = [\"…\"]", what, from)
+	}
+	return nil
 }
 
 // Next makes a policy by other rules that keeps this one's rate counters where
@@ -117,6 +159,13 @@ func (p *Policy) Next(c Config) (*Policy, error) {
 	}
 	if n.unknown.rate == p.unknown.rate && n.unknown.max == p.unknown.max {
 		n.unknown = p.unknown
+	}
+	for i, l := range n.c.Limits {
+		for j, old := range p.c.Limits {
+			if l.From == old.From && slices.Equal(l.To, old.To) && l.Rate == old.Rate && n.pairs[i].max == p.pairs[j].max {
+				n.pairs[i] = p.pairs[j]
+			}
+		}
 	}
 	return n, nil
 }
@@ -138,7 +187,34 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 			return err
 		}
 	}
+	if m.InReplyTo.IsZero() && len(p.pairs) > 0 {
+		for _, r := range to {
+			if err := p.pair(m, r.Agent.Name); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
+}
+
+// pair counts a message of one agent to another.
+func (p *Policy) pair(m *parley.Message, to string) *parley.Error {
+	for i, l := range p.c.Limits {
+		if !Match(l.From, m.From) || !matchAny(l.To, to, m.Skill) {
+			continue
+		}
+		if wait := p.pairs[i].take(m.From+"\x00"+to, p.c.Now()); wait > 0 {
+			return tooOften(wait, "agent %q may call %q %g times a second", m.From, to, l.Rate.PerSecond)
+		}
+		return nil
+	}
+	return nil
+}
+
+func tooOften(wait time.Duration, format string, args ...any) *parley.Error {
+	e := parley.Refuse(parley.RateLimited, format+"; retry in %s", append(args, wait.Round(time.Millisecond))...)
+	e.Retryable, e.After = true, wait
+	return e
 }
 
 // Permits reports whether one recipient may get a message, as far as assurance,
@@ -193,6 +269,13 @@ func (p *Policy) least(name, protocol string) parley.Assurance {
 	if a, ok := p.c.Assurance[name]; ok && protocol != "go" {
 		return a
 	}
+	if protocol != "go" {
+		for _, l := range p.c.Least {
+			if matchAny(l.To, name, "") {
+				return l.Assurance
+			}
+		}
+	}
 	if protocol == "go" || protocol == "api" {
 		return parley.Unsigned
 	}
@@ -215,17 +298,14 @@ func (p *Policy) permitted(from, to, skill string) bool {
 	if len(p.c.Allow) == 0 {
 		return true
 	}
-	for _, rule := range p.c.Allow {
-		if !Match(rule.From, from) {
-			continue
-		}
-		for _, pattern := range rule.To {
-			if Match(pattern, to) || skill != "" && Match(pattern, to+"."+skill) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.c.Allow, func(r Rule) bool { return Match(r.From, from) && matchAny(r.To, to, skill) })
+}
+
+// matchAny reports whether one of the patterns fits an agent, or a skill of it.
+func matchAny(patterns []string, agent, skill string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		return Match(p, agent) || skill != "" && Match(p, agent+"."+skill)
+	})
 }
 
 // Match reports whether a directory name fits a pattern as [Rule] says.
@@ -251,9 +331,7 @@ func (p *Policy) rate(m *parley.Message) *parley.Error {
 		l, who = p.unknown, m.Origin.Protocol+" "+m.Origin.Peer
 	}
 	if wait := l.take(who, p.c.Now()); wait > 0 {
-		e := parley.Refuse(parley.RateLimited, "over the limit of %g messages a second; retry in %s", l.rate.PerSecond, wait.Round(time.Millisecond))
-		e.Retryable, e.After = true, wait
-		return e
+		return tooOften(wait, "over the limit of %g messages a second", l.rate.PerSecond)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
+	"crypto/subtle"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
@@ -36,12 +37,14 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -62,6 +65,10 @@ type Config struct {
 	Window     time.Duration                             // how old a message may be; 0: 300 s
 	MaxBody    int64                                     // 0: 1 MiB
 	SenderRate float64                                   // what the cards say, per second; the hub's policy enforces its own
+
+	Tokens       []string // bearer tokens that authenticated skills of agents here accept; none: such skills refuse everybody
+	TokensPerDay int      // that a sender may have an agent here use up in a UTC day; 0: no limit
+	Unscanned    []string // skills whose payloads are not scanned for injection: patterns over agent or agent.skill
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -147,7 +154,8 @@ func New(c Config) (*Binding, error) {
 		// What was recorded must be run: the hub has bounds of its own.
 		MaxRunning: math.MaxInt,
 		Tasks:      (*tasks)(b),
-		Webhook:    &protocol.Webhook{Guard: c.Guard, Now: c.Now},
+		Webhook: &protocol.Webhook{Guard: c.Guard, Now: c.Now,
+			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
 	}
 	if c.CORS {
 		b.server.CORS = []string{"*"}
@@ -391,7 +399,14 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 	if !ok || !b.hosts(e) {
 		return nil
 	}
-	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Limit: &protocol.RateLimit{}}
+	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Skills: map[string]protocol.SkillOptions{},
+		Limit: &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
+	if !elsewhere(e) { // an agent elsewhere judges the tokens itself
+		a.Token = b.token
+	}
+	for _, k := range a.Card.Skills {
+		a.Skills[k.ID] = protocol.SkillOptions{NoScan: b.unscanned(name, k.ID)}
+	}
 	if len(a.Card.Skills) == 0 {
 		return nil // nothing is known of it that could be called
 	}
@@ -421,7 +436,7 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
 		URL:         b.AgentURL(e),
 		PublicKeys:  []protocol.CardKey{protocol.CardKeyOf(s, true)},
-		RateLimit:   &protocol.RateLimit{RequestsPerMinute: perSender, RequestsPerSender: perSender},
+		RateLimit:   &protocol.RateLimit{RequestsPerMinute: perSender, RequestsPerSender: perSender, TokensPerSenderPerDay: b.c.TokensPerDay},
 		CardTTL:     &ttl,
 	}
 	for _, k := range e.Skills {
@@ -441,6 +456,34 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 		}
 	}
 	return c.Complete()
+}
+
+// elsewhere reports whether calls to an agent are calls to a SAMVAD agent of
+// another host.
+func elsewhere(e *directory.Entry) bool {
+	i, ok := e.Identity(Protocol)
+	return ok && !i.StandIn && e.Source != directory.FromCode
+}
+
+// unscanned reports whether an operator has the payloads of a skill pass
+// unscanned.
+func (b *Binding) unscanned(agent, skill string) bool {
+	return slices.ContainsFunc(b.c.Unscanned, func(pattern string) bool {
+		return policy.Match(pattern, agent) || policy.Match(pattern, agent+"."+skill)
+	})
+}
+
+// token checks the bearer token of a request to an authenticated skill.
+func (b *Binding) token(_ context.Context, r *protocol.Request) error {
+	given, known := sha256.Sum256([]byte(r.Auth.Token)), 0
+	for _, t := range b.c.Tokens {
+		want := sha256.Sum256([]byte(t))
+		known |= subtle.ConstantTimeCompare(given[:], want[:])
+	}
+	if known == 0 {
+		return fmt.Errorf("none of the %d tokens in samvad.tokens_file", len(b.c.Tokens))
+	}
+	return nil
 }
 
 func clip(s string, n int) string {
@@ -506,6 +549,14 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}
+	var exceeded error
+	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 {
+		// To call on is to delegate further.
+		if e, ok := b.c.Hub.Directory().Agent(to); ok && elsewhere(e) {
+			exceeded = protocol.ErrDelegationExceeded
+			refusal = protocol.AsError(exceeded)
+		}
+	}
 	if refusal != nil {
 		s.Refused = toRefusal(refusal)
 	}
@@ -536,7 +587,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	if refusal != nil {
 		if parley.CodeOf(err) == s.Refused.Code {
-			return nil // it is recorded as refused; the server tells why
+			return exceeded // it is recorded as refused; the server tells why
 		}
 	}
 	return toError(parley.AsError(err))
@@ -564,7 +615,7 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 			}
 			if m.Kind == parley.Event {
 				if m.State == parley.NoState && len(m.Parts) > 0 {
-					v, _, cerr := toResult(m.Parts)
+					v, cerr := toResult(m.Parts)
 					if cerr == nil && r.Chunk(v) != nil {
 						break // the client is gone; that cancels the call
 					}
@@ -584,7 +635,7 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	case reply.Kind == parley.Failure:
 		return protocol.Response{}, toError(reply.Error)
 	}
-	result, _, err := toResult(reply.Parts)
+	result, err := toResult(reply.Parts)
 	if err != nil {
 		return protocol.Response{}, fmt.Errorf("the result of %s is not JSON: %w", reply.From, err)
 	}
@@ -632,24 +683,22 @@ func stepCode(e *protocol.Error) parley.Code {
 // Deliver calls a SAMVAD agent elsewhere, as the hub.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
-	payload, losses, err := toPayload(m)
+	if o.Request != nil && m.Kind.Terminal() && o.Request.Origin.Protocol == Protocol {
+		return b.callBack(ctx, o)
+	}
+	losses := bridge.Losses(bridge.SAMVAD, m, o.Recipient.Name)
+	if m.Kind == parley.Cancel {
+		return hub.Outcome{Losses: losses}
+	}
+	call, err := callOf(m, &o.Recipient.Agent, o.Identity)
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	}
-	call := protocol.Call{URL: o.Identity.URL, To: o.Identity.ID, Skill: m.Skill, Payload: payload,
-		TraceID: m.Trace.Foreign[foreignTrace], ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String()}
-	if call.TraceID == "" {
-		call.TraceID = m.Conversation.String()
-	}
-	if m.Skill == "" {
-		if s, ok := o.Recipient.SkillNamed(""); ok {
-			call.Skill = s.ID
-		}
-	}
 	switch m.Kind {
-	case parley.Cancel:
-		return hub.Outcome{Losses: append(losses, parley.Loss{Field: "Kind", Reason: "SAMVAD cannot cancel a request"})}
 	case parley.Request:
+		if err := b.passOn(ctx, m, &call); err != nil {
+			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
+		}
 		reply, err := b.ask(ctx, o, call)
 		if err != nil {
 			a := fromError(err)
@@ -669,6 +718,37 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 		return hub.Outcome{Losses: losses}
 	}
+}
+
+// passOn has a call to another SAMVAD agent carry what the sender said of its
+// right to it: its token, for the agent to judge, and its delegation, issued
+// anew by the hub for this one skill, one level less and no longer (SAM-105).
+func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.Call) *parley.Error {
+	if m.Origin.Protocol != Protocol {
+		return nil
+	}
+	e, err := protocol.Decode(m.Origin.Raw)
+	if err != nil {
+		return nil // of an earlier version of the protocol, which knows neither
+	}
+	if e.Auth != nil && e.Auth.Token != "" {
+		call.Auth = e.Auth
+	}
+	if e.DelegationToken == "" {
+		return nil
+	}
+	now := b.c.Now()
+	d, err := protocol.VerifyDelegation(ctx, e.DelegationToken, b.server.Verifier.Keys, now)
+	if err == nil {
+		d, err = d.Narrow(b.client.Identity.ID(), []string{call.Skill})
+	}
+	if err == nil {
+		call.DelegationToken, err = d.Issue(b.client.Identity, now)
+	}
+	if err != nil {
+		return parley.Refuse(parley.Forbidden, "the delegation does not reach to %q any more", m.To).Because(err)
+	}
+	return nil
 }
 
 // ask calls a skill in a mode that it offers: sync where it does, else stream,
@@ -743,7 +823,8 @@ func notSent(err error) bool {
 }
 
 var (
-	_ hub.Service        = (*Binding)(nil)
-	_ hub.HTTPBinding    = (*Binding)(nil)
-	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.Service         = (*Binding)(nil)
+	_ hub.HTTPBinding     = (*Binding)(nil)
+	_ hub.AddressBinding  = (*Binding)(nil)
+	_ hub.CallbackBinding = (*Binding)(nil)
 )

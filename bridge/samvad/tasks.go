@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
@@ -21,20 +23,17 @@ import (
 const retention = 2 * time.Hour
 
 // task is what the hub keeps of an asynchronous request: enough to answer the
-// sender's questions and to call it back, over restarts. It lives in the
-// journal's state, under the id of the message.
+// sender's questions, over restarts. It lives in the journal's state, under the
+// id of the message. To call the sender back is a delivery of the reply.
 type task struct {
 	Agent    string // identity that was addressed
 	To       string // its directory name
 	Trace    string
-	Span     string `json:",omitempty"`
 	Callback string `json:",omitempty"`
 	Status   protocol.TaskStatus
 	Result   json.RawMessage `json:",omitempty"`
 	Code     protocol.Code   `json:",omitempty"`
 	Text     string          `json:",omitempty"`
-	Called   bool            `json:",omitempty"` // the callback was delivered, or given up
-	Tries    int             `json:",omitempty"`
 }
 
 func (b *Binding) state() journal.State { return b.c.Journal.State("samvad-tasks") }
@@ -161,16 +160,14 @@ func (b *Binding) Start(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("the task %q is damaged: %w", v.Key, err)
 		}
-		switch {
-		case !t.Status.Finished():
-			b.tasksMu.Lock()
-			b.open[id] = t
-			b.tasksMu.Unlock()
-			if _, open := b.c.Journal.Delivery(id, t.To); !open {
-				b.background(func() { b.find(id) })
-			}
-		case t.Callback != "" && !t.Called:
-			b.background(func() { b.call(id, t) })
+		if t.Status.Finished() {
+			continue
+		}
+		b.tasksMu.Lock()
+		b.open[id] = t
+		b.tasksMu.Unlock()
+		if _, open := b.c.Journal.Delivery(id, t.To); !open {
+			b.background(func() { b.find(id) })
 		}
 	}
 	return nil
@@ -210,55 +207,87 @@ func (b *Binding) take(id parley.ID) (*task, bool) {
 	return t, ok
 }
 
-// finish keeps a task's outcome and calls its sender back.
+// finish keeps a task's outcome.
 func (b *Binding) finish(id parley.ID, reply *parley.Message) {
-	t, ok := b.take(id)
-	if !ok {
-		return
+	if t, ok := b.take(id); ok {
+		t.end(reply)
+		b.done(id, t)
 	}
-	t.Status, t.Span = protocol.TaskDone, reply.ID.String()
-	if reply.Kind == parley.Failure {
-		e := toError(reply.Error)
-		t.Status, t.Code, t.Text = protocol.TaskFailed, e.Code, e.Text
-	} else if v, _, err := toResult(reply.Parts); err == nil {
-		t.Result = json.RawMessage(v)
-	} else {
-		t.Status, t.Code, t.Text = protocol.TaskFailed, protocol.CodeAgentUnavailable, "The agent answered with something that is not JSON."
+}
+
+// end gives a task the outcome that a terminal reply says.
+func (t *task) end(reply *parley.Message) {
+	r := toReply(t.Trace, reply)
+	t.Status, t.Result = protocol.TaskDone, json.RawMessage(r.Result)
+	if r.Err != nil {
+		t.Status, t.Code, t.Text = protocol.TaskFailed, r.Err.Code, r.Err.Text
 	}
-	b.done(id, t)
 }
 
 func (b *Binding) done(id parley.ID, t *task) {
-	if err := b.keep(b.ctx, id, t); err != nil {
-		if b.ctx.Err() == nil {
-			b.c.Logger.Error("cannot keep the outcome of a task; trying again", "message", id, "error", err)
-			b.later(func() { b.done(id, t) })
-		}
-		return // should the process end before, the next start looks it up
-	}
-	if t.Callback != "" {
-		b.call(id, t)
-	}
+	if err := b.keep(b.ctx, id, t); err != nil && b.ctx.Err() == nil {
+		b.c.Logger.Error("cannot keep the outcome of a task; trying again", "message", id, "error", err)
+		b.later(func() { b.done(id, t) })
+	} // should the process end before, the next start looks it up
 }
 
-// call delivers the webhook of a finished task.
-func (b *Binding) call(id parley.ID, t *task) {
-	r := &protocol.Reply{TraceID: t.Trace, SpanID: t.Span, Result: jsonx.Value(t.Result)}
-	if t.Status == protocol.TaskFailed {
-		r.Result, r.Err = nil, &protocol.Error{Code: t.Code, Text: t.Text}
-	}
-	err := b.server.Webhook.Send(b.ctx, b.client.Identity, t.Callback, r)
-	if b.ctx.Err() != nil {
-		return // the next start tries again
-	}
-	t.Called = true
-	t.Tries++
+// CallsBack implements hub.CallbackBinding: who named a callback URL with its
+// task is told there how it ended.
+func (b *Binding) CallsBack(request *parley.Message) bool {
+	e, err := protocol.Decode(request.Origin.Raw)
+	return err == nil && e.CallbackURL != ""
+}
+
+// Pauses between two attempts of a webhook: they double, and half of each
+// depends on the message, so that a receiver that comes back is not met by all
+// at once.
+const (
+	firstPause   = time.Second
+	longestPause = 15 * time.Minute
+)
+
+func webhookPause(id parley.ID, attempt int) time.Duration {
+	p := min(firstPause<<min(max(attempt-1, 0), 20), longestPause)
+	return p/2 + p/2*time.Duration(id[len(id)-1])/255
+}
+
+// callBack makes one attempt of a webhook: delivery counts and repeats them,
+// and keeps as a dead letter what is refused for good.
+func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
+	e, err := protocol.Decode(o.Request.Origin.Raw)
 	if err != nil {
-		b.c.Logger.Warn("a webhook was given up", "message", id, "url", t.Callback, "error", err)
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
 	}
-	if err := b.keep(b.ctx, id, t); err != nil && b.ctx.Err() == nil {
-		b.c.Logger.Error("cannot keep that a webhook was delivered", "message", id, "error", err)
+	// Who is called back may look at the task at once.
+	if err := b.show(ctx, o.Request.ID, o.Message); err != nil {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be kept"), Wait: pause}
 	}
+	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
+	switch {
+	case err == nil:
+		return hub.Outcome{Losses: bridge.Losses(bridge.SAMVAD, o.Message, o.Recipient.Name)}
+	case !again:
+		return hub.Outcome{Err: parley.Refuse(parley.Rejected, "the webhook %.200s is not called again: %v", e.CallbackURL, errors.Unwrap(err)).Because(err)}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the webhook %.200s did not take the result: %v", e.CallbackURL, errors.Unwrap(err)),
+		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
+}
+
+// show sees to it that a task shows how it ended.
+func (b *Binding) show(ctx context.Context, id parley.ID, reply *parley.Message) error {
+	v, err := b.state().Get(ctx, id.String())
+	if errors.Is(err, journal.ErrNotFound) {
+		return nil // who takes it over finds the reply
+	}
+	t := new(task)
+	if err == nil {
+		err = json.Unmarshal(v.Data, t)
+	}
+	if err != nil || t.Status.Finished() {
+		return err
+	}
+	t.end(reply)
+	return b.keep(ctx, id, t)
 }
 
 // tasks answers what senders ask about their tasks.
@@ -306,7 +335,7 @@ func (s *tasks) Get(ctx context.Context, agent, taskID string) (protocol.Task, e
 
 // Put implements samvad.Tasks, for the tasks that the server makes itself.
 func (s *tasks) Put(ctx context.Context, t protocol.Task) error {
-	kept := task{Agent: t.Agent, Trace: t.TraceID, Status: t.Status, Result: json.RawMessage(t.Result), Called: true}
+	kept := task{Agent: t.Agent, Trace: t.TraceID, Status: t.Status, Result: json.RawMessage(t.Result)}
 	if t.Err != nil {
 		kept.Code, kept.Text = t.Err.Code, t.Err.Text
 	}

@@ -2,14 +2,15 @@ package samvad
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -124,43 +125,37 @@ func allZero(b []byte) bool {
 	return true
 }
 
-// toResult says a reply's parts as a SAMVAD result, which is one JSON object:
-// an object as it is, other JSON as {"result": …}, text as {"text": …}.
-func toResult(parts []parley.Part) (jsonx.Value, []parley.Loss, error) {
+// toResult says parts as a SAMVAD result or payload, which is one JSON object:
+// an object as it is, other JSON as {"result": …}, text as {"text": …}. Of
+// several parts the first JSON goes, else the first.
+func toResult(parts []parley.Part) (jsonx.Value, error) {
 	if len(parts) == 0 {
-		return jsonx.Value("{}"), nil, nil
+		return jsonx.Value("{}"), nil
 	}
 	use := parts[0]
-	var losses []parley.Loss
 	for _, p := range parts {
 		if p.IsJSON() {
 			use = p
 			break
 		}
 	}
-	if len(parts) > 1 {
-		losses = append(losses, parley.Loss{Field: "Parts", Reason: "a SAMVAD result is one JSON object; other parts were left out"})
-	}
-	v, err := object(use, "result")
-	return v, losses, err
+	return object(use, "result")
 }
 
-// toPayload says a message's content as a SAMVAD payload, which is a JSON
-// object too.
-func toPayload(m *parley.Message) (jsonx.Value, []parley.Loss, error) {
-	v, losses, err := toResult(m.Parts)
-	if !m.Expires.IsZero() {
-		losses = append(losses, parley.Loss{Field: "Expires", Reason: "SAMVAD has no expiry; the hub does not deliver after it"})
+// toReply says how a request ended, as tasks and webhooks tell it.
+func toReply(trace string, reply *parley.Message) *protocol.Reply {
+	r := &protocol.Reply{TraceID: trace, SpanID: reply.ID.String()}
+	if reply.Kind == parley.Failure {
+		r.Err = toError(reply.Error)
+		return r
 	}
-	for name := range m.Extensions {
-		if name != Protocol {
-			losses = append(losses, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
-		}
+	v, err := toResult(reply.Parts)
+	if err != nil {
+		r.Err = &protocol.Error{Code: protocol.CodeAgentUnavailable, Text: "The agent answered with something that is not JSON."}
+		return r
 	}
-	if m.Act != "" {
-		losses = append(losses, parley.Loss{Field: "Act", Reason: "SAMVAD has no speech acts"})
-	}
-	return v, losses, err
+	r.Result = v
+	return r
 }
 
 // object makes a JSON object of any part; what is none goes under a name.
@@ -177,22 +172,35 @@ func object(p parley.Part, name string) (jsonx.Value, error) {
 		return jsonx.Encode(map[string]jsonx.Value{name: v})
 	case p.IsText():
 		return jsonx.Encode(map[string]string{"text": string(p.Data)})
-	case p.URI != "":
-		return jsonx.Encode(map[string]string{"uri": p.URI, "digest": p.Digest, "mediaType": p.MediaType})
 	}
-	b, err := json.Marshal(p.Data) // base64
-	if err != nil {
-		return nil, err
+	named := map[string]string{"mediaType": p.MediaType}
+	if p.Name != "" {
+		named["name"] = p.Name
 	}
-	return jsonx.Encode(map[string]jsonx.Value{"mediaType": jsonx.Value(quote(p.MediaType)), "base64": b})
+	if p.URI != "" {
+		named["uri"], named["digest"] = p.URI, p.Digest
+	} else {
+		named["base64"] = base64.StdEncoding.EncodeToString(p.Data)
+	}
+	return jsonx.Encode(named)
 }
 
-func quote(s string) []byte {
-	b, err := json.Marshal(s)
-	if err != nil { // a string always can be
-		return []byte(`""`)
+// callOf says a message as a call of a SAMVAD agent, in the hub's name.
+func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (protocol.Call, error) {
+	payload, err := toResult(m.Parts)
+	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload, TraceID: m.Trace.Foreign[foreignTrace],
+		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: http.Header{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
+	if call.TraceID == "" {
+		if call.TraceID = m.Conversation.String(); len(m.Trace.Parent) == 55 {
+			call.TraceID = m.Trace.Parent[3:35]
+		}
 	}
-	return b
+	if m.Skill == "" {
+		if s, ok := recipient.SkillNamed(""); ok {
+			call.Skill = s.ID
+		}
+	}
+	return call, err
 }
 
 // codes maps the hub's failures to the nine codes of the response schema.
