@@ -4,42 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-
 	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/node"
 )
 
+var (
+	messageIDs = regexp.MustCompile(`"messageId":"([^"]+)"`)
+	topics     = regexp.MustCompile(`"topic":"(\d+ of agent \d)"`)
+)
+
 // TestTwoNodes: a session of four agents with 1,000 messages, sent by all of
-// them at once through two hubs on one JetStream server, ends with one
-// unbroken chain that holds every acknowledged message once (ASP-028).
+// them at once through two hubs on a JetStream cluster of three servers, ends
+// with one unbroken chain that holds every acknowledged message once
+// (ASP-028).
 func TestTwoNodes(t *testing.T) {
-	nats, err := server.NewServer(&server.Options{ServerName: "one", Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(),
-		NoSigs: true, NoLog: true, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nats.Start()
-	t.Cleanup(func() { nats.Shutdown(); nats.WaitForShutdown() })
-	if !nats.ReadyForConnections(20 * time.Second) {
-		t.Fatal("the NATS server is not ready")
-	}
+	cluster := testcluster.Start(t, 3)
+	urls := strings.Join(cluster.URLs, ",")
 	engine := func(name string) node.Config {
-		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated", Engine: node.Engine{URL: nats.ClientURL(), Replicas: 1, Partitions: 2},
+		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated", Engine: node.Engine{URL: urls, Replicas: 3, Partitions: 2},
 			// The nodes have keyrings of their own here, so that each stands
 			// in under a domain of its own.
 			ASP: node.ASP{Domain: name + ".example"}}
 	}
 	a, b := newWorld(t, engine("a")), newWorld(t, engine("b"))
-	ctx, stop := context.WithTimeout(t.Context(), 100*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 
-	const each = 250
+	each := 250
+	if testing.Short() {
+		each = 40
+	}
 	var clients []*asp.Client
 	for i, w := range []*world{a, b, a, b} {
 		clients = append(clients, w.client(fmt.Sprintf("agent%d", i)))
@@ -126,10 +127,24 @@ func TestTwoNodes(t *testing.T) {
 		if err != nil || r.State != asp.Conversing {
 			t.Fatal(r, err)
 		}
-		text := out.String()
+		ids, said := map[string]int{}, map[string]int{}
+		for _, m := range messageIDs.FindAllStringSubmatch(out.String(), -1) {
+			ids[m[1]]++
+		}
+		for _, m := range topics.FindAllStringSubmatch(out.String(), -1) {
+			said[m[1]]++
+		}
 		for id := range acknowledged {
-			if n := strings.Count(text, `"messageId":"`+id+`"`); n != 1 {
-				t.Errorf("message %s is there %d times", id, n)
+			if ids[id] != 1 {
+				t.Errorf("message %s is there %d times", id, ids[id])
+			}
+		}
+		if len(said) != 4*each { // no more, not even what was not acknowledged
+			t.Errorf("%d things were said, want %d", len(said), 4*each)
+		}
+		for what, n := range said {
+			if n != 1 {
+				t.Errorf("%q was said %d times", what, n)
 			}
 		}
 		if len(acknowledged) != 4*each {
