@@ -85,7 +85,7 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 }
 
 func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt, request *parley.Message) delivery.Result {
-	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number,
+	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number, Streams: h.streams(a),
 		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
 	switch {
 	case o.Err != nil:
@@ -105,6 +105,20 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 	r := h.later(a)
 	r.Losses, r.Sent = o.Losses, o.Sent
 	return r
+}
+
+// streams reports whether who made the request of an attempt is told of events
+// as they come: one who waits reads them, or they are brought to where the
+// request came from.
+func (h *Hub) streams(a delivery.Attempt) bool {
+	if !a.Sync {
+		b := h.bindings[a.Message.Origin.Protocol]
+		return b != nil && b.CarriesReplies()
+	}
+	h.mu.Lock()
+	w := h.waiters[a.Message.ID]
+	h.mu.Unlock()
+	return w != nil && w.streams.Load()
 }
 
 // later is the result of a delivery whose reply comes later, if one is due.

@@ -74,6 +74,7 @@ type Outbound struct {
 	Recipient *directory.Entry
 	Identity  parley.Identity // the recipient's, in the binding's protocol
 	Attempt   int
+	Streams   bool // who asked is told of events as they come
 	// Event records an event about the request and passes it on; it may be
 	// called until Deliver returns.
 	Event func(state parley.State, parts ...parley.Part) error
@@ -384,6 +385,7 @@ func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
 func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 	return func(yield func(*parley.Message, error) bool) {
 		defer c.h.leave(c.a)
+		c.w.streams.Store(true)
 		ctx, cancel := context.WithDeadline(ctx, c.until())
 		if len(c.a.claims) == 1 {
 			done := make(chan struct{})

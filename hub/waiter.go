@@ -3,15 +3,17 @@ package hub
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"github.com/parley-hub/parley"
 )
 
 // waiter holds what comes about a request until its caller reads it.
 type waiter struct {
-	limit int
-	ready chan struct{} // has a token while something is there to read
-	space chan struct{} // has a token after something was read
+	limit   int
+	streams atomic.Bool   // its caller reads events as they come
+	ready   chan struct{} // has a token while something is there to read
+	space   chan struct{} // has a token after something was read
 
 	mu       sync.Mutex
 	messages []*parley.Message
