@@ -366,7 +366,8 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 
 // submit records one record of a session: [store.submit].
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error) {
-	ext, err := encodeExtension(r, joined)
+	_, own := ctx.Value(saysKey{}).(says)
+	ext, err := encodeExtension(r, joined, own)
 	if err != nil {
 		return journal.Position{}, err
 	}

@@ -601,7 +601,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if session == "" {
 		return out
 	}
-	w, err := words(o.Message, "")
+	w, err := words(o.Message, "", o.Recipient.Name)
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err), Losses: w.losses}
 	}
@@ -665,7 +665,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	asked := bodyOf(e)
 	reference := or(asked.QueryID, e.MessageID)
-	w, err := words(o.Message, reference)
+	w, err := words(o.Message, reference, o.Recipient.Name)
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	}

@@ -191,9 +191,9 @@ func admission(e *parley.Error) error {
 
 // object says parts as one JSON object: an object as it is, text as
 // {"text": …}, other JSON as {"result": …}, what cannot be JSON as base64.
-func object(parts []parley.Part) (jsonx.Value, []parley.Loss, error) {
+func object(parts []parley.Part) (jsonx.Value, error) {
 	if len(parts) == 0 {
-		return jsonx.Value("{}"), nil, nil
+		return jsonx.Value("{}"), nil
 	}
 	use := parts[0]
 	for _, p := range parts {
@@ -202,30 +202,29 @@ func object(parts []parley.Part) (jsonx.Value, []parley.Loss, error) {
 			break
 		}
 	}
-	var losses []parley.Loss
-	if len(parts) > 1 {
-		losses = append(losses, parley.Loss{Field: "Parts", Reason: "an ASP body is one JSON object; other parts were left out"})
-	}
 	switch {
 	case use.IsJSON():
 		v := jsonx.Value(use.Data)
 		if err := jsonx.Valid(v, 0); err != nil {
-			return nil, losses, err
+			return nil, err
 		}
 		if v.Kind() == '{' {
-			return v, losses, nil
+			return v, nil
 		}
-		b, err := jsonx.Encode(map[string]jsonx.Value{"result": v})
-		return b, losses, err
+		return jsonx.Encode(map[string]jsonx.Value{"result": v})
 	case use.IsText():
-		b, err := jsonx.Encode(map[string]string{"text": string(use.Data)})
-		return b, losses, err
-	case use.URI != "":
-		b, err := jsonx.Encode(map[string]string{"uri": use.URI, "digest": use.Digest, "mediaType": use.MediaType})
-		return b, losses, err
+		return jsonx.Encode(map[string]string{"text": string(use.Data)})
 	}
-	b, err := jsonx.Encode(map[string]string{"mediaType": use.MediaType, "base64": base64.StdEncoding.EncodeToString(use.Data)})
-	return b, losses, err
+	named := map[string]string{"mediaType": use.MediaType}
+	if use.Name != "" {
+		named["name"] = use.Name
+	}
+	if use.URI != "" {
+		named["uri"], named["digest"] = use.URI, use.Digest
+	} else {
+		named["base64"] = base64.StdEncoding.EncodeToString(use.Data)
+	}
+	return jsonx.Encode(named)
 }
 
 // wording is a hub message as a performative and its body.
@@ -236,11 +235,10 @@ type wording struct {
 }
 
 // words says a message to a recipient in ASP. reference is what it answers, as
-// the recipient knows it; "" for what answers nothing.
-func words(m *parley.Message, reference string) (wording, error) {
-	w := wording{act: protocol.Inform, losses: lossesOf(m)}
-	data, losses, err := object(m.Parts)
-	w.losses = append(w.losses, losses...)
+// recipient (of the directory) knows it; "" for what answers nothing.
+func words(m *parley.Message, reference, recipient string) (wording, error) {
+	w := wording{act: protocol.Inform, losses: bridge.Losses(bridge.ASP, m, recipient)}
+	data, err := object(m.Parts)
 	if err != nil {
 		return w, err
 	}
@@ -273,39 +271,33 @@ func words(m *parley.Message, reference string) (wording, error) {
 	return w, nil
 }
 
-func lossesOf(m *parley.Message) []parley.Loss {
-	var out []parley.Loss
-	if !m.Expires.IsZero() && m.Kind != parley.Notice {
-		out = append(out, parley.Loss{Field: "Expires", Reason: "ASP messages have no expiry; the hub does not deliver after it"})
-	}
-	for name := range m.Extensions {
-		if name != Protocol {
-			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
-		}
-	}
-	return out
-}
-
 // TrustEvidence is the type of the context object in which the hub says where
 // a message that it words came from.
 const TrustEvidence = "trust-evidence"
 
+// proof is its data.
+type proof struct {
+	MessageID parley.ID        `json:"messageId"`
+	Protocol  string           `json:"protocol"`
+	Sender    string           `json:"sender"`
+	Peer      string           `json:"peer,omitzero"`
+	Assurance parley.Assurance `json:"assurance"`
+	Key       string           `json:"key,omitzero"`
+	Proved    []string         `json:"proved,omitzero"`
+	Digest    string           `json:"digest,omitzero"` // of the original, sha256:hex
+	Hub       string           `json:"hub"`
+	Hops      []string         `json:"hops"`
+	bridge.Rest
+}
+
 // evidence makes it.
 func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
-	data := map[string]any{"messageId": m.ID.String(), "protocol": m.Origin.Protocol, "sender": m.From,
-		"assurance": m.Origin.Verdict.Assurance.String(), "hub": hub, "hops": m.Hops}
-	if m.Origin.Peer != "" {
-		data["peer"] = m.Origin.Peer
-	}
-	if k := m.Origin.Verdict.KeyID; k != "" {
-		data["key"] = k
-	}
-	if p := bridge.Proved(m.Origin.Verdict); len(p) > 0 {
-		data["proved"] = p
-	}
+	v := m.Origin.Verdict
+	data := proof{MessageID: m.ID, Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: v.Assurance, Key: v.KeyID,
+		Proved: bridge.Proved(v), Hub: hub, Hops: m.Hops, Rest: bridge.RestOf(bridge.ASP, m)}
 	if m.Origin.Raw != nil {
 		sum := sha256.Sum256(m.Origin.Raw)
-		data["digest"] = "sha256:" + hex.EncodeToString(sum[:])
+		data.Digest = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	b, err := jsonx.Encode(data)
 	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b, Visibility: protocol.VisibleTurn}, err
@@ -327,10 +319,33 @@ func verdict(v protocol.Verdict) parley.Verdict {
 type extension struct {
 	Record protocol.Record        `json:"record"`
 	Joined []protocol.Participant `json:"joined,omitempty"`
+	unsaid
 }
 
-func encodeExtension(r *protocol.Record, joined []protocol.Participant) (map[string]json.RawMessage, error) {
-	x := extension{*r, joined}
+// unsaid is what a message says that the hub's has no field for; bridge.Losses
+// names it where it is lost.
+type unsaid struct {
+	Constraints *protocol.Constraints `json:"constraints,omitempty"`
+	Context     []string              `json:"context,omitempty"` // type and id of each object
+	Subject     string                `json:"subject,omitempty"` // beside parameters
+}
+
+func unsaidOf(e *protocol.Envelope) (u unsaid) {
+	u.Constraints = e.Constraints
+	for _, o := range e.Content.Context {
+		u.Context = append(u.Context, o.Type+" "+o.ID)
+	}
+	if b := bodyOf(e); e.Performative == protocol.Query && b.Parameters.Kind() == '{' {
+		u.Subject = b.Subject
+	}
+	return u
+}
+
+func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool) (map[string]json.RawMessage, error) {
+	x := extension{Record: *r, Joined: joined}
+	if r.Request != nil && !own {
+		x.unsaid = unsaidOf(r.Request.Envelope)
+	}
 	x.Record.Raw, x.Record.Request, x.Record.Ledger = nil, nil, nil
 	b, err := jsonx.Encode(x)
 	if err != nil {

@@ -79,7 +79,7 @@ func TestWords(t *testing.T) {
 		{parley.Message{Kind: parley.Notice, Act: "COMMIT", Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"commitmentId":"c","terms":{}}`)}}}, protocol.Commit, `{"commitmentId":"c","terms":{}}`},
 		{parley.Message{Kind: parley.Notice, Act: "say", Parts: []parley.Part{parley.Text("x")}}, protocol.Inform, `{"informType":"message","topic":"say","data":{"text":"x"},"referenceId":"q"}`},
 	} {
-		w, err := words(&c.m, "q")
+		w, err := words(&c.m, "q", "bob")
 		if err != nil || w.act != c.act {
 			t.Errorf("%+v: %s %v", c.m, w.act, err)
 			continue

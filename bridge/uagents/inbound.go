@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -368,7 +369,7 @@ func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call
 // published or by the skill's own schema.
 func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
 	if classOf(asked.SchemaDigest) == chat {
-		m, losses := toChat(reply, reply.Origin.Received, true)
+		m, losses := toChat(reply, request.From, reply.Origin.Received, true)
 		m.Protocol = protocol.ChatProtocolDigest
 		return m, losses, m.Err()
 	}
@@ -399,7 +400,7 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 	for _, model := range models {
 		text, err := toObject(reply, model)
 		if err == nil {
-			return protocol.Message{Schema: model.Digest(), Payload: text, Protocol: proto}, losses(reply), nil
+			return protocol.Message{Schema: model.Digest(), Payload: text, Protocol: proto}, bridge.Losses(bridge.Model, reply, request.From), nil
 		}
 		last = err
 	}
@@ -414,7 +415,7 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 			}
 		}
 		m := protocol.ModelOf[plain]().Message(plain{text})
-		return m, losses(reply), m.Err()
+		return m, bridge.Losses(bridge.Model, reply, request.From), m.Err()
 	}
 	return protocol.Message{}, nil, protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
 }

@@ -20,7 +20,7 @@ import (
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	switch o.Message.Kind {
 	case parley.Cancel:
-		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "uAgents cannot cancel a request"}}}
+		return hub.Outcome{Losses: bridge.Losses(bridge.Chat, o.Message, o.Recipient.Name)}
 	case parley.Request, parley.Notice:
 		if o.Message.Origin.Protocol == Protocol && o.Message.InReplyTo.IsZero() {
 			if e, err := protocol.Decode(o.Message.Origin.Raw); err == nil && e.Target == o.Identity.ID {
@@ -146,7 +146,7 @@ func (b *Binding) compose(o hub.Outbound) (protocol.Message, []parley.Loss, *par
 		return protocol.Message{}, nil, perr
 	}
 	if digest == protocol.ChatMessageDigest {
-		out, losses := toChat(m, m.Origin.Received, false)
+		out, losses := toChat(m, o.Recipient.Name, m.Origin.Received, false)
 		out.Protocol = protocol.ChatProtocolDigest
 		if err := out.Err(); err != nil {
 			return out, nil, parley.Refuse(parley.InvalidContent, "the content makes no chat message").Because(err)
@@ -163,7 +163,7 @@ func (b *Binding) compose(o hub.Outbound) (protocol.Message, []parley.Loss, *par
 		}
 		return protocol.Message{}, nil, e
 	}
-	return protocol.Message{Schema: digest, Payload: text, Protocol: proto}, losses(m), nil
+	return protocol.Message{Schema: digest, Payload: text, Protocol: proto}, bridge.Losses(bridge.Model, m, o.Recipient.Name), nil
 }
 
 // modelFor chooses the model. It is nil where only its digest is known.
@@ -217,9 +217,11 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	isChat := classOf(asked.SchemaDigest) == chat
 	if m.Kind == parley.Event {
 		if m.State == parley.Accepted && isChat {
-			return outcome(b.acknowledgeFirst(ctx, o.Request.ID, asked))
+			out := outcome(b.acknowledgeFirst(ctx, o.Request.ID, asked))
+			out.Losses = bridge.Losses(bridge.Chat, m, o.Recipient.Name)
+			return out
 		}
-		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "uAgents has no events besides the acknowledgement of a chat message"}}}
+		return hub.Outcome{Losses: bridge.Losses(bridge.Model, m, o.Recipient.Name)}
 	}
 	if isChat {
 		if err := b.acknowledgeFirst(ctx, o.Request.ID, asked); err != nil {
@@ -232,7 +234,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if classOf(asked.SchemaDigest) == failure {
 			return hub.Outcome{} // no error answers an error
 		}
-		content = protocol.NewErrorMessage(failureText(m.Error))
+		content, losses = protocol.NewErrorMessage(failureText(m.Error)), bridge.Losses(bridge.Chat, m, o.Recipient.Name)
 	} else if content, losses, err = b.toAnswer(asked, m, o.Request); err != nil {
 		content = protocol.NewErrorMessage(protocol.AsError(err).Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Error()})

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	protocol "github.com/parley-hub/parley/uagents"
 )
@@ -159,9 +159,10 @@ func resourcePart(r protocol.Resource) parley.Part {
 	return p
 }
 
-// toChat says a message's content as a chat message. Data that is neither text
-// nor JSON goes as a resource with a data: URI.
-func toChat(m *parley.Message, now time.Time, ends bool) (protocol.Message, []parley.Loss) {
+// toChat says a message's content to a recipient (of the directory) as a chat
+// message. Data that is neither text nor JSON goes as a resource with a data:
+// URI.
+func toChat(m *parley.Message, recipient string, now time.Time, ends bool) (protocol.Message, []parley.Loss) {
 	var content []protocol.Content
 	for _, p := range m.Parts {
 		switch text, ok := parley.OnlyText(p); {
@@ -179,7 +180,7 @@ func toChat(m *parley.Message, now time.Time, ends bool) (protocol.Message, []pa
 	c := protocol.NewChat(now, content...)
 	// The same message again is the same chat message: its id is derived.
 	c.MsgID = messageID(m.ID)
-	return c.Message(), losses(m)
+	return c.Message(), bridge.Losses(bridge.Chat, m, recipient)
 }
 
 // messageID makes the version 4 UUID that chat messages want of a message's
@@ -234,7 +235,11 @@ func toObject(m *parley.Message, model *protocol.Model) ([]byte, error) {
 			}
 		}
 	}
-	if len(candidates) == 0 {
+	switch {
+	case len(candidates) > 0:
+	case len(m.Parts) > 0:
+		return nil, errors.New("bytes and links are no JSON object")
+	default:
 		candidates = append(candidates, []byte("{}"))
 	}
 	var last error
@@ -269,21 +274,6 @@ func onlyString(m *protocol.Model) string {
 		return ""
 	}
 	return s.Required[0]
-}
-
-// losses names what no envelope can say.
-func losses(m *parley.Message) []parley.Loss {
-	var out []parley.Loss
-	if m.Act != "" {
-		out = append(out, parley.Loss{Field: "Act", Reason: "uAgents has no speech acts"})
-	}
-	for name := range m.Extensions {
-		if name != Protocol {
-			out = append(out, parley.Loss{Field: "Extensions." + name, Reason: "belongs to another protocol"})
-		}
-	}
-	slices.SortFunc(out, func(a, b parley.Loss) int { return strings.Compare(a.Field, b.Field) })
-	return out
 }
 
 // derived makes the model that a Python agent would declare for a skill of

@@ -59,11 +59,11 @@ func TestChat(t *testing.T) {
 		{MediaType: "image/png", Data: []byte{1, 2, 3}, Name: "dot.png"},
 		{URI: "https://example.com/x", MediaType: "text/html", Digest: "sha-256=:AAAA:"},
 	}}
-	out, losses := toChat(m, time.Unix(1767225600, 0), true)
-	if out.Err() != nil || len(losses) != 2 {
+	out, losses := toChat(m, "bob", time.Unix(1767225600, 0), true)
+	if out.Err() != nil || len(losses) != 1 {
 		t.Fatal(out.Err(), losses)
 	}
-	again, _ := toChat(m, time.Unix(1767225600, 0), true)
+	again, _ := toChat(m, "bob", time.Unix(1767225600, 0), true)
 	a, err := protocol.DecodeChatMessage(out.Payload)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func FuzzParts(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if out, _ := toChat(&parley.Message{Parts: parts}, time.Unix(0, 0), false); out.Err() != nil {
+		if out, _ := toChat(&parley.Message{Parts: parts}, "bob", time.Unix(0, 0), false); out.Err() != nil {
 			t.Error(out.Err())
 		}
 	})
