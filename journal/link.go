@@ -467,6 +467,10 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 
 // next waits for one message of a page.
 func (l *link) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
+	// Most are there already: a context for each would cost more than they do.
+	if m, err := sub.NextMsg(1); !errors.Is(err, nats.ErrTimeout) {
+		return m, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, pageTimeLimit)
 	defer cancel()
 	return sub.NextMsgWithContext(ctx)

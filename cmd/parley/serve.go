@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -152,15 +154,24 @@ func (a *app) progress() func(what string, done, total uint64) {
 	if !ok || a.json || !term.IsTerminal(int(f.Fd())) {
 		return nil
 	}
+	var mu sync.Mutex
 	var bar *progressbar.ProgressBar
+	var of string
 	return func(what string, done, total uint64) {
+		mu.Lock()
+		defer mu.Unlock()
 		if total < 10_000 {
 			return
 		}
-		if bar == nil {
-			bar = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what), progressbar.OptionClearOnFinish())
+		if bar == nil || of != what {
+			bar, of = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what),
+				progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish()), what
 		}
+		bar.ChangeMax64(int64(total))
 		_ = bar.Set64(int64(done)) // a bar that cannot be drawn harms nothing
+		if done >= total {
+			bar = nil
+		}
 	}
 }
 

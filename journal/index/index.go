@@ -41,8 +41,9 @@ type Config struct {
 	Log *slog.Logger // nil discards
 
 	// Progress is told, from the index's own goroutine, how far it has come
-	// when it is more than a batch behind: done of total records of a
-	// partition. Sequences are counted, which have gaps.
+	// when it is more than a batch behind: done of total records since it was
+	// opened or thrown away, of all partitions. Sequences are counted, which
+	// have gaps. The last call of a run has done equal to total.
 	Progress func(done, total uint64)
 }
 
@@ -56,12 +57,14 @@ type Index struct {
 	stop     func()
 	cancel   context.CancelFunc
 	done     chan struct{}
+	jobs     chan job
 	keep     *conn // keeps an index in memory alive
 	hurry    atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
 	mu       sync.Mutex
 	indexed  []uint64      // by partition
+	base     []uint64      // what it was when the index was opened
 	moved    chan struct{} // closed when indexed changes
 	rebuilds uint64
 	records  uint64
@@ -111,7 +114,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), indexed: make([]uint64, n), moved: make(chan struct{})}
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), jobs: make(chan job), indexed: make([]uint64, n), base: make([]uint64, n), moved: make(chan struct{})}
 	var err error
 	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
 		return nil, err
@@ -131,6 +134,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	for p, m := range s.marks {
 		x.indexed[p] = m.sequence
 	}
+	copy(x.base, x.indexed)
 	x.stop = c.Journal.Watch(x.queue.push)
 	for _, p := range c.Journal.Stats().Partitions {
 		x.queue.heard(p.Partition, p.Applied)
@@ -216,6 +220,7 @@ func (x *Index) startOver() {
 	defer x.mu.Unlock()
 	x.rebuilds++
 	clear(x.indexed)
+	clear(x.base)
 }
 
 // belongs compares the last record of each partition with the journal's.
@@ -381,9 +386,16 @@ func (x *Index) run(ctx context.Context, s *store) {
 			continue
 		}
 		x.note(nil)
+		select {
+		case j := <-x.jobs:
+			j.run(s)
+		default:
+		}
 		if n, _ := x.queue.waiting(); n == 0 {
 			select {
 			case <-x.queue.wake:
+			case j := <-x.jobs:
+				j.run(s)
 			case <-ctx.Done():
 			}
 		}
@@ -528,7 +540,13 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	x.mu.Unlock()
 	if max(start, up) >= target && start > 0 || target == 0 {
 		x.reached(p, target)
-		return nil
+		return s.settle()
+	}
+	much := target-start > uint64(8*x.c.Batch)
+	if much && target-start > target/2 && x.keep == nil {
+		if err := s.hasten(); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -550,8 +568,8 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 				if err := x.commit(s); err != nil {
 					return err
 				}
-				if x.c.Progress != nil && target > start {
-					x.c.Progress(s.marks[p].sequence-start, max(target, s.marks[p].sequence)-start)
+				if much {
+					x.progress()
 				}
 			}
 		}
@@ -564,10 +582,26 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 		return err
 	}
 	x.reached(p, target)
-	if x.c.Progress != nil && target-start > uint64(x.c.Batch) {
-		x.c.Progress(target-start, target-start)
+	if much {
+		x.progress()
 	}
-	return nil
+	return s.settle()
+}
+
+// progress tells how much of what there is to index is indexed.
+func (x *Index) progress() {
+	if x.c.Progress == nil {
+		return
+	}
+	targets := x.queue.targets()
+	x.mu.Lock()
+	var done, total uint64
+	for p, at := range x.indexed {
+		done += at - min(at, x.base[p])
+		total += max(at, targets[p]) - min(at, x.base[p])
+	}
+	x.mu.Unlock()
+	x.c.Progress(done, total)
 }
 
 // reached notes that a partition is indexed up to seq, which need not be a
@@ -579,6 +613,14 @@ func (x *Index) reached(p int, seq uint64) {
 		x.indexed[p] = seq
 		close(x.moved)
 		x.moved = make(chan struct{})
+	}
+}
+
+// release lets go of a record's contents, which nobody else has: what the index
+// wants of them was taken out, and many records wait for one transaction.
+func release(r *journal.Record) {
+	if m := r.Message; m != nil {
+		m.Parts, m.Extensions, m.Origin.Raw = nil, nil, nil
 	}
 }
 
@@ -604,6 +646,7 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 			}
 			from = r.Position.Sequence + 1
 			list, size = append(list, x.prepare(r)), size+sizeOf(r)
+			release(r)
 			if len(list) == chunk || size >= chunkBytes {
 				if err := send(); err != nil {
 					return err

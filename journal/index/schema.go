@@ -39,6 +39,8 @@ CREATE TABLE members (agent INT NOT NULL, conversation INT NOT NULL, PRIMARY KEY
 CREATE INDEX members_conversation ON members (conversation);
 CREATE TABLE traces (trace BLOB NOT NULL, conversation INT NOT NULL, PRIMARY KEY (trace, conversation)) WITHOUT ROWID;
 CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
+INSERT INTO texts (texts, rank) VALUES ('hashsize', 8388608);
+INSERT INTO texts (texts, rank) VALUES ('automerge', 8);
 `
 
 // Flags of a message: what makes it a failure.

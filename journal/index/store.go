@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -23,8 +25,9 @@ type store struct {
 	marks   []mark // by partition
 
 	begun   bool
-	records int // in the transaction
-	bytes   int // of texts
+	hasty   bool // see hasten
+	records int  // in the transaction
+	bytes   int  // that it holds in memory
 
 	// What the transaction will insert. Nothing of it is looked for before
 	// commit but through the maps below.
@@ -158,6 +161,11 @@ func (s *store) open(identity string) error {
 	if found["version"] != s.version() || found["journal"] != identity {
 		return errOther
 	}
+	if boot, hasty := found[hastyKey]; hasty && (boot == "" || boot != bootID()) {
+		return fmt.Errorf("%w: the machine stopped while it was being made", errOther)
+	} else if hasty {
+		s.hasty = true // only the process stopped: what it had written is there
+	}
 	for _, p := range []struct {
 		to  **stmt
 		sql string
@@ -222,6 +230,81 @@ func (s *store) create(identity string) error {
 	return s.c.exec("COMMIT")
 }
 
+// hastyKey of meta stands in a file as long as the disk was not waited for.
+const hastyKey = "hasty"
+
+// bootID tells one run of the machine from others; "" where nothing does.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// hasten stops waiting for the disk while much is written: an index can be
+// made again. The file says so before it is true, so that one of which the
+// machine may have lost something is never taken for whole.
+func (s *store) hasten() error {
+	if s.hasty {
+		return s.c.exec(hastyMode)
+	}
+	q, err := s.c.prepare("INSERT OR REPLACE INTO meta VALUES ('" + hastyKey + "',?)")
+	if err != nil {
+		return err
+	}
+	boot := bootID()
+	if boot == "" {
+		boot = "unknown"
+	}
+	if err := errors.Join(q.text(boot).run(), s.c.finalize(q)); err != nil {
+		return err
+	}
+	s.hasty = true
+	if ok, err := s.checkpoint(); err != nil || !ok {
+		return err // a reader keeps the mark from the disk: no haste this time
+	}
+	return s.c.exec(hastyMode)
+}
+
+const (
+	hastyMode  = "PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=16000"
+	steadyMode = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=4000"
+)
+
+// settle ends the haste once all that was written is on the disk. Where a
+// reader keeps it from getting there, the mark stays until the next time.
+func (s *store) settle() error {
+	if !s.hasty {
+		return nil
+	}
+	if err := s.c.exec(steadyMode); err != nil {
+		return err
+	}
+	// The write is there for the checkpoint: with nothing to bring home it
+	// would sync nothing.
+	if err := s.c.exec("UPDATE meta SET value=value WHERE key='" + hastyKey + "'"); err != nil {
+		return err
+	}
+	if ok, err := s.checkpoint(); err != nil || !ok {
+		return err
+	}
+	s.hasty = false
+	return s.c.exec("DELETE FROM meta WHERE key='" + hastyKey + "'")
+}
+
+// checkpoint brings what was committed home into the file, and reports whether
+// all of it got there and was synced.
+func (s *store) checkpoint() (bool, error) {
+	q, err := s.c.prepare("PRAGMA wal_checkpoint(TRUNCATE)")
+	if err != nil {
+		return false, err
+	}
+	found, err := q.row()
+	ok := err == nil && found && q.colInt(0) == 0
+	return ok, errors.Join(err, s.c.finalize(q))
+}
+
 // load reads how far the partitions are indexed.
 func (s *store) load() error {
 	clear(s.marks)
@@ -264,7 +347,7 @@ func (s *store) forget() {
 	s.ids, s.rows = map[idKey]int64{}, map[rowKey]*delivery{}
 }
 
-func (s *store) close() error { return s.c.close() }
+func (s *store) close() error { return errors.Join(s.settle(), s.c.close()) }
 
 // printOf is a short digest by which a record is known again.
 func printOf(r *journal.Record) uint64 {
@@ -342,6 +425,7 @@ func (s *store) add(e *entry) error {
 		}
 	}
 	s.records++
+	s.bytes += sizeOf(r) + len(e.body)
 	return nil
 }
 
@@ -426,7 +510,6 @@ func (s *store) message(e *entry, n int64) error {
 	}
 	if e.body != "" {
 		s.texts = append(s.texts, len(s.messages))
-		s.bytes += len(e.body)
 	}
 	s.messages = append(s.messages, w)
 	parties := append(make([]int64, 0, 8), w.sender, w.recipient)
@@ -794,10 +877,17 @@ func (s *store) failed(n int64, d *delivery) error {
 	return s.flagsSet.int(now).int(n).run()
 }
 
-// full reports whether the transaction holds enough.
-func (s *store) full(batch int) bool { return s.records >= batch || s.bytes >= maxBytes }
+// full reports whether the transaction holds enough. A great one costs less
+// for each record; a small one lets others see sooner what is new.
+func (s *store) full(batch int) bool {
+	most := maxBytes
+	if s.hasty {
+		batch, most = 4*batch, 2*maxBytes
+	}
+	return s.records >= batch || s.bytes >= most
+}
 
-const maxBytes = 16 << 20
+const maxBytes = 32 << 20
 
 // rollback undoes the transaction; the marks are read again.
 func (s *store) rollback() error {
