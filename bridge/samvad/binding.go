@@ -455,6 +455,9 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 			c.Skills, c.Name, c.Description, c.Version = remote.Skills, remote.Name, remote.Description, remote.Version
 		}
 	}
+	if talks(e) {
+		c.Skills = append(c.Skills, talkSkill())
+	}
 	return c.Complete()
 }
 
@@ -549,6 +552,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}
+	b.plain(s.Message)
 	var exceeded error
 	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 {
 		// To call on is to delegate further.
@@ -754,7 +758,10 @@ func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.
 // ask calls a skill in a mode that it offers: sync where it does, else stream,
 // whose chunks become events, else as a task that is polled.
 func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (*protocol.Reply, error) {
-	switch b.mode(ctx, o.Recipient, call.Skill) {
+	if call.Skill == "" {
+		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
+	}
+	switch b.mode(ctx, o.Recipient, call.Skill, o.Streams) {
 	case protocol.ModeStream:
 		var last protocol.Event
 		for e, err := range b.client.Stream(ctx, call) {
@@ -794,17 +801,20 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (
 }
 
 // mode finds out how a skill elsewhere may be called: as the directory says,
-// else as its card does.
-func (b *Binding) mode(ctx context.Context, e *directory.Entry, skill string) protocol.Mode {
+// else as its card does. Where it offers both, it streams to who sees events.
+func (b *Binding) mode(ctx context.Context, e *directory.Entry, skill string, streams bool) protocol.Mode {
 	var modes []protocol.Mode
 	if s, ok := e.SkillNamed(skill); ok {
 		for _, m := range s.Modes {
 			modes = append(modes, protocol.Mode(m))
 		}
-	} else if a := b.agent(ctx, e.Name); a != nil {
-		if s := a.Card.Skill(skill); s != nil {
+	} else if c := b.cardOf(ctx, e.Name); c != nil {
+		if s := c.Skill(skill); s != nil {
 			modes = s.Modes
 		}
+	}
+	if streams && slices.Contains(modes, protocol.ModeStream) {
+		return protocol.ModeStream
 	}
 	for _, m := range []protocol.Mode{protocol.ModeSync, protocol.ModeStream, protocol.ModeAsync} {
 		if slices.Contains(modes, m) {
