@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http/httptest"
+	"os"
 	"sync/atomic"
 	"testing"
 )
@@ -158,6 +160,32 @@ func BenchmarkCallTCP(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkCallPipes is a tool call over the pipes of a child process.
+func BenchmarkCallPipes(b *testing.B) {
+	for _, parallel := range []int{1, 16} {
+		b.Run(fmt.Sprint(parallel), func(b *testing.B) {
+			r1, w1, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			r2, w2, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			go func() { _ = echoHost().ServeStdio(context.Background(), r1, w2) }()
+			benchClient(b, &Client{Dial: func(context.Context) (io.ReadWriteCloser, error) { return pipeEnds{r2, w1}, nil }}, parallel)
+		})
+	}
+}
+
+type pipeEnds struct {
+	io.ReadCloser
+	out io.WriteCloser
+}
+
+func (p pipeEnds) Write(b []byte) (int, error) { return p.out.Write(b) }
+func (p pipeEnds) Close() error                { return errors.Join(p.out.Close(), p.ReadCloser.Close()) }
 
 // BenchmarkCallHTTP is a tool call over HTTP + SSE.
 func BenchmarkCallHTTP(b *testing.B) {

@@ -76,6 +76,8 @@ type Client struct {
 	resume   bool
 	accepted []string
 	parallel int64
+	due      time.Time   // when timer fires; zero when it will not
+	timer    *time.Timer // for the deadlines of calls whose context has none
 	pushes   chan *Envelope
 	dropped  int64
 	ponging  atomic.Bool
@@ -116,8 +118,8 @@ func (l ClientLimits) filled() ClientLimits {
 // link is one connection to a host. What it receives it gives to
 // [Client.received]; when it is down for good it calls [Client.broken].
 type link interface {
-	// send hands one line over. An error that is [ErrOutcomeUnknown] says that
-	// the host may have it.
+	// send hands one line over, which ends with LF. An error that is
+	// [ErrOutcomeUnknown] says that the host may have it.
 	send(ctx context.Context, line []byte) error
 	// close ends the link; with an orderly end it has been told shutdown.
 	close(orderly bool)
@@ -131,16 +133,17 @@ type attempts struct {
 
 // call is one request under way.
 type call struct {
-	id   string
-	line []byte
+	id       string
+	line     []byte        // with its end
+	deadline time.Time     // zero: the context of the caller has one
+	wake     chan struct{} // holds one token when the state below has changed
+	arrived  atomic.Bool   // the line was handed to a link
 
-	mu      sync.Mutex
-	events  []*Envelope
-	final   *Envelope
-	err     error
-	wake    chan struct{}
-	seen    map[string]struct{} // ids of events
-	arrived bool                // the line was handed to a link
+	mu     sync.Mutex
+	events []*Envelope
+	final  *Envelope
+	err    error
+	seen   map[string]struct{} // ids of events
 }
 
 func (c *Client) init() {
@@ -177,7 +180,7 @@ func (c *Client) init() {
 // themselves; Connect reports at once what is wrong.
 func (c *Client) Connect(ctx context.Context) error {
 	c.init()
-	_, err := c.await(ctx)
+	_, err := c.await(ctx, nil)
 	return err
 }
 
@@ -212,8 +215,13 @@ func (c *Client) Dropped() int64 {
 	return c.dropped
 }
 
-// await waits for a link that has shaken hands.
-func (c *Client) await(ctx context.Context) (link, error) {
+// await waits for a link that has shaken hands; for the call p, if there is
+// one, no longer than that is open.
+func (c *Client) await(ctx context.Context, p *call) (link, error) {
+	var changed chan struct{}
+	if p != nil {
+		changed = p.wake
+	}
 	for {
 		c.mu.Lock()
 		if c.closed {
@@ -231,6 +239,10 @@ func (c *Client) await(ctx context.Context) (link, error) {
 		case <-a.done:
 			if a.err != nil {
 				return nil, a.err
+			}
+		case <-changed:
+			if err := p.failure(); err != nil {
+				return nil, err
 			}
 		case <-ctx.Done():
 			return nil, waitError(ctx)
@@ -324,7 +336,12 @@ func (c *Client) attempt() error {
 	if old != "" {
 		body["session_id"] = old // an extension: go on with that session
 	}
-	hello, err := c.newCall(Message{Type: "handshake/req", Body: body})
+	id := NewID()
+	line, err := Message{Type: "handshake/req", ID: id, Body: body}.Encode(c.Now())
+	var hello *call
+	if err == nil {
+		hello, _, err = c.file(ctx, id, line)
+	}
 	if err != nil {
 		l.close(false)
 		return err
@@ -391,7 +408,7 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 		h.remembers(resume)
 	}
 	for _, p := range c.pending {
-		if p.line == nil || !p.sent() {
+		if !p.arrived.Load() {
 			continue
 		}
 		if !resumed {
@@ -427,7 +444,7 @@ func (c *Client) broken(l link, err error) {
 	c.Log.Debug("a2e: connection broken", "err", err)
 	if !c.resume {
 		for _, p := range c.pending {
-			if p.sent() {
+			if p.arrived.Load() {
 				p.fail(ErrOutcomeUnknown.Because(err))
 			}
 		}
@@ -462,7 +479,7 @@ func (c *Client) received(l link, line []byte) {
 		}
 		go func() {
 			defer c.ponging.Store(false)
-			_ = l.send(c.ctx, pong)
+			_ = l.send(c.ctx, append(pong, '\n'))
 		}()
 	case c.pushes != nil && (m.ReqID == "" || m.Class == ClassPush):
 		select {
@@ -546,45 +563,69 @@ func (p *call) open() bool {
 	return p.final == nil && p.err == nil
 }
 
-func (p *call) sent() bool {
+func (p *call) failure() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.arrived
+	return p.err
 }
 
-// handed notes whether the line may have left.
-func (p *call) handed(yes bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.arrived = yes
-}
-
-// newCall files a request.
-func (c *Client) newCall(m Message) (*call, error) {
-	if m.ID == "" {
-		m.ID = NewID()
-	}
-	line, err := m.Encode(c.Now())
-	if err != nil {
-		return nil, err
-	}
+// file notes a request as under way, and gives the link for it if there is one.
+// The line is taken over.
+func (c *Client) file(ctx context.Context, id string, line []byte) (*call, link, error) {
 	if len(line) > c.limits.Frame {
-		return nil, ErrTooLarge
+		return nil, nil, ErrTooLarge
 	}
-	p := &call{id: m.ID, line: line, wake: make(chan struct{}, 1)}
+	p := &call{id: id, line: append(line, '\n'), wake: make(chan struct{}, 1)}
+	if _, ok := ctx.Deadline(); !ok {
+		p.deadline = time.Now().Add(c.limits.Request)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return nil, ErrClosed
+	switch {
+	case c.closed:
+		return nil, nil, ErrClosed
+	case len(c.pending) >= c.limits.Requests:
+		return nil, nil, ErrBusy
+	case c.pending[id] != nil:
+		return nil, nil, ErrReplay
 	}
-	if len(c.pending) >= c.limits.Requests {
-		return nil, ErrBusy
+	c.pending[id] = p
+	if !p.deadline.IsZero() && (c.due.IsZero() || p.deadline.Before(c.due)) {
+		c.wakeAtLocked(p.deadline)
 	}
-	if c.pending[m.ID] != nil {
-		return nil, ErrReplay
+	return p, c.link, nil
+}
+
+// wakeAtLocked sets the one timer of all deadlines: one for each call costs
+// more than the rest of its bookkeeping.
+func (c *Client) wakeAtLocked(due time.Time) {
+	c.due = due
+	if c.timer == nil {
+		c.timer = time.AfterFunc(time.Until(due), c.overdue)
+	} else {
+		c.timer.Reset(time.Until(due))
 	}
-	c.pending[m.ID] = p
-	return p, nil
+}
+
+// overdue fails the calls whose deadline has passed.
+func (c *Client) overdue() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	var next time.Time
+	for _, p := range c.pending {
+		switch {
+		case p.deadline.IsZero():
+		case !now.Before(p.deadline):
+			p.fail(ErrTimeout)
+		case next.IsZero() || p.deadline.Before(next):
+			next = p.deadline
+		}
+	}
+	c.due = time.Time{}
+	if !next.IsZero() && !c.closed {
+		c.wakeAtLocked(next)
+	}
 }
 
 func (c *Client) drop(p *call) {
@@ -622,25 +663,34 @@ func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (
 
 var errStopped = errors.New("a2e: stopped by the caller")
 
-// exchange sends a request and waits for its final frame.
-func (c *Client) exchange(ctx context.Context, m Message, each func(*Envelope) bool) (*Envelope, error) {
+// ask sends a request and waits for its final frame; events go to each in
+// order, until it says stop.
+func (c *Client) ask(ctx context.Context, m Message, each func(*Envelope) bool) (*Envelope, error) {
 	c.init()
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.limits.Request)
-		defer cancel()
+	if m.ID == "" {
+		m.ID = NewID()
 	}
-	p, err := c.newCall(m)
+	line, err := m.Encode(c.Now())
+	if err != nil {
+		return nil, err
+	}
+	return c.exchange(ctx, m.ID, line, each)
+}
+
+// exchange is ask for a request that has been written.
+func (c *Client) exchange(ctx context.Context, id string, line []byte, each func(*Envelope) bool) (*Envelope, error) {
+	p, l, err := c.file(ctx, id, line)
 	if err != nil {
 		return nil, err
 	}
 	defer c.drop(p)
 	for {
-		l, err := c.await(ctx)
-		if err != nil {
-			return nil, err
+		if l == nil {
+			if l, err = c.await(ctx, p); err != nil {
+				return nil, err
+			}
 		}
-		p.handed(true) // before it is: a link that breaks meanwhile must know
+		p.arrived.Store(true) // before it has: a link that breaks meanwhile must know
 		if err = l.send(ctx, p.line); err == nil || errors.Is(err, ErrOutcomeUnknown) {
 			break // on doubt, the answer or the broken link tells
 		}
@@ -650,8 +700,9 @@ func (c *Client) exchange(ctx context.Context, m Message, each func(*Envelope) b
 		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
 			return nil, err
 		}
-		p.handed(false) // it never left: the next link takes it
+		p.arrived.Store(false) // it never left: the next link takes it
 		c.broken(l, err)
+		l = nil
 	}
 	return c.wait(ctx, p, each)
 }
@@ -659,7 +710,7 @@ func (c *Client) exchange(ctx context.Context, m Message, each func(*Envelope) b
 // Ask sends a request and gives its response. A failure that the host reports
 // is an [*Error] with its code, retryable and detail.
 func (c *Client) Ask(ctx context.Context, m Message) (*Envelope, error) {
-	return c.exchange(ctx, m, nil)
+	return c.ask(ctx, m, nil)
 }
 
 // Event is one step of a request: an event, or at last its response, for which
@@ -685,7 +736,7 @@ func eventOf(m *Envelope) Event {
 // no way to stop the host (A2E §8.5).
 func (c *Client) Stream(ctx context.Context, m Message) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		final, err := c.exchange(ctx, m, func(m *Envelope) bool { return yield(eventOf(m), nil) })
+		final, err := c.ask(ctx, m, func(m *Envelope) bool { return yield(eventOf(m), nil) })
 		switch {
 		case errors.Is(err, errStopped):
 		case err != nil:
@@ -703,11 +754,11 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 	if err != nil {
 		return err
 	}
-	l, err := c.await(ctx)
+	l, err := c.await(ctx, nil)
 	if err != nil {
 		return err
 	}
-	return l.send(ctx, line)
+	return l.send(ctx, append(line, '\n'))
 }
 
 // Ping measures a round trip; it waits 5 s if ctx has no deadline.
@@ -718,7 +769,7 @@ func (c *Client) Ping(ctx context.Context) (time.Duration, error) {
 		defer cancel()
 	}
 	start := time.Now()
-	_, err := c.exchange(ctx, Message{Type: "ping"}, nil)
+	_, err := c.ask(ctx, Message{Type: "ping"}, nil)
 	return time.Since(start), err
 }
 
@@ -735,11 +786,14 @@ func (c *Client) Close() error {
 	l := c.link
 	c.link = nil
 	c.failAllLocked(ErrClosed)
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 	c.mu.Unlock()
 	if l != nil {
 		ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)
 		if line, err := (Message{Type: "shutdown", Body: map[string]any{"timeout": 10}}).Encode(c.Now()); err == nil {
-			_ = l.send(ctx, line)
+			_ = l.send(ctx, append(line, '\n'))
 		}
 		cancel()
 		l.close(true)
@@ -779,45 +833,24 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 	if d, ok := ctx.Deadline(); ok {
 		timeout = max(1, int64(time.Until(d)/time.Second))
 	}
-	body := appendString([]byte(`,"session_id":`), c.SessionID())
-	body = appendString(append(body, `,"tool_name":`...), name)
-	body = appendASCII(append(body, `,"arguments":`...), args)
-	body = appendString(append(body, `,"correlation_id":`...), NewID()[:8])
-	body = strconv.AppendBool(append(body, `,"streaming":`...), onEvent != nil)
-	body = strconv.AppendInt(append(body, `,"timeout":`...), timeout, 10)
-	m, err := c.exchange(ctx, Message{Type: "tool/call/req", Body: frameBody(body)}, func(m *Envelope) bool {
-		if onEvent != nil {
+	id := NewID()
+	line := appendHead(make([]byte, 0, 2*headSize+len(args)), "tool/call/req", id, c.Now())
+	line = appendString(append(line, `,"session_id":`...), c.SessionID())
+	line = appendString(append(line, `,"tool_name":`...), name)
+	line = appendASCII(append(line, `,"arguments":`...), args)
+	line = appendString(append(line, `,"correlation_id":`...), id[:8])
+	line = strconv.AppendBool(append(line, `,"streaming":`...), onEvent != nil)
+	line = strconv.AppendInt(append(line, `,"timeout":`...), timeout, 10)
+	var each func(*Envelope) bool
+	if onEvent != nil {
+		each = func(m *Envelope) bool {
 			onEvent(eventOf(m))
+			return true
 		}
-		return true
-	})
+	}
+	m, err := c.exchange(ctx, id, append(line, '}'), each)
 	if err != nil {
 		return ToolResult{}, err
 	}
-	var res struct {
-		Success    bool    `json:"success"`
-		ToolName   string  `json:"tool_name"`
-		Data       Value   `json:"data"`
-		Summary    Value   `json:"summary"`
-		Truncated  *bool   `json:"truncated"`
-		ExitCode   *int    `json:"exit_code"`
-		Error      *string `json:"error"`
-		ErrorCode  *string `json:"error_code"`
-		DurationMS float64 `json:"duration_ms"`
-		Events     []Value `json:"events"`
-	}
-	if err := decodeLoose(m.Get("data"), &res); err != nil {
-		return ToolResult{}, ErrSchema.Because(err)
-	}
-	out := ToolResult{
-		Success: res.Success, ToolName: res.ToolName, Data: res.Data, Summary: res.Summary, ExitCode: res.ExitCode,
-		DurationMS: int64(res.DurationMS), Events: res.Events, Truncated: res.Truncated != nil && *res.Truncated,
-	}
-	if res.Error != nil {
-		out.Error = *res.Error
-	}
-	if res.ErrorCode != nil {
-		out.ErrorCode = *res.ErrorCode
-	}
-	return out, nil
+	return toolResultOf(m.Get("data"))
 }

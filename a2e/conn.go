@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -45,7 +46,7 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 	// What is at work goes on for a while after ctx has ended.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	w := &connWriter{h: h, out: out, broken: make(chan struct{})}
+	w := newConnWriter(h, out)
 	if err := w.follow(run, s, nil); err != nil {
 		_ = hangup()
 		return err
@@ -86,7 +87,9 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 	faults := 0
 	for {
 		s := w.session()
-		r.Limit = s.frameLimit()
+		if r.Limit != h.limits.Frame { // it stays, once there was a handshake
+			r.Limit = s.frameLimit()
+		}
 		line, last, err := r.Next()
 		if err == nil || errors.Is(err, ErrTooLarge) {
 			if err := s.waitRoom(ctx); err != nil {
@@ -143,25 +146,57 @@ func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan str
 	}
 }
 
+// writeDeadline cuts off a peer that takes nothing. To set it costs as much as
+// a short write, so that it is set ahead by more than asked and then left
+// alone for a while.
+type writeDeadline struct {
+	conn interface{ SetWriteDeadline(time.Time) error } // nil: it has none
+	at   time.Time
+}
+
+func deadlineOf(w any) (d writeDeadline) {
+	d.conn, _ = w.(interface{ SetWriteDeadline(time.Time) error })
+	return d
+}
+
+// extend gives the next write at least wait, at most an eighth more.
+func (d *writeDeadline) extend(wait time.Duration) {
+	if d.conn == nil {
+		return
+	}
+	if now := time.Now(); d.at.Sub(now) < wait {
+		d.at = now.Add(wait + wait/8)
+		_ = d.conn.SetWriteDeadline(d.at)
+	}
+}
+
 // connWriter writes the frames of one session at a time: one line, one write.
+// Its own goroutine does that, and the goroutine of a request may write the
+// answer itself, which saves waking another one: whoever has the turn.
 type connWriter struct {
 	h      *Host
-	out    io.Writer
 	broken chan struct{} // closed when there is nothing more to write, or no way
+	once   sync.Once     // closes it
+	s      atomic.Pointer[Session]
 
 	mu     sync.Mutex
-	s      *Session
 	st     *stream
 	cancel context.CancelFunc
 	ended  chan struct{}
 	closed bool
+
+	turn     sync.Mutex
+	out      io.Writer
+	deadline writeDeadline
+	batch    [16]outFrame
+	line     []byte
 }
 
-func (w *connWriter) session() *Session {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.s
+func newConnWriter(h *Host, out io.Writer) *connWriter {
+	return &connWriter{h: h, out: out, deadline: deadlineOf(out), broken: make(chan struct{})}
 }
+
+func (w *connWriter) session() *Session { return w.s.Load() }
 
 // follow ends writing for the session before, between two lines, and begins
 // with s.
@@ -174,22 +209,27 @@ func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) er
 	if w.cancel != nil {
 		w.cancel()
 		<-w.ended
-		w.s.detach(w.st)
+		w.turn.Lock() // of a request that writes
+		w.session().detach(w.st)
+		w.turn.Unlock()
 	}
-	w.s, w.st = s, newStream()
-	if err := s.attach(w.st, greeting); err != nil {
+	st := newStream()
+	st.write = func() { w.help(s, st) }
+	w.s.Store(s)
+	w.st = st
+	if err := s.attach(st, greeting); err != nil {
 		return err
 	}
 	ctx, w.cancel = context.WithCancel(ctx)
 	w.ended = make(chan struct{})
-	go w.run(ctx, s, w.st, w.ended)
+	go w.run(ctx, s, st, w.ended)
 	return nil
 }
 
 // stop ends writing for good, even in the middle of a line.
 func (w *connWriter) stop() *Session {
-	if d, ok := w.out.(interface{ SetWriteDeadline(time.Time) error }); ok {
-		_ = d.SetWriteDeadline(time.Now())
+	if d := deadlineOf(w.out); d.conn != nil {
+		_ = d.conn.SetWriteDeadline(time.Now())
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,43 +241,70 @@ func (w *connWriter) stop() *Session {
 	case <-w.ended:
 	case <-t.C: // a pipe whose reader sleeps, and that has no deadline
 	}
-	w.s.detach(w.st)
-	return w.s
+	s := w.session()
+	s.detach(w.st)
+	return s
 }
+
+func (w *connWriter) fail() { w.once.Do(func() { close(w.broken) }) }
 
 func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan struct{}) {
 	defer close(ended)
-	deadline, _ := w.out.(interface{ SetWriteDeadline(time.Time) error })
-	fail := func() {
-		if ctx.Err() == nil { // not stopped from here
-			close(w.broken)
-		}
-	}
-	var batch [16]outFrame
-	var line []byte
+	var one [1]outFrame
 	for {
-		n, err := s.next(ctx, st, batch[:], nil)
+		_, err := s.next(ctx, st, one[:], nil)
+		if err == nil {
+			w.turn.Lock()
+			err = w.write(s, st)
+			w.turn.Unlock()
+		}
 		if err != nil {
-			fail()
+			if ctx.Err() == nil { // not stopped from here
+				w.fail()
+			}
 			return
 		}
-		for i := range n {
-			if ctx.Err() != nil {
-				return
-			}
-			line = append(append(line[:0], batch[i].line...), '\n')
-			if deadline != nil {
-				_ = deadline.SetWriteDeadline(time.Now().Add(w.h.limits.Write))
-			}
-			if _, err := w.out.Write(line); err != nil {
-				fail()
-				return
-			}
-			s.wrote(st, batch[i:i+1])
-			batch[i] = outFrame{}
+	}
+}
+
+// help writes what waits, in a few rounds at most, and leaves more than that to
+// run. What is queued while another one has the turn that one sees when it has
+// given the turn back.
+func (w *connWriter) help(s *Session, st *stream) {
+	for range 4 {
+		if !w.turn.TryLock() {
+			return
 		}
-		if cap(line) > 4*minBuffer {
-			line = nil
+		err := w.write(s, st)
+		w.turn.Unlock()
+		if err != nil {
+			w.fail()
+			return
+		}
+		if !s.waits(st) {
+			return
 		}
 	}
+	st.poke()
+}
+
+// write writes a batch of what waits; the caller has the turn.
+func (w *connWriter) write(s *Session, st *stream) error {
+	n := s.first(st, w.batch[:])
+	done, err := 0, error(nil)
+	for done < n && err == nil {
+		w.line = append(append(w.line[:0], w.batch[done].line...), '\n')
+		w.deadline.extend(w.h.limits.Write)
+		if _, err = w.out.Write(w.line); err == nil {
+			done++
+		}
+	}
+	if done > 0 {
+		s.wrote(st, w.batch[:done])
+	}
+	clear(w.batch[:n])
+	if cap(w.line) > 4*minBuffer {
+		w.line = nil
+	}
+	return err
 }

@@ -38,19 +38,20 @@ func (m Message) Encode(now time.Time) ([]byte, error) {
 	if m.ID == "" {
 		m.ID = NewID()
 	}
-	if own, ok := m.Body.(frameBody); ok {
-		return append(append(appendHead(nil, m.Type, m.ID, now), own...), '}'), nil
-	}
 	body, err := bodyOf(m.Body)
 	if err != nil {
 		return nil, err
 	}
-	return appendFrame(nil, m.Type, m.ID, now, body), nil
+	return appendFrame(make([]byte, 0, headSize+len(body)), m.Type, m.ID, now, body), nil
 }
 
-// frameBody is a body that was written as it goes out, each member after a
-// comma: correct by construction.
-type frameBody []byte
+// headSize is room for the base members and some more, so that writing a
+// message allocates once.
+const headSize = 192
+
+// wholeFrame is an answer that its provider wrote whole, from [Request.head] on:
+// correct by construction.
+type wholeFrame []byte
 
 // bodyOf gives a checked object for anything that encodes as one.
 func bodyOf(v any) (Value, error) {
@@ -71,7 +72,7 @@ func bodyOf(v any) (Value, error) {
 	if len(b) == 0 {
 		return nil, nil
 	}
-	object, fault := scanObject(b, DefaultMaxDepth, nil)
+	object, fault := scanValue(b, DefaultMaxDepth)
 	if fault != "" || !object {
 		e := *ErrInvalid
 		e.Text, e.Reason = "the body is not a JSON object", fault
@@ -123,7 +124,8 @@ func appendFrame(dst []byte, typ, id string, now time.Time, body []byte) []byte 
 
 // appendMembers writes the members of an object, each after a comma.
 func appendMembers(dst, object []byte, keep func(name string) bool) []byte {
-	for _, m := range members(object) {
+	var few [fewMembers]member
+	for _, m := range membersInto(few[:0], object) {
 		name, _ := unquote(m.name.of(object))
 		if !keep(name) {
 			continue
@@ -158,7 +160,7 @@ func appendError(dst []byte, e *Error, id string, now time.Time) []byte {
 // detail itself has one.
 func appendDetail(dst []byte, e *Error) []byte {
 	detail := e.Detail
-	if object, fault := scanObject(detail, DefaultMaxDepth, nil); fault != "" || !object {
+	if object, fault := scanValue(detail, DefaultMaxDepth); fault != "" || !object {
 		detail = Value("{}")
 	}
 	dst = append(dst, '{')

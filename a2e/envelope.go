@@ -82,8 +82,9 @@ func (r *Registry) Decode(line []byte) (*Envelope, error) {
 // is answered, from a response or event, which is not (A2E §5.2).
 func (r *Registry) decode(line []byte, depth int) (*Envelope, *Error) {
 	m := &Envelope{raw: line}
-	m.ms = m.inline[:0]
-	object, fault := scanObject(line, depth, &m.ms)
+	var object bool
+	var fault string
+	m.ms, object, fault = scanObject(line, depth, m.inline[:0])
 	if fault != "" {
 		e := *ErrParse
 		e.Reason = fault

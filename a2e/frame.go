@@ -20,11 +20,17 @@ type Reader struct {
 	start, end int // unread bytes of buf
 	scanned    int // how many of them hold no LF
 	skipping   bool
+	got        int  // bytes of the last read
+	full       bool // it filled the buffer
 	err        error
 }
 
-// minBuffer is what an idle connection holds.
-const minBuffer = 2 << 10
+// minBuffer is what an idle connection holds, maxBuffer what a busy one reads
+// at once.
+const (
+	minBuffer = 2 << 10
+	maxBuffer = 16 << 10
+)
 
 // NewReader reads lines from src.
 func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
@@ -83,13 +89,18 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 }
 
 // fill reads once. The buffer grows by doubling up to what the limit needs,
-// and shrinks back as soon as it is empty, so that an idle connection holds
-// little.
+// and follows what reads bring as soon as it is empty, so that an idle
+// connection holds little and a busy one reads seldom.
 func (r *Reader) fill() {
 	if r.start == r.end {
 		r.start, r.end = 0, 0
-		if cap(r.buf) > 16*minBuffer || r.buf == nil {
+		switch size := len(r.buf); {
+		case size == 0 || size > maxBuffer:
 			r.buf = make([]byte, minBuffer)
+		case r.full && size < maxBuffer:
+			r.buf = make([]byte, 2*size)
+		case r.got < size/8 && size > minBuffer:
+			r.buf = make([]byte, size/2)
 		}
 	} else if r.start > 0 && r.end == len(r.buf) {
 		copy(r.buf, r.buf[r.start:r.end])
@@ -103,6 +114,7 @@ func (r *Reader) fill() {
 	}
 	for range 64 { // a reader may return nothing now and then, not for ever
 		n, err := r.src.Read(r.buf[r.end:])
+		r.got, r.full = n, n == len(r.buf)-r.end
 		r.end += n
 		if err != nil {
 			r.err = err

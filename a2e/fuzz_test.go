@@ -31,7 +31,7 @@ func FuzzScan(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		_, fault := scanObject(b, 64, nil)
+		_, fault := scanValue(b, 64)
 		if fault == "too_deep" {
 			return
 		}

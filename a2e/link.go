@@ -70,14 +70,17 @@ type lines struct {
 	c     *Client
 	out   io.Writer
 	shut  func() error
-	mu    sync.Mutex // one line, one write
 	ended chan struct{}
-	once  sync.Once
-	wait  func() // of a child process
+
+	mu       sync.Mutex // one line, one write
+	deadline writeDeadline
+
+	once sync.Once
+	wait func() // of a child process
 }
 
 func (c *Client) streamLink(in io.Reader, out io.Writer, shut func() error) *lines {
-	l := &lines{c: c, out: out, shut: shut, ended: make(chan struct{})}
+	l := &lines{c: c, out: out, shut: shut, ended: make(chan struct{}), deadline: deadlineOf(out)}
 	go l.read(in)
 	return l
 }
@@ -122,10 +125,8 @@ func (l *lines) send(_ context.Context, line []byte) error {
 	if l.down() {
 		return ErrClosed
 	}
-	if d, ok := l.out.(interface{ SetWriteDeadline(time.Time) error }); ok {
-		_ = d.SetWriteDeadline(time.Now().Add(30 * time.Second))
-	}
-	if _, err := l.out.Write(append(line[:len(line):len(line)], '\n')); err != nil {
+	l.deadline.extend(30 * time.Second)
+	if _, err := l.out.Write(line); err != nil {
 		go l.fail(err) // half a line may be out: this stream is over
 		return ErrOutcomeUnknown.Because(err)
 	}
@@ -171,7 +172,7 @@ func (c *Client) startProcess() (link, error) {
 			c.Log.Debug("a2e: child process", "err", err)
 		}
 	}()
-	l := &lines{c: c, out: in, shut: in.Close, ended: make(chan struct{})}
+	l := &lines{c: c, out: in, shut: in.Close, ended: make(chan struct{}), deadline: deadlineOf(in)}
 	l.wait = func() {
 		stopProcess(cmd, exited, c.limits.Exit, c.limits.Term)
 		_ = r.Close()
@@ -430,7 +431,7 @@ func (l *web) send(ctx context.Context, line []byte) error {
 	defer stop()
 	unknown := false
 	for try := 1; ; try++ {
-		resp, err := l.request(ctx, http.MethodPost, "/send", line)
+		resp, err := l.request(ctx, http.MethodPost, "/send", line[:len(line)-1])
 		pause := time.Second
 		if err == nil {
 			status := resp.StatusCode

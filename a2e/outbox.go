@@ -29,6 +29,10 @@ type outbox struct {
 type stream struct {
 	wake chan struct{} // something waits
 	gone chan struct{} // closed when replaced
+
+	// write, unless nil, writes what waits from the caller's goroutine, for as
+	// long as the agent takes; it does nothing when another one is writing.
+	write func()
 }
 
 func newStream() *stream { return &stream{wake: make(chan struct{}, 1), gone: make(chan struct{})} }
@@ -42,12 +46,10 @@ func (st *stream) poke() {
 
 func (o *outbox) len() int { return len(o.waiting) - o.head }
 
+// push appends a frame; the caller wakes the transport.
 func (o *outbox) push(f outFrame) {
 	o.waiting = append(o.waiting, f)
 	o.bytes += len(f.line)
-	if o.stream != nil {
-		o.stream.poke()
-	}
 }
 
 // pushFront puts frames before all others.

@@ -474,7 +474,8 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 			return
 		}
 		if len(s.Model) > 0 {
-			ms := members(v)
+			var few [fewMembers]member
+			ms := membersInto(few[:0], v)
 			c.checkFields(v, ms, s.Model, path+name+".")
 			if s.model == "Feedback" {
 				c.corrective(v, ms, path+name)
@@ -485,7 +486,8 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 			c.add(path+name, "dict_type")
 			return
 		}
-		for _, m := range members(v) {
+		var few [fewMembers]member
+		for _, m := range membersInto(few[:0], v) {
 			key, _ := unquote(m.name.of(v))
 			c.value(m.value.of(v), s.Elem, path+name+".", key)
 			if len(c.faults) >= maxFaults {

@@ -22,8 +22,7 @@ type Request struct {
 
 	h        *Host
 	provider Provider
-	ctx      context.Context
-	cancel   context.CancelFunc
+	life     lifetime
 
 	mu   sync.Mutex
 	done bool // the final frame is out
@@ -68,10 +67,11 @@ const (
 	KindStatus   EventKind = "status"
 )
 
-// admit is steps 9 to 12 of A2E §5.2 and the check for repeated ids.
-func (s *Session) admit(m *Envelope) (*Request, *Error) {
+// admit is steps 9 to 12 of A2E §5.2.
+func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 	h := s.h
 	s.mu.Lock()
+	s.last = now
 	state, who, accepted := s.state, s.identity, s.accepted
 	s.mu.Unlock()
 	switch state {
@@ -103,7 +103,6 @@ func (s *Session) admit(m *Envelope) (*Request, *Error) {
 		e.Capability = capability
 		return nil, e
 	}
-	now := time.Now()
 	r := &Request{Envelope: m, Session: s, Identity: who, Received: now, h: h, provider: p}
 	r.Deadline = now.Add(h.deadline(m))
 	if h.Allow != nil {
@@ -142,7 +141,7 @@ func (s *Session) start(r *Request) {
 	h := s.h
 	if h.Memory != nil {
 		s.mu.Lock()
-		busy := len(s.queue) >= h.limits.Queued
+		busy := len(s.waiting) >= h.limits.Queued
 		s.mu.Unlock()
 		if busy { // before the id is noted: the same again may succeed
 			s.refuse(r.Envelope, len(r.raw), ErrBusy.about(r.ID))
@@ -159,18 +158,15 @@ func (s *Session) start(r *Request) {
 			return
 		}
 	}
-	r.ctx, r.cancel = context.WithDeadline(s.ctx, r.Deadline)
+	r.life.deadline = r.Deadline
 	s.mu.Lock()
 	fault := s.enqueueLocked(r)
 	s.mu.Unlock()
 	switch {
 	case fault == nil:
-		context.AfterFunc(r.ctx, r.expired)
 	case errors.Is(fault, ErrReplay):
-		r.cancel()
 		h.refused(s, r.Envelope, len(r.raw), fault, true)
 	default:
-		r.cancel()
 		s.refuse(r.Envelope, len(r.raw), fault.about(r.ID))
 	}
 }
@@ -187,7 +183,7 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 		return ErrReplay
 	}
 	if s.h.Memory == nil {
-		if len(s.queue) >= l.Queued {
+		if len(s.waiting) >= l.Queued {
 			return ErrBusy
 		}
 		if !s.seen.add(r.ID, r.Received, r.Received.Add(l.SeenFor), l.Seen) {
@@ -198,13 +194,51 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 		s.inflight = make(map[string]*Request)
 	}
 	s.inflight[r.ID] = r
+	if s.due.IsZero() || r.Deadline.Before(s.due) {
+		s.wakeAtLocked(r.Deadline)
+	}
 	if s.running < l.Parallel {
 		s.running++
 		go s.work(r)
 	} else {
-		s.queue = append(s.queue, r)
+		s.waiting = append(s.waiting, r)
 	}
 	return nil
+}
+
+// wakeAtLocked sets the one timer of all deadlines of the session.
+func (s *Session) wakeAtLocked(due time.Time) {
+	s.due = due
+	if s.overdueTimer == nil {
+		s.overdueTimer = time.AfterFunc(time.Until(due), s.overdue)
+	} else {
+		s.overdueTimer.Reset(time.Until(due))
+	}
+}
+
+// overdue answers the requests whose deadline has passed (A2E-075).
+func (s *Session) overdue() {
+	s.mu.Lock()
+	now := time.Now()
+	var late []*Request
+	var next time.Time
+	for _, r := range s.inflight {
+		switch {
+		case !now.Before(r.Deadline):
+			late = append(late, r)
+		case next.IsZero() || r.Deadline.Before(next):
+			next = r.Deadline
+		}
+	}
+	s.due = time.Time{}
+	if !next.IsZero() && s.state != StateClosed {
+		s.wakeAtLocked(next)
+	}
+	s.mu.Unlock()
+	for _, r := range late {
+		r.life.end(context.DeadlineExceeded)
+		r.fail(ErrTimeout)
+	}
 }
 
 // work runs requests until none waits. A handler that ignores its deadline
@@ -214,12 +248,12 @@ func (s *Session) work(r *Request) {
 		r.run()
 		s.mu.Lock()
 		r = nil
-		if len(s.queue) > 0 && s.state != StateClosed {
-			r = s.queue[0]
-			s.queue[0] = nil
-			s.queue = s.queue[1:]
-			if len(s.queue) == 0 {
-				s.queue = nil
+		if len(s.waiting) > 0 && s.state != StateClosed {
+			r = s.waiting[0]
+			s.waiting[0] = nil
+			s.waiting = s.waiting[1:]
+			if len(s.waiting) == 0 {
+				s.waiting = nil
 			}
 		} else {
 			s.running--
@@ -229,18 +263,22 @@ func (s *Session) work(r *Request) {
 }
 
 func (r *Request) run() {
-	if r.isDone() || r.ctx.Err() != nil {
+	if r.isDone() || r.life.Err() != nil {
 		return
 	}
 	resp, err := r.serve()
-	if err == nil && errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
+	if err == nil && errors.Is(r.life.Err(), context.DeadlineExceeded) {
 		err = ErrTimeout // too late
 	}
-	if err != nil {
-		r.fail(err)
-		return
+	var line []byte
+	if err == nil {
+		line, err = r.answer(resp)
 	}
-	r.answer(resp)
+	var code Code
+	if err != nil {
+		line, code = r.failure(err)
+	}
+	r.finish(line, code, true)
 }
 
 // serve calls the provider; a panic is its failure, not the session's
@@ -252,15 +290,7 @@ func (r *Request) serve() (resp Response, err error) {
 			err = &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: r.Capability()}
 		}
 	}()
-	return r.provider.Serve(r.ctx, r)
-}
-
-// expired runs when the context ends: at the deadline, when the request has
-// been answered, or when the session closed.
-func (r *Request) expired() {
-	if errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
-		r.fail(ErrTimeout)
-	}
+	return r.provider.Serve(&r.life, r)
 }
 
 func (r *Request) isDone() bool {
@@ -269,71 +299,77 @@ func (r *Request) isDone() bool {
 	return r.done
 }
 
+// fail answers the request with an error, from outside its handler.
 func (r *Request) fail(err error) {
-	if errors.Is(err, context.DeadlineExceeded) && r.ctx.Err() != nil {
+	line, code := r.failure(err)
+	r.finish(line, code, false)
+}
+
+// failure is the frame for an error.
+func (r *Request) failure(err error) ([]byte, Code) {
+	if errors.Is(err, context.DeadlineExceeded) && r.life.Err() != nil {
 		err = ErrTimeout
 	}
 	e := asError(err, r.Capability()).about(r.ID)
 	if e.cause != nil {
 		r.h.Log.Info("a2e: request failed", "type", r.Type, "identity", r.Identity.Name, "err", e)
 	}
-	r.finish(appendError(nil, e, NewID(), r.h.Now()), e.Code)
+	return appendError(nil, e, NewID(), r.h.Now()), e.Code
 }
 
-func (r *Request) answer(resp Response) {
-	typ := resp.Type
-	if typ == "" && r.typ != nil {
-		typ = r.typ.Answer
-	}
-	if typ == "" {
-		typ = answerOf(r.Type)
-	}
-	line := appendHead(nil, typ, NewID(), r.h.Now())
-	line = append(line, `,"req_id":`...)
-	line = appendString(line, r.ID)
-	if own, ok := resp.Body.(frameBody); ok {
-		line = append(append(line, own...), '}')
-		r.finishSized(line)
-		return
-	}
-	body, err := bodyOf(resp.Body)
-	if err != nil {
-		r.fail(&Error{Code: RuntimeError, Text: "the answer could not be written", Step: "handler", cause: err})
-		return
-	}
-	if len(body) > 0 {
-		line = appendMembers(line, body, func(name string) bool {
-			switch name {
-			case "a2e", "version", "scp", "id", "type", "ts", "req_id":
-				return false
-			}
-			return true
-		})
-	}
-	line = append(line, '}')
-	// What leaves must fit the schema that the agent checks it against: agents
-	// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
-	m, e := r.h.types.decode(line, r.h.limits.Depth)
-	if e == nil {
-		e = m.check()
-	}
-	if e != nil {
-		r.fail(&Error{Code: RuntimeError, Text: "the answer does not fit its type", Step: "handler", cause: e})
-		return
-	}
-	r.finishSized(line)
+// head begins an answer: the base members and req_id, with room for some more
+// bytes.
+func (r *Request) head(typ string, room int) []byte {
+	line := appendHead(make([]byte, 0, headSize+len(r.ID)+room), typ, NewID(), r.h.Now())
+	return appendString(append(line, `,"req_id":`...), r.ID)
 }
 
-func (r *Request) finishSized(line []byte) {
+// answer is the frame for what a handler answered.
+func (r *Request) answer(resp Response) ([]byte, error) {
+	line, whole := resp.Body.(wholeFrame)
+	if !whole {
+		typ := resp.Type
+		if typ == "" && r.typ != nil {
+			typ = r.typ.Answer
+		}
+		if typ == "" {
+			typ = answerOf(r.Type)
+		}
+		body, err := bodyOf(resp.Body)
+		if err != nil {
+			return nil, &Error{Code: RuntimeError, Text: "the answer could not be written", Step: "handler", cause: err}
+		}
+		line = r.head(typ, len(body))
+		if len(body) > 0 {
+			line = appendMembers(line, body, func(name string) bool {
+				switch name {
+				case "a2e", "version", "scp", "id", "type", "ts", "req_id":
+					return false
+				}
+				return true
+			})
+		}
+		line = append(line, '}')
+		// What leaves must fit the schema that the agent checks it against: agents
+		// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
+		m, e := r.h.types.decode(line, r.h.limits.Depth)
+		if e == nil {
+			e = m.check()
+		}
+		if e != nil {
+			return nil, &Error{Code: RuntimeError, Text: "the answer does not fit its type", Step: "handler", cause: e}
+		}
+	}
 	if len(line) > r.h.limits.Frame {
-		r.fail(&Error{Code: OutOfMemory, Reason: ErrTooLarge.Reason, Text: "the answer is too large", Step: "handler", Capability: r.Capability()})
-		return
+		return nil, &Error{Code: OutOfMemory, Reason: ErrTooLarge.Reason, Text: "the answer is too large", Step: "handler", Capability: r.Capability()}
 	}
-	r.finish(line, "")
+	return line, nil
 }
 
-// finish sends the one final frame; every later one is dropped (A2E-050).
-func (r *Request) finish(line []byte, code Code) {
+// finish sends the one final frame; every later one is dropped (A2E-050). Of
+// its own goroutine, which may wait for the agent, a request writes it itself
+// where the transport lets it.
+func (r *Request) finish(line []byte, code Code, own bool) {
 	s := r.Session
 	r.mu.Lock()
 	if r.done {
@@ -343,24 +379,34 @@ func (r *Request) finish(line []byte, code Code) {
 	r.done = true
 	s.mu.Lock()
 	if s.out.bytes > 2*r.h.limits.OutBytes { // an agent that never reads
-		line = appendError(nil, ErrFull.about(r.ID), NewID(), r.h.Now())
-		code = OutOfMemory
+		line, code = appendError(nil, ErrFull.about(r.ID), NewID(), r.h.Now()), OutOfMemory
 	}
-	s.mu.Unlock()
-	_ = s.send(line)
-	r.mu.Unlock()
-	r.cancel()
-
-	s.mu.Lock()
+	if r.h.Store == nil {
+		s.queueLocked(outFrame{line: line})
+	} else {
+		s.mu.Unlock()
+		_ = s.queue(line)
+		s.mu.Lock()
+	}
 	delete(s.inflight, r.ID)
 	if len(s.inflight) == 0 {
 		s.inflight = nil
 	}
-	if i := slices.Index(s.queue, r); i >= 0 {
-		s.queue = slices.Delete(s.queue, i, i+1)
+	if i := slices.Index(s.waiting, r); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
 	}
 	drained := s.drainedLocked()
+	st := s.out.stream
 	s.mu.Unlock()
+	r.mu.Unlock()
+	r.life.end(context.Canceled)
+	switch {
+	case st == nil:
+	case own && st.write != nil:
+		st.write()
+	default:
+		st.poke()
+	}
 	if r.h.Audit != nil {
 		r.h.Audit(Record{
 			Time: r.h.Now(), SessionID: s.id, Identity: r.Identity.Name, Type: r.Type, ReqID: r.ID,

@@ -45,35 +45,40 @@ func (s *scanner) str() (escaped, ok bool) {
 	b := s.b
 	i := s.i + 1
 	for i < len(b) {
-		c := b[i]
-		switch {
-		case c == '"':
+		if plain[b[i]] {
+			i++
+			continue
+		}
+		if b[i] == '"' {
 			s.i = i + 1
 			return escaped, true
-		case c == '\\':
-			escaped = true
-			if i+1 >= len(b) {
-				return escaped, false
-			}
-			switch b[i+1] {
-			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-				i += 2
-			case 'u':
-				if i+6 > len(b) || hex4(b[i+2:i+6]) < 0 {
-					return escaped, false
-				}
-				i += 6
-			default:
-				return escaped, false
-			}
-		case c < 0x20:
+		}
+		escaped = true
+		if b[i] != '\\' || i+1 >= len(b) {
 			return escaped, false
+		}
+		switch b[i+1] {
+		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			i += 2
+		case 'u':
+			if i+6 > len(b) || hex4(b[i+2:i+6]) < 0 {
+				return escaped, false
+			}
+			i += 6
 		default:
-			i++
+			return escaped, false
 		}
 	}
 	return escaped, false
 }
+
+// plain are the bytes that stand for themselves in a string.
+var plain = func() (p [256]bool) {
+	for c := range p {
+		p[c] = c >= ' ' && c != '"' && c != '\\'
+	}
+	return p
+}()
 
 func digits(b []byte, i int) int {
 	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
@@ -146,7 +151,7 @@ func (s *scanner) value() bool {
 		_, ok := s.str()
 		return ok
 	case '{':
-		return s.object(nil)
+		return s.object()
 	case '[':
 		if !s.open() {
 			return false
@@ -188,101 +193,139 @@ func (s *scanner) value() bool {
 	}
 }
 
-// object reads an object that starts at the current brace. With into its own
-// members (not those further inside) are collected there.
-func (s *scanner) object(into *[]member) bool {
+// object reads an object that starts at the current brace.
+func (s *scanner) object() bool {
+	more, ok := s.begin()
+	for more {
+		_, more, ok = s.member()
+	}
+	return ok
+}
+
+// collect reads one too, and appends its own members (not those further inside)
+// to m.
+func (s *scanner) collect(m []member) ([]member, bool) {
+	more, ok := s.begin()
+	for more {
+		var one member
+		if one, more, ok = s.member(); ok {
+			m = append(m, one)
+		}
+	}
+	return m, ok
+}
+
+// begin passes the brace of an object; more says that a member follows.
+func (s *scanner) begin() (more, ok bool) {
 	if !s.open() {
-		return false
+		return false, false
 	}
 	s.space()
 	if s.i < len(s.b) && s.b[s.i] == '}' {
 		s.i++
 		s.depth++
-		return true
+		return false, true
 	}
-	for {
-		s.space()
-		if s.i >= len(s.b) || s.b[s.i] != '"' {
-			return false
-		}
-		from := s.i + 1
-		escaped, ok := s.str()
-		if !ok {
-			return false
-		}
-		to := s.i - 1
-		s.space()
-		if s.i >= len(s.b) || s.b[s.i] != ':' {
-			return false
-		}
-		s.i++
-		s.space()
-		start := s.i
-		if !s.value() {
-			return false
-		}
-		if into != nil {
-			*into = append(*into, member{
-				name:    span{int32(from), int32(to)},
-				value:   span{int32(start), int32(s.i)},
-				escaped: escaped,
-			})
-		}
-		s.space()
-		if s.i >= len(s.b) {
-			return false
-		}
-		switch s.b[s.i] {
-		case ',':
-			s.i++
-		case '}':
-			s.i++
-			s.depth++
-			return true
-		default:
-			return false
-		}
+	return true, true
+}
+
+// member reads one member and what follows it: another one, or the end of the
+// object.
+func (s *scanner) member() (m member, more, ok bool) {
+	s.space()
+	if s.i >= len(s.b) || s.b[s.i] != '"' {
+		return m, false, false
 	}
+	from := s.i + 1
+	if m.escaped, ok = s.str(); !ok {
+		return m, false, false
+	}
+	m.name = span{int32(from), int32(s.i - 1)}
+	s.space()
+	if s.i >= len(s.b) || s.b[s.i] != ':' {
+		return m, false, false
+	}
+	s.i++
+	s.space()
+	start := s.i
+	if !s.value() {
+		return m, false, false
+	}
+	m.value = span{int32(start), int32(s.i)}
+	s.space()
+	if s.i >= len(s.b) {
+		return m, false, false
+	}
+	c := s.b[s.i]
+	s.i++
+	switch c {
+	case ',':
+		return m, true, true
+	case '}':
+		s.depth++
+		return m, false, true
+	}
+	return m, false, false
 }
 
 // scanObject checks that b is one JSON value nested at most depth deep and
-// nothing else, and collects the members of an object.
-func scanObject(b []byte, depth int, into *[]member) (isObject bool, fault string) {
-	if len(b) > 1<<30 { // spans count in 32 bits
-		return false, "too_large"
-	}
-	if !utf8.Valid(b) {
-		return false, "invalid_utf8"
-	}
+// nothing else, and appends the members of an object to m.
+func scanObject(b []byte, depth int, m []member) (ms []member, isObject bool, fault string) {
 	s := scanner{b: b, depth: depth}
-	s.space()
+	if fault = s.start(); fault != "" {
+		return m, false, fault
+	}
+	if s.i >= len(b) || b[s.i] != '{' {
+		return m, false, s.end(s.value())
+	}
+	m, ok := s.collect(m)
+	return m, true, s.end(ok)
+}
+
+// scanValue is scanObject where the members do not matter.
+func scanValue(b []byte, depth int) (isObject bool, fault string) {
+	s := scanner{b: b, depth: depth}
+	if fault = s.start(); fault != "" {
+		return false, fault
+	}
 	isObject = s.i < len(b) && b[s.i] == '{'
-	var ok bool
-	if isObject {
-		ok = s.object(into)
-	} else {
-		ok = s.value()
-	}
-	if !ok {
-		if s.deep {
-			return isObject, "too_deep"
-		}
-		return isObject, "syntax"
+	return isObject, s.end(s.value())
+}
+
+func (s *scanner) start() (fault string) {
+	switch {
+	case len(s.b) > 1<<30: // spans count in 32 bits
+		return "too_large"
+	case !utf8.Valid(s.b):
+		return "invalid_utf8"
 	}
 	s.space()
-	if s.i != len(b) {
-		return isObject, "syntax"
+	return ""
+}
+
+func (s *scanner) end(ok bool) (fault string) {
+	s.space()
+	switch {
+	case !ok && s.deep:
+		return "too_deep"
+	case !ok || s.i != len(s.b):
+		return "syntax"
 	}
-	return isObject, ""
+	return ""
 }
 
 // members collects the members of an object that has been checked before.
-func members(object []byte) []member {
-	var m []member
+func members(object []byte) []member { return membersInto(nil, object) }
+
+// membersInto appends them to m, which may lie on the caller's stack.
+func membersInto(m []member, object []byte) []member {
 	s := scanner{b: object, depth: len(object)}
-	s.object(&m)
+	m, _ = s.collect(m)
 	return m
 }
+
+// fewMembers is how many members are collected without an allocation.
+const fewMembers = 16
 
 // elements calls f with each element of an array that has been checked before.
 func elements(array []byte, f func(i int, v []byte) bool) {
@@ -396,8 +439,14 @@ func appendRune(dst []byte, r rune) []byte {
 // become U+FFFD.
 func appendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
+	from := 0 // what is written as it is
 	for i := 0; i < len(s); {
 		c := s[i]
+		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' {
+			i++
+			continue
+		}
+		dst = append(dst, s[from:i]...)
 		switch {
 		case c == '"' || c == '\\':
 			dst = append(dst, '\\', c)
@@ -407,47 +456,41 @@ func appendString(dst []byte, s string) []byte {
 			dst = append(dst, '\\', 'r')
 		case c == '\t':
 			dst = append(dst, '\\', 't')
-		case c < 0x20:
+		case c < ' ':
 			dst = appendEscape(dst, rune(c))
-		case c < utf8.RuneSelf:
-			dst = append(dst, c)
 		default:
 			r, n := utf8.DecodeRuneInString(s[i:])
 			dst = appendRune(dst, r)
-			i += n
-			continue
+			i += n - 1
 		}
 		i++
+		from = i
 	}
-	return append(dst, '"')
+	return append(append(dst, s[from:]...), '"')
 }
 
 // appendASCII writes a checked JSON value compactly and in ASCII, every number
 // and every escape as it was written (A2E §2.1, the output rule).
 func appendASCII(dst, v []byte) []byte {
 	inside := false
-	for i := 0; i < len(v); {
-		c := v[i]
-		switch {
+	from := 0 // what is written as it is
+	for i := 0; i < len(v); i++ {
+		switch c := v[i]; {
 		case c >= utf8.RuneSelf:
 			r, n := utf8.DecodeRune(v[i:])
-			dst = appendRune(dst, r)
-			i += n
-			continue
+			dst = appendRune(append(dst, v[from:i]...), r)
+			i += n - 1
+			from = i + 1
+		case c == '"':
+			inside = !inside
 		case inside:
-			dst = append(dst, c)
 			if c == '\\' {
 				i++
-				dst = append(dst, v[i])
-			} else if c == '"' {
-				inside = false
 			}
-		case c == ' ' || c == '\t' || c == '\r' || c == '\n':
-		default:
-			inside = c == '"'
-			dst = append(dst, c)
+		case isSpace(c):
+			dst = append(dst, v[from:i]...)
+			from = i + 1
 		}
-		i++
 	}
-	return dst
+	return append(dst, v[from:]...)
 }

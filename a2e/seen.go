@@ -3,6 +3,7 @@ package a2e
 import (
 	"context"
 	"crypto/sha256"
+	"strings"
 	"time"
 )
 
@@ -19,14 +20,39 @@ type Memory interface {
 // seenIDs is the memory of one session: the newest ids, by hash, for a window
 // of time. It is empty, and holds nothing, until the first request.
 type seenIDs struct {
-	at    map[[16]byte]struct{}
+	at    map[seenKey]struct{}
 	order []seenID // oldest first, from head on
 	head  int
 }
 
+// seenKey is a hash, or the id itself where that is 32 hex digits, as ids should
+// be.
+type seenKey struct {
+	bits  [16]byte
+	exact bool
+}
+
 type seenID struct {
-	key   [16]byte
+	key   seenKey
 	until time.Time
+}
+
+func seenKeyOf(id string) (k seenKey) {
+	if len(id) == 32 {
+		k.exact = true
+		for i := range k.bits {
+			high, low := strings.IndexByte(lowerHex, id[2*i]), strings.IndexByte(lowerHex, id[2*i+1])
+			if high < 0 || low < 0 {
+				k.exact = false
+				break
+			}
+			k.bits[i] = byte(high<<4 | low)
+		}
+	}
+	if !k.exact {
+		k.bits = idKey(id)
+	}
+	return k
 }
 
 func idKey(id string) (k [16]byte) {
@@ -38,12 +64,12 @@ func idKey(id string) (k [16]byte) {
 // add notes an id; false means that it is there already.
 func (s *seenIDs) add(id string, now, until time.Time, limit int) bool {
 	s.trim(now)
-	k := idKey(id)
+	k := seenKeyOf(id)
 	if _, dup := s.at[k]; dup {
 		return false
 	}
 	if s.at == nil {
-		s.at = make(map[[16]byte]struct{})
+		s.at = make(map[seenKey]struct{})
 	}
 	for len(s.at) >= limit && s.head < len(s.order) {
 		s.drop()

@@ -54,7 +54,7 @@ type Session struct {
 	accepted []string
 	failures int
 	running  int
-	queue    []*Request
+	waiting  []*Request // beyond those that run
 	inflight map[string]*Request
 	seen     seenIDs
 	out      outbox
@@ -62,6 +62,9 @@ type Session struct {
 	timer    *time.Timer
 	drainer  *time.Timer
 	keep     bool // leave it in the store when it closes
+
+	due          time.Time   // when overdueTimer fires; zero when it will not
+	overdueTimer *time.Timer // for the deadlines of requests
 
 	storeMu sync.Mutex // orders calls of the store
 	seq     uint64     // of the last frame appended; guarded by storeMu
@@ -217,6 +220,23 @@ func (s *Session) next(ctx context.Context, st *stream, into []outFrame, idle <-
 
 var errReplaced = errors.New("a2e: a newer transport took over")
 
+// first gives the frames that st should write now, up to len(into).
+func (s *Session) first(st *stream, into []outFrame) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.out.stream != st {
+		return 0
+	}
+	return s.out.first(into)
+}
+
+// waits reports whether there is something for st to write.
+func (s *Session) waits(st *stream) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.stream == st && s.out.len() > 0
+}
+
 // wrote notes that frames were written by st.
 func (s *Session) wrote(st *stream, frames []outFrame) {
 	s.mu.Lock()
@@ -248,14 +268,22 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 
 // send queues one line for the agent. It never waits for the agent.
 func (s *Session) send(line []byte) error {
+	err := s.queue(line)
+	s.mu.Lock()
+	st := s.out.stream
+	s.mu.Unlock()
+	if st != nil {
+		st.poke()
+	}
+	return err
+}
+
+// queue is send, but leaves it to the caller to wake the transport.
+func (s *Session) queue(line []byte) error {
 	if s.h.Store == nil || !s.isActive() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.state == StateClosed {
-			return ErrClosed
-		}
-		s.out.push(outFrame{line: line})
-		return nil
+		return s.queueLocked(outFrame{line: line})
 	}
 	s.storeMu.Lock()
 	defer s.storeMu.Unlock()
@@ -266,10 +294,14 @@ func (s *Session) send(line []byte) error {
 	s.seq++
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.queueLocked(outFrame{seq: s.seq, line: line})
+}
+
+func (s *Session) queueLocked(f outFrame) error {
 	if s.state == StateClosed {
 		return ErrClosed
 	}
-	s.out.push(outFrame{seq: s.seq, line: line})
+	s.out.push(f)
 	return nil
 }
 
@@ -338,10 +370,13 @@ func (s *Session) frameLimit() int {
 // line had no end. With a session that goes on instead of this one, because the
 // handshake resumed it, comes its answer.
 func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []byte) {
-	s.mu.Lock()
-	s.last = time.Now()
-	s.mu.Unlock()
+	now := time.Now()
 	m, e := s.h.types.decode(line, s.h.limits.Depth)
+	if e != nil || m.Capability() == "" {
+		s.mu.Lock()
+		s.last = now
+		s.mu.Unlock()
+	}
 	if e != nil {
 		switch {
 		case m == nil && last: // an unfinished tail
@@ -376,7 +411,7 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 		}
 		return nil, nil
 	}
-	r, e := s.admit(m)
+	r, e := s.admit(m, now)
 	if e != nil {
 		if errors.Is(e, ErrReplay) {
 			s.h.refused(s, m, len(line), e, true)
@@ -485,9 +520,15 @@ func (s *Session) closeLocked(*Error) {
 	if s.drainer != nil {
 		s.drainer.Stop()
 	}
-	s.queue = nil
+	if s.overdueTimer != nil {
+		s.overdueTimer.Stop()
+	}
+	s.waiting = nil
 	close(s.done)
 	s.cancel()
+	for _, r := range s.inflight {
+		r.life.end(context.Canceled)
+	}
 }
 
 // handshake is A2E §8.1.

@@ -116,7 +116,7 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if res.DurationMS == 0 {
 		res.DurationMS = time.Since(r.Received).Milliseconds()
 	}
-	b := appendString([]byte(`,"name":`), c.Name)
+	b := appendString(append(r.head("skill/call/resp", 512), `,"name":`...), c.Name)
 	b = append(b, `,"data":{"success":`...)
 	b = strconv.AppendBool(b, res.Success)
 	b = append(b, `,"data":`...)
@@ -140,5 +140,5 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler", Capability: "skill", cause: err}
 	}
 	b = append(b, `},"error":null,"created_at":`...)
-	return Response{Body: frameBody(appendTime(b, r.h.Now()))}, nil
+	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil
 }

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -142,12 +143,13 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if res.DurationMS == 0 {
 		res.DurationMS = time.Since(r.Received).Milliseconds()
 	}
-	body, err := appendToolResult([]byte(`,"data":`), res)
+	data, _ := res.Data.(Value)
+	b, err := appendToolResult(append(r.head("tool/call/resp", 256+len(data)), `,"data":`...), res)
 	if err != nil {
 		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler", Capability: "tools", cause: err}
 	}
-	body = append(body, `,"created_at":`...)
-	return Response{Body: frameBody(appendTime(body, r.h.Now()))}, nil
+	b = append(b, `,"created_at":`...)
+	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil
 }
 
 // failedAs gives errors that are not in the protocol's words the given code.
@@ -181,7 +183,7 @@ func valueOf(v any) (Value, error) {
 	default:
 		return encodeJSON(v)
 	}
-	if _, fault := scanObject(raw, DefaultMaxDepth, nil); fault != "" {
+	if _, fault := scanValue(raw, DefaultMaxDepth); fault != "" {
 		return nil, errors.New("a2e: not JSON: " + fault)
 	}
 	return raw, nil
@@ -193,17 +195,6 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 		return nil, err
 	}
 	data = trimLine(data)
-	exit := []byte("null")
-	if data[0] == '{' {
-		for _, m := range members(data) {
-			if v := m.value.of(data); string(m.name.of(data)) == "exit_code" && isNumber(v[0]) && integral(v) {
-				exit = v
-			}
-		}
-	}
-	if res.ExitCode != nil {
-		exit = strconv.AppendInt(nil, int64(*res.ExitCode), 10)
-	}
 	dst = append(dst, `{"success":`...)
 	dst = strconv.AppendBool(dst, res.Success)
 	dst = append(dst, `,"tool_name":`...)
@@ -220,7 +211,12 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 	}
 	dst = append(dst, `,"truncated":`...)
 	dst = strconv.AppendBool(dst, res.Truncated)
-	dst = append(append(dst, `,"exit_code":`...), exit...)
+	dst = append(dst, `,"exit_code":`...)
+	if res.ExitCode != nil {
+		dst = strconv.AppendInt(dst, int64(*res.ExitCode), 10)
+	} else {
+		dst = append(dst, exitCodeOf(data)...)
+	}
 	dst = append(dst, `,"error":`...)
 	dst = appendNullable(dst, res.Error)
 	dst = append(dst, `,"error_code":`...)
@@ -243,6 +239,20 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 	return append(dst, '}'), nil
 }
 
+// exitCodeOf finds the exit code that a command gives among its data.
+func exitCodeOf(data Value) []byte {
+	exit := []byte("null")
+	if data[0] != '{' || !bytes.Contains(data, []byte(`exit_code`)) {
+		return exit
+	}
+	for _, m := range members(data) {
+		if v := m.value.of(data); string(m.name.of(data)) == "exit_code" && isNumber(v[0]) && integral(v) {
+			exit = v
+		}
+	}
+	return exit
+}
+
 // appendResultMetadata adds the member metadata where there is some.
 func appendResultMetadata(dst []byte, v Value) ([]byte, error) {
 	if v == nil {
@@ -256,6 +266,71 @@ func appendNullable(dst []byte, s string) []byte {
 		return append(dst, "null"...)
 	}
 	return appendString(dst, s)
+}
+
+// toolResultOf reads what appendToolResult writes. Members of unknown names
+// are passed over, null ones are as absent.
+func toolResultOf(data Value) (res ToolResult, err error) {
+	if data.Kind() != '{' {
+		return res, ErrSchema
+	}
+	bad := func(name string) error {
+		e := *ErrSchema
+		e.Text, e.Step = "data."+name+" of the result is of a wrong type", "peer"
+		return &e
+	}
+	res.Data, res.Summary = Value(nil), Value(nil)
+	var few [fewMembers]member
+	for _, m := range membersInto(few[:0], data) {
+		name, v := m.name.of(data), m.value.of(data)
+		ok := true
+		switch string(name) {
+		case "data":
+			res.Data = Value(v)
+		case "summary":
+			res.Summary = Value(v)
+		}
+		if v[0] == 'n' {
+			continue
+		}
+		switch string(name) {
+		case "success":
+			res.Success, ok = v[0] == 't', v[0] == 't' || v[0] == 'f'
+		case "truncated":
+			res.Truncated, ok = v[0] == 't', v[0] == 't' || v[0] == 'f'
+		case "tool_name":
+			res.ToolName, ok = stringOf(v)
+		case "error":
+			res.Error, ok = stringOf(v)
+		case "error_code":
+			res.ErrorCode, ok = stringOf(v)
+		case "exit_code":
+			n := int(intOf(v))
+			res.ExitCode, ok = &n, isNumber(v[0]) && integral(v)
+		case "duration_ms":
+			res.DurationMS, ok = intOf(v), isNumber(v[0])
+		case "events":
+			if ok = v[0] == '['; ok {
+				elements(v, func(_ int, e []byte) bool {
+					res.Events = append(res.Events, Value(e))
+					return true
+				})
+			}
+		}
+		if !ok {
+			return ToolResult{}, bad(string(name))
+		}
+	}
+	return res, nil
+}
+
+// stringOf reads a checked JSON value that should be a string.
+func stringOf(v []byte) (s string, ok bool) {
+	if v[0] != '"' {
+		return "", false
+	}
+	s, _ = unquote(v[1 : len(v)-1])
+	return s, true
 }
 
 // ToolFunc runs a tool: what it returns is the data of a successful

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -19,6 +18,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/bench/floor"
+	"github.com/parley-hub/parley/bench/load"
 	bridge "github.com/parley-hub/parley/bridge/a2e"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/node"
@@ -29,10 +29,17 @@ type A2ERow struct {
 	What      string        `json:"what"`
 	Parallel  int           `json:"parallel"`
 	PerSecond float64       `json:"perSecond"`
-	Each      time.Duration `json:"each"` // time of one call of one caller
+	Each      time.Duration `json:"each"`          // time of one call of one caller
+	CPU       time.Duration `json:"cpu,omitempty"` // of one call: client, host and tool
 	Floor     float64       `json:"floorPerSecond,omitempty"`
-	Ratio     float64       `json:"ratio,omitempty"`
+	FloorCPU  time.Duration `json:"floorCPU,omitempty"`
+	Ratio     float64       `json:"ratio,omitempty"`    // of calls a second; above 1 is faster than the floor
+	CPURatio  float64       `json:"cpuRatio,omitempty"` // floor's CPU time per call by Parley's; what a busy machine disturbs least
 }
+
+// rounds is how often a path and its floor take turns, so that what the
+// machine does besides meets both.
+const rounds = 4
 
 // A2E measures framing and validation on one core, tool calls at a host of
 // package a2e over TCP, pipes and HTTP with SSE, next to a floor of bare JSON
@@ -41,30 +48,11 @@ type A2ERow struct {
 func A2E(ctx context.Context, c Config, each func(A2ERow)) error {
 	c.defaults()
 	each(c.framing())
-	box := &a2e.Toolbox{}
-	box.Add(a2e.ToolDefinition{Name: "echo"}, func(_ context.Context, t *a2e.ToolCall) (any, error) { return t.Arguments, nil })
 	for _, parallel := range []int{1, 16} {
 		for _, kind := range []string{"pipes", "tcp", "http"} {
-			row := A2ERow{What: "host over " + kind, Parallel: parallel}
-			if !c.NoFloor && kind != "http" {
-				f, err := c.echo(ctx, kind, parallel)
-				if err != nil {
-					return fmt.Errorf("floor: %w", err)
-				}
-				row.Floor = f
-			}
-			host := &a2e.Host{Auth: a2e.Anonymous("bench"), Capabilities: map[string]a2e.Provider{"tools": a2e.ServeTools(box)}}
-			client, stop, err := attach(ctx, host, kind)
+			row, err := c.toolCalls(ctx, kind, parallel)
 			if err != nil {
 				return err
-			}
-			row.PerSecond, row.Each, err = c.toolCalls(ctx, client, "echo", parallel)
-			stop()
-			if err != nil {
-				return err
-			}
-			if row.Floor > 0 {
-				row.Ratio = row.PerSecond / row.Floor
 			}
 			each(row)
 		}
@@ -111,7 +99,7 @@ func attach(ctx context.Context, h *a2e.Host, kind string) (*a2e.Client, func(),
 	}
 	if kind == "pipes" {
 		client.Dial = func(context.Context) (io.ReadWriteCloser, error) {
-			near, far, err := pipes()
+			near, far, err := floor.Pipes()
 			if err == nil {
 				serving.Go(func() { _ = h.ServeStdio(ctx, far, far) })
 			}
@@ -139,154 +127,76 @@ func attach(ctx context.Context, h *a2e.Host, kind string) (*a2e.Client, func(),
 	return client, stop, client.Connect(ctx)
 }
 
-// duplex is one end of two pipes.
-type duplex struct{ in, out *os.File }
-
-func (d *duplex) Read(p []byte) (int, error)  { return d.in.Read(p) }
-func (d *duplex) Write(p []byte) (int, error) { return d.out.Write(p) }
-func (d *duplex) Close() error                { return errors.Join(d.in.Close(), d.out.Close()) }
-
-// pipes are what a child process has as its standard input and output.
-func pipes() (near, far *duplex, err error) {
-	r1, w1, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	r2, w2, err := os.Pipe()
-	if err != nil {
-		return nil, nil, errors.Join(err, r1.Close(), w1.Close())
-	}
-	return &duplex{r1, w2}, &duplex{r2, w1}, nil
-}
-
-// toolCalls calls a tool from several callers of one session.
-func (c *Config) toolCalls(ctx context.Context, client *a2e.Client, tool string, parallel int) (perSecond float64, each time.Duration, err error) {
+// toolCalls calls a tool from several callers of one session, in turns with
+// the floor where the transport has one.
+func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ERow, error) {
+	row := A2ERow{What: "host over " + kind, Parallel: parallel}
 	arguments := json.RawMessage(`{"text":"` + string(bytes.Repeat([]byte("x"), 64)) + `"}`)
-	if _, err := client.CallTool(ctx, tool, arguments, nil); err != nil {
-		return 0, 0, err
+	box := &a2e.Toolbox{}
+	box.Add(a2e.ToolDefinition{Name: "echo"}, func(_ context.Context, t *a2e.ToolCall) (any, error) { return t.Arguments, nil })
+	host := &a2e.Host{Auth: a2e.Anonymous("bench"), Capabilities: map[string]a2e.Provider{"tools": a2e.ServeTools(box)}}
+	client, stop, err := attach(ctx, host, kind)
+	if err != nil {
+		return row, err
 	}
-	return c.callers(parallel, func() error {
-		_, err := client.CallTool(ctx, tool, arguments, nil)
+	defer stop()
+	call := func() error {
+		r, err := client.CallTool(ctx, "echo", arguments, nil)
+		if data, _ := r.Data.(a2e.Value); err == nil && !bytes.Equal(data, arguments) {
+			err = fmt.Errorf("%s came back as %s", arguments, data)
+		}
 		return err
-	})
-}
-
-func (c *Config) callers(parallel int, call func() error) (float64, time.Duration, error) {
-	var n atomic.Int64
-	var callers sync.WaitGroup
-	failed := make(chan error, parallel)
-	start := time.Now()
-	for range parallel {
-		callers.Go(func() {
-			for time.Since(start) < c.Duration {
-				if err := call(); err != nil {
-					failed <- err
-					return
-				}
-				n.Add(1)
-			}
-		})
 	}
-	callers.Wait()
-	took := time.Since(start)
-	select {
-	case err := <-failed:
-		return 0, 0, err
-	default:
-	}
-	return float64(n.Load()) / took.Seconds(), took * time.Duration(parallel) / time.Duration(max(n.Load(), 1)), nil
-}
-
-// echo is the floor: a line of JSON is decoded, its id and arguments are put
-// into another one, which goes back, and is decoded there.
-func (c *Config) echo(ctx context.Context, kind string, parallel int) (float64, error) {
-	var near, far io.ReadWriteCloser
-	if kind == "pipes" {
-		a, b, err := pipes()
-		if err != nil {
-			return 0, err
-		}
-		near, far = a, b
+	var ours, bare tally
+	if c.NoFloor || kind == "http" {
+		err = ours.add(ctx, parallel, c.Duration, call)
 	} else {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, err
+		var echo *floor.Echo
+		if echo, err = floor.NewEcho(ctx, kind, arguments); err != nil {
+			return row, fmt.Errorf("floor: %w", err)
 		}
-		defer l.Close()
-		accepted := make(chan net.Conn, 1)
-		go func() {
-			if conn, err := l.Accept(); err == nil {
-				accepted <- conn
+		defer func() { _ = echo.Close() }() // the measurement is over
+		for range rounds {
+			if err = bare.add(ctx, parallel, c.Duration/rounds, echo.Call); err != nil {
+				return row, fmt.Errorf("floor: %w", err)
 			}
-		}()
-		if near, err = (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String()); err != nil {
-			return 0, err
+			if err = ours.add(ctx, parallel, c.Duration/rounds, call); err != nil {
+				break
+			}
 		}
-		far = <-accepted
 	}
-	type request struct {
-		ID        string          `json:"id"`
-		Arguments json.RawMessage `json:"arguments"`
+	if err != nil {
+		return row, err
 	}
-	type response struct {
-		ReqID string          `json:"req_id"`
-		Data  json.RawMessage `json:"data"`
+	row.PerSecond, row.Each, row.CPU = ours.figures(parallel)
+	if bare.calls > 0 {
+		row.Floor, _, row.FloorCPU = bare.figures(parallel)
+		row.Ratio = row.PerSecond / row.Floor
+		row.CPURatio = float64(row.FloorCPU) / float64(max(row.CPU, 1))
 	}
-	var ends sync.WaitGroup
-	ends.Go(func() {
-		in := bufio.NewScanner(far)
-		for in.Scan() {
-			var r request
-			if json.Unmarshal(in.Bytes(), &r) != nil {
-				return
-			}
-			b, err := json.Marshal(response{r.ID, r.Arguments})
-			if err != nil {
-				return
-			}
-			if _, err := far.Write(append(b, '\n')); err != nil {
-				return
-			}
-		}
-	})
-	var mu sync.Mutex
-	waiting := map[string]chan struct{}{}
-	ends.Go(func() {
-		in := bufio.NewScanner(near)
-		for in.Scan() {
-			var r response
-			if json.Unmarshal(in.Bytes(), &r) != nil {
-				return
-			}
-			mu.Lock()
-			done := waiting[r.ReqID]
-			delete(waiting, r.ReqID)
-			mu.Unlock()
-			close(done)
-		}
-	})
-	var next atomic.Int64
-	arguments := json.RawMessage(`{"text":"` + string(bytes.Repeat([]byte("x"), 64)) + `"}`)
-	perSecond, _, err := c.callers(parallel, func() error {
-		id := fmt.Sprintf("%032d", next.Add(1))
-		b, err := json.Marshal(request{id, arguments})
-		if err != nil {
-			return err
-		}
-		done := make(chan struct{})
-		mu.Lock()
-		waiting[id] = done
-		_, err = near.Write(append(b, '\n'))
-		mu.Unlock()
-		if err != nil {
-			return err
-		}
-		<-done
-		return nil
-	})
-	err = errors.Join(err, near.Close(), far.Close())
-	ends.Wait()
-	return perSecond, err
+	return row, nil
+}
+
+// tally adds up what one path did in its turns.
+type tally struct {
+	calls     int
+	took, cpu time.Duration
+}
+
+func (t *tally) add(ctx context.Context, parallel int, d time.Duration, call func() error) error {
+	r := load.Do(ctx, parallel, d/20, d, func(context.Context, int, int) error { return call() })
+	if r.FirstError != nil {
+		return r.FirstError
+	}
+	t.calls += r.Requests
+	t.took += r.Elapsed
+	t.cpu += r.CPU
+	return ctx.Err()
+}
+
+func (t *tally) figures(parallel int) (perSecond float64, each, cpu time.Duration) {
+	n := time.Duration(max(t.calls, 1))
+	return float64(t.calls) / t.took.Seconds(), t.took * time.Duration(parallel) / n, t.cpu / n
 }
 
 // throughHub measures tool calls to a Go handler through a whole hub.
@@ -331,7 +241,8 @@ func (c *Config) throughHub(ctx context.Context, storage floor.Storage, each fun
 				}
 			}
 			var turn atomic.Int64
-			perSecond, took, err := c.callers(16, func() error {
+			var calls tally
+			err := calls.add(ctx, 16, c.Duration, func() error {
 				_, err := clients[int(turn.Add(1))%sessions].CallTool(ctx, "echo__echo", json.RawMessage(`{"text":"x"}`), nil)
 				return err
 			})
@@ -341,7 +252,9 @@ func (c *Config) throughHub(ctx context.Context, storage floor.Storage, each fun
 			if err != nil {
 				return err
 			}
-			each(A2ERow{What: fmt.Sprintf("hub, %s, over %s, %d sessions", storage, kind, sessions), Parallel: 16, PerSecond: perSecond, Each: took})
+			row := A2ERow{What: fmt.Sprintf("hub, %s, over %s, %d sessions", storage, kind, sessions), Parallel: 16}
+			row.PerSecond, row.Each, row.CPU = calls.figures(16)
+			each(row)
 		}
 	}
 	return nil

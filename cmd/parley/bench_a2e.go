@@ -31,16 +31,16 @@ SSE; and tool calls through a whole hub, which records each call and its answer.
 				}
 			}
 			if !a.json {
-				fmt.Fprintf(a.out, "%-36s %8s   %10s %9s   %10s %6s\n", "what", "parallel", "a second", "each", "floor", "ratio")
+				fmt.Fprintf(a.out, "%-36s %8s   %10s %9s %9s   %10s %9s %6s %6s\n", "what", "parallel", "a second", "each", "cpu", "floor", "cpu", "ratio", "by cpu")
 			}
 			return bench.A2E(cmd.Context(), config, func(r bench.A2ERow) {
 				if a.json {
 					_ = a.print(r, "")
 					return
 				}
-				fmt.Fprintf(a.out, "%-36s %8d   %10.0f %9s", r.What, r.Parallel, r.PerSecond, r.Each.Round(100*time.Nanosecond))
+				fmt.Fprintf(a.out, "%-36s %8d   %10.0f %9s %9s", r.What, r.Parallel, r.PerSecond, r.Each.Round(100*time.Nanosecond), r.CPU.Round(100*time.Nanosecond))
 				if r.Floor > 0 {
-					fmt.Fprintf(a.out, "   %10.0f %6.2f", r.Floor, r.Ratio)
+					fmt.Fprintf(a.out, "   %10.0f %9s %6.2f %6.2f", r.Floor, r.FloorCPU.Round(100*time.Nanosecond), r.Ratio, r.CPURatio)
 				}
 				fmt.Fprintln(a.out)
 			})
