@@ -499,7 +499,7 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	if l.Identity != nil {
 		b, err = l.Identity.Sign(e)
 	} else {
-		b, err = e.Encode()
+		b, err = e.marshal() // what Encode checks is checked below
 	}
 	if err != nil {
 		return Outgoing{}, err

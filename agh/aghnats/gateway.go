@@ -376,6 +376,33 @@ func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error)
 	if err != nil {
 		return res, err
 	}
+	return res, g.carry(ctx, res)
+}
+
+// SendAll sends several messages of hosted peers, one behind the other and,
+// as far as the connection lets them, together. It gives how many were sent,
+// and why the next one was not.
+func (g *Gateway) SendAll(ctx context.Context, es ...*agh.Envelope) (int, error) {
+	all := make([]agh.Result, 0, len(es))
+	var first error
+	for _, e := range es {
+		res, err := g.Router.Send(ctx, e)
+		if err != nil {
+			first = err
+			break
+		}
+		all = append(all, res)
+	}
+	for i, res := range all {
+		if err := g.carry(ctx, res); err != nil {
+			return i, err
+		}
+	}
+	return len(all), first
+}
+
+// carry publishes and delivers what the router says.
+func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
 	here := len(res.Deliver) > 0 && res.Envelope.To != ""
 	for i, out := range res.Published {
 		if i == 0 && here {
@@ -389,7 +416,7 @@ func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error)
 			continue
 		}
 		if err := g.publish(out.Envelope, out.Data); err != nil {
-			return res, err
+			return err
 		}
 	}
 	if g.Deliver != nil {
@@ -397,7 +424,7 @@ func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error)
 			g.Deliver(ctx, peer, res.Envelope, agh.Verdict{Trust: agh.TrustUnverified})
 		}
 	}
-	return res, nil
+	return nil
 }
 
 // Host adds a peer to the gateway and greets for it, now and every Interval.

@@ -95,6 +95,7 @@ type Binding struct {
 	router     *protocol.Router
 	memory     *protocol.ReplayMemory // of greetings and whois
 	works      *works
+	closed     *closed // nil where other hubs use the same journal
 	containers *containers
 	members    *members
 	handoffs   journal.State
@@ -138,6 +139,9 @@ func New(c Config) (*Binding, error) {
 		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
 		handoffs:   c.Journal.State("agh.handoffs"),
 	}
+	if !c.Shared {
+		b.closed = newClosed(c.Journal, c.Now)
+	}
 	b.router = &protocol.Router{
 		Verifier: protocol.Verifier{Trust: c.Trust, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
 		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
@@ -154,6 +158,9 @@ func (b *Binding) Start(ctx context.Context) error {
 	b.ctx, b.close = context.WithCancel(context.WithoutCancel(ctx))
 	if err := errors.Join(b.works.load(ctx), b.members.load(ctx)); err != nil {
 		return err
+	}
+	if b.closed != nil {
+		b.stop = append(b.stop, b.c.Journal.Watch(b.closed.recorded))
 	}
 	if err := b.reopen(ctx); err != nil {
 		return err
@@ -193,29 +200,50 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// reopen finds the work that agents have not ended: requests of peers that are
-// recorded and not answered.
+// reopen finds the work of agents: what they have ended, what they have ended
+// and told nobody yet, and what they have not ended, which is what peers asked
+// for and is recorded and not answered.
 func (b *Binding) reopen(ctx context.Context) error {
 	open := journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}
+	untold := map[parley.ID]bool{}
+	var asked []*journal.Record
 	for _, d := range b.c.Journal.Deliveries(open) {
-		if d.Kind != parley.Request {
+		if d.Kind != parley.Request && !d.Kind.Terminal() {
 			continue
 		}
 		r, err := b.c.Journal.Read(ctx, d.Position)
 		if err != nil || r.Message == nil {
-			return errors.Join(fmt.Errorf("an open request at %s", d.Position), err)
+			return errors.Join(fmt.Errorf("an open delivery at %s", d.Position), err)
 		}
-		if r.Message.Origin.Protocol != Protocol {
+		if d.Kind != parley.Request {
+			untold[r.Message.InReplyTo] = true
 			continue
 		}
-		e, err := b.decode(r.Message.Origin.Raw)
-		if err != nil || e.WorkID == "" {
-			continue // written by other settings; its reply says so
+		asked = append(asked, r)
+	}
+	if b.closed != nil {
+		err := b.closed.load(ctx, b.decode, func(w ending) {
+			if untold[w.Request] {
+				w.State = protocol.StateSubmitted // ended by the reply that is on its way
+			}
+			b.works.restore(ctx, w.Work)
+		})
+		if err != nil {
+			return err
 		}
-		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Say: e.ID, Inbound: true})
-		if _, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
-			if !ok {
-				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted, Updated: b.now()}
+	}
+	for _, r := range asked {
+		w, ok := workOf(r, b.decode)
+		if !ok {
+			continue
+		}
+		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Say: r.Message.Trace.Foreign[foreignID], Inbound: true})
+		if b.closed != nil {
+			b.closed.begun(r.Message.ID, w)
+		}
+		if _, err := b.works.Update(ctx, w.WorkspaceID, w.WorkID, func(old protocol.Work, ok bool) (protocol.Work, error) {
+			if ok {
+				return old, nil
 			}
 			return w, nil
 		}); err != nil {
@@ -268,9 +296,29 @@ func (b *Binding) tend() {
 			}
 		case <-tick.C:
 			b.tidy(b.ctx)
+			b.writeClosed(b.ctx)
+		case <-b.enough():
+			b.writeClosed(b.ctx)
 		case <-b.ctx.Done():
 			return
 		}
+	}
+}
+
+// enough tells when much has ended that is not written.
+func (b *Binding) enough() <-chan struct{} {
+	if b.closed == nil {
+		return nil
+	}
+	return b.closed.full
+}
+
+func (b *Binding) writeClosed(ctx context.Context) {
+	if b.closed == nil {
+		return
+	}
+	if err := b.closed.flush(ctx); err != nil && ctx.Err() == nil {
+		b.c.Logger.Warn("the log alone says what work has ended", "error", err)
 	}
 }
 
@@ -285,6 +333,11 @@ func (b *Binding) Close() error {
 	b.work.Wait()
 	b.gateway.Close()
 	b.works.writing.Wait()
+	if b.close != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), 10*time.Second)
+		defer cancel()
+		b.writeClosed(ctx)
+	}
 	return nil
 }
 
@@ -645,6 +698,9 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		}
 		m.Kind = parley.Request
 		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Say: e.ID, Inbound: true})
+		if b.closed != nil {
+			b.closed.begun(m.ID, submitted(e, b.now()))
+		}
 		b.mu.Lock()
 		b.accepting[e], b.accepted[m.ID] = m, make(chan struct{})
 		b.mu.Unlock()
@@ -741,6 +797,9 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 		b.mu.Unlock()
 		if m != nil {
 			b.release(m.ID)
+			if b.closed != nil {
+				b.closed.dropped(m.ID)
+			}
 		}
 	}
 	var told *parley.Error

@@ -188,12 +188,15 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q is no peer of the channel any more", m.From)}
 	}
+	if m.Kind.Terminal() {
+		ctx = context.WithValue(ctx, repliesKey{}, true)
+	}
 	ctx, writes := collect(ctx)
 	// The work is known, unless the hub stopped between recording the request
 	// and keeping its state.
 	_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
 		if !ok {
-			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted, Updated: b.now()}
+			w = submitted(e, b.now())
 		}
 		return w, nil
 	})

@@ -83,6 +83,11 @@ func (w *works) take(ctx context.Context, data []byte) error {
 	return err
 }
 
+// restore puts work as it was into the memory, where the oldest makes room.
+func (w *works) restore(ctx context.Context, work protocol.Work) {
+	_, _ = w.table.Update(ctx, work.WorkspaceID, work.WorkID, func(protocol.Work, bool) (protocol.Work, error) { return work, nil })
+}
+
 // follow takes over what other hubs on the same journal change.
 func (w *works) follow(ctx context.Context) (stop func(), err error) {
 	return w.state.Watch(ctx, "", func(v journal.Value) {
@@ -111,8 +116,16 @@ func (w *works) Update(ctx context.Context, workspaceID, workID string, step fun
 	if err != nil || !changed {
 		return work, err
 	}
-	if l, ok := w.linked(workspaceID, workID); ok && l.Inbound && !w.all && !work.State.Terminal() {
-		return work, nil // the journal has the request, with a delivery that is not settled
+	if l, ok := w.linked(workspaceID, workID); ok && l.Inbound && !w.all {
+		// The journal has the request, with a delivery that is not settled, or
+		// the reply that ended it.
+		if ctx.Value(repliesKey{}) != nil && work.State.Terminal() {
+			w.unlink(workspaceID, workID)
+			return work, nil
+		}
+		if !work.State.Terminal() {
+			return work, nil
+		}
 	}
 	done := w.put(workKey(workspaceID, workID), work)
 	if c, ok := ctx.Value(collectorKey{}).(*collector); ok {
@@ -121,6 +134,9 @@ func (w *works) Update(ctx context.Context, workspaceID, workID string, step fun
 	}
 	return work, <-done
 }
+
+// repliesKey marks the context of steps that a recorded reply is the reason of.
+type repliesKey struct{}
 
 // collector gathers writes, so that a caller can do something else meanwhile.
 type collector struct{ waits []<-chan error }
