@@ -1,0 +1,102 @@
+package journal
+
+import (
+	"context"
+
+	"github.com/parley-hub/parley"
+)
+
+// Choice is what a sweep does with a record.
+type Choice int
+
+const (
+	Pass  Choice = iota // leave it
+	Take                // erase its content
+	Later               // leave it, and tell of it
+	Stop                // leave it and all behind it
+)
+
+// A Sweep goes through the records of one partition and erases the content of
+// those that are chosen.
+type Sweep struct {
+	Partition int
+	Number    uint64 // of the erasure
+	From, To  uint64 // first and last sequence; To 0: up to the end as it is now
+	Limit     int    // at most so many records are looked at; 0: all
+	Dry       bool   // nothing is erased, only counted
+
+	Choose func(*Record) Choice
+	// Done is told which messages have no content any more: it takes them out
+	// of what was made of the log. Also of those that an interrupted sweep of
+	// the same number has erased. Nil: nobody need know.
+	Done func(ctx context.Context, ids []parley.ID) error
+}
+
+// Swept is what a [Sweep] did.
+type Swept struct {
+	Next   uint64     // where to go on
+	Looked int        // at how many records
+	Erased int        // records that lost their content; with Dry, that would
+	Later  []Position // what was chosen so
+}
+
+// Sweep erases what s chooses. What was done stays done after an error; the
+// sweep may be repeated.
+func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
+	out.Next = max(s.From, 1)
+	if s.To == 0 && s.Partition < len(j.parts) {
+		s.To = j.parts[s.Partition].position()
+	}
+	var at []Position
+	var ids []parley.ID
+	flush := func() error {
+		if len(at) > 0 && !s.Dry {
+			n, err := j.Erase(ctx, s.Number, at)
+			out.Erased += n
+			if err != nil {
+				return err
+			}
+		}
+		if len(ids) > 0 && !s.Dry && s.Done != nil {
+			if err := s.Done(ctx, ids); err != nil {
+				return err
+			}
+		}
+		at, ids = nil, nil
+		return nil
+	}
+	for r, err := range j.Records(ctx, s.Partition, From{Sequence: out.Next}) {
+		if err != nil {
+			return out, err
+		}
+		if r.Position.Sequence > s.To || s.Limit > 0 && out.Looked >= s.Limit {
+			break
+		}
+		choice := s.Choose(r)
+		if choice == Stop {
+			break
+		}
+		out.Looked++
+		out.Next = r.Position.Sequence + 1
+		switch {
+		case choice == Later:
+			out.Later = append(out.Later, r.Position)
+		case choice != Take || r.Message == nil:
+		case HasContent(r):
+			if s.Dry {
+				out.Erased++
+			} else {
+				at = append(at, r.Position)
+			}
+			ids = append(ids, r.Message.ID)
+		case r.Erased != nil && r.Erased.Number == s.Number:
+			ids = append(ids, r.Message.ID)
+		}
+		if len(ids) >= 2048 {
+			if err := flush(); err != nil {
+				return out, err
+			}
+		}
+	}
+	return out, flush()
+}
