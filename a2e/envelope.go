@@ -215,7 +215,10 @@ func (m *Envelope) settleVersion() *Error {
 		if v == nil || which == baseSCP && (seen != "" || v[0] != '"') {
 			continue
 		}
-		s, ok := m.text(which)
+		s, ok := Version, true
+		if string(v) != `"`+Version+`"` {
+			s, ok = m.text(which)
+		}
 		if !ok {
 			e := ErrSchema.about(m.ID)
 			e.Detail = faultDetail([]SchemaFault{{Path: [...]string{"a2e", "version"}[which], Reason: "string_type"}})

@@ -3,7 +3,6 @@ package a2e
 import (
 	"context"
 	"crypto/sha256"
-	"strings"
 	"time"
 )
 
@@ -41,12 +40,12 @@ func seenKeyOf(id string) (k seenKey) {
 	if len(id) == 32 {
 		k.exact = true
 		for i := range k.bits {
-			high, low := strings.IndexByte(lowerHex, id[2*i]), strings.IndexByte(lowerHex, id[2*i+1])
-			if high < 0 || low < 0 {
+			high, low := hexDigit(id[2*i]), hexDigit(id[2*i+1])
+			if high|low > 15 {
 				k.exact = false
 				break
 			}
-			k.bits[i] = byte(high<<4 | low)
+			k.bits[i] = high<<4 | low
 		}
 	}
 	if !k.exact {
@@ -59,6 +58,17 @@ func idKey(id string) (k [16]byte) {
 	sum := sha256.Sum256([]byte(id))
 	copy(k[:], sum[:])
 	return k
+}
+
+// hexDigit is the value of a lower-case digit; more than 15 for others.
+func hexDigit(c byte) byte {
+	switch {
+	case c >= '0' && c <= '9':
+		return c - '0'
+	case c >= 'a' && c <= 'f':
+		return c - 'a' + 10
+	}
+	return 0xff
 }
 
 // add notes an id; false means that it is there already.
