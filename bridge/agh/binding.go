@@ -112,7 +112,7 @@ type Binding struct {
 	broadcast map[parley.ID]time.Time
 	order     []parley.ID // of broadcast
 	accepting map[*protocol.Envelope]*parley.Message
-	accepted  map[parley.ID]chan struct{} // closed when the receipt has gone out
+	accepted  map[parley.ID]*acceptance // requests whose receipt has not gone out
 }
 
 // New makes a binding.
@@ -132,7 +132,7 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b := &Binding{c: c, wake: make(chan struct{}, 1), open: map[[2]string]bool{}, hosted: map[place]string{},
-		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]chan struct{}{},
+		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
 		memory:     &protocol.ReplayMemory{Now: c.Now},
 		works:      &works{state: c.Journal.State("agh.works"), now: c.Now, all: c.Shared},
 		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now},
@@ -702,7 +702,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 			b.closed.begun(m.ID, submitted(e, b.now()))
 		}
 		b.mu.Lock()
-		b.accepting[e], b.accepted[m.ID] = m, make(chan struct{})
+		b.accepting[e], b.accepted[m.ID] = m, &acceptance{request: e, made: make(chan struct{}), sent: make(chan struct{})}
 		b.mu.Unlock()
 	}
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
@@ -758,34 +758,76 @@ func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
 	return true
 }
 
-// acknowledge sends the receipt "accepted" for a request that is recorded, and
+// acceptance is a request on its way to its receipt "accepted".
+type acceptance struct {
+	request *protocol.Envelope
+	made    chan struct{}      // closed when there is a receipt, or will be none
+	receipt *protocol.Envelope // nil when somebody has taken it, to send it
+	timer   *time.Timer        // sends it if no answer does
+	sent    chan struct{}      // closed when it has gone out, or will not
+}
+
+// receiptWaits is how long the receipt "accepted" waits for the answer, so that
+// the answer of an agent that has it at once goes out together with it.
+const receiptWaits = 5 * time.Millisecond
+
+// acknowledge makes the receipt "accepted" for a request that is recorded, and
 // lets what answers it go out.
-func (b *Binding) acknowledge(ctx context.Context, e *protocol.Envelope) {
+func (b *Binding) acknowledge(e *protocol.Envelope) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	m := b.accepting[e]
-	delete(b.accepting, e)
-	b.mu.Unlock()
 	if m == nil {
 		return
 	}
+	delete(b.accepting, e)
+	a := b.accepted[m.ID]
 	out := answerTo(e, messageID(m.ID, "a"))
-	err := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted})
-	if err == nil {
-		_, err = b.gateway.Send(ctx, out)
+	if err := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted}); err != nil {
+		b.c.Logger.Debug("a request is not acknowledged", "workspace", e.WorkspaceID, "error", err)
+		b.releaseLocked(m.ID)
+		return
 	}
-	if err != nil {
-		b.c.Logger.Debug("a request was not acknowledged", "workspace", e.WorkspaceID, "error", err)
-	}
-	b.release(m.ID)
+	a.receipt = out
+	a.timer = time.AfterFunc(receiptWaits, func() {
+		if out := b.takeReceipt(a); out != nil {
+			if _, err := b.gateway.Send(b.ctx, out); err != nil {
+				b.c.Logger.Debug("a request was not acknowledged", "workspace", e.WorkspaceID, "error", err)
+			}
+			b.release(m.ID)
+		}
+	})
+	close(a.made)
 }
 
+// takeReceipt gives the receipt to who is to send it, nil if somebody has it.
+func (b *Binding) takeReceipt(a *acceptance) *protocol.Envelope {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := a.receipt
+	a.receipt = nil
+	return out
+}
+
+// release lets answers to a request go out: its receipt has, or will not.
 func (b *Binding) release(id parley.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c := b.accepted[id]; c != nil {
-		close(c)
-		delete(b.accepted, id)
+	b.releaseLocked(id)
+}
+
+func (b *Binding) releaseLocked(id parley.ID) {
+	a := b.accepted[id]
+	if a == nil {
+		return
 	}
+	delete(b.accepted, id)
+	select {
+	case <-a.made:
+	default:
+		close(a.made)
+	}
+	close(a.sent)
 }
 
 // refused is told of what the gateway did not accept.

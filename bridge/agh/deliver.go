@@ -171,18 +171,30 @@ func (b *Binding) published(err error, ls ...parley.Loss) hub.Outcome {
 // reply brings an event or the answer to the peer that asked.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
-	e, err := b.decode(o.Request.Origin.Raw)
-	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded request cannot be read").Because(err)}
-	}
 	b.mu.Lock()
-	accepted := b.accepted[o.Request.ID]
+	a := b.accepted[o.Request.ID]
 	b.mu.Unlock()
-	if accepted != nil { // the receipt goes first
+	var outs []*protocol.Envelope
+	var e *protocol.Envelope
+	if a != nil { // the receipt goes first, or along
 		select {
-		case <-accepted:
+		case <-a.made:
 		case <-ctx.Done():
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the request is not acknowledged yet")}
+		}
+		e = a.request
+		if receipt := b.takeReceipt(a); receipt != nil {
+			a.timer.Stop()
+			defer b.release(o.Request.ID)
+			outs = append(outs, receipt)
+		} else {
+			<-a.sent
+		}
+	}
+	if e == nil {
+		var err error
+		if e, err = b.decode(o.Request.Origin.Raw); err != nil {
+			return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded request cannot be read").Because(err)}
 		}
 	}
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
@@ -194,17 +206,15 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	ctx, writes := collect(ctx)
 	// The work is known, unless the hub stopped between recording the request
 	// and keeping its state.
-	_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+	_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
 		if !ok {
 			w = submitted(e, b.now())
 		}
 		return w, nil
 	})
-	outs, ls := b.answers(e, m, o.Recipient.Name)
-	for _, out := range outs {
-		if err == nil {
-			err = b.send(ctx, out, o.Attempt)
-		}
+	answers, ls := b.answers(e, m, o.Recipient.Name)
+	if err == nil {
+		err = b.sendAll(ctx, append(outs, answers...), o.Attempt)
 	}
 	if werr := writes.wait(); err == nil {
 		err = werr
@@ -275,6 +285,24 @@ func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) e
 		return b.gateway.Publish(e)
 	}
 	return err
+}
+
+// sendAll sends several messages to one peer, together where it is here.
+func (b *Binding) sendAll(ctx context.Context, es []*protocol.Envelope, attempt int) error {
+	sent := 0
+	if attempt == 1 && !b.c.Shared {
+		n, err := b.gateway.SendAll(ctx, es...)
+		if err != nil {
+			return err
+		}
+		sent = n
+	}
+	for _, e := range es[sent:] {
+		if err := b.send(ctx, e, attempt); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // step takes work one step on for a message that another hub publishes. The

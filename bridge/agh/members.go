@@ -263,7 +263,7 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		}
 		return
 	}
-	b.acknowledge(ctx, e)
+	b.acknowledge(e)
 }
 
 // greeted makes who greeted a member, and delivers what it missed.

@@ -118,7 +118,9 @@ func parts(e *protocol.Envelope) []parley.Part {
 		}
 	case *protocol.Trace:
 		jsonPart("", c.Result)
-		text(c.Message)
+		if same, ok := parley.OnlyText(parley.Part{MediaType: "application/json", Data: c.Result}); !ok || same != c.Message {
+			text(c.Message) // what the result says is not said twice
+		}
 		for _, a := range c.ArtifactRefs {
 			jsonPart("artifact", a)
 		}
