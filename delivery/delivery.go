@@ -57,6 +57,7 @@ type Attempt struct {
 type Reply struct {
 	Message *parley.Message
 	Open    []journal.Opening // to whom it is delivered; none when the sender waits for it here
+	Losses  []parley.Loss     // of the reply, for the delivery of its request; where it has no delivery itself
 }
 
 // A Result is what came of an attempt.
@@ -154,6 +155,8 @@ type item struct {
 	message   *parley.Message // nil: read it from the journal
 	size      int64
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
+
+	request *parley.Message // that message answers, where it is at hand
 }
 
 // New makes a Dispatcher that does nothing before Resume.
@@ -267,7 +270,7 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 	defer d.work.Done()
 	a.Number = 1
 	it := &item{position: a.Position, id: a.Message.ID, scope: a.Scope, attempts: 1, tries: 1,
-		sync: a.Sync, recorded: d.c.Now(), message: a.Message}
+		sync: a.Sync, recorded: d.c.Now(), message: a.Message, request: a.Request}
 	d.mu.Lock()
 	d.push(l, it, true)
 	d.mu.Unlock()
@@ -552,7 +555,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 	if dl, ok := ctx.Deadline(); !ok || limit.Before(dl.Add(-time.Second)) {
 		actx, cancel = context.WithDeadline(ctx, limit)
 	}
-	r := d.c.Carrier.Carry(actx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: l.key.to, Number: it.attempts, Sync: it.sync})
+	r := d.c.Carrier.Carry(actx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: l.key.to, Number: it.attempts, Sync: it.sync, Request: it.request})
 	cancel()
 	// What came of it is recorded even if the caller has gone meanwhile.
 	ctx = context.WithoutCancel(ctx)
@@ -691,7 +694,7 @@ func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state pa
 	var e journal.Entry
 	step := journal.Step{Message: it.id, To: to, State: state, Attempt: it.attempts, Error: why, Losses: losses}
 	if reply != nil {
-		e.Message, e.Open, step.Reply = reply.Message, reply.Open, reply.Message.ID
+		e.Message, e.Open, step.Reply, step.Losses = reply.Message, reply.Open, reply.Message.ID, append(losses, reply.Losses...)
 	}
 	e.Steps = []journal.Step{step}
 	it.outcome = &e
