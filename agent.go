@@ -85,6 +85,28 @@ type Replier interface {
 	Reply(parts ...Part) error
 }
 
+// A Meter is a [Replier] that notes what work costs, for limits per sender and
+// day. Those of the hub are meters.
+type Meter interface {
+	Replier
+	// Spend notes so many tokens of a language model, used for the sender of
+	// the message.
+	Spend(tokens int)
+}
+
+// CostExtension is the name in [Message.Extensions] under which a reply says
+// what it cost: {"tokens": 123}.
+const CostExtension = "parley"
+
+// Tokens are those that a reply says it cost.
+func (m *Message) Tokens() int {
+	var cost struct{ Tokens int }
+	if v := m.Extensions[CostExtension]; v == nil || json.Unmarshal(v, &cost) != nil {
+		return 0
+	}
+	return max(cost.Tokens, 0)
+}
+
 // Mode is a way in which a skill may be called.
 type Mode string
 
@@ -191,6 +213,15 @@ func Progress(ctx context.Context, text string) error {
 func Chunk(ctx context.Context, p Part) error {
 	if r, ok := ctx.Value(replierKey{}).(Replier); ok {
 		return r.Chunk(p)
+	}
+	return ErrNoReplier
+}
+
+// Spend notes tokens of a language model that a typed skill used; see [Meter].
+func Spend(ctx context.Context, tokens int) error {
+	if r, ok := ctx.Value(replierKey{}).(Meter); ok {
+		r.Spend(tokens)
+		return nil
 	}
 	return ErrNoReplier
 }

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -100,6 +101,7 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 			reply.Kind, reply.Error = parley.Failure, o.Failure
 		}
 		h.about(a.Message, a.To, reply)
+		h.fitReply(ctx, a.Message, a.To, reply)
 		return delivery.Result{Reply: h.terminal(a, reply), Losses: o.Losses}
 	}
 	r := h.later(a)
@@ -134,6 +136,7 @@ func (h *Hub) terminal(a delivery.Attempt, m *parley.Message) *delivery.Reply {
 	if r.Open != nil {
 		refer(m, a.Position)
 	}
+	r.Losses = h.lost(a.Message, m, r.Open)
 	return r
 }
 
@@ -159,6 +162,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 	if _, err := h.c.Journal.Append(ctx, e); err != nil {
 		return recordError(err)
 	}
+	h.lost(a.Message, m, e.Open)
 	return nil
 }
 
@@ -176,6 +180,11 @@ func (c *carrier) GivenUp(m *parley.Message, p journal.Position, to string, err 
 	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, parley.Failure, waits)}
 	if r.Open != nil {
 		refer(reply, p)
+	}
+	if r.Losses = h.lost(m, reply, r.Open); r.Losses != nil {
+		if v, ok := h.c.Journal.Delivery(m.ID, to); ok {
+			r.Losses = union(v.Losses, r.Losses)
+		}
 	}
 	return r
 }
@@ -294,18 +303,18 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	case err := <-r.done:
 		parts, replied := r.end()
 		if err == nil {
-			return h.answer(a, parts, nil)
+			return r.priced(h.answer(a, parts, nil))
 		}
 		if replied {
 			h.c.Logger.Warn("a handler failed after its reply", "agent", a.To, "message", m.ID, "error", err)
-			return h.answer(a, parts, nil)
+			return r.priced(h.answer(a, parts, nil))
 		}
-		return h.handlerError(ctx, a, err)
+		return r.priced(h.handlerError(ctx, a, err))
 	case <-ctx.Done():
 		if parts, replied := r.end(); replied {
-			return h.answer(a, parts, nil)
+			return r.priced(h.answer(a, parts, nil))
 		}
-		return h.handlerError(ctx, a, ctx.Err())
+		return r.priced(h.handlerError(ctx, a, ctx.Err()))
 	}
 }
 
@@ -334,7 +343,9 @@ func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error)
 	if err != nil {
 		return delivery.Result{Reply: h.terminal(a, h.failure(a.Message, a.To, err))}
 	}
-	return delivery.Result{Reply: h.terminal(a, h.response(a.Message, a.To, parts))}
+	reply := h.response(a.Message, a.To, parts)
+	h.fitReply(context.Background(), a.Message, a.To, reply)
+	return delivery.Result{Reply: h.terminal(a, reply)}
 }
 
 // replier is what a handler speaks through; after the end of its call it is
@@ -349,6 +360,7 @@ type replier struct {
 	ended   bool
 	replied bool
 	parts   []parley.Part
+	tokens  int // see Spend
 }
 
 var errReplied = errors.New("the reply has been given already")
@@ -380,6 +392,23 @@ func (r *replier) Reply(parts ...parley.Part) error {
 	}
 	r.replied, r.parts = true, parts
 	return nil
+}
+
+// Spend implements parley.Meter.
+func (r *replier) Spend(tokens int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tokens += max(tokens, 0)
+}
+
+// priced notes in a reply what the work cost.
+func (r *replier) priced(res delivery.Result) delivery.Result {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tokens > 0 && res.Reply != nil {
+		res.Reply.Message.Extensions = map[string]json.RawMessage{parley.CostExtension: fmt.Appendf(nil, `{"tokens":%d}`, r.tokens)}
+	}
+	return res
 }
 
 func (r *replier) end() ([]parley.Part, bool) {

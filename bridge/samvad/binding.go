@@ -153,6 +153,7 @@ func New(c Config) (*Binding, error) {
 		Inline:   true, // a call returns when its context ends
 		// What was recorded must be run: the hub has bounds of its own.
 		MaxRunning: math.MaxInt,
+		Limiter:    &protocol.Limiter{},
 		Tasks:      (*tasks)(b),
 		Webhook: &protocol.Webhook{Guard: c.Guard, Now: c.Now,
 			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
@@ -637,13 +638,13 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	case reply == nil:
 		return protocol.Response{}, protocol.ErrUnavailable
 	case reply.Kind == parley.Failure:
-		return protocol.Response{}, toError(reply.Error)
+		return protocol.Response{Tokens: reply.Tokens()}, toError(reply.Error)
 	}
 	result, err := toResult(reply.Parts)
 	if err != nil {
 		return protocol.Response{}, fmt.Errorf("the result of %s is not JSON: %w", reply.From, err)
 	}
-	return protocol.Response{Result: result, SpanID: reply.ID.String()}, nil
+	return protocol.Response{Result: result, SpanID: reply.ID.String(), Tokens: reply.Tokens()}, nil
 }
 
 // refused notes what the server turned away, for `parley refused`.
@@ -697,6 +698,9 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	call, err := callOf(m, &o.Recipient.Agent, o.Identity)
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+	}
+	if call.Skill == "" {
+		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
 	}
 	switch m.Kind {
 	case parley.Request:
@@ -758,9 +762,6 @@ func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.
 // ask calls a skill in a mode that it offers: sync where it does, else stream,
 // whose chunks become events, else as a task that is polled.
 func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (*protocol.Reply, error) {
-	if call.Skill == "" {
-		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
-	}
 	switch b.mode(ctx, o.Recipient, call.Skill, o.Streams) {
 	case protocol.ModeStream:
 		var last protocol.Event
@@ -836,5 +837,6 @@ var (
 	_ hub.Service         = (*Binding)(nil)
 	_ hub.HTTPBinding     = (*Binding)(nil)
 	_ hub.AddressBinding  = (*Binding)(nil)
+	_ hub.LossBinding     = (*Binding)(nil)
 	_ hub.CallbackBinding = (*Binding)(nil)
 )

@@ -27,6 +27,7 @@ const retention = 2 * time.Hour
 // id of the message. To call the sender back is a delivery of the reply.
 type task struct {
 	Agent    string // identity that was addressed
+	From     string // identity of the sender
 	To       string // its directory name
 	Trace    string
 	Callback string `json:",omitempty"`
@@ -62,7 +63,7 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, erro
 	if !ok {
 		return "", protocol.ErrUnavailable
 	}
-	t := &task{Agent: r.To, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL, Status: protocol.TaskRunning}
+	t := &task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL, Status: protocol.TaskRunning}
 	// Kept first: who finishes it must find it kept, and has it to itself.
 	if err := b.keep(ctx, m.ID, t); err != nil {
 		return "", fmt.Errorf("keep the task: %w", err)
@@ -211,6 +212,7 @@ func (b *Binding) take(id parley.ID) (*task, bool) {
 func (b *Binding) finish(id parley.ID, reply *parley.Message) {
 	if t, ok := b.take(id); ok {
 		t.end(reply)
+		b.server.Limiter.Record(t.Agent, t.From, reply.Tokens(), b.c.Now())
 		b.done(id, t)
 	}
 }
@@ -267,9 +269,9 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 	case err == nil:
 		return hub.Outcome{Losses: bridge.Losses(bridge.SAMVAD, o.Message, o.Recipient.Name)}
 	case !again:
-		return hub.Outcome{Err: parley.Refuse(parley.Rejected, "the webhook %.200s is not called again: %v", e.CallbackURL, errors.Unwrap(err)).Because(err)}
+		return hub.Outcome{Err: parley.Refuse(parley.Rejected, "the webhook %.200s is not called again: %v", e.CallbackURL, err).Because(err)}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the webhook %.200s did not take the result: %v", e.CallbackURL, errors.Unwrap(err)),
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the webhook %.200s did not take the result: %v", e.CallbackURL, err),
 		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
 }
 
