@@ -69,7 +69,7 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	}
 	protocol := way.Protocol()
 	for name, raw := range m.Extensions {
-		if name != protocol {
+		if name != protocol && name != own {
 			out = append(out, extensions(way, name, raw)...)
 		}
 	}
@@ -81,6 +81,10 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	}
 	return out
 }
+
+// own is under which name of [parley.Message.Extensions] the hub notes what is
+// for itself.
+const own = "parley"
 
 var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
@@ -112,6 +116,9 @@ func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
 // OfReply makes losses of a reply, or of an event, that has no delivery of its
 // own losses in the delivery of its request.
 func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
+	if len(losses) == 0 {
+		return nil
+	}
 	prefix := "Reply."
 	if kind == parley.Event {
 		prefix = "Event."

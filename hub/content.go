@@ -18,7 +18,7 @@ import (
 // this order: what fits stays as it is; text becomes the object it spells, if
 // that fits, or the skill's only required string member; anything else is
 // refused, with the schema that was expected (DESIGN §3).
-func (h *Hub) fit(m *parley.Message, e *directory.Entry) *parley.Error {
+func fit(m *parley.Message, e *directory.Entry) *parley.Error {
 	if len(e.Skills) == 0 {
 		return nil // the hub does not know its skills
 	}
@@ -94,16 +94,21 @@ func onlyString(raw json.RawMessage) (string, bool) {
 }
 
 func unfit(s parley.SkillSpec, why error) *parley.Error {
-	var v *jsonschema.ValidationError
-	text := why.Error()
-	if errors.As(why, &v) {
-		text = explain(v)
-	}
+	text := reason(why)
 	schema := string(s.Input)
 	if len(schema) > 2048 {
 		schema = schema[:2048] + "…"
 	}
 	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, text, schema)
+}
+
+// reason says in a line why content does not fit.
+func reason(why error) string {
+	var v *jsonschema.ValidationError
+	if errors.As(why, &v) {
+		return explain(v)
+	}
+	return why.Error()
 }
 
 // explain finds the innermost reason: where, and what.

@@ -22,6 +22,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/jqmap"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
@@ -133,6 +134,7 @@ type Hub struct {
 	c         Config
 	deliver   *delivery.Dispatcher
 	policy    atomic.Pointer[policy.Policy]
+	maps      atomic.Pointer[map[mapKey]*jqmap.Program] // nil: none
 	refusals  *refusals
 	bindings  map[string]Binding
 	stopWatch func()
@@ -143,6 +145,7 @@ type Hub struct {
 	waiters map[parley.ID]*waiter
 	running map[parley.ID]context.CancelFunc // attempts under way, by request
 	numbers map[parley.ID]int                // last event number of requests that are open
+	unsaid  map[parley.ID][]parley.Loss      // of their events, where those have no deliveries
 	timers  map[parley.ID]*time.Timer        // deadlines of requests that were delivered and not answered
 	inboxes map[string]*inbox
 	started bool
@@ -182,7 +185,7 @@ func New(c Config) (*Hub, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	h := &Hub{c: c, bindings: map[string]Binding{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
-		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
+		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, unsaid: map[parley.ID][]parley.Loss{}, timers: map[parley.ID]*time.Timer{},
 		inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
@@ -673,14 +676,16 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 		return nil, err
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
+	h.fitReply(ctx, request.Message, m.From, m)
 	entry := journal.Entry{Scope: request.Scope, Message: m, Key: s.Key}
 	if entry.Open = h.replyTo(request.Message, m.Kind, v.Sync); entry.Open != nil {
 		refer(m, v.Position)
 	}
+	losses := h.lost(request.Message, m, entry.Open)
 	if m.Kind == parley.Event {
 		m.Number = h.number(m.InReplyTo)
 	} else {
-		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error}}
+		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: union(v.Losses, losses)}}
 	}
 	position, prior, err := h.append(ctx, entry)
 	if err != nil {
@@ -806,6 +811,7 @@ func (h *Hub) forget(id parley.ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.numbers, id)
+	delete(h.unsaid, id)
 	if t := h.timers[id]; t != nil {
 		t.Stop()
 		delete(h.timers, id)

@@ -43,6 +43,8 @@ type Response struct {
 	// Envelope, when set, is the answer in place of Message, for a sender
 	// that waits: one that the agent itself made. It is written as it is.
 	Envelope *Envelope
+	// Header goes with the HTTP response, for a sender that waits.
+	Header http.Header
 	// After, when set, runs once the answer is on its way: for what follows
 	// it, sent with [Request.Send].
 	After func(ctx context.Context)
@@ -579,6 +581,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request, re
 	var m Message
 	select {
 	case o := <-done:
+		for k, v := range o.response.Header {
+			w.Header()[k] = v
+		}
 		if e := o.response.Envelope; e != nil && o.err == nil {
 			s.writeEnvelope(w, req, e)
 			return

@@ -501,6 +501,7 @@ var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.HTTPBinding    = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.LossBinding    = (*Binding)(nil)
 	_ hub.RepeatBinding  = (*Binding)(nil)
 	_ hub.HoldingBinding = (*Binding)(nil)
 )

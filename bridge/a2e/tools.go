@@ -227,6 +227,9 @@ func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, conte
 	}
 	m := t.b.request(r, parley.Request)
 	m.To, m.Skill, m.Parts = tg.agent, tg.skill.ID, parts
+	if !streaming {
+		m.Trace.Foreign[foreignEvents] = "no"
+	}
 	return t.b.ask(ctx, r, m, false, func(e *parley.Message) error {
 		if !streaming {
 			return nil

@@ -464,6 +464,18 @@ func clip(s string, n int) string {
 	return s
 }
 
+// foreignEvents says, where it is "no", that the caller wants no events.
+const foreignEvents = "a2e.events"
+
+// ReplyLosses implements hub.LossBinding.
+func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+	losses := bridge.Losses(bridge.Call, reply, request.From)
+	if reply.Kind == parley.Event && request.Trace.Foreign[foreignEvents] == "no" {
+		losses = []parley.Loss{{Field: "Kind", Reason: "the call is not a streaming one"}}
+	}
+	return bridge.OfReply(reply.Kind, losses)
+}
+
 // eventOf says an event of a host in the hub's terms.
 func eventOf(e protocol.Event) (parley.State, []parley.Part) {
 	switch e.Kind {

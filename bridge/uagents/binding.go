@@ -611,5 +611,6 @@ var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.HTTPBinding    = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.LossBinding    = (*Binding)(nil)
 	_ hub.RepeatBinding  = (*Binding)(nil)
 )

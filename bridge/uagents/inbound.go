@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -361,7 +362,9 @@ func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call
 	if err != nil {
 		return protocol.Response{}, err
 	}
-	return protocol.Answer(m), nil
+	answer := protocol.Answer(m)
+	answer.Header = http.Header{bridge.ProvenanceHeader: {bridge.Provenance(reply)}}
+	return answer, nil
 }
 
 // toAnswer says a reply in the terms of the envelope that asked: a chat

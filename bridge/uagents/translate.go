@@ -276,6 +276,19 @@ func onlyString(m *protocol.Model) string {
 	return s.Required[0]
 }
 
+// ReplyLosses implements hub.LossBinding: who waits for the HTTP response gets
+// one answer in it.
+func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
+		return nil // another agent's answer stays as it is
+	}
+	way := bridge.Model
+	if reply.Kind != parley.Event && classOf(request.Schema) == chat {
+		way = bridge.Chat
+	}
+	return bridge.OfReply(reply.Kind, bridge.Losses(way, reply, request.From))
+}
+
 // derived makes the model that a Python agent would declare for a skill of
 // this hub: a class named after the skill ("forecast" → ForecastRequest and
 // ForecastResponse) with the members of its schema. A schema with a title of
