@@ -22,6 +22,7 @@ const Protocol = "samvad"
 const (
 	foreignTrace = "samvad.traceId"
 	foreignSpan  = "samvad.spanId"
+	foreignMode  = "samvad.mode" // the endpoint at which a request came in
 )
 
 // toMessage says a verified request in the hub's terms. From and to are
@@ -36,7 +37,7 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 		Sent:  r.Timestamp,
 		Trace: parley.Trace{
 			Parent:  traceparent(r.TraceID, r.SpanID),
-			Foreign: map[string]string{foreignTrace: r.TraceID, foreignSpan: r.SpanID},
+			Foreign: map[string]string{foreignTrace: r.TraceID, foreignSpan: r.SpanID, foreignMode: string(r.Endpoint)},
 		},
 		Origin: parley.Origin{
 			Protocol: Protocol,
@@ -156,6 +157,19 @@ func toReply(trace string, reply *parley.Message) *protocol.Reply {
 	}
 	r.Result = v
 	return r
+}
+
+// ReplyLosses implements hub.LossBinding.
+func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+	losses := bridge.Losses(bridge.SAMVAD, reply, request.From)
+	mode := protocol.Mode(request.Trace.Foreign[foreignMode])
+	if reply.Kind == parley.Event && len(losses) == 0 && mode != protocol.ModeStream {
+		losses = []parley.Loss{{Field: "Kind", Reason: "only a stream shows pieces of the result before it"}}
+	}
+	if reply.Kind == parley.Failure && reply.Error != nil && reply.Error.After > 0 && mode != protocol.ModeSync {
+		losses = append(losses, parley.Loss{Field: "Error.After", Reason: "a task or stream does not say when to try again"})
+	}
+	return bridge.OfReply(reply.Kind, losses)
 }
 
 // object makes a JSON object of any part; what is none goes under a name.
