@@ -494,20 +494,17 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 		}
 	}
 	e.TS = cmp.Or(e.TS, r.Verifier.now().Unix())
+	d := Decoder{Handles: r.Verifier.Trust || l.Identity != nil, Limits: Limits{Envelope: r.Verifier.Limits.Envelope}}
+	var sent *Envelope
 	var b []byte
 	var err error
 	if l.Identity != nil {
-		b, err = l.Identity.Sign(e)
-	} else {
-		b, err = e.marshal() // what Encode checks is checked below
+		if b, err = l.Identity.Sign(e); err == nil {
+			sent, err = d.Decode(b)
+		}
+	} else if b, err = e.marshal(); err == nil {
+		sent, err = d.written(e, b)
 	}
-	if err != nil {
-		return Outgoing{}, err
-	}
-	if len(b) > r.Verifier.Limits.envelope() {
-		return Outgoing{}, refuse(ErrTooLarge, StepParse, "", "")
-	}
-	sent, err := (&Decoder{Handles: r.Verifier.Trust || l.Identity != nil}).Decode(b)
 	if err != nil {
 		return Outgoing{}, err
 	}

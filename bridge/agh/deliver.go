@@ -251,11 +251,14 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 		}
 	}
 	var outs []*protocol.Envelope
+	var ext json.RawMessage // the same of all
 	for i, body := range bodies {
 		out := answerTo(e, messageID(m.ID, string(rune('a'+i))))
+		out.Ext = ext
 		err := out.SetContent(body)
-		if err == nil {
+		if err == nil && ext == nil {
 			err = out.SetExt(ExtParley, provenanceOf(m))
+			ext = out.Ext
 		}
 		if err != nil { // only text that is not UTF-8 can be the reason
 			ls = append(ls, parley.Loss{Field: "Parts", Reason: "not valid text"})

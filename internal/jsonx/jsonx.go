@@ -166,6 +166,15 @@ func check(b []byte, depth int) error {
 	return nil
 }
 
+// TooDeep reports whether JSON that was written here nests deeper than depth
+// (0 means [MaxDepth]), which [Valid] would refuse.
+func TooDeep(b []byte, depth int) bool {
+	if depth <= 0 {
+		depth = MaxDepth
+	}
+	return tooDeep(b, depth) >= 0
+}
+
 // tooDeep gives the offset of the first bracket beyond depth, or -1. It knows
 // just enough of JSON to skip strings; the decoder does the rest.
 func tooDeep(b []byte, depth int) int {
