@@ -19,6 +19,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -42,6 +43,7 @@ type Config struct {
 	Require    []Require `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
 	Limit      []Pair    `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
 	Allow      []Allow   `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
+	Map        []Map     `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
 	Delivery   Delivery  `toml:"delivery"`
 	Limits     Limits    `toml:"limits"`
 	SAMVAD     SAMVAD    `toml:"samvad"`
@@ -50,6 +52,7 @@ type Config struct {
 	UAgents    UAgents   `toml:"uagents"`
 	ASP        ASP       `toml:"asp"`
 	Alerts     Alerts    `toml:"alerts"`
+	Retention  Retention `toml:"retention" doc:"how long content is kept"`
 	LogLevel   string    `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
 
 	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
@@ -319,7 +322,7 @@ func Load(path string) (Config, error) {
 		}
 	}
 	if _, err := c.check(); err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, err)
+		return Config{}, fmt.Errorf("%s: %w", path, placed(err, b))
 	}
 	return c, nil
 }
@@ -436,6 +439,7 @@ type checked struct {
 	minFree    uint64
 	body       int64
 	rules      []policy.Rule
+	mappings   []hub.Mapping
 	least      []policy.Least
 	limits     []policy.Limit
 	proxies    []netip.Prefix
@@ -495,6 +499,9 @@ func (c *Config) check() (checked, error) {
 	if err := c.Alerts.check(); err != nil {
 		return k, err
 	}
+	if err := c.Retention.check(); err != nil {
+		return k, err
+	}
 	if c.LogLevel != "" {
 		if err := k.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 			return k, fmt.Errorf("log = %q: want debug, info, warn or error", c.LogLevel)
@@ -518,6 +525,9 @@ func (c *Config) check() (checked, error) {
 		k.limits = append(k.limits, policy.Limit{From: l.From, To: l.To, Rate: r})
 	}
 	if _, err := policy.New(policy.Config{Allow: k.rules, Least: k.least, Limits: k.limits}); err != nil {
+		return k, err
+	}
+	if k.mappings, err = c.mappings(); err != nil {
 		return k, err
 	}
 	for name := range c.Agents {

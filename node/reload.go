@@ -111,6 +111,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 
 	n.policy = p
 	n.hub.SetPolicy(p)
+	n.hub.SetMappings(k.mappings)
 	n.guard.SetAllow(k.allow)
 	n.proxies.Store(&k.proxies)
 	if n.c.Level != nil && c.LogLevel != old.LogLevel {
@@ -144,7 +145,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 // TLS does not get any while it is open, and the other way round.
 func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool {
 	switch {
-	case strings.HasPrefix(name, "agents."), name == "allow":
+	case strings.HasPrefix(name, "agents."), name == "allow", name == "map":
 		return true
 	case name == "tls.cert", name == "tls.key":
 		return n.certs != nil && c.TLS.Cert != ""
