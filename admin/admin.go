@@ -34,6 +34,11 @@ type Config struct {
 	Reload  func(context.Context) (Reloaded, error) // reads the configuration anew; nil: there is none
 	Metrics http.Handler                            // of /metrics, without a token; nil: none
 
+	// Backup and Forget do what [Admin.Backup] and [Admin.Forget] check and
+	// record; nil: the hub cannot.
+	Backup func(context.Context, io.Writer) (*journal.BackupSummary, error)
+	Forget func(ctx context.Context, what, name, by, reason string, dry bool) (Forgotten, error)
+
 	// Enroll records the public key of an agent's identity in the form that
 	// the protocol's binding looks for. Nil: as an Ed25519 key in Keys, under
 	// the agent's name and the protocol.

@@ -86,6 +86,7 @@ type ExportRecord struct {
 	Refused  *Reason          `json:"refused,omitzero"`
 	Opened   []ExportOpening  `json:"opened,omitzero"`
 	Steps    []ExportStep     `json:"steps,omitzero"`
+	Erased   *ExportErased    `json:"erased,omitzero"` // the message's content was erased
 }
 
 // ExportMessage is a message.
@@ -263,7 +264,11 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 		if errors.Is(err, journal.ErrNotFound) {
 			err = c.add(&ExportLine{Record: &ExportRecord{Position: p.here, Removed: true}}, nil)
 		} else if err == nil {
-			err = c.add(&ExportLine{Record: e.record(r)}, nil)
+			var v *ExportRecord
+			if v, err = e.record(ctx, r); err == nil {
+				v.mark(r, e.a.exportErased(ctx, r))
+				err = c.add(&ExportLine{Record: v}, nil)
+			}
 		}
 		if err != nil {
 			return err

@@ -98,6 +98,9 @@ func table() []route {
 		{"/v1/keys/rotate", false, map[string]handler{"POST": postRotate}},
 		{"/v1/reload", false, map[string]handler{"POST": postReload}},
 		{"/v1/audit", false, map[string]handler{"GET": getAudit}},
+		{"/v1/backup", false, map[string]handler{"GET": getBackup}},
+		{"/v1/forget", false, map[string]handler{"POST": postForget}},
+		{"/v1/erasures", false, map[string]handler{"GET": getErasures}},
 	}
 }
 

@@ -87,6 +87,7 @@ type Recorded struct {
 	Header   map[string]string `json:"header,omitzero"`   // of the transport, as far as it is kept
 	Raw      []byte            `json:"raw,omitzero"`      // the envelope as received; only when asked for
 	RawBytes int               `json:"rawBytes,omitzero"` // its size
+	Erased   *Erasure          `json:"erased,omitzero"`   // its content was erased
 }
 
 // MessagePage is some of the messages that a filter chooses; Next is the
@@ -250,6 +251,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	if err != nil {
 		return out, err
 	}
+	out.Erased = a.erasure(ctx, r)
 	o := &r.Message.Origin
 	out.Node, out.Content, out.Header, out.RawBytes = r.Node, ViewMessage(r.Message), o.Header, len(o.Raw)
 	if raw {
