@@ -1,0 +1,270 @@
+package admin
+
+import (
+	"context"
+	"encoding/base64"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Forget says whose content is erased: exactly one of Agent and Conversation.
+type Forget struct {
+	Agent        string `json:"agent,omitzero"`        // all that it sent and was sent
+	Conversation string `json:"conversation,omitzero"` // its id, or at least the first 8 digits of it
+	Reason       string `json:"reason,omitzero"`       // for the audit trail and the record of the erasure
+	DryRun       bool   `json:"dryRun,omitzero"`       // only count
+}
+
+// Forgotten is what came of it.
+type Forgotten struct {
+	Erasure     uint64    `json:"erasure,omitzero"` // its number
+	What        string    `json:"what"`             // "agent" or "conversation"
+	Name        string    `json:"name"`
+	Erased      uint64    `json:"erased"` // messages whose content is gone
+	Undelivered uint64    `json:"undelivered"`
+	Dead        uint64    `json:"dead"`    // dead letters, left
+	Ongoing     uint64    `json:"ongoing"` // of sessions that go on, left
+	Ended       time.Time `json:"ended,omitzero"`
+	DryRun      bool      `json:"dryRun"`
+}
+
+// Kept is how many messages were left because they are still needed.
+func (f *Forgotten) Kept() uint64 { return f.Undelivered + f.Dead + f.Ongoing }
+
+// Erasure is why, when and by whom content was erased.
+type Erasure struct {
+	Number uint64    `json:"number"`
+	What   string    `json:"what"` // "agent", "conversation" or "retention"
+	Name   string    `json:"name,omitzero"`
+	By     string    `json:"by"`
+	Reason string    `json:"reason,omitzero"`
+	Begun  time.Time `json:"begun"`
+	Ended  time.Time `json:"ended,omitzero"`
+	Erased uint64    `json:"erased"`
+	Kept   uint64    `json:"kept"`
+}
+
+func viewErasure(e *journal.Erasure) *Erasure {
+	return &Erasure{Number: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Begun: e.Begun, Ended: e.Ended, Erased: e.Records, Kept: e.Kept}
+}
+
+// erasure tells why the content of a record is gone; nil where it is not.
+func (a *Admin) erasure(ctx context.Context, r *journal.Record) *Erasure {
+	if r.Erased == nil {
+		return nil
+	}
+	e, err := a.c.Hub.Journal().Erasure(ctx, r.Erased.Number)
+	if err != nil {
+		return &Erasure{Number: r.Erased.Number} // what it was is not known any more
+	}
+	return viewErasure(&e)
+}
+
+// Forget erases the content of an agent's messages, or of a conversation's. The
+// records stay, with who wrote to whom and when, and say what was done.
+func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, error) {
+	if err := by.may(Administer); err != nil {
+		return Forgotten{}, err
+	}
+	what, name := "agent", f.Agent
+	switch {
+	case (f.Agent == "") == (f.Conversation == ""):
+		return Forgotten{}, parley.Refuse(parley.Malformed, "say which agent, or which conversation")
+	case len(f.Reason) > 512:
+		return Forgotten{}, parley.Refuse(parley.TooLarge, "a reason has at most 512 bytes")
+	case a.c.Forget == nil:
+		return Forgotten{}, parley.Refuse(parley.Unsupported, "this hub cannot erase")
+	case f.Agent != "":
+		if err := parley.CheckName(f.Agent); err != nil {
+			return Forgotten{}, err
+		}
+	default:
+		what, name = "conversation", f.Conversation
+		if _, err := parley.ParseID(name); err != nil {
+			x, err := a.fresh(ctx, by)
+			if err != nil {
+				return Forgotten{}, err
+			}
+			c, err := x.Conversation(ctx, name)
+			if err != nil {
+				return Forgotten{}, fromIndex(err, "conversation", name)
+			}
+			name = c.ID.String()
+		}
+	}
+	if f.DryRun {
+		return a.c.Forget(ctx, what, name, by.Name, f.Reason, true)
+	}
+	var out Forgotten
+	err := a.act(ctx, by, Administer, "forget."+what, name, f.Reason, func(ctx context.Context) (err error) {
+		out, err = a.c.Forget(ctx, what, name, by.Name, f.Reason, false)
+		return err
+	})
+	return out, err
+}
+
+// Erasures lists what was erased, why and by whom, the oldest first.
+func (a *Admin) Erasures(ctx context.Context, by Actor) ([]Erasure, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
+	list, err := a.c.Hub.Journal().Erasures(ctx)
+	out := []Erasure{}
+	for i := range list {
+		out = append(out, *viewErasure(&list[i]))
+	}
+	return out, err
+}
+
+// Backup writes a backup of the hub: journal, keys, tokens. Other messages go on
+// meanwhile.
+func (a *Admin) Backup(ctx context.Context, by Actor, w io.Writer) (*journal.BackupSummary, error) {
+	var s *journal.BackupSummary
+	err := a.act(ctx, by, Administer, "backup", "", "", func(ctx context.Context) (err error) {
+		if a.c.Backup == nil {
+			return parley.Refuse(parley.Unsupported, "this hub cannot make backups")
+		}
+		s, err = a.c.Backup(ctx, w)
+		return err
+	})
+	return s, err
+}
+
+// BackupMediaType is that of a backup.
+const BackupMediaType = "application/vnd.parley.backup"
+
+func getBackup(a *Admin, c *call) (*answer, error) {
+	if _, err := c.query(); err != nil {
+		return nil, err
+	}
+	w := &backupResponse{c: c, slow: slowWriter{c.w, http.NewResponseController(c.w)}}
+	if _, err := a.Backup(c.r.Context(), c.by, w); err != nil {
+		if !w.begun {
+			return nil, err
+		}
+		// The status is sent; without its end the file says itself that it is
+		// not whole.
+		a.c.Logger.Warn("a backup broke off", "error", err)
+		panic(http.ErrAbortHandler)
+	}
+	return nil, nil
+}
+
+// backupResponse begins the answer with the first bytes: what fails before has
+// its own status.
+type backupResponse struct {
+	c     *call
+	slow  slowWriter
+	begun bool
+}
+
+func (w *backupResponse) Write(b []byte) (int, error) {
+	if !w.begun {
+		w.begun = true
+		h := w.c.w.Header()
+		h.Set("Content-Type", BackupMediaType)
+		h.Set("Content-Disposition", `attachment; filename="parley.backup"`)
+	}
+	return w.slow.Write(b)
+}
+
+func postForget(a *Admin, c *call) (*answer, error) {
+	var f Forget
+	if err := c.body(&f, false); err != nil {
+		return nil, err
+	}
+	return reply(a.Forget(c.r.Context(), c.by, f))
+}
+
+type erasureList struct {
+	Erasures []Erasure `json:"erasures"`
+}
+
+func getErasures(a *Admin, c *call) (*answer, error) {
+	list, err := a.Erasures(c.r.Context(), c.by)
+	return reply(erasureList{list}, err)
+}
+
+// Forget erases the content of an agent's messages, or of a conversation's.
+func (c *Client) Forget(ctx context.Context, f Forget) (Forgotten, error) {
+	var v Forgotten
+	err := c.do(ctx, "POST", "/forget", nil, f, &v)
+	return v, err
+}
+
+// Erasures lists what was erased, why and by whom.
+func (c *Client) Erasures(ctx context.Context) ([]Erasure, error) {
+	var v erasureList
+	err := c.do(ctx, "GET", "/erasures", nil, nil, &v)
+	return v.Erasures, err
+}
+
+// Backup gives a backup of the hub as it is being made. It must be closed, and
+// checked: see [journal.CheckBackup].
+func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
+	req, err := c.request(ctx, "GET", "/backup", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.send(req)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// ExportErased says in an export that a record's content was erased, when, by
+// whom and why.
+type ExportErased struct {
+	Erasure uint64    `json:"erasure"`
+	What    string    `json:"what,omitzero"`
+	Name    string    `json:"name,omitzero"`
+	By      string    `json:"by,omitzero"`
+	Reason  string    `json:"reason,omitzero"`
+	Time    time.Time `json:"time,omitzero"`
+}
+
+func (a *Admin) exportErased(ctx context.Context, r *journal.Record) *ExportErased {
+	e := a.erasure(ctx, r)
+	if e == nil {
+		return nil
+	}
+	return &ExportErased{Erasure: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Time: e.Begun}
+}
+
+// mark says in a line what was erased, with the digests that are left: that of
+// nothing in their place would be a lie.
+func (v *ExportRecord) mark(r *journal.Record, e *ExportErased) {
+	if e == nil || v.Message == nil {
+		return
+	}
+	v.Erased = e
+	v.Message.Origin.RawSize = int(r.Erased.Size)
+	if len(r.Erased.Digest) > 0 {
+		v.Message.Origin.RawDigest = "sha-256=:" + base64.StdEncoding.EncodeToString(r.Erased.Digest) + ":"
+	}
+	for i := range v.Message.Parts {
+		v.Message.Parts[i].Digest = r.Message.Parts[i].Digest
+	}
+}
+
+// String says it in words.
+func (e *ExportErased) String() string {
+	s := "erased"
+	if !e.Time.IsZero() {
+		s += " " + e.Time.UTC().Format(time.RFC3339)
+	}
+	if e.By != "" {
+		s += " by " + e.By
+	}
+	s += " (erasure " + strconv.FormatUint(e.Erasure, 10)
+	if e.Reason != "" {
+		s += ": " + e.Reason
+	}
+	return s + ")"
+}
