@@ -711,6 +711,9 @@ func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total u
 		}
 		return nil
 	})
+	if errors.Is(err, ErrCorrupt) {
+		err = failBy(ErrBackup, err, "it was altered, or the journal was damaged when it was made")
+	}
 	if err != nil {
 		return nil, err
 	}

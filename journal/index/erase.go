@@ -24,7 +24,7 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	}
 	return x.do(ctx, func(s *store) error {
 		if thorough && !s.noText {
-			if err := s.c.exec("INSERT INTO texts (texts) VALUES ('optimize')"); err != nil {
+			if err := s.c.exec("PRAGMA secure_delete=ON; INSERT INTO texts (texts) VALUES ('optimize'); PRAGMA secure_delete=OFF"); err != nil {
 				return err
 			}
 		}
