@@ -75,6 +75,7 @@ type Node struct {
 	certs     *certificates // of the protocol listener, where they come from files
 	metrics   *metrics
 	alerts    *alerts
+	eraser    *eraser
 	tracer    *tracer
 	startTime time.Time
 
@@ -270,6 +271,7 @@ func (n *Node) openHub(ctx context.Context) error {
 		return err
 	}
 	n.alerts, n.metrics = newAlerts(n), newMetrics(n)
+	n.eraser = newEraser(n)
 	d := n.c.Delivery
 	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
@@ -637,6 +639,7 @@ func (n *Node) Start(ctx context.Context) error {
 	n.alerts.start()
 	n.up.Store(true)
 	if n.adminListen != nil && n.k.durability != journal.Memory {
+	n.eraser.start()
 		return n.announce()
 	}
 	return nil
@@ -824,6 +827,9 @@ func (n *Node) Close(ctx context.Context) error {
 		n.serving.Wait()
 		if n.hub != nil {
 			errs = append(errs, n.hub.Close(ctx))
+		if n.eraser != nil {
+			n.eraser.close()
+		}
 		}
 		if n.stopWatch != nil {
 			n.stopWatch()
