@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+)
+
+func (a *app) backupCommand() *cobra.Command {
+	var verify bool
+	var keyFile string
+	c := &cobra.Command{
+		Use:   "backup FILE|-",
+		Short: "Take a backup of a running hub",
+		Long: `Take a backup of a running hub: what its journal holds at one moment, with its keys and tokens. The
+hub goes on meanwhile. The file is complete when it stands under its name; - writes to the standard output.
+
+With --verify it is restored into a temporary directory beside it, and what comes out is compared: records,
+values and the hash over each partition. A backup of an encrypted journal is encrypted with the same key, which
+is not in it: without engine.key_file it can neither be restored nor be verified beyond its form.
+
+The file holds the hub's keys, in clear unless they are encrypted: keep it as you keep those.`,
+		Example: `  parley backup hub.backup --verify
+  parley backup - | zstd > hub.backup.zst
+  parley backup /mnt/nightly/hub-$(date +%F).backup --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if verify && args[0] == "-" {
+				return usage("--verify needs a file, not -")
+			}
+			return a.backup(cmd.Context(), args[0], verify, keyFile)
+		},
+	}
+	c.Flags().BoolVar(&verify, "verify", false, "restore it into a temporary directory, and compare")
+	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal, for --verify (default: engine.key_file of the configuration)")
+	return c
+}
+
+// backupResult is what --json shows of a backup.
+type backupResult struct {
+	File       string                    `json:"file,omitzero"`
+	Bytes      int64                     `json:"bytes"`
+	Hub        string                    `json:"hub,omitzero"`
+	Created    string                    `json:"created"`
+	Encrypted  bool                      `json:"encrypted"`
+	Records    uint64                    `json:"records,omitzero"`
+	Values     uint64                    `json:"values,omitzero"`
+	Files      []string                  `json:"files,omitzero"`
+	Partitions []journal.BackupPartition `json:"partitions,omitzero"`
+	Verified   string                    `json:"verified"` // "form", or "restored"
+	Data       string                    `json:"data,omitzero"`
+}
+
+func viewBackup(s *journal.BackupSummary, file, verified string) backupResult {
+	h := &s.Header
+	return backupResult{File: file, Bytes: s.Bytes, Hub: h.Hub, Created: stamp(h.Created), Encrypted: h.Encrypted(), Records: s.Records(), Values: s.Values,
+		Files: s.Files, Partitions: s.Partitions, Verified: verified}
+}
+
+// held says what a backup has.
+func (r *backupResult) held() string {
+	out := fmt.Sprintf("%d bytes", r.Bytes)
+	if r.Partitions != nil {
+		out += fmt.Sprintf(", %d records, %d values, %s", r.Records, r.Values, plural(len(r.Files), "file", "files"))
+	}
+	if r.Encrypted {
+		out += ", encrypted"
+	}
+	return out
+}
+
+func (a *app) backup(ctx context.Context, file string, verify bool, keyFile string) error {
+	if file == "-" {
+		if f, ok := a.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			return usage("a backup is no text for a terminal: name a file, or pipe the output")
+		}
+	} else if _, err := os.Lstat(file); err == nil {
+		return usage("%s is there already; choose another name", file)
+	}
+	key, err := a.keyFile(keyFile)
+	if err != nil {
+		return err
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	in, err := hub.Backup(ctx)
+	if err != nil {
+		return a.hubError(err)
+	}
+	defer in.Close()
+	report := a.progress()
+	progress := func(done, total uint64) {
+		if report != nil {
+			report("backing up", done, total)
+		}
+	}
+	if file == "-" {
+		_, err := journal.CheckBackup(io.TeeReader(in, a.out), nil, false, progress)
+		return a.backupError(err)
+	}
+	s, err := writeBackup(in, file, progress)
+	if err != nil {
+		return a.backupError(err)
+	}
+	r := viewBackup(s, file, "form")
+	if verify {
+		v, err := node.VerifyBackup(ctx, node.Restore{File: file, KeyFile: key, Progress: report})
+		if err != nil {
+			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w", file, err)}
+		}
+		if v.Partitions == nil {
+			return &exitError{exitFailed, fmt.Errorf("%s was written and is whole, but without the key it could not be restored\n        name the file of engine.key_file with --key-file", file)}
+		}
+		r = viewBackup(v, file, "restored")
+	}
+	if r.Verified == "restored" {
+		return a.print(r, "%s: %s\nrestored into a temporary directory: all is there\n", file, r.held())
+	}
+	return a.print(r, "%s: %s\n", file, r.held())
+}
+
+// writeBackup takes a backup away and checks it on the way. The file has its
+// name when it is whole and on the disk.
+func writeBackup(in io.Reader, file string, progress func(done, total uint64)) (s *journal.BackupSummary, err error) {
+	part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-") // of mode 0600
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(part.Name()))
+		}
+	}()
+	s, err = journal.CheckBackup(io.TeeReader(in, part), nil, false, progress)
+	if err = errors.Join(err, part.Sync(), part.Close()); err != nil {
+		return nil, err
+	}
+	// Not a rename: that would replace what came there meanwhile.
+	if err := os.Link(part.Name(), file); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(part.Name()); err != nil {
+		return nil, err
+	}
+	d, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return nil, err
+	}
+	return s, errors.Join(d.Sync(), d.Close())
+}
+
+// keyFile is the one that was named, or that of the configuration.
+func (a *app) keyFile(named string) (string, error) {
+	if named != "" {
+		return named, nil
+	}
+	c, err := a.load()
+	return c.Engine.KeyFile, err
+}
+
+func (a *app) backupError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, journal.ErrBackup) {
+		err = fmt.Errorf("the hub broke the backup off, or the connection to it: %w\n        the hub's log says why; nothing was kept", err)
+	}
+	return &exitError{exitFailed, err}
+}
+
+func (a *app) restoreCommand() *cobra.Command {
+	var keyFile string
+	var dry bool
+	c := &cobra.Command{
+		Use:   "restore FILE",
+		Short: "Make a data directory of a backup",
+		Long: `Make a data directory of a backup that parley backup made. The directory must be absent or empty; it
+appears when everything in it was read back and synced. A file that was cut off or altered, of a later format or
+under another key is refused before anything is written.
+
+Start one hub on it only, and not beside the one that was backed up: both would deliver what was not
+delivered at the time of the backup.`,
+		Example: `  parley restore hub.backup --data ./restored
+  parley restore hub.backup --data ./restored --key-file journal.key
+  parley restore hub.backup --dry-run`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := a.keyFile(keyFile)
+			if err != nil {
+				return err
+			}
+			c, err := a.load()
+			if err != nil {
+				return err
+			}
+			r := node.Restore{File: args[0], Data: c.Data, KeyFile: key, Progress: a.progress()}
+			if dry {
+				s, err := node.VerifyBackup(cmd.Context(), r)
+				if err != nil {
+					return restoreError(args[0], err)
+				}
+				v := viewBackup(s, args[0], "restored")
+				if s.Partitions == nil {
+					v.Verified = "form"
+					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to have it restored\n", args[0], v.held())
+				}
+				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.held())
+			}
+			s, err := node.RestoreBackup(cmd.Context(), r)
+			if err != nil {
+				return restoreError(args[0], err)
+			}
+			v := viewBackup(s, args[0], "restored")
+			v.Data = c.Data
+			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
+		},
+	}
+	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	c.Flags().BoolVar(&dry, "dry-run", false, "restore into a temporary directory beside the file, compare, and remove it")
+	return c
+}
+
+// restoreError says what can be done.
+func restoreError(file string, err error) error {
+	switch {
+	case errors.Is(err, journal.ErrBackup):
+		err = fmt.Errorf("%s: %w\n        nothing was written; take another backup, or an older one", file, err)
+	case errors.Is(err, journal.ErrKey):
+		err = fmt.Errorf("%s: %w\n        nothing was written; name the file of engine.key_file with --key-file", file, err)
+	case errors.Is(err, os.ErrNotExist):
+		return &exitError{exitUsage, err}
+	}
+	return &exitError{exitFailed, err}
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/admin"
+)
+
+func (a *app) forgetCommand() *cobra.Command {
+	var f admin.Forget
+	var list bool
+	c := &cobra.Command{
+		Use:   "forget AGENT | --conversation ID",
+		Short: "Erase the content of an agent's or a conversation's messages",
+		Long: `Erase the content of all messages that an agent sent and was sent, or of a conversation: from the journal's
+files, where it is overwritten, and from the index. The records stay: who wrote to whom and when, what became of
+it, digests of what was there, and that it was erased, when, by whom and why. So exports still verify, and
+replays are still refused.
+
+What is not delivered yet, dead letters, and sessions in which something was said in the last hour are left and
+counted; the exit code is 1 then. Run it again later, or drop the dead letters first. Running it again does no
+harm. Backups that were taken before keep what they have.`,
+		Example: `  parley forget weather --dry-run
+  parley forget weather --reason "asked for on 3 May"
+  parley forget --conversation 01a2b3c4
+  parley forget --list`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if list {
+				return a.erasures(cmd.Context())
+			}
+			if len(args) > 0 {
+				f.Agent = args[0]
+			}
+			if (f.Agent == "") == (f.Conversation == "") {
+				return usage("say which: an agent, or --conversation ID")
+			}
+			return a.forget(cmd.Context(), f)
+		},
+	}
+	c.Flags().StringVar(&f.Conversation, "conversation", "", "erase this conversation: its id, or at least the first 8 digits")
+	c.Flags().StringVar(&f.Reason, "reason", "", "why, for the record of the erasure and the audit trail")
+	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "only count")
+	c.Flags().BoolVar(&list, "list", false, "list what was erased, by commands and by retention")
+	return c
+}
+
+func (a *app) forget(ctx context.Context, f admin.Forget) error {
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	r, err := hub.Forget(ctx, f)
+	if err != nil {
+		return a.hubError(err)
+	}
+	done := "was erased"
+	if r.DryRun {
+		done = "would be erased"
+	}
+	if err := a.print(r, "%s %s: the content of %s %s\n", r.What, clean(r.Name), plural(int(r.Erased), "message", "messages"), done); err != nil {
+		return err
+	}
+	if r.Kept() == 0 {
+		return nil
+	}
+	var left string
+	for _, x := range []struct {
+		n    uint64
+		what string
+	}{{r.Undelivered, "not delivered yet"}, {r.Dead, "dead letters (parley dead drop gives them up)"}, {r.Ongoing, "of sessions that go on"}} {
+		if x.n > 0 {
+			left += fmt.Sprintf("\n        %d %s", x.n, x.what)
+		}
+	}
+	err = errors.New("some messages are still needed and were left; run this again later:" + left)
+	if r.DryRun {
+		err = errors.New("some messages are still needed and would be left:" + left)
+	}
+	return &exitError{exitFailed, err}
+}
+
+func (a *app) erasures(ctx context.Context) error {
+	hub, err := a.hub()
+	if err != nil {
+		return err
+	}
+	list, err := hub.Erasures(ctx)
+	if err != nil {
+		return a.hubError(err)
+	}
+	if a.json {
+		return a.print(list, "")
+	}
+	if len(list) == 0 {
+		return a.print(nil, "nothing was erased\n")
+	}
+	var rows [][]string
+	for _, e := range list {
+		rows = append(rows, []string{strconv.FormatUint(e.Number, 10), stamp(e.Begun), stamp(e.Ended), e.What, e.Name, e.By, strconv.FormatUint(e.Erased, 10), strconv.FormatUint(e.Kept, 10), e.Reason})
+	}
+	return a.table([]string{"NUMBER", "BEGUN", "ENDED", "WHAT", "WHOSE", "BY", "ERASED", "LEFT", "WHY"}, rows)
+}
+
+// erasedNote says below a message that its content was erased.
+func erasedNote(e *admin.Erasure) string {
+	if e == nil {
+		return ""
+	}
+	s := "its content was erased"
+	if !e.Begun.IsZero() {
+		s += " " + stamp(e.Begun) + " by " + clean(e.By)
+	}
+	if e.Reason != "" {
+		s += ": " + clean(e.Reason)
+	}
+	return s + fmt.Sprintf(" (erasure %d)", e.Number)
+}

@@ -1,0 +1,231 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal"
+)
+
+// What of the data directory is in a backup beside the journal. The index is
+// made again, certificates by ACME are fetched again where they are not there.
+const (
+	backupFileMax  = 16 << 20
+	backupFilesMax = 10_000
+)
+
+func inBackup(name string) bool {
+	top, _, _ := strings.Cut(name, "/")
+	return top == "keys" || top == "acme" || name == admin.TokenFile
+}
+
+// backup writes a backup of the journal and of the files that belong to it.
+func (n *Node) backup(ctx context.Context, w io.Writer) (*journal.BackupSummary, error) {
+	if n.k.durability == journal.Memory {
+		return nil, parley.Refuse(parley.Unsupported, "this hub keeps everything in memory: there is nothing that a backup could restore")
+	}
+	s, err := n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
+	if errors.Is(err, journal.ErrServer) {
+		return nil, parley.Refuse(parley.Unsupported, "%s", err)
+	}
+	return s, err
+}
+
+func (n *Node) backupFiles() ([]journal.BackupFile, error) {
+	var out []journal.BackupFile
+	root, err := os.OpenRoot(n.c.Data)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	err = fs.WalkDir(root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && name != "." && !inBackup(name):
+			return fs.SkipDir
+		case !e.Type().IsRegular() || !inBackup(name) || strings.HasPrefix(e.Name(), "."):
+			return nil
+		case len(out) >= backupFilesMax:
+			return fmt.Errorf("more than %d files of keys", backupFilesMax)
+		}
+		f, err := root.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		b, err := io.ReadAll(io.LimitReader(f, backupFileMax+1))
+		if err == nil && len(b) > backupFileMax {
+			err = fmt.Errorf("%s has more than %d bytes", name, backupFileMax)
+		}
+		out = append(out, journal.BackupFile{Name: name, Data: b})
+		return err
+	})
+	return out, err
+}
+
+// Restore is what [RestoreBackup] needs.
+type Restore struct {
+	File     string // the backup
+	Data     string // the data directory to make: absent or empty
+	KeyFile  string // of the journal that the backup is of; "": it is not encrypted
+	Now      func() time.Time
+	Progress func(what string, done, total uint64)
+}
+
+// RestoreBackup makes a data directory of a backup. The backup is read to its
+// end first, so that nothing is written where it is not whole, and the
+// directory appears under its name when everything in it was read back.
+func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error) {
+	key, err := c.key()
+	if err != nil {
+		return nil, err
+	}
+	if err := empty(c.Data); err != nil {
+		return nil, err
+	}
+	if _, err := c.check(key, true); err != nil {
+		return nil, err
+	}
+	data := filepath.Clean(c.Data)
+	if err := os.MkdirAll(filepath.Dir(data), 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(data), filepath.Base(data)+".restoring-")
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.into(ctx, dir, key)
+	if err == nil {
+		// One that is there is empty, see above; what is not empty stays.
+		if rerr := os.Remove(data); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+			err = rerr
+		}
+	}
+	if err == nil {
+		err = os.Rename(dir, data)
+	}
+	if err == nil {
+		err = syncDir(filepath.Dir(data))
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return s, nil
+}
+
+// VerifyBackup restores a backup into a temporary directory beside the file,
+// compares what comes out with what went in, and removes it again. Without the
+// key of an encrypted one only its form and checksum are verified, and the
+// summary has no partitions.
+func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error) {
+	key, err := c.key()
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.check(key, key != nil)
+	if err != nil || s.Header.Encrypted() && key == nil {
+		return s, err
+	}
+	if s, err = c.check(key, true); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(c.File), ".parley-verify-")
+	if err != nil {
+		return nil, err
+	}
+	restored, err := c.into(ctx, dir, key)
+	if err == nil && (restored.Records() != s.Records() || restored.Values != s.Values || !slices.Equal(restored.Partitions, s.Partitions)) {
+		err = fmt.Errorf("%w: what was restored is not what the file holds", journal.ErrCorrupt)
+	}
+	return restored, errors.Join(err, os.RemoveAll(dir))
+}
+
+func (c *Restore) key() ([]byte, error) {
+	if c.KeyFile == "" {
+		return nil, nil
+	}
+	key, err := secretFile(c.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("engine.key_file: %w", err)
+	}
+	return key, nil
+}
+
+// check reads the whole file.
+func (c *Restore) check(key []byte, open bool) (*journal.BackupSummary, error) {
+	f, err := os.Open(c.File)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return journal.CheckBackup(f, key, open, c.progress("checking"))
+}
+
+func (c *Restore) progress(what string) func(done, total uint64) {
+	if c.Progress == nil {
+		return nil
+	}
+	return func(done, total uint64) { c.Progress(what, done, total) }
+}
+
+// into restores into a directory that is ours.
+func (c *Restore) into(ctx context.Context, dir string, key []byte) (*journal.BackupSummary, error) {
+	f, err := os.Open(c.File)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return journal.Restore(ctx, f, journal.RestoreConfig{Dir: filepath.Join(dir, "journal"), Key: key, Now: c.Now, Progress: c.progress("restoring"),
+		File: func(b journal.BackupFile) error {
+			if !inBackup(b.Name) || !fs.ValidPath(b.Name) {
+				return fmt.Errorf("%w: it holds a file %q, which is none of a hub's", journal.ErrBackup, b.Name)
+			}
+			if i := strings.LastIndexByte(b.Name, '/'); i > 0 {
+				if err := root.MkdirAll(b.Name[:i], 0o700); err != nil {
+					return err
+				}
+			}
+			out, err := root.OpenFile(b.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+			if err != nil {
+				return err
+			}
+			_, err = out.Write(b.Data)
+			return errors.Join(err, out.Sync(), out.Close())
+		}})
+}
+
+// empty refuses a directory in which something is.
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s is not empty (%s is in it); restore into a new directory, with --data", journal.ErrForeign, dir, entries[0].Name())
+}
+
+func syncDir(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

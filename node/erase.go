@@ -1,0 +1,607 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
+	"github.com/parley-hub/parley/policy"
+)
+
+// Retention says how long the content of messages is kept.
+type Retention struct {
+	Keep          Duration    `toml:"keep" reload:"yes" doc:"how long the content of messages is kept, e.g. \"2160h\"; default: for ever. The records stay, with who wrote to whom and when. At least 1h"`
+	Conversations Duration    `toml:"conversations" reload:"yes" doc:"content of a conversation goes as a whole when nothing was said in it for so long; default: never. At least 1h. Needs listen.admin"`
+	Agents        []KeepAgent `toml:"agents" reload:"yes" doc:"what is to be otherwise for some agents"`
+	Every         Duration    `toml:"every" default:"\"1h\"" doc:"how often it is looked for what is due"`
+	Records       int         `toml:"records" default:"100000" reload:"yes" doc:"at most so many records are looked at each time"`
+}
+
+// KeepAgent is how long the content of messages from and to some agents is
+// kept.
+type KeepAgent struct {
+	Agent string   `toml:"agent" reload:"yes" doc:"pattern over directory names: * within a segment, ** for all the rest; the first that fits counts"`
+	Keep  Duration `toml:"keep" reload:"yes" doc:"how long, in place of retention.keep; \"0s\": for ever. Of two agents that are named here and have a message in common the shorter time counts"`
+}
+
+const leastKeep = time.Hour
+
+func (r *Retention) check() error {
+	least := func(key string, d time.Duration) error {
+		if d != 0 && d < leastKeep {
+			return fmt.Errorf("retention.%s = %q: at least %s, for answers and replays are looked for that long", key, d, leastKeep)
+		}
+		return nil
+	}
+	if err := errors.Join(least("keep", r.Keep.Duration), least("conversations", r.Conversations.Duration)); err != nil {
+		return err
+	}
+	if r.Every.Duration < 0 || r.Records < 0 {
+		return errors.New("retention.every and retention.records must not be negative")
+	}
+	for i, a := range r.Agents {
+		if a.Agent == "" {
+			return fmt.Errorf("retention.agents[%d]: agent is missing", i)
+		}
+		if err := least(fmt.Sprintf("agents[%d].keep", i), a.Keep.Duration); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Retention) on() bool { return len(r.times()) > 0 || r.Conversations.Duration > 0 }
+
+// times are the different times for which something is kept, the shortest first.
+func (r *Retention) times() []time.Duration {
+	out := []time.Duration{r.Keep.Duration}
+	for _, a := range r.Agents {
+		out = append(out, a.Keep.Duration)
+	}
+	out = slices.DeleteFunc(out, func(d time.Duration) bool { return d <= 0 })
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// of is how long a record's content is kept; 0: for ever. What is said of one of
+// the agents counts before what is said of all.
+func (r *Retention) of(rec *journal.Record) time.Duration {
+	const forever = time.Duration(math.MaxInt64)
+	least, named := forever, false
+	one := func(name string) {
+		if name == "" {
+			return
+		}
+		for _, a := range r.Agents {
+			if policy.Match(a.Agent, name) {
+				named = true
+				if d := a.Keep.Duration; d > 0 && d < least {
+					least = d
+				}
+				return
+			}
+		}
+	}
+	one(rec.Message.From)
+	one(rec.Message.To)
+	for i := range rec.Open {
+		one(rec.Open[i].To)
+	}
+	switch {
+	case !named:
+		return r.Keep.Duration
+	case least == forever:
+		return 0
+	}
+	return least
+}
+
+// text says it in words, for the record of the erasure.
+func (r *Retention) text() string {
+	var out []string
+	if r.Keep.Duration > 0 {
+		out = append(out, "keep "+r.Keep.String())
+	}
+	if r.Conversations.Duration > 0 {
+		out = append(out, "conversations "+r.Conversations.String())
+	}
+	for _, a := range r.Agents {
+		out = append(out, a.Agent+" "+a.Keep.String())
+	}
+	s := strings.Join(out, ", ")
+	if len(s) > 400 {
+		s = strings.ToValidUTF8(s[:400], "") + "…"
+	}
+	return s
+}
+
+// print tells one setting from another: what was looked at under another must
+// be looked at again.
+func (r *Retention) print() string {
+	sum := sha256.Sum256(fmt.Append(nil, r.Keep, r.Conversations, r.Agents))
+	return hex.EncodeToString(sum[:6])
+}
+
+// eraser erases: what retention says and what operators ask for.
+type eraser struct {
+	n      *Node
+	state  journal.State
+	cancel context.CancelFunc
+	ctx    context.Context
+	work   sync.WaitGroup
+	one    sync.Mutex // one erasure at a time
+	erased *prometheus.CounterVec
+	held   prometheus.Gauge
+	passed prometheus.Gauge
+}
+
+func newEraser(n *Node) *eraser {
+	e := &eraser{n: n, state: n.journal.State("retention"),
+		erased: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_erased_messages_total", Help: "Messages whose content was erased, by why."}, []string{"by"}),
+		held:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_held", Help: "Messages that are due but still needed: not delivered, dead letters, sessions that go on."}),
+		passed: prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_pass_seconds", Help: "When retention last went through without an error; 0: not since the start."})}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	for _, by := range []string{"retention", "forget"} {
+		e.erased.WithLabelValues(by)
+	}
+	n.metrics.registry.MustRegister(e.erased, e.held, e.passed)
+	return e
+}
+
+// start finishes what was interrupted, and looks from time to time for what is
+// due.
+func (e *eraser) start() {
+	e.work.Go(func() {
+		if err := e.resume(e.ctx); err != nil && e.ctx.Err() == nil {
+			e.n.log.Error("an erasure that was interrupted cannot be finished; it is tried again at the next start", "error", err)
+		}
+		every := e.n.c.Retention.Every.Duration
+		if every == 0 {
+			every = time.Hour
+		}
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			if err := e.retain(e.ctx); err != nil && e.ctx.Err() == nil {
+				e.n.log.Error("retention did not go through; it is tried again", "error", err)
+			}
+			select {
+			case <-tick.C:
+			case <-e.ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+func (e *eraser) close() {
+	e.cancel()
+	e.work.Wait()
+}
+
+// gone takes erased messages out of the index.
+func (e *eraser) gone(thorough bool) func(context.Context, []parley.ID) error {
+	return func(ctx context.Context, ids []parley.ID) error {
+		if e.n.index == nil {
+			return nil
+		}
+		return e.n.index.Erase(ctx, thorough, ids...)
+	}
+}
+
+// sessionsEnd is how long a chain of records may still be needed after its last
+// one.
+const sessionsEnd = time.Hour
+
+// ongoing reports whether a record belongs to a chain to which something was
+// added since a time. The chain's owner reads all of it to go on.
+func (e *eraser) ongoing(ctx context.Context, r *journal.Record, since time.Time) bool {
+	if r.Chain == nil {
+		return false
+	}
+	if !r.Time.Before(since) {
+		return true
+	}
+	head, err := e.n.journal.Head(ctx, r.Scope, r.Chain.Name)
+	if err != nil {
+		return true
+	}
+	last, err := e.n.journal.Read(ctx, journal.Position{Partition: r.Position.Partition, Sequence: head})
+	if errors.Is(err, journal.ErrNotFound) {
+		return false
+	}
+	return err != nil || !last.Time.Before(since)
+}
+
+// forget erases the content of an agent's or a conversation's messages.
+func (e *eraser) forget(ctx context.Context, what, name, by, reason string, dry bool) (admin.Forgotten, error) {
+	if dry {
+		return e.run(ctx, journal.Erasure{What: what, Name: name, By: by, Reason: reason}, true)
+	}
+	if e.n.k.durability == journal.Memory {
+		return admin.Forgotten{}, parley.Refuse(parley.Unsupported, "this hub keeps everything in memory: restart it to forget")
+	}
+	j, err := e.n.journal.NewErasure(ctx, journal.Erasure{What: what, Name: name, By: by, Reason: reason})
+	if errors.Is(err, journal.ErrServer) {
+		return admin.Forgotten{}, parley.Refuse(parley.Unsupported, "%s", err)
+	}
+	if err != nil {
+		return admin.Forgotten{}, err
+	}
+	// Begun, it goes on without its caller.
+	type result struct {
+		f   admin.Forgotten
+		err error
+	}
+	done := make(chan result, 1)
+	e.work.Go(func() {
+		f, err := e.run(e.ctx, j, false)
+		done <- result{f, err}
+	})
+	select {
+	case r := <-done:
+		return r.f, r.err
+	case <-ctx.Done():
+		return admin.Forgotten{}, ctx.Err()
+	}
+}
+
+// run carries an erasure out, from the beginning: what is done already costs
+// only a look.
+func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admin.Forgotten, err error) {
+	e.one.Lock()
+	defer e.one.Unlock()
+	out = admin.Forgotten{Erasure: x.Number, What: x.What, Name: x.Name, DryRun: dry}
+	j := e.n.journal
+	since := e.n.c.Now().Add(-sessionsEnd)
+	wanted := func(r *journal.Record) bool {
+		m := r.Message
+		if m == nil {
+			return false
+		}
+		if x.What == "conversation" {
+			return m.Conversation.String() == x.Name
+		}
+		return m.From == x.Name || m.To == x.Name || slices.ContainsFunc(r.Open, func(o journal.Opening) bool { return o.To == x.Name })
+	}
+	for p := range j.Partitions() {
+		upTo := uint64(0)
+		if p < len(x.UpTo) {
+			if upTo = x.UpTo[p]; upTo == 0 {
+				continue
+			}
+		}
+		s, err := j.Sweep(ctx, journal.Sweep{Partition: p, Number: x.Number, To: upTo, Dry: dry, Done: e.gone(true), Choose: func(r *journal.Record) journal.Choice {
+			if !wanted(r) {
+				return journal.Pass
+			}
+			if r.Erased == nil {
+				switch why := j.Held(r); {
+				case why == "dead letter":
+					out.Dead++
+					return journal.Pass
+				case why != "":
+					out.Undelivered++
+					return journal.Pass
+				case e.ongoing(ctx, r, since):
+					out.Ongoing++
+					return journal.Pass
+				}
+			}
+			return journal.Take
+		}})
+		out.Erased += uint64(s.Erased)
+		x.Records += uint64(s.Erased)
+		if !dry {
+			e.erased.WithLabelValues("forget").Add(float64(s.Erased))
+		}
+		if err != nil {
+			return out, fmt.Errorf("erase partition %d: %w", p, err)
+		}
+	}
+	if dry {
+		return out, nil
+	}
+	out.Ended = e.n.c.Now().UTC()
+	x.Ended, x.Kept = out.Ended, out.Kept()
+	return out, j.PutErasure(ctx, x)
+}
+
+// resume finishes the erasures that were interrupted.
+func (e *eraser) resume(ctx context.Context) error {
+	list, err := e.n.journal.Erasures(ctx)
+	if err != nil {
+		return err
+	}
+	for _, x := range list {
+		if !x.Ended.IsZero() {
+			continue
+		}
+		e.n.log.Info("an erasure goes on that was interrupted", "number", x.Number, "what", x.What, "name", x.Name)
+		if _, err := e.run(ctx, x, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// progress is how far retention has come under one setting.
+type progress struct {
+	Print  string              `json:"print"`
+	Number uint64              `json:"number"`           // of the erasure
+	Marks  map[string][]uint64 `json:"marks"`            // by time, then partition: what comes next
+	Idle   time.Time           `json:"idle,omitzero"`    // conversations whose last message is before it are done
+	Held   []heldAt            `json:"held,omitempty"`   // passed over because they were still needed
+	Full   bool                `json:"full,omitempty"`   // there were more than can be noted: all is looked at again
+	Passes uint64              `json:"passes,omitempty"` //
+}
+
+type heldAt struct {
+	At   journal.Position `json:"at"`
+	Keep time.Duration    `json:"keep"` // what it was due by; 0: its conversation
+}
+
+const (
+	maxHeld   = 20_000
+	idleSteps = 24 * time.Hour
+)
+
+// retain erases what is due, as much as one pass may.
+func (e *eraser) retain(ctx context.Context) error {
+	r := e.n.live.Load().Retention
+	if !r.on() || e.n.c.Engine.URL != "" || e.n.k.durability == journal.Memory {
+		return nil
+	}
+	e.one.Lock()
+	defer e.one.Unlock()
+	var p progress
+	v, err := e.state.Get(ctx, "progress")
+	if err == nil {
+		err = json.Unmarshal(v.Data, &p)
+	} else if errors.Is(err, journal.ErrNotFound) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("read how far retention has come: %w", err)
+	}
+	if p.Print != r.print() || p.Full && len(p.Held) == 0 {
+		number := p.Number
+		if p.Print != r.print() || number == 0 {
+			x, err := e.n.journal.NewErasure(ctx, journal.Erasure{What: "retention", Name: r.text(), By: "retention", Ended: e.n.c.Now().UTC()})
+			if err != nil {
+				return err
+			}
+			number = x.Number
+		}
+		p = progress{Print: r.print(), Number: number}
+	}
+	if p.Marks == nil {
+		p.Marks = map[string][]uint64{}
+	}
+	erased, err := e.pass(ctx, &r, &p)
+	e.erased.WithLabelValues("retention").Add(float64(erased))
+	e.held.Set(float64(len(p.Held)))
+	if erased > 0 {
+		x, xerr := e.n.journal.Erasure(ctx, p.Number)
+		if xerr == nil {
+			x.Records += uint64(erased)
+			x.Kept = uint64(len(p.Held))
+			xerr = e.n.journal.PutErasure(ctx, x)
+		}
+		err = errors.Join(err, xerr)
+		e.n.log.Info("retention erased the content of messages", "messages", erased, "stillNeeded", len(p.Held))
+	}
+	b, merr := json.Marshal(&p)
+	if merr == nil {
+		_, merr = e.state.Put(ctx, "progress", b, time.Time{})
+	}
+	if err = errors.Join(err, merr); err == nil {
+		e.passed.Set(float64(e.n.c.Now().UnixMilli()) / 1e3)
+	}
+	return err
+}
+
+func (e *eraser) pass(ctx context.Context, r *Retention, p *progress) (erased int, err error) {
+	j, now := e.n.journal, e.n.c.Now()
+	left := r.Records
+	if left == 0 {
+		left = 100_000
+	}
+	hold := func(at journal.Position, keep time.Duration) {
+		if len(p.Held) >= maxHeld {
+			p.Full = true
+			return
+		}
+		p.Held = append(p.Held, heldAt{at, keep})
+	}
+	needed := func(rec *journal.Record, keep time.Duration) bool {
+		return j.Held(rec) != "" || e.ongoing(ctx, rec, now.Add(-keep))
+	}
+	take := func(list []*journal.Record) error {
+		var at []journal.Position
+		var ids []parley.ID
+		for _, rec := range list {
+			at, ids = append(at, rec.Position), append(ids, rec.Message.ID)
+		}
+		if len(at) == 0 {
+			return nil
+		}
+		n, err := j.Erase(ctx, p.Number, at)
+		erased += n
+		if err == nil {
+			err = e.gone(false)(ctx, ids)
+		}
+		return err
+	}
+	// Those that were needed: perhaps not any more.
+	var due []*journal.Record
+	held := p.Held
+	p.Held = nil
+	for i, h := range held {
+		if left--; left < 0 || ctx.Err() != nil {
+			p.Held = append(p.Held, held[i:]...)
+			break
+		}
+		rec, err := j.Read(ctx, h.At)
+		switch {
+		case errors.Is(err, journal.ErrNotFound):
+		case err != nil:
+			p.Held = append(p.Held, held[i:]...)
+			return erased, errors.Join(err, take(due))
+		case !journal.HasContent(rec):
+		case needed(rec, cmpKeep(h.Keep, r)):
+			hold(h.At, h.Keep)
+		default:
+			due = append(due, rec)
+		}
+	}
+	if err := take(due); err != nil {
+		return erased, err
+	}
+	for _, keep := range r.times() {
+		marks := p.Marks[keep.String()]
+		for len(marks) < j.Partitions() {
+			marks = append(marks, 1)
+		}
+		p.Marks[keep.String()] = marks
+		for i := range marks {
+			if left <= 0 {
+				return erased, nil
+			}
+			s, err := j.Sweep(ctx, journal.Sweep{Partition: i, Number: p.Number, From: marks[i], Limit: left, Done: e.gone(false), Choose: func(rec *journal.Record) journal.Choice {
+				switch {
+				case !rec.Time.Before(now.Add(-keep)):
+					return journal.Stop
+				case rec.Message == nil || r.of(rec) != keep || !journal.HasContent(rec) && rec.Erased == nil:
+					return journal.Pass
+				case rec.Erased == nil && needed(rec, keep):
+					return journal.Later
+				}
+				return journal.Take
+			}})
+			erased += s.Erased
+			left -= s.Looked
+			if err != nil {
+				return erased, err
+			}
+			for _, at := range s.Later {
+				hold(at, keep)
+			}
+			marks[i] = s.Next
+		}
+	}
+	return erased, e.idle(ctx, r, p, now, &left, hold, needed, take)
+}
+
+// cmpKeep is the time by which something held is due.
+func cmpKeep(keep time.Duration, r *Retention) time.Duration {
+	if keep == 0 {
+		return r.Conversations.Duration
+	}
+	return keep
+}
+
+// idle erases conversations in which nothing was said for long. They are gone
+// through by the time of their last message, a day at a time.
+func (e *eraser) idle(ctx context.Context, r *Retention, p *progress, now time.Time, left *int, hold func(journal.Position, time.Duration),
+	needed func(*journal.Record, time.Duration) bool, take func([]*journal.Record) error) error {
+	x, d := e.n.index, r.Conversations.Duration
+	if d <= 0 || x == nil {
+		return nil
+	}
+	if err := x.Wait(ctx); err != nil {
+		return err
+	}
+	end := now.Add(-d)
+	if p.Idle.IsZero() {
+		first, err := e.oldest(ctx)
+		if err != nil || first.IsZero() {
+			return err
+		}
+		p.Idle = first
+	}
+	for p.Idle.Before(end) && *left > 0 {
+		until := p.Idle.Add(idleSteps)
+		if until.After(end) {
+			until = end
+		}
+		for cursor := ""; ; {
+			page, err := x.Conversations(ctx, index.ConversationFilter{Since: p.Idle, Until: until, Cursor: cursor, Limit: 200})
+			if err != nil {
+				return err
+			}
+			for _, c := range page.Conversations {
+				if err := e.conversation(ctx, x, c.ID, d, left, hold, needed, take); err != nil {
+					return err
+				}
+			}
+			if cursor = page.Next; cursor == "" {
+				break
+			}
+		}
+		p.Idle = until
+	}
+	return nil
+}
+
+// oldest is the time of the oldest record.
+func (e *eraser) oldest(ctx context.Context) (t time.Time, err error) {
+	for p := range e.n.journal.Partitions() {
+		for r, err := range e.n.journal.Records(ctx, p, journal.From{}) {
+			if err != nil {
+				return t, err
+			}
+			if t.IsZero() || r.Time.Before(t) {
+				t = r.Time
+			}
+			break
+		}
+	}
+	return t, nil
+}
+
+// conversation erases one that is over.
+func (e *eraser) conversation(ctx context.Context, x *index.Index, id parley.ID, d time.Duration, left *int, hold func(journal.Position, time.Duration),
+	needed func(*journal.Record, time.Duration) bool, take func([]*journal.Record) error) error {
+	for cursor := ""; ; {
+		page, err := x.History(ctx, id, cursor, 500)
+		if err != nil {
+			return err
+		}
+		var due []*journal.Record
+		for _, m := range page.Messages {
+			*left = max(math.MinInt32, *left-1)
+			rec, err := e.n.journal.Read(ctx, m.Position)
+			switch {
+			case errors.Is(err, journal.ErrNotFound):
+			case err != nil:
+				return err
+			case !journal.HasContent(rec):
+			case needed(rec, d):
+				hold(rec.Position, 0)
+			default:
+				due = append(due, rec)
+			}
+		}
+		if err := take(due); err != nil {
+			return err
+		}
+		if cursor = page.Next; cursor == "" {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,405 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
+)
+
+// faked is a clock that tests move.
+type faked struct {
+	mu sync.Mutex
+	t  time.Time
+}
+
+func (c *faked) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.t
+}
+
+func (c *faked) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.t = c.t.Add(d)
+}
+
+func newFaked() *faked { return &faked{t: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)} }
+
+// inFiles tells which files below a directory hold a text.
+func inFiles(t *testing.T, dir, text string) (out []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if bytes.Contains(b, []byte(text)) {
+			out = append(out, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func notice(t *testing.T, n *Node, to, text string) admin.Receipt {
+	t.Helper()
+	r, err := n.Admin().Send(t.Context(), everything, admin.Send{To: to, Kind: parley.Notice, Text: &text})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// erasable starts a hub on a disk with an agent "echo", an inbox "ears" and an
+// agent that nothing reaches.
+func erasable(t *testing.T, c Config) *Node {
+	t.Helper()
+	c.Durability = "disk"
+	if c.Data == "" {
+		c.Data = t.TempDir()
+	}
+	c.Policy.Assurance = "session"
+	c.Delivery.Tries = 1
+	n := running(t, c)
+	for _, name := range []string{"ears", "cellar"} {
+		if _, ok := n.directory.Agent(name); ok {
+			continue
+		}
+		if _, err := n.Admin().AddAgent(t.Context(), everything, admin.NewAgent{Name: name, Inbox: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+func recorded(t *testing.T, n *Node, id parley.ID) *journal.Record {
+	t.Helper()
+	for p := range n.journal.Partitions() {
+		for r, err := range n.journal.Records(t.Context(), p, journal.From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Message != nil && r.Message.ID == id {
+				return r
+			}
+		}
+	}
+	t.Fatalf("message %s is not in the journal", id)
+	return nil
+}
+
+func TestForget(t *testing.T) {
+	clock := newFaked()
+	n := erasable(t, Config{Now: clock.now})
+	ctx := t.Context()
+	asked, err := ask(t, n, `{"text":"quincunx"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := notice(t, n, "ears", "quincunx waits")
+	other := notice(t, n, "cellar", "saxifrage")
+	if _, err := n.Admin().Forget(ctx, admin.Actor{Name: "t", Role: admin.Operate}, admin.Forget{Agent: "echo"}); parley.CodeOf(err) != parley.Forbidden {
+		t.Fatal(err)
+	}
+	dry, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "echo", DryRun: true})
+	if err != nil || dry.Erased != 2 || !dry.DryRun {
+		t.Fatalf("%+v %v", dry, err)
+	}
+	got, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "echo", Reason: "asked for"})
+	if err != nil || got.Erased != 2 || got.Kept() != 0 || got.Erasure != 1 || got.Ended.IsZero() {
+		t.Fatalf("%+v %v", got, err)
+	}
+	again, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "echo"})
+	if err != nil || again.Erased != 0 {
+		t.Fatalf("again: %+v %v", again, err)
+	}
+	m, err := n.Admin().Message(ctx, everything, asked.ID.String(), true)
+	if err != nil || m.Erased == nil || m.Erased.Number != 1 || m.Erased.By != "test" || m.Erased.Reason != "asked for" || m.Preview != "" || len(m.Raw) > 0 {
+		t.Fatalf("%+v %v", m, err)
+	}
+	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
+		t.Fatalf("%+v %v", page, err)
+	}
+	// What is not delivered stays, and goes when it is.
+	got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"})
+	if err != nil || got.Erased != 0 || got.Undelivered != 1 {
+		t.Fatalf("%+v %v", got, err)
+	}
+	settled := make(chan struct{})
+	stop := watchSettled(n, waits.ID, settled)
+	defer stop()
+	for m, err := range n.Admin().Inbox(ctx, everything, "ears") {
+		if err != nil || *m.Parts[0].Text != "quincunx waits" {
+			t.Fatalf("%+v %v", m, err)
+		}
+		break
+	}
+	<-settled
+	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"}); err != nil || got.Erased != 1 || got.Kept() != 0 {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if files := inFiles(t, n.c.Data, "quincunx"); len(files) > 0 {
+		t.Errorf("it is still in %v", files)
+	}
+	if files := inFiles(t, n.c.Data, "saxifrage"); len(files) == 0 {
+		t.Error("the test would not find what is there")
+	}
+	// An export says it, and verifies.
+	var out bytes.Buffer
+	if err := n.Admin().Export(ctx, everything, asked.Conversation.String(), true, &out); err != nil {
+		t.Fatal(err)
+	}
+	marks := 0
+	report, err := admin.VerifyExport(bytes.NewReader(out.Bytes()), func(_ *admin.ExportHeader, _ int, r *admin.ExportRecord) {
+		if r.Erased != nil && r.Erased.By == "test" && r.Erased.Reason == "asked for" && !r.Erased.Time.IsZero() {
+			marks++
+			if err := r.Message.Check(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if err != nil || !report.OK() || marks != 2 || strings.Contains(out.String(), "quincunx") {
+		t.Errorf("%+v %v, %d marks: %s", report, err, marks, out.String())
+	}
+	list, err := n.Admin().Erasures(ctx, everything)
+	if err != nil || len(list) != 4 || list[0].Name != "echo" || list[0].Erased != 2 || list[0].Ended.IsZero() {
+		t.Errorf("%+v %v", list, err)
+	}
+	audit, err := n.Admin().Audit(everything, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, a := range audit {
+		found = found || a.Action == "forget.agent" && a.Target == "echo" && a.Detail == "asked for" && a.Outcome == "done"
+	}
+	if !found {
+		t.Errorf("the audit trail has nothing of it: %+v", audit)
+	}
+	// A conversation by the beginning of its id.
+	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Conversation: other.Conversation.String()}); err != nil || got.What != "conversation" || got.Undelivered != 1 {
+		t.Errorf("%+v %v", got, err)
+	}
+	if _, err := n.Admin().Forget(ctx, everything, admin.Forget{}); parley.CodeOf(err) != parley.Malformed {
+		t.Error(err)
+	}
+}
+
+// TestForgetIsFinished starts a hub on a data directory in which an erasure was
+// begun and not ended.
+func TestForgetIsFinished(t *testing.T) {
+	dir := t.TempDir()
+	n := erasable(t, Config{Data: dir})
+	asked, err := ask(t, n, `{"text":"quincunx"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.journal.NewErasure(t.Context(), journal.Erasure{What: "agent", Name: "echo", By: "op"}); err != nil {
+		t.Fatal(err)
+	}
+	// It came as far as half of the records, and did not reach the index.
+	if _, err := n.journal.Erase(t.Context(), 1, []journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
+		t.Fatal(err)
+	}
+	later, err := ask(t, n, `{"text":"saxifrage"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	k := erasable(t, Config{Data: dir})
+	k.eraser.one.Lock() // so that the next line waits for a resume under way
+	k.eraser.one.Unlock()
+	if err := k.eraser.resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list, err := k.Admin().Erasures(t.Context(), everything)
+	if err != nil || len(list) != 1 || list[0].Ended.IsZero() {
+		t.Fatalf("%+v %v", list, err)
+	}
+	if page, err := k.Admin().Messages(t.Context(), everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+		t.Errorf("%+v %v", page, err)
+	}
+	if files := inFiles(t, dir, "quincunx"); len(files) > 0 {
+		t.Errorf("it is still in %v", files)
+	}
+	if r := recorded(t, k, later.ID); r.Erased != nil {
+		t.Error("what was said after the command is erased too")
+	}
+}
+
+func TestRetention(t *testing.T) {
+	clock := newFaked()
+	keep := func(d time.Duration) Duration { return Duration{d} }
+	dir := t.TempDir()
+	n := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(48 * time.Hour), Every: keep(1000 * time.Hour), Records: 3,
+		Agents: []KeepAgent{{"echo", keep(2 * time.Hour)}, {"cellar", keep(0)}}}})
+	ctx := t.Context()
+	n.eraser.cancel() // passes are made by the test alone
+	n.eraser.work.Wait()
+	pass := func(n *Node) {
+		t.Helper()
+		for range 12 { // a pass looks at three records
+			if err := n.eraser.retain(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var short []parley.ID
+	for i := range 3 {
+		r, err := ask(t, n, fmt.Sprintf(`{"text":"quincunx %d"}`, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		short = append(short, r.ID, r.Reply.ID)
+	}
+	ears, cellar := notice(t, n, "ears", "saxifrage"), notice(t, n, "cellar", "gallimaufry")
+	pass(n)
+	content := func(n *Node, id parley.ID) bool { return journal.HasContent(recorded(t, n, id)) }
+	for _, id := range short {
+		if !content(n, id) {
+			t.Fatal("erased before its time")
+		}
+	}
+	clock.add(3 * time.Hour)
+	pass(n)
+	for _, id := range short {
+		r := recorded(t, n, id)
+		if journal.HasContent(r) {
+			t.Fatalf("%s is kept longer than it should", id)
+		}
+		e, err := n.journal.Erasure(ctx, r.Erased.Number)
+		if err != nil || e.What != "retention" || e.By != "retention" || !strings.Contains(e.Name, "echo 2h0m0s") {
+			t.Fatalf("%+v %v", e, err)
+		}
+	}
+	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+		t.Errorf("%+v %v", page, err)
+	}
+	if !content(n, ears.ID) || !content(n, cellar.ID) {
+		t.Error("others went too")
+	}
+	// Due, but not delivered: it stays until it is. What has no end stays.
+	clock.add(72 * time.Hour)
+	pass(n)
+	if !content(n, ears.ID) || !content(n, cellar.ID) {
+		t.Error("what is not delivered is gone, or what is to be kept")
+	}
+	if v := value(t, n, "parley_retention_held"); v != 1 {
+		t.Errorf("%v are held", v)
+	}
+	settled := make(chan struct{})
+	stop := watchSettled(n, ears.ID, settled)
+	defer stop()
+	for _, err := range n.Admin().Inbox(ctx, everything, "ears") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	<-settled
+	pass(n)
+	if content(n, ears.ID) || !content(n, cellar.ID) {
+		t.Error("it was delivered and stays, or the other went")
+	}
+	if v := value(t, n, "parley_erased_messages_total", "by", "retention"); v < 7 {
+		t.Errorf("%v are counted", v)
+	}
+	// It goes on where it was after a restart, and looks again when the setting
+	// changes.
+	if err := n.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	k := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(2 * time.Hour), Every: keep(1000 * time.Hour)}})
+	settled = make(chan struct{})
+	stop = watchSettled(k, cellar.ID, settled)
+	defer stop()
+	for m, err := range k.Admin().Inbox(ctx, everything, "cellar") {
+		if err != nil || *m.Parts[0].Text != "gallimaufry" {
+			t.Fatal(m, err)
+		}
+		break
+	}
+	<-settled
+	pass(k)
+	if content(k, cellar.ID) {
+		t.Error("the new setting is not in force")
+	}
+	for _, word := range []string{"quincunx", "saxifrage", "gallimaufry"} {
+		var p progress
+		v, err := k.eraser.state.Get(ctx, "progress")
+		if err != nil || json.Unmarshal(v.Data, &p) != nil {
+			t.Fatal(err)
+		}
+		if files := inFiles(t, filepath.Join(dir, "journal"), word); len(files) > 0 {
+			t.Errorf("%q is still in %v", word, files)
+		}
+	}
+}
+
+func TestRetentionOfConversations(t *testing.T) {
+	clock := newFaked()
+	n := erasable(t, Config{Now: clock.now, Retention: Retention{Conversations: Duration{24 * time.Hour}, Every: Duration{1000 * time.Hour}}})
+	ctx := t.Context()
+	n.eraser.cancel()
+	n.eraser.work.Wait()
+	say := func(conversation parley.ID) admin.Receipt {
+		t.Helper()
+		r, err := n.Admin().Ask(ctx, everything, admin.Send{To: "echo", Conversation: conversation, JSON: []byte(`{"text":"quincunx"}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	old := say(parley.ID{})
+	going := say(parley.ID{})
+	clock.add(20 * time.Hour)
+	say(going.Conversation)
+	clock.add(20 * time.Hour)
+	if err := n.eraser.retain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if journal.HasContent(recorded(t, n, old.ID)) {
+		t.Error("a conversation in which nothing was said is kept")
+	}
+	if !journal.HasContent(recorded(t, n, going.ID)) {
+		t.Error("a conversation that goes on lost its beginning")
+	}
+	clock.add(20 * time.Hour)
+	if err := n.eraser.retain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if journal.HasContent(recorded(t, n, going.ID)) {
+		t.Error("a conversation that is over is kept")
+	}
+	if page, err := n.index.Conversations(ctx, index.ConversationFilter{}); err != nil || len(page.Conversations) < 2 {
+		t.Errorf("%+v %v", page, err)
+	}
+}
+
+func TestRetentionIsChecked(t *testing.T) {
+	for _, r := range []Retention{{Keep: Duration{time.Minute}}, {Conversations: Duration{-time.Hour}}, {Records: -1}, {Agents: []KeepAgent{{Keep: Duration{time.Hour}}}}, {Agents: []KeepAgent{{"a", Duration{time.Second}}}}} {
+		c := Config{Retention: r}
+		if _, err := c.check(); err == nil {
+			t.Errorf("%+v is taken", r)
+		}
+	}
+}
