@@ -633,6 +633,14 @@ func extStrings(e *Envelope, key string) (list []string, present, ok bool) {
 	return list, true, jsonx.Decode(v, &list) == nil && !jsonx.IsNull(jsonx.Value(v))
 }
 
+// Expect notes a whois request that another node passes on for one of its
+// peers, so that its answers, which come here, are not unsolicited.
+func (r *Router) Expect(e *Envelope) {
+	r.init()
+	_, filtered, _ := extStrings(e, ExtFilter)
+	r.asks.note(e, filtered, r.Verifier.now())
+}
+
 // Hosts reports whether a peer of the node has that id in a channel.
 func (r *Router) Hosts(workspaceID, channel, peerID string) bool {
 	r.init()

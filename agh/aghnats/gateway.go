@@ -319,6 +319,18 @@ func (g *Gateway) Publish(e *agh.Envelope) error {
 	return g.publish(e, data)
 }
 
+// PublishQuestion publishes a whois that a peer of another hub asks. Answers to
+// it are accepted here, on the peer's subject and on a reply subject, and the
+// embedder brings them to that hub, where the asker is.
+func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
+	g.Router.Expect(e)
+	g.replies.note(e, elsewhere, g.now())
+	return g.Publish(e)
+}
+
+// elsewhere is the reply subject of who waits at another hub.
+const elsewhere = "-"
+
 // PublishTo publishes a broadcast once more for one peer that was away when
 // it was made, on the subject that it has. Other peers of the same user hear it
 // too, and know it by its id. On an operator's NATS everybody hears it.
@@ -353,7 +365,7 @@ func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
 	if w, ok := e.Content().(*agh.Whois); ok {
 		switch {
 		case w.Type == agh.WhoisResponse:
-			if reply := g.replies.find(e, g.now()); reply != "" {
+			if reply := g.replies.find(e, g.now()); reply != "" && reply != elsewhere {
 				g.logged(g.nc.Publish(reply, data))
 			}
 		case g.server != nil && g.replies.has(e, g.now()):

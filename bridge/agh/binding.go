@@ -175,13 +175,13 @@ func (b *Binding) Start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := b.gateway.Start(b.ctx); err != nil {
+		return err
+	}
 	if b.c.Shared {
 		if err := b.share(ctx); err != nil {
 			return err
 		}
-	}
-	if err := b.gateway.Start(b.ctx); err != nil {
-		return err
 	}
 	if err := b.populate(); err != nil {
 		return err
@@ -259,13 +259,14 @@ func (b *Binding) share(ctx context.Context) error {
 		if v.Deleted {
 			return
 		}
-		at, err := b.members.take(v)
+		r, err := b.members.take(v)
 		if err != nil {
 			return // what cannot be read is not ours to mend
 		}
+		b.greetedElsewhere(r)
 		b.work.Go(func() {
-			if _, err := b.introduce(b.ctx, at.workspaceID, at.channel, at.peer, nil); err != nil {
-				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", at.workspaceID, "peer", at.peer, "error", err)
+			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil); err != nil {
+				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace, "peer", r.Peer, "error", err)
 			}
 		})
 	})
@@ -282,6 +283,24 @@ func (b *Binding) share(ctx context.Context) error {
 		b.stop = append(b.stop, stop)
 	}
 	return err
+}
+
+// greetedElsewhere lets the peers of this hub hear the greeting of one that is
+// connected to another.
+func (b *Binding) greetedElsewhere(r memberRecord) {
+	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
+		return
+	}
+	e, err := b.decode(r.Greet)
+	if err == nil {
+		err = b.router.Verifier.Limits.Fresh(e, b.now())
+	}
+	if err == nil {
+		err = b.gateway.Publish(e)
+	}
+	if err != nil {
+		b.c.Logger.Debug("a greeting from another hub is not passed on", "workspace", r.Workspace, "peer", r.Peer, "error", err)
+	}
 }
 
 // tend follows the directory and forgets the absent.
@@ -506,11 +525,14 @@ func key(e *protocol.Envelope) string { return e.From + "\x00" + e.ID }
 func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
 	e := a.Envelope
 	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
+		if _, there := b.elsewhere(e.WorkspaceID, e.Channel, e.To); there && b.c.Shared && b.c.URL == "" {
+			return protocol.Take, b.remember(ctx, a) // its hub publishes it
+		}
 		return protocol.Pass, b.remember(ctx, a)
 	}
 	from, err := b.introduce(ctx, e.WorkspaceID, e.Channel, e.From, nil)
 	if err == nil {
-		_, err = b.members.heard(ctx, place{e.WorkspaceID, e.Channel, e.From}, from, false, false, b.now())
+		_, err = b.members.heard(ctx, place{e.WorkspaceID, e.Channel, e.From}, from, nil, false, b.now())
 	}
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)

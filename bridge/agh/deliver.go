@@ -110,9 +110,13 @@ func (b *Binding) handed(v journal.Value) {
 	if err != nil {
 		return
 	}
-	if e.To == "" {
+	w, whois := e.Content().(*protocol.Whois)
+	switch {
+	case whois && w.Type == protocol.WhoisRequest:
+		err = b.gateway.PublishQuestion(e)
+	case e.To == "":
 		err = b.gateway.PublishTo(e, h.Peer)
-	} else {
+	default:
 		err = b.gateway.Publish(e)
 	}
 	if err != nil {

@@ -34,7 +34,11 @@ type member struct {
 type memberRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time
+	Greet                                []byte `json:",omitempty"` // as it came, for the peers of other hubs
 }
+
+// maxGreet is how large a greeting may be to be passed on to other hubs.
+const maxGreet = 64 << 10
 
 // members are who belongs to which channel. Greeting costs the same for any
 // number of them.
@@ -66,10 +70,10 @@ func (m *members) load(ctx context.Context) error {
 	return nil
 }
 
-func (m *members) take(v journal.Value) (place, error) {
+func (m *members) take(v journal.Value) (memberRecord, error) {
 	var r memberRecord
 	if err := json.Unmarshal(v.Data, &r); err != nil {
-		return place{}, err
+		return r, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,7 +85,7 @@ func (m *members) take(v journal.Value) (place, error) {
 	if r.Seen.After(old.seen) {
 		old.seen, old.node = r.Seen, r.Node
 	}
-	return at, nil
+	return r, nil
 }
 
 // add makes a member; m.mu is held.
@@ -116,7 +120,8 @@ var errMembers = errors.New("too many peers are known")
 // heard notes that a peer was heard of. With greeted it is here now and hears
 // what is said from now on, unless it did before. back is true if something
 // may wait for it.
-func (m *members) heard(ctx context.Context, at place, name string, greeted, joined bool, now time.Time) (back bool, err error) {
+func (m *members) heard(ctx context.Context, at place, name string, greet *protocol.Envelope, joined bool, now time.Time) (back bool, err error) {
+	greeted := greet != nil
 	m.mu.Lock()
 	x := m.byPlace[at]
 	if x == nil {
@@ -137,7 +142,10 @@ func (m *members) heard(ctx context.Context, at place, name string, greeted, joi
 	if write {
 		x.kept = now
 	}
-	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now}
+	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil}
+	if m.shared && greeted && len(greet.Raw()) <= maxGreet {
+		r.Greet = greet.Raw()
+	}
 	m.mu.Unlock()
 	if !write {
 		return back, nil
@@ -159,6 +167,19 @@ func (m *members) of(workspaceID, channel string) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// nodes lists the other hubs to which peers of a channel are connected.
+func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for peer := range m.byChannel[[2]string{workspaceID, channel}] {
+		if x := m.byPlace[place{workspaceID, channel, peer}]; x.node != m.node && x.seen.After(since) && !slices.Contains(out, x.node) {
+			out = append(out, x.node)
+		}
+	}
+	return out
 }
 
 // places lists where a peer was seen, the last one first.
@@ -263,7 +284,39 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		}
 		return
 	}
+	if w, ok := e.Content().(*protocol.Whois); ok && b.c.Shared && b.c.URL == "" {
+		if err := b.passOn(e, w); err != nil {
+			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
+		}
+		return
+	}
 	b.acknowledge(e)
+}
+
+// elsewhere gives the other hub that a peer is connected to.
+func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
+	for _, x := range b.members.places(workspaceID, peer) {
+		if x.channel == channel && x.node != b.members.node && b.here(x) {
+			return x, true
+		}
+	}
+	return member{}, false
+}
+
+// passOn brings a whois to the hubs that it concerns: a question to those
+// whose peers may answer, an answer to that of who asked.
+func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
+	if e.To != "" {
+		if x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To); ok {
+			return b.handOff(e, x)
+		}
+		return nil
+	}
+	var err error
+	for _, node := range b.members.nodes(e.WorkspaceID, e.Channel, b.now().Add(-2*b.interval())) {
+		err = errors.Join(err, b.handOff(e, member{place: place{e.WorkspaceID, e.Channel, ""}, node: node}))
+	}
+	return err
 }
 
 // greeted makes who greeted a member, and delivers what it missed.
@@ -273,7 +326,7 @@ func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *proto
 		return err
 	}
 	at := place{e.WorkspaceID, e.Channel, e.From}
-	back, err := b.members.heard(ctx, at, name, true, joined, b.now())
+	back, err := b.members.heard(ctx, at, name, e, joined, b.now())
 	if back {
 		b.c.Hub.Kick(name)
 	}

@@ -3,11 +3,13 @@ package agh_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
@@ -19,23 +21,7 @@ import (
 // Two hubs on one journal share presence: a peer of one hears, and works for,
 // those of the other.
 func TestTwoHubs(t *testing.T) {
-	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
-		MaxPayload: 8 << 20, NoLog: true, NoSigs: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
-		t.Fatal("the journal's server does not get ready")
-	}
-	on := func(name string) func(*node.Config) {
-		return func(c *node.Config) {
-			c.Data = filepath.Join(t.TempDir(), "data")
-			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: 2}
-		}
-	}
-	one, two := newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
+	one, two := twoHubs(t)
 	alice := one.join("ta", "acme", "alice")
 	bob := two.join("tb", "acme", "bob")
 	one.here("acme", "bob")
@@ -66,4 +52,141 @@ func TestTwoHubs(t *testing.T) {
 	bob.nc.Close()
 	e, _ := two.Hub().Directory().Lookup("agh", "acme/bob")
 	two.until("bob is away", func() bool { return two.AGH().Holds(e, bridge.Identity("acme", "bob")) })
+}
+
+// twoHubs are on one external JetStream.
+func twoHubs(t *testing.T) (one, two *world) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
+		MaxPayload: 8 << 20, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the journal's server does not get ready")
+	}
+	on := func(name string) func(*node.Config) {
+		return func(c *node.Config) {
+			c.Data = filepath.Join(t.TempDir(), "data")
+			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: 2}
+		}
+	}
+	return newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
+}
+
+// A peer at one hub hears the greeting of one at another, finds it by a whois,
+// on its subject and on a reply subject, and talks and works with it.
+func TestPeersMeetAcrossHubs(t *testing.T) {
+	one, two := twoHubs(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	alice := one.join("ta", "acme", "alice")
+	greets, err := alice.nc.SubscribeSync("agh.network.v0.acme.builders.broadcast")
+	if err == nil {
+		err = alice.nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	bob := two.join("tb", "acme", "bob")
+	one.here("acme", "bob")
+	two.here("acme", "alice")
+	for {
+		m, err := greets.NextMsgWithContext(ctx)
+		if err != nil {
+			t.Fatalf("bob's greeting was not heard at the other hub: %v", err)
+		}
+		if e, err := agh.Decode(m.Data); err == nil && e.Kind == agh.KindGreet && e.From == "bob" {
+			break
+		}
+	}
+
+	// carol is written from the NATS guide: she answers on the reply subject alone.
+	carol := two.connect("tc")
+	if _, err := carol.Subscribe("agh.network.v0.acme.builders.broadcast", func(m *nats.Msg) {
+		q, err := agh.Decode(m.Data)
+		if err != nil || q.Kind != agh.KindWhois || m.Reply == "" {
+			return
+		}
+		if w := q.Content().(*agh.Whois); w.Type != agh.WhoisRequest || w.Query != "carol" {
+			return
+		}
+		card, err := agh.NewCard("carol", "Carol", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		answer := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "carol", To: q.From, ReplyTo: q.ID, TS: time.Now().Unix()}
+		if err := answer.SetContent(&agh.Whois{Type: agh.WhoisResponse, Card: card}); err != nil {
+			t.Error(err)
+		}
+		b, err := answer.Encode()
+		if err == nil {
+			err = m.Respond(b)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := carol.SubscribeSync(own(t, "carol")); err != nil {
+		t.Fatal(err)
+	}
+	subject, greet := greeting(t, "acme", "builders", "carol")
+	if err := errors.Join(carol.Publish(subject, greet), carol.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	one.here("acme", "carol")
+	for _, c := range []struct{ query, to string }{{"carol", ""}, {"bob", ""}, {"", "bob"}} {
+		q := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: c.to, TS: time.Now().Unix()}
+		if err := q.SetContent(&agh.Whois{Type: agh.WhoisRequest, Query: c.query}); err != nil {
+			t.Fatal(err)
+		}
+		b, err := q.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		subject, err := q.Subject()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := alice.nc.RequestWithContext(ctx, subject, b)
+		if err != nil {
+			t.Fatalf("whois %q to %q: %v", c.query, c.to, err)
+		}
+		if e, err := agh.Decode(m.Data); err != nil || e.From != c.query+c.to || e.ReplyTo != q.ID {
+			t.Errorf("whois %q to %q: %s, %v", c.query, c.to, m.Data, err)
+		}
+	}
+	alice.meets(t, "bob")
+	if _, err := alice.Direct(ctx, "bob", &agh.Say{Text: "between us"}); err != nil {
+		t.Fatal(err)
+	}
+	if e := bob.next(t); text(t, e) != "between us" || e.From != "alice" {
+		t.Errorf("%s", e.Raw())
+	}
+	done := make(chan error, 1)
+	go func() {
+		r := <-bob.got
+		done <- r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built"})
+	}()
+	end, err := alice.Ask(ctx, "bob", &agh.Say{Text: "build it"})
+	if err != nil || end.State != agh.StateCompleted {
+		t.Errorf("%+v, %v", end, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func own(t *testing.T, peer string) string {
+	t.Helper()
+	s, err := agh.PeerSubject("acme", "builders", peer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
