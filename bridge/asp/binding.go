@@ -445,6 +445,11 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			return
 		}
 		s.Reads = b.readers(m)
+		if e.Performative == protocol.Inform { // those who read the record see it whole
+			if parts := informParts(bd); len(parts) > 0 {
+				m.Parts = parts
+			}
+		}
 	}
 }
 
