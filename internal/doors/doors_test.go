@@ -18,7 +18,7 @@ var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
 func below(pkg string) ([]string, bool) {
 	core := []string{"", "journal", "directory", "policy", "delivery", "keyring", "hub"}
 	all := append(slices.Clone(core), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
-		"bench", "bench/load", "bench/floor")
+		"bench", "bench/load", "bench/floor", "pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
 	}
@@ -47,7 +47,7 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(core), "admin", "journal/index"), true
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
-	case "node", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
+	case "node", "pairs", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
 		return all, true
 	case "bench/load", "bench/floor":
 		return []string{"bench/load"}, true

@@ -1,0 +1,249 @@
+package pairs
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/node"
+)
+
+// a2ePeer is an agent at the hub's A2E host: it calls the agents of the
+// directory as tools and waits at parley_inbox for what is asked of it.
+type a2ePeer struct {
+	common
+	token string
+
+	clientMu sync.Mutex
+	client   *a2e.Client
+}
+
+func newA2E(name string) (Peer, error) {
+	b := make([]byte, 32)
+	if _, err := rand.Read(b); err != nil {
+		return nil, err
+	}
+	return &a2ePeer{common: newCommon("a2e", name), token: hex.EncodeToString(b)}, nil
+}
+
+func (p *a2ePeer) Agent(dir string) (node.Agent, error) {
+	path := filepath.Join(dir, p.name+".token")
+	return node.Agent{A2E: &node.A2EAgent{TokenFile: path}}, os.WriteFile(path, []byte(p.token), 0o600)
+}
+
+func (p *a2ePeer) Join(ctx context.Context, at Place, away bool) error {
+	p.Leave()
+	life := p.begin(at)
+	_, web := p.place()
+	c := &a2e.Client{URL: at.HTTP + "/a2e", AgentID: p.name, Token: p.token, HTTP: web}
+	if err := c.Connect(ctx); err != nil {
+		return err
+	}
+	p.clientMu.Lock()
+	p.client = c
+	p.clientMu.Unlock()
+	if !away {
+		p.work.Go(func() { p.serve(life, c) })
+	}
+	return nil
+}
+
+func (p *a2ePeer) Leave() {
+	p.clientMu.Lock()
+	c := p.client
+	p.client = nil
+	p.clientMu.Unlock()
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	if c != nil {
+		_ = c.Close() // the session stays at the host, as when a process ends
+	}
+	p.end()
+}
+
+func (p *a2ePeer) conn() (*a2e.Client, error) {
+	p.clientMu.Lock()
+	defer p.clientMu.Unlock()
+	if p.client == nil {
+		return nil, errors.New("pairs: the A2E agent is not connected")
+	}
+	return p.client, nil
+}
+
+// arrival is a message that comes by parley_inbox.
+type arrival struct {
+	ID           string          `json:"id"`
+	Kind         string          `json:"kind"`
+	Conversation string          `json:"conversation"`
+	InReplyTo    string          `json:"in_reply_to"`
+	Content      json.RawMessage `json:"content"`
+	Attempt      int             `json:"attempt"`
+	Deadline     float64         `json:"deadline"`
+	Metadata     json.RawMessage `json:"metadata"`
+}
+
+// serve waits for messages and answers requests, those of another attempt too.
+func (p *a2ePeer) serve(life context.Context, c *a2e.Client) {
+	for life.Err() == nil {
+		ctx, cancel := context.WithTimeout(life, 30*time.Second)
+		_, err := c.CallTool(ctx, "parley_inbox", map[string]any{"wait": 20, "max": 1000}, func(e a2e.Event) {
+			var m arrival
+			if json.Unmarshal(e.Data, &m) != nil || m.ID == "" {
+				return
+			}
+			text, err := textOf(m.Content)
+			if err != nil {
+				text = string(m.Content)
+			}
+			p.hear(Heard{ID: m.ID, Text: text, Cancel: m.Kind == "cancel", Provenance: string(m.Metadata), Trace: m.Conversation, Attempt: m.Attempt, Raw: e.Raw(),
+				Deadline: time.UnixMilli(int64(m.Deadline * 1000))})
+			if m.Kind == "request" {
+				p.work.Go(func() { p.answer(life, c, m.ID, text) })
+			}
+		})
+		cancel()
+		if err != nil && life.Err() == nil {
+			// The hub is away: it is looked for again, not too often.
+			pause := time.NewTimer(100 * time.Millisecond)
+			select {
+			case <-pause.C:
+			case <-life.Done():
+			}
+			pause.Stop()
+		}
+	}
+}
+
+func (p *a2ePeer) answer(life context.Context, c *a2e.Client, id, text string) {
+	reply := func(arguments map[string]any) error {
+		arguments["id"] = id
+		ctx, cancel := context.WithTimeout(life, 30*time.Second)
+		defer cancel()
+		r, err := c.CallTool(ctx, "parley_reply", arguments, nil)
+		if err == nil && !r.Success {
+			err = errors.New(r.Error)
+		}
+		return err
+	}
+	answer, err := act(life, text, func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
+	var f *Failure
+	switch {
+	case errors.As(err, &f):
+		err = reply(map[string]any{"error": f.Text})
+	case err == nil:
+		err = reply(map[string]any{"content": answer})
+	}
+	_ = err // who asked sees that nothing came
+}
+
+func (p *a2ePeer) Ask(ctx context.Context, q Question) (Answer, error) {
+	c, err := p.conn()
+	if err != nil {
+		return Answer{}, err
+	}
+	var events func(a2e.Event)
+	if q.Events != nil {
+		events = func(e a2e.Event) {
+			var d struct {
+				Message string `json:"message"` // of a status
+				Chunk   []byte `json:"chunk"`   // of an artifact
+			}
+			switch s, err := textOf(e.Data); {
+			case err == nil:
+				q.Events(s)
+			case json.Unmarshal(e.Data, &d) == nil:
+				q.Events(d.Message + string(d.Chunk))
+			}
+		}
+	}
+	r, err := c.CallTool(ctx, "parley_ask", map[string]any{"agent": q.To.Name(), "content": q.Text}, events)
+	if err != nil {
+		return Answer{}, a2eFailure(err)
+	}
+	if !r.Success {
+		return Answer{}, &Failure{Text: r.ErrorCode + ": " + r.Error}
+	}
+	b, err := json.Marshal(r.Data)
+	if err != nil {
+		return Answer{}, err
+	}
+	text, err := textOf(b)
+	return Answer{Text: text}, err
+}
+
+// Delegated gives work to another agent by the capability multi_agent, which
+// can be taken back, and waits for its result. When ctx ends it is terminated.
+func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
+	c, err := p.conn()
+	if err != nil {
+		return Answer{}, err
+	}
+	say := func(ctx context.Context, kind string, body map[string]any) (*a2e.Envelope, error) {
+		m, err := c.Ask(ctx, a2e.Message{Type: "multi_agent/" + kind, Body: body})
+		return m, a2eFailure(err)
+	}
+	// What was begun is sent, so that it can be terminated.
+	begin, begun := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer begun()
+	m, err := say(begin, "spawn", map[string]any{"name": q.To.Name(), "role": q.To.Name()})
+	if err != nil {
+		return Answer{}, err
+	}
+	id := m.Str("subagent_id")
+	if m, err = say(begin, "delegate", map[string]any{"subagent_id": id, "task_name": "talk", "instruction": q.Text}); err != nil {
+		return Answer{}, err
+	}
+	if !m.Bool("accepted") {
+		return Answer{}, fmt.Errorf("the work was not accepted: %s", m.Raw())
+	}
+	for {
+		m, err := say(ctx, "await", map[string]any{"subagent_id": id})
+		if ctx.Err() != nil {
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+			defer cancel()
+			if _, err := say(end, "terminate", map[string]any{"subagent_id": id}); err != nil {
+				return Answer{}, err
+			}
+			return Answer{}, context.Cause(ctx)
+		}
+		if err != nil {
+			return Answer{}, err
+		}
+		switch m.Str("status") {
+		case a2e.StatusCompleted:
+			text, err := textOf(m.Get("result"))
+			return Answer{Text: text}, err
+		case a2e.StatusFailed:
+			return Answer{}, &Failure{Text: m.Str("error")}
+		}
+	}
+}
+
+func a2eFailure(err error) error {
+	var e *a2e.Error
+	if errors.As(err, &e) && e.Step != "transport" {
+		return &Failure{Text: string(e.Code) + " " + e.Reason + ": " + e.Text}
+	}
+	return err
+}
+
+func (p *a2ePeer) Tell(ctx context.Context, to Peer, text string) error {
+	c, err := p.conn()
+	if err != nil {
+		return err
+	}
+	r, err := c.CallTool(ctx, "parley_send", map[string]any{"agent": to.Name(), "content": text}, nil)
+	if err == nil && !r.Success {
+		err = &Failure{Text: r.Error}
+	}
+	return a2eFailure(err)
+}

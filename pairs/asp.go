@@ -1,0 +1,290 @@
+package pairs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/node"
+)
+
+// aspPeer is an ASP agent at the hub's ASP server. It keeps one session with
+// each agent that it asks, and joins those to which it is invited.
+type aspPeer struct {
+	common
+	id *asp.Identity
+
+	clientMu sync.Mutex
+	client   *asp.Client
+	sessions map[string]*aspTalk // by whom it asks
+}
+
+// aspTalk is a session that this peer opened.
+type aspTalk struct {
+	mu sync.Mutex // one question at a time
+	s  *asp.Session
+}
+
+func newASP(name string) (Peer, error) {
+	id, err := asp.GenerateIdentity("agent://"+name+".example/pairs/agent", "org_"+strings.ReplaceAll(name, "-", "_"))
+	return &aspPeer{common: newCommon("asp", name), id: id, sessions: map[string]*aspTalk{}}, err
+}
+
+func (p *aspPeer) Agent(dir string) (node.Agent, error) {
+	card, err := p.id.Card().JSON()
+	if err != nil {
+		return node.Agent{}, err
+	}
+	path := filepath.Join(dir, p.name+".card.json")
+	return node.Agent{ASP: &node.ASPAgent{Card: path}}, os.WriteFile(path, card, 0o600)
+}
+
+func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
+	p.Leave()
+	life := p.begin(at)
+	_, web := p.place()
+	c := &asp.Client{Server: at.HTTP, Identity: p.id, HTTP: web}
+	p.clientMu.Lock()
+	p.client, p.sessions = c, map[string]*aspTalk{}
+	p.clientMu.Unlock()
+	if !away {
+		p.work.Go(func() { p.serve(life, c) })
+	}
+	return nil
+}
+
+func (p *aspPeer) Leave() { p.end() }
+
+// serve joins the sessions to which it is invited.
+func (p *aspPeer) serve(life context.Context, c *asp.Client) {
+	for inv, err := range c.Invitations(life) {
+		if err != nil {
+			return
+		}
+		s, err := c.Join(life, inv.SessionID)
+		if err != nil {
+			continue // it is over
+		}
+		p.work.Go(func() { p.attend(life, s) })
+	}
+}
+
+func (p *aspPeer) attend(life context.Context, s *asp.Session) {
+	working := map[string]context.CancelCauseFunc{}
+	var mu sync.Mutex
+	for m, err := range s.Messages(life) {
+		if err != nil {
+			return
+		}
+		switch {
+		case m.IsInvitation():
+			_, _ = s.Send(life, asp.Accept, asp.Answer{}, asp.InReplyTo(m)) // who invited sees that nothing came
+		case m.Performative == asp.Query:
+			var q struct {
+				QueryID    string          `json:"queryId"`
+				Subject    string          `json:"subject"`
+				Parameters json.RawMessage `json:"parameters"`
+			}
+			if json.Unmarshal(m.Body, &q) != nil {
+				continue
+			}
+			text, err := textOf(q.Parameters)
+			if err != nil {
+				text = q.Subject
+			}
+			p.hear(Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID})
+			ctx, stop := context.WithCancelCause(life)
+			mu.Lock()
+			for _, id := range []string{q.QueryID, m.MessageID} {
+				working[id] = stop
+			}
+			mu.Unlock()
+			p.work.Go(func() {
+				defer stop(nil)
+				p.answer(ctx, s, m, text)
+			})
+		case m.Performative == asp.Withdraw:
+			mu.Lock()
+			stop := working[m.Reference()]
+			mu.Unlock()
+			p.hear(Heard{ID: m.MessageID, Cancel: true, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID})
+			if stop != nil {
+				stop(errCancelled)
+			}
+		case m.Performative == asp.Inform:
+			var i struct {
+				InformType string          `json:"informType"`
+				Topic      string          `json:"topic"`
+				Data       json.RawMessage `json:"data"`
+			}
+			if json.Unmarshal(m.Body, &i) != nil || i.InformType == "introduction" {
+				continue
+			}
+			text, err := textOf(i.Data)
+			if err != nil {
+				text = i.Topic
+			}
+			p.hear(Heard{ID: m.MessageID, Text: text, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID})
+		}
+	}
+}
+
+func evidenceOf(m *asp.Message) string {
+	for _, o := range m.Content.Context {
+		if o.Type == "trust-evidence" {
+			return string(o.Data)
+		}
+	}
+	return ""
+}
+
+func (p *aspPeer) answer(ctx context.Context, s *asp.Session, m *asp.Message, text string) {
+	inform := func(kind string, v asp.Information) error {
+		v.InformType = kind
+		_, err := s.Send(ctx, asp.Inform, v, asp.InReplyTo(m))
+		return err
+	}
+	answer, err := act(ctx, text, func(piece string) error {
+		return inform("chunk", asp.Information{Data: map[string]string{"text": piece}})
+	})
+	var f *Failure
+	switch {
+	case errors.As(err, &f):
+		err = inform("error", asp.Information{Topic: f.Text})
+	case err == nil:
+		err = inform("result", asp.Information{Data: map[string]string{"text": answer}})
+	}
+	_ = err // who asked sees that nothing came
+}
+
+// address of an agent: its own, or that of its stand-in at the hub.
+func (p *aspPeer) address(to Peer) string {
+	if native, ok := to.(*aspPeer); ok {
+		return native.id.ID()
+	}
+	return "agent://" + Domain + "/agents/" + to.Name()
+}
+
+// session gives the session with an agent, opened when it is first asked for
+// and when the one before is over.
+func (p *aspPeer) session(ctx context.Context, to Peer) (*aspTalk, error) {
+	p.clientMu.Lock()
+	c := p.client
+	t := p.sessions[to.Name()]
+	if t == nil {
+		t = &aspTalk{}
+		p.sessions[to.Name()] = t
+	}
+	p.clientMu.Unlock()
+	if c == nil {
+		return nil, errors.New("pairs: the ASP agent is not connected")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.s != nil && !t.s.State().Terminal() {
+		return t, nil
+	}
+	s, err := c.Open(ctx, asp.Invitation{To: []string{p.address(to)}, Purpose: "to talk"})
+	if err != nil {
+		return nil, aspFailure(err)
+	}
+	for m, err := range s.Messages(ctx) {
+		switch {
+		case err != nil:
+			return nil, aspFailure(err)
+		case m.State == asp.Introduced:
+			t.s = s
+			return t, nil
+		case m.State.Terminal():
+			return nil, &Failure{Text: string(m.Body), Refused: true}
+		}
+	}
+	return nil, fmt.Errorf("pairs: the session with %s ended before it began", to.Name())
+}
+
+func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
+	t, err := p.session(ctx, q.To)
+	if err != nil {
+		return Answer{}, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// Questions of one session are told apart by their ids.
+	id, err := asp.NewSessionID()
+	if err != nil {
+		return Answer{}, err
+	}
+	// What was begun is sent, so that it can be withdrawn.
+	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer sent()
+	e, err := t.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}})
+	if err != nil {
+		return Answer{}, aspFailure(err)
+	}
+	for m, err := range t.s.Messages(ctx) {
+		if err != nil {
+			if ctx.Err() == nil {
+				return Answer{}, aspFailure(err)
+			}
+			break
+		}
+		if ref := m.Reference(); ref != id && ref != e.MessageID {
+			continue
+		}
+		var b struct {
+			InformType string          `json:"informType"`
+			Topic      string          `json:"topic"`
+			Reason     string          `json:"reason"`
+			Code       string          `json:"code"`
+			Data       json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal(m.Body, &b); err != nil {
+			return Answer{}, err
+		}
+		text, terr := textOf(b.Data)
+		switch {
+		case m.Performative == asp.Reject:
+			return Answer{From: m.Sender.AgentID}, &Failure{Text: b.Code + ": " + b.Reason, Refused: true}
+		case m.Performative != asp.Inform:
+		case b.InformType == "error":
+			return Answer{From: m.Sender.AgentID}, &Failure{Text: or(b.Topic, b.Code)}
+		case b.InformType == "result":
+			return Answer{Text: text, From: m.Sender.AgentID}, terr
+		case terr == nil && q.Events != nil:
+			q.Events(text)
+		}
+	}
+	if ctx.Err() == nil {
+		return Answer{}, errors.New("pairs: the session ended before the answer")
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	_, err = t.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"})
+	return Answer{}, errors.Join(context.Cause(ctx), aspFailure(err))
+}
+
+func aspFailure(err error) error {
+	var e *asp.Error
+	if errors.As(err, &e) && !e.Retryable {
+		return &Failure{Text: e.Code + ": " + e.Text, Refused: true}
+	}
+	return err
+}
+
+func (p *aspPeer) Tell(ctx context.Context, to Peer, text string) error {
+	t, err := p.session(ctx, to)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, err = t.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note", Data: map[string]string{"text": text}})
+	return aspFailure(err)
+}

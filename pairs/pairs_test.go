@@ -1,0 +1,307 @@
+package pairs
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+)
+
+// waysOut are those by which the hub reaches the peers.
+var waysOut = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Inbox, "agh": bridge.AGH, "asp": bridge.ASP}
+
+// crosses reports whether what one protocol says reaches another, by the table
+// of what each can say.
+func crosses(from, to string, a bridge.Aspect) bool {
+	f := bridge.Look(from, waysOut[to], a).Fate
+	return f == bridge.Survives || f == bridge.As
+}
+
+// trait is what a protocol can say.
+type trait struct {
+	assurance parley.Assurance // of what its peers send
+	pieces    bridge.Aspect    // as which who is asked says pieces ahead of the answer
+	cancels   bool             // who asks can take it back
+	cancelled bool             // who is asked hears of that
+	native    bool             // between two of its own agents the envelope goes as it is
+	deadline  bool             // who is asked hears until when
+	repeat    bool             // who is asked recognises a repeat
+}
+
+var traits = map[string]trait{
+	"samvad":  {assurance: parley.Signed, pieces: bridge.Chunk},
+	"uagents": {assurance: parley.Signed, native: true},
+	"a2e":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, repeat: true},
+	"agh":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, native: true, repeat: true},
+	"asp":     {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, native: true, repeat: true},
+}
+
+// pair is one peer that asks another.
+type pair struct {
+	w              *world
+	from, to, away Peer
+	asks, asked    trait
+	native         bool // the envelope goes from one to the other as it is
+}
+
+// TestPairs lets every protocol ask every other through one node, each by a
+// socket of its own.
+func TestPairs(t *testing.T) {
+	var all []Peer
+	var list []*pair
+	for _, from := range Protocols {
+		for _, to := range Protocols {
+			p := &pair{asks: traits[from], asked: traits[to]}
+			p.native = from == to && p.asks.native
+			name := from + "-" + to
+			p.from, p.to, p.away = newPeer(t, from, name+"-from"), newPeer(t, to, name+"-to"), newPeer(t, to, name+"-away")
+			list, all = append(list, p), append(all, p.from, p.to, p.away)
+		}
+	}
+	w := newWorld(t, node.Config{Limits: node.Limits{Body: "1MiB"}}, all...)
+	for _, p := range list {
+		p.w = w
+		w.join(t, p.from, p.to)
+		p.leave(t)
+	}
+	for _, p := range list {
+		t.Run(p.from.Protocol()+"->"+p.to.Protocol(), func(t *testing.T) {
+			t.Parallel()
+			for _, c := range []struct {
+				name string
+				test func(*pair, *testing.T)
+			}{
+				{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events}, {"notice", (*pair).notice},
+				{"cancel", (*pair).cancel}, {"away", (*pair).absent}, {"timeout", (*pair).timeout}, {"oversized", (*pair).oversized},
+			} {
+				if testing.Short() && c.name == "timeout" {
+					break // that takes time, and so does what is large
+				}
+				t.Run(c.name, func(t *testing.T) {
+					asked := p.to
+					if c.name == "away" {
+						asked = p.away
+					}
+					w.explain(t, p.from, asked)
+					c.test(p, t)
+				})
+			}
+		})
+	}
+}
+
+func (p *pair) success(t *testing.T) {
+	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: "say hello"})
+	if err != nil || a.Text != "hello" {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	h := hears(t, p.to, "say hello")
+	m := p.w.said(t, p.from, p.to, "say hello")
+	if m.Origin.Protocol != p.from.Protocol() || m.Origin.Verdict.Assurance != p.asks.assurance {
+		t.Errorf("recorded as %s of %s", m.Origin.Verdict.Assurance, m.Origin.Protocol)
+	}
+	if carried := bridge.Look(p.from.Protocol(), waysOut[p.to.Protocol()], bridge.Trace).Fate != bridge.Absent; carried && len(m.Trace.Parent) != 55 {
+		t.Errorf("traceparent %q", m.Trace.Parent)
+	}
+	if m.Kind == parley.Request && m.Deadline.IsZero() {
+		t.Error("a request without a deadline")
+	}
+	if p.native {
+		if string(h.Raw) != string(m.Origin.Raw) {
+			t.Errorf("the envelope did not travel as it was:\n%s\n%s", m.Origin.Raw, h.Raw)
+		}
+		return
+	}
+	for _, want := range []string{m.ID.String(), p.from.Protocol(), m.Origin.Verdict.Assurance.String()} {
+		if !strings.Contains(h.Provenance, want) {
+			t.Errorf("provenance lacks %q: %s", want, h.Provenance)
+		}
+	}
+	until := m.Deadline
+	if p.to.Protocol() == "agh" && !m.Expires.IsZero() && m.Expires.Before(until) {
+		until = m.Expires // it has one member for both
+	}
+	if p.asked.deadline && h.Deadline.Sub(until).Abs() > 2*time.Second {
+		t.Errorf("deadline %s, want %s", h.Deadline, until)
+	}
+	if h.Trace == "" && crosses(p.from.Protocol(), p.to.Protocol(), bridge.Trace) {
+		t.Error("no trace id reached the recipient")
+	}
+}
+
+func (p *pair) failure(t *testing.T) {
+	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: "fail for a reason"})
+	var f *Failure
+	if !errors.As(err, &f) {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if f.Text == "" {
+		t.Error("the failure says nothing")
+	}
+}
+
+func (p *pair) events(t *testing.T) {
+	var got []string
+	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: "count 3", Events: func(s string) { got = append(got, s) }})
+	if err != nil || a.Text != "counted 3" {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	want := []string{"piece 1", "piece 2", "piece 3"}
+	if got = slices.DeleteFunc(got, func(s string) bool { return !strings.HasPrefix(s, "piece") }); crosses(p.to.Protocol(), p.from.Protocol(), p.asked.pieces) && !slices.Equal(got, want) {
+		t.Errorf("pieces %q", got)
+	}
+}
+
+func (p *pair) notice(t *testing.T) {
+	if err := p.from.Tell(patient(t), p.to, "note this"); err != nil {
+		t.Fatal(err)
+	}
+	hears(t, p.to, "note this")
+}
+
+func (p *pair) cancel(t *testing.T) {
+	ctx, stop := context.WithCancel(patient(t))
+	defer stop()
+	done := make(chan error, 1)
+	go func() {
+		ask := p.from.Ask
+		if d, ok := p.from.(*a2ePeer); ok {
+			ask = d.Delegated
+		}
+		_, err := ask(ctx, Question{To: p.to, Text: "hold", Events: func(string) {}})
+		done <- err
+	}()
+	hears(t, p.to, "hold")
+	stop()
+	var f *Failure
+	if err := <-done; !errors.Is(err, context.Canceled) || errors.As(err, &f) {
+		t.Errorf("the question ended with %v", err)
+	}
+	if !p.asks.cancels {
+		return
+	}
+	if p.asked.cancelled {
+		next(t, p.to, "that it was cancelled", func(h Heard) bool { return h.Cancel })
+	}
+}
+
+// patience of who asks what is not answered.
+const patience = 3 * time.Second
+
+// timeout: who asks stops waiting, and the hub with it.
+func (p *pair) timeout(t *testing.T) {
+	ctx, stop := context.WithTimeout(patient(t), patience)
+	defer stop()
+	a, err := p.from.Ask(ctx, Question{To: p.to, Text: "hold on"})
+	if err == nil {
+		t.Fatalf("%+v", a)
+	}
+	// Who waits on a connection is waited for by the hub; others say how long
+	// their message may be delivered, and the hub's own patience is longer.
+	m := p.w.said(t, p.from, p.to, "hold on")
+	if from := p.from.Protocol(); from == "samvad" || from == "a2e" {
+		p.w.settled(t, m.ID, parley.Answered, parley.Abandoned)
+	} else if m.Kind == parley.Request && m.Deadline.IsZero() {
+		t.Error("a request that never ends")
+	}
+}
+
+// oversized: what is larger than the hub takes is refused to its sender, and
+// reaches nobody.
+func (p *pair) oversized(t *testing.T) {
+	text := "say " + strings.Repeat("x", 2<<20)
+	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: text})
+	var f *Failure
+	if !errors.As(err, &f) {
+		t.Fatalf("%d bytes were answered with %d, %v", len(text), len(a.Text), err)
+	}
+	// The next to be heard is the next that is said.
+	if err := p.from.Tell(patient(t), p.to, "note that"); err != nil {
+		t.Fatal(err)
+	}
+	next(t, p.to, "what follows", func(h Heard) bool {
+		if len(h.Text) > 1<<20 {
+			t.Error("what was refused arrived")
+		}
+		return h.Text == "note that"
+	})
+}
+
+// absent: an agent that is away and comes back. Who can wait gets its answer
+// then; who waits on a connection to an agent that cannot be reached is told,
+// and answered when it asks again.
+func (p *pair) absent(t *testing.T) {
+	ask := func() error {
+		a, err := p.from.Ask(patient(t), Question{To: p.away, Text: "say welcome"})
+		if err == nil && a.Text != "welcome" {
+			err = errors.New(a.Text)
+		}
+		return err
+	}
+	if p.told() {
+		if err := ask(); err == nil {
+			t.Error("an agent that is away was reached")
+		}
+		p.back(t)
+		if err := ask(); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	done := make(chan error, 1)
+	go func() { done <- ask() }()
+	p.w.record(t, "anything for who is away", func(r *journal.Record) bool {
+		m := r.Message
+		return m != nil && m.From == p.from.Name() && slices.Contains(m.Recipients(), p.away.Name())
+	})
+	p.back(t)
+	hears(t, p.away, "say welcome")
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// told reports whether who asks waits on a connection, and who is asked is
+// reached by one.
+func (p *pair) told() bool {
+	from, to := p.from.Protocol(), p.away.Protocol()
+	return (from == "samvad" || from == "a2e") && (to == "samvad" || to == "uagents")
+}
+
+func (p *pair) back(t *testing.T) {
+	t.Helper()
+	if err := p.away.Join(patient(t), At(p.w.Node), false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leave has the absent be known to the hub, and away.
+func (p *pair) leave(t *testing.T) {
+	t.Helper()
+	gone, ok := p.away.(*aghPeer)
+	if !ok {
+		if err := p.away.Join(patient(t), At(p.w.Node), true); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	// A peer of which nobody has heard is no peer.
+	p.back(t)
+	if from, ok := p.from.(*aghPeer); ok {
+		c, err := from.peer()
+		if err == nil {
+			err = from.meet(patient(t), c, gone.Name())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone.Leave()
+}

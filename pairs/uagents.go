@@ -1,0 +1,203 @@
+package pairs
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/uagents"
+)
+
+// uagentsPeer speaks the chat protocol and registers with the hub as with
+// Agentverse. What it sends goes to the hub's endpoint, whoever is addressed.
+type uagentsPeer struct {
+	common
+	id   *uagents.Identity
+	door *door
+
+	waitMu  sync.Mutex
+	waiting map[string]chan uagentsSaid // by session
+}
+
+// uagentsSaid is one message in a session that this peer began.
+type uagentsSaid struct {
+	ack    bool
+	text   string
+	failed bool
+	from   string
+}
+
+func newUAgents(name string) (Peer, error) {
+	d, err := newDoor()
+	if err != nil {
+		return nil, err
+	}
+	id, err := uagents.NewIdentity()
+	return &uagentsPeer{common: newCommon("uagents", name), id: id, door: d, waiting: map[string]chan uagentsSaid{}}, err
+}
+
+func (p *uagentsPeer) endpoint() string { return "http://" + p.door.addr + "/submit" }
+
+func (p *uagentsPeer) Agent(string) (node.Agent, error) {
+	return node.Agent{UAgents: &node.UAgent{Address: p.id.Address(), Endpoint: p.endpoint()}}, nil
+}
+
+func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
+	p.Leave()
+	life := p.begin(at)
+	_, web := p.place()
+	r := &uagents.Registrar{Identity: p.id, URL: at.HTTP, HTTP: web, Timeout: 20 * time.Second,
+		Endpoints: []uagents.Endpoint{{URL: p.endpoint(), Weight: 1}}, Protocols: []string{uagents.ChatProtocolDigest}}
+	if err := r.Register(ctx); err != nil || away {
+		return err
+	}
+	return p.door.open(&uagents.Server{Client: p.client(), Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
+		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) { return p.handle(ctx, life, r) }})})
+}
+
+func (p *uagentsPeer) Leave() {
+	p.door.shut()
+	p.end()
+}
+
+// hubOnly resolves addresses by the hub's registry and sends to the hub.
+type hubOnly struct {
+	registry uagents.Resolver
+	submit   string
+}
+
+func (h hubOnly) Resolve(ctx context.Context, to string) (string, []uagents.Endpoint, error) {
+	address := to
+	if !uagents.IsAddress(to) {
+		var err error
+		if address, _, err = h.registry.Resolve(ctx, to); err != nil {
+			return "", nil, err
+		}
+	}
+	return address, []uagents.Endpoint{{URL: h.submit, Weight: 1}}, nil
+}
+
+func (p *uagentsPeer) client() *uagents.Client {
+	at, web := p.place()
+	return &uagents.Client{Identity: p.id, HTTP: web, Timeout: time.Minute,
+		Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP + "/submit"}}
+}
+
+func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uagents.Response, error) {
+	p.waitMu.Lock()
+	mine := p.waiting[r.Session]
+	p.waitMu.Unlock()
+	var said uagentsSaid
+	var chat *uagents.ChatMessage
+	switch text, bad := r.Content.IsError(); {
+	case bad:
+		said = uagentsSaid{text: text, failed: true}
+	case r.SchemaDigest == uagents.ChatAcknowledgementDigest:
+		said.ack = true
+	case r.SchemaDigest == uagents.ChatMessageDigest:
+		var err error
+		if chat, err = uagents.DecodeChatMessage(r.Content.Payload); err != nil {
+			return uagents.Response{}, err
+		}
+		said.text = chat.Text()
+	default:
+		return uagents.Response{}, nil
+	}
+	said.from = r.Sender
+	if mine != nil {
+		if chat != nil {
+			if err := r.Send(ctx, chat.Acknowledge(time.Now()).Message()); err != nil {
+				return uagents.Response{}, err
+			}
+		}
+		select {
+		case mine <- said:
+		case <-life.Done():
+		}
+		return uagents.Response{}, nil
+	}
+	if chat == nil || said.text == "" {
+		return uagents.Response{}, nil
+	}
+	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
+	if err := r.Send(ctx, chat.Acknowledge(time.Now()).Message()); err != nil {
+		return uagents.Response{}, err
+	}
+	if isNote(said.text) {
+		return uagents.Response{}, nil
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(life, stop)()
+	answer, err := act(ctx, said.text, func(string) error { return nil }) // there are no pieces
+	var f *Failure
+	switch {
+	case errors.As(err, &f):
+		return uagents.Response{}, r.Send(ctx, uagents.NewErrorMessage(f.Text))
+	case err != nil:
+		return uagents.Response{}, nil
+	}
+	return uagents.Response{}, r.Send(ctx, uagents.NewChat(time.Now(), uagents.Text(answer), uagents.EndSession()).Message())
+}
+
+func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
+	session := or(q.Trace, uagents.NewSession())
+	said := make(chan uagentsSaid, 16)
+	p.waitMu.Lock()
+	p.waiting[session] = said
+	p.waitMu.Unlock()
+	defer func() {
+		p.waitMu.Lock()
+		defer p.waitMu.Unlock()
+		delete(p.waiting, session)
+	}()
+	c := p.client()
+	if d, ok := ctx.Deadline(); ok {
+		c.Timeout = time.Until(d)
+	}
+	status, err := c.SendIn(ctx, session, p.address(q.To), uagents.NewChat(time.Now(), uagents.Text(q.Text)).Message())
+	if err != nil {
+		return Answer{}, uagentsFailure(err)
+	}
+	_ = status // an asynchronous envelope has no other outcome than that it was taken
+	for {
+		select {
+		case s := <-said:
+			switch {
+			case s.ack:
+				continue
+			case s.failed:
+				return Answer{From: s.from}, &Failure{Text: s.text}
+			}
+			return Answer{Text: s.text, From: s.from}, nil
+		case <-ctx.Done():
+			return Answer{}, context.Cause(ctx)
+		}
+	}
+}
+
+// address: the registry knows agents by their directory names, and a uAgent by
+// its own address.
+func (p *uagentsPeer) address(to Peer) string {
+	if native, ok := to.(*uagentsPeer); ok {
+		return native.id.Address()
+	}
+	return to.Name()
+}
+
+func (p *uagentsPeer) Tell(ctx context.Context, to Peer, text string) error {
+	// Only what ends the session expects no answer.
+	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(time.Now(), uagents.Text(text), uagents.EndSession()).Message())
+	return uagentsFailure(err)
+}
+
+func uagentsFailure(err error) error {
+	var status *uagents.StatusError
+	if errors.As(err, &status) && status.Status < http.StatusInternalServerError {
+		return &Failure{Text: err.Error(), Refused: true}
+	}
+	return err
+}
