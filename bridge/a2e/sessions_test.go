@@ -82,7 +82,7 @@ func TestSessionOverRestart(t *testing.T) {
 		}
 	}
 	raw.send(t, `{"type":"tool/call/req","id":"c1","tool_name":"crew-echo__echo","arguments":{"text":"late"}}`)
-	w.settled(t, func() bool { return w.calls.Load() == 1 && len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
+	eventually(t, func() bool { return w.calls.Load() == 1 && len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
 	w.close()
 	w.open(config)
 	raw.base = w.Addresses().Local + "/a2e"
@@ -133,9 +133,9 @@ func TestOwed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.settled(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
+	eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
 	raw.send(t, `{"type":"shutdown","id":"s","timeout":0}`)
-	w.settled(t, func() bool { return len(w.A2E().Host().Sessions()) == 0 })
+	eventually(t, func() bool { return len(w.A2E().Host().Sessions()) == 0 })
 	bob := w.tcp(tokenBob)
 	r, err := bob.CallTool(ctx, "parley_inbox", map[string]any{"max": 3, "wait": 10}, nil)
 	if err != nil {
@@ -151,8 +151,8 @@ func TestOwed(t *testing.T) {
 	}
 }
 
-// settled waits until ok, looking whenever the journal records something.
-func (w *world) settled(t *testing.T, ok func() bool) {
+// eventually waits until ok.
+func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
