@@ -88,7 +88,7 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	}
 	skill, _ := skillOf(e, request.Skill)
 	p := h.mapping(from, skill.ID, true)
-	if p == nil || len(skill.Output) > 0 && CheckContent(skill.Output, content(reply)) == nil {
+	if p == nil || len(skill.Output) > 0 && CheckContent(skill.Output, Content(reply)) == nil {
 		return
 	}
 	part, err := mapped(ctx, p, reply, skill.Output)
@@ -100,9 +100,9 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	reply.Parts = []parley.Part{part}
 }
 
-// content is what a mapping reads: the first JSON part, else the text as a JSON
+// Content is what a mapping reads: the first JSON part, else the text as a JSON
 // string, else null.
-func content(m *parley.Message) []byte {
+func Content(m *parley.Message) []byte {
 	for _, p := range m.Parts {
 		if p.IsJSON() {
 			return p.Data
@@ -119,7 +119,7 @@ func content(m *parley.Message) []byte {
 // mapped runs a mapping and checks what comes of it. The sender is told which
 // mapping failed and why; what its content was is not repeated.
 func mapped(ctx context.Context, p *jqmap.Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
-	out, err := p.Run(ctx, content(m), MappingInput(m))
+	out, err := p.Run(ctx, Content(m), MappingInput(m))
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return parley.Part{}, parley.AsError(err)

@@ -527,7 +527,7 @@ func (c *Config) check() (checked, error) {
 	if _, err := policy.New(policy.Config{Allow: k.rules, Least: k.least, Limits: k.limits}); err != nil {
 		return k, err
 	}
-	if k.mappings, err = c.mappings(); err != nil {
+	if k.mappings, err = c.Mappings(); err != nil {
 		return k, err
 	}
 	for name := range c.Agents {

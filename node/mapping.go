@@ -28,8 +28,8 @@ type mapError struct {
 
 func (e *mapError) Error() string { return fmt.Sprintf("map %d: %s", e.index+1, e.text) }
 
-// mappings compiles what the configuration says.
-func (c *Config) mappings() ([]hub.Mapping, error) {
+// Mappings compiles what the configuration says.
+func (c *Config) Mappings() ([]hub.Mapping, error) {
 	var out []hub.Mapping
 	seen := map[Map]bool{}
 	for i, m := range c.Map {

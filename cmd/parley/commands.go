@@ -15,7 +15,7 @@ func (a *app) commands() []*cobra.Command {
 		a.demoCommand(), a.serveCommand(),
 		a.sendCommand(), a.listenCommand(),
 		a.agentsCommand(), a.keysCommand(), a.a2eCommand(), a.aghCommand(),
-		a.inspectCommand(), a.verifyCommand(),
+		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
 		a.backupCommand(), a.restoreCommand(), a.forgetCommand(),

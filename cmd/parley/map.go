@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jqmap"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+func (a *app) mapCommand() *cobra.Command {
+	c := &cobra.Command{Use: "map", Short: "Try the mappings of content that the configuration holds"}
+	c.AddCommand(a.mapTest())
+	return c
+}
+
+// mapTested is what `parley map test` says.
+type mapTested struct {
+	Agent   string          `json:"agent"`
+	Skill   string          `json:"skill"`
+	JQ      string          `json:"jq"`
+	Input   json.RawMessage `json:"input"`
+	Message map[string]any  `json:"message"`         // what $message is
+	Output  json.RawMessage `json:"output,omitzero"` // none: the mapping failed
+	Failed  string          `json:"failed,omitzero"` // why
+	Schema  json.RawMessage `json:"schema,omitzero"` // none: it is not known
+	Applied bool            `json:"applied"`         // false: the content fits as it is, and the hub leaves it so
+	Fits    bool            `json:"fits"`            // what comes of it
+	Why     string          `json:"why,omitzero"`    // where it does not fit
+}
+
+func (a *app) mapTest() *cobra.Command {
+	var agent, skill, from, protocol, program, schemaFile string
+	var response bool
+	c := &cobra.Command{
+		Use:   "test --agent AGENT --skill SKILL [FILE|-]",
+		Short: "Show what a mapping makes of content, and whether that fits the skill",
+		Long: `Run the mapping that the configuration has for a skill over the content in FILE or
+the standard input, as the hub would: JSON, or else text, which a mapping reads as
+a JSON string. It shows the input, what comes of it, and whether that fits the
+skill's schema: the one of --schema, else the one that the running hub knows.
+Exit code 0: it fits, or no schema is known; 1: the mapping fails or its result
+does not fit; 2: there is no such mapping.`,
+		Example: "  echo '{\"text\": \"Bern\"}' | parley map test --agent weather --skill forecast\n" +
+			"  parley map test --agent weather --skill forecast --jq '{city: .text}' --schema forecast.json question.json",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := a.mappingFor(agent, skill, response, program)
+			if err != nil {
+				return err
+			}
+			name := "-"
+			if len(args) == 1 && args[0] != "-" {
+				name = "@" + args[0]
+			}
+			raw, isJSON, err := a.content(name)
+			if err != nil {
+				return err
+			}
+			part := parley.Part{MediaType: "application/json", Data: bytes.TrimSpace(raw)}
+			if !isJSON {
+				part = parley.Text(strings.TrimSuffix(string(raw), "\n"))
+			}
+			m := &parley.Message{Kind: parley.Request, From: from, To: agent, Skill: skill, Parts: []parley.Part{part}, Origin: parley.Origin{Protocol: protocol}}
+			if response {
+				m.Kind, m.From, m.To = parley.Response, agent, from
+			}
+			v := mapTested{Agent: agent, Skill: skill, JQ: p.Source, Input: hub.Content(m), Message: hub.MappingInput(m), Applied: true}
+			if v.Schema, err = a.schemaOf(cmd, schemaFile, agent, skill, response); err != nil {
+				return err
+			}
+			if len(v.Schema) > 0 && hub.CheckContent(v.Schema, v.Input) == nil {
+				v.Applied = false
+			}
+			out, err := p.Run(cmd.Context(), v.Input, v.Message)
+			if err != nil {
+				v.Failed = err.Error()
+			} else {
+				v.Output, v.Fits = out, true
+				if err := hub.CheckContent(v.Schema, out); err != nil {
+					v.Fits, v.Why = false, err.Error()
+				}
+			}
+			if err := a.showMapTested(v); err != nil {
+				return err
+			}
+			if !v.Fits {
+				return &exitError{exitFailed, nil}
+			}
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&agent, "agent", "", "directory name of the agent")
+	f.StringVar(&skill, "skill", "", "id of its skill")
+	f.BoolVar(&response, "response", false, "the mapping of what the skill answers")
+	f.StringVar(&program, "jq", "", "try this program in place of the configured one")
+	f.StringVar(&schemaFile, "schema", "", "file with the skill's JSON Schema")
+	f.StringVar(&from, "from", "somebody", "who it is from, for $message")
+	f.StringVar(&protocol, "protocol", "", "by which protocol it came, for $message")
+	if err := c.MarkFlagRequired("agent"); err != nil {
+		panic(err) // the flag is defined above
+	}
+	return c
+}
+
+// mappingFor is the program that is to be tried.
+func (a *app) mappingFor(agent, skill string, response bool, program string) (*jqmap.Program, error) {
+	if program != "" {
+		p, err := jqmap.Compile(program)
+		if err != nil {
+			return nil, &exitError{exitUsage, fmt.Errorf("--jq: %w", err)}
+		}
+		return p, nil
+	}
+	c, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Mappings()
+	if err != nil {
+		return nil, &exitError{exitUsage, err}
+	}
+	direction := "request"
+	if response {
+		direction = "response"
+	}
+	for _, m := range list {
+		if m.Agent == agent && m.Skill == skill && m.Response == response {
+			return m.Program, nil
+		}
+	}
+	return nil, usage("the configuration has no [[map]] for agent %q, skill %q, direction %q; write one, or try a program with --jq", agent, skill, direction)
+}
+
+// schemaOf finds the schema of a skill: in a file, else with the hub that runs.
+func (a *app) schemaOf(cmd *cobra.Command, file, agent, skill string, response bool) (json.RawMessage, error) {
+	if file != "" {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, &exitError{exitUsage, err}
+		}
+		if err := jsonx.Valid(b, 0); err != nil {
+			return nil, &exitError{exitUsage, fmt.Errorf("%s: %w", file, err)}
+		}
+		return b, nil
+	}
+	client, err := a.hub()
+	if err != nil {
+		return nil, nil // no hub runs here: the schema is not known
+	}
+	e, err := client.Agent(cmd.Context(), agent, 0)
+	if err != nil {
+		return nil, nil // it does not run, or does not know the agent yet
+	}
+	for _, s := range e.Skills {
+		if s.ID == skill || skill == "" && s.Default {
+			if response {
+				return s.Output, nil
+			}
+			return s.Input, nil
+		}
+	}
+	return nil, nil
+}
+
+func (a *app) showMapTested(v mapTested) error {
+	if a.json {
+		return a.print(v, "")
+	}
+	message, err := jsonx.Encode(v.Message)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "jq        %s\ninput     %s\n$message  %s\n", clean(v.JQ), clean(string(v.Input)), clean(string(message)))
+	switch {
+	case v.Failed != "":
+		fmt.Fprintf(a.out, "failed    %s\n", clean(v.Failed))
+	default:
+		fmt.Fprintf(a.out, "output    %s\n", clean(string(v.Output)))
+	}
+	switch {
+	case len(v.Schema) == 0:
+		fmt.Fprintln(a.out, "schema    not known: name a file with --schema, or start the hub")
+	case v.Failed != "":
+	case v.Fits:
+		fmt.Fprintln(a.out, "schema    it fits")
+	default:
+		fmt.Fprintf(a.out, "schema    it does not fit: %s\n          expected %s\n", clean(v.Why), clean(string(v.Schema)))
+	}
+	if !v.Applied {
+		fmt.Fprintln(a.out, "note      the input fits as it is, so the hub would leave it as it is")
+	}
+	return nil
+}
