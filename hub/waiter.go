@@ -17,7 +17,18 @@ type waiter struct {
 
 	mu       sync.Mutex
 	messages []*parley.Message
+	bytes    int // of their content
 	ended    *parley.Error
+}
+
+// waiterBytes bounds the content that waits for a caller who reads slowly.
+const waiterBytes = 8 << 20
+
+func contentSize(m *parley.Message) (n int) {
+	for _, p := range m.Parts {
+		n += len(p.Data)
+	}
+	return n
 }
 
 func newWaiter(limit int) *waiter {
@@ -28,12 +39,13 @@ func newWaiter(limit int) *waiter {
 // it is the one that is slow, and nobody else waits for it.
 func (w *waiter) push(m *parley.Message) {
 	w.mu.Lock()
-	if len(w.messages) >= w.limit && !m.Kind.Terminal() {
+	if (len(w.messages) >= w.limit || w.bytes >= waiterBytes) && !m.Kind.Terminal() {
 		if w.ended == nil {
-			w.ended = parley.Refuse(parley.Cancelled, "%d events were not read in time", w.limit)
+			w.ended = parley.Refuse(parley.Cancelled, "%d events were not read in time", len(w.messages))
 		}
 	} else if n := len(w.messages); n == 0 || !w.messages[n-1].Kind.Terminal() {
 		w.messages = append(w.messages, m)
+		w.bytes += contentSize(m)
 	}
 	w.mu.Unlock()
 	token(w.ready)
@@ -56,6 +68,7 @@ func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 		if len(w.messages) > 0 {
 			m := w.messages[0]
 			w.messages = w.messages[1:]
+			w.bytes -= contentSize(m)
 			w.mu.Unlock()
 			token(w.space)
 			return m, nil
@@ -73,12 +86,12 @@ func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 	}
 }
 
-// room waits until fewer than half of the places are taken: the pace at which
+// room waits until fewer than half of the places and bytes are taken: the pace at which
 // a caller reads is the pace at which a handler in this process may speak.
 func (w *waiter) room(ctx context.Context) error {
 	for {
 		w.mu.Lock()
-		ok := len(w.messages) < (w.limit+1)/2 || w.ended != nil
+		ok := len(w.messages) < (w.limit+1)/2 && w.bytes < waiterBytes/2 || w.ended != nil
 		w.mu.Unlock()
 		if ok {
 			return nil

@@ -155,11 +155,11 @@ func (a *Agent) schema(s *Skill) (*InputSchema, error) {
 
 // Defaults of [Server].
 const (
-	DefaultSyncTimeout = 28 * time.Second // Python clients give up at 30 s (SAM-154)
-	DefaultTaskTimeout = time.Hour        // of tasks and streams
-	DefaultKeepAlive   = 15 * time.Second // SAM-142
-	DefaultMaxRunning  = 10000            // handlers at work
-	writeTimeout       = 30 * time.Second // of one event of a stream
+	DefaultSyncTimeout  = 28 * time.Second // Python clients give up at 30 s (SAM-154)
+	DefaultTaskTimeout  = time.Hour        // of tasks and streams
+	DefaultKeepAlive    = 15 * time.Second // SAM-142
+	DefaultMaxRunning   = 10000            // handlers at work
+	DefaultWriteTimeout = 30 * time.Second // of one event of a stream
 )
 
 // A Server serves the seven endpoints of SAMVAD 1.2 §6 for one agent or for
@@ -203,8 +203,13 @@ type Server struct {
 	SyncTimeout time.Duration // 0 = [DefaultSyncTimeout]
 	TaskTimeout time.Duration // 0 = [DefaultTaskTimeout]
 	KeepAlive   time.Duration // 0 = [DefaultKeepAlive]
-	MaxRunning  int           // handlers at work at once; 0 = [DefaultMaxRunning]
-	CORS        []string      // origins of browsers that may call; "*" = any; none by default
+
+	// WriteTimeout is how long a client of a stream may take to read on; the
+	// stream of one that takes longer ends. 0 = [DefaultWriteTimeout].
+	WriteTimeout time.Duration
+
+	MaxRunning int      // handlers at work at once; 0 = [DefaultMaxRunning]
+	CORS       []string // origins of browsers that may call; "*" = any; none by default
 
 	// Inline says that handlers of sync requests return when their context
 	// ends, so that they need no goroutine of their own.

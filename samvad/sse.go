@@ -42,7 +42,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
 
-	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel}
+	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel, stall: or(s.WriteTimeout, DefaultWriteTimeout)}
 	out.flush()
 	stopIdle := out.keepAlive(or(s.KeepAlive, DefaultKeepAlive))
 	chunks := 0
@@ -82,6 +82,8 @@ type streamWriter struct {
 	w    http.ResponseWriter
 	gone context.CancelFunc // the client does not read any more
 
+	stall time.Duration // how long one write may take
+
 	mu   sync.Mutex
 	idle *time.Timer
 	wait time.Duration
@@ -105,7 +107,7 @@ func (s *streamWriter) write(block []byte) error {
 		return s.err
 	}
 	// Not every ResponseWriter knows deadlines; those of net/http do.
-	_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_ = s.rc.SetWriteDeadline(time.Now().Add(s.stall))
 	_, err := s.w.Write(block)
 	if err == nil {
 		err = s.rc.Flush()

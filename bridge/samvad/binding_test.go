@@ -463,7 +463,7 @@ func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(ht
 		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
 			Modes: append(modes, samvad.ModeSync), Trust: samvad.TrustPublic}}}
 	var h http.Handler = &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}},
-		Agent: &samvad.Agent{Card: card.Complete(), Handler: handler}}
+		Agent: &samvad.Agent{Card: card.Complete(), Handler: handler, Limit: &samvad.RateLimit{}}}
 	if wrap != nil {
 		h = wrap(h)
 	}
