@@ -93,6 +93,7 @@ type Config struct {
 	// total records, at least once, the last time with done equal to total.
 	Progress func(done, total uint64)
 
+	formats         *formats      // nil: those of this release
 	checkpointEvery int           // records between checkpoints at least
 	reopenEvery     time.Duration // between looks whether a failed engine can go on
 }

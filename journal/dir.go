@@ -173,8 +173,12 @@ func (d *directory) check(cfg *Config) error {
 	if err := dec.Decode(m); err != nil || m.What != manifestWhat {
 		return fail(ErrForeign, "%s in %s is not a journal's, or is damaged; restore it from a backup", manifestName, d.path)
 	}
-	if m.Format != manifestFormat {
-		return fail(ErrFormat, "%s has format %d, this program knows %d; use the release that wrote it, or a later one", d.path, m.Format, manifestFormat)
+	known := cfg.formats
+	if known == nil {
+		known = &released
+	}
+	if err := known.can(d.path, m.Format); err != nil {
+		return err
 	}
 	if m.Partitions < 1 || m.Partitions > maxPartitions || !validPrefix(m.Prefix) {
 		return fail(ErrForeign, "%s in %s is damaged; restore it from a backup", manifestName, d.path)
@@ -203,8 +207,10 @@ func (d *directory) check(cfg *Config) error {
 	if err := d.redo(); err != nil {
 		return err
 	}
-	d.clean, err = d.inspect(cfg)
-	return err
+	if d.clean, err = d.inspect(cfg); err != nil {
+		return err
+	}
+	return d.upgrade(cfg, known)
 }
 
 // create writes the manifest of a new journal.
