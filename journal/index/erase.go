@@ -16,7 +16,7 @@ import (
 // them, until SQLite merges them. Messages that it does not have are no error.
 func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) error {
 	for len(ids) > 0 {
-		list := ids[:min(len(ids), pruneChunk)]
+		list := ids[:min(len(ids), eraseChunk)]
 		ids = ids[len(list):]
 		if err := x.do(ctx, func(s *store) error { return s.erase(list) }); err != nil {
 			return err
@@ -31,6 +31,51 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 		_, err := s.checkpoint()
 		return err
 	})
+}
+
+// eraseChunk is how many messages one transaction erases at most, so that the
+// index follows meanwhile.
+const eraseChunk = 4096
+
+// do has the writer run f between two batches, after everything that was
+// recorded before the call. What f does in a transaction that is open when it
+// fails is undone.
+func (x *Index) do(ctx context.Context, f func(*store) error) error {
+	if err := x.Wait(ctx); err != nil {
+		return err
+	}
+	j := job{f, make(chan error, 1)}
+	select {
+	case x.jobs <- j:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-x.done:
+		return errClosed
+	}
+	select {
+	case err := <-j.done:
+		return err
+	case <-x.done:
+		return errClosed
+	}
+}
+
+// job is something that the writer is asked to do.
+type job struct {
+	f    func(*store) error
+	done chan error
+}
+
+func (j job) run(s *store) {
+	if s == nil {
+		j.done <- errNoStore
+		return
+	}
+	err := j.f(s)
+	if err != nil {
+		err = errors.Join(err, s.rollback())
+	}
+	j.done <- err
 }
 
 func (s *store) erase(list []parley.ID) error {

@@ -3,76 +3,20 @@ package index
 import (
 	"bytes"
 	"context"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestRemoved: whatever goes, the index says of the rest what a plain reading
-// of a journal without it says.
-func TestRemoved(t *testing.T) {
-	rounds := uint64(24)
-	if testing.Short() {
-		rounds = 6
-	}
-	for seed := range rounds {
-		rnd := rand.New(rand.NewPCG(seed, 1))
-		j := memoryJournal(t, 1+rnd.IntN(3))
-		a := &author{j: j, int: rnd.IntN}
-		for range rnd.IntN(60) {
-			a.append(t)
-		}
-		x, err := Open(t.Context(), Config{Journal: j, Gather: time.Millisecond, Batch: 1 + rnd.IntN(32)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := x.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		v := scan(t, j)
-		check := func(n int, err error, gone func(*naiveMessage) bool) {
-			t.Helper()
-			before := len(v.messages)
-			maps.DeleteFunc(v.messages, func(_ parley.ID, m *naiveMessage) bool { return gone(m) })
-			v.count()
-			if err != nil || n != before-len(v.messages) {
-				t.Errorf("seed %d: %d were removed, want %d: %v", seed, n, before-len(v.messages), err)
-			}
-			compareWith(t, x, v)
-		}
-		partition, first := rnd.IntN(j.Partitions()), rnd.Uint64N(200)
-		n, err := x.before(t.Context(), partition, first)
-		check(n, err, func(m *naiveMessage) bool {
-			return m.r.Position.Partition == partition && m.r.Position.Sequence < first
-		})
-		var ids []parley.ID
-		for i := range a.n {
-			if rnd.IntN(4) == 0 {
-				ids = append(ids, testID(i+1, 1))
-			}
-		}
-		n, err = x.Remove(t.Context(), ids...)
-		check(n, err, func(m *naiveMessage) bool { return slices.Contains(ids, m.r.Message.ID) })
-		n, err = x.Forget(t.Context(), "a1")
-		check(n, err, func(m *naiveMessage) bool { return m.party("a1") })
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestForgetLeavesNothing: neither words nor names of a forgotten agent are
-// left in the file, and those of others are.
-func TestForgetLeavesNothing(t *testing.T) {
+// TestErased: neither words nor the beginning of an erased message are left in
+// the file; the message stays, and so do others.
+func TestErased(t *testing.T) {
 	j := memoryJournal(t, 1)
 	path := filepath.Join(t.TempDir(), "index.db")
 	x, err := Open(t.Context(), Config{Journal: j, Path: path})
@@ -80,23 +24,23 @@ func TestForgetLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, name := range []string{"rosenkrantz", "guildenstern"} {
-		m := &parley.Message{ID: testID(uint64(i), 1), Kind: parley.Notice, From: name, To: "hamlet", Conversation: testID(1, 2), Skill: "skill" + name,
-			Parts: []parley.Part{parley.Text("secretof" + name + " is told")}, Trace: parley.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}}
+		m := &parley.Message{ID: testID(uint64(i), 1), Kind: parley.Notice, From: "ophelia", To: "hamlet", Conversation: testID(1, 2),
+			Parts: []parley.Part{parley.Text("secretof" + name + " is told")}}
 		if _, err := j.Append(t.Context(), journal.Entry{Scope: "hamlet", Message: m, Open: []journal.Opening{{To: "hamlet"}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n, err := x.Forget(t.Context(), "rosenkrantz"); n != 1 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, err := x.Forget(t.Context(), "nobody"); n != 0 || err != nil {
-		t.Fatal(n, err)
+	if err := x.Erase(t.Context(), true, testID(0, 1), testID(9, 1)); err != nil {
+		t.Fatal(err)
 	}
 	if list := all(t, x, Filter{Text: "secretofrosenkrantz"}); len(list) != 0 {
 		t.Errorf("found %+v", list)
 	}
-	if list := all(t, x, Filter{Text: "secretofguildenstern"}); len(list) != 1 || list[0].From != "guildenstern" {
+	if list := all(t, x, Filter{Text: "secretofguildenstern"}); len(list) != 1 || list[0].ID != testID(1, 1) {
 		t.Errorf("the other one is %+v", list)
+	}
+	if list := all(t, x, Filter{From: "ophelia", Oldest: true}); len(list) != 2 || list[0].Preview != "" || list[1].Preview == "" {
+		t.Errorf("the messages are %+v", list)
 	}
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
@@ -109,13 +53,11 @@ func TestForgetLeavesNothing(t *testing.T) {
 		}
 		file = append(file, b...)
 	}
-	for _, word := range []string{"rosenkrantz", "secretofrosen"} {
-		if bytes.Contains(file, []byte(word)) {
-			t.Errorf("%q is still in the file", word)
-		}
+	if bytes.Contains(file, []byte("secretofrosen")) || bytes.Contains(file, []byte("rosenkrantz")) {
+		t.Error("the word is still in the file")
 	}
-	if !bytes.Contains(file, []byte("guildenstern")) {
-		t.Error("the other agent is gone too")
+	if !bytes.Contains(file, []byte("secretofguildenstern")) {
+		t.Error("the other word is gone too")
 	}
 }
 
@@ -126,7 +68,7 @@ func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, step
 	fill(t, j, exchanges)
 	var mu sync.Mutex
 	var list [][2]uint64
-	c = Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Batch: 32, Progress: func(done, total uint64) {
+	c = Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Batch: 8, Progress: func(done, total uint64) {
 		mu.Lock()
 		defer mu.Unlock()
 		list = append(list, [2]uint64{done, total})
@@ -141,7 +83,7 @@ func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, step
 // TestProgress: a rebuild tells how far it is over all partitions, never goes
 // back, and ends with everything done.
 func TestProgress(t *testing.T) {
-	j, c, steps := rebuilding(t, 1000)
+	j, c, steps := rebuilding(t, 300)
 	x, err := Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -174,7 +116,7 @@ func TestProgress(t *testing.T) {
 // the machine stopped meanwhile, goes on when only the process did, and is like
 // any other once it is done.
 func TestHaste(t *testing.T) {
-	_, c, _ := rebuilding(t, 1000)
+	_, c, _ := rebuilding(t, 300)
 	var marked atomic.Int64
 	c.Progress = func(uint64, uint64) {
 		k, err := openConn("file:" + c.Path)
@@ -220,7 +162,7 @@ func TestHaste(t *testing.T) {
 		}
 	}
 	x := open()
-	if n := x.Stats().Indexed; n != 2000 || marked.Load() == 0 {
+	if n := x.Stats().Indexed; n != 600 || marked.Load() == 0 {
 		t.Fatalf("%d records were indexed, marked %d times meanwhile", n, marked.Load())
 	}
 	for _, boot := range []string{bootID(), "another"} {
@@ -233,7 +175,7 @@ func TestHaste(t *testing.T) {
 			t.Errorf("marked by boot %q: made anew: %v", boot, again)
 		}
 	}
-	if n := len(all(t, x, Filter{From: "client-7"})); n != 20 {
+	if n := len(all(t, x, Filter{From: "client-7"})); n != 6 {
 		t.Errorf("%d messages of client-7", n)
 	}
 	if err := x.Close(); err != nil {
@@ -259,7 +201,7 @@ func TestJobsEnd(t *testing.T) {
 	<-held
 	second, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := x.Forget(second, "a"); err != context.Canceled {
+	if err := x.Erase(second, false, testID(1, 1)); err != context.Canceled {
 		t.Error(err)
 	}
 	cancel()
@@ -267,12 +209,7 @@ func TestJobsEnd(t *testing.T) {
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.Prune(t.Context()); err == nil {
-		// Nothing lies before the first record: nobody is asked.
-	} else {
-		t.Error(err)
-	}
-	if _, err := x.Forget(t.Context(), "a"); err != errClosed {
+	if err := x.Erase(t.Context(), false, testID(1, 1)); err != errClosed {
 		t.Error(err)
 	}
 }
