@@ -1,0 +1,181 @@
+package journal
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+func TestTrim(t *testing.T) {
+	for name, key := range map[string][]byte{"clear": nil, "encrypted": []byte("a key of sixteen or more bytes")} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			cfg := Config{Dir: t.TempDir(), Key: key, Now: c.now, Node: "n"}
+			j := open(t, cfg)
+			ctx := t.Context()
+			size := 900_000 // some in a block of 2 or 8 MB
+			var at []Position
+			add := func(e Entry) Position {
+				t.Helper()
+				e.Scope = "s"
+				if e.Message == nil {
+					e.Message = request(t, "alice", "bob")
+				}
+				e.Message.Parts = []parley.Part{parley.Text(strings.Repeat("x", size))}
+				pos, err := j.Append(ctx, e)
+				if err != nil {
+					t.Fatal(err)
+				}
+				at = append(at, pos)
+				return pos
+			}
+			for range 22 {
+				add(Entry{})
+			}
+			held := add(Entry{Open: []Opening{{To: "bob"}}})
+			for range 11 {
+				add(Entry{})
+			}
+			c.add(time.Hour)
+			trim := func(want bool) uint64 {
+				t.Helper()
+				before := j.Stats().Partitions[0]
+				n, err := j.Trim(ctx, 0, c.now().Add(-time.Minute))
+				if err != nil {
+					t.Fatal(err)
+				}
+				after := j.Stats().Partitions[0]
+				if (n > 0) != want || after.Records != before.Records-n || (after.First > before.First) != want {
+					t.Fatalf("%d removed; %+v, then %+v", n, before, after)
+				}
+				return after.First
+			}
+			trim(false) // all has content
+			if _, err := j.Erase(ctx, 1, at); err != nil {
+				t.Fatal(err)
+			}
+			first := trim(true)
+			if first > held.Sequence {
+				t.Fatalf("what is not delivered was removed: the log begins at %d", first)
+			}
+			trim(false)
+			if _, err := j.Read(ctx, at[0]); !errors.Is(err, ErrNotFound) {
+				t.Error(err)
+			}
+			if r, err := j.Read(ctx, held); err != nil || r.Erased == nil {
+				t.Error(r, err)
+			}
+			records := 0
+			for _, err := range j.Records(ctx, 0, From{}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				records++
+			}
+			if want := j.Stats().Partitions[0].Records; uint64(records) > want || records == 0 {
+				t.Errorf("%d records are read of %d", records, want)
+			}
+			// Power lost before the removal was on the disk, or after: both open.
+			for _, dir := range []string{crash(t, cfg.Dir)} {
+				k := open(t, Config{Dir: dir, Key: key, Now: c.now, Node: "n"})
+				if r, err := k.Read(ctx, held); err != nil || r.Message == nil {
+					t.Error(r, err)
+				}
+				if d := k.Deliveries(Filter{}); len(d) != 1 {
+					t.Errorf("%+v", d)
+				}
+			}
+			b, s := backed(t, j, BackupOptions{})
+			if s.Partitions[0].First != first {
+				t.Errorf("the backup begins at %d", s.Partitions[0].First)
+			}
+			to := filepath.Join(t.TempDir(), "r")
+			if _, err := Restore(ctx, bytes.NewReader(b), RestoreConfig{Dir: to, Key: key, Now: c.now}); err != nil {
+				t.Fatal(err)
+			}
+			k := open(t, Config{Dir: to, Key: key, Now: c.now, Node: "n"})
+			if got := k.Stats().Partitions[0]; got.First != first {
+				t.Errorf("restored, the log begins at %d", got.First)
+			}
+			// Delivered, it goes too; a chain's last record does not.
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: mustRead(t, j, held).Message.ID, To: "bob", State: parley.Answered, Reply: sampleID(1)}}}); err != nil {
+				t.Fatal(err)
+			}
+			chained := add(Entry{Chain: &ChainLink{Name: "c"}})
+			for range 22 {
+				add(Entry{})
+			}
+			c.add(time.Hour)
+			if _, err := j.Erase(ctx, 2, at[1:]); err != nil {
+				t.Fatal(err)
+			}
+			if first := trim(true); first > chained.Sequence {
+				t.Errorf("the head of a chain was removed: the log begins at %d", first)
+			}
+			if head, err := j.Head(ctx, "s", "c"); err != nil || head != chained.Sequence {
+				t.Error(head, err)
+			}
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+			j2, err := Open(ctx, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := j2.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func mustRead(t *testing.T, j *Journal, at Position) *Record {
+	t.Helper()
+	r, err := j.Read(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestTrimKeepsReplayKeys holds back what a replay key rests on.
+func TestTrimKeepsReplayKeys(t *testing.T) {
+	c := newClock()
+	j := open(t, Config{Dir: t.TempDir(), Key: []byte("a key of sixteen or more bytes"), Now: c.now})
+	var at []Position
+	for i := range 8 {
+		m := request(t, "alice", "bob")
+		m.Parts = []parley.Part{parley.Text(strings.Repeat("x", 900_000))}
+		e := Entry{Scope: "s", Message: m, Key: Key{ID: string(rune('a' + i)), Sender: "alice"}}
+		if i == 0 {
+			e.Key.Until = c.now().Add(10 * time.Hour)
+		}
+		pos, _, err := j.Accept(t.Context(), e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, pos)
+	}
+	if _, err := j.Erase(t.Context(), 1, at); err != nil {
+		t.Fatal(err)
+	}
+	c.add(9 * time.Hour)
+	if n, err := j.Trim(t.Context(), 0, c.now()); err != nil || n != 0 {
+		t.Fatal(n, err)
+	}
+	if _, ok := j.Seen("s", "a"); !ok {
+		t.Error("a replay would be accepted")
+	}
+	c.add(2 * time.Hour)
+	if n, err := j.Trim(t.Context(), 0, c.now()); err != nil || n == 0 {
+		t.Fatal(n, err)
+	}
+	if _, err := j.Trim(t.Context(), 7, c.now()); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
