@@ -1,6 +1,8 @@
 package hub
 
 import (
+	"slices"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/policy"
@@ -14,8 +16,48 @@ type HoldingBinding interface {
 	Holds(e *directory.Entry, id parley.Identity) bool
 }
 
+// A GroupBinding has agents that stand for many: a notice to one is for each of
+// its members too, who hear it when they can.
+type GroupBinding interface {
+	Binding
+	// Members of an agent, as directory names; nil where it stands for itself.
+	Members(e *directory.Entry, id parley.Identity) []string
+}
+
+// members are who hears a notice because of whom it is addressed to.
+func (h *Hub) members(m *parley.Message) []string {
+	e, ok := h.c.Directory.Agent(m.To)
+	if !ok {
+		return nil
+	}
+	b, id, ok := h.route(e, "")
+	if !ok {
+		return nil
+	}
+	g, ok := b.(GroupBinding)
+	if !ok {
+		return nil
+	}
+	names := slices.DeleteFunc(g.Members(e, id), func(n string) bool { return n == m.From || n == m.To })
+	return h.Hearers(m, names)
+}
+
 // Kick lets deliveries to an agent go on that were held back.
 func (h *Hub) Kick(name string) { h.deliver.Kick(name) }
+
+// Addresses tells, by protocol, where an agent is reached: as itself, or as the
+// stand-in that the hub keeps for it there.
+func (h *Hub) Addresses(e *directory.Entry) map[string]string {
+	out := map[string]string{}
+	for _, b := range h.bindings {
+		if ab, ok := b.(AddressBinding); ok {
+			if at := ab.Address(e); at != "" {
+				out[b.Protocol()] = at
+			}
+		}
+	}
+	return out
+}
 
 // Visible reports whether a message of a protocol, from an agent of the
 // directory to a skill of e, would pass exposure and permission: what lists of

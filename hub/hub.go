@@ -554,6 +554,9 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 	case m.Kind == parley.Cancel:
 		return h.cancel(ctx, s)
 	}
+	if m.Kind == parley.Notice && len(m.Audience) == 0 && m.To != "" {
+		m.Audience = h.members(m)
+	}
 	names := m.Recipients()
 	if m.Conversation.IsZero() {
 		if s.Foreign == "" {

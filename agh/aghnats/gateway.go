@@ -413,6 +413,16 @@ func (g *Gateway) SendAll(ctx context.Context, es ...*agh.Envelope) (int, error)
 	return len(all), first
 }
 
+// SendTo sends a broadcast of a hosted peer once more, to one peer that was
+// away when it was made; see [Gateway.PublishTo].
+func (g *Gateway) SendTo(ctx context.Context, e *agh.Envelope, peerID string) error {
+	res, err := g.Router.Send(ctx, e)
+	if err != nil {
+		return err
+	}
+	return g.PublishTo(res.Envelope, peerID)
+}
+
 // carry publishes and delivers what the router says.
 func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
 	here := len(res.Deliver) > 0 && res.Envelope.To != ""

@@ -655,6 +655,19 @@ func (b *Binding) nameOf(workspaceID, channel, peer string) string {
 // audience is who hears what is said in a channel: its members, here or away,
 // and the agents that are peers there.
 func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []string {
+	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel), func(n string) bool { return n == m.From }))
+}
+
+// Members implements hub.GroupBinding: a channel stands for all that are in it.
+func (b *Binding) Members(_ *directory.Entry, id parley.Identity) []string {
+	workspaceID, peer, ok := split(id.ID)
+	if !ok || peer[0] != channelMark[0] {
+		return nil
+	}
+	return b.inChannel(workspaceID, peer[1:])
+}
+
+func (b *Binding) inChannel(workspaceID, channel string) []string {
 	names := b.members.of(workspaceID, channel)
 	b.mu.Lock()
 	for p, name := range b.hosted {
@@ -663,9 +676,8 @@ func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []str
 		}
 	}
 	b.mu.Unlock()
-	names = slices.DeleteFunc(names, func(n string) bool { return n == m.From })
 	slices.Sort(names)
-	return b.c.Hub.Hearers(m, slices.Compact(names))
+	return slices.Compact(names)
 }
 
 // conversation of a container: a thread is one for the whole channel, a room
@@ -916,4 +928,5 @@ var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
 	_ hub.HoldingBinding = (*Binding)(nil)
+	_ hub.GroupBinding   = (*Binding)(nil)
 )

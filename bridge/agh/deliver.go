@@ -26,11 +26,14 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	case m.Kind == parley.Notice && m.Origin.Protocol == Protocol && len(m.Origin.Raw) > 0:
 		return b.relay(m, workspaceID, peer)
 	case peer[0] == channelMark[0]:
-		return b.toChannel(ctx, m, workspaceID, peer[1:])
+		return b.toChannel(ctx, m, workspaceID, peer[1:], "")
 	case o.Request != nil && m.Kind != parley.Cancel && o.Request.Origin.Protocol == Protocol:
 		return b.reply(ctx, o)
 	case m.Kind == parley.Cancel:
 		return b.cancel(ctx, o, workspaceID)
+	}
+	if channel, ok := b.channelOf(m, workspaceID); ok {
+		return b.toChannel(ctx, m, workspaceID, channel, peer)
 	}
 	return b.say(ctx, o, workspaceID, peer)
 }
@@ -87,6 +90,11 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 	if raw == nil {
 		var err error
 		if raw, err = e.Encode(); err != nil {
+			return err
+		}
+	}
+	if e.WorkID != "" {
+		if err := b.works.written(e.WorkspaceID, e.WorkID); err != nil {
 			return err
 		}
 	}
@@ -438,8 +446,29 @@ func traceOf(m *parley.Message) string {
 	return ""
 }
 
-// toChannel says something to all of a channel.
-func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel string) hub.Outcome {
+// channelOf gives the channel to which a notice is addressed.
+func (b *Binding) channelOf(m *parley.Message, workspaceID string) (string, bool) {
+	if m.Kind != parley.Notice {
+		return "", false
+	}
+	e, ok := b.c.Hub.Directory().Agent(m.To)
+	if !ok {
+		return "", false
+	}
+	id, ok := e.Identity(Protocol)
+	if !ok {
+		return "", false
+	}
+	ws, peer, ok := split(id.ID)
+	if !ok || ws != workspaceID || peer[0] != channelMark[0] {
+		return "", false
+	}
+	return peer[1:], true
+}
+
+// toChannel says something to all of a channel. It is published once, by the
+// first of its deliveries; a peer that was not there then gets it later, alone.
+func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel, peer string) hub.Outcome {
 	if m.Kind != parley.Notice {
 		return hub.Outcome{Answered: m.Kind == parley.Request, Failure: parley.Refuse(parley.Unsupported, "a channel takes notices; send a request to one of its peers")}
 	}
@@ -448,7 +477,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 		return b.published(err)
 	}
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceThread,
-		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m)}
+		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m), TS: b.now().Unix()}
 	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Channel == channel && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
 		e.ThreadID = at.ID
 	}
@@ -462,8 +491,15 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	if err == nil {
 		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
 	}
+	var since time.Time
 	if err == nil {
-		_, err = b.gateway.Send(ctx, e)
+		since, err = b.once(m.ID, func() error {
+			_, err := b.gateway.Send(ctx, e)
+			return err
+		})
+	}
+	if at := (place{workspaceID, channel, peer}); err == nil && peer != "" && !b.members.heardSince(at, since) {
+		err = b.pass(e, at, func() error { return b.gateway.SendTo(ctx, e, peer) })
 	}
 	return b.published(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }

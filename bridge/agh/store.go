@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -102,11 +103,45 @@ func (w *works) follow(ctx context.Context) (stop func(), err error) {
 
 // Work implements agh.Works.
 func (w *works) Work(ctx context.Context, workspaceID, workID string) (protocol.Work, bool, error) {
+	work, ok, err := w.table.Work(ctx, workspaceID, workID)
+	if err != nil || ok || !w.all {
+		return work, ok, err
+	}
+	// Another hub may have opened it just now.
+	v, err := w.state.Get(ctx, workKey(workspaceID, workID))
+	switch {
+	case errors.Is(err, journal.ErrNotFound):
+		return work, false, nil
+	case err == nil:
+		err = w.take(ctx, v.Data)
+	}
+	if err != nil {
+		return work, false, err
+	}
 	return w.table.Work(ctx, workspaceID, workID)
+}
+
+// written waits until other hubs can know what is known here of some work.
+func (w *works) written(workspaceID, workID string) error {
+	w.mu.Lock()
+	p := w.pending[workKey(workspaceID, workID)]
+	if p == nil {
+		w.mu.Unlock()
+		return nil
+	}
+	done := make(chan error, 1)
+	p.waiters = append(p.waiters, done)
+	w.mu.Unlock()
+	return <-done
 }
 
 // Update implements agh.Works.
 func (w *works) Update(ctx context.Context, workspaceID, workID string, step func(protocol.Work, bool) (protocol.Work, error)) (protocol.Work, error) {
+	if w.all {
+		if _, _, err := w.Work(ctx, workspaceID, workID); err != nil {
+			return protocol.Work{}, err
+		}
+	}
 	changed := false
 	work, err := w.table.Update(ctx, workspaceID, workID, func(old protocol.Work, ok bool) (protocol.Work, error) {
 		next, err := step(old, ok)
