@@ -154,6 +154,7 @@ type item struct {
 	notBefore time.Time
 	message   *parley.Message // nil: read it from the journal
 	size      int64
+	again     bool           // it was to be taken up while it was here: look at it once more at its end
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
 
 	request *parley.Message // that message answers, where it is at hand
@@ -304,9 +305,7 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 			d.work.Add(1)
 			go func() { // the journal forbids to ask it from here
 				defer d.work.Done()
-				if v, ok := d.c.Log.Delivery(s.Message, s.To); ok && v.State == parley.Waiting {
-					d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
-				}
+				d.revive(s.Message, s.To)
 			}()
 		}
 	}
@@ -380,7 +379,8 @@ func (d *Dispatcher) enqueue(key laneKey, it *item) {
 	l := d.lane(key)
 	for _, v := range l.items {
 		if v.id == it.id {
-			return // it is here already
+			v.again = true // it is here already, perhaps at its end
+			return
 		}
 	}
 	d.push(l, it, false)
@@ -728,8 +728,23 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 		if v == it {
 			l.items = append(l.items[:i], l.items[i+1:]...)
 			d.held -= it.size
+			if it.again && !d.closed {
+				d.work.Add(1)
+				go func() {
+					defer d.work.Done()
+					d.revive(it.id, l.key.to)
+				}()
+			}
 			break
 		}
+	}
+}
+
+// revive takes a delivery up that waits in the journal: an operator retried a
+// dead letter.
+func (d *Dispatcher) revive(id parley.ID, to string) {
+	if v, ok := d.c.Log.Delivery(id, to); ok && v.State == parley.Waiting {
+		d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
 	}
 }
 
