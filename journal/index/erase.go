@@ -16,7 +16,7 @@ import (
 // them, until SQLite merges them. Messages that it does not have are no error.
 func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) error {
 	for len(ids) > 0 {
-		list := ids[:min(len(ids), eraseChunk)]
+		list := ids[:min(len(ids), pruneChunk)]
 		ids = ids[len(list):]
 		if err := x.do(ctx, func(s *store) error { return s.erase(list) }); err != nil {
 			return err
@@ -32,10 +32,6 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 		return err
 	})
 }
-
-// eraseChunk is how many messages one transaction erases at most, so that the
-// index follows meanwhile.
-const eraseChunk = 4096
 
 // do has the writer run f between two batches, after everything that was
 // recorded before the call. What f does in a transaction that is open when it

@@ -110,6 +110,13 @@ func scan(t testing.TB, j *journal.Journal) *naive {
 			}
 		}
 	}
+	v.count()
+	return v
+}
+
+// count makes the conversations of the messages that are there.
+func (v *naive) count() {
+	clear(v.conversations)
 	for _, m := range v.messages {
 		id := m.r.Message.Conversation
 		c := v.conversations[id]
@@ -127,7 +134,6 @@ func scan(t testing.TB, j *journal.Journal) *naive {
 			c.failed++
 		}
 	}
-	return v
 }
 
 func (m *naiveMessage) failed() bool {
@@ -167,7 +173,11 @@ func compare(t testing.TB, x *Index, j *journal.Journal) {
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	v := scan(t, j)
+	compareWith(t, x, scan(t, j))
+}
+
+func compareWith(t testing.TB, x *Index, v *naive) {
+	t.Helper()
 	list := all(t, x, Filter{})
 	if len(list) != len(v.messages) {
 		t.Fatalf("the index has %d messages, the journal %d", len(list), len(v.messages))

@@ -3,16 +3,63 @@ package index
 import (
 	"bytes"
 	"context"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
+
+// TestPruned: whatever goes, the index says of the rest what a plain reading of
+// a journal without it says.
+func TestPruned(t *testing.T) {
+	rounds := uint64(24)
+	if testing.Short() {
+		rounds = 6
+	}
+	for seed := range rounds {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		j := memoryJournal(t, 1+rnd.IntN(3))
+		a := &author{j: j, int: rnd.IntN}
+		for range rnd.IntN(60) {
+			a.append(t)
+		}
+		x, err := Open(t.Context(), Config{Journal: j, Gather: time.Millisecond, Batch: 1 + rnd.IntN(32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := x.Prune(t.Context()); n != 0 || err != nil {
+			t.Errorf("of a whole journal %d messages are pruned: %v", n, err)
+		}
+		if err := x.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		v := scan(t, j)
+		for p := range j.Partitions() {
+			first := rnd.Uint64N(100)
+			n, err := x.before(t.Context(), p, first)
+			had := len(v.messages)
+			maps.DeleteFunc(v.messages, func(_ parley.ID, m *naiveMessage) bool {
+				return m.r.Position.Partition == p && m.r.Position.Sequence < first
+			})
+			v.count()
+			if err != nil || n != had-len(v.messages) {
+				t.Errorf("seed %d: %d were removed, want %d: %v", seed, n, had-len(v.messages), err)
+			}
+			compareWith(t, x, v)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // TestErased: neither words nor the beginning of an erased message are left in
 // the file; the message stays, and so do others.
