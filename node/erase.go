@@ -27,6 +27,7 @@ type Retention struct {
 	Keep          Duration    `toml:"keep" reload:"yes" doc:"how long the content of messages is kept, e.g. \"2160h\"; default: for ever. The records stay, with who wrote to whom and when. At least 1h"`
 	Conversations Duration    `toml:"conversations" reload:"yes" doc:"content of a conversation goes as a whole when nothing was said in it for so long; default: never. At least 1h. Needs listen.admin"`
 	Agents        []KeepAgent `toml:"agents" reload:"yes" doc:"what is to be otherwise for some agents"`
+	Drop          Duration    `toml:"drop" reload:"yes" doc:"records without content, and all before them, are removed from the front of the journal when they are so old, and their disk space is free: nothing then tells that there was something; default: never. At least 1h"`
 	Every         Duration    `toml:"every" default:"\"1h\"" doc:"how often it is looked for what is due"`
 	Records       int         `toml:"records" default:"100000" reload:"yes" doc:"at most so many records are looked at each time"`
 }
@@ -47,7 +48,7 @@ func (r *Retention) check() error {
 		}
 		return nil
 	}
-	if err := errors.Join(least("keep", r.Keep.Duration), least("conversations", r.Conversations.Duration)); err != nil {
+	if err := errors.Join(least("keep", r.Keep.Duration), least("conversations", r.Conversations.Duration), least("drop", r.Drop.Duration)); err != nil {
 		return err
 	}
 	if r.Every.Duration < 0 || r.Records < 0 {
@@ -64,7 +65,9 @@ func (r *Retention) check() error {
 	return nil
 }
 
-func (r *Retention) on() bool { return len(r.times()) > 0 || r.Conversations.Duration > 0 }
+func (r *Retention) on() bool {
+	return len(r.times()) > 0 || r.Conversations.Duration > 0 || r.Drop.Duration > 0
+}
 
 // times are the different times for which something is kept, the shortest first.
 func (r *Retention) times() []time.Duration {
@@ -145,6 +148,7 @@ type eraser struct {
 	work   sync.WaitGroup
 	one    sync.Mutex // one erasure at a time
 	erased *prometheus.CounterVec
+	drops  prometheus.Counter
 	held   prometheus.Gauge
 	passed prometheus.Gauge
 }
@@ -152,13 +156,14 @@ type eraser struct {
 func newEraser(n *Node) *eraser {
 	e := &eraser{n: n, state: n.journal.State("retention"),
 		erased: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_erased_messages_total", Help: "Messages whose content was erased, by why."}, []string{"by"}),
+		drops:  prometheus.NewCounter(prometheus.CounterOpts{Name: "parley_dropped_records_total", Help: "Records that were removed from the front of the journal."}),
 		held:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_held", Help: "Messages that are due but still needed: not delivered, dead letters, sessions that go on."}),
 		passed: prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_pass_seconds", Help: "When retention last went through without an error; 0: not since the start."})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	for _, by := range []string{"retention", "forget"} {
 		e.erased.WithLabelValues(by)
 	}
-	n.metrics.registry.MustRegister(e.erased, e.held, e.passed)
+	n.metrics.registry.MustRegister(e.erased, e.drops, e.held, e.passed)
 	return e
 }
 
@@ -405,6 +410,9 @@ func (e *eraser) retain(ctx context.Context) error {
 		err = errors.Join(err, xerr)
 		e.n.log.Info("retention erased the content of messages", "messages", erased, "stillNeeded", len(p.Held))
 	}
+	if err == nil {
+		err = e.drop(ctx, &r)
+	}
 	b, merr := json.Marshal(&p)
 	if merr == nil {
 		_, merr = e.state.Put(ctx, "progress", b, time.Time{})
@@ -412,6 +420,30 @@ func (e *eraser) retain(ctx context.Context) error {
 	if err = errors.Join(err, merr); err == nil {
 		e.passed.Set(float64(e.n.c.Now().UnixMilli()) / 1e3)
 	}
+	return err
+}
+
+// drop removes what is left of what was erased, at the front of the journal.
+func (e *eraser) drop(ctx context.Context, r *Retention) error {
+	if r.Drop.Duration <= 0 {
+		return nil
+	}
+	dropped := uint64(0)
+	for p := range e.n.journal.Partitions() {
+		n, err := e.n.journal.Trim(ctx, p, e.n.c.Now().Add(-r.Drop.Duration))
+		if dropped += n; err != nil {
+			return err
+		}
+	}
+	if dropped == 0 {
+		return nil
+	}
+	e.drops.Add(float64(dropped))
+	e.n.log.Info("retention removed records from the front of the journal", "records", dropped)
+	if e.n.index == nil {
+		return nil
+	}
+	_, err := e.n.index.Prune(ctx)
 	return err
 }
 

@@ -395,6 +395,49 @@ func TestRetentionOfConversations(t *testing.T) {
 	}
 }
 
+// TestRetentionDrops frees the space of what was erased.
+func TestRetentionDrops(t *testing.T) {
+	clock := newFaked()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a key of sixteen or more bytes"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := erasable(t, Config{Now: clock.now, Engine: Engine{KeyFile: key}, Limits: Limits{SenderRate: -1}, // blocks of 2 MB
+		Retention: Retention{Keep: Duration{2 * time.Hour}, Drop: Duration{48 * time.Hour}, Every: Duration{1000 * time.Hour}}})
+	ctx := t.Context()
+	n.eraser.cancel()
+	n.eraser.work.Wait()
+	var ids []parley.ID
+	for range 10 {
+		r, err := ask(t, n, `{"text":"`+strings.Repeat("quincunx", 40_000)+`"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, r.ID)
+		clock.add(time.Minute)
+	}
+	before := n.journal.Stats().Partitions[0]
+	for _, step := range []struct {
+		after time.Duration
+		drops bool
+	}{{3 * time.Hour, false}, {72 * time.Hour, true}} {
+		clock.add(step.after)
+		if err := n.eraser.retain(ctx); err != nil {
+			t.Fatal(err)
+		}
+		after := n.journal.Stats().Partitions[0]
+		if (after.Bytes < before.Bytes) != step.drops || (value(t, n, "parley_dropped_records_total") > 0) != step.drops {
+			t.Fatalf("%d bytes of %d are left after %s", after.Bytes, before.Bytes, step.after)
+		}
+	}
+	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{To: "echo"}); err != nil || len(page.Messages) >= len(ids) {
+		t.Errorf("the index still has %d messages: %v", len(page.Messages), err)
+	}
+	if _, err := ask(t, n, `{"text":"hello"}`); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRetentionIsChecked(t *testing.T) {
 	for _, r := range []Retention{{Keep: Duration{time.Minute}}, {Conversations: Duration{-time.Hour}}, {Records: -1}, {Agents: []KeepAgent{{Keep: Duration{time.Hour}}}}, {Agents: []KeepAgent{{"a", Duration{time.Second}}}}} {
 		c := Config{Retention: r}
