@@ -44,6 +44,18 @@ type Config struct {
 	// the agent's name and the protocol.
 	Enroll func(agent string, id NewIdentity, public []byte, by string) error
 
+	// SenderKeys gives what proves a signed message besides Keys: public keys
+	// that the binding of its protocol keeps. Nil: nothing.
+	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
+	// Transcript finds the session of its own protocol that a message belongs
+	// to, and how its evidence is written in that protocol's form. Own says
+	// that the message's conversation is that session and nothing else. Nil, or
+	// a nil function: the protocol has no such form.
+	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
+	// EnrollCard registers the card of an agent with the binding of its
+	// protocol. Nil: cards are refused.
+	EnrollCard func(ctx context.Context, id NewIdentity) error
+
 	Hosts   []string      // names, besides localhost and IP addresses, that requests may be made to; without port
 	MaxBody int64         // bytes of a request; 0: 8 MiB
 	MaxWait time.Duration // a caller may ask to wait at most this long for an inbox or an agent; 0: 5 minutes
@@ -331,6 +343,9 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 				}
 				keys[i] = b
 			}
+			if v.Card != nil && a.c.EnrollCard == nil {
+				return parley.Refuse(parley.Unsupported, "this hub takes no cards")
+			}
 			e.Identities = append(e.Identities, parley.Identity{Protocol: v.Protocol, ID: v.ID, URL: v.URL})
 		}
 		for i, s := range n.Skills {
@@ -369,6 +384,15 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
 		if err != nil {
 			return errors.Join(fromDirectory(err), a.undo(n.Name, fresh))
+		}
+		for _, v := range n.Identities {
+			if v.Card == nil {
+				continue
+			}
+			if err := a.c.EnrollCard(ctx, v); err != nil {
+				err = parley.Fail(parley.Malformed, err, "the card of %s: %s", v.ID, err)
+				return errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name), a.undo(n.Name, fresh))
+			}
 		}
 		if n.Inbox {
 			a.c.Hub.Inbox(n.Name)

@@ -144,13 +144,17 @@ type ExportOrigin struct {
 	Keys      []ExportKey       `json:"keys,omitzero"` // of the sender, as they were enrolled at the time of the export
 }
 
-// ExportKey is a public key of a sender.
+// ExportKey is a public key of a sender, or a card that holds its keys.
 type ExportKey struct {
 	KeyID     string `json:"keyId"`
-	Algorithm string `json:"algorithm"`
+	Algorithm string `json:"algorithm"` // a keyring's, or AlgorithmASPCard
 	Public    []byte `json:"public"`
 	By        string `json:"by,omitzero"` // who enrolled it
 }
+
+// AlgorithmASPCard says that Public is the JSON text of an ASP agent's card,
+// with the keys that were good when the message was received.
+const AlgorithmASPCard = "asp-card"
 
 // ExportOpening is a delivery that was opened.
 type ExportOpening struct {
@@ -241,6 +245,63 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 	})
 	e.places = slices.Compact(e.places)
 	return e, nil
+}
+
+// Transcript writes the session in which a conversation was held in the form
+// that the session's own protocol has for its evidence.
+func (a *Admin) Transcript(ctx context.Context, by Actor, id, protocol string, w io.Writer) error {
+	write, _, err := a.transcript(ctx, by, id, protocol)
+	if err != nil {
+		return err
+	}
+	return write(ctx, w)
+}
+
+// transcript finds the session of a conversation.
+func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (write func(context.Context, io.Writer) error, session string, err error) {
+	x, err := a.fresh(ctx, by)
+	if err != nil {
+		return nil, "", err
+	}
+	c, err := x.Conversation(ctx, id)
+	if err != nil {
+		return nil, "", fromIndex(err, "conversation", id)
+	}
+	for cursor := ""; a.c.Transcript != nil; {
+		page, err := x.History(ctx, c.ID, cursor, index.MaxLimit)
+		if err != nil {
+			return nil, "", err
+		}
+		for _, m := range page.Messages {
+			if m.Protocol != protocol || m.Refused {
+				continue
+			}
+			r, err := a.c.Hub.Journal().Read(ctx, m.Position)
+			if errors.Is(err, journal.ErrNotFound) {
+				continue // retention let it go
+			}
+			if err != nil {
+				return nil, "", err
+			}
+			s, own, f := a.c.Transcript(r.Message)
+			switch {
+			case f == nil || s == session:
+			case own:
+				return f, s, nil
+			case session != "":
+				return nil, "", parley.Refuse(parley.Conflict, "the conversation was held in several sessions (%s, %s, …): export each by its own conversation, or all in the hub's format", session, s)
+			default:
+				write, session = f, s
+			}
+		}
+		if cursor = page.Next; cursor == "" {
+			break
+		}
+	}
+	if write == nil {
+		return nil, "", parley.Refuse(parley.Unsupported, "nothing in conversation %s was said in a session of %s: export it in the hub's format", c.ID, protocol)
+	}
+	return write, session, nil
 }
 
 func (e *export) write(ctx context.Context, w io.Writer) error {
@@ -335,10 +396,13 @@ func digest(b []byte) string {
 }
 
 // record gives what of a record concerns the conversation.
-func (e *export) record(r *journal.Record) *ExportRecord {
+func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, error) {
 	v := &ExportRecord{Position: r.Position, Time: r.Time, Node: r.Node}
 	if m := r.Message; m != nil && m.Conversation == e.conversation.ID {
-		v.Message = e.message(m)
+		var err error
+		if v.Message, err = e.message(ctx, m); err != nil {
+			return nil, err
+		}
 		if r.Refused != nil {
 			v.Refused = &Reason{r.Refused.Code, r.Refused.Text}
 		}
@@ -359,10 +423,10 @@ func (e *export) record(r *journal.Record) *ExportRecord {
 		}
 		v.Steps = append(v.Steps, x)
 	}
-	return v
+	return v, nil
 }
 
-func (e *export) message(m *parley.Message) *ExportMessage {
+func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage, error) {
 	o := &m.Origin
 	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To, Audience: m.Audience, Conversation: m.Conversation,
 		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires, Deadline: m.Deadline,
@@ -400,8 +464,15 @@ func (e *export) message(m *parley.Message) *ExportMessage {
 		for _, k := range e.a.c.Keys.Enrolled(m.From, o.Protocol) {
 			v.Origin.Keys = append(v.Origin.Keys, ExportKey{k.KeyID, string(k.Algorithm), k.Public, k.By})
 		}
+		if e.a.c.SenderKeys != nil {
+			more, err := e.a.c.SenderKeys(ctx, m)
+			if err != nil {
+				return nil, err
+			}
+			v.Origin.Keys = append(v.Origin.Keys, more...)
+		}
 	}
-	return v
+	return v, nil
 }
 
 // Report is what the verification of an export found.

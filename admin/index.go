@@ -606,9 +606,19 @@ func getEvents(a *Admin, c *call) (*answer, error) {
 }
 
 func getExport(a *Admin, c *call) (*answer, error) {
-	q, err := c.query("content")
+	q, err := c.query("content", "format")
 	if err != nil {
 		return nil, err
+	}
+	switch f := q.Get("format"); f {
+	case "", "hub":
+	case "asp":
+		if q.Has("content") {
+			return nil, parley.Refuse(parley.Malformed, "content is for the format hub: a transcript is whole")
+		}
+		return nil, a.getTranscript(c, f)
+	default:
+		return nil, parley.Refuse(parley.Malformed, "format %.40q: want hub or asp", f)
 	}
 	content := true
 	if q.Has("content") {
@@ -629,6 +639,20 @@ func getExport(a *Admin, c *call) (*answer, error) {
 		a.c.Logger.Warn("an export broke off", "conversation", e.conversation.ID, "error", err)
 	}
 	return nil, nil
+}
+
+func (a *Admin) getTranscript(c *call, protocol string) error {
+	write, session, err := a.transcript(c.r.Context(), c.by, c.r.PathValue("id"), protocol)
+	if err != nil {
+		return err
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.Header().Set("Content-Disposition", `attachment; filename="`+protocol+`-`+session+`.json"`)
+	if err := write(c.r.Context(), &slowWriter{c.w, http.NewResponseController(c.w)}); err != nil {
+		// As with an export, what is not whole does not verify.
+		a.c.Logger.Warn("a transcript broke off", "session", session, "error", err)
+	}
+	return nil
 }
 
 // slowWriter gives each write its own time.
@@ -793,6 +817,16 @@ func (c *Client) Export(ctx context.Context, id string, content bool, w io.Write
 	if !content {
 		q.Set("content", "false")
 	}
+	return c.export(ctx, id, q, w)
+}
+
+// Transcript writes the one session in which a conversation was held in the
+// form that its protocol, asp, has for that.
+func (c *Client) Transcript(ctx context.Context, id, protocol string, w io.Writer) error {
+	return c.export(ctx, id, url.Values{"format": {protocol}}, w)
+}
+
+func (c *Client) export(ctx context.Context, id string, q url.Values, w io.Writer) error {
 	req, err := c.request(ctx, "GET", "/conversations/"+url.PathEscape(id)+"/export", q, nil)
 	if err != nil {
 		return err

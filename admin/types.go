@@ -111,6 +111,8 @@ type NewIdentity struct {
 	URL       string `json:"url,omitzero"`
 	PublicKey string `json:"publicKey,omitzero"` // base64 or the protocol's own form; empty: nothing is enrolled
 	KeyID     string `json:"keyId,omitzero"`     // empty: the key answers to any
+
+	Card json.RawMessage `json:"card,omitzero"` // ASP: the agent's card, which holds its keys
 }
 
 // Part is one piece of content; exactly one of Text, JSON, Data and URI is set.

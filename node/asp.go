@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
 	aspbridge "github.com/parley-hub/parley/bridge/asp"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
@@ -56,4 +58,44 @@ func (n *Node) aspIdentity(a *ASPAgent) (id parley.Identity, card []byte, err er
 		return id, nil, err
 	}
 	return id, card, nil
+}
+
+// senderKeys are the cards by which an ASP message can be verified again.
+func (n *Node) senderKeys(ctx context.Context, m *parley.Message) ([]admin.ExportKey, error) {
+	if n.asp == nil || m.Origin.Protocol != aspbridge.Protocol {
+		return nil, nil
+	}
+	key, card, err := n.asp.CardAt(ctx, m.Origin.Peer, m.Origin.Received)
+	if err != nil || card == nil {
+		return nil, err
+	}
+	return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}}, nil
+}
+
+// transcript finds the ASP session of a message.
+func (n *Node) transcript(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error) {
+	if n.asp == nil {
+		return "", false, nil
+	}
+	session, own = n.asp.SessionOf(m)
+	if session == "" {
+		return "", false, nil
+	}
+	return session, own, func(ctx context.Context, w io.Writer) error { return n.asp.Server().WriteTranscript(ctx, session, w) }
+}
+
+// enrollCard registers the card of an agent that an operator adds.
+func (n *Node) enrollCard(ctx context.Context, id admin.NewIdentity) error {
+	if n.asp == nil || id.Protocol != aspbridge.Protocol {
+		return fmt.Errorf("cards are for agents of %s, which this hub does not serve", aspbridge.Protocol)
+	}
+	card, err := asp.ParseCard(id.Card)
+	if err != nil {
+		return err
+	}
+	if card.AgentID != id.ID {
+		return fmt.Errorf("it is the card of %s", card.AgentID)
+	}
+	_, err = n.asp.Enroll(ctx, id.Card)
+	return err
 }

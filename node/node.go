@@ -428,7 +428,8 @@ func (n *Node) bind(ctx context.Context) error {
 		return err
 	}
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: admins, Now: n.c.Now, Logger: n.log, Info: n.info,
-		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Hosts: n.c.Listen.Hosts})
+		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Hosts: n.c.Listen.Hosts,
+		SenderKeys: n.senderKeys, Transcript: n.transcript, EnrollCard: n.enrollCard})
 	return err
 }
 

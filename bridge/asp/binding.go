@@ -238,6 +238,39 @@ func (b *Binding) Enroll(ctx context.Context, card []byte) (*protocol.Agent, err
 	return b.server.Register(ctx, card)
 }
 
+// CardAt gives the card that an agent had at a time, and the id of its key; nil
+// for an agent or a time that the registry does not know.
+func (b *Binding) CardAt(ctx context.Context, agent string, at time.Time) (keyID string, card []byte, err error) {
+	a, err := b.store.Agent(ctx, agent)
+	if errors.Is(err, protocol.ErrNotFound) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	for _, v := range slices.Backward(a.Cards) {
+		if at.Before(v.NotBefore) || !v.NotAfter.IsZero() && !at.Before(v.NotAfter) {
+			continue
+		}
+		c, err := protocol.ParseCard(v.Card)
+		if err != nil {
+			return "", nil, err
+		}
+		return c.Key().ID(), v.Card, nil
+	}
+	return "", nil, nil
+}
+
+// SessionOf gives the session that a message of the hub belongs to, "" for
+// none; own says that its conversation is the session's own.
+func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
+	session = m.Trace.Foreign[foreignSession]
+	if m.Origin.Protocol != Protocol || !protocol.ValidUUID(session) {
+		return "", false
+	}
+	return session, b.conversation(session) == m.Conversation
+}
+
 // Address implements hub.AddressBinding: the agent URI, its own or that of its
 // stand-in.
 func (b *Binding) Address(e *directory.Entry) string {

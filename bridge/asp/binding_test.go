@@ -114,15 +114,20 @@ func (w *world) client(name string) *asp.Client {
 
 func (w *world) as(id *asp.Identity) *asp.Client {
 	w.t.Helper()
-	tr := &http.Transport{}
-	w.t.Cleanup(tr.CloseIdleConnections)
-	c := &asp.Client{Server: w.base, Identity: id, HTTP: &http.Client{Transport: tr}}
+	c := w.plain(id)
 	card := id.Card()
 	card.Name = id.ID()
 	if err := c.Register(w.t.Context(), card, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	return c
+}
+
+// plain gives the client of an agent that need not be registered.
+func (w *world) plain(id *asp.Identity) *asp.Client {
+	tr := &http.Transport{}
+	w.t.Cleanup(tr.CloseIdleConnections)
+	return &asp.Client{Server: w.base, Identity: id, HTTP: &http.Client{Transport: tr}}
 }
 
 func (w *world) ctx() context.Context {

@@ -26,12 +26,19 @@ type standIns struct {
 	b *Binding
 
 	mu     sync.RWMutex
-	byName map[string]*protocol.Identity
-	byID   map[string]string // agent URI → directory name
+	newest map[string]holding            // with the keys that the keyring has now
+	byName map[string]*protocol.Identity // as which it speaks: with the keys that are registered
+	byID   map[string]string             // agent URI → directory name
+}
+
+// holding is an identity and the ids of the keys it is made of.
+type holding struct {
+	keys string
+	id   *protocol.Identity
 }
 
 func newStandIns(b *Binding) *standIns {
-	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byID: map[string]string{}}
+	return &standIns{b: b, newest: map[string]holding{}, byName: map[string]*protocol.Identity{}, byID: map[string]string{}}
 }
 
 // owner of an agent's keys in the keyring.
@@ -74,18 +81,81 @@ func (s *standIns) identity(name string) (*protocol.Identity, error) {
 		return nil, fmt.Errorf("the proof key of the stand-in for %s: %w", name, err)
 	}
 	s.mu.RLock()
-	id := s.byName[name]
+	have := s.newest[name]
 	s.mu.RUnlock()
-	if id != nil && bytes.Equal(id.Public().Signing, signing.Public()) {
-		return id, nil
+	keys := signing.ID() + " " + proving.ID()
+	if have.keys == keys {
+		return have.id, nil
 	}
-	if id, err = protocol.IdentityFromSeed(s.id(name), s.b.c.Organization, signing.Seed(), proving.Seed()); err != nil {
+	id, err := protocol.IdentityFromSeed(s.id(name), s.b.c.Organization, signing.Seed(), proving.Seed())
+	if err != nil {
 		return nil, fmt.Errorf("the keys of the stand-in for %s: %w", name, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.byName[name], s.byID[id.ID()] = id, name
+	s.newest[name] = holding{keys, id}
+	if s.byName[name] == nil { // else it speaks with the old keys until the new ones are registered
+		s.byName[name] = id
+	}
+	s.byID[id.ID()] = name
 	return id, nil
+}
+
+func (s *standIns) keep(name string, id *protocol.Identity) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byName[name] = id
+}
+
+// former gives the identity with the keys that are registered for a stand-in
+// whose keys were replaced while it is in a session: there they cannot change.
+func (s *standIns) former(ctx context.Context, name, id string) (*protocol.Identity, error) {
+	a, err := s.b.store.Agent(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	card, err := a.Card()
+	if err != nil {
+		return nil, err
+	}
+	signing, err := s.retiring(name, purposeSigning, card.SigningKey)
+	if err != nil {
+		return nil, err
+	}
+	proving, err := s.retiring(name, purposeProof, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range proving {
+		old, err := protocol.IdentityFromSeed(id, s.b.c.Organization, signing[0].Seed(), p.Seed())
+		if err != nil {
+			return nil, fmt.Errorf("the keys of the stand-in for %s: %w", name, err)
+		}
+		if old.Public().Proof.Equal(card.ProofKey) {
+			return old, nil
+		}
+	}
+	return nil, fmt.Errorf("the keys with which the stand-in for %s speaks in its sessions are gone; new ones are used when those have ended", name)
+}
+
+// retiring lists the keys of a stand-in that are still valid; public, if given,
+// is the one that is wanted.
+func (s *standIns) retiring(name, purpose string, public []byte) ([]keyring.Signer, error) {
+	var out []keyring.Signer
+	for _, k := range s.b.c.Keys.Keys(s.owner(name), purpose) {
+		if public != nil && !bytes.Equal(k.Public, public) {
+			continue
+		}
+		signer, err := s.b.c.Keys.SignerByID(k.ID)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, signer)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("the keys with which the stand-in for %s speaks in its sessions are gone; new ones are used when those have ended", name)
+	}
+	return out, nil
 }
 
 // start registers the stand-ins of all agents that are exposed, and those that
@@ -134,10 +204,15 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		return nil, err
 	}
 	if a, err := s.b.store.Agent(ctx, id.ID()); err != nil || a.Removed || !bytes.Equal(a.Cards[len(a.Cards)-1].Card, b) {
-		if _, err := s.b.server.Register(ctx, b); err != nil && !errors.Is(err, protocol.ErrAgentExists) {
+		_, err := s.b.server.Register(ctx, b)
+		if codeIs(err, "agent_in_session") {
+			id, err = s.former(ctx, name, id.ID())
+		}
+		if err != nil && !errors.Is(err, protocol.ErrAgentExists) {
 			return nil, fmt.Errorf("register the stand-in for %s: %w", name, err)
 		}
 	}
+	s.keep(name, id)
 	if !ok {
 		return id, nil
 	}

@@ -236,7 +236,7 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 type adding struct {
 	samvad, id, key, keyID, title string
 	uagents, endpoint             string
-	a2e                           string
+	a2e, asp                      string
 	expose                        []string
 	inbox                         bool
 	wait                          time.Duration
@@ -258,6 +258,7 @@ An agent that only calls has no URL: give --id and --key.`,
   parley agents add bob --uagents agent1q…
   parley agents add robot --a2e new
   parley agents add lab --a2e https://lab.corp/a2e --expose all
+  parley agents add anna --asp anna-card.json --wait 2m
   parley agents add me --inbox`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.add(cmd.Context(), args[0], s) },
 	}
@@ -268,6 +269,7 @@ An agent that only calls has no URL: give --id and --key.`,
 	f.StringVar(&s.keyID, "key-id", "", "id of that key (default: it answers to any)")
 	f.StringVar(&s.uagents, "uagents", "", "address of a uAgent, agent1q…")
 	f.StringVar(&s.a2e, "a2e", "", "new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools become its skills")
+	f.StringVar(&s.asp, "asp", "", "file with the card of an ASP agent (parley keys asp makes one)")
 	f.StringVar(&s.endpoint, "endpoint", "", "with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
 	f.StringVar(&s.title, "title", "", "name for people")
 	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: samvad, uagents, a2e, agh, asp, all")
@@ -294,8 +296,8 @@ type paste struct {
 }
 
 func (a *app) add(ctx context.Context, name string, s adding) error {
-	if s.samvad == "" && s.id == "" && s.uagents == "" && s.a2e == "" && !s.inbox {
-		return usage("say how the agent is reached: --samvad URL, --uagents ADDRESS, --a2e new or URL, --id agent://HOST with --key for one that only calls, or --inbox")
+	if s.samvad == "" && s.id == "" && s.uagents == "" && s.a2e == "" && s.asp == "" && !s.inbox {
+		return usage("say how the agent is reached: --samvad URL, --uagents ADDRESS, --a2e new or URL, --asp CARD, --id agent://HOST with --key for one that only calls, or --inbox")
 	}
 	if err := parley.CheckName(name); err != nil {
 		return usage("%s", parley.AsError(err).Text)
@@ -332,6 +334,13 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 		}
 		n.Identities, token = append(n.Identities, id), t
 	}
+	if s.asp != "" {
+		id, err := meetASP(s.asp, &n)
+		if err != nil {
+			return err
+		}
+		n.Identities = append(n.Identities, id)
+	}
 	if out.Agent, err = hub.AddAgent(ctx, n); err != nil {
 		return a.hubError(err)
 	}
@@ -342,6 +351,10 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 				return err
 			}
 			out.Paste = append(out.Paste, pasteA2E(info.PublicURL, c.A2E.Path, token)...)
+			continue
+		}
+		if i.Protocol == "asp" {
+			out.Paste = append(out.Paste, pasteASP(info.PublicURL, i.ID)...)
 			continue
 		}
 		if i.Protocol == "uagents" {
@@ -551,6 +564,9 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	}
 	if r := out.Refused; r != nil {
 		return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check %q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
+	}
+	if len(n.Identities) == 1 && n.Identities[0].Protocol == "asp" {
+		return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        has the agent the hub as its server, and opened or answered a session? `parley refused` lists what was turned away", n.Name, wait)}
 	}
 	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        does the agent call %s/agents/NAME? `parley refused` lists what was turned away", n.Name, wait, out.Hub.Base)}
 }

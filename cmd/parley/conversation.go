@@ -23,7 +23,10 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/samvad"
+	"github.com/parley-hub/parley/uagents"
 )
 
 func (a *app) conversationCommand() *cobra.Command {
@@ -298,35 +301,65 @@ func remarks(m *admin.Summary, steps bool) []string {
 }
 
 func (a *app) exportCommand() *cobra.Command {
-	var out string
+	var out, format string
 	var digests bool
 	c := &cobra.Command{
 		Use: "export ID", Short: "Write a conversation as a file that proves itself", Args: cobra.ExactArgs(1),
-		Long: `Write a conversation with everything that the journal holds of it: one JSON
+		Long: `Write a conversation as a file in which ` + "`parley conversation verify`" + ` finds every
+change, without a hub.
+
+The format hub is everything that the journal holds of the conversation: one JSON
 object a line, each of which names the hash of the line before, the last one
-signed by the hub. ` + "`parley conversation verify`" + ` finds every change, without a hub.`,
-		Example: "  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation export 01a2b3c4 --digests > deal.jsonl",
+signed by the hub. The format asp is the transcript of the ASP session in which it
+was held: each message as its agent signed and linked it, the agents' cards, and
+the hub's signature over all. Without --format a conversation of ASP agents is
+written as asp, all others as hub.`,
+		Example: "  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation export 01a2b3c4 --digests > deal.jsonl\n  parley conversation export 01a2b3c4 --format asp --out session.json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := conversationID(args[0]); err != nil {
 				return err
 			}
+			switch format {
+			case "", "hub":
+			case "asp":
+				if digests {
+					return usage("--digests is for --format hub: a transcript is whole")
+				}
+			default:
+				return usage("--format %q: want hub or asp", format)
+			}
+			ctx := cmd.Context()
 			hub, err := a.hub()
 			if err != nil {
 				return err
 			}
-			if out == "" {
-				return a.hubError(hub.Export(cmd.Context(), args[0], !digests, a.out))
+			if format == "" && !digests {
+				v, err := hub.Conversation(ctx, args[0], "", 1)
+				if err != nil {
+					return a.hubError(err)
+				}
+				if len(v.History) > 0 && v.History[0].Protocol == "asp" {
+					format = "asp"
+				}
 			}
-			return a.exportTo(cmd.Context(), hub, args[0], !digests, out)
+			write := func(w io.Writer) error { return a.hubError(hub.Export(ctx, args[0], !digests, w)) }
+			if format == "asp" {
+				write = func(w io.Writer) error { return a.hubError(hub.Transcript(ctx, args[0], format, w)) }
+			}
+			if out == "" {
+				return write(a.out)
+			}
+			return a.exportTo(ctx, out, write)
 		},
 	}
 	c.Flags().StringVar(&out, "out", "", "file to be written (default: standard output)")
+	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: by what the conversation is)")
 	c.Flags().BoolVar(&digests, "digests", false, "leave the content out: only digests of it")
 	return c
 }
 
-// exportTo leaves a whole file or none.
-func (a *app) exportTo(ctx context.Context, hub *admin.Client, id string, content bool, out string) (err error) {
+// exportTo leaves a whole file that verifies or none.
+func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(out), ".parley-export-*")
 	if err != nil {
 		return &exitError{exitFailed, err}
@@ -337,25 +370,43 @@ func (a *app) exportTo(ctx context.Context, hub *admin.Client, id string, conten
 			_ = os.Remove(f.Name())
 		}
 	}()
-	err = a.hubError(hub.Export(ctx, id, content, f))
-	if err != nil {
+	if err := write(f); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	if _, err = f.Seek(0, io.SeekStart); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	report, err := admin.VerifyExport(f, nil)
+	told, text, err := exported(ctx, f)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
-	}
-	if !report.OK() {
-		return fmt.Errorf("the hub did not send a whole export: %s", strings.Join(report.Problems, "; "))
 	}
 	if err = os.Rename(f.Name(), out); err != nil {
 		return err
 	}
-	return a.print(map[string]any{"file": out, "conversation": report.Header.Conversation, "records": report.Records, "messages": report.Messages},
-		"%s holds conversation %s: %s in %s\n", out, report.Header.Conversation, plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records"))
+	told["file"] = out
+	return a.print(told, "%s holds %s\n", out, text)
+}
+
+// exported verifies what a hub sent and says what it is.
+func exported(ctx context.Context, f io.Reader) (told map[string]any, text string, err error) {
+	in, ok := isASPTranscript(f)
+	if ok {
+		report, err := asp.TranscriptVerifier{}.Verify(ctx, in)
+		if err != nil {
+			return nil, "", fmt.Errorf("the hub did not send a whole transcript: %w", err)
+		}
+		return map[string]any{"format": "asp", "sessionId": report.SessionID, "records": report.Records, "messages": report.Messages},
+			fmt.Sprintf("ASP session %s: %s in %s", report.SessionID, plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records")), nil
+	}
+	report, err := admin.VerifyExport(in, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	if !report.OK() {
+		return nil, "", fmt.Errorf("the hub did not send a whole export: %s", strings.Join(report.Problems, "; "))
+	}
+	return map[string]any{"format": "hub", "conversation": report.Header.Conversation, "records": report.Records, "messages": report.Messages},
+		fmt.Sprintf("conversation %s: %s in %s", report.Header.Conversation, plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records")), nil
 }
 
 // verification is what `conversation verify` found.
@@ -386,9 +437,11 @@ func (a *app) verifyExportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "verify FILE|-", Short: "Verify an exported conversation, without a hub: exit 0 if nothing was changed, 1 if something was", Args: cobra.ExactArgs(1),
 		Long: `Verify the chain of hashes and the hub's signature of an export, compare all
-content with its digests, and verify the signatures of SAMVAD messages again
-with the keys that the hub had enrolled. What was changed, is missing, was moved
-or inserted is named.
+content with its digests, and verify the messages' own signatures again: those of
+SAMVAD and ASP with the keys and cards that the hub knew, those of uAgents and of
+AGH handles with the key that their address names. What was changed, is missing,
+was moved or inserted is named. The transcript of an ASP session is verified message
+by message: hash, link, signature and proof.
 
 The file names the key that signed it. That this is the hub's, it cannot say
 itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub shows it).`,
@@ -401,7 +454,7 @@ itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub s
 			if done, err := a.verifyASP(cmd.Context(), args[0], keys); done || err != nil {
 				return err
 			}
-			return a.verifyExport(args[0], key, paths)
+			return a.verifyExport(cmd.Context(), args[0], key, paths)
 		},
 	}
 	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed by it")
@@ -409,7 +462,7 @@ itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub s
 	return c
 }
 
-func (a *app) verifyExport(name, key string, paths []string) error {
+func (a *app) verifyExport(ctx context.Context, name, key string, paths []string) error {
 	in, size := a.in, int64(0)
 	if name != "-" {
 		f, err := os.Open(name)
@@ -438,7 +491,7 @@ func (a *app) verifyExport(name, key string, paths []string) error {
 		if h != nil {
 			base = h.Base
 		}
-		again.message(line, r, base)
+		again.message(ctx, line, r, base)
 	})
 	finish()
 	if err != nil {
@@ -538,27 +591,42 @@ func (v *resigned) list() []unverifiedKind {
 	return out
 }
 
-func (v *resigned) message(line int, r *admin.ExportRecord, base string) {
+func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord, base string) {
 	m := r.Message
 	o := &m.Origin
 	switch {
 	case o.Assurance != parley.Signed:
 		v.not(fmt.Sprintf("they were not signed (%s, by %s)", o.Assurance, clean(o.Protocol)))
 		return
-	case o.Protocol != "samvad":
-		v.not(fmt.Sprintf("signatures of %s are in the file, but are not verified again here", clean(o.Protocol)))
-		return
 	case o.Raw == nil:
 		v.not("the envelope is not in the file, only its digest")
 		return
 	}
+	again := map[string]func(context.Context, *admin.ExportMessage, string) (string, error){
+		"samvad": v.samvad, "asp": v.asp, "uagents": v.uagents, "agh": v.agh}[o.Protocol]
+	if again == nil {
+		v.not(fmt.Sprintf("messages of %s have no signature of their own", clean(o.Protocol)))
+		return
+	}
+	switch reason, err := again(ctx, m, base); {
+	case err != nil:
+		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v", line, m.ID, err))
+	case reason != "":
+		v.not(reason)
+	default:
+		v.verified++
+	}
+}
+
+// samvad verifies a message of SAMVAD; a reason says why that cannot be done.
+func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
+	o := &m.Origin
 	header := http.Header{}
 	for name, value := range o.Header {
 		header.Set(name, value)
 	}
 	if header.Get("Signature") == "" {
-		v.not("the signature's headers are not in the file")
-		return
+		return "the signature's headers are not in the file", nil
 	}
 	var keys []samvad.Key
 	for _, k := range o.Keys {
@@ -567,19 +635,66 @@ func (v *resigned) message(line int, r *admin.ExportRecord, base string) {
 		}
 	}
 	if len(keys) == 0 {
-		v.not("no key of the sender was enrolled at the hub: it was proved with one that the hub fetched")
-		return
+		return "no key of the sender was enrolled at the hub: it was proved with one that the hub fetched", nil
 	}
 	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
-	_, err := samvad.VerifySignature(in, o.Received, keys...)
-	switch {
-	case err == nil:
-		v.verified++
-	case errors.Is(err, samvad.ErrUnknownKey):
-		v.not("the key that signed it is not among those that are enrolled now")
-	default:
-		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v (where a proxy changed its path, name that with --path)", line, m.ID, err))
+	_, err = samvad.VerifySignature(in, o.Received, keys...)
+	if errors.Is(err, samvad.ErrUnknownKey) {
+		return "the key that signed it is not among those that are enrolled now", nil
 	}
+	if err != nil {
+		err = fmt.Errorf("%w (where a proxy changed its path, name that with --path)", err)
+	}
+	return "", err
+}
+
+// asp verifies hash, signature and proof of a message of ASP with the card that
+// its sender had. Its place in the session only the transcript shows.
+func (v *resigned) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	o := &m.Origin
+	at := slices.IndexFunc(o.Keys, func(k admin.ExportKey) bool { return k.Algorithm == admin.AlgorithmASPCard })
+	if at < 0 {
+		return "the sender's card is not in the file: it was registered with the hub no longer", nil
+	}
+	card, err := asp.ParseCard(o.Keys[at].Public)
+	if err != nil {
+		return "", fmt.Errorf("the sender's card: %w", err)
+	}
+	form := asp.JSON
+	if len(o.Raw) > 0 && o.Raw[0]&0x80 != 0 { // a map of MessagePack, never the beginning of JSON
+		form = asp.MessagePack
+	}
+	_, err = (&asp.Verifier{Keys: card, Now: func() time.Time { return o.Received }}).Verify(ctx, o.Raw, asp.Transport{Format: form, Agent: o.Peer})
+	return "", err
+}
+
+// uagents verifies a message of uAgents: the sender's address is its key.
+func (v *resigned) uagents(_ context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	e, err := uagents.Decode(m.Origin.Raw)
+	if err != nil {
+		return "", err
+	}
+	if e.Sender != m.Origin.Peer {
+		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
+	}
+	// What the hub tolerates besides is no matter of the signature.
+	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true, AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
+	_, err = lenient.Check(e)
+	return "", err
+}
+
+// agh verifies the proof of an AGH message: the sender's handle names its key.
+func (v *resigned) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	got, err := (&agh.Verifier{Trust: true, Lenient: true, Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
+	switch {
+	case err != nil:
+		return "", err
+	case !got.Verdict.Verified:
+		return "", errors.New("it has no proof")
+	case got.Envelope.WorkspaceID+"/"+got.Envelope.From != m.Origin.Peer:
+		return "", fmt.Errorf("it is from %s/%s, the record says %s", got.Envelope.WorkspaceID, got.Envelope.From, m.Origin.Peer)
+	}
+	return "", nil
 }
 
 // candidates are the paths to which a message may have been sent, all of which

@@ -142,7 +142,9 @@ func TestVerifyAgain(t *testing.T) {
 		"key of other name": {func(m *admin.ExportMessage) { m.Origin.Keys[0].KeyID = "other" }, "the key that signed it is not among those that are enrolled now", false},
 		"digest only":       {func(m *admin.ExportMessage) { m.Origin.Raw = nil }, "the envelope is not in the file, only its digest", false},
 		"no headers":        {func(m *admin.ExportMessage) { m.Origin.Header = nil }, "the signature's headers are not in the file", false},
-		"other protocol":    {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" }, "signatures of asp are in the file, but are not verified again here", false},
+		"other protocol":    {func(m *admin.ExportMessage) { m.Origin.Protocol = "a2e" }, "messages of a2e have no signature of their own", false},
+		"no card":           {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" }, "the sender's card is not in the file: it was registered with the hub no longer", false},
+		"no envelope of it": {func(m *admin.ExportMessage) { m.Origin.Protocol = "uagents" }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var v resigned
@@ -151,7 +153,7 @@ func TestVerifyAgain(t *testing.T) {
 					return
 				}
 				c.change(r.Message)
-				v.message(line, r, h.Base)
+				v.message(t.Context(), line, r, h.Base)
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -33,8 +33,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
-	// Whoever types an address may call it, on this machine too.
-	c := &asp.Client{Server: s.url, Identity: me, HTTP: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	c := &asp.Client{Server: s.url, Identity: me, HTTP: aspHTTP()}
 	if _, err := c.Card(ctx, me.ID()); err != nil {
 		card := me.Card()
 		card.Name = me.ID()
@@ -156,19 +155,30 @@ func aspError(err error) error {
 }
 
 func (a *app) keysASP() *cobra.Command {
-	var id, org, out, show string
+	var id, org, out, show, url string
 	c := &cobra.Command{
-		Use: "asp", Short: "Make the two keys of an ASP agent, or show its card", Args: cobra.NoArgs,
+		Use: "asp", Short: "Make or replace the two keys of an ASP agent, or show its card", Args: cobra.NoArgs,
 		Long: `Make an ASP identity, an Ed25519 key for messages and a P-256 key for proofs, in
 a file of mode 0600, and print the agent's card with both public keys. With --key
-the card of an identity that is there already is printed.`,
-		Example: "  parley keys asp --id agent://corp.example/sales/anna --org org_corp --out anna.json\n  parley keys asp --key anna.json > anna-card.json",
-		RunE: func(*cobra.Command, []string) error {
+the card of an identity that is there already is printed.
+
+With --key, --out and --url the keys are replaced: new ones are made in the file
+of --out, and the hub is told by proof of both the old and the new keys. The old
+ones stay known there for what was said with them. An agent in an open session
+cannot change its keys.`,
+		Example: "  parley keys asp --id agent://corp.example/sales/anna --org org_corp --out anna.json\n  parley keys asp --key anna.json > anna-card.json\n  parley keys asp --key anna.json --out anna-2.json --url http://hub.corp:8080",
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			var me *asp.Identity
 			var err error
 			switch {
+			case url != "" && (show == "" || out == "" || id != ""):
+				return usage("keys are replaced with --key FILE of the old ones, --out FILE for the new ones, and --url of the hub")
+			case url != "":
+				if me, err = asp.LoadIdentity(show); err == nil {
+					me, err = replaceASP(cmd.Context(), me, out, url)
+				}
 			case show != "" && (id != "" || out != ""):
-				return usage("--key shows an identity; --id and --out make one")
+				return usage("--key shows an identity; --id and --out make one; to replace its keys, say at which hub: --url")
 			case show != "":
 				me, err = asp.LoadIdentity(show)
 			case id == "" || out == "":
@@ -177,6 +187,10 @@ the card of an identity that is there already is printed.`,
 				if me, err = asp.GenerateIdentity(id, org); err == nil {
 					err = me.Save(out)
 				}
+			}
+			var coded *exitError
+			if errors.As(err, &coded) {
+				return err
 			}
 			if err != nil {
 				return &exitError{exitUsage, err}
@@ -198,6 +212,43 @@ the card of an identity that is there already is printed.`,
 	f.StringVar(&id, "id", "", "agent URI: agent://domain/department/name")
 	f.StringVar(&org, "org", "org_private", "organization")
 	f.StringVar(&out, "out", "", "file to write the private keys to")
-	f.StringVar(&show, "key", "", "file with an identity, to show its card")
+	f.StringVar(&show, "key", "", "file with an identity, to show its card or to replace its keys")
+	f.StringVar(&url, "url", "", "hub at which the keys are replaced")
 	return c
+}
+
+// replaceASP gives an agent new keys at a hub. They are in their file before
+// the hub knows of them, and taken away again if it refuses.
+func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.Identity, error) {
+	me, err := asp.GenerateIdentity(old.ID(), old.OrgID())
+	if err != nil {
+		return nil, err
+	}
+	c := &asp.Client{Server: url, Identity: old, HTTP: aspHTTP()}
+	card, err := c.Card(ctx, old.ID())
+	if err != nil {
+		return nil, aspError(err)
+	}
+	if !card.SigningKey.Equal(old.Public().Signing) {
+		return nil, errors.New("the hub knows this agent by other keys than those of --key")
+	}
+	next := me.Card()
+	next.Name, next.Description, next.Capabilities, next.Endpoints = card.Name, card.Description, card.Capabilities, card.Endpoints
+	if err := me.Save(out); err != nil {
+		return nil, err
+	}
+	if err := (&asp.Client{Server: url, Identity: me, HTTP: aspHTTP()}).Register(ctx, next, old); err != nil {
+		var refused *asp.Error
+		if errors.As(err, &refused) { // else the hub may have taken them
+			return nil, errors.Join(aspError(err), os.Remove(out))
+		}
+		return nil, fmt.Errorf("whether the hub took the new keys, in %s, is not known; `parley keys asp --key` with either file and --url tells: %w", out, err)
+	}
+	return me, nil
+}
+
+// aspHTTP is for servers that the user names: who types an address may call it,
+// on this machine too.
+func aspHTTP() *http.Client {
+	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }

@@ -1,0 +1,394 @@
+package asp_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+)
+
+// hands is a clock that moves when the test says so.
+type hands struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func newHands() *hands { return &hands{now: time.Now().UTC().Truncate(time.Millisecond)} }
+
+func (h *hands) Now() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now
+}
+
+func (h *hands) move(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.now = h.now.Add(d)
+}
+
+// records gives what the journal notes from now on.
+func (w *world) records() <-chan *journal.Record {
+	w.t.Helper()
+	out := make(chan *journal.Record, 1024)
+	w.t.Cleanup(w.Hub().Journal().Watch(func(r *journal.Record) {
+		if r.Message != nil {
+			out <- r
+		}
+	}))
+	return out
+}
+
+// until waits for a record.
+func until(ctx context.Context, t *testing.T, records <-chan *journal.Record, what string, is func(*parley.Message) bool) *parley.Message {
+	t.Helper()
+	for {
+		select {
+		case r := <-records:
+			if is(r.Message) {
+				return r.Message
+			}
+		case <-ctx.Done():
+			t.Fatal("there was no ", what)
+		}
+	}
+}
+
+// at gives the client of a registered agent, by the clock of the hub.
+func (w *world) at(h *hands, name string) *asp.Client {
+	w.t.Helper()
+	id, err := asp.GenerateIdentity("agent://"+name+".example/test/"+name, "org_"+name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	card, err := id.Card().JSON()
+	if err == nil {
+		_, err = w.ASP().Enroll(w.t.Context(), card)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c := w.plain(id)
+	c.Now = h.Now
+	return c
+}
+
+func nameOf(t *testing.T, w *world, id string) string {
+	t.Helper()
+	e, ok := w.Hub().Directory().Lookup("asp", id)
+	if !ok {
+		t.Fatal(id, "is not in the directory")
+	}
+	return e.Name
+}
+
+// TestSessionsTimeOut is ASP-055 through the hub, and the other timeouts of the
+// nine states: sessions that nobody touches end by the hub's clock alone.
+func TestSessionsTimeOut(t *testing.T) {
+	h := newHands()
+	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Conversing: node.Duration{Duration: 20 * time.Minute}}})
+	alice, bob := w.at(h, "alice"), w.at(h, "bob")
+	ctx := w.ctx()
+	records := w.records()
+	ended := func(session, reason string) {
+		t.Helper()
+		until(ctx, t, records, "end of the session: "+reason, func(m *parley.Message) bool {
+			return m.Trace.Foreign["asp.sessionId"] == session && strings.Contains(string(m.Extensions["asp"]), `"timeout"`)
+		})
+		l, err := w.ASP().Server().Session(ctx, session, "")
+		if err != nil || l.State != asp.Failed || l.Reason != reason {
+			t.Errorf("%+v %v", l, err)
+		}
+	}
+	// Nobody answers the invitation.
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.move(31 * time.Second)
+	ended(s.ID(), "timeout in INVITED")
+	// Both are there, and silent.
+	if s, err = alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}}); err != nil {
+		t.Fatal(err)
+	}
+	bs, err := bob.Join(ctx, s.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m, err := range bs.Messages(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	wait(t, s, asp.Introduced)
+	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
+		t.Fatal(err)
+	}
+	h.move(19 * time.Minute)
+	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "still here"}); err != nil {
+		t.Fatal(err) // which begins the time anew
+	}
+	h.move(19 * time.Minute)
+	if l, err := w.ASP().Server().Session(ctx, s.ID(), ""); err != nil || l.State != asp.Conversing {
+		t.Errorf("%+v %v", l, err)
+	}
+	h.move(2 * time.Minute)
+	ended(s.ID(), "timeout in CONVERSING")
+}
+
+// TestIdleSessionIsClosed: a session that the hub opened for somebody is closed
+// with a signed CLOSE when nobody used it for asp.idle, and no sooner; the next
+// request opens another.
+func TestIdleSessionIsClosed(t *testing.T) {
+	h := newHands()
+	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Idle: node.Duration{Duration: 5 * time.Minute}}})
+	bob := w.at(h, "bob")
+	ctx := w.ctx()
+	answer(ctx, t, bob, func(s *asp.Session, m *asp.Message) (err error) {
+		switch {
+		case m.IsInvitation():
+			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+		case m.Performative == asp.Query:
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}}, asp.InReplyTo(m))
+		}
+		return err
+	})
+	ask := func() (session string) {
+		t.Helper()
+		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Foreign: "one", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: nameOf(t, w, bob.Identity.ID()),
+			Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+		if err != nil || m.Kind != parley.Response {
+			t.Fatalf("%+v %v", m, err)
+		}
+		return m.Trace.Foreign["asp.sessionId"]
+	}
+	closeIdle := func() {
+		t.Helper()
+		if err := w.ASP().CloseIdle(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := ask()
+	h.move(4 * time.Minute)
+	closeIdle()
+	if again := ask(); again != first {
+		t.Error("a session in use was not kept")
+	}
+	records := w.records()
+	h.move(4 * time.Minute)
+	closeIdle()
+	if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State.Terminal() {
+		t.Errorf("closed too soon: %+v %v", l, err)
+	}
+	h.move(2 * time.Minute)
+	closeIdle()
+	m := until(ctx, t, records, "CLOSE", func(m *parley.Message) bool { return m.Act == "CLOSE" })
+	if m.From != "crew/echo" || m.Origin.Verdict.Assurance != parley.Signed || m.Trace.Foreign["asp.sessionId"] != first {
+		t.Errorf("%+v", m)
+	}
+	if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State != asp.Closed {
+		t.Errorf("%+v %v", l, err)
+	}
+	if next := ask(); next == first {
+		t.Error("the closed session was used")
+	}
+}
+
+// TestCancelIsWithdrawn: who cancels a request to an ASP agent has it withdrawn
+// in the session, by the id that the agent knows.
+func TestCancelIsWithdrawn(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	bob := w.client("bob")
+	ctx := w.ctx()
+	asked, withdrawn := make(chan *asp.Message, 1), make(chan *asp.Message, 1)
+	answer(ctx, t, bob, func(s *asp.Session, m *asp.Message) (err error) {
+		switch {
+		case m.IsInvitation():
+			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+		case m.Performative == asp.Query:
+			asked <- m
+		case m.Performative == asp.Withdraw:
+			withdrawn <- m
+		}
+		return err
+	})
+	name := nameOf(t, w, bob.Identity.ID())
+	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: name,
+		Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var q *asp.Message
+	select {
+	case q = <-asked:
+	case <-ctx.Done():
+		t.Fatal("bob was not asked")
+	}
+	if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Cancel, From: "crew/echo", To: name, InReplyTo: request.ID,
+		Origin: parley.Origin{Protocol: "go"}}}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case m := <-withdrawn:
+		l, err := w.ASP().Server().Session(ctx, m.SessionID, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range l.Items {
+			if i.MessageID == q.MessageID && (i.Status != "withdrawn" || m.Reference() != i.ID && m.Reference() != i.MessageID) {
+				t.Errorf("%+v after %s", i, m.Body)
+			}
+		}
+	case <-ctx.Done():
+		t.Fatal("the question was not withdrawn")
+	}
+}
+
+// TestCommitmentAndDispute through the hub: a commitment is accepted and can no
+// longer be withdrawn (ASP-056), a dispute about it is recorded, and both are in
+// the transcript, which verifies.
+func TestCommitmentAndDispute(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	alice, bob := w.client("alice"), w.client("bob")
+	ctx := w.ctx()
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bs, err := bob.Join(ctx, s.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m, err := range bs.Messages(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case m.IsInvitation(), m.Performative == asp.Commit:
+			if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
+				t.Fatal(err)
+			}
+			if m.Performative == asp.Commit {
+				break
+			}
+			wait(t, s, asp.Introduced)
+			if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Send(ctx, asp.Commit, asp.Promise{CommitmentID: "c-1", Terms: asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(), Action: "bake"}}}}); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		default:
+			continue
+		}
+		break
+	}
+	server := w.ASP().Server()
+	d := asp.Dispute{DisputeID: "d-1", SessionID: s.ID(), CommitmentID: "c-1", FiledBy: bob.Identity.ID(), FiledAgainst: alice.Identity.ID(), Reason: "fulfillment-mismatch", Severity: 3,
+		Evidence: []byte(`{"agreedTerms":"bread","deliveredResult":"cake"}`)}
+	wait(t, s, asp.Executing)
+	if _, err := s.Send(ctx, asp.Withdraw, asp.Answer{ReferenceID: "c-1"}); err == nil {
+		t.Error("ASP-056: an accepted commitment was withdrawn")
+	}
+	stranger := d
+	stranger.FiledBy = "agent://stranger.example/test/x"
+	other := d
+	other.CommitmentID = "c-2"
+	for _, bad := range []asp.Dispute{stranger, other} {
+		if err := server.FileDispute(ctx, bad); err == nil {
+			t.Errorf("%+v was recorded", bad)
+		}
+	}
+	if err := server.FileDispute(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	l, err := server.Session(ctx, s.ID(), "")
+	if err != nil || len(l.Commitments) != 1 || l.Commitments[0].Status != asp.Disputed || l.Commitments[0].AcceptedBy != bob.Identity.ID() {
+		t.Errorf("%+v %v", l, err)
+	}
+	var out strings.Builder
+	if r, err := s.Export(ctx, &out); err != nil || r.State != asp.Executing || r.Records != r.Messages+1 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if !strings.Contains(out.String(), `"disputeId":"d-1"`) || !strings.Contains(out.String(), `"deliveredResult":"cake"`) {
+		t.Error("the dispute is not in the transcript")
+	}
+}
+
+// TestKeysOfStandIn: the keys of a stand-in that are replaced while it is in a
+// session are used when that has ended (ASP-075); what was said with the old
+// ones still verifies.
+func TestKeysOfStandIn(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	alice := w.client("alice")
+	ctx := w.ctx()
+	ask := func(s *asp.Session) string {
+		t.Helper()
+		m, err := s.Ask(ctx, asp.Question{QueryType: "echo", Parameters: map[string]string{"text": "hi"}})
+		if err != nil || m.Performative != asp.Inform {
+			t.Fatal(m, err)
+		}
+		return m.MessageID
+	}
+	key := func() string {
+		t.Helper()
+		c, err := alice.Card(ctx, w.echoID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Key().ID() + c.ProofKey.Thumbprint()
+	}
+	open := func() *asp.Session {
+		t.Helper()
+		s, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait(t, s, asp.Introduced)
+		return s
+	}
+	s := open()
+	ask(s)
+	before := key()
+	for _, purpose := range []string{"asp", "asp-dpop"} {
+		if _, err := w.Keys().Rotate("crew/echo", purpose, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(s)
+	if key() != before {
+		t.Error("the keys changed in a session")
+	}
+	if err := s.Close(ctx, "done"); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if r, err := s.Export(ctx, &out); err != nil || !r.Signed {
+		t.Errorf("%+v %v", r, err)
+	}
+	// The first session after the end may still begin with the old ones, for
+	// nobody spoke in between; the hub looks when it speaks as the agent.
+	if _, err := w.ASP().StandIn(ctx, "crew/echo"); err != nil {
+		t.Fatal(err)
+	}
+	if key() == before {
+		t.Error("the new keys are not used after the session")
+	}
+	ask(open())
+	out.Reset()
+	if r, err := s.Export(ctx, &out); err != nil || !r.Signed {
+		t.Errorf("the old session after the keys changed: %+v %v", r, err)
+	}
+}
