@@ -675,6 +675,10 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 		return nil, recordError(err)
 	}
 	m.Conversation, m.To = v.Conversation, request.Message.From
+	// A reply is part of its request's trace, whatever brought it.
+	if t := request.Message.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
+		m.Trace.Parent, m.Trace.State = t.Parent, t.State
+	}
 	if err := h.policy.Load().Admit(m, nil); err != nil {
 		return nil, err
 	}
