@@ -400,7 +400,7 @@ func scope(sessionID string) string { return Protocol + " " + sessionKey(session
 func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message {
 	now := b.c.Now()
 	m := &parley.Message{
-		Kind: kind, From: r.Identity.Name,
+		Kind: kind, From: r.Identity.Name, Hops: hopsOf(r),
 		Origin: parley.Origin{Protocol: Protocol, Peer: r.Identity.Name, Raw: r.Raw(), Received: now,
 			Verdict: parley.Verdict{Assurance: parley.Session, Checks: []parley.Check{
 				{Name: "token", OK: true, Detail: "A2E has no signatures; the session's token answers for them"}}}},

@@ -73,6 +73,7 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 		Kind:  parley.Notice,
 		Parts: parts(e),
 		Sent:  time.Unix(e.TS, 0),
+		Hops:  bridge.HopsOf(e.ExtValue(ExtParley)),
 		Trace: parley.Trace{Parent: traceparent(e), Foreign: map[string]string{foreignID: e.ID}},
 		Origin: parley.Origin{Protocol: Protocol, Peer: e.WorkspaceID + "/" + e.From, Raw: e.Raw(), Received: received,
 			Verdict: verdict(v, principal)},

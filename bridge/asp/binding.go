@@ -454,6 +454,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
 		return // how sessions come and go is not for handlers
 	}
+	m.Hops = hopsOf(e)
 	bd := bodyOf(e)
 	switch e.Performative {
 	case protocol.Query, protocol.Delegate:

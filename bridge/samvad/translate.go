@@ -35,6 +35,7 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 		Skill: r.Envelope.Skill,
 		Parts: []parley.Part{{MediaType: "application/json", Data: r.Payload}},
 		Sent:  r.Timestamp,
+		Hops:  bridge.HopsIn(r.Header.Get(bridge.ProvenanceHeader)),
 		Trace: parley.Trace{
 			Parent:  traceparent(r.TraceID, r.SpanID),
 			Foreign: map[string]string{foreignTrace: r.TraceID, foreignSpan: r.SpanID, foreignMode: string(r.Endpoint)},

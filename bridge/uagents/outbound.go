@@ -35,7 +35,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // forward passes the envelope of another uAgent on, as it is.
 func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envelope) hub.Outcome {
 	if o.Message.Kind == parley.Notice {
-		return outcome(b.bring(ctx, o.Identity, e, ""))
+		return outcome(b.bring(ctx, o.Identity, e, bridge.Provenance(o.Message)))
 	}
 	if b.usesMailbox(o.Identity, b.almanac.registered(o.Identity.ID)) {
 		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported, "%s", protocol.ErrMailboxSync.Text)}
@@ -44,7 +44,7 @@ func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envel
 	if err != nil {
 		return outcome(err)
 	}
-	reply, err := b.client("").ForwardSync(ctx, endpoints, e)
+	reply, err := b.client(bridge.Provenance(o.Message)).ForwardSync(ctx, endpoints, e)
 	if reply == nil {
 		return outcome(err)
 	}

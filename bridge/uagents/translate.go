@@ -58,6 +58,7 @@ func toMessage(r *protocol.Request, kind parley.Kind, from, to string, received 
 		To:     to,
 		Schema: r.SchemaDigest,
 		Sent:   received,
+		Hops:   bridge.HopsIn(r.Header.Get(bridge.ProvenanceHeader)),
 		Trace:  parley.Trace{Foreign: map[string]string{foreignSession: r.Session}},
 		Origin: parley.Origin{
 			Protocol: Protocol,
