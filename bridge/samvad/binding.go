@@ -131,6 +131,7 @@ func New(c Config) (*Binding, error) {
 	if c.Transport != nil {
 		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
 	}
+	b.client.HTTP.Transport = telling{b.client.HTTP.Transport}
 	b.slots = make(chan struct{}, 32)
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	if b.taskKey, err = c.Keys.Secret("samvad tasks", 32); err != nil {
@@ -365,7 +366,7 @@ func (b *Binding) resolve(r *http.Request, prefix string) *protocol.Agent {
 		}
 		name = b.byHost(r.Host)
 	}
-	return b.agent(r.Context(), name)
+	return b.agent(asked(r), name)
 }
 
 func (b *Binding) byHost(host string) string {
@@ -448,7 +449,11 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 			if i.Protocol != Protocol || i.StandIn || i.URL == "" {
 				continue
 			}
-			remote, err := b.client.Card(ctx, i.URL)
+			fetch, ok := b.mayFetch(ctx)
+			if !ok {
+				continue
+			}
+			remote, err := b.client.Card(fetch, i.URL)
 			if err != nil {
 				b.c.Logger.Warn("cannot read an agent's card", "agent", e.Name, "url", i.URL, "error", err)
 				continue
