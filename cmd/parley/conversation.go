@@ -595,6 +595,9 @@ func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord,
 	m := r.Message
 	o := &m.Origin
 	switch {
+	case r.Erased != nil:
+		v.not("their content was " + clean(r.Erased.String()))
+		return
 	case o.Assurance != parley.Signed:
 		v.not(fmt.Sprintf("they were not signed (%s, by %s)", o.Assurance, clean(o.Protocol)))
 		return
