@@ -106,18 +106,3 @@ func (a *app) erasures(ctx context.Context) error {
 	}
 	return a.table([]string{"NUMBER", "BEGUN", "ENDED", "WHAT", "WHOSE", "BY", "ERASED", "LEFT", "WHY"}, rows)
 }
-
-// erasedNote says below a message that its content was erased.
-func erasedNote(e *admin.Erasure) string {
-	if e == nil {
-		return ""
-	}
-	s := "its content was erased"
-	if !e.Begun.IsZero() {
-		s += " " + stamp(e.Begun) + " by " + clean(e.By)
-	}
-	if e.Reason != "" {
-		s += ": " + clean(e.Reason)
-	}
-	return s + fmt.Sprintf(" (erasure %d)", e.Number)
-}
