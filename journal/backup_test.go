@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -324,5 +325,22 @@ func TestBackupStopsNobody(t *testing.T) {
 	close(w.wait)
 	if err := <-done; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestExternalSaysWhatToDo: what the cluster does itself is said.
+func TestExternalSaysWhatToDo(t *testing.T) {
+	j := open(t, Config{URL: natsServer(t, nil).ClientURL(), Partitions: 1, Node: "n"})
+	if _, err := j.Backup(t.Context(), io.Discard, BackupOptions{}); !errors.Is(err, ErrServer) || !strings.Contains(err.Error(), "nats stream backup") {
+		t.Error(err)
+	}
+	if _, err := j.NewErasure(t.Context(), Erasure{What: "agent"}); !errors.Is(err, ErrServer) || !strings.Contains(err.Error(), "nats stream rmm") {
+		t.Error(err)
+	}
+	if _, err := j.Erase(t.Context(), 1, nil); !errors.Is(err, ErrServer) {
+		t.Error(err)
+	}
+	if _, err := j.Trim(t.Context(), 0, time.Time{}); !errors.Is(err, ErrServer) {
+		t.Error(err)
 	}
 }
