@@ -189,7 +189,7 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 	}
 	if m.InReplyTo.IsZero() && len(p.pairs) > 0 {
 		for _, r := range to {
-			if err := p.pair(m, r.Agent.Name); err != nil {
+			if err := p.pair(m, r.Agent); err != nil {
 				return err
 			}
 		}
@@ -198,9 +198,10 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 }
 
 // pair counts a message of one agent to another.
-func (p *Policy) pair(m *parley.Message, to string) *parley.Error {
+func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
+	to, skill := a.Name, skillOf(m, a)
 	for i, l := range p.c.Limits {
-		if !Match(l.From, m.From) || !matchAny(l.To, to, m.Skill) {
+		if !Match(l.From, m.From) || !matchAny(l.To, to, skill) {
 			continue
 		}
 		if wait := p.pairs[i].take(m.From+"\x00"+to, p.c.Now()); wait > 0 {
@@ -209,6 +210,17 @@ func (p *Policy) pair(m *parley.Message, to string) *parley.Error {
 		return nil
 	}
 	return nil
+}
+
+// skillOf is the skill that a message is for: a request that names none is for
+// the default one.
+func skillOf(m *parley.Message, a *parley.Agent) string {
+	if m.Skill == "" && m.Kind == parley.Request {
+		if s, ok := a.SkillNamed(""); ok {
+			return s.ID
+		}
+	}
+	return m.Skill
 }
 
 func tooOften(wait time.Duration, format string, args ...any) *parley.Error {
@@ -255,7 +267,7 @@ func (p *Policy) recipient(m *parley.Message, r Recipient) *parley.Error {
 		return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
 	}
 	// A reply goes to the one who asked; the rules speak of who may begin.
-	if !m.InReplyTo.IsZero() || p.permitted(m.From, name, m.Skill) {
+	if !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
 		return nil
 	}
 	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name)

@@ -20,7 +20,8 @@ func TestAdmit(t *testing.T) {
 	hidden := Recipient{Agent: &parley.Agent{Name: "hidden"}, Native: []string{"agh"}}
 	open := Recipient{Agent: &parley.Agent{Name: "open", Exposed: parley.Everywhere}, Native: []string{"go"}}
 	config := Config{Hub: "here", Assurance: map[string]parley.Assurance{"open": parley.Unsigned},
-		Allow: []Rule{{From: "crew/*", To: []string{"weather.forecast", "open"}}, {From: "guest/**", To: []string{"open"}}}}
+		Least: []Least{{To: []string{"vault/open"}, Assurance: parley.Unsigned}, {To: []string{"vault/*"}, Assurance: parley.Signed}},
+		Allow: []Rule{{From: "guest/**", To: []string{"vault/*"}}, {From: "crew/*", To: []string{"weather.forecast", "open"}}, {From: "guest/**", To: []string{"open"}}}}
 	for _, c := range []struct {
 		name string
 		m    *parley.Message
@@ -42,6 +43,11 @@ func TestAdmit(t *testing.T) {
 		{name: "too many hops", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Hops = make([]string, 8) }, want: parley.Loop},
 		{name: "too large", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts[0].Data = make([]byte, 9<<20) }, want: parley.TooLarge},
 		{name: "too many parts", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts = make([]parley.Part, 65) }, want: parley.TooLarge},
+		{name: "its default skill, not named", m: message("crew/a", "weather", parley.Signed), to: Recipient{Agent: &parley.Agent{Name: "weather", Skills: []parley.SkillSpec{{ID: "forecast"}}}, Native: []string{"samvad"}},
+			edit: func(m *parley.Message) { m.Skill = "" }},
+		{name: "least assurance by pattern", m: message("crew/a", "vault/one", parley.Session), to: Recipient{Agent: &parley.Agent{Name: "vault/one"}, Native: []string{"samvad"}},
+			edit: func(m *parley.Message) { m.From = "guest/x" }, want: parley.Unauthenticated},
+		{name: "the first pattern counts", m: message("guest/x/y", "vault/open", parley.Unsigned), to: Recipient{Agent: &parley.Agent{Name: "vault/open"}, Native: []string{"samvad"}}},
 		{name: "a reply needs no permission to begin", m: message("bob", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -65,8 +71,15 @@ func TestAdmit(t *testing.T) {
 
 func TestRulesAreChecked(t *testing.T) {
 	for _, r := range []Rule{{From: "[", To: []string{"x"}}, {From: "x", To: []string{"["}}, {From: "x"}} {
-		if _, err := New(Config{Allow: []Rule{r}}); err == nil {
-			t.Errorf("%v: no error", r)
+		for _, c := range []Config{{Allow: []Rule{r}}, {Limits: []Limit{{r.From, r.To, Rate{1, 1}}}}} {
+			if _, err := New(c); err == nil {
+				t.Errorf("%v: no error", c)
+			}
+		}
+	}
+	for _, c := range []Config{{Least: []Least{{To: []string{"["}}}}, {Least: []Least{{}}}, {Limits: []Limit{{From: "*", To: []string{"*"}}}}} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%+v: no error", c)
 		}
 	}
 }
@@ -100,6 +113,56 @@ func TestRate(t *testing.T) {
 		}
 		if n := p.senders.recent.Len(); n != 100 || len(p.senders.byName) != 100 {
 			t.Errorf("%d senders are remembered, want 100", n)
+		}
+	})
+}
+
+// Every pair of two agents that a limit fits has a counter of its own; replies
+// and what is refused cost nothing; new rules give nobody a fresh burst.
+func TestLimitsOfPairs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := Config{Hub: "here", Allow: []Rule{{From: "crew/**", To: []string{"**"}}},
+			Limits: []Limit{{"crew/boss", []string{"**"}, Rate{100, 100}}, {"crew/*", []string{"weather.forecast", "lab"}, Rate{0.5, 2}}}}
+		p, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		take := func(from, to string, edit ...func(*parley.Message)) parley.Code {
+			m := message(from, to, parley.Signed)
+			for _, f := range edit {
+				f(m)
+			}
+			if err := p.Admit(m, []Recipient{{Agent: &parley.Agent{Name: to}, Native: []string{"samvad"}}}); err != nil {
+				if err.Code == parley.RateLimited && (err.After <= 0 || !err.Retryable) {
+					t.Errorf("%+v", err)
+				}
+				return err.Code
+			}
+			return ""
+		}
+		skill := func(s string) func(*parley.Message) { return func(m *parley.Message) { m.Skill = s } }
+		for i, want := range []parley.Code{"", "", parley.RateLimited} {
+			if got := take("crew/a", "weather"); got != want {
+				t.Fatalf("call %d: %q, want %q", i+1, got, want)
+			}
+		}
+		for name, got := range map[string]parley.Code{
+			"another sender": take("crew/b", "weather"), "another recipient": take("crew/a", "lab"), "a skill that is not limited": take("crew/a", "weather", skill("erase")),
+			"the first limit that fits": take("crew/boss", "weather"), "a reply": take("crew/a", "weather", func(m *parley.Message) { m.InReplyTo = parley.ID{1} }),
+		} {
+			if got != "" {
+				t.Errorf("%s: %q", name, got)
+			}
+		}
+		if p, err = p.Next(c); err != nil {
+			t.Fatal(err)
+		}
+		if got := take("crew/a", "weather"); got != parley.RateLimited {
+			t.Errorf("the same rules anew: %q", got)
+		}
+		time.Sleep(2 * time.Second) // of the bubble's clock
+		if got := take("crew/a", "weather"); got != "" {
+			t.Errorf("after the pause: %q", got)
 		}
 	})
 }
