@@ -22,19 +22,27 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 			out = append(out, parley.Loss{Field: rows[a].Field, Reason: e.How})
 		}
 	}
+	content := true
 	switch m.Kind {
 	case parley.Cancel:
 		add(Cancel)
 		return out // there is nothing more to it
 	case parley.Event:
-		if n := len(out); m.State != parley.NoState || len(m.Parts) == 0 {
+		if m.State != parley.NoState || len(m.Parts) == 0 {
 			add(stateAspects[m.State])
-			if len(out) > n && !chatOnly(way, m.State) {
-				return out
-			}
-		} else if add(Chunk); len(out) > n {
-			return out
+		} else {
+			add(Chunk)
 		}
+		if len(out) > 0 {
+			return out // nothing of it arrives
+		}
+		if m.Act != "" {
+			add(EventAct)
+		}
+		if m.State == parley.Accepted && len(m.Parts) > 0 && (way != AGH || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() })) {
+			add(Detail)
+		}
+		content = way != Chat // an acknowledgement is all there is
 	case parley.Failure:
 		if m.Error != nil {
 			add(Code)
@@ -43,23 +51,8 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 			}
 		}
 	}
-	if len(m.Parts) > 1 {
-		add(Several)
-	}
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		plain := p.URI == "" && (p.IsText() || p.IsJSON())
-		single := len(m.Parts) == 1
-		keeps := (way == Inbox || way == Call) && !single
-		if p.Name != "" && (plain || way == Model) && !keeps && m.Kind != parley.Failure {
-			add(Name)
-		}
-		if plain && !keeps && ownType(p.MediaType) {
-			add(Type)
-		}
-		if way == Model && plain && p.IsJSON() && rounded(p.Data) {
-			add(Numbers)
-		}
+	if content {
+		parts(way, m, add)
 	}
 	switch e := rows[Audience].Out[way]; {
 	case e.Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }):
@@ -90,8 +83,28 @@ var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
 var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working, parley.NeedsInput: NeedsInput}
 
-// chatOnly: the state itself has a form on the way.
-func chatOnly(way Way, s parley.State) bool { return way == Chat && s == parley.Accepted }
+// parts are the losses of the content.
+func parts(way Way, m *parley.Message, add func(Aspect)) {
+	if len(m.Parts) > 1 {
+		add(Several)
+	}
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		json := isJSON(p)
+		plain := p.URI == "" && (json || p.IsText())
+		single := len(m.Parts) == 1
+		keeps := (way == Inbox || way == Call) && !single
+		if p.Name != "" && (plain || way == Model) && !keeps && m.Kind != parley.Failure {
+			add(Name)
+		}
+		if plain && !keeps && ownType(p.MediaType) {
+			add(Type)
+		}
+		if way == Model && plain && json && rounded(p.Data) {
+			add(Numbers)
+		}
+	}
+}
 
 // extensions are the losses of what only another protocol says.
 func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
@@ -129,6 +142,9 @@ func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
 	}
 	return out
 }
+
+// isJSON is p.IsJSON, without a look at the parameters of what is plain JSON.
+func isJSON(p *parley.Part) bool { return p.MediaType == "application/json" || p.IsJSON() }
 
 // ownType: a JSON media type that says more than that it is JSON.
 func ownType(t string) bool {

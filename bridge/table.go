@@ -74,6 +74,8 @@ const (
 	Code        Aspect = "code"
 	Retry       Aspect = "retry"
 	Accepted    Aspect = "accepted"
+	Detail      Aspect = "accepted-detail"
+	EventAct    Aspect = "event-act"
 	Working     Aspect = "working"
 	NeedsInput  Aspect = "needs-input"
 	Chunk       Aspect = "chunk"
@@ -175,7 +177,7 @@ var Table = []Row{
 	{OtherJSON, "JSON that is no object", "Parts", said("", "", "content", "artifact, result", ""), map[Way]Entry{
 		SAMVAD: as(`{"result": …}`), Chat: as("JSON text"), Model: refused("a model is an object"),
 		Inbox: survives(), Call: as(`{"value": …}`), AGH: as(`an artifact; {"result": …} in a trace`), ASP: as(`{"result": …}`)}},
-	{Numbers, "Numbers beyond a 64-bit float", "Parts", said("literal kept", "literal kept", "literal kept", "literal kept", ""), map[Way]Entry{
+	{Numbers, "Numbers beyond a 64-bit float", "Parts.Numbers", said("literal kept", "literal kept", "literal kept", "literal kept", ""), map[Way]Entry{
 		SAMVAD: survives("literal kept"), Chat: survives("literal kept in the text"), Model: lost("uAgents agents read decimals as 64-bit floats; whole numbers of any size survive"),
 		Inbox: survives("literal kept"), Call: survives("literal kept"), AGH: survives("literal kept"), ASP: refused("ASP signs numbers as 64-bit floats and takes no others")}},
 	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", ""), map[Way]Entry{
@@ -214,6 +216,12 @@ var Table = []Row{
 	{Accepted, "Event: accepted", "State", said("", "chat acknowledgement", "parley_reply state", "receipt accepted", "ACCEPT, INFORM accepted"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("the acknowledgement"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("receipt accepted"), ASP: survives("INFORM accepted")}},
+	{Detail, "What an accepted event says besides", "Parts", said("", "", "content of parley_reply", "detail of a receipt", "data"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("an acknowledgement has no content"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("content"), Call: survives("message, value"), AGH: lost("a receipt has text alone"), ASP: survives("data")}},
+	{EventAct, "The speech act of an event", "Act", said("", "", "", "", "performative"), map[Way]Entry{
+		SAMVAD: as("found under the message's ID"), Chat: lost("an acknowledgement says nothing besides"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		Inbox: survives("act"), Call: lost("an event of a call has content alone"), AGH: as("ext.parley, act"), ASP: as("the trust-evidence object, act")}},
 	{Working, "Event: working", "State", said("", "", "tool/event, parley_reply state", "trace working", "INFORM progress"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace working"), ASP: survives("INFORM progress")}},
@@ -267,7 +275,7 @@ var Table = []Row{
 	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
 	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "constraints"), all(lost("no protocol says another's constraints"))},
 	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
-	{Extra, "What only the sender's protocol says", "Extensions", said("", "metadata and streams of a chat message", "task_name of a delegation", "ext members, causation", "subject beside parameters"), all(lost("it belongs to another protocol"))},
+	{Extra, "What only the sender's protocol says", "Extensions", said("", "metadata and streams of a chat message", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
 }
 
 // Within says which protocols pass on the original envelope, unchanged, to one

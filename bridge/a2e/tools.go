@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -207,7 +208,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, 
 	if isWrapped(tg.skill.Input) {
 		arguments = unwrap(arguments)
 	}
-	reply, err := t.call(ctx, c.Request, tg, arguments, c.Streaming)
+	reply, err := t.call(ctx, c.Request, tg, arguments, c.Streaming, nil)
 	if err != nil {
 		return protocol.ToolResult{}, err
 	}
@@ -219,14 +220,14 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, 
 }
 
 // call sends a request to a skill and waits for its answer. Events go to the
-// agent as they come, before the answer.
-func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content protocol.Value, streaming bool) (*parley.Message, error) {
+// agent as they come, before the answer. more is what only A2E says.
+func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content protocol.Value, streaming bool, more map[string]json.RawMessage) (*parley.Message, error) {
 	parts, err := fromContent(content)
 	if err != nil {
 		return nil, protocol.ErrSchema.Because(err)
 	}
 	m := t.b.request(r, parley.Request)
-	m.To, m.Skill, m.Parts = tg.agent, tg.skill.ID, parts
+	m.To, m.Skill, m.Parts, m.Extensions = tg.agent, tg.skill.ID, parts, more
 	if !streaming {
 		m.Trace.Foreign[foreignEvents] = "no"
 	}
@@ -355,7 +356,11 @@ func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.Skill
 	if isWrapped(tg.skill.Input) {
 		arguments = unwrap(arguments)
 	}
-	reply, err := s.t.call(ctx, c.Request, tg, arguments, c.Streaming)
+	var more map[string]json.RawMessage
+	if !jsonx.IsNull(c.LLMOverride) {
+		more = map[string]json.RawMessage{Protocol: json.RawMessage(`{"llm_override":` + string(c.LLMOverride) + `}`)}
+	}
+	reply, err := s.t.call(ctx, c.Request, tg, arguments, c.Streaming, more)
 	if err != nil {
 		return protocol.SkillResult{}, err
 	}

@@ -519,7 +519,11 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 				return protocol.KindProgress, content
 			}
 		}
-		return protocol.KindStatus, map[string]any{"message": text, "state": m.State.String()}
+		data := map[string]any{"message": text, "state": m.State.String()}
+		if len(m.Parts) > 1 || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() }) {
+			data["value"] = content // more than the message tells
+		}
+		return protocol.KindStatus, data
 	}
 	if len(m.Parts) == 1 && !m.Parts[0].IsJSON() && m.Parts[0].URI == "" {
 		p := m.Parts[0]

@@ -88,7 +88,28 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 	if s, ok := e.Content().(*protocol.Say); ok {
 		m.Act = s.Intent
 	}
+	m.Extensions = extensions(e)
 	return m
+}
+
+// extensions keeps what a peer says in ext besides what is meant for the hub.
+func extensions(e *protocol.Envelope) map[string]json.RawMessage {
+	if len(e.Ext) == 0 {
+		return nil
+	}
+	var ext map[string]jsonx.Value
+	if jsonx.Decode(e.Ext, &ext) != nil {
+		return nil
+	}
+	delete(ext, ExtParley)
+	if len(ext) == 0 {
+		return nil
+	}
+	b, err := jsonx.Encode(map[string]any{"ext": ext})
+	if err != nil { // it was read as JSON
+		return nil
+	}
+	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}
 }
 
 // parts of a body: the text first, then what is JSON already.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -28,7 +29,7 @@ const (
 // toMessage says a verified request in the hub's terms. From and to are
 // directory names.
 func toMessage(r *protocol.Request, from, to string, received time.Time) *parley.Message {
-	return &parley.Message{
+	m := &parley.Message{
 		Kind:  parley.Request,
 		From:  from,
 		To:    to,
@@ -50,6 +51,16 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 			Verdict:  verdict(&r.Verdict),
 		},
 	}
+	// What ends at the hub is named where it is not passed on; see bridge.Losses.
+	switch e := r.Envelope; {
+	case e.Delegated() && e.Auth != nil:
+		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"auth":true,"delegation":true}`)}
+	case e.Delegated():
+		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"delegation":true}`)}
+	case e.Auth != nil:
+		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"auth":true}`)}
+	}
+	return m
 }
 
 // kept is the allow-list of headers that are stored: what a signature needs

@@ -41,6 +41,8 @@ func below(pkg string) ([]string, bool) {
 		return core[:len(core)-1], true
 	case "bridge":
 		return []string{""}, true
+	case "bridge/bridgetest":
+		return []string{"", "bridge"}, true
 	case "admin":
 		return append(slices.Clone(core), "journal/index"), true
 	case "console":

@@ -1,0 +1,332 @@
+package bridge
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+var update = flag.Bool("update", false, "write docs/translation.md anew")
+
+func TestTableIsWhole(t *testing.T) {
+	seen := map[Aspect]bool{}
+	for _, r := range Table {
+		if seen[r.Aspect] || r.Title == "" {
+			t.Errorf("%s is there twice, or has no title", r.Aspect)
+		}
+		seen[r.Aspect] = true
+		for _, w := range Ways {
+			e, ok := r.Out[w.Way]
+			if !ok || e.Fate == Absent || e.Fate != Survives && e.How == "" {
+				t.Errorf("%s on the way %s: %v", r.Aspect, w.Way, e)
+			}
+			if e.Fate == Lost && r.Field == "" {
+				t.Errorf("%s can be lost and names no field", r.Aspect)
+			}
+		}
+		if len(r.Out) != len(Ways) {
+			t.Errorf("%s has ways that there are not", r.Aspect)
+		}
+	}
+	for protocol := range Within {
+		if Look(protocol, Way(""), Text).Fate != Absent {
+			t.Errorf("a way that is none has an entry")
+		}
+	}
+}
+
+// samples are messages that say one thing each.
+func samples() map[Aspect]*parley.Message {
+	object := parley.Part{MediaType: "application/json", Data: []byte(`{"a":1.5,"b":"0.1000000000000000055","c":12345678901234567890}`)}
+	event := func(s parley.State, act string, parts ...parley.Part) *parley.Message {
+		return &parley.Message{Kind: parley.Event, State: s, Act: act, Parts: parts}
+	}
+	extension := func(protocol, members string) *parley.Message {
+		return &parley.Message{Kind: parley.Notice, Parts: []parley.Part{object}, Extensions: map[string]json.RawMessage{protocol: json.RawMessage(members)}}
+	}
+	says := func(parts ...parley.Part) *parley.Message { return &parley.Message{Kind: parley.Notice, Parts: parts} }
+	named, own, precise := object, object, object
+	named.Name, own.MediaType, precise.Data = "x", "application/geo+json; v=1", []byte(`{"n":[0.1000000000000000055511151231257827]}`)
+	return map[Aspect]*parley.Message{
+		Text: says(parley.Text("x")), Object: says(object), OtherJSON: says(parley.Part{MediaType: "application/json", Data: []byte("[1]")}),
+		Numbers: says(precise), Bytes: says(parley.Part{MediaType: "image/png", Data: []byte{1}}), Link: says(parley.Part{URI: "https://x"}),
+		Several: says(object, object), Name: says(named), Type: says(own),
+		Request:  {Kind: parley.Request, Parts: []parley.Part{object}, Deadline: time.Unix(1, 0), Expires: time.Unix(1, 0)},
+		Response: {Kind: parley.Response, Parts: []parley.Part{object}}, Failure: {Kind: parley.Failure},
+		Code: {Kind: parley.Failure, Error: parley.Refuse(parley.Rejected, "no")}, Retry: {Kind: parley.Failure, Error: parley.Fail(parley.Unavailable, nil, "no")},
+		Accepted: event(parley.Accepted, ""), Working: event(parley.Working, ""), NeedsInput: event(parley.NeedsInput, ""), Chunk: event(parley.NoState, "", object),
+		Detail: event(parley.Accepted, "", object), EventAct: event(parley.Accepted, "inform"), Notice: says(object), Cancel: {Kind: parley.Cancel},
+		Act: {Kind: parley.Notice, Act: "inform"}, Skill: {Kind: parley.Request, Skill: "x"}, Schema: {Kind: parley.Notice, Schema: "x"},
+		Audience:    {Kind: parley.Notice, From: "alice", Audience: []string{"alice", "bob", "carol"}},
+		Credentials: extension("samvad", `{"delegation":{}}`), Budget: extension("asp", `{"constraints":{},"record":{}}`), Context: extension("asp", `{"context":[]}`),
+		Extra: extension("uagents", `{"metadata":{},"msg_id":"x"}`),
+	}
+}
+
+// TestEveryLossIsReported: what the table calls lost is reported of a message
+// that says it, with the table's reason, and nothing else is.
+func TestEveryLossIsReported(t *testing.T) {
+	for aspect, m := range samples() {
+		for _, w := range Ways {
+			e := rows[aspect].Out[w.Way]
+			var want []string
+			own := false // said within its own protocol
+			for name := range m.Extensions {
+				own = own || name == w.Protocol
+			}
+			if e.Fate == Lost && !own {
+				want = append(want, e.How)
+			}
+			// What one of these says besides.
+			switch {
+			case aspect == Retry && rows[Code].Out[w.Way].Fate == Lost:
+				want = append(want, rows[Code].Out[w.Way].How)
+			case (aspect == Detail || aspect == EventAct) && rows[Accepted].Out[w.Way].Fate == Lost:
+				want = []string{rows[Accepted].Out[w.Way].How}
+			}
+			losses := Losses(w.Way, m, "bob")
+			if len(losses) != len(want) {
+				t.Errorf("%s on the way %s: %v, want %q", aspect, w.Way, losses, want)
+				continue
+			}
+			for i, l := range losses {
+				if l.Reason != want[i] || !strings.HasPrefix(l.Field, rows[aspect].Field) && aspect != Retry && aspect != Detail && aspect != EventAct {
+					t.Errorf("%s on the way %s: %v, want %q", aspect, w.Way, l, want[i])
+				}
+			}
+		}
+	}
+	for _, r := range Table {
+		if _, ok := samples()[r.Aspect]; !ok {
+			for w, e := range r.Out {
+				if e.Fate == Lost {
+					t.Errorf("no sample of %s, which is lost on the way %s", r.Aspect, w)
+				}
+			}
+		}
+	}
+}
+
+func TestNumbersBeyondAFloat(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"a":0.1}`: false, `{"a":"0.10000000000000000001"}`: false, `[0.10000000000000000001]`: true, `12345678901234567890`: false, `1e400`: false, `1.0000000000000000e400`: true,
+		`{"a\"0.10000000000000000001":1}`: false, `0.30000000000000004`: false, `-0.30000000000000004441`: true, `1.50000000000000000`: false, `1.000000000000000000001e-999999999`: true,
+	} {
+		if got := rounded([]byte(text)); got != want && text != `1e400` {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
+
+// TestNoLossCostsNothing: the rule must not slow down what loses nothing.
+func TestNoLossCostsNothing(t *testing.T) {
+	m := samples()[Request]
+	for _, w := range Ways {
+		if n := testing.AllocsPerRun(100, func() {
+			if l := Losses(w.Way, m, "bob"); l != nil {
+				t.Fatal(l)
+			}
+		}); n > 0 {
+			t.Errorf("%s: %v allocations", w.Way, n)
+		}
+	}
+}
+
+func BenchmarkLosses(b *testing.B) {
+	m := samples()[Request]
+	for b.Loop() {
+		Losses(Model, m, "bob")
+	}
+}
+
+func TestProvenanceIsASCII(t *testing.T) {
+	m := &parley.Message{From: "alice", Act: "grüße\r\nX-Evil: 1", Schema: strings.Repeat("ü", 400), Sent: time.Unix(0, 0), Origin: parley.Origin{Protocol: "agh", Raw: []byte("x")}}
+	p := Provenance(m)
+	for _, c := range []byte(p) {
+		if c < ' ' || c > '~' {
+			t.Fatalf("%q", p)
+		}
+	}
+	if !strings.Contains(p, `digest="sha-256=:`) || len(p) > 3000 {
+		t.Error(p)
+	}
+}
+
+// The page.
+
+var titles = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP"}
+
+const before = `# Translation
+
+Generated from the loss table (` + "`bridge/table.go`" + `) by ` + "`go test ./bridge -update`" + `. A message that comes in by one protocol
+goes out in another; this page says what becomes of each thing that it says. Tests hold the bindings to it: what
+survives is on the wire, and what is not on the wire is reported.
+
+## Nothing is lost silently
+
+What a message lost on its way to a recipient is recorded with its delivery, kept over restarts, and shown by
+
+` + "```" + `
+parley conversation show ID
+parley explain ID
+parley dead show ID
+` + "```" + `
+
+and in the field ` + "`losses`" + ` of deliveries in the admin API. Each loss names the field and the reason, such as
+` + "`Audience: SAMVAD has one recipient`" + `. Answers and events that go out with the response to a call have no delivery of their
+own; their losses are with the delivery of the request, as ` + "`Reply.…`" + ` and ` + "`Event.…`" + `. Nothing is lost for good: the hub's record
+keeps the original bytes (` + "`parley conversation export`" + `).
+
+Within a protocol the original envelope travels where the protocol allows it:
+
+`
+
+const mappings = `
+## Content that does not fit a skill: mappings
+
+Content crosses by one rule, in this order: what fits the skill's schema stays as it is; text becomes the object that it
+spells, or the skill's only required string; an object goes to a text-only recipient as its ` + "`text`" + ` or ` + "`message`" + `, if that is
+all it has, else as compact JSON; then a mapping that you configured for the agent and skill; else the sender gets an
+error that shows the schema.
+
+A mapping is a [jq](https://jqlang.github.io/jq/) program in the configuration. It makes one JSON value of the content:
+
+` + "```toml" + `
+[[map]]
+agent = "weather"
+skill = "forecast"
+jq = '{city: .place.name, days: (.days // 3)}'
+
+[[map]]
+agent = "weather"
+skill = "forecast"
+direction = "response"
+jq = '{text: "\(.city): \(.temperature) °C"}'
+` + "```" + `
+
+- ` + "`.`" + ` is the first JSON part of the message, else its text as a string, else null. ` + "`$message`" + ` has kind, from, to, skill, act,
+  protocol and text.
+- It is applied where the content does not fit the skill's schema, and always where the skill has none; with
+  ` + "`direction = \"response\"`" + `, to what the skill answers. What comes of it must fit the schema.
+- Senders in SAMVAD are held to the schema on the agent's card before: for them it is not applied.
+- A run has 250 ms and makes at most 1 MiB. A mapping reads no files, no environment and no modules. Whole numbers keep
+  any size; decimals become 64-bit floats.
+- What fails is an error to the sender (` + "`invalid_content`" + `; ` + "`too_large`" + ` over those bounds); of an answer, a failure of the request.
+- A mistake in a program stops the hub from starting, with the line: ` + "`parley config check`" + ` finds it, ` + "`parley config reload`" + ` takes
+  a change up.
+
+Try one before you use it:
+
+` + "```" + `
+echo '{"place": {"name": "Bern"}}' | parley map test --agent weather --skill forecast --jq '{city: .place.name}'
+` + "```" + `
+`
+
+var signs = map[Fate]string{Survives: "✓", As: "≈", Refused: "✗", Lost: "–"}
+
+func page() string {
+	var b strings.Builder
+	b.WriteString(before)
+	for _, p := range Protocols {
+		if how := Within[p]; how != "" {
+			fmt.Fprintf(&b, "- %s: %s.\n", titles[p], how)
+		} else {
+			fmt.Fprintf(&b, "- %s: the message is said anew, in the hub's name.\n", titles[p])
+		}
+	}
+	b.WriteString("\n## At a glance\n\n✓ survives · ≈ in another form · – lost, and reported · ✗ refused, and the sender is told\n\n| | said by |")
+	for _, w := range Ways {
+		fmt.Fprintf(&b, " %s |", w.Title)
+	}
+	b.WriteString("\n|---|---|" + strings.Repeat(":-:|", len(Ways)) + "\n")
+	for _, r := range Table {
+		var by []string
+		for _, p := range Protocols {
+			if r.In[p] != "" {
+				by = append(by, titles[p])
+			}
+		}
+		if len(by) == 0 {
+			by = append(by, "Go, the API")
+		}
+		fmt.Fprintf(&b, "| %s | %s |", r.Title, strings.Join(by, ", "))
+		for _, w := range Ways {
+			fmt.Fprintf(&b, " %s |", signs[r.Out[w.Way].Fate])
+		}
+		b.WriteByte('\n')
+	}
+	b.WriteString("\nuAgents get a chat message, or a message of a model that they declare. A2E agents get messages by `parley_inbox`, and\nresults of their own calls; A2E hosts get tool calls.\n")
+	b.WriteString(mappings)
+	b.WriteString("\n## Pair by pair\n\nEach pair names what the sender's protocol can say. \"the header Parley-Provenance\" and its like are where the hub states\nwho sent the message, how sure that is, and what the original was.\n")
+	for _, from := range Protocols {
+		for _, to := range Protocols {
+			fmt.Fprintf(&b, "\n### %s to %s\n", titles[from], titles[to])
+			if from == to && Within[from] != "" {
+				fmt.Fprintf(&b, "\nEverything survives: %s. What the hub itself has to say there, for an agent of another protocol, is under that pair.\n", Within[from])
+				continue
+			}
+			for _, w := range Ways {
+				if w.Protocol != to {
+					continue
+				}
+				if to == "uagents" || to == "a2e" {
+					fmt.Fprintf(&b, "\n**%s**\n", w.Title)
+				}
+				pair(&b, from, w.Way)
+			}
+		}
+	}
+	return b.String()
+}
+
+func pair(b *strings.Builder, from string, way Way) {
+	for _, k := range []struct {
+		fate  Fate
+		title string
+	}{{Survives, "Survives"}, {As, "In another form"}, {Lost, "Lost, and reported"}, {Refused, "Refused"}} {
+		var list []string
+		for _, r := range Table {
+			e := Look(from, way, r.Aspect)
+			if e.Fate != k.fate {
+				continue
+			}
+			said := lower(r.Title) + " (" + r.In[from] + ")"
+			if e.Fate != Survives {
+				said = lower(r.Title) + " (" + r.In[from] + "): " + e.How
+			}
+			list = append(list, said)
+		}
+		if len(list) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\n%s:\n\n- %s\n", k.title, strings.Join(list, "\n- "))
+	}
+}
+
+// lower begins a title in lower case, unless it is an abbreviation.
+func lower(s string) string {
+	if len(s) > 1 && s[1] >= 'A' && s[1] <= 'Z' {
+		return s
+	}
+	return strings.ToLower(s[:1]) + s[1:]
+}
+
+func TestTranslationPage(t *testing.T) {
+	const path = "../docs/translation.md"
+	if *update {
+		if err := os.WriteFile(path, []byte(page()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	old, err := os.ReadFile(path)
+	if err != nil || string(old) != page() {
+		t.Errorf("docs/translation.md is not what the table says (%v): run go test ./bridge -update", err)
+	}
+}
