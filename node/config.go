@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -327,6 +328,9 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// misfit is the decoder's error for a value of another type than the key's.
+var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
+
 // explainTOML says line and column, and for an unknown key the nearest known.
 func explainTOML(err error) error {
 	var strict *toml.StrictMissingError
@@ -343,6 +347,13 @@ func explainTOML(err error) error {
 	var d *toml.DecodeError
 	if errors.As(err, &d) {
 		row, column := d.Position()
+		if m := misfit.FindStringSubmatch(d.Error()); m != nil && len(d.Key()) > 0 {
+			key, want := strings.Join(d.Key(), "."), "a table"
+			if i := slices.IndexFunc(Keys(), func(k Key) bool { return k.Name == key }); i >= 0 {
+				want = Keys()[i].Type
+			}
+			return fmt.Errorf("line %d, column %d: %q wants %s, not %s", row, column, key, want, m[1])
+		}
 		return fmt.Errorf("line %d, column %d: %s", row, column, strings.TrimPrefix(d.Error(), "toml: "))
 	}
 	return err
@@ -396,38 +407,53 @@ func key(name, kind string, t reflect.StructTag) Key {
 
 // nearest finds the known key that is spelt most like an unknown one.
 func nearest(key []string) string {
-	want, best, found := strings.Join(key, "."), 0, ""
-	for _, k := range Keys() {
-		name := strings.ReplaceAll(k.Name, "[]", "")
-		if len(key) > 1 && strings.Contains(name, "<name>") {
-			name = strings.Replace(name, "<name>", key[1], 1)
+	best, found := 0, ""
+	last := key[len(key)-1]
+	try := func(d, handicap int, name []string) {
+		if d <= max(1, len(last)/2) && (found == "" || d+handicap < best) {
+			best, found = d+handicap, strings.Join(name, ".")
 		}
-		if d := distance(want, name); d <= len(want)/2 && (found == "" || d < best) {
-			best, found = d, name
+	}
+	for _, k := range Keys() {
+		name := strings.Split(strings.ReplaceAll(k.Name, "[]", ""), ".")
+		if i := slices.Index(name, "<name>"); i >= 0 && len(key) > i {
+			name[i] = key[i]
+		}
+		// A table may be what is wrong.
+		head := name[:min(len(name), len(key))]
+		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
+		// So may a key of a table within a line, of which only the last part is told.
+		if len(key) > 1 && len(name) > len(key) && slices.Equal(name[:len(key)-1], key[:len(key)-1]) {
+			try(distance(last, name[len(name)-1]), 1, name)
 		}
 	}
 	return found
 }
 
-// distance is the number of single-character edits between two strings.
+// distance is the number of edits between two strings: a character more, one
+// less, another one, or two in the other order.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
 	}
 	for i := 1; i <= len(a); i++ {
-		above := row[0]
-		row[0] = i
 		for j := 1; j <= len(b); j++ {
-			cost := above
+			cost := 0
 			if a[i-1] != b[j-1] {
-				cost++
+				cost = 1
 			}
-			above = row[j]
-			row[j] = min(cost, row[j]+1, row[j-1]+1)
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }
 
 // checked is what the strings of a Config mean.

@@ -64,6 +64,14 @@ samvad = { url = "https://weather.corp" }
 func TestMistakesInTheFile(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"\n[listen]\nhtpp = \":8080\"\n", `line 3: unknown key "listen.htpp"; did you mean "listen.http"?`},
+		{"[netwrok]\nallow = []\n", `line 1: unknown key "netwrok"; did you mean "network"?`},
+		{"[[alow]]\nfrom = \"x\"\n", `line 1: unknown key "alow"; did you mean "allow"?`},
+		{"[agents.x]\nsamvd = { url = \"https://x\" }\n", `line 2: unknown key "agents.x.samvd"; did you mean "agents.x.samvad"?`},
+		{"[agents.x]\nsamvad = { ulr = \"https://x\" }\n", `line 2: unknown key "agents.x.ulr"; did you mean "agents.x.samvad.url"?`},
+		{"[agents.x]\nurl = \"https://x\"\n", `line 2: unknown key "agents.x.url"; did you mean "agents.x.samvad.url"?`},
+		{"[nothing]\nlike = \"it\"\n", `line 1: unknown key "nothing"`},
+		{"listen = \"x\"\n", `line 1, column 10: "listen" wants a table, not string`},
+		{"[delivery]\ntries = \"x\"\n", `line 2, column 9: "delivery.tries" wants int, not string`},
 		{"durabilty = \"disk\"\n", `did you mean "durability"?`},
 		{"[agents.bob]\nexpse = [\"all\"]\n", `did you mean "agents.bob.expose"?`},
 		{"durability = \"rock\"\n", `durability = "rock": want one of disk, replicated, memory`},

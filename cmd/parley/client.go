@@ -109,7 +109,7 @@ func problemError(code parley.Code, text, ref string) error {
 	s := fmt.Sprintf("%s: %s", code, clean(text))
 	if ref != "" {
 		s += "\n        parley explain " + clean(ref)
-	} else if h := adviceFor(code); h != "" {
+	} else if h := adviceFor(code); h != "" && !strings.HasPrefix(text, "the configuration ") {
 		s += "\n        " + h
 	}
 	return errors.New(s)
