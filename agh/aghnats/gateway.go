@@ -208,6 +208,7 @@ func (g *Gateway) work(jobs chan job) {
 }
 
 func (g *Gateway) handle(j job) agh.Result {
+	j = g.inward(j)
 	in := agh.Inbound{Raw: j.data, Subject: j.subject}
 	if j.user != nil {
 		in.Principal, in.May = j.user.user.Name, func(e *agh.Envelope) error { return g.may(j.user, e) }
@@ -261,6 +262,9 @@ func (g *Gateway) may(a *account, e *agh.Envelope) error {
 	}
 	if other := g.lists(e.WorkspaceID, e.From); other != nil && other != a {
 		return fmt.Errorf("aghnats: the peer belongs to user %s", other.user.Name)
+	}
+	if err := g.aliasTaken(e); err != nil {
+		return err
 	}
 	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, or(a.user.MaxPeers, 4096), g.now())
 }
@@ -347,6 +351,15 @@ func (g *Gateway) PublishTo(e *agh.Envelope, peerID string) error {
 	if a == nil {
 		return agh.Refuse(agh.ErrNotTarget, "no user has that peer", nil)
 	}
+	if _, _, verified := agh.SplitHandle(peerID); !verified {
+		aliased, err := g.outward(e)
+		if err != nil {
+			return err
+		}
+		if aliased != nil {
+			data = aliased
+		}
+	}
 	return g.nc.Publish(toPrefix+a.uid+"."+subject, data)
 }
 
@@ -359,6 +372,17 @@ func (g *Gateway) Listens(workspaceID, channel, peerID string) bool {
 func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
 	subject, err := e.Subject()
 	if err != nil {
+		return err
+	}
+	if e.To != "" {
+		aliased, err := g.outward(e)
+		if err != nil {
+			return err
+		}
+		if aliased != nil {
+			data = aliased
+		}
+	} else if err := g.publishAliased(e, subject); err != nil {
 		return err
 	}
 	m := &nats.Msg{Subject: subject, Data: data}

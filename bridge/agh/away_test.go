@@ -48,6 +48,9 @@ func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 		select {
 		case m := <-p.got:
 			e, err := agh.Decode(m.Data)
+			if _, trusting := (&agh.Decoder{Handles: true}).Decode(m.Data); err != nil && trusting == nil {
+				continue // of a verified peer, for those that can read it
+			}
 			if err != nil {
 				t.Fatalf("%s: %v", m.Data, err)
 			}
@@ -131,10 +134,14 @@ func TestAwayGetsEveryKind(t *testing.T) {
 	request := say(parley.Request, "listener", "guest/agh/acme/bob", "build it", nil)
 	stale := say(parley.Request, "listener", "guest/agh/acme/bob", "build it too late", func(m *parley.Message) { m.Deadline = soon })
 	close(w.block) // the answer to bob's request
-	for _, want := range []string{"say to all", "say too late for all"} {
-		if _, got := carol.next(t); got != want {
-			t.Errorf("carol heard %q", got)
-		}
+	var heard []string
+	for range 2 { // of two conversations, in any order
+		_, got := carol.next(t)
+		heard = append(heard, got)
+	}
+	slices.Sort(heard)
+	if want := []string{"say to all", "say too late for all"}; !slices.Equal(heard, want) {
+		t.Errorf("carol heard %q", heard)
 	}
 	w.until("the answer is recorded", func() bool { return len(w.messages(parley.Response)) == 1 })
 	ahead.Store(200)
