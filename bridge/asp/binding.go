@@ -475,10 +475,11 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			m.Kind, m.To, m.Audience, m.InReplyTo = parley.Cancel, to, nil, id
 		}
 	default:
-		if b.isAnswer(ctx, e) {
-			return
+		// Answers go to those who asked, by another way. Whether it is one
+		// costs a look into the journal, and only matters to whom it would go.
+		if readers := b.readers(m); len(readers) < len(m.Audience) && !b.isAnswer(ctx, e) {
+			s.Reads = readers
 		}
-		s.Reads = b.readers(m)
 		if e.Performative == protocol.Inform { // those who read the record see it whole
 			if parts := informParts(bd); len(parts) > 0 {
 				m.Parts = parts
