@@ -238,7 +238,10 @@ func OnlyText(p Part) (string, bool) {
 		return "", false
 	}
 	var s string
-	if json.Unmarshal(p.Data, &s) == nil && len(p.Data) > 0 && p.Data[0] == '"' {
+	if len(p.Data) > 0 && p.Data[0] == '"' {
+		if json.Unmarshal(p.Data, &s) != nil {
+			return "", false
+		}
 		return s, true
 	}
 	var o map[string]json.RawMessage
