@@ -12,17 +12,22 @@ import (
 
 func (a *app) explainCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "explain REF",
-		Short: "Say why a message was refused, and how to mend it",
+		Use:   "explain REF|MESSAGE",
+		Short: "Say why a message was refused, and how to mend it; or what became of one",
 		Long: `Look a refusal up by the reference that its sender was given (the header
 Parley-Ref, or the ref of an error), and say which checks it passed, which one
-it failed, and what to do.`,
-		Example: "  parley explain k5zq4w2xmd7bvchy",
+it failed, and what to do. Of the ID of a message, say who sent it and how sure
+that is, and for each recipient what became of it and what the translation into
+its protocol lost.`,
+		Example: "  parley explain k5zq4w2xmd7bvchy\n  parley explain 018f8fad-5bd9-7b46-8f16-570867728950",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			hub, err := a.hub()
 			if err != nil {
 				return err
+			}
+			if _, err := parley.ParseID(args[0]); err == nil {
+				return a.explainMessage(cmd, hub, args[0])
 			}
 			r, err := hub.Refusal(cmd.Context(), args[0])
 			if err != nil {
@@ -38,6 +43,40 @@ it failed, and what to do.`,
 			return nil
 		},
 	}
+}
+
+// explainMessage says what became of a message that is recorded.
+func (a *app) explainMessage(cmd *cobra.Command, hub *admin.Client, id string) error {
+	m, err := hub.Message(cmd.Context(), id, false)
+	if err != nil {
+		return a.hubError(err)
+	}
+	if a.json {
+		return a.print(m, "")
+	}
+	line := func(label, text string) {
+		if text != "" {
+			fmt.Fprintf(a.out, "%-12s %s\n", label, text)
+		}
+	}
+	line("message", m.ID.String())
+	line("recorded", stamp(m.Time))
+	line("kind", about(&m.Summary))
+	line("from", clean(m.From)+" ("+proof(&m.Summary)+")")
+	line("conversation", m.Conversation.String())
+	for _, d := range m.Deliveries {
+		line("to", clean(d.To)+": "+d.State.String()+" after "+plural(d.Attempts, "attempt", "attempts"))
+		for _, l := range d.Losses {
+			line("  lost", short(l, 400))
+		}
+		if d.Error != nil {
+			line("  reason", string(d.Error.Code)+": "+short(d.Error.Text, 400))
+		}
+	}
+	if m.Error != nil {
+		line("failed", string(m.Error.Code)+": "+short(m.Error.Text, 400))
+	}
+	return nil
 }
 
 func (a *app) explain(r admin.Refusal) {
