@@ -397,7 +397,8 @@ func (b *Binding) interval() time.Duration { return or(b.c.Interval, 30*time.Sec
 func (b *Binding) populate() error {
 	want := map[place]*directory.Entry{}
 	for _, e := range b.c.Hub.Directory().All() {
-		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) {
+		// A stand-in that has retired stays: what is said to it is forwarded.
+		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) && !hasStandIn(e) {
 			continue
 		}
 		for _, p := range b.c.Places {
@@ -422,9 +423,23 @@ func (b *Binding) populate() error {
 	for p, e := range want {
 		if err := b.host(p, e); err != nil && first == nil {
 			first = fmt.Errorf("agent %q as peer %s of %s: %w", e.Name, p.peer, p.channel, err)
+			continue
+		}
+		if hasStandIn(e) {
+			continue
+		}
+		id := Identity(p.workspaceID, p.peer)
+		if err := b.c.Hub.Directory().StandIn(b.ctx, e.Name, id); err != nil && !errors.Is(err, directory.ErrUnknown) && first == nil {
+			first = fmt.Errorf("note the stand-in for %s: %w", e.Name, err)
 		}
 	}
 	return first
+}
+
+// hasStandIn reports whether it is noted in the directory that an agent is a
+// peer of the hub's.
+func hasStandIn(e *directory.Entry) bool {
+	return slices.ContainsFunc(e.Identities, func(i parley.Identity) bool { return i.Protocol == Protocol && i.StandIn })
 }
 
 // host makes an agent a peer, with its skills as capabilities.

@@ -262,10 +262,34 @@ func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity
 	return s.ensure(ctx, name)
 }
 
+// withdraw takes the stand-in of an agent that was removed out of the registry:
+// it can neither speak nor be invited any more. Its id stays taken, for an
+// agent of that name.
+func (s *standIns) withdraw(ctx context.Context, name string) error {
+	s.mu.Lock()
+	id := s.byName[name]
+	delete(s.newest, name)
+	delete(s.byName, name)
+	if id != nil {
+		delete(s.byID, id.ID())
+	}
+	s.mu.Unlock()
+	if id == nil {
+		return nil
+	}
+	if err := s.b.server.Unregister(ctx, id.ID()); err != nil {
+		return fmt.Errorf("withdraw the stand-in for %s: %w", name, err)
+	}
+	return nil
+}
+
 // changed follows the directory. It must not change it, so that the work is
 // left to the tender.
 func (s *standIns) changed(c directory.Change) {
-	if c.New != nil && s.b.hosts(c.New) {
+	switch {
+	case c.New == nil && s.speaks(c.Old.Name):
+		s.b.tender.expose(c.Old.Name)
+	case c.New != nil && s.b.hosts(c.New):
 		s.b.tender.expose(c.New.Name)
 	}
 }

@@ -156,8 +156,14 @@ func (t *tender) round() {
 	t.mu.Unlock()
 	ctx := t.b.ctx
 	for name := range names {
-		if _, err := t.b.standIns.ensure(ctx, name); err != nil && ctx.Err() == nil {
-			t.b.c.Logger.Error("cannot make a stand-in", "agent", name, "error", err)
+		var err error
+		if _, here := t.b.c.Hub.Directory().Agent(name); here {
+			_, err = t.b.standIns.ensure(ctx, name)
+		} else {
+			err = t.b.standIns.withdraw(ctx, name)
+		}
+		if err != nil && ctx.Err() == nil {
+			t.b.c.Logger.Error("cannot make a stand-in, or withdraw it", "agent", name, "error", err)
 		}
 	}
 	for id := range agents {

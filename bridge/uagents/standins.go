@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/parley-hub/parley"
@@ -175,8 +176,11 @@ func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity
 // left to run.
 func (s *standIns) changed(c directory.Change) {
 	if c.New == nil {
+		// Its addresses end with it: who bears the name later is another.
 		s.mu.Lock()
 		delete(s.published, c.Old.Name)
+		delete(s.byName, c.Old.Name)
+		maps.DeleteFunc(s.byAddress, func(_ string, in standIn) bool { return in.name == c.Old.Name })
 		s.mu.Unlock()
 		return
 	}

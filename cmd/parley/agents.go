@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -156,13 +157,19 @@ func (a *app) agentsShow(ctx context.Context, name string) error {
 	line("added", "%s, from %s", stamp(v.Added), v.Source)
 	for _, i := range v.Identities {
 		kind := ""
-		if i.StandIn {
+		switch {
+		case i.StandIn && slices.Contains(v.Native, i.Protocol):
+			kind = " (a stand-in that has retired: what is sent to it is forwarded)"
+		case i.StandIn:
 			kind = " (the hub stands in)"
 		}
 		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
 	}
 	if len(v.Exposed) > 0 {
 		line("exposed in", "%s", strings.Join(v.Exposed, ", "))
+	}
+	for _, p := range slices.Sorted(maps.Keys(v.Addresses)) {
+		line("reached in", "%-8s %s", p, clean(v.Addresses[p]))
 	}
 	for _, s := range v.Skills {
 		line("skill", "%s  %s", s.ID, s.Description)
@@ -236,7 +243,7 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 type adding struct {
 	samvad, id, key, keyID, title string
 	uagents, endpoint             string
-	a2e, asp                      string
+	a2e, asp, agh                 string
 	expose                        []string
 	inbox                         bool
 	wait                          time.Duration
@@ -259,6 +266,7 @@ An agent that only calls has no URL: give --id and --key.`,
   parley agents add robot --a2e new
   parley agents add lab --a2e https://lab.corp/a2e --expose all
   parley agents add anna --asp anna-card.json --wait 2m
+  parley agents add patcher --agh ws_alpha/patch-worker.s1 --wait 2m
   parley agents add me --inbox`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.add(cmd.Context(), args[0], s) },
 	}
@@ -270,6 +278,7 @@ An agent that only calls has no URL: give --id and --key.`,
 	f.StringVar(&s.uagents, "uagents", "", "address of a uAgent, agent1q…")
 	f.StringVar(&s.a2e, "a2e", "", "new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools become its skills")
 	f.StringVar(&s.asp, "asp", "", "file with the card of an ASP agent (parley keys asp makes one)")
+	f.StringVar(&s.agh, "agh", "", "an AGH peer, WORKSPACE/PEER")
 	f.StringVar(&s.endpoint, "endpoint", "", "with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
 	f.StringVar(&s.title, "title", "", "name for people")
 	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: samvad, uagents, a2e, agh, asp, all")
@@ -296,8 +305,8 @@ type paste struct {
 }
 
 func (a *app) add(ctx context.Context, name string, s adding) error {
-	if s.samvad == "" && s.id == "" && s.uagents == "" && s.a2e == "" && s.asp == "" && !s.inbox {
-		return usage("say how the agent is reached: --samvad URL, --uagents ADDRESS, --a2e new or URL, --asp CARD, --id agent://HOST with --key for one that only calls, or --inbox")
+	if s.samvad == "" && s.id == "" && s.uagents == "" && s.a2e == "" && s.asp == "" && s.agh == "" && !s.inbox {
+		return usage("say how the agent is reached: --samvad URL, --uagents ADDRESS, --a2e new or URL, --asp CARD, --agh WORKSPACE/PEER, --id agent://HOST with --key for one that only calls, or --inbox")
 	}
 	if err := parley.CheckName(name); err != nil {
 		return usage("%s", parley.AsError(err).Text)
@@ -341,6 +350,13 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 		}
 		n.Identities = append(n.Identities, id)
 	}
+	if s.agh != "" {
+		id, err := meetAGH(s)
+		if err != nil {
+			return err
+		}
+		n.Identities = append(n.Identities, id)
+	}
 	if out.Agent, err = hub.AddAgent(ctx, n); err != nil {
 		return a.hubError(err)
 	}
@@ -355,6 +371,18 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 		}
 		if i.Protocol == "asp" {
 			out.Paste = append(out.Paste, pasteASP(info.PublicURL, i.ID)...)
+			continue
+		}
+		if i.Protocol == "agh" {
+			c, err := a.load()
+			if err != nil {
+				return err
+			}
+			lines, err := pasteAGH(&c, name, info.PublicURL, i.ID)
+			if err != nil {
+				return err
+			}
+			out.Paste = append(out.Paste, lines...)
 			continue
 		}
 		if i.Protocol == "uagents" {
