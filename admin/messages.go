@@ -220,7 +220,7 @@ func (a *Admin) again(ctx context.Context, s hub.Submission, err error, wait boo
 	switch {
 	case rerr != nil:
 		return Receipt{}, a.refuse(s, rerr)
-	case first.Message == nil || !same(first.Message, s.Message):
+	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message): // what was erased cannot be compared
 		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict, "the idempotency key was used for another message"))
 	case first.Refused != nil:
 		return Receipt{}, a.refuse(s, first.Refused)

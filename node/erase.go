@@ -290,7 +290,7 @@ func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admi
 				continue
 			}
 		}
-		s, err := j.Sweep(ctx, journal.Sweep{Partition: p, Number: x.Number, To: upTo, Dry: dry, Done: e.gone(true), Choose: func(r *journal.Record) journal.Choice {
+		s, err := j.Sweep(ctx, journal.Sweep{Partition: p, Number: x.Number, To: upTo, Dry: dry, Done: e.gone(false), Choose: func(r *journal.Record) journal.Choice {
 			if !wanted(r) {
 				return journal.Pass
 			}
@@ -320,6 +320,9 @@ func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admi
 	}
 	if dry {
 		return out, nil
+	}
+	if err := e.gone(true)(ctx, nil); err != nil {
+		return out, fmt.Errorf("take it out of the index: %w", err)
 	}
 	out.Ended = e.n.c.Now().UTC()
 	x.Ended, x.Kept = out.Ended, out.Kept()

@@ -10,10 +10,11 @@ import (
 // Erase takes the content of messages out: what can be searched, the beginning
 // that lists show, and texts of errors. The messages stay, as their records do.
 // It returns when everything recorded before the call is indexed, so that
-// nothing of it comes in again, and the file has nothing of it any more. Thorough
-// also merges what can be searched, which takes as long as the index is large;
-// without it, words of erased messages stay in the file, though nothing finds
-// them, until SQLite merges them. Messages that it does not have are no error.
+// nothing of it comes in again, and nothing finds it any more. Thorough also
+// writes the file anew, so that no byte of it has what was erased, also of earlier
+// calls; that takes as long as the index is large. Without it, words of erased
+// messages stay in the file until SQLite merges and overwrites them. Messages that
+// it does not have are no error.
 func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) error {
 	for len(ids) > 0 {
 		list := ids[:min(len(ids), pruneChunk)]
@@ -24,7 +25,11 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	}
 	return x.do(ctx, func(s *store) error {
 		if thorough && !s.noText {
-			if err := s.c.exec("PRAGMA secure_delete=ON; INSERT INTO texts (texts) VALUES ('optimize'); PRAGMA secure_delete=OFF"); err != nil {
+			// SQLite merges what can be searched as it grows, and leaves what was
+			// merged in pages that nothing uses: the file is written anew. That needs
+			// a temporary one, of what is left, which does not belong in memory.
+			err := s.c.exec("INSERT INTO texts (texts) VALUES ('optimize'); PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY")
+			if err != nil {
 				return err
 			}
 		}
