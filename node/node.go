@@ -280,6 +280,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.hub.SetMappings(n.k.mappings)
 	n.stopWatch = n.journal.Watch(func(r *journal.Record) {
 		n.metrics.recorded(r)
 		n.alerts.recorded(r)
@@ -428,7 +429,7 @@ func (n *Node) bind(ctx context.Context) error {
 		return err
 	}
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: admins, Now: n.c.Now, Logger: n.log, Info: n.info,
-		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Hosts: n.c.Listen.Hosts,
+		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts,
 		SenderKeys: n.senderKeys, Transcript: n.transcript, EnrollCard: n.enrollCard})
 	return err
 }
@@ -580,17 +581,8 @@ func (n *Node) Addresses() Addresses {
 		a.AGH = "nats://" + n.agh.Addr()
 	}
 	for _, e := range n.directory.All() {
-		for _, b := range n.hub.Bindings() {
-			ab, ok := b.(hub.AddressBinding)
-			if !ok {
-				continue
-			}
-			if at := ab.Address(e); at != "" {
-				if a.Agents[e.Name] == nil {
-					a.Agents[e.Name] = map[string]string{}
-				}
-				a.Agents[e.Name][b.Protocol()] = at
-			}
+		if at := n.hub.Addresses(e); len(at) > 0 {
+			a.Agents[e.Name] = at
 		}
 	}
 	return a
@@ -638,9 +630,9 @@ func (n *Node) Start(ctx context.Context) error {
 		n.serve(n.adminHTTP, n.adminListen)
 	}
 	n.alerts.start()
+	n.eraser.start()
 	n.up.Store(true)
 	if n.adminListen != nil && n.k.durability != journal.Memory {
-	n.eraser.start()
 		return n.announce()
 	}
 	return nil
@@ -826,11 +818,11 @@ func (n *Node) Close(ctx context.Context) error {
 			}
 		}
 		n.serving.Wait()
-		if n.hub != nil {
-			errs = append(errs, n.hub.Close(ctx))
 		if n.eraser != nil {
 			n.eraser.close()
 		}
+		if n.hub != nil {
+			errs = append(errs, n.hub.Close(ctx))
 		}
 		if n.stopWatch != nil {
 			n.stopWatch()
