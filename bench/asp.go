@@ -230,7 +230,7 @@ func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) (err erro
 	if c.Profile != nil {
 		stop = c.Profile("asp-session")
 	}
-	window := min(2000, c.Messages/4)
+	window := min(10_000, c.Messages/4) // long enough that each holds its part of the garbage collector's work
 	var took func() spent
 	for i, raw := range s.raw {
 		if i == 10 || i == c.Messages-window {
@@ -239,6 +239,7 @@ func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) (err erro
 		if _, err := server.Ingest(ctx, raw, asp.Transport{Agent: s.agents[i%2].ID()}, s.id); err != nil {
 			return fmt.Errorf("message %d: %w", i, err)
 		}
+		s.raw[i] = nil
 		if i == 10+window-1 {
 			each(took().row(fmt.Sprintf("recorded, messages 10 to %d", 10+window), window))
 		}

@@ -152,6 +152,9 @@ func aspKeys(sender string, o inspecting) (asp.Keys, error) {
 	return card, nil
 }
 
+// maxShown is how many faults of a transcript people are shown.
+const maxShown = 10
+
 // aspTranscript is what verify found of an exported session.
 type aspTranscript struct {
 	File     string   `json:"file"`
@@ -267,11 +270,16 @@ func (a *app) showASP(v *aspTranscript) {
 	default:
 		line("signed", "no: that nothing was left out at the end, nobody vouches for")
 	}
-	for _, f := range v.Warnings {
-		line("warning", "%s", f)
-	}
-	for _, f := range v.Faults {
-		line("fault", "%s", f)
+	for _, l := range []struct {
+		label string
+		list  []string
+	}{{"warning", v.Warnings}, {"fault", v.Faults}} {
+		for _, f := range l.list[:min(len(l.list), maxShown)] {
+			line(l.label, "%s", f)
+		}
+		if more := len(l.list) - maxShown; more > 0 {
+			line(l.label, "and %d more, or beyond that; --json lists up to 1,000", more)
+		}
 	}
 	if v.OK {
 		fmt.Fprintln(a.out, "\nEvery message has its hash, its link, its signature and its proof.")
