@@ -185,7 +185,7 @@ type connWriter struct {
 	ended  chan struct{}
 	closed bool
 
-	turn     sync.Mutex
+	turn     chan struct{} // holds one token while somebody writes
 	out      io.Writer
 	deadline writeDeadline
 	batch    [16]outFrame
@@ -193,7 +193,7 @@ type connWriter struct {
 }
 
 func newConnWriter(h *Host, out io.Writer) *connWriter {
-	return &connWriter{h: h, out: out, deadline: deadlineOf(out), broken: make(chan struct{})}
+	return &connWriter{h: h, out: out, deadline: deadlineOf(out), turn: make(chan struct{}, 1), broken: make(chan struct{})}
 }
 
 func (w *connWriter) session() *Session { return w.s.Load() }
@@ -209,9 +209,9 @@ func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) er
 	if w.cancel != nil {
 		w.cancel()
 		<-w.ended
-		w.turn.Lock() // of a request that writes
+		w.turn <- struct{}{} // of a request that writes
 		w.session().detach(w.st)
-		w.turn.Unlock()
+		<-w.turn
 	}
 	st := newStream()
 	st.write = func() { w.help(s, st) }
@@ -254,9 +254,9 @@ func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan
 	for {
 		_, err := s.next(ctx, st, one[:], nil)
 		if err == nil {
-			w.turn.Lock()
+			w.turn <- struct{}{}
 			err = w.write(s, st)
-			w.turn.Unlock()
+			<-w.turn
 		}
 		if err != nil {
 			if ctx.Err() == nil { // not stopped from here
@@ -272,11 +272,13 @@ func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan
 // given the turn back.
 func (w *connWriter) help(s *Session, st *stream) {
 	for range 4 {
-		if !w.turn.TryLock() {
+		select {
+		case w.turn <- struct{}{}:
+		default:
 			return
 		}
 		err := w.write(s, st)
-		w.turn.Unlock()
+		<-w.turn
 		if err != nil {
 			w.fail()
 			return
@@ -303,7 +305,7 @@ func (w *connWriter) write(s *Session, st *stream) error {
 		s.wrote(st, w.batch[:done])
 	}
 	clear(w.batch[:n])
-	if cap(w.line) > 4*minBuffer {
+	if cap(w.line) > minBuffer {
 		w.line = nil
 	}
 	return err

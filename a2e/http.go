@@ -180,7 +180,7 @@ func (s *Session) writeSSE(ctx context.Context, w io.Writer, out *http.ResponseC
 	}
 	quiet := time.NewTimer(l.KeepAlive)
 	defer quiet.Stop()
-	var batch [32]outFrame
+	var batch [8]outFrame // on the stack, which an idle stream keeps
 	var buf []byte
 	for {
 		n, err := s.next(ctx, st, batch[:], quiet.C)
@@ -207,7 +207,7 @@ func (s *Session) writeSSE(ctx context.Context, w io.Writer, out *http.ResponseC
 			s.wrote(st, batch[:taken])
 		}
 		clear(batch[:n])
-		if cap(buf) > 4*minBuffer {
+		if cap(buf) > minBuffer && !s.waits(st) {
 			buf = nil
 		}
 		quiet.Reset(l.KeepAlive)

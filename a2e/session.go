@@ -178,12 +178,17 @@ func (s *Session) attach(st *stream, greeting []byte) error {
 
 func (s *Session) detach(st *stream) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	over := false
 	if s.out.detach(st) {
 		s.last = time.Now()
 		if s.state == StateActive {
 			s.timer.Reset(min(s.h.limits.Idle, 30*time.Second))
 		}
+		over = s.drainedLocked() // it need not wait for a reader that is gone
+	}
+	s.mu.Unlock()
+	if over {
+		s.close(ErrShuttingDown)
 	}
 }
 

@@ -263,9 +263,10 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b.connect(w, r)
 		return
 	}
-	r = r.Clone(r.Context())
-	r.URL.Path, r.URL.RawPath = path, ""
-	b.host.ServeHTTP(w, r)
+	inner, u := *r, *r.URL // as http.StripPrefix does: a stream holds it for long
+	u.Path, u.RawPath = path, ""
+	inner.URL = &u
+	b.host.ServeHTTP(w, &inner)
 }
 
 // Upgrade is the name of the protocol that a connection changes to.

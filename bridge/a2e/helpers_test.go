@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -118,4 +119,53 @@ func (f *frames) next(t *testing.T, want string) frame {
 func (f *frames) close() {
 	f.stop()
 	_ = f.body.Close()
+}
+
+// wire is a bare connection.
+type wire struct{ net.Conn }
+
+func (w *world) dialTCP(t *testing.T) wire {
+	return dialWire(t, strings.TrimPrefix(w.Addresses().A2E, "tcp://"))
+}
+
+func (w *world) dialHTTP(t *testing.T) wire {
+	return dialWire(t, strings.TrimPrefix(w.Addresses().Local, "http://"))
+}
+
+func dialWire(t *testing.T, address string) wire {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return wire{conn}
+}
+
+func (c wire) write(t *testing.T, line string) {
+	t.Helper()
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// read reads at least so many bytes.
+func (c wire) read(t *testing.T, least int) {
+	t.Helper()
+	if _, err := io.ReadAtLeast(c, make([]byte, 8192), least); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until reads until a text has come.
+func (c wire) until(t *testing.T, text string) {
+	t.Helper()
+	var got []byte
+	for buf := make([]byte, 8192); !strings.Contains(string(got), text); {
+		n, err := c.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, buf[:n]...)
+	}
 }

@@ -28,8 +28,8 @@ type inboxes struct {
 	readers map[string][]*reader // open calls, by agent
 	answers map[string][]*handing
 	reading map[string]bool // agents whose owed messages are being handed out
-	stopped chan struct{}
-	closed  bool
+	life    context.Context // ends with shut
+	stop    context.CancelFunc
 }
 
 // reader is one open call.
@@ -56,8 +56,10 @@ const (
 var errNotAnswered = errors.New("the inbox call was not answered")
 
 func newInboxes(b *Binding) *inboxes {
-	return &inboxes{b: b, owed: b.c.Journal.State("a2e.inbox"), readers: map[string][]*reader{}, answers: map[string][]*handing{},
-		reading: map[string]bool{}, stopped: make(chan struct{})}
+	x := &inboxes{b: b, owed: b.c.Journal.State("a2e.inbox"), readers: map[string][]*reader{}, answers: map[string][]*handing{},
+		reading: map[string]bool{}}
+	x.life, x.stop = context.WithCancel(context.Background())
+	return x
 }
 
 // open reports whether an agent has an open call.
@@ -68,14 +70,7 @@ func (x *inboxes) open(agent string) bool {
 }
 
 // shut ends all calls: what is at work is answered with what there is.
-func (x *inboxes) shut() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !x.closed {
-		x.closed = true
-		close(x.stopped)
-	}
-}
+func (x *inboxes) shut() { x.stop() }
 
 func (x *inboxes) first(agent string, not []*reader) *reader {
 	x.mu.Lock()
@@ -151,6 +146,10 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	defer until.Stop()
 	x.debts(ctx, w)
 	agent := c.Identity.Name
+	// An agent that reads nothing holds events up: not the end of the hub.
+	events, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.life, cancel)()
 	x.mu.Lock()
 	x.readers[agent] = append(x.readers[agent], r)
 	x.mu.Unlock()
@@ -169,7 +168,7 @@ loop:
 	for len(w.messages) < w.limit {
 		select {
 		case h := <-r.taken:
-			w.take(ctx, h)
+			w.take(events, h)
 			if enough == nil && !c.Streaming {
 				enough = time.After(gather)
 			}
@@ -181,7 +180,7 @@ loop:
 			break loop
 		case <-until.C:
 			break loop
-		case <-x.stopped:
+		case <-x.life.Done():
 			break loop
 		case <-ctx.Done():
 			break loop

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,10 +25,18 @@ func TestManySessions(t *testing.T) {
 	w := newWorld(t, node.Config{A2E: node.A2E{Sessions: 100_000}})
 	w.web = w.httpPool()
 	ctx := t.Context()
+	sessions := 1000
+	if testing.Short() {
+		sessions = 200
+	}
+	// Two that never read, one on each transport, and that are owed far more
+	// than their connections take.
+	const flood = 48
+	w.stall(t, flood)
 	var agents sync.WaitGroup
-	faults := make(chan error, 1000)
+	faults := make(chan error, sessions)
 	slots := make(chan struct{}, 200) // connections that are being made
-	for i := range 1000 {
+	for i := range sessions {
 		agents.Go(func() {
 			c := &protocol.Client{URL: w.Addresses().A2E, Token: tokenAlice}
 			if i%10 == 0 {
@@ -58,9 +69,128 @@ func TestManySessions(t *testing.T) {
 	for err := range faults {
 		t.Error(err)
 	}
-	if n := w.calls.Load(); n != 10_000 {
-		t.Errorf("%d calls, want 10,000", n)
+	if n, want := int(w.calls.Load()), 10*sessions+2*flood; n != want {
+		t.Errorf("%d calls, want %d", n, want)
 	}
+	// What bob is told does not wait for him either.
+	for i := range 100 {
+		if err := w.tell(ctx, "bob", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stalled := 0
+	for _, s := range w.A2E().Host().Sessions() {
+		if s.Identity().Name == "bob" {
+			if state, attached := s.State(); state != protocol.StateActive || !attached {
+				t.Errorf("a session that does not read is %s, attached: %v", state, attached)
+			}
+			stalled++
+		}
+	}
+	if stalled != 2 {
+		t.Errorf("%d sessions that do not read, want 2", stalled)
+	}
+}
+
+// stall opens two sessions of bob, over TCP and HTTP, that read nothing after
+// the handshake, and lets each make calls whose answers fill the buffers of the
+// connection many times. It returns when all of them have been executed.
+func (w *world) stall(t *testing.T, calls int) {
+	t.Helper()
+	const hello = `{"type":"handshake/req","id":"h","agent_caps":["tools"],"auth_token":"` + tokenBob + `"}`
+	inbox := `{"type":"tool/call/req","id":"inbox","tool_name":"parley_inbox","arguments":{},"streaming":true,"timeout":600}`
+	call := func(i int) string {
+		return fmt.Sprintf(`{"type":"tool/call/req","id":"c%d","tool_name":"crew-echo__echo","arguments":{"text":"%s"},"timeout":600}`, i, strings.Repeat("x", 192<<10))
+	}
+	conn := w.dialTCP(t)
+	conn.write(t, hello)
+	conn.read(t, 1)
+	conn.write(t, inbox)
+
+	r := newRaw(t, w.Addresses().Local+"/a2e")
+	stream := r.stream(t)
+	t.Cleanup(stream.close)
+	r.send(t, hello)
+	stream.next(t, "handshake/resp")
+	r.send(t, inbox)
+
+	before := w.calls.Load()
+	for i := range calls {
+		conn.write(t, call(i))
+		r.send(t, call(i))
+	}
+	eventually(t, func() bool { return w.calls.Load() == before+int64(2*calls) })
+}
+
+// TestIdleSessions: a session that does nothing costs the hub at most 40 KiB,
+// with its connection.
+func TestIdleSessions(t *testing.T) {
+	sessions := 500 // on each transport
+	if testing.Short() {
+		sessions = 100
+	}
+	w := newWorld(t, node.Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data"), A2E: node.A2E{Sessions: 100_000}})
+	const hello = `{"type":"handshake/req","id":"h","agent_caps":["tools"],"auth_token":"` + tokenAlice + `"}`
+	const list = `{"type":"tool/list/req","id":"l"}`
+	pool := w.httpPool()
+	defer pool.CloseIdleConnections()
+	post := func(session, path, body string) string {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.Addresses().Local+"/a2e"+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Session-Id", session)
+		resp, err := pool.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: HTTP %d %s, %v", path, resp.StatusCode, b, err)
+		}
+		return string(b)
+	}
+	for kind, open := range map[string]func(){
+		"tcp": func() {
+			c := w.dialTCP(t)
+			c.write(t, hello)
+			c.read(t, 1)
+			c.write(t, list)
+			c.read(t, 1)
+		},
+		"http": func() { // a bare connection for the stream: the agent's own memory is not the hub's
+			session := strings.Split(post("", "/session", ""), `"`)[3]
+			c := w.dialHTTP(t)
+			c.write(t, "GET /a2e/stream HTTP/1.1\r\nHost: hub\r\nX-Session-Id: "+session+"\r\n\r")
+			c.read(t, len("HTTP/1.1 200 OK"))
+			post(session, "/send", hello)
+			c.until(t, "handshake/resp")
+			post(session, "/send", list)
+			c.until(t, "tool/list/resp")
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			open() // what the first one needs, all use
+			before := memoryInUse()
+			for range sessions {
+				open()
+			}
+			each := (memoryInUse() - before) / int64(sessions)
+			t.Logf("%d bytes for each idle session over %s", each, kind)
+			if each > 40<<10 {
+				t.Errorf("%d bytes for each idle session, want at most 40 KiB", each)
+			}
+		})
+	}
+}
+
+func memoryInUse() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what the first one freed of pools
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
 }
 
 // TestSessionOverRestart: what an agent has not read is there when it comes
