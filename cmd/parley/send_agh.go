@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -38,12 +39,17 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		}
 		options = append(options, nats.Token(strings.TrimSpace(string(token))))
 	}
+	if scheme, _, ok := strings.Cut(s.url, "://"); ok && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
+		return usage("--url %s: peers are reached over NATS: nats://HOST:PORT, or tls://", s.url)
+	}
 	nc, err := nats.Connect(s.url, options...)
 	if err != nil {
 		code := exitUnreachable
 		if errors.Is(err, nats.ErrAuthorization) {
 			code = exitRefused
 			err = fmt.Errorf("%w: is the token of agh.users in the file that --key names?", err)
+		} else {
+			err = fmt.Errorf("cannot reach %s: %w\n        does the hub run, with listen.agh set to that address?", s.url, err)
 		}
 		return &exitError{code, err}
 	}
