@@ -121,8 +121,8 @@ type SkillSpec struct {
 	ID          string
 	Name        string // for people; ID where empty
 	Description string
-	Input       json.RawMessage // JSON Schema of the content; nil: anything
-	Output      json.RawMessage // JSON Schema of the result; nil: anything
+	Input       json.RawMessage `json:",omitempty"` // JSON Schema of the content; nil: anything
+	Output      json.RawMessage `json:",omitempty"` // JSON Schema of the result; nil: anything
 	Modes       []Mode          // nil: all three
 	Access      Access          // who may call it in the agent's own protocol
 	Peers       []string        // with Access Peers: wire identities

@@ -155,6 +155,13 @@ func Open(ctx context.Context, o Options) (*Directory, error) {
 		if err := json.Unmarshal(item.Value, e); err != nil {
 			return nil, fmt.Errorf("the directory's entry %q is damaged: %w", item.Key, err)
 		}
+		for i := range e.Skills { // a schema that is not there was once written as null
+			for _, v := range []*json.RawMessage{&e.Skills[i].Input, &e.Skills[i].Output} {
+				if string(*v) == "null" {
+					*v = nil
+				}
+			}
+		}
 		d.set(nil, e)
 	}
 	return d, nil

@@ -172,3 +172,25 @@ func TestWithdraw(t *testing.T) {
 		t.Error("it is still here")
 	}
 }
+
+// A skill without schemas is one without schemas after a restart too, whatever
+// an earlier version wrote.
+func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
+	s := memory{"old": []byte(`{"Name":"old","Skills":[{"ID":"ask","Input":null,"Output":null}],"Source":"operator"}`)}
+	d, err := Open(t.Context(), Options{Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Put(t.Context(), parley.Agent{Name: "new", Skills: []parley.SkillSpec{{ID: "ask"}}}, FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = Open(t.Context(), Options{Store: s}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"old", "new"} {
+		e, ok := d.Agent(name)
+		if !ok || len(e.Skills) != 1 || e.Skills[0].Input != nil || e.Skills[0].Output != nil {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
+}

@@ -299,7 +299,7 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 		return nil
 	}
 	var s map[string]json.RawMessage
-	if json.Unmarshal(raw, &s) != nil {
+	if json.Unmarshal(raw, &s) != nil || s == nil { // null is no schema
 		return nil
 	}
 	if _, titled := s["title"]; !titled {
@@ -308,6 +308,9 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 			return nil
 		}
 		for name, p := range properties {
+			if p == nil {
+				return nil
+			}
 			if _, ok := p["title"]; !ok {
 				if _, ref := p["$ref"]; !ref {
 					t, err := json.Marshal(fieldTitle(name))
