@@ -275,7 +275,8 @@ func TestA2EHost(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := n.Handle(parley.Agent{Name: "asker"}); err != nil {
+	idle := parley.RawSkill("idle", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply() })
+	if err := n.Handle(parley.Agent{Name: "asker"}, idle); err != nil {
 		t.Fatal(err)
 	}
 	learnt := make(chan struct{})

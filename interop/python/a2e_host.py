@@ -59,7 +59,7 @@ class Memory(MemoryPlugin):
 
     def on_store(self, memory, entries):
         memory.extend(entries)
-        return entries, []
+        return [e.model_dump() for e in entries], []
 
     def on_retrieve(self, memory, req):
         return [e for e in memory if not req.tags or set(req.tags) & set(e.tags)]
