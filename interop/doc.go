@@ -10,6 +10,6 @@
 // The scripts in python/ are ours and use the SDK's public interface only.
 //
 // The A2E SDK is in no registry. Its tests run where PARLEY_A2E_PYTHON names an
-// interpreter that has pydantic, requests and pyyaml, and A2E_SDK the folder of
-// the SDK's source (a2eprotocol/python-sdk).
+// interpreter that has pydantic, requests, pyyaml, fastapi and uvicorn, and
+// A2E_SDK the folder of the SDK's source (a2eprotocol/python-sdk).
 package interop
