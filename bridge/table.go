@@ -187,7 +187,7 @@ var Table = []Row{
 		SAMVAD: as(`{"uri", "digest", "mediaType", "name"}`), Chat: survives("a resource"), Model: refused("a model is an object"),
 		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`)}},
 	{Several, "More than one part", "Parts", said("", "contents of a chat message", "", "text with artifacts", ""), map[Way]Entry{
-		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: the first JSON part goes, else the text"),
+		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: of several parts one goes, by what the model takes"),
 		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes, else the first part")}},
 	{Name, "The name of a part", "Parts.Name", said("", "name of a resource", "name of an artifact", "", ""), map[Way]Entry{
 		SAMVAD: lost("text and JSON have no name in SAMVAD; bytes and links keep it"), Chat: lost("text and JSON have no name in a chat message; bytes and links keep it"), Model: lost("a model's message has no name"),

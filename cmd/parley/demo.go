@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,11 +20,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
+	"github.com/parley-hub/parley/uagents"
 )
 
 func (a *app) demoCommand() *cobra.Command {
@@ -32,10 +37,11 @@ func (a *app) demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Watch signed messages being verified, recorded, delivered and answered",
-		Long: `Start a hub on the embedded engine, a SAMVAD agent of its own on a real HTTP
-socket, and a Go handler in the hub's process; let them talk; show each step as
-it happens; then keep serving until interrupted. Nothing outside a temporary
-directory (or --data) is touched.`,
+		Long: `Start a hub on the embedded engine and five small agents, each of which speaks one
+protocol only, over sockets of their own; let them talk with Go handlers in the
+hub's process, and plan a trip together; show each step as it happens, with the
+protocol it came by, how sure its sender is and where it went; then keep serving
+until interrupted. Nothing outside a temporary directory (or --data) is touched.`,
 		Example: `  parley demo
   parley demo --once     # exit 0 when everything was verified and answered, else 1
   parley demo --once --json`,
@@ -57,6 +63,13 @@ type demo struct {
 	mu   sync.Mutex
 	step int
 	bad  int
+
+	// The agents, once their scenes have made them, for the trip.
+	guide  *uagents.Client
+	baker  *asp.Client
+	mason  *agh.Client
+	robot  *a2e.Client
+	leaves []func() // what ends them, the last first
 }
 
 // stepReport is one line of the demo.
@@ -274,8 +287,13 @@ func (d *demo) ask(ctx context.Context, about *parley.Message, to, skill string,
 	return reply.Parts[0].Data, nil
 }
 
-// conversation is the demo's five scenes.
+// conversation is what the demo shows: each protocol by itself, then the trip.
 func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
+	defer func() {
+		for _, leave := range slices.Backward(d.leaves) {
+			leave()
+		}
+	}()
 	base := d.node.Addresses().HTTP
 	client := &samvad.Client{Identity: traveller, HTTP: d.http}
 	weather := samvad.Call{URL: base + "/agents/weather", Skill: "forecast", Payload: []byte(`{"city":"Bern"}`)}
@@ -333,6 +351,7 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 	d.aspScenes(ctx)
 	d.aghScenes(ctx)
 	d.a2eScenes(ctx)
+	d.tripScenes(ctx, client)
 	d.scene("somebody replays the first request: refused, and explained", func() ([]string, error) {
 		if captured == nil {
 			return nil, errors.New("there is nothing to replay")
@@ -416,25 +435,59 @@ func (d *demo) scene(what string, f func() ([]string, error)) {
 	fmt.Fprintf(d.a.out, "   %s, %.1f ms\n\n", mark, float64(took.Microseconds())/1000)
 }
 
+// recordedEvent is what reaches the disk, as --json tells it.
+type recordedEvent struct {
+	Recorded  string               `json:"recorded"` // position in the journal
+	Time      time.Time            `json:"time"`
+	Kind      parley.Kind          `json:"kind,omitzero"`
+	From      string               `json:"from,omitempty"`
+	To        string               `json:"to"`
+	In        string               `json:"in,omitempty"`  // protocol that it came by
+	Out       string               `json:"out,omitempty"` // protocol in which it goes on
+	Assurance string               `json:"assurance,omitempty"`
+	State     parley.DeliveryState `json:"state,omitzero"` // of a delivery
+	Losses    []string             `json:"losses,omitempty"`
+}
+
 // recorded shows what reaches the disk, as it does.
 func (d *demo) recorded(r *journal.Record) {
-	if d.a.json {
-		return
+	var events []recordedEvent
+	if m := r.Message; m != nil {
+		events = append(events, recordedEvent{Recorded: r.Position.String(), Time: r.Time, Kind: m.Kind, From: m.From, To: m.To, In: m.Origin.Protocol, Out: d.spoken(m.To),
+			Assurance: m.Origin.Verdict.Assurance.String()})
+	}
+	for _, s := range r.Steps {
+		e := recordedEvent{Recorded: r.Position.String(), Time: r.Time, To: s.To, Out: d.spoken(s.To), State: s.State}
+		for _, l := range s.Losses {
+			e.Losses = append(e.Losses, l.String())
+		}
+		events = append(events, e)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if m := r.Message; m != nil {
-		proof := ""
-		if m.Origin.Protocol == "samvad" && m.Kind == parley.Request {
-			names := make([]string, 0, len(m.Origin.Verdict.Checks))
-			for _, c := range m.Origin.Verdict.Checks {
-				names = append(names, c.Name)
+	for _, e := range events {
+		switch {
+		case d.a.json:
+			_ = d.a.print(e, "")
+		case e.Kind != 0:
+			fmt.Fprintf(d.a.out, "   %s  %-5s %-8s %s (%s, %s) → %s (%s)\n", e.Time.UTC().Format("15:04:05.000"), e.Recorded, e.Kind, e.From, e.In, e.Assurance, e.To, e.Out)
+		default:
+			fmt.Fprintf(d.a.out, "   %s  %-5s delivery to %s (%s): %s\n", e.Time.UTC().Format("15:04:05.000"), e.Recorded, e.To, e.Out, e.State)
+			for _, l := range e.Losses {
+				fmt.Fprintf(d.a.out, "                         lost: %s\n", l)
 			}
-			proof = fmt.Sprintf("  %s by key %q: %s", m.Origin.Verdict.Assurance, m.Origin.Verdict.KeyID, strings.Join(names, " "))
 		}
-		fmt.Fprintf(d.a.out, "   recorded %-5s %-8s %s → %s%s\n", r.Position, m.Kind, m.From, m.To, proof)
 	}
-	for _, s := range r.Steps {
-		fmt.Fprintf(d.a.out, "   recorded %-5s delivery to %s: %s\n", r.Position, s.To, s.State)
+}
+
+// spoken is the protocol in which an agent gets its messages.
+func (d *demo) spoken(name string) string {
+	e, ok := d.node.Hub().Directory().Agent(name)
+	if !ok {
+		return "-"
 	}
+	if native := e.Native(); len(native) > 0 {
+		return native[0]
+	}
+	return "go"
 }

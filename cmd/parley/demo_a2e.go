@@ -18,7 +18,7 @@ func (d *demo) a2eScenes(ctx context.Context) {
 	base := d.node.A2E().Base()
 	token, err := bridge.NewToken()
 	if err == nil {
-		_, err = d.node.Hub().Directory().Put(ctx, parley.Agent{Name: "robot",
+		_, err = d.node.Hub().Directory().Put(ctx, parley.Agent{Name: "robot", Skills: []parley.SkillSpec{{ID: "pack", Name: "Pack", Description: "Packs what a trip needs."}},
 			Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}, directory.FromOperator)
 	}
 	if err != nil {
@@ -28,7 +28,8 @@ func (d *demo) a2eScenes(ctx context.Context) {
 	stream := *d.http
 	stream.Timeout = 0
 	c := &a2e.Client{URL: base, Token: token, HTTP: &stream}
-	defer c.Close()
+	d.leaves = append(d.leaves, func() { _ = c.Close() }) // the hub may have ended its session
+	d.robot = c
 	d.scene("robot, an A2E agent, plugs into the hub as its environment and lists its tools", func() ([]string, error) {
 		list, err := c.Tools(ctx, a2e.ToolQuery{Query: "weather"})
 		if err != nil {

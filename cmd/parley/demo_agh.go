@@ -25,20 +25,21 @@ func demoAGH() node.AGH {
 // aghScenes adds an AGH peer on a NATS connection of its own, which meets the
 // demo's agents as peers, gives work to one and is given work by one.
 func (d *demo) aghScenes(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	d.leaves = append(d.leaves, cancel)
 	nc, err := nats.Connect(d.node.Addresses().AGH, nats.Token("demo-mason"))
 	if err != nil {
 		d.scene("an AGH peer connects", func() ([]string, error) { return nil, err })
 		return
 	}
-	defer nc.Close()
+	d.leaves = append(d.leaves, nc.Close)
 	mason := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "demo", Channel: "square", PeerID: "mason", DisplayName: "Mason",
 		Handler: func(ctx context.Context, r *agh.Request) {
 			if r.Envelope.WorkID != "" {
 				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built", Result: json.RawMessage(`{"wall":"4 m"}`)}) // whoever asked sees that nothing came
 			}
 		}}
+	d.mason = mason
 	d.scene("an AGH peer connects by NATS, greets, and asks who is there", func() ([]string, error) {
 		if err := mason.Join(ctx); err != nil {
 			return nil, err

@@ -24,9 +24,9 @@ func (d *demo) aspScenes(ctx context.Context) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
-	defer work.Wait()
-	defer cancel()
+	d.leaves = append(d.leaves, work.Wait, cancel)
 	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me, HTTP: &http.Client{Transport: d.http.Transport}}
+	d.baker = client
 	d.scene("an ASP agent registers: its card holds an Ed25519 and a P-256 key", func() ([]string, error) {
 		card, err := me.Card().JSON()
 		if err != nil {
@@ -79,7 +79,7 @@ func (d *demo) aspScenes(ctx context.Context) {
 		}
 		return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State), "changed: " + bad.Faults[0].String()}, nil
 	})
-	work.Go(func() { d.bake(ctx, client) })
+	work.Go(func() { d.bake(ctx, client, &work) })
 	d.scene("the planner asks the ASP agent: the hub opens a session for it and keeps it", func() ([]string, error) {
 		e, ok := d.node.Hub().Directory().Lookup("asp", me.ID())
 		if !ok {
@@ -94,28 +94,33 @@ func (d *demo) aspScenes(ctx context.Context) {
 	})
 }
 
-// bake is the ASP agent's work: it takes one invitation and answers questions.
-func (d *demo) bake(ctx context.Context, client *asp.Client) {
+// bake is the ASP agent's work: it takes invitations and answers questions.
+func (d *demo) bake(ctx context.Context, client *asp.Client, work *sync.WaitGroup) {
 	for inv, err := range client.Invitations(ctx) {
 		if err != nil {
 			return // the scene says that nobody answered
 		}
-		s, err := client.Join(ctx, inv.SessionID)
+		work.Go(func() { d.attend(ctx, client, inv.SessionID) })
+	}
+}
+
+// attend is one session of the baker's.
+func (d *demo) attend(ctx context.Context, client *asp.Client, session string) {
+	s, err := client.Join(ctx, session)
+	if err != nil {
+		return
+	}
+	for m, err := range s.Messages(ctx) {
+		switch {
+		case err != nil:
+			return
+		case m.IsInvitation():
+			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+		case m.Performative == asp.Query:
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": "baked"}}, asp.InReplyTo(m))
+		}
 		if err != nil {
 			return
-		}
-		for m, err := range s.Messages(ctx) {
-			switch {
-			case err != nil:
-				return
-			case m.IsInvitation():
-				_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
-			case m.Performative == asp.Query:
-				_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": "baked"}}, asp.InReplyTo(m))
-			}
-			if err != nil {
-				return
-			}
 		}
 	}
 }

@@ -32,8 +32,9 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 			return &answer, nil
 		})})}
 	s := &http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}
-	go func() { _ = s.Serve(l) }() // ends with Close
-	defer s.Close()
+	go func() { _ = s.Serve(l) }()                        // ends with Close
+	d.leaves = append(d.leaves, func() { _ = s.Close() }) // the listener goes with it
+	d.guide = client
 	weather := ""
 	d.scene("a uAgent registers with the hub, as it would with Agentverse, and finds weather there", func() ([]string, error) {
 		r := &uagents.Registrar{Identity: me, URL: base, HTTP: d.http, Endpoints: []uagents.Endpoint{{URL: "http://" + l.Addr().String() + "/submit", Weight: 1}}, Protocols: []string{uagents.ChatProtocolDigest}}

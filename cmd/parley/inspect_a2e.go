@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -34,16 +36,39 @@ func (a2eInspector) recognises(s *sample) bool {
 	return known && (m["version"] != nil || m["ts"] != nil || strings.Contains(name, "/"))
 }
 
+// firstLine is the message: the first line, or all of what is one JSON value on
+// several, as a tool that formats JSON writes it.
 func firstLine(b []byte) []byte {
+	var compact bytes.Buffer
+	if json.Compact(&compact, b) == nil {
+		return compact.Bytes()
+	}
 	line, _, _ := strings.Cut(strings.TrimLeft(string(b), "\r\n"), "\n")
 	return []byte(line)
+}
+
+// jsonKind is what sort of JSON a value is.
+func jsonKind(v jsonx.Value) string {
+	switch v.Kind() {
+	case '"':
+		return "text"
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case '0':
+		return "a number"
+	case 'n':
+		return "null, as good as absent"
+	}
+	return "true or false"
 }
 
 var a2eMeanings = map[string]string{
 	"type": "which message it is", "id": "a response repeats it as req_id", "a2e": "version", "version": "version, as the reference writes it",
 	"ts": "Unix seconds; never checked", "req_id": "the request that this is about", "auth_token": "the agent's secret: not shown",
 	"session_id": "of the handshake; over HTTP a secret: not shown", "agent_id": "what the agent calls itself: a claim",
-	"agent_caps": "capabilities that it asks for", "tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
+	"agent_caps": "capabilities that it asks for", "data": "what the event or result holds", "message": "for people", "error": "why it failed", "name": "which one is meant", "streaming": "whether the caller wants events before the result", "metadata": "what is not for the tool; a hub says under parley where a message comes from", "tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
 	"timeout": "seconds that the caller waits", "seq": "number of the event", "kind": "of the event: progress, artifact, log, status",
 	"code": "what went wrong", "retryable": "whether the same again may succeed", "detail": "for programs", "correlation_id": "the caller's own",
 }
@@ -74,7 +99,11 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 			if name == "auth_token" || name == "session_id" {
 				value = "(secret)"
 			}
-			v.Fields = append(v.Fields, inspectField{name, value, a2eMeanings[name]})
+			meaning := a2eMeanings[name]
+			if meaning == "" {
+				meaning = "a member of " + m.Type + ": " + jsonKind(members[name])
+			}
+			v.Fields = append(v.Fields, inspectField{name, value, meaning})
 		}
 	}
 	v.Fields = append(v.Fields, inspectField{"(class)", m.Class.String(), "its part in the exchange"})

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/samvad"
+	"github.com/parley-hub/parley/uagents"
+)
+
+// tripScenes lets five agents of five protocols plan a trip: each asks the
+// next, in its own protocol, and is answered in it.
+func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
+	if d.guide == nil || d.baker == nil || d.mason == nil || d.robot == nil {
+		d.scene("five agents plan a trip", func() ([]string, error) { return nil, errors.New("not all of them came") })
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
+	defer cancel()
+	name := func(protocol, id string) (string, error) {
+		e, ok := d.node.Hub().Directory().Lookup(protocol, id)
+		if !ok {
+			return "", fmt.Errorf("%s is not in the directory", id)
+		}
+		return e.Name, nil
+	}
+	d.scene("the operator lets all five appear in every protocol", func() ([]string, error) {
+		var lines []string
+		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"}, {"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
+			agent, err := x[1], error(nil)
+			if x[0] != "" {
+				agent, err = name(x[0], x[1])
+			}
+			if err == nil {
+				err = d.node.Hub().Directory().Expose(ctx, agent, []string{"all"})
+			}
+			if err != nil {
+				return lines, err
+			}
+			lines = append(lines, "exposed  "+agent)
+		}
+		return lines, nil
+	})
+	d.scene("the trip, SAMVAD to A2E: traveller asks robot to pack", func() ([]string, error) {
+		packed := make(chan error, 1)
+		go func() { packed <- robot(ctx, d.robot) }()
+		r, err := traveller.Ask(ctx, samvad.Call{URL: d.node.Addresses().HTTP + "/agents/robot", Skill: "pack", Payload: []byte(`{"text":"pack for Bern"}`)})
+		if err != nil {
+			return nil, err
+		}
+		if err := <-packed; err != nil {
+			return nil, err
+		}
+		return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "87 percent"), "the answer is not robot's")
+	})
+	d.scene("the trip, A2E to uAgents: robot calls the guide as a tool", func() ([]string, error) {
+		guide, err := name("uagents", d.guide.Identity.Address())
+		if err != nil {
+			return nil, err
+		}
+		r, err := d.robot.CallTool(ctx, "parley_ask", map[string]string{"agent": guide, "content": "Where to?"}, nil)
+		if err != nil {
+			return nil, err
+		}
+		b, err := json.Marshal(r.Data)
+		if err != nil {
+			return nil, err
+		}
+		return []string{string(b)}, want(strings.Contains(string(b), "You said: Where to?"), "the answer is not the guide's")
+	})
+	d.scene("the trip, uAgents to AGH: the guide asks mason for a shelter", func() ([]string, error) {
+		mason, err := name("agh", "demo/mason")
+		if err != nil {
+			return nil, err
+		}
+		e, ok := d.node.Hub().Directory().Agent(mason)
+		if !ok {
+			return nil, errors.New("mason is not in the directory")
+		}
+		address := d.node.UAgents().Address(e)
+		model, err := uagents.ParseModel([]byte(`{"title":"Message","type":"object","properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`))
+		if err != nil {
+			return nil, err
+		}
+		r, err := d.guide.Ask(ctx, address, model.MessageText([]byte(`{"message":"a shelter, please"}`)))
+		if err != nil {
+			return nil, err
+		}
+		return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)}, want(strings.Contains(string(r.Payload), "built"), "the answer is not mason's")
+	})
+	d.scene("the trip, AGH to ASP: mason asks the baker for bread", func() ([]string, error) {
+		baker, err := name("asp", d.baker.Identity.ID())
+		if err != nil {
+			return nil, err
+		}
+		peer := strings.ReplaceAll(baker, "/", "__")
+		if err := soon(ctx, func() error {
+			for _, err := range d.mason.Whois(ctx, peer, "", true) {
+				return err
+			}
+			return errors.New("the baker is no peer yet")
+		}); err != nil {
+			return nil, err
+		}
+		var lines []string
+		state := agh.StateSubmitted
+		for e, err := range d.mason.Stream(ctx, peer, &agh.Say{Text: "bread for two", Intent: "request"}) {
+			if err != nil {
+				return lines, err
+			}
+			state = e.State
+			lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
+		}
+		return lines, want(state == agh.StateCompleted && strings.Contains(strings.Join(lines, " "), "baked"), "the answer is not the baker's")
+	})
+	d.scene("the trip, ASP to SAMVAD: the baker asks the museum what is on", func() ([]string, error) {
+		e, ok := d.node.Hub().Directory().Agent("museum")
+		if !ok {
+			return nil, errors.New("the museum is not in the directory")
+		}
+		var s *asp.Session
+		if err := soon(ctx, func() (err error) {
+			s, err = d.baker.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)}, Purpose: "an evening out"})
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		for m, err := range s.Messages(ctx) {
+			if err != nil {
+				return nil, err
+			}
+			if m.State == asp.Introduced {
+				break
+			}
+		}
+		m, err := s.Ask(ctx, asp.Question{QueryType: "exhibitions", Parameters: map[string]string{"city": "Bern"}})
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Close(ctx, "thank you"); err != nil {
+			return nil, err
+		}
+		return []string{string(m.Performative) + "  " + string(m.Body)}, want(strings.Contains(string(m.Body), "Klee"), "the answer is not the museum's")
+	})
+}
+
+// soon tries until it succeeds or ctx ends: stand-ins are made in the
+// background.
+func soon(ctx context.Context, f func() error) error {
+	every := time.NewTicker(20 * time.Millisecond)
+	defer every.Stop()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// vectorCase is a case of any of the vector files.
+type vectorCase struct {
+	Name  string
+	Input struct {
+		Now      int64
+		Raw      string
+		Message  json.RawMessage
+		Envelope json.RawMessage
+	}
+	Expect struct {
+		Valid  *bool
+		Accept *bool
+		OK     *bool
+		State  string
+	}
+}
+
+// TestInspectExplainsEveryVector: of every message of the vectors, right or
+// broken in each of their ways, the protocol is recognised, the checks stand in
+// order, and one sentence says what is wrong or proved. What the vectors refuse
+// is never said to be in order.
+func TestInspectExplainsEveryVector(t *testing.T) {
+	t.Parallel()
+	for _, f := range []struct {
+		protocol, file string
+		least          int // cases that are explained
+	}{
+		{"uagents", "envelope_verify.json", 50}, {"a2e", "messages_valid.json", 80}, {"a2e", "messages_invalid.json", 300},
+		{"agh", "envelope-parse.json", 150}, {"agh", "trust-verify.json", 40}, {"asp", "envelope.json", 30},
+	} {
+		t.Run(f.protocol+" "+f.file, func(t *testing.T) {
+			b, err := os.ReadFile(filepath.Join("../../testdata/vectors", f.protocol, f.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var file struct{ Cases []vectorCase }
+			if err := json.Unmarshal(b, &file); err != nil {
+				t.Fatal(err)
+			}
+			explained := 0
+			for _, c := range file.Cases {
+				raw := []byte(c.Input.Raw)
+				for _, m := range []json.RawMessage{c.Input.Message, c.Input.Envelope} {
+					if len(m) > 0 {
+						raw = m
+					}
+				}
+				s, err := readSample(raw)
+				if err != nil {
+					continue // not JSON at all: nothing tells its protocol
+				}
+				o := inspecting{now: time.Unix(1767225500, 0)}
+				if c.Input.Now > 0 {
+					o.now = time.Unix(c.Input.Now, 0)
+				}
+				var found inspector
+				for _, i := range inspectors() {
+					if i.recognises(s) {
+						found = i
+						break
+					}
+				}
+				if found == nil || found.protocol() != f.protocol {
+					continue // broken where the protocol is named
+				}
+				explained++
+				v, err := found.inspect(t.Context(), s, o)
+				if err != nil {
+					t.Errorf("%s: %v", c.Name, err)
+					continue
+				}
+				failed, before := false, true
+				for _, check := range v.Checks {
+					failed = failed || check.State == checkFailed
+					if check.State != checkOK {
+						before = false
+					} else if !before && f.protocol != "samvad" && f.protocol != "uagents" {
+						t.Errorf("%s: the check %s was made after one that was not", c.Name, check.Name)
+					}
+				}
+				for _, field := range v.Fields {
+					if field.Meaning == "" {
+						t.Errorf("%s: the field %s is not explained", c.Name, field.Name)
+					}
+				}
+				if v.Sentence == "" || len(v.Checks) == 0 {
+					t.Errorf("%s: %+v says nothing", c.Name, v)
+				}
+				refused := false
+				for _, x := range []*bool{c.Expect.Valid, c.Expect.Accept, c.Expect.OK} {
+					refused = refused || x != nil && !*x
+				}
+				switch {
+				case refused && v.Verified:
+					t.Errorf("%s is refused by the vectors and said to be proved: %s", c.Name, v.Sentence)
+				case failed && v.Verified:
+					t.Errorf("%s failed a check and is said to be proved", c.Name)
+				}
+			}
+			if explained < f.least {
+				t.Errorf("only %d of %d are explained", explained, len(file.Cases))
+			}
+		})
+	}
+}
