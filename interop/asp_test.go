@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
 )
 
 // TestASP: a second implementation, in Python, signs a session with an agent
@@ -29,7 +31,15 @@ func TestASP(t *testing.T) {
 	if out, err := exec.Command(p, "-c", "import cryptography").CombinedOutput(); err != nil {
 		t.Fatalf("%s has no cryptography: %v\n%s", p, err, out)
 	}
-	n := start(t)
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 	type text struct {
 		Text string `json:"text"`
 	}
@@ -117,6 +127,19 @@ func TestASP(t *testing.T) {
 	}
 	if r := check(export.Bytes()); !r.OK || r.Messages != 6 {
 		t.Errorf("%+v", r)
+	}
+	// What an operator exports of the conversation is the same.
+	by := admin.Actor{Name: "test", Role: admin.Read}
+	page, err := n.Admin().Conversations(t.Context(), by, admin.ConversationFilter{})
+	if err != nil || len(page.Conversations) != 1 {
+		t.Fatal(page, err)
+	}
+	var conversation bytes.Buffer
+	if err := n.Admin().Transcript(t.Context(), by, page.Conversations[0].ID.String(), "asp", &conversation); err != nil {
+		t.Fatal(err)
+	}
+	if r := check(conversation.Bytes()); !r.OK || r.Messages != 6 {
+		t.Errorf("the export of the conversation: %+v", r)
 	}
 	changed := strings.Replace(export.String(), `"done"`, `"dona"`, 1)
 	if r := check([]byte(changed)); r.OK || !strings.Contains(strings.Join(r.Faults, " "), "position 5") {
