@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/bench/floor"
+)
+
+func (a *app) benchPairsCommand() *cobra.Command {
+	c := bench.PairsConfig{}
+	var storage string
+	cmd := &cobra.Command{
+		Use:   "pairs",
+		Short: "Requests and their answers from every protocol to every other",
+		Long: `Measure the CPU time that a hub in a process of its own needs for a request and its
+answer, from agents of every protocol to agents of every other, each on a real
+socket, next to the sum of what both ends cannot do without: the signatures,
+connections and appends, each measured in the same run. It needs Linux.`,
+		Example: `  parley bench pairs
+  parley bench pairs --only 'samvad->agh' --duration 10s
+  parley bench pairs --agents 10000 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if storage != string(floor.Memory) && storage != string(floor.Disk) {
+				return usage("--storage %q: want memory or disk", storage)
+			}
+			c.Storage = []floor.Storage{floor.Storage(storage)}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			c.Hub = []string{self, "serve", "--log", "error"}
+			if !a.json {
+				fmt.Fprintf(a.out, "%-18s %7s %9s %10s %10s %6s\n", "pair", "agents", "messages", "cpu/msg", "floor", "ratio")
+			}
+			return bench.Pairs(cmd.Context(), c, func(r bench.PairRow) {
+				if a.json {
+					_ = a.print(r, "") // a broken pipe ends the next one, too
+					return
+				}
+				fmt.Fprintf(a.out, "%-18s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Agents, r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&c.Only, "only", nil, "pairs to measure, such as samvad->agh (default all)")
+	f.IntVar(&c.Peers, "peers", 4, "agents that ask at once, each another one")
+	f.IntVar(&c.Agents, "agents", 0, "agents in the directory besides those that talk")
+	f.DurationVar(&c.Duration, "duration", 2*time.Second, "of each measurement")
+	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message, for the floors")
+	f.StringVar(&storage, "storage", "memory", "memory or disk")
+	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records (default: the temporary directory)")
+	return cmd
+}
