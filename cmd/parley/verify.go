@@ -26,6 +26,9 @@ check was made and none failed.`,
 			if err != nil {
 				return err
 			}
+			if v.Protocol == "a2e" {
+				return usage("A2E messages have no signatures: the session's token answers for them; `parley inspect` explains a message")
+			}
 			// A uAgent's address is its key.
 			if len(f.keys) == 0 && f.card == "" && v.Protocol != "uagents" && v.Protocol != "agh" {
 				return usage("a signature is verified with the sender's key: --key BASE64, or --card FILE; `parley inspect` explains a message without")
