@@ -149,7 +149,7 @@ func (h *hands) GivenUp(m *parley.Message, _ journal.Position, to string, err *p
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
 }
 func (h *hands) Repeatable(string) bool { return h.repeatable }
-func (h *hands) AtOnce(string) int { return 0 }
+func (h *hands) AtOnce(string) int      { return 0 }
 
 func (h *hands) Paused(to string) bool {
 	h.mu.Lock()
@@ -289,6 +289,37 @@ func TestRefusalIsNotRepeated(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Dead})
+	})
+}
+
+// A dead letter that is retried before its last attempt has left its lane is
+// taken up all the same.
+func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		refusals := 1
+		w.hands.carry = func(context.Context, Attempt) Result {
+			if refusals--; refusals >= 0 {
+				return Result{Err: parley.Refuse(parley.InvalidContent, "no")}
+			}
+			return Result{}
+		}
+		w.log.watch = func(r *journal.Record) {
+			w.d.Recorded(r)
+			for _, s := range r.Steps {
+				if s.State != parley.Dead {
+					continue
+				}
+				// The dispatcher is within its record of this step.
+				if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: s.Message, To: s.To, State: parley.Waiting, Attempt: s.Attempt}}}); err != nil {
+					t.Error(err)
+				}
+				synctest.Wait() // the retry has been seen
+			}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Dead, parley.Waiting, parley.Delivering, parley.Delivered})
 	})
 }
 
