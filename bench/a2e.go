@@ -47,7 +47,11 @@ const rounds = 4
 // its answer. Its client shares the cores.
 func A2E(ctx context.Context, c Config, each func(A2ERow)) error {
 	c.defaults()
-	each(c.framing())
+	row, err := c.framing(ctx)
+	if err != nil {
+		return err
+	}
+	each(row)
 	for _, parallel := range []int{1, 16} {
 		for _, kind := range []string{"pipes", "tcp", "http"} {
 			row, err := c.toolCalls(ctx, kind, parallel)
@@ -66,25 +70,29 @@ func A2E(ctx context.Context, c Config, each func(A2ERow)) error {
 }
 
 // framing reads, decodes and checks a tool/call/req of 300 bytes.
-func (c *Config) framing() A2ERow {
+func (c *Config) framing(ctx context.Context) (A2ERow, error) {
 	line := []byte(`{"type":"tool/call/req","id":"44444444444444444444444444444444","version":"1.0","ts":1716123457.1,"session_id":"33333333333333333333333333333333","tool_name":"echo","arguments":{"text":"`)
 	tail := []byte(`"},"correlation_id":"5f5f5f5f","streaming":true,"timeout":60}` + "\n")
 	line = append(append(line, bytes.Repeat([]byte("x"), 300-len(line)-len(tail))...), tail...)
-	block := bytes.Repeat(line, 1000)
+	const lines = 1000
+	block := bytes.Repeat(line, lines)
 	reg := a2e.NewRegistry()
-	start, n := time.Now(), 0
-	for time.Since(start) < c.Duration {
+	var blocks tally
+	err := blocks.add(ctx, 1, c.Duration, func() error {
 		r := a2e.NewReader(bytes.NewReader(block))
-		for {
+		for range lines {
 			m, err := r.ReadMessage(reg)
-			if err != nil || m.Check() != nil {
-				break
+			if err != nil {
+				return err
 			}
-			n++
+			if err := m.Check(); err != nil {
+				return err
+			}
 		}
-	}
-	took := time.Since(start)
-	return A2ERow{What: "framing and validation", Parallel: 1, PerSecond: float64(n) / took.Seconds(), Each: took / time.Duration(max(n, 1))}
+		return nil
+	})
+	perSecond, each, cpu := blocks.figures(1)
+	return A2ERow{What: "framing and validation", Parallel: 1, PerSecond: lines * perSecond, Each: each / lines, CPU: cpu / lines}, err
 }
 
 // attach connects a client to a host.
