@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -534,9 +535,7 @@ func (f *blockFiles) block(dir string, n int, seqs []uint64, fn func(uint64, *pa
 		}
 		stream = make([]byte, len(b))
 		c.XORKeyStream(stream, stream)
-		for i := range b {
-			b[i] ^= stream[i]
-		}
+		subtle.XORBytes(b, b, stream)
 	}
 	digest, err := highwayhash.NewDigest64(digestKey(fmt.Sprintf("%s-%d", f.stream, n)))
 	if err != nil {
@@ -591,9 +590,7 @@ func (f *blockFiles) block(dir string, n int, seqs []uint64, fn func(uint64, *pa
 		seal := func(data []byte) []byte {
 			out := append(data, sum(data)...)
 			if stream != nil {
-				for i := range out {
-					out[i] ^= stream[offset+i]
-				}
+				subtle.XORBytes(out, out, stream[offset:])
 			}
 			return out
 		}

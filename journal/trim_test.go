@@ -38,11 +38,15 @@ func TestTrim(t *testing.T) {
 				at = append(at, pos)
 				return pos
 			}
-			for range 22 {
+			some := 10 // fill two blocks of 8 MB, or more of 2 MB
+			if key != nil {
+				some = 5
+			}
+			for range 2 * some {
 				add(Entry{})
 			}
 			held := add(Entry{Open: []Opening{{To: "bob"}}})
-			for range 11 {
+			for range some {
 				add(Entry{})
 			}
 			c.add(time.Hour)
@@ -111,7 +115,7 @@ func TestTrim(t *testing.T) {
 				t.Fatal(err)
 			}
 			chained := add(Entry{Chain: &ChainLink{Name: "c"}})
-			for range 22 {
+			for range 2 * some {
 				add(Entry{})
 			}
 			c.add(time.Hour)

@@ -55,9 +55,6 @@ func (r *Retention) check() error {
 		return errors.New("retention.every and retention.records must not be negative")
 	}
 	for i, a := range r.Agents {
-		if a.Agent == "" && a.Keep.Duration != 0 {
-			return fmt.Errorf("retention.agents[%d]: agent is missing", i)
-		}
 		if err := least(fmt.Sprintf("agents[%d].keep", i), a.Keep.Duration); err != nil {
 			return err
 		}
