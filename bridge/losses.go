@@ -54,13 +54,16 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	if content {
 		parts(way, m, add)
 	}
-	switch e := rows[Audience].Out[way]; {
+	switch e := audience(way, m); {
 	case e.Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }):
 		add(Audience)
 	case e.Fate == As && len(m.Audience) > MaxAudience:
 		out = append(out, parley.Loss{Field: rows[Audience].Field, Reason: tooMany})
 	}
-	protocol := way.Protocol()
+	protocol := ""
+	if len(m.Extensions) > 0 {
+		protocol = way.Protocol()
+	}
 	for name, raw := range m.Extensions {
 		if name != protocol && name != own {
 			out = append(out, extensions(way, name, raw)...)
@@ -82,6 +85,14 @@ const own = "parley"
 var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
 var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working, parley.NeedsInput: NeedsInput}
+
+// audience is what becomes of the message's, if it has one.
+func audience(way Way, m *parley.Message) Entry {
+	if len(m.Audience) == 0 {
+		return Entry{}
+	}
+	return rows[Audience].Out[way]
+}
 
 // parts are the losses of the content.
 func parts(way Way, m *parley.Message, add func(Aspect)) {
