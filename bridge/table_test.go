@@ -172,7 +172,8 @@ survives is on the wire, and what is not on the wire is reported.
 
 What a message lost on its way to a recipient is recorded with its delivery, kept over restarts, and shown by
 
-` + "```" + `
+<!-- docs: check -->
+` + "```sh" + `
 parley conversation show ID
 parley explain ID
 parley dead show ID
@@ -223,7 +224,7 @@ jq = '{text: "\(.city): \(.temperature) °C"}'
 
 Try one before you use it:
 
-` + "```" + `
+` + "```sh" + `
 echo '{"place": {"name": "Bern"}}' | parley map test --agent weather --skill forecast --jq '{city: .place.name}'
 ` + "```" + `
 `

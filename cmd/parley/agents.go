@@ -422,6 +422,11 @@ func (a *app) meet(ctx context.Context, s adding, n *admin.NewAgent, out *added)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return id, usage("--samvad %q: want http(s)://HOST[:PORT][/PATH]", s.samvad)
 	}
+	defer func() {
+		if why := a.notCalled(u.Hostname()); why != nil {
+			note("the hub calls it only if its configuration allows that: %s", why)
+		}
+	}()
 	card, err := (&samvad.Client{HTTP: &http.Client{}}).Card(ctx, id.URL)
 	if err != nil {
 		note("its card could not be read (%s): its skills are not known", short(rootCause(err), 200))
@@ -477,6 +482,27 @@ func (a *app) meet(ctx context.Context, s adding, n *admin.NewAgent, out *added)
 		}
 	}
 	return id, nil
+}
+
+// notCalled says why a hub of the configuration at hand would not call a host,
+// as far as the host's name tells.
+func (a *app) notCalled(host string) error {
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
+	}
+	c, err := a.load()
+	if err != nil {
+		return nil // which the hub itself says when it starts
+	}
+	g, err := c.Guard()
+	if err != nil {
+		return nil
+	}
+	return g.CheckAddr(addr)
 }
 
 func onThisMachine(host string) bool {

@@ -20,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -309,18 +310,22 @@ func (s *docsStory) refuse() {
 }
 
 func (s *docsStory) command(text string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	s.t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, "sh", "-e", "-c", text)
 	c.Dir, c.Env, c.WaitDelay = s.dir, s.env, 10*time.Second
+	// What a block starts ends with it.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	return c
 }
 
 // words replaces what a page says by what is so here: the hub's address, the
-// directories of the system, how the program is called, and what was let.
+// directories of the system, how the program is called, and what was let. For
+// the other side, which is not here, it is not waited.
 func (s *docsStory) words(text string) string {
 	pairs := []string{"go run ./cmd/parley demo ", "parley demo --once ", "go run ./cmd/parley", "parley", "go build -o parley ./cmd/parley", ":",
-		"go test ./...", ": this is one of them", "go run ./examples/first", ": a hub with this agent runs", " /etc/", " " + s.dir + "/etc/", " /usr/local/", " " + s.dir + "/usr/local/"}
+		"go test ./...", ": this is one of them", " --wait 2m", "", "go run ./examples/first", ": a hub with this agent runs", " /etc/", " " + s.dir + "/etc/", " /usr/local/", " " + s.dir + "/usr/local/"}
 	if s.http != "" {
 		pairs = append(pairs, "http://127.0.0.1:8080", s.http, "http://hub.corp:8080", s.http)
 	}
