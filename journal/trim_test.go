@@ -40,7 +40,7 @@ func TestTrim(t *testing.T) {
 			}
 			some := 10 // fill two blocks of 8 MB, or more of 2 MB
 			if key != nil {
-				some = 5
+				some = 3
 			}
 			for range 2 * some {
 				add(Entry{})
