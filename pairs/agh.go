@@ -57,7 +57,9 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 		nc.Close()
 		return err
 	}
-	return nc.FlushWithContext(ctx)
+	flush, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	return nc.FlushWithContext(flush)
 }
 
 func (p *aghPeer) Leave() {

@@ -68,11 +68,16 @@ func (p *aspPeer) serve(life context.Context, c *asp.Client) {
 		if err != nil {
 			return
 		}
-		s, err := c.Join(life, inv.SessionID)
-		if err != nil {
-			continue // it is over
-		}
-		p.work.Go(func() { p.attend(life, s) })
+		p.work.Go(func() {
+			var s *asp.Session
+			err := persist(life, func() (err error) {
+				s, err = c.Join(life, inv.SessionID)
+				return err
+			})
+			if err == nil {
+				p.attend(life, s)
+			}
+		})
 	}
 }
 
@@ -85,7 +90,10 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 		}
 		switch {
 		case m.IsInvitation():
-			_, _ = s.Send(life, asp.Accept, asp.Answer{}, asp.InReplyTo(m)) // who invited sees that nothing came
+			_ = persist(life, func() error { // who invited sees that nothing came
+				_, err := s.Send(life, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+				return err
+			})
 		case m.Performative == asp.Query:
 			var q struct {
 				QueryID    string          `json:"queryId"`
@@ -136,6 +144,23 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 	}
 }
 
+// persist tries again while the server is away.
+func persist(ctx context.Context, f func() error) error {
+	for {
+		err := f()
+		var e *asp.Error
+		if err == nil || ctx.Err() != nil || errors.As(err, &e) && !e.Retryable {
+			return err
+		}
+		pause := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+	}
+}
+
 func evidenceOf(m *asp.Message) string {
 	for _, o := range m.Content.Context {
 		if o.Type == "trust-evidence" {
@@ -148,8 +173,10 @@ func evidenceOf(m *asp.Message) string {
 func (p *aspPeer) answer(ctx context.Context, s *asp.Session, m *asp.Message, text string) {
 	inform := func(kind string, v asp.Information) error {
 		v.InformType = kind
-		_, err := s.Send(ctx, asp.Inform, v, asp.InReplyTo(m))
-		return err
+		return persist(ctx, func() error {
+			_, err := s.Send(ctx, asp.Inform, v, asp.InReplyTo(m))
+			return err
+		})
 	}
 	answer, err := act(ctx, text, func(piece string) error {
 		return inform("chunk", asp.Information{Data: map[string]string{"text": piece}})

@@ -2,6 +2,7 @@ package pairs
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -202,6 +204,28 @@ func (c *common) hear(h Heard) {
 	}
 }
 
+// Said is the text that a peer put into a message of the hub, in whichever
+// form its protocol gave it; "" where it is none of a peer's.
+func Said(m *parley.Message) string {
+	for _, p := range m.Parts {
+		if p.IsText() {
+			return string(p.Data)
+		}
+		if s, err := textOf(p.Data); err == nil {
+			return s
+		}
+		var whole struct{ Parameters, Data json.RawMessage } // of an ASP body
+		if json.Unmarshal(p.Data, &whole) == nil {
+			for _, v := range []json.RawMessage{whole.Parameters, whole.Data} {
+				if s, err := textOf(v); err == nil {
+					return s
+				}
+			}
+		}
+	}
+	return ""
+}
+
 // act does what a text asks for.
 func act(ctx context.Context, text string, piece func(string) error) (string, error) {
 	verb, rest, _ := strings.Cut(text, " ")
@@ -221,6 +245,8 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 			}
 		}
 		return "counted " + rest, nil
+	case "note":
+		return "noted", nil
 	case "hold":
 		<-ctx.Done()
 		return "", context.Cause(ctx)

@@ -79,9 +79,6 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 		return samvad.Response{}, samvad.ErrPayload
 	}
 	p.hear(Heard{ID: r.SpanID, Text: q.Text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.TraceID})
-	if isNote(q.Text) {
-		return samvad.Response{Result: []byte(`{"text":""}`)}, nil
-	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()

@@ -2,7 +2,6 @@ package pairs
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -125,23 +124,7 @@ func (w *world) said(t *testing.T, from, to Peer, text string) *parley.Message {
 }
 
 // holds reports whether a message says a text, in whichever form.
-func holds(m *parley.Message, text string) bool {
-	for _, p := range m.Parts {
-		if p.IsText() && string(p.Data) == text {
-			return true
-		}
-		if s, err := textOf(p.Data); err == nil && s == text {
-			return true
-		}
-		var q struct{ Parameters json.RawMessage } // of an ASP question, whole
-		if json.Unmarshal(p.Data, &q) == nil {
-			if s, err := textOf(q.Parameters); err == nil && s == text {
-				return true
-			}
-		}
-	}
-	return m.Text() == text
-}
+func holds(m *parley.Message, text string) bool { return Said(m) == text }
 
 // settled waits until the delivery of a message is as want says.
 func (w *world) settled(t *testing.T, id parley.ID, want ...parley.DeliveryState) journal.Step {
