@@ -53,14 +53,14 @@ type maker struct {
 	c *Case
 }
 
-func (r *maker) mark(field string) string {
-	r.n++
-	v := fmt.Sprintf("m%dx%08x", r.n, r.Uint32())
-	r.c.Marks = append(r.c.Marks, Mark{field, v})
+func (m *maker) mark(field string) string {
+	m.n++
+	v := fmt.Sprintf("m%dx%08x", m.n, m.Uint32())
+	m.c.Marks = append(m.c.Marks, Mark{field, v})
 	return v
 }
 
-func (r *maker) some(of int) bool { return r.IntN(of) == 0 }
+func (m *maker) some(of int) bool { return m.IntN(of) == 0 }
 
 // numbers that JSON libraries like to change.
 var numbers = []string{"12345678901234567890", "0.1000000000000000055511151231257827", "9007199254740993", "-0.30000000000000004", "1.5"}
