@@ -108,7 +108,7 @@ func (a *authority) verify(r *http.Request) (payload []byte, account string, key
 	if err != nil {
 		return nil, "", nil, err
 	}
-	s, err := jose.ParseSigned(string(body), []jose.SignatureAlgorithm{jose.ES256})
+	s, err := jose.ParseSignedJSON(string(body), []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
 		return nil, "", nil, err
 	}
