@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -275,6 +276,36 @@ func TestEventStream(t *testing.T) {
 	token, _ := w.carol.access(t.Context())
 	if _, err := w.carol.start(t.Context(), "GET", "/v1/asp/sessions/"+id+"/events", "", nil, token, nil); !isCode(err, "not_participant") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A server that shuts down ends its streams; the peers come back where they
+// were.
+func TestEndStreams(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.conversing()
+	token, err := w.bob.access(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := w.dial(t, id)
+	w.auth(t, socket, w.alice, id, nil)
+	for _, path := range []string{"/v1/asp/sessions/" + id + "/events", "/v1/asp/agents/" + w.bob.Identity.ID() + "/inbox"} {
+		resp, err := w.bob.start(t.Context(), "GET", path, "", nil, token, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		defer func() {
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}()
+	}
+	w.EndStreams()
+	if _, _, err := socket.conn.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+		t.Errorf("the socket ends with %v", err)
 	}
 }
 

@@ -67,6 +67,8 @@ type Server struct {
 	inboxes  map[string]chan struct{}
 	streams  int
 	limiters map[string]*limiter
+	ended    chan struct{} // closed by EndStreams
+	endOnce  sync.Once
 }
 
 // Registration says who may register an agent that is not there yet. A
@@ -141,6 +143,7 @@ func (s *Server) init() {
 		s.live = make(map[string]*liveSession)
 		s.inboxes = make(map[string]chan struct{})
 		s.limiters = make(map[string]*limiter)
+		s.ended = make(chan struct{})
 	})
 }
 

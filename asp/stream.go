@@ -46,6 +46,13 @@ func (s *Server) stream() (done func(), err error) {
 	}, nil
 }
 
+// EndStreams ends all streams, so that an HTTP server that shuts down need not
+// wait for those who read them. Peers come back with what they read last.
+func (s *Server) EndStreams() {
+	s.init()
+	s.endOnce.Do(func() { close(s.ended) })
+}
+
 // follow emits what happens in a session from position from on, until it is
 // over, ctx ends or emit fails.
 func (s *Server) follow(ctx context.Context, session, agent string, from int64, emit func(*frame) error) error {
@@ -98,6 +105,8 @@ func (s *Server) wait(ctx context.Context, ledger *Ledger, changed <-chan struct
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-s.ended:
+		return closing{websocket.StatusGoingAway}
 	case <-changed:
 	case <-deadline:
 	case <-beat:
@@ -311,6 +320,8 @@ func (s *Server) followInbox(r *http.Request, agent string, out *sse) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-s.ended:
+			return closing{websocket.StatusGoingAway}
 		case <-wake:
 		case <-beat.C:
 			b, err := jsonx.Encode(map[string]any{"timestamp": Timestamp(s.now())})

@@ -615,6 +615,9 @@ func (n *Node) Start(ctx context.Context) error {
 	if n.httpListen != nil {
 		n.http = n.server(n.behindProxy(n.tracer.receive(n.router())))
 		n.http.RegisterOnShutdown(n.endA2E)
+		if n.asp != nil {
+			n.http.RegisterOnShutdown(n.asp.EndStreams)
+		}
 		var err error
 		if n.http.TLSConfig, err = n.tlsConfig(); err != nil {
 			return err

@@ -225,6 +225,10 @@ func (b *Binding) Hosting() Hosting {
 // Server is the sequencer, for programs and operators.
 func (b *Binding) Server() *protocol.Server { return b.server }
 
+// EndStreams ends the streams of peers, which would hold a listener up that
+// shuts down.
+func (b *Binding) EndStreams() { b.server.EndStreams() }
+
 // Identity makes the directory's identity of an ASP agent.
 func (b *Binding) Identity(id string) (parley.Identity, error) {
 	if !protocol.ValidAgentID(id) {
