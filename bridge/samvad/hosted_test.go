@@ -201,7 +201,9 @@ func TestTokenBudget(t *testing.T) {
 	w := newWorld(t, node.Config{Now: c.now, SAMVAD: node.SAMVAD{TokensPerDay: 100}})
 	w.client.Now = c.now
 	if err := w.Handle(parley.Agent{Name: "model", Exposed: parley.Everywhere},
-		parley.Skill("talk", func(ctx context.Context, _ *parley.Message, _ struct{}) (struct{}, error) { return struct{}{}, parley.Spend(ctx, 40) }),
+		parley.Skill("talk", func(ctx context.Context, _ *parley.Message, _ struct{}) (struct{}, error) {
+			return struct{}{}, parley.Spend(ctx, 40)
+		}),
 		parley.Skill("fails", func(ctx context.Context, _ *parley.Message, _ struct{}) (struct{}, error) {
 			return struct{}{}, fmt.Errorf("after %v", parley.Spend(ctx, 40))
 		})); err != nil {
