@@ -112,7 +112,7 @@ type Network struct {
 
 // Policy of admission.
 type Policy struct {
-	Assurance string `toml:"assurance" default:"\"signed\"" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
+	Assurance string `toml:"assurance" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
 	Expose    string `toml:"expose" default:"\"explicit\"" reload:"yes" doc:"explicit: an agent appears in other protocols only where exposed; all: everywhere"`
 }
 
@@ -533,10 +533,17 @@ func (c *Config) check() (checked, error) {
 			return k, fmt.Errorf("log = %q: want debug, info, warn or error", c.LogLevel)
 		}
 	}
+	// Tables that say nothing, as in the file of parley init, are passed over.
 	for _, a := range c.Allow {
+		if a.From == "" && len(a.To) == 0 {
+			continue
+		}
 		k.rules = append(k.rules, policy.Rule{From: a.From, To: a.To})
 	}
 	for i, r := range c.Require {
+		if len(r.To) == 0 && r.Assurance == "" {
+			continue
+		}
 		l := policy.Least{To: r.To}
 		if err := l.Assurance.UnmarshalText([]byte(r.Assurance)); err != nil {
 			return k, fmt.Errorf("require %d: assurance = %q: want one of signed, session, unsigned", i+1, r.Assurance)
@@ -544,6 +551,9 @@ func (c *Config) check() (checked, error) {
 		k.least = append(k.least, l)
 	}
 	for _, l := range c.Limit {
+		if l.From == "" && len(l.To) == 0 && l.Rate == 0 {
+			continue
+		}
 		r := policy.Rate{PerSecond: l.Rate, Burst: l.Burst}
 		if r.Burst == 0 {
 			r.Burst = rateOf(l.Rate).Burst
