@@ -112,7 +112,7 @@ type Network struct {
 
 // Policy of admission.
 type Policy struct {
-	Assurance string `toml:"assurance" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
+	Assurance string `toml:"assurance" default:"\"signed\"" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
 	Expose    string `toml:"expose" default:"\"explicit\"" reload:"yes" doc:"explicit: an agent appears in other protocols only where exposed; all: everywhere"`
 }
 
