@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -627,5 +628,31 @@ func BenchmarkSign(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// EnsureAll makes what is missing, leaves what is there, and makes nothing where
+// one of them cannot be.
+func TestEnsureAll(t *testing.T) {
+	r, _ := memory(t)
+	first, err := r.Ensure(New{Owner: "a", Purpose: "samvad", Algorithm: Ed25519})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []New
+	for _, owner := range []string{"a", "b", "c", "b"} {
+		all = append(all, New{Owner: owner, Purpose: "samvad", Algorithm: Ed25519})
+	}
+	bad := append(slices.Clone(all), New{Owner: "d", Purpose: "samvad", Algorithm: "rsa"})
+	if err := r.EnsureAll(bad...); err == nil || len(r.List()) != 1 {
+		t.Fatalf("%v, %d keys", err, len(r.List()))
+	}
+	for range 2 {
+		if err := r.EnsureAll(all...); err != nil || len(r.List()) != 3 {
+			t.Fatalf("%v, %d keys", err, len(r.List()))
+		}
+	}
+	if s, err := r.Signer("a", "samvad"); err != nil || s.ID() != first.ID() {
+		t.Errorf("the key that was there is another now: %v", err)
 	}
 }

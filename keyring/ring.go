@@ -537,6 +537,34 @@ func (r *Ring) Ensure(n New) (Signer, error) {
 	return r.Signer(n.Owner, n.Purpose)
 }
 
+// EnsureAll makes the keys of which there is no active one, in one write: each
+// write is of the whole ring, so that many at once are made this way.
+func (r *Ring) EnsureAll(keys ...New) error {
+	return r.update(func(c *contents) error {
+		active := make(map[place]bool, len(c.Keys))
+		for i := range c.Keys {
+			if k := &c.Keys[i]; k.State == Active {
+				active[place{k.Owner, k.Purpose}] = true
+			}
+		}
+		changed := false
+		for _, n := range keys {
+			p := place{n.Owner, n.Purpose}
+			if active[p] {
+				continue
+			}
+			if _, err := r.add(c, n); err != nil {
+				return err
+			}
+			active[p], changed = true, true
+		}
+		if !changed {
+			return errUnchanged
+		}
+		return nil
+	})
+}
+
 // add appends the key n to c.
 func (r *Ring) add(c *contents, n New) (Key, error) {
 	if err := checkNames(n.Owner, n.Purpose); err != nil {

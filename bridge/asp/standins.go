@@ -71,12 +71,12 @@ func (s *standIns) looksOurs(id string) bool {
 // identity gives the identity of an agent's stand-in; its keys are made at
 // first use.
 func (s *standIns) identity(name string) (*protocol.Identity, error) {
-	owner := s.owner(name)
-	signing, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: purposeSigning, Algorithm: keyring.Ed25519, By: "parley"})
+	wanted := s.keys(name)
+	signing, err := s.b.c.Keys.Ensure(wanted[0])
 	if err != nil {
 		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 	}
-	proving, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"})
+	proving, err := s.b.c.Keys.Ensure(wanted[1])
 	if err != nil {
 		return nil, fmt.Errorf("the proof key of the stand-in for %s: %w", name, err)
 	}
@@ -99,6 +99,14 @@ func (s *standIns) identity(name string) (*protocol.Identity, error) {
 	}
 	s.byID[id.ID()] = name
 	return id, nil
+}
+
+// keys are those of an agent's stand-in: the one that signs, the one that
+// proves.
+func (s *standIns) keys(name string) []keyring.New {
+	owner := s.owner(name)
+	return []keyring.New{{Owner: owner, Purpose: purposeSigning, Algorithm: keyring.Ed25519, By: "parley"},
+		{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"}}
 }
 
 func (s *standIns) keep(name string, id *protocol.Identity) {
@@ -164,11 +172,19 @@ func (s *standIns) start(ctx context.Context) error {
 	if _, err := s.ensure(ctx, s.b.c.Root); err != nil {
 		return err
 	}
+	var names []string
+	var keys []keyring.New
 	for _, e := range s.b.c.Hub.Directory().All() {
 		if s.b.hosts(e) {
-			if _, err := s.ensure(ctx, e.Name); err != nil {
-				return err
-			}
+			names, keys = append(names, e.Name), append(keys, s.keys(e.Name)...)
+		}
+	}
+	if err := s.b.c.Keys.EnsureAll(keys...); err != nil {
+		return fmt.Errorf("the keys of stand-ins: %w", err)
+	}
+	for _, name := range names {
+		if _, err := s.ensure(ctx, name); err != nil {
+			return err
 		}
 	}
 	for _, k := range s.b.c.Keys.List() {
