@@ -705,7 +705,11 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	}
 	if call.Skill == "" {
-		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
+		// An agent that is just coming up must not be asked for no skill at all:
+		// that it would refuse for good.
+		if call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name)); call.Skill == "" {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
+		}
 	}
 	switch m.Kind {
 	case parley.Request:
