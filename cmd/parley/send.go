@@ -69,7 +69,7 @@ or failed, 3 when no hub answers.`,
 			case "a2e":
 				return a.sendA2E(cmd.Context(), s, raw, isJSON)
 			}
-			return usage("--protocol %q: samvad, uagents, a2e and asp are what can be sent directly; leave it out to send through a hub", s.protocol)
+			return usage("--protocol %q: samvad, uagents, a2e, agh and asp are what can be sent directly; leave it out to send through a hub", s.protocol)
 		},
 	}
 	f := c.Flags()
@@ -84,7 +84,7 @@ or failed, 3 when no hub answers.`,
 	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
 	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
 	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
-	f.StringVar(&s.protocol, "protocol", "", "samvad: send directly, without a hub")
+	f.StringVar(&s.protocol, "protocol", "", "samvad, uagents, a2e, agh or asp: speak it directly, without a hub's API")
 	f.StringVar(&s.url, "url", "", "directly: base URL of the agent")
 	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and `parley keys new` write it)")
 	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST")
