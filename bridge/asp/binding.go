@@ -37,6 +37,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
@@ -92,12 +93,9 @@ func New(c Config) (*Binding, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if c.PublicURL == "" {
-		c.PublicURL = "http://127.0.0.1"
-	}
-	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
-	if err != nil || public.Host == "" {
-		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	public, err := bridge.PublicURL(c.PublicURL)
+	if err != nil {
+		return nil, err
 	}
 	if len(c.TokenKey) < 32 {
 		return nil, errors.New("asp: TokenKey must have 32 bytes")

@@ -213,6 +213,30 @@ func wait(t *testing.T, s *asp.Session, want asp.State) {
 	t.Fatalf("never %s", want)
 }
 
+// introduced opens a session of alice with bob, who joins and accepts.
+func introduced(t *testing.T, ctx context.Context, alice, bob *asp.Client) (s, bs *asp.Session) {
+	t.Helper()
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bs, err = bob.Join(ctx, s.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m, err := range bs.Messages(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	wait(t, s, asp.Introduced)
+	return s, bs
+}
+
 func TestNegotiationAndWithdraw(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.client("alice")
@@ -387,26 +411,10 @@ func TestRestart(t *testing.T) {
 	w := newWorld(t, c)
 	alice, bob := w.client("alice"), w.client("bob")
 	ctx := w.ctx()
-	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	bs, err := bob.Join(ctx, s.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for m, err := range bs.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
-	wait(t, s, asp.Introduced)
+	s, _ := introduced(t, ctx, alice, bob)
 	var last *asp.Envelope
 	for i := range 300 { // over a checkpoint
+		var err error
 		if last, err = s.Send(ctx, asp.Inform, asp.Information{Topic: fmt.Sprint(i)}); err != nil {
 			t.Fatal(err)
 		}

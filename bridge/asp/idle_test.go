@@ -115,23 +115,7 @@ func TestSessionsTimeOut(t *testing.T) {
 	h.move(31 * time.Second)
 	ended(s.ID(), "timeout in INVITED")
 	// Both are there, and silent.
-	if s, err = alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}}); err != nil {
-		t.Fatal(err)
-	}
-	bs, err := bob.Join(ctx, s.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for m, err := range bs.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
-	wait(t, s, asp.Introduced)
+	s, _ = introduced(t, ctx, alice, bob)
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
 		t.Fatal(err)
 	}

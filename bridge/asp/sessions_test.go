@@ -25,24 +25,7 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 	defer w.Hub().Journal().Watch(func(r *journal.Record) { recorded <- r })()
 	alice, bob := w.client("alice"), w.client("bob")
 	ctx := w.ctx()
-	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	bs, err := bob.Join(ctx, s.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for m, err := range bs.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := bs.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m)); err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
-	wait(t, s, asp.Introduced)
+	s, bs := introduced(t, ctx, alice, bob)
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "let us ask a third"}); err != nil {
 		t.Fatal(err)
 	}

@@ -109,12 +109,9 @@ func New(c Config) (*Binding, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if c.PublicURL == "" {
-		c.PublicURL = "http://127.0.0.1"
-	}
-	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
-	if err != nil || public.Host == "" {
-		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	public, err := bridge.PublicURL(c.PublicURL)
+	if err != nil {
+		return nil, err
 	}
 	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, labels: map[string]string{}, open: map[parley.ID]*task{}}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())

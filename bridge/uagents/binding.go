@@ -38,6 +38,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -119,12 +120,9 @@ func New(c Config) (*Binding, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if c.PublicURL == "" {
-		c.PublicURL = "http://127.0.0.1"
-	}
-	public, err := url.Parse(strings.TrimRight(c.PublicURL, "/"))
-	if err != nil || public.Host == "" {
-		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", c.PublicURL)
+	public, err := bridge.PublicURL(c.PublicURL)
+	if err != nil {
+		return nil, err
 	}
 	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
 		sessions: newSessions(c.Journal.State(bucketSessions), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),

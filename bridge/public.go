@@ -1,0 +1,20 @@
+package bridge
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// PublicURL reads the base URL under which agents reach a hub, without a slash
+// at its end; http://127.0.0.1 where none is given.
+func PublicURL(text string) (*url.URL, error) {
+	if text == "" {
+		text = "http://127.0.0.1"
+	}
+	u, err := url.Parse(strings.TrimRight(text, "/"))
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("public_url %q: want http(s)://host[:port][/path]", text)
+	}
+	return u, nil
+}
