@@ -233,11 +233,14 @@ func TestGatewayWhoisRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	alice, bob, mallory := f.alice(t), f.bob(t), f.mallory(t)
+	spy := listen(t, mallory, ">")
 	if err := f.Host(&agh.Local{WorkspaceID: "ws", Channel: "c", Card: c}); err != nil {
 		t.Fatal(err)
 	}
-	alice, bob, mallory := f.alice(t), f.bob(t), f.mallory(t)
-	spy := listen(t, mallory, ">")
+	if m := next(t, spy); !strings.Contains(string(m.Data), `"peer_id":"desk"`) {
+		t.Fatalf("a spy heard %s on %s", m.Data, m.Subject)
+	}
 	ask := func(to string) []byte {
 		return envelope("ws", "whois", "alice", `{"type":"request"}`, `,"to":"`+to+`"`)
 	}
