@@ -340,13 +340,13 @@ func pageLimit(q url.Values) (int, error) {
 // since gives the position from which to list: cursor is that position,
 // since_sequence the one before it.
 func since(q url.Values) (int64, error) {
-	for name, add := range map[string]int64{"cursor": 0, "since_sequence": 1} {
+	for add, name := range [...]string{"cursor", "since_sequence"} { // the cursor decides, where both are given
 		if q.Has(name) {
 			n, err := strconv.ParseInt(q.Get(name), 10, 64)
 			if err != nil || n < -1 || n > 1<<53 {
 				return 0, refuse("invalid_field", name)
 			}
-			return max(n+add, 0), nil
+			return max(n+int64(add), 0), nil
 		}
 	}
 	return 0, nil

@@ -129,7 +129,7 @@ func TestPaging(t *testing.T) {
 			t.Errorf("%s: next %q", query, page.Next)
 		}
 	}
-	for _, query := range []string{"?limit=0", "?limit=x", "?cursor=x", "?since_sequence=-7"} {
+	for _, query := range []string{"?limit=0", "?limit=x", "?cursor=x", "?since_sequence=-7", "?cursor=x&since_sequence=0"} {
 		if resp, body := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages"+query, "", nil); resp.StatusCode != 422 {
 			t.Errorf("%s: %d %s", query, resp.StatusCode, body)
 		}
@@ -486,7 +486,7 @@ func TestWebSocketHeartbeat(t *testing.T) {
 func TestWebSocketAuthentication(t *testing.T) {
 	t.Parallel()
 	// ASP-070.
-	w := newWorld(t, func(s *Server) { s.AuthWait = 100 * time.Millisecond })
+	w := newWorld(t)
 	id := w.conversing()
 	token, err := w.alice.access(t.Context())
 	if err != nil {
@@ -499,40 +499,88 @@ func TestWebSocketAuthentication(t *testing.T) {
 		}
 		return p
 	}
-	wsURL := "ws" + strings.TrimPrefix(w.http.URL, "http") + "/v1/asp/sessions/" + id + "/ws"
-	good := proof(func() (string, error) { return w.alice.Identity.HTTPProof("GET", wsURL, token, w.clock.now()) })
-	for name, frame := range map[string]any{
-		"not auth":      map[string]string{"type": "pong"},
-		"no proof":      map[string]string{"type": "auth", "token": token},
-		"no token":      map[string]string{"type": "auth", "dpopProof": good},
-		"other session": map[string]string{"type": "auth", "token": token, "dpopProof": proof(func() (string, error) { return w.alice.Identity.MessageProof(w.uuid(), token, w.clock.now()) })},
-	} {
-		p := w.dial(t, id)
-		p.write(frame)
-		if f := p.read("error"); f.Code == "" {
-			t.Errorf("%s: %+v", name, f)
+	// refused: an error frame, then close code 4001.
+	refused := func(name, code string, p *wsPeer) {
+		t.Helper()
+		if f := p.read("error", "auth_ok", "message"); f.Type != "error" || f.Code != code || f.Message == "" {
+			t.Errorf("%s: %+v, want %s", name, f, code)
 		}
-		if code := p.closed(); code != closeAuth {
-			t.Errorf("%s: closed with %d", name, code)
+		if got := p.closed(); got != 4001 {
+			t.Errorf("%s: closed with %d", name, got)
 		}
 	}
-	silent := w.dial(t, id)
-	if code := silent.closed(); code == closeSession || code == websocket.StatusNormalClosure {
-		t.Errorf("silent peer: closed with %d", code)
+	wsURL := "ws" + strings.TrimPrefix(w.http.URL, "http") + "/v1/asp/sessions/" + id + "/ws"
+	good := proof(func() (string, error) { return w.alice.Identity.HTTPProof("GET", wsURL, token, w.clock.now()) })
+	for name, c := range map[string]struct {
+		code  string
+		frame any
+	}{
+		"not auth":      {"auth_required", map[string]string{"type": "pong"}},
+		"a message":     {"auth_required", map[string]any{"type": "send", "envelope": jsonx.Value(w.sendable(id, w.alice, Inform, inform("hello")).Raw())}},
+		"no proof":      {"dpop_malformed", map[string]string{"type": "auth", "token": token}},
+		"no token":      {"token_invalid", map[string]string{"type": "auth", "dpopProof": good}},
+		"too large":     {"auth_required", map[string]string{"type": "auth", "token": token, "dpopProof": strings.Repeat("x", maxAuthFrame)}},
+		"other session": {"dpop_htu_mismatch", map[string]string{"type": "auth", "token": token, "dpopProof": proof(func() (string, error) { return w.alice.Identity.MessageProof(w.uuid(), token, w.clock.now()) })}},
+	} {
+		p := w.dial(t, id)
+		p.write(c.frame)
+		refused(name, c.code, p)
+	}
+	if got := w.head(id).Count; got != 3 {
+		t.Errorf("%d records: a message was taken before auth", got)
 	}
 	p := w.dial(t, id)
 	p.write(map[string]string{"type": "auth", "token": token, "dpopProof": good})
 	p.read("auth_ok")
 	again := w.dial(t, id)
 	again.write(map[string]string{"type": "auth", "token": token, "dpopProof": good})
-	if f := again.read("error", "auth_ok"); f.Code != "dpop_jti_replayed" {
-		t.Errorf("replayed: %+v", f)
-	}
+	refused("replayed", "dpop_jti_replayed", again)
 	stranger := w.dial(t, id)
 	token, _ = w.carol.access(t.Context())
 	stranger.write(map[string]string{"type": "auth", "token": token, "dpopProof": proof(func() (string, error) { return w.carol.Identity.MessageProof(id, token, w.clock.now()) })})
-	if f := stranger.read("error", "auth_ok"); f.Code != "not_participant" {
-		t.Errorf("stranger: %+v", f)
+	refused("stranger", "not_participant", stranger)
+
+	t.Run("silent", func(t *testing.T) {
+		w := newWorld(t, func(s *Server) { s.AuthWait = time.Millisecond })
+		p := w.dial(t, w.conversing())
+		refused("silent", "auth_required", p)
+	})
+}
+
+// Close codes 4008 and 4009 (project).
+func TestWebSocketLimits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(s *Server) { s.Messages = 4 })
+	id := w.conversing() // two messages of alice
+	p := w.dial(t, id)
+	w.auth(t, p, w.alice, id, nil)
+	large := func(n int) { // without white space, which the frame's reader might drop
+		p.write(map[string]any{"type": "send", "envelope": map[string]string{"x": strings.Repeat("x", n)}})
+		if f := p.read("error"); f.Code != "message_too_large" {
+			t.Errorf("%d bytes: %+v", n, f)
+		}
+	}
+	large(1 << 20) // a little: the connection goes on
+	e := w.sendable(id, w.alice, Inform, inform("still here"))
+	p.write(map[string]any{"type": "send", "envelope": jsonx.Value(e.Raw())})
+	if ack := p.read("ack", "error"); ack.MessageID != e.MessageID {
+		t.Fatalf("%+v", ack)
+	}
+	large(1<<20 + maxAuthFrame)
+	if code := p.closed(); code != 4009 {
+		t.Errorf("a frame too large: closed with %d", code)
+	}
+	p = w.dial(t, id)
+	w.auth(t, p, w.alice, id, nil)
+	for i := range 2 {
+		e := w.sendable(id, w.alice, Inform, inform(fmt.Sprint(i)))
+		p.write(map[string]any{"type": "send", "envelope": jsonx.Value(e.Raw())})
+		if f := p.read("ack", "error"); (f.Type == "error") != (i == 1) || i == 1 && f.Code != "rate_limited" {
+			t.Fatalf("message %d: %+v", i, f)
+		}
+	}
+	if code := p.closed(); code != 4008 {
+		t.Errorf("too many messages: closed with %d", code)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strconv"
 	"sync/atomic"
@@ -399,8 +400,7 @@ func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *calle
 		return nil // the answer was written
 	}
 	defer func() { _ = conn.CloseNow() }()
-	// A little above the limit of a message, to refuse with a frame.
-	conn.SetReadLimit(int64(s.Limits.message()) + 64<<10)
+	conn.SetReadLimit(-1) // socket.next bounds frames, and closes with the binding's own code
 	k := &socket{s: s, r: r, conn: conn, session: args[0]}
 	k.run(r.Context())
 	return nil
@@ -457,11 +457,44 @@ type closing struct{ code websocket.StatusCode }
 
 func (c closing) Error() string { return "asp: closing with " + strconv.Itoa(int(c.code)) }
 
-// auth reads the first frame, which must authenticate.
+// maxAuthFrame bounds the frame of a peer that is not known yet, and what a
+// frame may have around its message.
+const maxAuthFrame = 64 << 10
+
+// next reads one frame of at most limit bytes.
+func (k *socket) next(ctx context.Context, limit int) (websocket.MessageType, []byte, error) {
+	kind, r, err := k.conn.Reader(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
+	if err == nil && len(b) > limit {
+		err = refuse("message_too_large", "").at(1)
+	}
+	return kind, b, err
+}
+
+// first reads the frame that must authenticate. A read whose context ends
+// would cut the connection off, so that a peer which says nothing is told so
+// and let go beside it.
+func (k *socket) first(ctx context.Context) (websocket.MessageType, []byte, error) {
+	told := make(chan struct{})
+	timer := time.AfterFunc(or(k.s.AuthWait, 10*time.Second), func() {
+		defer close(told)
+		_ = k.fail(ctx, refuse("auth_required", ""))
+		_ = k.conn.Close(closeAuth, "auth_required")
+	})
+	kind, b, err := k.next(ctx, maxAuthFrame)
+	if !timer.Stop() {
+		<-told
+		err = errors.Join(context.DeadlineExceeded, err)
+	}
+	return kind, b, err
+}
+
+// auth takes the first frame, which must authenticate.
 func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, or(k.s.AuthWait, 10*time.Second))
-	defer cancel()
-	kind, b, err := k.conn.Read(ctx)
+	kind, b, err := k.first(ctx)
 	if err != nil {
 		return nil, 0, refuseCause("auth_required", "", err)
 	}
@@ -487,15 +520,21 @@ func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
 // the schemes that its URL may have been written with.
 func (k *socket) admit(f socketFrame) (*caller, error) {
 	url := k.s.url(k.r)
-	var c *caller
-	var err error
+	var refusal error
 	for _, try := range [...][2]string{{MessageMethod, MessageURL(k.session)}, {"GET", url}, {"GET", "ws" + url[len("http"):]}} {
-		c, err = k.s.admitToken(k.r, f.Token, f.Proof, try[0], try[1])
-		if code := codeName(err); code != "dpop_htm_mismatch" && code != "dpop_htu_mismatch" {
+		c, err := k.s.admitToken(k.r, f.Token, f.Proof, try[0], try[1])
+		switch codeName(err) {
+		case "dpop_htm_mismatch":
+			if refusal == nil {
+				refusal = err
+			}
+		case "dpop_htu_mismatch":
+			refusal = err // its method is right
+		default:
 			return c, err
 		}
 	}
-	return nil, err
+	return nil, refusal
 }
 
 func codeName(err error) string {
@@ -507,8 +546,11 @@ func codeName(err error) string {
 
 func (k *socket) read(ctx context.Context) error {
 	for {
-		kind, b, err := k.conn.Read(ctx)
-		if websocket.CloseStatus(err) == websocket.StatusMessageTooBig || errors.Is(err, websocket.ErrMessageTooBig) {
+		// A little above the limit of a message: what is only a little too
+		// large is refused, and the connection goes on.
+		kind, b, err := k.next(ctx, k.s.Limits.message()+maxAuthFrame)
+		if errors.Is(err, ErrTooLarge) {
+			_ = k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, nil, err))
 			return closing{closeTooLarge}
 		}
 		if err != nil {
