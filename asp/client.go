@@ -372,12 +372,13 @@ type event struct {
 }
 
 // stream reads an event stream again and again, waiting longer after each
-// failure, up to 30 s. last gives the Last-Event-ID. What the server refuses
-// for good goes to fail and ends it.
+// failure, up to 30 s. A stream that opened shows that the server is there: it
+// is asked again soon, and at once after one that lasted. last gives the
+// Last-Event-ID. What the server refuses for good goes to fail and ends it.
 func (c *Client) stream(ctx context.Context, path string, last func() string, take func(event) error, fail func(error) bool) error {
-	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 30*time.Second) {
-		started := c.now()
-		err := c.streamOnce(ctx, path, last(), take)
+	const first, again = 100 * time.Millisecond, time.Second
+	for wait := first; ; wait = min(2*wait, 30*time.Second) {
+		opened, err := c.streamOnce(ctx, path, last(), take)
 		var e *Error
 		switch {
 		case errors.Is(err, errStop), errors.Is(err, errOver):
@@ -389,8 +390,12 @@ func (c *Client) stream(ctx context.Context, path string, last func() string, ta
 			fail(err)
 			return err
 		}
-		if c.now().Sub(started) > time.Minute {
-			wait = 100 * time.Millisecond
+		switch {
+		case opened.IsZero():
+		case c.now().Sub(opened) >= again:
+			wait = first
+		default:
+			wait = min(wait, again)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -401,10 +406,11 @@ func (c *Client) stream(ctx context.Context, path string, last func() string, ta
 	}
 }
 
-func (c *Client) streamOnce(ctx context.Context, path, last string, take func(event) error) error {
+// streamOnce reads one stream to its end; opened is zero if it never began.
+func (c *Client) streamOnce(ctx context.Context, path, last string, take func(event) error) (opened time.Time, err error) {
 	token, err := c.access(ctx)
 	if err != nil {
-		return err
+		return opened, err
 	}
 	h := http.Header{"Accept": {"text/event-stream"}}
 	if last != "" {
@@ -415,10 +421,10 @@ func (c *Client) streamOnce(ctx context.Context, path, last string, take func(ev
 		c.forget(token)
 	}
 	if err != nil {
-		return err
+		return opened, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	return readEvents(resp.Body, take)
+	return c.now(), readEvents(resp.Body, take)
 }
 
 // readEvents reads server-sent events; one is at most 4 MiB.
