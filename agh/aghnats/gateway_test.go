@@ -65,7 +65,7 @@ func (f *hubFixture) refusal(t *testing.T) error {
 	select {
 	case err := <-f.refused:
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("nothing was refused")
 		return nil
 	}
@@ -86,7 +86,7 @@ func listen(t *testing.T, nc *nats.Conn, subject string) *nats.Subscription {
 
 func next(t *testing.T, sub *nats.Subscription) *nats.Msg {
 	t.Helper()
-	m, err := sub.NextMsg(10 * time.Second)
+	m, err := sub.NextMsg(time.Minute)
 	if err != nil {
 		t.Fatalf("%s: %v", sub.Subject, err)
 	}

@@ -112,7 +112,7 @@ func (w *world) add(name, token string) {
 }
 
 func (w *world) close() {
-	ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := w.Close(ctx); err != nil {
 		w.t.Error(err)
@@ -675,7 +675,7 @@ func TestHosts(t *testing.T) {
 	look()
 	select {
 	case <-learnt:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the host's tools were not learnt")
 	}
 	t.Run("a tool is a skill", func(t *testing.T) {

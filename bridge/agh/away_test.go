@@ -62,7 +62,7 @@ func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 			case *agh.Receipt:
 				return e, "receipt " + string(c.Status)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("nothing is heard")
 		}
 	}

@@ -113,7 +113,7 @@ func (w *world) open() {
 }
 
 func (w *world) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := w.Close(ctx); err != nil {
 		w.t.Error(err)
@@ -157,7 +157,7 @@ func (w *world) join(token, workspace, id string) *peer {
 func (p *peer) meets(t *testing.T, ids ...string) *peer {
 	t.Helper()
 	for _, id := range ids {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		found := false
 		for v, err := range p.Whois(ctx, id, "", false) {
@@ -202,7 +202,7 @@ func (p *peer) next(t *testing.T) *agh.Envelope {
 	select {
 	case r := <-p.got:
 		return r.Envelope
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s heard nothing", p.PeerID)
 		return nil
 	}
@@ -243,7 +243,7 @@ func (w *world) messages(kind parley.Kind) []*parley.Message {
 func TestRequestIn(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var kinds []string
 	for ev, err := range alice.Stream(ctx, "crew__weather", &agh.Say{Text: `{"city":"Bern"}`, Intent: "forecast"}) {
@@ -283,7 +283,7 @@ func TestRequestIn(t *testing.T) {
 func TestFailureAndRefusal(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	end, err := alice.Ask(ctx, "crew__weather", &agh.Say{Text: `{"city":"nowhere"}`})
 	if err != nil {
@@ -365,7 +365,7 @@ func TestTalk(t *testing.T) {
 func TestWorkBetweenPeers(t *testing.T) {
 	w := newWorld(t, nil)
 	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
@@ -389,7 +389,7 @@ func TestWorkBetweenPeers(t *testing.T) {
 func TestRequestOut(t *testing.T) {
 	w := newWorld(t, nil)
 	bob := w.join("tb", "acme", "bob")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ask := func(from, content string) *hub.Call {
 		c, err := w.Hub().Begin(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: from, To: "guest/agh/acme/bob",
@@ -473,7 +473,7 @@ func TestRequestOut(t *testing.T) {
 func TestCancelIn(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for ev, err := range alice.Stream(ctx, "crew__weather", &agh.Say{Text: `{"city":"slow"}`}) {
 		if err != nil {
@@ -656,7 +656,7 @@ func TestNoticeToChannel(t *testing.T) {
 func TestOpenWorkOverRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := w.Hub().Pause(ctx, "crew/weather", true); err != nil { // so that the request waits over the restart
 		t.Fatal(err)

@@ -95,7 +95,7 @@ func (w *world) open(c node.Config) {
 }
 
 func (w *world) close() {
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := w.Close(ctx); err != nil {
 		w.t.Error(err)
@@ -131,7 +131,7 @@ func (w *world) plain(id *asp.Identity) *asp.Client {
 }
 
 func (w *world) ctx() context.Context {
-	ctx, stop := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(w.t.Context(), time.Minute)
 	w.t.Cleanup(stop)
 	return ctx
 }
@@ -200,7 +200,7 @@ func TestQueryToGoHandler(t *testing.T) {
 // wait follows the session until it is in a state.
 func wait(t *testing.T, s *asp.Session, want asp.State) {
 	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	for m, err := range s.Messages(ctx) {
 		if err != nil {

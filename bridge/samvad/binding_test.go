@@ -103,7 +103,7 @@ func (w *world) open(c node.Config) {
 }
 
 func (w *world) close() {
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := w.Close(ctx); err != nil {
 		w.t.Error(err)

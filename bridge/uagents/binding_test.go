@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // wait bounds what a test waits for; nothing is asserted about time.
-const wait = 20 * time.Second
+const wait = time.Minute
 
 type text struct {
 	Text string `json:"text"`
@@ -94,7 +94,7 @@ func (w *world) open(c node.Config) {
 }
 
 func (w *world) close() {
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := w.Close(ctx); err != nil {
 		w.t.Error(err)
@@ -188,7 +188,7 @@ func (w *world) newPeer(handle uagents.Handler) *peer {
 	h := httptest.NewServer(s)
 	w.t.Cleanup(func() {
 		h.Close()
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
 		if err := s.Shutdown(ctx); err != nil {
 			w.t.Error(err)
