@@ -47,6 +47,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -412,6 +413,10 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	foreign := map[string]string{"a2e.id": clip(r.ID, 256)}
 	if c := r.Str("correlation_id"); c != "" && len(c) <= 256 {
 		foreign["a2e.correlationId"] = c
+		if bridge.IsTraceParent(c) {
+			// An agent that asks on within the trace of a message of its inbox.
+			m.Trace.Parent = c
+		}
 	}
 	m.Trace.Foreign = foreign
 	return m

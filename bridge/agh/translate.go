@@ -168,15 +168,19 @@ func verdict(v protocol.Verdict, principal string) parley.Verdict {
 	return out
 }
 
-// traceparent maps a trace id to W3C trace context: the same id always leads
-// to the same trace.
+// traceparent maps a trace id to W3C trace context: one of that form as it is,
+// so that a peer who asks on within a trace stays in it, another by its hash.
 func traceparent(e *protocol.Envelope) string {
 	trace := e.TraceID
 	if trace == "" {
 		trace = e.WorkspaceID + "\x00" + e.From + "\x00" + e.ID
 	}
-	t, s := sha256.Sum256([]byte(trace)), sha256.Sum256([]byte(e.From+"\x00"+e.ID))
-	return "00-" + hex.EncodeToString(t[:16]) + "-" + hex.EncodeToString(s[:8]) + "-01"
+	s := sha256.Sum256([]byte(e.From + "\x00" + e.ID))
+	if !bridge.IsTraceID(trace) {
+		t := sha256.Sum256([]byte(trace))
+		trace = hex.EncodeToString(t[:16])
+	}
+	return "00-" + trace + "-" + hex.EncodeToString(s[:8]) + "-01"
 }
 
 // skillWanted is what a say asks for: the skill that ext names, else the intent, if

@@ -53,6 +53,9 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: toMessage(r, parley.Request, from, to, now)}
 	m := s.Message
+	if r.Verdict.Assurance == protocol.Signed {
+		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
+	}
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
 		return false, nil // it has no effect, so that there is nothing to keep
@@ -165,6 +168,9 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 		return false, protocol.ErrUnknownAgent
 	}
 	m := toMessage(r, parley.Notice, from, to, now)
+	if r.Verdict.Assurance == protocol.Signed {
+		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
+	}
 	var err error
 	if m.Parts, _, err = toParts(r.SchemaDigest, r.Content.Payload); err != nil {
 		return false, protocol.AsError(err)

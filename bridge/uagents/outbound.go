@@ -90,7 +90,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if m.Kind == parley.Request {
 		expires = m.Deadline
 		x, err := b.sessions.open(ctx, exchange{Self: id.Address(), Peer: peer, Request: m.ID, Agent: m.To, Scope: o.Scope,
-			Conversation: m.Conversation, Until: m.Deadline.Add(24 * time.Hour)})
+			Conversation: m.Conversation, Until: m.Deadline.Add(24 * time.Hour), Trace: m.Trace.Parent})
 		if err != nil {
 			return hub.Outcome{Err: parley.AsError(err), Wait: time.Second}
 		}

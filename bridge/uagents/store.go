@@ -36,6 +36,7 @@ type exchange struct {
 	Scope        string    `json:"scope"` // where the request, and so the keys of its replies, are recorded
 	Conversation parley.ID `json:"conversation"`
 	Until        time.Time `json:"until"`
+	Trace        string    `json:"trace,omitempty"` // of the request: W3C traceparent
 
 	done bool // answered; what comes now is talk
 }
@@ -53,12 +54,13 @@ type sessions struct {
 	mu        sync.Mutex
 	byKey     map[string]*exchange
 	byRequest map[parley.ID]*exchange
-	last      map[string]string // self, peer and conversation → session
+	last      map[string]string    // self, peer and conversation → session
+	byPeer    map[string]*exchange // peer and session → the latest
 	stop      func()
 }
 
 func newSessions(s journal.State, now func() time.Time) *sessions {
-	return &sessions{state: s, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{}, last: map[string]string{}, stop: func() {}}
+	return &sessions{state: s, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{}, last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
 }
 
 func (s *sessions) start(ctx context.Context) (err error) {
@@ -85,8 +87,11 @@ func (s *sessions) set(x *exchange) {
 		delete(s.byRequest, old.Request)
 	}
 	s.byKey[x.key()], s.byRequest[x.Request] = x, x
+	s.byPeer[x.peer()] = x
 	s.last[x.conversation()] = x.Session
 }
+
+func (x *exchange) peer() string { return x.Peer + "/" + x.Session }
 
 func (x *exchange) conversation() string {
 	return x.Self + "/" + x.Peer + "/" + x.Conversation.String()
@@ -133,11 +138,32 @@ func (s *sessions) drop(x *exchange) {
 	defer s.mu.Unlock()
 	if s.byKey[x.key()] == x {
 		delete(s.byKey, x.key())
-		delete(s.byRequest, x.Request)
-		if s.last[x.conversation()] == x.Session {
-			delete(s.last, x.conversation())
-		}
+		s.forget(x)
 	}
+}
+
+// forget takes an exchange out of all indexes but byKey. The caller holds the
+// lock.
+func (s *sessions) forget(x *exchange) {
+	delete(s.byRequest, x.Request)
+	if s.last[x.conversation()] == x.Session {
+		delete(s.last, x.conversation())
+	}
+	if s.byPeer[x.peer()] == x {
+		delete(s.byPeer, x.peer())
+	}
+}
+
+// trace gives the trace of the request that opened a session with an agent: what
+// the agent asks of others in the same session, as its library does by itself
+// while it works on the request, belongs to that.
+func (s *sessions) trace(peer, session string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.byPeer[peer+"/"+session]; x != nil && x.Until.After(s.now()) {
+		return x.Trace
+	}
+	return ""
 }
 
 // find gives the exchange that an envelope of peer to self in a session is
@@ -168,10 +194,7 @@ func (s *sessions) sweep() {
 	for k, x := range s.byKey {
 		if !x.Until.After(now) {
 			delete(s.byKey, k)
-			delete(s.byRequest, x.Request)
-			if s.last[x.conversation()] == x.Session {
-				delete(s.last, x.conversation())
-			}
+			s.forget(x)
 		}
 	}
 }
