@@ -276,7 +276,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
 			Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
-		Timeout: d.Timeout.Duration, Relaxed: n.c.Evidence == "relaxed", Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
+		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed", Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
 	if err != nil {
 		return err
 	}
