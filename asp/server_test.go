@@ -294,6 +294,11 @@ func TestTimeouts(t *testing.T) {
 		want  State
 	}{
 		{"ASP-055 invitation", (*world).invite, 30 * time.Second, Failed},
+		{"introduced", func(w *world) string {
+			id := w.invite()
+			w.say(id, w.bob, Accept, Answer{ReferenceID: "inv"})
+			return id
+		}, 300 * time.Second, Failed},
 		{"conversing", (*world).conversing, time.Hour, Failed},
 		{"agreeing", func(w *world) string {
 			id := w.conversing()
@@ -875,15 +880,34 @@ func TestHoles(t *testing.T) {
 	w := newWorld(t)
 	t.Run("unsigned members: the transcript sees them", func(t *testing.T) {
 		id := w.conversing()
-		for _, change := range [][2]string{{`"trustScore":0`, `"trustScore":9`}, {`"messageId":"0`, `"messageId":"1`}} {
+		d := w.draft(id, w.alice, Inform, inform("to bob"))
+		d.Recipient, d.Constraints = &Party{bobID, "org_widgets"}, &Constraints{MaxTokenBudget: 7}
+		e := w.sign(w.alice, d)
+		if _, err := w.ingest(e); err != nil {
+			t.Fatal(err)
+		}
+		for _, change := range [][2]string{{`"trustScore":0`, `"trustScore":9`}, {`"messageId":"0`, `"messageId":"1`}, {`"orgId":"org_acme","trustScore"`, `"orgId":"org_evil","trustScore"`},
+			{`"recipient":{"agentId":"` + bobID, `"recipient":{"agentId":"` + carolID}, {`"maxTokenBudget":7`, `"maxTokenBudget":8`}, {e.Sender.DPoPProof, w.sign(w.alice, d).Sender.DPoPProof}} {
 			var buf bytes.Buffer
 			if err := w.WriteTranscript(t.Context(), id, &buf); err != nil {
 				t.Fatal(err)
 			}
 			text := strings.Replace(buf.String(), change[0], change[1], 1)
-			if _, err := VerifyTranscript(strings.NewReader(text)); err == nil || text == buf.String() {
+			if _, err := VerifyTranscript(strings.NewReader(text)); !errors.Is(err, ErrTranscript) || text == buf.String() {
 				t.Errorf("%v passes", change)
 			}
+		}
+	})
+	t.Run("the same content under another performative", func(t *testing.T) {
+		id := w.conversing()
+		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})
+		d := w.draft(id, w.bob, Accept, Answer{ReferenceID: "p"})
+		if _, err := w.ingest(w.sign(w.bob, d)); err != nil {
+			t.Fatal(err)
+		}
+		d.Performative = Reject // hash and links stay the same
+		if _, err := w.ingest(w.sign(w.bob, d)); !errors.Is(err, ErrEquivocation) {
+			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("duplicate-content-removal", func(t *testing.T) {

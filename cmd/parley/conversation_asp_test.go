@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -166,6 +167,14 @@ func TestConversationOfASP(t *testing.T) {
 		})
 	}
 
+	t.Run("transcript, cut and sealed anew without the signature", func(t *testing.T) {
+		var v aspTranscript
+		code, out := verifyFile(t, []byte(unsignedASP(t, lines[:first+count-1])), &v)
+		if code != exitFailed || v.OK || len(v.Faults) != 1 || !strings.HasPrefix(v.Faults[0], "end of the file: no server signed it") {
+			t.Errorf("exit %d: %s", code, out)
+		}
+	})
+
 	v, code := verify(t, records)
 	if code != 0 || !v.OK || v.Verified != int(good.Messages) {
 		t.Fatalf("exit %d, of %d: %+v", code, good.Messages, v)
@@ -194,6 +203,55 @@ func TestConversationOfASP(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unsignedASP makes of the first lines of a transcript one that is whole, as
+// anybody can without the server's key: it names no server and has new seals.
+func unsignedASP(t *testing.T, lines []string) string {
+	t.Helper()
+	seal := sha256.Sum256([]byte("asp-transcript\x00"))
+	messages, head, state := 0, "", ""
+	var out strings.Builder
+	for i, l := range lines {
+		from, to := strings.Index(l, `":`)+2, strings.LastIndex(l, `,"chain":"`)
+		if to < 0 { // the line that begins the records
+			out.WriteString(l)
+			continue
+		}
+		object := l[from:to]
+		if i == 0 {
+			var h map[string]json.RawMessage
+			if err := json.Unmarshal([]byte(object), &h); err != nil {
+				t.Fatal(err)
+			}
+			delete(h, "server")
+			delete(h, "serverKey")
+			// The verifier knows the file by its first member.
+			b, err := json.Marshal(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			object = `{"format":` + string(h["format"]) + `,"` + strings.TrimPrefix(strings.Replace(string(b), `"format":`+string(h["format"])+`,`, "", 1), `{"`)
+		} else {
+			var r struct {
+				To      string `json:"to"`
+				Message *struct {
+					Integrity struct{ Hash string }
+				} `json:"message"`
+			}
+			if err := json.Unmarshal([]byte(object), &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.Message != nil {
+				messages, head = messages+1, r.Message.Integrity.Hash
+			}
+			state = r.To
+		}
+		seal = sha256.Sum256(append(seal[:], object...))
+		fmt.Fprintf(&out, "%s%s,\"chain\":\"%x\"%s", l[:from], object, seal, l[to+len(`,"chain":"`)+65:])
+	}
+	fmt.Fprintf(&out, "],\n\"trailer\":{\"count\":%d,\"messages\":%d,\"head\":%q,\"state\":%q,\"chain\":\"%x\"}}\n", len(lines)-2, messages, head, state, seal)
+	return out.String()
 }
 
 // TestVerifyOwnSignatures: messages of each protocol that signs are verified

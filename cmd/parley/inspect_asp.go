@@ -223,6 +223,10 @@ func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done b
 	for _, f := range report.Faults {
 		v.Faults = append(v.Faults, aspPlace(f, report.Records))
 	}
+	if !v.Signed && len(v.Faults) == 0 {
+		// Who changes a file can leave the signature out as well.
+		v.OK, v.Faults = false, []string{"end of the file: no server signed it, and nobody else vouches that nothing was left out at the end"}
+	}
 	for _, f := range report.Warnings {
 		v.Warnings = append(v.Warnings, aspPlace(f, report.Records))
 	}
@@ -268,7 +272,7 @@ func (a *app) showASP(v *aspTranscript) {
 	case v.Signed:
 		line("signed", "by %s, by its own word: --key BASE64 says that it is the server you know", v.Server)
 	default:
-		line("signed", "no: that nothing was left out at the end, nobody vouches for")
+		line("signed", "no")
 	}
 	for _, l := range []struct {
 		label string
