@@ -33,7 +33,7 @@ const (
 // the data directory says that its hub is; with the token of PARLEY_TOKEN, or
 // the best one of the data directory.
 func (a *app) hub() (*admin.Client, error) {
-	c, err := a.load()
+	c, err := a.located(a.data != "" || a.admin != "" && os.Getenv(tokenEnv) != "")
 	if err != nil {
 		return nil, err
 	}

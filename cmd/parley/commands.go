@@ -41,6 +41,17 @@ func (a *app) load() (node.Config, error) {
 	return a.override(c), nil
 }
 
+// located is the configuration as far as it tells where a hub is. Where the
+// command line says that itself (told), a ./parley.toml that is wrong, and
+// that nobody named, stops nothing.
+func (a *app) located(told bool) (node.Config, error) {
+	c, err := a.load()
+	if err != nil && told && a.config == "" {
+		return a.override(node.Config{}), nil
+	}
+	return c, err
+}
+
 func (a *app) override(c node.Config) node.Config {
 	if a.data != "" {
 		c.Data = a.data

@@ -26,7 +26,7 @@ func (a *app) keysCommand() *cobra.Command {
 
 // ring opens the keyring of the data directory.
 func (a *app) ring() (*keyring.Ring, error) {
-	c, err := a.load()
+	c, err := a.located(a.data != "")
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (a *app) ring() (*keyring.Ring, error) {
 // directory and still answers.
 func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	if a.admin == "" {
-		c, err := a.load()
+		c, err := a.located(a.data != "")
 		if err != nil || announced(c.Data) == "" {
 			return nil, err
 		}
