@@ -208,30 +208,40 @@ func receipt(p *parsed) error {
 	if err := shape(p, &w); err != nil {
 		return err
 	}
-	reason := Reason("")
+	c := &Receipt{ForID: strings.TrimSpace(w.ForID), Status: w.Status, Detail: deref(w.Detail)}
 	if w.Reason != nil {
-		reason = *w.Reason
-		if !reason.known() {
+		if c.Reason = *w.Reason; !c.Reason.known() {
 			return malformed(StepBody, "body.reason_code", "is not in the registry")
 		}
 	}
-	switch w.Status {
+	if err := c.check(); err != nil {
+		return err
+	}
+	p.content = c
+	return nil
+}
+
+// check is what the receipt page says of status, reason and for_id.
+func (c *Receipt) check() error {
+	if c.Reason != "" && !c.Reason.known() {
+		return malformed(StepBody, "body.reason_code", "is not in the registry")
+	}
+	switch c.Status {
 	case StatusAccepted:
-		if reason != "" {
+		if c.Reason != "" {
 			return malformed(StepBody, "body.reason_code", "must be absent when accepted")
 		}
 	case StatusRejected, StatusDuplicate, StatusExpired, StatusUnsupported:
-		if reason == "" {
+		if c.Reason == "" {
 			return malformed(StepBody, "body.reason_code", "is required")
 		}
 	case StatusCanceled:
 	default:
 		return malformed(StepBody, "body.status", "is not a receipt status")
 	}
-	if blank(w.ForID) {
+	if blank(c.ForID) {
 		return malformed(StepBody, "body.for_id", "must not be blank")
 	}
-	p.content = &Receipt{ForID: strings.TrimSpace(w.ForID), Status: w.Status, Reason: reason, Detail: deref(w.Detail)}
 	return nil
 }
 
@@ -255,55 +265,62 @@ func raws(vs []jsonx.Value) []json.RawMessage {
 	return out
 }
 
-func values(vs []json.RawMessage) []jsonx.Value {
-	if vs == nil {
-		return nil
-	}
-	out := make([]jsonx.Value, len(vs))
-	for i, v := range vs {
-		out[i] = jsonx.Value(v)
-	}
-	return out
-}
-
 // SetContent sets kind and body of e from one of the six body types (or a
 // pointer to one). It does not validate; [Envelope.Encode] does.
 func (e *Envelope) SetContent(content any) error {
 	var kind Kind
-	var shape any
+	var b []byte
+	var err error
 	switch c := content.(type) {
 	case *Greet:
-		kind, shape = KindGreet, greetWire{Card: c.Card.encode(), Summary: ref(c.Summary)}
+		kind = KindGreet
+		b, err = jsonx.Encode(greetWire{Card: c.Card.encode(), Summary: ref(c.Summary)})
 	case *Whois:
 		w := whoisWire{Type: c.Type, Query: ref(c.Query)}
 		if c.Card != nil {
 			w.Card = c.Card.encode()
 		}
-		kind, shape = KindWhois, w
-	case *Say:
-		kind, shape = KindSay, sayWire{Text: c.Text, Intent: ref(c.Intent), Artifacts: values(c.Artifacts)}
+		kind = KindWhois
+		b, err = jsonx.Encode(w)
 	case *Transfer:
-		v, err := c.Capability.encode()
-		if err != nil {
+		var v jsonx.Value
+		if v, err = c.Capability.encode(); err != nil {
 			return err
 		}
-		kind, shape = KindCapability, transferWire{Capability: v}
+		kind = KindCapability
+		b, err = jsonx.Encode(transferWire{Capability: v})
+	case *Say:
+		kind = KindSay
+		w := writer{b: make([]byte, 0, 64+len(c.Text))}
+		w.text("text", c.Text)
+		w.optional("intent", c.Intent)
+		w.list("artifacts", c.Artifacts)
+		b, err = w.object()
 	case *Receipt:
-		w := receiptWire{ForID: c.ForID, Status: c.Status, Detail: ref(c.Detail)}
-		if c.Reason != "" {
-			w.Reason = &c.Reason
-		}
-		kind, shape = KindReceipt, w
+		kind = KindReceipt
+		var w writer
+		w.text("for_id", c.ForID)
+		w.text("status", string(c.Status))
+		w.optional("reason_code", string(c.Reason))
+		w.optional("detail", c.Detail)
+		b, err = w.object()
 	case *Trace:
-		kind, shape = KindTrace, traceWire{State: c.State, Message: ref(c.Message), Result: jsonx.Value(c.Result), ArtifactRefs: values(c.ArtifactRefs)}
+		kind = KindTrace
+		w := writer{b: make([]byte, 0, 64+len(c.Message)+len(c.Result))}
+		w.text("state", string(c.State))
+		w.optional("message", c.Message)
+		if c.Result != nil {
+			w.name("result").raw(c.Result)
+		}
+		w.list("artifact_refs", c.ArtifactRefs)
+		b, err = w.object()
 	default:
 		return malformed(StepBody, "body", "is none of the six body types")
 	}
-	b, err := jsonx.Encode(shape)
 	if err != nil {
 		return malformed(StepBody, "body", "cannot be written as JSON").because(err)
 	}
-	e.Kind, e.Body, e.content = kind, json.RawMessage(b), content
+	e.Kind, e.Body, e.madeBody, e.content = kind, b, b, content
 	return nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,48 +29,150 @@ func (e *Envelope) Encode() ([]byte, error) {
 	return b, nil
 }
 
+// marshal writes member by member: an encoder that works by reflection takes
+// several times as long, and a hub writes three of these for each it reads.
 func (e *Envelope) marshal() ([]byte, error) {
-	w := outWire{
-		Protocol: Protocol, ID: e.ID, WorkspaceID: e.WorkspaceID, Kind: e.Kind, Channel: e.Channel, Surface: e.Surface,
-		ThreadID: e.ThreadID, DirectID: e.DirectID, From: e.From, To: ref(e.To), WorkID: e.WorkID, ReplyTo: e.ReplyTo,
-		TraceID: e.TraceID, CausationID: e.CausationID, TS: e.TS, ExpiresAt: e.ExpiresAt,
-		Body: jsonx.Value(e.Body), Proof: jsonx.Value(e.Proof), Unknown: jsonx.Value(e.Unknown),
+	w := writer{b: make([]byte, 0, 512+len(e.Body)+len(e.Ext)+len(e.Proof)+len(e.Unknown))}
+	w.text("protocol", Protocol)
+	w.text("id", e.ID)
+	w.text("workspace_id", e.WorkspaceID)
+	w.text("kind", string(e.Kind))
+	w.text("channel", e.Channel)
+	w.optional("surface", string(e.Surface))
+	w.optional("thread_id", e.ThreadID)
+	w.optional("direct_id", e.DirectID)
+	w.text("from", e.From)
+	if e.To == "" {
+		w.name("to").raw(nil)
+	} else {
+		w.text("to", e.To)
 	}
+	w.optional("work_id", e.WorkID)
+	w.optional("reply_to", e.ReplyTo)
+	w.optional("trace_id", e.TraceID)
+	w.optional("causation_id", e.CausationID)
+	w.name("ts").number(e.TS)
+	if e.ExpiresAt != 0 {
+		w.name("expires_at").number(e.ExpiresAt)
+	}
+	w.name("body").value(e.Body, e.madeBody)
+	w.name("proof").raw(e.Proof)
 	if !emptyObject(e.Ext) {
-		w.Ext = jsonx.Value(e.Ext)
+		w.name("ext").value(e.Ext, e.madeExt)
 	}
-	b, err := jsonx.Encode(w)
+	if len(e.Unknown) > 0 {
+		w.embed(e.Unknown)
+	}
+	b, err := w.object()
 	if err != nil {
 		return nil, malformed(StepParse, "", "cannot be written as JSON").because(err)
 	}
 	return b, nil
 }
 
-type outWire struct {
-	Protocol    string      `json:"protocol"`
-	ID          string      `json:"id"`
-	WorkspaceID string      `json:"workspace_id"`
-	Kind        Kind        `json:"kind"`
-	Channel     string      `json:"channel"`
-	Surface     Surface     `json:"surface,omitzero"`
-	ThreadID    string      `json:"thread_id,omitzero"`
-	DirectID    string      `json:"direct_id,omitzero"`
-	From        string      `json:"from"`
-	To          *string     `json:"to"`
-	WorkID      string      `json:"work_id,omitzero"`
-	ReplyTo     string      `json:"reply_to,omitzero"`
-	TraceID     string      `json:"trace_id,omitzero"`
-	CausationID string      `json:"causation_id,omitzero"`
-	TS          int64       `json:"ts"`
-	ExpiresAt   int64       `json:"expires_at,omitzero"`
-	Body        jsonx.Value `json:"body"`
-	Proof       jsonx.Value `json:"proof"`
-	Ext         jsonx.Value `json:"ext,omitzero"`
-	Unknown     jsonx.Value `json:",embed"`
+// same reports whether a value is the very one that was made here, and
+// therefore sound JSON.
+func same(v, made json.RawMessage) bool {
+	return len(v) > 0 && len(v) == len(made) && &v[0] == &made[0]
+}
+
+// writer writes one JSON object. The first error stays.
+type writer struct {
+	b   []byte
+	err error
+}
+
+func (w *writer) name(n string) *writer {
+	if len(w.b) == 0 {
+		w.b = append(w.b, '{')
+	} else {
+		w.b = append(w.b, ',')
+	}
+	w.b = append(append(append(w.b, '"'), n...), '"', ':')
+	return w
+}
+
+func (w *writer) text(n, v string) { w.name(n).string(v) }
+
+func (w *writer) optional(n, v string) {
+	if v != "" {
+		w.text(n, v)
+	}
+}
+
+func (w *writer) string(s string) {
+	b, err := jsonx.AppendString(w.b, s)
+	if w.err == nil {
+		w.err = err
+	}
+	w.b = b
+}
+
+func (w *writer) number(n int64) { w.b = strconv.AppendInt(w.b, n, 10) }
+
+// raw writes a value, compact; null if it is absent.
+func (w *writer) raw(v []byte) {
+	if len(v) == 0 {
+		w.b = append(w.b, "null"...)
+		return
+	}
+	b, err := jsonx.AppendCompact(w.b, v)
+	if w.err == nil {
+		w.err = err
+	}
+	w.b = b
+}
+
+// value writes v, as it is if it was made here.
+func (w *writer) value(v, made json.RawMessage) {
+	if same(v, made) {
+		w.b = append(w.b, v...)
+		return
+	}
+	w.raw(v)
+}
+
+func (w *writer) list(n string, vs []json.RawMessage) {
+	if vs == nil {
+		return
+	}
+	w.name(n)
+	w.b = append(w.b, '[')
+	for i, v := range vs {
+		if i > 0 {
+			w.b = append(w.b, ',')
+		}
+		w.raw(v)
+	}
+	w.b = append(w.b, ']')
+}
+
+// embed writes the members of an object, none of which may be written already.
+func (w *writer) embed(members json.RawMessage) {
+	var o writer
+	o.raw(members)
+	switch {
+	case o.err != nil && w.err == nil:
+		w.err = o.err
+	case len(o.b) > 2 && o.b[0] == '{':
+		w.b = append(append(w.b, ','), o.b[1:len(o.b)-1]...)
+		if w.err == nil {
+			w.err = jsonx.Valid(append(slices.Clone(w.b), '}'), 0)
+		}
+	case o.b[0] != '{' && w.err == nil:
+		w.err = errors.New("unknown members must be an object")
+	}
+}
+
+func (w *writer) object() ([]byte, error) {
+	if len(w.b) == 0 {
+		w.b = append(w.b, '{')
+	}
+	return append(w.b, '}'), w.err
 }
 
 func emptyObject(b json.RawMessage) bool {
-	return len(b) == 0 || len(strings.Trim(string(b), "{} \t\r\n")) == 0
+	return len(bytes.Trim(b, "{} \t\r\n")) == 0
 }
 
 // Canonicalize gives the RFC 8785 form of b. A number beyond the IEEE 754

@@ -3,12 +3,12 @@ package bench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -64,12 +64,15 @@ func aghSay(workspace, from, work string, size int) *agh.Envelope {
 	return e
 }
 
-// aghPeer is a peer that gives work and waits for its end.
+// aghPeer is a peer that gives work and waits for its end. What it says is
+// rendered before the clock starts, but for the ids: it runs on the cores of
+// the hub.
 type aghPeer struct {
 	nc      *nats.Conn
 	id      string
 	ended   chan string // work ids
 	subject string
+	say     [3][]byte // before the message id, between the ids, after the work id
 }
 
 func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (_ Figures, err error) {
@@ -107,7 +110,7 @@ func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int
 	}
 	peers := make([]*aghPeer, connections)
 	for i := range peers {
-		if peers[i], err = joinBench(n.AGH().Addr(), fmt.Sprintf("peer-%d", i)); err != nil {
+		if peers[i], err = joinBench(n.AGH().Addr(), fmt.Sprintf("peer-%d", i), c.Payload); err != nil {
 			return Figures{}, err
 		}
 		defer peers[i].nc.Close()
@@ -116,7 +119,7 @@ func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int
 	if c.Profile != nil {
 		stop = c.Profile(fmt.Sprintf("agh-%s-%d", storage, connections))
 	}
-	r := load.Do(ctx, connections, time.Second/2, c.Duration, func(ctx context.Context, w, i int) error { return peers[w].exchange(ctx, i, c.Payload) })
+	r := load.Do(ctx, connections, time.Second/2, c.Duration, func(ctx context.Context, w, i int) error { return peers[w].exchange(ctx, i) })
 	stop()
 	if r.Failed > r.Requests/100 {
 		return Figures{}, fmt.Errorf("%d of %d pieces of work failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
@@ -124,7 +127,7 @@ func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int
 	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed}, nil
 }
 
-func joinBench(addr, id string) (*aghPeer, error) {
+func joinBench(addr, id string, size int) (*aghPeer, error) {
 	nc, err := nats.Connect("nats://"+addr, nats.Token(id))
 	if err != nil {
 		return nil, err
@@ -137,16 +140,18 @@ func joinBench(addr, id string) (*aghPeer, error) {
 	if p.subject, err = agh.PeerSubject("acme", "bench", "echo"); err != nil {
 		return nil, err
 	}
-	terminal := []byte(`"state":"completed"`)
+	if err := p.render(size); err != nil {
+		return nil, err
+	}
+	terminal, work := []byte(`"state":"completed"`), []byte(`"work_id":"`)
 	_, err = nc.Subscribe(own, func(m *nats.Msg) {
 		if !bytes.Contains(m.Data, terminal) {
 			return
 		}
-		var e struct {
-			WorkID string `json:"work_id"`
-		}
-		if json.Unmarshal(m.Data, &e) == nil {
-			p.ended <- e.WorkID
+		if _, rest, ok := bytes.Cut(m.Data, work); ok {
+			if id, _, ok := bytes.Cut(rest, []byte{'"'}); ok {
+				p.ended <- string(id)
+			}
 		}
 	})
 	if err != nil {
@@ -171,9 +176,29 @@ func (p *aghPeer) publish(subject string, e *agh.Envelope) error {
 	return p.nc.Publish(subject, b)
 }
 
-func (p *aghPeer) exchange(ctx context.Context, i, size int) error {
-	work := fmt.Sprintf("work_%d", i)
-	if err := p.publish(p.subject, aghSay("acme", p.id, work, size)); err != nil {
+// render prepares what the peer says. The time of the first is that of all: a
+// run is shorter than a message stays fresh.
+func (p *aghPeer) render(size int) error {
+	const id, work = "msg_~", "work_~"
+	e := aghSay("acme", p.id, work, size)
+	e.ID = id
+	b, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	before, rest, found := bytes.Cut(b, []byte(id))
+	between, after, also := bytes.Cut(rest, []byte(work))
+	if !found || !also {
+		return errors.New("bench: the say has no ids")
+	}
+	p.say = [3][]byte{before, between, after}
+	return nil
+}
+
+func (p *aghPeer) exchange(ctx context.Context, i int) error {
+	n := strconv.Itoa(i)
+	work := "work_" + n
+	if err := p.nc.Publish(p.subject, slices.Concat(p.say[0], []byte("msg_"+n), p.say[1], []byte(work), p.say[2])); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

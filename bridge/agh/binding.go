@@ -99,6 +99,7 @@ type Binding struct {
 	containers *containers
 	members    *members
 	handoffs   journal.State
+	asked      asked
 
 	stop  []func()
 	wake  chan struct{}
@@ -746,6 +747,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 		}
 		m.Kind = parley.Request
+		b.asked.note(m.ID, e)
 		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Say: e.ID, Inbound: true})
 		if b.closed != nil {
 			b.closed.begun(m.ID, submitted(e, b.now()))

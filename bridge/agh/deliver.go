@@ -204,6 +204,9 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 	}
 	if e == nil {
+		e = b.asked.of(o.Request.ID)
+	}
+	if e == nil {
 		var err error
 		if e, err = b.decode(o.Request.Origin.Raw); err != nil {
 			return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded request cannot be read").Because(err)}
@@ -218,12 +221,15 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	ctx, writes := collect(ctx)
 	// The work is known, unless the hub stopped between recording the request
 	// and keeping its state.
-	_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
-		if !ok {
-			w = submitted(e, b.now())
-		}
-		return w, nil
-	})
+	_, known, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
+	if err == nil && !known {
+		_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+			if !ok {
+				w = submitted(e, b.now())
+			}
+			return w, nil
+		})
+	}
 	answers, ls := b.answers(e, m, o.Recipient.Name)
 	if err == nil {
 		err = b.sendAll(ctx, append(outs, answers...), o.Attempt)
@@ -262,21 +268,19 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 			bodies = append(bodies, &protocol.Trace{State: protocol.StateFailed, Message: failure.Text})
 		}
 	}
-	var outs []*protocol.Envelope
-	var ext json.RawMessage // the same of all
+	outs := make([]*protocol.Envelope, 0, len(bodies))
+	stated := answerTo(e, "") // with the provenance, which is the same of all
+	if err := stated.SetExt(ExtParley, provenanceOf(m)); err != nil {
+		return nil, append(ls, parley.Loss{Field: "Parts", Reason: "not valid text"})
+	}
 	for i, body := range bodies {
-		out := answerTo(e, messageID(m.ID, string(rune('a'+i))))
-		out.Ext = ext
-		err := out.SetContent(body)
-		if err == nil && ext == nil {
-			err = out.SetExt(ExtParley, provenanceOf(m))
-			ext = out.Ext
-		}
-		if err != nil { // only text that is not UTF-8 can be the reason
+		out := *stated
+		out.ID = messageID(m.ID, string(rune('a'+i)))
+		if err := out.SetContent(body); err != nil { // only text that is not UTF-8 can be the reason
 			ls = append(ls, parley.Loss{Field: "Parts", Reason: "not valid text"})
 			continue
 		}
-		outs = append(outs, out)
+		outs = append(outs, &out)
 	}
 	return outs, ls
 }

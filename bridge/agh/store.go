@@ -29,7 +29,7 @@ type works struct {
 	all   bool // write open work of agents too, for other hubs
 
 	mu      sync.Mutex
-	links   map[string]*link // of open work that is a request of the hub's, by key
+	links   map[[2]string]*link // of open work that is a request of the hub's, by workspace and work
 	pending map[string]*pending
 	writing sync.WaitGroup
 }
@@ -58,7 +58,7 @@ func workKey(workspaceID, workID string) string {
 
 // load fills the memory with what the journal holds.
 func (w *works) load(ctx context.Context) error {
-	w.links, w.pending = map[string]*link{}, map[string]*pending{}
+	w.links, w.pending = map[[2]string]*link{}, map[string]*pending{}
 	for v, err := range w.state.Range(ctx, "") {
 		if err != nil {
 			return fmt.Errorf("read the work of AGH: %w", err)
@@ -78,7 +78,7 @@ func (w *works) take(ctx context.Context, data []byte) error {
 	_, err := w.table.Update(ctx, r.Work.WorkspaceID, r.Work.WorkID, func(protocol.Work, bool) (protocol.Work, error) { return r.Work, nil })
 	if err == nil && r.Link != nil && !r.Work.State.Terminal() {
 		w.mu.Lock()
-		w.links[workKey(r.Work.WorkspaceID, r.Work.WorkID)] = r.Link
+		w.links[[2]string{r.Work.WorkspaceID, r.Work.WorkID}] = r.Link
 		w.mu.Unlock()
 	}
 	return err
@@ -226,9 +226,9 @@ func (w *works) write(key, workspaceID, workID string, p *pending) {
 			return
 		}
 		work, ok, err := w.table.Work(ctx, workspaceID, workID)
-		r := row{Work: work, Link: w.links[key]}
+		r := row{Work: work, Link: w.links[[2]string{workspaceID, workID}]}
 		if ok && work.State.Terminal() {
-			delete(w.links, key)
+			delete(w.links, [2]string{workspaceID, workID})
 		}
 		w.mu.Unlock()
 		if err == nil && ok {
@@ -247,20 +247,20 @@ func (w *works) write(key, workspaceID, workID string, p *pending) {
 func (w *works) link(workspaceID, workID string, l *link) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.links[workKey(workspaceID, workID)] = l
+	w.links[[2]string{workspaceID, workID}] = l
 }
 
 func (w *works) unlink(workspaceID, workID string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.links, workKey(workspaceID, workID))
+	delete(w.links, [2]string{workspaceID, workID})
 }
 
 // linked finds the request that some open work is.
 func (w *works) linked(workspaceID, workID string) (link, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l, ok := w.links[workKey(workspaceID, workID)]
+	l, ok := w.links[[2]string{workspaceID, workID}]
 	if !ok {
 		return link{}, false
 	}
@@ -272,10 +272,10 @@ func (w *works) said(workspaceID, workID string, text []byte) {
 	const most = 64 << 10
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if l, ok := w.links[workKey(workspaceID, workID)]; ok && len(text) <= most {
+	if l, ok := w.links[[2]string{workspaceID, workID}]; ok && len(text) <= most {
 		c := *l
 		c.Text = text
-		w.links[workKey(workspaceID, workID)] = &c
+		w.links[[2]string{workspaceID, workID}] = &c
 	}
 }
 
@@ -353,4 +353,41 @@ func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
 	}
 	c.remember(id, at)
 	return at, true
+}
+
+// asked remembers the newest requests of peers as they were read, for what is
+// answered soon, so that it is not read again. The journal has them all.
+type asked struct {
+	mu    sync.Mutex
+	byID  map[parley.ID]*protocol.Envelope
+	order []parley.ID
+}
+
+// Bounds of asked: 16 MiB of envelopes.
+const (
+	maxAsked  = 2048
+	askedSize = 8 << 10
+)
+
+func (a *asked) note(id parley.ID, e *protocol.Envelope) {
+	if len(e.Raw()) > askedSize {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.byID == nil {
+		a.byID = map[parley.ID]*protocol.Envelope{}
+	}
+	if len(a.order) >= maxAsked {
+		delete(a.byID, a.order[0])
+		a.order = a.order[1:]
+	}
+	a.byID[id] = e
+	a.order = append(a.order, id)
+}
+
+func (a *asked) of(id parley.ID) *protocol.Envelope {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.byID[id]
 }

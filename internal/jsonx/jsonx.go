@@ -105,6 +105,14 @@ func DecodeKnown(b []byte, v any) error {
 // Nil slices become [] and nil maps {}; a nil [Value] becomes null.
 func Encode(v any) ([]byte, error) { return json.Marshal(v, json.Deterministic(true)) }
 
+// AppendString appends s as a JSON string, as [Encode] writes it. Invalid
+// UTF-8 is an error.
+func AppendString(b []byte, s string) ([]byte, error) { return jsontext.AppendQuote(b, s) }
+
+// AppendCompact appends the JSON value v as [Encode] writes it: compact, and
+// refused if it is not strict.
+func AppendCompact(b []byte, v []byte) ([]byte, error) { return jsontext.AppendFormat(b, v) }
+
 // Canonicalize gives the RFC 8785 form of b, which must pass [Valid].
 // Numbers become IEEE 754 doubles in ECMAScript format, as the RFC says: an
 // integer beyond 2^53 loses precision, and a number beyond the doubles is
@@ -188,14 +196,30 @@ func tooDeep(b []byte, depth int) int {
 		case '}', ']':
 			level--
 		case '"':
-			for i++; i < len(b) && b[i] != '"'; i++ {
-				if b[i] == '\\' {
-					i++
-				}
-			}
+			i = closing(b, i+1)
 		}
 	}
 	return -1
+}
+
+// closing gives the offset of the quote that ends the string whose content
+// begins at i, len(b) if there is none.
+func closing(b []byte, i int) int {
+	for {
+		n := bytes.IndexByte(b[i:], '"')
+		if n < 0 {
+			return len(b)
+		}
+		end := i + n
+		escapes := 0
+		for end-escapes > i && b[end-escapes-1] == '\\' {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return end
+		}
+		i = end + 1
+	}
 }
 
 func wrap(err error) error {
