@@ -19,6 +19,10 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
+// patience is how long a test waits for what must come: on a machine with much
+// else to do, too.
+const patience = 2 * time.Minute
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type world struct {

@@ -89,31 +89,34 @@ func nameOf(t *testing.T, w *world, id string) string {
 	return e.Name
 }
 
-// TestSessionsTimeOut is ASP-055 through the hub, and the other timeouts of the
-// nine states: sessions that nobody touches end by the hub's clock alone.
+// timedOut waits until the hub's clock alone has moved a session on.
+func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, session string, to asp.State, reason string) *asp.Ledger {
+	w.t.Helper()
+	until(ctx, w.t, records, "timeout of the session: "+reason, func(m *parley.Message) bool {
+		return m.Trace.Foreign["asp.sessionId"] == session && strings.Contains(string(m.Extensions["asp"]), `"timeout"`)
+	})
+	l, err := w.ASP().Server().Session(ctx, session, "")
+	if err != nil || l.State != to || to == asp.Failed && l.Reason != reason {
+		w.t.Fatalf("%s: %+v %v", reason, l, err)
+	}
+	return l
+}
+
+// TestSessionsTimeOut is ASP-055 through the hub: sessions that nobody touches
+// end by the hub's clock alone.
 func TestSessionsTimeOut(t *testing.T) {
 	h := newHands()
 	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Conversing: node.Duration{Duration: 20 * time.Minute}}})
 	alice, bob := w.at(h, "alice"), w.at(h, "bob")
 	ctx := w.ctx()
 	records := w.records()
-	ended := func(session, reason string) {
-		t.Helper()
-		until(ctx, t, records, "end of the session: "+reason, func(m *parley.Message) bool {
-			return m.Trace.Foreign["asp.sessionId"] == session && strings.Contains(string(m.Extensions["asp"]), `"timeout"`)
-		})
-		l, err := w.ASP().Server().Session(ctx, session, "")
-		if err != nil || l.State != asp.Failed || l.Reason != reason {
-			t.Errorf("%+v %v", l, err)
-		}
-	}
 	// Nobody answers the invitation.
 	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.move(31 * time.Second)
-	ended(s.ID(), "timeout in INVITED")
+	w.timedOut(ctx, records, s.ID(), asp.Failed, "timeout in INVITED")
 	// Both are there, and silent.
 	s, _ = introduced(t, ctx, alice, bob)
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
@@ -128,7 +131,67 @@ func TestSessionsTimeOut(t *testing.T) {
 		t.Errorf("%+v %v", l, err)
 	}
 	h.move(2 * time.Minute)
-	ended(s.ID(), "timeout in CONVERSING")
+	w.timedOut(ctx, records, s.ID(), asp.Failed, "timeout in CONVERSING")
+}
+
+// TestOtherStatesTimeOut: the timeouts of the other states, through the hub:
+// INTRODUCED and ESCALATED fail, AGREEING goes back to CONVERSING, EXECUTING
+// fails at the deadline of its commitment, which is breached.
+func TestOtherStatesTimeOut(t *testing.T) {
+	h := newHands()
+	w := newWorld(t, node.Config{Now: h.Now})
+	alice, bob := w.at(h, "alice"), w.at(h, "bob")
+	ctx := w.ctx()
+	records := w.records()
+	// open brings a session to CONVERSING and says more in it, by alice or, if
+	// it is an answer, by bob.
+	open := func(state asp.State, say ...any) string {
+		t.Helper()
+		s, bs := introduced(t, ctx, alice, bob)
+		for _, body := range say {
+			var err error
+			switch body := body.(type) {
+			case asp.Promise:
+				_, err = s.Send(ctx, asp.Commit, body)
+			case asp.Answer:
+				_, err = bs.Send(ctx, asp.Accept, body)
+			case asp.Information:
+				_, err = s.Send(ctx, asp.Inform, body)
+			default:
+				_, err = s.Send(ctx, asp.Escalate, body)
+			}
+			if err != nil {
+				t.Fatal(state, err)
+			}
+		}
+		if l, err := w.ASP().Server().Session(ctx, s.ID(), ""); err != nil || l.State != state {
+			t.Fatalf("%s: %+v %v", state, l, err)
+		}
+		return s.ID()
+	}
+	hello := asp.Information{Topic: "hello"}
+	promise := asp.Promise{CommitmentID: "c-1", Terms: asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(), Action: "bake"}}}, Deadline: asp.Timestamp(h.Now().Add(10 * time.Minute))}
+	quiet := open(asp.Introduced)
+	agreeing := open(asp.Agreeing, hello, promise)
+	executing := open(asp.Executing, hello, promise, asp.Answer{ReferenceID: "c-1"})
+	escalated := open(asp.Escalated, hello, map[string]string{"reason": "stuck"})
+
+	h.move(300 * time.Second)
+	w.timedOut(ctx, records, quiet, asp.Failed, "timeout in INTRODUCED")
+	l, err := w.ASP().Server().Session(ctx, agreeing, "")
+	if err != nil || l.State != asp.Conversing || len(l.Commitments) != 1 || l.Commitments[0].Status != asp.Rejected {
+		t.Errorf("timeout in AGREEING: %+v %v", l, err)
+	}
+	h.move(299 * time.Second)
+	if l, err := w.ASP().Server().Session(ctx, executing, ""); err != nil || l.State != asp.Executing {
+		t.Errorf("before the deadline: %+v %v", l, err)
+	}
+	h.move(time.Second)
+	if l := w.timedOut(ctx, records, executing, asp.Failed, "timeout in EXECUTING"); l.Commitments[0].Status != asp.Breached {
+		t.Errorf("%+v", l.Commitments)
+	}
+	h.move(24 * time.Hour)
+	w.timedOut(ctx, records, escalated, asp.Failed, "timeout in ESCALATED")
 }
 
 // TestIdleSessionIsClosed: a session that the hub opened for somebody is closed

@@ -88,7 +88,7 @@ func TestDeadPeer(t *testing.T) {
 		}
 		done <- err
 	}()
-	if m, err := ask("crew/echo", 5*time.Second); err != nil || m.Kind != parley.Response {
+	if m, err := ask("crew/echo", patience); err != nil || m.Kind != parley.Response {
 		t.Errorf("another: %+v %v", m, err)
 	}
 	if err := <-done; err != nil {
