@@ -546,14 +546,14 @@ func (d *Dispatcher) later(it *item, pause time.Duration) {
 
 // attempt makes an attempt that is recorded already, and records what came of it.
 func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
-	limit := d.c.Now().Add(d.c.Attempt)
-	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() && dl.Before(limit) {
-		limit = dl
+	limit := d.c.Attempt
+	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() {
+		limit = dl.Sub(d.c.Now())
 	}
 	actx, cancel := ctx, context.CancelFunc(func() {})
 	// A caller whose own time ends about then brings its end along.
-	if dl, ok := ctx.Deadline(); !ok || limit.Before(dl.Add(-time.Second)) {
-		actx, cancel = context.WithDeadline(ctx, limit)
+	if dl, ok := ctx.Deadline(); !ok || limit < time.Until(dl)-time.Second {
+		actx, cancel = context.WithTimeout(ctx, limit)
 	}
 	r := d.c.Carrier.Carry(actx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: l.key.to, Number: it.attempts, Sync: it.sync, Request: it.request})
 	cancel()

@@ -117,7 +117,7 @@ type Config struct {
 
 	Delivery     delivery.Config // Log and Carrier are set by the hub
 	Timeout      time.Duration   // a request's deadline when its caller waits and gave none; 30 s
-	LongTimeout  time.Duration   // when nobody waits; 1 h
+	LongTimeout  time.Duration   // when nobody waits; 2 h: an hour's work has room in it
 	HandlerCalls int             // of one Go agent at once; 1,024
 	Events       int             // of one request, kept for a caller that reads slowly; 1,024
 	Refusals     int             // kept for `parley refused`; 4,096
@@ -164,7 +164,7 @@ func New(c Config) (*Hub, error) {
 		c.Timeout = 30 * time.Second
 	}
 	if c.LongTimeout == 0 {
-		c.LongTimeout = time.Hour
+		c.LongTimeout = 2 * time.Hour
 	}
 	if c.HandlerCalls == 0 {
 		c.HandlerCalls = 1024
@@ -366,12 +366,8 @@ func (c *Call) Message() *parley.Message { return c.a.message }
 // Reply waits for the terminal reply, as Ask does.
 func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
 	defer c.h.leave(c.a)
-	until := c.until()
-	if dl, ok := ctx.Deadline(); !ok || until.Before(dl) {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, until)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(ctx, c.patience())
+	defer cancel()
 	if len(c.a.claims) == 1 {
 		c.h.first(ctx, c.a, c.w)
 	}
@@ -389,7 +385,7 @@ func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 	return func(yield func(*parley.Message, error) bool) {
 		defer c.h.leave(c.a)
 		c.w.streams.Store(true)
-		ctx, cancel := context.WithDeadline(ctx, c.until())
+		ctx, cancel := context.WithTimeout(ctx, c.patience())
 		if len(c.a.claims) == 1 {
 			done := make(chan struct{})
 			go func() { defer close(done); c.h.first(ctx, c.a, c.w) }()
@@ -473,12 +469,13 @@ func (h *Hub) next(ctx context.Context, a *accepted, w *waiter) (*parley.Message
 // which the attempt that is under way ends then.
 const grace = 2 * time.Second
 
-// until is how long the caller waits.
-func (c *Call) until() time.Time {
+// patience is how long the caller waits from now on.
+func (c *Call) patience() time.Duration {
+	d := c.a.message.Deadline.Sub(c.h.c.Now())
 	if len(c.a.claims) == 1 {
-		return c.a.message.Deadline.Add(grace)
+		d += grace
 	}
-	return c.a.message.Deadline
+	return d
 }
 
 // accepted is a message that is recorded.
@@ -873,7 +870,24 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) *parley.Mes
 		}
 		return nil
 	}
+	if v.State == parley.Delivered {
+		h.takeBack(ctx, a, to, reply.Error)
+	}
 	return reply
+}
+
+// takeBack tells who works on a request that nobody waits for it any more: its
+// time is up, or its caller has gone. Who cannot be told is let work.
+func (h *Hub) takeBack(ctx context.Context, a *accepted, to string, why *parley.Error) {
+	if !h.reachable(to, parley.Cancel) {
+		return
+	}
+	m := h.about(a.message, a.message.From, &parley.Message{Kind: parley.Cancel, Parts: []parley.Part{parley.Text(why.Text)}})
+	m.To = to
+	refer(m, a.position)
+	if _, err := h.c.Journal.Append(ctx, journal.Entry{Scope: a.scope, Message: m, Open: []journal.Opening{{To: to}}}); err != nil {
+		h.c.Logger.Warn("cannot take back a request that nobody waits for", "message", a.message.ID, "to", to, "error", err)
+	}
 }
 
 // abandon ends a request whose caller has gone.

@@ -570,9 +570,6 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	var err error
 	if r.Endpoint == protocol.ModeAsync {
 		var m *parley.Message
-		if refusal == nil {
-			s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
-		}
 		if m, err = b.c.Hub.Accept(ctx, s); err == nil {
 			r.State = m
 		}
