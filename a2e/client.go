@@ -783,7 +783,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.closed = true
-	l := c.link
+	l, connecting := c.link, c.attempts
 	c.link = nil
 	c.failAllLocked(ErrClosed)
 	if c.timer != nil {
@@ -799,6 +799,9 @@ func (c *Client) Close() error {
 		l.close(true)
 	}
 	c.cancel()
+	if connecting != nil { // a child process that has not answered yet ends too
+		<-connecting.done
+	}
 	return nil
 }
 

@@ -12,10 +12,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,7 +33,13 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
-	case "deaf": // ignores everything but SIGKILL and SIGTERM
+	case "deaf", "stubborn": // hears only SIGTERM, or not even that
+		if os.Getenv("A2E_CHILD") == "stubborn" {
+			signal.Ignore(syscall.SIGTERM)
+		}
+		ready := os.NewFile(3, "ready")
+		_, _ = ready.WriteString("!")
+		_ = ready.Close()
 		select {}
 	}
 	os.Exit(m.Run())
@@ -177,12 +185,40 @@ func TestClientTransports(t *testing.T) {
 	t.Run("A2E-102 child process behind a banner and log lines", func(t *testing.T) {
 		exercise(t, &Client{Command: child("host"), Token: "test-token-a"})
 	})
-	t.Run("A2E-102 a child that does not end is ended", func(t *testing.T) {
-		c := &Client{Command: child("deaf"), Limits: ClientLimits{Handshake: 50 * time.Millisecond, Exit: 20 * time.Millisecond, Term: 20 * time.Millisecond}}
-		if err := c.Connect(t.Context()); !errors.Is(err, ErrTimeout) {
-			t.Errorf("got %v", err)
+	for mode, want := range map[string]syscall.Signal{"deaf": syscall.SIGTERM, "stubborn": syscall.SIGKILL} {
+		t.Run("A2E-102 a child that does not end is ended: "+mode, func(t *testing.T) {
+			ready, theirs, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = ready.Close() }()
+			var cmd *exec.Cmd
+			c := &Client{Limits: ClientLimits{Exit: 20 * time.Millisecond, Term: 20 * time.Millisecond}, Command: func() *exec.Cmd {
+				cmd = child(mode)()
+				cmd.ExtraFiles = []*os.File{theirs}
+				return cmd
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			connected := make(chan error, 1)
+			go func() { connected <- c.Connect(ctx) }()
+			if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil { // it runs, and ignores what it ignores
+				t.Fatal(err)
+			}
+			cancel()
+			if err := <-connected; err == nil {
+				t.Error("connected to a child that says nothing")
+			}
+			_ = c.Close()
+			_ = theirs.Close()
+			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != want {
+				t.Errorf("ended with %v, want %v", cmd.ProcessState, want)
+			}
+		})
+	}
+	t.Run("A2E-102 a child has 3 s, and 2 s after SIGTERM", func(t *testing.T) {
+		if l := (ClientLimits{}).filled(); l.Exit != 3*time.Second || l.Term != 2*time.Second {
+			t.Errorf("%v and %v", l.Exit, l.Term)
 		}
-		_ = c.Close()
 	})
 	t.Run("strict by default: no loopback over HTTP, no unknown scheme", func(t *testing.T) {
 		srv := httptest.NewServer(testHost())

@@ -135,6 +135,31 @@ func TestFraming(t *testing.T) {
 			t.Errorf("still open: %v", f)
 		}
 	})
+	t.Run("A2E-010 a line without end is not held", func(t *testing.T) {
+		const limit = 1000
+		for name, src := range map[string]io.Reader{
+			"one":  io.LimitReader(endless('x'), 8<<20),
+			"many": strings.NewReader(strings.Repeat(strings.Repeat("x", 4095)+"\n", 2048)),
+		} {
+			r := NewReader(src)
+			r.Limit = limit
+			tooLong := 0
+			for {
+				_, _, err := r.Next()
+				if errors.Is(err, ErrTooLarge) {
+					tooLong++
+				} else if err != nil {
+					break
+				}
+				if n := cap(r.buf); n > maxBuffer {
+					t.Fatalf("%s: %d bytes are held for lines of at most %d", name, n, limit)
+				}
+			}
+			if want := map[string]int{"one": 1, "many": 2048}[name]; tooLong != want {
+				t.Errorf("%s: %d lines too long, want %d", name, tooLong, want)
+			}
+		}
+	})
 	bubble(t, "A2E-011 nesting", func(t *testing.T) {
 		co := start(t)
 		deep := func(n int) string {
@@ -190,6 +215,16 @@ func TestFraming(t *testing.T) {
 			t.Errorf("%d answers", len(got))
 		}
 	})
+}
+
+// endless reads as one byte for ever.
+type endless byte
+
+func (e endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(e)
+	}
+	return len(p), nil
 }
 
 func TestBaseFields(t *testing.T) {
@@ -932,9 +967,13 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("active: %d", w.Code)
 		}
 		_ = sleep(t.Context(), 400)
-		for _, w := range []*httptest.ResponseRecorder{post(h, id, "{}")} {
+		stream := httptest.NewRequest("GET", "/stream", nil)
+		stream.Header.Set(sessionHeader, id)
+		again := httptest.NewRecorder()
+		h.ServeHTTP(again, stream)
+		for path, w := range map[string]*httptest.ResponseRecorder{"/send": post(h, id, "{}"), "/stream": again} {
 			if w.Code != 404 {
-				t.Errorf("idle: %d", w.Code)
+				t.Errorf("idle: %s gives %d", path, w.Code)
 			}
 		}
 		if n, p := h.Health(); n != 0 || p != 0 {
