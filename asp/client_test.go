@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -183,6 +185,49 @@ func TestClientUnknownOutcome(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// cardless loses the first requests for cards.
+type cardless struct {
+	http.RoundTripper
+	left atomic.Int32
+}
+
+func (l *cardless) RoundTrip(r *http.Request) (*http.Response, error) {
+	if strings.HasSuffix(r.URL.Path, "/card") && l.left.Add(-1) >= 0 {
+		return nil, errBroken
+	}
+	return l.RoundTripper.RoundTrip(r)
+}
+
+// TestClientCardLater: a server that is away while a message is verified says
+// nothing about the message, which comes again.
+func TestClientCardLater(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	alice, bob := openPair(t, w)
+	inv := next(t, bob)
+	if _, err := bob.Send(t.Context(), Accept, Answer{}, InReplyTo(inv)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := alice.Send(t.Context(), Inform, Information{Topic: "hello"}); err != nil {
+		t.Fatal(err)
+	}
+	// Bob has not seen his own card in this session yet.
+	loss := &cardless{RoundTripper: w.http.Client().Transport}
+	loss.left.Store(2)
+	w.bob.http = &http.Client{Transport: loss}
+	for m, err := range bob.Messages(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Performative == Inform {
+			break
+		}
+	}
+	if n := loss.left.Load(); n >= 0 {
+		t.Errorf("%d requests for cards were not made", n+1)
 	}
 }
 

@@ -516,10 +516,12 @@ func (s *Session) verify(ctx context.Context, at *point, e *Envelope, position i
 		return refuse("chain_mismatch", "integrity.previousHash")
 	}
 	card, err := s.card(ctx, e.Sender.AgentID)
-	if err != nil {
-		return err
-	}
+	var refused *Error
 	switch {
+	case errors.As(err, &refused) && !refused.Retryable:
+		return err
+	case err != nil: // the server is away: that says nothing about the message
+		return &unverified{err}
 	case !e.signedBy(card.SigningKey):
 		return refuse("bad_signature", "integrity.signature")
 	case e.Sender.OrgID != card.OrgID:
@@ -538,6 +540,11 @@ func (s *Session) verify(ctx context.Context, at *point, e *Envelope, position i
 	}
 	return nil
 }
+
+// unverified is why a message could not be verified just now.
+type unverified struct{ error }
+
+func (u *unverified) Unwrap() error { return u.error }
 
 // advance moves the head to at if that is further; s.mu is held.
 func (s *Session) advance(at point, e *Envelope) {
@@ -602,6 +609,9 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 			e, err := s.c.envelopeOf(ev)
 			if err == nil {
 				err = s.verify(ctx, &at, e, ev.id)
+			}
+			if later := new(unverified); errors.As(err, &later) {
+				return later // it comes again with the next stream
 			}
 			if err != nil {
 				return s.broken(err, fail)
