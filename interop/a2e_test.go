@@ -2,6 +2,7 @@ package interop
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,14 +26,30 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// a2ePython gives an interpreter that has the A2E SDK, which no registry has:
-// PARLEY_A2E_PYTHON names one with what the SDK needs, A2E_SDK the folder of
-// its source where it is not installed.
+// a2eInterpreter gives an interpreter that has the A2E SDK, which no registry
+// has; "" where there is none. PARLEY_A2E_PYTHON names one, else PARLEY_PYTHON
+// may have it; A2E_SDK is the folder of its source where it is not installed.
+func a2eInterpreter(t *testing.T) string {
+	t.Helper()
+	p := cmp.Or(os.Getenv("PARLEY_A2E_PYTHON"), os.Getenv("PARLEY_PYTHON"))
+	if p == "" {
+		return ""
+	}
+	out, err := exec.Command(p, "-c", "import os, sys; sys.path.insert(0, os.environ.get('A2E_SDK') or '.'); import a2e.core.client.client").CombinedOutput()
+	if err != nil {
+		if os.Getenv("PARLEY_A2E_PYTHON") != "" || os.Getenv("A2E_SDK") != "" {
+			t.Fatalf("%s has no A2E SDK: %v\n%s", p, err, out)
+		}
+		return ""
+	}
+	return p
+}
+
 func a2ePython(t *testing.T) string {
 	t.Helper()
-	p := os.Getenv("PARLEY_A2E_PYTHON")
+	p := a2eInterpreter(t)
 	if p == "" {
-		t.Skip("PARLEY_A2E_PYTHON names no Python interpreter for the A2E SDK; see interop/doc.go")
+		t.Skip("neither PARLEY_A2E_PYTHON nor PARLEY_PYTHON names a Python interpreter that has the A2E SDK; see interop/doc.go")
 	}
 	return p
 }

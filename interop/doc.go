@@ -9,7 +9,11 @@
 //
 // The scripts in python/ are ours and use the SDK's public interface only.
 //
-// The A2E SDK is in no registry. Its tests run where PARLEY_A2E_PYTHON names an
-// interpreter that has pydantic, requests, pyyaml, fastapi and uvicorn, and
-// A2E_SDK the folder of the SDK's source (a2eprotocol/python-sdk).
+// The A2E SDK is in no registry. setup.sh installs it from its source
+// (a2eprotocol/python-sdk, version 0.1) when that is named as well:
+//
+//	interop/setup.sh /tmp/venv /tmp/a2e-python-sdk
+//
+// Or else PARLEY_A2E_PYTHON names an interpreter that has pydantic, requests,
+// pyyaml, fastapi and uvicorn, and A2E_SDK the folder of the source.
 package interop

@@ -351,7 +351,7 @@ func serve(t *testing.T, p, peer, key string) served {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(2*time.Minute, func() { _ = c.Process.Kill() }) // it hangs
+	kill := time.AfterFunc(10*time.Minute, func() { _ = c.Process.Kill() }) // it hangs
 	t.Cleanup(func() {
 		in.Close()
 		if err := c.Wait(); err != nil {

@@ -10,7 +10,8 @@ happens in lines of JSON on standard output. Commands:
   {"do": "direct", "text": T, "to": PEER, "work": ID | null}
   {"do": "spoof", "from": PEER, "kind": "greet" | "answer", "to": PEER}
   {"do": "stop"}
-Work that is given to it is accepted, worked on, and completed.
+Work that is given to it is accepted, worked on, and completed; with --ask it asks
+another peer, in work of the same trace, and completes with what that answers.
 """
 
 import argparse
@@ -32,6 +33,7 @@ parser.add_argument("--workspace", required=True)
 parser.add_argument("--channel", required=True)
 parser.add_argument("--peer", required=True)
 parser.add_argument("--everything", action="store_true", help="listen to all subjects")
+parser.add_argument("--ask", help="peer that does the work")
 args = parser.parse_args()
 
 BASE = f"agh.network.v0.{args.workspace}.{args.channel}"
@@ -104,15 +106,28 @@ async def main():
         tell("heard", subject=msg.subject, envelope=e)
         if e["kind"] == "say" and e.get("to") == args.peer and e.get("work_id") and e["work_id"] not in given:
             given.add(e["work_id"])
-            at = {k: e[k] for k in ("surface", "thread_id", "direct_id", "work_id") if e.get(k)}
-            for kind, body in (
-                ("receipt", {"for_id": e["id"], "status": "accepted"}),
-                ("trace", {"state": "working", "message": "at it"}),
-                ("trace", {"state": "completed", "message": "mended", "result": {"ok": True, "heard": e["body"]["text"]}}),
-            ):
+            at = {k: e[k] for k in ("surface", "thread_id", "direct_id", "work_id", "trace_id") if e.get(k)}
+
+            async def answer(kind, body):
                 await publish(envelope(kind, body, to=e["from"], reply_to=e["id"], **at))
 
+            await answer("receipt", {"for_id": e["id"], "status": "accepted"})
+            await answer("trace", {"state": "working", "message": "at it"})
+            if args.ask:
+                work = "work_" + uuid.uuid4().hex
+                given.add(work)
+                asked[work] = answer
+                more = dict(surface="direct", direct_id=room(args.peer, args.ask), work_id=work, trace_id=e.get("trace_id"))
+                await publish(envelope("say", {"text": e["body"]["text"] + " > nats"}, to=args.ask, **more))
+            else:
+                await answer("trace", {"state": "completed", "message": "mended", "result": {"ok": True, "heard": e["body"]["text"]}})
+        if e["kind"] == "trace" and e["body"]["state"] in ("completed", "failed") and e.get("work_id") in asked:
+            said = e["body"].get("result") or {}
+            said = said.get("text") or said.get("value") or json.dumps(said)
+            await asked.pop(e["work_id"])("trace", {"state": e["body"]["state"], "result": {"text": said + " < nats"}})
+
     given = set()
+    asked = {}  # how to answer who gave us the work, by the work that we gave
     if args.everything:
         await nc.subscribe(">", cb=heard)
     else:

@@ -45,7 +45,7 @@ async def main() -> None:
         keys_dir=keys_dir,
         rate_limit=RateLimit(requestsPerMinute=10000, requestsPerSender=10000),
     )
-    for name, handler in (("repeat", repeat), ("fail", fail)):
+    for name, handler in (("repeat", repeat), ("talk", repeat), ("fail", fail)):
         agent.skill(
             name=name,
             description=name,

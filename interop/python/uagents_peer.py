@@ -54,6 +54,7 @@ parser.add_argument("--port", type=int, required=True)
 parser.add_argument("--seed", required=True)
 parser.add_argument("--mailbox", action="store_true")
 parser.add_argument("--quiet", action="store_true", help="chat messages are acknowledged and not answered")
+parser.add_argument("--ask", help="a chat message is passed on to this address, and what that answers is answered")
 args = parser.parse_args()
 
 agent = Agent(
@@ -68,6 +69,15 @@ agent = Agent(
     log_level="WARNING",
     publish_agent_details=False,
 )
+
+
+def say(text, *more):
+    return ChatMessage(timestamp=datetime.now(timezone.utc), msg_id=uuid4(), content=[TextContent(type="text", text=text), *more])
+
+
+def words(msg):
+    return "".join(c.text for c in msg.content if isinstance(c, TextContent))
+
 
 tasks = set()  # the loop keeps no reference of its own
 
@@ -88,20 +98,18 @@ async def on_response(ctx: Context, sender: str, msg: EchoResponse):
 
 @chat.on_message(ChatMessage)
 async def on_chat(ctx: Context, sender: str, msg: ChatMessage):
-    text = "".join(c.text for c in msg.content if isinstance(c, TextContent))
+    text = words(msg)
     ended = any(isinstance(c, EndSessionContent) for c in msg.content)
     tell("chat", sender=sender, text=text, ended=ended, session=str(ctx.session))
     await ctx.send(sender, ChatAcknowledgement(timestamp=datetime.now(timezone.utc), acknowledged_msg_id=msg.msg_id))
     if ended or args.quiet:
         return
-    await ctx.send(
-        sender,
-        ChatMessage(
-            timestamp=datetime.now(timezone.utc),
-            msg_id=uuid4(),
-            content=[TextContent(type="text", text="you said " + text), EndSessionContent(type="end-session")],
-        ),
-    )
+    answer = "you said " + text
+    if args.ask:
+        # In the session in which it was asked: the library does so by itself.
+        reply, status = await ctx.send_and_receive(args.ask, say(text + " > uagents"), response_type=ChatMessage, timeout=120)
+        answer = words(reply) + " < uagents" if reply else str(status.detail)
+    await ctx.send(sender, say(answer, EndSessionContent(type="end-session")))
 
 
 @chat.on_message(ChatAcknowledgement)
@@ -131,10 +139,7 @@ async def obey(ctx: Context, c: dict):
             )
             tell("answer", text=getattr(reply, "text", None), detail=repr(reply))
         elif c["do"] == "chat":
-            await ctx.send(
-                c["to"],
-                ChatMessage(timestamp=datetime.now(timezone.utc), msg_id=uuid4(), content=[TextContent(type="text", text=c["text"])]),
-            )
+            await ctx.send(c["to"], say(c["text"]))
             tell("sent", count=1)
     except Exception as e:  # told to the test, which fails
         tell("failed", detail=repr(e))
