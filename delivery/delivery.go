@@ -284,7 +284,22 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 }
 
 // Go makes the first attempt in the background.
-func (c *Claim) Go(a Attempt) { go c.Run(c.d.ctx, a) }
+func (c *Claim) Go(a Attempt) {
+	go func() {
+		deepen(byte(a.Number))
+		c.Run(c.d.ctx, a)
+	}()
+}
+
+// deepen lets the stack of a new goroutine grow while there is nothing on it to
+// move: an attempt would let it grow several times, deep in its calls.
+//
+//go:noinline
+func deepen(i byte) byte {
+	var room [12 << 10]byte
+	room[i] = i
+	return room[255-i]
+}
 
 // Recorded takes a record from the journal, in order: what it opens as waiting
 // gets its turn here.

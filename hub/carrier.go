@@ -24,9 +24,10 @@ func (c *carrier) hub() *Hub { return (*Hub)(c) }
 // through the binding of the recipient.
 func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result {
 	h := c.hub()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	if a.Message.Kind == parley.Request {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
 		h.mu.Lock()
 		h.running[a.Message.ID] = cancel
 		if h.ended {

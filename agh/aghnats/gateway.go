@@ -239,7 +239,7 @@ func (g *Gateway) handle(j job) agh.Result {
 		}
 	}
 	for _, out := range res.Published {
-		g.logged(g.publish(out.Envelope, out.Data))
+		g.logged(g.publishOn(out.Subject, out.Envelope, out.Data))
 	}
 	if res.Relay {
 		g.logged(g.publish(res.Envelope, res.Envelope.Raw()))
@@ -374,6 +374,10 @@ func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
 	if err != nil {
 		return err
 	}
+	return g.publishOn(subject, e, data)
+}
+
+func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error {
 	if e.To != "" {
 		aliased, err := g.outward(e)
 		if err != nil {
@@ -461,7 +465,7 @@ func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
 			}
 			continue
 		}
-		if err := g.publish(out.Envelope, out.Data); err != nil {
+		if err := g.publishOn(out.Subject, out.Envelope, out.Data); err != nil {
 			return err
 		}
 	}
@@ -479,7 +483,7 @@ func (g *Gateway) Host(l *agh.Local) error {
 	if err != nil {
 		return err
 	}
-	if err := g.publish(out.Envelope, out.Data); err != nil {
+	if err := g.publishOn(out.Subject, out.Envelope, out.Data); err != nil {
 		return err
 	}
 	if g.server == nil && g.Durable == "" {
@@ -544,7 +548,7 @@ func (g *Gateway) beat(now time.Time) {
 func (g *Gateway) greet(l *agh.Local) {
 	out, err := g.Router.Greeting(l)
 	if err == nil {
-		err = g.publish(out.Envelope, out.Data)
+		err = g.publishOn(out.Subject, out.Envelope, out.Data)
 	}
 	g.logged(err)
 }
