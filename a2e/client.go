@@ -137,14 +137,24 @@ type call struct {
 	line     []byte        // with its end
 	deadline time.Time     // zero: the context of the caller has one
 	wake     chan struct{} // holds one token when the state below has changed
-	arrived  atomic.Bool   // the line was handed to a link
 
 	mu     sync.Mutex
+	left   leaving
+	doubt  error // with leaving: a connection broke meanwhile on which it may have left
 	events []*Envelope
 	final  *Envelope
 	err    error
 	seen   map[string]struct{} // ids of events
 }
+
+// leaving is whether the host may have a request.
+type leaving uint8
+
+const (
+	notYet  leaving = iota // no link took the line
+	leaves                 // a link is about to take it
+	hasLeft                // the host may have it
+)
 
 func (c *Client) init() {
 	c.once.Do(func() {
@@ -407,17 +417,70 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 	if h, ok := l.(interface{ remembers(bool) }); ok {
 		h.remembers(resume)
 	}
+	if resumed {
+		c.againLocked(l)
+		return nil
+	}
 	for _, p := range c.pending {
-		if !p.arrived.Load() {
-			continue
-		}
-		if !resumed {
-			p.fail(ErrOutcomeUnknown)
-			continue
-		}
-		go c.resend(l, p)
+		p.lose(ErrOutcomeUnknown)
 	}
 	return nil
+}
+
+// reopened is called by a link whose host was away and is back, with the same
+// session. If the host had ended meanwhile, nobody is at work there on what it
+// was asked before; one that still is knows the ids.
+func (c *Client) reopened(l link) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link == l && c.resume {
+		c.againLocked(l)
+	}
+}
+
+// againLocked sends what the host may have had before the connection broke, as
+// soon as all that it had kept has been read, for the answer may be among that:
+// a pong comes after it.
+func (c *Client) againLocked(l link) {
+	var calls []*call
+	for _, p := range c.pending {
+		if p.mayBeThere() {
+			calls = append(calls, p)
+		}
+	}
+	if calls == nil {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
+		defer cancel()
+		c.ping(ctx, l)
+		for _, p := range calls {
+			if p.mayBeThere() {
+				c.resend(l, p)
+			}
+		}
+	}()
+}
+
+// ping waits until l has brought the answer to a ping, or never will.
+func (c *Client) ping(ctx context.Context, l link) {
+	id := NewID()
+	line, err := Message{Type: "ping", ID: id}.Encode(c.Now())
+	if err != nil {
+		return
+	}
+	p, _, err := c.file(ctx, id, line)
+	if err != nil {
+		return
+	}
+	defer c.drop(p)
+	if err = l.send(ctx, p.line); err == nil {
+		_, err = c.wait(ctx, p, nil)
+	}
+	if err != nil {
+		c.Log.Debug("a2e: ping after coming back", "err", err)
+	}
 }
 
 func (c *Client) resend(l link, p *call) {
@@ -444,9 +507,7 @@ func (c *Client) broken(l link, err error) {
 	c.Log.Debug("a2e: connection broken", "err", err)
 	if !c.resume {
 		for _, p := range c.pending {
-			if p.arrived.Load() {
-				p.fail(ErrOutcomeUnknown.Because(err))
-			}
+			p.lose(ErrOutcomeUnknown.Because(err))
 		}
 	}
 	if c.waitingLocked() {
@@ -557,10 +618,51 @@ func (p *call) fail(err error) {
 	}
 }
 
+// lose fails a call that a host may have which will not answer it.
+func (p *call) lose(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.final != nil || p.err != nil:
+	case p.left == hasLeft:
+		p.err = err
+		p.poke()
+	case p.left == leaves:
+		p.doubt = err // whether it left is known when the link says so
+	}
+}
+
+// begin notes that a link is about to take the line: one that breaks meanwhile
+// must know.
+func (p *call) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left, p.doubt = leaves, nil
+}
+
+// sent notes whether it left.
+func (p *call) sent(left bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.left = hasLeft; !left {
+		p.left, p.doubt = notYet, nil
+	}
+	if p.doubt != nil && p.final == nil && p.err == nil {
+		p.err = p.doubt
+		p.poke()
+	}
+}
+
+func (p *call) mayBeThere() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left != notYet && p.final == nil && p.err == nil
+}
+
 func (p *call) open() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.final == nil && p.err == nil
+	return p.final == nil && p.err == nil && p.doubt == nil
 }
 
 func (p *call) failure() error {
@@ -690,8 +792,10 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, each func
 				return nil, err
 			}
 		}
-		p.arrived.Store(true) // before it has: a link that breaks meanwhile must know
-		if err = l.send(ctx, p.line); err == nil || errors.Is(err, ErrOutcomeUnknown) {
+		p.begin()
+		err = l.send(ctx, p.line)
+		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
+		if p.sent(left); left {
 			break // on doubt, the answer or the broken link tells
 		}
 		if ctx.Err() != nil {
@@ -700,8 +804,7 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, each func
 		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
 			return nil, err
 		}
-		p.arrived.Store(false) // it never left: the next link takes it
-		c.broken(l, err)
+		c.broken(l, err) // it never left: the next link takes it
 		l = nil
 	}
 	return c.wait(ctx, p, each)

@@ -433,6 +433,30 @@ func TestClientReconnects(t *testing.T) {
 			t.Errorf("%d requests over %d connections", requests, dials)
 		}
 	})
+	bubble(t, "a connection that broke before it took the request: the next one takes it", func(t *testing.T) {
+		dial, _ := pipeTo(t, testHost())
+		dials := 0
+		c := &Client{Token: "test-token-a", Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+			if dials++; dials > 1 {
+				return dial(ctx)
+			}
+			ours, theirs := net.Pipe()
+			go func() {
+				if m, err := NewReader(theirs).ReadMessage(nil); err == nil {
+					_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q,"ok":true,"accepted_caps":[{"capability":"tools"}]}`+"\n", m.ID)
+				}
+				_ = theirs.Close()
+			}()
+			return &mute{ours, make(chan struct{})}, nil
+		}}
+		defer func() { _ = c.Close() }()
+		if err := c.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil || dials != 2 {
+			t.Errorf("%v over %d connections", err, dials)
+		}
+	})
 	bubble(t, "the host forgot the session: the outcome is unknown", func(t *testing.T) {
 		first, second := testHost(), testHost()
 		dial1, cut := pipeTo(t, first)
@@ -500,6 +524,54 @@ func TestClientReconnects(t *testing.T) {
 			}
 		}
 	})
+	t.Run("HTTP: the host is killed, and another goes on with its sessions", func(t *testing.T) {
+		shared := &testStore{}
+		begun := make(chan int, 4)
+		makeHost := func(n int) *Host {
+			h := testHost()
+			h.Store = &testStoreView{testStore: shared}
+			box := &Toolbox{}
+			box.Add(ToolDefinition{Name: "which"}, func(ctx context.Context, _ *ToolCall) (any, error) {
+				if begun <- n; n == 1 {
+					<-ctx.Done() // it is at work when it is killed
+					return nil, ctx.Err()
+				}
+				return n, nil
+			})
+			h.Capabilities["tools"] = ServeTools(box)
+			return h
+		}
+		first, second := makeHost(1), makeHost(2)
+		var host atomic.Pointer[Host]
+		host.Store(first)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { host.Load().ServeHTTP(w, r) }))
+		defer srv.Close()
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		type outcome struct {
+			res ToolResult
+			err error
+		}
+		answered := make(chan outcome, 1)
+		go func() {
+			res, err := c.CallTool(t.Context(), "which", nil, nil)
+			answered <- outcome{res, err}
+		}()
+		if n := <-begun; n != 1 {
+			t.Fatalf("host %d began", n)
+		}
+		host.Store(second)
+		srv.CloseClientConnections()
+		got := <-answered
+		if v, _ := got.res.Data.(Value); got.err != nil || string(v) != `{"value":2}` {
+			t.Errorf("%s, %v", got.res.Data, got.err)
+		}
+		_ = c.Close()
+		for _, h := range []*Host{first, second} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel() // the one that was killed is at work for ever
+			_ = h.Shutdown(ctx)
+		}
+	})
 	t.Run("HTTP: a stream that breaks, over and over", func(t *testing.T) {
 		h := testHost()
 		var cut atomic.Pointer[context.CancelFunc]
@@ -526,6 +598,29 @@ func TestClientReconnects(t *testing.T) {
 		_ = c.Close()
 		_ = h.Shutdown(t.Context())
 	})
+}
+
+// mute is a connection on which reading does not find out that it broke before
+// a write has.
+type mute struct {
+	net.Conn
+	wrote chan struct{}
+}
+
+func (m *mute) Read(b []byte) (int, error) {
+	n, err := m.Conn.Read(b)
+	if err != nil {
+		<-m.wrote
+	}
+	return n, err
+}
+
+func (m *mute) Write(b []byte) (int, error) {
+	n, err := m.Conn.Write(b)
+	if err != nil {
+		close(m.wrote)
+	}
+	return n, err
 }
 
 // testStore is a [Store] and [Memory] that hosts share, each through a view of

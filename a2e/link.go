@@ -126,8 +126,11 @@ func (l *lines) send(_ context.Context, line []byte) error {
 		return ErrClosed
 	}
 	l.deadline.extend(30 * time.Second)
-	if _, err := l.out.Write(line); err != nil {
+	if n, err := l.out.Write(line); err != nil {
 		go l.fail(err) // half a line may be out: this stream is over
+		if n == 0 {
+			return ErrClosed.Because(err)
+		}
 		return ErrOutcomeUnknown.Because(err)
 	}
 	return nil
@@ -309,9 +312,14 @@ func (l *web) probe(ctx context.Context) error {
 func (l *web) stream() {
 	defer close(l.read)
 	pause := l.c.limits.BackoffLo
-	for l.ctx.Err() == nil {
+	for again := false; l.ctx.Err() == nil; {
 		opened := false
-		err := l.readStream(&opened)
+		err := l.readStream(func() {
+			if opened = true; again {
+				l.c.reopened(l)
+			}
+			again = true
+		})
 		var e *Error
 		if errors.As(err, &e) && !e.Retryable {
 			l.fail(err)
@@ -333,7 +341,7 @@ func (l *web) stream() {
 	}
 }
 
-func (l *web) readStream(opened *bool) error {
+func (l *web) readStream(opened func()) error {
 	resp, err := l.request(l.ctx, http.MethodGet, "/stream", nil)
 	if err != nil {
 		return err
@@ -346,7 +354,7 @@ func (l *web) readStream(opened *bool) error {
 	if t, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || t != "text/event-stream" {
 		return &Error{Code: ParseError, Reason: "content_type", Text: "the stream is not text/event-stream", Step: "transport"}
 	}
-	*opened = true
+	opened()
 	return readSSE(resp.Body, l.c.limits.Frame, func(data []byte) { l.c.received(l, data) }, l.c.drops)
 }
 
@@ -431,6 +439,9 @@ func (l *web) send(ctx context.Context, line []byte) error {
 	defer stop()
 	unknown := false
 	for try := 1; ; try++ {
+		if err := ctx.Err(); err != nil && !unknown {
+			return ErrClosed.Because(err) // the link ended, or who asks went, before it was begun
+		}
 		resp, err := l.request(ctx, http.MethodPost, "/send", line[:len(line)-1])
 		pause := time.Second
 		if err == nil {
