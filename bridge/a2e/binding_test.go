@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type world struct {
 	*node.Node
-	t     *testing.T
+	t     testing.TB
 	web   *http.Client
 	calls atomic.Int64
 }
@@ -40,7 +40,7 @@ const (
 	tokenBob   = "token-of-bob-0123456789abcdef00"
 )
 
-func newWorld(t *testing.T, c node.Config) *world {
+func newWorld(t testing.TB, c node.Config) *world {
 	t.Helper()
 	w := &world{t: t}
 	w.open(c)
@@ -135,8 +135,9 @@ func (w *world) client(c *protocol.Client) *protocol.Client {
 }
 
 func (w *world) each(name string, f func(t *testing.T, c *protocol.Client)) {
-	w.t.Run(name+" over HTTP", func(t *testing.T) { f(t, w.http(tokenAlice)) })
-	w.t.Run(name+" over TCP", func(t *testing.T) { f(t, w.tcp(tokenAlice)) })
+	t := w.t.(*testing.T)
+	t.Run(name+" over HTTP", func(t *testing.T) { f(t, w.http(tokenAlice)) })
+	t.Run(name+" over TCP", func(t *testing.T) { f(t, w.tcp(tokenAlice)) })
 }
 
 func data(t *testing.T, r protocol.ToolResult) string {
@@ -638,7 +639,7 @@ func TestHosts(t *testing.T) {
 			if r.Type != "env/reset/req" {
 				return protocol.Response{}, protocol.ErrUnknownType
 			}
-			return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"), "step_num": 0, "state": map[string]any{"seed": r.Get("seed")}}}}, nil
+			return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"), "step_num": 0, "state": map[string]any{"seed": r.Get("seed"), "trace": r.Get("x_trace")}}}}, nil
 		}),
 	}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -705,9 +706,9 @@ func TestHosts(t *testing.T) {
 			t.Errorf("%s, %v, %v", data(t, r), events, err)
 		}
 	})
-	t.Run("a capability is passed on", func(t *testing.T) {
-		m, err := carol.Ask(t.Context(), protocol.Message{Type: "env/reset/req", Body: json.RawMessage(`{"env_name":"maze","seed":12345678901234567890}`)})
-		if err != nil || m.Type != "env/reset/resp" || !strings.Contains(string(m.Get("obs")), `"seed":12345678901234567890`) {
+	t.Run("A2E-030 a capability is passed on, with members that nobody knows", func(t *testing.T) {
+		m, err := carol.Ask(t.Context(), protocol.Message{Type: "env/reset/req", Body: json.RawMessage(`{"env_name":"maze","seed":12345678901234567890,"x_trace":{"b":1.50,"a":[1e400]}}`)})
+		if err != nil || m.Type != "env/reset/resp" || !strings.Contains(string(m.Get("obs")), `"seed":12345678901234567890,"trace":{"b":1.50,"a":[1e400]}`) {
 			t.Errorf("%v, %v", m, err)
 		}
 		_, err = carol.Ask(t.Context(), protocol.Message{Type: "env/space/req", Body: map[string]any{"env_name": "maze"}})

@@ -203,7 +203,7 @@ func TestSessionOverRestart(t *testing.T) {
 	raw := newRaw(t, w.Addresses().Local+"/a2e")
 	stream := raw.stream(t)
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
-	stream.next(t, "handshake/resp")
+	stream.next(t, "handshake/resp") // A2E-083: it comes while the stream is open, not at its end
 	stream.close()
 	// The agent is away, and its answers and messages come.
 	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
