@@ -124,7 +124,7 @@ func (c *Chain) checkSigner(ctx context.Context, e *Envelope, found *Finding) er
 		found.fault("bad_signature")
 	case c.Proofs && key.Proof != nil:
 		window := or(c.Window, 300*time.Second)
-		if _, err := e.checkProof(key, "", sent, Window{window, window}); err != nil {
+		if _, err := e.checkProof(key, "", sent, Window{window, window}, false); err != nil {
 			found.fault(asError(err).Code)
 		}
 	}

@@ -63,6 +63,7 @@ type Envelope struct {
 	content    []byte
 	bodySpan   span
 	hasMessage bool // messageId is present
+	made       *made
 }
 
 type span struct{ from, to int }

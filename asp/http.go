@@ -40,32 +40,44 @@ import (
 // endpoint is one resource; args are the decoded parts of the path.
 type endpoint func(s *Server, w http.ResponseWriter, r *http.Request, c *caller, args []string) error
 
+// access is what a request must bring.
+type access int
+
+const (
+	open   access = iota // nothing
+	proved               // an access token, and a proof that was not used before
+	// carries is proved, for a request that does nothing but bring a signed
+	// message, which is recorded once whoever brings it how often: that its
+	// proof was used is remembered in this process only.
+	carries
+)
+
 // route is a row of the table of resources. "*" stands for one part.
 type route struct {
 	method string
 	path   []string
-	open   bool // no access token
+	access access
 	serve  endpoint
 }
 
 var routes = []route{
-	{"GET", []string{"v1", "asp", "discover"}, false, (*Server).serveDiscover},
-	{"POST", []string{"v1", "asp", "sessions"}, false, (*Server).serveCreate},
-	{"GET", []string{"v1", "asp", "sessions"}, false, (*Server).serveSessions},
-	{"GET", []string{"v1", "asp", "sessions", "*"}, false, (*Server).serveSession},
-	{"DELETE", []string{"v1", "asp", "sessions", "*"}, false, (*Server).serveClose},
-	{"POST", []string{"v1", "asp", "sessions", "*", "messages"}, false, (*Server).serveSend},
-	{"GET", []string{"v1", "asp", "sessions", "*", "messages"}, false, (*Server).serveList},
-	{"GET", []string{"v1", "asp", "sessions", "*", "messages", "*"}, false, (*Server).serveMessage},
-	{"GET", []string{"v1", "asp", "sessions", "*", "events"}, false, (*Server).serveEvents},
-	{"GET", []string{"v1", "asp", "sessions", "*", "ws"}, true, (*Server).serveWebSocket},
-	{"GET", []string{"v1", "asp", "sessions", "*", "transcript"}, false, (*Server).serveTranscript},
-	{"POST", []string{"v1", "asp", "sessions", "*", "disputes"}, false, (*Server).serveDispute},
-	{"GET", []string{"v1", "asp", "agents", "*", "card"}, false, (*Server).serveCard},
-	{"GET", []string{"v1", "asp", "agents", "*", "inbox"}, false, (*Server).serveInbox},
-	{"POST", []string{"v1", "asp", "agents"}, true, (*Server).serveRegister},
-	{"POST", []string{"oauth", "token"}, true, (*Server).serveToken},
-	{"GET", []string{".well-known", "asp-agent.json"}, true, (*Server).serveWellKnown},
+	{"GET", []string{"v1", "asp", "discover"}, proved, (*Server).serveDiscover},
+	{"POST", []string{"v1", "asp", "sessions"}, carries, (*Server).serveCreate},
+	{"GET", []string{"v1", "asp", "sessions"}, proved, (*Server).serveSessions},
+	{"GET", []string{"v1", "asp", "sessions", "*"}, proved, (*Server).serveSession},
+	{"DELETE", []string{"v1", "asp", "sessions", "*"}, proved, (*Server).serveClose},
+	{"POST", []string{"v1", "asp", "sessions", "*", "messages"}, carries, (*Server).serveSend},
+	{"GET", []string{"v1", "asp", "sessions", "*", "messages"}, proved, (*Server).serveList},
+	{"GET", []string{"v1", "asp", "sessions", "*", "messages", "*"}, proved, (*Server).serveMessage},
+	{"GET", []string{"v1", "asp", "sessions", "*", "events"}, proved, (*Server).serveEvents},
+	{"GET", []string{"v1", "asp", "sessions", "*", "ws"}, open, (*Server).serveWebSocket},
+	{"GET", []string{"v1", "asp", "sessions", "*", "transcript"}, proved, (*Server).serveTranscript},
+	{"POST", []string{"v1", "asp", "sessions", "*", "disputes"}, proved, (*Server).serveDispute},
+	{"GET", []string{"v1", "asp", "agents", "*", "card"}, proved, (*Server).serveCard},
+	{"GET", []string{"v1", "asp", "agents", "*", "inbox"}, proved, (*Server).serveInbox},
+	{"POST", []string{"v1", "asp", "agents"}, open, (*Server).serveRegister},
+	{"POST", []string{"oauth", "token"}, open, (*Server).serveToken},
+	{"GET", []string{".well-known", "asp-agent.json"}, open, (*Server).serveWellKnown},
 }
 
 // ServeHTTP implements [http.Handler].
@@ -105,8 +117,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) (c *caller, sessi
 		if routes[i].method != r.Method {
 			continue
 		}
-		if !routes[i].open {
-			if c, err = s.authenticate(r); err != nil {
+		if a := routes[i].access; a != open {
+			used := Memory(s.store)
+			if a == carries {
+				used = s.passing
+			}
+			if c, err = s.authenticate(r, used); err != nil {
 				return nil, "", err
 			}
 		}
@@ -600,7 +616,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		if err != nil {
 			return err
 		}
-		return s.remember(r, p)
+		return s.remember(r, p, s.store)
 	})
 	if err != nil {
 		return err
@@ -653,7 +669,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _
 	if err != nil {
 		return err
 	}
-	if err := s.remember(r, p); err != nil {
+	if err := s.remember(r, p, s.store); err != nil {
 		return err
 	}
 	token, life, err := s.issueToken(agent.ID, card.ProofKey.Thumbprint(), now)

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"bytes"
 	"time"
 
 	"github.com/google/uuid"
@@ -62,6 +63,18 @@ type wireProof struct {
 	Signature    string `json:"signature"`
 }
 
+// made says that a message was signed in this process, by whom, and what.
+type made struct {
+	by    *Identity
+	input []byte
+}
+
+// madeBy reports whether e is what an identity with these keys signed in this
+// process: then its hash, its signature and that of its proof hold.
+func (e *Envelope) madeBy(card *Card) bool {
+	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) && bytes.Equal(e.made.input, e.SigningInput())
+}
+
 // Sign makes the message: content hash, signature, proof. The result has
 // passed the checks of [Decode]; a body that does not fit the performative is
 // refused too.
@@ -95,9 +108,8 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 		Integrity: wireProof{Hash: hash, PreviousHash: or(d.PreviousHash, ZeroHash)},
 		Sender:    wireSender{AgentID: id.agentID, OrgID: id.orgID, TrustScore: d.TrustScore},
 	}
-	w.Integrity.Signature, err = id.sign(signingInput(w.Version, w.SessionID, w.SequenceNumber, w.Timestamp,
-		id.agentID, string(w.Performative), hash, w.Integrity.PreviousHash))
-	if err != nil {
+	input := signingInput(w.Version, w.SessionID, w.SequenceNumber, w.Timestamp, id.agentID, string(w.Performative), hash, w.Integrity.PreviousHash)
+	if w.Integrity.Signature, err = id.sign(input); err != nil {
 		return nil, err
 	}
 	if w.Sender.DPoPProof, err = id.MessageProof(d.SessionID, d.AccessToken, d.Time); err != nil {
@@ -115,8 +127,11 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 		return nil, err
 	}
 	if d.Format == MessagePack {
-		return DecodeMsgpack(appendMsgpack(nil, e.root))
+		if e, err = DecodeMsgpack(appendMsgpack(nil, e.root)); err != nil {
+			return nil, err
+		}
 	}
+	e.made = &made{id, input}
 	return e, nil
 }
 

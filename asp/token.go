@@ -59,17 +59,17 @@ type caller struct {
 }
 
 // authenticate checks the Authorization and DPoP headers of r.
-func (s *Server) authenticate(r *http.Request) (*caller, error) {
+func (s *Server) authenticate(r *http.Request, used Memory) (*caller, error) {
 	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !ok || !strings.EqualFold(scheme, "DPoP") || len(r.Header.Values("DPoP")) != 1 || len(r.Header.Values("Authorization")) != 1 {
 		return nil, refuse("auth_required", "")
 	}
-	return s.admitToken(r, token, r.Header.Get("DPoP"), r.Method, s.url(r))
+	return s.admitToken(r, token, r.Header.Get("DPoP"), r.Method, s.url(r), used)
 }
 
 // admitToken checks a token and the proof that belongs to it. The proof is
 // remembered last, when everything else holds.
-func (s *Server) admitToken(r *http.Request, token, proof, method, url string) (*caller, error) {
+func (s *Server) admitToken(r *http.Request, token, proof, method, url string, used Memory) (*caller, error) {
 	now := s.now()
 	claims, err := s.readToken(token, now)
 	if err != nil {
@@ -90,15 +90,15 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string) (
 	if err != nil {
 		return nil, err
 	}
-	if err := s.remember(r, p); err != nil {
+	if err := s.remember(r, p, used); err != nil {
 		return nil, err
 	}
 	return &caller{agent, token}, nil
 }
 
 // remember refuses a proof of an HTTP request that was used before.
-func (s *Server) remember(r *http.Request, p *Proof) error {
-	fresh, err := s.store.Seen(r.Context(), p.Thumbprint+" http "+p.JTI, p.Until)
+func (s *Server) remember(r *http.Request, p *Proof, used Memory) error {
+	fresh, err := used.Seen(r.Context(), p.Thumbprint+" http "+p.JTI, p.Until)
 	if err != nil {
 		return err
 	}

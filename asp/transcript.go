@@ -481,7 +481,7 @@ func (t *transcriptReader) message(ctx context.Context, rec *transcriptRecord, n
 			t.fault(n, "sender_mismatch", e.Sender.OrgID)
 		}
 		if key.Proof != nil {
-			if _, err := e.checkProof(key, "", rec.Time, t.window); err != nil {
+			if _, err := e.checkProof(key, "", rec.Time, t.window, false); err != nil {
 				t.fault(n, asError(err).Code, "")
 			}
 		}

@@ -169,7 +169,7 @@ func (v *Verifier) check(ctx context.Context, e *Envelope, t Transport) (Key, *P
 	if !e.signedBy(key.Signing) {
 		return Key{}, nil, refuse("bad_signature", "integrity.signature").at(9)
 	}
-	proof, err := e.checkProof(key, t.AccessToken, now, v.Proofs)
+	proof, err := e.checkProof(key, t.AccessToken, now, v.Proofs, false)
 	if err != nil {
 		return Key{}, nil, err
 	}
@@ -214,13 +214,14 @@ func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
 	return err == nil && edkeys.Verify(pub, input, sig)
 }
 
-// checkProof is step 11 without the memory of proofs.
-func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window) (*Proof, error) {
+// checkProof is step 11 without the memory of proofs. made: the proof was made
+// in this process, with this key.
+func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, made bool) (*Proof, error) {
 	if key.Proof == nil {
 		return nil, refuse("dpop_key_mismatch", "sender.dpopProof").at(11)
 	}
 	proof, err := CheckProof(e.Sender.DPoPProof, ProofClaims{Method: MessageMethod, URL: MessageURL(e.SessionID),
-		Key: key.Proof, AccessToken: token, Now: now, Window: w})
+		Key: key.Proof, AccessToken: token, Now: now, Window: w, made: made})
 	if err != nil {
 		r := asError(err)
 		r.Path = "sender.dpopProof"

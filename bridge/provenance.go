@@ -96,6 +96,9 @@ func RestOf(way Way, m *parley.Message) Rest {
 	if way != AGH {
 		r.Act = m.Act
 	}
+	if way == ASP {
+		r.Conversation = m.Conversation
+	}
 	if way == Call || way == ASP {
 		r.Deadline, r.Expires = utc(m.Deadline), utc(m.Expires)
 	}

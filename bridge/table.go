@@ -260,7 +260,7 @@ var Table = []Row{
 		Inbox:  survives("id, the same at each attempt"), Call: as("id, the same at each attempt"), AGH: as("id, the same at each attempt"), ASP: as("messageId, the same at each attempt")}},
 	{Thread, "The conversation", "Conversation", said("traceId", "session", "correlation_id", "thread or room", "sessionId"), map[Way]Entry{
 		SAMVAD: as("the header Parley-Provenance; traceId where there is no trace"), Chat: as("session of a notice; a request has one of its own; the header Parley-Provenance"), Model: as("session of a notice; a request has one of its own; the header Parley-Provenance"),
-		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("a session")}},
+		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("trust-evidence; what one agent asks another is in one session")}},
 	{ReplyTo, "What it answers", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId"), map[Way]Entry{
 		SAMVAD: survives("the exchange, or the task"), Chat: survives("session"), Model: survives("session"), Inbox: survives("in_reply_to"), Call: survives("req_id"), AGH: survives("work_id, reply_to"), ASP: survives("referenceId")}},
 	{Audience, "Who else gets it", "Audience", said("", "", "", "members of the channel", "participants"), with(stated("audience"), map[Way]Entry{

@@ -224,6 +224,10 @@ func Open(ctx context.Context, cfg Config) (*Journal, error) {
 
 func (j *Journal) external() bool { return j.cfg.URL != "" }
 
+// Shared reports whether other processes may write to the journal, too: with an
+// external engine they may.
+func (j *Journal) Shared() bool { return j.external() }
+
 // begin rebuilds the state and starts what runs beside.
 func (j *Journal) begin(ctx context.Context) error {
 	j.state = newStateMachine(j)

@@ -78,6 +78,8 @@ type Binding struct {
 	server   *protocol.Server
 	standIns *standIns
 	tender   *tender
+	places   locks // by openedKey of two agents: to find or open a session
+	saying   locks // by session: one signs for its head at a time
 
 	stopWatch []func()
 	ctx       context.Context
@@ -109,7 +111,7 @@ func New(c Config) (*Binding, error) {
 	}
 	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	b.store.submit = b.submit
+	b.store.submit, b.store.conversation = b.submit, b.conversation
 	b.store.warn = func(text string, err error) { c.Logger.Warn(text, "error", err) }
 	b.store.changed = func(a *protocol.Agent) {
 		if b.isPeer(a) {

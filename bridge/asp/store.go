@@ -66,14 +66,18 @@ type store struct {
 	maxAgent int
 	now      func() time.Time
 	// submit records a message through the hub, or appends what is none.
-	submit func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
-	warn   func(text string, err error)
+	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
+	warn         func(text string, err error)
+	conversation func(session string) parley.ID
 
 	mu        sync.Mutex
 	chains    map[string]*chain
 	summaries map[string]*summary
-	byAgent   map[string][]string // sessions, sorted
-	ids       []string            // sessions, sorted
+	byAgent   map[string][]string  // sessions, sorted
+	talks     map[parley.ID]string // session by its conversation
+	opened    map[string]string    // what bucketOpened holds; nil in a shared journal
+	calls     map[string][]call    // what bucketCalls holds, by session; nil in a shared journal
+	ids       []string             // sessions, sorted
 	known     map[string]*protocol.Agent
 	agentIDs  []string // sorted
 	stops     []func()
@@ -120,7 +124,8 @@ type checkpoint struct {
 func newStore(j *journal.Journal, c *Config) *store {
 	return &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: j.State(bucketAgents), sessions: j.State(bucketSessions), pages: j.State(bucketPages),
 		proofs: j.State(bucketProofs), max: or(c.MaxLive, 10_000), maxAgent: or(c.MaxAgents, 100_000), timeouts: c.Timeouts, now: c.Now,
-		chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{}, known: map[string]*protocol.Agent{}}
+		chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{}, known: map[string]*protocol.Agent{},
+		talks: map[parley.ID]string{}}
 }
 
 // start reads what the journal holds.
@@ -134,7 +139,47 @@ func (s *store) start(ctx context.Context) error {
 		return fmt.Errorf("read the sessions: %w", err)
 	}
 	s.stops = append(s.stops, stop)
+	if s.j.Shared() {
+		return nil // other nodes ask, too
+	}
+	calls := map[string][]call{}
+	for v, err := range s.j.State(bucketCalls).Range(ctx, "") {
+		if err != nil {
+			return fmt.Errorf("read the open requests: %w", err)
+		}
+		var c call
+		if session, _, ok := strings.Cut(v.Key, "/"); ok && jsonx.Decode(v.Data, &c) == nil {
+			calls[session] = append(calls[session], c)
+		}
+	}
+	openings := map[string]string{}
+	for v, err := range s.j.State(bucketOpened).Range(ctx, "") {
+		if err != nil {
+			return fmt.Errorf("read the sessions that the hub opened: %w", err)
+		}
+		var o opened
+		if jsonx.Decode(v.Data, &o) == nil {
+			openings[v.Key] = o.Session
+		}
+	}
+	for _, list := range calls {
+		slices.SortStableFunc(list, func(x, y call) int { return int(x.Position - y.Position) })
+	}
+	s.mu.Lock()
+	s.calls, s.opened = calls, openings
+	s.mu.Unlock()
 	return nil
+}
+
+// between is the live session that a conversation is, if both agents are in it.
+func (s *store) between(conversation parley.ID, one, other string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := s.talks[conversation]
+	if m := s.summaries[id]; m == nil || m.over || !slices.Contains(m.participants, one) || !slices.Contains(m.participants, other) {
+		return ""
+	}
+	return id
 }
 
 func (s *store) stop() {
@@ -160,6 +205,7 @@ func (s *store) note(id string, participants []string, over bool) *summary {
 		m = &summary{}
 		s.summaries[id] = m
 		s.ids = insertSorted(s.ids, id)
+		s.talks[s.conversation(id)] = id
 	}
 	for _, p := range participants {
 		if !slices.Contains(m.participants, p) {

@@ -300,8 +300,14 @@ type call struct {
 
 func callKey(session, message string) string { return session + "/" + message }
 
-// calls lists those of a session, the oldest first.
+// calls lists those of a session, the oldest first. The list is not to be
+// changed.
 func (b *Binding) calls(ctx context.Context, session string) ([]call, error) {
+	if s := b.store; !b.c.Journal.Shared() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.calls[session], nil
+	}
 	var out []call
 	for v, err := range b.c.Journal.State(bucketCalls).Range(ctx, session+"/") {
 		if err != nil {
@@ -316,8 +322,46 @@ func (b *Binding) calls(ctx context.Context, session string) ([]call, error) {
 	return out, nil
 }
 
+// addCall notes a request before it is said. One that is noted already stays.
+func (b *Binding) addCall(ctx context.Context, session string, c call) error {
+	list, err := b.calls(ctx, session)
+	if err != nil || slices.ContainsFunc(list, func(x call) bool { return x.Request == c.Request }) {
+		return err
+	}
+	v, err := jsonx.Encode(c)
+	if err != nil {
+		return err
+	}
+	if _, err := b.c.Journal.State(bucketCalls).Put(ctx, callKey(session, c.Request), v, time.Time{}); err != nil {
+		return err
+	}
+	if s := b.store; s.calls != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.calls[session] = append(slices.Clip(s.calls[session]), c) // readers hold the old list
+	}
+	return nil
+}
+
 func (b *Binding) dropCall(ctx context.Context, session, message string) error {
-	return b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0)
+	if err := b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0); err != nil {
+		return err
+	}
+	s := b.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := without(s.calls[session], message)
+	if len(left) == 0 {
+		delete(s.calls, session)
+	} else {
+		s.calls[session] = left
+	}
+	return nil
+}
+
+// without gives the calls that are not request.
+func without(list []call, request string) []call {
+	return slices.DeleteFunc(slices.Clone(list), func(x call) bool { return x.Request == request })
 }
 
 // isAnswer reports whether a message answers a request of the hub's.
@@ -437,7 +481,7 @@ func (t *tender) answer(ctx context.Context, session string, r *protocol.Record,
 		return list, err
 	}
 	if m.Kind.Terminal() {
-		list = slices.DeleteFunc(list, func(x call) bool { return x.Request == id.String() })
+		list = without(list, c.Request)
 	}
 	return list, nil
 }
@@ -507,6 +551,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 		if err := s.Delete(ctx, v.Key, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 			return err
 		}
+		b.store.forgetOpened(v.Key, o.Session)
 	}
 	return nil
 }
@@ -523,6 +568,7 @@ type saysKey struct{}
 // messageID is its id; one that is there already was said before. "" makes one.
 func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messageID string, w wording, s says, objects []protocol.ContextObject) error {
 	ctx = context.WithValue(ctx, saysKey{}, s)
+	defer b.saying.lock(session)()
 	for range maxSays {
 		l, err := b.server.Session(ctx, session, i.ID())
 		switch {
@@ -556,7 +602,7 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 		if err != nil {
 			return err
 		}
-		_, err = b.server.Ingest(ctx, e.Raw(), protocol.Transport{Format: l.Format, Agent: i.ID()}, session)
+		_, err = b.server.Say(ctx, e)
 		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) && !errors.Is(err, protocol.ErrEquivocation) {
 			return err
 		}
@@ -586,7 +632,7 @@ func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, sessio
 	if err != nil {
 		return err
 	}
-	_, err = b.server.Ingest(context.WithValue(ctx, saysKey{}, says{}), e.Raw(), protocol.Transport{Agent: i.ID()}, session)
+	_, err = b.server.Say(context.WithValue(ctx, saysKey{}, says{}), e)
 	return err
 }
 
@@ -617,11 +663,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err != nil {
 			return b.failed(err, w.losses)
 		}
-		v, err := jsonx.Encode(call{message, o.Recipient.Name, o.Identity.ID, o.Scope, l.Head.Count})
-		if err != nil {
-			return hub.Outcome{Err: parley.AsError(err)}
-		}
-		if _, err := b.c.Journal.State(bucketCalls).Create(ctx, callKey(session, message), v, time.Time{}); err != nil && !errors.Is(err, journal.ErrExists) {
+		if err := b.addCall(ctx, session, call{message, o.Recipient.Name, o.Identity.ID, o.Scope, l.Head.Count}); err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the journal cannot just now")}
 		}
 	}
@@ -710,12 +752,12 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 // withdraw takes a QUERY of the hub's back.
 func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
-	session, err := b.open(ctx, o, i)
-	if err != nil || session == "" {
+	session := b.saidIn(ctx, o, i)
+	if session == "" {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "there is no session any more in which it could be withdrawn"}}}
 	}
 	w := wording{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(), Reason: "cancelled"}}
-	err = b.say(ctx, i, session, o.Message.ID.String(), w, says{message: o.Message.ID}, nil)
+	err := b.say(ctx, i, session, o.Message.ID.String(), w, says{message: o.Message.ID}, nil)
 	if err != nil && !isMoved(err) {
 		return b.failed(err, nil)
 	}
@@ -725,64 +767,158 @@ func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Iden
 	return hub.Outcome{}
 }
 
-// open finds the live session in which a message belongs, or "".
-func (b *Binding) open(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, error) {
-	// A session of the agents' own that the conversation is.
-	b.store.mu.Lock()
-	list := b.store.byAgent[i.ID()]
-	b.store.mu.Unlock()
-	for _, id := range slices.Backward(list) {
-		b.store.mu.Lock()
-		m := b.store.summaries[id]
-		there := !m.over && slices.Contains(m.participants, o.Identity.ID)
-		b.store.mu.Unlock()
-		if there && b.conversation(id) == o.Message.Conversation {
-			return id, nil
-		}
+// openedFor gives the session that is noted under a key, or "".
+func (b *Binding) openedFor(ctx context.Context, key string) (string, error) {
+	if s := b.store; !b.c.Journal.Shared() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.opened[key], nil
 	}
-	v, err := b.c.Journal.State(bucketOpened).Get(ctx, openedKey(i.ID(), o.Identity.ID, o.Message.Conversation))
+	v, err := b.c.Journal.State(bucketOpened).Get(ctx, key)
 	if errors.Is(err, journal.ErrNotFound) {
 		return "", nil
 	}
-	if err != nil {
-		return "", err
-	}
 	var x opened
-	if err := jsonx.Decode(v.Data, &x); err != nil {
-		return "", err
+	if err == nil {
+		err = jsonx.Decode(v.Data, &x)
 	}
-	return x.Session, nil
+	return x.Session, err
 }
 
-// sessionFor gives a session in which a message can be said: the one of its
-// conversation, or a new one. Without one the outcome says why.
+// noteOpened notes a session under a key where none is.
+func (b *Binding) noteOpened(ctx context.Context, key string, o opened) error {
+	v, err := jsonx.Encode(o)
+	if err != nil {
+		return err
+	}
+	if _, err := b.c.Journal.State(bucketOpened).Create(ctx, key, v, time.Time{}); err != nil {
+		return err
+	}
+	if s := b.store; s.opened != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.opened[key] = o.Session
+	}
+	return nil
+}
+
+// dropOpened forgets a session that is over. Where that fails, it is found to
+// be over again next time.
+func (b *Binding) dropOpened(ctx context.Context, key, session string) {
+	state := b.c.Journal.State(bucketOpened)
+	v, err := state.Get(ctx, key)
+	var x opened
+	if err != nil || jsonx.Decode(v.Data, &x) != nil || x.Session != session {
+		return
+	}
+	if state.Delete(ctx, key, v.Revision) == nil {
+		b.store.forgetOpened(key, session)
+	}
+}
+
+func (s *store) forgetOpened(key, session string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opened[key] == session {
+		delete(s.opened, key)
+	}
+}
+
+// saidIn finds the session in which the request was said that a message is
+// about, or "".
+func (b *Binding) saidIn(ctx context.Context, o hub.Outbound, i *protocol.Identity) string {
+	sessions := []string{b.store.between(o.Message.Conversation, i.ID(), o.Identity.ID)}
+	for _, conversation := range []parley.ID{o.Message.Conversation, {}} {
+		if session, err := b.openedFor(ctx, openedKey(i.ID(), o.Identity.ID, conversation)); err == nil {
+			sessions = append(sessions, session)
+		}
+	}
+	for _, session := range sessions {
+		if session != "" {
+			if _, err := b.store.Message(ctx, session, o.Message.InReplyTo.String()); err == nil {
+				return session
+			}
+		}
+	}
+	return ""
+}
+
+// declined reports whether a session is over because its invitation was
+// rejected.
+func declined(l *protocol.Ledger) bool {
+	return slices.ContainsFunc(l.Items, func(x protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" })
+}
+
+// place finds the session for a message, or opens it: the session that its
+// conversation is, or else one that the hub keeps for the two agents. A speech
+// act has a session of its conversation, for what it begins there excludes other
+// talk; what is plainly asked and told shares one session of the two, as long as
+// that one is free for it. key is where the session is noted.
+func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identity) (session, key string, err error) {
+	peer := o.Identity.ID
+	if session := b.store.between(o.Message.Conversation, i.ID(), peer); session != "" {
+		return session, "", nil
+	}
+	common, own := openedKey(i.ID(), peer, parley.ID{}), openedKey(i.ID(), peer, o.Message.Conversation)
+	defer b.places.lock(common)()
+	if session, err = b.openedFor(ctx, own); err != nil {
+		return "", "", err
+	}
+	key = common
+	if session != "" || o.Message.Kind == parley.Notice && protocol.Performative(o.Message.Act).Valid() {
+		key = own
+	}
+	for range 4 { // over; busy, and over; opened by another node
+		if session, err = b.openedFor(ctx, key); err != nil {
+			return "", "", err
+		}
+		if session == "" {
+			if session, err = protocol.NewSessionID(); err != nil {
+				return "", "", err
+			}
+			if err = b.noteOpened(ctx, key, opened{session, i.ID(), peer}); errors.Is(err, journal.ErrExists) {
+				continue
+			}
+			if err != nil {
+				return "", "", err
+			}
+		}
+		l, err := b.server.Session(ctx, session, "")
+		switch {
+		case errors.Is(err, protocol.ErrSessionNotFound):
+			if err := b.invite(ctx, i, peer, session, o.Message.Skill); err != nil {
+				b.dropOpened(ctx, key, session)
+				return "", "", err
+			}
+			return session, key, nil
+		case err != nil:
+			return "", "", err
+		case l.State.Terminal() && !declined(l):
+			b.dropOpened(ctx, key, session)
+		case key == common && !l.State.Terminal() && l.State != protocol.Invited && l.State != protocol.Introduced && l.State != protocol.Conversing:
+			key = own
+		default:
+			return session, key, nil
+		}
+	}
+	return "", "", parley.Refuse(parley.Unavailable, "the session is opened and ended elsewhere just now")
+}
+
+// sessionFor gives a session in which a message can be said. Without one the
+// outcome says why.
 func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, hub.Outcome) {
 	unavailable := func(err error, text string) hub.Outcome {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", text)}
 	}
-	state := b.c.Journal.State(bucketOpened)
-	key := openedKey(i.ID(), o.Identity.ID, o.Message.Conversation)
-	session, err := b.open(ctx, o, i)
-	if err != nil {
-		return "", unavailable(err, "the journal cannot just now")
-	}
-	if session == "" {
-		if session, err = protocol.NewSessionID(); err != nil {
-			return "", hub.Outcome{Err: parley.AsError(err)}
-		}
-		v, err := jsonx.Encode(opened{session, i.ID(), o.Identity.ID})
-		if err == nil {
-			_, err = state.Create(ctx, key, v, time.Time{})
-		}
-		if err != nil {
-			return "", unavailable(err, "another node opens the session just now")
-		}
-	}
-	forget := func() {
-		if v, err := state.Get(ctx, key); err == nil {
-			// It is found to be over again next time.
-			_ = state.Delete(ctx, key, v.Revision)
-		}
+	session, key, err := b.place(ctx, o, i)
+	var refusal *protocol.Error
+	switch {
+	case errors.Is(err, protocol.ErrNotFound), codeIs(err, "agent_not_found"):
+		return "", unavailable(err, "the agent is not registered with this hub")
+	case errors.As(err, &refusal):
+		return "", b.failed(err, nil)
+	case err != nil:
+		return "", unavailable(err, "the session cannot be opened just now")
 	}
 	deadline := time.NewTimer(or(b.c.Answer, 20*time.Second))
 	defer deadline.Stop()
@@ -790,22 +926,13 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 		changed := b.tender.changed(session)
 		l, err := b.server.Session(ctx, session, "")
 		switch {
-		case errors.Is(err, protocol.ErrSessionNotFound):
-			err := b.invite(ctx, i, o.Identity.ID, session, o.Message.Skill)
-			switch {
-			case errors.Is(err, protocol.ErrNotFound), codeIs(err, "agent_not_found"):
-				forget()
-				return "", unavailable(err, "the agent is not registered with this hub")
-			case err != nil:
-				forget()
-				return "", b.failed(err, nil)
-			}
-			continue
 		case err != nil:
 			return "", unavailable(err, "the session cannot be read just now")
 		case l.State.Terminal():
-			forget()
-			if at := slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" }); at >= 0 && o.Message.Kind == parley.Request {
+			if key != "" {
+				b.dropOpened(ctx, key, session)
+			}
+			if declined(l) && o.Message.Kind == parley.Request {
 				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected, "the agent declined the session")}
 			}
 			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+or(l.Reason, string(l.State)), ": "))
