@@ -173,8 +173,9 @@ type SAMVAD struct {
 	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
 
 	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse everybody. Agents elsewhere judge tokens themselves"`
-	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit"`
+	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit. What was used up outlives a restart; a hub that is killed forgets that of its last second"`
 	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
+	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or a rule of require that says so for the agent"`
 }
 
 // UAgents switches.

@@ -395,7 +395,7 @@ func (n *Node) bind(ctx context.Context) error {
 	n.samvad, err = bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: roots,
 		PublicURL: n.c.PublicURL, Domain: n.c.SAMVAD.Domain, Legacy: n.c.SAMVAD.Legacy, CORS: n.c.SAMVAD.CORS,
 		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, SenderRate: n.c.Limits.SenderRate, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
-		Tokens: tokens, TokensPerDay: n.c.SAMVAD.TokensPerDay, Unscanned: n.c.SAMVAD.Unscanned})
+		Tokens: tokens, TokensPerDay: n.c.SAMVAD.TokensPerDay, Unscanned: n.c.SAMVAD.Unscanned, Lightweight: n.c.SAMVAD.Lightweight})
 	if err != nil {
 		return err
 	}

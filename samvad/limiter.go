@@ -19,6 +19,10 @@ const DefaultMaxSenders = 100000
 type Limiter struct {
 	MaxSenders int // 0 = [DefaultMaxSenders]
 
+	// Spent is told what Record adds, for who keeps it over restarts; see Count.
+	// It must not change once the limiter is used.
+	Spent func(agent, sender string, tokens int, now time.Time)
+
 	mu      sync.Mutex
 	windows map[limitKey]*window
 }
@@ -61,6 +65,15 @@ func (l *Limiter) Record(agent, sender string, tokens int, now time.Time) {
 	if tokens <= 0 {
 		return
 	}
+	l.Count(agent, sender, tokens, now)
+	if l.Spent != nil {
+		l.Spent(agent, sender, tokens, now)
+	}
+}
+
+// Count adds tokens that a sender used before, or elsewhere, on the UTC day of
+// now. Spent is not told.
+func (l *Limiter) Count(agent, sender string, tokens int, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, day := l.window(limitKey{agent, sender}, now.UnixNano()), utcDay(now)

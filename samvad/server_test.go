@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -619,6 +620,38 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%d windows", len(l.windows))
 		}
 	})
+}
+
+// What was used up can be kept, and counted again, on its own day only.
+func TestLimiterRemembers(t *testing.T) {
+	type use struct {
+		agent, sender string
+		tokens        int
+	}
+	limit := RateLimit{TokensPerSenderPerDay: 10}
+	var kept []use
+	l := &Limiter{Spent: func(agent, sender string, tokens int, _ time.Time) { kept = append(kept, use{agent, sender, tokens}) }}
+	l.Record("a", "x", 6, epoch)
+	l.Record("a", "x", 0, epoch)
+	l.Record("a", "y", 3, epoch)
+	if want := []use{{"a", "x", 6}, {"a", "y", 3}}; !slices.Equal(kept, want) {
+		t.Fatalf("%v, want %v", kept, want)
+	}
+	again := &Limiter{}
+	for _, u := range append(kept, use{"a", "x", 4}) {
+		again.Count(u.agent, u.sender, u.tokens, epoch)
+	}
+	if err := again.Allow("a", "x", limit, epoch); !errors.Is(err, ErrTokenBudget) {
+		t.Errorf("%v", err)
+	}
+	for _, sender := range []string{"y", "z"} {
+		if err := again.Allow("a", sender, limit, epoch); err != nil {
+			t.Errorf("%s: %v", sender, err)
+		}
+	}
+	if err := again.Allow("a", "x", limit, epoch.AddDate(0, 0, 1)); err != nil {
+		t.Errorf("the next day: %v", err)
+	}
 }
 
 func TestTiers(t *testing.T) {

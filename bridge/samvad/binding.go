@@ -69,6 +69,7 @@ type Config struct {
 	Tokens       []string // bearer tokens that authenticated skills of agents here accept; none: such skills refuse everybody
 	TokensPerDay int      // that a sender may have an agent here use up in a UTC day; 0: no limit
 	Unscanned    []string // skills whose payloads are not scanned for injection: patterns over agent or agent.skill
+	Lightweight  []string // public skills that unsigned requests may call: patterns of the same kind; none by default
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -89,6 +90,7 @@ type Binding struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 
+	budget  *budget // nil where there is none
 	tasksMu sync.Mutex
 	open    map[parley.ID]*task // tasks that are not finished, by message
 
@@ -156,6 +158,9 @@ func New(c Config) (*Binding, error) {
 		Webhook: &protocol.Webhook{Guard: c.Guard, Now: c.Now,
 			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
 	}
+	if c.TokensPerDay > 0 {
+		b.budget = newBudget(c.Journal.State(bucketTokens), b.server.Limiter, c.Now)
+	}
 	if c.CORS {
 		b.server.CORS = []string{"*"}
 	}
@@ -185,7 +190,11 @@ func (b *Binding) Close() error {
 	b.work.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return b.server.Close(ctx)
+	err := b.server.Close(ctx)
+	if b.budget != nil {
+		err = errors.Join(err, b.budget.flush(ctx))
+	}
+	return err
 }
 
 // Protocol implements hub.Binding.
@@ -404,7 +413,7 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 		a.Token = b.token
 	}
 	for _, k := range a.Card.Skills {
-		a.Skills[k.ID] = protocol.SkillOptions{NoScan: b.unscanned(name, k.ID)}
+		a.Skills[k.ID] = protocol.SkillOptions{NoScan: named(b.c.Unscanned, name, k.ID), Lightweight: named(b.c.Lightweight, name, k.ID)}
 	}
 	if len(a.Card.Skills) == 0 {
 		return nil // nothing is known of it that could be called
@@ -471,10 +480,10 @@ func elsewhere(e *directory.Entry) bool {
 	return ok && !i.StandIn && e.Source != directory.FromCode
 }
 
-// unscanned reports whether an operator has the payloads of a skill pass
-// unscanned.
-func (b *Binding) unscanned(agent, skill string) bool {
-	return slices.ContainsFunc(b.c.Unscanned, func(pattern string) bool {
+// named reports whether an operator's patterns mean a skill, or all of its
+// agent.
+func named(patterns []string, agent, skill string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		return policy.Match(pattern, agent) || policy.Match(pattern, agent+"."+skill)
 	})
 }
@@ -532,7 +541,7 @@ func (b *Binding) nameOf(a *protocol.Agent) string {
 // sender finds the directory name of a proved sender.
 func (b *Binding) sender(r *protocol.Request) string {
 	if r.Verdict.Assurance != protocol.Signed {
-		return directory.Stranger(Protocol, r.From, r.Remote)
+		return directory.Stranger(Protocol, r.From, hostOf(r.Remote))
 	}
 	if name, ok := strings.CutPrefix(r.Verdict.KeySource, enrolledSource); ok {
 		return name

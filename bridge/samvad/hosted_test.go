@@ -241,6 +241,137 @@ func TestTokenBudget(t *testing.T) {
 	}
 }
 
+// SAM-061, SAM-063: what a sender used up outlives a restart of the hub, and of
+// a hub that is killed what it has written.
+func TestTokenBudgetOutlivesTheHub(t *testing.T) {
+	c := newClock()
+	c.t = time.Date(2027, 3, 4, 22, 0, 0, 0, time.UTC)
+	dir := t.TempDir()
+	config := node.Config{Data: filepath.Join(dir, "data"), Durability: "disk", PublicURL: "https://parley.test", Now: c.now, SAMVAD: node.SAMVAD{TokensPerDay: 100}}
+	w := newWorld(t, config)
+	ask := func(w *world) error {
+		w.client.Now = c.now
+		if _, ok := w.Hub().Directory().Agent("model"); !ok {
+			if err := w.Handle(parley.Agent{Name: "model", Exposed: parley.Everywhere},
+				parley.Skill("talk", func(ctx context.Context, _ *parley.Message, _ struct{}) (struct{}, error) {
+					return struct{}{}, parley.Spend(ctx, 40)
+				})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := w.client.Ask(t.Context(), samvad.Call{URL: w.base + "/agents/model", Skill: "talk"})
+		return err
+	}
+	exceeded := func(w *world) {
+		t.Helper()
+		if e := samvad.AsError(ask(w)); e == nil || e.Code != samvad.CodeTokenBudgetExceeded {
+			t.Fatalf("%v", e)
+		}
+	}
+	for range 2 {
+		if err := ask(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.close()
+	w.open(config) // used up: 80
+	if err := ask(w); err != nil {
+		t.Fatal(err)
+	}
+	exceeded(w)
+	eventually(t, "what was used up is not written", func() bool {
+		sum := 0
+		for v, err := range w.Hub().Journal().State("samvad-tokens").Range(t.Context(), "") {
+			var s struct{ Tokens int }
+			if err == nil {
+				err = json.Unmarshal(v.Data, &s)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += s.Tokens
+		}
+		return sum == 120
+	})
+	// The disk as it is now is what a kill leaves.
+	again := &world{t: t, slow: make(chan struct{}), alice: w.alice}
+	killed := config
+	killed.Data = filepath.Join(dir, "left")
+	copyPrivately(t, config.Data, killed.Data)
+	again.open(killed)
+	t.Cleanup(again.close)
+	exceeded(again)
+	c.to(time.Date(2027, 3, 5, 0, 0, 0, 0, time.UTC))
+	for range 3 {
+		if err := ask(again); err != nil {
+			t.Fatalf("the next day: %v", err)
+		}
+	}
+	exceeded(again)
+}
+
+// SAM-078 at the hub: an unsigned request reaches no skill unless an operator
+// named it and lets unsigned messages in, and then no other than a public one.
+func TestLightweight(t *testing.T) {
+	const body = `{"skill":%q,"payload":{"text":"hi"}}`
+	header := http.Header{"Content-Type": {"application/json"}}
+	for _, c := range []struct {
+		name       string
+		patterns   []string
+		assurance  string
+		skill      string
+		want       int
+		code       string
+		downgraded bool // a whole envelope without its signature
+	}{
+		{name: "off by default", assurance: "unsigned", skill: "talk", want: 400, code: "SCHEMA_INVALID"},
+		{name: "another skill", patterns: []string{"open.other"}, assurance: "unsigned", skill: "talk", want: 400, code: "SCHEMA_INVALID"},
+		{name: "not let in", patterns: []string{"open.talk"}, skill: "talk", want: 401, code: "AUTH_FAILED"},
+		{name: "on", patterns: []string{"open.talk"}, assurance: "unsigned", skill: "talk", want: 200},
+		{name: "on for all of an agent", patterns: []string{"open"}, assurance: "unsigned", skill: "talk", want: 200},
+		{name: "no skill that is not public", patterns: []string{"open"}, assurance: "unsigned", skill: "private", want: 400, code: "SCHEMA_INVALID"},
+		{name: "no downgrade", patterns: []string{"open"}, assurance: "unsigned", skill: "talk", want: 401, code: "AUTH_FAILED", downgraded: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, node.Config{SAMVAD: node.SAMVAD{Lightweight: c.patterns}, Policy: node.Policy{Assurance: c.assurance}})
+			heard := make(chan *parley.Message, 2)
+			type question struct {
+				Text string `json:"text"`
+			}
+			talk := func(_ context.Context, m *parley.Message, _ question) (struct{}, error) {
+				heard <- m
+				return struct{}{}, nil
+			}
+			if err := w.Handle(parley.Agent{Name: "open", Exposed: parley.Everywhere}, parley.Skill("talk", talk),
+				parley.Skill("private", talk, parley.WithAccess(parley.Authenticated))); err != nil {
+				t.Fatal(err)
+			}
+			message := fmt.Appendf(nil, body, c.skill)
+			if c.downgraded {
+				_, message = w.signed(w.alice, samvad.Call{URL: w.base + "/agents/open", Skill: c.skill}, samvad.ModeSync)
+			}
+			for range 2 {
+				if status, code, _ := w.post("/agents/open/agent/message", header, message); status != c.want || code != c.code {
+					t.Fatalf("%d %s", status, code)
+				}
+			}
+			if c.want != http.StatusOK {
+				if len(heard) > 0 {
+					t.Fatal("what was refused was run")
+				}
+				return
+			}
+			one, two := <-heard, <-heard
+			if one.Origin.Verdict.Assurance != parley.Unsigned || !strings.HasPrefix(one.From, "guest/samvad/anonymous-") {
+				t.Errorf("%s from %s", one.Origin.Verdict.Assurance, one.From)
+			}
+			if one.From != two.From {
+				t.Errorf("%s, then %s: its sender is its address, whatever the connection", one.From, two.From)
+			}
+		})
+	}
+}
+
 // SAM-083 at the hub: payloads are scanned unless an operator says otherwise
 // for a skill, and who is not proved is not told.
 func TestInjectionScan(t *testing.T) {

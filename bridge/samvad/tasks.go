@@ -146,6 +146,16 @@ func (b *Binding) Start(ctx context.Context) error {
 	})
 	before := b.stopWatch
 	b.stopWatch = func() { before(); stop() }
+	if b.budget != nil {
+		end, err := b.budget.start(ctx)
+		if err != nil {
+			return err
+		}
+		b.stopWatch = func() { before(); stop(); end() }
+		b.work.Go(func() {
+			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot keep a token budget; trying again", "error", err) })
+		})
+	}
 	for v, err := range b.state().Range(ctx, "") {
 		if err != nil {
 			return fmt.Errorf("read the tasks: %w", err)
