@@ -439,14 +439,26 @@ func (s *Server) admit(ctx context.Context, req *Request) (*Error, error) {
 	return nil, nil
 }
 
-// builtIn is the check of the chat protocol, which every agent may speak and
-// whose messages stop the reference when they hold an unknown key.
+// builtIn is the model of a message that every agent may know from the
+// library: the chat's, whose messages stop the reference also when they hold an
+// unknown key, those of the other protocols that come with it, and ErrorMessage.
 func builtIn(digest string) *Model {
 	if strict := strictOf(digest); strict != nil {
 		return &Model{name: "ChatMessage", digest: digest, strict: strict}
 	}
-	return nil
+	return builtInModels()[digest]
 }
+
+var builtInModels = sync.OnceValue(func() map[string]*Model {
+	m := ModelOf[ErrorMessage]()
+	out := map[string]*Model{m.Digest(): m}
+	for _, p := range []*Protocol{PaymentProtocol(), SubscriptionProtocol()} {
+		for _, i := range p.Interactions {
+			out[i.Request.Digest()] = i.Request
+		}
+	}
+	return out
+})
 
 // room reserves a place for a request, or gives nil.
 func (s *Server) room(sync bool) (release func()) {

@@ -423,6 +423,8 @@ func TestServerRefusesPoison(t *testing.T) {
 		"chat, no time":     {Schema: ChatMessageDigest, Payload: []byte(`{"msg_id":"` + NewSession() + `","content":[]}`)},
 		"ack, unknown key":  {Schema: ChatAcknowledgementDigest, Payload: []byte(`{"timestamp":1,"acknowledged_msg_id":"` + NewSession() + `","a":1}`)},
 		"empty, unknown":    {Schema: "model:" + strings.Repeat("0", 64), Payload: nil},
+		"payment, no funds": {Schema: ModelOf[RequestPayment]().Digest(), Payload: []byte(`{"recipient":"x","deadline_seconds":5}`)},
+		"subscription":      {Schema: ModelOf[AcceptAgentSubscriptionUpdate]().Digest(), Payload: []byte(`{"update_id":null}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body := submit(s, encoded(t, signed(t, me, you.Address(), m)))
@@ -432,6 +434,29 @@ func TestServerRefusesPoison(t *testing.T) {
 				t.Errorf("sync: %d %s", code, body)
 			}
 		})
+	}
+}
+
+// An ErrorMessage is no exception; what is wrong with it is not answered with
+// another.
+func TestServerRefusesPoisonousErrors(t *testing.T) {
+	me, you := seeded(t, "me"), seeded(t, "you")
+	agent, seen := counting(you)
+	s := &Server{Resolve: Serve(agent)}
+	for payload, good := range map[string]bool{`{"error":"x"}`: true, `{"error":"x","more":1}`: true, `{"error":5}`: true, `{"error":{}}`: false, `{"error":null}`: false, `{}`: false, `"x"`: false, `{`: false} {
+		for _, mode := range []string{"sync", "async"} {
+			code, body := submit(s, encoded(t, signed(t, me, you.Address(), Message{Schema: ErrorMessageDigest, Payload: []byte(payload)})), syncHeader, mode)
+			if good {
+				if code != 200 || body != "{}" {
+					t.Errorf("%s, %s: %d %s", payload, mode, code, body)
+				}
+			} else {
+				wantError(t, code, body, ErrContent)
+			}
+		}
+	}
+	if err := s.Shutdown(t.Context()); err != nil || len(seen.got) != 6 {
+		t.Errorf("handled %d, %v", len(seen.got), err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/bech32"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -60,7 +62,9 @@ func (w *world) open(c node.Config) {
 	if c.Listen.HTTP == "" {
 		c.Listen = node.Listen{HTTP: "127.0.0.1:0"}
 	}
-	c.Network.Allow = []string{"loopback"}
+	if c.Network.Allow == nil {
+		c.Network.Allow = []string{"loopback"}
+	}
 	n, err := node.Open(context.Background(), c)
 	if err != nil {
 		w.t.Fatal(err)
@@ -289,20 +293,32 @@ func TestIntoGo(t *testing.T) {
 			t.Errorf("%d calls", got)
 		}
 	})
-	t.Run("UAG-032 nor does its negated signature count as another", func(t *testing.T) {
+	t.Run("UAG-032 nor does its negated signature, or another version, count as another", func(t *testing.T) {
 		e := w.envelope(alice, echo, "", echoModel().Message(EchoRequest{"twice"}))
 		before := w.calls.Load()
 		if status, body, _ := w.post(e, false); status != 200 || body != "{}" {
 			t.Fatal(status, body)
 		}
-		v := *e
-		v.Version = "2" // another text, the same digest
-		if status, body, _ := w.post(&v, true); status != 200 || !strings.Contains(body, uagents.ErrorMessageDigest) {
-			t.Fatal(status, body)
+		negated, newer := *e, *e
+		sig := negate(t, *e.Signature)
+		negated.Signature, newer.Version = &sig, "2" // other texts, the same digest
+		if err := negated.VerifySignature(); err != nil {
+			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return w.calls.Load() > before })
-		if w.calls.Load() != before+1 {
-			t.Error("it was acted on twice")
+		for _, v := range []*uagents.Envelope{&negated, &newer} {
+			if status, body, _ := w.post(v, false); status != 200 || body != "{}" {
+				t.Fatal(status, body)
+			}
+			if status, body, _ := w.post(v, true); status != 200 || !strings.Contains(body, uagents.ErrorMessageDigest) {
+				t.Fatal(status, body)
+			}
+		}
+		if _, err := w.client(alice).Ask(t.Context(), echo, echoModel().Message(EchoRequest{"after"})); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return w.calls.Load() >= before+2 })
+		if n := w.calls.Load() - before; n != 2 {
+			t.Errorf("%d calls, want that of the envelope and that of the one after", n)
 		}
 	})
 	t.Run("UAG-066 what does not fit is refused", func(t *testing.T) {
@@ -321,6 +337,22 @@ func TestIntoGo(t *testing.T) {
 			t.Error(status, body)
 		}
 	})
+}
+
+// negate gives the other signature that holds for the same digest: r and n-s.
+func negate(t *testing.T, sig string) string {
+	t.Helper()
+	hrp, b, err := bech32.DecodeNoLimit(sig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, _ := new(big.Int).SetString("fffffffffffffffffffffffffffffffebaaedce6af48a03bbfd25e8cd0364141", 16)
+	n.Sub(n, new(big.Int).SetBytes(b[32:])).FillBytes(b[32:])
+	out, err := bech32.Encode(hrp, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 func waitFor(t *testing.T, ok func() bool) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -561,11 +562,13 @@ type mailbox struct {
 
 type box struct {
 	kept  time.Time // until when the state keeps it
+	last  int64     // the newest place
 	items []*boxItem
 	byKey map[string]*boxItem // by replay key; taken ones too, until they expire
 }
 
 type boxItem struct {
+	place    int64  // among the items: when it came in nanoseconds, or one more than the item before it
 	key      string // replay key
 	state    string // key in the state
 	uuid     string
@@ -573,6 +576,7 @@ type boxItem struct {
 	expires  time.Time
 	size     int
 	taken    bool
+	going    bool // being taken
 	stored   bool // the state has it; before that nobody sees it
 }
 
@@ -608,16 +612,18 @@ func (m *mailbox) start(ctx context.Context) (err error) {
 			return
 		}
 		rest, ok := strings.CutPrefix(v.Key, prefixItem)
-		address, _, cut := strings.Cut(rest, "/")
+		address, name, cut := strings.Cut(rest, "/")
+		place, _, _ := strings.Cut(name, "-")
+		at, err := strconv.ParseInt(place, 10, 64)
 		var s storedItem
-		if !ok || !cut || v.Deleted || json.Unmarshal(v.Data, &s) != nil || !s.Expires.After(m.now()) {
+		if !ok || !cut || err != nil || v.Deleted || json.Unmarshal(v.Data, &s) != nil || !s.Expires.After(m.now()) {
 			return
 		}
 		b := m.box(address)
 		old := b.byKey[s.Key]
 		switch {
 		case old == nil:
-			m.add(b, &boxItem{key: s.Key, state: v.Key, uuid: s.UUID, received: s.Received, expires: s.Expires, size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
+			m.add(b, &boxItem{place: at, key: s.Key, state: v.Key, uuid: s.UUID, received: s.Received, expires: s.Expires, size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
 		case s.Envelope == nil && !old.taken:
 			m.take(b, old)
 		}
@@ -645,15 +651,16 @@ func (m *mailbox) removeBox(address string) {
 	}
 }
 
-// add puts an item at its place by time of arrival. The caller holds the lock.
+// add puts an item at its place. The caller holds the lock.
 func (m *mailbox) add(b *box, i *boxItem) {
 	b.byKey[i.key] = i
+	b.last = max(b.last, i.place)
 	if i.taken {
 		return
 	}
 	m.bytes += i.size
 	at := len(b.items)
-	for at > 0 && b.items[at-1].state > i.state {
+	for at > 0 && b.items[at-1].place > i.place {
 		at--
 	}
 	b.items = slices.Insert(b.items, at, i)
@@ -753,8 +760,7 @@ func (m *mailbox) Remove(ctx context.Context, address string) error {
 // Put implements [protocol.MailboxStore]. The key is remembered until the item
 // expires, taken or not.
 func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, item protocol.MailboxItem) (prior bool, err error) {
-	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt, size: len(item.Envelope),
-		state: fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, item.ReceivedAt.UnixNano(), item.UUID)}
+	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt, size: len(item.Envelope)}
 	m.mu.Lock()
 	b := m.boxes[address]
 	if b == nil {
@@ -778,6 +784,8 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 		m.mu.Unlock()
 		return false, protocol.ErrFull
 	}
+	i.place = max(item.ReceivedAt.UnixNano(), b.last+1) // also when the clock stands, or goes back
+	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.place, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
 	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires, Envelope: item.Envelope})
@@ -881,23 +889,25 @@ func (m *mailbox) Get(ctx context.Context, address, uuid string, now time.Time) 
 func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error) {
 	m.mu.Lock()
 	b, i := m.find(address, uuid, m.now())
-	m.mu.Unlock()
-	if i == nil {
+	if i == nil || i.going {
+		m.mu.Unlock()
 		return false, nil
 	}
+	i.going = true // the watcher may take it before this is back
+	m.mu.Unlock()
 	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: i.key, Received: i.received, Expires: i.expires})
 	if err == nil {
 		_, err = m.state.Put(ctx, i.state, v, i.expires)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i.going = false
 	if err != nil {
 		return false, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if i.taken {
-		return false, nil
+	if !i.taken {
+		m.take(b, i)
 	}
-	m.take(b, i)
 	return true, nil
 }
 
