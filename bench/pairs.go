@@ -4,21 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,10 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/decred/dcrd/dcrec/secp256k1/v4"
-	secp "github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
-	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/parley-hub/parley/bench/floor"
@@ -41,6 +31,7 @@ import (
 type PairsConfig struct {
 	Config
 	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
+	Relay []string // the command that runs [Relay] between its standard input and output
 	Only  []string // pairs such as "samvad->agh"; none: all
 	Peers int      // that ask at once, each another; default 4
 }
@@ -52,41 +43,103 @@ type PairRow struct {
 	Agents   int           `json:"agents"` // in the directory besides those that talk
 	Messages int           `json:"messages"`
 	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
-	Floor    time.Duration `json:"floorPerMessage"` // of both ends
+	Floor    time.Duration `json:"floorPerMessage"` // of the process of a bare relay
 	Ratio    float64       `json:"ratio"`           // floor by Parley: 1 is nothing but what cannot be left out
 }
 
-// ends say what a hub cannot leave out at one end of a request and its answer,
-// as counts of the things that [floors] measures.
-type work struct{ http, nats, edSign, edVerify, secpSign, secpVerify, p256Sign, p256Verify int }
-
-// The requests come in signed and are answered, and go out signed and are
-// answered. A uAgents chat is four envelopes, each a POST of its own: message,
-// acknowledgement, answer, acknowledgement. AGH work is a say, a receipt, the
-// answer as a say, and a trace; a peer answers by receipt and trace. An ASP
-// message is signed twice, by Ed25519 and by the proof of possession.
+// The floor of a pair is a bare program, [floor.Serve], in a process of its own:
+// between as many peers it does what the two ends cannot do without, by the same
+// HTTP, NATS, cryptography and engine, and nothing else. What the ends need:
+//
+//   - SAMVAD: one POST, signed by Ed25519, whose answer is the answer.
+//   - uAgents: a chat is four envelopes, each a POST of its own signed by
+//     secp256k1: message and answer, and an acknowledgement of each.
+//   - A2E over HTTP: what an agent says is a POST, what it is told an event of
+//     its stream. A call is one of each. An agent that is asked is told so,
+//     replies by a call, and is told the outcome of that call.
+//   - AGH: work is a say, a receipt, the answer as a say, and a trace; a peer
+//     answers by receipt and trace. Nothing is signed.
+//   - ASP: what an agent says is a POST whose access token is proved by a P-256
+//     signature, with a message signed by Ed25519 that carries a second P-256
+//     proof of its own; what it is told is an event of its stream, which the
+//     speaker signed by both. Question and answer are one message each: the
+//     session in which they are said is opened once, before the clock starts.
+//
+// Each message that moves the request on is durable before it is acted upon:
+// the request, the word that it was taken where the protocol of who is asked has
+// one, and the answer. Between two agents of uAgents or ASP the envelopes go on
+// as they are: each is verified and recorded, and the relay signs nothing.
+// Handshakes, discovery, card look-ups, heartbeats and replay memory count
+// nothing.
 var (
-	asking = map[string]work{
-		"samvad": {http: 1, edVerify: 1}, "uagents": {http: 4, secpVerify: 2, secpSign: 2}, "a2e": {http: 1}, "agh": {nats: 4},
-		"asp": {http: 1, edVerify: 1, p256Verify: 1, edSign: 1, p256Sign: 1}}
-	asked = map[string]work{
-		"samvad": {http: 1, edSign: 1}, "uagents": {http: 4, secpVerify: 2, secpSign: 2}, "a2e": {http: 1}, "agh": {nats: 3},
-		"asp": {http: 1, edVerify: 1, p256Verify: 1, edSign: 1, p256Sign: 1}}
+	oneRecord = floor.Step{Do: floor.Append}
+	aspProved = []floor.Scheme{floor.P256, floor.Ed25519, floor.P256}
+	aspSigned = []floor.Scheme{floor.Ed25519, floor.P256}
+	chain     = []floor.Scheme{floor.Secp256k1}
 )
 
-// floors are CPU times, each measured by itself in this run.
-type floors struct {
-	http, nats, append, edSign, edVerify, secpSign, secpVerify, p256Sign, p256Verify time.Duration
+// asking is what comes before and after the part of who is asked.
+func asking(protocol string) (before, after []floor.Step) {
+	switch protocol {
+	case "samvad":
+		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Answer}}
+	case "uagents":
+		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain}},
+			[]floor.Step{oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
+	case "a2e":
+		return []floor.Step{{Do: floor.In}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Push}}
+	case "agh":
+		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}}, []floor.Step{oneRecord, {Do: floor.ToBus}, {Do: floor.ToBus}}
+	}
+	return []floor.Step{{Do: floor.In, With: aspProved}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Push, With: aspSigned}}
 }
 
-func (f floors) of(w work) time.Duration {
-	return time.Duration(w.http)*f.http + time.Duration(w.nats)*f.nats + time.Duration(w.edSign)*f.edSign + time.Duration(w.edVerify)*f.edVerify +
-		time.Duration(w.secpSign)*f.secpSign + time.Duration(w.secpVerify)*f.secpVerify + time.Duration(w.p256Sign)*f.p256Sign + time.Duration(w.p256Verify)*f.p256Verify
+// asked is the part of who is asked.
+func asked(protocol string) []floor.Step {
+	switch protocol {
+	case "samvad":
+		return []floor.Step{{Do: floor.Out, Side: 1, With: []floor.Scheme{floor.Ed25519}}}
+	case "uagents":
+		return []floor.Step{{Do: floor.Out, Side: 1, With: chain}, {Do: floor.In, Side: 1, With: chain}, oneRecord,
+			{Do: floor.In, Side: 1, With: chain}, {Do: floor.Out, Side: 1, With: chain}}
+	case "a2e":
+		return []floor.Step{{Do: floor.Push, Side: 1}, {Do: floor.In, Side: 1}, {Do: floor.Push, Side: 1}}
+	case "agh":
+		return []floor.Step{{Do: floor.ToBus, Side: 1}, {Do: floor.FromBus, Side: 1}, oneRecord, {Do: floor.FromBus, Side: 1}}
+	}
+	return []floor.Step{{Do: floor.Push, Side: 1, With: aspSigned}, {Do: floor.In, Side: 1, With: aspProved}}
+}
+
+// stepsOf is the floor of a pair.
+func stepsOf(from, to string) []floor.Step {
+	if from == to {
+		// back and forth take an envelope to the other side as it is.
+		through := func(in, out floor.Step, with []floor.Scheme) (steps []floor.Step) {
+			for side := range 2 {
+				in.Side, in.With, out.Side = side, with, 1-side
+				steps = append(steps, in, oneRecord, out)
+			}
+			return steps
+		}
+		switch from {
+		case "uagents":
+			once := through(floor.Step{Do: floor.In}, floor.Step{Do: floor.Out}, chain)
+			return append(once, once...)
+		case "asp":
+			return through(floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}, aspProved)
+		case "agh": // the say; the receipt and the trace
+			steps := through(floor.Step{Do: floor.FromBus}, floor.Step{Do: floor.ToBus}, nil)
+			return append(steps, steps[3:]...)
+		}
+	}
+	before, after := asking(from)
+	return append(append(before, asked(to)...), after...)
 }
 
 // Pairs measures, for every protocol to every other, the CPU time that a hub of
-// its own process needs for a request and its answer, next to the sum of what
-// its two ends and the two appends cannot do without.
+// its own process needs for a request and its answer, next to what a bare
+// relay's process needs for the same exchange. The peers are in this process, on
+// both sides of neither.
 func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	c.defaults()
 	if c.Peers == 0 {
@@ -95,17 +148,16 @@ func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	if runtime.GOOS != "linux" {
 		return errors.New("the CPU time of the hub's process is read from /proc, which only Linux has")
 	}
-	f, err := c.floors(ctx)
-	if err != nil {
-		return err
-	}
 	for _, from := range pairs.Protocols {
 		for _, to := range pairs.Protocols {
-			if len(c.Only) > 0 && !contains(c.Only, from+"->"+to) {
+			if len(c.Only) > 0 && !slices.Contains(c.Only, from+"->"+to) {
 				continue
 			}
-			row := PairRow{From: from, To: to, Agents: c.Agents, Floor: f.of(asking[from]) + f.of(asked[to]) + 2*f.append}
-			if row.Messages, row.CPU, err = c.pair(ctx, from, to); err != nil {
+			row, err := PairRow{From: from, To: to, Agents: c.Agents}, error(nil)
+			if row.Floor, err = c.floor(ctx, stepsOf(from, to)); err == nil {
+				row.Messages, row.CPU, err = c.pair(ctx, from, to)
+			}
+			if err != nil {
 				return fmt.Errorf("%s to %s: %w", from, to, err)
 			}
 			row.Ratio = float64(row.Floor) / float64(row.CPU)
@@ -113,15 +165,6 @@ func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 		}
 	}
 	return nil
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // pair runs a hub with some peers of both protocols.
@@ -160,14 +203,12 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		return 0, 0, err
 	}
-	hub, at, err := c.start(ctx, path)
+	var at node.Addresses
+	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at)
 	if err != nil {
 		return 0, 0, err
 	}
-	defer func() {
-		_ = hub.Process.Signal(syscall.SIGKILL) // nothing of it is needed any more
-		_ = hub.Wait()                          // it was killed
-	}()
+	defer kill(hub)
 	defer func() {
 		var leaving sync.WaitGroup
 		for _, p := range all {
@@ -180,14 +221,26 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 			return 0, 0, fmt.Errorf("%s: %w", p.Name(), err)
 		}
 	}
+	return c.load(ctx, hub.Process.Pid, func(ctx context.Context, i int) error {
+		_, err := ask[i].Ask(ctx, pairs.Question{To: answer[i], Text: c.text()})
+		return err
+	})
+}
+
+// text is what is asked, and answered.
+func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1, c.Payload-500)) }
+
+// load repeats an exchange in each lane for a while, and gives the CPU time of
+// a process for one of them.
+func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context, lane int) error) (messages int, each time.Duration, err error) {
 	var n atomic.Int64
 	run := func(until time.Time) error {
-		failed := make(chan error, len(ask))
-		for i := range ask {
+		failed := make(chan error, c.Peers)
+		for i := range c.Peers {
 			go func() {
 				for time.Now().Before(until) {
 					one, cancel := context.WithTimeout(ctx, 30*time.Second)
-					_, err := ask[i].Ask(one, pairs.Question{To: answer[i], Text: "say hello"})
+					err := exchange(one, i)
 					cancel()
 					if err != nil {
 						failed <- err
@@ -199,7 +252,7 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 			}()
 		}
 		var errs []error
-		for range ask {
+		for range c.Peers {
 			errs = append(errs, <-failed)
 		}
 		return errors.Join(errs...)
@@ -208,44 +261,84 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 		return 0, 0, err
 	}
 	n.Store(0)
-	before, err := cpuOf(hub.Process.Pid)
+	before, err := cpuOf(pid)
 	if err == nil {
 		err = run(time.Now().Add(c.Duration))
 	}
 	if err != nil {
 		return 0, 0, err
 	}
-	after, err := cpuOf(hub.Process.Pid)
+	after, err := cpuOf(pid)
 	if err != nil || n.Load() == 0 {
 		return 0, 0, errors.Join(err, ctx.Err())
 	}
 	return int(n.Load()), (after - before) / time.Duration(n.Load()), nil
 }
 
-// start runs a hub and waits until it is ready.
-func (c *PairsConfig) start(ctx context.Context, config string) (*exec.Cmd, node.Addresses, error) {
-	var at node.Addresses
-	args := append(c.Hub[1:len(c.Hub):len(c.Hub)], "--config", config, "--json")
-	hub := exec.CommandContext(ctx, c.Hub[0], args...)
-	var errs bytes.Buffer
-	hub.Stderr = &errs
-	out, err := hub.StdoutPipe()
-	if err != nil {
-		return nil, at, err
+// Relay runs the floor of a pair for [PairsConfig.Relay]: in gives its plan, as
+// JSON, and out gets its place. It ends with ctx.
+func Relay(ctx context.Context, in io.Reader, out io.Writer) error {
+	var plan floor.Plan
+	if err := json.NewDecoder(in).Decode(&plan); err != nil {
+		return err
 	}
-	if err := hub.Start(); err != nil {
-		return nil, at, err
+	return floor.Serve(ctx, plan, func(at floor.Place) error { return json.NewEncoder(out).Encode(at) })
+}
+
+// floor measures a plan.
+func (c *PairsConfig) floor(ctx context.Context, steps []floor.Step) (time.Duration, error) {
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	plan := floor.Plan{Steps: steps, Peers: c.Peers, Payload: c.Payload, Storage: c.Storage[0], Dir: dir}
+	in, err := json.Marshal(plan)
+	if err != nil {
+		return 0, err
+	}
+	var at floor.Place
+	relay, err := start(ctx, c.Relay, in, &at)
+	if err != nil {
+		return 0, err
+	}
+	defer kill(relay)
+	peers, err := floor.Connect(ctx, plan, at)
+	if err != nil {
+		return 0, err
+	}
+	defer peers.Close()
+	_, each, err := c.load(ctx, relay.Process.Pid, peers.Exchange)
+	return each, err
+}
+
+// kill ends a process of which nothing is needed any more.
+func kill(p *exec.Cmd) {
+	_ = p.Process.Signal(syscall.SIGKILL)
+	_ = p.Wait() // it was killed
+}
+
+// start runs a command, and reads the line that it writes when it is ready.
+func start(ctx context.Context, command []string, in []byte, ready any) (*exec.Cmd, error) {
+	p := exec.CommandContext(ctx, command[0], command[1:]...)
+	var errs bytes.Buffer
+	p.Stdin, p.Stderr = bytes.NewReader(in), &errs
+	out, err := p.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Start(); err != nil {
+		return nil, err
 	}
 	line, err := bufio.NewReader(out).ReadBytes('\n')
 	if err == nil {
-		err = json.Unmarshal(line, &at)
+		err = json.Unmarshal(line, ready)
 	}
 	if err != nil {
-		_ = hub.Process.Kill() // it may have ended by itself
-		_ = hub.Wait()
-		return nil, at, fmt.Errorf("the hub did not get ready: %w: %.2000s", err, errs.Bytes())
+		kill(p)
+		return nil, fmt.Errorf("%s did not get ready: %w: %.2000s", command[0], err, errs.Bytes())
 	}
-	return hub, at, nil
+	return p, nil
 }
 
 // cpuOf is what a process has spent, user and system: to the hundredth of a
@@ -269,159 +362,4 @@ func cpuOf(pid int) (time.Duration, error) {
 		ticks += v
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond, nil
-}
-
-// timed gives the CPU time of this process for one call of f.
-func timed(f func() error) (time.Duration, error) {
-	n := 0
-	begin := time.Now()
-	before, err := cpuNow()
-	if err != nil {
-		return 0, err
-	}
-	for time.Since(begin) < 300*time.Millisecond {
-		for range 16 {
-			if err := f(); err != nil {
-				return 0, err
-			}
-			n++
-		}
-	}
-	after, err := cpuNow()
-	return (after - before) / time.Duration(n), err
-}
-
-// cpuNow is what this process has spent.
-func cpuNow() (time.Duration, error) {
-	var u syscall.Rusage
-	err := syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), err
-}
-
-var errFloor = errors.New("a signature of the floor does not verify")
-
-func valid(ok bool) error {
-	if ok {
-		return nil
-	}
-	return errFloor
-}
-
-// floors measures what both ends are made of.
-func (c *PairsConfig) floors(ctx context.Context) (f floors, err error) {
-	text := bytes.Repeat([]byte("x"), c.Payload)
-	digest := sha256.Sum256(text)
-	public, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return f, err
-	}
-	edSig := ed25519.Sign(key, text)
-	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return f, err
-	}
-	pSig, err := ecdsa.SignASN1(rand.Reader, p256, digest[:])
-	if err != nil {
-		return f, err
-	}
-	sk, err := secp256k1.GeneratePrivateKey()
-	if err != nil {
-		return f, err
-	}
-	sSig := secp.Sign(sk, digest[:])
-	for _, m := range []struct {
-		to *time.Duration
-		f  func() error
-	}{
-		{&f.edSign, func() error { ed25519.Sign(key, text); return nil }},
-		{&f.edVerify, func() error { return valid(ed25519.Verify(public, text, edSig)) }},
-		{&f.p256Sign, func() error { _, err := ecdsa.SignASN1(rand.Reader, p256, digest[:]); return err }},
-		{&f.p256Verify, func() error { return valid(ecdsa.VerifyASN1(&p256.PublicKey, digest[:], pSig)) }},
-		{&f.secpSign, func() error { secp.Sign(sk, digest[:]); return nil }},
-		{&f.secpVerify, func() error { return valid(sSig.Verify(digest[:], sk.PubKey())) }},
-	} {
-		if *m.to, err = timed(m.f); err != nil {
-			return f, err
-		}
-	}
-	if f.http, err = httpFloor(text); err != nil {
-		return f, err
-	}
-	if f.nats, err = natsFloor(text); err != nil {
-		return f, err
-	}
-	var both [2]floor.Result
-	for i := range both { // one append more is what one append costs
-		if both[i], err = floor.Samvad(ctx, floor.Config{Connections: 16, Payload: c.Payload, Storage: c.Storage[0], Appends: i + 1, Duration: c.Duration, Dir: c.Dir}); err != nil {
-			return f, err
-		}
-	}
-	f.append = max(0, both[1].CPUPerMessage-both[0].CPUPerMessage)
-	return f, nil
-}
-
-// httpFloor is one side of a POST and its answer, on a connection that stays.
-func httpFloor(text []byte) (time.Duration, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	s := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		b, err := io.ReadAll(r.Body)
-		if err == nil {
-			_, err = w.Write(b)
-		}
-		if err != nil {
-			panic(http.ErrAbortHandler)
-		}
-	})}
-	go func() { _ = s.Serve(l) }() // ends with Close
-	defer s.Close()
-	web := &http.Client{Transport: &http.Transport{}}
-	defer web.CloseIdleConnections()
-	both, err := timed(func() error {
-		r, err := web.Post("http://"+l.Addr().String(), "application/json", bytes.NewReader(text))
-		if err != nil {
-			return err
-		}
-		defer r.Body.Close()
-		_, err = io.Copy(io.Discard, r.Body)
-		return err
-	})
-	return both / 2, err
-}
-
-// natsFloor is one message from a connection through a server into this
-// process, or the way back.
-func natsFloor(text []byte) (time.Duration, error) {
-	s, err := server.NewServer(&server.Options{ServerName: "floor", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
-	if err != nil {
-		return 0, err
-	}
-	s.Start()
-	defer func() { s.Shutdown(); s.WaitForShutdown() }()
-	if !s.ReadyForConnections(10 * time.Second) {
-		return 0, errors.New("the NATS server does not get ready")
-	}
-	near, err := nats.Connect("", nats.InProcessServer(s))
-	if err != nil {
-		return 0, err
-	}
-	defer near.Close()
-	far, err := nats.Connect(s.ClientURL())
-	if err != nil {
-		return 0, err
-	}
-	defer far.Close()
-	if _, err := near.Subscribe("floor", func(m *nats.Msg) { _ = m.Respond(m.Data) }); err != nil { // who asked sees that nothing came
-		return 0, err
-	}
-	if err := near.Flush(); err != nil {
-		return 0, err
-	}
-	both, err := timed(func() error {
-		_, err := far.Request("floor", text, 10*time.Second)
-		return err
-	})
-	return both / 2, err
 }

@@ -22,7 +22,7 @@ func (a *app) benchCommand() *cobra.Command {
 HTTP, digest, verification, decoding and appends with nothing else around them.
 Load, floor and hub share this machine's cores; compare ratios, not machines.`,
 	}
-	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand())
+	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchRelayCommand())
 	return c
 }
 

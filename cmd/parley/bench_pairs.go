@@ -19,8 +19,9 @@ func (a *app) benchPairsCommand() *cobra.Command {
 		Short: "Requests and their answers from every protocol to every other",
 		Long: `Measure the CPU time that a hub in a process of its own needs for a request and its
 answer, from agents of every protocol to agents of every other, each on a real
-socket, next to the sum of what both ends cannot do without: the signatures,
-connections and appends, each measured in the same run. It needs Linux.`,
+socket, next to that of a bare relay in a process of its own, which does what both
+ends cannot do without, and nothing else: the same requests, events and messages,
+signatures and appends, with as many peers. It needs Linux.`,
 		Example: `  parley bench pairs
   parley bench pairs --only 'samvad->agh' --duration 10s
   parley bench pairs --agents 10000 --json`,
@@ -34,7 +35,7 @@ connections and appends, each measured in the same run. It needs Linux.`,
 			if err != nil {
 				return err
 			}
-			c.Hub = []string{self, "serve", "--log", "error"}
+			c.Hub, c.Relay = []string{self, "serve", "--log", "error"}, []string{self, "bench", "relay"}
 			if !a.json {
 				fmt.Fprintf(a.out, "%-18s %7s %9s %10s %10s %6s\n", "pair", "agents", "messages", "cpu/msg", "floor", "ratio")
 			}
@@ -52,8 +53,17 @@ connections and appends, each measured in the same run. It needs Linux.`,
 	f.IntVar(&c.Peers, "peers", 4, "agents that ask at once, each another one")
 	f.IntVar(&c.Agents, "agents", 0, "agents in the directory besides those that talk")
 	f.DurationVar(&c.Duration, "duration", 2*time.Second, "of each measurement")
-	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message, for the floors")
+	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message")
 	f.StringVar(&storage, "storage", "memory", "memory or disk")
 	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records (default: the temporary directory)")
 	return cmd
+}
+
+// benchRelayCommand is what "bench pairs" runs as the floor's process.
+func (a *app) benchRelayCommand() *cobra.Command {
+	return &cobra.Command{Use: "relay", Hidden: true, Short: "The floor of bench pairs, which runs it", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			steadyHeap()
+			return bench.Relay(cmd.Context(), os.Stdin, a.out)
+		}}
 }

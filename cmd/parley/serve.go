@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -54,6 +55,7 @@ it is ready.`,
 			if err != nil {
 				return err
 			}
+			steadyHeap()
 			c.Read, c.Level, c.Version = read, new(slog.LevelVar), version
 			if c.Log, err = a.logger(c.LogLevel, c.Level); err != nil {
 				return err
@@ -194,4 +196,13 @@ func (a *app) passphrase() ([]byte, error) {
 		return []byte(p), nil
 	}
 	return nil, nil
+}
+
+// steadyHeap lets the heap grow to four times what is in use before it is
+// collected, unless the environment says otherwise (GOGC): a hub holds little
+// and makes much, and would collect all the time.
+func steadyHeap() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(300)
+	}
 }

@@ -1,0 +1,540 @@
+package floor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/decred/dcrd/dcrec/secp256k1/v4"
+	secp "github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// A Step is one thing that a relay between two peers cannot leave out.
+type Step struct {
+	Do   Act      `json:"do"`
+	Side int      `json:"side,omitempty"` // 0: the peer that asks, 1: the one that is asked
+	With []Scheme `json:"with,omitempty"` // signatures that are verified, of what comes in, or made, for what goes out
+}
+
+// An Act is what a step does.
+type Act string
+
+// The acts. In and Out are a POST of the peer and one of the relay, on
+// connections that stay; what comes in is decoded, and what goes out encoded.
+const (
+	In      Act = "in"     // a POST that is answered at once
+	Call    Act = "call"   // one that Answer answers
+	Answer  Act = "answer" // the answer of Call
+	Out     Act = "out"    // a POST of the relay
+	Push    Act = "push"   // an event on the peer's event stream, which stays
+	FromBus Act = "frombus"
+	ToBus   Act = "tobus"  // a message on NATS, by a server in the relay's process
+	Append  Act = "append" // a record is durable
+)
+
+// A Scheme is a way to sign.
+type Scheme string
+
+// The schemes; each also takes the digest of what is signed.
+const (
+	Ed25519   Scheme = "ed25519"
+	P256      Scheme = "p256"
+	Secp256k1 Scheme = "secp256k1"
+)
+
+// A Plan is one exchange, in the order of its steps.
+type Plan struct {
+	Steps   []Step  `json:"steps"`
+	Peers   int     `json:"peers"` // pairs of peers, each with one exchange under way
+	Payload int     `json:"payload"`
+	Storage Storage `json:"storage"`
+	Dir     string  `json:"dir,omitempty"`
+}
+
+// Place is where a relay is found.
+type Place struct {
+	HTTP string `json:"http"`
+	NATS string `json:"nats"`
+}
+
+// relayed is a message as peers and relay give it on.
+type relayed struct {
+	ID   string `json:"id"`
+	Text string `json:"text"`
+}
+
+func relayPayload(size int) []byte {
+	return []byte(`{"id":"` + strings.Repeat("0", 32) + `","text":"` + strings.Repeat("x", max(1, size-60)) + `"}`)
+}
+
+// signers holds a key of each scheme, and its signatures of the payload.
+type signers struct {
+	payload []byte
+	ed      ed25519.PrivateKey
+	edSig   []byte
+	p256    *ecdsa.PrivateKey
+	p256Sig []byte
+	secp    *secp256k1.PrivateKey
+	secpSig *secp.Signature
+}
+
+func newSigners(payload []byte) (*signers, error) {
+	s := &signers{payload: payload}
+	var err error
+	if _, s.ed, err = ed25519.GenerateKey(rand.Reader); err != nil {
+		return nil, err
+	}
+	if s.p256, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, err
+	}
+	if s.secp, err = secp256k1.GeneratePrivateKey(); err != nil {
+		return nil, err
+	}
+	digest := sha256.Sum256(payload)
+	s.edSig, s.secpSig = ed25519.Sign(s.ed, payload), secp.Sign(s.secp, digest[:])
+	s.p256Sig, err = ecdsa.SignASN1(rand.Reader, s.p256, digest[:])
+	return s, err
+}
+
+func (s *signers) verify(body []byte, with []Scheme) error {
+	for _, w := range with {
+		digest, ok := sha256.Sum256(body), false
+		switch w {
+		case Ed25519:
+			ok = ed25519.Verify(s.ed.Public().(ed25519.PublicKey), body, s.edSig)
+		case P256:
+			ok = ecdsa.VerifyASN1(&s.p256.PublicKey, digest[:], s.p256Sig)
+		case Secp256k1:
+			ok = s.secpSig.Verify(digest[:], s.secp.PubKey())
+		}
+		if !ok {
+			return fmt.Errorf("floor: a signature by %s does not verify", w)
+		}
+	}
+	return nil
+}
+
+func (s *signers) sign(body []byte, with []Scheme) error {
+	for _, w := range with {
+		digest := sha256.Sum256(body)
+		switch w {
+		case Ed25519:
+			ed25519.Sign(s.ed, body)
+		case P256:
+			if _, err := ecdsa.SignASN1(rand.Reader, s.p256, digest[:]); err != nil {
+				return err
+			}
+		case Secp256k1:
+			secp.Sign(s.secp, digest[:])
+		}
+	}
+	return nil
+}
+
+// lane is one exchange at a time, at the relay's side.
+type lane struct {
+	name   string
+	in     chan arrival
+	stream [2]chan *pusher // capacity 1: where Push writes
+	peer   string          // URL of the peer's listener
+}
+
+type arrival struct {
+	body []byte
+	done chan []byte // what Answer gives back; nil where the answer is given
+}
+
+type pusher struct {
+	w   io.Writer
+	ctl *http.ResponseController
+}
+
+// relay is the bare program between the peers.
+type relay struct {
+	plan  Plan
+	keys  *signers
+	a     *appender
+	bus   *nats.Conn
+	web   *http.Client
+	lanes []*lane
+}
+
+// Serve runs a relay until ctx ends: it tells ready where it is, and posts to
+// the listener of the peers, whose URL the first request to /begin brings.
+func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) {
+	dir, err := os.MkdirTemp(plan.Dir, "parley-floor-")
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	e, err := startEngine(ctx, plan.Storage, dir)
+	if err != nil {
+		return err
+	}
+	defer e.stop()
+	a, err := newAppender(e.conn, plan.Storage)
+	if err != nil {
+		return err
+	}
+	keys, err := newSigners(relayPayload(plan.Payload))
+	if err != nil {
+		return err
+	}
+	front, err := server.NewServer(&server.Options{ServerName: "floor-bus", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	front.Start()
+	defer func() { front.Shutdown(); front.WaitForShutdown() }()
+	if !front.ReadyForConnections(10 * time.Second) {
+		return errors.New("floor: the NATS server does not get ready")
+	}
+	bus, err := nats.Connect("", nats.InProcessServer(front))
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	defer bus.Close()
+	r := &relay{plan: plan, keys: keys, a: a, bus: bus, web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	defer r.web.CloseIdleConnections()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var work sync.WaitGroup
+	failed := make(chan error, plan.Peers+1)
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /begin", func(w http.ResponseWriter, q *http.Request) {
+		peer, err := io.ReadAll(io.LimitReader(q.Body, 1000))
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		for _, l := range r.lanes {
+			l.peer = string(peer)
+			work.Go(func() { failed <- r.run(ctx, l) })
+		}
+	})
+	for i := range plan.Peers {
+		l := &lane{name: strconv.Itoa(i), in: make(chan arrival, 4)}
+		for side := range l.stream {
+			l.stream[side] = make(chan *pusher, 1)
+		}
+		r.lanes = append(r.lanes, l)
+		mux.HandleFunc("POST /in/"+l.name, func(w http.ResponseWriter, q *http.Request) { r.take(ctx, l, w, q) })
+		for side := range l.stream {
+			mux.HandleFunc(fmt.Sprintf("GET /events/%d/%s", side, l.name), func(w http.ResponseWriter, q *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				p := &pusher{w, http.NewResponseController(w)}
+				if p.ctl.Flush() != nil {
+					return // the peer is gone
+				}
+				l.stream[side] <- p
+				select {
+				case <-q.Context().Done():
+				case <-ctx.Done():
+				}
+			})
+		}
+		if _, err := bus.Subscribe("floor.in."+l.name, func(m *nats.Msg) { l.in <- arrival{body: m.Data} }); err != nil {
+			return fmt.Errorf("floor: %w", err)
+		}
+	}
+	if err := bus.Flush(); err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	work.Go(func() { _ = s.Serve(listener) }) // ends with Close
+	err = ready(Place{HTTP: "http://" + listener.Addr().String(), NATS: front.ClientURL()})
+	if err == nil {
+		select {
+		case err = <-failed:
+		case <-ctx.Done():
+		}
+	}
+	stop()
+	_ = s.Close() // it is over
+	work.Wait()
+	return err
+}
+
+// take is a POST of a peer.
+func (r *relay) take(ctx context.Context, l *lane, w http.ResponseWriter, q *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, 1<<20))
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	a := arrival{body: body}
+	if q.Header.Get("Floor-Call") != "" {
+		a.done = make(chan []byte, 1)
+	}
+	l.in <- a
+	answer := []byte(`{"ok":true}`)
+	if a.done != nil {
+		select {
+		case answer = <-a.done:
+		case <-ctx.Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(answer) // the peer's time-out tells
+}
+
+// run repeats the plan in one lane.
+func (r *relay) run(ctx context.Context, l *lane) error {
+	var streams [2]*pusher
+	var call chan []byte
+	for n := 0; ctx.Err() == nil; n++ {
+		var m relayed
+		body := r.keys.payload
+		for _, s := range r.plan.Steps {
+			switch s.Do {
+			case In, Call, FromBus:
+				select {
+				case a := <-l.in:
+					if err := r.keys.verify(a.body, s.With); err != nil {
+						return err
+					}
+					if err := json.Unmarshal(a.body, &m); err != nil {
+						return err
+					}
+					if body = a.body; s.Do == Call {
+						call = a.done
+					}
+				case <-ctx.Done():
+					return nil
+				}
+				continue
+			case Append:
+				if err := r.a.append(ctx, l.name+" "+strconv.Itoa(n)+" "+rand.Text(), body); err != nil {
+					return quiet(ctx, err)
+				}
+				continue
+			}
+			out, err := json.Marshal(m)
+			if err == nil {
+				err = r.keys.sign(out, s.With)
+			}
+			if err != nil {
+				return err
+			}
+			switch s.Do {
+			case Answer:
+				call <- out
+			case Out:
+				err = post(ctx, r.web, l.peer+"/out/"+strconv.Itoa(s.Side)+"/"+l.name, out, "")
+			case ToBus:
+				err = r.bus.Publish(fmt.Sprintf("floor.out.%d.%s", s.Side, l.name), out)
+			case Push:
+				if streams[s.Side] == nil {
+					select {
+					case streams[s.Side] = <-l.stream[s.Side]:
+					case <-ctx.Done():
+						return nil
+					}
+				}
+				p := streams[s.Side]
+				if _, err = p.w.Write(append(append([]byte("event: message\ndata: "), out...), "\n\n"...)); err == nil {
+					err = p.ctl.Flush()
+				}
+			}
+			if err != nil {
+				return quiet(ctx, err)
+			}
+		}
+		if n == 0 {
+			runtime.GC() // what the beginning left behind is no part of an exchange
+		}
+	}
+	return nil
+}
+
+// quiet gives nil for what the end of ctx brought.
+func quiet(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func post(ctx context.Context, web *http.Client, url string, body []byte, header string) error {
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	if header != "" {
+		q.Header.Set(header, "1")
+	}
+	a, err := web.Do(q)
+	if err != nil {
+		return err
+	}
+	defer a.Body.Close()
+	if _, err := io.Copy(io.Discard, a.Body); err != nil {
+		return err
+	}
+	if a.StatusCode != http.StatusOK {
+		return fmt.Errorf("floor: HTTP %d", a.StatusCode)
+	}
+	return nil
+}
+
+// Peers are those on both sides of a relay.
+type Peers struct {
+	plan    Plan
+	place   Place
+	payload []byte
+	web     *http.Client
+	server  *http.Server
+	bus     *nats.Conn
+	lanes   []*peerLane
+	work    sync.WaitGroup
+	stop    context.CancelFunc
+}
+
+type peerLane struct {
+	name    string
+	arrived [2]chan struct{}
+	called  chan error
+}
+
+// Connect brings the peers of a plan to a relay, and has it begin.
+func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
+	p := &Peers{plan: plan, place: at, payload: relayPayload(plan.Payload), web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	ctx, p.stop = context.WithCancel(ctx)
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	if p.bus, err = nats.Connect(at.NATS); err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	pushes := [2]bool{}
+	for _, s := range plan.Steps {
+		pushes[s.Side] = pushes[s.Side] || s.Do == Push
+	}
+	mux := http.NewServeMux()
+	for i := range plan.Peers {
+		l := &peerLane{name: strconv.Itoa(i), called: make(chan error, 1)}
+		p.lanes = append(p.lanes, l)
+		for side := range l.arrived {
+			arrived := make(chan struct{}, 16)
+			l.arrived[side] = arrived
+			mux.HandleFunc(fmt.Sprintf("POST /out/%d/%s", side, l.name), func(w http.ResponseWriter, q *http.Request) {
+				if _, err := io.Copy(io.Discard, q.Body); err != nil {
+					panic(http.ErrAbortHandler)
+				}
+				_, _ = w.Write(p.payload) // the relay's time-out tells
+				arrived <- struct{}{}
+			})
+			if _, err := p.bus.Subscribe(fmt.Sprintf("floor.out.%d.%s", side, l.name), func(*nats.Msg) { arrived <- struct{}{} }); err != nil {
+				return nil, fmt.Errorf("floor: %w", err)
+			}
+			if pushes[side] {
+				if err := p.listen(ctx, fmt.Sprintf("%s/events/%d/%s", at.HTTP, side, l.name), arrived); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	if err := p.bus.Flush(); err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	p.work.Go(func() { _ = p.server.Serve(listener) }) // ends with Close
+	return p, post(ctx, p.web, at.HTTP+"/begin", []byte("http://"+listener.Addr().String()), "")
+}
+
+// listen reads an event stream.
+func (p *Peers) listen(ctx context.Context, url string, arrived chan<- struct{}) error {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	a, err := p.web.Do(q)
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	p.work.Go(func() {
+		defer a.Body.Close()
+		lines := bufio.NewScanner(a.Body)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			if strings.HasPrefix(lines.Text(), "data:") {
+				arrived <- struct{}{}
+			}
+		}
+	})
+	return nil
+}
+
+// Exchange does the peers' part of one exchange of lane i.
+func (p *Peers) Exchange(ctx context.Context, i int) error {
+	l := p.lanes[i]
+	for _, s := range p.plan.Steps {
+		var err error
+		switch s.Do {
+		case In:
+			err = post(ctx, p.web, p.place.HTTP+"/in/"+l.name, p.payload, "")
+		case Call:
+			go func() { l.called <- post(ctx, p.web, p.place.HTTP+"/in/"+l.name, p.payload, "Floor-Call") }()
+		case Answer:
+			select {
+			case err = <-l.called:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		case FromBus:
+			err = p.bus.Publish("floor.in."+l.name, p.payload)
+		case Out, Push, ToBus:
+			select {
+			case <-l.arrived[s.Side]:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("floor: %s: %w", s.Do, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the peers.
+func (p *Peers) Close() {
+	p.stop()
+	if p.bus != nil {
+		p.bus.Close()
+	}
+	if p.server != nil {
+		_ = p.server.Close() // it is over
+	}
+	p.work.Wait()
+	p.web.CloseIdleConnections()
+}
