@@ -90,20 +90,22 @@ def main():
         app = A2EServer(config=config(port), logger=log).start()
         uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
         return
+    # The SDK prints what it sends, from threads of its own: not among the frames.
+    frames, sys.stdout = sys.stdout, sys.stderr
     ours, theirs = DirectTransport(log), DirectTransport(log)
     ours.connect(theirs)
     lock = threading.Lock()
 
     def write(line):
         with lock:
-            sys.stdout.write(line.rstrip("\n") + "\n")
-            sys.stdout.flush()
+            frames.write(line.rstrip("\n") + "\n")
+            frames.flush()
 
     ours.set_message_handler(write)
     host = A2EServerRuntimeExecutor(config(), theirs, log)
     host.start()
     ours.start()
-    print("A2E_SUBPROCESS_HOST_READY", flush=True)
+    write("A2E_SUBPROCESS_HOST_READY")
     for line in sys.stdin:
         if line.strip():
             ours.send(line.strip())
