@@ -140,6 +140,8 @@ type Hub struct {
 	stopWatch func()
 	macs      sync.Pool // of hash.Hash, keyed with Config.Secret
 
+	recent requests
+
 	mu      sync.Mutex
 	local   map[string]*local
 	waiters map[parley.ID]*waiter
@@ -603,6 +605,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 	if refused != nil {
 		return nil, refused
 	}
+	h.recent.note(m, s.Scope, position)
 	return a, nil
 }
 
@@ -667,25 +670,25 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	if !ok || v.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Conflict, "no open request that this could be a reply to")
 	}
-	request, err := h.c.Journal.Read(ctx, v.Position)
+	request, scope, err := h.request(ctx, m.InReplyTo, v.Position)
 	if err != nil {
 		return nil, recordError(err)
 	}
-	m.Conversation, m.To = v.Conversation, request.Message.From
+	m.Conversation, m.To = v.Conversation, request.From
 	// A reply is part of its request's trace, whatever brought it.
-	if t := request.Message.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
+	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
 		m.Trace.Parent, m.Trace.State = t.Parent, t.State
 	}
 	if err := h.policy.Load().Admit(m, nil); err != nil {
 		return nil, err
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
-	h.fitReply(ctx, request.Message, m.From, m)
-	entry := journal.Entry{Scope: request.Scope, Message: m, Key: s.Key}
-	if entry.Open = h.replyTo(request.Message, m.Kind, v.Sync); entry.Open != nil {
+	h.fitReply(ctx, request, m.From, m)
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key}
+	if entry.Open = h.replyTo(request, m.Kind, v.Sync); entry.Open != nil {
 		refer(m, v.Position)
 	}
-	losses := h.lost(request.Message, m, entry.Open)
+	losses := h.lost(request, m, entry.Open)
 	if m.Kind == parley.Event {
 		m.Number = h.number(m.InReplyTo)
 	} else {
@@ -698,7 +701,7 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	if prior != nil {
 		return nil, &Prior{*prior}
 	}
-	return &accepted{message: m, position: position, scope: request.Scope}, nil
+	return &accepted{message: m, position: position, scope: scope}, nil
 }
 
 // cancel takes the sender's word that it no longer wants an answer of To.
@@ -708,13 +711,13 @@ func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 	if !ok || v.From != m.From || v.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Conflict, "no open request of yours that could be cancelled")
 	}
-	request, err := h.c.Journal.Read(ctx, v.Position)
+	_, scope, err := h.request(ctx, m.InReplyTo, v.Position)
 	if err != nil {
 		return nil, recordError(err)
 	}
 	m.Conversation = v.Conversation
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
-	entry := journal.Entry{Scope: request.Scope, Message: m, Key: s.Key, Chain: s.Chain}
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
 	if h.reachable(m.To, m.Kind) {
 		entry.Open = []journal.Opening{{To: m.To}}
 		refer(m, v.Position)
@@ -732,7 +735,7 @@ func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 		stop()
 	}
 	h.mu.Unlock()
-	return &accepted{message: m, position: position, scope: request.Scope}, nil
+	return &accepted{message: m, position: position, scope: scope}, nil
 }
 
 // replyTo opens the delivery of what is said about a request to its sender;
@@ -933,11 +936,17 @@ func (h *Hub) requestOf(ctx context.Context, m *parley.Message) (*parley.Message
 	if err != nil {
 		return nil, err
 	}
-	r, err := h.c.Journal.Read(ctx, p)
-	if err != nil {
-		return nil, err
+	request, _, err := h.request(ctx, m.InReplyTo, p)
+	return request, err
+}
+
+// withoutRequest is what comes of an attempt for which the request could not be
+// read: it may be gone, or the journal cannot be read just now.
+func withoutRequest(err error) delivery.Result {
+	if e := parley.AsError(err); e.Retryable {
+		return delivery.Result{Err: parley.Fail(e.Code, err, "the request that this is about cannot be read now"), Wait: time.Second}
 	}
-	return r.Message, nil
+	return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request that this is about is not in the journal any more").Because(err)}
 }
 
 // about makes r a message of from about the request m.

@@ -474,6 +474,7 @@ func (e *eraser) pass(ctx context.Context, r *Retention, p *progress) (erased in
 		}
 		n, err := j.Erase(ctx, p.Number, at)
 		erased += n
+		e.n.hub.ForgetRecent()
 		if err == nil {
 			err = e.gone(false)(ctx, ids)
 		}

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -151,12 +152,21 @@ type Union interface{ UnionOf() []any }
 //
 // What cannot be expressed leaves the model with an [Model.Err].
 func ModelOf[T any]() *Model {
-	m, err := modelOfType(reflect.TypeFor[T]())
-	if err != nil {
-		return &Model{err: ErrSchema.Because(err)}
+	t := reflect.TypeFor[T]()
+	if m, ok := models.Load(t); ok {
+		return m.(*Model)
 	}
+	m, err := modelOfType(t)
+	if err != nil {
+		m = &Model{err: ErrSchema.Because(err)}
+	}
+	models.Store(t, m)
 	return m
 }
+
+// models are those of Go types, of which a program has so many: each message of
+// a chat is encoded by one, and making it takes longer.
+var models sync.Map
 
 func modelOfType(t reflect.Type) (*Model, error) {
 	for t.Kind() == reflect.Pointer {

@@ -1,0 +1,68 @@
+package hub
+
+import (
+	"context"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// requests remembers the newest requests as they were recorded, so that what is
+// said about one soon after need not be read from the journal for it. They are
+// not to be changed, as little as what the journal gives.
+type requests struct {
+	mu    sync.Mutex
+	known map[parley.ID]known
+	ring  []parley.ID // in the order they came
+	next  int
+}
+
+type known struct {
+	message *parley.Message
+	scope   string
+	at      journal.Position
+}
+
+const (
+	maxKnown      = 1024
+	maxKnownBytes = 64 << 10 // of the original of one
+)
+
+func (r *requests) note(m *parley.Message, scope string, at journal.Position) {
+	if m.Kind != parley.Request || len(m.Origin.Raw) > maxKnownBytes {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known == nil {
+		r.known, r.ring = make(map[parley.ID]known, maxKnown), make([]parley.ID, maxKnown)
+	}
+	delete(r.known, r.ring[r.next])
+	r.ring[r.next] = m.ID
+	r.next = (r.next + 1) % maxKnown
+	r.known[m.ID] = known{m, scope, at}
+}
+
+// request gives the request id, which is recorded at a position, and its scope.
+func (h *Hub) request(ctx context.Context, id parley.ID, at journal.Position) (*parley.Message, string, error) {
+	h.recent.mu.Lock()
+	k, ok := h.recent.known[id]
+	h.recent.mu.Unlock()
+	if ok && k.at == at {
+		return k.message, k.scope, nil
+	}
+	r, err := h.c.Journal.Read(ctx, at)
+	if err != nil {
+		return nil, "", err
+	}
+	return r.Message, r.Scope, nil
+}
+
+// ForgetRecent drops from memory what is remembered of messages, after some were
+// erased from the journal.
+func (h *Hub) ForgetRecent() {
+	h.recent.mu.Lock()
+	defer h.recent.mu.Unlock()
+	h.recent.known, h.recent.ring, h.recent.next = nil, nil, 0
+}
