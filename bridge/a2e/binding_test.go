@@ -335,6 +335,29 @@ func TestManyTools(t *testing.T) {
 	}
 }
 
+// A call whose correlation id is a trace of W3C form belongs to that trace.
+func TestCorrelationIsTrace(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	traces := make(chan string, 1)
+	if err := w.Handle(parley.Agent{Name: "seer", Exposed: parley.Everywhere}, parley.RawSkill("see", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+		traces <- m.Trace.Parent
+		return r.Reply()
+	})); err != nil {
+		t.Fatal(err)
+	}
+	c := w.tcp(tokenAlice)
+	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for correlation, want := range map[string]string{trace: trace, "turn 7": "", trace[:54]: ""} {
+		_, err := c.Ask(t.Context(), protocol.Message{Type: "tool/call/req", Body: map[string]any{"tool_name": "seer__see", "arguments": map[string]any{}, "correlation_id": correlation}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := <-traces; got != want {
+			t.Errorf("%q: trace %q", correlation, got)
+		}
+	}
+}
+
 func TestInbox(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ctx := t.Context()
