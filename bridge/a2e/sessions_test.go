@@ -81,8 +81,9 @@ func TestManySessions(t *testing.T) {
 	stalled := 0
 	for _, s := range w.A2E().Host().Sessions() {
 		if s.Identity().Name == "bob" {
-			if state, attached := s.State(); state != protocol.StateActive || !attached {
-				t.Errorf("a session that does not read is %s, attached: %v", state, attached)
+			// Who takes nothing for half a minute loses the connection, not the session.
+			if state, _ := s.State(); state != protocol.StateActive {
+				t.Errorf("a session that does not read is %s", state)
 			}
 			stalled++
 		}
