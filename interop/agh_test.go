@@ -140,7 +140,8 @@ func (p *aghPeer) done(what string) {
 // Two independent peers that were written from the protocol's public pages,
 // with nats-py: greet, whois, thread talk, direct room, and work from submitted
 // to completed with a Go handler and with each other. A third in another
-// workspace hears nothing; one without permission is not let in.
+// workspace hears nothing, and the server refuses it when it tries; one without
+// permission is not let in.
 func TestAGHPeers(t *testing.T) {
 	python := os.Getenv("PARLEY_PYTHON")
 	if python == "" {
@@ -249,6 +250,13 @@ func TestAGHPeers(t *testing.T) {
 	ben.do(`{"do":"spoof","from":"ben","kind":"answer","to":"ana"}`)
 	outsider.do(`{"do":"spoof","from":"ana","kind":"greet","to":null}`)
 	outsider.done("spoof")
+	// The server itself refuses who would listen or speak in another workspace.
+	outsider.do(`{"do":"intrude","workspace":"acme"}`)
+	for _, what := range []string{"subscription to", "publish to"} {
+		outsider.wait("violation: "+what, func(e aghEvent) bool {
+			return e.Event == "failed" && strings.Contains(strings.ToLower(e.Error), "permissions violation for "+what+` "agh.network.v0.acme.builders.broadcast"`)
+		})
+	}
 	ben.do(`{"do":"say","text":"last","to":null,"thread":"thread_morning","work":null}`)
 	ana.wait("the last word", func(e aghEvent) bool {
 		if e.Event == "heard" && (e.Envelope.Body.Card.DisplayName == "EVIL" || e.Envelope.Kind == "greet" && e.Envelope.From == "ana") {

@@ -12,6 +12,8 @@
 //     the broadcasts of the workspaces it may see, and a stream of its own for
 //     messages to its peers. Nobody hears what is addressed to others, whatever
 //     it subscribes to, and replies in inboxes stay private;
+//   - the server refuses a user who publishes or subscribes in a workspace of
+//     others, with the permissions violation that any NATS client knows;
 //   - the hub republishes what it admits, byte for byte, on the ordinary
 //     subjects. Peers subscribe, publish and request as on any NATS server.
 //

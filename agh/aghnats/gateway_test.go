@@ -146,7 +146,8 @@ func peerSubject(t *testing.T, ws, peer string) string {
 func TestGatewayRelays(t *testing.T) {
 	f := serve(t, nil)
 	alice, bob, eve := f.alice(t), f.bob(t), f.eve(t)
-	atBob, atEve := listen(t, bob, "agh.network.v0.>"), listen(t, eve, ">")
+	atBob, atEve := listen(t, bob, "agh.network.v0.ws.>"), listen(t, eve, "agh.network.v0.other.>")
+	listen(t, eve, cast) // which the server refuses
 	toBob := listen(t, bob, peerSubject(t, "ws", "bob.1"))
 
 	data := greet("ws", "alice")
@@ -181,7 +182,7 @@ func TestGatewayRelays(t *testing.T) {
 func TestGatewayRefusesSpoofing(t *testing.T) {
 	f := serve(t, nil)
 	alice, bob, mallory := f.alice(t), f.bob(t), f.mallory(t)
-	atAlice := listen(t, alice, ">")
+	atAlice := listen(t, alice, "agh.network.v0.ws.>")
 	publish(t, bob, cast, greet("ws", "bob.1"))
 	next(t, atAlice)
 
@@ -203,7 +204,8 @@ func TestGatewayRefusesSpoofing(t *testing.T) {
 		"AGH-057 subject and envelope":   {toAlice, say("ws", "mallory", "", "x"), agh.ErrSubject},
 		"AGH-057 broadcast of directed":  {cast, say("ws", "mallory", "alice", "x"), agh.ErrSubject},
 		"AGH-057 other channel":          {"agh.network.v0.ws.d.broadcast", say("ws", "mallory", "", "x"), agh.ErrSubject},
-		"channel-only subject":           {"agh.network.v0.c.broadcast", say("ws", "mallory", "", "x"), agh.ErrSubject},
+		"channel-only subject":           {"agh.network.v0.c.broadcast", say("ws", "mallory", "", "x"), agh.ErrForbidden},
+		"no peer and no broadcast":       {"agh.network.v0.ws.c", say("ws", "mallory", "", "x"), agh.ErrSubject},
 		"something on the reply subject": {replyPrefix + "x", say("ws", "mallory", "", "x"), agh.ErrForbidden},
 		"straight to the import":         {inPrefix + cast, say("ws", "alice", "", "x"), agh.ErrForbidden},
 		"not an envelope":                {cast, []byte("{"), agh.ErrMalformed},
@@ -234,7 +236,7 @@ func TestGatewayWhoisRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	alice, bob, mallory := f.alice(t), f.bob(t), f.mallory(t)
-	spy := listen(t, mallory, ">")
+	spy, inboxes := listen(t, mallory, "agh.network.v0.ws.>"), listen(t, mallory, "_INBOX.>")
 	if err := f.Host(&agh.Local{WorkspaceID: "ws", Channel: "c", Card: c}); err != nil {
 		t.Fatal(err)
 	}
@@ -271,6 +273,7 @@ func TestGatewayWhoisRequest(t *testing.T) {
 	if m := next(t, spy); !strings.Contains(string(m.Data), "last") {
 		t.Errorf("a spy heard %s on %s", m.Data, m.Subject)
 	}
+	quiet(t, inboxes)
 }
 
 // Digest §12 (5): nobody comes in without credentials; each kind works.
@@ -358,7 +361,7 @@ func TestGatewayAdmit(t *testing.T) {
 		}
 	})
 	alice, bob := f.alice(t), f.bob(t)
-	atBob := listen(t, bob, "agh.network.v0.>")
+	atBob := listen(t, bob, "agh.network.v0.ws.>")
 	data := greet("ws", "alice")
 	publish(t, alice, cast, data)
 	next(t, atBob)

@@ -59,6 +59,9 @@ func (g *Gateway) serve() error {
 	if g.server, err = server.NewServer(o); err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
+	told := make(violations, maxViolations)
+	g.server.SetLogger(told, false, false)
+	g.wg.Go(func() { told.tell(g) })
 	if g.hub, err = g.server.RegisterAccount("AGH-HUB"); err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
@@ -122,9 +125,6 @@ func (g *Gateway) AddUser(u User) error {
 	acc, isNew := g.server.LookupOrRegisterAccount("AGH-" + a.uid)
 	a.account = acc
 	if isNew {
-		if err := acc.AddMapping(agh.SubjectPrefix+".>", inPrefix+agh.SubjectPrefix+".>"); err != nil {
-			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
-		}
 		for _, prefix := range []string{inPrefix, replyPrefix} {
 			if err := acc.AddServiceImport(g.hub, prefix+">", upPrefix+a.uid+"."+prefix+">"); err != nil {
 				return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
@@ -133,6 +133,9 @@ func (g *Gateway) AddUser(u User) error {
 	}
 	for _, w := range u.Workspaces {
 		subject := agh.SubjectPrefix + "." + w
+		if err := acc.AddMapping(below(w), inPrefix+below(w)); err != nil {
+			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+		}
 		err := acc.AddMappedStreamImport(g.hub, subject+".*.broadcast", "")
 		if err == nil || errors.Is(err, server.ErrStreamImportDuplicate) {
 			err = acc.AddMappedStreamImport(g.hub, toPrefix+a.uid+"."+subject+".*.peer.*", subject+".*.peer.*")

@@ -29,7 +29,8 @@ type User struct {
 	// that ends in * allows every id that begins so. An id that several users
 	// may take belongs to the one who greeted with it, until it is gone.
 	Peers []string
-	// Workspaces that the user may see and speak in; "*" alone means all.
+	// Workspaces that the user may see and speak in; "*" alone means all. The
+	// server refuses to publish or subscribe elsewhere.
 	Workspaces []string
 	MaxPeers   int // ids that it may speak as at once; 0 means 4096
 }
@@ -97,9 +98,7 @@ func (g *Gateway) Check(c server.ClientAuthentication) bool {
 	if a == nil || o.JWT != "" || a.user.NKey != "" && !signed(a.user.NKey, o.Sig, c.GetNonce()) {
 		return false
 	}
-	// What the user publishes is not for its own wildcards either.
-	c.RegisterUser(&server.User{Username: a.user.Name, Account: a.account, Permissions: &server.Permissions{
-		Subscribe: &server.SubjectPermission{Deny: []string{inPrefix + ">"}}}})
+	c.RegisterUser(&server.User{Username: a.user.Name, Account: a.account, Permissions: a.user.permissions()})
 	return true
 }
 

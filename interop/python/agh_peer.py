@@ -9,6 +9,7 @@ happens in lines of JSON on standard output. Commands:
   {"do": "say", "text": T, "to": PEER | null, "thread": ID, "work": ID | null}
   {"do": "direct", "text": T, "to": PEER, "work": ID | null}
   {"do": "spoof", "from": PEER, "kind": "greet" | "answer", "to": PEER}
+  {"do": "intrude", "workspace": W}                  publishes and subscribes in another workspace
   {"do": "stop"}
 Work that is given to it is accepted, worked on, and completed; with --ask it asks
 another peer, in work of the same trace, and completes with what that answers.
@@ -32,7 +33,7 @@ parser.add_argument("--password")
 parser.add_argument("--workspace", required=True)
 parser.add_argument("--channel", required=True)
 parser.add_argument("--peer", required=True)
-parser.add_argument("--everything", action="store_true", help="listen to all subjects")
+parser.add_argument("--everything", action="store_true", help="listen to all subjects of the workspace")
 parser.add_argument("--ask", help="peer that does the work")
 args = parser.parse_args()
 
@@ -88,7 +89,12 @@ def tell(event, **more):
 
 async def main():
     # A peer that may not in is told so at once.
-    nc = await nats.connect(args.url, token=args.token, user=args.user, password=args.password, allow_reconnect=False, connect_timeout=10)
+    async def failed(err):
+        tell("failed", error=str(err))
+
+    nc = await nats.connect(
+        args.url, token=args.token, user=args.user, password=args.password, allow_reconnect=False, connect_timeout=10, error_cb=failed
+    )
 
     async def publish(e):
         await nc.publish(peer_subject(e["to"]) if e["to"] else BROADCAST, encode(e))
@@ -129,7 +135,7 @@ async def main():
     given = set()
     asked = {}  # how to answer who gave us the work, by the work that we gave
     if args.everything:
-        await nc.subscribe(">", cb=heard)
+        await nc.subscribe(f"agh.network.v0.{args.workspace}.>", cb=heard)
     else:
         await nc.subscribe(BROADCAST, cb=heard)
         await nc.subscribe(peer_subject(args.peer), cb=heard)
@@ -164,6 +170,10 @@ async def main():
                 await publish(envelope("greet", {"peer_card": dict(card(c["from"]), display_name="EVIL")}, sender=c["from"]))
             else:
                 await publish(envelope("whois", {"type": "response", "peer_card": dict(card(args.peer), display_name="EVIL")}, to=c["to"], reply_to="never asked"))
+        elif c["do"] == "intrude":
+            there = f"agh.network.v0.{c['workspace']}.{args.channel}.broadcast"
+            await nc.subscribe(there, cb=heard)
+            await nc.publish(there, encode(envelope("greet", {"peer_card": card(args.peer)}, workspace_id=c["workspace"])))
         await nc.flush()
         tell("done", do=c["do"])
     await nc.close()
