@@ -60,6 +60,15 @@ func (n *Node) aspIdentity(a *ASPAgent) (id parley.Identity, card []byte, err er
 	return id, card, nil
 }
 
+// components are the parts of a trust score.
+func (t *ASPTrust) components() *asp.TrustComponents {
+	if t == nil {
+		return nil
+	}
+	return &asp.TrustComponents{IdentityVerification: t.Identity, CommunicationHistory: t.History, CommitmentFulfillment: t.Commitments,
+		BehavioralConsistency: t.Consistency, ResponseQuality: t.Quality, SecurityPosture: t.Security, EconomicReliability: t.Economic, PeerEndorsements: t.Peers}
+}
+
 // senderKeys are the cards by which an ASP message can be verified again.
 func (n *Node) senderKeys(ctx context.Context, m *parley.Message) ([]admin.ExportKey, error) {
 	if n.asp == nil || m.Origin.Protocol != aspbridge.Protocol {

@@ -198,6 +198,8 @@ type AGH struct {
 	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
 	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
 	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
+	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`
+	RequirePins bool                    `toml:"require_pins" doc:"refuse verified handles that agh.pins does not name"`
 	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
 	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
 	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
@@ -216,6 +218,11 @@ type AGHUser struct {
 	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all that begin so"`
 	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
 	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
+}
+
+// AGHPin is which keys may speak as a nickname or a verified handle.
+type AGHPin struct {
+	Keys []string `toml:"keys" doc:"Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a nickname, or a handle in quotes"`
 }
 
 // AGHWorkspace is where agents of the directory appear.
@@ -246,6 +253,20 @@ type ASP struct {
 type ASPAgent struct {
 	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
 	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
+
+	Trust *ASPTrust `toml:"trust" doc:"what you vouch for, of which its trust score is computed; stays until it says otherwise"`
+}
+
+// ASPTrust is what the operator vouches for of an agent, each 0 to 100.
+type ASPTrust struct {
+	Identity    float64 `toml:"identity" doc:"its identity was verified; weighs 20 of 100"`
+	History     float64 `toml:"history" doc:"communication so far; 15"`
+	Commitments float64 `toml:"commitments" doc:"commitments that it kept; 20"`
+	Consistency float64 `toml:"consistency" doc:"it behaves as it did; 10"`
+	Quality     float64 `toml:"quality" doc:"of its answers; 10"`
+	Security    float64 `toml:"security" doc:"how well it is secured; 10"`
+	Economic    float64 `toml:"economic" doc:"economic reliability; 10"`
+	Peers       float64 `toml:"peers" doc:"what other agents say of it; 5"`
 }
 
 // Agent of the configuration file.
@@ -568,9 +589,17 @@ func (c *Config) check() (checked, error) {
 	if k.mappings, err = c.Mappings(); err != nil {
 		return k, err
 	}
-	for name := range c.Agents {
+	for name, a := range c.Agents {
 		if err := parley.CheckName(name); err != nil {
 			return k, fmt.Errorf("agents: %w", err)
+		}
+		if a.ASP != nil && a.ASP.Trust != nil {
+			t := a.ASP.Trust
+			for _, part := range [...]float64{t.Identity, t.History, t.Commitments, t.Consistency, t.Quality, t.Security, t.Economic, t.Peers} {
+				if !(part >= 0 && part <= 100) {
+					return k, fmt.Errorf("agents.%s.asp.trust: %v: want numbers from 0 to 100", name, part)
+				}
+			}
 		}
 	}
 	return k, nil

@@ -32,6 +32,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/asp"
 	a2ebridge "github.com/parley-hub/parley/bridge/a2e"
 	aghbridge "github.com/parley-hub/parley/bridge/agh"
 	aspbridge "github.com/parley-hub/parley/bridge/asp"
@@ -455,6 +456,8 @@ type configuredAgent struct {
 	kid   string
 	key   []byte // its key in SAMVAD; nil: none is enrolled
 	card  []byte // in ASP; nil: none is registered
+	asp   string // its agent URI
+	trust *asp.TrustComponents
 }
 
 // entries checks the agents of a configuration and changes nothing.
@@ -494,7 +497,7 @@ func (n *Node) entries(c *Config) ([]configuredAgent, error) {
 			if err != nil {
 				return nil, fmt.Errorf("agents.%s.asp: %w", name, err)
 			}
-			e.agent.Identities, e.card = append(e.agent.Identities, id), card
+			e.agent.Identities, e.card, e.asp, e.trust = append(e.agent.Identities, id), card, id.ID, s.Trust.components()
 		}
 		if g := a.AGH; g != nil {
 			id, err := g.identity()
@@ -521,6 +524,11 @@ func (n *Node) putConfigured(ctx context.Context, e configuredAgent) error {
 	if e.card != nil {
 		if _, err := n.asp.Enroll(ctx, e.card); err != nil {
 			return fmt.Errorf("agents.%s.asp.card: %w", e.agent.Name, err)
+		}
+	}
+	if e.trust != nil {
+		if err := n.asp.SetTrust(ctx, e.asp, *e.trust); err != nil {
+			return fmt.Errorf("agents.%s.asp.trust: %w", e.agent.Name, err)
 		}
 	}
 	return nil

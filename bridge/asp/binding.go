@@ -58,7 +58,7 @@ type Config struct {
 	Open         bool     // anybody may register, by proof of the card's own keys
 	Expose       []string // protocols in which agents that register themselves appear
 
-	MinTrust  float64 // score that an inviter needs
+	MinTrust  float64 // score that an inviter needs; the hub itself, for stand-ins, does not
 	Timeouts  protocol.Timeouts
 	Idle      time.Duration // after which the hub closes a session that it opened; 0: 10 min
 	Answer    time.Duration // in which an invited agent must have answered, before the attempt is put off; 0: 20 s
@@ -76,6 +76,7 @@ type Binding struct {
 	public   *url.URL
 	store    *store
 	server   *protocol.Server
+	trust    sync.Map // agent URI → protocol.TrustComponents that the operator vouches for
 	standIns *standIns
 	tender   *tender
 	places   locks // by openedKey of two agents: to find or open a session
@@ -119,6 +120,9 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b.store.put = func(ctx context.Context, a *protocol.Agent) {
+		if err := b.applyTrust(context.WithoutCancel(ctx), a.ID); err != nil {
+			c.Logger.Warn("cannot set the trust of a registered agent", "agent", a.ID, "error", err)
+		}
 		if b.isPeer(a) {
 			if err := b.enter(context.WithoutCancel(ctx), a.ID); err != nil {
 				c.Logger.Warn("cannot take a registered agent into the directory", "agent", a.ID, "error", err)
@@ -132,7 +136,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b.server = &protocol.Server{Store: b.store, PublicURL: b.public.String(), Identity: own, TokenKey: c.TokenKey,
-		Timeouts: c.Timeouts, MinTrust: c.MinTrust, MaxLive: c.MaxLive, Refused: b.refused, Now: c.Now,
+		Timeouts: c.Timeouts, MaxLive: c.MaxLive, Admit: b.admit, Refused: b.refused, Now: c.Now,
 		Invites: protocol.Rates{Low: 60, High: 600}}
 	if c.Open {
 		b.server.Registration = protocol.RegistrationOpen
@@ -240,6 +244,37 @@ func (b *Binding) Identity(id string) (parley.Identity, error) {
 // Enroll registers the card of an agent on the operator's word.
 func (b *Binding) Enroll(ctx context.Context, card []byte) (*protocol.Agent, error) {
 	return b.server.Register(ctx, card)
+}
+
+// SetTrust sets what the operator vouches for of an agent, of which its trust
+// score is computed; of one that is not registered yet, as soon as it is.
+func (b *Binding) SetTrust(ctx context.Context, agent string, c protocol.TrustComponents) error {
+	b.trust.Store(agent, c)
+	return b.applyTrust(ctx, agent)
+}
+
+func (b *Binding) applyTrust(ctx context.Context, agent string) error {
+	want, ok := b.trust.Load(agent)
+	if !ok {
+		return nil
+	}
+	a, err := b.store.Agent(ctx, agent)
+	if errors.Is(err, protocol.ErrNotFound) || err == nil && a.Components == want.(protocol.TrustComponents) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return b.server.SetTrust(ctx, agent, want.(protocol.TrustComponents))
+}
+
+// admit refuses the invitations of those whose score is too low. The hub's own
+// are for agents that it knows by other means.
+func (b *Binding) admit(ctx context.Context, r *protocol.Request) error {
+	if _, own := ctx.Value(saysKey{}).(says); own || !r.IsInvitation() || r.Agent.Score() >= b.c.MinTrust {
+		return nil
+	}
+	return protocol.Refuse("insufficient_trust_score", "")
 }
 
 // CardAt gives the card that an agent had at a time, and the id of its key; nil

@@ -96,6 +96,63 @@ func TestDeadPeer(t *testing.T) {
 	}
 }
 
+// TestTrustIsVouchedFor: where an inviter needs a score, it is that of what the
+// operator's configuration says, also of an agent that registers later; what an
+// agent says of itself counts for nothing, and the hub's own invitations need
+// none (ASP-061).
+func TestTrustIsVouchedFor(t *testing.T) {
+	id, err := asp.GenerateIdentity("agent://alice.example/test/alice", "org_alice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, node.Config{ASP: node.ASP{MinTrust: 20}, Agents: map[string]node.Agent{
+		"alice": {ASP: &node.ASPAgent{ID: id.ID(), Trust: &node.ASPTrust{Identity: 75, Peers: 100}}}}})
+	alice, bob := w.as(id), w.client("bob")
+	ctx := w.ctx()
+	if _, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err != nil {
+		t.Errorf("who has the score: %v", err)
+	}
+	if _, err := bob.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err == nil || !strings.Contains(err.Error(), "insufficient_trust_score") {
+		t.Errorf("who has none: %v", err)
+	}
+	session, err := asp.NewSessionID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := asp.Draft{SessionID: session, Performative: asp.Propose, TrustScore: 100, Recipient: &asp.Party{AgentID: w.echoID(), OrgID: "org_parley"},
+		Body: asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "s", Terms: map[string]any{}}}.Sign(bob.Identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusal *asp.Error
+	if _, err := w.ASP().Server().Ingest(ctx, e.Raw(), asp.Transport{Agent: bob.Identity.ID()}, session); !errors.As(err, &refusal) || refusal.Code != "insufficient_trust_score" {
+		t.Errorf("who claims one: %v", err)
+	} else if r, ok := w.Hub().Explain(refusal.Reference); !ok || r.Step != "admit" {
+		t.Errorf("%+v", r)
+	}
+	card, err := bob.Card(ctx, id.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := card.JSON(); err != nil || !strings.Contains(string(b), `"trustScore":20}`) {
+		t.Errorf("%s, %v", b, err)
+	}
+	answer(ctx, t, bob, func(s *asp.Session, m *asp.Message) (err error) {
+		switch {
+		case m.IsInvitation():
+			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
+		case m.Performative == asp.Query:
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}}, asp.InReplyTo(m))
+		}
+		return err
+	})
+	m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: nameOf(t, w, bob.Identity.ID()),
+		Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+	if err != nil || m.Kind != parley.Response {
+		t.Errorf("the hub invites: %+v %v", m, err)
+	}
+}
+
 // TestForged: nothing is recorded before the signature holds, and what was
 // refused can be explained.
 func TestForged(t *testing.T) {
