@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/parley-hub/parley/internal/httpsig"
@@ -421,6 +422,14 @@ func TestKeys(t *testing.T) {
 		if _, err := big.Keys(t.Context(), alice.ID()); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("huge card: %v", err)
 		}
+		// A host that does not answer is given up after 8 seconds.
+		synctest.Test(t, func(t *testing.T) {
+			silent := roundTrip(func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() })
+			start := time.Now()
+			if _, err := (&CardStore{HTTP: &http.Client{Transport: silent}}).Keys(t.Context(), alice.ID()); err == nil || time.Since(start) != 8*time.Second {
+				t.Errorf("%v after %s", err, time.Since(start))
+			}
+		})
 	})
 	t.Run("SAM-077 enrolled before fetched", func(t *testing.T) {
 		w, web, store := setup(cardText(alice.ID(), 300, CardKeyOf(alice2, true)))
