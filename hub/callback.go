@@ -37,7 +37,7 @@ func callback(b Binding, request *parley.Message, k parley.Kind) []journal.Openi
 func (h *Hub) callBack(ctx context.Context, name string, a delivery.Attempt) delivery.Result {
 	request, err := h.requestOf(ctx, a.Message)
 	if err != nil {
-		return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request that this is about is not in the journal any more").Because(err)}
+		return withoutRequest(err)
 	}
 	b := h.bindings[request.Origin.Protocol]
 	if b == nil {

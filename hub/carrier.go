@@ -71,7 +71,7 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 			request, err = h.requestOf(ctx, a.Message)
 		}
 		if err != nil {
-			return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request that this is about is not in the journal any more").Because(err)}
+			return withoutRequest(err)
 		}
 		if k != parley.Cancel {
 			protocol = request.Origin.Protocol
