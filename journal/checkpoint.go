@@ -392,7 +392,11 @@ func (j *Journal) rebuild(ctx context.Context) error {
 	ends := make([]uint64, len(j.parts))
 	var done, total uint64
 	for i, p := range j.parts {
-		log, err := l.last(ctx, p.writer.stream)
+		var log jetstream.StreamState
+		err := j.patiently(ctx, "stream "+p.writer.stream, func(ctx context.Context) (err error) {
+			log, err = l.last(ctx, p.writer.stream)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -427,12 +431,11 @@ func (j *Journal) rebuild(ctx context.Context) error {
 	}
 	j.orphans, j.rebuilt = nil, true
 	j.cfg.Progress(total, total)
-	state, err := l.side.last(ctx, j.state.writer.stream)
-	if err != nil {
+	return j.patiently(ctx, "stream "+j.state.writer.stream, func(ctx context.Context) error {
+		state, err := l.side.last(ctx, j.state.writer.stream)
+		j.state.seq = state.LastSeq
 		return err
-	}
-	j.state.seq = state.LastSeq
-	return nil
+	})
 }
 
 // orphan is a reply that was read before its request, while rebuilding.

@@ -66,7 +66,10 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 	if l.js, err = jetstream.New(l.nc); err != nil {
 		return err
 	}
-	if _, err := l.js.AccountInfo(ctx); err != nil {
+	if err := j.patiently(ctx, "the servers", func(ctx context.Context) error {
+		_, err := l.js.AccountInfo(ctx)
+		return err
+	}); err != nil {
 		return failBy(ErrServer, err, "JetStream is not enabled on %s for this account", redact(j.cfg.URL))
 	}
 	if j.cfg.Replicas == 0 {
@@ -79,17 +82,19 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 		return err
 	}
 	for _, c := range j.streams() {
-		s, err := l.js.Stream(ctx, c.Name)
+		var s jetstream.Stream
+		err := j.patiently(ctx, "stream "+c.Name, func(ctx context.Context) (err error) {
+			if s, err = l.js.Stream(ctx, c.Name); errors.Is(err, jetstream.ErrStreamNotFound) && !j.found {
+				s, err = l.js.CreateStream(ctx, c.StreamConfig)
+			}
+			return err
+		})
 		switch {
 		case err == nil:
-		case !errors.Is(err, jetstream.ErrStreamNotFound):
-			return failBy(ErrServer, err, "stream %s", c.Name)
-		case j.found:
+		case errors.Is(err, jetstream.ErrStreamNotFound):
 			return fail(ErrCorrupt, "stream %s is gone; restore a backup", c.Name)
 		default:
-			if s, err = l.js.CreateStream(ctx, c.StreamConfig); err != nil {
-				return failBy(ErrServer, err, "stream %s cannot be made", c.Name)
-			}
+			return failBy(ErrServer, err, "stream %s is not there and cannot be made", c.Name)
 		}
 		if err := j.checkFeatures(s.CachedInfo().Config, &c.StreamConfig); err != nil {
 			return err
@@ -97,6 +102,43 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 	}
 	j.link.Store(l)
 	return nil
+}
+
+// settlesWithin is how long the streams of a cluster are given to find their
+// leaders when a hub starts: several hubs may begin at once, and servers with
+// them.
+const settlesWithin = time.Minute
+
+// noPlace is the engine's word for replicas that find no server.
+const noPlace jetstream.ErrorCode = 10005
+
+// patiently asks the engine again while nobody answers for what is asked, or
+// not yet.
+func (j *Journal) patiently(ctx context.Context, what string, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
+	defer cancel()
+	for told := false; ; told = true {
+		once, done := context.WithTimeout(ctx, 3*time.Second)
+		err := ask(once)
+		done()
+		var api *jetstream.APIError
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return err
+		case errors.As(err, &api) && (api.Code == 503 && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabled && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabledForAccount || api.ErrorCode == noPlace):
+		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders):
+		default:
+			return err
+		}
+		if !told {
+			j.cfg.Log.Info("waiting for the NATS servers", "for", what, "err", err)
+		}
+		select {
+		case <-time.After(j.cfg.reopenEvery / 4):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func (j *Journal) comparePayload(nc *nats.Conn) error {
@@ -114,7 +156,11 @@ func (j *Journal) comparePayload(nc *nats.Conn) error {
 // readPartitions takes the number of partitions from the journal that is
 // there.
 func (j *Journal) readPartitions(ctx context.Context, l *link) error {
-	s, err := l.js.Stream(ctx, j.stateStream())
+	var s jetstream.Stream
+	err := j.patiently(ctx, "stream "+j.stateStream(), func(ctx context.Context) (err error) {
+		s, err = l.js.Stream(ctx, j.stateStream())
+		return err
+	})
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		j.partitions = j.cfg.Partitions
 		if j.partitions == 0 {

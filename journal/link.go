@@ -347,7 +347,7 @@ func (l *link) get(ctx context.Context, stream string, seq uint64, subject strin
 
 // leader reads one message from the stream's leader.
 func (l *link) leader(ctx context.Context, stream string, body []byte) (*stored, error) {
-	m, err := l.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
+	m, err := l.ask(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
 	if err != nil {
 		return nil, err
 	}
@@ -369,6 +369,25 @@ func (l *link) leader(ctx context.Context, stream string, body []byte) (*stored,
 		return nil, x.Error
 	}
 	return nil, errNoMessage
+}
+
+const (
+	askAgain = 2 * time.Second  // a stream without a leader answers nobody
+	askFor   = 15 * time.Second // longer than an election takes
+)
+
+// ask requests something of a stream's leader, again while there is none.
+func (l *link) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	for {
+		once, done := context.WithTimeout(ctx, askAgain)
+		m, err := l.nc.RequestWithContext(once, subject, body)
+		done()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) {
+			return m, err
+		}
+	}
 }
 
 func directMessage(m *nats.Msg) (s *stored, status string) {
