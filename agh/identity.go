@@ -40,7 +40,7 @@ func IdentityFromSeed(nickname string, seed []byte) (*Identity, error) {
 
 // IdentityFromKey makes the identity of a private key.
 func IdentityFromKey(nickname string, key ed25519.PrivateKey) (*Identity, error) {
-	if !validNickname(nickname) {
+	if !ValidNickname(nickname) {
 		return nil, malformed(StepTrust, "", "a nickname matches [a-z0-9_-]{1,32}")
 	}
 	if len(key) != ed25519.PrivateKeySize {
@@ -71,13 +71,14 @@ func Handle(nickname string, pub ed25519.PublicKey) string {
 // SplitHandle takes a verified handle apart; ok is false for what is none.
 func SplitHandle(s string) (nickname, fingerprint string, ok bool) {
 	nickname, fingerprint, ok = strings.Cut(s, "@")
-	if !ok || !validNickname(nickname) || !lowerHex(fingerprint, 32) {
+	if !ok || !ValidNickname(nickname) || !lowerHex(fingerprint, 32) {
 		return "", "", false
 	}
 	return nickname, fingerprint, true
 }
 
-func validNickname(s string) bool {
+// ValidNickname reports whether s matches [a-z0-9_-]{1,32}.
+func ValidNickname(s string) bool {
 	if s == "" || len(s) > 32 {
 		return false
 	}
@@ -91,9 +92,10 @@ func validNickname(s string) bool {
 
 var b64 = base64.RawURLEncoding.Strict()
 
-// publicKey reads the pubkey member of a proof: 43 characters of base64url
-// without padding, a key that may be trusted.
-func publicKey(s string) (ed25519.PublicKey, error) {
+// PublicKey reads an Ed25519 public key as the pubkey member of a proof has it:
+// 43 characters of base64url without padding. Weak and impossible keys are
+// refused.
+func PublicKey(s string) (ed25519.PublicKey, error) {
 	pub, err := b64.DecodeString(s)
 	if err != nil || len(s) != 43 || len(pub) != ed25519.PublicKeySize {
 		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "must be 32 bytes in base64url without padding").because(err)

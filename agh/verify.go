@@ -203,7 +203,7 @@ func (v *Verifier) trust(ctx context.Context, e *Envelope) (Verdict, error) {
 	if text(w.Alg) != "Ed25519" {
 		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.alg", "must be Ed25519")
 	}
-	pub, err := publicKey(text(w.Pubkey))
+	pub, err := PublicKey(text(w.Pubkey))
 	if err != nil {
 		return Verdict{}, err
 	}

@@ -45,16 +45,48 @@ func (n *Node) bindAGH() error {
 		bc.Users = append(bc.Users, aghnats.User{Name: name, Token: token, Password: u.Password, NKey: u.NKey, Anonymous: u.Anonymous,
 			Peers: u.Peers, Workspaces: u.Workspaces, MaxPeers: u.MaxPeers})
 	}
+	pins, err := c.pins()
+	if err != nil {
+		return err
+	}
+	bc.Pins, bc.RequirePins = pins, c.RequirePins
 	for _, ws := range slices.Sorted(maps.Keys(c.Workspaces)) {
 		for _, channel := range c.Workspaces[ws].Channels {
 			bc.Places = append(bc.Places, bridge.Place{WorkspaceID: ws, Channel: channel, Agents: c.Workspaces[ws].Agents})
 		}
 	}
-	var err error
 	if n.agh, err = bridge.New(bc); err != nil {
 		return fmt.Errorf("agh: %w", err)
 	}
 	return n.hub.Bind(n.agh)
+}
+
+// pins are the keys that may speak as nicknames and handles.
+func (c *AGH) pins() (protocol.Keys, error) {
+	if !c.Trust && (len(c.Pins) > 0 || c.RequirePins) {
+		return nil, errors.New("agh.pins and agh.require_pins decide about verified handles: they need agh.trust = true")
+	}
+	pins := protocol.StaticKeys{}
+	for name, pin := range c.Pins {
+		_, fingerprint, handle := protocol.SplitHandle(name)
+		if !handle && !protocol.ValidNickname(name) {
+			return nil, fmt.Errorf("agh.pins.%s: want a nickname ([a-z0-9_-]{1,32}) or a verified handle", name)
+		}
+		if len(pin.Keys) == 0 {
+			return nil, fmt.Errorf("agh.pins.%s: names no keys", name)
+		}
+		for _, text := range pin.Keys {
+			key, err := protocol.PublicKey(text)
+			if err != nil {
+				return nil, fmt.Errorf("agh.pins.%s: %q: %w", name, text, err)
+			}
+			if _, own, _ := protocol.SplitHandle(protocol.Handle("x", key)); handle && own != fingerprint {
+				return nil, fmt.Errorf("agh.pins.%s: the key %s has the fingerprint %s", name, text, own)
+			}
+			pins[name] = append(pins[name], key)
+		}
+	}
+	return pins, nil
 }
 
 // identity of an agent of the configuration.

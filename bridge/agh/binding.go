@@ -63,6 +63,7 @@ type Config struct {
 	Places []Place
 
 	Trust    bool          // verify the proofs of verified handles
+	Pins     protocol.Keys // which keys may speak as a nickname or handle; nil pins none
 	Screen   bool          // do not send what AGH daemons drop as secret
 	Lenient  bool          // accept and forward unknown members
 	MaxTTL   time.Duration // how far ahead expires_at may lie; 0: 30 days, which is the most
@@ -70,6 +71,8 @@ type Config struct {
 	Keep     time.Duration // how long a peer that is away is remembered; 0: 7 days
 	Shared   bool          // other hubs use the same journal: presence is shared with them
 	Node     string        // of this hub among them
+
+	RequirePins bool // refuse verified handles that Pins does not know
 
 	MaxMembers  int // 0: 65,536
 	MaxChannels int // 0: 8,192
@@ -144,7 +147,7 @@ func New(c Config) (*Binding, error) {
 		b.closed = newClosed(c.Journal, c.Now)
 	}
 	b.router = &protocol.Router{
-		Verifier: protocol.Verifier{Trust: c.Trust, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
+		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
 		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen,
 	}
