@@ -271,6 +271,51 @@ func TestMailboxItems(t *testing.T) {
 	}
 }
 
+// TestProbes: what a reference agent asks an endpoint before it sends, and who
+// is behind it. UAG-047, UAG-058.
+func TestProbes(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	ask := func(method, path, address string) (*http.Response, string) {
+		t.Helper()
+		r, err := http.NewRequest(method, w.base+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Forwarded-For", "127.0.0.1")
+		if address != "" {
+			r.Header.Set("X-Uagents-Address", address)
+		}
+		resp, err := w.http.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp, string(b)
+	}
+	echo := w.address("crew/echo")
+	for address, want := range map[string][2]string{"": {"indeterminate", ""}, echo: {"ready", "5"}, identity(t).Address(): {"not-ready", ""}} {
+		if resp, _ := ask("HEAD", "/submit", address); resp.StatusCode != 200 || resp.Header.Get("X-Uagents-Status") != want[0] || resp.Header.Get("X-Uagents-Response-Time-Hint") != want[1] {
+			t.Errorf("%q: %d %v, want %v", address, resp.StatusCode, resp.Header, want)
+		}
+	}
+	resp, body := ask("GET", "/agent_info", echo)
+	if resp.StatusCode != 200 || !strings.Contains(body, `"address": "`+echo+`"`) || !strings.Contains(body, w.base+"/submit") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if resp, body := ask("GET", "/agent_info", identity(t).Address()); resp.StatusCode != 404 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	for _, path := range []string{"/messages", "/connect", "/disconnect"} { // an inspector's, which a hub has not
+		if resp, body := ask("GET", path, echo); resp.StatusCode < 400 || resp.StatusCode >= 500 {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, body)
+		}
+	}
+}
+
 // TestPrivateEndpoints: an agent's own registration does not make the hub call
 // what only its machine reaches (hole 12).
 func TestPrivateEndpoints(t *testing.T) {
