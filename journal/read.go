@@ -130,14 +130,28 @@ func (j *Journal) scan(ctx context.Context, p *partition, seq, last uint64, fn f
 		return err
 	}
 	var bad error
-	err = l.pages(ctx, p.writer.stream, seq, last, func(s *stored) bool {
+	ended := false
+	each := func(s *stored) bool {
 		r, err := p.read(s)
 		if err != nil {
 			bad = err
-			return false
 		}
-		return r == nil || fn(r.Record)
-	})
+		ended = bad != nil || r != nil && !fn(r.Record)
+		return !ended
+	}
+	if l.srv != nil && j.cfg.Durability != Memory && last-seq >= blocksFrom {
+		f := blockFiles{d: j.dir, cfg: &j.cfg, stream: p.writer.stream}
+		log, err := l.last(ctx, p.writer.stream)
+		if err == nil {
+			seq, err = f.records(ctx, max(seq, log.FirstSeq), last, each)
+		}
+		if err != nil && !errors.Is(err, errBlocks) {
+			return j.readError(ctx, err)
+		}
+	}
+	if !ended {
+		err = l.pages(ctx, p.writer.stream, seq, last, each)
+	}
 	if bad != nil {
 		return bad
 	}

@@ -84,17 +84,31 @@ func openConn(name string) (*conn, error) {
 		return nil, errors.Join(c.error(rc), c.close())
 	}
 	sqlite3.Xsqlite3_busy_timeout(c.tls, c.db, busyMillis)
-	// The allocator gives a page of equal pieces back to the system when its
-	// last piece is freed, and statements take and free them all the time:
-	// one piece of each size that stays keeps the pages.
+	if err := c.keep(); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// keep sees to it that there is room for a piece of each size. The allocator
+// gives a page of equal pieces back to the system when its last one is freed, and
+// statements take and free them all the time: one that stays keeps the page. It
+// is another page as the cache of SQLite grows.
+func (c *conn) keep() error {
+	old := c.kept
+	c.kept = nil
 	for size := 16; size <= 32<<10; size *= 2 {
 		p, err := c.alloc(size - 8)
 		if err != nil {
-			return nil, errors.Join(err, c.close())
+			c.kept = append(c.kept, old...)
+			return err
 		}
 		c.kept = append(c.kept, p)
 	}
-	return c, nil
+	for _, p := range old {
+		c.free(p)
+	}
+	return nil
 }
 
 // pointer reads what SQLite stored at p.

@@ -24,17 +24,21 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 		}
 	}
 	return x.do(ctx, func(s *store) error {
-		if thorough && !s.noText {
+		if thorough && !s.search.noText {
 			// SQLite merges what can be searched as it grows, and leaves what was
-			// merged in pages that nothing uses: the file is written anew. That needs
+			// merged in pages that nothing uses: the files are written anew. That needs
 			// a temporary one, of what is left, which does not belong in memory.
-			err := s.c.exec("INSERT INTO texts (texts) VALUES ('optimize'); PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY")
-			if err != nil {
+			const anew = "PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY"
+			if err := errors.Join(s.search.c.exec("INSERT INTO texts (texts) VALUES ('optimize');"+anew), s.c.exec(anew)); err != nil {
 				return err
 			}
 		}
-		_, err := s.checkpoint()
-		return err
+		for _, f := range s.files() {
+			if _, err := f.checkpoint(); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -83,23 +87,29 @@ func (s *store) erase(list []parley.ID) error {
 	if err := s.c.exec("PRAGMA secure_delete=ON; BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
-	statements := []string{"UPDATE messages SET preview=NULL, error=NULL WHERE id=?"}
-	if !s.noText {
-		statements = append(statements, "DELETE FROM texts WHERE rowid IN (SELECT n FROM messages WHERE id=?)")
+	find, err := s.c.prepare("SELECT n FROM messages WHERE id=?")
+	if err != nil {
+		return err
 	}
-	for _, sql := range statements {
-		q, err := s.c.prepare(sql)
-		if err != nil {
-			return err
+	update, err := s.c.prepare("UPDATE messages SET preview=NULL, error=NULL WHERE id=?")
+	if err != nil {
+		return errors.Join(err, s.c.finalize(find))
+	}
+	var keys []int64
+	for _, id := range list {
+		more, findErr := find.blob(id[:]).row()
+		for ; more && findErr == nil; more, findErr = find.row() {
+			keys = append(keys, find.colInt(0))
 		}
-		for _, id := range list {
-			if err = q.blob(id[:]).run(); err != nil {
-				break
-			}
+		if err = errors.Join(findErr, update.blob(id[:]).run()); err != nil {
+			break
 		}
-		if err := errors.Join(err, s.c.finalize(q)); err != nil {
-			return err
-		}
+	}
+	if err := errors.Join(err, s.c.finalize(find), s.c.finalize(update)); err != nil {
+		return err
+	}
+	if err := s.search.erase(keys); err != nil {
+		return err
 	}
 	return s.c.exec("COMMIT; PRAGMA secure_delete=OFF")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"database/sql/driver"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,11 +12,12 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	_ "modernc.org/sqlite" // the driver of the queries
+	"modernc.org/sqlite"
 
 	"github.com/parley-hub/parley/journal"
 )
@@ -23,7 +25,7 @@ import (
 // Config of an [Index]. Journal must be set.
 type Config struct {
 	Journal *journal.Journal
-	Path    string // of the file; "": in memory
+	Path    string // of the first file; the second has "-search" behind it; "": in memory
 
 	NoText     bool // keep nothing of the content
 	MaxText    int  // bytes of one message's text that can be searched; 0: 8 KiB
@@ -40,17 +42,18 @@ type Config struct {
 
 	Log *slog.Logger // nil discards
 
-	// Progress is told, from the index's own goroutine, how far it has come
-	// when it is more than a batch behind: done of total records since it was
-	// opened or thrown away, of all partitions. Sequences are counted, which
-	// have gaps. The last call of a run has done equal to total.
+	// Progress is told, one call at a time, how far the index has come when it
+	// is more than a batch behind: done of total records since it was opened or
+	// thrown away, of all partitions. Sequences are counted, which have gaps.
+	// The last call of a run has done equal to total.
 	Progress func(done, total uint64)
 }
 
 // Index is an open index. Its methods are safe for concurrent use.
 type Index struct {
 	c        Config
-	name     string // as SQLite opens it
+	name     string // as SQLite opens the first file
+	second   string // and the second
 	identity string
 	log      *slog.Logger
 	queue    *queue
@@ -58,12 +61,13 @@ type Index struct {
 	cancel   context.CancelFunc
 	done     chan struct{}
 	jobs     chan job
-	keep     *conn // keeps an index in memory alive
+	keep     []*conn // keep an index in memory alive
 	hurry    atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
 	mu       sync.Mutex
-	indexed  []uint64      // by partition
+	indexed  []uint64      // by partition: in both files
+	has      [2][]uint64   // what each file has
 	base     []uint64      // what it was when the index was opened
 	moved    chan struct{} // closed when indexed changes
 	rebuilds uint64
@@ -71,6 +75,8 @@ type Index struct {
 	skipped  uint64
 	lastErr  error
 	at       time.Time // of the last record that was indexed
+
+	telling sync.Mutex // held while Progress is called
 
 	dbMu sync.RWMutex // held for reading by queries, for writing where the file is replaced
 	db   *sql.DB
@@ -115,25 +121,21 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	}
 	n := c.Journal.Partitions()
 	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), jobs: make(chan job), indexed: make([]uint64, n), base: make([]uint64, n), moved: make(chan struct{})}
+	for i := range x.has {
+		x.has[i] = make([]uint64, n)
+	}
 	var err error
 	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
 		return nil, err
 	}
-	if c.Path == "" {
-		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
-		if x.keep, err = openConn(x.name); err != nil {
-			return nil, err
-		}
-	} else {
-		x.name = (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: c.Path}).EscapedPath()}).String()
+	if err := x.names(); err != nil {
+		return nil, err
 	}
 	s, err := x.open(ctx)
 	if err != nil {
 		return nil, errors.Join(err, x.letGo())
 	}
-	for p, m := range s.marks {
-		x.indexed[p] = m.sequence
-	}
+	x.holds(s)
 	copy(x.base, x.indexed)
 	x.stop = c.Journal.Watch(x.queue.push)
 	for _, p := range c.Journal.Stats().Partitions {
@@ -146,11 +148,49 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	return x, nil
 }
 
-func (x *Index) letGo() error {
-	if x.keep == nil {
+// names says what SQLite opens. What is in memory is there as long as
+// something has it open.
+func (x *Index) names() error {
+	uri := func(path string) string {
+		return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath()}).String()
+	}
+	x.name, x.second = uri(x.c.Path), uri(x.c.Path+searchSuffix)
+	if x.c.Path == "" {
+		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
+		x.second = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
+	}
+	if x.c.Path != "" {
 		return nil
 	}
-	return x.keep.close()
+	for _, name := range []string{x.name, x.second} {
+		c, err := openConn(name)
+		if err != nil {
+			return errors.Join(err, x.letGo())
+		}
+		x.keep = append(x.keep, c)
+	}
+	return nil
+}
+
+func (x *Index) letGo() error {
+	var errs []error
+	for _, c := range x.keep {
+		errs = append(errs, c.close())
+	}
+	x.keep = nil
+	return errors.Join(errs...)
+}
+
+// holds notes what the files have.
+func (x *Index) holds(s *store) {
+	for i, f := range s.files() {
+		for p, m := range f.marks {
+			x.has[i][p] = m.sequence
+		}
+	}
+	for p := range x.indexed {
+		x.indexed[p] = s.start(p)
+	}
 }
 
 // identityOf is what tells a journal from others: drawn once, and kept in it.
@@ -182,16 +222,18 @@ func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
 func (x *Index) open(ctx context.Context) (*store, error) {
 	for again := false; ; again = true {
 		if x.c.Path != "" {
-			// The file holds content: nobody else may read it.
-			f, err := os.OpenFile(x.c.Path, os.O_CREATE|os.O_RDWR, 0o600)
-			if err != nil {
-				return nil, fmt.Errorf("open the index: %w", err)
-			}
-			if err := f.Close(); err != nil {
-				return nil, fmt.Errorf("open the index: %w", err)
+			// The files hold content: nobody else may read them.
+			for _, path := range []string{x.c.Path, x.c.Path + searchSuffix} {
+				f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+				if err == nil {
+					err = f.Close()
+				}
+				if err != nil {
+					return nil, fmt.Errorf("open the index: %w", err)
+				}
 			}
 		}
-		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
+		s, err := openStore(x.name, x.second, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
 		if err == nil {
 			if err = x.belongs(ctx, s); err != nil {
 				err = errors.Join(err, s.close())
@@ -221,12 +263,24 @@ func (x *Index) startOver() {
 	x.rebuilds++
 	clear(x.indexed)
 	clear(x.base)
+	clear(x.has[0])
+	clear(x.has[1])
 }
 
-// belongs compares the last record of each partition with the journal's.
+// belongs compares the last record that each file has of each partition with the
+// journal's.
 func (x *Index) belongs(ctx context.Context, s *store) error {
+	for _, f := range s.files() {
+		if err := x.same(ctx, f.marks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *Index) same(ctx context.Context, marks []mark) error {
 	stats := x.c.Journal.Stats()
-	for p, m := range s.marks {
+	for p, m := range marks {
 		if m.sequence == 0 {
 			continue
 		}
@@ -248,13 +302,10 @@ func (x *Index) belongs(ctx context.Context, s *store) error {
 
 func (x *Index) openReaders() error {
 	sep := "?"
-	if x.keep != nil {
+	if x.c.Path == "" {
 		sep = "&"
 	}
-	db, err := sql.Open("sqlite", fmt.Sprintf("%s%s_pragma=busy_timeout(%d)&_pragma=query_only(1)&_pragma=cache_size(-8192)&_txlock=deferred", x.name, sep, busyMillis))
-	if err != nil {
-		return err
-	}
+	db := sql.OpenDB(&reader{fmt.Sprintf("%s%s_pragma=busy_timeout(%d)&_pragma=query_only(1)&_pragma=cache_size(-8192)&_txlock=deferred", x.name, sep, busyMillis), x.second})
 	db.SetMaxOpenConns(4)
 	db.SetMaxIdleConns(2)
 	x.dbMu.Lock()
@@ -263,20 +314,32 @@ func (x *Index) openReaders() error {
 	return nil
 }
 
-// remove throws the file away. Nothing has it open.
-func (x *Index) remove() error {
-	if x.keep != nil {
-		if err := x.keep.close(); err != nil {
-			return err
-		}
-		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
-		var err error
-		x.keep, err = openConn(x.name)
-		return err
+// reader opens connections for queries, which see both files.
+type reader struct{ first, second string }
+
+func (r *reader) Driver() driver.Driver { return &sqlite.Driver{} }
+
+func (r *reader) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := r.Driver().Open(r.first)
+	if err != nil {
+		return nil, err
 	}
-	for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
-		if err := os.Remove(x.c.Path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("throw the index away: %w", err)
+	if _, err := c.(driver.ExecerContext).ExecContext(ctx, "ATTACH ? AS search", []driver.NamedValue{{Ordinal: 1, Value: r.second}}); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// remove throws the files away. Nothing has them open.
+func (x *Index) remove() error {
+	if x.c.Path == "" {
+		return errors.Join(x.letGo(), x.names())
+	}
+	for _, path := range []string{x.c.Path, x.c.Path + searchSuffix} {
+		for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
+			if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("throw the index away: %w", err)
+			}
 		}
 	}
 	return nil
@@ -485,21 +548,88 @@ func (x *Index) write(ctx context.Context, s *store, list []*journal.Record) err
 	if s == nil {
 		return errNoStore
 	}
-	for _, r := range list {
-		e := x.prepare(r)
-		if err := s.add(&e); err != nil {
-			return err
-		}
-		if s.full(x.c.Batch) {
-			if err := x.commit(s); err != nil {
+	if len(list) == 0 {
+		return nil
+	}
+	return x.feed(ctx, s, false, func(_ context.Context, send func([]entry) error) error {
+		for some := range slices.Chunk(list, chunk) {
+			entries := make([]entry, len(some))
+			for i, r := range some {
+				entries[i] = x.prepare(r)
+			}
+			if err := send(entries); err != nil {
 				return err
+			}
+		}
+		return nil
+	})
+}
+
+// feed gives both files what produce sends, side by side, and commits.
+func (x *Index) feed(ctx context.Context, s *store, tell bool, produce func(ctx context.Context, send func([]entry) error) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type sink struct {
+		*file
+		lists  chan []entry
+		add    func(*entry) error
+		commit func() error
+	}
+	sinks := []sink{
+		{s.file, make(chan []entry, 4), s.add, func() error { return x.commit(s) }},
+		{s.search.file, make(chan []entry, 4), s.search.add, func() error { return x.commitSearch(s.search) }},
+	}
+	var wait sync.WaitGroup
+	for _, k := range sinks {
+		follow := func() error {
+			for list := range k.lists {
+				for i := range list {
+					if err := k.add(&list[i]); err != nil {
+						return err
+					}
+					if !k.full(x.c.Batch) {
+						continue
+					}
+					if err := k.commit(); err != nil {
+						return err
+					}
+					if tell {
+						x.progress()
+					}
+					if ctx.Err() != nil {
+						return ctx.Err()
+					}
+				}
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
+			return k.commit()
 		}
+		wait.Go(func() {
+			if err := follow(); err != nil {
+				cancel(err)
+			}
+		})
 	}
-	return x.commit(s)
+	err := produce(ctx, func(list []entry) error {
+		for _, k := range sinks {
+			select {
+			case k.lists <- list:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		cancel(err)
+	}
+	for _, k := range sinks {
+		close(k.lists)
+	}
+	wait.Wait()
+	return context.Cause(ctx)
 }
 
 func (x *Index) commit(s *store) error {
@@ -510,15 +640,38 @@ func (x *Index) commit(s *store) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.records += uint64(n)
-	for p, m := range s.marks {
-		x.indexed[p] = max(x.indexed[p], m.sequence)
+	for _, m := range s.marks {
 		if at := time.UnixMicro(m.clock); m.clock > 0 && at.After(x.at) {
 			x.at = at
 		}
 	}
-	close(x.moved)
-	x.moved = make(chan struct{})
+	x.advance(0, s.file)
 	return nil
+}
+
+func (x *Index) commitSearch(t *search) error {
+	if err := t.commit(); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.advance(1, t.file)
+	return nil
+}
+
+// advance notes what one file has, and tells of what both have. x.mu is held.
+func (x *Index) advance(i int, f *file) {
+	moved := false
+	for p, m := range f.marks {
+		x.has[i][p] = m.sequence
+		if at := min(x.has[0][p], x.has[1][p]); at > x.indexed[p] {
+			x.indexed[p], moved = at, true
+		}
+	}
+	if moved {
+		close(x.moved)
+		x.moved = make(chan struct{})
+	}
 }
 
 // Records are read from the journal in chunks of so many, or so many bytes.
@@ -534,7 +687,7 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	}
 	target := x.c.Journal.Stats().Partitions[p].Applied
 	x.queue.heard(p, target)
-	start := s.marks[p].sequence
+	start := s.start(p)
 	x.mu.Lock()
 	up := x.indexed[p]
 	x.mu.Unlock()
@@ -543,42 +696,18 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 		return s.settle()
 	}
 	much := target-start > uint64(8*x.c.Batch)
-	if much && target-start > target/2 && x.keep == nil {
-		if err := s.hasten(); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	chunks := make(chan []entry, 4)
-	var readErr error
-	var reader sync.WaitGroup
-	reader.Go(func() {
-		defer close(chunks)
-		readErr = x.read(ctx, p, start+1, target, chunks)
-	})
-	defer reader.Wait()
-	defer cancel()
-	for list := range chunks {
-		for i := range list {
-			if err := s.add(&list[i]); err != nil {
-				return err
-			}
-			if s.full(x.c.Batch) {
-				if err := x.commit(s); err != nil {
+	if much && x.c.Path != "" {
+		for _, f := range s.files() {
+			if target-f.marks[p].sequence > target/2 {
+				if err := f.hasten(); err != nil {
 					return err
 				}
-				if much {
-					x.progress()
-				}
 			}
 		}
 	}
-	reader.Wait()
-	if readErr != nil {
-		return readErr
-	}
-	if err := x.commit(s); err != nil {
+	if err := x.feed(ctx, s, much, func(ctx context.Context, send func([]entry) error) error {
+		return x.read(ctx, p, start+1, target, send)
+	}); err != nil {
 		return err
 	}
 	x.reached(p, target)
@@ -593,6 +722,8 @@ func (x *Index) progress() {
 	if x.c.Progress == nil {
 		return
 	}
+	x.telling.Lock()
+	defer x.telling.Unlock()
 	targets := x.queue.targets()
 	x.mu.Lock()
 	var done, total uint64
@@ -626,16 +757,12 @@ func release(r *journal.Record) {
 
 // read hands a partition's records over in chunks. What cannot be decoded is
 // left out: it would keep the index from everything behind it.
-func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- []entry) error {
+func (x *Index) read(ctx context.Context, p int, from, target uint64, send func([]entry) error) error {
 	list, size := make([]entry, 0, chunk), 0
-	send := func() error {
-		select {
-		case to <- list:
-			list, size = make([]entry, 0, chunk), 0
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	flush := func() error {
+		err := send(list)
+		list, size = make([]entry, 0, chunk), 0
+		return err
 	}
 	for from <= target {
 		var bad error
@@ -648,7 +775,7 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 			list, size = append(list, x.prepare(r)), size+sizeOf(r)
 			release(r)
 			if len(list) == chunk || size >= chunkBytes {
-				if err := send(); err != nil {
+				if err := flush(); err != nil {
 					return err
 				}
 			}
@@ -666,7 +793,7 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 		from++
 	}
 	if len(list) > 0 {
-		return send()
+		return flush()
 	}
 	return nil
 }

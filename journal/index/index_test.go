@@ -440,7 +440,7 @@ func TestThrownAway(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(c.exec("DROP TABLE steps"), c.close()); err != nil {
+			if err := errors.Join(c.exec("DROP TABLE traces"), c.close()); err != nil {
 				t.Fatal(err)
 			}
 		},

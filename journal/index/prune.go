@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/parley-hub/parley"
 )
@@ -79,11 +78,30 @@ func (s *store) remove(choose func(*store) error) (n int, err error) {
 		return 0, err
 	}
 	if n > 0 {
-		sql := removal
-		if s.noText {
-			sql = strings.Replace(sql, removeTexts, "", 1)
+		// The second file first: a message that is not found is better than what
+		// nothing removes any more.
+		keys, parties, err := s.parties()
+		if err == nil {
+			err = s.search.remove(keys, parties)
 		}
-		if err := s.c.exec(sql); err != nil {
+		if err != nil {
+			return 0, err
+		}
+		if err := s.c.exec(removal); err != nil {
+			return 0, err
+		}
+		// One that lists as many as it can may have other members; they are looked
+		// for among all.
+		many, err := s.keys(fmt.Sprintf("SELECT n FROM conversations WHERE n IN (SELECT n FROM hit) AND messages<=0 AND json_array_length(agents)>=%d", maxListed))
+		if err != nil {
+			return 0, err
+		}
+		for _, v := range many {
+			if err := s.c.exec(fmt.Sprintf("DELETE FROM members WHERE conversation=%d", v)); err != nil {
+				return 0, err
+			}
+		}
+		if err := s.c.exec(removeConversations); err != nil {
 			return 0, err
 		}
 	}
@@ -92,7 +110,39 @@ func (s *store) remove(choose func(*store) error) (n int, err error) {
 	return n, s.c.exec("COMMIT")
 }
 
-const removeTexts = "DELETE FROM texts WHERE rowid IN (SELECT n FROM gone);"
+// parties gives the messages of the table gone, and who has to do with them.
+func (s *store) parties() (keys []int64, out []party, err error) {
+	if keys, err = s.keys("SELECT n FROM gone ORDER BY n"); err != nil {
+		return nil, nil, err
+	}
+	q, err := s.c.prepare(`SELECT x.n, a.name FROM (SELECT m.n, m.sender AS agent FROM gone g JOIN messages m ON m.n=g.n
+		UNION SELECT m.n, m.recipient FROM gone g JOIN messages m ON m.n=g.n UNION SELECT d.message, d.recipient FROM gone g JOIN deliveries d ON d.message=g.n) x JOIN agents a ON a.n=x.agent`)
+	if err != nil {
+		return nil, nil, err
+	}
+	for {
+		more, err := q.row()
+		if err != nil || !more {
+			return keys, out, errors.Join(err, s.c.finalize(q))
+		}
+		out = append(out, party{q.colInt(0), q.colText(1)})
+	}
+}
+
+// keys runs a query that gives some.
+func (s *store) keys(sql string) (out []int64, err error) {
+	q, err := s.c.prepare(sql)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		more, err := q.row()
+		if err != nil || !more {
+			return out, errors.Join(err, s.c.finalize(q))
+		}
+		out = append(out, q.colInt(0))
+	}
+}
 
 // removal takes from the counts of a conversation what goes, which costs as much
 // as what goes, however long the conversation is.
@@ -104,15 +154,14 @@ UPDATE conversations SET messages = messages - d.c, failed = failed - d.f FROM
 UPDATE conversations SET open = open - d.o FROM
 	(SELECT m.conversation AS v, count(*) AS o FROM gone g JOIN messages m ON m.n=g.n JOIN deliveries x ON x.message=g.n
 		WHERE m.conversation IS NOT NULL AND (x.state IN (%d, %d) OR x.state=%d AND m.kind=%d) GROUP BY 1) d WHERE conversations.n=d.v;
-DELETE FROM party WHERE (agent, message) IN (SELECT m.sender, m.n FROM gone g JOIN messages m ON m.n=g.n
-	UNION ALL SELECT m.recipient, m.n FROM gone g JOIN messages m ON m.n=g.n UNION ALL SELECT x.recipient, x.message FROM gone g JOIN deliveries x ON x.message=g.n);
-DELETE FROM steps WHERE message IN (SELECT n FROM gone);
 DELETE FROM deliveries WHERE message IN (SELECT n FROM gone);
-`+removeTexts+`
 DELETE FROM messages WHERE n IN (SELECT n FROM gone);
 DELETE FROM traces WHERE (trace, conversation) IN (SELECT trace, conversation FROM pairs EXCEPT SELECT m.trace, m.conversation FROM hit h JOIN messages m ON m.conversation=h.n);
-DELETE FROM members WHERE conversation IN (SELECT c.n FROM hit h JOIN conversations c ON c.n=h.n WHERE c.messages<=0);
+DELETE FROM members WHERE (agent, conversation) IN (SELECT j.value, c.n FROM hit h CROSS JOIN conversations c ON c.n=h.n CROSS JOIN json_each(c.agents) j WHERE c.messages<=0);
+`, parley.Waiting, parley.Delivering, parley.Delivered, parley.Request)
+
+const removeConversations = `
 DELETE FROM conversations WHERE n IN (SELECT n FROM hit) AND messages<=0;
 UPDATE conversations SET first = (SELECT min(n) FROM messages WHERE conversation=conversations.n), last = (SELECT max(n) FROM messages WHERE conversation=conversations.n)
 	WHERE n IN (SELECT n FROM hit);
-`, parley.Waiting, parley.Delivering, parley.Delivered, parley.Request)
+`

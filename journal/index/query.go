@@ -123,10 +123,10 @@ type Conversation struct {
 	First    time.Time
 	Last     time.Time
 	Messages int
-	Open     int // deliveries that are not settled
-	Failed   int // messages that failed
-	Agents   []string
-	Preview  string // of its last message
+	Open     int      // deliveries that are not settled
+	Failed   int      // messages that failed
+	Agents   []string // by name; at most 100 of the first 256 to take part in it
+	Preview  string   // of its last message
 }
 
 // ConversationPage is some of the conversations that a filter chooses, the one
@@ -174,9 +174,10 @@ func (x *Index) view(ctx context.Context, f func(*sql.Tx) error) error {
 }
 
 // agentKey gives 0 for a name that is not in the index: no message has it.
-func agentKey(ctx context.Context, tx *sql.Tx, name string) (int64, error) {
+// Of is main for the first file, search for the second.
+func agentKey(ctx context.Context, tx *sql.Tx, of, name string) (int64, error) {
 	var n int64
-	err := tx.QueryRowContext(ctx, "SELECT n FROM agents WHERE name=?", name).Scan(&n)
+	err := tx.QueryRowContext(ctx, "SELECT n FROM "+of+".agents WHERE name=?", name).Scan(&n)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, nil
 	}
@@ -204,7 +205,7 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 		if name == "" || names[name] != 0 {
 			continue
 		}
-		if names[name], err = agentKey(ctx, tx, name); err != nil || names[name] == 0 {
+		if names[name], err = agentKey(ctx, tx, "main", name); err != nil || names[name] == 0 {
 			return c, err == nil, err
 		}
 	}
@@ -255,11 +256,17 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 			c.from = "messages m INDEXED BY messages_failed"
 		}
 	}
-	if party != "" && drive() {
-		c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
-		c.and("p.agent=?", names[party])
-	} else if f.Agent != "" {
-		c.and("EXISTS (SELECT 1 FROM party o WHERE o.agent=? AND o.message=m.n)", names[f.Agent])
+	if drives && party != "" || f.Agent != "" {
+		n, err := agentKey(ctx, tx, "search", party)
+		if err != nil || n == 0 {
+			return c, err == nil, err
+		}
+		if drive() {
+			c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
+			c.and("p.agent=?", n)
+		} else {
+			c.and("EXISTS (SELECT 1 FROM party o WHERE o.agent=? AND o.message=m.n)", n)
+		}
 	}
 	if f.From != "" {
 		c.and("m.sender=?", names[f.From])
@@ -399,7 +406,7 @@ func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) err
 	if err != nil {
 		return err
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses
+	rows, err := tx.QueryContext(ctx, `SELECT d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses, d.steps
 		FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value JOIN agents a ON a.n=d.recipient ORDER BY d.message, a.name`, string(set))
 	if err != nil {
 		return err
@@ -411,7 +418,8 @@ func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) err
 		var next sql.NullInt64
 		var code, failure, losses sql.NullString
 		var reply []byte
-		if err := rows.Scan(&key, &d.To, &state, &d.Attempts, &d.Postponed, &opened, &changed, &next, &code, &failure, &reply, &losses); err != nil {
+		var packed sql.RawBytes
+		if err := rows.Scan(&key, &d.To, &state, &d.Attempts, &d.Postponed, &opened, &changed, &next, &code, &failure, &reply, &losses, &packed); err != nil {
 			return err
 		}
 		d.State, d.Opened, d.Changed = parley.DeliveryState(state), time.Unix(0, opened).UTC(), time.Unix(0, changed).UTC()
@@ -425,37 +433,16 @@ func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) err
 				return err
 			}
 		}
-		m := &list[at[key]]
-		m.Deliveries = append(m.Deliveries, d)
-	}
-	if err := rows.Err(); err != nil || !steps {
-		return err
-	}
-	return addSteps(ctx, tx, list, at, string(set))
-}
-
-func addSteps(ctx context.Context, tx *sql.Tx, list []Message, at map[int64]int, set string) error {
-	rows, err := tx.QueryContext(ctx, `SELECT s.message, a.name, s.sequence, s.state, s.attempt, s.time, s.code
-		FROM json_each(?) k CROSS JOIN steps s ON s.message=k.value JOIN agents a ON a.n=s.recipient ORDER BY s.message, a.name, s.sequence`, set)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var s Step
-		var key, state, nanos int64
-		var to string
-		var code sql.NullString
-		if err := rows.Scan(&key, &to, &s.Position.Sequence, &state, &s.Attempt, &nanos, &code); err != nil {
-			return err
-		}
-		s.Position.Partition, s.State, s.Time, s.Code = int(key&255), parley.DeliveryState(state), time.Unix(0, nanos).UTC(), parley.Code(code.String)
-		m := &list[at[key]]
-		for i := range m.Deliveries {
-			if d := &m.Deliveries[i]; d.To == to {
-				d.Steps = append(d.Steps, s)
+		if steps {
+			if d.Steps, err = unpackSteps(packed); err != nil {
+				return err
+			}
+			for i := range d.Steps {
+				d.Steps[i].Position.Partition = int(key & 255)
 			}
 		}
+		m := &list[at[key]]
+		m.Deliveries = append(m.Deliveries, d)
 	}
 	return rows.Err()
 }
@@ -547,7 +534,7 @@ func selectConversations(ctx context.Context, tx *sql.Tx, query string, args ...
 const maxMembers = 100
 
 func members(ctx context.Context, tx *sql.Tx, conversation int64) ([]string, error) {
-	rows, err := tx.QueryContext(ctx, "SELECT a.name FROM members b JOIN agents a ON a.n=b.agent WHERE b.conversation=? ORDER BY a.name LIMIT ?", conversation, maxMembers)
+	rows, err := tx.QueryContext(ctx, "SELECT a.name FROM conversations c CROSS JOIN json_each(c.agents) j CROSS JOIN agents a ON a.n=j.value WHERE c.n=? ORDER BY a.name LIMIT ?", conversation, maxMembers)
 	if err != nil {
 		return nil, err
 	}
@@ -576,7 +563,7 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 		c := clause{from: "conversations c INDEXED BY conversations_last"}
 		c.and("1")
 		if f.Agent != "" {
-			agent, err := agentKey(ctx, tx, f.Agent)
+			agent, err := agentKey(ctx, tx, "main", f.Agent)
 			if err != nil || agent == 0 {
 				return err
 			}

@@ -3,6 +3,8 @@ package index
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -93,7 +95,7 @@ func TestErased(t *testing.T) {
 		t.Fatal(err)
 	}
 	var file []byte
-	for _, suffix := range []string{"", "-wal"} {
+	for _, suffix := range []string{"", "-wal", "-search", "-search-wal"} {
 		b, err := os.ReadFile(path + suffix)
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
@@ -105,6 +107,96 @@ func TestErased(t *testing.T) {
 	}
 	if !bytes.Contains(file, []byte("secretofguildenstern")) {
 		t.Error("the other word is gone too")
+	}
+}
+
+// TestOneFileGone: each file follows the journal by itself. Without one, or with
+// one that is behind, only that one is made up for.
+func TestOneFileGone(t *testing.T) {
+	for _, gone := range []string{"", searchSuffix} {
+		j, a := filled(t, 40)
+		path := filepath.Join(t.TempDir(), "index.db")
+		c := Config{Journal: j, Path: path}
+		x, err := Open(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(x.Wait(t.Context()), x.Close(), os.Remove(path+gone)); err != nil {
+			t.Fatal(err)
+		}
+		other := path + searchSuffix
+		if gone != "" {
+			other = path
+		}
+		before, err := os.ReadFile(other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x = openIndex(t, c)
+		compare(t, x, j)
+		if err := x.do(t.Context(), func(s *store) error {
+			for _, f := range s.files() {
+				if _, err := f.checkpoint(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := os.ReadFile(other); err != nil || !bytes.Equal(before, after) {
+			t.Errorf("without index.db%s the other file was written: %v", gone, err)
+		}
+		for range 10 {
+			a.append(t)
+		}
+		compare(t, x, j)
+		if n := x.Stats().Rebuilds; n != 0 {
+			t.Errorf("the index was thrown away %d times", n)
+		}
+	}
+}
+
+// TestManyMembers: a conversation lists as many agents as it can, all find it, and
+// nothing of it stays when it goes.
+func TestManyMembers(t *testing.T) {
+	j := memoryJournal(t, 1)
+	const agents = maxListed + 20
+	for i := range agents {
+		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: fmt.Sprintf("agent-%03d", i), To: "all", Conversation: testID(1, 2)}
+		if _, err := j.Append(t.Context(), journal.Entry{Scope: "all", Message: m}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := openIndex(t, Config{Journal: j, Batch: 7})
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	find := func(name string) []Conversation {
+		t.Helper()
+		page, err := x.Conversations(t.Context(), ConversationFilter{Agent: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return page.Conversations
+	}
+	for _, name := range []string{"all", "agent-000", fmt.Sprintf("agent-%03d", agents-1)} {
+		if list := find(name); len(list) != 1 || list[0].Messages != agents || len(list[0].Agents) != maxMembers {
+			t.Errorf("%s finds %+v", name, list)
+		}
+	}
+	if n, err := x.before(t.Context(), 0, 1<<40); n != agents || err != nil {
+		t.Fatal(n, err)
+	}
+	if err := x.do(t.Context(), func(s *store) error {
+		for table, f := range map[string]*file{"members": s.file, "conversations": s.file, "party": s.search.file, "texts": s.search.file} {
+			if n, err := f.number("SELECT count(*) FROM " + table); n != 0 || err != nil {
+				t.Errorf("%d rows are left in %s: %v", n, table, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -8,52 +8,37 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"os"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
 
-// store is what the writer writes to: one transaction for a batch of records.
+// store is what the writer writes to: one transaction for a batch of records. It
+// is the first file of an index.
 type store struct {
-	c       *conn
-	noText  bool
-	maxText int
-	marks   []mark // by partition
-
-	begun   bool
-	hasty   bool // see hasten
-	records int  // in the transaction
-	bytes   int  // that it holds in memory
+	*file
+	agents
+	search *search // the second
 
 	// What the transaction will insert. Nothing of it is looked for before
 	// commit but through the maps below.
 	messages []row
-	texts    []int      // those of messages that have text
-	parties  [][2]int64 // agent, message
 	members  [][2]int64 // agent, conversation
 	traces   []traced
-	steps    []stepRow
 
-	agents              map[string]int64
-	lastAgent, lastConv int64 // the last keys that were given
-	convs               map[parley.ID]*conversation
-	ids                 map[idKey]int64 // n of messages with deliveries
-	rows                map[rowKey]*delivery
+	lastConv int64 // the last key that was given
+	seen     *seen // in a file that was begun here: the conversations in it
+	convs    map[parley.ID]*conversation
+	ids      map[idKey]int64 // n of messages with deliveries
+	rows     map[rowKey]*delivery
 
-	agentGet, agentPut, convGet, convSet, flagsGet, flagsSet                          *stmt
-	idGet, deliveryGet, failedGet, progressPut                                        *stmt
-	messagePut, partyPut, memberPut, tracePut, textPut, stepPut, deliveryPut, convPut bulk
-}
-
-// mark is how far a partition is indexed.
-type mark struct {
-	sequence uint64
-	clock    int64  // of the last n
-	print    uint64 // of the last record: a journal that was put back to an earlier state is noticed by it
+	convGet, convSet, flagsGet, flagsSet, idGet, deliveryGet, failedGet *stmt
+	messagePut, memberPut, tracePut, deliveryPut, convPut               bulk
 }
 
 // row is a row of messages.
@@ -67,15 +52,36 @@ type traced struct {
 	conversation int64
 }
 
-// stepRow is a row of steps.
-type stepRow struct {
-	message, recipient, sequence, state, attempt, time int64
-	code                                               string
-}
-
 type idKey struct {
 	id        parley.ID
 	partition int
+}
+
+// seen is a Bloom filter: most conversations of a rebuild are new, and to look
+// each up in the file costs as much as to insert it. When very many are in it, it
+// spares nothing any more, and nothing is wrong.
+type seen [1 << 18]uint64
+
+func (b *seen) places(id parley.ID) [2]uint64 {
+	const bits = 64 * uint64(len(b))
+	h := binary.LittleEndian.Uint64(id[:]) * 0x9e3779b97f4a7c15
+	k := binary.LittleEndian.Uint64(id[8:])*0xbf58476d1ce4e5b9 ^ h>>32
+	return [2]uint64{(h ^ k>>29) % bits, (k ^ k>>31) % bits}
+}
+
+func (b *seen) add(id parley.ID) {
+	for _, at := range b.places(id) {
+		b[at/64] |= 1 << (at % 64)
+	}
+}
+
+func (b *seen) maybe(id parley.ID) bool {
+	for _, at := range b.places(id) {
+		if b[at/64]&(1<<(at%64)) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 type rowKey struct{ message, recipient int64 }
@@ -84,7 +90,7 @@ type conversation struct {
 	n, first, last         int64
 	messages, open, failed int64
 	fresh, dirty           bool    // fresh: the file does not have it
-	members                []int64 // some of those that the table has
+	members                []int64 // those listed in it
 	trace                  []byte  // the last one that the table has
 }
 
@@ -99,87 +105,51 @@ type delivery struct {
 	code, error         string
 	reply               parley.ID
 	losses              string
+	steps               []byte // see packSteps
 	dirty               bool
 	before              parley.DeliveryState // as the file has it; 0: it has none
 }
 
-// At most so many rows are remembered between transactions.
-const maxCached = 1 << 15
+const (
+	maxCached  = 1 << 15 // rows that are remembered between transactions
+	lookasides = 64      // of each file
+	maxListed  = 256     // agents that a conversation lists
+)
 
-func openStore(name string, partitions int, identity string, noText bool, maxText int) (*store, error) {
-	c, err := openConn(name)
+// openStore opens both files, or makes them.
+func openStore(name, searchName string, partitions int, identity string, noText bool, maxText int) (*store, error) {
+	// The version also says what is left out: the other way needs other contents.
+	v := fmt.Sprintf("%s %d", version, maxText)
+	if noText {
+		v = version + " without text"
+	}
+	f, err := openFile(name, schema, v, identity, partitions, 48<<10)
 	if err != nil {
 		return nil, err
 	}
-	s := &store{c: c, noText: noText, maxText: maxText, marks: make([]mark, partitions)}
-	s.forget()
-	if err := s.open(identity); err != nil {
-		return nil, errors.Join(err, c.close())
+	s := &store{file: f}
+	err = s.prepare()
+	if err == nil {
+		s.search, err = openSearch(searchName, v, identity, partitions, noText)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.c.close())
 	}
 	return s, nil
 }
 
-var errOther = errors.New("the index is of another version or journal")
-
-func (s *store) open(identity string) error {
-	for _, p := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-49152", "PRAGMA wal_autocheckpoint=4000", "PRAGMA temp_store=MEMORY"} {
-		if err := s.c.exec(p); err != nil {
-			return err
-		}
-	}
-	tables, err := s.c.prepare("SELECT count(*) FROM sqlite_schema")
-	if err != nil {
-		return err
-	}
-	if _, err := tables.row(); err != nil {
-		return err
-	}
-	count := tables.colInt(0)
-	if err := tables.done(); err != nil {
-		return err
-	}
-	if count == 0 {
-		if err := s.create(identity); err != nil {
-			return err
-		}
-	}
-	meta, err := s.c.prepare("SELECT key, value FROM meta")
-	if err != nil {
-		return err
-	}
-	found := map[string]string{}
-	for {
-		more, err := meta.row()
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-		found[meta.colText(0)] = meta.colText(1)
-	}
-	if found["version"] != s.version() || found["journal"] != identity {
-		return errOther
-	}
-	if boot, hasty := found[hastyKey]; hasty && (boot == "" || boot != bootID()) {
-		return fmt.Errorf("%w: the machine stopped while it was being made", errOther)
-	} else if hasty {
-		s.hasty = true // only the process stopped: what it had written is there
-	}
+func (s *store) prepare() (err error) {
 	for _, p := range []struct {
 		to  **stmt
 		sql string
 	}{
-		{&s.agentGet, "SELECT n FROM agents WHERE name=?"},
-		{&s.agentPut, "INSERT INTO agents VALUES (?,?)"},
-		{&s.convGet, "SELECT n, first, last, messages, open, failed FROM conversations WHERE id=?"},
-		{&s.convSet, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=? WHERE n=?"},
+		{&s.convGet, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=?"},
+		{&s.convSet, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?"},
 		{&s.flagsGet, "SELECT flags FROM messages WHERE n=?"},
 		{&s.flagsSet, "UPDATE messages SET flags=? WHERE n=?"},
 		{&s.idGet, "SELECT n FROM messages WHERE id=? AND n & 255 = ? ORDER BY n DESC LIMIT 1"},
-		{&s.deliveryGet, "SELECT d.state, m.kind, c.id, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses FROM deliveries d JOIN messages m ON m.n=d.message LEFT JOIN conversations c ON c.n=m.conversation WHERE d.message=? AND d.recipient=?"},
+		{&s.deliveryGet, "SELECT d.state, m.kind, c.id, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses, d.steps FROM deliveries d JOIN messages m ON m.n=d.message LEFT JOIN conversations c ON c.n=m.conversation WHERE d.message=? AND d.recipient=?"},
 		{&s.failedGet, "SELECT count(*) FROM deliveries WHERE message=? AND state > 4"},
-		{&s.progressPut, "INSERT OR REPLACE INTO progress VALUES (?,?,?,?)"},
 	} {
 		if *p.to, err = s.c.prepare(p.sql); err != nil {
 			return err
@@ -191,163 +161,71 @@ func (s *store) open(identity string) error {
 		columns, rows int
 	}{
 		{&s.messagePut, "INSERT OR FAIL INTO messages", 21, bulkRows},
-		{&s.partyPut, "INSERT OR IGNORE INTO party", 2, bulkRows},
-		{&s.memberPut, "INSERT OR IGNORE INTO members", 2, bulkRows},
-		{&s.tracePut, "INSERT OR IGNORE INTO traces", 2, bulkRows},
-		{&s.textPut, "INSERT INTO texts (rowid, body)", 2, 1},
-		{&s.stepPut, "INSERT OR REPLACE INTO steps", 7, bulkRows},
-		{&s.deliveryPut, "INSERT OR REPLACE INTO deliveries", 12, bulkRows},
-		{&s.convPut, "INSERT OR FAIL INTO conversations", 7, bulkRows},
+		// Into a table that is nothing but its key, SQLite replaces without a
+		// look whether the row is there.
+		{&s.memberPut, "INSERT OR REPLACE INTO members", 2, bulkRows},
+		{&s.tracePut, "INSERT OR REPLACE INTO traces", 2, bulkRows},
+		{&s.deliveryPut, "INSERT OR REPLACE INTO deliveries", 13, bulkRows},
+		{&s.convPut, "INSERT OR FAIL INTO conversations", 8, bulkRows},
 	} {
 		if *p.to, err = s.c.prepareBulk(p.sql, p.columns, p.rows); err != nil {
 			return err
 		}
 	}
-	return s.load()
+	if err := s.agents.open(s.file); err != nil {
+		return err
+	}
+	s.forget()
+	if err := s.load(); err != nil {
+		return err
+	}
+	if s.lastConv == 0 {
+		s.seen = new(seen)
+	}
+	return nil
 }
 
-// version also says what is left out: the other way needs other contents.
-func (s *store) version() string {
-	if s.noText {
-		return version + " without text"
+// load reads what the next rows follow.
+func (s *store) load() (err error) {
+	if err := s.agents.load(s.file); err != nil {
+		return err
 	}
-	return fmt.Sprintf("%s %d", version, s.maxText)
+	if s.lastConv, err = s.number("SELECT max(n) FROM conversations"); err != nil {
+		return err
+	}
+	return s.file.load()
 }
 
-func (s *store) create(identity string) error {
-	if err := s.c.exec("BEGIN IMMEDIATE;" + schema); err != nil {
-		return err
+func (s *store) files() [2]*file { return [2]*file{s.file, s.search.file} }
+
+// start is the last record of a partition that both files have.
+func (s *store) start(p int) uint64 {
+	at := s.marks[p].sequence
+	for _, f := range s.files() {
+		at = min(at, f.marks[p].sequence)
 	}
-	put, err := s.c.prepare("INSERT INTO meta VALUES (?,?)")
-	if err != nil {
-		return err
-	}
-	for _, kv := range [][2]string{{"version", s.version()}, {"journal", identity}} {
-		if err := put.text(kv[0]).text(kv[1]).run(); err != nil {
-			return err
-		}
-	}
-	return s.c.exec("COMMIT")
+	return at
 }
 
-// hastyKey of meta stands in a file as long as the disk was not waited for.
-const hastyKey = "hasty"
-
-// bootID tells one run of the machine from others; "" where nothing does.
-func bootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
+// settle ends the haste of both files.
+func (s *store) settle() (err error) {
+	for _, f := range s.files() {
+		err = errors.Join(err, f.settle())
 	}
-	return strings.TrimSpace(string(b))
+	return err
 }
 
-// hasten stops waiting for the disk while much is written: an index can be
-// made again. The file says so before it is true, so that one of which the
-// machine may have lost something is never taken for whole.
-func (s *store) hasten() error {
-	if s.hasty {
-		return s.c.exec(hastyMode)
+func (s *store) close() (err error) {
+	for _, f := range s.files() {
+		err = errors.Join(err, f.close())
 	}
-	q, err := s.c.prepare("INSERT OR REPLACE INTO meta VALUES ('" + hastyKey + "',?)")
-	if err != nil {
-		return err
-	}
-	boot := bootID()
-	if boot == "" {
-		boot = "unknown"
-	}
-	if err := errors.Join(q.text(boot).run(), s.c.finalize(q)); err != nil {
-		return err
-	}
-	s.hasty = true
-	if ok, err := s.checkpoint(); err != nil || !ok {
-		return err // a reader keeps the mark from the disk: no haste this time
-	}
-	return s.c.exec(hastyMode)
-}
-
-const (
-	hastyMode  = "PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=16000"
-	steadyMode = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=4000"
-)
-
-// settle ends the haste once all that was written is on the disk. Where a
-// reader keeps it from getting there, the mark stays until the next time.
-func (s *store) settle() error {
-	if !s.hasty {
-		return nil
-	}
-	if err := s.c.exec(steadyMode); err != nil {
-		return err
-	}
-	// The write is there for the checkpoint: with nothing to bring home it
-	// would sync nothing.
-	if err := s.c.exec("UPDATE meta SET value=value WHERE key='" + hastyKey + "'"); err != nil {
-		return err
-	}
-	if ok, err := s.checkpoint(); err != nil || !ok {
-		return err
-	}
-	s.hasty = false
-	return s.c.exec("DELETE FROM meta WHERE key='" + hastyKey + "'")
-}
-
-// checkpoint brings what was committed home into the file, and reports whether
-// all of it got there and was synced.
-func (s *store) checkpoint() (bool, error) {
-	q, err := s.c.prepare("PRAGMA wal_checkpoint(TRUNCATE)")
-	if err != nil {
-		return false, err
-	}
-	found, err := q.row()
-	ok := err == nil && found && q.colInt(0) == 0
-	return ok, errors.Join(err, s.c.finalize(q))
-}
-
-// load reads how far the partitions are indexed.
-func (s *store) load() error {
-	clear(s.marks)
-	for _, v := range []struct {
-		to  *int64
-		sql string
-	}{{&s.lastAgent, "SELECT max(n) FROM agents"}, {&s.lastConv, "SELECT max(n) FROM conversations"}} {
-		q, err := s.c.prepare(v.sql)
-		if err != nil {
-			return err
-		}
-		if _, err := q.row(); err != nil {
-			return err
-		}
-		*v.to = q.colInt(0)
-		if err := s.c.finalize(q); err != nil {
-			return err
-		}
-	}
-	q, err := s.c.prepare("SELECT partition, sequence, clock, print FROM progress")
-	if err != nil {
-		return err
-	}
-	for {
-		more, err := q.row()
-		if err != nil {
-			return err
-		}
-		if !more {
-			return s.c.finalize(q)
-		}
-		if p := q.colInt(0); p >= 0 && int(p) < len(s.marks) {
-			s.marks[p] = mark{uint64(q.colInt(1)), q.colInt(2), uint64(q.colInt(3))}
-		}
-	}
+	return err
 }
 
 func (s *store) forget() {
-	s.agents, s.convs = map[string]int64{}, map[parley.ID]*conversation{}
+	s.agents.known, s.convs = map[string]int64{}, map[parley.ID]*conversation{}
 	s.ids, s.rows = map[idKey]int64{}, map[rowKey]*delivery{}
 }
-
-func (s *store) close() error { return errors.Join(s.settle(), s.c.close()) }
 
 // printOf is a short digest by which a record is known again.
 func printOf(r *journal.Record) uint64 {
@@ -399,21 +277,10 @@ func (x *Index) prepare(r *journal.Record) entry {
 // add puts a record into the transaction.
 func (s *store) add(e *entry) error {
 	r := e.r
-	p := r.Position.Partition
-	mk := &s.marks[p]
-	if r.Position.Sequence <= mk.sequence {
-		return nil
+	n, err := s.next(r)
+	if err != nil || n == 0 {
+		return err
 	}
-	if !s.begun {
-		if err := s.c.exec("BEGIN IMMEDIATE"); err != nil {
-			return err
-		}
-		s.begun = true
-	}
-	mk.sequence = r.Position.Sequence
-	mk.clock = max(mk.clock+1, r.Time.UnixMicro())
-	mk.print = printOf(r)
-	n := mk.clock<<8 | int64(p)
 	if r.Message != nil {
 		if err := s.message(e, n); err != nil {
 			return fmt.Errorf("index record %s: %w", r.Position, err)
@@ -424,32 +291,8 @@ func (s *store) add(e *entry) error {
 			return fmt.Errorf("index record %s: %w", r.Position, err)
 		}
 	}
-	s.records++
-	s.bytes += sizeOf(r) + len(e.body)
+	s.bytes += sizeOf(r)
 	return nil
-}
-
-func (s *store) agent(name string) (int64, error) {
-	if n, ok := s.agents[name]; ok {
-		return n, nil
-	}
-	if name == "" {
-		return 0, nil
-	}
-	found, err := s.agentGet.text(name).row()
-	if err != nil {
-		return 0, err
-	}
-	n := s.lastAgent + 1
-	if found {
-		n = s.agentGet.colInt(0)
-		err = s.agentGet.done()
-	} else {
-		s.lastAgent = n
-		err = s.agentPut.int(n).text(name).run()
-	}
-	s.agents[name] = n
-	return n, err
 }
 
 func (s *store) conversation(id parley.ID) (*conversation, error) {
@@ -460,17 +303,24 @@ func (s *store) conversation(id parley.ID) (*conversation, error) {
 		return c, nil
 	}
 	c := &conversation{}
-	found, err := s.convGet.blob(id[:]).row()
-	if err != nil {
-		return nil, err
+	found := s.seen == nil || s.seen.maybe(id)
+	if found {
+		var err error
+		if found, err = s.convGet.blob(id[:]).row(); err != nil {
+			return nil, err
+		}
 	}
+	var err error
 	if found {
 		q := s.convGet
 		c.n, c.first, c.last, c.messages, c.open, c.failed = q.colInt(0), q.colInt(1), q.colInt(2), q.colInt(3), q.colInt(4), q.colInt(5)
-		err = q.done()
+		err = errors.Join(json.Unmarshal(q.colBytes(6), &c.members), q.done())
 	} else {
 		s.lastConv++
 		c.n, c.fresh, c.dirty = s.lastConv, true, true
+		if s.seen != nil {
+			s.seen.add(id)
+		}
 	}
 	s.convs[id] = c
 	return c, err
@@ -479,6 +329,7 @@ func (s *store) conversation(id parley.ID) (*conversation, error) {
 func (s *store) message(e *entry, n int64) error {
 	r, m := e.r, e.r.Message
 	w := row{n: n, e: *e}
+	w.e.body = ""
 	var err error
 	if w.sender, err = s.agent(m.From); err != nil {
 		return err
@@ -508,18 +359,13 @@ func (s *store) message(e *entry, n int64) error {
 		}
 		c.dirty = true
 	}
-	if e.body != "" {
-		s.texts = append(s.texts, len(s.messages))
-	}
 	s.messages = append(s.messages, w)
-	parties := append(make([]int64, 0, 8), w.sender, w.recipient)
 	for i := range r.Open {
 		o := &r.Open[i]
 		to, err := s.agent(o.To)
 		if err != nil {
 			return err
 		}
-		parties = append(parties, to)
 		d := &delivery{state: parley.Waiting, kind: m.Kind, conv: m.Conversation, opened: r.Time.UnixNano(), changed: r.Time.UnixNano(), dirty: true}
 		if !o.NotBefore.IsZero() {
 			d.next = o.NotBefore.UnixNano()
@@ -527,25 +373,27 @@ func (s *store) message(e *entry, n int64) error {
 		if o.Attempt == 1 {
 			d.state, d.attempts, d.next = parley.Delivering, 1, 0
 		}
+		d.steps = packStep(make([]byte, 0, 48), r, d, "")
 		s.rows[rowKey{n, to}] = d
 		s.count(d, 0)
-		s.steps = append(s.steps, stepRow{n, to, int64(r.Position.Sequence), int64(d.state), d.attempts, d.changed, ""})
 	}
 	if len(r.Open) > 0 {
 		s.ids[idKey{m.ID, r.Position.Partition}] = n
 	}
-	slices.Sort(parties)
-	for _, a := range slices.Compact(parties) {
-		if a == 0 {
-			continue
+	if c != nil {
+		var room [8]int64
+		parties, err := s.agents.of(r, room[:0])
+		if err != nil {
+			return err
 		}
-		s.parties = append(s.parties, [2]int64{a, n})
-		if c == nil || slices.Contains(c.members, a) {
-			continue
-		}
-		s.members = append(s.members, [2]int64{a, c.n})
-		if len(c.members) < 8 {
-			c.members = append(c.members, a)
+		for _, a := range parties {
+			if slices.Contains(c.members, a) {
+				continue
+			}
+			s.members = append(s.members, [2]int64{a, c.n})
+			if len(c.members) < maxListed {
+				c.members = append(c.members, a)
+			}
 		}
 	}
 	if c != nil && e.trace != nil && !bytes.Equal(c.trace, e.trace) {
@@ -578,44 +426,19 @@ func (s *store) flush() error {
 	if err := s.messagePut.insert(len(s.messages), func(q *stmt, i int) { s.messages[i].bind(q) }); err != nil {
 		return err
 	}
-	pair := func(list [][2]int64) func(*stmt, int) {
-		slices.SortFunc(list, func(a, b [2]int64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
-		return func(q *stmt, i int) { q.int(list[i][0]).int(list[i][1]) }
-	}
-	if err := s.partyPut.insert(len(s.parties), pair(s.parties)); err != nil {
-		return err
-	}
-	if err := s.memberPut.insert(len(s.members), pair(s.members)); err != nil {
+	if err := s.memberPut.insert(len(s.members), sorted(s.members)); err != nil {
 		return err
 	}
 	slices.SortFunc(s.traces, func(a, b traced) int {
 		return cmp.Or(bytes.Compare(a.trace, b.trace), cmp.Compare(a.conversation, b.conversation))
 	})
-	if err := s.tracePut.insert(len(s.traces), func(q *stmt, i int) { q.blob(s.traces[i].trace).int(s.traces[i].conversation) }); err != nil {
-		return err
-	}
-	slices.SortFunc(s.steps, func(a, b stepRow) int {
-		return cmp.Or(cmp.Compare(a.message, b.message), cmp.Compare(a.recipient, b.recipient), cmp.Compare(a.sequence, b.sequence))
-	})
-	if err := s.stepPut.insert(len(s.steps), func(q *stmt, i int) {
-		w := &s.steps[i]
-		q.int(w.message).int(w.recipient).int(w.sequence).int(w.state).int(w.attempt).int(w.time).text(w.code)
-	}); err != nil {
-		return err
-	}
-	// The full text index wants growing keys: it flushes at any other.
-	slices.SortFunc(s.texts, func(a, b int) int { return cmp.Compare(s.messages[a].n, s.messages[b].n) })
-	return s.textPut.insert(len(s.texts), func(q *stmt, i int) {
-		w := &s.messages[s.texts[i]]
-		q.int(w.n).text(w.e.body)
-	})
+	return s.tracePut.insert(len(s.traces), func(q *stmt, i int) { q.blob(s.traces[i].trace).int(s.traces[i].conversation) })
 }
 
 // empty forgets what was gathered.
 func (s *store) empty() {
 	clear(s.messages)
-	s.messages, s.texts, s.parties, s.members, s.traces, s.steps = s.messages[:0], s.texts[:0], s.parties[:0], s.members[:0], s.traces[:0], s.steps[:0]
-	s.begun, s.records, s.bytes = false, 0, 0
+	s.messages, s.members, s.traces = s.messages[:0], s.members[:0], s.traces[:0]
 }
 
 // open reports whether something is still expected to happen to d.
@@ -724,7 +547,7 @@ func (s *store) step(r *journal.Record, t *journal.Step) error {
 		return err
 	}
 	s.count(d, was)
-	s.steps = append(s.steps, stepRow{n, to, int64(r.Position.Sequence), int64(d.state), d.attempts, d.changed, code})
+	d.steps = packStep(d.steps, r, d, code)
 	return nil
 }
 
@@ -739,7 +562,7 @@ func (s *store) delivery(n, to int64) (*delivery, error) {
 		return nil, err
 	}
 	d := &delivery{state: parley.DeliveryState(q.colInt(0)), kind: parley.Kind(q.colInt(1)), attempts: q.colInt(3), postponed: q.colInt(4),
-		opened: q.colInt(5), changed: q.colInt(6), next: q.colInt(7), code: q.colText(8), error: q.colText(9), losses: q.colText(11)}
+		opened: q.colInt(5), changed: q.colInt(6), next: q.colInt(7), code: q.colText(8), error: q.colText(9), losses: q.colText(11), steps: bytes.Clone(q.colBytes(12))}
 	copy(d.conv[:], q.colBytes(2))
 	copy(d.reply[:], q.colBytes(10))
 	d.before = d.state
@@ -779,15 +602,7 @@ func (s *store) commit() error {
 	if err := s.putConversations(); err != nil {
 		return err
 	}
-	for p, m := range s.marks {
-		if m.sequence == 0 {
-			continue
-		}
-		if err := s.progressPut.int(int64(p)).int(int64(m.sequence)).int(m.clock).int(int64(m.print)).run(); err != nil {
-			return err
-		}
-	}
-	if err := s.c.exec("COMMIT"); err != nil {
+	if err := s.end(); err != nil {
 		return err
 	}
 	s.empty()
@@ -800,16 +615,13 @@ func (s *store) commit() error {
 	if len(s.convs) > maxCached {
 		clear(s.convs)
 	}
-	if len(s.agents) > maxCached {
-		clear(s.agents)
-	}
 	return nil
 }
 
 // bind binds the columns of deliveries.
 func (d *delivery) bind(q *stmt, k rowKey) {
 	q.int(k.message).int(k.recipient).int(int64(d.state)).int(d.attempts).int(d.postponed).int(d.opened).int(d.changed).positive(d.next).
-		text(d.code).text(d.error).id(d.reply).text(d.losses)
+		text(d.code).text(d.error).id(d.reply).text(d.losses).blob(d.steps)
 }
 
 func (s *store) putConversations() error {
@@ -818,22 +630,39 @@ func (s *store) putConversations() error {
 		*conversation
 	}
 	var list []fresh
+	var agents []byte
 	for id, c := range s.convs {
 		if !c.dirty {
 			continue
 		}
 		if c.fresh {
 			list = append(list, fresh{id, c})
-		} else if err := s.convSet.int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).int(c.n).run(); err != nil {
-			return err
+		} else {
+			agents = c.agents(agents[:0])
+			if err := s.convSet.int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).text(string(agents)).int(c.n).run(); err != nil {
+				return err
+			}
 		}
 		c.dirty, c.fresh = false, false
 	}
 	slices.SortFunc(list, func(a, b fresh) int { return cmp.Compare(a.n, b.n) })
 	return s.convPut.insert(len(list), func(q *stmt, i int) {
 		c := &list[i]
-		q.int(c.n).blob(c.id[:]).int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed)
+		agents = c.agents(agents[:0])
+		q.int(c.n).blob(c.id[:]).int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).text(string(agents))
 	})
+}
+
+// agents appends the array of those that c lists.
+func (c *conversation) agents(b []byte) []byte {
+	b = append(b, '[')
+	for i, a := range c.members {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, a, 10)
+	}
+	return append(b, ']')
 }
 
 // gone reports whether a delivery was given up.
@@ -877,27 +706,55 @@ func (s *store) failed(n int64, d *delivery) error {
 	return s.flagsSet.int(now).int(n).run()
 }
 
-// full reports whether the transaction holds enough. A great one costs less
-// for each record; a small one lets others see sooner what is new.
-func (s *store) full(batch int) bool {
-	most := maxBytes
-	if s.hasty {
-		batch, most = 4*batch, 2*maxBytes
-	}
-	return s.records >= batch || s.bytes >= most
-}
-
-const maxBytes = 32 << 20
-
-// rollback undoes the transaction; the marks are read again.
+// rollback undoes the transactions; the marks are read again.
 func (s *store) rollback() error {
 	s.forget()
 	s.empty()
-	// There may be no transaction any more: SQLite ends it by itself at some
-	// failures.
-	_ = s.c.exec("ROLLBACK")
-	return s.load()
+	return errors.Join(s.search.rollback(), s.undo(), s.load())
 }
+
+// packStep appends a change of a delivery: the sequence of its record, state,
+// attempt, time and code, behind the number of bytes that they take.
+func packStep(b []byte, r *journal.Record, d *delivery, code string) []byte {
+	var x [64]byte
+	s := binary.AppendUvarint(x[:0], r.Position.Sequence)
+	s = append(s, byte(d.state))
+	s = binary.AppendUvarint(s, uint64(d.attempts))
+	s = binary.AppendVarint(s, d.changed)
+	s = append(s, code...)
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// unpackSteps reads what packStep appended.
+func unpackSteps(b []byte) (out []Step, err error) {
+	for len(b) > 0 {
+		size, n := binary.Uvarint(b)
+		if n <= 0 || size > uint64(len(b)-n) {
+			return nil, errSteps
+		}
+		s := b[n : n+int(size)]
+		b = b[n+int(size):]
+		var x Step
+		if x.Position.Sequence, n = binary.Uvarint(s); n <= 0 || n >= len(s) {
+			return nil, errSteps
+		}
+		x.State = parley.DeliveryState(s[n])
+		s = s[n+1:]
+		attempt, n := binary.Uvarint(s)
+		if n <= 0 {
+			return nil, errSteps
+		}
+		nanos, k := binary.Varint(s[n:])
+		if k <= 0 {
+			return nil, errSteps
+		}
+		x.Attempt, x.Time, x.Code = int(attempt), time.Unix(0, nanos).UTC(), parley.Code(s[n+k:])
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+var errSteps = &sqliteError{sqlite3.SQLITE_CORRUPT, "the steps of a delivery cannot be read"}
 
 // microseconds of a key.
 func timeOf(n int64) time.Time { return time.UnixMicro(n >> 8).UTC() }
