@@ -338,6 +338,11 @@ func TestKeys(t *testing.T) {
 		w, _, _ := setup(cardText(alice.ID(), 300, CardKeyOf(alice, false), CardKeyOf(alice2, true)))
 		w.want(send(w, alice), 401, CodeAuthFailed)
 		w.want(send(w, alice2), 200, "")
+		// Of two active keys the one that is named counts, no other.
+		w, _, _ = setup(cardText(alice.ID(), 300, CardKeyOf(alice, true), CardKeyOf(alice2, true)))
+		w.want(send(w, identity(t, alice.ID(), "a2", 1)), 401, CodeAuthFailed)
+		w.want(send(w, alice), 200, "")
+		w.want(send(w, alice2), 200, "")
 	})
 	t.Run("SAM-073 one refresh for an unknown kid", func(t *testing.T) {
 		w, web, _ := setup(cardText(alice.ID(), 300, CardKeyOf(alice, true)))
@@ -578,6 +583,7 @@ func TestDelegation(t *testing.T) {
 		{"scope of numbers", forge(eddsa, claims(`,"scope":[1],"maxDepth":1`+exp)), ErrDelegation},
 		{"SAM-104 depth 0", forge(eddsa, claims(`,"scope":[],"maxDepth":0`+exp)), ErrDelegationExceeded},
 		{"depth true", forge(eddsa, claims(`,"scope":[],"maxDepth":true`+exp)), ErrDelegation},
+		{"depth 0.5", forge(eddsa, claims(`,"scope":[],"maxDepth":0.5`+exp)), ErrDelegation},
 		{"depth 2.0", forge(eddsa, claims(`,"scope":[],"maxDepth":2.0`+exp)), nil},
 		{"depth 1e99", forge(eddsa, claims(`,"scope":[],"maxDepth":1e99`+exp)), ErrDelegation},
 		{"duplicate claim", forge(eddsa, claims(`,"scope":[],"maxDepth":1,"maxDepth":9`+exp)), ErrDelegation},
