@@ -3,6 +3,9 @@ package agh
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -302,7 +305,7 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 	}
 	if d.Limits.Depth > 0 {
 		if err := jsonx.Valid(b, d.Limits.Depth); err != nil {
-			return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+			return nil, unreadable(err)
 		}
 	}
 	var w lenientWire
@@ -313,7 +316,7 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 		err = jsonx.DecodeKnown(b, &w.wire)
 	}
 	if err != nil {
-		return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+		return nil, unreadable(err)
 	}
 	if t := bytes.TrimLeft(b, " \t\r\n"); t[0] != '{' {
 		return nil, malformed(StepParse, "", "must be a JSON object")
@@ -321,7 +324,7 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 	if len(w.Unknown) > 0 {
 		var m map[string]jsonx.Value
 		if err := jsonx.Decode(w.Unknown, &m); err != nil {
-			return nil, malformed(StepParse, "", "not an AGH envelope").because(err)
+			return nil, unreadable(err)
 		}
 		if _, ok := m["interaction_id"]; ok {
 			return nil, malformed(StepParse, "interaction_id", "is a member of an older draft")
@@ -363,6 +366,49 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 		}
 	}
 	return p, nil
+}
+
+// unreadable says which member is wrong, and how. The name of a member is the
+// sender's own: it is told as far as a name of the page is long.
+func unreadable(err error) *Error {
+	const most = 64
+	field, text := "", "must be one JSON object"
+	var j *jsonx.Error
+	if errors.As(err, &j) {
+		field = strings.NewReplacer("~1", "/", "~0", "~").Replace(strings.ReplaceAll(strings.TrimPrefix(j.Pointer, "/"), "/", "."))
+		if len(field) > most {
+			field = strings.ToValidUTF8(field[:most], "") + "…"
+		}
+		switch {
+		case errors.Is(err, jsonx.ErrUnknown) && field == "interaction_id":
+			text = "is a member of an older draft"
+		case errors.Is(err, jsonx.ErrUnknown) && slices.ContainsFunc(memberNames[:], func(k string) bool { return strings.EqualFold(k, field) }):
+			text = "is no member of an envelope: names are compared with case"
+		case errors.Is(err, jsonx.ErrUnknown):
+			text = "is no member of an envelope; put it into ext"
+		case errors.Is(err, jsonx.ErrDuplicate):
+			text = "is given more than once"
+		case errors.Is(err, jsonx.ErrType) && field != "":
+			text = "has the wrong type: " + wantedType(field)
+		case errors.Is(err, jsonx.ErrType):
+		default:
+			if text = j.Is.Error(); j.Offset > 0 {
+				text += " at byte " + strconv.FormatInt(j.Offset, 10)
+			}
+		}
+	}
+	return malformed(StepParse, field, text).because(err)
+}
+
+// wantedType is what a member must be.
+func wantedType(member string) string {
+	switch member {
+	case "ts", "expires_at":
+		return "want an integer of Unix seconds, without fraction and exponent"
+	case "body", "proof", "ext":
+		return "want an object"
+	}
+	return "want a string"
 }
 
 func object(v jsonx.Value, name string) (json.RawMessage, error) {
