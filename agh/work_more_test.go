@@ -1,0 +1,77 @@
+package agh
+
+import (
+	"context"
+	"fmt"
+	"testing"
+)
+
+// A capability begins and resumes work as a say does, but nobody writes a
+// receipt for one that comes too late; every receipt but a refusal leaves the
+// state; and what is stale leaves no work behind.
+func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
+	doc, err := (&Capability{ID: "a", Summary: "s", Outcome: "o"}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	capability := with(workText, "kind", "capability", "id", "cap", "body", js(`{"capability":`+string(doc)+`}`))
+	state := func(w *WorkTable) WorkState {
+		x, _, _ := w.Work(context.Background(), "ws", "work_1")
+		return x.State
+	}
+	t.Run("AGH-070 a capability opens work", func(t *testing.T) {
+		r, w := workNode(t)
+		if res := receive(r, capability); res.Outcome != Accepted || state(w) != StateSubmitted || res.Work.Initiator != "alice" || res.Work.Target != "bob" {
+			t.Errorf("%+v", res)
+		}
+	})
+	t.Run("AGH-071 AGH-077 either participant resumes, by either kind", func(t *testing.T) {
+		for i, raw := range []string{capability, with(workText, "id", "s"), with(capability, "from", "bob", "to", "alice"), with(workText, "id", "s", "from", "bob", "to", "alice")} {
+			r, w := workNode(t)
+			receive(r, workText)
+			receive(r, traceText("bob", "alice", "needs_input", "t"))
+			if res := receive(r, raw); res.Outcome != Accepted || state(w) != StateWorking {
+				t.Errorf("%d: %s, %v", i, state(w), res.Err)
+			}
+		}
+	})
+	t.Run("AGH-072 AGH-081 no receipt for a capability that comes too late", func(t *testing.T) {
+		r, w := workNode(t)
+		r.Self = "hub"
+		receive(r, workText)
+		receive(r, traceText("bob", "alice", "failed", "t"))
+		if res := receive(r, capability); ReasonOf(res.Err) != ReasonWorkClosed || len(res.Published) > 0 || res.Relay || state(w) != StateFailed {
+			t.Errorf("%+v", res)
+		}
+	})
+	t.Run("AGH-071 receipts that refuse nothing leave the state", func(t *testing.T) {
+		for _, from := range []WorkState{StateSubmitted, StateWorking, StateNeedsInput} {
+			for _, status := range []ReceiptStatus{StatusAccepted, StatusDuplicate, StatusExpired, StatusUnsupported} {
+				r, w := workNode(t)
+				receive(r, workText)
+				if from != StateSubmitted {
+					receive(r, traceText("bob", "alice", string(from), "t"))
+				}
+				if res := receive(r, receiptText("bob", "alice", string(status), "e")); res.Outcome != Accepted || state(w) != from {
+					t.Errorf("%s in %s: %s, %v", status, from, state(w), res.Err)
+				}
+			}
+		}
+	})
+	t.Run("AGH-080 what is stale leaves no work", func(t *testing.T) { // digest §12 (10)
+		r := node(t, nil, "bob")
+		w := &WorkTable{}
+		r.Works = w
+		for i, raw := range []string{with(workText, "ts", clock-301), with(workText, "expires_at", clock)} {
+			if res := receive(r, with(raw, "id", fmt.Sprint(i))); ReasonOf(res.Err) != ReasonExpired || len(res.Published) != 1 || len(w.works) != 0 {
+				t.Errorf("%+v, %d works", res, len(w.works))
+			}
+		}
+	})
+	t.Run("AGH-045 each refusal needs a reason", func(t *testing.T) {
+		for _, s := range []ReceiptStatus{StatusRejected, StatusDuplicate, StatusExpired, StatusUnsupported} {
+			refuses(t, string(s), with(workText, "kind", "receipt", "body", map[string]any{"for_id": "m", "status": s}), ReasonMalformed)
+			accepts(t, string(s), with(workText, "kind", "receipt", "body", map[string]any{"for_id": "m", "status": s, "reason_code": "busy"}))
+		}
+	})
+}
