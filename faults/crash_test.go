@@ -82,24 +82,32 @@ type crash struct {
 	sent  int
 }
 
-func newCrash(t *testing.T, stream uint64) *crash {
+// crashChoices gives how often a hub is killed, and what the moments follow from.
+func crashChoices(t *testing.T, usual int) (rounds int, seed uint64) {
 	t.Helper()
-	c := &crash{dir: t.TempDir(), rounds: 20, seed: rand.Uint64(), client: newClient(t)}
+	rounds, seed = usual, rand.Uint64()
 	if s := os.Getenv("PARLEY_CRASH_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 1 {
 			t.Fatalf("PARLEY_CRASH_ROUNDS=%q: want a number", s)
 		}
-		c.rounds = n
+		rounds = n
 	}
 	if s := os.Getenv("PARLEY_CRASH_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
 			t.Fatalf("PARLEY_CRASH_SEED=%q: want a number", s)
 		}
-		c.seed = n
+		seed = n
 	}
-	t.Logf("PARLEY_CRASH_SEED=%d", c.seed)
+	t.Logf("PARLEY_CRASH_SEED=%d", seed)
+	return rounds, seed
+}
+
+func newCrash(t *testing.T, stream uint64) *crash {
+	t.Helper()
+	c := &crash{dir: t.TempDir(), client: newClient(t)}
+	c.rounds, c.seed = crashChoices(t, 20)
 	c.rnd = rand.New(rand.NewPCG(c.seed, stream))
 	c.data = filepath.Join(c.dir, "data")
 	for i := range 3 {

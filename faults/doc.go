@@ -5,7 +5,9 @@
 //
 // What the tests need and how they are tuned:
 //
-//	PARLEY_CRASH_ROUNDS  how often each hub is killed; 20 when not set
+//	PARLEY_CRASH_ROUNDS  how often each hub is killed; when not set, 20 times
+//	                     under SAMVAD load, and 5 times with at-most-once and 3
+//	                     with at-least-once while agents of all protocols speak
 //	PARLEY_CRASH_SEED    repeats the random choices of a run that failed
 //	PARLEY_SMALLFS       a mounted file system of some 64 MiB for the tests of a
 //	                     full disk, where the tests may not mount one themselves
