@@ -221,9 +221,9 @@ type wanted struct {
 	fails  string // the answer is an ErrorMessage that begins so
 }
 
-// want is the digest's judgement of a request where it departs from the
+// expectedAnswer is the digest's judgement of a request where it departs from the
 // reference's answer.
-func want(t *testing.T, c vectorCase, method, path, contentType, body string, sync bool) (w wanted, departs bool) {
+func expectedAnswer(t *testing.T, c vectorCase, method, path, contentType, body string, sync bool) (w wanted, departs bool) {
 	status := field[int](t, c.Expect, "status")
 	onSubmit := strings.Split(path, "?")[0] == "/submit"
 	if !onSubmit {
@@ -314,7 +314,7 @@ func runHTTP(t *testing.T, s *Server, re *resigner, target *Identity, c vectorCa
 			check(rec.Header().Get(name) == value, "header %s is %q, want %q", name, rec.Header().Get(name), value)
 		}
 	}
-	w, departs := want(t, c, method, path, r.Header.Get("Content-Type"), body, sync)
+	w, departs := expectedAnswer(t, c, method, path, r.Header.Get("Content-Type"), body, sync)
 	if departs {
 		check(rec.Code == w.status, "status %d, want %d", rec.Code, w.status)
 	} else {
