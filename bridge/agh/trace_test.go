@@ -19,7 +19,7 @@ func TestTraceIsKept(t *testing.T) {
 	if got := at(w3c); got != w3c {
 		t.Errorf("trace %s", got)
 	}
-	if at("trace_1") != at("trace_1") || at("trace_1") == at("trace_2") || at("") == at("trace_1") {
+	if one := at("trace_1"); at("trace_1") != one || one == at("trace_2") || at("") == at("trace_1") {
 		t.Error("ids of another form do not lead to one trace each")
 	}
 }
