@@ -403,8 +403,13 @@ func directMessage(m *nats.Msg) (s *stored, status string) {
 
 // Reading goes in pages: one request, many answers, no consumer that the
 // engine would have to keep.
+//
+// The first pages are small, for who wants little. The others are as large as
+// their bytes allow: for each page, the engine counts what a stream in memory
+// holds behind it, message by message.
 const (
-	pageMessages  = 512
+	firstPage     = 512
+	largestPage   = 8192
 	filterPage    = 4096
 	pageBytes     = 4 << 20
 	pageTimeLimit = 30 * time.Second
@@ -431,8 +436,8 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}
-	for seq <= last {
-		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, seq, pageMessages, pageBytes)
+	for page := firstPage; seq <= last; page = min(2*page, largestPage) {
+		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, seq, page, pageBytes)
 		if subject != "" {
 			body = fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d,"next_by_subj":%q}`, seq, filterPage, pageBytes, subject)
 		}
