@@ -150,7 +150,6 @@ type Hub struct {
 	unsaid  map[parley.ID][]parley.Loss      // of their events, where those have no deliveries
 	timers  map[parley.ID]*time.Timer        // deadlines of requests that were delivered and not answered
 	inboxes map[string]*inbox
-	unsure  lostAppends
 	started bool
 	ended   bool // Close has no more patience
 }
@@ -275,10 +274,19 @@ func (h *Hub) Close(ctx context.Context) error {
 	// Callers of this process wait with contexts of their own.
 	stop := context.AfterFunc(ctx, func() {
 		h.mu.Lock()
-		defer h.mu.Unlock()
 		h.ended = true
 		for _, cancel := range h.running {
 			cancel()
+		}
+		var held []*waiter
+		for _, w := range h.waiters {
+			if w.held != nil {
+				held = append(held, w)
+			}
+		}
+		h.mu.Unlock()
+		for _, w := range held {
+			w.dismiss()
 		}
 	})
 	defer stop()
@@ -433,6 +441,15 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 		return nil, err
 	}
 	c.a = a
+	if len(a.claims) == 1 {
+		h.mu.Lock()
+		c.w.held = a.claims[0].claim
+		ended := h.ended
+		h.mu.Unlock()
+		if ended {
+			c.w.dismiss()
+		}
+	}
 	return c, nil
 }
 
@@ -444,6 +461,9 @@ func (h *Hub) leave(a *accepted) {
 
 // first makes the attempt that was recorded with the request.
 func (h *Hub) first(ctx context.Context, a *accepted, w *waiter) {
+	if !w.began.CompareAndSwap(false, true) {
+		return // the hub ended before the caller came to it
+	}
 	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: a.claims[0].to, Sync: true})
 	switch {
 	case r.Reply != nil:
@@ -595,9 +615,6 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 	if err != nil || prior != nil {
 		for _, c := range a.claims {
 			c.claim.Release()
-		}
-		if errors.Is(err, journal.ErrUnknown) && len(a.claims) > 0 {
-			h.unmade(m.ID, waits, a.claims)
 		}
 		if err != nil {
 			return nil, recordError(err)
@@ -807,9 +824,6 @@ func (h *Hub) recorded(r *journal.Record) {
 		}
 	}
 	m := r.Message
-	if m != nil {
-		h.landed(m.ID)
-	}
 	if m == nil || m.InReplyTo.IsZero() || m.Kind == parley.Cancel || r.Refused != nil {
 		return
 	}

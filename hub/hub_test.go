@@ -517,13 +517,12 @@ func TestConcurrentLoad(t *testing.T) {
 // Close waits for callers of this process, and ends them when its time is up.
 func TestCloseEndsCallers(t *testing.T) {
 	h := start(t, nil)
-	if err := h.Handle(echo("echo")); err != nil {
+	begun := make(chan struct{}, 1)
+	stuck := parley.RawSkill("stuck", func(context.Context, *parley.Message, parley.Replier) error { token(begun); select {} })
+	if err := h.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{stuck}}); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	begun := make(chan struct{}, 1)
-	stop := h.Journal().Watch(func(*journal.Record) { token(begun) })
-	defer stop()
 	go func() {
 		m, err := h.Ask(context.Background(), ask("echo", "stuck", ""))
 		if err == nil && m.Kind != parley.Failure {
@@ -539,6 +538,27 @@ func TestCloseEndsCallers(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// A caller that never comes to its call does not hold up the end of the hub,
+// and is told when it comes after all.
+func TestCloseWithACallThatNobodyReads(t *testing.T) {
+	h := start(t, nil)
+	if err := h.Handle(echo("echo")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := h.Begin(t.Context(), ask("echo", "echo", "anybody?"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- h.Close(ctx) }()
+	<-closed // whether it ended first or was told to does not matter
+	if m, err := c.Reply(t.Context()); parley.CodeOf(err) != parley.Unavailable {
+		t.Errorf("%+v, %v", m, err)
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"sync/atomic"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
 )
 
 // waiter holds what comes about a request until its caller reads it.
 type waiter struct {
 	limit   int
 	streams atomic.Bool   // its caller reads events as they come
+	began   atomic.Bool   // the attempt that was recorded with the request, or that it will never be
 	ready   chan struct{} // has a token while something is there to read
 	space   chan struct{} // has a token after something was read
 
@@ -19,6 +21,17 @@ type waiter struct {
 	messages []*parley.Message
 	bytes    int // of their content
 	ended    *parley.Error
+
+	held *delivery.Claim // the lane that is held for its caller; set once, under Hub.mu
+}
+
+// dismiss gives up the attempt of a caller that has not come to it, so that
+// nobody waits for its lane. Hub.mu must not be held: lanes ask the hub.
+func (w *waiter) dismiss() {
+	if w.began.CompareAndSwap(false, true) {
+		w.held.Release()
+		w.end(parley.Fail(parley.Unavailable, nil, "the hub is stopping"))
+	}
 }
 
 // waiterBytes bounds the content that waits for a caller who reads slowly.
