@@ -150,6 +150,7 @@ type Hub struct {
 	unsaid  map[parley.ID][]parley.Loss      // of their events, where those have no deliveries
 	timers  map[parley.ID]*time.Timer        // deadlines of requests that were delivered and not answered
 	inboxes map[string]*inbox
+	unsure  lostAppends
 	started bool
 	ended   bool // Close has no more patience
 }
@@ -616,6 +617,9 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 		for _, c := range a.claims {
 			c.claim.Release()
 		}
+		if errors.Is(err, journal.ErrUnknown) && len(a.claims) > 0 {
+			h.unmade(m.ID, waits, a.claims)
+		}
 		if err != nil {
 			return nil, recordError(err)
 		}
@@ -824,6 +828,9 @@ func (h *Hub) recorded(r *journal.Record) {
 		}
 	}
 	m := r.Message
+	if m != nil {
+		h.landed(m.ID)
+	}
 	if m == nil || m.InReplyTo.IsZero() || m.Kind == parley.Cancel || r.Refused != nil {
 		return
 	}

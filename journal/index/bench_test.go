@@ -43,7 +43,7 @@ func exchange(t testing.TB, j *journal.Journal, i int) {
 }
 
 // diskJournal is a journal as a hub has it.
-func diskJournal(b *testing.B, partitions int) *journal.Journal {
+func diskJournal(b testing.TB, partitions int) *journal.Journal {
 	b.Helper()
 	j, err := journal.Open(b.Context(), journal.Config{Dir: b.TempDir(), Node: "n1", Partitions: partitions})
 	if err != nil {
@@ -156,17 +156,23 @@ func readAll(b *testing.B, j *journal.Journal) {
 }
 
 // BenchmarkScan reads the same journal and does nothing with it: the floor of
-// a rebuild.
+// a rebuild. In memory there are 100,000 records.
 func BenchmarkScan(b *testing.B) {
-	j := diskJournal(b, 1)
-	exchanges := exchanges()
-	fill(b, j, exchanges)
-	before := cpu(b)
-	for b.Loop() {
-		readAll(b, j)
+	for name, c := range map[string]struct {
+		make      func(testing.TB, int) *journal.Journal
+		exchanges int
+	}{"disk": {diskJournal, exchanges()}, "memory": {memoryJournal, 50_000}} {
+		b.Run(name, func(b *testing.B) {
+			j := c.make(b, 1)
+			fill(b, j, c.exchanges)
+			before := cpu(b)
+			for b.Loop() {
+				readAll(b, j)
+			}
+			b.ReportMetric(2*float64(c.exchanges)*float64(b.N)/b.Elapsed().Seconds(), "records/s")
+			b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*float64(c.exchanges)*float64(b.N)), "cpu-µs/record")
+		})
 	}
-	b.ReportMetric(2*float64(exchanges)*float64(b.N)/b.Elapsed().Seconds(), "records/s")
-	b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*float64(exchanges)*float64(b.N)), "cpu-µs/record")
 }
 
 // BenchmarkAppend is the load of BenchmarkFollow without an index.

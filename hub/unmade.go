@@ -1,0 +1,93 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// lostAppends are messages of which the journal could not say whether they are
+// recorded, with a first attempt that nobody made: the sender was told that the
+// outcome is unknown. Should such a record turn up after all, which a cluster
+// that elects a leader may let happen much later, its attempt is taken back, so
+// that the message is delivered like any other that waits.
+type lostAppends struct {
+	count atomic.Int64 // of byID, so that who has none pays nothing
+	mu    sync.Mutex
+	byID  map[parley.ID]unmadeAttempts
+}
+
+type unmadeAttempts struct {
+	to    []string
+	waits bool // its sender waited on a connection, and is gone
+}
+
+// maxLost bounds how many are remembered. Beyond, any goes: it was refused to
+// its sender, and is found among the open deliveries.
+const maxLost = 1 << 14
+
+func (h *Hub) unmade(id parley.ID, waits bool, claims []claim) {
+	u := unmadeAttempts{waits: waits}
+	for _, c := range claims {
+		u.to = append(u.to, c.to)
+	}
+	h.unsure.mu.Lock()
+	if h.unsure.byID == nil {
+		h.unsure.byID = map[parley.ID]unmadeAttempts{}
+	}
+	for other := range h.unsure.byID {
+		if len(h.unsure.byID) < maxLost {
+			break
+		}
+		delete(h.unsure.byID, other)
+	}
+	h.unsure.byID[id] = u
+	h.unsure.count.Store(int64(len(h.unsure.byID)))
+	h.unsure.mu.Unlock()
+	if _, here := h.c.Journal.Delivery(id, u.to[0]); here { // it came meanwhile
+		h.landed(id)
+	}
+}
+
+// landed is told of every message that is recorded.
+func (h *Hub) landed(id parley.ID) {
+	if h.unsure.count.Load() == 0 {
+		return
+	}
+	h.unsure.mu.Lock()
+	u, ok := h.unsure.byID[id]
+	delete(h.unsure.byID, id)
+	h.unsure.count.Store(int64(len(h.unsure.byID)))
+	h.unsure.mu.Unlock()
+	if ok {
+		go h.disown(id, u) // the journal forbids to append from here
+	}
+}
+
+// disown records that a first attempt was not made. Who owns the partition
+// sees the message wait, and delivers it; a request whose caller is gone is
+// given up.
+func (h *Hub) disown(id parley.ID, u unmadeAttempts) {
+	state, why := parley.Waiting, parley.Refuse(parley.Unavailable, "the first attempt was not made: the journal could not say in time that it was recorded")
+	if u.waits {
+		state, why = parley.Abandoned, parley.Refuse(parley.Cancelled, "the caller was told that the outcome is unknown before the message was recorded")
+	}
+	for _, to := range u.to {
+		for {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			_, err := h.c.Journal.Append(ctx, journal.Entry{Steps: []journal.Step{{Message: id, To: to, State: state, Attempt: 1, Postponed: true, Error: why}}})
+			cancel()
+			if err == nil || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrClosed) {
+				break // it was another's turn since
+			}
+			h.c.Logger.Warn("cannot take back an attempt that was not made; trying again", "message", id, "to", to, "error", err)
+			pause := time.NewTimer(time.Second)
+			<-pause.C
+		}
+	}
+}
