@@ -568,7 +568,7 @@ func TestSpoofing(t *testing.T) {
 	w := newWorld(t, nil)
 	bob := w.join("tb", "acme", "bob")
 	eve, carol := w.connect("te"), w.connect("tc")
-	sub, err := bob.nc.SubscribeSync("agh.network.v0.>")
+	sub, err := bob.nc.SubscribeSync("agh.network.v0.acme.>")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,10 +38,10 @@ type Connector struct {
 	Now       func() time.Time
 	Log       *slog.Logger // nil discards
 
-	self  string // peer id of the bridge session
 	since time.Time
 
 	mu    sync.Mutex
+	self  string                      // peer id of the bridge session
 	peers map[string]*protocol.Client // the daemon's peers at the hub
 	from  map[string]origin           // by "work …", "id …", "peer …"
 	order []string                    // of from
@@ -98,7 +99,7 @@ func (c *Connector) Run(ctx context.Context) error {
 	if err := c.look(ctx); err != nil {
 		return err
 	}
-	if c.self == "" {
+	if c.me() == "" {
 		return fmt.Errorf("the daemon has no session %q in channel %s", c.Session, c.Channel)
 	}
 	tick := time.NewTicker(or(c.Every, 2*time.Second))
@@ -115,6 +116,13 @@ func (c *Connector) Run(ctx context.Context) error {
 	}
 }
 
+// me is the peer id of the session, "" before it is known.
+func (c *Connector) me() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.self
+}
+
 // look reads peers and timelines once.
 func (c *Connector) look(ctx context.Context) error {
 	var answer struct {
@@ -123,15 +131,24 @@ func (c *Connector) look(ctx context.Context) error {
 	if err := c.get(ctx, "/peers?channel="+url.QueryEscape(c.Channel), &answer); err != nil {
 		return err
 	}
-	for _, p := range answer.Peers {
-		switch {
-		case p.Channel != c.Channel || !p.Local:
-		case p.SessionID != nil && *p.SessionID == c.Session:
-			c.self = p.PeerID
-		default:
-			if err := c.join(ctx, p); err != nil {
-				return err
-			}
+	// Our own session first: what the others hear is said as it.
+	here := slices.DeleteFunc(answer.Peers, func(p daemonPeer) bool { return p.Channel != c.Channel || !p.Local })
+	own := func(p daemonPeer) bool { return p.SessionID != nil && *p.SessionID == c.Session }
+	if i := slices.IndexFunc(here, own); i >= 0 {
+		c.mu.Lock()
+		c.self = here[i].PeerID
+		c.mu.Unlock()
+	}
+	self := c.me()
+	if self == "" {
+		return nil
+	}
+	for _, p := range here {
+		if own(p) {
+			continue
+		}
+		if err := c.join(ctx, p); err != nil {
+			return err
 		}
 	}
 	base := "/channels/" + url.PathEscape(c.Channel)
@@ -155,7 +172,7 @@ func (c *Connector) look(ctx context.Context) error {
 		errs = append(errs, c.timeline(ctx, base+"/threads/"+url.PathEscape(t.ThreadID)))
 	}
 	for _, d := range directs.Directs {
-		if d.PeerA == c.self || d.PeerB == c.self {
+		if d.PeerA == self || d.PeerB == self {
 			errs = append(errs, c.timeline(ctx, base+"/directs/"+url.PathEscape(d.DirectID)))
 		}
 	}
@@ -213,7 +230,7 @@ func (c *Connector) inward(ctx context.Context, peer string, e *protocol.Envelop
 		}
 	}
 	if e.Surface == protocol.SurfaceDirect {
-		room, err := protocol.DirectID(c.WorkspaceID, c.Channel, c.self, e.To)
+		room, err := protocol.DirectID(c.WorkspaceID, c.Channel, c.me(), e.To)
 		if err != nil {
 			return err
 		}
@@ -264,7 +281,7 @@ func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daem
 		ReplyTo: m.ReplyTo, TraceID: m.TraceID, CausationID: m.CausationID, Body: m.Body}
 	switch {
 	case m.Surface == string(protocol.SurfaceThread) && m.PeerTo == "":
-	case m.PeerTo == c.self:
+	case m.PeerTo == c.me():
 		o, ok := c.behind(m)
 		if !ok {
 			return nil // for the bridge session itself
