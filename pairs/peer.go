@@ -31,6 +31,10 @@ const (
 type Place struct {
 	HTTP string // base URL of the protocols over HTTP
 	AGH  string // URL of the NATS listener
+
+	// Dial connects to the host of HTTP, where that is a name which stands for
+	// several nodes, of which this place is one; nil: as usual.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // At is the place of a node of this process.
@@ -176,7 +180,7 @@ func (c *common) begin(at Place) context.Context {
 	defer c.mu.Unlock()
 	c.at = at
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.web = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
+	c.web = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DialContext: at.Dial}}
 	return c.ctx
 }
 

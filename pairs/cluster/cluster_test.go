@@ -1,0 +1,455 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/testcluster"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/pairs"
+)
+
+// TestNodeAndServerKilled has agents of all five protocols ask and tell agents
+// of all five across three hubs on a JetStream cluster of three servers, kills
+// a hub and a server at once and runs them again: nothing acknowledged is lost,
+// nobody who could not tell sees anything twice without a recorded second
+// attempt, and every conversation ends.
+func TestNodeAndServerKilled(t *testing.T) {
+	// Those who ask are at the first and the second hub, those who are asked
+	// at the third, so that whatever is said crosses from one to another.
+	victims := []int{2, 0}
+	if testing.Short() {
+		victims = victims[:1]
+	}
+	servers := testcluster.StartProcesses(t, 3)
+	var from, to, peers []pairs.Peer
+	for _, p := range pairs.Protocols {
+		f, g := newPeer(t, p, p+"-from"), newPeer(t, p, p+"-to")
+		from, to, peers = append(from, f), append(to, g), append(peers, f, g)
+	}
+	engine := node.Engine{URL: strings.Join(servers.URLs, ","), Prefix: "PAIRS", Replicas: 3, Partitions: 4}
+	outcome := os.Getenv("PARLEY_CLUSTER_OUTCOME") // at-least-once: another setting of delivery.outcome
+	hubs := newNodes(t, 3, node.Config{Durability: "replicated", Engine: engine,
+		Delivery: node.Delivery{Outcome: outcome, Patience: node.Duration{Duration: patience}}}, peers...)
+	all(t, hubs, (*hubNode).start)
+	leave := sync.OnceFunc(func() {
+		var leaving sync.WaitGroup
+		for _, p := range peers {
+			leaving.Go(p.Leave)
+		}
+		leaving.Wait()
+	})
+	defer leave()
+	for i := range from {
+		for p, h := range map[pairs.Peer]*hubNode{from[i]: hubs[i%2], to[i]: hubs[2]} {
+			if err := p.Join(t.Context(), h.place(), false); err != nil {
+				t.Fatalf("%s joins %s: %v", p.Name(), h.name, err)
+			}
+		}
+	}
+
+	x := &talk{said: map[string]outcomeOf{}, heard: map[string]map[string]int{}}
+	hearing, deaf := context.WithCancel(t.Context())
+	var ears sync.WaitGroup
+	defer ears.Wait()
+	defer deaf()
+	for _, p := range to {
+		ears.Go(func() { x.listen(hearing, p) })
+	}
+	talking, quiet := context.WithCancel(t.Context())
+	var mouths sync.WaitGroup
+	defer mouths.Wait()
+	defer quiet()
+	for _, f := range from {
+		for _, g := range to {
+			mouths.Go(func() { x.speak(talking, f, g) })
+		}
+	}
+	begun := time.Now()
+	phase := func(what string) { t.Logf("after %s %s", time.Since(begun).Round(100*time.Millisecond), what) }
+	x.everyPairAnswers(t, "at the start", from, to)
+	phase("all pairs have answered")
+	for i, v := range victims {
+		servers.Kill(i)
+		hubs[v].kill()
+		x.goesOn(t)
+		phase("killed, and it goes on")
+		all(t, []func() error{hubs[v].start, func() error { return servers.Restart(i) }}, func(f func() error) error { return f() })
+		phase("restarted")
+		x.everyPairAnswers(t, fmt.Sprintf("after %s and server %d were killed", hubs[v].name, i), from, to)
+	}
+	quiet()
+	mouths.Wait()
+	phase("quiet")
+
+	web := &http.Client{Transport: &http.Transport{}}
+	defer web.CloseIdleConnections()
+	for _, h := range hubs {
+		c := h.operator(web)
+		open, err := -1, error(nil)
+		if !until(t.Context(), func() bool {
+			s, e := c.Stats(t.Context())
+			open, err = s.Open, e
+			return e == nil && s.Open == 0
+		}) {
+			t.Errorf("%s: %d deliveries are not settled, %v", h.name, open, err)
+		}
+	}
+	dead := x.dead(t, hubs[0], web)
+	until(t.Context(), func() bool { return len(x.unheard(dead)) == 0 }) // what stands in an inbox is still to be read
+	phase("everything is settled")
+	leave()
+	deaf()
+	ears.Wait()
+	all(t, hubs, (*hubNode).stop)
+	x.verify(t, engine, outcome, to)
+}
+
+// patience is how long a question stays open that says nothing else.
+const patience = 20 * time.Second
+
+func newPeer(t *testing.T, protocol, name string) pairs.Peer {
+	t.Helper()
+	p, err := pairs.New(protocol, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// outcomeOf is what who said something knows of it.
+type outcomeOf struct {
+	acknowledged bool // it is recorded
+	answered     bool
+	err          error
+}
+
+// talk is the traffic and what came of it.
+type talk struct {
+	mu    sync.Mutex
+	said  map[string]outcomeOf
+	heard map[string]map[string]int // by text: how often, by the id under which the recipient knows it
+}
+
+// speak asks and tells in turn, each time something new.
+func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
+	for n := 0; ctx.Err() == nil; n++ {
+		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		text, o := fmt.Sprintf("say %s %s %d", from.Name(), to.Name(), n), outcomeOf{}
+		if n%3 == 2 {
+			text = "note" + strings.TrimPrefix(text, "say")
+			o.err = from.Tell(one, to, text)
+			// AGH does not acknowledge what nobody is to work on.
+			o.acknowledged = o.err == nil && from.Protocol() != "agh"
+		} else {
+			var a pairs.Answer
+			a, o.err = from.Ask(one, pairs.Question{To: to, Text: text})
+			if want := strings.TrimPrefix(text, "say "); o.err == nil && a.Text != want {
+				o.err = fmt.Errorf("answered with %q", a.Text)
+			}
+			o.acknowledged, o.answered = o.err == nil, o.err == nil
+		}
+		cancel()
+		x.mu.Lock()
+		x.said[text] = o
+		x.mu.Unlock()
+		pause := time.NewTimer(200 * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+	}
+}
+
+func (x *talk) listen(ctx context.Context, p pairs.Peer) {
+	for {
+		select {
+		case h := <-p.Heard():
+			x.mu.Lock()
+			if x.heard[h.Text] == nil {
+				x.heard[h.Text] = map[string]int{}
+			}
+			x.heard[h.Text][h.ID]++
+			x.mu.Unlock()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// answers counts, by pair, what was answered.
+func (x *talk) answers() map[string]int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := map[string]int{}
+	for text, o := range x.said {
+		if f := strings.Fields(text); o.answered {
+			out[f[1]+" "+f[2]]++
+		}
+	}
+	return out
+}
+
+// everyPairAnswers waits until everybody has had an answer of everybody, and
+// another one, which was begun after this was called.
+func (x *talk) everyPairAnswers(t *testing.T, when string, from, to []pairs.Peer) {
+	t.Helper()
+	before := x.answers()
+	var missing []string
+	if until(t.Context(), func() bool {
+		now := x.answers()
+		missing = nil
+		for _, f := range from {
+			for _, g := range to {
+				if pair := f.Name() + " " + g.Name(); now[pair] < before[pair]+2 {
+					missing = append(missing, pair)
+				}
+			}
+		}
+		return len(missing) == 0
+	}) {
+		return
+	}
+	for _, pair := range missing {
+		t.Errorf("%s: no answer, %s: %v", pair, when, x.lastError(pair))
+	}
+}
+
+func (x *talk) lastError(pair string) (err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	last := -1
+	for text, o := range x.said {
+		var n int
+		if _, scan := fmt.Sscanf(text[strings.LastIndexByte(text, ' '):], "%d", &n); scan == nil && strings.Contains(text, " "+pair+" ") && o.err != nil && n > last {
+			last, err = n, fmt.Errorf("%s: %w", text, o.err)
+		}
+	}
+	return err
+}
+
+// goesOn waits until some more was said, with or without success.
+func (x *talk) goesOn(t *testing.T) {
+	t.Helper()
+	count := func() int {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return len(x.said)
+	}
+	before := count()
+	if !until(t.Context(), func() bool { return count() > before+25 }) {
+		t.Error("nobody says anything any more")
+	}
+}
+
+// saying is what this test lets agents say.
+var saying = regexp.MustCompile(`(say|note) [a-z0-9]+-from [a-z0-9]+-to [0-9]+`)
+
+// dead gives what stands as a dead letter, by its text.
+func (x *talk) dead(t *testing.T, h *hubNode, web *http.Client) map[string]bool {
+	t.Helper()
+	c := h.operator(web)
+	list, err := c.Dead(t.Context(), admin.DeadFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]bool{}
+	for _, d := range list {
+		d, err := c.DeadLetter(t.Context(), d.Message, d.To)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := json.Marshal(d.Content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[saying.FindString(string(b))] = true
+	}
+	return out
+}
+
+// unheard is what was acknowledged and did not arrive.
+func (x *talk) unheard(except map[string]bool) (out []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for text, o := range x.said {
+		if o.acknowledged && !except[text] && len(x.heard[text]) == 0 {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// verify holds what was acknowledged and heard against the journal.
+func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pairs.Peer) {
+	j, err := journal.Open(t.Context(), journal.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas, Node: "checker"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	messages := map[string][]*parley.Message{}  // by text
+	requests := map[parley.ID]*parley.Message{} // that were taken
+	attempts := map[parley.ID]int{}             // that are recorded
+	ended := map[parley.ID]string{}             // why it was given up
+	settled, dead, replies := map[parley.ID]bool{}, map[parley.ID]bool{}, map[parley.ID]int{}
+	for p := range j.Partitions() {
+		for r, err := range j.Records(t.Context(), p, journal.From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := r.Message; m != nil && r.Refused == nil {
+				text := pairs.Said(m)
+				switch {
+				case m.Kind.Terminal():
+					replies[m.InReplyTo]++
+				case (m.Kind == parley.Request || m.Kind == parley.Notice) && m.InReplyTo.IsZero() && m.Trace.Foreign["asp.says"] == "":
+					if strings.HasPrefix(text, "say ") || strings.HasPrefix(text, "note ") {
+						messages[text] = append(messages[text], m)
+					}
+					if m.Kind == parley.Request {
+						requests[m.ID] = m
+					}
+				}
+			}
+			for _, o := range r.Open {
+				attempts[r.Message.ID] = max(attempts[r.Message.ID], o.Attempt)
+			}
+			for _, s := range r.Steps {
+				attempts[s.Message] = max(attempts[s.Message], s.Attempt)
+				if s.State.Settled(parley.Request) || s.State == parley.Dead {
+					settled[s.Message] = true
+				}
+				if s.State == parley.Dead {
+					dead[s.Message] = true
+				}
+				if s.State > parley.Delivered && s.Error != nil {
+					ended[s.Message] = s.Error.Error()
+				}
+			}
+		}
+	}
+	if open := j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}); len(open) > 0 {
+		t.Errorf("%d deliveries are not settled", len(open))
+		for _, d := range open[:min(len(open), 40)] {
+			t.Errorf("%s %s from %s to %s: %s, attempt %d, next %s, deadline %s, node %s, %v", d.Kind, d.Message, d.From, d.To, d.State, d.Attempt, d.Next, d.Deadline, d.Node, d.Error)
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	acked, answered, failed, excused, twice := 0, 0, 0, 0, 0
+	for text, o := range x.said {
+		list := messages[text]
+		if o.answered {
+			answered++
+		}
+		if o.err != nil {
+			failed++
+		}
+		if len(list) > 1 {
+			t.Errorf("%q is recorded %d times", text, len(list))
+		}
+		if !o.acknowledged {
+			continue
+		}
+		acked++
+		switch {
+		case len(list) == 0:
+			t.Errorf("%q was acknowledged and is not in the journal", text)
+		case len(x.heard[text]) > 0:
+		case ended[list[0].ID] != "" && !o.answered:
+			excused++
+		default:
+			t.Errorf("%q was acknowledged, never heard, and nobody knows why", text)
+		}
+	}
+	for id, m := range requests {
+		if !settled[id] && m.Origin.Protocol != "asp" {
+			t.Errorf("the request %q of %s was never ended", pairs.Said(m), m.From)
+		}
+		// Who was given up, and its sender told so, may answer all the same.
+		most := 1
+		if dead[id] {
+			most = 2
+		}
+		if replies[id] > most {
+			t.Errorf("%q has %d terminal replies", pairs.Said(m), replies[id])
+		}
+	}
+	for text, by := range x.heard {
+		f := strings.Fields(text)
+		at := -1
+		if len(f) == 4 {
+			at = slices.IndexFunc(to, func(p pairs.Peer) bool { return p.Name() == f[2] })
+		}
+		if at < 0 {
+			continue // what takes a question back
+		}
+		list, n := messages[text], 0
+		for _, times := range by {
+			n += times
+		}
+		if len(list) == 0 {
+			t.Errorf("%q was heard and is not in the journal", text)
+			continue
+		}
+		if n == 1 {
+			continue
+		}
+		twice++
+		switch protocol, recorded := to[at].Protocol(), attempts[list[0].ID]; {
+		case protocol != "samvad" && protocol != "uagents": // they know a repeat by its id
+			if len(by) > 1 {
+				t.Errorf("%q came to %s under %d ids", text, protocol, len(by))
+			}
+		case outcome != "at-least-once":
+			t.Errorf("%q came to %s %d times", text, protocol, n)
+		case n > recorded:
+			t.Errorf("%q came to %s %d times; %d attempts are recorded", text, protocol, n, recorded)
+		}
+	}
+	t.Logf("%d said, %d acknowledged, %d answered, %d failed; %d acknowledged ones were given up with a reason, %d were heard more than once",
+		len(x.said), acked, answered, failed, excused, twice)
+	if errs := x.failures(); len(errs) > 0 {
+		for what, n := range errs {
+			t.Logf("%d times %s", n, what)
+		}
+	}
+}
+
+// failures counts what went wrong for those who spoke.
+func (x *talk) failures() map[string]int {
+	out := map[string]int{}
+	for text, o := range x.said {
+		if o.err == nil {
+			continue
+		}
+		var f *pairs.Failure
+		kind := "error "
+		if errors.As(o.err, &f) {
+			kind = "failure "
+		}
+		w := strings.Fields(text)
+		out[kind+w[1]+" "+w[2]+": "+fmt.Sprintf("%.90s", o.err.Error())]++
+	}
+	return out
+}

@@ -1,0 +1,272 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/pairs"
+)
+
+// within bounds every wait of the test on a busy machine.
+const within = 2 * time.Minute
+
+// public is the name that all nodes share; each peer reaches one of them by it.
+const public = "hub.pairs.example:8080"
+
+// A hubNode is one of the hubs, in a process of its own.
+type hubNode struct {
+	t                  *testing.T
+	program            string
+	data, config, name string
+	http, agh          string // addresses, the same after a restart
+
+	cmd    *exec.Cmd
+	at     node.Addresses
+	ended  chan struct{}
+	err    error // of Wait, once ended is closed
+	errs   *os.File
+	dialer net.Dialer
+}
+
+// newNodes makes n nodes on one journal with one keyring. They do not run yet.
+func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNode {
+	t.Helper()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "parley")
+	if out, err := exec.Command("go", "build", "-o", program, "github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
+		t.Fatalf("build the hub: %v\n%s", err, out)
+	}
+	c.PublicURL = "http://" + public
+	c.Listen.Admin, c.Listen.HTTP, c.Listen.AGH = "127.0.0.1:0", "filled in", "below"
+	if err := pairs.Configure(&c, dir, peers...); err != nil {
+		t.Fatal(err)
+	}
+	keys := filepath.Join(dir, "keys")
+	if err := os.Mkdir(keys, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var out []*hubNode
+	for i := range n {
+		h := &hubNode{t: t, program: program, name: fmt.Sprintf("hub-%d", i), http: freeAddress(t), agh: freeAddress(t)}
+		h.data, h.config = filepath.Join(dir, h.name), filepath.Join(dir, h.name+".toml")
+		if err := errors.Join(os.Mkdir(h.data, 0o700), os.Symlink(keys, filepath.Join(h.data, "keys"))); err != nil {
+			t.Fatal(err)
+		}
+		c.Name, c.Data, c.Listen.HTTP, c.Listen.AGH = h.name, h.data, h.http, h.agh
+		b, err := toml.Marshal(c)
+		if err == nil {
+			err = os.WriteFile(h.config, b, 0o600)
+		}
+		if err == nil {
+			h.errs, err = os.Create(filepath.Join(dir, h.name+".log"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if t.Failed() && h.alive() {
+				_ = h.quit() // it says what it was doing
+			}
+			h.kill()
+			if err := h.errs.Close(); err != nil {
+				t.Error(err)
+			}
+			if t.Failed() {
+				t.Logf("%s wrote:\n%s", h.name, h.wrote())
+			}
+		})
+		out = append(out, h)
+	}
+	return out
+}
+
+// freeAddress finds one for a process that is started again, below those from
+// which systems take ports for others.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	for range 500 {
+		address := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(5000))
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return address
+	}
+	t.Fatal("no free port")
+	return ""
+}
+
+// start runs the node and waits until it is ready.
+func (h *hubNode) start() error {
+	h.cmd, h.ended = exec.Command(h.program, "serve", "--json", "--log", "warn", "--config", h.config), make(chan struct{})
+	h.cmd.Stderr = h.errs
+	out, err := h.cmd.StdoutPipe()
+	if err == nil {
+		err = h.cmd.Start()
+	}
+	if err != nil {
+		return err
+	}
+	line := make(chan []byte, 1)
+	go func() {
+		defer close(h.ended)
+		r := bufio.NewReader(out)
+		b, _ := r.ReadBytes('\n') // what is missing shows when it is decoded
+		line <- b
+		_, copied := io.Copy(io.Discard, r)
+		h.err = errors.Join(copied, h.cmd.Wait())
+	}()
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case b := <-line:
+		if err := json.Unmarshal(b, &h.at); err != nil {
+			return fmt.Errorf("%s did not get ready: %w", h.name, err)
+		}
+		return nil
+	case <-timer.C:
+		return errors.Join(fmt.Errorf("%s is not ready after %s", h.name, within), h.quit())
+	}
+}
+
+// quit has the node write what its goroutines do, and end.
+func (h *hubNode) quit() error {
+	err := h.cmd.Process.Signal(syscall.SIGQUIT)
+	if err == nil {
+		<-h.ended
+	}
+	return err
+}
+
+func (h *hubNode) alive() bool {
+	if h.cmd == nil || h.cmd.Process == nil {
+		return false
+	}
+	select {
+	case <-h.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the node at once, as kill -9 does.
+func (h *hubNode) kill() {
+	if h.cmd != nil && h.cmd.Process != nil {
+		_ = h.cmd.Process.Kill() // it may have ended already
+		<-h.ended
+	}
+}
+
+// stop asks the node to end, and waits until it has.
+func (h *hubNode) stop() error {
+	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-h.ended:
+		if h.err != nil {
+			return fmt.Errorf("%s ended with %w", h.name, h.err)
+		}
+		return nil
+	case <-timer.C:
+		return errors.Join(fmt.Errorf("%s did not end within %s", h.name, within), h.quit())
+	}
+}
+
+// place is where peers find the node: under the common name, which leads to
+// this one for them.
+func (h *hubNode) place() pairs.Place {
+	return pairs.Place{HTTP: "http://" + public, AGH: "nats://" + h.agh,
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if address == public {
+				address = h.http
+			}
+			return h.dialer.DialContext(ctx, network, address)
+		}}
+}
+
+// operator gives a client of the node's admin API.
+func (h *hubNode) operator(web *http.Client) *admin.Client {
+	h.t.Helper()
+	tokens, err := admin.ReadTokens(h.data)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	best, ok := tokens.Best()
+	if !ok {
+		h.t.Fatalf("%s has no token", h.name)
+	}
+	return &admin.Client{Base: h.at.Admin, Token: best.Token, HTTP: web}
+}
+
+// wrote is the end of what the node wrote to its log.
+func (h *hubNode) wrote() string {
+	b, err := os.ReadFile(h.errs.Name())
+	if err != nil {
+		return err.Error()
+	}
+	if lines := bytes.Split(b, []byte("\n")); len(lines) > 120 {
+		b = bytes.Join(lines[len(lines)-120:], []byte("\n"))
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// all does something for each at the same time, and fails the test where that
+// fails.
+func all[T any](t *testing.T, list []T, f func(T) error) {
+	t.Helper()
+	errs := make([]error, len(list))
+	var work sync.WaitGroup
+	for i, v := range list {
+		work.Go(func() { errs[i] = f(v) })
+	}
+	work.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until asks again and again until what is asked for is so; false: it was not
+// within the time that the test has for anything.
+func until(ctx context.Context, so func() bool) bool {
+	ctx, stop := context.WithTimeout(ctx, within)
+	defer stop()
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for !so() {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
