@@ -61,7 +61,8 @@ type Session struct {
 	last     time.Time // of the last sign of life
 	timer    *time.Timer
 	drainer  *time.Timer
-	keep     bool // leave it in the store when it closes
+	keep     bool          // leave it in the store when it closes
+	draining chan struct{} // see Draining; nil while nobody asked
 
 	due          time.Time   // when overdueTimer fires; zero when it will not
 	overdueTimer *time.Timer // for the deadlines of requests
@@ -125,6 +126,28 @@ func (s *Session) State() (state State, attached bool) {
 
 // Done is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Draining is closed when the session takes nothing new any more: its agent has
+// said shutdown, or the host ends. What only waits need wait no longer.
+func (s *Session) Draining() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining == nil {
+		s.draining = make(chan struct{})
+		if s.state >= StateDraining {
+			close(s.draining)
+		}
+	}
+	return s.draining
+}
+
+// endsLocked goes on to a state in which nothing new is taken.
+func (s *Session) endsLocked(to State) {
+	if s.draining != nil && s.state < StateDraining {
+		close(s.draining)
+	}
+	s.state = to
+}
 
 // tick is the session's only clock: it ends what has no handshake or no
 // transport, and forgets what is old.
@@ -460,7 +483,7 @@ func (s *Session) drain(d time.Duration, keep bool) {
 		return
 	}
 	s.keep = s.keep || keep && s.state == StateActive
-	s.state = StateDraining
+	s.endsLocked(StateDraining)
 	s.drainer = time.AfterFunc(d, s.drainOver)
 	over := s.drainedLocked()
 	s.mu.Unlock()
@@ -520,7 +543,7 @@ func (s *Session) closeLocked(*Error) {
 	if s.state == StateClosed {
 		return
 	}
-	s.state = StateClosed
+	s.endsLocked(StateClosed)
 	s.timer.Stop()
 	if s.drainer != nil {
 		s.drainer.Stop()

@@ -182,6 +182,8 @@ loop:
 			break loop
 		case <-x.life.Done():
 			break loop
+		case <-c.Session.Draining(): // the agent has said that it goes
+			break loop
 		case <-ctx.Done():
 			break loop
 		}

@@ -195,6 +195,27 @@ func memoryInUse() int64 {
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
+// TestShutdownEndsTheInbox: an agent that goes is not kept, nor is the hub, by a
+// call that only waits for messages.
+func TestShutdownEndsTheInbox(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	raw := newRaw(t, w.Addresses().Local+"/a2e")
+	stream := raw.stream(t)
+	defer stream.close()
+	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
+	stream.next(t, "handshake/resp")
+	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":600}`)
+	if err := w.tell(t.Context(), "bob", "hello"); err != nil {
+		t.Fatal(err)
+	}
+	stream.next(t, "tool/event") // it waits for two more
+	raw.send(t, `{"type":"shutdown","id":"s","timeout":30}`)
+	// At the end of the grant it would be answered with an error.
+	if m := stream.next(t, "tool/call/resp"); !strings.Contains(m.line, `"success":true`) || !strings.Contains(m.line, "hello") {
+		t.Errorf("%s", m.line)
+	}
+}
+
 // TestSessionOverRestart: what an agent has not read is there when it comes
 // back to the hub that has been restarted, in order and once.
 func TestSessionOverRestart(t *testing.T) {
