@@ -135,10 +135,11 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 	if address == "" || len(endpoints) == 0 {
 		return nil, nil, ErrUnresolved
 	}
-	expires := c.now().Add(c.lifetime())
-	if d, ok := ctx.Deadline(); ok && d.Before(expires) {
-		expires = d
+	lifetime := c.lifetime()
+	if d, ok := ctx.Deadline(); ok {
+		lifetime = min(lifetime, time.Until(d)) // the context's clock need not be the client's
 	}
+	expires := c.now().Add(lifetime)
 	// Whole seconds, rounded up: a second is not lost on the way.
 	e, err := NewEnvelope(sender, address, session, m, expires.Add(time.Second-1))
 	if err != nil {
