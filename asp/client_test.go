@@ -260,7 +260,11 @@ func TestAsk(t *testing.T) {
 				return
 			}
 			if m.Performative == Query {
-				_, _ = bob.Send(t.Context(), Inform, Information{InformType: "result", Data: map[string]int{"celsius": 21}}, InReplyTo(m))
+				for i, step := range []string{"accepted", "progress", "result"} { // of which only the last is the answer
+					if _, err := bob.Send(t.Context(), Inform, Information{InformType: step, Data: map[string]int{"celsius": 19 + i}}, InReplyTo(m)); err != nil {
+						t.Error(err)
+					}
+				}
 				return
 			}
 		}

@@ -476,6 +476,20 @@ func (e *Envelope) subtype() string {
 	return ""
 }
 
+// Interim reports whether an answer to a QUERY only says that it was taken, or
+// how far it got: an ACCEPT, or an INFORM that by its informType is not the
+// result. The protocol leaves informType open; these are the usual words.
+func (e *Envelope) Interim() bool {
+	if e.Performative == Accept {
+		return true
+	}
+	switch e.subtype() {
+	case "accepted", "progress", "status", "working", "chunk", "partial":
+		return e.Performative == Inform
+	}
+	return false
+}
+
 // Reference is what the body refers to: referenceId, or one of the names that
 // other pages use for it. Empty if it refers to nothing.
 func (e *Envelope) Reference() string {

@@ -636,8 +636,9 @@ func (s *Session) broken(err error, fail func(error) bool) error {
 }
 
 // Ask sends a QUERY and waits for its answer: a message of another participant
-// that refers to it, or the first INFORM that refers to nothing. It does not
-// count as read by [Session.Messages].
+// that refers to it, or the first INFORM that refers to nothing, and that is not
+// [Envelope.Interim]. What came on the way stays to be read with
+// [Session.Messages], and so does the answer.
 func (s *Session) Ask(ctx context.Context, q Question, opts ...SendOption) (*Message, error) {
 	e, err := s.Send(ctx, Query, q, opts...)
 	if err != nil {
@@ -653,7 +654,7 @@ func (s *Session) Ask(ctx context.Context, q Question, opts ...SendOption) (*Mes
 			asked = true
 		}
 		ref := m.Reference()
-		if !asked || m.Sender.AgentID == s.st.Agent || ref != e.ownID() && ref != e.MessageID && (ref != "" || m.Performative != Inform) {
+		if !asked || m.Interim() || m.Sender.AgentID == s.st.Agent || ref != e.ownID() && ref != e.MessageID && (ref != "" || m.Performative != Inform) {
 			return nil
 		}
 		answer = m

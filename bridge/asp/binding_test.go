@@ -178,8 +178,8 @@ func TestQueryToGoHandler(t *testing.T) {
 	if m := ask("refuse", nil); m.Performative != asp.Reject || !strings.Contains(string(m.Body), "not today") || !strings.Contains(string(m.Body), "policy_violation") {
 		t.Errorf("a refusal: %s %s", m.Performative, m.Body)
 	}
-	if m := ask("pieces", nil); !strings.Contains(string(m.Body), `"progress"`) {
-		t.Errorf("first event: %s", m.Body)
+	if m := ask("pieces", nil); !strings.Contains(string(m.Body), `"result"`) {
+		t.Errorf("the answer, not how far it got: %s", m.Body)
 	}
 	// Content that does not fit is refused at once and leaves no trace.
 	_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "echo", Parameters: map[string]any{"text": 1}})
@@ -192,6 +192,9 @@ func TestQueryToGoHandler(t *testing.T) {
 	var transcript strings.Builder
 	if r, err := s.Export(ctx, &transcript); err != nil || !r.Signed {
 		t.Errorf("export: %+v %v", r, err)
+	}
+	if !strings.Contains(transcript.String(), "progress") {
+		t.Error("no event was said")
 	}
 	if err := s.Close(ctx, "done"); err != nil {
 		t.Error(err)
