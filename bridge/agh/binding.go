@@ -102,6 +102,7 @@ type Binding struct {
 	containers *containers
 	members    *members
 	handoffs   journal.State
+	owed       owed
 	asked      asked
 
 	stop  []func()

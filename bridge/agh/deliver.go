@@ -12,7 +12,6 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/journal"
 )
 
 // Deliver implements hub.Binding.
@@ -106,35 +105,6 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 	defer cancel()
 	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, b.now().Add(5*time.Minute))
 	return err
-}
-
-// handed takes what another hub has for a peer of this one.
-func (b *Binding) handed(v journal.Value) {
-	var h handoff
-	if v.Deleted || b.now().After(v.Until) || json.Unmarshal(v.Data, &h) != nil {
-		return
-	}
-	e, err := b.decode(h.Raw)
-	if err != nil {
-		return
-	}
-	w, whois := e.Content().(*protocol.Whois)
-	switch {
-	case whois && w.Type == protocol.WhoisRequest:
-		err = b.gateway.PublishQuestion(e)
-	case e.To == "":
-		err = b.gateway.PublishTo(e, h.Peer)
-	default:
-		err = b.gateway.Publish(e)
-	}
-	if err != nil {
-		b.c.Logger.Warn("what another hub handed over was not published", "workspace", e.WorkspaceID, "peer", h.Peer, "error", err)
-	}
-	b.work.Go(func() {
-		if err := b.handoffs.Delete(b.ctx, v.Key, v.Revision); err != nil {
-			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
-		}
-	})
 }
 
 // most broadcasts whose time is remembered. What is forgotten, or was

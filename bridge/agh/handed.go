@@ -1,0 +1,133 @@
+package agh
+
+import (
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/journal"
+)
+
+// owed is what other hubs handed over for peers that do not listen here just
+// now: this hub was started again, and they have not come back to it yet. It is
+// published in the order in which it came, and until then it is in the journal.
+type owed struct {
+	mu      sync.Mutex
+	byPeer  map[place][]handedOver // those with any have a goroutine
+	waiting int
+}
+
+// handedOver is a message that another hub has for a peer of this one.
+type handedOver struct {
+	value journal.Value
+	peer  string
+	e     *protocol.Envelope
+}
+
+const (
+	maxOwed   = 1 << 14 // more is published at once, whoever listens
+	lookEvery = 100 * time.Millisecond
+)
+
+// handed takes what another hub has for a peer of this one.
+func (b *Binding) handed(v journal.Value) {
+	var h handoff
+	if v.Deleted || b.now().After(v.Until) || json.Unmarshal(v.Data, &h) != nil {
+		return
+	}
+	e, err := b.decode(h.Raw)
+	if err != nil {
+		return
+	}
+	m, to := handedOver{v, h.Peer, e}, place{e.WorkspaceID, e.Channel, h.Peer}
+	if e.To == "" && e.Kind == protocol.KindWhois || h.Peer == "" {
+		b.publishHanded(m) // it is of use now or never
+		return
+	}
+	b.owed.mu.Lock()
+	list, waits := b.owed.byPeer[to]
+	if !waits && b.gateway.Listens(to.workspaceID, to.channel, to.peer) || b.owed.waiting >= maxOwed {
+		b.owed.mu.Unlock()
+		b.publishHanded(m)
+		return
+	}
+	if b.owed.byPeer == nil {
+		b.owed.byPeer = map[place][]handedOver{}
+	}
+	b.owed.byPeer[to] = append(list, m)
+	b.owed.waiting++
+	b.owed.mu.Unlock()
+	if !waits {
+		b.work.Go(func() { b.payOwed(to) })
+	}
+}
+
+// payOwed publishes what is owed to a peer when it listens, until nothing is.
+func (b *Binding) payOwed(to place) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+		case <-b.ctx.Done():
+			return
+		}
+		listens := b.gateway.Listens(to.workspaceID, to.channel, to.peer)
+		b.owed.mu.Lock()
+		list := b.owed.byPeer[to]
+		n := len(list)
+		if !listens {
+			// What nobody fetched in time ends with its note in the journal.
+			if n = slices.IndexFunc(list, func(m handedOver) bool { return b.now().Before(m.value.Until) }); n < 0 {
+				n = len(list)
+			}
+		}
+		out := list[:n]
+		b.owed.waiting -= n
+		if list = list[n:]; len(list) == 0 && !listens {
+			delete(b.owed.byPeer, to)
+			b.owed.mu.Unlock()
+			return
+		}
+		b.owed.byPeer[to] = list // while it is there, what comes meanwhile follows
+		b.owed.mu.Unlock()
+		if !listens {
+			continue
+		}
+		for _, m := range out {
+			b.publishHanded(m)
+		}
+		b.owed.mu.Lock()
+		done := len(b.owed.byPeer[to]) == 0
+		if done {
+			delete(b.owed.byPeer, to)
+		}
+		b.owed.mu.Unlock()
+		if done {
+			return
+		}
+	}
+}
+
+func (b *Binding) publishHanded(m handedOver) {
+	var err error
+	w, whois := m.e.Content().(*protocol.Whois)
+	switch {
+	case whois && w.Type == protocol.WhoisRequest:
+		err = b.gateway.PublishQuestion(m.e)
+	case m.e.To == "":
+		err = b.gateway.PublishTo(m.e, m.peer)
+	default:
+		err = b.gateway.Publish(m.e)
+	}
+	if err != nil {
+		b.c.Logger.Warn("what another hub handed over was not published", "workspace", m.e.WorkspaceID, "peer", m.peer, "error", err)
+	}
+	b.work.Go(func() {
+		if err := b.handoffs.Delete(b.ctx, m.value.Key, m.value.Revision); err != nil {
+			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
+		}
+	})
+}

@@ -1,0 +1,37 @@
+package agh_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/parley-hub/parley/agh"
+)
+
+// What one hub hands over for a peer of another, which has gone from there and
+// of which that is not known yet, is published when the peer comes
+// back.
+func TestHandedOverWhileAway(t *testing.T) {
+	one, two := twoHubs(t)
+	alice := one.join("ta", "acme", "alice")
+	bob := two.join("tb", "acme", "bob")
+	one.here("acme", "bob")
+	two.here("acme", "alice")
+	alice.meets(t, "bob")
+	bob.stop()
+	bob.nc.Close()
+	said := []string{"first", "second", "third"}
+	for _, what := range said {
+		if _, err := alice.Direct(t.Context(), "bob", &agh.Say{Text: what}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bob = two.join("tb", "acme", "bob")
+	var heard []string
+	for range said {
+		heard = append(heard, text(t, bob.next(t)))
+	}
+	slices.Sort(heard)
+	if want := slices.Sorted(slices.Values(said)); !slices.Equal(heard, want) {
+		t.Fatalf("bob heard %q, want %q", heard, want)
+	}
+}
