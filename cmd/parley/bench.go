@@ -20,7 +20,8 @@ func (a *app) benchCommand() *cobra.Command {
 		Short: "Measure a path next to its floor",
 		Long: `Measure how fast messages pass, next to a floor: a bare program that does the same
 HTTP, digest, verification, decoding and appends with nothing else around them.
-Load, floor and hub share this machine's cores; compare ratios, not machines.`,
+Load, floor and hub share this machine's cores, and collect garbage as "parley
+serve" does; compare ratios, not machines.`,
 	}
 	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchRelayCommand())
 	return c
@@ -44,6 +45,7 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	var profile string
 	c.Args = cobra.NoArgs
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		steadyHeap()
 		for _, s := range storage {
 			if s != string(floor.Memory) && s != string(floor.Disk) {
 				return usage("--storage %q: want memory or disk", s)
