@@ -43,7 +43,7 @@ func (p *a2ePeer) Join(ctx context.Context, at Place, away bool) error {
 	p.Leave()
 	life := p.begin(at)
 	_, web := p.place()
-	c := &a2e.Client{URL: at.HTTP + "/a2e", AgentID: p.name, Token: p.token, HTTP: web}
+	c := &a2e.Client{URL: at.HTTP + "/a2e", AgentID: p.name, Token: p.token, HTTP: web, Now: p.now}
 	if err := c.Connect(ctx); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (p *a2ePeer) answer(life context.Context, c *a2e.Client, id, text string) {
 		}
 		return err
 	}
-	answer, err := act(life, text, func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
+	answer, err := p.act(life, text, func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
 	var f *Failure
 	switch {
 	case errors.As(err, &f):
@@ -205,6 +205,7 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 	if !m.Bool("accepted") {
 		return Answer{}, fmt.Errorf("the work was not accepted: %s", m.Raw())
 	}
+	q.taken()
 	for {
 		m, err := say(ctx, "await", map[string]any{"subagent_id": id})
 		if ctx.Err() != nil {
@@ -215,8 +216,18 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 			}
 			return Answer{}, context.Cause(ctx)
 		}
-		if err != nil {
+		var f *Failure
+		switch {
+		case errors.As(err, &f):
 			return Answer{}, err
+		case err != nil: // the hub is away: it is looked for again
+			pause := time.NewTimer(100 * time.Millisecond)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+			}
+			pause.Stop()
+			continue
 		}
 		switch m.Str("status") {
 		case a2e.StatusCompleted:
@@ -226,6 +237,11 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 			return Answer{}, &Failure{Text: m.Str("error")}
 		}
 	}
+}
+
+// Commission is Delegated.
+func (p *a2ePeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	return p.Delegated(ctx, q)
 }
 
 func a2eFailure(err error) error {

@@ -48,7 +48,7 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 	if err != nil {
 		return err
 	}
-	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name, DisplayName: p.name,
+	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name, DisplayName: p.name, Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
 		Handler: func(_ context.Context, r *agh.Request) { p.handle(life, r) }}
 	p.clientMu.Lock()
 	p.client, p.conn, p.met = c, nc, map[string]bool{}
@@ -130,7 +130,7 @@ func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 			p.clientMu.Unlock()
 			stop(nil)
 		}()
-		answer, err := act(ctx, h.Text, func(piece string) error {
+		answer, err := p.act(ctx, h.Text, func(piece string) error {
 			return r.Trace(ctx, &agh.Trace{State: agh.StateWorking, Message: piece})
 		})
 		var f *Failure
@@ -171,12 +171,13 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if err := e.SetContent(&agh.Say{Text: q.Text}); err != nil {
 		return Answer{}, err
 	}
-	if d, ok := ctx.Deadline(); ok {
+	if d, ok := p.until(ctx, q); ok {
 		e.ExpiresAt = d.Unix()
 	}
 	if e, err = c.Send(ctx, e); err != nil {
 		return Answer{}, aghFailure(err)
 	}
+	q.taken()
 	for {
 		select {
 		case got := <-said:
@@ -213,6 +214,31 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 			}
 			return Answer{}, errors.Join(context.Cause(ctx), err)
 		}
+	}
+}
+
+// Commission looks for the other peer anew, as long as it takes: the hub may
+// have come back just now.
+func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	c, err := p.peer()
+	if err != nil {
+		return Answer{}, err
+	}
+	p.clientMu.Lock()
+	delete(p.met, q.To.Name())
+	p.clientMu.Unlock()
+	for {
+		err := p.meet(ctx, c, q.To.Name())
+		if err == nil {
+			return p.Ask(ctx, q)
+		}
+		pause := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return Answer{}, errors.Join(context.Cause(ctx), err)
+		}
+		pause.Stop()
 	}
 }
 

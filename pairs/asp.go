@@ -50,7 +50,7 @@ func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
 	p.Leave()
 	life := p.begin(at)
 	_, web := p.place()
-	c := &asp.Client{Server: at.HTTP, Identity: p.id, HTTP: web}
+	c := &asp.Client{Server: at.HTTP, Identity: p.id, HTTP: web, Now: p.now}
 	p.clientMu.Lock()
 	p.client, p.sessions = c, map[string]*aspTalk{}
 	p.clientMu.Unlock()
@@ -178,7 +178,7 @@ func (p *aspPeer) answer(ctx context.Context, s *asp.Session, m *asp.Message, te
 			return err
 		})
 	}
-	answer, err := act(ctx, text, func(piece string) error {
+	answer, err := p.act(ctx, text, func(piece string) error {
 		return inform("chunk", asp.Information{Data: map[string]string{"text": piece}})
 	})
 	var f *Failure
@@ -255,6 +255,7 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}
+	q.taken()
 	for m, err := range t.s.Messages(ctx) {
 		if err != nil {
 			if ctx.Err() == nil {
@@ -296,6 +297,9 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	_, err = t.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"})
 	return Answer{}, errors.Join(context.Cause(ctx), aspFailure(err))
 }
+
+// Commission is what every question of this protocol is.
+func (p *aspPeer) Commission(ctx context.Context, q Question) (Answer, error) { return p.Ask(ctx, q) }
 
 func aspFailure(err error) error {
 	var e *asp.Error

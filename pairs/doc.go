@@ -10,6 +10,7 @@
 //	fail TEXT    fails, and says TEXT
 //	count N      says N pieces where its protocol has them, then "counted N"
 //	hold         answers nothing until it is cancelled
+//	later …      does the rest when [Worker.Release] is called
 //	note TEXT    is heard; answers "noted" to who wants an answer
 //
 // [New] makes peers before there is a hub, [Peer.Agent] says what the hub's

@@ -35,6 +35,8 @@ type Place struct {
 	// Dial connects to the host of HTTP, where that is a name which stands for
 	// several nodes, of which this place is one; nil: as usual.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+	Now func() time.Time // the clock of the peers, where the hub has one of its own; nil: time.Now
 }
 
 // At is the place of a node of this process.
@@ -66,12 +68,34 @@ type Peer interface {
 	Heard() <-chan Heard
 }
 
+// A Worker is a peer that leaves work to others for long.
+type Worker interface {
+	Peer
+	// Commission asks in the form in which the protocol fetches an answer that
+	// comes much later, and goes on after the hub was away.
+	Commission(ctx context.Context, q Question) (Answer, error)
+	// Release lets what the peer itself was asked to do later be done now.
+	Release()
+}
+
 // A Question to another agent.
 type Question struct {
 	To     Peer
 	Text   string
 	Events func(string) // is called with every piece ahead of the answer; may be nil
 	Trace  string       // the trace id to give, in the form of the protocol; "": a new one
+
+	// Patience is how long the peer says that it waits, where its protocol has
+	// words for it; 0: until the end of the context.
+	Patience time.Duration
+
+	Taken func() // is called when the hub has taken the question; may be nil
+}
+
+func (q Question) taken() {
+	if q.Taken != nil {
+		q.Taken()
+	}
 }
 
 // An Answer to a question.
@@ -160,13 +184,14 @@ type common struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
 	web  *http.Client
+	gate chan struct{} // closed when what is to come later may come
 }
 
 // maxHeard is how much a peer hears before somebody reads it; the rest is lost.
 const maxHeard = 1 << 16
 
 func newCommon(protocol, name string) common {
-	return common{name: name, protocol: protocol, heard: make(chan Heard, maxHeard), ctx: context.Background(), stop: func() {}, web: http.DefaultClient}
+	return common{name: name, protocol: protocol, heard: make(chan Heard, maxHeard), gate: make(chan struct{}), ctx: context.Background(), stop: func() {}, web: http.DefaultClient}
 }
 
 func (c *common) Name() string        { return c.name }
@@ -201,6 +226,52 @@ func (c *common) place() (Place, *http.Client) {
 	return c.at, c.web
 }
 
+// hangUp ends connections that are not in use.
+func (c *common) hangUp() {
+	_, web := c.place()
+	web.CloseIdleConnections()
+}
+
+func (c *common) now() time.Time {
+	if at, _ := c.place(); at.Now != nil {
+		return at.Now()
+	}
+	return time.Now()
+}
+
+// until is when a peer that asks stops waiting, by its own clock.
+func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
+	if q.Patience > 0 {
+		return c.now().Add(q.Patience), true
+	}
+	d, ok := ctx.Deadline()
+	return c.now().Add(time.Until(d)), ok
+}
+
+// Release lets what the peer was asked to do later be done now.
+func (c *common) Release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.gate)
+	c.gate = make(chan struct{})
+}
+
+// act does what a text asks for.
+func (c *common) act(ctx context.Context, text string, piece func(string) error) (string, error) {
+	if rest, ok := strings.CutPrefix(text, "later "); ok {
+		c.mu.Lock()
+		gate := c.gate
+		c.mu.Unlock()
+		select {
+		case <-gate:
+			text = rest
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+	return act(ctx, text, piece)
+}
+
 func (c *common) hear(h Heard) {
 	select {
 	case c.heard <- h:
@@ -230,7 +301,6 @@ func Said(m *parley.Message) string {
 	return ""
 }
 
-// act does what a text asks for.
 func act(ctx context.Context, text string, piece func(string) error) (string, error) {
 	verb, rest, _ := strings.Cut(text, " ")
 	switch verb {
@@ -255,7 +325,7 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 		<-ctx.Done()
 		return "", context.Cause(ctx)
 	}
-	return "", &Failure{Text: "it knows say, fail, count, hold and note"}
+	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later"}
 }
 
 // A door is a listener that can be shut and opened again at the same address.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
@@ -64,7 +65,7 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 		}
 		keys[hub.ID] = append(keys[hub.ID], key)
 	}
-	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys}, Inline: true, Agent: &samvad.Agent{Card: p.card, Identity: p.id,
+	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now}, Inline: true, Agent: &samvad.Agent{Card: p.card, Identity: p.id,
 		Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response, error) { return p.handle(ctx, life, r) }}})
 }
 
@@ -82,7 +83,7 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()
-	answer, err := act(ctx, q.Text, func(piece string) error {
+	answer, err := p.act(ctx, q.Text, func(piece string) error {
 		b, err := json.Marshal(map[string]string{"text": piece})
 		if err != nil || r.Endpoint != samvad.ModeStream {
 			return err
@@ -102,7 +103,7 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 
 func (p *samvadPeer) client() *samvad.Client {
 	_, web := p.place()
-	return &samvad.Client{Identity: p.id, HTTP: web}
+	return &samvad.Client{Identity: p.id, HTTP: web, Now: p.now, PollEvery: pollEvery}
 }
 
 func (p *samvadPeer) call(to Peer, text, trace string) (samvad.Call, error) {
@@ -140,6 +141,32 @@ func (p *samvadPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 		}
 	}
 	return Answer{}, samvad.ErrResponse
+}
+
+// pollEvery is how often a task is looked at.
+const pollEvery = 50 * time.Millisecond
+
+// Commission leaves a task and polls it.
+func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	call, err := p.call(q.To, q.Text, q.Trace)
+	if err != nil {
+		return Answer{}, err
+	}
+	c := p.client()
+	id, err := c.Send(ctx, call)
+	if err != nil {
+		return Answer{}, samvadFailure(err)
+	}
+	q.taken()
+	t, err := c.Wait(ctx, call.URL, id)
+	switch {
+	case t != nil && t.Status == samvad.TaskFailed:
+		return Answer{}, &Failure{Text: err.Error()}
+	case err != nil:
+		return Answer{}, samvadFailure(err)
+	}
+	text, err := textOf(t.Result)
+	return Answer{Text: text}, err
 }
 
 func samvadFailure(err error) error {

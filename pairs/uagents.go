@@ -49,12 +49,12 @@ func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
 	p.Leave()
 	life := p.begin(at)
 	_, web := p.place()
-	r := &uagents.Registrar{Identity: p.id, URL: at.HTTP, HTTP: web, Timeout: 20 * time.Second,
+	r := &uagents.Registrar{Identity: p.id, URL: at.HTTP, HTTP: web, Timeout: 20 * time.Second, Now: p.now,
 		Endpoints: []uagents.Endpoint{{URL: p.endpoint(), Weight: 1}}, Protocols: []string{uagents.ChatProtocolDigest}}
 	if err := r.Register(ctx); err != nil || away {
 		return err
 	}
-	return p.door.open(&uagents.Server{Client: p.client(), Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
+	return p.door.open(&uagents.Server{Client: p.client(), Now: p.now, Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
 		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) { return p.handle(ctx, life, r) }})})
 }
 
@@ -82,8 +82,8 @@ func (h hubOnly) Resolve(ctx context.Context, to string) (string, []uagents.Endp
 
 func (p *uagentsPeer) client() *uagents.Client {
 	at, web := p.place()
-	return &uagents.Client{Identity: p.id, HTTP: web, Timeout: time.Minute,
-		Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP + "/submit"}}
+	return &uagents.Client{Identity: p.id, HTTP: web, Timeout: time.Minute, Now: p.now,
+		Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web, Now: p.now}, at.HTTP + "/submit"}}
 }
 
 func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uagents.Response, error) {
@@ -109,7 +109,7 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	said.from = r.Sender
 	if mine != nil {
 		if chat != nil {
-			if err := r.Send(ctx, chat.Acknowledge(time.Now()).Message()); err != nil {
+			if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); err != nil {
 				return uagents.Response{}, err
 			}
 		}
@@ -122,17 +122,17 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	if chat == nil || said.text == "" {
 		return uagents.Response{}, nil
 	}
-	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
-	if err := r.Send(ctx, chat.Acknowledge(time.Now()).Message()); err != nil {
+	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); err != nil {
 		return uagents.Response{}, err
 	}
+	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
 	if isNote(said.text) {
 		return uagents.Response{}, nil
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()
-	answer, err := act(ctx, said.text, func(string) error { return nil }) // there are no pieces
+	answer, err := p.act(ctx, said.text, func(string) error { return nil }) // there are no pieces
 	var f *Failure
 	switch {
 	case errors.As(err, &f):
@@ -140,7 +140,7 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	case err != nil:
 		return uagents.Response{}, nil
 	}
-	return uagents.Response{}, r.Send(ctx, uagents.NewChat(time.Now(), uagents.Text(answer), uagents.EndSession()).Message())
+	return uagents.Response{}, r.Send(ctx, uagents.NewChat(p.now(), uagents.Text(answer), uagents.EndSession()).Message())
 }
 
 func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
@@ -155,13 +155,18 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 		delete(p.waiting, session)
 	}()
 	c := p.client()
-	if d, ok := ctx.Deadline(); ok {
-		c.Timeout = time.Until(d)
+	if d, ok := p.until(ctx, q); ok {
+		c.Timeout = d.Sub(p.now())
 	}
-	status, err := c.SendIn(ctx, session, p.address(q.To), uagents.NewChat(time.Now(), uagents.Text(q.Text)).Message())
+	sending := ctx
+	if q.Patience > 0 {
+		sending = context.WithoutCancel(ctx) // its end would be the envelope's
+	}
+	status, err := c.SendIn(sending, session, p.address(q.To), uagents.NewChat(p.now(), uagents.Text(q.Text)).Message())
 	if err != nil {
 		return Answer{}, uagentsFailure(err)
 	}
+	q.taken()
 	_ = status // an asynchronous envelope has no other outcome than that it was taken
 	for {
 		select {
@@ -179,6 +184,11 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 }
 
+// Commission is what every question of this protocol is.
+func (p *uagentsPeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	return p.Ask(ctx, q)
+}
+
 // address: the registry knows agents by their directory names, and a uAgent by
 // its own address.
 func (p *uagentsPeer) address(to Peer) string {
@@ -190,7 +200,7 @@ func (p *uagentsPeer) address(to Peer) string {
 
 func (p *uagentsPeer) Tell(ctx context.Context, to Peer, text string) error {
 	// Only what ends the session expects no answer.
-	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(time.Now(), uagents.Text(text), uagents.EndSession()).Message())
+	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(p.now(), uagents.Text(text), uagents.EndSession()).Message())
 	return uagentsFailure(err)
 }
 

@@ -1,0 +1,335 @@
+package pairs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+)
+
+// clock is the time of a hub and its peers: the machine's, put forward.
+type clock struct {
+	mu    sync.Mutex
+	ahead time.Duration
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.ahead)
+}
+
+func (c *clock) pass(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ahead += d
+}
+
+// front is an address that stays while the hub behind it goes and comes back
+// at another. While there is none, who connects is hung up on.
+type front struct {
+	l    net.Listener
+	work sync.WaitGroup
+
+	mu     sync.Mutex
+	behind string
+	conns  map[net.Conn]bool
+}
+
+func newFront(t *testing.T) *front {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &front{l: l, conns: map[net.Conn]bool{}}
+	f.work.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.work.Go(func() { f.serve(c) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		f.lead("")
+		f.work.Wait()
+	})
+	return f
+}
+
+func (f *front) serve(c net.Conn) {
+	defer c.Close()
+	f.mu.Lock()
+	behind := f.behind
+	f.mu.Unlock()
+	if behind == "" {
+		return
+	}
+	hub, err := net.Dial("tcp", behind)
+	if err != nil {
+		return
+	}
+	defer hub.Close()
+	f.mu.Lock()
+	if f.behind != behind {
+		f.mu.Unlock()
+		return
+	}
+	f.conns[c], f.conns[hub] = true, true
+	f.mu.Unlock()
+	f.work.Go(func() {
+		_, _ = io.Copy(hub, c) // either side's end is the end of both
+		hub.Close()
+	})
+	_, _ = io.Copy(c, hub)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.conns, c)
+	delete(f.conns, hub)
+}
+
+// lead puts another hub behind the address, or none, and ends what there was.
+func (f *front) lead(to string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.behind = to
+	for c := range f.conns {
+		c.Close()
+	}
+	clear(f.conns)
+}
+
+// longWorld is a world whose hub can be stopped and started again while time
+// goes on. The peers notice nothing but that it was away.
+type longWorld struct {
+	*world
+	clock     clock
+	http, agh *front
+	from, to  map[string]Worker // by protocol
+}
+
+func newLongWorld(t *testing.T) *longWorld {
+	t.Helper()
+	w := &longWorld{http: newFront(t), agh: newFront(t), from: map[string]Worker{}, to: map[string]Worker{}}
+	var all []Peer
+	for _, p := range Protocols {
+		from, to := newPeer(t, p, p+"-from"), newPeer(t, p, p+"-to")
+		w.from[p], w.to[p] = from.(Worker), to.(Worker)
+		all = append(all, from, to)
+	}
+	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "http://" + w.http.l.Addr().String(), Now: w.clock.Now,
+		ASP: node.ASP{Conversing: node.Duration{Duration: 24 * time.Hour}}}
+	w.world = newWorld(t, c, all...)
+	w.lead()
+	for _, p := range all {
+		if err := p.Join(patient(t), w.place(), false); err != nil {
+			t.Fatalf("%s joins: %v", p.Name(), err)
+		}
+	}
+	return w
+}
+
+func (w *longWorld) place() Place {
+	return Place{HTTP: "http://" + w.http.l.Addr().String(), AGH: "nats://" + w.agh.l.Addr().String(), Now: w.clock.Now}
+}
+
+func (w *longWorld) lead() {
+	a := w.Addresses()
+	w.http.lead(strings.TrimPrefix(a.Local, "http://"))
+	w.agh.lead(strings.TrimPrefix(a.AGH, "nats://"))
+}
+
+// away stops the hub, lets time pass, and starts it again on the same
+// directory. What is under way is cut off.
+func (w *longWorld) away(t *testing.T, pass time.Duration) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	stop()
+	if err := w.Close(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	w.http.lead("")
+	w.agh.lead("")
+	w.clock.pass(pass)
+	w.open(t)
+	w.lead()
+	// What is said next is not said into a connection that is no more, for
+	// which some protocols have no second attempt.
+	for _, p := range w.peers {
+		p.(interface{ hangUp() }).hangUp()
+	}
+}
+
+// commission is a question that one peer has asked another.
+type commission struct {
+	from, to string // protocols
+	text     string
+	cancel   context.CancelFunc
+	taken    chan struct{}
+	done     chan struct{}
+	answer   Answer
+	err      error
+}
+
+func (c *commission) String() string { return c.from + " to " + c.to }
+
+// ask has every asker of some pairs ask, and waits until who is asked has
+// heard it, and the hub knows that.
+func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration, pairs func(from, to string) bool) []*commission {
+	t.Helper()
+	var all []*commission
+	for _, from := range Protocols {
+		for _, to := range Protocols {
+			if !pairs(from, to) {
+				continue
+			}
+			ctx, cancel := context.WithCancel(patient(t))
+			c := &commission{from: from, to: to, text: verb + " " + from + "-" + to, cancel: cancel, taken: make(chan struct{}), done: make(chan struct{})}
+			all = append(all, c)
+			go func() {
+				defer close(c.done)
+				c.answer, c.err = w.from[from].Commission(ctx, Question{To: w.to[to], Text: c.text, Patience: patience, Taken: func() { close(c.taken) }})
+			}()
+		}
+	}
+	heard := map[string]map[string]bool{}
+	for _, c := range all {
+		select {
+		case <-c.taken:
+		case <-patient(t).Done():
+			t.Fatalf("%s: %q was never taken", c, c.text)
+		}
+		if heard[c.to] == nil {
+			heard[c.to] = map[string]bool{}
+		}
+		for !heard[c.to][c.text] {
+			heard[c.to][next(t, w.to[c.to], fmt.Sprintf("%q", c.text), func(h Heard) bool { return h.Text != "" }).Text] = true
+		}
+		if c.to != "samvad" && !(c.from == "asp" && c.to == "asp") { // it answers by the connection; they read the session
+			m := w.said(t, w.from[c.from], w.to[c.to], c.text)
+			w.settled(t, m.ID, parley.Delivered)
+		}
+	}
+	return all
+}
+
+func (c *commission) wait(t *testing.T) (Answer, error) {
+	t.Helper()
+	select {
+	case <-c.done:
+	case <-patient(t).Done():
+		t.Fatalf("%s: nothing came of %q", c, c.text)
+	}
+	return c.answer, c.err
+}
+
+// byTheHub reports whether the hub itself keeps a request of a pair: between
+// two agents of one protocol that passes on envelopes it is theirs alone.
+func byTheHub(from, to string) bool { return from != to || !traits[from].native }
+
+// TestLongWork has all pairs do work of over an hour, while the hub is stopped
+// and started again: the answers come, what is taken back is heard, and so is
+// that nobody waits any more.
+func TestLongWork(t *testing.T) {
+	w := newLongWorld(t)
+	every := func(string, string) bool { return true }
+
+	t.Run("answered", func(t *testing.T) {
+		list := w.ask(t, "later say", 3*time.Hour, every)
+		w.away(t, 61*time.Minute)
+		for _, p := range w.to {
+			p.Release()
+		}
+		for _, c := range list {
+			a, err := c.wait(t)
+			var f *Failure
+			switch {
+			case c.to == "samvad":
+				// The answer would have come by a connection, which is no more,
+				// and to ask again might be to do it twice.
+				if !errors.As(err, &f) {
+					t.Errorf("%s: %+v, %v", c, a, err)
+				}
+			case err != nil || a.Text != c.from+"-"+c.to:
+				t.Errorf("%s: %+v, %v", c, a, err)
+			}
+		}
+	})
+
+	t.Run("given up by who is asked", func(t *testing.T) {
+		list := w.ask(t, "later fail", 3*time.Hour, func(_, to string) bool { return to != "samvad" })
+		w.away(t, 10*time.Minute)
+		for _, p := range w.to {
+			p.Release()
+		}
+		for _, c := range list {
+			a, err := c.wait(t)
+			var f *Failure
+			if !errors.As(err, &f) || f.Text == "" {
+				t.Errorf("%s: %+v, %v", c, a, err)
+			}
+		}
+	})
+
+	t.Run("taken back by who asks", func(t *testing.T) {
+		list := w.ask(t, "hold", 3*time.Hour, func(from, to string) bool { return traits[from].cancels && traits[to].cancelled })
+		w.away(t, 10*time.Minute)
+		for _, c := range list {
+			c.cancel()
+		}
+		heard := map[string]int{}
+		for _, c := range list {
+			if a, err := c.wait(t); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %+v, %v", c, a, err)
+			}
+			next(t, w.to[c.to], fmt.Sprintf("that one more than %d are taken back", heard[c.to]), func(h Heard) bool { return h.Cancel })
+			heard[c.to]++
+		}
+	})
+
+	t.Run("expired", func(t *testing.T) {
+		list := w.ask(t, "hold", 30*time.Minute, byTheHub)
+		w.away(t, 3*time.Hour)
+		told := map[string]int{}
+		for _, c := range list {
+			a, err := c.wait(t)
+			var f *Failure
+			if !errors.As(err, &f) {
+				t.Errorf("%s: %+v, %v", c, a, err)
+			}
+			if traits[c.to].cancelled {
+				told[c.to]++
+			}
+		}
+		for to, n := range told {
+			for i := range n {
+				next(t, w.to[to], fmt.Sprintf("that the time of %d requests of %d is up", i+1, n), func(h Heard) bool { return h.Cancel })
+			}
+		}
+	})
+
+	w.nothingOpen(t)
+}
+
+// nothingOpen checks that every request has ended.
+func (w *longWorld) nothingOpen(t *testing.T) {
+	t.Helper()
+	for _, d := range w.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}) {
+		if d.Kind == parley.Request {
+			t.Errorf("a request is still open: %+v", d)
+		}
+	}
+}
