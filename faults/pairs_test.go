@@ -201,6 +201,7 @@ type book struct {
 	messages map[string][]*parley.Message // by text
 	attempts map[parley.ID]int
 	ended    map[parley.ID]string // why a delivery was given up, or how its request failed
+	arrived  map[parley.ID]bool   // its delivery is recorded as made
 	history  map[parley.ID][]string
 }
 
@@ -227,6 +228,7 @@ func (b *book) take(r *journal.Record) {
 		if s.State > parley.Delivered && s.Error != nil {
 			b.ended[s.Message] = s.Error.Error()
 		}
+		b.arrived[s.Message] = b.arrived[s.Message] || s.State == parley.Delivered
 		b.history[s.Message] = append(b.history[s.Message], fmt.Sprintf("%s to %s: %s, attempt %d, %v", r.Time.Format("05.000"), s.To, s.State, s.Attempt, s.Error))
 	}
 }
@@ -252,7 +254,7 @@ func (x *talk) settle(t *testing.T) {
 	}()
 	j := n.Hub().Journal()
 	b := &book{at: map[journal.Position]bool{}, messages: map[string][]*parley.Message{}, attempts: map[parley.ID]int{}, ended: map[parley.ID]string{},
-		history: map[parley.ID][]string{}}
+		arrived: map[parley.ID]bool{}, history: map[parley.ID][]string{}}
 	defer j.Watch(b.take)()
 	for p := range j.Partitions() {
 		for r, err := range j.Records(t.Context(), p, journal.From{}) {
@@ -301,9 +303,16 @@ func (x *talk) unheard(b *book) (out []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for text := range x.acked {
-		if list := b.messages[text]; len(list) > 0 && len(x.heard[text]) == 0 && b.ended[list[0].ID] == "" {
-			out = append(out, text)
+		list := b.messages[text]
+		if len(list) == 0 || len(x.heard[text]) > 0 || b.ended[list[0].ID] != "" {
+			continue
 		}
+		// NATS acknowledges nothing: what was published to an AGH peer whose
+		// connection broke just then is sent, and not heard.
+		if b.arrived[list[0].ID] && strings.Contains(text, " agh-to ") {
+			continue
+		}
+		out = append(out, text)
 	}
 	return out
 }
@@ -312,7 +321,7 @@ func (x *talk) unheard(b *book) (out []string) {
 func (x *talk) verify(t *testing.T, b *book) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	lost, given, twice := 0, 0, 0
+	lost, given, missed, twice := 0, 0, 0, 0
 	for text := range x.acked {
 		list := b.messages[text]
 		switch {
@@ -321,8 +330,10 @@ func (x *talk) verify(t *testing.T, b *book) {
 			t.Errorf("%q was taken and is not in the journal", text)
 		case len(list) > 1:
 			t.Errorf("%q is recorded as %d messages", text, len(list))
-		case len(x.heard[text]) == 0:
+		case len(x.heard[text]) == 0 && b.ended[list[0].ID] != "":
 			given++
+		case len(x.heard[text]) == 0:
+			missed++
 		}
 	}
 	for text, by := range x.heard {
@@ -353,7 +364,7 @@ func (x *talk) verify(t *testing.T, b *book) {
 			t.Errorf("%q came to %s %d times; %d attempts are recorded:\n  %s", text, to, n, b.attempts[m.ID], strings.Join(b.history[m.ID], "\n  "))
 		}
 	}
-	t.Logf("%d taken, %d lost, %d given up with a reason; %d heard, %d of them more than once", len(x.acked), lost, given, len(x.heard), twice)
+	t.Logf("%d taken, %d lost, %d given up with a reason, %d published to an AGH peer that was not there; %d heard, %d of them more than once", len(x.acked), lost, given, missed, len(x.heard), twice)
 	if len(x.acked) == 0 || len(x.heard) == 0 {
 		t.Error("nothing was said")
 	}
