@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -252,7 +253,8 @@ func (x *inboxes) owe(ctx context.Context, agent string, owed []json.RawMessage)
 	prefix := owedPrefix(agent) + fmt.Sprintf("%020d", now.UnixNano())
 	var errs []error
 	for i, v := range owed {
-		_, err := x.owed.Put(ctx, fmt.Sprintf("%s-%06d", prefix, i), v, now.Add(7*24*time.Hour))
+		// Others, here and on other nodes, may keep something at the same time.
+		_, err := x.owed.Create(ctx, fmt.Sprintf("%s-%06d-%s", prefix, i, rand.Text()[:12]), v, now.Add(7*24*time.Hour))
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

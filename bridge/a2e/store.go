@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -261,6 +262,14 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 		}
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
+		if owed := k.owed(); len(owed) > 0 {
+			// The agent may have given the call up meanwhile, and would pass over what
+			// comes for it: its next one has them.
+			if err := t.owe(ctx, k.rec.Agent, owed); err != nil {
+				return protocol.SessionRecord{}, false, err
+			}
+			k.take()
+		}
 		if err := t.save(ctx, k); errors.Is(err, errMoved) {
 			continue // another node was faster; it may have left again
 		} else if err != nil {
@@ -309,6 +318,38 @@ func (t *store) Close(ctx context.Context, id string) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// take removes what owed finds: events of inbox calls go, and an answer that is
+// among the frames says that there is more; k is locked or not shared yet.
+func (k *kept) take() {
+	var left []savedFrame
+	for _, f := range k.rec.Frames {
+		var line map[string]json.RawMessage
+		var request, kind string
+		if json.Unmarshal([]byte(f.Line), &line) != nil || json.Unmarshal(line["req_id"], &request) != nil || json.Unmarshal(line["type"], &kind) != nil {
+			left = append(left, f)
+			continue
+		}
+		_, inbox := k.rec.Inbox[request]
+		if inbox && kind == "tool/event" {
+			continue
+		}
+		if inbox && kind == "tool/call/resp" {
+			var data map[string]json.RawMessage
+			if json.Unmarshal(line["data"], &data) == nil && data["data"] != nil {
+				data["data"] = json.RawMessage(`{"messages":[],"more":true}`)
+				if b, err := json.Marshal(data); err == nil {
+					line["data"] = b
+				}
+				if b, err := json.Marshal(line); err == nil {
+					f.Line = string(b) + f.Line[len(strings.TrimRight(f.Line, "\n")):]
+				}
+			}
+		}
+		left = append(left, f)
+	}
+	k.rec.Frames = left
 }
 
 // owed finds the messages of the inbox among the frames that were not
