@@ -117,6 +117,13 @@ type Dispatcher struct {
 	held   int64
 	closed bool
 	late   late
+	mine   map[delivered]struct{} // what this process is at work on, from before it is recorded until its outcome is
+}
+
+// delivered is one message to one recipient.
+type delivered struct {
+	id parley.ID
+	to string
 }
 
 type laneKey struct {
@@ -155,6 +162,7 @@ type item struct {
 	message   *parley.Message // nil: read it from the journal
 	size      int64
 	again     bool           // it was to be taken up while it was here: look at it once more at its end
+	late      bool           // its outcome is recorded with others
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
 
 	request *parley.Message // that message answers, where it is at hand
@@ -193,7 +201,7 @@ func New(c Config) *Dispatcher {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}}
+	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}, mine: map[delivered]struct{}{}}
 }
 
 // Close stops: no attempt is begun any more, those under way are given until
@@ -225,14 +233,15 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 // A Claim holds an idle lane for a message that is about to be recorded with
 // its first attempt. It must be ended by Release or Run.
 type Claim struct {
-	d *Dispatcher
-	l *lane
+	d  *Dispatcher
+	l  *lane
+	id parley.ID
 }
 
-// Claim takes the lane of (recipient, conversation) if nothing waits in it and
-// the recipient can take one more; nil otherwise: then the message is recorded
-// as waiting, and its turn comes through Recorded.
-func (d *Dispatcher) Claim(to string, conversation parley.ID) *Claim {
+// Claim takes the lane of (recipient, conversation) for the message id if
+// nothing waits in it and the recipient can take one more; nil otherwise: then
+// the message is recorded as waiting, and its turn comes through Recorded.
+func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID) *Claim {
 	if d.c.Carrier.Paused(to) {
 		return nil
 	}
@@ -250,7 +259,8 @@ func (d *Dispatcher) Claim(to string, conversation parley.ID) *Claim {
 	l.peer.active++
 	d.active++
 	d.work.Add(1) // until Release or Run has ended: Close waits for it
-	return &Claim{d, l}
+	d.mine[delivered{id, to}] = struct{}{}
+	return &Claim{d, l, id}
 }
 
 // suspect is how many failures in a row make a recipient be tried by one lane
@@ -260,6 +270,9 @@ const suspect = 5
 // Release gives the lane back untouched: the message was not recorded.
 func (c *Claim) Release() {
 	defer c.d.work.Done()
+	c.d.mu.Lock()
+	delete(c.d.mine, delivered{c.id, c.l.key.to})
+	c.d.mu.Unlock()
 	c.d.release(c.l)
 }
 
@@ -339,6 +352,8 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 	for _, v := range d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine}) {
 		it := itemOf(v)
 		switch {
+		case d.works(v.Message, v.To):
+			continue // it came since the start, and is at work already
 		case v.Sync && v.State == parley.Delivering:
 			continue // its caller's node is at work on it, or the journal has abandoned it
 		case v.State == parley.Delivering && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(v.To):
@@ -351,6 +366,14 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 		d.enqueue(laneKey{v.To, v.Conversation}, it)
 	}
 	return nil
+}
+
+// works reports whether this process is at work on a delivery.
+func (d *Dispatcher) works(id parley.ID, to string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.mine[delivered{id, to}]
+	return ok
 }
 
 // Kick looks again at a recipient that was paused.
@@ -414,6 +437,7 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 		}
 		d.held += it.size
 	}
+	d.mine[delivered{it.id, l.key.to}] = struct{}{}
 	if first {
 		l.items = append([]*item{it}, l.items...)
 	} else {
@@ -743,6 +767,9 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 		if v == it {
 			l.items = append(l.items[:i], l.items[i+1:]...)
 			d.held -= it.size
+			if !it.late {
+				delete(d.mine, delivered{it.id, l.key.to})
+			}
 			if it.again && !d.closed {
 				d.work.Add(1)
 				go func() {

@@ -405,7 +405,7 @@ func TestExpiryAndDeadline(t *testing.T) {
 		w.record(message(3, "bob", 3, parley.Notice))
 		synctest.Wait()
 		equal(t, "nothing while paused", len(w.hands.order()), 0)
-		if w.d.Claim("bob", id(4)) != nil {
+		if w.d.Claim(id(4), "bob", id(4)) != nil {
 			t.Error("a paused agent was claimed")
 		}
 		time.Sleep(2 * time.Minute)
@@ -423,8 +423,8 @@ func TestExpiryAndDeadline(t *testing.T) {
 
 func TestClaim(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		c := w.d.Claim("bob", id(9))
-		if c == nil || w.d.Claim("bob", id(9)) != nil {
+		c := w.d.Claim(id(1), "bob", id(9))
+		if c == nil || w.d.Claim(id(8), "bob", id(9)) != nil {
 			t.Fatal("an idle lane is to be claimed once")
 		}
 		m := message(1, "bob", 9, parley.Request)
@@ -442,13 +442,13 @@ func TestClaim(t *testing.T) {
 		}
 		synctest.Wait()
 		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
-		c = w.d.Claim("bob", id(9))
+		c = w.d.Claim(id(8), "bob", id(9))
 		c.Release()
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
 		// A reply that cannot be recorded is given to nobody.
 		m = message(3, "bob", 9, parley.Request)
-		c = w.d.Claim("bob", id(9))
+		c = w.d.Claim(id(3), "bob", id(9))
 		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
 		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
@@ -520,6 +520,43 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 	}
 }
 
+// What came in since the start is at work already when its partition is taken
+// up: before its first attempt begins, and until the outcome is recorded.
+func TestResumeLeavesWhatIsAtWork(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.carry, w.hands.repeatable = func(context.Context, Attempt) Result { return Result{Sent: true} }, true
+		resume := func() {
+			t.Helper()
+			if err := w.d.Resume(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		m := message(1, "bob", 9, parley.Notice)
+		c := w.d.Claim(m.ID, "bob", id(9))
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resume()
+		c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob"})
+		resume()
+		equal(t, "steps until its outcome is recorded", len(w.log.states(m.ID)), 0)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})
+		equal(t, "state", w.log.states(m.ID), []parley.DeliveryState{parley.Delivered})
+		// Another process's is taken up.
+		if _, err := w.log.Append(t.Context(), journal.Entry{Message: message(2, "bob", 9, parley.Notice), Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+		resume()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m2#2"})
+	})
+}
+
 // A caller that was told that its answer is lost has it recorded so.
 func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
@@ -527,7 +564,7 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
 		}
 		m := message(1, "bob", 9, parley.Request)
-		c := w.d.Claim("bob", id(9))
+		c := w.d.Claim(id(1), "bob", id(9))
 		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		if err != nil {
 			t.Fatal(err)

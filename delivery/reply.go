@@ -19,7 +19,7 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	}
 	claims := make([]*Claim, 0, len(r.Open))
 	for _, o := range r.Open {
-		c := d.Claim(o.To, r.Message.Conversation)
+		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation)
 		if c == nil {
 			for _, c := range claims {
 				c.Release()
@@ -97,6 +97,7 @@ func (d *Dispatcher) noteSent(it *item, to string, losses []parley.Loss) bool {
 	if d.late.count >= mostLate || d.closed {
 		return false
 	}
+	it.late = true
 	d.keep(it.position.Partition, step)
 	if d.late.timer == nil {
 		d.work.Add(1)
@@ -153,13 +154,31 @@ func (d *Dispatcher) flush() {
 func (d *Dispatcher) recordSent(steps []journal.Step) error {
 	ctx := context.WithoutCancel(d.ctx)
 	_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps})
-	if err == nil || !errors.Is(err, journal.ErrConflict) {
+	switch {
+	case err == nil:
+		d.recordedSent(steps)
+		return nil
+	case !errors.Is(err, journal.ErrConflict) && !hopeless(err):
 		return err
 	}
 	for i := range steps {
-		if _, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps[i : i+1]}); err != nil && !errors.Is(err, journal.ErrConflict) {
+		_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps[i : i+1]})
+		switch {
+		case hopeless(err):
+			d.c.Logger.Error("the outcome of a delivery is not one that can be recorded", "message", steps[i].Message, "to", steps[i].To, "error", err)
+		case err != nil && !errors.Is(err, journal.ErrConflict):
 			return err
 		}
+		d.recordedSent(steps[i : i+1])
 	}
 	return nil
+}
+
+// recordedSent ends the work on what was sent.
+func (d *Dispatcher) recordedSent(steps []journal.Step) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range steps {
+		delete(d.mine, delivered{s.Message, s.To})
+	}
 }

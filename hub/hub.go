@@ -605,7 +605,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 				continue
 			}
 			o := journal.Opening{To: to, Sync: waits}
-			if c := h.claim(s.Scope, to, m.Conversation); c != nil {
+			if c := h.claim(m.ID, s.Scope, to, m.Conversation); c != nil {
 				o.Attempt = 1
 				a.claims = append(a.claims, claim{to, c})
 			}
@@ -635,11 +635,11 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 }
 
 // claim takes a lane for a first attempt, if this node dispatches the scope.
-func (h *Hub) claim(scope, to string, conversation parley.ID) *delivery.Claim {
+func (h *Hub) claim(id parley.ID, scope, to string, conversation parley.ID) *delivery.Claim {
 	if j := h.c.Journal; !j.Owned(j.Partition(scope)) {
 		return nil
 	}
-	return h.deliver.Claim(to, conversation)
+	return h.deliver.Claim(id, to, conversation)
 }
 
 // admit asks policy, and makes the content fit the recipients' skills.
