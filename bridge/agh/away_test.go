@@ -16,6 +16,7 @@ import (
 	"github.com/parley-hub/parley/agh"
 	bridge "github.com/parley-hub/parley/bridge/agh"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -116,12 +117,15 @@ func TestAwayGetsEveryKind(t *testing.T) {
 		}
 		return got
 	}
-	say(parley.Notice, "listener", "agh/acme/builders", "to all who are here", nil)
+	first := say(parley.Notice, "listener", "agh/acme/builders", "to all who are here", nil)
 	for _, p := range []*bare{bob, carol} {
 		if e, got := p.next(t); got != "say to all who are here" || e.From != "listener" || e.To != "" {
 			t.Errorf("%s", e.Raw())
 		}
 	}
+	w.until("that all have heard is recorded", func() bool {
+		return len(w.Hub().Journal().Deliveries(journal.Filter{Conversation: first.Conversation, States: []parley.DeliveryState{parley.Waiting, parley.Delivering}})) == 0
+	})
 	bob.nc.Close()
 	away, _ := w.Hub().Directory().Lookup("agh", "acme/bob")
 	w.until("bob is away", func() bool { return w.AGH().Holds(away, bridge.Identity("acme", "bob")) })

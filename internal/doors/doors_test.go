@@ -49,7 +49,7 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(core), "admin", "journal/index"), true
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
-	case "node", "pairs", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
+	case "node", "pairs", "pairs/cluster", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
 		return all, true
 	case "bench/load", "bench/floor":
 		return []string{"bench/load"}, true
