@@ -185,8 +185,8 @@ func (j *Journal) reopen(old *link) {
 				err = j.checkStreams(j.ctx, l)
 			}
 			if err == nil {
-				j.reopened.Add(1)
 				j.setLink(l)
+				j.reopened.Add(1)
 				j.cfg.Log.Info("the engine was reopened")
 				return
 			}
