@@ -239,7 +239,12 @@ func TestIdleSessionIsClosed(t *testing.T) {
 		t.Errorf("closed too soon: %+v %v", l, err)
 	}
 	h.move(2 * time.Minute)
-	closeIdle()
+	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C { // that the question was answered is noted a little after the answer
+		closeIdle()
+		if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State.Terminal() {
+			break
+		}
+	}
 	m := until(ctx, t, records, "CLOSE", func(m *parley.Message) bool { return m.Act == "CLOSE" })
 	if m.From != "crew/echo" || m.Origin.Verdict.Assurance != parley.Signed || m.Trace.Foreign["asp.sessionId"] != first {
 		t.Errorf("%+v", m)
