@@ -209,7 +209,7 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 	for {
 		m, err := say(ctx, "await", map[string]any{"subagent_id": id})
 		if ctx.Err() != nil {
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 80*time.Second) // a stream that broke may pause for 30 s
 			defer cancel()
 			if _, err := say(end, "terminate", map[string]any{"subagent_id": id}); err != nil {
 				return Answer{}, err
