@@ -176,6 +176,10 @@ func newReferenceHost(t *testing.T, all map[string][]exchange, script []exchange
 			return
 		default:
 		}
+		if h.stream(r) == nil { // of another host, which had this port before
+			http.Error(w, `{"detail":"Session not found"}`, http.StatusNotFound)
+			return
+		}
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		out := http.NewResponseController(w)
 		_ = out.Flush()
@@ -193,6 +197,10 @@ func newReferenceHost(t *testing.T, all map[string][]exchange, script []exchange
 	})
 	mux.HandleFunc("POST /send", func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
+		if h.stream(r) == nil {
+			http.Error(w, `{"detail":"Session not found"}`, http.StatusNotFound)
+			return
+		}
 		for _, line := range h.answer(b) {
 			h.stream(r) <- line
 		}
