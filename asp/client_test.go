@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -254,7 +255,8 @@ func TestAsk(t *testing.T) {
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
+	var said sync.WaitGroup
+	said.Go(func() {
 		for m, err := range bob.Messages(t.Context()) {
 			if err != nil {
 				return
@@ -268,7 +270,7 @@ func TestAsk(t *testing.T) {
 				return
 			}
 		}
-	}()
+	})
 	answer, err := alice.Ask(t.Context(), Question{QueryType: "forecast", Subject: "Bern"})
 	if err != nil {
 		t.Fatal(err)
@@ -276,6 +278,7 @@ func TestAsk(t *testing.T) {
 	if got := answer.body().get("data").get("celsius"); got == nil || string(got.raw) != "21" {
 		t.Errorf("answer %s", answer.Body)
 	}
+	said.Wait() // the answer can be here before its sender knows that it was taken
 }
 
 func TestInviteSeveral(t *testing.T) {

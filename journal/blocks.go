@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/minio/highwayhash"
@@ -42,23 +41,12 @@ func (f *blockFiles) records(ctx context.Context, seq, last uint64, fn func(*sto
 	if err != nil {
 		return seq, errBlocks
 	}
-	var bad error
-	// The last block that begins at or before seq has it.
-	i, _ := slices.BinarySearchFunc(blocks, seq, func(n int, seq uint64) int {
-		first, err := f.first(dir, n)
-		if err != nil {
-			bad = err
-		}
-		if first <= seq {
-			return -1
-		}
-		return 1
-	})
-	if bad != nil {
+	i, err := f.find(dir, blocks, seq)
+	if err != nil {
 		return seq, errBlocks
 	}
 	r := blockReader{stored: stored{seq: seq - 1}, buf: make([]byte, blockRead)}
-	for _, n := range blocks[max(0, i-1):] {
+	for _, n := range blocks[max(0, i):] {
 		if r.hash, err = highwayhash.NewDigest64(digestKey(fmt.Sprintf("%s-%d", f.stream, n))); err != nil {
 			return r.seq + 1, errBlocks
 		}

@@ -432,6 +432,23 @@ type blockFiles struct {
 	stream string
 }
 
+// find gives the index of the block that would have a record: the last one that
+// begins at or before it, -1 if all begin behind it.
+func (f *blockFiles) find(dir string, blocks []int, seq uint64) (int, error) {
+	var bad error
+	i, _ := slices.BinarySearchFunc(blocks, seq, func(n int, seq uint64) int {
+		first, err := f.first(dir, n)
+		if err != nil {
+			bad = err
+		}
+		if first <= seq {
+			return -1
+		}
+		return 1
+	})
+	return i - 1, bad
+}
+
 // each calls fn for each of the sequences, in their order, that a block holds:
 // where its data stands, the data, and what seals new data of the same length
 // together with the checksum behind it.
@@ -442,26 +459,15 @@ func (f *blockFiles) each(seqs []uint64, fn func(seq uint64, x *patch, data []by
 		return err
 	}
 	for len(seqs) > 0 {
-		// The last block that begins at or before the sequence has it.
-		var bad error
-		i, _ := slices.BinarySearchFunc(blocks, seqs[0], func(n int, seq uint64) int {
-			first, err := f.first(dir, n)
-			if err != nil {
-				bad = err
-			}
-			if first <= seq {
-				return -1
-			}
-			return 1
-		})
-		if bad != nil {
-			return bad
+		i, err := f.find(dir, blocks, seqs[0])
+		if err != nil {
+			return err
 		}
-		if i == 0 {
+		if i < 0 {
 			seqs = seqs[1:] // it was removed
 			continue
 		}
-		rest, err := f.block(dir, blocks[i-1], seqs, fn)
+		rest, err := f.block(dir, blocks[i], seqs, fn)
 		if err != nil {
 			return err
 		}

@@ -401,7 +401,8 @@ func TestRequestOut(t *testing.T) {
 	}
 	t.Run("completed", func(t *testing.T) {
 		c := ask("listener", "build it")
-		go func() {
+		var said sync.WaitGroup
+		said.Go(func() {
 			r := <-bob.got
 			e := r.Envelope
 			if e.From != "listener" || e.Surface != agh.SurfaceDirect || e.WorkID == "" {
@@ -417,7 +418,7 @@ func TestRequestOut(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 		var got []string
 		for m, err := range c.Stream(ctx) {
 			if err != nil {
@@ -430,10 +431,12 @@ func TestRequestOut(t *testing.T) {
 		if !slices.Equal(got, []string{"event accepted", "event working", "response none"}) {
 			t.Errorf("%q", got)
 		}
+		said.Wait() // it can be here before its sender knows that it is
 	})
 	t.Run("failed", func(t *testing.T) {
 		c := ask("hidden", "build it") // not exposed: the hub speaks
-		go func() {
+		var said sync.WaitGroup
+		said.Go(func() {
 			r := <-bob.got
 			if r.Envelope.From != bridge.Self {
 				t.Errorf("%s", r.Envelope.Raw())
@@ -441,11 +444,12 @@ func TestRequestOut(t *testing.T) {
 			if err := r.Trace(ctx, &agh.Trace{State: agh.StateFailed, Message: "no bricks"}); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		m, err := c.Reply(ctx)
 		if err != nil || m.Kind != parley.Failure || !strings.Contains(m.Error.Text, "no bricks") {
 			t.Errorf("%+v, %v", m, err)
 		}
+		said.Wait()
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,19 +36,21 @@ func TestTwoHubs(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	var said sync.WaitGroup
 	for _, w := range []*world{one, two} {
-		go func() {
+		said.Go(func() {
 			r := <-bob.got
 			if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{"done":true}`)}); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go listener", Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
 			Parts: []parley.Part{parley.Text("work")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 		if err != nil || m.Kind != parley.Response {
 			t.Fatalf("%+v, %v", m, err)
 		}
 	}
+	said.Wait()
 	bob.stop()
 	bob.nc.Close()
 	e, _ := two.Hub().Directory().Lookup("agh", "acme/bob")

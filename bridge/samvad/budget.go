@@ -143,14 +143,14 @@ func (b *budget) run(ctx context.Context, failed func(error)) {
 // again with the next.
 func (b *budget) flush(ctx context.Context) error {
 	b.mu.Lock()
-	day, todo := b.day, b.dirty
+	day, changed := b.day, b.dirty
 	b.dirty = map[spender]bool{}
 	b.mu.Unlock()
-	for s := range todo {
+	for s := range changed {
 		if err := b.put(ctx, day, s); err != nil {
 			b.mu.Lock()
 			if b.day == day {
-				for s := range todo {
+				for s := range changed {
 					b.dirty[s] = true
 				}
 				b.poke()
