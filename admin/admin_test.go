@@ -453,7 +453,7 @@ func TestIdempotency(t *testing.T) {
 
 func TestInbox(t *testing.T) {
 	b := open(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Inbox: true}); err != nil {
 		t.Fatal(err)
@@ -537,7 +537,7 @@ func TestInbox(t *testing.T) {
 // A message that a reader took and could not use is given to the next one.
 func TestInboxGivesBack(t *testing.T) {
 	b := open(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	by := Actor{Name: "root", Role: Administer, Speak: []string{"**"}}
 	if _, err := b.admin.AddAgent(ctx, by, NewAgent{Name: "bob", Inbox: true}); err != nil {
@@ -562,7 +562,7 @@ func TestInboxGivesBack(t *testing.T) {
 
 func TestAgentWait(t *testing.T) {
 	b := open(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Inbox: true}); err != nil {
 		t.Fatal(err)
@@ -593,7 +593,7 @@ func TestAgentWait(t *testing.T) {
 
 func TestDeadLetters(t *testing.T) {
 	b := open(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// There is no binding for AGH, so nothing reaches this agent.
 	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh", ID: "far"}}}); err != nil {

@@ -530,7 +530,7 @@ func newHostile(t *testing.T, edit ...func(*node.Config)) *hostile {
 	}
 	h.node = n
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := n.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)

@@ -71,7 +71,7 @@ func start(t *testing.T, edit func(*Config), bindings ...*wire) *Hub {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
 		h.Close(ctx)
 		if err := j.Close(); err != nil {

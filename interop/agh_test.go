@@ -160,7 +160,7 @@ func TestAGHPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
 		if err := n.Close(ctx); err != nil {
 			t.Error(err)

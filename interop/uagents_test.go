@@ -58,7 +58,7 @@ func (h *uagentsHub) open() {
 }
 
 func (h *uagentsHub) close() {
-	ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	if err := h.Close(ctx); err != nil {
 		h.t.Error(err)

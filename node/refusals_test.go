@@ -39,7 +39,7 @@ func TestPolicyIsToldInTheSendersWords(t *testing.T) {
 			c.change(&config)
 			f := newFive(t, config)
 			for _, p := range fiveProtocols {
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				for i, want := range []map[string]string{c.first, c.second} {
 					if i == 1 && c.second == nil {

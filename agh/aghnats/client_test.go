@@ -19,7 +19,7 @@ import (
 // Two clients of the gateway find each other and work together through it.
 func TestClientsThroughGateway(t *testing.T) {
 	f := serve(t, nil)
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	worker := &agh.Client{Transport: &Transport{Conn: f.bob(t)}, WorkspaceID: "ws", Channel: "c", PeerID: "bob.1",
 		Handler: func(ctx context.Context, r *agh.Request) {

@@ -186,7 +186,7 @@ func TestChannelIsHeardByAgents(t *testing.T) {
 		Parts: []parley.Part{parley.Text("dinner is ready")}, Origin: parley.Origin{Protocol: "api", Peer: "operator"}}}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	select {
 	case m := <-w.notices:

@@ -83,7 +83,7 @@ func twoHubs(t *testing.T) (one, two *world) {
 // on its subject and on a reply subject, and talks and works with it.
 func TestPeersMeetAcrossHubs(t *testing.T) {
 	one, two := twoHubs(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	alice := one.join("ta", "acme", "alice")
 	greets, err := alice.nc.SubscribeSync("agh.network.v0.acme.builders.broadcast")
