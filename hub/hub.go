@@ -1006,6 +1006,7 @@ type Stats struct {
 // Stats tells how much is going on.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return Stats{h.deliver.Stats(), len(h.waiters), h.c.Directory.Len(), h.refusals.total()}
+	waiting := len(h.waiters)
+	h.mu.Unlock() // the dispatcher asks this hub things while it holds its own lock
+	return Stats{h.deliver.Stats(), waiting, h.c.Directory.Len(), h.refusals.total()}
 }

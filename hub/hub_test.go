@@ -491,7 +491,17 @@ func TestConcurrentLoad(t *testing.T) {
 	if err := h.Handle(echo("echo")); err != nil {
 		t.Fatal(err)
 	}
-	var wg sync.WaitGroup
+	// Somebody looks on all the while: whoever counts must not hold what the
+	// dispatcher asks for while it is held.
+	looking, enough := context.WithCancel(t.Context())
+	var eyes, wg sync.WaitGroup
+	defer eyes.Wait()
+	defer enough()
+	eyes.Go(func() {
+		for looking.Err() == nil {
+			h.Stats()
+		}
+	})
 	for i := range 500 {
 		wg.Add(1)
 		go func() {
@@ -505,6 +515,7 @@ func TestConcurrentLoad(t *testing.T) {
 		}()
 	}
 	wg.Wait()
+	enough()
 	// A caller may have its answer before its lane is given back.
 	for deadline := time.Now().Add(10 * time.Second); h.Stats().Delivery.Lanes != 0 && time.Now().Before(deadline); {
 		wait(t, h)
