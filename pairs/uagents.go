@@ -108,24 +108,24 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	}
 	said.from = r.Sender
 	if mine != nil {
-		if chat != nil {
-			if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); err != nil {
-				return uagents.Response{}, err
-			}
-		}
 		select {
 		case mine <- said:
 		case <-life.Done():
 		}
-		return uagents.Response{}, nil
+		if chat == nil {
+			return uagents.Response{}, nil
+		}
+		return uagents.Response{}, r.Send(ctx, chat.Acknowledge(p.now()).Message())
 	}
 	if chat == nil || said.text == "" {
 		return uagents.Response{}, nil
 	}
+	// It is heard though the hub may be gone before it can be acknowledged:
+	// what comes once more is a repeat, of which the handler learns nothing.
+	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
 	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); err != nil {
 		return uagents.Response{}, err
 	}
-	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
 	if isNote(said.text) {
 		return uagents.Response{}, nil
 	}
