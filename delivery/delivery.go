@@ -32,8 +32,9 @@ type Carrier interface {
 	// sender is told nothing.
 	GivenUp(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
 	// Repeatable says whether the recipient recognises a message that it has
-	// had before.
-	Repeatable(to string) bool
+	// had before, or what became of an attempt to bring it can be found out by
+	// another.
+	Repeatable(message parley.ID, to string) bool
 	// Paused says whether deliveries to the recipient are held back.
 	Paused(to string) bool
 	// AtOnce is how many lanes of the recipient may be at work at once; 0 for
@@ -356,7 +357,7 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 			continue // it came since the start, and is at work already
 		case v.Sync && v.State == parley.Delivering:
 			continue // its caller's node is at work on it, or the journal has abandoned it
-		case v.State == parley.Delivering && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(v.To):
+		case v.State == parley.Delivering && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(v.Message, v.To):
 			err := d.giveUp(ctx, it, v.To, parley.Dead, parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not recognise repeats", v.To))
 			if err != nil && !errors.Is(err, journal.ErrConflict) {
 				return err
@@ -679,7 +680,7 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 	}
 	err := r.Err
 	switch {
-	case r.Unknown && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(l.key.to):
+	case r.Unknown && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(it.id, l.key.to):
 		err = parley.Refuse(parley.OutcomeUnknown, "%q may have had the message and does not recognise repeats", l.key.to).Because(r.Err)
 	case !err.Retryable && r.Wait == 0:
 	case it.tries >= d.c.Retry.Tries, d.c.Now().Sub(it.recorded) >= d.c.Retry.For:

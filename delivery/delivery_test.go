@@ -148,8 +148,8 @@ func (h *hands) GivenUp(m *parley.Message, _ journal.Position, to string, err *p
 	}
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
 }
-func (h *hands) Repeatable(string) bool { return h.repeatable }
-func (h *hands) AtOnce(string) int      { return 0 }
+func (h *hands) Repeatable(parley.ID, string) bool { return h.repeatable }
+func (h *hands) AtOnce(string) int                 { return 0 }
 
 func (h *hands) Paused(to string) bool {
 	h.mu.Lock()

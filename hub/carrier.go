@@ -87,7 +87,7 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 }
 
 func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt, request *parley.Message) delivery.Result {
-	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number, Streams: h.streams(a),
+	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
 		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
 	switch {
 	case o.Err != nil:
@@ -191,7 +191,7 @@ func (c *carrier) GivenUp(m *parley.Message, p journal.Position, to string, err 
 }
 
 // Repeatable: handlers of this process see the message ID and the attempt.
-func (c *carrier) Repeatable(to string) bool {
+func (c *carrier) Repeatable(message parley.ID, to string) bool {
 	h := c.hub()
 	h.mu.Lock()
 	_, local := h.local[to]
@@ -208,6 +208,9 @@ func (c *carrier) Repeatable(to string) bool {
 	b, id, ok := h.route(e, "")
 	if rb, asks := b.(RepeatBinding); ok && asks {
 		return rb.RepeatableTo(e, id)
+	}
+	if rb, asks := b.(ResumeBinding); ok && asks && rb.Resumes(message) {
+		return true
 	}
 	return ok && b.Repeatable()
 }

@@ -75,6 +75,7 @@ type Outbound struct {
 	Recipient *directory.Entry
 	Identity  parley.Identity // the recipient's, in the binding's protocol
 	Attempt   int
+	Waits     bool // who asked waits on an open connection, and is gone when the hub is
 	Streams   bool // who asked is told of events as they come
 	// Event records an event about the request and passes it on; it may be
 	// called until Deliver returns.
@@ -86,6 +87,14 @@ type Outbound struct {
 type RepeatBinding interface {
 	Binding
 	RepeatableTo(e *directory.Entry, id parley.Identity) bool
+}
+
+// A ResumeBinding keeps of single messages to recipients that recognise no
+// repeats how they were sent, so that another attempt finds out what became of
+// the one before, and does nothing twice.
+type ResumeBinding interface {
+	Binding
+	Resumes(message parley.ID) bool
 }
 
 // An Outcome is what came of a delivery. The zero value says that the

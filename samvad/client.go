@@ -58,7 +58,8 @@ type Call struct {
 	TraceID         string // "" = a new one
 	SpanID          string // "" = a new one
 	ParentSpanID    string
-	Nonce           string // "" = a new one
+	Nonce           string    // "" = a new one
+	Timestamp       time.Time // zero = now. With the Nonce of a call whose outcome is unknown: an agent that had that one refuses this one
 	DelegationToken string
 	Auth            *Auth
 	CallbackURL     string      // Send only
@@ -151,10 +152,14 @@ func (c *Client) Envelope(call Call, mode Mode) (*Envelope, []byte, error) {
 	}
 	e := &Envelope{
 		From: c.Identity.ID(), To: call.To, Skill: call.Skill, Mode: mode,
-		Nonce: or(call.Nonce, newID()), Timestamp: c.now().UTC().Truncate(time.Millisecond),
+		Nonce: or(call.Nonce, newID()), Timestamp: call.Timestamp,
 		TraceID: or(call.TraceID, newID()), SpanID: or(call.SpanID, newID()), ParentSpanID: call.ParentSpanID,
 		DelegationToken: call.DelegationToken, Auth: call.Auth, Payload: call.Payload,
 	}
+	if e.Timestamp.IsZero() {
+		e.Timestamp = c.now()
+	}
+	e.Timestamp = e.Timestamp.UTC().Truncate(time.Millisecond)
 	if mode == ModeAsync {
 		e.CallbackURL = call.CallbackURL
 	}

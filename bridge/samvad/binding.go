@@ -94,6 +94,12 @@ type Binding struct {
 	tasksMu sync.Mutex
 	open    map[parley.ID]*task // tasks that are not finished, by message
 
+	outMu    sync.Mutex
+	out      map[parley.ID]*outgoing  // requests that are at work as tasks elsewhere, by message
+	outPeers map[string]int           // how many of them each agent has
+	looking  map[string]chan struct{} // bound of looks at them, by agent
+	owned    chan struct{}            // has a token when there may be more to follow
+
 	mu     sync.RWMutex
 	hosted map[string]*protocol.Agent // by directory name; made when first asked for
 	labels map[string]string          // names of agents by DNS label
@@ -115,7 +121,8 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, labels: map[string]string{}, open: map[parley.ID]*task{}}
+	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, labels: map[string]string{}, open: map[parley.ID]*task{},
+		out: map[parley.ID]*outgoing{}, outPeers: map[string]int{}, looking: map[string]chan struct{}{}, owned: make(chan struct{}, 1)}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
 	cards := &protocol.CardStore{Guard: c.Guard, Now: c.Now}
 	if c.RootCAs != nil {
@@ -201,7 +208,7 @@ func (b *Binding) Close() error {
 func (b *Binding) Protocol() string { return Protocol }
 
 // Repeatable implements hub.Binding: SAMVAD agents know a repeated nonce, but
-// a repeat must have a new one.
+// do not say again what they answered. See Resumes.
 func (b *Binding) Repeatable() bool { return false }
 
 // CarriesReplies implements hub.Binding: callers wait on their connection,
@@ -701,7 +708,19 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	losses := bridge.Losses(bridge.SAMVAD, m, o.Recipient.Name)
 	if m.Kind == parley.Cancel {
+		b.takeBack(m.InReplyTo)
 		return hub.Outcome{Losses: losses}
+	}
+	var before *outgoing
+	if m.Kind == parley.Request && o.Attempt > 1 {
+		var err error
+		if before, err = b.outgoingOf(ctx, m.ID); err != nil {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "how the request was sent before cannot be read"), Wait: pause}
+		}
+		if before != nil && before.Task != "" { // it was taken: it is only waited for
+			b.follow(m.ID, before)
+			return hub.Outcome{Losses: losses}
+		}
 	}
 	call, err := callOf(m, &o.Recipient.Agent, o.Identity)
 	if err != nil {
@@ -719,16 +738,21 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err := b.passOn(ctx, m, &call); err != nil {
 			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
 		}
-		reply, err := b.ask(ctx, o, call)
+		mode := b.mode(ctx, o, call.Skill)
+		if before != nil || mode == protocol.ModeAsync && !o.Waits {
+			out := b.leave(ctx, o, call, before)
+			out.Losses = losses
+			return out
+		}
+		reply, err := b.ask(ctx, o, mode, call)
 		if err != nil {
 			a := fromError(err)
 			return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait, Unknown: a.unknown, Losses: losses}
 		}
 		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
 			Reply: &parley.Message{
-				Origin: parley.Origin{Protocol: Protocol, Peer: o.Identity.ID, Verdict: parley.Verdict{Assurance: parley.Session,
-					Checks: []parley.Check{{Name: "transport", OK: true, Detail: "SAMVAD answers are not signed; the connection answers for them"}}}},
-				Trace: parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
+				Origin: remoteOrigin(o.Identity.ID),
+				Trace:  parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
 			}}
 	default:
 		// What expects no answer goes as a task without a callback.
@@ -771,10 +795,10 @@ func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.
 	return nil
 }
 
-// ask calls a skill in a mode that it offers: sync where it does, else stream,
-// whose chunks become events, else as a task that is polled.
-func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (*protocol.Reply, error) {
-	switch b.mode(ctx, o.Recipient, call.Skill, o.Streams) {
+// ask calls a skill and waits for its answer. The chunks of a stream become
+// events; a task is polled.
+func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, call protocol.Call) (*protocol.Reply, error) {
+	switch mode {
 	case protocol.ModeStream:
 		var last protocol.Event
 		for e, err := range b.client.Stream(ctx, call) {
@@ -813,21 +837,28 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, call protocol.Call) (
 	return b.client.Ask(ctx, call)
 }
 
-// mode finds out how a skill elsewhere may be called: as the directory says,
-// else as its card does. Where it offers both, it streams to who sees events.
-func (b *Binding) mode(ctx context.Context, e *directory.Entry, skill string, streams bool) protocol.Mode {
+// mode finds out how a skill elsewhere may be called, as the directory says,
+// else as its card does. Who waits on a connection is answered by one: by a
+// stream where it sees events as they come, else at once. For who does not, it
+// is a task, which outlasts connections; but a stream for who sees events,
+// where the skill names that before tasks.
+func (b *Binding) mode(ctx context.Context, o hub.Outbound, skill string) protocol.Mode {
 	var modes []protocol.Mode
-	if s, ok := e.SkillNamed(skill); ok {
+	if s, ok := o.Recipient.SkillNamed(skill); ok {
 		for _, m := range s.Modes {
 			modes = append(modes, protocol.Mode(m))
 		}
-	} else if c := b.cardOf(ctx, e.Name); c != nil {
+	} else if c := b.cardOf(ctx, o.Recipient.Name); c != nil {
 		if s := c.Skill(skill); s != nil {
 			modes = s.Modes
 		}
 	}
-	if streams && slices.Contains(modes, protocol.ModeStream) {
+	stream, task := slices.Index(modes, protocol.ModeStream), slices.Index(modes, protocol.ModeAsync)
+	switch {
+	case o.Streams && stream >= 0 && (o.Waits || task < 0 || stream < task):
 		return protocol.ModeStream
+	case !o.Waits && task >= 0:
+		return protocol.ModeAsync
 	}
 	for _, m := range []protocol.Mode{protocol.ModeSync, protocol.ModeStream, protocol.ModeAsync} {
 		if slices.Contains(modes, m) {
@@ -851,4 +882,5 @@ var (
 	_ hub.AddressBinding  = (*Binding)(nil)
 	_ hub.LossBinding     = (*Binding)(nil)
 	_ hub.CallbackBinding = (*Binding)(nil)
+	_ hub.ResumeBinding   = (*Binding)(nil)
 )

@@ -144,14 +144,23 @@ func (b *Binding) Start(ctx context.Context) error {
 			}
 		}
 	})
+	stopOwned := b.c.Journal.WatchOwned(func(_ int, owned bool) {
+		if owned {
+			select {
+			case b.owned <- struct{}{}:
+			default:
+			}
+		}
+	})
+	b.work.Go(b.adoptOwned)
 	before := b.stopWatch
-	b.stopWatch = func() { before(); stop() }
+	b.stopWatch = func() { before(); stopOwned(); stop() }
 	if b.budget != nil {
 		end, err := b.budget.start(ctx)
 		if err != nil {
 			return err
 		}
-		b.stopWatch = func() { before(); stop(); end() }
+		b.stopWatch = func() { before(); stopOwned(); stop(); end() }
 		b.work.Go(func() {
 			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot keep a token budget; trying again", "error", err) })
 		})
