@@ -63,7 +63,7 @@ func TestNodeAndServerKilled(t *testing.T) {
 		}
 	}
 
-	x := &talk{said: map[string]outcomeOf{}, heard: map[string]map[string]int{}}
+	x := &talk{said: map[string]outcomeOf{}, heard: map[string]map[string]int{}, stories: newStories(hubs)}
 	hearing, deaf := context.WithCancel(t.Context())
 	var ears sync.WaitGroup
 	defer ears.Wait()
@@ -144,6 +144,8 @@ type talk struct {
 	mu    sync.Mutex
 	said  map[string]outcomeOf
 	heard map[string]map[string]int // by text: how often, by the id under which the recipient knows it
+
+	stories *stories
 }
 
 // speak asks and tells in turn, each time something new.
@@ -153,6 +155,9 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 		text, o := fmt.Sprintf("say %s %s %d", from.Name(), to.Name(), n), outcomeOf{}
 		if n%3 == 2 {
 			text = "note" + strings.TrimPrefix(text, "say")
+		}
+		x.saw(text, "%s begins to say it", from.Name())
+		if n%3 == 2 {
 			o.err = from.Tell(one, to, text)
 			// AGH does not acknowledge what nobody is to work on.
 			o.acknowledged = o.err == nil && from.Protocol() != "agh"
@@ -165,6 +170,7 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 			o.acknowledged, o.answered = o.err == nil, o.err == nil
 		}
 		cancel()
+		x.saw(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered, o.err)
 		x.mu.Lock()
 		x.said[text] = o
 		x.mu.Unlock()
@@ -177,10 +183,17 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 	}
 }
 
+func (x *talk) saw(text, what string, arguments ...any) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stories.saw(text, what, arguments...)
+}
+
 func (x *talk) listen(ctx context.Context, p pairs.Peer) {
 	for {
 		select {
 		case h := <-p.Heard():
+			x.saw(h.Text, "%s hears it as %q, attempt %d, cancel %v", p.Name(), h.ID, h.Attempt, h.Cancel)
 			x.mu.Lock()
 			if x.heard[h.Text] == nil {
 				x.heard[h.Text] = map[string]int{}
@@ -317,6 +330,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			if err != nil {
 				t.Fatal(err)
 			}
+			x.stories.recorded(r)
 			if m := r.Message; m != nil && r.Refused == nil {
 				text := pairs.Said(m)
 				switch {
@@ -352,6 +366,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		t.Errorf("%d deliveries are not settled", len(open))
 		for _, d := range open[:min(len(open), 40)] {
 			t.Errorf("%s %s from %s to %s: %s, attempt %d, next %s, deadline %s, node %s, %v", d.Kind, d.Message, d.From, d.To, d.State, d.Attempt, d.Next, d.Deadline, d.Node, d.Error)
+			t.Log(x.stories.ofID(d.Message))
 		}
 	}
 	x.mu.Lock()
@@ -366,7 +381,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			failed++
 		}
 		if len(list) > 1 {
-			t.Errorf("%q is recorded %d times", text, len(list))
+			t.Errorf("%q is recorded %d times%s", text, len(list), x.stories.of(text))
 		}
 		if !o.acknowledged {
 			continue
@@ -374,17 +389,17 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		acked++
 		switch {
 		case len(list) == 0:
-			t.Errorf("%q was acknowledged and is not in the journal", text)
+			t.Errorf("%q was acknowledged and is not in the journal%s", text, x.stories.of(text))
 		case len(x.heard[text]) > 0:
 		case ended[list[0].ID] != "" && !o.answered:
 			excused++
 		default:
-			t.Errorf("%q was acknowledged, never heard, and nobody knows why", text)
+			t.Errorf("%q was acknowledged, never heard, and nobody knows why%s", text, x.stories.of(text))
 		}
 	}
 	for id, m := range requests {
 		if !settled[id] && m.Origin.Protocol != "asp" {
-			t.Errorf("the request %q of %s was never ended", pairs.Said(m), m.From)
+			t.Errorf("the request %q of %s was never ended%s", pairs.Said(m), m.From, x.stories.ofID(id))
 		}
 		// Who was given up, and its sender told so, may answer all the same.
 		most := 1
@@ -392,7 +407,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			most = 2
 		}
 		if replies[id] > most {
-			t.Errorf("%q has %d terminal replies", pairs.Said(m), replies[id])
+			t.Errorf("%q has %d terminal replies%s", pairs.Said(m), replies[id], x.stories.ofID(id))
 		}
 	}
 	for text, by := range x.heard {
@@ -409,7 +424,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			n += times
 		}
 		if len(list) == 0 {
-			t.Errorf("%q was heard and is not in the journal", text)
+			t.Errorf("%q was heard and is not in the journal%s", text, x.stories.of(text))
 			continue
 		}
 		if n == 1 {
@@ -419,12 +434,12 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		switch protocol, recorded := to[at].Protocol(), attempts[list[0].ID]; {
 		case protocol != "samvad" && protocol != "uagents": // they know a repeat by its id
 			if len(by) > 1 {
-				t.Errorf("%q came to %s under %d ids", text, protocol, len(by))
+				t.Errorf("%q came to %s under %d ids%s", text, protocol, len(by), x.stories.of(text))
 			}
 		case outcome != "at-least-once":
-			t.Errorf("%q came to %s %d times", text, protocol, n)
+			t.Errorf("%q came to %s %d times%s", text, protocol, n, x.stories.of(text))
 		case n > recorded:
-			t.Errorf("%q came to %s %d times; %d attempts are recorded", text, protocol, n, recorded)
+			t.Errorf("%q came to %s %d times; %d attempts are recorded%s", text, protocol, n, recorded, x.stories.of(text))
 		}
 	}
 	t.Logf("%d said, %d acknowledged, %d answered, %d failed; %d acknowledged ones were given up with a reason, %d were heard more than once",

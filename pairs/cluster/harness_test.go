@@ -94,7 +94,7 @@ func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNod
 				t.Error(err)
 			}
 			if t.Failed() {
-				t.Logf("%s wrote:\n%s", h.name, h.wrote())
+				t.Logf("%s wrote:\n%s", h.name, h.wrote(300))
 			}
 		})
 		out = append(out, h)
@@ -227,14 +227,14 @@ func (h *hubNode) operator(web *http.Client) *admin.Client {
 	return &admin.Client{Base: h.at.Admin, Token: best.Token, HTTP: web}
 }
 
-// wrote is the end of what the node wrote to its log.
-func (h *hubNode) wrote() string {
+// wrote is the end of what the node wrote to its log, so many lines of it.
+func (h *hubNode) wrote(most int) string {
 	b, err := os.ReadFile(h.errs.Name())
 	if err != nil {
 		return err.Error()
 	}
-	if lines := bytes.Split(b, []byte("\n")); len(lines) > 120 {
-		b = bytes.Join(lines[len(lines)-120:], []byte("\n"))
+	if lines := bytes.Split(b, []byte("\n")); len(lines) > most {
+		b = bytes.Join(lines[len(lines)-most:], []byte("\n"))
 	}
 	return strings.TrimSpace(string(b))
 }
