@@ -157,27 +157,48 @@ func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 }
 
 // Held says why the content of a record must stay for now, "" if it need not:
-// a delivery of its message is not settled, or is a dead letter.
+// a delivery of its message, or one that it has steps of and no message, is not
+// settled, or is a dead letter.
 func (j *Journal) Held(r *Record) string {
-	if r.Message == nil || r.Position.Partition >= len(j.parts) {
+	if r.Position.Partition >= len(j.parts) {
 		return ""
 	}
 	p := j.parts[r.Position.Partition]
-	for i := range r.Open {
-		if d, ok := p.find(r.Message.ID, r.Open[i].To); ok {
-			if d.State == parley.Dead {
-				return "dead letter"
+	why := func(message parley.ID, to string) string {
+		d, ok := p.find(message, to)
+		switch {
+		case !ok:
+			return ""
+		case d.State == parley.Dead:
+			return "dead letter"
+		}
+		return "not delivered"
+	}
+	if r.Message == nil {
+		for i := range r.Steps {
+			if why := why(r.Steps[i].Message, r.Steps[i].To); why != "" {
+				return why
 			}
-			return "not delivered"
+		}
+		return ""
+	}
+	for i := range r.Open {
+		if why := why(r.Message.ID, r.Open[i].To); why != "" {
+			return why
 		}
 	}
 	return ""
 }
 
-// HasContent reports whether there is something in a record to erase.
+// HasContent reports whether there is something in a record to erase: content
+// of its message, or texts of errors, which may quote some.
 func HasContent(r *Record) bool {
-	m := r.Message
-	if m == nil || r.Erased != nil {
+	return r.Erased == nil && (messageContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
+		slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Error != nil && s.Error.Text != "" }))
+}
+
+func messageContent(m *parley.Message) bool {
+	if m == nil {
 		return false
 	}
 	return len(m.Origin.Raw) > 0 || len(m.Origin.Header) > 0 || len(m.Extensions) > 0 || m.Origin.Address != "" || m.Error != nil && m.Error.Text != "" ||
@@ -194,7 +215,17 @@ func stripped(data []byte, number uint64) ([]byte, error) {
 	if !HasContent(r.Record) {
 		return nil, nil
 	}
-	old := r.Message
+	old, rest := r.Message, *r.Record
+	rest.Refused, rest.Steps = textless(rest.Refused), slices.Clone(rest.Steps)
+	for i := range rest.Steps {
+		rest.Steps[i].Error = textless(rest.Steps[i].Error)
+	}
+	seal := func(rec *Record) []byte {
+		return encode(&sealed{Record: rec, run: r.run, number: r.number, key: r.key, sender: r.sender})
+	}
+	if old == nil {
+		return seal(&rest), nil
+	}
 	for level := range 4 {
 		m := *old
 		x := &Erased{Number: number}
@@ -216,24 +247,29 @@ func stripped(data []byte, number uint64) ([]byte, error) {
 			}
 			*p = parley.Part{MediaType: p.MediaType, Digest: digest}
 		}
-		if m.Error != nil {
-			e := *m.Error
-			e.Text = ""
-			m.Error = &e
-		}
+		m.Error = textless(m.Error)
 		if level == 3 {
 			m.Trace, m.Schema, m.Origin.Verdict.Checks = parley.Trace{}, "", nil
 			for i := range m.Parts {
 				m.Parts[i].MediaType = ""
 			}
 		}
-		rec := *r.Record
+		rec := rest
 		rec.Message, rec.Erased = &m, x
-		if out := encode(&sealed{Record: &rec, run: r.run, number: r.number, key: r.key, sender: r.sender}); len(out) <= len(data) {
+		if out := seal(&rec); len(out) <= len(data) {
 			return out, nil
 		}
 	}
 	return nil, fail(ErrTooLarge, "there is less content than the note that it was erased")
+}
+
+func textless(e *parley.Error) *parley.Error {
+	if e == nil || e.Text == "" {
+		return e
+	}
+	c := e.Because(nil)
+	c.Text = ""
+	return c
 }
 
 // overlay is what was erased since the engine has read its blocks, perhaps.
@@ -276,7 +312,7 @@ func (p *partition) refresh(ctx context.Context, l *link) {
 		if err != nil {
 			return
 		}
-		if r, err := decode(m.data); err == nil && r.Erased != nil {
+		if r, err := decode(m.data); err == nil && !HasContent(r.Record) {
 			p.erasing.mu.Lock()
 			delete(p.erasing.m, seq)
 			p.erasing.mu.Unlock()
@@ -289,6 +325,10 @@ type patch struct {
 	File   string `json:"file"` // relative to the data directory
 	Offset int64  `json:"offset"`
 	Data   []byte `json:"data"`
+
+	// Before is what stands before the offset. Where the file has something else
+	// there by now, it was written anew, without what was to be overwritten.
+	Before []byte `json:"before,omitempty"`
 }
 
 const (
@@ -533,6 +573,7 @@ func (f *blockFiles) block(dir string, n int, seqs []uint64, fn func(uint64, *pa
 	if err != nil {
 		return nil, err
 	}
+	written := b
 	var stream []byte // of the cipher
 	if f.d.manifest.Encrypted {
 		c, err := f.cipher(dir, n)
@@ -541,7 +582,8 @@ func (f *blockFiles) block(dir string, n int, seqs []uint64, fn func(uint64, *pa
 		}
 		stream = make([]byte, len(b))
 		c.XORKeyStream(stream, stream)
-		subtle.XORBytes(b, b, stream)
+		b = make([]byte, len(written))
+		subtle.XORBytes(b, written, stream)
 	}
 	digest, err := highwayhash.NewDigest64(digestKey(fmt.Sprintf("%s-%d", f.stream, n)))
 	if err != nil {
@@ -600,7 +642,7 @@ func (f *blockFiles) block(dir string, n int, seqs []uint64, fn func(uint64, *pa
 			}
 			return out
 		}
-		if err := fn(seq, &patch{File: filepath.ToSlash(name), Offset: int64(offset)}, data, seal); err != nil {
+		if err := fn(seq, &patch{File: filepath.ToSlash(name), Offset: int64(offset), Before: written[at:offset]}, data, seal); err != nil {
 			return nil, err
 		}
 		seqs = seqs[1:]
@@ -670,6 +712,16 @@ func (d *directory) patch(patches []patch) error {
 			patches = patches[1:]
 			if file == nil {
 				continue // the block was removed with all it held
+			}
+			if len(x.Before) > 0 {
+				there := make([]byte, len(x.Before)+len(x.Data))
+				_, err := file.ReadAt(there, x.Offset-int64(len(x.Before)))
+				if errors.Is(err, io.EOF) || err == nil && !bytes.HasPrefix(there, x.Before) {
+					continue
+				}
+				if err != nil {
+					return errors.Join(err, file.Close())
+				}
 			}
 			info, err := file.Stat()
 			if err == nil && info.Size() < x.Offset+int64(len(x.Data)) {

@@ -389,14 +389,14 @@ func TestEraseSteps(t *testing.T) {
 		_, err = os.Stat(filepath.Join(dir, redoName))
 		seen[step] = fmt.Sprint(string(b), " ", err == nil)
 	}
-	if err := d.overwrite([]patch{{"f", 3, []byte("xyz")}}); err != nil {
+	if err := d.overwrite([]patch{{File: "f", Offset: 3, Data: []byte("xyz")}}); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"noted": "0123456789 true", "overwriting": "0123456789 true", "written": "012xyz6789 true", "synced": "012xyz6789 true"}
 	if d := cmp.Diff(want, maps.Clone(seen)); d != "" {
 		t.Error(d)
 	}
-	if err := d.overwrite([]patch{{"../f", 0, []byte("x")}}); err == nil {
+	if err := d.overwrite([]patch{{File: "../f", Data: []byte("x")}}); err == nil {
 		t.Error("it writes outside of its directory")
 	}
 }
@@ -435,5 +435,121 @@ func TestErasures(t *testing.T) {
 	}
 	if _, err := j.Erase(ended, 1, []Position{{0, 1}}); err == nil {
 		t.Error("it went on without its caller")
+	}
+}
+
+// TestScrub: what was replaced in the state is in no file any more, and what is
+// in force stays, through a crash and an orderly end, while others write.
+func TestScrub(t *testing.T) {
+	for name, key := range map[string][]byte{"clear": nil, "encrypted": []byte("a key of sixteen or more bytes")} {
+		t.Run(name, func(t *testing.T) {
+			cfg := Config{Dir: t.TempDir(), Key: key, Node: "n"}
+			j := open(t, cfg)
+			ctx := t.Context()
+			s := j.State("b")
+			keys := 300
+			if testing.Short() {
+				keys = 60
+			}
+			big := strings.Repeat("x", 20_000) // so that there are some blocks
+			for i := range keys {
+				if _, err := s.Put(ctx, fmt.Sprint("k", i), []byte(marzipan+big), time.Time{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := map[string]string{}
+			for i := range keys {
+				k := fmt.Sprint("k", i)
+				switch i % 3 {
+				case 0:
+					if err := s.Delete(ctx, k, 0); err != nil {
+						t.Fatal(err)
+					}
+				case 1:
+					if _, err := s.Put(ctx, k, []byte("nougat"), time.Time{}); err != nil {
+						t.Fatal(err)
+					}
+					want[k] = "nougat"
+				default:
+					if _, err := s.Put(ctx, k, []byte(big+k), j.cfg.Now().Add(time.Hour)); err != nil {
+						t.Fatal(err)
+					}
+					want[k] = big + k
+				}
+			}
+			if key == nil && len(holds(t, cfg.Dir, "marzipan")) == 0 {
+				t.Fatal("the engine has overwritten it by itself: nothing is tested")
+			}
+			// A dead letter says why in the checkpoints, until it is dropped.
+			m := request(t, "alice", "bob")
+			if _, err := j.Append(ctx, Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead, Error: parley.Refuse(parley.Rejected, marzipan)}}}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Scrub(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dropped}}}); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := j.Erase(ctx, 1, []Position{{0, 2}}); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+			l := startLoad(t, j, 2)
+			if n, err := j.Scrub(ctx); err != nil || n == 0 {
+				t.Fatal(n, err)
+			}
+			l.check(t)
+			if files := holds(t, cfg.Dir, "marzipan"); len(files) > 0 {
+				t.Errorf("it is still in %v", files)
+			}
+			check := func(what string, j *Journal) {
+				t.Helper()
+				got := map[string]string{}
+				for v, err := range j.State("b").Range(ctx, "") {
+					if err != nil {
+						t.Fatal(what, err)
+					}
+					got[v.Key] = string(v.Data)
+				}
+				if !maps.Equal(got, want) {
+					t.Errorf("%s: %d values, want %d", what, len(got), len(want))
+				}
+			}
+			check("at once", j)
+			check("after a crash", open(t, Config{Dir: crash(t, cfg.Dir), Key: key, Node: "n"}))
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+			k, err := Open(ctx, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer k.Close()
+			if !k.dir.clean {
+				t.Error("the files are not those of an orderly end")
+			}
+			check("after a restart", k)
+		})
+	}
+}
+
+// TestScrubOfWhatWasWrittenAnew: a note of what is to be overwritten does nothing
+// to a file that has something else there by now.
+func TestScrubOfWhatWasWrittenAnew(t *testing.T) {
+	dir := t.TempDir()
+	d := &directory{path: dir}
+	for have, want := range map[string]string{"head old tail": "head new tail", "heaD old tail": "heaD old tail", "head o": "head o"} {
+		if err := os.WriteFile(filepath.Join(dir, "f"), []byte(have), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.overwrite([]patch{{File: "f", Offset: 5, Data: []byte("new"), Before: []byte("head ")}}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(got) != want {
+			t.Errorf("%q became %q, %v", have, got, err)
+		}
 	}
 }

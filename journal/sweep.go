@@ -26,6 +26,9 @@ type Sweep struct {
 	Dry       bool   // nothing is erased, only counted
 
 	Choose func(*Record) Choice
+	// Before is told of records that are about to lose their content, some at a
+	// time: an error ends the sweep before they do. Nil: nobody need know.
+	Before func(ctx context.Context, records []*Record) error
 	// Done is told which messages have no content any more: it takes them out
 	// of what was made of the log. Also of those that an interrupted sweep of
 	// the same number has erased. Nil: nobody need know.
@@ -36,7 +39,7 @@ type Sweep struct {
 type Swept struct {
 	Next   uint64     // where to go on
 	Looked int        // at how many records
-	Erased int        // records that lost their content; with Dry, that would
+	Erased int        // messages that lost their content; with Dry, that would
 	Later  []Position // what was chosen so
 }
 
@@ -49,10 +52,17 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 	}
 	var at []Position
 	var ids []parley.ID
+	var list []*Record
+	size, messages := 0, 0
 	flush := func() error {
+		if len(list) > 0 {
+			if err := s.Before(ctx, list); err != nil {
+				return err
+			}
+		}
 		if len(at) > 0 && !s.Dry {
 			n, err := j.Erase(ctx, s.Number, at)
-			out.Erased += n
+			out.Erased += min(n, messages)
 			if err != nil {
 				return err
 			}
@@ -62,7 +72,7 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 				return err
 			}
 		}
-		at, ids = nil, nil
+		at, ids, list, size, messages = nil, nil, nil, 0, 0
 		return nil
 	}
 	for r, err := range j.Records(ctx, s.Partition, From{Sequence: out.Next}) {
@@ -81,22 +91,43 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 		switch {
 		case choice == Later:
 			out.Later = append(out.Later, r.Position)
-		case choice != Take || r.Message == nil:
+		case choice != Take:
 		case HasContent(r):
-			if s.Dry {
-				out.Erased++
-			} else {
-				at = append(at, r.Position)
+			if r.Message != nil {
+				ids = append(ids, r.Message.ID)
+				messages++
 			}
-			ids = append(ids, r.Message.ID)
+			switch {
+			case !s.Dry:
+				at = append(at, r.Position)
+				if s.Before != nil {
+					list = append(list, r)
+					size += contentSize(r)
+				}
+			case r.Message != nil:
+				out.Erased++
+			}
+		case r.Message == nil:
 		case r.Erased != nil && r.Erased.Number == s.Number:
 			ids = append(ids, r.Message.ID)
 		}
-		if len(ids) >= 2048 {
+		if max(len(at), len(ids)) >= 2048 || size >= 16<<20 {
 			if err := flush(); err != nil {
 				return out, err
 			}
 		}
 	}
 	return out, flush()
+}
+
+func contentSize(r *Record) int {
+	m := r.Message
+	if m == nil {
+		return 0
+	}
+	n := len(m.Origin.Raw)
+	for i := range m.Parts {
+		n += len(m.Parts[i].Data)
+	}
+	return n
 }

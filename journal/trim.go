@@ -146,7 +146,7 @@ func (j *Journal) disposable(ctx context.Context, l *link, p *partition, from, t
 		if err != nil {
 			return err
 		}
-		if r != nil && (!r.Time.Before(before) || HasContent(r.Record)) {
+		if r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)) {
 			return stay()
 		}
 		return nil
