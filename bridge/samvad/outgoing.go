@@ -326,4 +326,3 @@ func (b *Binding) adoptOwned() {
 		}
 	}
 }
-
