@@ -23,13 +23,31 @@ type aspPeer struct {
 
 	clientMu sync.Mutex
 	client   *asp.Client
+	life     context.Context     // of the client
 	sessions map[string]*aspTalk // by whom it asks
 }
 
 // aspTalk is a session that this peer opened.
 type aspTalk struct {
-	mu sync.Mutex // one question at a time
-	s  *asp.Session
+	mu   sync.Mutex // one question at a time
+	read *aspReader // nil: none is open
+}
+
+// aspReader reads a session for all questions that are asked in it, one after
+// the other.
+type aspReader struct {
+	s    *asp.Session
+	over chan struct{} // closed when there is nothing more to read, and err is why
+	err  error         // nil: the session is over
+
+	mu    sync.Mutex
+	asker *aspAsker // who waits; nil: what comes is for nobody
+}
+
+// aspAsker waits for what is said in a session.
+type aspAsker struct {
+	said chan *asp.Message
+	gone chan struct{} // closed when it waits no more
 }
 
 func newASP(name string) (Peer, error) {
@@ -52,7 +70,7 @@ func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
 	_, web := p.place()
 	c := &asp.Client{Server: at.HTTP, Identity: p.id, HTTP: web, Now: p.now}
 	p.clientMu.Lock()
-	p.client, p.sessions = c, map[string]*aspTalk{}
+	p.client, p.life, p.sessions = c, life, map[string]*aspTalk{}
 	p.clientMu.Unlock()
 	if !away {
 		p.work.Go(func() { p.serve(life, c) })
@@ -60,7 +78,14 @@ func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
 	return nil
 }
 
-func (p *aspPeer) Leave() { p.end() }
+func (p *aspPeer) Leave() {
+	p.clientMu.Lock() // no session is read anew from here on
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	p.clientMu.Unlock()
+	p.end()
+}
 
 // serve joins the sessions to which it is invited.
 func (p *aspPeer) serve(life context.Context, c *asp.Client) {
@@ -200,23 +225,20 @@ func (p *aspPeer) address(to Peer) string {
 }
 
 // session gives the session with an agent, opened when it is first asked for
-// and when the one before is over.
-func (p *aspPeer) session(ctx context.Context, to Peer) (*aspTalk, error) {
-	p.clientMu.Lock()
-	c := p.client
-	t := p.sessions[to.Name()]
-	if t == nil {
-		t = &aspTalk{}
-		p.sessions[to.Name()] = t
+// and when the one before is over. t.mu is held.
+func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader, error) {
+	if r := t.read; r != nil && !r.s.State().Terminal() {
+		select {
+		case <-r.over:
+		default:
+			return r, nil
+		}
 	}
+	p.clientMu.Lock()
+	c, life := p.client, p.life
 	p.clientMu.Unlock()
 	if c == nil {
 		return nil, errors.New("pairs: the ASP agent is not connected")
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.s != nil && !t.s.State().Terminal() {
-		return t, nil
 	}
 	s, err := c.Open(ctx, asp.Invitation{To: []string{p.address(to)}, Purpose: "to talk"})
 	if err != nil {
@@ -227,8 +249,15 @@ func (p *aspPeer) session(ctx context.Context, to Peer) (*aspTalk, error) {
 		case err != nil:
 			return nil, aspFailure(err)
 		case m.State == asp.Introduced:
-			t.s = s
-			return t, nil
+			r := &aspReader{s: s, over: make(chan struct{})}
+			p.clientMu.Lock()
+			defer p.clientMu.Unlock()
+			if life.Err() != nil {
+				return nil, context.Cause(life)
+			}
+			p.work.Go(func() { r.run(life) })
+			t.read = r
+			return r, nil
 		case m.State.Terminal():
 			return nil, &Failure{Text: string(m.Body), Refused: true}
 		}
@@ -236,66 +265,143 @@ func (p *aspPeer) session(ctx context.Context, to Peer) (*aspTalk, error) {
 	return nil, fmt.Errorf("pairs: the session with %s ended before it began", to.Name())
 }
 
+// talk is what this peer has with another.
+func (p *aspPeer) talk(to Peer) *aspTalk {
+	p.clientMu.Lock()
+	defer p.clientMu.Unlock()
+	t := p.sessions[to.Name()]
+	if t == nil {
+		t = &aspTalk{}
+		p.sessions[to.Name()] = t
+	}
+	return t
+}
+
+func (r *aspReader) run(ctx context.Context) {
+	defer close(r.over)
+	for m, err := range r.s.Messages(ctx) {
+		if err != nil {
+			r.err = err
+			return
+		}
+		r.mu.Lock()
+		a := r.asker
+		r.mu.Unlock()
+		if a == nil {
+			continue
+		}
+		select {
+		case a.said <- m:
+		case <-a.gone:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// listen begins to wait for what is said, until leave is called.
+func (r *aspReader) listen() (said <-chan *asp.Message, leave func()) {
+	a := &aspAsker{said: make(chan *asp.Message, 16), gone: make(chan struct{})}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asker = a
+	return a.said, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.asker = nil
+		close(a.gone)
+	}
+}
+
 func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
-	t, err := p.session(ctx, q.To)
+	t := p.talk(q.To)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := p.session(ctx, t, q.To)
 	if err != nil {
 		return Answer{}, err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	// Questions of one session are told apart by their ids.
 	id, err := asp.NewSessionID()
 	if err != nil {
 		return Answer{}, err
 	}
+	said, leave := r.listen()
+	defer leave()
 	// What was begun is sent, so that it can be withdrawn.
 	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer sent()
-	e, err := t.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}})
+	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}})
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}
 	q.taken()
-	for m, err := range t.s.Messages(ctx) {
-		if err != nil {
-			if ctx.Err() == nil {
-				return Answer{}, aspFailure(err)
-			}
-			break
+	for {
+		m, err := r.next(ctx, said)
+		switch {
+		case m == nil && ctx.Err() != nil:
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			_, err = r.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"})
+			return Answer{}, errors.Join(context.Cause(ctx), aspFailure(err))
+		case err != nil:
+			return Answer{}, aspFailure(err)
 		}
 		if ref := m.Reference(); ref != id && ref != e.MessageID {
 			continue
 		}
-		var b struct {
-			InformType string          `json:"informType"`
-			Topic      string          `json:"topic"`
-			Reason     string          `json:"reason"`
-			Code       string          `json:"code"`
-			Data       json.RawMessage `json:"data"`
-		}
-		if err := json.Unmarshal(m.Body, &b); err != nil {
-			return Answer{}, err
-		}
-		text, terr := textOf(b.Data)
-		switch {
-		case m.Performative == asp.Reject:
-			return Answer{From: m.Sender.AgentID}, &Failure{Text: b.Code + ": " + b.Reason, Refused: true}
-		case m.Performative != asp.Inform:
-		case b.InformType == "error":
-			return Answer{From: m.Sender.AgentID}, &Failure{Text: or(b.Topic, b.Code)}
-		case b.InformType == "result":
-			return Answer{Text: text, From: m.Sender.AgentID}, terr
-		case terr == nil && q.Events != nil:
-			q.Events(text)
+		if a, over, err := aspAnswer(m, q); over {
+			return a, err
 		}
 	}
-	if ctx.Err() == nil {
-		return Answer{}, errors.New("pairs: the session ended before the answer")
+}
+
+// next waits for what is said next.
+func (r *aspReader) next(ctx context.Context, said <-chan *asp.Message) (*asp.Message, error) {
+	select {
+	case m := <-said:
+		return m, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-r.over:
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	_, err = t.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"})
-	return Answer{}, errors.Join(context.Cause(ctx), aspFailure(err))
+	select {
+	case m := <-said: // it came before the end
+		return m, nil
+	default:
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return nil, errors.New("pairs: the session ended before the answer")
+}
+
+// aspAnswer reads what was said about a question; over: nothing more follows.
+func aspAnswer(m *asp.Message, q Question) (a Answer, over bool, err error) {
+	var b struct {
+		InformType string          `json:"informType"`
+		Topic      string          `json:"topic"`
+		Reason     string          `json:"reason"`
+		Code       string          `json:"code"`
+		Data       json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(m.Body, &b); err != nil {
+		return Answer{}, true, err
+	}
+	a.From = m.Sender.AgentID
+	text, terr := textOf(b.Data)
+	switch {
+	case m.Performative == asp.Reject:
+		return a, true, &Failure{Text: b.Code + ": " + b.Reason, Refused: true}
+	case m.Performative != asp.Inform:
+	case b.InformType == "error":
+		return a, true, &Failure{Text: or(b.Topic, b.Code)}
+	case b.InformType == "result":
+		a.Text = text
+		return a, true, terr
+	case terr == nil && q.Events != nil:
+		q.Events(text)
+	}
+	return a, false, nil
 }
 
 // Commission is what every question of this protocol is.
@@ -310,12 +416,13 @@ func aspFailure(err error) error {
 }
 
 func (p *aspPeer) Tell(ctx context.Context, to Peer, text string) error {
-	t, err := p.session(ctx, to)
+	t := p.talk(to)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := p.session(ctx, t, to)
 	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, err = t.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note", Data: map[string]string{"text": text}})
+	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note", Data: map[string]string{"text": text}})
 	return aspFailure(err)
 }

@@ -94,6 +94,7 @@ type signers struct {
 	p256    *ecdsa.PrivateKey
 	p256Sig []byte
 	secp    *secp256k1.PrivateKey
+	secpKey *secp256k1.PublicKey
 	secpSig *secp.Signature
 }
 
@@ -109,6 +110,7 @@ func newSigners(payload []byte) (*signers, error) {
 	if s.secp, err = secp256k1.GeneratePrivateKey(); err != nil {
 		return nil, err
 	}
+	s.secpKey = s.secp.PubKey()
 	digest := sha256.Sum256(payload)
 	s.edSig, s.secpSig = ed25519.Sign(s.ed, payload), secp.Sign(s.secp, digest[:])
 	s.p256Sig, err = ecdsa.SignASN1(rand.Reader, s.p256, digest[:])
@@ -124,7 +126,7 @@ func (s *signers) verify(body []byte, with []Scheme) error {
 		case P256:
 			ok = ecdsa.VerifyASN1(&s.p256.PublicKey, digest[:], s.p256Sig)
 		case Secp256k1:
-			ok = s.secpSig.Verify(digest[:], s.secp.PubKey())
+			ok = s.secpSig.Verify(digest[:], s.secpKey)
 		}
 		if !ok {
 			return fmt.Errorf("floor: a signature by %s does not verify", w)
