@@ -13,8 +13,11 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/samvad"
 )
 
 // clock is the time of a hub and its peers: the machine's, put forward.
@@ -121,12 +124,15 @@ type longWorld struct {
 	from, to  map[string]Worker // by protocol
 }
 
-func newLongWorld(t *testing.T) *longWorld {
+func newLongWorld(t *testing.T, modes ...samvad.Mode) *longWorld {
 	t.Helper()
 	w := &longWorld{http: newFront(t), agh: newFront(t), from: map[string]Worker{}, to: map[string]Worker{}}
 	var all []Peer
 	for _, p := range Protocols {
 		from, to := newPeer(t, p, p+"-from"), newPeer(t, p, p+"-to")
+		if p, ok := to.(*samvadPeer); ok {
+			p.card.Skills[0].Modes = modes
+		}
 		w.from[p], w.to[p] = from.(Worker), to.(Worker)
 		all = append(all, from, to)
 	}
@@ -218,7 +224,7 @@ func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration, pairs
 		for !heard[c.to][c.text] {
 			heard[c.to][next(t, w.to[c.to], fmt.Sprintf("%q", c.text), func(h Heard) bool { return h.Text != "" }).Text] = true
 		}
-		if c.to != "samvad" && !(c.from == "asp" && c.to == "asp") { // it answers by the connection; they read the session
+		if !(c.from == "asp" && c.to == "asp") { // they read the session
 			m := w.said(t, w.from[c.from], w.to[c.to], c.text)
 			w.settled(t, m.ID, parley.Delivered)
 		}
@@ -244,7 +250,7 @@ func byTheHub(from, to string) bool { return from != to || !traits[from].native 
 // and started again: the answers come, what is taken back is heard, and so is
 // that nobody waits any more.
 func TestLongWork(t *testing.T) {
-	w := newLongWorld(t)
+	w := newLongWorld(t, samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream)
 	every := func(string, string) bool { return true }
 
 	t.Run("answered", func(t *testing.T) {
@@ -254,23 +260,14 @@ func TestLongWork(t *testing.T) {
 			p.Release()
 		}
 		for _, c := range list {
-			a, err := c.wait(t)
-			var f *Failure
-			switch {
-			case c.to == "samvad":
-				// The answer would have come by a connection, which is no more,
-				// and to ask again might be to do it twice.
-				if !errors.As(err, &f) {
-					t.Errorf("%s: %+v, %v", c, a, err)
-				}
-			case err != nil || a.Text != c.from+"-"+c.to:
+			if a, err := c.wait(t); err != nil || a.Text != c.from+"-"+c.to {
 				t.Errorf("%s: %+v, %v", c, a, err)
 			}
 		}
 	})
 
 	t.Run("given up by who is asked", func(t *testing.T) {
-		list := w.ask(t, "later fail", 3*time.Hour, func(_, to string) bool { return to != "samvad" })
+		list := w.ask(t, "later fail", 3*time.Hour, every)
 		w.away(t, 10*time.Minute)
 		for _, p := range w.to {
 			p.Release()
@@ -321,6 +318,72 @@ func TestLongWork(t *testing.T) {
 		}
 	})
 
+	w.nothingOpen(t)
+}
+
+// TestStreamCutOff has every protocol ask a SAMVAD agent that answers by
+// streams alone, an A2E agent by a tool call, and the hub restart when each has
+// had a piece. Who asked is told that no answer will come; the agent notices
+// that nobody reads; it is not asked a second time, but for who asks again.
+func TestStreamCutOff(t *testing.T) {
+	w := newLongWorld(t, samvad.ModeStream)
+	to := w.to["samvad"]
+	type outcome struct {
+		answer Answer
+		err    error
+	}
+	asked := map[string]chan outcome{}
+	for _, from := range Protocols {
+		done, begun := make(chan outcome, 1), make(chan struct{}, 1)
+		asked[from] = done
+		go func() {
+			a, err := w.from[from].Ask(patient(t), Question{To: to, Text: "begin say " + from, Events: func(s string) {
+				if s == "begun" {
+					begun <- struct{}{}
+				}
+			}})
+			done <- outcome{a, err}
+		}()
+		hears(t, to, "begin say "+from)
+		if crosses("samvad", from, bridge.Chunk) {
+			select {
+			case <-begun:
+			case <-patient(t).Done():
+				t.Fatalf("%s never saw the first piece", from)
+			}
+		}
+	}
+	w.away(t, time.Minute)
+	for range Protocols {
+		next(t, to, "that a stream is not read any more", func(h Heard) bool { return h.Cancel })
+	}
+	for _, from := range Protocols {
+		select {
+		case o := <-asked[from]:
+			if o.err == nil {
+				t.Errorf("%s: %+v", from, o.answer)
+			}
+			// Who waits on a connection may learn it from that.
+			if f := new(Failure); from != "samvad" && !errors.As(o.err, &f) && !errors.Is(o.err, a2e.ErrOutcomeUnknown) {
+				t.Errorf("%s: %v", from, o.err)
+			}
+		case <-patient(t).Done():
+			t.Errorf("%s was never told", from)
+		}
+		ask := w.from[from].Commission
+		if from == "samvad" {
+			ask = w.from[from].Ask // its card offers no tasks
+		}
+		a, err := ask(patient(t), Question{To: to, Text: "say again", Events: func(string) {}})
+		if err != nil || a.Text != "again" {
+			t.Errorf("%s asks again: %+v, %v", from, a, err)
+		}
+	}
+	for len(to.Heard()) > 0 {
+		if h := <-to.Heard(); h.Text != "say again" && !h.Cancel {
+			t.Errorf("done twice: %q", h.Text)
+		}
+	}
 	w.nothingOpen(t)
 }
 

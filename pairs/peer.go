@@ -258,7 +258,15 @@ func (c *common) Release() {
 
 // act does what a text asks for.
 func (c *common) act(ctx context.Context, text string, piece func(string) error) (string, error) {
-	if rest, ok := strings.CutPrefix(text, "later "); ok {
+	rest, ok := strings.CutPrefix(text, "later ")
+	if !ok {
+		if rest, ok = strings.CutPrefix(text, "begin "); ok {
+			if err := piece("begun"); err != nil {
+				return "", err
+			}
+		}
+	}
+	if ok {
 		c.mu.Lock()
 		gate := c.gate
 		c.mu.Unlock()
@@ -325,7 +333,7 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 		<-ctx.Done()
 		return "", context.Cause(ctx)
 	}
-	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later"}
+	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later, or begun now"}
 }
 
 // A door is a listener that can be shut and opened again at the same address.

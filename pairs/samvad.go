@@ -92,6 +92,9 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	})
 	var f *Failure
 	switch {
+	case err != nil && r.Endpoint == samvad.ModeStream && life.Err() == nil && ctx.Err() != nil:
+		p.hear(Heard{ID: r.SpanID, Cancel: true, Trace: r.TraceID})
+		return samvad.Response{}, err
 	case errors.As(err, &f):
 		return samvad.Response{}, &samvad.Error{Code: samvad.CodeAgentUnavailable, Text: f.Text, Status: http.StatusInternalServerError}
 	case err != nil:
