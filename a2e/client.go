@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -135,6 +136,8 @@ type attempts struct {
 type call struct {
 	id       string
 	line     []byte        // with its end
+	timeout  int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
+	until    time.Time     // with timeout: when its caller gives it up
 	deadline time.Time     // zero: the context of the caller has one
 	wake     chan struct{} // holds one token when the state below has changed
 
@@ -350,7 +353,7 @@ func (c *Client) attempt() error {
 	line, err := Message{Type: "handshake/req", ID: id, Body: body}.Encode(c.Now())
 	var hello *call
 	if err == nil {
-		hello, _, err = c.file(ctx, id, line)
+		hello, _, err = c.file(ctx, id, line, 0)
 	}
 	if err != nil {
 		l.close(false)
@@ -470,7 +473,7 @@ func (c *Client) ping(ctx context.Context, l link) {
 	if err != nil {
 		return
 	}
-	p, _, err := c.file(ctx, id, line)
+	p, _, err := c.file(ctx, id, line, 0)
 	if err != nil {
 		return
 	}
@@ -485,7 +488,7 @@ func (c *Client) ping(ctx context.Context, l link) {
 
 func (c *Client) resend(l link, p *call) {
 	// A failure breaks the link, which brings this here again.
-	if err := l.send(c.ctx, p.line); err != nil {
+	if err := l.send(c.ctx, p.now()); err != nil {
 		c.Log.Debug("a2e: resend", "err", err)
 	}
 }
@@ -653,6 +656,23 @@ func (p *call) sent(left bool) {
 	}
 }
 
+// now is the line as it is to be sent now: a host that takes it later than it
+// was written must not work on it, or answer it, beyond the time when its
+// caller has gone.
+func (p *call) now() []byte {
+	if p.timeout == 0 {
+		return p.line
+	}
+	left := strconv.AppendInt(make([]byte, 0, 20), seconds(p.until), 10)
+	if said := p.line[p.timeout : len(p.line)-2]; bytes.Equal(said, left) {
+		return p.line
+	}
+	return append(append(bytes.Clone(p.line[:p.timeout]), left...), "}\n"...)
+}
+
+// seconds is how many are left until t, at least one.
+func seconds(t time.Time) int64 { return max(1, int64(time.Until(t)/time.Second)) }
+
 func (p *call) mayBeThere() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -673,13 +693,15 @@ func (p *call) failure() error {
 
 // file notes a request as under way, and gives the link for it if there is one.
 // The line is taken over.
-func (c *Client) file(ctx context.Context, id string, line []byte) (*call, link, error) {
+func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) (*call, link, error) {
 	if len(line) > c.limits.Frame {
 		return nil, nil, ErrTooLarge
 	}
 	p := &call{id: id, line: append(line, '\n'), wake: make(chan struct{}, 1)}
-	if _, ok := ctx.Deadline(); !ok {
+	if until, ok := ctx.Deadline(); !ok {
 		p.deadline = time.Now().Add(c.limits.Request)
+	} else {
+		p.timeout, p.until = timeout, until
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -776,12 +798,13 @@ func (c *Client) ask(ctx context.Context, m Message, each func(*Envelope) bool) 
 	if err != nil {
 		return nil, err
 	}
-	return c.exchange(ctx, m.ID, line, each)
+	return c.exchange(ctx, m.ID, line, 0, each)
 }
 
-// exchange is ask for a request that has been written.
-func (c *Client) exchange(ctx context.Context, id string, line []byte, each func(*Envelope) bool) (*Envelope, error) {
-	p, l, err := c.file(ctx, id, line)
+// exchange is ask for a request that has been written; timeout is where in it
+// its time stands, which the context gave, if it does.
+func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int, each func(*Envelope) bool) (*Envelope, error) {
+	p, l, err := c.file(ctx, id, line, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -793,7 +816,7 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, each func
 			}
 		}
 		p.begin()
-		err = l.send(ctx, p.line)
+		err = l.send(ctx, p.now())
 		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
 		if p.sent(left); left {
 			break // on doubt, the answer or the broken link tells
@@ -937,7 +960,7 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 	c.init()
 	timeout := int64(60)
 	if d, ok := ctx.Deadline(); ok {
-		timeout = max(1, int64(time.Until(d)/time.Second))
+		timeout = seconds(d)
 	}
 	id := NewID()
 	line := appendHead(make([]byte, 0, 2*headSize+len(args)), "tool/call/req", id, c.Now())
@@ -946,7 +969,9 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 	line = appendASCII(append(line, `,"arguments":`...), args)
 	line = appendString(append(line, `,"correlation_id":`...), id[:8])
 	line = strconv.AppendBool(append(line, `,"streaming":`...), onEvent != nil)
-	line = strconv.AppendInt(append(line, `,"timeout":`...), timeout, 10)
+	line = append(line, `,"timeout":`...)
+	at := len(line)
+	line = strconv.AppendInt(line, timeout, 10)
 	var each func(*Envelope) bool
 	if onEvent != nil {
 		each = func(m *Envelope) bool {
@@ -954,7 +979,7 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 			return true
 		}
 	}
-	m, err := c.exchange(ctx, id, append(line, '}'), each)
+	m, err := c.exchange(ctx, id, append(line, '}'), at, each)
 	if err != nil {
 		return ToolResult{}, err
 	}

@@ -97,6 +97,7 @@ var (
 	ErrTimeout        = &Error{Code: Timeout, Text: "no answer in time", Step: "handler", Retryable: true}
 	ErrBusy           = &Error{Code: RuntimeError, Reason: "too_many_requests", Text: "too many requests at once", Step: "dispatch", Retryable: true}
 	ErrFull           = &Error{Code: OutOfMemory, Reason: "queue_full", Text: "the peer does not read", Step: "transport", Retryable: true}
+	ErrNotLoaded      = &Error{Code: RuntimeError, Reason: "session_unavailable", Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
 	ErrReplay         = &Error{Code: InvalidMessage, Reason: "duplicate_id", Text: "id seen before", Step: "dispatch"}
 	ErrClosed         = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
 	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown", Text: "the connection broke; the request may or may not have been served", Step: "transport"}
@@ -184,7 +185,7 @@ func statusOf(e *Error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.Is(e, ErrBusy):
 		return http.StatusTooManyRequests
-	case errors.Is(e, ErrFull), errors.Is(e, ErrShuttingDown):
+	case errors.Is(e, ErrFull), errors.Is(e, ErrShuttingDown), errors.Is(e, ErrNotLoaded):
 		return http.StatusServiceUnavailable
 	case errors.Is(e, ErrClosed):
 		return http.StatusNotFound

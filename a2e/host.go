@@ -217,7 +217,7 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 	rec, found, err := h.Store.Load(ctx, id)
 	if err != nil {
 		h.Log.Warn("a2e: session not loaded", "err", err)
-		return nil, ErrClosed.Because(err)
+		return nil, ErrNotLoaded.Because(err) // it may be there: its agent should ask again, and not begin another
 	}
 	if !found {
 		return nil, ErrClosed

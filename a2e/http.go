@@ -63,7 +63,7 @@ func (h *Host) serveSession(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, `{"session_id":"`+s.id+`"}`)
 }
 
-// sessionOf finds the session that a request names, or answers 400 or 404.
+// sessionOf finds the session that a request names, or answers 400, 404 or 503.
 func (h *Host) sessionOf(w http.ResponseWriter, r *http.Request) *Session {
 	id := r.Header.Get(sessionHeader)
 	if id == "" {
@@ -76,7 +76,7 @@ func (h *Host) sessionOf(w http.ResponseWriter, r *http.Request) *Session {
 			return s
 		}
 	}
-	if errors.Is(err, ErrFull) {
+	if errors.Is(err, ErrFull) || errors.Is(err, ErrNotLoaded) {
 		WriteError(w, err)
 		return nil
 	}

@@ -234,7 +234,12 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
 	c.mu.Unlock()
 	if l.session != "" {
-		if err := l.probe(ctx); err != nil {
+		there, err := l.probe(ctx)
+		if err != nil {
+			l.cancel()
+			return nil, err
+		}
+		if !there {
 			l.session = ""
 		}
 	}
@@ -294,17 +299,22 @@ func (l *web) open(ctx context.Context) error {
 	return nil
 }
 
-// probe asks whether the session is still there.
-func (l *web) probe(ctx context.Context) error {
+// probe asks whether the session is still there. A host that does not say so
+// is asked again later: with another session, what this one holds would be
+// lost.
+func (l *web) probe(ctx context.Context) (there bool, err error) {
 	resp, err := l.request(ctx, http.MethodPost, "/send", []byte{})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer discard(resp)
-	if resp.StatusCode != http.StatusOK {
-		return ErrClosed
+	switch status := resp.StatusCode; {
+	case status == http.StatusOK:
+		return true, nil
+	case status == http.StatusTooManyRequests || status/100 == 5:
+		return false, &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("session not found with status %d", status), Step: "transport", Retryable: true}
 	}
-	return nil
+	return false, nil
 }
 
 // stream reads the SSE stream and opens it again when it breaks, until the

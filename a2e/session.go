@@ -585,7 +585,12 @@ func (s *Session) handshake(m *Envelope) (resumed *Session, greeting []byte) {
 	// A connection may go on with the session of one that broke: an extension,
 	// which hosts and agents that do not know it pass over.
 	if id := m.Str("session_id"); id != "" && id != s.id && state == StateConnected && s.kind == transportConn {
-		if old, err := s.h.find(s.ctx, id, transportConn); err == nil && old.resumable(who) {
+		old, err := s.h.find(s.ctx, id, transportConn)
+		if errors.Is(err, ErrNotLoaded) {
+			s.close(ErrNotLoaded) // the agent comes back for it; another session would leave behind what this one holds
+			return nil, nil
+		}
+		if err == nil && old.resumable(who) {
 			if greeting := old.accept(m, who, caps); greeting != nil {
 				return old, greeting
 			}

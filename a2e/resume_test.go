@@ -1,0 +1,183 @@
+package a2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// absentStore cannot be asked for some time.
+type absentStore struct {
+	testStoreView
+	fails atomic.Int64 // so many times more
+}
+
+func (s *absentStore) Load(ctx context.Context, id string) (SessionRecord, bool, error) {
+	if s.fails.Add(-1) >= 0 {
+		return SessionRecord{}, false, errors.New("the store has no leader")
+	}
+	return s.testStoreView.Load(ctx, id)
+}
+
+// TestSessionIsNotLeftBehind: what a session holds for its agent is lost to one
+// that begins another, so that is done only where the host says that the
+// session is gone.
+func TestSessionIsNotLeftBehind(t *testing.T) {
+	t.Run("a host that cannot look sessions up just now", func(t *testing.T) {
+		shared := &testStore{}
+		begun := make(chan struct{}, 1)
+		makeHost := func(s Store, tool func(ctx context.Context) (any, error)) *Host {
+			h := testHost()
+			h.Store = s
+			box := &Toolbox{}
+			box.Add(ToolDefinition{Name: "work"}, func(ctx context.Context, _ *ToolCall) (any, error) { return tool(ctx) })
+			h.Capabilities["tools"] = ServeTools(box)
+			return h
+		}
+		absent := &absentStore{testStoreView: testStoreView{shared}}
+		absent.fails.Store(3)
+		first := makeHost(&testStoreView{shared}, func(ctx context.Context) (any, error) {
+			begun <- struct{}{}
+			<-ctx.Done() // it is at work when it is killed
+			return nil, ctx.Err()
+		})
+		second := makeHost(absent, func(context.Context) (any, error) { return 2, nil })
+		var host atomic.Pointer[Host]
+		host.Store(first)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { host.Load().ServeHTTP(w, r) }))
+		defer srv.Close()
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		if err := c.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		session := c.SessionID()
+		answered := make(chan error, 1)
+		go func() {
+			res, err := c.CallTool(t.Context(), "work", nil, nil)
+			if v, _ := res.Data.(Value); err == nil && string(v) != `{"value":2}` {
+				err = fmt.Errorf("answered with %s", v)
+			}
+			answered <- err
+		}()
+		<-begun
+		host.Store(second)
+		srv.CloseClientConnections()
+		if err := <-answered; err != nil || c.SessionID() != session {
+			t.Errorf("%v, and the session is another: %v", err, c.SessionID() != session)
+		}
+		_ = c.Close()
+		for _, h := range []*Host{first, second} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel() // the one that was killed is at work for ever
+			_ = h.Shutdown(ctx)
+		}
+	})
+	for name, disturb := range map[string]func(r *http.Request) (*http.Response, error){
+		"a host that is not reached when it is asked for it": func(*http.Request) (*http.Response, error) {
+			return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
+		},
+		"a host that is busy when it is asked for it": func(r *http.Request) (*http.Response, error) {
+			return reply(r, http.StatusServiceUnavailable), nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := testHost()
+			srv := httptest.NewServer(h)
+			defer srv.Close()
+			var broken, opened atomic.Int64
+			web := &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+				switch {
+				case r.URL.Path == "/session":
+					opened.Add(1)
+				case r.URL.Path == "/stream" && broken.CompareAndSwap(1, 2):
+					return reply(r, http.StatusNotFound), nil // the link gives up
+				case r.URL.Path == "/send" && r.ContentLength == 0 && broken.CompareAndSwap(2, 3):
+					return disturb(r)
+				}
+				return srv.Client().Transport.RoundTrip(r)
+			})}
+			c := &Client{URL: srv.URL, HTTP: web, Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+			if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			session := c.SessionID()
+			broken.Store(1)
+			srv.CloseClientConnections()
+			// The first of these may go through before the link knows that it is down.
+			for broken.Load() < 3 {
+				if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil || c.SessionID() != session || opened.Load() != 1 {
+				t.Errorf("%v; %d sessions were opened", err, opened.Load())
+			}
+			_ = c.Close()
+			_ = h.Shutdown(t.Context())
+		})
+	}
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func reply(r *http.Request, status int) *http.Response {
+	return &http.Response{StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Request: r, Body: io.NopCloser(strings.NewReader(""))}
+}
+
+// A call that is sent again says how long its caller still waits: a host must
+// not be at work on it, and write its events, when nobody reads them.
+func TestResentCallHasTheTimeLeft(t *testing.T) {
+	bubble(t, "over a connection that broke", func(t *testing.T) {
+		var timeouts []int64
+		calls := 0
+		c := &Client{Token: "test-token-a", Dial: func(context.Context) (io.ReadWriteCloser, error) {
+			calls++
+			last := calls == 2
+			ours, theirs := net.Pipe()
+			go func() {
+				defer theirs.Close()
+				r := NewReader(theirs)
+				for {
+					m, err := r.ReadMessage(nil)
+					if err != nil {
+						return
+					}
+					switch m.Type {
+					case "handshake/req":
+						_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","id":"h","req_id":%q,"session_id":"s","ok":true,"accepted_caps":[{"capability":"tools","metadata":{"resume":true}}],"max_parallel":4}`+"\n", m.ID)
+					case "ping":
+						_, _ = fmt.Fprintf(theirs, `{"type":"pong","id":"p","req_id":%q,"uptime_seconds":1.0}`+"\n", m.ID)
+					case "tool/call/req":
+						timeouts = append(timeouts, m.Int("timeout"))
+						if !last {
+							_ = sleep(t.Context(), 12)
+							return
+						}
+						_, _ = fmt.Fprintf(theirs, `{"type":"tool/call/resp","id":"r","req_id":%q,"data":{"success":true,"tool_name":"x","data":1,"duration_ms":1}}`+"\n", m.ID)
+					}
+				}
+			}()
+			return ours, nil
+		}}
+		defer func() { _ = c.Close() }()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		if _, err := c.CallTool(ctx, "x", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(timeouts, []int64{30, 18}) {
+			t.Errorf("the host was given %v seconds", timeouts)
+		}
+	})
+}
