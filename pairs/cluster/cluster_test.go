@@ -110,9 +110,10 @@ func TestNodeAndServerKilled(t *testing.T) {
 			t.Errorf("%s: %d deliveries are not settled, %v", h.name, open, err)
 		}
 	}
+	phase("every delivery is settled")
 	dead := x.dead(t, hubs[0], web)
 	until(t.Context(), func() bool { return len(x.unheard(dead)) == 0 }) // what stands in an inbox is still to be read
-	phase("everything is settled")
+	phase("everything is heard")
 	leave()
 	deaf()
 	ears.Wait()
@@ -393,6 +394,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		case len(x.heard[text]) > 0:
 		case ended[list[0].ID] != "" && !o.answered:
 			excused++
+			t.Logf("%q was acknowledged and not heard: %s", text, ended[list[0].ID])
 		default:
 			t.Errorf("%q was acknowledged, never heard, and nobody knows why%s", text, x.stories.of(text))
 		}
