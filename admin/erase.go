@@ -26,6 +26,7 @@ type Forgotten struct {
 	What        string    `json:"what"`             // "agent" or "conversation"
 	Name        string    `json:"name"`
 	Erased      uint64    `json:"erased"` // messages whose content is gone
+	Values      uint64    `json:"values"` // that protocols kept beside them and that are gone: results of tasks, memories, mailboxes
 	Undelivered uint64    `json:"undelivered"`
 	Dead        uint64    `json:"dead"`    // dead letters, left
 	Ongoing     uint64    `json:"ongoing"` // of sessions that go on, left

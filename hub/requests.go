@@ -58,11 +58,3 @@ func (h *Hub) request(ctx context.Context, id parley.ID, at journal.Position) (*
 	}
 	return r.Message, r.Scope, nil
 }
-
-// ForgetRecent drops from memory what is remembered of messages, after some were
-// erased from the journal.
-func (h *Hub) ForgetRecent() {
-	h.recent.mu.Lock()
-	defer h.recent.mu.Unlock()
-	h.recent.known, h.recent.ring, h.recent.next = nil, nil, 0
-}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/policy"
@@ -96,8 +97,15 @@ func (r *Retention) of(rec *journal.Record) time.Duration {
 			}
 		}
 	}
-	one(rec.Message.From)
-	one(rec.Message.To)
+	if rec.Message != nil {
+		one(rec.Message.From)
+		one(rec.Message.To)
+	}
+	for i := range rec.Steps {
+		if rec.Message == nil {
+			one(rec.Steps[i].To)
+		}
+	}
 	for i := range rec.Open {
 		one(rec.Open[i].To)
 	}
@@ -262,6 +270,11 @@ func (e *eraser) forget(ctx context.Context, what, name, by, reason string, dry 
 	}
 }
 
+const (
+	maxIdentities = 1024
+	maxGone       = 1 << 20
+)
+
 // run carries an erasure out, from the beginning: what is done already costs
 // only a look.
 func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admin.Forgotten, err error) {
@@ -270,15 +283,33 @@ func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admi
 	out = admin.Forgotten{Erasure: x.Number, What: x.What, Name: x.Name, DryRun: dry}
 	j := e.n.journal
 	since := e.n.c.Now().Add(-sessionsEnd)
-	wanted := func(r *journal.Record) bool {
-		m := r.Message
-		if m == nil {
-			return false
+	f := hub.Forgetting{}
+	if x.What == "conversation" {
+		if f.Conversation, err = parley.ParseID(x.Name); err != nil {
+			return out, err
 		}
+	} else {
+		f.Agent = x.Name
+		if a, ok := e.n.directory.Agent(x.Name); ok {
+			f.Identities = slices.Clone(a.Identities)
+		}
+	}
+	wanted := func(m *parley.Message, open []journal.Opening) bool {
 		if x.What == "conversation" {
-			return m.Conversation.String() == x.Name
+			return m.Conversation == f.Conversation
 		}
-		return m.From == x.Name || m.To == x.Name || slices.ContainsFunc(r.Open, func(o journal.Opening) bool { return o.To == x.Name })
+		return m.From == x.Name || m.To == x.Name || slices.ContainsFunc(open, func(o journal.Opening) bool { return o.To == x.Name })
+	}
+	gone := map[parley.ID]struct{}{}
+	f.Message = func(id parley.ID) bool { _, ok := gone[id]; return ok }
+	forget := func() error {
+		if dry {
+			return nil
+		}
+		n, err := e.n.hub.Forget(ctx, f)
+		out.Values += uint64(n)
+		clear(gone)
+		return err
 	}
 	for p := range j.Partitions() {
 		upTo := uint64(0)
@@ -287,36 +318,73 @@ func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admi
 				continue
 			}
 		}
-		s, err := j.Sweep(ctx, journal.Sweep{Partition: p, Number: x.Number, To: upTo, Dry: dry, Done: e.gone(false), Choose: func(r *journal.Record) journal.Choice {
-			if !wanted(r) {
-				return journal.Pass
+		// What protocols keep is found by the messages that were erased, of which
+		// so many are known at a time.
+		for from := uint64(1); from > 0; {
+			full := uint64(0)
+			s, err := j.Sweep(ctx, journal.Sweep{Partition: p, Number: x.Number, From: from, To: upTo, Dry: dry, Before: e.n.hub.Erasing, Done: e.gone(false),
+				Choose: func(r *journal.Record) journal.Choice {
+					m := r.Message
+					if m == nil {
+						if journal.HasContent(r) && j.Held(r) == "" && slices.ContainsFunc(r.Steps, func(t journal.Step) bool { return t.To == f.Agent || f.Message(t.Message) }) {
+							return journal.Take
+						}
+						return journal.Pass
+					}
+					if !wanted(m, r.Open) {
+						return journal.Pass
+					}
+					if x.What == "agent" && m.From == x.Name && len(f.Identities) < maxIdentities && m.Origin.Peer != "" && !f.Is(m.Origin.Protocol, m.Origin.Peer) {
+						f.Identities = append(f.Identities, parley.Identity{Protocol: m.Origin.Protocol, ID: m.Origin.Peer})
+					}
+					if r.Erased == nil {
+						left := &out.Ongoing
+						switch why := j.Held(r); {
+						case why == "dead letter":
+							left = &out.Dead
+						case why != "":
+							left = &out.Undelivered
+						case !e.ongoing(ctx, r, since):
+							left = nil
+						}
+						if left != nil {
+							if full == 0 {
+								*left++
+							}
+							return journal.Pass
+						}
+					}
+					if len(gone) >= maxGone && full == 0 {
+						full = r.Position.Sequence
+					}
+					if full == 0 {
+						gone[m.ID] = struct{}{}
+					}
+					return journal.Take
+				}})
+			out.Erased += uint64(s.Erased)
+			x.Records += uint64(s.Erased)
+			if !dry {
+				e.erased.WithLabelValues("forget").Add(float64(s.Erased))
 			}
-			if r.Erased == nil {
-				switch why := j.Held(r); {
-				case why == "dead letter":
-					out.Dead++
-					return journal.Pass
-				case why != "":
-					out.Undelivered++
-					return journal.Pass
-				case e.ongoing(ctx, r, since):
-					out.Ongoing++
-					return journal.Pass
+			if err != nil {
+				return out, fmt.Errorf("erase partition %d: %w", p, err)
+			}
+			if from = full; full > 0 {
+				if err := forget(); err != nil {
+					return out, err
 				}
 			}
-			return journal.Take
-		}})
-		out.Erased += uint64(s.Erased)
-		x.Records += uint64(s.Erased)
-		if !dry {
-			e.erased.WithLabelValues("forget").Add(float64(s.Erased))
-		}
-		if err != nil {
-			return out, fmt.Errorf("erase partition %d: %w", p, err)
 		}
 	}
 	if dry {
 		return out, nil
+	}
+	if err := forget(); err != nil {
+		return out, err
+	}
+	if _, err := j.Scrub(ctx); err != nil {
+		return out, fmt.Errorf("overwrite what the state had: %w", err)
 	}
 	if err := e.gone(true)(ctx, nil); err != nil {
 		return out, fmt.Errorf("take it out of the index: %w", err)
@@ -398,6 +466,9 @@ func (e *eraser) retain(ctx context.Context) error {
 		p.Marks = map[string][]uint64{}
 	}
 	erased, err := e.pass(ctx, &r, &p)
+	if erased > 0 {
+		e.n.hub.ForgetRecent()
+	}
 	e.erased.WithLabelValues("retention").Add(float64(erased))
 	e.held.Set(float64(len(p.Held)))
 	if erased > 0 {
@@ -467,14 +538,19 @@ func (e *eraser) pass(ctx context.Context, r *Retention, p *progress) (erased in
 		var at []journal.Position
 		var ids []parley.ID
 		for _, rec := range list {
-			at, ids = append(at, rec.Position), append(ids, rec.Message.ID)
+			at = append(at, rec.Position)
+			if rec.Message != nil {
+				ids = append(ids, rec.Message.ID)
+			}
 		}
 		if len(at) == 0 {
 			return nil
 		}
+		if err := e.n.hub.Erasing(ctx, list); err != nil {
+			return err
+		}
 		n, err := j.Erase(ctx, p.Number, at)
 		erased += n
-		e.n.hub.ForgetRecent()
 		if err == nil {
 			err = e.gone(false)(ctx, ids)
 		}
@@ -515,11 +591,11 @@ func (e *eraser) pass(ctx context.Context, r *Retention, p *progress) (erased in
 			if left <= 0 {
 				return erased, nil
 			}
-			s, err := j.Sweep(ctx, journal.Sweep{Partition: i, Number: p.Number, From: marks[i], Limit: left, Done: e.gone(false), Choose: func(rec *journal.Record) journal.Choice {
+			s, err := j.Sweep(ctx, journal.Sweep{Partition: i, Number: p.Number, From: marks[i], Limit: left, Before: e.n.hub.Erasing, Done: e.gone(false), Choose: func(rec *journal.Record) journal.Choice {
 				switch {
 				case !rec.Time.Before(now.Add(-keep)):
 					return journal.Stop
-				case rec.Message == nil || r.of(rec) != keep || !journal.HasContent(rec) && rec.Erased == nil:
+				case r.of(rec) != keep || !journal.HasContent(rec) && rec.Erased == nil:
 					return journal.Pass
 				case rec.Erased == nil && needed(rec, keep):
 					return journal.Later

@@ -94,6 +94,8 @@ type Binding struct {
 	tasksMu sync.Mutex
 	open    map[parley.ID]*task // tasks that are not finished, by message
 
+	outcomes sync.RWMutex // held for reading while the outcome of a task is kept, and for writing by Forget
+
 	outMu    sync.Mutex
 	out      map[parley.ID]*outgoing  // requests that are at work as tasks elsewhere, by message
 	outPeers map[string]int           // how many of them each agent has

@@ -229,6 +229,8 @@ func (b *Binding) take(id parley.ID) (*task, bool) {
 
 // finish keeps a task's outcome.
 func (b *Binding) finish(id parley.ID, reply *parley.Message) {
+	b.outcomes.RLock()
+	defer b.outcomes.RUnlock()
 	if t, ok := b.take(id); ok {
 		t.end(reply)
 		b.server.Limiter.Record(t.Agent, t.From, reply.Tokens(), b.c.Now())
@@ -296,6 +298,8 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 // show sees to it that a task shows how it ended.
 func (b *Binding) show(ctx context.Context, id parley.ID, reply *parley.Message) error {
+	b.outcomes.RLock()
+	defer b.outcomes.RUnlock()
 	v, err := b.state().Get(ctx, id.String())
 	if errors.Is(err, journal.ErrNotFound) {
 		return nil // who takes it over finds the reply

@@ -18,6 +18,7 @@ import (
 
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	ctx = context.WithValue(ctx, broughtKey{}, o.Message.ID)
 	switch o.Message.Kind {
 	case parley.Cancel:
 		return hub.Outcome{Losses: bridge.Losses(bridge.Chat, o.Message, o.Recipient.Name)}

@@ -588,6 +588,7 @@ type storedItem struct {
 	Received time.Time `json:"received"`
 	Expires  time.Time `json:"expires"`
 	Envelope []byte    `json:"envelope,omitempty"`
+	Message  parley.ID `json:"message,omitzero"` // of the hub's that it says; of another agent's envelope none
 }
 
 func newMailbox(j *journal.Journal, now func() time.Time) *mailbox {
@@ -788,7 +789,7 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.place, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
-	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires, Envelope: item.Envelope})
+	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires, Envelope: item.Envelope, Message: broughtBy(ctx)})
 	if err == nil {
 		_, err = m.state.Put(ctx, i.state, v, i.expires)
 	}

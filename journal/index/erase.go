@@ -95,18 +95,32 @@ func (s *store) erase(list []parley.ID) error {
 	if err != nil {
 		return errors.Join(err, s.c.finalize(find))
 	}
+	failed, err := s.c.prepare("UPDATE deliveries SET error=NULL WHERE message=?")
+	if err != nil {
+		return errors.Join(err, s.c.finalize(find), s.c.finalize(update))
+	}
 	var keys []int64
+	gone := map[int64]bool{}
 	for _, id := range list {
 		more, findErr := find.blob(id[:]).row()
 		for ; more && findErr == nil; more, findErr = find.row() {
 			keys = append(keys, find.colInt(0))
+			gone[keys[len(keys)-1]] = true
+			if err = failed.int(keys[len(keys)-1]).run(); err != nil {
+				break
+			}
 		}
-		if err = errors.Join(findErr, update.blob(id[:]).run()); err != nil {
+		if err = errors.Join(err, findErr, update.blob(id[:]).run()); err != nil {
 			break
 		}
 	}
-	if err := errors.Join(err, s.c.finalize(find), s.c.finalize(update)); err != nil {
+	if err := errors.Join(err, s.c.finalize(find), s.c.finalize(update), s.c.finalize(failed)); err != nil {
 		return err
+	}
+	for key, d := range s.rows {
+		if gone[key.message] {
+			d.error = ""
+		}
 	}
 	if err := s.search.erase(keys); err != nil {
 		return err

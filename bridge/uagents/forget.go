@@ -1,0 +1,83 @@
+package uagents
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// broughtKey is, in a context, the message of the hub's that an envelope says.
+type broughtKey struct{}
+
+// Forget implements hub.ForgettingBinding: what waits in mailboxes from the agent,
+// for it, or of the erased messages, is not there any more. Its keys stay until
+// they expire, so that it is not put there again.
+func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
+	var items []string
+	wanted := map[string]storedItem{}
+	for v, err := range b.mailbox.state.Range(ctx, prefixItem) {
+		if err != nil {
+			return n, err
+		}
+		var s storedItem
+		if json.Unmarshal(v.Data, &s) != nil || s.Envelope == nil {
+			continue
+		}
+		if b.about(&f, &s) {
+			items = append(items, v.Key)
+			wanted[v.Key] = s
+		}
+	}
+	for _, key := range items {
+		address, _, _ := strings.Cut(strings.TrimPrefix(key, prefixItem), "/")
+		taken, err := b.mailbox.Delete(ctx, address, wanted[key].UUID)
+		if err != nil {
+			return n, err
+		}
+		if taken {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// about reports whether a mailbox's item is to be forgotten.
+func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
+	if !s.Message.IsZero() && f.Message(s.Message) {
+		return true
+	}
+	e, err := protocol.Decode(s.Envelope)
+	if err != nil {
+		return false
+	}
+	is := func(address string) bool {
+		name, _ := b.nameAt(address)
+		return name == f.Agent || f.Is(Protocol, address)
+	}
+	if f.Agent != "" {
+		return is(e.Sender) || is(e.Target)
+	}
+	// What another uAgent has put there is in the conversation of its session.
+	to, _ := b.nameAt(e.Target)
+	from, _ := b.nameAt(e.Sender)
+	for _, from := range []string{from, directory.Stranger(Protocol, e.Sender, ""), directory.Stranger(Protocol, e.Sender, "unsigned")} {
+		if from != "" && b.c.Hub.Conversation(Protocol, scope(e.Target), e.Session, from, to) == f.Conversation {
+			return true
+		}
+	}
+	return false
+}
+
+// broughtBy is the message that an envelope on its way says; zero: another
+// agent's.
+func broughtBy(ctx context.Context) parley.ID {
+	id, _ := ctx.Value(broughtKey{}).(parley.ID)
+	return id
+}
+
+var _ hub.ForgettingBinding = (*Binding)(nil)
