@@ -7,6 +7,7 @@ import (
 	"mime"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Kind says what is expected of those who receive a message.
@@ -244,6 +245,9 @@ func OnlyText(p Part) (string, bool) {
 		}
 		return s, true
 	}
+	if text, ok := onlyMember(p.Data); ok {
+		return text, true
+	}
 	var o map[string]json.RawMessage
 	if json.Unmarshal(p.Data, &o) != nil || len(o) != 1 {
 		return "", false
@@ -252,6 +256,24 @@ func OnlyText(p Part) (string, bool) {
 		if v, ok := o[k]; ok && len(v) > 0 && v[0] == '"' && json.Unmarshal(v, &s) == nil {
 			return s, true
 		}
+	}
+	return "", false
+}
+
+// onlyMember is OnlyText for an object as most write it: without white space
+// and with a text that needs no escapes. What it does not know may be one too.
+func onlyMember(b []byte) (string, bool) {
+	for _, head := range []string{`{"text":"`, `{"message":"`} {
+		if len(b) < len(head)+2 || string(b[:len(head)]) != head || string(b[len(b)-2:]) != `"}` {
+			continue
+		}
+		text := b[len(head) : len(b)-2]
+		for _, c := range text {
+			if c < ' ' || c == '"' || c == '\\' {
+				return "", false
+			}
+		}
+		return string(text), utf8.Valid(text)
 	}
 	return "", false
 }

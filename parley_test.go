@@ -172,3 +172,26 @@ func TestRecipients(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Objects with a text are read by their first bytes where that is safe, and
+// mean the same as by a JSON reader.
+func TestOnlyTextOfObjects(t *testing.T) {
+	for data, want := range map[string]string{
+		`{"text":"plain – ä"}`:      "plain – ä",
+		`{"message":"plain"}`:       "plain",
+		`{"text":"a\"b\u00e4"}`:     `a"bä`,
+		`{ "text": "spaced" }`:      "spaced",
+		`{"text":"a","more":"b"}`:   "",
+		`{"text":"a","text2":"b"}`:  "",
+		`{"text":"a"}{"text":"b"}`:  "",
+		"{\"text\":\"two\nlines\"}": "",
+		`{"text":"}`:                "",
+		`{"other":"a"}`:             "",
+		"{\"text\":\"\xff\"}":       "\ufffd",
+	} {
+		got, ok := OnlyText(Part{MediaType: "application/json", Data: []byte(data)})
+		if got != want || ok != (want != "") {
+			t.Errorf("%s: %q, %v", data, got, ok)
+		}
+	}
+}

@@ -575,6 +575,10 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
 		return protocol.Pass, protocol.ErrReplay
 	}
+	if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	b.asked.note(m.ID, e) // it is relayed soon
 	m.Conversation = b.conversation(e)
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)

@@ -41,9 +41,12 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // once, by the first of its deliveries; who was not there then gets it later,
 // alone.
 func (b *Binding) relay(m *parley.Message, workspaceID, peer string) hub.Outcome {
-	e, err := b.decode(m.Origin.Raw)
-	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded message cannot be read").Because(err)}
+	e := b.asked.of(m.ID)
+	if e == nil {
+		var err error
+		if e, err = b.decode(m.Origin.Raw); err != nil {
+			return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded message cannot be read").Because(err)}
+		}
 	}
 	if workspaceID != e.WorkspaceID {
 		return hub.Outcome{Err: parley.Refuse(parley.Forbidden, "AGH messages do not leave their workspace")}

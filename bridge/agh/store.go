@@ -355,8 +355,8 @@ func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
 	return at, true
 }
 
-// asked remembers the newest requests of peers as they were read, for what is
-// answered soon, so that it is not read again. The journal has them all.
+// asked remembers the newest messages of peers as they were read, so that what
+// is relayed or answered soon is not read again. The journal has them all.
 type asked struct {
 	mu    sync.Mutex
 	byID  map[parley.ID]*protocol.Envelope
