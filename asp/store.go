@@ -91,6 +91,7 @@ type RecordKind string
 // The kinds.
 const (
 	RecordMessage RecordKind = "message"
+	RecordErased  RecordKind = "erased" // a message whose content was erased: Raw is gone
 	RecordTimeout RecordKind = "timeout"
 	RecordClose   RecordKind = "close" // ended by a participant without a signed CLOSE
 	RecordDispute RecordKind = "dispute"

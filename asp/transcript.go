@@ -54,18 +54,24 @@ type transcriptParticipant struct {
 }
 
 type transcriptRecord struct {
-	Position int64       `json:"position"`
-	Kind     RecordKind  `json:"kind"`
-	Time     time.Time   `json:"time"`
-	From     State       `json:"from"`
-	To       State       `json:"to"`
-	Digest   string      `json:"digest,omitempty"`
-	Format   Format      `json:"format,omitempty"`
-	Raw      []byte      `json:"raw,omitempty"`
-	By       string      `json:"by,omitempty"`
-	Reason   string      `json:"reason,omitempty"`
-	Dispute  *Dispute    `json:"dispute,omitempty"`
-	Message  jsonx.Value `json:"message,omitempty"` // last, and as received
+	Position int64      `json:"position"`
+	Kind     RecordKind `json:"kind"`
+	Time     time.Time  `json:"time"`
+	From     State      `json:"from"`
+	To       State      `json:"to"`
+	Digest   string     `json:"digest,omitempty"`
+	Format   Format     `json:"format,omitempty"`
+	Raw      []byte     `json:"raw,omitempty"`
+	By       string     `json:"by,omitempty"`
+	Reason   string     `json:"reason,omitempty"`
+	Dispute  *Dispute   `json:"dispute,omitempty"`
+
+	// Of a message whose content was erased.
+	MessageID string `json:"messageId,omitempty"`
+	Sender    string `json:"sender,omitempty"`
+	Sequence  int64  `json:"sequence,omitzero"`
+
+	Message jsonx.Value `json:"message,omitempty"` // last, and as received
 }
 
 type transcriptTrailer struct {
@@ -127,7 +133,7 @@ func (s *Server) WriteTranscript(ctx context.Context, session string, w io.Write
 			}
 			t.Count++
 			t.State = r.To
-			if r.Kind == RecordMessage {
+			if r.Kind == RecordMessage || r.Kind == RecordErased {
 				t.Messages++
 			}
 		}
@@ -172,6 +178,9 @@ func (t *transcriptWriter) record(r *Record, first bool) error {
 	rec := transcriptRecord{Position: r.Position, Kind: r.Kind, Time: r.Time, From: r.From, To: r.To, Digest: r.Digest,
 		By: r.By, Reason: r.Reason, Dispute: r.Dispute}
 	var message []byte
+	if r.Kind == RecordErased {
+		rec.MessageID, rec.Sender, rec.Sequence = r.MessageID, r.Sender, r.Sequence
+	}
 	if r.Kind == RecordMessage {
 		if rec.Format = r.Format; r.Format == JSON && !bytes.ContainsAny(r.Raw, "\r\n") {
 			message = r.Raw
@@ -224,6 +233,7 @@ type TranscriptReport struct {
 	Head      string
 	Records   int64
 	Messages  int64
+	Erased    int64  // of the messages: the server has erased what they said, and nothing proves what that was
 	Signed    bool   // the server's signature holds
 	Server    string // who signed, by the transcript's own word unless ServerKey was given
 	Faults    []TranscriptFault
@@ -424,6 +434,14 @@ func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) erro
 		if err := t.message(ctx, &rec, n); err != nil {
 			return err
 		}
+	} else if rec.Kind == RecordErased && rec.Raw == nil && rec.Message == nil {
+		t.links.skip(t.header.SessionID, rec.Sender, rec.Sequence)
+		t.report.Messages++
+		t.report.Erased++
+		t.report.Head = ""
+		if len(t.report.Warnings) < 1000 {
+			t.report.Warnings = append(t.report.Warnings, TranscriptFault{n, "erased", "the content of this message was erased; nothing proves what it was"})
+		}
 	} else if rec.Raw != nil || rec.Message != nil {
 		t.fault(n, "invalid_field", "a message in a record of another kind")
 	}
@@ -527,6 +545,9 @@ func (t *transcriptReader) trailer(n int64) error {
 	}
 	if tr.Count != n || tr.Messages != t.report.Messages {
 		t.fault(n, "truncated", fmt.Sprintf("%d of %d records", n, tr.Count))
+	}
+	if t.report.Head == "" && t.report.Erased > 0 {
+		t.report.Head = tr.Head // the server's word
 	}
 	if tr.Head != t.report.Head {
 		t.fault(n, "chain_mismatch", "head")

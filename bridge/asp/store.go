@@ -353,7 +353,14 @@ func (c *chain) index(seq uint64, message parley.ID) {
 	c.at = append(c.at, place{seq, message})
 }
 
+// errErasedLog says that a session cannot be read from its log any more, because
+// its checkpoint is gone too.
+var errErasedLog = parley.Refuse(parley.Internal, "the content of the message was erased, and there is no checkpoint behind it")
+
 func (s *store) replay(c *chain, r *journal.Record) error {
+	if r.Erased != nil {
+		return errErasedLog
+	}
 	rec, joined, err := recordOf(r.Message)
 	if err != nil {
 		return err
@@ -530,6 +537,9 @@ func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol
 	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.at[position].seq})
 	if err != nil {
 		return nil, err
+	}
+	if r.Erased != nil && len(r.Message.Extensions[Protocol]) == 0 {
+		return s.erased(ctx, c.id, position, r)
 	}
 	rec, _, err := recordOf(r.Message)
 	return rec, err

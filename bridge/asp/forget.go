@@ -1,0 +1,133 @@
+package asp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+)
+
+// bucketErased has, by session/position, what is still known of a record whose
+// content was erased: all but what was said.
+const bucketErased = "asp-erased"
+
+func erasedKey(session string, position int64) string {
+	return session + "/" + strconv.FormatInt(position, 10)
+}
+
+// Erasing implements hub.ErasingBinding. A session is read from its log: what
+// the log will not tell any more is kept, and a checkpoint from which the
+// session goes on. The context objects of erased messages lose their data.
+func (b *Binding) Erasing(ctx context.Context, records []*journal.Record) error {
+	sessions := map[string][]*journal.Record{}
+	for _, r := range records {
+		if id := sessionOf(r.Scope); id != "" && r.Chain != nil && r.Message != nil && r.Erased == nil && len(r.Message.Extensions[Protocol]) > 0 {
+			sessions[id] = append(sessions[id], r)
+		}
+	}
+	for id, list := range sessions {
+		if err := b.store.erasing(ctx, id, list); err != nil {
+			return fmt.Errorf("session %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+func (s *store) erasing(ctx context.Context, session string, records []*journal.Record) error {
+	c := s.chain(session)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := s.load(ctx, c); err != nil {
+		return err
+	}
+	if c.ledger == nil {
+		s.forget(c)
+		return nil
+	}
+	erased := s.j.State(bucketErased)
+	after := *c.ledger
+	after.Context = maps.Clone(after.Context)
+	for _, r := range records {
+		rec, _, err := recordOf(r.Message)
+		if err != nil {
+			return fmt.Errorf("record at %s: %w", r.Position, err)
+		}
+		if e, err := (protocol.Limits{}).Decode(rec.Raw, rec.Format); rec.Kind == protocol.RecordMessage && err == nil {
+			for _, o := range e.Content.Context {
+				if x, ok := after.Context[o.ID]; ok && x.Sender == rec.Sender {
+					x.Data = jsonx.Value("null")
+					after.Context[o.ID] = x
+				}
+			}
+		}
+		if rec.Kind == protocol.RecordClose {
+			after.Reason = ""
+		}
+		wordless(rec)
+		v, err := jsonx.Encode(rec)
+		if err == nil {
+			_, err = erased.Put(ctx, erasedKey(session, rec.Position), v, time.Time{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	c.ledger, c.recent = &after, nil
+	return s.save(ctx, c, after.Participants)
+}
+
+// wordless takes out of a record what somebody said.
+func wordless(r *protocol.Record) {
+	if r.Kind == protocol.RecordMessage {
+		r.Kind = protocol.RecordErased
+	}
+	r.Raw, r.Reason, r.Request, r.Ledger, r.ScoreFrom, r.ScoreTo = nil, "", nil, nil, 0, 0
+	if r.Dispute != nil {
+		d := *r.Dispute
+		d.Reason, d.Evidence = "", nil
+		r.Dispute = &d
+	}
+}
+
+// erased gives what is known of a record whose content was erased.
+func (s *store) erased(ctx context.Context, session string, position int64, r *journal.Record) (*protocol.Record, error) {
+	v, err := s.j.State(bucketErased).Get(ctx, erasedKey(session, position))
+	if errors.Is(err, journal.ErrNotFound) { // of a release before
+		return &protocol.Record{Session: session, Position: position, Kind: protocol.RecordErased, Time: r.Time, MessageID: r.Message.ID.String()}, nil
+	}
+	rec := new(protocol.Record)
+	if err == nil {
+		err = jsonx.Decode(v.Data, rec)
+	}
+	return rec, err
+}
+
+// Forget implements hub.ForgettingBinding: what is held of sessions in memory is
+// read anew.
+func (b *Binding) Forget(context.Context, hub.Forgetting) (int, error) {
+	s := b.store
+	s.mu.Lock()
+	var all []*chain
+	for _, c := range s.chains {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	for _, c := range all {
+		c.mu.Lock()
+		c.recent = nil
+		c.mu.Unlock()
+	}
+	return 0, nil
+}
+
+var (
+	_ hub.ErasingBinding    = (*Binding)(nil)
+	_ hub.ForgettingBinding = (*Binding)(nil)
+)
