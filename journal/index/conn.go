@@ -24,6 +24,7 @@ type conn struct {
 	db    uintptr
 	stmts []*stmt
 	kept  []uintptr
+	ends  []func() // what close calls first
 }
 
 // sqliteError is a failure that SQLite tells.
@@ -147,6 +148,9 @@ func (c *conn) error(rc int32) error {
 
 // close ends the connection with all its statements.
 func (c *conn) close() error {
+	for _, end := range c.ends {
+		end()
+	}
 	for _, s := range c.stmts {
 		sqlite3.Xsqlite3_finalize(c.tls, s.p)
 		c.free(s.arena)
@@ -154,7 +158,7 @@ func (c *conn) close() error {
 	for _, p := range c.kept {
 		c.free(p)
 	}
-	c.stmts, c.kept = nil, nil
+	c.stmts, c.kept, c.ends = nil, nil, nil
 	var err error
 	if rc := sqlite3.Xsqlite3_close_v2(c.tls, c.db); rc != sqlite3.SQLITE_OK {
 		err = c.error(rc)
@@ -193,7 +197,8 @@ type stmt struct {
 	arena uintptr
 	size  int // of the arena
 	used  int
-	next  int32 // parameter
+	next  int32  // parameter
+	full  []bool // by parameter: it was something other than NULL last
 	err   error
 }
 
@@ -228,15 +233,28 @@ func (s *stmt) check(rc int32) {
 	}
 }
 
+// step goes on to the next parameter, to bind something to it.
+func (s *stmt) step() {
+	s.next++
+	for len(s.full) <= int(s.next) {
+		s.full = append(s.full, false)
+	}
+	s.full[s.next] = true
+}
+
 // int binds the next parameter; so do the others.
 func (s *stmt) int(v int64) *stmt {
-	s.next++
+	s.step()
 	s.check(sqlite3.Xsqlite3_bind_int64(s.c.tls, s.p, s.next, v))
 	return s
 }
 
 func (s *stmt) null() *stmt {
 	s.next++
+	if int(s.next) >= len(s.full) || !s.full[s.next] {
+		return s // as it is already
+	}
+	s.full[s.next] = false
 	s.check(sqlite3.Xsqlite3_bind_null(s.c.tls, s.p, s.next))
 	return s
 }
@@ -280,7 +298,7 @@ func (s *stmt) text(v string) *stmt {
 	if v == "" {
 		return s.null()
 	}
-	s.next++
+	s.step()
 	p, transient := s.hold(len(v))
 	if p == 0 {
 		return s
@@ -299,7 +317,7 @@ func (s *stmt) blob(v []byte) *stmt {
 	if len(v) == 0 {
 		return s.null()
 	}
-	s.next++
+	s.step()
 	p, transient := s.hold(len(v))
 	if p == 0 {
 		return s
@@ -356,10 +374,10 @@ type bulk struct {
 
 const bulkRows = 16
 
-// prepareBulk takes a statement that ends before VALUES. It should say OR FAIL
-// where it says nothing else: SQLite then need not be able to undo a part of
-// the statement, which would cost more than is won. Virtual tables cannot do
-// without; for them rows is 1.
+// prepareBulk takes a statement that ends before VALUES. It should say OR FAIL or
+// OR IGNORE: SQLite then need not be able to undo a part of the statement, which
+// costs a copy of each page that it changes. Where it must, and with virtual
+// tables, rows is 1.
 func (c *conn) prepareBulk(sql string, columns, rows int) (b bulk, err error) {
 	b.rows = rows
 	row := "(" + strings.TrimSuffix(strings.Repeat("?,", columns), ",") + ")"

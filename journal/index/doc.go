@@ -24,7 +24,8 @@
 //
 // A rebuild does not wait for the disk until it ends, and shows what it has from
 // the beginning: queries meanwhile find what is indexed so far. It holds some tens
-// of thousands of records in memory, however many there are.
+// of thousands of records in memory, and the words of a hundred thousand, however
+// many there are.
 //
 // # When it is thrown away
 //

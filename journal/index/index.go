@@ -573,11 +573,12 @@ func (x *Index) feed(ctx context.Context, s *store, tell bool, produce func(ctx 
 		*file
 		lists  chan []entry
 		add    func(*entry) error
+		full   func(batch int) bool
 		commit func() error
 	}
 	sinks := []sink{
-		{s.file, make(chan []entry, 4), s.add, func() error { return x.commit(s) }},
-		{s.search.file, make(chan []entry, 4), s.search.add, func() error { return x.commitSearch(s.search) }},
+		{s.file, make(chan []entry, 4), s.add, s.full, func() error { return x.commit(s) }},
+		{s.search.file, make(chan []entry, 4), s.search.add, s.search.full, func() error { return x.commitSearch(s.search) }},
 	}
 	var wait sync.WaitGroup
 	for _, k := range sinks {

@@ -2,7 +2,7 @@ package index
 
 // version is that of the schema and of what is put into it. A file of another
 // version is thrown away.
-const version = "2"
+const version = "3"
 
 const busyMillis = 10_000
 

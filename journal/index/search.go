@@ -21,6 +21,7 @@ type search struct {
 	texts   []text
 
 	partyPut, textPut bulk
+	bulk              *bulkTexts // makes the segments of a rebuild; nil: SQLite does
 }
 
 type text struct {
@@ -36,6 +37,7 @@ const textSchema = `
 CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
 INSERT INTO texts (texts, rank) VALUES ('hashsize', 8388608);
 INSERT INTO texts (texts, rank) VALUES ('automerge', 8);
+INSERT INTO texts (texts, rank) VALUES ('usermerge', 16);
 `
 
 // searchSuffix is what the second file's name has more than the first's.
@@ -58,11 +60,14 @@ func openSearch(name, version, identity string, partitions int, noText bool) (*s
 }
 
 func (t *search) prepare() (err error) {
-	if t.partyPut, err = t.c.prepareBulk("INSERT OR REPLACE INTO party", 2, bulkRows); err != nil {
+	if t.partyPut, err = t.c.prepareBulk("INSERT OR IGNORE INTO party", 2, bulkRows); err != nil {
 		return err
 	}
 	if !t.noText {
 		if t.textPut, err = t.c.prepareBulk("INSERT INTO texts (rowid, body)", 2, 1); err != nil {
+			return err
+		}
+		if t.bulk, err = openBulk(t.file); err != nil {
 			return err
 		}
 	}
@@ -86,6 +91,9 @@ func (t *search) add(e *entry) error {
 	for _, a := range parties {
 		t.parties = append(t.parties, [2]int64{a, n})
 	}
+	if e.body != "" && t.bulky() {
+		return t.bulk.list.add(n, e.body, t.bulk.tokenizer)
+	}
 	if e.body != "" {
 		t.texts = append(t.texts, text{n, e.body})
 		t.bytes += len(e.body)
@@ -93,9 +101,28 @@ func (t *search) add(e *entry) error {
 	return nil
 }
 
+// bulky reports whether segments are made here: for a rebuild.
+func (t *search) bulky() bool { return t.hasty && t.bulk != nil }
+
+// full is like that of any file, but for segments: to merge few great ones costs
+// less.
+func (t *search) full(batch int) bool {
+	if !t.bulky() {
+		return t.file.full(batch)
+	}
+	return t.records >= 16*batch || t.bytes+t.bulk.list.bytes >= 2*maxBytes
+}
+
 func (t *search) commit() error {
 	if !t.begun {
 		return nil
+	}
+	merge := false
+	if t.bulky() {
+		var err error
+		if merge, err = t.bulk.write(); err != nil {
+			return err
+		}
 	}
 	if err := t.partyPut.insert(len(t.parties), sorted(t.parties)); err != nil {
 		return err
@@ -108,7 +135,13 @@ func (t *search) commit() error {
 		}
 	}
 	t.empty()
-	return t.end()
+	if err := t.end(); err != nil || t.bulk == nil {
+		return err
+	}
+	if merge {
+		return t.bulk.merge()
+	}
+	return t.bulk.refresh()
 }
 
 // sorted binds pairs in their order.
@@ -120,6 +153,9 @@ func sorted(list [][2]int64) func(*stmt, int) {
 func (t *search) empty() {
 	clear(t.texts)
 	t.parties, t.texts = t.parties[:0], t.texts[:0]
+	if t.bulk != nil {
+		t.bulk.list.clear()
+	}
 }
 
 func (t *search) forget() { t.agents.known = map[string]int64{} }
@@ -127,7 +163,11 @@ func (t *search) forget() { t.agents.known = map[string]int64{} }
 func (t *search) rollback() error {
 	t.empty()
 	t.forget()
-	return errors.Join(t.undo(), t.load())
+	err := errors.Join(t.undo(), t.load())
+	if t.bulk != nil {
+		err = errors.Join(err, t.bulk.refresh())
+	}
+	return err
 }
 
 func (t *search) load() error { return errors.Join(t.agents.load(t.file), t.file.load()) }

@@ -38,7 +38,7 @@ type store struct {
 	rows     map[rowKey]*delivery
 
 	convGet, convSet, flagsGet, flagsSet, idGet, deliveryGet, failedGet *stmt
-	messagePut, memberPut, tracePut, deliveryPut, convPut               bulk
+	messagePut, memberPut, tracePut, deliveryPut, deliverySet, convPut  bulk
 }
 
 // row is a row of messages.
@@ -161,11 +161,10 @@ func (s *store) prepare() (err error) {
 		columns, rows int
 	}{
 		{&s.messagePut, "INSERT OR FAIL INTO messages", 21, bulkRows},
-		// Into a table that is nothing but its key, SQLite replaces without a
-		// look whether the row is there.
-		{&s.memberPut, "INSERT OR REPLACE INTO members", 2, bulkRows},
-		{&s.tracePut, "INSERT OR REPLACE INTO traces", 2, bulkRows},
-		{&s.deliveryPut, "INSERT OR REPLACE INTO deliveries", 13, bulkRows},
+		{&s.memberPut, "INSERT OR IGNORE INTO members", 2, bulkRows},
+		{&s.tracePut, "INSERT OR IGNORE INTO traces", 2, bulkRows},
+		{&s.deliveryPut, "INSERT OR FAIL INTO deliveries", 13, bulkRows},
+		{&s.deliverySet, "INSERT OR REPLACE INTO deliveries", 13, 1},
 		{&s.convPut, "INSERT OR FAIL INTO conversations", 8, bulkRows},
 	} {
 		if *p.to, err = s.c.prepareBulk(p.sql, p.columns, p.rows); err != nil {
@@ -575,21 +574,32 @@ func (s *store) commit() error {
 	if !s.begun {
 		return nil
 	}
-	keys := make([]rowKey, 0, len(s.rows))
+	// Rows that the file has not, and those that it has: with the latter SQLite must
+	// be able to undo a part of the statement.
+	var keys, changed []rowKey
 	for k, d := range s.rows {
-		if d.dirty {
+		switch {
+		case d.dirty && d.before == 0:
 			keys = append(keys, k)
+		case d.dirty:
+			changed = append(changed, k)
 		}
 	}
-	slices.SortFunc(keys, func(a, b rowKey) int {
-		return cmp.Or(cmp.Compare(a.message, b.message), cmp.Compare(a.recipient, b.recipient))
-	})
 	if err := s.flush(); err != nil {
 		return err
 	}
-	if err := s.deliveryPut.insert(len(keys), func(q *stmt, i int) { s.rows[keys[i]].bind(q, keys[i]) }); err != nil {
-		return err
+	for _, p := range []struct {
+		to   *bulk
+		keys []rowKey
+	}{{&s.deliveryPut, keys}, {&s.deliverySet, changed}} {
+		slices.SortFunc(p.keys, func(a, b rowKey) int {
+			return cmp.Or(cmp.Compare(a.message, b.message), cmp.Compare(a.recipient, b.recipient))
+		})
+		if err := p.to.insert(len(p.keys), func(q *stmt, i int) { s.rows[p.keys[i]].bind(q, p.keys[i]) }); err != nil {
+			return err
+		}
 	}
+	keys = append(keys, changed...)
 	for _, k := range keys {
 		d := s.rows[k]
 		if gone(d.state) != gone(d.before) {
