@@ -46,6 +46,9 @@ func (j *Journal) Scrub(ctx context.Context) (n int, err error) {
 			return 0, j.readError(ctx, err)
 		}
 	}
+	if err := j.removePast(ctx, l); err != nil {
+		return 0, err
+	}
 	// The engine compares the last record of a stream with what it remembers of
 	// it: that one must be in force.
 	if _, err := j.State("scrubs").Put(ctx, scrubKey, []byte(j.cfg.Now().UTC().Format(time.RFC3339)), time.Time{}); err != nil {
@@ -58,6 +61,31 @@ func (j *Journal) Scrub(ctx context.Context) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// removePast removes the values that are past their time: the engine keeps them
+// for a while yet.
+func (j *Journal) removePast(ctx context.Context, l *link) error {
+	var past []*change
+	now := j.cfg.Now()
+	err := j.backupState(ctx, l, 1, j.state.position(), func(m *stored) error {
+		c, _, err := j.readState(m)
+		if err == nil && c != nil && !c.value.Deleted && c.value.gone(now) {
+			c.value.Data = nil
+			past = append(past, c)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range past {
+		s := stateBucket{j: j, name: c.bucket}
+		if _, err := s.write(ctx, Value{Key: c.value.Key, Deleted: true}, &c.value.Revision); err != nil && !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (j *Journal) scrub(ctx context.Context, l *link, stream string) (n int, err error) {

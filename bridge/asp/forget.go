@@ -62,7 +62,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		if e, err := (protocol.Limits{}).Decode(rec.Raw, rec.Format); rec.Kind == protocol.RecordMessage && err == nil {
 			for _, o := range e.Content.Context {
 				if x, ok := after.Context[o.ID]; ok && x.Sender == rec.Sender {
-					x.Data = jsonx.Value("null")
+					x.Data = jsonx.Value("{}")
 					after.Context[o.ID] = x
 				}
 			}
