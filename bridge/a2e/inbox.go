@@ -136,7 +136,7 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.Wait != nil && (*q.Wait < 0 || *q.Wait > 1e6) || q.Max < 1 {
 		return protocol.ToolResult{}, badArguments("want {wait: seconds, max: 1 or more}", err)
 	}
-	wait := patience(c.Request)
+	wait := handsOut(time.Until(c.Request.Deadline))
 	if q.Wait != nil {
 		wait = min(wait, time.Duration(*q.Wait*float64(time.Second)))
 	}
@@ -207,6 +207,13 @@ loop:
 		w.messages = []protocol.Value{}
 	}
 	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.messages, "more": len(w.messages) >= w.limit}}, nil
+}
+
+// handsOut is for how much of its time a call hands out messages: who gives a
+// call up does so by its own clock, which began before the request arrived, and
+// passes over what comes for it later.
+func handsOut(left time.Duration) time.Duration {
+	return max(left-min(left/4, 3*time.Second), time.Millisecond)
 }
 
 // batch is what one call has taken.
