@@ -357,7 +357,7 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 		return nil, err
 	}
 	for _, c := range a.claims {
-		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: s.Scope, To: c.to})
+		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request})
 	}
 	return a.message, nil
 }
@@ -517,6 +517,7 @@ type accepted struct {
 	position journal.Position
 	scope    string
 	claims   []claim
+	request  *parley.Message // that message is about; nil for what begins something
 }
 
 type claim struct {
@@ -621,26 +622,35 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 			entry.Open = append(entry.Open, o)
 		}
 	}
-	position, prior, err := h.append(ctx, entry)
-	if err != nil || prior != nil {
-		for _, c := range a.claims {
-			c.claim.Release()
-		}
-		if errors.Is(err, journal.ErrUnknown) && len(a.claims) > 0 {
-			h.unmade(m.ID, waits, a.claims)
-		}
-		if err != nil {
-			return nil, recordError(err)
-		}
-		return nil, &Prior{*prior}
+	if err := h.write(ctx, entry, a, waits); err != nil {
+		return nil, err
 	}
-	s.note(position)
-	a.position = position
+	s.note(a.position)
 	if refused != nil {
 		return nil, refused
 	}
-	h.recent.note(m, s.Scope, position)
+	h.recent.note(m, s.Scope, a.position)
 	return a, nil
+}
+
+// write records an entry, with the first attempts for which a holds the lanes;
+// where it is not recorded they are given back.
+func (h *Hub) write(ctx context.Context, e journal.Entry, a *accepted, waits bool) error {
+	position, prior, err := h.append(ctx, e)
+	if err == nil && prior == nil {
+		a.position = position
+		return nil
+	}
+	for _, c := range a.claims {
+		c.claim.Release()
+	}
+	if errors.Is(err, journal.ErrUnknown) && len(a.claims) > 0 {
+		h.unmade(a.message.ID, waits, a.claims)
+	}
+	if err != nil {
+		return recordError(err)
+	}
+	return &Prior{*prior}
 }
 
 // claim takes a lane for a first attempt, if this node dispatches the scope.
@@ -728,14 +738,18 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: union(v.Losses, losses)}}
 	}
-	position, prior, err := h.append(ctx, entry)
-	if err != nil {
-		return nil, recordError(err)
+	a := &accepted{message: m, scope: scope, request: request}
+	for i := range entry.Open {
+		o := &entry.Open[i]
+		if c := h.claim(m.ID, scope, o.To, m.Conversation); c != nil {
+			o.Attempt = 1
+			a.claims = append(a.claims, claim{o.To, c})
+		}
 	}
-	if prior != nil {
-		return nil, &Prior{*prior}
+	if err := h.write(ctx, entry, a, false); err != nil {
+		return nil, err
 	}
-	return &accepted{message: m, position: position, scope: scope}, nil
+	return a, nil
 }
 
 // cancel takes the sender's word that it no longer wants an answer of To.
