@@ -111,8 +111,7 @@ func TestNodeAndServerKilled(t *testing.T) {
 		}
 	}
 	phase("every delivery is settled")
-	dead := x.dead(t, hubs[0], web)
-	until(t.Context(), func() bool { return len(x.unheard(dead)) == 0 }) // what stands in an inbox is still to be read
+	x.hearTheRest(t, x.dead(t, hubs[0], web))
 	phase("everything is heard")
 	leave()
 	deaf()
@@ -308,6 +307,21 @@ func (x *talk) unheard(except map[string]bool) (out []string) {
 		}
 	}
 	return out
+}
+
+// hearTheRest waits for what stands in an inbox and is still to be read. What
+// was given up is never heard: it is over when all is silent for longer than an
+// agent takes to look again.
+func (x *talk) hearTheRest(t *testing.T, dead map[string]bool) {
+	const silence = 40 * time.Second
+	last, since := -1, time.Now()
+	until(t.Context(), func() bool {
+		left := len(x.unheard(dead))
+		if left != last {
+			last, since = left, time.Now()
+		}
+		return left == 0 || time.Since(since) > silence
+	})
 }
 
 // verify holds what was acknowledged and heard against the journal.
