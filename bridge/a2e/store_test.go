@@ -170,3 +170,15 @@ func TestTakeOver(t *testing.T) {
 	first.store.shut(ctx)
 	http.DefaultClient.CloseIdleConnections()
 }
+
+// An inbox call hands out nothing in the last part of its time, in which its
+// caller may have given it up already.
+func TestInboxEndsBeforeItIsGivenUp(t *testing.T) {
+	for left, want := range map[time.Duration]time.Duration{
+		time.Minute: 57 * time.Second, 12 * time.Second: 9 * time.Second, 4 * time.Second: 3 * time.Second, 0: time.Millisecond, -time.Second: time.Millisecond,
+	} {
+		if got := handsOut(left); got != want {
+			t.Errorf("of %s it hands out for %s, want %s", left, got, want)
+		}
+	}
+}
