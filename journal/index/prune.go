@@ -101,6 +101,13 @@ func (s *store) remove(choose func(*store) error) (n int, err error) {
 				return 0, err
 			}
 		}
+		pairs, err := s.leaving()
+		if err != nil {
+			return 0, err
+		}
+		if err := s.joinedPut.remove(pairs); err != nil {
+			return 0, err
+		}
 		if err := s.c.exec(removeConversations); err != nil {
 			return 0, err
 		}
@@ -126,6 +133,21 @@ func (s *store) parties() (keys []int64, out []party, err error) {
 			return keys, out, errors.Join(err, s.c.finalize(q))
 		}
 		out = append(out, party{q.colInt(0), q.colText(1)})
+	}
+}
+
+// leaving gives the agents that conversations list which go with their last message.
+func (s *store) leaving() (pairs [][2]int64, err error) {
+	q, err := s.c.prepare("SELECT j.value, c.n FROM hit h CROSS JOIN conversations c ON c.n=h.n CROSS JOIN json_each(c.agents) j WHERE c.messages<=0")
+	if err != nil {
+		return nil, err
+	}
+	for {
+		more, err := q.row()
+		if err != nil || !more {
+			return pairs, errors.Join(err, s.c.finalize(q))
+		}
+		pairs = append(pairs, [2]int64{q.colInt(0), q.colInt(1)})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -190,6 +191,11 @@ type clause struct {
 	where []string
 	args  []any
 	key   string // the column that pages are cut by
+
+	// agent is whose messages are walked through, by its number in the second file;
+	// 0: those of from are. Those between after and before are asked for.
+	agent         int64
+	after, before int64
 }
 
 func (c *clause) and(sql string, args ...any) {
@@ -199,7 +205,7 @@ func (c *clause) and(sql string, args ...any) {
 
 // build chooses the index that leaves the least to be looked at.
 func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, err error) {
-	c = clause{from: "messages m", key: "m.n"}
+	c = clause{from: "messages m", key: "m.n", before: math.MaxInt64}
 	names := map[string]int64{}
 	for _, name := range []string{f.Agent, f.From, f.To} {
 		if name == "" || names[name] != 0 {
@@ -256,23 +262,20 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 			c.from = "messages m INDEXED BY messages_failed"
 		}
 	}
-	if drives && party != "" || f.Agent != "" {
-		n, err := agentKey(ctx, tx, "search", party)
-		if err != nil || n == 0 {
+	const to = "m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?)"
+	switch n := names[f.Agent]; {
+	case party != "" && drive():
+		if c.agent, err = agentKey(ctx, tx, "search", party); err != nil || c.agent == 0 {
 			return c, err == nil, err
 		}
-		if drive() {
-			c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
-			c.and("p.agent=?", n)
-		} else {
-			c.and("EXISTS (SELECT 1 FROM party o WHERE o.agent=? AND o.message=m.n)", n)
-		}
+	case f.Agent != "":
+		c.and("(m.sender=? OR "+to+")", n, n, n)
 	}
 	if f.From != "" {
 		c.and("m.sender=?", names[f.From])
 	}
 	if f.To != "" {
-		c.and("(m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?))", names[f.To], names[f.To])
+		c.and("("+to+")", names[f.To], names[f.To])
 	}
 	if !f.InReplyTo.IsZero() {
 		c.and("m.reply_to=?", f.InReplyTo[:])
@@ -284,10 +287,12 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 		c.and("m.protocol=?", f.Protocol)
 	}
 	if !f.Since.IsZero() {
-		c.and(c.key+">=?", f.Since.UnixMicro()<<8)
+		c.after = f.Since.UnixMicro()<<8 - 1
+		c.and(c.key+">?", c.after)
 	}
 	if !f.Until.IsZero() {
-		c.and(c.key+"<?", f.Until.UnixMicro()<<8)
+		c.before = f.Until.UnixMicro() << 8
+		c.and(c.key+"<?", c.before)
 	}
 	if f.Cursor != "" {
 		n, err := parseCursor(f.Cursor)
@@ -295,12 +300,39 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 			return c, false, err
 		}
 		if f.Oldest {
+			c.after = max(c.after, n)
 			c.and(c.key+">?", n)
 		} else {
+			c.before = min(c.before, n)
 			c.and(c.key+"<?", n)
 		}
 	}
 	return c, false, nil
+}
+
+// walk gives up to n messages of c.agent.
+func (x *Index) walk(ctx context.Context, tx *sql.Tx, c clause, where, order string, n int) (out []Message, err error) {
+	r, err := newListReader(ctx, tx, "search.party", c.agent, partitionBits, len(x.indexed), order == "", c.after, c.before)
+	if err != nil {
+		return nil, err
+	}
+	for some := n; len(out) < n; some = min(2*some, 4096) {
+		keys, err := r.next(ctx, some)
+		if err != nil || len(keys) == 0 {
+			return out, err
+		}
+		set, err := json.Marshal(keys)
+		if err != nil {
+			return nil, err
+		}
+		list, err := selectMessages(ctx, tx, fmt.Sprintf("json_each(?) k CROSS JOIN messages m ON m.n=k.value WHERE %s ORDER BY m.n%s LIMIT %d", where, order, n-len(out)),
+			append([]any{string(set)}, c.args...)...)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, list...)
+	}
+	return out, nil
 }
 
 const messageColumns = `m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
@@ -366,7 +398,11 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 		if len(c.where) > 0 {
 			where = strings.Join(c.where, " AND ")
 		}
-		page.Messages, err = selectMessages(ctx, tx, fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, where, c.key, order, n+1), c.args...)
+		if c.agent != 0 {
+			page.Messages, err = x.walk(ctx, tx, c, where, order, n+1)
+		} else {
+			page.Messages, err = selectMessages(ctx, tx, fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, where, c.key, order, n+1), c.args...)
+		}
 		if err != nil {
 			return err
 		}
@@ -554,6 +590,31 @@ func members(ctx context.Context, tx *sql.Tx, conversation int64) ([]string, err
 // rather than looked for among the newest of all.
 const fewConversations = 5000
 
+// conversationsOf gives the keys of an agent's conversations, as many as n.
+func conversationsOf(ctx context.Context, tx *sql.Tx, agent int64, n int) ([]int64, error) {
+	r, err := newListReader(ctx, tx, "joined", agent, 0, 1, true, 0, math.MaxInt64)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := r.next(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.QueryContext(ctx, "SELECT conversation FROM members WHERE agent=? LIMIT ?", agent, n-len(keys))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var key int64
+		if err := rows.Scan(&key); err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	return keys, rows.Err()
+}
+
 // Conversations gives those that a filter chooses. Errors: ErrFilter, or the
 // context's own.
 func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
@@ -567,15 +628,20 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 			if err != nil || agent == 0 {
 				return err
 			}
-			var count int
-			if err := tx.QueryRowContext(ctx, "SELECT count(*) FROM (SELECT 1 FROM members WHERE agent=? LIMIT ?)", agent, fewConversations+1).Scan(&count); err != nil {
+			keys, err := conversationsOf(ctx, tx, agent, fewConversations+1)
+			if err != nil {
 				return err
 			}
-			if count <= fewConversations {
-				c.from = "members b CROSS JOIN conversations c ON c.n=b.conversation"
-				c.and("b.agent=?", agent)
+			if len(keys) <= fewConversations {
+				set, err := json.Marshal(keys)
+				if err != nil {
+					return err
+				}
+				c.from = "json_each(?) b CROSS JOIN conversations c ON c.n=b.value"
+				c.args = append(c.args, string(set))
 			} else {
-				c.and("EXISTS (SELECT 1 FROM members b WHERE b.agent=? AND b.conversation=c.n)", agent)
+				// Those of joined are all listed.
+				c.and("(instr(replace(replace(c.agents, '[', ','), ']', ','), ?) OR EXISTS (SELECT 1 FROM members b WHERE b.agent=? AND b.conversation=c.n))", fmt.Sprintf(",%d,", agent), agent)
 			}
 		}
 		if !f.Since.IsZero() {

@@ -189,7 +189,7 @@ func TestManyMembers(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	if err := x.do(t.Context(), func(s *store) error {
-		for table, f := range map[string]*file{"members": s.file, "conversations": s.file, "party": s.search.file, "texts": s.search.file} {
+		for table, f := range map[string]*file{"members": s.file, "joined": s.file, "conversations": s.file, "party": s.search.file, "texts": s.search.file} {
 			if n, err := f.number("SELECT count(*) FROM " + table); n != 0 || err != nil {
 				t.Errorf("%d rows are left in %s: %v", n, table, err)
 			}

@@ -1,10 +1,15 @@
 package index
 
+import "fmt"
+
 // version is that of the schema and of what is put into it. A file of another
 // version is thrown away.
 const version = "3"
 
 const busyMillis = 10_000
+
+// partitionBits are those of a message's key that are its partition.
+const partitionBits = 8
 
 // A message's key n is its time in microseconds, made to grow within its
 // partition, times 256 plus the partition: it follows from the log alone, so
@@ -12,9 +17,11 @@ const busyMillis = 10_000
 // time.
 //
 // The agents of a conversation are listed in it, as a JSON array of their keys,
-// up to maxListed; members is for finding the conversations of an agent. The steps
-// of a delivery are in its row, as packSteps makes them.
-const schema = agentsSchema + `
+// up to maxListed; joined and members are for finding the conversations of an
+// agent: joined has those that it was in when they were first written, if it is
+// listed, members the others. The steps of a delivery are in its row, as packSteps
+// makes them.
+var schema = agentsSchema + fmt.Sprintf(listSchema, "joined") + `
 CREATE TABLE messages (
 	n INTEGER PRIMARY KEY, sequence INT NOT NULL, id BLOB NOT NULL, kind INT NOT NULL, state INT, number INT,
 	sender INT NOT NULL, recipient INT, conversation INT, reply_to BLOB, skill TEXT, act TEXT,

@@ -3,6 +3,7 @@ package index
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/parley-hub/parley/journal"
@@ -20,8 +21,9 @@ type search struct {
 	parties [][2]int64 // agent, message
 	texts   []text
 
-	partyPut, textPut bulk
-	bulk              *bulkTexts // makes the segments of a rebuild; nil: SQLite does
+	party   lists // by message
+	textPut bulk
+	bulk    *bulkTexts // makes the segments of a rebuild; nil: SQLite does
 }
 
 type text struct {
@@ -29,9 +31,7 @@ type text struct {
 	body string
 }
 
-const searchSchema = agentsSchema + `
-CREATE TABLE party (agent INT NOT NULL, message INT NOT NULL, PRIMARY KEY (agent, message)) WITHOUT ROWID;
-`
+var searchSchema = agentsSchema + fmt.Sprintf(listSchema, "party")
 
 const textSchema = `
 CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
@@ -60,7 +60,7 @@ func openSearch(name, version, identity string, partitions int, noText bool) (*s
 }
 
 func (t *search) prepare() (err error) {
-	if t.partyPut, err = t.c.prepareBulk("INSERT OR IGNORE INTO party", 2, bulkRows); err != nil {
+	if t.party, err = openLists(t.file, "party", partitionBits); err != nil {
 		return err
 	}
 	if !t.noText {
@@ -124,7 +124,7 @@ func (t *search) commit() error {
 			return err
 		}
 	}
-	if err := t.partyPut.insert(len(t.parties), sorted(t.parties)); err != nil {
+	if err := t.party.insert(t.parties); err != nil {
 		return err
 	}
 	if !t.noText {
@@ -186,16 +186,15 @@ func (t *search) remove(keys []int64, parties []party) error {
 	if err := t.removeTexts(keys); err != nil {
 		return err
 	}
-	q, err := t.c.prepare("DELETE FROM party WHERE agent=(SELECT n FROM agents WHERE name=?) AND message=?")
-	if err != nil {
-		return err
-	}
-	for _, p := range parties {
-		if err = q.text(p.name).int(p.n).run(); err != nil {
-			break
+	pairs := make([][2]int64, len(parties))
+	for i, p := range parties {
+		agent, err := t.agent(p.name)
+		if err != nil {
+			return err
 		}
+		pairs[i] = [2]int64{agent, p.n}
 	}
-	if err := errors.Join(err, t.c.finalize(q)); err != nil {
+	if err := t.party.remove(pairs); err != nil {
 		return err
 	}
 	return t.c.exec("COMMIT")

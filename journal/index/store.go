@@ -28,7 +28,8 @@ type store struct {
 	// What the transaction will insert. Nothing of it is looked for before
 	// commit but through the maps below.
 	messages []row
-	members  [][2]int64 // agent, conversation
+	joined   [][2]int64 // agent, conversation
+	members  [][2]int64 // of those whose conversation was there before
 	traces   []traced
 
 	lastConv int64 // the last key that was given
@@ -38,6 +39,7 @@ type store struct {
 	rows     map[rowKey]*delivery
 
 	convGet, convSet, flagsGet, flagsSet, idGet, deliveryGet, failedGet *stmt
+	joinedPut                                                           lists
 	messagePut, memberPut, tracePut, deliveryPut, deliverySet, convPut  bulk
 }
 
@@ -170,6 +172,9 @@ func (s *store) prepare() (err error) {
 		if *p.to, err = s.c.prepareBulk(p.sql, p.columns, p.rows); err != nil {
 			return err
 		}
+	}
+	if s.joinedPut, err = openLists(s.file, "joined", 0); err != nil {
+		return err
 	}
 	if err := s.agents.open(s.file); err != nil {
 		return err
@@ -389,9 +394,14 @@ func (s *store) message(e *entry, n int64) error {
 			if slices.Contains(c.members, a) {
 				continue
 			}
-			s.members = append(s.members, [2]int64{a, c.n})
-			if len(c.members) < maxListed {
+			listed := len(c.members) < maxListed
+			if listed {
 				c.members = append(c.members, a)
+			}
+			if pair := [2]int64{a, c.n}; listed && c.fresh {
+				s.joined = append(s.joined, pair)
+			} else {
+				s.members = append(s.members, pair)
 			}
 		}
 	}
@@ -425,6 +435,9 @@ func (s *store) flush() error {
 	if err := s.messagePut.insert(len(s.messages), func(q *stmt, i int) { s.messages[i].bind(q) }); err != nil {
 		return err
 	}
+	if err := s.joinedPut.insert(s.joined); err != nil {
+		return err
+	}
 	if err := s.memberPut.insert(len(s.members), sorted(s.members)); err != nil {
 		return err
 	}
@@ -437,7 +450,7 @@ func (s *store) flush() error {
 // empty forgets what was gathered.
 func (s *store) empty() {
 	clear(s.messages)
-	s.messages, s.members, s.traces = s.messages[:0], s.members[:0], s.traces[:0]
+	s.messages, s.joined, s.members, s.traces = s.messages[:0], s.joined[:0], s.members[:0], s.traces[:0]
 }
 
 // open reports whether something is still expected to happen to d.
