@@ -192,6 +192,9 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.memory.load(ctx); err != nil {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
 	}
+	if err := b.store.inherit(ctx); err != nil {
+		return fmt.Errorf("read the sessions of A2E agents: %w", err)
+	}
 	b.hosts.start()
 	if b.c.Listen != nil {
 		b.work.Go(func() {

@@ -312,6 +312,41 @@ func TestOwed(t *testing.T) {
 	}
 }
 
+// TestOwedOverRestart: it is there as well for an agent that was started again
+// when the hub was, and begins another session.
+func TestOwedOverRestart(t *testing.T) {
+	config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk"}
+	w := newWorld(t, config)
+	raw := newRaw(t, w.Addresses().Local+"/a2e")
+	stream := raw.stream(t)
+	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
+	stream.next(t, "handshake/resp")
+	stream.close()
+	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":2},"streaming":true,"timeout":60}`)
+	for i := range 2 {
+		if err := w.tell(t.Context(), "bob", fmt.Sprint("note ", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
+	for range 2 { // the second time, what nobody has fetched is still there, once
+		w.close()
+		w.open(config)
+	}
+	bob := w.tcp(tokenBob)
+	r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 2, "wait": 10}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := data(t, r); !strings.Contains(got, "note 0") || !strings.Contains(got, "note 1") || strings.Count(got, `"content":"note`) != 2 {
+		t.Error(got)
+	}
+	r, err = bob.CallTool(t.Context(), "parley_inbox", map[string]any{"wait": 0.3}, nil)
+	if err != nil || data(t, r) != `{"messages":[],"more":false}` {
+		t.Errorf("%s, %v", data(t, r), err)
+	}
+}
+
 // eventually waits until ok.
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()

@@ -288,6 +288,38 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 	return protocol.SessionRecord{}, false, errMoved
 }
 
+// inherit keeps, for the next inbox call of each agent, what the sessions had not
+// brought that this node held when it ended: an agent that was started again too
+// does not come back to its session.
+func (t *store) inherit(ctx context.Context) error {
+	var all []journal.Value
+	for v, err := range t.s.Range(ctx, "") {
+		if err != nil {
+			return err
+		}
+		all = append(all, v)
+	}
+	for _, v := range all {
+		k := &kept{key: v.Key, revision: v.Revision}
+		if json.Unmarshal(v.Data, &k.rec) != nil || k.rec.Node != t.node || !t.known(k.rec.Agent) {
+			continue // what cannot be read is told to who asks for it
+		}
+		owed := k.owed()
+		if len(owed) == 0 {
+			continue
+		}
+		if err := t.owe(ctx, k.rec.Agent, owed); err != nil {
+			return err
+		}
+		k.take()
+		k.last = k.rec.LastSeq
+		if err := t.save(ctx, k); err != nil && !errors.Is(err, errMoved) {
+			return err
+		}
+	}
+	return nil
+}
+
 // Close implements a2e.Store. Messages of the inbox that the agent has not had
 // are kept for its next inbox call.
 func (t *store) Close(ctx context.Context, id string) error {
