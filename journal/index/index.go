@@ -62,6 +62,7 @@ type Index struct {
 	done     chan struct{}
 	jobs     chan job
 	keep     []*conn // keep an index in memory alive
+	few      int     // see fewConversations
 	hurry    atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
@@ -120,7 +121,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), jobs: make(chan job), indexed: make([]uint64, n), base: make([]uint64, n), moved: make(chan struct{})}
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), jobs: make(chan job), few: fewConversations, indexed: make([]uint64, n), base: make([]uint64, n), moved: make(chan struct{})}
 	for i := range x.has {
 		x.has[i] = make([]uint64, n)
 	}

@@ -628,11 +628,11 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 			if err != nil || agent == 0 {
 				return err
 			}
-			keys, err := conversationsOf(ctx, tx, agent, fewConversations+1)
+			keys, err := conversationsOf(ctx, tx, agent, x.few+1)
 			if err != nil {
 				return err
 			}
-			if len(keys) <= fewConversations {
+			if len(keys) <= x.few {
 				set, err := json.Marshal(keys)
 				if err != nil {
 					return err

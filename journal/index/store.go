@@ -216,6 +216,9 @@ func (s *store) settle() (err error) {
 	for _, f := range s.files() {
 		err = errors.Join(err, f.settle())
 	}
+	if t := s.search; t.bulk != nil && !t.hasty && !t.begun {
+		t.bulk.list = newWordList() // its room is not needed again soon
+	}
 	return err
 }
 
@@ -386,12 +389,16 @@ func (s *store) message(e *entry, n int64) error {
 	}
 	if c != nil {
 		var room [8]int64
-		parties, err := s.agents.of(r, room[:0])
-		if err != nil {
-			return err
+		parties := append(room[:0], w.sender, w.recipient)
+		for i := range r.Open {
+			to, err := s.agent(r.Open[i].To)
+			if err != nil {
+				return err
+			}
+			parties = append(parties, to)
 		}
 		for _, a := range parties {
-			if slices.Contains(c.members, a) {
+			if a == 0 || slices.Contains(c.members, a) {
 				continue
 			}
 			listed := len(c.members) < maxListed

@@ -31,7 +31,11 @@ func textOf(m *parley.Message, limit int) string {
 		if b.Len() > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(strings.ToValidUTF8(string(s), "\ufffd"))
+		if utf8.Valid(s) {
+			b.Write(s)
+		} else {
+			b.WriteString(strings.ToValidUTF8(string(s), "\ufffd"))
+		}
 	}
 	if m.Error != nil && m.Error.Text != "" {
 		add([]byte(m.Error.Text))
@@ -66,9 +70,22 @@ func previewOf(m *parley.Message, text string) string {
 
 // line puts a text on one line of at most n characters.
 func line(s string, n int) string {
+	// Most texts begin as they are shown.
+	plain := 0
+	for plain < min(len(s), n-1) && s[plain] < 0x7f && (s[plain] > ' ' || s[plain] == ' ' && plain > 0 && s[plain-1] != ' ') {
+		plain++
+	}
+	if plain > 0 && s[plain-1] == ' ' {
+		plain--
+	}
+	if plain == len(s) {
+		return s
+	}
 	var b strings.Builder
-	space, count := false, 0
-	for _, r := range s {
+	b.Grow(min(len(s), n+4))
+	b.WriteString(s[:plain])
+	space, count := false, plain
+	for _, r := range s[plain:] {
 		if unicode.IsSpace(r) || unicode.IsControl(r) {
 			space = b.Len() > 0
 			continue
