@@ -315,13 +315,24 @@ func commitDeadline(body *node) time.Time {
 // addItem opens an item. Its id must be new among those remembered. When
 // there are too many, the oldest that is settled goes first, then the oldest.
 func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
-	if slices.ContainsFunc(l.Items, func(i Item) bool { return i.ID == item.ID }) {
-		return wrongBody(member)
+	for i := range l.Items {
+		if l.Items[i].ID == item.ID {
+			return wrongBody(member)
+		}
 	}
-	items := slices.Clone(l.Items)
-	if len(items) >= maxItems {
-		at := max(slices.IndexFunc(items, func(i Item) bool { return i.Status != "open" }), 0)
-		items = slices.Delete(items, at, at+1)
+	gone := len(l.Items) // none
+	if len(l.Items) >= maxItems {
+		gone = 0
+		for i := range l.Items {
+			if l.Items[i].Status != "open" {
+				gone = i
+				break
+			}
+		}
+	}
+	items := append(make([]Item, 0, len(l.Items)+1), l.Items[:gone]...)
+	if gone < len(l.Items) {
+		items = append(items, l.Items[gone+1:]...)
 	}
 	item.MessageID, item.By, item.Status = e.MessageID, e.Sender.AgentID, "open"
 	l.Items = append(items, item)

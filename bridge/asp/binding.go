@@ -160,6 +160,9 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.standIns.start(ctx); err != nil {
 		return err
 	}
+	if err := b.recall(ctx); err != nil {
+		return err
+	}
 	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.standIns.changed), b.c.Journal.Watch(b.tender.recorded),
 		b.c.Journal.WatchOwned(func(int, bool) { b.tender.all() }))
 	b.tender.start()

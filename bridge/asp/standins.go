@@ -28,7 +28,8 @@ type standIns struct {
 	mu     sync.RWMutex
 	newest map[string]holding            // with the keys that the keyring has now
 	byName map[string]*protocol.Identity // as which it speaks: with the keys that are registered
-	byID   map[string]string             // agent URI → directory name
+	ready  map[string]readiness
+	byID   map[string]string // agent URI → directory name
 }
 
 // holding is an identity and the ids of the keys it is made of.
@@ -37,8 +38,16 @@ type holding struct {
 	id   *protocol.Identity
 }
 
+// readiness is of what a stand-in was found to be registered, and noted in the
+// directory: as long as all three are what they were, it still is.
+type readiness struct {
+	made  *protocol.Identity // of the newest keys
+	agent *protocol.Agent
+	entry *directory.Entry // nil: of an agent that the directory does not hold
+}
+
 func newStandIns(b *Binding) *standIns {
-	return &standIns{b: b, newest: map[string]holding{}, byName: map[string]*protocol.Identity{}, byID: map[string]string{}}
+	return &standIns{b: b, newest: map[string]holding{}, byName: map[string]*protocol.Identity{}, ready: map[string]readiness{}, byID: map[string]string{}}
 }
 
 // owner of an agent's keys in the keyring.
@@ -206,9 +215,17 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	if err != nil {
 		return nil, err
 	}
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	agent, _ := s.b.store.Agent(ctx, id.ID())
+	now := readiness{id, agent, e}
+	s.mu.RLock()
+	known, speaker := s.ready[name] == now, s.byName[name]
+	s.mu.RUnlock()
+	if known && speaker == id {
+		return id, nil
+	}
 	card := id.Card()
 	card.Endpoints = map[string]string{"asp": s.b.public.String() + "/v1/asp"}
-	e, ok := s.b.c.Hub.Directory().Agent(name)
 	if ok {
 		card.Name, card.Description = or(e.Title, e.Name), e.Description
 		for _, k := range e.Skills {
@@ -219,7 +236,8 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	if err != nil {
 		return nil, err
 	}
-	if a, err := s.b.store.Agent(ctx, id.ID()); err != nil || a.Removed || !bytes.Equal(a.Cards[len(a.Cards)-1].Card, b) {
+	registered := agent != nil && !agent.Removed && bytes.Equal(agent.Cards[len(agent.Cards)-1].Card, b)
+	if !registered {
 		_, err := s.b.server.Register(ctx, b)
 		if codeIs(err, "agent_in_session") {
 			id, err = s.former(ctx, name, id.ID())
@@ -229,10 +247,17 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		}
 	}
 	s.keep(name, id)
-	if !ok {
-		return id, nil
+	noted := !ok
+	if ok {
+		i, has := e.Identity(Protocol)
+		noted = has && (i.ID == id.ID() || !i.StandIn)
 	}
-	if i, has := e.Identity(Protocol); has && (i.ID == id.ID() || !i.StandIn) {
+	if noted {
+		if registered {
+			s.mu.Lock()
+			s.ready[name] = now
+			s.mu.Unlock()
+		}
 		return id, nil
 	}
 	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.ID(), URL: s.b.public.String(), StandIn: true})
@@ -264,18 +289,23 @@ func (s *standIns) speaks(name string) bool {
 	return s.byName[name] != nil
 }
 
-// speaker is the identity as which the hub says what an agent said: its
-// stand-in, or the hub's own for those who have a key of their own and for
-// those whom the directory does not hold.
+// speaker is the identity as which the hub says what an agent said.
 func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity, error) {
+	return s.ensure(ctx, s.voice(name))
+}
+
+// voice is whose stand-in says what an agent said: its own, or the hub's for
+// those who have a key of their own and for those whom the directory does not
+// hold.
+func (s *standIns) voice(name string) string {
 	e, ok := s.b.c.Hub.Directory().Agent(name)
 	if !ok {
-		return s.ensure(ctx, s.b.c.Root)
+		return s.b.c.Root
 	}
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
-		return s.ensure(ctx, s.b.c.Root)
+		return s.b.c.Root
 	}
-	return s.ensure(ctx, name)
+	return name
 }
 
 // withdraw takes the stand-in of an agent that was removed out of the registry:
@@ -286,6 +316,7 @@ func (s *standIns) withdraw(ctx context.Context, name string) error {
 	id := s.byName[name]
 	delete(s.newest, name)
 	delete(s.byName, name)
+	delete(s.ready, name)
 	if id != nil {
 		delete(s.byID, id.ID())
 	}

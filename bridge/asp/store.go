@@ -27,7 +27,7 @@ const (
 	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
 	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
 	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
-	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says
+	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says; in a shared journal
 )
 
 const (
@@ -76,7 +76,7 @@ type store struct {
 	byAgent   map[string][]string  // sessions, sorted
 	talks     map[parley.ID]string // session by its conversation
 	opened    map[string]string    // what bucketOpened holds; nil in a shared journal
-	calls     map[string][]call    // what bucketCalls holds, by session; nil in a shared journal
+	calls     map[string][]call    // the hub's open requests, by session; nil in a shared journal, where bucketCalls holds them
 	ids       []string             // sessions, sorted
 	known     map[string]*protocol.Agent
 	agentIDs  []string // sorted
@@ -149,6 +149,7 @@ func (s *store) start(ctx context.Context) error {
 		}
 		var c call
 		if session, _, ok := strings.Cut(v.Key, "/"); ok && jsonx.Decode(v.Data, &c) == nil {
+			c.kept = true
 			calls[session] = append(calls[session], c)
 		}
 	}

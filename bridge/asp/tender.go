@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -296,6 +297,8 @@ type call struct {
 	Peer     string `json:"peer"`
 	Scope    string `json:"scope"`
 	Position int64  `json:"position"` // from where to look for the answer
+
+	kept bool // in the journal's state
 }
 
 func callKey(session, message string) string { return session + "/" + message }
@@ -323,31 +326,75 @@ func (b *Binding) calls(ctx context.Context, session string) ([]call, error) {
 }
 
 // addCall notes a request before it is said. One that is noted already stays.
+// Where other hubs share the journal it is noted for them; else memory is
+// enough, for recall finds it again.
 func (b *Binding) addCall(ctx context.Context, session string, c call) error {
 	list, err := b.calls(ctx, session)
 	if err != nil || slices.ContainsFunc(list, func(x call) bool { return x.Request == c.Request }) {
 		return err
 	}
-	v, err := jsonx.Encode(c)
-	if err != nil {
-		return err
-	}
-	if _, err := b.c.Journal.State(bucketCalls).Put(ctx, callKey(session, c.Request), v, time.Time{}); err != nil {
-		return err
-	}
-	if s := b.store; s.calls != nil {
+	if s := b.store; !b.c.Journal.Shared() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.calls[session] = append(slices.Clip(s.calls[session]), c) // readers hold the old list
+		return nil
+	}
+	v, err := jsonx.Encode(c)
+	if err == nil {
+		_, err = b.c.Journal.State(bucketCalls).Put(ctx, callKey(session, c.Request), v, time.Time{})
+	}
+	return err
+}
+
+// recall notes the requests that were said before this process began, and are
+// open: the journal has each with a delivery that is not settled, and the
+// session has the QUERY that says it.
+func (b *Binding) recall(ctx context.Context) error {
+	j := b.c.Journal
+	if j.Shared() {
+		return nil
+	}
+	for _, d := range j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Delivering, parley.Delivered}}) {
+		e, ok := b.c.Hub.Directory().Agent(d.To)
+		if d.Kind != parley.Request || !ok {
+			continue
+		}
+		peer, ok := e.Identity(Protocol)
+		if !ok || peer.StandIn {
+			continue
+		}
+		speaker := b.standIns.id(b.standIns.voice(d.From))
+		session, said := b.saidIn(ctx, d.Conversation, speaker, peer.ID, d.Message)
+		if session == "" {
+			continue
+		}
+		r, err := j.Read(ctx, d.Position)
+		if err != nil {
+			return fmt.Errorf("read an open request: %w", err)
+		}
+		if err := b.addCall(ctx, session, call{Request: d.Message.String(), To: d.To, Peer: peer.ID, Scope: r.Scope, Position: said.Position}); err != nil {
+			return err
+		}
+	}
+	s := b.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, list := range s.calls {
+		slices.SortStableFunc(list, func(x, y call) int { return int(x.Position - y.Position) })
 	}
 	return nil
 }
 
 func (b *Binding) dropCall(ctx context.Context, session, message string) error {
-	if err := b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0); err != nil {
-		return err
-	}
 	s := b.store
+	s.mu.Lock()
+	kept := s.calls == nil || slices.ContainsFunc(s.calls[session], func(c call) bool { return c.Request == message && c.kept })
+	s.mu.Unlock()
+	if kept {
+		if err := b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	left := without(s.calls[session], message)
@@ -663,7 +710,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err != nil {
 			return b.failed(err, w.losses)
 		}
-		if err := b.addCall(ctx, session, call{message, o.Recipient.Name, o.Identity.ID, o.Scope, l.Head.Count}); err != nil {
+		if err := b.addCall(ctx, session, call{Request: message, To: o.Recipient.Name, Peer: o.Identity.ID, Scope: o.Scope, Position: l.Head.Count}); err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the journal cannot just now")}
 		}
 	}
@@ -752,7 +799,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 // withdraw takes a QUERY of the hub's back.
 func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
-	session := b.saidIn(ctx, o, i)
+	session, _ := b.saidIn(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
 	if session == "" {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "there is no session any more in which it could be withdrawn"}}}
 	}
@@ -824,23 +871,23 @@ func (s *store) forgetOpened(key, session string) {
 	}
 }
 
-// saidIn finds the session in which the request was said that a message is
-// about, or "".
-func (b *Binding) saidIn(ctx context.Context, o hub.Outbound, i *protocol.Identity) string {
-	sessions := []string{b.store.between(o.Message.Conversation, i.ID(), o.Identity.ID)}
-	for _, conversation := range []parley.ID{o.Message.Conversation, {}} {
-		if session, err := b.openedFor(ctx, openedKey(i.ID(), o.Identity.ID, conversation)); err == nil {
+// saidIn finds the session in which one agent said a request of the hub's to
+// another, and its record there; "" where there is none.
+func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, peer string, request parley.ID) (string, *protocol.Record) {
+	sessions := []string{b.store.between(conversation, speaker, peer)}
+	for _, c := range []parley.ID{conversation, {}} {
+		if session, err := b.openedFor(ctx, openedKey(speaker, peer, c)); err == nil {
 			sessions = append(sessions, session)
 		}
 	}
 	for _, session := range sessions {
 		if session != "" {
-			if _, err := b.store.Message(ctx, session, o.Message.InReplyTo.String()); err == nil {
-				return session
+			if r, err := b.store.Message(ctx, session, request.String()); err == nil {
+				return session, r
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // declined reports whether a session is over because its invitation was
