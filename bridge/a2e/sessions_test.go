@@ -16,6 +16,9 @@ import (
 
 	protocol "github.com/parley-hub/parley/a2e"
 
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -344,6 +347,89 @@ func TestOwedOverRestart(t *testing.T) {
 	r, err = bob.CallTool(t.Context(), "parley_inbox", map[string]any{"wait": 0.3}, nil)
 	if err != nil || data(t, r) != `{"messages":[],"more":false}` {
 		t.Errorf("%s, %v", data(t, r), err)
+	}
+}
+
+// TestForget: what an agent that is away has not read goes with the messages
+// that are forgotten; what is not about them stays, and the frames keep their
+// numbers.
+func TestForget(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	ctx := t.Context()
+	raw := newRaw(t, w.Addresses().Local+"/a2e")
+	stream := raw.stream(t)
+	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
+	stream.next(t, "handshake/resp")
+	leave := func(session string) {
+		t.Helper()
+		stream.close()
+		eventually(t, func() bool {
+			s, ok := w.A2E().Host().Session(session)
+			if !ok {
+				return false
+			}
+			_, attached := s.State()
+			return !attached
+		})
+	}
+	leave(raw.session)
+	raw.send(t, `{"type":"tool/call/req","id":"c1","tool_name":"crew-echo__echo","arguments":{"text":"quincunx"}}`)
+	raw.send(t, `{"type":"tool/list/req","id":"l1"}`)
+	frames := w.Hub().Journal().State("a2e.sessions")
+	kept := func(bucket journal.State, word string) (n int) {
+		for v, err := range bucket.Range(ctx, "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += strings.Count(string(v.Data), word)
+		}
+		return n
+	}
+	eventually(t, func() bool { return kept(frames, "quincunx") > 0 && kept(frames, "l1") > 0 })
+	before := kept(frames, `"seq"`)
+	// What another session left for the next inbox call.
+	other := newRaw(t, w.Addresses().Local+"/a2e")
+	stream = other.stream(t)
+	other.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
+	stream.next(t, "handshake/resp")
+	leave(other.session)
+	other.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
+	for _, note := range []string{"saxifrage", "gallimaufry"} {
+		if err := w.tell(ctx, "bob", note); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
+	other.send(t, `{"type":"shutdown","id":"s","timeout":0}`)
+	owed := w.Hub().Journal().State("a2e.inbox")
+	eventually(t, func() bool { return kept(owed, "saxifrage") > 0 && kept(owed, "gallimaufry") > 0 })
+	about := map[parley.ID]bool{}
+	for p := range w.Hub().Journal().Partitions() {
+		for r, err := range w.Hub().Journal().Records(ctx, p, journal.From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := r.Message; m != nil && (strings.Contains(m.Text(), "saxifrage") || len(m.Parts) > 0 && strings.Contains(string(m.Parts[0].Data), "quincunx")) {
+				about[m.ID] = true
+			}
+		}
+	}
+	n, err := w.A2E().Forget(ctx, hub.Forgetting{Message: func(id parley.ID) bool { return about[id] }})
+	if err != nil || n != 2 {
+		t.Errorf("%d values, %v", n, err)
+	}
+	if kept(frames, "quincunx") != 0 || kept(frames, "l1") == 0 || kept(frames, `"seq"`) != before {
+		t.Error("the frames are not those that should be left")
+	}
+	if kept(owed, "saxifrage") != 0 || kept(owed, "gallimaufry") == 0 {
+		t.Error("what is owed is not what should be left")
+	}
+	// All that is the agent's own.
+	if n, err = w.A2E().Forget(ctx, hub.Forgetting{Agent: "bob", Message: func(parley.ID) bool { return false }}); err != nil || n == 0 {
+		t.Errorf("%d values, %v", n, err)
+	}
+	if kept(owed, "gallimaufry") != 0 {
+		t.Error("the agent is still owed a message")
 	}
 }
 
