@@ -185,6 +185,8 @@ type common struct {
 	work sync.WaitGroup
 	web  *http.Client
 	gate chan struct{} // closed when what is to come later may come
+
+	around func(http.RoundTripper) http.RoundTripper // what it sends by HTTP; nil: nothing. Set before Join
 }
 
 // maxHeard is how much a peer hears before somebody reads it; the rest is lost.
@@ -205,7 +207,11 @@ func (c *common) begin(at Place) context.Context {
 	defer c.mu.Unlock()
 	c.at = at
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.web = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DialContext: at.Dial}}
+	var transport http.RoundTripper = &http.Transport{MaxIdleConnsPerHost: 256, DialContext: at.Dial}
+	if c.around != nil {
+		transport = c.around(transport)
+	}
+	c.web = &http.Client{Transport: transport}
 	return c.ctx
 }
 
