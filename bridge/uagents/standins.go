@@ -58,22 +58,14 @@ func (s *standIns) owner(name string) string {
 // start makes the stand-ins of all agents that are exposed, in one write, and
 // indexes those of before.
 func (s *standIns) start(ctx context.Context) error {
-	var missing []keyring.New
 	want := []string{s.b.c.Root}
 	for _, e := range s.b.c.Hub.Directory().All() {
 		if s.b.hosts(e) && e.Name != s.b.c.Root {
 			want = append(want, e.Name)
 		}
 	}
-	for _, name := range want {
-		if _, err := s.b.c.Keys.Signer(s.owner(name), Protocol); errors.Is(err, keyring.ErrNotFound) {
-			missing = append(missing, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
-		}
-	}
-	if len(missing) > 0 {
-		if _, err := s.b.c.Keys.Create(missing...); err != nil {
-			return fmt.Errorf("make keys of stand-ins: %w", err)
-		}
+	if err := s.makeKeys(want); err != nil {
+		return fmt.Errorf("make keys of stand-ins: %w", err)
 	}
 	for _, name := range want {
 		if _, err := s.ensure(ctx, name); err != nil {
@@ -92,6 +84,16 @@ func (s *standIns) start(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// makeKeys makes the keys of agents that have none, in one write. Another hub
+// with the same keyring may start just now, and make them too.
+func (s *standIns) makeKeys(names []string) error {
+	keys := make([]keyring.New, 0, len(names))
+	for _, name := range names {
+		keys = append(keys, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
+	}
+	return s.b.c.Keys.EnsureAll(keys...)
 }
 
 // ensure gives the identity of an agent's stand-in, made at first use, and
