@@ -9,5 +9,7 @@
 //
 // With -short it kills once, a hub to which those are connected that are asked;
 // else once more, a hub to which those are connected that ask.
+// Where it fails, it tells the whole story of each message that it is about:
+// what the agents saw of it, what the journal holds, and what the hubs wrote.
 // PARLEY_CLUSTER_OUTCOME=at-least-once sets delivery.outcome.
 package cluster
