@@ -3,6 +3,7 @@ package journal
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/cipher"
 	"crypto/hmac"
@@ -14,10 +15,14 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
@@ -216,12 +221,12 @@ const (
 // Backup writes what the journal holds at one moment that lies between the call
 // and its return: every record and value acknowledged before the call is in it.
 // Appends go on meanwhile; they wait only while the positions are noted, which
-// takes some milliseconds. Memory does not grow with the journal. Errors:
-// ErrServer with an external engine, which has its own tools; ErrBusy; those of w.
+// takes some milliseconds. Memory does not grow with the journal.
+//
+// On an external engine other nodes go on writing: what the state names is in
+// the log of the backup, but the partitions' ends are some milliseconds apart.
+// Errors: ErrBusy; those of w.
 func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*BackupSummary, error) {
-	if j.external() {
-		return nil, fail(ErrServer, "the journal lies on a NATS cluster, which makes its own backups: nats stream backup %s_… DIR for each stream, the state's (%s) first", j.prefix, j.stateStream())
-	}
 	l, err := j.live()
 	if err != nil {
 		return nil, err
@@ -257,7 +262,10 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 	// key has been met with its last value. What changes meanwhile comes again.
 	seen, read := uint64(0), 0
 	for {
-		last := j.state.position()
+		last, err := j.stateEnd(ctx, l)
+		if err != nil {
+			return nil, err
+		}
 		if read++; read > maxStateReads || read > 1 && last-min(last, seen) <= fewStateRest {
 			break
 		}
@@ -270,17 +278,35 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 	var rest []*stored
 	var files []BackupFile
 	err = j.still(ctx, func() error {
-		for i, p := range j.parts {
-			ends[i] = p.position()
+		if !j.external() {
+			for i, p := range j.parts {
+				ends[i] = p.position()
+			}
+		}
+		// With other nodes, what is there at the end of this reading is the state:
+		// each key's last value was met, for it goes on until nothing is left.
+		last := uint64(math.MaxUint64)
+		if !j.external() {
+			last = j.state.position()
 		}
 		size := 0
-		err := j.backupState(ctx, l, seen+1, j.state.position(), func(m *stored) error {
+		err := j.backupState(ctx, l, seen+1, last, func(m *stored) error {
 			if size += len(m.data); size > maxStateRest {
 				return fail(ErrBusy, "the state changes faster than the backup is taken away; write it to a faster place")
 			}
 			rest = append(rest, m)
 			return nil
 		})
+		for i, p := range j.parts {
+			if err != nil || !j.external() {
+				break
+			}
+			var st jetstream.StreamState
+			if st, err = l.last(ctx, p.writer.stream); err != nil {
+				err = j.readError(ctx, err)
+			}
+			ends[i] = st.LastSeq
+		}
 		if err == nil && o.Files != nil {
 			files, err = o.Files()
 		}
@@ -319,6 +345,18 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 	return s, nil
 }
 
+// stateEnd is the last change of the state.
+func (j *Journal) stateEnd(ctx context.Context, l *link) (uint64, error) {
+	if !j.external() {
+		return j.state.position(), nil
+	}
+	st, err := l.side.last(ctx, j.stateStream())
+	if err != nil {
+		return 0, j.readError(ctx, err)
+	}
+	return st.LastSeq, nil
+}
+
 // still runs fn while no append is under way.
 func (j *Journal) still(ctx context.Context, fn func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Timeout)
@@ -342,7 +380,10 @@ func (j *Journal) still(ctx context.Context, fn func() error) error {
 }
 
 func (j *Journal) beginBackup(w io.Writer, hub string, total uint64) (*backupWriter, *BackupHeader, error) {
-	m := &j.dir.manifest
+	m := &manifest{Prefix: j.prefix, Partitions: j.partitions, Durability: j.cfg.Durability}
+	if j.dir != nil {
+		m = &j.dir.manifest
+	}
 	h := &BackupHeader{
 		What: backupWhat, Created: j.cfg.Now().UTC(), Hub: hub, Journal: manifestFormat, Prefix: m.Prefix, Partitions: m.Partitions,
 		Durability: string(m.Durability), Total: total,
@@ -408,6 +449,14 @@ func (j *Journal) backupLog(ctx context.Context, l *link, p *partition, end uint
 	index := binary.AppendUvarint(nil, uint64(p.index))
 	err := j.backupPages(ctx, l, p.writer.stream, 1, end, func(m *stored) error {
 		m = p.current(m)
+		switch kind := m.subject[len(base):]; {
+		case kind == subjectGap:
+			return nil
+		case strings.HasPrefix(kind, subjectKey):
+			// It has an end of its own, which it would not have when restored; the
+			// key is known from its record.
+			m = &stored{base + subjectMark, m.seq, nil}
+		}
 		if part.First == 0 {
 			part.First = m.seq
 		}
@@ -767,31 +816,44 @@ func (l *links) follows(j *Journal, it *backupItem) error {
 	return nil
 }
 
-// RestoreConfig says where a backup goes.
+// RestoreConfig says where a backup goes: into a directory, for the embedded
+// engine, or to an external engine.
 type RestoreConfig struct {
 	Dir string // absent or empty
-	Key []byte // of the backup, where it is encrypted; the restored journal is encrypted with it
+	Key []byte // of the backup, where it is encrypted; the journal in Dir is encrypted with it
+
+	URL      string // of the external engine, in place of Dir
+	Prefix   string // of the streams there; "": the backup's
+	Replicas int    // of each stream there; 0: as in Config
+	NATS     []nats.Option
 
 	// File is given the files of the backup. Nil: they are left out.
 	File func(BackupFile) error
 
 	Now      func() time.Time
 	Rand     io.Reader
+	Log      *slog.Logger
 	Progress func(done, total uint64) // records and values
 }
 
-// Restore makes a journal of a backup in an empty directory, and reads it back:
-// counts and hashes must be those of the backup. It does not return before all
-// is synced. After an error the directory holds a part, with which no journal
-// opens. Errors: ErrForeign, ErrBackup, ErrFormat, ErrKey, ErrCorrupt.
+// Restore makes a journal of a backup in an empty directory, or with an external
+// engine that has none under the prefix, and reads it back: counts and hashes must
+// be those of the backup. It does not return before all is synced, or
+// acknowledged by the external engine. After an error there may be a part, with
+// which no journal opens. Errors: ErrForeign, ErrBackup, ErrFormat, ErrKey,
+// ErrServer, ErrCorrupt.
 func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (*BackupSummary, error) {
 	x, err := NewBackupReader(r, c.Key, true)
 	if err != nil {
 		return nil, err
 	}
 	cfg := Config{Dir: c.Dir, Prefix: x.Header.Prefix, Partitions: x.Header.Partitions, Durability: Durability(x.Header.Durability), Key: c.Key,
-		Now: c.Now, Rand: c.Rand, MaxPayload: 24 << 20, Node: "restore"}
-	if cfg.Durability == Memory {
+		Now: c.Now, Rand: c.Rand, Log: c.Log, MaxPayload: 24 << 20, Node: "restore"}
+	switch {
+	case c.URL != "":
+		cfg.URL, cfg.Key, cfg.Durability, cfg.MaxPayload = c.URL, nil, Replicated, 0
+		cfg.Replicas, cfg.NATS, cfg.Prefix = c.Replicas, c.NATS, cmp.Or(c.Prefix, cfg.Prefix)
+	case cfg.Durability != Disk:
 		cfg.Durability = Disk
 	}
 	if err := cfg.complete(); err != nil {
@@ -800,28 +862,17 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (*BackupSummary,
 	j := &Journal{cfg: cfg, changed: make(chan struct{})}
 	j.ctx, j.cancel = context.WithCancel(ctx)
 	defer j.cancel()
-	if j.dir, err = openDirectory(&j.cfg, j.cfg.Rand); err != nil {
-		return nil, err
+	w := restorer{j: j, c: &c, check: newChecker(&x.Header), total: x.Header.Total, links: newLinks(), from: &Journal{prefix: x.Header.Prefix}}
+	if j.external() {
+		err = w.openExternal(ctx, x.Header.Partitions)
+	} else {
+		err = w.openEmbedded(ctx)
 	}
-	defer j.dir.release()
-	if !j.dir.fresh {
-		return nil, fail(ErrForeign, "%s holds a journal already; give an empty directory", c.Dir)
-	}
-	j.prefix, j.partitions = j.dir.manifest.Prefix, j.dir.manifest.Partitions
-	j.restoring = true // nothing is acknowledged before everything is synced
-	l, err := j.startEmbedded(ctx)
 	if err != nil {
 		return nil, err
 	}
-	j.link.Store(l)
-	stopped := false
-	defer func() {
-		if !stopped {
-			j.closing.Store(true)
-			l.stop()
-		}
-	}()
-	w := restorer{j: j, l: l, c: &c, check: newChecker(&x.Header), total: x.Header.Total, links: newLinks(), next: make([]uint64, j.partitions)}
+	defer w.stop()
+	w.next, w.records = make([]uint64, j.partitions), make([]uint64, j.partitions)
 	s, err := x.each(func(it *backupItem) error {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -837,25 +888,125 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (*BackupSummary,
 	if err == nil {
 		err = w.finish(ctx, s)
 	}
+	if err == nil {
+		err = w.complete(ctx)
+	}
 	if err != nil {
-		return nil, err
-	}
-	stopped = true
-	j.closing.Store(true)
-	l.stop()
-	if err := syncTree(j.dir.engine()); err != nil {
-		return nil, err
-	}
-	for _, spec := range j.streams() {
-		j.dir.manifest.Streams = append(j.dir.manifest.Streams, spec.path())
-	}
-	if err := errors.Join(j.dir.save(), j.dir.closed()); err != nil {
-		return nil, err
+		return nil, errors.Join(err, w.undo())
 	}
 	if c.Progress != nil {
 		c.Progress(w.done, w.done)
 	}
 	return s, nil
+}
+
+func (w *restorer) openEmbedded(ctx context.Context) (err error) {
+	j := w.j
+	if j.dir, err = openDirectory(&j.cfg, j.cfg.Rand); err != nil {
+		return err
+	}
+	if !j.dir.fresh {
+		j.dir.release()
+		return fail(ErrForeign, "%s holds a journal already; give an empty directory", w.c.Dir)
+	}
+	j.prefix, j.partitions = j.dir.manifest.Prefix, j.dir.manifest.Partitions
+	j.restoring = true // nothing is acknowledged before everything is synced
+	if w.l, err = j.startEmbedded(ctx); err != nil {
+		j.dir.release()
+		return err
+	}
+	j.link.Store(w.l)
+	return nil
+}
+
+// openExternal sees that there is no journal yet, and makes the state's stream,
+// by which hubs find that there is one that is not whole.
+func (w *restorer) openExternal(ctx context.Context, partitions int) (err error) {
+	j := w.j
+	if w.l, err = j.connect(ctx); err != nil {
+		return err
+	}
+	j.partitions = partitions
+	j.link.Store(w.l)
+	for _, spec := range j.streams() {
+		var there bool
+		err := j.patiently(ctx, "stream "+spec.Name, func(ctx context.Context) error {
+			_, err := w.l.js.Stream(ctx, spec.Name)
+			if errors.Is(err, jetstream.ErrStreamNotFound) {
+				return nil
+			}
+			there = err == nil
+			return err
+		})
+		if err == nil && there {
+			err = fail(ErrForeign, "stream %s is there already: remove the streams %s_… if nothing of them is needed, or choose another prefix", spec.Name, j.prefix)
+		}
+		if err != nil {
+			w.stop()
+			return err
+		}
+	}
+	if err := w.make(ctx, j.stateStream(), 0); err != nil {
+		err = errors.Join(err, w.undo())
+		w.stop()
+		return err
+	}
+	return nil
+}
+
+// stop ends what was opened.
+func (w *restorer) stop() {
+	if w.stopped {
+		return
+	}
+	w.stopped = true
+	w.j.closing.Store(true)
+	w.l.stop()
+	if w.j.dir != nil {
+		w.j.dir.release()
+	}
+}
+
+// complete makes a journal of what was restored.
+func (w *restorer) complete(ctx context.Context) error {
+	j := w.j
+	if !j.external() {
+		j.closing.Store(true)
+		w.l.stop()
+		if err := syncTree(j.dir.engine()); err != nil {
+			return err
+		}
+		for _, spec := range j.streams() {
+			j.dir.manifest.Streams = append(j.dir.manifest.Streams, spec.path())
+		}
+		return errors.Join(j.dir.save(), j.dir.closed())
+	}
+	for _, spec := range j.streams() {
+		if spec.Name != j.stateStream() {
+			continue
+		}
+		return j.patiently(ctx, "stream "+spec.Name, func(ctx context.Context) error {
+			_, err := w.l.js.UpdateStream(ctx, spec.StreamConfig)
+			return err
+		})
+	}
+	return nil
+}
+
+// undo removes from an external engine what was made there.
+func (w *restorer) undo() error {
+	if !w.j.external() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.j.cfg.Timeout)
+	defer cancel()
+	var errs []error
+	for name := range w.made {
+		if err := w.l.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			errs = append(errs, fmt.Errorf("remove stream %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // restorer publishes what a backup holds.
@@ -868,10 +1019,15 @@ type restorer struct {
 	logs   *publisher
 	states *publisher
 	made   map[string]bool
+	from   *Journal // names things as the backup does
 	next   []uint64 // the sequence that each partition's next message gets
-	filled []map[uint64]bool
-	done   uint64
-	total  uint64
+
+	records []uint64 // of each partition, and gaps between them
+	gaps    uint64
+	stopped bool
+
+	done  uint64
+	total uint64
 
 	kind  byte
 	part  int
@@ -909,14 +1065,14 @@ func (w *restorer) value(ctx context.Context, it *backupItem) error {
 	if err := w.make(ctx, w.j.stateStream(), 0); err != nil {
 		return err
 	}
-	c, _, err := w.j.readState(&stored{it.name, 1, it.data})
+	c, _, err := w.from.readState(&stored{it.name, 1, it.data})
 	if err != nil {
 		return err
 	}
 	if c == nil {
 		return fail(ErrBackup, "%q is no key of the state", it.name)
 	}
-	m := &outgoing{subject: it.name, data: it.data}
+	m := &outgoing{subject: w.j.stateSubject() + strings.TrimPrefix(it.name, w.from.stateSubject()), data: it.data}
 	switch now := w.j.cfg.Now(); {
 	case c.value.Deleted:
 		m.ttl = int64(removalsKept / time.Second)
@@ -936,7 +1092,7 @@ func (w *restorer) record(ctx context.Context, it *backupItem) error {
 			return err
 		}
 	}
-	if err := w.links.follows(j, it); err != nil {
+	if err := w.links.follows(w.from, it); err != nil {
 		return err
 	}
 	base := j.logSubject(it.partition)
@@ -944,33 +1100,28 @@ func (w *restorer) record(ctx context.Context, it *backupItem) error {
 		return err
 	}
 	w.next[it.partition] = it.seq + 1
+	w.records[it.partition]++
 	w.put(&outgoing{subject: base + it.name, data: it.data})
 	return nil
 }
 
-// maxGap is how many missing sequences of a partition are filled up with marks.
+// maxGap is how many sequences of a journal may be missing, beside as many as it
+// has records: with an external engine each long-lived key leaves a gap when it ends.
 const maxGap = 1 << 20
 
 // fill puts marks where the log had nothing, so that what follows gets its own
 // sequence.
 func (w *restorer) fill(p int, to uint64) error {
-	if w.filled == nil {
-		w.filled = make([]map[uint64]bool, w.j.partitions)
-	}
-	if to > w.next[p] && w.filled[p] == nil {
-		w.filled[p] = make(map[uint64]bool)
-	}
 	for ; w.next[p] < to; w.next[p]++ {
-		if len(w.filled[p]) >= maxGap {
+		if w.gaps++; w.gaps > maxGap+4*w.records[p] {
 			return fail(ErrBackup, "partition %d lacks more than %d records in between", p, maxGap)
 		}
-		w.filled[p][w.next[p]] = true
 		if len(w.batch) >= 512 {
 			if err := w.flush(); err != nil {
 				return err
 			}
 		}
-		w.put(&outgoing{subject: w.j.logSubject(p) + subjectMark})
+		w.put(&outgoing{subject: w.j.logSubject(p) + subjectGap})
 	}
 	return nil
 }
@@ -993,11 +1144,17 @@ func (w *restorer) make(ctx context.Context, name string, first uint64) error {
 			continue
 		}
 		spec.FirstSeq = first
-		if _, err := spec.on(w.l).js.CreateStream(ctx, spec.StreamConfig); err != nil {
+		if w.j.external() && name == w.j.stateStream() {
+			spec.Metadata[metaFormat] = formatRestoring
+		}
+		w.made[name] = true
+		if err := w.j.patiently(ctx, "stream "+name, func(ctx context.Context) error {
+			_, err := spec.on(w.l).js.CreateStream(ctx, spec.StreamConfig)
+			return err
+		}); err != nil {
 			return fmt.Errorf("make stream %s: %w", name, err)
 		}
 	}
-	w.made[name] = true
 	return nil
 }
 
@@ -1058,9 +1215,11 @@ func (w *restorer) finish(ctx context.Context, s *BackupSummary) error {
 		got := BackupPartition{Last: want.Last}
 		var sum logHash
 		err := j.backupPages(ctx, w.l, j.logStream(p), 1, math.MaxUint64, func(m *stored) error {
-			if w.filled[p][m.seq] {
+			kind := m.subject[len(j.logSubject(p)):]
+			if kind == subjectGap {
 				return nil
 			}
+			m.subject = w.from.logSubject(p) + kind
 			if got.First == 0 {
 				got.First = m.seq
 			}

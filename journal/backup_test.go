@@ -328,12 +328,9 @@ func TestBackupStopsNobody(t *testing.T) {
 	}
 }
 
-// TestExternalSaysWhatToDo: what the cluster does itself is said.
+// TestExternalSaysWhatToDo: what a cluster cannot do is said.
 func TestExternalSaysWhatToDo(t *testing.T) {
 	j := open(t, Config{URL: natsServer(t, nil).ClientURL(), Partitions: 1, Node: "n"})
-	if _, err := j.Backup(t.Context(), io.Discard, BackupOptions{}); !errors.Is(err, ErrServer) || !strings.Contains(err.Error(), "nats stream backup") {
-		t.Error(err)
-	}
 	if _, err := j.NewErasure(t.Context(), Erasure{What: "agent"}); !errors.Is(err, ErrServer) || !strings.Contains(err.Error(), "nats stream rmm") {
 		t.Error(err)
 	}
@@ -343,4 +340,278 @@ func TestExternalSaysWhatToDo(t *testing.T) {
 	if _, err := j.Trim(t.Context(), 0, time.Time{}); !errors.Is(err, ErrServer) {
 		t.Error(err)
 	}
+}
+
+// lived is a journal in which everything is that a backup must bring back.
+type lived struct {
+	messages      map[parley.ID]Position
+	waiting, dead parley.ID
+	chain         Position
+	partitions    int
+}
+
+func live(t *testing.T, j *Journal) *lived {
+	t.Helper()
+	ctx := t.Context()
+	x := &lived{messages: map[parley.ID]Position{}, partitions: j.Partitions()}
+	accept := func(e Entry) Position {
+		t.Helper()
+		at, _, err := j.Accept(ctx, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.messages[e.Message.ID] = at
+		return at
+	}
+	for i := range 40 {
+		m := request(t, "alice", "bob")
+		k := Key{ID: fmt.Sprint("key ", i)}
+		if i%2 == 0 { // outlives the window
+			k.Sender, k.Until = "alice", j.cfg.Now().Add(48*time.Hour)
+		}
+		accept(Entry{Scope: fmt.Sprint("s", i%4), Message: m, Key: k, Open: []Opening{{To: "bob"}}})
+		switch {
+		case i == 7:
+			x.waiting = m.ID
+			continue
+		case i == 9:
+			x.dead = m.ID
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead, Error: parley.Refuse(parley.Rejected, "no")}}}); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dropped}}}); err != nil && !errors.Is(err, ErrConflict) {
+			t.Fatal(err)
+		}
+		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Abandoned, Error: parley.Refuse(parley.Cancelled, "over")}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		m := request(t, "alice", "bob")
+		at, err := j.Append(ctx, Entry{Scope: "session", Message: m, Chain: &ChainLink{Name: "c", After: x.chain.Sequence}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.messages[m.ID], x.chain = at, at
+	}
+	for i := range 50 {
+		if _, err := j.State("b").Put(ctx, fmt.Sprint("k/", i%20), []byte(fmt.Sprint("v", i)), time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.State("b").Delete(ctx, "k/3", 0); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// check compares a restored journal, and goes on in it.
+func (x *lived) check(t *testing.T, j *Journal) {
+	t.Helper()
+	ctx := t.Context()
+	if j.Partitions() != x.partitions {
+		t.Fatalf("%d partitions", j.Partitions())
+	}
+	have := map[parley.ID]Position{}
+	for p := range j.Partitions() {
+		for r, err := range j.Records(ctx, p, From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Message != nil {
+				have[r.Message.ID] = r.Position
+			}
+		}
+	}
+	for id, at := range x.messages {
+		if have[id] != at {
+			t.Errorf("%s is at %s, was at %s", id, have[id], at)
+		}
+	}
+	for i := range 40 {
+		if _, ok := j.Seen(fmt.Sprint("s", i%4), fmt.Sprint("key ", i)); !ok {
+			t.Errorf("a replay of %d would be accepted", i)
+		}
+	}
+	open := j.Deliveries(Filter{})
+	if len(open) != 2 {
+		t.Errorf("%d deliveries are open: %+v", len(open), open)
+	}
+	if d, ok := j.Delivery(x.dead, "bob"); !ok || d.State != parley.Dead || d.Error == nil || d.Error.Text != "no" {
+		t.Errorf("%+v %v", d, ok)
+	}
+	values := map[string]string{}
+	for v, err := range j.State("b").Range(ctx, "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		values[v.Key] = string(v.Data)
+	}
+	if len(values) != 19 || values["k/0"] != "v40" || values["k/19"] != "v39" {
+		t.Errorf("%v", values)
+	}
+	// It goes on: the chain, a delivery, a replay, a value.
+	if head, err := j.Head(ctx, "session", "c"); err != nil || head != x.chain.Sequence {
+		t.Errorf("the chain ends at %d: %v", head, err)
+	}
+	var conflict *ConflictError
+	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"), Chain: &ChainLink{Name: "c", After: x.chain.Sequence - 1}}); !errors.As(err, &conflict) {
+		t.Errorf("the chain forks: %v", err)
+	}
+	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"), Chain: &ChainLink{Name: "c", After: x.chain.Sequence}}); err != nil {
+		t.Error(err)
+	}
+	if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: x.waiting, To: "bob", State: parley.Delivering, Attempt: 1}}}); err != nil {
+		t.Error(err)
+	}
+	if _, prior, err := j.Accept(ctx, Entry{Scope: "s0", Message: request(t, "x", "y"), Key: Key{ID: "key 0", Sender: "alice", Until: j.cfg.Now().Add(48 * time.Hour)}}); err != nil || prior == nil {
+		t.Errorf("a replay was accepted: %+v %v", prior, err)
+	}
+	if _, err := j.State("b").Put(ctx, "k/0", []byte("new"), time.Time{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBackupOfACluster: a backup from the embedded engine can be restored into an
+// external one and the other way round, and says the same.
+func TestBackupOfACluster(t *testing.T) {
+	s := natsServer(t, nil)
+	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 2})
+	b := open(t, Config{URL: s.ClientURL(), Node: "b"})
+	x := live(t, a)
+	// The other node goes on writing.
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			m := request(t, "carol", "dave")
+			at, err := b.Append(context.Background(), Entry{Scope: fmt.Sprint("t", i%3), Message: m})
+			if err == nil {
+				_, err = b.State("tied").Put(context.Background(), fmt.Sprint(i%50), []byte(at.String()), time.Time{})
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	eventually(t, "the other node writes", func() bool {
+		n := 0
+		for range b.State("tied").Range(t.Context(), "") {
+			n++
+		}
+		return n > 20
+	})
+	out, sum := backed(t, a, BackupOptions{Hub: "h", Files: func() ([]BackupFile, error) { return []BackupFile{{"keys/k", []byte("secret")}}, nil }})
+	close(end)
+	<-ended
+	if got, err := CheckBackup(bytes.NewReader(out), nil, true, nil); err != nil || got.Records() != sum.Records() {
+		t.Fatal(got, err)
+	}
+	tied := func(j *Journal) {
+		t.Helper()
+		for v, err := range j.State("tied").Range(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			at, err := ParsePosition(string(v.Data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := j.Read(t.Context(), at); err != nil {
+				t.Errorf("the state names record %s: %v", at, err)
+			}
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "d")
+	if _, err := Restore(t.Context(), bytes.NewReader(out), RestoreConfig{Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	embedded := open(t, Config{Dir: dir, Node: "e"})
+	tied(embedded)
+	// From there back to a cluster, under another prefix.
+	again, _ := backed(t, embedded, BackupOptions{})
+	x.check(t, embedded)
+	to := RestoreConfig{URL: s.ClientURL(), Prefix: "AGAIN"}
+	if _, err := Restore(t.Context(), bytes.NewReader(again), to); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, Config{URL: s.ClientURL(), Prefix: "AGAIN", Node: "a"})
+	tied(c)
+	third, sum3 := backed(t, c, BackupOptions{})
+	x.check(t, c)
+	if _, err := CheckBackup(bytes.NewReader(third), nil, true, nil); err != nil {
+		t.Error(err)
+	}
+	for i := range sum.Partitions {
+		if sum3.Partitions[i].Records != sum.Partitions[i].Records || sum3.Partitions[i].Last < sum.Partitions[i].Last {
+			t.Errorf("partition %d: %+v became %+v", i, sum.Partitions[i], sum3.Partitions[i])
+		}
+	}
+	// What is there is not touched, and what is not whole is none.
+	if _, err := Restore(t.Context(), bytes.NewReader(again), to); !errors.Is(err, ErrForeign) {
+		t.Error(err)
+	}
+	x.check2(t, c)
+	to.Prefix = "CUT"
+	if _, err := Restore(t.Context(), bytes.NewReader(again[:len(again)-20]), to); !errors.Is(err, ErrBackup) {
+		t.Error(err)
+	}
+	if l := c.link.Load(); l != nil {
+		if _, err := l.js.Stream(t.Context(), "CUT_STATE"); err == nil {
+			t.Error("a part was left")
+		}
+		for _, spec := range c.streams() {
+			if spec.Name == c.stateStream() {
+				spec.Name, spec.Subjects, spec.Metadata[metaFormat] = "HALF_STATE", []string{"HALF.state.>"}, formatRestoring
+				if _, err := l.js.CreateStream(t.Context(), spec.StreamConfig); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if _, err := Open(t.Context(), Config{URL: s.ClientURL(), Prefix: "HALF", Node: "a"}); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "restore") {
+		t.Error(err)
+	}
+}
+
+// check2 finds what check has added.
+func (x *lived) check2(t *testing.T, j *Journal) {
+	t.Helper()
+	if v, err := j.State("b").Get(t.Context(), "k/0"); err != nil || string(v.Data) != "new" {
+		t.Error(v, err)
+	}
+}
+
+// TestBackupOfThreeServers restores into a cluster with replicas, and from it.
+func TestBackupOfThreeServers(t *testing.T) {
+	if testing.Short() {
+		t.Log("the cluster is left out with -short")
+		return
+	}
+	j := open(t, Config{Dir: t.TempDir(), Partitions: 2, Node: "e"})
+	x := live(t, j)
+	out, _ := backed(t, j, BackupOptions{})
+	servers := natsCluster(t)
+	if _, err := Restore(t.Context(), bytes.NewReader(out), RestoreConfig{URL: servers[0].ClientURL()}); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, Config{URL: servers[1].ClientURL(), Node: "a"})
+	if c.cfg.Replicas != 3 {
+		t.Errorf("%d replicas", c.cfg.Replicas)
+	}
+	again, _ := backed(t, c, BackupOptions{})
+	x.check(t, c)
+	dir := filepath.Join(t.TempDir(), "d")
+	if _, err := Restore(t.Context(), bytes.NewReader(again), RestoreConfig{Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	x.check(t, open(t, Config{Dir: dir, Node: "e"}))
 }

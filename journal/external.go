@@ -26,58 +26,22 @@ const ackMargin = 4 << 10
 const (
 	metaFormat     = "parley-format"
 	metaPartitions = "parley-partitions"
+
+	formatRestoring = "restoring" // of a journal that is not whole yet
 )
 
 // openExternal connects and makes sure of the streams. The state's stream is
 // made last: where it is, all others must be.
 func (j *Journal) openExternal(ctx context.Context) (err error) {
-	j.cfg.FreeSpace = nil
-	j.prefix = j.cfg.Prefix
-	if j.prefix == "" {
-		j.prefix = defaultPrefix
-	}
-	l := &link{down: make(chan struct{}), fail: new(sync.Once)}
-	l.side = l
-	opts := append([]nats.Option{
-		nats.Name("parley journal " + j.cfg.Node), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
-		// What cannot be sent now is refused, not sent some time later.
-		nats.ReconnectBufSize(-1),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if !j.closing.Load() {
-				j.cfg.Log.Warn("lost the connection to the NATS server; it is tried again", "err", err)
-			}
-		}),
-		nats.ReconnectHandler(func(c *nats.Conn) {
-			j.cfg.Log.Info("connected to a NATS server again", "url", c.ConnectedUrlRedacted())
-		}),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { j.cfg.Log.Warn("NATS", "err", err) }),
-	}, j.cfg.NATS...)
-	if l.nc, err = nats.Connect(j.cfg.URL, opts...); err != nil {
-		return failBy(ErrServer, err, "cannot connect to %s", redact(j.cfg.URL))
+	l, err := j.connect(ctx)
+	if err != nil {
+		return err
 	}
 	defer func() {
 		if err != nil {
 			l.stop()
 		}
 	}()
-	if err := j.comparePayload(l.nc); err != nil {
-		return err
-	}
-	if l.js, err = jetstream.New(l.nc); err != nil {
-		return err
-	}
-	if err := j.patiently(ctx, "the servers", func(ctx context.Context) error {
-		_, err := l.js.AccountInfo(ctx)
-		return err
-	}); err != nil {
-		return failBy(ErrServer, err, "JetStream is not enabled on %s for this account", redact(j.cfg.URL))
-	}
-	if j.cfg.Replicas == 0 {
-		j.cfg.Replicas = 1
-		if l.nc.ConnectedClusterName() != "" {
-			j.cfg.Replicas = 3
-		}
-	}
 	if err := j.readPartitions(ctx, l); err != nil {
 		return err
 	}
@@ -102,6 +66,59 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 	}
 	j.link.Store(l)
 	return nil
+}
+
+// connect connects to the external engine, and sees that it can be used.
+func (j *Journal) connect(ctx context.Context) (l *link, err error) {
+	j.cfg.FreeSpace = nil
+	j.prefix = j.cfg.Prefix
+	if j.prefix == "" {
+		j.prefix = defaultPrefix
+	}
+	l = &link{down: make(chan struct{}), fail: new(sync.Once)}
+	l.side = l
+	opts := append([]nats.Option{
+		nats.Name("parley journal " + j.cfg.Node), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
+		// What cannot be sent now is refused, not sent some time later.
+		nats.ReconnectBufSize(-1),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if !j.closing.Load() {
+				j.cfg.Log.Warn("lost the connection to the NATS server; it is tried again", "err", err)
+			}
+		}),
+		nats.ReconnectHandler(func(c *nats.Conn) {
+			j.cfg.Log.Info("connected to a NATS server again", "url", c.ConnectedUrlRedacted())
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { j.cfg.Log.Warn("NATS", "err", err) }),
+	}, j.cfg.NATS...)
+	if l.nc, err = nats.Connect(j.cfg.URL, opts...); err != nil {
+		return nil, failBy(ErrServer, err, "cannot connect to %s", redact(j.cfg.URL))
+	}
+	begun := l
+	defer func() {
+		if err != nil {
+			begun.stop()
+		}
+	}()
+	if err := j.comparePayload(l.nc); err != nil {
+		return nil, err
+	}
+	if l.js, err = jetstream.New(l.nc); err != nil {
+		return nil, err
+	}
+	if err := j.patiently(ctx, "the servers", func(ctx context.Context) error {
+		_, err := l.js.AccountInfo(ctx)
+		return err
+	}); err != nil {
+		return nil, failBy(ErrServer, err, "JetStream is not enabled on %s for this account", redact(j.cfg.URL))
+	}
+	if j.cfg.Replicas == 0 {
+		j.cfg.Replicas = 1
+		if l.nc.ConnectedClusterName() != "" {
+			j.cfg.Replicas = 3
+		}
+	}
+	return l, nil
 }
 
 // settlesWithin is how long the streams of a cluster are given to find their
@@ -175,6 +192,9 @@ func (j *Journal) readPartitions(ctx context.Context, l *link) error {
 	meta := s.CachedInfo().Config.Metadata
 	if meta[metaFormat] == "" {
 		return fail(ErrForeign, "stream %s was not made by Parley; choose another Prefix", j.stateStream())
+	}
+	if meta[metaFormat] == formatRestoring {
+		return fail(ErrCorrupt, "a backup is being restored into stream %s, or that did not end; if it does not go on, remove the streams %s_… and restore again", j.stateStream(), j.prefix)
 	}
 	if meta[metaFormat] != strconv.Itoa(manifestFormat) {
 		return fail(ErrFormat, "the journal has format %s, this program knows %d; use the release that wrote it, or a later one", meta[metaFormat], manifestFormat)

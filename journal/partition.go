@@ -171,6 +171,7 @@ const (
 	subjectChain  = "c."
 	subjectBucket = "d."
 	subjectMark   = "m"
+	subjectGap    = "m.gap" // where a journal that was restored had nothing
 	subjectKey    = "k."
 	subjectEpoch  = "e."
 )
