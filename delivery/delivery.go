@@ -488,6 +488,7 @@ func (d *Dispatcher) start(l *lane) {
 	d.work.Add(1)
 	go func() {
 		defer d.work.Done()
+		deepen(byte(l.key.conversation[0]))
 		then := d.turn(l)
 		d.release(l)
 		if then != nil {

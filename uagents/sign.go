@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"sync"
 
 	"github.com/decred/dcrd/dcrec/secp256k1/v4"
 	"github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
@@ -38,8 +39,8 @@ func (pureGo) Sign(key *[32]byte, digest *[32]byte) ([64]byte, error) {
 }
 
 func (pureGo) Verify(public *[33]byte, digest *[32]byte, sig *[64]byte) bool {
-	key, err := secp256k1.ParsePubKey(public[:])
-	if err != nil {
+	key := points.of(public)
+	if key == nil {
 		return false
 	}
 	var r, s secp256k1.ModNScalar
@@ -47,6 +48,39 @@ func (pureGo) Verify(public *[33]byte, digest *[32]byte, sig *[64]byte) bool {
 		return false
 	}
 	return ecdsa.NewSignature(&r, &s).Verify(digest[:], key)
+}
+
+// parsed remembers the points of public keys, which take a square root to find:
+// who speaks has spoken before.
+type parsed struct {
+	mu    sync.RWMutex
+	byKey map[[33]byte]*secp256k1.PublicKey
+}
+
+var points parsed
+
+// maxPoints is how many are remembered; beyond, all are found anew.
+const maxPoints = 4096
+
+// of gives the point of a compressed public key, nil where it is none.
+func (p *parsed) of(public *[33]byte) *secp256k1.PublicKey {
+	p.mu.RLock()
+	key := p.byKey[*public]
+	p.mu.RUnlock()
+	if key != nil {
+		return key
+	}
+	key, err := secp256k1.ParsePubKey(public[:])
+	if err != nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byKey == nil || len(p.byKey) >= maxPoints {
+		p.byKey = make(map[[33]byte]*secp256k1.PublicKey)
+	}
+	p.byKey[*public] = key
+	return key
 }
 
 // SignDigest signs a 32-byte digest as it is, without a second hash, and gives

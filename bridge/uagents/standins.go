@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -104,17 +105,14 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	if err != nil {
 		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 	}
-	address, err := protocol.AddressOf(signer.Public())
-	if err != nil {
-		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
-	}
 	s.mu.RLock()
 	id := s.byName[name]
 	s.mu.RUnlock()
-	if id == nil || id.Address() != address {
+	if id == nil || !bytes.Equal(id.Public(), signer.Public()) {
 		if id, err = protocol.IdentityFromKey(signer.Seed()); err != nil {
 			return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 		}
+		address := id.Address()
 		s.mu.Lock()
 		s.byName[name] = id
 		s.byAddress[address] = standIn{name, id}
@@ -135,11 +133,11 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		return id, nil
 	}
 	for _, i := range e.Identities {
-		if i.Protocol == Protocol && i.ID == address {
+		if i.Protocol == Protocol && i.ID == id.Address() {
 			return id, nil
 		}
 	}
-	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: address, URL: s.b.public.String() + pathSubmit})
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.Address(), URL: s.b.public.String() + pathSubmit})
 	if err != nil && !errors.Is(err, directory.ErrUnknown) {
 		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
 	}
