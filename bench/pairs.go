@@ -67,7 +67,8 @@ type PairRow struct {
 //
 // Each message that moves the request on is durable before it is acted upon:
 // the request, the word that it was taken where the protocol of who is asked has
-// one, and the answer. Between two agents of uAgents or ASP the envelopes go on
+// one, and the answer. That word goes on to who asked, where the hub has not said
+// it itself: as an event of A2E, as a message of ASP. Between two agents of uAgents or ASP the envelopes go on
 // as they are: each is verified and recorded, and the relay signs nothing.
 // Handshakes, discovery, card look-ups, heartbeats and replay memory count
 // nothing.
@@ -110,6 +111,18 @@ func asked(protocol string) []floor.Step {
 	return []floor.Step{{Do: floor.Push, Side: 1, With: aspSigned}, {Do: floor.In, Side: 1, With: aspProved}}
 }
 
+// told is how who asks hears that the question was taken by who is asked: A2E
+// and ASP have words for it that only the relay of such a word can say.
+func told(protocol string) []floor.Step {
+	switch protocol {
+	case "a2e":
+		return []floor.Step{{Do: floor.Push}}
+	case "asp":
+		return []floor.Step{{Do: floor.Push, With: aspSigned}}
+	}
+	return nil
+}
+
 // stepsOf is the floor of a pair.
 func stepsOf(from, to string) []floor.Step {
 	if from == to {
@@ -133,7 +146,13 @@ func stepsOf(from, to string) []floor.Step {
 		}
 	}
 	before, after := asking(from)
-	return append(append(before, asked(to)...), after...)
+	steps := before
+	for _, s := range asked(to) {
+		if steps = append(steps, s); s.Do == floor.Append { // the word that it was taken
+			steps = append(steps, told(from)...)
+		}
+	}
+	return append(steps, after...)
 }
 
 // Pairs measures, for every protocol to every other, the CPU time that a hub of
