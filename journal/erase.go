@@ -93,7 +93,7 @@ func erasureKey(n uint64) string { return fmt.Sprintf("%012d", n) }
 // NewErasure gives e the next number and records it.
 func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 	if j.external() {
-		return e, fail(ErrServer, "content on a NATS cluster cannot be erased in place; remove messages there with nats stream rmm %s_LOG_… SEQUENCE", j.prefix)
+		return e, fail(ErrServer, "content on a NATS cluster cannot be erased: its servers keep copies in the logs by which they replicate, and overwrite nothing where they encrypt; what must go can only be removed there, record and all, with nats stream rmm %s_LOG_… SEQUENCE while no hub runs", j.prefix)
 	}
 	s := j.State(erasureBucket)
 	for {

@@ -34,11 +34,7 @@ func (n *Node) backup(ctx context.Context, w io.Writer) (*journal.BackupSummary,
 	if n.k.durability == journal.Memory {
 		return nil, parley.Refuse(parley.Unsupported, "this hub keeps everything in memory: there is nothing that a backup could restore")
 	}
-	s, err := n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
-	if errors.Is(err, journal.ErrServer) {
-		return nil, parley.Refuse(parley.Unsupported, "%s", err)
-	}
-	return s, err
+	return n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
 }
 
 func (n *Node) backupFiles() ([]journal.BackupFile, error) {
@@ -79,13 +75,16 @@ type Restore struct {
 	File     string // the backup
 	Data     string // the data directory to make: absent or empty
 	KeyFile  string // of the journal that the backup is of; "": it is not encrypted
+	Engine   Engine // with a URL the journal is restored into that cluster, and Data gets the rest
 	Now      func() time.Time
 	Progress func(what string, done, total uint64)
 }
 
 // RestoreBackup makes a data directory of a backup. The backup is read to its
 // end first, so that nothing is written where it is not whole, and the
-// directory appears under its name when everything in it was read back.
+// directory appears under its name when everything in it was read back. A
+// cluster must not have a journal under the prefix; hubs see it when everything
+// was read back.
 func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error) {
 	key, err := c.key()
 	if err != nil {
@@ -105,7 +104,7 @@ func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, erro
 	if err != nil {
 		return nil, err
 	}
-	s, err := c.into(ctx, dir, key)
+	s, err := c.into(ctx, dir, key, &c.Engine)
 	if err == nil {
 		// One that is there is empty, see above; what is not empty stays.
 		if rerr := os.Remove(data); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
@@ -144,7 +143,7 @@ func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error
 	if err != nil {
 		return nil, err
 	}
-	restored, err := c.into(ctx, dir, key)
+	restored, err := c.into(ctx, dir, key, &Engine{})
 	if err == nil && (restored.Records() != s.Records() || restored.Values != s.Values || !slices.Equal(restored.Partitions, s.Partitions)) {
 		err = fmt.Errorf("%w: what was restored is not what the file holds", journal.ErrCorrupt)
 	}
@@ -179,8 +178,9 @@ func (c *Restore) progress(what string) func(done, total uint64) {
 	return func(done, total uint64) { c.Progress(what, done, total) }
 }
 
-// into restores into a directory that is ours.
-func (c *Restore) into(ctx context.Context, dir string, key []byte) (*journal.BackupSummary, error) {
+// into restores into a directory that is ours, and into the cluster of e if it
+// names one.
+func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (*journal.BackupSummary, error) {
 	f, err := os.Open(c.File)
 	if err != nil {
 		return nil, err
@@ -191,23 +191,28 @@ func (c *Restore) into(ctx context.Context, dir string, key []byte) (*journal.Ba
 		return nil, err
 	}
 	defer root.Close()
-	return journal.Restore(ctx, f, journal.RestoreConfig{Dir: filepath.Join(dir, "journal"), Key: key, Now: c.Now, Progress: c.progress("restoring"),
-		File: func(b journal.BackupFile) error {
-			if !inBackup(b.Name) || !fs.ValidPath(b.Name) {
-				return fmt.Errorf("%w: it holds a file %q, which is none of a hub's", journal.ErrBackup, b.Name)
-			}
-			if i := strings.LastIndexByte(b.Name, '/'); i > 0 {
-				if err := root.MkdirAll(b.Name[:i], 0o700); err != nil {
-					return err
-				}
-			}
-			out, err := root.OpenFile(b.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-			if err != nil {
+	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: c.progress("restoring"),
+		URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, NATS: e.options()}
+	if e.URL == "" {
+		to.Dir, to.Prefix = filepath.Join(dir, "journal"), ""
+	}
+	to.File = func(b journal.BackupFile) error {
+		if !inBackup(b.Name) || !fs.ValidPath(b.Name) {
+			return fmt.Errorf("%w: it holds a file %q, which is none of a hub's", journal.ErrBackup, b.Name)
+		}
+		if i := strings.LastIndexByte(b.Name, '/'); i > 0 {
+			if err := root.MkdirAll(b.Name[:i], 0o700); err != nil {
 				return err
 			}
-			_, err = out.Write(b.Data)
-			return errors.Join(err, out.Sync(), out.Close())
-		}})
+		}
+		out, err := root.OpenFile(b.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(b.Data)
+		return errors.Join(err, out.Sync(), out.Close())
+	}
+	return journal.Restore(ctx, f, to)
 }
 
 // empty refuses a directory in which something is.

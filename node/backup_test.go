@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -217,5 +218,67 @@ func TestRestoreRefusals(t *testing.T) {
 	m := running(t, Config{})
 	if _, err := m.Admin().Backup(t.Context(), everything, &b); parley.CodeOf(err) != parley.Unsupported {
 		t.Error(err)
+	}
+}
+
+// TestBackupOfAHubOnACluster: a hub moves from a directory to a NATS cluster and
+// from there to another, with what it has not delivered.
+func TestBackupOfAHubOnACluster(t *testing.T) {
+	ctx := t.Context()
+	root := t.TempDir()
+	c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"}}
+	n := running(t, c)
+	if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "ears", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	waits := notice(t, n, "ears", "quincunx")
+	url := testcluster.Start(t, 1).URLs[0]
+	for _, prefix := range []string{"ONE", "TWO"} {
+		file := filepath.Join(root, prefix+".backup")
+		out, err := os.Create(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = n.Admin().Backup(ctx, everything, out)
+		if err := errors.Join(err, out.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := VerifyBackup(ctx, Restore{File: file}); err != nil || s.Records() == 0 {
+			t.Fatal(s, err)
+		}
+		id := n.Hub().ID()
+		if err := n.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		e := Engine{URL: url, Prefix: prefix}
+		to := Restore{File: file, Data: filepath.Join(root, prefix), Engine: e}
+		if _, err := RestoreBackup(ctx, to); err != nil {
+			t.Fatal(err)
+		}
+		to.Data = filepath.Join(root, prefix+" again")
+		if _, err := RestoreBackup(ctx, to); !errors.Is(err, journal.ErrForeign) {
+			t.Error(err)
+		}
+		if _, err := os.Stat(to.Data); !errors.Is(err, fs.ErrNotExist) {
+			t.Error("a directory was left")
+		}
+		r := c
+		r.Data, r.Durability, r.Engine = filepath.Join(root, prefix), "replicated", e
+		n = running(t, r)
+		if n.Hub().ID() != id {
+			t.Error("it is another hub")
+		}
+		if d, ok := n.journal.Delivery(waits.ID, "ears"); !ok || d.State != parley.Waiting {
+			t.Errorf("%+v %v", d, ok)
+		}
+		if _, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"}); parley.CodeOf(err) != parley.Unsupported {
+			t.Error(err)
+		}
+	}
+	for m, err := range n.Admin().Inbox(ctx, everything, "ears") {
+		if err != nil || m.ID != waits.ID || *m.Parts[0].Text != "quincunx" {
+			t.Errorf("%+v %v", m, err)
+		}
+		break
 	}
 }

@@ -186,6 +186,14 @@ func (n *Node) keysDir() string {
 	return filepath.Join(n.c.Data, "keys")
 }
 
+// options of connections to an external engine.
+func (e *Engine) options() (out []nats.Option) {
+	if e.Credentials != "" {
+		out = append(out, nats.UserCredentials(e.Credentials))
+	}
+	return out
+}
+
 func (n *Node) openJournal(ctx context.Context) error {
 	e := n.c.Engine
 	jc := journal.Config{Durability: n.k.durability, URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways,
@@ -193,9 +201,7 @@ func (n *Node) openJournal(ctx context.Context) error {
 	if n.c.Progress != nil {
 		jc.Progress = func(done, total uint64) { n.c.Progress("reading the journal", done, total) }
 	}
-	if e.Credentials != "" {
-		jc.NATS = append(jc.NATS, nats.UserCredentials(e.Credentials))
-	}
+	jc.NATS = e.options()
 	if e.KeyFile != "" {
 		key, err := secretFile(e.KeyFile)
 		if err != nil {

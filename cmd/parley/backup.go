@@ -180,7 +180,7 @@ func (a *app) backupError(err error) error {
 }
 
 func (a *app) restoreCommand() *cobra.Command {
-	var keyFile string
+	var keyFile, nats string
 	var dry bool
 	c := &cobra.Command{
 		Use:   "restore FILE",
@@ -189,10 +189,15 @@ func (a *app) restoreCommand() *cobra.Command {
 appears when everything in it was read back and synced. A file that was cut off or altered, of a later format or
 under another key is refused before anything is written.
 
+With --nats, or engine.url in the configuration, the journal is restored into that cluster, which must not
+have one under engine.prefix, and the directory gets the keys and tokens. A backup of a cluster can be
+restored into a directory and the other way round.
+
 Start one hub on it only, and not beside the one that was backed up: both would deliver what was not
 delivered at the time of the backup.`,
 		Example: `  parley restore hub.backup --data ./restored
   parley restore hub.backup --data ./restored --key-file journal.key
+  parley restore hub.backup --data ./restored --nats nats://n1:4222,nats://n2:4222
   parley restore hub.backup --dry-run`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -204,7 +209,10 @@ delivered at the time of the backup.`,
 			if err != nil {
 				return err
 			}
-			r := node.Restore{File: args[0], Data: c.Data, KeyFile: key, Progress: a.progress()}
+			r := node.Restore{File: args[0], Data: c.Data, KeyFile: key, Engine: c.Engine, Progress: a.progress()}
+			if nats != "" {
+				r.Engine.URL = nats
+			}
 			if dry {
 				s, err := node.VerifyBackup(cmd.Context(), r)
 				if err != nil {
@@ -223,10 +231,14 @@ delivered at the time of the backup.`,
 			}
 			v := viewBackup(s, args[0], "restored")
 			v.Data = c.Data
+			if r.Engine.URL != "" {
+				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into %s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
+			}
 			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
 		},
 	}
 	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	c.Flags().StringVar(&nats, "nats", "", "URLs of a NATS cluster to restore the journal into (default: engine.url of the configuration)")
 	c.Flags().BoolVar(&dry, "dry-run", false, "restore into a temporary directory beside the file, compare, and remove it")
 	return c
 }
