@@ -395,8 +395,11 @@ func exported(ctx context.Context, f io.Reader) (told map[string]any, text strin
 		if err != nil {
 			return nil, "", fmt.Errorf("the hub did not send a whole transcript: %w", err)
 		}
-		return map[string]any{"format": "asp", "sessionId": report.SessionID, "records": report.Records, "messages": report.Messages},
-			fmt.Sprintf("ASP session %s: %s in %s", report.SessionID, plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records")), nil
+		text := fmt.Sprintf("ASP session %s: %s in %s", report.SessionID, plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records"))
+		if report.Erased > 0 {
+			text += fmt.Sprintf(", the content of %d erased", report.Erased)
+		}
+		return map[string]any{"format": "asp", "sessionId": report.SessionID, "records": report.Records, "messages": report.Messages, "erased": report.Erased}, text, nil
 	}
 	report, err := admin.VerifyExport(in, nil)
 	if err != nil {
