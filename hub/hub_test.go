@@ -416,6 +416,71 @@ func TestRemote(t *testing.T) {
 	})
 }
 
+// TestReplyGoesWithItsRecord: a reply that comes by itself is recorded with the
+// first attempt to bring it, and one that is refused leaves the lane free.
+func TestReplyGoesWithItsRecord(t *testing.T) {
+	asked, told := make(chan parley.ID, 1), make(chan Outbound, 1)
+	far := &wire{name: "far", deliver: func(_ context.Context, o Outbound) Outcome {
+		asked <- o.Message.ID
+		return Outcome{}
+	}}
+	near := &wire{name: "near", replies: true, deliver: func(_ context.Context, o Outbound) Outcome {
+		told <- o
+		return Outcome{}
+	}}
+	h := start(t, nil, far, near)
+	h.agent(t, "alice", parley.Identity{Protocol: "near", ID: "alice"})
+	h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
+	var mu sync.Mutex
+	var records []*journal.Record
+	defer h.Journal().Watch(func(r *journal.Record) {
+		mu.Lock()
+		defer mu.Unlock()
+		records = append(records, r)
+	})()
+	reply := func(to parley.ID, text string) (*parley.Message, error) {
+		return h.Accept(t.Context(), Submission{Scope: "other", Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: to,
+			Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Signed}}}})
+	}
+	for round := range 3 {
+		s := ask("bob", "", "?")
+		s.Message.Origin.Protocol = "near"
+		if _, err := h.Accept(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		request := <-asked
+		m, err := reply(request, "yes")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := <-told; o.Message.ID != m.ID || o.Attempt != 1 || o.Request == nil || o.Request.ID != request {
+			t.Errorf("round %d: %+v", round, o)
+		}
+		if _, err := reply(request, "no"); parley.CodeOf(err) != parley.Conflict {
+			t.Errorf("round %d: a second reply: %v", round, err)
+		}
+		mu.Lock()
+		opened := 0
+		for _, r := range records {
+			if r.Message != nil && r.Message.ID == m.ID && len(r.Open) == 1 && r.Open[0].Attempt == 1 {
+				opened++
+			}
+			for _, s := range r.Steps {
+				if s.Message == m.ID && s.State == parley.Delivering {
+					t.Errorf("round %d: the attempt has a record of its own", round)
+				}
+			}
+		}
+		mu.Unlock()
+		if opened != 1 {
+			t.Errorf("round %d: the reply is recorded %d times with its attempt", round, opened)
+		}
+		for h.Stats().Delivery.Lanes > 0 { // until what was delivered is settled
+			wait(t, h)
+		}
+	}
+}
+
 // wait waits for the next record.
 func wait(t *testing.T, h *Hub) {
 	t.Helper()
