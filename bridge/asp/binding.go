@@ -164,7 +164,11 @@ func (b *Binding) Start(ctx context.Context) error {
 		return err
 	}
 	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.standIns.changed), b.c.Journal.Watch(b.tender.recorded),
-		b.c.Journal.WatchOwned(func(int, bool) { b.tender.all() }))
+		b.c.Journal.WatchOwned(func(partition int, owned bool) {
+			if b.tender.all(); owned && b.c.Journal.Shared() {
+				b.tender.took(partition)
+			}
+		}))
 	b.tender.start()
 	return nil
 }

@@ -1,0 +1,62 @@
+package asp
+
+import (
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/journal"
+)
+
+// TestPartitionTaken: who becomes the owner of a partition looks at every
+// session there in which the hub speaks. What was said in one while nobody owned
+// the partition would else be seen to when something more is said.
+func TestPartitionTaken(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Partitions: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	const standIn, native = "agent://hub.example/agents/bob", "agent://alice.example/x/y"
+	b := &Binding{c: Config{Journal: j, Now: time.Now}}
+	b.store = newStore(j, &b.c)
+	b.store.conversation = func(session string) parley.ID { return parley.HashID([]byte(session)) }
+	b.standIns = newStandIns(b)
+	b.standIns.byID[standIn], b.standIns.byName["bob"] = "bob", &protocol.Identity{}
+	b.tender = newTender(b)
+	at := func(partition int, n int) string { // the n-th session there
+		for i := byte('a'); ; i++ {
+			if id := "session-" + string(i); j.Partition(scope(id)) == partition {
+				if n--; n < 0 {
+					return id
+				}
+			}
+		}
+	}
+	note := func(id string, over bool, participants ...string) string {
+		b.store.mu.Lock()
+		defer b.store.mu.Unlock()
+		b.store.note(id, participants, over).known = true // and nothing is due
+		return id
+	}
+	mine := note(at(0, 0), false, native, standIn)
+	others := []string{note(at(0, 1), true, native, standIn), note(at(0, 2), false, native, native+"2"), note(at(1, 0), false, native, standIn)}
+	b.tender.all()
+	if len(b.tender.dirty) > 0 {
+		t.Fatal("something is due", b.tender.dirty)
+	}
+	b.tender.took(0)
+	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.head(mine) {
+		t.Error("a session of the partition is not read again and looked at")
+	}
+	for _, id := range others {
+		if b.tender.dirty[id] {
+			t.Errorf("%s is looked at, where there is nothing to do", id)
+		}
+	}
+}
