@@ -309,6 +309,7 @@ func (h *Hub) Close(ctx context.Context) error {
 	for _, t := range h.timers {
 		t.Stop()
 	}
+	clear(h.timers)
 	for _, w := range h.waiters {
 		w.end(parley.Fail(parley.Unavailable, nil, "the hub is stopping"))
 	}
@@ -491,7 +492,7 @@ func (h *Hub) next(ctx context.Context, a *accepted, w *waiter) (*parley.Message
 		return m, nil
 	}
 	if ctx.Err() != nil {
-		if reply := h.timeout(context.WithoutCancel(ctx), a, err); reply != nil {
+		if reply := h.giveUp(context.WithoutCancel(ctx), a, err); reply != nil {
 			return reply, nil
 		}
 	}
@@ -891,26 +892,43 @@ func (h *Hub) await(id parley.ID, to string, p journal.Position, deadline time.T
 	if h.timers[id] != nil {
 		return
 	}
-	h.timers[id] = time.AfterFunc(max(0, deadline.Sub(h.c.Now())), func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		r, err := h.c.Journal.Read(ctx, p)
-		if err == nil {
-			h.timeout(ctx, &accepted{message: r.Message, position: p, scope: r.Scope, claims: nil}, context.DeadlineExceeded)
-		}
-		if err != nil {
-			h.c.Logger.Error("cannot end a request whose deadline passed", "message", id, "to", to, "error", err)
-		}
-	})
+	h.timers[id] = time.AfterFunc(max(0, deadline.Sub(h.c.Now())), func() { h.overdue(id, to, p) })
+}
+
+// endAgain is the pause before it is tried again to end a request.
+const endAgain = time.Second
+
+// overdue ends a request whose deadline has passed. What the journal cannot
+// read or record just now is tried again: nobody else would end it.
+func (h *Hub) overdue(id parley.ID, to string, p journal.Position) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	r, err := h.c.Journal.Read(ctx, p)
+	if err == nil {
+		_, err = h.timeout(ctx, &accepted{message: r.Message, position: p, scope: r.Scope, claims: nil}, context.DeadlineExceeded)
+	}
+	if err == nil || errors.Is(err, journal.ErrClosed) {
+		return
+	}
+	if !parley.AsError(err).Retryable {
+		h.c.Logger.Error("cannot end a request whose deadline passed", "message", id, "to", to, "error", err)
+		return
+	}
+	h.c.Logger.Warn("cannot end a request whose deadline passed; trying again", "message", id, "to", to, "error", err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.timers[id]; t != nil { // it is not settled, and the hub does not stop
+		t.Reset(endAgain)
+	}
 }
 
 // timeout records the Failure of a request that nobody answered, unless its
 // delivery is settled meanwhile; then it gives nil.
-func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) *parley.Message {
+func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) (*parley.Message, error) {
 	to := a.message.To
 	v, ok := h.c.Journal.Delivery(a.message.ID, to)
 	if !ok {
-		return nil
+		return nil, nil
 	}
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
@@ -918,14 +936,22 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) *parley.Mes
 	if entry.Open = h.replyTo(a.message, reply.Kind, v.Sync); entry.Open != nil {
 		refer(reply, a.position)
 	}
-	if _, err := h.c.Journal.Append(ctx, entry); err != nil {
-		if !errors.Is(err, journal.ErrConflict) {
-			h.c.Logger.Error("cannot record that a request was not answered", "message", a.message.ID, "error", err)
-		}
-		return nil
+	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
 	if v.State == parley.Delivered {
 		h.takeBack(ctx, a, to, reply.Error)
+	}
+	return reply, nil
+}
+
+// giveUp is timeout for a caller who goes, or is gone.
+func (h *Hub) giveUp(ctx context.Context, a *accepted, cause error) *parley.Message {
+	reply, err := h.timeout(ctx, a, cause)
+	if err != nil {
+		h.c.Logger.Error("cannot record that a request was not answered", "message", a.message.ID, "error", err)
 	}
 	return reply
 }
@@ -955,7 +981,7 @@ func (h *Hub) abandon(a *accepted) {
 		stop() // the attempt ends as cancelled, and is recorded so
 		return
 	}
-	h.timeout(ctx, a, context.Canceled)
+	h.giveUp(ctx, a, context.Canceled)
 }
 
 // response and failure compose terminal replies.
