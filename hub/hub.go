@@ -253,9 +253,7 @@ func (h *Hub) Start(ctx context.Context) error {
 		resuming.Add(1)
 		go func() {
 			defer resuming.Done()
-			if err := h.resume(ctx, partition); err != nil && ctx.Err() == nil {
-				h.c.Logger.Error("cannot take up the deliveries of a partition", "partition", partition, "error", err)
-			}
+			h.takeUp(ctx, partition)
 		}()
 	})
 	h.stopWatch = func() {
@@ -265,6 +263,25 @@ func (h *Hub) Start(ctx context.Context) error {
 		stopRecords()
 	}
 	return nil
+}
+
+// takeUp is resume, again while the journal cannot: a partition often changes
+// hands when servers do not answer.
+func (h *Hub) takeUp(ctx context.Context, partition int) {
+	for h.c.Journal.Owned(partition) {
+		err := h.resume(ctx, partition)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		h.c.Logger.Error("cannot take up the deliveries of a partition; trying again", "partition", partition, "error", err)
+		pause := time.NewTimer(endAgain)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+	}
 }
 
 func (h *Hub) resume(ctx context.Context, partition int) error {
@@ -895,7 +912,8 @@ func (h *Hub) await(id parley.ID, to string, p journal.Position, deadline time.T
 	h.timers[id] = time.AfterFunc(max(0, deadline.Sub(h.c.Now())), func() { h.overdue(id, to, p) })
 }
 
-// endAgain is the pause before it is tried again to end a request.
+// endAgain is the pause before it is tried again to end a request, or to take
+// up a partition.
 const endAgain = time.Second
 
 // overdue ends a request whose deadline has passed. What the journal cannot

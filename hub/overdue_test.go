@@ -2,6 +2,9 @@ package hub
 
 import (
 	"context"
+	"crypto/rand"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,11 +13,49 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestOverdueWhileTheJournalCannot: a request whose deadline passes while the
-// journal takes nothing is ended when it does again.
-func TestOverdueWhileTheJournalCannot(t *testing.T) {
-	var free atomic.Uint64
-	free.Store(1 << 40)
+// TestTakenUpWhenTheJournalCan: what a hub finds open when it starts, or takes a
+// partition over, and cannot record anything just then, is seen to later.
+func TestTakenUpWhenTheJournalCan(t *testing.T) {
+	j, free := filling(t)
+	id, err := parley.NewID(time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Append(t.Context(), journal.Entry{Scope: "test", Open: []journal.Opening{{To: "bob", Attempt: 1}},
+		Message: &parley.Message{ID: id, Kind: parley.Notice, From: "alice", To: "bob", Parts: []parley.Part{parley.Text("hello")}}}); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan struct{}, 64)
+	log := slog.New(slog.NewTextHandler(writer(func(b []byte) {
+		if strings.Contains(string(b), "cannot take up") {
+			failed <- struct{}{}
+		}
+	}), nil))
+	free.Store(0)
+	start(t, func(c *Config) { c.Journal, c.Logger = j, log })
+	select {
+	case <-failed:
+	case <-time.After(time.Minute):
+		t.Fatal("it was taken up while nothing could be recorded")
+	}
+	free.Store(plenty)
+	until(t, func() bool {
+		v, ok := j.Delivery(id, "bob")
+		return ok && v.State == parley.Dead // an attempt of unknown outcome, which is not repeated
+	})
+}
+
+type writer func(b []byte)
+
+func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
+
+const plenty = 1 << 40
+
+// filling is a journal whose disk is as full as free says.
+func filling(t *testing.T) (*journal.Journal, *atomic.Uint64) {
+	t.Helper()
+	free := new(atomic.Uint64)
+	free.Store(plenty)
 	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, MinFree: 1 << 20, FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
 	if err != nil {
 		t.Fatal(err)
@@ -24,6 +65,29 @@ func TestOverdueWhileTheJournalCannot(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return j, free
+}
+
+// until waits until something is so.
+func until(t *testing.T, so func() bool) {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for !so() {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			t.Fatal("it did not come to that")
+		}
+	}
+}
+
+// TestOverdueWhileTheJournalCannot: a request whose deadline passes while the
+// journal takes nothing is ended when it does again.
+func TestOverdueWhileTheJournalCannot(t *testing.T) {
+	j, free := filling(t)
 	silent := &wire{name: "wire", repeatable: true, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
 	h := start(t, func(c *Config) { c.Journal = j }, silent)
 	h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
@@ -33,35 +97,18 @@ func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state := func() (parley.DeliveryState, journal.Position) {
-		v, ok := j.Delivery(m.ID, "bob")
-		if !ok {
-			return parley.Answered, v.Position
-		}
-		return v.State, v.Position
+	var v journal.Delivery
+	delivered := func() bool {
+		var ok bool
+		v, ok = j.Delivery(m.ID, "bob")
+		return ok && v.State == parley.Delivered
 	}
-	await := func(want parley.DeliveryState) (at journal.Position) {
-		t.Helper()
-		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-		defer stop()
-		for {
-			now, at := state()
-			if now == want {
-				return at
-			}
-			select {
-			case <-time.After(5 * time.Millisecond):
-			case <-ctx.Done():
-				t.Fatalf("it is %s, not %s", now, want)
-			}
-		}
-	}
-	at := await(parley.Delivered)
+	until(t, delivered)
 	free.Store(0)
-	h.overdue(m.ID, "bob", at)
-	if now, _ := state(); now != parley.Delivered {
-		t.Fatalf("it is %s, which could not be recorded", now)
+	h.overdue(m.ID, "bob", v.Position)
+	if !delivered() {
+		t.Fatalf("it is %s, which could not be recorded", v.State)
 	}
-	free.Store(1 << 40)
-	await(parley.Answered)
+	free.Store(plenty)
+	until(t, func() bool { _, open := j.Delivery(m.ID, "bob"); return !open })
 }
