@@ -174,7 +174,7 @@ func (n *Node) itself(context.Context) error {
 		slices.SortFunc(out, func(a, b agent) int { return strings.Compare(a.Name, b.Name) })
 		return map[string][]agent{"agents": out}, nil
 	}
-	return n.hub.Handle(parley.Agent{Name: bridge.Root, Title: "Parley", Description: "The hub itself.", Exposed: []string{bridge.Protocol, uagentsbridge.Protocol},
+	return n.hub.Handle(parley.Agent{Name: bridge.Root, Title: "Parley", Description: "The hub itself.", Exposed: []string{bridge.Protocol, uagentsbridge.Protocol, aspbridge.Protocol},
 		Skills: []parley.SkillSpec{parley.Skill("agents", list, parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
 }
 

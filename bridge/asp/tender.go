@@ -257,7 +257,9 @@ func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Ide
 		name, _ := b.standIns.name(i.ID())
 		answer := protocol.Answer{ReferenceID: l.Items[at].ID}
 		e, ok := b.c.Hub.Directory().Agent(name)
-		if !ok || !b.hosts(e) && !b.spokeFirst(l, i) {
+		// The address of a stand-in that an identity of the agent's own retired
+		// leads to the agent still.
+		if !ok || !e.ExposedIn(Protocol) && !b.spokeFirst(l, i) {
 			answer.Code, answer.Reason = "unauthorized", "the agent is not here"
 			return b.say(ctx, i, l.ID, "", wording{act: protocol.Reject, body: answer}, says{once: l.Head}, nil)
 		}
@@ -754,10 +756,6 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
-	i, err := b.standIns.speaker(ctx, o.Message.From)
-	if err != nil {
-		return hub.Outcome{Err: parley.AsError(err)}
-	}
 	asked := bodyOf(e)
 	reference := or(asked.QueryID, e.MessageID)
 	w, err := words(o.Message, reference, o.Recipient.Name)
@@ -769,6 +767,10 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if err == nil || errors.Is(err, protocol.ErrSessionNotFound) {
 			return hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
 		}
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	i, err := b.answerer(ctx, l, o.Message.From)
+	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
 	at := slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.MessageID == e.MessageID })
@@ -795,6 +797,16 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return b.failed(err, w.losses)
 	}
 	return hub.Outcome{Losses: w.losses}
+}
+
+// answerer is the identity as which the hub says in a session what an agent
+// answered: the stand-in that was asked there, though an identity of the agent's
+// own may have retired it since.
+func (b *Binding) answerer(ctx context.Context, l *protocol.Ledger, name string) (*protocol.Identity, error) {
+	if i := b.standIns.of(b.standIns.id(name)); i != nil && slices.ContainsFunc(l.Participants, func(p protocol.Participant) bool { return p.AgentID == i.ID() }) {
+		return i, nil
+	}
+	return b.standIns.speaker(ctx, name)
 }
 
 // withdraw takes a QUERY of the hub's back.
