@@ -389,6 +389,9 @@ func TestRemote(t *testing.T) {
 		}
 	})
 	t.Run("cancelled", func(t *testing.T) {
+		w := &wire{name: "wire"} // another hub: what was asked before is taken back, at any time
+		h := start(t, nil, w)
+		h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
 		begun := make(chan struct{})
 		ended := make(chan struct{})
 		w.deliver = func(ctx context.Context, o Outbound) Outcome {
