@@ -326,9 +326,19 @@ func (w *writer) landed(o *op) uint64 {
 	return o.arrived
 }
 
-// await waits until this node has read back what it stored.
+// readBack is how often the time is waited in which the engine answers for what
+// it stored to be read: a cluster that lost a server may take some of them.
+const readBack = 6
+
+// await waits until this node has read back what it stored: what follows a
+// record, the outcome of its first attempt for one, is refused where the record
+// is not known.
 func (w *writer) await(o *op) {
-	if !w.reach(o.seq+uint64(len(o.msgs))-1, w.j.cfg.Timeout) {
+	end := o.seq + uint64(len(o.msgs)) - 1
+	for range readBack {
+		if w.reach(end, w.j.cfg.Timeout) || w.j.ctx.Err() != nil {
+			break
+		}
 		w.j.cfg.Log.Warn("a record was stored but cannot be read back yet", "stream", w.stream, "sequence", o.seq)
 	}
 	o.finish(nil)

@@ -29,6 +29,8 @@ type Lease struct {
 	mu    sync.Mutex // one renewal at a time
 	until atomic.Int64
 	lost  atomic.Bool
+
+	lapsed atomic.Bool // it was over for a while before it was renewed, and nobody was told yet
 }
 
 // term is how long a lease is held, and by whom.
@@ -159,9 +161,19 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if _, err := l.j.State(leaseBucket).Put(ctx, l.key(l.epoch), b, until.Add(l.ttl)); err != nil {
 		return err
 	}
-	l.until.Store(until.UnixNano())
+	l.prolong(until)
 	if ttl == 0 {
 		l.lost.Store(true)
 	}
 	return nil
+}
+
+// prolong notes until when the lease is held from now on, and whether it was
+// not for a while.
+func (l *Lease) prolong(until time.Time) {
+	before := l.Until()
+	l.until.Store(until.UnixNano())
+	if !before.After(l.j.cfg.Now()) {
+		l.lapsed.Store(true)
+	}
 }

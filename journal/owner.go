@@ -170,21 +170,30 @@ func (j *Journal) setLease(p int, l *Lease) {
 // tellOwned tells the watchers what has changed.
 func (j *Journal) tellOwned() {
 	j.owners.mu.Lock()
-	var changed []int
+	type change struct {
+		partition int
+		owned     bool
+	}
+	var changes []change
 	for i, l := range j.owners.leases {
-		if valid := l.valid(); valid != j.owners.told[i] {
-			j.owners.told[i] = valid
-			changed = append(changed, i)
+		valid, told := l.valid(), j.owners.told[i]
+		j.owners.told[i] = valid
+		switch lapsed := valid && l.lapsed.Swap(false); {
+		case lapsed && told:
+			// What was recorded in between was for no owner: the partition is
+			// lost, and taken anew.
+			changes = append(changes, change{i, false}, change{i, true})
+		case valid != told:
+			changes = append(changes, change{i, valid})
 		}
 	}
 	list := j.owners.watchers
-	now := slices.Clone(j.owners.told)
 	j.owners.mu.Unlock()
 	for _, w := range list {
 		w.mu.Lock()
-		for _, p := range changed {
+		for _, c := range changes {
 			if w.fn != nil {
-				w.fn(p, now[p])
+				w.fn(c.partition, c.owned)
 			}
 		}
 		w.mu.Unlock()

@@ -1,0 +1,45 @@
+package journal
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestLeaseThatLapsed: an owner whose lease was over for a while, before it
+// could be renewed, takes its partition anew: what was recorded in between was
+// for nobody.
+func TestLeaseThatLapsed(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	j := &Journal{cfg: Config{URL: "shared", Now: func() time.Time { return now }}, partitions: 2}
+	for range j.partitions {
+		l := &Lease{j: j}
+		l.until.Store(now.Add(10 * time.Second).UnixNano())
+		j.owners.leases = append(j.owners.leases, l)
+	}
+	j.owners.told = make([]bool, j.partitions)
+	var told []bool // of partition 0
+	defer j.WatchOwned(func(partition int, owned bool) {
+		if partition == 0 {
+			told = append(told, owned)
+		}
+	})()
+	j.tellOwned()
+	renew := func(after time.Duration, want ...bool) {
+		t.Helper()
+		now = now.Add(after)
+		j.owners.leases[0].prolong(now.Add(10 * time.Second))
+		j.tellOwned()
+		j.tellOwned()
+		if !slices.Equal(told, want) {
+			t.Fatalf("told %v, want %v", told, want)
+		}
+	}
+	renew(9*time.Second, true)
+	renew(11*time.Second, true, false, true)
+	renew(5*time.Second, true, false, true)
+	// One that is seen to be over is told of as such, and again when it is held.
+	now = now.Add(11 * time.Second)
+	j.tellOwned()
+	renew(0, true, false, true, false, true)
+}
