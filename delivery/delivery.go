@@ -165,6 +165,8 @@ type item struct {
 	again     bool           // it was to be taken up while it was here: look at it once more at its end
 	late      bool           // its outcome is recorded with others
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
+	unsure    bool           // the journal could not say whether it recorded the next attempt,
+	owner     *journal.Lease // which was fenced with this
 
 	request *parley.Message // that message answers, where it is at hand
 }
@@ -563,10 +565,14 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 		return nil
 	}
 	step := journal.Step{Message: it.id, To: l.key.to, State: parley.Delivering, Attempt: it.attempts + 1}
-	if _, err := d.c.Log.Append(d.ctx, journal.Entry{Steps: []journal.Step{step}, Fence: d.c.Log.Owner(it.position.Partition)}); err != nil {
+	owner := d.c.Log.Owner(it.position.Partition)
+	if _, err := d.c.Log.Append(d.ctx, journal.Entry{Steps: []journal.Step{step}, Fence: owner}); err != nil && !d.begun(it, step, owner, err) {
 		if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrFenced) {
 			d.finish(l, it, nil) // settled elsewhere: answered, dropped, or taken over
 			return nil
+		}
+		if errors.Is(err, journal.ErrUnknown) {
+			it.unsure, it.owner = true, owner
 		}
 		d.later(it, d.c.Retry.First)
 		if d.ctx.Err() == nil {
@@ -576,7 +582,19 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 	}
 	it.attempts++
 	it.tries++
+	it.unsure, it.owner = false, nil
 	return d.attempt(d.ctx, l, it).then
+}
+
+// begun reports that an attempt which cannot be recorded was recorded before,
+// when the journal could not say so: it is still to be made. Whoever held the
+// partition without a break since then is the only one to record attempts.
+func (d *Dispatcher) begun(it *item, step journal.Step, owner *journal.Lease, err error) bool {
+	if !it.unsure || it.owner != owner || !errors.Is(err, journal.ErrConflict) {
+		return false
+	}
+	v, ok := d.c.Log.Delivery(step.Message, step.To)
+	return ok && v.State == parley.Delivering && v.Attempt == step.Attempt
 }
 
 func (d *Dispatcher) later(it *item, pause time.Duration) {

@@ -24,6 +24,7 @@ type log struct {
 	replies []*parley.Message
 	watch   func(*journal.Record)
 	fail    func(journal.Entry) error
+	silent  func(journal.Entry) bool // it is recorded, and the caller is told that this is not known
 }
 
 func newLog() *log {
@@ -70,10 +71,13 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 				Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Sync: o.Sync}
 		}
 	}
-	watch := l.watch
+	watch, silent := l.watch, l.silent != nil && l.silent(e)
 	l.mu.Unlock()
 	if watch != nil {
 		watch(r)
+	}
+	if silent {
+		return journal.Position{}, journal.ErrUnknown
 	}
 	return p, nil
 }
@@ -602,5 +606,32 @@ func TestAnswerTooLargeToRecord(t *testing.T) {
 		if len(w.log.replies) != 1 || parley.CodeOf(w.log.replies[0].Error) != parley.TooLarge {
 			t.Errorf("%v", w.log.replies)
 		}
+	})
+}
+
+// TestAttemptThatWasRecordedAfterAll: where the journal cannot say whether it
+// recorded an attempt, and did, the attempt is made, once.
+func TestAttemptThatWasRecordedAfterAll(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		lost := 2 // both attempts of the message
+		w.log.silent = func(e journal.Entry) bool {
+			if len(e.Steps) == 1 && e.Steps[0].State == parley.Delivering && lost > 0 {
+				lost--
+				return true
+			}
+			return false
+		}
+		w.hands.carry = func(_ context.Context, a Attempt) Result {
+			if a.Number == 1 {
+				return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
+			}
+			return Result{}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Minute) // of the bubble
+		synctest.Wait()
+		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m1#2"})
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Delivering, parley.Delivered})
+		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }
