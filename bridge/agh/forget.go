@@ -73,7 +73,17 @@ func (w *works) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 			w.links[at] = &c
 		}
 	}
+	// What is being written now may have the words yet.
+	var writing []chan error
+	for _, p := range w.pending {
+		done := make(chan error, 1)
+		p.waiters = append(p.waiters, done)
+		writing = append(writing, done)
+	}
 	w.mu.Unlock()
+	for _, done := range writing {
+		<-done
+	}
 	for range 8 { // work may end meanwhile
 		var list []journal.Value
 		for v, err := range w.state.Range(ctx, "") {
