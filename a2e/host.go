@@ -73,6 +73,7 @@ type Host struct {
 	types    *Registry
 	mu       sync.Mutex
 	sessions map[string]*Session
+	loading  map[string]chan struct{} // by id: closed when the session was looked up in the store
 	pending  int
 	remotes  remotes
 	closed   bool
@@ -120,7 +121,7 @@ func (h *Host) init() {
 		if h.Now == nil {
 			h.Now = time.Now
 		}
-		h.sessions = map[string]*Session{}
+		h.sessions, h.loading = map[string]*Session{}, map[string]chan struct{}{}
 		h.idle = make(chan struct{})
 		h.remotes.perMinute = h.limits.SessionsPerMinute
 	})
@@ -204,16 +205,37 @@ func (h *Host) forget(s *Session) {
 // find gives a session by its id: one of this process, or one from the store.
 func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Session, error) {
 	h.init()
-	h.mu.Lock()
-	s := h.sessions[id]
-	closed := h.closed
+	for {
+		h.mu.Lock()
+		s, closed, others := h.sessions[id], h.closed, h.loading[id]
+		if s != nil {
+			h.mu.Unlock()
+			return s, nil
+		}
+		if h.Store == nil || closed || len(id) != 32 {
+			h.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if others == nil {
+			break
+		}
+		h.mu.Unlock()
+		select {
+		case <-others:
+		case <-ctx.Done():
+			return nil, ErrNotLoaded.Because(ctx.Err())
+		}
+	}
+	// Who loads takes over: several at once would take over from each other.
+	done := make(chan struct{})
+	h.loading[id] = done
 	h.mu.Unlock()
-	if s != nil {
-		return s, nil
-	}
-	if h.Store == nil || closed || len(id) != 32 {
-		return nil, ErrClosed
-	}
+	defer func() {
+		h.mu.Lock()
+		delete(h.loading, id)
+		h.mu.Unlock()
+		close(done)
+	}()
 	rec, found, err := h.Store.Load(ctx, id)
 	if err != nil {
 		h.Log.Warn("a2e: session not loaded", "err", err)
@@ -222,13 +244,10 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 	if !found {
 		return nil, ErrClosed
 	}
-	s = newSession(h, id, "", kind)
+	s := newSession(h, id, "", kind)
 	s.restore(rec)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if other := h.sessions[id]; other != nil {
-		return other, nil
-	}
 	if len(h.sessions) >= h.limits.Sessions && !h.evict() {
 		return nil, ErrFull
 	}

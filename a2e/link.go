@@ -442,8 +442,8 @@ func (l *web) remembers(yes bool) { l.remember.Store(yes) }
 // send posts one line. What the host refused it has not got, and is sent
 // again; on a broken connection it may have it, so that it is sent again only
 // to a host that remembers ids.
-func (l *web) send(ctx context.Context, line []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+func (l *web) send(caller context.Context, line []byte) error {
+	ctx, cancel := context.WithTimeout(caller, 30*time.Second)
 	defer cancel()
 	stop := context.AfterFunc(l.ctx, cancel)
 	defer stop()
@@ -480,6 +480,9 @@ func (l *web) send(ctx context.Context, line []byte) error {
 			unknown = unknown || !refusedDial(err)
 		}
 		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
+			if caller.Err() != nil && unknown {
+				return ErrOutcomeUnknown.Because(err) // who asked went, which says nothing about the host
+			}
 			if unknown {
 				go l.fail(err)
 				return ErrOutcomeUnknown.Because(err)

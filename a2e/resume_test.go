@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -178,6 +179,63 @@ func TestResentCallHasTheTimeLeft(t *testing.T) {
 		}
 		if !slices.Equal(timeouts, []int64{30, 18}) {
 			t.Errorf("the host was given %v seconds", timeouts)
+		}
+	})
+}
+
+// slowStore takes its time to look a session up.
+type slowStore struct {
+	testStoreView
+	loads  atomic.Int64
+	answer chan struct{}
+}
+
+func (s *slowStore) Load(ctx context.Context, id string) (SessionRecord, bool, error) {
+	s.loads.Add(1)
+	<-s.answer
+	return s.testStoreView.Load(ctx, id)
+}
+
+// TestSessionIsTakenOverOnce: the stream and the requests of an agent that comes
+// back arrive at the same time. Each of several take-overs would end the one
+// before, and with it what the session knows of the requests it has had.
+func TestSessionIsTakenOverOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &slowStore{testStoreView: testStoreView{&testStore{}}, answer: make(chan struct{})}
+		id := NewID()
+		if err := store.Open(t.Context(), SessionRecord{ID: id, Identity: Identity{Name: "agent-a"}}); err != nil {
+			t.Fatal(err)
+		}
+		h := testHost()
+		h.Store = store
+		found := make(chan *Session, 4)
+		for range cap(found) {
+			go func() {
+				s, err := h.find(t.Context(), id, transportHTTP)
+				if err != nil {
+					t.Error(err)
+				}
+				found <- s
+			}()
+		}
+		synctest.Wait()
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		if _, err := h.find(gone, id, transportHTTP); !errors.Is(err, ErrNotLoaded) {
+			t.Errorf("who did not wait: %v", err)
+		}
+		close(store.answer)
+		first := <-found
+		for range cap(found) - 1 {
+			if s := <-found; s != first || s == nil {
+				t.Errorf("%p and %p", first, s)
+			}
+		}
+		if n := store.loads.Load(); n != 1 {
+			t.Errorf("taken over %d times", n)
+		}
+		if err := h.Shutdown(t.Context()); err != nil {
+			t.Error(err)
 		}
 	})
 }
