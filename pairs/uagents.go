@@ -120,14 +120,12 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	if chat == nil || said.text == "" {
 		return uagents.Response{}, nil
 	}
-	// It is heard though the hub may be gone before it can be acknowledged:
-	// what comes once more is a repeat, of which the handler learns nothing.
+	// It is heard though the hub may be gone before it can be acknowledged: what
+	// comes once more is a repeat, of which the handler learns nothing. So a
+	// question is worked on too.
 	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
-	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); err != nil {
+	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); isNote(said.text) {
 		return uagents.Response{}, err
-	}
-	if isNote(said.text) {
-		return uagents.Response{}, nil
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
