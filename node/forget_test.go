@@ -56,10 +56,16 @@ func mentions(data []byte, text string, depth int) bool {
 func mentioned(t *testing.T, dir, text string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && e.IsDir() {
+			return nil // what is gone meanwhile mentions nothing
+		}
+		if err != nil {
 			return err
 		}
 		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if mentions(b, text, 2) {
 			out = append(out, strings.TrimPrefix(path, dir+"/"))
 		}
@@ -231,9 +237,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	for _, bucket := range []string{"a2e.memory", "a2e.subagents", "agh.works", "samvad-tasks", "uagents-mailbox"} {
 		f.until("the word is in "+bucket, func() bool { return slices.Contains(f.kept(word), bucket) })
 	}
-	if files := mentioned(t, c.Data, word); len(files) < 3 {
-		t.Errorf("the word is only in %v", files)
-	}
+	f.until("the word is in the index too, which follows the journal", func() bool { return len(mentioned(t, c.Data, word)) >= 3 })
 	forget := func() (kept uint64) {
 		t.Helper()
 		for _, name := range []string{"echo", "dora", "brittle", guest.Name, "alice-samvad", "alice-uagents", "alice-a2e", visitor.Name} {
