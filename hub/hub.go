@@ -299,9 +299,11 @@ func (h *Hub) resume(ctx context.Context, partition int) error {
 // Close stops delivering. Attempts under way are given until ctx ends.
 func (h *Hub) Close(ctx context.Context) error {
 	// Callers of this process wait with contexts of their own.
+	cut := false // something was under way when ctx ended; under h.mu
 	stop := context.AfterFunc(ctx, func() {
 		h.mu.Lock()
 		h.ended = true
+		cut = len(h.running) > 0
 		for _, cancel := range h.running {
 			cancel()
 		}
@@ -329,6 +331,9 @@ func (h *Hub) Close(ctx context.Context) error {
 	clear(h.timers)
 	for _, w := range h.waiters {
 		w.end(parley.Fail(parley.Unavailable, nil, "the hub is stopping"))
+	}
+	if err == nil && cut {
+		err = context.Cause(ctx)
 	}
 	return err
 }
