@@ -218,7 +218,10 @@ func (e *Envelope) Encode() ([]byte, error) {
 		w.CallbackURL = &e.CallbackURL
 	}
 	if e.Auth != nil {
-		w.Auth = &wireAuth{Scheme: &e.Auth.Scheme, Token: &e.Auth.Token}
+		w.Auth = &wireAuth{Token: &e.Auth.Token}
+		if e.Auth.Scheme != "" { // it may be absent, and not empty
+			w.Auth.Scheme = &e.Auth.Scheme
+		}
 	}
 	if jsonx.IsNull(w.Payload) {
 		w.Payload = jsonx.Value("{}")

@@ -50,6 +50,7 @@ func FuzzDecode(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
 	}
+	f.Add([]byte(`{"from":"agent://alice.test","to":"agent://receiver.test","skill":"secure","mode":"sync","nonce":"nonce-000038","timestamp":"2026-04-11T10:00:00.000Z","traceId":"trace-38","spanId":"span-38","payload":{},"auth":{"token":"no scheme"}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := Decode(b)
 		if err != nil {
