@@ -54,29 +54,7 @@ func TestBackupUnderLoad(t *testing.T) {
 			}
 			l := startLoad(t, j, 8)
 			eventually(t, "there is load", func() bool { n, _ := l.count(); return n > 200 })
-			// A value that follows the log, as protocols keep them: what it names
-			// must be in the log that is restored.
-			tied := make(chan struct{})
-			end := make(chan struct{})
-			go func() {
-				defer close(tied)
-				for i := 0; ; i++ {
-					select {
-					case <-end:
-						return
-					default:
-					}
-					m := request(t, "carol", "dave")
-					at, err := j.Append(context.Background(), Entry{Scope: "s", Message: m})
-					if err == nil {
-						_, err = j.State("tied").Put(context.Background(), fmt.Sprint("at/", i%50), []byte(at.String()), time.Time{})
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}()
+			stop := tie(t, j)
 			l.mu.Lock()
 			acked := map[parley.ID]Position{waiting.ID: {}}
 			for id, at := range l.acked {
@@ -87,8 +65,7 @@ func TestBackupUnderLoad(t *testing.T) {
 			b, s := backed(t, j, BackupOptions{Hub: "h", Progress: func(done, total uint64) { calls++ }, Files: func() ([]BackupFile, error) {
 				return []BackupFile{{"keys/ring", []byte("secret")}}, nil
 			}})
-			close(end)
-			<-tied
+			stop()
 			l.check(t)
 			if s.Records() < uint64(len(acked)) || calls == 0 {
 				t.Fatalf("%d records, %d were acknowledged before, %d reports", s.Records(), len(acked), calls)
@@ -474,14 +451,9 @@ func (x *lived) check(t *testing.T, j *Journal) {
 	}
 }
 
-// TestBackupOfACluster: a backup from the embedded engine can be restored into an
-// external one and the other way round, and says the same.
-func TestBackupOfACluster(t *testing.T) {
-	s := natsServer(t, nil)
-	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 2})
-	b := open(t, Config{URL: s.ClientURL(), Node: "b"})
-	x := live(t, a)
-	// The other node goes on writing.
+// tie writes values that follow the log, as protocols keep them, until stop:
+// what they name must be in the log that is restored.
+func tie(t *testing.T, j *Journal) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -491,10 +463,9 @@ func TestBackupOfACluster(t *testing.T) {
 				return
 			default:
 			}
-			m := request(t, "carol", "dave")
-			at, err := b.Append(context.Background(), Entry{Scope: fmt.Sprint("t", i%3), Message: m})
+			at, err := j.Append(context.Background(), Entry{Scope: fmt.Sprint("t", i%3), Message: request(t, "carol", "dave")})
 			if err == nil {
-				_, err = b.State("tied").Put(context.Background(), fmt.Sprint(i%50), []byte(at.String()), time.Time{})
+				_, err = j.State("tied").Put(context.Background(), fmt.Sprint("at/", i%50), []byte(at.String()), time.Time{})
 			}
 			if err != nil {
 				t.Error(err)
@@ -502,6 +473,21 @@ func TestBackupOfACluster(t *testing.T) {
 			}
 		}
 	}()
+	return func() {
+		close(end)
+		<-ended
+	}
+}
+
+// TestBackupOfACluster: a backup from the embedded engine can be restored into an
+// external one and the other way round, and says the same.
+func TestBackupOfACluster(t *testing.T) {
+	s := natsServer(t, nil)
+	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 2})
+	b := open(t, Config{URL: s.ClientURL(), Node: "b"})
+	x := live(t, a)
+	// The other node goes on writing.
+	stop := tie(t, b)
 	eventually(t, "the other node writes", func() bool {
 		n := 0
 		for range b.State("tied").Range(t.Context(), "") {
@@ -510,8 +496,7 @@ func TestBackupOfACluster(t *testing.T) {
 		return n > 20
 	})
 	out, sum := backed(t, a, BackupOptions{Hub: "h", Files: func() ([]BackupFile, error) { return []BackupFile{{"keys/k", []byte("secret")}}, nil }})
-	close(end)
-	<-ended
+	stop()
 	if got, err := CheckBackup(bytes.NewReader(out), nil, true, nil); err != nil || got.Records() != sum.Records() {
 		t.Fatal(got, err)
 	}

@@ -186,20 +186,27 @@ func TestErase(t *testing.T) {
 				t.Fatal(err)
 			}
 			check(open(t, Config{Dir: to, Key: key, Node: "n"}))
-			if err := j.Close(); err != nil {
-				t.Fatal(err)
-			}
-			k, err := Open(ctx, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			k := reopened(t, j, cfg)
 			defer k.Close()
-			if !k.dir.clean {
-				t.Error("the files are not those of an orderly end")
-			}
 			check(k)
 		})
 	}
+}
+
+// reopened closes a journal and opens it again, after an orderly end.
+func reopened(t *testing.T, j *Journal, c Config) *Journal {
+	t.Helper()
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	k, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !k.dir.clean {
+		t.Error("the files are not those of an orderly end")
+	}
+	return k
 }
 
 // TestEraseOverBlocks erases in many blocks while appends go on.
@@ -520,17 +527,8 @@ func TestScrub(t *testing.T) {
 			}
 			check("at once", j)
 			check("after a crash", open(t, Config{Dir: crash(t, cfg.Dir), Key: key, Node: "n"}))
-			if err := j.Close(); err != nil {
-				t.Fatal(err)
-			}
-			k, err := Open(ctx, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			k := reopened(t, j, cfg)
 			defer k.Close()
-			if !k.dir.clean {
-				t.Error("the files are not those of an orderly end")
-			}
 			check("after a restart", k)
 		})
 	}

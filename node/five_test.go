@@ -241,3 +241,16 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 }
 
 var fiveProtocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+
+// introduced waits until an ASP session can be used.
+func introduced(ctx context.Context, t *testing.T, s *asp.Session) {
+	t.Helper()
+	for m, err := range s.Messages(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.State == asp.Introduced {
+			return
+		}
+	}
+}

@@ -203,14 +203,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for m, err := range s.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.State == asp.Introduced {
-			break
-		}
-	}
+	introduced(ctx, t, s)
 	object := asp.ContextObject{Type: "custom", ID: "n1", Version: 1, Data: []byte(`{"note":"` + word + `"}`), Visibility: asp.VisiblePersistent}
 	if _, err := s.Ask(ctx, asp.Question{QueryType: "say", Parameters: said}, asp.WithContext(object)); err != nil {
 		t.Fatal(err)

@@ -271,14 +271,7 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for m, err := range s.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.State == asp.Introduced {
-			break
-		}
-	}
+	introduced(ctx, t, s)
 	m, err := s.Ask(ctx, asp.Question{QueryType: "ask", Parameters: map[string]any{"a": 1}})
 	if err != nil {
 		t.Fatal(err)

@@ -195,14 +195,7 @@ func TestTraceFromASPToAGH(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for m, err := range s.Messages(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.State == asp.Introduced {
-			break
-		}
-	}
+	introduced(ctx, t, s)
 	m, err := s.Ask(ctx, asp.Question{QueryType: "say", Parameters: map[string]any{"text": "how are you?"}})
 	if err != nil || m.Performative != asp.Inform {
 		t.Fatalf("%+v, %v", m, err)
