@@ -31,7 +31,7 @@ import (
 type PairsConfig struct {
 	Config
 	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
-	Relay []string // the command that runs [Relay] between its standard input and output
+	Relay []string // the command that runs [Relay] between its standard input and output: the floor's process
 	Only  []string // pairs such as "samvad->agh"; none: all
 	Peers int      // that ask at once, each another; default 4
 }
@@ -43,13 +43,14 @@ type PairRow struct {
 	Agents   int           `json:"agents"` // in the directory besides those that talk
 	Messages int           `json:"messages"`
 	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
-	Floor    time.Duration `json:"floorPerMessage"` // of the process of a bare relay
+	Floor    time.Duration `json:"floorPerMessage"` // of bare programs at both ends, added
 	Ratio    float64       `json:"ratio"`           // floor by Parley: 1 is nothing but what cannot be left out
 }
 
-// The floor of a pair is a bare program, [floor.Serve], in a process of its own:
-// between as many peers it does what the two ends cannot do without, by the same
-// HTTP, NATS, cryptography and engine, and nothing else. What the ends need:
+// The floor of a pair is the sum of its ends' floors. An end's floor is what a
+// bare program, [floor.Serve], needs in a process of its own to stand at that end
+// alone, with as many peers: what it cannot do without, by the same HTTP, NATS,
+// cryptography and engine, and nothing else:
 //
 //   - SAMVAD: one POST, signed by Ed25519, whose answer is the answer.
 //   - uAgents: a chat is four envelopes, each a POST of its own signed by
@@ -65,13 +66,14 @@ type PairRow struct {
 //     speaker signed by both. Question and answer are one message each: the
 //     session in which they are said is opened once, before the clock starts.
 //
-// Each message that moves the request on is durable before it is acted upon:
-// the request, the word that it was taken where the protocol of who is asked has
-// one, and the answer. That word goes on to who asked, where the hub has not said
-// it itself: as an event of A2E, as a message of ASP. Between two agents of uAgents or ASP the envelopes go on
-// as they are: each is verified and recorded, and the relay signs nothing.
-// Handshakes, discovery, card look-ups, heartbeats and replay memory count
-// nothing.
+// As every floor of this package, that of an end records request and answer by
+// one append each: what comes in before it is acted upon, what goes out as an
+// attempt before it is sent; and the word that a request was taken, where who is
+// asked has one. That word goes on to who asked, where the hub has not said it
+// itself: as an event of A2E, as a message of ASP. Between two agents of uAgents,
+// AGH or ASP the envelopes go on as they are: each is verified, and nothing is
+// signed. Handshakes, discovery, card look-ups, heartbeats and replay memory
+// count nothing.
 var (
 	oneRecord = floor.Step{Do: floor.Append}
 	aspProved = []floor.Scheme{floor.P256, floor.Ed25519, floor.P256}
@@ -79,86 +81,80 @@ var (
 	chain     = []floor.Scheme{floor.Secp256k1}
 )
 
-// asking is what comes before and after the part of who is asked.
-func asking(protocol string) (before, after []floor.Step) {
-	switch protocol {
-	case "samvad":
-		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Answer}}
-	case "uagents":
-		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain}},
-			[]floor.Step{oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
-	case "a2e":
-		return []floor.Step{{Do: floor.In}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Push}}
-	case "agh":
-		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}}, []floor.Step{oneRecord, {Do: floor.ToBus}, {Do: floor.ToBus}}
-	}
-	return []floor.Step{{Do: floor.In, With: aspProved}, oneRecord}, []floor.Step{oneRecord, {Do: floor.Push, With: aspSigned}}
+// An end is one side of a pair.
+type end struct {
+	protocol string
+	asked    bool
+	native   bool // the envelopes go on as they are
+	told     bool // who asks hears that the request was taken
 }
 
-// asked is the part of who is asked.
-func asked(protocol string) []floor.Step {
-	switch protocol {
-	case "samvad":
-		return []floor.Step{{Do: floor.Out, Side: 1, With: []floor.Scheme{floor.Ed25519}}}
-	case "uagents":
-		return []floor.Step{{Do: floor.Out, Side: 1, With: chain}, {Do: floor.In, Side: 1, With: chain}, oneRecord,
-			{Do: floor.In, Side: 1, With: chain}, {Do: floor.Out, Side: 1, With: chain}}
-	case "a2e":
-		return []floor.Step{{Do: floor.Push, Side: 1}, {Do: floor.In, Side: 1}, {Do: floor.Push, Side: 1}}
-	case "agh":
-		return []floor.Step{{Do: floor.ToBus, Side: 1}, {Do: floor.FromBus, Side: 1}, oneRecord, {Do: floor.FromBus, Side: 1}}
-	}
-	return []floor.Step{{Do: floor.Push, Side: 1, With: aspSigned}, {Do: floor.In, Side: 1, With: aspProved}}
+// endsOf are those of a pair.
+func endsOf(from, to string) [2]end {
+	words := map[string]bool{"uagents": true, "agh": true}    // say that a request was taken
+	relayed := map[string]bool{"a2e": true, "asp": true}      // say so to who asked, by the word of who is asked
+	native := from == to && from != "samvad" && from != "a2e" // there the hub is a party
+	return [2]end{{from, false, native, words[to] && relayed[from]}, {to, true, native, false}}
 }
 
-// told is how who asks hears that the question was taken by who is asked: A2E
-// and ASP have words for it that only the relay of such a word can say.
-func told(protocol string) []floor.Step {
-	switch protocol {
-	case "a2e":
-		return []floor.Step{{Do: floor.Push}}
-	case "asp":
-		return []floor.Step{{Do: floor.Push, With: aspSigned}}
+// steps are what the end cannot do without.
+func (e end) steps() []floor.Step {
+	steps := e.asking()
+	if e.asked {
+		steps = e.answering()
 	}
-	return nil
-}
-
-// stepsOf is the floor of a pair.
-func stepsOf(from, to string) []floor.Step {
-	if from == to {
-		// back and forth take an envelope to the other side as it is.
-		through := func(in, out floor.Step, with []floor.Scheme) (steps []floor.Step) {
-			for side := range 2 {
-				in.Side, in.With, out.Side = side, with, 1-side
-				steps = append(steps, in, oneRecord, out)
+	if e.native {
+		for i, s := range steps {
+			if s.Do == floor.Out || s.Do == floor.Push {
+				steps[i].With = nil // who says it signed it
 			}
-			return steps
-		}
-		switch from {
-		case "uagents":
-			once := through(floor.Step{Do: floor.In}, floor.Step{Do: floor.Out}, chain)
-			return append(once, once...)
-		case "asp":
-			return through(floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}, aspProved)
-		case "agh": // the say; the receipt and the trace
-			steps := through(floor.Step{Do: floor.FromBus}, floor.Step{Do: floor.ToBus}, nil)
-			return append(steps, steps[3:]...)
 		}
 	}
-	before, after := asking(from)
-	steps := before
-	for _, s := range asked(to) {
-		if steps = append(steps, s); s.Do == floor.Append { // the word that it was taken
-			steps = append(steps, told(from)...)
-		}
+	return steps
+}
+
+func (e end) asking() []floor.Step {
+	switch e.protocol {
+	case "samvad":
+		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord, oneRecord, {Do: floor.Answer}}
+	case "uagents":
+		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain},
+			oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
+	case "agh":
+		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}, oneRecord, {Do: floor.ToBus}, {Do: floor.ToBus}}
 	}
-	return append(steps, after...)
+	in, out := floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}
+	if e.protocol == "asp" {
+		in.With, out.With = aspProved, aspSigned
+	}
+	steps := []floor.Step{in, oneRecord}
+	if e.told {
+		steps = append(steps, oneRecord, out)
+	}
+	return append(steps, oneRecord, out)
+}
+
+func (e end) answering() []floor.Step {
+	steps := []floor.Step{oneRecord}
+	switch e.protocol {
+	case "samvad":
+		steps = append(steps, floor.Step{Do: floor.Out, With: []floor.Scheme{floor.Ed25519}})
+	case "uagents":
+		steps = append(steps, floor.Step{Do: floor.Out, With: chain}, floor.Step{Do: floor.In, With: chain}, oneRecord,
+			floor.Step{Do: floor.In, With: chain}, floor.Step{Do: floor.Out, With: chain})
+	case "a2e":
+		steps = append(steps, floor.Step{Do: floor.Push}, floor.Step{Do: floor.In}, floor.Step{Do: floor.Push})
+	case "agh":
+		steps = append(steps, floor.Step{Do: floor.ToBus}, floor.Step{Do: floor.FromBus}, oneRecord, floor.Step{Do: floor.FromBus})
+	default:
+		steps = append(steps, floor.Step{Do: floor.Push, With: aspSigned}, floor.Step{Do: floor.In, With: aspProved})
+	}
+	return append(steps, oneRecord)
 }
 
 // Pairs measures, for every protocol to every other, the CPU time that a hub of
-// its own process needs for a request and its answer, next to what a bare
-// relay's process needs for the same exchange. The peers are in this process, on
-// both sides of neither.
+// its own process needs for a request and its answer, next to what two bare
+// programs need that stand at one end each. The peers are in this process.
 func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	c.defaults()
 	if c.Peers == 0 {
@@ -167,13 +163,20 @@ func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	if runtime.GOOS != "linux" {
 		return errors.New("the CPU time of the hub's process is read from /proc, which only Linux has")
 	}
+	floors := map[end]time.Duration{}
 	for _, from := range pairs.Protocols {
 		for _, to := range pairs.Protocols {
 			if len(c.Only) > 0 && !slices.Contains(c.Only, from+"->"+to) {
 				continue
 			}
 			row, err := PairRow{From: from, To: to, Agents: c.Agents}, error(nil)
-			if row.Floor, err = c.floor(ctx, stepsOf(from, to)); err == nil {
+			for _, e := range endsOf(from, to) {
+				if floors[e] == 0 && err == nil {
+					floors[e], err = c.floor(ctx, e.steps())
+				}
+				row.Floor += floors[e]
+			}
+			if err == nil {
 				row.Messages, row.CPU, err = c.pair(ctx, from, to)
 			}
 			if err != nil {

@@ -19,9 +19,9 @@ func (a *app) benchPairsCommand() *cobra.Command {
 		Short: "Requests and their answers from every protocol to every other",
 		Long: `Measure the CPU time that a hub in a process of its own needs for a request and its
 answer, from agents of every protocol to agents of every other, each on a real
-socket, next to that of a bare relay in a process of its own, which does what both
-ends cannot do without, and nothing else: the same requests, events and messages,
-signatures and appends, with as many peers. It needs Linux.`,
+socket, next to the sum of both ends' floors: what bare programs, each in a process
+of its own, need to stand at one end alone, with the same requests, events and
+messages, signatures and appends, as many peers, and nothing else. It needs Linux.`,
 		Example: `  parley bench pairs
   parley bench pairs --only 'samvad->agh' --duration 10s
   parley bench pairs --agents 10000 --json`,
