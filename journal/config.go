@@ -96,4 +96,5 @@ type Config struct {
 	formats         *formats      // nil: those of this release
 	checkpointEvery int           // records between checkpoints at least
 	reopenEvery     time.Duration // between looks whether a failed engine can go on
+	goneAfter       time.Duration // see its default
 }

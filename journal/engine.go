@@ -366,7 +366,7 @@ func (j *Journal) streams() []streamSpec {
 			Metadata:    map[string]string{metaFormat: strconv.Itoa(manifestFormat), metaPartitions: strconv.Itoa(j.partitions)},
 		}}
 	}
-	var out []streamSpec
+	var out []streamSpec // the state's last, see openExternal
 	for p := range j.partitions {
 		out = append(out, config(partLog, j.logStream(p), j.logSubject(p)+">"))
 	}
@@ -374,7 +374,7 @@ func (j *Journal) streams() []streamSpec {
 	state.MaxMsgsPerSubject, state.Discard = 1, jetstream.DiscardOld
 	checkpoint := config(partState, j.checkpointStream(), j.prefix+".checkpoint.>")
 	checkpoint.AllowAtomicPublish = false
-	return append(out, state, checkpoint)
+	return append(out, checkpoint, state)
 }
 
 // makeStreams makes what a new journal needs.

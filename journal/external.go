@@ -31,7 +31,7 @@ const (
 )
 
 // openExternal connects and makes sure of the streams. The state's stream is
-// made last: where it is, all others must be.
+// made last: where it is, all others were made.
 func (j *Journal) openExternal(ctx context.Context) (err error) {
 	l, err := j.connect(ctx)
 	if err != nil {
@@ -46,19 +46,9 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 		return err
 	}
 	for _, c := range j.streams() {
-		var s jetstream.Stream
-		err := j.patiently(ctx, "stream "+c.Name, func(ctx context.Context) (err error) {
-			if s, err = l.js.Stream(ctx, c.Name); errors.Is(err, jetstream.ErrStreamNotFound) && !j.found {
-				s, err = l.js.CreateStream(ctx, c.StreamConfig)
-			}
+		s, err := j.findOrMake(ctx, l, c.StreamConfig)
+		if err != nil {
 			return err
-		})
-		switch {
-		case err == nil:
-		case errors.Is(err, jetstream.ErrStreamNotFound):
-			return fail(ErrCorrupt, "stream %s is gone; restore a backup", c.Name)
-		default:
-			return failBy(ErrServer, err, "stream %s is not there and cannot be made", c.Name)
 		}
 		if err := j.checkFeatures(s.CachedInfo().Config, &c.StreamConfig); err != nil {
 			return err
@@ -66,6 +56,55 @@ func (j *Journal) openExternal(ctx context.Context) (err error) {
 	}
 	j.link.Store(l)
 	return nil
+}
+
+// findOrMake gives a stream of the journal. In a journal that is there it is
+// waited for, for a while: a release before this one made the state's stream
+// before the last, and a server that has just become the leader of the others may
+// not have learned of all streams yet.
+func (j *Journal) findOrMake(ctx context.Context, l *link, c jetstream.StreamConfig) (s jetstream.Stream, err error) {
+	lost, stop := context.WithTimeout(ctx, j.cfg.goneAfter)
+	defer stop()
+	err = j.patiently(ctx, "stream "+c.Name, func(ctx context.Context) (err error) {
+		s, err = l.find(ctx, c.Name, c.Subjects[0])
+		switch {
+		case !errors.Is(err, jetstream.ErrStreamNotFound):
+			return err
+		case !j.found:
+			s, err = l.js.CreateStream(ctx, c)
+			return err
+		case lost.Err() == nil:
+			return errNotYet
+		}
+		return err
+	})
+	switch {
+	case err == nil:
+		return s, nil
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return nil, fail(ErrCorrupt, "stream %s is gone; restore a backup", c.Name)
+	}
+	return nil, failBy(ErrServer, err, "stream %s is not there and cannot be made", c.Name)
+}
+
+// errNotYet: a stream is not there, and may be in a moment.
+var errNotYet = errors.New("it is not there yet")
+
+// find finds a stream. That there is none a server also says that has not made
+// yet what the cluster has decided on; the leader of the servers, which alone
+// names streams, has the last word. subject is the stream's own.
+func (l *link) find(ctx context.Context, name, subject string) (jetstream.Stream, error) {
+	s, err := l.js.Stream(ctx, name)
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return s, err
+	}
+	switch _, known := l.js.StreamNameBySubject(ctx, subject); {
+	case known == nil:
+		return nil, errNotYet
+	case !errors.Is(known, jetstream.ErrStreamNotFound):
+		return nil, known
+	}
+	return nil, err
 }
 
 // connect connects to the external engine, and sees that it can be used.
@@ -121,6 +160,9 @@ func (j *Journal) connect(ctx context.Context) (l *link, err error) {
 	return l, nil
 }
 
+// goneAfter is how long a stream of a journal that is there is looked for.
+const goneAfter = 20 * time.Second
+
 // settlesWithin is how long the streams of a cluster are given to find their
 // leaders when a hub starts: several hubs may begin at once, and servers with
 // them.
@@ -143,7 +185,7 @@ func (j *Journal) patiently(ctx context.Context, what string, ask func(context.C
 		case err == nil || ctx.Err() != nil:
 			return err
 		case errors.As(err, &api) && (api.Code == 503 && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabled && api.ErrorCode != jetstream.JSErrCodeJetStreamNotEnabledForAccount || api.ErrorCode == noPlace):
-		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders):
+		case errors.Is(err, errNotYet) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders):
 		default:
 			return err
 		}
@@ -175,7 +217,7 @@ func (j *Journal) comparePayload(nc *nats.Conn) error {
 func (j *Journal) readPartitions(ctx context.Context, l *link) error {
 	var s jetstream.Stream
 	err := j.patiently(ctx, "stream "+j.stateStream(), func(ctx context.Context) (err error) {
-		s, err = l.js.Stream(ctx, j.stateStream())
+		s, err = l.find(ctx, j.stateStream(), j.stateSubject()+">")
 		return err
 	})
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

@@ -176,6 +176,9 @@ func (c *Config) complete() error {
 	if c.reopenEvery == 0 {
 		c.reopenEvery = time.Second
 	}
+	if c.goneAfter == 0 {
+		c.goneAfter = goneAfter
+	}
 	if c.Node == "" {
 		var b [4]byte
 		if _, err := io.ReadFull(c.Rand, b[:]); err != nil {
