@@ -95,16 +95,21 @@ func (n *node) integer() (int64, bool) {
 	return 0, false
 }
 
-// parseJSON reads one strict value. The syntax is jsonx's business; this adds
-// what only ASP refuses.
-func parseJSON(b []byte) (*node, error) {
-	if err := jsonx.Valid(b, maxDepth); err != nil {
+// parseJSON reads one strict value.
+func parseJSON(b []byte) (*node, error) { return parseWithin(b, maxDepth) }
+
+// parseWithin is parseJSON for a value that may nest depth deep. What it refuses
+// and accepts is what jsonx does, in one pass; jsonx says what is wrong. Besides
+// it refuses what only ASP does.
+func parseWithin(b []byte, depth int) (*node, error) {
+	p := parser{b: b, src: string(b), depth: depth, nodes: make([]node, 0, 16), names: make([]name, 0, 16)}
+	n, ok := p.document()
+	if !ok {
+		err := jsonx.Valid(b, depth)
 		return nil, refuseCause(jsonCode(b, err), "", err)
 	}
-	p := parser{b: b, src: string(b), nodes: make([]node, 0, 16), names: make([]name, 0, 16)}
-	n, err := p.value()
-	if err != nil {
-		return nil, err
+	if p.fault != "" {
+		return nil, refuse(p.fault, "")
 	}
 	return &n, nil
 }
@@ -155,13 +160,29 @@ func escapeUnit(b []byte) (uint16, bool) {
 	return uint16(u), err == nil
 }
 
-// parser walks a document that jsonx found valid.
+// parser reads a document.
 type parser struct {
 	b     []byte
 	src   string // b: strings without escapes are parts of it
 	i     int
+	depth int    // how much deeper values may nest
+	fault string // the first that is none of the syntax
 	nodes []node // the members and elements of what is open
 	names []name
+}
+
+// document reads one value with nothing behind it; false if it is not strict
+// JSON.
+func (p *parser) document() (n node, ok bool) {
+	if !utf8.ValidString(p.src) {
+		return n, false
+	}
+	p.space()
+	if n, ok = p.value(); !ok {
+		return n, false
+	}
+	p.space()
+	return n, p.i == len(p.b)
 }
 
 func (p *parser) space() {
@@ -175,55 +196,135 @@ func (p *parser) space() {
 	}
 }
 
-func (p *parser) value() (n node, err error) {
-	p.space()
+// next gives the byte at p.i, 0 at the end: no part of the syntax.
+func (p *parser) next() byte {
+	if p.i < len(p.b) {
+		return p.b[p.i]
+	}
+	return 0
+}
+
+func (p *parser) refuse(code string) {
+	if p.fault == "" {
+		p.fault = code
+	}
+}
+
+// value reads the value that begins at p.i.
+func (p *parser) value() (n node, ok bool) {
 	start := p.i
-	switch c := p.b[p.i]; c {
+	switch c := p.next(); c {
 	case '{':
-		n, err = p.object()
+		ok = p.object(&n)
 	case '[':
-		n, err = p.array()
+		ok = p.array(&n)
 	case '"':
-		n.kind, n.str = '"', p.string()
-	case 't', 'n':
-		n.kind = c
-		p.i += 4
+		n.kind = '"'
+		n.str, ok = p.string()
+	case 't':
+		n.kind, ok = c, p.literal("true")
+	case 'n':
+		n.kind, ok = c, p.literal("null")
 	case 'f':
-		n.kind = c
-		p.i += 5
+		n.kind, ok = c, p.literal("false")
 	default:
 		n.kind = '0'
-		for p.i < len(p.b) && strings.IndexByte("+-.0123456789Ee", p.b[p.i]) >= 0 {
-			p.i++
-		}
-		if code := numberFault(p.b[start:p.i]); code != "" {
-			return n, refuse(code, "")
+		if ok = p.number(); ok {
+			if code := numberFault(p.b[start:p.i]); code != "" {
+				p.refuse(code)
+			}
 		}
 	}
 	n.raw = p.b[start:p.i]
-	return n, err
+	return n, ok
 }
 
-func (p *parser) array() (n node, err error) {
+func (p *parser) literal(s string) bool {
+	if !strings.HasPrefix(p.src[p.i:], s) {
+		return false
+	}
+	p.i += len(s)
+	return true
+}
+
+// number passes over a number.
+func (p *parser) number() bool {
+	if p.next() == '-' {
+		p.i++
+	}
+	if p.next() == '0' {
+		p.i++
+	} else if !p.digits() {
+		return false
+	}
+	if p.next() == '.' {
+		p.i++
+		if !p.digits() {
+			return false
+		}
+	}
+	if c := p.next(); c == 'e' || c == 'E' {
+		p.i++
+		if c := p.next(); c == '+' || c == '-' {
+			p.i++
+		}
+		return p.digits()
+	}
+	return true
+}
+
+func (p *parser) digits() bool {
+	from := p.i
+	for c := p.next(); c >= '0' && c <= '9'; c = p.next() {
+		p.i++
+	}
+	return p.i > from
+}
+
+// enter begins what is in brackets; it leaves p.i at what follows.
+func (p *parser) enter() bool {
+	p.i++
+	p.space()
+	p.depth--
+	return p.depth >= 0
+}
+
+// another passes over what follows a member or an element: a comma, or the
+// bracket that ends them.
+func (p *parser) another(end byte) (more, ok bool) {
+	p.space()
+	c := p.next()
+	p.i++
+	if c == ',' {
+		p.space()
+		return true, true
+	}
+	return false, c == end
+}
+
+func (p *parser) array(n *node) bool {
 	n.kind = '['
 	base := len(p.nodes)
-	for p.i++; ; {
-		p.space()
-		switch p.b[p.i] {
-		case ']':
-			p.i++
-			n.kids = p.take(base)
-			return n, nil
-		case ',':
-			p.i++
-			continue
-		}
-		kid, err := p.value()
-		if err != nil {
-			return n, err
+	if !p.enter() {
+		return false
+	}
+	more := p.next() != ']'
+	if !more {
+		p.i++
+	}
+	for more {
+		kid, ok := p.value()
+		if !ok {
+			return false
 		}
 		p.nodes = append(p.nodes, kid)
+		if more, ok = p.another(']'); !ok {
+			return false
+		}
 	}
+	p.depth++
+	n.kids = p.take(base)
+	return true
 }
 
 // take gives the nodes from base on, in a slice of just their number.
@@ -233,102 +334,144 @@ func (p *parser) take(base int) []node {
 	return kids
 }
 
-func (p *parser) object() (n node, err error) {
+func (p *parser) object(n *node) bool {
 	n.kind = '{'
-	normalised := false
 	base, names := len(p.nodes), len(p.names)
-	for p.i++; ; {
-		p.space()
-		switch p.b[p.i] {
-		case '}':
-			p.i++
-			n.kids, n.names = p.take(base), slices.Clone(p.names[names:])
-			p.names = p.names[:names]
-			if normalised && duplicateNames(n.names) {
-				return n, refuse("duplicate_key", "")
-			}
-			return n, nil
-		case ',':
-			p.i++
-			continue
+	if !p.enter() {
+		return false
+	}
+	more, normalised := p.next() != '}', false
+	if !more {
+		p.i++
+	}
+	for more {
+		if p.next() != '"' {
+			return false
 		}
-		raw := p.string()
+		raw, ok := p.string()
+		if !ok {
+			return false
+		}
 		nfc := raw
 		if !ascii(raw) && !norm.NFC.IsNormalString(raw) {
 			nfc, normalised = norm.NFC.String(raw), true
 		}
+		if p.space(); p.next() != ':' {
+			return false
+		}
+		p.i++
 		p.space()
-		p.i++ // the colon
-		kid, err := p.value()
-		if err != nil {
-			return n, err
+		kid, ok := p.value()
+		if !ok {
+			return false
 		}
 		p.names = append(p.names, name{text: nfc, raw: raw})
 		p.nodes = append(p.nodes, kid)
+		if more, ok = p.another('}'); !ok {
+			return false
+		}
 	}
+	p.depth++
+	n.kids, n.names = p.take(base), slices.Clone(p.names[names:])
+	p.names = p.names[:names]
+	if duplicateNames(n.names, func(n name) string { return n.raw }) {
+		return false
+	}
+	if normalised && duplicateNames(n.names, func(n name) string { return n.text }) {
+		p.refuse("duplicate_key")
+	}
+	return true
 }
 
-func duplicateNames(names []name) bool {
+// duplicateNames reports whether two members have the same name. Few are
+// compared with each other, as most objects have few.
+func duplicateNames(names []name, of func(name) string) bool {
+	if len(names) <= 16 {
+		for i := range names {
+			for j := range i {
+				if of(names[i]) == of(names[j]) {
+					return true
+				}
+			}
+		}
+		return false
+	}
 	seen := make(map[string]bool, len(names))
 	for _, n := range names {
-		if seen[n.text] {
+		if seen[of(n)] {
 			return true
 		}
-		seen[n.text] = true
+		seen[of(n)] = true
 	}
 	return false
 }
 
-// string reads the string at p.i, which is valid.
-func (p *parser) string() string {
+// string reads the string at p.i.
+func (p *parser) string() (string, bool) {
 	p.i++
 	start := p.i
-	for {
-		switch p.b[p.i] {
-		case '"':
-			s := p.src[start:p.i]
-			p.i++
-			return s
-		case '\\':
+	for i, c := range p.b[start:] {
+		switch {
+		case c == '"':
+			p.i = start + i + 1
+			return p.src[start : start+i], true
+		case c == '\\':
+			p.i = start + i
 			return p.escaped(start)
+		case c < 0x20:
+			return "", false
 		}
-		p.i++
 	}
+	return "", false
 }
 
-func (p *parser) escaped(start int) string {
-	out := append(make([]byte, 0, 2*(p.i-start)+16), p.b[start:p.i]...)
-	for {
+// escaped reads the rest of a string that began at start, from its first
+// escape on.
+func (p *parser) escaped(start int) (string, bool) {
+	out := append(make([]byte, 0, p.i-start+64), p.b[start:p.i]...)
+	for p.i < len(p.b) {
 		c := p.b[p.i]
 		switch {
 		case c == '"':
 			p.i++
-			return string(out)
+			return string(out), true
+		case c < 0x20:
+			return "", false
 		case c != '\\':
 			out = append(out, c)
 			p.i++
 			continue
 		}
-		if at := strings.IndexByte(`bfnrt`, p.b[p.i+1]); at >= 0 {
-			out = append(out, "\b\f\n\r\t"[at])
-			p.i += 2
-			continue
+		if p.i+1 == len(p.b) {
+			return "", false
 		}
-		if p.b[p.i+1] != 'u' { // one of " \ /
-			out = append(out, p.b[p.i+1])
+		switch c := p.b[p.i+1]; c {
+		case 'b', 'f', 'n', 'r', 't':
+			out = append(out, "\b\f\n\r\t"[strings.IndexByte("bfnrt", c)])
 			p.i += 2
-			continue
-		}
-		unit, _ := escapeUnit(p.b[p.i:])
-		p.i += 6
-		r := rune(unit)
-		if utf16.IsSurrogate(r) { // its other half follows: jsonx looked
-			low, _ := escapeUnit(p.b[p.i:])
+		case '"', '\\', '/':
+			out = append(out, c)
+			p.i += 2
+		case 'u':
+			unit, ok := escapeUnit(p.b[p.i:])
+			if !ok {
+				return "", false
+			}
 			p.i += 6
-			r = utf16.DecodeRune(r, rune(low))
+			r := rune(unit)
+			if utf16.IsSurrogate(r) {
+				low, ok := escapeUnit(p.b[p.i:])
+				if r = utf16.DecodeRune(r, rune(low)); !ok || r == utf8.RuneError {
+					return "", false // one half alone
+				}
+				p.i += 6
+			}
+			out = utf8.AppendRune(out, r)
+		default:
+			return "", false
 		}
-		out = utf8.AppendRune(out, r)
 	}
+	return "", false
 }
 
 func ascii(s string) bool {

@@ -37,6 +37,13 @@ type Window struct {
 func (w Window) past() time.Duration   { return or(w.Past, 300*time.Second) }
 func (w Window) future() time.Duration { return or(w.Future, 60*time.Second) }
 
+func (w Window) holds(iat, now time.Time) bool {
+	return !iat.Before(now.Add(-w.past())) && !iat.After(now.Add(w.future()))
+}
+
+// until is how long a proof must be remembered.
+func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + w.future()) }
+
 // ProofClaims are what a proof is checked against.
 type ProofClaims struct {
 	Method      string    // htm
@@ -45,8 +52,6 @@ type ProofClaims struct {
 	AccessToken string    // empty: the transport carried none, ath is not looked at
 	Now         time.Time
 	Window      Window
-
-	made bool // with this very key in this process: the signature holds
 }
 
 // A Proof is a checked proof.
@@ -83,7 +88,7 @@ func CheckProof(proof string, c ProofClaims) (*Proof, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !c.made && !key.verify(proof[:len(header)+1+len(payload)], signature) {
+	if !key.verify(proof[:len(header)+1+len(payload)], signature) {
 		return nil, refuse("dpop_bad_signature", "")
 	}
 	if c.Key != nil && !c.Key.Equal(key) {
@@ -101,7 +106,7 @@ func CheckProof(proof string, c ProofClaims) (*Proof, error) {
 		return nil, refuse("dpop_htu_mismatch", "")
 	}
 	iat, ok := issuedAt(p.get("iat"))
-	if !ok || iat.Before(c.Now.Add(-c.Window.past())) || iat.After(c.Now.Add(c.Window.future())) {
+	if !ok || !c.Window.holds(iat, c.Now) {
 		return nil, refuse("dpop_iat_out_of_window", "")
 	}
 	jti := p.get("jti")
@@ -112,7 +117,7 @@ func CheckProof(proof string, c ProofClaims) (*Proof, error) {
 		return nil, refuse("dpop_ath_mismatch", "")
 	}
 	return &Proof{JTI: jti.str, Thumbprint: key.thumbprint, IssuedAt: iat,
-		Until: iat.Add(c.Window.past() + c.Window.future()), key: key}, nil
+		Until: c.Window.until(iat), key: key}, nil
 }
 
 // headerKey reads the header and gives its key.
@@ -179,6 +184,12 @@ func athMatches(ath, token string) bool {
 // MessageProof makes the proof for one message of a session. accessToken is
 // the one that the transport will carry, or empty.
 func (id *Identity) MessageProof(session, accessToken string, now time.Time) (string, error) {
+	proof, _, err := id.messageProof(session, accessToken, now)
+	return proof, err
+}
+
+// messageProof gives also what the proof says, but for Until.
+func (id *Identity) messageProof(session, accessToken string, now time.Time) (string, Proof, error) {
 	ath := ""
 	if accessToken != "" {
 		ath = hashOf([]byte(accessToken))
@@ -194,24 +205,26 @@ func (id *Identity) HTTPProof(method, url, accessToken string, now time.Time) (s
 		sum := sha256.Sum256([]byte(accessToken))
 		ath = b64.EncodeToString(sum[:])
 	}
-	return id.makeProof(method, url, ath, now)
+	proof, _, err := id.makeProof(method, url, ath, now)
+	return proof, err
 }
 
-func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, error) {
-	header := `{"typ":"dpop+jwt","alg":"ES256","jwk":` + id.proof.jwk() + `}`
-	p := []byte(`{"htm":`)
+func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, Proof, error) {
+	claims := Proof{JTI: rand.Text(), Thumbprint: id.proof.thumbprint, IssuedAt: time.Unix(now.Unix(), 0), key: id.proof}
+	p := append(make([]byte, 0, 256), `{"htm":`...)
 	p = append(appendString(p, htm), `,"htu":`...)
 	p = append(appendString(p, htu), `,"iat":`...)
 	p = append(appendNumber(p, float64(now.Unix())), `,"jti":`...)
-	p = appendString(p, rand.Text())
+	p = appendString(p, claims.JTI)
 	if ath != "" {
 		p = appendString(append(p, `,"ath":`...), ath)
 	}
 	p = append(p, '}')
-	input := b64.EncodeToString([]byte(header)) + "." + b64.EncodeToString(p)
-	sig, err := id.signES256([]byte(input))
+	out := append(make([]byte, 0, 640), id.proofHeader...)
+	out = b64.AppendEncode(append(out, '.'), p)
+	sig, err := id.signES256(out)
 	if err != nil {
-		return "", err
+		return "", Proof{}, err
 	}
-	return input + "." + b64.EncodeToString(sig), nil
+	return string(b64.AppendEncode(append(out, '.'), sig[:])), claims, nil
 }

@@ -7,13 +7,14 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/asn1"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/big"
 	"os"
+
+	"golang.org/x/crypto/cryptobyte"
+	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/parley-hub/parley/internal/edkeys"
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -30,6 +31,7 @@ type Identity struct {
 	proving        crypto.Signer
 	public         ed25519.PublicKey
 	proof          *ProofKey
+	proofHeader    string // of its proofs, in base64url
 }
 
 // NewIdentity makes an identity of signers, which may live elsewhere: signing
@@ -56,7 +58,8 @@ func NewIdentity(agentID, orgID string, signing, proving crypto.Signer) (*Identi
 	if err != nil {
 		return nil, err
 	}
-	return &Identity{agentID, orgID, signing, proving, pub, proof}, nil
+	header := b64.EncodeToString([]byte(`{"typ":"dpop+jwt","alg":"ES256","jwk":` + proof.jwk() + `}`))
+	return &Identity{agentID, orgID, signing, proving, pub, proof, header}, nil
 }
 
 // GenerateIdentity makes an identity with new keys.
@@ -111,20 +114,21 @@ func (id *Identity) sign(msg []byte) (string, error) {
 }
 
 // signES256 gives R‖S over the SHA-256 of msg, RFC 7518 §3.4.
-func (id *Identity) signES256(msg []byte) ([]byte, error) {
+func (id *Identity) signES256(msg []byte) (sig [64]byte, err error) {
 	digest := sha256.Sum256(msg)
 	der, err := id.proving.Sign(rand.Reader, digest[:], crypto.SHA256)
 	if err != nil {
-		return nil, fmt.Errorf("asp: signing a proof: %w", err)
+		return sig, fmt.Errorf("asp: signing a proof: %w", err)
 	}
-	var sig struct{ R, S *big.Int }
-	if rest, err := asn1.Unmarshal(der, &sig); err != nil || len(rest) > 0 {
-		return nil, errors.New("asp: the proof key gave no ECDSA signature")
+	var seq cryptobyte.String
+	var r, s []byte
+	in := cryptobyte.String(der)
+	if !in.ReadASN1(&seq, asn1.SEQUENCE) || !in.Empty() || !seq.ReadASN1Integer(&r) || !seq.ReadASN1Integer(&s) || !seq.Empty() || len(r) > 32 || len(s) > 32 {
+		return sig, errors.New("asp: the proof key gave no ECDSA signature")
 	}
-	out := make([]byte, 64)
-	sig.R.FillBytes(out[:32])
-	sig.S.FillBytes(out[32:])
-	return out, nil
+	copy(sig[32-len(r):], r)
+	copy(sig[64-len(s):], s)
+	return sig, nil
 }
 
 // identityFile is the form of an identity at rest.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -304,6 +305,77 @@ func FuzzCanonical(f *testing.F) {
 		}
 		if jsonx.Valid(b, maxDepth) != nil {
 			t.Fatal("took what jsonx refuses")
+		}
+	})
+}
+
+// What Sign makes is what Decode reads of it.
+func TestSignedIsWhatDecodes(t *testing.T) {
+	id := testIdentity(t, aliceID, "org \"acme\" \u00e9")
+	ttl := int64(60)
+	rapid.Check(t, func(t *rapid.T) {
+		d := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, SequenceNumber: rapid.Int64Range(0, 1<<53).Draw(t, "sequence"),
+			Time: time.UnixMilli(rapid.Int64Range(0, 4e12).Draw(t, "time")), TrustScore: rapid.Float64Range(0, 100).Draw(t, "score"),
+			Format: rapid.SampledFrom([]Format{"", JSON, MessagePack}).Draw(t, "format"),
+			Body:   map[string]any{"topic": drawString(t), "more": map[string]any{drawString(t): []float64{drawNumber(t)}}, "text": jsonx.Value(" \"a\\/\\u0062\" ")}}
+		if rapid.Bool().Draw(t, "recipient") {
+			d.Recipient = &Party{AgentID: bobID, OrgID: "org" + drawString(t)}
+		}
+		if rapid.Bool().Draw(t, "constraints") {
+			d.Constraints = &Constraints{MaxResponseTimeMs: 5, RequiredTrustScore: 0.5, AllowedPerformatives: []Performative{Inform}}
+		}
+		for i := range rapid.IntRange(0, 3).Draw(t, "objects") {
+			o := ContextObject{Type: "custom", ID: fmt.Sprint(i), Version: int64(i), Data: jsonx.Value(` { "a" : [1, "x"] } `)}
+			if i == 1 {
+				o.TTL, o.Visibility = &ttl, VisibleTurn
+			}
+			d.Context = append(d.Context, o)
+		}
+		e, err := d.Sign(id)
+		if err != nil {
+			if asError(err).Code == "duplicate_key" || asError(err).Code == "number_precision" {
+				return // what was drawn is no content
+			}
+			t.Fatal(err)
+		}
+		got, err := Limits{}.Decode(e.Raw(), e.format)
+		if err != nil {
+			t.Fatalf("%s: %v", e.Raw(), err)
+		}
+		if !got.signedBy(id.public) || got.checkHash() != nil {
+			t.Fatalf("%s: hash or signature does not hold", e.Raw())
+		}
+		if got.Digest() != e.Digest() || !bytes.Equal(got.content, e.content) || got.bodySpan != e.bodySpan || got.score != e.score {
+			t.Fatalf("%s: another digest, content or place", e.Raw())
+		}
+		e.made, e.root, got.root = nil, nil, nil
+		if !reflect.DeepEqual(got, e) {
+			t.Fatalf("read\n%+v\nsigned\n%+v", got, e)
+		}
+	})
+}
+
+// FuzzSyntax: what is read in one pass is what jsonx accepts, and its values are
+// what jsonx reads.
+func FuzzSyntax(f *testing.F) {
+	for _, s := range []string{`{"a":[1,-0.5e+3,"x\u00e9\ud83d\ude00",true,false,null,{}],"b":{"c":[]}}`, `"\ud83d"`, `"\ud83dx"`, `"\udc00\ud800"`, `{"a":1,"\u0061":2}`,
+		`[1,]`, `[,1]`, `{"a":1,}`, `{"a" 1}`, `{a:1}`, `01`, `-`, `1.`, `.5`, `1e`, `+1`, `"\x"`, "\"\t\"", "\"\xff\"", "\xef\xbb\xbf1", " \n1\t ", `1 2`, `tru`, `nul`, `"`, `"\`, `"\u12`, `[`, `{`, `{"a"`, ``,
+		strings.Repeat("[", 64) + strings.Repeat("]", 64), strings.Repeat("[", 65) + strings.Repeat("]", 65), `1e999`, `9007199254740993`, `{"\u0065\u0301":1,"\u00e9":2}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, depth := range []int{maxDepth, 3} {
+			p := parser{b: b, src: string(b), depth: depth}
+			n, ok := p.document()
+			if want := jsonx.Valid(b, depth); ok != (want == nil) {
+				t.Fatalf("%q, %d deep: read %t, jsonx says %v", b, depth, ok, want)
+			}
+			var v any
+			if ok && p.fault == "" && n.kind == '"' {
+				if err := jsonx.Decode(b, &v); err != nil || v != n.str {
+					t.Fatalf("%q: read %q, jsonx reads %q (%v)", b, n.str, v, err)
+				}
+			}
 		}
 	})
 }

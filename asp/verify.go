@@ -215,17 +215,28 @@ func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
 }
 
 // checkProof is step 11 without the memory of proofs. made: the proof was made
-// in this process, with this key.
+// in this process, with this key, for this session.
 func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, made bool) (*Proof, error) {
-	if key.Proof == nil {
-		return nil, refuse("dpop_key_mismatch", "sender.dpopProof").at(11)
-	}
-	proof, err := CheckProof(e.Sender.DPoPProof, ProofClaims{Method: MessageMethod, URL: MessageURL(e.SessionID),
-		Key: key.Proof, AccessToken: token, Now: now, Window: w, made: made})
-	if err != nil {
+	refused := func(err error) (*Proof, error) {
 		r := asError(err)
 		r.Path = "sender.dpopProof"
 		return nil, r.at(11)
+	}
+	if key.Proof == nil {
+		return refused(refuse("dpop_key_mismatch", ""))
+	}
+	if made && token == "" {
+		proof := e.made.proof
+		if !w.holds(proof.IssuedAt, now) {
+			return refused(refuse("dpop_iat_out_of_window", ""))
+		}
+		proof.Until = w.until(proof.IssuedAt)
+		return &proof, nil
+	}
+	proof, err := CheckProof(e.Sender.DPoPProof, ProofClaims{Method: MessageMethod, URL: MessageURL(e.SessionID),
+		Key: key.Proof, AccessToken: token, Now: now, Window: w})
+	if err != nil {
+		return refused(err)
 	}
 	return proof, nil
 }
