@@ -751,7 +751,10 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	h.fitReply(ctx, request, m.From, m)
-	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key}
+	if s.Chain != nil {
+		scope = s.Scope // a reply that is a record of a chain as well lies there; the journal refuses it where the request does not
+	}
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
 	if entry.Open = h.replyTo(request, m.Kind, v.Sync); entry.Open != nil {
 		refer(m, v.Position)
 	}
@@ -772,6 +775,7 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	if err := h.write(ctx, entry, a, false); err != nil {
 		return nil, err
 	}
+	s.note(a.position)
 	return a, nil
 }
 

@@ -443,12 +443,13 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 	return err
 }
 
-// submit records one record of a session: [store.submit].
-func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error) {
+// submit records one record of a session: [store.submit]. handed says that it is
+// recorded as a reply.
+func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (at journal.Position, handed bool, err error) {
 	_, own := ctx.Value(saysKey{}).(says)
 	ext, err := encodeExtension(r, joined, own)
 	if err != nil {
-		return journal.Position{}, err
+		return at, false, err
 	}
 	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: b.conversation(r.Session), Sent: r.Time, Extensions: ext,
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
@@ -457,7 +458,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		name, standIn := b.nameOf(p.AgentID)
 		if _, ok := b.c.Hub.Directory().Agent(name); !ok && !standIn {
 			if err := b.enter(ctx, p.AgentID); err != nil {
-				return journal.Position{}, err
+				return at, false, err
 			}
 		}
 		if p.AgentID == r.Sender {
@@ -467,13 +468,42 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		}
 	}
 	s.Reads = m.Audience
-	if req := r.Request; req != nil {
-		b.describe(ctx, c, r, req, &s)
-	} else {
+	if req := r.Request; req == nil {
 		s.Admitted = true // what the hub itself notes
+	} else if a := b.describe(ctx, c, r, req, &s); a != nil {
+		if handed, err := b.handAtOnce(ctx, a, &s); handed {
+			return *s.At, true, appendError(err)
+		}
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
-	return *s.At, appendError(err)
+	return *s.At, false, appendError(err)
+}
+
+// handAtOnce records a message of a session as the reply to the request of the
+// hub's that it answers: one record is its place in the session, and the end of
+// the request. false: it was not, and is to be recorded as a notice, of which the
+// tender makes what can be made.
+func (b *Binding) handAtOnce(ctx context.Context, a *answer, s *hub.Submission) (handed bool, err error) {
+	if j := b.c.Journal; j.Shared() || j.Partition(a.call.Scope) != j.Partition(s.Scope) {
+		return false, nil // it may not be for this node to do, or not in one record
+	}
+	from := s.Message
+	m := a.message
+	m.From, m.InReplyTo, m.Schema, m.Sent, m.Hops = a.call.To, a.request, from.Schema, from.Sent, from.Hops
+	m.Extensions, m.Trace, m.Origin = from.Extensions, from.Trace, from.Origin
+	_, err = b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: s.Scope, Key: s.Key, Chain: s.Chain, At: s.At})
+	switch e := parley.AsError(err); {
+	case err == nil:
+		if m.Kind.Terminal() {
+			if err := b.dropCall(ctx, a.session, a.call.Request); err != nil {
+				b.c.Logger.Warn("cannot forget a request that was answered", "session", a.session, "request", a.call.Request, "error", err)
+			}
+		}
+		return true, nil
+	case errors.As(err, new(*hub.Prior)), errors.Is(err, journal.ErrUnknown), e.Retryable, e.Code == parley.Internal:
+		return true, err
+	}
+	return false, nil // nobody waits for it any more, or it is not for who asked
 }
 
 // conversation of a session. Nobody can tell it from the session's id.
@@ -481,8 +511,8 @@ func (b *Binding) conversation(session string) parley.ID {
 	return b.c.Hub.Conversation(Protocol, scope(session), session)
 }
 
-// describe says a message in the hub's terms.
-func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request, s *hub.Submission) {
+// describe says a message in the hub's terms, and what it answers.
+func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request, s *hub.Submission) *answer {
 	m, e := s.Message, req.Envelope
 	m.Act, m.Schema = string(e.Performative), e.Version
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
@@ -495,10 +525,10 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		if !says.message.IsZero() {
 			m.Trace.Foreign[foreignSays] = says.message.String()
 		}
-		return
+		return nil
 	}
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
-		return // how sessions come and go is not for handlers
+		return nil // how sessions come and go is not for handlers
 	}
 	m.Hops = hopsOf(e)
 	bd := bodyOf(e)
@@ -511,7 +541,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		name, ok := b.standIns.name(target)
 		entry, here := b.c.Hub.Directory().Agent(name)
 		if !ok || !here {
-			return
+			return nil
 		}
 		m.Kind, m.To = parley.Request, name
 		m.Skill, m.Parts = skillOf(bd, entry), requestParts(e, bd)
@@ -521,17 +551,22 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			m.Kind, m.To, m.Audience, m.InReplyTo = parley.Cancel, to, nil, id
 		}
 	default:
-		// Answers go to those who asked, by another way. Whether it is one
-		// costs a look into the journal, and only matters to whom it would go.
-		if readers := b.readers(m); len(readers) < len(m.Audience) && !b.isAnswer(ctx, e) {
-			s.Reads = readers
+		// Answers go to those who asked, by another way. Whether it is one costs
+		// a look into a shared journal, and there only matters to whom it would go.
+		var a *answer
+		if readers := b.readers(m); len(readers) < len(m.Audience) || !b.c.Journal.Shared() {
+			if a = b.answerIn(ctx, e, bd); a == nil {
+				s.Reads = readers
+			}
 		}
 		if e.Performative == protocol.Inform { // those who read the record see it whole
 			if parts := informParts(bd); len(parts) > 0 {
 				m.Parts = parts
 			}
 		}
+		return a
 	}
+	return nil
 }
 
 // addressed is the one of whom a QUERY asks: the recipient that it names, else

@@ -28,7 +28,10 @@ func erasedKey(session string, position int64) string {
 func (b *Binding) Erasing(ctx context.Context, records []*journal.Record) error {
 	sessions := map[string][]*journal.Record{}
 	for _, r := range records {
-		if id := sessionOf(r.Scope); id != "" && r.Chain != nil && r.Message != nil && r.Erased == nil && len(r.Message.Extensions[Protocol]) > 0 {
+		if r.Chain == nil || r.Message == nil || r.Erased != nil || len(r.Message.Extensions[Protocol]) == 0 {
+			continue
+		}
+		if id := sessionOf(r.Chain.Name); id != "" {
 			sessions[id] = append(sessions[id], r)
 		}
 	}

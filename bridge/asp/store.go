@@ -66,7 +66,7 @@ type store struct {
 	maxAgent int
 	now      func() time.Time
 	// submit records a message through the hub, or appends what is none.
-	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
+	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (at journal.Position, handed bool, err error)
 	warn         func(text string, err error)
 	conversation func(session string) parley.ID
 
@@ -94,10 +94,17 @@ type chain struct {
 	seq    uint64           // of the last record in ledger
 	at     []place          // by position
 	ids    map[parley.ID]int32
-	recent []*protocol.Record // the newest, by position modulo kept
-	saved  int                // records of the checkpoint
+	recent []said // the newest, by position modulo kept
+	saved  int    // records of the checkpoint
 
 	used time.Time // under store.mu
+}
+
+// said is a record of a session. handed says that it is, in the journal, the
+// reply to a request of the hub's, which so has it.
+type said struct {
+	*protocol.Record
+	handed bool
 }
 
 // place is where a record stands in the journal, and the id of its message.
@@ -373,12 +380,18 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if err != nil {
 		return err
 	}
-	s.advance(c, rec, after, r.Position.Sequence)
+	s.advance(c, said{rec, isReply(r)}, after, r.Position.Sequence)
 	return nil
 }
 
+// isReply reports whether a record of a session is one of a reply.
+func isReply(r *journal.Record) bool {
+	k := r.Message.Kind
+	return k == parley.Event || k.Terminal()
+}
+
 // advance takes what is recorded into c.
-func (s *store) advance(c *chain, r *protocol.Record, after *protocol.Ledger, seq uint64) {
+func (s *store) advance(c *chain, r said, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
 		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
@@ -386,10 +399,10 @@ func (s *store) advance(c *chain, r *protocol.Record, after *protocol.Ledger, se
 	c.index(seq, id)
 	c.ledger, c.seq = after, seq
 	if len(c.recent) < kept {
-		c.recent = append(c.recent, nil)
+		c.recent = append(c.recent, said{})
 	}
 	for len(c.recent) <= int(r.Position%kept) {
-		c.recent = append(c.recent, nil)
+		c.recent = append(c.recent, said{})
 	}
 	c.recent[r.Position%kept] = r
 	names := make([]string, len(after.Participants))
@@ -428,11 +441,11 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 			return err
 		}
 	}
-	at, err := s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(session), After: c.seq})
+	at, handed, err := s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(session), After: c.seq})
 	if err != nil {
 		return err
 	}
-	s.advance(c, r, r.Ledger, at.Sequence)
+	s.advance(c, said{r, handed}, r.Ledger, at.Sequence)
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
 			s.warn("cannot write a checkpoint of a session", err) // the log is enough
@@ -527,39 +540,57 @@ func (s *store) Message(ctx context.Context, session, messageID string) (*protoc
 	if !ok {
 		return nil, protocol.ErrNotFound
 	}
-	return s.record(ctx, c, int64(at))
+	r, err := s.record(ctx, c, int64(at))
+	return r.Record, err
 }
 
 // record gives one record; c.mu is held.
-func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol.Record, error) {
-	if i := int(position % kept); i < len(c.recent) && c.recent[i] != nil && c.recent[i].Position == position {
+func (s *store) record(ctx context.Context, c *chain, position int64) (said, error) {
+	if i := int(position % kept); i < len(c.recent) && c.recent[i].Record != nil && c.recent[i].Position == position {
 		return c.recent[i], nil
 	}
 	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.at[position].seq})
 	if err != nil {
-		return nil, err
+		return said{}, err
 	}
+	var rec *protocol.Record
 	if r.Erased != nil && len(r.Message.Extensions[Protocol]) == 0 {
-		return s.erased(ctx, c.id, position, r)
+		rec, err = s.erased(ctx, c.id, position, r)
+	} else {
+		rec, _, err = recordOf(r.Message)
 	}
-	rec, _, err := recordOf(r.Message)
-	return rec, err
+	return said{rec, isReply(r)}, err
 }
 
 // Records implements [protocol.Store].
 func (s *store) Records(ctx context.Context, session string, from int64, limit int) ([]*protocol.Record, error) {
+	page, err := s.said(ctx, session, from, limit)
+	if err != nil || len(page) == 0 {
+		return nil, err
+	}
+	out := make([]*protocol.Record, len(page))
+	for i, r := range page {
+		out[i] = r.Record
+	}
+	return out, nil
+}
+
+func (s *store) said(ctx context.Context, session string, from int64, limit int) ([]said, error) {
 	c, err := s.ready(ctx, session)
 	if err != nil {
 		return nil, err
 	}
 	defer c.mu.Unlock()
-	var out []*protocol.Record
-	for at := max(from, 0); at < int64(len(c.at)) && len(out) < limit; at++ {
-		r, err := s.record(ctx, c, at)
-		if err != nil {
+	from = max(from, 0)
+	n := min(int64(len(c.at))-from, int64(limit))
+	if n <= 0 {
+		return nil, nil
+	}
+	out := make([]said, n)
+	for i := range out {
+		if out[i], err = s.record(ctx, c, from+int64(i)); err != nil {
 			return nil, err
 		}
-		out = append(out, r)
 	}
 	return out, nil
 }

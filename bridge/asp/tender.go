@@ -87,6 +87,9 @@ func (t *tender) recorded(r *journal.Record) {
 	}
 	delete(t.waiting, session)
 	t.mu.Unlock()
+	if m := r.Message; m != nil && !t.b.c.Journal.Shared() && (m.Kind != parley.Notice || m.Trace.Foreign[foreignSays] != "") {
+		return // a request or an answer, or what the hub says itself: all is done that its record asks for
+	}
 	// Of the sessions of other nodes, those count that are in use here and
 	// those that may bring somebody in who waits here.
 	if !t.mine(session) && !t.b.store.has(session) && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
@@ -413,10 +416,29 @@ func without(list []call, request string) []call {
 	return slices.DeleteFunc(slices.Clone(list), func(x call) bool { return x.Request == request })
 }
 
-// isAnswer reports whether a message answers a request of the hub's.
-func (b *Binding) isAnswer(ctx context.Context, e *protocol.Envelope) bool {
+// answer is a message of a session as the reply to a request of the hub's.
+type answer struct {
+	session string
+	call    call
+	request parley.ID
+	message *parley.Message // what [replyOf] says of it
+}
+
+// answerIn tells what a message of a session answers; nil for nothing.
+func (b *Binding) answerIn(ctx context.Context, e *protocol.Envelope, bd body) *answer {
 	list, err := b.calls(ctx, e.SessionID)
-	return err == nil && answered(list, e) != nil && replyOf(e) != nil
+	if err != nil {
+		return nil
+	}
+	c := answered(list, e)
+	if c == nil {
+		return nil
+	}
+	a := &answer{session: e.SessionID, call: *c, message: replyOf(e, bd)}
+	if a.request, err = parley.ParseID(c.Request); err != nil || a.message == nil {
+		return nil
+	}
+	return a
 }
 
 // answered finds the request that a message is about: the one it refers to, or
@@ -466,7 +488,7 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 	at := max(t.cursors[l.ID], list[0].Position)
 	t.mu.Unlock()
 	for at < l.Head.Count {
-		page, err := t.b.store.Records(ctx, l.ID, at, 64)
+		page, err := t.b.store.said(ctx, l.ID, at, 64)
 		if err != nil {
 			return err
 		}
@@ -474,8 +496,8 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 			break
 		}
 		for _, r := range page {
-			if r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
-				if list, err = t.answer(ctx, l.ID, r, list); err != nil {
+			if !r.handed && r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
+				if list, err = t.answer(ctx, l.ID, r.Record, list); err != nil {
 					return err
 				}
 			}
@@ -513,7 +535,7 @@ func (t *tender) answer(ctx context.Context, session string, r *protocol.Record,
 	if c == nil {
 		return list, nil
 	}
-	m := replyOf(e)
+	m := replyOf(e, bodyOf(e))
 	if m == nil {
 		return list, nil
 	}

@@ -92,8 +92,7 @@ func wholeBody(e *protocol.Envelope) []parley.Part {
 
 // replyOf says what a message means as a reply to a request of the hub's: a
 // kind of 0 says that it is none.
-func replyOf(e *protocol.Envelope) *parley.Message {
-	b := bodyOf(e)
+func replyOf(e *protocol.Envelope, b body) *parley.Message {
 	m := &parley.Message{Act: string(e.Performative)}
 	switch e.Performative {
 	case protocol.Reject:

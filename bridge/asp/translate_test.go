@@ -49,7 +49,8 @@ func TestReplies(t *testing.T) {
 		{protocol.Inform, `{"informType":"introduction"}`, 0, 0, "", ""},
 		{protocol.Observe, `{"topic":"x"}`, 0, 0, "", ""},
 	} {
-		m := replyOf(signed(t, c.act, jsonx.Value(c.body)))
+		e := signed(t, c.act, jsonx.Value(c.body))
+		m := replyOf(e, bodyOf(e))
 		if c.kind == 0 {
 			if m != nil {
 				t.Errorf("%s %s: %+v", c.act, c.body, m)
@@ -111,7 +112,7 @@ func FuzzReply(f *testing.F) {
 		if err != nil {
 			return // not a body of INFORM
 		}
-		m := replyOf(e)
+		m := replyOf(e, bodyOf(e))
 		if m == nil {
 			return
 		}
