@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -156,5 +157,81 @@ func TestLossesOfReplies(t *testing.T) {
 	}
 	if got := <-own; len(got) != 2 || got[0].Field != "Act" || got[1].Field != "Lost.response" {
 		t.Errorf("%v", got)
+	}
+}
+
+// TestLossesOfEventsOutlastTheHub: the hub ends between an event and the answer;
+// what the event lost is told with the answer all the same, and with the failure
+// of a request that nobody answers.
+func TestLossesOfEventsOutlastTheHub(t *testing.T) {
+	dir := t.TempDir()
+	reopen := func() *journal.Journal {
+		j, err := journal.Open(t.Context(), journal.Config{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j
+	}
+	far := func() *wire {
+		return &wire{name: "far", deliver: func(_ context.Context, o Outbound) Outcome {
+			if err := o.Event(parley.Working); err != nil {
+				t.Error(err)
+			}
+			return Outcome{Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
+		}}
+	}
+	j := reopen()
+	begin := func() *Hub {
+		h := start(t, func(c *Config) { c.Journal = j }, far())
+		h.bindings["near"] = lossy{&wire{name: "near"}}
+		h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
+		return h
+	}
+	h := begin()
+	var asked [2]parley.ID
+	for i := range asked {
+		s := ask("bob", "", "?")
+		s.Message.Origin.Protocol, s.Message.Deadline = "near", time.Now().Add(time.Hour)
+		m, err := h.Accept(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked[i] = m.ID
+		until(t, func() bool { v, ok := j.Delivery(m.ID, "bob"); return ok && v.State == parley.Delivered })
+	}
+	end := func() {
+		if err := h.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	end()
+	j = reopen()
+	h = begin()
+	defer end()
+	ended := make(chan journal.Step, 4)
+	defer j.Watch(func(r *journal.Record) {
+		for _, s := range r.Steps {
+			ended <- s
+		}
+	})()
+	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: asked[0],
+		Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Session}}}}); err != nil {
+		t.Fatal(err)
+	}
+	v, _ := j.Delivery(asked[1], "bob")
+	h.overdue(asked[1], "bob", v.Position)
+	for i, last := range []string{"response", "error"} {
+		s := <-ended
+		var fields []string
+		for _, l := range s.Losses {
+			fields = append(fields, l.Field)
+		}
+		slices.Sort(fields)
+		if want := []string{"Act", "Lost." + last, "Lost.event"}; s.Message != asked[i] || s.State != parley.Answered || !slices.Equal(fields, slices.Sorted(slices.Values(want))) {
+			t.Errorf("%s lost %v, want %v", s, fields, want)
+		}
 	}
 }

@@ -59,6 +59,7 @@ const (
 	tagErased
 	tagEnvelopeDigest
 	tagEnvelopeSize
+	tagLoss
 )
 
 // Tags of a message.
@@ -332,6 +333,7 @@ func encode(r *sealed) []byte {
 		e.close(at)
 	}
 	e.failure(tagRefused, r.Refused)
+	e.losses(tagLoss, r.Losses)
 
 	binary.LittleEndian.PutUint32(e.b[3:], uint32(len(e.b)-recordHead))
 	for _, b := range e.blobs {
@@ -671,6 +673,8 @@ func decode(data []byte) (*sealed, error) {
 			l := f.list()
 			r.Steps = append(r.Steps, l.step())
 			f.join(&l)
+		case tagLoss:
+			r.Losses = append(r.Losses, f.loss())
 		case tagRefused:
 			l := f.list()
 			r.Refused = l.failure()

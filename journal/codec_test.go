@@ -53,6 +53,7 @@ func sample(size int) *sealed {
 			},
 			Open:    []Opening{{To: "weather", Attempt: 1, Sync: true}, {To: "bob", NotBefore: at.Add(time.Minute)}},
 			Steps:   []Step{{Message: sampleID(9), To: "alice", State: parley.Waiting, Attempt: 2, Next: at, Postponed: true, Reply: sampleID(4), Error: &parley.Error{Code: parley.Unavailable}, Losses: []parley.Loss{{Field: "Deadline", Reason: "none"}}}},
+			Losses:  []parley.Loss{{Field: "Event.State", Reason: "no word"}, {Field: "Event.Parts", Reason: ""}},
 			Refused: &parley.Error{Code: parley.Forbidden, Text: "no"},
 			Chain:   &ChainLink{Name: "session", After: 12},
 		},

@@ -111,10 +111,30 @@ func (d *delivery) step(s *Step, r *Record) (gone bool) {
 	if s.Error != nil {
 		d.err = s.Error.Because(nil)
 	}
-	if s.Losses != nil {
-		d.losses = s.Losses
-	}
+	d.losses = AddLosses(d.losses, s.Losses)
 	return s.State != parley.Dead && s.State.Settled(d.kind)
+}
+
+// MaxLosses is how many different losses a delivery may have for an event to
+// note its own there.
+const MaxLosses = 16
+
+// said notes what an event lost.
+func (d *delivery) said(losses []parley.Loss) {
+	if all := AddLosses(d.losses, losses); len(all) <= MaxLosses {
+		d.losses = all
+	}
+}
+
+// AddLosses adds the losses of b that a has not; a itself where that is all.
+func AddLosses(a, b []parley.Loss) []parley.Loss {
+	out := a
+	for _, l := range b {
+		if !slices.Contains(out, l) {
+			out = append(slices.Clip(out), l)
+		}
+	}
+	return out
 }
 
 func opened(r *Record, o *Opening) *delivery {

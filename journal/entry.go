@@ -74,6 +74,12 @@ type Entry struct {
 	Open    []Opening       // of Message; at most one for each recipient
 	Steps   []Step          // at most one for each delivery
 
+	// Losses are what Message, an event, loses on its way to who made the
+	// request that it is about, where it has no delivery of its own: they are
+	// noted in the open delivery of the request to Message.From, with those of
+	// its steps.
+	Losses []parley.Loss
+
 	// Refused records that Message was proved but not admitted, and why. It
 	// uses up Key and opens no delivery.
 	Refused *parley.Error
@@ -102,7 +108,7 @@ type Step struct {
 	Postponed bool      // Waiting: the attempt does not count as a try (429, Retry-After)
 	Reply     parley.ID // Answered: the terminal reply; the entry's own message where zero
 	Error     *parley.Error
-	Losses    []parley.Loss
+	Losses    []parley.Loss // besides those that were noted before
 }
 
 // A Key makes a replay recognisable.
@@ -138,6 +144,7 @@ type Record struct {
 	Message *parley.Message
 	Open    []Opening
 	Steps   []Step
+	Losses  []parley.Loss // see Entry
 	Refused *parley.Error
 	Chain   *ChainLink
 	Keyed   bool      // it was recorded with a replay key

@@ -442,6 +442,8 @@ func (j *Journal) place(e *Entry) (*partition, error) {
 		return nil, fail(ErrInvalid, "its message has no ID")
 	case e.Refused != nil && (m == nil || len(e.Open) > 0):
 		return nil, fail(ErrInvalid, "a refused entry has a message and opens no delivery")
+	case len(e.Losses) > 0 && (m == nil || m.Kind != parley.Event):
+		return nil, fail(ErrInvalid, "only an event has losses of its own")
 	case e.Scope == "" && len(e.Steps) == 0:
 		return nil, fail(ErrInvalid, "it has no scope")
 	case e.Scope == "" && (e.Key.ID != "" || e.Chain != nil):
@@ -516,7 +518,7 @@ func (j *Journal) seal(e *Entry, p *partition) (*sealed, error) {
 		run: j.run, number: j.number.Add(1),
 		Record: &Record{
 			Position: Position{Partition: p.index}, Time: now.Round(0).UTC(), Node: j.cfg.Node, Scope: e.Scope,
-			Message: e.Message, Open: e.Open, Steps: e.Steps, Refused: e.Refused, Chain: e.Chain,
+			Message: e.Message, Open: e.Open, Steps: e.Steps, Losses: e.Losses, Refused: e.Refused, Chain: e.Chain,
 		},
 	}
 	if e.Key.ID != "" {

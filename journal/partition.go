@@ -98,6 +98,11 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 			elsewhere = !p.guard.replied(m.InReplyTo, r.Position) && len(p.j.parts) > 1
 		}
 	}
+	if len(r.Losses) > 0 && r.Message != nil {
+		if d := p.open[target{r.Message.InReplyTo, unique.Make(r.Message.From)}]; d != nil {
+			d.said(r.Losses)
+		}
+	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
 		t := targetOf(s)

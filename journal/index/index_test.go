@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -68,6 +69,20 @@ type naiveDelivery struct {
 	code      parley.Code
 	reply     parley.ID
 	steps     int
+	losses    []string
+}
+
+// lose adds losses, those of an event only where they are not too many.
+func (d *naiveDelivery) lose(losses []parley.Loss, most int) {
+	all := slices.Clone(d.losses)
+	for _, l := range losses {
+		if !slices.Contains(all, l.String()) {
+			all = append(all, l.String())
+		}
+	}
+	if len(all) <= most {
+		d.losses = all
+	}
 }
 
 type naiveConversation struct{ messages, open, failed int }
@@ -89,6 +104,11 @@ func scan(t testing.TB, j *journal.Journal) *naive {
 					}
 				}
 				v.messages[m.ID] = n
+				if asked := v.messages[m.InReplyTo]; len(r.Losses) > 0 {
+					if d := asked.deliveries[m.From]; !d.state.Settled(parley.Request) && d.state != parley.Dead {
+						d.lose(r.Losses, journal.MaxLosses)
+					}
+				}
 			}
 			for _, s := range r.Steps {
 				n := v.messages[s.Message]
@@ -107,6 +127,7 @@ func scan(t testing.TB, j *journal.Journal) *naive {
 				if s.Error != nil {
 					d.code = s.Error.Code
 				}
+				d.lose(s.Losses, 1<<10)
 			}
 		}
 	}
@@ -204,7 +225,7 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		}
 		for _, d := range one.Deliveries {
 			nd := want.deliveries[d.To]
-			if nd == nil || d.State != nd.state || d.Attempts != nd.attempts || d.Postponed != nd.postponed || d.Code != nd.code || d.Reply != nd.reply || len(d.Steps) != nd.steps {
+			if nd == nil || d.State != nd.state || d.Attempts != nd.attempts || d.Postponed != nd.postponed || d.Code != nd.code || d.Reply != nd.reply || len(d.Steps) != nd.steps || !slices.Equal(d.Losses, nd.losses) {
 				t.Errorf("delivery of %s to %s is %+v, want %+v", m.ID, d.To, d, nd)
 			}
 		}
@@ -292,9 +313,18 @@ func (m *naiveMessage) party(name string) bool {
 
 // writer of random entries.
 type author struct {
-	j   *journal.Journal
-	n   uint64
-	int func(int) int
+	j      *journal.Journal
+	n      uint64
+	int    func(int) int
+	scopes map[parley.ID]string
+}
+
+// losses makes some of n.
+func (a *author) losses(n int) (out []parley.Loss) {
+	for range a.int(3) {
+		out = append(out, parley.Loss{Field: fmt.Sprint("field", a.int(n)), Reason: "no word for it"})
+	}
+	return out
 }
 
 func (a *author) append(t testing.TB) {
@@ -320,7 +350,19 @@ func (a *author) append(t testing.TB) {
 	if _, err := a.j.Append(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
+	if a.scopes == nil {
+		a.scopes = map[parley.ID]string{}
+	}
+	a.scopes[m.ID] = e.Scope
 	for _, d := range a.j.Deliveries(journal.Filter{}) {
+		if d.Kind == parley.Request && a.int(4) == 0 {
+			a.n++
+			e := journal.Entry{Scope: a.scopes[d.Message], Losses: a.losses(40), Message: &parley.Message{ID: testID(a.n, 1), Kind: parley.Event, From: d.To, To: d.From,
+				Conversation: d.Conversation, InReplyTo: d.Message, Parts: []parley.Part{parley.Text("said")}}}
+			if _, err := a.j.Append(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if a.int(3) > 0 {
 			continue
 		}
@@ -338,6 +380,7 @@ func (a *author) append(t testing.TB) {
 		if s.State >= parley.Dead {
 			s.Error = parley.Refuse(parley.TimedOut, "late")
 		}
+		s.Losses = a.losses(9)
 		if _, err := a.j.Append(t.Context(), journal.Entry{Steps: []journal.Step{s}}); err != nil && !errors.Is(err, journal.ErrConflict) {
 			t.Fatal(err)
 		}

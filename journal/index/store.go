@@ -293,6 +293,11 @@ func (s *store) add(e *entry) error {
 			return fmt.Errorf("index record %s: %w", r.Position, err)
 		}
 	}
+	if len(r.Losses) > 0 && r.Message != nil {
+		if err := s.said(r); err != nil {
+			return fmt.Errorf("index record %s: %w", r.Position, err)
+		}
+	}
 	for i := range r.Steps {
 		if err := s.step(r, &r.Steps[i]); err != nil {
 			return fmt.Errorf("index record %s: %w", r.Position, err)
@@ -508,25 +513,68 @@ func (d *delivery) fits(t *journal.Step) bool {
 	return t.Attempt == 0 || t.Attempt == int(d.attempts)
 }
 
-func (s *store) step(r *journal.Record, t *journal.Step) error {
-	key := idKey{t.Message, r.Position.Partition}
+// of finds the delivery of a message that is recorded in a partition; nil where
+// the index has none.
+func (s *store) of(id parley.ID, partition int, to string) (*delivery, error) {
+	key := idKey{id, partition}
 	n, ok := s.ids[key]
 	if !ok {
-		found, err := s.idGet.blob(t.Message[:]).int(int64(r.Position.Partition)).row()
+		found, err := s.idGet.blob(id[:]).int(int64(partition)).row()
 		if err != nil || !found {
-			return err
+			return nil, err
 		}
 		n = s.idGet.colInt(0)
 		if err := s.idGet.done(); err != nil {
-			return err
+			return nil, err
 		}
 		s.ids[key] = n
 	}
-	to, err := s.agent(t.To)
+	agent, err := s.agent(to)
+	if err != nil {
+		return nil, err
+	}
+	return s.delivery(n, agent)
+}
+
+// lose notes losses besides those that are noted.
+func (d *delivery) lose(losses []parley.Loss, most int) error {
+	if len(losses) == 0 {
+		return nil
+	}
+	var list []string
+	if d.losses != "" {
+		if err := json.Unmarshal([]byte(d.losses), &list); err != nil {
+			return err
+		}
+	}
+	before := len(list)
+	for _, l := range losses {
+		if text := l.String(); !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
+	if len(list) == before || most > 0 && len(list) > most {
+		return nil
+	}
+	b, err := json.Marshal(list)
 	if err != nil {
 		return err
 	}
-	d, err := s.delivery(n, to)
+	d.losses, d.dirty = string(b), true
+	return nil
+}
+
+// said notes what an event lost with the delivery of its request.
+func (s *store) said(r *journal.Record) error {
+	d, err := s.of(r.Message.InReplyTo, r.Position.Partition, r.Message.From)
+	if err != nil || d == nil || !d.open() {
+		return err
+	}
+	return d.lose(r.Losses, journal.MaxLosses)
+}
+
+func (s *store) step(r *journal.Record, t *journal.Step) error {
+	d, err := s.of(t.Message, r.Position.Partition, t.To)
 	if err != nil || d == nil || !d.fits(t) {
 		return err
 	}
@@ -551,16 +599,8 @@ func (s *store) step(r *journal.Record, t *journal.Step) error {
 		d.code, d.error = string(t.Error.Code), t.Error.Text
 		code = d.code
 	}
-	if t.Losses != nil {
-		var list []string
-		for _, l := range t.Losses {
-			list = append(list, l.String())
-		}
-		b, err := json.Marshal(list)
-		if err != nil {
-			return err
-		}
-		d.losses = string(b)
+	if err := d.lose(t.Losses, 0); err != nil {
+		return err
 	}
 	if _, err := s.conversation(d.conv); err != nil {
 		return err
