@@ -20,6 +20,7 @@ type Log interface {
 	Delivery(message parley.ID, to string) (journal.Delivery, bool)
 	Owned(partition int) bool
 	Owner(partition int) *journal.Lease
+	Shared() bool
 }
 
 // A Carrier brings a message to its recipient. The hub is one.
@@ -69,11 +70,6 @@ type Result struct {
 	Unknown bool          // with Err: the recipient may have had the message all the same
 	Losses  []parley.Loss
 
-	// Sent says that the message was published to a recipient that recognises
-	// repeats: that it was is recorded a little later, together with others.
-	// It does not concern requests.
-	Sent bool
-
 	then func() // what goes on in the same goroutine when the lane is released
 }
 
@@ -118,7 +114,8 @@ type Dispatcher struct {
 	held   int64
 	closed bool
 	late   late
-	mine   map[delivered]struct{} // what this process is at work on, from before it is recorded until its outcome is
+	mine   map[delivered]bool     // what this process is at work on, from before it is recorded until its outcome is; true: it has one already
+	ahead  map[delivered]struct{} // what is being recorded with its first attempt, to be made when its turn comes
 }
 
 // delivered is one message to one recipient.
@@ -164,6 +161,7 @@ type item struct {
 	size      int64
 	again     bool           // it was to be taken up while it was here: look at it once more at its end
 	late      bool           // its outcome is recorded with others
+	begun     bool           // its next attempt is recorded already
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
 	unsure    bool           // the journal could not say whether it recorded the next attempt,
 	owner     *journal.Lease // which was fenced with this
@@ -204,7 +202,7 @@ func New(c Config) *Dispatcher {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}, mine: map[delivered]struct{}{}}
+	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}, mine: map[delivered]bool{}, ahead: map[delivered]struct{}{}}
 }
 
 // Close stops: no attempt is begun any more, those under way are given until
@@ -233,28 +231,45 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	}
 }
 
-// A Claim holds an idle lane for a message that is about to be recorded with
-// its first attempt. It must be ended by Release or Run.
+// A Claim is the right to record a message with its first attempt. It must be
+// ended by Release, Run or Go.
 type Claim struct {
 	d  *Dispatcher
-	l  *lane
-	id parley.ID
+	l  *lane // idle before, and held since; nil: the attempt is made when the message's turn comes
+	of delivered
 }
 
 // Claim takes the lane of (recipient, conversation) for the message id if
-// nothing waits in it and the recipient can take one more; nil otherwise: then
-// the message is recorded as waiting, and its turn comes through Recorded.
-func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID) *Claim {
+// nothing waits in it and the recipient can take one more. If the lane is at
+// work, it lets the message be recorded with its first attempt all the same
+// where that is soon to be made and may be repeated; not for one who waits for
+// the outcome. Else it gives nil: then the message is recorded as waiting, and
+// its turn comes through Recorded.
+func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
 	if d.c.Carrier.Paused(to) {
 		return nil
 	}
+	key, of := laneKey{to, conversation}, delivered{id, to}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	key := laneKey{to, conversation}
-	if d.closed || d.lanes[key] != nil || d.active >= d.c.Active {
+	p := d.peers[to]
+	switch {
+	case d.closed || d.active >= d.c.Active || p != nil && p.failures >= suspect:
 		return nil
-	}
-	if p := d.peers[to]; p != nil && (p.active >= p.limit || p.failures >= suspect) {
+	case d.lanes[key] != nil:
+		if waits || !d.lanes[key].flows() {
+			return nil
+		}
+		d.mu.Unlock()
+		repeatable := d.c.Carrier.Repeatable(parley.ID{}, to)
+		d.mu.Lock()
+		if l := d.lanes[key]; !repeatable || d.closed || l != nil && !l.flows() {
+			return nil
+		}
+		d.mine[of] = false
+		d.ahead[of] = struct{}{}
+		return &Claim{d, nil, of}
+	case p != nil && p.active >= p.limit:
 		return nil
 	}
 	l := d.lane(key)
@@ -262,28 +277,56 @@ func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID) *Cla
 	l.peer.active++
 	d.active++
 	d.work.Add(1) // until Release or Run has ended: Close waits for it
-	d.mine[delivered{id, to}] = struct{}{}
-	return &Claim{d, l, id}
+	d.mine[of] = false
+	return &Claim{d, l, of}
 }
 
 // suspect is how many failures in a row make a recipient be tried by one lane
 // at a time.
 const suspect = 5
 
-// Release gives the lane back untouched: the message was not recorded.
-func (c *Claim) Release() {
-	defer c.d.work.Done()
-	c.d.mu.Lock()
-	delete(c.d.mine, delivered{c.id, c.l.key.to})
-	c.d.mu.Unlock()
-	c.d.release(c.l)
+// maxAhead is how many deliveries may be in a lane for another to be recorded
+// with its attempt ahead of its turn. If the hub is stopped by force before that
+// is made, its outcome is unknown: so only recipients that recognise repeats
+// get a message so, by the next attempt.
+const maxAhead = 16
+
+// flows reports whether a lane is at work, and nothing in it has failed; d.mu is
+// held.
+func (l *lane) flows() bool {
+	return l.busy && l.peer.failures == 0 && len(l.items) < maxAhead && (len(l.items) == 0 || l.items[0].notBefore.IsZero())
+}
+
+// Release gives the lane back untouched: the message was not recorded. It
+// reports whether nobody has made the attempt, nor will.
+func (c *Claim) Release() bool {
+	d := c.d
+	d.mu.Lock()
+	if c.l == nil {
+		defer d.mu.Unlock()
+		if _, ok := d.ahead[c.of]; !ok {
+			return false // it was recorded after all, and has its turn
+		}
+		delete(d.ahead, c.of)
+		delete(d.mine, c.of)
+		return true
+	}
+	defer d.work.Done()
+	delete(d.mine, c.of)
+	d.mu.Unlock()
+	d.release(c.l)
+	return true
 }
 
 // Run makes the first attempt, which was recorded with the message, in the
 // calling goroutine, and returns its result after that is recorded. If the
 // attempt failed and will be repeated, later attempts go on in the background.
+// Where the lane was not idle, the attempt has its turn by itself.
 func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 	d, l := c.d, c.l
+	if l == nil {
+		return Result{}
+	}
 	defer d.work.Done()
 	a.Number = 1
 	it := &item{position: a.Position, id: a.Message.ID, scope: a.Scope, attempts: 1, tries: 1,
@@ -301,6 +344,9 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 
 // Go makes the first attempt in the background.
 func (c *Claim) Go(a Attempt) {
+	if c.l == nil {
+		return
+	}
 	go func() {
 		deepen(byte(a.Number))
 		c.Run(c.d.ctx, a)
@@ -317,17 +363,24 @@ func deepen(i byte) byte {
 	return room[255-i]
 }
 
-// Recorded takes a record from the journal, in order: what it opens as waiting
-// gets its turn here.
+// Recorded takes a record from the journal, in order: what it opens as waiting,
+// or with an attempt ahead of its turn, gets its turn here.
 func (d *Dispatcher) Recorded(r *journal.Record) {
-	if !d.c.Log.Owned(r.Position.Partition) {
-		return
+	if len(r.Steps) > 0 {
+		d.mu.Lock()
+		d.outdone(r.Steps)
+		d.mu.Unlock()
 	}
+	owned := d.c.Log.Owned(r.Position.Partition)
 	for _, o := range r.Open {
-		if o.Attempt == 0 {
-			d.enqueue(laneKey{o.To, r.Message.Conversation}, &item{position: r.Position, id: r.Message.ID, scope: r.Scope,
-				sync: o.Sync, recorded: r.Time, notBefore: o.NotBefore, message: r.Message})
+		if o.Attempt > 0 && !d.tookAhead(delivered{r.Message.ID, o.To}, owned) || !owned {
+			continue // who recorded the attempt holds the lane for it
 		}
+		d.enqueue(laneKey{o.To, r.Message.Conversation}, &item{position: r.Position, id: r.Message.ID, scope: r.Scope,
+			sync: o.Sync, recorded: r.Time, notBefore: o.NotBefore, message: r.Message, attempts: o.Attempt, tries: o.Attempt, begun: o.Attempt > 0})
+	}
+	if !owned {
+		return
 	}
 	for _, s := range r.Steps {
 		// A step back to waiting that no attempt of this process is the cause
@@ -340,6 +393,21 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 			}()
 		}
 	}
+}
+
+// tookAhead ends the claim of what is recorded ahead of its turn; false if it is
+// not. Where the partition is not owned any more, another takes it up.
+func (d *Dispatcher) tookAhead(of delivered, owned bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.ahead[of]; !ok {
+		return false
+	}
+	delete(d.ahead, of)
+	if !owned {
+		delete(d.mine, of)
+	}
+	return true
 }
 
 func itemOf(v journal.Delivery) *item {
@@ -440,7 +508,9 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 		}
 		d.held += it.size
 	}
-	d.mine[delivered{it.id, l.key.to}] = struct{}{}
+	if of := (delivered{it.id, l.key.to}); !d.mine[of] {
+		d.mine[of] = false
+	}
 	if first {
 		l.items = append([]*item{it}, l.items...)
 	} else {
@@ -564,6 +634,16 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.TimedOut, "no answer before the deadline")))
 		return nil
 	}
+	if it.begun {
+		it.begun = false
+		if !d.c.Log.Owned(it.position.Partition) {
+			d.finish(l, it, nil) // it is another's to take up
+			return nil
+		}
+		if v, ok := d.c.Log.Delivery(it.id, l.key.to); ok && v.State == parley.Delivering && v.Attempt == it.attempts {
+			return d.attempt(d.ctx, l, it).then
+		}
+	}
 	step := journal.Step{Message: it.id, To: l.key.to, State: parley.Delivering, Attempt: it.attempts + 1}
 	owner := d.c.Log.Owner(it.position.Partition)
 	if _, err := d.c.Log.Append(d.ctx, journal.Entry{Steps: []journal.Step{step}, Fence: owner}); err != nil && !d.begun(it, step, owner, err) {
@@ -650,7 +730,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 				d.carryReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope, Request: request})
 			}
 		}
-	case r.Err == nil && r.Sent && it.message.Kind != parley.Request && d.noteSent(it, l.key.to, r.Losses):
+	case r.Err == nil && d.noteMade(it, l.key.to, r.Losses):
 		d.finish(l, it, nil)
 	case r.Err == nil:
 		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...))
@@ -710,15 +790,42 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 		}
 		next := d.c.Now().Add(pause)
 		step := journal.Step{Message: it.id, To: l.key.to, State: parley.Waiting, Attempt: it.attempts, Next: next, Postponed: r.Wait > 0, Error: err, Losses: r.Losses}
-		if _, aerr := d.c.Log.Append(ctx, journal.Entry{Steps: []journal.Step{step}}); aerr != nil {
+		behind := d.behind(l, it)
+		steps := []journal.Step{step}
+		for _, v := range behind {
+			steps = append(steps, journal.Step{Message: v.id, To: l.key.to, State: parley.Waiting, Attempt: v.attempts, Postponed: true})
+		}
+		_, aerr := d.c.Log.Append(ctx, journal.Entry{Steps: steps})
+		if aerr != nil && len(behind) > 0 {
+			behind = nil
+			_, aerr = d.c.Log.Append(ctx, journal.Entry{Steps: steps[:1]})
+		}
+		if aerr != nil {
 			d.c.Logger.Warn("cannot record a failed attempt", "message", it.id, "to", l.key.to, "error", aerr)
 		}
 		d.mu.Lock()
 		it.notBefore = next
+		for _, v := range behind {
+			v.begun = false
+			v.tries--
+		}
 		d.mu.Unlock()
 		return
 	}
 	d.finish(l, it, d.giveUp(ctx, it, l.key.to, parley.Dead, err))
+}
+
+// behind are those whose attempt is recorded ahead of its turn, in the lane of
+// one that failed: they wait with it.
+func (d *Dispatcher) behind(l *lane, failed *item) (out []*item) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, v := range l.items {
+		if v != failed && v.begun {
+			out = append(out, v)
+		}
+	}
+	return out
 }
 
 // pause grows by doubling, half of it at random, so that recipients that come

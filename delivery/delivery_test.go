@@ -25,6 +25,7 @@ type log struct {
 	watch   func(*journal.Record)
 	fail    func(journal.Entry) error
 	silent  func(journal.Entry) bool // it is recorded, and the caller is told that this is not known
+	shared  bool
 }
 
 func newLog() *log {
@@ -45,6 +46,9 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 			l.mu.Unlock()
 			return journal.Position{}, journal.ErrConflict
 		}
+	}
+	for _, s := range e.Steps {
+		v := l.open[s.Message.String()+s.To]
 		v.State, v.Attempt, v.Next = s.State, s.Attempt, s.Next
 		if s.Postponed {
 			v.Postponed++
@@ -116,6 +120,7 @@ func (l *log) Delivery(m parley.ID, to string) (journal.Delivery, bool) {
 
 func (l *log) Owned(int) bool           { return true }
 func (l *log) Owner(int) *journal.Lease { return nil }
+func (l *log) Shared() bool             { return l.shared }
 
 // states lists what happened to a message, in order.
 func (l *log) states(id parley.ID) []parley.DeliveryState {
@@ -364,6 +369,7 @@ func TestUnknownOutcome(t *testing.T) {
 				if err := w.d.Resume(t.Context(), 0); err != nil {
 					t.Fatal(err)
 				}
+				time.Sleep(time.Second)
 				synctest.Wait()
 				states := w.log.states(id(1))
 				equal(t, "after a restart", states[len(states)-1], c.want)
@@ -390,6 +396,8 @@ func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 		w.record(message(100, "bob", 100, parley.Notice))
 		synctest.Wait()
 		equal(t, "tar has its two places, bob his message", len(w.hands.order()), 3)
+		time.Sleep(time.Second)
+		synctest.Wait()
 		equal(t, "bob", w.log.states(id(100)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 		if err := w.d.Close(func() context.Context { c, stop := context.WithCancel(t.Context()); stop(); return c }()); err == nil {
 			t.Error("Close waited for a stuck attempt")
@@ -409,7 +417,7 @@ func TestExpiryAndDeadline(t *testing.T) {
 		w.record(message(3, "bob", 3, parley.Notice))
 		synctest.Wait()
 		equal(t, "nothing while paused", len(w.hands.order()), 0)
-		if w.d.Claim(id(4), "bob", id(4)) != nil {
+		if w.d.Claim(id(4), "bob", id(4), false) != nil {
 			t.Error("a paused agent was claimed")
 		}
 		time.Sleep(2 * time.Minute)
@@ -427,8 +435,8 @@ func TestExpiryAndDeadline(t *testing.T) {
 
 func TestClaim(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		c := w.d.Claim(id(1), "bob", id(9))
-		if c == nil || w.d.Claim(id(8), "bob", id(9)) != nil {
+		c := w.d.Claim(id(1), "bob", id(9), false)
+		if c == nil || w.d.Claim(id(8), "bob", id(9), false) != nil {
 			t.Fatal("an idle lane is to be claimed once")
 		}
 		m := message(1, "bob", 9, parley.Request)
@@ -446,13 +454,13 @@ func TestClaim(t *testing.T) {
 		}
 		synctest.Wait()
 		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
-		c = w.d.Claim(id(8), "bob", id(9))
+		c = w.d.Claim(id(8), "bob", id(9), false)
 		c.Release()
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
 		// A reply that cannot be recorded is given to nobody.
 		m = message(3, "bob", 9, parley.Request)
-		c = w.d.Claim(id(3), "bob", id(9))
+		c = w.d.Claim(id(3), "bob", id(9), false)
 		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
 		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
@@ -528,7 +536,7 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 // up: before its first attempt begins, and until the outcome is recorded.
 func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.carry, w.hands.repeatable = func(context.Context, Attempt) Result { return Result{Sent: true} }, true
+		w.hands.carry, w.hands.repeatable = func(context.Context, Attempt) Result { return Result{} }, true
 		resume := func() {
 			t.Helper()
 			if err := w.d.Resume(t.Context(), 0); err != nil {
@@ -537,7 +545,7 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 			synctest.Wait()
 		}
 		m := message(1, "bob", 9, parley.Notice)
-		c := w.d.Claim(m.ID, "bob", id(9))
+		c := w.d.Claim(m.ID, "bob", id(9), false)
 		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}})
 		if err != nil {
 			t.Fatal(err)
@@ -568,7 +576,7 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
 		}
 		m := message(1, "bob", 9, parley.Request)
-		c := w.d.Claim(id(1), "bob", id(9))
+		c := w.d.Claim(id(1), "bob", id(9), false)
 		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	}
 	claims := make([]*Claim, 0, len(r.Open))
 	for _, o := range r.Open {
-		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation)
+		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
 		if c == nil {
 			for _, c := range claims {
 				c.Release()
@@ -66,39 +66,60 @@ func (d *Dispatcher) adopt(e *journal.Entry) {
 		return
 	}
 	for _, o := range e.Open {
-		if v, ok := d.c.Log.Delivery(e.Message.ID, o.To); ok && v.State == parley.Delivering && d.c.Log.Owned(v.Position.Partition) {
+		if v, ok := d.c.Log.Delivery(e.Message.ID, o.To); ok && v.State == parley.Delivering && d.c.Log.Owned(v.Position.Partition) && !d.works(v.Message, v.To) {
 			d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
 		}
 	}
 }
 
 const (
-	// lateness is how long the outcome of a message that was sent may wait for
-	// others to be recorded with. If the hub is stopped by force meanwhile, the
-	// message is sent once more, to who recognises it.
-	lateness = 25 * time.Millisecond
+	// lateness is how long it may wait for others to be recorded with that a
+	// message was delivered, where nobody waits to hear so. If the hub is stopped
+	// by force meanwhile, the outcome of the attempt is unknown: who recognises
+	// repeats has the message once more; to others it goes once more or, at most
+	// once, is a dead letter although they have it. So it is short.
+	lateness = 10 * time.Millisecond
 	maxLate  = 256  // outcomes in one record
 	mostLate = 8192 // more are recorded one by one, by who brings them
 )
 
-// late holds the outcomes that are to be recorded together, by partition. One
-// flush is under way, or set off, while there are any.
-type late struct {
-	steps map[int][]journal.Step
-	count int
-	timer *time.Timer
+// made is a delivery of which it is still to be recorded that it was made.
+type made struct {
+	step journal.Step
+	over bool // another outcome was recorded, such as the answer
 }
 
-// noteSent notes that a message was sent; false if too many wait already.
-func (d *Dispatcher) noteSent(it *item, to string, losses []parley.Loss) bool {
-	step := journal.Step{Message: it.id, To: to, State: parley.Delivered, Attempt: it.attempts, Losses: losses}
+// late holds what is to be recorded together, by partition. One flush is under
+// way, or set off, while there is any.
+type late struct {
+	list  map[int][]*made
+	count int
+	timer *time.Timer
+	of    map[delivered]*made // also of those that a flush is at work on
+}
+
+// noteMade notes that a message was delivered; false if that is to be recorded
+// now. An answer that is recorded first is outcome enough: then this never is.
+func (d *Dispatcher) noteMade(it *item, to string, losses []parley.Loss) bool {
+	if it.message.Kind == parley.Request && len(losses) > 0 && d.c.Log.Shared() {
+		return false // the node to which the answer comes is to know what was lost
+	}
+	key := delivered{it.id, to}
+	m := &made{step: journal.Step{Message: it.id, To: to, State: parley.Delivered, Attempt: it.attempts, Losses: losses}}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.late.count >= mostLate || d.closed {
 		return false
 	}
+	if d.mine[key] {
+		return true // the answer was sooner
+	}
 	it.late = true
-	d.keep(it.position.Partition, step)
+	if d.late.of == nil {
+		d.late.of = map[delivered]*made{}
+	}
+	d.late.of[key] = m
+	d.keep(it.position.Partition, m)
 	if d.late.timer == nil {
 		d.work.Add(1)
 		d.late.timer = time.AfterFunc(lateness, d.flush)
@@ -108,12 +129,49 @@ func (d *Dispatcher) noteSent(it *item, to string, losses []parley.Loss) bool {
 	return true
 }
 
-func (d *Dispatcher) keep(partition int, steps ...journal.Step) {
-	if d.late.steps == nil {
-		d.late.steps = map[int][]journal.Step{}
+// Made reports whether a message was delivered, with these losses, and the
+// journal does not say so yet.
+func (d *Dispatcher) Made(id parley.ID, to string) (losses []parley.Loss, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if m := d.late.of[delivered{id, to}]; m != nil {
+		return m.step.Losses, true
 	}
-	d.late.steps[partition] = append(d.late.steps[partition], steps...)
-	d.late.count += len(steps)
+	return nil, false
+}
+
+// Flush lets be recorded now what waits for others to be recorded with. It does
+// not wait for it.
+func (d *Dispatcher) Flush() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hasten()
+}
+
+// outdone takes back what was noted of deliveries, or will be, that a record
+// settles; d.mu is held.
+func (d *Dispatcher) outdone(steps []journal.Step) {
+	for i := range steps {
+		if !steps[i].State.Settled(parley.Request) {
+			continue
+		}
+		key := delivered{steps[i].Message, steps[i].To}
+		if m := d.late.of[key]; m != nil {
+			m.over = true
+			delete(d.late.of, key)
+			delete(d.mine, key)
+		} else if _, ok := d.mine[key]; ok {
+			d.mine[key] = true
+		}
+	}
+}
+
+func (d *Dispatcher) keep(partition int, list ...*made) {
+	if d.late.list == nil {
+		d.late.list = map[int][]*made{}
+	}
+	d.late.list[partition] = append(d.late.list[partition], list...)
+	d.late.count += len(list)
 }
 
 // hasten lets a flush that is set off begin now; d.mu is held.
@@ -127,16 +185,16 @@ func (d *Dispatcher) hasten() {
 func (d *Dispatcher) flush() {
 	defer d.work.Done()
 	d.mu.Lock()
-	all := d.late.steps
-	d.late = late{}
+	all := d.late.list
+	d.late.list, d.late.count, d.late.timer = nil, 0, nil
 	d.mu.Unlock()
-	for partition, steps := range all {
-		for len(steps) > 0 {
-			n := min(len(steps), maxLate)
-			if err := d.recordSent(steps[:n]); err != nil {
-				d.c.Logger.Warn("cannot record that messages were sent; trying again", "messages", len(steps), "error", err)
+	for partition, list := range all {
+		for len(list) > 0 {
+			n := min(len(list), maxLate)
+			if err := d.recordMade(list[:n]); err != nil {
+				d.c.Logger.Warn("cannot record that messages were delivered; trying again", "messages", len(list), "error", err)
 				d.mu.Lock()
-				d.keep(partition, steps...)
+				d.keep(partition, list...)
 				if d.late.timer == nil && !d.closed {
 					d.work.Add(1)
 					d.late.timer = time.AfterFunc(d.c.Retry.First, d.flush)
@@ -144,23 +202,47 @@ func (d *Dispatcher) flush() {
 				d.mu.Unlock()
 				break
 			}
-			steps = steps[n:]
+			list = list[n:]
 		}
 	}
 }
 
-// recordSent records outcomes together, or each alone if one of them does not
-// hold any more: an operator or the message's expiry came between.
-func (d *Dispatcher) recordSent(steps []journal.Step) error {
-	ctx := context.WithoutCancel(d.ctx)
-	_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps})
-	switch {
-	case err == nil:
-		d.recordedSent(steps)
-		return nil
-	case !errors.Is(err, journal.ErrConflict) && !hopeless(err):
-		return err
+// left gives the steps that no other outcome has come before.
+func (d *Dispatcher) left(list []*made) []journal.Step {
+	steps := make([]journal.Step, 0, len(list))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range list {
+		if !m.over {
+			steps = append(steps, m.step)
+		}
 	}
+	return steps
+}
+
+// recordMade records outcomes together, or each alone if one of them does not
+// hold any more: an answer, an operator or the message's expiry came between.
+func (d *Dispatcher) recordMade(list []*made) error {
+	ctx := context.WithoutCancel(d.ctx)
+	for tried := 0; ; {
+		steps := d.left(list)
+		if len(steps) == 0 {
+			return nil
+		}
+		if len(steps) == tried {
+			break // it is not known which of them it is
+		}
+		_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps})
+		switch {
+		case err == nil, errors.Is(err, journal.ErrConflict) && len(steps) == 1:
+			d.recordedMade(steps)
+			return nil
+		case !errors.Is(err, journal.ErrConflict) && !hopeless(err):
+			return err
+		}
+		tried = len(steps)
+	}
+	steps := d.left(list)
 	for i := range steps {
 		_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps[i : i+1]})
 		switch {
@@ -169,16 +251,18 @@ func (d *Dispatcher) recordSent(steps []journal.Step) error {
 		case err != nil && !errors.Is(err, journal.ErrConflict):
 			return err
 		}
-		d.recordedSent(steps[i : i+1])
+		d.recordedMade(steps[i : i+1])
 	}
 	return nil
 }
 
-// recordedSent ends the work on what was sent.
-func (d *Dispatcher) recordedSent(steps []journal.Step) {
+// recordedMade ends the work on what was delivered.
+func (d *Dispatcher) recordedMade(steps []journal.Step) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range steps {
-		delete(d.mine, delivered{s.Message, s.To})
+		key := delivered{s.Message, s.To}
+		delete(d.late.of, key)
+		delete(d.mine, key)
 	}
 }

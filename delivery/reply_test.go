@@ -2,6 +2,9 @@ package delivery
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -48,10 +51,14 @@ func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 				w.d.Kick("alice")
 				synctest.Wait()
 				equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/m2#1", "alice/reply#1"})
+				time.Sleep(lateness)
+				synctest.Wait()
 				equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 				return
 			}
 			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/reply#1"})
+			time.Sleep(lateness)
+			synctest.Wait()
 			equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivered})
 			if request == nil || request.ID != id(1) {
 				t.Errorf("the request is not at hand: %v", request)
@@ -97,13 +104,10 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 	}
 }
 
-// What is only sent is recorded as delivered a little later, many at a time,
+// That a message was delivered is recorded a little later, many at a time. It
 // does not hold up what follows, and is not forgotten when the hub closes, the
 // disk is full, or one of them was settled by somebody else meanwhile.
-func TestSentIsRecordedTogether(t *testing.T) {
-	sent := func(w *world) {
-		w.hands.carry = func(context.Context, Attempt) Result { return Result{Sent: true} }
-	}
+func TestDeliveredIsRecordedTogether(t *testing.T) {
 	records := func(w *world) (n int) {
 		w.log.mu.Lock()
 		defer w.log.mu.Unlock()
@@ -115,7 +119,6 @@ func TestSentIsRecordedTogether(t *testing.T) {
 		return n
 	}
 	run(t, Config{}, func(t *testing.T, w *world) {
-		sent(w)
 		for n := range byte(20) {
 			w.record(message(1+n, "bob", 9, parley.Notice))
 		}
@@ -126,11 +129,6 @@ func TestSentIsRecordedTogether(t *testing.T) {
 		synctest.Wait()
 		equal(t, "records of outcomes", records(w), 1)
 		equal(t, "open", len(w.log.open), 0)
-
-		// A request waits for its answer: that it was delivered is recorded at once.
-		w.record(message(30, "bob", 9, parley.Request))
-		synctest.Wait()
-		equal(t, "a request", w.log.states(id(30)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 
 		w.record(message(40, "bob", 9, parley.Notice))
 		w.record(message(41, "bob", 9, parley.Notice))
@@ -153,8 +151,270 @@ func TestSentIsRecordedTogether(t *testing.T) {
 	var w *world
 	run(t, Config{}, func(t *testing.T, inside *world) {
 		w = inside
-		sent(w)
 		w.record(message(1, "bob", 9, parley.Notice))
+		w.record(message(2, "bob", 9, parley.Request))
 	})
-	equal(t, "open after the close", len(w.log.open), 0)
+	equal(t, "outcomes after the close", records(w), 1)
+	v, _ := w.log.Delivery(id(2), "bob")
+	equal(t, "the request after the close", v.State, parley.Delivered)
+}
+
+// An answer that is recorded before it is recorded that its request was
+// delivered is all that is: whether it comes while the attempt is made, after
+// it, or while that is being recorded.
+func TestAnswerReplacesDelivered(t *testing.T) {
+	answer := func(t *testing.T, w *world) {
+		if _, err := w.log.Append(context.Background(), journal.Entry{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: id(1)},
+			Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Answered, Attempt: 1, Reply: id(50)}}}); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, when := range []string{"during", "after", "meanwhile"} {
+		t.Run(when, func(t *testing.T) {
+			run(t, Config{}, func(t *testing.T, w *world) {
+				lost := []parley.Loss{{Field: "Act", Reason: "has no word for it"}}
+				w.hands.carry = func(_ context.Context, a Attempt) Result {
+					if when == "during" && a.Message.ID == id(1) {
+						answer(t, w)
+					}
+					return Result{Losses: lost}
+				}
+				if when == "meanwhile" {
+					once := true
+					w.log.fail = func(e journal.Entry) error {
+						if once && len(e.Steps) == 2 {
+							once = false
+							w.log.mu.Unlock()
+							answer(t, w)
+							w.log.mu.Lock()
+						}
+						return nil
+					}
+				}
+				w.record(message(1, "bob", 9, parley.Request))
+				w.record(message(2, "bob", 9, parley.Request))
+				synctest.Wait()
+				if losses, made := w.d.Made(id(1), "bob"); made != (when != "during") || made && !slices.Equal(losses, lost) {
+					t.Errorf("made: %v, with %v", made, losses)
+				}
+				if when == "after" {
+					answer(t, w)
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+				equal(t, "answered", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
+				equal(t, "the other", w.log.states(id(2)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
+				if _, made := w.d.Made(id(1), "bob"); made {
+					t.Error("it is still to be recorded that it was delivered")
+				}
+				equal(t, "at work on", len(w.d.mine), 0)
+			})
+		})
+	}
+}
+
+// What a request loses is known to the node to which its answer comes: where
+// that may be another, it is recorded at once.
+func TestLossesOfARequestThatAnotherNodeMayAnswer(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.log.shared = true
+		w.hands.carry = func(_ context.Context, a Attempt) Result {
+			if a.Message.ID == id(1) {
+				return Result{Losses: []parley.Loss{{Field: "Act"}}}
+			}
+			return Result{}
+		}
+		w.record(message(1, "bob", 9, parley.Request))
+		w.record(message(2, "bob", 9, parley.Request))
+		synctest.Wait()
+		equal(t, "with losses", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
+		equal(t, "without", w.log.states(id(2)), []parley.DeliveryState{parley.Delivering})
+	})
+}
+
+// restart is a hub that is stopped dead, and the next one on what its journal
+// has by then.
+func (w *world) restart(t *testing.T, c Config) *world {
+	t.Helper()
+	w.log.mu.Lock()
+	defer w.log.mu.Unlock()
+	next := &world{log: newLog(), hands: &hands{paused: map[string]bool{}, repeatable: w.hands.repeatable}}
+	next.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+	next.log.seq, next.log.records = w.log.seq, maps.Clone(w.log.records)
+	for k, v := range w.log.open {
+		left := *v
+		next.log.open[k] = &left
+	}
+	c.Log, c.Carrier, c.Jitter = next.log, next.hands, func() float64 { return 1 }
+	next.d = New(c)
+	next.log.watch = next.d.Recorded
+	if err := next.d.Resume(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+// A hub that is stopped dead before it has recorded that a message was
+// delivered does not know it: who recognises repeats has it once more, to others
+// it goes at most once, unless it is to go at least once.
+func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
+	for _, kind := range []parley.Kind{parley.Notice, parley.Request} {
+		for _, c := range []struct {
+			repeatable, atLeastOnce bool
+			again                   []string
+			state                   parley.DeliveryState
+		}{
+			{false, false, nil, parley.Dead},
+			{false, true, []string{"bob/m1#2"}, parley.Delivered},
+			{true, false, []string{"bob/m1#2"}, parley.Delivered},
+		} {
+			t.Run(fmt.Sprint(kind, c.repeatable, c.atLeastOnce), func(t *testing.T) {
+				config := Config{AtLeastOnce: c.atLeastOnce}
+				run(t, config, func(t *testing.T, w *world) {
+					w.hands.repeatable = c.repeatable
+					w.record(message(1, "bob", 9, kind))
+					synctest.Wait()
+					equal(t, "delivered", w.hands.order(), []string{"bob/m1#1"})
+					next := w.restart(t, config)
+					time.Sleep(time.Second)
+					synctest.Wait()
+					equal(t, "attempts of the next hub", next.hands.order(), c.again)
+					states := next.log.states(id(1))
+					equal(t, "outcome", states[len(states)-1], c.state)
+					if kind == parley.Request && c.state == parley.Dead {
+						equal(t, "the sender is told", len(next.log.replies), 1)
+						equal(t, "why", next.log.replies[0].Error.Code, parley.OutcomeUnknown)
+					}
+					if err := next.d.Close(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// ahead has m1 under way to bob, and records m2 and m3, with their first attempts
+// where they may be claimed.
+func (w *world) ahead(t *testing.T) (outcome chan Result) {
+	t.Helper()
+	outcome = make(chan Result)
+	w.hands.carry = func(_ context.Context, a Attempt) Result {
+		if a.Message.ID == id(1) && a.Number == 1 {
+			return <-outcome
+		}
+		return Result{}
+	}
+	w.record(message(1, "bob", 9, parley.Notice))
+	synctest.Wait()
+	for n := byte(2); n <= 3; n++ {
+		m := message(n, "bob", 9, parley.Notice)
+		o := journal.Opening{To: "bob"}
+		c := w.d.Claim(m.ID, "bob", id(9), false)
+		if (c != nil) != w.hands.repeatable {
+			t.Fatalf("claimed: %v; repeatable: %v", c != nil, w.hands.repeatable)
+		}
+		if c != nil {
+			o.Attempt = 1
+		}
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{o}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c != nil {
+			c.Go(Attempt{Message: m, Position: p, To: "bob"})
+		}
+	}
+	synctest.Wait()
+	equal(t, "while the first is under way", w.hands.order(), []string{"bob/m1#1"})
+	return outcome
+}
+
+// What follows a message that is under way to somebody who recognises repeats is
+// recorded with its attempt, and still comes after it. Others have it recorded
+// as waiting: should the hub be stopped, it is known that they do not have it.
+func TestRecordedAheadOfItsTurn(t *testing.T) {
+	for _, repeatable := range []bool{true, false} {
+		run(t, Config{}, func(t *testing.T, w *world) {
+			w.hands.repeatable = repeatable
+			if w.ahead(t) <- (Result{}); w.d.Claim(id(4), "bob", id(9), true) != nil {
+				t.Error("claimed for one who waits for the outcome")
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1"})
+			want := []parley.DeliveryState{parley.Delivering, parley.Delivered}
+			if repeatable {
+				want = want[1:]
+			}
+			equal(t, "steps", w.log.states(id(3)), want)
+			equal(t, "lanes left", w.d.Stats().Lanes, 0)
+			equal(t, "at work on", len(w.d.mine)+len(w.d.ahead), 0)
+		})
+	}
+}
+
+// If the one before it fails, what was recorded ahead of its turn waits with it,
+// and loses no try; if the hub is stopped dead, the next one makes the attempt.
+func TestAheadOfOneThatFails(t *testing.T) {
+	for _, settled := range []bool{false, true} {
+		run(t, Config{}, func(t *testing.T, w *world) {
+			w.hands.repeatable = true
+			outcome := w.ahead(t)
+			next := w.restart(t, Config{})
+			time.Sleep(time.Second)
+			synctest.Wait()
+			equal(t, "after a restart", next.hands.order(), []string{"bob/m1#2", "bob/m2#2", "bob/m3#2"})
+			if err := next.d.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+
+			if settled { // elsewhere: it is not to keep the others from waiting
+				w.log.mu.Lock()
+				delete(w.log.open, id(2).String()+"bob")
+				w.log.mu.Unlock()
+			}
+			outcome <- Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
+			synctest.Wait()
+			equal(t, "the one that failed", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting})
+			if v, _ := w.log.Delivery(id(3), "bob"); !settled && (v.State != parley.Waiting || v.Tries() != 0) {
+				t.Errorf("the one behind it: %+v", v)
+			}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			want := []string{"bob/m1#1", "bob/m1#2", "bob/m2#2", "bob/m3#2"}
+			if settled {
+				want = []string{"bob/m1#1", "bob/m1#2", "bob/m3#1"}
+			}
+			equal(t, "order", w.hands.order(), want)
+			equal(t, "at work on", len(w.d.mine), 0)
+		})
+	}
+}
+
+// What is recorded ahead of its turn although the journal could not say so has
+// its turn; what is not is forgotten.
+func TestAheadOfUnknownOutcome(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.repeatable = true
+		outcome := w.ahead(t)
+		m := message(4, "bob", 9, parley.Notice)
+		c := w.d.Claim(m.ID, "bob", id(9), false)
+		w.log.silent = func(journal.Entry) bool { return true }
+		if _, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); !errors.Is(err, journal.ErrUnknown) {
+			t.Fatal(err)
+		}
+		w.log.silent = nil
+		if c.Release() {
+			t.Error("released, although it was recorded")
+		}
+		if !w.d.Claim(id(5), "bob", id(9), false).Release() {
+			t.Error("not released, although it was not recorded")
+		}
+		outcome <- Result{}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
+		equal(t, "at work on", len(w.d.mine)+len(w.d.ahead), 0)
+	})
 }

@@ -106,7 +106,7 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 		return delivery.Result{Reply: h.terminal(a, reply), Losses: o.Losses}
 	}
 	r := h.later(a)
-	r.Losses, r.Sent = o.Losses, o.Sent
+	r.Losses = o.Losses
 	return r
 }
 
@@ -148,6 +148,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 	}
 	m := h.about(a.Message, a.To, &parley.Message{Kind: parley.Event, State: state, Parts: parts})
 	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, parley.Event, a.Sync)}
+	e.Losses = h.lost(a.Message, m, e.Open)
 	if e.Open != nil {
 		refer(m, a.Position)
 	}
@@ -160,10 +161,13 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 		}
 	}
 	m.Number = h.number(a.Message.ID)
-	if _, err := h.c.Journal.Append(ctx, e); err != nil {
-		return recordError(err)
+	said := &accepted{message: m, scope: a.Scope, request: a.Message}
+	h.claimAll(said, e.Open)
+	at, err := h.c.Journal.Append(ctx, e)
+	if err := h.written(said, at, nil, err, false); err != nil {
+		return err
 	}
-	h.lost(a.Message, m, e.Open)
+	h.bring(said)
 	return nil
 }
 
@@ -182,11 +186,7 @@ func (c *carrier) GivenUp(m *parley.Message, p journal.Position, to string, err 
 	if r.Open != nil {
 		refer(reply, p)
 	}
-	if r.Losses = h.lost(m, reply, r.Open); r.Losses != nil {
-		if v, ok := h.c.Journal.Delivery(m.ID, to); ok {
-			r.Losses = union(v.Losses, r.Losses)
-		}
-	}
+	r.Losses = h.lost(m, reply, r.Open)
 	return r
 }
 
@@ -209,7 +209,7 @@ func (c *carrier) Repeatable(message parley.ID, to string) bool {
 	if rb, asks := b.(RepeatBinding); ok && asks {
 		return rb.RepeatableTo(e, id)
 	}
-	if rb, asks := b.(ResumeBinding); ok && asks && rb.Resumes(message) {
+	if rb, asks := b.(ResumeBinding); ok && asks && !message.IsZero() && rb.Resumes(message) {
 		return true
 	}
 	return ok && b.Repeatable()

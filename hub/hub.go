@@ -109,11 +109,6 @@ type Outcome struct {
 	Wait    time.Duration // with Err: come back after this; no try is used up
 	Unknown bool          // with Err: the recipient may have had it all the same
 	Losses  []parley.Loss
-
-	// Sent says that a message was published to a recipient that recognises
-	// repeats, with nothing to wait for: that it was may be recorded a little
-	// later.
-	Sent bool
 }
 
 // Config of a Hub. Journal, Directory and Policy must be set.
@@ -156,7 +151,6 @@ type Hub struct {
 	waiters map[parley.ID]*waiter
 	running map[parley.ID]context.CancelFunc // attempts under way, by request
 	numbers map[parley.ID]int                // last event number of requests that are open
-	unsaid  map[parley.ID][]parley.Loss      // of their events, where those have no deliveries
 	timers  map[parley.ID]*time.Timer        // deadlines of requests that were delivered and not answered
 	inboxes map[string]*inbox
 	unsure  lostAppends
@@ -197,7 +191,7 @@ func New(c Config) (*Hub, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	h := &Hub{c: c, bindings: map[string]Binding{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
-		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, unsaid: map[parley.ID][]parley.Loss{}, timers: map[parley.ID]*time.Timer{},
+		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
 		inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
@@ -248,6 +242,7 @@ func (h *Hub) Start(ctx context.Context) error {
 	var resuming sync.WaitGroup
 	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
 		if !owned {
+			h.deliver.Flush() // the next owner is to know
 			return
 		}
 		resuming.Add(1)
@@ -379,10 +374,15 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 	if err != nil {
 		return nil, err
 	}
+	h.bring(a)
+	return a.message, nil
+}
+
+// bring makes the attempts that were recorded with a message, in the background.
+func (h *Hub) bring(a *accepted) {
 	for _, c := range a.claims {
 		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request})
 	}
-	return a.message, nil
 }
 
 // Ask records a request and waits for its terminal reply, a message of kind
@@ -637,13 +637,9 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 			if slices.Contains(s.Reads, to) {
 				continue
 			}
-			o := journal.Opening{To: to, Sync: waits}
-			if c := h.claim(m.ID, s.Scope, to, m.Conversation); c != nil {
-				o.Attempt = 1
-				a.claims = append(a.claims, claim{to, c})
-			}
-			entry.Open = append(entry.Open, o)
+			entry.Open = append(entry.Open, journal.Opening{To: to, Sync: waits})
 		}
+		h.claimAll(a, entry.Open)
 	}
 	if err := h.write(ctx, entry, a, waits); err != nil {
 		return nil, err
@@ -660,15 +656,23 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 // where it is not recorded they are given back.
 func (h *Hub) write(ctx context.Context, e journal.Entry, a *accepted, waits bool) error {
 	position, prior, err := h.append(ctx, e)
+	return h.written(a, position, prior, err, waits)
+}
+
+// written sees to what became of an entry.
+func (h *Hub) written(a *accepted, position journal.Position, prior *journal.Prior, err error, waits bool) error {
 	if err == nil && prior == nil {
 		a.position = position
 		return nil
 	}
+	unmade := a.claims[:0]
 	for _, c := range a.claims {
-		c.claim.Release()
+		if c.claim.Release() {
+			unmade = append(unmade, c)
+		}
 	}
-	if errors.Is(err, journal.ErrUnknown) && len(a.claims) > 0 {
-		h.unmade(a.message.ID, waits, a.claims)
+	if errors.Is(err, journal.ErrUnknown) && len(unmade) > 0 {
+		h.unmade(a.message.ID, waits, unmade)
 	}
 	if err != nil {
 		return recordError(err)
@@ -676,12 +680,19 @@ func (h *Hub) write(ctx context.Context, e journal.Entry, a *accepted, waits boo
 	return &Prior{*prior}
 }
 
-// claim takes a lane for a first attempt, if this node dispatches the scope.
-func (h *Hub) claim(id parley.ID, scope, to string, conversation parley.ID) *delivery.Claim {
-	if j := h.c.Journal; !j.Owned(j.Partition(scope)) {
-		return nil
+// claimAll takes the lanes for first attempts that can be recorded with the
+// message, if this node dispatches its scope.
+func (h *Hub) claimAll(a *accepted, open []journal.Opening) {
+	if j := h.c.Journal; len(open) == 0 || !j.Owned(j.Partition(a.scope)) {
+		return
 	}
-	return h.deliver.Claim(id, to, conversation)
+	for i := range open {
+		o := &open[i]
+		if c := h.deliver.Claim(a.message.ID, o.To, a.message.Conversation, o.Sync); c != nil {
+			o.Attempt = 1
+			a.claims = append(a.claims, claim{o.To, c})
+		}
+	}
 }
 
 // admit asks policy, and makes the content fit the recipients' skills.
@@ -741,6 +752,9 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	if err != nil {
 		return nil, recordError(err)
 	}
+	if losses, made := h.deliver.Made(m.InReplyTo, m.From); made {
+		v.Losses = union(v.Losses, losses)
+	}
 	m.Conversation, m.To = v.Conversation, request.From
 	// A reply is part of its request's trace, whatever brought it.
 	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
@@ -760,18 +774,12 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	}
 	losses := h.lost(request, m, entry.Open)
 	if m.Kind == parley.Event {
-		m.Number = h.number(m.InReplyTo)
+		m.Number, entry.Losses = h.number(m.InReplyTo), losses
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: union(v.Losses, losses)}}
 	}
 	a := &accepted{message: m, scope: scope, request: request}
-	for i := range entry.Open {
-		o := &entry.Open[i]
-		if c := h.claim(m.ID, scope, o.To, m.Conversation); c != nil {
-			o.Attempt = 1
-			a.claims = append(a.claims, claim{o.To, c})
-		}
-	}
+	h.claimAll(a, entry.Open)
 	if err := h.write(ctx, entry, a, false); err != nil {
 		return nil, err
 	}
@@ -896,7 +904,6 @@ func (h *Hub) forget(id parley.ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.numbers, id)
-	delete(h.unsaid, id)
 	if t := h.timers[id]; t != nil {
 		t.Stop()
 		delete(h.timers, id)
@@ -957,18 +964,20 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) (*parley.Me
 	if !ok {
 		return nil, nil
 	}
+	losses, made := h.deliver.Made(a.message.ID, to)
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
-		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error}}}
+		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error, Losses: losses}}}
 	if entry.Open = h.replyTo(a.message, reply.Kind, v.Sync); entry.Open != nil {
 		refer(reply, a.position)
 	}
+	entry.Steps[0].Losses = union(losses, h.lost(a.message, reply, entry.Open))
 	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	if v.State == parley.Delivered {
+	if made || v.State == parley.Delivered {
 		h.takeBack(ctx, a, to, reply.Error)
 	}
 	return reply, nil

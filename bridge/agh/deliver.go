@@ -142,7 +142,7 @@ func (b *Binding) published(err error, ls ...parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
 	case err == nil:
-		return hub.Outcome{Losses: ls, Sent: true}
+		return hub.Outcome{Losses: ls}
 	case errors.Is(err, errAway), errors.Is(err, protocol.ErrNotTarget):
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the peer is away"), Wait: time.Second, Losses: ls}
 	case errors.Is(err, protocol.ErrWorkClosed):
