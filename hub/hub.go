@@ -744,7 +744,10 @@ func recordError(err error) *parley.Error { return parley.AsError(err).Because(e
 // before.
 func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	m := s.Message
-	v, ok := h.c.Journal.Delivery(m.InReplyTo, m.From)
+	v, ok, err := h.delivery(ctx, m.InReplyTo, m.From)
+	if err != nil {
+		return nil, recordError(err)
+	}
 	if !ok || v.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Conflict, "no open request that this could be a reply to")
 	}
@@ -790,7 +793,10 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 // cancel takes the sender's word that it no longer wants an answer of To.
 func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 	m := s.Message
-	v, ok := h.c.Journal.Delivery(m.InReplyTo, m.To)
+	v, ok, err := h.delivery(ctx, m.InReplyTo, m.To)
+	if err != nil {
+		return nil, recordError(err)
+	}
 	if !ok || v.From != m.From || v.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Conflict, "no open request of yours that could be cancelled")
 	}

@@ -386,26 +386,61 @@ func (w *writer) await(o *op) {
 	o.finish(nil)
 }
 
-// reach waits until the machine was fed up to seq.
+// reach waits until the machine was fed up to seq, at most for a time.
 func (w *writer) reach(seq uint64, within time.Duration) bool {
-	if seq == 0 {
-		return true
+	ctx, cancel := context.WithTimeout(w.j.ctx, within)
+	defer cancel()
+	return w.known(ctx, seq) == nil
+}
+
+// CatchUp returns when this node knows of all partitions what the engine held
+// when it was called. What another node has recorded, who heard of it from there
+// may speak of before it is read here. Where no other process writes, there is
+// nothing to catch up with.
+func (j *Journal) CatchUp(ctx context.Context) error {
+	if !j.external() {
+		return nil
 	}
-	timer := time.NewTimer(within)
-	defer timer.Stop()
-	for {
+	l, err := j.live()
+	if err != nil {
+		return err
+	}
+	within, cancel := context.WithTimeout(ctx, j.cfg.Timeout)
+	defer cancel()
+	errs := make([]error, len(j.parts))
+	var asking sync.WaitGroup
+	for i, p := range j.parts {
+		asking.Go(func() {
+			last, err := l.end(within, p.writer.stream)
+			if err == nil {
+				err = p.writer.known(within, last)
+			}
+			errs[i] = err
+		})
+	}
+	asking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return j.readError(ctx, err)
+	}
+	return nil
+}
+
+// known waits until the machine was fed up to seq.
+func (w *writer) known(ctx context.Context, seq uint64) error {
+	for seq > 0 {
 		moved := w.m.beyond(seq - 1)
 		if moved == nil {
-			return true
+			break
 		}
 		select {
 		case <-moved:
-		case <-timer.C:
-			return false
+		case <-ctx.Done():
+			return ctx.Err()
 		case <-w.j.ctx.Done():
-			return false
+			return fail(ErrClosed, "")
 		}
 	}
+	return nil
 }
 
 // duplicate finishes an op whose message id the engine knows: it is the one

@@ -371,6 +371,27 @@ func (l *link) leader(ctx context.Context, stream string, body []byte) (*stored,
 	return nil, errNoMessage
 }
 
+// end asks a stream's leader for the last sequence that it has.
+func (l *link) end(ctx context.Context, stream string) (uint64, error) {
+	m, err := l.ask(ctx, "$JS.API.STREAM.INFO."+stream, nil)
+	if err != nil {
+		return 0, err
+	}
+	var x struct {
+		Error *apiError `json:"error"`
+		State struct {
+			LastSeq uint64 `json:"last_seq"`
+		} `json:"state"`
+	}
+	if err := json.Unmarshal(m.Data, &x); err != nil {
+		return 0, err
+	}
+	if x.Error != nil {
+		return 0, x.Error
+	}
+	return x.State.LastSeq, nil
+}
+
 const (
 	askAgain = 2 * time.Second  // a stream without a leader answers nobody
 	askFor   = 15 * time.Second // longer than an election takes

@@ -1,0 +1,103 @@
+package hub
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
+	"github.com/parley-hub/parley/journal"
+)
+
+// shared opens a journal on a server that others use as well.
+func shared(t *testing.T, url, node string) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.Context(), journal.Config{URL: url, Node: node, Partitions: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the hub is closed
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j
+}
+
+// TestReplyIsSoonerThanItsRequest: an agent that one hub asked answers at
+// another, which has not read the request yet, and so takes it back; both count.
+func TestReplyIsSoonerThanItsRequest(t *testing.T) {
+	url := testcluster.Start(t, 1).URLs[0]
+	for _, c := range []struct {
+		name string
+		said *parley.Message // about the request
+	}{
+		{"answer", &parley.Message{Kind: parley.Response, From: "bob", Parts: []parley.Part{parley.Text("yes")}}},
+		{"cancel", &parley.Message{Kind: parley.Cancel, From: "alice", To: "bob"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			silent := func() *wire {
+				return &wire{name: "wire", repeatable: true, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+			}
+			there := start(t, func(h *Config) { h.Journal = shared(t, url, c.name+"-there") }, silent())
+			j := shared(t, url, c.name+"-here")
+			here := start(t, func(h *Config) { h.Journal = j }, silent())
+			bob := parley.Identity{Protocol: "wire", ID: "bob"}
+			there.agent(t, "bob", bob)
+			here.agent(t, "bob", bob)
+
+			gate, held := make(chan struct{}), make(chan struct{}, 1)
+			stop := j.Watch(func(*journal.Record) {
+				select {
+				case held <- struct{}{}:
+				default:
+				}
+				<-gate
+			})
+			readOn := sync.OnceFunc(func() { close(gate) })
+			t.Cleanup(func() { readOn(); stop() })
+			if _, err := there.Accept(t.Context(), ask("bob", "", "the record at which the other hub is held up")); err != nil {
+				t.Fatal(err)
+			}
+			<-held
+			request, err := there.Accept(t.Context(), ask("bob", "", "well?"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, known := j.Delivery(request.ID, "bob"); known {
+				t.Fatal("the request is known already")
+			}
+			nc, err := nats.Connect(url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			asks := make(chan *nats.Msg, 64)
+			if _, err = nc.ChanSubscribe("$JS.API.STREAM.INFO.>", asks); err == nil {
+				err = nc.Flush()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.said.InReplyTo = request.ID
+			c.said.Origin = parley.Origin{Protocol: "wire", Verdict: parley.Verdict{Assurance: parley.Session}}
+			taken := make(chan error, 1)
+			go func() {
+				_, err := here.Accept(t.Context(), Submission{Scope: "test bob", Message: c.said})
+				taken <- err
+			}()
+			select {
+			case <-asks: // it sees that it does not know enough
+			case err := <-taken:
+				t.Fatalf("it did not read on first: %v", err)
+			}
+			readOn()
+			if err := <-taken; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

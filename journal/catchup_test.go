@@ -1,0 +1,94 @@
+package journal
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// laggard opens a journal that does not read on before it is told to, and is
+// told where it stands when the first record comes that it holds up.
+func laggard(t *testing.T, cfg Config) (j *Journal, held <-chan struct{}, readOn func()) {
+	t.Helper()
+	j = open(t, cfg)
+	first, gate := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	stop := j.Watch(func(*Record) {
+		once.Do(func() { close(first) })
+		<-gate
+	})
+	readOn = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(func() { readOn(); stop() })
+	return j, first, readOn
+}
+
+// TestCatchUp: who has caught up knows what another node recorded before,
+// however far it lagged behind.
+func TestCatchUp(t *testing.T) {
+	s := natsServer(t, nil)
+	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 2})
+	b, held, readOn := laggard(t, Config{URL: s.ClientURL(), Node: "b"})
+	deliver := func() *Entry {
+		m := request(t, "alice", "bob")
+		e := &Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}
+		if _, err := a.Append(t.Context(), *e); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	deliver()
+	<-held
+	late := deliver().Message.ID
+	if _, ok := b.Delivery(late, "bob"); ok {
+		t.Fatal("b has read what it cannot have read")
+	}
+	nc, err := nats.Connect(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	asks := make(chan *nats.Msg, 16)
+	if _, err = nc.ChanSubscribe("$JS.API.STREAM.INFO."+b.logStream(b.Partition("s")), asks); err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- b.CatchUp(t.Context()) }()
+	select {
+	case <-asks:
+	case err := <-done:
+		t.Fatalf("it did not ask: %v", err)
+	}
+	readOn()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := b.Delivery(late, "bob"); !ok {
+		t.Error("b has caught up and does not know the delivery")
+	}
+	if err := a.CatchUp(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCatchUpGivesUp: a node that cannot read on says so in time, with an error
+// after which one may try again.
+func TestCatchUpGivesUp(t *testing.T) {
+	s := natsServer(t, nil)
+	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 1})
+	b, held, _ := laggard(t, Config{URL: s.ClientURL(), Node: "b", Timeout: 100 * time.Millisecond})
+	for range 2 {
+		if _, err := a.Append(t.Context(), Entry{Scope: "s", Message: request(t, "alice", "bob")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-held
+	if err := b.CatchUp(t.Context()); !errors.Is(err, ErrBusy) {
+		t.Error(err)
+	}
+}
