@@ -503,17 +503,23 @@ func (e *Envelope) Reference() string {
 // by the server's own value; all other bytes stay. The member is not signed,
 // and who reads it should read what was computed.
 func (r *Record) withTrustScore(score float64) []byte {
-	if r.ScoreTo <= r.ScoreFrom || r.ScoreTo > len(r.Raw) {
-		return r.Raw
+	before, value, after := r.scored(score)
+	if value == nil {
+		return before
 	}
-	value := appendNumber(nil, score)
-	if r.Format == MessagePack {
+	return slices.Concat(before, value, after)
+}
+
+// scored gives it in three parts; the first is all of it where there is no
+// score.
+func (r *Record) scored(score float64) (before, value, after []byte) {
+	if r.ScoreTo <= r.ScoreFrom || r.ScoreTo > len(r.Raw) {
+		return r.Raw, nil, nil
+	}
+	if value = appendNumber(nil, score); r.Format == MessagePack {
 		value = packUint([]byte{msgpcode.Double}, math.Float64bits(score), 8)
 	}
-	out := make([]byte, 0, len(r.Raw)+16)
-	out = append(out, r.Raw[:r.ScoreFrom]...)
-	out = append(out, value...)
-	return append(out, r.Raw[r.ScoreTo:]...)
+	return r.Raw[:r.ScoreFrom], value, r.Raw[r.ScoreTo:]
 }
 
 // String is for logs: identifiers only.

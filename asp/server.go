@@ -120,11 +120,13 @@ type Receipt struct {
 }
 
 type liveSession struct {
-	id      string
-	mu      sync.Mutex
-	ledger  *Ledger // nil: not loaded, or not there
-	changed chan struct{}
-	users   int
+	id     string
+	mu     sync.Mutex
+	ledger *Ledger // nil: not loaded, or not there
+
+	// Under Server.mu.
+	users    int
+	watchers []*watcher
 }
 
 type limiter struct {
@@ -174,7 +176,7 @@ func (s *Server) acquire(id string) *liveSession {
 		if len(s.live) >= or(s.MaxLive, 10_000) {
 			s.evict()
 		}
-		l = &liveSession{id: id, changed: make(chan struct{})}
+		l = &liveSession{id: id}
 		s.live[id] = l
 	}
 	l.users++
@@ -248,15 +250,26 @@ func (s *Server) append(ctx context.Context, l *liveSession, after *Ledger, r *R
 	}
 	grown := l.ledger == nil || len(l.ledger.Participants) != len(after.Participants)
 	l.ledger = after
-	s.wake(l, after, grown)
+	knows := r.Sender
+	if from != after.State {
+		knows = ""
+	}
+	s.wake(l, after, grown, knows)
 	return nil
 }
 
-func (s *Server) wake(l *liveSession, after *Ledger, grown bool) {
+// wake tells those who follow a session that there is something new. Who said it
+// knows already: it is told a little later.
+func (s *Server) wake(l *liveSession, after *Ledger, grown bool, knows string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(l.changed)
-	l.changed = make(chan struct{})
+	for _, w := range l.watchers {
+		if w.agent == knows {
+			w.later(&s.mu)
+		} else {
+			w.now()
+		}
+	}
 	if !grown {
 		return
 	}
@@ -278,7 +291,7 @@ func (s *Server) Notify(ctx context.Context, session string) error {
 	defer l.mu.Unlock()
 	ledger, err := s.load(ctx, session, l, true)
 	if err == nil && ledger != nil {
-		s.wake(l, ledger, true)
+		s.wake(l, ledger, true, "")
 	}
 	return err
 }
@@ -837,8 +850,9 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.live {
-		close(l.changed)
-		l.changed = make(chan struct{})
+		for _, w := range l.watchers {
+			w.now()
+		}
 	}
 	return nil
 }

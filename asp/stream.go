@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,78 +56,166 @@ func (s *Server) EndStreams() {
 	s.endOnce.Do(func() { close(s.ended) })
 }
 
+// echoWait is how long a stream may keep its agent's own message, which that
+// knows to be recorded, to bring it together with what follows.
+const echoWait = 25 * time.Millisecond
+
+// watcher is a stream that waits for news of a session. All but wake is under
+// Server.mu.
+type watcher struct {
+	agent   string
+	wake    chan struct{} // has a token when there is something new
+	timer   *time.Timer   // of later
+	pending bool
+}
+
+func (w *watcher) now() {
+	if w.pending {
+		w.pending = false
+		w.timer.Stop()
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *watcher) later(mu *sync.Mutex) {
+	if w.pending {
+		return
+	}
+	w.pending = true
+	if w.timer != nil {
+		w.timer.Reset(echoWait)
+		return
+	}
+	w.timer = time.AfterFunc(echoWait, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if w.pending {
+			w.now()
+		}
+	})
+}
+
+func (s *Server) watch(l *liveSession, agent string) (w *watcher, done func()) {
+	w = &watcher{agent: agent, wake: make(chan struct{}, 1)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.watchers = append(l.watchers, w)
+	return w, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		at := slices.Index(l.watchers, w)
+		l.watchers = slices.Delete(l.watchers, at, at+1)
+		if w.pending {
+			w.pending = false
+			w.timer.Stop()
+		}
+	}
+}
+
+// sink takes the frames of a stream. What was emitted reaches the peer with the
+// next flush at the latest.
+type sink interface {
+	emit(*frame) error
+	flush() error
+}
+
 // follow emits what happens in a session from position from on, until it is
-// over, ctx ends or emit fails.
-func (s *Server) follow(ctx context.Context, session, agent string, from int64, emit func(*frame) error) error {
+// over, ctx ends or out fails.
+func (s *Server) follow(ctx context.Context, session, agent string, from int64, out sink) error {
 	l := s.acquire(session)
 	defer s.release(l)
+	w, done := s.watch(l, agent)
+	defer done()
 	heartbeat := time.NewTicker(or(s.Heartbeat, 30*time.Second))
 	defer heartbeat.Stop()
+	var alarm alarm
+	defer alarm.stop()
 	epoch, scores := int64(-1), make(map[string]float64)
 	for {
-		ledger, changed, err := s.look(ctx, l, session)
+		ledger, err := s.look(ctx, l, session)
 		if err != nil {
 			return err
 		}
-		records, err := s.store.Records(ctx, session, from, 64)
-		if err != nil {
-			return err
-		}
-		for _, r := range records {
-			if err := emitRecord(r, emit); err != nil {
+		for from < ledger.Head.Count {
+			records, err := s.store.Records(ctx, session, from, 64)
+			if err != nil {
 				return err
 			}
-			from = r.Position + 1
-		}
-		if len(records) > 0 {
-			continue
+			if len(records) == 0 {
+				break
+			}
+			for _, r := range records {
+				if err := emitRecord(r, out.emit); err != nil {
+					return err
+				}
+				from = r.Position + 1
+			}
 		}
 		if now := s.scores.Load(); now != epoch {
-			if err := s.emitScores(ctx, ledger, agent, scores, epoch >= 0, emit); err != nil {
+			if err := s.emitScores(ctx, ledger, agent, scores, epoch >= 0, out.emit); err != nil {
 				return err
 			}
 			epoch = now
 		}
+		if err := out.flush(); err != nil {
+			return err
+		}
 		if ledger.State.Terminal() && from >= ledger.Head.Count {
 			return nil
 		}
-		if err := s.wait(ctx, ledger, changed, heartbeat.C, emit); err != nil {
-			return err
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.ended:
+			return closing{websocket.StatusGoingAway}
+		case <-w.wake:
+		case <-alarm.at(ledger.Deadline, s.now()):
+			alarm.stop()
+		case <-heartbeat.C:
+			if err := out.emit(plain("heartbeat", map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State})); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// wait returns when there may be something new.
-func (s *Server) wait(ctx context.Context, ledger *Ledger, changed <-chan struct{}, beat <-chan time.Time, emit func(*frame) error) error {
-	var deadline <-chan time.Time
-	if !ledger.Deadline.IsZero() {
-		t := time.NewTimer(max(ledger.Deadline.Sub(s.now()), time.Millisecond))
-		defer t.Stop()
-		deadline = t.C
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-s.ended:
-		return closing{websocket.StatusGoingAway}
-	case <-changed:
-	case <-deadline:
-	case <-beat:
-		return emit(plain("heartbeat", map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State}))
-	}
-	return nil
+// alarm is a timer for a time that moves on often: it is not set anew when that
+// is later, and may go off too early.
+type alarm struct {
+	timer *time.Timer
+	due   time.Time
 }
 
-func (s *Server) look(ctx context.Context, l *liveSession, session string) (*Ledger, <-chan struct{}, error) {
+// at gives a channel on which something comes at t or before; nil for none.
+func (a *alarm) at(t, now time.Time) <-chan time.Time {
+	switch {
+	case t.IsZero():
+		return nil
+	case a.timer == nil || t.Before(a.due):
+		a.stop()
+		a.timer, a.due = time.NewTimer(max(t.Sub(now), time.Millisecond)), t
+	}
+	return a.timer.C
+}
+
+func (a *alarm) stop() {
+	if a.timer != nil {
+		a.timer.Stop()
+		a.timer = nil
+	}
+}
+
+func (s *Server) look(ctx context.Context, l *liveSession, session string) (*Ledger, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ledger, err := s.load(ctx, session, l, false)
 	if err == nil && ledger == nil {
 		err = refuse("session_not_found", "")
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return ledger, l.changed, err
+	return ledger, err
 }
 
 func emitRecord(r *Record, emit func(*frame) error) error {
@@ -192,42 +282,116 @@ func (s *Server) encode(r *http.Request, f *frame, kind string) ([]byte, error) 
 	return append(b, '}'), nil
 }
 
-// sse writes server-sent events.
+// sse writes server-sent events. It is a [sink] for what one request brought.
 type sse struct {
+	s    *Server
+	r    *http.Request
 	w    http.ResponseWriter
 	ctl  *http.ResponseController
 	wait time.Duration
+	b    []byte // events that are not written yet
 }
 
-func startSSE(s *Server, w http.ResponseWriter) *sse {
+func startSSE(s *Server, w http.ResponseWriter, r *http.Request) *sse {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
-	e := &sse{w, http.NewResponseController(w), or(s.WriteWait, 30*time.Second)}
+	e := &sse{s: s, r: r, w: w, ctl: http.NewResponseController(w), wait: or(s.WriteWait, 30*time.Second)}
 	_ = e.ctl.Flush()
 	return e
 }
 
-func (e *sse) event(kind string, id int64, data []byte) error {
-	var b bytes.Buffer
-	b.WriteString("event: " + kind + "\n")
+// Bytes of events that are kept to be written together, and of the memory for
+// them that a stream keeps while it waits.
+const (
+	maxUnwritten = 64 << 10
+	maxKept      = 8 << 10
+)
+
+// begin begins an event, of which the data follows.
+func (e *sse) begin(kind string, id int64) {
+	e.b = append(append(append(e.b, "event: "...), kind...), '\n')
 	if id >= 0 {
-		b.WriteString("id: " + strconv.FormatInt(id, 10) + "\n")
+		e.b = append(strconv.AppendInt(append(e.b, "id: "...), id, 10), '\n')
 	}
-	// Line breaks in JSON are white space; each starts a line of its own here.
-	for line := range bytes.SplitSeq(bytes.ReplaceAll(data, []byte("\r"), []byte("\n")), []byte("\n")) {
-		b.WriteString("data: ")
-		b.Write(line)
-		b.WriteByte('\n')
+	e.b = append(e.b, "data: "...)
+}
+
+// data adds data to an event. Line breaks in JSON are white space; each starts a
+// line of its own here.
+func (e *sse) data(b []byte) {
+	if bytes.IndexByte(b, '\n') < 0 && bytes.IndexByte(b, '\r') < 0 {
+		e.b = append(e.b, b...)
+		return
 	}
-	b.WriteByte('\n')
+	for {
+		at := bytes.IndexAny(b, "\r\n")
+		if at < 0 {
+			e.b = append(e.b, b...)
+			return
+		}
+		e.b = append(append(e.b, b[:at]...), "\ndata: "...)
+		b = b[at+1:]
+	}
+}
+
+// end ends an event.
+func (e *sse) end() error {
+	e.b = append(e.b, "\n\n"...)
+	if len(e.b) < maxUnwritten {
+		return nil
+	}
+	return e.flush()
+}
+
+func (e *sse) emit(f *frame) error {
+	e.begin(f.kind, f.position)
+	if f.record != nil && len(f.fields) == 0 && f.record.Format == JSON {
+		a, err := e.s.store.Agent(e.r.Context(), f.record.Sender)
+		if err != nil {
+			return err
+		}
+		before, score, after := f.record.scored(a.Score())
+		e.b = append(e.b, `{"envelope":`...)
+		e.data(before)
+		e.data(score)
+		e.data(after)
+		e.b = append(e.b, '}')
+		return e.end()
+	}
+	data, err := e.s.encode(e.r, f, "")
+	if err != nil {
+		return err
+	}
+	e.data(data)
+	return e.end()
+}
+
+func (e *sse) flush() error {
+	if len(e.b) == 0 {
+		return nil
+	}
 	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.wait)) // not all writers have one
-	if _, err := e.w.Write(b.Bytes()); err != nil {
+	_, err := e.w.Write(e.b)
+	if e.b = e.b[:0]; cap(e.b) > maxKept {
+		e.b = nil
+	}
+	if err != nil {
 		return err
 	}
 	return e.ctl.Flush()
+}
+
+// event writes one event, and what was emitted before.
+func (e *sse) event(kind string, id int64, data []byte) error {
+	e.begin(kind, id)
+	e.data(data)
+	if err := e.end(); err != nil {
+		return err
+	}
+	return e.flush()
 }
 
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
@@ -250,15 +414,8 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, c *caller, 
 		return err
 	}
 	defer done()
-	out := startSSE(s, w)
-	emit := func(f *frame) error {
-		data, err := s.encode(r, f, "")
-		if err != nil {
-			return err
-		}
-		return out.event(f.kind, f.position, data)
-	}
-	s.endSSE(r, out, s.follow(r.Context(), args[0], c.agent.ID, from, emit))
+	out := startSSE(s, w, r)
+	s.endSSE(r, out, s.follow(r.Context(), args[0], c.agent.ID, from, out))
 	return nil
 }
 
@@ -286,7 +443,7 @@ func (s *Server) serveInbox(w http.ResponseWriter, r *http.Request, c *caller, a
 		return err
 	}
 	defer done()
-	out := startSSE(s, w)
+	out := startSSE(s, w, r)
 	s.endSSE(r, out, s.followInbox(r, c.agent.ID, out))
 	return nil
 }
@@ -429,12 +586,7 @@ func (k *socket) run(ctx context.Context) {
 		defer close(read)
 		cancel(k.read(ctx))
 	}()
-	err = k.s.follow(ctx, k.session, k.caller.agent.ID, from, func(f *frame) error {
-		if f.kind == "heartbeat" && k.missed.Add(1) > maxMissedPongs {
-			return closing{closeNoPong}
-		}
-		return k.write(ctx, f)
-	})
+	err = k.s.follow(ctx, k.session, k.caller.agent.ID, from, socketSink{k, ctx})
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
@@ -451,6 +603,21 @@ func (k *socket) run(ctx context.Context) {
 	_ = k.conn.CloseNow()
 	<-read
 }
+
+// socketSink writes frames as they are emitted.
+type socketSink struct {
+	k   *socket
+	ctx context.Context
+}
+
+func (o socketSink) emit(f *frame) error {
+	if f.kind == "heartbeat" && o.k.missed.Add(1) > maxMissedPongs {
+		return closing{closeNoPong}
+	}
+	return o.k.write(o.ctx, f)
+}
+
+func (o socketSink) flush() error { return nil }
 
 // closing ends a connection with a code.
 type closing struct{ code websocket.StatusCode }

@@ -3,9 +3,12 @@ package asp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,4 +86,93 @@ func TestStreamPauses(t *testing.T) {
 			})
 		})
 	}
+}
+
+// heard is a sink that notes when what was flushed.
+type heard struct {
+	start time.Time
+	open  []string
+	got   []string
+}
+
+func (h *heard) emit(f *frame) error {
+	if f.record != nil {
+		h.open = append(h.open, f.record.MessageID[:8])
+	}
+	return nil
+}
+
+func (h *heard) flush() error {
+	if len(h.open) > 0 {
+		h.got = append(h.got, time.Since(h.start).String()+" "+strings.Join(h.open, " "))
+		h.open = nil
+	}
+	return nil
+}
+
+// TestEchoes: a stream brings what others say at once, and what its own agent
+// says with that, or a moment later.
+func TestEchoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := &Server{}
+		ids := map[string]*Identity{aliceID: testIdentity(t, aliceID, "org_acme"), bobID: testIdentity(t, bobID, "org_widgets")}
+		for _, id := range ids {
+			card, err := id.Card().JSON()
+			if err == nil {
+				_, err = s.Register(ctx, card)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		session := "019cc8aa-0001-7def-8a12-000000000001"
+		n := 0
+		say := func(who string, act Performative, body any) string {
+			t.Helper()
+			n++
+			d := Draft{SessionID: session, MessageID: fmt.Sprintf("%08x-0001-7def-8a12-000000000001", n), Performative: act, Body: body, Recipient: &Party{AgentID: bobID, OrgID: "org_widgets"}}
+			if l, err := s.Session(ctx, session, ""); err == nil {
+				d.PreviousHash, d.SequenceNumber = l.Head.Hash, l.participant(who).Next
+			}
+			e, err := d.Sign(ids[who])
+			if err == nil {
+				_, err = s.Say(ctx, e)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d.MessageID[:8]
+		}
+		say(aliceID, Propose, Proposal{ProposalID: "p", Type: "session-invitation", Subject: "talk", Terms: map[string]any{}})
+		say(bobID, Accept, Answer{ReferenceID: "p"})
+		say(aliceID, Inform, inform("begin"))
+		alice, bob := &heard{start: time.Now()}, &heard{start: time.Now()}
+		var streams sync.WaitGroup
+		for who, out := range map[string]*heard{aliceID: alice, bobID: bob} {
+			streams.Go(func() { _ = s.follow(ctx, session, who, 3, out) })
+		}
+		synctest.Wait()
+		one := say(aliceID, Inform, inform("one"))
+		synctest.Wait()
+		time.Sleep(10 * time.Millisecond)
+		two := say(aliceID, Inform, inform("two"))
+		synctest.Wait()
+		three := say(bobID, Inform, inform("three"))
+		synctest.Wait()
+		four := say(aliceID, Inform, inform("four"))
+		synctest.Wait()
+		time.Sleep(20 * time.Millisecond)
+		five := say(aliceID, Inform, inform("five"))
+		time.Sleep(time.Second)
+		end := say(aliceID, Close, Closing{Reason: "done"})
+		streams.Wait()
+		stop()
+		if want := []string{"10ms " + one + " " + two + " " + three, "35ms " + four + " " + five, "1.03s " + end}; !slices.Equal(alice.got, want) {
+			t.Errorf("who spoke heard %q, want %q", alice.got, want)
+		}
+		if want := []string{"0s " + one, "10ms " + two, "10ms " + three + " " + four, "30ms " + five, "1.03s " + end}; !slices.Equal(bob.got, want) {
+			t.Errorf("the other heard %q, want %q", bob.got, want)
+		}
+	})
 }
