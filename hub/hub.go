@@ -833,8 +833,12 @@ func (h *Hub) replyTo(request *parley.Message, k parley.Kind, waits bool) []jour
 	if waits {
 		return nil
 	}
-	if b := h.bindings[request.Origin.Protocol]; b != nil && !b.CarriesReplies() {
+	b := h.bindings[request.Origin.Protocol]
+	if b != nil && !b.CarriesReplies() {
 		return callback(b, request, k)
+	}
+	if e, ok := b.(EventBinding); ok && k == parley.Event && !e.CarriesEvents() {
+		return nil
 	}
 	if !h.reachable(request.From, parley.Response) {
 		return nil

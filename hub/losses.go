@@ -13,6 +13,14 @@ type LossBinding interface {
 	ReplyLosses(reply, request *parley.Message) []parley.Loss
 }
 
+// An EventBinding carries replies to who asked, but may have no words for what
+// is said before the reply: such events are recorded, and opened for nobody. What
+// they lose, a LossBinding tells.
+type EventBinding interface {
+	Binding
+	CarriesEvents() bool
+}
+
 // lost gives what an event or a reply loses that has no delivery of its own: an
 // event's are recorded with it, and noted in the delivery of its request. A
 // reply's come with all that are noted there, so that the last step of the

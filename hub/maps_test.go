@@ -235,3 +235,60 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 		}
 	}
 }
+
+// wordless is a binding that carries replies, and has no words for events.
+type wordless struct{ lossy }
+
+func (wordless) CarriesEvents() bool { return false }
+
+// TestEventsWithoutWords: an event that the protocol of who asked cannot say is
+// recorded, is brought to nobody, and is missed where its request is.
+func TestEventsWithoutWords(t *testing.T) {
+	near := &wire{name: "near", replies: true, deliver: func(_ context.Context, o Outbound) Outcome {
+		if o.Message.Kind != parley.Response {
+			t.Errorf("it is brought: %s", o.Message.Kind)
+		}
+		return Outcome{}
+	}}
+	h := start(t, nil, near, &wire{name: "far", deliver: func(_ context.Context, o Outbound) Outcome {
+		if err := o.Event(parley.Working); err != nil {
+			t.Error(err)
+		}
+		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")}}
+	}})
+	h.bindings["near"] = wordless{lossy{near}}
+	h.agent(t, "alice", parley.Identity{Protocol: "near", ID: "alice"})
+	h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
+	type said struct {
+		kind   parley.Kind
+		opened int
+		losses []parley.Loss
+	}
+	records := make(chan said, 16)
+	defer h.Journal().Watch(func(r *journal.Record) {
+		if r.Message != nil && !r.Message.InReplyTo.IsZero() {
+			s := said{r.Message.Kind, len(r.Open), r.Losses}
+			for _, step := range r.Steps {
+				s.losses = append(s.losses, step.Losses...)
+			}
+			records <- s
+		}
+	})()
+	s := ask("bob", "", "?")
+	s.Message.Origin.Protocol = "near"
+	m, err := h.Accept(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := parley.Loss{Field: "Lost.event", Reason: "it is so"}
+	if e := <-records; e.kind != parley.Event || e.opened != 0 || !slices.Equal(e.losses, []parley.Loss{lost}) {
+		t.Errorf("%+v", e)
+	}
+	if r := <-records; r.kind != parley.Response || r.opened != 1 || !slices.Equal(r.losses, []parley.Loss{lost}) {
+		t.Errorf("%+v", r)
+	}
+	until(t, func() bool {
+		_, open := h.Journal().Delivery(m.ID, "bob")
+		return !open && len(h.Journal().Deliveries(journal.Filter{})) == 0
+	})
+}

@@ -237,6 +237,10 @@ func (b *Binding) RepeatableTo(_ *directory.Entry, id parley.Identity) bool {
 // CarriesReplies implements hub.Binding: replies are envelopes of their own.
 func (b *Binding) CarriesReplies() bool { return true }
 
+// CarriesEvents implements hub.EventBinding: the protocol has one word before the
+// answer, the acknowledgement of a chat message, and that the hub says by itself.
+func (b *Binding) CarriesEvents() bool { return false }
+
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
 	p := b.path(r)
@@ -610,5 +614,6 @@ var (
 	_ hub.HTTPBinding    = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
 	_ hub.LossBinding    = (*Binding)(nil)
+	_ hub.EventBinding   = (*Binding)(nil)
 	_ hub.RepeatBinding  = (*Binding)(nil)
 )

@@ -216,13 +216,12 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the hub holds no key of the agent that was asked")}
 	}
 	isChat := classOf(asked.SchemaDigest) == chat
-	if m.Kind == parley.Event {
+	if m.Kind == parley.Event { // opened by an earlier release
+		way := bridge.Model
 		if m.State == parley.Accepted && isChat {
-			out := outcome(b.acknowledgeFirst(ctx, o.Request.ID, asked))
-			out.Losses = bridge.Losses(bridge.Chat, m, o.Recipient.Name)
-			return out
+			way = bridge.Chat // the acknowledgement comes with the answer, if it has not come
 		}
-		return hub.Outcome{Losses: bridge.Losses(bridge.Model, m, o.Recipient.Name)}
+		return hub.Outcome{Losses: bridge.Losses(way, m, o.Recipient.Name)}
 	}
 	if isChat {
 		if err := b.acknowledgeFirst(ctx, o.Request.ID, asked); err != nil {

@@ -278,13 +278,14 @@ func onlyString(m *protocol.Model) string {
 }
 
 // ReplyLosses implements hub.LossBinding: who waits for the HTTP response gets
-// one answer in it.
+// one answer in it. Of events nobody hears more than that a chat message was
+// taken.
 func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
 		return nil // another agent's answer stays as it is
 	}
 	way := bridge.Model
-	if reply.Kind != parley.Event && classOf(request.Schema) == chat {
+	if (reply.Kind != parley.Event || reply.State == parley.Accepted) && classOf(request.Schema) == chat {
 		way = bridge.Chat
 	}
 	return bridge.OfReply(reply.Kind, bridge.Losses(way, reply, request.From))
