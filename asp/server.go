@@ -127,6 +127,7 @@ type liveSession struct {
 	// Under Server.mu.
 	users    int
 	watchers []*watcher
+	members  int // at the last wake
 }
 
 type limiter struct {
@@ -248,19 +249,18 @@ func (s *Server) append(ctx context.Context, l *liveSession, after *Ledger, r *R
 	if err := s.store.Append(ctx, after.ID, expect, r); err != nil {
 		return err
 	}
-	grown := l.ledger == nil || len(l.ledger.Participants) != len(after.Participants)
 	l.ledger = after
 	knows := r.Sender
 	if from != after.State {
 		knows = ""
 	}
-	s.wake(l, after, grown, knows)
+	s.wake(l, after, knows)
 	return nil
 }
 
 // wake tells those who follow a session that there is something new. Who said it
 // knows already: it is told a little later.
-func (s *Server) wake(l *liveSession, after *Ledger, grown bool, knows string) {
+func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range l.watchers {
@@ -270,8 +270,9 @@ func (s *Server) wake(l *liveSession, after *Ledger, grown bool, knows string) {
 			w.now()
 		}
 	}
-	if !grown {
-		return
+	before := l.members
+	if l.members = len(after.Participants); l.members == before {
+		return // nobody was brought in
 	}
 	for _, p := range after.Participants {
 		if c := s.inboxes[p.AgentID]; c != nil {
@@ -291,7 +292,7 @@ func (s *Server) Notify(ctx context.Context, session string) error {
 	defer l.mu.Unlock()
 	ledger, err := s.load(ctx, session, l, true)
 	if err == nil && ledger != nil {
-		s.wake(l, ledger, true, "")
+		s.wake(l, ledger, "")
 	}
 	return err
 }

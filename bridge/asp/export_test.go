@@ -13,3 +13,29 @@ func (b *Binding) CloseIdle(ctx context.Context) error { return b.tender.closeId
 func (b *Binding) StandIn(ctx context.Context, name string) (*protocol.Identity, error) {
 	return b.standIns.ensure(ctx, name)
 }
+
+// HoldTender lets no session be tended until it is released.
+func (b *Binding) HoldTender() (release func()) {
+	for range cap(b.tender.slots) {
+		b.tender.slots <- struct{}{}
+	}
+	return func() {
+		for range cap(b.tender.slots) {
+			<-b.tender.slots
+		}
+	}
+}
+
+// ToBeTended reports whether the journal has brought something that is to be
+// seen to in a session.
+func (b *Binding) ToBeTended(session string) bool {
+	b.tender.mu.Lock()
+	defer b.tender.mu.Unlock()
+	return b.tender.seen[session] > 0
+}
+
+// ReadAhead reads what the journal has of a session, as a list of sessions does.
+func (b *Binding) ReadAhead(ctx context.Context, session string) error {
+	_, err := b.store.Ledger(ctx, session)
+	return err
+}

@@ -51,7 +51,7 @@ func TestPartitionTaken(t *testing.T) {
 		t.Fatal("something is due", b.tender.dirty)
 	}
 	b.tender.took(0)
-	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.head(mine) {
+	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.told(mine) {
 		t.Error("a session of the partition is not read again and looked at")
 	}
 	for _, id := range others {

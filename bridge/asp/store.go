@@ -96,6 +96,7 @@ type chain struct {
 	ids    map[parley.ID]int32
 	recent []said // the newest, by position modulo kept
 	saved  int    // records of the checkpoint
+	told   uint64 // of the last record of which those who read the session were told
 
 	used time.Time // under store.mu
 }
@@ -446,6 +447,7 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		return err
 	}
 	s.advance(c, said{r, handed}, r.Ledger, at.Sequence)
+	c.told = c.seq // the server does when this returns
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
 			s.warn("cannot write a checkpoint of a session", err) // the log is enough
@@ -646,8 +648,10 @@ func (s *store) due(now time.Time, mine func(session string) bool) []string {
 	return out
 }
 
-// head is the newest record that is known here of a session.
-func (s *store) head(session string) uint64 {
+// told is the newest record of a session of which those who read it here were
+// told. It may be older than what is known here: whoever looks at a session
+// learns of what other nodes recorded in it.
+func (s *store) told(session string) uint64 {
 	s.mu.Lock()
 	c := s.chains[session]
 	s.mu.Unlock()
@@ -656,7 +660,19 @@ func (s *store) head(session string) uint64 {
 	}
 	c.mu.Lock() // an append that is under way ends first
 	defer c.mu.Unlock()
-	return c.seq
+	return c.told
+}
+
+// tell notes that they were told of a record.
+func (s *store) tell(session string, seq uint64) {
+	s.mu.Lock()
+	c := s.chains[session]
+	s.mu.Unlock()
+	if c != nil {
+		c.mu.Lock()
+		c.told = max(c.told, seq)
+		c.mu.Unlock()
+	}
 }
 
 // has reports whether a session is held ready.

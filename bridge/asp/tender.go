@@ -211,9 +211,12 @@ func (t *tender) tend(ctx context.Context, id string) error {
 	seen := t.seen[id]
 	delete(t.seen, id)
 	t.mu.Unlock()
-	if seen > b.store.head(id) { // another node appended
+	if seen > b.store.told(id) { // another node appended
 		if err := b.server.Notify(ctx, id); err != nil {
 			return err
+		}
+		if seen < math.MaxUint64 {
+			b.store.tell(id, seen)
 		}
 	}
 	ledger, err := b.server.Session(ctx, id, "")
