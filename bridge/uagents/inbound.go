@@ -25,6 +25,10 @@ type (
 	acknowledging struct{ place *ack }
 )
 
+// sessionTries is for how many requests of one session, each newer than the one
+// before, a reply is tried.
+const sessionTries = 4
+
 // record makes an envelope durable: the servers call it once for each envelope
 // whose sender was authenticated, or is well-formed and unsigned.
 func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) (bool, error) {
@@ -38,18 +42,9 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	if !standIn {
 		return b.recordNative(ctx, r, from, to, key, now)
 	}
-	talk := false // in a session that the hub opened, and that was answered
-	if x, done, ok := b.sessions.find(r.Target, r.Sender, r.Session); ok && r.Verdict.Assurance == protocol.Signed {
-		if _, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
-			return true, nil
-		}
-		if !done {
-			taken, prior, err := b.recordReply(ctx, r, &x, key, now)
-			if taken || err != nil {
-				return prior, err
-			}
-		}
-		talk = true
+	talk, taken, prior, err := b.recordInSession(ctx, r, key, now)
+	if taken || err != nil {
+		return prior, err
 	}
 	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: toMessage(r, parley.Request, from, to, now)}
 	m := s.Message
@@ -220,6 +215,42 @@ func (b *Binding) problem(r *protocol.Request, err error) error {
 	return nil
 }
 
+// recordInSession takes what an agent says in a session that the hub opened.
+// taken is false where it says it in another (talk false), or in one that was
+// answered (talk true).
+func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key journal.Key, now time.Time) (talk, taken, prior bool, err error) {
+	if r.Verdict.Assurance != protocol.Signed {
+		return false, false, false, nil
+	}
+	var asked parley.ID
+	for range sessionTries {
+		x, done, err := b.sessions.find(ctx, r.Target, r.Sender, r.Session)
+		if err != nil {
+			return talk, true, false, b.problem(r, err)
+		}
+		if x == nil {
+			return talk, false, false, nil
+		}
+		talk = true
+		if _, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
+			return talk, true, true, nil
+		}
+		if x.Request == asked {
+			c := classOf(r.SchemaDigest)
+			return talk, c == acknowledgement || c == failure, false, nil // these come too late
+		}
+		if done {
+			return talk, false, false, nil
+		}
+		if taken, prior, err = b.recordReply(ctx, r, x, key, now); taken || err != nil {
+			return talk, true, prior, err
+		}
+		// That one was answered. Another hub may have asked in the same session since.
+		asked = x.Request
+	}
+	return talk, false, false, nil
+}
+
 // recordReply takes what an agent says in the session of a request that the
 // hub sent it. taken is false when the request was answered before.
 func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *exchange, key journal.Key, now time.Time) (taken, prior bool, err error) {
@@ -247,9 +278,6 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		return true, true, nil
 	case parley.CodeOf(err) == parley.Conflict:
 		b.sessions.answered(x.Request)
-		if m.Kind != parley.Response {
-			return true, false, nil // an acknowledgement or an error that comes too late
-		}
 		return false, false, nil
 	case err != nil:
 		return true, false, b.problem(r, err)

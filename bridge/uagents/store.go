@@ -39,7 +39,8 @@ type exchange struct {
 	Until        time.Time `json:"until"`
 	Trace        string    `json:"trace,omitempty"` // of the request: W3C traceparent
 
-	done bool // answered; what comes now is talk
+	done     bool   // answered; what comes now is talk
+	revision uint64 // of the state's value
 }
 
 func sessionKey(self, peer, session string) string { return self + "/" + peer + "/" + session }
@@ -48,9 +49,10 @@ func (x *exchange) key() string { return sessionKey(x.Self, x.Peer, x.Session) }
 
 // sessions remembers exchanges over restarts and between nodes.
 type sessions struct {
-	state journal.State
-	now   func() time.Time
-	max   int
+	state  journal.State
+	shared bool // other hubs open sessions, too
+	now    func() time.Time
+	max    int
 
 	mu        sync.Mutex
 	byKey     map[string]*exchange
@@ -60,26 +62,29 @@ type sessions struct {
 	stop      func()
 }
 
-func newSessions(s journal.State, now func() time.Time) *sessions {
-	return &sessions{state: s, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{}, last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
+func newSessions(s journal.State, shared bool, now func() time.Time) *sessions {
+	return &sessions{state: s, shared: shared, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{}, last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
 }
 
 func (s *sessions) start(ctx context.Context) (err error) {
-	s.stop, err = s.state.Watch(ctx, "", func(v journal.Value) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if v.Deleted {
-			return
-		}
-		x := new(exchange)
-		if json.Unmarshal(v.Data, x) != nil {
-			return
-		}
-		if old := s.byKey[v.Key]; old == nil || old.Request != x.Request {
-			s.set(x)
-		}
-	})
+	s.stop, err = s.state.Watch(ctx, "", s.changed)
 	return err
+}
+
+// changed takes what this hub or another wrote.
+func (s *sessions) changed(v journal.Value) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v.Deleted {
+		return
+	}
+	x := &exchange{revision: v.Revision}
+	if json.Unmarshal(v.Data, x) != nil {
+		return
+	}
+	if old := s.byKey[v.Key]; old == nil || old.Request != x.Request && old.revision < v.Revision {
+		s.set(x)
+	}
 }
 
 // set indexes an exchange. The caller holds the lock.
@@ -124,13 +129,17 @@ func (s *sessions) open(ctx context.Context, x exchange) (*exchange, error) {
 	s.set(&x)
 	s.mu.Unlock()
 	b, err := jsonx.Encode(x)
+	var revision uint64
 	if err == nil {
-		_, err = s.state.Put(ctx, x.key(), b, x.Until)
+		revision, err = s.state.Put(ctx, x.key(), b, x.Until)
 	}
 	if err != nil {
 		s.drop(&x)
 		return nil, fmt.Errorf("keep a session: %w", err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x.revision = revision
 	return &x, nil
 }
 
@@ -168,15 +177,33 @@ func (s *sessions) trace(peer, session string) string {
 }
 
 // find gives the exchange that an envelope of peer to self in a session is
-// about, and whether it is answered already.
-func (s *sessions) find(self, peer, session string) (x exchange, done, ok bool) {
+// about, and whether it is answered already; nil: about none. An answer may be
+// sooner here than the word of the hub that asked, in a session that was used
+// before, too: where others share the journal, it is asked.
+func (s *sessions) find(ctx context.Context, self, peer, session string) (x *exchange, done bool, err error) {
+	key := sessionKey(self, peer, session)
+	if x, done = s.known(key); x != nil && !done || !s.shared {
+		return x, done, nil
+	}
+	switch v, err := s.state.Get(ctx, key); {
+	case err == nil:
+		s.changed(v)
+	case !errors.Is(err, journal.ErrNotFound):
+		return nil, false, err
+	}
+	x, done = s.known(key)
+	return x, done, nil
+}
+
+func (s *sessions) known(key string) (x *exchange, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found := s.byKey[sessionKey(self, peer, session)]
+	found := s.byKey[key]
 	if found == nil || !found.Until.After(s.now()) {
-		return exchange{}, false, false
+		return nil, false
 	}
-	return *found, found.done, true
+	copied := *found
+	return &copied, found.done
 }
 
 // answered notes that a request got its terminal reply. After a restart the
