@@ -81,6 +81,12 @@ func eventOf(e *Envelope) event {
 	return talk
 }
 
+// Advance applies a message to its work, w if there is one, and gives the work
+// as it is afterwards, as a [Router] does. An error says why the lifecycle
+// refuses the message, and means that the work stays as it was. It is pure: who
+// keeps work calls it to find out from a log of messages what became of some.
+func Advance(w Work, exists bool, e *Envelope) (Work, error) { return advance(w, exists, e, false) }
+
 // advance applies e to its work, w if there is one, and gives the work as it
 // is afterwards. It is pure. With compat it decides as the AGH daemon does:
 // the container is checked before the sender (which shows strangers that a
@@ -90,6 +96,9 @@ func eventOf(e *Envelope) event {
 // Without compat the target alone reports progress and refusal: a rejection by
 // the initiator, who can only mean one message of the target's, leaves the
 // work open, and its traces other than canceled are not taken.
+//
+// Work without a Container (see [Work]) takes it, and its initiator, from the
+// next message of its target.
 func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {
@@ -99,6 +108,12 @@ func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
 			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
 		}
 		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: StateSubmitted}, nil
+	}
+	if w.Container == (Container{}) {
+		if e.From != w.Target || e.To == "" {
+			return w, refuse(ErrWorkActor, StepLifecycle, "from", "")
+		}
+		w.Container, w.Initiator = e.Container(), e.To
 	}
 	container := func() error {
 		if w.Container != e.Container() {

@@ -227,7 +227,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatal("the ASP agent is not in the directory")
 	}
 	settled()
-	for _, bucket := range []string{"a2e.memory", "a2e.subagents", "agh.works", "samvad-tasks", "uagents-mailbox"} {
+	for _, bucket := range []string{"a2e.memory", "a2e.subagents", "samvad-tasks", "uagents-mailbox"} {
 		f.until("the word is in "+bucket, func() bool { return slices.Contains(f.kept(word), bucket) })
 	}
 	f.until("the word is in the index too, which follows the journal", func() bool { return len(mentioned(t, c.Data, word)) >= 3 })

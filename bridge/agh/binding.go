@@ -139,13 +139,14 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, wake: make(chan struct{}, 1), open: map[[2]string]bool{}, hosted: map[place]string{},
 		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
 		memory:     &protocol.ReplayMemory{Now: c.Now},
-		works:      &works{state: c.Journal.State("agh.works"), now: c.Now, all: c.Shared},
-		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now},
+		works:      &works{state: c.Journal.State("agh.works"), now: c.Now},
+		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now, rooms: c.Shared},
 		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
 		handoffs:   c.Journal.State("agh.handoffs"),
 	}
 	if !c.Shared {
 		b.closed = newClosed(c.Journal, c.Now)
+		b.closed.keep, b.works.log = b.works.keep, b.closed
 	}
 	b.router = &protocol.Router{
 		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
@@ -205,13 +206,15 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// reopen finds the work of agents: what they have ended, what they have ended
-// and told nobody yet, and what they have not ended, which is what peers asked
-// for and is recorded and not answered.
+// reopen finds work that the log knows: what peers gave each other, what agents
+// have ended, what they have ended and told nobody yet, and what they have not
+// ended, which is what peers asked for and is recorded and not answered; and
+// what peers were given by agents.
 func (b *Binding) reopen(ctx context.Context) error {
 	open := journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}
 	untold := map[parley.ID]bool{}
 	var asked []*journal.Record
+	var given []journal.Delivery
 	for _, d := range b.c.Journal.Deliveries(open) {
 		if d.Kind != parley.Request && !d.Kind.Terminal() {
 			continue
@@ -225,16 +228,25 @@ func (b *Binding) reopen(ctx context.Context) error {
 			continue
 		}
 		asked = append(asked, r)
+		if d.Attempt > 0 {
+			given = append(given, d)
+		}
 	}
 	if b.closed != nil {
-		err := b.closed.load(ctx, b.decode, func(w ending) {
-			if untold[w.Request] {
+		err := b.closed.load(ctx, found{b.decode, func(w ending) {
+			if untold[w.Request] && w.WorkID != workID(w.Request) {
 				w.State = protocol.StateSubmitted // ended by the reply that is on its way
 			}
 			b.works.restore(ctx, w.Work)
-		})
+		}, func(e *protocol.Envelope, t time.Time) { b.works.replay(ctx, e, t, b.agentOf(e.WorkspaceID, e.To)) }, b.peerOf})
 		if err != nil {
 			return err
+		}
+		known := b.closed.takeGiven()
+		for _, d := range given {
+			if err := b.gaveBefore(ctx, d, known[d.Message]); err != nil {
+				return err
+			}
 		}
 	}
 	for _, r := range asked {
@@ -256,6 +268,57 @@ func (b *Binding) reopen(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// gaveBefore finds the work that an open request was for the peer that got it,
+// before the hub stopped: as the state has it, else as the log has it, which
+// says where only if the peer has said something (w).
+func (b *Binding) gaveBefore(ctx context.Context, d journal.Delivery, w protocol.Work) error {
+	workspaceID, peer, ok := b.peerOf(d.To)
+	if !ok {
+		return nil
+	}
+	r, err := b.c.Journal.Read(ctx, d.Position)
+	if err != nil {
+		return fmt.Errorf("an open delivery at %s: %w", d.Position, err)
+	}
+	if w.WorkID == "" {
+		w = givenTo(d.Message, workspaceID, peer, r.Time)
+	}
+	if old, known, err := b.works.Work(ctx, w.WorkspaceID, w.WorkID); err != nil || known && old.State.Terminal() {
+		return err
+	} else if known {
+		w = old
+	} else {
+		b.works.restore(ctx, w)
+		b.closed.openedBefore([2]string{w.WorkspaceID, w.WorkID}, d.Message)
+	}
+	b.closed.gives(d.Message, w)
+	if _, ok := b.works.linked(w.WorkspaceID, w.WorkID); !ok {
+		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: d.Message, Scope: r.Scope, Target: d.To, Say: messageID(d.Message, "")})
+	}
+	return nil
+}
+
+// peerOf gives the peer that a directory agent is, false if it is none.
+func (b *Binding) peerOf(agent string) (workspaceID, peer string, ok bool) {
+	e, ok := b.c.Hub.Directory().Agent(agent)
+	if !ok {
+		return "", "", false
+	}
+	id, ok := e.Identity(Protocol)
+	if !ok || id.StandIn {
+		return "", "", false
+	}
+	workspaceID, peer, ok = split(id.ID)
+	return workspaceID, peer, ok && peer[0] != channelMark[0]
+}
+
+// agentOf reports whether who is meant by a peer id is an agent of the
+// directory, for which the hub speaks.
+func (b *Binding) agentOf(workspaceID, peer string) bool {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, Identity(workspaceID, peer).ID)
+	return !ok || hasStandIn(e)
 }
 
 // share follows what other hubs on the same journal note.
@@ -583,6 +646,10 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
+	if b.closed != nil && e.WorkID != "" {
+		writes := b.closed.enter()
+		defer b.closed.leave(writes)
+	}
 	switch {
 	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
 		// It changes the work, and is for nobody.
@@ -598,18 +665,25 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 		}
 	}
-	ctx, writes := collect(ctx)
+	ctx, writes := collect(recorded(ctx))
 	if e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability {
 		if _, err := a.Advance(ctx); err != nil {
 			return protocol.Pass, err
 		}
 	}
-	return b.recorded(ctx, e, s, writes)
+	return b.recorded(ctx, a, s, writes)
 }
 
-// recorded hands a message to the hub and waits until all of it is durable.
-func (b *Binding) recorded(ctx context.Context, e *protocol.Envelope, s hub.Submission, writes *collector) (protocol.Decision, error) {
+// recorded hands a message to the hub and waits until all of it is durable. What
+// it means for its work is then in force, if that is what the context says.
+func (b *Binding) recorded(ctx context.Context, a *protocol.Admission, s hub.Submission, writes *collector) (protocol.Decision, error) {
+	e := a.Envelope
 	_, err := b.c.Hub.Accept(ctx, s)
+	if err == nil && ctx.Value(recordedKey{}) != nil {
+		if _, err := a.Advance(ctx); err != nil {
+			return protocol.Pass, err
+		}
+	}
 	if werr := writes.wait(); err == nil && werr != nil {
 		b.c.Logger.Error("the state of some work is not kept", "workspace", e.WorkspaceID, "work", e.WorkID, "error", werr)
 	}
@@ -725,7 +799,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	}
 	if e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To) {
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
-		return b.recorded(ctx, e, s, &collector{})
+		return b.recorded(ctx, a, s, &collector{})
 	}
 	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
 	switch {
@@ -733,10 +807,11 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		if !b.answer(m, e, l) {
 			return protocol.Take, b.remember(ctx, a)
 		}
-		return b.recorded(ctx, e, s, &collector{})
+		ctx, writes := collect(recorded(ctx))
+		return b.recorded(ctx, a, s, writes)
 	case linked && !talk && cancels(e):
 		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
-		return b.recorded(ctx, e, s, &collector{})
+		return b.recorded(ctx, a, s, &collector{})
 	case !talk:
 		return protocol.Take, b.remember(ctx, a) // receipts for what an agent said: it has no use for them
 	}
@@ -770,7 +845,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	if _, err := a.Advance(ctx); err != nil {
 		return protocol.Pass, err
 	}
-	return b.recorded(ctx, e, s, writes)
+	return b.recorded(ctx, a, s, writes)
 }
 
 func cancels(e *protocol.Envelope) bool {

@@ -189,7 +189,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q is no peer of the channel any more", m.From)}
 	}
 	if m.Kind.Terminal() {
-		ctx = context.WithValue(ctx, repliesKey{}, true)
+		ctx = recorded(ctx)
 	}
 	ctx, writes := collect(ctx)
 	// The work is known, unless the hub stopped between recording the request
@@ -351,26 +351,33 @@ func (b *Binding) where(workspaceID, peer, agent string) (channel, speaker strin
 	return places[best].channel, speaker, err
 }
 
-// say brings a request or a notice from elsewhere to a peer: in the thread
-// that its conversation is, else in the room that the peer shares with who
-// speaks.
-func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
-	m := o.Message
-	channel, speaker, err := b.where(workspaceID, peer, m.From)
-	if err != nil {
-		return b.published(err)
-	}
-	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceDirect, From: speaker, To: peer,
-		TraceID: traceOf(m)}
-	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
-		for _, x := range b.members.places(workspaceID, peer) {
+// meet says where m is said to the peer that e is to, and by whom: in the
+// thread that its conversation is, else in the room that the peer shares with
+// who speaks.
+func (b *Binding) meet(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
+	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+		for _, x := range b.members.places(e.WorkspaceID, e.To) {
 			if x.channel == at.Channel && b.here(x) {
-				if e.From, err = b.speaker(workspaceID, at.Channel, m.From); err != nil {
-					return b.published(err)
-				}
 				e.Channel, e.Surface, e.ThreadID = at.Channel, protocol.SurfaceThread, at.ID
+				e.From, err = b.speaker(e.WorkspaceID, at.Channel, m.From)
+				return err
 			}
 		}
+	}
+	e.Surface = protocol.SurfaceDirect
+	if e.Channel, e.From, err = b.where(e.WorkspaceID, e.To, m.From); err == nil {
+		e.DirectID, err = protocol.VerifiedDirectID(e.WorkspaceID, e.Channel, e.From, e.To)
+	}
+	return err
+}
+
+// say brings a request or a notice from elsewhere to a peer.
+func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
+	m := o.Message
+	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, To: peer, TraceID: traceOf(m)}
+	err := b.meet(ctx, e, m)
+	if err != nil {
+		return b.published(err)
 	}
 	intent := m.Act
 	if m.Kind == parley.Request {
@@ -393,13 +400,15 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if err == nil {
 		err = e.SetExt(ExtParley, provenanceOf(m))
 	}
-	if err == nil && e.Surface == protocol.SurfaceDirect {
-		e.DirectID, err = protocol.VerifiedDirectID(workspaceID, channel, e.From, peer)
-	}
 	if err == nil {
 		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
 	}
 	ctx, writes := collect(ctx)
+	if err == nil && e.WorkID != "" && b.closed != nil {
+		ctx = recorded(ctx) // the request is, and its delivery is open
+		b.closed.gives(m.ID, submitted(e, b.now()))
+		_, _, err = b.works.place(ctx, workspaceID, e.WorkID, e.Container(), e.From)
+	}
 	if err == nil {
 		err = b.send(ctx, e, o.Attempt)
 	}
@@ -492,6 +501,15 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	}
 	if !ok || w.State.Terminal() {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
+	}
+	if w.Container == (protocol.Container{}) {
+		at := &protocol.Envelope{WorkspaceID: workspaceID, To: w.Target}
+		if err = b.meet(ctx, at, o.Request); err == nil {
+			w, _, err = b.works.place(ctx, workspaceID, w.WorkID, at.Container(), at.From)
+		}
+		if err != nil {
+			return b.published(err)
+		}
 	}
 	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel, Surface: w.Container.Surface,
 		From: w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""), CausationID: messageID(o.Request.ID, "")}

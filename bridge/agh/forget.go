@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
@@ -50,6 +51,17 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 		n++
 	}
 	return n, nil
+}
+
+// Erasing implements hub.ErasingBinding: what the log says of work is written
+// before it loses the words.
+func (b *Binding) Erasing(ctx context.Context, records []*journal.Record) error {
+	if b.closed == nil || !slices.ContainsFunc(records, func(r *journal.Record) bool {
+		return r.Message != nil && (r.Message.Trace.Foreign[foreignWork] != "" || r.Message.Kind == parley.Request)
+	}) {
+		return nil
+	}
+	return b.closed.settle(ctx)
 }
 
 // ForgetRecent implements hub.RecentBinding.
@@ -123,5 +135,6 @@ func (w *works) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 
 var (
 	_ hub.ForgettingBinding = (*Binding)(nil)
+	_ hub.ErasingBinding    = (*Binding)(nil)
 	_ hub.RecentBinding     = (*Binding)(nil)
 )

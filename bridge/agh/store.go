@@ -19,14 +19,16 @@ import (
 // fresh for longer, so that none can open closed work anew.
 const keepWork = 31 * 24 * time.Hour
 
-// works keeps work in memory and in the journal's state. It is the protocol's
-// Works: a step is in force in memory at once, and durable when Update
-// returns, or, where the context has a collector, when the collector says so.
+// works keeps work in memory and in the journal. It is the protocol's Works: a
+// step is in force in memory at once, and durable when Update returns, or,
+// where the context has a collector, when the collector says so. A step that a
+// record of the log says is durable by that record (see [closed]); every other,
+// and every one where other hubs use the same journal, is written to the state.
 type works struct {
 	table protocol.WorkTable
 	state journal.State
 	now   func() time.Time
-	all   bool // write open work of agents too, for other hubs
+	log   *closed // nil where other hubs use the same journal, which look into the state
 
 	mu      sync.Mutex
 	links   map[[2]string]*link // of open work that is a request of the hub's, by workspace and work
@@ -54,6 +56,21 @@ type pending struct{ waiters []chan error }
 func workKey(workspaceID, workID string) string {
 	sum := sha256.Sum256([]byte(workspaceID + "\x00" + workID))
 	return hex.EncodeToString(sum[:16])
+}
+
+// keep writes the state of some work, all at once.
+func (w *works) keep(ctx context.Context, ids [][2]string) error {
+	var c collector
+	for _, id := range ids {
+		work, ok, err := w.table.Work(ctx, id[0], id[1])
+		if err != nil {
+			return err
+		}
+		if ok {
+			c.waits = append(c.waits, w.put(workKey(id[0], id[1]), work))
+		}
+	}
+	return c.wait()
 }
 
 // load fills the memory with what the journal holds.
@@ -89,6 +106,41 @@ func (w *works) restore(ctx context.Context, work protocol.Work) {
 	_, _ = w.table.Update(ctx, work.WorkspaceID, work.WorkID, func(protocol.Work, bool) (protocol.Work, error) { return work, nil })
 }
 
+// replay takes work one step on as a recorded message of a peer to another did.
+// What agents were asked for is found by its request.
+func (w *works) replay(ctx context.Context, e *protocol.Envelope, t time.Time, toAgent bool) {
+	work, err := w.table.Update(ctx, e.WorkspaceID, e.WorkID, func(old protocol.Work, ok bool) (protocol.Work, error) {
+		next, err := protocol.Advance(old, ok, e)
+		if err == nil && !ok && toAgent {
+			err = protocol.ErrWorkTarget
+		}
+		next.Updated = t
+		return next, err // it was refused when it came
+	})
+	switch {
+	case err != nil:
+	case work.State.Terminal():
+		w.log.over(work, parley.ID{})
+	default:
+		w.log.openedBefore([2]string{work.WorkspaceID, work.WorkID}, parley.ID{})
+	}
+}
+
+// place says where some work is that was found after a crash, if that is not
+// known.
+func (w *works) place(ctx context.Context, workspaceID, workID string, at protocol.Container, initiator string) (protocol.Work, bool, error) {
+	if work, ok, err := w.Work(ctx, workspaceID, workID); err != nil || !ok || work.Container != (protocol.Container{}) {
+		return work, ok, err
+	}
+	work, err := w.Update(recorded(ctx), workspaceID, workID, func(work protocol.Work, ok bool) (protocol.Work, error) {
+		if ok && work.Container == (protocol.Container{}) {
+			work.Container, work.Initiator = at, initiator
+		}
+		return work, nil
+	})
+	return work, true, err
+}
+
 // follow takes over what other hubs on the same journal change.
 func (w *works) follow(ctx context.Context) (stop func(), err error) {
 	return w.state.Watch(ctx, "", func(v journal.Value) {
@@ -104,7 +156,7 @@ func (w *works) follow(ctx context.Context) (stop func(), err error) {
 // Work implements agh.Works.
 func (w *works) Work(ctx context.Context, workspaceID, workID string) (protocol.Work, bool, error) {
 	work, ok, err := w.table.Work(ctx, workspaceID, workID)
-	if err != nil || ok || !w.all {
+	if err != nil || ok || w.log != nil {
 		return work, ok, err
 	}
 	// Another hub may have opened it just now.
@@ -137,30 +189,22 @@ func (w *works) written(workspaceID, workID string) error {
 
 // Update implements agh.Works.
 func (w *works) Update(ctx context.Context, workspaceID, workID string, step func(protocol.Work, bool) (protocol.Work, error)) (protocol.Work, error) {
-	if w.all {
+	if w.log == nil {
 		if _, _, err := w.Work(ctx, workspaceID, workID); err != nil {
 			return protocol.Work{}, err
 		}
 	}
-	changed := false
+	changed, opened := false, false
 	work, err := w.table.Update(ctx, workspaceID, workID, func(old protocol.Work, ok bool) (protocol.Work, error) {
 		next, err := step(old, ok)
-		changed = !ok || next.State != old.State
+		changed, opened = !ok || next.State != old.State || next.Container != old.Container, !ok
 		return next, err
 	})
 	if err != nil || !changed {
 		return work, err
 	}
-	if l, ok := w.linked(workspaceID, workID); ok && l.Inbound && !w.all {
-		// The journal has the request, with a delivery that is not settled, or
-		// the reply that ended it.
-		if ctx.Value(repliesKey{}) != nil && work.State.Terminal() {
-			w.unlink(workspaceID, workID)
-			return work, nil
-		}
-		if !work.State.Terminal() {
-			return work, nil
-		}
+	if w.log != nil && w.logged(work, opened, ctx.Value(recordedKey{}) != nil) {
+		return work, nil
 	}
 	done := w.put(workKey(workspaceID, workID), work)
 	if c, ok := ctx.Value(collectorKey{}).(*collector); ok {
@@ -170,8 +214,40 @@ func (w *works) Update(ctx context.Context, workspaceID, workID string, step fun
 	return work, <-done
 }
 
-// repliesKey marks the context of steps that a recorded reply is the reason of.
-type repliesKey struct{}
+// logged reports whether the log is enough to know, after a crash, how some
+// work stands now. recorded says that there is, or is about to be, a record of
+// what changed it.
+func (w *works) logged(work protocol.Work, opened, recorded bool) bool {
+	id, over := [2]string{work.WorkspaceID, work.WorkID}, work.State.Terminal()
+	l, linked := w.linked(id[0], id[1])
+	switch {
+	case linked && l.Inbound && !over:
+		return true // the request's delivery is not settled
+	case linked && l.Inbound && !recorded:
+		return false
+	case linked && l.Inbound:
+	case !recorded:
+		w.log.written(id)
+		return false
+	case opened:
+		w.log.opened(id, l.Request)
+	case !w.log.has(id):
+		return false // the state has it already, and would say something else
+	}
+	if over {
+		w.log.over(work, l.Request)
+		w.unlink(id[0], id[1])
+	}
+	return true
+}
+
+// recordedKey marks the context of steps that a record of the log is the reason
+// of: the message itself, the request that the work is, or its reply.
+type recordedKey struct{}
+
+func recorded(ctx context.Context) context.Context {
+	return context.WithValue(ctx, recordedKey{}, true)
+}
 
 // collector gathers writes, so that a caller can do something else meanwhile.
 type collector struct{ waits []<-chan error }
@@ -289,11 +365,12 @@ func (c container) foreign() string {
 	return string(c.Surface) + " " + c.Channel + " " + c.ID
 }
 
-// containers remembers which conversation of the hub is which container, so
-// that who speaks in the conversation is heard there.
+// containers remembers which conversation of the hub is which thread, so that
+// who speaks in the conversation is heard there.
 type containers struct {
 	state journal.State
 	now   func() time.Time
+	rooms bool // direct rooms too: what is forgotten of a conversation may wait for another hub
 
 	mu    sync.Mutex
 	known map[parley.ID]container
@@ -306,6 +383,9 @@ const (
 )
 
 func (c *containers) note(ctx context.Context, id parley.ID, at container) error {
+	if at.Surface == protocol.SurfaceDirect && !c.rooms {
+		return nil // its two peers say where it is
+	}
 	c.mu.Lock()
 	_, ok := c.known[id]
 	c.mu.Unlock()

@@ -1,0 +1,60 @@
+package agh
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+)
+
+// What a target said last is kept with the state of work where other hubs look
+// into that, and goes from it when it is to be forgotten.
+func TestForgetsLastWords(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &works{state: j.State("agh.works"), now: time.Now}
+	if err := w.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.link("acme", "work_1", &link{Request: parley.HashID([]byte("request")), Target: "bob"})
+	step := func(state protocol.WorkState) {
+		t.Helper()
+		if _, err := w.Update(t.Context(), "acme", "work_1", func(protocol.Work, bool) (protocol.Work, error) {
+			return protocol.Work{WorkspaceID: "acme", WorkID: "work_1", Initiator: "alice", Target: "bob", State: state}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := func() (text string) {
+		t.Helper()
+		for v, err := range w.state.Range(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += string(v.Data)
+		}
+		return text
+	}
+	const inBase64 = "YSB3b3Jk"
+	step(protocol.StateSubmitted)
+	w.said("acme", "work_1", []byte("a word"))
+	step(protocol.StateCompleted)
+	if s := kept(); !strings.Contains(s, inBase64) {
+		t.Fatalf("it is not kept: %s", s)
+	}
+	n, err := w.forget(t.Context(), &hub.Forgetting{Agent: "bob", Message: func(parley.ID) bool { return false }})
+	if s := kept(); n != 1 || err != nil || strings.Contains(s, inBase64) || !strings.Contains(s, "work_1") {
+		t.Errorf("%d values, %v: %s", n, err, s)
+	}
+}
