@@ -155,6 +155,7 @@ type hash16 [16]byte
 
 // sealed is a record with what is in the log beside it.
 type sealed struct {
+	named *targets // see there
 	*Record
 	run    uint64 // which Open of which node made it
 	number uint64 // which append of that run

@@ -30,6 +30,27 @@ type target struct {
 	to      unique.Handle[string]
 }
 
+// targets names the deliveries that a record opens, and those it moves on: once,
+// for they are looked up several times.
+type targets struct{ opens, steps []target }
+
+func (r *sealed) targets() *targets {
+	if r.named == nil && len(r.Open)+len(r.Steps) > 0 {
+		list := make([]target, 0, len(r.Open)+len(r.Steps))
+		if r.Message != nil {
+			for i := range r.Open {
+				list = append(list, target{r.Message.ID, unique.Make(r.Open[i].To)})
+			}
+		}
+		n := len(list)
+		for i := range r.Steps {
+			list = append(list, targetOf(&r.Steps[i]))
+		}
+		r.named = &targets{list[:n], list[n:]}
+	}
+	return r.named
+}
+
 // delivery is one that is not settled or dead: small, without strings of its
 // own, so that a million of them can be held.
 type delivery struct {

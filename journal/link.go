@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -103,25 +104,27 @@ const (
 	ofState
 )
 
-func (o *outgoing) message() *nats.Msg {
-	m := &nats.Msg{Subject: o.subject, Data: o.data}
-	if o.msgID == "" && o.ttl == 0 && o.expect == nil {
-		return m
+// publish sends o, with the headers given besides its own.
+func (o *outgoing) publish(nc *nats.Conn, reply string, h nats.Header) error {
+	if h == nil && o.msgID == "" && o.ttl == 0 && o.expect == nil {
+		return nc.PublishRequest(o.subject, reply, o.data)
 	}
-	m.Header = make(nats.Header, 4)
+	if h == nil {
+		h = make(nats.Header, 4)
+	}
 	if o.msgID != "" {
-		m.Header[headerMsgID] = []string{o.msgID}
+		h[headerMsgID] = []string{o.msgID}
 	}
 	if o.ttl != 0 {
-		m.Header[headerTTL] = []string{strconv.FormatInt(o.ttl, 10)}
+		h[headerTTL] = []string{strconv.FormatInt(o.ttl, 10)}
 	}
 	if o.expect != nil {
-		m.Header[headerExpect] = []string{strconv.FormatUint(o.expect.seq, 10)}
+		h[headerExpect] = []string{strconv.FormatUint(o.expect.seq, 10)}
 		if o.expect.subject != o.subject {
-			m.Header[headerExpectSubject] = []string{o.expect.subject}
+			h[headerExpectSubject] = []string{o.expect.subject}
 		}
 	}
-	return m
+	return nc.PublishMsg(&nats.Msg{Subject: o.subject, Reply: reply, Header: h, Data: o.data})
 }
 
 // ack is the engine's answer to a message or a batch.
@@ -175,53 +178,31 @@ func parseAck(m *nats.Msg) (a ack) {
 	return a
 }
 
-// publisher sends messages and collects their acks; one group at a time.
+// publisher sends messages and collects their acks; one group at a time, by one
+// goroutine at a time.
 type publisher struct {
 	whole  *link
 	l      *link // it, or its side
 	prefix string
-	sub    *nats.Subscription
+	in     chan *nats.Msg // acks, read where they are waited for: nothing runs in between
+	timer  *time.Timer
 
-	mu    sync.Mutex
 	group uint64
-	left  int
-	acks  []ack
-	done  chan struct{}
+	acks  []ack // of the last group
 }
+
+// maxAcks is how many acks may have come and not be looked at: those of a group
+// that was given up, and of the next one.
+const maxAcks = 4096
 
 func newPublisher(whole *link, sides bool) (*publisher, error) {
 	l := whole
 	if sides {
 		l = whole.side
 	}
-	p := &publisher{whole: whole, l: l, prefix: l.nc.NewInbox() + "."}
-	sub, err := l.nc.Subscribe(p.prefix+"*", p.receive)
-	if err != nil {
-		return nil, err
-	}
-	if err := sub.SetPendingLimits(-1, -1); err != nil {
-		return nil, err
-	}
-	p.sub = sub
-	return p, nil
-}
-
-func (p *publisher) receive(m *nats.Msg) {
-	tail := m.Subject[len(p.prefix):]
-	group, index, ok := splitInbox(tail)
-	if !ok {
-		return
-	}
-	a := parseAck(m)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if group != p.group || index >= len(p.acks) || p.acks[index].arrived {
-		return
-	}
-	p.acks[index] = a
-	if p.left--; p.left == 0 {
-		close(p.done)
-	}
+	p := &publisher{whole: whole, l: l, prefix: l.nc.NewInbox() + ".", in: make(chan *nats.Msg, maxAcks), timer: time.NewTimer(0)}
+	_, err := l.nc.ChanSubscribe(p.prefix+"*", p.in)
+	return p, err
 }
 
 func splitInbox(s string) (group uint64, index int, ok bool) {
@@ -235,81 +216,80 @@ func splitInbox(s string) (group uint64, index int, ok bool) {
 	return 0, 0, false
 }
 
-// begin prepares for n acks.
-func (p *publisher) begin(n int) (group string, done <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// begin prepares for n acks; what comes for an earlier group is of none.
+func (p *publisher) begin(n int) {
 	p.group++
-	p.left = n
-	p.acks = make([]ack, n)
-	p.done = make(chan struct{})
-	return strconv.FormatUint(p.group, 36), p.done
+	p.acks = slices.Grow(p.acks[:0], n)[:n]
+	clear(p.acks)
 }
 
-// plain publishes each message by itself and gives an ack for each; those that
-// did not arrive in time have arrived false.
+// inbox is where the ack of a message of the group goes.
+func (p *publisher) inbox(index int) string {
+	var room [64]byte
+	b := append(room[:0], p.prefix...)
+	b = strconv.AppendUint(b, p.group, 36)
+	b = append(b, '-')
+	return string(strconv.AppendUint(b, uint64(index), 36))
+}
+
+// plain publishes each message by itself and gives an ack for each, good until
+// the next group; those that did not arrive in time have arrived false.
 func (p *publisher) plain(msgs []*outgoing, timeout time.Duration) []ack {
-	group, done := p.begin(len(msgs))
+	p.begin(len(msgs))
 	for i, o := range msgs {
-		m := o.message()
-		m.Reply = p.prefix + group + "-" + strconv.FormatUint(uint64(i), 36)
-		if err := p.l.nc.PublishMsg(m); err != nil {
-			return p.refused(i, err, done, timeout)
+		if err := o.publish(p.l.nc, p.inbox(i), nil); err != nil {
+			// The client took only those before it.
+			for k := i; k < len(msgs); k++ {
+				p.acks[k] = ack{arrived: true, nobody: true, err: &apiError{Description: err.Error()}}
+			}
+			p.wait(i, timeout)
+			return p.acks
 		}
 	}
-	return p.wait(done, timeout)
-}
-
-// refused completes a group of which the client took only the first n.
-func (p *publisher) refused(n int, err error, done <-chan struct{}, timeout time.Duration) []ack {
-	p.mu.Lock()
-	for i := n; i < len(p.acks); i++ {
-		p.acks[i] = ack{arrived: true, nobody: true, err: &apiError{Description: err.Error()}}
-		p.left--
-	}
-	if p.left == 0 {
-		close(p.done)
-	}
-	p.mu.Unlock()
-	return p.wait(done, timeout)
+	p.wait(len(msgs), timeout)
+	return p.acks
 }
 
 // batch publishes all messages as one, and gives the ack of its commit: its
 // seq is the last message's.
 func (p *publisher) batch(msgs []*outgoing, timeout time.Duration) ack {
-	group, done := p.begin(1)
-	id := p.prefix[len(p.prefix)-min(len(p.prefix), 23):] + group
+	p.begin(1)
+	id := p.prefix[len(p.prefix)-min(len(p.prefix), 23):] + strconv.FormatUint(p.group, 36)
 	for i, o := range msgs {
-		m := o.message()
-		if m.Header == nil {
-			m.Header = make(nats.Header, 3)
-		}
-		m.Header[headerBatchID] = []string{id}
-		m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
+		h := make(nats.Header, 5)
+		h[headerBatchID] = []string{id}
+		h[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
+		reply := ""
 		if i == len(msgs)-1 {
-			m.Header[headerBatchCommit] = []string{"1"}
-			m.Reply = p.prefix + group + "-0"
+			h[headerBatchCommit] = []string{"1"}
+			reply = p.inbox(0)
 		}
-		if err := p.l.nc.PublishMsg(m); err != nil {
+		if err := o.publish(p.l.nc, reply, h); err != nil {
 			// Without its commit the engine drops the batch.
 			return ack{arrived: true, nobody: true, err: &apiError{Description: err.Error()}}
 		}
 	}
-	return p.wait(done, timeout)[0]
+	p.wait(1, timeout)
+	return p.acks[0]
 }
 
-func (p *publisher) wait(done <-chan struct{}, timeout time.Duration) []ack {
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	case <-p.l.down:
+// wait collects the first n acks.
+func (p *publisher) wait(n int, timeout time.Duration) {
+	p.timer.Reset(timeout)
+	for n > 0 {
+		select {
+		case m := <-p.in:
+			group, index, ok := splitInbox(m.Subject[len(p.prefix):])
+			if ok && group == p.group && index < len(p.acks) && !p.acks[index].arrived {
+				p.acks[index] = parseAck(m)
+				n--
+			}
+		case <-p.timer.C:
+			return
+		case <-p.l.down:
+			return
+		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.group++ // what comes later is of no group
-	return p.acks
 }
 
 // stored is a message as a stream holds it.

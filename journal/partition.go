@@ -15,9 +15,11 @@ import (
 // partition is this node's view of one partition of the log: a state machine
 // that is fed every record once, in order, by feed.
 type partition struct {
-	j      *Journal
-	index  int
-	writer *writer
+	j       *Journal
+	index   int
+	writer  *writer
+	prefix  string // of its subjects
+	records string // the subject of records
 
 	checkpointMu sync.Mutex // one checkpoint at a time
 
@@ -43,7 +45,8 @@ const buckets = 256
 const maxHeads = 1 << 16
 
 func newPartition(j *Journal, index int) *partition {
-	return &partition{j: j, index: index, guard: newGuard(j.cfg.Window), open: make(map[target]*delivery), heads: make(map[hash16]uint64)}
+	prefix := j.logSubject(index)
+	return &partition{j: j, index: index, prefix: prefix, records: prefix + subjectRecord, guard: newGuard(j.cfg.Window), open: make(map[target]*delivery), heads: make(map[hash16]uint64)}
 }
 
 func bucketOf(id parley.ID) int { return int(id[15]) % buckets }
@@ -86,12 +89,11 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 		}
 		p.heads[nameHash("chain", r.Chain.Name)] = seq
 	}
+	named := r.targets()
 	if m := r.Message; m != nil && r.Refused == nil {
 		for i := range r.Open {
-			o := &r.Open[i]
-			t := target{m.ID, unique.Make(o.To)}
-			if p.open[t] == nil {
-				p.open[t] = opened(r.Record, o)
+			if t := named.opens[i]; p.open[t] == nil {
+				p.open[t] = opened(r.Record, &r.Open[i])
 			}
 		}
 		if m.Kind.Terminal() && !m.InReplyTo.IsZero() {
@@ -104,8 +106,7 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 		}
 	}
 	for i := range r.Steps {
-		s := &r.Steps[i]
-		t := targetOf(s)
+		s, t := &r.Steps[i], named.steps[i]
 		d := p.open[t]
 		if d == nil || d.check(s) != "" {
 			continue
@@ -184,7 +185,7 @@ const (
 func (h hash16) String() string { return base64.RawURLEncoding.EncodeToString(h[:]) }
 
 func (p *partition) subject(kind, name string) string {
-	return p.j.logSubject(p.index) + kind + name
+	return p.prefix + kind + name
 }
 
 // op makes what is published for a record.
@@ -194,8 +195,7 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
 	o := &op{rec: r, id: opID{r.run, r.number}, reserve: len(r.Steps) > 0}
-	main := &outgoing{subject: p.subject(subjectRecord, ""), data: data}
-	o.msgs = []*outgoing{main}
+	main := o.only(outgoing{subject: p.records, data: data})
 	if c := r.Chain; c != nil {
 		main.subject = p.chainSubject(c.Name)
 		main.expect = &expectation{ofChain, main.subject, c.After}
@@ -258,15 +258,15 @@ func (p *partition) admit(o *op, g *group) verdict {
 		if len(p.open)+g.opens+n > cfg.MaxOpen {
 			return refuse(fail(ErrBusy, "%d deliveries are not settled in partition %d, the limit is %d (MaxOpen); see to the dead letters", len(p.open), p.index, cfg.MaxOpen))
 		}
-		for i := range r.Open {
-			if p.open[target{r.Message.ID, unique.Make(r.Open[i].To)}] != nil {
+		for i, t := range r.targets().opens {
+			if p.open[t] != nil {
 				return refuse(fail(ErrConflict, "a delivery of %s to %s is open", r.Message.ID, r.Open[i].To))
 			}
 		}
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		d := p.open[targetOf(s)]
+		d := p.open[r.targets().steps[i]]
 		if d == nil {
 			return refuse(fail(ErrConflict, "%s: there is no such delivery, or it is settled", s))
 		}
@@ -291,11 +291,13 @@ func (p *partition) admit(o *op, g *group) verdict {
 		}
 	}
 	g.opens += len(r.Open)
-	for i := range r.Open {
-		g.targets[target{r.Message.ID, unique.Make(r.Open[i].To)}] = true
-	}
-	for i := range r.Steps {
-		g.targets[targetOf(&r.Steps[i])] = true
+	if named := r.targets(); named != nil {
+		for _, t := range named.opens {
+			g.targets[t] = true
+		}
+		for _, t := range named.steps {
+			g.targets[t] = true
+		}
 	}
 	return publish
 }
@@ -337,7 +339,7 @@ func (p *partition) read(s *stored) (*sealed, error) {
 		return nil, nil
 	}
 	s = p.current(s)
-	kind, ok := strings.CutPrefix(s.subject, p.j.logSubject(p.index))
+	kind, ok := strings.CutPrefix(s.subject, p.prefix)
 	if !ok || kind != subjectRecord && !strings.HasPrefix(kind, subjectChain) && !strings.HasPrefix(kind, subjectBucket) {
 		return nil, nil
 	}
@@ -355,7 +357,10 @@ func (p *partition) read(s *stored) (*sealed, error) {
 
 // bucketFrom tells the bucket of a subject, -1 for others.
 func (p *partition) bucketFrom(subject string) int {
-	s, ok := strings.CutPrefix(subject, p.j.logSubject(p.index)+subjectBucket)
+	s, ok := strings.CutPrefix(subject, p.prefix)
+	if ok {
+		s, ok = strings.CutPrefix(s, subjectBucket)
+	}
 	if !ok {
 		return -1
 	}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unique"
 )
 
 // An op is one append on its way: from the caller into a writer's queue, in a
@@ -32,6 +31,17 @@ type op struct {
 	tries int // after conflicts with other nodes
 
 	arrived uint64 // where the stream has it, as followed; see writer.flying
+
+	main outgoing // of most ops the only message
+	one  [1]*outgoing
+}
+
+// only makes o an op of one message, to which others may be added.
+func (o *op) only(m outgoing) *outgoing {
+	o.main = m
+	o.one[0] = &o.main
+	o.msgs = o.one[:]
+	return &o.main
 }
 
 // opID tells which append made a message, so that one of unknown outcome can
@@ -117,6 +127,7 @@ type writer struct {
 	group    group
 	deferred []*op
 	stored   []*op // by the engine, in order; not finished yet
+	plain    []*outgoing
 	pub      *publisher
 
 	flyMu  sync.Mutex
@@ -303,18 +314,22 @@ func (g *group) free(o *op) bool {
 		}
 	}
 	if o.rec != nil {
-		for i := range o.rec.Steps {
-			s := &o.rec.Steps[i]
-			if g.targets[target{s.Message, unique.Make(s.To)}] {
-				return false
-			}
-		}
 		if o.rec.Keyed && g.keys[o.rec.key] {
 			return false
 		}
-		for i := range o.rec.Open {
-			if g.targets[target{o.rec.Message.ID, unique.Make(o.rec.Open[i].To)}] {
-				return false
+		if len(g.targets) == 0 {
+			return true
+		}
+		if named := o.rec.targets(); named != nil {
+			for _, t := range named.steps {
+				if g.targets[t] {
+					return false
+				}
+			}
+			for _, t := range named.opens {
+				if g.targets[t] {
+					return false
+				}
 			}
 		}
 	}
@@ -391,11 +406,11 @@ func (w *writer) refuseDown(ops []*op) {
 
 // commitPlain publishes one by one. It gives those whose outcome is unknown.
 func (w *writer) commitPlain(l *link, ops []*op) (unknown []*op) {
-	msgs := make([]*outgoing, len(ops))
-	for i, o := range ops {
-		msgs[i] = o.msgs[0]
+	w.plain = w.plain[:0]
+	for _, o := range ops {
+		w.plain = append(w.plain, o.msgs[0])
 	}
-	acks := w.pub.plain(msgs, w.j.cfg.Timeout)
+	acks := w.pub.plain(w.plain, w.j.cfg.Timeout)
 	var again []*op
 	for i, o := range ops {
 		switch a := acks[i]; {
