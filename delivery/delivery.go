@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -60,6 +61,11 @@ type Reply struct {
 	Message *parley.Message
 	Open    []journal.Opening // to whom it is delivered; none when the sender waits for it here
 	Losses  []parley.Loss     // of the reply, for the delivery of its request; where it has no delivery itself
+
+	// Inscribe may record the reply, with the delivery of who asked and its first
+	// attempt, as what it is in the protocol of that; false: it has not. nil: it
+	// is none of those that can be.
+	Inscribe func(ctx context.Context, e journal.Entry, record func(journal.Entry) (journal.Position, error)) bool
 }
 
 // A Result is what came of an attempt.
@@ -318,6 +324,9 @@ func (c *Claim) Release() bool {
 	return true
 }
 
+// Idle reports whether nothing is before the message in its lane.
+func (c *Claim) Idle() bool { return c.l != nil }
+
 // Run makes the first attempt, which was recorded with the message, in the
 // calling goroutine, and returns its result after that is recorded. If the
 // attempt failed and will be repeated, later attempts go on in the background.
@@ -348,19 +357,9 @@ func (c *Claim) Go(a Attempt) {
 		return
 	}
 	go func() {
-		deepen(byte(a.Number))
+		stack.Deepen()
 		c.Run(c.d.ctx, a)
 	}()
-}
-
-// deepen lets the stack of a new goroutine grow while there is nothing on it to
-// move: an attempt would let it grow several times, deep in its calls.
-//
-//go:noinline
-func deepen(i byte) byte {
-	var room [12 << 10]byte
-	room[i] = i
-	return room[255-i]
 }
 
 // Recorded takes a record from the journal, in order: what it opens as waiting,
@@ -560,7 +559,7 @@ func (d *Dispatcher) start(l *lane) {
 	d.work.Add(1)
 	go func() {
 		defer d.work.Done()
-		deepen(byte(l.key.conversation[0]))
+		stack.Deepen()
 		then := d.turn(l)
 		d.release(l)
 		if then != nil {
@@ -719,6 +718,9 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		d.finish(l, it, nil)
 	case r.Err == nil && r.Reply != nil:
 		claims := d.claimReply(it, r.Reply)
+		if len(claims) != 1 || !claims[0].Idle() {
+			r.Reply.Inscribe = nil // what is before it in the lane is to be said first
+		}
 		at, err := d.settleAt(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...)
 		reply := r.Reply
 		r = d.answered(l, it, r, err)
@@ -856,7 +858,7 @@ func (d *Dispatcher) settle(ctx context.Context, it *item, to string, state parl
 	return err
 }
 
-func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) (journal.Position, error) {
+func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) (at journal.Position, err error) {
 	var e journal.Entry
 	step := journal.Step{Message: it.id, To: to, State: state, Attempt: it.attempts, Error: why, Losses: losses}
 	if reply != nil {
@@ -864,6 +866,16 @@ func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state pa
 	}
 	e.Steps = []journal.Step{step}
 	it.outcome = &e
+	if reply != nil && reply.Inscribe != nil {
+		in := e
+		in.Scope = it.scope
+		if reply.Inscribe(ctx, in, func(e journal.Entry) (journal.Position, error) {
+			at, err = d.c.Log.Append(ctx, e)
+			return at, err
+		}) {
+			return at, err
+		}
+	}
 	return d.c.Log.Append(ctx, e)
 }
 
