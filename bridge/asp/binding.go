@@ -81,6 +81,7 @@ type Binding struct {
 	tender   *tender
 	places   locks // by openedKey of two agents: to find or open a session
 	saying   locks // by session: one signs for its head at a time
+	askings  askings
 
 	stopWatch []func()
 	ctx       context.Context
@@ -446,10 +447,16 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 // submit records one record of a session: [store.submit]. handed says that it is
 // recorded as a reply.
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (at journal.Position, handed bool, err error) {
-	_, own := ctx.Value(saysKey{}).(says)
-	ext, err := encodeExtension(r, joined, own)
+	own, says := ctx.Value(saysKey{}).(says)
+	ext, err := encodeExtension(r, joined, says, own.record != nil)
 	if err != nil {
 		return at, false, err
+	}
+	if own.record != nil {
+		if at, err = own.record(link, ext[Protocol]); err != nil {
+			err = protocol.Refuse("internal", "the journal does not take the reply") // the hub knows why
+		}
+		return at, true, err
 	}
 	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: b.conversation(r.Session), Sent: r.Time, Extensions: ext,
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
@@ -476,6 +483,9 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		}
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
+	if e := r.Request; err == nil && m.Kind == parley.Request {
+		b.askings.note(m.ID, askingOf(e.Envelope, bodyOf(e.Envelope)))
+	}
 	return *s.At, false, appendError(err)
 }
 
@@ -609,4 +619,6 @@ var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.HTTPBinding    = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
+
+	_ hub.InscribingBinding = (*Binding)(nil)
 )

@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -634,6 +635,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 type says struct {
 	message parley.ID     // of the hub's that the envelope says; zero: none
 	once    protocol.Head // say it only as long as this is the head; zero: always
+	record  hub.Inscriber // records it as a part of the message; nil: by itself
 }
 
 type saysKey struct{}
@@ -771,57 +773,159 @@ func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session could not be reached"), Losses: losses}
 }
 
-// reply says an event or a terminal reply in the session of its request.
-func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
-	r, _, err := recordOf(o.Request)
+// asking is a message of a session that is a request of the hub's.
+type asking struct {
+	session, message string
+	act              protocol.Performative
+	reference        string // by which answers refer to it
+}
+
+// askedBy gives what a request came as.
+func (b *Binding) askedBy(request *parley.Message) (asking, error) {
+	if x, ok := b.askings.of(request.ID); ok {
+		return x, nil
+	}
+	r, _, err := recordOf(request)
 	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "the request came in no session").Because(err)}
+		return asking{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
 	}
 	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
 	if err != nil {
-		return hub.Outcome{Err: parley.AsError(err)}
+		return asking{}, err
 	}
-	asked := bodyOf(e)
-	reference := or(asked.QueryID, e.MessageID)
-	w, err := words(o.Message, reference, o.Recipient.Name)
+	return askingOf(e, bodyOf(e)), nil
+}
+
+func askingOf(e *protocol.Envelope, b body) asking {
+	return asking{e.SessionID, e.MessageID, e.Performative, or(b.QueryID, e.MessageID)}
+}
+
+// askings remembers the newest requests, so that few are read again when their
+// answers come.
+type askings struct {
+	mu    sync.Mutex
+	known map[parley.ID]asking
+	ring  []parley.ID
+	next  int
+}
+
+const maxAskings = 1024
+
+func (a *askings) note(id parley.ID, x asking) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.known == nil {
+		a.known, a.ring = map[parley.ID]asking{}, make([]parley.ID, maxAskings)
+	}
+	delete(a.known, a.ring[a.next])
+	a.ring[a.next], a.known[id] = id, x
+	a.next = (a.next + 1) % maxAskings
+}
+
+func (a *askings) of(id parley.ID) (asking, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	x, ok := a.known[id]
+	return x, ok
+}
+
+// answering is how an event or a terminal reply is said in the session of its
+// request. With accept, a message that says no more than that goes before it.
+type answering struct {
+	session string
+	speaker *protocol.Identity
+	words   wording
+	accept  *wording
+}
+
+// answering words a reply; without words the outcome says why it is not said.
+func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub.Outcome) {
+	asked, err := b.askedBy(o.Request)
 	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+		return answering{}, hub.Outcome{Err: parley.AsError(err)}
 	}
-	l, err := b.server.Session(ctx, r.Session, "")
-	if err != nil || l.State.Terminal() {
-		if err == nil || errors.Is(err, protocol.ErrSessionNotFound) {
-			return hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
-		}
-		return hub.Outcome{Err: parley.AsError(err)}
+	reference := asked.reference
+	l, err := b.server.Session(ctx, asked.session, "")
+	gone := errors.Is(err, protocol.ErrSessionNotFound)
+	if err != nil && !gone {
+		return answering{}, hub.Outcome{Err: parley.AsError(err)}
 	}
-	i, err := b.answerer(ctx, l, o.Message.From)
-	if err != nil {
-		return hub.Outcome{Err: parley.AsError(err)}
+	at := -1
+	if !gone {
+		at = slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.MessageID == asked.message })
 	}
-	at := slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.MessageID == e.MessageID })
 	open := at >= 0 && l.Items[at].Status == "open"
-	if at >= 0 && l.Items[at].Status == "withdrawn" {
-		return hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
-	}
-	if e.Performative == protocol.Delegate && open {
+	if asked.act == protocol.Delegate && open {
 		reference = l.Items[at].ID
 	}
-	objects, err := evidence(o.Message, b.c.Hub.ID())
-	if err != nil {
-		return hub.Outcome{Err: parley.AsError(err)}
+	w, err := words(o.Message, reference, o.Recipient.Name)
+	switch {
+	case err != nil:
+		return answering{}, hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+	case gone || l.State.Terminal():
+		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
+	case at >= 0 && l.Items[at].Status == "withdrawn":
+		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
+	}
+	a := answering{session: asked.session, words: w}
+	if a.speaker, err = b.answerer(ctx, l, o.Message.From); err != nil {
+		return answering{}, hub.Outcome{Err: parley.AsError(err)}
 	}
 	conversing := l.State == protocol.Conversing && open
 	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && refuses(f.Code) {
-		w.act, w.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: or(f.Text, string(f.Code))}
-	} else if e.Performative == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
-		if err := b.say(ctx, i, r.Session, "", wording{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}, says{}, nil); err != nil && !isMoved(err) {
-			return b.failed(err, w.losses)
+		a.words.act, a.words.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: or(f.Text, string(f.Code))}
+	} else if asked.act == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
+		a.accept = &wording{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
+	}
+	return a, hub.Outcome{}
+}
+
+// reply says an event or a terminal reply in the session of its request. What
+// was inscribed is there.
+func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
+	message := o.Message.ID.String()
+	if asked, err := b.askedBy(o.Request); err == nil {
+		if _, err := b.store.Message(ctx, asked.session, message); err == nil {
+			return hub.Outcome{Losses: bridge.Losses(bridge.ASP, o.Message, o.Recipient.Name)}
 		}
 	}
-	if err := b.say(ctx, i, r.Session, o.Message.ID.String(), w, says{message: o.Message.ID}, []protocol.ContextObject{objects}); err != nil {
-		return b.failed(err, w.losses)
+	a, out := b.answering(ctx, o)
+	if a.speaker == nil {
+		return out
 	}
-	return hub.Outcome{Losses: w.losses}
+	object, err := evidence(o.Message, b.c.Hub.ID())
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
+	}
+	if a.accept != nil {
+		if err := b.say(ctx, a.speaker, a.session, "", *a.accept, says{}, nil); err != nil && !isMoved(err) {
+			return b.failed(err, a.words.losses)
+		}
+	}
+	if err := b.say(ctx, a.speaker, a.session, message, a.words, says{message: o.Message.ID}, []protocol.ContextObject{object}); err != nil {
+		return b.failed(err, a.words.losses)
+	}
+	return hub.Outcome{Losses: a.words.losses}
+}
+
+// Inscribe implements hub.InscribingBinding: the record of a reply is its place in
+// the session as well. The attempt to bring it that is recorded with it, or the one
+// that follows a crash, finds it there.
+func (b *Binding) Inscribe(ctx context.Context, o hub.Outbound, record hub.Inscriber) {
+	if b.c.Journal.Shared() {
+		return // the session may lie elsewhere, and others add to it
+	}
+	a, _ := b.answering(ctx, o)
+	if a.speaker == nil || a.accept != nil {
+		return
+	}
+	object, err := evidence(o.Message, b.c.Hub.ID())
+	if err != nil {
+		return
+	}
+	// What comes of it record has told the hub. If it was not called, the reply
+	// is said, or what keeps it from being said is found, by its delivery.
+	_ = b.say(ctx, a.speaker, a.session, o.Message.ID.String(), a.words, says{message: o.Message.ID, record: record}, []protocol.ContextObject{object})
 }
 
 // answerer is the identity as which the hub says in a session what an agent

@@ -314,7 +314,8 @@ func verdict(v protocol.Verdict) parley.Verdict {
 }
 
 // extension is what the journal keeps of a record besides the message: all of
-// a protocol.Record but the envelope's bytes.
+// a protocol.Record, but for the envelope's bytes where they are the message's
+// original.
 type extension struct {
 	Record protocol.Record        `json:"record"`
 	Joined []protocol.Participant `json:"joined,omitempty"`
@@ -340,12 +341,14 @@ func unsaidOf(e *protocol.Envelope) (u unsaid) {
 	return u
 }
 
-func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool) (map[string]json.RawMessage, error) {
+func encodeExtension(r *protocol.Record, joined []protocol.Participant, own, whole bool) (map[string]json.RawMessage, error) {
 	x := extension{Record: *r, Joined: joined}
 	if r.Request != nil && !own {
 		x.unsaid = unsaidOf(r.Request.Envelope)
 	}
-	x.Record.Raw, x.Record.Request, x.Record.Ledger = nil, nil, nil
+	if x.Record.Request, x.Record.Ledger = nil, nil; !whole {
+		x.Record.Raw = nil
+	}
 	b, err := jsonx.Encode(x)
 	if err != nil {
 		return nil, err
@@ -359,7 +362,7 @@ func recordOf(m *parley.Message) (*protocol.Record, []protocol.Participant, erro
 	if err := jsonx.Decode(m.Extensions[Protocol], &x); err != nil {
 		return nil, nil, err
 	}
-	if x.Record.Kind == protocol.RecordMessage {
+	if x.Record.Kind == protocol.RecordMessage && x.Record.Raw == nil {
 		x.Record.Raw = m.Origin.Raw
 	}
 	return &x.Record, x.Joined, nil
