@@ -11,9 +11,12 @@
 // # Attempts
 //
 // Every attempt is recorded before it is made: with the message itself where
-// [Dispatcher.Claim] found its lane idle, else by a step of its own. What came of it is
+// [Dispatcher.Claim] found its lane idle, or under way to a recipient that
+// recognises repeats, else by a step of its own. What came of it is
 // recorded together with the reply, if there is one, in one record: so a
-// request never has a reply without being settled, nor the reverse.
+// request never has a reply without being settled, nor the reverse. That a
+// message was delivered, which nobody waits to hear, is recorded some
+// milliseconds later with others, or replaced by the answer.
 //
 //   - A refusal by the recipient, or a failure of its own, is its answer.
 //   - A failure that a repeat may mend leads to another attempt after a pause
@@ -27,8 +30,9 @@
 // # After a crash
 //
 // [Dispatcher.Resume] takes up what the journal holds. An attempt of which no
-// outcome was recorded is repeated where the carrier says that the recipient
-// recognises repeats; elsewhere it becomes the dead letter "outcome_unknown",
-// unless [Config.AtLeastOnce] says otherwise. A request whose caller waited
-// on the lost connection is never started anew.
+// outcome was recorded, be it one that succeeded the moment before, is repeated
+// where the carrier says that the recipient recognises repeats; elsewhere it
+// becomes the dead letter "outcome_unknown", unless [Config.AtLeastOnce] says
+// otherwise. A request whose caller waited on the lost connection is never
+// started anew.
 package delivery
