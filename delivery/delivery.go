@@ -142,6 +142,7 @@ type lane struct {
 	busy  bool // claimed, at work, or queued for a slot
 	items []*item
 	timer *time.Timer
+	idle  chan struct{} // closed when what is under way has ended; nil while nobody waits for that
 }
 
 // peer is a recipient with lanes.
@@ -575,6 +576,10 @@ func (d *Dispatcher) release(l *lane) {
 	l.busy = false
 	l.peer.active--
 	d.active--
+	if l.idle != nil {
+		close(l.idle)
+		l.idle = nil
+	}
 	if len(l.items) == 0 {
 		delete(d.lanes, l.key)
 		if l.peer.lanes--; l.peer.lanes == 0 && l.peer.failures == 0 {

@@ -122,6 +122,13 @@ func (l *log) Owned(int) bool           { return true }
 func (l *log) Owner(int) *journal.Lease { return nil }
 func (l *log) Shared() bool             { return l.shared }
 
+// answers is how many terminal replies are recorded.
+func (l *log) answers() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.replies)
+}
+
 // states lists what happened to a message, in order.
 func (l *log) states(id parley.ID) []parley.DeliveryState {
 	l.mu.Lock()

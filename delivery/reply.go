@@ -20,6 +20,9 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	claims := make([]*Claim, 0, len(r.Open))
 	for _, o := range r.Open {
 		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
+		if c == nil && len(r.Open) == 1 && d.awaitIdle(laneKey{o.To, r.Message.Conversation}) {
+			c = d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
+		}
 		if c == nil {
 			for _, c := range claims {
 				c.Release()
@@ -32,6 +35,36 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 		r.Open[i].Attempt = 1
 	}
 	return claims
+}
+
+// replyWaits is how long a reply waits to be recorded for the one message that
+// is under way to who asked, often the word that the request was taken: it could
+// not be brought sooner. If the hub is stopped by force meanwhile, the outcome of
+// the request's attempt is unknown.
+const replyWaits = 10 * time.Millisecond
+
+// awaitIdle waits until what is under way in a lane has ended, if that is all
+// there is in it; false if it is not, or takes longer.
+func (d *Dispatcher) awaitIdle(key laneKey) bool {
+	d.mu.Lock()
+	l := d.lanes[key]
+	if d.closed || l == nil || !l.flows() || len(l.items) > 1 {
+		d.mu.Unlock()
+		return false
+	}
+	if l.idle == nil {
+		l.idle = make(chan struct{})
+	}
+	idle := l.idle
+	d.mu.Unlock()
+	timer := time.NewTimer(replyWaits)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
 
 // unclaim gives the lanes back when a reply could not be recorded. What is

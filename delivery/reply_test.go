@@ -68,6 +68,45 @@ func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 	}
 }
 
+// A reply to who does not recognise repeats waits a little for what is under way
+// to it, and is recorded with its attempt then; if that takes long, it is
+// recorded as waiting. It comes after in either case.
+func TestReplyWaitsForWhatIsUnderWay(t *testing.T) {
+	for _, long := range []bool{false, true} {
+		run(t, Config{}, func(t *testing.T, w *world) {
+			gate := make(chan struct{})
+			w.answers(func(a Attempt) Result {
+				if a.Message.ID == id(2) {
+					<-gate
+				}
+				return Result{}
+			})
+			w.record(message(2, "alice", 9, parley.Notice))
+			w.record(message(1, "bob", 9, parley.Request))
+			time.Sleep(replyWaits / 2)
+			synctest.Wait()
+			equal(t, "replies while there is something under way", w.log.answers(), 0)
+			if long {
+				time.Sleep(replyWaits)
+				synctest.Wait()
+				equal(t, "replies when it takes long", w.log.answers(), 1)
+			}
+			close(gate)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			order := w.hands.order()
+			slices.Sort(order[:2]) // both were there at once
+			equal(t, "order", order, []string{"alice/m2#1", "bob/m1#1", "alice/reply#1"})
+			want := []parley.DeliveryState{parley.Delivered}
+			if long {
+				want = []parley.DeliveryState{parley.Delivering, parley.Delivered}
+			}
+			equal(t, "states", w.log.states(id(50)), want)
+			equal(t, "lanes left", w.d.Stats().Lanes, 0)
+		})
+	}
+}
+
 // A reply that could not be recorded is recorded later, and then brought; also
 // if it was recorded after all and nobody heard of that.
 func TestReplyIsBroughtOnceRecorded(t *testing.T) {
@@ -337,9 +376,11 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		run(t, Config{}, func(t *testing.T, w *world) {
 			w.hands.repeatable = repeatable
-			if w.ahead(t) <- (Result{}); w.d.Claim(id(4), "bob", id(9), true) != nil {
+			outcome := w.ahead(t)
+			if w.d.Claim(id(4), "bob", id(9), true) != nil {
 				t.Error("claimed for one who waits for the outcome")
 			}
+			outcome <- Result{}
 			time.Sleep(time.Second)
 			synctest.Wait()
 			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1"})
