@@ -425,6 +425,13 @@ func (j *Journal) CatchUp(ctx context.Context) error {
 	return nil
 }
 
+// ahead reports whether this node knows of a record that the stream's leader may
+// not have come to yet: what is committed, another server may have handed out
+// before. It takes a moment to say so.
+func (p *partition) ahead(ctx context.Context, l *link, seq uint64) bool {
+	return l.srv == nil && seq <= p.position() && l.behind(ctx, p.writer.stream, seq)
+}
+
 // known waits until the machine was fed up to seq.
 func (w *writer) known(ctx context.Context, seq uint64) error {
 	for seq > 0 {

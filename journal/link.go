@@ -372,6 +372,31 @@ func (l *link) end(ctx context.Context, stream string) (uint64, error) {
 	return x.State.LastSeq, nil
 }
 
+// behind reports whether a stream's leader has not come to seq yet, of which it
+// is known that it is there. It takes a moment to say so, after which it may be
+// asked again.
+func (l *link) behind(ctx context.Context, stream string, seq uint64) bool {
+	last, err := l.end(ctx, stream)
+	if err != nil || last >= seq {
+		return false
+	}
+	pause := time.NewTimer(behindBy)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// A leader that lags behind is asked again so often, with such a pause: what it
+// does not have then, it has lost.
+const (
+	behindBy    = 5 * time.Millisecond
+	behindTries = 400
+)
+
 const (
 	askAgain = 2 * time.Second  // a stream without a leader answers nobody
 	askFor   = 15 * time.Second // longer than an election takes
@@ -437,6 +462,7 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}
+	tries := 0
 	for page := firstPage; seq <= last; page = min(2*page, largestPage) {
 		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, seq, page, pageBytes)
 		if subject != "" {
@@ -476,6 +502,9 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 		// That was the end as a replica knows it, which may lag behind. The
 		// leader has the last word.
 		s, err := l.leader(ctx, stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, seq, cmp.Or(subject, ">")))
+		if tries++; errors.Is(err, errNoMessage) && last < math.MaxUint64 && tries < behindTries && l.behind(ctx, stream, last) {
+			continue
+		}
 		if errors.Is(err, errNoMessage) || err == nil && s.seq > last {
 			return nil
 		}

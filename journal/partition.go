@@ -417,6 +417,13 @@ func (p *partition) refused(ctx context.Context, l *link, o *op) error {
 	return nil
 }
 
+// head is the last record of a chain that is known here, 0 for none.
+func (p *partition) head(chain string) uint64 {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.heads[nameHash("chain", chain)]
+}
+
 func (p *partition) has(t target) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()

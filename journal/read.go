@@ -18,6 +18,9 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	}
 	p := j.parts[at.Partition]
 	s, err := l.get(ctx, p.writer.stream, at.Sequence, "")
+	for tries := 0; errors.Is(err, errNoMessage) && tries < behindTries && p.ahead(ctx, l, at.Sequence); tries++ {
+		s, err = l.get(ctx, p.writer.stream, at.Sequence, "")
+	}
 	if errors.Is(err, errNoMessage) {
 		return nil, fail(ErrNotFound, "record %s", at)
 	}
@@ -45,21 +48,26 @@ func (j *Journal) readError(ctx context.Context, err error) error {
 	return failBy(ErrBusy, err, "the engine cannot be read now")
 }
 
-// Head is the sequence of a chain's last record, 0 when it has none.
+// Head is the sequence of a chain's last record, 0 when it has none; at least
+// that of what [Journal.Watch] has told.
 func (j *Journal) Head(ctx context.Context, scope, chain string) (uint64, error) {
 	l, err := j.live()
 	if err != nil {
 		return 0, err
 	}
 	p := j.parts[j.Partition(scope)]
+	known := uint64(0)
+	if l.srv == nil {
+		known = p.head(chain) // the leader may not have come to it yet
+	}
 	s, err := l.get(ctx, p.writer.stream, 0, p.chainSubject(chain))
 	if errors.Is(err, errNoMessage) {
-		return 0, nil
+		return known, nil
 	}
 	if err != nil {
 		return 0, j.readError(ctx, err)
 	}
-	return s.seq, nil
+	return max(s.seq, known), nil
 }
 
 // Records reads a partition in order. After an error it ends; begin again

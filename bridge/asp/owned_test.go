@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -58,5 +59,33 @@ func TestPartitionTaken(t *testing.T) {
 		if b.tender.dirty[id] {
 			t.Errorf("%s is looked at, where there is nothing to do", id)
 		}
+	}
+}
+
+// TestTendedAgain: a session that could not be tended, whoever owns its partition,
+// is looked at again, and as one of which nobody here was told yet.
+func TestTendedAgain(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Binding{c: Config{Journal: j, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}, ctx: t.Context()}
+	b.store = newStore(j, &b.c)
+	b.server = &protocol.Server{Store: b.store}
+	b.tender = newTender(b)
+	if err := j.Close(); err != nil { // it can be read no more
+		t.Fatal(err)
+	}
+	const session = "01890000-0000-7000-8000-000000000000"
+	b.tender.seen[session] = 5
+	b.tender.look(session)
+	b.tender.round()
+	b.tender.runs.Wait()
+	if len(b.tender.dirty) > 0 {
+		t.Fatalf("it is to be looked at at once: %v", b.tender.dirty)
+	}
+	b.tender.retry()
+	if !b.tender.dirty[session] || b.tender.seen[session] <= 5 || len(b.tender.failed) > 0 {
+		t.Errorf("dirty %v, seen %v, failed %v", b.tender.dirty, b.tender.seen, b.tender.failed)
 	}
 }

@@ -682,13 +682,6 @@ func (s *store) has(session string) bool {
 	return s.chains[session] != nil
 }
 
-// moved tells that a session is to be looked at again.
-func (s *store) moved(session string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.note(session, nil, false).known = false
-}
-
 // Seen implements [protocol.Memory]: proofs of HTTP requests.
 func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
 	fresh, err := s.Memory.Seen(ctx, key, until)

@@ -33,6 +33,7 @@ type tender struct {
 	agents  map[string]bool   // registered agents that the directory may lack
 	names   map[string]bool   // agents that were exposed
 	cursors map[string]int64
+	failed  map[string]bool // sessions that could not be tended, to look at again
 	waiting map[string][]chan struct{}
 	wake    chan struct{}
 	slots   chan struct{}
@@ -46,7 +47,7 @@ const (
 )
 
 func newTender(b *Binding) *tender {
-	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{}, cursors: map[string]int64{},
+	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{}, cursors: map[string]int64{}, failed: map[string]bool{},
 		waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1), slots: make(chan struct{}, tenders)}
 }
 
@@ -137,6 +138,7 @@ func (t *tender) run() {
 			for _, id := range t.b.store.due(t.b.c.Now(), t.mine) {
 				t.look(id)
 			}
+			t.retry()
 		case <-minute.C:
 			if err := t.closeIdle(t.b.ctx); err != nil && t.b.ctx.Err() == nil {
 				t.b.c.Logger.Warn("cannot close idle sessions", "error", err)
@@ -194,14 +196,24 @@ func (t *tender) round() {
 			if err != nil && ctx.Err() == nil {
 				t.b.c.Logger.Warn("cannot tend a session", "session", id, "error", err)
 				t.mu.Lock()
-				t.seen[id] = math.MaxUint64 // due brings it back
+				t.seen[id], t.failed[id] = math.MaxUint64, true
 				t.mu.Unlock()
-				t.b.store.moved(id)
 			}
 			if again {
 				t.signal()
 			}
 		})
+	}
+}
+
+// retry looks again at the sessions that could not be tended.
+func (t *tender) retry() {
+	t.mu.Lock()
+	failed := t.failed
+	t.failed = map[string]bool{}
+	t.mu.Unlock()
+	for id := range failed {
+		t.look(id)
 	}
 }
 
