@@ -12,6 +12,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -69,6 +70,15 @@ const maxSchemaDepth = 64
 // parse reads strict JSON: duplicate names, bad UTF-8 and deep nesting are
 // refused.
 func parse(b []byte) (*node, error) {
+	var r reader
+	if n := r.read(b); n != nil {
+		return n, nil
+	}
+	return slowly(b)
+}
+
+// slowly is parse by the library that everything else here is read with.
+func slowly(b []byte) (*node, error) {
 	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
 		return nil, err
 	}
@@ -201,16 +211,21 @@ func (s pyStyle) write(b []byte, n *node) ([]byte, error) {
 		}
 		return append(b, ']'), nil
 	case '{':
-		order := make([]int, len(n.keys))
-		for i := range order {
-			order[i] = i
-		}
+		var order []int
 		if s.sorted {
+			order = make([]int, len(n.keys))
+			for i := range order {
+				order[i] = i
+			}
 			// Python compares code points, which is the order of UTF-8 bytes.
 			sort.Slice(order, func(i, j int) bool { return n.keys[order[i]] < n.keys[order[j]] })
 		}
 		b = append(b, '{')
-		for i, at := range order {
+		for i := range n.keys {
+			at := i
+			if s.sorted {
+				at = order[i]
+			}
 			if i > 0 {
 				b = append(b, s.item...)
 			}
@@ -230,12 +245,19 @@ const hexDigits = "0123456789abcdef"
 // pyString appends a string as json.dumps with ensure_ascii does.
 func pyString(b []byte, s string) []byte {
 	b = append(b, '"')
-	for _, r := range s {
+	plain := 0 // from where on nothing is written yet, which needs no escape
+	for i, r := range s {
+		if r >= ' ' && r <= '~' && r != '"' && r != '\\' {
+			continue
+		}
+		if plain < i {
+			b = append(b, s[plain:i]...)
+		}
+		_, size := utf8.DecodeRuneInString(s[i:])
+		plain = i + size
 		switch {
 		case r == '"', r == '\\':
 			b = append(b, '\\', byte(r))
-		case r >= ' ' && r <= '~':
-			b = append(b, byte(r))
 		case r == '\n':
 			b = append(b, `\n`...)
 		case r == '\r':
@@ -254,7 +276,7 @@ func pyString(b []byte, s string) []byte {
 			b = pyEscape(b, r)
 		}
 	}
-	return append(b, '"')
+	return append(append(b, s[plain:]...), '"')
 }
 
 func pyEscape(b []byte, r rune) []byte {
@@ -324,12 +346,17 @@ func digestOf(prefix string, n *node) (digest string, canonical []byte, err erro
 // it is, only quote, backslash and control characters escaped.
 func rawString(b []byte, s string) []byte {
 	b = append(b, '"')
+	plain := 0 // from where on nothing is written yet, which needs no escape
 	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
+		c := s[i]
+		if c >= ' ' && c != '"' && c != '\\' {
+			continue
+		}
+		b = append(b, s[plain:i]...)
+		plain = i + 1
+		switch {
 		case c == '"', c == '\\':
 			b = append(b, '\\', c)
-		case c >= ' ':
-			b = append(b, c)
 		case c == '\n':
 			b = append(b, `\n`...)
 		case c == '\r':
@@ -344,5 +371,5 @@ func rawString(b []byte, s string) []byte {
 			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
 		}
 	}
-	return append(b, '"')
+	return append(append(b, s[plain:]...), '"')
 }

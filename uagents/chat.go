@@ -145,10 +145,28 @@ func (m *ChatMessage) Ends() bool {
 }
 
 // Message encodes the chat message.
-func (m ChatMessage) Message() Message { return ChatMessageModel().Message(m) }
+func (m ChatMessage) Message() Message {
+	content, size := list(), 128
+	for _, c := range m.Content {
+		n, err := c.node()
+		if err != nil {
+			return Message{err: ErrContent.Because(err)}
+		}
+		content.vals = append(content.vals, n)
+		size += 64 + len(c.Text)
+	}
+	return ChatMessageModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "msg_id", "content"}, vals: []*node{str(m.Timestamp.String()), str(m.MsgID), content}}, size)
+}
 
 // Message encodes the acknowledgement.
-func (a ChatAcknowledgement) Message() Message { return ChatAcknowledgementModel().Message(a) }
+func (a ChatAcknowledgement) Message() Message {
+	metadata := null()
+	if a.Metadata != nil {
+		metadata = stringMap(*a.Metadata)
+	}
+	return ChatAcknowledgementModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "acknowledged_msg_id", "metadata"},
+		vals: []*node{str(a.Timestamp.String()), str(a.AcknowledgedMsgID), metadata}}, 256)
+}
 
 // ChatMessageModel is the model of ChatMessage.
 func ChatMessageModel() *Model { return ModelOf[ChatMessage]() }
@@ -215,6 +233,14 @@ func (Content) UnionOf() []any {
 // MarshalJSON writes exactly the keys of the content's type: any other stops
 // the reference agent.
 func (c Content) MarshalJSON() ([]byte, error) {
+	n, err := c.node()
+	if err != nil {
+		return nil, err
+	}
+	return pyCompact.write(nil, n)
+}
+
+func (c *Content) node() (*node, error) {
 	n := object("type", c.Type)
 	switch c.Type {
 	case TypeText:
@@ -240,7 +266,7 @@ func (c Content) MarshalJSON() ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("unknown content type %q", c.Type)
 	}
-	return pyCompact.write(nil, n)
+	return n, nil
 }
 
 // UnmarshalJSON reads what [DecodeChatMessage] takes.
@@ -261,7 +287,7 @@ func stringMap(m map[string]string) *node {
 	}
 	slices.Sort(names)
 	for _, k := range names {
-		n.set(k, str(m[k]))
+		n.set(strings.ToValidUTF8(k, "\ufffd"), str(m[k]))
 	}
 	return n
 }

@@ -413,6 +413,15 @@ func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []
 	if version.IsNull() {
 		version = "1"
 	}
+	if b == nil { // what the members take without theirs is some 250 bytes
+		size := 300
+		for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload, e.Signature} {
+			if p != nil {
+				size += len(*p)
+			}
+		}
+		b = make([]byte, 0, size)
+	}
 	b = append(b, '{')
 	for i, f := range []struct {
 		name   string

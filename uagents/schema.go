@@ -109,19 +109,32 @@ func (m *Model) Message(v any) Message {
 	return m.MessageText(b)
 }
 
+// messageOf is [Model.Message] of what is a tree already; size is about how long
+// its text is.
+func (m *Model) messageOf(n *node, size int) Message {
+	if m.err != nil {
+		return Message{err: m.err}
+	}
+	if err := m.validate(n); err != nil {
+		return Message{err: err}
+	}
+	b, err := pyDefault.write(make([]byte, 0, size), n)
+	if err != nil {
+		return Message{err: ErrContent.Because(err)}
+	}
+	return Message{Schema: m.digest, Payload: b}
+}
+
 // MessageText is [Model.Message] for a JSON text.
 func (m *Model) MessageText(text []byte) Message {
 	if m.err != nil {
 		return Message{err: m.err}
 	}
-	if err := m.Validate(text); err != nil {
+	n, err := m.read(text)
+	if err != nil {
 		return Message{err: err}
 	}
-	b, err := MessageJSON(text)
-	if err != nil {
-		return Message{err: ErrContent.Because(err)}
-	}
-	return Message{Schema: m.digest, Payload: b}
+	return m.messageOf(n, len(text)+len(text)/8)
 }
 
 // Documented may be implemented by a message struct to set its title (the

@@ -61,8 +61,25 @@ type Request struct {
 	Header http.Header // as received; not to be changed
 	Remote string      // host:port of the connection
 	State  any         // what Record leaves for the Handler
+	// Handled is for Record to say that it leaves nothing for the Handler, where
+	// nobody waits for an answer.
+	Handled bool
 
 	server *Server
+	chat   *ChatMessage // once it was read
+}
+
+// Chat reads the chat message that the request carries, as [DecodeChatMessage]
+// does, but once. It is not to be changed.
+func (r *Request) Chat() (*ChatMessage, error) {
+	if r.chat == nil {
+		m, err := DecodeChatMessage(r.Content.Payload)
+		if err != nil {
+			return nil, err
+		}
+		r.chat = m
+	}
+	return r.chat, nil
 }
 
 // Send sends a further message to the sender, in the same session. It needs
@@ -424,7 +441,7 @@ func (s *Server) admit(ctx context.Context, req *Request) (*Error, error) {
 		}
 	}
 	if model != nil {
-		if err := model.Validate(req.Content.Payload); err != nil {
+		if err := req.fits(model); err != nil {
 			e := AsError(err)
 			var field *FieldError
 			if errors.As(err, &field) {
@@ -437,6 +454,24 @@ func (s *Server) admit(ctx context.Context, req *Request) (*Error, error) {
 		return ErrVerifiedOnly, nil
 	}
 	return nil, nil
+}
+
+// fits checks the message against its model. Of a chat message that reads it.
+func (r *Request) fits(model *Model) error {
+	if r.SchemaDigest != ChatMessageDigest || model.err != nil {
+		return model.Validate(r.Content.Payload)
+	}
+	n, err := model.read(r.Content.Payload)
+	if err != nil {
+		return err
+	}
+	if n.kind != '{' {
+		return model.validate(n)
+	}
+	if r.chat, err = chatOf(n); err != nil {
+		return ErrContent.Because(err)
+	}
+	return nil
 }
 
 // builtIn is the model of a message that every agent may know from the
@@ -650,7 +685,7 @@ func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err e
 // enqueue runs the handler in the background. Messages of one session are
 // handled in order, sessions beside each other.
 func (s *Server) enqueue(req *Request, release func()) {
-	if req.Agent.Handler == nil {
+	if req.Agent.Handler == nil || req.Handled {
 		release()
 		return
 	}
@@ -791,7 +826,7 @@ func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Reques
 		default:
 			return Response{}, ErrUnknownModel
 		}
-		m, err := DecodeChatMessage(r.Content.Payload)
+		m, err := r.Chat()
 		if err != nil {
 			return Response{}, err
 		}

@@ -501,13 +501,14 @@ func TestServerRecord(t *testing.T) {
 		agent   bool
 	}
 	var log []entry
-	var prior bool
+	var prior, handled bool
 	var fail error
 	var refused []*Refusal
 	s := &Server{
 		Resolve: Serve(agent), Log: quiet(),
 		Record: func(_ context.Context, r *Request, refusal *Error) (bool, error) {
 			log = append(log, entry{refusal, r.Agent != nil})
+			r.Handled = handled
 			return prior, fail
 		},
 		Refused: func(_ context.Context, r *Refusal) string {
@@ -520,6 +521,16 @@ func TestServerRecord(t *testing.T) {
 	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || len(log) != 1 || log[0].refusal != nil || !log[0].agent {
 		t.Fatalf("%d %+v", rec.Code, log)
 	}
+	// What Record has seen to itself is not handled, where nobody waits.
+	handled = true
+	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || rec.Body.String() != "{}" || len(log) != 2 {
+		t.Fatalf("%d %s %+v", rec.Code, rec.Body, log)
+	}
+	s.running.Wait()
+	if n := len(seen.got); n != 1 {
+		t.Errorf("%d were handled, want the first alone", n)
+	}
+	handled, log = false, log[:1]
 	// An authenticated refusal is recorded, with its reason.
 	rec := post(signed(t, me, me.Address(), hello()))
 	wantError(t, rec.Code, rec.Body.String(), ErrUnknownAgent)

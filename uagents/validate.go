@@ -34,11 +34,20 @@ func (m *Model) Validate(text []byte) error {
 	if m.err != nil {
 		return m.err
 	}
-	n, err := parse(text)
+	n, err := m.read(text)
 	if err != nil {
-		return ErrContent.Because(&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
+		return err
 	}
 	return m.validate(n)
+}
+
+// read parses what is to be validated.
+func (m *Model) read(text []byte) (*node, error) {
+	n, err := parse(text)
+	if err != nil {
+		return nil, ErrContent.Because(&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
+	}
+	return n, nil
 }
 
 func (m *Model) validate(n *node) error {

@@ -20,8 +20,9 @@ import (
 type (
 	// waiting is a request whose answer goes into the HTTP response.
 	waiting struct{ call *hub.Call }
-	// acknowledging is a chat message that was taken. place is nil where no
-	// answer follows that would wait for the acknowledgement.
+	// acknowledging is a chat message that was taken, whose acknowledgement goes
+	// into the HTTP response. place is nil where no answer follows that would
+	// wait for it.
 	acknowledging struct{ place *ack }
 )
 
@@ -53,6 +54,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
+		r.Handled = true
 		return false, nil // it has no effect, so that there is nothing to keep
 	case failure:
 		s.Refused = parley.Refuse(parley.Conflict, "the error answers nothing that this hub asked")
@@ -63,11 +65,11 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		}
 		return false, b.problem(r, err)
 	case chat:
-		parts, extension, err := toParts(r.SchemaDigest, r.Content.Payload)
+		parts, extension, err := partsOf(r)
 		if err != nil {
 			return false, protocol.AsError(err)
 		}
-		c, err := protocol.DecodeChatMessage(r.Content.Payload)
+		c, err := r.Chat()
 		if err != nil {
 			return false, protocol.AsError(err)
 		}
@@ -76,7 +78,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 			// A session that begins or ends: there is nothing to deliver.
 			fresh, err := b.talks.Seen(ctx, r.ReplayKey(), r.Until)
 			if err == nil && fresh {
-				r.State = acknowledging{}
+				b.took(r, acknowledging{})
 			}
 			return !fresh && err == nil, err
 		}
@@ -86,7 +88,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 			m.Kind = parley.Notice
 		}
 	default:
-		m.Parts, _, _ = toParts(r.SchemaDigest, r.Content.Payload)
+		m.Parts, _, _ = partsOf(r)
 		m.Skill = b.skillOf(to, r.SchemaDigest)
 		if talk {
 			m.Kind = parley.Notice
@@ -132,7 +134,7 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 		a.place.end(false)
 		b.forgetAck(m.ID)
 	case err == nil && isChat:
-		r.State = a
+		b.took(r, a)
 	}
 	return b.outcome(r, err)
 }
@@ -167,7 +169,7 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
 	}
 	var err error
-	if m.Parts, _, err = toParts(r.SchemaDigest, r.Content.Payload); err != nil {
+	if m.Parts, _, err = partsOf(r); err != nil {
 		return false, protocol.AsError(err)
 	}
 	if b.c.Legacy && !m.Expires.After(now) {
@@ -263,7 +265,7 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		m.Kind, m.Error = parley.Failure, peerFailure(r.Content)
 	default:
 		var extension []byte
-		m.Parts, extension, err = toParts(r.SchemaDigest, r.Content.Payload)
+		m.Parts, extension, err = partsOf(r)
 		if err != nil {
 			return true, false, protocol.AsError(err)
 		}
@@ -286,7 +288,9 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		b.sessions.answered(x.Request)
 	}
 	if classOf(r.SchemaDigest) == chat {
-		r.State = acknowledging{}
+		b.took(r, acknowledging{})
+	} else if !r.Sync {
+		r.Handled = true
 	}
 	return true, false, nil
 }
@@ -360,20 +364,39 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	case waiting:
 		return b.await(ctx, r, st.call)
 	case acknowledging:
-		m, err := b.acknowledgement(r.Envelope)
-		if err != nil {
-			st.place.end(false)
-			return protocol.Response{}, err
-		}
-		if r.Sync {
-			st.place.end(true)
-			return protocol.Answer(m), nil
-		}
-		b.acknowledge(r, st.place, m)
+		m, err := b.acknowledged(r)
+		st.place.end(err == nil)
+		return protocol.Answer(m), err
 	case error:
 		return protocol.Response{}, st
 	}
 	return protocol.Response{}, nil
+}
+
+// took sees to the acknowledgement of a chat message that is recorded: who waits
+// has it with the response, from handle.
+func (b *Binding) took(r *protocol.Request, a acknowledging) {
+	if r.Sync {
+		r.State = a
+		return
+	}
+	r.Handled = true
+	m, err := b.acknowledged(r)
+	if err != nil { // of what the server has read: the answer will fail at it too
+		b.c.Logger.Error("an acknowledgement cannot be made", "to", r.Sender, "session", r.Session, "error", err)
+		a.place.end(false)
+		return
+	}
+	b.acknowledge(r, a.place, m)
+}
+
+// acknowledged is the acknowledgement of the chat message in a request.
+func (b *Binding) acknowledged(r *protocol.Request) (protocol.Message, error) {
+	c, err := r.Chat()
+	if err != nil {
+		return protocol.Message{}, err
+	}
+	return b.acknowledgement(c)
 }
 
 // await waits for the reply to a request whose sender waits too.
@@ -474,18 +497,23 @@ type ack struct {
 }
 
 // acknowledgement makes the acknowledgement of a chat message.
-func (b *Binding) acknowledgement(e *protocol.Envelope) (protocol.Message, error) {
+func (b *Binding) acknowledgement(c *protocol.ChatMessage) (protocol.Message, error) {
+	a := c.Acknowledge(b.c.Now()).Message()
+	a.Protocol = protocol.ChatProtocolDigest
+	return a, a.Err()
+}
+
+// acknowledgementOf is that of the chat message in an envelope.
+func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, error) {
 	m, err := e.Message()
 	if err != nil {
-		return protocol.Message{}, err
+		return m, err
 	}
 	c, err := protocol.DecodeChatMessage(m.Payload)
 	if err != nil {
 		return protocol.Message{}, err
 	}
-	a := c.Acknowledge(b.c.Now()).Message()
-	a.Protocol = protocol.ChatProtocolDigest
-	return a, a.Err()
+	return b.acknowledgement(c)
 }
 
 // end tells whether the acknowledgement arrived. Nobody waits for a nil one.
@@ -554,7 +582,7 @@ func (b *Binding) acknowledgeFirst(ctx context.Context, request parley.ID, e *pr
 		}
 		a = nil
 	}
-	m, err := b.acknowledgement(e)
+	m, err := b.acknowledgementOf(e)
 	if err == nil {
 		err = b.say(ctx, e, m, "")
 	}

@@ -97,6 +97,23 @@ func toParts(schema string, payload []byte) (parts []parley.Part, extension json
 	if err != nil {
 		return nil, nil, err
 	}
+	return chatParts(m)
+}
+
+// partsOf is toParts of a request, which reads a chat message once.
+func partsOf(r *protocol.Request) (parts []parley.Part, extension json.RawMessage, err error) {
+	if classOf(r.SchemaDigest) != chat {
+		return toParts(r.SchemaDigest, r.Content.Payload)
+	}
+	c, err := r.Chat()
+	if err != nil {
+		return nil, nil, err
+	}
+	return chatParts(c)
+}
+
+// chatParts is toParts of a chat message.
+func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.RawMessage, err error) {
 	x := chatExtension{MsgID: m.MsgID, Ends: m.Ends()}
 	for _, c := range m.Content {
 		switch c.Type {
