@@ -402,16 +402,26 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 			return
 		}
 		p := &sseParser{limit: int(or(c.MaxReply, DefaultMaxReply))}
-		buf := make([]byte, 16<<10)
+		buf := pieces.Get().(*[16 << 10]byte)
+		defer pieces.Put(buf) // an event has copies of what it was read from
 		for {
-			n, rerr := resp.Body.Read(buf)
+			n, rerr := resp.Body.Read(buf[:])
 			timer.Reset(idle)
 			for ev, err := range p.feed(buf[:n]) {
 				if err != nil {
 					yield(Event{}, err)
 					return
 				}
-				if !yield(ev, nil) || ev.Done {
+				if !yield(ev, nil) {
+					return
+				}
+				if ev.Done {
+					// The end of the stream follows, and with it the connection
+					// is there for the next call.
+					timer.Reset(streamEnd)
+					for left := len(buf); rerr == nil && left > 0; left -= n {
+						n, rerr = resp.Body.Read(buf[:left])
+					}
 					return
 				}
 			}
@@ -422,6 +432,12 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		}
 	}
 }
+
+// pieces are what streams are read into.
+var pieces = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+
+// streamEnd is how long the end of a stream is waited for after its last event.
+const streamEnd = 50 * time.Millisecond
 
 // cause prefers why the context ended over the error that this led to.
 func cause(ctx context.Context, err error) error {

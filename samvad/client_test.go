@@ -194,6 +194,23 @@ func TestClientRequests(t *testing.T) {
 	})
 }
 
+// lastRead is a body that tells what its last read ended with when it is closed.
+type lastRead struct {
+	io.ReadCloser
+	err error
+	at  *error
+}
+
+func (b *lastRead) Read(p []byte) (n int, err error) {
+	n, b.err = b.ReadCloser.Read(p)
+	return n, b.err
+}
+
+func (b *lastRead) Close() error {
+	*b.at = b.err
+	return b.ReadCloser.Close()
+}
+
 // SAM-151: what deployed agents and SDK servers answer, in all dialects.
 func TestDialects(t *testing.T) {
 	h := http.Header{}
@@ -363,6 +380,36 @@ func TestClientWaits(t *testing.T) {
 			}
 			if n != 2 {
 				t.Errorf("%d events", n)
+			}
+		})
+	})
+	t.Run("the end of a stream is read, which keeps its connection", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			for name, ends := range map[string]bool{"ends": true, "stays open": false} {
+				var closed error // with what the last read of the body ended, when it was closed
+				c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					pr, pw := io.Pipe()
+					go func() {
+						_, _ = pw.Write([]byte("data: {\"done\":true,\"result\":{}}\n\n"))
+						if ends {
+							<-time.After(streamEnd / 2)
+							_ = pw.Close()
+							return
+						}
+						<-r.Context().Done()
+						_ = pw.CloseWithError(r.Context().Err())
+					}()
+					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: &lastRead{ReadCloser: pr, at: &closed}, Request: r}, nil
+				})}}
+				start := time.Now()
+				for ev, err := range c.Stream(context.Background(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
+					if err != nil || !ev.Done || time.Since(start) != 0 {
+						t.Errorf("%s: %+v, %v", name, ev, err)
+					}
+				}
+				if errors.Is(closed, io.EOF) != ends || !ends && time.Since(start) != streamEnd {
+					t.Errorf("%s: closed after %v, %s", name, closed, time.Since(start))
+				}
 			}
 		})
 	})
