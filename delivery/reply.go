@@ -20,7 +20,7 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	claims := make([]*Claim, 0, len(r.Open))
 	for _, o := range r.Open {
 		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
-		if c == nil && len(r.Open) == 1 && d.awaitIdle(laneKey{o.To, r.Message.Conversation}) {
+		if c == nil && len(r.Open) == 1 && o.To != r.Message.From && d.awaitIdle(laneKey{o.To, r.Message.Conversation}) {
 			c = d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
 		}
 		if c == nil {
