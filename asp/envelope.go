@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
@@ -415,7 +416,12 @@ func (e *Envelope) CanonicalBody() []byte { return e.content[e.bodySpan.from:e.b
 // integrity.hash it covers messageId, orgId, trustScore, the proof, the
 // recipient, constraints and members unknown here (project).
 func (e *Envelope) Digest() string {
-	out := make([]byte, 0, len(e.json))
+	const kept = 64 << 10
+	room, _ := digests.Get().(*[]byte)
+	if room == nil {
+		room = new([]byte)
+	}
+	out := (*room)[:0]
 	var few [16]int
 	for _, at := range e.root.sorted(few[:0]) {
 		out = append(appendString(append(out, ','), e.root.names[at].text), ':')
@@ -429,8 +435,17 @@ func (e *Envelope) Digest() string {
 		return hashOf([]byte("{}"))
 	}
 	out[0] = '{'
-	return hashOf(append(out, '}'))
+	out = append(out, '}')
+	hash := hashOf(out)
+	if cap(out) <= kept {
+		*room = out
+		digests.Put(room)
+	}
+	return hash
 }
+
+// digests has memory for what is only hashed.
+var digests sync.Pool
 
 // SigningInput gives the bytes that integrity.signature covers: eight strings
 // joined by NUL, "Integrity chain: signature".
@@ -460,6 +475,26 @@ func (e *Envelope) IsInvitation() bool {
 func (e *Envelope) body() *node {
 	if c := e.root.get("content"); c != nil {
 		return c.get("body")
+	}
+	return nil
+}
+
+// BodyText gives the member of content.body called name if it is a string, else
+// "".
+func (e *Envelope) BodyText(name string) string {
+	if b := e.body(); b != nil {
+		return b.text(name)
+	}
+	return ""
+}
+
+// BodyMember gives the member of content.body called name as it was written, nil
+// if there is none. It must not be changed.
+func (e *Envelope) BodyMember(name string) jsonx.Value {
+	if b := e.body(); b != nil {
+		if m := b.get(name); m != nil {
+			return jsonx.Value(m.raw[:len(m.raw):len(m.raw)])
+		}
 	}
 	return nil
 }

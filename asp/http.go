@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -189,19 +190,25 @@ func readBody(r *http.Request, limit int) ([]byte, error) {
 	if r.ContentLength > int64(limit) {
 		return nil, refuse("message_too_large", "").at(1)
 	}
-	b, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
-	if err != nil {
+	// As much as is announced is read without growing, up to what may be taken
+	// on a word.
+	b := bytes.NewBuffer(make([]byte, 0, bytes.MinRead+int(min(max(r.ContentLength, 0), 64<<10))))
+	if _, err := b.ReadFrom(io.LimitReader(r.Body, int64(limit)+1)); err != nil {
 		return nil, refuseCause("malformed_json", "", err)
 	}
-	if len(b) > limit {
+	if b.Len() > limit {
 		return nil, refuse("message_too_large", "").at(1)
 	}
-	return b, nil
+	return b.Bytes(), nil
 }
 
 // messageFormat reads the Content-Type of a message.
 func messageFormat(r *http.Request) (Format, error) {
-	t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	given := r.Header.Get("Content-Type")
+	if given == string(JSON) {
+		return JSON, nil
+	}
+	t, _, err := mime.ParseMediaType(given)
 	switch {
 	case err != nil:
 	case t == string(JSON) || t == "application/json":

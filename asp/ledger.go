@@ -28,7 +28,7 @@ type Ledger struct {
 	Messages      int64                   `json:"messages"`
 	LastTimestamp string                  `json:"lastTimestamp"`
 	Participants  []Participant           `json:"participants"`
-	Items         []Item                  `json:"items,omitempty"`
+	Items         []*Item                 `json:"items,omitempty"`
 	Commitments   []Commitment            `json:"commitments,omitempty"`
 	Context       map[string]ContextEntry `json:"context,omitempty"`
 	Opened        time.Time               `json:"opened"`
@@ -114,10 +114,19 @@ func (l *Ledger) participant(agent string) *Participant {
 func (l *Ledger) item(ref string) *Item {
 	for i := len(l.Items) - 1; i >= 0; i-- {
 		if l.Items[i].ID == ref || l.Items[i].MessageID == ref {
-			return &l.Items[i]
+			return l.Items[i]
 		}
 	}
 	return nil
+}
+
+// edit gives a copy of an item in its place: ledgers before this one have the
+// other.
+func (l *Ledger) edit(i int) *Item {
+	l.Items = slices.Clone(l.Items)
+	changed := *l.Items[i]
+	l.Items[i] = &changed
+	return &changed
 }
 
 func (l *Ledger) commitment(id string) *Commitment {
@@ -330,22 +339,22 @@ func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
 			}
 		}
 	}
-	items := append(make([]Item, 0, len(l.Items)+1), l.Items[:gone]...)
+	items := append(make([]*Item, 0, len(l.Items)+1), l.Items[:gone]...)
 	if gone < len(l.Items) {
 		items = append(items, l.Items[gone+1:]...)
 	}
 	item.MessageID, item.By, item.Status = e.MessageID, e.Sender.AgentID, "open"
-	l.Items = append(items, item)
+	l.Items = append(items, &item)
 	return nil
 }
 
 // open gives a changeable item that ref names and that is open.
 func (l *Ledger) open(ref string) *Item {
-	if i := l.item(ref); i == nil || i.Status != "open" {
+	i := l.item(ref)
+	if i == nil || i.Status != "open" {
 		return nil
 	}
-	l.Items = slices.Clone(l.Items)
-	return l.item(ref)
+	return l.edit(slices.Index(l.Items, i))
 }
 
 func (l *Ledger) answer(e *Envelope, now time.Time) error {
@@ -353,15 +362,16 @@ func (l *Ledger) answer(e *Envelope, now time.Time) error {
 	item := l.open(ref)
 	if item == nil && l.item(ref) == nil {
 		// A delegation without an id of its own is known by its target.
-		l.Items = slices.Clone(l.Items)
-		for i := range l.Items {
-			if it := &l.Items[i]; it.Kind == "delegation" && it.For == sender && it.Status == "open" && it.ID == it.MessageID {
-				item = it
+		at := -1
+		for i, it := range l.Items {
+			if it.Kind == "delegation" && it.For == sender && it.Status == "open" && it.ID == it.MessageID {
+				at = i
 			}
 		}
-		if item == nil {
+		if at < 0 {
 			return wrongBody(reference)
 		}
+		item = l.edit(at)
 	}
 	switch {
 	case item == nil, item.By == sender, item.For != "" && item.For != sender,
@@ -449,10 +459,9 @@ func (l *Ledger) timeout(now time.Time, timeouts Timeouts) (*Ledger, string) {
 	switch l.State {
 	case Agreeing:
 		n.settleCommitments(Proposed, Rejected)
-		n.Items = slices.Clone(n.Items)
 		for i := range n.Items {
 			if n.Items[i].Kind == "commitment" && n.Items[i].Status == "open" {
-				n.Items[i].Status = "rejected"
+				n.edit(i).Status = "rejected"
 			}
 		}
 	case Executing:

@@ -458,7 +458,10 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		}
 		return at, true, err
 	}
-	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: b.conversation(r.Session), Sent: r.Time, Extensions: ext,
+	if c.conversation.IsZero() {
+		c.conversation = b.conversation(r.Session)
+	}
+	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: c.conversation, Sent: r.Time, Extensions: ext,
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
 	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: new(journal.Position)}
 	for _, p := range r.Ledger.Participants {

@@ -87,7 +87,8 @@ type store struct {
 
 // chain is a session that is held ready.
 type chain struct {
-	id string
+	id           string
+	conversation parley.ID // of the hub's, once it was asked for; under mu
 
 	mu     sync.Mutex
 	ledger *protocol.Ledger // nil: nothing is recorded

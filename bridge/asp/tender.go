@@ -267,7 +267,7 @@ func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Ide
 	b := t.b
 	switch l.State {
 	case protocol.Invited:
-		at := slices.IndexFunc(l.Items, func(x protocol.Item) bool {
+		at := slices.IndexFunc(l.Items, func(x *protocol.Item) bool {
 			return x.Kind == "invitation" && x.Status == "open" && x.For == i.ID()
 		})
 		if at < 0 {
@@ -862,13 +862,18 @@ func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub
 	if err != nil && !gone {
 		return answering{}, hub.Outcome{Err: parley.AsError(err)}
 	}
-	at := -1
+	item := &protocol.Item{} // it is forgotten
 	if !gone {
-		at = slices.IndexFunc(l.Items, func(x protocol.Item) bool { return x.MessageID == asked.message })
+		for _, x := range slices.Backward(l.Items) { // most are new
+			if x.MessageID == asked.message {
+				item = x
+				break
+			}
+		}
 	}
-	open := at >= 0 && l.Items[at].Status == "open"
+	open := item.Status == "open"
 	if asked.act == protocol.Delegate && open {
-		reference = l.Items[at].ID
+		reference = item.ID
 	}
 	w, err := words(o.Message, reference, o.Recipient.Name)
 	switch {
@@ -876,7 +881,7 @@ func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub
 		return answering{}, hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	case gone || l.State.Terminal():
 		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
-	case at >= 0 && l.Items[at].Status == "withdrawn":
+	case item.Status == "withdrawn":
 		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
 	}
 	a := answering{session: asked.session, words: w}
@@ -1046,7 +1051,7 @@ func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, p
 // declined reports whether a session is over because its invitation was
 // rejected.
 func declined(l *protocol.Ledger) bool {
-	return slices.ContainsFunc(l.Items, func(x protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" })
+	return slices.ContainsFunc(l.Items, func(x *protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" })
 }
 
 // place finds the session for a message, or opens it: the session that its

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,28 +38,20 @@ const (
 	introduction   = "introduction"
 )
 
-// body is what the translation reads of content.body.
+// body is what the translation reads of content.body. Members of another type
+// than expected are as good as absent.
 type body struct {
-	QueryID     string      `json:"queryId"`
-	QueryType   string      `json:"queryType"`
-	Subject     string      `json:"subject"`
-	Parameters  jsonx.Value `json:"parameters"`
-	InformType  string      `json:"informType"`
-	Topic       string      `json:"topic"`
-	Data        jsonx.Value `json:"data"`
-	Code        string      `json:"code"`
-	Reason      string      `json:"reason"`
-	Question    string      `json:"question"`
-	Answer      string      `json:"answer"`
-	TargetAgent string      `json:"targetAgent"`
-	Scope       string      `json:"scope"`
+	QueryID, QueryType, Subject          string
+	InformType, Topic, Code, Reason      string
+	Question, Answer, TargetAgent, Scope string
+	Parameters, Data                     jsonx.Value
 }
 
 func bodyOf(e *protocol.Envelope) body {
-	var b body
-	// Members of another type than expected are as good as absent.
-	_ = jsonx.Decode(e.Content.Body, &b)
-	return b
+	t := e.BodyText
+	return body{QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"), InformType: t("informType"), Topic: t("topic"), Code: t("code"),
+		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"), Scope: t("scope"),
+		Parameters: e.BodyMember("parameters"), Data: e.BodyMember("data")}
 }
 
 // skillOf finds the operation that a QUERY or DELEGATE means: its queryType or
@@ -335,12 +328,13 @@ func unsaidOf(e *protocol.Envelope) (u unsaid) {
 	for _, o := range e.Content.Context {
 		u.Context = append(u.Context, o.Type+" "+o.ID)
 	}
-	if b := bodyOf(e); e.Performative == protocol.Query && b.Parameters.Kind() == '{' {
-		u.Subject = b.Subject
+	if e.Performative == protocol.Query && e.BodyMember("parameters").Kind() == '{' {
+		u.Subject = e.BodyText("subject")
 	}
 	return u
 }
 
+// whole: the envelope's bytes are kept, too.
 func encodeExtension(r *protocol.Record, joined []protocol.Participant, own, whole bool) (map[string]json.RawMessage, error) {
 	x := extension{Record: *r, Joined: joined}
 	if r.Request != nil && !own {
@@ -349,11 +343,49 @@ func encodeExtension(r *protocol.Record, joined []protocol.Participant, own, who
 	if x.Record.Request, x.Record.Ledger = nil, nil; !whole {
 		x.Record.Raw = nil
 	}
-	b, err := jsonx.Encode(x)
+	b, err := x.encode()
 	if err != nil {
 		return nil, err
 	}
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, nil
+}
+
+// encode writes x as jsonx does; what most messages have, by hand.
+func (x *extension) encode() ([]byte, error) {
+	r := &x.Record
+	if r.Kind != protocol.RecordMessage || len(x.Joined) > 0 || x.Constraints != nil || len(x.Context) > 0 || x.Subject != "" || r.By != "" || r.Reason != "" || r.Dispute != nil {
+		return jsonx.Encode(*x)
+	}
+	b := append(make([]byte, 0, 1024+base64.StdEncoding.EncodedLen(len(r.Raw))), `{"record":{"session":`...)
+	var failed error
+	text := func(s, next string) {
+		var err error
+		if b, err = jsonx.AppendString(b, s); err != nil {
+			failed = err
+		}
+		b = append(b, next...)
+	}
+	text(r.Session, `,"position":`)
+	b = append(strconv.AppendInt(b, r.Position, 10), `,"kind":`...)
+	text(string(r.Kind), `,"time":"`)
+	b = append(r.Time.AppendFormat(b, time.RFC3339Nano), `","from":`...)
+	text(string(r.From), `,"to":`)
+	text(string(r.To), `,"format":`)
+	if r.Raw != nil {
+		b = append(b[:len(b)-len(`"format":`)], `"raw":"`...)
+		b = append(base64.StdEncoding.AppendEncode(b, r.Raw), `","format":`...)
+	}
+	text(string(r.Format), `,"messageId":`)
+	text(r.MessageID, `,"sender":`)
+	text(r.Sender, `,"sequence":`)
+	b = append(strconv.AppendInt(b, r.Sequence, 10), `,"signature":`...)
+	text(r.Signature, `,"digest":`)
+	text(r.Digest, `,"scoreFrom":`)
+	b = append(strconv.AppendInt(b, int64(r.ScoreFrom), 10), `,"scoreTo":`...)
+	b = append(strconv.AppendInt(b, int64(r.ScoreTo), 10), `,"proof":`...)
+	text(r.Proof, `,"proofUntil":"`)
+	b = append(r.ProofUntil.AppendFormat(b, time.RFC3339Nano), `"}}`...)
+	return b, failed
 }
 
 // recordOf reads it back.

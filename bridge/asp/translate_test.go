@@ -2,7 +2,10 @@ package asp
 
 import (
 	"encoding/json"
+	"errors"
+	"reflect"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
@@ -122,4 +125,41 @@ func FuzzReply(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestExtension: what is written by hand is read as what jsonx writes.
+func TestExtension(t *testing.T) {
+	at := time.Date(2026, 11, 22, 10, 11, 12, 345678901, time.UTC)
+	plain := protocol.Record{Session: "019cc8aa-0001-7def-8a12-000000000001", Position: 7, Kind: protocol.RecordMessage, Time: at, From: protocol.Introduced, To: protocol.Conversing,
+		Format: protocol.MessagePack, MessageID: "019cc8aa-0001-7def-8a12-000000000002", Sender: "agent://a.example/b/c", Sequence: 3, Signature: "ed25519:00", Digest: "sha256:11",
+		ScoreFrom: 12, ScoreTo: 13, Proof: "thumb \"\u2028\x01é\"", ProofUntil: at.Add(time.Minute)}
+	raw, closing, disputed, empty := plain, plain, plain, protocol.Record{Kind: protocol.RecordMessage}
+	raw.Raw = []byte("{\"a\":\xff}")
+	closing.Kind, closing.By, closing.Reason = protocol.RecordClose, "agent://a.example/b/c", "enough"
+	disputed.Dispute = &protocol.Dispute{DisputeID: "d", Reason: "r"}
+	who := []protocol.Participant{{AgentID: "agent://a.example/b/c", OrgID: "o", KeyID: "k", Next: 1}}
+	for name, x := range map[string]extension{"plain": {Record: plain}, "raw": {Record: raw}, "closing": {Record: closing}, "disputed": {Record: disputed}, "empty": {Record: empty},
+		"joined": {Record: plain, Joined: who}, "context": {Record: plain, unsaid: unsaid{Context: []string{"custom x"}}}, "subject": {Record: plain, unsaid: unsaid{Subject: "s"}},
+		"constraints": {Record: plain, unsaid: unsaid{Constraints: &protocol.Constraints{MaxTokenBudget: 5}}}} {
+		b, err := x.encode()
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		want, err := jsonx.Encode(x)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		var read, other extension
+		if err := errors.Join(jsonx.DecodeKnown(b, &read), jsonx.DecodeKnown(want, &other)); err != nil {
+			t.Fatalf("%s: %s: %v", name, b, err)
+		}
+		if !reflect.DeepEqual(read, other) {
+			t.Errorf("%s: read\n%+v\nwant\n%+v", name, read, other)
+		}
+	}
+	bad := extension{Record: plain}
+	bad.Record.Proof = "\xff"
+	if b, err := bad.encode(); err == nil {
+		t.Errorf("%s has a text that is none", b)
+	}
 }
