@@ -358,6 +358,7 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 // An Event is one step of a streamed answer.
 type Event struct {
 	Chunk   jsonx.Value // a piece of the result; nil in the last event and in reports of state
+	Again   bool        // the last event came with this one and has Chunk as its result: who does not stream says it as both (SAM-141)
 	State   string      // what the deployed agents report in between ("processing")
 	Done    bool        // the last event
 	Result  jsonx.Value // of the last event: a JSON object
@@ -404,10 +405,26 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		p := &sseParser{limit: int(or(c.MaxReply, DefaultMaxReply))}
 		buf := pieces.Get().(*[16 << 10]byte)
 		defer pieces.Put(buf) // an event has copies of what it was read from
+		var chunk *Event      // that waits for what came with it
+		pass := func() bool {
+			ev := chunk
+			chunk = nil
+			return ev == nil || yield(*ev, nil)
+		}
 		for {
 			n, rerr := resp.Body.Read(buf[:])
 			timer.Reset(idle)
 			for ev, err := range p.feed(buf[:n]) {
+				if chunk != nil {
+					chunk.Again = ev.Done && bytes.Equal(chunk.Chunk, ev.Result)
+				}
+				if !pass() {
+					return
+				}
+				if ev.Chunk != nil && !ev.Done {
+					chunk = &ev
+					continue
+				}
 				if err != nil {
 					yield(Event{}, err)
 					return
@@ -424,6 +441,9 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 					}
 					return
 				}
+			}
+			if (rerr != nil || !p.within()) && !pass() {
+				return
 			}
 			if rerr != nil {
 				yield(Event{}, p.end(cause(ctx, rerr)))

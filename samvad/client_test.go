@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -382,6 +383,42 @@ func TestClientWaits(t *testing.T) {
 				t.Errorf("%d events", n)
 			}
 		})
+	})
+	t.Run("an answer that is also said as a chunk", func(t *testing.T) {
+		const chunk, last = `data: {"chunk":{"a":1},"done":false}` + "\n\n", `data: {"done":true,"result":{"a":1}}` + "\n\n"
+		for _, x := range []struct {
+			name, want string
+			reads      []string
+		}{
+			{"at once", `{"a":1}:true {"a":1}`, []string{chunk + last}},
+			{"the last event is cut", `{"a":1}:true {"a":1}`, []string{chunk + last[:9], last[9:]}},
+			{"later", `{"a":1}:false {"a":1}`, []string{chunk, last}},
+			{"more pieces", `{"b":2}:false {"a":1}:true {"a":1}`, []string{strings.Replace(chunk, `"a":1`, `"b":2`, 1) + chunk + last}},
+			{"another", `{"b":2}:false {"a":1}`, []string{strings.Replace(chunk, `"a":1`, `"b":2`, 1) + last}},
+			{"no end", `{"a":1}:false error`, []string{chunk + last[:9]}},
+		} {
+			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				var body []io.Reader
+				for _, p := range x.reads {
+					body = append(body, strings.NewReader(p))
+				}
+				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(io.MultiReader(body...)), Request: r}, nil
+			})}}
+			var got []string
+			for ev, err := range c.Stream(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
+				switch {
+				case err != nil:
+					got = append(got, "error")
+				case ev.Done:
+					got = append(got, string(ev.Result))
+				default:
+					got = append(got, fmt.Sprintf("%s:%t", ev.Chunk, ev.Again))
+				}
+			}
+			if s := strings.Join(got, " "); s != x.want {
+				t.Errorf("%s: %s, want %s", x.name, s, x.want)
+			}
+		}
 	})
 	t.Run("the end of a stream is read, which keeps its connection", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

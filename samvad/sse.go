@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,22 +47,26 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	out.flush()
 	stopIdle := out.keepAlive(or(s.KeepAlive, DefaultKeepAlive))
 	chunks := 0
-	req.chunk = func(v jsonx.Value) error {
+	chunk := func(v jsonx.Value) streamEvent {
 		if jsonx.IsNull(v) {
 			v = jsonx.Value("null")
 		}
+		return streamEvent{Chunk: v}
+	}
+	req.chunk = func(v jsonx.Value) error {
 		chunks++
-		return out.event(streamEvent{Chunk: v})
+		return out.event(chunk(v))
 	}
 	final := streamEvent{Done: true, TraceID: &req.TraceID}
+	last := make([]streamEvent, 0, 2)
 	span := newID()
 	if refusal == nil {
 		resp, err := s.run(ctx, req)
 		if refusal = err; err == nil {
 			// The TypeScript clients show chunks only and drop the result
-			// (SAM-141).
+			// (SAM-141). Both go at once: who knows that sees one answer.
 			if chunks == 0 {
-				_ = req.chunk(resp.Result)
+				last = append(last, chunk(resp.Result))
 			}
 			final.Result, span = resp.Result, resp.SpanID
 		}
@@ -72,7 +77,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	final.SpanID = &span
 	stopIdle()
 	// A client that is gone needs no last word.
-	_ = out.event(final)
+	_ = out.event(append(last, final)...)
 	out.close()
 }
 
@@ -90,13 +95,15 @@ type streamWriter struct {
 	err  error
 }
 
-func (s *streamWriter) event(e streamEvent) error {
-	b, err := jsonx.Encode(&e)
-	if err != nil {
-		return err
+func (s *streamWriter) event(events ...streamEvent) error {
+	var block []byte
+	for i := range events {
+		b, err := jsonx.Encode(&events[i])
+		if err != nil {
+			return err
+		}
+		block = slices.Concat(block, []byte("data: "), b, []byte("\n\n"))
 	}
-	block := make([]byte, 0, len(b)+8)
-	block = append(append(append(block, "data: "...), b...), "\n\n"...)
 	return s.write(block)
 }
 

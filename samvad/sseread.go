@@ -72,6 +72,9 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 	}
 }
 
+// within reports whether a part of the next event has come.
+func (p *sseParser) within() bool { return len(p.line) > 0 || p.hasData || p.event != "" }
+
 // end says why a stream that ended too early failed.
 func (p *sseParser) end(err error) *Error {
 	e := transportError(fmt.Errorf("stream ended without its last event: %w", err))

@@ -807,8 +807,8 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 			if err != nil {
 				return nil, err
 			}
-			if last = e; e.Done || jsonx.IsNull(e.Chunk) || o.Event == nil {
-				continue
+			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
+				continue // the answer is no piece ahead of itself
 			}
 			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {
 				return nil, err
