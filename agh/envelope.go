@@ -114,9 +114,33 @@ func (e *Envelope) ExtValue(key string) json.RawMessage {
 }
 
 // SetExt sets one ext member to the JSON of v. Keys should be namespaced
-// (envelope page, "Extension rules").
+// (envelope page, "Extension rules"). A v that has the method
+// AppendJSON([]byte) ([]byte, error) is written by that, and nobody checks it.
 func (e *Envelope) SetExt(key string, v any) error {
-	b, err := jsonx.Encode(v)
+	appender, appends := v.(interface {
+		AppendJSON([]byte) ([]byte, error)
+	})
+	if appends && len(e.Ext) == 0 {
+		w := writer{b: make([]byte, 0, 512)}
+		w.b = append(w.b, '{')
+		w.string(key)
+		b, err := appender.AppendJSON(append(w.b, ':'))
+		if w.b = b; err == nil {
+			b, err = w.object()
+		}
+		if err != nil {
+			return err
+		}
+		e.Ext, e.madeExt = b, b
+		return nil
+	}
+	var b []byte
+	var err error
+	if appends {
+		b, err = appender.AppendJSON(nil)
+	} else {
+		b, err = jsonx.Encode(v)
+	}
 	if err != nil {
 		return err
 	}
@@ -204,7 +228,7 @@ func (d *Decoder) Decode(b []byte) (*Envelope, error) {
 }
 
 // written is Decode for an envelope that marshal wrote as b: the JSON is known
-// to be sound, and what it says is in e.
+// to be sound, and what it says is in e, which it gives, completed.
 func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	switch {
 	case len(b) > d.Limits.envelope():
@@ -212,35 +236,36 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	case len(e.Unknown) > 0 || jsonx.TooDeep(b, d.Limits.Depth):
 		return d.Decode(b)
 	}
-	c := *e
-	c.raw, c.content, c.expired = b, nil, false
-	for _, s := range []*string{&c.ID, &c.WorkspaceID, &c.ThreadID, &c.ReplyTo, &c.TraceID, &c.CausationID} {
-		if strings.TrimSpace(*s) != *s || len(*s) > maxID {
+	for _, s := range [...]string{e.ID, e.WorkspaceID, e.ThreadID, e.ReplyTo, e.TraceID, e.CausationID} {
+		if strings.TrimSpace(s) != s || len(s) > maxID {
 			return d.Decode(b)
 		}
 	}
+	content := e.content
+	e.raw, e.content, e.expired = b, nil, false
 	var err error
-	if c.Proof, err = object(jsonx.Value(e.Proof), "proof"); err != nil {
+	if e.Proof, err = object(jsonx.Value(e.Proof), "proof"); err != nil {
 		return nil, err
 	}
-	if c.Ext, err = object(jsonx.Value(e.Ext), "ext"); err != nil {
+	if e.Ext, err = object(jsonx.Value(e.Ext), "ext"); err != nil {
 		return nil, err
 	}
-	p := &parsed{Envelope: &c, protocol: Protocol, has: present{
-		c.Surface != "", c.ThreadID != "", c.DirectID != "", c.To != "", c.WorkID != "", c.ReplyTo != ""}}
-	for _, step := range []func(*parsed) error{d.fields, d.surface} {
-		if err := step(p); err != nil {
-			return nil, err
-		}
+	p := parsed{Envelope: e, protocol: Protocol, has: present{
+		e.Surface != "", e.ThreadID != "", e.DirectID != "", e.To != "", e.WorkID != "", e.ReplyTo != ""}}
+	if err = d.fields(&p); err == nil {
+		err = d.surface(&p)
 	}
-	if same(e.Body, e.madeBody) && sound(e.content) {
-		c.content = e.content
-		return &c, nil
-	}
-	if err := d.body(p); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	return &c, nil
+	if same(e.Body, e.madeBody) && sound(content) {
+		e.content = content
+		return e, nil
+	}
+	if err := d.body(&p); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // sound reports whether a body was made of content that the body step would
@@ -295,11 +320,19 @@ type parsed struct {
 	*Envelope
 	protocol string
 	has      present
+	said     *Say // the body, where quick has read it
 }
 
 // parse is step 1. The envelope it gives is good for nothing but the next
 // steps; on a later error it may be incomplete.
 func (d *Decoder) parse(b []byte) (*parsed, error) {
+	if p := d.quick(b); p != nil {
+		return p, nil
+	}
+	return d.read(b)
+}
+
+func (d *Decoder) read(b []byte) (*parsed, error) {
 	if len(b) > d.Limits.envelope() {
 		return nil, refuse(ErrTooLarge, StepParse, "", "")
 	}

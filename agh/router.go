@@ -58,6 +58,8 @@ type Admission struct {
 	// replay key is consumed; nil if it will not.
 	Refused error
 	Until   time.Time // how long the replay key matters
+	// Work is that of the message as it is now; nil if there is none.
+	Work *Work
 	// Advance takes the message through the work lifecycle at once instead of
 	// after the hook has returned. A hook that sets off what answers the
 	// message calls it before that, and once the message is known to be new.
@@ -246,8 +248,8 @@ func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 	if err := r.route(e, in); err != nil {
 		return r.refused(ctx, res, in, err)
 	}
-	refusal := r.foresee(ctx, e)
-	if err := r.admit(ctx, &res, in, refusal); err != nil {
+	work, refusal := r.foresee(ctx, e)
+	if err := r.admit(ctx, &res, in, work, refusal); err != nil {
 		return r.refused(ctx, res, in, err)
 	}
 	if refusal != nil {
@@ -295,25 +297,27 @@ func (r *Router) remote(workspaceID, channel, peerID string) bool {
 }
 
 // foresee tells what the lifecycle will say, so that a message which will be
-// refused is recorded as such.
-func (r *Router) foresee(ctx context.Context, e *Envelope) error {
+// refused is recorded as such; and the work, if there is any.
+func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 	if e.WorkID == "" {
-		return nil
+		return nil, nil
 	}
 	w, ok, err := r.works.Work(ctx, e.WorkspaceID, e.WorkID)
 	if err != nil {
-		return refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
+		return nil, refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
 	}
-	_, err = advance(w, ok, e, r.Compat)
-	return err
+	if _, err = advance(w, ok, e, r.Compat); !ok {
+		return nil, err
+	}
+	return &w, err
 }
 
-func (r *Router) admit(ctx context.Context, res *Result, in Inbound, refusal error) error {
+func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work, refusal error) error {
 	if r.Admit == nil {
 		return r.Verifier.Remember(ctx, r.memory, res.Envelope)
 	}
 	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Envelope: res.Envelope,
-		Verdict: res.Verdict, Refused: refusal, Until: r.Verifier.Limits.Until(res.Envelope),
+		Verdict: res.Verdict, Refused: refusal, Work: work, Until: r.Verifier.Limits.Until(res.Envelope),
 		Advance: func(ctx context.Context) (Work, error) {
 			if res.Work != nil || res.Envelope.WorkID == "" {
 				return Work{}, nil
@@ -536,7 +540,88 @@ func (r *Router) Greeting(l *Local) (Outgoing, error) {
 // present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown] for a receipt or trace of no known work,
 // [ErrScreened], and those of the lifecycle and of validation.
 func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
+	all, err := r.SendAll(ctx, e)
+	if err != nil {
+		return Result{}, err
+	}
+	return all[0], nil
+}
+
+// SendAll is Send for several messages, one behind the other. It gives the
+// results of those that can be sent, and why the next one cannot.
+func (r *Router) SendAll(ctx context.Context, es ...*Envelope) ([]Result, error) {
 	r.init()
+	now := r.Verifier.now()
+	all := make([]Result, 0, len(es))
+	for begun := 0; begun < len(es); {
+		work, n := es[begun].WorkID, 0 // those that one step of the work's state is enough for
+		var first error
+		for _, e := range es[begun:] {
+			if e.WorkID != work || e.WorkspaceID != es[begun].WorkspaceID {
+				break
+			}
+			res, err := r.prepare(ctx, e, now)
+			if err != nil {
+				first = err
+				break
+			}
+			all = append(all, res)
+			n++
+		}
+		done, err := r.steps(ctx, all[begun:begun+n], now)
+		for i := range all[begun : begun+done] {
+			r.addressed(&all[begun+i], now)
+		}
+		if all = all[:begun+done]; err != nil {
+			return all, err
+		}
+		if first != nil {
+			return all, first
+		}
+		begun += n
+	}
+	return all, nil
+}
+
+// steps takes the work of some messages on by all of them, and gives how many
+// the lifecycle allowed.
+func (r *Router) steps(ctx context.Context, all []Result, now time.Time) (done int, refused error) {
+	if len(all) == 0 || all[0].Envelope.WorkID == "" {
+		return len(all), nil
+	}
+	works := make([]Work, len(all))
+	_, err := r.works.Update(ctx, all[0].Envelope.WorkspaceID, all[0].Envelope.WorkID, func(w Work, ok bool) (Work, error) {
+		done, refused = 0, nil
+		for i := range all {
+			if all[i].Outcome == Duplicate {
+				done++
+				continue
+			}
+			next, err := r.step(all[i].Envelope, now)(w, ok)
+			if err != nil {
+				if refused = err; done == 0 {
+					return w, err
+				}
+				break
+			}
+			w, ok, works[i] = next, true, next
+			done++
+		}
+		return w, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	for i := range all[:done] {
+		if all[i].Outcome != Duplicate {
+			all[i].Work = &works[i]
+		}
+	}
+	return done, refused
+}
+
+// prepare makes and checks a message of a hosted peer.
+func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Result, error) {
 	l := r.local(e.WorkspaceID, e.Channel, e.From)
 	if l == nil {
 		return Result{}, refuse(ErrForbidden, StepRouting, "from", "is no peer of this node")
@@ -570,7 +655,7 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	sent, now := out.Envelope, r.Verifier.now()
+	sent := out.Envelope
 	if err := r.Verifier.Limits.Fresh(sent, now); err != nil {
 		return Result{}, err
 	}
@@ -591,21 +676,18 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 			return Result{}, err
 		}
 	}
-	res := Result{Outcome: Accepted, Envelope: sent, Published: []Outgoing{out}}
-	if sent.WorkID != "" {
-		w, err := r.works.Update(ctx, sent.WorkspaceID, sent.WorkID, r.step(sent, now))
-		if err != nil {
-			return Result{}, err
-		}
-		res.Work = &w
-	}
-	if w, ok := sent.content.(*Whois); ok && w.Type == WhoisRequest {
-		r.asked(&res, sent, w, now)
-	} else if sent.Kind != KindGreet {
-		r.deliver(&res, sent)
+	return Result{Outcome: Accepted, Envelope: sent, Published: []Outgoing{out}}, nil
+}
+
+// addressed says who of this node hears a message that is sent.
+func (r *Router) addressed(res *Result, now time.Time) {
+	sent := res.Envelope
+	if w, ok := sent.content.(*Whois); ok && w.Type == WhoisRequest && res.Outcome == Accepted {
+		r.asked(res, sent, w, now)
+	} else if sent.Kind != KindGreet && res.Outcome == Accepted {
+		r.deliver(res, sent)
 	}
 	res.Relay = false
-	return res, nil
 }
 
 // NewID makes a message id: msg_ and 32 hex digits.

@@ -54,9 +54,13 @@ func (c *claims) take(k claimKey, uid string, until time.Time) {
 	defer c.mu.Unlock()
 	if el, ok := c.byKey[k]; ok {
 		held := el.Value.(*claim)
-		c.discount(held.uid)
-		held.uid, held.until = uid, until
+		held.until = until
 		c.order.MoveToBack(el)
+		if held.uid == uid {
+			return
+		}
+		c.discount(held.uid)
+		held.uid = uid
 	} else {
 		if c.byKey == nil {
 			c.byKey, c.count = map[claimKey]*list.Element{}, map[string]int{}

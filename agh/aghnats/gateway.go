@@ -389,15 +389,15 @@ func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error 
 	} else if err := g.publishAliased(e, subject); err != nil {
 		return err
 	}
-	m := &nats.Msg{Subject: subject, Data: data}
+	reply := ""
 	if w, ok := e.Content().(*agh.Whois); ok {
 		switch {
 		case w.Type == agh.WhoisResponse:
-			if reply := g.replies.find(e, g.now()); reply != "" && reply != elsewhere {
-				g.logged(g.nc.Publish(reply, data))
+			if to := g.replies.find(e, g.now()); to != "" && to != elsewhere {
+				g.logged(g.nc.Publish(to, data))
 			}
 		case g.server != nil && g.replies.has(e, g.now()):
-			m.Reply = replyPrefix + agh.NewID()
+			reply = replyPrefix + agh.NewID()
 		}
 	}
 	if g.server != nil && e.To != "" {
@@ -405,9 +405,12 @@ func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error 
 		if a == nil {
 			return agh.Refuse(agh.ErrNotTarget, "no user has that peer", nil)
 		}
-		m.Subject = toPrefix + a.uid + "." + subject
+		subject = toPrefix + a.uid + "." + subject
 	}
-	return g.nc.PublishMsg(m)
+	if reply != "" {
+		return g.nc.PublishRequest(subject, reply, data)
+	}
+	return g.nc.Publish(subject, data)
 }
 
 // Send sends a message of a hosted peer; see [agh.Router.Send].
@@ -423,16 +426,7 @@ func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error)
 // as far as the connection lets them, together. It gives how many were sent,
 // and why the next one was not.
 func (g *Gateway) SendAll(ctx context.Context, es ...*agh.Envelope) (int, error) {
-	all := make([]agh.Result, 0, len(es))
-	var first error
-	for _, e := range es {
-		res, err := g.Router.Send(ctx, e)
-		if err != nil {
-			first = err
-			break
-		}
-		all = append(all, res)
-	}
+	all, first := g.Router.SendAll(ctx, es...)
 	for i, res := range all {
 		if err := g.carry(ctx, res); err != nil {
 			return i, err

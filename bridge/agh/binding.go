@@ -118,6 +118,9 @@ type Binding struct {
 	order     []parley.ID // of broadcast
 	accepting map[*protocol.Envelope]*parley.Message
 	accepted  map[parley.ID]*acceptance // requests whose receipt has not gone out
+	receipts  []*acceptance             // those, and some more, in the order in which they are due
+
+	receiptClock *time.Timer // runs while there are receipts
 }
 
 // New makes a binding.
@@ -417,6 +420,11 @@ func (b *Binding) Close() error {
 	if b.close != nil {
 		b.close()
 	}
+	b.mu.Lock()
+	if b.receiptClock != nil {
+		b.receiptClock.Stop()
+	}
+	b.mu.Unlock()
 	b.work.Wait()
 	b.gateway.Close()
 	b.works.writing.Wait()
@@ -589,10 +597,8 @@ func (b *Binding) agentAt(workspaceID, channel, peer string) string {
 // reachable reports whether something that is said to a peer gets there, now
 // or when it comes back.
 func (b *Binding) reachable(workspaceID, channel, peer string) bool {
-	for _, x := range b.members.places(workspaceID, peer) {
-		if x.channel == channel {
-			return true
-		}
+	if _, ok := b.members.at(workspaceID, channel, peer); ok {
+		return true
 	}
 	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
 }
@@ -820,12 +826,9 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		entry, ok := b.c.Hub.Directory().Agent(agent)
 		return ok && id != "" && slices.ContainsFunc(entry.Skills, func(s parley.SkillSpec) bool { return s.ID == id })
 	})
-	_, exists, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
-	if err != nil {
-		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
-	}
+	var err error
 	ctx, writes := collect(ctx)
-	if e.WorkID != "" && !exists {
+	if e.WorkID != "" && a.Work == nil {
 		if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
 			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 		}
@@ -897,7 +900,8 @@ type acceptance struct {
 	request *protocol.Envelope
 	made    chan struct{}      // closed when there is a receipt, or will be none
 	receipt *protocol.Envelope // nil when somebody has taken it, to send it
-	timer   *time.Timer        // sends it if no answer does
+	id      parley.ID          // of the request
+	due     time.Time          // when it goes out if no answer brings it
 	sent    chan struct{}      // closed when it has gone out, or will not
 }
 
@@ -923,16 +927,42 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 		b.releaseLocked(m.ID)
 		return
 	}
-	a.receipt = out
-	a.timer = time.AfterFunc(receiptWaits, func() {
+	a.receipt, a.id, a.due = out, m.ID, time.Now().Add(receiptWaits)
+	close(a.made)
+	// One clock is for all: those that an answer has taken with it are passed over.
+	b.receipts = append(b.receipts, a)
+	switch {
+	case len(b.receipts) > 1:
+	case b.receiptClock == nil:
+		b.receiptClock = time.AfterFunc(receiptWaits, b.sendReceipts)
+	default:
+		b.receiptClock.Reset(receiptWaits)
+	}
+}
+
+// sendReceipts sends the receipts that no answer has brought in time.
+func (b *Binding) sendReceipts() {
+	var due []*acceptance
+	b.mu.Lock()
+	now := time.Now()
+	for len(b.receipts) > 0 && (b.receipts[0].receipt == nil || !b.receipts[0].due.After(now)) {
+		if b.receipts[0].receipt != nil {
+			due = append(due, b.receipts[0])
+		}
+		b.receipts[0], b.receipts = nil, b.receipts[1:]
+	}
+	if len(b.receipts) > 0 {
+		b.receiptClock.Reset(b.receipts[0].due.Sub(now))
+	}
+	b.mu.Unlock()
+	for _, a := range due {
 		if out := b.takeReceipt(a); out != nil {
 			if _, err := b.gateway.Send(b.ctx, out); err != nil {
-				b.c.Logger.Debug("a request was not acknowledged", "workspace", e.WorkspaceID, "error", err)
+				b.c.Logger.Debug("a request was not acknowledged", "workspace", out.WorkspaceID, "error", err)
 			}
-			b.release(m.ID)
+			b.release(a.id)
 		}
-	})
-	close(a.made)
+	}
 }
 
 // takeReceipt gives the receipt to who is to send it, nil if somebody has it.

@@ -65,10 +65,7 @@ func (b *Binding) relay(m *parley.Message, workspaceID, peer string) hub.Outcome
 // pass publishes where the peer is: here, or at the hub that it is connected
 // to.
 func (b *Binding) pass(e *protocol.Envelope, at place, publish func() error) error {
-	for _, x := range b.members.places(at.workspaceID, at.peer) {
-		if x.channel != at.channel {
-			continue
-		}
+	if x, ok := b.members.at(at.workspaceID, at.channel, at.peer); ok {
 		if !b.here(x) {
 			return errAway
 		}
@@ -169,7 +166,6 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 		e = a.request
 		if receipt := b.takeReceipt(a); receipt != nil {
-			a.timer.Stop()
 			defer b.release(o.Request.ID)
 			outs = append(outs, receipt)
 		} else {
@@ -194,7 +190,10 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	ctx, writes := collect(ctx)
 	// The work is known, unless the hub stopped between recording the request
 	// and keeping its state.
-	_, known, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
+	known, err := a != nil, error(nil)
+	if !known {
+		_, known, err = b.works.Work(ctx, e.WorkspaceID, e.WorkID)
+	}
 	if err == nil && !known {
 		_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			if !ok {
@@ -217,14 +216,15 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient string) ([]*protocol.Envelope, []parley.Loss) {
 	ls := bridge.Losses(bridge.AGH, m, recipient)
 	var bodies []any
-	result, text, more := toResult(m.Parts)
+	said := pieces(m.Parts)
+	result, text, more := toResult(said)
 	switch {
 	case m.Kind == parley.Event && m.State == parley.Accepted:
 		bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted, Detail: text})
 	case m.Kind == parley.Event:
 		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result, ArtifactRefs: more})
 	case m.Kind == parley.Response:
-		say, unsaid := toSay(m.Parts, "response")
+		say, unsaid := toSay(said, "response")
 		ls = append(ls, unsaid...)
 		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result, ArtifactRefs: more})
 	default:
@@ -262,14 +262,12 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 // to another hub. A repeated attempt at what closed the work already is
 // published all the same: the first one may not have got so far.
 func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) error {
-	for _, x := range b.members.places(e.WorkspaceID, e.To) {
-		if x.channel == e.Channel && x.node != b.members.node && b.here(x) {
-			if err := b.step(ctx, e); err != nil {
-				return err
-			}
-			e.TS = b.now().Unix()
-			return b.handOff(e, x)
+	if x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To); ok {
+		if err := b.step(ctx, e); err != nil {
+			return err
 		}
+		e.TS = b.now().Unix()
+		return b.handOff(e, x)
 	}
 	_, err := b.gateway.Send(ctx, e)
 	if errors.Is(err, protocol.ErrWorkClosed) && attempt > 1 {
@@ -395,7 +393,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if m.Error != nil {
 		content = append(content, parley.Text(m.Error.Text))
 	}
-	s, more := toSay(content, intent)
+	s, more := toSay(pieces(content), intent)
 	err = e.SetContent(s)
 	if err == nil {
 		err = e.SetExt(ExtParley, provenanceOf(m))
@@ -470,7 +468,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	if !m.Expires.IsZero() {
 		e.ExpiresAt = m.Expires.Unix()
 	}
-	s, ls := toSay(m.Parts, m.Act)
+	s, ls := toSay(pieces(m.Parts), m.Act)
 	if err = e.SetContent(s); err == nil {
 		err = e.SetExt(ExtParley, provenanceOf(m))
 	}

@@ -25,7 +25,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 		return text.String(), losses, nil
 	})
 	bridgetest.Check(t, bridge.AGH, []parley.Kind{parley.Request, parley.Notice}, func(m *parley.Message) (string, []parley.Loss, error) {
-		s, more := toSay(m.Parts, or(m.Act, "request"))
+		s, more := toSay(pieces(m.Parts), or(m.Act, "request"))
 		var e protocol.Envelope
 		err := e.SetContent(s)
 		if err == nil {

@@ -185,13 +185,26 @@ func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 // places lists where a peer was seen, the last one first.
 func (m *members) places(workspaceID, peer string) []member {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	var out []member
-	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
-		out = append(out, *x)
+	list := m.byPeer[[2]string{workspaceID, peer}] // is replaced, not changed
+	out := make([]member, len(list))
+	for i, x := range list {
+		out[i] = *x
 	}
-	slices.SortFunc(out, func(a, b member) int { return b.seen.Compare(a.seen) })
+	m.mu.Unlock()
+	if len(out) > 1 {
+		slices.SortFunc(out, func(a, b member) int { return b.seen.Compare(a.seen) })
+	}
 	return out
+}
+
+// at gives what is known of a peer in a channel.
+func (m *members) at(workspaceID, channel, peer string) (member, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if x := m.byPlace[place{workspaceID, channel, peer}]; x != nil {
+		return *x, true
+	}
+	return member{}, false
 }
 
 func (m *members) channels() [][2]string {
@@ -295,12 +308,8 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 
 // elsewhere gives the other hub that a peer is connected to.
 func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
-	for _, x := range b.members.places(workspaceID, peer) {
-		if x.channel == channel && x.node != b.members.node && b.here(x) {
-			return x, true
-		}
-	}
-	return member{}, false
+	x, ok := b.members.at(workspaceID, channel, peer)
+	return x, ok && x.node != b.members.node && b.here(x)
 }
 
 // passOn brings a whois to the hubs that it concerns: a question to those
