@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -19,4 +20,23 @@ func (h *Hub) delivery(ctx context.Context, message parley.ID, to string) (v jou
 		v, ok = j.Delivery(message, to)
 	}
 	return v, ok, err
+}
+
+// attemptedSince reports whether a reply was refused only because a further
+// attempt to bring its request was begun meanwhile, and makes it the answer to
+// that: whichever attempt the agent answered, it has answered.
+func (h *Hub) attemptedSince(e *journal.Entry, refused error) bool {
+	if len(e.Steps) == 0 || !errors.Is(refused, journal.ErrConflict) {
+		return false
+	}
+	s := &e.Steps[0]
+	v, open := h.c.Journal.Delivery(s.Message, s.To)
+	if !open || v.Attempt <= s.Attempt {
+		return false
+	}
+	s.Attempt = v.Attempt
+	for i := range e.Open {
+		e.Open[i].Attempt = 0
+	}
+	return true
 }

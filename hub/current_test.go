@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal"
 )
@@ -99,5 +100,59 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// meddler does something before a message is recorded.
+type meddler struct {
+	Observer
+	before func(m *parley.Message)
+}
+
+func (o *meddler) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
+	o.before(m)
+	return ctx, nil
+}
+
+func (o *meddler) Attempt(ctx context.Context, _ *delivery.Attempt, _ string) (context.Context, func(delivery.Result)) {
+	return ctx, nil
+}
+
+// TestReplyWhileAnotherAttemptBegins: an agent that answers while its request is
+// brought to it once more has answered.
+func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the hub is closed
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	begun := 0
+	o := &meddler{before: func(m *parley.Message) {
+		if m.Kind != parley.Response || begun > 0 {
+			return
+		}
+		begun++
+		again := journal.Step{Message: m.InReplyTo, To: "bob", State: parley.Delivering, Attempt: 2}
+		if _, err := j.Append(t.Context(), journal.Entry{Steps: []journal.Step{again}}); err != nil {
+			t.Error(err)
+		}
+	}}
+	h := start(t, func(c *Config) { c.Journal, c.Observer = j, o })
+	m := &parley.Message{ID: parley.HashID([]byte("request")), Kind: parley.Request, From: "alice", To: "bob", Parts: []parley.Part{parley.Text("well?")}}
+	// Nobody here is at work on it.
+	if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	answer := &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: m.ID, Parts: []parley.Part{parley.Text("yes")},
+		Origin: parley.Origin{Protocol: "api", Verdict: parley.Verdict{Assurance: parley.Session}}}
+	if _, err := h.Accept(t.Context(), Submission{Scope: "s", Message: answer}); err != nil {
+		t.Fatal(err)
+	}
+	if _, open := j.Delivery(m.ID, "bob"); open || begun != 1 {
+		t.Errorf("the request is open: %v, after %d further attempts", open, begun)
 	}
 }

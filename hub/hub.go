@@ -865,13 +865,18 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: union(v.Losses, losses)}}
 	}
-	a := &accepted{message: m, scope: scope, request: request}
-	h.claimAll(a, entry.Open)
-	if err := h.write(ctx, entry, a, false); err != nil {
-		return nil, err
+	for {
+		a := &accepted{message: m, scope: scope, request: request}
+		h.claimAll(a, entry.Open)
+		err := h.write(ctx, entry, a, false)
+		if err == nil {
+			s.note(a.position)
+			return a, nil
+		}
+		if !h.attemptedSince(&entry, err) {
+			return nil, err
+		}
 	}
-	s.note(a.position)
-	return a, nil
 }
 
 // cancel takes the sender's word that it no longer wants an answer of To.
