@@ -18,6 +18,8 @@ type uagentsPeer struct {
 	id   *uagents.Identity
 	door *door
 
+	known sync.Map // addresses by name, of the hub that was joined
+
 	waitMu  sync.Mutex
 	waiting map[string]chan uagentsSaid // by session
 }
@@ -47,6 +49,7 @@ func (p *uagentsPeer) Agent(string) (node.Agent, error) {
 
 func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
 	p.Leave()
+	p.known.Clear()
 	life := p.begin(at)
 	_, web := p.place()
 	r := &uagents.Registrar{Identity: p.id, URL: at.HTTP, HTTP: web, Timeout: 20 * time.Second, Now: p.now,
@@ -63,18 +66,24 @@ func (p *uagentsPeer) Leave() {
 	p.end()
 }
 
-// hubOnly resolves addresses by the hub's registry and sends to the hub.
+// hubOnly resolves names by the hub's registry, each once, and sends to the hub.
 type hubOnly struct {
 	registry uagents.Resolver
 	submit   string
+	known    *sync.Map // addresses by name
 }
 
 func (h hubOnly) Resolve(ctx context.Context, to string) (string, []uagents.Endpoint, error) {
 	address := to
 	if !uagents.IsAddress(to) {
-		var err error
-		if address, _, err = h.registry.Resolve(ctx, to); err != nil {
-			return "", nil, err
+		if known, ok := h.known.Load(to); ok {
+			address = known.(string)
+		} else {
+			var err error
+			if address, _, err = h.registry.Resolve(ctx, to); err != nil {
+				return "", nil, err
+			}
+			h.known.Store(to, address)
 		}
 	}
 	return address, []uagents.Endpoint{{URL: h.submit, Weight: 1}}, nil
@@ -83,7 +92,7 @@ func (h hubOnly) Resolve(ctx context.Context, to string) (string, []uagents.Endp
 func (p *uagentsPeer) client() *uagents.Client {
 	at, web := p.place()
 	return &uagents.Client{Identity: p.id, HTTP: web, Timeout: time.Minute, Now: p.now,
-		Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web, Now: p.now}, at.HTTP + "/submit"}}
+		Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web, Now: p.now}, at.HTTP + "/submit", &p.known}}
 }
 
 func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uagents.Response, error) {

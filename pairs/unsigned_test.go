@@ -3,6 +3,7 @@ package pairs
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -38,7 +39,7 @@ func TestUnsigned(t *testing.T) {
 			w.join(t, all...)
 			at := At(w.Node)
 			_, web := all[0].(*samvadPeer).place()
-			client := &uagents.Client{User: user, HTTP: web, Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP + "/submit"}}
+			client := &uagents.Client{User: user, HTTP: web, Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP + "/submit", new(sync.Map)}}
 			for _, to := range all {
 				text := "say " + to.Name()
 				r, err := client.Ask(patient(t), to.Name(), uagents.NewChat(w.Hub().Now(), uagents.Text(text)).Message())
