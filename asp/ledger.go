@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"hash/maphash"
 	"maps"
 	"slices"
 	"time"
@@ -35,6 +36,8 @@ type Ledger struct {
 	Deadline      time.Time               `json:"deadline,omitzero"` // when the state times out
 	Ends          time.Time               `json:"ends,omitzero"`     // the proposedDuration of the invitation
 	Reason        string                  `json:"reason,omitempty"`  // why it ended, when no message says so
+
+	hashes []uint64 // of the ids of Items, which so are not all looked at for each that is new
 }
 
 // A Participant is an agent in a session. KeyID pins its keys: they do not
@@ -321,11 +324,21 @@ func commitDeadline(body *node) time.Time {
 	return last
 }
 
+var itemSeed = maphash.MakeSeed()
+
 // addItem opens an item. Its id must be new among those remembered. When
 // there are too many, the oldest that is settled goes first, then the oldest.
 func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
-	for i := range l.Items {
-		if l.Items[i].ID == item.ID {
+	old := l.hashes
+	if len(old) != len(l.Items) { // the ledger was read from a store
+		old = make([]uint64, len(l.Items))
+		for i := range old {
+			old[i] = maphash.String(itemSeed, l.Items[i].ID)
+		}
+	}
+	hash := maphash.String(itemSeed, item.ID)
+	for i := range old {
+		if old[i] == hash && l.Items[i].ID == item.ID {
 			return wrongBody(member)
 		}
 	}
@@ -340,11 +353,12 @@ func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
 		}
 	}
 	items := append(make([]*Item, 0, len(l.Items)+1), l.Items[:gone]...)
+	hashes := append(make([]uint64, 0, len(l.Items)+1), old[:gone]...)
 	if gone < len(l.Items) {
-		items = append(items, l.Items[gone+1:]...)
+		items, hashes = append(items, l.Items[gone+1:]...), append(hashes, old[gone+1:]...)
 	}
 	item.MessageID, item.By, item.Status = e.MessageID, e.Sender.AgentID, "open"
-	l.Items = append(items, &item)
+	l.Items, l.hashes = append(items, &item), append(hashes, hash)
 	return nil
 }
 

@@ -707,11 +707,16 @@ func (h *Hub) put(ctx context.Context, e journal.Entry, a *accepted, waits bool,
 	return h.written(a, position, prior, err, waits)
 }
 
+const maxInscribed = 1 << 20 // bytes
+
 // inscribe lets the binding by which a request came record a reply in its own
 // way; false: it did not, and nothing is recorded. e opens the delivery to who
 // asked with its first attempt.
 func (h *Hub) inscribe(ctx context.Context, request *parley.Message, e journal.Entry, record func(journal.Entry) (journal.Position, error)) (called bool) {
 	b, ok := h.bindings[request.Origin.Protocol].(InscribingBinding)
+	if len(e.Message.Origin.Raw) > maxInscribed || contentSize(e.Message) > maxInscribed {
+		return false // with what is kept of it in the other protocol the record might be too large
+	}
 	if !ok || e.Chain != nil || len(e.Open) != 1 || e.Open[0].Attempt != 1 || e.Open[0].To != request.From {
 		return false
 	}

@@ -205,7 +205,8 @@ func object(parts []parley.Part) (jsonx.Value, error) {
 		}
 		return jsonx.Encode(map[string]jsonx.Value{"result": v})
 	case use.IsText():
-		return jsonx.Encode(map[string]string{"text": string(use.Data)})
+		b, err := jsonx.AppendString(append(make([]byte, 0, len(use.Data)+64), `{"text":`...), string(use.Data))
+		return append(b, '}'), err
 	}
 	named := map[string]string{"mediaType": use.MediaType}
 	if use.Name != "" {
