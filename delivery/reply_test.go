@@ -169,6 +169,13 @@ func TestDeliveredIsRecordedTogether(t *testing.T) {
 		equal(t, "records of outcomes", records(w), 1)
 		equal(t, "open", len(w.log.open), 0)
 
+		w.record(message(30, "bob", 9, parley.Notice))
+		synctest.Wait()
+		equal(t, "records before the flush", records(w), 1)
+		w.d.Flush()
+		synctest.Wait()
+		equal(t, "records after the flush", records(w), 2)
+
 		w.record(message(40, "bob", 9, parley.Notice))
 		w.record(message(41, "bob", 9, parley.Notice))
 		synctest.Wait()
