@@ -85,6 +85,7 @@ type ExportRecord struct {
 	Message  *ExportMessage   `json:"message,omitzero"`
 	Refused  *Reason          `json:"refused,omitzero"`
 	Opened   []ExportOpening  `json:"opened,omitzero"`
+	Losses   []string         `json:"losses,omitzero"` // of an event that has no delivery
 	Steps    []ExportStep     `json:"steps,omitzero"`
 	Erased   *ExportErased    `json:"erased,omitzero"` // the message's content was erased
 }
@@ -408,6 +409,9 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		}
 		for _, o := range r.Open {
 			v.Opened = append(v.Opened, ExportOpening{o.To, o.Attempt, o.Sync})
+		}
+		for _, l := range r.Losses {
+			v.Losses = append(v.Losses, l.String())
 		}
 	}
 	for _, s := range r.Steps {

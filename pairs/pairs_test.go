@@ -157,6 +157,44 @@ func (p *pair) events(t *testing.T) {
 	if got = slices.DeleteFunc(got, func(s string) bool { return !strings.HasPrefix(s, "piece") }); crosses(p.to.Protocol(), p.from.Protocol(), p.asked.pieces) && !slices.Equal(got, want) {
 		t.Errorf("pieces %q", got)
 	}
+	p.reported(t, "count 3")
+}
+
+// waysBack are those by which the peers hear what is said about their questions.
+var waysBack = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Call, "agh": bridge.AGH, "asp": bridge.ASP}
+
+// reported: what the loss table says that events of an answered question lost is
+// in their own deliveries, or in that of the question.
+func (p *pair) reported(t *testing.T, text string) {
+	t.Helper()
+	m := p.w.said(t, p.from, p.to, text)
+	if p.native || m.Kind != parley.Request {
+		return
+	}
+	answered := p.w.settled(t, m.ID, parley.Answered)
+	p.w.mu.Lock()
+	records := slices.Clone(p.w.records)
+	p.w.mu.Unlock()
+	for _, r := range records {
+		if slices.ContainsFunc(r.Steps, func(s journal.Step) bool { return s.Message == m.ID && s.State == parley.Answered }) {
+			return
+		}
+		if r.Message == nil || r.Message.Kind != parley.Event || r.Message.InReplyTo != m.ID {
+			continue
+		}
+		want := bridge.Losses(waysBack[p.from.Protocol()], r.Message, p.from.Name())
+		in := answered
+		if len(r.Open) > 0 {
+			in = p.w.settled(t, r.Message.ID, parley.Delivered)
+		} else {
+			want = bridge.OfReply(parley.Event, want)
+		}
+		for _, l := range want {
+			if !slices.Contains(in.Losses, l) {
+				t.Errorf("%q is lost of an event, and not reported with %s: %q", l, in, in.Losses)
+			}
+		}
+	}
 }
 
 func (p *pair) notice(t *testing.T) {
