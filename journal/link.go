@@ -377,17 +377,7 @@ func (l *link) end(ctx context.Context, stream string) (uint64, error) {
 // asked again.
 func (l *link) behind(ctx context.Context, stream string, seq uint64) bool {
 	last, err := l.end(ctx, stream)
-	if err != nil || last >= seq {
-		return false
-	}
-	pause := time.NewTimer(behindBy)
-	defer pause.Stop()
-	select {
-	case <-pause.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return err == nil && last < seq && await(ctx, behindBy)
 }
 
 // A leader that lags behind is asked again so often, with such a pause: what it
@@ -400,9 +390,11 @@ const (
 const (
 	askAgain = 2 * time.Second  // a stream without a leader answers nobody
 	askFor   = 15 * time.Second // longer than an election takes
+	askPause = 100 * time.Millisecond
 )
 
-// ask requests something of a stream's leader, again while there is none.
+// ask requests something of a stream's leader, again while there is none: then
+// nobody answers, or another server does that it cannot.
 func (l *link) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
@@ -410,11 +402,42 @@ func (l *link) ask(ctx context.Context, subject string, body []byte) (*nats.Msg,
 		once, done := context.WithTimeout(ctx, askAgain)
 		m, err := l.nc.RequestWithContext(once, subject, body)
 		done()
-		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) {
+		switch {
+		case ctx.Err() != nil:
 			return m, err
+		case err == nil && !leaderless(m), err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) && !errors.Is(err, nats.ErrNoResponders):
+			return m, err
+		case !await(ctx, askPause) && m != nil:
+			return m, nil
 		}
 	}
 }
+
+// await lets a time pass; false: ctx ended before.
+func await(ctx context.Context, d time.Duration) bool {
+	pause := time.NewTimer(d)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// leaderless: the answer is that there is no leader just now.
+func leaderless(m *nats.Msg) bool {
+	if !bytes.Contains(m.Data, ackErr) {
+		return false
+	}
+	var x struct {
+		Error *apiError `json:"error"`
+	}
+	return json.Unmarshal(m.Data, &x) == nil && x.Error != nil && x.Error.Code == 503
+}
+
+// noReplica is what comes where no replica of a stream answers just now.
+var noReplica = &nats.Msg{Header: nats.Header{"Status": {"503"}}}
 
 func directMessage(m *nats.Msg) (s *stored, status string) {
 	if st := m.Header.Get("Status"); st != "" {
@@ -462,7 +485,7 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}
-	tries := 0
+	tries, absent := 0, 0
 	for page := firstPage; seq <= last; page = min(2*page, largestPage) {
 		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d}`, seq, page, pageBytes)
 		if subject != "" {
@@ -474,11 +497,19 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 		got := 0
 		for {
 			m, err := l.next(ctx, sub)
+			if errors.Is(err, nats.ErrNoResponders) {
+				m, err = noReplica, nil
+			}
 			if err != nil {
 				return err
 			}
 			s, status := directMessage(m)
 			if status == "204" || status == "404" {
+				break
+			}
+			if status == noReplica.Header.Get("Status") && l.srv == nil && absent < int(askFor/askPause) && await(ctx, askPause) {
+				absent++
+				got++
 				break
 			}
 			if status != "" {

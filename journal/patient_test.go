@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestAskedAgain: a stream without a leader answers nobody; who asks it is
-// answered when it has one.
+// TestAskedAgain: a stream without a leader answers nobody, or another server says
+// that there is none; who asks it is answered when it has one.
 func TestAskedAgain(t *testing.T) {
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
 	if err != nil {
@@ -24,20 +24,72 @@ func TestAskedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	asked := 0
-	if _, err := nc.Subscribe("$JS.API.STREAM.MSG.GET.S", func(m *nats.Msg) {
-		if asked++; asked < 2 {
-			return
+	const there = `{"message":{"subject":"s","seq":7,"data":"eA=="}}`
+	for stream, answers := range map[string][]string{
+		"SILENT":     {"", there},
+		"LEADERLESS": {`{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, there},
+	} {
+		asked := 0
+		if _, err := nc.Subscribe("$JS.API.STREAM.MSG.GET."+stream, func(m *nats.Msg) {
+			a := answers[min(asked, len(answers)-1)]
+			if asked++; a == "" {
+				return
+			}
+			if err := m.Respond([]byte(a)); err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Fatal(err)
 		}
-		if err := m.Respond([]byte(`{"message":{"subject":"s","seq":7,"data":"eA=="}}`)); err != nil {
+		m, err := (&link{nc: nc}).get(t.Context(), stream, 7, "")
+		if err != nil || m.seq != 7 || string(m.data) != "x" {
+			t.Fatalf("%s: %+v, %v", stream, m, err)
+		}
+	}
+}
+
+// TestPagesAskedAgain: where no replica hands out pages just now, they are asked
+// for again.
+func TestPagesAskedAgain(t *testing.T) {
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	asked := 0
+	if _, err := nc.Subscribe("$JS.API.DIRECT.GET.S", func(m *nats.Msg) {
+		out := nats.NewMsg(m.Reply)
+		switch asked++; asked {
+		case 1:
+			out.Header.Set("Status", "503")
+		case 2:
+			out.Header.Set("Nats-Sequence", "1")
+			out.Header.Set("Nats-Subject", "s")
+			out.Data = []byte("x")
+			if err := m.RespondMsg(out); err != nil {
+				t.Error(err)
+			}
+			out = nats.NewMsg(m.Reply)
+			fallthrough
+		default:
+			out.Header.Set("Status", "204")
+		}
+		if err := m.RespondMsg(out); err != nil {
 			t.Error(err)
 		}
 	}); err != nil {
 		t.Fatal(err)
 	}
-	m, err := (&link{nc: nc}).get(t.Context(), "S", 7, "")
-	if err != nil || m.seq != 7 || string(m.data) != "x" {
-		t.Fatalf("%+v, %v", m, err)
+	var got []uint64
+	err = (&link{nc: nc}).pages(t.Context(), "S", 1, 1, func(s *stored) bool { got = append(got, s.seq); return true })
+	if err != nil || len(got) != 1 || got[0] != 1 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 
