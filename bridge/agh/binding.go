@@ -165,7 +165,7 @@ func New(c Config) (*Binding, error) {
 // Start implements hub.Service.
 func (b *Binding) Start(ctx context.Context) error {
 	b.ctx, b.close = context.WithCancel(context.WithoutCancel(ctx))
-	if err := errors.Join(b.works.load(ctx), b.members.load(ctx)); err != nil {
+	if err := errors.Join(b.works.load(ctx), b.members.load(ctx), b.containers.load(ctx)); err != nil {
 		return err
 	}
 	if b.closed != nil {
@@ -908,7 +908,7 @@ type acceptance struct {
 // receiptWaits is how long the receipt "accepted" waits for the answer, so that
 // the answer of an agent that has it at once goes out together with it: two
 // flushes less for each piece of work, also when many are under way.
-const receiptWaits = 50 * time.Millisecond
+const receiptWaits = 100 * time.Millisecond
 
 // acknowledge makes the receipt "accepted" for a request that is recorded, and
 // lets what answers it go out.

@@ -375,12 +375,39 @@ type containers struct {
 	mu    sync.Mutex
 	known map[parley.ID]container
 	order []parley.ID
+	noted map[parley.ID]struct{} // all that the state has; nil where that is not known, and it is asked
 }
 
 const (
 	maxContainers = 16384 // held in memory; the others are looked up
+	maxNoted      = 1 << 18
 	keepContainer = 180 * 24 * time.Hour
 )
+
+// load finds out of which conversations the state knows: of most it does not,
+// and need not be asked. Where other hubs write it too, nobody can tell.
+func (c *containers) load(ctx context.Context) error {
+	if c.rooms {
+		return nil
+	}
+	noted := map[parley.ID]struct{}{}
+	for v, err := range c.state.Range(ctx, "") {
+		if err != nil {
+			return fmt.Errorf("read the threads of AGH: %w", err)
+		}
+		id, err := parley.ParseID(v.Key)
+		if err != nil {
+			return fmt.Errorf("the thread %s of AGH: %w", v.Key, err)
+		}
+		if noted[id] = struct{}{}; len(noted) > maxNoted {
+			return nil
+		}
+	}
+	c.mu.Lock()
+	c.noted = noted
+	c.mu.Unlock()
+	return nil
+}
 
 func (c *containers) note(ctx context.Context, id parley.ID, at container) error {
 	if at.Surface == protocol.SurfaceDirect && !c.rooms {
@@ -399,6 +426,13 @@ func (c *containers) note(ctx context.Context, id parley.ID, at container) error
 	if _, err := c.state.Put(ctx, id.String(), b, c.now().Add(keepContainer)); err != nil {
 		return err
 	}
+	c.mu.Lock()
+	if c.noted != nil {
+		if c.noted[id] = struct{}{}; len(c.noted) > maxNoted {
+			c.noted = nil
+		}
+	}
+	c.mu.Unlock()
 	c.remember(id, at)
 	return nil
 }
@@ -423,9 +457,11 @@ func (c *containers) remember(id parley.ID, at container) {
 func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
 	c.mu.Lock()
 	at, ok := c.known[id]
+	_, noted := c.noted[id]
+	noted = noted || c.noted == nil
 	c.mu.Unlock()
-	if ok {
-		return at, true
+	if ok || !noted {
+		return at, ok
 	}
 	v, err := c.state.Get(ctx, id.String())
 	if err != nil || json.Unmarshal(v.Data, &at) != nil {
