@@ -384,9 +384,10 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 const maxTries = 8
 
 // mayBeStale reports whether a refusal may come of a ledger that another
-// server sharing the Store has appended to.
+// server sharing the Store has appended to, or this one without hearing of it:
+// a proof that was used may be that of the message itself.
 func mayBeStale(err error) bool {
-	return errors.Is(err, ErrChain) || errors.Is(err, ErrSequenceGap) || errors.Is(err, ErrTransition) || errors.Is(err, ErrInvalidBody)
+	return errors.Is(err, ErrReplay) || errors.Is(err, ErrChain) || errors.Is(err, ErrSequenceGap) || errors.Is(err, ErrTransition) || errors.Is(err, ErrInvalidBody)
 }
 
 // checkMember is step 7.

@@ -584,6 +584,57 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// forgetful is a Store that knows a session as it was read last, and once says
+// nothing of what it has recorded.
+type forgetful struct {
+	Store
+	loses, behind bool
+}
+
+func (f *forgetful) Append(ctx context.Context, session string, expect Head, r *Record) error {
+	if f.behind {
+		return ErrReplay // it knows the proof
+	}
+	err := f.Store.Append(ctx, session, expect, r)
+	if err == nil && f.loses {
+		f.loses, f.behind = false, true
+		return errors.New("no answer")
+	}
+	return err
+}
+
+func (f *forgetful) Message(ctx context.Context, session, messageID string) (*Record, error) {
+	if f.behind {
+		return nil, ErrNotFound
+	}
+	return f.Store.Message(ctx, session, messageID)
+}
+
+func (f *forgetful) Ledger(ctx context.Context, session string) (*Ledger, error) {
+	f.behind = false
+	return f.Store.Ledger(ctx, session)
+}
+
+// TestSentAgain: who sends a message again, of which nobody could say that it was
+// recorded, hears that it was. Who heard that its proof is used would say it in a
+// new message.
+func TestSentAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.conversing()
+	store := &forgetful{Store: w.Server.store}
+	w.Server = &Server{Store: store, Now: w.clock.now}
+	w.say(id, w.alice, Inform, inform("before"))
+	e := w.sign(w.alice, w.draft(id, w.alice, Inform, inform("again")))
+	store.loses = true
+	if r, err := w.ingest(e); err == nil {
+		t.Fatalf("%+v", r)
+	}
+	if r, err := w.ingest(e); err != nil || !r.Duplicate {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestTwoServersOneStore(t *testing.T) {
 	t.Parallel()
 	// ASP-028 across servers: the head in the Store decides.
