@@ -195,23 +195,6 @@ func TestClientRequests(t *testing.T) {
 	})
 }
 
-// lastRead is a body that tells what its last read ended with when it is closed.
-type lastRead struct {
-	io.ReadCloser
-	err error
-	at  *error
-}
-
-func (b *lastRead) Read(p []byte) (n int, err error) {
-	n, b.err = b.ReadCloser.Read(p)
-	return n, b.err
-}
-
-func (b *lastRead) Close() error {
-	*b.at = b.err
-	return b.ReadCloser.Close()
-}
-
 // SAM-151: what deployed agents and SDK servers answer, in all dialects.
 func TestDialects(t *testing.T) {
 	h := http.Header{}
@@ -423,20 +406,23 @@ func TestClientWaits(t *testing.T) {
 	t.Run("the end of a stream is read, which keeps its connection", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			for name, ends := range map[string]bool{"ends": true, "stays open": false} {
-				var closed error // with what the last read of the body ended, when it was closed
+				after := make(chan error, 1) // what became of what follows the last event
 				c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 					pr, pw := io.Pipe()
 					go func() {
 						_, _ = pw.Write([]byte("data: {\"done\":true,\"result\":{}}\n\n"))
-						if ends {
-							<-time.After(streamEnd / 2)
-							_ = pw.Close()
+						if !ends {
+							<-r.Context().Done()
+							_ = pw.CloseWithError(r.Context().Err())
+							after <- nil
 							return
 						}
-						<-r.Context().Done()
-						_ = pw.CloseWithError(r.Context().Err())
+						<-time.After(streamEnd / 2)
+						_, err := pw.Write([]byte(": the end\n"))
+						_ = pw.Close()
+						after <- err
 					}()
-					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: &lastRead{ReadCloser: pr, at: &closed}, Request: r}, nil
+					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: pr, Request: r}, nil
 				})}}
 				start := time.Now()
 				for ev, err := range c.Stream(context.Background(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
@@ -444,8 +430,9 @@ func TestClientWaits(t *testing.T) {
 						t.Errorf("%s: %+v, %v", name, ev, err)
 					}
 				}
-				if errors.Is(closed, io.EOF) != ends || !ends && time.Since(start) != streamEnd {
-					t.Errorf("%s: closed after %v, %s", name, closed, time.Since(start))
+				took := time.Since(start)
+				if err := <-after; err != nil || ends != (took == streamEnd/2) || !ends && took != streamEnd {
+					t.Errorf("%s: %v after %s", name, err, took)
 				}
 			}
 		})
