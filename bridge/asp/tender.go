@@ -1125,6 +1125,9 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 	case err != nil:
 		return "", unavailable(err, "the session cannot be opened just now")
 	}
+	if l, err := b.server.Session(ctx, session, ""); err == nil && l.State != protocol.Invited && !l.State.Terminal() {
+		return session, hub.Outcome{} // as it mostly is
+	}
 	deadline := time.NewTimer(or(b.c.Answer, 20*time.Second))
 	defer deadline.Stop()
 	for {

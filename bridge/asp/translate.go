@@ -292,8 +292,72 @@ func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 		sum := sha256.Sum256(m.Origin.Raw)
 		data.Digest = "sha256:" + hex.EncodeToString(sum[:])
 	}
-	b, err := jsonx.Encode(data)
+	b, err := data.encode()
 	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b, Visibility: protocol.VisibleTurn}, err
+}
+
+// encode writes p as jsonx does; what most messages have, by hand.
+func (p *proof) encode() ([]byte, error) {
+	if len(p.Audience) > 0 || p.Retryable || p.RetryAfter != 0 || p.Hops == nil {
+		return jsonx.Encode(*p)
+	}
+	b := make([]byte, 0, 768)
+	var failed error
+	text := func(name, s string) {
+		b = append(append(append(b, '"'), name...), `":`...)
+		var err error
+		if b, err = jsonx.AppendString(b, s); err != nil {
+			failed = err
+		}
+		b = append(b, ',')
+	}
+	given := func(name, s string) {
+		if s != "" {
+			text(name, s)
+		}
+	}
+	list := func(name string, texts []string) {
+		b = append(append(append(b, '"'), name...), `":[`...)
+		for i, s := range texts {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			var err error
+			if b, err = jsonx.AppendString(b, s); err != nil {
+				failed = err
+			}
+		}
+		b = append(b, `],`...)
+	}
+	at := func(name string, t time.Time) {
+		if !t.IsZero() {
+			text(name, t.Format(time.RFC3339Nano))
+		}
+	}
+	b = append(b, '{')
+	text("messageId", p.MessageID.String())
+	text("protocol", p.Protocol)
+	text("sender", p.Sender)
+	given("peer", p.Peer)
+	text("assurance", p.Assurance.String())
+	given("key", p.Key)
+	if p.Proved != nil {
+		list("proved", p.Proved)
+	}
+	given("digest", p.Digest)
+	text("hub", p.Hub)
+	list("hops", p.Hops)
+	if !p.Conversation.IsZero() {
+		text("conversation", p.Conversation.String())
+	}
+	given("act", p.Act)
+	given("schema", p.Schema)
+	given("trace", p.Trace)
+	at("sent", p.Sent)
+	at("deadline", p.Deadline)
+	at("expires", p.Expires)
+	b[len(b)-1] = '}'
+	return b, failed
 }
 
 func verdict(v protocol.Verdict) parley.Verdict {

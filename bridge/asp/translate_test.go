@@ -9,6 +9,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -160,6 +161,29 @@ func TestExtension(t *testing.T) {
 	bad := extension{Record: plain}
 	bad.Record.Proof = "\xff"
 	if b, err := bad.encode(); err == nil {
+		t.Errorf("%s has a text that is none", b)
+	}
+}
+
+// TestEvidence: what is written by hand is, letter for letter, what jsonx writes.
+func TestEvidence(t *testing.T) {
+	at := time.Date(2026, 11, 22, 10, 11, 12, 340000000, time.UTC)
+	full := proof{MessageID: parley.HashID([]byte("m")), Protocol: "samvad", Sender: "crew/\"echo\"", Peer: "did:x", Assurance: parley.Signed, Key: "k", Proved: []string{"a", "b\u2028"},
+		Digest: "sha256:00", Hub: "h", Hops: []string{"h", "i"}, Rest: bridge.Rest{Conversation: parley.HashID([]byte("c")), Act: "INFORM", Schema: "s", Trace: "00-1", Sent: at, Deadline: at.Add(1), Expires: at.Add(time.Hour)}}
+	few := proof{Protocol: "go", Hops: []string{}}
+	none, audience, retry := few, full, full
+	none.Hops = nil
+	audience.Audience = []string{"bob"}
+	retry.Retryable, retry.RetryAfter = true, 1.5
+	for name, p := range map[string]proof{"full": full, "few": few, "none": none, "audience": audience, "retry": retry} {
+		got, err := p.encode()
+		want, werr := jsonx.Encode(p)
+		if err != nil || werr != nil || string(got) != string(want) {
+			t.Errorf("%s: wrote\n%s\nwant\n%s\n%v %v", name, got, want, err, werr)
+		}
+	}
+	full.Peer = "\xff"
+	if b, err := full.encode(); err == nil {
 		t.Errorf("%s has a text that is none", b)
 	}
 }
