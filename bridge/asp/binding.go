@@ -494,7 +494,8 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 
 // handAtOnce records a message of a session as the reply to the request of the
 // hub's that it answers: one record is its place in the session, and the end of
-// the request. false: it was not, and is to be recorded as a notice, of which the
+// the request. If the hub is stopped right after it, nothing is left to be done:
+// the request is settled, and is not looked for in the session again. false: it was not, and is to be recorded as a notice, of which the
 // tender makes what can be made.
 func (b *Binding) handAtOnce(ctx context.Context, a *answer, s *hub.Submission) (handed bool, err error) {
 	if j := b.c.Journal; j.Shared() || j.Partition(a.call.Scope) != j.Partition(s.Scope) {
