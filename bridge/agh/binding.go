@@ -330,9 +330,12 @@ func (b *Binding) share(ctx context.Context) error {
 		if v.Deleted {
 			return
 		}
-		r, err := b.members.take(v)
+		r, back, err := b.members.take(v)
 		if err != nil {
 			return // what cannot be read is not ours to mend
+		}
+		if back { // what this hub is to deliver waited for it
+			b.c.Hub.Kick(r.Name)
 		}
 		b.greetedElsewhere(r)
 		b.work.Go(func() {

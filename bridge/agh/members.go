@@ -63,29 +63,31 @@ func (m *members) load(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read the members of AGH channels: %w", err)
 		}
-		if _, err := m.take(v); err != nil {
+		if _, _, err := m.take(v); err != nil {
 			return fmt.Errorf("the member %s of AGH: %w", v.Key, err)
 		}
 	}
 	return nil
 }
 
-func (m *members) take(v journal.Value) (memberRecord, error) {
-	var r memberRecord
+// take takes a member's record, which may be another hub's. back is true if
+// something may wait here for the peer, which was not known to be there.
+func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
 	if err := json.Unmarshal(v.Data, &r); err != nil {
-		return r, err
+		return r, false, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := place{r.Workspace, r.Channel, r.Peer}
 	old := m.byPlace[at]
-	if old == nil {
+	if back = old == nil || old.away; old == nil {
 		old = m.add(at, r.Name)
 	}
 	if r.Seen.After(old.seen) {
+		back = back || old.node != r.Node
 		old.seen, old.node = r.Seen, r.Node
 	}
-	return r, nil
+	return r, back, nil
 }
 
 // add makes a member; m.mu is held.
