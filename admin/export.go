@@ -115,6 +115,7 @@ type ExportMessage struct {
 	Extensions   map[string]string `json:"extensions,omitzero"` // JSON texts
 	Parts        []ExportPart      `json:"parts"`
 	Origin       ExportOrigin      `json:"origin"`
+	Said         *ExportOrigin     `json:"said,omitzero"` // the envelope that the hub made of it in the protocol of who asked, and signed; Received is when
 }
 
 // ExportPart is one piece of content. Its bytes are Data, or lie in the raw
@@ -430,13 +431,43 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 	return v, nil
 }
 
+// origin is where a message came from, with the keys by which that can be proved.
+func (e *export) origin(ctx context.Context, m *parley.Message) (ExportOrigin, error) {
+	o := &m.Origin
+	v := ExportOrigin{Protocol: o.Protocol, Peer: o.Peer, Address: o.Address, Received: o.Received, Header: o.Header,
+		Assurance: o.Verdict.Assurance, KeyID: o.Verdict.KeyID, Checks: viewChecks(o.Verdict.Checks)}
+	if len(o.Raw) > 0 {
+		v.RawSize, v.RawDigest = len(o.Raw), digest(o.Raw)
+		if e.content {
+			v.Raw = o.Raw
+		}
+	}
+	if o.Verdict.Assurance != parley.Signed {
+		return v, nil
+	}
+	for _, k := range e.a.c.Keys.Enrolled(m.From, o.Protocol) {
+		v.Keys = append(v.Keys, ExportKey{k.KeyID, string(k.Algorithm), k.Public, k.By})
+	}
+	if e.a.c.SenderKeys != nil {
+		more, err := e.a.c.SenderKeys(ctx, m)
+		if err != nil {
+			return v, err
+		}
+		v.Keys = append(v.Keys, more...)
+	}
+	return v, nil
+}
+
 func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage, error) {
 	o := &m.Origin
+	origin, err := e.origin(ctx, m)
+	if err != nil {
+		return nil, err
+	}
 	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To, Audience: m.Audience, Conversation: m.Conversation,
 		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires, Deadline: m.Deadline,
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops, Parts: []ExportPart{},
-		Origin: ExportOrigin{Protocol: o.Protocol, Peer: o.Peer, Address: o.Address, Received: o.Received, Header: o.Header,
-			Assurance: o.Verdict.Assurance, KeyID: o.Verdict.KeyID, Checks: viewChecks(o.Verdict.Checks)}}
+		Origin: origin}
 	if m.Error != nil {
 		v.Error = &Reason{m.Error.Code, m.Error.Text}
 	}
@@ -446,10 +477,17 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 		}
 		v.Extensions[name] = string(b)
 	}
-	if len(o.Raw) > 0 {
-		v.Origin.RawSize, v.Origin.RawDigest = len(o.Raw), digest(o.Raw)
-		if e.content {
-			v.Origin.Raw = o.Raw
+	if e.a.c.Said != nil {
+		said, name, rest, err := e.a.c.Said(m)
+		if err != nil {
+			return nil, err
+		}
+		if said != nil {
+			x, err := e.origin(ctx, &parley.Message{From: m.From, Origin: *said})
+			if err != nil {
+				return nil, err
+			}
+			v.Said, v.Extensions[name] = &x, string(rest)
 		}
 	}
 	for _, p := range m.Parts {
@@ -463,18 +501,6 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 			}
 		}
 		v.Parts = append(v.Parts, x)
-	}
-	if o.Verdict.Assurance == parley.Signed {
-		for _, k := range e.a.c.Keys.Enrolled(m.From, o.Protocol) {
-			v.Origin.Keys = append(v.Origin.Keys, ExportKey{k.KeyID, string(k.Algorithm), k.Public, k.By})
-		}
-		if e.a.c.SenderKeys != nil {
-			more, err := e.a.c.SenderKeys(ctx, m)
-			if err != nil {
-				return nil, err
-			}
-			v.Origin.Keys = append(v.Origin.Keys, more...)
-		}
 	}
 	return v, nil
 }

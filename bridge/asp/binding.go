@@ -25,6 +25,7 @@ package asp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -40,6 +41,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -316,6 +318,24 @@ func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 		return "", false
 	}
 	return session, b.conversation(session) == m.Conversation
+}
+
+// Said gives the envelope by which the hub says a reply in the session of its
+// request, where the reply's record is its place there, and what else that notes
+// of it. ok is false for other messages.
+func (b *Binding) Said(m *parley.Message) (said parley.Origin, rest json.RawMessage, ok bool, err error) {
+	if m.Origin.Protocol == Protocol || len(m.Extensions[Protocol]) == 0 {
+		return said, nil, false, nil
+	}
+	var x extension
+	if err := jsonx.Decode(m.Extensions[Protocol], &x); err != nil {
+		return said, nil, false, err
+	}
+	r := &x.Record
+	said = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time, Verdict: parley.Verdict{Assurance: parley.Signed}}
+	r.Raw = nil
+	rest, err = x.encode()
+	return said, rest, err == nil, err
 }
 
 // Address implements hub.AddressBinding: the agent URI, its own or that of its

@@ -96,6 +96,9 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 	if !bytes.Equal(transcript, export("--format", "asp")) {
 		t.Error("a conversation of ASP agents is not exported as its session by default")
 	}
+	if b := export("--format", "hub", "--digests"); bytes.Contains(b, []byte(`"raw"`)) || bytes.Contains(b, []byte(`\"raw\"`)) || bytes.Contains(b, []byte("question 1")) {
+		t.Errorf("an export of digests holds content: %s", b)
+	}
 	var errs bytes.Buffer
 	for _, args := range [][]string{{"--format", "asp", "--digests"}, {"--format", "pdf"}} {
 		if code := run(append([]string{"conversation", "export", page.Conversations[0].ID.String(), "--data", dir}, args...), strings.NewReader(""), io.Discard, &errs); code != exitUsage {
