@@ -290,7 +290,7 @@ func TestOwed(t *testing.T) {
 	stream := raw.stream(t)
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
 	stream.next(t, "handshake/resp")
-	stream.close()
+	w.leave(stream, raw.session)
 	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for i := range 3 {
 		if err := w.tell(ctx, "bob", fmt.Sprint("note ", i)); err != nil {
@@ -324,7 +324,7 @@ func TestOwedOverRestart(t *testing.T) {
 	stream := raw.stream(t)
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	stream.next(t, "handshake/resp")
-	stream.close()
+	w.leave(stream, raw.session)
 	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":2},"streaming":true,"timeout":60}`)
 	for i := range 2 {
 		if err := w.tell(t.Context(), "bob", fmt.Sprint("note ", i)); err != nil {
@@ -360,19 +360,7 @@ func TestForget(t *testing.T) {
 	stream := raw.stream(t)
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	stream.next(t, "handshake/resp")
-	leave := func(session string) {
-		t.Helper()
-		stream.close()
-		eventually(t, func() bool {
-			s, ok := w.A2E().Host().Session(session)
-			if !ok {
-				return false
-			}
-			_, attached := s.State()
-			return !attached
-		})
-	}
-	leave(raw.session)
+	w.leave(stream, raw.session)
 	raw.send(t, `{"type":"tool/call/req","id":"c1","tool_name":"crew-echo__echo","arguments":{"text":"quincunx"}}`)
 	raw.send(t, `{"type":"tool/list/req","id":"l1"}`)
 	frames := w.Hub().Journal().State("a2e.sessions")
@@ -392,7 +380,7 @@ func TestForget(t *testing.T) {
 	stream = other.stream(t)
 	other.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
 	stream.next(t, "handshake/resp")
-	leave(other.session)
+	w.leave(stream, other.session)
 	other.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for _, note := range []string{"saxifrage", "gallimaufry"} {
 		if err := w.tell(ctx, "bob", note); err != nil {
@@ -433,8 +421,23 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// leave closes an event stream, and waits until the hub knows that: what it
+// writes before goes nowhere.
+func (w *world) leave(stream *frames, session string) {
+	w.t.Helper()
+	stream.close()
+	eventually(w.t, func() bool {
+		s, ok := w.A2E().Host().Session(session)
+		if !ok {
+			return false
+		}
+		_, attached := s.State()
+		return !attached
+	})
+}
+
 // eventually waits until ok.
-func eventually(t *testing.T, ok func() bool) {
+func eventually(t testing.TB, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
