@@ -31,7 +31,7 @@ import (
 type PairsConfig struct {
 	Config
 	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
-	Relay []string // the command that runs [Relay] between its standard input and output: the floor's process
+	Floor []string // the command that runs [Floor] between its standard input and output
 	Only  []string // pairs such as "samvad->agh"; none: all
 	Peers int      // that ask at once, each another; default 4
 }
@@ -92,9 +92,9 @@ type end struct {
 // endsOf are those of a pair.
 func endsOf(from, to string) [2]end {
 	words := map[string]bool{"uagents": true, "agh": true}    // say that a request was taken
-	relayed := map[string]bool{"a2e": true, "asp": true}      // say so to who asked, by the word of who is asked
+	hears := map[string]bool{"a2e": true, "asp": true}        // is told so when it asked
 	native := from == to && from != "samvad" && from != "a2e" // there the hub is a party
-	return [2]end{{from, false, native, words[to] && relayed[from]}, {to, true, native, false}}
+	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
 // steps are what the end cannot do without.
@@ -297,9 +297,9 @@ func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx conte
 	return int(n.Load()), (after - before) / time.Duration(n.Load()), nil
 }
 
-// Relay runs the floor of a pair for [PairsConfig.Relay]: in gives its plan, as
+// Floor runs the floor of an end for [PairsConfig.Floor]: in gives its plan, as
 // JSON, and out gets its place. It ends with ctx.
-func Relay(ctx context.Context, in io.Reader, out io.Writer) error {
+func Floor(ctx context.Context, in io.Reader, out io.Writer) error {
 	var plan floor.Plan
 	if err := json.NewDecoder(in).Decode(&plan); err != nil {
 		return err
@@ -320,17 +320,17 @@ func (c *PairsConfig) floor(ctx context.Context, steps []floor.Step) (time.Durat
 		return 0, err
 	}
 	var at floor.Place
-	relay, err := start(ctx, c.Relay, in, &at)
+	bare, err := start(ctx, c.Floor, in, &at)
 	if err != nil {
 		return 0, err
 	}
-	defer kill(relay)
+	defer kill(bare)
 	peers, err := floor.Connect(ctx, plan, at)
 	if err != nil {
 		return 0, err
 	}
 	defer peers.Close()
-	_, each, err := c.load(ctx, relay.Process.Pid, peers.Exchange)
+	_, each, err := c.load(ctx, bare.Process.Pid, peers.Exchange)
 	return each, err
 }
 

@@ -235,3 +235,43 @@ func BenchmarkFloor(b *testing.B) {
 		})
 	}
 }
+
+// Every act of a plan is done by the program and its peers, exchange after
+// exchange, and what is signed otherwise is refused.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	all := []Scheme{Ed25519, P256, Secp256k1}
+	plan := Plan{Peers: 2, Payload: 1 << 10, Storage: Memory, Dir: t.TempDir(), Steps: []Step{
+		{Do: In, With: all}, {Do: Append}, {Do: Out, With: all}, {Do: Push}, {Do: FromBus}, {Do: ToBus}, {Do: Call}, {Do: Append}, {Do: Answer},
+	}}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	places, served := make(chan Place, 1), make(chan error, 1)
+	go func() {
+		served <- Serve(ctx, plan, func(at Place) error { places <- at; return nil })
+	}()
+	var at Place
+	select {
+	case at = <-places:
+	case err := <-served:
+		t.Fatal(err)
+	}
+	peers, err := Connect(ctx, plan, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for i := range plan.Peers {
+			if err := peers.Exchange(ctx, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := post(ctx, peers.web, at.HTTP+"/in/1", []byte(`{"id":"other"}`), ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-served; err == nil || !strings.Contains(err.Error(), "does not verify") {
+		t.Errorf("got %v", err)
+	}
+	peers.Close()
+}

@@ -23,7 +23,7 @@ HTTP, digest, verification, decoding and appends with nothing else around them.
 Load, floor and hub share this machine's cores, and collect garbage as "parley
 serve" does; compare ratios, not machines.`,
 	}
-	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchRelayCommand())
+	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchFloorCommand())
 	return c
 }
 

@@ -35,7 +35,7 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
 			if err != nil {
 				return err
 			}
-			c.Hub, c.Relay = []string{self, "serve", "--log", "error"}, []string{self, "bench", "relay"}
+			c.Hub, c.Floor = []string{self, "serve", "--log", "error"}, []string{self, "bench", "floor"}
 			if !a.json {
 				fmt.Fprintf(a.out, "%-18s %7s %9s %10s %10s %6s\n", "pair", "agents", "messages", "cpu/msg", "floor", "ratio")
 			}
@@ -59,11 +59,11 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
 	return cmd
 }
 
-// benchRelayCommand is what "bench pairs" runs as the floor's process.
-func (a *app) benchRelayCommand() *cobra.Command {
-	return &cobra.Command{Use: "relay", Hidden: true, Short: "The floor of bench pairs, which runs it", Args: cobra.NoArgs,
+// benchFloorCommand is what "bench pairs" runs as the process of an end's floor.
+func (a *app) benchFloorCommand() *cobra.Command {
+	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			steadyHeap()
-			return bench.Relay(cmd.Context(), os.Stdin, a.out)
+			return bench.Floor(cmd.Context(), os.Stdin, a.out)
 		}}
 }

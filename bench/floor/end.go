@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,26 +29,26 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A Step is one thing that a relay between two peers cannot leave out.
+// A Step is one thing that a program at one end of an exchange, which talks
+// with the peers of that end alone, cannot leave out.
 type Step struct {
 	Do   Act      `json:"do"`
-	Side int      `json:"side,omitempty"` // 0: the peer that asks, 1: the one that is asked
 	With []Scheme `json:"with,omitempty"` // signatures that are verified, of what comes in, or made, for what goes out
 }
 
 // An Act is what a step does.
 type Act string
 
-// The acts. In and Out are a POST of the peer and one of the relay, on
+// The acts. In and Out are a POST of the peer and one of the program, on
 // connections that stay; what comes in is decoded, and what goes out encoded.
 const (
 	In      Act = "in"     // a POST that is answered at once
 	Call    Act = "call"   // one that Answer answers
 	Answer  Act = "answer" // the answer of Call
-	Out     Act = "out"    // a POST of the relay
+	Out     Act = "out"    // a POST of the program
 	Push    Act = "push"   // an event on the peer's event stream, which stays
 	FromBus Act = "frombus"
-	ToBus   Act = "tobus"  // a message on NATS, by a server in the relay's process
+	ToBus   Act = "tobus"  // a message on NATS, by a server in the program's process
 	Append  Act = "append" // a record is durable
 )
 
@@ -61,28 +62,28 @@ const (
 	Secp256k1 Scheme = "secp256k1"
 )
 
-// A Plan is one exchange, in the order of its steps.
+// A Plan is one end's part of an exchange, in the order of its steps.
 type Plan struct {
 	Steps   []Step  `json:"steps"`
-	Peers   int     `json:"peers"` // pairs of peers, each with one exchange under way
+	Peers   int     `json:"peers"` // each with one exchange under way
 	Payload int     `json:"payload"`
 	Storage Storage `json:"storage"`
 	Dir     string  `json:"dir,omitempty"`
 }
 
-// Place is where a relay is found.
+// Place is where the program of a plan is found.
 type Place struct {
 	HTTP string `json:"http"`
 	NATS string `json:"nats"`
 }
 
-// relayed is a message as peers and relay give it on.
-type relayed struct {
+// said is a message of a peer or of the program.
+type said struct {
 	ID   string `json:"id"`
 	Text string `json:"text"`
 }
 
-func relayPayload(size int) []byte {
+func endPayload(size int) []byte {
 	return []byte(`{"id":"` + strings.Repeat("0", 32) + `","text":"` + strings.Repeat("x", max(1, size-60)) + `"}`)
 }
 
@@ -152,12 +153,12 @@ func (s *signers) sign(body []byte, with []Scheme) error {
 	return nil
 }
 
-// lane is one exchange at a time, at the relay's side.
+// lane is one exchange at a time with one peer, in the program.
 type lane struct {
 	name   string
 	in     chan arrival
-	stream [2]chan *pusher // capacity 1: where Push writes
-	peer   string          // URL of the peer's listener
+	stream chan *pusher // capacity 1: where Push writes
+	peer   string       // URL of the peer's listener
 }
 
 type arrival struct {
@@ -170,8 +171,8 @@ type pusher struct {
 	ctl *http.ResponseController
 }
 
-// relay is the bare program between the peers.
-type relay struct {
+// bare is the program at an end.
+type bare struct {
 	plan  Plan
 	keys  *signers
 	a     *appender
@@ -180,8 +181,8 @@ type relay struct {
 	lanes []*lane
 }
 
-// Serve runs a relay until ctx ends: it tells ready where it is, and posts to
-// the listener of the peers, whose URL the first request to /begin brings.
+// Serve runs the program of a plan until ctx ends: it tells ready where it is,
+// and posts to the listener of the peers, whose URL the request to /begin brings.
 func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) {
 	dir, err := os.MkdirTemp(plan.Dir, "parley-floor-")
 	if err != nil {
@@ -197,7 +198,7 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 	if err != nil {
 		return err
 	}
-	keys, err := newSigners(relayPayload(plan.Payload))
+	keys, err := newSigners(endPayload(plan.Payload))
 	if err != nil {
 		return err
 	}
@@ -215,7 +216,7 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		return fmt.Errorf("floor: %w", err)
 	}
 	defer bus.Close()
-	r := &relay{plan: plan, keys: keys, a: a, bus: bus, web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	r := &bare{plan: plan, keys: keys, a: a, bus: bus, web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	defer r.web.CloseIdleConnections()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -233,26 +234,21 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		}
 	})
 	for i := range plan.Peers {
-		l := &lane{name: strconv.Itoa(i), in: make(chan arrival, 4)}
-		for side := range l.stream {
-			l.stream[side] = make(chan *pusher, 1)
-		}
+		l := &lane{name: strconv.Itoa(i), in: make(chan arrival, 4), stream: make(chan *pusher, 1)}
 		r.lanes = append(r.lanes, l)
 		mux.HandleFunc("POST /in/"+l.name, func(w http.ResponseWriter, q *http.Request) { r.take(ctx, l, w, q) })
-		for side := range l.stream {
-			mux.HandleFunc(fmt.Sprintf("GET /events/%d/%s", side, l.name), func(w http.ResponseWriter, q *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				p := &pusher{w, http.NewResponseController(w)}
-				if p.ctl.Flush() != nil {
-					return // the peer is gone
-				}
-				l.stream[side] <- p
-				select {
-				case <-q.Context().Done():
-				case <-ctx.Done():
-				}
-			})
-		}
+		mux.HandleFunc("GET /events/"+l.name, func(w http.ResponseWriter, q *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			p := &pusher{w, http.NewResponseController(w)}
+			if p.ctl.Flush() != nil {
+				return // the peer is gone
+			}
+			l.stream <- p
+			select {
+			case <-q.Context().Done():
+			case <-ctx.Done():
+			}
+		})
 		if _, err := bus.Subscribe("floor.in."+l.name, func(m *nats.Msg) { l.in <- arrival{body: m.Data} }); err != nil {
 			return fmt.Errorf("floor: %w", err)
 		}
@@ -280,7 +276,7 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 }
 
 // take is a POST of a peer.
-func (r *relay) take(ctx context.Context, l *lane, w http.ResponseWriter, q *http.Request) {
+func (r *bare) take(ctx context.Context, l *lane, w http.ResponseWriter, q *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, 1<<20))
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -303,11 +299,11 @@ func (r *relay) take(ctx context.Context, l *lane, w http.ResponseWriter, q *htt
 }
 
 // run repeats the plan in one lane.
-func (r *relay) run(ctx context.Context, l *lane) error {
-	var streams [2]*pusher
+func (r *bare) run(ctx context.Context, l *lane) error {
+	var events *pusher
 	var call chan []byte
 	for n := 0; ctx.Err() == nil; n++ {
-		var m relayed
+		var m said
 		body := r.keys.payload
 		for _, s := range r.plan.Steps {
 			switch s.Do {
@@ -344,20 +340,19 @@ func (r *relay) run(ctx context.Context, l *lane) error {
 			case Answer:
 				call <- out
 			case Out:
-				err = post(ctx, r.web, l.peer+"/out/"+strconv.Itoa(s.Side)+"/"+l.name, out, "")
+				err = post(ctx, r.web, l.peer+"/out/"+l.name, out, "")
 			case ToBus:
-				err = r.bus.Publish(fmt.Sprintf("floor.out.%d.%s", s.Side, l.name), out)
+				err = r.bus.Publish("floor.out."+l.name, out)
 			case Push:
-				if streams[s.Side] == nil {
+				if events == nil {
 					select {
-					case streams[s.Side] = <-l.stream[s.Side]:
+					case events = <-l.stream:
 					case <-ctx.Done():
 						return nil
 					}
 				}
-				p := streams[s.Side]
-				if _, err = p.w.Write(append(append([]byte("event: message\ndata: "), out...), "\n\n"...)); err == nil {
-					err = p.ctl.Flush()
+				if _, err = events.w.Write(append(append([]byte("event: message\ndata: "), out...), "\n\n"...)); err == nil {
+					err = events.ctl.Flush()
 				}
 			}
 			if err != nil {
@@ -402,7 +397,7 @@ func post(ctx context.Context, web *http.Client, url string, body []byte, header
 	return nil
 }
 
-// Peers are those on both sides of a relay.
+// Peers are those with whom the program of a plan talks.
 type Peers struct {
 	plan    Plan
 	place   Place
@@ -417,13 +412,13 @@ type Peers struct {
 
 type peerLane struct {
 	name    string
-	arrived [2]chan struct{}
+	arrived chan struct{}
 	called  chan error
 }
 
-// Connect brings the peers of a plan to a relay, and has it begin.
+// Connect brings the peers of a plan to its program, and has it begin.
 func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
-	p := &Peers{plan: plan, place: at, payload: relayPayload(plan.Payload), web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	p := &Peers{plan: plan, place: at, payload: endPayload(plan.Payload), web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	ctx, p.stop = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
@@ -433,31 +428,24 @@ func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
 	if p.bus, err = nats.Connect(at.NATS); err != nil {
 		return nil, fmt.Errorf("floor: %w", err)
 	}
-	pushes := [2]bool{}
-	for _, s := range plan.Steps {
-		pushes[s.Side] = pushes[s.Side] || s.Do == Push
-	}
+	pushes := slices.ContainsFunc(plan.Steps, func(s Step) bool { return s.Do == Push })
 	mux := http.NewServeMux()
 	for i := range plan.Peers {
-		l := &peerLane{name: strconv.Itoa(i), called: make(chan error, 1)}
+		l := &peerLane{name: strconv.Itoa(i), arrived: make(chan struct{}, 16), called: make(chan error, 1)}
 		p.lanes = append(p.lanes, l)
-		for side := range l.arrived {
-			arrived := make(chan struct{}, 16)
-			l.arrived[side] = arrived
-			mux.HandleFunc(fmt.Sprintf("POST /out/%d/%s", side, l.name), func(w http.ResponseWriter, q *http.Request) {
-				if _, err := io.Copy(io.Discard, q.Body); err != nil {
-					panic(http.ErrAbortHandler)
-				}
-				_, _ = w.Write(p.payload) // the relay's time-out tells
-				arrived <- struct{}{}
-			})
-			if _, err := p.bus.Subscribe(fmt.Sprintf("floor.out.%d.%s", side, l.name), func(*nats.Msg) { arrived <- struct{}{} }); err != nil {
-				return nil, fmt.Errorf("floor: %w", err)
+		mux.HandleFunc("POST /out/"+l.name, func(w http.ResponseWriter, q *http.Request) {
+			if _, err := io.Copy(io.Discard, q.Body); err != nil {
+				panic(http.ErrAbortHandler)
 			}
-			if pushes[side] {
-				if err := p.listen(ctx, fmt.Sprintf("%s/events/%d/%s", at.HTTP, side, l.name), arrived); err != nil {
-					return nil, err
-				}
+			_, _ = w.Write(p.payload) // the program's time-out tells
+			l.arrived <- struct{}{}
+		})
+		if _, err := p.bus.Subscribe("floor.out."+l.name, func(*nats.Msg) { l.arrived <- struct{}{} }); err != nil {
+			return nil, fmt.Errorf("floor: %w", err)
+		}
+		if pushes {
+			if err := p.listen(ctx, at.HTTP+"/events/"+l.name, l.arrived); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -516,7 +504,7 @@ func (p *Peers) Exchange(ctx context.Context, i int) error {
 			err = p.bus.Publish("floor.in."+l.name, p.payload)
 		case Out, Push, ToBus:
 			select {
-			case <-l.arrived[s.Side]:
+			case <-l.arrived:
 			case <-ctx.Done():
 				err = ctx.Err()
 			}
