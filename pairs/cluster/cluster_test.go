@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,6 +93,7 @@ func TestNodeAndServerKilled(t *testing.T) {
 		all(t, []func() error{hubs[v].start, func() error { return servers.Restart(i) }}, func(f func() error) error { return f() })
 		phase("restarted")
 		x.everyPairAnswers(t, fmt.Sprintf("after %s and server %d were killed", hubs[v].name, i), from, to)
+		phase("all pairs have answered")
 	}
 	quiet()
 	mouths.Wait()
@@ -137,6 +139,7 @@ type outcomeOf struct {
 	acknowledged bool // it is recorded
 	answered     bool
 	err          error
+	took         time.Duration
 }
 
 // talk is the traffic and what came of it.
@@ -156,6 +159,7 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 		if n%3 == 2 {
 			text = "note" + strings.TrimPrefix(text, "say")
 		}
+		begun := time.Now()
 		x.saw(text, "%s begins to say it", from.Name())
 		if n%3 == 2 {
 			o.err = from.Tell(one, to, text)
@@ -171,6 +175,7 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 		}
 		cancel()
 		x.saw(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered, o.err)
+		o.took = time.Since(begun)
 		x.mu.Lock()
 		x.said[text] = o
 		x.mu.Unlock()
@@ -460,10 +465,27 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 	}
 	t.Logf("%d said, %d acknowledged, %d answered, %d failed; %d acknowledged ones were given up with a reason, %d were heard more than once",
 		len(x.said), acked, answered, failed, excused, twice)
-	if errs := x.failures(); len(errs) > 0 {
-		for what, n := range errs {
-			t.Logf("%d times %s", n, what)
+	for what, n := range x.failures() {
+		t.Logf("%d times %s", n, what)
+	}
+	x.slowest(t)
+}
+
+// slow is what took so long that somebody may have waited for something that
+// does not come by itself.
+const slow = 10 * time.Second
+
+// slowest tells the stories of what took long, the longest first.
+func (x *talk) slowest(t *testing.T) {
+	var long []string
+	for text, o := range x.said {
+		if o.took >= slow {
+			long = append(long, text)
 		}
+	}
+	slices.SortFunc(long, func(a, b string) int { return cmp.Or(cmp.Compare(x.said[b].took, x.said[a].took), cmp.Compare(a, b)) })
+	for _, text := range long {
+		t.Logf("%q took %s, %v%s", text, x.said[text].took.Round(100*time.Millisecond), x.said[text].err, x.stories.of(text))
 	}
 }
 
