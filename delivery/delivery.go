@@ -143,6 +143,7 @@ type lane struct {
 	items []*item
 	timer *time.Timer
 	idle  chan struct{} // closed when what is under way has ended; nil while nobody waits for that
+	ends  time.Time     // none of items ends before; zero: none ends
 }
 
 // peer is a recipient with lanes.
@@ -164,6 +165,7 @@ type item struct {
 	sync      bool
 	recorded  time.Time
 	notBefore time.Time
+	ends      time.Time       // when the message expires, or the deadline of a request passes; zero: never
 	message   *parley.Message // nil: read it from the journal
 	size      int64
 	again     bool           // it was to be taken up while it was here: look at it once more at its end
@@ -412,7 +414,15 @@ func (d *Dispatcher) tookAhead(of delivered, owned bool) bool {
 
 func itemOf(v journal.Delivery) *item {
 	return &item{position: v.Position, id: v.Message, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync,
-		recorded: v.Message.Time(), notBefore: v.Next}
+		recorded: v.Message.Time(), notBefore: v.Next, ends: endOf(v.Kind, v.Expires, v.Deadline)}
+}
+
+// endOf is when a message is over that was not delivered.
+func endOf(k parley.Kind, expires, deadline time.Time) time.Time {
+	if k == parley.Request && !deadline.IsZero() && (expires.IsZero() || deadline.Before(expires)) {
+		return deadline
+	}
+	return expires
 }
 
 // Resume takes up what the journal holds unsettled, after a start or when this
@@ -498,11 +508,12 @@ func (d *Dispatcher) enqueue(key laneKey, it *item) {
 
 // push adds an item at a lane's end, or at its head; d.mu is held.
 func (d *Dispatcher) push(l *lane, it *item, first bool) {
-	if it.message != nil {
-		for _, p := range it.message.Parts {
+	if m := it.message; m != nil {
+		it.ends = endOf(m.Kind, m.Expires, m.Deadline)
+		for _, p := range m.Parts {
 			it.size += int64(len(p.Data))
 		}
-		it.size += int64(len(it.message.Origin.Raw)) + 512
+		it.size += int64(len(m.Origin.Raw)) + 512
 		if !first && d.held+it.size > d.c.HeldBytes {
 			it.message, it.size = nil, 0
 		}
@@ -511,6 +522,7 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 	if of := (delivered{it.id, l.key.to}); !d.mine[of] {
 		d.mine[of] = false
 	}
+	l.bound(it.ends)
 	if first {
 		l.items = append([]*item{it}, l.items...)
 	} else {
@@ -518,7 +530,30 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 	}
 }
 
-// kick starts work on a lane if it can; d.mu is held.
+// bound notes when something in the lane ends; d.mu is held.
+func (l *lane) bound(end time.Time) {
+	if !end.IsZero() && (l.ends.IsZero() || end.Before(l.ends)) {
+		l.ends = end
+	}
+}
+
+// over finds what ended before its turn came, nil if nothing did; d.mu is held.
+func (l *lane) over(now time.Time) *item {
+	if l.ends.IsZero() || now.Before(l.ends) {
+		return nil
+	}
+	l.ends = time.Time{}
+	for _, it := range l.items {
+		l.bound(it.ends)
+		if !it.ends.IsZero() && !now.Before(it.ends) {
+			return it
+		}
+	}
+	return nil
+}
+
+// kick starts work on a lane if it can: while the recipient is to be left alone,
+// only on what is over; d.mu is held.
 func (d *Dispatcher) kick(l *lane) {
 	if d.closed || l.busy || len(l.items) == 0 {
 		return
@@ -527,16 +562,22 @@ func (d *Dispatcher) kick(l *lane) {
 		l.timer.Stop()
 		l.timer = nil
 	}
-	if wait := l.items[0].notBefore.Sub(d.c.Now()); wait > 0 {
-		l.timer = time.AfterFunc(wait, func() {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.kick(l)
-		})
+	now := d.c.Now()
+	next := l.items[0].notBefore
+	later := next.After(now)
+	paused := !later && d.c.Carrier.Paused(l.key.to)
+	if (later || paused) && l.over(now) == nil {
+		if paused || !l.ends.IsZero() && l.ends.Before(next) {
+			next = l.ends
+		}
+		if !next.IsZero() { // else Kick comes when the recipient is resumed
+			l.timer = time.AfterFunc(next.Sub(now), func() {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				d.kick(l)
+			})
+		}
 		return
-	}
-	if d.c.Carrier.Paused(l.key.to) {
-		return // Kick comes when it is resumed
 	}
 	limit := l.peer.limit
 	if l.peer.failures >= suspect {
@@ -605,11 +646,16 @@ func (d *Dispatcher) release(l *lane) {
 	d.kick(l)
 }
 
-// turn makes the next attempt of a lane's head, and gives what goes on when
-// the lane is released.
+// turn makes the next attempt of a lane's head, or gives up what is over
+// wherever it stands, and gives what goes on when the lane is released.
 func (d *Dispatcher) turn(l *lane) (then func()) {
 	d.mu.Lock()
 	it := l.items[0]
+	if !l.ends.IsZero() {
+		if over := l.over(d.c.Now()); over != nil {
+			it = over
+		}
+	}
 	d.mu.Unlock()
 	if it.outcome != nil {
 		_, err := d.c.Log.Append(d.ctx, *it.outcome)
@@ -685,6 +731,9 @@ func (d *Dispatcher) later(it *item, pause time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	it.notBefore = d.c.Now().Add(pause)
+	if !it.ends.IsZero() && it.ends.Before(it.notBefore) {
+		it.ends = it.notBefore
+	}
 }
 
 // attempt makes an attempt that is recorded already, and records what came of it.

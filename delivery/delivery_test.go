@@ -72,7 +72,7 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 				state = parley.Delivering
 			}
 			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To, State: state, Attempt: o.Attempt, Next: o.NotBefore},
-				Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Sync: o.Sync}
+				Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Expires: m.Expires, Deadline: m.Deadline, Sync: o.Sync}
 		}
 	}
 	watch, silent := l.watch, l.silent != nil && l.silent(e)
@@ -412,6 +412,8 @@ func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 	})
 }
 
+// TestExpiryAndDeadline: what is over while its recipient is held back is settled
+// at its time, wherever it stands in its lane, and nothing else is.
 func TestExpiryAndDeadline(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.hands.paused["bob"] = true
@@ -419,24 +421,102 @@ func TestExpiryAndDeadline(t *testing.T) {
 		n.Expires = time.Now().Add(time.Minute)
 		r := message(2, "bob", 2, parley.Request)
 		r.Deadline = time.Now().Add(time.Minute)
+		behind := message(5, "bob", 3, parley.Request)
+		behind.Deadline, behind.Expires = time.Now().Add(2*time.Minute), time.Now().Add(time.Hour)
 		w.record(n)
 		w.record(r)
 		w.record(message(3, "bob", 3, parley.Notice))
+		w.record(behind)
 		synctest.Wait()
 		equal(t, "nothing while paused", len(w.hands.order()), 0)
 		if w.d.Claim(id(4), "bob", id(4), false) != nil {
 			t.Error("a paused agent was claimed")
 		}
-		time.Sleep(2 * time.Minute)
+		time.Sleep(time.Minute - time.Nanosecond)
+		synctest.Wait()
+		equal(t, "nothing is over", len(w.log.states(id(1)))+len(w.log.states(id(2))), 0)
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		equal(t, "notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
+		equal(t, "request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
+		equal(t, "its sender is told", w.log.answers(), 1)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "the request behind another", w.log.states(id(5)), []parley.DeliveryState{parley.Expired})
+		equal(t, "its sender is told", w.log.answers(), 2)
+		equal(t, "attempts", len(w.hands.order()), 0)
 		w.hands.mu.Lock()
 		w.hands.paused["bob"] = false
 		w.hands.mu.Unlock()
 		w.d.Kick("bob")
 		synctest.Wait()
 		equal(t, "only the one that is good still", w.hands.order(), []string{"bob/m3#1"})
-		equal(t, "notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
-		equal(t, "request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
-		equal(t, "its sender is told", len(w.log.replies), 1)
+	})
+}
+
+// TestOverBetweenAttempts: a request whose deadline passes in the pause after a
+// failed attempt is settled then, and not when the pause ends.
+func TestOverBetweenAttempts(t *testing.T) {
+	run(t, Config{Retry: Retry{First: time.Hour, Longest: time.Hour}}, func(t *testing.T, w *world) {
+		w.hands.carry = func(context.Context, Attempt) Result {
+			return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
+		}
+		r := message(1, "bob", 9, parley.Request)
+		r.Deadline = time.Now().Add(time.Minute)
+		w.record(r)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Expired})
+		equal(t, "its sender is told", w.log.answers(), 1)
+		equal(t, "lanes left", w.d.Stats().Lanes, 0)
+	})
+}
+
+// TestOverWhileTheJournalCannot: what is over and cannot be settled just then is
+// settled when the journal can, once.
+func TestOverWhileTheJournalCannot(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.paused["bob"] = true
+		w.record(message(1, "bob", 9, parley.Notice))
+		r := message(2, "bob", 9, parley.Request)
+		r.Deadline = time.Now().Add(time.Minute)
+		w.record(r)
+		tried := 0
+		w.log.mu.Lock()
+		w.log.fail = func(journal.Entry) error { tried++; return journal.ErrBusy }
+		w.log.mu.Unlock()
+		time.Sleep(time.Minute + 10*time.Second)
+		synctest.Wait()
+		equal(t, "not settled", len(w.log.states(id(2))), 0)
+		w.log.mu.Lock()
+		equal(t, "tried once a second", tried, 11)
+		w.log.fail = nil
+		w.log.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
+		equal(t, "its sender is told", w.log.answers(), 1)
+		equal(t, "attempts", len(w.hands.order()), 0)
+	})
+}
+
+// TestOverAfterResume: what a hub that starts finds waiting for one who is held
+// back is settled when it is over.
+func TestOverAfterResume(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.hands.paused["bob"] = true
+		r := message(1, "bob", 9, parley.Request)
+		r.Deadline = time.Now().Add(time.Minute)
+		w.log.watch = nil // the hub that recorded it is gone
+		w.record(r)
+		w.log.watch = w.d.Recorded
+		if err := w.d.Resume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
+		equal(t, "its sender is told", w.log.answers(), 1)
 	})
 }
 

@@ -25,7 +25,9 @@
 //     does not count as a try.
 //   - After [Retry.Tries] tries, or [Retry.For], it becomes a dead letter; that is
 //     recorded, and the sender of a request is told, before it is given up.
-//   - A message that expires is settled as such.
+//   - A message that expires, or a request whose deadline passes, before its turn
+//     comes is settled as such, and the sender of a request told, also while the
+//     recipient is paused or left alone after a failure.
 //
 // # After a crash
 //
