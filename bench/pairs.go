@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -225,6 +226,9 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		return 0, 0, err
 	}
+	measured, over := context.WithCancel(ctx)
+	defer over()
+	log := slog.New(until{slog.Default().Handler(), measured})
 	var at node.Addresses
 	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at)
 	if err != nil {
@@ -232,6 +236,7 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 	}
 	defer kill(hub)
 	defer func() {
+		over()
 		var leaving sync.WaitGroup
 		for _, p := range all {
 			leaving.Go(p.Leave)
@@ -239,7 +244,7 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 		leaving.Wait()
 	}()
 	for _, p := range all {
-		if err := p.Join(ctx, pairs.Place{HTTP: at.HTTP, AGH: at.AGH}, false); err != nil {
+		if err := p.Join(ctx, pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Log: log}, false); err != nil {
 			return 0, 0, fmt.Errorf("%s: %w", p.Name(), err)
 		}
 	}
@@ -247,6 +252,17 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 		_, err := ask[i].Ask(ctx, pairs.Question{To: answer[i], Text: c.text()})
 		return err
 	})
+}
+
+// until handles what is logged until ctx ends: the peers of a measurement that
+// is over are cut off in the middle of acknowledgements, which is no news.
+type until struct {
+	slog.Handler
+	ctx context.Context
+}
+
+func (u until) Enabled(ctx context.Context, l slog.Level) bool {
+	return u.ctx.Err() == nil && u.Handler.Enabled(ctx, l)
 }
 
 // text is what is asked, and answered.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -37,6 +38,7 @@ type Place struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	Now func() time.Time // the clock of the peers, where the hub has one of its own; nil: time.Now
+	Log *slog.Logger     // of the peers; nil: slog.Default()
 }
 
 // At is the place of a node of this process.

@@ -57,7 +57,7 @@ func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
 	if err := r.Register(ctx); err != nil || away {
 		return err
 	}
-	return p.door.open(&uagents.Server{Client: p.client(), Now: p.now, Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
+	return p.door.open(&uagents.Server{Client: p.client(), Log: at.Log, Now: p.now, Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
 		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) { return p.handle(ctx, life, r) }})})
 }
 

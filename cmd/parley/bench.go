@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +25,16 @@ Load, floor and hub share this machine's cores, and collect garbage as "parley
 serve" does; compare ratios, not machines.`,
 	}
 	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchFloorCommand())
+	for _, one := range c.Commands() {
+		measure := one.RunE
+		one.RunE = func(cmd *cobra.Command, args []string) error {
+			err := measure(cmd, args)
+			if err != nil && cmd.Context().Err() != nil {
+				return errors.New("interrupted: what is written above was measured to its end")
+			}
+			return err
+		}
+	}
 	return c
 }
 
