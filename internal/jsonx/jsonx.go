@@ -105,10 +105,6 @@ func DecodeKnown(b []byte, v any) error {
 // Nil slices become [] and nil maps {}; a nil [Value] becomes null.
 func Encode(v any) ([]byte, error) { return json.Marshal(v, json.Deterministic(true)) }
 
-// AppendString appends s as a JSON string, as [Encode] writes it. Invalid
-// UTF-8 is an error.
-func AppendString(b []byte, s string) ([]byte, error) { return jsontext.AppendQuote(b, s) }
-
 // AppendCompact appends the JSON value v as [Encode] writes it: compact, and
 // refused if it is not strict.
 func AppendCompact(b []byte, v []byte) ([]byte, error) { return jsontext.AppendFormat(b, v) }

@@ -1,0 +1,129 @@
+package jsonx
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// strict is a whole reader of JSON made of the Scanner's pieces: what it takes,
+// and why not.
+func strict[T string | []byte](s *Scanner[T], depth int) error {
+	bad := func(ok bool) error {
+		if ok {
+			return nil
+		}
+		return ErrSyntax
+	}
+	switch c := s.Next(); c {
+	case '{', '[':
+		if s.Take(c); depth == 0 {
+			return ErrDepth
+		}
+		end := c + 2
+		if s.Take(end) {
+			return nil
+		}
+		names := map[string]bool{}
+		for {
+			if c == '{' {
+				name, ok := s.Text()
+				if !ok || !s.Take(':') {
+					return ErrSyntax
+				}
+				if names[name] {
+					return ErrDuplicate
+				}
+				names[name] = true
+			}
+			if err := strict(s, depth-1); err != nil {
+				return err
+			}
+			if !s.Take(',') {
+				return bad(s.Take(end))
+			}
+		}
+	case '"':
+		_, ok := s.Text()
+		return bad(ok)
+	case 't':
+		return bad(s.Literal("true"))
+	case 'f':
+		return bad(s.Literal("false"))
+	case 'n':
+		return bad(s.Literal("null"))
+	}
+	literal, ok := s.Number()
+	if _, err := strconv.ParseFloat(string(literal), 64); ok && errors.Is(err, strconv.ErrSyntax) {
+		return errors.New("no number: " + string(literal))
+	}
+	return bad(ok)
+}
+
+// scannedAlike compares it with Valid.
+func scannedAlike(t *testing.T, text string) {
+	t.Helper()
+	want := Valid([]byte(text), 50)
+	s, b := Scan(text), Scan([]byte(text))
+	got, again := strict(&s, 50), strict(&b, 50)
+	if got != again || s.Offset() != b.Offset() {
+		t.Fatalf("%q: %v at %d of a string, %v at %d of bytes", text, got, s.Offset(), again, b.Offset())
+	}
+	if s.Since(0) != text[:s.Offset()] {
+		t.Fatalf("%q: %q came before %d", text, s.Since(0), s.Offset())
+	}
+	if got == nil && (!s.End() || !utf8.ValidString(text)) {
+		got = ErrTrailing
+	}
+	if (got == nil) != (want == nil) {
+		t.Fatalf("%q: %v, want %v", text, got, want)
+	}
+}
+
+var scannedTexts = []string{
+	``, ` `, `{}`, `[]`, "\t{ \r\n} ", `null`, `true`, `false`, `nul`, `nulll`, `True`, `0`, `-0`, `00`, `01`, `-`, `-a`, `1.`, `.1`, `1.5`, `1e`, `1e+`, `1E-07`, `1e5.`, `+1`, `--1`, `0x1`, `NaN`,
+	`""`, `"a`, `"`, `"a\"`, `"\u00e9"`, `"\ud800"`, "\"\n\"", "\"\x7f\u2028\"", "\"\xff\"", "\xef\xbb\xbf{}", `{"a":1}`, `{"a" : [ 1 , {"b":null} ] }`, `{"a":1,}`, `[1,]`, `[,1]`, `{,}`, `[1 2]`, `{"a"}`, `{"a":}`, `{a:1}`, `{1:2}`,
+	`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{} {}`, `[]]`, `[}`, `{]`, `1 `, "1\x00", "\x00", "\u00a01", `"a"b`, `{"a":{"a":1}}`, `[[[[[[]]]]]]`, `// x`, `'a'`, "\v1", "[1,\f2]",
+}
+
+func TestScanner(t *testing.T) {
+	for _, text := range append(scannedTexts, quotedTexts...) {
+		scannedAlike(t, text)
+	}
+	scannedAlike(t, strings.Repeat("[", 50)+strings.Repeat("]", 50))
+	scannedAlike(t, strings.Repeat("[", 51)+strings.Repeat("]", 51))
+}
+
+func TestScannerAllocatesNothing(t *testing.T) {
+	text := `{"name": "a text without escapes", "n": -12.5e3, "list": [true, null]}`
+	if n := testing.AllocsPerRun(100, func() {
+		s := Scan(text)
+		inside, escaped, ok := "", true, s.Take('{')
+		if inside, escaped, ok = s.String(); !ok || escaped || inside != "name" || !s.Take(':') {
+			t.Error("no name")
+		}
+		if value, ok := s.Text(); !ok || value != "a text without escapes" || !s.Take(',') {
+			t.Error("no text")
+		}
+		if name, _, ok := s.String(); !ok || name != "n" || !s.Take(':') {
+			t.Error("no second name")
+		}
+		if n, ok := s.Number(); !ok || n != "-12.5e3" || !s.Take(',') {
+			t.Error("no number")
+		}
+		if name, _, ok := s.String(); !ok || name != "list" || !s.Take(':') || !s.Take('[') || !s.Literal("true") || !s.Take(',') || !s.Literal("null") || !s.Take(']') || !s.Take('}') || !s.End() {
+			t.Error("no list")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzScanner(f *testing.F) {
+	for _, text := range append(scannedTexts, quotedTexts...) {
+		f.Add(text)
+	}
+	f.Fuzz(scannedAlike)
+}

@@ -1,0 +1,176 @@
+package jsonx
+
+import (
+	"math/bits"
+	"slices"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// AppendString appends s as a JSON string, as [Encode] writes it. Invalid
+// UTF-8 is an error.
+func AppendString(b []byte, s string) ([]byte, error) {
+	if !plain(s) {
+		return jsontext.AppendQuote(b, s)
+	}
+	b = append(append(slices.Grow(b, len(s)+2), '"'), s...)
+	return append(b, '"'), nil
+}
+
+const hexDigits = "0123456789abcdef"
+
+// AppendText is [AppendString] for what is known to be UTF-8: the shortest form,
+// which is also that of RFC 8785 §3.2.2.2. Other bytes are appended as they are.
+func AppendText(b []byte, s string) []byte {
+	b = append(b, '"')
+	for {
+		i := special(s, 0)
+		b = append(b, s[:i]...)
+		if i == len(s) {
+			return append(b, '"')
+		}
+		switch c := s[i]; c {
+		case '"', '\\':
+			b = append(b, '\\', c)
+		case '\b':
+			b = append(b, '\\', 'b')
+		case '\t':
+			b = append(b, '\\', 't')
+		case '\n':
+			b = append(b, '\\', 'n')
+		case '\f':
+			b = append(b, '\\', 'f')
+		case '\r':
+			b = append(b, '\\', 'r')
+		default:
+			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
+		}
+		s = s[i+1:]
+	}
+}
+
+// Eight bytes of a text are looked at as one word. Of w - n*ones &^ w, a byte has
+// its high bit if it is below n (and, of those behind such a byte, perhaps
+// others).
+const ones, highs = 0x0101010101010101, 0x8080808080808080
+
+func word[T string | []byte](t T, i int) uint64 {
+	_ = t[i+7]
+	return uint64(t[i]) | uint64(t[i+1])<<8 | uint64(t[i+2])<<16 | uint64(t[i+3])<<24 |
+		uint64(t[i+4])<<32 | uint64(t[i+5])<<40 | uint64(t[i+6])<<48 | uint64(t[i+7])<<56
+}
+
+// marks sets the high bit of the first byte that does not stand for itself within
+// a JSON string: a quote, a backslash or a control character. It gives 0 if there
+// is none.
+func marks(w uint64) uint64 {
+	quote, backslash := w^'"'*ones, w^'\\'*ones
+	return ((w-' '*ones)&^w | (quote-ones)&^quote | (backslash-ones)&^backslash) & highs
+}
+
+func mark(c byte) bool { return c < ' ' || c == '"' || c == '\\' }
+
+// special gives the offset, from i on, of the first byte that does not stand for
+// itself; len(t) if there is none.
+func special[T string | []byte](t T, i int) int {
+	for ; i+8 <= len(t); i += 8 {
+		if found := marks(word(t, i)); found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	for i < len(t) && !mark(t[i]) {
+		i++
+	}
+	return i
+}
+
+// plain reports whether s is ASCII that stands for itself, as most that is
+// written.
+func plain(s string) bool {
+	if len(s) < 8 {
+		for i := range len(s) {
+			if c := s[i]; mark(c) || c >= utf8.RuneSelf {
+				return false
+			}
+		}
+		return true
+	}
+	for i := 0; i+8 < len(s); i += 8 {
+		if w := word(s, i); (marks(w)|w)&highs != 0 {
+			return false
+		}
+	}
+	w := word(s, len(s)-8)
+	return (marks(w)|w)&highs == 0
+}
+
+// unquote gives what the inside of a JSON string says; false if an escape is
+// none, or is one half of a surrogate pair alone.
+func unquote[T string | []byte](inside T) (string, bool) {
+	out := make([]byte, 0, len(inside))
+	for i := 0; i < len(inside); {
+		end := special(inside, i)
+		out = append(out, inside[i:end]...)
+		if end == len(inside) {
+			break
+		}
+		if inside[end] != '\\' || end+1 == len(inside) {
+			return "", false
+		}
+		i = end + 2
+		switch c := inside[end+1]; c {
+		case '"', '\\', '/':
+			out = append(out, c)
+		case 'b':
+			out = append(out, '\b')
+		case 'f':
+			out = append(out, '\f')
+		case 'n':
+			out = append(out, '\n')
+		case 'r':
+			out = append(out, '\r')
+		case 't':
+			out = append(out, '\t')
+		case 'u':
+			r, ok := escapedUnit(inside, end)
+			if !ok {
+				return "", false
+			}
+			i = end + 6
+			if utf16.IsSurrogate(r) {
+				low, ok := escapedUnit(inside, i)
+				if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
+					return "", false
+				}
+				i += 6
+			}
+			out = utf8.AppendRune(out, r)
+		default:
+			return "", false
+		}
+	}
+	return string(out), true
+}
+
+// escapedUnit reads the \uXXXX at i.
+func escapedUnit[T string | []byte](t T, i int) (r rune, ok bool) {
+	if len(t)-i < 6 || t[i] != '\\' || t[i+1] != 'u' {
+		return 0, false
+	}
+	for _, c := range []byte(t[i+2 : i+6]) {
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c && c <= 'f':
+			c -= 'a' - 10
+		case 'A' <= c && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, false
+		}
+		r = r<<4 | rune(c)
+	}
+	return r, true
+}
