@@ -227,63 +227,31 @@ type provenance struct {
 	Code      string   `json:"code,omitzero"` // of a failure
 }
 
-// AppendJSON writes what most provenances have member by member, several times
-// as fast as by reflection; others by that.
+// AppendJSON writes p as an encoder does, in a fraction of the time: it goes with
+// whatever the hub says here.
 func (p *provenance) AppendJSON(b []byte) ([]byte, error) {
-	rare := p.Rest
-	rare.Schema, rare.Sent = "", time.Time{}
-	if len(rare.Audience) > 0 || rare.Conversation != (parley.ID{}) || rare.Act != "" || rare.Trace != "" || !rare.Deadline.IsZero() ||
-		!rare.Expires.IsZero() || rare.Retryable || rare.RetryAfter != 0 {
-		v, err := jsonx.Encode(p)
-		return append(b, v...), err
+	o := jsonx.AppendObject(b)
+	o.String("message", p.Message)
+	o.String("kind", p.Kind)
+	o.String("from", p.From)
+	o.Optional("skill", p.Skill)
+	o.Optional("act", p.Act)
+	rest := p.Rest
+	rest.Act = "" // it is p's
+	rest.Append(&o)
+	o.String("protocol", p.Protocol)
+	o.Optional("peer", p.Peer)
+	o.String("assurance", p.Assurance)
+	o.Optional("key", p.Key)
+	if p.Proved != nil {
+		o.Strings("proved", p.Proved)
 	}
-	var first error
-	text := func(name, v string) {
-		var err error
-		if b, err = jsonx.AppendString(append(b, name...), v); first == nil {
-			first = err
-		}
+	o.Optional("digest", p.Digest)
+	if p.Hops != nil {
+		o.Strings("hops", p.Hops)
 	}
-	optional := func(name, v string) {
-		if v != "" {
-			text(name, v)
-		}
-	}
-	list := func(name string, vs []string) {
-		if vs == nil {
-			return
-		}
-		b = append(b, name...)
-		for i, v := range vs {
-			if i == 0 {
-				text("[", v)
-			} else {
-				text(",", v)
-			}
-		}
-		if len(vs) == 0 {
-			b = append(b, '[')
-		}
-		b = append(b, ']')
-	}
-	text(`{"message":`, p.Message)
-	text(`,"kind":`, p.Kind)
-	text(`,"from":`, p.From)
-	optional(`,"skill":`, p.Skill)
-	optional(`,"act":`, p.Act)
-	optional(`,"schema":`, p.Schema)
-	if !p.Sent.IsZero() {
-		b = append(p.Sent.AppendFormat(append(b, `,"sent":"`...), time.RFC3339Nano), '"')
-	}
-	text(`,"protocol":`, p.Protocol)
-	optional(`,"peer":`, p.Peer)
-	text(`,"assurance":`, p.Assurance)
-	optional(`,"key":`, p.Key)
-	list(`,"proved":`, p.Proved)
-	optional(`,"digest":`, p.Digest)
-	list(`,"hops":`, p.Hops)
-	optional(`,"code":`, p.Code)
-	return append(b, '}'), first
+	o.Optional("code", p.Code)
+	return o.End()
 }
 
 func provenanceOf(m *parley.Message) *provenance {

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -205,8 +204,9 @@ func object(parts []parley.Part) (jsonx.Value, error) {
 		}
 		return jsonx.Encode(map[string]jsonx.Value{"result": v})
 	case use.IsText():
-		b, err := jsonx.AppendString(append(make([]byte, 0, len(use.Data)+64), `{"text":`...), string(use.Data))
-		return append(b, '}'), err
+		o := jsonx.AppendObject(make([]byte, 0, len(use.Data)+64))
+		o.String("text", string(use.Data))
+		return o.End()
 	}
 	named := map[string]string{"mediaType": use.MediaType}
 	if use.Name != "" {
@@ -296,68 +296,24 @@ func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b, Visibility: protocol.VisibleTurn}, err
 }
 
-// encode writes p as jsonx does; what most messages have, by hand.
+// encode writes p as jsonx does, in a fraction of the time: it goes with whatever
+// the hub says here.
 func (p *proof) encode() ([]byte, error) {
-	if len(p.Audience) > 0 || p.Retryable || p.RetryAfter != 0 || p.Hops == nil {
-		return jsonx.Encode(*p)
-	}
-	b := make([]byte, 0, 768)
-	var failed error
-	text := func(name, s string) {
-		b = append(append(append(b, '"'), name...), `":`...)
-		var err error
-		if b, err = jsonx.AppendString(b, s); err != nil {
-			failed = err
-		}
-		b = append(b, ',')
-	}
-	given := func(name, s string) {
-		if s != "" {
-			text(name, s)
-		}
-	}
-	list := func(name string, texts []string) {
-		b = append(append(append(b, '"'), name...), `":[`...)
-		for i, s := range texts {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			var err error
-			if b, err = jsonx.AppendString(b, s); err != nil {
-				failed = err
-			}
-		}
-		b = append(b, `],`...)
-	}
-	at := func(name string, t time.Time) {
-		if !t.IsZero() {
-			text(name, t.Format(time.RFC3339Nano))
-		}
-	}
-	b = append(b, '{')
-	text("messageId", p.MessageID.String())
-	text("protocol", p.Protocol)
-	text("sender", p.Sender)
-	given("peer", p.Peer)
-	text("assurance", p.Assurance.String())
-	given("key", p.Key)
+	o := jsonx.AppendObject(make([]byte, 0, 768))
+	o.String("messageId", p.MessageID.String())
+	o.String("protocol", p.Protocol)
+	o.String("sender", p.Sender)
+	o.Optional("peer", p.Peer)
+	o.String("assurance", p.Assurance.String())
+	o.Optional("key", p.Key)
 	if p.Proved != nil {
-		list("proved", p.Proved)
+		o.Strings("proved", p.Proved)
 	}
-	given("digest", p.Digest)
-	text("hub", p.Hub)
-	list("hops", p.Hops)
-	if !p.Conversation.IsZero() {
-		text("conversation", p.Conversation.String())
-	}
-	given("act", p.Act)
-	given("schema", p.Schema)
-	given("trace", p.Trace)
-	at("sent", p.Sent)
-	at("deadline", p.Deadline)
-	at("expires", p.Expires)
-	b[len(b)-1] = '}'
-	return b, failed
+	o.Optional("digest", p.Digest)
+	o.String("hub", p.Hub)
+	o.Strings("hops", p.Hops)
+	p.Rest.Append(&o)
+	return o.End()
 }
 
 func verdict(v protocol.Verdict) parley.Verdict {
@@ -415,42 +371,43 @@ func encodeExtension(r *protocol.Record, joined []protocol.Participant, own, who
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, nil
 }
 
-// encode writes x as jsonx does; what most messages have, by hand.
+// encode writes x as jsonx does; what most messages have, member by member.
 func (x *extension) encode() ([]byte, error) {
 	r := &x.Record
-	if r.Kind != protocol.RecordMessage || len(x.Joined) > 0 || x.Constraints != nil || len(x.Context) > 0 || x.Subject != "" || r.By != "" || r.Reason != "" || r.Dispute != nil {
+	if r.Dispute != nil || len(x.Joined) > 0 || x.Constraints != nil || len(x.Context) > 0 || x.Subject != "" {
 		return jsonx.Encode(*x)
 	}
-	b := append(make([]byte, 0, 1024+base64.StdEncoding.EncodedLen(len(r.Raw))), `{"record":{"session":`...)
-	var failed error
-	text := func(s, next string) {
-		var err error
-		if b, err = jsonx.AppendString(b, s); err != nil {
-			failed = err
-		}
-		b = append(b, next...)
+	o := jsonx.AppendObject(make([]byte, 0, 1024+base64.StdEncoding.EncodedLen(len(r.Raw))))
+	o.Open("record")
+	o.String("session", r.Session)
+	o.Int("position", r.Position)
+	o.String("kind", string(r.Kind))
+	o.Time("time", r.Time)
+	o.String("from", string(r.From))
+	o.String("to", string(r.To))
+	if len(r.Raw) > 0 {
+		o.Base64("raw", r.Raw)
 	}
-	text(r.Session, `,"position":`)
-	b = append(strconv.AppendInt(b, r.Position, 10), `,"kind":`...)
-	text(string(r.Kind), `,"time":"`)
-	b = append(r.Time.AppendFormat(b, time.RFC3339Nano), `","from":`...)
-	text(string(r.From), `,"to":`)
-	text(string(r.To), `,"format":`)
-	if r.Raw != nil {
-		b = append(b[:len(b)-len(`"format":`)], `"raw":"`...)
-		b = append(base64.StdEncoding.AppendEncode(b, r.Raw), `","format":`...)
+	o.Optional("format", string(r.Format))
+	o.Optional("messageId", r.MessageID)
+	o.Optional("sender", r.Sender)
+	o.Int("sequence", r.Sequence)
+	o.Optional("signature", r.Signature)
+	o.Optional("digest", r.Digest)
+	if r.ScoreFrom != 0 {
+		o.Int("scoreFrom", int64(r.ScoreFrom))
 	}
-	text(string(r.Format), `,"messageId":`)
-	text(r.MessageID, `,"sender":`)
-	text(r.Sender, `,"sequence":`)
-	b = append(strconv.AppendInt(b, r.Sequence, 10), `,"signature":`...)
-	text(r.Signature, `,"digest":`)
-	text(r.Digest, `,"scoreFrom":`)
-	b = append(strconv.AppendInt(b, int64(r.ScoreFrom), 10), `,"scoreTo":`...)
-	b = append(strconv.AppendInt(b, int64(r.ScoreTo), 10), `,"proof":`...)
-	text(r.Proof, `,"proofUntil":"`)
-	b = append(r.ProofUntil.AppendFormat(b, time.RFC3339Nano), `"}}`...)
-	return b, failed
+	if r.ScoreTo != 0 {
+		o.Int("scoreTo", int64(r.ScoreTo))
+	}
+	o.Optional("by", r.By)
+	o.Optional("reason", r.Reason)
+	o.Optional("proof", r.Proof)
+	if !r.ProofUntil.IsZero() {
+		o.Time("proofUntil", r.ProofUntil)
+	}
+	o.Close()
+	return o.End()
 }
 
 // recordOf reads it back.
