@@ -296,29 +296,29 @@ func (e *Envelope) SetContent(content any) error {
 		b, err = jsonx.Encode(transferWire{Capability: v})
 	case *Say:
 		kind = KindSay
-		w := writer{b: make([]byte, 0, 64+len(c.Text))}
-		w.text("text", c.Text)
-		w.optional("intent", c.Intent)
+		w := newWriter(64 + len(c.Text))
+		w.String("text", c.Text)
+		w.Optional("intent", c.Intent)
 		w.list("artifacts", c.Artifacts)
-		b, err = w.object()
+		b, err = w.End()
 	case *Receipt:
 		kind = KindReceipt
-		var w writer
-		w.text("for_id", c.ForID)
-		w.text("status", string(c.Status))
-		w.optional("reason_code", string(c.Reason))
-		w.optional("detail", c.Detail)
-		b, err = w.object()
+		w := newWriter(128 + len(c.Detail))
+		w.String("for_id", c.ForID)
+		w.String("status", string(c.Status))
+		w.Optional("reason_code", string(c.Reason))
+		w.Optional("detail", c.Detail)
+		b, err = w.End()
 	case *Trace:
 		kind = KindTrace
-		w := writer{b: make([]byte, 0, 64+len(c.Message)+len(c.Result))}
-		w.text("state", string(c.State))
-		w.optional("message", c.Message)
+		w := newWriter(64 + len(c.Message) + len(c.Result))
+		w.String("state", string(c.State))
+		w.Optional("message", c.Message)
 		if c.Result != nil {
-			w.name("result").raw(c.Result)
+			w.Raw("result", c.Result)
 		}
 		w.list("artifact_refs", c.ArtifactRefs)
-		b, err = w.object()
+		b, err = w.End()
 	default:
 		return malformed(StepBody, "body", "is none of the six body types")
 	}

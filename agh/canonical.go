@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -32,38 +31,38 @@ func (e *Envelope) Encode() ([]byte, error) {
 // marshal writes member by member: an encoder that works by reflection takes
 // several times as long, and a hub writes three of these for each it reads.
 func (e *Envelope) marshal() ([]byte, error) {
-	w := writer{b: make([]byte, 0, 512+len(e.Body)+len(e.Ext)+len(e.Proof)+len(e.Unknown))}
-	w.text("protocol", Protocol)
-	w.text("id", e.ID)
-	w.text("workspace_id", e.WorkspaceID)
-	w.text("kind", string(e.Kind))
-	w.text("channel", e.Channel)
-	w.optional("surface", string(e.Surface))
-	w.optional("thread_id", e.ThreadID)
-	w.optional("direct_id", e.DirectID)
-	w.text("from", e.From)
+	w := newWriter(512 + len(e.Body) + len(e.Ext) + len(e.Proof) + len(e.Unknown))
+	w.String("protocol", Protocol)
+	w.String("id", e.ID)
+	w.String("workspace_id", e.WorkspaceID)
+	w.String("kind", string(e.Kind))
+	w.String("channel", e.Channel)
+	w.Optional("surface", string(e.Surface))
+	w.Optional("thread_id", e.ThreadID)
+	w.Optional("direct_id", e.DirectID)
+	w.String("from", e.From)
 	if e.To == "" {
-		w.name("to").raw(nil)
+		w.Raw("to", nil)
 	} else {
-		w.text("to", e.To)
+		w.String("to", e.To)
 	}
-	w.optional("work_id", e.WorkID)
-	w.optional("reply_to", e.ReplyTo)
-	w.optional("trace_id", e.TraceID)
-	w.optional("causation_id", e.CausationID)
-	w.name("ts").number(e.TS)
+	w.Optional("work_id", e.WorkID)
+	w.Optional("reply_to", e.ReplyTo)
+	w.Optional("trace_id", e.TraceID)
+	w.Optional("causation_id", e.CausationID)
+	w.Int("ts", e.TS)
 	if e.ExpiresAt != 0 {
-		w.name("expires_at").number(e.ExpiresAt)
+		w.Int("expires_at", e.ExpiresAt)
 	}
-	w.name("body").value(e.Body, e.madeBody)
-	w.name("proof").raw(e.Proof)
+	w.value("body", e.Body, e.madeBody)
+	w.Raw("proof", e.Proof)
 	if !emptyObject(e.Ext) {
-		w.name("ext").value(e.Ext, e.madeExt)
+		w.value("ext", e.Ext, e.madeExt)
 	}
-	if len(e.Unknown) > 0 {
-		w.embed(e.Unknown)
+	b, err := w.End()
+	if err == nil && len(e.Unknown) > 0 {
+		b, err = embed(b, e.Unknown)
 	}
-	b, err := w.object()
 	if err != nil {
 		return nil, malformed(StepParse, "", "cannot be written as JSON").because(err)
 	}
@@ -76,107 +75,55 @@ func same(v, made json.RawMessage) bool {
 	return len(v) > 0 && len(v) == len(made) && &v[0] == &made[0]
 }
 
-// writer writes one JSON object. The first error stays.
-type writer struct {
-	b   []byte
-	err error
-}
+// writer writes one JSON object.
+type writer struct{ jsonx.Object }
 
-func (w *writer) name(n string) *writer {
-	if len(w.b) == 0 {
-		w.b = append(w.b, '{')
-	} else {
-		w.b = append(w.b, ',')
-	}
-	w.b = append(append(append(w.b, '"'), n...), '"', ':')
-	return w
-}
-
-func (w *writer) text(n, v string) { w.name(n).string(v) }
-
-func (w *writer) optional(n, v string) {
-	if v != "" {
-		w.text(n, v)
-	}
-}
-
-func (w *writer) string(s string) {
-	plain := true
-	for i := 0; i < len(s) && plain; i++ {
-		plain = s[i] >= ' ' && s[i] < 0x7f && s[i] != '"' && s[i] != '\\'
-	}
-	if plain { // as nearly all that is written: three times as fast
-		w.b = append(append(append(w.b, '"'), s...), '"')
-		return
-	}
-	b, err := jsonx.AppendString(w.b, s)
-	if w.err == nil {
-		w.err = err
-	}
-	w.b = b
-}
-
-func (w *writer) number(n int64) { w.b = strconv.AppendInt(w.b, n, 10) }
-
-// raw writes a value, compact; null if it is absent.
-func (w *writer) raw(v []byte) {
-	if len(v) == 0 {
-		w.b = append(w.b, "null"...)
-		return
-	}
-	b, err := jsonx.AppendCompact(w.b, v)
-	if w.err == nil {
-		w.err = err
-	}
-	w.b = b
-}
+func newWriter(size int) writer { return writer{jsonx.AppendObject(make([]byte, 0, size))} }
 
 // value writes v, as it is if it was made here.
-func (w *writer) value(v, made json.RawMessage) {
+func (w *writer) value(name string, v, made json.RawMessage) {
 	if same(v, made) {
-		w.b = append(w.b, v...)
+		w.Append(name, func(b []byte) ([]byte, error) { return append(b, v...), nil })
 		return
 	}
-	w.raw(v)
+	w.Raw(name, v)
 }
 
-func (w *writer) list(n string, vs []json.RawMessage) {
+// list writes an array of values; nothing for nil.
+func (w *writer) list(name string, vs []json.RawMessage) {
 	if vs == nil {
 		return
 	}
-	w.name(n)
-	w.b = append(w.b, '[')
-	for i, v := range vs {
-		if i > 0 {
-			w.b = append(w.b, ',')
+	w.Append(name, func(b []byte) (_ []byte, err error) {
+		b = append(b, '[')
+		for i, v := range vs {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			if len(v) == 0 {
+				v = json.RawMessage("null")
+			}
+			if b, err = jsonx.AppendCompact(b, v); err != nil {
+				return nil, err
+			}
 		}
-		w.raw(v)
-	}
-	w.b = append(w.b, ']')
+		return append(b, ']'), nil
+	})
 }
 
-// embed writes the members of an object, none of which may be written already.
-func (w *writer) embed(members json.RawMessage) {
-	var o writer
-	o.raw(members)
+// embed adds members to an object that was written, which has none of them.
+func embed(object []byte, members json.RawMessage) ([]byte, error) {
+	more, err := jsonx.AppendCompact(nil, members)
 	switch {
-	case o.err != nil && w.err == nil:
-		w.err = o.err
-	case len(o.b) > 2 && o.b[0] == '{':
-		w.b = append(append(w.b, ','), o.b[1:len(o.b)-1]...)
-		if w.err == nil {
-			w.err = jsonx.Valid(append(slices.Clone(w.b), '}'), 0)
-		}
-	case o.b[0] != '{' && w.err == nil:
-		w.err = errors.New("unknown members must be an object")
+	case err != nil:
+		return nil, err
+	case more[0] != '{':
+		return nil, errors.New("unknown members must be an object")
+	case len(more) == len("{}"):
+		return object, nil
 	}
-}
-
-func (w *writer) object() ([]byte, error) {
-	if len(w.b) == 0 {
-		w.b = append(w.b, '{')
-	}
-	return append(w.b, '}'), w.err
+	object = append(append(object[:len(object)-1], ','), more[1:]...)
+	return object, jsonx.Valid(object, 0)
 }
 
 func emptyObject(b json.RawMessage) bool {

@@ -121,13 +121,9 @@ func (e *Envelope) SetExt(key string, v any) error {
 		AppendJSON([]byte) ([]byte, error)
 	})
 	if appends && len(e.Ext) == 0 {
-		w := writer{b: make([]byte, 0, 512)}
-		w.b = append(w.b, '{')
-		w.string(key)
-		b, err := appender.AppendJSON(append(w.b, ':'))
-		if w.b = b; err == nil {
-			b, err = w.object()
-		}
+		w := newWriter(512)
+		w.Append(key, appender.AppendJSON)
+		b, err := w.End()
 		if err != nil {
 			return err
 		}
@@ -145,11 +141,9 @@ func (e *Envelope) SetExt(key string, v any) error {
 		return err
 	}
 	if len(e.Ext) == 0 {
-		w := writer{b: make([]byte, 0, len(key)+len(b)+8)}
-		w.b = append(w.b, '{')
-		w.string(key)
-		w.b = append(append(w.b, ':'), b...)
-		if b, err = w.object(); err != nil {
+		w := newWriter(len(key) + len(b) + 8)
+		w.value(key, b, b)
+		if b, err = w.End(); err != nil {
 			return malformed(StepParse, "ext", "has a name that is not text").because(err)
 		}
 		e.Ext, e.madeExt = b, b
