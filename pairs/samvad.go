@@ -20,6 +20,8 @@ type samvadPeer struct {
 	id   *samvad.Identity
 	door *door
 	card *samvad.Card
+
+	speaks *samvad.Client // of the hub that the peer is at, guarded by common.mu
 }
 
 func newSamvad(name string) (Peer, error) {
@@ -106,7 +108,12 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 
 func (p *samvadPeer) client() *samvad.Client {
 	_, web := p.place()
-	return &samvad.Client{Identity: p.id, HTTP: web, Now: p.now, PollEvery: pollEvery}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.speaks == nil || p.speaks.HTTP != web {
+		p.speaks = &samvad.Client{Identity: p.id, HTTP: web, Now: p.now, PollEvery: pollEvery}
+	}
+	return p.speaks
 }
 
 func (p *samvadPeer) call(to Peer, text, trace string) (samvad.Call, error) {

@@ -45,12 +45,24 @@ type Client struct {
 
 	once       sync.Once
 	get, calls *http.Client
+
+	mu  sync.Mutex
+	who map[string]resident // by base URL
 }
+
+// A resident is who is at a base URL, by its card.
+type resident struct {
+	id    string
+	until time.Time
+}
+
+// maxResidents is how many of them a client remembers.
+const maxResidents = 1024
 
 // A Call is what to ask of which agent.
 type Call struct {
 	URL   string // base URL of the agent; "" = the https origin of To
-	To    string // the agent's identity; "" = the id of the card at URL
+	To    string // the agent's identity; "" = the id of the card at URL, which the client remembers for a while
 	Skill string
 
 	Payload jsonx.Value // a JSON object; nil = {}
@@ -132,6 +144,40 @@ func (c *Client) Card(ctx context.Context, base string) (*Card, error) {
 	return DecodeCard(b)
 }
 
+// resident gives the identity of the agent at a base URL: that of its card,
+// which is remembered for its cardTTL, at most [DefaultMaxCardTTL].
+func (c *Client) resident(ctx context.Context, base string) (string, error) {
+	c.mu.Lock()
+	r, known := c.who[base]
+	c.mu.Unlock()
+	if known && c.now().Before(r.until) {
+		return r.id, nil
+	}
+	card, err := c.Card(ctx, base)
+	if err != nil {
+		return "", err
+	}
+	ttl := min(time.Duration(card.ttl())*time.Second, DefaultMaxCardTTL)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.who == nil || len(c.who) >= maxResidents {
+		c.who = map[string]resident{} // who is called again is looked up again
+	}
+	c.who[base] = resident{card.ID, c.now().Add(ttl)}
+	return card.ID, nil
+}
+
+// moved forgets who is at the URL of a call that was refused, which may be
+// because another is there now. It gives err.
+func (c *Client) moved(call Call, err error) error {
+	if err != nil && call.To == "" {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.who, call.URL)
+	}
+	return err
+}
+
 // check applies the guard also when the HTTP client is the caller's own; that
 // one then answers for what names resolve to.
 func (c *Client) check(u *url.URL) error {
@@ -190,11 +236,9 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 		return nil, nil, err
 	}
 	if call.To == "" && !call.Lightweight {
-		card, err := c.Card(ctx, call.URL)
-		if err != nil {
+		if call.To, err = c.resident(ctx, call.URL); err != nil {
 			return nil, nil, err
 		}
-		call.To = card.ID
 	}
 	var e *Envelope
 	var body []byte
@@ -254,7 +298,8 @@ func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return decodeReply(status, h, b)
+	r, err := decodeReply(status, h, b)
+	return r, c.moved(call, err)
 }
 
 // Send hands a request to a skill without waiting (mode async) and gives the
@@ -266,7 +311,8 @@ func (c *Client) Send(ctx context.Context, call Call) (taskID string, err error)
 	if err != nil {
 		return "", err
 	}
-	return decodeAccepted(status, h, b)
+	id, err := decodeAccepted(status, h, b)
+	return id, c.moved(call, err)
 }
 
 func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Header, []byte, error) {
@@ -396,7 +442,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 			}
 			r, err := decodeReply(resp.StatusCode, resp.Header, b)
 			if err != nil {
-				yield(Event{}, err)
+				yield(Event{}, c.moved(call, err))
 				return
 			}
 			yield(Event{Done: true, Result: r.Result, TraceID: r.TraceID, SpanID: r.SpanID}, nil)

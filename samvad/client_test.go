@@ -471,3 +471,40 @@ func TestClientWaits(t *testing.T) {
 		}
 	})
 }
+
+// The card of an agent is fetched once for many calls, again when its cardTTL
+// is over, and again when the agent there refuses a call.
+func TestClientRemembersWhoIsThere(t *testing.T) {
+	w := newWorld(t)
+	cards, other := 0, false
+	c := newClient(w)
+	c.HTTP = &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodGet {
+			cards++
+			if other {
+				card := *w.agent.Card
+				card.ID = "agent://another.example"
+				b, err := card.Encode()
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(b))), Request: r}, err
+			}
+		}
+		return pipeWeb{"self.test": w.srv}.RoundTrip(r)
+	})}
+	ask := func(want int, ok bool) {
+		t.Helper()
+		if _, err := c.Ask(t.Context(), Call{URL: "http://self.test", Skill: "echo", Payload: jsonx.Value(`{"text":"hi"}`)}); (err == nil) != ok {
+			t.Error(err)
+		}
+		if cards != want {
+			t.Errorf("%d cards were fetched, want %d", cards, want)
+		}
+	}
+	ask(1, true)
+	ask(1, true)
+	w.clk.t = w.clk.t.Add(time.Duration(w.agent.Card.ttl()) * time.Second)
+	other = true
+	ask(2, false) // who is there now is not who answers
+	other = false
+	ask(3, true)
+	ask(3, true)
+}
