@@ -162,13 +162,7 @@ func TestBackupOfValuesThatChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := open(t, Config{Dir: dir, Now: c.now})
-	got := map[string]string{}
-	for v, err := range k.State("b").Range(ctx, "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		got[v.Key] = string(v.Data)
-	}
+	got := stateOf(t, k, "b")
 	if len(got) != 2 || got["keep"] != "keep" || got["late"] != "later" {
 		t.Error(got)
 	}
@@ -419,13 +413,7 @@ func (x *lived) check(t *testing.T, j *Journal) {
 	if d, ok := j.Delivery(x.dead, "bob"); !ok || d.State != parley.Dead || d.Error == nil || d.Error.Text != "no" {
 		t.Errorf("%+v %v", d, ok)
 	}
-	values := map[string]string{}
-	for v, err := range j.State("b").Range(ctx, "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		values[v.Key] = string(v.Data)
-	}
+	values := stateOf(t, j, "b")
 	if len(values) != 19 || values["k/0"] != "v40" || values["k/19"] != "v39" {
 		t.Errorf("%v", values)
 	}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley"
@@ -49,17 +48,7 @@ func (s *slowLeader) message(subject string) string {
 // stream's leader comes only after so many questions.
 func lagging(t *testing.T, asks int) (j *Journal, r *Record) {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	nc, err := nats.Connect("", nats.InProcessServer(s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
+	nc := engineless(t)
 
 	j = &Journal{cfg: Config{URL: "shared"}, prefix: "P", partitions: 1}
 	if err := j.cfg.complete(); err != nil {
@@ -85,13 +74,7 @@ func lagging(t *testing.T, asks int) (j *Journal, r *Record) {
 		"INFO":    leader.ended,
 		"MSG.GET": func() string { return leader.message(subject) },
 	} {
-		if _, err := nc.Subscribe("$JS.API.STREAM."+api+"."+j.logStream(0), func(m *nats.Msg) {
-			if err := m.Respond([]byte(answer())); err != nil {
-				t.Error(err)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		plays(t, nc, "$JS.API.STREAM."+api+"."+j.logStream(0), answer)
 	}
 	// A replica that is asked for pages has nothing yet.
 	if _, err := nc.Subscribe("$JS.API.DIRECT.GET.>", func(m *nats.Msg) {

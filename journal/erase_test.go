@@ -514,14 +514,7 @@ func TestScrub(t *testing.T) {
 			}
 			check := func(what string, j *Journal) {
 				t.Helper()
-				got := map[string]string{}
-				for v, err := range j.State("b").Range(ctx, "") {
-					if err != nil {
-						t.Fatal(what, err)
-					}
-					got[v.Key] = string(v.Data)
-				}
-				if !maps.Equal(got, want) {
+				if got := stateOf(t, j, "b"); !maps.Equal(got, want) {
 					t.Errorf("%s: %d values, want %d", what, len(got), len(want))
 				}
 			}

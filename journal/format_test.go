@@ -63,7 +63,7 @@ type written struct {
 
 func describeJournal(t *testing.T, j *Journal) written {
 	t.Helper()
-	out := written{State: map[string]string{}}
+	out := written{State: stateOf(t, j, "b")}
 	for p := range j.Partitions() {
 		for r, err := range j.Records(t.Context(), p, From{}) {
 			if err != nil {
@@ -96,12 +96,6 @@ func describeJournal(t *testing.T, j *Journal) written {
 			}
 			out.Records = append(out.Records, w)
 		}
-	}
-	for v, err := range j.State("b").Range(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out.State[v.Key] = string(v.Data)
 	}
 	for _, d := range j.Deliveries(Filter{}) {
 		out.Deliveries = append(out.Deliveries, fmt.Sprint(d.Message, " to ", d.To, ": ", d.State, " ", d.Attempt))

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -112,24 +111,8 @@ func TestStateStreamIsLast(t *testing.T) {
 // TestFindAsksTheLeader: that a stream is not there is believed only of the
 // leader of the servers, which names the streams that were decided on.
 func TestFindAsksTheLeader(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	nc, err := nats.Connect("", nats.InProcessServer(s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	if _, err := nc.Subscribe("$JS.API.STREAM.INFO.*", func(m *nats.Msg) {
-		if err := m.Respond([]byte(`{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`)); err != nil {
-			t.Error(err)
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	nc := engineless(t)
+	plays(t, nc, "$JS.API.STREAM.INFO.*", func() string { return `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}` })
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -137,15 +120,11 @@ func TestFindAsksTheLeader(t *testing.T) {
 	l := &link{nc: nc, js: js}
 	var mu sync.Mutex
 	names := ""
-	if _, err := nc.Subscribe("$JS.API.STREAM.NAMES", func(m *nats.Msg) {
+	plays(t, nc, "$JS.API.STREAM.NAMES", func() string {
 		mu.Lock()
 		defer mu.Unlock()
-		if err := m.Respond([]byte(names)); err != nil {
-			t.Error(err)
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+		return names
+	})
 	for _, c := range []struct {
 		names string
 		want  error

@@ -66,6 +66,19 @@ func open(t testing.TB, cfg Config) *Journal {
 	return j
 }
 
+// stateOf are all values of a bucket by their keys.
+func stateOf(t testing.TB, j *Journal, bucket string) map[string]string {
+	t.Helper()
+	values := map[string]string{}
+	for v, err := range j.State(bucket).Range(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		values[v.Key] = string(v.Data)
+	}
+	return values
+}
+
 func request(t testing.TB, from, to string) *parley.Message {
 	return &parley.Message{
 		ID: newID(t, time.Unix(1_790_000_000, 0)), Kind: parley.Request, From: from, To: to, Conversation: sampleID(7),

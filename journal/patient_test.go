@@ -10,9 +10,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestAskedAgain: a stream without a leader answers nobody, or another server says
-// that there is none; who asks it is answered when it has one.
-func TestAskedAgain(t *testing.T) {
+// engineless is a connection to a server that has no engine, whose part the test
+// plays.
+func engineless(t *testing.T) *nats.Conn {
+	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
 	if err != nil {
 		t.Fatal(err)
@@ -23,24 +24,38 @@ func TestAskedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// plays gives the engine's answers to what is asked on a subject; "": none.
+func plays(t *testing.T, nc *nats.Conn, subject string, answer func() string) {
+	t.Helper()
+	if _, err := nc.Subscribe(subject, func(m *nats.Msg) {
+		if a := answer(); a != "" {
+			if err := m.Respond([]byte(a)); err != nil {
+				t.Error(err)
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAskedAgain: a stream without a leader answers nobody, or another server says
+// that there is none; who asks it is answered when it has one.
+func TestAskedAgain(t *testing.T) {
+	nc := engineless(t)
 	const there = `{"message":{"subject":"s","seq":7,"data":"eA=="}}`
 	for stream, answers := range map[string][]string{
 		"SILENT":     {"", there},
 		"LEADERLESS": {`{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`, there},
 	} {
 		asked := 0
-		if _, err := nc.Subscribe("$JS.API.STREAM.MSG.GET."+stream, func(m *nats.Msg) {
-			a := answers[min(asked, len(answers)-1)]
-			if asked++; a == "" {
-				return
-			}
-			if err := m.Respond([]byte(a)); err != nil {
-				t.Error(err)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		plays(t, nc, "$JS.API.STREAM.MSG.GET."+stream, func() string {
+			asked++
+			return answers[min(asked, len(answers))-1]
+		})
 		m, err := (&link{nc: nc}).get(t.Context(), stream, 7, "")
 		if err != nil || m.seq != 7 || string(m.data) != "x" {
 			t.Fatalf("%s: %+v, %v", stream, m, err)
@@ -51,17 +66,7 @@ func TestAskedAgain(t *testing.T) {
 // TestPagesAskedAgain: where no replica hands out pages just now, they are asked
 // for again.
 func TestPagesAskedAgain(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	nc, err := nats.Connect("", nats.InProcessServer(s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	nc := engineless(t)
 	asked := 0
 	if _, err := nc.Subscribe("$JS.API.DIRECT.GET.S", func(m *nats.Msg) {
 		out := nats.NewMsg(m.Reply)
@@ -87,7 +92,7 @@ func TestPagesAskedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []uint64
-	err = (&link{nc: nc}).pages(t.Context(), "S", 1, 1, func(s *stored) bool { got = append(got, s.seq); return true })
+	err := (&link{nc: nc}).pages(t.Context(), "S", 1, 1, func(s *stored) bool { got = append(got, s.seq); return true })
 	if err != nil || len(got) != 1 || got[0] != 1 {
 		t.Errorf("%v, %v", got, err)
 	}

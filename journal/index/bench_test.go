@@ -45,16 +45,7 @@ func exchange(t testing.TB, j *journal.Journal, i int) {
 // diskJournal is a journal as a hub has it.
 func diskJournal(b testing.TB, partitions int) *journal.Journal {
 	b.Helper()
-	j, err := journal.Open(b.Context(), journal.Config{Dir: b.TempDir(), Node: "n1", Partitions: partitions})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			b.Error(err)
-		}
-	})
-	return j
+	return openJournal(b, journal.Config{Dir: b.TempDir(), Node: "n1", Partitions: partitions})
 }
 
 func fill(b testing.TB, j *journal.Journal, exchanges int) {

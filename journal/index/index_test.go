@@ -38,7 +38,12 @@ func testID(n uint64, kind byte) (id parley.ID) {
 
 func memoryJournal(t testing.TB, partitions int) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n1", Partitions: partitions})
+	return openJournal(t, journal.Config{Durability: journal.Memory, Node: "n1", Partitions: partitions})
+}
+
+func openJournal(t testing.TB, c journal.Config) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,6 +465,17 @@ func filled(t testing.TB, n int) (*journal.Journal, *author) {
 
 func TestThrownAway(t *testing.T) {
 	other, _ := filled(t, 5)
+	writes := func(statement string) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			c, err := openConn("file:" + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(c.exec(statement), c.close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	for name, spoil := range map[string]func(t *testing.T, path string){
 		"garbage": func(t *testing.T, path string) {
 			if err := os.WriteFile(path, []byte(strings.Repeat("not a database ", 1000)), 0o600); err != nil {
@@ -471,24 +487,8 @@ func TestThrownAway(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"older schema": func(t *testing.T, path string) {
-			c, err := openConn("file:" + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(c.exec("UPDATE meta SET value='0' WHERE key='version'"), c.close()); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"lost table": func(t *testing.T, path string) {
-			c, err := openConn("file:" + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(c.exec("DROP TABLE traces"), c.close()); err != nil {
-				t.Fatal(err)
-			}
-		},
+		"older schema": writes("UPDATE meta SET value='0' WHERE key='version'"),
+		"lost table":   writes("DROP TABLE traces"),
 		"of another journal": func(t *testing.T, path string) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
@@ -501,24 +501,8 @@ func TestThrownAway(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"ahead of its journal": func(t *testing.T, path string) {
-			c, err := openConn("file:" + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(c.exec("UPDATE progress SET sequence=1000000"), c.close()); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"another record": func(t *testing.T, path string) {
-			c, err := openConn("file:" + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(c.exec("UPDATE progress SET print=print+1"), c.close()); err != nil {
-				t.Fatal(err)
-			}
-		},
+		"ahead of its journal": writes("UPDATE progress SET sequence=1000000"),
+		"another record":       writes("UPDATE progress SET print=print+1"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			j, a := filled(t, 30)
@@ -692,11 +676,7 @@ func TestSearch(t *testing.T) {
 func TestTimes(t *testing.T) {
 	var now atomic.Int64
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n1", Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := openJournal(t, journal.Config{Durability: journal.Memory, Node: "n1", Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
 	for i, at := range []int{0, 0, 0, 10, 5, 20, 60} {
 		now.Store(int64(time.Duration(at) * time.Second))
 		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: "a", To: "b"}
