@@ -72,19 +72,7 @@ func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 func (p *bare) publish(t *testing.T, e *agh.Envelope, content any) {
 	t.Helper()
 	e.ID, e.WorkspaceID, e.Channel, e.TS = agh.NewID(), "acme", "builders", time.Now().Unix()
-	err := e.SetContent(content)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := e.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	subject, err := e.Subject()
-	if err == nil {
-		err = errors.Join(p.nc.Publish(subject, b), p.nc.Flush())
-	}
-	if err != nil {
+	if err := errors.Join(p.nc.Publish(written(t, e, content)), p.nc.Flush()); err != nil {
 		t.Fatal(err)
 	}
 }

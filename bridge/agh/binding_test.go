@@ -197,6 +197,23 @@ func (w *world) until(what string, done func() bool) {
 	}
 }
 
+// written gives an envelope its content, and tells on which subject it goes and
+// as which bytes, without the checks of a client.
+func written(t testing.TB, e *agh.Envelope, content any) (subject string, raw []byte) {
+	t.Helper()
+	err := e.SetContent(content)
+	if err == nil {
+		raw, err = e.Encode()
+	}
+	if err == nil {
+		subject, err = e.Subject()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return subject, raw
+}
+
 func (p *peer) next(t *testing.T) *agh.Envelope {
 	t.Helper()
 	select {
@@ -680,18 +697,7 @@ func TestOpenWorkOverRestart(t *testing.T) {
 	again := w.join("ta", "acme", "alice")
 	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: say.Surface, DirectID: say.DirectID, From: "alice", To: "crew__weather",
 		WorkID: say.WorkID, TS: time.Now().Unix()}
-	if err := out.SetContent(&agh.Receipt{ForID: say.ReplyTo, Status: agh.StatusCanceled}); err != nil {
-		t.Fatal(err)
-	}
-	b, err := out.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	subject, err := out.Subject()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := again.nc.Publish(subject, b); err != nil {
+	if err := again.nc.Publish(written(t, out, &agh.Receipt{ForID: say.ReplyTo, Status: agh.StatusCanceled})); err != nil {
 		t.Fatal(err)
 	}
 	w.until("the cancellation is recorded", func() bool { return len(w.messages(parley.Cancel)) == 1 })

@@ -10,9 +10,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Digest §12 (14): work that an agent ended stays ended over a restart, an
-// orderly one and one after a crash, though nothing is written for each.
-func TestClosedWorkComesFromTheLog(t *testing.T) {
+func memoryJournal(t *testing.T) *journal.Journal {
+	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
 	if err != nil {
 		t.Fatal(err)
@@ -22,6 +21,13 @@ func TestClosedWorkComesFromTheLog(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return j
+}
+
+// Digest §12 (14): work that an agent ended stays ended over a restart, an
+// orderly one and one after a crash, though nothing is written for each.
+func TestClosedWorkComesFromTheLog(t *testing.T) {
+	j := memoryJournal(t)
 	now := time.Unix(1776366000, 0)
 	number := byte(0)
 	id := func() parley.ID { number++; return parley.HashID([]byte{number}) }
@@ -102,15 +108,7 @@ func TestClosedWorkComesFromTheLog(t *testing.T) {
 
 // What is kept of ended work is bounded: the newest that the table can hold.
 func TestClosedWorkIsBounded(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	j := memoryJournal(t)
 	now := time.Unix(1776366000, 0)
 	c := newClosed(j, func() time.Time { now = now.Add(time.Second); return now })
 	for i := range 2 + keepClosed/segmentWorks {

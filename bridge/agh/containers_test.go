@@ -6,21 +6,12 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
-	"github.com/parley-hub/parley/journal"
 )
 
 // A conversation that is a thread is found after a restart, and where nobody
 // knows whether the state has it; a room is not noted.
 func TestThreadsOverRestart(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	j := memoryJournal(t)
 	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")), parley.HashID([]byte("other"))
 	at := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceThread, ID: "thread_abc"}}
 	start := func(rooms, loaded bool) *containers {

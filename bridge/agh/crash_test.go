@@ -76,19 +76,7 @@ func (p *peer) about(t *testing.T, e *agh.Envelope, from, to string, content any
 	t.Helper()
 	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
 		From: from, To: to, WorkID: e.WorkID, ReplyTo: e.ID, TS: time.Now().Unix()}
-	err := out.SetContent(content)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := out.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	subject, err := out.Subject()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.nc.Publish(subject, b); err != nil {
+	if err := p.nc.Publish(written(t, out, content)); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -110,20 +98,28 @@ func (w *world) replyTo(id parley.ID) (reply *parley.Message) {
 	return reply
 }
 
-// receipt reads what a connection hears until there is a receipt for a message.
-func receipt(t *testing.T, heard func(context.Context) (*agh.Envelope, error), about string) *agh.Receipt {
+// first reads what a connection hears until it is what is meant.
+func first(t *testing.T, heard func(context.Context) (*agh.Envelope, error), meant func(*agh.Envelope) bool) *agh.Envelope {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
-		e, err := heard(ctx)
-		if err != nil {
+		if e, err := heard(ctx); err != nil {
 			t.Fatal(err)
-		}
-		if r, ok := e.Content().(*agh.Receipt); ok && r.ForID == about {
-			return r
+		} else if meant(e) {
+			return e
 		}
 	}
+}
+
+// receipt is the first receipt for a message.
+func receipt(t *testing.T, heard func(context.Context) (*agh.Envelope, error), about string) (r *agh.Receipt) {
+	t.Helper()
+	first(t, heard, func(e *agh.Envelope) (ok bool) {
+		r, ok = e.Content().(*agh.Receipt)
+		return ok && r.ForID == about
+	})
+	return r
 }
 
 // listen hears everything that is said to a peer.
@@ -219,22 +215,9 @@ func TestWorkBetweenPeersOverCrash(t *testing.T) {
 		e := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work", WorkID: work}
 		return p.about(t, e, from, to, &agh.Say{Text: work})
 	}
-	next := func() *agh.Envelope {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		for {
-			e, err := heard(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if e.From == "alice" {
-				return e
-			}
-		}
-	}
 	for _, work := range []string{"work_open", "work_ended"} {
 		said(alice, "alice", "bob", work)
-		if e := next(); e.WorkID != work {
+		if e := first(t, heard, func(e *agh.Envelope) bool { return e.From == "alice" }); e.WorkID != work {
 			t.Fatalf("%s", e.Raw())
 		}
 	}
@@ -257,17 +240,7 @@ func TestWorkBetweenPeersOverCrash(t *testing.T) {
 			open := *ended
 			open.WorkID = "work_open"
 			trace := bob.about(t, &open, "bob", "alice", &agh.Trace{State: agh.StateFailed, Message: "no bricks"})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			for {
-				e, err := hears(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if e.ID == trace.ID {
-					break
-				}
-			}
+			first(t, hears, func(e *agh.Envelope) bool { return e.ID == trace.ID })
 		}
 		closed = append(closed, "work_open")
 		for _, work := range closed {

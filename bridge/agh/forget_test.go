@@ -8,21 +8,12 @@ import (
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/journal"
 )
 
 // What a target said last is kept with the state of work where other hubs look
 // into that, and goes from it when it is to be forgotten.
 func TestForgetsLastWords(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	j := memoryJournal(t)
 	w := &works{state: j.State("agh.works"), now: time.Now}
 	if err := w.load(t.Context()); err != nil {
 		t.Fatal(err)

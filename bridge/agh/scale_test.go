@@ -20,18 +20,7 @@ func greeting(t testing.TB, workspace, channel, peer string) (string, []byte) {
 		t.Fatal(err)
 	}
 	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: channel, From: peer, TS: time.Now().Unix()}
-	if err := e.SetContent(&agh.Greet{Card: card}); err != nil {
-		t.Fatal(err)
-	}
-	b, err := e.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	subject, err := e.Subject()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return subject, b
+	return written(t, e, &agh.Greet{Card: card})
 }
 
 // 10,000 peers in 1,000 channels greet; all are known, and what is said in a

@@ -145,17 +145,7 @@ func TestPeersMeetAcrossHubs(t *testing.T) {
 	one.here("acme", "carol")
 	for _, c := range []struct{ query, to string }{{"carol", ""}, {"bob", ""}, {"", "bob"}} {
 		q := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: c.to, TS: time.Now().Unix()}
-		if err := q.SetContent(&agh.Whois{Type: agh.WhoisRequest, Query: c.query}); err != nil {
-			t.Fatal(err)
-		}
-		b, err := q.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		subject, err := q.Subject()
-		if err != nil {
-			t.Fatal(err)
-		}
+		subject, b := written(t, q, &agh.Whois{Type: agh.WhoisRequest, Query: c.query})
 		m, err := alice.nc.RequestWithContext(ctx, subject, b)
 		if err != nil {
 			t.Fatalf("whois %q to %q: %v", c.query, c.to, err)
