@@ -16,13 +16,14 @@ func (d *Decoder) quick(b []byte) *parsed {
 	if len(b) > d.Limits.envelope() || d.Limits.Depth > 0 || jsonx.TooDeep(b, 0) {
 		return nil
 	}
-	s := scanner{b: b}
-	if !s.next('{') {
+	s := scanner{jsonx.Scan(b)}
+	if !s.Take('{') {
 		return nil
 	}
 	e := &Envelope{raw: b}
 	p := &parsed{Envelope: e}
 	seen := uint32(0)
+	var texts [memberCause + 1][]byte
 	for {
 		name, ok := s.name()
 		if !ok {
@@ -35,7 +36,7 @@ func (d *Decoder) quick(b []byte) *parsed {
 		seen |= 1 << member
 		switch member {
 		case memberTS, memberExpires:
-			if member == memberExpires && s.null() {
+			if member == memberExpires && s.Literal("null") {
 				break
 			}
 			n, ok := s.integer()
@@ -48,7 +49,7 @@ func (d *Decoder) quick(b []byte) *parsed {
 				e.ExpiresAt, e.expired = n, n == 0
 			}
 		case memberBody, memberProof, memberExt:
-			if member != memberBody && s.null() {
+			if member != memberBody && s.Literal("null") {
 				break
 			}
 			v, ok := s.object()
@@ -67,26 +68,27 @@ func (d *Decoder) quick(b []byte) *parsed {
 				return nil
 			}
 		default:
-			if member >= memberOptional && s.null() {
+			if member >= memberOptional && s.Literal("null") {
 				break
 			}
 			v, ok := s.string()
 			if !ok {
 				return nil
 			}
-			p.set(member, v)
 			if member >= memberReplyTo && (len(v) == 0 || len(v) > maxID) {
 				return nil
 			}
+			texts[member] = v
 		}
-		if s.next(',') {
+		if s.Take(',') {
 			continue
 		}
-		if !s.next('}') || !s.end() {
+		if !s.Take('}') || !s.End() {
 			return nil
 		}
 		break
 	}
+	p.keep(&texts)
 	if e.Body == nil || !p.quickBody() && jsonx.Valid(e.Body, 0) != nil {
 		return nil
 	}
@@ -124,55 +126,66 @@ var members = map[string]int{"protocol": memberProtocol, "id": memberID, "worksp
 	"reply_to": memberReplyTo, "trace_id": memberTrace, "causation_id": memberCause, "ts": memberTS, "expires_at": memberExpires,
 	"body": memberBody, "proof": memberProof, "ext": memberExt}
 
-// set puts a string in its place, as parse does. What is the same in all
-// messages is not made anew.
-func (p *parsed) set(member int, v []byte) {
+// keep puts the strings in their places. They are parts of one, unless that would
+// be so long that who keeps one of them should not keep all.
+func (p *parsed) keep(texts *[memberCause + 1][]byte) {
+	const long = 1024
+	size := 0
+	for _, v := range texts {
+		size += len(v)
+	}
+	var all strings.Builder
+	if size <= long {
+		all.Grow(size)
+		for _, v := range texts {
+			all.Write(v)
+		}
+	}
+	rest := all.String()
+	for member, v := range texts {
+		switch {
+		case v == nil:
+		case size <= long:
+			p.set(member, rest[:len(v)])
+			rest = rest[len(v):]
+		default:
+			p.set(member, string(v))
+		}
+	}
+}
+
+// set puts a string in its place, as parse does.
+func (p *parsed) set(member int, v string) {
 	e := p.Envelope
 	switch member {
 	case memberProtocol:
-		if p.protocol = Protocol; string(v) != Protocol {
-			p.protocol = string(v)
-		}
+		p.protocol = v
 	case memberID:
-		e.ID = strings.TrimSpace(string(v))
+		e.ID = strings.TrimSpace(v)
 	case memberWorkspace:
-		e.WorkspaceID = strings.TrimSpace(string(v))
+		e.WorkspaceID = strings.TrimSpace(v)
 	case memberKind:
-		for _, k := range [...]Kind{KindSay, KindTrace, KindReceipt, KindCapability, KindGreet, KindWhois} {
-			if string(v) == string(k) {
-				e.Kind = k
-				return
-			}
-		}
 		e.Kind = Kind(v)
 	case memberChannel:
-		e.Channel = string(v)
+		e.Channel = v
 	case memberFrom:
-		e.From = string(v)
+		e.From = v
 	case memberSurface:
-		p.has.surface = true
-		switch string(v) {
-		case string(SurfaceThread):
-			e.Surface = SurfaceThread
-		case string(SurfaceDirect):
-			e.Surface = SurfaceDirect
-		default:
-			e.Surface = Surface(v)
-		}
+		p.has.surface, e.Surface = true, Surface(v)
 	case memberThread:
-		p.has.threadID, e.ThreadID = true, strings.TrimSpace(string(v))
+		p.has.threadID, e.ThreadID = true, strings.TrimSpace(v)
 	case memberDirect:
-		p.has.directID, e.DirectID = true, string(v)
+		p.has.directID, e.DirectID = true, v
 	case memberTo:
-		p.has.to, e.To = true, string(v)
+		p.has.to, e.To = true, v
 	case memberWork:
-		p.has.workID, e.WorkID = true, string(v)
+		p.has.workID, e.WorkID = true, v
 	case memberReplyTo:
-		p.has.replyTo, e.ReplyTo = true, strings.TrimSpace(string(v))
+		p.has.replyTo, e.ReplyTo = true, strings.TrimSpace(v)
 	case memberTrace:
-		e.TraceID = strings.TrimSpace(string(v))
+		e.TraceID = strings.TrimSpace(v)
 	case memberCause:
-		e.CausationID = strings.TrimSpace(string(v))
+		e.CausationID = strings.TrimSpace(v)
 	}
 }
 
@@ -182,8 +195,8 @@ func (p *parsed) quickBody() bool {
 	if p.Kind != KindSay {
 		return false
 	}
-	s := scanner{b: p.Body}
-	if !s.next('{') {
+	s := scanner{jsonx.Scan([]byte(p.Body))}
+	if !s.Take('{') {
 		return false
 	}
 	say, text := &Say{}, false
@@ -203,10 +216,10 @@ func (p *parsed) quickBody() bool {
 		default:
 			return false
 		}
-		if s.next(',') {
+		if s.Take(',') {
 			continue
 		}
-		if !text || !s.next('}') || !s.end() {
+		if !text || !s.Take('}') || !s.End() {
 			return false
 		}
 		p.said = say
@@ -215,106 +228,39 @@ func (p *parsed) quickBody() bool {
 }
 
 // scanner reads JSON as most write it.
-type scanner struct {
-	b []byte
-	i int
-}
-
-func (s *scanner) space() {
-	for s.i < len(s.b) && (s.b[s.i] == ' ' || s.b[s.i] == '\n' || s.b[s.i] == '\t' || s.b[s.i] == '\r') {
-		s.i++
-	}
-}
-
-// next takes one character behind white space.
-func (s *scanner) next(c byte) bool {
-	s.space()
-	if s.i >= len(s.b) || s.b[s.i] != c {
-		return false
-	}
-	s.i++
-	return true
-}
-
-func (s *scanner) end() bool {
-	s.space()
-	return s.i == len(s.b)
-}
+type scanner struct{ jsonx.Scanner[[]byte] }
 
 // name takes the name of a member and its colon.
 func (s *scanner) name() ([]byte, bool) {
 	v, ok := s.string()
-	return v, ok && s.next(':')
+	return v, ok && s.Take(':')
 }
 
 // string takes a string in which nothing is escaped.
 func (s *scanner) string() ([]byte, bool) {
-	if !s.next('"') {
-		return nil, false
-	}
-	begin, high := s.i, byte(0)
-	for ; s.i < len(s.b); s.i++ {
-		switch c := s.b[s.i]; {
-		case c == '"':
-			v := s.b[begin:s.i]
-			s.i++
-			return v, high < utf8.RuneSelf || utf8.Valid(v)
-		case c == '\\' || c < ' ':
-			return nil, false
-		default:
-			high |= c
-		}
-	}
-	return nil, false
-}
-
-func (s *scanner) null() bool {
-	s.space()
-	if len(s.b)-s.i < 4 || string(s.b[s.i:s.i+4]) != "null" {
-		return false
-	}
-	s.i += 4
-	return true
+	v, form, ok := s.String()
+	return v, ok && (form == 0 || form == jsonx.Beyond && utf8.Valid(v))
 }
 
 // integer takes an integer of up to 18 digits.
 func (s *scanner) integer() (n int64, ok bool) {
-	s.space()
-	begin := s.i
-	for ; s.i < len(s.b) && '0' <= s.b[s.i] && s.b[s.i] <= '9'; s.i++ {
-		if s.i-begin >= 18 {
+	v, ok := s.Number()
+	if !ok || len(v) > 18 {
+		return 0, false
+	}
+	for _, c := range v {
+		if c < '0' || c > '9' {
 			return 0, false
 		}
-		n = 10*n + int64(s.b[s.i]-'0')
+		n = 10*n + int64(c-'0')
 	}
-	digits := s.i - begin
-	return n, digits == 1 || digits > 1 && s.b[begin] != '0'
+	return n, true
 }
 
-// object takes an object up to its end, and looks at nothing but its brackets
-// and strings.
+// object takes an object, of which nothing is known but where it ends.
 func (s *scanner) object() (json.RawMessage, bool) {
-	s.space()
-	begin, level := s.i, 0
-	if s.i >= len(s.b) || s.b[s.i] != '{' {
+	if s.Next() != '{' {
 		return nil, false
 	}
-	for ; s.i < len(s.b); s.i++ {
-		switch s.b[s.i] {
-		case '{', '[':
-			level++
-		case '}', ']':
-			if level--; level == 0 {
-				s.i++
-				return json.RawMessage(s.b[begin:s.i]), true
-			}
-		case '"':
-			for s.i++; s.i < len(s.b) && s.b[s.i] != '"'; s.i++ {
-				if s.b[s.i] == '\\' {
-					s.i++
-				}
-			}
-		}
-	}
-	return nil, false
+	return s.Skim()
 }

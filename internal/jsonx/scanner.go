@@ -1,5 +1,7 @@
 package jsonx
 
+import "math/bits"
+
 // A Scanner takes JSON apart from left to right, as RFC 8259 has it: each method
 // takes one piece behind white space, and says whether it is there. What the
 // pieces make is for the caller, who goes by [Scanner.Next]. A method that says
@@ -24,8 +26,15 @@ func (s *Scanner[T]) Since(offset int) T { return s.text[offset:s.at] }
 // Next gives the byte that the next piece begins with, 0 at the end: no part of
 // the syntax. The Scanner is then at that byte.
 func (s *Scanner[T]) Next() byte {
+	if s.at < len(s.text) && s.text[s.at] > ' ' {
+		return s.text[s.at]
+	}
+	return s.space()
+}
+
+func (s *Scanner[T]) space() byte {
 	for ; s.at < len(s.text); s.at++ {
-		if c := s.text[s.at]; c > ' ' || c != ' ' && c != '\n' && c != '\t' && c != '\r' {
+		if c := s.text[s.at]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 			return c
 		}
 	}
@@ -93,35 +102,111 @@ func (s *Scanner[T]) digits() bool {
 	return s.at > from
 }
 
-// String takes a string, and gives what is between its quotes, as it is written:
-// where nothing is escaped, that is what it says. Escapes are not looked at.
-func (s *Scanner[T]) String() (inside T, escaped, ok bool) {
-	if !s.Take('"') {
-		return inside, false, false
+// A Form says what it takes to read the inside of a string. The zero value: it is
+// what it says, in ASCII.
+type Form uint8
+
+// The forms, which may come together.
+const (
+	Escaped Form = 1 << iota // it holds escapes
+	Beyond                   // it holds bytes beyond ASCII
+)
+
+// String takes a string, and gives what is between its quotes, as it is written.
+// Escapes are not looked at.
+func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
+	if s.Next() != '"' {
+		return inside, 0, false
 	}
-	from := s.at
-	for s.at < len(s.text) {
-		s.at = special(s.text, s.at)
+	from := s.at + 1
+	i := from
+	for {
+		for beyond := uint64(0); ; i += 8 {
+			if i+8 > len(s.text) {
+				for ; i < len(s.text) && !mark(s.text[i]); i++ {
+					beyond |= uint64(s.text[i])
+				}
+				if beyond&highs != 0 {
+					form |= Beyond
+				}
+				break
+			}
+			w := word(s.text, i)
+			if found := marks(w); found != 0 {
+				if beyond |= w & (found&-found - 1); beyond&highs != 0 {
+					form |= Beyond
+				}
+				i += bits.TrailingZeros64(found) / 8
+				break
+			}
+			beyond |= w
+		}
 		switch {
-		case s.at == len(s.text):
-		case s.text[s.at] == '"':
-			s.at++
-			return s.text[from : s.at-1], escaped, true
-		case s.text[s.at] == '\\':
-			escaped = true
-			s.at = min(s.at+2, len(s.text))
+		case i < len(s.text) && s.text[i] == '"':
+			s.at = i + 1
+			return s.text[from:i], form, true
+		case i+1 < len(s.text) && s.text[i] == '\\':
+			form |= Escaped
+			i += 2
 		default:
-			return inside, false, false
+			return inside, 0, false
 		}
 	}
-	return inside, false, false
 }
 
 // Text takes a string, and gives what it says.
 func (s *Scanner[T]) Text() (string, bool) {
-	inside, escaped, ok := s.String()
-	if !escaped {
+	inside, form, ok := s.String()
+	if form&Escaped == 0 {
 		return string(inside), ok
 	}
 	return unquote(inside)
+}
+
+// Skim takes a value of any kind, and gives it as it is written. Of an object or
+// an array it looks at nothing but brackets and strings: what else is wrong with
+// it [Valid] says.
+func (s *Scanner[T]) Skim() (value T, ok bool) {
+	c := s.Next()
+	from := s.at
+	switch c {
+	case '{', '[':
+		ok = s.brackets()
+	case '"':
+		_, _, ok = s.String()
+	case 't':
+		ok = s.Literal("true")
+	case 'f':
+		ok = s.Literal("false")
+	case 'n':
+		ok = s.Literal("null")
+	default:
+		_, ok = s.Number()
+	}
+	if !ok {
+		return value, false
+	}
+	return s.text[from:s.at], true
+}
+
+// brackets goes to where as many are closed as were opened.
+func (s *Scanner[T]) brackets() bool {
+	for level := 0; s.at < len(s.text); {
+		switch s.text[s.at] {
+		case '{', '[':
+			level++
+		case '}', ']':
+			if level--; level == 0 {
+				s.at++
+				return true
+			}
+		case '"':
+			if _, _, ok := s.String(); !ok {
+				return false
+			}
+			continue
+		}
+		s.at++
+	}
+	return false
 }

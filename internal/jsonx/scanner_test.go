@@ -74,6 +74,11 @@ func scannedAlike(t *testing.T, text string) {
 	if s.Since(0) != text[:s.Offset()] {
 		t.Fatalf("%q: %q came before %d", text, s.Since(0), s.Offset())
 	}
+	if skim := Scan(text); got == nil { // what is JSON it takes whole
+		if value, ok := skim.Skim(); !ok || skim.Offset() != s.Offset() || value != strings.TrimLeft(s.Since(0), " \t\r\n") {
+			t.Fatalf("of %q it took %q, %v", text, value, ok)
+		}
+	}
 	if got == nil && (!s.End() || !utf8.ValidString(text)) {
 		got = ErrTrailing
 	}
@@ -96,6 +101,18 @@ func TestScanner(t *testing.T) {
 	scannedAlike(t, strings.Repeat("[", 51)+strings.Repeat("]", 51))
 }
 
+// Skim takes too much, but nothing that is not there.
+func TestSkim(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":[}}]`: `{"a":[}}`, ` [1,,{]]]`: `[1,,{]]`, `{x"}"} `: `{x"}"}`, `"a"b`: `"a"`, "1.5x": "1.5", `[`: "", `{"a}`: "", "{\"\n\"}": "", `]`: "", `nul`: "", ``: "", `{"\"}"}1`: `{"\"}"}`,
+	} {
+		s := Scan(text)
+		if value, ok := s.Skim(); value != want || ok != (want != "") {
+			t.Errorf("of %q it took %q, %v", text, value, ok)
+		}
+	}
+}
+
 func TestScannerAllocatesNothing(t *testing.T) {
 	text := `{"name": "a text without escapes", "n": -12.5e3, "list": [true, null]}`
 	if n := testing.AllocsPerRun(100, func() {
@@ -103,7 +120,7 @@ func TestScannerAllocatesNothing(t *testing.T) {
 		if !s.Take('{') {
 			t.Error("no object")
 		}
-		if name, escaped, ok := s.String(); !ok || escaped || name != "name" || !s.Take(':') {
+		if name, form, ok := s.String(); !ok || form != 0 || name != "name" || !s.Take(':') {
 			t.Error("no name")
 		}
 		if value, ok := s.Text(); !ok || value != "a text without escapes" || !s.Take(',') {
