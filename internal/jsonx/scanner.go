@@ -146,7 +146,9 @@ func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
 			s.at = i + 1
 			return s.text[from:i], form, true
 		case i+1 < len(s.text) && s.text[i] == '\\':
-			form |= Escaped
+			if form |= Escaped; s.text[i+1]&0x80 != 0 { // which is no escape
+				form |= Beyond
+			}
 			i += 2
 		default:
 			return inside, 0, false

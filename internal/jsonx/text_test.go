@@ -101,7 +101,7 @@ func TestText(t *testing.T) {
 }
 
 var quotedTexts = []string{`""`, `"a"`, `"\"\\\/\b\f\n\r\t"`, `"\u00e9\u00E9\ud83d\ude00"`, `"\ud800"`, `"\udc00"`, `"\ud800\ud800"`, `"\ud800\n"`, `"\u12"`, `"\u+123"`, `"\u00g0"`, `"\x"`, `"\`, `"\"`, `"\\"`, `"\\\"`,
-	`"\ufffd"`, `"\ud83d\u00e9"`, "\"\x01\"", "\"a\\n\x01\"", "\"\\\x01\"", `"\u0000"`}
+	`"\ufffd"`, `"\ud83d\u00e9"`, "\"\x01\"", "\"a\\n\x01\"", "\"\\\x01\"", `"\u0000"`, "\"\\\xad\""}
 
 func FuzzText(f *testing.F) {
 	for _, text := range quotedTexts {
