@@ -114,3 +114,15 @@ func BenchmarkMemory(b *testing.B) {
 		_, _ = m.Seen(b.Context(), string(key), until)
 	}
 }
+
+func BenchmarkParse(b *testing.B) {
+	text := []byte(`{"timestamp":"2026-04-16T19:00:00.123456Z","msg_id":"019cc8aa-0001-7def-8a12-000000000001","content":[{"type":"text","text":"` + strings.Repeat("Run the test. ", 40) +
+		`"},{"type":"metadata","metadata":{"n":"12","escaped":"a \"word\" \u00e9"}},{"type":"start-session"}],"n":[1,-2.5e3,true,null]}`)
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := parse(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

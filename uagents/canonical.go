@@ -341,35 +341,3 @@ func digestOf(prefix string, n *node) (digest string, canonical []byte, err erro
 	}
 	return fmt.Sprintf("%s%x", prefix, sha256.Sum256(canonical)), canonical, nil
 }
-
-// rawString appends a string as the reference's envelopes carry it: UTF-8 as
-// it is, only quote, backslash and control characters escaped.
-func rawString(b []byte, s string) []byte {
-	b = append(b, '"')
-	plain := 0 // from where on nothing is written yet, which needs no escape
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c >= ' ' && c != '"' && c != '\\' {
-			continue
-		}
-		b = append(b, s[plain:i]...)
-		plain = i + 1
-		switch {
-		case c == '"', c == '\\':
-			b = append(b, '\\', c)
-		case c == '\n':
-			b = append(b, `\n`...)
-		case c == '\r':
-			b = append(b, `\r`...)
-		case c == '\t':
-			b = append(b, `\t`...)
-		case c == '\b':
-			b = append(b, `\b`...)
-		case c == '\f':
-			b = append(b, `\f`...)
-		default:
-			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-		}
-	}
-	return append(append(b, s[plain:]...), '"')
-}

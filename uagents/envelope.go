@@ -391,7 +391,7 @@ func lowerUUID(s string) bool {
 
 // Encode writes the envelope as the reference's client does: compact, ten
 // members in fixed order, null for what is absent, UTF-8 unescaped.
-func (e *Envelope) Encode() ([]byte, error) { return e.appendJSON(nil, pyCompact, rawString) }
+func (e *Envelope) Encode() ([]byte, error) { return e.appendJSON(nil, pyCompact, jsonx.AppendText) }
 
 // encodeAnswer writes the envelope as the reference's server does in answers.
 func (e *Envelope) encodeAnswer() ([]byte, error) { return e.appendJSON(nil, pyDefault, pyString) }
