@@ -515,8 +515,9 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 // handAtOnce records a message of a session as the reply to the request of the
 // hub's that it answers: one record is its place in the session, and the end of
 // the request. If the hub is stopped right after it, nothing is left to be done:
-// the request is settled, and is not looked for in the session again. false: it was not, and is to be recorded as a notice, of which the
-// tender makes what can be made.
+// the request is settled, and is not looked for in the session again. Where it
+// is not handed, it is to be recorded as a notice, of which the tender makes
+// what can be made.
 func (b *Binding) handAtOnce(ctx context.Context, a *answer, s *hub.Submission) (handed bool, err error) {
 	if j := b.c.Journal; j.Shared() || j.Partition(a.call.Scope) != j.Partition(s.Scope) {
 		return false, nil // it may not be for this node to do, or not in one record

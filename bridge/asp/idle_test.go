@@ -89,6 +89,23 @@ func nameOf(t *testing.T, w *world, id string) string {
 	return e.Name
 }
 
+// question is what the agent of the hub's process asks of another.
+func question(to, text string) *parley.Message {
+	return &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Skill: "x", Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go"}}
+}
+
+// wasAsked waits for a question to a native agent.
+func wasAsked(ctx context.Context, t *testing.T, queries <-chan *asp.Message) *asp.Message {
+	t.Helper()
+	select {
+	case q := <-queries:
+		return q
+	case <-ctx.Done():
+		t.Fatal("the agent was not asked")
+		return nil
+	}
+}
+
 // timedOut waits until the hub's clock alone has moved a session on.
 func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, session string, to asp.State, reason string) *asp.Ledger {
 	w.t.Helper()
@@ -213,8 +230,7 @@ func TestIdleSessionIsClosed(t *testing.T) {
 	})
 	ask := func() (session string) {
 		t.Helper()
-		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Foreign: "one", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: nameOf(t, w, bob.Identity.ID()),
-			Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Foreign: "one", Message: question(nameOf(t, w, bob.Identity.ID()), "well?")})
 		if err != nil || m.Kind != parley.Response {
 			t.Fatalf("%+v %v", m, err)
 		}
@@ -276,17 +292,11 @@ func TestCancelIsWithdrawn(t *testing.T) {
 		return err
 	})
 	name := nameOf(t, w, bob.Identity.ID())
-	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: name,
-		Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: question(name, "well?")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var q *asp.Message
-	select {
-	case q = <-asked:
-	case <-ctx.Done():
-		t.Fatal("bob was not asked")
-	}
+	q := wasAsked(ctx, t, asked)
 	if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Cancel, From: "crew/echo", To: name, InReplyTo: request.ID,
 		Origin: parley.Origin{Protocol: "go"}}}); err != nil {
 		t.Fatal(err)

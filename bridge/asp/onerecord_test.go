@@ -177,18 +177,11 @@ func TestAnswerIsTheReply(t *testing.T) {
 	})
 	ask := func(text string) (*parley.Message, *asp.Message) {
 		t.Helper()
-		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Foreign: text, Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: nameOf(t, w, bob.Identity.ID()),
-			Skill: "x", Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go"}}})
+		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Foreign: text, Message: question(nameOf(t, w, bob.Identity.ID()), text)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case q := <-queries:
-			return m, q
-		case <-ctx.Done():
-			t.Fatal("bob was not asked")
-		}
-		return nil, nil
+		return m, wasAsked(ctx, t, queries)
 	}
 	log := w.written()
 	one, _ := ask("one")

@@ -146,8 +146,7 @@ func TestTrustIsVouchedFor(t *testing.T) {
 		}
 		return err
 	})
-	m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: nameOf(t, w, bob.Identity.ID()),
-		Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+	m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: question(nameOf(t, w, bob.Identity.ID()), "well?")})
 	if err != nil || m.Kind != parley.Response {
 		t.Errorf("the hub invites: %+v %v", m, err)
 	}
@@ -237,17 +236,11 @@ func TestAnswerAfterRestart(t *testing.T) {
 		}
 	}()
 	defer stop()
-	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: name(bob.Identity.ID()),
-		Skill: "x", Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go"}}})
+	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: question(name(bob.Identity.ID()), "well?")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var q *asp.Message
-	select {
-	case q = <-asked:
-	case <-ctx.Done():
-		t.Fatal("bob was not asked")
-	}
+	q := wasAsked(ctx, t, asked)
 	<-done
 	before := w.base
 	w.close()
