@@ -41,6 +41,7 @@ type PairsConfig struct {
 type PairRow struct {
 	From     string        `json:"from"`
 	To       string        `json:"to"`
+	Storage  floor.Storage `json:"storage"`
 	Agents   int           `json:"agents"` // in the directory besides those that talk
 	Messages int           `json:"messages"`
 	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
@@ -164,21 +165,30 @@ func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	if runtime.GOOS != "linux" {
 		return errors.New("the CPU time of the hub's process is read from /proc, which only Linux has")
 	}
+	for _, storage := range c.Storage {
+		if err := c.pairs(ctx, storage, each); err != nil {
+			return fmt.Errorf("%s: %w", storage, err)
+		}
+	}
+	return nil
+}
+
+func (c *PairsConfig) pairs(ctx context.Context, storage floor.Storage, each func(PairRow)) error {
 	floors := map[end]time.Duration{}
 	for _, from := range pairs.Protocols {
 		for _, to := range pairs.Protocols {
 			if len(c.Only) > 0 && !slices.Contains(c.Only, from+"->"+to) {
 				continue
 			}
-			row, err := PairRow{From: from, To: to, Agents: c.Agents}, error(nil)
+			row, err := PairRow{From: from, To: to, Storage: storage, Agents: c.Agents}, error(nil)
 			for _, e := range endsOf(from, to) {
 				if floors[e] == 0 && err == nil {
-					floors[e], err = c.floor(ctx, e.steps())
+					floors[e], err = c.floor(ctx, storage, e.steps())
 				}
 				row.Floor += floors[e]
 			}
 			if err == nil {
-				row.Messages, row.CPU, err = c.pair(ctx, from, to)
+				row.Messages, row.CPU, err = c.pair(ctx, storage, from, to)
 			}
 			if err != nil {
 				return fmt.Errorf("%s to %s: %w", from, to, err)
@@ -191,7 +201,7 @@ func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 }
 
 // pair runs a hub with some peers of both protocols.
-func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, each time.Duration, err error) {
+func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to string) (messages int, each time.Duration, err error) {
 	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
 	if err != nil {
 		return 0, 0, err
@@ -211,7 +221,7 @@ func (c *PairsConfig) pair(ctx context.Context, from, to string) (messages int, 
 			*list, all = append(*list, p), append(all, p)
 		}
 	}
-	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(c.Storage[0]), Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
+	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
 	for i := range c.Agents {
 		config.Agents[fmt.Sprintf("idle-%d", i)] = node.Agent{AGH: &node.AGHAgent{Workspace: "elsewhere", Peer: fmt.Sprintf("idle-%d", i)}}
 	}
@@ -324,13 +334,13 @@ func Floor(ctx context.Context, in io.Reader, out io.Writer) error {
 }
 
 // floor measures a plan.
-func (c *PairsConfig) floor(ctx context.Context, steps []floor.Step) (time.Duration, error) {
+func (c *PairsConfig) floor(ctx context.Context, storage floor.Storage, steps []floor.Step) (time.Duration, error) {
 	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
 	if err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	plan := floor.Plan{Steps: steps, Peers: c.Peers, Payload: c.Payload, Storage: c.Storage[0], Dir: dir}
+	plan := floor.Plan{Steps: steps, Peers: c.Peers, Payload: c.Payload, Storage: storage, Dir: dir}
 	in, err := json.Marshal(plan)
 	if err != nil {
 		return 0, err

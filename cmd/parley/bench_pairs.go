@@ -13,7 +13,7 @@ import (
 
 func (a *app) benchPairsCommand() *cobra.Command {
 	c := bench.PairsConfig{}
-	var storage string
+	var storage []string
 	cmd := &cobra.Command{
 		Use:   "pairs",
 		Short: "Requests and their answers from every protocol to every other",
@@ -23,28 +23,30 @@ socket, next to the sum of both ends' floors: what bare programs, each in a proc
 of its own, need to stand at one end alone, with the same requests, events and
 messages, signatures and appends, as many peers, and nothing else. It needs Linux.`,
 		Example: `  parley bench pairs
-  parley bench pairs --only 'samvad->agh' --duration 10s
+  parley bench pairs --only 'samvad->agh' --storage disk --duration 10s
   parley bench pairs --agents 10000 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if storage != string(floor.Memory) && storage != string(floor.Disk) {
-				return usage("--storage %q: want memory or disk", storage)
+			for _, s := range storage {
+				if s != string(floor.Memory) && s != string(floor.Disk) {
+					return usage("--storage %q: want memory or disk", s)
+				}
+				c.Storage = append(c.Storage, floor.Storage(s))
 			}
-			c.Storage = []floor.Storage{floor.Storage(storage)}
 			self, err := os.Executable()
 			if err != nil {
 				return err
 			}
 			c.Hub, c.Floor = []string{self, "serve", "--log", "error"}, []string{self, "bench", "floor"}
 			if !a.json {
-				fmt.Fprintf(a.out, "%-18s %7s %9s %10s %10s %6s\n", "pair", "agents", "messages", "cpu/msg", "floor", "ratio")
+				fmt.Fprintf(a.out, "%-18s %7s %7s %9s %10s %10s %6s\n", "pair", "storage", "agents", "messages", "cpu/msg", "floor", "ratio")
 			}
 			return bench.Pairs(cmd.Context(), c, func(r bench.PairRow) {
 				if a.json {
 					_ = a.print(r, "") // a broken pipe ends the next one, too
 					return
 				}
-				fmt.Fprintf(a.out, "%-18s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Agents, r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
+				fmt.Fprintf(a.out, "%-18s %7s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Storage, r.Agents, r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
 			})
 		},
 	}
@@ -54,7 +56,7 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
 	f.IntVar(&c.Agents, "agents", 0, "agents in the directory besides those that talk")
 	f.DurationVar(&c.Duration, "duration", 2*time.Second, "of each measurement")
 	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message")
-	f.StringVar(&storage, "storage", "memory", "memory or disk")
+	f.StringSliceVar(&storage, "storage", nil, "of the hub: memory, disk (default both)")
 	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records (default: the temporary directory)")
 	return cmd
 }
