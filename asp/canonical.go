@@ -102,7 +102,7 @@ func parseJSON(b []byte) (*node, error) { return parseWithin(b, maxDepth) }
 // and accepts is what jsonx does, in one pass; jsonx says what is wrong. Besides
 // it refuses what only ASP does.
 func parseWithin(b []byte, depth int) (*node, error) {
-	p := parser{b: b, src: string(b), depth: depth, nodes: make([]node, 0, 16), names: make([]name, 0, 16)}
+	p := newParser(b, depth)
 	n, ok := p.document()
 	if !ok {
 		err := jsonx.Valid(b, depth)
@@ -162,46 +162,26 @@ func escapeUnit(b []byte) (uint16, bool) {
 
 // parser reads a document.
 type parser struct {
-	b     []byte
-	src   string // b: strings without escapes are parts of it
-	i     int
-	depth int    // how much deeper values may nest
-	fault string // the first that is none of the syntax
-	nodes []node // the members and elements of what is open
-	names []name
+	jsonx.Scanner[string] // of which strings without escapes are parts
+	b                     []byte
+	depth                 int    // how much deeper values may nest
+	fault                 string // the first that is none of the syntax
+	nodes                 []node // the members and elements of what is open
+	names                 []name
+}
+
+func newParser(b []byte, depth int) parser {
+	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth, nodes: make([]node, 0, 16), names: make([]name, 0, 16)}
 }
 
 // document reads one value with nothing behind it; false if it is not strict
 // JSON.
 func (p *parser) document() (n node, ok bool) {
-	if !utf8.ValidString(p.src) {
+	if !utf8.Valid(p.b) {
 		return n, false
 	}
-	p.space()
-	if n, ok = p.value(); !ok {
-		return n, false
-	}
-	p.space()
-	return n, p.i == len(p.b)
-}
-
-func (p *parser) space() {
-	for p.i < len(p.b) {
-		switch p.b[p.i] {
-		case ' ', '\t', '\n', '\r':
-			p.i++
-		default:
-			return
-		}
-	}
-}
-
-// next gives the byte at p.i, 0 at the end: no part of the syntax.
-func (p *parser) next() byte {
-	if p.i < len(p.b) {
-		return p.b[p.i]
-	}
-	return 0
+	n, ok = p.value()
+	return n, ok && p.End()
 }
 
 func (p *parser) refuse(code string) {
@@ -210,109 +190,57 @@ func (p *parser) refuse(code string) {
 	}
 }
 
-// value reads the value that begins at p.i.
 func (p *parser) value() (n node, ok bool) {
-	start := p.i
-	switch c := p.next(); c {
+	c := p.Next()
+	start := p.Offset()
+	switch c {
 	case '{':
 		ok = p.object(&n)
 	case '[':
 		ok = p.array(&n)
 	case '"':
 		n.kind = '"'
-		n.str, ok = p.string()
+		n.str, ok = p.Text()
 	case 't':
-		n.kind, ok = c, p.literal("true")
+		n.kind, ok = c, p.Literal("true")
 	case 'n':
-		n.kind, ok = c, p.literal("null")
+		n.kind, ok = c, p.Literal("null")
 	case 'f':
-		n.kind, ok = c, p.literal("false")
+		n.kind, ok = c, p.Literal("false")
 	default:
 		n.kind = '0'
-		if ok = p.number(); ok {
-			if code := numberFault(p.b[start:p.i]); code != "" {
+		if _, ok = p.Number(); ok {
+			if code := numberFault(p.b[start:p.Offset()]); code != "" {
 				p.refuse(code)
 			}
 		}
 	}
-	n.raw = p.b[start:p.i]
+	n.raw = p.b[start:p.Offset()]
 	return n, ok
 }
 
-func (p *parser) literal(s string) bool {
-	if !strings.HasPrefix(p.src[p.i:], s) {
-		return false
-	}
-	p.i += len(s)
-	return true
-}
-
-// number passes over a number.
-func (p *parser) number() bool {
-	if p.next() == '-' {
-		p.i++
-	}
-	if p.next() == '0' {
-		p.i++
-	} else if !p.digits() {
-		return false
-	}
-	if p.next() == '.' {
-		p.i++
-		if !p.digits() {
-			return false
-		}
-	}
-	if c := p.next(); c == 'e' || c == 'E' {
-		p.i++
-		if c := p.next(); c == '+' || c == '-' {
-			p.i++
-		}
-		return p.digits()
-	}
-	return true
-}
-
-func (p *parser) digits() bool {
-	from := p.i
-	for c := p.next(); c >= '0' && c <= '9'; c = p.next() {
-		p.i++
-	}
-	return p.i > from
-}
-
-// enter begins what is in brackets; it leaves p.i at what follows.
-func (p *parser) enter() bool {
-	p.i++
-	p.space()
+// enter begins what is in brackets.
+func (p *parser) enter(bracket byte) bool {
 	p.depth--
-	return p.depth >= 0
+	return p.Take(bracket) && p.depth >= 0
 }
 
 // another passes over what follows a member or an element: a comma, or the
 // bracket that ends them.
 func (p *parser) another(end byte) (more, ok bool) {
-	p.space()
-	c := p.next()
-	p.i++
-	if c == ',' {
-		p.space()
+	if p.Take(',') {
 		return true, true
 	}
-	return false, c == end
+	return false, p.Take(end)
 }
 
 func (p *parser) array(n *node) bool {
 	n.kind = '['
 	base := len(p.nodes)
-	if !p.enter() {
+	if !p.enter('[') {
 		return false
 	}
-	more := p.next() != ']'
-	if !more {
-		p.i++
-	}
-	for more {
+	for more := !p.Take(']'); more; {
 		kid, ok := p.value()
 		if !ok {
 			return false
@@ -337,30 +265,19 @@ func (p *parser) take(base int) []node {
 func (p *parser) object(n *node) bool {
 	n.kind = '{'
 	base, names := len(p.nodes), len(p.names)
-	if !p.enter() {
+	if !p.enter('{') {
 		return false
 	}
-	more, normalised := p.next() != '}', false
-	if !more {
-		p.i++
-	}
-	for more {
-		if p.next() != '"' {
-			return false
-		}
-		raw, ok := p.string()
-		if !ok {
+	normalised := false
+	for more := !p.Take('}'); more; {
+		raw, ok := p.Text()
+		if !ok || !p.Take(':') {
 			return false
 		}
 		nfc := raw
 		if !ascii(raw) && !norm.NFC.IsNormalString(raw) {
 			nfc, normalised = norm.NFC.String(raw), true
 		}
-		if p.space(); p.next() != ':' {
-			return false
-		}
-		p.i++
-		p.space()
 		kid, ok := p.value()
 		if !ok {
 			return false
@@ -404,74 +321,6 @@ func duplicateNames(names []name, of func(name) string) bool {
 		seen[of(n)] = true
 	}
 	return false
-}
-
-// string reads the string at p.i.
-func (p *parser) string() (string, bool) {
-	p.i++
-	start := p.i
-	for i, c := range p.b[start:] {
-		switch {
-		case c == '"':
-			p.i = start + i + 1
-			return p.src[start : start+i], true
-		case c == '\\':
-			p.i = start + i
-			return p.escaped(start)
-		case c < 0x20:
-			return "", false
-		}
-	}
-	return "", false
-}
-
-// escaped reads the rest of a string that began at start, from its first
-// escape on.
-func (p *parser) escaped(start int) (string, bool) {
-	out := append(make([]byte, 0, p.i-start+64), p.b[start:p.i]...)
-	for p.i < len(p.b) {
-		c := p.b[p.i]
-		switch {
-		case c == '"':
-			p.i++
-			return string(out), true
-		case c < 0x20:
-			return "", false
-		case c != '\\':
-			out = append(out, c)
-			p.i++
-			continue
-		}
-		if p.i+1 == len(p.b) {
-			return "", false
-		}
-		switch c := p.b[p.i+1]; c {
-		case 'b', 'f', 'n', 'r', 't':
-			out = append(out, "\b\f\n\r\t"[strings.IndexByte("bfnrt", c)])
-			p.i += 2
-		case '"', '\\', '/':
-			out = append(out, c)
-			p.i += 2
-		case 'u':
-			unit, ok := escapeUnit(p.b[p.i:])
-			if !ok {
-				return "", false
-			}
-			p.i += 6
-			r := rune(unit)
-			if utf16.IsSurrogate(r) {
-				low, ok := escapeUnit(p.b[p.i:])
-				if r = utf16.DecodeRune(r, rune(low)); !ok || r == utf8.RuneError {
-					return "", false // one half alone
-				}
-				p.i += 6
-			}
-			out = utf8.AppendRune(out, r)
-		default:
-			return "", false
-		}
-	}
-	return "", false
 }
 
 func ascii(s string) bool {
@@ -538,7 +387,7 @@ func appendCanonical(dst []byte, n *node) []byte {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = appendString(dst, n.names[at].text)
+			dst = jsonx.AppendText(dst, n.names[at].text)
 			dst = append(dst, ':')
 			dst = appendCanonical(dst, &n.kids[at])
 		}
@@ -557,7 +406,7 @@ func appendCanonical(dst []byte, n *node) []byte {
 		if !ascii(s) && !norm.NFC.IsNormalString(s) {
 			s = norm.NFC.String(s)
 		}
-		return appendString(dst, s)
+		return jsonx.AppendText(dst, s)
 	case '0':
 		return appendNumber(dst, n.number())
 	}
@@ -604,39 +453,6 @@ func unitOrder(r rune) rune {
 		return r + 0x110000
 	}
 	return r
-}
-
-const hexDigits = "0123456789abcdef"
-
-func appendString(dst []byte, s string) []byte {
-	dst = append(dst, '"')
-	start := 0
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c >= 0x20 && c != '"' && c != '\\' {
-			continue
-		}
-		dst = append(dst, s[start:i]...)
-		start = i + 1
-		switch c {
-		case '"', '\\':
-			dst = append(dst, '\\', c)
-		case '\b':
-			dst = append(dst, '\\', 'b')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\f':
-			dst = append(dst, '\\', 'f')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		default:
-			dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-		}
-	}
-	dst = append(dst, s[start:]...)
-	return append(dst, '"')
 }
 
 // appendNumber writes f as ECMAScript's Number::toString does.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // DPoP proofs, "DPoP proof structure" and RFC 9449. One kind of proof goes
@@ -212,12 +214,12 @@ func (id *Identity) HTTPProof(method, url, accessToken string, now time.Time) (s
 func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, Proof, error) {
 	claims := Proof{JTI: rand.Text(), Thumbprint: id.proof.thumbprint, IssuedAt: time.Unix(now.Unix(), 0), key: id.proof}
 	p := append(make([]byte, 0, 256), `{"htm":`...)
-	p = append(appendString(p, htm), `,"htu":`...)
-	p = append(appendString(p, htu), `,"iat":`...)
+	p = append(jsonx.AppendText(p, htm), `,"htu":`...)
+	p = append(jsonx.AppendText(p, htu), `,"iat":`...)
 	p = append(appendNumber(p, float64(now.Unix())), `,"jti":`...)
-	p = appendString(p, claims.JTI)
+	p = jsonx.AppendText(p, claims.JTI)
 	if ath != "" {
-		p = appendString(append(p, `,"ath":`...), ath)
+		p = jsonx.AppendText(append(p, `,"ath":`...), ath)
 	}
 	p = append(p, '}')
 	out := append(make([]byte, 0, 640), id.proofHeader...)

@@ -234,7 +234,7 @@ func canonicalContent(n *node) (out []byte, body span) {
 		if i > 0 {
 			out = append(out, ',')
 		}
-		out = append(appendString(out, n.names[at].text), ':')
+		out = append(jsonx.AppendText(out, n.names[at].text), ':')
 		from := len(out)
 		out = appendCanonical(out, &n.kids[at])
 		if n.names[at].raw == "body" {
@@ -424,7 +424,7 @@ func (e *Envelope) Digest() string {
 	out := (*room)[:0]
 	var few [16]int
 	for _, at := range e.root.sorted(few[:0]) {
-		out = append(appendString(append(out, ','), e.root.names[at].text), ':')
+		out = append(jsonx.AppendText(append(out, ','), e.root.names[at].text), ':')
 		if e.root.names[at].raw == "content" {
 			out = append(out, e.content...) // written before
 		} else {

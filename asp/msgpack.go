@@ -10,6 +10,8 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // MessagePack, "Encoding": the same schema as JSON. Hash and signature are
@@ -78,7 +80,7 @@ func (m *unpacker) value(depth int, at place) error {
 		if err != nil {
 			return err
 		}
-		m.out = appendString(m.out, string(s))
+		m.out = jsonx.AppendText(m.out, string(s))
 		return nil
 	case msgpcode.IsBin(c):
 		data, err := m.bytes()
@@ -163,7 +165,7 @@ func (m *unpacker) object(depth int, at place) error {
 		if err != nil {
 			return err
 		}
-		m.out = append(appendString(m.out, string(key)), ':')
+		m.out = append(jsonx.AppendText(m.out, string(key)), ':')
 		next := elsewhere
 		switch {
 		case at == atRoot && string(key) == "sender":

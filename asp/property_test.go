@@ -365,7 +365,7 @@ func FuzzSyntax(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, depth := range []int{maxDepth, 3} {
-			p := parser{b: b, src: string(b), depth: depth}
+			p := newParser(b, depth)
 			n, ok := p.document()
 			if want := jsonx.Valid(b, depth); ok != (want == nil) {
 				t.Fatalf("%q, %d deep: read %t, jsonx says %v", b, depth, ok, want)

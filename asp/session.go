@@ -245,7 +245,7 @@ func (p *pending) setMember(name, value string) {
 	if err != nil || n.kind != '{' || n.get(name) != nil {
 		return
 	}
-	b := appendString(append(appendString([]byte{'{'}, name), ':'), value)
+	b := jsonx.AppendText(append(jsonx.AppendText([]byte{'{'}, name), ':'), value)
 	if len(n.names) > 0 {
 		b = append(b, ',')
 	}

@@ -166,7 +166,7 @@ func (d *Draft) write(id *Identity) (e *Envelope, input []byte, err error) {
 
 // content writes the content as [Draft] has it.
 func (d *Draft) content(w *writer, body []byte) (err error) {
-	w.b = append(appendString(append(w.b, `{"mimeType":`...), or(d.MimeType, "application/json")), `,"body":`...)
+	w.b = append(jsonx.AppendText(append(w.b, `{"mimeType":`...), or(d.MimeType, "application/json")), `,"body":`...)
 	w.b = append(w.b, body...)
 	if d.Context != nil {
 		w.b = append(w.b, `,"context":[`...)
@@ -175,8 +175,8 @@ func (d *Draft) content(w *writer, body []byte) (err error) {
 			if i > 0 {
 				w.b = append(w.b, ',')
 			}
-			w.b = append(appendString(append(w.b, `{"type":`...), o.Type), `,"id":`...)
-			w.b = append(appendString(w.b, o.ID), `,"version":`...)
+			w.b = append(jsonx.AppendText(append(w.b, `{"type":`...), o.Type), `,"id":`...)
+			w.b = append(jsonx.AppendText(w.b, o.ID), `,"version":`...)
 			w.b = append(strconv.AppendInt(w.b, o.Version, 10), `,"data":`...)
 			if o.Data == nil {
 				w.b = append(w.b, "null"...)
@@ -187,7 +187,7 @@ func (d *Draft) content(w *writer, body []byte) (err error) {
 				w.b = strconv.AppendInt(append(w.b, `,"ttl":`...), *o.TTL, 10)
 			}
 			if o.Visibility != "" {
-				w.b = appendString(append(w.b, `,"visibility":`...), string(o.Visibility))
+				w.b = jsonx.AppendText(append(w.b, `,"visibility":`...), string(o.Visibility))
 			}
 			w.b = append(w.b, '}')
 		}
@@ -220,7 +220,7 @@ func (m *members) name(s string) {
 	if len(m.n.names) > 0 {
 		m.w.b = append(m.w.b, ',')
 	}
-	m.w.b = append(appendString(m.w.b, s), ':')
+	m.w.b = append(jsonx.AppendText(m.w.b, s), ':')
 	m.n.names = append(m.n.names, name{text: s, raw: s})
 }
 
@@ -229,7 +229,7 @@ func (m *members) value(n node) { m.n.kids = append(m.n.kids, n) }
 func (m *members) string(name, s string) {
 	m.name(name)
 	from := len(m.w.b)
-	m.w.b = appendString(m.w.b, s)
+	m.w.b = jsonx.AppendText(m.w.b, s)
 	m.value(node{kind: '"', raw: m.w.b[from:], str: s})
 }
 
