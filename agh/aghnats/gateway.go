@@ -49,6 +49,10 @@ type Gateway struct {
 	// Refused is told of every message that was not accepted, with the user
 	// that sent it; Result.Err says why.
 	Refused func(user, subject string, raw []byte, res agh.Result)
+	// Unknown is asked first about a message of a user for a peer that is not
+	// known here. If it gives true, nothing more becomes of the message before
+	// it calls again, by which the message is received anew.
+	Unknown func(user string, res agh.Result, again func()) bool
 
 	Interval time.Duration // greet interval of hosted peers; 0 means 30 s
 	Workers  int           // messages worked on at once; 0 means 16
@@ -208,6 +212,7 @@ func (g *Gateway) work(jobs chan job) {
 }
 
 func (g *Gateway) handle(j job) agh.Result {
+	received := j
 	j = g.inward(j)
 	in := agh.Inbound{Raw: j.data, Subject: j.subject}
 	if j.user != nil {
@@ -224,6 +229,10 @@ func (g *Gateway) handle(j job) agh.Result {
 	}
 	res := g.Router.Receive(g.ctx, in)
 	g.events(res.Events)
+	if g.Unknown != nil && j.user != nil && errors.Is(res.Err, agh.ErrNotTarget) &&
+		g.Unknown(in.Principal, res, func() { g.enqueue(j.user.uid, received) }) {
+		return res
+	}
 	if res.Outcome != agh.Accepted && g.Refused != nil {
 		g.Refused(in.Principal, j.subject, j.data, res)
 	}

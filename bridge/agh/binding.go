@@ -103,6 +103,7 @@ type Binding struct {
 	members    *members
 	handoffs   journal.State
 	owed       owed
+	held       held
 	asked      asked
 
 	stop  []func()
@@ -151,13 +152,14 @@ func New(c Config) (*Binding, error) {
 		b.closed = newClosed(c.Journal, c.Now)
 		b.closed.keep, b.works.log = b.works.keep, b.closed
 	}
+	b.held.within, b.held.refuse = b.interval(), b.refuseHeld
 	b.router = &protocol.Router{
 		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
 		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen,
 	}
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
-		Admitted: b.admitted, Refused: b.refused, Interval: c.Interval, Log: c.Logger,
+		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger,
 		Workers: 256} // each waits for an append; appends of many go together
 	return b, nil
 }
@@ -338,6 +340,7 @@ func (b *Binding) share(ctx context.Context) error {
 			b.c.Hub.Kick(r.Name)
 		}
 		b.greetedElsewhere(r)
+		b.heardElsewhere(r)
 		b.work.Go(func() {
 			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil); err != nil {
 				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace, "peer", r.Peer, "error", err)
@@ -423,6 +426,7 @@ func (b *Binding) Close() error {
 	if b.close != nil {
 		b.close()
 	}
+	b.held.close()
 	b.mu.Lock()
 	if b.receiptClock != nil {
 		b.receiptClock.Stop()
@@ -558,6 +562,7 @@ func (b *Binding) host(p place, e *directory.Entry) error {
 	b.mu.Lock()
 	b.hosted[p] = e.Name
 	b.mu.Unlock()
+	b.wakeHeld(p)
 	return nil
 }
 

@@ -101,11 +101,19 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 	if err != nil {
 		return err
 	}
+	until := b.now().Add(handedFor)
+	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
+		until = ends
+	}
 	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
 	defer cancel()
-	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, b.now().Add(5*time.Minute))
+	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, until)
 	return err
 }
+
+// handedFor is how long a message that was handed over waits at most for its
+// peer to come back to the other hub.
+const handedFor = 5 * time.Minute
 
 // most broadcasts whose time is remembered. What is forgotten, or was
 // published before a restart, members get once more, and know it by its id.

@@ -74,41 +74,37 @@ func (b *Binding) payOwed(to place) {
 		case <-b.ctx.Done():
 			return
 		}
-		listens := b.gateway.Listens(to.workspaceID, to.channel, to.peer)
-		b.owed.mu.Lock()
-		list := b.owed.byPeer[to]
-		n := len(list)
-		if !listens {
-			// What nobody fetched in time ends with its note in the journal.
-			if n = slices.IndexFunc(list, func(m handedOver) bool { return b.now().Before(m.value.Until) }); n < 0 {
-				n = len(list)
+		for out := []handedOver{{}}; len(out) > 0; {
+			var left bool
+			if out, left = b.owed.due(to, b.gateway.Listens(to.workspaceID, to.channel, to.peer), b.now()); !left {
+				return
+			}
+			for _, m := range out {
+				b.publishHanded(m)
 			}
 		}
-		out := list[:n]
-		b.owed.waiting -= n
-		if list = list[n:]; len(list) == 0 && !listens {
-			delete(b.owed.byPeer, to)
-			b.owed.mu.Unlock()
-			return
-		}
-		b.owed.byPeer[to] = list // while it is there, what comes meanwhile follows
-		b.owed.mu.Unlock()
-		if !listens {
-			continue
-		}
-		for _, m := range out {
-			b.publishHanded(m)
-		}
-		b.owed.mu.Lock()
-		done := len(b.owed.byPeer[to]) == 0
-		if done {
-			delete(b.owed.byPeer, to)
-		}
-		b.owed.mu.Unlock()
-		if done {
-			return
-		}
 	}
+}
+
+// due takes out what is to be published for a peer, which is all if it listens;
+// left is false if nothing is, nor was just now. What is over ends with its note
+// in the journal: nobody is to work on what was asked for till then.
+func (o *owed) due(to place, listens bool, now time.Time) (out []handedOver, left bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	list := o.byPeer[to]
+	had := len(list)
+	list = slices.DeleteFunc(list, func(m handedOver) bool { return !now.Before(m.value.Until) })
+	if listens {
+		out, list = list, nil
+	}
+	o.waiting -= had - len(list)
+	if len(list) == 0 && len(out) == 0 {
+		delete(o.byPeer, to)
+		return nil, false
+	}
+	o.byPeer[to] = list // while it is there, what comes meanwhile follows
+	return out, true
 }
 
 func (b *Binding) publishHanded(m handedOver) {

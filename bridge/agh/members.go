@@ -318,13 +318,19 @@ func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
 // whose peers may answer, an answer to that of who asked.
 func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
-		if x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To); ok {
+		x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To)
+		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && !b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
+			b.held.ask(e, b.now()) // it was away, and may be back in a moment
+			x, ok = b.elsewhere(e.WorkspaceID, e.Channel, e.To)
+		}
+		if ok {
 			return b.handOff(e, x)
 		}
 		return nil
 	}
 	var err error
-	for _, node := range b.members.nodes(e.WorkspaceID, e.Channel, b.now().Add(-2*b.interval())) {
+	q := b.held.ask(e, b.now())
+	for _, node := range b.held.unasked(q, b.members.nodes(e.WorkspaceID, e.Channel, b.now().Add(-2*b.interval()))) {
 		err = errors.Join(err, b.handOff(e, member{place: place{e.WorkspaceID, e.Channel, ""}, node: node}))
 	}
 	return err
@@ -341,6 +347,7 @@ func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *proto
 	if back {
 		b.c.Hub.Kick(name)
 	}
+	b.wakeHeld(at)
 	return err
 }
 

@@ -1,0 +1,8 @@
+package agh
+
+// Held is how much waits for peers of which this hub has not heard.
+func (b *Binding) Held() (messages, questions int) {
+	b.held.mu.Lock()
+	defer b.held.mu.Unlock()
+	return b.held.count, len(b.held.questions)
+}

@@ -1,0 +1,178 @@
+package agh
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/journal"
+)
+
+// said is a message as it came.
+func said(t *testing.T, id, to string, expires time.Time) *protocol.Envelope {
+	t.Helper()
+	e := &protocol.Envelope{ID: id, WorkspaceID: "w", Channel: "c", From: "alice", To: to, TS: time.Now().Unix()}
+	if !expires.IsZero() {
+		e.ExpiresAt = expires.Unix()
+	}
+	if err := e.SetContent(&protocol.Whois{Type: protocol.WhoisRequest}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := e.Encode()
+	if err == nil {
+		e, err = protocol.Decode(b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// TestHeldInVain: what is for a peer that does not come is refused after one
+// greet interval, and no user, nor all of them, can have more held than there is
+// room for.
+func TestHeldInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := make(chan string, 2*maxHeld)
+		h := &held{within: 30 * time.Second, refuse: func(m heldMessage) { refused <- m.res.Envelope.ID }}
+		message := func(user, id string) heldMessage {
+			return heldMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})}, again: func() {}}
+		}
+		bob, carol := place{"w", "c", "bob"}, place{"w", "c", "carol"}
+		if !h.keep(bob, message("alice", "msg_1")) || !h.keep(carol, message("alice", "msg_2")) {
+			t.Fatal("there is no room")
+		}
+		if list := h.take(carol, nil); len(list) != 1 || list[0].res.Envelope.ID != "msg_2" {
+			t.Errorf("for carol there is %v", list)
+		}
+		time.Sleep(30*time.Second - 1)
+		synctest.Wait()
+		if len(refused) > 0 {
+			t.Errorf("%s was refused before its time", <-refused)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 || len(h.byPlace)+len(h.bySender) != 0 {
+			t.Errorf("not refused, or kept after: %+v", h)
+		}
+		for n := range maxHeld + maxHeldEach {
+			user := fmt.Sprint("user", n/(maxHeldEach+1))
+			if kept, room := h.keep(bob, message(user, fmt.Sprint("msg_", n))), n%(maxHeldEach+1) < maxHeldEach && n < maxHeld+maxHeld/maxHeldEach; kept != room {
+				t.Fatalf("the message %d of all: kept %v, room %v", n, kept, room)
+			}
+		}
+		h.close()
+		if h.keep(bob, message("alice", "msg_3")) {
+			t.Error("kept by a hub that stops")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(refused) > 0 {
+			t.Error("refused by a hub that has stopped")
+		}
+	})
+}
+
+// TestQuestionsForNewPeers: a question for all is brought to each hub once, one
+// for a single peer to that peer's, and neither after its time.
+func TestQuestionsForNewPeers(t *testing.T) {
+	h := &held{within: 30 * time.Second}
+	now := time.Now()
+	for id, to := range map[string]string{"msg_all": "", "msg_bob": "bob"} {
+		q := h.ask(said(t, id, to, time.Time{}), now)
+		if to == "" {
+			if out := h.unasked(q, []string{"one", "two"}); len(out) != 2 {
+				t.Errorf("brought to %q", out)
+			}
+			if out := h.unasked(q, []string{"two"}); len(out) != 0 {
+				t.Errorf("brought to %q again", out)
+			}
+		}
+	}
+	for _, c := range []struct {
+		peer, node string
+		after      time.Duration
+		want       []string
+	}{
+		{"carol", "two", 0, nil},
+		{"carol", "three", 0, []string{"msg_all"}},
+		{"carol", "three", 0, nil},
+		{"bob", "two", 0, []string{"msg_bob"}},
+		{"bob", "two", 0, nil},
+		{"bob", "four", 30 * time.Second, nil},
+	} {
+		var got []string
+		for _, e := range h.asked(place{"w", "c", c.peer}, c.node, now.Add(c.after)) {
+			got = append(got, e.ID)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s at %s after %s: %q, want %q", c.peer, c.node, c.after, got, c.want)
+		}
+	}
+	if len(h.questions) > 0 {
+		t.Error("a question is kept after its time")
+	}
+	for n := range maxQuestions + 1 {
+		h.ask(said(t, fmt.Sprint("msg_", n), "", time.Time{}), now)
+	}
+	if len(h.questions) != maxQuestions || h.questions[0].e.ID != "msg_1" {
+		t.Errorf("%d questions are kept", len(h.questions))
+	}
+}
+
+// TestOwedUntilItIsOver: what another hub handed over for a peer that is away is
+// dropped when it is over, wherever it stands, and not published after that.
+func TestOwedUntilItIsOver(t *testing.T) {
+	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	now := time.Now()
+	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}, ctx: t.Context(), handoffs: j.State("agh.handoffs")}
+	bob := member{place: place{"w", "c", "bob"}, node: "two"}
+	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}), said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
+		if err := b.handOff(e, bob); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := &owed{byPeer: map[place][]handedOver{}}
+	for v, err := range b.handoffs.Range(t.Context(), "two/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v.Until.After(now.Add(handedFor)) {
+			t.Errorf("kept for %s", v.Until.Sub(now))
+		}
+		o.byPeer[bob.place] = append(o.byPeer[bob.place], handedOver{value: v, peer: "bob"})
+		o.waiting++
+	}
+	for _, c := range []struct {
+		after     time.Duration
+		listens   bool
+		out, kept int
+		left      bool
+	}{
+		{59 * time.Second, false, 0, 3, true},
+		{time.Minute, false, 0, 2, true},
+		{time.Minute, true, 2, 0, true},
+		{time.Minute, true, 0, 0, false},
+	} {
+		// expires_at has whole seconds.
+		out, left := o.due(bob.place, c.listens, now.Truncate(time.Second).Add(c.after))
+		if len(out) != c.out || o.waiting != c.kept || len(o.byPeer[bob.place]) != c.kept || left != c.left {
+			t.Errorf("after %s: %d are published, %d wait, left %v; want %+v", c.after, len(out), o.waiting, left, c)
+		}
+	}
+	if len(o.byPeer) > 0 {
+		t.Error("a peer is remembered to whom nothing is owed")
+	}
+}
