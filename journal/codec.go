@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 	"unsafe"
@@ -244,12 +243,12 @@ func (e *encoder) pairs(tag int, m map[string]string) {
 }
 
 func sorted[V any](m map[string]V) []string {
-	if len(m) == 1 {
-		for k := range m {
-			return []string{k}
-		}
+	keys := make([]string, 0, 8) // most have fewer
+	for k := range m {
+		keys = append(keys, k)
 	}
-	return slices.Sorted(maps.Keys(m))
+	slices.Sort(keys)
+	return keys
 }
 
 // content writes where data is found: in the envelope, or a blob of its own.

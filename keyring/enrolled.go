@@ -101,7 +101,7 @@ func (r *Ring) Unenroll(agent, purpose, keyID string) error {
 // Fingerprint is a short name of a public key for people to compare: 20
 // hexadecimal digits of SHA-256.
 func Fingerprint(a Algorithm, public []byte) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%x", a, public)
-	return hex.EncodeToString(h.Sum(nil)[:10])
+	b := append(append(make([]byte, 0, 128), a...), '\n')
+	sum := sha256.Sum256(hex.AppendEncode(b, public))
+	return hex.EncodeToString(sum[:10])
 }

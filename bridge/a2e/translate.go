@@ -63,7 +63,7 @@ func toContent(parts []parley.Part) (protocol.Value, error) {
 		}
 		return protocol.Value(parts[0].Data), nil
 	case len(parts) == 1 && parts[0].IsText():
-		return jsonx.Encode(string(parts[0].Data))
+		return jsonx.AppendString(make([]byte, 0, len(parts[0].Data)+16), string(parts[0].Data))
 	}
 	list := make([]part, len(parts))
 	for i, p := range parts {
@@ -77,7 +77,7 @@ func toContent(parts []parley.Part) (protocol.Value, error) {
 func toData(parts []parley.Part) (protocol.Value, error) {
 	v, err := toContent(parts)
 	if err == nil && v.Kind() == '"' {
-		return jsonx.Encode(map[string]protocol.Value{"text": v})
+		return append(append(append(make(protocol.Value, 0, len(v)+9), `{"text":`...), v...), '}'), nil
 	}
 	return v, err
 }
@@ -101,26 +101,29 @@ func jsonPart(v []byte) parley.Part {
 	return parley.Part{MediaType: "application/json", Data: v}
 }
 
-// provenance is what a recipient is told about where a message came from
+// provenanceOf is what a recipient is told about where a message came from
 // (DESIGN §3): the member "parley" of its metadata.
-type provenance struct {
-	Protocol  string           `json:"protocol"`
-	Sender    string           `json:"sender"`
-	Peer      string           `json:"peer,omitempty"`
-	Assurance parley.Assurance `json:"assurance"`
-	Key       string           `json:"key,omitempty"`    // by which it was proved, in that protocol's words
-	Proved    []string         `json:"proved,omitempty"` // checks that held
-	Digest    string           `json:"digest,omitempty"` // of the original envelope, RFC 9530 form
-	Message   parley.ID        `json:"message"`
-	Hub       string           `json:"hub"`
-	Hops      []string         `json:"hops,omitempty"`
-	bridge.Rest
-}
-
 func provenanceOf(m *parley.Message, hubID string, way bridge.Way) protocol.Value {
-	p := provenance{Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance, Message: m.ID, Hub: hubID, Hops: m.Hops,
-		Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Digest: bridge.Digest(m), Rest: bridge.RestOf(way, m)}
-	v, err := jsonx.Encode(map[string]provenance{"parley": p})
+	o := jsonx.AppendObject(make([]byte, 0, 768))
+	o.Open("parley")
+	o.String("protocol", m.Origin.Protocol)
+	o.String("sender", m.From)
+	o.Optional("peer", m.Origin.Peer)
+	o.String("assurance", m.Origin.Verdict.Assurance.String())
+	o.Optional("key", m.Origin.Verdict.KeyID) // by which it was proved, in that protocol's words
+	if proved := bridge.Proved(m.Origin.Verdict); len(proved) > 0 {
+		o.Strings("proved", proved) // checks that held
+	}
+	o.Optional("digest", bridge.Digest(m)) // of the original envelope, RFC 9530 form
+	o.String("message", m.ID.String())
+	o.String("hub", hubID)
+	if len(m.Hops) > 0 {
+		o.Strings("hops", m.Hops)
+	}
+	rest := bridge.RestOf(way, m)
+	rest.Append(&o)
+	o.Close()
+	v, err := o.End()
 	if err != nil {
 		return nil
 	}
