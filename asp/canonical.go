@@ -89,6 +89,13 @@ func (n *node) integer() (int64, bool) {
 	if n.kind != '0' {
 		return 0, false
 	}
+	if len(n.raw) <= 15 && !slices.ContainsFunc(n.raw, func(c byte) bool { return c < '0' || c > '9' }) {
+		i := int64(0) // exact, as most
+		for _, c := range n.raw {
+			i = 10*i + int64(c-'0')
+		}
+		return i, true
+	}
 	if f := n.number(); f == math.Trunc(f) && math.Abs(f) <= 1<<53 {
 		return int64(f), true
 	}
@@ -337,7 +344,7 @@ func ascii(s string) bool {
 // without a fraction is not the number that its shortest form says (project:
 // two parsers would read different amounts from one signed hash).
 func numberFault(lit []byte) string {
-	if len(lit) <= 15 && !bytes.ContainsAny(lit, ".eE") {
+	if len(lit) <= 15 && bytes.IndexByte(lit, '.') < 0 && bytes.IndexByte(lit, 'e') < 0 && bytes.IndexByte(lit, 'E') < 0 {
 		return "" // an integer below 10^15 is exact
 	}
 	f, err := strconv.ParseFloat(string(lit), 64)

@@ -340,10 +340,20 @@ var (
 	}
 )
 
-// checkRules applies rules to object n, which lies at path prefix.
+// checkRules applies rules to object n, which lies at path prefix. Most have
+// their members in the order of the rules.
 func checkRules(n *node, prefix string, rules []rule) error {
-	for _, r := range rules {
-		switch v := n.get(r.name); {
+	at := 0
+	for i := range rules {
+		r := &rules[i]
+		var v *node
+		if at < len(n.names) && n.names[at].raw == r.name {
+			v = &n.kids[at]
+			at++
+		} else {
+			v = n.get(r.name)
+		}
+		switch {
 		case v == nil && r.required:
 			return refuse("missing_field", prefix+r.name)
 		case v != nil && !r.ok(v):

@@ -59,33 +59,31 @@ func decimalNumber(s string) bool {
 // ValidUUID reports whether s is a lower-case UUID of version 7. The time in
 // it is not compared with anything: the vendor's own example disagrees.
 func ValidUUID(s string) bool {
-	if len(s) != 36 {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' || s[14] != '7' {
 		return false
 	}
-	for i := range len(s) {
-		switch c := s[i]; i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-		case 14:
-			if c != '7' {
-				return false
-			}
-		case 19:
-			if c != '8' && c != '9' && c != 'a' && c != 'b' {
-				return false
-			}
-		default:
-			if !lowerHex(c) {
-				return false
-			}
-		}
-	}
-	return true
+	variant := s[19]
+	return (variant == '8' || variant == '9' || variant == 'a' || variant == 'b') &&
+		lowerHex(s[:8]) && lowerHex(s[9:13]) && lowerHex(s[15:18]) && lowerHex(s[20:23]) && lowerHex(s[24:])
 }
 
-func lowerHex(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' }
+// notHex is 0 for each lower-case hexadecimal digit.
+var notHex = func() (t [256]byte) {
+	for c := range t {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			t[c] = 1
+		}
+	}
+	return t
+}()
+
+func lowerHex(s string) bool {
+	bad := byte(0)
+	for i := range len(s) {
+		bad |= notHex[s[i]]
+	}
+	return bad == 0
+}
 
 // ValidHash reports whether s is "sha256:" and 64 lower-case hex digits.
 func ValidHash(s string) bool { return prefixedHex(s, "sha256:", 64) }
@@ -94,32 +92,53 @@ func ValidHash(s string) bool { return prefixedHex(s, "sha256:", 64) }
 func ValidSignature(s string) bool { return prefixedHex(s, "ed25519:", 128) }
 
 func prefixedHex(s, prefix string, n int) bool {
-	rest, ok := strings.CutPrefix(s, prefix)
-	if !ok || len(rest) != n {
-		return false
-	}
-	for i := range n {
-		if !lowerHex(rest[i]) {
-			return false
-		}
-	}
-	return true
+	return len(s) == len(prefix)+n && s[:len(prefix)] == prefix && lowerHex(s[len(prefix):])
 }
 
 // timeLayout is the one form of timestamps: milliseconds and Z.
 const timeLayout = "2006-01-02T15:04:05.000Z"
 
 // Timestamp writes t in the form of the protocol.
-func Timestamp(t time.Time) string { return t.UTC().Format(timeLayout) }
+func Timestamp(t time.Time) string {
+	t = t.UTC()
+	year, month, day := t.Date()
+	if year < 0 || year > 9999 {
+		return t.Format(timeLayout)
+	}
+	hour, minute, second := t.Clock()
+	b := [len(timeLayout)]byte([]byte(timeLayout))
+	for _, part := range [...]struct{ from, to, value int }{
+		{0, 4, year}, {5, 7, int(month)}, {8, 10, day}, {11, 13, hour}, {14, 16, minute}, {17, 19, second}, {20, 23, t.Nanosecond() / 1e6},
+	} {
+		for i := part.to - 1; i >= part.from; i-- {
+			b[i], part.value = byte('0'+part.value%10), part.value/10
+		}
+	}
+	return string(b[:])
+}
 
 // ParseTimestamp reads a timestamp in exactly that form. The text is signed:
 // another spelling of the same instant is another timestamp.
 func ParseTimestamp(s string) (time.Time, bool) {
-	if len(s) != len(timeLayout) {
+	if len(s) != len(timeLayout) || s[4] != '-' || s[7] != '-' || s[10] != 'T' || s[13] != ':' || s[16] != ':' || s[19] != '.' || s[23] != 'Z' {
 		return time.Time{}, false
 	}
-	t, err := time.Parse(timeLayout, s)
-	return t, err == nil && t.Format(timeLayout) == s
+	digits := true
+	number := func(text string) (n int) {
+		for i := range len(text) {
+			c := text[i] - '0'
+			digits = digits && c <= 9
+			n = 10*n + int(c)
+		}
+		return n
+	}
+	year, month, day := number(s[:4]), number(s[5:7]), number(s[8:10])
+	hour, minute, second, milli := number(s[11:13]), number(s[14:16]), number(s[17:19]), number(s[20:23])
+	if !digits || hour > 23 || minute > 59 || second > 59 || month < 1 || month > 12 {
+		return time.Time{}, false
+	}
+	t := time.Date(year, time.Month(month), day, hour, minute, second, milli*1e6, time.UTC)
+	return t, t.Day() == day // else the month has no such day
 }
 
 // ValidAgentID reports whether s is an agent URI:

@@ -2,14 +2,19 @@ package asp
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"math/big"
+	"math/rand/v2"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf16"
@@ -526,4 +531,164 @@ func FuzzServer(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The forms that are checked without a parser are those that a parser takes, and
+// writes the same again.
+func TestFormsAreExact(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	likeTime := func(s string) {
+		want, err := time.Parse(timeLayout, s)
+		ok := len(s) == len(timeLayout) && err == nil && want.Format(timeLayout) == s
+		if got, is := ParseTimestamp(s); is != ok || is && (!got.Equal(want) || got.Location() != time.UTC) {
+			t.Fatalf("%q is read as %v, %t; want %v, %t", s, got, is, want, ok)
+		}
+	}
+	like64 := func(s string) {
+		want, err := b64.DecodeString(s)
+		ok := err == nil && !strings.ContainsAny(s, "\r\n")
+		if got, is := decode64(s); is != ok || is && !bytes.Equal(got, want) {
+			t.Fatalf("%q is read as %x, %t; want %x, %t", s, got, is, want, ok)
+		}
+	}
+	uuid := regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	hash := regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	likeForms := func(s string) {
+		if ok := len(s) == 36 && uuid.MatchString(s); ValidUUID(s) != ok {
+			t.Fatalf("%q: %t", s, !ok)
+		}
+		if ok := len(s) == len(ZeroHash) && hash.MatchString(s); ValidHash(s) != ok {
+			t.Fatalf("%q: %t", s, !ok)
+		}
+	}
+	const other, behind = "0123456789:-TZ.,abfgAF\n\r_ /\x00\xff", "0A\n=\r"
+	changed := func(s string) string {
+		b := []byte(s)
+		for range random.IntN(3) {
+			i := random.IntN(len(b))
+			switch random.IntN(3) {
+			case 0:
+				b[i] = other[random.IntN(len(other))]
+			case 1:
+				b = append(b[:i], b[i+1:]...)
+			default:
+				b = append(b, behind[random.IntN(len(behind))])
+			}
+			if len(b) == 0 {
+				break
+			}
+		}
+		return string(b)
+	}
+	for _, s := range []string{"", "2026-02-29T00:00:00.000Z", "2024-02-29T23:59:59.999Z", "2100-02-29T00:00:00.000Z", "0000-02-29T00:00:00.000Z", "2026-13-01T00:00:00.000Z", "2026-00-01T00:00:00.000Z",
+		"2026-01-00T00:00:00.000Z", "2026-04-31T00:00:00.000Z", "2026-01-32T00:00:00.000Z", "2026-01-01T24:00:00.000Z", "2026-01-01T00:60:00.000Z", "2026-12-31T23:59:60.000Z", "9999-12-31T23:59:59.999Z",
+		"2026-01-01t00:00:00.000Z", "2026-01-01T00:00:00,000Z", "2026-01-01T00:00:00.000z", "2026-01-01 00:00:00.000Z", "+026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.00 Z"} {
+		likeTime(s)
+	}
+	at := func() time.Time {
+		return time.Unix(random.Int64N(253402300800+62167219200)-62167219200, random.Int64N(1e9)).In(time.FixedZone("", random.IntN(7200)))
+	}
+	for range 50000 {
+		when := at()
+		s := Timestamp(when)
+		if want := when.UTC().Format(timeLayout); s != want {
+			t.Fatalf("%v is written %q, want %q", when, s, want)
+		}
+		likeTime(s)
+		likeTime(changed(s))
+		like64(changed(b64.EncodeToString([]byte(s)[:1+random.IntN(23)])))
+		likeForms(changed("019cc8aa-0001-7def-8a12-0123456789ab"))
+		likeForms(changed(ZeroHash))
+	}
+	for _, when := range []time.Time{{}, time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		if got, want := Timestamp(when), when.UTC().Format(timeLayout); got != want {
+			t.Errorf("%v is written %q, want %q", when, got, want)
+		}
+	}
+	sum := sha256.Sum256([]byte("token"))
+	for ath, want := range map[string]bool{"sha256:" + hex.EncodeToString(sum[:]): true, b64.EncodeToString(sum[:]): true, "": false, "sha256:": false,
+		hex.EncodeToString(sum[:]): false, "sha256:" + strings.ToUpper(hex.EncodeToString(sum[:])): false, base64.StdEncoding.EncodeToString(sum[:]): false} {
+		if athMatches(ath, "token") != want {
+			t.Errorf("%q: %t", ath, !want)
+		}
+	}
+}
+
+// Ledgers that follow one another share their items, and none sees those of
+// another that follows the same.
+func TestLedgersShareItems(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		type version struct {
+			ledger *Ledger
+			want   []Item
+		}
+		all := []version{{ledger: &Ledger{}}}
+		next := 0
+		for range rapid.IntRange(1, 400).Draw(t, "steps") {
+			// Most follow the newest.
+			v := all[len(all)-1-min(rapid.IntRange(0, 40).Draw(t, "back")/30*rapid.IntRange(0, 3).Draw(t, "far"), len(all)-1)]
+			l, want := v.ledger.copy(), slices.Clone(v.want)
+			switch kind := rapid.IntRange(0, 20).Draw(t, "kind"); {
+			case kind == 0 && len(want) > 0:
+				i := rapid.IntRange(0, len(want)-1).Draw(t, "settled")
+				l.edit(i).Status, want[i].Status = "accepted", "accepted"
+			case kind == 1 && len(want) > 0:
+				i := rapid.IntRange(0, len(want)-1).Draw(t, "repeated")
+				if err := l.addItem(&Envelope{}, Item{ID: want[i].ID}, "queryId"); err == nil {
+					t.Fatalf("%q is taken twice", want[i].ID)
+				}
+				continue
+			case kind == 2: // as from a store
+				l.shelf = nil
+			default:
+				next++
+				item := Item{ID: fmt.Sprint("i", next), MessageID: "m"}
+				if err := l.addItem(&Envelope{MessageID: "m"}, item, "queryId"); err != nil {
+					t.Fatal(err)
+				}
+				item.Status = "open"
+				if len(want) == maxItems {
+					at := max(slices.IndexFunc(want, func(i Item) bool { return i.Status != "open" }), 0)
+					want = slices.Delete(want, at, at+1)
+				}
+				want = append(want, item)
+			}
+			all = append(all, version{l, want})
+		}
+		for n, v := range all {
+			var got []Item
+			for _, i := range v.ledger.Items {
+				got = append(got, *i)
+			}
+			if !slices.Equal(got, v.want) {
+				t.Fatalf("ledger %d of %d has\n%v, want\n%v", n, len(all), got, v.want)
+			}
+		}
+	})
+}
+
+// Two that follow the same ledger may be made at once.
+func TestLedgersShareItemsAtOnce(t *testing.T) {
+	l := &Ledger{}
+	for n := range 300 {
+		both := [2]*Ledger{l.copy(), l.copy()}
+		var done sync.WaitGroup
+		for i, next := range both {
+			done.Go(func() {
+				if err := next.addItem(&Envelope{}, Item{ID: fmt.Sprint(n, " ", i)}, "queryId"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		done.Wait()
+		for i, next := range both {
+			if got := next.Items[len(next.Items)-1].ID; got != fmt.Sprint(n, " ", i) {
+				t.Fatalf("ledger %d has %q", i, got)
+			}
+			if len(l.Items) > 1 && len(l.Items) < maxItems && next.Items[len(next.Items)-2].ID != l.Items[len(l.Items)-1].ID {
+				t.Fatal("another went before")
+			}
+		}
+		l = both[n%2]
+	}
 }

@@ -439,7 +439,7 @@ func (s *Server) sequence(ctx context.Context, e *Envelope, agent *Agent, l *liv
 	}
 	req.After, req.Position = after, after.Head.Count-1
 	if s.Admit != nil || s.Handler != nil || s.Store != nil {
-		req.Verdict = signedVerdict(agent.card.Key(), 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)
+		req.Verdict = signedVerdict(agent.keyID, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)
 	}
 	if s.Admit != nil {
 		if err := s.Admit(ctx, req); err != nil {
@@ -489,8 +489,10 @@ func (s *Server) checkPlace(ctx context.Context, e *Envelope, ledger *Ledger) er
 	if ledger != nil {
 		next, head, count = ledger.participant(e.Sender.AgentID).Next, ledger.Head.Hash, ledger.Head.Count
 	}
-	details := map[string]any{"head": head, "lastSequence": count - 1, "nextSequenceNumber": next}
-	with := func(e *Error) error { e.Details = details; return e }
+	with := func(e *Error) error {
+		e.Details = map[string]any{"head": head, "lastSequence": count - 1, "nextSequenceNumber": next}
+		return e
+	}
 	switch {
 	case e.SequenceNumber < next:
 		return with(refuse("equivocation", "sequenceNumber").at(12))
@@ -531,14 +533,14 @@ func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *L
 		if f := e.body().get("terms").text("format"); f != "" && Format(f) != e.format {
 			return nil, refuse("format_mismatch", "content.body.terms.format").at(17)
 		}
-		ledger = openLedger(e, join{agent.ID, card.OrgID, card.Key().ID()}, *to, now)
+		ledger = openLedger(e, join{agent.ID, card.OrgID, agent.keyID}, *to, now)
 	} else {
 		switch {
 		case e.format != ledger.Format:
 			return nil, refuse("format_mismatch", "").at(3)
 		case e.Version != ledger.Version:
 			return nil, refuse("unsupported_version", "version").at(4)
-		case ledger.participant(agent.ID).KeyID != card.Key().ID():
+		case ledger.participant(agent.ID).KeyID != agent.keyID:
 			return nil, refuse("key_unknown", "sender.agentId").at(9)
 		}
 	}
@@ -573,7 +575,7 @@ func (s *Server) join(ctx context.Context, id, path string) (*join, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &join{id, card.OrgID, card.Key().ID()}, nil
+	return &join{id, card.OrgID, a.keyID}, nil
 }
 
 // checkOwnCard refuses a card in a message whose keys are not those

@@ -105,10 +105,11 @@ type Agent struct {
 	Components TrustComponents `json:"trustComponents"`
 	Removed    bool            `json:"removed,omitempty"` // keeps the id taken and the keys known
 
-	once sync.Once
-	keys []Key
-	card *Card
-	err  error
+	once  sync.Once
+	keys  []Key
+	card  *Card
+	keyID string // of card
+	err   error
 }
 
 // A CardVersion is a card and when its keys hold.
@@ -153,7 +154,9 @@ func (a *Agent) parse() {
 		}
 		if a.card == nil {
 			a.err = refuse("key_unknown", "")
+			return
 		}
+		a.keyID = a.card.Key().ID()
 	})
 }
 
