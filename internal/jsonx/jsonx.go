@@ -70,6 +70,14 @@ func Valid(b []byte, depth int) error {
 	if depth <= 0 {
 		depth = MaxDepth
 	}
+	if sound(b, depth) {
+		return nil
+	}
+	return valid(b, depth)
+}
+
+// valid is [Valid] by the library, which says what is wrong.
+func valid(b []byte, depth int) error {
 	if err := check(b, depth); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package jsonx
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,10 +63,13 @@ func strict[T string | []byte](s *Scanner[T], depth int) error {
 	return bad(ok)
 }
 
-// scannedAlike compares it with Valid.
+// scannedAlike compares it, and Valid, with the library.
 func scannedAlike(t *testing.T, text string) {
 	t.Helper()
-	want := Valid([]byte(text), 50)
+	want := valid([]byte(text), 50)
+	if got := Valid([]byte(text), 50); (got == nil) != (want == nil) {
+		t.Fatalf("%q: %v, the library says %v", text, got, want)
+	}
 	s, b := Scan(text), Scan([]byte(text))
 	got, again := strict(&s, 50), strict(&b, 50)
 	if got != again || s.Offset() != b.Offset() {
@@ -95,6 +99,16 @@ var scannedTexts = []string{
 
 func TestScanner(t *testing.T) {
 	for _, text := range append(scannedTexts, quotedTexts...) {
+		scannedAlike(t, text)
+	}
+	var members strings.Builder
+	for i := range 70 { // more than are looked at in one pass
+		fmt.Fprintf(&members, `"m%d":{"a":%d},`, i, i)
+		scannedAlike(t, "{"+members.String()+`"n":1}`)
+		scannedAlike(t, "{"+members.String()+`"m0":1}`)
+		scannedAlike(t, "{"+members.String()+`"m\u0030":1}`)
+	}
+	for _, text := range []string{`{"a":{"b":1,"c":{"b":2}},"b":3,"c":[{"a":1},{"a":2}]}`, `{"a":{"b":1,"b":2}}`, `[{"a":1},{"a":1,"a":1}]`, `{"b":{"a":1},"b":2}`} {
 		scannedAlike(t, text)
 	}
 	scannedAlike(t, strings.Repeat("[", 50)+strings.Repeat("]", 50))
@@ -140,9 +154,36 @@ func TestScannerAllocatesNothing(t *testing.T) {
 	}
 }
 
+// What is checked most costs no allocation.
+func TestValidAllocatesNothing(t *testing.T) {
+	text := []byte(`{"text": "a \"text\"\n", "intent": "request", "artifacts": [{"type": "git-ref", "n": [1, -2.5, true, null, {}]}]}`)
+	if n := testing.AllocsPerRun(100, func() {
+		if err := Valid(text, 0); err != nil {
+			t.Error(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func FuzzScanner(f *testing.F) {
 	for _, text := range append(scannedTexts, quotedTexts...) {
 		f.Add(text)
 	}
 	f.Fuzz(scannedAlike)
+}
+
+func BenchmarkValid(b *testing.B) {
+	text := []byte(`{"text":"` + strings.Repeat("Run the test. ", 40) + `","intent":"request","artifacts":[{"type":"git-ref","repo":"github.com/acme/app","n":[1,-2.5,true,null]}]}`)
+	for name, f := range map[string]func([]byte, int) error{"ours": Valid, "library": valid} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := f(text, MaxDepth); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -110,48 +110,63 @@ func plain(s string) bool {
 // none, or is one half of a surrogate pair alone.
 func unquote[T string | []byte](inside T) (string, bool) {
 	out := make([]byte, 0, len(inside))
-	for i := 0; i < len(inside); {
+	for i := 0; ; {
 		end := special(inside, i)
 		out = append(out, inside[i:end]...)
 		if end == len(inside) {
-			break
+			return string(out), true
 		}
-		if inside[end] != '\\' || end+1 == len(inside) {
+		r, size := escape(inside, end)
+		if size == 0 {
 			return "", false
 		}
-		i = end + 2
-		switch c := inside[end+1]; c {
-		case '"', '\\', '/':
-			out = append(out, c)
-		case 'b':
-			out = append(out, '\b')
-		case 'f':
-			out = append(out, '\f')
-		case 'n':
-			out = append(out, '\n')
-		case 'r':
-			out = append(out, '\r')
-		case 't':
-			out = append(out, '\t')
-		case 'u':
-			r, ok := escapedUnit(inside, end)
-			if !ok {
-				return "", false
-			}
-			i = end + 6
-			if utf16.IsSurrogate(r) {
-				low, ok := escapedUnit(inside, i)
-				if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
-					return "", false
-				}
-				i += 6
-			}
-			out = utf8.AppendRune(out, r)
-		default:
-			return "", false
-		}
+		out, i = utf8.AppendRune(out, r), end+size
 	}
-	return string(out), true
+}
+
+// escapesHold reports whether [unquote] would succeed.
+func escapesHold[T string | []byte](inside T) bool {
+	for i := special(inside, 0); i < len(inside); i = special(inside, i) {
+		_, size := escape(inside, i)
+		if size == 0 {
+			return false
+		}
+		i += size
+	}
+	return true
+}
+
+// escape reads the escape at i, of which it gives the size; 0 if it is none.
+func escape[T string | []byte](t T, i int) (r rune, size int) {
+	if t[i] != '\\' || i+1 == len(t) {
+		return 0, 0
+	}
+	switch c := t[i+1]; c {
+	case '"', '\\', '/':
+		return rune(c), 2
+	case 'b':
+		return '\b', 2
+	case 'f':
+		return '\f', 2
+	case 'n':
+		return '\n', 2
+	case 'r':
+		return '\r', 2
+	case 't':
+		return '\t', 2
+	}
+	r, ok := escapedUnit(t, i)
+	switch {
+	case !ok:
+		return 0, 0
+	case !utf16.IsSurrogate(r):
+		return r, 6
+	}
+	low, ok := escapedUnit(t, i+6)
+	if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
+		return 0, 0
+	}
+	return r, 12
 }
 
 // escapedUnit reads the \uXXXX at i.
