@@ -49,12 +49,12 @@ func TestHeldInVain(t *testing.T) {
 		if list := h.take(carol, nil); len(list) != 1 || list[0].res.Envelope.ID != "msg_2" {
 			t.Errorf("for carol there is %v", list)
 		}
-		time.Sleep(30*time.Second - 1)
+		time.Sleep(30*time.Second - time.Nanosecond)
 		synctest.Wait()
 		if len(refused) > 0 {
 			t.Errorf("%s was refused before its time", <-refused)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 || len(h.byPlace)+len(h.bySender) != 0 {
 			t.Errorf("not refused, or kept after: %+v", h)
