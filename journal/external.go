@@ -300,6 +300,8 @@ func (j *Journal) follow(w *writer) {
 }
 
 func (j *Journal) followOnce(l *link, w *writer) error {
+	w.followed.Store(w.m.position())
+	w.heardOf(l)
 	c, err := l.js.OrderedConsumer(j.ctx, w.stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: w.m.position() + 1,
 	})
@@ -325,6 +327,7 @@ func (j *Journal) followOnce(l *link, w *writer) error {
 		}
 		seq := meta.Sequence.Stream
 		if seq <= w.m.position() {
+			w.followed.Store(w.m.position())
 			continue
 		}
 		id, err := w.m.replay(&stored{m.Subject(), seq, m.Data()})
@@ -332,7 +335,70 @@ func (j *Journal) followOnce(l *link, w *writer) error {
 			return err
 		}
 		w.arrived(id, seq)
+		w.followed.Store(seq)
 	}
+}
+
+// heardOf notes who leads the stream. Whoever does not say it now is asked when it
+// matters.
+func (w *writer) heardOf(l *link) {
+	ctx, cancel := context.WithTimeout(w.j.ctx, askAgain)
+	defer cancel()
+	if _, leader, err := l.tail(ctx, w.stream); err == nil {
+		w.ledBy(leader)
+	}
+}
+
+// ledBy notes the stream's leader, and reports whether it was another before.
+func (w *writer) ledBy(leader string) bool {
+	w.flyMu.Lock()
+	defer w.flyMu.Unlock()
+	old := w.leader
+	w.leader = leader
+	return old != "" && leader != "" && old != leader
+}
+
+// deposed looks whether the stream has another leader. gone is closed when it has,
+// and this node has read all that it holds: a leader has what the one before it
+// acknowledged, and what that one was still to store, nobody will.
+func (w *writer) deposed() (gone <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(w.j.ctx)
+	out, ended := make(chan struct{}), make(chan struct{})
+	l := w.j.link.Load()
+	go func() {
+		defer close(ended)
+		w.flyMu.Lock()
+		before := w.leader
+		w.flyMu.Unlock()
+		for {
+			last, leader, err := l.tail(ctx, w.stream)
+			if err == nil && before == "" {
+				before = leader // nothing is known of the time before
+			}
+			if err == nil && leader != before && w.followedTo(ctx, last) {
+				w.ledBy(leader)
+				close(out)
+				return
+			}
+			if !await(ctx, doubtAfter) {
+				return
+			}
+		}
+	}()
+	return out, func() { cancel(); <-ended }
+}
+
+// followedTo waits until it is known what has landed up to seq.
+func (w *writer) followedTo(ctx context.Context, seq uint64) bool {
+	if w.known(ctx, seq) != nil {
+		return false
+	}
+	for w.followed.Load() < seq { // that it is known is said a moment before
+		if !await(ctx, time.Millisecond) {
+			return false
+		}
+	}
+	return true
 }
 
 // fly remembers ops whose fate may have to be read from the stream.
@@ -340,7 +406,9 @@ func (w *writer) fly(ops []*op) {
 	w.flyMu.Lock()
 	defer w.flyMu.Unlock()
 	for _, o := range ops {
-		o.arrived = 0
+		if !o.resent {
+			o.arrived = 0
+		}
 		w.flying[o.id] = o
 	}
 }
@@ -349,6 +417,13 @@ func (w *writer) land(ops []*op) {
 	w.flyMu.Lock()
 	defer w.flyMu.Unlock()
 	for _, o := range ops {
+		select {
+		case <-o.done:
+		default:
+			if o.resent {
+				continue // what was sent first may land yet
+			}
+		}
 		delete(w.flying, o.id)
 	}
 }
@@ -528,14 +603,20 @@ func (p *partition) replayed(o *op, prior *Prior) {
 	o.finish(nil)
 }
 
+// repeatable reports whether an op may be sent again that may have been stored:
+// the engine stores it once, or it makes no difference.
+func (o *op) repeatable() bool {
+	return o.kv != nil || o.rec != nil && o.rec.Keyed || o.conditional()
+}
+
 // resolveExternal finds out what became of ops that were not acknowledged: it
 // waits for them in the stream, and sends those with a key again, which the
-// engine stores once.
-func (w *writer) resolveExternal(ops []*op) {
+// engine stores once. With lost nothing is to be waited for: the leader that had
+// them is gone, and everything that may be sent again is.
+func (w *writer) resolveExternal(ops []*op, lost bool) {
 	deadline := time.NewTimer(w.j.cfg.Timeout)
 	defer deadline.Stop()
-	late := false
-	for !late {
+	for late := false; ; {
 		var left []*op
 		for _, o := range ops {
 			if at := w.landed(o); at != 0 {
@@ -547,6 +628,9 @@ func (w *writer) resolveExternal(ops []*op) {
 		}
 		if ops = left; len(ops) == 0 {
 			return
+		}
+		if late || lost {
+			break
 		}
 		moved := w.m.beyond(w.m.position())
 		if moved == nil {
@@ -560,16 +644,25 @@ func (w *writer) resolveExternal(ops []*op) {
 			late = true
 		}
 	}
-	var keyed []*op
+	var again []*op
 	for _, o := range ops {
+		if lost && w.j.ctx.Err() == nil && o.repeatable() && o.retry() {
+			o.resent = true
+			again = append(again, o)
+			continue
+		}
+		if lost {
+			o.finish(fail(ErrUnknown, "the NATS server that had it is gone"))
+			continue
+		}
 		if o.rec != nil && o.rec.Keyed && o.tries < 3 && w.j.ctx.Err() == nil {
 			o.tries++
-			keyed = append(keyed, o)
+			again = append(again, o)
 			continue
 		}
 		o.finish(fail(ErrUnknown, "the NATS server did not answer within %s", w.j.cfg.Timeout))
 	}
-	w.again(keyed)
+	w.again(again)
 }
 
 // externalOp adds what makes the engine check between nodes.

@@ -187,9 +187,19 @@ type publisher struct {
 	in     chan *nats.Msg // acks, read where they are waited for: nothing runs in between
 	timer  *time.Timer
 
+	// deposed begins to look whether who was to send the acks is still there; on a
+	// cluster. What it gives is closed when not. stop ends it.
+	deposed func() (gone <-chan struct{}, stop func())
+	doubt   *time.Timer
+
 	group uint64
 	acks  []ack // of the last group
+	lost  bool  // those that did not arrive never will
 }
+
+// doubtAfter is how long an ack may take before it is asked whether the stream
+// has another leader meanwhile, and how long until that is asked again.
+const doubtAfter = 2 * time.Second
 
 // maxAcks is how many acks may have come and not be looked at: those of a group
 // that was given up, and of the next one.
@@ -200,7 +210,8 @@ func newPublisher(whole *link, sides bool) (*publisher, error) {
 	if sides {
 		l = whole.side
 	}
-	p := &publisher{whole: whole, l: l, prefix: l.nc.NewInbox() + ".", in: make(chan *nats.Msg, maxAcks), timer: time.NewTimer(0)}
+	p := &publisher{whole: whole, l: l, prefix: l.nc.NewInbox() + ".", in: make(chan *nats.Msg, maxAcks), timer: time.NewTimer(0), doubt: time.NewTimer(0)}
+	p.doubt.Stop()
 	_, err := l.nc.ChanSubscribe(p.prefix+"*", p.in)
 	return p, err
 }
@@ -275,7 +286,15 @@ func (p *publisher) batch(msgs []*outgoing, timeout time.Duration) ack {
 
 // wait collects the first n acks.
 func (p *publisher) wait(n int, timeout time.Duration) {
+	p.lost = false
 	p.timer.Reset(timeout)
+	var doubt <-chan time.Time
+	if p.deposed != nil {
+		p.doubt.Reset(doubtAfter)
+		defer p.doubt.Stop()
+		doubt = p.doubt.C
+	}
+	var gone <-chan struct{}
 	for n > 0 {
 		select {
 		case m := <-p.in:
@@ -284,6 +303,14 @@ func (p *publisher) wait(n int, timeout time.Duration) {
 				p.acks[index] = parseAck(m)
 				n--
 			}
+		case <-doubt:
+			var stop func()
+			gone, stop = p.deposed()
+			defer stop()
+			doubt = nil
+		case <-gone:
+			p.lost = true
+			return
 		case <-p.timer.C:
 			return
 		case <-p.l.down:
@@ -353,23 +380,32 @@ func (l *link) leader(ctx context.Context, stream string, body []byte) (*stored,
 
 // end asks a stream's leader for the last sequence that it has.
 func (l *link) end(ctx context.Context, stream string) (uint64, error) {
+	last, _, err := l.tail(ctx, stream)
+	return last, err
+}
+
+// tail is end, with the leader's name, which is empty where there is no cluster.
+func (l *link) tail(ctx context.Context, stream string) (last uint64, leader string, err error) {
 	m, err := l.ask(ctx, "$JS.API.STREAM.INFO."+stream, nil)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	var x struct {
 		Error *apiError `json:"error"`
 		State struct {
 			LastSeq uint64 `json:"last_seq"`
 		} `json:"state"`
+		Cluster struct {
+			Leader string `json:"leader"`
+		} `json:"cluster"`
 	}
 	if err := json.Unmarshal(m.Data, &x); err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	if x.Error != nil {
-		return 0, x.Error
+		return 0, "", x.Error
 	}
-	return x.State.LastSeq, nil
+	return x.State.LastSeq, x.Cluster.Leader, nil
 }
 
 // behind reports whether a stream's leader has not come to seq yet, of which it

@@ -31,6 +31,7 @@ type op struct {
 	tries int // after conflicts with other nodes
 
 	arrived uint64 // where the stream has it, as followed; see writer.flying
+	resent  bool   // it was sent to a leader before, which is gone
 
 	main outgoing // of most ops the only message
 	one  [1]*outgoing
@@ -130,8 +131,10 @@ type writer struct {
 	plain    []*outgoing
 	pub      *publisher
 
-	flyMu  sync.Mutex
-	flying map[opID]*op // external engine: published and not yet finished
+	flyMu    sync.Mutex
+	flying   map[opID]*op  // external engine: published and not yet finished
+	leader   string        // of the stream in a cluster, as it was last heard of
+	followed atomic.Uint64 // up to where it is known what has landed
 
 	appended atomic.Uint64
 	groups   atomic.Uint64
@@ -274,12 +277,19 @@ func (w *writer) gather(ops []*op) (rest []*op) {
 		if o.phase.Load() != opTaken && !o.phase.CompareAndSwap(opQueued, opTaken) {
 			continue
 		}
+		if o.resent {
+			if at := w.landed(o); at != 0 { // what was sent first
+				o.seq = at
+				w.drop(o, nil)
+				continue
+			}
+		}
 		if err := refusal; err != nil {
 			if o.reserve {
 				err = reserveRefusal
 			}
 			if err != nil {
-				o.finish(err)
+				w.drop(o, err)
 				continue
 			}
 		}
@@ -301,9 +311,21 @@ func (w *writer) gather(ops []*op) (rest []*op) {
 		case later:
 			o.phase.Store(opQueued)
 			w.deferred = append(w.deferred, o)
+		case finished:
+			if o.resent {
+				w.land([]*op{o})
+			}
 		}
 	}
 	return w.deferred
+}
+
+// drop finishes an op that is not to be published, or not again.
+func (w *writer) drop(o *op, err error) {
+	o.finish(err)
+	if o.resent {
+		w.land([]*op{o})
+	}
 }
 
 // free reports whether nothing in the group writes what o compares.
@@ -353,7 +375,9 @@ func (w *writer) commit(ops []*op) {
 			w.refuseDown(ops)
 			return
 		}
-		w.pub = pub
+		if w.pub = pub; w.j.external() {
+			pub.deposed = w.deposed
+		}
 	}
 	w.stored = w.stored[:0]
 	if w.j.external() {
@@ -548,6 +572,16 @@ func (w *writer) store(o *op, seq uint64) {
 func (w *writer) explain(l *link, o *op) (again bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
+	if o.resent {
+		// Perhaps it was sooner itself.
+		last, _, err := l.tail(ctx, w.stream)
+		if err == nil && w.followedTo(ctx, last) {
+			if at := w.landed(o); at != 0 {
+				w.store(o, at)
+				return false
+			}
+		}
+	}
 	if err := w.m.refused(ctx, l, o); err != nil {
 		o.finish(err)
 		return false
@@ -588,7 +622,7 @@ func (w *writer) again(ops []*op) {
 // resolve finds out what became of ops that the engine did not answer.
 func (w *writer) resolve(l *link, ops []*op) {
 	if w.j.external() {
-		w.resolveExternal(ops)
+		w.resolveExternal(ops, w.pub.lost)
 		return
 	}
 	w.j.engineFailed(l, errors.New("it does not answer"))
