@@ -101,16 +101,13 @@ func (e *Envelope) Container() Container {
 	return c
 }
 
-// ExtValue gives the raw value of one ext member, nil if absent.
+// ExtValue gives the raw value of one ext member, nil if absent. It is a part of
+// Ext.
 func (e *Envelope) ExtValue(key string) json.RawMessage {
 	if len(e.Ext) == 0 {
 		return nil
 	}
-	var m map[string]jsonx.Value
-	if jsonx.Decode(e.Ext, &m) != nil {
-		return nil
-	}
-	return json.RawMessage(m[key])
+	return json.RawMessage(jsonx.Member(e.Ext, key))
 }
 
 // SetExt sets one ext member to the JSON of v. Keys should be namespaced

@@ -31,13 +31,11 @@ func HopsIn(header string) []string {
 // HopsOf is HopsIn for provenance that is a JSON object, with the member
 // "hops".
 func HopsOf(provenance []byte) []string {
-	var p struct {
-		Hops []string `json:"hops"`
-	}
-	if len(provenance) == 0 || jsonx.Decode(provenance, &p) != nil {
+	var hops []string
+	if v := jsonx.Member(provenance, "hops"); v == nil || jsonx.Decode(v, &hops) != nil {
 		return nil
 	}
-	return bounded(p.Hops)
+	return bounded(hops)
 }
 
 // bounded keeps as many as it takes to see that there are too many.

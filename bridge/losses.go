@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // Losses tells what a message loses on a way to a recipient, by the table: for
@@ -119,20 +120,21 @@ func parts(way Way, m *parley.Message, add func(Aspect)) {
 
 // extensions are the losses of what only another protocol says.
 func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
-	var members map[string]json.RawMessage
-	if json.Unmarshal(raw, &members) != nil {
-		return []parley.Loss{{Field: "Extensions." + protocol, Reason: rows[Extra].Out[way].How}}
-	}
 	var out []parley.Loss
-	for name := range members {
-		if bookkeeping[protocol][name] {
-			continue
+	known := bookkeeping[protocol]
+	object := jsonx.Members(raw, func(name string, _ jsonx.Value) bool {
+		if known[name] {
+			return true
 		}
 		a, ok := extensionAspects[protocol+"."+name]
 		if !ok {
 			a = Extra
 		}
 		out = append(out, parley.Loss{Field: "Extensions." + protocol + "." + name, Reason: rows[a].Out[way].How})
+		return true
+	})
+	if !object && jsonx.Value(raw).Kind() != 'n' {
+		return []parley.Loss{{Field: "Extensions." + protocol, Reason: rows[Extra].Out[way].How}}
 	}
 	return out
 }

@@ -95,7 +95,14 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 
 // extensions keeps what a peer says in ext besides what is meant for the hub.
 func extensions(e *protocol.Envelope) map[string]json.RawMessage {
-	if len(e.Ext) == 0 {
+	more := false
+	if len(e.Ext) > 0 {
+		jsonx.Members(e.Ext, func(name string, _ jsonx.Value) bool {
+			more = name != ExtParley
+			return !more
+		})
+	}
+	if !more {
 		return nil
 	}
 	var ext map[string]jsonx.Value

@@ -212,3 +212,48 @@ func (s *Scanner[T]) brackets() bool {
 	}
 	return false
 }
+
+// Members calls each for the members of an object, one after the other, until it
+// returns false. The values are parts of b. It reports whether b is an object, as
+// far as it was looked at, which is no further than [Scanner.Skim] looks: what
+// others wrote has passed [Valid] before.
+func Members(b []byte, each func(name string, value Value) (more bool)) bool {
+	s := Scan(b)
+	if !s.Take('{') {
+		return false
+	}
+	if s.Take('}') {
+		return s.End()
+	}
+	for {
+		name, ok := s.Text()
+		if !ok || !s.Take(':') {
+			return false
+		}
+		value, ok := s.Skim()
+		if !ok {
+			return false
+		}
+		if !each(name, Value(value[:len(value):len(value)])) {
+			return true
+		}
+		if !s.Take(',') {
+			return s.Take('}') && s.End()
+		}
+	}
+}
+
+// Member gives the member of an object that has that name, nil if there is none or
+// if b is no strict JSON. It is a part of b.
+func Member(b []byte, name string) (value Value) {
+	if Valid(b, 0) != nil {
+		return nil
+	}
+	Members(b, func(n string, v Value) bool {
+		if n == name {
+			value = v
+		}
+		return value == nil
+	})
+	return value
+}

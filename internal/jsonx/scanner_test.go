@@ -3,6 +3,7 @@ package jsonx
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -124,6 +125,30 @@ func TestSkim(t *testing.T) {
 		if value, ok := s.Skim(); value != want || ok != (want != "") {
 			t.Errorf("of %q it took %q, %v", text, value, ok)
 		}
+	}
+}
+
+func TestMembers(t *testing.T) {
+	for _, text := range append(scannedTexts, ` {"a" : [ 1 ,{"b":2}], "\u0062":"x", "":null } `, `{"a":1}x`, `{"a":1`) {
+		var want map[string]Value
+		err := Decode([]byte(text), &want)
+		got := map[string]Value{}
+		ok := Members([]byte(text), func(name string, v Value) bool {
+			got[name] = v
+			return true
+		})
+		if err == nil && (want != nil) != ok || err == nil && ok && !maps.EqualFunc(got, want, func(a, b Value) bool { return string(a) == string(b) }) {
+			t.Errorf("%q has %v, %t; want %v, %v", text, got, ok, want, err)
+		}
+		for _, name := range []string{"a", "b", ""} {
+			if v := Member([]byte(text), name); string(v) != string(want[name]) && err == nil || err != nil && v != nil {
+				t.Errorf("%q in %q is %q; want %q", name, text, v, want[name])
+			}
+		}
+	}
+	n := 0
+	if ok := Members([]byte(`{"a":1,"b":2,nonsense`), func(string, Value) bool { n++; return n < 2 }); !ok || n != 2 {
+		t.Errorf("%t after %d", ok, n)
 	}
 }
 
