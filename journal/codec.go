@@ -288,6 +288,9 @@ func encode(r *sealed) []byte {
 				size += len(m.Parts[i].Data)
 			}
 		}
+		for _, v := range m.Extensions {
+			size += 64 + len(v)
+		}
 	}
 	var first [4][]byte
 	e := encoder{b: make([]byte, recordHead, size), blobs: first[:0]}
