@@ -384,7 +384,8 @@ func (l *link) end(ctx context.Context, stream string) (uint64, error) {
 	return last, err
 }
 
-// tail is end, with the leader's name, which is empty where there is no cluster.
+// tail is end, with who leads, and since when it says that it does; empty where
+// there is no cluster.
 func (l *link) tail(ctx context.Context, stream string) (last uint64, leader string, err error) {
 	m, err := l.ask(ctx, "$JS.API.STREAM.INFO."+stream, nil)
 	if err != nil {
@@ -397,6 +398,7 @@ func (l *link) tail(ctx context.Context, stream string) (last uint64, leader str
 		} `json:"state"`
 		Cluster struct {
 			Leader string `json:"leader"`
+			Since  string `json:"leader_since"`
 		} `json:"cluster"`
 	}
 	if err := json.Unmarshal(m.Data, &x); err != nil {
@@ -405,7 +407,7 @@ func (l *link) tail(ctx context.Context, stream string) (last uint64, leader str
 	if x.Error != nil {
 		return 0, "", x.Error
 	}
-	return x.State.LastSeq, x.Cluster.Leader, nil
+	return x.State.LastSeq, x.Cluster.Leader + x.Cluster.Since, nil
 }
 
 // behind reports whether a stream's leader has not come to seq yet, of which it
