@@ -555,11 +555,44 @@ type remoteReply struct {
 
 // text gives a string member, "" for anything else.
 func text(v jsonx.Value) string {
-	var s string
-	if v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
-		return ""
+	s := jsonx.Scan([]byte(v))
+	t, _ := s.Text()
+	return t
+}
+
+// readRemote reads what an agent answers; the members are parts of b.
+func readRemote(b []byte) (*remoteReply, error) {
+	var r remoteReply
+	if jsonx.Valid(b, 0) == nil && jsonx.Members(b, func(name string, v jsonx.Value) bool {
+		switch name {
+		case "traceId":
+			r.TraceID = v
+		case "spanId":
+			r.SpanID = v
+		case "taskId":
+			r.TaskID = v
+		case "status":
+			r.Status = v
+		case "code":
+			r.Code = v
+		case "message":
+			r.Message = v
+		case "result":
+			r.Result = v
+		case "error":
+			r.Error = v
+		case "progress":
+			r.Progress = v
+		case "chunk":
+			r.Chunk = v
+		case "done":
+			r.Done = v
+		}
+		return true
+	}) {
+		return &r, nil
 	}
-	return s
+	return &r, jsonx.Decode(b, &r) // which says what is wrong
 }
 
 // remoteError gives the error that an answer reports, nil if it reports none.
@@ -668,14 +701,14 @@ func clipText(s string) string {
 // decodeRemote reads the JSON of an answer. What is no JSON object becomes an
 // error by the status alone.
 func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
-	var r remoteReply
-	if err := jsonx.Decode(b, &r); err != nil {
+	r, err := readRemote(b)
+	if err != nil {
 		if status/100 != 2 {
 			return nil, remoteErr("", http.StatusText(status), status, h)
 		}
 		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
 	}
-	return &r, nil
+	return r, nil
 }
 
 func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {

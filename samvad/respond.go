@@ -20,14 +20,6 @@ type Reply struct {
 	Err     *Error      // why it failed; nil on success
 }
 
-type wireReply struct {
-	TraceID string      `json:"traceId"`
-	SpanID  string      `json:"spanId"`
-	Status  string      `json:"status"`
-	Result  jsonx.Value `json:"result,omitzero"`
-	Error   *wireError  `json:"error,omitzero"`
-}
-
 type wireError struct {
 	Code    Code   `json:"code"`
 	Message string `json:"message"`
@@ -48,20 +40,33 @@ func (e *Error) wire() *wireError {
 	return &wireError{code, e.Text}
 }
 
+// write writes it as the member error.
+func (w *wireError) write(o *jsonx.Object) {
+	o.Open("error")
+	o.String("code", string(w.Code))
+	o.String("message", w.Message)
+	o.Close()
+}
+
 // Encode writes the reply as JSON that fits the response schema.
 func (r *Reply) Encode() ([]byte, error) {
-	w := wireReply{TraceID: r.TraceID, SpanID: r.SpanID, Status: "ok", Result: r.Result}
-	if r.Err != nil {
-		w.Status, w.Result, w.Error = "error", nil, r.Err.wire()
-	} else {
-		if jsonx.IsNull(w.Result) {
-			w.Result = jsonx.Value("{}")
-		}
-		if w.Result.Kind() != '{' {
-			return nil, errors.New("samvad: result is not a JSON object")
-		}
+	o := jsonx.AppendObject(make([]byte, 0, 256+len(r.Result)))
+	o.String("traceId", r.TraceID)
+	o.String("spanId", r.SpanID)
+	switch result := r.Result; {
+	case r.Err != nil:
+		o.String("status", "error")
+		r.Err.wire().write(&o)
+	case jsonx.IsNull(result):
+		o.String("status", "ok")
+		o.Raw("result", []byte("{}"))
+	case result.Kind() != '{':
+		return nil, errors.New("samvad: result is not a JSON object")
+	default:
+		o.String("status", "ok")
+		o.Raw("result", result)
 	}
-	return jsonx.Encode(&w)
+	return o.End()
 }
 
 // newID gives a UUID v4: 122 random bits (SAM-120).

@@ -125,8 +125,8 @@ func readEvent(name string, data []byte) (Event, bool, error) {
 	bad := func(err error) (Event, bool, error) {
 		return Event{}, false, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
 	}
-	var r remoteReply
-	if err := jsonx.Decode(data, &r); err != nil {
+	r, err := readRemote(data)
+	if err != nil {
 		return bad(err)
 	}
 	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID)}
