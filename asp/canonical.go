@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -111,6 +112,7 @@ func parseJSON(b []byte) (*node, error) { return parseWithin(b, maxDepth) }
 func parseWithin(b []byte, depth int) (*node, error) {
 	p := newParser(b, depth)
 	n, ok := p.document()
+	p.desk.leave(p.nodes, p.names)
 	if !ok {
 		err := jsonx.Valid(b, depth)
 		return nil, refuseCause(jsonCode(b, err), "", err)
@@ -173,12 +175,14 @@ type parser struct {
 	b                     []byte
 	depth                 int    // how much deeper values may nest
 	fault                 string // the first that is none of the syntax
+	desk                  *desk
 	nodes                 []node // the members and elements of what is open
 	names                 []name
 }
 
 func newParser(b []byte, depth int) parser {
-	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth, nodes: make([]node, 0, 16), names: make([]name, 0, 16)}
+	d := desks.Get().(*desk)
+	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth, desk: d, nodes: d.nodes, names: d.names}
 }
 
 // document reads one value with nothing behind it; false if it is not strict
@@ -260,6 +264,26 @@ func (p *parser) array(n *node) bool {
 	p.depth++
 	n.kids = p.take(base)
 	return true
+}
+
+// A desk is the memory on which a parser has what is open; the next one has it
+// then.
+type desk struct {
+	nodes []node
+	names []name
+}
+
+var desks = sync.Pool{New: func() any { return &desk{make([]node, 0, 32), make([]name, 0, 32)} }}
+
+// leave gives it back, empty; not what a document of many members needed.
+func (d *desk) leave(nodes []node, names []name) {
+	if cap(nodes) > 256 || cap(names) > 256 {
+		return
+	}
+	clear(nodes[:cap(nodes)])
+	clear(names[:cap(names)])
+	d.nodes, d.names = nodes[:0], names[:0]
+	desks.Put(d)
 }
 
 // take gives the nodes from base on, in a slice of just their number.
