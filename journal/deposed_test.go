@@ -109,14 +109,20 @@ func TestDeposed(t *testing.T) {
 		return w.leader
 	}
 	eventually(t, "the leader is known", func() bool { return known() != "" })
-	w.ledBy("a server that is gone")
-	gone, stop := w.deposed()
-	select {
-	case <-gone:
-	case <-time.After(time.Minute):
-		t.Fatal("not noticed")
+	noticed := func(reconnects uint64) {
+		t.Helper()
+		gone, stop := w.deposed(reconnects)
+		defer stop()
+		select {
+		case <-gone:
+		case <-time.After(time.Minute):
+			t.Fatal("not noticed")
+		}
 	}
-	stop()
+	nc := j.link.Load().nc
+	w.ledBy("a server that is gone")
+	noticed(nc.Stats().Reconnects)
+	noticed(nc.Stats().Reconnects + 1) // another connection, to the same leader
 	if got := w.followed.Load(); got < rev {
 		t.Errorf("followed to %d, not %d", got, rev)
 	}

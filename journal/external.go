@@ -358,10 +358,11 @@ func (w *writer) ledBy(leader string) bool {
 	return old != "" && leader != "" && old != leader
 }
 
-// deposed looks whether the stream has another leader. gone is closed when it has,
-// and this node has read all that it holds: a leader has what the one before it
-// acknowledged, and what that one was still to store, nobody will.
-func (w *writer) deposed() (gone <-chan struct{}, stop func()) {
+// deposed looks whether the stream has another leader, or this node another
+// connection. gone is closed when it has, and this node has read all that the
+// leader holds: a leader has what the one before it acknowledged, and what that
+// one was still to store, nobody will.
+func (w *writer) deposed(reconnects uint64) (gone <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(w.j.ctx)
 	out, ended := make(chan struct{}), make(chan struct{})
 	l := w.j.link.Load()
@@ -375,7 +376,7 @@ func (w *writer) deposed() (gone <-chan struct{}, stop func()) {
 			if err == nil && before == "" {
 				before = leader // nothing is known of the time before
 			}
-			if err == nil && leader != before && w.followedTo(ctx, last) {
+			if err == nil && (leader != before || l.nc.Stats().Reconnects != reconnects) && w.followedTo(ctx, last) {
 				w.ledBy(leader)
 				close(out)
 				return
@@ -611,7 +612,7 @@ func (o *op) repeatable() bool {
 
 // resolveExternal finds out what became of ops that were not acknowledged: it
 // waits for them in the stream, and sends those with a key again, which the
-// engine stores once. With lost nothing is to be waited for: the leader that had
+// engine stores once. With lost nothing is to be waited for: the server that had
 // them is gone, and everything that may be sent again is.
 func (w *writer) resolveExternal(ops []*op, lost bool) {
 	deadline := time.NewTimer(w.j.cfg.Timeout)

@@ -187,10 +187,12 @@ type publisher struct {
 	in     chan *nats.Msg // acks, read where they are waited for: nothing runs in between
 	timer  *time.Timer
 
-	// deposed begins to look whether who was to send the acks is still there; on a
-	// cluster. What it gives is closed when not. stop ends it.
-	deposed func() (gone <-chan struct{}, stop func())
-	doubt   *time.Timer
+	// deposed begins to look whether who was to send the acks is still there, and
+	// the connection on which they were to come, which had been made anew so often.
+	// What it gives is closed when not. stop ends it. nil: embedded engine.
+	deposed    func(reconnects uint64) (gone <-chan struct{}, stop func())
+	doubt      *time.Timer
+	reconnects uint64 // before the group was published
 
 	group uint64
 	acks  []ack // of the last group
@@ -232,6 +234,9 @@ func (p *publisher) begin(n int) {
 	p.group++
 	p.acks = slices.Grow(p.acks[:0], n)[:n]
 	clear(p.acks)
+	if p.deposed != nil {
+		p.reconnects = p.l.nc.Stats().Reconnects
+	}
 }
 
 // inbox is where the ack of a message of the group goes.
@@ -305,7 +310,7 @@ func (p *publisher) wait(n int, timeout time.Duration) {
 			}
 		case <-doubt:
 			var stop func()
-			gone, stop = p.deposed()
+			gone, stop = p.deposed(p.reconnects)
 			defer stop()
 			doubt = nil
 		case <-gone:
