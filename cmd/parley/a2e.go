@@ -56,7 +56,7 @@ The hub is that of the data directory, or the one at --url.`,
 	}
 	stdio.Flags().StringVar(&at, "url", "", "base URL of the hub (default: as the data directory says)")
 	return group("a2e", "For A2E agents: a host as a child process, tokens", "  parley a2e stdio --data ./data\n  parley a2e token",
-		func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, stdio, token)
+		helps, stdio, token)
 }
 
 // hubURL is where the A2E endpoints of a hub are.

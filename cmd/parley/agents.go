@@ -217,7 +217,15 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 		Example: "  parley agents link planner --protocol samvad --id agent://planner.corp --url https://planner.corp --key BASE64",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if id.ID == "" {
-				return usage("say which identity: --id")
+				return usage("say which identity: --id, in the form of its protocol, for example agent://HOST")
+			}
+			if err := knownProtocol(id.Protocol); err != nil {
+				return err
+			}
+			if id.Protocol == "samvad" {
+				if err := samvadID(id.ID); err != nil {
+					return err
+				}
 			}
 			hub, err := a.hub()
 			if err != nil {
@@ -253,12 +261,13 @@ func (a *app) agentsAdd() *cobra.Command {
 	var s adding
 	c := &cobra.Command{
 		Use: "add NAME", Short: "Add an agent, and say what to do at its side", Args: cobra.ExactArgs(1),
-		Long: `Add an agent that speaks SAMVAD, or one that reads an inbox at the hub. For
-SAMVAD the agent's card is read, if it is there: it tells the identity, the
+		Long: `Add an agent, by the flag of its protocol, or one that reads an inbox at the hub.
+For SAMVAD the agent's card is read, if it is there: it tells the identity, the
 skills, and the key, unless --key gives one. What to enter at the agent is
-printed; with --wait the first proved message is waited for.
+printed; with --wait the first proved message is waited for. An agent that is
+there already is changed.
 
-An agent that only calls has no URL: give --id and --key.`,
+A SAMVAD agent that only calls has no URL: give --id and --key.`,
 		Example: `  parley agents add weather --samvad https://weather.corp
   parley agents add weather --samvad http://127.0.0.1:3002 --key BASE64 --wait 2m
   parley agents add caller --id agent://client.local --key BASE64
@@ -403,6 +412,26 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 	return a.firstProof(ctx, hub, out, n, s.wait)
 }
 
+func isProtocol(name string) bool {
+	return slices.Contains([]string{"samvad", "uagents", "a2e", "agh", "asp"}, name)
+}
+
+// knownProtocol says whether a flag names a protocol.
+func knownProtocol(name string) error {
+	if !isProtocol(name) {
+		return usage("--protocol %q: want samvad, uagents, a2e, agh or asp", name)
+	}
+	return nil
+}
+
+// samvadID says whether a flag is an identity of SAMVAD.
+func samvadID(id string) error {
+	if _, err := samvad.AgentOrigin(id); err != nil {
+		return usage("--id %q: want agent://HOST or agent://HOST:PORT", id)
+	}
+	return nil
+}
+
 // meet finds out what there is to know of a SAMVAD agent.
 func (a *app) meet(ctx context.Context, s adding, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
 	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.samvad, "/"), PublicKey: s.key, KeyID: s.keyID}
@@ -410,6 +439,11 @@ func (a *app) meet(ctx context.Context, s adding, n *admin.NewAgent, out *added)
 	if s.key != "" {
 		if _, err := samvad.ParseKey(s.key); err != nil {
 			return id, usage("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
+		}
+	}
+	if s.id != "" {
+		if err := samvadID(s.id); err != nil {
+			return id, err
 		}
 	}
 	if s.samvad == "" {

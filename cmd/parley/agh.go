@@ -15,9 +15,7 @@ import (
 )
 
 func (a *app) aghCommand() *cobra.Command {
-	c := &cobra.Command{Use: "agh", Short: "Connect a stock AGH daemon"}
-	c.AddCommand(a.aghConnectCommand())
-	return c
+	return group("agh", "Connect a stock AGH daemon", "  parley agh connect --help", helps, a.aghConnectCommand())
 }
 
 func (a *app) aghConnectCommand() *cobra.Command {

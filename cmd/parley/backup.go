@@ -85,6 +85,8 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		}
 	} else if _, err := os.Lstat(file); err == nil {
 		return usage("%s is there already; choose another name", file)
+	} else if i, err := os.Stat(filepath.Dir(file)); err != nil || !i.IsDir() {
+		return usage("%s is no directory that is there; make it, or name another file", filepath.Dir(file))
 	}
 	key, err := a.keyFile(keyFile)
 	if err != nil {

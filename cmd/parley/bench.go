@@ -16,15 +16,12 @@ import (
 )
 
 func (a *app) benchCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure a path next to its floor",
-		Long: `Measure how fast messages pass, next to a floor: a bare program that does the same
+	c := group("bench", "Measure a path next to its floor", "  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'", helps,
+		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchFloorCommand())
+	c.Long = `Measure how fast messages pass, next to a floor: a bare program that does the same
 HTTP, digest, verification, decoding and appends with nothing else around them.
 Load, floor and hub share this machine's cores, and collect garbage as "parley
-serve" does; compare ratios, not machines.`,
-	}
-	c.AddCommand(a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchFloorCommand())
+serve" does; compare ratios, not machines.`
 	for _, one := range c.Commands() {
 		measure := one.RunE
 		one.RunE = func(cmd *cobra.Command, args []string) error {
@@ -57,11 +54,8 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	c.Args = cobra.NoArgs
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		steadyHeap()
-		for _, s := range storage {
-			if s != string(floor.Memory) && s != string(floor.Disk) {
-				return usage("--storage %q: want memory or disk", s)
-			}
-			config.Storage = append(config.Storage, floor.Storage(s))
+		if err := measurable(&config, storage); err != nil {
+			return err
 		}
 		if config.Replays < 0 || config.Replays > 50 {
 			return usage("--replays %d: want 0 to 50", config.Replays)
@@ -93,6 +87,41 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	f.BoolVar(&config.NoFloor, "no-floor", false, "measure Parley alone")
 	f.StringVar(&profile, "profile", "", "directory for CPU profiles of Parley's side")
 	return c
+}
+
+// measurable checks what the flags ask for, and sets where records are kept.
+func measurable(c *bench.Config, storage []string) error {
+	for _, s := range storage {
+		if s != string(floor.Memory) && s != string(floor.Disk) {
+			return usage("--storage %q: want memory or disk", s)
+		}
+		c.Storage = append(c.Storage, floor.Storage(s))
+	}
+	for _, n := range c.Connections {
+		if n < 1 || n > 10_000 {
+			return usage("--connections %d: want 1 to 10000", n)
+		}
+	}
+	if c.Payload != 0 && (c.Payload < 400 || c.Payload > 512<<10) { // 0: it has none, or the default
+		return usage("--payload %d: want 400 to %d bytes", c.Payload, 512<<10)
+	}
+	if c.Duration <= 0 {
+		return usage("--duration %s: want more than nothing", c.Duration)
+	}
+	if c.Agents < 0 {
+		return usage("--agents %d: want 0 or more", c.Agents)
+	}
+	return existing(c.Dir)
+}
+
+func existing(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if i, err := os.Stat(dir); err != nil || !i.IsDir() {
+		return usage("--dir %s: there is no such directory; make it first", dir)
+	}
+	return nil
 }
 
 // benchRow writes one measurement.

@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/bench"
-	"github.com/parley-hub/parley/bench/floor"
 )
 
 func (a *app) benchA2ECommand() *cobra.Command {
@@ -23,13 +22,8 @@ SSE; and tool calls through a whole hub, which records each call and its answer.
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			steadyHeap()
-			for _, s := range storage {
-				switch floor.Storage(s) {
-				case floor.Memory, floor.Disk:
-					config.Storage = append(config.Storage, floor.Storage(s))
-				default:
-					return usage("--storage %q: want memory or disk", s)
-				}
+			if err := measurable(&config, storage); err != nil {
+				return err
 			}
 			if !a.json {
 				fmt.Fprintf(a.out, "%-36s %8s   %10s %9s %9s   %10s %9s %6s %6s\n", "what", "parallel", "a second", "each", "cpu", "floor", "cpu", "ratio", "by cpu")

@@ -29,6 +29,12 @@ machine disturbs least.`,
 			if config.Messages < 100 {
 				return usage("--messages %d: want 100 or more", config.Messages)
 			}
+			if config.Payload < 1 || config.Payload > 512<<10 {
+				return usage("--payload %d: want 1 to %d bytes", config.Payload, 512<<10)
+			}
+			if err := existing(config.Dir); err != nil {
+				return err
+			}
 			if profile != "" {
 				if err := os.MkdirAll(profile, 0o755); err != nil {
 					return err

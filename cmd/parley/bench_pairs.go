@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/bench"
-	"github.com/parley-hub/parley/bench/floor"
 )
 
 func (a *app) benchPairsCommand() *cobra.Command {
@@ -27,11 +27,16 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
   parley bench pairs --agents 10000 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, s := range storage {
-				if s != string(floor.Memory) && s != string(floor.Disk) {
-					return usage("--storage %q: want memory or disk", s)
+			if err := measurable(&c.Config, storage); err != nil {
+				return err
+			}
+			if c.Peers < 1 || c.Peers > 1000 {
+				return usage("--peers %d: want 1 to 1000", c.Peers)
+			}
+			for _, pair := range c.Only {
+				if from, to, _ := strings.Cut(pair, "->"); !isProtocol(from) || !isProtocol(to) {
+					return usage("--only %q: want FROM->TO, each of them samvad, uagents, a2e, agh or asp; quote it, for shells take > for themselves", pair)
 				}
-				c.Storage = append(c.Storage, floor.Storage(s))
 			}
 			self, err := os.Executable()
 			if err != nil {

@@ -83,8 +83,9 @@ func announced(dir string) string {
 }
 
 // hubError gives what the hub answered, or that none did, the exit code and
-// the advice that go with it.
-func (a *app) hubError(err error) error {
+// the advice that go with it: where says what lists the things of which the one
+// that was named is not there.
+func (a *app) hubError(err error, where ...string) error {
 	var done *exitError
 	var away *admin.UnreachableError
 	var e *parley.Error
@@ -99,7 +100,11 @@ func (a *app) hubError(err error) error {
 	case errors.Is(err, admin.ErrToken):
 		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to one of the lines of %s in the hub's data directory, or name that directory with --data", tokenEnv, admin.TokenFile)}
 	case errors.As(err, &e):
-		return &exitError{exitRefused, problemError(e.Code, e.Text, e.Ref)}
+		err := problemError(e.Code, e.Text, e.Ref)
+		if e.Code == "not_found" && len(where) > 0 {
+			err = fmt.Errorf("%w\n        %s", err, strings.Join(where, "; "))
+		}
+		return &exitError{exitRefused, err}
 	}
 	return &exitError{exitFailed, err}
 }
@@ -109,7 +114,7 @@ func problemError(code parley.Code, text, ref string) error {
 	s := fmt.Sprintf("%s: %s", code, clean(text))
 	if ref != "" {
 		s += "\n        parley explain " + clean(ref)
-	} else if h := adviceFor(code); h != "" && !strings.HasPrefix(text, "the configuration ") {
+	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") {
 		s += "\n        " + h
 	}
 	return errors.New(s)
@@ -229,12 +234,16 @@ func shown(m *admin.Message) string {
 }
 
 // group makes a command that only holds others; called by itself it runs one
-// of them.
+// of them, or shows its help.
 func group(use, short, example string, bare func(*cobra.Command, []string) error, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.NoArgs, RunE: bare}
 	c.AddCommand(commands...)
 	return c
 }
+
+// helps is what a group does by itself that has no command which is asked for
+// first.
+func helps(c *cobra.Command, _ []string) error { return c.Help() }
 
 func plural(n int, one, many string) string {
 	if n == 1 {

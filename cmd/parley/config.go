@@ -13,7 +13,8 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	c := &cobra.Command{Use: "config", Short: "Check the configuration, describe its keys, and have it read anew"}
+	c := group("config", "Check the configuration, describe its keys, and have it read anew",
+		"  parley config check parley.toml\n  parley config describe listen\n  parley config reload", helps)
 	c.AddCommand(&cobra.Command{
 		Use:     "check [FILE]",
 		Short:   "Say whether a configuration file is right, and where it is not",

@@ -143,7 +143,7 @@ func (a *app) conversationShow(ctx context.Context, id string, steps bool) error
 	}
 	v, err := hub.Conversation(ctx, id, "", 1000)
 	if err != nil {
-		return a.hubError(err)
+		return a.hubError(err, "`parley conversation` lists them")
 	}
 	if a.json {
 		for next := v.Next; next != ""; {
@@ -336,15 +336,19 @@ written as asp, all others as hub.`,
 			if format == "" && !digests {
 				v, err := hub.Conversation(ctx, args[0], "", 1)
 				if err != nil {
-					return a.hubError(err)
+					return a.hubError(err, "`parley conversation` lists them")
 				}
 				if len(v.History) > 0 && v.History[0].Protocol == "asp" {
 					format = "asp"
 				}
 			}
-			write := func(w io.Writer) error { return a.hubError(hub.Export(ctx, args[0], !digests, w)) }
+			write := func(w io.Writer) error {
+				return a.hubError(hub.Export(ctx, args[0], !digests, w), "`parley conversation` lists them")
+			}
 			if format == "asp" {
-				write = func(w io.Writer) error { return a.hubError(hub.Transcript(ctx, args[0], format, w)) }
+				write = func(w io.Writer) error {
+					return a.hubError(hub.Transcript(ctx, args[0], format, w), "`parley conversation` lists them")
+				}
 			}
 			if out == "" {
 				return write(a.out)
@@ -544,6 +548,9 @@ func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
 	}
 }
 
+// shownProblems is how many are written for people.
+const shownProblems = 20
+
 func (a *app) showVerification(v *verification) {
 	line := func(label, format string, args ...any) {
 		fmt.Fprintf(a.out, "%-13s %s\n", label, fmt.Sprintf(format, args...))
@@ -558,8 +565,11 @@ func (a *app) showVerification(v *verification) {
 	for _, u := range v.Unverified {
 		line("not again", "%s: %s", plural(u.Messages, "message", "messages"), u.Reason)
 	}
-	for _, p := range v.Problems {
+	for _, p := range v.Problems[:min(len(v.Problems), shownProblems)] {
 		line("PROBLEM", "%s", short(p, 400))
+	}
+	if n := len(v.Problems) - shownProblems; n > 0 {
+		line("PROBLEM", "and %d more: --json lists all", n)
 	}
 	switch {
 	case v.OK && v.KeyGiven:

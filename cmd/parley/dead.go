@@ -124,7 +124,7 @@ func (a *app) deadShow(ctx context.Context, arg, to string) error {
 	}
 	d, err := hub.DeadLetter(ctx, id, to)
 	if err != nil {
-		return a.hubError(err)
+		return a.hubError(err, "`parley dead` lists them")
 	}
 	if a.json {
 		return a.print(d, "")

@@ -31,7 +31,7 @@ its protocol lost.`,
 			}
 			r, err := hub.Refusal(cmd.Context(), args[0])
 			if err != nil {
-				return a.hubError(err)
+				return a.hubError(err, "`parley refused` lists them", "of a message give the whole id, which `parley conversation show` tells")
 			}
 			if a.json {
 				return a.print(struct {
@@ -49,7 +49,7 @@ its protocol lost.`,
 func (a *app) explainMessage(cmd *cobra.Command, hub *admin.Client, id string) error {
 	m, err := hub.Message(cmd.Context(), id, false)
 	if err != nil {
-		return a.hubError(err)
+		return a.hubError(err, "`parley conversation` lists what was said")
 	}
 	if a.json {
 		return a.print(m, "")

@@ -40,6 +40,11 @@ harm. Backups that were taken before keep what they have.`,
 			if (f.Agent == "") == (f.Conversation == "") {
 				return usage("say which: an agent, or --conversation ID")
 			}
+			if f.Conversation != "" {
+				if err := conversationID(f.Conversation); err != nil {
+					return err
+				}
+			}
 			return a.forget(cmd.Context(), f)
 		},
 	}
@@ -57,7 +62,7 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	}
 	r, err := hub.Forget(ctx, f)
 	if err != nil {
-		return a.hubError(err)
+		return a.hubError(err, "`parley conversation` lists them")
 	}
 	done := "was erased"
 	if r.DryRun {
@@ -66,7 +71,12 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	if err := a.print(r, "%s %s: the content of %s %s\n", r.What, clean(r.Name), plural(int(r.Erased), "message", "messages"), done); err != nil {
 		return err
 	}
-	if r.Kept() == 0 {
+	switch {
+	case r.Kept() > 0:
+	case r.Erased == 0 && !a.json:
+		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists who has said anything")
+		return err
+	default:
 		return nil
 	}
 	var left string

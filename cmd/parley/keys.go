@@ -162,8 +162,10 @@ func (a *app) keysShow() *cobra.Command {
 	}
 }
 
+const keysListed = "`parley keys` lists them"
+
 func noKey(name string) error {
-	return &exitError{exitFailed, fmt.Errorf("no key or owner %q; `parley keys` lists them", name)}
+	return &exitError{exitFailed, fmt.Errorf("no key or owner %q; "+keysListed, name)}
 }
 
 func (a *app) keysNew() *cobra.Command {
@@ -217,7 +219,7 @@ func (a *app) keysNewFile(out, id, kid string) error {
 	}
 	me, err := samvad.NewIdentity(id, kid)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return usage("--id %q: want agent://HOST or agent://HOST:PORT: %w", id, err)
 	}
 	save := me.SaveTS
 	if ext == ".key" {
@@ -309,6 +311,12 @@ at once, else at its next start.`,
 		Example: "  parley keys enroll weather --key 0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc=",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e.Agent = args[0]
+			if e.PublicKey == "" {
+				return usage("say which key: --key BASE64, as its owner gives it (`parley keys export-public` prints one's own)")
+			}
+			if err := knownProtocol(e.Protocol); err != nil {
+				return err
+			}
 			k, err := samvad.ParseKey(e.PublicKey)
 			if err != nil {
 				return usage("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
@@ -354,7 +362,7 @@ func (a *app) keysUnenroll() *cobra.Command {
 			}
 			if hub != nil {
 				if err := hub.Unenroll(cmd.Context(), args[0], protocol, args[1]); err != nil {
-					return a.hubError(err)
+					return a.hubError(err, keysListed)
 				}
 			} else {
 				r, err := a.ring()
@@ -389,7 +397,7 @@ func (a *app) keysRotate() *cobra.Command {
 			var k keyring.Key
 			if hub != nil {
 				if k, err = hub.Rotate(cmd.Context(), admin.Rotation{Owner: args[0], Purpose: protocol, Overlap: overlap.String()}); err != nil {
-					return a.hubError(err)
+					return a.hubError(err, keysListed)
 				}
 			} else {
 				r, err := a.ring()

@@ -35,7 +35,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	root.SetIn(in)
 	root.SetOut(out)
 	root.SetErr(errs)
-	err := root.ExecuteContext(ctx)
+	command, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
@@ -43,13 +43,22 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	if !errors.As(err, &e) {
 		e = &exitError{code: exitFailed, err: err}
 		if a.parsing {
-			e.code = exitUsage
+			e = &exitError{exitUsage, fmt.Errorf("%w\n        %s", err, wanted(command))}
 		}
 	}
 	if e.err != nil {
 		a.fail(e)
 	}
 	return e.code
+}
+
+// wanted is how a command is to be called.
+func wanted(c *cobra.Command) string {
+	help := "`" + c.CommandPath() + " --help`"
+	if c.HasAvailableSubCommands() {
+		return help + " lists the commands"
+	}
+	return "usage: " + c.UseLine() + "; " + help + " says more"
 }
 
 // exitError is an error with the exit code that goes with it. A nil err says

@@ -16,9 +16,8 @@ import (
 )
 
 func (a *app) mapCommand() *cobra.Command {
-	c := &cobra.Command{Use: "map", Short: "Try the mappings of content that the configuration holds"}
-	c.AddCommand(a.mapTest())
-	return c
+	return group("map", "Try the mappings of content that the configuration holds",
+		"  parley map test --agent weather --skill forecast question.json", helps, a.mapTest())
 }
 
 // mapTested is what `parley map test` says.
@@ -52,6 +51,9 @@ does not fit; 2: there is no such mapping.`,
 			"  parley map test --agent weather --skill forecast --jq '{city: .text}' --schema forecast.json question.json",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if agent == "" {
+				return usage("say which mapping: --agent AGENT --skill SKILL (no --skill: talk with an agent of which no skill is known)")
+			}
 			p, err := a.mappingFor(agent, skill, response, program)
 			if err != nil {
 				return err
@@ -105,9 +107,6 @@ does not fit; 2: there is no such mapping.`,
 	f.StringVar(&schemaFile, "schema", "", "file with the skill's JSON Schema")
 	f.StringVar(&from, "from", "somebody", "who it is from, for $message")
 	f.StringVar(&protocol, "protocol", "", "by which protocol it came, for $message")
-	if err := c.MarkFlagRequired("agent"); err != nil {
-		panic(err) // the flag is defined above
-	}
 	return c
 }
 

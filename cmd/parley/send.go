@@ -35,8 +35,8 @@ func (a *app) sendCommand() *cobra.Command {
 is JSON or text, @FILE, or - for the standard input; without it the message is
 empty.
 
-With --protocol samvad the message goes directly to an agent's URL instead,
-signed with a key of yours; no hub is needed.
+With --protocol the command speaks that protocol itself, to --url, signed with a
+key of yours or with your token (--key); no hub is needed.
 
 The exit code is 0 when the agent answered, 4 when the hub or the agent refused
 or failed, 3 when no hub answers.`,
@@ -85,9 +85,9 @@ or failed, 3 when no hub answers.`,
 	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
 	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
 	f.StringVar(&s.protocol, "protocol", "", "samvad, uagents, a2e, agh or asp: speak it directly, without a hub's API")
-	f.StringVar(&s.url, "url", "", "directly: base URL of the agent")
-	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and `parley keys new` write it)")
-	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST")
+	f.StringVar(&s.url, "url", "", "directly: base URL of the agent, host or server; agh: nats://HOST:PORT")
+	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and parley keys new write it; asp: of parley keys asp; a2e and agh: with the token)")
+	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST; agh: WORKSPACE/CHANNEL/PEER")
 	return c
 }
 

@@ -29,7 +29,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	}
 	me, err := asp.LoadIdentity(s.keyFile)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return usage("--key: want a file that `parley keys asp` made: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
@@ -184,9 +184,10 @@ cannot change its keys.`,
 			case id == "" || out == "":
 				return usage("say who it is and where the keys go: --id agent://domain/department/name --out FILE")
 			default:
-				if me, err = asp.GenerateIdentity(id, org); err == nil {
-					err = me.Save(out)
+				if me, err = asp.GenerateIdentity(id, org); err != nil {
+					return usage("--id %q: want agent://domain/department/name: %w", id, err)
 				}
+				err = me.Save(out)
 			}
 			var coded *exitError
 			if errors.As(err, &coded) {

@@ -27,8 +27,8 @@ func (a *app) serveCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Run the hub",
 		Long: `Run the hub until it is interrupted. Interrupted, it lets what is under way end
-and closes the journal. SIGHUP makes it read its configuration anew. With --json it writes one line with its addresses when
-it is ready.`,
+and closes the journal. SIGHUP makes it read its configuration anew. With --json
+it writes one line with its addresses when it is ready.`,
 		Example: `  parley serve --data ./data --listen :8080
   parley serve --config parley.toml
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,

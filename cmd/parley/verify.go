@@ -11,8 +11,11 @@ func (a *app) verifyCommand() *cobra.Command {
 		Short: "Verify a message: exit 0 if it is proved, 1 if not",
 		Long: `Make every check of a message of FILE or the standard input, in the forms that
 ` + "`parley inspect`" + ` takes, with the sender's key or card. It is verified when every
-check was made and none failed.`,
-		Example: "  parley verify request.http --key BASE64 --now 2026-04-11T10:00:00Z\n  parley verify request.http --card card.json --self agent://weather.corp",
+check was made and none failed.
+
+The transcript of an ASP session is verified as by ` + "`parley conversation verify`" + `, which
+takes the hub's own exports too; --key is then the key of the server that signed it.`,
+		Example: "  parley verify request.http --key BASE64 --now 2026-04-11T10:00:00Z\n  parley verify request.http --card card.json --self agent://weather.corp\n  parley verify session.json --key BASE64",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := "-"
