@@ -42,6 +42,67 @@ type Ledger struct {
 	shelved int    // where on the shelf Items end
 }
 
+// AppendJSON writes l as an encoder does, in a fraction of the time.
+func (l *Ledger) AppendJSON(b []byte) ([]byte, error) {
+	o := jsonx.AppendObject(b)
+	o.String("sessionId", l.ID)
+	o.String("version", l.Version)
+	o.String("format", string(l.Format))
+	o.String("state", string(l.State))
+	o.Optional("before", string(l.Before))
+	o.Open("head")
+	o.String("hash", l.Head.Hash)
+	o.Int("count", l.Head.Count)
+	o.Close()
+	o.Int("messages", l.Messages)
+	o.String("lastTimestamp", l.LastTimestamp)
+	jsonx.List(&o, "participants", l.Participants, func(o *jsonx.Object, p Participant) {
+		o.String("agentId", p.AgentID)
+		o.String("orgId", p.OrgID)
+		o.String("keyId", p.KeyID)
+		o.Int("next", p.Next)
+		o.Int("joined", p.Joined)
+	})
+	if len(l.Items) > 0 {
+		jsonx.List(&o, "items", l.Items, func(o *jsonx.Object, i *Item) {
+			o.String("id", i.ID)
+			o.String("messageId", i.MessageID)
+			o.String("kind", i.Kind)
+			o.String("by", i.By)
+			o.Optional("for", i.For)
+			writeTime(o, "validUntil", i.ValidUntil)
+			o.String("status", i.Status)
+		})
+	}
+	if len(l.Commitments) > 0 {
+		jsonx.List(&o, "commitments", l.Commitments, func(o *jsonx.Object, c Commitment) {
+			o.String("commitmentId", c.ID)
+			o.String("by", c.By)
+			o.Optional("acceptedBy", c.AcceptedBy)
+			o.String("status", string(c.Status))
+			writeTime(o, "deadline", c.Deadline)
+			o.String("hash", c.Hash)
+		})
+	}
+	if len(l.Context) > 0 { // which few have
+		o.Append("context", func(b []byte) ([]byte, error) {
+			v, err := jsonx.Encode(l.Context)
+			return append(b, v...), err
+		})
+	}
+	o.Time("opened", l.Opened)
+	writeTime(&o, "deadline", l.Deadline)
+	writeTime(&o, "ends", l.Ends)
+	o.Optional("reason", l.Reason)
+	return o.End()
+}
+
+func writeTime(o *jsonx.Object, name string, t time.Time) {
+	if !t.IsZero() {
+		o.Time(name, t)
+	}
+}
+
 // A Participant is an agent in a session. KeyID pins its keys: they do not
 // change inside a session.
 type Participant struct {

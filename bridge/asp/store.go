@@ -130,6 +130,17 @@ type checkpoint struct {
 	Participants []string         `json:"participants"`
 }
 
+// encode writes it as jsonx does.
+func (c *checkpoint) encode() ([]byte, error) {
+	o := jsonx.AppendObject(make([]byte, 0, 2048))
+	if c.Ledger != nil {
+		o.Append("ledger", c.Ledger.AppendJSON)
+	}
+	o.Int("sequence", int64(c.Sequence))
+	o.Strings("participants", c.Participants)
+	return o.End()
+}
+
 func newStore(j *journal.Journal, c *Config) *store {
 	return &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: j.State(bucketAgents), sessions: j.State(bucketSessions), pages: j.State(bucketPages),
 		proofs: j.State(bucketProofs), max: or(c.MaxLive, 10_000), maxAgent: or(c.MaxAgents, 100_000), timeouts: c.Timeouts, now: c.Now,
@@ -475,7 +486,7 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	for _, p := range participants {
 		cp.Participants = append(cp.Participants, p.AgentID)
 	}
-	b, err := jsonx.Encode(cp)
+	b, err := cp.encode()
 	if err != nil {
 		return err
 	}

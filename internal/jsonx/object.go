@@ -129,3 +129,18 @@ func (o *Object) Open(name string) {
 
 // Close ends what the last Open began.
 func (o *Object) Close() { o.b = append(o.b, '}') }
+
+// List writes an array of objects; write writes the members of one.
+func List[T any](o *Object, name string, vs []T, write func(o *Object, v T)) {
+	o.name(name)
+	o.b = append(o.b, '[')
+	for i, v := range vs {
+		if i > 0 {
+			o.b = append(o.b, ',')
+		}
+		o.b = append(o.b, '{')
+		write(o, v)
+		o.b = append(o.b, '}')
+	}
+	o.b = append(o.b, ']')
+}
