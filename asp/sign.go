@@ -86,7 +86,7 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 // write signs the message and writes it, in the order of the documentation,
 // with the tree that [Decode] would make of it.
 func (d *Draft) write(id *Identity) (e *Envelope, input []byte, err error) {
-	body, err := jsonx.Encode(d.Body)
+	body, err := encodeBody(d.Body)
 	if err != nil {
 		return nil, nil, err
 	}

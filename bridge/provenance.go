@@ -167,7 +167,12 @@ func Proved(v parley.Verdict) []string {
 
 func quoted(b []byte, name, value string) []byte {
 	b = append(append(append(b, "; "...), name...), '=')
-	return strconv.AppendQuoteToASCII(b, value)
+	for i := range len(value) {
+		if c := value[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return strconv.AppendQuoteToASCII(b, value)
+		}
+	}
+	return append(append(append(b, '"'), value...), '"')
 }
 
 // clip bounds what a header says of a value that its sender chose.
