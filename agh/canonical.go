@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"strconv"
 	"strings"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -134,36 +133,10 @@ func emptyObject(b json.RawMessage) bool {
 // doubles, which has no such form, is refused.
 func Canonicalize(b []byte) ([]byte, error) {
 	out, err := jsonx.Canonicalize(b)
-	if err == nil && bytes.Contains(out, []byte("1.7976931348623157e+308")) && overflows(b) {
-		err = strconv.ErrRange
-	}
 	if err != nil {
 		return nil, malformed(StepParse, "", "has no canonical form").because(err)
 	}
 	return out, nil
-}
-
-// overflows reports whether valid JSON holds a number beyond the doubles.
-func overflows(b []byte) bool {
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case c == '"':
-			for i++; i < len(b) && b[i] != '"'; i++ {
-				if b[i] == '\\' {
-					i++
-				}
-			}
-		case c == '-' || '0' <= c && c <= '9':
-			start := i
-			for i < len(b) && strings.IndexByte("+-.eE0123456789", b[i]) >= 0 {
-				i++
-			}
-			if _, err := strconv.ParseFloat(string(b[start:i]), 64); err != nil {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // DirectID derives the id of the direct room of two peers, as AGH does: 32
