@@ -745,7 +745,7 @@ func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
 }
 
 // DecodeReply reads a response envelope that arrives by itself: the body of a
-// webhook. An error that it reports is in Reply.Err.
+// webhook. An error that it reports is in Reply.Err. Its members are parts of b.
 func DecodeReply(b []byte) (*Reply, error) {
 	r, err := decodeRemote(http.StatusOK, nil, b)
 	if err != nil {
