@@ -111,6 +111,7 @@ func TestDeposed(t *testing.T) {
 	eventually(t, "the leader is known", func() bool { return known() != "" })
 	noticed := func(reconnects uint64) {
 		t.Helper()
+		w.fly(nil)
 		gone, stop := w.deposed(reconnects)
 		defer stop()
 		select {

@@ -302,21 +302,27 @@ func (j *Journal) follow(w *writer) {
 func (j *Journal) followOnce(l *link, w *writer) error {
 	w.followed.Store(w.m.position())
 	w.heardOf(l)
-	c, err := l.js.OrderedConsumer(j.ctx, w.stream, jetstream.OrderedConsumerConfig{
+	// The client's ordered consumer would wait 10 s for an answer of a server that
+	// is gone, and longer each time.
+	ctx, cancel := context.WithTimeout(j.ctx, followSoon)
+	defer cancel()
+	c, err := l.js.CreateConsumer(ctx, w.stream, jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: w.m.position() + 1,
+		AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: time.Minute, Replicas: 1, MemoryStorage: true,
 	})
 	if err != nil {
 		return err
 	}
 	// Short heartbeats: an append waits until it is read back here.
-	it, err := c.Messages(jetstream.PullExpiry(10*time.Second), jetstream.PullHeartbeat(time.Second))
+	it, err := c.Messages(jetstream.PullExpiry(10*time.Second), jetstream.PullHeartbeat(time.Second), jetstream.WithMessagesErrOnMissingHeartbeat(true))
 	if err != nil {
 		return err
 	}
+	defer j.background.Go(func() { j.unfollow(l, w.stream, c.CachedInfo().Name) })
 	stop := context.AfterFunc(j.ctx, it.Stop)
 	defer stop()
 	defer it.Stop()
-	for {
+	for last := uint64(0); ; last++ {
 		m, err := it.Next()
 		if err != nil {
 			return err
@@ -324,6 +330,9 @@ func (j *Journal) followOnce(l *link, w *writer) error {
 		meta, err := m.Metadata()
 		if err != nil {
 			return err
+		}
+		if meta.Sequence.Consumer != last+1 {
+			return errGap
 		}
 		seq := meta.Sequence.Stream
 		if seq <= w.m.position() {
@@ -336,6 +345,22 @@ func (j *Journal) followOnce(l *link, w *writer) error {
 		}
 		w.arrived(id, seq)
 		w.followed.Store(seq)
+	}
+}
+
+// followSoon is how long it may take to begin to follow a stream, until it is
+// tried again.
+const followSoon = 3 * time.Second
+
+// errGap: something that was sent did not come, as when a connection is lost.
+var errGap = errors.New("what follows did not come")
+
+// unfollow has the engine forget a consumer, which it does by itself after a while.
+func (j *Journal) unfollow(l *link, stream, consumer string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := l.js.DeleteConsumer(ctx, stream, consumer); err != nil {
+		j.cfg.Log.Debug("a consumer is left to the servers", "stream", stream, "err", err)
 	}
 }
 
@@ -366,11 +391,11 @@ func (w *writer) deposed(reconnects uint64) (gone <-chan struct{}, stop func()) 
 	ctx, cancel := context.WithCancel(w.j.ctx)
 	out, ended := make(chan struct{}), make(chan struct{})
 	l := w.j.link.Load()
+	w.flyMu.Lock()
+	before := w.before
+	w.flyMu.Unlock()
 	go func() {
 		defer close(ended)
-		w.flyMu.Lock()
-		before := w.leader
-		w.flyMu.Unlock()
 		for {
 			last, leader, err := l.tail(ctx, w.stream)
 			if err == nil && before == "" {
@@ -406,6 +431,7 @@ func (w *writer) followedTo(ctx context.Context, seq uint64) bool {
 func (w *writer) fly(ops []*op) {
 	w.flyMu.Lock()
 	defer w.flyMu.Unlock()
+	w.before = w.leader
 	for _, o := range ops {
 		if !o.resent {
 			o.arrived = 0

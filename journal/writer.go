@@ -134,6 +134,7 @@ type writer struct {
 	flyMu    sync.Mutex
 	flying   map[opID]*op  // external engine: published and not yet finished
 	leader   string        // of the stream in a cluster, and since when, as it was last heard of
+	before   string        // leader, when the group at hand was published
 	followed atomic.Uint64 // up to where it is known what has landed
 
 	appended atomic.Uint64
