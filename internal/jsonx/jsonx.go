@@ -115,7 +115,12 @@ func Encode(v any) ([]byte, error) { return json.Marshal(v, json.Deterministic(t
 
 // AppendCompact appends the JSON value v as [Encode] writes it: compact, and
 // refused if it is not strict.
-func AppendCompact(b []byte, v []byte) ([]byte, error) { return jsontext.AppendFormat(b, v) }
+func AppendCompact(b []byte, v []byte) ([]byte, error) {
+	if written(v) {
+		return append(b, v...), nil
+	}
+	return jsontext.AppendFormat(b, v)
+}
 
 // Canonicalize gives the RFC 8785 form of b, which must pass [Valid].
 // Numbers become IEEE 754 doubles in ECMAScript format, as the RFC says: an

@@ -10,8 +10,9 @@ import "math/bits"
 // It knows nothing of what is beyond single pieces, and strict: whether the text
 // is UTF-8, whether names repeat, how deep values nest.
 type Scanner[T string | []byte] struct {
-	text T
-	at   int
+	text   T
+	at     int
+	spaced bool // there was white space
 }
 
 // Scan begins at the first byte of text.
@@ -37,6 +38,7 @@ func (s *Scanner[T]) space() byte {
 		if c := s.text[s.at]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 			return c
 		}
+		s.spaced = true
 	}
 	return 0
 }
@@ -118,20 +120,20 @@ func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
 	if s.Next() != '"' {
 		return inside, 0, false
 	}
-	from := s.at + 1
+	text, from := s.text, s.at+1
 	i := from
 	for {
 		for beyond := uint64(0); ; i += 8 {
-			if i+8 > len(s.text) {
-				for ; i < len(s.text) && !mark(s.text[i]); i++ {
-					beyond |= uint64(s.text[i])
+			if i+8 > len(text) {
+				for ; i < len(text) && !mark(text[i]); i++ {
+					beyond |= uint64(text[i])
 				}
 				if beyond&highs != 0 {
 					form |= Beyond
 				}
 				break
 			}
-			w := word(s.text, i)
+			w := word(text, i)
 			if found := marks(w); found != 0 {
 				if beyond |= w & (found&-found - 1); beyond&highs != 0 {
 					form |= Beyond
@@ -142,11 +144,11 @@ func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
 			beyond |= w
 		}
 		switch {
-		case i < len(s.text) && s.text[i] == '"':
+		case i < len(text) && text[i] == '"':
 			s.at = i + 1
-			return s.text[from:i], form, true
-		case i+1 < len(s.text) && s.text[i] == '\\':
-			if form |= Escaped; s.text[i+1]&0x80 != 0 { // which is no escape
+			return text[from:i], form, true
+		case i+1 < len(text) && text[i] == '\\':
+			if form |= Escaped; text[i+1]&0x80 != 0 { // which is no escape
 				form |= Beyond
 			}
 			i += 2

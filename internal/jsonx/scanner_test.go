@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // strict is a whole reader of JSON made of the Scanner's pieces: what it takes,
@@ -71,6 +73,10 @@ func scannedAlike(t *testing.T, text string) {
 	if got := Valid([]byte(text), 50); (got == nil) != (want == nil) {
 		t.Fatalf("%q: %v, the library says %v", text, got, want)
 	}
+	compact, err := jsontext.AppendFormat([]byte("x"), text)
+	if got, is := AppendCompact([]byte("x"), []byte(text)); (is != nil) != (err != nil) || is == nil && string(got) != string(compact) {
+		t.Fatalf("%q is written %s, %v; want %s, %v", text, got, is, compact, err)
+	}
 	s, b := Scan(text), Scan([]byte(text))
 	got, again := strict(&s, 50), strict(&b, 50)
 	if got != again || s.Offset() != b.Offset() {
@@ -95,6 +101,7 @@ func scannedAlike(t *testing.T, text string) {
 var scannedTexts = []string{
 	``, ` `, `{}`, `[]`, "\t{ \r\n} ", `null`, `true`, `false`, `nul`, `nulll`, `True`, `0`, `-0`, `00`, `01`, `-`, `-a`, `1.`, `.1`, `1.5`, `1e`, `1e+`, `1E-07`, `1e5.`, `+1`, `--1`, `0x1`, `NaN`,
 	`""`, `"a`, `"`, `"a\"`, `"\u00e9"`, `"\ud800"`, "\"\n\"", "\"\x7f\u2028\"", "\"\xff\"", "\xef\xbb\xbf{}", `{"a":1}`, `{"a" : [ 1 , {"b":null} ] }`, `{"a":1,}`, `[1,]`, `[,1]`, `{,}`, `[1 2]`, `{"a"}`, `{"a":}`, `{a:1}`, `{1:2}`,
+	`"\u0001\b\t\n\f\r\u001f\"\\"`, `"\u001F"`, `"\u0008"`, `"\u0009"`, `"\u0022"`, `"\u0041"`, `"\/"`, `"\ud83d\ude00"`, `{"\n":1}`, `{"a":1,"b":[1,"x\"y"],"c":-1.50E+3}`, `{"a":1} `, ` 1`, `[1, 2]`, `{"a" :1}`, `{"a": 1}`, `[ ]`,
 	`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{} {}`, `[]]`, `[}`, `{]`, `1 `, "1\x00", "\x00", "\u00a01", `"a"b`, `{"a":{"a":1}}`, `[[[[[[]]]]]]`, `// x`, `'a'`, "\v1", "[1,\f2]",
 }
 
@@ -200,7 +207,9 @@ func FuzzScanner(f *testing.F) {
 
 func BenchmarkValid(b *testing.B) {
 	text := []byte(`{"text":"` + strings.Repeat("Run the test. ", 40) + `","intent":"request","artifacts":[{"type":"git-ref","repo":"github.com/acme/app","n":[1,-2.5,true,null]}]}`)
-	for name, f := range map[string]func([]byte, int) error{"ours": Valid, "library": valid} {
+	buf := make([]byte, 0, 4096)
+	for name, f := range map[string]func([]byte, int) error{"valid": Valid, "library-valid": valid,
+		"compact": func(b []byte, _ int) error { _, err := AppendCompact(buf, b); return err }, "library-compact": func(b []byte, _ int) error { _, err := jsontext.AppendFormat(buf, b); return err }} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(int64(len(text)))
 			b.ReportAllocs()

@@ -11,6 +11,8 @@ type checker struct {
 	Scanner[[]byte]
 	names [manyNames]struct{ from, to uint32 } // of the objects that are open
 	used  int                                  // of names
+
+	compact bool // gives up on what [Encode] would write in another way, too
 }
 
 // Beyond these a checker gives up: it compares names one by one, and calls
@@ -23,15 +25,26 @@ const (
 // sound reports whether b is exactly one strict JSON value, nested at most depth
 // deep. If not, it may be one all the same.
 func sound(b []byte, depth int) bool {
-	if len(b) > math.MaxInt32 || !utf8.Valid(b) {
-		return false
-	}
 	c := checker{Scanner: Scan(b)}
-	return c.value(min(depth, deep)) && c.End()
+	return c.whole(depth)
+}
+
+// written reports whether b is sound, and as [Encode] writes it.
+func written(b []byte) bool {
+	c := checker{Scanner: Scan(b), compact: true}
+	return c.whole(deep)
+}
+
+func (c *checker) whole(depth int) bool {
+	return len(c.text) <= math.MaxInt32 && utf8.Valid(c.text) && c.value(min(depth, deep)) && c.End() && !(c.compact && c.spaced)
 }
 
 func (c *checker) value(depth int) bool {
-	switch c.Next() {
+	next := c.Next()
+	if c.compact && c.spaced {
+		return false
+	}
+	switch next {
 	case '{':
 		return depth > 0 && c.members(depth-1)
 	case '[':
@@ -49,7 +62,7 @@ func (c *checker) value(depth int) bool {
 		return false
 	case '"':
 		inside, form, ok := c.String()
-		return ok && (form&Escaped == 0 || escapesHold(inside))
+		return ok && (form&Escaped == 0 || escapesHold(inside, c.compact))
 	case 't':
 		return c.Literal("true")
 	case 'f':

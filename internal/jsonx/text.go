@@ -51,23 +51,23 @@ func AppendText(b []byte, s string) []byte {
 	}
 }
 
-// Eight bytes of a text are looked at as one word. Of w - n*ones &^ w, a byte has
-// its high bit if it is below n (and, of those behind such a byte, perhaps
-// others).
+// Eight bytes of a text are looked at as one word. In w - n*ones, a byte of w that
+// is ASCII has its high bit if it is below n (and, of those behind such a byte,
+// perhaps others).
 const ones, highs = 0x0101010101010101, 0x8080808080808080
 
 func word[T string | []byte](t T, i int) uint64 {
-	_ = t[i+7]
-	return uint64(t[i]) | uint64(t[i+1])<<8 | uint64(t[i+2])<<16 | uint64(t[i+3])<<24 |
-		uint64(t[i+4])<<32 | uint64(t[i+5])<<40 | uint64(t[i+6])<<48 | uint64(t[i+7])<<56
+	t = t[i : i+8] // so that the eight are read as one
+	return uint64(t[0]) | uint64(t[1])<<8 | uint64(t[2])<<16 | uint64(t[3])<<24 |
+		uint64(t[4])<<32 | uint64(t[5])<<40 | uint64(t[6])<<48 | uint64(t[7])<<56
 }
 
 // marks sets the high bit of the first byte that does not stand for itself within
 // a JSON string: a quote, a backslash or a control character. It gives 0 if there
 // is none.
 func marks(w uint64) uint64 {
-	quote, backslash := w^'"'*ones, w^'\\'*ones
-	return ((w-' '*ones)&^w | (quote-ones)&^quote | (backslash-ones)&^backslash) & highs
+	quote, backslash := w^'"'*ones, w^'\\'*ones // 0 is below 1
+	return ((w - ' '*ones) | (quote - ones) | (backslash - ones)) &^ w & highs
 }
 
 func mark(c byte) bool { return c < ' ' || c == '"' || c == '\\' }
@@ -124,16 +124,22 @@ func unquote[T string | []byte](inside T) (string, bool) {
 	}
 }
 
-// escapesHold reports whether [unquote] would succeed.
-func escapesHold[T string | []byte](inside T) bool {
+// escapesHold reports whether [unquote] would succeed; with shortest, also whether
+// [AppendText] would escape the same in the same way.
+func escapesHold[T string | []byte](inside T, shortest bool) bool {
 	for i := special(inside, 0); i < len(inside); i = special(inside, i) {
-		_, size := escape(inside, i)
-		if size == 0 {
+		r, size := escape(inside, i)
+		if size == 0 || shortest && !isShortest(r, inside[i:i+size]) {
 			return false
 		}
 		i += size
 	}
 	return true
+}
+
+func isShortest[T string | []byte](r rune, as T) bool {
+	var room [8]byte
+	return r < utf8.RuneSelf && string(AppendText(room[:0], string(r))) == `"`+string(as)+`"`
 }
 
 // escape reads the escape at i, of which it gives the size; 0 if it is none.
