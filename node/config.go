@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -87,11 +88,11 @@ type Engine struct {
 	URL         string `toml:"url" doc:"an external NATS cluster instead of the embedded engine, e.g. \"nats://n1:4222,nats://n2:4222\""`
 	Credentials string `toml:"credentials" doc:"NATS credentials file"`
 	Prefix      string `toml:"prefix" default:"\"PARLEY\"" doc:"begins the names of streams and subjects; hubs that share a journal share it. CANNOT be changed later"`
-	Replicas    int    `toml:"replicas" doc:"of each stream on an external cluster"`
+	Replicas    int    `toml:"replicas" doc:"copies of each stream on an external cluster: 1, 3 or 5; default: 3, or 1 where the server is alone"`
 	SyncAlways  bool   `toml:"sync_always" doc:"every external server has sync_interval: always"`
-	Partitions  int    `toml:"partitions" doc:"CANNOT be changed later except by an offline command"`
+	Partitions  int    `toml:"partitions" doc:"into how many parts the journal is divided, 1 to 256, each of which is written and dispatched by itself; default: 1, on an external cluster 8. CANNOT be changed once the journal is made"`
 	KeyFile     string `toml:"key_file" doc:"file with the key that encrypts the embedded engine's data, 16 bytes or more, mode 0600. WITHOUT IT THE DATA IS LOST"`
-	MinFree     string `toml:"min_free" doc:"free disk space below which nothing more is accepted, e.g. \"256MiB\""`
+	MinFree     string `toml:"min_free" doc:"free disk space below which nothing more is accepted, e.g. \"1GiB\"; default: 256 MiB, or a tenth of a small file system"`
 }
 
 // TLS of the protocol listener, and the authorities that outbound calls trust.
@@ -150,8 +151,8 @@ type Delivery struct {
 type Limits struct {
 	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one proved sender; below zero: no limit"`
 	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes" doc:"messages a second of one unsigned sender"`
-	Body        string  `toml:"body" doc:"largest message, e.g. \"1MiB\""`
-	Agents      int     `toml:"agents" doc:"agents in the directory"`
+	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB of a request over HTTP, 8 MiB of what a message holds"`
+	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at the most"`
 	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
 }
 
@@ -182,12 +183,12 @@ type SAMVAD struct {
 type UAgents struct {
 	Legacy       bool     `toml:"legacy" doc:"take envelopes after their expiry, as the reference does, and keep them in mailboxes"`
 	Nonce        bool     `toml:"nonce" doc:"take a nonce without an expiry, which the signature does not tell apart"`
-	Horizon      Duration `toml:"horizon" doc:"how far ahead an expiry may lie"`
+	Horizon      Duration `toml:"horizon" default:"\"24h\"" doc:"how far ahead an expiry may lie"`
 	Registry     string   `toml:"registry" doc:"base URL of a registry that is asked about agents which are not registered here, e.g. \"https://agentverse.ai\""`
 	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
-	Lifetime     Duration `toml:"lifetime" doc:"of a registration; agents renew it after an hour"`
-	Retention    Duration `toml:"retention" doc:"of what waits in a mailbox and has no expiry"`
-	UnsignedRate float64  `toml:"unsigned_rate" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
+	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"of a registration; agents renew it after an hour"`
+	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"of what waits in a mailbox and has no expiry"`
+	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
 }
 
 // AGH says who the peers of AGH Network are and where agents appear to them.
@@ -525,6 +526,14 @@ func (c *Config) check() (checked, error) {
 			return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
 		}
 	}
+	for _, l := range [...]struct{ key, address string }{{"listen.http", c.Listen.HTTP}, {"listen.admin", c.Listen.Admin}, {"listen.agh", c.Listen.AGH}, {"a2e.listen", c.A2E.Listen}} {
+		if _, _, err := net.SplitHostPort(l.address); l.address != "" && err != nil {
+			return k, fmt.Errorf("%s = %q: want host:port, or :port for all addresses of this machine", l.key, l.address)
+		}
+	}
+	if c.Engine.Partitions < 0 || c.Engine.Partitions > 256 {
+		return k, fmt.Errorf("engine.partitions = %d: want 1 to 256", c.Engine.Partitions)
+	}
 	if k.allow, err = netguard.ParseAllow(c.Network.Allow); err != nil {
 		return k, fmt.Errorf("network.allow: %w", err)
 	}
@@ -592,6 +601,11 @@ func (c *Config) check() (checked, error) {
 	for name, a := range c.Agents {
 		if err := parley.CheckName(name); err != nil {
 			return k, fmt.Errorf("agents: %w", err)
+		}
+		if a.SAMVAD != nil && a.SAMVAD.URL != "" {
+			if u, err := url.Parse(a.SAMVAD.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+				return k, fmt.Errorf("agents.%s.samvad.url = %q: want http(s)://host[:port][/path]", name, a.SAMVAD.URL)
+			}
 		}
 		if a.ASP != nil && a.ASP.Trust != nil {
 			t := a.ASP.Trust

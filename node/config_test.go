@@ -84,6 +84,10 @@ func TestMistakesInTheFile(t *testing.T) {
 		{"[tls]\ncert = \"x\"\n", "tls.cert and tls.key go together"},
 		{"[agents.Bob]\ntitle = \"x\"\n", "agents"},
 		{"[policy]\nassurance = \"strong\"\n", "policy.assurance"},
+		{"[listen]\nhttp = \"8080\"\n", `listen.http = "8080": want host:port`},
+		{"[a2e]\nlisten = \"localhost\"\n", `a2e.listen = "localhost"`},
+		{"[engine]\npartitions = 1000\n", "engine.partitions = 1000: want 1 to 256"},
+		{"[agents.bob]\nsamvad = { url = \"bob.corp\" }\n", `agents.bob.samvad.url = "bob.corp": want http(s)`},
 	} {
 		_, err := Load(file(t, c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
