@@ -57,8 +57,9 @@ func TestTwoHubs(t *testing.T) {
 	two.until("bob is away", func() bool { return two.AGH().Holds(e, bridge.Identity("acme", "bob")) })
 }
 
-// twoHubs are on one external JetStream.
-func twoHubs(t *testing.T) (one, two *world) {
+// twoHubs are on one external JetStream; changes are to the first one's
+// configuration.
+func twoHubs(t *testing.T, changes ...func(*node.Config)) (one, two *world) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
 		MaxPayload: 8 << 20, NoLog: true, NoSigs: true})
@@ -76,7 +77,12 @@ func twoHubs(t *testing.T) (one, two *world) {
 			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: 2}
 		}
 	}
-	return newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
+	return newWorld(t, func(c *node.Config) {
+		on("hub-one")(c)
+		for _, change := range changes {
+			change(c)
+		}
+	}), newWorld(t, on("hub-two"))
 }
 
 // A peer at one hub hears the greeting of one at another, finds it by a whois,
