@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"math/big"
 	"strings"
 	"testing"
@@ -124,6 +125,36 @@ func BenchmarkSign(b *testing.B) {
 	for b.Loop() {
 		if _, err := (Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, Body: inform("x"), Time: time.Unix(1772893800, 0)}).Sign(id); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkItems is what a QUERY adds to a ledger that has all the items it may.
+func BenchmarkItems(b *testing.B) {
+	ids := make([]string, 4*maxItems)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("019cc8aa-0001-7def-8a12-%012d", i)
+	}
+	l, e := &Ledger{}, &Envelope{MessageID: ids[0]}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		next := l.copy()
+		if err := next.addItem(e, Item{ID: ids[i%len(ids)], Kind: "query"}, "queryId"); err != nil {
+			b.Fatal(err)
+		}
+		l = next
+	}
+}
+
+// BenchmarkForms is the grammar of the members of one message.
+func BenchmarkForms(b *testing.B) {
+	signature := "ed25519:" + strings.Repeat("0123456789abcdef", 8)
+	at := time.Unix(1772893800, 123e6)
+	b.ReportAllocs()
+	for b.Loop() {
+		s := Timestamp(at)
+		if _, ok := ParseTimestamp(s); !ok || !ValidUUID("019cc8aa-0001-7def-8a12-000000000001") || !ValidHash(ZeroHash) || !ValidSignature(signature) {
+			b.Fatal(s)
 		}
 	}
 }
