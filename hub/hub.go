@@ -615,13 +615,17 @@ func (h *Hub) Conversation(protocol, scope, foreign string, participants ...stri
 		mac = hmac.New(sha256.New, h.c.Secret)
 	}
 	defer func() { mac.Reset(); h.macs.Put(mac) }()
-	for _, s := range append([]string{"conversation", protocol, scope, foreign}, slices.Compact(participants)...) {
-		var n [4]byte
-		binary.BigEndian.PutUint32(n[:], uint32(len(s)))
-		mac.Write(n[:])
-		io.WriteString(mac, s)
+	text := make([]byte, 0, 512)
+	part := func(s string) { text = append(binary.BigEndian.AppendUint32(text, uint32(len(s))), s...) }
+	part("conversation")
+	part(protocol)
+	part(scope)
+	part(foreign)
+	for _, s := range slices.Compact(participants) {
+		part(s)
 	}
-	return parley.HashID(mac.Sum(nil))
+	mac.Write(text)
+	return parley.HashID(mac.Sum(text[:0]))
 }
 
 // submit admits and records.
