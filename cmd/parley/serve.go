@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -116,8 +117,11 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 
 // openError adds what to do where the error does not say it itself.
 func openError(err error) error {
-	if errors.Is(err, os.ErrPermission) {
+	switch {
+	case errors.Is(err, os.ErrPermission):
 		err = fmt.Errorf("%w\n        the user who runs the hub must own its data directory", err)
+	case errors.Is(err, journal.ErrServer):
+		err = fmt.Errorf("%w\n        the cluster of --nats or engine.url must be up and reachable from here: NATS 2.12 or later, with JetStream", err)
 	}
 	return &exitError{exitFailed, err}
 }
