@@ -57,9 +57,9 @@ func TestTwoHubs(t *testing.T) {
 	two.until("bob is away", func() bool { return two.AGH().Holds(e, bridge.Identity("acme", "bob")) })
 }
 
-// twoHubs are on one external JetStream; changes are to the first one's
-// configuration.
-func twoHubs(t *testing.T, changes ...func(*node.Config)) (one, two *world) {
+// twoHubs are on one external JetStream, on a journal of so many partitions; 2 if
+// none are named.
+func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
 		MaxPayload: 8 << 20, NoLog: true, NoSigs: true})
@@ -74,15 +74,10 @@ func twoHubs(t *testing.T, changes ...func(*node.Config)) (one, two *world) {
 	on := func(name string) func(*node.Config) {
 		return func(c *node.Config) {
 			c.Data = filepath.Join(t.TempDir(), "data")
-			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: 2}
+			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: append(partitions, 2)[0]}
 		}
 	}
-	return newWorld(t, func(c *node.Config) {
-		on("hub-one")(c)
-		for _, change := range changes {
-			change(c)
-		}
-	}), newWorld(t, on("hub-two"))
+	return newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
 }
 
 // A peer at one hub hears the greeting of one at another, finds it by a whois,
