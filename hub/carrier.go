@@ -133,7 +133,7 @@ func (h *Hub) later(a delivery.Attempt) delivery.Result {
 }
 
 func (h *Hub) terminal(a delivery.Attempt, m *parley.Message) *delivery.Reply {
-	r := &delivery.Reply{Message: m, Open: h.replyTo(a.Message, m.Kind, a.Sync)}
+	r := &delivery.Reply{Message: m, Open: h.replyTo(a.Message, m, a.Sync)}
 	if r.Open != nil {
 		refer(m, a.Position)
 	}
@@ -150,7 +150,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 		return err
 	}
 	m := h.about(a.Message, a.To, &parley.Message{Kind: parley.Event, State: state, Parts: parts})
-	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, parley.Event, a.Sync)}
+	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, m, a.Sync)}
 	e.Losses = h.lost(a.Message, m, e.Open)
 	if e.Open != nil {
 		refer(m, a.Position)
@@ -188,7 +188,7 @@ func (c *carrier) GivenUp(m *parley.Message, p journal.Position, to string, err 
 	h.mu.Lock()
 	_, waits := h.waiters[m.ID]
 	h.mu.Unlock()
-	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, parley.Failure, waits)}
+	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, reply, waits)}
 	if r.Open != nil {
 		refer(reply, p)
 	}

@@ -865,7 +865,7 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 		scope = s.Scope // a reply that is a record of a chain as well lies there; the journal refuses it where the request does not
 	}
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
-	if entry.Open = h.replyTo(request, m.Kind, v.Sync); entry.Open != nil {
+	if entry.Open = h.replyTo(request, m, v.Sync); entry.Open != nil {
 		refer(m, v.Position)
 	}
 	losses := h.lost(request, m, entry.Open)
@@ -927,15 +927,15 @@ func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 
 // replyTo opens the delivery of what is said about a request to its sender;
 // none where the sender waits here, fetches it, or cannot be reached.
-func (h *Hub) replyTo(request *parley.Message, k parley.Kind, waits bool) []journal.Opening {
+func (h *Hub) replyTo(request, reply *parley.Message, waits bool) []journal.Opening {
 	if waits {
 		return nil
 	}
 	b := h.bindings[request.Origin.Protocol]
 	if b != nil && !b.CarriesReplies() {
-		return callback(b, request, k)
+		return callback(b, request, reply.Kind)
 	}
-	if e, ok := b.(EventBinding); ok && k == parley.Event && !e.CarriesEvents() {
+	if e, ok := b.(EventBinding); ok && reply.Kind == parley.Event && !e.CarriesEvent(reply) {
 		return nil
 	}
 	if !h.reachable(request.From, parley.Response) {
@@ -1076,7 +1076,7 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) (*parley.Me
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
 		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error, Losses: losses}}}
-	if entry.Open = h.replyTo(a.message, reply.Kind, v.Sync); entry.Open != nil {
+	if entry.Open = h.replyTo(a.message, reply, v.Sync); entry.Open != nil {
 		refer(reply, a.position)
 	}
 	entry.Steps[0].Losses = union(losses, h.lost(a.message, reply, entry.Open))

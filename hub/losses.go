@@ -13,12 +13,12 @@ type LossBinding interface {
 	ReplyLosses(reply, request *parley.Message) []parley.Loss
 }
 
-// An EventBinding carries replies to who asked, but may have no words for what
-// is said before the reply: such events are recorded, and opened for nobody. What
-// they lose, a LossBinding tells.
+// An EventBinding carries replies to who asked, but may have no words for an event
+// that comes before the reply, or have said it itself: such events are recorded,
+// and opened for nobody. What they lose, a LossBinding tells.
 type EventBinding interface {
 	Binding
-	CarriesEvents() bool
+	CarriesEvent(event *parley.Message) bool
 }
 
 // lost gives what an event or a reply loses that has no delivery of its own: an

@@ -247,7 +247,7 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 // wordless is a binding that carries replies, and has no words for events.
 type wordless struct{ lossy }
 
-func (wordless) CarriesEvents() bool { return false }
+func (wordless) CarriesEvent(*parley.Message) bool { return false }
 
 // TestEventsWithoutWords: an event that the protocol of who asked cannot say is
 // recorded, is brought to nobody, and is missed where its request is.

@@ -452,6 +452,13 @@ func (b *Binding) Repeatable() bool { return true }
 // CarriesReplies implements hub.Binding.
 func (b *Binding) CarriesReplies() bool { return true }
 
+// CarriesEvent implements hub.EventBinding. That a request was taken, the hub has
+// said by its own receipt; another one tells only what the first does, but for a
+// peer's of this protocol, which goes on as it is, and for one that says more.
+func (b *Binding) CarriesEvent(e *parley.Message) bool {
+	return e.State != parley.Accepted || e.Origin.Protocol == Protocol || len(e.Parts) > 0
+}
+
 // Addr is where peers connect, "" on an operator's NATS or before Start.
 func (b *Binding) Addr() string { return b.gateway.Addr() }
 

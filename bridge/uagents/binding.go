@@ -237,9 +237,9 @@ func (b *Binding) RepeatableTo(_ *directory.Entry, id parley.Identity) bool {
 // CarriesReplies implements hub.Binding: replies are envelopes of their own.
 func (b *Binding) CarriesReplies() bool { return true }
 
-// CarriesEvents implements hub.EventBinding: the protocol has one word before the
+// CarriesEvent implements hub.EventBinding: the protocol has one word before the
 // answer, the acknowledgement of a chat message, and that the hub says by itself.
-func (b *Binding) CarriesEvents() bool { return false }
+func (b *Binding) CarriesEvent(*parley.Message) bool { return false }
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
