@@ -6,8 +6,9 @@
 // What the configuration file or the program itself says ([FromConfig],
 // [FromCode]) is told anew at each start, and cannot be changed while the hub
 // runs. What operators add and what agents register themselves ([FromOperator],
-// [FromAgent]) is kept in the [Store], and is there again after a restart.
-// A name belongs to one source: a second one is refused.
+// [FromAgent], [FromGuest]) is kept in the [Store], and is there again after a
+// restart. A name belongs to one source: a second one is refused. Guests have
+// places of their own: they never take those of the other sources.
 //
 // # Identities
 //
@@ -42,11 +43,16 @@ const (
 	FromConfig   Source = "config"
 	FromCode     Source = "code"
 	FromOperator Source = "operator"
-	FromAgent    Source = "agent"
+	FromAgent    Source = "agent" // registered itself, over a connection that the operator configured
+	FromGuest    Source = "guest" // registered itself, and nobody vouches for it
 )
 
 // kept reports whether entries of the source live in the store.
-func (s Source) kept() bool { return s == FromOperator || s == FromAgent }
+func (s Source) kept() bool { return s == FromOperator || s.registered() }
+
+// registered reports whether entries of the source are made by the agents
+// themselves.
+func (s Source) registered() bool { return s == FromAgent || s == FromGuest }
 
 // An Entry is an agent and what the hub knows about it besides. Entries are
 // not changed after they were put in; a change makes a new one.
@@ -108,7 +114,8 @@ var (
 // Options of Open.
 type Options struct {
 	Store  Store // nil: nothing is kept over a restart
-	Agents int   // at the most; 0: 100,000
+	Agents int   // at the most, guests not counted; 0: 100,000
+	Guests int   // at the most; 0: 4,096
 	Now    func() time.Time
 }
 
@@ -116,6 +123,7 @@ type Options struct {
 type Directory struct {
 	store Store
 	limit int
+	guest int // the limit of guests
 	now   func() time.Time
 
 	write sync.Mutex // serialises changes, which may wait for the store
@@ -123,6 +131,7 @@ type Directory struct {
 	mu       sync.RWMutex
 	byName   map[string]*Entry
 	byID     map[identity]string
+	guests   int // entries of guests
 	watchers map[int]func(Change)
 	nextID   int
 }
@@ -136,11 +145,8 @@ type Change struct{ Old, New *Entry }
 
 // Open makes a directory of what the store holds.
 func Open(ctx context.Context, o Options) (*Directory, error) {
-	d := &Directory{store: o.Store, limit: o.Agents, now: o.Now,
+	d := &Directory{store: o.Store, limit: cmp.Or(o.Agents, 100_000), guest: cmp.Or(o.Guests, 4096), now: o.Now,
 		byName: map[string]*Entry{}, byID: map[identity]string{}, watchers: map[int]func(Change){}}
-	if d.limit == 0 {
-		d.limit = 100_000
-	}
 	if d.now == nil {
 		d.now = time.Now
 	}
@@ -161,6 +167,10 @@ func Open(ctx context.Context, o Options) (*Directory, error) {
 					*v = nil
 				}
 			}
+		}
+		// Guests had no source of their own once.
+		if e.Source == FromAgent && (strings.HasPrefix(e.Name, "guest/uagents/") || strings.HasPrefix(e.Name, "guest/asp/")) {
+			e.Source = FromGuest
 		}
 		d.set(nil, e)
 	}
@@ -311,8 +321,8 @@ func (d *Directory) change(ctx context.Context, name string, next func(old *Entr
 	}
 	var guests []*Entry
 	if e != nil {
-		if old == nil && d.Len() >= d.limit {
-			return nil, fmt.Errorf("%w: %d agents; raise limits.agents", ErrFull, d.limit)
+		if err := d.room(old, e); err != nil {
+			return nil, err
 		}
 		for _, i := range e.Identities {
 			d.mu.RLock()
@@ -323,7 +333,7 @@ func (d *Directory) change(ctx context.Context, name string, next func(old *Entr
 			}
 			// An agent that registered itself under a name that the hub made
 			// gives way to the name that somebody chooses for it.
-			if guest, _ := d.Agent(other); e.Source != FromAgent && guest.Source == FromAgent && strings.HasPrefix(other, "guest/") {
+			if guest, _ := d.Agent(other); !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
 				guests = append(guests, guest)
 				continue
 			}
@@ -364,16 +374,41 @@ func (d *Directory) change(ctx context.Context, name string, next func(old *Entr
 	return e, nil
 }
 
+// room reports whether there is a place for a new entry.
+func (d *Directory) room(old, e *Entry) error {
+	if old != nil {
+		return nil
+	}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if e.Source == FromGuest {
+		if d.guests >= d.guest {
+			return fmt.Errorf("%w: %d guests; raise guests.registrations, or add the agent yourself", ErrFull, d.guest)
+		}
+		return nil
+	}
+	if len(d.byName)-d.guests >= d.limit {
+		return fmt.Errorf("%w: %d agents; raise limits.agents", ErrFull, d.limit)
+	}
+	return nil
+}
+
 func (d *Directory) set(old, e *Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if old != nil {
+		if old.Source == FromGuest {
+			d.guests--
+		}
 		delete(d.byName, old.Name)
 		for _, i := range old.Identities {
 			delete(d.byID, identityOf(i))
 		}
 	}
 	if e != nil {
+		if e.Source == FromGuest {
+			d.guests++
+		}
 		d.byName[e.Name] = e
 		for _, i := range e.Identities {
 			d.byID[identityOf(i)] = e.Name

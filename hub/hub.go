@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -136,6 +137,7 @@ type Config struct {
 	Journal   *journal.Journal
 	Directory *directory.Directory
 	Policy    *policy.Policy
+	Guests    *policy.Guests // nil: one of default size
 
 	Delivery     delivery.Config // Log and Carrier are set by the hub
 	Timeout      time.Duration   // a request's deadline when its caller waits and gave none; 30 s
@@ -202,6 +204,9 @@ func New(c Config) (*Hub, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	if c.Guests == nil {
+		c.Guests = policy.NewGuests(policy.GuestConfig{Now: c.Now})
+	}
 	if c.Rand == nil {
 		c.Rand = rand.Reader
 	}
@@ -239,6 +244,9 @@ func (h *Hub) Journal() *journal.Journal { return h.c.Journal }
 
 // SetPolicy puts other rules in force; messages under way are not judged anew.
 func (h *Hub) SetPolicy(p *policy.Policy) { h.policy.Store(p) }
+
+// Guests is the budget of guests.
+func (h *Hub) Guests() *policy.Guests { return h.c.Guests }
 
 // Now is the hub's clock.
 func (h *Hub) Now() time.Time { return h.c.Now() }
@@ -364,6 +372,7 @@ type Submission struct {
 
 	Chain    *journal.ChainLink // record it only as the next of a chain, which lies in Scope; else the error wraps journal.ErrConflict
 	Admitted bool               // it is the hub's own wording of a message that was admitted: policy is not asked again
+	Vouched  bool               // the sender's connection is one that the operator configured: it is no guest, known or not
 	Reads    []string           // recipients who read the record itself: they are admitted, and no delivery to them is opened
 	At       *journal.Position  // where to note the position of the record; may be nil
 }
@@ -375,7 +384,10 @@ func (s *Submission) note(p journal.Position) {
 }
 
 // Prior is the error for a message whose key was recorded before.
-type Prior struct{ Of journal.Prior }
+type Prior struct {
+	Of      journal.Prior
+	Refused *parley.Error // the refusal that was recorded; nil: it was taken
+}
 
 func (p *Prior) Error() string { return "the message was recorded before, as " + p.Of.Message.String() }
 
@@ -657,12 +669,19 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 	if refused == nil && !s.Admitted {
 		refused = h.admit(m, names, s)
 	}
+	if refused != nil && (s.Key.ID == "" || refused.Code == parley.RateLimited) {
+		return nil, refused // nothing proved it, or it must not cost anything
+	}
+	if h.isGuest(&s) {
+		if err := h.chargeGuest(ctx, m, refused != nil); err != nil {
+			return nil, cmp.Or(refused, err)
+		}
+	} else {
+		policy.Vouch(ctx)
+	}
 	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused}
 	if refused == nil {
 		entry.Chain = s.Chain // what is refused is no part of the chain
-	}
-	if refused != nil && (s.Key.ID == "" || refused.Code == parley.RateLimited) {
-		return nil, refused // nothing proved it, or it must not cost anything
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	a := &accepted{message: m, scope: s.Scope}
@@ -700,7 +719,7 @@ func (h *Hub) put(ctx context.Context, e journal.Entry, a *accepted, waits bool,
 	if a.request != nil && len(a.claims) == 1 && a.claims[0].claim.Idle() {
 		a.inscribed = h.inscribe(ctx, a.request, e, func(e journal.Entry) (journal.Position, error) {
 			if position, prior, err = append(e); err == nil && prior != nil {
-				return position, &Prior{*prior}
+				return position, h.prior(ctx, prior)
 			}
 			return position, err
 		})
@@ -708,7 +727,7 @@ func (h *Hub) put(ctx context.Context, e journal.Entry, a *accepted, waits bool,
 	if !a.inscribed {
 		position, prior, err = append(e)
 	}
-	return h.written(a, position, prior, err, waits)
+	return h.written(ctx, a, position, prior, err, waits)
 }
 
 const maxInscribed = 1 << 20 // bytes
@@ -753,7 +772,7 @@ func (h *Hub) inscribe(ctx context.Context, request *parley.Message, e journal.E
 }
 
 // written sees to what became of an entry.
-func (h *Hub) written(a *accepted, position journal.Position, prior *journal.Prior, err error, waits bool) error {
+func (h *Hub) written(ctx context.Context, a *accepted, position journal.Position, prior *journal.Prior, err error, waits bool) error {
 	if err == nil && prior == nil {
 		a.position = position
 		return nil
@@ -770,7 +789,7 @@ func (h *Hub) written(a *accepted, position journal.Position, prior *journal.Pri
 	if err != nil {
 		return recordError(err)
 	}
-	return &Prior{*prior}
+	return h.prior(ctx, prior)
 }
 
 // claimAll takes the lanes for first attempts that can be recorded with the
@@ -848,6 +867,9 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	if err != nil {
 		return nil, recordError(err)
 	}
+	if !request.Origin.Received.IsZero() && h.isGuest(&Submission{Message: request}) {
+		h.c.Guests.Wrote(policy.Source(request.Origin.Address), recordCost(m))
+	}
 	if losses, made := h.deliver.Made(m.InReplyTo, m.From); made {
 		v.Losses = union(v.Losses, losses)
 	}
@@ -914,7 +936,7 @@ func (h *Hub) cancel(ctx context.Context, s Submission) (*accepted, error) {
 		return nil, recordError(err)
 	}
 	if prior != nil {
-		return nil, &Prior{*prior}
+		return nil, h.prior(ctx, prior)
 	}
 	s.note(position)
 	h.mu.Lock()

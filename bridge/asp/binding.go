@@ -442,7 +442,7 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 		return err
 	}
 	e, ok := d.Lookup(Protocol, id)
-	guest := ok && e.Source == directory.FromAgent && strings.HasPrefix(e.Name, "guest/"+Protocol+"/")
+	guest := ok && e.Source == directory.FromGuest
 	if a.Removed {
 		if guest {
 			return d.Remove(ctx, e.Name)
@@ -460,7 +460,7 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 		}
 		n.Exposed, n.Identities = e.Exposed, e.Identities
 	}
-	_, err = d.Put(ctx, n, directory.FromAgent)
+	_, err = d.Put(ctx, n, directory.FromGuest)
 	return err
 }
 

@@ -204,7 +204,7 @@ func (b *Binding) sweep(ctx context.Context) {
 
 // isGuest reports whether an entry was made by the agent's own registration.
 func isGuest(e *directory.Entry) bool {
-	return e.Source == directory.FromAgent && strings.HasPrefix(e.Name, "guest/"+Protocol+"/")
+	return e.Source == directory.FromGuest
 }
 
 // Close ends what runs in the background.
@@ -524,7 +524,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 		a = e.Agent
 		a.Skills = skills
 	}
-	if _, err := d.Put(ctx, a, directory.FromAgent); err != nil {
+	if _, err := d.Put(ctx, a, directory.FromGuest); err != nil {
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}
 }

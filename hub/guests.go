@@ -1,0 +1,78 @@
+package hub
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
+)
+
+// isGuest reports whether nobody vouches for the sender of a message: it is not
+// in the directory, or it put itself there.
+func (h *Hub) isGuest(s *Submission) bool {
+	if p := s.Message.Origin.Protocol; s.Vouched || p == "go" || p == "api" || p == "" {
+		return false
+	}
+	return h.Guest(s.Message.From)
+}
+
+// Guest reports whether nobody vouches for a sender of a name.
+func (h *Hub) Guest(name string) bool {
+	e, ok := h.c.Directory.Agent(name)
+	return !ok || e.Source == directory.FromGuest
+}
+
+// recordBytes is what a message costs on the disk beside its content: its
+// record, those of its delivery, and its lines in the index.
+const recordBytes = 3 << 10
+
+// recordCost estimates how many bytes are written for a message. Content is
+// recorded once and is found by words in the index.
+func recordCost(m *parley.Message) int {
+	return recordBytes + 2*max(len(m.Origin.Raw), contentSize(m))
+}
+
+// chargeGuest takes the record of a guest's message from the guests' budget. Of
+// one that is refused the record holds only what identifies it.
+func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) *parley.Error {
+	if refused {
+		strip(m)
+	}
+	return h.c.Guests.Write(policy.SourceOf(ctx), recordCost(m))
+}
+
+// strip takes the content out of a message and leaves its digest and size.
+func strip(m *parley.Message) {
+	size, sum := contentSize(m), sha256.New()
+	if m.Origin.Raw != nil {
+		size = len(m.Origin.Raw)
+		sum.Write(m.Origin.Raw)
+	} else {
+		for _, p := range m.Parts {
+			sum.Write(p.Data)
+		}
+	}
+	digest := base64.StdEncoding.EncodeToString(sum.Sum(nil))
+	m.Extensions = map[string]json.RawMessage{"parley": json.RawMessage(fmt.Sprintf(`{"digest":"sha-256=:%s:","size":%d}`, digest, size))}
+	m.Parts, m.Origin.Raw, m.Origin.Header = nil, nil, nil
+}
+
+// prior is the error for a message whose key was recorded before, with the
+// refusal that was recorded then.
+func (h *Hub) prior(ctx context.Context, p *journal.Prior) error {
+	out := &Prior{Of: *p}
+	if p.Refused {
+		r, err := h.c.Journal.Read(ctx, p.Position)
+		if err != nil {
+			return recordError(err) // the first answer can be repeated later
+		}
+		out.Refused = r.Refused
+	}
+	return out
+}

@@ -1,0 +1,452 @@
+package policy
+
+import (
+	"container/list"
+	"math"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+// GuestConfig is the budget of all guests together. Zero means the default
+// that is named with each field.
+type GuestConfig struct {
+	Memory        int64   // bytes that what guests make the hub keep may hold: 16 MiB
+	Disk          int64   // bytes that may be recorded for guests in 24 hours, a 128th of it at once: 1 GiB
+	Registrations int     // agents that registered themselves: 4,096
+	Mailboxes     int     // of agents that registered themselves: 1,024
+	Requests      float64 // a second from one source, ten times as many at once; answers to more wait: 100
+	Share         float64 // of the budget that one source may use where it is scarce: 0.25
+
+	Now func() time.Time
+}
+
+// Kind is what an entry of a guest is.
+type Kind int
+
+// The kinds of entries.
+const (
+	Registration Kind = iota // of an agent that registered itself, in any protocol
+	Mailbox                  // of such an agent, with what waits in it
+	Manifest                 // that a guest published
+	kinds
+)
+
+func (k Kind) String() string {
+	return [...]string{"registration", "mailbox", "manifest", "entry"}[min(k, kinds)]
+}
+
+// Guests is the one place that keeps the budget of guests: of callers and
+// identities for whom no operator, configuration or key vouches. For example, a
+// binding that is about to keep a registration calls [Guests.Keep], and the hub
+// calls [Guests.Write] before it records the message of a guest. When the
+// budget is used up they return a refusal that says when to try again. Enrolled
+// agents never pass through here.
+//
+// One source, a network address or the /64 of an IPv6 address, has a share of
+// everything. Where a new entry needs room, the entry gives way that was not
+// used for longest: at once if it was never used since it was made, else after
+// an hour. Guests is safe for concurrent use.
+type Guests struct {
+	c GuestConfig
+
+	mu      sync.Mutex
+	entries map[entryKey]*list.Element // of *guestEntry
+	order   *list.List                 // the one not used for longest first
+	count   [kinds]int
+	bytes   int64
+	sources map[string]*source
+	disk    bucket64
+	stats   GuestStats
+}
+
+// GuestStats tells how much of the budget is used, and how often it was not
+// enough.
+type GuestStats struct {
+	Limits        GuestConfig `json:"-"`
+	Memory        int64       `json:"memory"` // bytes
+	Registrations int         `json:"registrations"`
+	Mailboxes     int         `json:"mailboxes"`
+	Manifests     int         `json:"manifests"`
+	Disk          int64       `json:"disk"`    // bytes that may be recorded now
+	Written       uint64      `json:"written"` // bytes since the start
+	Refused       uint64      `json:"refused"` // for want of budget, since the start
+	Evicted       uint64      `json:"evicted"` // entries that gave way, since the start
+	Delayed       uint64      `json:"delayed"` // answers that waited, since the start
+}
+
+type entryKey struct {
+	kind Kind
+	key  string
+}
+
+type guestEntry struct {
+	GuestEntry
+	used    time.Time
+	touched bool // used since it was made
+}
+
+// A GuestEntry is what a guest makes the hub keep.
+type GuestEntry struct {
+	Kind   Kind
+	Key    string // unique within the kind
+	Source string // of [Source]; "" where it is not known
+	Bytes  int64  // held in memory
+	// Evict removes it, where it gives way to another. It is called without
+	// locks, by the goroutine that needs the room.
+	Evict func()
+}
+
+// source is what one source uses.
+type source struct {
+	count [kinds]int
+	bytes int64
+	disk  bucket64
+	pace  bucket64
+	seen  time.Time
+}
+
+// bucket64 is a token bucket that may go into debt, so that one thing that is
+// larger than the bucket passes when the bucket is not empty.
+type bucket64 struct {
+	tokens float64
+	at     time.Time
+}
+
+// fill adds what came since, up to size.
+func (b *bucket64) fill(now time.Time, size, perSecond float64) {
+	if b.at.IsZero() {
+		b.tokens = size
+	} else if d := now.Sub(b.at).Seconds(); d > 0 {
+		b.tokens = min(size, b.tokens+d*perSecond)
+	}
+	b.at = now
+}
+
+const (
+	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
+	idle        = time.Hour
+	maxSources  = 1 << 14
+	diskAtOnce  = 128 // part of the day's bytes that may come at once
+	paceAtOnce  = 10  // seconds of requests that may come at once
+	maxPace     = 10 * time.Second
+	bodyRequest = 16 << 10 // bytes of a body that count as one more request
+)
+
+// NewGuests makes a budget.
+func NewGuests(c GuestConfig) *Guests {
+	c.Memory = or(c.Memory, 16<<20)
+	c.Disk = or(c.Disk, 1<<30)
+	c.Registrations = or(c.Registrations, 4096)
+	c.Mailboxes = or(c.Mailboxes, 1024)
+	c.Requests = or(c.Requests, 100)
+	c.Share = or(c.Share, 0.25)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return &Guests{c: c, entries: map[entryKey]*list.Element{}, order: list.New(), sources: map[string]*source{}}
+}
+
+func or[T int | int64 | float64](v, def T) T {
+	if v == 0 {
+		return def
+	}
+	return v
+}
+
+// Source is what an address counts as: itself, or the /64 of an IPv6 address.
+// The address may have a port; "" and what is no address are one source.
+func Source(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		return ""
+	}
+	a = a.Unmap().WithZone("")
+	if a.Is4() {
+		return a.String()
+	}
+	p, err := a.Prefix(64)
+	if err != nil {
+		return ""
+	}
+	return p.String()
+}
+
+// limit is how many entries of a kind there may be.
+func (g *Guests) limit(k Kind) int {
+	switch k {
+	case Registration:
+		return g.c.Registrations
+	case Mailbox:
+		return g.c.Mailboxes
+	}
+	return math.MaxInt
+}
+
+func (g *Guests) share(n float64) float64 { return max(1, n*g.c.Share) }
+
+// of gives the account of a source; g.mu is held. Where there are too many, an
+// account that holds nothing and was not used for longest of those looked at
+// is forgotten.
+func (g *Guests) of(name string, now time.Time) *source {
+	s := g.sources[name]
+	if s == nil {
+		if len(g.sources) >= maxSources {
+			g.forgetSource()
+		}
+		s = &source{}
+		g.sources[name] = s
+	}
+	s.seen = now
+	return s
+}
+
+func (g *Guests) forgetSource() {
+	oldest, looked := "", 0
+	for name, s := range g.sources {
+		if s.count == [kinds]int{} && (oldest == "" || s.seen.Before(g.sources[oldest].seen)) {
+			oldest = name
+		}
+		if looked++; looked == 64 && oldest != "" {
+			break
+		}
+	}
+	delete(g.sources, oldest)
+}
+
+// Keep makes room for an entry and counts it; an entry with the same kind and
+// key is replaced. Entries that give way are evicted before Keep returns.
+func (g *Guests) Keep(e GuestEntry) *parley.Error {
+	e.Bytes += entryBytes
+	g.mu.Lock()
+	now := g.c.Now()
+	old := g.entries[entryKey{e.Kind, e.Key}]
+	touched := false
+	if old != nil {
+		touched = old.Value.(*guestEntry).touched
+		g.remove(old)
+	}
+	var out []*guestEntry
+	for over, ofSource := g.over(e); over; over, ofSource = g.over(e) {
+		victim := g.victim(e, ofSource, now)
+		if victim == nil {
+			for _, v := range out { // nothing gives way where the new one finds no room
+				g.add(v)
+			}
+			if old != nil {
+				g.add(old.Value.(*guestEntry))
+			}
+			g.stats.Refused++
+			g.mu.Unlock()
+			return tryLater(time.Minute, "no more room for guests (%s)", e.Kind)
+		}
+		out = append(out, victim.Value.(*guestEntry))
+		g.remove(victim)
+	}
+	g.add(&guestEntry{GuestEntry: e, used: now, touched: touched || old != nil})
+	g.stats.Evicted += uint64(len(out))
+	g.mu.Unlock()
+	for _, v := range out {
+		if v.Evict != nil {
+			v.Evict()
+		}
+	}
+	return nil
+}
+
+// Restore counts an entry that the hub kept before it was started. It is never
+// refused.
+func (g *Guests) Restore(e GuestEntry) {
+	e.Bytes += entryBytes
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if old := g.entries[entryKey{e.Kind, e.Key}]; old != nil {
+		g.remove(old)
+	}
+	g.add(&guestEntry{GuestEntry: e, used: g.c.Now(), touched: true})
+}
+
+// Use notes that an entry was used by its owner or by others.
+func (g *Guests) Use(k Kind, key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if at := g.entries[entryKey{k, key}]; at != nil {
+		e := at.Value.(*guestEntry)
+		e.used, e.touched = g.c.Now(), true
+		g.order.MoveToBack(at)
+	}
+}
+
+// Grow changes what an entry holds, by a number of bytes that may be below
+// zero. It is refused where the guest's share of the memory is used up.
+func (g *Guests) Grow(k Kind, key string, by int64) *parley.Error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at := g.entries[entryKey{k, key}]
+	if at == nil {
+		return nil
+	}
+	e := at.Value.(*guestEntry)
+	s := g.sources[e.Source]
+	if by > 0 && (g.bytes+by > g.c.Memory || s.bytes+by > int64(g.share(float64(g.c.Memory)))) {
+		g.stats.Refused++
+		return tryLater(time.Minute, "no more room for guests (%s)", k)
+	}
+	e.Bytes += by
+	s.bytes += by
+	g.bytes += by
+	return nil
+}
+
+// Drop gives back what an entry used.
+func (g *Guests) Drop(k Kind, key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if at := g.entries[entryKey{k, key}]; at != nil {
+		g.remove(at)
+	}
+}
+
+// over reports whether one more entry is too much, and whether for its source.
+func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
+	limit := g.limit(e.Kind)
+	if s := g.sources[e.Source]; s != nil && e.Source != "" {
+		if float64(s.count[e.Kind]+1) > g.share(float64(limit)) || float64(s.bytes+e.Bytes) > g.share(float64(g.c.Memory)) {
+			return true, true
+		}
+	}
+	return g.count[e.Kind]+1 > limit || g.bytes+e.Bytes > g.c.Memory, false
+}
+
+// victim is the entry that gives way to e; nil: none may.
+func (g *Guests) victim(e GuestEntry, ofSource bool, now time.Time) *list.Element {
+	full := g.count[e.Kind]+1 > g.limit(e.Kind)
+	if s := g.sources[e.Source]; ofSource {
+		full = float64(s.count[e.Kind]+1) > g.share(float64(g.limit(e.Kind)))
+	}
+	for at := g.order.Front(); at != nil; at = at.Next() {
+		v := at.Value.(*guestEntry)
+		switch {
+		case ofSource && v.Source != e.Source:
+		case full && v.Kind != e.Kind:
+		case v.touched && now.Sub(v.used) < idle:
+		default:
+			return at
+		}
+	}
+	return nil
+}
+
+func (g *Guests) add(e *guestEntry) {
+	g.entries[entryKey{e.Kind, e.Key}] = g.order.PushBack(e)
+	s := g.of(e.Source, g.c.Now())
+	s.count[e.Kind]++
+	s.bytes += e.Bytes
+	g.count[e.Kind]++
+	g.bytes += e.Bytes
+}
+
+func (g *Guests) remove(at *list.Element) {
+	e := g.order.Remove(at).(*guestEntry)
+	delete(g.entries, entryKey{e.Kind, e.Key})
+	s := g.sources[e.Source]
+	s.count[e.Kind]--
+	s.bytes -= e.Bytes
+	g.count[e.Kind]--
+	g.bytes -= e.Bytes
+}
+
+// Write takes bytes that are about to be recorded for a guest from the day's
+// budget, or refuses. A source that used its share is refused while less than
+// half of what may come at once is left for all.
+func (g *Guests) Write(from string, n int) *parley.Error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.fillDisk(from)
+	size, perSecond := g.diskSize()
+	switch {
+	case g.disk.tokens <= 0:
+		g.stats.Refused++
+		return tryLater(wait(-g.disk.tokens, perSecond), "the hub records no more for guests just now")
+	case s.disk.tokens <= 0 && g.disk.tokens < size/2:
+		g.stats.Refused++
+		return tryLater(wait(-s.disk.tokens, perSecond*g.c.Share), "the hub records no more for guests of this address just now")
+	}
+	g.wrote(s, n)
+	return nil
+}
+
+// Wrote is Write for what has to be recorded in any case, such as the answer to
+// a guest's request.
+func (g *Guests) Wrote(from string, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.wrote(g.fillDisk(from), n)
+}
+
+func (g *Guests) diskSize() (size, perSecond float64) {
+	return float64(g.c.Disk) / diskAtOnce, float64(g.c.Disk) / (24 * 60 * 60)
+}
+
+func (g *Guests) fillDisk(from string) *source {
+	now := g.c.Now()
+	size, perSecond := g.diskSize()
+	s := g.of(from, now)
+	g.disk.fill(now, size, perSecond)
+	s.disk.fill(now, size*g.c.Share, perSecond*g.c.Share)
+	return s
+}
+
+func (g *Guests) wrote(s *source, n int) {
+	g.disk.tokens -= float64(n)
+	s.disk.tokens -= float64(n)
+	g.stats.Written += uint64(n)
+}
+
+// Pace counts a guest's request with a body of n bytes and tells how long its
+// answer is to wait, at most ten seconds.
+func (g *Guests) Pace(from string, n int64) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.c.Now()
+	s := g.of(from, now)
+	s.pace.fill(now, paceAtOnce*g.c.Requests, g.c.Requests)
+	s.pace.tokens -= 1 + float64(n/bodyRequest)
+	if s.pace.tokens >= 0 {
+		return 0
+	}
+	g.stats.Delayed++
+	// Debt is bounded by what the longest delay works off.
+	s.pace.tokens = max(s.pace.tokens, -g.c.Requests*maxPace.Seconds())
+	return wait(-s.pace.tokens, g.c.Requests)
+}
+
+// Stats tells what is used.
+func (g *Guests) Stats() GuestStats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	size, perSecond := g.diskSize()
+	g.disk.fill(g.c.Now(), size, perSecond)
+	s := g.stats
+	s.Limits, s.Memory, s.Disk = g.c, g.bytes, int64(max(0, g.disk.tokens))
+	s.Registrations, s.Mailboxes, s.Manifests = g.count[Registration], g.count[Mailbox], g.count[Manifest]
+	return s
+}
+
+func wait(debt, perSecond float64) time.Duration {
+	return time.Duration(min(debt/perSecond, 24*60*60)*float64(time.Second)) + time.Millisecond
+}
+
+func tryLater(after time.Duration, format string, args ...any) *parley.Error {
+	e := parley.Refuse(parley.RateLimited, format+"; try again in %s, or ask the operator to enrol you",
+		append(args, after.Round(time.Second))...)
+	e.Retryable, e.After = true, after
+	return e
+}
