@@ -25,6 +25,37 @@ type Info struct {
 	PublicURL string            `json:"publicUrl,omitzero"`
 	Addresses map[string]string `json:"addresses,omitzero"` // of listeners: "http", "agh", "admin"
 	SAMVAD    Hosting           `json:"samvad,omitzero"`
+	Guests    *GuestBudget      `json:"guests,omitzero"`
+	Warnings  []string          `json:"warnings,omitzero"` // what the operator should change
+}
+
+// GuestBudget is what guests use and may use: callers and agents for whom no
+// operator, configuration or key vouches. Memory and disk are in bytes.
+type GuestBudget struct {
+	Memory           int64 `json:"memory"`
+	MaxMemory        int64 `json:"maxMemory"`
+	Disk             int64 `json:"disk"`    // that may be recorded now
+	MaxDisk          int64 `json:"maxDisk"` // in 24 hours
+	Registrations    int   `json:"registrations"`
+	MaxRegistrations int   `json:"maxRegistrations"`
+	Mailboxes        int   `json:"mailboxes"`
+	MaxMailboxes     int   `json:"maxMailboxes"`
+	Manifests        int   `json:"manifests"`
+
+	Connections       int     `json:"connections"`
+	MaxConnections    int     `json:"maxConnections"`
+	AllConnections    int     `json:"allConnections"` // with those of enrolled agents
+	MaxAllConnections int     `json:"maxAllConnections"`
+	Requests          float64 `json:"requests"` // a second from one address
+	Share             float64 `json:"share"`    // of one address
+
+	// Since the start.
+	Written            uint64 `json:"written"` // bytes
+	Refused            uint64 `json:"refused"`
+	Evicted            uint64 `json:"evicted"`
+	Delayed            uint64 `json:"delayed"`
+	ConnectionsRefused uint64 `json:"connectionsRefused"`
+	ConnectionsEvicted uint64 `json:"connectionsEvicted"`
 }
 
 // Hosting is how the hub appears in a protocol: what agents elsewhere have to

@@ -190,9 +190,8 @@ func readBody(r *http.Request, limit int) ([]byte, error) {
 	if r.ContentLength > int64(limit) {
 		return nil, refuse("message_too_large", "").at(1)
 	}
-	// As much as is announced is read without growing, up to what may be taken
-	// on a word.
-	b := bytes.NewBuffer(make([]byte, 0, bytes.MinRead+int(min(max(r.ContentLength, 0), 64<<10))))
+	// A claimed length reserves memory only when it is small.
+	b := bytes.NewBuffer(make([]byte, 0, bytes.MinRead+int(min(max(r.ContentLength, 0), 16<<10))))
 	if _, err := b.ReadFrom(io.LimitReader(r.Body, int64(limit)+1)); err != nil {
 		return nil, refuseCause("malformed_json", "", err)
 	}

@@ -48,6 +48,7 @@ type Config struct {
 	Map        []Map     `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
 	Delivery   Delivery  `toml:"delivery"`
 	Limits     Limits    `toml:"limits"`
+	Guests     Guests    `toml:"guests" doc:"what callers and agents may use together for whom no operator, configuration or key vouches"`
 	SAMVAD     SAMVAD    `toml:"samvad"`
 	A2E        A2E       `toml:"a2e"`
 	AGH        AGH       `toml:"agh"`
@@ -77,10 +78,12 @@ type Config struct {
 
 // Listen says where the hub listens. "" switches a listener off.
 type Listen struct {
-	HTTP  string   `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
-	Admin string   `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is that"`
-	AGH   string   `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; who may connect is in agh.users"`
-	Hosts []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
+	HTTP  string `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
+	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is that"`
+	AGH   string `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; who may connect is in agh.users"`
+	// Origins are web origins, "https://host[:port]".
+	Origins []string `toml:"origins" doc:"web origins whose pages may call the protocols from a browser, e.g. \"https://app.example\"; \"*\": any. Pages of others are refused"`
+	Hosts   []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
 }
 
 // Engine says where the journal lives.
@@ -154,6 +157,21 @@ type Limits struct {
 	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB of a request over HTTP, 8 MiB of what a message holds"`
 	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at the most"`
 	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
+	Connections int     `toml:"connections" doc:"connections of all listeners at once; default, and most: what the process's limit of file descriptors leaves beside a reserve for the journal"`
+	Bodies      string  `toml:"bodies" default:"\"256MiB\"" doc:"bytes of large request bodies of enrolled agents in memory at once; more wait in their connections"`
+}
+
+// Guests is the budget that all guests share: whoever no operator,
+// configuration or key vouches for.
+type Guests struct {
+	Memory        string  `toml:"memory" default:"\"16MiB\"" doc:"bytes that registrations, manifests and mailboxes of guests may hold in memory"`
+	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours, a 128th of it at once"`
+	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
+	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of such agents"`
+	Connections   int     `toml:"connections" default:"1024" doc:"connections on which no enrolled agent has proved itself, at most half of limits.connections"`
+	Bodies        string  `toml:"bodies" default:"\"4MiB\"" doc:"bytes of large request bodies of guests in memory at once; more wait in their connections"`
+	Requests      float64 `toml:"requests" default:"100.0" doc:"requests a second from one address, ten times as many at once; the answers to more wait, up to 10 s"`
+	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use where it is scarce"`
 }
 
 // Alerts tell an operator what needs hands.
@@ -169,7 +187,6 @@ type Alerts struct {
 // SAMVAD switches.
 type SAMVAD struct {
 	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
-	CORS   bool     `toml:"cors" doc:"answer browsers of any origin"`
 	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
 	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
 
@@ -494,6 +511,9 @@ type checked struct {
 	limits     []policy.Limit
 	proxies    []netip.Prefix
 	level      slog.Level
+	bodies     int64
+	guests     policy.GuestConfig
+	guestBody  int64
 }
 
 func (c *Config) check() (checked, error) {
@@ -545,6 +565,20 @@ func (c *Config) check() (checked, error) {
 		return k, fmt.Errorf("limits.body: %w", err)
 	}
 	k.body = int64(body)
+	if k.bodies, err = sizeOr("limits.bodies", c.Limits.Bodies, 256<<20); err != nil {
+		return k, err
+	}
+	if err := k.checkGuests(&c.Guests); err != nil {
+		return k, err
+	}
+	for _, o := range c.Listen.Origins {
+		if u, err := url.Parse(o); o != "*" && (err != nil || u.Scheme+"://"+u.Host != o) {
+			return k, fmt.Errorf("listen.origins: %q: want scheme://host[:port], or \"*\"", o)
+		}
+	}
+	if c.Limits.Connections < 0 {
+		return k, fmt.Errorf("limits.connections = %d: want a number above zero", c.Limits.Connections)
+	}
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		return k, errors.New("tls.cert and tls.key go together")
 	}
@@ -617,6 +651,34 @@ func (c *Config) check() (checked, error) {
 		}
 	}
 	return k, nil
+}
+
+// checkGuests reads the guests' budget.
+func (k *checked) checkGuests(g *Guests) (err error) {
+	if g.Registrations < 0 || g.Mailboxes < 0 || g.Connections < 0 || g.Requests < 0 || g.Share < 0 || g.Share > 1 {
+		return errors.New("guests: want numbers above zero, and a share of at most 1")
+	}
+	k.guests = policy.GuestConfig{Registrations: g.Registrations, Mailboxes: g.Mailboxes, Requests: g.Requests, Share: g.Share}
+	if k.guests.Memory, err = sizeOr("guests.memory", g.Memory, 0); err != nil {
+		return err
+	}
+	if k.guests.Disk, err = sizeOr("guests.disk", g.Disk, 0); err != nil {
+		return err
+	}
+	k.guestBody, err = sizeOr("guests.bodies", g.Bodies, 4<<20)
+	return err
+}
+
+// sizeOr reads the size of a key, or gives another where there is none.
+func sizeOr(key, s string, otherwise int64) (int64, error) {
+	n, err := parseSize(s)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", key, err)
+	}
+	if n == 0 {
+		return otherwise, nil
+	}
+	return int64(n), nil
 }
 
 func (a Alerts) check() error {

@@ -215,11 +215,18 @@ var (
 	dFree      = description{"parley_disk_free_bytes", "Free space where the journal is.", nil, prometheus.GaugeValue}
 	dDisk      = description{"parley_disk_bytes", "Size of the file system where the journal is.", nil, prometheus.GaugeValue}
 	dReopened  = description{"parley_journal_reopened_total", "How often the engine was opened anew after a failure.", nil, prometheus.CounterValue}
+	dGuests    = description{"parley_guests", "What guests use of their budget: memory and disk in bytes, others in number; disk is what may be recorded now.", []string{"resource"}, prometheus.GaugeValue}
+	dGuestMost = description{"parley_guests_limit", "The budget of guests.", []string{"resource"}, prometheus.GaugeValue}
+	dGuestEnds = description{"parley_guests_total", "What became of guests for want of budget: refused, evicted, delayed; written counts bytes.", []string{"outcome"}, prometheus.CounterValue}
+	dConns     = description{"parley_connections", "Open connections of all listeners; guests are those on which no enrolled agent proved itself.", []string{"of"}, prometheus.GaugeValue}
+	dConnMost  = description{"parley_connections_limit", "How many connections there may be.", []string{"of"}, prometheus.GaugeValue}
+	dConnEnds  = description{"parley_connections_closed_total", "Connections closed for want of room: refused at once, or evicted.", []string{"outcome"}, prometheus.CounterValue}
 	dReload    = description{"parley_config_reload_seconds", "When the configuration was last taken up.", nil, prometheus.GaugeValue}
 	dReloadBad = description{"parley_config_reload_failed", "1 if the last reload was refused.", nil, prometheus.GaugeValue}
 
 	descriptions = [...]description{dBuild, dReady, dStarted, dLanes, dActive, dHeld, dWaiting, dHandlers, dAgents, dRefusals, dRecords, dBytes, dOpen, dDead,
-		dKeys, dQueued, dOwned, dAppended, dGroups, dReplays, dFree, dDisk, dReopened, dReload, dReloadBad}
+		dKeys, dQueued, dOwned, dAppended, dGroups, dReplays, dFree, dDisk, dReopened,
+		dGuests, dGuestMost, dGuestEnds, dConns, dConnMost, dConnEnds, dReload, dReloadBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -282,6 +289,21 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 		put(dDisk, float64(total))
 	}
 	put(dReopened, float64(j.Reopened))
+	g := n.guestBudget()
+	for name, v := range map[string][2]int64{"memory": {g.Memory, g.MaxMemory}, "disk": {g.Disk, g.MaxDisk},
+		"registrations": {int64(g.Registrations), int64(g.MaxRegistrations)}, "mailboxes": {int64(g.Mailboxes), int64(g.MaxMailboxes)}} {
+		put(dGuests, float64(v[0]), name)
+		put(dGuestMost, float64(v[1]), name)
+	}
+	for name, v := range map[string]uint64{"refused": g.Refused, "evicted": g.Evicted, "delayed": g.Delayed, "written": g.Written} {
+		put(dGuestEnds, float64(v), name)
+	}
+	put(dConns, float64(g.AllConnections), "all")
+	put(dConns, float64(g.Connections), "guests")
+	put(dConnMost, float64(g.MaxAllConnections), "all")
+	put(dConnMost, float64(g.MaxConnections), "guests")
+	put(dConnEnds, float64(g.ConnectionsRefused), "refused")
+	put(dConnEnds, float64(g.ConnectionsEvicted), "evicted")
 	at, failed := n.lastReload()
 	put(dReload, float64(at.UnixMilli())/1e3)
 	put(dReloadBad, yes(failed))

@@ -72,6 +72,10 @@ type Node struct {
 	index     *index.Index
 	name      string // of the hub, in hops
 	policy    *policy.Policy
+	guests    *policy.Guests
+	conns     *conns
+	bodies    [2]*bodies    // of enrolled agents, of guests
+	hurry     chan struct{} // closed when the node is to end: no answer waits any more
 	rootCAs   *x509.CertPool
 	certs     *certificates // of the protocol listener, where they come from files
 	metrics   *metrics
@@ -104,7 +108,7 @@ type Node struct {
 // Open takes the data directory and assembles a hub. Close must be called if
 // it succeeds.
 func Open(ctx context.Context, c Config) (*Node, error) {
-	n := &Node{c: c, log: c.Log, failed: make(chan error, 2)}
+	n := &Node{c: c, log: c.Log, failed: make(chan error, 2), hurry: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
 		return nil, errors.Join(err, n.Close(context.WithoutCancel(ctx)))
 	}
@@ -134,6 +138,10 @@ func (n *Node) open(ctx context.Context) (err error) {
 		n.c.Level.Set(n.k.level)
 	}
 	n.guard = &netguard.Guard{Allow: n.k.allow}
+	n.k.guests.Now = n.c.Now
+	n.guests = policy.NewGuests(n.k.guests)
+	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 1024), n.guests.Stats().Limits.Share, n.isProxy)
+	n.bodies = [2]*bodies{newBodies(n.k.bodies), newBodies(n.k.guestBody)}
 	if n.rootCAs, err = n.c.Roots(); err != nil {
 		return err
 	}
@@ -269,7 +277,8 @@ func (n *Node) openHub(ctx context.Context) error {
 		sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
 		name = "hub-" + hex.EncodeToString(sum[:5])
 	}
-	n.directory, err = directory.Open(ctx, directory.Options{Store: agentStore{n.journal.State("agents")}, Agents: n.c.Limits.Agents, Now: n.c.Now})
+	n.directory, err = directory.Open(ctx, directory.Options{Store: agentStore{n.journal.State("agents")}, Agents: n.c.Limits.Agents,
+		Guests: n.c.Guests.Registrations, Now: n.c.Now})
 	if err != nil {
 		return err
 	}
@@ -280,7 +289,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	n.alerts, n.metrics = newAlerts(n), newMetrics(n)
 	n.eraser = newEraser(n)
 	d := n.c.Delivery
-	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Observer: observer{n},
+	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Guests: n.guests, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
 			Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
 		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed", Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
@@ -358,7 +367,7 @@ func (n *Node) listen(context.Context) error {
 		if err != nil {
 			return nil, fmt.Errorf("listen.%s = %q: %w; choose another address, or stop what uses it", key, address, err)
 		}
-		return l, nil
+		return n.conns.listen(l), nil
 	}
 	var err error
 	if n.httpListen, err = open("http", n.c.Listen.HTTP); err != nil {
@@ -400,7 +409,7 @@ func (n *Node) bind(ctx context.Context) error {
 		return err
 	}
 	n.samvad, err = bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: roots,
-		PublicURL: n.c.PublicURL, Domain: n.c.SAMVAD.Domain, Legacy: n.c.SAMVAD.Legacy, CORS: n.c.SAMVAD.CORS,
+		PublicURL: n.c.PublicURL, Domain: n.c.SAMVAD.Domain, Legacy: n.c.SAMVAD.Legacy, Origins: n.c.Listen.Origins,
 		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, SenderRate: n.c.Limits.SenderRate, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
 		Tokens: tokens, TokensPerDay: n.c.SAMVAD.TokensPerDay, Unscanned: n.c.SAMVAD.Unscanned, Lightweight: n.c.SAMVAD.Lightweight})
 	if err != nil {
@@ -604,7 +613,7 @@ func (n *Node) Addresses() Addresses {
 
 func (n *Node) info() admin.Info {
 	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL, Promise: n.journal.Promise(), Data: n.c.Data,
-		Addresses: map[string]string{}, SAMVAD: n.samvad.Hosting()}
+		Addresses: map[string]string{}, SAMVAD: n.samvad.Hosting(), Guests: n.guestBudget(), Warnings: n.c.Exposures()}
 	for name, l := range map[string]net.Listener{"http": n.httpListen, "admin": n.adminListen} {
 		if l != nil {
 			i.Addresses[name] = l.Addr().String()
@@ -627,7 +636,7 @@ func (n *Node) Start(ctx context.Context) error {
 		return err
 	}
 	if n.httpListen != nil {
-		n.http = n.server(n.behindProxy(n.tracer.receive(n.router())))
+		n.http = n.server(n.behindProxy(n.door(n.sameOrigin(n.tracer.receive(n.router())))))
 		n.http.RegisterOnShutdown(n.endA2E)
 		if n.asp != nil {
 			n.http.RegisterOnShutdown(n.asp.EndStreams)
@@ -642,9 +651,12 @@ func (n *Node) Start(ctx context.Context) error {
 		n.serve(n.http, n.httpListen)
 	}
 	if n.adminListen != nil {
-		n.adminHTTP = n.server(n.admin)
+		n.adminHTTP = n.server(n.door(n.admin))
 		n.adminHTTP.RegisterOnShutdown(n.admin.EndStreams)
 		n.serve(n.adminHTTP, n.adminListen)
+	}
+	for _, w := range n.c.Exposures() {
+		n.log.Warn(w)
 	}
 	n.alerts.start()
 	n.eraser.start()
@@ -678,38 +690,8 @@ func (n *Node) router() http.Handler {
 
 // server bounds what a slow or idle client can hold.
 func (n *Node) server(h http.Handler) *http.Server {
-	return &http.Server{Handler: slowBody{h, cmp.Or(n.c.BodyTimeout, time.Minute)}, ReadHeaderTimeout: cmp.Or(n.c.HeaderTimeout, 10*time.Second), IdleTimeout: 2 * time.Minute,
-		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
-}
-
-// slowBody gives a client a while to send its body. http.Server.ReadTimeout
-// would go on after that and end long answers.
-type slowBody struct {
-	http.Handler
-	within time.Duration
-}
-
-func (h slowBody) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 {
-		rc := http.NewResponseController(w)
-		if rc.SetReadDeadline(time.Now().Add(h.within)) == nil {
-			r.Body = &timedBody{r.Body, rc}
-		}
-	}
-	h.Handler.ServeHTTP(w, r)
-}
-
-type timedBody struct {
-	io.ReadCloser
-	rc *http.ResponseController
-}
-
-func (b *timedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF {
-		_ = b.rc.SetReadDeadline(time.Time{}) // the connection may be gone; then nothing is read any more
-	}
-	return n, err
+	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: cmp.Or(n.c.HeaderTimeout, 10*time.Second),
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
 }
 
 func (n *Node) serve(s *http.Server, l net.Listener) {
@@ -813,6 +795,7 @@ func (n *Node) Close(ctx context.Context) error {
 	n.closing.Do(func() {
 		var errs []error
 		n.draining.Store(true)
+		close(n.hurry)
 		if n.hub != nil && n.up.Load() {
 			s := n.hub.Stats()
 			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active, "callers", s.Waiting)

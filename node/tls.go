@@ -244,3 +244,6 @@ func anyContains(list []netip.Prefix, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
+
+// isProxy reports whether an address is that of a trusted proxy.
+func (n *Node) isProxy(a netip.Addr) bool { return anyContains(*n.proxies.Load(), a) }

@@ -317,7 +317,11 @@ func (g *Guests) Drop(k Kind, key string) {
 // over reports whether one more entry is too much, and whether for its source.
 func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 	limit := g.limit(e.Kind)
-	if s := g.sources[e.Source]; s != nil && e.Source != "" {
+	if e.Source != "" {
+		s := g.sources[e.Source]
+		if s == nil {
+			s = &source{}
+		}
 		if float64(s.count[e.Kind]+1) > g.share(float64(limit)) || float64(s.bytes+e.Bytes) > g.share(float64(g.c.Memory)) {
 			return true, true
 		}
@@ -328,7 +332,7 @@ func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 // victim is the entry that gives way to e; nil: none may.
 func (g *Guests) victim(e GuestEntry, ofSource bool, now time.Time) *list.Element {
 	full := g.count[e.Kind]+1 > g.limit(e.Kind)
-	if s := g.sources[e.Source]; ofSource {
+	if s := g.sources[e.Source]; ofSource && s != nil {
 		full = float64(s.count[e.Kind]+1) > g.share(float64(g.limit(e.Kind)))
 	}
 	for at := g.order.Front(); at != nil; at = at.Next() {

@@ -236,15 +236,13 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
 	}
-	var b []byte
-	var err error
-	if n := r.ContentLength; n >= 0 {
-		// The transport has bounded the body to its announced length.
-		b = make([]byte, 0, n+1)
-		b, err = readInto(r.Body, b, limit)
-	} else {
-		b, err = readInto(r.Body, make([]byte, 0, 2048), limit)
+	// A claimed length reserves memory only when it is small; beyond that the
+	// buffer grows with what arrives.
+	size := int64(2048)
+	if r.ContentLength >= 0 {
+		size = min(r.ContentLength+1, 16<<10)
 	}
+	b, err := readInto(r.Body, make([]byte, 0, size), limit)
 	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {

@@ -60,7 +60,7 @@ type Config struct {
 	Domain    string          // agents are hosted at its sub-domains too; "": paths only
 
 	Legacy     bool                                      // accept protocol 1.1
-	CORS       bool                                      // browsers of any origin
+	Origins    []string                                  // web origins whose pages may call; "*": any
 	Transport  func(http.RoundTripper) http.RoundTripper // around outbound calls; nil: nothing
 	Window     time.Duration                             // how old a message may be; 0: 300 s
 	MaxBody    int64                                     // 0: 1 MiB
@@ -170,9 +170,7 @@ func New(c Config) (*Binding, error) {
 	if c.TokensPerDay > 0 {
 		b.budget = newBudget(c.Journal.State(bucketTokens), b.server.Limiter, c.Now)
 	}
-	if c.CORS {
-		b.server.CORS = []string{"*"}
-	}
+	b.server.CORS = c.Origins
 	b.stopWatch = c.Hub.Directory().Watch(func(ch directory.Change) {
 		b.keys.update(ch)
 		b.mu.Lock()

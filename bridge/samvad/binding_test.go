@@ -56,7 +56,7 @@ func (w *world) open(c node.Config) {
 	if c.Durability == "" {
 		c.Durability = "memory"
 	}
-	c.Listen = node.Listen{HTTP: "127.0.0.1:0"}
+	c.Listen.HTTP = "127.0.0.1:0"
 	c.Network.Allow = []string{"loopback"}
 	n, err := node.Open(w.t.Context(), c)
 	if err != nil {

@@ -132,7 +132,11 @@ func TestDisconnectCancelsTheWork(t *testing.T) {
 // SAM-160 at the hub: browsers may call where an operator says so.
 func TestCORS(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		w := newWorld(t, node.Config{SAMVAD: node.SAMVAD{CORS: on}})
+		var origins []string
+		if on {
+			origins = []string{"https://app.test"}
+		}
+		w := newWorld(t, node.Config{Listen: node.Listen{Origins: origins}})
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodOptions, w.base+message, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -146,7 +150,7 @@ func TestCORS(t *testing.T) {
 		}
 		resp.Body.Close()
 		got := resp.Header.Get("Access-Control-Allow-Headers")
-		if on && (resp.StatusCode != http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "*" || got != "Content-Type, Content-Digest, Signature-Input, Signature") {
+		if on && (resp.StatusCode != http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "https://app.test" || got != "Content-Type, Content-Digest, Signature-Input, Signature") {
 			t.Errorf("%d %v", resp.StatusCode, resp.Header)
 		}
 		if !on && (resp.StatusCode == http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "" || got != "") {

@@ -40,7 +40,8 @@ that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agen
 says so has accepted the hub's signature.
 
 Run it on the hub's machine, as the hub's user. The exit code is 0 if nothing
-failed, else 1; each failed line says which setting or command mends it.`,
+failed, else 1, warnings not counted; each failed line says which setting or
+command mends it.`,
 		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -63,7 +64,7 @@ const doctorSkill = "parley.doctor"
 // A finding is one line of the doctor's report.
 type finding struct {
 	Check  string `json:"check"`
-	State  string `json:"state"` // ok, failed or skipped
+	State  string `json:"state"` // ok, warning, failed or skipped
 	Detail string `json:"detail,omitzero"`
 	Fix    string `json:"fix,omitzero"` // the setting or command that mends it
 }
@@ -90,6 +91,10 @@ func (d *doctor) ok(check, format string, args ...any) bool {
 func (d *doctor) skip(check, format string, args ...any) bool {
 	d.out = append(d.out, finding{Check: check, State: "skipped", Detail: fmt.Sprintf(format, args...)})
 	return true
+}
+
+func (d *doctor) warn(check, format string, args ...any) {
+	d.out = append(d.out, finding{Check: check, State: "warning", Detail: fmt.Sprintf(format, args...)})
 }
 
 func (d *doctor) failed(check, fix string, err error) bool {
@@ -134,6 +139,7 @@ func (d *doctor) examine(ctx context.Context, agent string) {
 		d.files()
 		d.disk()
 		d.ports()
+		d.guests()
 		d.public(ctx)
 	} else {
 		d.agent(ctx, agent)
@@ -289,6 +295,24 @@ func (d *doctor) ports() {
 		s.Close()
 		d.ok("ports", "%s %s is free", l.key, l.address)
 	}
+}
+
+// guests tells what callers may use for whom nobody vouches, and what else lies
+// open to them.
+func (d *doctor) guests() {
+	for _, w := range d.c.Exposures() {
+		d.warn("exposure", "%s", w)
+	}
+	if d.hub == nil || d.info.Guests == nil {
+		d.skip("guests", "no hub runs that could tell; `parley config describe guests` lists the limits")
+		return
+	}
+	g := d.info.Guests
+	d.ok("guests", "use %s of %s of memory, %d of %d registrations, %d of %d mailboxes, %d of %d connections; "+
+		"%s may be recorded now, %s a day; %d refused, %d delayed since the start",
+		size(uint64(g.Memory)), size(uint64(g.MaxMemory)), g.Registrations, g.MaxRegistrations, g.Mailboxes, g.MaxMailboxes,
+		g.Connections, g.MaxConnections, size(uint64(g.Disk)), size(uint64(g.MaxDisk)), g.Refused, g.Delayed)
+	d.ok("connections", "%d of %d are open; one address may have %g of what guests share", g.AllConnections, g.MaxAllConnections, g.Share)
 }
 
 // public looks at the hub as peers see it.

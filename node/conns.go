@@ -1,0 +1,254 @@
+package node
+
+import (
+	"container/list"
+	"context"
+	"crypto/tls"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/parley-hub/parley/policy"
+)
+
+// conns bounds the connections of all listeners, so that callers can neither
+// use up the process's file descriptors nor hold its memory. A connection is a
+// guest's until an enrolled agent proved itself on it. Where a new connection
+// finds no room, the guest's connection is closed that brought nothing for
+// longest; one whose request is at work is left alone.
+type conns struct {
+	total   int // of all listeners
+	guests  int // of them, of guests
+	source  int // of them, of one source
+	trusted func(netip.Addr) bool
+
+	mu       sync.Mutex
+	open     int
+	guest    *list.List // of *conn; the one not active for longest first
+	vouched  *list.List
+	bySource map[string]int // guests' connections
+	stats    connStats
+}
+
+type connStats struct {
+	Open, Guests     int
+	Refused, Evicted uint64 // since the start
+}
+
+// conn is a connection of one of the listeners.
+type conn struct {
+	*net.TCPConn
+	set    *conns
+	caller *policy.Caller
+	proxy  bool // a trusted proxy's: many callers come by it
+
+	// Under set.mu.
+	list   *list.List // that it is in; nil once it is closed
+	at     *list.Element
+	busy   int // requests at work
+	reads  int // of them, whose body is not here yet
+	closed bool
+}
+
+// descriptorReserve is how many of the process's file descriptors are left to
+// the journal, the index and outbound calls.
+func descriptorReserve(limit int) int { return max(96, limit/4) }
+
+// descriptors is how many files this process may open.
+func descriptors() int {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil || l.Cur > 1<<20 {
+		return 1 << 20
+	}
+	return int(l.Cur)
+}
+
+// newConns makes the bounds. A limit of 0 is what the process's own limit of
+// file descriptors leaves.
+func newConns(total, guests int, share float64, trusted func(netip.Addr) bool) *conns {
+	limit := descriptors()
+	if most := max(16, limit-descriptorReserve(limit)); total == 0 || total > most {
+		total = most
+	}
+	guests = min(guests, max(8, total/2))
+	return &conns{total: total, guests: guests, source: max(4, int(float64(guests)*share)), trusted: trusted,
+		guest: list.New(), vouched: list.New(), bySource: map[string]int{}}
+}
+
+// listen bounds the connections of a listener.
+func (s *conns) listen(l net.Listener) net.Listener { return &boundListener{l, s} }
+
+type boundListener struct {
+	net.Listener
+	set *conns
+}
+
+// Accept implements net.Listener. A connection for which there is no room is
+// closed at once.
+func (l *boundListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if c := l.set.add(c.(*net.TCPConn)); c != nil {
+			return c, nil
+		}
+	}
+}
+
+// add takes a connection, or closes it and gives nil.
+func (s *conns) add(t *net.TCPConn) *conn {
+	c := &conn{TCPConn: t, set: s}
+	if a, err := netip.ParseAddrPort(t.RemoteAddr().String()); err == nil {
+		c.proxy = s.trusted != nil && s.trusted(a.Addr())
+	}
+	c.caller = policy.NewCaller(policy.Source(t.RemoteAddr().String()), func() { s.vouch(c) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.room(c) {
+		s.stats.Refused++
+		// Without lingering: the descriptor is free at once.
+		_ = t.SetLinger(0)
+		_ = t.Close()
+		return nil
+	}
+	s.open++
+	if c.proxy {
+		c.put(s.vouched)
+		return c
+	}
+	c.put(s.guest)
+	s.bySource[c.caller.Source]++
+	return c
+}
+
+// room makes room for a connection; s.mu is held.
+func (s *conns) room(c *conn) bool {
+	if !c.proxy {
+		source := c.caller.Source
+		if s.bySource[source] >= s.source && !s.evict(s.guest, func(o *conn) bool { return o.caller.Source == source }) {
+			return false
+		}
+		if s.guest.Len() >= s.guests && !s.evict(s.guest, nil) {
+			return false
+		}
+	}
+	return s.open < s.total || s.evict(s.guest, nil) || s.evict(s.vouched, nil)
+}
+
+// evict closes the connection of a list that brought nothing for longest.
+func (s *conns) evict(from *list.List, of func(*conn) bool) bool {
+	for at := from.Front(); at != nil; at = at.Next() {
+		c := at.Value.(*conn)
+		if c.busy > c.reads || from == s.vouched && c.busy > 0 || of != nil && !of(c) {
+			continue
+		}
+		s.drop(c)
+		s.stats.Evicted++
+		_ = c.TCPConn.SetLinger(0)
+		_ = c.TCPConn.Close()
+		return true
+	}
+	return false
+}
+
+// put files a connection under a list; s.mu is held.
+func (c *conn) put(l *list.List) { c.list, c.at = l, l.PushBack(c) }
+
+// drop takes a connection out of the books; s.mu is held.
+func (s *conns) drop(c *conn) {
+	if c.list == nil {
+		return
+	}
+	if c.list == s.guest {
+		s.gone(c)
+	}
+	c.list.Remove(c.at)
+	c.list, c.at = nil, nil
+	s.open--
+}
+
+// gone counts one guest's connection less; s.mu is held.
+func (s *conns) gone(c *conn) {
+	if s.bySource[c.caller.Source]--; s.bySource[c.caller.Source] == 0 {
+		delete(s.bySource, c.caller.Source)
+	}
+}
+
+// vouch takes a connection out of the guests'.
+func (s *conns) vouch(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.list == s.guest {
+		s.gone(c)
+		c.list.Remove(c.at)
+		c.put(s.vouched)
+	}
+}
+
+// Vouch notes that an enrolled agent proved itself on the connection, for
+// transports that have no requests with a context.
+func (c *conn) Vouch() { policy.Vouch(policy.WithCaller(context.Background(), c.caller)) }
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.set.mu.Lock()
+	c.set.drop(c)
+	c.set.mu.Unlock()
+	return c.TCPConn.Close()
+}
+
+// begin notes that a request is at work; its body is not here yet.
+func (c *conn) begin(reads int) {
+	c.set.mu.Lock()
+	defer c.set.mu.Unlock()
+	c.busy++
+	c.reads += reads
+	c.active()
+}
+
+// read notes that the body of a request is here.
+func (c *conn) read() {
+	c.set.mu.Lock()
+	defer c.set.mu.Unlock()
+	c.reads--
+}
+
+// end notes that a request was answered.
+func (c *conn) end(reads int) {
+	c.set.mu.Lock()
+	defer c.set.mu.Unlock()
+	c.busy--
+	c.reads -= reads
+	c.active()
+}
+
+func (c *conn) active() {
+	if c.list != nil {
+		c.list.MoveToBack(c.at)
+	}
+}
+
+func (s *conns) snapshot() connStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.stats
+	out.Open, out.Guests = s.open, s.guest.Len()
+	return out
+}
+
+type connKey struct{}
+
+// withConn is http.Server.ConnContext: it lets requests find their connection.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	if c, ok := c.(*conn); ok {
+		return context.WithValue(ctx, connKey{}, c)
+	}
+	return ctx
+}

@@ -1,0 +1,157 @@
+package node
+
+import (
+	"cmp"
+	"container/list"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/parley-hub/parley/policy"
+)
+
+// door is what every request of the protocol listener passes first: it knows
+// the caller, bounds what its body may take of time and memory, answers at once
+// what is refused before the body is here, and lets guests that ask too often
+// wait for their answers.
+type door struct {
+	http.Handler
+	within time.Duration // for a body to arrive
+	guests *policy.Guests
+	all    *bodies       // of enrolled agents
+	few    *bodies       // of guests
+	hurry  chan struct{} // closed when the node stops: nobody waits any more
+}
+
+// smallBody is how many bytes of a body are not counted, so that large bodies
+// of others never keep a small message waiting.
+const smallBody = 32 << 10
+
+// ServeHTTP implements http.Handler.
+func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c, _ := r.Context().Value(connKey{}).(*conn)
+	caller := policy.NewCaller(policy.Source(r.RemoteAddr), nil)
+	if c != nil && !c.proxy {
+		caller = c.caller
+	}
+	r = r.WithContext(policy.WithCaller(r.Context(), caller))
+	b := &body{ReadCloser: r.Body, c: c, from: d.few, began: time.Now(), within: d.within}
+	if caller.Vouched() {
+		b.from = d.all
+	}
+	if b.here = r.ContentLength == 0; !b.here {
+		b.rc = http.NewResponseController(w)
+		// Where the transport has no deadlines, the server's own bounds remain.
+		_ = b.rc.SetReadDeadline(b.began.Add(d.within))
+		r.Body = b
+		w = &earlyWriter{w, b}
+	}
+	b.begin()
+	defer b.end()
+	d.Handler.ServeHTTP(w, r)
+	if caller.Vouched() {
+		return
+	}
+	if wait := d.guests.Pace(caller.Source, b.n); wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-r.Context().Done():
+		case <-d.hurry:
+		}
+	}
+}
+
+// body is the body of a request. It has to arrive in time; http.Server's
+// ReadTimeout would go on after that and end long answers.
+type body struct {
+	io.ReadCloser
+	c      *conn // nil: not known
+	rc     *http.ResponseController
+	from   *bodies
+	began  time.Time
+	within time.Duration
+	here   bool  // all of it
+	n      int64 // bytes that arrived
+
+	// Under from.mu.
+	held int64         // bytes that are counted
+	at   *list.Element // in from.reading; nil: not there
+	cut  bool
+	// waits says that it is not slow, but waits for room.
+	waits bool
+}
+
+func (b *body) unread() int {
+	if b.here {
+		return 0
+	}
+	return 1
+}
+
+func (b *body) begin() {
+	if b.c != nil {
+		b.c.begin(b.unread())
+	}
+}
+
+func (b *body) end() {
+	if b.c != nil {
+		b.c.end(b.unread())
+	}
+	b.from.release(b)
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n += int64(n)
+	if b.n > smallBody && n > 0 {
+		if !b.from.hold(b, int64(n)) {
+			return n, errCut
+		}
+	}
+	if err == io.EOF && !b.here {
+		b.here = true
+		b.from.arrived(b)
+		if b.c != nil {
+			b.c.read()
+		}
+		_ = b.rc.SetReadDeadline(time.Time{}) // the connection may be gone; then nothing is read any more
+	}
+	return n, err
+}
+
+// earlyWriter answers at once where the body is not read to its end: what the
+// server would wait for before it answers is cut off, and the connection ends.
+type earlyWriter struct {
+	http.ResponseWriter
+	b *body
+}
+
+func (w *earlyWriter) hasten() {
+	if !w.b.here {
+		_ = w.b.rc.SetReadDeadline(w.b.began) // what has arrived already is passed over, more is not waited for
+	}
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *earlyWriter) WriteHeader(status int) {
+	w.hasten()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *earlyWriter) Write(p []byte) (int, error) {
+	w.hasten()
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *earlyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// door puts the door before a handler.
+func (n *Node) door(h http.Handler) http.Handler {
+	return &door{Handler: h, within: cmp.Or(n.c.BodyTimeout, time.Minute), guests: n.guests, all: n.bodies[0], few: n.bodies[1], hurry: n.hurry}
+}

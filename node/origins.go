@@ -1,0 +1,108 @@
+package node
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+)
+
+// sameOrigin keeps web pages of other origins from changing anything through
+// the browser of somebody who can reach the hub. Agents are no browsers: they
+// send neither Origin nor Sec-Fetch-Site. Pages of listen.origins may call.
+func (n *Node) sameOrigin(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if n.foreign(r) {
+			const why = "pages of this origin may not call the hub; the operator can allow it with listen.origins"
+			source, _, _ := net.SplitHostPort(r.RemoteAddr)
+			ref := n.hub.Refuse(hub.Refusal{Protocol: "other", Source: source, Claim: r.Header.Get("Origin"), To: r.URL.Path, Step: "origin",
+				Code: parley.Forbidden, Text: why, Cause: r.Method + " " + r.Host})
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Parley-Ref", ref)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = fmt.Fprintf(w, "{\"error\":%q}\n", why)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// foreign reports whether a request that may change something is that of a page
+// which may not call. Browsers say so themselves.
+func (n *Node) foreign(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		return false
+	}
+	origins, site := r.Header["Origin"], r.Header.Get("Sec-Fetch-Site")
+	if len(origins) == 0 && (site == "" || site == "none") {
+		return false
+	}
+	allowed := n.c.Listen.Origins
+	if len(origins) == 1 && (slices.Contains(allowed, "*") || slices.Contains(allowed, origins[0])) {
+		return false
+	}
+	if len(origins) <= 1 && (site == "" || site == "same-origin") && n.ownHost(r.Host) {
+		if len(origins) == 0 {
+			return false
+		}
+		if u, err := url.Parse(origins[0]); err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host) {
+			return false
+		}
+	}
+	return true
+}
+
+// ownHost reports whether a Host header names this hub, so that a page of the
+// same origin is one of its own: an address, which no name server can lead
+// elsewhere, localhost, or a name of the configuration.
+func (n *Node) ownHost(host string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+	if _, err := netip.ParseAddr(name); err == nil || name == "localhost" {
+		return true
+	}
+	if u, err := url.Parse(n.c.PublicURL); err == nil && strings.EqualFold(u.Hostname(), name) {
+		return true
+	}
+	domain := n.c.SAMVAD.Domain
+	return domain != "" && (name == domain || strings.HasSuffix(name, "."+domain))
+}
+
+// Exposures lists the listeners at public addresses that speak no TLS.
+func (c *Config) Exposures() []string {
+	var out []string
+	warn := func(key, address, advice string) {
+		if address != "" && !local(address) {
+			out = append(out, fmt.Sprintf("%s = %q is reached from other machines without TLS: %s", key, address, advice))
+		}
+	}
+	if !c.secure() && len(c.TLS.Proxy) == 0 {
+		warn("listen.http", c.Listen.HTTP, "set tls.cert and tls.key, or tls.acme, or tls.proxy for a proxy before it")
+	}
+	warn("listen.admin", c.Listen.Admin, "tokens can be read on the way; use 127.0.0.1, and a tunnel from elsewhere")
+	warn("listen.agh", c.Listen.AGH, "tokens can be read on the way; use 127.0.0.1, or a network that is trusted")
+	if !c.A2E.TLS {
+		warn("a2e.listen", c.A2E.Listen, "tokens can be read on the way; set a2e.tls")
+	}
+	return out
+}
+
+// local reports whether only this machine reaches an address.
+func local(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}
