@@ -194,3 +194,38 @@ func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
 		}
 	}
 }
+
+// Guests never take the places of others, and others never those of guests.
+func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
+	ctx := t.Context()
+	d, err := Open(ctx, Options{Agents: 2, Guests: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, s Source) error {
+		_, err := d.Put(ctx, parley.Agent{Name: name}, s)
+		return err
+	}
+	for _, name := range []string{"guest/uagents/a", "guest/uagents/b"} {
+		if err := put(name, FromGuest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := put("guest/uagents/c", FromGuest); !errors.Is(err, ErrFull) {
+		t.Errorf("a third guest: %v", err)
+	}
+	for name, s := range map[string]Source{"one": FromOperator, "two": FromAgent} {
+		if err := put(name, s); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := put("three", FromConfig); !errors.Is(err, ErrFull) {
+		t.Errorf("a third agent: %v", err)
+	}
+	if err := d.Remove(ctx, "guest/uagents/a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := put("guest/uagents/c", FromGuest); err != nil {
+		t.Errorf("after one guest went: %v", err)
+	}
+}
