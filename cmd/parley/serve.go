@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"runtime/metrics"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,7 +57,7 @@ it writes one line with its addresses when it is ready.`,
 			if err != nil {
 				return err
 			}
-			steadyHeap()
+			steadyHeap(cmd.Context())
 			c.Read, c.Level, c.Version = read, new(slog.LevelVar), version
 			if c.Log, err = a.logger(c.LogLevel, c.Level); err != nil {
 				return err
@@ -204,9 +205,35 @@ func (a *app) passphrase() ([]byte, error) {
 
 // steadyHeap lets the heap grow to four times what is in use before it is
 // collected, unless the environment says otherwise (GOGC): a hub holds little
-// and makes much, and would collect all the time.
-func steadyHeap() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(300)
+// and makes much, and would collect all the time. The more is in use, the less
+// it may grow, so that a flood of large messages does not make the process
+// large.
+func steadyHeap(ctx context.Context) {
+	if os.Getenv("GOGC") != "" {
+		return
 	}
+	debug.SetGCPercent(300)
+	go func() {
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		live, last := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, 300
+		for {
+			select {
+			case <-t.C:
+				metrics.Read(live)
+				if p := heapPercent(live[0].Value.Uint64()); p != last {
+					debug.SetGCPercent(p)
+					last = p
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+}
+
+// heapPercent is the GC percentage for a number of bytes in use: 300 up to 16
+// MiB, then what lets the heap grow by 48 MiB, at least 100.
+func heapPercent(live uint64) int {
+	return int(min(300, max(100, 48<<20*100/max(live, 1))))
 }
