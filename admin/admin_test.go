@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -73,9 +75,9 @@ func open(t *testing.T, change func(*Config)) *bench {
 	if b.keys, err = keyring.Open(keyring.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	tokens, err := NewTokens(Token{Name: "root", Role: Administer, Token: rootToken, Speak: []string{"**"}},
-		Token{Name: "op", Role: Operate, Token: operatorToken, Speak: []string{"bot"}},
-		Token{Name: "viewer", Role: Read, Token: viewerToken})
+	tokens, err := NewTokens(Token{Name: "root", Role: Administer, Secret: rootToken, Speak: []string{"**"}},
+		Token{Name: "op", Role: Operate, Secret: operatorToken, Speak: []string{"bot"}},
+		Token{Name: "viewer", Role: Read, Secret: viewerToken})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -847,53 +849,113 @@ func TestAuditIsBounded(t *testing.T) {
 
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
-	first, err := LoadTokens(dir)
+	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
+	quiet := slog.New(slog.DiscardHandler)
+	tokens, secret, err := OpenTokens(dir, now, rand.Reader, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	best, ok := first.Best()
-	if !ok || best.Role != Administer || len(best.Token) < 32 {
-		t.Fatalf("first token %+v", best)
+	if by, ok := tokens.find(secret); !ok || by.Name != "admin" || by.Role != Administer || len(secret) < 32 {
+		t.Fatalf("the first token %q is that of %+v", secret, by)
 	}
 	path := filepath.Join(dir, TokenFile)
 	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {
 		t.Fatalf("token file: %v, %v", i, err)
 	}
-	again, err := LoadTokens(dir)
-	if b, _ := again.Best(); err != nil || b.Token != best.Token {
-		t.Fatalf("another token at the second start: %v", err)
+	made, err := os.ReadFile(path)
+	if err != nil || bytes.Contains(made, []byte(secret)) || !bytes.Contains(made, []byte(`"created":"2026-04-11T10:`)) {
+		t.Fatalf("the file keeps the secret, or not when it was made: %s %v", made, err)
+	}
+	again, none, err := OpenTokens(dir, now, rand.Reader, quiet)
+	if err != nil || none != "" {
+		t.Fatalf("another token at the second start: %q, %v", none, err)
+	}
+	if by, ok := again.find(secret); !ok || by.Name != "admin" {
+		t.Fatal("the first token is not known at the second start")
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadTokens(dir); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+	if _, _, err := OpenTokens(dir, now, rand.Reader, quiet); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a file that others can read: %v", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	hash := base64.RawURLEncoding.EncodeToString(make([]byte, 32))
 	for name, content := range map[string]string{
-		"garbage":   "{",
-		"role":      `{"name":"a","role":"king","token":"0123456789abcdef"}`,
-		"short":     `{"name":"a","role":"read","token":"short"}`,
-		"twice":     `{"name":"a","role":"read","token":"0123456789abcdef"}` + "\n" + `{"name":"a","role":"read","token":"0123456789abcdeg"}`,
-		"member":    `{"name":"a","role":"read","token":"0123456789abcdef","rule":1}`,
-		"no name":   `{"role":"read","token":"0123456789abcdef"}`,
-		"has space": `{"name":"a","role":"read","token":"0123456789 abcdef"}`,
+		"garbage": "{",
+		"role":    `{"name":"a","role":"king","token":"0123456789abcdef"}`,
+		"short":   `{"name":"a","role":"read","token":"short"}`,
+		"twice": `{"name":"a","role":"read","token":"0123456789abcdef"}` + "\n" +
+			`{"name":"a","role":"read","token":"0123456789abcdeg"}`,
+		"member":       `{"name":"a","role":"read","token":"0123456789abcdef","rule":1}`,
+		"no name":      `{"role":"read","token":"0123456789abcdef"}`,
+		"has space":    `{"name":"a","role":"read","token":"0123456789 abcdef"}`,
+		"no secret":    `{"name":"a","role":"read"}`,
+		"the hub's":    `{"name":"local","role":"read","token":"0123456789abcdef"}`,
+		"both":         `{"name":"a","role":"read","token":"0123456789abcdef","hash":"sha256:` + hash + `"}`,
+		"another hash": `{"name":"a","role":"read","hash":"sha512:` + hash + `"}`,
+		"short hash":   `{"name":"a","role":"read","hash":"sha256:` + hash[:40] + `"}`,
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := LoadTokens(dir); err == nil {
+		if _, _, err := OpenTokens(dir, now, rand.Reader, quiet); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
-	memory, err := LoadTokens("")
-	if b, ok := memory.Best(); err != nil || !ok || b.Token == best.Token {
-		t.Fatalf("tokens in memory: %+v, %v", b, err)
+	memory, other, err := OpenTokens("", now, rand.Reader, quiet)
+	if err != nil || other == secret {
+		t.Fatalf("tokens in memory: %q, %v", other, err)
+	}
+	if by, ok := memory.find(other); !ok || by.Role != Administer {
+		t.Fatalf("the token in memory is that of %+v", by)
 	}
 	if _, err := ReadTokens(t.TempDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+// TestClearSecretsAreReplaced: a hub that starts accepts lines with a secret in
+// clear, and puts hashes in their place; who only reads changes nothing.
+func TestClearSecretsAreReplaced(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, TokenFile)
+	before := `{"name":"old","role":"operate","token":"the-old-secret-0123","speak":["bot"]}` + "\n\n" +
+		`{"name":"new","role":"read","hash":"sha256:` + base64.RawURLEncoding.EncodeToString(make([]byte, 32)) + `"}` + "\n"
+	if err := os.WriteFile(path, []byte(before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read, err := ReadTokens(dir)
+	if err != nil || !slices.Equal(read.Clear(), []string{"old"}) {
+		t.Fatalf("%v, %v", read, err)
+	}
+	if b, err := os.ReadFile(path); err != nil || string(b) != before {
+		t.Fatalf("reading changed the file: %s %v", b, err)
+	}
+	var log bytes.Buffer
+	for start := range 2 {
+		opened, first, err := OpenTokens(dir, time.Time{}, rand.Reader, slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil || first != "" || len(opened.Clear()) > 0 {
+			t.Fatalf("start %d: %v %q %v", start, opened, first, err)
+		}
+		by, ok := opened.find("the-old-secret-0123")
+		if !ok || by.Name != "old" || by.Role != Operate || !slices.Equal(by.Speak, []string{"bot"}) {
+			t.Errorf("start %d: the token is that of %+v", start, by)
+		}
+	}
+	b, err := os.ReadFile(path)
+	last := before[strings.Index(before, "\n\n")+2:]
+	if err != nil || bytes.Contains(b, []byte("the-old-secret")) || bytes.Count(b, []byte("sha256:")) != 2 ||
+		!bytes.HasSuffix(b, []byte(last)) {
+		t.Errorf("%s %v", b, err)
+	}
+	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", i, err)
+	}
+	if strings.Count(log.String(), "replaced the secrets") != 1 || strings.Contains(log.String(), "the-old-secret") {
+		t.Error(log.String())
 	}
 }
 

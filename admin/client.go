@@ -24,7 +24,7 @@ import (
 // reference; a hub that does not answer is an [*UnreachableError].
 type Client struct {
 	Base  string       // URL of the admin API: "http://127.0.0.1:9090"
-	Token string       // from [TokenFile]
+	Token string       // secret of one of the hub's [Tokens]
 	HTTP  *http.Client // nil: [http.DefaultClient]'s transport without a time limit; use contexts
 }
 

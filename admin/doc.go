@@ -11,7 +11,7 @@
 //
 // # Who may do what
 //
-// Every call but health and ready bears a token ([LoadTokens]). A token has a
+// Every call but health and ready bears a token ([OpenTokens]). A token has a
 // role: [Read] sees, [Operate] sends, reads inboxes, pauses and handles dead
 // letters, [Administer] changes agents and keys and sees the audit trail. A
 // token also says as which agents it may speak.

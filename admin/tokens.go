@@ -2,19 +2,20 @@ package admin
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/atomicfile"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/policy"
 )
@@ -80,35 +81,54 @@ func (a Actor) speaker(name string) (string, error) {
 			return name, nil
 		}
 	}
-	return "", parley.Refuse(parley.Forbidden, "token %q may not speak as %q; it may as %s", a.Name, name, strings.Join(patterns, ", "))
+	return "", parley.Refuse(parley.Forbidden, "token %q may not speak as %q; it may as %s", a.Name, name,
+		strings.Join(patterns, ", "))
 }
 
 // TokenFile holds the tokens, in the data directory: one JSON object a line,
-// mode 0600.
+// mode 0600. It holds hashes of the secrets. To add a token, add a line with its
+// secret in "token": the hub replaces that by the hash when it starts.
 const TokenFile = "admin-tokens.jsonl"
 
-// A Token lets its bearer in.
+// LocalToken is the name of the token that each start of a hub makes for the
+// commands on its own machine; see [Tokens.AddLocal].
+const LocalToken = "local"
+
+// A Token lets its bearer in. Exactly one of Hash and Secret is set.
 type Token struct {
-	Name    string    `json:"name"`  // for the audit trail; unique
-	Role    Role      `json:"role"`  // read, operate or administer
-	Token   string    `json:"token"` // the secret: 16 characters or more
+	Name    string    `json:"name"`           // for the audit trail; unique
+	Role    Role      `json:"role"`           // read, operate or administer
+	Hash    string    `json:"hash,omitzero"`  // "sha256:" and the SHA-256 of the secret in base64url
+	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
 	Created time.Time `json:"created,omitzero"`
 }
 
-// Tokens are those of one hub. Make them with [LoadTokens] or [NewTokens].
-type Tokens struct{ list []Token }
+// Tokens are those of one hub. Make them with [OpenTokens], [ReadTokens] or
+// [NewTokens].
+type Tokens struct {
+	list  []knownToken
+	clear []string // names of those that came with their secret
+}
+
+// knownToken has its hash twice: in the form of the file, and to compare with.
+type knownToken struct {
+	Token
+	sum [sha256.Size]byte
+}
 
 const (
 	maxTokens    = 1000
 	maxTokenFile = 1 << 20
+	hashPrefix   = "sha256:"
 )
 
-// NewTokens checks a list of tokens.
+// NewTokens checks a list of tokens, and keeps only hashes of their secrets.
 func NewTokens(list ...Token) (*Tokens, error) {
 	if len(list) > maxTokens {
 		return nil, fmt.Errorf("%d tokens, more than the %d allowed", len(list), maxTokens)
 	}
+	out := &Tokens{}
 	names := map[string]bool{}
 	for i, t := range list {
 		switch {
@@ -116,56 +136,149 @@ func NewTokens(list ...Token) (*Tokens, error) {
 			return nil, fmt.Errorf("token %d: want a name of 1 to 64 characters", i+1)
 		case names[t.Name]:
 			return nil, fmt.Errorf("two tokens are named %q", t.Name)
+		case t.Name == LocalToken:
+			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
 		case t.Role.level() == 0:
 			return nil, fmt.Errorf("token %q: role %q is not read, operate or administer", t.Name, t.Role)
-		case len(t.Token) < 16 || len(t.Token) > 512 || strings.ContainsAny(t.Token, " \t\r\n"):
-			return nil, fmt.Errorf("token %q: the secret must have 16 to 512 characters without spaces", t.Name)
 		}
 		names[t.Name] = true
+		known, err := t.hashed()
+		if err != nil {
+			return nil, fmt.Errorf("token %q: %w", t.Name, err)
+		}
+		if t.Secret != "" {
+			out.clear = append(out.clear, t.Name)
+		}
+		out.list = append(out.list, known)
 	}
-	return &Tokens{list: list}, nil
+	return out, nil
 }
 
-// LoadTokens reads the tokens of a data directory. Where there is no file yet
-// it makes one with a first token, "admin", that may do everything and speak
-// as any agent. With an empty dir that token is only in memory.
-func LoadTokens(dir string) (*Tokens, error) {
-	if dir != "" {
-		t, err := ReadTokens(dir)
-		if !errors.Is(err, os.ErrNotExist) {
-			return t, err
+// hashed puts the hash of the secret in its place. A plain hash is enough for
+// what is drawn at random: nobody can try all of 24 bytes.
+func (t Token) hashed() (knownToken, error) {
+	k := knownToken{Token: t}
+	switch hash, ok := strings.CutPrefix(t.Hash, hashPrefix); {
+	case t.Hash != "" && t.Secret != "":
+		return k, errors.New("want the hash or the secret, not both")
+	case t.Hash != "":
+		b, err := base64.RawURLEncoding.Strict().DecodeString(strings.TrimRight(hash, "="))
+		if !ok || err != nil || len(b) != sha256.Size {
+			return k, errors.New(`the hash must be "sha256:" and 32 bytes in base64url`)
 		}
+		k.sum = [sha256.Size]byte(b)
+	case len(t.Secret) < 16 || len(t.Secret) > 512 || strings.ContainsAny(t.Secret, " \t\r\n"):
+		return k, errors.New("the secret must have 16 to 512 characters without spaces")
+	default:
+		k.sum, k.Secret = sha256.Sum256([]byte(t.Secret)), ""
 	}
-	var secret [24]byte
-	if _, err := rand.Read(secret[:]); err != nil {
-		return nil, fmt.Errorf("make an admin token: %w", err)
-	}
-	first := Token{Name: "admin", Role: Administer, Token: "parley_" + base64.RawURLEncoding.EncodeToString(secret[:]), Speak: []string{"**"}}
-	if dir != "" {
-		if err := writeToken(dir, first); err != nil {
-			return nil, fmt.Errorf("make the admin token: %w", err)
-		}
-	}
-	return NewTokens(first)
+	k.Hash = hashPrefix + base64.RawURLEncoding.EncodeToString(k.sum[:])
+	return k, nil
 }
 
-func writeToken(dir string, t Token) error {
-	b, err := jsonx.Encode(t)
+// OpenTokens gives the tokens of a data directory to a hub that starts. Where
+// there is no file yet it makes one with a first token, and gives that token's
+// secret; see [MakeTokens]. Secrets that stand in the file in clear are replaced
+// by their hashes. With an empty dir the first token is only in memory.
+func OpenTokens(dir string, now time.Time, rnd io.Reader, log *slog.Logger) (t *Tokens, first string, err error) {
+	if dir == "" {
+		token, err := firstToken(now, rnd)
+		if err != nil {
+			return nil, "", err
+		}
+		t, err = NewTokens(token)
+		return t, token.Secret, err
+	}
+	if first, err = MakeTokens(dir, now, rnd); err != nil {
+		return nil, "", err
+	}
+	if t, err = ReadTokens(dir); err != nil {
+		return nil, "", err
+	}
+	if len(t.clear) == 0 {
+		return t, first, nil
+	}
+	path := filepath.Join(dir, TokenFile)
+	if err := t.write(path); err != nil {
+		// The tokens are good, so the hub need not stop for this.
+		log.Error("cannot replace the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear, "error", err)
+		return t, first, nil
+	}
+	log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear)
+	t.clear = nil
+	return t, first, nil
+}
+
+// MakeTokens makes the token file of a data directory where there is none, with
+// a first token, "admin", that may do everything and speak as any agent. It
+// gives the token's secret, which nothing keeps, or "" where there is a file.
+func MakeTokens(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
+	path := filepath.Join(dir, TokenFile)
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	first, err := firstToken(now, rnd)
 	if err != nil {
-		return err
+		return "", err
+	}
+	t, err := NewTokens(first)
+	if err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+		return "", fmt.Errorf("make the admin token: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, TokenFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
+	if err := t.write(path); err != nil {
+		return "", fmt.Errorf("make the admin token: %w", err)
 	}
-	_, err = f.Write(append(b, '\n'))
-	return errors.Join(err, f.Sync(), f.Close())
+	return first.Secret, nil
 }
 
-// ReadTokens reads the tokens of a data directory and makes none; the error
+func firstToken(now time.Time, rnd io.Reader) (Token, error) {
+	secret, err := newSecret(rnd)
+	return Token{Name: "admin", Role: Administer, Secret: secret, Speak: []string{"**"},
+		Created: now.UTC().Truncate(time.Second)}, err
+}
+
+func newSecret(rnd io.Reader) (string, error) {
+	var b [24]byte
+	if _, err := io.ReadFull(rnd, b[:]); err != nil {
+		return "", fmt.Errorf("make an admin token: %w", err)
+	}
+	return "parley_" + base64.RawURLEncoding.EncodeToString(b[:]), nil
+}
+
+func (t *Tokens) write(path string) error {
+	var b []byte
+	for _, k := range t.list {
+		line, err := jsonx.Encode(k.Token)
+		if err != nil {
+			return err
+		}
+		b = append(append(b, line...), '\n')
+	}
+	return atomicfile.Replace(path, b)
+}
+
+// AddLocal adds the token of the commands on the hub's own machine, which may do
+// everything, and gives its secret. It must be called before the tokens are
+// used.
+func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err error) {
+	if secret, err = newSecret(rnd); err != nil {
+		return "", err
+	}
+	k, err := Token{Name: LocalToken, Role: Administer, Secret: secret, Speak: []string{"**"}, Created: now}.hashed()
+	if err != nil {
+		return "", err
+	}
+	t.list = append(t.list, k)
+	return secret, nil
+}
+
+// Clear names the tokens whose secrets stand in the file in clear.
+func (t *Tokens) Clear() []string { return t.clear }
+
+// ReadTokens reads the tokens of a data directory and changes nothing; the error
 // matches [os.ErrNotExist] where there is no file. A file that others may read
 // is refused.
 func ReadTokens(dir string) (*Tokens, error) {
@@ -207,31 +320,19 @@ func ReadTokens(dir string) (*Tokens, error) {
 	return t, nil
 }
 
-// Best gives the token with the most powerful role, the first of several.
-func (t *Tokens) Best() (Token, bool) {
-	var best Token
-	for _, v := range t.list {
-		if v.Role.level() > best.Role.level() {
-			best = v
-		}
-	}
-	return best, best.Role != ""
-}
-
-// find gives the actor of a secret. All tokens are compared, each in constant
+// find gives the actor of a secret. All hashes are compared, each in constant
 // time, so that the time tells nothing about any of them.
 func (t *Tokens) find(secret string) (Actor, bool) {
 	got := sha256.Sum256([]byte(secret))
 	found := -1
-	for i, v := range t.list {
-		want := sha256.Sum256([]byte(v.Token))
-		if subtle.ConstantTimeCompare(got[:], want[:]) == 1 {
+	for i := range t.list {
+		if subtle.ConstantTimeCompare(got[:], t.list[i].sum[:]) == 1 {
 			found = i
 		}
 	}
 	if found < 0 {
 		return Actor{}, false
 	}
-	v := t.list[found]
+	v := &t.list[found]
 	return Actor{Name: v.Name, Role: v.Role, Speak: v.Speak}, true
 }

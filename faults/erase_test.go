@@ -20,15 +20,11 @@ import (
 // operator gives a client of a hub's admin API.
 func operator(t *testing.T, p *process, data string) *admin.Client {
 	t.Helper()
-	tokens, err := admin.ReadTokens(data)
+	at, err := node.ReadAnnouncement(data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	best, ok := tokens.Best()
-	if !ok {
-		t.Fatal("no token")
-	}
-	return &admin.Client{Base: p.at.Admin, Token: best.Token, HTTP: newClient(t)}
+	return &admin.Client{Base: p.at.Admin, Token: at.Token, HTTP: newClient(t)}
 }
 
 // say sends notices with a word in them to an inbox, and gives the word.

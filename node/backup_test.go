@@ -35,7 +35,10 @@ func TestBackupOfAHub(t *testing.T) {
 				c.Engine.KeyFile = keyFile
 				c.Passphrase = []byte("a passphrase")
 			}
+			first := ""
+			c.FirstToken = func(secret string) { first = secret }
 			n := running(t, c)
+			c.FirstToken = func(string) { t.Error("the restored hub made a token of its own") }
 			if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "ears", Inbox: true}); err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +76,7 @@ func TestBackupOfAHub(t *testing.T) {
 				before[id] = text
 			}
 			mu.Unlock()
-			client := &admin.Client{Base: n.Addresses().Admin, Token: bestToken(t, c.Data)}
+			client := &admin.Client{Base: n.Addresses().Admin, Token: first}
 			in, err := client.Backup(ctx)
 			if err != nil {
 				t.Fatal(err)
@@ -118,8 +121,9 @@ func TestBackupOfAHub(t *testing.T) {
 			r := c
 			r.Data = to
 			k := running(t, r)
-			if k.Hub().ID() != n.Hub().ID() || bestToken(t, to) != client.Token {
-				t.Error("the restored hub is another one")
+			client.Base = k.Addresses().Admin
+			if i, err := client.Info(ctx); err != nil || i.Hub != n.Hub().ID() {
+				t.Errorf("the restored hub is another one, or does not know the tokens: %+v %v", i, err)
 			}
 			// Replays first: nothing of what was acknowledged is taken again.
 			for id, text := range before {
@@ -152,19 +156,6 @@ func TestBackupOfAHub(t *testing.T) {
 			}
 		})
 	}
-}
-
-func bestToken(t *testing.T, dir string) string {
-	t.Helper()
-	tokens, err := admin.ReadTokens(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	best, ok := tokens.Best()
-	if !ok {
-		t.Fatal("no token")
-	}
-	return best.Token
 }
 
 func TestRestoreRefusals(t *testing.T) {

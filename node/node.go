@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -82,6 +81,7 @@ type Node struct {
 	alerts    *alerts
 	eraser    *eraser
 	tracer    *tracer
+	local     string // secret of the token for local commands, until it is announced
 	startTime time.Time
 
 	read Config // as it was read at the start, without defaults
@@ -433,11 +433,7 @@ func (n *Node) bind(ctx context.Context) error {
 	if n.adminListen == nil {
 		return nil
 	}
-	dir := n.c.Data
-	if n.k.durability == journal.Memory {
-		dir = "" // nothing of a hub in memory outlives it
-	}
-	admins, err := admin.LoadTokens(dir)
+	admins, err := n.openTokens()
 	if err != nil {
 		return err
 	}
@@ -661,10 +657,7 @@ func (n *Node) Start(ctx context.Context) error {
 	n.alerts.start()
 	n.eraser.start()
 	n.up.Store(true)
-	if n.adminListen != nil && n.k.durability != journal.Memory {
-		return n.announce()
-	}
-	return nil
+	return n.announce()
 }
 
 // router gives each request to the binding whose endpoint it is.
@@ -703,18 +696,6 @@ func (n *Node) serve(s *http.Server, l net.Listener) {
 			n.failed <- err
 		}
 	}()
-}
-
-// AddressFile is where a running hub writes its addresses, in the data
-// directory, for the commands that talk to it.
-const AddressFile = "hub.json"
-
-func (n *Node) announce() error {
-	b, err := json.MarshalIndent(n.Addresses(), "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(n.c.Data, AddressFile), append(b, '\n'), 0o600)
 }
 
 // Ready is nil while the hub takes messages: it serves, its journal is in
@@ -831,6 +812,7 @@ func (n *Node) Close(ctx context.Context) error {
 		for _, s := range n.started {
 			errs = append(errs, s.Close())
 		}
+		n.retract() // before another hub can take the directory and announce itself
 		if n.keys != nil {
 			errs = append(errs, n.keys.Close())
 		}
@@ -842,9 +824,6 @@ func (n *Node) Close(ctx context.Context) error {
 		}
 		if err := n.tracer.close(ctx); err != nil {
 			n.log.Warn("the last traces are lost", "error", err)
-		}
-		if n.adminListen != nil && n.k.durability != journal.Memory {
-			os.Remove(filepath.Join(n.c.Data, AddressFile))
 		}
 		n.closeErr = errors.Join(errs...)
 	})

@@ -206,12 +206,11 @@ func TestHealthAndReadiness(t *testing.T) {
 func TestDrainTellsItsProgress(t *testing.T) {
 	var log bytes.Buffer
 	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Durability: "disk", Data: filepath.Join(t.TempDir(), "data")})
-	tokens, err := admin.ReadTokens(n.c.Data)
+	at, err := ReadAnnouncement(n.c.Data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, _ := tokens.Best()
-	client := &admin.Client{Base: n.Addresses().Admin, Token: token.Token}
+	client := &admin.Client{Base: at.Admin, Token: at.Token}
 	begun, release := make(chan struct{}), make(chan struct{})
 	err = n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere}, parley.Skill("wait", func(context.Context, *parley.Message, map[string]any) (map[string]any, error) {
 		close(begun)

@@ -3,6 +3,7 @@ package node
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"net"
@@ -202,7 +203,7 @@ func TestInitialisedDirectoryIsFitToRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.LoadTokens(c.Data); err != nil {
+	if _, err := admin.MakeTokens(c.Data, time.Time{}, rand.Reader); err != nil {
 		t.Fatal(err)
 	}
 	n := running(t, c)

@@ -4,22 +4,18 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	bridge "github.com/parley-hub/parley/bridge/a2e"
-	"github.com/parley-hub/parley/node"
 )
 
 func (a *app) a2eCommand() *cobra.Command {
@@ -70,12 +66,14 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 		path = bridge.DefaultPath
 	}
 	if at == "" {
-		var addresses node.Addresses
-		b, err := os.ReadFile(filepath.Join(c.Data, node.AddressFile))
-		if err != nil || json.Unmarshal(b, &addresses) != nil || addresses.Local == "" {
+		hub, err := announced(c.Data)
+		if err != nil {
+			return nil, err
+		}
+		if hub.Local == "" {
 			return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s; start one with `parley serve`, or name one with --url", c.Data)}
 		}
-		at = addresses.Local
+		at = hub.Local
 	}
 	u, err := url.Parse(strings.TrimRight(at, "/"))
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

@@ -2,12 +2,11 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -31,55 +30,46 @@ const (
 
 // hub gives a client of the running hub: at the address of --admin, or where
 // the data directory says that its hub is; with the token of PARLEY_TOKEN, or
-// the best one of the data directory.
+// the one that the hub made for commands on its machine.
 func (a *app) hub() (*admin.Client, error) {
 	c, err := a.located(a.data != "" || a.admin != "" && os.Getenv(tokenEnv) != "")
 	if err != nil {
 		return nil, err
 	}
-	base := a.admin
-	if base == "" {
-		if base = announced(c.Data); base == "" {
-			base = c.Listen.Admin
-		}
-		if base == "" {
-			base = defaultAdmin
-		}
+	at, err := announced(c.Data)
+	if err != nil {
+		return nil, err
 	}
+	base := cmp.Or(a.admin, at.Admin, c.Listen.Admin, defaultAdmin)
 	if !strings.Contains(base, "://") {
 		base = "http://" + base
 	}
-	client := &admin.Client{Base: base, Token: os.Getenv(tokenEnv)}
-	if client.Token != "" {
-		return client, nil
-	}
-	tokens, err := admin.ReadTokens(c.Data)
+	client := &admin.Client{Base: base, Token: cmp.Or(os.Getenv(tokenEnv), at.Token)}
 	switch {
-	case errors.Is(err, os.ErrNotExist) && a.admin == "":
-		return nil, &exitError{exitUnreachable, fmt.Errorf("no hub has been started on the data directory %s\n        start one with `parley serve --data %[1]s`, or name the directory of one that runs with --data", c.Data)}
-	case errors.Is(err, os.ErrNotExist):
-		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s: set %s, or name the hub's data directory with --data (there is no %s in %s)", base, tokenEnv, admin.TokenFile, c.Data)}
-	case err != nil:
-		return nil, &exitError{exitUsage, err}
+	case client.Token != "":
+		return client, nil
+	case at.Admin != "":
+		return nil, &exitError{exitUsage, fmt.Errorf("the hub on the data directory %s is of an earlier version "+
+			"and made no token for commands\n        start it again, or set %s", c.Data, tokenEnv)}
+	case a.admin != "":
+		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s\n        set %s, or name the data "+
+			"directory of a hub that runs on this machine with --data (none runs on %s)", base, tokenEnv, c.Data)}
 	}
-	if t, ok := tokens.Best(); ok {
-		client.Token = t.Token
-	}
-	return client, nil
+	return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s\n        start one with "+
+		"`parley serve --data %[1]s`, or name the directory of one that runs with --data", c.Data)}
 }
 
-// announced is where the hub of a data directory says that it is; "" where
-// none runs.
-func announced(dir string) string {
-	b, err := os.ReadFile(filepath.Join(dir, node.AddressFile))
-	if err != nil {
-		return ""
+// announced is what the hub of a data directory says of itself; empty where none
+// runs.
+func announced(dir string) (node.Announcement, error) {
+	at, err := node.ReadAnnouncement(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return at, nil
+	case err != nil:
+		return at, &exitError{exitUsage, err}
 	}
-	var at node.Addresses
-	if json.Unmarshal(b, &at) != nil {
-		return ""
-	}
-	return at.Admin
+	return at, nil
 }
 
 // hubError gives what the hub answered, or that none did, the exit code and
@@ -98,7 +88,8 @@ func (a *app) hubError(err error, where ...string) error {
 		base := strings.TrimPrefix(away.Base, "http://")
 		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start one with `parley serve`, or name another with --admin or --data", base, away.Err)}
 	case errors.Is(err, admin.ErrToken):
-		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to one of the lines of %s in the hub's data directory, or name that directory with --data", tokenEnv, admin.TokenFile)}
+		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to a token of that hub; "+
+			"on its machine leave %[1]s empty and name its data directory with --data", tokenEnv)}
 	case errors.As(err, &e):
 		err := problemError(e.Code, e.Text, e.Ref)
 		if e.Code == "not_found" && len(where) > 0 {

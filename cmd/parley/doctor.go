@@ -174,21 +174,28 @@ func (d *doctor) configuration() bool {
 
 func (d *doctor) adminAPI(ctx context.Context) {
 	hub, err := d.a.hub()
-	if err != nil {
-		d.skip("admin API", "no hub has been started here: %s", short(err.Error(), 160))
+	var none *exitError
+	switch {
+	case errors.As(err, &none) && none.code == exitUnreachable:
+		d.skip("admin API", "%s", short(err.Error(), 160))
+		return
+	case err != nil:
+		what, fix, _ := strings.Cut(err.Error(), "\n")
+		d.failed("admin API", strings.TrimSpace(fix), errors.New(what))
 		return
 	}
 	info, err := hub.Info(ctx)
 	var away *admin.UnreachableError
+	at, _ := announced(d.c.Data) // it was read above
 	switch {
-	case errors.As(err, &away) && d.a.admin == "" && announced(d.c.Data) == "":
+	case errors.As(err, &away) && d.a.admin == "" && at.Admin == "":
 		d.skip("admin API", "no hub runs on %s", d.c.Data)
 		return
 	case errors.As(err, &away):
 		d.failed("admin API", "start the hub with `parley serve`, or set listen.admin, or name it with --admin", err)
 		return
 	case errors.Is(err, admin.ErrToken):
-		d.failed("admin API", "set "+tokenEnv+" to a token of "+admin.TokenFile+", or --data to the hub's directory", err)
+		d.failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine leave it empty and set --data", err)
 		return
 	case err != nil:
 		d.failed("admin API", "see the hub's log", err)
@@ -227,8 +234,16 @@ func (d *doctor) files() {
 	look(d.c.Data, "data", 0o700, true)
 	look(filepath.Join(d.c.Data, "keys"), "data", 0o700, false)
 	look(filepath.Join(d.c.Data, "keys", keyring.FileName), "data", 0o600, false)
-	look(filepath.Join(d.c.Data, admin.TokenFile), "data", 0o600, false)
 	look(filepath.Join(d.c.Data, node.AddressFile), "data", 0o600, false)
+	switch tokens, err := admin.ReadTokens(d.c.Data); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		good = d.failed("admin tokens", "mend "+admin.TokenFile+": a hub does not start with it", err)
+	case len(tokens.Clear()) > 0:
+		good = d.failed("admin tokens", "start the hub again: it replaces the secrets by their hashes",
+			fmt.Errorf("%s holds secrets in clear: %s", filepath.Join(d.c.Data, admin.TokenFile),
+				strings.Join(tokens.Clear(), ", ")))
+	}
 	look(d.c.Engine.KeyFile, "engine.key_file", 0o600, d.c.Engine.KeyFile != "")
 	look(d.c.TLS.Key, "tls.key", 0o600, d.c.TLS.Key != "")
 	look(d.c.Alerts.Token, "alerts.token_file", 0o600, d.c.Alerts.Token != "")

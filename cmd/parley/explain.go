@@ -132,8 +132,9 @@ var steps = map[string]string{
 	"samvad callback":   "use an https callback URL at a public address, or add its network to network.allow",
 	"samvad payload":    "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 	"a2e handshake":     "give the agent a token that the hub knows, as auth_token: the one that `parley agents add NAME --a2e new` printed, or that of its token_file",
-	"api token":         "send Authorization: Bearer with a token of the hub's " + admin.TokenFile,
-	"api origin":        "call the admin API by its IP address or localhost, and not from a web page of another origin",
+	"api token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
+		"; a line that is added there counts when the hub is started again",
+	"api origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 }
 
 // codes says what to do about a class of failure.

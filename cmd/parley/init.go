@@ -1,11 +1,13 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +25,8 @@ func (a *app) initCommand() *cobra.Command {
 		Short: "Make a commented configuration, the hub's keys and an admin token",
 		Long: `Make what a hub needs in a directory (default: this one): a configuration file in
 which every key is explained, a data directory with the hub's keys, and a first
-admin token. What is there already stays as it is: a second run changes nothing.`,
+admin token, which is shown once. What is there already stays as it is: a second
+run changes nothing.`,
 		Example: "  parley init\n  parley init /etc/parley --data /var/lib/parley",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -109,19 +112,25 @@ func (a *app) init(dir string) error {
 	}
 	list = append(list, made{"keys", filepath.Join(keys, keyring.FileName), !had})
 
-	tokens := filepath.Join(data, admin.TokenFile)
-	_, err = os.Lstat(tokens)
-	had = err == nil
-	if _, err := admin.LoadTokens(data); err != nil {
+	token, err := admin.MakeTokens(data, time.Now(), rand.Reader)
+	if err != nil {
 		return err
 	}
-	list = append(list, made{"admin token", tokens, !had})
-	return a.initialised(path, data, list)
+	if _, err := admin.ReadTokens(data); err != nil {
+		return err
+	}
+	list = append(list, made{"admin token", filepath.Join(data, admin.TokenFile), token != ""})
+	return a.initialised(path, data, list, token)
 }
 
-func (a *app) initialised(path, data string, list []made) error {
+// initialised says what was made. The token is shown here and kept nowhere; ""
+// where there were tokens before.
+func (a *app) initialised(path, data string, list []made, token string) error {
 	if a.json {
-		return a.print(map[string]any{"made": list}, "")
+		return a.print(struct {
+			Made  []made `json:"made"`
+			Token string `json:"token,omitzero"`
+		}{list, token}, "")
 	}
 	changed := false
 	for _, m := range list {
@@ -135,16 +144,28 @@ func (a *app) initialised(path, data string, list []made) error {
 		fmt.Fprintln(a.out, "nothing was changed")
 		return nil
 	}
+	if token != "" {
+		fmt.Fprintf(a.out, "\n%s", firstToken(token))
+	}
 	fmt.Fprintf(a.out, `
-The keys are the hub's identity, and %s lets its bearer do everything: keep
-both secret, and back %s up. Without the keys every peer must be told a new one.
+The keys are the hub's identity: keep them secret, and back %s up. Without them
+every peer must be told a new one.
 
 Next:
-  parley config check %[3]s
-  parley serve --config %[3]s
-  parley doctor --config %[3]s
-`, admin.TokenFile, data, shellWord(path))
+  parley config check %[2]s
+  parley serve --config %[2]s
+  parley doctor --config %[2]s
+`, data, shellWord(path))
 	return nil
+}
+
+// firstToken shows the secret of the first admin token.
+func firstToken(secret string) string {
+	return "admin token  " + secret + `
+Set ` + tokenEnv + ` to it to command this hub from another machine: it lets its bearer do
+everything, is shown only now, and is not stored. Commands on the hub's machine
+need no token.
+`
 }
 
 // writeNew writes a file that must not exist yet.

@@ -55,7 +55,10 @@ func (a *app) ring() (*keyring.Ring, error) {
 func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	if a.admin == "" {
 		c, err := a.located(a.data != "")
-		if err != nil || announced(c.Data) == "" {
+		if err != nil {
+			return nil, err
+		}
+		if at, err := announced(c.Data); err != nil || at.Admin == "" {
 			return nil, err
 		}
 	}

@@ -30,7 +30,8 @@ func (a *app) serveCommand() *cobra.Command {
 		Short: "Run the hub",
 		Long: `Run the hub until it is interrupted. Interrupted, it lets what is under way end
 and closes the journal. SIGHUP makes it read its configuration anew. With --json
-it writes one line with its addresses when it is ready.`,
+it writes one line with its addresses when it is ready. The first start makes an
+admin token, unless ` + "`parley init`" + ` has, and shows it once on the standard error.`,
 		Example: `  parley serve --data ./data --listen :8080
   parley serve --config parley.toml
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
@@ -63,6 +64,7 @@ it writes one line with its addresses when it is ready.`,
 				return err
 			}
 			c.Progress = a.progress()
+			c.FirstToken = func(secret string) { fmt.Fprint(a.errs, firstToken(secret)) } // the log would keep it
 			if c.Passphrase, err = a.passphrase(); err != nil {
 				return err
 			}

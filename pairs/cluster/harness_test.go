@@ -216,15 +216,11 @@ func (h *hubNode) place() pairs.Place {
 // operator gives a client of the node's admin API.
 func (h *hubNode) operator(web *http.Client) *admin.Client {
 	h.t.Helper()
-	tokens, err := admin.ReadTokens(h.data)
+	at, err := node.ReadAnnouncement(h.data)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	best, ok := tokens.Best()
-	if !ok {
-		h.t.Fatalf("%s has no token", h.name)
-	}
-	return &admin.Client{Base: h.at.Admin, Token: best.Token, HTTP: web}
+	return &admin.Client{Base: h.at.Admin, Token: at.Token, HTTP: web}
 }
 
 // wrote is the end of what the node wrote to its log, so many lines of it.

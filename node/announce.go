@@ -1,0 +1,106 @@
+package node
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/atomicfile"
+	"github.com/parley-hub/parley/journal"
+)
+
+// AddressFile is where a running hub writes its [Announcement], in the data
+// directory and with mode 0600. It is there while the hub runs, and in no backup.
+const AddressFile = "hub.json"
+
+// An Announcement tells commands on the hub's machine where the hub is, and lets
+// them in.
+type Announcement struct {
+	Addresses
+	Token string `json:"token,omitempty"` // lets its bearer do everything until the hub ends
+}
+
+const maxAnnouncement = 16 << 20
+
+// ReadAnnouncement reads what the hub of a data directory announces. The error
+// matches [os.ErrNotExist] where no hub runs. A file that others may read is
+// refused.
+func ReadAnnouncement(dir string) (Announcement, error) {
+	var a Announcement
+	path := filepath.Join(dir, AddressFile)
+	f, err := os.Open(path)
+	if err != nil {
+		return a, err
+	}
+	defer f.Close()
+	i, err := f.Stat()
+	if err != nil {
+		return a, err
+	}
+	if i.Mode().Perm()&0o077 != 0 {
+		return a, fmt.Errorf("others can read %s, which holds a token; run: chmod 600 %[1]s, and start the hub again", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxAnnouncement))
+	if err != nil {
+		return a, err
+	}
+	if err := json.Unmarshal(b, &a); err != nil {
+		return a, fmt.Errorf("%s is damaged (%w); start the hub again, or remove the file if none runs", path, err)
+	}
+	return a, nil
+}
+
+// announces reports whether local commands find the hub by its data directory.
+// Nothing of a hub in memory is there.
+func (n *Node) announces() bool { return n.adminListen != nil && n.k.durability != journal.Memory }
+
+// openTokens gives the tokens of the admin API, with a fresh one for local
+// commands.
+func (n *Node) openTokens() (*admin.Tokens, error) {
+	dir := ""
+	if n.announces() {
+		dir = n.c.Data
+	}
+	tokens, first, err := admin.OpenTokens(dir, n.c.Now(), rand.Reader, n.log)
+	if err != nil {
+		return nil, err
+	}
+	if first != "" && n.c.FirstToken != nil {
+		n.c.FirstToken(first)
+	}
+	if n.announces() {
+		n.local, err = tokens.AddLocal(n.c.Now(), rand.Reader)
+	}
+	return tokens, err
+}
+
+func (n *Node) announce() error {
+	if !n.announces() {
+		return nil
+	}
+	b, err := json.MarshalIndent(Announcement{n.Addresses(), n.local}, "", "  ")
+	if err != nil {
+		return err
+	}
+	n.local = ""
+	if err := atomicfile.Replace(filepath.Join(n.c.Data, AddressFile), append(b, '\n')); err != nil {
+		return fmt.Errorf("announce the hub to the commands on this machine: %w", err)
+	}
+	return nil
+}
+
+// retract takes the announcement back.
+func (n *Node) retract() {
+	if !n.announces() {
+		return
+	}
+	err := os.Remove(filepath.Join(n.c.Data, AddressFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.log.Warn("cannot remove the hub's announcement, whose token is no longer good", "error", err)
+	}
+}
