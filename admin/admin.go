@@ -165,7 +165,7 @@ func (a *Admin) changed(c directory.Change) {
 
 // Info tells what the hub is and where it is reached.
 func (a *Admin) Info(by Actor) (Info, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return Info{}, err
 	}
 	var i Info
@@ -207,7 +207,7 @@ func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
 
 // Agents lists the directory by name.
 func (a *Admin) Agents(by Actor) ([]Agent, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	out := []Agent{}
@@ -230,7 +230,7 @@ func (a *Admin) view(e *directory.Entry) Agent {
 // Agent gives one agent. With a wait it first waits, at most that long, for the
 // agent to send something.
 func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Duration) (Agent, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return Agent{}, err
 	}
 	if wait > 0 {
@@ -535,31 +535,31 @@ func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, det
 // Refused lists what the hub turned away, the newest first, at most n; all for
 // n <= 0.
 func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	out := []Refusal{}
 	for _, r := range a.c.Hub.Refused(n) {
-		out = append(out, viewRefusal(r))
+		out = append(out, viewRefusal(by, r))
 	}
 	return out, nil
 }
 
 // Refusal finds one by the reference that its sender was given.
 func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return Refusal{}, err
 	}
 	r, ok := a.c.Hub.Explain(ref)
 	if !ok {
 		return Refusal{}, parley.Refuse(notFound, "no refusal %.40q is kept; the hub keeps the latest in memory only", ref)
 	}
-	return viewRefusal(r), nil
+	return viewRefusal(by, r), nil
 }
 
 // Stats tells how much is going on.
 func (a *Admin) Stats(by Actor) (Stats, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return Stats{}, err
 	}
 	h, j := a.c.Hub.Stats(), a.c.Hub.Journal().Stats()

@@ -38,6 +38,7 @@ const (
 	rootToken     = "root-token-0123456789"
 	operatorToken = "operator-token-0123456789"
 	viewerToken   = "viewer-token-0123456789"
+	observerToken = "observer-token-0123456789"
 )
 
 // bench is a hub in memory with its admin API on a socket.
@@ -77,7 +78,8 @@ func open(t *testing.T, change func(*Config)) *bench {
 	}
 	tokens, err := NewTokens(Token{Name: "root", Role: Administer, Secret: rootToken, Speak: []string{"**"}},
 		Token{Name: "op", Role: Operate, Secret: operatorToken, Speak: []string{"bot"}},
-		Token{Name: "viewer", Role: Read, Secret: viewerToken})
+		Token{Name: "viewer", Role: Read, Secret: viewerToken},
+		Token{Name: "watch", Role: Observe, Secret: observerToken})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +246,7 @@ func TestEveryRouteIsDocumented(t *testing.T) {
 		}
 	}
 	for _, r := range table() {
-		for method := range r.methods {
+		for method, ep := range r.methods {
 			if !documented[method+" "+r.path] {
 				t.Errorf("%s %s is not in openapi.json", method, r.path)
 			}
@@ -254,8 +256,11 @@ func TestEveryRouteIsDocumented(t *testing.T) {
 				continue
 			}
 			o := item.GetOperation(method)
-			if open := o != nil && o.Security != nil && len(*o.Security) == 0; open != r.open {
+			if open := o != nil && o.Security != nil && len(*o.Security) == 0; open != (ep.role == "") {
 				t.Errorf("%s %s: whether it needs a token is documented wrongly", method, r.path)
+			}
+			if want := "Needs the role " + string(ep.role) + "."; ep.role != "" && !strings.HasPrefix(o.Description, want) {
+				t.Errorf("%s %s: its description does not begin with %q", method, r.path, want)
 			}
 		}
 	}

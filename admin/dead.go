@@ -39,12 +39,12 @@ func (a *Admin) dead(f DeadFilter) []journal.Delivery {
 
 // Dead lists dead letters, the oldest first.
 func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	out := []DeadLetter{}
 	for _, d := range a.dead(f) {
-		out = append(out, viewDead(d))
+		out = append(out, viewDead(by, d))
 	}
 	return out, nil
 }
@@ -52,20 +52,20 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 // DeadLetter gives one with its message. To may be empty if the message is a
 // dead letter to one recipient only.
 func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return DeadLetter{}, err
 	}
 	d, err := a.findDead(id, to)
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	v := viewDead(d)
+	v := viewDead(by, d)
 	r, err := a.c.Hub.Journal().Read(ctx, d.Position)
 	if err != nil {
 		return DeadLetter{}, err
 	}
 	if r.Message != nil {
-		v.Content = ViewMessage(r.Message)
+		v.Content = viewMessage(by, r.Message)
 	}
 	return v, nil
 }
@@ -111,7 +111,7 @@ func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.I
 		return DeadLetter{}, err
 	}
 	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason, func(ctx context.Context) error { return f(ctx, id, d.To) })
-	return viewDead(d), err
+	return viewDead(by, d), err
 }
 
 // RetryAll revives the dead letters that a filter chooses.

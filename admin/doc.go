@@ -12,9 +12,10 @@
 // # Who may do what
 //
 // Every call but health and ready bears a token ([OpenTokens]). A token has a
-// role: [Read] sees, [Operate] sends, reads inboxes, pauses and handles dead
-// letters, [Administer] changes agents and keys and sees the audit trail. A
-// token also says as which agents it may speak.
+// role: [Observe] sees who spoke with whom and what became of it, [Read] sees
+// content too, [Operate] sends, reads inboxes, pauses and handles dead letters,
+// [Administer] changes agents and keys and sees the audit trail. A token also
+// says as which agents it may speak.
 //
 // What operators change is recorded in the audit trail before it is done, and
 // again with its outcome; an action that cannot be recorded is not done.

@@ -111,7 +111,7 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 
 // Erasures lists what was erased, why and by whom, the oldest first.
 func (a *Admin) Erasures(ctx context.Context, by Actor) ([]Erasure, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	list, err := a.c.Hub.Journal().Erasures(ctx)

@@ -207,6 +207,9 @@ func (a *Admin) Export(ctx context.Context, by Actor, id string, content bool, w
 // export finds everything that will be written, so that what is wrong is known
 // before the first line.
 func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (*export, error) {
+	if err := by.may(Read); err != nil {
+		return nil, err
+	}
 	x, err := a.fresh(ctx, by)
 	if err != nil {
 		return nil, err
@@ -261,6 +264,9 @@ func (a *Admin) Transcript(ctx context.Context, by Actor, id, protocol string, w
 
 // transcript finds the session of a conversation.
 func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (write func(context.Context, io.Writer) error, session string, err error) {
+	if err := by.may(Read); err != nil {
+		return nil, "", err
+	}
 	x, err := a.fresh(ctx, by)
 	if err != nil {
 		return nil, "", err

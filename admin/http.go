@@ -59,48 +59,55 @@ func ok(v any) *answer { return &answer{http.StatusOK, v} }
 
 type handler func(*Admin, *call) (*answer, error)
 
-// route is one path; open ones need no token.
+// route is one path.
 type route struct {
 	path    string
-	open    bool
-	methods map[string]handler
+	methods map[string]endpoint
+}
+
+// endpoint is what a method does, and the least role that may call it; "" needs
+// no token.
+type endpoint struct {
+	role Role
+	do   handler
 }
 
 func table() []route {
 	return []route{
-		{"/v1/health", true, map[string]handler{"GET": getHealth}},
-		{"/v1/ready", true, map[string]handler{"GET": getReady}},
-		{"/v1/openapi.json", true, map[string]handler{"GET": getOpenAPI}},
-		{"/v1/info", false, map[string]handler{"GET": getInfo}},
-		{"/v1/stats", false, map[string]handler{"GET": getStats}},
-		{"/v1/agents", false, map[string]handler{"GET": getAgents, "POST": postAgents}},
-		{"/v1/agents/{name}", false, map[string]handler{"GET": getAgent, "DELETE": deleteAgent}},
-		{"/v1/agents/{name}/pause", false, map[string]handler{"POST": postPause}},
-		{"/v1/agents/{name}/resume", false, map[string]handler{"POST": postResume}},
-		{"/v1/agents/{name}/expose", false, map[string]handler{"POST": postExpose}},
-		{"/v1/agents/{name}/link", false, map[string]handler{"POST": postLink}},
-		{"/v1/agents/{name}/inbox", false, map[string]handler{"GET": getInbox}},
-		{"/v1/messages", false, map[string]handler{"GET": getMessages, "POST": postMessages}},
-		{"/v1/messages/{id}", false, map[string]handler{"GET": getMessage}},
-		{"/v1/conversations", false, map[string]handler{"GET": getConversations}},
-		{"/v1/conversations/{id}", false, map[string]handler{"GET": getConversation}},
-		{"/v1/conversations/{id}/export", false, map[string]handler{"GET": getExport}},
-		{"/v1/events", false, map[string]handler{"GET": getEvents}},
-		{"/v1/dead", false, map[string]handler{"GET": getDead}},
-		{"/v1/dead/retry", false, map[string]handler{"POST": postRetryAll}},
-		{"/v1/dead/drop", false, map[string]handler{"POST": postDropAll}},
-		{"/v1/dead/{id}", false, map[string]handler{"GET": getDeadLetter}},
-		{"/v1/dead/{id}/retry", false, map[string]handler{"POST": postRetry}},
-		{"/v1/dead/{id}/drop", false, map[string]handler{"POST": postDrop}},
-		{"/v1/refused", false, map[string]handler{"GET": getRefused}},
-		{"/v1/refused/{ref}", false, map[string]handler{"GET": getRefusal}},
-		{"/v1/keys", false, map[string]handler{"GET": getKeys, "POST": postKeys, "DELETE": deleteKeys}},
-		{"/v1/keys/rotate", false, map[string]handler{"POST": postRotate}},
-		{"/v1/reload", false, map[string]handler{"POST": postReload}},
-		{"/v1/audit", false, map[string]handler{"GET": getAudit}},
-		{"/v1/backup", false, map[string]handler{"GET": getBackup}},
-		{"/v1/forget", false, map[string]handler{"POST": postForget}},
-		{"/v1/erasures", false, map[string]handler{"GET": getErasures}},
+		{"/v1/health", map[string]endpoint{"GET": {"", getHealth}}},
+		{"/v1/ready", map[string]endpoint{"GET": {"", getReady}}},
+		{"/v1/openapi.json", map[string]endpoint{"GET": {"", getOpenAPI}}},
+		{"/v1/info", map[string]endpoint{"GET": {Observe, getInfo}}},
+		{"/v1/stats", map[string]endpoint{"GET": {Observe, getStats}}},
+		{"/v1/agents", map[string]endpoint{"GET": {Observe, getAgents}, "POST": {Administer, postAgents}}},
+		{"/v1/agents/{name}", map[string]endpoint{"GET": {Observe, getAgent}, "DELETE": {Administer, deleteAgent}}},
+		{"/v1/agents/{name}/pause", map[string]endpoint{"POST": {Operate, postPause}}},
+		{"/v1/agents/{name}/resume", map[string]endpoint{"POST": {Operate, postResume}}},
+		{"/v1/agents/{name}/expose", map[string]endpoint{"POST": {Administer, postExpose}}},
+		{"/v1/agents/{name}/link", map[string]endpoint{"POST": {Administer, postLink}}},
+		{"/v1/agents/{name}/inbox", map[string]endpoint{"GET": {Operate, getInbox}}},
+		{"/v1/messages", map[string]endpoint{"GET": {Observe, getMessages}, "POST": {Operate, postMessages}}},
+		{"/v1/messages/{id}", map[string]endpoint{"GET": {Observe, getMessage}}},
+		{"/v1/conversations", map[string]endpoint{"GET": {Observe, getConversations}}},
+		{"/v1/conversations/{id}", map[string]endpoint{"GET": {Observe, getConversation}}},
+		{"/v1/conversations/{id}/export", map[string]endpoint{"GET": {Read, getExport}}},
+		{"/v1/events", map[string]endpoint{"GET": {Observe, getEvents}}},
+		{"/v1/dead", map[string]endpoint{"GET": {Observe, getDead}}},
+		{"/v1/dead/retry", map[string]endpoint{"POST": {Operate, postRetryAll}}},
+		{"/v1/dead/drop", map[string]endpoint{"POST": {Operate, postDropAll}}},
+		{"/v1/dead/{id}", map[string]endpoint{"GET": {Observe, getDeadLetter}}},
+		{"/v1/dead/{id}/retry", map[string]endpoint{"POST": {Operate, postRetry}}},
+		{"/v1/dead/{id}/drop", map[string]endpoint{"POST": {Operate, postDrop}}},
+		{"/v1/refused", map[string]endpoint{"GET": {Observe, getRefused}}},
+		{"/v1/refused/{ref}", map[string]endpoint{"GET": {Observe, getRefusal}}},
+		{"/v1/keys", map[string]endpoint{"GET": {Observe, getKeys}, "POST": {Administer, postKeys},
+			"DELETE": {Administer, deleteKeys}}},
+		{"/v1/keys/rotate", map[string]endpoint{"POST": {Administer, postRotate}}},
+		{"/v1/reload", map[string]endpoint{"POST": {Administer, postReload}}},
+		{"/v1/audit", map[string]endpoint{"GET": {Administer, getAudit}}},
+		{"/v1/backup", map[string]endpoint{"GET": {Administer, getBackup}}},
+		{"/v1/forget", map[string]endpoint{"POST": {Administer, postForget}}},
+		{"/v1/erasures", map[string]endpoint{"GET": {Observe, getErasures}}},
 	}
 }
 
@@ -112,7 +119,7 @@ func (a *Admin) routes() *http.ServeMux {
 	// Where monitors look by custom.
 	for path, h := range map[string]handler{"/health": getHealth, "/ready": getReady} {
 		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			a.serve(route{path, true, map[string]handler{"GET": h, "HEAD": h}}, w, r)
+			a.serve(route{path, map[string]endpoint{"GET": {"", h}, "HEAD": {"", h}}}, w, r)
 		})
 	}
 	if a.c.Metrics != nil {
@@ -179,7 +186,7 @@ func sourceOf(r *http.Request) string {
 }
 
 func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
-	h, found := rt.methods[r.Method]
+	ep, found := rt.methods[r.Method]
 	if !found {
 		allow := []string{}
 		for m := range rt.methods {
@@ -191,7 +198,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c := &call{w: w, r: r}
-	if !rt.open {
+	if ep.role != "" {
 		by, err := a.Authenticate(r)
 		if err != nil {
 			e := a.turnAway(r, "token", parley.AsError(err))
@@ -199,10 +206,14 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 			writeBody(w, http.StatusUnauthorized, problemBody{*problem(e)})
 			return
 		}
+		if err := by.may(ep.role); err != nil {
+			writeProblem(w, err)
+			return
+		}
 		c.by = by
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, a.c.MaxBody)
-	res, err := h(a, c)
+	res, err := ep.do(a, c)
 	switch {
 	case err != nil:
 		e := parley.AsError(err)
@@ -520,7 +531,7 @@ func getInbox(a *Admin, c *call) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{viewAttempts(list)}) != nil {
+	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{viewAttempts(c.by, list)}) != nil {
 		a.box(name).back(list)
 	}
 	return nil, nil

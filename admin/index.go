@@ -150,7 +150,7 @@ func reason(code parley.Code, text string) *Reason {
 	return &Reason{code, text}
 }
 
-func viewSummary(m *index.Message) Summary {
+func viewSummary(by Actor, m *index.Message) Summary {
 	v := Summary{ID: m.ID, Position: m.Position, Time: m.Time, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
 		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Protocol, Assurance: m.Assurance, Trace: m.Trace,
 		Size: m.Size, Refused: m.Refused, Failed: m.Failed, Error: reason(m.Code, m.Error), Preview: m.Preview, Snippet: m.Snippet, Deliveries: []DeliveryInfo{}}
@@ -162,25 +162,26 @@ func viewSummary(m *index.Message) Summary {
 		}
 		v.Deliveries = append(v.Deliveries, i)
 	}
-	return v
+	return *forActor(by, &v)
 }
 
-func viewSummaries(list []index.Message) []Summary {
+func viewSummaries(by Actor, list []index.Message) []Summary {
 	out := []Summary{}
 	for i := range list {
-		out = append(out, viewSummary(&list[i]))
+		out = append(out, viewSummary(by, &list[i]))
 	}
 	return out
 }
 
-func viewConversation(c index.Conversation) ConversationInfo {
-	return ConversationInfo{ID: c.ID, First: c.First, Last: c.Last, Messages: c.Messages, Open: c.Open, Failed: c.Failed,
+func viewConversation(by Actor, c index.Conversation) ConversationInfo {
+	v := ConversationInfo{ID: c.ID, First: c.First, Last: c.Last, Messages: c.Messages, Open: c.Open, Failed: c.Failed,
 		Agents: append([]string{}, c.Agents...), Preview: c.Preview}
+	return *forActor(by, &v)
 }
 
 // indexed gives the index to who may read it.
 func (a *Admin) indexed(by Actor) (*index.Index, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	if a.c.Index == nil {
@@ -222,6 +223,9 @@ func fromIndex(err error, what, id string) error {
 
 // Messages lists messages of the journal, the newest first.
 func (a *Admin) Messages(ctx context.Context, by Actor, f MessageFilter) (MessagePage, error) {
+	if err := by.maySearch(&f); err != nil {
+		return MessagePage{}, err
+	}
 	x, err := a.fresh(ctx, by)
 	if err != nil {
 		return MessagePage{}, err
@@ -230,7 +234,7 @@ func (a *Admin) Messages(ctx context.Context, by Actor, f MessageFilter) (Messag
 	if err != nil {
 		return MessagePage{}, fromIndex(err, "message", "")
 	}
-	return MessagePage{viewSummaries(page.Messages), page.Next}, nil
+	return MessagePage{viewSummaries(by, page.Messages), page.Next}, nil
 }
 
 // Message finds one by its id, or by at least the first 8 digits of it.
@@ -243,7 +247,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	if err != nil {
 		return Recorded{}, fromIndex(err, "message", id)
 	}
-	out := Recorded{Summary: viewSummary(&m)}
+	out := Recorded{Summary: viewSummary(by, &m)}
 	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
 	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
 		return out, nil // it was removed since
@@ -253,11 +257,11 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	}
 	out.Erased = a.erasure(ctx, r)
 	o := &r.Message.Origin
-	out.Node, out.Content, out.Header, out.RawBytes = r.Node, ViewMessage(r.Message), o.Header, len(o.Raw)
+	out.Node, out.Content, out.Header, out.RawBytes = r.Node, viewMessage(by, r.Message), o.Header, len(o.Raw)
 	if raw {
 		out.Raw = o.Raw
 	}
-	return out, nil
+	return *forActor(by, &out), nil
 }
 
 // Conversations lists conversations, the one with the newest message first.
@@ -272,7 +276,7 @@ func (a *Admin) Conversations(ctx context.Context, by Actor, f ConversationFilte
 	}
 	out := ConversationPage{Conversations: []ConversationInfo{}, Next: page.Next}
 	for _, c := range page.Conversations {
-		out.Conversations = append(out.Conversations, viewConversation(c))
+		out.Conversations = append(out.Conversations, viewConversation(by, c))
 	}
 	return out, nil
 }
@@ -292,7 +296,7 @@ func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, l
 	if err != nil {
 		return Conversation{}, fromIndex(err, "conversation", id)
 	}
-	return Conversation{viewConversation(c), viewSummaries(page.Messages), page.Next}, nil
+	return Conversation{viewConversation(by, c), viewSummaries(by, page.Messages), page.Next}, nil
 }
 
 // An Event is something that just happened; exactly one of its pointers is
@@ -346,6 +350,10 @@ const (
 // refused. Started, if not nil, is called when nothing can be missed any more.
 func (a *Admin) Tail(ctx context.Context, by Actor, f MessageFilter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
+		if err := by.maySearch(&f); err != nil {
+			yield(Event{}, err)
+			return
+		}
 		x, err := a.indexed(by)
 		if err != nil {
 			yield(Event{}, err)
@@ -385,12 +393,13 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f MessageFilter, started fun
 			}
 			select {
 			case r := <-news:
-				if !a.tell(ctx, x, &f, r, yield) {
+				if !a.tell(ctx, by, x, &f, r, yield) {
 					return
 				}
 			case <-look.C:
 				var list []Refusal
-				if list, refused = a.refusedSince(&f, refused); !each(list, func(r Refusal) bool { return yield(Event{Refusal: &r}, nil) }) {
+				list, refused = a.refusedSince(by, &f, refused)
+				if !each(list, func(r Refusal) bool { return yield(Event{Refusal: &r}, nil) }) {
 					return
 				}
 			case <-ctx.Done():
@@ -412,9 +421,10 @@ func each[T any](list []T, f func(T) bool) bool {
 }
 
 // tell yields what the filter chooses of a record.
-func (a *Admin) tell(ctx context.Context, x *index.Index, f *MessageFilter, r *journal.Record, yield func(Event, error) bool) bool {
+func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFilter, r *journal.Record,
+	yield func(Event, error) bool) bool {
 	if m, ok := x.Of(r); ok && f.Matches(&m) {
-		v := viewSummary(&m)
+		v := viewSummary(by, &m)
 		if !yield(Event{Message: &v}, nil) {
 			return false
 		}
@@ -428,7 +438,7 @@ func (a *Admin) tell(ctx context.Context, x *index.Index, f *MessageFilter, r *j
 		if s.Error != nil {
 			d.Error = reason(s.Error.Code, s.Error.Text)
 		}
-		if !yield(Event{Delivery: d}, nil) {
+		if !yield(Event{Delivery: forActor(by, d)}, nil) {
 			return false
 		}
 	}
@@ -458,7 +468,7 @@ func (a *Admin) wanted(ctx context.Context, x *index.Index, f *MessageFilter, s 
 
 // refusedSince gives the refusals after the first n that a filter chooses, the
 // oldest first.
-func (a *Admin) refusedSince(f *MessageFilter, n uint64) ([]Refusal, uint64) {
+func (a *Admin) refusedSince(by Actor, f *MessageFilter, n uint64) ([]Refusal, uint64) {
 	total := a.c.Hub.Stats().Refused
 	if total == n {
 		return nil, n
@@ -467,7 +477,7 @@ func (a *Admin) refusedSince(f *MessageFilter, n uint64) ([]Refusal, uint64) {
 	if f.Conversation.IsZero() && f.InReplyTo.IsZero() && f.Trace == "" && f.Kind == 0 && f.State == 0 {
 		list := a.c.Hub.Refused(int(min(total-n, 10_000)))
 		for i := len(list) - 1; i >= 0; i-- {
-			r := viewRefusal(list[i])
+			r := viewRefusal(by, list[i])
 			if f.Agent != "" && r.Claim != f.Agent && r.To != f.Agent || f.From != "" && r.Claim != f.From || f.To != "" && r.To != f.To ||
 				f.Protocol != "" && r.Protocol != f.Protocol || f.Text != "" && !strings.Contains(strings.ToLower(r.Text+" "+r.Cause), strings.ToLower(f.Text)) {
 				continue

@@ -18,7 +18,7 @@ type Keys struct {
 
 // Keys lists all keys; nothing secret is among it.
 func (a *Admin) Keys(by Actor) (Keys, error) {
-	if err := by.may(Read); err != nil {
+	if err := by.may(Observe); err != nil {
 		return Keys{}, err
 	}
 	k := Keys{Own: []keyring.Key{}, Enrolled: []keyring.Enrolled{}}

@@ -126,7 +126,7 @@ func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	}
 	m, err := a.c.Hub.Accept(ctx, sub)
 	if err != nil {
-		return a.again(ctx, sub, err, false)
+		return a.again(ctx, by, sub, err, false)
 	}
 	return Receipt{ID: m.ID, Conversation: m.Conversation}, nil
 }
@@ -145,9 +145,9 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	defer leave()
 	m, err := a.c.Hub.Ask(ctx, sub)
 	if err != nil {
-		return a.again(ctx, sub, err, true)
+		return a.again(ctx, by, sub, err, true)
 	}
-	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: ViewMessage(m)}, nil
+	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: viewMessage(by, m)}, nil
 }
 
 // Stream sends a request, tells accepted when it is recorded, and yields its
@@ -181,7 +181,7 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 				yield(nil, a.refuse(sub, err))
 				return
 			}
-			if !yield(ViewMessage(m), nil) {
+			if !yield(viewMessage(by, m), nil) {
 				return
 			}
 		}
@@ -210,7 +210,7 @@ func causeOf(e *parley.Error) string {
 
 // again answers a message whose idempotency key was recorded before: the same
 // message gets the first answer, another one is refused.
-func (a *Admin) again(ctx context.Context, s hub.Submission, err error, wait bool) (Receipt, error) {
+func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error, wait bool) (Receipt, error) {
 	var prior *hub.Prior
 	if !errors.As(err, &prior) {
 		return Receipt{}, a.refuse(s, err)
@@ -239,7 +239,7 @@ func (a *Admin) again(ctx context.Context, s hub.Submission, err error, wait boo
 	if rerr != nil {
 		return Receipt{}, a.refuse(s, rerr)
 	}
-	r.Reply = ViewMessage(reply.Message)
+	r.Reply = viewMessage(by, reply.Message)
 	return r, nil
 }
 
@@ -349,7 +349,7 @@ func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Mes
 				yield(nil, err)
 				return
 			}
-			if !yield(viewAttempt(d), nil) {
+			if !yield(viewAttempt(by, d), nil) {
 				return
 			}
 		}
@@ -408,7 +408,7 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 // nothing is, what comes first within wait.
 func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
 	list, err := a.collect(ctx, by, name, limit, wait)
-	return viewAttempts(list), err
+	return viewAttempts(by, list), err
 }
 
 func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
@@ -455,16 +455,16 @@ func (a *Admin) mayRead(by Actor, name string) error {
 	return nil
 }
 
-func viewAttempt(d delivery.Attempt) *Message {
-	v := ViewMessage(d.Message)
+func viewAttempt(by Actor, d delivery.Attempt) *Message {
+	v := viewMessage(by, d.Message)
 	v.Attempt = d.Number
 	return v
 }
 
-func viewAttempts(list []delivery.Attempt) []*Message {
+func viewAttempts(by Actor, list []delivery.Attempt) []*Message {
 	out := []*Message{}
 	for _, d := range list {
-		out = append(out, viewAttempt(d))
+		out = append(out, viewAttempt(by, d))
 	}
 	return out
 }

@@ -25,19 +25,22 @@ type Role string
 
 // The roles.
 const (
-	Read       Role = "read"       // see agents, dead letters, refusals, keys (never private ones) and statistics
+	Observe    Role = "observe"    // see agents, messages, refusals, public keys and statistics, but no content
+	Read       Role = "read"       // and content, exports of it and the search in it
 	Operate    Role = "operate"    // and send, read inboxes, pause and resume, retry and drop dead letters
 	Administer Role = "administer" // and change agents and keys, and see the audit trail
 )
 
 func (r Role) level() int {
 	switch r {
-	case Read:
+	case Observe:
 		return 1
-	case Operate:
+	case Read:
 		return 2
-	case Administer:
+	case Operate:
 		return 3
+	case Administer:
+		return 4
 	}
 	return 0
 }
@@ -97,7 +100,7 @@ const LocalToken = "local"
 // A Token lets its bearer in. Exactly one of Hash and Secret is set.
 type Token struct {
 	Name    string    `json:"name"`           // for the audit trail; unique
-	Role    Role      `json:"role"`           // read, operate or administer
+	Role    Role      `json:"role"`           // observe, read, operate or administer
 	Hash    string    `json:"hash,omitzero"`  // "sha256:" and the SHA-256 of the secret in base64url
 	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
@@ -139,7 +142,7 @@ func NewTokens(list ...Token) (*Tokens, error) {
 		case t.Name == LocalToken:
 			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
 		case t.Role.level() == 0:
-			return nil, fmt.Errorf("token %q: role %q is not read, operate or administer", t.Name, t.Role)
+			return nil, fmt.Errorf("token %q: role %q is not observe, read, operate or administer", t.Name, t.Role)
 		}
 		names[t.Name] = true
 		known, err := t.hashed()

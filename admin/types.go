@@ -372,8 +372,8 @@ func viewChecks(checks []parley.Check) []Check {
 	return out
 }
 
-// ViewMessage gives the form in which the API shows a message.
-func ViewMessage(m *parley.Message) *Message {
+// viewMessage gives the form in which the API shows a message.
+func viewMessage(by Actor, m *parley.Message) *Message {
 	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From, To: m.To,
 		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema,
 		Parts: []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires, Deadline: m.Deadline, Hops: m.Hops,
@@ -387,7 +387,7 @@ func ViewMessage(m *parley.Message) *Message {
 			v.Extensions = b
 		}
 	}
-	return v
+	return forActor(by, v)
 }
 
 func viewPart(p parley.Part) Part {
@@ -468,12 +468,14 @@ func hasInbox(e *directory.Entry) bool {
 	return ok && !i.StandIn
 }
 
-func viewRefusal(r hub.Refusal) Refusal {
-	return Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To, Step: r.Step, Code: r.Code,
-		Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
+func viewRefusal(by Actor, r hub.Refusal) Refusal {
+	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To, Step: r.Step,
+		Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID,
+		Checks: viewChecks(r.Verdict.Checks)}
+	return *forActor(by, &v)
 }
 
-func viewDead(d journal.Delivery) DeadLetter {
+func viewDead(by Actor, d journal.Delivery) DeadLetter {
 	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation, Attempts: d.Attempt,
 		Tries: d.Tries(), Changed: d.Changed, Position: d.Position.String(), Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}}
 	if d.Error != nil {
@@ -482,7 +484,7 @@ func viewDead(d journal.Delivery) DeadLetter {
 	for _, l := range d.Losses {
 		v.Losses = append(v.Losses, l.String())
 	}
-	return v
+	return *forActor(by, &v)
 }
 
 // Reloaded is what reading the configuration anew has changed: keys of the

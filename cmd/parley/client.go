@@ -105,6 +105,8 @@ func problemError(code parley.Code, text, ref string) error {
 	s := fmt.Sprintf("%s: %s", code, clean(text))
 	if ref != "" {
 		s += "\n        parley explain " + clean(ref)
+	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
+		s += "\n        set " + tokenEnv + " to a token that may; on the hub's machine leave it empty"
 	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") {
 		s += "\n        " + h
 	}

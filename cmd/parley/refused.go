@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -68,7 +69,7 @@ func why(r *admin.Refusal) string {
 	if r.Cause != "" {
 		return r.Cause
 	}
-	return r.Text
+	return cmp.Or(r.Text, string(r.Code)) // a token with the role observe gets no text
 }
 
 // follow shows refusals as they come, the oldest first.

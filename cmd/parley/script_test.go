@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -79,8 +80,16 @@ func waitDead(ts *testscript.TestScript, _ bool, args []string) {
 
 func startHub(e *testscript.Env) error {
 	ctx := context.Background()
+	data := filepath.Join(e.WorkDir, "parley-data")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		return err
+	}
+	observer := `{"name":"watch","role":"observe","token":"observer-token-0123456789"}`
+	if err := os.WriteFile(filepath.Join(data, admin.TokenFile), []byte(observer), 0o600); err != nil {
+		return err
+	}
 	n, err := node.Open(ctx, node.Config{
-		Data: filepath.Join(e.WorkDir, "parley-data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Policy: node.Policy{Assurance: "session"}, Network: node.Network{Allow: []string{"loopback"}}, Delivery: node.Delivery{Tries: 1}, ASP: node.ASP{Registration: "open"},
 	})
 	if err != nil {

@@ -1,0 +1,80 @@
+package admin
+
+// Who sees content is decided here: every view of a message, and of what became
+// of one, is made by forActor, and routes that give nothing but content need the
+// role Read.
+
+// A view is a form in which the API shows something of a message.
+type view interface {
+	// withoutContent takes out all that a sender can fill with what it likes:
+	// content, texts of errors and checks, which may quote it, and what the
+	// envelope had besides. Who, whom, when, codes and sizes stay.
+	withoutContent()
+}
+
+// forActor gives a fresh view as the actor may see it.
+func forActor[V view](by Actor, v V) V {
+	if by.may(Read) != nil {
+		v.withoutContent()
+	}
+	return v
+}
+
+// maySearch refuses a filter whose results tell what content says.
+func (a Actor) maySearch(f *MessageFilter) error {
+	if f.Text == "" {
+		return nil
+	}
+	return a.may(Read)
+}
+
+func (m *Message) withoutContent() {
+	m.Parts, m.Extensions = []Part{}, nil
+	m.Error.withoutContent()
+	withoutDetails(m.Origin.Checks)
+}
+
+func (p *Problem) withoutContent() {
+	if p != nil {
+		p.Text = ""
+	}
+}
+
+func (r *Reason) withoutContent() {
+	if r != nil {
+		r.Text = ""
+	}
+}
+
+func withoutDetails(checks []Check) {
+	for i := range checks {
+		checks[i].Detail = ""
+	}
+}
+
+func (s *Summary) withoutContent() {
+	s.Preview, s.Snippet = "", ""
+	s.Error.withoutContent()
+	for i := range s.Deliveries {
+		s.Deliveries[i].Losses = nil
+		s.Deliveries[i].Error.withoutContent()
+	}
+}
+
+// withoutContent leaves Summary and Content, which are views of their own.
+func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
+
+func (c *ConversationInfo) withoutContent() { c.Preview = "" }
+
+func (d *DeliveryNews) withoutContent() { d.Error.withoutContent() }
+
+// withoutContent leaves Content, which is a view of its own.
+func (d *DeadLetter) withoutContent() {
+	d.Losses = nil
+	d.Reason.withoutContent()
+}
+
+func (r *Refusal) withoutContent() {
+	r.Text, r.Cause = "", ""
+	withoutDetails(r.Checks)
+}

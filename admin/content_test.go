@@ -1,0 +1,425 @@
+package admin
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal/index"
+)
+
+// marker is what only content says.
+const marker = "quincunx"
+
+// leaky brings nothing anywhere, and says so in the words of the content.
+type leaky struct{}
+
+func (leaky) Protocol() string     { return "agh" }
+func (leaky) Repeatable() bool     { return true }
+func (leaky) CarriesReplies() bool { return false }
+func (leaky) Deliver(context.Context, hub.Outbound) hub.Outcome {
+	return hub.Outcome{Err: &parley.Error{Code: parley.Unavailable, Text: "the agent says " + marker, Retryable: true},
+		Losses: []parley.Loss{{Field: "Parts", Reason: "not " + marker}}}
+}
+
+// talkative is a bench with an agent that repeats what it is told, an inbox, and
+// an agent that cannot be reached.
+func talkative(t *testing.T) *bench {
+	t.Helper()
+	var x *index.Index
+	b := open(t, func(c *Config) {
+		var err error
+		if x, err = index.Open(t.Context(), index.Config{Journal: c.Hub.Journal()}); err != nil {
+			t.Fatal(err)
+		}
+		c.Index = x
+		if err := c.Hub.Bind(leaky{}); err != nil {
+			t.Fatal(err)
+		}
+		say := func(ctx context.Context, _ *parley.Message, q struct {
+			Say  string `json:"say"`
+			Fail bool   `json:"fail,omitempty"`
+		}) (map[string]string, error) {
+			if q.Fail {
+				return nil, parley.Refuse(parley.Rejected, "no such %s", q.Say)
+			}
+			return map[string]string{"said": q.Say}, parley.Progress(ctx, "I hear "+q.Say)
+		}
+		parrot := parley.Agent{Name: "parrot", Skills: []parley.SkillSpec{parley.Skill("say", say)}}
+		if err := c.Hub.Handle(parrot); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	far := NewIdentity{Protocol: leaky{}.Protocol(), ID: "far"}
+	for _, n := range []NewAgent{{Name: "box", Inbox: true}, {Name: "far", Identities: []NewIdentity{far}}} {
+		if _, err := b.client.AddAgent(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// traffic is what was said with the marker in it.
+type traffic struct {
+	kinds         map[parley.Kind]bool
+	messages      []string
+	conversations []string
+	dead          string
+	refused       string
+}
+
+// talk has messages of every kind recorded that hold the marker in their
+// content, an envelope, header, extension and checks with it, a dead letter, and
+// a refusal.
+func (b *bench) talk() traffic {
+	b.t.Helper()
+	ctx := b.t.Context()
+	for _, s := range []Send{
+		{To: "parrot", JSON: []byte(`{"say":"` + marker + `"}`)},
+		{To: "parrot", JSON: []byte(`{"say":"` + marker + `","fail":true}`)},
+		{To: "box", Kind: parley.Notice, Text: text(marker)},
+	} {
+		f := b.client.Ask
+		if s.Kind == parley.Notice {
+			f = b.client.Send
+		}
+		if _, err := f(ctx, s); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	dead, err := b.client.Send(ctx, Send{To: "far", Kind: parley.Notice, Text: text(marker)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	<-b.settled
+	checks := []parley.Check{{Name: "digest", OK: true, Detail: "over " + marker}}
+	_, err = b.hub.Accept(ctx, hub.Submission{Scope: "raw", Message: &parley.Message{
+		Kind: parley.Notice, From: "operator", To: "box",
+		Parts:      []parley.Part{{MediaType: "text/plain", Data: []byte(marker)}},
+		Extensions: map[string]json.RawMessage{"api": json.RawMessage(`{"note":"` + marker + `"}`)},
+		Origin: parley.Origin{Protocol: apiProtocol, Peer: "root", Raw: []byte(`{"text":"` + marker + `"}`),
+			Header:  map[string]string{"Subject": marker},
+			Verdict: parley.Verdict{Assurance: parley.Session, Checks: checks}}}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	out := traffic{kinds: map[parley.Kind]bool{}, dead: dead.ID.String()}
+	page, err := b.client.Messages(ctx, MessageFilter{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, m := range page.Messages {
+		out.kinds[m.Kind] = true
+		out.messages = append(out.messages, m.ID.String())
+		if c := m.Conversation.String(); !slices.Contains(out.conversations, c) {
+			out.conversations = append(out.conversations, c)
+		}
+	}
+	out.refused = b.hub.Refuse(hub.Refusal{Protocol: apiProtocol, Step: "admit", Code: parley.InvalidContent,
+		Text: "no " + marker, Cause: marker + " is no city", Verdict: parley.Verdict{Checks: checks}})
+	return out
+}
+
+// get gives the body that a token is answered with.
+func (b *bench) get(token, path string) (*http.Response, string) {
+	b.t.Helper()
+	resp := b.begin(token, path)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
+func (b *bench) begin(token, path string) *http.Response {
+	b.t.Helper()
+	req, err := http.NewRequestWithContext(b.t.Context(), "GET", b.server.URL+path, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return resp
+}
+
+// until reads a stream until it has shown all of some words.
+func until(t *testing.T, stream *bufio.Reader, words []string) string {
+	t.Helper()
+	body := ""
+	for slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(body, w) }) {
+		line, err := stream.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%v after\n%s", err, body)
+		}
+		body += line
+	}
+	return body
+}
+
+// errorOf is the error of a call whose answer does not matter.
+func errorOf[T any](_ T, err error) error { return err }
+
+var base64s = regexp.MustCompile(`[A-Za-z0-9+/]{12,}=*`)
+
+// shows reports whether a body has the marker, in clear or in base64.
+func shows(body string) bool {
+	for _, s := range base64s.FindAllString(body, -1) {
+		if b, err := base64.StdEncoding.DecodeString(s); err == nil && strings.Contains(string(b), marker) {
+			return true
+		}
+	}
+	return strings.Contains(body, marker)
+}
+
+// TestObserverSeesNoContent: whatever the API shows, a token with the role
+// observe sees no content in it, where one with the role read does.
+func TestObserverSeesNoContent(t *testing.T) {
+	b := talkative(t)
+	tokens := map[Role]string{Observe: observerToken, Read: viewerToken}
+	streams := map[Role]*bufio.Reader{}
+	for role, token := range tokens {
+		resp := b.begin(token, "/v1/events")
+		defer resp.Body.Close()
+		streams[role] = bufio.NewReader(resp.Body)
+		if line, err := streams[role].ReadString('\n'); err != nil || line != "event: started\n" {
+			t.Fatalf("%s: %q %v", role, line, err)
+		}
+	}
+	said := b.talk()
+	for _, k := range []parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice} {
+		if !said.kinds[k] {
+			t.Fatalf("no message of kind %s was recorded", k)
+		}
+	}
+	// What stands in a route's path and query, and the routes that are known to
+	// show content.
+	export := "/v1/conversations/{id}/export"
+	values := map[string][]string{
+		"/v1/agents/{name}": {"box", "far", "parrot"}, "/v1/agents/{name}/inbox": {"box"},
+		"/v1/messages/{id}": said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
+		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
+	}
+	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}
+	known := []string{"/v1/messages", "/v1/messages/{id}", "/v1/conversations", "/v1/conversations/{id}", export,
+		"/v1/events", "/v1/dead", "/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}"}
+	parameter := regexp.MustCompile(`\{.*\}`)
+	for _, r := range table() {
+		if _, found := r.methods["GET"]; !found {
+			continue
+		}
+		paths := []string{r.path}
+		if parameter.MatchString(r.path) {
+			paths = nil
+			for _, v := range values[r.path] {
+				path := parameter.ReplaceAllString(r.path, v)
+				paths = append(paths, path)
+				if q := queries[r.path]; q != "" {
+					paths = append(paths, path+q)
+				}
+			}
+			if len(paths) == 0 {
+				t.Errorf("%s: say what its parameter may be", r.path)
+			}
+		}
+		seen := map[Role]bool{}
+		for role, token := range tokens {
+			for _, path := range paths {
+				var body string
+				status := http.StatusOK
+				if r.path == "/v1/events" {
+					body = until(t, streams[role], append(slices.Clone(said.messages), said.refused, `"state":"dead"`))
+				} else {
+					var resp *http.Response
+					resp, body = b.get(token, path)
+					status = resp.StatusCode
+				}
+				if status != http.StatusOK && status != http.StatusForbidden {
+					t.Errorf("%s as %s: %d %s", path, role, status, body)
+				}
+				if shows(body) {
+					seen[role] = true
+					if role == Observe {
+						t.Errorf("%s shows content to an observer: %s", path, body)
+					}
+				}
+			}
+		}
+		if slices.Contains(known, r.path) && !seen[Read] {
+			t.Errorf("%s shows no content to who may read it: this test cannot fail there", r.path)
+		}
+	}
+	for _, path := range []string{"/v1/messages?q=" + marker, "/v1/events?q=" + marker} {
+		if resp, body := b.get(observerToken, path); resp.StatusCode != http.StatusForbidden {
+			t.Errorf("an observer may search content: %s: %d %s", path, resp.StatusCode, body)
+		}
+	}
+	// The Go interface, which the console uses, says the same.
+	by := Actor{Name: "watch", Role: Observe}
+	id := said.conversations[0]
+	for name, err := range map[string]error{
+		"export":     b.admin.Export(t.Context(), by, id, false, io.Discard),
+		"transcript": b.admin.Transcript(t.Context(), by, id, "asp", io.Discard),
+		"search":     errorOf(b.admin.Messages(t.Context(), by, MessageFilter{Text: marker})),
+		"inbox":      errorOf(b.admin.Collect(t.Context(), by, "box", 1, 0)),
+		"audit":      errorOf(b.admin.Audit(by, 0)),
+	} {
+		var e *parley.Error
+		if !errors.As(err, &e) || e.Code != parley.Forbidden {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, err := range b.admin.Tail(t.Context(), by, MessageFilter{Text: marker}, nil) {
+		code(t, err, parley.Forbidden)
+	}
+}
+
+// TestEveryRouteNeedsItsRole: a role below that of a route is refused before
+// anything of the request is looked at.
+func TestEveryRouteNeedsItsRole(t *testing.T) {
+	b := open(t, nil)
+	roles := []struct {
+		role  Role
+		token string
+	}{{"", "a token of nobody at all"}, {Observe, observerToken}, {Read, viewerToken}, {Operate, operatorToken}}
+	for _, r := range table() {
+		for method, ep := range r.methods {
+			for _, v := range roles {
+				if v.role.level() >= ep.role.level() {
+					break
+				}
+				want := http.StatusForbidden
+				if v.role == "" {
+					want = http.StatusUnauthorized
+				}
+				req, err := http.NewRequestWithContext(t.Context(), method, b.server.URL+r.path, strings.NewReader("{"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header.Set("Authorization", "Bearer "+v.token)
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				if resp.StatusCode != want {
+					t.Errorf("%s %s as %q: %d, want %d", method, r.path, v.role, resp.StatusCode, want)
+				}
+			}
+		}
+	}
+}
+
+// TestViewsWithoutContent names all that is left in a view for an observer. A
+// field that is new must be added here, or taken out in withoutContent.
+func TestViewsWithoutContent(t *testing.T) {
+	message := "Act Audience Error.Code Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer Origin.Protocol " +
+		"Schema Skill To"
+	summary := "Act Deliveries.Error.Code Deliveries.Steps.Code Deliveries.To Error.Code From Protocol Skill To Trace"
+	for _, c := range []struct {
+		view view
+		left string
+	}{
+		{&Message{}, message},
+		{&Summary{}, summary},
+		{&Recorded{}, "Erased.By Erased.Name Erased.Reason Erased.What Node"},
+		{&ConversationInfo{}, "Agents"},
+		{&DeliveryNews{}, "Error.Code To"},
+		{&DeadLetter{}, "From Position Reason.Code Reason.Ref To"},
+		{&Refusal{}, "Checks.Name Claim Code KeyID Protocol Ref Source Step To"},
+	} {
+		v := reflect.ValueOf(c.view).Elem()
+		fill(v)
+		// Views within views are made on their own.
+		switch v := c.view.(type) {
+		case *Recorded:
+			v.Summary, v.Content = Summary{}, nil
+		case *DeadLetter:
+			v.Content = nil
+		}
+		full := marked(v, "")
+		c.view.withoutContent()
+		left := marked(v, "")
+		slices.Sort(left)
+		if got := strings.Join(slices.Compact(left), " "); got != c.left {
+			t.Errorf("of %T is left\n%s, want\n%s", c.view, got, c.left)
+		}
+		if len(full) <= len(left) {
+			t.Errorf("%T: nothing was taken out of %v", c.view, full)
+		}
+	}
+}
+
+// fill puts the marker into all texts and bytes of a value.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(marker)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			v.SetBytes([]byte(marker))
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(reflect.ValueOf(marker).Convert(v.Type().Key()), reflect.ValueOf(marker).Convert(v.Type().Elem()))
+	}
+}
+
+// marked names the fields of a value that hold the marker.
+func marked(v reflect.Value, path string) (out []string) {
+	switch v.Kind() {
+	case reflect.String:
+		if v.String() == marker {
+			return []string{path}
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			return marked(v.Elem(), path)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() {
+				out = append(out, marked(v.Field(i), strings.TrimPrefix(path+"."+f.Name, "."))...)
+			}
+		}
+	case reflect.Slice, reflect.Map:
+		if v.Len() > 0 && (v.Kind() == reflect.Map || v.Type().Elem().Kind() == reflect.Uint8) {
+			return []string{path}
+		}
+		for i := range v.Len() {
+			out = append(out, marked(v.Index(i), path)...)
+		}
+	}
+	return out
+}
