@@ -245,6 +245,54 @@ func Members(b []byte, each func(name string, value Value) (more bool)) bool {
 	}
 }
 
+// Find tells where in b the value lies to which a path of member names leads:
+// b[from:to], empty if there is none. b has passed [Valid] before.
+func Find(b []byte, path ...string) (from, to int) {
+	to = len(b)
+	for _, name := range path {
+		s := Scan(b[from:to])
+		if !s.Take('{') {
+			return 0, 0
+		}
+		for {
+			n, ok := s.Text()
+			if !ok || !s.Take(':') {
+				return 0, 0
+			}
+			s.Next()
+			start := s.Offset()
+			if _, ok := s.Skim(); !ok {
+				return 0, 0
+			}
+			if n == name {
+				from, to = from+start, from+s.Offset()
+				break
+			}
+			if !s.Take(',') {
+				return 0, 0
+			}
+		}
+	}
+	return from, to
+}
+
+// Replace gives a copy of b with another text in place of the string to which a
+// path of member names leads; all other bytes stay. It reports whether there is
+// such a string, and not an empty one, and gives b itself where there is none.
+func Replace(b []byte, by func(text string) string, path ...string) ([]byte, bool) {
+	if Valid(b, 0) != nil {
+		return b, false
+	}
+	from, to := Find(b, path...)
+	s := Scan(b[from:to])
+	text, ok := s.Text()
+	if !ok || text == "" {
+		return b, false
+	}
+	out := append(make([]byte, 0, len(b)+64), b[:from]...)
+	return append(AppendText(out, by(text)), b[to:]...), true
+}
+
 // Member gives the member of an object that has that name, nil if there is none or
 // if b is no strict JSON. It is a part of b.
 func Member(b []byte, name string) (value Value) {

@@ -186,6 +186,37 @@ func TestScannerAllocatesNothing(t *testing.T) {
 	}
 }
 
+// TestReplace: only the one string changes, wherever else its bytes stand.
+func TestReplace(t *testing.T) {
+	by := func(text string) string {
+		if text != "se\"cret" {
+			t.Errorf("the text is %q", text)
+		}
+		return "digest"
+	}
+	for _, c := range []struct{ in, want string }{
+		{`{"auth":{"token":"se\"cret"}}`, `{"auth":{"token":"digest"}}`},
+		{" {\t\"p\" : {\"auth\":{\"token\":\"se\\\"cret\"}} , \"auth\" : {\"x\":[{}], \"token\" : \"\\u0073e\\u0022cret\" }\n}\n",
+			" {\t\"p\" : {\"auth\":{\"token\":\"se\\\"cret\"}} , \"auth\" : {\"x\":[{}], \"token\" : \"digest\" }\n}\n"},
+		{`{"\u0061uth":{"tok\u0065n":"se\"cret"},"z":1}`, `{"\u0061uth":{"tok\u0065n":"digest"},"z":1}`},
+		{`{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"se\"cret"}}`, `{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"digest"}}`},
+		{`{"auth":{"token":""}}`, ""},
+		{`{"auth":{"token":null}}`, ""},
+		{`{"auth":{"Token":"x"}}`, ""},
+		{`{"auth":{}}`, ""},
+		{`{"auth":"token"}`, ""},
+		{`{}`, ""},
+		{`["auth"]`, ""},
+		{``, ""},
+		{`{"auth":{"token":"x"},"auth":{"token":"y"}}`, ""}, // is no strict JSON
+	} {
+		got, ok := Replace([]byte(c.in), by, "auth", "token")
+		if ok != (c.want != "") || ok && string(got) != c.want || !ok && string(got) != c.in {
+			t.Errorf("%s became %s, %v", c.in, got, ok)
+		}
+	}
+}
+
 // What is checked most costs no allocation.
 func TestValidAllocatesNothing(t *testing.T) {
 	text := []byte(`{"text": "a \"text\"\n", "intent": "request", "artifacts": [{"type": "git-ref", "n": [1, -2.5, true, null, {}]}]}`)
