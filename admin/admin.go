@@ -57,6 +57,9 @@ type Config struct {
 	// that the message's conversation is that session and nothing else. Nil, or
 	// a nil function: the protocol has no such form.
 	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
+	// Masked gives a message without the secrets of its sender that its record
+	// holds: what operators see and exports hold. Nil: messages hold none.
+	Masked func(m *parley.Message) *parley.Message
 	// EnrollCard registers the card of an agent with the binding of its
 	// protocol. Nil: cards are refused.
 	EnrollCard func(ctx context.Context, id NewIdentity) error
@@ -131,6 +134,17 @@ func New(c Config) (*Admin, error) {
 	a.mux = a.routes()
 	return a, nil
 }
+
+// masked gives a message as it is shown and exported.
+func (a *Admin) masked(m *parley.Message) *parley.Message {
+	if a.c.Masked == nil || m == nil {
+		return m
+	}
+	return a.c.Masked(m)
+}
+
+// show gives the form in which the API shows a message to an actor.
+func (a *Admin) show(by Actor, m *parley.Message) *Message { return viewMessage(by, a.masked(m)) }
 
 // Close ends what the interface watches. Calls under way go on.
 func (a *Admin) Close() {

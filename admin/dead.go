@@ -65,7 +65,7 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to strin
 		return DeadLetter{}, err
 	}
 	if r.Message != nil {
-		v.Content = viewMessage(by, r.Message)
+		v.Content = a.show(by, r.Message)
 	}
 	return v, nil
 }

@@ -137,7 +137,7 @@ type ExportOrigin struct {
 	Address   string            `json:"address,omitzero"`
 	Received  time.Time         `json:"received,omitzero"`
 	Header    map[string]string `json:"header,omitzero"`
-	Raw       []byte            `json:"raw,omitzero"` // the envelope as received
+	Raw       []byte            `json:"raw,omitzero"` // the envelope as received, but for a digest in place of a bearer token
 	RawSize   int               `json:"rawSize,omitzero"`
 	RawDigest string            `json:"rawDigest,omitzero"`
 	Assurance parley.Assurance  `json:"assurance"`
@@ -408,7 +408,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 	v := &ExportRecord{Position: r.Position, Time: r.Time, Node: r.Node}
 	if m := r.Message; m != nil && m.Conversation == e.conversation.ID {
 		var err error
-		if v.Message, err = e.message(ctx, m); err != nil {
+		if v.Message, err = e.message(ctx, e.a.masked(m)); err != nil {
 			return nil, err
 		}
 		if r.Refused != nil {

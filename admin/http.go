@@ -531,7 +531,7 @@ func getInbox(a *Admin, c *call) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{viewAttempts(c.by, list)}) != nil {
+	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{a.showAttempts(c.by, list)}) != nil {
 		a.box(name).back(list)
 	}
 	return nil, nil

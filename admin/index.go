@@ -256,8 +256,9 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 		return out, err
 	}
 	out.Erased = a.erasure(ctx, r)
-	o := &r.Message.Origin
-	out.Node, out.Content, out.Header, out.RawBytes = r.Node, viewMessage(by, r.Message), o.Header, len(o.Raw)
+	masked := a.masked(r.Message)
+	o := &masked.Origin
+	out.Node, out.Content, out.Header, out.RawBytes = r.Node, viewMessage(by, masked), o.Header, len(o.Raw)
 	if raw {
 		out.Raw = o.Raw
 	}

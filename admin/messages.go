@@ -147,7 +147,7 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	if err != nil {
 		return a.again(ctx, by, sub, err, true)
 	}
-	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: viewMessage(by, m)}, nil
+	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: a.show(by, m)}, nil
 }
 
 // Stream sends a request, tells accepted when it is recorded, and yields its
@@ -181,7 +181,7 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 				yield(nil, a.refuse(sub, err))
 				return
 			}
-			if !yield(viewMessage(by, m), nil) {
+			if !yield(a.show(by, m), nil) {
 				return
 			}
 		}
@@ -239,7 +239,7 @@ func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error
 	if rerr != nil {
 		return Receipt{}, a.refuse(s, rerr)
 	}
-	r.Reply = viewMessage(by, reply.Message)
+	r.Reply = a.show(by, reply.Message)
 	return r, nil
 }
 
@@ -349,7 +349,7 @@ func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Mes
 				yield(nil, err)
 				return
 			}
-			if !yield(viewAttempt(by, d), nil) {
+			if !yield(a.showAttempt(by, d), nil) {
 				return
 			}
 		}
@@ -408,7 +408,7 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 // nothing is, what comes first within wait.
 func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
 	list, err := a.collect(ctx, by, name, limit, wait)
-	return viewAttempts(by, list), err
+	return a.showAttempts(by, list), err
 }
 
 func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
@@ -455,16 +455,16 @@ func (a *Admin) mayRead(by Actor, name string) error {
 	return nil
 }
 
-func viewAttempt(by Actor, d delivery.Attempt) *Message {
-	v := viewMessage(by, d.Message)
+func (a *Admin) showAttempt(by Actor, d delivery.Attempt) *Message {
+	v := a.show(by, d.Message)
 	v.Attempt = d.Number
 	return v
 }
 
-func viewAttempts(by Actor, list []delivery.Attempt) []*Message {
+func (a *Admin) showAttempts(by Actor, list []delivery.Attempt) []*Message {
 	out := []*Message{}
 	for _, d := range list {
-		out = append(out, viewAttempt(by, d))
+		out = append(out, a.showAttempt(by, d))
 	}
 	return out
 }

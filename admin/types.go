@@ -372,7 +372,6 @@ func viewChecks(checks []parley.Check) []Check {
 	return out
 }
 
-// viewMessage gives the form in which the API shows a message.
 func viewMessage(by Actor, m *parley.Message) *Message {
 	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From, To: m.To,
 		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema,

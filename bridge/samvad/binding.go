@@ -85,6 +85,7 @@ type Binding struct {
 	client    *protocol.Client
 	stopWatch func()
 	taskKey   []byte
+	tokens    *tokens
 	slots     chan struct{} // bound of what is kept and called back at once
 	work      sync.WaitGroup
 	ctx       context.Context
@@ -143,6 +144,9 @@ func New(c Config) (*Binding, error) {
 	b.slots = make(chan struct{}, 32)
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	if b.taskKey, err = c.Keys.Secret("samvad tasks", 32); err != nil {
+		return nil, err
+	}
+	if b.tokens, err = newTokens(c.Keys); err != nil {
 		return nil, err
 	}
 	verifier := &protocol.Verifier{
@@ -487,6 +491,12 @@ func elsewhere(e *directory.Entry) bool {
 	return ok && !i.StandIn && e.Source != directory.FromCode
 }
 
+// leads reports whether calls to an agent of the directory lead elsewhere.
+func (b *Binding) leads(name string) bool {
+	e, ok := b.c.Hub.Directory().Agent(name)
+	return ok && elsewhere(e)
+}
+
 // named reports whether an operator's patterns mean a skill, or all of its
 // agent.
 func named(patterns []string, agent, skill string) bool {
@@ -573,12 +583,13 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	b.plain(s.Message)
 	var exceeded error
-	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 {
+	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && b.leads(to) {
 		// To call on is to delegate further.
-		if e, ok := b.c.Hub.Directory().Agent(to); ok && elsewhere(e) {
-			exceeded = protocol.ErrDelegationExceeded
-			refusal = protocol.AsError(exceeded)
-		}
+		exceeded = protocol.ErrDelegationExceeded
+		refusal = protocol.AsError(exceeded)
+	}
+	if r.Verdict.Assurance != protocol.Signed || r.Auth != nil && r.Auth.Token != "" {
+		b.tokens.replace(s.Message, r.Envelope, refusal == nil && b.leads(to))
 	}
 	if refusal != nil {
 		s.Refused = toRefusal(refusal)
@@ -775,8 +786,12 @@ func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.
 	if err != nil {
 		return nil // of an earlier version of the protocol, which knows neither
 	}
-	if e.Auth != nil && e.Auth.Token != "" {
-		call.Auth = e.Auth
+	token, refused := b.tokens.tokenOf(m, e)
+	if refused != nil {
+		return refused
+	}
+	if token != "" {
+		call.Auth = &protocol.Auth{Scheme: e.Auth.Scheme, Token: token}
 	}
 	if e.DelegationToken == "" {
 		return nil

@@ -25,6 +25,8 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/asp"
+	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/samvad"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -429,6 +431,7 @@ type verification struct {
 	Records      int              `json:"records"`
 	Messages     int              `json:"messages"`
 	Verified     int              `json:"verified"`           // messages whose own signature was verified again
+	Attested     int              `json:"attested"`           // whose signature holds, but whose token was replaced
 	Unverified   []unverifiedKind `json:"unverified"`         // those that could not be, by reason
 	Problems     []string         `json:"problems,omitempty"` // empty: the file is as the hub wrote it
 }
@@ -449,6 +452,11 @@ SAMVAD and ASP with the keys and cards that the hub knew, those of uAgents and o
 AGH handles with the key that their address names. What was changed, is missing,
 was moved or inserted is named. The transcript of an ASP session is verified message
 by message: hash, link, signature and proof.
+
+A SAMVAD message that came with a bearer token is "attested", not "verified". The
+sender's signature over method, path and body digest is verified. The file shows the
+body with a keyed digest in place of the token, so nobody can compute the signed
+digest again: only the hub attests the other bytes of the body.
 
 The file names the key that signed it. That this is the hub's, it cannot say
 itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub shows it).`,
@@ -505,7 +513,8 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 		return fmt.Errorf("read %s: %w", name, err)
 	}
 	v.Problems = append(report.Problems, again.problems...)
-	v.Records, v.Messages, v.Verified, v.Unverified = report.Records, report.Messages, again.verified, again.list()
+	v.Records, v.Messages = report.Records, report.Messages
+	v.Verified, v.Attested, v.Unverified = again.verified, again.attested, again.list()
 	if h := report.Header; h != nil {
 		v.Hub, v.Conversation, v.Exported, v.KeyID, v.Key = h.Hub, h.Conversation.String(), &h.Exported, h.KeyID, base64.StdEncoding.EncodeToString(h.Key)
 		if v.KeyGiven = key != ""; v.KeyGiven && !sameKey(key, h) {
@@ -562,6 +571,10 @@ func (a *app) showVerification(v *verification) {
 	}
 	line("holds", "%s in %s", plural(v.Messages, "message", "messages"), plural(v.Records, "record", "records"))
 	line("verified", "the own signatures of %s", plural(v.Verified, "message", "messages"))
+	if v.Attested > 0 {
+		line("attested", "%s: the sender's signature over path and body digest holds, but the token in the body was "+
+			"replaced: only the hub attests the body", plural(v.Attested, "message", "messages"))
+	}
 	for _, u := range v.Unverified {
 		line("not again", "%s: %s", plural(u.Messages, "message", "messages"), u.Reason)
 	}
@@ -585,6 +598,7 @@ func (a *app) showVerification(v *verification) {
 type resigned struct {
 	paths    []string
 	verified int
+	attested int
 	reasons  map[string]int
 	problems []string
 }
@@ -634,6 +648,8 @@ func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord,
 		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v", line, m.ID, err))
 	case reason != "":
 		v.not(reason)
+	case tokenReplaced(m):
+		v.attested++
 	default:
 		v.verified++
 	}
@@ -659,7 +675,11 @@ func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string
 		return "no key of the sender was enrolled at the hub: it was proved with one that the hub fetched", nil
 	}
 	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
-	_, err = samvad.VerifySignature(in, o.Received, keys...)
+	verify := samvad.VerifySignature
+	if tokenReplaced(m) {
+		verify = samvad.VerifyDetached
+	}
+	_, err = verify(in, o.Received, keys...)
 	if errors.Is(err, samvad.ErrUnknownKey) {
 		return "the key that signed it is not among those that are enrolled now", nil
 	}
@@ -667,6 +687,15 @@ func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string
 		err = fmt.Errorf("%w (where a proxy changed its path, name that with --path)", err)
 	}
 	return "", err
+}
+
+// tokenReplaced reports whether the hub recorded a message of SAMVAD with a
+// digest in place of its token, and the envelope is like that.
+func tokenReplaced(m *admin.ExportMessage) bool {
+	from, to := jsonx.Find(m.Origin.Raw, "auth", "token")
+	return m.Origin.Protocol == samvadbridge.Protocol &&
+		samvadbridge.TokenReplaced([]byte(m.Extensions[samvadbridge.Protocol])) &&
+		strings.HasPrefix(string(m.Origin.Raw[from:to]), `"`+samvadbridge.TokenDigest)
 }
 
 // asp verifies hash, signature and proof of a message of ASP with the card that

@@ -47,7 +47,7 @@ func spoil(ts *testscript.TestScript, neg bool, args []string) {
 
 // signedExport is a conversation of which a message was signed by a SAMVAD
 // client, exported.
-func signedExport(t *testing.T) []byte {
+func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 	t.Helper()
 	me, err := samvad.IdentityFromSeed("agent://client.test", "key-current", bytes.Repeat([]byte{7}, 32))
 	if err != nil {
@@ -75,7 +75,8 @@ func signedExport(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	c := &samvad.Client{Identity: me, HTTP: &http.Client{}}
-	if _, err := c.Ask(t.Context(), samvad.Call{URL: n.Addresses().HTTP + "/agents/weather", Skill: "talk", Payload: []byte(`{"text":"hello"}`)}); err != nil {
+	call := samvad.Call{URL: n.Addresses().HTTP + "/agents/weather", Skill: "talk", Auth: auth, Payload: []byte(`{"text":"hello"}`)}
+	if _, err := c.Ask(t.Context(), call); err != nil {
 		t.Fatal(err)
 	}
 	by := admin.Actor{Name: "test", Role: admin.Read}
@@ -109,7 +110,7 @@ func verify(t *testing.T, file []byte, args ...string) (verification, int) {
 // nothing but the file.
 func TestVerifySignedExport(t *testing.T) {
 	t.Parallel()
-	file := signedExport(t)
+	file := signedExport(t, nil)
 	v, code := verify(t, file)
 	if code != 0 || !v.OK || v.Messages != 2 || v.Verified != 1 || v.KeyGiven {
 		t.Fatalf("exit %d, %+v", code, v)
@@ -126,7 +127,7 @@ func TestVerifySignedExport(t *testing.T) {
 // whose chain is good.
 func TestVerifyAgain(t *testing.T) {
 	t.Parallel()
-	file := signedExport(t)
+	file := signedExport(t, nil)
 	for name, c := range map[string]struct {
 		change  func(*admin.ExportMessage)
 		reason  string
@@ -159,6 +160,64 @@ func TestVerifyAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if (len(v.problems) > 0) != c.problem || c.reason != "" && v.reasons[c.reason] != 1 || c.reason == "" && !c.problem && v.verified != 1 {
+				t.Errorf("%+v", v)
+			}
+		})
+	}
+}
+
+// TestVerifyReplacedToken: a message whose token the hub replaced is neither
+// verified nor forged. Its signature and the signed digest hold; only the hub
+// attests the bytes of its body.
+func TestVerifyReplacedToken(t *testing.T) {
+	t.Parallel()
+	file := signedExport(t, &samvad.Auth{Scheme: "bearer", Token: "aeiou-0123456789"})
+	v, code := verify(t, file)
+	if code != 0 || !v.OK || v.Messages != 2 || v.Attested != 1 || v.Verified != 0 || len(v.Problems) != 0 {
+		t.Fatalf("exit %d, %+v", code, v)
+	}
+	var text bytes.Buffer
+	code = run([]string{"conversation", "verify", "-"}, bytes.NewReader(file), &text, io.Discard)
+	if code != 0 || !strings.Contains(text.String(), "\nattested      1 message: ") {
+		t.Errorf("exit %d:\n%s", code, text.String())
+	}
+	changed := bytes.Replace(file, []byte(`"from":"client"`), []byte(`"from":"clienf"`), 1)
+	if v, code := verify(t, changed); code != 1 || v.OK {
+		t.Errorf("a changed file: exit %d, %+v", code, v)
+	}
+	for name, c := range map[string]struct {
+		change   func(*admin.ExportMessage)
+		attested bool
+	}{
+		"as it was": {func(*admin.ExportMessage) {}, true},
+		// The chain of the export shows it; the signature cannot.
+		"body changed": {func(m *admin.ExportMessage) {
+			m.Origin.Raw = bytes.Replace(m.Origin.Raw, []byte("hello"), []byte("jello"), 1)
+		}, true},
+		"to another path": {func(m *admin.ExportMessage) { m.To = "elsewhere" }, false},
+		"another digest": {func(m *admin.ExportMessage) {
+			m.Origin.Header["Content-Digest"] = "sha-256=:" + strings.Repeat("A", 43) + "=:"
+		}, false},
+		"another key": {func(m *admin.ExportMessage) { m.Origin.Keys[0].Public = bytes.Repeat([]byte{9}, 32) }, false},
+		"not said":    {func(m *admin.ExportMessage) { delete(m.Extensions, "samvad") }, false},
+		"a token is there": {func(m *admin.ExportMessage) {
+			m.Origin.Raw = bytes.Replace(m.Origin.Raw, []byte("hmac-sha256:"), nil, 1)
+		}, false},
+		"another extension": {func(m *admin.ExportMessage) { m.Extensions["samvad"] = `{"auth":true}` }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var v resigned
+			_, err := admin.VerifyExport(bytes.NewReader(file), func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
+				if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
+					return
+				}
+				c.change(r.Message)
+				v.message(t.Context(), line, r, h.Base)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v.verified != 0 || (v.attested == 1) != c.attested || (len(v.problems) == 1) == c.attested {
 				t.Errorf("%+v", v)
 			}
 		})

@@ -1,0 +1,158 @@
+package samvad
+
+import (
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+
+	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/keyring"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// A bearer token in auth.token works for everyone who reads it, so no record
+// holds it. The recorded envelope has a keyed digest in its place: equal tokens
+// have equal digests, and nobody without the hub's keyring can try guesses on
+// them. Only for an agent elsewhere, which judges the token itself, the record
+// holds the token as well, sealed with a key of the keyring.
+
+// tokens replaces bearer tokens, and seals those that are passed on.
+type tokens struct {
+	digestKey []byte
+	seal      cipher.AEAD
+}
+
+func newTokens(keys *keyring.Ring) (*tokens, error) {
+	secret, err := keys.Secret("samvad tokens", 32)
+	if err != nil {
+		return nil, err
+	}
+	digestKey, err := hkdf.Key(sha256.New, secret, nil, "samvad token digest", sha256.Size)
+	if err != nil {
+		return nil, err
+	}
+	sealKey, err := hkdf.Key(sha256.New, secret, nil, "samvad token seal", chacha20poly1305.KeySize)
+	if err != nil {
+		return nil, err
+	}
+	seal, err := chacha20poly1305.NewX(sealKey)
+	return &tokens{digestKey, seal}, err
+}
+
+// TokenDigest begins the digest that stands for a token in a recorded envelope.
+const TokenDigest = "hmac-sha256:"
+
+func (t *tokens) digest(token string) string {
+	mac := hmac.New(sha256.New, t.digestKey)
+	mac.Write([]byte(token))
+	return TokenDigest + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// replace puts the digest of the token of e into the envelope of a message that is
+// about to be recorded. With keep, the message keeps the token, sealed.
+func (t *tokens) replace(m *parley.Message, e *protocol.Envelope, keep bool) {
+	raw, ok := t.redact(m.Origin.Raw)
+	if !ok {
+		return
+	}
+	m.Origin.Raw = raw
+	if from, to := jsonx.Find(raw, "payload"); to > from && raw[from] == '{' {
+		m.Parts[0].Data = raw[from:to:to] // the record holds it once
+	}
+	var sealed []byte
+	if keep && e.Auth != nil {
+		nonce := make([]byte, t.seal.NonceSize(), t.seal.NonceSize()+len(e.Auth.Token)+t.seal.Overhead())
+		_, _ = rand.Read(nonce) // never fails
+		sealed = t.seal.Seal(nonce, nonce, []byte(e.Auth.Token), []byte(e.ReplayKey()))
+	}
+	m.Extensions = map[string]json.RawMessage{Protocol: replaced(e.Delegated(), sealed)}
+}
+
+func (t *tokens) redact(raw []byte) ([]byte, bool) {
+	return jsonx.Replace(raw, t.digest, "auth", "token")
+}
+
+// replaced is the extension of a message whose envelope has the digest of its
+// token.
+func replaced(delegation bool, sealed []byte) json.RawMessage {
+	o := jsonx.AppendObject(nil)
+	o.Open("auth")
+	o.String("token", "replaced")
+	if sealed != nil {
+		o.Base64("sealed", sealed)
+	}
+	o.Close()
+	if delegation {
+		o.Bool("delegation", true)
+	}
+	b, _ := o.End() // nothing in it can fail
+	return b
+}
+
+// TokenReplaced reports whether the extension of a message says that the token
+// in its envelope was replaced by a digest.
+func TokenReplaced(extension []byte) bool {
+	from, to := jsonx.Find(extension, "auth", "token")
+	return string(extension[from:to]) == `"replaced"`
+}
+
+// tokenOf gives the token of a recorded request, to be passed on; "" if it has
+// none, or if its recipient was an agent of this hub when it was recorded.
+func (t *tokens) tokenOf(m *parley.Message, e *protocol.Envelope) (string, *parley.Error) {
+	if e.Auth == nil || e.Auth.Token == "" {
+		return "", nil
+	}
+	extension := m.Extensions[Protocol]
+	if !TokenReplaced(extension) {
+		return e.Auth.Token, nil // recorded before tokens were replaced
+	}
+	from, to := jsonx.Find(extension, "auth", "sealed")
+	if from == to {
+		return "", nil
+	}
+	var sealed []byte
+	err := json.Unmarshal(extension[from:to], &sealed)
+	if err == nil && len(sealed) >= t.seal.NonceSize() {
+		n := t.seal.NonceSize()
+		var token []byte
+		if token, err = t.seal.Open(nil, sealed[:n], sealed[n:], []byte(e.ReplayKey())); err == nil {
+			return string(token), nil
+		}
+	}
+	return "", parley.Refuse(parley.Internal,
+		"the sender's token for %q cannot be opened: another keyring sealed it; send the request again", m.To).Because(err)
+}
+
+// Masked gives a message as operators and exports may see it: without a bearer
+// token, be it sealed, or in clear in a record of an earlier version. A message
+// that has none is given as it is.
+func (b *Binding) Masked(m *parley.Message) *parley.Message {
+	if m.Origin.Protocol != Protocol {
+		return m
+	}
+	extension := m.Extensions[Protocol]
+	raw, old := m.Origin.Raw, false
+	if !TokenReplaced(extension) {
+		raw, old = b.tokens.redact(raw)
+	}
+	if from, to := jsonx.Find(extension, "auth", "sealed"); !old && from == to {
+		return m
+	}
+	from, to := jsonx.Find(extension, "delegation")
+	masked := *m
+	masked.Origin.Raw = raw
+	masked.Extensions = maps.Clone(m.Extensions)
+	if masked.Extensions == nil {
+		masked.Extensions = map[string]json.RawMessage{}
+	}
+	masked.Extensions[Protocol] = replaced(to > from, nil)
+	return &masked
+}
