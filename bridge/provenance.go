@@ -144,8 +144,8 @@ func utc(t time.Time) time.Time {
 	return t.UTC()
 }
 
-// Digest of the envelope that a message came in, in the form of RFC 9530; "" for
-// a message that came in none.
+// Digest of the envelope that a message came in, as the hub recorded it, in the form
+// of RFC 9530; "" for a message that came in none.
 func Digest(m *parley.Message) string {
 	if len(m.Origin.Raw) == 0 {
 		return ""

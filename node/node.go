@@ -442,8 +442,20 @@ func (n *Node) bind(ctx context.Context) error {
 	}
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: admins, Now: n.c.Now, Logger: n.log, Info: n.info,
 		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts,
-		SenderKeys: n.senderKeys, Said: n.said, Transcript: n.transcript, EnrollCard: n.enrollCard, Masked: n.samvad.Masked})
+		SenderKeys: n.senderKeys, Said: n.said, Transcript: n.transcript, EnrollCard: n.enrollCard, Masked: n.masked})
 	return err
+}
+
+// masked gives a message as operators and exports see it: without secrets of its
+// sender.
+func (n *Node) masked(m *parley.Message) *parley.Message {
+	switch m.Origin.Protocol {
+	case bridge.Protocol:
+		return n.samvad.Masked(m)
+	case a2ebridge.Protocol:
+		return a2ebridge.Masked(m)
+	}
+	return m
 }
 
 // configured puts the agents of the configuration into the directory.

@@ -253,35 +253,41 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 	}
 }
 
-// TestTokensOfEarlierRecordsAreNotShown: a record of an earlier version holds a
-// token in clear. The admin API and exports do not.
-func TestTokensOfEarlierRecordsAreNotShown(t *testing.T) {
+// TestSecretsOfEarlierRecordsAreNotShown: records of an earlier version hold a
+// token, or the id of an A2E session, in clear. The admin API and exports do not.
+func TestSecretsOfEarlierRecordsAreNotShown(t *testing.T) {
 	n := running(t, Config{Durability: "disk", Data: t.TempDir()})
-	raw := []byte(`{"skill":"say","payload":{"text":"heliotrope"},"auth":{"scheme":"bearer","token":"quincunx"}}`)
-	m := &parley.Message{Kind: parley.Request, From: "alice", To: "echo", Skill: "say",
-		Parts:      []parley.Part{{MediaType: "application/json", Data: []byte(`{"text":"heliotrope"}`)}},
-		Extensions: map[string]json.RawMessage{"samvad": json.RawMessage(`{"auth":true}`)},
-		Origin: parley.Origin{Protocol: "samvad", Peer: "agent://alice.test", Raw: raw,
-			Verdict: parley.Verdict{Assurance: parley.Signed}}}
-	reply, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "test", Message: m})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := n.Admin().Message(t.Context(), everything, reply.InReplyTo.String(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	shown, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var exported bytes.Buffer
-	if err := n.Admin().Export(t.Context(), everything, reply.Conversation.String(), true, &exported); err != nil {
-		t.Fatal(err)
-	}
-	for where, b := range map[string][]byte{"the admin API": shown, "the export": exported.Bytes()} {
-		if mentions(b, "quincunx", 2) || !mentions(b, "heliotrope", 2) || !mentions(b, "hmac-sha256:", 2) {
-			t.Errorf("%s shows %s", where, b)
+	for protocol, c := range map[string]struct{ raw, extension, digest string }{
+		"samvad": {`{"skill":"say","payload":{"text":"heliotrope"},"auth":{"scheme":"bearer","token":"quincunx"}}`,
+			`{"auth":true}`, "hmac-sha256:"},
+		"a2e": {`{"type":"tool/call/req","session_id":"quincunx","arguments":{"text":"heliotrope"}}`,
+			`{}`, "sha256:"},
+	} {
+		m := &parley.Message{Kind: parley.Request, From: "alice", To: "echo", Skill: "say",
+			Parts:      []parley.Part{{MediaType: "application/json", Data: []byte(`{"text":"heliotrope"}`)}},
+			Extensions: map[string]json.RawMessage{protocol: json.RawMessage(c.extension)},
+			Origin: parley.Origin{Protocol: protocol, Peer: "alice", Raw: []byte(c.raw),
+				Verdict: parley.Verdict{Assurance: parley.Signed}}}
+		reply, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "test", Message: m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := n.Admin().Message(t.Context(), everything, reply.InReplyTo.String(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var exported bytes.Buffer
+		if err := n.Admin().Export(t.Context(), everything, reply.Conversation.String(), true, &exported); err != nil {
+			t.Fatal(err)
+		}
+		for where, b := range map[string][]byte{"the admin API": shown, "the export": exported.Bytes()} {
+			if mentions(b, "quincunx", 2) || !mentions(b, "heliotrope", 2) || !mentions(b, c.digest, 2) {
+				t.Errorf("%s shows %s", where, b)
+			}
 		}
 	}
 }

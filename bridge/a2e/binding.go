@@ -25,6 +25,7 @@ package a2e
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -50,6 +51,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
@@ -432,7 +434,46 @@ func patience(r *protocol.Request) time.Duration {
 	return max(left-min(left/10, 500*time.Millisecond), time.Millisecond)
 }
 
+// hideSession puts the hash of the session's id into the frame that is about to be
+// recorded: over HTTP the id alone lets its reader speak as the agent.
+func hideSession(m *parley.Message) {
+	raw, ok := jsonx.Replace(m.Origin.Raw, func(id string) string {
+		if strings.HasPrefix(id, hashed) {
+			return id
+		}
+		return hashed + sessionKey(id)
+	}, sessionMember)
+	if !ok {
+		return
+	}
+	m.Origin.Raw = raw
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		if at := bytes.Index(raw, p.Data); at >= 0 && len(p.Data) > 0 {
+			p.Data = raw[at : at+len(p.Data) : at+len(p.Data)] // the record holds it once
+		}
+	}
+}
+
+// Masked gives a message as operators and exports may see it: without the id of a
+// session in a record of an earlier version.
+func Masked(m *parley.Message) *parley.Message {
+	if m.Origin.Protocol != Protocol {
+		return m
+	}
+	masked := *m
+	masked.Parts = slices.Clone(m.Parts)
+	hideSession(&masked)
+	return &masked
+}
+
+const (
+	sessionMember = "session_id" // of a frame, names the session
+	hashed        = "sha256:"    // begins the hash that stands for it
+)
+
 func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submission {
+	hideSession(m)
 	return hub.Submission{
 		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
 		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.c.Now().Add(5 * time.Minute)},

@@ -662,7 +662,8 @@ func TestHosts(t *testing.T) {
 			if r.Type != "env/reset/req" {
 				return protocol.Response{}, protocol.ErrUnknownType
 			}
-			return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"), "step_num": 0, "state": map[string]any{"seed": r.Get("seed"), "trace": r.Get("x_trace")}}}}, nil
+			state := map[string]any{"seed": r.Get("seed"), "session": r.Str("session_id"), "trace": r.Get("x_trace")}
+			return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"), "step_num": 0, "state": state}}}, nil
 		}),
 	}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -730,8 +731,12 @@ func TestHosts(t *testing.T) {
 		}
 	})
 	t.Run("A2E-030 a capability is passed on, with members that nobody knows", func(t *testing.T) {
-		m, err := carol.Ask(t.Context(), protocol.Message{Type: "env/reset/req", Body: json.RawMessage(`{"env_name":"maze","seed":12345678901234567890,"x_trace":{"b":1.50,"a":[1e400]}}`)})
-		if err != nil || m.Type != "env/reset/resp" || !strings.Contains(string(m.Get("obs")), `"seed":12345678901234567890,"trace":{"b":1.50,"a":[1e400]}`) {
+		// But for the session's id: it is a secret between the agent and the hub.
+		m, err := carol.Ask(t.Context(), protocol.Message{Type: "env/reset/req", Body: json.RawMessage(
+			`{"env_name":"maze","session_id":"` + carol.SessionID() +
+				`","seed":12345678901234567890,"x_trace":{"b":1.50,"a":[1e400]}}`)})
+		want := `"seed":12345678901234567890,"session":"","trace":{"b":1.50,"a":[1e400]}`
+		if err != nil || m.Type != "env/reset/resp" || !strings.Contains(string(m.Get("obs")), want) {
 			t.Errorf("%v, %v", m, err)
 		}
 		_, err = carol.Ask(t.Context(), protocol.Message{Type: "env/space/req", Body: map[string]any{"env_name": "maze"}})

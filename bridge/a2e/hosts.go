@@ -401,7 +401,8 @@ func bodyOf(e *protocol.Envelope) (protocol.Value, error) {
 	if err := jsonx.Decode(e.Raw(), &all); err != nil {
 		return nil, err
 	}
-	for _, base := range []string{"a2e", "version", "scp", "id", "type", "ts", "req_id"} {
+	// The session is one of two ends, and over HTTP its id is a secret of theirs.
+	for _, base := range []string{"a2e", "version", "scp", "id", "type", "ts", "req_id", sessionMember} {
 		delete(all, base)
 	}
 	return jsonx.Encode(all)

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -93,6 +94,21 @@ func sessionKey(id string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
+// renameSession gives a frame that names a session by its id with the key in place
+// of the id, or the other way round. Others stay.
+func renameSession(frame []byte, from, to string) []byte {
+	if !bytes.Contains(frame, []byte(from)) {
+		return frame
+	}
+	out, _ := jsonx.Replace(frame, func(name string) string {
+		if name == from {
+			return to
+		}
+		return name
+	}, sessionMember)
+	return out
+}
+
 func (t *store) find(id string) *kept {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -172,7 +188,7 @@ func (t *store) Append(ctx context.Context, id string, seq uint64, frame []byte)
 	if k.lost != nil {
 		return k.lost
 	}
-	k.rec.Frames = append(k.rec.Frames, savedFrame{seq, string(frame)})
+	k.rec.Frames = append(k.rec.Frames, savedFrame{seq, string(renameSession(frame, id, k.key))})
 	k.last = seq
 	if !attached {
 		err := t.save(context.WithoutCancel(ctx), k)
@@ -278,7 +294,8 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 		out := protocol.SessionRecord{ID: id, Identity: protocol.Identity{Name: k.rec.Agent}, AgentID: k.rec.AgentID,
 			Accepted: k.rec.Accepted, Opened: k.rec.Opened, LastSeq: k.last}
 		for _, f := range k.rec.Frames {
-			out.Undelivered = append(out.Undelivered, protocol.StoredFrame{Seq: f.Seq, Line: []byte(f.Line)})
+			line := renameSession([]byte(f.Line), key, id)
+			out.Undelivered = append(out.Undelivered, protocol.StoredFrame{Seq: f.Seq, Line: line})
 		}
 		t.mu.Lock()
 		t.sessions[id] = k
