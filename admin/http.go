@@ -20,6 +20,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/policy"
 )
 
 //go:embed openapi.json
@@ -206,6 +207,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 			writeBody(w, http.StatusUnauthorized, problemBody{*problem(e)})
 			return
 		}
+		policy.Vouch(r.Context())
 		if err := by.may(ep.role); err != nil {
 			writeProblem(w, err)
 			return
