@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,11 +28,13 @@ import (
 //	closed.json    inventory of an orderly Close; absent while open and after a crash
 //	erasing        what an erasure is about to overwrite; absent when none is under way
 //	engine/        the files of NATS JetStream
+//	engine.kept/   links to them, only while the engine is started
 const (
 	manifestName  = "journal.json"
 	lockName      = "lock"
 	inventoryName = "closed.json"
 	engineName    = "engine"
+	keptName      = "engine.kept"
 
 	manifestFormat = 1
 	manifestWhat   = "parley journal"
@@ -204,6 +207,9 @@ func (d *directory) check(cfg *Config) error {
 		m.Streams = nil
 		return os.RemoveAll(d.engine())
 	}
+	if err := d.putBack(); err != nil {
+		return err
+	}
 	if err := d.redo(); err != nil {
 		return err
 	}
@@ -342,6 +348,160 @@ func (d *directory) begin() error {
 		err = syncDir(d.path)
 	}
 	return err
+}
+
+// The engine removes a stream that it cannot open at its start, whatever the
+// cause, and makes a new key for a block whose key it cannot read: to run out of
+// descriptors just then would cost the log. So all its files get a second name
+// before it starts, which is removed when it has started, before anything is
+// recorded. After a start that failed, or was cut off, they are put back. A second
+// name does not help a block that is cut off because it cannot be read with a new
+// key: so a directory stands where the engine would write that key.
+
+// keyInTheWay is behind the name of a key file, as the engine writes them.
+const keyInTheWay = ".key.tmp"
+
+// keep links the engine's files. Where the file system has no links it does
+// nothing. All links are in one directory, for each must be synced.
+func (d *directory) keep() error {
+	if err := d.putBack(); err != nil {
+		return err
+	}
+	kept := filepath.Join(d.path, keptName)
+	half := kept + ".new"
+	if err := os.RemoveAll(half); err != nil {
+		return err
+	}
+	if err := os.Mkdir(half, 0o700); err != nil {
+		return err
+	}
+	err := filepath.WalkDir(d.engine(), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(d.engine(), path)
+		if err == nil {
+			err = os.Link(path, filepath.Join(half, url.PathEscape(name)))
+		}
+		if key, ok := strings.CutSuffix(path, ".key"); ok && err == nil {
+			if err = os.Mkdir(key+keyInTheWay, 0o700); errors.Is(err, fs.ErrExist) {
+				err = nil
+			}
+		}
+		return err
+	})
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EPERM) {
+		return os.RemoveAll(half)
+	}
+	if err == nil {
+		err = syncDir(half)
+	}
+	if err == nil {
+		err = os.Rename(half, kept)
+	}
+	if err == nil {
+		err = syncDir(d.path)
+	}
+	return err
+}
+
+// kept reports whether there are second names.
+func (d *directory) kept() bool {
+	_, err := os.Lstat(filepath.Join(d.path, keptName))
+	return err == nil
+}
+
+// unkeep removes the second names. From then on the engine's files are its own,
+// also after a power cut.
+func (d *directory) unkeep() error {
+	if !d.kept() {
+		return nil // see keep
+	}
+	err := filepath.WalkDir(d.engine(), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() || !strings.HasSuffix(path, keyInTheWay) {
+			return err
+		}
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+		return fs.SkipDir
+	})
+	kept := filepath.Join(d.path, keptName)
+	if err == nil {
+		err = os.Rename(kept, kept+".new")
+	}
+	if err == nil {
+		err = syncDir(d.path)
+	}
+	if err == nil {
+		err = os.RemoveAll(kept + ".new")
+	}
+	return err
+}
+
+// putBack gives the engine's files their names again that a start took from them.
+func (d *directory) putBack() error {
+	if !d.kept() {
+		return nil
+	}
+	if err := os.RemoveAll(d.engine()); err != nil {
+		return err
+	}
+	kept := filepath.Join(d.path, keptName)
+	list, err := os.ReadDir(kept)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		name, err := url.PathUnescape(e.Name())
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(d.engine(), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		if err := os.Link(filepath.Join(kept, e.Name()), path); err != nil {
+			return err
+		}
+	}
+	err = filepath.WalkDir(d.engine(), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		return syncDir(path)
+	})
+	if err != nil {
+		return err
+	}
+	return d.unkeep()
+}
+
+// removeKeyless removes the blocks that the engine could make and could make no
+// key for. They are empty, and with one it cannot open its stream.
+func (d *directory) removeKeyless() error {
+	if !d.manifest.Encrypted {
+		return nil
+	}
+	for _, name := range d.manifest.Streams {
+		blocks, err := blockNumbers(d.stream(name))
+		if err != nil {
+			return err
+		}
+		for _, n := range blocks {
+			path := filepath.Join(d.stream(name), "msgs", strconv.Itoa(n))
+			if _, err := os.Lstat(path + ".key"); !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if info, err := os.Lstat(path + ".blk"); err != nil || info.Size() > 0 {
+				continue
+			}
+			if err := os.Remove(path + ".blk"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // freeSpace asks the file system.

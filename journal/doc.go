@@ -77,11 +77,16 @@
 // crash all are.
 //
 // If the engine fails while it is open (it ran out of space in spite of the
-// watermark, or somebody ended it), appends get ErrNoSpace or ErrBusy at once,
-// the engine is reopened as soon as it can be, and what it was given when it
-// failed is looked for in the log and answered; callers wait for that no longer
-// than [Config.Timeout]. Only a disk that fails to sync for another reason than
-// space ends this: what it holds cannot be known then without a restart.
+// watermark, the process ran out of file descriptors, or somebody ended it),
+// appends get ErrNoSpace or ErrBusy at once, the engine is reopened as soon as it
+// can be, and what it was given when it failed is looked for in the log and
+// answered; callers wait for that no longer than [Config.Timeout]. Only a disk
+// that fails to sync for another reason than these two ends this: what it holds
+// cannot be known then without a restart.
+//
+// The engine removes a stream that it cannot open when it starts. So its files
+// have hard links until it has started, from which a start that failed or was
+// cut off is undone. A file system without hard links gives no such protection.
 //
 // # Errors
 //

@@ -692,12 +692,19 @@ type load struct {
 	failed []error
 }
 
-func startLoad(t testing.TB, j *Journal, callers int) *load {
+func startLoad(t testing.TB, j *Journal, callers int) *load { return startLoadOf(t, j, callers, 0) }
+
+// startLoadOf appends messages with so many bytes of content.
+func startLoadOf(t testing.TB, j *Journal, callers, size int) *load {
 	l := &load{j: j, acked: make(map[parley.ID]Position)}
+	content := make([]byte, size)
 	for c := range callers {
 		l.wg.Go(func() {
 			for i := 0; !l.stop.Load(); i++ {
 				m := request(t, "alice", "bob")
+				if size > 0 {
+					m.Parts = []parley.Part{{Data: content}}
+				}
 				at, prior, err := j.Accept(context.Background(), Entry{Scope: "s", Message: m, Key: Key{ID: fmt.Sprint(c, " ", i)}})
 				l.mu.Lock()
 				if err != nil {
@@ -735,8 +742,19 @@ func (l *load) check(t testing.TB) {
 	t.Helper()
 	l.stop.Store(true)
 	l.wg.Wait()
+	l.compare(t, l.j)
+	for _, err := range l.failed {
+		if e := parley.AsError(err); !e.Retryable {
+			t.Errorf("an error that a repeat does not mend: %v", err)
+		}
+	}
+}
+
+// compare finds in a journal what was acknowledged, each message once.
+func (l *load) compare(t testing.TB, j *Journal) {
+	t.Helper()
 	found := map[parley.ID]Position{}
-	for r, err := range l.j.Records(t.Context(), 0, From{}) {
+	for r, err := range j.Records(t.Context(), 0, From{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -751,11 +769,6 @@ func (l *load) check(t testing.TB) {
 	for id, at := range l.acked {
 		if found[id] != at {
 			t.Errorf("%s was acknowledged at %s and is at %s", id, at, found[id])
-		}
-	}
-	for _, err := range l.failed {
-		if e := parley.AsError(err); !e.Retryable {
-			t.Errorf("an error that a repeat does not mend: %v", err)
 		}
 	}
 }
@@ -805,17 +818,26 @@ func TestEngineIsReopened(t *testing.T) {
 	}
 }
 
+// ownProcess runs a test again in a process that has its limits to itself, and
+// reports whether this is that process.
+func ownProcess(t *testing.T) bool {
+	t.Helper()
+	const child = "PARLEY_JOURNAL_LIMITED"
+	if os.Getenv(child) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), child+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
 // TestWriteErrors makes the engine's own writes fail, by a limit on the size
 // of files, and lifts it again.
 func TestWriteErrors(t *testing.T) {
-	// The limit is the whole process's: it gets one of its own.
-	const child = "PARLEY_JOURNAL_LIMITED"
-	if os.Getenv(child) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestWriteErrors$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	if !ownProcess(t) {
 		return
 	}
 	signal.Ignore(syscall.SIGXFSZ)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -24,21 +25,34 @@ type engineLog struct {
 	log *slog.Logger
 	// trouble is called when the engine reports an error: it does not answer
 	// an append whose write failed, and this is sooner than a timeout.
-	trouble func()
+	trouble func(error)
+
+	ended atomic.Pointer[error] // why the engine gave its start up
+	files atomic.Pointer[error] // the engine could not open a file for want of descriptors
 }
 
-func (e *engineLog) say(level slog.Level, format string, v []any) {
-	if e.log.Enabled(context.Background(), level) {
-		e.log.Log(context.Background(), level, strings.TrimSpace(fmt.Sprintf(format, v...)), "from", "engine")
+func (e *engineLog) say(level slog.Level, format string, v []any) error {
+	if level < slog.LevelWarn && !e.log.Enabled(context.Background(), level) {
+		return nil
 	}
+	err := errors.New(strings.TrimSpace(fmt.Sprintf(format, v...)))
+	if outOfFiles(err) {
+		e.files.Store(&err)
+	}
+	e.log.Log(context.Background(), level, err.Error(), "from", "engine")
+	return err
 }
 
 func (e *engineLog) Noticef(format string, v ...any) { e.say(slog.LevelDebug, format, v) }
 func (e *engineLog) Debugf(format string, v ...any)  { e.say(slog.LevelDebug-4, format, v) }
 func (e *engineLog) Tracef(format string, v ...any)  { e.say(slog.LevelDebug-4, format, v) }
 func (e *engineLog) Warnf(format string, v ...any)   { e.say(slog.LevelWarn, format, v) }
-func (e *engineLog) Fatalf(format string, v ...any)  { e.say(slog.LevelError, format, v); e.trouble() }
-func (e *engineLog) Errorf(format string, v ...any)  { e.say(slog.LevelError, format, v); e.trouble() }
+func (e *engineLog) Errorf(format string, v ...any)  { e.trouble(e.say(slog.LevelError, format, v)) }
+func (e *engineLog) Fatalf(format string, v ...any) {
+	err := e.say(slog.LevelError, format, v)
+	e.ended.Store(&err)
+	e.trouble(err)
+}
 
 // The embedded engine has two parts, each a server of its own in this process,
 // because how a server syncs is one setting for all its streams. The log's part
@@ -50,20 +64,52 @@ const (
 	partState = "state"
 )
 
-// startEmbedded runs the engine in this process and connects to it.
+// startEmbedded runs the engine in this process, connects to it, and makes sure
+// that it has all streams that there were. Where it has not, or no descriptors to
+// look, all files are as they were before.
 func (j *Journal) startEmbedded(ctx context.Context) (l *link, err error) {
+	had := j.dir.manifest.Streams
+	if err := spareFiles(startFiles + len(had)); err != nil {
+		return nil, fmt.Errorf("start the engine: %w", err)
+	}
+	keeps := len(had) > 0 && j.cfg.Durability == Disk
+	if keeps {
+		if err := errors.Join(j.dir.keep(), j.dir.removeKeyless()); err != nil {
+			return nil, fmt.Errorf("before the engine is started: %w", err)
+		}
+	}
 	l = &link{down: make(chan struct{}), fail: new(sync.Once)}
 	l.side = &link{down: l.down, fail: l.fail}
 	defer func() {
-		if err != nil {
-			l.stop()
+		if err == nil {
+			return
 		}
+		l.stop()
+		if short := l.shortOfFiles(); short != nil {
+			err = fmt.Errorf("start the engine: %w", short) // the cause of all others
+		}
+		if keeps {
+			err = errors.Join(err, j.dir.putBack())
+		}
+		l = nil
 	}()
 	if err := j.startPart(ctx, l, l.side, partState, j.cfg.Durability == Disk && !j.restoring); err != nil {
-		return nil, err
+		return l, err
 	}
 	if err := j.startPart(ctx, l, l, partLog, false); err != nil {
-		return nil, err
+		return l, err
+	}
+	if len(had) == 0 {
+		return l, nil
+	}
+	if err := j.checkStreams(ctx, l); err != nil {
+		return l, err
+	}
+	if err := l.health(); err != nil {
+		return l, err
+	}
+	if keeps {
+		return l, j.dir.unkeep()
 	}
 	return l, nil
 }
@@ -85,6 +131,11 @@ func (j *Journal) startPart(ctx context.Context, whole, l *link, part string, sy
 		MaxPending:         256 << 20,
 		NoLog:              true,
 	}
+	if part == partLog {
+		// The engine then neither closes a block that was idle, nor opens files to
+		// sync what the journal has synced: it appends without a free descriptor.
+		opts.SyncInterval = never
+	}
 	if j.dir.manifest.Encrypted {
 		opts.JetStreamKey = engineKey(&j.dir.manifest, j.cfg.Key)
 		opts.JetStreamCipher = server.ChaCha
@@ -93,11 +144,17 @@ func (j *Journal) startPart(ctx context.Context, whole, l *link, part string, sy
 		return fmt.Errorf("start the engine: %w", err)
 	}
 	verbose := j.cfg.Log.Enabled(ctx, slog.LevelDebug-4)
-	l.srv.SetLoggerV2(&engineLog{log: j.cfg.Log, trouble: func() { j.suspect(whole) }}, verbose, false, false)
+	l.log = &engineLog{log: j.cfg.Log, trouble: func(err error) { j.suspect(whole, err) }}
+	l.srv.SetLoggerV2(l.log, verbose, false, false)
 	l.srv.Start()
-	const wait = 30 * time.Second
-	if !l.srv.ReadyForConnections(wait) {
-		return fmt.Errorf("the engine was not ready within %s", wait)
+	const wait, look = 30 * time.Second, 100 * time.Millisecond
+	for waited := look; !l.srv.ReadyForConnections(look); waited += look {
+		if why := l.log.ended.Load(); why != nil {
+			return fmt.Errorf("start the engine: %w", *why)
+		}
+		if waited >= wait {
+			return fmt.Errorf("the engine was not ready within %s", wait)
+		}
 	}
 	l.nc, err = nats.Connect("", nats.InProcessServer(l.srv), nats.NoReconnect(), nats.Name("parley journal"),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
@@ -110,6 +167,9 @@ func (j *Journal) startPart(ctx context.Context, whole, l *link, part string, sy
 	l.js, err = jetstream.New(l.nc)
 	return err
 }
+
+// never is longer than any process runs.
+const never = 100 * 365 * 24 * time.Hour
 
 // stop ends a link, and the engine when it is embedded.
 func (l *link) stop() {
@@ -125,21 +185,40 @@ func (l *link) stop() {
 	}
 }
 
-// suspect looks whether the engine has failed for good.
-func (j *Journal) suspect(l *link) {
+// shortOfFiles says whether the engine's start met a want of descriptors.
+func (l *link) shortOfFiles() error {
+	for _, x := range []*link{l.side, l} {
+		if x.log != nil && x.log.files.Load() != nil {
+			return *x.log.files.Load()
+		}
+	}
+	return spareFiles(startFiles)
+}
+
+// suspect looks whether the engine in use, which reported an error, has failed
+// for good. Without descriptors it cannot say so itself.
+func (j *Journal) suspect(l *link, said error) {
 	j.background.Go(func() {
-		if l.failed() || j.ctx.Err() != nil {
+		if l != j.link.Load() || l.failed() || j.ctx.Err() != nil {
 			return
 		}
-		for _, x := range []*link{l, l.side} {
-			if x.srv == nil {
-				continue
-			}
-			if h := x.srv.Healthz(&server.HealthzOptions{}); h != nil && h.Error != "" {
-				j.engineFailed(l, errors.New(h.Error))
-			}
+		if !outOfFiles(said) {
+			said = l.health()
+		}
+		if said != nil {
+			j.engineFailed(l, said)
 		}
 	})
+}
+
+// health says which part of the embedded engine has failed for good.
+func (l *link) health() error {
+	for _, x := range []*link{l, l.side} {
+		if h := x.srv.Healthz(&server.HealthzOptions{}); h != nil && h.Error != "" {
+			return errors.New(h.Error)
+		}
+	}
+	return nil
 }
 
 // engineFailed takes a link out of use, and has the embedded engine reopened.
@@ -162,43 +241,34 @@ func (j *Journal) engineFailed(l *link, why error) {
 	j.background.Go(func() { j.reopen(l) })
 }
 
-// syncFailed takes the engine out of use because the disk did not sync. Where
-// that is for want of space it is reopened; after any other error nobody can
-// say what is on the disk, and only a restart reads it anew.
+// syncFailed takes the engine out of use because the log was not synced. Where
+// that is for want of space or of descriptors it is reopened; after any other
+// error nobody can say what is on the disk, and only a restart reads it anew.
 func (j *Journal) syncFailed(l *link, err error) {
-	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) && !outOfFiles(err) {
 		j.broken.Store(true)
 		err = fmt.Errorf("the disk failed to sync, check it and start the hub again: %w", err)
 	}
 	j.engineFailed(l, err)
 }
 
-// reopen starts the engine again as soon as there is space for it.
+// reopen starts the engine again as soon as there are space and descriptors for
+// it.
 func (j *Journal) reopen(old *link) {
 	old.stop()
-	tick := time.NewTicker(j.cfg.reopenEvery)
-	defer tick.Stop()
-	for {
+	for pause := j.cfg.reopenEvery; ; pause = min(2*pause, 4*j.cfg.reopenEvery) {
 		if j.roomToReopen() && !j.broken.Load() {
 			l, err := j.startEmbedded(j.ctx)
-			if err == nil {
-				err = j.checkStreams(j.ctx, l)
-			}
 			if err == nil {
 				j.setLink(l)
 				j.reopened.Add(1)
 				j.cfg.Log.Info("the engine was reopened")
 				return
 			}
-			if l != nil {
-				l.stop()
-			}
 			j.failure.Store(&err)
 			j.cfg.Log.Error("the engine cannot be reopened yet", "err", err)
 		}
-		select {
-		case <-tick.C:
-		case <-j.ctx.Done():
+		if !await(j.ctx, pause) {
 			return
 		}
 	}
@@ -251,11 +321,17 @@ func (j *Journal) downError() error {
 	if refusal, _ := j.space(); refusal != nil {
 		return refusal
 	}
-	var cause error
-	if why := j.failure.Load(); why != nil {
-		cause = *why
+	// Of the cause only the text: what is wrong with the engine is not what is
+	// wrong with an entry or a record.
+	switch why := j.failure.Load(); {
+	case why == nil:
+		return fail(ErrBusy, "the engine failed and is being reopened; try again soon")
+	case outOfFiles(*why):
+		return fail(ErrBusy, "the process has no free file descriptors: raise its limit (ulimit -n) or allow fewer "+
+			"connections; the journal goes on by itself once some are free: %v", *why)
+	default:
+		return fail(ErrBusy, "the engine failed and is being reopened; try again soon: %v", *why)
 	}
-	return failBy(ErrBusy, cause, "the engine failed and is being reopened; try again soon")
 }
 
 // engineError is what the caller is told of a refusal.
@@ -391,7 +467,8 @@ func (j *Journal) makeStreams(ctx context.Context, l *link) error {
 func (j *Journal) checkStreams(ctx context.Context, l *link) error {
 	for _, c := range j.streams() {
 		if _, err := c.on(l).js.Stream(ctx, c.Name); err != nil {
-			return failBy(ErrCorrupt, err, "stream %s is gone; restore a backup", c.Name)
+			return failBy(ErrCorrupt, err, "the engine does not open stream %s, and says why in the log; "+
+				"where its files are damaged, restore a backup", c.Name)
 		}
 	}
 	return nil
@@ -437,8 +514,6 @@ func (j *Journal) openEmbedded(ctx context.Context) (err error) {
 			}
 			err = j.dir.save()
 		}
-	} else {
-		err = j.checkStreams(ctx, l)
 	}
 	if err != nil {
 		l.stop()

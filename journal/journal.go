@@ -298,8 +298,20 @@ func (j *Journal) abandon() {
 	if l := j.link.Load(); l != nil {
 		l.stop()
 	}
+	j.closeSyncers()
 	if j.dir != nil {
 		j.dir.release()
+	}
+}
+
+// closeSyncers lets go of the blocks, after the writers have ended.
+func (j *Journal) closeSyncers() {
+	for _, p := range j.parts {
+		if s := p.writer.syncer; s != nil {
+			if err := s.close(); err != nil {
+				j.cfg.Log.Warn("a block was not closed in order", "err", err)
+			}
+		}
 	}
 }
 
@@ -329,6 +341,7 @@ func (j *Journal) close() error {
 	l := j.link.Load()
 	failed := l.failed()
 	l.stop()
+	j.closeSyncers()
 	var err error
 	if !failed {
 		err = j.dir.closed()

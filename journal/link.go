@@ -22,6 +22,7 @@ import (
 // whenever it is reopened.
 type link struct {
 	srv *server.Server // nil: external
+	log *engineLog     // of srv
 	nc  *nats.Conn
 	js  jetstream.JetStream
 
@@ -352,9 +353,19 @@ func (l *link) get(ctx context.Context, stream string, seq uint64, subject strin
 	case "":
 		return s, nil
 	case "404":
-		return nil, errNoMessage
+		return nil, cmp.Or(l.unread(), errNoMessage)
 	}
 	return nil, &apiError{Description: "status " + status + " " + m.Header.Get("Description")}
+}
+
+// unread says why the embedded engine may have found nothing although it is
+// there: of a message whose block it cannot open it says the same as of one that
+// does not exist.
+func (l *link) unread() error {
+	if err := spareFiles(readFiles); err != nil {
+		return fmt.Errorf("the engine cannot open its files: %w", err)
+	}
+	return nil
 }
 
 // leader reads one message from the stream's leader.
@@ -571,7 +582,7 @@ func (l *link) read(ctx context.Context, stream, subject string, seq, last uint6
 			continue
 		}
 		if l.srv != nil {
-			return nil
+			return l.unread()
 		}
 		// That was the end as a replica knows it, which may lag behind. The
 		// leader has the last word.

@@ -23,7 +23,8 @@ import (
 type syncer struct {
 	dir       string // of the stream
 	encrypted bool
-	last      int // the block that was the last one
+	last      int      // the block that was the last one
+	file      *os.File // it, held open: to sync it must not depend on a free descriptor
 }
 
 // newSyncer makes durable whatever the last blocks hold, also what the last
@@ -39,20 +40,24 @@ func newSyncer(dir string, encrypted bool) (*syncer, error) {
 	}
 	// A group may reach over some blocks, encrypted ones have 2 MB.
 	s.last = blocks[max(0, len(blocks)-16)]
-	return s, s.sync()
+	if err := s.sync(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
 }
 
 func (s *syncer) block(n int, suffix string) string {
 	return filepath.Join(s.dir, "msgs", fmt.Sprintf("%d.%s", n, suffix))
 }
 
-// sync returns when all that was written is on the disk.
+// sync returns when all that was written is on the disk. After an error the next
+// one begins where this one did.
 func (s *syncer) sync() error {
-	n, grown := s.last, false
+	n, newest, grown := s.last, s.last, false
 	for {
-		err := syncFile(s.block(n, "blk"))
+		err := s.syncBlock(n)
 		if errors.Is(err, fs.ErrNotExist) {
-			if n > s.last {
+			if n > newest {
 				break
 			}
 			// The block was removed; go on with those behind it.
@@ -70,14 +75,14 @@ func (s *syncer) sync() error {
 			if next == 0 {
 				return fmt.Errorf("no block behind %s", s.block(n, "blk"))
 			}
-			s.last, n, grown = next, next, true
+			n, newest = next, next-1
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if n > s.last {
-			s.last, grown = n, true
+		if n > newest {
+			newest, grown = n, true
 			if s.encrypted {
 				if err := syncFile(s.block(n, "key")); err != nil {
 					return err
@@ -87,9 +92,50 @@ func (s *syncer) sync() error {
 		n++
 	}
 	if grown {
-		return syncDir(filepath.Join(s.dir, "msgs"))
+		if err := syncDir(filepath.Join(s.dir, "msgs")); err != nil {
+			return err
+		}
 	}
+	s.last = newest
 	return nil
+}
+
+// syncBlock syncs a block, and holds it open until another one is synced. A
+// block that is not there, or has just been made, takes no descriptor.
+func (s *syncer) syncBlock(n int) error {
+	path := s.block(n, "blk")
+	there, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if there.Size() == 0 && n > s.last {
+		return fs.ErrNotExist // it may have no key
+	}
+	if s.file != nil {
+		held, err := s.file.Stat()
+		if err != nil {
+			return err
+		}
+		if os.SameFile(there, held) {
+			return s.file.Sync()
+		}
+	}
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(file.Sync(), s.close())
+	s.file = file
+	return err
+}
+
+func (s *syncer) close() error {
+	if s.file == nil {
+		return nil
+	}
+	err := s.file.Close()
+	s.file = nil
+	return err
 }
 
 func syncFile(path string) error {

@@ -681,6 +681,7 @@ func (w *writer) catchUp(l *link, found func(opID, uint64)) error {
 	}
 	if w.syncer != nil {
 		if err := w.syncer.sync(); err != nil {
+			w.j.syncFailed(l, err)
 			return err
 		}
 	}
