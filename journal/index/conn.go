@@ -65,6 +65,11 @@ func unfit(err error) bool {
 	return damaged(err)
 }
 
+// readOnly reports whether a file that takes nothing may take it when it is
+// opened anew: without a free descriptor SQLite tries again to open it, for
+// reading only.
+func readOnly(err error) bool { return codeOf(err) == sqlite3.SQLITE_READONLY }
+
 func openConn(name string) (*conn, error) {
 	c := &conn{tls: libc.NewTLS()}
 	path, err := c.string(name)

@@ -1,8 +1,10 @@
 package index
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -87,9 +89,14 @@ func (f *file) open(schema, version, identity string, cacheKB int) error {
 	if found["version"] != version || found["journal"] != identity {
 		return errOther
 	}
-	if boot, hasty := found[hastyKey]; hasty && (boot == "" || boot != bootID()) {
-		return fmt.Errorf("%w: the machine stopped while it was being made", errOther)
-	} else if hasty {
+	if boot, hasty := found[hastyKey]; hasty {
+		now, err := bootID()
+		if err != nil {
+			return err
+		}
+		if boot == "" || boot != now {
+			return fmt.Errorf("%w: the machine stopped while it was being made", errOther)
+		}
 		f.hasty = true // only the process stopped: what it had written is there
 	}
 	f.progressPut, err = f.c.prepare("INSERT OR REPLACE INTO progress VALUES (?,?,?,?)")
@@ -209,12 +216,12 @@ func (f *file) undo() error {
 const hastyKey = "hasty"
 
 // bootID tells one run of the machine from others; "" where nothing does.
-func bootID() string {
+func bootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return "", nil
 	}
-	return strings.TrimSpace(string(b))
+	return strings.TrimSpace(string(b)), err
 }
 
 // hasten stops waiting for the disk while much is written: an index can be
@@ -224,15 +231,15 @@ func (f *file) hasten() error {
 	if f.hasty {
 		return f.c.exec(hastyMode)
 	}
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
 	q, err := f.c.prepare("INSERT OR REPLACE INTO meta VALUES ('" + hastyKey + "',?)")
 	if err != nil {
 		return err
 	}
-	boot := bootID()
-	if boot == "" {
-		boot = "unknown"
-	}
-	if err := errors.Join(q.text(boot).run(), f.c.finalize(q)); err != nil {
+	if err := errors.Join(q.text(cmp.Or(boot, "unknown")).run(), f.c.finalize(q)); err != nil {
 		return err
 	}
 	f.hasty = true

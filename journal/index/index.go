@@ -499,7 +499,7 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.note(err)
 	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.Lag())
 	x.queue.read()
-	if s != nil && !unfit(err) {
+	if s != nil && !unfit(err) && !readOnly(err) {
 		if err := s.rollback(); err == nil {
 			x.pause(ctx)
 			return s

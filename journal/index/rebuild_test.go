@@ -304,13 +304,17 @@ func TestHaste(t *testing.T) {
 	if n := x.Stats().Indexed; n != 600 || marked.Load() == 0 {
 		t.Fatalf("%d records were indexed, marked %d times meanwhile", n, marked.Load())
 	}
-	for _, boot := range []string{bootID(), "another"} {
+	now, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, boot := range []string{now, "another"} {
 		if err := x.Close(); err != nil {
 			t.Fatal(err)
 		}
 		mark(boot)
 		x = open()
-		if again := x.Stats().Indexed > 0; again != (boot != bootID()) {
+		if again := x.Stats().Indexed > 0; again != (boot != now) {
 			t.Errorf("marked by boot %q: made anew: %v", boot, again)
 		}
 	}

@@ -1,0 +1,124 @@
+package index
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// leaveFiles takes all descriptors of the process but n.
+func leaveFiles(t *testing.T, n int) (giveBack func()) {
+	t.Helper()
+	var taken []*os.File
+	give := func(n int) {
+		for range min(n, len(taken)) {
+			taken[len(taken)-1].Close()
+			taken = taken[:len(taken)-1]
+		}
+	}
+	for {
+		f, err := os.Open(os.DevNull)
+		if errors.Is(err, syscall.EMFILE) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken = append(taken, f)
+	}
+	give(n)
+	return func() { give(len(taken)) }
+}
+
+// TestOutOfFiles opens an index with fewer and fewer free descriptors than it
+// needs. It is one whose making another process did not end: then more is looked
+// at.
+func TestOutOfFiles(t *testing.T) {
+	// The limit is the whole process's: it gets one of its own.
+	const child = "PARLEY_INDEX_LIMITED"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestOutOfFiles$", "-test.v")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	j, _ := filled(t, 40)
+	path := filepath.Join(t.TempDir(), "index.db")
+	c := Config{Journal: j, Path: path}
+	x, err := Open(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(x.Wait(t.Context()), x.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 100, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := bootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := "INSERT OR REPLACE INTO meta VALUES ('" + hastyKey + "','" + boot + "')"
+	failed := 0
+	for n := range 16 {
+		for _, name := range []string{path, path + searchSuffix} {
+			k, err := openConn(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(k.exec(mark), k.close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		giveBack := leaveFiles(t, n)
+		x, err := Open(t.Context(), c)
+		if err == nil {
+			err = x.Close()
+		} else {
+			failed++
+		}
+		giveBack()
+		x, again := Open(t.Context(), c)
+		if again != nil {
+			t.Fatal(again)
+		}
+		if err := x.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s := x.Stats(); s.Indexed > 0 || s.Rebuilds > 0 {
+			t.Errorf("with %d descriptors (%v): %d records were indexed again", n, err, s.Indexed)
+		}
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if failed < 4 {
+		t.Errorf("opened %d times without descriptors", 16-failed)
+	}
+}
+
+// TestReadOnlyFile: where SQLite gets a descriptor only at its second attempt,
+// it has the file for reading only.
+func TestReadOnlyFile(t *testing.T) {
+	j, a := filled(t, 5)
+	x := openIndex(t, Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Retry: time.Millisecond})
+	if err := x.do(t.Context(), func(s *store) error { return s.c.exec("PRAGMA query_only=1") }); err != nil {
+		t.Fatal(err)
+	}
+	a.append(t)
+	compare(t, x, j)
+	if s := x.Stats(); s.Rebuilds != 0 {
+		t.Errorf("it was thrown away %d times", s.Rebuilds)
+	}
+}
