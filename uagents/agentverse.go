@@ -63,7 +63,7 @@ func (s *IdentityServer) start() {
 // ServeHTTP implements http.Handler.
 func (s *IdentityServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.start()
-	s.mux.ServeHTTP(w, r)
+	onlyJSON(s.mux).ServeHTTP(w, r)
 }
 
 func (s *IdentityServer) now() time.Time {

@@ -171,7 +171,7 @@ func TestAlmanac(t *testing.T) {
 			return b
 		}
 		bad := registration(t, me, now.Add(-time.Hour), "http://x/submit")
-		rec := request(s, "POST", "/v1/almanac/agents/batch", batch(registration(t, you, now, "http://you/submit"), bad))
+		rec := submitTo(s, "/v1/almanac/agents/batch", batch(registration(t, you, now, "http://you/submit"), bad))
 		var v struct {
 			Results []struct {
 				Success bool
@@ -181,19 +181,19 @@ func TestAlmanac(t *testing.T) {
 		if err := json.Unmarshal(rec.Body.Bytes(), &v); err != nil || rec.Code != 200 || !v.Results[0].Success || v.Results[1].Success || v.Results[1].Detail == "" {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
-		if rec := request(s, "POST", "/v1/almanac/agents/batch", batch(bad)); rec.Code != 400 {
+		if rec := submitTo(s, "/v1/almanac/agents/batch", batch(bad)); rec.Code != 400 {
 			t.Errorf("%d", rec.Code)
 		}
 		want(t, post("/agents/batch", []byte(`{}`)), 422)
 		want(t, post("/agents/batch", batch(make([][]byte, 101)...)), 413)
 	})
 	t.Run("search, manifests and domains", func(t *testing.T) {
-		rec := request(s, "POST", "/v1/almanac/search", []byte(`{"text":"`+strings.TrimPrefix(someProtocol, "proto:")+`"}`))
+		rec := submitTo(s, "/v1/almanac/search", []byte(`{"text":"`+strings.TrimPrefix(someProtocol, "proto:")+`"}`))
 		var found []map[string]any
 		if err := json.Unmarshal(rec.Body.Bytes(), &found); err != nil || len(found) != 2 || found[0]["status"] == nil {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
-		if rec := request(s, "POST", "/v1/almanac/search", []byte(`{"text":"x"}`)); rec.Body.String() != "[]" {
+		if rec := submitTo(s, "/v1/almanac/search", []byte(`{"text":"x"}`)); rec.Body.String() != "[]" {
 			t.Errorf("%s", rec.Body)
 		}
 		want(t, post("/search", []byte(`{}`)), 422)
@@ -230,7 +230,7 @@ func TestAlmanac(t *testing.T) {
 		now = now.Add(3*time.Hour + time.Second)
 		code, _ := get(me, "")
 		want(t, code, 404)
-		rec := request(s, "POST", "/v1/almanac/search", []byte(`{"text":"`+someProtocol+`"}`))
+		rec := submitTo(s, "/v1/almanac/search", []byte(`{"text":"`+someProtocol+`"}`))
 		if rec.Body.String() != "[]" {
 			t.Errorf("%s", rec.Body)
 		}
@@ -252,13 +252,13 @@ func TestAlmanac(t *testing.T) {
 	t.Run("the registry is bounded, and may be told to refuse", func(t *testing.T) {
 		full := &AlmanacServer{Now: s.Now, Store: &MemoryAlmanac{Max: 1, MaxManifests: 1, Now: s.Now}}
 		for i, id := range []*Identity{me, you} {
-			rec := request(full, "POST", "/v1/almanac/agents", registration(t, id, now, "http://x/submit"))
+			rec := submitTo(full, "/v1/almanac/agents", registration(t, id, now, "http://x/submit"))
 			if want := []int{200, 507}[i]; rec.Code != want {
 				t.Errorf("%d, want %d", rec.Code, want)
 			}
 		}
 		now = now.Add(4 * time.Hour)
-		if rec := request(full, "POST", "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 200 {
+		if rec := submitTo(full, "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 200 {
 			t.Errorf("expired records keep their place: %d", rec.Code)
 		}
 		for _, p := range []*Protocol{ChatProtocol(), PaymentProtocol()} {
@@ -274,7 +274,7 @@ func TestAlmanac(t *testing.T) {
 			t.Error("manifests are not bounded")
 		}
 		closed := &AlmanacServer{Now: s.Now, Allow: func(context.Context, *Attestation, string) error { return ErrForbidden }}
-		if rec := request(closed, "POST", "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 403 {
+		if rec := submitTo(closed, "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 403 {
 			t.Errorf("%d", rec.Code)
 		}
 	})
@@ -612,7 +612,7 @@ func TestIdentityServer(t *testing.T) {
 		MaxUser:    3,
 	}
 	do := func(method, path, user string, body string) (int, map[string]any) {
-		rec := request(s, method, path, []byte(body), "Authorization", "Bearer "+user)
+		rec := request(s, method, path, []byte(body), "Content-Type", "application/json", "Authorization", "Bearer "+user)
 		var v map[string]any
 		_ = json.Unmarshal(rec.Body.Bytes(), &v)
 		if rec.Code >= 400 && v["detail"] == nil {

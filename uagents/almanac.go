@@ -1,13 +1,19 @@
 package uagents
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Record is what the Almanac knows of an agent.
@@ -21,7 +27,7 @@ type Record struct {
 	Expires    time.Time
 	Registered uint64 // timestamp of the last registration, Unix seconds
 	Updated    uint64 // timestamp of the last status update
-	Statement  string // the signed text of the last registration
+	Signed     []byte // SHA-256 of the signed text of the last registration
 }
 
 // A Domain is a name that stands for agents.
@@ -51,7 +57,8 @@ type AlmanacStore interface {
 	ByProtocol(ctx context.Context, digest string, limit int) ([]*Record, error)
 	// Domain gives a name's entry, or nil. Names are the operator's to give.
 	Domain(ctx context.Context, network, name string) (*Domain, error)
-	// PutManifest keeps a manifest under its digest; the first one stays.
+	// PutManifest keeps a manifest under its digest. It holds nothing else
+	// than the digest binds, see [Manifest.Bound].
 	PutManifest(ctx context.Context, m *Manifest) error
 	// Manifest gives a manifest, or nil.
 	Manifest(ctx context.Context, digest string) (*Manifest, error)
@@ -65,8 +72,8 @@ type AlmanacStore interface {
 type AlmanacServer struct {
 	Store AlmanacStore // nil: a [MemoryAlmanac]
 	Now   func() time.Time
-	// Allow may refuse an attestation whose signature holds; its error is
-	// answered.
+	// Allow may refuse an attestation whose signature holds and is fresh; its
+	// error is answered.
 	Allow func(ctx context.Context, a *Attestation, address string) error
 	// Changed hears of every registration and status update that was taken.
 	Changed func(ctx context.Context, r Record)
@@ -74,7 +81,9 @@ type AlmanacServer struct {
 	Lifetime     time.Duration // of a registration; default 3 h (agents refresh after 1 h)
 	MaxAge       time.Duration // oldest timestamp taken; default 5 min
 	Skew         time.Duration // how far ahead a timestamp may be; default 30 s
-	MaxBody      int           // bytes; default 1 MiB
+	MaxRecord    int           // bytes of an attestation; default 64 KiB
+	MaxManifest  int           // bytes of a manifest; default 256 KiB
+	MaxBody      int           // bytes of a batch; default 1 MiB
 	MaxBatch     int           // attestations of a batch; default 100
 	MaxEndpoints int           // of an agent; default 20
 	MaxProtocols int           // of an agent; default 200
@@ -114,12 +123,14 @@ func (s *AlmanacServer) now() time.Time {
 // ServeHTTP implements http.Handler.
 func (s *AlmanacServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.start()
-	s.mux.ServeHTTP(w, r)
+	onlyJSON(s.mux).ServeHTTP(w, r)
 }
 
-// body reads and parses a request.
+func (s *AlmanacServer) maxRecord() int { return orDefault(s.MaxRecord, 64<<10) }
+
+// body reads and parses a request, which is no larger than an attestation.
 func (s *AlmanacServer) body(w http.ResponseWriter, r *http.Request) (*node, error) {
-	return readNodeBody(w, r, orDefault(s.MaxBody, 1<<20))
+	return readNodeBody(w, r, s.maxRecord())
 }
 
 func readNodeBody(w http.ResponseWriter, r *http.Request, max int) (*node, error) {
@@ -152,27 +163,24 @@ func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) {
 // batch judges each attestation on its own. The answer lists them in order;
 // its status is an error only when all failed. UAG-072.
 func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
-	n, err := s.body(w, r)
+	body, err := readBody(w, r, orDefault(s.MaxBody, 1<<20))
+	var all [][]byte
+	if err == nil {
+		all, err = attestations(body, orDefault(s.MaxBatch, 100))
+	}
 	if err != nil {
 		writeDetail(w, err)
 		return
 	}
-	all := n.get("attestations")
-	if all == nil || all.kind != '[' {
-		writeDetail(w, ErrAttestation.Because(errors.New("attestations are missing")))
-		return
-	}
-	if len(all.vals) > orDefault(s.MaxBatch, 100) {
-		writeDetail(w, ErrTooLarge)
-		return
-	}
 	results, failed := list(), 0
-	for _, one := range all.vals {
-		a, err := attestationOf(one, false)
-		identifier := ""
-		if err == nil {
-			identifier = a.Identifier
-			err = s.Register(r.Context(), a)
+	for _, one := range all {
+		identifier, err := "", error(ErrTooLarge)
+		if len(one) <= s.maxRecord() {
+			var a *Attestation
+			if a, err = decodeAttestation(one, false); err == nil {
+				identifier = a.Identifier
+				err = s.Register(r.Context(), a)
+			}
 		}
 		result := object("agent_identifier", identifier)
 		result.set("success", boolean(err == nil))
@@ -183,12 +191,62 @@ func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
 		results.vals = append(results.vals, result)
 	}
 	status := http.StatusOK
-	if failed > 0 && failed == len(all.vals) {
+	if failed > 0 && failed == len(all) {
 		status = http.StatusBadRequest
 	}
 	out := &node{kind: '{'}
 	out.set("results", results)
 	writeJSON(w, status, out)
+}
+
+// attestations splits a batch of at most max attestations without a tree of it.
+func attestations(b []byte, max int) ([][]byte, error) {
+	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
+		return nil, ErrMalformed.Because(err)
+	}
+	missing := ErrAttestation.Because(errors.New("attestations are missing"))
+	d := jsontext.NewDecoder(bytes.NewReader(b))
+	if d.PeekKind() != '{' {
+		return nil, missing
+	}
+	_, err := d.ReadToken()
+	for err == nil && d.PeekKind() != '}' {
+		var name jsontext.Token
+		if name, err = d.ReadToken(); err != nil {
+			break
+		}
+		if name.String() == "attestations" {
+			if d.PeekKind() != '[' {
+				return nil, missing
+			}
+			return elements(d, b, max)
+		}
+		err = d.SkipValue()
+	}
+	if err != nil {
+		return nil, ErrMalformed.Because(err)
+	}
+	return nil, missing
+}
+
+// elements gives the parts of b that are the elements of the array before
+// which d stands.
+func elements(d *jsontext.Decoder, b []byte, max int) (all [][]byte, err error) {
+	if _, err = d.ReadToken(); err != nil {
+		return nil, ErrMalformed.Because(err)
+	}
+	for d.PeekKind() != ']' {
+		v, err := d.ReadValue()
+		switch end := d.InputOffset(); {
+		case err != nil:
+			return nil, ErrMalformed.Because(err)
+		case len(all) == max:
+			return nil, ErrTooLarge
+		default:
+			all = append(all, b[end-int64(len(v)):end])
+		}
+	}
+	return all, nil
 }
 
 // fresh checks signature and time of an attestation and gives network, address
@@ -237,19 +295,24 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 			return ErrAttestation.Because(errors.New("protocol is not a digest"))
 		}
 	}
-	network, address, at, err := s.fresh(ctx, a)
-	if err != nil {
-		return err
-	}
 	statement, err := a.SignedText()
 	if err != nil {
 		return err
 	}
+	if len(statement) > s.maxRecord() {
+		return ErrTooLarge
+	}
+	network, address, at, err := s.fresh(ctx, a)
+	if err != nil {
+		return err
+	}
+	signed := sha256.Sum256(statement)
 	var taken *Record
 	err = s.store.Update(ctx, network, address, func(old *Record) (*Record, error) {
-		r := Record{Network: network, Address: address, Active: true}
+		// The texts are copied: they may be parts of a long body.
+		r := Record{Network: strings.Clone(network), Address: strings.Clone(address), Active: true}
 		if old != nil {
-			if at < old.Registered || at == old.Registered && string(statement) != old.Statement {
+			if at < old.Registered || at == old.Registered && !bytes.Equal(signed[:], old.Signed) {
 				return nil, ErrOldAttestation
 			}
 			if at == old.Registered {
@@ -257,9 +320,14 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 			}
 			r.Active, r.Updated = old.Active, old.Updated
 		}
-		r.Endpoints, r.Protocols = slices.Clone(a.Endpoints), slices.Clone(a.Protocols)
+		for _, e := range a.Endpoints {
+			r.Endpoints = append(r.Endpoints, Endpoint{strings.Clone(e.URL), e.Weight})
+		}
+		for _, p := range a.Protocols {
+			r.Protocols = append(r.Protocols, strings.Clone(p))
+		}
 		r.Metadata = a.Metadata()
-		r.Registered, r.Statement = at, string(statement)
+		r.Registered, r.Signed = at, signed[:]
 		r.Expires = s.now().Add(orDefault(s.Lifetime, 3*time.Hour))
 		taken = &r
 		return &r, nil
@@ -420,7 +488,7 @@ func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
 
 // manifest takes a protocol manifest whose claims are true. UAG-062.
 func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
-	n, err := s.body(w, r)
+	n, err := readNodeBody(w, r, orDefault(s.MaxManifest, 256<<10))
 	var m *Manifest
 	if err == nil {
 		m, err = manifestOfNode(n)
@@ -429,7 +497,7 @@ func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
 		err = m.Verify()
 	}
 	if err == nil {
-		err = s.store.PutManifest(r.Context(), m)
+		err = s.store.PutManifest(r.Context(), m.Bound())
 	}
 	if err != nil {
 		writeDetail(w, err)
@@ -489,15 +557,15 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 // ready; fields must not change once it is in use.
 type MemoryAlmanac struct {
 	Max          int              // agents; default 65536
-	MaxManifests int              // default 1024, of at most 1 MiB together each
+	MaxManifests int              // default 1024
 	Now          func() time.Time // nil: time.Now
 
 	mu        sync.Mutex
 	records   map[[2]string]*Record
 	protocols map[string]map[[2]string]bool
 	domains   map[[2]string]*Domain
-	manifests map[string]*Manifest
-	order     []string // manifests, oldest first
+	manifests map[string][]byte // as JSON, which takes a fraction of the memory
+	order     []string          // manifests, oldest first
 	swept     time.Time
 }
 
@@ -616,6 +684,10 @@ func (m *MemoryAlmanac) Domain(_ context.Context, network, name string) (*Domain
 // PutManifest implements [AlmanacStore]. When there is no room, the oldest
 // manifest that no registered agent names makes place.
 func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error {
+	b, err := manifest.JSON()
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.manifests[manifest.digest] != nil {
@@ -630,9 +702,9 @@ func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error
 		m.order = slices.Delete(m.order, i, i+1)
 	}
 	if m.manifests == nil {
-		m.manifests = map[string]*Manifest{}
+		m.manifests = map[string][]byte{}
 	}
-	m.manifests[manifest.digest] = manifest
+	m.manifests[manifest.digest] = b
 	m.order = append(m.order, manifest.digest)
 	return nil
 }
@@ -640,6 +712,10 @@ func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error
 // Manifest implements [AlmanacStore].
 func (m *MemoryAlmanac) Manifest(_ context.Context, digest string) (*Manifest, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.manifests[digest], nil
+	b := m.manifests[digest]
+	m.mu.Unlock()
+	if b == nil {
+		return nil, nil
+	}
+	return ParseManifest(b)
 }

@@ -77,6 +77,7 @@ var (
 	ErrForbidden     = &Error{Code: "forbidden", Text: "forbidden", Step: "local", status: http.StatusForbidden}
 
 	ErrTooLarge     = &Error{Code: "too_large", Text: "request is too large", Step: "size", status: http.StatusRequestEntityTooLarge}
+	ErrMediaType    = &Error{Code: "media_type", Text: "Content-Type must be application/json", Step: "content-type", status: http.StatusUnsupportedMediaType}
 	ErrMethod       = &Error{Code: "method", Text: "method not allowed", Step: "method", status: http.StatusMethodNotAllowed}
 	ErrRange        = &Error{Code: "range", Text: "expires and nonce must be from 0 to 18446744073709551615", Step: "digest", status: http.StatusBadRequest}
 	ErrUserAddress  = &Error{Code: "user_address", Text: "Unable to decode user address", Step: "sender", status: http.StatusBadRequest}
@@ -137,11 +138,24 @@ func WriteError(w http.ResponseWriter, err error) {
 	if e == nil {
 		e = errInternal
 	}
+	retryAfter(w, e)
+	writeJSON(w, e.status, object("error", e.Text))
+}
+
+func retryAfter(w http.ResponseWriter, e *Error) {
 	if e.After > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int((e.After+time.Second-1)/time.Second)))
 	}
-	writeJSON(w, e.status, object("error", e.Text))
 }
+
+// An ErrorAnswer is a refusal that [Server.Record] gives: a sender that waits
+// reads it in an ErrorMessage. For others it is Err.
+type ErrorAnswer struct{ Err *Error }
+
+func (a ErrorAnswer) Error() string { return a.Err.Error() }
+
+// Unwrap gives Err.
+func (a ErrorAnswer) Unwrap() error { return a.Err }
 
 // bechError puts the reference's words on an error of the decoder.
 func bechError(err error) *Error {

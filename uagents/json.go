@@ -1,9 +1,24 @@
 package uagents
 
 import (
+	"mime"
 	"net/http"
 	"strconv"
 )
+
+// onlyJSON refuses bodies of another media type than JSON. A web page may send
+// those to any address without asking first.
+func onlyJSON(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {
+				writeDetail(w, ErrMediaType)
+				return
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
 
 // writeJSON answers in the reference's JSON style.
 func writeJSON(w http.ResponseWriter, status int, n *node) {
@@ -25,6 +40,7 @@ func writeBody(w http.ResponseWriter, status int, b []byte) {
 // the member detail.
 func writeDetail(w http.ResponseWriter, err error) {
 	e := AsError(err)
+	retryAfter(w, e)
 	n := object("detail", e.Text)
 	n.set("error", str(e.Text))
 	writeJSON(w, e.status, n)

@@ -51,6 +51,8 @@ type MailboxServer struct {
 	Now      func() time.Time
 	// Allow may refuse to make a mailbox for an agent that proved its key.
 	Allow func(ctx context.Context, address string) error
+	// Proved hears of every request by which an agent proved its key.
+	Proved func(ctx context.Context, address string)
 	// Record is that of [Server]: an embedder that keeps envelopes itself.
 	// When it is set, Store.Put is called by the embedder, or not at all.
 	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
@@ -107,7 +109,7 @@ func (s *MailboxServer) now() time.Time {
 // ServeHTTP implements http.Handler.
 func (s *MailboxServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.start()
-	s.mux.ServeHTTP(w, r)
+	onlyJSON(s.mux).ServeHTTP(w, r)
 }
 
 func (s *MailboxServer) submit(w http.ResponseWriter, r *http.Request) {
@@ -158,6 +160,9 @@ func (s *MailboxServer) authorize(r *http.Request) (string, error) {
 		return "", ErrNotFound
 	}
 	_, err := s.Tokens.VerifyHeader(r.Header.Get("Authorization"), address)
+	if err == nil && s.Proved != nil {
+		s.Proved(r.Context(), address)
+	}
 	return address, err
 }
 

@@ -166,6 +166,21 @@ func sortedBy(n *node, member string) *node {
 // does.
 func (m *Manifest) Digest() string { return m.digest }
 
+// Bound is the manifest with nothing but what its digest binds: whoever names
+// the digest means these models and interactions. Anybody may put any name,
+// version or further member beside them, so that name and version are empty.
+func (m *Manifest) Bound() *Manifest {
+	metadata := object("name", "")
+	metadata.set("version", str(""))
+	metadata.set("digest", str(m.digest))
+	n := &node{kind: '{'}
+	n.set("version", m.root.get("version"))
+	n.set("metadata", metadata)
+	n.set("models", m.root.get("models"))
+	n.set("interactions", m.root.get("interactions"))
+	return &Manifest{root: n, digest: m.digest, models: m.models}
+}
+
 // Name is the protocol's name as the manifest claims it.
 func (m *Manifest) Name() string { return m.root.get("metadata").get("name").str() }
 

@@ -74,6 +74,10 @@ func localRefs(n *node) error {
 // Name is the schema's title: the class name in the reference.
 func (m *Model) Name() string { return m.name }
 
+// Description is the schema's description: the class's doc string in the
+// reference.
+func (m *Model) Description() string { return m.schema.get("description").str() }
+
 // Digest is model: and the SHA-256 of the schema as the reference writes it.
 func (m *Model) Digest() string { return m.digest }
 

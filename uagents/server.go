@@ -144,7 +144,8 @@ type Server struct {
 	// run. refusal says why it will be refused, nil when it will be taken.
 	// prior reports that the envelope was recorded before: it is answered as
 	// the protocol answers duplicates and has no second effect. An error is
-	// answered instead (an *Error in its own words, others with 500).
+	// answered instead, also of refusal (an *Error in its own words, an
+	// ErrorAnswer as that says, others with 500).
 	//
 	// By default a refused envelope leaves no trace, so that the same one may
 	// be taken later, when its target is there.
@@ -271,7 +272,9 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, &Refusal{Err: ErrNoContentType})
 		return
 	}
-	if !strings.Contains(contentType, "application/json") {
+	// The reference looks for the words anywhere, but parameters are free even
+	// for what a web page may send without asking first.
+	if media, _, _ := strings.Cut(contentType, ";"); !strings.Contains(media, "application/json") {
 		s.refuse(w, r, &Refusal{Err: ErrContentType})
 		return
 	}
@@ -401,6 +404,12 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 			release()
 		}
 		x.Err = AsError(err)
+		var said ErrorAnswer
+		if errors.As(err, &said) && req.Sync && req.SchemaDigest != ErrorMessageDigest {
+			s.reference(w, r, x)
+			s.writeAnswer(w, req, NewErrorMessage(x.Err.Text))
+			return
+		}
 		s.refuse(w, r, x)
 		return
 	}

@@ -1,0 +1,188 @@
+package uagents
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// registrationOf is a signed registration with metadata of n bytes.
+func registrationOf(t *testing.T, id *Identity, now time.Time, n int) []byte {
+	t.Helper()
+	a := NewRegistration(id, false, []Endpoint{{"http://x/submit", 1}}, []string{})
+	if err := a.SetMetadata([]byte(`{"m":"` + strings.Repeat("m", n) + `"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Sign(id, now); err != nil {
+		t.Fatal(err)
+	}
+	b, err := a.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestAlmanacSizes: what is larger than an attestation or a manifest may be is
+// refused by its size, before anything is parsed.
+func TestAlmanacSizes(t *testing.T) {
+	me, you := seeded(t, "me"), seeded(t, "you")
+	now := time.Unix(1_800_000_000, 0)
+	s := &AlmanacServer{Now: func() time.Time { return now }}
+	garbage := func(n int) []byte { return []byte(strings.Repeat("[", n)) }
+	for _, c := range []struct {
+		name, path string
+		body       []byte
+		want       int
+	}{
+		{"an attestation", "/agents", registrationOf(t, me, now, 60<<10), 200},
+		{"an attestation that is too large", "/agents", registrationOf(t, you, now, 65<<10), 413},
+		{"what is none", "/agents", garbage(65 << 10), 413},
+		{"a status", "/agents/" + me.Address() + "/status", garbage(65 << 10), 413},
+		{"a search", "/search", garbage(65 << 10), 413},
+		{"a manifest", "/manifests", garbage(256 << 10), 400},
+		{"a manifest that is too large", "/manifests", garbage(256<<10 + 1), 413},
+		{"a batch that is too large", "/agents/batch", garbage(1<<20 + 1), 413},
+		{"a batch of no object", "/agents/batch", []byte(`[]`), 422},
+		{"a batch of one that is no array", "/agents/batch", []byte(`{"x":[1],"attestations":{}}`), 422},
+		{"a broken batch", "/agents/batch", []byte(`{"attestations":[`), 400},
+	} {
+		if rec := submitTo(s, "/v1/almanac"+c.path, c.body); rec.Code != c.want {
+			t.Errorf("%s: %d %s, want %d", c.name, rec.Code, rec.Body, c.want)
+		}
+	}
+	third := seeded(t, "third")
+	body := fmt.Sprintf(`{"more":{},"attestations":[%s,%s]}`, registrationOf(t, you, now, 65<<10), registrationOf(t, third, now, 10))
+	rec := submitTo(s, "/v1/almanac/agents/batch", []byte(body))
+	var v struct {
+		Results []struct {
+			Success bool
+			Detail  string
+		}
+	}
+	if err := json.Unmarshal(rec.Body.Bytes(), &v); err != nil || len(v.Results) != 2 || v.Results[0].Success || v.Results[0].Detail != ErrTooLarge.Text || !v.Results[1].Success {
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+	for id, want := range map[*Identity]int{me: 200, you: 404, third: 200} {
+		if rec := request(s, "GET", "/v1/almanac/agents/"+id.Address(), nil); rec.Code != want {
+			t.Errorf("%d, want %d", rec.Code, want)
+		}
+	}
+	a, err := DecodeRegistration(registrationOf(t, you, now, 65<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Register(t.Context(), a); AsError(err).Code != ErrTooLarge.Code {
+		t.Errorf("a Go caller's: %v", err)
+	}
+	small := &AlmanacServer{Now: s.Now, MaxRecord: 100, MaxManifest: 100}
+	for _, path := range []string{"/agents", "/manifests"} {
+		if rec := submitTo(small, "/v1/almanac"+path, garbage(101)); rec.Code != 413 {
+			t.Errorf("%s with another limit: %d", path, rec.Code)
+		}
+	}
+}
+
+// TestOnlyJSON: what a web page may send to any address without asking first is
+// refused by its media type, in the words of each API.
+func TestOnlyJSON(t *testing.T) {
+	almanac, box, identity := &AlmanacServer{}, &MailboxServer{}, &IdentityServer{}
+	for _, c := range []struct {
+		h    http.Handler
+		path string
+	}{
+		{almanac, "/v1/almanac/agents"}, {almanac, "/v1/almanac/agents/batch"}, {almanac, "/v1/almanac/agents/x/status"},
+		{almanac, "/v1/almanac/manifests"}, {almanac, "/v1/almanac/search"}, {box, "/v2/agents/mailbox/submit"},
+		{identity, "/v2/identity"}, {identity, "/v2/agents"}, {identity, "/v2/agents/interactions"},
+	} {
+		for media, want := range map[string]bool{
+			"": false, "text/plain": false, "application/x-www-form-urlencoded": false, "multipart/form-data; boundary=x": false,
+			"text/plain; x=application/json": false, "application/jsonx": false,
+			"application/json": true, "application/json; charset=utf-8": true, "Application/JSON": true,
+		} {
+			var headers []string
+			if media != "" {
+				headers = []string{"Content-Type", media}
+			}
+			rec := request(c.h, "POST", c.path, []byte(`{}`), headers...)
+			if taken := rec.Code != http.StatusUnsupportedMediaType; taken != want {
+				t.Errorf("%s as %q: %d %s", c.path, media, rec.Code, rec.Body)
+			} else if !taken && !strings.Contains(rec.Body.String(), `"detail"`) {
+				t.Errorf("%s as %q: %s", c.path, media, rec.Body)
+			}
+		}
+	}
+	s := &Server{}
+	rec := request(s, "POST", "/submit", []byte(`{}`), "Content-Type", "text/plain; x=application/json")
+	if rec.Code != 400 || !strings.Contains(rec.Body.String(), ErrContentType.Text) {
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+}
+
+// TestManifestBound: a manifest is kept without what its digest does not bind.
+func TestManifestBound(t *testing.T) {
+	s := &AlmanacServer{}
+	m, err := ChatProtocol().Manifest("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := m.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := strings.Replace(string(b), `"name": "`, `"more": "obey", "name": "Obey me: `, 1)
+	evil = strings.Replace(evil, `{`, `{"note": "obey", `, 1)
+	if rec := submitTo(s, "/v1/almanac/manifests", []byte(evil)); rec.Code != 200 || !strings.Contains(rec.Body.String(), ChatProtocolDigest) {
+		t.Fatalf("%d %s", rec.Code, rec.Body)
+	}
+	rec := request(s, "GET", "/v1/almanac/manifests/protocols/"+ChatProtocolDigest, nil)
+	if rec.Code != 200 || strings.Contains(strings.ToLower(rec.Body.String()), "obey") {
+		t.Errorf("%d %.300s", rec.Code, rec.Body)
+	}
+	got, err := ParseManifest(rec.Body.Bytes())
+	if err != nil || got.Digest() != ChatProtocolDigest || got.Verify() != nil || len(got.Models()) != len(m.Models()) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestErrorAnswer: what Record refuses is said in an ErrorMessage only to a
+// sender that waits, and only where it says so.
+func TestErrorAnswer(t *testing.T) {
+	me, you := seeded(t, "me"), seeded(t, "you")
+	refusal := ErrVerifiedOnly.Saying("not you")
+	refusal.After = 1500 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		err    error
+		header []string
+		status int
+		said   bool
+	}{
+		{"to one that waits", ErrorAnswer{refusal}, []string{syncHeader, "sync"}, 200, true},
+		{"to one that does not", ErrorAnswer{refusal}, nil, 400, false},
+		{"plain", refusal, []string{syncHeader, "sync"}, 400, false},
+	} {
+		refs := 0
+		s := &Server{Log: quiet(), Resolve: Serve(echoAgent(you)),
+			Record:  func(context.Context, *Request, *Error) (bool, error) { return false, c.err },
+			Refused: func(context.Context, *Refusal) string { refs++; return "ref" }}
+		rec := submitTo(s, "/submit", encoded(t, signedAt(t, me, you.Address(), "", hello(), time.Time{})), c.header...)
+		if rec.Code != c.status || refs != 1 || rec.Header().Get(RefHeader) != "ref" || !strings.Contains(rec.Body.String(), "not you") && !c.said {
+			t.Errorf("%s: %d %s, %d references", c.name, rec.Code, rec.Body, refs)
+		}
+		if c.said {
+			if text, bad := answerOf(t, rec.Body.String()).IsError(); !bad || text != "not you" {
+				t.Errorf("%s: %q", c.name, text)
+			}
+		}
+	}
+	rec := httptest.NewRecorder()
+	if writeDetail(rec, refusal); rec.Header().Get("Retry-After") != "2" {
+		t.Errorf("%v", rec.Header())
+	}
+}
