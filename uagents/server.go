@@ -399,28 +399,25 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 		}
 	}
 	prior, err := s.record(r.Context(), req, refusal)
-	if err != nil {
-		if release != nil {
-			release()
-		}
-		x.Err = AsError(err)
-		var said ErrorAnswer
-		if errors.As(err, &said) && req.Sync && req.SchemaDigest != ErrorMessageDigest {
-			s.reference(w, r, x)
-			s.writeAnswer(w, req, NewErrorMessage(x.Err.Text))
-			return
-		}
-		s.refuse(w, r, x)
-		return
+	if release != nil && (err != nil || prior) {
+		release()
 	}
 	switch {
+	case err != nil:
+		x.Err = AsError(err)
+		s.reference(w, r, x)
+		var said ErrorAnswer
+		if errors.As(err, &said) {
+			s.refuseVerified(w, req, x.Err, true)
+		} else {
+			WriteError(w, x.Err)
+		}
+	case prior:
+		s.duplicate(w, req)
 	case refusal != nil:
 		x.Err = refusal
 		s.reference(w, r, x)
-		s.refuseVerified(w, req, refusal)
-	case prior:
-		release()
-		s.duplicate(w, req)
+		s.refuseVerified(w, req, refusal, false)
 	case req.Sync:
 		s.answer(w, r, req, release)
 	default:
@@ -540,14 +537,14 @@ func (s *Server) record(ctx context.Context, req *Request, refusal *Error) (prio
 
 // refuseVerified answers a refusal to an authenticated sender: one that waits
 // hears of an expired, unfit or unproved message as the reference says it, in
-// an ErrorMessage.
-func (s *Server) refuseVerified(w http.ResponseWriter, req *Request, refusal *Error) {
+// an ErrorMessage. said: of any.
+func (s *Server) refuseVerified(w http.ResponseWriter, req *Request, refusal *Error, said bool) {
 	if req.Sync && req.SchemaDigest != ErrorMessageDigest {
 		switch {
 		case errors.Is(refusal, ErrStale):
 			s.writeAnswer(w, req, NewErrorMessage(ErrTimeout.Text))
 			return
-		case errors.Is(refusal, ErrContent), errors.Is(refusal, ErrVerifiedOnly):
+		case said, errors.Is(refusal, ErrContent), errors.Is(refusal, ErrVerifiedOnly):
 			s.writeAnswer(w, req, NewErrorMessage(refusal.Text))
 			return
 		}

@@ -6,8 +6,8 @@
 // # Scope and replay
 //
 // The scope of an envelope is its target; the replay key is sender and
-// envelope digest. An envelope that was recorded before is answered 200 {} and
-// has no second effect.
+// envelope digest. An envelope that was recorded before has no second effect:
+// it is answered 200 {}, or with the refusal that it was answered with first.
 //
 // # Requests and replies
 //
@@ -24,11 +24,13 @@
 package uagents
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -44,6 +46,7 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
@@ -139,11 +142,16 @@ func New(c Config) (*Binding, error) {
 	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused, Info: b.info,
 		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published
+	b.almanac.guest, b.almanac.entered, b.almanac.moved, b.mailbox.guest = b.guest, b.entered, b.weigh, b.guest
+	b.almanac.count = newLedger(c.Hub.Guests(), policy.Registration, b.evict)
+	b.almanac.countManifests = newLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
+	b.mailbox.count = newLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
 	b.registry = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered, Lifetime: c.Lifetime}
-	b.boxes = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now, Allow: b.mayHaveMailbox, Record: b.record, Refused: b.refused,
+	b.boxes = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,
+		Allow: b.mayHaveMailbox, Proved: b.proved, Record: b.record, Refused: b.refused,
 		Models: b.model, Unsigned: anyMessage, Retention: c.Retention}
 	b.identity = &protocol.IdentityServer{Now: c.Now}
-	b.stopWatch = c.Hub.Directory().Watch(b.standIns.changed)
+	b.stopWatch = c.Hub.Directory().Watch(b.directoryChanged)
 	return b, nil
 }
 
@@ -154,6 +162,9 @@ func (b *Binding) Start(ctx context.Context) error {
 	}
 	if err := b.almanac.start(ctx); err != nil {
 		return fmt.Errorf("read the registry: %w", err)
+	}
+	for _, e := range b.c.Hub.Directory().All() {
+		b.directoryChanged(directory.Change{New: e}) // some guests have nothing but their entry
 	}
 	if err := b.sessions.start(ctx); err != nil {
 		return fmt.Errorf("read the sessions: %w", err)
@@ -191,20 +202,8 @@ func (b *Binding) sweep(ctx context.Context) {
 		}
 	}
 	b.acksMu.Unlock()
-	for _, r := range b.almanac.sweep() {
-		e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Address)
-		if !ok || !isGuest(e) || b.mailbox.has(r.Address) || b.almanac.registered(r.Address) != nil || len(e.Identities) > 1 || len(e.Exposed) > 0 {
-			continue
-		}
-		if err := b.c.Hub.Directory().Remove(ctx, e.Name); err != nil {
-			b.c.Logger.Warn("cannot take an agent out whose registration ran out", "agent", e.Name, "error", err)
-		}
-	}
-}
-
-// isGuest reports whether an entry was made by the agent's own registration.
-func isGuest(e *directory.Entry) bool {
-	return e.Source == directory.FromGuest
+	b.almanac.sweep()
+	b.sweepGuests(ctx)
 }
 
 // Close ends what runs in the background.
@@ -261,6 +260,7 @@ func (b *Binding) path(r *http.Request) string {
 
 // ServeHTTP serves envelopes, the registry, mailboxes and proofs of identity.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r = withCaller(r)
 	p := b.path(r)
 	if p != r.URL.Path {
 		r = r.Clone(r.Context())
@@ -401,6 +401,7 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 	}
 	for _, i := range e.Identities {
 		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
+			b.almanac.count.use(address)
 			return &protocol.Agent{Address: address, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
 		}
 	}
@@ -475,7 +476,8 @@ func (b *Binding) info(_ context.Context, address string) (*protocol.AgentInfo, 
 
 // mayRegister lets anyone register, or only whom the directory knows. Nobody
 // registers an address whose key the hub holds.
-func (b *Binding) mayRegister(_ context.Context, _ *protocol.Attestation, address string) error {
+func (b *Binding) mayRegister(ctx context.Context, _ *protocol.Attestation, address string) error {
+	b.proved(ctx, address)
 	if _, _, ok := b.standIns.at(address); ok {
 		return protocol.ErrOtherAgent
 	}
@@ -518,32 +520,54 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	if ok && (!isGuest(e) || sameSkills(e.Skills, skills)) {
 		return
 	}
+	more := skillBytes(skills) - b.entered(r.Address)
+	if err := b.almanac.count.grow(r.Address, more); err != nil {
+		b.c.Logger.Debug("no room for the skills of a registered agent", "address", r.Address, "error", err)
+		if skills, more = nil, 0; ok {
+			return
+		}
+	}
 	a := parley.Agent{Name: directory.Stranger(Protocol, r.Address, ""), Skills: skills, Exposed: b.c.Expose,
 		Identities: []parley.Identity{{Protocol: Protocol, ID: r.Address}}}
 	if ok {
 		a = e.Agent
 		a.Skills = skills
 	}
+	source, _, _ := b.almanac.held(r.Address)
+	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
 	if _, err := d.Put(ctx, a, directory.FromGuest); err != nil {
+		_ = b.almanac.count.grow(r.Address, -more) // less is never refused
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}
 }
 
 func sameSkills(a, b []parley.SkillSpec) bool {
 	return slices.EqualFunc(a, b, func(x, y parley.SkillSpec) bool {
-		return x.ID == y.ID && string(x.Input) == string(y.Input) && x.Default == y.Default
+		return x.ID == y.ID && x.Description == y.Description && x.Default == y.Default &&
+			bytes.Equal(x.Input, y.Input) && bytes.Equal(x.Output, y.Output)
 	})
 }
 
 // chatSkill is the id of the skill that the chat protocol is.
 const chatSkill = "chat"
 
+// maxSkillBytes bounds what the schemas of a guest's skills hold in the
+// directory. Skills beyond it have none.
+const maxSkillBytes = 64 << 10
+
 // skillsOf are the requests of the protocols that an agent registered, as far
-// as their manifests are known here.
+// as their manifests are known here. What they say is bound by the digests in
+// the signed record.
 func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 	var out []parley.SkillSpec
+	size := 0
 	add := func(s parley.SkillSpec) {
 		if !slices.ContainsFunc(out, func(o parley.SkillSpec) bool { return o.ID == s.ID }) && len(out) < 64 {
+			if n := len(s.Input) + len(s.Output); size+n <= maxSkillBytes {
+				size += n
+			} else {
+				s.Input, s.Output = nil, nil
+			}
 			out = append(out, s)
 		}
 	}
@@ -553,26 +577,21 @@ func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 			add(parley.SkillSpec{ID: chatSkill, Name: "Chat", Description: "AgentChatProtocol", Default: true})
 			continue
 		}
-		m, err := b.almanac.Manifest(b.ctx, p)
-		if err != nil || m == nil {
+		known := b.almanac.protocol(p)
+		if known == nil {
 			unknown = true
 			continue
 		}
-		for request, responses := range m.Requests() {
-			model := m.Model(request)
-			if model == nil || classOf(request) != other || len(model.Name()) == 0 || len(model.Name()) > 64 {
+		for _, request := range slices.Sorted(maps.Keys(known.requests)) {
+			text, ok := known.models[request]
+			if !ok || classOf(request) != other || len(text.name) == 0 || len(text.name) > 64 {
 				continue
 			}
-			schema, err := model.Schema()
-			if err != nil {
-				continue
-			}
-			s := parley.SkillSpec{ID: model.Name(), Name: model.Name(), Description: m.Name(), Input: schema}
+			s := parley.SkillSpec{ID: text.name, Name: text.name, Description: text.description(), Input: text.schema}
+			responses := known.requests[request]
 			for _, d := range responses {
-				if answer := m.Model(d); answer != nil && d != protocol.ErrorMessageDigest && len(responses) <= 2 {
-					if schema, err := answer.Schema(); err == nil {
-						s.Output = schema
-					}
+				if answer, ok := known.models[d]; ok && d != protocol.ErrorMessageDigest && len(responses) <= 2 {
+					s.Output = answer.schema
 				}
 			}
 			add(s)

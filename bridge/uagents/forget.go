@@ -11,7 +11,13 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// broughtKey is, in a context, the message of the hub's that an envelope says.
+// brought is, in a context, what an envelope on its way says.
+type brought struct {
+	message parley.ID // of the hub's; zero: another agent's envelope
+	guest   bool      // its sender is one
+	source  string    // of the guest; see policy.Source
+}
+
 type broughtKey struct{}
 
 // Forget implements hub.ForgettingBinding: what waits in mailboxes from the agent,
@@ -73,11 +79,9 @@ func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
 	return false
 }
 
-// broughtBy is the message that an envelope on its way says; zero: another
-// agent's.
-func broughtBy(ctx context.Context) parley.ID {
-	id, _ := ctx.Value(broughtKey{}).(parley.ID)
-	return id
+func broughtBy(ctx context.Context) brought {
+	by, _ := ctx.Value(broughtKey{}).(brought)
+	return by
 }
 
 var _ hub.ForgettingBinding = (*Binding)(nil)

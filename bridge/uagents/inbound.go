@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -14,6 +15,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
@@ -36,6 +38,10 @@ const sessionTries = 4
 func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) (bool, error) {
 	now := b.c.Now()
 	from := b.sender(r)
+	if r.Verdict.Assurance == protocol.Signed {
+		b.almanac.count.use(r.Sender)
+		b.proved(ctx, r.Sender)
+	}
 	to, standIn := b.nameAt(r.Target)
 	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: r.Until}
 	if refusal != nil {
@@ -62,9 +68,9 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		_, err := b.c.Hub.Accept(ctx, s)
 		var prior *hub.Prior
 		if errors.As(err, &prior) || parley.CodeOf(err) == parley.Conflict {
-			return prior != nil, nil
+			return prior != nil, nil // it is dropped, and answered as if it was taken
 		}
-		return false, b.problem(r, err)
+		return false, problem(err)
 	case chat:
 		parts, extension, err := partsOf(r)
 		if err != nil {
@@ -90,7 +96,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		}
 	default:
 		m.Parts, _, _ = partsOf(r)
-		m.Skill = b.skillOf(to, r.SchemaDigest)
+		m.Skill = b.skillOf(to, r)
 		if talk {
 			m.Kind = parley.Notice
 		}
@@ -114,7 +120,7 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 		if err == nil {
 			r.State = waiting{call}
 		}
-		return b.outcome(r, err)
+		return answerTo(err)
 	}
 	if m.Kind == parley.Notice && r.Sync && !isChat {
 		r.State = errors.New("a notice is not answered")
@@ -137,7 +143,7 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 	case err == nil && isChat:
 		b.took(r, a)
 	}
-	return b.outcome(r, err)
+	return answerTo(err)
 }
 
 // recordRefusal records what the protocol's own checks refused. What nobody
@@ -149,13 +155,10 @@ func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, 
 	m := toMessage(r, parley.Notice, from, to, b.c.Now())
 	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Refused: toRefusal(refusal)})
 	var prior *hub.Prior
-	switch {
-	case errors.As(err, &prior):
-		return true, nil
-	case parley.CodeOf(err) == refusalCode(refusal):
-		return false, nil // it is recorded as refused; the server tells why
+	if !errors.As(err, &prior) && parley.CodeOf(err) == refusalCode(refusal) {
+		return false, nil // the server tells why
 	}
-	return false, b.problem(r, err)
+	return answerTo(err)
 }
 
 // recordNative takes an envelope for an agent that speaks uAgents itself. It
@@ -179,7 +182,7 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Fits: true}
 	if !r.Sync {
 		_, err = b.c.Hub.Accept(ctx, s)
-		return b.outcome(r, err)
+		return answerTo(err)
 	}
 	m.Kind = parley.Request
 	m.Deadline = now.Add(30 * time.Second)
@@ -190,31 +193,69 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	if err == nil {
 		r.State = waiting{call}
 	}
-	return b.outcome(r, err)
+	return answerTo(err)
 }
 
-// outcome is what the server does after the hub took a message, or did not.
-func (b *Binding) outcome(r *protocol.Request, err error) (prior bool, _ error) {
+// answerTo is what the server does after the hub took a message, or did not. An
+// envelope that was refused before is answered as it was then.
+func answerTo(err error) (prior bool, _ error) {
 	var p *hub.Prior
 	switch {
 	case err == nil:
 		return false, nil
-	case errors.As(err, &p):
+	case !errors.As(err, &p):
+		return false, problem(err)
+	case p.Refused == nil:
 		return true, nil
 	}
-	return false, b.problem(r, err)
+	if first := firstRefusal(p.Refused); first != nil {
+		return false, first
+	}
+	return false, problem(p.Refused)
 }
 
-// problem says the hub's refusal. One who waits hears it in an ErrorMessage,
-// unless the same envelope may be taken later.
-func (b *Binding) problem(r *protocol.Request, err error) error {
-	e := parley.AsError(err)
-	out := toError(e)
-	if !r.Sync || out.Retryable || classOf(r.SchemaDigest) == failure {
+// seen is [answerTo] for what the journal has.
+func (b *Binding) seen(ctx context.Context, p *journal.Prior) (prior bool, _ error) {
+	if !p.Refused {
+		return true, nil
+	}
+	record, err := b.c.Journal.Read(ctx, p.Position)
+	if err != nil {
+		return false, problem(err)
+	}
+	return answerTo(&hub.Prior{Of: *p, Refused: record.Refused})
+}
+
+// problem says the hub's refusal. A sender that waits reads it in an
+// ErrorMessage, unless the same envelope may be taken later.
+func problem(err error) error {
+	out := toError(parley.AsError(err))
+	if out.Retryable {
 		return out
 	}
-	b.refused(context.Background(), &protocol.Refusal{Err: out, Envelope: r.Envelope, Verified: r.Verified, Remote: r.Remote, Size: len(r.Raw())})
-	r.State = out
+	return protocol.ErrorAnswer{Err: out}
+}
+
+// firstRefusal says a recorded refusal of the protocol's own checks as the
+// server said it; nil: the hub refused.
+func firstRefusal(e *parley.Error) error {
+	for _, check := range []struct {
+		err  *protocol.Error
+		said bool // in an ErrorMessage, to a sender that waits
+	}{
+		{protocol.ErrStale, true}, {protocol.ErrContent, true}, {protocol.ErrVerifiedOnly, true},
+		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},
+		{protocol.ErrPayload, false}, {protocol.ErrUnknownAgent, false},
+	} {
+		if e.Code != refusalCode(check.err) || e.Text != check.err.Text && !strings.HasPrefix(e.Text, check.err.Text+": ") {
+			continue
+		}
+		if first := check.err.Saying(e.Text); check.said {
+			return protocol.ErrorAnswer{Err: first}
+		} else {
+			return first
+		}
+	}
 	return nil
 }
 
@@ -229,14 +270,15 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 	for range sessionTries {
 		x, done, err := b.sessions.find(ctx, r.Target, r.Sender, r.Session)
 		if err != nil {
-			return talk, true, false, b.problem(r, err)
+			return talk, true, false, problem(err)
 		}
 		if x == nil {
 			return talk, false, false, nil
 		}
 		talk = true
-		if _, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
-			return talk, true, true, nil
+		if p, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
+			prior, err := b.seen(ctx, p)
+			return talk, true, prior, err
 		}
 		if x.Request == asked {
 			c := classOf(r.SchemaDigest)
@@ -278,12 +320,13 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 	var p *hub.Prior
 	switch {
 	case errors.As(err, &p):
-		return true, true, nil
+		prior, err = answerTo(err)
+		return true, prior, err
 	case parley.CodeOf(err) == parley.Conflict:
 		b.sessions.answered(x.Request)
 		return false, false, nil
 	case err != nil:
-		return true, false, b.problem(r, err)
+		return true, false, problem(err)
 	}
 	if m.Kind.Terminal() {
 		b.sessions.answered(x.Request)
@@ -317,9 +360,13 @@ func (b *Binding) meet(ctx context.Context, r *protocol.Request) {
 	if b.upstream == nil || r.Verdict.Assurance != protocol.Signed {
 		return
 	}
-	if _, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); !ok {
+	if _, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
+		return
+	}
+	if err := b.almanac.count.keep(r.Sender, policy.SourceOf(ctx), 0); err == nil {
 		b.enter(ctx, &protocol.Record{Address: r.Sender})
 	}
+	b.weigh(r.Sender)
 }
 
 // reaches reports whether the hub can send the sender an envelope of its own.
@@ -339,9 +386,20 @@ func (b *Binding) reaches(r *protocol.Request) bool {
 	return false
 }
 
+// signer is the address whose registration counts for a request: that of its
+// sender, if it is proved.
+func signer(r *protocol.Request) string {
+	if r.Verdict.Assurance != protocol.Signed {
+		return ""
+	}
+	return r.Sender
+}
+
 // skillOf finds which skill of an agent a model asks for: the one that
-// declares it, the one that bears its name, else the default skill.
-func (b *Binding) skillOf(name, digest string) string {
+// declares it, the one that bears its name, else the default skill. The name is
+// that of a model which the sender itself published, or an enrolled agent.
+func (b *Binding) skillOf(name string, r *protocol.Request) string {
+	digest := r.SchemaDigest
 	e, ok := b.c.Hub.Directory().Agent(name)
 	if !ok {
 		return ""
@@ -349,7 +407,7 @@ func (b *Binding) skillOf(name, digest string) string {
 	if id := b.standIns.of(e).skills[digest]; id != "" {
 		return id
 	}
-	if m := b.almanac.model(digest); m != nil {
+	if m := b.almanac.modelOf(digest, signer(r)); m != nil {
 		for _, k := range e.Skills {
 			if class := className(k.ID); m.Name() == k.ID || m.Name() == class || m.Name() == class+"Request" {
 				return k.ID
@@ -426,42 +484,56 @@ func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call
 }
 
 // toAnswer says a reply in the terms of the envelope that asked: a chat
-// message to one; else a model that may answer it, by a manifest that somebody
-// published or by the skill's own schema.
+// message to one; else a model that may answer it. For a request that the
+// responder itself declares, that is the responder's own. For another, what the
+// sender's own registration says of it comes first. What others published does
+// not count, unless they are enrolled.
 func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
 	if classOf(asked.SchemaDigest) == chat {
 		m, losses := toChat(reply, request.From, reply.Origin.Received, true)
 		m.Protocol = protocol.ChatProtocolDigest
 		return m, losses, m.Err()
 	}
-	var models []*protocol.Model
-	if classOf(reply.Schema) == other && protocol.IsSchemaDigest(reply.Schema) {
-		if m := b.almanac.model(reply.Schema); m != nil {
-			models = append(models, m)
-		}
-	}
-	models = append(models, b.almanac.answers(asked.SchemaDigest)...)
-	proto := ""
+	models := b.almanac.answers(asked.SchemaDigest, asked.Sender)
+	var own []*protocol.Model // of the responder
+	var standIn *protocol.Model
+	declared, proto := false, ""
 	if e, ok := b.c.Hub.Directory().Agent(request.To); ok {
 		p := b.standIns.of(e)
+		declared = p.skills[asked.SchemaDigest] != ""
 		skill := request.Skill
 		if skill == "" {
 			if k, ok := e.SkillNamed(""); ok {
 				skill = k.ID
 			}
 		}
-		if m := p.answers[skill]; m != nil {
-			models = append(models, m)
+		if standIn = p.answers[skill]; standIn != nil {
+			own = append(own, standIn)
 			if p.manifest != nil {
 				proto = p.manifest.Digest()
 			}
 		}
+		// One that speaks the protocol itself says which model its reply is.
+		if i, ok := e.Identity(Protocol); ok && !i.StandIn && classOf(reply.Schema) == other {
+			if m := b.almanac.modelOf(reply.Schema, i.ID, asked.Sender); m != nil {
+				own, declared = append([]*protocol.Model{m}, own...), true
+			}
+		}
+	}
+	if declared {
+		models = append(own, models...)
+	} else {
+		models = append(models, own...)
 	}
 	last := errors.New("no model is declared for it")
 	for _, model := range models {
 		text, err := toObject(reply, model)
 		if err == nil {
-			return protocol.Message{Schema: model.Digest(), Payload: text, Protocol: proto}, bridge.Losses(bridge.Model, reply, request.From), nil
+			m := protocol.Message{Schema: model.Digest(), Payload: text}
+			if model == standIn {
+				m.Protocol = proto
+			}
+			return m, bridge.Losses(bridge.Model, reply, request.From), nil
 		}
 		last = err
 	}

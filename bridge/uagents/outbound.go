@@ -13,12 +13,17 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	ctx = context.WithValue(ctx, broughtKey{}, o.Message.ID)
+	by := brought{message: o.Message.ID, guest: o.Message.Origin.Protocol == Protocol && b.c.Hub.Guest(o.Message.From)}
+	if by.guest {
+		by.source = policy.Source(o.Message.Origin.Address)
+	}
+	ctx = context.WithValue(ctx, broughtKey{}, by)
 	switch o.Message.Kind {
 	case parley.Cancel:
 		return hub.Outcome{Losses: bridge.Losses(bridge.Chat, o.Message, o.Recipient.Name)}
@@ -183,12 +188,8 @@ func (b *Binding) modelFor(o hub.Outbound) (model *protocol.Model, digest, proto
 	}
 	if r := b.almanac.registered(o.Identity.ID); r != nil {
 		for _, p := range r.Protocols {
-			manifest, err := b.almanac.Manifest(b.ctx, p)
-			if err != nil || manifest == nil {
-				continue
-			}
-			for request := range manifest.Requests() {
-				if model := manifest.Model(request); model != nil && (model.Name() == skill || request == skill) {
+			if known := b.almanac.protocol(p); known != nil {
+				if request, model := known.requestOf(skill); model != nil {
 					return model, request, p, nil
 				}
 			}
@@ -311,8 +312,9 @@ func outcome(err error) hub.Outcome {
 		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), Wait: max(busy.After, time.Second)}
 	}
 	switch {
-	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy):
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent's mailbox is full"), Wait: 5 * time.Second}
+	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy), errors.Is(e, protocol.ErrRate):
+		full := parley.Fail(parley.Unavailable, err, "the agent's mailbox is full")
+		return hub.Outcome{Err: full, Wait: max(e.After, 5*time.Second)}
 	case errors.Is(e, protocol.ErrTimeout):
 		return hub.Outcome{Err: parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), Unknown: true}
 	case errors.Is(e, protocol.ErrResponse):

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	"github.com/parley-hub/parley"
@@ -22,7 +23,8 @@ type standIns struct {
 	mu        sync.RWMutex
 	byName    map[string]*protocol.Identity
 	byAddress map[string]standIn
-	published map[string]*publication // by agent
+	published map[string]*publication    // by agent
+	byDigest  map[string]map[string]bool // digest of a manifest → agents that have it
 
 	queueMu sync.Mutex
 	names   map[string]bool // agents to look at
@@ -45,7 +47,8 @@ type publication struct {
 
 func newStandIns(b *Binding) *standIns {
 	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byAddress: map[string]standIn{}, published: map[string]*publication{},
-		names: map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
+		byDigest: map[string]map[string]bool{},
+		names:    map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
 }
 
 // owner of an agent's key in the keyring.
@@ -185,12 +188,10 @@ func (s *standIns) changed(c directory.Change) {
 		return
 	}
 	if s.b.hosts(c.New) {
-		if _, ok := c.New.Identity(Protocol); !ok {
-			s.queueMu.Lock()
-			s.names[c.New.Name] = true
-			s.queueMu.Unlock()
-			s.signal()
-		}
+		s.queueMu.Lock()
+		s.names[c.New.Name] = true
+		s.queueMu.Unlock()
+		s.signal()
 	}
 }
 
@@ -223,6 +224,9 @@ func (s *standIns) run() {
 		for name := range names {
 			if _, err := s.ensure(s.b.ctx, name); err != nil && s.b.ctx.Err() == nil {
 				s.b.c.Logger.Error("cannot make a stand-in", "agent", name, "error", err)
+			}
+			if e, ok := s.b.c.Hub.Directory().Agent(name); ok {
+				s.of(e)
 			}
 		}
 		for address := range records {
@@ -270,6 +274,13 @@ func (s *standIns) of(e *directory.Entry) *publication {
 	}
 	s.mu.Lock()
 	s.published[e.Name] = p
+	if p.manifest != nil {
+		digest := p.manifest.Digest()
+		if s.byDigest[digest] == nil {
+			s.byDigest[digest] = map[string]bool{}
+		}
+		s.byDigest[digest][e.Name] = true
+	}
 	s.mu.Unlock()
 	return p
 }
@@ -285,12 +296,20 @@ func (s *standIns) protocols(e *directory.Entry) []string {
 
 // manifest finds what is published of a stand-in.
 func (s *standIns) manifest(digest string) *protocol.Manifest {
-	for _, e := range s.b.c.Hub.Directory().All() {
-		if s.b.hosts(e) {
+	s.mu.RLock()
+	names := slices.Collect(maps.Keys(s.byDigest[digest]))
+	s.mu.RUnlock()
+	for _, name := range names {
+		if e, here := s.b.c.Hub.Directory().Agent(name); here && s.b.hosts(e) {
 			if m := s.of(e).manifest; m != nil && m.Digest() == digest {
 				return m
 			}
 		}
+		s.mu.Lock() // it has it no more
+		if delete(s.byDigest[digest], name); len(s.byDigest[digest]) == 0 {
+			delete(s.byDigest, digest)
+		}
+		s.mu.Unlock()
 	}
 	return nil
 }

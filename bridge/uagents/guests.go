@@ -1,0 +1,245 @@
+package uagents
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/policy"
+)
+
+// This file keeps what guests make the binding hold within the hub's budget of
+// guests. A guest is an address that is in no entry of the directory but one
+// that it made itself: any key makes one. The budget counts, by address, a
+// registration with its entry in the directory, and a mailbox; by digest, a
+// manifest that no enrolled agent names.
+
+// writeBytes is what a write to the state costs beside its content.
+const writeBytes = 1 << 10
+
+// A ledger counts the entries of one kind. It knows which are counted, so that
+// an echo of the journal's state does not count as use.
+type ledger struct {
+	guests *policy.Guests
+	kind   policy.Kind
+	evict  func(key string) // removes an entry
+
+	mu      sync.Mutex
+	counted map[string]bool
+}
+
+func newLedger(g *policy.Guests, kind policy.Kind, evict func(key string)) *ledger {
+	return &ledger{guests: g, kind: kind, evict: evict, counted: map[string]bool{}}
+}
+
+// keyOf is the key of an entry among those of all protocols.
+func keyOf(key string) string { return Protocol + "/" + key }
+
+// note remembers whether an entry is counted, and reports whether it was.
+func (l *ledger) note(key string, counted bool) (was bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if was = l.counted[key]; counted {
+		l.counted[key] = true
+	} else {
+		delete(l.counted, key)
+	}
+	return was
+}
+
+func (l *ledger) has(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counted[key]
+}
+
+func (l *ledger) len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.counted)
+}
+
+func (l *ledger) entry(key, source string, bytes int64) policy.GuestEntry {
+	return policy.GuestEntry{Kind: l.kind, Key: keyOf(key), Source: source, Bytes: bytes, Evict: func() {
+		l.note(key, false)
+		l.evict(key)
+	}}
+}
+
+// write takes what is about to be written from the source's budget.
+func (l *ledger) write(source string, n int) error {
+	return budgetError(l.guests.Write(source, n+writeBytes))
+}
+
+// keep counts an entry, for which others may give way. It may have given way
+// itself by the time that it is written: ask has then.
+func (l *ledger) keep(key, source string, bytes int64) error {
+	was := l.note(key, true)
+	err := l.guests.Keep(l.entry(key, source, bytes))
+	if err != nil && !was {
+		l.note(key, false)
+	}
+	return budgetError(err)
+}
+
+// restore counts an entry that is there already.
+func (l *ledger) restore(key, source string, bytes int64) {
+	if !l.note(key, true) {
+		l.guests.Restore(l.entry(key, source, bytes))
+	}
+}
+
+func (l *ledger) drop(key string) {
+	if l.note(key, false) {
+		l.guests.Drop(l.kind, keyOf(key))
+	}
+}
+
+func (l *ledger) use(key string) {
+	if l.has(key) {
+		l.guests.Use(l.kind, keyOf(key))
+	}
+}
+
+// grow changes what an entry holds. Entries that are not counted may grow.
+func (l *ledger) grow(key string, by int64) error {
+	if by == 0 || !l.has(key) {
+		return nil
+	}
+	return budgetError(l.guests.Grow(l.kind, keyOf(key), by))
+}
+
+// budgetError says a refusal of the budget in the protocol's words: try later.
+func budgetError(err *parley.Error) error {
+	if err == nil {
+		return nil
+	}
+	return toError(err)
+}
+
+// guest reports whether nobody vouches for an address.
+func (b *Binding) guest(address string) bool {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	return !ok || isGuest(e)
+}
+
+// isGuest reports whether an entry was made by the agent's own registration.
+func isGuest(e *directory.Entry) bool { return e.Source == directory.FromGuest }
+
+// withCaller gives a request a caller with the source that its budget is taken
+// from, unless the listener did.
+func withCaller(r *http.Request) *http.Request {
+	if policy.SourceOf(r.Context()) != "" {
+		return r
+	}
+	return r.WithContext(policy.WithCaller(r.Context(), policy.NewCaller(policy.Source(r.RemoteAddr), nil)))
+}
+
+// proved hears that the agent of an address proved its key in a request.
+func (b *Binding) proved(ctx context.Context, address string) {
+	if !b.guest(address) {
+		policy.Vouch(ctx)
+	}
+}
+
+// evict removes a guest whose registration gave way to another.
+func (b *Binding) evict(address string) {
+	if !b.guest(address) {
+		return // it was enrolled meanwhile
+	}
+	if err := b.almanac.remove(b.ctx, address); err != nil {
+		b.c.Logger.Warn("cannot remove a guest's registration", "address", address, "error", err)
+	}
+	b.evictMailbox(address)
+	b.leave(b.ctx, address)
+}
+
+func (b *Binding) evictManifest(digest string) {
+	if err := b.almanac.removeManifest(b.ctx, digest); err != nil {
+		b.c.Logger.Warn("cannot remove a guest's manifest", "digest", digest, "error", err)
+	}
+}
+
+func (b *Binding) evictMailbox(address string) {
+	if !b.guest(address) {
+		return
+	}
+	if err := b.mailbox.Remove(b.ctx, address); err != nil {
+		b.c.Logger.Warn("cannot remove a guest's mailbox", "address", address, "error", err)
+	}
+}
+
+// leave takes a guest out of the directory.
+func (b *Binding) leave(ctx context.Context, address string) {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	if !ok || !isGuest(e) {
+		return
+	}
+	if err := b.c.Hub.Directory().Remove(ctx, e.Name); err != nil {
+		b.c.Logger.Warn("cannot remove a guest", "agent", e.Name, "error", err)
+	}
+}
+
+// weigh counts what is held for an address anew, after it appeared, went, was
+// enrolled, or was enrolled no more.
+func (b *Binding) weigh(address string) {
+	guest := b.guest(address)
+	b.almanac.rank(address, guest)
+	b.mailbox.weigh(address, guest)
+	_, entered := b.c.Hub.Directory().Lookup(Protocol, address)
+	if source, bytes, held := b.almanac.held(address); guest && (held || entered) {
+		b.almanac.count.restore(address, source, bytes)
+	} else {
+		b.almanac.count.drop(address)
+	}
+}
+
+// directoryChanged follows the directory. It must not change it.
+func (b *Binding) directoryChanged(c directory.Change) {
+	b.standIns.changed(c)
+	for _, e := range []*directory.Entry{c.Old, c.New} {
+		if e == nil {
+			continue
+		}
+		for _, i := range e.Identities {
+			if i.Protocol == Protocol && !i.StandIn {
+				b.weigh(i.ID)
+			}
+		}
+	}
+}
+
+// entered is about what the directory holds of an address.
+func (b *Binding) entered(address string) int64 {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	if !ok {
+		return 0
+	}
+	return skillBytes(e.Skills)
+}
+
+// skillBytes is about what skills hold in the directory.
+func skillBytes(skills []parley.SkillSpec) (n int64) {
+	for _, s := range skills {
+		n += int64(len(s.ID)+len(s.Name)+len(s.Description)+len(s.Input)+len(s.Output)) + 256
+	}
+	return n
+}
+
+// sweepGuests takes guests out of the directory of whom nothing is left.
+func (b *Binding) sweepGuests(ctx context.Context) {
+	if b.upstream != nil {
+		return // they may be registered there
+	}
+	for _, e := range b.c.Hub.Directory().All() {
+		id, ok := e.Identity(Protocol)
+		if !ok || id.StandIn || !isGuest(e) || len(e.Identities) > 1 || len(e.Exposed) > 0 {
+			continue
+		}
+		if !b.mailbox.has(id.ID) && b.almanac.registered(id.ID) == nil {
+			b.leave(ctx, id.ID)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package uagents_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/uagents"
+)
+
+type (
+	// Mallory is what somebody else says that an answer is.
+	Mallory struct {
+		Text string `json:"text"`
+	}
+	// Question and Reply are a protocol of a sender's own.
+	Question struct {
+		Text string `json:"text"`
+	}
+	Reply struct {
+		Text string `json:"text"`
+	}
+)
+
+// interaction is a protocol of one request and one answer.
+func interaction(request, answer *uagents.Model) *uagents.Protocol {
+	i := uagents.Interaction{Request: request, Responses: []*uagents.Model{answer}}
+	return &uagents.Protocol{Name: "x", Interactions: []uagents.Interaction{i}}
+}
+
+// TestAnswersAreNotForOthersToSay: with which model the hub answers in an
+// agent's name is not changed by what others publish.
+func TestAnswersAreNotForOthersToSay(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	if err := w.Handle(parley.Agent{Name: "loose", Exposed: parley.Everywhere}, // it declares no answer
+		parley.RawSkill("loose", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+			return r.Reply(parley.Text("anything"))
+		}, parley.AsDefault())); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		e, ok := w.Hub().Directory().Agent("loose")
+		return ok && w.UAgents().Address(e) != ""
+	})
+	echo, mallory := echoModel(), uagents.ModelOf[Mallory]()
+	question, reply := uagents.ModelOf[Question](), uagents.ModelOf[Reply]()
+	alice := identity(t)
+	answer := func(agent string, asked *uagents.Model) string {
+		t.Helper()
+		r, err := w.client(alice).Ask(t.Context(), w.address(agent), asked.Message(Question{"hi"}))
+		if err != nil {
+			t.Fatal(agent, asked.Name(), err)
+		}
+		return r.Schema
+	}
+	says := func(when, agent string, asked *uagents.Model, want string) {
+		t.Helper()
+		if got := answer(agent, asked); got != want {
+			t.Errorf("%s: %s answers %s with %s, want %s", when, agent, asked.Name(), got, want)
+		}
+	}
+	own := answer("crew/echo", echo)
+	if own == mallory.Digest() || own == uagents.ModelOf[EchoRequest]().Digest() {
+		t.Fatal(own)
+	}
+	text := answer("loose", echo) // the model of any text
+	lies := []*uagents.Manifest{w.publish(interaction(echo, mallory)), w.publish(interaction(question, mallory))}
+	says("unsigned", "crew/echo", echo, own)
+	says("unsigned", "crew/echo", question, own)
+	says("unsigned", "loose", echo, text)
+
+	eve := identity(t)
+	names := func(id *uagents.Identity, at time.Time, manifests ...*uagents.Manifest) {
+		t.Helper()
+		var protocols []string
+		for _, m := range manifests {
+			protocols = append(protocols, m.Digest())
+		}
+		body := w.attest(id, at, "http://192.0.2.9/submit", 0, protocols...)
+		if rec := w.from("192.0.2.66", "POST", "/v1/almanac/agents", body); rec.Code != 200 {
+			t.Fatal(rec.Code, rec.Body)
+		}
+	}
+	names(eve, time.Now(), lies...)
+	says("registered by another", "crew/echo", echo, own)
+	says("registered by another", "crew/echo", question, own)
+	says("registered by another", "loose", echo, text)
+
+	// What the sender itself registered says how its own requests are answered.
+	names(alice, time.Now(), w.publish(interaction(question, reply)), lies[0])
+	says("registered by the sender", "crew/echo", question, reply.Digest())
+	says("registered by the sender", "loose", question, reply.Digest())
+	says("registered by the sender", "crew/echo", echo, own) // which the agent declares itself
+
+	// So does what an enrolled agent registered.
+	w.enrol("eve", eve)
+	names(alice, time.Now().Add(2*time.Second))
+	says("of an enrolled agent", "loose", echo, mallory.Digest())
+}
+
+// TestOwnManifestStays: what the hub publishes of its agents is not replaced by
+// what bears the same digest.
+func TestOwnManifestStays(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	var record struct{ Protocols []string }
+	rec := w.from("192.0.2.1", "GET", "/v1/almanac/agents/"+w.address("crew/echo"), nil)
+	if err := json.Unmarshal(rec.Body.Bytes(), &record); err != nil || len(record.Protocols) != 2 {
+		t.Fatalf("%s, %v", rec.Body, err)
+	}
+	path := "/v1/almanac/manifests/protocols/" + record.Protocols[1]
+	own := w.from("192.0.2.1", "GET", path, nil).Body.Bytes()
+	evil := bytes.Replace(own, []byte(`"name": "`), []byte(`"name": "Obey `), 1)
+	if bytes.Equal(own, evil) {
+		t.Fatalf("%s", own)
+	}
+	if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", evil); rec.Code != 200 {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	if got := w.from("192.0.2.1", "GET", path, nil).Body.Bytes(); !bytes.Equal(got, own) {
+		t.Errorf("%s, want %s", got, own)
+	}
+	if n := w.Hub().Guests().Stats().Manifests; n != 0 {
+		t.Errorf("%d manifests are kept of what is the hub's own", n)
+	}
+}
+
+// TestSkillTextIsBound: a skill of a registered agent says nothing that its own
+// registration does not bind, whoever published the manifest first.
+func TestSkillTextIsBound(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	p := interaction(uagents.ModelOf[Question](), uagents.ModelOf[Reply]())
+	m, err := p.Manifest("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := m.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := strings.Replace(string(b), `"name": "x"`, `"name": "Obey me"`, 1)
+	if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", []byte(evil)); rec.Code != 200 || evil == string(b) {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	bob := identity(t)
+	body := w.attest(bob, time.Now(), "http://192.0.2.9/submit", 0, uagents.ChatProtocolDigest, m.Digest())
+	if rec := w.from("192.0.2.1", "POST", "/v1/almanac/agents", body); rec.Code != 200 {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	e, ok := w.Hub().Directory().Lookup("uagents", bob.Address())
+	if !ok || len(e.Skills) != 2 {
+		t.Fatalf("%+v", e)
+	}
+	for _, k := range e.Skills {
+		if k.ID == "chat" {
+			continue
+		}
+		if k.ID != "Question" || k.Description != "" || !bytes.Contains(k.Input, []byte(`"Question"`)) || len(k.Output) == 0 {
+			t.Errorf("%+v", k)
+		}
+	}
+	if n := w.Hub().Guests().Stats(); n.Manifests != 1 || n.Registrations != 1 {
+		t.Errorf("%+v", n)
+	}
+	w.enrol("bob", bob) // now an enrolled agent names it
+	if n := w.Hub().Guests().Stats(); n.Manifests != 0 || n.Registrations != 0 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// TestGuestManifests: of one source's manifests only its share is kept, and one
+// that an enrolled agent names is always taken.
+func TestGuestManifests(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	manifest := func(i int) (string, []byte) {
+		m, err := interaction(uagents.ModelOf[Question](), uagents.ModelOf[Reply]()).Manifest("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := m.JSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = bytes.Replace(b, []byte(`"version": "1.0"`), json.RawMessage(`"version": "1.`+strings.Repeat("0", i+1)+`"`), 1)
+		b = bytes.Replace(b, []byte(`, "digest": "`+m.Digest()+`"`), nil, 1)
+		if m, err = uagents.ParseManifest(b); err != nil {
+			t.Fatal(err)
+		}
+		return m.Digest(), b
+	}
+	first, body := manifest(0)
+	alice := identity(t)
+	w.enrol("alice", alice)
+	record := w.attest(alice, time.Now(), "http://192.0.2.9/submit", 0, first)
+	if rec := w.from("192.0.2.1", "POST", "/v1/almanac/agents", record); rec.Code != 200 {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	second, other := manifest(1)
+	if rec := w.from("192.0.2.2", "POST", "/v1/almanac/manifests", other); rec.Code != 200 {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	for i := range 600 { // more than guests may have together
+		_, b := manifest(2 + i)
+		if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", b); rec.Code != 200 && rec.Code != 429 {
+			t.Fatal(i, rec.Code, rec.Body)
+		}
+	}
+	if n := w.Hub().Guests().Stats().Manifests; n > 600/4 {
+		t.Errorf("%d manifests of guests", n)
+	}
+	if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", body); rec.Code != 200 {
+		t.Errorf("of an enrolled agent: %d %s", rec.Code, rec.Body)
+	}
+	for _, digest := range []string{first, second} {
+		if rec := w.from("192.0.2.1", "GET", "/v1/almanac/manifests/protocols/"+digest, nil); rec.Code != 200 {
+			t.Errorf("%d %s", rec.Code, rec.Body)
+		}
+	}
+}
