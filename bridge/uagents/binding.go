@@ -502,7 +502,8 @@ func (b *Binding) registered(ctx context.Context, r protocol.Record) {
 	ctx = context.WithoutCancel(ctx)
 	if slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return b.ours(e.URL, pathMailbox) }) {
 		if err := b.mailbox.Create(ctx, r.Address); err != nil {
-			b.c.Logger.Warn("cannot make a mailbox", "address", r.Address, "error", err)
+			// The agent reads the refusal when it asks for its mailbox.
+			b.c.Logger.Debug("cannot make a mailbox", "address", r.Address, "error", err)
 		}
 	}
 	b.enter(ctx, &r)
