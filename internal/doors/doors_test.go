@@ -51,6 +51,8 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(protocols), "agh/aghnats"), true
 	case "node", "pairs", "pairs/cluster", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
 		return all, true
+	case "internal/attack":
+		return []string{"uagents", "asp"}, true
 	case "bench/load", "bench/floor":
 		return []string{"bench/load"}, true
 	}

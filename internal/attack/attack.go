@@ -1,0 +1,316 @@
+// Package attack is what a guest can send to a hub to fill, stop or mislead
+// it: floods of registrations, manifests, mailboxes, connections and messages,
+// and the requests that a web page makes without the consent of its reader.
+// The fault tests run each attack alone, `parley bench guests` runs all of
+// them at once.
+//
+// An attack needs no secret of the hub. Its keys are its own: a uAgents key or
+// an ASP card costs nothing to make. It works in a closed loop with few
+// connections, leaves the processor to others at least half of the time, and
+// ends by itself, after a number of requests or with its context. It sends to
+// loopback addresses only.
+package attack
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Config says whom to attack, and from where.
+type Config struct {
+	Hub    string   // base URL of the protocols
+	Admin  string   // base URL of the admin API; "": that listener is left alone
+	Target string   // uAgents address of an agent for which the hub stands in; some attacks need it
+	From   []string // addresses to dial from; nil: [Sources]
+
+	Clients int           // of each flood; 0: 2
+	Pause   time.Duration // of a client, at least, after each request; a client pauses as long as the request took, too
+	Timeout time.Duration // of a request; 0: 15 s
+	Reopen  time.Duration // after which a connection is opened again that the hub closed; 0: 1 s
+
+	Now func() time.Time // nil: time.Now
+}
+
+// An Attack is a guest with several addresses.
+type Attack struct {
+	c    Config
+	webs []*http.Client // one for each address
+}
+
+// ErrNotLoopback refuses to attack anything but this machine.
+var ErrNotLoopback = errors.New("attack: only a hub at a loopback address is attacked")
+
+// Sources are the addresses from which this system can dial a loopback
+// listener: guests behind different addresses.
+func Sources() []string {
+	if runtime.GOOS != "linux" {
+		return []string{"127.0.0.1"}
+	}
+	return []string{"127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}
+}
+
+// New makes an attack. Close ends its connections.
+func New(c Config) (*Attack, error) {
+	a := &Attack{c: c}
+	bases := []string{c.Hub}
+	if c.Admin != "" {
+		bases = append(bases, c.Admin)
+	}
+	for _, base := range bases {
+		u, err := url.Parse(base)
+		if err != nil {
+			return nil, fmt.Errorf("attack: %w", err)
+		}
+		if at, err := netip.ParseAddrPort(u.Host); err != nil || !at.Addr().IsLoopback() || u.Scheme != "http" {
+			return nil, fmt.Errorf("%w: %q", ErrNotLoopback, base)
+		}
+	}
+	if a.c.From == nil {
+		a.c.From = Sources()
+	}
+	a.c.Clients = cmp.Or(c.Clients, 2)
+	a.c.Timeout, a.c.Reopen = cmp.Or(c.Timeout, 15*time.Second), cmp.Or(c.Reopen, time.Second)
+	if a.c.Now == nil {
+		a.c.Now = time.Now
+	}
+	for _, from := range a.c.From {
+		d, err := dialer(from, a.c.Timeout)
+		if err != nil {
+			return nil, err
+		}
+		t := &http.Transport{DialContext: d.DialContext, MaxIdleConnsPerHost: a.c.Clients, DisableCompression: true}
+		a.webs = append(a.webs, &http.Client{Timeout: a.c.Timeout, Transport: t})
+	}
+	return a, nil
+}
+
+func dialer(from string, timeout time.Duration) (*net.Dialer, error) {
+	ip := net.ParseIP(from)
+	if ip == nil || !ip.IsLoopback() {
+		return nil, fmt.Errorf("%w: cannot dial from %q", ErrNotLoopback, from)
+	}
+	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: ip}, Timeout: timeout}, nil
+}
+
+// Close ends connections that are not in use.
+func (a *Attack) Close() {
+	for _, web := range a.webs {
+		web.CloseIdleConnections()
+	}
+}
+
+// A Result counts what became of an attack.
+type Result struct {
+	Sent    int `json:"sent"`    // requests or connections
+	Taken   int `json:"taken"`   // answered 2xx; connections: held to the end
+	Refused int `json:"refused"` // answered otherwise, but for Later
+	Later   int `json:"later"`   // answered "try later": 429, 503 or 507
+	Broken  int `json:"broken"`  // without an answer
+	Changed int `json:"changed"` // answers or state of others that the attack changed
+
+	Status map[int]int `json:"status,omitempty"` // answers by HTTP status
+	Bytes  int64       `json:"bytes"`            // of bodies sent
+
+	Err error `json:"-"` // why the attack itself could not go on
+}
+
+// Add adds what another attack counted.
+func (r *Result) Add(other Result) {
+	r.Sent += other.Sent
+	r.Taken += other.Taken
+	r.Refused += other.Refused
+	r.Later += other.Later
+	r.Broken += other.Broken
+	r.Changed += other.Changed
+	r.Bytes += other.Bytes
+	for status, n := range other.Status {
+		r.status(status, n)
+	}
+	r.Err = errors.Join(r.Err, other.Err)
+}
+
+func (r *Result) status(status, n int) {
+	if r.Status == nil {
+		r.Status = map[int]int{}
+	}
+	r.Status[status] += n
+}
+
+// answered counts an answer.
+func (r *Result) answered(status int) {
+	r.status(status, 1)
+	switch {
+	case status >= 200 && status <= 299:
+		r.Taken++
+	case isLater(status):
+		r.Later++
+	default:
+		r.Refused++
+	}
+}
+
+// isLater reports whether an answer asks to try later.
+func isLater(status int) bool {
+	switch status {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
+		return true
+	}
+	return false
+}
+
+func (r Result) String() string {
+	s := fmt.Sprintf("sent %d (%.1f MiB), taken %d, refused %d, try later %d, broken %d, changed %d, by status %v",
+		r.Sent, float64(r.Bytes)/(1<<20), r.Taken, r.Refused, r.Later, r.Broken, r.Changed, r.Status)
+	if r.Err != nil {
+		s += ": " + r.Err.Error()
+	}
+	return s
+}
+
+// tally is a Result that several clients add to.
+type tally struct {
+	mu sync.Mutex
+	r  Result
+}
+
+func (t *tally) add(f func(*Result)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f(&t.r)
+}
+
+// each lets the clients work in a closed loop: n times together, or as long as
+// the context lasts where n is 0.
+func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i int, t *tally) error) Result {
+	var t tally
+	var next atomic.Int64
+	var clients sync.WaitGroup
+	for w := range a.c.Clients {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if n > 0 && i >= n {
+					return
+				}
+				began := a.c.Now()
+				if err := work(a.webs[(w+i)%len(a.webs)], i, &t); err != nil {
+					if ctx.Err() == nil {
+						t.add(func(r *Result) { r.Err = errors.Join(r.Err, err) })
+					}
+					return
+				}
+				wait(ctx, max(a.c.Pause, a.c.Now().Sub(began)))
+			}
+		})
+	}
+	clients.Wait()
+	return t.r
+}
+
+// flood sends requests, each of which make renders from its number.
+func (a *Attack) flood(ctx context.Context, n int, make func(i int) (*request, error)) Result {
+	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
+		r, err := make(i)
+		if err == nil {
+			a.send(ctx, web, r, t)
+		}
+		return err
+	})
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// A request of an attack. Without a content type it has none.
+type request struct {
+	method, path string
+	contentType  string
+	header       http.Header
+	host         string // "": the hub's
+	body         []byte
+}
+
+const jsonType = "application/json"
+
+func post(path string, body []byte) *request {
+	return &request{method: http.MethodPost, path: path, contentType: jsonType, body: body}
+}
+
+// send sends a request, counts its answer and gives it; 0 where there was none.
+func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tally) (status int, body []byte) {
+	status, body, err := a.do(ctx, web, r)
+	if ctx.Err() != nil && err != nil {
+		return 0, nil // it was cut off by the end of the attack
+	}
+	t.add(func(s *Result) {
+		s.Sent++
+		s.Bytes += int64(len(r.body))
+		if err != nil {
+			s.Broken++
+			return
+		}
+		s.answered(status)
+	})
+	return status, body
+}
+
+// maxAnswer bounds what is read of an answer.
+const maxAnswer = 4 << 20
+
+// do sends a request.
+func (a *Attack) do(ctx context.Context, web *http.Client, r *request) (status int, body []byte, err error) {
+	var content io.Reader
+	if r.body != nil {
+		content = bytes.NewReader(r.body)
+	}
+	h, err := http.NewRequestWithContext(ctx, r.method, strings.TrimSuffix(a.c.Hub, "/")+r.path, content)
+	if err != nil {
+		return 0, nil, err
+	}
+	for k, v := range r.header {
+		h.Header[k] = v
+	}
+	if r.contentType != "" {
+		h.Header.Set("Content-Type", r.contentType)
+	}
+	h.Host = r.host
+	answer, err := web.Do(h)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer answer.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	return answer.StatusCode, body, err
+}
+
+// get reads what the hub says to everybody.
+func (a *Attack) get(ctx context.Context, path string) (status int, body []byte, err error) {
+	return a.do(ctx, a.webs[0], &request{method: http.MethodGet, path: path})
+}
+
+// wanted is an error unless the answer is 200.
+func wanted(status int, body []byte) error {
+	if status == http.StatusOK {
+		return nil
+	}
+	return fmt.Errorf("HTTP %d %.200s", status, body)
+}

@@ -1,0 +1,292 @@
+package attack
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/uagents"
+)
+
+// envelope renders a signed envelope in a session of its own.
+func (a *Attack) envelope(
+	from *uagents.Identity, to, schema string, payload *string, expires time.Time,
+) ([]byte, error) {
+	e := &uagents.Envelope{Version: "1", Sender: from.Address(), Target: to, Session: uagents.NewSession(),
+		SchemaDigest: schema, Payload: payload, Expires: uagents.Uint(uint64(expires.Unix()))}
+	if err := e.Sign(from); err != nil {
+		return nil, err
+	}
+	return e.Encode()
+}
+
+// payload is the text of a chat message of so many bytes. With more, it has a
+// member that no chat message has.
+func (a *Attack) payload(size int, more string) *string {
+	text := fmt.Sprintf(`{"timestamp":%q,"msg_id":%q,"content":[{"type":"text","text":%q}]%s}`,
+		a.c.Now().UTC().Format(time.RFC3339), uagents.NewSession(), strings.Repeat("x", max(1, size)), more)
+	encoded := uagents.EncodePayload([]byte(text))
+	return &encoded
+}
+
+const unknownMember = `,"more":1`
+
+// keys gives self-made keys, each used for a few messages.
+type keys struct {
+	mu   sync.Mutex
+	id   *uagents.Identity
+	uses int
+}
+
+// usesOfKey is how many messages one self-made key signs.
+const usesOfKey = 16
+
+func (k *keys) next() (*uagents.Identity, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var err error
+	if k.uses%usesOfKey == 0 {
+		k.id, err = uagents.NewIdentity()
+	}
+	k.uses++
+	return k.id, err
+}
+
+// RefusedMessages sends the target n envelopes with so many bytes of content
+// which the hub refuses, for each reason in turn. Each is correctly signed by a
+// self-made key.
+func (a *Attack) RefusedMessages(ctx context.Context, n, size int) Result {
+	reasons := a.reasons(size)
+	var signers keys
+	return a.flood(ctx, n, func(i int) (*request, error) {
+		id, err := signers.next()
+		if err != nil {
+			return nil, err
+		}
+		why := reasons[i%len(reasons)]
+		b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, a.c.Now().Add(why.expires))
+		return post(pathSubmit, b), err
+	})
+}
+
+// A reason for which the hub refuses a chat message.
+type reason struct {
+	name    string
+	content *string
+	expires time.Duration // from now
+}
+
+func (a *Attack) reasons(size int) []reason {
+	good, unfit := a.payload(size, ""), a.payload(size, unknownMember)
+	return []reason{
+		{"expired", good, -time.Hour},
+		{"unfit content", unfit, time.Minute},
+		{"expires too far ahead", good, 72 * time.Hour},
+		{"fits no skill", good, time.Minute},
+	}
+}
+
+// Messages sends the target n messages with so many bytes of content, which
+// nothing is wrong with: what it publishes that it can be asked, or else chat.
+func (a *Attack) Messages(ctx context.Context, n, size int) Result {
+	schema, content := a.taken(ctx, size)
+	var signers keys
+	return a.flood(ctx, n, func(int) (*request, error) {
+		id, err := signers.next()
+		if err != nil {
+			return nil, err
+		}
+		b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
+		return post(pathSubmit, b), err
+	})
+}
+
+// taken is content that the target takes.
+func (a *Attack) taken(ctx context.Context, size int) (schema string, payload *string) {
+	p, err := a.Published(ctx)
+	if err != nil {
+		return uagents.ChatMessageDigest, a.payload(size, "")
+	}
+	encoded := uagents.EncodePayload(fmt.Appendf(nil, `{"padding":%q}`, strings.Repeat("x", max(1, size))))
+	return p.Request, &encoded
+}
+
+// An Envelope that the hub refuses, to be sent again.
+type Envelope struct {
+	Name string
+	Sync bool // the sender waits for the answer
+	Body []byte
+}
+
+// RefusedEnvelopes makes an envelope for each reason for which the hub refuses,
+// for a sender that waits for the answer, and for one that does not.
+func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
+	id, err := uagents.NewIdentity()
+	if err != nil {
+		return nil, err
+	}
+	var out []Envelope
+	for _, why := range a.reasons(20) {
+		for _, sync := range []bool{false, true} {
+			b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, a.c.Now().Add(why.expires))
+			if err != nil {
+				return nil, err
+			}
+			name := why.name
+			if sync {
+				name += ", synchronous"
+			}
+			out = append(out, Envelope{name, sync, b})
+		}
+	}
+	return out, nil
+}
+
+// Answer is what the hub says to an envelope: the status, and the text or the
+// content of the envelope that answers. What differs from one telling to the
+// next, a session or a signature, is left out.
+func (a *Attack) Answer(ctx context.Context, e Envelope) (status int, text string, err error) {
+	r := post(pathSubmit, e.Body)
+	if e.Sync {
+		r.header = http.Header{"X-Uagents-Connection": {"sync"}}
+	}
+	status, b, err := a.do(ctx, a.webs[0], r)
+	if err != nil {
+		return 0, "", err
+	}
+	if answer, err := uagents.Decode(b); err == nil {
+		if m, err := answer.Message(); err == nil {
+			return status, m.Schema + " " + string(m.Payload), nil
+		}
+	}
+	return status, string(b), nil
+}
+
+// Repeats sends refused envelopes, each of them twice, n times. It counts as
+// changed a second answer that is not the first.
+func (a *Attack) Repeats(ctx context.Context, n int) Result {
+	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
+		all, err := a.RefusedEnvelopes()
+		if err != nil {
+			return err
+		}
+		for _, e := range all {
+			var said [2]string
+			var status [2]int
+			for i := range said {
+				if status[i], said[i], err = a.Answer(ctx, e); ctx.Err() != nil {
+					return nil
+				}
+				t.add(func(r *Result) {
+					r.Sent++
+					r.Bytes += int64(len(e.Body))
+					if err != nil {
+						r.Broken++
+						return
+					}
+					r.answered(status[i])
+				})
+				if err != nil {
+					break
+				}
+			}
+			if err == nil && !isLater(status[0]) && !isLater(status[1]) && (status[0] != status[1] || said[0] != said[1]) {
+				t.add(func(r *Result) { r.Changed++ })
+			}
+		}
+		return nil
+	})
+}
+
+// Mailboxes makes n mailboxes, each for a self-made key by its token.
+func (a *Attack) Mailboxes(ctx context.Context, n int) Result {
+	return a.flood(ctx, n, func(int) (*request, error) {
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return nil, err
+		}
+		return a.mailbox(id)
+	})
+}
+
+// mailbox asks for what waits in the mailbox of a key.
+func (a *Attack) mailbox(id *uagents.Identity) (*request, error) {
+	token, err := id.NewToken(a.c.Now(), uagents.TokenLifetime)
+	return &request{method: http.MethodGet, path: "/v2/agents/" + id.Address() + "/mailbox",
+		header: http.Header{"Authorization": {"Agent " + token}}}, err
+}
+
+// mailboxed is a registration whose endpoint is this hub's mailbox.
+func (a *Attack) mailboxed(id *uagents.Identity) (*request, error) {
+	here := []uagents.Endpoint{{URL: strings.TrimSuffix(a.c.Hub, "/") + pathMailbox, Weight: 1}}
+	b, err := a.registration(id, here, []string{uagents.ChatProtocolDigest}, nil)
+	return post(pathAgents, b), err
+}
+
+// MailboxRegistrations registers n self-made keys, each with this hub's mailbox
+// as its endpoint.
+func (a *Attack) MailboxRegistrations(ctx context.Context, n int) Result {
+	return a.flood(ctx, n, func(int) (*request, error) {
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return nil, err
+		}
+		return a.mailboxed(id)
+	})
+}
+
+// boxesToFill is how many mailboxes one attack fills.
+const boxesToFill = 4
+
+// FillMailboxes makes a few mailboxes and fills them with n envelopes of
+// another self-made key, each with so many bytes of content.
+func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
+	var t tally
+	var to []string
+	for i := range boxesToFill {
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return Result{Err: err}
+		}
+		r, err := a.mailboxed(id)
+		if err != nil {
+			return Result{Err: err}
+		}
+		a.send(ctx, a.webs[i%len(a.webs)], r, &t)
+		to = append(to, id.Address())
+	}
+	content := a.payload(size, "")
+	var signers keys
+	filled := a.flood(ctx, n, func(i int) (*request, error) {
+		id, err := signers.next()
+		if err != nil {
+			return nil, err
+		}
+		b, err := a.envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, a.c.Now().Add(5*time.Minute))
+		return post(pathMailbox, b), err
+	})
+	t.r.Add(filled)
+	return t.r
+}
+
+// items counts what waits in the mailbox of a key.
+func (a *Attack) items(ctx context.Context, id *uagents.Identity) (int, error) {
+	r, err := a.mailbox(id)
+	if err != nil {
+		return 0, err
+	}
+	status, b, err := a.do(ctx, a.webs[0], r)
+	if err == nil {
+		err = wanted(status, b)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("attack: the mailbox: %w", err)
+	}
+	var list []json.RawMessage
+	err = json.Unmarshal(b, &list)
+	return len(list), err
+}

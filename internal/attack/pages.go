@@ -1,0 +1,224 @@
+package attack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/uagents"
+)
+
+// Evil is the origin of the page that an operator's browser shows.
+const Evil = "https://evil.example"
+
+// A Visit is one request that a page of another origin makes a browser send to
+// the hub.
+type Visit struct {
+	Endpoint string // what it is for
+	As       string // how the browser sends it
+	Status   int
+	Changed  bool // the hub did what the page wanted
+}
+
+// dress is how a browser sends a request for a page.
+type dress struct {
+	name, contentType string
+	header            http.Header
+	host              string
+}
+
+// dresses are the requests that need no preflight, a request whose preflight a
+// browser would have skipped wrongly, and one of a page whose host name was
+// made to point to this machine (DNS rebinding).
+func dresses() []dress {
+	cross := http.Header{"Origin": {Evil}, "Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"no-cors"}}
+	return []dress{
+		{"text/plain", "text/plain;charset=UTF-8", cross, ""},
+		{"no content type", "", cross, ""},
+		{"a form", "application/x-www-form-urlencoded", cross, ""},
+		{"application/json", jsonType, cross, ""},
+		{"application/json, an opaque origin", jsonType,
+			http.Header{"Origin": {"null"}, "Sec-Fetch-Site": {"cross-site"}}, ""},
+		{"application/json, no Sec-Fetch-Site", jsonType, http.Header{"Origin": {Evil}}, ""},
+		{"DNS rebinding", jsonType,
+			http.Header{"Origin": {"http://evil.example"}, "Sec-Fetch-Site": {"same-origin"}}, "evil.example"},
+	}
+}
+
+// goal is an endpoint that changes something: make renders a request that would
+// be taken without the dress, and tells how to see that it was.
+type goal struct {
+	name string
+	make func(ctx context.Context) (*request, seen, error)
+}
+
+// seen looks whether the hub did what a page wanted; nil: its answer tells.
+type seen func(context.Context) (bool, error)
+
+func (a *Attack) goals() []goal {
+	registered := func(id *uagents.Identity) seen {
+		return func(ctx context.Context) (bool, error) {
+			status, _, err := a.get(ctx, pathAgents+"/"+id.Address())
+			return status == http.StatusOK, err
+		}
+	}
+	goals := []goal{
+		{"a registration", func(context.Context) (*request, seen, error) {
+			id, err := uagents.NewIdentity()
+			if err != nil {
+				return nil, nil, err
+			}
+			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
+			return post(pathAgents, b), registered(id), err
+		}},
+		{"a batch of registrations", func(context.Context) (*request, seen, error) {
+			id, err := uagents.NewIdentity()
+			if err != nil {
+				return nil, nil, err
+			}
+			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
+			return post(pathAgents+"/batch", slices.Concat([]byte(`{"attestations":[`), b, []byte(`]}`))), registered(id), err
+		}},
+		{"a status", a.statusGoal},
+		{"a manifest", func(context.Context) (*request, seen, error) {
+			m, err := modelOf("Page", uagents.NewSession())
+			if err != nil {
+				return nil, nil, err
+			}
+			b, err := manifest("1.0", "page", nil, []guestModel{m}, nil)
+			if err != nil {
+				return nil, nil, err
+			}
+			parsed, err := uagents.ParseManifest(b)
+			if err != nil {
+				return nil, nil, err
+			}
+			return post(pathManifests, b), func(ctx context.Context) (bool, error) {
+				status, _, err := a.get(ctx, pathManifests+"/protocols/"+parsed.Digest())
+				return status == http.StatusOK, err
+			}, nil
+		}},
+		{"an envelope for a mailbox", a.mailboxGoal},
+		{"an A2E session", func(context.Context) (*request, seen, error) {
+			return post("/a2e/session", []byte("{}")), nil, nil
+		}},
+		{"an ASP card", func(context.Context) (*request, seen, error) {
+			r, _, err := a.card()
+			return r, nil, err
+		}},
+	}
+	if a.c.Target != "" {
+		goals = append(goals, goal{"an envelope for an agent", func(ctx context.Context) (*request, seen, error) {
+			id, err := uagents.NewIdentity()
+			if err != nil {
+				return nil, nil, err
+			}
+			schema, content := a.taken(ctx, 20)
+			b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
+			return post(pathSubmit, b), nil, err
+		}})
+	}
+	return goals
+}
+
+// statusGoal sets an agent offline that registered itself a moment ago.
+func (a *Attack) statusGoal(ctx context.Context) (*request, seen, error) {
+	id, err := uagents.NewIdentity()
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, _, err := a.do(ctx, a.webs[0], post(pathAgents, b)); err != nil {
+		return nil, nil, err
+	}
+	s := uagents.NewStatus(id, false, false)
+	if err := s.Sign(id, a.c.Now()); err != nil {
+		return nil, nil, err
+	}
+	if b, err = s.Encode(); err != nil {
+		return nil, nil, err
+	}
+	return post(pathAgents+"/"+id.Address()+"/status", b), func(ctx context.Context) (bool, error) {
+		status, b, err := a.get(ctx, pathAgents+"/"+id.Address())
+		return status == http.StatusOK && strings.Contains(string(b), `"offline"`), err
+	}, nil
+}
+
+// mailboxGoal puts an envelope into a mailbox that was made a moment ago.
+func (a *Attack) mailboxGoal(ctx context.Context) (*request, seen, error) {
+	box, err := uagents.NewIdentity()
+	if err != nil {
+		return nil, nil, err
+	}
+	from, err := uagents.NewIdentity()
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := a.mailboxed(box)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, _, err := a.do(ctx, a.webs[0], r); err != nil {
+		return nil, nil, err
+	}
+	b, err := a.envelope(from, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""), a.c.Now().Add(5*time.Minute))
+	return post(pathMailbox, b), func(ctx context.Context) (bool, error) {
+		n, err := a.items(ctx, box)
+		return n > 0, err
+	}, err
+}
+
+// Visits sends every request in every dress, once, and tells what came of each.
+func (a *Attack) Visits(ctx context.Context) ([]Visit, error) {
+	var out []Visit
+	for _, g := range a.goals() {
+		for _, d := range dresses() {
+			v, err := a.visit(ctx, a.webs[0], g, d, &tally{})
+			if err != nil {
+				return out, fmt.Errorf("%s as %s: %w", g.name, d.name, err)
+			}
+			out = append(out, v)
+		}
+	}
+	return out, nil
+}
+
+// Pages sends n such requests. It counts as changed what the hub did for them.
+func (a *Attack) Pages(ctx context.Context, n int) Result {
+	goals, dresses := a.goals(), dresses()
+	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
+		v, err := a.visit(ctx, web, goals[i/len(dresses)%len(goals)], dresses[i%len(dresses)], t)
+		if err == nil && v.Changed {
+			t.add(func(r *Result) { r.Changed++ })
+		}
+		return nil // without an answer there is nothing to see; that is counted already
+	})
+}
+
+func (a *Attack) visit(ctx context.Context, web *http.Client, g goal, d dress, t *tally) (Visit, error) {
+	v := Visit{Endpoint: g.name, As: d.name}
+	r, changed, err := g.make(ctx)
+	if err != nil {
+		return v, err
+	}
+	header := http.Header{}
+	maps.Copy(header, r.header)
+	maps.Copy(header, d.header)
+	r.contentType, r.header, r.host = d.contentType, header, d.host
+	if v.Status, _ = a.send(ctx, web, r, t); v.Status == 0 {
+		return v, errors.New("attack: the hub does not answer")
+	}
+	v.Changed = v.Status >= 200 && v.Status <= 299
+	if changed != nil && !v.Changed {
+		v.Changed, err = changed(ctx)
+	}
+	return v, err
+}

