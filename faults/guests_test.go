@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/bench"
 	"github.com/parley-hub/parley/internal/attack"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
@@ -614,5 +615,35 @@ func TestGuestsRepeats(t *testing.T) {
 		if again := say(e); again != first[e.Name] {
 			t.Errorf("%s, after a restart: %+v, want %+v", e.Name, again, first[e.Name])
 		}
+	}
+}
+
+// TestBenchGuests runs all attacks at once, as an operator does. What it
+// measures in so short a time is not judged here, but how it tells it.
+func TestBenchGuests(t *testing.T) {
+	cmd := exec.Command(program(t, "cmd/parley"), "bench", "guests", "--duration", "2s", "--dir", t.TempDir(), "--json")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	var r bench.GuestsReport
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v: %s\n%s", err, out, errs.Bytes())
+	}
+	if code := cmd.ProcessState.ExitCode(); r.Holds() != (code == 0) || code > 1 {
+		t.Errorf("exit code %d for %+v", code, r.Bounds)
+	}
+	sent := 0
+	for _, a := range r.Attacks {
+		if sent += a.Sent; a.Name == "" || a.Error != "" {
+			t.Errorf("%+v", a)
+		}
+	}
+	if len(r.Attacks) < 15 || sent == 0 || len(r.Bounds) < 5 || r.Quiet.Asked == 0 || r.Quiet.Failed > 0 ||
+		r.Under.Asked == 0 || r.Memory.Peak == 0 || r.Disk.After == 0 || r.Restart == 0 {
+		t.Errorf("%s", out)
 	}
 }

@@ -397,13 +397,13 @@ func summary(workers []*worker, elapsed, cpu time.Duration) Result {
 	}
 	slices.Sort(all)
 	r.Throughput = float64(r.Requests) / elapsed.Seconds()
-	r.P50, r.P90, r.P99, r.Max = quantile(all, 0.5), quantile(all, 0.9), quantile(all, 0.99), all[len(all)-1]
+	r.P50, r.P90, r.P99, r.Max = Quantile(all, 0.5), Quantile(all, 0.9), Quantile(all, 0.99), all[len(all)-1]
 	r.CPUPerRequest = cpu / time.Duration(r.Requests)
 	return r
 }
 
-// quantile is the smallest value that a share q of all does not exceed.
-func quantile(sorted []time.Duration, q float64) time.Duration {
+// Quantile is the smallest value that a share q of all does not exceed.
+func Quantile(sorted []time.Duration, q float64) time.Duration {
 	i := int(math.Ceil(q*float64(len(sorted)) - 1e-9))
 	return sorted[min(max(i, 1), len(sorted))-1]
 }

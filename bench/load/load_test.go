@@ -230,7 +230,7 @@ func TestQuantile(t *testing.T) {
 		for i := range c.n {
 			all = append(all, time.Duration(i+1))
 		}
-		if got := quantile(all, c.q); got != c.want {
+		if got := Quantile(all, c.q); got != c.want {
 			t.Errorf("%v of %d: %d, want %d", c.q, c.n, got, c.want)
 		}
 	}

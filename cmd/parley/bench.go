@@ -17,7 +17,7 @@ import (
 
 func (a *app) benchCommand() *cobra.Command {
 	c := group("bench", "Measure a path next to its floor", "  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'", helps,
-		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchFloorCommand())
+		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
 	c.Long = `Measure how fast messages pass, next to a floor: a bare program that does the same
 HTTP, digest, verification, decoding and appends with nothing else around them.
 Load, floor and hub share this machine's cores, and collect garbage as "parley
