@@ -67,13 +67,13 @@ func descriptors() int {
 
 // newConns makes the bounds. A limit of 0 is what the process's own limit of
 // file descriptors leaves.
-func newConns(total, guests int, share float64, trusted func(netip.Addr) bool) *conns {
+func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
 	limit := descriptors()
 	if most := max(16, limit-descriptorReserve(limit)); total == 0 || total > most {
 		total = most
 	}
 	guests = min(guests, max(8, total/2))
-	return &conns{total: total, guests: guests, source: max(4, int(float64(guests)*share)), trusted: trusted,
+	return &conns{total: total, guests: guests, source: max(4, guests/2), trusted: trusted,
 		guest: list.New(), vouched: list.New(), bySource: map[string]int{}}
 }
 

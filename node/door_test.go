@@ -48,7 +48,7 @@ func getCard(c net.Conn) (*http.Response, error) {
 // Connections that bring nothing, or only a part of a request, give way to new
 // ones of the same source; a connection of an enrolled agent does not.
 func TestGuestConnectionsGiveWay(t *testing.T) {
-	n := running(t, Config{Guests: Guests{Connections: 16}}) // four of one source
+	n := running(t, Config{Guests: Guests{Connections: 8}}) // four of one source
 	enrolled := dialHub(t, n)
 	if r, err := getCard(enrolled); err != nil || r.StatusCode != http.StatusOK {
 		t.Fatal(r, err)
@@ -88,7 +88,7 @@ func TestGuestConnectionsGiveWay(t *testing.T) {
 // A request whose connection is at work is not cut off for others; those that
 // find no room are closed at once.
 func TestConnectionsAtWorkStay(t *testing.T) {
-	s := newConns(0, 8, 0.5, nil)
+	s := newConns(0, 8, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -110,7 +110,7 @@ func TestGuestMemory(t *testing.T) {
 // source cannot use up what is left for others.
 func TestGuestDisk(t *testing.T) {
 	c := newClock()
-	const day = 128 << 20
+	const day = 256 << 20
 	g := policy.NewGuests(policy.GuestConfig{Disk: day, Share: 0.25, Now: c.get})
 	flood := func(source string) (written int) {
 		for g.Write(source, 10<<10) == nil {
@@ -151,7 +151,7 @@ func TestGuestDisk(t *testing.T) {
 func TestGuestPace(t *testing.T) {
 	c := newClock()
 	g := policy.NewGuests(policy.GuestConfig{Requests: 10, Now: c.get})
-	for i := range 100 {
+	for i := range 20 {
 		if d := g.Pace("192.0.2.1", 0); d != 0 {
 			t.Fatalf("request %d waits %s", i, d)
 		}

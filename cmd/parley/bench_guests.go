@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -22,8 +23,9 @@ func (a *app) benchGuestsCommand() *cobra.Command {
 		Short: "What guests can do to a hub while enrolled agents talk",
 		Long: `Attack a hub in every way that is open to guests, all at once and from several
 addresses, while ten enrolled agents, two of each protocol, talk with each other.
-The hub is one of its own, in a process of its own, with its records on disk; the
-agents talk for a while without an attack first. Measured are the hub's memory, its
+The hub has a process of its own, with its records on disk. So have the attackers,
+at a low priority: on a network they have machines of their own. The agents talk
+for a while without an attack first. Measured are the hub's memory, its
 data (less what the agents' own messages cost, by the bytes of a message without an
 attack), their failures and latencies, and a restart.
 
@@ -45,6 +47,7 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 				return err
 			}
 			c.Hub = []string{self, "serve", "--log", "error"}
+			c.Attackers = []string{"nice", "-n", "10", self, "bench", "guests", "attackers"}
 			show := a.phases()
 			c.Progress = show.begin
 			r, err := bench.Guests(cmd.Context(), c)
@@ -63,6 +66,18 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 			return err
 		},
 	}
+	cmd.AddCommand(&cobra.Command{Use: "attackers", Hidden: true, Short: "The attackers of bench guests, which runs them", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var c bench.GuestAttackers
+			if err := json.NewDecoder(cmd.InOrStdin()).Decode(&c); err != nil {
+				return err
+			}
+			out, err := c.Run(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(a.out).Encode(out)
+		}})
 	f := cmd.Flags()
 	f.DurationVar(&c.Duration, "duration", time.Minute, "of the attack")
 	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records: choose a real disk (default: the temporary directory)")

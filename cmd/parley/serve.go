@@ -206,27 +206,24 @@ func (a *app) passphrase() ([]byte, error) {
 }
 
 // steadyHeap lets the heap grow to four times what is in use before it is
-// collected, unless the environment says otherwise (GOGC): a hub holds little
-// and makes much, and would collect all the time. The more is in use, the less
-// it may grow, so that a flood of large messages does not make the process
-// large.
+// collected, unless the environment says otherwise: a hub holds little and makes
+// much, and would collect all the time. From enoughHeap on the heap grows less,
+// so that a flood of large messages does not make the process large.
 func steadyHeap(ctx context.Context) {
-	if os.Getenv("GOGC") != "" {
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
 	debug.SetGCPercent(300)
+	debug.SetMemoryLimit(heapLimit(0))
 	go func() {
 		t := time.NewTicker(time.Second)
 		defer t.Stop()
-		live, last := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, 300
+		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 		for {
 			select {
 			case <-t.C:
 				metrics.Read(live)
-				if p := heapPercent(live[0].Value.Uint64()); p != last {
-					debug.SetGCPercent(p)
-					last = p
-				}
+				debug.SetMemoryLimit(heapLimit(int64(live[0].Value.Uint64())))
 			case <-ctx.Done():
 				return
 			}
@@ -234,8 +231,10 @@ func steadyHeap(ctx context.Context) {
 	}()
 }
 
-// heapPercent is the GC percentage for a number of bytes in use: 300 up to 16
-// MiB, then what lets the heap grow by 48 MiB, at least 100.
-func heapPercent(live uint64) int {
-	return int(min(300, max(100, 48<<20*100/max(live, 1))))
-}
+// enoughHeap is how many bytes the Go runtime may use before it collects more
+// often.
+const enoughHeap = 112 << 20
+
+// heapLimit is the runtime's soft limit for a number of bytes in use: enough for
+// most hubs, else about twice what is in use.
+func heapLimit(live int64) int64 { return max(enoughHeap, 2*live-enoughHeap/2) }
