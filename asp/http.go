@@ -602,7 +602,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		return err
 	}
 	created := false
-	agent, err := s.register(r.Context(), b, func(card *Card, old *Agent) error {
+	agent, err := s.register(r.Context(), b, false, func(card *Card, old *Agent) error {
 		if !signedCard(n, r.Header.Get(headerCardSignature), card.SigningKey) {
 			return refuse("bad_signature", headerCardSignature)
 		}
@@ -614,7 +614,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 			if err != nil {
 				return err
 			}
-			if old.Removed || !signedCard(n, or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature)), current.SigningKey) {
+			if old.Removed && !old.Evicted || !signedCard(n, or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature)), current.SigningKey) {
 				return refuse("agent_exists", "")
 			}
 		}
@@ -622,7 +622,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		if err != nil {
 			return err
 		}
-		return s.remember(r, p, s.store)
+		return s.remember(r, card.AgentID, p, s.store)
 	})
 	if err != nil {
 		return err
@@ -675,7 +675,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _
 	if err != nil {
 		return err
 	}
-	if err := s.remember(r, p, s.store); err != nil {
+	if err := s.remember(r, agent.ID, p, s.store); err != nil {
 		return err
 	}
 	token, life, err := s.issueToken(agent.ID, card.ProofKey.Thumbprint(), now)

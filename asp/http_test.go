@@ -566,7 +566,7 @@ func TestWebSocketLimits(t *testing.T) {
 	if ack := p.read("ack", "error"); ack.MessageID != e.MessageID {
 		t.Fatalf("%+v", ack)
 	}
-	large(1<<20 + maxAuthFrame)
+	large(1<<20 + maxAround)
 	if code := p.closed(); code != 4009 {
 		t.Errorf("a frame too large: closed with %d", code)
 	}

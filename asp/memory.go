@@ -14,6 +14,10 @@ type Memory interface {
 	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
 }
 
+// GuestOwner is the owner of the proofs of all agents for whom nobody vouches
+// ([Server.Guest]): the part of their keys before the first space.
+const GuestOwner = "guest"
+
 // NewMemory gives a Memory in process. It holds at most size keys (0 means
 // 1,048,576) and at most a sixteenth of them for one owner, which is the part
 // of a key before the first space: one agent cannot use up the room of all.

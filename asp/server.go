@@ -55,6 +55,13 @@ type Server struct {
 	// Changed is told of records that no message caused: timeouts, closings,
 	// disputes.
 	Changed func(context.Context, *Record)
+	// Guest reports whether an agent is one for whom nobody vouches: it
+	// registered itself. All guests together have a sixteenth of the memory for
+	// proofs of requests, and a quarter of the streams. Nil: there are none.
+	Guest func(agent string) bool
+	// Authenticated is told the agent that an HTTP request was proved to come
+	// from, and again now and then while the answer is a stream.
+	Authenticated func(ctx context.Context, agent string)
 
 	Now func() time.Time // nil: time.Now
 
@@ -65,8 +72,8 @@ type Server struct {
 	mu       sync.Mutex
 	scores   atomic.Int64 // counts changes of agents, for streams
 	live     map[string]*liveSession
-	inboxes  map[string]chan struct{}
-	streams  int
+	inboxes  map[string]*inbox
+	streams  streams
 	limiters map[string]*limiter
 	passing  Memory        // of the proofs of requests that only bring a signed message
 	ended    chan struct{} // closed by EndStreams
@@ -146,7 +153,7 @@ func (s *Server) init() {
 			_, _ = rand.Read(s.tokenKey) // never fails
 		}
 		s.live = make(map[string]*liveSession)
-		s.inboxes = make(map[string]chan struct{})
+		s.inboxes = make(map[string]*inbox)
 		s.limiters = make(map[string]*limiter)
 		s.passing = NewMemory(0, s.Now)
 		s.ended = make(chan struct{})
@@ -276,9 +283,9 @@ func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 		return // nobody was brought in
 	}
 	for _, p := range after.Participants {
-		if c := s.inboxes[p.AgentID]; c != nil {
-			close(c)
-			delete(s.inboxes, p.AgentID)
+		if i := s.inboxes[p.AgentID]; i != nil {
+			close(i.wake)
+			i.wake = make(chan struct{})
 		}
 	}
 }
@@ -611,11 +618,7 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 	l := s.limiters[agent.ID]
 	if l == nil {
 		if len(s.limiters) >= or(s.MaxLive, 10_000) {
-			for id, old := range s.limiters {
-				if now.Sub(old.used) > time.Minute {
-					delete(s.limiters, id)
-				}
-			}
+			s.forgetLimiters(now)
 		}
 		perMinute := or(s.Invites.Low, 10)
 		if s.levels().Level(agent.Score()) > 1 {
@@ -640,6 +643,25 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 		return err
 	}
 	return nil
+}
+
+// forgetLimiters makes room for one more: those that are full again go, else
+// the one not used for longest of those looked at.
+func (s *Server) forgetLimiters(now time.Time) {
+	oldest, looked := "", 0
+	for id, l := range s.limiters {
+		if now.Sub(l.used) > time.Minute {
+			delete(s.limiters, id)
+		} else if oldest == "" || l.used.Before(s.limiters[oldest].used) {
+			oldest = id
+		}
+		if looked++; looked == 256 {
+			break
+		}
+	}
+	if len(s.limiters) >= or(s.MaxLive, 10_000) {
+		delete(s.limiters, oldest)
+	}
 }
 
 func (s *Server) agent(ctx context.Context, id string) (*Agent, error) {
@@ -766,7 +788,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) Register(ctx context.Context, card []byte) (*Agent, error) {
 	s.init()
 	for tries := 1; ; tries++ {
-		a, err := s.register(ctx, card, func(*Card, *Agent) error { return nil })
+		a, err := s.register(ctx, card, true, func(*Card, *Agent) error { return nil })
 		// Another server on the same store was sooner, perhaps with this card.
 		if !errors.Is(err, ErrAgentExists) || tries == 8 || ctx.Err() != nil {
 			return a, err
@@ -774,7 +796,7 @@ func (s *Server) Register(ctx context.Context, card []byte) (*Agent, error) {
 	}
 }
 
-func (s *Server) register(ctx context.Context, b []byte, allow func(*Card, *Agent) error) (*Agent, error) {
+func (s *Server) register(ctx context.Context, b []byte, enrolled bool, allow func(*Card, *Agent) error) (*Agent, error) {
 	card, err := ParseCard(slices.Clone(b))
 	if err != nil {
 		return nil, err
@@ -787,7 +809,7 @@ func (s *Server) register(ctx context.Context, b []byte, allow func(*Card, *Agen
 		return nil, err
 	}
 	now := s.now()
-	next := &Agent{ID: card.AgentID, Revision: 1}
+	next := &Agent{ID: card.AgentID, Revision: 1, Enrolled: enrolled}
 	if old == nil {
 		next.Cards = []CardVersion{{Card: card.raw}}
 	} else {
@@ -795,7 +817,7 @@ func (s *Server) register(ctx context.Context, b []byte, allow func(*Card, *Agen
 		if err != nil {
 			return nil, err
 		}
-		next.Revision, next.Components = old.Revision+1, old.Components
+		next.Revision, next.Components, next.Enrolled = old.Revision+1, old.Components, enrolled || old.Enrolled
 		next.Cards = slices.Clone(old.Cards)
 		last := &next.Cards[len(next.Cards)-1]
 		switch {
@@ -828,7 +850,13 @@ const maxCardVersions = 256
 // Unregister removes an agent: it can neither speak nor be invited. Its id
 // stays taken, and its keys stay known for old transcripts.
 func (s *Server) Unregister(ctx context.Context, id string) error {
-	return s.editAgent(ctx, id, func(a *Agent) { a.Removed = true })
+	return s.editAgent(ctx, id, func(a *Agent) { a.Removed, a.Evicted = true, false })
+}
+
+// Evict is Unregister for an agent that registered itself and gives its place
+// to another: it may register again by proof of its present key.
+func (s *Server) Evict(ctx context.Context, id string) error {
+	return s.editAgent(ctx, id, func(a *Agent) { a.Removed, a.Evicted = true, true })
 }
 
 // SetTrust replaces the components of an agent's score and tells the sessions
@@ -846,7 +874,8 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	if err != nil {
 		return err
 	}
-	next := &Agent{ID: id, Revision: old.Revision + 1, Cards: old.Cards, Components: old.Components, Removed: old.Removed}
+	next := &Agent{ID: id, Revision: old.Revision + 1, Cards: old.Cards, Components: old.Components, Enrolled: old.Enrolled,
+		Removed: old.Removed, Evicted: old.Evicted}
 	edit(next)
 	if err := s.store.PutAgent(ctx, next); err != nil {
 		return err

@@ -103,7 +103,9 @@ type Agent struct {
 	Revision   int64           `json:"revision"`
 	Cards      []CardVersion   `json:"cards"` // oldest first; the last is current
 	Components TrustComponents `json:"trustComponents"`
-	Removed    bool            `json:"removed,omitempty"` // keeps the id taken and the keys known
+	Enrolled   bool            `json:"enrolled,omitempty"` // on the operator's word, [Server.Register]
+	Removed    bool            `json:"removed,omitempty"`  // keeps the id taken and the keys known
+	Evicted    bool            `json:"evicted,omitempty"`  // Removed to make room: it may register again
 
 	once  sync.Once
 	keys  []Key

@@ -34,19 +34,56 @@ func plain(kind string, fields map[string]any) *frame {
 	return &frame{kind: kind, position: -1, fields: fields}
 }
 
-// stream reserves a connection.
-func (s *Server) stream() (done func(), err error) {
+// streams counts connections. Under Server.mu.
+type streams struct {
+	all, guests int
+	unproved    []*socket // that have not said yet who they are, oldest first
+}
+
+// stream reserves a connection of an agent.
+func (s *Server) stream(agent string) (done func(), err error) {
+	guests := 0
+	if s.Guest != nil && s.Guest(agent) {
+		guests = 1
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.streams >= or(s.MaxStreams, 10_000) {
+	most := or(s.MaxStreams, 10_000)
+	if s.streams.all >= most || guests > 0 && s.streams.guests >= max(1, most/4) {
 		return nil, refuse("capacity_unavailable", "")
 	}
-	s.streams++
+	s.streams.all++
+	s.streams.guests += guests
 	return func() {
 		s.mu.Lock()
-		s.streams--
+		s.streams.all--
+		s.streams.guests -= guests
 		s.mu.Unlock()
 	}, nil
+}
+
+// maxUnproved WebSockets wait for their first frame at once; with the frame,
+// they hold 8 MiB at most.
+const maxUnproved = 512
+
+// proves notes a WebSocket that is to say who it is. The oldest of too many
+// gives way: agents that are known to somebody prove themselves at once.
+func (s *Server) proves(k *socket) (done func()) {
+	s.mu.Lock()
+	var oldest *socket
+	if len(s.streams.unproved) >= maxUnproved {
+		oldest, s.streams.unproved = s.streams.unproved[0], s.streams.unproved[1:]
+	}
+	s.streams.unproved = append(s.streams.unproved, k)
+	s.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.conn.CloseNow() // without a word: it may not read
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.streams.unproved = slices.DeleteFunc(s.streams.unproved, func(o *socket) bool { return o == k })
+	}
 }
 
 // EndStreams ends all streams, so that an HTTP server that shuts down need not
@@ -175,6 +212,7 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 		case <-alarm.at(ledger.Deadline, s.now()):
 			alarm.stop()
 		case <-heartbeat.C:
+			s.authenticated(ctx, agent)
 			if err := out.emit(plain("heartbeat", map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State})); err != nil {
 				return err
 			}
@@ -409,7 +447,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, c *caller, 
 	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
 		return err
 	}
-	done, err := s.stream()
+	done, err := s.stream(c.agent.ID)
 	if err != nil {
 		return err
 	}
@@ -438,7 +476,7 @@ func (s *Server) serveInbox(w http.ResponseWriter, r *http.Request, c *caller, a
 	if args[0] != c.agent.ID {
 		return refuse("not_participant", "")
 	}
-	done, err := s.stream()
+	done, err := s.stream(c.agent.ID)
 	if err != nil {
 		return err
 	}
@@ -453,13 +491,15 @@ func (s *Server) followInbox(r *http.Request, agent string, out *sse) error {
 	beat := time.NewTicker(or(s.Heartbeat, 30*time.Second))
 	defer beat.Stop()
 	told := make(map[string]bool)
+	in := s.enterInbox(agent)
+	defer s.leaveInbox(agent, in)
 	for {
-		wake, after := s.inbox(agent), ""
+		wake, after := s.wakes(in), ""
 		page, err := s.store.Ledgers(ctx, LedgerQuery{Participant: agent, Live: true}, "", pageMax)
 		for err == nil && len(page) > 0 {
 			for _, l := range page {
 				p := l.participant(agent)
-				if p.Next > 0 || told[l.ID] || !l.Deadline.IsZero() && !s.now().Before(l.Deadline) {
+				if p == nil || p.Next > 0 || told[l.ID] || !l.Deadline.IsZero() && !s.now().Before(l.Deadline) {
 					continue
 				}
 				if len(told) < 1<<16 {
@@ -482,6 +522,7 @@ func (s *Server) followInbox(r *http.Request, agent string, out *sse) error {
 			return closing{websocket.StatusGoingAway}
 		case <-wake:
 		case <-beat.C:
+			s.authenticated(ctx, agent)
 			b, err := jsonx.Encode(map[string]any{"timestamp": Timestamp(s.now())})
 			if err != nil {
 				return err
@@ -505,16 +546,36 @@ func (s *Server) emitJoin(r *http.Request, l *Ledger, p *Participant, out *sse) 
 	return out.event("message", -1, b)
 }
 
-// inbox gives a channel that closes when an agent is brought into a session.
-func (s *Server) inbox(agent string) <-chan struct{} {
+// inbox wakes the inbox streams of one agent. Under Server.mu.
+type inbox struct {
+	wake    chan struct{} // closed when the agent is brought into a session
+	streams int
+}
+
+func (s *Server) enterInbox(agent string) *inbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.inboxes[agent]
-	if c == nil {
-		c = make(chan struct{})
-		s.inboxes[agent] = c
+	i := s.inboxes[agent]
+	if i == nil {
+		i = &inbox{wake: make(chan struct{})}
+		s.inboxes[agent] = i
 	}
-	return c
+	i.streams++
+	return i
+}
+
+func (s *Server) leaveInbox(agent string, i *inbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i.streams--; i.streams == 0 {
+		delete(s.inboxes, agent)
+	}
+}
+
+func (s *Server) wakes(i *inbox) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return i.wake
 }
 
 // Close codes of the WebSocket binding; 4001 is the vendor's.
@@ -547,11 +608,6 @@ type socket struct {
 }
 
 func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
-	done, err := s.stream()
-	if err != nil {
-		return err
-	}
-	defer done()
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		return nil // the answer was written
@@ -564,12 +620,23 @@ func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *calle
 }
 
 func (k *socket) run(ctx context.Context) {
+	proved := k.s.proves(k)
 	ledger, from, err := k.auth(ctx)
+	proved()
+	var done func()
+	if err == nil {
+		done, err = k.s.stream(k.caller.agent.ID)
+	}
 	if err != nil {
+		code := closeAuth
+		if errors.Is(err, ErrFull) {
+			code = closeRate
+		}
 		k.fail(ctx, err)
-		_ = k.conn.Close(closeAuth, asError(err).Code)
+		_ = k.conn.Close(code, asError(err).Code)
 		return
 	}
+	defer done()
 	ids := []string{}
 	for _, p := range ledger.Participants {
 		ids = append(ids, p.AgentID)
@@ -624,9 +691,12 @@ type closing struct{ code websocket.StatusCode }
 
 func (c closing) Error() string { return "asp: closing with " + strconv.Itoa(int(c.code)) }
 
-// maxAuthFrame bounds the frame of a peer that is not known yet, and what a
-// frame may have around its message.
-const maxAuthFrame = 64 << 10
+// Bounds of the frame of a peer that is not known yet, and of what a frame may
+// have around its message.
+const (
+	maxAuthFrame = 16 << 10
+	maxAround    = 64 << 10
+)
 
 // next reads one frame of at most limit bytes.
 func (k *socket) next(ctx context.Context, limit int) (websocket.MessageType, []byte, error) {
@@ -715,7 +785,7 @@ func (k *socket) read(ctx context.Context) error {
 	for {
 		// A little above the limit of a message: what is only a little too
 		// large is refused, and the connection goes on.
-		kind, b, err := k.next(ctx, k.s.Limits.message()+maxAuthFrame)
+		kind, b, err := k.next(ctx, k.s.Limits.message()+maxAround)
 		if errors.Is(err, ErrTooLarge) {
 			_ = k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, nil, err))
 			return closing{closeTooLarge}

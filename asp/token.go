@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"net/http"
@@ -120,22 +121,34 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string, u
 	if err != nil {
 		return nil, err
 	}
-	if err := s.remember(r, p, used); err != nil {
+	if err := s.remember(r, agent.ID, p, used); err != nil {
 		return nil, err
 	}
 	return &caller{agent, token}, nil
 }
 
-// remember refuses a proof of an HTTP request that was used before.
-func (s *Server) remember(r *http.Request, p *Proof, used Memory) error {
-	fresh, err := used.Seen(r.Context(), p.Thumbprint+" http "+p.JTI, p.Until)
+// remember refuses a proof of an HTTP request that was used before. One that
+// was not is the last thing that shows that the request is the agent's.
+func (s *Server) remember(r *http.Request, agent string, p *Proof, used Memory) error {
+	key := p.Thumbprint + " http " + p.JTI
+	if s.Guest != nil && s.Guest(agent) {
+		key = GuestOwner + " " + key
+	}
+	fresh, err := used.Seen(r.Context(), key, p.Until)
 	if err != nil {
 		return err
 	}
 	if !fresh {
 		return refuse("dpop_jti_replayed", "")
 	}
+	s.authenticated(r.Context(), agent)
 	return nil
+}
+
+func (s *Server) authenticated(ctx context.Context, agent string) {
+	if s.Authenticated != nil {
+		s.Authenticated(ctx, agent)
+	}
 }
 
 // url is the htu that a proof for r must name: no query, no fragment.
