@@ -44,6 +44,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 )
 
 // Config of a Binding. Hub, Keys, Journal and TokenKey must be set.
@@ -65,7 +66,7 @@ type Config struct {
 	Idle      time.Duration // after which the hub closes a session that it opened; 0: 10 min
 	Answer    time.Duration // in which an invited agent must have answered, before the attempt is put off; 0: 20 s
 	MaxLive   int           // sessions held ready; 0: 10,000
-	MaxAgents int           // registered; 0: 100,000
+	MaxAgents int           // registered, guests not counted; 0: 100,000
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -84,6 +85,8 @@ type Binding struct {
 	places   locks // by openedKey of two agents: to find or open a session
 	saying   locks // by session: one signs for its head at a time
 	askings  askings
+
+	registrations registrations // of guests
 
 	stopWatch []func()
 	ctx       context.Context
@@ -113,11 +116,13 @@ func New(c Config) (*Binding, error) {
 	if !protocol.ValidAgentID("agent://" + c.Domain + "/parley/hub") {
 		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
 	}
-	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
+	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c), registrations: registrations{bytes: map[string]int64{}}}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.store.submit, b.store.conversation = b.submit, b.conversation
+	b.store.admit, b.store.recount, b.store.charge, b.store.guest = b.admitAgent, b.recount, b.charge, b.guest
 	b.store.warn = func(text string, err error) { c.Logger.Warn(text, "error", err) }
 	b.store.changed = func(a *protocol.Agent) {
+		b.recount(a.ID)
 		if b.isPeer(a) {
 			b.tender.enter(a.ID)
 		}
@@ -139,7 +144,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b.server = &protocol.Server{Store: b.store, PublicURL: b.public.String(), Identity: own, TokenKey: c.TokenKey,
-		Timeouts: c.Timeouts, MaxLive: c.MaxLive, Admit: b.admit, Refused: b.refused, Now: c.Now,
+		Timeouts: c.Timeouts, MaxLive: c.MaxLive, Admit: b.admit, Refused: b.refused, Guest: b.guest, Authenticated: b.authenticated, Now: c.Now,
 		Invites: protocol.Rates{Low: 60, High: 600}}
 	if c.Open {
 		b.server.Registration = protocol.RegistrationOpen
@@ -166,7 +171,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.recall(ctx); err != nil {
 		return err
 	}
-	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.standIns.changed), b.c.Journal.Watch(b.tender.recorded),
+	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged), b.c.Journal.Watch(b.tender.recorded),
 		b.c.Journal.WatchOwned(func(partition int, owned bool) {
 			if b.tender.all(); owned && b.c.Journal.Shared() {
 				b.tender.took(partition)
@@ -429,6 +434,19 @@ func (b *Binding) isPeer(a *protocol.Agent) bool {
 	return err == nil && (card.OrgID != b.c.Organization || !b.standIns.looksOurs(a.ID))
 }
 
+// directoryChanged follows the directory. It must not change it.
+func (b *Binding) directoryChanged(c directory.Change) {
+	b.standIns.changed(c)
+	for _, e := range []*directory.Entry{c.Old, c.New} {
+		if e == nil {
+			continue
+		}
+		if i, ok := e.Identity(Protocol); ok && !i.StandIn {
+			b.recount(i.ID)
+		}
+	}
+}
+
 // enter keeps the directory's entry of a registered agent, if nobody of another
 // source has it.
 func (b *Binding) enter(ctx context.Context, id string) error {
@@ -472,6 +490,15 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if err != nil {
 		return at, false, err
 	}
+	by := or(r.Sender, r.By)
+	guest := by != "" && b.guest(by)
+	cost := recordBytes + 2*len(r.Raw) + len(ext[Protocol])
+	if guest {
+		b.used(by)
+	}
+	for _, p := range joined {
+		b.used(p.AgentID)
+	}
 	if own.record != nil {
 		if at, err = own.record(link, ext[Protocol]); err != nil {
 			err = protocol.Refuse("internal", "the journal does not take the reply") // the hub knows why
@@ -484,6 +511,15 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: c.conversation, Sent: r.Time, Extensions: ext,
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
 	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: new(journal.Position)}
+	s.Vouched = !guest
+	if r.Request == nil || says {
+		ctx = byHub(ctx)
+	}
+	if guest && r.Request == nil { // in the hub's name: the hub counts it for nobody
+		if err := b.charge(ctx, cost); err != nil {
+			return at, false, err
+		}
+	}
 	for _, p := range r.Ledger.Participants {
 		name, standIn := b.nameOf(p.AgentID)
 		if _, ok := b.c.Hub.Directory().Agent(name); !ok && !standIn {
@@ -501,11 +537,19 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if req := r.Request; req == nil {
 		s.Admitted = true // what the hub itself notes
 	} else if a := b.describe(ctx, c, r, req, &s); a != nil {
+		if guest { // the hub does not count replies of guests
+			if err := b.charge(ctx, cost); err != nil {
+				return at, false, err
+			}
+		}
 		if handed, err := b.handAtOnce(ctx, a, &s); handed {
 			return *s.At, true, appendError(err)
 		}
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
+	if err == nil && (r.Request == nil || says) && slices.ContainsFunc(r.Ledger.Participants, func(p protocol.Participant) bool { return b.guest(p.AgentID) }) {
+		b.c.Hub.Guests().Wrote(policy.SourceOf(ctx), cost) // what a guest has the hub say
+	}
 	if e := r.Request; err == nil && m.Kind == parley.Request {
 		b.askings.note(m.ID, askingOf(e.Envelope, bodyOf(e.Envelope)))
 	}

@@ -83,7 +83,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		}
 	}
 	c.ledger, c.recent = &after, nil
-	return s.save(ctx, c, after.Participants)
+	return s.save(ctx, c, after.Participants, "")
 }
 
 // wordless takes out of a record what somebody said.

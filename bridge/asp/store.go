@@ -83,6 +83,13 @@ type store struct {
 	stops     []func()
 	changed   func(a *protocol.Agent)                      // anywhere
 	put       func(ctx context.Context, a *protocol.Agent) // here
+
+	// admit finds a place for an agent before it is written; recount looks at it
+	// anew. charge takes bytes from the budget of guests, guest tells those.
+	admit   func(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error)
+	recount func(id string)
+	charge  func(ctx context.Context, n int) error
+	guest   func(id string) bool
 }
 
 // chain is a session that is held ready.
@@ -210,8 +217,14 @@ func (s *store) stop() {
 }
 
 func (s *store) sessionChanged(v journal.Value) {
+	if v.Deleted {
+		s.mu.Lock()
+		s.abandonedLocked(v.Key)
+		s.mu.Unlock()
+		return
+	}
 	var c checkpoint
-	if v.Deleted || jsonx.Decode(v.Data, &c) != nil {
+	if jsonx.Decode(v.Data, &c) != nil {
 		return
 	}
 	s.mu.Lock()
@@ -236,6 +249,14 @@ func (s *store) note(id string, participants []string, over bool) *summary {
 	}
 	m.over = m.over || over
 	return m
+}
+
+func removeSorted(list []string, v string) []string {
+	at, found := slices.BinarySearch(list, v)
+	if !found {
+		return list
+	}
+	return slices.Delete(slices.Clone(list), at, at+1) // readers hold the old slice
 }
 
 func insertSorted(list []string, v string) []string {
@@ -447,29 +468,41 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		return protocol.ErrConflict
 	}
 	joined := r.Ledger.Participants[before:]
-	if len(joined) > 0 {
-		// Who is in a session can be found before it is, not after a crash
-		// only when somebody names it.
-		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
-			return err
-		}
-	}
-	at, handed, err := s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(session), After: c.seq})
+	at, handed, err := s.commit(ctx, c, r, joined)
 	if err != nil {
+		if have.Count == 0 {
+			s.abandon(ctx, c, err)
+		}
 		return err
 	}
 	s.advance(c, said{r, handed}, r.Ledger, at.Sequence)
 	c.told = c.seq // the server does when this returns
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
-		if err := s.save(ctx, c, r.Ledger.Participants); err != nil {
+		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
 			s.warn("cannot write a checkpoint of a session", err) // the log is enough
 		}
 	}
 	return nil
 }
 
-// save writes a checkpoint; c.mu is held.
-func (s *store) save(ctx context.Context, c *chain, participants []protocol.Participant) error {
+// commit records r, and before that those whom it brings into the session.
+func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (at journal.Position, handed bool, err error) {
+	if len(joined) > 0 {
+		if err := s.bring(c.id, joined); err != nil {
+			return at, false, err
+		}
+		// Who is in a session can be found before it is, not after a crash
+		// only when somebody names it.
+		if err := s.save(ctx, c, r.Ledger.Participants, r.Sender); err != nil {
+			return at, false, err
+		}
+	}
+	return s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
+}
+
+// save writes a checkpoint, for the agent that causes it; "" where it only
+// spares work later. c.mu is held.
+func (s *store) save(ctx context.Context, c *chain, participants []protocol.Participant, agent string) error {
 	ctx = context.WithoutCancel(ctx)
 	for n := c.saved / pageSize; n*pageSize < len(c.at); n++ {
 		from, to := n*pageSize, min((n+1)*pageSize, len(c.at))
@@ -489,6 +522,11 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	b, err := cp.encode()
 	if err != nil {
 		return err
+	}
+	if agent != "" && s.guest(agent) { // now, and when the session is over
+		if err := s.charge(ctx, 2*(stateBytes+len(b))); err != nil {
+			return err
+		}
 	}
 	if _, err = s.sessions.Put(ctx, c.id, b, time.Time{}); err == nil {
 		c.saved = len(c.at)
@@ -694,14 +732,10 @@ func (s *store) has(session string) bool {
 	return s.chains[session] != nil
 }
 
-// Seen implements [protocol.Memory]: proofs of HTTP requests.
-func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
-	fresh, err := s.Memory.Seen(ctx, key, until)
-	if err != nil || !fresh {
-		return false, err
-	}
-	sum := sha256.Sum256([]byte(key))
-	_, err = s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
+// firstUse notes the use of a proof in the journal's state.
+func (s *store) firstUse(ctx context.Context, proof string, until time.Time) (bool, error) {
+	sum := sha256.Sum256([]byte(proof))
+	_, err := s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
 	if errors.Is(err, journal.ErrExists) {
 		return false, nil
 	}
@@ -710,6 +744,10 @@ func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, er
 
 func (s *store) agentChanged(v journal.Value) {
 	if v.Deleted {
+		s.mu.Lock()
+		s.dropLocked(v.Key)
+		s.mu.Unlock()
+		s.recount(v.Key)
 		return
 	}
 	a := new(protocol.Agent)
@@ -720,7 +758,8 @@ func (s *store) agentChanged(v journal.Value) {
 	s.keep(a)
 }
 
-// keep takes an agent into memory unless a newer one is there.
+// keep takes an agent into memory unless a newer one is there. One that was
+// removed is read when an old transcript asks for it.
 func (s *store) keep(a *protocol.Agent) *protocol.Agent {
 	s.mu.Lock()
 	old := s.known[a.ID]
@@ -728,11 +767,15 @@ func (s *store) keep(a *protocol.Agent) *protocol.Agent {
 		s.mu.Unlock()
 		return old
 	}
-	s.known[a.ID] = a
-	s.agentIDs = insertSorted(s.agentIDs, a.ID)
+	if a.Removed {
+		s.dropLocked(a.ID)
+	} else {
+		s.known[a.ID] = a
+		s.agentIDs = insertSorted(s.agentIDs, a.ID)
+	}
 	changed := s.changed
 	s.mu.Unlock()
-	if changed != nil {
+	if changed != nil && (old != nil || !a.Removed) {
 		changed(a)
 	}
 	return a
@@ -769,27 +812,28 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 	if err != nil {
 		return err
 	}
+	undo, err := s.admit(ctx, a, len(b))
+	if err != nil {
+		return err
+	}
 	if a.Revision == 1 {
-		s.mu.Lock()
-		full := len(s.known) >= s.maxAgent
-		s.mu.Unlock()
-		if full {
-			return protocol.ErrFull
-		}
 		_, err = s.agents.Create(ctx, a.ID, b, time.Time{})
 	} else {
 		var v journal.Value
 		if v, err = s.agents.Get(ctx, a.ID); err == nil {
 			old := new(protocol.Agent)
-			if err := jsonx.Decode(v.Data, old); err != nil {
-				return err
-			}
-			if old.Revision != a.Revision-1 {
+			switch err = jsonx.Decode(v.Data, old); {
+			case err != nil:
+			case old.Revision != a.Revision-1:
 				s.keep(old)
-				return protocol.ErrConflict
+				err = protocol.ErrConflict
+			default:
+				_, err = s.agents.Update(ctx, a.ID, b, time.Time{}, v.Revision)
 			}
-			_, err = s.agents.Update(ctx, a.ID, b, time.Time{}, v.Revision)
 		}
+	}
+	if err != nil {
+		undo()
 	}
 	if errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrNotFound) {
 		return protocol.ErrConflict
@@ -797,6 +841,7 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 	if err == nil {
 		s.keep(a)
 		s.put(ctx, a)
+		s.recount(a.ID) // it may have given way to another meanwhile
 	}
 	return err
 }

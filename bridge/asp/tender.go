@@ -140,6 +140,7 @@ func (t *tender) run() {
 			}
 			t.retry()
 		case <-minute.C:
+			t.b.keepBusy()
 			if err := t.closeIdle(t.b.ctx); err != nil && t.b.ctx.Err() == nil {
 				t.b.c.Logger.Warn("cannot close idle sessions", "error", err)
 			}

@@ -1,0 +1,311 @@
+package asp
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
+)
+
+// What is written for a guest beside the content: for a message that does not
+// pass the hub's own count, for a value of the state.
+const (
+	recordBytes = 3 << 10
+	stateBytes  = 512
+)
+
+// copies of a card that a registration holds in memory: as it was sent, parsed,
+// and in the directory.
+const copies = 3
+
+// guest reports whether nobody vouches for an agent: it registered itself, or
+// is about to, and the operator named it nowhere.
+func (b *Binding) guest(id string) bool {
+	name, standIn := b.nameOf(id)
+	if standIn || !b.c.Hub.Guest(name) {
+		return false
+	}
+	a := b.store.held(id)
+	return a == nil || !a.Enrolled
+}
+
+// authenticated notes that an agent proved itself in an HTTP request.
+func (b *Binding) authenticated(ctx context.Context, id string) {
+	if b.guest(id) {
+		b.used(id)
+		return
+	}
+	policy.Vouch(ctx)
+}
+
+// used notes that a guest spoke, or that another agent turned to it.
+func (b *Binding) used(id string) {
+	b.c.Hub.Guests().Use(policy.Registration, guestKey(id))
+}
+
+// charge takes bytes that are about to be written for a guest from the guests'
+// budget.
+func (b *Binding) charge(ctx context.Context, n int) error {
+	if err := b.c.Hub.Guests().Write(policy.SourceOf(ctx), n); err != nil {
+		return admission(err)
+	}
+	return nil
+}
+
+// byHub is the context of what the hub itself records in the course of a
+// request: that shows nothing of the one who made the request.
+func byHub(ctx context.Context) context.Context {
+	return policy.WithCaller(ctx, policy.NewCaller(policy.SourceOf(ctx), nil))
+}
+
+// registrations are those that take a place of the guests, with the bytes that
+// each is counted for.
+type registrations struct {
+	mu    sync.Mutex
+	bytes map[string]int64
+}
+
+func guestKey(id string) string { return Protocol + "/" + id }
+
+func (b *Binding) entry(id, source string, bytes int64) policy.GuestEntry {
+	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: bytes, Evict: func() { b.evict(id) }}
+}
+
+// set notes the bytes of a registration, and gives those noted before.
+func (r *registrations) set(id string, bytes int64) (before int64, counted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, counted = r.bytes[id]
+	r.bytes[id] = bytes
+	return before, counted
+}
+
+func (r *registrations) drop(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.bytes, id)
+}
+
+func (r *registrations) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.bytes)
+}
+
+// admitAgent finds a place for a registration of size bytes, before it is
+// written. undo gives the place back.
+func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error) {
+	undo = func() {}
+	switch {
+	case a.Removed:
+		return undo, nil
+	case a.Enrolled || !b.guest(a.ID):
+		if a.Revision == 1 && b.store.agentCount()-b.registrations.count() >= b.store.maxAgent {
+			return nil, protocol.ErrFull
+		}
+		return undo, nil
+	}
+	if err := b.charge(ctx, 2*size+stateBytes); err != nil { // the agent, and its entry in the directory
+		return nil, err
+	}
+	g, r, key, bytes := b.c.Hub.Guests(), &b.registrations, guestKey(a.ID), copies*int64(size)
+	before, counted := r.set(a.ID, bytes)
+	if counted {
+		if err := g.Grow(policy.Registration, key, bytes-before); err != nil {
+			r.set(a.ID, before)
+			return nil, admission(err)
+		}
+		return func() {
+			r.set(a.ID, before)
+			_ = g.Grow(policy.Registration, key, before-bytes) // as it was
+		}, nil
+	}
+	if err := g.Keep(b.entry(a.ID, policy.SourceOf(ctx), bytes)); err != nil {
+		r.drop(a.ID)
+		return nil, admission(err)
+	}
+	return func() {
+		r.drop(a.ID)
+		g.Drop(policy.Registration, key)
+		b.recount(a.ID)
+	}, nil
+}
+
+// recount makes a registration count as what it has become.
+func (b *Binding) recount(id string) {
+	a := b.store.held(id)
+	counts := a != nil && !a.Removed && b.isPeer(a) && b.guest(id)
+	r := &b.registrations
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, counted := r.bytes[id]
+	switch {
+	case counts && !counted:
+		var bytes int64
+		for _, v := range a.Cards {
+			bytes += copies * int64(len(v.Card))
+		}
+		r.bytes[id] = bytes
+		b.c.Hub.Guests().Restore(b.entry(id, "", bytes))
+	case !counts && counted:
+		delete(r.bytes, id)
+		b.c.Hub.Guests().Drop(policy.Registration, guestKey(id))
+	}
+}
+
+// evict takes the registration of a guest out of the registry, whose place
+// another one gets. An agent that was never in a session goes without a trace.
+// Of another the keys stay known, so that transcripts verify, and nobody else
+// can take its id. One in a live session stays.
+func (b *Binding) evict(id string) {
+	b.registrations.drop(id)
+	if b.ctx.Err() != nil || !b.guest(id) {
+		return
+	}
+	err := b.store.forgetAgent(b.ctx, id)
+	if errors.Is(err, errHasSessions) && !b.store.inSession(id) {
+		err = b.server.Evict(b.ctx, id)
+	}
+	if err == nil {
+		if e, ok := b.c.Hub.Directory().Lookup(Protocol, id); ok && b.store.held(id) == nil {
+			err = b.c.Hub.Directory().Remove(b.ctx, e.Name)
+		}
+	}
+	if err != nil && !errors.Is(err, errHasSessions) {
+		b.c.Logger.Warn("cannot take out a guest that gives its place to another", "agent", id, "error", err)
+	}
+	b.recount(id)
+}
+
+// keepBusy notes the guests in live sessions as used: they do not give way.
+func (b *Binding) keepBusy() {
+	for _, participants := range b.store.live() {
+		for _, id := range participants {
+			b.used(id)
+		}
+	}
+}
+
+var errHasSessions = errors.New("the agent is, or was, in a session")
+
+// forgetAgent removes an agent that was never in a session; errHasSessions if
+// it was, or may be on another node.
+func (s *store) forgetAgent(ctx context.Context, id string) error {
+	v, err := s.agents.Get(ctx, id)
+	if errors.Is(err, journal.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if s.j.Shared() || len(s.byAgent[id]) > 0 {
+		s.mu.Unlock()
+		return errHasSessions
+	}
+	s.dropLocked(id) // from here on nobody can bring it into one
+	s.mu.Unlock()
+	if err := s.agents.Delete(ctx, id, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+		return err
+	}
+	return nil
+}
+
+// dropLocked forgets an agent; s.mu is held.
+func (s *store) dropLocked(id string) {
+	delete(s.known, id)
+	s.agentIDs = removeSorted(s.agentIDs, id)
+}
+
+// held is an agent as it is in memory, nil if it is not registered.
+func (s *store) held(id string) *protocol.Agent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[id]
+}
+
+func (s *store) agentCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.known)
+}
+
+// inSession reports whether an agent is in a live session.
+func (s *store) inSession(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, session := range s.byAgent[id] {
+		if !s.summaries[session].over {
+			return true
+		}
+	}
+	return false
+}
+
+// abandon forgets a session that was not opened after all.
+func (s *store) abandon(ctx context.Context, c *chain, cause error) {
+	head, err := s.j.Head(ctx, scope(c.id), scope(c.id))
+	if err != nil || head > 0 || codeIs(cause, "internal") {
+		return // it was opened, by another one perhaps; or may have been
+	}
+	if err := s.sessions.Delete(context.WithoutCancel(ctx), c.id, 0); err != nil {
+		s.warn("cannot forget a session that was not opened", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.chains, c.id)
+	s.abandonedLocked(c.id)
+}
+
+// abandonedLocked forgets the summary of a session of which nothing is
+// recorded; s.mu is held.
+func (s *store) abandonedLocked(id string) {
+	m := s.summaries[id]
+	if m == nil || m.known {
+		return
+	}
+	for _, p := range m.participants {
+		if s.byAgent[p] = removeSorted(s.byAgent[p], id); len(s.byAgent[p]) == 0 {
+			delete(s.byAgent, p)
+		}
+	}
+	delete(s.summaries, id)
+	delete(s.talks, s.conversation(id))
+	s.ids = removeSorted(s.ids, id)
+}
+
+// bring notes that agents are about to be in a session, so that none of them is
+// forgotten meanwhile.
+func (s *store) bring(session string, joined []protocol.Participant) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make([]string, len(joined))
+	for i, p := range joined {
+		if s.known[p.AgentID] == nil {
+			return protocol.Refuse("agent_not_found", "")
+		}
+		names[i] = p.AgentID
+	}
+	s.note(session, names, false)
+	return nil
+}
+
+// Seen implements [protocol.Memory]: proofs of HTTP requests.
+func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
+	proof, guest := strings.CutPrefix(key, protocol.GuestOwner+" ")
+	if guest {
+		if err := s.charge(ctx, stateBytes); err != nil {
+			return false, err
+		}
+	}
+	fresh, err := s.Memory.Seen(ctx, key, until)
+	if err != nil || !fresh {
+		return false, err
+	}
+	return s.firstUse(ctx, proof, until)
+}
