@@ -207,7 +207,7 @@ func BenchmarkHost(b *testing.B) {
 	}
 	defer s.close(ErrClosed)
 	s.receive([]byte(`{"type":"handshake/req","id":"h"}`), false)
-	st := newStream()
+	st := newStream(b.Context())
 	if err := s.attach(st, nil); err != nil {
 		b.Fatal(err)
 	}

@@ -84,6 +84,7 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 // readLines feeds lines to the session.
 func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error {
 	r := NewReader(in)
+	r.hold = func(n int) { h.hold(w.session(), n) } // one message always has room: others give way
 	faults := 0
 	for {
 		s := w.session()
@@ -213,7 +214,7 @@ func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) er
 		w.session().detach(w.st)
 		<-w.turn
 	}
-	st := newStream()
+	st := newStream(ctx)
 	st.write = func() { w.help(s, st) }
 	w.s.Store(s)
 	w.st = st

@@ -15,6 +15,7 @@ type Reader struct {
 	// [DefaultMaxFrame]; more than [HardMaxFrame] means that.
 	Limit int
 
+	hold       func(n int) // is told how many bytes more, or less, than minBuffer are held
 	src        io.Reader
 	buf        []byte
 	start, end int // unread bytes of buf
@@ -96,11 +97,11 @@ func (r *Reader) fill() {
 		r.start, r.end = 0, 0
 		switch size := len(r.buf); {
 		case size == 0 || size > maxBuffer:
-			r.buf = make([]byte, minBuffer)
+			r.buf = r.resized(minBuffer)
 		case r.full && size < maxBuffer:
-			r.buf = make([]byte, 2*size)
+			r.buf = r.resized(2 * size)
 		case r.got < size/8 && size > minBuffer:
-			r.buf = make([]byte, size/2)
+			r.buf = r.resized(size / 2)
 		}
 	} else if r.start > 0 && r.end == len(r.buf) {
 		copy(r.buf, r.buf[r.start:r.end])
@@ -108,7 +109,7 @@ func (r *Reader) fill() {
 		r.start = 0
 	}
 	if r.end == len(r.buf) {
-		grown := make([]byte, min(2*len(r.buf), r.limit()+2+minBuffer))
+		grown := r.resized(min(2*len(r.buf), r.limit()+2+minBuffer))
 		copy(grown, r.buf[:r.end])
 		r.buf = grown
 	}
@@ -125,6 +126,14 @@ func (r *Reader) fill() {
 		}
 	}
 	r.err = io.ErrNoProgress
+}
+
+// resized gives a buffer in place of r.buf.
+func (r *Reader) resized(size int) []byte {
+	if by := size - max(len(r.buf), minBuffer); by != 0 && r.hold != nil {
+		r.hold(by)
+	}
+	return make([]byte, size)
 }
 
 // trimLine drops white space at both ends.

@@ -1,6 +1,8 @@
 package a2e
 
 import (
+	"cmp"
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,6 +11,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/parley-hub/parley/internal/source"
 )
 
 // Host is the environment's side of A2E: it serves agents over HTTP with SSE
@@ -62,6 +66,13 @@ type Host struct {
 	Audit   func(Record)
 	Refused func(Refusal)
 
+	// Authenticated, if set, is told of each HTTP request, stream and connection
+	// of a session whose handshake succeeded, with its context.
+	Authenticated func(ctx context.Context, id Identity)
+
+	// ConnContext, if set, gives the context of a connection of [Host.Serve].
+	ConnContext func(ctx context.Context, c net.Conn) context.Context
+
 	// Log gets faults of handlers and stores; nil discards them.
 	Log *slog.Logger
 
@@ -74,7 +85,8 @@ type Host struct {
 	mu       sync.Mutex
 	sessions map[string]*Session
 	loading  map[string]chan struct{} // by id: closed when the session was looked up in the store
-	pending  int
+	pending  *list.List               // of *Session without a handshake, oldest first
+	held     int                      // bytes of messages that they are sending
 	remotes  remotes
 	closed   bool
 	idle     chan struct{} // closed when closed and no session is left
@@ -121,7 +133,7 @@ func (h *Host) init() {
 		if h.Now == nil {
 			h.Now = time.Now
 		}
-		h.sessions, h.loading = map[string]*Session{}, map[string]chan struct{}{}
+		h.sessions, h.loading, h.pending = map[string]*Session{}, map[string]chan struct{}{}, list.New()
 		h.idle = make(chan struct{})
 		h.remotes.perMinute = h.limits.SessionsPerMinute
 	})
@@ -140,20 +152,65 @@ func (h *Host) open(remote string, kind transportKind) (*Session, error) {
 	if !ok {
 		return nil, ErrBusy
 	}
-	if h.pending >= h.limits.Pending || len(h.sessions) >= h.limits.Sessions && !h.evict() {
+	if h.pending.Len() >= h.limits.Pending && !h.evictPending(nil) || len(h.sessions) >= h.limits.Sessions && !h.evict() {
 		h.remotes.release(counted)
 		return nil, ErrFull
 	}
 	s := newSession(h, NewID(), remote, kind)
-	s.counted, s.isPending = counted, true
+	s.counted = counted
 	h.sessions[s.id] = s
-	h.pending++
+	s.pending = h.pending.PushBack(s)
 	return s, nil
 }
 
-// evict makes room by closing a session whose connection is gone and to which
-// nothing is owed. It looks at a bounded number of them.
+// evictPending makes room by closing the oldest session without a handshake: an
+// agent that may connect does it at once. For a session that is to hold more,
+// it is another one that holds something.
+func (h *Host) evictPending(holder *Session) bool {
+	for at := h.pending.Front(); at != nil; at = at.Next() {
+		s := at.Value.(*Session)
+		if holder != nil && (s == holder || s.held == 0) || !s.mu.TryLock() {
+			continue
+		}
+		spare := s.state == StateConnected
+		if spare {
+			s.closeLocked(ErrFull)
+		}
+		s.mu.Unlock()
+		if spare {
+			h.settle(s)
+			h.drop(s)
+			return true
+		}
+	}
+	return false
+}
+
+// hold counts n more bytes, or less, that a session without a handshake makes
+// the host hold; false if there is no room.
+func (h *Host) hold(s *Session, n int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.pending == nil {
+		return true
+	}
+	for n > 0 && h.held+n > h.limits.HandshakeBytes {
+		if !h.evictPending(s) {
+			return false
+		}
+	}
+	s.held += n
+	h.held += n
+	return true
+}
+
+// evict makes room by closing a session without a handshake, or one whose
+// connection is gone and to which nothing is owed. It looks at a bounded number
+// of those.
 func (h *Host) evict() bool {
+	if h.evictPending(nil) {
+		return true
+	}
 	looked := 0
 	for id, s := range h.sessions {
 		if looked++; looked > 256 {
@@ -178,18 +235,29 @@ func (h *Host) evict() bool {
 func (h *Host) settled(s *Session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s.isPending {
-		s.isPending = false
-		h.pending--
+	h.settle(s)
+}
+
+// settle is settled, with h.mu held.
+func (h *Host) settle(s *Session) {
+	if s.pending != nil {
+		h.pending.Remove(s.pending)
+		h.held -= s.held
+		s.pending, s.held = nil, 0
 		h.remotes.release(s.counted)
 	}
 }
 
 // forget drops a closed session.
 func (h *Host) forget(s *Session) {
-	h.settled(s)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.settle(s)
+	h.drop(s)
+}
+
+// drop takes a session out; h.mu is held.
+func (h *Host) drop(s *Session) {
 	if h.sessions[s.id] == s {
 		delete(h.sessions, s.id)
 	}
@@ -271,7 +339,7 @@ func (h *Host) Sessions() []*Session {
 	defer h.mu.Unlock()
 	var out []*Session
 	for _, s := range h.sessions {
-		if !s.isPending {
+		if s.pending == nil {
 			out = append(out, s)
 		}
 	}
@@ -380,26 +448,13 @@ func (r *remotes) release(remote string) {
 }
 
 // remoteOf is the address without its port; IPv6 counts by /64.
-func remoteOf(addr string) string {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	ip := net.ParseIP(host)
-	if ip != nil && ip.To4() == nil {
-		return ip.Mask(net.CIDRMask(64, 128)).String()
-	}
-	return host
-}
+func remoteOf(addr string) string { return cmp.Or(source.Of(addr), addr) }
 
 // Serve accepts connections until ctx ends or the listener fails, and serves
 // each with [Host.ServeConn]. When ctx ends, it closes the listener, lets the
 // sessions of its connections finish as [Host.Shutdown] does, and returns nil.
 func (h *Host) Serve(ctx context.Context, l net.Listener) error {
 	h.init()
-	if h.TLS != nil {
-		l = tls.NewListener(l, h.TLS)
-	}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	var wg sync.WaitGroup
@@ -431,6 +486,13 @@ func (h *Host) Serve(ctx context.Context, l net.Listener) error {
 			continue
 		}
 		pause = 5 * time.Millisecond
+		ctx := ctx
+		if h.ConnContext != nil {
+			ctx = h.ConnContext(ctx, conn)
+		}
+		if h.TLS != nil {
+			conn = tls.Server(conn, h.TLS)
+		}
 		wg.Go(func() { _ = h.ServeConn(ctx, conn) })
 	}
 }

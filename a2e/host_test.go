@@ -1004,11 +1004,14 @@ func TestHTTP(t *testing.T) {
 		if create("192.0.2.1:9") != 429 {
 			t.Error("another port is another address")
 		}
-		if n := count("[2001:db8::1]:1", 1) + count("[2001:db8::ffff]:1", 20); n != 2 {
-			t.Errorf("%d in all", n)
+		if n := count("[2001:db8::1]:1", 1) + count("[2001:db8::ffff]:1", 20); n != 5 {
+			t.Errorf("%d pending of one /64", n)
 		}
-		if create("192.0.2.7:1") != 503 {
-			t.Error("no cap on all")
+		if create("192.0.2.7:1") != 200 {
+			t.Error("those of other addresses keep this one out")
+		}
+		if _, n := h.Health(); n != 7 {
+			t.Errorf("%d pending in all", n)
 		}
 		_ = sleep(t.Context(), 31) // the pending ones are gone
 		if n := count("192.0.2.1:1", 20); n != 3 {

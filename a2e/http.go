@@ -91,14 +91,32 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 	if s == nil {
 		return
 	}
+	s.proved(r.Context())
 	if full, _ := s.full(); full {
-		w.Header().Set("Retry-After", "1")
-		writeDetail(w, http.StatusServiceUnavailable, "read the stream first")
+		writeFull(w)
 		return
 	}
-	limit := s.frameLimit()
-	body, err := readBody(r, limit)
+	limit, first, held := s.frameLimit(), 64<<10, 0
+	if !s.isActive() {
+		first = minBuffer
+		// When it gives way it lets go of what it holds, also where its body does
+		// not end.
+		defer context.AfterFunc(s.ctx, func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now()) })()
+	}
+	body, err := readBody(r, limit, first, func(n int) bool {
+		ok := h.hold(s, n)
+		if ok {
+			held += n
+		}
+		return ok
+	})
+	if held > 0 {
+		defer h.hold(s, -held)
+	}
 	switch {
+	case err != nil && errors.Is(err, ErrBusy):
+		writeFull(w)
+		return
 	case err != nil && errors.Is(err, ErrTooLarge):
 		writeDetail(w, http.StatusRequestEntityTooLarge, "Body too large")
 		return
@@ -116,27 +134,55 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 		} else {
 			body = nil
 		}
-		if line = trimLine(line); len(line) > 0 {
-			s.receive(line[:len(line):len(line)], false)
+		if line = trimLine(line); len(line) == 0 {
+			continue
 		}
+		if full, _ := s.full(); full {
+			writeFull(w)
+			return
+		}
+		s.receive(line[:len(line):len(line)], false)
 	}
+	s.proved(r.Context())
 	writeJSON(w, `{"ok":true}`)
 }
 
-func readBody(r *http.Request, limit int) ([]byte, error) {
+func writeFull(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "1")
+	writeDetail(w, http.StatusServiceUnavailable, "read the stream first")
+}
+
+// readBody reads at most limit bytes. Its memory grows with what arrives, beyond
+// first only as far as hold allows; else the error is [ErrBusy].
+func readBody(r *http.Request, limit, first int, hold func(n int) bool) ([]byte, error) {
 	if r.ContentLength > int64(limit) {
 		return nil, ErrTooLarge
 	}
-	if n := r.ContentLength; n >= 0 {
-		body := make([]byte, n)
-		_, err := io.ReadFull(r.Body, body)
-		return body, err
+	most := int64(limit) + 1 // one more tells that it is too long
+	if r.ContentLength >= 0 {
+		most = r.ContentLength
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, int64(limit)+1))
-	if len(body) > limit {
-		return nil, ErrTooLarge
+	body := make([]byte, 0, min(most, int64(first)))
+	for {
+		n, err := r.Body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case len(body) > limit:
+			return nil, ErrTooLarge
+		case err == io.EOF && int64(len(body)) < r.ContentLength:
+			return nil, io.ErrUnexpectedEOF
+		case err == io.EOF, err == nil && int64(len(body)) == r.ContentLength:
+			return body, nil
+		case err != nil:
+			return nil, err
+		case len(body) == cap(body):
+			size := min(2*len(body), int(most))
+			if !hold(size - cap(body)) {
+				return nil, ErrBusy
+			}
+			body = append(make([]byte, 0, size), body...)
+		}
 	}
-	return body, err
 }
 
 // serveSSE is the stream to the agent. A newer one replaces an older one; it
@@ -146,7 +192,7 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 	if s == nil {
 		return
 	}
-	st := newStream()
+	st := newStream(r.Context())
 	if err := s.attach(st, nil); err != nil {
 		writeDetail(w, http.StatusNotFound, "Session not found")
 		return
@@ -220,7 +266,7 @@ func (h *Host) Health() (sessions, pending int) {
 	h.init()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.sessions), h.pending
+	return len(h.sessions), h.pending.Len()
 }
 
 var _ http.Handler = (*Host)(nil)

@@ -7,11 +7,12 @@ import "time"
 type Limits struct {
 	Frame          int // bytes of one message: 4 MiB, at most 16 MiB
 	HandshakeFrame int // the same before the handshake: 64 KiB
+	HandshakeBytes int // of such messages that sessions without a handshake are sending, in all: 4 MiB
 	Depth          int // levels of nesting: 128
 	FrameFaults    int // over-long lines until a connection is closed: 8
 
 	Sessions          int           // sessions at once: 10,000
-	Pending           int           // of them without a handshake: 1,000
+	Pending           int           // of them without a handshake: 1,000; the oldest gives way to a new one
 	PendingPerRemote  int           // and from one address: 32
 	SessionsPerMinute int           // new HTTP sessions and connections from one address: 240
 	Handshake         time.Duration // until the handshake must have succeeded: 30 s
@@ -54,6 +55,8 @@ func (l Limits) filled() Limits {
 	l.Frame = min(l.Frame, HardMaxFrame)
 	orInt(&l.HandshakeFrame, 64<<10)
 	l.HandshakeFrame = min(l.HandshakeFrame, l.Frame)
+	orInt(&l.HandshakeBytes, 4<<20)
+	l.HandshakeBytes = max(l.HandshakeBytes, 2*l.HandshakeFrame)
 	orInt(&l.Depth, DefaultMaxDepth)
 	l.Depth = min(l.Depth, 1000)
 	orInt(&l.FrameFaults, 8)

@@ -1,6 +1,9 @@
 package a2e
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // outFrame is one line that a session owes its agent, without its end.
 type outFrame struct {
@@ -27,6 +30,7 @@ type outbox struct {
 
 // stream is one attached transport: the newest replaces the one before.
 type stream struct {
+	ctx  context.Context
 	wake chan struct{} // something waits
 	gone chan struct{} // closed when replaced
 
@@ -35,7 +39,9 @@ type stream struct {
 	write func()
 }
 
-func newStream() *stream { return &stream{wake: make(chan struct{}, 1), gone: make(chan struct{})} }
+func newStream(ctx context.Context) *stream {
+	return &stream{ctx: ctx, wake: make(chan struct{}, 1), gone: make(chan struct{})}
+}
 
 func (st *stream) poke() {
 	select {

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"slices"
@@ -38,10 +39,11 @@ type Session struct {
 	id      string
 	remote  string
 	kind    transportKind
-	counted string // the address that it counts for, while isPending
+	counted string // the address that it counts for, while it is pending
 	started time.Time
 
-	isPending bool // guarded by h.mu
+	pending *list.Element // in h.pending, until the handshake; guarded by h.mu
+	held    int           // bytes that it counts for there
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -187,8 +189,8 @@ func (s *Session) tick() {
 // that waits.
 func (s *Session) attach(st *stream, greeting []byte) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.state == StateClosed {
+		s.mu.Unlock()
 		return ErrClosed
 	}
 	s.last = time.Now()
@@ -196,7 +198,20 @@ func (s *Session) attach(st *stream, greeting []byte) error {
 	if greeting != nil {
 		s.out.pushFront(outFrame{line: greeting})
 	}
+	s.mu.Unlock()
+	s.proved(st.ctx)
 	return nil
+}
+
+// proved tells the host that a request, stream or connection is that of an
+// agent whose handshake succeeded, if it has.
+func (s *Session) proved(ctx context.Context) {
+	s.mu.Lock()
+	who, active := s.identity, s.state == StateActive || s.state == StateDraining && s.identity.Name != ""
+	s.mu.Unlock()
+	if active && s.h.Authenticated != nil {
+		s.h.Authenticated(ctx, who)
+	}
 }
 
 func (s *Session) detach(st *stream) {
@@ -275,7 +290,11 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 	if s.out.stream == st && len(frames) <= s.out.len() {
 		now := time.Now()
 		s.last = now
-		s.out.written(len(frames), now, s.h.limits.Replay)
+		keep := s.h.limits.Replay
+		if s.state == StateConnected {
+			keep = 0
+		}
+		s.out.written(len(frames), now, keep)
 	} else {
 		upTo = 0
 	}
@@ -348,13 +367,22 @@ func (s *Session) lost(err error) {
 	s.close(ErrClosed.Because(err))
 }
 
+// What may wait for an agent before the handshake.
+const (
+	pendingFrames = 16
+	pendingBytes  = 4 << 10
+)
+
 // full reports whether the agent reads too slowly to be served more, and a
 // channel that is closed when that may have changed.
 func (s *Session) full() (bool, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := &s.h.limits
-	if s.out.len() < l.OutFrames && s.out.bytes < l.OutBytes {
+	frames, bytes := s.h.limits.OutFrames, s.h.limits.OutBytes
+	if s.state == StateConnected {
+		frames, bytes = min(frames, pendingFrames), min(bytes, pendingBytes)
+	}
+	if s.out.len() < frames && s.out.bytes < bytes {
 		return false, nil
 	}
 	return true, s.out.whenRoom()
@@ -628,15 +656,23 @@ var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "mem
 // not have it.
 func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
 	s.mu.Lock()
+	if s.state == StateClosed { // it gave way to another one meanwhile
+		s.mu.Unlock()
+		return nil
+	}
 	if s.state == StateConnected {
 		s.state = StateActive
 		s.timer.Reset(30 * time.Second)
 	}
 	s.identity, s.agentID, s.accepted = who, m.Str("agent_id"), caps
 	s.failures = 0
+	st := s.out.stream
 	rec := SessionRecord{ID: s.id, Identity: who, AgentID: s.agentID, Accepted: caps, Opened: s.started}
 	s.mu.Unlock()
 	s.h.settled(s)
+	if st != nil {
+		s.proved(st.ctx)
+	}
 	if s.h.Store != nil {
 		s.storeMu.Lock()
 		rec.LastSeq = s.seq

@@ -55,6 +55,7 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 )
 
 // DefaultPath is where the host is found on the hub's HTTP listener.
@@ -80,6 +81,8 @@ type Config struct {
 
 	// Remote names where an HTTP request comes from, for limits per address.
 	Remote func(*http.Request) string
+	// ConnContext gives the context of a connection of Listen; nil: the binding's.
+	ConnContext func(ctx context.Context, c net.Conn) context.Context
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -150,7 +153,7 @@ func New(c Config) (*Binding, error) {
 	}
 	b.host = &protocol.Host{
 		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.store, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
-		Audit: b.audit, Refused: b.refused, Log: c.Logger, Now: c.Now,
+		ConnContext: c.ConnContext, Authenticated: b.authenticated, Audit: b.audit, Refused: b.refused, Log: c.Logger, Now: c.Now,
 	}
 	b.store.attached = func(id string) bool {
 		s, ok := b.host.Session(id)
@@ -297,7 +300,10 @@ func (b *Binding) connect(w http.ResponseWriter, r *http.Request) {
 	}
 	b.work.Add(1)
 	defer b.work.Done()
-	if err := b.host.ServeConn(b.ctx, &upgraded{conn, rw.Reader}); err != nil {
+	ctx, stop := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer stop()
+	defer context.AfterFunc(b.ctx, stop)()
+	if err := b.host.ServeConn(ctx, &upgraded{conn, rw.Reader}); err != nil {
 		b.c.Logger.Debug("an A2E connection ended", "error", err)
 	}
 }
@@ -385,6 +391,14 @@ func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (proto
 		return protocol.Identity{Name: e.Name}, nil
 	}
 	return protocol.Identity{}, protocol.ErrUnknownKey
+}
+
+// authenticated notes that an agent proved itself by its token: its connection
+// is no guest's.
+func (b *Binding) authenticated(ctx context.Context, who protocol.Identity) {
+	if !b.c.Hub.Guest(who.Name) {
+		policy.Vouch(ctx)
+	}
 }
 
 // Address implements hub.AddressBinding: agents that are exposed are tools of

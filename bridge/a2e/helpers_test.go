@@ -165,9 +165,14 @@ func (c wire) read(t *testing.T, least int) {
 // until reads until a text has come.
 func (c wire) until(t *testing.T, text string) {
 	t.Helper()
+	until(t, c, text)
+}
+
+func until(t *testing.T, r io.Reader, text string) {
+	t.Helper()
 	var got []byte
 	for buf := make([]byte, 8192); !strings.Contains(string(got), text); {
-		n, err := c.Read(buf)
+		n, err := r.Read(buf)
 		if err != nil {
 			t.Fatal(err)
 		}
