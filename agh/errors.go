@@ -59,6 +59,7 @@ var (
 	ErrContainer       = errors.New("agh: work belongs to another conversation")
 	ErrTransition      = errors.New("agh: no such step in the work lifecycle")
 	ErrBusy            = errors.New("agh: too much to remember")
+	ErrRate            = errors.New("agh: too many broadcasts of one peer")
 	ErrScreened        = errors.New("agh: message looks as if it held a secret")
 	ErrClosed          = errors.New("agh: closed")
 )
@@ -127,6 +128,7 @@ var codes = map[error]Reason{
 	ErrSubject:         ReasonMalformed,
 	ErrForbidden:       ReasonVerificationFailed,
 	ErrNotTarget:       ReasonNotTarget,
+	ErrRate:            ReasonBusy,
 	ErrUnsolicited:     ReasonNotFound,
 	ErrWorkClosed:      ReasonWorkClosed,
 	ErrWorkUnknown:     ReasonNotFound,
@@ -140,7 +142,7 @@ var codes = map[error]Reason{
 }
 
 func refuse(is error, step Step, field, text string) *Error {
-	return &Error{Code: codes[is], Text: text, Step: step, Field: field, Retryable: is == ErrBusy, is: is}
+	return &Error{Code: codes[is], Text: text, Step: step, Field: field, Retryable: is == ErrBusy || is == ErrRate, is: is}
 }
 
 func malformed(step Step, field, text string) *Error { return refuse(ErrMalformed, step, field, text) }

@@ -43,6 +43,9 @@ type Inbound struct {
 	Subject string
 	// Principal is who the transport knows the sender to be, for hooks.
 	Principal string
+	// Anonymous says that anybody may be the principal: all its peers together
+	// have the broadcasts of forty.
+	Anonymous bool
 	// May refuses senders that the principal may not speak as; nil lets all.
 	// It is asked before anything is remembered, answered or published.
 	May func(*Envelope) error
@@ -128,6 +131,10 @@ type Router struct {
 	// hosted peer, filtered answers (whose card then lists only the
 	// capabilities asked for), and answers to peers that have not greeted.
 	Compat bool
+	// Broadcasts bounds the greetings and the whois requests for all of one peer
+	// in a channel: so many a second, and six times as many at once; the others
+	// are refused with [ErrRate]. 0 means 5, below 0 no limit.
+	Broadcasts float64
 	// Self is the Peer ID under which a relay writes receipts about messages
 	// to remote peers; "" writes none.
 	Self string
@@ -142,6 +149,7 @@ type Router struct {
 	memory   Memory
 	presence *Presence
 	asks     asks
+	paces    paces
 }
 
 func (r *Router) init() {
@@ -246,6 +254,9 @@ func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 	}
 	res := Result{Envelope: e, Verdict: verified.Verdict}
 	if err := r.route(e, in); err != nil {
+		return r.refused(ctx, res, in, err)
+	}
+	if err := r.pace(e, in); err != nil {
 		return r.refused(ctx, res, in, err)
 	}
 	work, refusal := r.foresee(ctx, e)

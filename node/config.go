@@ -223,6 +223,7 @@ type AGH struct {
 	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
 	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
 	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long a peer that is away is remembered, with what waits for it"`
+	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings, and whois requests for all, of one peer in a channel a second, six times as many at once; below zero: no limit"`
 	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
 }
 

@@ -57,7 +57,8 @@ type Gateway struct {
 	Interval time.Duration // greet interval of hosted peers; 0 means 30 s
 	Workers  int           // messages worked on at once; 0 means 16
 	Queue    int           // messages waiting per worker; 0 means 256
-	MaxConns int           // connections; 0 means 16,384
+	MaxConns int           // connections of peers; 0 means 16,384
+	AuthWait time.Duration // until a connection has proved who it is; 0 means 2 s
 	MaxSubs  int           // subscriptions per connection; 0 means 65,536
 	Log      *slog.Logger  // nil discards
 
@@ -216,7 +217,8 @@ func (g *Gateway) handle(j job) agh.Result {
 	j = g.inward(j)
 	in := agh.Inbound{Raw: j.data, Subject: j.subject}
 	if j.user != nil {
-		in.Principal, in.May = j.user.user.Name, func(e *agh.Envelope) error { return g.may(j.user, e) }
+		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
+		in.May = func(e *agh.Envelope) error { return g.may(j.user, e) }
 	}
 	if j.user != nil && j.subject == "" {
 		may := in.May

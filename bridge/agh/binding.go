@@ -74,8 +74,11 @@ type Config struct {
 
 	RequirePins bool // refuse verified handles that Pins does not know
 
-	MaxMembers  int // 0: 65,536
+	MaxMembers  int // 0: 65,536; peers of anonymous users have a quarter
 	MaxChannels int // 0: 8,192
+
+	MaxConnections int     // to Listen; 0: 1,024
+	BroadcastRate  float64 // greetings and whois requests for all, of a peer a second; 0: 5, below 0: no limit
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -105,6 +108,7 @@ type Binding struct {
 	owed       owed
 	held       held
 	asked      asked
+	anonymous  map[string]bool // users that anybody may be
 
 	stop  []func()
 	wake  chan struct{}
@@ -147,19 +151,23 @@ func New(c Config) (*Binding, error) {
 		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now, rooms: c.Shared},
 		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
 		handoffs:   c.Journal.State("agh.handoffs"),
+		anonymous:  map[string]bool{},
 	}
 	if !c.Shared {
 		b.closed = newClosed(c.Journal, c.Now)
 		b.closed.keep, b.works.log = b.works.keep, b.closed
 	}
+	for _, u := range c.Users {
+		b.anonymous[u.Name] = u.Anonymous
+	}
 	b.held.within, b.held.refuse = b.interval(), b.refuseHeld
 	b.router = &protocol.Router{
 		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
 		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
-		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen,
+		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen, Broadcasts: c.BroadcastRate,
 	}
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
-		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger,
+		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger, MaxConns: or(c.MaxConnections, 1024),
 		Workers: 256} // each waits for an append; appends of many go together
 	return b, nil
 }
@@ -170,6 +178,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := errors.Join(b.works.load(ctx), b.members.load(ctx), b.containers.load(ctx)); err != nil {
 		return err
 	}
+	b.restoreGuests()
 	if b.closed != nil {
 		b.stop = append(b.stop, b.c.Journal.Watch(b.closed.recorded))
 	}
@@ -177,12 +186,12 @@ func (b *Binding) Start(ctx context.Context) error {
 		return err
 	}
 	for _, c := range b.members.channels() {
-		if err := b.openChannel(ctx, c[0], c[1]); err != nil {
+		if err := b.openChannel(ctx, c[0], c[1], false); err != nil {
 			return err
 		}
 	}
 	for _, p := range b.c.Places {
-		if err := b.openChannel(ctx, p.WorkspaceID, p.Channel); err != nil {
+		if err := b.openChannel(ctx, p.WorkspaceID, p.Channel, false); err != nil {
 			return err
 		}
 	}
@@ -342,7 +351,7 @@ func (b *Binding) share(ctx context.Context) error {
 		b.greetedElsewhere(r)
 		b.heardElsewhere(r)
 		b.work.Go(func() {
-			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil); err != nil {
+			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil, r.Guest); err != nil {
 				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace, "peer", r.Peer, "error", err)
 			}
 		})
@@ -634,16 +643,20 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 		}
 		return protocol.Pass, b.remember(ctx, a)
 	}
-	from, err := b.introduce(ctx, e.WorkspaceID, e.Channel, e.From, nil)
+	guest, at := b.anonymous[a.Principal], place{e.WorkspaceID, e.Channel, e.From}
+	from, err := b.introduceSender(ctx, at, nil, guest)
 	if err == nil {
-		_, err = b.members.heard(ctx, place{e.WorkspaceID, e.Channel, e.From}, from, nil, false, b.now())
+		_, err = b.members.heard(ctx, at, from, guest, nil, false, b.now())
+	}
+	if errors.As(err, new(*parley.Error)) { // the guests' budget is used up
+		return protocol.Pass, b.turnedAway(ctx, e, err)
 	}
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
 	m := toMessage(e, a.Verdict, a.Principal, b.now())
 	m.From = from
-	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
+	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest, Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
 	if a.Refused != nil {
 		m.To = b.nameOf(e.WorkspaceID, e.Channel, e.To)
 		s.Refused = parley.Refuse(parley.Conflict, "%s", a.Refused).Because(a.Refused)
@@ -682,7 +695,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 		// The room of others, or of nobody: delivered to nobody (AGH-055).
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
 	default:
-		if m.To, err = b.introduce(ctx, e.WorkspaceID, e.Channel, e.To, nil); err != nil {
+		if m.To, err = b.introduce(ctx, e.WorkspaceID, e.Channel, e.To, nil, guest); err != nil {
 			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 		}
 	}
@@ -699,7 +712,13 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 // it means for its work is then in force, if that is what the context says.
 func (b *Binding) recorded(ctx context.Context, a *protocol.Admission, s hub.Submission, writes *collector) (protocol.Decision, error) {
 	e := a.Envelope
-	_, err := b.c.Hub.Accept(ctx, s)
+	var err error
+	if !s.Vouched && !b.hubCounts(s.Message) {
+		err = b.charge(ctx, recordBytes+2*len(e.Raw()))
+	}
+	if err == nil {
+		_, err = b.c.Hub.Accept(ctx, s)
+	}
 	if err == nil && ctx.Value(recordedKey{}) != nil {
 		if _, err := a.Advance(ctx); err != nil {
 			return protocol.Pass, err
@@ -1053,6 +1072,8 @@ func codeOf(e *protocol.Error) parley.Code {
 		return parley.UnknownAgent
 	case errors.Is(e, protocol.ErrBusy):
 		return parley.Unavailable
+	case errors.Is(e, protocol.ErrRate):
+		return parley.RateLimited
 	case e.Step == protocol.StepLifecycle:
 		return parley.Conflict
 	}

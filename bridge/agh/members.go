@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 )
 
 // place is a peer in a channel.
@@ -28,6 +30,7 @@ type member struct {
 	away  bool      // something waits for it
 	kept  time.Time // when its record was written
 	gone  bool      // it has been away for too long: what waits is given up
+	guest bool      // the peer of an anonymous user
 }
 
 // record of a member in the journal's state.
@@ -35,6 +38,7 @@ type memberRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time
 	Greet                                []byte `json:",omitempty"` // as it came, for the peers of other hubs
+	Guest                                bool   `json:",omitempty"`
 }
 
 // maxGreet is how large a greeting may be to be passed on to other hubs.
@@ -49,6 +53,7 @@ type members struct {
 	limit  int
 
 	mu        sync.Mutex
+	guests    int // in byPlace
 	byPlace   map[place]*member
 	byPeer    map[[2]string][]*member       // workspace, peer
 	byChannel map[[2]string]map[string]bool // workspace, channel → peers
@@ -81,7 +86,7 @@ func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
 	at := place{r.Workspace, r.Channel, r.Peer}
 	old := m.byPlace[at]
 	if back = old == nil || old.away; old == nil {
-		old = m.add(at, r.Name)
+		old = m.add(at, r.Name, r.Guest)
 	}
 	if r.Seen.After(old.seen) {
 		back = back || old.node != r.Node
@@ -91,9 +96,12 @@ func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
 }
 
 // add makes a member; m.mu is held.
-func (m *members) add(at place, name string) *member {
-	x := &member{place: at, name: name, node: m.node}
+func (m *members) add(at place, name string, guest bool) *member {
+	x := &member{place: at, name: name, node: m.node, guest: guest}
 	m.byPlace[at] = x
+	if guest {
+		m.guests++
+	}
 	peer, channel := [2]string{at.workspaceID, at.peer}, [2]string{at.workspaceID, at.channel}
 	m.byPeer[peer] = append(slices.Clone(m.byPeer[peer]), x)
 	if m.byChannel[channel] == nil {
@@ -105,6 +113,9 @@ func (m *members) add(at place, name string) *member {
 
 func (m *members) drop(x *member) {
 	delete(m.byPlace, x.place)
+	if x.guest {
+		m.guests--
+	}
 	peer, channel := [2]string{x.workspaceID, x.peer}, [2]string{x.workspaceID, x.channel}
 	if m.byPeer[peer] = slices.DeleteFunc(slices.Clone(m.byPeer[peer]), func(o *member) bool { return o == x }); len(m.byPeer[peer]) == 0 {
 		delete(m.byPeer, peer)
@@ -119,21 +130,40 @@ func (at place) key() string { return workKey(at.workspaceID+"\x00"+at.channel, 
 
 var errMembers = errors.New("too many peers are known")
 
+// room reports whether a peer can be a member, errMembers if not. Guests have a
+// quarter of the places.
+func (m *members) room(at place, guest bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.roomLocked(at, guest)
+}
+
+func (m *members) roomLocked(at place, guest bool) error {
+	if m.byPlace[at] == nil && (len(m.byPlace) >= m.limit || guest && m.guests >= max(1, m.limit/4)) {
+		return errMembers
+	}
+	return nil
+}
+
 // heard notes that a peer was heard of. With greeted it is here now and hears
 // what is said from now on, unless it did before. back is true if something
 // may wait for it.
-func (m *members) heard(ctx context.Context, at place, name string, greet *protocol.Envelope, joined bool, now time.Time) (back bool, err error) {
+func (m *members) heard(ctx context.Context, at place, name string, guest bool, greet *protocol.Envelope, joined bool, now time.Time) (back bool, err error) {
 	greeted := greet != nil
 	m.mu.Lock()
 	x := m.byPlace[at]
 	if x == nil {
-		if len(m.byPlace) >= m.limit {
+		if err := m.roomLocked(at, guest); err != nil {
 			m.mu.Unlock()
-			return false, errMembers
+			return false, err
 		}
-		x = m.add(at, name)
+		x = m.add(at, name, guest)
 	}
 	x.seen, x.gone, x.name = now, false, name
+	if x.guest && !guest {
+		x.guest = false
+		m.guests--
+	}
 	if greeted {
 		if x.away || joined || x.since.IsZero() || x.node != m.node {
 			back, x.away, x.since = true, false, now
@@ -144,7 +174,7 @@ func (m *members) heard(ctx context.Context, at place, name string, greet *proto
 	if write {
 		x.kept = now
 	}
-	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil}
+	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil, x.guest}
 	if m.shared && greeted && len(greet.Raw()) <= maxGreet {
 		r.Greet = greet.Raw()
 	}
@@ -294,8 +324,12 @@ func (b *Binding) here(x member) bool {
 func (b *Binding) admitted(ctx context.Context, principal string, res protocol.Result) {
 	e := res.Envelope
 	if g, ok := e.Content().(*protocol.Greet); ok && e.To == "" {
-		if err := b.greeted(ctx, e, g.Card, len(res.Events) > 0); err != nil {
-			b.c.Logger.Warn("a peer that greeted is not kept", "workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
+		if err := b.greeted(ctx, e, g.Card, b.anonymous[principal], len(res.Events) > 0); err != nil {
+			level := slog.LevelWarn
+			if b.anonymous[principal] {
+				level = slog.LevelDebug // anybody can cause it, as often as they like
+			}
+			b.c.Logger.Log(ctx, level, "a peer that greeted is not kept", "workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
 		}
 		return
 	}
@@ -337,13 +371,13 @@ func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
 }
 
 // greeted makes who greeted a member, and delivers what it missed.
-func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, joined bool) error {
-	name, err := b.introduce(ctx, e.WorkspaceID, e.Channel, e.From, card)
+func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, guest, joined bool) error {
+	at := place{e.WorkspaceID, e.Channel, e.From}
+	name, err := b.introduceSender(ctx, at, card, guest)
 	if err != nil {
 		return err
 	}
-	at := place{e.WorkspaceID, e.Channel, e.From}
-	back, err := b.members.heard(ctx, at, name, e, joined, b.now())
+	back, err := b.members.heard(ctx, at, name, guest, e, joined, b.now())
 	if back {
 		b.c.Hub.Kick(name)
 	}
@@ -351,16 +385,37 @@ func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *proto
 	return err
 }
 
+// introduceSender is introduce for a peer that is, or becomes, a member.
+func (b *Binding) introduceSender(ctx context.Context, at place, card *protocol.Card, guest bool) (string, error) {
+	if err := b.members.room(at, guest); err != nil {
+		return "", err
+	}
+	return b.introduce(ctx, at.workspaceID, at.channel, at.peer, card, guest)
+}
+
 // introduce sees to it that a peer and its channel are in the directory, and
-// gives the peer's name there.
-func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card) (string, error) {
-	if err := b.openChannel(ctx, workspaceID, channel); err != nil {
+// gives the peer's name there. What is written for a guest comes out of the
+// guests' budget.
+func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card, guest bool) (string, error) {
+	if err := b.openChannel(ctx, workspaceID, channel, guest); err != nil {
 		return "", err
 	}
 	id := Identity(workspaceID, peer)
 	dir := b.c.Hub.Directory()
 	entry, known := dir.Lookup(Protocol, id.ID)
-	if known && (card == nil || entry.Source != directory.FromAgent) {
+	source := sourceOf(guest)
+	if known && entry.Source == directory.FromGuest && !guest {
+		// A user with credentials has the peer from now on.
+		if err := dir.Remove(ctx, entry.Name); err != nil {
+			return "", err
+		}
+		b.c.Hub.Guests().Drop(policy.Registration, guestKey(id.ID))
+		known = false
+	}
+	if known && guest {
+		b.c.Hub.Guests().Use(policy.Registration, guestKey(id.ID))
+	}
+	if known && (card == nil || entry.Source != source) {
 		return entry.Name, nil
 	}
 	a := parley.Agent{Title: peer, Identities: []parley.Identity{id},
@@ -386,7 +441,15 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 			a.Name = directory.Stranger(Protocol, id.ID, "")
 		}
 	}
-	_, err := dir.Put(ctx, a, directory.FromAgent)
+	if guest {
+		if err := b.admitGuest(ctx, &a, known); err != nil {
+			return "", err
+		}
+	}
+	_, err := dir.Put(ctx, a, source)
+	if err != nil && guest && !known {
+		b.c.Hub.Guests().Drop(policy.Registration, guestKey(id.ID))
+	}
 	return a.Name, err
 }
 
@@ -402,11 +465,14 @@ func ChannelName(workspaceID, channel string) string {
 
 var errChannels = errors.New("too many channels are open")
 
-func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string) error {
-	key := [2]string{workspaceID, channel}
+func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, guest bool) error {
+	key, most := [2]string{workspaceID, channel}, or(b.c.MaxChannels, 8192)
+	if guest {
+		most = max(1, most/4)
+	}
 	b.mu.Lock()
 	_, ok := b.open[key]
-	full := len(b.open) >= or(b.c.MaxChannels, 8192)
+	full := len(b.open) >= most
 	b.mu.Unlock()
 	if ok {
 		return nil
@@ -432,8 +498,9 @@ func (b *Binding) tidy(ctx context.Context) {
 	}
 	for _, x := range forgotten {
 		err := b.members.state.Delete(ctx, x.key(), 0)
-		if e, ok := b.c.Hub.Directory().Agent(x.name); ok && e.Source == directory.FromAgent && len(b.members.places(x.workspaceID, x.peer)) == 0 {
+		if e, ok := b.c.Hub.Directory().Agent(x.name); ok && registered(e) && len(b.members.places(x.workspaceID, x.peer)) == 0 {
 			err = errors.Join(err, b.c.Hub.Directory().Remove(ctx, x.name))
+			b.c.Hub.Guests().Drop(policy.Registration, guestKey(Identity(x.workspaceID, x.peer).ID))
 		}
 		if err != nil {
 			b.c.Logger.Warn("cannot forget a peer", "workspace", x.workspaceID, "peer", x.peer, "error", err)

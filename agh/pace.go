@@ -1,0 +1,91 @@
+package agh
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// paces bounds how often each peer says something that all of a channel hear
+// and that is not recorded: greetings, and questions who is there, to which
+// every peer may answer.
+type paces struct {
+	mu sync.Mutex
+	by map[paceKey]*pace
+}
+
+// paceKey is a peer of a principal, or all peers of one.
+type paceKey struct {
+	principal string
+	peerKey
+}
+
+type pace struct {
+	*rate.Limiter
+	used time.Time
+}
+
+const (
+	defaultBroadcasts = 5.0
+	broadcastsAtOnce  = 6   // seconds' worth
+	answersAsOne      = 100 // answers of hosted peers that count as one broadcast more
+	anonymousPeers    = 40  // whose broadcasts all peers of an anonymous principal may make
+	maxPaces          = 1 << 14
+)
+
+// pace refuses a broadcast of a peer that made too many. A question costs more
+// where many peers of this node may answer it.
+func (r *Router) pace(e *Envelope, in Inbound) error {
+	perSecond := r.Broadcasts
+	switch w, whois := e.content.(*Whois); {
+	case e.To != "" || perSecond < 0, whois && w.Type != WhoisRequest, !whois && e.Kind != KindGreet:
+		return nil
+	case perSecond == 0:
+		perSecond = defaultBroadcasts
+	}
+	cost := 1
+	if e.Kind == KindWhois {
+		cost += len(r.channel(e.WorkspaceID, e.Channel)) / answersAsOne
+	}
+	now := r.Verifier.now()
+	peer := paceKey{in.Principal, peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}}
+	if !r.paces.allow(peer, perSecond, cost, now) || in.Anonymous && !r.paces.allow(paceKey{principal: in.Principal}, anonymousPeers*perSecond, cost, now) {
+		return refuse(ErrRate, StepRouting, "from", "too many greetings or questions for all; say less often")
+	}
+	return nil
+}
+
+func (p *paces) allow(k paceKey, perSecond float64, cost int, now time.Time) bool {
+	burst := max(1, int(broadcastsAtOnce*perSecond))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := p.by[k]
+	if x == nil {
+		if len(p.by) >= maxPaces {
+			p.forget()
+		}
+		if p.by == nil {
+			p.by = map[paceKey]*pace{}
+		}
+		x = &pace{Limiter: rate.NewLimiter(rate.Limit(perSecond), burst)}
+		p.by[k] = x
+	}
+	x.used = now
+	return x.AllowN(now, min(cost, burst))
+}
+
+// forget drops the peer that said nothing for longest of those looked at.
+func (p *paces) forget() {
+	var oldest paceKey
+	looked := 0
+	for k, x := range p.by {
+		if looked == 0 || x.used.Before(p.by[oldest].used) {
+			oldest = k
+		}
+		if looked++; looked == 64 {
+			break
+		}
+	}
+	delete(p.by, oldest)
+}

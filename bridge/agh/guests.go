@@ -1,0 +1,111 @@
+package agh
+
+import (
+	"context"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/policy"
+)
+
+// Guests of this protocol are the peers of anonymous users: anybody can make as
+// many as they like. Those of users with credentials are not.
+
+// What is written for a guest: of the state for one that is new or has another
+// card, for each of its skills, and for a record.
+const (
+	stateBytes  = 2 << 10
+	skillBytes  = 128
+	recordBytes = 3 << 10
+)
+
+func guestKey(id string) string { return Protocol + "/" + id }
+
+// sourceOf is from where a peer that spoke is in the directory.
+func sourceOf(guest bool) directory.Source {
+	if guest {
+		return directory.FromGuest
+	}
+	return directory.FromAgent
+}
+
+// registered reports whether a peer is in the directory because it spoke.
+func registered(e *directory.Entry) bool {
+	return e.Source == directory.FromAgent || e.Source == directory.FromGuest
+}
+
+// hubCounts reports whether the hub takes a guest's message from the budget by
+// itself: it does for what begins something, of a sender that it knows as a
+// guest.
+func (b *Binding) hubCounts(m *parley.Message) bool {
+	return m.Kind != parley.Event && m.Kind != parley.Cancel && !m.Kind.Terminal() && b.c.Hub.Guest(m.From)
+}
+
+// charge takes bytes that are about to be written for a guest from the guests'
+// budget.
+func (b *Binding) charge(ctx context.Context, n int) error {
+	if err := b.c.Hub.Guests().Write(policy.SourceOf(ctx), n); err != nil {
+		return err
+	}
+	return nil
+}
+
+// admitGuest takes what an entry of the directory costs from the guests'
+// budget, and one of their places if it is new.
+func (b *Binding) admitGuest(ctx context.Context, a *parley.Agent, known bool) error {
+	size := stateBytes + len(a.Title) + skillBytes*len(a.Skills)
+	if err := b.charge(ctx, size); err != nil || known {
+		return err
+	}
+	if err := b.c.Hub.Guests().Keep(b.guestEntry(a, policy.SourceOf(ctx), size)); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (b *Binding) guestEntry(a *parley.Agent, source string, size int) policy.GuestEntry {
+	id := a.Identities[0].ID
+	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: int64(size), Evict: func() { b.evict(id) }}
+}
+
+// restoreGuests counts the guests that the directory has from before.
+func (b *Binding) restoreGuests() {
+	for _, e := range b.c.Hub.Directory().All() {
+		if id, ok := e.Identity(Protocol); ok && e.Source == directory.FromGuest {
+			a := e.Agent
+			a.Identities = []parley.Identity{id}
+			b.c.Hub.Guests().Restore(b.guestEntry(&a, "", stateBytes+skillBytes*len(e.Skills)))
+		}
+	}
+}
+
+// evict forgets a guest that gives its place to another. What waits for it
+// becomes dead letters.
+func (b *Binding) evict(id string) {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, id)
+	workspaceID, peer, valid := split(id)
+	if !ok || !valid || e.Source != directory.FromGuest || b.ctx.Err() != nil {
+		return
+	}
+	err := b.c.Hub.Directory().Remove(b.ctx, e.Name)
+	for _, at := range b.members.forget(workspaceID, peer) {
+		if derr := b.members.state.Delete(b.ctx, at.key(), 0); err == nil {
+			err = derr
+		}
+	}
+	if err != nil {
+		b.c.Logger.Warn("cannot forget a guest that gives its place to another", "workspace", workspaceID, "peer", peer, "error", err)
+	}
+	b.c.Hub.Kick(e.Name)
+}
+
+// forget drops a peer from all channels.
+func (m *members) forget(workspaceID, peer string) (from []place) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
+		m.drop(x)
+		from = append(from, x.place)
+	}
+	return from
+}
