@@ -219,7 +219,8 @@ func TestAuthenticatedHook(t *testing.T) {
 		go h.ServeHTTP(httptest.NewRecorder(), named(httptest.NewRequest("GET", "/stream", nil), "stream", id))
 		synctest.Wait()
 		say := func(name, body string) {
-			h.ServeHTTP(httptest.NewRecorder(), named(httptest.NewRequest("POST", "/send", strings.NewReader(body)), name, id))
+			r := httptest.NewRequest("POST", "/send", strings.NewReader(body))
+			h.ServeHTTP(httptest.NewRecorder(), named(r, name, id))
 		}
 		say("wrong", `{"type":"handshake/req","id":"1","agent_caps":[],"auth_token":"wrong"}`)
 		say("ping", `{"type":"ping","id":"2"}`)

@@ -66,7 +66,7 @@ type Host struct {
 	Audit   func(Record)
 	Refused func(Refusal)
 
-	// Authenticated, if set, is told of each HTTP request, stream and connection
+	// Authenticated, if set, is called for each HTTP request, stream and connection
 	// of a session whose handshake succeeded, with its context.
 	Authenticated func(ctx context.Context, id Identity)
 
@@ -152,7 +152,8 @@ func (h *Host) open(remote string, kind transportKind) (*Session, error) {
 	if !ok {
 		return nil, ErrBusy
 	}
-	if h.pending.Len() >= h.limits.Pending && !h.evictPending(nil) || len(h.sessions) >= h.limits.Sessions && !h.evict() {
+	room := h.pending.Len() < h.limits.Pending || h.evictPending(nil)
+	if !room || len(h.sessions) >= h.limits.Sessions && !h.evict() {
 		h.remotes.release(counted)
 		return nil, ErrFull
 	}

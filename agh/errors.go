@@ -142,7 +142,8 @@ var codes = map[error]Reason{
 }
 
 func refuse(is error, step Step, field, text string) *Error {
-	return &Error{Code: codes[is], Text: text, Step: step, Field: field, Retryable: is == ErrBusy || is == ErrRate, is: is}
+	retryable := is == ErrBusy || is == ErrRate
+	return &Error{Code: codes[is], Text: text, Step: step, Field: field, Retryable: retryable, is: is}
 }
 
 func malformed(step Step, field, text string) *Error { return refuse(ErrMalformed, step, field, text) }

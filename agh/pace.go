@@ -50,7 +50,9 @@ func (r *Router) pace(e *Envelope, in Inbound) error {
 	}
 	now := r.Verifier.now()
 	peer := paceKey{in.Principal, peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}}
-	if !r.paces.allow(peer, perSecond, cost, now) || in.Anonymous && !r.paces.allow(paceKey{principal: in.Principal}, anonymousPeers*perSecond, cost, now) {
+	all := paceKey{principal: in.Principal}
+	if !r.paces.allow(peer, perSecond, cost, now) ||
+		in.Anonymous && !r.paces.allow(all, anonymousPeers*perSecond, cost, now) {
 		return refuse(ErrRate, StepRouting, "from", "too many greetings or questions for all; say less often")
 	}
 	return nil

@@ -63,12 +63,13 @@ func TestAnswersOfHostedPeersAreBounded(t *testing.T) {
 		hosted[i] = fmt.Sprint("peer-", i)
 	}
 	r := node(t, nil, hosted...)
-	if accepted, published := floods(t, r, 100, Inbound{}, with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))); accepted != 2 || published != 2000 {
+	question := with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))
+	if accepted, published := floods(t, r, 100, Inbound{}, question); accepted != 2 || published != 2000 {
 		t.Errorf("%d questions, %d answers", accepted, published)
 	}
 }
 
-// Peers that anybody can make share what forty have.
+// Peers of an anonymous user share what forty peers have.
 func TestBroadcastsOfAnonymousPeers(t *testing.T) {
 	t.Parallel()
 	question := with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))
@@ -80,7 +81,7 @@ func TestBroadcastsOfAnonymousPeers(t *testing.T) {
 		}
 		return all
 	}
-	if n := ask(Inbound{Principal: "anybody", Anonymous: true}); n != 1200 {
+	if n := ask(Inbound{Principal: "anonymous", Anonymous: true}); n != 1200 {
 		t.Errorf("%d questions of 100 made up peers", n)
 	}
 	if n := ask(Inbound{Principal: "known"}); n != 3000 {

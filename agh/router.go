@@ -43,8 +43,8 @@ type Inbound struct {
 	Subject string
 	// Principal is who the transport knows the sender to be, for hooks.
 	Principal string
-	// Anonymous says that anybody may be the principal: all its peers together
-	// have the broadcasts of forty.
+	// Anonymous says that the principal needs no credentials: all its peers
+	// together have the broadcasts of forty.
 	Anonymous bool
 	// May refuses senders that the principal may not speak as; nil lets all.
 	// It is asked before anything is remembered, answered or published.

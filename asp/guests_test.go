@@ -25,7 +25,8 @@ func TestProofsOfGuestsShareOneOwner(t *testing.T) {
 	s.init()
 	r := httptest.NewRequestWithContext(t.Context(), "GET", "/", nil)
 	use := func(agent, thumbprint string, i int) error {
-		return s.remember(r, agent, &Proof{Thumbprint: thumbprint, JTI: fmt.Sprint(i), Until: now.Add(time.Minute)}, s.store)
+		p := &Proof{Thumbprint: thumbprint, JTI: fmt.Sprint(i), Until: now.Add(time.Minute)}
+		return s.remember(r, agent, p, s.store)
 	}
 	for i := range 10 {
 		if err := use(bobID, fmt.Sprint("guest-key-", i), i); err != nil {
@@ -56,7 +57,8 @@ func TestLimitersAreBounded(t *testing.T) {
 	s := &Server{MaxLive: 8, Messages: 1}
 	s.init()
 	for i := range 100 {
-		if err := s.gate(&Envelope{Performative: Inform}, &Agent{ID: fmt.Sprint("agent://a.example/x/", i)}, now.Add(time.Duration(i)*time.Millisecond)); err != nil {
+		a, at := &Agent{ID: fmt.Sprint("agent://a.example/x/", i)}, now.Add(time.Duration(i)*time.Millisecond)
+		if err := s.gate(&Envelope{Performative: Inform}, a, at); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -614,7 +614,8 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 			if err != nil {
 				return err
 			}
-			if old.Removed && !old.Evicted || !signedCard(n, or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature)), current.SigningKey) {
+			signature := or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature))
+			if old.Removed && !old.Evicted || !signedCard(n, signature, current.SigningKey) {
 				return refuse("agent_exists", "")
 			}
 		}

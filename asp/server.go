@@ -796,7 +796,8 @@ func (s *Server) Register(ctx context.Context, card []byte) (*Agent, error) {
 	}
 }
 
-func (s *Server) register(ctx context.Context, b []byte, enrolled bool, allow func(*Card, *Agent) error) (*Agent, error) {
+func (s *Server) register(ctx context.Context, b []byte, enrolled bool,
+	allow func(*Card, *Agent) error) (*Agent, error) {
 	card, err := ParseCard(slices.Clone(b))
 	if err != nil {
 		return nil, err
@@ -874,8 +875,8 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	if err != nil {
 		return err
 	}
-	next := &Agent{ID: id, Revision: old.Revision + 1, Cards: old.Cards, Components: old.Components, Enrolled: old.Enrolled,
-		Removed: old.Removed, Evicted: old.Evicted}
+	next := &Agent{ID: id, Revision: old.Revision + 1, Cards: old.Cards, Components: old.Components,
+		Enrolled: old.Enrolled, Removed: old.Removed, Evicted: old.Evicted}
 	edit(next)
 	if err := s.store.PutAgent(ctx, next); err != nil {
 		return err

@@ -67,7 +67,7 @@ func (s *Server) stream(agent string) (done func(), err error) {
 const maxUnproved = 512
 
 // proves notes a WebSocket that is to say who it is. The oldest of too many
-// gives way: agents that are known to somebody prove themselves at once.
+// gives way: an agent that has a key proves itself at once.
 func (s *Server) proves(k *socket) (done func()) {
 	s.mu.Lock()
 	var oldest *socket

@@ -49,7 +49,8 @@ func (g *Gateway) serve() error {
 	g.hubUser, g.hubPassword = "hub-"+hex.EncodeToString(secret[:8]), hex.EncodeToString(secret[8:])
 	o := &server.Options{
 		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
-		MaxPayload: int32(or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxConn: or(g.MaxConns, 16384) + 1, MaxSubs: or(g.MaxSubs, 65536), // one connection is the gateway's own
+		MaxPayload: int32(or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: or(g.MaxSubs, 65536),
+		MaxConn:                    or(g.MaxConns, 16384) + 1, // one is the gateway's own
 		CustomClientAuthentication: g, AlwaysEnableNonce: true,
 		DisableShortFirstPing: true, AuthTimeout: or(g.AuthWait, 2*time.Second).Seconds(),
 	}

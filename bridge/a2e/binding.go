@@ -153,7 +153,8 @@ func New(c Config) (*Binding, error) {
 	}
 	b.host = &protocol.Host{
 		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.store, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
-		ConnContext: c.ConnContext, Authenticated: b.authenticated, Audit: b.audit, Refused: b.refused, Log: c.Logger, Now: c.Now,
+		ConnContext: c.ConnContext, Authenticated: b.authenticated, Audit: b.audit, Refused: b.refused,
+		Log: c.Logger, Now: c.Now,
 	}
 	b.store.attached = func(id string) bool {
 		s, ok := b.host.Session(id)

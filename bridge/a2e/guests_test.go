@@ -70,7 +70,8 @@ func TestConnectionsOfAgents(t *testing.T) {
 	vouched("stream", "right", "later")
 
 	conn := dialWire(t, server.Listener.Addr().String())
-	conn.write(t, "GET /a2e/connect HTTP/1.1\r\nHost: hub\r\nX-Caller: upgraded\r\nConnection: Upgrade\r\nUpgrade: a2e-ndjson\r\n\r")
+	conn.write(t, "GET /a2e/connect HTTP/1.1\r\nHost: hub\r\nX-Caller: upgraded\r\n"+
+		"Connection: Upgrade\r\nUpgrade: a2e-ndjson\r\n\r")
 	conn.until(t, "\r\n\r\n")
 	vouched("stream", "right", "later")
 	conn.write(t, `{"type":"handshake/req","id":"5","agent_caps":[],"auth_token":"`+tokenBob+`"}`)

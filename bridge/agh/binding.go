@@ -108,7 +108,7 @@ type Binding struct {
 	owed       owed
 	held       held
 	asked      asked
-	anonymous  map[string]bool // users that anybody may be
+	anonymous  map[string]bool // users without credentials
 
 	stop  []func()
 	wake  chan struct{}
@@ -167,8 +167,9 @@ func New(c Config) (*Binding, error) {
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen, Broadcasts: c.BroadcastRate,
 	}
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
-		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger, MaxConns: or(c.MaxConnections, 1024),
-		Workers: 256} // each waits for an append; appends of many go together
+		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger,
+		MaxConns: or(c.MaxConnections, 1024),
+		Workers:  256} // each waits for an append; appends of many go together
 	return b, nil
 }
 
@@ -656,7 +657,8 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	}
 	m := toMessage(e, a.Verdict, a.Principal, b.now())
 	m.From = from
-	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest, Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
+	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest,
+		Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
 	if a.Refused != nil {
 		m.To = b.nameOf(e.WorkspaceID, e.Channel, e.To)
 		s.Refused = parley.Refuse(parley.Conflict, "%s", a.Refused).Because(a.Refused)

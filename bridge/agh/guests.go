@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Guests of this protocol are the peers of anonymous users: anybody can make as
-// many as they like. Those of users with credentials are not.
+// Guests of this protocol are the peers of anonymous users, who can make as many
+// as they like. Those of users with credentials are not.
 
 // What is written for a guest: of the state for one that is new or has another
 // card, for each of its skills, and for a record.
@@ -65,7 +65,8 @@ func (b *Binding) admitGuest(ctx context.Context, a *parley.Agent, known bool) e
 
 func (b *Binding) guestEntry(a *parley.Agent, source string, size int) policy.GuestEntry {
 	id := a.Identities[0].ID
-	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: int64(size), Evict: func() { b.evict(id) }}
+	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: int64(size),
+		Evict: func() { b.evict(id) }}
 }
 
 // restoreGuests counts the guests that the directory has from before.
@@ -94,7 +95,7 @@ func (b *Binding) evict(id string) {
 		}
 	}
 	if err != nil {
-		b.c.Logger.Warn("cannot forget a guest that gives its place to another", "workspace", workspaceID, "peer", peer, "error", err)
+		b.c.Logger.Warn("cannot forget a guest that gives its place to another", "peer", id, "error", err)
 	}
 	b.c.Hub.Kick(e.Name)
 }

@@ -17,7 +17,14 @@ import (
 )
 
 func withAnonymous(c *node.Config) {
-	c.AGH.Users["anybody"] = node.AGHUser{Anonymous: true, Peers: []string{"made-up.*"}, Workspaces: []string{"acme"}}
+	c.AGH.Users["open"] = node.AGHUser{Anonymous: true, Peers: []string{"made-up.*"}, Workspaces: []string{"acme"}}
+}
+
+// inThread is what a peer says in a thread of the channel, to one or to all.
+func inThread(t *testing.T, from, to, text string) (subject string, raw []byte) {
+	t.Helper()
+	return written(t, &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: from, To: to,
+		Surface: agh.SurfaceThread, ThreadID: "thread_abc", TS: time.Now().Unix()}, &agh.Say{Text: text})
 }
 
 // What peers of a user with credentials say is no guest's, known to the
@@ -26,9 +33,7 @@ func TestPeersOfAnonymousUsersAreGuests(t *testing.T) {
 	w := newWorld(t, withAnonymous)
 	say := func(nc *nats.Conn, from string) {
 		t.Helper()
-		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_abc",
-			From: from, To: "listener", TS: time.Now().Unix()}
-		subject, raw := written(t, e, &agh.Say{Text: "hello"})
+		subject, raw := inThread(t, from, "listener", "hello")
 		if err := nc.Publish(subject, raw); err != nil {
 			t.Fatal(err)
 		}
@@ -40,12 +45,12 @@ func TestPeersOfAnonymousUsersAreGuests(t *testing.T) {
 	if n := w.Hub().Guests().Stats().Written; n != 0 {
 		t.Errorf("%d bytes of the guests' budget for the user alice", n)
 	}
-	anybody, err := nats.Connect("nats://" + w.AGH().Addr())
+	open, err := nats.Connect("nats://" + w.AGH().Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(anybody.Close)
-	say(anybody, "made-up.1")
+	t.Cleanup(open.Close)
+	say(open, "made-up.1")
 	if n := w.Hub().Guests().Stats().Written; n < 3<<10 {
 		t.Errorf("%d bytes of the guests' budget for an anonymous peer", n)
 	}
@@ -62,17 +67,16 @@ func TestGuestGivesWay(t *testing.T) {
 	t.Cleanup(nc.Close)
 	say := func() *parley.Message {
 		t.Helper()
-		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_abc",
-			From: "made-up.1", To: "listener", TS: time.Now().Unix()}
-		subject, raw := written(t, e, &agh.Say{Text: "hello"})
+		subject, raw := inThread(t, "made-up.1", "listener", "hello")
 		if err := nc.Publish(subject, raw); err != nil {
 			t.Fatal(err)
 		}
 		return <-w.notices
 	}
 	guest := say().From
-	waiting, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Notice, From: "listener", To: guest, Parts: []parley.Part{parley.Text("wait")},
-		Origin: parley.Origin{Protocol: "api", Peer: "listener"}}})
+	notice := &parley.Message{Kind: parley.Notice, From: "listener", To: guest, Parts: []parley.Part{parley.Text("wait")},
+		Origin: parley.Origin{Protocol: "api", Peer: "listener"}}
+	waiting, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go", Message: notice})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +93,8 @@ func TestGuestGivesWay(t *testing.T) {
 		t.Error("it is still in the directory")
 	}
 	w.until("what waited is a dead letter", func() bool {
-		for _, d := range w.Hub().Journal().Deliveries(journal.Filter{To: guest, States: []parley.DeliveryState{parley.Dead}}) {
+		dead := journal.Filter{To: guest, States: []parley.DeliveryState{parley.Dead}}
+		for _, d := range w.Hub().Journal().Deliveries(dead) {
 			if d.Message == waiting.ID {
 				return true
 			}
@@ -111,7 +116,8 @@ func TestFloodOfQuestions(t *testing.T) {
 	}
 	alice := w.connect("ta")
 	for range 200 {
-		subject, raw := written(t, &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", TS: time.Now().Unix()}, &agh.Whois{Type: agh.WhoisRequest})
+		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", TS: time.Now().Unix()}
+		subject, raw := written(t, e, &agh.Whois{Type: agh.WhoisRequest})
 		if err := alice.Publish(subject, raw); err != nil {
 			t.Fatal(err)
 		}
@@ -125,8 +131,7 @@ func TestFloodOfQuestions(t *testing.T) {
 		return n
 	}
 	w.until("most of the questions are refused", func() bool { return limited() >= 150 })
-	subject, raw := written(t, &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_abc",
-		From: "alice", TS: time.Now().Unix()}, &agh.Say{Text: "that was all"})
+	subject, raw := inThread(t, "alice", "", "that was all")
 	if err := alice.Publish(subject, raw); err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,8 @@ func (m *members) roomLocked(at place, guest bool) error {
 // heard notes that a peer was heard of. With greeted it is here now and hears
 // what is said from now on, unless it did before. back is true if something
 // may wait for it.
-func (m *members) heard(ctx context.Context, at place, name string, guest bool, greet *protocol.Envelope, joined bool, now time.Time) (back bool, err error) {
+func (m *members) heard(ctx context.Context, at place, name string, guest bool, greet *protocol.Envelope, joined bool,
+	now time.Time) (back bool, err error) {
 	greeted := greet != nil
 	m.mu.Lock()
 	x := m.byPlace[at]
@@ -327,9 +328,10 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		if err := b.greeted(ctx, e, g.Card, b.anonymous[principal], len(res.Events) > 0); err != nil {
 			level := slog.LevelWarn
 			if b.anonymous[principal] {
-				level = slog.LevelDebug // anybody can cause it, as often as they like
+				level = slog.LevelDebug // an attacker can cause it as often as it likes
 			}
-			b.c.Logger.Log(ctx, level, "a peer that greeted is not kept", "workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
+			b.c.Logger.Log(ctx, level, "a peer that greeted is not kept",
+				"workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
 		}
 		return
 	}
@@ -396,7 +398,8 @@ func (b *Binding) introduceSender(ctx context.Context, at place, card *protocol.
 // introduce sees to it that a peer and its channel are in the directory, and
 // gives the peer's name there. What is written for a guest comes out of the
 // guests' budget.
-func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card, guest bool) (string, error) {
+func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card,
+	guest bool) (string, error) {
 	if err := b.openChannel(ctx, workspaceID, channel, guest); err != nil {
 		return "", err
 	}
@@ -498,7 +501,8 @@ func (b *Binding) tidy(ctx context.Context) {
 	}
 	for _, x := range forgotten {
 		err := b.members.state.Delete(ctx, x.key(), 0)
-		if e, ok := b.c.Hub.Directory().Agent(x.name); ok && registered(e) && len(b.members.places(x.workspaceID, x.peer)) == 0 {
+		e, ok := b.c.Hub.Directory().Agent(x.name)
+		if ok && registered(e) && len(b.members.places(x.workspaceID, x.peer)) == 0 {
 			err = errors.Join(err, b.c.Hub.Directory().Remove(ctx, x.name))
 			b.c.Hub.Guests().Drop(policy.Registration, guestKey(Identity(x.workspaceID, x.peer).ID))
 		}

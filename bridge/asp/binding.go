@@ -116,7 +116,8 @@ func New(c Config) (*Binding, error) {
 	if !protocol.ValidAgentID("agent://" + c.Domain + "/parley/hub") {
 		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
 	}
-	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c), registrations: registrations{bytes: map[string]int64{}}}
+	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
+	b.registrations.bytes = map[string]int64{}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.store.submit, b.store.conversation = b.submit, b.conversation
 	b.store.admit, b.store.recount, b.store.charge, b.store.guest = b.admitAgent, b.recount, b.charge, b.guest
@@ -144,7 +145,8 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b.server = &protocol.Server{Store: b.store, PublicURL: b.public.String(), Identity: own, TokenKey: c.TokenKey,
-		Timeouts: c.Timeouts, MaxLive: c.MaxLive, Admit: b.admit, Refused: b.refused, Guest: b.guest, Authenticated: b.authenticated, Now: c.Now,
+		Timeouts: c.Timeouts, MaxLive: c.MaxLive, Admit: b.admit, Refused: b.refused, Now: c.Now,
+		Guest: b.guest, Authenticated: b.authenticated,
 		Invites: protocol.Rates{Low: 60, High: 600}}
 	if c.Open {
 		b.server.Registration = protocol.RegistrationOpen
@@ -171,8 +173,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.recall(ctx); err != nil {
 		return err
 	}
-	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged), b.c.Journal.Watch(b.tender.recorded),
-		b.c.Journal.WatchOwned(func(partition int, owned bool) {
+	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged),
+		b.c.Journal.Watch(b.tender.recorded), b.c.Journal.WatchOwned(func(partition int, owned bool) {
 			if b.tender.all(); owned && b.c.Journal.Shared() {
 				b.tender.took(partition)
 			}
@@ -547,7 +549,8 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		}
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
-	if err == nil && (r.Request == nil || says) && slices.ContainsFunc(r.Ledger.Participants, func(p protocol.Participant) bool { return b.guest(p.AgentID) }) {
+	isGuest := func(p protocol.Participant) bool { return b.guest(p.AgentID) }
+	if err == nil && (r.Request == nil || says) && slices.ContainsFunc(r.Ledger.Participants, isGuest) {
 		b.c.Hub.Guests().Wrote(policy.SourceOf(ctx), cost) // what a guest has the hub say
 	}
 	if e := r.Request; err == nil && m.Kind == parley.Request {

@@ -73,7 +73,8 @@ type registrations struct {
 func guestKey(id string) string { return Protocol + "/" + id }
 
 func (b *Binding) entry(id, source string, bytes int64) policy.GuestEntry {
-	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: bytes, Evict: func() { b.evict(id) }}
+	return policy.GuestEntry{Kind: policy.Registration, Key: guestKey(id), Source: source, Bytes: bytes,
+		Evict: func() { b.evict(id) }}
 }
 
 // set notes the bytes of a registration, and gives those noted before.

@@ -45,7 +45,8 @@ func newDoor(t *testing.T, g policy.GuestConfig, change ...func(*bridge.Config))
 	t.Helper()
 	d := &door{t: t, now: time.Now(), callers: map[string]*policy.Caller{}}
 	var err error
-	if d.journal, err = journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "here"}); err != nil {
+	d.journal, err = journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "here"})
+	if err != nil {
 		t.Fatal(err)
 	}
 	d.open(g, change...)
@@ -73,22 +74,25 @@ func (d *door) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
 	must(err)
 	p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{"": parley.Session}})
 	must(err)
-	d.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: d.journal, Directory: dir, Policy: p, Guests: d.guests})
+	d.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: d.journal, Directory: dir,
+		Policy: p, Guests: d.guests})
 	must(err)
 	keys, err := keyring.Open(keyring.Options{})
 	must(err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(err)
 	d.url = "http://" + l.Addr().String()
-	c := bridge.Config{Hub: d.hub, Keys: keys, Journal: d.journal, TokenKey: bytes.Repeat([]byte("k"), 32), PublicURL: d.url, Root: "parley", Open: true, Now: d.clock}
+	c := bridge.Config{Hub: d.hub, Keys: keys, Journal: d.journal, TokenKey: bytes.Repeat([]byte("k"), 32),
+		PublicURL: d.url, Root: "parley", Open: true, Now: d.clock}
 	for _, f := range change {
 		f(&c)
 	}
 	d.asp, err = bridge.New(c)
 	must(err)
 	for _, name := range []string{"parley", "echo"} {
-		must(d.hub.Handle(parley.Agent{Name: name, Exposed: parley.Everywhere, Skills: []parley.SkillSpec{
-			parley.RawSkill("echo", func(context.Context, *parley.Message, parley.Replier) error { return nil }, parley.AsDefault())}}))
+		echo := func(context.Context, *parley.Message, parley.Replier) error { return nil }
+		must(d.hub.Handle(parley.Agent{Name: name, Exposed: parley.Everywhere,
+			Skills: []parley.SkillSpec{parley.RawSkill("echo", echo, parley.AsDefault())}}))
 	}
 	must(d.hub.Bind(d.asp))
 	must(d.asp.Start(ctx))
@@ -173,7 +177,8 @@ func (d *door) enrolled(name string) *asp.Client {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	if _, err := d.hub.Directory().Put(d.t.Context(), parley.Agent{Name: name, Identities: []parley.Identity{id}}, directory.FromCode); err != nil {
+	entry := parley.Agent{Name: name, Identities: []parley.Identity{id}}
+	if _, err := d.hub.Directory().Put(d.t.Context(), entry, directory.FromCode); err != nil {
 		d.t.Fatal(err)
 	}
 	if _, err := d.asp.Enroll(d.t.Context(), card); err != nil {
@@ -263,7 +268,8 @@ func TestRegistrationThatTheOperatorTakesOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.hub.Directory().Put(t.Context(), parley.Agent{Name: "anna", Identities: []parley.Identity{id}}, directory.FromOperator); err != nil {
+	entry := parley.Agent{Name: "anna", Identities: []parley.Identity{id}}
+	if _, err := d.hub.Directory().Put(t.Context(), entry, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	if s := d.guests.Stats(); s.Registrations != 0 {
@@ -323,7 +329,8 @@ func TestGuestsInSessions(t *testing.T) {
 		t.Error("the keys of a guest that was in a session are forgotten")
 	}
 	var again strings.Builder
-	if err := d.asp.Server().WriteTranscript(ctx, over.ID(), &again); err != nil || len(again.String()) < len(transcript.String()) {
+	err := d.asp.Server().WriteTranscript(ctx, over.ID(), &again)
+	if err != nil || len(again.String()) < len(transcript.String()) {
 		t.Errorf("the transcript of %d bytes has %d now: %v", len(transcript.String()), len(again.String()), err)
 	}
 	other, err := asp.GenerateIdentity(past.Identity.ID(), "org_past")
@@ -372,7 +379,8 @@ func TestProofsOfGuestsNeedBudget(t *testing.T) {
 // token gets an access token.
 func (d *door) token(c *asp.Client) string {
 	d.t.Helper()
-	resp, body := d.send(c, "POST", "/oauth/token", "", `{"grant_type":"client_credentials","client_id":"`+c.Identity.ID()+`"}`)
+	want := `{"grant_type":"client_credentials","client_id":"` + c.Identity.ID() + `"}`
+	resp, body := d.send(c, "POST", "/oauth/token", "", want)
 	var t struct {
 		Token string `json:"access_token"`
 	}
@@ -458,7 +466,8 @@ func TestConnectionsOfEnrolledAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	token := d.token(guest)
-	if resp, body := d.send(guest, "DELETE", "/v1/asp/sessions/"+s.ID(), token, ""); resp.StatusCode != http.StatusNoContent {
+	resp, body := d.send(guest, "DELETE", "/v1/asp/sessions/"+s.ID(), token, "")
+	if resp.StatusCode != http.StatusNoContent {
 		t.Fatalf("%s: %s", resp.Status, body)
 	}
 	if d.caller("guest").Vouched() {
@@ -475,8 +484,9 @@ func TestConnectionsOfEnrolledAgents(t *testing.T) {
 		t.Error("a guest is none any more, because an invitation timed out")
 	}
 	out := httptest.NewRecorder()
-	d.asp.ServeHTTP(out, httptest.NewRequestWithContext(policy.WithCaller(t.Context(), d.caller("stranger")), "GET", "/v1/asp/sessions", nil))
-	if out.Code != http.StatusUnauthorized || d.caller("stranger").Vouched() {
+	unknown := policy.WithCaller(t.Context(), d.caller("unknown"))
+	d.asp.ServeHTTP(out, httptest.NewRequestWithContext(unknown, "GET", "/v1/asp/sessions", nil))
+	if out.Code != http.StatusUnauthorized || d.caller("unknown").Vouched() {
 		t.Errorf("a request without a token: %d", out.Code)
 	}
 }

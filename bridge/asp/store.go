@@ -486,13 +486,14 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 }
 
 // commit records r, and before that those whom it brings into the session.
-func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (at journal.Position, handed bool, err error) {
+func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (
+	at journal.Position, handed bool, err error) {
 	if len(joined) > 0 {
 		if err := s.bring(c.id, joined); err != nil {
 			return at, false, err
 		}
-		// Who is in a session can be found before it is, not after a crash
-		// only when somebody names it.
+		// The participants of a session are known before it is recorded: after a
+		// crash it is found without its id.
 		if err := s.save(ctx, c, r.Ledger.Participants, r.Sender); err != nil {
 			return at, false, err
 		}
