@@ -32,10 +32,11 @@ func (h *Hub) Guest(name string) bool {
 // record, those of its delivery, and its lines in the index.
 const recordBytes = 3 << 10
 
-// recordCost estimates how many bytes are written for a message. Content is
-// recorded once and is found by words in the index.
+// recordCost estimates how many bytes are written for a message: its content is
+// in the journal, and in the index as text and by words, each of which goes
+// through a log of its own.
 func recordCost(m *parley.Message) int {
-	return recordBytes + 2*max(len(m.Origin.Raw), contentSize(m))
+	return recordBytes + 4*max(len(m.Origin.Raw), contentSize(m))
 }
 
 // chargeGuest takes the record of a guest's message from the guests' budget. Of

@@ -68,7 +68,7 @@ func (n *Node) bindA2E() error {
 		if n.a2eListen, err = net.Listen("tcp", c.Listen); err != nil {
 			return fmt.Errorf("a2e.listen = %q: %w; choose another address, or stop what uses it", c.Listen, err)
 		}
-		bc.Listen = n.a2eListen
+		bc.Listen, bc.ConnContext = n.conns.listen(n.a2eListen), withConn
 	}
 	var err error
 	if n.a2e, err = bridge.New(bc); err != nil {

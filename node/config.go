@@ -166,10 +166,10 @@ type Limits struct {
 // configuration or key vouches for.
 type Guests struct {
 	Memory        string  `toml:"memory" default:"\"16MiB\"" doc:"bytes that registrations, manifests and mailboxes of guests may hold in memory"`
-	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours, a 256th of it at once"`
+	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; what comes in 8 minutes at once"`
 	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
 	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of such agents"`
-	Connections   int     `toml:"connections" default:"512" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`
+	Connections   int     `toml:"connections" default:"256" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`
 	Bodies        string  `toml:"bodies" default:"\"2MiB\"" doc:"bytes of large request bodies of guests in memory at once; more wait in their connections"`
 	Requests      float64 `toml:"requests" default:"100.0" doc:"requests a second from one address, twice as many at once; the answers to more wait, up to 10 s"`
 	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use where it is scarce"`

@@ -42,14 +42,14 @@ type conn struct {
 	*net.TCPConn
 	set    *conns
 	caller *policy.Caller
-	proxy  bool // a trusted proxy's: many callers come by it
+	proxy  bool          // a trusted proxy's: many callers come by it
+	gone   chan struct{} // closed with the connection: nobody waits for an answer any more
 
 	// Under set.mu.
-	list   *list.List // that it is in; nil once it is closed
-	at     *list.Element
-	busy   int // requests at work
-	reads  int // of them, whose body is not here yet
-	closed bool
+	list  *list.List // that it is in; nil once it is closed
+	at    *list.Element
+	busy  int // requests at work
+	reads int // of them, whose body is not here yet
 }
 
 // descriptorReserve is how many of the process's file descriptors are left to
@@ -101,7 +101,7 @@ func (l *boundListener) Accept() (net.Conn, error) {
 
 // add takes a connection, or closes it and gives nil.
 func (s *conns) add(t *net.TCPConn) *conn {
-	c := &conn{TCPConn: t, set: s}
+	c := &conn{TCPConn: t, set: s, gone: make(chan struct{})}
 	if a, err := netip.ParseAddrPort(t.RemoteAddr().String()); err == nil {
 		c.proxy = s.trusted != nil && s.trusted(a.Addr())
 	}
@@ -168,6 +168,7 @@ func (s *conns) drop(c *conn) {
 	}
 	c.list.Remove(c.at)
 	c.list, c.at = nil, nil
+	close(c.gone)
 	s.open--
 }
 
@@ -188,10 +189,6 @@ func (s *conns) vouch(c *conn) {
 		c.put(s.vouched)
 	}
 }
-
-// Vouch notes that an enrolled agent proved itself on the connection, for
-// transports that have no requests with a context.
-func (c *conn) Vouch() { policy.Vouch(policy.WithCaller(context.Background(), c.caller)) }
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
@@ -242,13 +239,14 @@ func (s *conns) snapshot() connStats {
 
 type connKey struct{}
 
-// withConn is http.Server.ConnContext: it lets requests find their connection.
+// withConn gives the context of a connection: requests find the connection there,
+// and bindings vouch for it.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
 	if c, ok := c.(*conn); ok {
-		return context.WithValue(ctx, connKey{}, c)
+		return policy.WithCaller(context.WithValue(ctx, connKey{}, c), c.caller)
 	}
 	return ctx
 }

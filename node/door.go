@@ -53,10 +53,15 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if wait := d.guests.Pace(caller.Source, b.n); wait > 0 {
+		var gone chan struct{}
+		if c != nil {
+			gone = c.gone
+		}
 		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {
 		case <-t.C:
+		case <-gone: // the server notices only once the body is here
 		case <-r.Context().Done():
 		case <-d.hurry:
 		}

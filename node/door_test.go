@@ -56,7 +56,7 @@ func TestGuestConnectionsGiveWay(t *testing.T) {
 	n.conns.mu.Lock()
 	c := n.conns.guest.Back().Value.(*conn)
 	n.conns.mu.Unlock()
-	c.Vouch()
+	policy.Vouch(withConn(t.Context(), c))
 	var idle []net.Conn
 	for i := range 12 {
 		c := dialHub(t, n)
@@ -131,7 +131,7 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 	if c := <-accepted; c == nil || s.snapshot().Evicted != 1 {
 		t.Error("an idle connection did not give way")
 	}
-	open[1].Vouch()
+	policy.Vouch(withConn(t.Context(), open[1]))
 	dial()
 	if <-accepted; s.snapshot().Evicted != 1 || s.snapshot().Open != 5 {
 		t.Errorf("%+v", s.snapshot())

@@ -140,7 +140,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.guard = &netguard.Guard{Allow: n.k.allow}
 	n.k.guests.Now = n.c.Now
 	n.guests = policy.NewGuests(n.k.guests)
-	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 512), n.isProxy)
+	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 256), n.isProxy)
 	n.bodies = [2]*bodies{newBodies(n.k.bodies), newBodies(n.k.guestBody)}
 	if n.rootCAs, err = n.c.Roots(); err != nil {
 		return err

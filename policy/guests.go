@@ -3,19 +3,18 @@ package policy
 import (
 	"container/list"
 	"math"
-	"net"
-	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/source"
 )
 
 // GuestConfig is the budget of all guests together. Zero means the default
 // that is named with each field.
 type GuestConfig struct {
 	Memory        int64   // bytes that what guests make the hub keep may hold: 16 MiB
-	Disk          int64   // bytes that may be recorded for guests in 24 hours, a 256th of it at once: 1 GiB
+	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 8 minutes at once: 1 GiB
 	Registrations int     // agents that registered themselves: 4,096
 	Mailboxes     int     // of agents that registered themselves: 1,024
 	Requests      float64 // a second from one source, twice as many at once; answers to more wait: 100
@@ -58,7 +57,7 @@ type Guests struct {
 	order   *list.List                 // the one not used for longest first
 	count   [kinds]int
 	bytes   int64
-	sources map[string]*source
+	sources map[string]*account
 	disk    bucket64
 	stats   GuestStats
 }
@@ -100,8 +99,8 @@ type GuestEntry struct {
 	Evict func()
 }
 
-// source is what one source uses.
-type source struct {
+// account is what one source uses.
+type account struct {
 	count [kinds]int
 	bytes int64
 	disk  bucket64
@@ -130,7 +129,7 @@ const (
 	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
 	idle        = time.Hour
 	maxSources  = 1 << 14
-	diskAtOnce  = 256 // part of the day's bytes that may come at once
+	diskAtOnce  = 180 // part of the day's bytes that may come at once: 8 minutes
 	paceAtOnce  = 2   // seconds of requests that may come at once
 	maxPace     = 10 * time.Second
 	bodyRequest = 16 << 10 // bytes of a body that count as one more request
@@ -147,7 +146,7 @@ func NewGuests(c GuestConfig) *Guests {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Guests{c: c, entries: map[entryKey]*list.Element{}, order: list.New(), sources: map[string]*source{}}
+	return &Guests{c: c, entries: map[entryKey]*list.Element{}, order: list.New(), sources: map[string]*account{}}
 }
 
 func or[T int | int64 | float64](v, def T) T {
@@ -159,25 +158,7 @@ func or[T int | int64 | float64](v, def T) T {
 
 // Source is what an address counts as: itself, or the /64 of an IPv6 address.
 // The address may have a port; "" and what is no address are one source.
-func Source(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		host = address
-	}
-	a, err := netip.ParseAddr(host)
-	if err != nil {
-		return ""
-	}
-	a = a.Unmap().WithZone("")
-	if a.Is4() {
-		return a.String()
-	}
-	p, err := a.Prefix(64)
-	if err != nil {
-		return ""
-	}
-	return p.String()
-}
+func Source(address string) string { return source.Of(address) }
 
 // limit is how many entries of a kind there may be.
 func (g *Guests) limit(k Kind) int {
@@ -195,13 +176,13 @@ func (g *Guests) share(n float64) float64 { return max(1, n*g.c.Share) }
 // of gives the account of a source; g.mu is held. Where there are too many, an
 // account that holds nothing and was not used for longest of those looked at
 // is forgotten.
-func (g *Guests) of(name string, now time.Time) *source {
+func (g *Guests) of(name string, now time.Time) *account {
 	s := g.sources[name]
 	if s == nil {
 		if len(g.sources) >= maxSources {
 			g.forgetSource()
 		}
-		s = &source{}
+		s = &account{}
 		g.sources[name] = s
 	}
 	s.seen = now
@@ -320,7 +301,7 @@ func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 	if e.Source != "" {
 		s := g.sources[e.Source]
 		if s == nil {
-			s = &source{}
+			s = &account{}
 		}
 		if float64(s.count[e.Kind]+1) > g.share(float64(limit)) || float64(s.bytes+e.Bytes) > g.share(float64(g.c.Memory)) {
 			return true, true
@@ -399,7 +380,7 @@ func (g *Guests) diskSize() (size, perSecond float64) {
 	return float64(g.c.Disk) / diskAtOnce, float64(g.c.Disk) / (24 * 60 * 60)
 }
 
-func (g *Guests) fillDisk(from string) *source {
+func (g *Guests) fillDisk(from string) *account {
 	now := g.c.Now()
 	size, perSecond := g.diskSize()
 	s := g.of(from, now)
@@ -408,7 +389,7 @@ func (g *Guests) fillDisk(from string) *source {
 	return s
 }
 
-func (g *Guests) wrote(s *source, n int) {
+func (g *Guests) wrote(s *account, n int) {
 	g.disk.tokens -= float64(n)
 	s.disk.tokens -= float64(n)
 	g.stats.Written += uint64(n)

@@ -53,7 +53,7 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	var profile string
 	c.Args = cobra.NoArgs
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		steadyHeap(cmd.Context())
+		steadyHeap()
 		if err := measurable(&config, storage); err != nil {
 			return err
 		}

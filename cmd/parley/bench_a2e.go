@@ -21,7 +21,7 @@ SSE; and tool calls through a whole hub, which records each call and its answer.
 		Example: "  parley bench a2e\n  parley bench a2e --duration 10s --storage memory --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap(cmd.Context())
+			steadyHeap()
 			if err := measurable(&config, storage); err != nil {
 				return err
 			}

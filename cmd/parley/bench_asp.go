@@ -25,7 +25,7 @@ machine disturbs least.`,
 		Example: "  parley bench asp\n  parley bench asp --messages 10000 --payload 4096\n  parley bench asp --transcript long.json && parley verify long.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap(cmd.Context())
+			steadyHeap()
 			if config.Messages < 100 {
 				return usage("--messages %d: want 100 or more", config.Messages)
 			}

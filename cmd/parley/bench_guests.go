@@ -35,7 +35,7 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
   parley bench guests --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap(cmd.Context())
+			steadyHeap()
 			if c.Duration <= 0 {
 				return usage("--duration %s: want more than nothing", c.Duration)
 			}

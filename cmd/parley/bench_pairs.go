@@ -70,7 +70,7 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
 func (a *app) benchFloorCommand() *cobra.Command {
 	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap(cmd.Context())
+			steadyHeap()
 			return bench.Floor(cmd.Context(), os.Stdin, a.out)
 		}}
 }

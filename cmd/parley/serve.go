@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"strings"
@@ -58,7 +59,7 @@ admin token, unless ` + "`parley init`" + ` has, and shows it once on the standa
 			if err != nil {
 				return err
 			}
-			steadyHeap(cmd.Context())
+			steadyHeap()
 			c.Read, c.Level, c.Version = read, new(slog.LevelVar), version
 			if c.Log, err = a.logger(c.LogLevel, c.Level); err != nil {
 				return err
@@ -207,34 +208,32 @@ func (a *app) passphrase() ([]byte, error) {
 
 // steadyHeap lets the heap grow to four times what is in use before it is
 // collected, unless the environment says otherwise: a hub holds little and makes
-// much, and would collect all the time. From enoughHeap on the heap grows less,
-// so that a flood of large messages does not make the process large.
-func steadyHeap(ctx context.Context) {
+// much, and would collect all the time. The more is in use, the less the heap
+// grows, so that a flood of large messages does not make the process large.
+func steadyHeap() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
 	debug.SetGCPercent(300)
-	debug.SetMemoryLimit(heapLimit(0))
-	go func() {
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-		for {
-			select {
-			case <-t.C:
-				metrics.Read(live)
-				debug.SetMemoryLimit(heapLimit(int64(live[0].Value.Uint64())))
-			case <-ctx.Done():
-				return
-			}
+	sample, last := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, int64(0)
+	type cycle struct{ _ *byte }
+	// A finalizer runs after each collection, so that the next one is planned by
+	// what this one has found. Once a second would be too late for a flood.
+	var collected func(*cycle)
+	collected = func(c *cycle) {
+		metrics.Read(sample)
+		live := max(1, int64(sample[0].Value.Uint64()))
+		if goal := heapGoal(live); goal < last-last/16 || goal > last+last/16 {
+			last = goal
+			debug.SetGCPercent(int((goal - live) * 100 / live))
+			// What the runtime has beyond the heap it gives back sooner.
+			debug.SetMemoryLimit(goal + 24<<20)
 		}
-	}()
+		runtime.SetFinalizer(c, collected)
+	}
+	runtime.SetFinalizer(&cycle{}, collected)
 }
 
-// enoughHeap is how many bytes the Go runtime may use before it collects more
-// often.
-const enoughHeap = 112 << 20
-
-// heapLimit is the runtime's soft limit for a number of bytes in use: enough for
-// most hubs, else about twice what is in use.
-func heapLimit(live int64) int64 { return max(enoughHeap, 2*live-enoughHeap/2) }
+// heapGoal is how far the heap may grow with a number of bytes in use: to four
+// times as much or 88 MiB, but by 60 % at least.
+func heapGoal(live int64) int64 { return max(live*8/5, min(4*live, 88<<20)) }
