@@ -31,7 +31,7 @@ func TestTwoNodes(t *testing.T) {
 		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated", Engine: node.Engine{URL: urls, Replicas: 3, Partitions: 2},
 			// The nodes have keyrings of their own here, so that each stands
 			// in under a domain of its own.
-			ASP: node.ASP{Domain: name + ".example"}}
+			ASP: node.ASP{Domain: name + ".example"}, Guests: node.Guests{Disk: "100GiB"}}
 	}
 	a, b := newWorld(t, engine("a")), newWorld(t, engine("b"))
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)

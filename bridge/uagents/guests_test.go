@@ -197,7 +197,7 @@ func TestGuestRegistrations(t *testing.T) {
 // TestGuestGivesWay: with its registration a guest loses all that it had; one
 // that is enrolled meanwhile loses nothing.
 func TestGuestGivesWay(t *testing.T) {
-	w := newWorld(t, node.Config{})
+	w := newWorld(t, node.Config{Guests: node.Guests{Disk: "100GiB"}})
 	now := time.Now()
 	first, second := identity(t), identity(t)
 	for _, id := range []*uagents.Identity{first, second} {
