@@ -170,7 +170,7 @@ type Guests struct {
 	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
 	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of such agents"`
 	Connections   int     `toml:"connections" default:"256" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`
-	Bodies        string  `toml:"bodies" default:"\"2MiB\"" doc:"bytes of large request bodies of guests in memory at once; more wait in their connections"`
+	Bodies        string  `toml:"bodies" default:"\"1MiB\"" doc:"bytes of large request bodies of guests in memory at once, or one body; more wait in their connections. Guests at addresses of enrolled agents have as much of their own"`
 	Requests      float64 `toml:"requests" default:"100.0" doc:"requests a second from one address, twice as many at once; the answers to more wait, up to 10 s"`
 	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use where it is scarce"`
 }
@@ -667,7 +667,7 @@ func (k *checked) checkGuests(g *Guests) (err error) {
 	if k.guests.Disk, err = sizeOr("guests.disk", g.Disk, 0); err != nil {
 		return err
 	}
-	k.guestBody, err = sizeOr("guests.bodies", g.Bodies, 2<<20)
+	k.guestBody, err = sizeOr("guests.bodies", g.Bodies, 1<<20)
 	return err
 }
 

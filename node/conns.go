@@ -17,18 +17,22 @@ import (
 // use up the process's file descriptors nor hold its memory. A connection is a
 // guest's until an enrolled agent proved itself on it. Where a new connection
 // finds no room, the guest's connection is closed that brought nothing for
-// longest; one whose request is at work is left alone.
+// longest; one whose request is at work is left alone. At a source where enrolled
+// agents are, new connections are probably theirs: there may be more of them.
 type conns struct {
 	total   int // of all listeners
 	guests  int // of them, of guests
 	source  int // of them, of one source
+	known   int // of guests at one source at which an enrolled agent proved itself
 	trusted func(netip.Addr) bool
 
 	mu       sync.Mutex
 	open     int
 	guest    *list.List // of *conn; the one not active for longest first
+	neighbor *list.List // guests' at sources of enrolled agents, which may be enrolled agents' that are new
 	vouched  *list.List
-	bySource map[string]int // guests' connections
+	bySource map[string]int      // guests' connections
+	sources  map[string]struct{} // at which enrolled agents proved themselves; at most maxSources
 	stats    connStats
 }
 
@@ -73,8 +77,8 @@ func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
 		total = most
 	}
 	guests = min(guests, max(8, total/2))
-	return &conns{total: total, guests: guests, source: max(4, guests/2), trusted: trusted,
-		guest: list.New(), vouched: list.New(), bySource: map[string]int{}}
+	return &conns{total: total, guests: guests, source: max(4, guests/2), known: 4 * max(4, guests/2), trusted: trusted,
+		guest: list.New(), neighbor: list.New(), vouched: list.New(), bySource: map[string]int{}, sources: map[string]struct{}{}}
 }
 
 // listen bounds the connections of a listener.
@@ -120,23 +124,38 @@ func (s *conns) add(t *net.TCPConn) *conn {
 		c.put(s.vouched)
 		return c
 	}
-	c.put(s.guest)
+	c.put(s.listOf(c.caller.Source))
 	s.bySource[c.caller.Source]++
 	return c
+}
+
+// maxSources is how many sources of enrolled agents are remembered.
+const maxSources = 1 << 14
+
+// listOf is where a guest's connection goes; s.mu is held.
+func (s *conns) listOf(source string) *list.List {
+	if _, known := s.sources[source]; known {
+		return s.neighbor
+	}
+	return s.guest
 }
 
 // room makes room for a connection; s.mu is held.
 func (s *conns) room(c *conn) bool {
 	if !c.proxy {
-		source := c.caller.Source
-		if s.bySource[source] >= s.source && !s.evict(s.guest, func(o *conn) bool { return o.caller.Source == source }) {
+		source, limit := c.caller.Source, s.source
+		l := s.listOf(source)
+		if l == s.neighbor {
+			limit = s.known
+		}
+		if s.bySource[source] >= limit && !s.evict(l, func(o *conn) bool { return o.caller.Source == source }) {
 			return false
 		}
-		if s.guest.Len() >= s.guests && !s.evict(s.guest, nil) {
+		if l == s.guest && l.Len() >= s.guests && !s.evict(l, nil) {
 			return false
 		}
 	}
-	return s.open < s.total || s.evict(s.guest, nil) || s.evict(s.vouched, nil)
+	return s.open < s.total || s.evict(s.guest, nil) || s.evict(s.neighbor, nil) || s.evict(s.vouched, nil)
 }
 
 // evict closes the connection of a list that brought nothing for longest.
@@ -163,7 +182,7 @@ func (s *conns) drop(c *conn) {
 	if c.list == nil {
 		return
 	}
-	if c.list == s.guest {
+	if c.list != s.vouched {
 		s.gone(c)
 	}
 	c.list.Remove(c.at)
@@ -183,7 +202,14 @@ func (s *conns) gone(c *conn) {
 func (s *conns) vouch(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.list == s.guest {
+	if len(s.sources) >= maxSources {
+		for source := range s.sources {
+			delete(s.sources, source)
+			break
+		}
+	}
+	s.sources[c.caller.Source] = struct{}{}
+	if c.list == s.guest || c.list == s.neighbor {
 		s.gone(c)
 		c.list.Remove(c.at)
 		c.put(s.vouched)
@@ -196,6 +222,13 @@ func (c *conn) Close() error {
 	c.set.drop(c)
 	c.set.mu.Unlock()
 	return c.TCPConn.Close()
+}
+
+// isNeighbor reports whether enrolled agents proved themselves at the source.
+func (c *conn) isNeighbor() bool {
+	c.set.mu.Lock()
+	defer c.set.mu.Unlock()
+	return c.set.listOf(c.caller.Source) == c.set.neighbor
 }
 
 // begin notes that a request is at work; its body is not here yet.
@@ -233,7 +266,7 @@ func (s *conns) snapshot() connStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := s.stats
-	out.Open, out.Guests = s.open, s.guest.Len()
+	out.Open, out.Guests = s.open, s.guest.Len()+s.neighbor.Len()
 	return out
 }
 

@@ -10,17 +10,19 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// door is what every request of the protocol listener passes first: it knows
-// the caller, bounds what its body may take of time and memory, answers at once
+// door is what every request passes first: it knows the caller, refuses pages of
+// foreign origins, bounds what its body may take of time and memory, answers at once
 // what is refused before the body is here, and lets guests that ask too often
 // wait for their answers.
 type door struct {
 	http.Handler
-	within time.Duration // for a body to arrive
-	guests *policy.Guests
-	all    *bodies       // of enrolled agents
-	few    *bodies       // of guests
-	hurry  chan struct{} // closed when the node stops: nobody waits any more
+	protocols *Node         // whose protocol listener it is; nil: the admin API's, which judges origins itself
+	within    time.Duration // for a body to arrive
+	guests    *policy.Guests
+	all       *bodies       // of enrolled agents
+	near      *bodies       // of guests at sources of enrolled agents
+	few       *bodies       // of other guests
+	hurry     chan struct{} // closed when the node stops: nobody waits any more
 }
 
 // smallBody is how many bytes of a body are not counted, so that large bodies
@@ -29,42 +31,80 @@ const smallBody = 32 << 10
 
 // ServeHTTP implements http.Handler.
 func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c, _ := r.Context().Value(connKey{}).(*conn)
-	caller := policy.NewCaller(policy.Source(r.RemoteAddr), nil)
-	if c != nil && !c.proxy {
-		caller = c.caller
+	if n := d.protocols; n != nil {
+		n.behindProxy(r)
+		if n.foreign(r) {
+			n.refuseForeign(w, r)
+			return
+		}
 	}
-	r = r.WithContext(policy.WithCaller(r.Context(), caller))
-	b := &body{ReadCloser: r.Body, c: c, from: d.few, began: time.Now(), within: d.within}
-	if caller.Vouched() {
-		b.from = d.all
+	c, caller := callerOf(r)
+	// One context for all requests of a connection.
+	if c == nil || c.proxy {
+		r = r.WithContext(policy.WithCaller(r.Context(), caller))
 	}
-	if b.here = r.ContentLength == 0; !b.here {
-		b.rc = http.NewResponseController(w)
-		// Where the transport has no deadlines, the server's own bounds remain.
-		_ = b.rc.SetReadDeadline(b.began.Add(d.within))
-		r.Body = b
-		w = &earlyWriter{w, b}
+	if r.ContentLength != 0 {
+		d.serveBody(w, r, c, caller)
+		return
 	}
-	b.begin()
-	defer b.end()
+	if c != nil {
+		c.begin(0)
+		defer c.end(0)
+	}
 	d.Handler.ServeHTTP(w, r)
+	d.pace(r, c, caller, 0)
+}
+
+// callerOf finds the connection of a request, nil where it is not known, and the
+// caller. By a trusted proxy many callers come.
+func callerOf(r *http.Request) (*conn, *policy.Caller) {
+	c, _ := r.Context().Value(connKey{}).(*conn)
+	if c != nil && !c.proxy {
+		return c, c.caller
+	}
+	return c, policy.NewCaller(policy.Source(r.RemoteAddr), nil)
+}
+
+// serveBody serves a request that has a body.
+func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller *policy.Caller) {
+	b := &body{ReadCloser: r.Body, c: c, from: d.few, began: time.Now(), within: d.within, rc: http.NewResponseController(w)}
+	switch {
+	case caller.Vouched():
+		b.from = d.all
+	case c != nil && c.isNeighbor():
+		b.from = d.near
+	}
+	// Where the transport has no deadlines, the server's own bounds remain.
+	_ = b.rc.SetReadDeadline(b.began.Add(d.within))
+	r.Body = b
+	if c != nil {
+		c.begin(1)
+	}
+	defer b.end()
+	d.Handler.ServeHTTP(&earlyWriter{w, b}, r)
+	d.pace(r, c, caller, b.n)
+}
+
+// pace lets the answer to a guest wait that asks too often.
+func (d *door) pace(r *http.Request, c *conn, caller *policy.Caller, size int64) {
 	if caller.Vouched() {
 		return
 	}
-	if wait := d.guests.Pace(caller.Source, b.n); wait > 0 {
-		var gone chan struct{}
-		if c != nil {
-			gone = c.gone
-		}
-		t := time.NewTimer(wait)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-gone: // the server notices only once the body is here
-		case <-r.Context().Done():
-		case <-d.hurry:
-		}
+	wait := d.guests.Pace(caller.Source, size)
+	if wait == 0 {
+		return
+	}
+	var gone chan struct{}
+	if c != nil {
+		gone = c.gone
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-gone: // the server notices only once the body is here
+	case <-r.Context().Done():
+	case <-d.hurry:
 	}
 }
 
@@ -88,22 +128,13 @@ type body struct {
 	waits bool
 }
 
-func (b *body) unread() int {
-	if b.here {
-		return 0
-	}
-	return 1
-}
-
-func (b *body) begin() {
-	if b.c != nil {
-		b.c.begin(b.unread())
-	}
-}
-
 func (b *body) end() {
 	if b.c != nil {
-		b.c.end(b.unread())
+		unread := 1
+		if b.here {
+			unread = 0
+		}
+		b.c.end(unread)
 	}
 	b.from.release(b)
 }
@@ -157,6 +188,11 @@ func (w *earlyWriter) Write(p []byte) (int, error) {
 func (w *earlyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // door puts the door before a handler.
-func (n *Node) door(h http.Handler) http.Handler {
-	return &door{Handler: h, within: cmp.Or(n.c.BodyTimeout, time.Minute), guests: n.guests, all: n.bodies[0], few: n.bodies[1], hurry: n.hurry}
+func (n *Node) door(h http.Handler, protocols bool) http.Handler {
+	d := &door{Handler: h, within: cmp.Or(n.c.BodyTimeout, time.Minute), guests: n.guests,
+		all: n.bodies[0], near: n.bodies[1], few: n.bodies[2], hurry: n.hurry}
+	if protocols {
+		d.protocols = n
+	}
+	return d
 }

@@ -73,7 +73,7 @@ type Node struct {
 	policy    *policy.Policy
 	guests    *policy.Guests
 	conns     *conns
-	bodies    [2]*bodies    // of enrolled agents, of guests
+	bodies    [3]*bodies    // of enrolled agents, of guests at their addresses, of other guests
 	hurry     chan struct{} // closed when the node is to end: no answer waits any more
 	rootCAs   *x509.CertPool
 	certs     *certificates // of the protocol listener, where they come from files
@@ -141,7 +141,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.k.guests.Now = n.c.Now
 	n.guests = policy.NewGuests(n.k.guests)
 	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 256), n.isProxy)
-	n.bodies = [2]*bodies{newBodies(n.k.bodies), newBodies(n.k.guestBody)}
+	n.bodies = [3]*bodies{newBodies(n.k.bodies), newBodies(n.k.guestBody), newBodies(n.k.guestBody)}
 	if n.rootCAs, err = n.c.Roots(); err != nil {
 		return err
 	}
@@ -644,7 +644,7 @@ func (n *Node) Start(ctx context.Context) error {
 		return err
 	}
 	if n.httpListen != nil {
-		n.http = n.server(n.behindProxy(n.door(n.sameOrigin(n.tracer.receive(n.router())))))
+		n.http = n.server(n.door(n.tracer.receive(n.router()), true))
 		n.http.RegisterOnShutdown(n.endA2E)
 		if n.asp != nil {
 			n.http.RegisterOnShutdown(n.asp.EndStreams)
@@ -659,7 +659,7 @@ func (n *Node) Start(ctx context.Context) error {
 		n.serve(n.http, n.httpListen)
 	}
 	if n.adminListen != nil {
-		n.adminHTTP = n.server(n.door(n.admin))
+		n.adminHTTP = n.server(n.door(n.admin, false))
 		n.adminHTTP.RegisterOnShutdown(n.admin.EndStreams)
 		n.serve(n.adminHTTP, n.adminListen)
 	}

@@ -13,28 +13,21 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// sameOrigin keeps web pages of other origins from changing anything through
-// the browser of somebody who can reach the hub. Agents are no browsers: they
-// send neither Origin nor Sec-Fetch-Site. Pages of listen.origins may call.
-func (n *Node) sameOrigin(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if n.foreign(r) {
-			const why = "pages of this origin may not call the hub; the operator can allow it with listen.origins"
-			source, _, _ := net.SplitHostPort(r.RemoteAddr)
-			ref := n.hub.Refuse(hub.Refusal{Protocol: "other", Source: source, Claim: r.Header.Get("Origin"), To: r.URL.Path, Step: "origin",
-				Code: parley.Forbidden, Text: why, Cause: r.Method + " " + r.Host})
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("Parley-Ref", ref)
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = fmt.Fprintf(w, "{\"error\":%q}\n", why)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
+// refuseForeign answers a page of another origin.
+func (n *Node) refuseForeign(w http.ResponseWriter, r *http.Request) {
+	const why = "pages of this origin may not call the hub; the operator can allow it with listen.origins"
+	source, _, _ := net.SplitHostPort(r.RemoteAddr)
+	ref := n.hub.Refuse(hub.Refusal{Protocol: "other", Source: source, Claim: r.Header.Get("Origin"), To: r.URL.Path,
+		Step: "origin", Code: parley.Forbidden, Text: why, Cause: r.Method + " " + r.Host})
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Parley-Ref", ref)
+	w.WriteHeader(http.StatusForbidden)
+	_, _ = fmt.Fprintf(w, "{\"error\":%q}\n", why)
 }
 
 // foreign reports whether a request that may change something is that of a page
-// which may not call. Browsers say so themselves.
+// which may not call: it would use the browser of a person who can reach the hub.
+// Browsers say so themselves. Agents send neither Origin nor Sec-Fetch-Site.
 func (n *Node) foreign(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:

@@ -192,29 +192,25 @@ func (n *Node) certEnds() (time.Time, bool) {
 	return n.certs.ends()
 }
 
-// behindProxy lets requests that come through a trusted proxy say from where:
+// behindProxy lets a request that comes through a trusted proxy say from where:
 // the last address of X-Forwarded-For that is no trusted proxy itself. What
-// anybody else says there is taken away, so that nothing behind believes it.
-func (n *Node) behindProxy(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		trusted := *n.proxies.Load()
-		peer, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !anyContains(trusted, peer.Addr()) {
-			if r.Header["X-Forwarded-For"] != nil || r.Header["X-Forwarded-Proto"] != nil {
-				r.Header.Del("X-Forwarded-For")
-				r.Header.Del("X-Forwarded-Proto")
-			}
-			h.ServeHTTP(w, r)
-			return
+// others say there is taken away, so that nothing behind believes it.
+func (n *Node) behindProxy(r *http.Request) {
+	trusted := *n.proxies.Load()
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil || !anyContains(trusted, peer.Addr()) {
+		if r.Header["X-Forwarded-For"] != nil || r.Header["X-Forwarded-Proto"] != nil {
+			r.Header.Del("X-Forwarded-For")
+			r.Header.Del("X-Forwarded-Proto")
 		}
-		if client, ok := forwarded(r.Header.Values("X-Forwarded-For"), trusted); ok {
-			r.RemoteAddr = net.JoinHostPort(client.String(), "0")
-		}
-		if r.TLS == nil && strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
-			r.TLS = &tls.ConnectionState{} // it is where the client is; what is known of it stays at the proxy
-		}
-		h.ServeHTTP(w, r)
-	})
+		return
+	}
+	if client, ok := forwarded(r.Header.Values("X-Forwarded-For"), trusted); ok {
+		r.RemoteAddr = net.JoinHostPort(client.String(), "0")
+	}
+	if r.TLS == nil && strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
+		r.TLS = &tls.ConnectionState{} // it is where the client is; what is known of it stays at the proxy
+	}
 }
 
 // forwarded walks from the nearest hop outwards to the first address that no

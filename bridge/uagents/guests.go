@@ -16,8 +16,13 @@ import (
 // registration with its entry in the directory, and a mailbox; by digest, a
 // manifest that no enrolled agent names.
 
-// writeBytes is what a write to the state costs beside its content.
-const writeBytes = 1 << 10
+// writeBytes is what a write to the state costs beside its content, and
+// writeTimes how often the content counts: the state holds it in base64, and
+// writes it again when it makes room.
+const (
+	writeBytes = 1 << 10
+	writeTimes = 3
+)
 
 // A ledger counts the entries of one kind. It knows which are counted, so that
 // an echo of the journal's state does not count as use.
@@ -70,7 +75,7 @@ func (l *ledger) entry(key, source string, bytes int64) policy.GuestEntry {
 
 // write takes what is about to be written from the source's budget.
 func (l *ledger) write(source string, n int) error {
-	return budgetError(l.guests.Write(source, n+writeBytes))
+	return budgetError(l.guests.Write(source, writeTimes*n+writeBytes))
 }
 
 // keep counts an entry, for which others may give way. It may have given way

@@ -66,7 +66,7 @@ func TestEnds(t *testing.T) {
 		}
 	}))
 	some := func(int) (*request, error) { return post("/", nil), nil }
-	if r := a.flood(ctx, 0, some); r.Sent < 9 || r.Err != nil {
+	if r := a.flood(ctx, 0, some); r.Sent == 0 || r.Err != nil {
 		t.Error(r)
 	}
 	failed := errors.New("no more")
