@@ -81,6 +81,17 @@ func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
 		guest: list.New(), neighbor: list.New(), vouched: list.New(), bySource: map[string]int{}, sources: map[string]struct{}{}}
 }
 
+// spare gives up a quarter of the connections, at most 1,024, to a listener that
+// accepts its own; 0 where address is "".
+func (s *conns) spare(address string) int {
+	if address == "" {
+		return 0
+	}
+	n := min(1024, s.total/4)
+	s.total -= n
+	return n
+}
+
 // listen bounds the connections of a listener.
 func (s *conns) listen(l net.Listener) net.Listener { return &boundListener{l, s} }
 

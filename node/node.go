@@ -73,6 +73,7 @@ type Node struct {
 	policy    *policy.Policy
 	guests    *policy.Guests
 	conns     *conns
+	aghConns  int           // of listen.agh, which NATS accepts by itself
 	bodies    [3]*bodies    // of enrolled agents, of guests at their addresses, of other guests
 	hurry     chan struct{} // closed when the node is to end: no answer waits any more
 	rootCAs   *x509.CertPool
@@ -141,6 +142,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	n.k.guests.Now = n.c.Now
 	n.guests = policy.NewGuests(n.k.guests)
 	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 256), n.isProxy)
+	n.aghConns = n.conns.spare(n.c.Listen.AGH)
 	n.bodies = [3]*bodies{newBodies(n.k.bodies), newBodies(n.k.guestBody), newBodies(n.k.guestBody)}
 	if n.rootCAs, err = n.c.Roots(); err != nil {
 		return err
