@@ -115,9 +115,11 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 		c.read()
 		open = append(open, c)
 	}
-	refused := dial()
-	if _, err := refused.Read(make([]byte, 1)); err == nil {
-		t.Error("a connection beyond the bound was served")
+	if refused, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be closed before it is known to be open
+		if _, err := refused.Read(make([]byte, 1)); err == nil {
+			t.Error("a connection beyond the bound was served")
+		}
+		_ = refused.Close()
 	}
 	open[0].end(0)
 	dial()
