@@ -83,6 +83,9 @@ func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller
 	defer b.end()
 	d.Handler.ServeHTTP(&earlyWriter{w, b}, r)
 	d.pace(r, c, caller, b.n)
+	if !b.here {
+		b.linger()
+	}
 }
 
 // pace lets the answer to a guest wait that asks too often.
@@ -157,6 +160,22 @@ func (b *body) Read(p []byte) (int, error) {
 		_ = b.rc.SetReadDeadline(time.Time{}) // the connection may be gone; then nothing is read any more
 	}
 	return n, err
+}
+
+// How long, and how much of, a body is still taken after it was refused.
+const (
+	lingerFor   = 500 * time.Millisecond
+	lingerBytes = 8 << 20
+)
+
+// linger sends the answer and passes over what the client still sends: a client
+// that is cut off while it writes may never see the answer.
+func (b *body) linger() {
+	_ = b.rc.SetReadDeadline(b.began) // where nothing was written yet, the server waits for the body before it flushes
+	if b.rc.Flush() != nil || b.rc.SetReadDeadline(time.Now().Add(lingerFor)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, b.ReadCloser, lingerBytes) // the connection ends in any case
 }
 
 // earlyWriter answers at once where the body is not read to its end: what the
