@@ -75,7 +75,7 @@ func talkative(t *testing.T) *bench {
 	return b
 }
 
-// traffic is what was said with the marker in it.
+// traffic holds messages with the marker in them.
 type traffic struct {
 	kinds         map[parley.Kind]bool
 	messages      []string

@@ -11,8 +11,8 @@ import (
 // Guests of this protocol are the peers of anonymous users, who can make as many
 // as they like. Those of users with credentials are not.
 
-// What is written for a guest: of the state for one that is new or has another
-// card, for each of its skills, and for a record.
+// Bytes that the disk budget is charged for a guest: for its state when it is new
+// or has another card, for each of its skills, and for a record.
 const (
 	stateBytes  = 2 << 10
 	skillBytes  = 128

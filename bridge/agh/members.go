@@ -396,8 +396,8 @@ func (b *Binding) introduceSender(ctx context.Context, at place, card *protocol.
 }
 
 // introduce sees to it that a peer and its channel are in the directory, and
-// gives the peer's name there. What is written for a guest comes out of the
-// guests' budget.
+// gives the peer's name there. State of a guest is charged to the guests'
+// budget.
 func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card,
 	guest bool) (string, error) {
 	if err := b.openChannel(ctx, workspaceID, channel, guest); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// What is written for a guest beside the content: for a message that does not
-// pass the hub's own count, for a value of the state.
+// Bytes that the disk budget is charged for a guest beside the content: for a
+// message that the hub does not charge itself, and for a value of the state.
 const (
 	recordBytes = 3 << 10
 	stateBytes  = 512

@@ -430,8 +430,8 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 	return protocol.ErrBusy
 }
 
-// stillCounted removes what was written of a guest that gave way to another
-// meanwhile.
+// stillCounted removes the record of a guest that was evicted while the record
+// was written.
 func (a *almanac) stillCounted(ctx context.Context, address string) error {
 	if a.count.has(address) || !a.guest(address) {
 		return nil
@@ -708,8 +708,8 @@ func (a *almanac) protocol(digest string) *published {
 }
 
 // model finds the model of a digest, whoever published it: the digest binds all
-// of its schema. It tells what fits, and nothing else: which models are asked
-// for and answered with is not for anybody to say, see modelOf and answers.
+// of its schema. It tells whether content fits, and nothing else: modelOf and
+// answers choose the models of requests and answers.
 func (a *almanac) model(digest string) *protocol.Model {
 	return a.find(digest, func(string) bool { return true })
 }

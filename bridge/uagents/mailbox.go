@@ -351,8 +351,8 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 	return false, nil
 }
 
-// pay takes an envelope from the disk budget of the guest who sent it, or whose
-// mailbox it is. It is taken in any case: the message was accepted.
+// pay charges an envelope to the sender if it is a guest, else to the owner of the
+// mailbox if that is one. It never refuses: the message was accepted.
 func (m *mailbox) pay(ctx context.Context, b *box, size int) {
 	n := size*4/3 + writeBytes
 	if by := broughtBy(ctx); by.guest {

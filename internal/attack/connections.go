@@ -47,7 +47,7 @@ func (a *Attack) Claims(ctx context.Context, n int, paths ...string) Result {
 	return a.hold(ctx, n, a.c.Hub, func(i int) []byte { return opening(Claim, a.c.Hub, "", paths[i%len(paths)]) }, false)
 }
 
-// ClaimPaths are endpoints that read a body before they know who sends it.
+// ClaimPaths are endpoints that read a body before they know the sender.
 // agent is the path of a SAMVAD agent: "/agents/worker".
 func ClaimPaths(agent string) []string {
 	return []string{agent + "/agent/message", agent + "/agent/task", agent + "/agent/stream",
