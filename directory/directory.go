@@ -168,8 +168,8 @@ func Open(ctx context.Context, o Options) (*Directory, error) {
 				}
 			}
 		}
-		// Guests had no source of their own once.
-		if e.Source == FromAgent && (strings.HasPrefix(e.Name, "guest/uagents/") || strings.HasPrefix(e.Name, "guest/asp/")) {
+		// Guests had no source of their own once. The ASP binding sees to its own.
+		if e.Source == FromAgent && strings.HasPrefix(e.Name, "guest/uagents/") {
 			e.Source = FromGuest
 		}
 		d.set(nil, e)

@@ -462,25 +462,34 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 		return err
 	}
 	e, ok := d.Lookup(Protocol, id)
-	guest := ok && e.Source == directory.FromGuest
+	name, source := directory.Stranger(Protocol, id, ""), directory.FromGuest
+	if a.Enrolled {
+		source = directory.FromAgent // the operator registered its card
+	}
+	made := ok && e.Name == name && (e.Source == directory.FromGuest || e.Source == directory.FromAgent)
 	if a.Removed {
-		if guest {
+		if made {
 			return d.Remove(ctx, e.Name)
 		}
 		return nil
 	}
-	if ok && !guest {
+	if ok && !made {
 		return nil
 	}
-	n := parley.Agent{Name: directory.Stranger(Protocol, id, ""), Title: card.Name, Description: card.Description, Exposed: b.c.Expose,
+	n := parley.Agent{Name: name, Title: card.Name, Description: card.Description, Exposed: b.c.Expose,
 		Identities: []parley.Identity{{Protocol: Protocol, ID: id}}}
 	if ok {
-		if e.Title == n.Title && e.Description == n.Description {
+		if e.Source == source && e.Title == n.Title && e.Description == n.Description {
 			return nil
 		}
 		n.Exposed, n.Identities = e.Exposed, e.Identities
 	}
-	_, err = d.Put(ctx, n, directory.FromGuest)
+	if made && e.Source != source { // a name belongs to one source
+		if err := d.Remove(ctx, name); err != nil {
+			return err
+		}
+	}
+	_, err = d.Put(ctx, n, source)
 	return err
 }
 
