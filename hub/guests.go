@@ -30,13 +30,14 @@ func (h *Hub) Guest(name string) bool {
 
 // recordBytes is what a message costs on the disk beside its content: its
 // record, those of its delivery, and its lines in the index.
-const recordBytes = 3 << 10
+const recordBytes = 2 << 10
 
 // recordCost estimates how many bytes are written for a message: its content is
-// in the journal, and in the index as text and by words, each of which goes
-// through a log of its own.
+// in the journal, and in the index as text and by words. A large one goes through
+// the index's log besides, before that is emptied.
 func recordCost(m *parley.Message) int {
-	return recordBytes + 4*max(len(m.Origin.Raw), contentSize(m))
+	n := max(len(m.Origin.Raw), contentSize(m))
+	return recordBytes + 2*n + 2*max(0, n-4<<10)
 }
 
 // chargeGuest takes the record of a guest's message from the guests' budget. Of

@@ -14,7 +14,7 @@ import (
 // that is named with each field.
 type GuestConfig struct {
 	Memory        int64   // bytes that what guests make the hub keep may hold: 16 MiB
-	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 8 minutes at once: 1 GiB
+	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 15 minutes at once: 1 GiB
 	Registrations int     // agents that registered themselves: 4,096
 	Mailboxes     int     // of agents that registered themselves: 1,024
 	Requests      float64 // a second from one source, twice as many at once; answers to more wait: 100
@@ -129,8 +129,8 @@ const (
 	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
 	idle        = time.Hour
 	maxSources  = 1 << 14
-	diskAtOnce  = 180 // part of the day's bytes that may come at once: 8 minutes
-	paceAtOnce  = 2   // seconds of requests that may come at once
+	diskAtOnce  = 96 // part of the day's bytes that may come at once: 15 minutes
+	paceAtOnce  = 2  // seconds of requests that may come at once
 	maxPace     = 10 * time.Second
 	bodyRequest = 16 << 10 // bytes of a body that count as one more request
 )
@@ -349,8 +349,8 @@ func (g *Guests) remove(at *list.Element) {
 }
 
 // Write takes bytes that are about to be recorded for a guest from the day's
-// budget, or refuses. A source that used its share is refused while less than
-// half of what may come at once is left for all.
+// budget, or refuses. A source that used its share is refused while less than a
+// quarter of what may come at once is left for all.
 func (g *Guests) Write(from string, n int) *parley.Error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -360,7 +360,7 @@ func (g *Guests) Write(from string, n int) *parley.Error {
 	case g.disk.tokens <= 0:
 		g.stats.Refused++
 		return tryLater(wait(-g.disk.tokens, perSecond), "the hub records no more for guests just now")
-	case s.disk.tokens <= 0 && g.disk.tokens < size/2:
+	case s.disk.tokens <= 0 && g.disk.tokens < size/4:
 		g.stats.Refused++
 		return tryLater(wait(-s.disk.tokens, perSecond*g.c.Share), "the hub records no more for guests of this address just now")
 	}

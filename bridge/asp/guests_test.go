@@ -349,7 +349,7 @@ func TestGuestsInSessions(t *testing.T) {
 // What a guest has the hub write comes out of the guests' budget, reads that
 // need a proof as well. Enrolled agents notice nothing.
 func TestProofsOfGuestsNeedBudget(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 3 << 20}) // 17 KiB at once
+	d := newDoor(t, policy.GuestConfig{Disk: 1152 << 10}) // 12 KiB at once
 	anna, guest := d.enrolled("anna"), d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -417,7 +417,7 @@ func (d *door) send(c *asp.Client, method, path, token, content string) (*http.R
 
 // A session that a guest has no budget to open leaves nothing behind.
 func TestSessionThatIsNotOpened(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 3 << 20})
+	d := newDoor(t, policy.GuestConfig{Disk: 1152 << 10})
 	guest := d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -432,7 +432,7 @@ func TestSessionThatIsNotOpened(t *testing.T) {
 		}
 	}
 	if opened == 0 || opened > 5 {
-		t.Errorf("%d sessions of 50 were opened with 17 KiB", opened)
+		t.Errorf("%d sessions of 50 were opened with 12 KiB", opened)
 	}
 	if n := d.values("asp-sessions"); n != opened {
 		t.Errorf("%d checkpoints of %d sessions", n, opened)

@@ -17,11 +17,11 @@ import (
 // manifest that no enrolled agent names.
 
 // writeBytes is what a write to the state costs beside its content, and
-// writeTimes how often the content counts: the state holds it in base64, and
-// writes it again when it makes room.
+// writeTimes how often the content counts: the state holds it in base64, writes
+// it again when it makes room, and keeps new blocks in memory.
 const (
 	writeBytes = 1 << 10
-	writeTimes = 3
+	writeTimes = 6
 )
 
 // A ledger counts the entries of one kind. It knows which are counted, so that
