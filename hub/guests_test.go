@@ -74,7 +74,7 @@ func TestRefusedGuestLeavesNoContent(t *testing.T) {
 // When the guests' budget is used up guests are told to try later, and nothing
 // is recorded of them; enrolled senders and handlers notice nothing.
 func TestGuestsShareTheDisk(t *testing.T) {
-	h := start(t, func(c *Config) { c.Guests = policy.NewGuests(policy.GuestConfig{Disk: 96 << 14}) })
+	h := start(t, func(c *Config) { c.Guests = policy.NewGuests(policy.GuestConfig{Disk: 120 << 14}) })
 	if err := h.Handle(echo("echo")); err != nil {
 		t.Fatal(err)
 	}

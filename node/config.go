@@ -166,7 +166,7 @@ type Limits struct {
 // configuration or key vouches for.
 type Guests struct {
 	Memory        string  `toml:"memory" default:"\"16MiB\"" doc:"bytes that registrations, manifests and mailboxes of guests may hold in memory"`
-	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; what comes in 15 minutes at once"`
+	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; what comes in 12 minutes at once"`
 	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
 	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of such agents"`
 	Connections   int     `toml:"connections" default:"256" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`

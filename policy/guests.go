@@ -14,7 +14,7 @@ import (
 // that is named with each field.
 type GuestConfig struct {
 	Memory        int64   // bytes that what guests make the hub keep may hold: 16 MiB
-	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 15 minutes at once: 1 GiB
+	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 12 minutes at once: 1 GiB
 	Registrations int     // agents that registered themselves: 4,096
 	Mailboxes     int     // of agents that registered themselves: 1,024
 	Requests      float64 // a second from one source, twice as many at once; answers to more wait: 100
@@ -129,8 +129,8 @@ const (
 	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
 	idle        = time.Hour
 	maxSources  = 1 << 14
-	diskAtOnce  = 96 // part of the day's bytes that may come at once: 15 minutes
-	paceAtOnce  = 2  // seconds of requests that may come at once
+	diskAtOnce  = 120 // part of the day's bytes that may come at once: 12 minutes
+	paceAtOnce  = 2   // seconds of requests that may come at once
 	maxPace     = 10 * time.Second
 	bodyRequest = 16 << 10 // bytes of a body that count as one more request
 )

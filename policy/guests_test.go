@@ -110,7 +110,7 @@ func TestGuestMemory(t *testing.T) {
 // source cannot use up what is left for others.
 func TestGuestDisk(t *testing.T) {
 	c := newClock()
-	const day = 96 << 20
+	const day = 120 << 20
 	g := policy.NewGuests(policy.GuestConfig{Disk: day, Share: 0.25, Now: c.get})
 	flood := func(source string) (written int) {
 		for g.Write(source, 10<<10) == nil {

@@ -349,7 +349,7 @@ func TestGuestsInSessions(t *testing.T) {
 // What a guest has the hub write comes out of the guests' budget, reads that
 // need a proof as well. Enrolled agents notice nothing.
 func TestProofsOfGuestsNeedBudget(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 1152 << 10}) // 12 KiB at once
+	d := newDoor(t, policy.GuestConfig{Disk: 1440 << 10}) // 12 KiB at once
 	anna, guest := d.enrolled("anna"), d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -417,7 +417,7 @@ func (d *door) send(c *asp.Client, method, path, token, content string) (*http.R
 
 // A session that a guest has no budget to open leaves nothing behind.
 func TestSessionThatIsNotOpened(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 1152 << 10})
+	d := newDoor(t, policy.GuestConfig{Disk: 1440 << 10})
 	guest := d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 // writeTimes how often the content counts: the state holds it in base64, writes
 // it again when it makes room, and keeps new blocks in memory.
 const (
-	writeBytes = 1 << 10
+	writeBytes = 2 << 10
 	writeTimes = 6
 )
 

@@ -354,7 +354,7 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 // pay charges an envelope to the sender if it is a guest, else to the owner of the
 // mailbox if that is one. It never refuses: the message was accepted.
 func (m *mailbox) pay(ctx context.Context, b *box, size int) {
-	n := size*4/3 + writeBytes
+	n := 4*size + writeBytes // the message is in the journal besides
 	if by := broughtBy(ctx); by.guest {
 		m.count.guests.Wrote(by.source, n)
 	} else if m.count.has(b.address) {
