@@ -77,7 +77,7 @@
 // crash all are.
 //
 // If the engine fails while it is open (it ran out of space in spite of the
-// watermark, the process ran out of file descriptors, or somebody ended it),
+// watermark, the process ran out of file descriptors, or its operator ended it),
 // appends get ErrNoSpace or ErrBusy at once, the engine is reopened as soon as it
 // can be, and what it was given when it failed is looked for in the log and
 // answered; callers wait for that no longer than [Config.Timeout]. Only a disk

@@ -14,7 +14,7 @@ import (
 )
 
 type (
-	// Mallory is what somebody else says that an answer is.
+	// Mallory is the answer model that a third party claims.
 	Mallory struct {
 		Text string `json:"text"`
 	}
