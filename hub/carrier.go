@@ -23,6 +23,14 @@ func (c *carrier) hub() *Hub { return (*Hub)(c) }
 // Carry makes one attempt: to a handler or an inbox of this process, or
 // through the binding of the recipient.
 func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result {
+	r := c.carry(ctx, a)
+	if a.Message.Kind == parley.Notice && misfits(r.Err) {
+		return noted(r.Err, r.Losses...)
+	}
+	return r
+}
+
+func (c *carrier) carry(ctx context.Context, a delivery.Attempt) delivery.Result {
 	h := c.hub()
 	if a.Message.Kind == parley.Request {
 		var cancel context.CancelFunc
@@ -43,6 +51,13 @@ func (c *carrier) Carry(ctx context.Context, a delivery.Attempt) delivery.Result
 	h.mu.Lock()
 	l, box := h.local[a.To], h.inboxes[a.To]
 	h.mu.Unlock()
+	if a.Message.Kind == parley.Notice {
+		fitted, err := h.fitNotice(a.Message, a.To, l != nil)
+		if err != nil {
+			return noted(err)
+		}
+		a.Message = fitted
+	}
 	switch {
 	case box != nil:
 		return h.observed(ctx, a, "api", func(_ context.Context, a delivery.Attempt) delivery.Result {
@@ -104,6 +119,8 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 		h.about(a.Message, a.To, reply)
 		h.fitReply(ctx, a.Message, a.To, reply)
 		return delivery.Result{Reply: h.terminal(a, reply), Losses: o.Losses}
+	case a.Message.Kind == parley.Notice && misfits(o.Failure):
+		return delivery.Result{Err: o.Failure, Losses: o.Losses}
 	}
 	r := h.later(a)
 	r.Losses = o.Losses

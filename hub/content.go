@@ -2,80 +2,198 @@ package hub
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// fit makes a message's content fit the skill it goes to, by one rule, in
-// this order: what fits stays as it is; text becomes the object it spells, if
-// that fits, or the skill's only required string member; anything else is
-// refused, with the schema that was expected (DESIGN §3).
-func fit(m *parley.Message, e *directory.Entry) *parley.Error {
-	if len(e.Skills) == 0 {
-		return nil // the hub does not know its skills
+// fit gives a message's content as the skill that it goes to takes it. It is
+// the content rule (DESIGN §3), the same for every protocol and kind, in this
+// order:
+//
+//   - What fits the skill's schema stays as it is.
+//   - Text that spells a fitting object becomes it; other text becomes the
+//     skill's only required string. Text that spells an object of another shape
+//     is JSON, not text for that string.
+//   - A skill that takes text alone gets an object as its "text" or "message", if
+//     that is all it has, else as compact JSON.
+//   - The operator's mapping makes it fit; for a skill without a schema a mapping
+//     always counts.
+//   - Else it is an error, which shows the schema.
+func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley.Error) {
+	skill, declared := e.SkillNamed(m.Skill)
+	if !declared {
+		if len(e.Skills) > 0 {
+			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q", e.Name, m.Skill)
+		}
+		skill.ID = m.Skill // the hub does not know its skills
 	}
-	skill, ok := e.SkillNamed(m.Skill)
-	if !ok {
-		return parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q", e.Name, m.Skill)
+	var misfit *parley.Error
+	if len(skill.Input) > 0 {
+		parts, err := shape(m, skill.Input)
+		if err == nil {
+			return parts, nil
+		}
+		misfit = unfit(skill, err)
 	}
-	if len(skill.Input) == 0 {
-		return nil
+	p := h.mapping(e.Name, skill.ID, false)
+	if p == nil {
+		return m.Parts, misfit
 	}
-	schema, err := compile(skill.Input)
+	part, err := mapped(context.Background(), p, m, skill.Input)
 	if err != nil {
-		return nil // an agent's own broken schema does not make it unreachable
+		return nil, err
 	}
-	for _, p := range m.Parts {
-		if p.IsJSON() {
-			why := validate(schema, p.Data)
-			if why == nil {
-				return nil
-			}
-			if text, ok := parley.OnlyText(p); ok && wrap(m, schema, skill.Input, text) {
-				return nil
-			}
-			return unfit(skill, why)
-		}
-	}
-	if text := m.Text(); text != "" && wrap(m, schema, skill.Input, text) {
-		return nil
-	}
-	why := errors.New("no JSON content")
-	if len(m.Parts) == 0 {
-		if why = validate(schema, []byte("{}")); why == nil {
-			m.Parts = []parley.Part{{MediaType: "application/json", Data: []byte("{}")}}
-			return nil
-		}
-	}
-	return unfit(skill, why)
+	return []parley.Part{part}, nil
 }
 
-// wrap turns text into content that fits.
-func wrap(m *parley.Message, schema *jsonschema.Schema, raw json.RawMessage, text string) bool {
-	candidates := [][]byte{[]byte(text)}
-	if member, ok := onlyString(raw); ok {
-		if b, err := json.Marshal(map[string]string{member: text}); err == nil {
-			candidates = append(candidates, b)
+// admitContent is fit for a message on its way in. A notice is shaped for each of
+// its recipients when it is delivered, and refused for none of them; its sender
+// learns only that the skill it names does not exist.
+func (h *Hub) admitContent(m *parley.Message, e *directory.Entry) *parley.Error {
+	parts, err := h.fit(m, e)
+	switch {
+	case m.Kind != parley.Notice && err == nil:
+		m.Parts = parts
+	case m.Kind == parley.Notice && (m.Skill == "" || err == nil || err.Code != parley.UnknownSkill):
+		return nil
+	}
+	return err
+}
+
+// fitNotice gives a notice as its recipient takes it. Within a protocol the
+// sender's own envelope goes on, and talk that names no skill goes to an agent
+// of another protocol as such where no skill of it takes talk.
+func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Message, *parley.Error) {
+	e, ok := h.c.Directory.Agent(to)
+	if !ok || !local && slices.Contains(e.Native(), m.Origin.Protocol) {
+		return m, nil
+	}
+	parts, err := h.fit(m, e)
+	switch {
+	case err != nil && err.Code == parley.UnknownSkill && m.Skill == "" && !local:
+		return m, nil
+	case err != nil:
+		return nil, err
+	}
+	fitted := *m // the recorded one stays as it is
+	fitted.Parts = parts
+	return &fitted, nil
+}
+
+// noted makes a delivery of a notice that its recipient cannot take: nobody
+// waits for an answer, so that the misfit stands with the message and is no dead
+// letter.
+func noted(err *parley.Error, losses ...parley.Loss) delivery.Result {
+	text := []rune(err.Text)
+	if len(text) > maxNote {
+		text = append(text[:maxNote], '…')
+	}
+	return delivery.Result{Losses: append(losses, parley.Loss{Field: "Parts", Reason: "the agent did not get it: " + string(text)})}
+}
+
+const maxNote = 200 // characters
+
+// misfits reports whether a failure says that content does not suit its
+// recipient.
+func misfits(err *parley.Error) bool {
+	return err != nil && !err.Retryable && (err.Code == parley.InvalidContent || err.Code == parley.UnknownSkill)
+}
+
+// shape makes content fit a schema; the error says why it cannot.
+func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
+	schema, err := compile(input)
+	if err != nil {
+		return m.Parts, nil // an agent's own broken schema does not make it unreachable
+	}
+	why, given := errors.New("no JSON content"), slices.IndexFunc(m.Parts, parley.Part.IsJSON)
+	if given >= 0 {
+		if why = validate(schema, m.Parts[given].Data); why == nil {
+			return m.Parts, nil
 		}
 	}
-	if b, err := json.Marshal(text); err == nil {
-		candidates = append(candidates, b)
-	}
-	for _, b := range candidates {
-		if validate(schema, b) == nil {
-			m.Parts = []parley.Part{{MediaType: "application/json", Data: b}}
-			return true
+	for _, b := range forms(m, given, input) {
+		err := validate(schema, b)
+		if err == nil {
+			return []parley.Part{{MediaType: "application/json", Data: b}}, nil
+		}
+		if given < 0 && jsonx.Value(b).Kind() == '{' {
+			why = err
 		}
 	}
-	return false
+	return nil, why
+}
+
+// forms are the JSON that content may become where it does not fit as it is: by
+// the only text that it holds, or by all of it for a skill that takes text
+// alone. given is its first JSON part, -1 for none.
+func forms(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
+	quoted := func(v any) {
+		if b, err := json.Marshal(v); err == nil {
+			out = append(out, b)
+		}
+	}
+	if len(m.Parts) == 0 {
+		return [][]byte{[]byte("{}")}
+	}
+	if takesTextAlone(input) {
+		if text, ok := asText(m.Parts); ok {
+			quoted(text)
+		}
+		return out
+	}
+	text := ""
+	if given < 0 {
+		text = m.Text()
+	} else {
+		text, _ = parley.OnlyText(m.Parts[given])
+	}
+	if text == "" {
+		return nil
+	}
+	out = append(out, []byte(text))
+	spelled := jsonx.Value(text).Kind() == '{' && jsonx.Valid([]byte(text), 0) == nil
+	if member, ok := onlyString(input); ok && !spelled {
+		quoted(map[string]string{member: text})
+	}
+	quoted(text)
+	return out
+}
+
+// takesTextAlone reports whether a schema wants a string and nothing else.
+func takesTextAlone(raw json.RawMessage) bool {
+	var s struct {
+		Type any `json:"type"`
+	}
+	return json.Unmarshal(raw, &s) == nil && s.Type == "string"
+}
+
+// asText says parts as text, one a line; false where one is no text.
+func asText(parts []parley.Part) (string, bool) {
+	var lines []string
+	for _, p := range parts {
+		text, ok := parley.OnlyText(p)
+		if !ok {
+			var b bytes.Buffer
+			if !p.IsJSON() || json.Compact(&b, p.Data) != nil {
+				return "", false
+			}
+			text = b.String()
+		}
+		lines = append(lines, text)
+	}
+	return strings.Join(lines, "\n"), true
 }
 
 // onlyString finds the only required member of an object schema, if that is a

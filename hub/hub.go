@@ -827,10 +827,10 @@ func (h *Hub) admit(m *parley.Message, names []string, s Submission) *parley.Err
 	if err := h.policy.Load().Admit(m, to); err != nil {
 		return err
 	}
-	if s.Fits || m.Kind != parley.Request && m.Skill == "" {
+	if s.Fits {
 		return nil
 	}
-	return h.fit(m, entries[0])
+	return h.admitContent(m, entries[0])
 }
 
 // append records an entry, with the replay check where it has a key.

@@ -45,27 +45,6 @@ func (h *Hub) mapping(agent, skill string, response bool) *jqmap.Program {
 	return (*m)[mapKey{agent, skill, response}]
 }
 
-// fit makes a message's content fit the skill it goes to: by the rule of
-// [fit], else by the operator's mapping. A mapping for a skill without a
-// schema is always applied.
-func (h *Hub) fit(m *parley.Message, e *directory.Entry) *parley.Error {
-	skill, declared := skillOf(e, m.Skill)
-	err := fit(m, e)
-	if err != nil && err.Code != parley.InvalidContent || err == nil && declared && len(skill.Input) > 0 {
-		return err
-	}
-	p := h.mapping(e.Name, skill.ID, false)
-	if p == nil {
-		return err
-	}
-	part, merr := mapped(context.Background(), p, m, skill.Input)
-	if merr != nil {
-		return merr
-	}
-	m.Parts = []parley.Part{part}
-	return nil
-}
-
 // skillOf is the skill that a name means, of an agent whose skills may not be
 // known.
 func skillOf(e *directory.Entry, name string) (parley.SkillSpec, bool) {
@@ -147,7 +126,7 @@ func CheckContent(schema json.RawMessage, b []byte) error {
 	}
 	s, err := compile(schema)
 	if err != nil {
-		return nil // as when a message is judged: see fit
+		return nil // as when a message is judged: see shape
 	}
 	if err := validate(s, b); err != nil {
 		return errors.New(reason(err))
