@@ -555,4 +555,9 @@ func receive(r *Router, raw string) Result {
 	return r.Receive(context.Background(), Inbound{Raw: []byte(raw)})
 }
 
+// guarded is receive from a transport that asks [Router.Guard].
+func guarded(r *Router, raw string) Result {
+	return r.Receive(context.Background(), Inbound{Raw: []byte(raw), May: r.Guard})
+}
+
 func delivered(res Result, peers ...string) bool { return slices.Equal(res.Deliver, peers) }

@@ -96,7 +96,7 @@ type Client struct {
 	// goroutine, in the order of arrival; while it is busy, Queue requests wait.
 	Handler func(ctx context.Context, r *Request)
 	// Router has the limits, the clock, memory and trust of the peer; nil means
-	// the defaults. Its Compat, Relay and Admit are as in [Router].
+	// the defaults. Its Relay and Admit are as in [Router].
 	Router   *Router
 	Interval time.Duration // greet interval; 0 means 30 s
 	Queue    int           // events that wait for one Ask or Stream, and requests for Handler; 0 means 256
@@ -204,7 +204,7 @@ func (c *Client) Greet(ctx context.Context) error {
 func (c *Client) receive(m Message) {
 	// Answers come on the own subject as well; what comes on a reply subject
 	// of the transport is the transport's.
-	res := c.Router.Receive(c.ctx, Inbound{Raw: m.Data, Subject: m.Subject})
+	res := c.Router.Receive(c.ctx, Inbound{Raw: m.Data, Subject: m.Subject, May: c.Router.Guard})
 	for _, out := range res.Published {
 		c.Transport.Publish(c.ctx, out.Subject, "", out.Data) // best effort, as the network is
 		if w, ok := out.Envelope.content.(*Whois); ok && w.Type == WhoisResponse && m.Reply != "" {

@@ -25,9 +25,8 @@
 // received is never rewritten: [Envelope.Raw] gives the very bytes, so that a
 // signature survives being relayed.
 //
-// The zero values of [Decoder], [Verifier] and [Router] are strict. Where the
-// AGH reference daemon is laxer than is safe, Parley's default is the safe
-// rule and [Router.Compat] asks for the daemon's.
+// The zero values of [Decoder], [Verifier] and [Router] are strict. What a
+// transport knows of senders it adds by [Inbound.May] and [Router.Guard].
 //
 // All types are safe for concurrent use once configured, unless they say
 // otherwise. No function panics on any input.

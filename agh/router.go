@@ -46,8 +46,9 @@ type Inbound struct {
 	// Anonymous says that the principal needs no credentials: all its peers
 	// together have the broadcasts of forty.
 	Anonymous bool
-	// May refuses senders that the principal may not speak as; nil lets all.
-	// It is asked before anything is remembered, answered or published.
+	// May refuses senders that the principal may not speak as, with any error;
+	// one of this package is kept. Nil lets all. It is asked before anything is
+	// remembered, answered or published.
 	May func(*Envelope) error
 }
 
@@ -125,12 +126,6 @@ type Router struct {
 	// Screen refuses outgoing messages that [LooksSecret], which AGH daemons
 	// drop without a word.
 	Screen bool
-	// Compat makes the router decide as the AGH daemon does where Parley's own
-	// rule is safer or more useful: the order of work checks and who may report
-	// states, whois answers to no question, messages that claim to come from a
-	// hosted peer, filtered answers (whose card then lists only the
-	// capabilities asked for), and answers to peers that have not greeted.
-	Compat bool
 	// Broadcasts bounds the greetings and the whois requests for all of one peer
 	// in a channel: so many a second, and six times as many at once; the others
 	// are refused with [ErrRate]. 0 means 5, below 0 no limit.
@@ -273,7 +268,10 @@ func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 // anybody to hear it.
 func (r *Router) route(e *Envelope, in Inbound) error {
 	if in.May != nil {
-		if err := in.May(e); err != nil {
+		var own *Error
+		if err := in.May(e); errors.As(err, &own) {
+			return own
+		} else if err != nil {
 			return refuse(ErrForbidden, StepRouting, "from", "").because(err)
 		}
 	}
@@ -282,13 +280,22 @@ func (r *Router) route(e *Envelope, in Inbound) error {
 			return err
 		}
 	}
-	if !r.Compat && r.local(e.WorkspaceID, e.Channel, e.From) != nil {
-		return refuse(ErrForbidden, StepRouting, "from", "is a peer of this node")
-	}
 	if e.To != "" && r.local(e.WorkspaceID, e.Channel, e.To) == nil && !r.remote(e.WorkspaceID, e.Channel, e.To) {
 		return refuse(ErrNotTarget, StepRouting, "to", "")
 	}
-	if w, ok := e.content.(*Whois); ok && w.Type == WhoisResponse && !r.Compat {
+	return nil
+}
+
+// Guard refuses what no other node says in good faith: messages that claim to
+// come from a peer of this node, with [ErrForbidden], and whois answers to no
+// question, with [ErrUnsolicited]. A transport asks it where it judges senders,
+// as [Inbound.May].
+func (r *Router) Guard(e *Envelope) error {
+	r.init()
+	if r.local(e.WorkspaceID, e.Channel, e.From) != nil {
+		return refuse(ErrForbidden, StepRouting, "from", "is a peer of this node")
+	}
+	if w, ok := e.content.(*Whois); ok && w.Type == WhoisResponse {
 		if _, ok := r.asks.match(e, r.Verifier.now()); !ok {
 			return refuse(ErrUnsolicited, StepRouting, "reply_to", "")
 		}
@@ -317,7 +324,7 @@ func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 	if err != nil {
 		return nil, refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
 	}
-	if _, err = advance(w, ok, e, r.Compat); !ok {
+	if _, err = Advance(w, ok, e); !ok {
 		return nil, err
 	}
 	return &w, err
@@ -388,9 +395,8 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 			if res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, a.filtered, now); err != nil {
 				return r.refused(ctx, res, in, err)
 			}
-			if r.Compat { // the daemon announces joins for greetings only
-				res.Events = nil
-			}
+			// A peer joins by its greeting.
+			res.Events = slices.DeleteFunc(res.Events, func(ev PeerEvent) bool { return ev.Joined })
 		}
 		r.deliver(&res, e)
 	case *Say, *Transfer:
@@ -408,7 +414,7 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 
 func (r *Router) step(e *Envelope, now time.Time) func(Work, bool) (Work, error) {
 	return func(w Work, ok bool) (Work, error) {
-		w, err := advance(w, ok, e, r.Compat)
+		w, err := Advance(w, ok, e)
 		w.Updated = now
 		return w, err
 	}
@@ -672,7 +678,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	}
 	here := r.local(sent.WorkspaceID, sent.Channel, sent.To) != nil
 	// Who asked is there to hear the answer, and who is looked for need not be.
-	unasked := r.Compat || sent.ReplyTo == "" && sent.Kind != KindWhois
+	unasked := sent.ReplyTo == "" && sent.Kind != KindWhois
 	if sent.To != "" && !here && unasked {
 		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok && !r.remote(sent.WorkspaceID, sent.Channel, sent.To) {
 			return Result{}, refuse(ErrNotTarget, StepRouting, "to", "is not present")

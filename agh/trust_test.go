@@ -288,7 +288,7 @@ func FuzzRouter(f *testing.F) {
 		f.Add([]byte(s), byte(7))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, mode byte) {
-		r := &Router{Relay: mode&1 != 0, Compat: mode&2 != 0, Self: "hub", Verifier: Verifier{Now: atClock, Trust: mode&4 != 0, Lenient: mode&8 != 0}}
+		r := &Router{Relay: mode&1 != 0, Self: "hub", Verifier: Verifier{Now: atClock, Trust: mode&4 != 0, Lenient: mode&8 != 0}}
 		card, _ := NewCard("bob", "", nil)
 		if _, err := r.Host(&Local{WorkspaceID: "ws", Channel: "c", Card: card}); err != nil {
 			t.Fatal(err)

@@ -21,6 +21,8 @@ type vectorFile struct {
 	Cases       []vectorCase `json:"cases"`
 }
 
+// vectorCase is one case. Hub is only in envelope-parse; what is not named here
+// is information.
 type vectorCase struct {
 	Name   string          `json:"name"`
 	Input  json.RawMessage `json:"input"`
@@ -28,15 +30,14 @@ type vectorCase struct {
 	Hub    *struct {
 		OK         *bool  `json:"ok"`
 		ReasonCode Reason `json:"reason_code"`
-		Note       string `json:"note"`
 	} `json:"hub"`
 }
 
 // TestVectors runs every case of every file of the vectors; PARLEY_VECTORS
 // names another tree that holds agh/*.json.
 //
-// The step files describe the AGH daemon, so that they run with Compat; where
-// a case has a hub note, Parley's rule is expected instead.
+// The step files run the router as the hub has it, without what its NATS adds:
+// who may speak as whom (Inbound.May).
 func TestVectors(t *testing.T) {
 	root := os.Getenv("PARLEY_VECTORS")
 	if root == "" {
@@ -134,8 +135,8 @@ func vectorParse(t *testing.T, c vectorCase) {
 	if !bytes.Equal(got.Envelope.Raw(), raw) {
 		t.Error("raw bytes changed")
 	}
-	if !want.OK {
-		return
+	if want.Emitted == nil && want.EmittedB64 == nil {
+		return // the reference refuses it
 	}
 	emitted, err := got.Envelope.Encode()
 	if err != nil {
@@ -151,7 +152,7 @@ func vectorParse(t *testing.T, c vectorCase) {
 }
 
 // asTree gives an envelope as a tree with number texts, without to when it
-// is null (which the reference leaves out) and without a generated id.
+// is null, which the reference leaves out.
 func asTree(t *testing.T, b []byte) map[string]any {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -243,7 +244,10 @@ func vectorDigest(t *testing.T, c vectorCase) {
 	}
 	known(t, c.Input, &in)
 	known(t, c.Expect, &want)
-	k, err := DecodeCapability(in.Capability)
+	k, _, err := decodeCapability(in.Capability) // checking its digest is another operation
+	if err == nil {
+		_, err = k.Digest()
+	}
 	if want.Digest == "" {
 		if err == nil {
 			t.Error("accepted")
@@ -459,7 +463,7 @@ func vectorSteps(t *testing.T, c vectorCase) {
 	}
 	now := in.Now
 	works := &WorkTable{}
-	r := &Router{Compat: true, Screen: true, Works: works, Presence: &Presence{Interval: time.Duration(in.GreetInterval) * time.Second},
+	r := &Router{Screen: true, Works: works, Presence: &Presence{Interval: time.Duration(in.GreetInterval) * time.Second},
 		Verifier: Verifier{Now: func() time.Time { return time.Unix(now, 0) }, Limits: Limits{MaxReplayAge: in.MaxReplayAge}}}
 	sessions := map[string]*Local{}
 	for _, l := range in.Locals {
@@ -480,7 +484,6 @@ func vectorSteps(t *testing.T, c vectorCase) {
 		}
 		sessions[l.SessionID] = local
 	}
-	seen := map[string]bool{}
 	for i, step := range in.Steps {
 		w := want.Steps[i]
 		now = step.At
@@ -493,17 +496,6 @@ func vectorSteps(t *testing.T, c vectorCase) {
 			}
 			res := r.Receive(context.Background(), Inbound{Raw: raw})
 			published = res.Published
-			if e := res.Envelope; e != nil {
-				if c.Hub != nil && w.Outcome == Duplicate && !seen[ReplayKey(e)] {
-					// The reference keys its memory by id alone.
-					if res.Outcome != Accepted || len(res.Deliver) == 0 {
-						t.Errorf("step %d: one sender suppressed another's message: %+v", i, res)
-					}
-					seen[ReplayKey(e)] = true
-					continue
-				}
-				seen[ReplayKey(e)] = true
-			}
 			if res.Outcome != w.Outcome {
 				t.Errorf("step %d: outcome %s (%v), want %s", i, res.Outcome, res.Err, w.Outcome)
 			}
@@ -534,6 +526,9 @@ func vectorSteps(t *testing.T, c vectorCase) {
 			}
 			res, err := r.Send(context.Background(), e)
 			published = res.Published
+			if w.OK == nil {
+				t.Fatalf("step %d: no answer to a send", i)
+			}
 			if (err == nil) != *w.OK {
 				t.Errorf("step %d: got %v, want ok %v", i, err, *w.OK)
 			}
@@ -572,34 +567,27 @@ func vectorSteps(t *testing.T, c vectorCase) {
 	}
 }
 
-// checkPublished compares what was published as JSON; messages of the
-// reference that do not themselves validate must not be there.
+// checkPublished compares what was published as JSON.
 func checkPublished(t *testing.T, step int, got []Outgoing, want stepWant) {
 	t.Helper()
-	i := 0
-	for _, w := range want.Published {
-		if _, err := Decode([]byte(w.Payload)); err != nil {
-			continue
-		}
+	for i, w := range want.Published {
 		if i >= len(got) {
 			t.Errorf("step %d: not published: %s", step, w.Payload)
 			continue
 		}
 		g := got[i]
-		i++
 		if g.Subject != w.Subject {
 			t.Errorf("step %d: subject %s, want %s", step, g.Subject, w.Subject)
 		}
 		ref, ours := asTree(t, []byte(w.Payload)), asTree(t, g.Data)
-		if ref["id"] == "<generated>" {
-			delete(ref, "id")
-			delete(ours, "id")
+		if id, _ := ours["id"].(string); ref["id"] == "<generated>" && id != "" {
+			ref["id"] = id
 		}
 		if a, b := flat(t, ref), flat(t, ours); a != b {
 			t.Errorf("step %d: published\n%s, want\n%s", step, b, a)
 		}
 	}
-	if i < len(got) {
-		t.Errorf("step %d: published too much: %s", step, got[i].Data)
+	for _, g := range got[min(len(got), len(want.Published)):] {
+		t.Errorf("step %d: published too much: %s", step, g.Data)
 	}
 }

@@ -28,7 +28,8 @@ func (r *Router) asked(res *Result, e *Envelope, q *Whois, now time.Time) {
 
 // answer makes the response of one hosted peer. The catalogue comes only when
 // asked for (RFC 003 §8.3): all of it without a filter, in catalogue order
-// with one; a filter that is no list of strings selects nothing.
+// with one; a filter that is no list of strings selects nothing. The card then
+// lists what is chosen.
 func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 	e := &Envelope{To: q.From, ReplyTo: q.ID, TraceID: q.TraceID}
 	card := l.Card
@@ -51,7 +52,7 @@ func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 		if err := e.SetExt(ExtCatalog, map[string]any{"capabilities": docs}); err != nil {
 			return Outgoing{}, err
 		}
-		if present && r.Compat {
+		if present {
 			narrow, err := NewCard(card.PeerID, card.DisplayName, chosen)
 			if err != nil {
 				return Outgoing{}, err

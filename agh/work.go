@@ -85,26 +85,18 @@ func eventOf(e *Envelope) event {
 // as it is afterwards, as a [Router] does. An error says why the lifecycle
 // refuses the message, and means that the work stays as it was. It is pure: who
 // keeps work calls it to find out from a log of messages what became of some.
-func Advance(w Work, exists bool, e *Envelope) (Work, error) { return advance(w, exists, e, false) }
-
-// advance applies e to its work, w if there is one, and gives the work as it
-// is afterwards. It is pure. With compat it decides as the AGH daemon does:
-// the container is checked before the sender (which shows strangers that a
-// work_id exists), either participant may report any state, and work may be
-// given to oneself.
 //
-// Without compat the target alone reports progress and refusal: a rejection by
-// the initiator, who can only mean one message of the target's, leaves the
-// work open, and its traces other than canceled are not taken.
+// Either participant may report any state. The container is checked first, so
+// that a receipt tells whoever uses a taken work_id elsewhere.
 //
 // Work without a Container (see [Work]) takes it, and its initiator, from the
 // next message of its target.
-func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
+func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {
 			return w, refuse(ErrWorkUnknown, StepLifecycle, "work_id", "")
 		}
-		if e.To == "" || e.To == e.From && !compat {
+		if e.To == "" || e.To == e.From {
 			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
 		}
 		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: StateSubmitted}, nil
@@ -115,26 +107,11 @@ func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
 		}
 		w.Container, w.Initiator = e.Container(), e.To
 	}
-	container := func() error {
-		if w.Container != e.Container() {
-			return refuse(ErrContainer, StepLifecycle, "work_id", "")
-		}
-		return nil
+	if w.Container != e.Container() {
+		return w, refuse(ErrContainer, StepLifecycle, "work_id", "")
 	}
-	actor := func() error {
-		if e.From != w.Initiator && e.From != w.Target {
-			return refuse(ErrWorkActor, StepLifecycle, "from", "")
-		}
-		return nil
-	}
-	checks := []func() error{actor, container}
-	if compat {
-		checks = []func() error{container, actor}
-	}
-	for _, check := range checks {
-		if err := check(); err != nil {
-			return w, err
-		}
+	if e.From != w.Initiator && e.From != w.Target {
+		return w, refuse(ErrWorkActor, StepLifecycle, "from", "")
 	}
 	ev := eventOf(e)
 	if ev == talk {
@@ -148,14 +125,6 @@ func advance(w Work, exists bool, e *Envelope, compat bool) (Work, error) {
 	}
 	if w.State.Terminal() {
 		return w, refuse(ErrWorkClosed, StepLifecycle, "work_id", "")
-	}
-	if !compat && e.From == w.Initiator {
-		switch {
-		case ev == receiptRejected:
-			ev = receiptOther
-		case e.Kind == KindTrace && ev != traceCanceled:
-			return w, refuse(ErrWorkActor, StepLifecycle, "from", "only the target reports the state of work")
-		}
 	}
 	next, ok := lifecycle[w.State][ev]
 	if !ok {

@@ -215,7 +215,7 @@ func (g *Gateway) work(jobs chan job) {
 func (g *Gateway) handle(j job) agh.Result {
 	received := j
 	j = g.inward(j)
-	in := agh.Inbound{Raw: j.data, Subject: j.subject}
+	in := agh.Inbound{Raw: j.data, Subject: j.subject, May: g.Router.Guard}
 	if j.user != nil {
 		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
 		in.May = func(e *agh.Envelope) error { return g.may(j.user, e) }
@@ -275,6 +275,9 @@ func (g *Gateway) may(a *account, e *agh.Envelope) error {
 		return fmt.Errorf("aghnats: the peer belongs to user %s", other.user.Name)
 	}
 	if err := g.aliasTaken(e); err != nil {
+		return err
+	}
+	if err := g.Router.Guard(e); err != nil {
 		return err
 	}
 	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, or(a.user.MaxPeers, 4096), g.now())
