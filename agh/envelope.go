@@ -101,6 +101,25 @@ func (e *Envelope) Container() Container {
 	return c
 }
 
+// Answer begins a message about e, of whom e is to and to its sender: in the same
+// conversation, work and trace. Ids of e that are so long that an envelope may
+// not have room for several are left out.
+func (e *Envelope) Answer() *Envelope {
+	id, trace := e.ID, e.TraceID
+	if len(id) > maxEcho {
+		id = ""
+	}
+	if len(trace) > maxEcho {
+		trace = ""
+	}
+	return &Envelope{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
+		From: e.To, To: e.From, WorkID: e.WorkID, ReplyTo: id, CausationID: id, TraceID: trace}
+}
+
+// maxEcho is the longest id that an answer repeats, in bytes: an envelope has
+// room for some.
+const maxEcho = 128 << 10
+
 // ExtValue gives the raw value of one ext member, nil if absent. It is a part of
 // Ext.
 func (e *Envelope) ExtValue(key string) json.RawMessage {
@@ -166,9 +185,9 @@ type Limits struct {
 	MaxTTL       int64 // seconds that expires_at may lie ahead; 2,592,000 (30 days)
 }
 
-// Bounds of identifiers whose grammar sets none, in bytes.
+// Bounds of identifiers whose grammar sets none, in bytes. Ids of messages and of
+// traces have no bound but that of the envelope: what keeps one keeps its hash.
 const (
-	maxID        = 4096
 	maxWorkspace = 1024
 	maxThread    = 128
 	maxWork      = 128
@@ -228,7 +247,7 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 		return d.Decode(b)
 	}
 	for _, s := range [...]string{e.ID, e.WorkspaceID, e.ThreadID, e.ReplyTo, e.TraceID, e.CausationID} {
-		if strings.TrimSpace(s) != s || len(s) > maxID {
+		if strings.TrimSpace(s) != s {
 			return d.Decode(b)
 		}
 	}
@@ -385,8 +404,8 @@ func (d *Decoder) read(b []byte) (*parsed, error) {
 		name string
 		s    *string
 	}{{"reply_to", w.ReplyTo}, {"trace_id", w.TraceID}, {"causation_id", w.CausationID}} {
-		if m.s != nil && (*m.s == "" || len(*m.s) > maxID) {
-			return p, malformed(StepFields, m.name, "must be 1 to 4096 bytes, or null")
+		if m.s != nil && *m.s == "" {
+			return p, malformed(StepFields, m.name, "must not be empty, or null")
 		}
 	}
 	return p, nil

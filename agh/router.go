@@ -497,8 +497,7 @@ func (r *Router) receiptFor(e *Envelope, in Inbound, err error) (Outgoing, bool)
 		}
 		l = &Local{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Card: &Card{PeerID: r.Self}}
 	}
-	out := &Envelope{Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID, To: e.From, WorkID: e.WorkID,
-		ReplyTo: e.ID, CausationID: e.ID, TraceID: e.TraceID}
+	out := e.Answer()
 	if out.SetContent(body) != nil {
 		return Outgoing{}, false
 	}

@@ -578,7 +578,7 @@ func TestReceiptChecklist(t *testing.T) {
 			"AGH-082 surface":  with(bad, "surface", nil), // digest §12 (9)
 			"AGH-082 work id":  with(bad, "work_id", "a/b"),
 			"AGH-082 thread":   with(bad, "thread_id", "a/b"),
-			"AGH-082 no space": with(workText, "id", strings.Repeat("x", 5000)),
+			"AGH-082 no space": with(bad, "id", strings.Repeat("x", 1<<20-len(with(bad, "id", "")))),
 		} {
 			if res := receive(node(t, nil, "bob"), raw); len(res.Published) > 0 || res.Outcome != Refused {
 				t.Errorf("%s: %+v", name, res)

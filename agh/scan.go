@@ -75,7 +75,7 @@ func (d *Decoder) quick(b []byte) *parsed {
 			if !ok {
 				return nil
 			}
-			if member >= memberReplyTo && (len(v) == 0 || len(v) > maxID) {
+			if member >= memberReplyTo && len(v) == 0 {
 				return nil
 			}
 			texts[member] = v

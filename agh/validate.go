@@ -12,8 +12,8 @@ func (d *Decoder) fields(p *parsed) error {
 	switch {
 	case p.protocol != Protocol:
 		return malformed(StepFields, "protocol", "must be "+Protocol)
-	case p.ID == "" || len(p.ID) > maxID:
-		return malformed(StepFields, "id", "must be 1 to 4096 bytes")
+	case p.ID == "":
+		return malformed(StepFields, "id", "must not be empty")
 	case !ValidWorkspaceID(p.WorkspaceID):
 		return malformed(StepFields, "workspace_id", "must be a subject-safe id")
 	case !p.Kind.known():

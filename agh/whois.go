@@ -1,6 +1,7 @@
 package agh
 
 import (
+	"crypto/sha256"
 	"slices"
 	"sync"
 	"time"
@@ -77,14 +78,19 @@ type asks struct {
 }
 
 type askKey struct {
-	peerKey // the asker
-	id      string
+	peerKey          // the asker
+	id      [16]byte // hash of the question's id, which may be long
 }
 
 type ask struct {
 	to       string // the peer asked, "" for all
 	filtered bool
 	until    time.Time
+}
+
+func hashed(id string) [16]byte {
+	sum := sha256.Sum256([]byte(id))
+	return [16]byte(sum[:16])
 }
 
 // Bounds of asks: how long an answer may take, how many questions are open.
@@ -95,7 +101,7 @@ const (
 )
 
 func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
-	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, e.ID}
+	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, hashed(e.ID)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.order) > 0 {
@@ -122,7 +128,7 @@ func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
 
 // match finds the question that a response answers.
 func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
-	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.To}, e.ReplyTo}
+	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.To}, hashed(e.ReplyTo)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q, ok := a.byKey[k]

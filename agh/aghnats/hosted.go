@@ -1,6 +1,7 @@
 package aghnats
 
 import (
+	"crypto/sha256"
 	"sync"
 	"time"
 
@@ -129,8 +130,13 @@ type replies struct {
 }
 
 type replyKey struct {
-	hostKey // the asker
-	id      string
+	hostKey          // the asker
+	id      [16]byte // hash of the question's id, which may be long
+}
+
+func questionKey(e *agh.Envelope, asker, id string) replyKey {
+	sum := sha256.Sum256([]byte(id))
+	return replyKey{hostKey{e.WorkspaceID, e.Channel, asker}, [16]byte(sum[:16])}
 }
 
 type reply struct {
@@ -144,7 +150,7 @@ const (
 )
 
 func (r *replies) note(e *agh.Envelope, subject string, now time.Time) {
-	k := replyKey{hostKey{e.WorkspaceID, e.Channel, e.From}, e.ID}
+	k := questionKey(e, e.From, e.ID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for len(r.order) > 0 && (len(r.order) >= maxReplies || !now.Before(r.byKey[r.order[0]].until)) {
@@ -162,12 +168,12 @@ func (r *replies) note(e *agh.Envelope, subject string, now time.Time) {
 
 // find gives where the asker that a response answers waits, "" if nowhere.
 func (r *replies) find(e *agh.Envelope, now time.Time) string {
-	return r.get(replyKey{hostKey{e.WorkspaceID, e.Channel, e.To}, e.ReplyTo}, now)
+	return r.get(questionKey(e, e.To, e.ReplyTo), now)
 }
 
 // has reports whether the asker of a request waits on a reply subject.
 func (r *replies) has(e *agh.Envelope, now time.Time) bool {
-	return r.get(replyKey{hostKey{e.WorkspaceID, e.Channel, e.From}, e.ID}, now) != ""
+	return r.get(questionKey(e, e.From, e.ID), now) != ""
 }
 
 func (r *replies) get(k replyKey, now time.Time) string {

@@ -269,7 +269,7 @@ func (b *Binding) reopen(ctx context.Context) error {
 		if !ok {
 			continue
 		}
-		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Say: r.Message.Trace.Foreign[foreignID], Inbound: true})
+		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Inbound: true})
 		if b.closed != nil {
 			b.closed.begun(r.Message.ID, w)
 		}
@@ -310,7 +310,7 @@ func (b *Binding) gaveBefore(ctx context.Context, d journal.Delivery, w protocol
 	}
 	b.closed.gives(d.Message, w)
 	if _, ok := b.works.linked(w.WorkspaceID, w.WorkID); !ok {
-		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: d.Message, Scope: r.Scope, Target: d.To, Say: messageID(d.Message, "")})
+		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: d.Message, Scope: r.Scope, Target: d.To})
 	}
 	return nil
 }
@@ -631,8 +631,13 @@ func (b *Binding) reachable(workspaceID, channel, peer string) bool {
 // scope of a message: its workspace.
 func scope(workspaceID string) string { return Protocol + " " + workspaceID }
 
-// key of a message within its scope.
-func key(e *protocol.Envelope) string { return e.From + "\x00" + e.ID }
+// key of a message within its scope. A long id counts by its hash.
+func key(e *protocol.Envelope) string {
+	if len(e.ID) <= maxForeign {
+		return e.From + "\x00" + e.ID
+	}
+	return e.From + "\x01" + shortened(e.ID) // no peer id has either character
+}
 
 // admit records a validated message and sets its delivery going; see
 // agh.Router.Admit.
@@ -870,7 +875,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		}
 		m.Kind = parley.Request
 		b.asked.note(m.ID, e)
-		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Say: e.ID, Inbound: true})
+		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Inbound: true})
 		if b.closed != nil {
 			b.closed.begun(m.ID, submitted(e, b.now()))
 		}
@@ -957,6 +962,10 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 	}
 	delete(b.accepting, e)
 	a := b.accepted[m.ID]
+	if len(e.ID) > maxFor {
+		b.releaseLocked(m.ID)
+		return
+	}
 	out := answerTo(e, messageID(m.ID, "a"))
 	if err := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted}); err != nil {
 		b.c.Logger.Debug("a request is not acknowledged", "workspace", e.WorkspaceID, "error", err)
@@ -1082,10 +1091,15 @@ func codeOf(e *protocol.Error) parley.Code {
 	return parley.Malformed
 }
 
+// maxFor is the longest message id that a receipt can name: beyond it work is
+// answered without one.
+const maxFor = 512 << 10
+
 // answerTo begins a message of whom e is to, about e.
 func answerTo(e *protocol.Envelope, id string) *protocol.Envelope {
-	return &protocol.Envelope{ID: id, WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
-		From: e.To, To: e.From, WorkID: e.WorkID, ReplyTo: e.ID, CausationID: e.ID, TraceID: e.TraceID}
+	out := e.Answer()
+	out.ID = id
+	return out
 }
 
 // messageID and workID are the same at each attempt, so that peers know a

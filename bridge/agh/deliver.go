@@ -241,7 +241,7 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 			failure = parley.Refuse(parley.HandlerFailed, "the agent failed")
 		}
 		switch reason, never := refused[failure.Code]; {
-		case never:
+		case never && len(e.ID) <= maxFor:
 			bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: failure.Text})
 		case failure.Code == parley.Cancelled:
 			bodies = append(bodies, &protocol.Trace{State: protocol.StateCanceled, Message: failure.Text})
@@ -389,7 +389,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if m.Kind == parley.Request {
 		intent = or(intent, "request")
 		e.WorkID = workID(m.ID)
-		b.works.link(workspaceID, e.WorkID, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name, Say: e.ID})
+		b.works.link(workspaceID, e.WorkID, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name})
 	}
 	for _, t := range []time.Time{m.Expires, m.Deadline} {
 		if !t.IsZero() && (e.ExpiresAt == 0 || t.Unix() < e.ExpiresAt) {

@@ -41,7 +41,6 @@ type link struct {
 	Request parley.ID // what it is about
 	Scope   string    // in which the request is recorded
 	Target  string    // directory name of who works
-	Say     string    // id of the say that began it
 	Inbound bool      // a peer gave it to an agent: while it is open, the request's delivery is its record
 	Text    []byte    `json:",omitzero"` // the last that the target said, for a result that says nothing itself
 }

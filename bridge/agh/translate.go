@@ -30,6 +30,19 @@ const (
 	foreignThread = "agh.container"
 )
 
+// maxForeign is the longest id of the protocol that is kept as it is, in bytes.
+const maxForeign = 4096
+
+// shortened gives an id as the hub keeps it: its hash if it is longer. The
+// original has it whole.
+func shortened(id string) string {
+	if len(id) <= maxForeign {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
 // Identity writes a peer of a workspace as the ID of a parley.Identity.
 func Identity(workspaceID, peerID string) parley.Identity {
 	return parley.Identity{Protocol: Protocol, ID: workspaceID + "/" + peerID}
@@ -75,7 +88,7 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 		Parts: parts(e),
 		Sent:  time.Unix(e.TS, 0),
 		Hops:  bridge.HopsOf(e.ExtValue(ExtParley)),
-		Trace: parley.Trace{Parent: traceparent(e), Foreign: map[string]string{foreignID: e.ID}},
+		Trace: parley.Trace{Parent: traceparent(e), Foreign: map[string]string{foreignID: shortened(e.ID)}},
 		Origin: parley.Origin{Protocol: Protocol, Peer: e.WorkspaceID + "/" + e.From, Raw: e.Raw(), Received: received,
 			Verdict: verdict(v, principal)},
 	}
@@ -83,7 +96,7 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 		{foreignWork, e.WorkID}, {foreignTrace, e.TraceID}, {foreignCause, e.CausationID}, {foreignThread, e.ThreadID + e.DirectID},
 	} {
 		if f.value != "" {
-			m.Trace.Foreign[f.name] = f.value
+			m.Trace.Foreign[f.name] = shortened(f.value)
 		}
 	}
 	if s, ok := e.Content().(*protocol.Say); ok {
