@@ -215,10 +215,15 @@ func (g *Gateway) work(jobs chan job) {
 func (g *Gateway) handle(j job) agh.Result {
 	received := j
 	j = g.inward(j)
+	authentic := false
 	in := agh.Inbound{Raw: j.data, Subject: j.subject, May: g.Router.Guard}
 	if j.user != nil {
 		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
-		in.May = func(e *agh.Envelope) error { return g.may(j.user, e) }
+		in.May = func(e *agh.Envelope) error {
+			err := g.may(j.user, e)
+			authentic = err == nil
+			return err
+		}
 	}
 	if j.user != nil && j.subject == "" {
 		may := in.May
@@ -231,6 +236,9 @@ func (g *Gateway) handle(j job) agh.Result {
 	}
 	res := g.Router.Receive(g.ctx, in)
 	g.events(res.Events)
+	if authentic && res.Envelope.WorkID != "" {
+		g.claim(j.user, res.Envelope) // a refusal has to reach it
+	}
 	if g.Unknown != nil && j.user != nil && errors.Is(res.Err, agh.ErrNotTarget) &&
 		g.Unknown(in.Principal, res, func() { g.enqueue(j.user.uid, received) }) {
 		return res
@@ -283,7 +291,8 @@ func (g *Gateway) may(a *account, e *agh.Envelope) error {
 	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, or(a.user.MaxPeers, 4096), g.now())
 }
 
-// claim notes who speaks as a peer. Only admitted messages come here.
+// claim notes who speaks as a peer. Only messages that the user may send come
+// here.
 func (g *Gateway) claim(a *account, e *agh.Envelope) {
 	g.claims.take(claimKey{e.WorkspaceID, e.From}, a.uid, g.now().Add(2*or(g.Interval, 30*time.Second)))
 }

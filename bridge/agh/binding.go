@@ -749,27 +749,40 @@ func (b *Binding) turnedAway(ctx context.Context, e *protocol.Envelope, err erro
 	perr := parley.AsError(err)
 	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: or(e.To, e.Channel), Step: "admit",
 		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
-	if e.WorkID != "" && b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && (e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability) {
-		reason, ok := refused[perr.Code]
-		if !ok {
-			reason = protocol.ReasonBusy
-		}
-		b.work.Go(func() { // the sender becomes reachable when this message is dealt with
-			out := answerTo(e, protocol.NewID())
-			serr := out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: perr.Text + " (reference " + ref + ")"})
-			if serr == nil {
-				_, serr = b.gateway.Send(b.ctx, out)
-			}
-			if serr != nil {
-				b.c.Logger.Debug("a refusal was not told", "error", serr)
-			}
-		})
-	}
+	b.rejectWork(e, perr, ref)
 	sentinel := protocol.ErrForbidden
 	if perr.Retryable {
 		sentinel = protocol.ErrBusy
 	}
 	return protocol.Refuse(sentinel, perr.Text, perr)
+}
+
+// rejectWork answers work that is not taken with a receipt, in the name of the
+// peer that it was for.
+func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string) {
+	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor || e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
+		return
+	}
+	reason, ok := refused[why.Code]
+	if !ok {
+		reason = protocol.ReasonBusy
+	}
+	b.work.Go(func() { // the sender becomes reachable when this message is dealt with
+		out := answerTo(e, protocol.NewID())
+		out.TS = b.now().Unix()
+		err := errors.Join(
+			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: why.Text + " (reference " + ref + ")"}),
+			out.SetExt(ExtParley, map[string]string{"code": string(why.Code)}))
+		if err == nil {
+			_, err = b.gateway.Send(b.ctx, out)
+		}
+		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
+			err = b.gateway.Publish(out) // the work was never opened, or is for no peer of the hub's
+		}
+		if err != nil {
+			b.c.Logger.Debug("a refusal was not told", "error", err)
+		}
+	})
 }
 
 func isPrior(err error) bool {
@@ -1066,7 +1079,10 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 	if res.Envelope != nil {
 		f.Claim, f.Verdict = res.Envelope.WorkspaceID+"/"+res.Envelope.From, verdict(res.Verdict, user)
 	}
-	b.c.Hub.Refuse(f)
+	ref := b.c.Hub.Refuse(f)
+	if errors.Is(res.Err, protocol.ErrNotTarget) && user != "" {
+		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To), ref)
+	}
 }
 
 func codeOf(e *protocol.Error) parley.Code {

@@ -397,7 +397,9 @@ var states = map[parley.State]protocol.WorkState{
 }
 
 // refused are the failures that say: this was not begun. They go out as a
-// receipt "rejected"; the others as a trace "failed".
+// receipt "rejected"; the others as a trace "failed". The registry of reasons is
+// closed, and has none for the refusal of an agent: ext.parley.code tells the
+// hub's own.
 var refused = map[parley.Code]protocol.Reason{
 	parley.Malformed:       protocol.ReasonMalformed,
 	parley.TooLarge:        protocol.ReasonMalformed,
@@ -409,7 +411,7 @@ var refused = map[parley.Code]protocol.Reason{
 	parley.RateLimited:     protocol.ReasonBusy,
 	parley.Unsupported:     protocol.ReasonUnsupportedProfile,
 	parley.Loop:            protocol.ReasonInternal,
-	parley.Rejected:        protocol.ReasonBusy,
+	parley.Rejected:        protocol.ReasonInternal,
 }
 
 // toFailure says how a request ended that a receipt or a trace ended badly.

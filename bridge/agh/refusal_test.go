@@ -1,0 +1,78 @@
+package agh_test
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/agh"
+	bridge "github.com/parley-hub/parley/bridge/agh"
+)
+
+// rejected reads a receipt that refuses work: its reason, its detail, and the
+// hub's own code.
+func rejected(t *testing.T, e *agh.Envelope, work *agh.Envelope) (reason agh.Reason, detail, code string) {
+	t.Helper()
+	c, ok := e.Content().(*agh.Receipt)
+	if !ok || c.Status != agh.StatusRejected || c.ForID != work.ID || e.From != work.To || e.To != work.From || e.WorkID != work.WorkID {
+		t.Fatalf("no refusal of %s: %s", work.ID, e.Raw())
+	}
+	var own struct{ Code string }
+	if err := json.Unmarshal(e.ExtValue(bridge.ExtParley), &own); err != nil {
+		t.Fatalf("%v in %s", err, e.Raw())
+	}
+	return c.Reason, c.Detail, own.Code
+}
+
+// Work for a peer that nobody knows is refused with a receipt, also to a sender
+// who never greeted; what is no work is not.
+func TestWorkForNobody(t *testing.T) {
+	w := newWorld(t, nil)
+	p := &bare{nc: w.connect("tb"), got: make(chan *nats.Msg, 16)}
+	if _, err := p.nc.ChanSubscribe(own(t, "bob.7"), p.got); err != nil {
+		t.Fatal(err)
+	}
+	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_one", From: "bob.7", To: "nobody"}
+	p.publish(t, work, &agh.Say{Text: "are you there?"})
+	work.WorkID = agh.NewWorkID()
+	p.publish(t, work, &agh.Trace{State: agh.StateWorking})
+	p.publish(t, work, &agh.Say{Text: "do this"})
+	e, _ := p.next(t)
+	reason, detail, code := rejected(t, e, work)
+	if reason != agh.ReasonNotFound || code != string(parley.UnknownAgent) || !strings.Contains(detail, `no peer "nobody"`) {
+		t.Errorf("%s, %s, %s", reason, detail, code)
+	}
+	_, ref, _ := strings.Cut(strings.TrimSuffix(detail, ")"), "(reference ")
+	if f, ok := w.Hub().Explain(ref); !ok || f.Code != parley.UnknownAgent {
+		t.Errorf("%q explains %+v", ref, f)
+	}
+}
+
+// The refusal of an agent is not that it is busy.
+func TestRefusalOfAnAgent(t *testing.T) {
+	w := newWorld(t, nil)
+	if err := w.Handle(parley.Agent{Name: "picky", Exposed: []string{"agh"}},
+		parley.RawSkill("pick", func(context.Context, *parley.Message, parley.Replier) error {
+			return parley.Refuse(parley.Rejected, "not this one")
+		})); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the agent is a peer", func() bool {
+		e, ok := w.Hub().Directory().Agent("picky")
+		return ok && w.AGH().Address(e) != ""
+	})
+	alice := w.bare("ta", "alice")
+	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_one", From: "alice", To: "picky", WorkID: agh.NewWorkID()}
+	alice.publish(t, work, &agh.Say{Text: "this one"})
+	if e, said := alice.next(t); said != "receipt accepted" {
+		t.Fatalf("%s", e.Raw())
+	}
+	e, _ := alice.next(t)
+	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonInternal || code != string(parley.Rejected) || detail != "not this one" {
+		t.Errorf("%s, %s, %s", reason, detail, code)
+	}
+}
