@@ -216,6 +216,31 @@ func TestDiscoveryChecklist(t *testing.T) {
 			t.Errorf("%s", out.Data)
 		}
 	})
+	t.Run("AGH-062 the requester does not answer itself", func(t *testing.T) {
+		r := host(t)
+		e := &Envelope{WorkspaceID: "ws", Channel: "c", From: "bob"}
+		if err := e.SetContent(&Whois{Type: WhoisRequest}); err != nil {
+			t.Fatal(err)
+		}
+		res, err := r.Send(ctx, e)
+		if err != nil || len(res.Published) != 2 || res.Published[0].Envelope.From != "bob" || res.Published[1].Envelope.From != "carol" {
+			t.Errorf("%+v, %v; want the question of bob and the answer of carol", res.Published, err)
+		}
+		for to, answers := range map[any]int{nil: 1, "bob": 0} { // its own question, from the network
+			out := ask(r, "from", "bob", "to", to)
+			if len(out) != answers || answers == 1 && out[0].Envelope.From != "carol" {
+				t.Errorf("to %v: %+v", to, out)
+			}
+		}
+	})
+	t.Run("AGH-063 the trace of the question is that of the answer", func(t *testing.T) {
+		if out := ask(host(t), "to", "bob", "trace_id", "trace_7"); len(out) != 1 || out[0].Envelope.TraceID != "trace_7" {
+			t.Errorf("%+v", out)
+		}
+		if out := ask(host(t), "to", "bob"); len(out) != 1 || out[0].Envelope.TraceID != "" {
+			t.Errorf("%+v", out)
+		}
+	})
 	t.Run("AGH-064 catalogue", func(t *testing.T) {
 		r := host(t)
 		for ext, want := range map[string]string{
