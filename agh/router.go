@@ -75,8 +75,9 @@ type Decision int
 
 // The decisions.
 const (
-	Pass Decision = iota // deliver, relay and answer as the protocol says
-	Take                 // the hook has taken the message: update state and answer, but deliver and relay nothing
+	Pass    Decision = iota // deliver, relay and answer as the protocol says
+	Take                    // the hook has taken the message: update state and answer, but deliver and relay nothing
+	Forward                 // another node does all of it: nothing more is done here
 )
 
 // Outgoing is a message to publish.
@@ -98,6 +99,8 @@ type Result struct {
 	Published []Outgoing  // receipts and answers to publish
 	Events    []PeerEvent // remote peers that came or went
 	Work      *Work       // the work after the message, if it concerned any
+
+	forwarded bool
 }
 
 // Router is a node of the network: it takes what arrives for the peers it
@@ -258,7 +261,11 @@ func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 	if err := r.admit(ctx, &res, in, work, refusal); err != nil {
 		return r.refused(ctx, res, in, err)
 	}
-	if refusal != nil {
+	switch {
+	case res.forwarded:
+		res.Outcome = Accepted
+		return res
+	case refusal != nil:
 		return r.refused(ctx, res, in, refusal)
 	}
 	return r.act(ctx, res, in)
@@ -356,7 +363,7 @@ func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work,
 		}
 		return (&Error{Code: ReasonInternal, Step: StepRouting, Retryable: true, is: ErrBusy}).because(err)
 	}
-	res.Taken = decision == Take
+	res.Taken, res.forwarded = decision != Pass, decision == Forward
 	return nil
 }
 
@@ -732,11 +739,17 @@ func extStrings(e *Envelope, key string) (list []string, present, ok bool) {
 }
 
 // Expect notes a whois request that another node passes on for one of its
-// peers, so that its answers, which come here, are not unsolicited.
-func (r *Router) Expect(e *Envelope) {
+// peers, so that its answers, which come here, are not unsolicited. It gives
+// those of the peers of this node, once.
+func (r *Router) Expect(e *Envelope) []Outgoing {
 	r.init()
-	_, filtered, _ := extStrings(e, ExtFilter)
-	r.asks.note(e, filtered, r.Verifier.now())
+	w, ok := e.content.(*Whois)
+	if !ok || w.Type != WhoisRequest || r.asks.knows(e, r.Verifier.now()) {
+		return nil
+	}
+	var res Result
+	r.asked(&res, e, w, r.Verifier.now())
+	return res.Published
 }
 
 // Hosts reports whether a peer of the node has that id in a channel.

@@ -126,6 +126,14 @@ func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
 	a.count[k.peerKey]++
 }
 
+// knows reports whether a question is open.
+func (a *asks) knows(e *Envelope, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q, ok := a.byKey[askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, hashed(e.ID)}]
+	return ok && now.Before(q.until)
+}
+
 // match finds the question that a response answers.
 func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
 	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.To}, hashed(e.ReplyTo)}

@@ -46,6 +46,11 @@ type Gateway struct {
 	// Admitted is told of every accepted message, when what it changes is in
 	// force and before anything is published because of it.
 	Admitted func(ctx context.Context, user string, res agh.Result)
+	// Greeted is told of the greetings of hosted peers, as they are published.
+	Greeted func(e *agh.Envelope)
+	// Away is asked to bring what a hosted peer says to a peer of another hub;
+	// false: it is no peer of another hub.
+	Away func(e *agh.Envelope) bool
 	// Refused is told of every message that was not accepted, with the user
 	// that sent it; Result.Err says why.
 	Refused func(user, subject string, raw []byte, res agh.Result)
@@ -87,6 +92,9 @@ type job struct {
 	reply    string
 	data     []byte
 	finished func(agh.Result)
+
+	ctx       context.Context // of a message that another node forwarded; else nil
+	principal string          // who sent it there
 }
 
 // Start serves, or joins, until ctx is done or Close is called.
@@ -217,6 +225,10 @@ func (g *Gateway) handle(j job) agh.Result {
 	j = g.inward(j)
 	authentic := false
 	in := agh.Inbound{Raw: j.data, Subject: j.subject, May: g.Router.Guard}
+	ctx := g.ctx
+	if j.ctx != nil {
+		ctx, in.Principal = j.ctx, j.principal
+	}
 	if j.user != nil {
 		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
 		in.May = func(e *agh.Envelope) error {
@@ -234,7 +246,7 @@ func (g *Gateway) handle(j job) agh.Result {
 			return may(e)
 		}
 	}
-	res := g.Router.Receive(g.ctx, in)
+	res := g.Router.Receive(ctx, in)
 	g.events(res.Events)
 	if authentic && res.Envelope.WorkID != "" {
 		g.claim(j.user, res.Envelope) // a refusal has to reach it
@@ -254,11 +266,11 @@ func (g *Gateway) handle(j job) agh.Result {
 			g.replies.note(res.Envelope, j.reply, g.now())
 		}
 		if g.Admitted != nil {
-			g.Admitted(g.ctx, in.Principal, res)
+			g.Admitted(ctx, in.Principal, res)
 		}
 	}
 	for _, out := range res.Published {
-		g.logged(g.publishOn(out.Subject, out.Envelope, out.Data))
+		g.logged(g.say(out))
 	}
 	if res.Relay {
 		g.logged(g.publish(res.Envelope, res.Envelope.Raw()))
@@ -346,13 +358,27 @@ func (g *Gateway) Publish(e *agh.Envelope) error {
 	return g.publish(e, data)
 }
 
-// PublishQuestion publishes a whois that a peer of another hub asks. Answers to
-// it are accepted here, on the peer's subject and on a reply subject, and the
-// embedder brings them to that hub, where the asker is.
+// PublishQuestion publishes a whois that a peer of another hub asks, and answers
+// it for the hosted peers. Answers to it are accepted here, on the peer's subject
+// and on a reply subject; the embedder brings them to that hub, where the asker
+// is.
 func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
-	g.Router.Expect(e)
+	answers := g.Router.Expect(e)
 	g.replies.note(e, elsewhere, g.now())
-	return g.Publish(e)
+	var err error
+	if e.To == "" || !g.Router.Hosts(e.WorkspaceID, e.Channel, e.To) {
+		err = g.Publish(e)
+	}
+	for _, out := range answers {
+		err = errors.Join(err, g.say(out))
+	}
+	return err
+}
+
+// Forwarded takes what another hub received from its user principal and judged,
+// for a peer that is hosted here. It calls done at the end.
+func (g *Gateway) Forwarded(ctx context.Context, principal string, raw []byte, done func(agh.Result)) {
+	g.enqueue(principal, job{ctx: ctx, principal: principal, data: raw, finished: done})
 }
 
 // elsewhere is the reply subject of who waits at another hub.
@@ -398,6 +424,15 @@ func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
 		return err
 	}
 	return g.publishOn(subject, e, data)
+}
+
+// say publishes what a hosted peer says, here or at the hub that the peer it is
+// for is connected to.
+func (g *Gateway) say(out agh.Outgoing) error {
+	if g.Away != nil && out.Envelope.To != "" && g.Away(out.Envelope) {
+		return nil
+	}
+	return g.publishOn(out.Subject, out.Envelope, out.Data)
 }
 
 func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error {
@@ -482,7 +517,7 @@ func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
 			}
 			continue
 		}
-		if err := g.publishOn(out.Subject, out.Envelope, out.Data); err != nil {
+		if err := g.say(out); err != nil {
 			return err
 		}
 	}
@@ -507,6 +542,9 @@ func (g *Gateway) Host(l *agh.Local) error {
 		if err := g.join(l); err != nil {
 			return err
 		}
+	}
+	if g.Greeted != nil {
+		g.Greeted(out.Envelope)
 	}
 	g.hosted.add(l, g.now().Add(or(g.Interval, 30*time.Second)))
 	return nil
@@ -566,6 +604,9 @@ func (g *Gateway) greet(l *agh.Local) {
 	out, err := g.Router.Greeting(l)
 	if err == nil {
 		err = g.publishOn(out.Subject, out.Envelope, out.Data)
+	}
+	if err == nil && g.Greeted != nil {
+		g.Greeted(out.Envelope)
 	}
 	g.logged(err)
 }

@@ -105,6 +105,8 @@ type Binding struct {
 	containers *containers
 	members    *members
 	handoffs   journal.State
+	hostings   journal.State // agents that hubs host, by hub
+	afar       afar
 	owed       owed
 	held       held
 	asked      asked
@@ -151,6 +153,7 @@ func New(c Config) (*Binding, error) {
 		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now, rooms: c.Shared},
 		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
 		handoffs:   c.Journal.State("agh.handoffs"),
+		hostings:   c.Journal.State("agh.hostings"),
 		anonymous:  map[string]bool{},
 	}
 	if !c.Shared {
@@ -167,7 +170,8 @@ func New(c Config) (*Binding, error) {
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen, Broadcasts: c.BroadcastRate,
 	}
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
-		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold, Interval: c.Interval, Log: c.Logger,
+		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold,
+		Greeted: b.greetedHere, Away: b.away, Interval: c.Interval, Log: c.Logger,
 		MaxConns: or(c.MaxConnections, 1024),
 		Workers:  256} // each waits for an append; appends of many go together
 	return b, nil
@@ -199,13 +203,13 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.gateway.Start(b.ctx); err != nil {
 		return err
 	}
-	if b.c.Shared {
+	if err := b.populate(); err != nil {
+		return err
+	}
+	if b.c.Shared { // what others forward is for agents that are there
 		if err := b.share(ctx); err != nil {
 			return err
 		}
-	}
-	if err := b.populate(); err != nil {
-		return err
 	}
 	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
 		// Peers that greet change the directory too; they are not hosted.
@@ -362,6 +366,10 @@ func (b *Binding) share(ctx context.Context) error {
 	}
 	b.stop = append(b.stop, stop)
 	if stop, err = b.works.follow(ctx); err != nil {
+		return err
+	}
+	b.stop = append(b.stop, stop)
+	if stop, err = b.hostings.Watch(ctx, "", b.hostedElsewhere); err != nil {
 		return err
 	}
 	b.stop = append(b.stop, stop)
@@ -625,6 +633,9 @@ func (b *Binding) reachable(workspaceID, channel, peer string) bool {
 	if _, ok := b.members.at(workspaceID, channel, peer); ok {
 		return true
 	}
+	if _, ok := b.hostedAt(workspaceID, channel, peer); ok {
+		return true
+	}
 	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
 }
 
@@ -651,7 +662,11 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	}
 	guest, at := b.anonymous[a.Principal], place{e.WorkspaceID, e.Channel, e.From}
 	from, err := b.introduceSender(ctx, at, nil, guest)
-	if err == nil {
+	hubOf, forwarded := ctx.Value(forwardedKey{}).(string)
+	if err == nil && forwarded {
+		b.members.note(memberRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: hubOf,
+			Seen: b.now(), Guest: guest})
+	} else if err == nil {
 		_, err = b.members.heard(ctx, at, from, guest, nil, false, b.now())
 	}
 	if errors.As(err, new(*parley.Error)) { // the guests' budget is used up
@@ -660,10 +675,20 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
+	if x, ok := b.hostedAt(e.WorkspaceID, e.Channel, e.To); ok {
+		return b.forward(ctx, a, x)
+	}
 	m := toMessage(e, a.Verdict, a.Principal, b.now())
 	m.From = from
 	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest,
 		Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
+	if forwarded {
+		if s.Scope, err = b.ownScope(s.Scope, s.Key.ID); errors.Is(err, protocol.ErrReplay) {
+			return protocol.Pass, err
+		} else if err != nil {
+			return protocol.Pass, b.turnedAway(ctx, e, err)
+		}
+	}
 	if a.Refused != nil {
 		m.To = b.nameOf(e.WorkspaceID, e.Channel, e.To)
 		s.Refused = parley.Refuse(parley.Conflict, "%s", a.Refused).Because(a.Refused)
@@ -777,7 +802,10 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 			_, err = b.gateway.Send(b.ctx, out)
 		}
 		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
-			err = b.gateway.Publish(out) // the work was never opened, or is for no peer of the hub's
+			err = nil // the work was never opened, or is for no peer of the hub's
+			if !b.away(out) {
+				err = b.gateway.Publish(out)
+			}
 		}
 		if err != nil {
 			b.c.Logger.Debug("a refusal was not told", "error", err)

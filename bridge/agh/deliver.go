@@ -82,6 +82,11 @@ var errAway = errors.New("the peer is away")
 type handoff struct {
 	Peer string
 	Raw  []byte
+
+	// Of a message that is for an agent which the other hub hosts:
+	From      string `json:",omitzero"` // the hub that forwards it
+	Principal string `json:",omitzero"` // its user who sent it
+	Guest     bool   `json:",omitzero"` // which is one without credentials
 }
 
 func (b *Binding) handOff(e *protocol.Envelope, x member) error {
@@ -97,7 +102,11 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 			return err
 		}
 	}
-	v, err := json.Marshal(handoff{x.peer, raw})
+	return b.putHandoff(b.ctx, e, x, handoff{Peer: x.peer, Raw: raw})
+}
+
+func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
+	v, err := json.Marshal(h)
 	if err != nil {
 		return err
 	}
@@ -105,7 +114,7 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
 		until = ends
 	}
-	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, until)
 	return err

@@ -41,6 +41,14 @@ func (b *Binding) handed(v journal.Value) {
 	if err != nil {
 		return
 	}
+	if e.To != "" && b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
+		if h.From != "" {
+			b.takeForwarded(v, h, e)
+		} else {
+			b.publishHanded(handedOver{v, h.Peer, e}) // a whois, which the hub answers
+		}
+		return
+	}
 	m, to := handedOver{v, h.Peer, e}, place{e.WorkspaceID, e.Channel, h.Peer}
 	if e.To == "" && e.Kind == protocol.KindWhois || h.Peer == "" {
 		b.publishHanded(m) // it is of use now or never
@@ -111,6 +119,8 @@ func (b *Binding) publishHanded(m handedOver) {
 	var err error
 	w, whois := m.e.Content().(*protocol.Whois)
 	switch {
+	case whois && w.Type == protocol.WhoisResponse && b.router.Hosts(m.e.WorkspaceID, m.e.Channel, m.e.From):
+		// An agent that both hubs host has answered here.
 	case whois && w.Type == protocol.WhoisRequest:
 		err = b.gateway.PublishQuestion(m.e)
 	case m.e.To == "":
@@ -121,8 +131,13 @@ func (b *Binding) publishHanded(m handedOver) {
 	if err != nil {
 		b.c.Logger.Warn("what another hub handed over was not published", "workspace", m.e.WorkspaceID, "peer", m.peer, "error", err)
 	}
+	b.dropHandoff(m.value)
+}
+
+// dropHandoff ends the note of a message that was handed over.
+func (b *Binding) dropHandoff(v journal.Value) {
 	b.work.Go(func() {
-		if err := b.handoffs.Delete(b.ctx, m.value.Key, m.value.Revision); err != nil {
+		if err := b.handoffs.Delete(b.ctx, v.Key, v.Revision); err != nil {
 			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
 		}
 	})

@@ -81,6 +81,11 @@ func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
 	if err := json.Unmarshal(v.Data, &r); err != nil {
 		return r, false, err
 	}
+	return r, m.note(r), nil
+}
+
+// note is take for a record that is read.
+func (m *members) note(r memberRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := place{r.Workspace, r.Channel, r.Peer}
@@ -92,7 +97,7 @@ func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
 		back = back || old.node != r.Node
 		old.seen, old.node = r.Seen, r.Node
 	}
-	return r, back, nil
+	return back
 }
 
 // add makes a member; m.mu is held.
@@ -344,10 +349,22 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 	b.acknowledge(e)
 }
 
-// elsewhere gives the other hub that a peer is connected to.
+// elsewhere gives the other hub that a peer is connected to, or that hosts the
+// agent of that name.
 func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
 	x, ok := b.members.at(workspaceID, channel, peer)
-	return x, ok && x.node != b.members.node && b.here(x)
+	if ok && x.node != b.members.node && b.here(x) {
+		return x, true
+	}
+	return b.hostedAt(workspaceID, channel, peer)
+}
+
+// hostedAt gives the other hub that hosts an agent which this one does not.
+func (b *Binding) hostedAt(workspaceID, channel, peer string) (member, bool) {
+	if peer == "" || !b.c.Shared || b.router.Hosts(workspaceID, channel, peer) {
+		return member{}, false
+	}
+	return b.afar.at(place{workspaceID, channel, peer}, b.fresh())
 }
 
 // passOn brings a whois to the hubs that it concerns: a question to those
@@ -366,7 +383,13 @@ func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
 	}
 	var err error
 	q := b.held.ask(e, b.now())
-	for _, node := range b.held.unasked(q, b.members.nodes(e.WorkspaceID, e.Channel, b.now().Add(-2*b.interval()))) {
+	nodes := b.held.unasked(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
+	for _, node := range b.afar.nodes(e.WorkspaceID, e.Channel, b.fresh()) {
+		if !slices.Contains(nodes, node) { // only agents are there: peers that come still have to hear it
+			nodes = append(nodes, node)
+		}
+	}
+	for _, node := range nodes {
 		err = errors.Join(err, b.handOff(e, member{place: place{e.WorkspaceID, e.Channel, ""}, node: node}))
 	}
 	return err
@@ -495,6 +518,7 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 
 // tidy forgets who has been away for too long.
 func (b *Binding) tidy(ctx context.Context) {
+	b.afar.forget(b.fresh())
 	expired, forgotten := b.members.sweep(b.now().Add(-or(b.c.Keep, 7*24*time.Hour)))
 	for _, x := range expired {
 		b.c.Hub.Kick(x.name)
