@@ -192,10 +192,17 @@ Within a protocol the original envelope travels where the protocol allows it:
 const mappings = `
 ## Content that does not fit a skill: mappings
 
-Content crosses by one rule, in this order: what fits the skill's schema stays as it is; text becomes the object that it
-spells, or the skill's only required string; an object goes to a text-only recipient as its ` + "`text`" + ` or ` + "`message`" + `, if that is
-all it has, else as compact JSON; then a mapping that you configured for the agent and skill; else the sender gets an
-error that shows the schema.
+Content crosses by one rule, for all protocols and kinds of messages, in this order:
+
+1. What fits the skill's schema stays as it is.
+2. Text that spells a fitting object becomes that object; other text becomes the skill's only required member, if that is a
+   string. Text that spells an object of another shape is JSON that does not fit.
+3. A skill that takes text alone gets an object as its ` + "`text`" + ` or ` + "`message`" + `, if that is all it has, else as compact JSON.
+4. A mapping that you configured for the agent and skill is applied.
+5. Else the sender of a request gets an error that shows the schema.
+
+A notice is shaped for each recipient when it is delivered. One that does not fit a recipient is noted with its delivery, as
+` + "`Parts: the agent did not get it: …`" + `; it is no dead letter, and its sender gets no error.
 
 A mapping is a [jq](https://jqlang.github.io/jq/) program in the configuration. It makes one JSON value of the content:
 

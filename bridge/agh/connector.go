@@ -36,7 +36,10 @@ type Connector struct {
 	HTTP      *http.Client  // nil: one with a timeout of 10 s
 	Every     time.Duration // between two looks at the timelines; 0: 2 s
 	Now       func() time.Time
-	Log       *slog.Logger // nil discards
+	Log       *slog.Logger // problems; nil discards
+	// Did is told in a line each thing that the connector did; nil discards. Many
+	// goroutines call it.
+	Did func(line string)
 
 	since time.Time
 
@@ -97,10 +100,12 @@ func (c *Connector) Run(ctx context.Context) error {
 	c.peers, c.from, c.seen = map[string]*protocol.Client{}, map[string]origin{}, map[string]bool{}
 	c.since = c.Now().Truncate(time.Second)
 	if err := c.look(ctx); err != nil {
-		return err
+		return fmt.Errorf("cannot read workspace %q of the daemon (`agh workspace list` shows the ids of its workspaces): %w",
+			c.WorkspaceID, err)
 	}
 	if c.me() == "" {
-		return fmt.Errorf("the daemon has no session %q in channel %s", c.Session, c.Channel)
+		return fmt.Errorf("the daemon has no session %q in channel %s; `agh session list` shows its sessions",
+			c.Session, c.Channel)
 	}
 	tick := time.NewTicker(or(c.Every, 2*time.Second))
 	defer tick.Stop()
@@ -113,6 +118,12 @@ func (c *Connector) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+}
+
+func (c *Connector) did(format string, args ...any) {
+	if c.Did != nil {
+		c.Did(fmt.Sprintf(format, args...))
 	}
 }
 
@@ -136,8 +147,12 @@ func (c *Connector) look(ctx context.Context) error {
 	own := func(p daemonPeer) bool { return p.SessionID != nil && *p.SessionID == c.Session }
 	if i := slices.IndexFunc(here, own); i >= 0 {
 		c.mu.Lock()
+		begins := c.self != here[i].PeerID
 		c.self = here[i].PeerID
 		c.mu.Unlock()
+		if begins {
+			c.did("the hub's peers speak in %s/%s of the daemon as %s", c.WorkspaceID, c.Channel, here[i].PeerID)
+		}
 	}
 	self := c.me()
 	if self == "" {
@@ -199,6 +214,7 @@ func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	c.mu.Lock()
 	c.peers[p.PeerID] = client
 	c.mu.Unlock()
+	c.did("%s of the daemon is a peer at the hub", p.PeerID)
 	return nil
 }
 
@@ -239,7 +255,11 @@ func (c *Connector) inward(ctx context.Context, peer string, e *protocol.Envelop
 	if e.ExpiresAt != 0 {
 		send["expires_at"] = e.ExpiresAt
 	}
-	return c.post(ctx, "/send", send)
+	err := c.post(ctx, "/send", send)
+	if err == nil {
+		c.did("to the daemon: %s of %s for %s", e.Kind, e.From, or(e.To, "all"))
+	}
+	return err
 }
 
 // timeline brings what is new in one conversation to the hub.
@@ -295,6 +315,9 @@ func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daem
 		return nil // between sessions of the daemon
 	}
 	_, err := client.Send(ctx, e)
+	if err == nil {
+		c.did("to the hub: %s of %s for %s", e.Kind, m.PeerFrom, or(e.To, "all"))
+	}
 	return err
 }
 

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -74,6 +76,8 @@ func TestConnector(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	c := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-2", Transport: transport(w.connect("td")), HTTP: client, Every: 5 * time.Millisecond}
+	var did lines
+	c.Did = did.add
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
@@ -110,13 +114,45 @@ func TestConnector(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+	for _, want := range []string{
+		"the hub's peers speak in acme/builders of the daemon as bridge.s-2", "coder.s-1 of the daemon is a peer at the hub",
+		"to the hub: say of coder.s-1 for all", "to the daemon: say of alice for all",
+		"to the daemon: say of alice for coder.s-1", "to the hub: trace of coder.s-1 for alice",
+	} {
+		if !did.has(want) {
+			t.Errorf("it does not say %q: %q", want, did.list)
+		}
+	}
 	wrong := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-9", Transport: transport(w.connect("td")), HTTP: client}
 	ctx, stop = context.WithCancel(t.Context())
 	defer stop()
 	d.mu.Lock()
 	d.messages = map[string][]map[string]any{}
 	d.mu.Unlock()
-	if err := wrong.Run(ctx); err == nil {
-		t.Error("a session that does not exist was taken")
+	if err := wrong.Run(ctx); err == nil || !strings.Contains(err.Error(), "agh session list") {
+		t.Errorf("a session that does not exist: %v", err)
 	}
+	elsewhere := &bridge.Connector{Daemon: s.URL + "/none", WorkspaceID: "acme", Channel: "builders", Session: "s-2",
+		HTTP: client}
+	if err := elsewhere.Run(ctx); err == nil || !strings.Contains(err.Error(), "agh workspace list") {
+		t.Errorf("a workspace that does not exist: %v", err)
+	}
+}
+
+// lines collects what a connector says.
+type lines struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (l *lines) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, line)
+}
+
+func (l *lines) has(line string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Contains(l.list, line)
 }
