@@ -794,7 +794,15 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		// Stopping: the attempt stays recorded without an outcome.
 		return r
 	case it.sync:
-		// The caller waits and is told at once; to try again is up to it.
+		// The caller waits and is told at once; to try again is up to it, and
+		// would be another message to the recipient.
+		if r.Unknown {
+			code := parley.OutcomeUnknown
+			if r.Err.Code == parley.TimedOut { // says so too, and more
+				code = parley.TimedOut
+			}
+			r.Err = parley.Refuse(code, "%s; %q may have had the message all the same", r.Err.Text, l.key.to).Because(r.Err)
+		}
 		if r.Reply = d.c.Carrier.GivenUp(it.message, it.position, l.key.to, r.Err); r.Reply != nil {
 			r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Answered, r.Err, r.Reply))
 		} else {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"mime"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -290,7 +291,8 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 
 // Ask calls a skill and waits for its answer (mode sync). A refusal or failure
 // that the agent reports is an [*Error] with its code; so is everything that
-// went wrong on the way (AGENT_UNAVAILABLE).
+// went wrong on the way (AGENT_UNAVAILABLE). Where the agent may have served
+// the request all the same, the error wraps [ErrOutcomeUnknown].
 func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, or(c.Timeout, DefaultCallTimeout))
 	defer cancel()
@@ -299,7 +301,7 @@ func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
 		return nil, err
 	}
 	r, err := decodeReply(status, h, b)
-	return r, c.moved(call, err)
+	return r, c.moved(call, settled(err))
 }
 
 // Send hands a request to a skill without waiting (mode async) and gives the
@@ -312,7 +314,7 @@ func (c *Client) Send(ctx context.Context, call Call) (taskID string, err error)
 		return "", err
 	}
 	id, err := decodeAccepted(status, h, b)
-	return id, c.moved(call, err)
+	return id, c.moved(call, settled(err))
 }
 
 func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Header, []byte, error) {
@@ -320,7 +322,8 @@ func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Head
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	return c.do(c.calls, req)
+	status, h, b, err := c.do(c.calls, req)
+	return status, h, b, settled(err)
 }
 
 func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byte, error) {
@@ -413,7 +416,9 @@ type Event struct {
 }
 
 // Stream calls a skill in mode stream. It yields the chunks and last an event
-// with Done and the result, or an error. To break off the loop ends the call.
+// with Done and the result, or an error. A stream that ends before its last
+// event is complete is an error that wraps [ErrOutcomeUnknown]. To break off
+// the loop ends the call.
 func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -428,7 +433,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		}
 		resp, err := c.calls.Do(req)
 		if err != nil {
-			yield(Event{}, transportError(cause(ctx, err)))
+			yield(Event{}, settled(transportError(cause(ctx, err))))
 			return
 		}
 		defer func() { _ = resp.Body.Close() }()
@@ -437,12 +442,12 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 			// Errors before the stream begins are plain JSON (SAM-144).
 			b, err := c.body(resp)
 			if err != nil {
-				yield(Event{}, err)
+				yield(Event{}, settled(err))
 				return
 			}
 			r, err := decodeReply(resp.StatusCode, resp.Header, b)
 			if err != nil {
-				yield(Event{}, c.moved(call, err))
+				yield(Event{}, c.moved(call, settled(err)))
 				return
 			}
 			yield(Event{Done: true, Result: r.Result, TraceID: r.TraceID, SpanID: r.SpanID}, nil)
@@ -472,7 +477,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 					continue
 				}
 				if err != nil {
-					yield(Event{}, err)
+					yield(Event{}, settled(err))
 					return
 				}
 				if !yield(ev, nil) {
@@ -492,7 +497,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 				return
 			}
 			if rerr != nil {
-				yield(Event{}, p.end(cause(ctx, rerr)))
+				yield(Event{}, settled(p.end(cause(ctx, rerr))))
 				return
 			}
 		}
@@ -535,6 +540,29 @@ func transportError(err error) *Error {
 		e.Retryable = false
 	}
 	return e
+}
+
+// settled classifies the error of a request to a skill. Where the agent may
+// have served the request, because it was sent and its answer did not arrive
+// whole, the error wraps [ErrOutcomeUnknown] and is not retryable.
+func settled(err error) error {
+	if err == nil || errors.Is(err, ErrRemote) || notSent(err) {
+		return err
+	}
+	e := *AsError(err)
+	e.Retryable = false
+	if !errors.Is(err, ErrResponse) { // the agent answered, if not what it should
+		e.cause = because(ErrOutcomeUnknown, e.cause)
+	}
+	return &e
+}
+
+// notSent reports that a request failed before anything was sent.
+func notSent(err error) bool {
+	var op *net.OpError
+	var dns *net.DNSError
+	var blocked *netguard.BlockedError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
 }
 
 // remoteReply is what agents answer, in all dialects.

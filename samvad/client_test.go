@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -366,6 +368,53 @@ func TestClientWaits(t *testing.T) {
 				t.Errorf("%d events", n)
 			}
 		})
+	})
+	t.Run("what broke after it was sent is not repeated", func(t *testing.T) {
+		const last = `data: {"done":true,"result":{"a":1}}` + "\n\n"
+		stream := func(body string) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(strings.NewReader(body))}, nil
+		}
+		answer := func(body io.Reader) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(body)}, nil
+		}
+		broken := func() io.Reader {
+			return io.MultiReader(strings.NewReader(`{"status":"ok","res`), iotest.ErrReader(io.ErrUnexpectedEOF))
+		}
+		for _, x := range []struct {
+			name           string
+			mode           Mode
+			answer         func() (*http.Response, error)
+			unknown, retry bool
+		}{
+			{"a stream ends inside its last event", ModeStream, func() (*http.Response, error) { return stream(last[:20]) }, true, false},
+			{"a stream ends before the empty line", ModeStream, func() (*http.Response, error) { return stream(last[:len(last)-1]) }, true, false},
+			{"a stream ends after a chunk", ModeStream, func() (*http.Response, error) { return stream("data: {\"chunk\":1}\n\n") }, true, false},
+			{"a last event without a result", ModeStream, func() (*http.Response, error) { return stream("data: {\"done\":true}\n\n") }, false, false},
+			{"an answer is cut", ModeSync, func() (*http.Response, error) { return answer(broken()) }, true, false},
+			{"a task's acceptance is cut", ModeAsync, func() (*http.Response, error) { return answer(broken()) }, true, false},
+			{"a connection is cut", ModeSync, func() (*http.Response, error) { return nil, io.EOF }, true, false},
+			{"nobody listens", ModeSync, func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: io.EOF} }, false, true},
+			{"the agent is unavailable", ModeSync, func() (*http.Response, error) {
+				return answer(strings.NewReader(`{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"x"}}`))
+			}, false, true},
+		} {
+			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) { return x.answer() })}}
+			call := Call{URL: "https://self.test", To: worldID, Skill: "s"}
+			var err error
+			switch x.mode {
+			case ModeStream:
+				for _, err = range c.Stream(t.Context(), call) {
+				}
+			case ModeAsync:
+				_, err = c.Send(t.Context(), call)
+			default:
+				_, err = c.Ask(t.Context(), call)
+			}
+			var e *Error
+			if !errors.As(err, &e) || errors.Is(err, ErrOutcomeUnknown) != x.unknown || e.Retryable != x.retry {
+				t.Errorf("%s: %v; retryable: %t", x.name, err, e != nil && e.Retryable)
+			}
+		}
 	})
 	t.Run("an answer that is also said as a chunk", func(t *testing.T) {
 		const chunk, last = `data: {"chunk":{"a":1},"done":false}` + "\n\n", `data: {"done":true,"result":{"a":1}}` + "\n\n"

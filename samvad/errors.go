@@ -55,7 +55,8 @@ const (
 	StepClient     Step = "client"     // calling an agent
 )
 
-// One sentinel per cause. Errors of this package wrap exactly one of them.
+// One sentinel per cause. Errors of this package wrap exactly one of them, and
+// some [ErrOutcomeUnknown] besides.
 var (
 	ErrMalformed   = errors.New("samvad: malformed envelope")
 	ErrMediaType   = errors.New("samvad: media type is not application/json")
@@ -91,6 +92,10 @@ var (
 	ErrCard     = errors.New("samvad: agent card not usable")
 	ErrIdentity = errors.New("samvad: not an agent:// identity of host and optional port")
 	ErrResponse = errors.New("samvad: answer not understood")
+
+	// ErrOutcomeUnknown: the request was sent and no whole answer came. The
+	// agent may have served it, so that only its sender can decide to repeat it.
+	ErrOutcomeUnknown = errors.New("samvad: the agent may have served the request")
 )
 
 // wire says how each cause looks to a stranger. Texts are fixed: they carry

@@ -883,14 +883,6 @@ func (b *Binding) mode(ctx context.Context, o hub.Outbound, skill string) protoc
 	return protocol.ModeSync
 }
 
-// notSent reports that a call failed before anything was sent.
-func notSent(err error) bool {
-	var op *net.OpError
-	var dns *net.DNSError
-	var blocked *netguard.BlockedError
-	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
-}
-
 var (
 	_ hub.Service         = (*Binding)(nil)
 	_ hub.HTTPBinding     = (*Binding)(nil)

@@ -598,3 +598,37 @@ func TestAnAgentThatIsNotThere(t *testing.T) {
 		})
 	}
 }
+
+// A stream that ends inside its last event: the agent may have served the
+// request, so that neither the hub nor its caller repeats it.
+func TestStreamThatEndsInsideItsLastEvent(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	var calls atomic.Int64
+	identity := agentElsewhere(t, w, nil, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			calls.Add(1)
+			rw.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(rw, "data: {\"chunk\":1,\"done\":false}\n\ndata: {\"done\":true,\"result\":{\"a\"")
+		})
+	})
+	a := parley.Agent{Name: "elsewhere", Identities: []parley.Identity{identity},
+		Skills: []parley.SkillSpec{{ID: "ask", Modes: []parley.Mode{parley.Stream}}}}
+	if _, err := w.Hub().Directory().Put(t.Context(), a, directory.FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	m, err := w.Hub().Ask(t.Context(), submission("elsewhere"))
+	if err != nil || m.Kind != parley.Failure || m.Error.Code != parley.OutcomeUnknown || m.Error.Retryable {
+		t.Errorf("who waits is told %+v, %v", m, err)
+	}
+	accepted, err := w.Hub().Accept(t.Context(), submission("elsewhere"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is no dead letter", func() bool {
+		d, ok := w.Hub().Journal().Delivery(accepted.ID, "elsewhere")
+		return ok && d.State == parley.Dead && d.Error.Code == parley.OutcomeUnknown
+	})
+	if n := calls.Load(); n != 2 {
+		t.Errorf("two requests were sent %d times", n)
+	}
+}

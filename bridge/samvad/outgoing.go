@@ -151,7 +151,7 @@ func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call,
 		case before != nil && errors.Is(err, protocol.ErrReplay):
 			b.dropOutgoing(ctx, m.ID)
 			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err, "%q had the request, and does not say under which task", o.Recipient.Name)}
-		case a.unknown, before != nil && notSent(err):
+		case a.unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
 			return hub.Outcome{Unknown: true, Err: a.err} // the same envelope, sent once more, tells
 		}
 		b.dropOutgoing(ctx, m.ID)

@@ -288,14 +288,10 @@ func fromError(err error) answer {
 	e := protocol.AsError(err)
 	if !errors.Is(err, protocol.ErrRemote) {
 		out := answer{err: parley.Fail(parley.Unavailable, err, "%s", strings.TrimSuffix(e.Text, "."))}
-		out.err.Retryable = e.Retryable
-		out.unknown = !notSent(err)
+		out.unknown = errors.Is(err, protocol.ErrOutcomeUnknown)
+		out.err.Retryable = e.Retryable || out.unknown // which the delivery decides
 		if errors.Is(err, protocol.ErrTimeout) {
 			out.err.Code = parley.TimedOut
-		}
-		if errors.Is(err, protocol.ErrResponse) {
-			out.unknown = false // it was there, and answered something
-			out.err.Retryable = false
 		}
 		return out
 	}

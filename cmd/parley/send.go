@@ -303,6 +303,9 @@ func samvadError(err error) error {
 	if cause := e.Unwrap(); cause != nil && code == exitUnreachable {
 		text += " (" + clean(cause.Error()) + ")"
 	}
+	if errors.Is(err, samvad.ErrOutcomeUnknown) {
+		text += "\n        the agent may have served the request all the same: look there before you send it again"
+	}
 	if e.Code == samvad.CodeAuthFailed {
 		text += "\n        is your public key enrolled there? `parley keys export-public --file KEYFILE` prints it"
 	}
