@@ -130,7 +130,11 @@ func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
 		if !ok {
 			a = Extra
 		}
-		out = append(out, parley.Loss{Field: "Extensions." + protocol + "." + name, Reason: rows[a].Out[way].How})
+		field := rows[a].Field
+		if field == rows[Extra].Field {
+			field += "." + protocol + "." + name
+		}
+		out = append(out, parley.Loss{Field: field, Reason: rows[a].Out[way].How})
 		return true
 	})
 	if !object && jsonx.Value(raw).Kind() != 'n' {

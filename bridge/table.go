@@ -1,5 +1,7 @@
 package bridge
 
+import "github.com/parley-hub/parley"
+
 // Protocols are the five, in the order of the documentation.
 var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
 
@@ -63,6 +65,7 @@ const (
 	Object      Aspect = "object"
 	OtherJSON   Aspect = "json"
 	Numbers     Aspect = "numbers"
+	Surrogates  Aspect = "surrogates"
 	Bytes       Aspect = "bytes"
 	Link        Aspect = "link"
 	Several     Aspect = "several"
@@ -166,6 +169,12 @@ func said(samvad, uagents, a2e, agh, asp string) map[string]string {
 	return m
 }
 
+const replacedReason = `half a surrogate pair ("\ud83d", of a text that was cut inside a character) becomes U+FFFD`
+
+// SurrogatesReplaced is the loss of the row [Surrogates], for a way that can
+// carry them elsewhere.
+var SurrogatesReplaced = parley.Loss{Field: "Parts", Reason: replacedReason}
+
 // Table is the loss table: the one place that says what a translation costs.
 var Table = []Row{
 	{Text, "Plain text", "Parts", said("", "text of a chat message", "a JSON string", "text of a say", "subject of a QUERY, topic of an INFORM"), map[Way]Entry{
@@ -180,6 +189,8 @@ var Table = []Row{
 	{Numbers, "Numbers beyond a 64-bit float", "Parts.Numbers", said("literal kept", "literal kept", "literal kept", "literal kept", ""), map[Way]Entry{
 		SAMVAD: survives("literal kept"), Chat: survives("literal kept in the text"), Model: lost("uAgents agents read decimals as 64-bit floats; whole numbers of any size survive"),
 		Inbox: survives("literal kept"), Call: survives("literal kept"), AGH: survives("literal kept"), ASP: refused("ASP signs numbers as 64-bit floats and takes no others")}},
+	{Surrogates, "Half a surrogate pair in JSON", "Parts", said("kept in a request", "", "", "", ""), with(all(lost(replacedReason)), map[Way]Entry{
+		SAMVAD: survives("as written, in a request; in an answer U+FFFD")})},
 	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", ""), map[Way]Entry{
 		SAMVAD: as(`{"mediaType", "name", "base64"}`), Chat: as("a resource with a data: URI"), Model: refused("a model is an object"),
 		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`{"mediaType", "name", "base64"}`)}},
@@ -296,7 +307,7 @@ var bookkeeping = map[string]map[string]bool{
 
 // aspects of the members of extensions; Extra where none is named.
 var extensionAspects = map[string]Aspect{
-	"samvad.delegation": Credentials, "samvad.auth": Credentials, "asp.constraints": Budget, "asp.context": Context, "a2e.llm_override": Budget,
+	"samvad.delegation": Credentials, "samvad.auth": Credentials, "samvad.surrogates": Surrogates, "asp.constraints": Budget, "asp.context": Context, "a2e.llm_override": Budget,
 }
 
 // rows finds a row of Table by its aspect.

@@ -65,7 +65,8 @@ func samples() map[Aspect]*parley.Message {
 		Act: {Kind: parley.Notice, Act: "inform"}, Skill: {Kind: parley.Request, Skill: "x"}, Schema: {Kind: parley.Notice, Schema: "x"},
 		Audience:    {Kind: parley.Notice, From: "alice", Audience: []string{"alice", "bob", "carol"}},
 		Credentials: extension("samvad", `{"delegation":{}}`), Budget: extension("asp", `{"constraints":{},"record":{}}`), Context: extension("asp", `{"context":[]}`),
-		Extra: extension("uagents", `{"metadata":{},"msg_id":"x"}`),
+		Surrogates: extension("samvad", `{"surrogates":true}`),
+		Extra:      extension("uagents", `{"metadata":{},"msg_id":"x"}`),
 	}
 }
 

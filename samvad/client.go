@@ -87,8 +87,12 @@ type Call struct {
 // trace goes on, the incoming span becomes the parent, everything else is new
 // (SAM-153).
 func (m *Verified) Relay(base, to string) Call {
+	payload := m.Envelope.Payload
+	if m.Replaced {
+		payload = m.RawPayload()
+	}
 	return Call{
-		URL: base, To: to, Skill: m.Envelope.Skill, Payload: m.Envelope.Payload,
+		URL: base, To: to, Skill: m.Envelope.Skill, Payload: payload,
 		TraceID: m.TraceID, ParentSpanID: m.SpanID,
 	}
 }
@@ -413,6 +417,8 @@ type Event struct {
 	Result  jsonx.Value // of the last event: a JSON object
 	TraceID string
 	SpanID  string
+
+	Replaced bool // in Chunk or Result U+FFFD stands for halves of surrogate pairs
 }
 
 // Stream calls a skill in mode stream. It yields the chunks and last an event
@@ -450,7 +456,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 				yield(Event{}, c.moved(call, settled(err)))
 				return
 			}
-			yield(Event{Done: true, Result: r.Result, TraceID: r.TraceID, SpanID: r.SpanID}, nil)
+			yield(Event{Done: true, Result: r.Result, TraceID: r.TraceID, SpanID: r.SpanID, Replaced: r.Replaced}, nil)
 			return
 		}
 		p := &sseParser{limit: int(or(c.MaxReply, DefaultMaxReply))}
@@ -579,6 +585,8 @@ type remoteReply struct {
 	Progress jsonx.Value `json:"progress"`
 	Chunk    jsonx.Value `json:"chunk"`
 	Done     jsonx.Value `json:"done"`
+
+	replaced bool // U+FFFD stands for halves of surrogate pairs
 }
 
 // text gives a string member, "" for anything else.
@@ -591,7 +599,11 @@ func text(v jsonx.Value) string {
 // readRemote reads what an agent answers; the members are parts of b.
 func readRemote(b []byte) (*remoteReply, error) {
 	var r remoteReply
-	if jsonx.Valid(b, 0) == nil && jsonx.Members(b, func(name string, v jsonx.Value) bool {
+	whole, replaced, err := jsonx.Whole(b)
+	if err == nil {
+		b, r.replaced = whole, replaced
+	}
+	if err == nil && jsonx.Members(b, func(name string, v jsonx.Value) bool {
 		switch name {
 		case "traceId":
 			r.TraceID = v
@@ -754,7 +766,7 @@ func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
 	if r.Result.Kind() != '{' {
 		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no result object")))
 	}
-	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result}, nil
+	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result, Replaced: r.replaced}, nil
 }
 
 func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
@@ -798,7 +810,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		}
 		return nil, r.remoteError(status, h)
 	}
-	t := &Task{ID: text(r.TaskID), TraceID: text(r.TraceID)}
+	t := &Task{ID: text(r.TaskID), TraceID: text(r.TraceID), Replaced: r.replaced}
 	switch s := text(r.Status); s {
 	case "pending", "accepted", "queued":
 		t.Status = TaskPending

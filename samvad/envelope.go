@@ -47,6 +47,7 @@ type Envelope struct {
 	Auth            *Auth       // credentials for authenticated skills
 	CallbackURL     string      // async only
 	Payload         jsonx.Value // a JSON object, numbers as written; nil counts as {}
+	Replaced        bool        // in Payload, as decoded, U+FFFD stands for halves of surrogate pairs; Raw has them
 
 	raw       []byte
 	delegated bool // delegationToken was there, though perhaps empty
@@ -93,6 +94,8 @@ type wireEnvelope struct {
 	Auth            *wireAuth   `json:"auth,omitzero"`
 	CallbackURL     *string     `json:"callbackUrl,omitzero"`
 	Payload         jsonx.Value `json:"payload"`
+
+	replaced bool // Payload is not as it was written; see [Envelope.Replaced]
 }
 
 type wireAuth struct {
@@ -106,6 +109,20 @@ type wireAuth struct {
 func readWire(b []byte) (*wireEnvelope, error) {
 	if w := quickWire(b); w != nil {
 		return w, nil
+	}
+	whole, replaced, err := jsonx.Whole(b)
+	if replaced {
+		from, to := jsonx.Find(whole, "payload")
+		if !bytes.Equal(whole[:from], b[:from]) || !bytes.Equal(whole[to:], b[to:]) {
+			return nil, &jsonx.Error{Is: jsonx.ErrSyntax} // only content may be cut
+		}
+		if w := quickWire(whole); w != nil {
+			w.replaced = true
+			return w, nil
+		}
+		b = whole
+	} else if err != nil {
+		return nil, err
 	}
 	var w wireEnvelope
 	if err := jsonx.Decode(b, &w); err != nil {
@@ -178,8 +195,10 @@ func quickWire(b []byte) *wireEnvelope {
 // Decode reads an envelope: strict JSON, every required member, types and
 // bounds of the schema, from an identity of host and port. Members it does not
 // know are skipped (SAM-031); null counts as absent for the optional ones
-// (SAM-037), an absent payload as {} (SAM-038). Errors are [*Error] wrapping
-// [ErrMalformed].
+// (SAM-037), an absent payload as {} (SAM-038). Half a surrogate pair, which
+// JavaScript writes where it cut a text, is accepted in the payload alone, in
+// member names too; see [Envelope.Replaced]. Names that then are the same are
+// duplicates. Errors are [*Error] wrapping [ErrMalformed].
 //
 // The envelope shares b: do not change it.
 func Decode(b []byte) (*Envelope, error) {
@@ -260,9 +279,20 @@ func decode(b []byte) (*Envelope, *Error) {
 		if w.Payload.Kind() != '{' {
 			return bad("payload is not an object")
 		}
-		e.Payload = w.Payload
+		e.Payload, e.Replaced = w.Payload, w.replaced
 	}
 	return e, nil
+}
+
+// RawPayload gives the payload as it was written: other than Payload where
+// [Envelope.Replaced] says so. Nil if the envelope was not decoded, or has none.
+func (e *Envelope) RawPayload() jsonx.Value {
+	whole, _, err := jsonx.Whole(e.raw)
+	if err != nil {
+		return nil
+	}
+	from, to := jsonx.Find(whole, "payload")
+	return jsonx.Value(e.raw[from:to:to])
 }
 
 // share gives the bytes of v as they lie in b, so that the copy that the
@@ -274,7 +304,8 @@ func share(b []byte, v jsonx.Value) jsonx.Value {
 	return v
 }
 
-// Encode writes the envelope compactly: always a payload object, never a null,
+// Encode writes the envelope compactly (a payload with half a surrogate pair as
+// it is): always a payload object, never a null,
 // no member that the schema does not have (SAM-031, SAM-152).
 func (e *Envelope) Encode() ([]byte, error) {
 	o := jsonx.AppendObject(make([]byte, 0, 640+len(e.DelegationToken)+len(e.Payload)))
@@ -299,7 +330,11 @@ func (e *Envelope) Encode() ([]byte, error) {
 	if jsonx.IsNull(payload) {
 		payload = jsonx.Value("{}")
 	}
-	o.Raw("payload", payload)
+	if _, replaced, _ := jsonx.Whole(payload); replaced {
+		o.Append("payload", func(b []byte) ([]byte, error) { return append(b, payload...), nil })
+	} else {
+		o.Raw("payload", payload)
+	}
 	b, err := o.End()
 	if err != nil {
 		return nil, fmt.Errorf("samvad: envelope: %w", err)

@@ -18,6 +18,8 @@ type Reply struct {
 	SpanID  string      // fresh, of the responder
 	Result  jsonx.Value // a JSON object; nil on failure
 	Err     *Error      // why it failed; nil on success
+
+	Replaced bool // in Result, as decoded, U+FFFD stands for halves of surrogate pairs
 }
 
 type wireError struct {

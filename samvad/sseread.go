@@ -129,7 +129,7 @@ func readEvent(name string, data []byte) (Event, bool, error) {
 	if err != nil {
 		return bad(err)
 	}
-	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID)}
+	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Replaced: r.replaced}
 	final := name == "result" || name == "error" || name == "done" || r.Done.Kind() == 't'
 	if status := text(r.Status); !final && (status == "ok" || status == "error") && name != "status" {
 		final = true

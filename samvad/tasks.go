@@ -36,6 +36,8 @@ type Task struct {
 
 	TraceID     string // of the request
 	CallbackURL string // where the request asked to be told
+
+	Replaced bool // in Result, as decoded, U+FFFD stands for halves of surrogate pairs
 }
 
 type wireTask struct {

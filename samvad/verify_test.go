@@ -834,3 +834,42 @@ func TestUntrusted(t *testing.T) {
 		t.Error("escapes")
 	}
 }
+
+// What JavaScript emits for a text that was cut inside a character is read where
+// it is content, and only there.
+func TestHalfSurrogatePairs(t *testing.T) {
+	const head = `{"from":"agent://a.test","to":"agent://b.test","skill":"s","mode":"sync","nonce":"12345678","timestamp":"2026-04-11T10:00:00Z","traceId":"t","spanId":"p"`
+	for _, c := range []struct{ name, body, payload string }{
+		{"text", head + `,"payload":{"text":"cut \ud83d"}}`, `{"text":"cut \ufffd"}`},
+		{"member name", head + `,"payload":{"\ud83d":1}}`, `{"\ufffd":1}`},
+		{"whole pair", head + `,"payload":{"text":"\ud83d\ude00"}}`, `{"text":"\ud83d\ude00"}`},
+		{"two names that become one", head + `,"payload":{"\ud83d":1,"\ud83e":2}}`, ""},
+		{"envelope member", strings.Replace(head, `"t"`, `"\ud83d"`, 1) + `,"payload":{}}`, ""},
+		{"unknown member", head + `,"more":"\ud83d","payload":{}}`, ""},
+		{"wrong besides", head + `,"payload":{"text":"\ud83d",}}`, ""},
+	} {
+		e, err := Decode([]byte(c.body))
+		if c.payload == "" {
+			if !errors.Is(err, ErrMalformed) {
+				t.Errorf("%s: %+v, %v", c.name, e, err)
+			}
+			continue
+		}
+		if err != nil || string(e.Payload) != c.payload || string(e.Raw()) != c.body || e.Replaced != (string(e.RawPayload()) != c.payload) {
+			t.Errorf("%s: %+v, %v", c.name, e, err)
+			continue
+		}
+		if !e.Replaced {
+			continue
+		}
+		e.Payload = e.RawPayload() // which goes on as it was
+		b, err := e.Encode()
+		if again, derr := Decode(b); err != nil || derr != nil || string(again.RawPayload()) != string(e.Payload) {
+			t.Errorf("%s: %s, %v, %v", c.name, b, err, derr)
+		}
+	}
+	r, err := decodeReply(200, nil, []byte(`{"traceId":"t","spanId":"s","status":"ok","result":{"text":"\ude00"}}`))
+	if err != nil || !r.Replaced || string(r.Result) != `{"text":"\ufffd"}` {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -762,8 +762,9 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
 			Reply: &parley.Message{
-				Origin: remoteOrigin(o.Identity.ID),
-				Trace:  parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
+				Origin:     remoteOrigin(o.Identity.ID),
+				Extensions: answered(reply.Replaced),
+				Trace:      parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
 			}}
 	default:
 		// What expects no answer goes as a task without a callback.
@@ -816,10 +817,12 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 	switch mode {
 	case protocol.ModeStream:
 		var last protocol.Event
+		replaced := false // in what was passed on
 		for e, err := range b.client.Stream(ctx, call) {
 			if err != nil {
 				return nil, err
 			}
+			replaced = replaced || e.Replaced
 			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
 				continue // the answer is no piece ahead of itself
 			}
@@ -830,7 +833,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 		if !last.Done {
 			return nil, protocol.ErrResponse
 		}
-		return &protocol.Reply{TraceID: last.TraceID, SpanID: last.SpanID, Result: last.Result}, nil
+		return &protocol.Reply{TraceID: last.TraceID, SpanID: last.SpanID, Result: last.Result, Replaced: replaced}, nil
 	case protocol.ModeAsync:
 		base := call.URL
 		if base == "" {
@@ -847,7 +850,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 		if err != nil {
 			return nil, err
 		}
-		return &protocol.Reply{TraceID: call.TraceID, Result: t.Result}, nil
+		return &protocol.Reply{TraceID: call.TraceID, Result: t.Result, Replaced: t.Replaced}, nil
 	}
 	return b.client.Ask(ctx, call)
 }

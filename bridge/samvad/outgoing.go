@@ -230,7 +230,8 @@ func (b *Binding) look(id parley.ID, w *outgoing) (wait time.Duration, over bool
 		w.looks = 0
 		return 0, false
 	case err == nil && t.Status == protocol.TaskDone:
-		return b.handIn(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}}})
+		return b.handIn(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
+			Extensions: answered(t.Replaced)})
 	case err == nil:
 		a := fromError(t.Err)
 		return b.handIn(id, w, &parley.Message{Kind: parley.Failure, Error: or(a.failure, a.err)})

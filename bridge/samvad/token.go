@@ -64,7 +64,7 @@ func (t *tokens) replace(m *parley.Message, e *protocol.Envelope, keep bool) {
 		return
 	}
 	m.Origin.Raw = raw
-	if from, to := jsonx.Find(raw, "payload"); to > from && raw[from] == '{' {
+	if from, to := jsonx.Find(raw, "payload"); to > from && raw[from] == '{' && !e.Replaced {
 		m.Parts[0].Data = raw[from:to:to] // the record holds it once
 	}
 	var sealed []byte
@@ -73,28 +73,45 @@ func (t *tokens) replace(m *parley.Message, e *protocol.Envelope, keep bool) {
 		_, _ = rand.Read(nonce) // never fails
 		sealed = t.seal.Seal(nonce, nonce, []byte(e.Auth.Token), []byte(e.ReplayKey()))
 	}
-	m.Extensions = map[string]json.RawMessage{Protocol: replaced(e.Delegated(), sealed)}
+	m.Extensions = map[string]json.RawMessage{Protocol: extension(true, sealed, false, e.Delegated(), e.Replaced)}
 }
 
 func (t *tokens) redact(raw []byte) ([]byte, bool) {
 	return jsonx.Replace(raw, t.digest, "auth", "token")
 }
 
-// replaced is the extension of a message whose envelope has the digest of its
-// token.
-func replaced(delegation bool, sealed []byte) json.RawMessage {
+// extension is what a message keeps of its envelope for the hub: that it had
+// credentials, for [bridge.Losses], or that the digest of its token stands in it,
+// with the sealed token if there is one; and that U+FFFD stands for halves of
+// surrogate pairs in its parts.
+func extension(replaced bool, sealed []byte, auth, delegation, surrogates bool) json.RawMessage {
 	o := jsonx.AppendObject(nil)
-	o.Open("auth")
-	o.String("token", "replaced")
-	if sealed != nil {
-		o.Base64("sealed", sealed)
+	switch {
+	case replaced:
+		o.Open("auth")
+		o.String("token", "replaced")
+		if sealed != nil {
+			o.Base64("sealed", sealed)
+		}
+		o.Close()
+	case auth:
+		o.Bool("auth", true)
 	}
-	o.Close()
 	if delegation {
 		o.Bool("delegation", true)
 	}
+	if surrogates {
+		o.Bool("surrogates", true)
+	}
 	b, _ := o.End() // nothing in it can fail
 	return b
+}
+
+// surrogatesReplaced reports whether U+FFFD stands for halves of surrogate pairs
+// in the parts of a message.
+func surrogatesReplaced(m *parley.Message) bool {
+	from, to := jsonx.Find(m.Extensions[Protocol], "surrogates")
+	return to > from
 }
 
 // TokenReplaced reports whether the extension of a message says that the token
@@ -110,16 +127,16 @@ func (t *tokens) tokenOf(m *parley.Message, e *protocol.Envelope) (string, *parl
 	if e.Auth == nil || e.Auth.Token == "" {
 		return "", nil
 	}
-	extension := m.Extensions[Protocol]
-	if !TokenReplaced(extension) {
+	noted := m.Extensions[Protocol]
+	if !TokenReplaced(noted) {
 		return e.Auth.Token, nil // recorded before tokens were replaced
 	}
-	from, to := jsonx.Find(extension, "auth", "sealed")
+	from, to := jsonx.Find(noted, "auth", "sealed")
 	if from == to {
 		return "", nil
 	}
 	var sealed []byte
-	err := json.Unmarshal(extension[from:to], &sealed)
+	err := json.Unmarshal(noted[from:to], &sealed)
 	if err == nil && len(sealed) >= t.seal.NonceSize() {
 		n := t.seal.NonceSize()
 		var token []byte
@@ -138,21 +155,21 @@ func (b *Binding) Masked(m *parley.Message) *parley.Message {
 	if m.Origin.Protocol != Protocol {
 		return m
 	}
-	extension := m.Extensions[Protocol]
+	noted := m.Extensions[Protocol]
 	raw, old := m.Origin.Raw, false
-	if !TokenReplaced(extension) {
+	if !TokenReplaced(noted) {
 		raw, old = b.tokens.redact(raw)
 	}
-	if from, to := jsonx.Find(extension, "auth", "sealed"); !old && from == to {
+	if from, to := jsonx.Find(noted, "auth", "sealed"); !old && from == to {
 		return m
 	}
-	from, to := jsonx.Find(extension, "delegation")
+	from, to := jsonx.Find(noted, "delegation")
 	masked := *m
 	masked.Origin.Raw = raw
 	masked.Extensions = maps.Clone(m.Extensions)
 	if masked.Extensions == nil {
 		masked.Extensions = map[string]json.RawMessage{}
 	}
-	masked.Extensions[Protocol] = replaced(to > from, nil)
+	masked.Extensions[Protocol] = extension(true, nil, false, to > from, surrogatesReplaced(m))
 	return &masked
 }

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -52,13 +53,8 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 		},
 	}
 	// What ends at the hub is named where it is not passed on; see bridge.Losses.
-	switch e := r.Envelope; {
-	case e.Delegated() && e.Auth != nil:
-		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"auth":true,"delegation":true}`)}
-	case e.Delegated():
-		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"delegation":true}`)}
-	case e.Auth != nil:
-		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(`{"auth":true}`)}
+	if e := r.Envelope; e.Delegated() || e.Auth != nil || e.Replaced {
+		m.Extensions = map[string]json.RawMessage{Protocol: extension(false, nil, e.Auth != nil, e.Delegated(), e.Replaced)}
 	}
 	return m
 }
@@ -181,7 +177,18 @@ func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Kind == parley.Failure && reply.Error != nil && reply.Error.After > 0 && mode != protocol.ModeSync {
 		losses = append(losses, parley.Loss{Field: "Error.After", Reason: "a task or stream does not say when to try again"})
 	}
+	if surrogatesReplaced(reply) {
+		losses = append(losses, bridge.SurrogatesReplaced)
+	}
 	return bridge.OfReply(reply.Kind, losses)
+}
+
+// answered is the extension of an answer.
+func answered(replaced bool) map[string]json.RawMessage {
+	if !replaced {
+		return nil
+	}
+	return map[string]json.RawMessage{Protocol: extension(false, nil, false, false, true)}
 }
 
 // object makes a JSON object of any part; what is none goes under a name.
@@ -214,6 +221,9 @@ func object(p parley.Part, name string) (jsonx.Value, error) {
 // callOf says a message as a call of a SAMVAD agent, in the hub's name.
 func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (protocol.Call, error) {
 	payload, err := toResult(m.Parts)
+	if err == nil && m.Origin.Protocol == Protocol && surrogatesReplaced(m) {
+		payload = asWritten(m, payload)
+	}
 	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload, TraceID: m.Trace.Foreign[foreignTrace],
 		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: http.Header{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
 	if call.TraceID == "" {
@@ -227,6 +237,16 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 		}
 	}
 	return call, err
+}
+
+// asWritten gives the payload of a recorded request with its halves of surrogate
+// pairs, which an agent elsewhere can have, unless a mapping changed it.
+func asWritten(m *parley.Message, payload jsonx.Value) jsonx.Value {
+	e, err := protocol.Decode(m.Origin.Raw)
+	if err != nil || !bytes.Equal(e.Payload, payload) {
+		return payload
+	}
+	return e.RawPayload()
 }
 
 // codes maps the hub's failures to the nine codes of the response schema.

@@ -279,12 +279,14 @@ func Find(b []byte, path ...string) (from, to int) {
 // Replace gives a copy of b with another text in place of the string to which a
 // path of member names leads; all other bytes stay. It reports whether there is
 // such a string, and not an empty one, and gives b itself where there is none.
+// b may hold halves of surrogate pairs, which stay; see [Whole].
 func Replace(b []byte, by func(text string) string, path ...string) ([]byte, bool) {
-	if Valid(b, 0) != nil {
+	whole, _, err := Whole(b)
+	if err != nil {
 		return b, false
 	}
-	from, to := Find(b, path...)
-	s := Scan(b[from:to])
+	from, to := Find(whole, path...)
+	s := Scan(whole[from:to])
 	text, ok := s.Text()
 	if !ok || text == "" {
 		return b, false

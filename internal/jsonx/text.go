@@ -195,3 +195,48 @@ func escapedUnit[T string | []byte](t T, i int) (r rune, ok bool) {
 	}
 	return r, true
 }
+
+// ReplaceHalves gives a copy of b in which each escape of one half of a
+// surrogate pair alone ("\ud83d"), which JSON's grammar allows and strict JSON
+// does not, is that of U+FFFD, and reports whether there was one; else it gives
+// b itself. The copy is as long as b, so what lies where in it lies there in b.
+func ReplaceHalves(b []byte) ([]byte, bool) {
+	out, inside := b, false
+	for i := 0; i < len(b); i++ {
+		switch {
+		case b[i] == '"':
+			inside = !inside
+		case b[i] != '\\' || !inside:
+		default:
+			if r, ok := escapedUnit(b, i); !ok {
+				i++
+			} else if !utf16.IsSurrogate(r) {
+				i += 5
+			} else if _, size := escape(b, i); size > 0 {
+				i += size - 1
+			} else {
+				if &out[0] == &b[0] {
+					out = slices.Clone(b)
+				}
+				copy(out[i:], `\ufffd`)
+				i += 5
+			}
+		}
+	}
+	return out, len(b) > 0 && &out[0] != &b[0]
+}
+
+// Whole gives JSON for reading: b itself if it is strict, else, with true, what
+// [ReplaceHalves] makes of it, if that is. The error is that of [Valid].
+func Whole(b []byte) ([]byte, bool, error) {
+	err := Valid(b, 0)
+	if err == nil {
+		return b, false, nil
+	}
+	if out, replaced := ReplaceHalves(b); replaced && Valid(out, 0) == nil {
+		return out, true, nil
+	} else if replaced { // which is wrong besides
+		err = Valid(out, 0)
+	}
+	return nil, false, err
+}

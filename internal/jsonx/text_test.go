@@ -131,3 +131,28 @@ func BenchmarkAppendString(b *testing.B) {
 		})
 	}
 }
+
+// Only halves alone are replaced, at their place; what is then strict is whole.
+func TestReplaceHalves(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"a":"cut \ud83d"}`:               `{"a":"cut \ufffd"}`,
+		`{"\uDE00":"\ud83d\ud83d\ude00"}`:  `{"\ufffd":"\ufffd\ud83d\ude00"}`,
+		`["\\ud83d","\ud83d\\ude00"]`:      `["\\ud83d","\ufffd\\ude00"]`,
+		`["\ud83d\n","\ud83d\u0041","\""]`: `["\ufffd\n","\ufffd\u0041","\""]`,
+		`["\ud83d\ude00","\u00e9"]`:        "",
+		`{}`:                               "",
+		``:                                 "",
+		`{"\ud83d":1,"\ud83e":2}`:          `{"\ufffd":1,"\ufffd":2}`,
+		`["\ud83d`:                         `["\ufffd`,
+		`\ud83d`:                           "",
+	} {
+		got, replaced := ReplaceHalves([]byte(in))
+		if replaced != (want != "") || replaced && string(got) != want || !replaced && string(got) != in {
+			t.Errorf("%s became %s, %t", in, got, replaced)
+		}
+		whole, was, err := Whole([]byte(in))
+		if ok := Valid(got, 0) == nil; ok != (err == nil) || ok && (string(whole) != string(got) || was != replaced) {
+			t.Errorf("%s is whole as %s, %t, %v", in, whole, was, err)
+		}
+	}
+}
