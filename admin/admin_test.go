@@ -679,9 +679,11 @@ func TestKeys(t *testing.T) {
 		t.Fatalf("%+v, %v", k, err)
 	}
 	fresh, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})
-	if err != nil || fresh.ID == k.Own[0].ID || fresh.State != keyring.Active {
+	if err != nil || fresh.ID == k.Own[0].ID || fresh.State != keyring.Next || fresh.Turn.IsZero() {
 		t.Fatalf("%+v, %v", fresh, err)
 	}
+	_, err = b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})
+	code(t, err, parley.Conflict)
 	_, err = b.client.Rotate(ctx, Rotation{Owner: "nobody", Purpose: "samvad"})
 	code(t, err, notFound)
 	code(t, b.client.Enroll(ctx, Enrolment{Agent: "weather", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key}}), parley.Conflict)

@@ -131,10 +131,27 @@ func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID s
 type Rotation struct {
 	Owner   string `json:"owner"`            // agent, or "hub"
 	Purpose string `json:"purpose"`          // protocol
-	Overlap string `json:"overlap,omitzero"` // how long the old one stays valid; default "168h"
+	Overlap string `json:"overlap,omitzero"` // how long both are valid before the new one signs alone; default "168h"
 }
 
-// Rotate replaces a key, and lets the old one stay valid for a while.
+// Withdrawn is how long after the new key began to sign the old one stays
+// published: what it signed before is still on its way, and in caches of cards.
+const Withdrawn = time.Hour
+
+// Replace replaces a key of a keyring. Agents of SAMVAD list several keys on their
+// cards, so there it goes in phases: both are published, and the old one signs
+// until overlap has passed; then the new one does, and the old one is withdrawn
+// after [Withdrawn]. Elsewhere the new key signs at once, and what the old one
+// signs stays valid until overlap has passed. Without overlap the old key ends at
+// once, for good.
+func Replace(r *keyring.Ring, owner, purpose string, overlap time.Duration) (keyring.Key, error) {
+	if purpose == "samvad" && overlap > 0 {
+		return r.Rollover(owner, purpose, overlap, Withdrawn)
+	}
+	return r.Rotate(owner, purpose, overlap)
+}
+
+// Rotate replaces a key; see [Replace].
 func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, error) {
 	var out keyring.Key
 	overlap := 7 * 24 * time.Hour
@@ -150,7 +167,10 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
 		}
 		var err error
-		out, err = a.c.Keys.Rotate(r.Owner, r.Purpose, overlap)
+		out, err = Replace(a.c.Keys, r.Owner, r.Purpose, overlap)
+		if errors.Is(err, keyring.ErrExists) {
+			return parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, with the new key", r.Owner, r.Purpose).Because(err)
+		}
 		return fromKeyring(err)
 	})
 	return out, err

@@ -62,9 +62,11 @@ type GuestBudget struct {
 // know of it.
 type Hosting = struct {
 	Identity string `json:"identity"`  // as which the hub calls
-	KeyID    string `json:"keyId"`     // of its key
+	KeyID    string `json:"keyId"`     // of the key that signs
 	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
 	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
+
+	Next string `json:"nextPublicKey,omitempty"` // base64, of the key that follows; only while it is being replaced
 }
 
 // Identity is what an agent is called in one protocol.

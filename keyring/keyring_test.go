@@ -656,3 +656,80 @@ func TestEnsureAll(t *testing.T) {
 		t.Errorf("the key that was there is another now: %v", err)
 	}
 }
+
+// A rollover goes from phase to phase by time alone, over restarts too.
+func TestRollover(t *testing.T) {
+	t.Parallel()
+	c, dir := newClock(), t.TempDir()+"/keys"
+	r := open(t, Options{Dir: dir, Now: c.Now})
+	create(t, r, New{Owner: "hub", Purpose: "samvad", Algorithm: Ed25519})
+	old := r.List()[0]
+	fresh, err := r.Rollover("hub", "samvad", 24*time.Hour, time.Hour)
+	if err != nil || fresh.State != Next {
+		t.Fatalf("%+v, %v", fresh, err)
+	}
+	expect := func(phase, signs string, states ...State) {
+		t.Helper()
+		for range 2 { // as it is, and after a restart
+			s, err := r.Signer("hub", "samvad")
+			if err != nil || s.ID() != signs {
+				t.Fatalf("%s: %v signs, %v", phase, s, err)
+			}
+			if _, err := s.Sign([]byte("x")); err != nil {
+				t.Errorf("%s: %v", phase, err)
+			}
+			var got []State
+			for _, k := range r.Keys("hub", "samvad") {
+				got = append(got, k.State)
+			}
+			if !slices.Equal(got, states) {
+				t.Errorf("%s: %v", phase, got)
+			}
+			if v := r.Valid("hub", "samvad"); !strings.Contains(v, signs) || strings.Contains(v, string(Next)) != slices.Contains(states, Next) ||
+				strings.Contains(v, string(Retiring)) != slices.Contains(states, Retiring) {
+				t.Errorf("%s: %q", phase, v)
+			}
+			r = open(t, Options{Dir: dir, Now: c.Now})
+		}
+	}
+	expect("both are published", old.ID, Next, Active)
+	_, err = r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	wantErr(t, err, ErrExists)
+	_, err = r.Rotate("hub", "samvad", time.Hour)
+	wantErr(t, err, ErrExists)
+	wantErr(t, errOf(r.Create(New{Owner: "hub", Purpose: "samvad", Algorithm: Ed25519})), ErrExists)
+	c.Add(24 * time.Hour)
+	expect("the new one signs", fresh.ID, Active, Retiring)
+	c.Add(time.Hour)
+	expect("the old one is withdrawn", fresh.ID, Active)
+	if _, err := r.SignerByID(old.ID); !errors.Is(err, ErrRevoked) {
+		t.Error(err)
+	}
+
+	// By hand: the new one at once, and the old one back.
+	third, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k, err := r.Rotate("hub", "samvad", 0); err != nil || k.ID != third.ID {
+		t.Errorf("%+v, %v", k, err)
+	}
+	expect("ended by hand", third.ID, Active)
+	fourth, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Revoke(fourth.ID); err != nil {
+		t.Fatal(err)
+	}
+	expect("taken back", third.ID, Active)
+	if fourth, err = r.Rollover("hub", "samvad", time.Hour, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Revoke(third.ID); err != nil {
+		t.Fatal(err)
+	}
+	expect("the old one is revoked", fourth.ID, Active)
+}
+
+func errOf[T any](_ T, err error) error { return err }

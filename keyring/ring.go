@@ -47,7 +47,8 @@ const (
 type State string
 
 const (
-	Active   State = "active"
+	Next     State = "next"     // published, and signs from Key.Turn on
+	Active   State = "active"   // signs
 	Retiring State = "retiring" // replaced; valid until Key.Until
 	Revoked  State = "revoked"
 )
@@ -61,7 +62,8 @@ type Key struct {
 	Public    []byte    `json:"public"`
 	State     State     `json:"state"`
 	Created   time.Time `json:"created"`
-	Until     time.Time `json:"until,omitzero"` // end of validity, of a retiring or revoked key
+	Turn      time.Time `json:"turn,omitzero"`  // when the next key begins to sign, of that key and of the one before it
+	Until     time.Time `json:"until,omitzero"` // end of validity, of a retiring or revoked key, and of one that is about to be replaced
 	Used      time.Time `json:"used,omitzero"`  // last signature; kept on disk from the next change or Close
 	By        string    `json:"by,omitempty"`   // who made or brought it
 	Note      string    `json:"note,omitempty"`
@@ -69,7 +71,22 @@ type Key struct {
 
 // Live reports whether the key is valid at t.
 func (k Key) Live(t time.Time) bool {
-	return k.State == Active || k.State == Retiring && t.Before(k.Until)
+	return k.State == Active || k.State == Next || k.State == Retiring && t.Before(k.Until)
+}
+
+// at gives the key as it is at t. Within a rotation by [Ring.Rollover] time alone
+// changes it: the file has the keys as they will be at Turn, and when that is.
+func (k Key) at(t time.Time) Key {
+	switch turned := !t.Before(k.Turn); {
+	case k.Turn.IsZero():
+	case turned && k.State == Next:
+		k.State, k.Turn = Active, time.Time{}
+	case turned:
+		k.Turn = time.Time{}
+	case k.State == Retiring:
+		k.State = Active
+	}
+	return k
 }
 
 // Signer signs with one private key. It is safe for concurrent use.
@@ -110,6 +127,8 @@ type Ring struct {
 type snapshot struct {
 	contents *contents
 	active   map[place]*signer // newest
+	next     map[place]held    // that follows it
+	places   map[place][]held  // all, in order of age
 	byID     map[string]held
 	enrolled map[place][]Enrolled
 }
@@ -259,6 +278,9 @@ func (r *Ring) copyContents() *contents {
 	for i := range c.Keys {
 		k := &c.Keys[i]
 		k.Used = s.byID[k.ID].signer.lastUsed(k.Used)
+		if now := r.now(); !k.Turn.IsZero() && !now.Before(k.Turn) {
+			k.Key = k.at(now)
+		}
 	}
 	return c
 }
@@ -286,6 +308,8 @@ func (r *Ring) publish(c *contents) error {
 	s := &snapshot{
 		contents: c,
 		active:   make(map[place]*signer),
+		next:     make(map[place]held),
+		places:   make(map[place][]held),
 		byID:     make(map[string]held, len(c.Keys)),
 		enrolled: make(map[place][]Enrolled),
 	}
@@ -301,9 +325,14 @@ func (r *Ring) publish(c *contents) error {
 				return fmt.Errorf("key %q: %w", k.ID, err)
 			}
 		}
+		p := place{k.Owner, k.Purpose}
 		s.byID[k.ID] = held{k, sg}
-		if k.State == Active {
-			s.active[place{k.Owner, k.Purpose}] = sg // records are in order of age
+		s.places[p] = append(s.places[p], held{k, sg})
+		switch { // records are in order of age
+		case k.State == Next:
+			s.next[p] = held{k, sg}
+		case k.State == Active, k.State == Retiring && !k.Turn.IsZero():
+			s.active[p] = sg
 		}
 	}
 	for _, e := range c.Enrolled {
@@ -342,7 +371,7 @@ func newSigner(k *record, now func() time.Time) (*signer, error) {
 	switch k.State {
 	case Revoked:
 		s.key.public = k.Public
-	case Active, Retiring:
+	case Next, Active, Retiring:
 		key, err := parsePrivate(k.Algorithm, k.Seed)
 		if err != nil {
 			return nil, errors.New("its private half cannot be used")
@@ -365,7 +394,7 @@ func (s *signer) fits(k *record) bool {
 
 func (s *signer) setEnd(k *record) {
 	switch k.State {
-	case Active:
+	case Active, Next:
 		s.ends.Store(math.MaxInt64)
 	case Retiring:
 		s.ends.Store(k.Until.UnixNano())
@@ -422,8 +451,13 @@ func keyID(owner, purpose string, a Algorithm, pub []byte) string {
 }
 
 // Signer gives the newest active key of owner for purpose, or [ErrNotFound].
+// Whoever signs more than once asks each time: keys are replaced meanwhile.
 func (r *Ring) Signer(owner, purpose string) (Signer, error) {
-	if s := r.current.Load().active[place{owner, purpose}]; s != nil {
+	s, p := r.current.Load(), place{owner, purpose}
+	if n, ok := s.next[p]; ok && !r.now().Before(n.record.Turn) {
+		return n.signer, nil
+	}
+	if s := s.active[p]; s != nil {
 		return s, nil
 	}
 	return nil, fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
@@ -455,21 +489,50 @@ func (r *Ring) List() []Key {
 // what a card should show.
 func (r *Ring) Keys(owner, purpose string) []Key {
 	now := r.now()
-	l := r.list(func(k *record) bool { return k.Owner == owner && k.Purpose == purpose && k.Live(now) })
-	slices.Reverse(l)
-	return l
+	var out []Key
+	for _, h := range slices.Backward(r.current.Load().places[place{owner, purpose}]) {
+		if h.record.Live(now) {
+			out = append(out, h.key(now))
+		}
+	}
+	return out
+}
+
+// Valid names the keys that [Ring.Keys] gives and the states of those that are
+// not active, in one string: what is made of the keys is made anew when it changes.
+func (r *Ring) Valid(owner, purpose string) (ids string) {
+	now := r.now()
+	for _, h := range r.current.Load().places[place{owner, purpose}] {
+		if !h.record.Live(now) {
+			continue
+		}
+		id := h.record.ID
+		if state := h.record.at(now).State; state != Active {
+			id += " " + string(state)
+		}
+		if ids == "" {
+			ids = id
+		} else {
+			ids += " " + id
+		}
+	}
+	return ids
+}
+
+// key gives the key as it is now, for others.
+func (h held) key(now time.Time) Key {
+	k := h.record.at(now)
+	k.Public = bytes.Clone(k.Public)
+	k.Used = h.signer.lastUsed(k.Used)
+	return k
 }
 
 func (r *Ring) list(want func(*record) bool) []Key {
-	c := r.current.Load()
+	s, now := r.current.Load(), r.now()
 	var out []Key
-	for i := range c.contents.Keys {
-		k := &c.contents.Keys[i]
-		if want(k) {
-			k2 := k.Key
-			k2.Public = bytes.Clone(k.Public)
-			k2.Used = c.byID[k.ID].signer.lastUsed(k.Used)
-			out = append(out, k2)
+	for i := range s.contents.Keys {
+		if k := &s.contents.Keys[i]; want(k) {
+			out = append(out, s.byID[k.ID].key(now))
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Key) int {
@@ -486,7 +549,7 @@ func (r *Ring) Create(keys ...New) ([]Key, error) {
 		out = nil
 		active := map[place]bool{}
 		for i := range c.Keys {
-			if k := &c.Keys[i]; k.State == Active {
+			if k := &c.Keys[i]; k.State == Active || k.State == Next {
 				active[place{k.Owner, k.Purpose}] = true
 			}
 		}
@@ -543,7 +606,7 @@ func (r *Ring) EnsureAll(keys ...New) error {
 	return r.update(func(c *contents) error {
 		active := make(map[place]bool, len(c.Keys))
 		for i := range c.Keys {
-			if k := &c.Keys[i]; k.State == Active {
+			if k := &c.Keys[i]; k.State == Active || k.State == Next {
 				active[place{k.Owner, k.Purpose}] = true
 			}
 		}
@@ -604,29 +667,77 @@ func (r *Ring) stamp() time.Time { return r.now().UTC().Truncate(time.Millisecon
 
 // Rotate makes a new active key of the same algorithm and lets the active one
 // retire: it stays valid for overlap, or ends now when overlap is not
-// positive. It returns the new key.
+// positive. It returns the new key. In the middle of a [Ring.Rollover] there is
+// a new key already: without overlap that one becomes active, with one it is
+// [ErrExists].
 func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error) {
+	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
+		if old.Turn = (time.Time{}); overlap > 0 {
+			old.State, old.Until = Retiring, now.Add(overlap)
+		} else {
+			revoke(old, now)
+		}
+		return Active
+	}, overlap <= 0)
+}
+
+// Rollover replaces a key in phases, for owners who can publish several. The new
+// key is valid at once; the old one signs until overlap has passed, stays valid
+// for grace after that, and ends. Times alone make the steps, so that a restart
+// changes nothing. It returns the new key. One rollover at a time: else
+// [ErrExists].
+func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Key, error) {
+	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
+		old.State, old.Turn = Retiring, now.Add(overlap)
+		old.Until = old.Turn.Add(grace)
+		return Next
+	}, false)
+}
+
+// rotate lets replace change the active key, and adds one in the state that it
+// gives. With finish, the next key is that one if there is one.
+func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record) State, finish bool) (Key, error) {
 	var out Key
 	err := r.update(func(c *contents) error {
-		n := New{Owner: owner, Purpose: purpose}
+		now := r.stamp()
+		n, state := New{Owner: owner, Purpose: purpose}, Active
+		var turn time.Time
+		next := -1
 		for i := range c.Keys {
 			k := &c.Keys[i]
-			if k.Owner != owner || k.Purpose != purpose || k.State != Active {
+			if k.Owner != owner || k.Purpose != purpose {
 				continue
 			}
-			n.Algorithm, n.By, n.Note = k.Algorithm, k.By, k.Note
-			if overlap > 0 {
-				k.State, k.Until = Retiring, r.stamp().Add(overlap)
-			} else {
-				revoke(k, r.stamp())
+			if k.State == Next {
+				if !finish {
+					return fmt.Errorf("%w: %s of %q for %q follows at %s", ErrExists, k.ID, owner, purpose, k.Turn.Format(time.RFC3339))
+				}
+				next = i
+			} else if k.at(now).State == Active {
+				n.Algorithm, n.By, n.Note = k.Algorithm, k.By, k.Note
+				state = replace(now, k)
+				turn = k.Turn
 			}
+		}
+		if next >= 0 {
+			k := &c.Keys[next]
+			k.State, k.Turn = Active, time.Time{}
+			out = k.Key
+			out.Public = bytes.Clone(k.Public)
+			return nil
 		}
 		if n.Algorithm == "" {
 			return fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
 		}
 		var err error
-		out, err = r.add(c, n)
-		return err
+		if out, err = r.add(c, n); err != nil {
+			return err
+		}
+		if state == Next {
+			c.Keys[len(c.Keys)-1].State, c.Keys[len(c.Keys)-1].Turn = Next, turn
+			out.State, out.Turn = Next, turn
+		}
+		return nil
 	})
 	if err != nil {
 		return Key{}, err
@@ -636,7 +747,7 @@ func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error)
 
 // Revoke ends a key at once, for signers in use too, and erases its private
 // half for good. The public half stays in the list. Revoking twice is no
-// error.
+// error. The other key of a [Ring.Rollover] is then the active one.
 func (r *Ring) Revoke(id string) error {
 	return r.update(func(c *contents) error {
 		i := indexByID(c, id)
@@ -646,12 +757,20 @@ func (r *Ring) Revoke(id string) error {
 		case c.Keys[i].State == Revoked:
 			return errUnchanged
 		}
+		// What is left of a rollover signs alone, at once.
+		for j := range c.Keys {
+			if k, one := &c.Keys[j], &c.Keys[i]; j != i && !k.Turn.IsZero() && k.Owner == one.Owner && k.Purpose == one.Purpose {
+				k.State, k.Turn, k.Until = Active, time.Time{}, time.Time{}
+			}
+		}
 		revoke(&c.Keys[i], r.stamp())
 		return nil
 	})
 }
 
-func revoke(k *record, now time.Time) { k.State, k.Until, k.Seed = Revoked, now, nil }
+func revoke(k *record, now time.Time) {
+	k.State, k.Turn, k.Until, k.Seed = Revoked, time.Time{}, now, nil
+}
 
 // Export gives the 32 secret bytes of a key, so that its owner can use it
 // elsewhere.

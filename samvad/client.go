@@ -76,6 +76,7 @@ type Call struct {
 	DelegationToken string
 	Auth            *Auth
 	CallbackURL     string      // Send only
+	As              Signer      // signs in place of the client's Identity, of which it is another key; nil: none
 	Header          http.Header // further headers of the request, which the signature does not cover; may be nil
 
 	// Lightweight sends only skill and payload, unsigned: the extension of
@@ -284,7 +285,11 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 		req.Header.Set("Accept", "text/event-stream, application/json")
 	}
 	if !call.Lightweight {
-		sig, err := Sign(c.Identity, http.MethodPost, req.URL.EscapedPath(), body, c.now())
+		signer := c.Identity
+		if call.As != nil {
+			signer = call.As
+		}
+		sig, err := Sign(signer, http.MethodPost, req.URL.EscapedPath(), body, c.now())
 		if err != nil {
 			return nil, nil, err
 		}

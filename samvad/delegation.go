@@ -223,6 +223,7 @@ func integer(v jsonx.Value) (int, error) {
 // Issue signs a token as s: exp at most 15 minutes ahead (zero: exactly
 // that), scope as an array, integer maxDepth, iat always. The issuer is s.
 func (d *Delegation) Issue(s Signer, now time.Time) (string, error) {
+	s = current(s)
 	if d.MaxDepth <= 0 {
 		return "", because(ErrDelegationExceeded, fmt.Errorf("maxDepth is %d", d.MaxDepth))
 	}

@@ -23,6 +23,21 @@ type Signer interface {
 	Sign(message []byte) ([]byte, error)
 }
 
+// A RollingSigner is a Signer whose key is replaced while it is in use. Current
+// gives the one that signs now: a signature and the key id beside it are of one
+// key.
+type RollingSigner interface {
+	Signer
+	Current() Signer
+}
+
+func current(s Signer) Signer {
+	if r, ok := s.(RollingSigner); ok {
+		return r.Current()
+	}
+	return s
+}
+
 // An Identity is an agent identity with its private key in memory.
 type Identity struct {
 	id, kid string

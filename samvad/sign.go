@@ -30,6 +30,7 @@ type Signature struct {
 // line feed after the last line of the base (SAM-011). The path is as in the
 // request line: escaped, without the query.
 func Sign(s Signer, method, path string, body []byte, now time.Time) (*Signature, error) {
+	s = current(s)
 	if err := checkKID(s.KID()); err != nil {
 		return nil, err
 	}

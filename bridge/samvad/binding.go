@@ -18,11 +18,9 @@ package samvad
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -83,6 +81,7 @@ type Binding struct {
 	server    *protocol.Server
 	keys      *keyIndex
 	client    *protocol.Client
+	identity  identity
 	stopWatch func()
 	taskKey   []byte
 	tokens    *tokens
@@ -105,6 +104,7 @@ type Binding struct {
 
 	mu     sync.RWMutex
 	hosted map[string]*protocol.Agent // by directory name; made when first asked for
+	shown  string                     // which of the hub's keys are on their cards
 	labels map[string]string          // names of agents by DNS label
 }
 
@@ -131,11 +131,10 @@ func New(c Config) (*Binding, error) {
 	if c.RootCAs != nil {
 		cards.HTTP = c.Guard.Client(netguard.Options{Timeout: protocol.DefaultCardTimeout, MaxRedirects: 3, RootCAs: c.RootCAs})
 	}
-	signer, err := b.signer()
-	if err != nil {
+	if b.identity, err = newIdentity(c.Keys, "agent://"+public.Host); err != nil {
 		return nil, err
 	}
-	b.client = &protocol.Client{Identity: signer, Guard: c.Guard, Now: c.Now,
+	b.client = &protocol.Client{Identity: b.identity, Guard: c.Guard, Now: c.Now,
 		HTTP: c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})}
 	if c.Transport != nil {
 		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
@@ -221,53 +220,6 @@ func (b *Binding) CarriesReplies() bool { return false }
 
 // ServeHTTP serves the seven endpoints of every hosted agent.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) { b.server.ServeHTTP(w, r) }
-
-// signer gives the hub's own SAMVAD identity, made at first use.
-func (b *Binding) signer() (protocol.Signer, error) {
-	s, err := b.c.Keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: Protocol, Algorithm: keyring.Ed25519, By: "parley"})
-	if err != nil {
-		return nil, fmt.Errorf("the hub's SAMVAD key: %w", err)
-	}
-	return ringSigner{s, "agent://" + b.public.Host}, nil
-}
-
-// SignerOf gives the key with which a hub signs in SAMVAD, from its keyring,
-// under an identity.
-func SignerOf(r *keyring.Ring, identity string) (protocol.Signer, error) {
-	s, err := r.Signer(keyring.Hub, Protocol)
-	if err != nil {
-		return nil, fmt.Errorf("the hub's SAMVAD key: %w", err)
-	}
-	return ringSigner{s, identity}, nil
-}
-
-// ringSigner is a key of the keyring as the protocol sees it.
-type ringSigner struct {
-	keyring.Signer
-	id string
-}
-
-func (s ringSigner) ID() string { return s.id }
-
-func (s ringSigner) KID() string {
-	return "parley-" + keyring.Fingerprint(keyring.Ed25519, s.Signer.Public())[:8]
-}
-
-func (s ringSigner) Public() ed25519.PublicKey { return s.Signer.Public() }
-
-// Hosting is what an operator tells agents elsewhere about this hub.
-type Hosting struct {
-	Identity string `json:"identity"`  // as which the hub calls
-	KeyID    string `json:"keyId"`     // of its key
-	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
-	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
-}
-
-// Hosting tells how the hub appears in SAMVAD.
-func (b *Binding) Hosting() Hosting {
-	s := b.client.Identity
-	return Hosting{Identity: s.ID(), KeyID: s.KID(), Key: base64.StdEncoding.EncodeToString(s.Public()), Base: b.public.String()}
-}
 
 // Identity makes the directory's identity of a SAMVAD agent elsewhere. Without
 // an id it is that of the URL's host.
@@ -408,10 +360,11 @@ func (b *Binding) byHost(host string) string {
 
 // agent gives the hosted form of a directory agent, or nil.
 func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
+	keys := b.c.Keys.Valid(keyring.Hub, Protocol)
 	b.mu.RLock()
-	a := b.hosted[name]
+	a, same := b.hosted[name], b.shown == keys
 	b.mu.RUnlock()
-	if a != nil {
+	if a != nil && same {
 		return a
 	}
 	e, ok := b.c.Hub.Directory().Agent(name)
@@ -434,15 +387,18 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 		return nil
 	}
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shown != keys {
+		b.shown = keys
+		clear(b.hosted)
+	}
 	b.hosted[name] = a
-	b.mu.Unlock()
 	return a
 }
 
 // card makes the card of a hosted agent. The skills of an agent elsewhere that
 // nobody declared are those of its own card.
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
-	s := b.client.Identity
 	perSender := 60 * or(int(b.c.SenderRate), 1000)
 	if perSender < 0 {
 		perSender = 1_000_000_000
@@ -454,7 +410,7 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 		Version:     or(e.Version, "1.0.0"),
 		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
 		URL:         b.AgentURL(e),
-		PublicKeys:  []protocol.CardKey{protocol.CardKeyOf(s, true)},
+		PublicKeys:  b.identity.cardKeys(),
 		RateLimit:   &protocol.RateLimit{RequestsPerMinute: perSender, RequestsPerSender: perSender, TokensPerSenderPerDay: b.c.TokensPerDay},
 		CardTTL:     &ttl,
 	}
@@ -755,7 +711,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			out.Losses = losses
 			return out
 		}
-		reply, err := b.ask(ctx, o, mode, call)
+		var reply *protocol.Reply
+		err := b.identity.withAnyKey(&call, func() (err error) { reply, err = b.ask(ctx, o, mode, call); return err })
 		if err != nil {
 			a := fromError(err)
 			return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait, Unknown: a.unknown, Losses: losses}
@@ -768,7 +725,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			}}
 	default:
 		// What expects no answer goes as a task without a callback.
-		if _, err := b.client.Send(ctx, call); err != nil {
+		err := b.identity.withAnyKey(&call, func() error { _, err := b.client.Send(ctx, call); return err })
+		if err != nil {
 			a := fromError(err)
 			return hub.Outcome{Err: or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
 		}

@@ -144,7 +144,18 @@ func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call,
 		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil, "whether %q had the request cannot be found out any more", o.Recipient.Name)}
 	}
 	call.Nonce, call.Timestamp = w.Nonce, w.Made
-	task, err := b.client.Send(ctx, call)
+	var task string
+	err := b.identity.withAnyKey(&call, func() (err error) {
+		if call.As != nil { // the agent may have noted the nonce all the same
+			w.Nonce, w.Made = w.Nonce+"-next", b.c.Now().UTC().Truncate(time.Millisecond)
+			call.Nonce, call.Timestamp = w.Nonce, w.Made
+			if err := b.keepOutgoing(ctx, m.ID, w); err != nil {
+				return err
+			}
+		}
+		task, err = b.client.Send(ctx, call)
+		return err
+	})
 	if err != nil {
 		a := fromError(err)
 		switch {

@@ -37,7 +37,9 @@ func (a *app) doctorCommand() *cobra.Command {
 with an agent's name the way from here to it: name, address, connection,
 certificate, clock, card, key, and a signed request. That request names a skill
 that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agent that
-says so has accepted the hub's signature.
+says so has accepted the hub's signature. While "parley keys rotate" replaces
+the hub's SAMVAD key, each SAMVAD agent is sent such a request with the new key;
+those that do not accept it yet fail.
 
 Run it on the hub's machine, as the hub's user. The exit code is 0 if nothing
 failed, else 1, warnings not counted; each failed line says which setting or
@@ -141,6 +143,7 @@ func (d *doctor) examine(ctx context.Context, agent string) {
 		d.ports()
 		d.guests()
 		d.public(ctx)
+		d.rotation(ctx)
 	} else {
 		d.agent(ctx, agent)
 	}
@@ -604,21 +607,31 @@ func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something else answers there"))
 }
 
-// roundTrip sends a signed request for a skill that nobody has.
-func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.Card) {
-	identity := d.info.SAMVAD.Identity
+// hubKeys opens the keyring for a check, and says as whom the hub signs.
+func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
+	identity = d.info.SAMVAD.Identity
 	if identity == "" && d.c.PublicURL != "" {
 		if u, err := url.Parse(d.c.PublicURL); err == nil {
 			identity = "agent://" + u.Host
 		}
 	}
 	if identity == "" {
-		d.skip("signed round trip", "the hub has no identity before it runs; set public_url, or start it")
-		return
+		d.skip(check, "the hub has no identity before it runs; set public_url, or start it")
+		return nil, ""
 	}
 	ring, err := d.a.ring()
 	if err != nil {
-		d.skip("signed round trip", "the hub's key is not at hand: %s", short(err.Error(), 200))
+		d.skip(check, "the hub's key is not at hand: %s", short(err.Error(), 200))
+		return nil, ""
+	}
+	return ring, identity
+}
+
+// roundTrip sends a signed request for a skill that nobody has, and another with
+// the hub's next key if that is being replaced.
+func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.Card) {
+	ring, identity := d.hubKeys("signed round trip")
+	if ring == nil {
 		return
 	}
 	defer ring.Close()
@@ -627,21 +640,59 @@ func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.
 		d.failed("signed round trip", "parley init makes the hub's keys", err)
 		return
 	}
+	d.tryKey(ctx, "signed round trip", name, base, card.ID, signer)
+	if next := bridge.NextOf(ring, identity); next != nil {
+		d.tryKey(ctx, "next key", name, base, card.ID, next)
+	}
+}
+
+// rotation tries every SAMVAD agent with the hub's next key, if that is being
+// replaced: those that do not accept it are told before it signs.
+func (d *doctor) rotation(ctx context.Context) {
+	if d.noSend || d.hub == nil || d.info.SAMVAD.Next == "" {
+		return
+	}
+	ring, identity := d.hubKeys("next key")
+	if ring == nil {
+		return
+	}
+	defer ring.Close()
+	next := bridge.NextOf(ring, identity)
+	if next == nil {
+		return // it has become the key that signs
+	}
+	agents, err := d.hub.Agents(ctx)
+	if err != nil {
+		d.failed("next key", "parley agents", err)
+		return
+	}
+	for _, a := range agents {
+		for _, i := range a.Identities {
+			if i.Protocol == bridge.Protocol && !i.StandIn && i.URL != "" {
+				d.tryKey(ctx, "next key", a.Name, i.URL, i.ID, next)
+			}
+		}
+	}
+}
+
+// tryKey sends a signed request for a skill that nobody has, in the form of a
+// check: an agent says that it has no such skill only after it accepted the key.
+func (d *doctor) tryKey(ctx context.Context, check, name, base, to string, signer samvad.Signer) {
 	client := &samvad.Client{Identity: signer, Guard: d.guard, Timeout: 20 * time.Second, Now: d.now,
 		HTTP: d.guard.Client(netguard.Options{Timeout: 20 * time.Second, MaxRedirects: -1, RootCAs: d.roots})}
-	_, err = client.Ask(ctx, samvad.Call{URL: base, To: card.ID, Skill: doctorSkill})
+	_, err := client.Ask(ctx, samvad.Call{URL: base, To: to, Skill: doctorSkill})
 	e := samvad.AsError(err)
 	switch {
 	case err == nil || errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeSkillNotFound:
-		d.ok("signed round trip", "%s accepts what %s signs", name, identity)
+		d.ok(check, "%s accepts what %s signs", name, signer.ID())
 	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeAuthFailed:
-		d.failed("signed round trip", fmt.Sprintf("at the agent: agent.trust_peer(%q, %q)", identity, base64.StdEncoding.EncodeToString(signer.Public())),
-			errors.New("the agent does not accept the hub's signature (AUTH_FAILED)"))
+		d.failed(check, fmt.Sprintf("at %s: agent.trust_peer(%q, %q)", name, signer.ID(), base64.StdEncoding.EncodeToString(signer.Public())),
+			fmt.Errorf("%s does not accept this key of the hub (AUTH_FAILED)", name))
 	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeTimestampExpired:
-		d.failed("signed round trip", "set the clocks: timedatectl set-ntp true", err)
+		d.failed(check, "set the clocks: timedatectl set-ntp true", err)
 	case errors.Is(err, samvad.ErrRemote):
-		d.ok("signed round trip", "%s answered %s, after it had accepted the signature or without looking at it", name, e.Code)
+		d.ok(check, "%s answered %s, after it had accepted the signature or without looking at it", name, e.Code)
 	default:
-		d.failed("signed round trip", "agents."+name+".samvad.url; see the agent's log", err)
+		d.failed(check, "agents."+name+".samvad.url; see the agent's log", err)
 	}
 }

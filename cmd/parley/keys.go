@@ -149,7 +149,12 @@ func (a *app) keysShow() *cobra.Command {
 			switch {
 			case own != nil:
 				until := ""
-				if !own.Until.IsZero() {
+				switch {
+				case own.State == keyring.Next:
+					until = "; signs from " + stamp(own.Turn)
+				case !own.Turn.IsZero():
+					until = "; signs until " + stamp(own.Turn) + ", withdrawn at " + stamp(own.Until)
+				case !own.Until.IsZero():
 					until = " until " + stamp(own.Until)
 				}
 				return a.print(own, "id           %s\nof           %s for %s\nstate        %s%s\nmade         %s by %s\nlast used    %s\nalgorithm    %s\npublic key   %s\nfingerprint  %s\n",
@@ -389,9 +394,28 @@ func (a *app) keysRotate() *cobra.Command {
 	var protocol string
 	var overlap time.Duration
 	c := &cobra.Command{
-		Use: "rotate OWNER", Short: "Replace a key of the hub; the old one stays valid for a while", Args: cobra.ExactArgs(1),
-		Long:    "Replace the key of an agent, or of the hub itself, that the hub holds. Peers who\nhave enrolled the old public key must enrol the new one before the overlap ends.",
-		Example: "  parley keys rotate hub --overlap 168h",
+		Use: "rotate OWNER", Short: "Replace a key of the hub; both are valid for a while", Args: cobra.ExactArgs(1),
+		Long: `Replace the key of an agent, or of the hub itself, that the hub holds. A hub
+that runs needs no restart, and one that is restarted goes on where it was.
+
+The hub's key for SAMVAD is replaced in phases:
+
+  1. At once the cards show both keys, the old one signs. Peers that read cards
+     know the new one as soon as they read them again. Give it to those that
+     were given a raw key (agent.trust_peer(…)): they may exchange it when they
+     like, for the hub repeats a request that is refused as not proved with the
+     other key. "parley doctor" tries each agent with the new key and lists
+     those that do not accept it yet.
+  2. When the overlap is over, the new key signs. Cards show the old one for
+     another hour.
+  3. Then the old key is withdrawn: it is on no card, and signs nothing.
+
+Keys for other protocols are one to an identity: there the new one signs at
+once, and what the old one signed stays valid for the overlap.
+
+With --overlap 0s the old key ends at once; in the middle of a replacement the
+new key that is published already takes its place.`,
+		Example: "  parley keys rotate hub --overlap 168h\n  parley doctor\n  parley keys",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			hub, err := a.running(cmd.Context())
 			if err != nil {
@@ -407,17 +431,28 @@ func (a *app) keysRotate() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if k, err = r.Rotate(args[0], protocol, overlap); errors.Is(err, keyring.ErrNotFound) {
+				if k, err = admin.Replace(r, args[0], protocol, overlap); errors.Is(err, keyring.ErrNotFound) {
 					return noKey(args[0])
 				} else if err != nil {
 					return err
 				}
 			}
-			return a.keyMade(k, "new; the old one is valid for "+overlap.String())
+			switch {
+			case k.State == keyring.Next:
+				err = a.keyMade(k, "new, and published beside the old one")
+				if err != nil || a.json {
+					return err
+				}
+				return a.print(nil, "the old one signs until %s, and is withdrawn at %s\n`parley doctor` lists the agents that do not accept the new one yet\n",
+					stamp(k.Turn), stamp(k.Turn.Add(admin.Withdrawn)))
+			case overlap > 0:
+				return a.keyMade(k, "new; the old one is valid for "+overlap.String())
+			}
+			return a.keyMade(k, "what signs now; the old one has ended")
 		},
 	}
 	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
-	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long the old key stays valid")
+	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long both keys are valid before the new one signs alone")
 	return c
 }
 
