@@ -16,7 +16,10 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	bridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -368,4 +371,48 @@ func serve(t *testing.T, p, peer, key string) served {
 		t.Fatal(err)
 	}
 	return at
+}
+
+// TestPythonServerWhileTheKeyIsReplaced: the SDK knows one raw key of the hub. The
+// agent is reached with the old one and with the new one as long as both are
+// published, and tells by a request for a skill that it has not which one it knows.
+func TestPythonServerWhileTheKeyIsReplaced(t *testing.T) {
+	p := python(t)
+	n := start(t)
+	old := n.SAMVAD().Hosting()
+	if _, err := admin.Replace(n.Keys(), keyring.Hub, "samvad", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	hosting := n.SAMVAD().Hosting()
+	if hosting.Key != old.Key || hosting.Next == "" {
+		t.Fatalf("%+v", hosting)
+	}
+	caller, err := samvad.NewIdentity("agent://caller.test", "key-current")
+	if err != nil {
+		t.Fatal(err)
+	}
+	enrol(t, n, "caller", caller.ID(), "", base64.StdEncoding.EncodeToString(caller.Public()))
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := bridge.NextOf(n.Keys(), hosting.Identity)
+	client := &samvad.Client{Identity: caller, HTTP: &http.Client{Timeout: 30 * time.Second}}
+	probe := &samvad.Client{Identity: next, HTTP: client.HTTP}
+	t.Cleanup(client.HTTP.CloseIdleConnections)
+	for _, c := range []struct {
+		name, key string
+		code      samvad.Code
+	}{{"old", hosting.Key, samvad.CodeAuthFailed}, {"new", hosting.Next, samvad.CodeSkillNotFound}} {
+		at := serve(t, p, hosting.Identity, c.key)
+		enrol(t, n, "pythonist", at.ID, at.URL, at.Key)
+		call := samvad.Call{URL: n.Addresses().HTTP + "/agents/pythonist", Skill: "repeat", Payload: []byte(`{"text":"ha","times":2}`)}
+		r, err := client.Ask(t.Context(), call)
+		if err != nil || !strings.Contains(string(r.Result), `"haha"`) {
+			t.Errorf("the agent knows the %s key: %+v, %v", c.name, r, err)
+		}
+		_, err = probe.Ask(t.Context(), samvad.Call{URL: at.URL, Skill: "parley.doctor"})
+		if e := samvad.AsError(err); e == nil || e.Code != c.code {
+			t.Errorf("the agent knows the %s key, and answers the new one with %v", c.name, err)
+		}
+	}
 }
