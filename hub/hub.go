@@ -245,6 +245,9 @@ func (h *Hub) Journal() *journal.Journal { return h.c.Journal }
 // SetPolicy puts other rules in force; messages under way are not judged anew.
 func (h *Hub) SetPolicy(p *policy.Policy) { h.policy.Store(p) }
 
+// SenderRate is how much it takes of one proved sender.
+func (h *Hub) SenderRate() policy.Rate { return h.policy.Load().SenderRate() }
+
 // Guests is the budget of guests.
 func (h *Hub) Guests() *policy.Guests { return h.c.Guests }
 

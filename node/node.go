@@ -412,7 +412,7 @@ func (n *Node) bind(ctx context.Context) error {
 	}
 	n.samvad, err = bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: roots,
 		PublicURL: n.c.PublicURL, Domain: n.c.SAMVAD.Domain, Legacy: n.c.SAMVAD.Legacy, Origins: n.c.Listen.Origins,
-		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, SenderRate: n.c.Limits.SenderRate, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
+		Window: n.c.SAMVAD.Window.Duration, MaxBody: n.k.body, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
 		Tokens: tokens, TokensPerDay: n.c.SAMVAD.TokensPerDay, Unscanned: n.c.SAMVAD.Unscanned, Lightweight: n.c.SAMVAD.Lightweight})
 	if err != nil {
 		return err

@@ -134,6 +134,9 @@ func New(c Config) (*Policy, error) {
 	return p, nil
 }
 
+// SenderRate is how much is taken of one proved sender.
+func (p *Policy) SenderRate() Rate { return p.c.SenderRate }
+
 // check refuses patterns that fit nothing.
 func check(what, from string, to []string) error {
 	for _, pattern := range append([]string{from}, to...) {

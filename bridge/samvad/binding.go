@@ -57,12 +57,11 @@ type Config struct {
 	PublicURL string          // base URL under which agents reach the hub
 	Domain    string          // agents are hosted at its sub-domains too; "": paths only
 
-	Legacy     bool                                      // accept protocol 1.1
-	Origins    []string                                  // web origins whose pages may call; "*": any
-	Transport  func(http.RoundTripper) http.RoundTripper // around outbound calls; nil: nothing
-	Window     time.Duration                             // how old a message may be; 0: 300 s
-	MaxBody    int64                                     // 0: 1 MiB
-	SenderRate float64                                   // what the cards say, per second; the hub's policy enforces its own
+	Legacy    bool                                      // accept protocol 1.1
+	Origins   []string                                  // web origins whose pages may call; "*": any
+	Transport func(http.RoundTripper) http.RoundTripper // around outbound calls; nil: nothing
+	Window    time.Duration                             // how old a message may be; 0: 300 s
+	MaxBody   int64                                     // 0: 1 MiB
 
 	Tokens       []string // bearer tokens that authenticated skills of agents here accept; none: such skills refuse everybody
 	TokensPerDay int      // that a sender may have an agent here use up in a UTC day; 0: no limit
@@ -104,8 +103,11 @@ type Binding struct {
 
 	mu     sync.RWMutex
 	hosted map[string]*protocol.Agent // by directory name; made when first asked for
-	shown  string                     // which of the hub's keys are on their cards
-	labels map[string]string          // names of agents by DNS label
+	shown  string                     // the hub's keys and limits that are on their cards
+
+	remotes map[string]*remote // cards of agents elsewhere, by directory name
+	pace    pacer
+	labels  map[string]string // names of agents by DNS label
 }
 
 // Root is the directory name of the agent that is served at the root: the hub
@@ -124,7 +126,7 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, labels: map[string]string{}, open: map[parley.ID]*task{},
+	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, pace: pacer{now: c.Now}, labels: map[string]string{}, open: map[parley.ID]*task{},
 		out: map[parley.ID]*outgoing{}, outPeers: map[string]int{}, looking: map[string]chan struct{}{}, owned: make(chan struct{}, 1)}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
 	cards := &protocol.CardStore{Guard: c.Guard, Now: c.Now}
@@ -180,6 +182,7 @@ func New(c Config) (*Binding, error) {
 		defer b.mu.Unlock()
 		if ch.Old != nil {
 			delete(b.hosted, ch.Old.Name)
+			delete(b.remotes, ch.Old.Name)
 			delete(b.labels, label(ch.Old.Name))
 		}
 		if ch.New != nil {
@@ -360,7 +363,7 @@ func (b *Binding) byHost(host string) string {
 
 // agent gives the hosted form of a directory agent, or nil.
 func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
-	keys := b.c.Keys.Valid(keyring.Hub, Protocol)
+	keys := fmt.Sprint(b.c.Hub.SenderRate().PerSecond, " ", b.c.Keys.Valid(keyring.Hub, Protocol))
 	b.mu.RLock()
 	a, same := b.hosted[name], b.shown == keys
 	b.mu.RUnlock()
@@ -399,10 +402,6 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 // card makes the card of a hosted agent. The skills of an agent elsewhere that
 // nobody declared are those of its own card.
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
-	perSender := 60 * or(int(b.c.SenderRate), 1000)
-	if perSender < 0 {
-		perSender = 1_000_000_000
-	}
 	ttl := protocol.DefaultCardTTL
 	c := &protocol.Card{
 		ID:          b.id(e.Name),
@@ -411,33 +410,57 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
 		URL:         b.AgentURL(e),
 		PublicKeys:  b.identity.cardKeys(),
-		RateLimit:   &protocol.RateLimit{RequestsPerMinute: perSender, RequestsPerSender: perSender, TokensPerSenderPerDay: b.c.TokensPerDay},
+		RateLimit:   b.limits(),
 		CardTTL:     &ttl,
 	}
 	for _, k := range e.Skills {
 		c.Skills = append(c.Skills, skill(k))
 	}
+	wait := time.Duration(0)
 	if len(e.Skills) == 0 {
-		for _, i := range e.Identities {
-			if i.Protocol != Protocol || i.StandIn || i.URL == "" {
-				continue
-			}
-			fetch, ok := b.mayFetch(ctx)
-			if !ok {
-				continue
-			}
-			remote, err := b.client.Card(fetch, i.URL)
-			if err != nil {
-				b.c.Logger.Warn("cannot read an agent's card", "agent", e.Name, "url", i.URL, "error", err)
-				continue
-			}
+		wait = protocol.DefaultFetchTimeout // there is nothing to show without it
+	}
+	if remote := b.remoteCard(ctx, e, wait); remote != nil {
+		if len(e.Skills) == 0 {
 			c.Skills, c.Name, c.Description, c.Version = remote.Skills, remote.Name, remote.Description, remote.Version
 		}
+		c.Specializations, c.Models = remote.Specializations, remote.Models
+		c.RateLimit = behind(c.RateLimit, remote.RateLimit)
 	}
 	if talks(e) {
 		c.Skills = append(c.Skills, talkSkill())
 	}
 	return c.Complete()
+}
+
+// unlimited is what a card says where the hub has no limit: the schema wants a
+// number, and one that is above zero.
+const unlimited = 1_000_000_000
+
+// limits are those of agents here: the hub's, of each proved sender. It has none
+// of all senders together.
+func (b *Binding) limits() *protocol.RateLimit {
+	l := &protocol.RateLimit{RequestsPerMinute: unlimited, RequestsPerSender: unlimited, TokensPerSenderPerDay: b.c.TokensPerDay}
+	if r := b.c.Hub.SenderRate().PerSecond; r > 0 {
+		l.RequestsPerSender = max(1, min(int(60*r), unlimited))
+	}
+	return l
+}
+
+// behind are the limits of an agent elsewhere as callers meet them here: what it
+// takes of one sender they share.
+func behind(here, there *protocol.RateLimit) *protocol.RateLimit {
+	if there == nil {
+		return here
+	}
+	l := *here
+	if n := shared(there); n > 0 {
+		l.RequestsPerMinute, l.RequestsPerSender = min(l.RequestsPerMinute, n), min(l.RequestsPerSender, n)
+	}
+	if n := there.TokensPerSenderPerDay; n > 0 && (l.TokensPerSenderPerDay == 0 || n < l.TokensPerSenderPerDay) {
+		l.TokensPerSenderPerDay = n
+	}
+	return &l
 }
 
 // elsewhere reports whether calls to an agent are calls to a SAMVAD agent of
@@ -700,6 +723,15 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
 		}
 	}
+	if before != nil { // how it was sent is to be found out, whatever the limits
+		return b.attempt(ctx, o, call, before, losses)
+	}
+	return b.paced(ctx, o, func() hub.Outcome { return b.attempt(ctx, o, call, nil, losses) })
+}
+
+// attempt makes a call once; see [Binding.leave] for before.
+func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *outgoing, losses []parley.Loss) hub.Outcome {
+	m := o.Message
 	switch m.Kind {
 	case parley.Request:
 		if err := b.passOn(ctx, m, &call); err != nil {

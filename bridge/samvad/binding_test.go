@@ -447,7 +447,7 @@ func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(ht
 		t.Fatal(err)
 	}
 	card := &samvad.Card{ID: id.ID(), Name: "Elsewhere", Version: "1", Description: "x", URL: "http://elsewhere.test",
-		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
+		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)}, RateLimit: &samvad.RateLimit{RequestsPerMinute: 1e9, RequestsPerSender: 1e9},
 		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
 			Modes: append(modes, samvad.ModeSync), Trust: samvad.TrustPublic}}}
 	var h http.Handler = &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}},
@@ -605,7 +605,10 @@ func TestStreamThatEndsInsideItsLastEvent(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	var calls atomic.Int64
 	identity := agentElsewhere(t, w, nil, func(http.Handler) http.Handler {
-		return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				return // the card
+			}
 			calls.Add(1)
 			rw.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(rw, "data: {\"chunk\":1,\"done\":false}\n\ndata: {\"done\":true,\"result\":{\"a\"")

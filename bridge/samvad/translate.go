@@ -329,7 +329,9 @@ func fromError(err error) answer {
 	switch {
 	case code == parley.RateLimited:
 		wait := max(e.RetryAfter, time.Second)
-		return answer{err: parley.Fail(code, err, "the agent asks to come back later"), wait: wait}
+		limited := parley.Fail(code, err, "the agent asks to come back later")
+		limited.After = wait
+		return answer{err: limited, wait: wait}
 	case code == "":
 		code = parley.HandlerFailed
 	}
