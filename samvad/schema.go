@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/big"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -252,7 +255,8 @@ func CompileInput(text jsonx.Value) (*InputSchema, error) {
 // Apply gives the payload that the handler gets: members that the schema
 // forbids are taken out at every level, defaults filled in, the rest
 // validated (SAM-090). A payload that needs no change is returned as it is,
-// byte for byte. The error wraps [ErrPayload]; its text names the place.
+// byte for byte. The error wraps [ErrPayload]; its text names the member and
+// the constraint.
 func (s *InputSchema) Apply(payload jsonx.Value) (_ jsonx.Value, err error) {
 	if jsonx.IsNull(payload) {
 		payload = jsonx.Value("{}")
@@ -274,7 +278,7 @@ func (s *InputSchema) Apply(payload jsonx.Value) (_ jsonx.Value, err error) {
 	if err := s.schema.Validate(v); err != nil {
 		var ve *jsonschema.ValidationError
 		if errors.As(err, &ve) {
-			return nil, refuse(ErrPayload, "The payload does not fit the skill's input schema at "+place(ve)+".", err)
+			return nil, refuse(ErrPayload, constraint(ve), err)
 		}
 		return nil, refuse(ErrPayload, "", err)
 	}
@@ -284,14 +288,88 @@ func (s *InputSchema) Apply(payload jsonx.Value) (_ jsonx.Value, err error) {
 	return appendTree(nil, v)
 }
 
-// place names the first value that failed as a JSON pointer, without quoting
-// what the sender wrote.
-func place(e *jsonschema.ValidationError) string {
+// constraint says which rule of a schema a value breaks first, in the form of the
+// published example: "Field 'code' exceeds maxLength of 50000 characters" (SAMVAD
+// 1.2 §4). It names members and what the schema says, not what the sender wrote.
+func constraint(e *jsonschema.ValidationError) string {
 	for len(e.Causes) > 0 {
 		e = e.Causes[0]
 	}
-	p := "/" + strings.Join(e.InstanceLocation, "/")
-	return strconv.Quote(clip(p))
+	if k, ok := e.ErrorKind.(*kind.Required); ok {
+		return subject(slices.Concat(e.InstanceLocation, k.Missing[:1])...) + " is required"
+	}
+	return subject(e.InstanceLocation...) + " " + broken(e)
+}
+
+// subject names a member by its way from the payload.
+func subject(way ...string) string {
+	if len(way) == 0 {
+		return "The payload"
+	}
+	q := strconv.Quote(clip(strings.Join(way, ".")))
+	return "Field '" + q[1:len(q)-1] + "'"
+}
+
+func broken(e *jsonschema.ValidationError) string {
+	switch k := e.ErrorKind.(type) {
+	case *kind.Type:
+		return "is not of type " + strings.Join(k.Want, " or ")
+	case *kind.Enum:
+		return "is not one of the enum " + literals(k.Want...)
+	case *kind.Const:
+		return "is not the const " + literals(k.Want)
+	case *kind.MaxLength:
+		return fmt.Sprintf("exceeds maxLength of %d characters", k.Want)
+	case *kind.MinLength:
+		return fmt.Sprintf("is below minLength of %d characters", k.Want)
+	case *kind.MaxItems:
+		return fmt.Sprintf("exceeds maxItems of %d", k.Want)
+	case *kind.MinItems:
+		return fmt.Sprintf("is below minItems of %d", k.Want)
+	case *kind.MaxProperties:
+		return fmt.Sprintf("exceeds maxProperties of %d", k.Want)
+	case *kind.MinProperties:
+		return fmt.Sprintf("is below minProperties of %d", k.Want)
+	case *kind.Maximum:
+		return "exceeds maximum of " + decimal(k.Want)
+	case *kind.Minimum:
+		return "is below minimum of " + decimal(k.Want)
+	case *kind.ExclusiveMaximum:
+		return "is not below exclusiveMaximum of " + decimal(k.Want)
+	case *kind.ExclusiveMinimum:
+		return "is not above exclusiveMinimum of " + decimal(k.Want)
+	case *kind.MultipleOf:
+		return "is not a multipleOf " + decimal(k.Want)
+	case *kind.Pattern:
+		return "does not match pattern " + clip(k.Want)
+	case *kind.Format:
+		return "does not match format " + clip(k.Want)
+	}
+	if way := e.ErrorKind.KeywordPath(); len(way) > 0 {
+		return "does not fit " + way[0]
+	}
+	return "does not fit the skill's input schema"
+}
+
+// literals lists values of a schema as JSON.
+func literals(values ...any) string {
+	out := make([]string, len(values))
+	for i, v := range values {
+		b, err := appendTree(nil, v)
+		if err != nil {
+			b = []byte("?")
+		}
+		out[i] = string(b)
+	}
+	return clip(strings.Join(out, ", "))
+}
+
+// decimal writes a bound of a schema.
+func decimal(r *big.Rat) string {
+	if r.IsInt() {
+		return clip(r.Num().String())
+	}
+	return clip(strings.TrimRight(r.FloatString(12), "0"))
 }
 
 // fitter takes out of a value what its schema forbids to be there and fills
