@@ -313,6 +313,9 @@ type SAMVADAgent struct {
 	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`
 	Key string `toml:"key" reload:"yes" doc:"its public key, base64; without it the key comes from its card"`
 	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
+
+	TokenFile string `toml:"token_file" reload:"yes" doc:"file with the bearer token for its authenticated skills, which callers without a token of their own then reach"`
+	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls that bring no delegation one of the hub's own: for the one skill, 15 minutes, not to be passed on"`
 }
 
 // Duration is a time.Duration that is written "30s".
@@ -351,6 +354,9 @@ func Load(path string) (Config, error) {
 		}
 	}
 	for _, a := range c.Agents {
+		if a.SAMVAD != nil && a.SAMVAD.TokenFile != "" && !filepath.IsAbs(a.SAMVAD.TokenFile) {
+			a.SAMVAD.TokenFile = filepath.Join(dir, a.SAMVAD.TokenFile)
+		}
 		if a.A2E != nil && a.A2E.TokenFile != "" && !filepath.IsAbs(a.A2E.TokenFile) {
 			a.A2E.TokenFile = filepath.Join(dir, a.A2E.TokenFile)
 		}

@@ -480,6 +480,7 @@ type configuredAgent struct {
 	id    string // its identity in SAMVAD
 	kid   string
 	key   []byte // its key in SAMVAD; nil: none is enrolled
+	calls bridge.Credentials
 	card  []byte // in ASP; nil: none is registered
 	asp   string // its agent URI
 	trust *asp.TrustComponents
@@ -497,6 +498,9 @@ func (n *Node) entries(c *Config) ([]configuredAgent, error) {
 				return nil, fmt.Errorf("agents.%s.samvad: %w", name, err)
 			}
 			e.agent.Identities, e.id, e.kid = append(e.agent.Identities, id), id.ID, s.KID
+			if e.calls, err = s.credentials(); err != nil {
+				return nil, fmt.Errorf("agents.%s.samvad.%w", name, err)
+			}
 			if s.Key != "" {
 				if e.key, err = base64.StdEncoding.DecodeString(s.Key); err != nil {
 					return nil, fmt.Errorf("agents.%s.samvad.key: not base64: %w", name, err)
@@ -542,6 +546,7 @@ func (n *Node) putConfigured(ctx context.Context, e configuredAgent) error {
 			return fmt.Errorf("agents.%s.samvad.key: %w", e.agent.Name, err)
 		}
 	}
+	n.samvad.SetCredentials(e.agent.Name, e.calls)
 	e.agent.Skills = n.a2eSkills(e.agent)
 	if _, err := n.directory.Put(ctx, e.agent, directory.FromConfig); err != nil {
 		return fmt.Errorf("agents.%s: %w", e.agent.Name, err)

@@ -107,7 +107,9 @@ type Binding struct {
 
 	remotes map[string]*remote // cards of agents elsewhere, by directory name
 	pace    pacer
-	labels  map[string]string // names of agents by DNS label
+
+	credentials map[string]Credentials // of agents elsewhere, by directory name
+	labels      map[string]string      // names of agents by DNS label
 }
 
 // Root is the directory name of the agent that is served at the root: the hub
@@ -126,7 +128,7 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, pace: pacer{now: c.Now}, labels: map[string]string{}, open: map[parley.ID]*task{},
+	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, credentials: map[string]Credentials{}, pace: pacer{now: c.Now}, labels: map[string]string{}, open: map[parley.ID]*task{},
 		out: map[parley.ID]*outgoing{}, outPeers: map[string]int{}, looking: map[string]chan struct{}{}, owned: make(chan struct{}, 1)}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
 	cards := &protocol.CardStore{Guard: c.Guard, Now: c.Now}
@@ -184,6 +186,9 @@ func New(c Config) (*Binding, error) {
 			delete(b.hosted, ch.Old.Name)
 			delete(b.remotes, ch.Old.Name)
 			delete(b.labels, label(ch.Old.Name))
+		}
+		if ch.New == nil && ch.Old != nil {
+			delete(b.credentials, ch.Old.Name)
 		}
 		if ch.New != nil {
 			delete(b.hosted, ch.New.Name)
@@ -734,7 +739,7 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 	m := o.Message
 	switch m.Kind {
 	case parley.Request:
-		if err := b.passOn(ctx, m, &call); err != nil {
+		if err := b.passOn(ctx, m, o.Recipient.Name, &call); err != nil {
 			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
 		}
 		mode := b.mode(ctx, o, call.Skill)
@@ -766,34 +771,65 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 	}
 }
 
+// Credentials are what calls of an agent elsewhere carry by configuration, where
+// their sender brought none. They are in no record.
+type Credentials struct {
+	Token    string // bearer token for authenticated skills; "": none
+	Delegate bool   // a delegation token of the hub's own
+}
+
+// SetCredentials says what calls of an agent carry, until the agent is removed.
+func (b *Binding) SetCredentials(agent string, c Credentials) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c == (Credentials{}) {
+		delete(b.credentials, agent)
+		return
+	}
+	b.credentials[agent] = c
+}
+
 // passOn has a call to another SAMVAD agent carry what the sender said of its
 // right to it: its token, for the agent to judge, and its delegation, issued
 // anew by the hub for this one skill, one level less and no longer (SAM-105).
-func (b *Binding) passOn(ctx context.Context, m *parley.Message, call *protocol.Call) *parley.Error {
-	if m.Origin.Protocol != Protocol {
-		return nil
+// What the sender did not bring is the operator's, if that is configured.
+func (b *Binding) passOn(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
+	var e *protocol.Envelope // nil: of another protocol, or of version 1.1, which knows neither
+	if m.Origin.Protocol == Protocol {
+		e, _ = protocol.Decode(m.Origin.Raw)
 	}
-	e, err := protocol.Decode(m.Origin.Raw)
-	if err != nil {
-		return nil // of an earlier version of the protocol, which knows neither
+	delegation := ""
+	if e != nil {
+		token, refused := b.tokens.tokenOf(m, e)
+		if refused != nil {
+			return refused
+		}
+		if token != "" {
+			call.Auth = &protocol.Auth{Scheme: e.Auth.Scheme, Token: token}
+		}
+		delegation = e.DelegationToken
 	}
-	token, refused := b.tokens.tokenOf(m, e)
-	if refused != nil {
-		return refused
-	}
-	if token != "" {
-		call.Auth = &protocol.Auth{Scheme: e.Auth.Scheme, Token: token}
-	}
-	if e.DelegationToken == "" {
-		return nil
+	b.mu.RLock()
+	own := b.credentials[to]
+	b.mu.RUnlock()
+	if call.Auth == nil && own.Token != "" {
+		call.Auth = &protocol.Auth{Scheme: "bearer", Token: own.Token}
 	}
 	now := b.c.Now()
-	d, err := protocol.VerifyDelegation(ctx, e.DelegationToken, b.server.Verifier.Keys, now)
-	if err == nil {
-		d, err = d.Narrow(b.client.Identity.ID(), []string{call.Skill})
+	var d *protocol.Delegation
+	var err error
+	switch {
+	case delegation != "":
+		if d, err = protocol.VerifyDelegation(ctx, delegation, b.server.Verifier.Keys, now); err == nil {
+			d, err = d.Narrow(b.identity.ID(), []string{call.Skill})
+		}
+	case own.Delegate:
+		d = &protocol.Delegation{Subject: b.identity.ID(), Scope: []string{call.Skill}, MaxDepth: 1}
+	default:
+		return nil
 	}
 	if err == nil {
-		call.DelegationToken, err = d.Issue(b.client.Identity, now)
+		call.DelegationToken, err = d.Issue(b.identity, now)
 	}
 	if err != nil {
 		return parley.Refuse(parley.Forbidden, "the delegation does not reach to %q any more", m.To).Because(err)

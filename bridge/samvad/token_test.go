@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
+	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
@@ -179,5 +182,58 @@ func TestTokenIsPassedOn(t *testing.T) {
 				t.Errorf("the agent elsewhere had %+v", got)
 			}
 		})
+	}
+}
+
+// Callers without a token reach an authenticated skill elsewhere by the one that
+// the operator configured, and by a delegation of the hub's own: narrow, short,
+// and in no record. A sender's own token goes before.
+func TestConfiguredCredentials(t *testing.T) {
+	c := newClock()
+	w := newWorld(t, node.Config{Now: c.now})
+	w.client.Now = c.now
+	var seen *samvad.Request
+	w.agentElsewhereNamed("elsewhere", func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
+		seen = r
+		return samvad.Response{}, nil
+	})
+	const secret = "the-operators-token"
+	w.SAMVAD().SetCredentials("elsewhere", samvadbridge.Credentials{Token: secret, Delegate: true})
+	if m, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || m.Kind != parley.Response {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if seen.Auth == nil || *seen.Auth != (samvad.Auth{Scheme: "bearer", Token: secret}) {
+		t.Errorf("auth: %+v", seen.Auth)
+	}
+	hub := w.SAMVAD().Hosting()
+	key, err := samvad.ParseKey(hub.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := samvad.VerifyDelegation(t.Context(), seen.DelegationToken, samvad.StaticKeys{hub.Identity: {key}}, c.now())
+	if err != nil || d.Issuer != hub.Identity || d.Subject != hub.Identity || d.MaxDepth != 1 || len(d.Scope) != 1 || d.Scope[0] != "ask" ||
+		d.Expires.After(c.now().Add(15*time.Minute)) {
+		t.Errorf("%+v, %v", d, err)
+	}
+	own := samvad.Call{URL: w.base + "/agents/elsewhere", Skill: "ask", Auth: &samvad.Auth{Scheme: "bearer", Token: "the-senders-token"}}
+	if _, err := w.client.Ask(t.Context(), own); err != nil || seen.Auth.Token != "the-senders-token" {
+		t.Errorf("%+v, %v", seen.Auth, err)
+	}
+	for p := range w.Hub().Journal().Partitions() {
+		for r, err := range w.Hub().Journal().Records(t.Context(), p, journal.From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := r.Message; m != nil {
+				text := fmt.Sprintf("%s %s %v %s", m.Origin.Raw, m.Extensions, m.Origin.Header, m.Parts)
+				if strings.Contains(text, secret) || strings.Contains(text, seen.DelegationToken) {
+					t.Errorf("a record holds it: %s", text)
+				}
+			}
+		}
+	}
+	w.SAMVAD().SetCredentials("elsewhere", samvadbridge.Credentials{})
+	if _, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || seen.Auth != nil || seen.DelegationToken != "" {
+		t.Errorf("%+v, %v", seen.Envelope, err)
 	}
 }

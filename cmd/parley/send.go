@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -23,7 +24,7 @@ type sending struct {
 	wait                                     time.Duration
 
 	protocol, url, keyFile, as string
-	export                     string
+	export, tokenFile          string
 }
 
 func (a *app) sendCommand() *cobra.Command {
@@ -55,6 +56,9 @@ or failed, 3 when no hub answers.`,
 					return err
 				}
 			}
+			if s.tokenFile != "" && s.protocol != "samvad" {
+				return usage("--token-file is for --protocol samvad; for messages through a hub its operator sets agents.NAME.samvad.token_file")
+			}
 			switch s.protocol {
 			case "":
 				return a.sendThrough(cmd.Context(), s, raw, isJSON && !s.text)
@@ -77,6 +81,7 @@ or failed, 3 when no hub answers.`,
 	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
 	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
 	f.StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
+	f.StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for authenticated skills")
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
 	f.StringVar(&s.conversation, "conversation", "", "id of a conversation that goes on")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
@@ -234,6 +239,17 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: []byte(strings.TrimSpace(string(raw)))}
 	if len(raw) == 0 {
 		call.Payload = nil
+	}
+	if s.tokenFile != "" {
+		b, err := os.ReadFile(s.tokenFile)
+		if err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--token-file: %w", err)}
+		}
+		token := strings.TrimSpace(string(b))
+		if token == "" {
+			return usage("--token-file: %s holds no token", s.tokenFile)
+		}
+		call.Auth = &samvad.Auth{Scheme: "bearer", Token: token}
 	}
 	switch {
 	case s.stream:
