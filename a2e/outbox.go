@@ -10,6 +10,8 @@ type outFrame struct {
 	seq  uint64 // 0: not in the store
 	line []byte
 	at   time.Time // when it was written
+
+	returned func(bool) // see Request.OnReturned; nil: no handler wants to know
 }
 
 // outbox holds frames until a transport has written them (A2E §7.1): in
@@ -23,6 +25,9 @@ type outbox struct {
 
 	sent      []outFrame
 	sentBytes int
+
+	// unproved are told whether the agent read frames that stream has written.
+	unproved []func(bool)
 
 	stream *stream       // the transport that writes; nil when there is none
 	room   chan struct{} // closed when something was written; nil when nobody waits
@@ -74,8 +79,8 @@ func (o *outbox) pushFront(fs ...outFrame) {
 }
 
 // attach makes st the transport; the one before ends. A transport that follows
-// another is given again what that one wrote last.
-func (o *outbox) attach(st *stream) {
+// another is given again what that one wrote last. unread is told false.
+func (o *outbox) attach(st *stream) (unread []func(bool)) {
 	if o.stream != nil {
 		close(o.stream.gone)
 	}
@@ -84,6 +89,13 @@ func (o *outbox) attach(st *stream) {
 	if o.len() > 0 {
 		st.poke()
 	}
+	return o.takeUnproved()
+}
+
+func (o *outbox) takeUnproved() []func(bool) {
+	fs := o.unproved
+	o.unproved = nil
+	return fs
 }
 
 func (o *outbox) rewind() {
@@ -112,6 +124,10 @@ func (o *outbox) written(n int, now time.Time, keep int) {
 		o.head++
 		o.bytes -= len(f.line)
 		f.at = now
+		if f.returned != nil {
+			o.unproved = append(o.unproved, f.returned)
+			f.returned = nil
+		}
 		o.sent = append(o.sent, f)
 		o.sentBytes += len(f.line)
 	}

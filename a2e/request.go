@@ -26,9 +26,25 @@ type Request struct {
 	provider Provider
 	life     lifetime
 
-	mu   sync.Mutex
-	done bool // the final frame is out
-	seq  int64
+	mu       sync.Mutex
+	done     bool // the final frame is out
+	seq      int64
+	returned func(bool)
+}
+
+// OnReturned has f called once, when the host knows whether the agent has the
+// answer: true when the agent goes on over the transport that the answer was
+// written to, or ends it in order; false when the transport or the session ends
+// first, or when the agent is answered with an error. A handler calls it once,
+// before it returns. f must not wait for the session.
+func (r *Request) OnReturned(f func(returned bool)) {
+	r.mu.Lock()
+	done := r.done
+	r.returned = f
+	r.mu.Unlock()
+	if done { // it was too late: the agent has an error
+		f(false)
+	}
 }
 
 // Response is what a handler answers.
@@ -384,11 +400,16 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	if s.out.bytes > 2*r.h.limits.OutBytes { // an agent that never reads
 		line, code = appendError(nil, ErrFull.about(r.ID), NewID(), r.h.Now()), OutOfMemory
 	}
+	f, returned := outFrame{line: line}, r.returned
+	if code == "" {
+		f.returned = returned
+	}
+	var unqueued error
 	if r.h.Store == nil {
-		s.queueLocked(outFrame{line: line})
+		unqueued = s.queueLocked(f)
 	} else {
 		s.mu.Unlock()
-		_ = s.queue(line)
+		unqueued = s.queue(f)
 		s.mu.Lock()
 	}
 	delete(s.inflight, r.ID)
@@ -402,6 +423,9 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	st := s.out.stream
 	s.mu.Unlock()
 	r.mu.Unlock()
+	if returned != nil && (code != "" || unqueued != nil) {
+		returned(false)
+	}
 	r.life.end(context.Canceled)
 	switch {
 	case st == nil:

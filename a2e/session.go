@@ -194,11 +194,12 @@ func (s *Session) attach(st *stream, greeting []byte) error {
 		return ErrClosed
 	}
 	s.last = time.Now()
-	s.out.attach(st)
+	unread := s.out.attach(st)
 	if greeting != nil {
 		s.out.pushFront(outFrame{line: greeting})
 	}
 	s.mu.Unlock()
+	tell(unread, false)
 	s.proved(st.ctx)
 	return nil
 }
@@ -217,7 +218,9 @@ func (s *Session) proved(ctx context.Context) {
 func (s *Session) detach(st *stream) {
 	s.mu.Lock()
 	over := false
+	var unread []func(bool)
 	if s.out.detach(st) {
+		unread = s.out.takeUnproved()
 		s.last = time.Now()
 		if s.state == StateActive {
 			s.timer.Reset(min(s.h.limits.Idle, 30*time.Second))
@@ -225,8 +228,24 @@ func (s *Session) detach(st *stream) {
 		over = s.drainedLocked() // it need not wait for a reader that is gone
 	}
 	s.mu.Unlock()
+	tell(unread, false)
 	if over {
 		s.close(ErrShuttingDown)
+	}
+}
+
+// read notes that the agent goes on over its transport: what was written there
+// before has reached it.
+func (s *Session) read() {
+	s.mu.Lock()
+	fs := s.out.takeUnproved()
+	s.mu.Unlock()
+	tell(fs, true)
+}
+
+func tell(fs []func(bool), returned bool) {
+	for _, f := range fs {
+		f(returned)
 	}
 }
 
@@ -315,7 +334,7 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 
 // send queues one line for the agent. It never waits for the agent.
 func (s *Session) send(line []byte) error {
-	err := s.queue(line)
+	err := s.queue(outFrame{line: line})
 	s.mu.Lock()
 	st := s.out.stream
 	s.mu.Unlock()
@@ -326,22 +345,23 @@ func (s *Session) send(line []byte) error {
 }
 
 // queue is send, but leaves it to the caller to wake the transport.
-func (s *Session) queue(line []byte) error {
+func (s *Session) queue(f outFrame) error {
 	if s.h.Store == nil || !s.isActive() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.queueLocked(outFrame{line: line})
+		return s.queueLocked(f)
 	}
 	s.storeMu.Lock()
 	defer s.storeMu.Unlock()
-	if err := s.h.Store.Append(s.ctx, s.id, s.seq+1, line); err != nil {
+	if err := s.h.Store.Append(s.ctx, s.id, s.seq+1, f.line); err != nil {
 		s.lost(err)
 		return ErrClosed.Because(err)
 	}
 	s.seq++
+	f.seq = s.seq
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.queueLocked(outFrame{seq: s.seq, line: line})
+	return s.queueLocked(f)
 }
 
 func (s *Session) queueLocked(f outFrame) error {
@@ -426,6 +446,7 @@ func (s *Session) frameLimit() int {
 // line had no end. With a session that goes on instead of this one, because the
 // handshake resumed it, comes its answer.
 func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []byte) {
+	s.read()
 	now := time.Now()
 	m, e := s.h.types.decode(line, s.h.limits.Depth)
 	if e != nil || m.Capability() == "" {
@@ -551,9 +572,14 @@ func (s *Session) drainedLocked() bool {
 func (s *Session) close(cause *Error) {
 	s.mu.Lock()
 	was := s.state
+	var read []func(bool)
+	if s.drainedLocked() && s.out.stream != nil { // an end in order: all was written, and the agent stayed for it
+		read = s.out.takeUnproved()
+	}
 	s.closeLocked(cause)
 	keep := s.keep
 	s.mu.Unlock()
+	tell(read, true)
 	if was == StateClosed {
 		return
 	}
@@ -580,6 +606,16 @@ func (s *Session) closeLocked(*Error) {
 		s.overdueTimer.Stop()
 	}
 	s.waiting = nil
+	unread := s.out.takeUnproved()
+	for i := s.out.head; i < len(s.out.waiting); i++ {
+		if f := &s.out.waiting[i]; f.returned != nil {
+			unread = append(unread, f.returned)
+			f.returned = nil
+		}
+	}
+	if len(unread) > 0 {
+		go tell(unread, false) // they may ask the session
+	}
 	close(s.done)
 	s.cancel()
 	for _, r := range s.inflight {

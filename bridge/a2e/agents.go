@@ -70,7 +70,7 @@ func (a *subagents) awaited(agent string) bool {
 	return a.awaits[agent] > 0
 }
 
-func ownerPrefix(agent string) string { return strings.TrimPrefix(owedPrefix(agent), "owed/") }
+func ownerPrefix(agent string) string { return strings.TrimPrefix(keptPrefix(agent), "owed/") }
 
 func (a *subagents) key(agent, id string) string { return ownerPrefix(agent) + id }
 

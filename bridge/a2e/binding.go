@@ -138,7 +138,7 @@ func New(c Config) (*Binding, error) {
 	b.agents = newSubagents(b)
 	b.hosts = newHosts(b)
 	b.store.known = func(name string) bool { _, ok := b.agent(name); return ok }
-	b.store.owe = b.inboxes.owe
+	b.store.kept = b.inboxes.ids
 	capabilities := map[string]protocol.Provider{
 		"tools":       protocol.ServeTools(b.tools),
 		"skill":       protocol.ServeSkills(skills{b.tools}),
@@ -153,7 +153,7 @@ func New(c Config) (*Binding, error) {
 	}
 	b.host = &protocol.Host{
 		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.store, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
-		ConnContext: c.ConnContext, Authenticated: b.authenticated, Audit: b.audit, Refused: b.refused,
+		ConnContext: c.ConnContext, Authenticated: b.authenticated, Refused: b.refused,
 		Log: c.Logger, Now: c.Now,
 	}
 	b.store.attached = func(id string) bool {
@@ -197,9 +197,6 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 func (b *Binding) Start(ctx context.Context) error {
 	if err := b.memory.load(ctx); err != nil {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
-	}
-	if err := b.store.inherit(ctx); err != nil {
-		return fmt.Errorf("read the sessions of A2E agents: %w", err)
 	}
 	b.hosts.start()
 	if b.c.Listen != nil {
@@ -544,11 +541,6 @@ func (b *Binding) refused(f protocol.Refusal) {
 	}
 	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote, Claim: claim, To: clip(f.Type, 128), Step: f.Err.Step, Code: code,
 		Text: f.Err.Text, Cause: cause, Size: f.Size})
-}
-
-// audit is told of every request that was answered.
-func (b *Binding) audit(r protocol.Record) {
-	b.inboxes.answered(r.SessionID, r.ReqID, r.Success)
 }
 
 // Deliver implements hub.Binding.

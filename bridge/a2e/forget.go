@@ -113,20 +113,20 @@ func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err e
 	return n, nil
 }
 
-// forget drops what agents are owed.
+// forget drops what is kept for agents.
 func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	list, err := collect(ctx, x.owed, "owed/")
+	list, err := collect(ctx, x.kept, "owed/")
 	if err != nil {
 		return 0, err
 	}
 	for _, v := range list {
 		var m arrival
-		known := json.Unmarshal(v.Data, &m) == nil
-		if !(f.Agent != "" && strings.HasPrefix(v.Key, owedPrefix(f.Agent)) ||
+		known := json.Unmarshal(readKept(v).Arrival, &m) == nil
+		if !(f.Agent != "" && strings.HasPrefix(v.Key, keptPrefix(f.Agent)) ||
 			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() && m.Conversation == f.Conversation)) {
 			continue
 		}
-		if err := x.owed.Delete(ctx, v.Key, 0); err != nil {
+		if err := x.kept.Delete(ctx, v.Key, 0); err != nil {
 			return n, err
 		}
 		n++

@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	protocol "github.com/parley-hub/parley/a2e"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
@@ -27,17 +27,17 @@ import (
 //
 // A frame is recorded at once while no transport is attached. While one is, it
 // is recorded when it could not be written within linger: what an agent reads
-// at once costs no write. Who must know that a frame is safe waits for that
-// with settle.
+// at once costs no write.
 type store struct {
 	s        journal.State
 	now      func() time.Time
 	log      *slog.Logger
 	node     string
 	linger   time.Duration
-	attached func(sessionID string) bool                                           // asked without locks held
-	known    func(agent string) bool                                               // whether the directory still has it
-	owe      func(ctx context.Context, agent string, owed []json.RawMessage) error // takes what a session that ended still owed of its inbox
+	attached func(sessionID string) bool // asked without locks held
+	known    func(agent string) bool     // whether the directory still has it
+	// kept gives the messages that the agent's next inbox call has.
+	kept func(ctx context.Context, agent string) (map[parley.ID]bool, error)
 
 	mu       sync.Mutex
 	sessions map[string]*kept
@@ -58,10 +58,8 @@ type kept struct {
 	count    int    // frames in the recorded value
 	upTo     uint64 // the last of them
 	last     uint64 // of the frames appended
-	done     uint64 // of the frames delivered
 	lost     error
 	timer    *time.Timer
-	changed  chan struct{} // closed when upTo, done or lost changed; nil when nobody waits
 }
 
 // saved is the recorded form. The session's id is a secret; only its hash is
@@ -75,7 +73,7 @@ type saved struct {
 	Epoch    uint64          `json:"epoch"` // grows with every take-over
 	LastSeq  uint64          `json:"last_seq"`
 	Frames   []savedFrame    `json:"frames,omitempty"`
-	Inbox    map[string]bool `json:"inbox,omitempty"` // requests that are inbox calls; true: their messages went out as events
+	Inbox    map[string]bool `json:"inbox,omitempty"` // requests that are inbox calls
 }
 
 type savedFrame struct {
@@ -155,7 +153,6 @@ func (t *store) save(ctx context.Context, k *kept) error {
 	}
 	if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrNotFound) {
 		k.lost = fmt.Errorf("%w: %w", errMoved, err)
-		k.wake()
 		return k.lost
 	}
 	if err != nil {
@@ -165,15 +162,7 @@ func (t *store) save(ctx context.Context, k *kept) error {
 	if k.count > 0 {
 		k.upTo = k.rec.Frames[k.count-1].Seq
 	}
-	k.wake()
 	return nil
-}
-
-func (k *kept) wake() {
-	if k.changed != nil {
-		close(k.changed)
-		k.changed = nil
-	}
 }
 
 // Append implements a2e.Store.
@@ -241,7 +230,6 @@ func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 	if k.lost != nil {
 		return k.lost
 	}
-	k.done = max(k.done, seq)
 	recorded := k.count > 0 && len(k.rec.Frames) > 0 && k.rec.Frames[0].Seq <= min(seq, k.upTo)
 	n := 0
 	for n < len(k.rec.Frames) && k.rec.Frames[n].Seq <= seq {
@@ -251,7 +239,6 @@ func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 	if k.rec.Frames = k.rec.Frames[n:]; len(k.rec.Frames) == 0 {
 		k.rec.Frames = nil
 	}
-	k.wake()
 	if recorded {
 		return t.save(context.WithoutCancel(ctx), k)
 	}
@@ -278,13 +265,14 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 		}
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
-		if owed := k.owed(); len(owed) > 0 {
-			// The agent may have given the call up meanwhile, and would pass over what
-			// comes for it: its next one has them.
-			if err := t.owe(ctx, k.rec.Agent, owed); err != nil {
+		if len(k.rec.Inbox) > 0 {
+			// The agent may have given its call up meanwhile, and would pass over what
+			// comes for it: its next one has that.
+			next, err := t.kept(ctx, k.rec.Agent)
+			if err != nil {
 				return protocol.SessionRecord{}, false, err
 			}
-			k.take()
+			k.take(next)
 		}
 		if err := t.save(ctx, k); errors.Is(err, errMoved) {
 			continue // another node was faster; it may have left again
@@ -305,40 +293,7 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 	return protocol.SessionRecord{}, false, errMoved
 }
 
-// inherit keeps, for the next inbox call of each agent, what the sessions had not
-// brought that this node held when it ended: an agent that was started again too
-// does not come back to its session.
-func (t *store) inherit(ctx context.Context) error {
-	var all []journal.Value
-	for v, err := range t.s.Range(ctx, "") {
-		if err != nil {
-			return err
-		}
-		all = append(all, v)
-	}
-	for _, v := range all {
-		k := &kept{key: v.Key, revision: v.Revision}
-		if json.Unmarshal(v.Data, &k.rec) != nil || k.rec.Node != t.node || !t.known(k.rec.Agent) {
-			continue // what cannot be read is told to who asks for it
-		}
-		owed := k.owed()
-		if len(owed) == 0 {
-			continue
-		}
-		if err := t.owe(ctx, k.rec.Agent, owed); err != nil {
-			return err
-		}
-		k.take()
-		k.last = k.rec.LastSeq
-		if err := t.save(ctx, k); err != nil && !errors.Is(err, errMoved) {
-			return err
-		}
-	}
-	return nil
-}
-
-// Close implements a2e.Store. Messages of the inbox that the agent has not had
-// are kept for its next inbox call.
+// Close implements a2e.Store.
 func (t *store) Close(ctx context.Context, id string) error {
 	t.mu.Lock()
 	k := t.sessions[id]
@@ -356,27 +311,23 @@ func (t *store) Close(ctx context.Context, id string) error {
 		t.work.Done()
 	}
 	k.timer = nil
-	var errs []error
-	if owed := k.owed(); len(owed) > 0 {
-		errs = append(errs, t.owe(ctx, k.rec.Agent, owed))
-	}
-	k.done = k.last
 	k.lost = errMoved
-	k.wake()
 	if err := t.s.Delete(ctx, k.key, k.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
-		errs = append(errs, err)
+		return err
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// take removes what owed finds: events of inbox calls go, and an answer that is
-// among the frames says that there is more; k is locked or not shared yet.
-func (k *kept) take() {
+// take removes from the frames what the agent's next inbox call has: events of
+// inbox calls, and the messages named by next, of which an answer then says that
+// there is more. k is locked or not shared yet.
+func (k *kept) take(next map[parley.ID]bool) {
 	var left []savedFrame
 	for _, f := range k.rec.Frames {
 		var line map[string]json.RawMessage
 		var request, kind string
-		if json.Unmarshal([]byte(f.Line), &line) != nil || json.Unmarshal(line["req_id"], &request) != nil || json.Unmarshal(line["type"], &kind) != nil {
+		if json.Unmarshal([]byte(f.Line), &line) != nil || json.Unmarshal(line["req_id"], &request) != nil ||
+			json.Unmarshal(line["type"], &kind) != nil {
 			left = append(left, f)
 			continue
 		}
@@ -385,14 +336,10 @@ func (k *kept) take() {
 			continue
 		}
 		if inbox && kind == "tool/call/resp" {
-			var data map[string]json.RawMessage
-			if json.Unmarshal(line["data"], &data) == nil && data["data"] != nil {
-				data["data"] = json.RawMessage(`{"messages":[],"more":true}`)
-				if b, err := json.Marshal(data); err == nil {
-					line["data"] = b
-				}
+			if data, changed := without(line["data"], next); changed {
+				line["data"] = data
 				if b, err := json.Marshal(line); err == nil {
-					f.Line = string(b) + f.Line[len(strings.TrimRight(f.Line, "\n")):]
+					f.Line = string(b)
 				}
 			}
 		}
@@ -401,40 +348,36 @@ func (k *kept) take() {
 	k.rec.Frames = left
 }
 
-// owed finds the messages of the inbox among the frames that were not
-// delivered; k is locked.
-func (k *kept) owed() []json.RawMessage {
-	var out []json.RawMessage
-	for _, f := range k.rec.Frames {
-		var v struct {
-			Type  string          `json:"type"`
-			ReqID string          `json:"req_id"`
-			Data  json.RawMessage `json:"data"`
-		}
-		if jsonx.Decode([]byte(f.Line), &v) != nil {
-			continue
-		}
-		streamed, inbox := k.rec.Inbox[v.ReqID]
-		switch {
-		case !inbox:
-		case streamed && v.Type == "tool/event":
-			out = append(out, v.Data)
-		case !streamed && v.Type == "tool/call/resp":
-			var r struct {
-				Data struct {
-					Messages []json.RawMessage `json:"messages"`
-				} `json:"data"`
-			}
-			if json.Unmarshal(v.Data, &r) == nil {
-				out = append(out, r.Data.Messages...)
-			}
-		}
+// without gives the result of an inbox call without the messages that the next
+// one has.
+func without(result json.RawMessage, next map[parley.ID]bool) (json.RawMessage, bool) {
+	var all map[string]json.RawMessage
+	var data struct {
+		Messages []json.RawMessage `json:"messages"`
+		More     bool              `json:"more"`
 	}
-	return out
+	if json.Unmarshal(result, &all) != nil || json.Unmarshal(all["data"], &data) != nil {
+		return nil, false
+	}
+	n := len(data.Messages)
+	data.Messages = slices.DeleteFunc(data.Messages, func(m json.RawMessage) bool {
+		var a arrival
+		return json.Unmarshal(m, &a) == nil && next[a.ID]
+	})
+	if len(data.Messages) == n {
+		return nil, false
+	}
+	data.More = true
+	b, err := json.Marshal(data)
+	if err == nil {
+		all["data"] = b
+		b, err = json.Marshal(all)
+	}
+	return b, err == nil
 }
 
 // inbox notes that a request is an inbox call.
-func (t *store) inbox(id, request string, streamed bool) {
+func (t *store) inbox(id, request string) {
 	k := t.find(id)
 	if k == nil {
 		return
@@ -444,7 +387,7 @@ func (t *store) inbox(id, request string, streamed bool) {
 	if k.rec.Inbox == nil {
 		k.rec.Inbox = map[string]bool{}
 	}
-	k.rec.Inbox[request] = streamed
+	k.rec.Inbox[request] = true
 	if len(k.rec.Inbox) > 1024 { // calls whose frames have long been read
 		for r := range k.rec.Inbox {
 			if !slices.ContainsFunc(k.rec.Frames, func(f savedFrame) bool { return jsonMember(f.Line, r) }) && r != request {
@@ -459,38 +402,6 @@ func jsonMember(line, request string) bool {
 		ReqID string `json:"req_id"`
 	}
 	return json.Unmarshal([]byte(line), &v) == nil && v.ReqID == request
-}
-
-// settle waits until every frame that was appended to a session has been
-// delivered or is recorded. An error says that they are lost to this node.
-func (t *store) settle(ctx context.Context, id string) error {
-	k := t.find(id)
-	if k == nil {
-		return errMoved
-	}
-	k.mu.Lock()
-	last := k.last
-	for {
-		if k.done >= last || k.upTo >= last {
-			k.mu.Unlock()
-			return nil
-		}
-		if k.lost != nil {
-			defer k.mu.Unlock()
-			return k.lost
-		}
-		if k.changed == nil {
-			k.changed = make(chan struct{})
-		}
-		changed := k.changed
-		k.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		k.mu.Lock()
-	}
 }
 
 // refresh keeps the sessions of this node from being forgotten.
@@ -535,9 +446,9 @@ func (t *store) shut(ctx context.Context) {
 	t.work.Wait()
 }
 
-// owedPrefix begins the keys of the messages that wait for the next inbox call
+// keptPrefix begins the keys of the messages that wait for the next inbox call
 // of an agent.
-func owedPrefix(agent string) string {
+func keptPrefix(agent string) string {
 	sum := sha256.Sum256([]byte(agent))
 	return "owed/" + hex.EncodeToString(sum[:16]) + "/"
 }
