@@ -315,6 +315,72 @@ func TestOwed(t *testing.T) {
 	}
 }
 
+// TestInboxOverABreak: what a call did not return because its connection broke is
+// in the agent's next call; what it may have returned comes once more at most,
+// and what the agent went on after does not come again.
+func TestInboxOverABreak(t *testing.T) {
+	for name, call := range map[string]string{
+		"before the answer": `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`,
+		"after the answer":  `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":1},"timeout":60}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, node.Config{})
+			raw := newRaw(t, w.Addresses().Local+"/a2e")
+			stream := raw.stream(t)
+			raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
+			stream.next(t, "handshake/resp")
+			raw.send(t, call)
+			if err := w.tell(t.Context(), "bob", "note"); err != nil {
+				t.Fatal(err)
+			}
+			if m := stream.next(t, ""); !strings.Contains(m.line, "note") {
+				t.Fatal(m.line)
+			}
+			eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
+			w.leave(stream, raw.session)
+			again := w.inboxOf(w.tcp(tokenBob), 1, 10)
+			if !slices.Equal(again, []string{"note"}) {
+				t.Errorf("the next call returned %q", again)
+			}
+			// Another session finds nothing, although the first one's call is open still.
+			bob := w.tcp(tokenBob)
+			if got := w.inboxOf(bob, 1, 0.3); len(got) != 0 {
+				t.Errorf("what a call returned again came a third time: %q", got)
+			}
+			if err := w.tell(t.Context(), "bob", "later"); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.inboxOf(bob, 1, 10); !slices.Equal(got, []string{"later"}) {
+				t.Errorf("a call whose agent is gone took %q", got)
+			}
+			if _, err := bob.Ping(t.Context()); err != nil { // so the agent has the answer
+				t.Fatal(err)
+			}
+			bob.Close()
+			if got := w.inboxOf(w.tcp(tokenBob), 1, 0.3); len(got) != 0 {
+				t.Errorf("what was returned came again: %q", got)
+			}
+		})
+	}
+}
+
+// inboxOf gives what one call of an agent returns.
+func (w *world) inboxOf(c *protocol.Client, most int, wait float64) (texts []string) {
+	w.t.Helper()
+	r, err := c.CallTool(w.t.Context(), "parley_inbox", map[string]any{"max": most, "wait": wait}, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var got struct{ Messages []struct{ Content string } }
+	if err := json.Unmarshal([]byte(data(w.t.(*testing.T), r)), &got); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, m := range got.Messages {
+		texts = append(texts, m.Content)
+	}
+	return texts
+}
+
 // TestOwedOverRestart: it is there as well for an agent that was started again
 // when the hub was, and begins another session.
 func TestOwedOverRestart(t *testing.T) {
