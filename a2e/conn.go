@@ -57,9 +57,7 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 	var end error
 	select {
 	case end = <-read: // end of input
-		if errors.Is(end, io.EOF) { // an agent that closes in order has read what came before
-			w.session().read()
-		}
+		w.session().end(errors.Is(end, io.EOF))
 		w.session().hangUp(ctx, h.limits.Hangup, w.broken)
 	case <-w.broken: // the writer failed, or its session is closed and written
 	case <-ctx.Done():

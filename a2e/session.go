@@ -65,6 +65,8 @@ type Session struct {
 	drainer  *time.Timer
 	keep     bool          // leave it in the store when it closes
 	draining chan struct{} // see Draining; nil while nobody asked
+	away     chan struct{} // see Away; nil while nobody asked
+	ended    bool          // the agent has ended its side of the transport
 
 	due          time.Time   // when overdueTimer fires; zero when it will not
 	overdueTimer *time.Timer // for the deadlines of requests
@@ -119,11 +121,50 @@ func (s *Session) Accepted() []string {
 	return slices.Clone(s.accepted)
 }
 
-// State tells where the session stands and whether a transport is attached.
+// State tells where the session stands and whether a transport is attached on
+// which the agent speaks still.
 func (s *Session) State() (state State, attached bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state, s.out.stream != nil
+	return s.state, s.attachedLocked()
+}
+
+func (s *Session) attachedLocked() bool { return s.out.stream != nil && !s.ended }
+
+// Away is closed when the agent's transport ends. Without one, it is closed.
+func (s *Session) Away() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away == nil {
+		s.away = make(chan struct{})
+		if !s.attachedLocked() {
+			close(s.away)
+		}
+	}
+	return s.away
+}
+
+// leavesLocked notes that the agent is away.
+func (s *Session) leavesLocked() {
+	if s.away != nil {
+		select {
+		case <-s.away:
+		default:
+			close(s.away)
+		}
+	}
+}
+
+// end notes that the agent's side of the transport has ended. Where that was in
+// order, the agent has read what was written there before.
+func (s *Session) end(orderly bool) {
+	if orderly {
+		s.read()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	s.leavesLocked()
 }
 
 // Done is closed when the session has ended.
@@ -195,6 +236,7 @@ func (s *Session) attach(st *stream, greeting []byte) error {
 	}
 	s.last = time.Now()
 	unread := s.out.attach(st)
+	s.ended, s.away = false, nil
 	if greeting != nil {
 		s.out.pushFront(outFrame{line: greeting})
 	}
@@ -221,6 +263,7 @@ func (s *Session) detach(st *stream) {
 	var unread []func(bool)
 	if s.out.detach(st) {
 		unread = s.out.takeUnproved()
+		s.leavesLocked()
 		s.last = time.Now()
 		if s.state == StateActive {
 			s.timer.Reset(min(s.h.limits.Idle, 30*time.Second))
@@ -573,7 +616,7 @@ func (s *Session) close(cause *Error) {
 	s.mu.Lock()
 	was := s.state
 	var read []func(bool)
-	if s.drainedLocked() && s.out.stream != nil { // an end in order: all was written, and the agent stayed for it
+	if s.drainedLocked() && s.attachedLocked() { // an end in order: all was written, and the agent stayed for it
 		read = s.out.takeUnproved()
 	}
 	s.closeLocked(cause)

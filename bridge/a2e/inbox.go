@@ -249,11 +249,9 @@ func (x *inboxes) has(agent, key string, r *reader) bool {
 	return x.held[agent][key] == r
 }
 
-// leave lets other calls have messages of r.
+// leave lets other calls have messages of r, and makes them look: where the agent
+// of r is gone, they may have all that r has.
 func (x *inboxes) leave(agent string, r *reader, list ...keptMessage) {
-	if len(list) == 0 {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range list {
@@ -265,6 +263,9 @@ func (x *inboxes) leave(agent string, r *reader, list ...keptMessage) {
 		delete(x.held, agent)
 	}
 	for _, o := range x.readers[agent] {
+		if o == r {
+			continue
+		}
 		select {
 		case o.left <- struct{}{}:
 		default:
@@ -312,11 +313,12 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	events, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
-	w.takeKept(ctx, events, true)
 	x.mu.Lock()
 	x.readers[agent] = append(x.readers[agent], r)
 	x.mu.Unlock()
+	w.takeKept(ctx, events, true)
 	x.b.c.Hub.Kick(agent)
+	away := c.Session.Away()
 	var enough <-chan time.Time
 	var look <-chan time.Time
 	if x.b.c.Shared {
@@ -336,6 +338,9 @@ loop:
 			w.takeKept(ctx, events, false)
 		case <-look:
 			w.takeKept(ctx, events, false)
+		case <-away:
+			x.leave(agent, r) // other calls look for what this one has
+			away = nil
 		case <-enough:
 			break loop
 		case <-until.C:
@@ -397,6 +402,9 @@ func (w *batch) takeNew(ctx, events context.Context, h *handing) {
 	m, err := w.x.keep(context.WithoutCancel(ctx), w.agent, keptMessage{Hub: w.x.b.c.Hub.ID(), Arrival: h.data}, w.r)
 	h.result <- err
 	if err == nil {
+		if w.r.gone() {
+			w.x.leave(w.agent, w.r) // another call may have begun meanwhile
+		}
 		w.add(events, m)
 	}
 }
