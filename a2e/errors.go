@@ -98,7 +98,7 @@ var (
 	ErrBusy           = &Error{Code: RuntimeError, Reason: "too_many_requests", Text: "too many requests at once", Step: "dispatch", Retryable: true}
 	ErrFull           = &Error{Code: OutOfMemory, Reason: "queue_full", Text: "the peer does not read", Step: "transport", Retryable: true}
 	ErrNotLoaded      = &Error{Code: RuntimeError, Reason: "session_unavailable", Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
-	ErrReplay         = &Error{Code: InvalidMessage, Reason: "duplicate_id", Text: "id seen before", Step: "dispatch"}
+	ErrReplay         = &Error{Code: InvalidMessage, Reason: "duplicate_id", Text: "this id was served, and its answer is not kept any more; send the request with a new id", Step: "dispatch"}
 	ErrClosed         = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
 	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown", Text: "the connection broke; the request may or may not have been served", Step: "transport"}
 	ErrUnknownTool    = &Error{Code: UnknownTool, Text: "unknown tool", Step: "handler", Capability: "tools"}

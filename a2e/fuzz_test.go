@@ -184,7 +184,7 @@ func FuzzHost(f *testing.F) {
 			if err := h.ServeStdio(context.Background(), in, &out); err != nil {
 				t.Fatal(err)
 			}
-			finals := map[string]int{}
+			finals := map[string]string{}
 			for line := range bytes.SplitAfterSeq(out.Bytes(), []byte("\n")) {
 				if len(line) == 0 {
 					continue
@@ -192,12 +192,10 @@ func FuzzHost(f *testing.F) {
 				checkOutput(t, line)
 				f := parseFrame(t, line)
 				if id := f.str("req_id"); id != "" && strings.HasPrefix(f.str("type"), "tool/call/resp") {
-					finals[id]++
-				}
-			}
-			for id, n := range finals {
-				if n > 1 {
-					t.Fatalf("%d answers for %q", n, id)
+					if first := finals[id]; first != "" && first != string(line) {
+						t.Fatalf("two answers for %q: %s and %s", id, first, line)
+					}
+					finals[id] = string(line)
 				}
 			}
 			synctest.Wait()

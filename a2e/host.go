@@ -88,6 +88,7 @@ type Host struct {
 	pending  *list.List               // of *Session without a handshake, oldest first
 	held     int                      // bytes of messages that they are sending
 	remotes  remotes
+	answers  answerBudget
 	closed   bool
 	idle     chan struct{} // closed when closed and no session is left
 }
@@ -116,7 +117,7 @@ type Refusal struct {
 	Type     string
 	ReqID    string
 	Size     int
-	Dropped  bool // nothing was answered: a response, an event, or a repeated id
+	Dropped  bool // nothing was answered: a response, an event, or an id whose answer comes
 	Err      *Error
 }
 
@@ -136,6 +137,7 @@ func (h *Host) init() {
 		h.sessions, h.loading, h.pending = map[string]*Session{}, map[string]chan struct{}{}, list.New()
 		h.idle = make(chan struct{})
 		h.remotes.perMinute = h.limits.SessionsPerMinute
+		h.answers.session, h.answers.all = h.limits.Answers, h.limits.AllAnswers
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -584,15 +585,92 @@ func TestCorrelation(t *testing.T) {
 		co.send(toolCall("d", "slow_counter", `{"secs":1}`))
 		co.send(toolCall("d", "slow_counter", `{"secs":1}`)) // in flight
 		f := co.next()
-		co.send(toolCall("d", "slow_counter", `{"secs":1}`)) // answered
-		co.quiet()
-		if n := f["data"].(map[string]any)["data"].(map[string]any)["count"]; n != json.Number("1") || dropped != 2 {
+		for _, pause := range []float64{0, 10} {
+			_ = sleep(t.Context(), pause)
+			co.send(toolCall("d", "slow_counter", `{"secs":1}`)) // answered
+			if again := co.next(); !reflect.DeepEqual(again, f) {
+				t.Errorf("got %v, want the recorded answer %v", again, f)
+			}
+		}
+		if n := f["data"].(map[string]any)["data"].(map[string]any)["count"]; n != json.Number("1") || dropped != 1 {
 			t.Errorf("count %v, dropped %d", n, dropped)
 		}
 		_ = sleep(t.Context(), 301) // beyond the window
 		co.send(toolCall("d", "counter", `{}`))
 		if f := co.next(); f["data"].(map[string]any)["data"].(map[string]any)["count"] != json.Number("2") {
 			t.Errorf("got %v", f)
+		}
+	})
+	bubble(t, "A2E-055 over HTTP and stdio too", func(t *testing.T) {
+		call := toolCall("d", "counter", `{}`)
+		h := testHost()
+		id := newHTTPSession(t, h, "test-token-a")
+		post(h, id, call)
+		first := sseFrames(t, readStream(t, h, id))
+		_ = sleep(t.Context(), 70) // beyond what a stream that broke is given again
+		post(h, id, call)
+		if again := sseFrames(t, readStream(t, h, id)); !reflect.DeepEqual(again[len(again)-1], first[len(first)-1]) {
+			t.Errorf("HTTP: %v, want %v", again, first)
+		}
+
+		in, agent := io.Pipe()
+		host, out := io.Pipe()
+		served := make(chan error, 1)
+		go func() { served <- testHost().ServeStdio(t.Context(), in, out); out.Close() }()
+		lines := NewReader(host)
+		ask := func(line string) frame {
+			if _, err := io.WriteString(agent, line+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			b, _, err := lines.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return parseFrame(t, b)
+		}
+		ask(`{"type":"handshake/req","id":"hs","auth_token":"test-token-a"}`)
+		want := ask(call)
+		if again := ask(call); want.str("type") != "tool/call/resp" || !reflect.DeepEqual(again, want) {
+			t.Errorf("stdio: %v, want %v", again, want)
+		}
+		_ = agent.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	bubble(t, "answers are kept within bounds", func(t *testing.T) {
+		h := testHost()
+		h.Limits.Answers, h.Limits.AllAnswers = 2000, 3000
+		a, b := connect(t, h), connect(t, h)
+		a.handshake("test-token-a")
+		b.handshake("test-token-b")
+		calls := func(co *conn) {
+			for i := range 10 {
+				co.send(toolCall(fmt.Sprint("d", i), "counter", `{}`))
+				co.next()
+				if n := h.answers.used.Load(); n > 3000 {
+					t.Fatalf("%d bytes of answers", n)
+				}
+			}
+		}
+		calls(a)
+		calls(b)
+		_ = sleep(t.Context(), 1)
+		a.send(toolCall("d0", "counter", `{}`))
+		wantError(t, a.next(), "d0", "invalid_message", "duplicate_id") // it is not executed
+		a.send(toolCall("d9", "counter", `{}`))
+		if f := a.next(); f.str("type") != "tool/call/resp" || f.str("req_id") != "d9" {
+			t.Errorf("the newest answer: %v", f)
+		}
+		for _, co := range []*conn{a, b} {
+			co.send(`{"type":"shutdown","id":"s","timeout":0}`)
+			if f := co.next(); f != nil {
+				t.Errorf("after shutdown: %v", f)
+			}
+		}
+		synctest.Wait()
+		if n := h.answers.used.Load(); n != 0 {
+			t.Errorf("%d bytes of answers of sessions that ended", n)
 		}
 	})
 	bubble(t, "a Memory of the embedder decides about ids", func(t *testing.T) {
@@ -606,9 +684,16 @@ func TestCorrelation(t *testing.T) {
 		co := connect(t, h)
 		id := co.handshake("test-token-a").str("session_id")
 		co.send(toolCall("d", "counter", `{}`))
-		co.next()
+		first := co.next()
 		co.send(toolCall("d", "counter", `{}`))
-		co.quiet()
+		if again := co.next(); !reflect.DeepEqual(again, first) {
+			t.Errorf("got %v, want the recorded answer %v", again, first)
+		}
+		for key := range seen { // another process served it
+			seen[strings.TrimSuffix(key, "d")+"e"] = time.Now()
+		}
+		co.send(toolCall("e", "counter", `{}`))
+		wantError(t, co.next(), "e", "invalid_message", "duplicate_id")
 		for key := range seen {
 			if strings.Contains(key, id) {
 				t.Errorf("the key %q holds the secret session id", key)

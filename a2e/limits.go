@@ -29,6 +29,9 @@ type Limits struct {
 	Seen    int           // ids remembered per session: 16,384
 	SeenFor time.Duration // for how long: 5 min
 
+	Answers    int // bytes of the answers to them that a session keeps, for requests that are sent again: 256 KiB
+	AllAnswers int // and all sessions: 64 MiB
+
 	OutFrames int           // frames that wait for one agent: 1,024
 	OutBytes  int           // and their bytes: 16 MiB
 	Replay    int           // bytes of delivered frames kept for a stream that breaks: 64 KiB
@@ -75,6 +78,8 @@ func (l Limits) filled() Limits {
 	orTime(&l.Hangup, 2*time.Second)
 	orInt(&l.Seen, 16_384)
 	orTime(&l.SeenFor, 5*time.Minute)
+	orInt(&l.Answers, 256<<10)
+	orInt(&l.AllAnswers, 64<<20)
 	orInt(&l.OutFrames, 1024)
 	orInt(&l.OutBytes, 16<<20)
 	orInt(&l.Replay, 64<<10)

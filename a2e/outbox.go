@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -56,6 +57,11 @@ func (st *stream) poke() {
 }
 
 func (o *outbox) len() int { return len(o.waiting) - o.head }
+
+// waits reports whether a line is still to be written.
+func (o *outbox) waits(line []byte) bool {
+	return slices.ContainsFunc(o.waiting[o.head:], func(f outFrame) bool { return &f.line[0] == &line[0] })
+}
 
 // push appends a frame; the caller wakes the transport.
 func (o *outbox) push(f outFrame) {

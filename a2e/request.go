@@ -172,7 +172,7 @@ func (s *Session) start(r *Request) {
 			return
 		}
 		if !fresh {
-			h.refused(s, r.Envelope, len(r.raw), ErrReplay, true)
+			s.again(r)
 			return
 		}
 	}
@@ -183,9 +183,50 @@ func (s *Session) start(r *Request) {
 	switch {
 	case fault == nil:
 	case errors.Is(fault, ErrReplay):
-		h.refused(s, r.Envelope, len(r.raw), fault, true)
+		s.again(r)
 	default:
 		s.refuse(r.Envelope, len(r.raw), fault.about(r.ID))
+	}
+}
+
+// crossing is for how long after an answer the same request may have been on its
+// way already. Its answer is sent again only after that: an agent that sent twice
+// before it read has one answer, and goes on.
+const crossing = 250 * time.Millisecond
+
+// again answers a request whose id was served before: with the recorded answer,
+// unchanged (A2E-055). While that is still to come, it serves both.
+func (s *Session) again(r *Request) {
+	s.mu.Lock()
+	_, running := s.inflight[r.ID]
+	a := s.seen.answers[seenKeyOf(r.ID)]
+	// What is attached may have written it just now.
+	comes := running || a != nil && (a.repeated || s.out.stream == nil && s.out.waits(a.line))
+	var wait time.Duration
+	if a != nil && !comes {
+		a.repeated = true
+		wait = max(crossing-time.Since(a.at), 0)
+	}
+	s.mu.Unlock()
+	switch {
+	case comes:
+		s.h.refused(s, r.Envelope, len(r.raw), ErrReplay, true)
+	case a == nil:
+		s.refuse(r.Envelope, len(r.raw), ErrReplay.about(r.ID))
+	case wait > 0:
+		time.AfterFunc(wait, func() { s.repeat(a) })
+	default:
+		s.repeat(a)
+	}
+}
+
+// repeat sends an answer once more.
+func (s *Session) repeat(a *recordedAnswer) {
+	s.mu.Lock()
+	a.repeated, a.at = false, time.Now()
+	s.mu.Unlock()
+	if full, _ := s.full(); !full {
+		_ = s.send(a.line) // a session that ended owes none
 	}
 }
 
@@ -200,13 +241,11 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 	if _, dup := s.inflight[r.ID]; dup {
 		return ErrReplay
 	}
-	if s.h.Memory == nil {
-		if len(s.waiting) >= l.Queued {
-			return ErrBusy
-		}
-		if !s.seen.add(r.ID, r.Received, r.Received.Add(l.SeenFor), l.Seen) {
-			return ErrReplay
-		}
+	if s.h.Memory == nil && len(s.waiting) >= l.Queued {
+		return ErrBusy
+	}
+	if !s.seen.add(r.ID, r.Received, r.Received.Add(l.SeenFor), l.Seen, &s.h.answers) {
+		return ErrReplay
 	}
 	if s.inflight == nil {
 		s.inflight = make(map[string]*Request)
@@ -412,6 +451,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 		unqueued = s.queue(f)
 		s.mu.Lock()
 	}
+	s.seen.keep(r.ID, line, time.Now(), &s.h.answers)
 	delete(s.inflight, r.ID)
 	if len(s.inflight) == 0 {
 		s.inflight = nil

@@ -3,13 +3,15 @@ package a2e
 import (
 	"context"
 	"crypto/sha256"
+	"slices"
+	"sync/atomic"
 	"time"
 )
 
 // Memory remembers the ids of requests, so that one that is sent twice is
 // executed once (A2E §7.1). Without one, each session remembers its own in
 // memory, as many as [Limits.Seen]; a Memory of the embedder can outlive the
-// process.
+// process. Answers are kept in memory in any case, see [Limits.Answers].
 type Memory interface {
 	// Seen notes key until the given time and reports whether it was new. It is
 	// atomic: of two calls with one key exactly one is told so.
@@ -17,11 +19,71 @@ type Memory interface {
 }
 
 // seenIDs is the memory of one session: the newest ids, by hash, for a window
-// of time. It is empty, and holds nothing, until the first request.
+// of time, and the newest answers to them. It is empty, and holds nothing, until
+// the first request.
 type seenIDs struct {
 	at    map[seenKey]struct{}
 	order []seenID // oldest first, from head on
 	head  int
+
+	answers  map[seenKey]*recordedAnswer
+	answered []seenKey // ids of answers, the oldest answer first
+	bytes    int       // of answers
+}
+
+// recordedAnswer is what was answered to an id.
+type recordedAnswer struct {
+	line     []byte
+	at       time.Time
+	repeated bool // it is about to be sent again
+}
+
+// answerBudget bounds the answers that all sessions of a host keep.
+type answerBudget struct {
+	session, all int // bytes
+	used         atomic.Int64
+}
+
+// keep keeps the answer to an id that is noted; older ones of the session give
+// way to it. Where other sessions fill the budget, it is not kept.
+func (s *seenIDs) keep(id string, line []byte, now time.Time, b *answerBudget) {
+	k, n := seenKeyOf(id), len(line)
+	if _, noted := s.at[k]; !noted {
+		return
+	}
+	for len(s.answered) > 0 && (s.bytes+n > b.session || b.used.Load()+int64(n) > int64(b.all)) {
+		s.forgetAnswer(s.answered[0], b)
+	}
+	if b.used.Add(int64(n)) > int64(b.all) {
+		b.used.Add(-int64(n))
+		return
+	}
+	if s.answers == nil {
+		s.answers = map[seenKey]*recordedAnswer{}
+	}
+	s.answers[k] = &recordedAnswer{line: line, at: now}
+	s.bytes += n
+	s.answered = append(s.answered, k)
+}
+
+func (s *seenIDs) forgetAnswer(k seenKey, b *answerBudget) {
+	a := s.answers[k]
+	if a == nil {
+		return
+	}
+	s.bytes -= len(a.line)
+	b.used.Add(-int64(len(a.line)))
+	delete(s.answers, k)
+	i := slices.Index(s.answered, k) // mostly the first
+	if s.answered = slices.Delete(s.answered, i, i+1); len(s.answered) == 0 {
+		s.answers, s.answered = nil, nil
+	}
+}
+
+// clear forgets everything.
+func (s *seenIDs) clear(b *answerBudget) {
+	b.used.Add(-int64(s.bytes))
+	*s = seenIDs{}
 }
 
 // seenKey is a hash, or the id itself where that is 32 hex digits, as ids should
@@ -72,8 +134,8 @@ func hexDigit(c byte) byte {
 }
 
 // add notes an id; false means that it is there already.
-func (s *seenIDs) add(id string, now, until time.Time, limit int) bool {
-	s.trim(now)
+func (s *seenIDs) add(id string, now, until time.Time, limit int, b *answerBudget) bool {
+	s.trim(now, b)
 	k := seenKeyOf(id)
 	if _, dup := s.at[k]; dup {
 		return false
@@ -82,14 +144,15 @@ func (s *seenIDs) add(id string, now, until time.Time, limit int) bool {
 		s.at = make(map[seenKey]struct{})
 	}
 	for len(s.at) >= limit && s.head < len(s.order) {
-		s.drop()
+		s.drop(b)
 	}
 	s.at[k] = struct{}{}
 	s.order = append(s.order, seenID{k, until})
 	return true
 }
 
-func (s *seenIDs) drop() {
+func (s *seenIDs) drop(b *answerBudget) {
+	s.forgetAnswer(s.order[s.head].key, b)
 	delete(s.at, s.order[s.head].key)
 	s.head++
 	if s.head == len(s.order) {
@@ -101,8 +164,8 @@ func (s *seenIDs) drop() {
 	}
 }
 
-func (s *seenIDs) trim(now time.Time) {
+func (s *seenIDs) trim(now time.Time, b *answerBudget) {
 	for s.head < len(s.order) && !now.Before(s.order[s.head].until) {
-		s.drop()
+		s.drop(b)
 	}
 }

@@ -202,7 +202,7 @@ func (s *Session) tick() {
 		s.mu.Unlock()
 		return
 	}
-	s.seen.trim(now)
+	s.seen.trim(now, &s.h.answers)
 	s.out.expire(now.Add(-l.ReplayFor))
 	over := false
 	switch {
@@ -533,11 +533,7 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 	}
 	r, e := s.admit(m, now)
 	if e != nil {
-		if errors.Is(e, ErrReplay) {
-			s.h.refused(s, m, len(line), e, true)
-		} else {
-			s.refuse(m, len(line), e)
-		}
+		s.refuse(m, len(line), e)
 		return nil, nil
 	}
 	s.start(r)
@@ -649,6 +645,7 @@ func (s *Session) closeLocked(*Error) {
 		s.overdueTimer.Stop()
 	}
 	s.waiting = nil
+	s.seen.clear(&s.h.answers)
 	unread := s.out.takeUnproved()
 	for i := s.out.head; i < len(s.out.waiting); i++ {
 		if f := &s.out.waiting[i]; f.returned != nil {

@@ -1,6 +1,7 @@
 package a2e_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -280,6 +281,27 @@ func TestTools(t *testing.T) {
 		c := w.client(&protocol.Client{URL: w.Addresses().A2E, Token: tokenAlice, AgentID: "bob"})
 		if err := c.Connect(t.Context()); !errors.Is(err, protocol.ErrUnauthorized) {
 			t.Error(err)
+		}
+	})
+	t.Run("A2E-055 the same request again on its connection", func(t *testing.T) {
+		before := w.calls.Load()
+		c := w.dialTCP(t)
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		c.write(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenAlice+`"}`)
+		c.until(t, "handshake/resp")
+		var answers [2]string
+		lines := bufio.NewReader(c)
+		for i := range answers {
+			c.write(t, `{"type":"tool/call/req","id":"c1","tool_name":"crew-echo__echo","arguments":{"text":"x"}}`)
+			var err error
+			if answers[i], err = lines.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if answers[0] != answers[1] || !strings.Contains(answers[0], `"req_id":"c1"`) || w.calls.Load() != before+1 {
+			t.Errorf("%q, %d calls", answers, w.calls.Load()-before)
 		}
 	})
 	t.Run("A2E-055 the same request again", func(t *testing.T) {

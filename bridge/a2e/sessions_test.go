@@ -456,7 +456,10 @@ func TestForget(t *testing.T) {
 	eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
 	other.send(t, `{"type":"shutdown","id":"s","timeout":0}`)
 	owed := w.Hub().Journal().State("a2e.inbox")
-	eventually(t, func() bool { return kept(owed, "saxifrage") > 0 && kept(owed, "gallimaufry") > 0 })
+	eventually(t, func() bool {
+		_, ok := w.A2E().Host().Session(other.session)
+		return !ok && kept(owed, "saxifrage") > 0 && kept(owed, "gallimaufry") > 0
+	})
 	about := map[parley.ID]bool{}
 	for p := range w.Hub().Journal().Partitions() {
 		for r, err := range w.Hub().Journal().Records(ctx, p, journal.From{}) {
