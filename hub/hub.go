@@ -175,7 +175,8 @@ type Hub struct {
 	inboxes map[string]*inbox
 	unsure  lostAppends
 	started bool
-	ended   bool // Close has no more patience
+	quiet   chan struct{} // closed when no caller waits; nil until Drain
+	ended   bool          // Close has no more patience
 }
 
 // New makes a hub; Bind and Handle may follow, then Start.
@@ -354,7 +355,7 @@ func (h *Hub) Close(ctx context.Context) error {
 	}
 	clear(h.timers)
 	for _, w := range h.waiters {
-		w.end(parley.Fail(parley.Unavailable, nil, "the hub is stopping"))
+		w.end(errStopping())
 	}
 	if err == nil && cut {
 		err = context.Cause(ctx)
@@ -507,8 +508,12 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 	if err := h.mint(s.Message, true); err != nil {
 		return nil, err
 	}
-	c := &Call{h: h, w: newWaiter(h.c.Events), a: &accepted{message: s.Message}}
+	c := &Call{h: h, w: newWaiter(h.c.Events, s.Message.Recipients()), a: &accepted{message: s.Message}}
 	h.mu.Lock()
+	if h.quiet != nil && !h.askedLocked(s.Message.From) {
+		h.mu.Unlock()
+		return nil, errStopping()
+	}
 	h.waiters[s.Message.ID] = c.w
 	h.mu.Unlock()
 	a, err := h.submit(ctx, s, true)
@@ -531,8 +536,60 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 
 func (h *Hub) leave(a *accepted) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	delete(h.waiters, a.message.ID)
+	if h.quiet != nil {
+		h.quietLocked()
+	}
+}
+
+func errStopping() *parley.Error {
+	return parley.Fail(parley.Unavailable, nil, "the hub is stopping; send the request again in a moment")
+}
+
+// Drain refuses further requests whose callers wait, and returns when no caller
+// waits any more, or when ctx ends: callers that wait then are told. Agents may
+// answer meanwhile, and ask others for what a caller waits for. What senders leave
+// at the hub is recorded as always. Close follows.
+func (h *Hub) Drain(ctx context.Context) {
+	h.mu.Lock()
+	if h.quiet == nil {
+		h.quiet = make(chan struct{})
+	}
+	h.quietLocked()
+	quiet := h.quiet
 	h.mu.Unlock()
+	select {
+	case <-quiet:
+		return
+	case <-ctx.Done():
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, w := range h.waiters {
+		w.end(errStopping())
+	}
+}
+
+// quietLocked notes whether a caller waits.
+func (h *Hub) quietLocked() {
+	select {
+	case <-h.quiet:
+	default:
+		if len(h.waiters) == 0 {
+			close(h.quiet)
+		}
+	}
+}
+
+// askedLocked reports whether a caller waits for an answer of the agent.
+func (h *Hub) askedLocked(agent string) bool {
+	for _, w := range h.waiters {
+		if slices.Contains(w.to, agent) {
+			return true
+		}
+	}
+	return false
 }
 
 // first makes the attempt that was recorded with the request.

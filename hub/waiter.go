@@ -11,6 +11,7 @@ import (
 
 // waiter holds what comes about a request until its caller reads it.
 type waiter struct {
+	to      []string // recipients of the request
 	limit   int
 	streams atomic.Bool   // its caller reads events as they come
 	began   atomic.Bool   // the attempt that was recorded with the request, or that it will never be
@@ -30,7 +31,7 @@ type waiter struct {
 func (w *waiter) dismiss() {
 	if w.began.CompareAndSwap(false, true) {
 		w.held.Release()
-		w.end(parley.Fail(parley.Unavailable, nil, "the hub is stopping"))
+		w.end(errStopping())
 	}
 }
 
@@ -44,8 +45,8 @@ func contentSize(m *parley.Message) (n int) {
 	return n
 }
 
-func newWaiter(limit int) *waiter {
-	return &waiter{limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
+func newWaiter(limit int, to []string) *waiter {
+	return &waiter{to: to, limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }
 
 // push adds a message. A caller that has let too many events lie is cut off:

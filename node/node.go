@@ -789,19 +789,33 @@ func (n *Node) Wait(ctx context.Context) error {
 	return errors.Join(err, n.Close(drain))
 }
 
-// Close stops serving, lets what is under way end until ctx does, and closes
-// the journal.
+// beforeEnd gives a context that ends before ctx: what is left is for the rest.
+func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, end.Add(-min(time.Until(end)/3, 10*time.Second)))
+}
+
+// Close refuses new work and lets agents answer the callers that wait, then stops
+// serving, lets what is at work end, and closes the journal. It takes until ctx
+// ends at the most: callers that still wait before that are told so.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Do(func() {
 		var errs []error
 		n.draining.Store(true)
-		close(n.hurry)
 		if n.hub != nil && n.up.Load() {
 			s := n.hub.Stats()
 			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active, "callers", s.Waiting)
 			stop := n.progress(ctx)
 			defer stop()
+			// The listeners stay: an agent may have to come back to answer.
+			drain, cancel := beforeEnd(ctx)
+			n.hub.Drain(drain)
+			cancel()
 		}
+		close(n.hurry)
 		for _, s := range []*http.Server{n.http, n.adminHTTP} {
 			if s == nil {
 				continue

@@ -201,7 +201,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	b.hosts.start()
 	if b.c.Listen != nil {
 		b.work.Go(func() {
-			if err := b.host.Serve(b.ctx, b.c.Listen); err != nil && b.ctx.Err() == nil {
+			if err := b.host.Serve(b.ctx, b.c.Listen); err != nil && !errors.Is(err, net.ErrClosed) {
 				b.c.Logger.Error("the A2E listener failed", "error", err)
 			}
 		})
