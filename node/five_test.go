@@ -28,6 +28,7 @@ import (
 type five struct {
 	*Node
 	t       *testing.T
+	whom    string // whom the callers ask
 	web     *http.Client
 	samvad  *samvad.Client
 	uagents *uagents.Client
@@ -47,7 +48,7 @@ func fiveConfig() Config {
 
 func newFive(t *testing.T, c Config) *five {
 	t.Helper()
-	f := &five{Node: running(t, c), t: t, web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	f := &five{Node: running(t, c), t: t, whom: "echo", web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	base := f.Addresses().Local
 	id, err := samvad.NewIdentity("agent://alice.test", "key-current")
 	if err != nil {
@@ -149,19 +150,19 @@ type question struct {
 
 func (question) ModelDoc() (string, string) { return "Message", "" }
 
-// tell has the caller of a protocol ask the agent "echo"; what comes is told
+// tell has the caller of a protocol ask f.whom; what comes is told
 // in the protocol's own words: "ok", or how it refuses.
 func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 	switch protocol {
 	case "samvad":
-		_, err := f.samvad.Ask(ctx, samvad.Call{URL: f.at("echo", "samvad"), Skill: "say", Payload: []byte(`{"a":1}`)})
+		_, err := f.samvad.Ask(ctx, samvad.Call{URL: f.at(f.whom, "samvad"), Skill: "say", Payload: []byte(`{"a":1}`)})
 		var e *samvad.Error
 		if errors.As(err, &e) {
 			return fmt.Sprintf("HTTP %d %s %v", e.Status, e.Code, e.RetryAfter > 0), nil
 		}
 		return "ok", err
 	case "uagents":
-		r, err := f.uagents.Ask(ctx, f.at("echo", "uagents"), uagents.ModelOf[question]().Message(question{"hello"}))
+		r, err := f.uagents.Ask(ctx, f.at(f.whom, "uagents"), uagents.ModelOf[question]().Message(question{"hello"}))
 		if err != nil {
 			var s *uagents.StatusError
 			if errors.As(err, &s) {
@@ -177,20 +178,20 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 		}
 		return "ok", nil
 	case "a2e":
-		_, err := f.a2e.CallTool(ctx, "echo__say", map[string]any{"a": 1}, nil)
+		_, err := f.a2e.CallTool(ctx, f.whom+"__say", map[string]any{"a": 1}, nil)
 		var e *a2e.Error
 		if errors.As(err, &e) {
 			return fmt.Sprint(e.Code, " ", e.Retryable), nil
 		}
 		return "ok", err
 	case "agh":
-		for _, err := range f.agh.Whois(ctx, "echo", "", false) {
+		for _, err := range f.agh.Whois(ctx, f.whom, "", false) {
 			if err != nil {
 				return "", err
 			}
 			break
 		}
-		end, err := f.agh.Ask(ctx, "echo", &agh.Say{Text: `{"a":1}`})
+		end, err := f.agh.Ask(ctx, f.whom, &agh.Say{Text: `{"a":1}`})
 		if err != nil {
 			return "", err
 		}
@@ -204,7 +205,7 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 		}
 		return "ok", nil
 	case "asp":
-		s, err := f.asp.Open(ctx, asp.Invitation{To: []string{f.at("echo", "asp")}, Purpose: "to test"})
+		s, err := f.asp.Open(ctx, asp.Invitation{To: []string{f.at(f.whom, "asp")}, Purpose: "to test"})
 		if err == nil {
 			for m, merr := range s.Messages(ctx) {
 				if err = merr; err != nil || m.State == asp.Introduced {

@@ -1,0 +1,107 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/a2e"
+	a2ebridge "github.com/parley-hub/parley/bridge/a2e"
+)
+
+// TestStopWithWaitingCallers: a caller of each protocol waits for an agent while the
+// hub is stopped. The agent connects anew and answers; every caller has its answer,
+// and the log of the stop has no warning.
+func TestStopWithWaitingCallers(t *testing.T) {
+	var mu sync.Mutex
+	var log bytes.Buffer
+	c := fiveConfig()
+	c.Log = slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return log.Write(p)
+	}), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	f := newFive(t, c)
+	const token = "token-of-worker-0123456789abcdef"
+	f.whom = "worker"
+	f.put(f.whom, parley.Identity{Protocol: "a2e", ID: a2ebridge.TokenID(token)}, func(a *parley.Agent) {
+		a.Exposed = parley.Everywhere
+		a.Skills = []parley.SkillSpec{{ID: "say", Default: true}}
+	})
+	mu.Lock()
+	log.Reset() // configured as it is, the hub has something to say at its start
+	mu.Unlock()
+	type heard struct{ protocol, what string }
+	answers := make(chan heard, len(fiveProtocols))
+	for _, p := range fiveProtocols {
+		go func() {
+			what, err := f.tell(t.Context(), p)
+			if err != nil {
+				what = err.Error()
+			}
+			answers <- heard{p, what}
+		}()
+	}
+	requests := map[string]string{} // by protocol
+	worker := &a2e.Client{URL: f.Addresses().A2E, Token: token}
+	for len(requests) < len(fiveProtocols) {
+		r, err := worker.CallTool(t.Context(), "parley_inbox", nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := json.Marshal(r.Data)
+		var got struct {
+			Messages []struct {
+				ID       string
+				Kind     string
+				Metadata struct{ Parley struct{ Protocol string } }
+			}
+		}
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range got.Messages {
+			if m.Kind == "request" {
+				requests[m.Metadata.Parley.Protocol] = m.ID
+			}
+		}
+	}
+	worker.Close()
+
+	stopped := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		stopped <- f.Close(ctx)
+	}()
+	f.until("the hub is stopping", func() bool { err := f.Ready(); return err != nil && strings.Contains(err.Error(), "stopping") })
+	again := &a2e.Client{URL: f.Addresses().A2E, Token: token}
+	defer again.Close()
+	for _, p := range []string{"agh", "asp", "samvad", "uagents", "a2e"} { // first those whose callers hold no connection
+		r, err := again.CallTool(t.Context(), "parley_reply", map[string]any{"id": requests[p], "content": map[string]string{"message": "hello"}}, nil)
+		if err != nil || !r.Success {
+			t.Errorf("the answer to %s: %+v, %v", p, r, err)
+		}
+		if got := <-answers; got != (heard{p, "ok"}) {
+			t.Errorf("%s: %+v", p, got)
+		}
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if log.Len() > 0 {
+		t.Errorf("the log of an orderly stop:\n%s", log.String())
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
