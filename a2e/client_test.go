@@ -783,3 +783,33 @@ func TestSDKAgent(t *testing.T) {
 		}
 	})
 }
+
+func TestEvents(t *testing.T) {
+	long := strings.Repeat("x", 100)
+	for _, c := range []struct {
+		name, contentType, body string
+		want                    []string
+		err                     error
+	}{
+		{"CR alone ends a line", "text/event-stream", "data: a\r\rdata: b\r\n\r\ndata: c", []string{"a", "b", "c"}, io.EOF},
+		{"line breaks of Unicode do not", "text/event-stream", "data: \"a\u0085b\u2028c\"\n\n", []string{"\"a\u0085b\u2028c\""}, io.EOF},
+		{"text is UTF-8", "text/plain", "data: é\n\n", []string{"é"}, io.EOF},
+		{"or as its charset says", "text/event-stream; charset=ISO-8859-1", "data: \xe9\x85\n\n", []string{"é\u0085"}, io.EOF},
+		{"another charset is refused", "text/event-stream; charset=utf-16", "data: a\n\n", nil, errContentType},
+		{"so is what is no text", "image/png", "data: a\n\n", nil, errContentType},
+		{"too long: dropped, and the next is read", "text/event-stream", "data: " + long + "\n\ndata: b\n\n", []string{"b"}, io.EOF},
+		{"also over several lines", "text/event-stream", strings.Repeat("data: "+long[:10]+"\n", 10) + "\ndata: b\n\n", []string{"b"}, io.EOF},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []string
+			dropped := 0
+			err := readEvents(strings.NewReader(c.body), c.contentType, 64, func() {}, func(b []byte) { got = append(got, string(b)) }, func() { dropped++ })
+			if !errors.Is(err, c.err) || !slices.Equal(got, c.want) {
+				t.Errorf("%q, %v", got, err)
+			}
+			if want := strings.Count(c.name, "too long") + strings.Count(c.name, "several"); dropped != want {
+				t.Errorf("%d dropped, want %d", dropped, want)
+			}
+		})
+	}
+}

@@ -226,13 +226,15 @@ func FuzzClient(f *testing.F) {
 func FuzzSSE(f *testing.F) {
 	f.Add([]byte("data: {\"a\":1}\n\n: c\r\n\r\ndata:x\ndata: y\n\nevent: z\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		err := readSSE(bytes.NewReader(b), 64, func(data []byte) {
-			if len(data) > 64 {
-				t.Fatalf("%d bytes", len(data))
+		for _, contentType := range []string{"text/event-stream", "text/event-stream; charset=iso-8859-1"} {
+			err := readEvents(bytes.NewReader(b), contentType, 64, func() {}, func(data []byte) {
+				if len(data) > 64 {
+					t.Fatalf("%d bytes", len(data))
+				}
+			}, func() {})
+			if err != io.EOF {
+				t.Fatal(err)
 			}
-		}, func() {})
-		if err != io.EOF {
-			t.Fatal(err)
 		}
 	})
 }

@@ -82,12 +82,25 @@ func (c *conn) send(line string) { c.t.Helper(); c.write(line + "\n") }
 // next gives the next frame; nil at the end of the stream.
 func (c *conn) next() frame {
 	c.t.Helper()
-	line, ok := <-c.frames
-	if !ok {
+	line := c.line()
+	if line == nil {
 		return nil
 	}
 	checkOutput(c.t, line)
 	return parseFrame(c.t, line)
+}
+
+// line gives the next line; nil at the end of the stream. A host that says
+// nothing fails the test, and does not hang it.
+func (c *conn) line() []byte {
+	c.t.Helper()
+	select {
+	case line := <-c.frames:
+		return line
+	case <-time.After(time.Hour):
+		c.t.Fatal("no frame")
+		return nil
+	}
 }
 
 // quiet fails if there is a frame once everything has come to rest.

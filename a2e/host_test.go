@@ -892,7 +892,8 @@ func newHTTPSession(t *testing.T, h *Host, token string) string {
 func sseFrames(t *testing.T, s streamed) []frame {
 	t.Helper()
 	var out []frame
-	for _, raw := range sdkReader(s.contentType, s.body) {
+	lines, _ := events(s.contentType, string(s.body))
+	for _, raw := range lines {
 		checkOutput(t, []byte(raw+"\n"))
 		out = append(out, parseFrame(t, []byte(raw)))
 	}

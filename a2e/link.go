@@ -1,14 +1,12 @@
 package a2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net"
 	"net/http"
 	"net/url"
@@ -361,63 +359,7 @@ func (l *web) readStream(opened func()) error {
 		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest || resp.StatusCode == http.StatusUnauthorized
 		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
 	}
-	if t, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || t != "text/event-stream" {
-		return &Error{Code: ParseError, Reason: "content_type", Text: "the stream is not text/event-stream", Step: "transport"}
-	}
-	opened()
-	return readSSE(resp.Body, l.c.limits.Frame, func(data []byte) { l.c.received(l, data) }, l.c.drops)
-}
-
-// readSSE gives the data of each event. An event over the limit is dropped.
-func readSSE(body io.Reader, limit int, event func(data []byte), dropped func()) error {
-	r := bufio.NewReaderSize(body, 4096)
-	var line, data []byte
-	has, over := false, false
-	dispatch := func() {
-		switch {
-		case over:
-			dropped()
-		case has:
-			event(bytes.Clone(data))
-		}
-		data, has, over = data[:0], false, false
-		if cap(data) > 64<<10 {
-			data = nil
-		}
-	}
-	for {
-		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > limit+64 {
-			over = true
-		} else if !over {
-			line = append(line, part...)
-		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue
-		}
-		if err != nil && len(line) == 0 {
-			dispatch() // an event at the end counts
-			return err
-		}
-		end := bytes.TrimRight(line, "\r\n")
-		switch {
-		case len(end) == 0 && !(over && len(bytes.TrimRight(part, "\r\n")) > 0):
-			dispatch()
-		case bytes.HasPrefix(end, []byte("data:")):
-			if has {
-				data = append(data, '\n')
-			}
-			has = true
-			if data = append(data, bytes.TrimLeft(end[5:], " ")...); len(data) > limit {
-				data, over = data[:0], true
-			}
-		}
-		line = line[:0]
-		if err != nil {
-			dispatch()
-			return err
-		}
-	}
+	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened, func(data []byte) { l.c.received(l, data) }, l.c.drops)
 }
 
 func (l *web) fail(err error) {

@@ -1,0 +1,121 @@
+package a2e
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"mime"
+	"strings"
+)
+
+// The stream from a host over HTTP (A2E §7.1). It reads what the reference agent
+// reads, and two things that this one would garble: text without a charset is
+// UTF-8, as the standard of such streams says, and only CR and LF end a line.
+
+// errContentType refuses a stream whose text nothing can be told about.
+var errContentType = &Error{
+	Code: ParseError, Reason: "content_type", Step: "transport",
+	Text: "the content type of the stream says no charset that can be read: want text/event-stream; charset=utf-8",
+}
+
+// latin1 reports whether the text of a stream is ISO 8859-1 and not UTF-8: as
+// its charset says. Without one it must be text or JSON.
+func latin1(contentType string) (bool, error) {
+	t, params, err := mime.ParseMediaType(contentType)
+	if err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {
+		return false, errContentType.Because(err)
+	}
+	charset, said := params["charset"]
+	switch strings.ToLower(strings.Trim(charset, "'")) {
+	case "utf-8", "utf8", "us-ascii", "ascii":
+		return false, nil
+	case "iso-8859-1", "iso8859-1", "latin-1", "latin1":
+		return true, nil
+	}
+	if !said && (strings.HasPrefix(t, "text/") || t == "application/json") {
+		return false, nil
+	}
+	return false, errContentType
+}
+
+// readEvents gives the data of each event of a stream, until it ends. An event
+// over the limit is dropped. opened is called once the stream can be read.
+func readEvents(body io.Reader, contentType string, limit int, opened func(), event func(data []byte), dropped func()) error {
+	narrow, err := latin1(contentType)
+	if err != nil {
+		return err
+	}
+	opened()
+	lines := sseLines{r: bufio.NewReaderSize(body, 4096), latin1: narrow, limit: limit + len("data: ")}
+	var data []byte
+	has, over := false, false
+	for {
+		line, long, err := lines.next()
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch {
+		case long:
+			over = true
+		case len(line) > 0 && string(name) == "data":
+			if has {
+				data = append(data, '\n')
+			}
+			has = true
+			if data = append(data, bytes.TrimLeft(value, " ")...); len(data) > limit {
+				data, over = data[:0], true
+			}
+		}
+		if len(line) == 0 && !long || err != nil { // an event at the end counts
+			switch {
+			case over:
+				dropped()
+			case has:
+				event(bytes.Clone(data))
+			}
+			if data, has, over = data[:0], false, false; cap(data) > 64<<10 {
+				data = nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sseLines splits a stream at CR, LF and CR LF, and gives its lines in UTF-8.
+type sseLines struct {
+	r       *bufio.Reader
+	latin1  bool
+	limit   int  // bytes of a line that are kept
+	afterCR bool // an LF that comes now belongs to the CR before it
+	line    []byte
+}
+
+// next gives a line without its end, valid until the next call. Of a line over
+// the limit it gives nothing but that it was long. With an error, the line is
+// what came before it.
+func (s *sseLines) next() (line []byte, long bool, err error) {
+	if s.line = s.line[:0]; cap(s.line) > 64<<10 {
+		s.line = nil
+	}
+	for {
+		c, err := s.r.ReadByte()
+		if err != nil {
+			return s.line, long, err
+		}
+		afterCR := s.afterCR
+		s.afterCR = c == '\r'
+		switch {
+		case c == '\n' && afterCR:
+			continue
+		case c == '\n', c == '\r':
+			return s.line, long, nil
+		case c >= 0x80 && s.latin1:
+			s.line = append(s.line, 0xc0|c>>6)
+			c = 0x80 | c&0x3f
+		}
+		if s.line = append(s.line, c); len(s.line) > s.limit {
+			s.line, long = s.line[:0], true
+		}
+	}
+}
