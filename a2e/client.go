@@ -6,15 +6,20 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"io/fs"
 	"iter"
 	"log/slog"
+	"net"
 	"net/http"
 	"os/exec"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/parley-hub/parley/internal/netguard"
 )
 
 // Client is an agent's side of A2E: it connects to a host on first use, keeps
@@ -55,6 +60,15 @@ type Client struct {
 	// OnPush gets messages that belong to no request of this client, one after
 	// the other.
 	OnPush func(m *Envelope)
+
+	// FailFast lets a request for which there is no connection fail with the first
+	// attempt to make one. Otherwise it waits through an outage of a host to which
+	// there was one, for as long as its context allows.
+	FailFast bool
+
+	// OnLink is called after each handshake and when a stream that broke is open
+	// again (up), and when the connection or the stream is lost. It must not wait.
+	OnLink func(up bool)
 
 	Limits ClientLimits
 	Log    *slog.Logger
@@ -130,6 +144,7 @@ type link interface {
 type attempts struct {
 	done chan struct{}
 	err  error // why they were given up; set before done is closed
+	last error // why the last one failed; guarded by the client's mu
 }
 
 // call is one request under way.
@@ -258,9 +273,64 @@ func (c *Client) await(ctx context.Context, p *call) (link, error) {
 				return nil, err
 			}
 		case <-ctx.Done():
-			return nil, waitError(ctx)
+			return nil, c.unreached(ctx)
 		}
 	}
+}
+
+// unreached is why a request has not left when its time is over.
+func (c *Client) unreached(ctx context.Context) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	cause := ctx.Err()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.attempts != nil && c.attempts.last != nil {
+		cause = c.attempts.last
+	}
+	return unreachable(cause)
+}
+
+// unreachable says why a host cannot be reached, in words that may be passed on:
+// without addresses.
+func unreachable(cause error) *Error {
+	e := ErrUnreachable.Because(cause)
+	if why := whyUnreachable(cause); why != "" {
+		e.Text += ": " + why
+	}
+	return e
+}
+
+func whyUnreachable(err error) string {
+	text := ""
+	for own := (*Error)(nil); errors.As(err, &own); err = own.cause {
+		if text = own.Text; errors.Is(own, ErrClosed) {
+			text = "it closed the connection"
+		}
+	}
+	var dns *net.DNSError
+	var certificate *tls.CertificateVerificationError
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "no route to it"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "it closed the connection"
+	case errors.Is(err, fs.ErrNotExist):
+		return "its socket or program does not exist"
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "its name is not known"
+	case errors.As(err, &certificate):
+		return "its certificate is not accepted"
+	case errors.Is(err, netguard.ErrBlocked):
+		return "its address is not allowed"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "no answer in time"
+	}
+	return text
 }
 
 func waitError(ctx context.Context) error {
@@ -288,12 +358,14 @@ func (c *Client) establish(a *attempts, again bool) {
 		var e *Error
 		hopeless := errors.As(err, &e) && !e.Retryable && e.Step != "transport"
 		c.mu.Lock()
+		if err != nil && !hopeless && c.FailFast {
+			c.failUnsentLocked(unreachable(err))
+		}
 		if err == nil || hopeless || !again || c.closed || !c.waitingLocked() {
-			if err != nil && e == nil {
-				e = ErrClosed.Because(err)
-				e.Reason, e.Text = "unreachable", "the host cannot be reached"
-			}
 			if err != nil {
+				if !hopeless {
+					e = unreachable(err)
+				}
 				a.err = e
 				c.failAllLocked(e)
 			}
@@ -302,6 +374,7 @@ func (c *Client) establish(a *attempts, again bool) {
 			c.mu.Unlock()
 			return
 		}
+		a.last = err
 		c.mu.Unlock()
 		c.Log.Debug("a2e: connecting", "err", err, "again_in", pause)
 		t := time.NewTimer(pause)
@@ -327,6 +400,15 @@ func (c *Client) waitingLocked() bool {
 func (c *Client) failAllLocked(err error) {
 	for _, p := range c.pending {
 		p.fail(err)
+	}
+}
+
+// failUnsentLocked fails what no host can have.
+func (c *Client) failUnsentLocked(err error) {
+	for _, p := range c.pending {
+		if !p.mayBeThere() {
+			p.fail(err)
+		}
 	}
 }
 
@@ -381,7 +463,17 @@ func (c *Client) attempt() error {
 		l.close(false)
 		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused", Step: "handshake"}
 	}
-	return c.adopt(l, resp, old)
+	if err := c.adopt(l, resp, old); err != nil {
+		return err
+	}
+	c.linked(true)
+	return nil
+}
+
+func (c *Client) linked(up bool) {
+	if c.OnLink != nil {
+		c.OnLink(up)
+	}
 }
 
 // adopt makes l the connection of the client.
@@ -435,10 +527,11 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 // was asked before; one that still is knows the ids.
 func (c *Client) reopened(l link) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.link == l && c.resume {
 		c.againLocked(l)
 	}
+	c.mu.Unlock()
+	c.linked(true)
 }
 
 // againLocked sends what the host may have had before the connection broke, as
@@ -495,17 +588,24 @@ func (c *Client) resend(l link, p *call) {
 
 // broken is called by a link that is down.
 func (c *Client) broken(l link, err error) {
+	if c.unlink(l, err) {
+		c.linked(false)
+	}
+}
+
+// unlink reports whether l was the connection of the client, which goes on.
+func (c *Client) unlink(l link, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.helloOn == l {
 		c.hello.fail(ErrClosed.Because(err))
 	}
 	if c.link != l {
-		return
+		return false
 	}
 	c.link = nil
 	if c.closed {
-		return
+		return false
 	}
 	c.Log.Debug("a2e: connection broken", "err", err)
 	if !c.resume {
@@ -516,6 +616,7 @@ func (c *Client) broken(l link, err error) {
 	if c.waitingLocked() {
 		c.establishLocked(true)
 	}
+	return true
 }
 
 // received takes one line from a link.
@@ -554,6 +655,20 @@ func (c *Client) received(l link, line []byte) {
 	default:
 		c.drops()
 	}
+}
+
+// tooLarge takes the beginning of a message over the limit. If that was an
+// answer, its request fails: nobody else would tell its caller.
+func (c *Client) tooLarge(head []byte) {
+	typ, reqID := headOf(head)
+	c.mu.Lock()
+	p := c.pending[reqID]
+	c.mu.Unlock()
+	if p == nil || ClassOf(typ, true) != ClassResponse {
+		c.drops()
+		return
+	}
+	p.fail(ErrAnswerTooLarge.about(reqID))
 }
 
 func (c *Client) drops() {
@@ -822,7 +937,7 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout i
 			break // on doubt, the answer or the broken link tells
 		}
 		if ctx.Err() != nil {
-			return nil, waitError(ctx)
+			return nil, c.unreached(ctx)
 		}
 		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
 			return nil, err

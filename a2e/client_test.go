@@ -803,7 +803,7 @@ func TestEvents(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			dropped := 0
-			err := readEvents(strings.NewReader(c.body), c.contentType, 64, func() {}, func(b []byte) { got = append(got, string(b)) }, func() { dropped++ })
+			err := readEvents(strings.NewReader(c.body), c.contentType, 64, func() {}, func(b []byte) { got = append(got, string(b)) }, func([]byte) { dropped++ })
 			if !errors.Is(err, c.err) || !slices.Equal(got, c.want) {
 				t.Errorf("%q, %v", got, err)
 			}

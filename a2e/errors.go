@@ -94,12 +94,14 @@ var (
 	ErrUnauthorized   = &Error{Code: Unauthorized, Text: "not permitted", Step: "policy"}
 	ErrNoHandshake    = &Error{Code: Unauthorized, Reason: "no_handshake", Text: "handshake first", Step: "handshake"}
 	ErrUnknownKey     = &Error{Code: Unauthorized, Reason: "auth_failed", Text: "authentication failed", Step: "handshake"}
-	ErrTimeout        = &Error{Code: Timeout, Text: "no answer in time", Step: "handler", Retryable: true}
+	ErrTimeout        = &Error{Code: Timeout, Text: "no answer in time", Step: "handler", Retryable: true} // the request was sent
 	ErrBusy           = &Error{Code: RuntimeError, Reason: "too_many_requests", Text: "too many requests at once", Step: "dispatch", Retryable: true}
 	ErrFull           = &Error{Code: OutOfMemory, Reason: "queue_full", Text: "the peer does not read", Step: "transport", Retryable: true}
 	ErrNotLoaded      = &Error{Code: RuntimeError, Reason: "session_unavailable", Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
 	ErrReplay         = &Error{Code: InvalidMessage, Reason: "duplicate_id", Text: "this id was served, and its answer is not kept any more; send the request with a new id", Step: "dispatch"}
 	ErrClosed         = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
+	ErrUnreachable    = &Error{Code: RuntimeError, Reason: "unreachable", Text: "the host cannot be reached", Step: "transport", Retryable: true}
+	ErrAnswerTooLarge = &Error{Code: OutOfMemory, Reason: "frame_too_large", Text: "the answer is too large", Step: "handler"}
 	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown", Text: "the connection broke; the request may or may not have been served", Step: "transport"}
 	ErrUnknownTool    = &Error{Code: UnknownTool, Text: "unknown tool", Step: "handler", Capability: "tools"}
 	ErrToolDenied     = &Error{Code: ToolDenied, Text: "tool denied", Step: "handler", Capability: "tools"}

@@ -21,8 +21,9 @@ type Reader struct {
 	start, end int // unread bytes of buf
 	scanned    int // how many of them hold no LF
 	skipping   bool
-	got        int  // bytes of the last read
-	full       bool // it filled the buffer
+	head       []byte // how the last line over the limit began
+	got        int    // bytes of the last read
+	full       bool   // it filled the buffer
 	err        error
 }
 
@@ -32,6 +33,53 @@ const (
 	minBuffer = 2 << 10
 	maxBuffer = 16 << 10
 )
+
+// headBytes is how much of a message over the limit is kept, to tell what it was
+// about: the members of the protocol come first.
+const headBytes = 1 << 10
+
+// headOf gives what can be read of a message that begins like this.
+func headOf(head []byte) (typ, reqID string) {
+	s := scanner{b: head, depth: DefaultMaxDepth}
+	s.space()
+	if s.i >= len(head) || head[s.i] != '{' {
+		return "", ""
+	}
+	for {
+		s.i++ // the brace, or a comma
+		s.space()
+		from := s.i
+		if s.i >= len(head) || head[s.i] != '"' {
+			return typ, reqID
+		}
+		if _, ok := s.str(); !ok {
+			return typ, reqID
+		}
+		name := string(head[from+1 : s.i-1])
+		s.space()
+		if s.i >= len(head) || head[s.i] != ':' {
+			return typ, reqID
+		}
+		s.i++
+		s.space()
+		from = s.i
+		if !s.value() {
+			return typ, reqID
+		}
+		if v := head[from:s.i]; v[0] == '"' {
+			switch text, _ := unquote(v[1 : len(v)-1]); name {
+			case "type":
+				typ = text
+			case "req_id":
+				reqID = text
+			}
+		}
+		s.space()
+		if s.i >= len(head) || head[s.i] != ',' {
+			return typ, reqID
+		}
+	}
+}
 
 // NewReader reads lines from src.
 func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
@@ -62,6 +110,7 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 				continue
 			}
 			if len(line) > r.limit()+1 || len(line) == r.limit()+1 && line[len(line)-1] != '\r' {
+				r.head = bytes.Clone(line[:min(headBytes, len(line))])
 				return nil, false, ErrTooLarge
 			}
 			if line = trimLine(line); len(line) == 0 {
@@ -73,6 +122,7 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 		if r.skipping {
 			r.start, r.end, r.scanned = 0, 0, 0
 		} else if r.scanned > r.limit()+1 {
+			r.head = bytes.Clone(r.buf[r.start:][:min(headBytes, r.scanned)])
 			r.start, r.end, r.scanned = 0, 0, 0
 			r.skipping = true
 			return nil, false, ErrTooLarge

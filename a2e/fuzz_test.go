@@ -231,7 +231,7 @@ func FuzzSSE(f *testing.F) {
 				if len(data) > 64 {
 					t.Fatalf("%d bytes", len(data))
 				}
-			}, func() {})
+			}, func([]byte) {})
 			if err != io.EOF {
 				t.Fatal(err)
 			}

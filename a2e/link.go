@@ -92,7 +92,7 @@ func (l *lines) read(in io.Reader) {
 		case err == nil:
 			l.c.received(l, bytes.Clone(line))
 		case errors.Is(err, ErrTooLarge):
-			l.c.drops()
+			l.c.tooLarge(r.head)
 		default:
 			l.fail(err)
 			return
@@ -335,6 +335,7 @@ func (l *web) stream() {
 		}
 		if opened {
 			pause = l.c.limits.BackoffLo
+			l.c.linked(false)
 		}
 		t := time.NewTimer(pause)
 		select {
@@ -359,7 +360,7 @@ func (l *web) readStream(opened func()) error {
 		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest || resp.StatusCode == http.StatusUnauthorized
 		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
 	}
-	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened, func(data []byte) { l.c.received(l, data) }, l.c.drops)
+	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened, func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
 func (l *web) fail(err error) {

@@ -419,7 +419,9 @@ func (r *Request) answer(resp Response) ([]byte, error) {
 		}
 	}
 	if len(line) > r.h.limits.Frame {
-		return nil, &Error{Code: OutOfMemory, Reason: ErrTooLarge.Reason, Text: "the answer is too large", Step: "handler", Capability: r.Capability()}
+		e := *ErrAnswerTooLarge
+		e.Capability = r.Capability()
+		return nil, &e
 	}
 	return line, nil
 }

@@ -40,35 +40,35 @@ func latin1(contentType string) (bool, error) {
 }
 
 // readEvents gives the data of each event of a stream, until it ends. An event
-// over the limit is dropped. opened is called once the stream can be read.
-func readEvents(body io.Reader, contentType string, limit int, opened func(), event func(data []byte), dropped func()) error {
+// over the limit is dropped, with its first bytes. opened is called once the stream can be read.
+func readEvents(body io.Reader, contentType string, limit int, opened func(), event, dropped func(data []byte)) error {
 	narrow, err := latin1(contentType)
 	if err != nil {
 		return err
 	}
 	opened()
 	lines := sseLines{r: bufio.NewReaderSize(body, 4096), latin1: narrow, limit: limit + len("data: ")}
-	var data []byte
+	var data, head []byte
 	has, over := false, false
 	for {
 		line, long, err := lines.next()
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		switch {
 		case long:
-			over = true
+			head, over = bytes.Clone(bytes.TrimLeft(value, " ")), true
 		case len(line) > 0 && string(name) == "data":
 			if has {
 				data = append(data, '\n')
 			}
 			has = true
 			if data = append(data, bytes.TrimLeft(value, " ")...); len(data) > limit {
-				data, over = data[:0], true
+				head, data, over = bytes.Clone(data[:min(headBytes, len(data))]), data[:0], true
 			}
 		}
 		if len(line) == 0 && !long || err != nil { // an event at the end counts
 			switch {
 			case over:
-				dropped()
+				dropped(head)
 			case has:
 				event(bytes.Clone(data))
 			}
@@ -91,9 +91,8 @@ type sseLines struct {
 	line    []byte
 }
 
-// next gives a line without its end, valid until the next call. Of a line over
-// the limit it gives nothing but that it was long. With an error, the line is
-// what came before it.
+// next gives a line without its end, valid until the next call; of a line over
+// the limit how it began. With an error, the line is what came before it.
 func (s *sseLines) next() (line []byte, long bool, err error) {
 	if s.line = s.line[:0]; cap(s.line) > 64<<10 {
 		s.line = nil
@@ -110,12 +109,14 @@ func (s *sseLines) next() (line []byte, long bool, err error) {
 			continue
 		case c == '\n', c == '\r':
 			return s.line, long, nil
+		case long:
+			continue
 		case c >= 0x80 && s.latin1:
 			s.line = append(s.line, 0xc0|c>>6)
 			c = 0x80 | c&0x3f
 		}
 		if s.line = append(s.line, c); len(s.line) > s.limit {
-			s.line, long = s.line[:0], true
+			s.line, long = s.line[:min(headBytes, len(s.line))], true
 		}
 	}
 }

@@ -1164,7 +1164,7 @@ func events(contentType string, chunks ...string) ([]string, error) {
 	for i, chunk := range chunks {
 		body[i] = strings.NewReader(chunk)
 	}
-	err := readEvents(io.MultiReader(body...), contentType, DefaultMaxFrame, func() {}, func(b []byte) { out = append(out, string(b)) }, func() {})
+	err := readEvents(io.MultiReader(body...), contentType, DefaultMaxFrame, func() {}, func(b []byte) { out = append(out, string(b)) }, func([]byte) {})
 	return out, err
 }
 

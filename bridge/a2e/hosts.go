@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,12 +45,18 @@ type attachment struct {
 	client     *protocol.Client
 	stop       context.CancelFunc
 	ended      chan struct{}
+	changed    chan struct{} // holds one token when the connection came or went
+
+	mu      sync.Mutex
+	learned bool  // it has answered since the hub started
+	err     error // why it did not, the last time
 }
 
 // How often a host is asked for its tools: until it answers, and from then on.
+// One whose connection came or went is asked at once.
 const (
 	hostFirst   = time.Second
-	hostLongest = time.Minute
+	hostLongest = 10 * time.Second
 	hostEvery   = 10 * time.Minute
 	hostWait    = 30 * time.Second
 )
@@ -115,7 +123,13 @@ func (h *hosts) changed(c directory.Change) {
 		return
 	}
 	ctx, stop := context.WithCancel(h.b.ctx)
-	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{})}
+	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{}), changed: make(chan struct{}, 1)}
+	client.OnLink = func(bool) {
+		select {
+		case a.changed <- struct{}{}:
+		default:
+		}
+	}
 	h.byName[name] = a
 	go h.follow(ctx, a)
 }
@@ -127,7 +141,8 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &protocol.Client{URL: at, AgentID: h.b.c.Hub.ID(), Token: h.tokens[name], Log: h.b.c.Logger, Now: h.b.c.Now}
+	c := &protocol.Client{URL: at, AgentID: h.b.c.Hub.ID(), Token: h.tokens[name], Log: h.b.c.Logger, Now: h.b.c.Now,
+		FailFast: true} // the hub has retries of its own
 	guard := h.b.c.Guard
 	switch u.Scheme {
 	case "http", "https":
@@ -162,9 +177,14 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 	defer func() { _ = a.client.Close() }() // the host may be gone
 	pause := hostFirst
 	for {
+		asked := time.Now()
 		wait := hostEvery
 		if err := h.learn(ctx, a); err != nil && ctx.Err() == nil {
-			h.b.c.Logger.Warn("cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url, "error", err)
+			level := slog.LevelWarn
+			if a.failed(err) { // for as long as it is the same, once is enough
+				level = slog.LevelDebug
+			}
+			h.b.c.Logger.Log(ctx, level, "cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url, "error", err)
 			wait = pause
 			pause = min(2*pause, hostLongest)
 		} else {
@@ -173,22 +193,73 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 		t := time.NewTimer(wait)
 		select {
 		case <-t.C:
+		case <-a.changed:
+			t.Reset(time.Until(asked.Add(hostFirst))) // not more than once a second, whatever the connection does
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+			}
 		case <-ctx.Done():
-			t.Stop()
+		}
+		t.Stop()
+		if ctx.Err() != nil {
 			return
 		}
 	}
 }
 
+// failed notes that the host was asked in vain, and reports whether it failed in
+// the same way before.
+func (a *attachment) failed(err error) (again bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	again = a.err != nil && a.err.Error() == err.Error()
+	a.err = err
+	return again
+}
+
+// several is what a request is told that names none of the host's tools.
+func (a *attachment) several(skills []parley.SkillSpec) *parley.Error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case len(skills) > 0:
+		names := make([]string, 0, len(skills))
+		for _, s := range skills {
+			names = append(names, s.ID)
+		}
+		return parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one: %s", a.agent, clip(strings.Join(names, ", "), 200))
+	case a.learned:
+		return parley.Refuse(parley.UnknownSkill, "the host of %q has no tools", a.agent)
+	case a.err != nil:
+		_, why, _ := fromError(a.err)
+		if why == nil {
+			why = parley.AsError(a.err)
+		}
+		return parley.Fail(parley.Unavailable, a.err, "the host of %q has not been reached yet, so that its tools are not known: %s", a.agent, why.Text)
+	}
+	return parley.Fail(parley.Unavailable, nil, "the host of %q has not been reached yet, so that its tools are not known; try again in a moment", a.agent)
+}
+
 func (h *hosts) learn(ctx context.Context, a *attachment) error {
 	wait, cancel := context.WithTimeout(ctx, hostWait)
 	defer cancel()
-	list, err := a.client.Tools(wait, protocol.ToolQuery{IncludeDeferred: true})
-	if protocol.NotSupported(err) {
-		return nil // a provider of other capabilities
-	}
-	if err != nil {
+	if err := a.client.Connect(wait); err != nil {
 		return err
+	}
+	select {
+	case <-a.changed: // by this connection: what comes now is news
+	default:
+	}
+	list, err := a.client.Tools(wait, protocol.ToolQuery{IncludeDeferred: true})
+	if err != nil && !protocol.NotSupported(err) {
+		return err
+	}
+	a.mu.Lock()
+	a.learned, a.err = true, nil
+	a.mu.Unlock()
+	if err != nil {
+		return nil // a provider of other capabilities
 	}
 	d := h.b.c.Hub.Directory()
 	e, ok := d.Agent(a.agent)
@@ -286,7 +357,11 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			skill = s.ID
 		}
 		if skill == "" {
-			return failed(m, parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one", o.Recipient.Name))
+			e := a.several(o.Recipient.Skills)
+			if e.Retryable {
+				return hub.Outcome{Err: e, Losses: lost}
+			}
+			return failed(m, e)
 		}
 		msg.Type = "tool/call/req"
 		msg.Body, err = h.toCall(ctx, m, skill)

@@ -424,15 +424,21 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 		return nil, failed, failed.Code == parley.TimedOut
 	}
 	if e.Step != "peer" {
-		code := parley.Unavailable
 		switch {
 		case errors.Is(e, protocol.ErrTimeout):
-			code = parley.TimedOut
+			return nil, parley.Fail(parley.TimedOut, err, "the host has the request and did not answer in time; its tool may still be at work"), true
+		case errors.Is(e, protocol.ErrOutcomeUnknown):
+			return nil, parley.Fail(parley.Unavailable, err, "the connection to the host broke before its answer; its tool may have worked"), true
+		case errors.Is(e, protocol.ErrAnswerTooLarge):
+			return parley.Refuse(parley.HandlerFailed, "the result is too large: the host's answer has more than %d bytes", protocol.DefaultMaxFrame).Because(err), nil, false
+		case errors.Is(e, protocol.ErrTooLarge):
+			return parley.Refuse(parley.TooLarge, "the request is too large for the host").Because(err), nil, false
 		case errors.Is(e, protocol.ErrUnauthorized), errors.Is(e, protocol.ErrUnknownKey):
 			return nil, parley.Refuse(parley.Unauthenticated, "the host refused the hub's token").Because(err), false
+		case errors.Is(e, protocol.ErrUnreachable):
+			return nil, parley.Fail(parley.Unavailable, err, "%s", e.Text), false
 		}
-		failed = parley.Fail(code, err, "the host cannot be reached: %s", e.Text)
-		return nil, failed, errors.Is(e, protocol.ErrOutcomeUnknown) || code == parley.TimedOut
+		return nil, parley.Fail(parley.Unavailable, err, "the host cannot be reached: %s", e.Text), false
 	}
 	code := parley.HandlerFailed
 	switch e.Code {

@@ -1,0 +1,192 @@
+package a2e_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/node"
+)
+
+// labHost is an A2E host that can be stopped and started again where it was,
+// over TCP or HTTP.
+type labHost struct {
+	t       *testing.T
+	web     bool
+	address string
+	stop    func()
+}
+
+func newLabHost(t *testing.T, web bool) *labHost {
+	h := &labHost{t: t, web: web, address: "127.0.0.1:0"}
+	l := h.listen()
+	h.address = l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *labHost) listen() net.Listener {
+	l, err := net.Listen("tcp", h.address)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return l
+}
+
+func (h *labHost) url() string {
+	if h.web {
+		return "http://" + h.address
+	}
+	return "tcp://" + h.address
+}
+
+func (h *labHost) start(tools ...string) {
+	box := &protocol.Toolbox{}
+	for _, name := range tools {
+		box.Add(protocol.ToolDefinition{Name: name, Description: name}, func(_ context.Context, c *protocol.ToolCall) (any, error) {
+			if c.Name == "big" {
+				return strings.Repeat("x", protocol.DefaultMaxFrame), nil
+			}
+			return c.Name, nil
+		})
+	}
+	host := &protocol.Host{Auth: protocol.Anonymous("hub"), Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)},
+		Limits: protocol.Limits{Frame: 2 * protocol.DefaultMaxFrame}}
+	l := h.listen()
+	ctx, cancel := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	if h.web {
+		server := &http.Server{Handler: host}
+		serving.Go(func() { _ = server.Serve(l) })
+		h.stop = sync.OnceFunc(func() { cancel(); _ = server.Close(); serving.Wait() })
+	} else {
+		serving.Go(func() { _ = host.Serve(ctx, l) })
+		h.stop = sync.OnceFunc(func() { cancel(); serving.Wait() })
+	}
+	h.t.Cleanup(h.stop)
+}
+
+func (w *world) skills(agent string) []string {
+	var names []string
+	if e, ok := w.Hub().Directory().Agent(agent); ok {
+		for _, s := range e.Skills {
+			names = append(names, s.ID)
+		}
+	}
+	return names
+}
+
+// TestHostFaults: what is wrong with a host is said in words, and with a code,
+// to agents of every protocol that call its tools.
+func TestHostFaults(t *testing.T) {
+	for name, web := range map[string]bool{"http": true, "tcp": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newLabHost(t, web)
+			w := newWorld(t, node.Config{Agents: map[string]node.Agent{
+				"lab": {A2E: &node.A2EAgent{URL: h.url()}, Expose: parley.Everywhere},
+			}})
+			alice := w.tcp(tokenAlice)
+			fails := func(tool string, code protocol.Code, reason, text string, wait time.Duration) {
+				t.Helper()
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				defer cancel()
+				_, err := alice.CallTool(ctx, tool, map[string]any{}, nil)
+				if e, ok := err.(*protocol.Error); !ok || e.Code != code || e.Reason != reason || !strings.Contains(e.Text, text) {
+					t.Errorf("%s: %v, want %s (%s): %s", tool, err, code, reason, text)
+				}
+			}
+			fails("lab", protocol.ToolError, "unavailable", "has not been reached yet", time.Minute)
+			eventually(t, func() bool {
+				_, err := alice.CallTool(t.Context(), "lab", map[string]any{}, nil)
+				e, ok := err.(*protocol.Error)
+				return ok && strings.Contains(e.Text, "not been reached yet") && strings.Contains(e.Text, "connection refused")
+			})
+
+			h.start("big", "small")
+			eventually(t, func() bool { return slices.Equal(w.skills("lab"), []string{"big", "small"}) })
+			fails("lab__big", protocol.ToolError, "handler_failed", "the result is too large", time.Minute)
+			h.stop()
+			eventually(t, func() bool {
+				_, err := alice.CallTool(t.Context(), "lab__big", map[string]any{}, nil)
+				e, ok := err.(*protocol.Error)
+				return ok && e.Code == protocol.ToolError && e.Reason == "unavailable" && strings.Contains(e.Text, "cannot be reached: connection refused")
+			})
+		})
+	}
+}
+
+// TestHostSilent: a host that has the request and says nothing is told apart from
+// one that cannot be reached.
+func TestHostSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	t.Cleanup(func() { // after the hub has gone
+		_ = l.Close()
+		serving.Wait()
+	})
+	serving.Go(func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for in := protocol.NewReader(conn); ; {
+			m, err := in.ReadMessage(nil)
+			if err != nil {
+				return
+			}
+			answer := protocol.Message{Type: strings.TrimSuffix(m.Type, "/req") + "/resp", Body: map[string]any{"req_id": m.ID}}
+			if m.Type == "tool/call/req" {
+				continue
+			}
+			line, err := answer.Encode(time.Now())
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := conn.Write(append(line, '\n')); err != nil {
+				return
+			}
+		}
+	})
+	w := newWorld(t, node.Config{Agents: map[string]node.Agent{
+		"lab": {A2E: &node.A2EAgent{URL: "tcp://" + l.Addr().String()}, Expose: parley.Everywhere},
+	}})
+	m := &parley.Message{Kind: parley.Request, From: "crew/echo", To: "lab", Skill: "add", Parts: []parley.Part{parley.Text("x")},
+		Deadline: time.Now().Add(2 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo", Verdict: parley.Verdict{Assurance: parley.Signed}}}
+	reply, err := w.Hub().Ask(t.Context(), hub.Submission{Scope: "go test", Message: m})
+	if err != nil || reply.Kind != parley.Failure || reply.Error.Code != parley.TimedOut || !strings.Contains(reply.Error.Text, "did not answer in time") {
+		t.Errorf("%+v, %v", reply, err)
+	}
+}
+
+// TestHostComesBack: a host that was away is asked for its tools at once, and
+// not when the next time has come.
+func TestHostComesBack(t *testing.T) {
+	for name, web := range map[string]bool{"http": true, "tcp": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newLabHost(t, web)
+			h.start("one")
+			w := newWorld(t, node.Config{Agents: map[string]node.Agent{
+				"lab": {A2E: &node.A2EAgent{URL: h.url()}, Expose: parley.Everywhere},
+			}})
+			eventually(t, func() bool { return slices.Equal(w.skills("lab"), []string{"one"}) })
+			h.stop()
+			h.start("one", "two")
+			eventually(t, func() bool { return slices.Equal(w.skills("lab"), []string{"one", "two"}) })
+		})
+	}
+}
