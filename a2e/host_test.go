@@ -1457,7 +1457,7 @@ func TestCapabilities(t *testing.T) {
 		if f := ask("a", `{"type":"memory/forget/req","id":"f","memory_id":"$M","keys":[{"k":"episodic"}]}`); f["deleted"] != json.Number("1") {
 			t.Errorf("forget by key: %v", f)
 		}
-		f = ask("a", `{"type":"memory/store/req","id":"bad","memory_id":"$M","entries":[{"key":"x","content":1,"tier":"working"},{"content":1},{"key":{},"content":1,"tier":"other"},{"key":{"t":1},"content":1,"tier":"working","ttl":5}]}`)
+		f = ask("a", `{"type":"memory/store/req","id":"bad","memory_id":"$M","entries":[{"key":"x","content":1,"tier":"working"},{"content":1},{"key":{},"content":1,"tier":""},{"key":{"t":1},"content":1,"tier":"working","ttl":5}]}`)
 		if len(f["stored"].([]any)) != 1 || len(f["errors"].([]any)) != 3 {
 			t.Errorf("got %v", f)
 		}
@@ -1465,6 +1465,46 @@ func TestCapabilities(t *testing.T) {
 		f = ask("a", `{"type":"memory/retrieve/req","id":"ttl","memory_id":"$M","keys":[{"t":1.0}]}`)
 		if f["total"] != json.Number("0") {
 			t.Errorf("expired, and still there: %v", f)
+		}
+	})
+	bubble(t, "A2E 6.14 an entry of another tier is the agent's own, and found by that tier", func(t *testing.T) {
+		h := testHost()
+		a, b := connect(t, h), connect(t, h)
+		n := 0
+		ask := func(co *conn, line, path string) any {
+			n++
+			co.send(strings.Replace(line, "{", fmt.Sprintf(`{"id":"q%d",`, n), 1))
+			return co.next()[path]
+		}
+		ids := map[*conn]string{}
+		for token, co := range map[string]*conn{"test-token-a": a, "test-token-b": b} {
+			co.handshake(token)
+			ids[co], _ = ask(co, `{"type":"memory/init/req"}`, "memory_id").(string)
+		}
+		stored := ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]},{"key":{"k":2},"content":2,"tier":"episodic","tags":["y"]}]}`, "stored")
+		if l := asArray(t, stored); len(l) != 2 || asObject(t, l[0])["tier"] != "notes" {
+			t.Errorf("stored %v", stored)
+		}
+		total := func(co *conn, query string) string {
+			return fmt.Sprint(ask(co, `{"type":"memory/retrieve/req","memory_id":"`+ids[co]+`"`+query+`}`, "total"))
+		}
+		for query, want := range map[string]string{"": "2", `,"tier":"notes"`: "1", `,"tier":"episodic"`: "1", `,"tier":"other"`: "0", `,"tier":"working"`: "0"} {
+			if got := total(a, query); got != want {
+				t.Errorf("%s: %s, want %s", query, got, want)
+			}
+		}
+		if got := total(b, ""); got != "0" {
+			t.Errorf("another agent reads %s", got)
+		}
+		forget := `{"type":"memory/forget/req","memory_id":"` + ids[a] + `","tags":["x","y"],"tier":`
+		for _, c := range [][2]string{{`"other"}`, "0"}, {`"semantic"}`, "0"}, {`"notes"}`, "1"}, {`"episodic"}`, "1"}} {
+			if got := fmt.Sprint(ask(a, forget+c[0], "deleted")); got != c[1] {
+				t.Errorf("forget %s: %s, want %s", c[0], got, c[1])
+			}
+		}
+		ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]}]}`, "stored")
+		if got := fmt.Sprint(ask(a, `{"type":"memory/forget/req","memory_id":"`+ids[a]+`","tags":["x"]}`, "deleted")); got != "1" {
+			t.Errorf("forget without a tier: %s", got)
 		}
 	})
 	bubble(t, "memories are bounded", func(t *testing.T) {

@@ -21,6 +21,22 @@ const (
 	TierSemantic = "semantic" // of all agents
 )
 
+// HomeTier is the tier with whose entries those of a tier are kept: itself, or
+// episodic for a name that is not of the protocol, which [MemoryEntry] allows.
+func HomeTier(tier string) string {
+	switch tier {
+	case TierWorking, TierSemantic:
+		return tier
+	}
+	return TierEpisodic
+}
+
+// Holds reports whether a query is about the entries of a tier. One that forgets
+// in episodic memory is also about what is kept there under other names.
+func (q MemoryQuery) Holds(tier string, forget bool) bool {
+	return q.Tier == "" || q.Tier == tier || forget && q.Tier == TierEpisodic && HomeTier(tier) == TierEpisodic
+}
+
 // MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys
 // are the same when their members are.
 type MemoryEntry struct {
@@ -305,10 +321,11 @@ func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []
 			faults = append(faults, fmt.Sprintf("entry %d: memory full", i))
 			continue
 		}
-		t := m.tiers[h.tiers[e.Tier]]
+		place := h.tiers[HomeTier(e.Tier)]
+		t := m.tiers[place]
 		if t == nil {
 			t = &memoryTier{}
-			m.tiers[h.tiers[e.Tier]] = t
+			m.tiers[place] = t
 		}
 		m.count(e.owner, e.size)
 		if old := slices.IndexFunc(t.entries, func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
@@ -345,11 +362,6 @@ func (m *MemoryStore) entry(raw Value, now time.Time) (*memoryEntry, string) {
 	if e.Key.Kind() != '{' {
 		return nil, "key is not an object"
 	}
-	switch e.Tier {
-	case TierWorking, TierEpisodic, TierSemantic:
-	default:
-		return nil, "unknown tier"
-	}
 	for _, v := range []*Value{&e.CreatedAt, &e.UpdatedAt} {
 		if v.Kind() != '0' {
 			return nil, "a time is not a number"
@@ -375,7 +387,7 @@ func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, now time.Time, visit 
 	for _, tier := range []string{TierWorking, TierEpisodic, TierSemantic} {
 		key := h.tiers[tier]
 		t := m.tiers[key]
-		if t == nil || q.Tier != "" && q.Tier != tier {
+		if t == nil || q.Tier != "" && HomeTier(q.Tier) != tier {
 			continue
 		}
 		t.entries = slices.DeleteFunc(t.entries, func(e *memoryEntry) bool {
@@ -430,7 +442,7 @@ func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q Memor
 	found := []MemoryEntry{}
 	m.each(h, q, m.now(), func(e *memoryEntry) bool {
 		hits := anyTag(e.Tags, q.Tags)
-		if len(q.Keys) > 0 && !keys[e.canonical] || len(q.Tags) > 0 && hits == 0 {
+		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[e.canonical] || len(q.Tags) > 0 && hits == 0 {
 			return false
 		}
 		hit := e.MemoryEntry
@@ -469,7 +481,7 @@ func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQ
 	}
 	deleted := 0
 	m.each(h, q, m.now(), func(e *memoryEntry) bool {
-		if keys[e.canonical] || anyTag(e.Tags, q.Tags) > 0 {
+		if q.Holds(e.Tier, true) && (keys[e.canonical] || anyTag(e.Tags, q.Tags) > 0) {
 			deleted++
 			return true
 		}

@@ -612,7 +612,7 @@ func TestMemory(t *testing.T) {
 		{"key": map[string]any{"k": 2}, "content": "fact", "tier": "semantic", "tags": []string{"b"}},
 		{"key": map[string]any{"k": 3}, "content": "now", "tier": "working"},
 		{"key": "no object", "content": 1, "tier": "working"},
-		{"key": map[string]any{}, "content": 1, "tier": "elsewhere"},
+		{"key": map[string]any{}, "content": 1, "tier": ""},
 	}
 	m, err := ask(alice, "memory/store/req", map[string]any{"memory_id": id, "entries": entries})
 	if err != nil || len(m.Values("stored")) != 3 || len(m.Strings("errors")) != 2 {
@@ -623,6 +623,27 @@ func TestMemory(t *testing.T) {
 			_, err := ask(bob, "memory/retrieve/req", map[string]any{"memory_id": other})
 			if !errors.Is(err, protocol.ErrMemoryNotFound) {
 				t.Error(other, err)
+			}
+		}
+	})
+	t.Run("an entry of another tier is the agent's own, and found by that tier", func(t *testing.T) {
+		entry := []map[string]any{{"key": map[string]any{"k": 1, "l": "y"}, "content": "note", "tier": "notes", "tags": []string{"n"}}}
+		for _, tier := range []string{"notes", "episodic"} { // the tier to forget
+			m, err := ask(alice, "memory/store/req", map[string]any{"memory_id": id, "entries": entry})
+			if err != nil || len(m.Values("stored")) != 1 {
+				t.Fatalf("%s, %v", m.Raw(), err)
+			}
+			for asked, want := range map[string]int{"notes": 1, "other": 0, "working": 1, "episodic": 1, "": 4} {
+				if n := count(alice, id, map[string]any{"tier": asked}); n != want {
+					t.Errorf("tier %q: %d, want %d", asked, n, want)
+				}
+			}
+			if n := count(bob, bobs, map[string]any{}); n != 1 {
+				t.Errorf("bob sees %d", n)
+			}
+			m, err = ask(alice, "memory/forget/req", map[string]any{"memory_id": id, "tags": []string{"n"}, "tier": tier})
+			if err != nil || m.Int("deleted") != 1 {
+				t.Errorf("forget in %q: %s, %v", tier, m.Raw(), err)
 			}
 		}
 	})

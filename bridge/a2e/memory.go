@@ -155,15 +155,13 @@ func (m *memory) handle(ctx context.Context, r *protocol.Request, id string) (h 
 
 // tier is the prefix of the entries of a tier.
 func (h memoryHandle) tier(name string, r *protocol.Request) string {
-	switch name {
+	switch protocol.HomeTier(name) {
 	case protocol.TierWorking:
 		return "e/w" + digest(r.Session.ID(), h.Namespace, h.Scope) + "/"
-	case protocol.TierEpisodic:
-		return "e/e" + digest(h.Owner, h.Namespace, h.Scope) + "/"
 	case protocol.TierSemantic:
 		return "e/s" + digest(h.Namespace) + "/"
 	}
-	return ""
+	return "e/e" + digest(h.Owner, h.Namespace, h.Scope) + "/"
 }
 
 // Store implements a2e.Memories.
@@ -183,10 +181,6 @@ func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entr
 			continue
 		}
 		prefix := h.tier(e.Tier, r)
-		if prefix == "" {
-			fault("unknown tier")
-			continue
-		}
 		there := tiers[prefix]
 		if there == nil {
 			there = map[string]journal.Value{}
@@ -282,6 +276,8 @@ func (m *memory) entry(raw protocol.Value) (e protocol.MemoryEntry, key, fault s
 		return e, "", "key is not an object"
 	case len(e.Content) == 0:
 		return e, "", "content is missing"
+	case e.Tier == "":
+		return e, "", "tier is missing"
 	case e.TTL < 0:
 		return e, "", "ttl is negative"
 	case e.CreatedAt.Kind() != '0' || e.UpdatedAt.Kind() != '0':
@@ -308,7 +304,7 @@ func memoryKey(key protocol.Value) (string, error) {
 // each visits the entries of the tiers that q names.
 func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string, visit func(v journal.Value, e stored) error) error {
 	for _, name := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
-		if tier != "" && tier != name {
+		if tier != "" && protocol.HomeTier(tier) != name {
 			continue
 		}
 		var list []journal.Value
@@ -367,7 +363,7 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string, q
 	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
 		e := s.Entry
 		hits := shared(e.Tags, tags)
-		if len(q.Keys) > 0 && !keys[v.Key] || len(tags) > 0 && hits == 0 {
+		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[v.Key] || len(tags) > 0 && hits == 0 {
 			return nil
 		}
 		e.Score = 0
@@ -417,7 +413,7 @@ func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q p
 	defer m.mu.Unlock()
 	n := 0
 	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
-		if s.Owner != h.Owner || !keys[v.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
+		if s.Owner != h.Owner || !q.Holds(s.Entry.Tier, true) || !keys[v.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
 			return nil
 		}
 		n++
