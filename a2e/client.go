@@ -58,7 +58,9 @@ type Client struct {
 	Registry *Registry
 
 	// OnPush gets messages that belong to no request of this client, one after
-	// the other.
+	// the other: pushes, and requests of the host such as mcp/sample/req, which it
+	// answers with Send. Without it pushes are dropped and counted, and requests
+	// refused.
 	OnPush func(m *Envelope)
 
 	// FailFast lets a request for which there is no connection fail with the first
@@ -95,7 +97,8 @@ type Client struct {
 	timer    *time.Timer // for the deadlines of calls whose context has none
 	pushes   chan *Envelope
 	dropped  int64
-	ponging  atomic.Bool
+
+	responding atomic.Bool
 }
 
 // ClientLimits bound a client. Zero means the default that is named with each
@@ -638,23 +641,41 @@ func (c *Client) received(l link, line []byte) {
 		p.take(m, e, c.limits.Events, resume)
 	case m.Type == "ping" && m.Class == ClassRequest:
 		pong, err := Message{Type: "pong", Body: map[string]any{"req_id": m.ID, "uptime_seconds": 0.0}}.Encode(c.Now())
-		if err != nil || !c.ponging.CompareAndSwap(false, true) { // one at a time
+		if err != nil {
 			c.drops()
 			return
 		}
-		go func() {
-			defer c.ponging.Store(false)
-			_ = l.send(c.ctx, append(pong, '\n'))
-		}()
+		c.respond(l, pong)
 	case c.pushes != nil && (m.ReqID == "" || m.Class == ClassPush):
 		select {
 		case c.pushes <- m:
 		default:
 			c.drops()
 		}
+	case e == nil && m.Class == ClassRequest && m.Type != "shutdown":
+		refusal := unknownType(m)
+		switch m.Type {
+		case "mcp/sample/req":
+			refusal = &Error{Code: MCPSamplingRefused, Text: "this agent does not sample for hosts", ReqID: m.ID, Capability: "mcp"}
+		case "mcp/root/list/req":
+			refusal = &Error{Code: MCPCapabilityMissing, Text: "this agent has no roots", ReqID: m.ID, Capability: "mcp"}
+		}
+		c.respond(l, appendError(nil, refusal, NewID(), c.Now()))
 	default:
 		c.drops()
 	}
+}
+
+// respond answers a message of the host; one at a time, others are dropped.
+func (c *Client) respond(l link, line []byte) {
+	if !c.responding.CompareAndSwap(false, true) {
+		c.drops()
+		return
+	}
+	go func() {
+		defer c.responding.Store(false)
+		_ = l.send(c.ctx, append(line, '\n')) // a host that is gone needs no answer
+	}()
 }
 
 // tooLarge takes the beginning of a message over the limit. If that was an

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -811,5 +812,103 @@ func TestEvents(t *testing.T) {
 				t.Errorf("%d dropped, want %d", dropped, want)
 			}
 		})
+	}
+}
+
+// TestPeerError: a member of an error frame that is malformed is lost, and no
+// other.
+func TestPeerError(t *testing.T) {
+	for name, c := range map[string]struct {
+		members string
+		want    Error
+	}{
+		"retryable is no boolean":     {`"code":"tool_error","message":"m","retryable":"yes","capability_name":"tools"`, Error{Code: ToolError, Text: "m", Capability: "tools"}},
+		"message is no text":          {`"code":"tool_error","message":5,"retryable":true`, Error{Code: ToolError, Retryable: true}},
+		"capability_name is no text":  {`"code":"timeout","capability_name":[]`, Error{Code: Timeout}},
+		"detail is no object":         {`"code":"x_own","detail":[1],"retryable":true`, Error{Code: "x_own", Retryable: true}},
+		"no code":                     {`"message":"m","retryable":true`, Error{Code: RuntimeError, Text: "m", Retryable: true}},
+		"code is no text":             {`"code":7,"message":"m"`, Error{Code: RuntimeError, Text: "m"}},
+		"all is well, with a reason ": {`"code":"a","message":"m","detail":{"reason":"r"},"retryable":true`, Error{Code: "a", Text: "m", Reason: "r", Retryable: true}},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			client := scriptedHost(t, func(id string) []string {
+				return []string{fmt.Sprintf(`{"type":"error","id":"e","req_id":%q,%s}`, id, c.members)}
+			})
+			_, err := client.Ask(t.Context(), Message{Type: "ping"})
+			var e *Error
+			if !errors.As(err, &e) {
+				t.Fatal(err)
+			}
+			got := Error{Code: e.Code, Text: e.Text, Reason: e.Reason, Retryable: e.Retryable, Capability: e.Capability}
+			if !reflect.DeepEqual(got, c.want) || e.Detail.Kind() != '{' {
+				t.Errorf("%+v, detail %s, want %+v", got, e.Detail, c.want)
+			}
+		})
+	}
+}
+
+// TestHostRequests: what a host asks an agent is refused with a code where
+// nobody takes it; what needs no answer gets none (A2E §5.2, §6).
+func TestHostRequests(t *testing.T) {
+	frames := map[string]string{
+		`{"type":"mcp/sample/req","id":"h1","messages":[]}`:                                    "error mcp_sampling_refused",
+		`{"type":"mcp/root/list/req","id":"h2"}`:                                               "error mcp_capability_missing",
+		`{"type":"foo/bar","id":"h3"}`:                                                         "error invalid_message",
+		`{"type":"ping","id":"h4"}`:                                                            "pong ",
+		`{"type":"env/state/push","id":"h5","episode_id":"e","step_id":1,"event_type":"x"}`:    "",
+		`{"type":"mcp/server/push","id":"h6","method":"notifications/tools/list_changed"}`:     "",
+		`{"type":"foo/push","id":"h7"}`:                                                        "",
+		`{"type":"foo/event","id":"h8","req_id":"none"}`:                                       "",
+		`{"type":"error","id":"h9","code":"x"}`:                                                "",
+		`{"type":"mcp/sample/req","id":"h10","req_id":"none","role":"assistant","content":{}}`: "",
+		`{"type":"shutdown","id":"h11"}`:                                                       "",
+	}
+	for line, want := range frames {
+		for _, takes := range []bool{false, true} {
+			bubble(t, fmt.Sprint(line, " taken: ", takes), func(t *testing.T) {
+				ours, theirs := net.Pipe()
+				var pushed []string
+				client := &Client{Dial: func(context.Context) (io.ReadWriteCloser, error) { return ours, nil }}
+				if takes {
+					client.OnPush = func(m *Envelope) { pushed = append(pushed, m.ID) }
+				}
+				t.Cleanup(func() { _ = client.Close() })
+				got := ""
+				go func() {
+					in := NewReader(theirs)
+					for {
+						m, err := in.ReadMessage(nil)
+						if err != nil {
+							return
+						}
+						switch m.Type {
+						case "handshake/req":
+							_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q}`+"\n%s\n", m.ID, line)
+						case "error", "pong":
+							got += m.Type + " " + m.Str("code")
+							if !strings.Contains(line, `"id":"`+m.ReqID+`"`) {
+								t.Errorf("about %q", m.ReqID)
+							}
+						}
+					}
+				}()
+				if err := client.Connect(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				m, err := Decode([]byte(line))
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch {
+				case takes && (m.Class == ClassPush || m.Class == ClassRequest && m.Type != "ping" || m.ReqID == ""):
+					if m.Type != "ping" && (got != "" || !slices.Equal(pushed, []string{m.ID})) {
+						t.Errorf("answered %q, handed over %v", got, pushed)
+					}
+				case got != want:
+					t.Errorf("answered %q, want %q", got, want)
+				}
+			})
+		}
 	}
 }

@@ -33,6 +33,9 @@ const (
 	MemoryNotFound Code = "memory_not_found" // no memory of that memory_id for this agent
 
 	CapabilityMissing Code = "capability_missing" // not negotiated, where negotiation is enforced
+
+	MCPSamplingRefused   Code = "mcp_sampling_refused"   // an agent samples for no host
+	MCPCapabilityMissing Code = "mcp_capability_missing" // an agent has no roots to list
 )
 
 // Error is a failure in the words of the protocol: what an error frame
@@ -124,6 +127,14 @@ func clip(s string, n int) string {
 	return s
 }
 
+// unknownType refuses a request whose type nobody takes (A2E §9).
+func unknownType(m *Envelope) *Error {
+	e := ErrUnknownType.about(m.ID)
+	e.Capability = m.Capability()
+	e.Detail = append(appendString([]byte(`{"type":`), clip(m.Type, maxType)), '}')
+	return e
+}
+
 // about gives a copy of e for one request.
 func (e *Error) about(reqID string) *Error {
 	c := *e
@@ -146,14 +157,14 @@ func asError(err error, capability string) *Error {
 	return &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: capability, cause: err}
 }
 
-// peerError reads an error frame. What is malformed in it is replaced, so that
-// a failure never becomes a time-out (A2E §5.3, §11).
+// peerError reads an error frame. A member that is malformed is lost, and no
+// other: so a failure never becomes a time-out (A2E §5.3, §11).
 func peerError(m *Envelope) *Error {
 	e := &Error{
 		Code: Code(m.Str("code")), Text: m.Str("message"), Step: "peer", Retryable: m.Bool("retryable"),
 		Capability: m.Str("capability_name"), ReqID: m.ReqID, Detail: m.Get("detail"),
 	}
-	if e.Code == "" || m.Check() != nil {
+	if e.Code == "" {
 		e.Code = RuntimeError
 	}
 	if e.Detail.Kind() != '{' {

@@ -26,6 +26,8 @@ type Host struct {
 
 	// Capabilities are what the host offers: a provider for each namespace of
 	// A2E §6.15 (tools, skill, memory, multi_agent, …) or of the embedder's own.
+	// One of its own, "foo" for example, serves every type "foo/…", also those
+	// that no registry knows; they cannot be negotiated.
 	Capabilities map[string]Provider
 
 	// Handler takes requests that no capability takes: of unknown types, whole

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -99,13 +100,13 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 		return nil, ErrShuttingDown.about(m.ID)
 	}
 	capability := m.Capability()
+	if !m.Known() {
+		capability = h.own(m.Type)
+	}
 	p := h.Capabilities[capability]
-	if !m.Known() || p == nil || capability == "" {
+	if p == nil || capability == "" {
 		if h.Handler == nil {
-			e := ErrUnknownType.about(m.ID)
-			e.Capability = capability
-			e.Detail = append(appendString([]byte(`{"type":`), clip(m.Type, maxType)), '}')
-			return nil, e
+			return nil, unknownType(m)
 		}
 		p = h.Handler
 	}
@@ -114,7 +115,7 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 		e.Capability = capability
 		return nil, e
 	}
-	if h.Strict && capability != "" && !slices.Contains(accepted, capability) {
+	if h.Strict && slices.Contains(capabilityNames, capability) && !slices.Contains(accepted, capability) {
 		return nil, &Error{Code: CapabilityMissing, Text: "not negotiated", Step: "policy", Capability: capability, ReqID: m.ID}
 	}
 	if e := m.check(); e != nil {
@@ -137,6 +138,16 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 		}
 	}
 	return r, nil
+}
+
+// own is the capability of the embedder's own to which a type belongs that no
+// registry knows: its namespace, if that is one.
+func (h *Host) own(typ string) string {
+	namespace, _, ok := strings.Cut(typ, "/")
+	if !ok || h.Capabilities[namespace] == nil || slices.Contains(capabilityNames, namespace) {
+		return ""
+	}
+	return namespace
 }
 
 // deadline of a request: its own where it has one, or the default.
@@ -369,6 +380,9 @@ func (r *Request) failure(err error) ([]byte, Code) {
 		err = ErrTimeout
 	}
 	e := asError(err, r.Capability()).about(r.ID)
+	if errors.Is(e, ErrUnknownType) && e.Detail == nil {
+		e = unknownType(r.Envelope)
+	}
 	if e.cause != nil {
 		r.h.Log.Info("a2e: request failed", "type", r.Type, "identity", r.Identity.Name, "err", e)
 	}

@@ -24,7 +24,7 @@ type A2E struct {
 	Strict    bool     `toml:"strict" doc:"agents may use only the capabilities that they negotiated; SDK agents do not keep to them"`
 	Sessions  int      `toml:"sessions_per_minute" default:"240" doc:"new sessions from one address in a minute"`
 	Tools     int      `toml:"tools" default:"20" doc:"skills that are listed as tools one by one; where there are more, agents find them with parley_find"`
-	Providers []string `toml:"providers" doc:"\"capability=agent\": requests of the capability (env, proc, planning, …) are passed to that agent, which has the URL of an A2E host"`
+	Providers []string `toml:"providers" doc:"\"capability=agent\": requests of the capability (env, proc, planning, …, or the namespace of types that agent and host agreed on) are passed to that agent, which has the URL of an A2E host"`
 }
 
 // A2EAgent is what an agent is in A2E: one that connects with a token, or a

@@ -483,8 +483,9 @@ func bodyOf(e *protocol.Envelope) (protocol.Value, error) {
 	return jsonx.Encode(all)
 }
 
-// passOn is the provider of a capability that a host serves: its requests go to
-// that host as they are, through the hub like all others.
+// passOn is the provider of a capability that a host serves, one of the protocol
+// or one that agent and host agreed on: its requests go to that host as they
+// are, through the hub like all others.
 type passOn struct {
 	b          *Binding
 	capability string
@@ -493,6 +494,10 @@ type passOn struct {
 
 // Serve implements a2e.Provider.
 func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+	switch r.Type {
+	case "mcp/sample/req", "mcp/root/list/req": // hosts send them, agents answer (A2E §6)
+		return protocol.Response{}, protocol.ErrUnknownType
+	}
 	body, err := bodyOf(r.Envelope)
 	if err != nil {
 		return protocol.Response{}, protocol.ErrSchema.Because(err)
@@ -506,6 +511,9 @@ func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Respon
 		kind, data := toEvent(e)
 		return r.Event(ctx, kind, data)
 	})
+	if e, ok := errors.AsType[*protocol.Error](err); ok && e.Reason == string(parley.Unsupported) {
+		err = protocol.ErrUnknownType.Because(e) // as the host says
+	}
 	if err != nil {
 		return protocol.Response{}, err
 	}

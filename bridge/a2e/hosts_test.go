@@ -190,3 +190,55 @@ func TestHostComesBack(t *testing.T) {
 		})
 	}
 }
+
+// TestTypesByAgreement: types that no specification knows are carried to the
+// host that serves their namespace, and its answers back.
+func TestTypesByAgreement(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := &protocol.Host{Auth: protocol.Anonymous("hub"), Capabilities: map[string]protocol.Provider{
+		"foo": protocol.Handler(func(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+			if r.Type == "foo/none" {
+				return protocol.Response{}, protocol.ErrUnknownType
+			}
+			if err := r.Status(ctx, "half"); err != nil {
+				return protocol.Response{}, err
+			}
+			return protocol.Response{Body: map[string]any{"got": r.Get("x")}}, nil
+		}),
+	}}
+	ctx, stop := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = host.Serve(ctx, l) })
+	t.Cleanup(func() { stop(); serving.Wait() })
+	w := newWorld(t, node.Config{A2E: node.A2E{Providers: []string{"foo=lab", "mcp=lab"}}, Agents: map[string]node.Agent{
+		"lab": {A2E: &node.A2EAgent{URL: "tcp://" + l.Addr().String()}},
+	}})
+	w.each("carried", func(t *testing.T, c *protocol.Client) {
+		var events []string
+		var final *protocol.Envelope
+		for e, err := range c.Stream(t.Context(), protocol.Message{Type: "foo/bar", Body: map[string]any{"x": protocol.Value("1.50")}}) {
+			switch {
+			case err != nil:
+				t.Fatal(err)
+			case e.Final:
+				final = e.Envelope
+			default:
+				events = append(events, string(e.Data))
+			}
+		}
+		if final.Type != "foo/bar/resp" || string(final.Get("got")) != "1.50" || len(events) != 1 || !strings.Contains(events[0], "half") {
+			t.Errorf("%s, %v", final.Raw(), events)
+		}
+	})
+	w.each("refused", func(t *testing.T, c *protocol.Client) {
+		for _, typ := range []string{"foo/none", "bar/foo", "env/reset/req", "mcp/sample/req", "mcp/root/list/req"} {
+			_, err := c.Ask(t.Context(), protocol.Message{Type: typ, Body: map[string]any{"env_name": "x"}})
+			if code, _ := codeOf(err); code != protocol.InvalidMessage || !protocol.NotSupported(err) {
+				t.Errorf("%s: %v", typ, err)
+			}
+		}
+	})
+}
