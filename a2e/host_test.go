@@ -847,6 +847,49 @@ func TestErrors(t *testing.T) {
 			}
 		}
 	})
+	bubble(t, "A2E-076 of a text that repeats its input 200 characters are sent", func(t *testing.T) {
+		long := strings.Repeat("Lé", 2000)
+		h := testHost()
+		h.Capabilities["proc"] = Handler(func(_ context.Context, r *Request) (Response, error) {
+			return Response{}, &Error{Code: RuntimeError, Text: r.Str("cwd")}
+		})
+		co := start(t, h)
+		send := func(cwd string) string {
+			id := NewID()
+			co.send(`{"type":"proc/spawn/req","id":"` + id + `","cwd":"` + cwd + `"}`)
+			f := co.next()
+			wantError(t, f, id, "runtime_error", "")
+			return f.str("message")
+		}
+		for _, n := range []int{199, 200, 201, 4000} {
+			input := []rune(long)[:n]
+			if got := send(string(input)); got != string(input[:min(n, 200)]) {
+				t.Errorf("of %d characters %d are sent", n, len([]rune(got)))
+			}
+		}
+		w := httptest.NewRecorder()
+		WriteError(w, &Error{Code: InvalidMessage, Text: long})
+		var answer struct{ Detail string }
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Detail != long[:300] {
+			t.Errorf("over HTTP: %d characters, %v", len([]rune(answer.Detail)), err)
+		}
+	})
+	bubble(t, "A2E-076 no secret is sent", func(t *testing.T) {
+		h := testHost()
+		h.Capabilities["proc"] = Handler(func(context.Context, *Request) (Response, error) {
+			return Response{}, errors.New("cannot read /etc/passwd")
+		})
+		co := start(t, h)
+		co.send(`{"type":"proc/spawn/req","id":"p"}`)
+		co.send(`{"type":"handshake/req","id":"again","auth_token":"wrong-token-0123"}`)
+		co.send(`{"type":"handshake/req","id":"shape","auth_token":["wrong-token-0123"]}`)
+		co.send(toolCall("c", "fails", `{}`)) // its error names a file
+		for range 4 {
+			if line := co.line(); bytes.Contains(line, []byte("wrong-token")) || bytes.Contains(line, []byte("passwd")) {
+				t.Errorf("%s", line)
+			}
+		}
+	})
 	bubble(t, "handlers that answer nonsense", func(t *testing.T) {
 		h := testHost()
 		bodies := []any{func() {}, "text", []int{1}, Value(`{"tools":5}`), Value(`{`), Value("{\"tools\":\"\xff\"}"), map[string]any{"tools": "x"}}
