@@ -378,6 +378,7 @@ type Submission struct {
 	Admitted bool               // it is the hub's own wording of a message that was admitted: policy is not asked again
 	Vouched  bool               // the sender's connection is one that the operator configured: it is no guest, known or not
 	Reads    []string           // recipients who read the record itself: they are admitted, and no delivery to them is opened
+	Began    []string           // recipients who began the exchange that the message goes on with: see [policy.Recipient]
 	At       *journal.Position  // where to note the position of the record; may be nil
 }
 
@@ -882,7 +883,7 @@ func (h *Hub) admit(m *parley.Message, names []string, s Submission) *parley.Err
 		if !ok {
 			return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
 		}
-		to[i], entries[i] = policy.Recipient{Agent: &e.Agent, Native: e.Native()}, e
+		to[i], entries[i] = policy.Recipient{Agent: &e.Agent, Native: e.Native(), Began: slices.Contains(s.Began, name)}, e
 	}
 	if err := h.policy.Load().Admit(m, to); err != nil {
 		return err

@@ -51,11 +51,42 @@ type pair struct {
 	native         bool // the envelope goes from one to the other as it is
 }
 
+// aspect is one thing that is tried between two peers.
+type aspect struct {
+	name string
+	test func(*pair, *testing.T)
+}
+
 // TestPairs lets every protocol ask every other through one node, each by a
 // socket of its own.
 func TestPairs(t *testing.T) {
+	aspects := []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events}, {"notice", (*pair).notice},
+		{"cancel", (*pair).cancel}, {"away", (*pair).absent}}
+	if !testing.Short() { // these take time
+		aspects = append(aspects, aspect{"timeout", (*pair).timeout}, aspect{"oversized", (*pair).oversized})
+	}
+	tryPairs(t, func(*pair, map[string]node.Agent) {}, aspects)
+}
+
+// TestPairsUnexposed is TestPairs at the default exposure: the agent that asks is
+// exposed nowhere, the agent that is asked only where it is called.
+func TestPairsUnexposed(t *testing.T) {
+	expose := func(p *pair, agents map[string]node.Agent) {
+		agents[p.from.Name()] = node.Agent{}
+		for _, to := range []Peer{p.to, p.away} {
+			agents[to.Name()] = node.Agent{Expose: []string{p.from.Protocol()}}
+		}
+	}
+	tryPairs(t, expose, []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events},
+		{"notice", (*pair).notice}, {"cancel", (*pair).cancel}, {"away", (*pair).absent}})
+}
+
+// tryPairs tries the aspects between all protocols. expose says where the agents of a pair
+// are exposed, if not everywhere.
+func tryPairs(t *testing.T, expose func(*pair, map[string]node.Agent), aspects []aspect) {
 	var all []Peer
 	var list []*pair
+	config := node.Config{Limits: node.Limits{Body: "1MiB"}, Agents: map[string]node.Agent{}}
 	for _, from := range Protocols {
 		for _, to := range Protocols {
 			p := &pair{asks: traits[from], asked: traits[to]}
@@ -63,9 +94,10 @@ func TestPairs(t *testing.T) {
 			name := from + "-" + to
 			p.from, p.to, p.away = newPeer(t, from, name+"-from"), newPeer(t, to, name+"-to"), newPeer(t, to, name+"-away")
 			list, all = append(list, p), append(all, p.from, p.to, p.away)
+			expose(p, config.Agents)
 		}
 	}
-	w := newWorld(t, node.Config{Limits: node.Limits{Body: "1MiB"}}, all...)
+	w := newWorld(t, config, all...)
 	for _, p := range list {
 		p.w = w
 		w.join(t, p.from, p.to)
@@ -74,23 +106,14 @@ func TestPairs(t *testing.T) {
 	for _, p := range list {
 		t.Run(p.from.Protocol()+"->"+p.to.Protocol(), func(t *testing.T) {
 			t.Parallel()
-			for _, c := range []struct {
-				name string
-				test func(*pair, *testing.T)
-			}{
-				{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events}, {"notice", (*pair).notice},
-				{"cancel", (*pair).cancel}, {"away", (*pair).absent}, {"timeout", (*pair).timeout}, {"oversized", (*pair).oversized},
-			} {
-				if testing.Short() && c.name == "timeout" {
-					break // that takes time, and so does what is large
-				}
-				t.Run(c.name, func(t *testing.T) {
+			for _, a := range aspects {
+				t.Run(a.name, func(t *testing.T) {
 					asked := p.to
-					if c.name == "away" {
+					if a.name == "away" {
 						asked = p.away
 					}
 					w.explain(t, p.from, asked)
-					c.test(p, t)
+					a.test(p, t)
 				})
 			}
 		})

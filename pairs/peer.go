@@ -145,7 +145,8 @@ func New(protocol, name string) (Peer, error) {
 }
 
 // Configure adds to c what a hub needs to know of the peers: who they are, and
-// that they are on this machine. Files are written to dir.
+// that they are on this machine. They are exposed as c says of an agent of their
+// name, else everywhere. Files are written to dir.
 func Configure(c *node.Config, dir string, peers ...Peer) error {
 	c.Listen.HTTP, c.Listen.AGH = or(c.Listen.HTTP, "127.0.0.1:0"), or(c.Listen.AGH, "127.0.0.1:0")
 	c.Policy.Assurance = or(c.Policy.Assurance, "session") // A2E and AGH prove connections, not messages
@@ -170,6 +171,9 @@ func Configure(c *node.Config, dir string, peers ...Peer) error {
 			return fmt.Errorf("pairs: %s: %w", p.Name(), err)
 		}
 		a.Expose = []string{"all"}
+		if known, ok := c.Agents[p.Name()]; ok {
+			a.Expose = known.Expose
+		}
 		c.Agents[p.Name()] = a
 	}
 	return nil

@@ -78,6 +78,7 @@ type Limit struct {
 type Recipient struct {
 	Agent  *parley.Agent
 	Native []string // protocols that the agent itself speaks; "go" for one in this process
+	Began  bool     // it began the exchange: it is answered there, exposed or not, by whoever may not call it
 }
 
 // Policy applies a Config. It is safe for concurrent use.
@@ -192,6 +193,9 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 	}
 	if m.InReplyTo.IsZero() && len(p.pairs) > 0 {
 		for _, r := range to {
+			if r.Began {
+				continue
+			}
 			if err := p.pair(m, r.Agent); err != nil {
 				return err
 			}
@@ -265,12 +269,12 @@ func (p *Policy) recipient(m *parley.Message, r Recipient) *parley.Error {
 	if least := p.least(name, m.Origin.Protocol); m.Origin.Verdict.Assurance < least {
 		return parley.Refuse(parley.Unauthenticated, "agent %q takes messages that are %s; this one is %s", name, least, m.Origin.Verdict.Assurance)
 	}
-	if !p.exposed(m.Origin.Protocol, r) {
+	if !r.Began && !p.exposed(m.Origin.Protocol, r) {
 		// The same words as for an agent that does not exist: a stranger learns nothing.
 		return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
 	}
 	// A reply goes to the one who asked; the rules speak of who may begin.
-	if !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
+	if r.Began || !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
 		return nil
 	}
 	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name)

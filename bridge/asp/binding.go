@@ -618,11 +618,12 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		}
 		return nil
 	}
+	bd := bodyOf(e)
+	s.Began = b.began(e, bd, req)
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
 		return nil // how sessions come and go is not for handlers
 	}
 	m.Hops = hopsOf(e)
-	bd := bodyOf(e)
 	switch e.Performative {
 	case protocol.Query, protocol.Delegate:
 		target := bd.TargetAgent
@@ -658,6 +659,27 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		return a
 	}
 	return nil
+}
+
+// began gives the participant who opened the session. It is answered there although it is
+// not exposed; a question to it is a call like any other.
+func (b *Binding) began(e *protocol.Envelope, bd body, req *protocol.Request) []string {
+	if req.Before == nil {
+		return nil
+	}
+	asked := ""
+	switch e.Performative {
+	case protocol.Query:
+		asked = b.addressed(e, req)
+	case protocol.Delegate:
+		asked = bd.TargetAgent
+	}
+	inviter := req.Before.Participants[0].AgentID
+	if asked == inviter {
+		return nil
+	}
+	name, _ := b.nameOf(inviter)
+	return []string{name}
 }
 
 // addressed is the one of whom a QUERY asks: the recipient that it names, else

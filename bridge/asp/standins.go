@@ -226,7 +226,11 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	}
 	card := id.Card()
 	card.Endpoints = map[string]string{"asp": s.b.public.String() + "/v1/asp"}
-	if ok {
+	switch {
+	case !ok:
+	case name != s.b.c.Root && !e.ExposedIn(Protocol):
+		card.Name = e.Name // it can ask and be answered; a search by capability does not find it
+	default:
 		card.Name, card.Description = or(e.Title, e.Name), e.Description
 		for _, k := range e.Skills {
 			card.Capabilities = append(card.Capabilities, k.ID)
@@ -336,7 +340,7 @@ func (s *standIns) changed(c directory.Change) {
 	switch {
 	case c.New == nil && s.speaks(c.Old.Name):
 		s.b.tender.expose(c.Old.Name)
-	case c.New != nil && s.b.hosts(c.New):
+	case c.New != nil && (s.b.hosts(c.New) || s.speaks(c.New.Name)):
 		s.b.tender.expose(c.New.Name)
 	}
 }
