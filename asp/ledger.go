@@ -34,9 +34,10 @@ type Ledger struct {
 	Commitments   []Commitment            `json:"commitments,omitempty"`
 	Context       map[string]ContextEntry `json:"context,omitempty"`
 	Opened        time.Time               `json:"opened"`
-	Deadline      time.Time               `json:"deadline,omitzero"` // when the state times out
-	Ends          time.Time               `json:"ends,omitzero"`     // the proposedDuration of the invitation
-	Reason        string                  `json:"reason,omitempty"`  // why it ended, when no message says so
+	Deadline      time.Time               `json:"deadline,omitzero"`          // when the state times out
+	Ends          time.Time               `json:"ends,omitzero"`              // the proposedDuration of the invitation
+	MaxResponseMs int64                   `json:"maxResponseTimeMs,omitzero"` // of the invitation's terms: how long an answer may take
+	Reason        string                  `json:"reason,omitempty"`           // why it ended, when no message says so
 
 	shelf   *shelf // where Items lie; nil if the ledger was read from a store
 	shelved int    // where on the shelf Items end
@@ -227,6 +228,9 @@ func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
 			if ms, ok := d.integer(); ok && ms < int64(maxTTL)*1000 {
 				l.Ends = now.Add(time.Duration(ms) * time.Millisecond)
 			}
+		}
+		if ms := terms.get("maxResponseTimeMs"); ms != nil {
+			l.MaxResponseMs, _ = ms.integer()
 		}
 	}
 	return l

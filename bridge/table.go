@@ -258,7 +258,8 @@ var Table = []Row{
 		Model: as("the model of that digest; the header Parley-Provenance"), Inbox: survives("schema")})},
 
 	{Sent, "When the sender says it was sent", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp"), stated("sent")},
-	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", ""), with(stated("deadline"), map[Way]Entry{
+	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", "constraints.maxResponseTimeMs"), with(stated("deadline"), map[Way]Entry{
+		ASP:  as("constraints.maxResponseTimeMs, and the trust-evidence object, deadline"),
 		Chat: as("expires"), Model: as("expires"), Inbox: survives("deadline"), Call: as("timeout"), AGH: as("expires_at")})},
 	{Expiry, "After when it must not be delivered", "Expires", said("", "expires", "", "expires_at", ""), with(stated("expires"), map[Way]Entry{
 		Chat: survives("expires"), Model: survives("expires"), Inbox: survives("expires"), AGH: survives("expires_at")})},
@@ -284,7 +285,7 @@ var Table = []Row{
 	{Assurance, "How sure that is", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed"), stated("assurance")},
 	{Signature, "The signature, with the bytes and headers it covers", "Origin.Raw", said("RFC 9421 over body and headers", "secp256k1 over the envelope", "", "proof of a handle", "Ed25519 over the envelope"), stated("digest: the signature itself stays in the hub's record, and no signature of the hub stands for it")},
 	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
-	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "constraints"), all(lost("no protocol says another's constraints"))},
+	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints"), all(lost("no protocol says another's constraints"))},
 	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
 	{Extra, "What only the sender's protocol says", "Extensions", said("", "metadata and streams of a chat message", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
 }

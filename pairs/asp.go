@@ -132,7 +132,11 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 			if err != nil {
 				text = q.Subject
 			}
-			p.hear(Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID})
+			h := Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID}
+			if sent, ok := asp.ParseTimestamp(m.Timestamp); ok && m.Constraints != nil && m.Constraints.MaxResponseTimeMs > 0 {
+				h.Deadline = sent.Add(time.Duration(m.Constraints.MaxResponseTimeMs) * time.Millisecond)
+			}
+			p.hear(h)
 			ctx, stop := context.WithCancelCause(life)
 			mu.Lock()
 			for _, id := range []string{q.QueryID, m.MessageID} {
@@ -330,7 +334,11 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	// What was begun is sent, so that it can be withdrawn.
 	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer sent()
-	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}})
+	var wishes []asp.SendOption
+	if q.Patience > 0 {
+		wishes = append(wishes, asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: q.Patience.Milliseconds()}))
+	}
+	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}}, wishes...)
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}

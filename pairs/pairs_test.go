@@ -40,7 +40,7 @@ var traits = map[string]trait{
 	"uagents": {assurance: parley.Signed, native: true},
 	"a2e":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, repeat: true},
 	"agh":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, native: true, repeat: true},
-	"asp":     {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, native: true, repeat: true},
+	"asp":     {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, deadline: true, native: true, repeat: true},
 }
 
 // pair is one peer that asks another.

@@ -636,6 +636,9 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			return nil
 		}
 		m.Kind, m.To = parley.Request, name
+		if wait := patience(e, req.Before); wait > 0 {
+			m.Deadline = r.Time.Add(wait)
+		}
 		m.Skill, m.Parts = skillOf(bd, entry), requestParts(e, bd)
 		s.Reads = slices.DeleteFunc(slices.Clone(m.Audience), func(a string) bool { return a == name })
 	case protocol.Withdraw:

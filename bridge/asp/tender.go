@@ -674,7 +674,8 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 			}
 		}
 		d := protocol.Draft{Version: l.Version, MessageID: messageID, SessionID: session, PreviousHash: l.Head.Hash,
-			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, Body: w.body, Context: objects, Format: l.Format}
+			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, Body: w.body, Context: objects,
+			Constraints: w.constraints, Format: l.Format}
 		for _, p := range l.Participants {
 			if p.AgentID == i.ID() {
 				d.SequenceNumber = p.Next
@@ -746,6 +747,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err), Losses: w.losses}
 	}
+	w.constraints = remaining(o.Message, b.c.Now())
 	message := o.Message.ID.String()
 	if o.Message.Kind == parley.Request {
 		l, err := b.server.Session(ctx, session, i.ID())

@@ -64,6 +64,27 @@ func skillOf(b body, e *directory.Entry) string {
 	return ""
 }
 
+// maxPatience bounds how long a request that says so waits for its answer.
+const maxPatience = 30 * 24 * time.Hour
+
+// patience is how long the sender of a request waits for the answer: what the message says,
+// else the terms of the session; 0 where neither does.
+func patience(e *protocol.Envelope, l *protocol.Ledger) time.Duration {
+	ms := l.MaxResponseMs
+	if e.Constraints != nil {
+		ms = or(e.Constraints.MaxResponseTimeMs, ms)
+	}
+	return time.Duration(min(ms, maxPatience.Milliseconds())) * time.Millisecond
+}
+
+// remaining says the deadline of a request as the constraint of its QUERY.
+func remaining(m *parley.Message, now time.Time) *protocol.Constraints {
+	if m.Kind != parley.Request || m.Deadline.IsZero() {
+		return nil
+	}
+	return &protocol.Constraints{MaxResponseTimeMs: max(m.Deadline.Sub(now).Milliseconds(), 1)}
+}
+
 // requestParts are the content of a QUERY: its parameters, else its subject.
 func requestParts(e *protocol.Envelope, b body) []parley.Part {
 	switch {
@@ -222,9 +243,10 @@ func object(parts []parley.Part) (jsonx.Value, error) {
 
 // wording is a hub message as a performative and its body.
 type wording struct {
-	act    protocol.Performative
-	body   any
-	losses []parley.Loss
+	act         protocol.Performative
+	body        any
+	constraints *protocol.Constraints
+	losses      []parley.Loss
 }
 
 // words says a message to a recipient in ASP. reference is what it answers, as
@@ -345,7 +367,13 @@ type unsaid struct {
 }
 
 func unsaidOf(e *protocol.Envelope) (u unsaid) {
-	u.Constraints = e.Constraints
+	if u.Constraints = e.Constraints; u.Constraints != nil && (e.Performative == protocol.Query || e.Performative == protocol.Delegate) {
+		left := *u.Constraints
+		left.MaxResponseTimeMs = 0 // it is the deadline of the request
+		if u.Constraints = &left; left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 && left.AllowedPerformatives == nil {
+			u.Constraints = nil
+		}
+	}
 	for _, o := range e.Content.Context {
 		u.Context = append(u.Context, o.Type+" "+o.ID)
 	}
