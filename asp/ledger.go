@@ -94,6 +94,9 @@ func (l *Ledger) AppendJSON(b []byte) ([]byte, error) {
 	o.Time("opened", l.Opened)
 	writeTime(&o, "deadline", l.Deadline)
 	writeTime(&o, "ends", l.Ends)
+	if l.MaxResponseMs != 0 {
+		o.Int("maxResponseTimeMs", l.MaxResponseMs)
+	}
 	o.Optional("reason", l.Reason)
 	return o.End()
 }

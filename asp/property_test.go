@@ -620,7 +620,7 @@ func TestLedgerIsWritten(t *testing.T) {
 	full := Ledger{ID: "s", Version: Version, Format: JSON, State: Escalated, Before: Agreeing, Head: Head{ZeroHash, 7}, Messages: 7, LastTimestamp: Timestamp(at),
 		Participants: []Participant{{"agent://a", "o \"x\"", "k", 1, 2}, {}}, Items: []*Item{{ID: "i", MessageID: "m", Kind: "query", By: "b", For: "f", ValidUntil: at, Status: "open"}, {}},
 		Commitments: []Commitment{{"c", "b", "a", Accepted, at, "h"}, {}}, Context: map[string]ContextEntry{"b": {Sender: "x", Expires: at}, "a": {ContextObject: ContextObject{Type: "t", Data: jsonx.Value("{}")}}},
-		Opened: at, Deadline: at, Ends: at.In(time.FixedZone("", 3600)), Reason: "r"}
+		Opened: at, Deadline: at, Ends: at.In(time.FixedZone("", 3600)), MaxResponseMs: 5, Reason: "r"}
 	for _, v := range []any{full, full.Head, full.Participants[0], *full.Items[0], full.Commitments[0]} {
 		for field, value := range reflect.ValueOf(v).Fields() {
 			if field.IsExported() && value.IsZero() {

@@ -564,10 +564,27 @@ func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *L
 	if err != nil {
 		return nil, err
 	}
+	if err := s.checkSubject(ctx, e, ledger); err != nil {
+		return nil, err
+	}
 	if err := checkOwnCard(e, card); err != nil {
 		return nil, err
 	}
 	return after, s.gate(e, agent, now)
+}
+
+// checkSubject refuses a CLARIFY about something that was not said in the session: it refers
+// to an item, a commitment or a message.
+func (s *Server) checkSubject(ctx context.Context, e *Envelope, l *Ledger) error {
+	about := e.Reference()
+	if e.Performative != Clarify || l.item(about) != nil || l.commitment(about) != nil {
+		return nil
+	}
+	_, err := s.store.Message(ctx, e.SessionID, about)
+	if errors.Is(err, ErrNotFound) {
+		return wrongBody(reference)
+	}
+	return err
 }
 
 // join finds an agent that a message brings into a session.

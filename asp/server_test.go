@@ -209,6 +209,16 @@ func TestRoles(t *testing.T) {
 		w.refuse("invalid_transition", id, w.bob, Reject, Answer{ReferenceID: "p"})
 		w.refuse("invalid_body", id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})
 	})
+	t.Run("CLARIFY", func(t *testing.T) {
+		id := w.conversing()
+		w.say(id, w.alice, Query, Question{QueryID: "q", QueryType: "price"})
+		w.refuse("invalid_body", id, w.bob, Clarify, Answer{ReferenceID: "nothing", Question: "which?"})
+		w.say(id, w.bob, Clarify, Answer{ReferenceID: "q", Question: "which?"})
+		told := w.say(id, w.bob, Inform, Information{Topic: "rain"})
+		w.say(id, w.alice, Clarify, Answer{ReferenceID: told.MessageID, Question: "where?"})
+		w.say(id, w.bob, Commit, Promise{CommitmentID: "c", Terms: Terms{Obligations: []Obligation{}}})
+		w.say(id, w.alice, Clarify, Answer{ReferenceID: "c", Question: "when?"})
+	})
 	t.Run("ASP-056 commitments", func(t *testing.T) {
 		id := w.conversing()
 		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})

@@ -193,7 +193,7 @@ var Table = []Row{
 		SAMVAD: survives("as written, in a request; in an answer U+FFFD")})},
 	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", ""), map[Way]Entry{
 		SAMVAD: as(`{"mediaType", "name", "base64"}`), Chat: as("a resource with a data: URI"), Model: refused("a model is an object"),
-		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`{"mediaType", "name", "base64"}`)}},
+		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`mimeType application/octet-stream, {"data", "mediaType", "name"}`)}},
 	{Link, "A URI with the digest of its target", "Parts", said("", "resource", "", "", ""), map[Way]Entry{
 		SAMVAD: as(`{"uri", "digest", "mediaType", "name"}`), Chat: survives("a resource"), Model: refused("a model is an object"),
 		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`)}},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -35,7 +36,7 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 	skill, declared := e.SkillNamed(m.Skill)
 	if !declared {
 		if len(e.Skills) > 0 {
-			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q", e.Name, m.Skill)
+			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill, named(e.Skills))
 		}
 		skill.ID = m.Skill // the hub does not know its skills
 	}
@@ -56,6 +57,20 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 		return nil, err
 	}
 	return []parley.Part{part}, nil
+}
+
+// maxNamed bounds how many skills an error names.
+const maxNamed = 20
+
+func named(skills []parley.SkillSpec) string {
+	var names []string
+	for _, s := range skills[:min(len(skills), maxNamed)] {
+		names = append(names, strconv.Quote(s.ID))
+	}
+	if len(skills) > maxNamed {
+		names = append(names, fmt.Sprintf("and %d more", len(skills)-maxNamed))
+	}
+	return strings.Join(names, ", ")
 }
 
 // admitContent is fit for a message on its way in. A notice is shaped for each of

@@ -338,7 +338,7 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if q.Patience > 0 {
 		wishes = append(wishes, asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: q.Patience.Milliseconds()}))
 	}
-	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "talk", Parameters: map[string]string{"text": q.Text}}, wishes...)
+	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "message", Parameters: map[string]string{"text": q.Text}}, wishes...)
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}

@@ -189,6 +189,10 @@ func TestQueryToGoHandler(t *testing.T) {
 	} else if r, ok := w.Hub().Explain(e.Reference); !ok || r.Protocol != "asp" {
 		t.Errorf("reference %q: %+v", e.Reference, r)
 	}
+	_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "dance"})
+	if !errors.As(err, &e) || e.Code != "schema_unsupported" || !strings.Contains(e.Text, `no skill "dance"; it has "echo", "fail"`) {
+		t.Errorf("a queryType that no skill has: %v", err)
+	}
 	var transcript strings.Builder
 	if r, err := s.Export(ctx, &transcript); err != nil || !r.Signed {
 		t.Errorf("export: %+v %v", r, err)

@@ -32,7 +32,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 		if err != nil {
 			return "", nil, err
 		}
-		e, err := protocol.Draft{SessionID: session, SequenceNumber: 1, Time: time.Unix(1767225600, 0), Performative: w.act, Body: w.body, Context: []protocol.ContextObject{o}}.Sign(id)
+		e, err := protocol.Draft{SessionID: session, SequenceNumber: 1, Time: time.Unix(1767225600, 0), Performative: w.act, MimeType: w.mimeType, Body: w.body, Context: []protocol.ContextObject{o}}.Sign(id)
 		if err != nil {
 			return "", nil, err
 		}

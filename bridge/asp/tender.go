@@ -674,7 +674,7 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 			}
 		}
 		d := protocol.Draft{Version: l.Version, MessageID: messageID, SessionID: session, PreviousHash: l.Head.Hash,
-			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, Body: w.body, Context: objects,
+			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, MimeType: w.mimeType, Body: w.body, Context: objects,
 			Constraints: w.constraints, Format: l.Format}
 		for _, p := range l.Participants {
 			if p.AgentID == i.ID() {

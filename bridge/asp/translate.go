@@ -40,6 +40,7 @@ const (
 // body is what the translation reads of content.body. Members of another type
 // than expected are as good as absent.
 type body struct {
+	MimeType                             string // of content
 	QueryID, QueryType, Subject          string
 	InformType, Topic, Code, Reason      string
 	Question, Answer, TargetAgent, Scope string
@@ -48,18 +49,22 @@ type body struct {
 
 func bodyOf(e *protocol.Envelope) body {
 	t := e.BodyText
-	return body{QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"), InformType: t("informType"), Topic: t("topic"), Code: t("code"),
+	return body{MimeType: e.Content.MimeType, QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"), InformType: t("informType"), Topic: t("topic"), Code: t("code"),
 		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"), Scope: t("scope"),
 		Parameters: e.BodyMember("parameters"), Data: e.BodyMember("data")}
 }
 
 // skillOf finds the operation that a QUERY or DELEGATE means: its queryType or
-// scope, else its subject, if the agent has such a skill; else talk.
+// scope, else its subject, if the agent has such a skill. queryType message, and any
+// scope, is talk; another queryType is left for the hub to refuse, which names the skills.
 func skillOf(b body, e *directory.Entry) string {
 	for _, name := range []string{b.QueryType, b.Scope, b.Subject} {
 		if name != "" && slices.ContainsFunc(e.Skills, func(s parley.SkillSpec) bool { return s.ID == name }) {
 			return name
 		}
+	}
+	if b.QueryType != informMessage && len(e.Skills) > 0 {
+		return b.QueryType
 	}
 	return ""
 }
@@ -91,7 +96,11 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 	case e.Performative == protocol.Delegate:
 		return wholeBody(e)
 	case b.Parameters.Kind() == '{':
-		return []parley.Part{{MediaType: "application/json", Data: b.Parameters}}
+		return []parley.Part{typed(b.MimeType, b.Parameters)}
+	case b.MimeType == mimeText && e.BodyText("text") != "":
+		return []parley.Part{parley.Text(e.BodyText("text"))}
+	case b.MimeType == mimeBytes && e.BodyText("data") != "":
+		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"), e.Content.Body)}
 	case b.Subject != "":
 		return []parley.Part{parley.Text(b.Subject)}
 	}
@@ -100,7 +109,42 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 
 // wholeBody is the content of what is carried as it is.
 func wholeBody(e *protocol.Envelope) []parley.Part {
-	return []parley.Part{{MediaType: "application/json", Data: e.Content.Body}}
+	return []parley.Part{typed(e.Content.MimeType, e.Content.Body)}
+}
+
+// The values of content.mimeType that are not JSON. The body is an object all the same:
+// {"text": …} and {"data": base64url, "mediaType": …, "name": …} (project).
+const (
+	mimeText  = "text/plain"
+	mimeBytes = "application/octet-stream"
+)
+
+// typed gives what an object says under a mimeType: text, bytes, or the object.
+func typed(mimeType string, v jsonx.Value) parley.Part {
+	var text struct {
+		Text *string `json:"text"`
+	}
+	var file struct {
+		Data      *string `json:"data"`
+		MediaType string  `json:"mediaType"`
+		Name      string  `json:"name"`
+	}
+	switch {
+	case mimeType == mimeText && jsonx.DecodeKnown(v, &text) == nil && text.Text != nil:
+		return parley.Text(*text.Text)
+	case mimeType == mimeBytes && jsonx.DecodeKnown(v, &file) == nil && file.Data != nil:
+		return bytesPart(*file.Data, file.MediaType, file.Name, v)
+	}
+	return parley.Part{MediaType: "application/json", Data: v}
+}
+
+// bytesPart decodes bytes; what is not base64url stays the object that it is in.
+func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
+	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(data, "="))
+	if err != nil {
+		return parley.Part{MediaType: "application/json", Data: object}
+	}
+	return parley.Part{MediaType: or(mediaType, mimeBytes), Name: name, Data: b}
 }
 
 // replyOf says what a message means as a reply to a request of the hub's: a
@@ -142,7 +186,10 @@ func replyOf(e *protocol.Envelope, b body) *parley.Message {
 func informParts(b body) []parley.Part {
 	switch {
 	case len(b.Data) > 0 && !jsonx.IsNull(b.Data):
-		p := parley.Part{MediaType: "application/json", Data: b.Data}
+		p := typed(b.MimeType, b.Data)
+		if !p.IsJSON() {
+			return []parley.Part{p}
+		}
 		if text, ok := parley.OnlyText(p); ok {
 			return []parley.Part{parley.Text(text)}
 		}
@@ -201,11 +248,11 @@ func admission(e *parley.Error) error {
 	return err
 }
 
-// object says parts as one JSON object: an object as it is, text as
-// {"text": …}, other JSON as {"result": …}, what cannot be JSON as base64.
-func object(parts []parley.Part) (jsonx.Value, error) {
+// object says parts as one JSON object, and its mimeType: an object as it is, text as
+// {"text": …}, other JSON as {"result": …}, bytes as {"data": base64url, …}.
+func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 	if len(parts) == 0 {
-		return jsonx.Value("{}"), nil
+		return jsonx.Value("{}"), "", nil
 	}
 	use := parts[0]
 	for _, p := range parts {
@@ -218,16 +265,18 @@ func object(parts []parley.Part) (jsonx.Value, error) {
 	case use.IsJSON():
 		v := jsonx.Value(use.Data)
 		if err := jsonx.Valid(v, 0); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		if v.Kind() == '{' {
-			return v, nil
+			return v, "", nil
 		}
-		return jsonx.Encode(map[string]jsonx.Value{"result": v})
+		v, err = jsonx.Encode(map[string]jsonx.Value{"result": v})
+		return v, "", err
 	case use.IsText():
 		o := jsonx.AppendObject(make([]byte, 0, len(use.Data)+64))
 		o.String("text", string(use.Data))
-		return o.End()
+		v, err = o.End()
+		return v, mimeText, err
 	}
 	named := map[string]string{"mediaType": use.MediaType}
 	if use.Name != "" {
@@ -236,14 +285,16 @@ func object(parts []parley.Part) (jsonx.Value, error) {
 	if use.URI != "" {
 		named["uri"], named["digest"] = use.URI, use.Digest
 	} else {
-		named["base64"] = base64.StdEncoding.EncodeToString(use.Data)
+		named["data"], mimeType = base64.RawURLEncoding.EncodeToString(use.Data), mimeBytes
 	}
-	return jsonx.Encode(named)
+	v, err = jsonx.Encode(named)
+	return v, mimeType, err
 }
 
 // wording is a hub message as a performative and its body.
 type wording struct {
 	act         protocol.Performative
+	mimeType    string // ""; JSON
 	body        any
 	constraints *protocol.Constraints
 	losses      []parley.Loss
@@ -253,10 +304,11 @@ type wording struct {
 // recipient (of the directory) knows it; "" for what answers nothing.
 func words(m *parley.Message, reference, recipient string) (wording, error) {
 	w := wording{act: protocol.Inform, losses: bridge.Losses(bridge.ASP, m, recipient)}
-	data, err := object(m.Parts)
+	data, mimeType, err := object(m.Parts)
 	if err != nil {
 		return w, err
 	}
+	w.mimeType = mimeType
 	inform := protocol.Information{ReferenceID: reference, Data: data}
 	switch m.Kind {
 	case parley.Request:
@@ -270,6 +322,7 @@ func words(m *parley.Message, reference, recipient string) (wording, error) {
 	case parley.Response:
 		inform.InformType, inform.Topic = informResult, m.Skill
 	case parley.Failure:
+		w.mimeType = "" // of what comes with a failure nothing is said
 		w.body = protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text, ReferenceID: reference}
 		return w, nil
 	case parley.Event:

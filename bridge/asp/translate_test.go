@@ -15,6 +15,11 @@ import (
 
 func signed(t testing.TB, act protocol.Performative, body any) *protocol.Envelope {
 	t.Helper()
+	return signedAs(t, act, "", body)
+}
+
+func signedAs(t testing.TB, act protocol.Performative, mimeType string, body any) *protocol.Envelope {
+	t.Helper()
 	id, err := protocol.GenerateIdentity("agent://a.example/x/y", "org_a")
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +28,7 @@ func signed(t testing.TB, act protocol.Performative, body any) *protocol.Envelop
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := protocol.Draft{SessionID: session, Performative: act, Body: body}.Sign(id)
+	e, err := protocol.Draft{SessionID: session, Performative: act, MimeType: mimeType, Body: body}.Sign(id)
 	if err != nil {
 		t.Fatal(err)
 	}

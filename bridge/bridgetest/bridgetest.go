@@ -275,13 +275,15 @@ func spell(text string) string {
 	out := text
 	for range 3 { // JSON in base64 in JSON
 		var more strings.Builder
-		for _, word := range strings.FieldsFunc(out, func(r rune) bool {
-			return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '+' || r == '/' || r == '=')
-		}) {
-			if len(word) >= 12 {
-				if b, err := base64.StdEncoding.DecodeString(word); err == nil && bytes.Contains(b, []byte("m")) {
-					more.Write(b)
-					more.WriteByte('\n')
+		for signs, encoding := range map[string]*base64.Encoding{"+/=": base64.StdEncoding, "-_": base64.RawURLEncoding} {
+			for _, word := range strings.FieldsFunc(out, func(r rune) bool {
+				return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune(signs, r))
+			}) {
+				if len(word) >= 12 {
+					if b, err := encoding.DecodeString(word); err == nil && bytes.Contains(b, []byte("m")) {
+						more.Write(b)
+						more.WriteByte('\n')
+					}
 				}
 			}
 		}
