@@ -235,6 +235,7 @@ type TranscriptReport struct {
 	Messages  int64
 	Erased    int64  // of the messages: the server has erased what they said, and nothing proves what that was
 	Signed    bool   // the server's signature holds
+	Rewritten bool   // the file is other JSON than the server wrote, and a fault: its seal cannot be compared
 	Server    string // who signed, by the transcript's own word unless ServerKey was given
 	Faults    []TranscriptFault
 	Warnings  []TranscriptFault
@@ -298,7 +299,8 @@ func (t *transcriptReader) fault(at int64, code, detail string) {
 	}
 }
 
-// line reads one line without its end; lines are bounded.
+// line reads one line without its end; lines are bounded. With
+// [io.ErrUnexpectedEOF] it gives what it read of a line that has no end.
 func (t *transcriptReader) line() ([]byte, error) {
 	limit := t.v.Limits.message()*3/2 + maxParticipants*4*maxCard
 	var out []byte
@@ -308,10 +310,8 @@ func (t *transcriptReader) line() ([]byte, error) {
 		switch {
 		case err == nil:
 			return out[:len(out)-1], nil
-		case len(out) > limit:
-			return nil, io.ErrUnexpectedEOF
-		case err == io.EOF:
-			return nil, io.ErrUnexpectedEOF
+		case len(out) > limit, err == io.EOF:
+			return out, io.ErrUnexpectedEOF
 		case err != bufio.ErrBufferFull:
 			return nil, err
 		}
@@ -347,8 +347,14 @@ func (t *transcriptReader) sealed(line []byte, prefix, suffix string, at int64) 
 
 func (t *transcriptReader) read(ctx context.Context) error {
 	line, err := t.line()
-	if err != nil {
-		return t.cut(-1, err)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	if err != nil || !bytes.HasPrefix(line, []byte(`{"header":`)) || !bytes.HasSuffix(line, []byte(`",`)) {
+		if err == nil {
+			line = append(line, '\n')
+		}
+		return t.rewritten(ctx, io.MultiReader(bytes.NewReader(line), t.in), err)
 	}
 	obj := t.sealed(line, `{"header":`, `",`, -1)
 	if obj == nil || jsonx.DecodeKnown(obj, &t.header) != nil || t.header.Format != transcriptFormat {
@@ -526,6 +532,62 @@ func (k keysAt) Keys(ctx context.Context, agentID string) ([]Key, error) {
 	return []Key{key}, nil
 }
 
+// maxRewritten bounds a file that is not read line by line (project).
+const maxRewritten = 48 << 20
+
+// rewritten verifies a transcript that was saved as other JSON: indented, with its members in
+// another order. Hashes, links, signatures, counters and the trailer are those of any JSON;
+// the chain of the records is over their bytes and cannot be compared. lineErr is why there
+// was no first line.
+func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr error) error {
+	b, err := io.ReadAll(io.LimitReader(r, maxRewritten+1))
+	if err != nil {
+		return err
+	}
+	if len(b) > maxRewritten {
+		t.fault(-1, "rewritten", fmt.Sprintf("the file is not as the server wrote it, and larger than %d MiB: verify the file as it was exported", maxRewritten>>20))
+		return nil
+	}
+	var f struct {
+		Header  jsonx.Value `json:"header"`
+		Chain   string      `json:"chain"`
+		Records []struct {
+			Record jsonx.Value `json:"record"`
+			Chain  string      `json:"chain"`
+		} `json:"records"`
+		Trailer jsonx.Value `json:"trailer"`
+	}
+	b = bytes.TrimPrefix(b, []byte("\ufeff"))
+	if jsonx.DecodeKnown(b, &f) != nil || jsonx.DecodeKnown(f.Header, &t.header) != nil || t.header.Format != transcriptFormat {
+		if lineErr != nil {
+			return t.cut(-1, lineErr)
+		}
+		t.fault(-1, "malformed_json", "not a transcript")
+		return nil
+	}
+	t.report.Rewritten = true
+	t.fault(-1, "rewritten", "the file is other JSON than the server wrote; hashes, links, signatures and sequence were verified, "+
+		"but the server's seal needs the original bytes: verify the file as it was exported")
+	t.open()
+	chain := f.Chain
+	for n, r := range f.Records {
+		if err := t.record(ctx, r.Record, int64(n)); err != nil {
+			return err
+		}
+		chain = r.Chain
+		t.report.Records++
+	}
+	n := t.report.Records
+	var tr transcriptTrailer
+	if jsonx.DecodeKnown(f.Trailer, &tr) != nil {
+		t.fault(n, "malformed_json", "not a trailer")
+		return nil
+	}
+	t.conclude(&tr, n, chain)
+	t.report.Signed = false // the signature is over the trailer's words only
+	return nil
+}
+
 func (t *transcriptReader) trailer(n int64) error {
 	line, err := t.line()
 	if err != nil {
@@ -543,6 +605,12 @@ func (t *transcriptReader) trailer(n int64) error {
 	if rest, err := io.ReadAll(io.LimitReader(t.in, 1)); err != nil || len(rest) > 0 {
 		t.fault(n, "malformed_json", "data behind the trailer")
 	}
+	t.conclude(&tr, n, hex.EncodeToString(t.chain[:]))
+	return nil
+}
+
+// conclude compares the trailer with the n records before it; chain is that of the last one.
+func (t *transcriptReader) conclude(tr *transcriptTrailer, n int64, chain string) {
 	if tr.Count != n || tr.Messages != t.report.Messages {
 		t.fault(n, "truncated", fmt.Sprintf("%d of %d records", n, tr.Count))
 	}
@@ -555,11 +623,10 @@ func (t *transcriptReader) trailer(n int64) error {
 	if tr.State != t.report.State {
 		t.fault(n, "invalid_transition", "state "+string(tr.State))
 	}
-	if tr.Chain != hex.EncodeToString(t.chain[:]) {
+	if tr.Chain != chain {
 		t.fault(n, "chain_mismatch", "the records are not those that were sealed")
 	}
-	t.signature(&tr, n)
-	return nil
+	t.signature(tr, n)
 }
 
 func (t *transcriptReader) signature(tr *transcriptTrailer, n int64) {

@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -192,5 +193,63 @@ func TestChainReportsForks(t *testing.T) {
 	}
 	if f, _ := c.Add(t.Context(), []byte("{"), JSON); f.OK() || f.Envelope != nil {
 		t.Errorf("%+v", f)
+	}
+}
+
+// A transcript that was saved as other JSON is verified as far as that goes: the only fault
+// is that the server's seal cannot be compared. What was changed besides is named.
+func TestTranscriptRewritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.conversing()
+	for i := range 5 {
+		w.say(id, w.alice, Inform, Information{InformType: "status", Topic: fmt.Sprint("step ", i), Data: map[string]any{"n": 12.50, "big": 1e21, "text": "Grüße <&>"}})
+	}
+	if err := w.CloseSession(t.Context(), id, aliceID, "enough"); err != nil {
+		t.Fatal(err)
+	}
+	original := exported(t, w, id)
+	whole, err := VerifyTranscript(bytes.NewReader(original))
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := func(save func(any) ([]byte, error)) string {
+		var v any // members in the order of the alphabet
+		if err := json.Unmarshal(original, &v); err != nil {
+			t.Fatal(err)
+		}
+		b, err := save(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	indented := saved(func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "\t") })
+	for name, text := range map[string]string{
+		"indented": indented, "on one line": saved(json.Marshal), "with a BOM": "\ufeff" + indented,
+		"other line ends": strings.ReplaceAll(string(original), "\n", "\r\n"),
+	} {
+		r, err := VerifyTranscript(strings.NewReader(text))
+		if !errors.Is(err, ErrTranscript) || !r.Rewritten || r.Signed || len(r.Faults) != 1 || r.Faults[0].Code != "rewritten" {
+			t.Errorf("%s: %v", name, r.Faults)
+		}
+		if r.Messages != whole.Messages || r.Records != whole.Records || r.Head != whole.Head || r.State != whole.State || r.SessionID != id {
+			t.Errorf("%s: %+v, want %+v", name, r, whole)
+		}
+	}
+	for name, c := range map[string]struct{ old, by, code string }{
+		"content":   {`"step 3"`, `"step 4"`, "hash_mismatch"},
+		"signature": {`"signature": "ed25519:`, `"signature": "ed25519:00`, "bad_signature"},
+		"sequence":  {`"sequenceNumber": 3`, `"sequenceNumber": 4`, "sequence_gap"},
+		"reason":    {`"state": "CLOSED"`, `"state": "FAILED"`, "bad_signature"},
+	} {
+		changed := strings.Replace(indented, c.old, c.by, 1)
+		if changed == indented {
+			t.Fatalf("%s: nothing was changed", name)
+		}
+		r, _ := VerifyTranscript(strings.NewReader(changed))
+		if !slices.ContainsFunc(r.Faults, func(f TranscriptFault) bool { return f.Code == c.code }) || len(r.Faults) > 6 {
+			t.Errorf("%s: %v, want %s", name, r.Faults, c.code)
+		}
 	}
 }

@@ -247,6 +247,8 @@ func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done b
 func aspPlace(f asp.TranscriptFault, records int64) string {
 	place := fmt.Sprintf("message at position %d", f.Position)
 	switch {
+	case f.Code == "rewritten":
+		place = "the file"
 	case f.Position < 0:
 		place = "header"
 	case f.Position >= records:
