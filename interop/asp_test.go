@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -141,7 +143,31 @@ func TestASP(t *testing.T) {
 	if r := check(conversation.Bytes()); !r.OK || r.Messages != 6 {
 		t.Errorf("the export of the conversation: %+v", r)
 	}
+	// So says the example in examples/asp.
+	example := func(b []byte) (code int, out string) {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "session.json")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := exec.Command(p, filepath.Join("..", "examples", "asp", "check.py"), path)
+		text, err := c.Output()
+		if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return c.ProcessState.ExitCode(), string(text)
+	}
+	if code, out := example(export.Bytes()); code != 0 || !strings.Contains(out, `"messages": 6`) {
+		t.Errorf("the example: exit %d, %s", code, out)
+	}
 	changed := strings.Replace(export.String(), `"done"`, `"dona"`, 1)
+	if code, out := example([]byte(changed)); code != 1 || !strings.Contains(out, "message at position 5: hash_mismatch") {
+		t.Errorf("the example, of a changed export: exit %d, %s", code, out)
+	}
+	lines := strings.SplitAfter(export.String(), "\n")
+	if code, out := example([]byte(strings.Join(slices.Delete(lines, len(lines)-4, len(lines)-3), ""))); code != 1 {
+		t.Errorf("the example, of a cut export: exit %d, %s", code, out)
+	}
 	if r := check([]byte(changed)); r.OK || !strings.Contains(strings.Join(r.Faults, " "), "position 5") {
 		t.Errorf("a changed export: %+v", r)
 	}
