@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
@@ -173,5 +174,70 @@ func TestASP(t *testing.T) {
 	}
 	if e, ok := n.Hub().Directory().Lookup("asp", agent); !ok || e.Source != directory.FromAgent {
 		t.Error("the peer is not in the directory")
+	}
+}
+
+// TestASPAgentInPython: the agent of examples/asp, which has nothing of Parley's, is asked
+// by an agent that is exposed nowhere, and answers.
+func TestASPAgentInPython(t *testing.T) {
+	p := os.Getenv("PARLEY_PYTHON")
+	if p == "" {
+		t.Skip("PARLEY_PYTHON names no Python interpreter with the package cryptography; interop/setup.sh makes one")
+	}
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := n.Handle(parley.Agent{Name: "planner"}, parley.RawSkill("plan", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const agent, org = "agent://python.example/test/echo", "org_python"
+	script, keys := filepath.Join("..", "examples", "asp", "agent.py"), filepath.Join(t.TempDir(), "keys.json")
+	made := exec.Command(p, script, "card", keys, agent, org)
+	made.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	card, err := made.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.ASP().Enroll(t.Context(), bytes.TrimSpace(card)); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	served := exec.Command(p, script, "serve", n.Addresses().Local, keys, agent, org)
+	served.Env, served.Stderr = made.Env, &said
+	if err := served.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = served.Process.Kill()
+		_ = served.Wait()
+		if t.Failed() {
+			t.Logf("the agent said: %s", said.String())
+		}
+	})
+	e, ok := n.Hub().Directory().Lookup("asp", agent)
+	if !ok {
+		t.Fatal("the agent is not in the directory")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	for _, text := range []string{"Grüße", "once more"} {
+		part, err := parley.JSON(map[string]string{"text": text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "echo",
+			Parts: []parley.Part{part}, Deadline: time.Now().Add(time.Minute), Origin: parley.Origin{Protocol: "go"}}})
+		if err != nil || m.Kind != parley.Response || string(m.Parts[0].Data) != `{"echo":{"text":"`+text+`"}}` && string(m.Parts[0].Data) != `{"echo": {"text": "`+text+`"}}` {
+			t.Fatalf("%+v, %v", m, err)
+		}
 	}
 }
