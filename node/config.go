@@ -207,6 +207,7 @@ type UAgents struct {
 	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"of a registration; agents renew it after an hour"`
 	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"of what waits in a mailbox and has no expiry"`
 	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
+	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry tells agents each other's own endpoints; what they send there is not recorded, limited or governed. Default: it tells them the hub's /submit"`
 }
 
 // AGH says who the peers of AGH Network are and where agents appear to them.
@@ -305,6 +306,7 @@ type Agent struct {
 type UAgent struct {
 	Address  string `toml:"address" doc:"agent1q…"`
 	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
+	Direct   *bool  `toml:"direct" doc:"whether the registry tells others this agent's own endpoints; default: as uagents.direct says"`
 }
 
 // SAMVADAgent is what an agent is called in SAMVAD.

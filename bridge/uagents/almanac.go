@@ -34,6 +34,8 @@ type almanac struct {
 	own   func(digest string) *protocol.Manifest // of the agents that the hub stands in for
 	// entered is what the directory holds of an address.
 	entered func(address string) int64
+	// shown is what agents read of a record; see [Binding.shown].
+	shown func(context.Context, *protocol.Record) *protocol.Record
 
 	mu         sync.RWMutex
 	byKey      map[string]*registration
@@ -356,7 +358,7 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 	a.mu.RUnlock()
 	if r != nil && r.Expires.After(a.now()) {
 		a.count.use(address)
-		return &r.Record, nil
+		return a.shown(ctx, &r.Record), nil
 	}
 	if a.extra != nil {
 		return a.extra(ctx, network, address), nil
@@ -498,9 +500,8 @@ func (a *almanac) sweep() {
 }
 
 // ByProtocol implements [protocol.AlmanacStore].
-func (a *almanac) ByProtocol(_ context.Context, digest string, limit int) ([]*protocol.Record, error) {
+func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*protocol.Record, error) {
 	a.mu.RLock()
-	defer a.mu.RUnlock()
 	var out []*protocol.Record
 	for key := range a.byProtocol[digest] {
 		if len(out) >= limit {
@@ -509,6 +510,10 @@ func (a *almanac) ByProtocol(_ context.Context, digest string, limit int) ([]*pr
 		if r := a.byKey[key]; r.Expires.After(a.now()) {
 			out = append(out, &r.Record)
 		}
+	}
+	a.mu.RUnlock()
+	for i, r := range out {
+		out[i] = a.shown(ctx, r)
 	}
 	slices.SortFunc(out, func(x, y *protocol.Record) int { return cmp.Compare(x.Address, y.Address) })
 	return out, nil

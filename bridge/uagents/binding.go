@@ -59,15 +59,21 @@ type Config struct {
 	Guard     *netguard.Guard // outbound addresses
 	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
 	PublicURL string          // base URL under which agents reach the hub
+	Unnamed   bool            // PublicURL is a guess: agents are told the host under which they asked
 	Hosts     []string        // further host:port under which they reach it
 	Root      string          // directory name of the hub itself
 
-	Legacy       bool          // take envelopes after their expiry, and keep them in mailboxes
-	AllowNonce   bool          // take a nonce without an expiry
-	Horizon      time.Duration // how far ahead an expiry may lie; 0: 24 h
-	Registry     string        // base URL of a registry that is asked about agents which are not registered here; "": none
-	Closed       bool          // only agents of the directory may register and have mailboxes
-	Expose       []string      // protocols in which agents that register themselves appear
+	Legacy     bool          // take envelopes after their expiry, and keep them in mailboxes
+	AllowNonce bool          // take a nonce without an expiry
+	Horizon    time.Duration // how far ahead an expiry may lie; 0: 24 h
+	Registry   string        // base URL of a registry that is asked about agents which are not registered here; "": none
+	Closed     bool          // only agents of the directory may register and have mailboxes
+	Expose     []string      // protocols in which agents that register themselves appear
+	// Direct reports whether the registry tells agents the own endpoints of the
+	// agent that the directory calls name ("": of one that it does not have).
+	// Nil: of none; they are told the hub's /submit.
+	Direct func(name string) bool
+
 	Lifetime     time.Duration // of a registration; 0: 3 h
 	Retention    time.Duration // of what waits in a mailbox and has no expiry; 0: 24 h
 	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
@@ -143,6 +149,7 @@ func New(c Config) (*Binding, error) {
 		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published
 	b.almanac.guest, b.almanac.entered, b.almanac.moved, b.mailbox.guest = b.guest, b.entered, b.weigh, b.guest
+	b.almanac.shown = b.shown
 	b.almanac.count = newLedger(c.Hub.Guests(), policy.Registration, b.evict)
 	b.almanac.countManifests = newLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
 	b.mailbox.count = newLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
@@ -268,7 +275,7 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case strings.HasPrefix(p, "/v1/almanac/"):
-		b.registry.ServeHTTP(w, r)
+		b.registry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, r.Host)))
 	case p == pathMailbox, strings.HasPrefix(p, "/v2/agents/") && strings.Contains(p, "/mailbox"):
 		b.boxes.ServeHTTP(w, r)
 	case strings.HasPrefix(p, "/v2/"):
@@ -342,6 +349,11 @@ func (b *Binding) ours(endpoint, path string) bool {
 	return (u.Host == b.public.Host && u.Path == b.public.Path+path) || slices.Contains(b.c.Hosts, u.Host) && u.Path == path
 }
 
+// elsewhere reports whether an endpoint is in use and not this hub's own.
+func (b *Binding) elsewhere(e protocol.Endpoint) bool {
+	return e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox)
+}
+
 // usesMailbox reports whether an agent fetches its messages here.
 func (b *Binding) usesMailbox(id parley.Identity, r *protocol.Record) bool {
 	if !b.mailbox.has(id.ID) {
@@ -365,7 +377,7 @@ func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []pro
 	}
 	if r != nil {
 		for _, e := range r.Endpoints {
-			if e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox) {
+			if b.elsewhere(e) {
 				list = append(list, e)
 			}
 		}
@@ -607,17 +619,54 @@ func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 
 // hostedRecord is the registry's record of an agent that the hub stands in
 // for.
-func (b *Binding) hostedRecord(_ context.Context, network, address string) *protocol.Record {
+func (b *Binding) hostedRecord(ctx context.Context, network, address string) *protocol.Record {
 	name, _, ok := b.standIns.at(address)
 	if !ok {
 		return nil
 	}
 	r := &protocol.Record{Network: network, Address: address, Active: true, Expires: b.c.Now().Add(time.Hour),
-		Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit, Weight: 1}}, Protocols: []string{protocol.ChatProtocolDigest}}
+		Endpoints: []protocol.Endpoint{b.endpoint(ctx)}, Protocols: []string{protocol.ChatProtocolDigest}}
 	if e, ok := b.c.Hub.Directory().Agent(name); ok && b.hosts(e) {
 		r.Protocols = b.standIns.protocols(e)
 	}
 	return r
+}
+
+// endpoint is the hub's own for envelopes, as the caller of a request reaches
+// it.
+func (b *Binding) endpoint(ctx context.Context) protocol.Endpoint {
+	base := *b.public
+	if host, ok := ctx.Value(hostKey{}).(string); ok && b.c.Unnamed && host != "" {
+		base.Host = host
+	}
+	return protocol.Endpoint{URL: base.String() + pathSubmit, Weight: 1}
+}
+
+// hostKey is where the context of a request to the registry holds the host that
+// its caller named.
+type hostKey struct{}
+
+// shown is what agents read of a registration. An agent with endpoints of its
+// own is found at the hub's /submit, so that what others say to it is recorded,
+// limited and governed; the hub itself delivers to the endpoints. What comes to
+// a mailbox here passes the hub in any case.
+//
+// The library does not compare this with what it registered: it renews by the
+// clock.
+func (b *Binding) shown(ctx context.Context, r *protocol.Record) *protocol.Record {
+	if !slices.ContainsFunc(r.Endpoints, b.elsewhere) {
+		return r
+	}
+	name := ""
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Address); ok {
+		name = e.Name
+	}
+	if b.c.Direct != nil && b.c.Direct(name) {
+		return r
+	}
+	through := *r
+	through.Endpoints = []protocol.Endpoint{b.endpoint(ctx)}
+	return &through
 }
 
 // addressOf resolves names: those of the directory.
