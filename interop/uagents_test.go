@@ -18,7 +18,9 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -206,8 +208,8 @@ func uagentsPython(t *testing.T) (string, bool) {
 		return "", false
 	}
 	out, err := exec.Command(python, "-c", "from importlib.metadata import version; print(version('uagents'))").CombinedOutput()
-	if err != nil || strings.TrimSpace(string(out)) != "0.25.5" {
-		t.Fatalf("%s has no uagents 0.25.5: %v\n%s", python, err, out)
+	if err != nil || strings.TrimSpace(string(out)) != "0.26.1" {
+		t.Fatalf("%s has no uagents 0.26.1: %v\n%s", python, err, out)
 	}
 	return python, true
 }
@@ -223,13 +225,55 @@ func newUAgentsHub(t *testing.T, change func(*node.Config)) *uagentsHub {
 	return h
 }
 
+// said waits for the record of what one agent said to another through the hub,
+// and gives its message.
+func (h *uagentsHub) said(from, to *pyAgent, text string) *parley.Message {
+	h.t.Helper()
+	ctx, stop := context.WithTimeout(context.Background(), uagentsWait)
+	defer stop()
+	d := h.Hub().Directory()
+	sender, _ := d.Lookup("uagents", from.Address)
+	recipient, _ := d.Lookup("uagents", to.Address)
+	for r, err := range h.Hub().Journal().Records(ctx, 0, journal.From{Follow: true}) {
+		if err != nil {
+			h.t.Fatalf("%s to %s: %q is not recorded: %v", sender.Name, recipient.Name, text, err)
+		}
+		if m := r.Message; m != nil && m.From == sender.Name && m.To == recipient.Name && m.Text() == text {
+			return m
+		}
+	}
+	h.t.Fatal("the journal ended")
+	return nil
+}
+
+// explained waits until the hub says of a message what `parley explain` shows:
+// signed by its sender, and delivered.
+func (h *uagentsHub) explained(m *parley.Message) {
+	h.t.Helper()
+	ctx, stop := context.WithTimeout(context.Background(), uagentsWait)
+	defer stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		r, err := h.Admin().Message(ctx, admin.Actor{Name: "test", Role: admin.Observe}, m.ID.String(), false)
+		if err == nil && r.Assurance == parley.Signed && len(r.Deliveries) == 1 && r.Deliveries[0].State == parley.Delivered {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			h.t.Fatalf("explain says %+v, %v", r, err)
+		}
+	}
+}
+
 // TestUAgents lets unmodified agents talk through a hub. UAG-077, UAG-078.
 func TestUAgents(t *testing.T) {
 	python, ok := uagentsPython(t)
 	if !ok {
 		return
 	}
-	h := newUAgentsHub(t, func(c *node.Config) { c.Policy.Assurance = "unsigned" })
+	h := newUAgentsHub(t, func(c *node.Config) { c.Policy.Assurance, c.Listen.Admin = "unsigned", "127.0.0.1:0" })
 	alice, bob := h.agent(python, "alice"), h.agent(python, "bob")
 
 	t.Run("two agents find each other through the registry and talk", func(t *testing.T) {
@@ -240,6 +284,17 @@ func TestUAgents(t *testing.T) {
 		if e := alice.wait("response"); e["text"] != "hello0" || e["sender"] != bob.Address {
 			t.Fatal(e)
 		}
+		h.explained(h.said(alice, bob, "hello0"))
+		h.said(bob, alice, "hello0")
+	})
+	t.Run("and so they do where the answer comes with the HTTP response", func(t *testing.T) {
+		alice.do(map[string]any{"do": "sync", "to": bob.Address, "text": "right now"})
+		bob.wait("request")
+		if e := alice.wait("answer"); e["text"] != "right now" {
+			t.Fatal(e)
+		}
+		h.said(alice, bob, "right now")
+		h.said(bob, alice, "right now")
 	})
 	t.Run("to a Go handler and back, asynchronous", func(t *testing.T) {
 		alice.do(map[string]any{"do": "send", "to": h.echo(), "text": "async"})
