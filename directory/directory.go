@@ -61,7 +61,19 @@ type Entry struct {
 	Source Source
 	Added  time.Time
 	Paused bool // deliveries are held back; what arrives is kept
+
+	// Learned is the protocol in which the agent itself tells its skills; "":
+	// they were declared, or nothing is known of them.
+	Learned string `json:",omitempty"`
 }
+
+// Learns reports whether an agent's skills are what it tells in a protocol: it
+// speaks no other, and nobody declared any.
+func (e *Entry) Learns(protocol string) bool {
+	return (len(e.Skills) == 0 || e.Learned == protocol) && e.onlySpeaks(protocol)
+}
+
+func (e *Entry) onlySpeaks(protocol string) bool { return slices.Equal(e.Native(), []string{protocol}) }
 
 // Native lists the protocols that the agent itself speaks.
 func (e *Entry) Native() []string {
@@ -168,9 +180,10 @@ func Open(ctx context.Context, o Options) (*Directory, error) {
 				}
 			}
 		}
-		// Guests had no source of their own once. The ASP binding sees to its own.
-		if e.Source == FromAgent && strings.HasPrefix(e.Name, "guest/uagents/") {
-			e.Source = FromGuest
+		// Guests had no source of their own once, nor was it noted who told their
+		// skills. The ASP binding sees to its own.
+		if e.Source.registered() && strings.HasPrefix(e.Name, "guest/uagents/") {
+			e.Source, e.Learned = FromGuest, "uagents"
 		}
 		d.set(nil, e)
 	}
@@ -212,17 +225,36 @@ func (d *Directory) Len() int {
 
 // Put adds an agent, or replaces the one that the same source put in. It
 // fails with [ErrTaken], [ErrIdentity] or [ErrFull].
+//
+// Without skills an entry keeps those that its agent told under the same
+// identity; see [Directory.Learn].
 func (d *Directory) Put(ctx context.Context, a parley.Agent, s Source) (*Entry, error) {
+	return d.put(ctx, a, s, "")
+}
+
+// Register is Put of an agent that registered itself, and told its skills in a
+// protocol: see [Directory.Learn].
+func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, protocol string) (*Entry, error) {
+	return d.put(ctx, a, s, protocol)
+}
+
+func (d *Directory) put(ctx context.Context, a parley.Agent, s Source, learned string) (*Entry, error) {
 	return d.change(ctx, a.Name, func(old *Entry) (*Entry, error) {
 		if err := parley.CheckName(a.Name); err != nil {
 			return nil, err
 		}
-		e := &Entry{Agent: a, Source: s, Added: d.now()}
+		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: learned}
 		if old != nil {
 			if old.Source != s {
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
 			}
 			e.Added, e.Paused = old.Added, old.Paused
+			was, ok := old.Identity(old.Learned)
+			if ok && learned == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
+				return i.Protocol == was.Protocol && i.ID == was.ID
+			}) {
+				e.inherit(old)
+			}
 		}
 		return e, nil
 	})
@@ -272,6 +304,26 @@ func (d *Directory) Expose(ctx context.Context, name string, protocols []string)
 		e.Exposed = slices.Clone(protocols)
 		return nil
 	})
+}
+
+// Learn notes the skills that an agent itself told in a protocol, in place of
+// those that it told before. It changes nothing where the agent does not learn
+// there: see [Entry.Learns].
+func (d *Directory) Learn(ctx context.Context, name, protocol string, skills []parley.SkillSpec) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if e.Learns(protocol) {
+			e.Skills, e.Learned = skills, protocol
+		}
+		return nil
+	})
+}
+
+// inherit takes over the skills that the agent told under another entry, unless
+// some are declared.
+func (e *Entry) inherit(from *Entry) {
+	if len(e.Skills) == 0 && from.Learned != "" {
+		e.Skills, e.Learned = from.Skills, from.Learned
+	}
 }
 
 // Link gives an agent a further native identity. A stand-in in the same
@@ -335,9 +387,13 @@ func (d *Directory) change(ctx context.Context, name string, next func(old *Entr
 			// gives way to the name that somebody chooses for it.
 			if guest, _ := d.Agent(other); !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
 				guests = append(guests, guest)
+				e.inherit(guest)
 				continue
 			}
 			return nil, fmt.Errorf("%w: %s %s is %q", ErrIdentity, i.Protocol, i.ID, other)
+		}
+		if e.Learned != "" && !e.onlySpeaks(e.Learned) {
+			e.Skills, e.Learned = nil, "" // nothing is known of its skills elsewhere
 		}
 	}
 	if d.store != nil && (e == nil || e.Source.kept()) {

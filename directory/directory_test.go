@@ -229,3 +229,77 @@ func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 		t.Errorf("after one guest went: %v", err)
 	}
 }
+
+// TestLearn: skills that an agent tells itself go with its identity, give way
+// to declared ones, and count only while it speaks one protocol.
+func TestLearn(t *testing.T) {
+	d, err := Open(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(ids ...string) (out []parley.SkillSpec) {
+		for _, id := range ids {
+			out = append(out, parley.SkillSpec{ID: id})
+		}
+		return out
+	}
+	id := func(protocol, id string) parley.Identity { return parley.Identity{Protocol: protocol, ID: id} }
+	register := func(skills ...string) {
+		t.Helper()
+		a := parley.Agent{Name: "guest/p/x", Skills: told(skills...), Identities: []parley.Identity{id("p", "x")}}
+		if _, err := d.Register(t.Context(), a, FromGuest, "p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	learn := func(name string, skills ...string) {
+		t.Helper()
+		if err := d.Learn(t.Context(), name, "p", told(skills...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func(a parley.Agent) {
+		t.Helper()
+		if _, err := d.Put(t.Context(), a, FromOperator); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(name, want string) {
+		t.Helper()
+		e, ok := d.Agent(name)
+		if !ok {
+			t.Fatalf("no %q", name)
+		}
+		got := ""
+		for _, s := range e.Skills {
+			got += s.ID
+		}
+		if got != want {
+			t.Errorf("%q has skills %q, want %q", name, got, want)
+		}
+	}
+	register("a", "b")
+	register() // it has given them up
+	has("guest/p/x", "")
+	register("a", "b")
+	put(parley.Agent{Name: "x", Identities: []parley.Identity{id("p", "x")}})
+	has("x", "ab")
+	learn("x", "c")
+	has("x", "c")
+	put(parley.Agent{Name: "x", Title: "X", Identities: []parley.Identity{{Protocol: "p", ID: "x", URL: "http://x"}}})
+	has("x", "c")
+	put(parley.Agent{Name: "x", Skills: told("d"), Identities: []parley.Identity{id("p", "x")}})
+	learn("x", "e")
+	has("x", "d")
+	put(parley.Agent{Name: "x", Identities: []parley.Identity{id("p", "x")}})
+	has("x", "")
+	learn("x", "f")
+	put(parley.Agent{Name: "x", Identities: []parley.Identity{id("p", "y")}})
+	has("x", "") // it is another's identity
+	learn("x", "g")
+	if err := d.Link(t.Context(), "x", id("q", "x")); err != nil {
+		t.Fatal(err)
+	}
+	has("x", "")
+	learn("x", "h")
+	has("x", "")
+}

@@ -530,7 +530,13 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	d := b.c.Hub.Directory()
 	skills := b.skillsOf(r)
 	e, ok := d.Lookup(Protocol, r.Address)
-	if ok && (!isGuest(e) || sameSkills(e.Skills, skills)) {
+	if ok && (!e.Learns(Protocol) || sameSkills(e.Skills, skills)) {
+		return
+	}
+	if ok && !isGuest(e) {
+		if err := d.Learn(ctx, e.Name, Protocol, skills); err != nil {
+			b.c.Logger.Warn("cannot note the skills of a registered agent", "agent", e.Name, "error", err)
+		}
 		return
 	}
 	more := skillBytes(skills) - b.entered(r.Address)
@@ -548,7 +554,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	}
 	source, _, _ := b.almanac.held(r.Address)
 	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
-	if _, err := d.Put(ctx, a, directory.FromGuest); err != nil {
+	if _, err := d.Register(ctx, a, directory.FromGuest, Protocol); err != nil {
 		_ = b.almanac.count.grow(r.Address, -more) // less is never refused
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}

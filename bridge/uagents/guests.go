@@ -209,8 +209,12 @@ func (b *Binding) directoryChanged(c directory.Change) {
 			continue
 		}
 		for _, i := range e.Identities {
-			if i.Protocol == Protocol && !i.StandIn {
-				b.weigh(i.ID)
+			if i.Protocol != Protocol || i.StandIn {
+				continue
+			}
+			b.weigh(i.ID)
+			if e == c.New && e.Learns(Protocol) {
+				b.standIns.later(i.ID) // it may be registered, and have told its models
 			}
 		}
 	}

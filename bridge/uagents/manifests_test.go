@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -220,4 +221,90 @@ func TestGuestManifests(t *testing.T) {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
 	}
+}
+
+// TestNamedAgentKeepsItsModels: an agent that an operator names keeps the models
+// that it registered, and follows what it registers later, unless the operator
+// declares skills.
+func TestNamedAgentKeepsItsModels(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	question, echo := uagents.ModelOf[Question](), echoModel()
+	first := interaction(question, uagents.ModelOf[Reply]())
+	second := interaction(echo, uagents.ModelOf[Reply]())
+	digest := func(p *uagents.Protocol) string {
+		t.Helper()
+		m, err := p.Manifest("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Digest()
+	}
+	w.publish(first)
+	at := time.Now()
+	registers := func(id *uagents.Identity, protocols ...string) {
+		t.Helper()
+		at = at.Add(time.Second)
+		rec := w.from("192.0.2.9", "POST", "/v1/almanac/agents", w.attest(id, at, "http://192.0.2.9/submit", 0, protocols...))
+		if rec.Code != 200 {
+			t.Fatal(rec.Code, rec.Body)
+		}
+	}
+	skills := func(name string) string {
+		t.Helper()
+		e, ok := w.Hub().Directory().Agent(name)
+		if !ok {
+			t.Fatalf("no agent %q", name)
+		}
+		var ids []string
+		for _, s := range e.Skills {
+			ids = append(ids, s.ID)
+		}
+		return strings.Join(ids, " ")
+	}
+	put := func(a parley.Agent, id *uagents.Identity, extra ...parley.Identity) {
+		t.Helper()
+		i, err := w.UAgents().Identity(id.Address(), "")
+		if err == nil {
+			a.Identities = append([]parley.Identity{i}, extra...)
+			_, err = w.Hub().Directory().Put(t.Context(), a, directory.FromOperator)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dave, strict, both := identity(t), identity(t), identity(t)
+	registers(dave, digest(first))
+	put(parley.Agent{Name: "dave", Exposed: []string{"samvad"}}, dave)
+	if got := skills("dave"); got != "Question" {
+		t.Errorf("once it is named, dave has %q", got)
+	}
+	put(parley.Agent{Name: "dave", Title: "Dave"}, dave)
+	if got := skills("dave"); got != "Question" {
+		t.Errorf("once it is named again, dave has %q", got)
+	}
+	registers(dave, digest(first), digest(second))
+	w.publish(second) // after the registration that names it
+	waitFor(t, func() bool { return skills("dave") == "EchoRequest Question" })
+	registers(dave, digest(second))
+	waitFor(t, func() bool { return skills("dave") == "EchoRequest" })
+
+	put(parley.Agent{Name: "strict", Skills: []parley.SkillSpec{{ID: "Question"}}}, strict)
+	registers(strict, digest(second))
+	registers(dave, digest(first)) // which comes after it in the queue
+	waitFor(t, func() bool { return skills("dave") == "Question" })
+	if got := skills("strict"); got != "Question" {
+		t.Errorf("an agent whose skills are declared has %q", got)
+	}
+	// Named before it registers.
+	early := identity(t)
+	put(parley.Agent{Name: "early"}, early)
+	registers(early, digest(second))
+	waitFor(t, func() bool { return skills("early") == "EchoRequest" })
+	// One that speaks another protocol too has skills there that no manifest names.
+	registers(both, digest(second))
+	put(parley.Agent{Name: "both"}, both, parley.Identity{Protocol: "samvad", ID: "agent://both.example", URL: "http://192.0.2.9"})
+	if err := w.Hub().Directory().Link(t.Context(), "early", parley.Identity{Protocol: "samvad", ID: "agent://early.example", URL: "http://192.0.2.9"}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return skills("early") == "" && skills("both") == "" })
 }
