@@ -195,6 +195,18 @@ func (p Part) IsText() bool {
 	return err == nil && t == "text/plain"
 }
 
+// MainJSON is the index of the part that stands for all where only one JSON value
+// can go: of the first JSON part, or -1. JSON that has a name and follows another
+// part is an attachment, and does not count.
+func MainJSON(parts []Part) int {
+	for i, p := range parts {
+		if p.IsJSON() && (i == 0 || p.Name == "") {
+			return i
+		}
+	}
+	return -1
+}
+
 // ErrNoJSON is what [Message.Bind] answers for a message without a JSON part.
 var ErrNoJSON = errors.New("the message has no JSON part")
 

@@ -198,8 +198,8 @@ var Table = []Row{
 		SAMVAD: as(`{"uri", "digest", "mediaType", "name"}`), Chat: survives("a resource"), Model: refused("a model is an object"),
 		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`)}},
 	{Several, "More than one part", "Parts", said("", "contents of a chat message", "", "text with artifacts", ""), map[Way]Entry{
-		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: of several parts one goes, by what the model takes"),
-		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes, else the first part")}},
+		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes that is no named attachment, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: of several parts one goes, by what the model takes"),
+		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes that is no named attachment, else the first part")}},
 	{Name, "The name of a part", "Parts.Name", said("", "name of a resource", "name of an artifact", "", ""), map[Way]Entry{
 		SAMVAD: lost("text and JSON have no name in SAMVAD; bytes and links keep it"), Chat: lost("text and JSON have no name in a chat message; bytes and links keep it"), Model: lost("a model's message has no name"),
 		Inbox: lost("a single text or JSON value has no name; several parts, bytes and links keep it"), Call: lost("a single text or JSON value has no name; several parts, bytes and links keep it"),
@@ -287,7 +287,7 @@ var Table = []Row{
 	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
 	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints"), all(lost("no protocol says another's constraints"))},
 	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
-	{Extra, "What only the sender's protocol says", "Extensions", said("", "metadata and streams of a chat message", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
+	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
 }
 
 // Within says which protocols pass on the original envelope, unchanged, to one

@@ -132,7 +132,7 @@ func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 	if err != nil {
 		return m.Parts, nil // an agent's own broken schema does not make it unreachable
 	}
-	why, given := errors.New("no JSON content"), slices.IndexFunc(m.Parts, parley.Part.IsJSON)
+	why, given := errors.New("no JSON content"), parley.MainJSON(m.Parts)
 	if given >= 0 {
 		if why = validate(schema, m.Parts[given].Data); why == nil {
 			return m.Parts, nil
@@ -152,7 +152,7 @@ func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 
 // forms are the JSON that content may become where it does not fit as it is: by
 // the only text that it holds, or by all of it for a skill that takes text
-// alone. given is its first JSON part, -1 for none.
+// alone. given is its main JSON part, -1 for none.
 func forms(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
 	quoted := func(v any) {
 		if b, err := json.Marshal(v); err == nil {

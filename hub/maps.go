@@ -79,13 +79,11 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	reply.Parts = []parley.Part{part}
 }
 
-// Content is what a mapping reads: the first JSON part, else the text as a JSON
+// Content is what a mapping reads: the main JSON part, else the text as a JSON
 // string, else null.
 func Content(m *parley.Message) []byte {
-	for _, p := range m.Parts {
-		if p.IsJSON() {
-			return p.Data
-		}
+	if i := parley.MainJSON(m.Parts); i >= 0 {
+		return m.Parts[i].Data
 	}
 	if text := m.Text(); text != "" {
 		if b, err := json.Marshal(text); err == nil {

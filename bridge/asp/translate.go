@@ -254,13 +254,7 @@ func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 	if len(parts) == 0 {
 		return jsonx.Value("{}"), "", nil
 	}
-	use := parts[0]
-	for _, p := range parts {
-		if p.IsJSON() {
-			use = p
-			break
-		}
-	}
+	use := parts[max(0, parley.MainJSON(parts))]
 	switch {
 	case use.IsJSON():
 		v := jsonx.Value(use.Data)

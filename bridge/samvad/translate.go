@@ -136,19 +136,12 @@ func allZero(b []byte) bool {
 
 // toResult says parts as a SAMVAD result or payload, which is one JSON object:
 // an object as it is, other JSON as {"result": …}, text as {"text": …}. Of
-// several parts the first JSON goes, else the first.
+// several parts the main JSON goes, else the first.
 func toResult(parts []parley.Part) (jsonx.Value, error) {
 	if len(parts) == 0 {
 		return jsonx.Value("{}"), nil
 	}
-	use := parts[0]
-	for _, p := range parts {
-		if p.IsJSON() {
-			use = p
-			break
-		}
-	}
-	return object(use, "result")
+	return object(parts[max(0, parley.MainJSON(parts))], "result")
 }
 
 // toReply says how a request ended, as tasks and webhooks tell it.

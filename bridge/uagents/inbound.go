@@ -315,6 +315,9 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		if extension != nil {
 			m.Extensions = map[string]json.RawMessage{Protocol: extension}
 		}
+		if len(m.Parts) == 0 {
+			m.Kind, m.Error = parley.Failure, answersNothing()
+		}
 	}
 	_, err = b.c.Hub.Accept(ctx, hub.Submission{Scope: x.Scope, Key: key, Message: m})
 	var p *hub.Prior

@@ -74,6 +74,9 @@ func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
 		out.Failure = parley.Refuse(parley.HandlerFailed, "the agent's answer is not what its model says").Because(err)
 		return out
 	}
+	if len(parts) == 0 {
+		out.Failure = answersNothing()
+	}
 	out.Parts = parts
 	return out
 }

@@ -86,9 +86,9 @@ func verdict(v *protocol.Verdict) parley.Verdict {
 	return out
 }
 
-// toParts gives the content of an envelope: text and resources of a chat, the
-// JSON of any other message as it came. What a chat message says besides
-// (metadata, streams, its id) is in the extension.
+// toParts gives the content of an envelope: text, resources and metadata of a
+// chat, the JSON of any other message as it came. What a chat message says
+// besides (streams, its id) is in the extension.
 func toParts(schema string, payload []byte) (parts []parley.Part, extension json.RawMessage, err error) {
 	if classOf(schema) != chat {
 		return []parley.Part{{MediaType: mediaJSON, Data: payload}}, nil, nil
@@ -112,9 +112,15 @@ func partsOf(r *protocol.Request) (parts []parley.Part, extension json.RawMessag
 	return chatParts(c)
 }
 
+// answersNothing is why a chat message without content is no answer.
+func answersNothing() *parley.Error {
+	return parley.Refuse(parley.HandlerFailed, "the agent answered with a chat message that has no content")
+}
+
 // chatParts is toParts of a chat message.
 func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.RawMessage, err error) {
 	x := chatExtension{MsgID: m.MsgID, Ends: m.Ends()}
+	var blocks []parley.Part
 	for _, c := range m.Content {
 		switch c.Type {
 		case protocol.TypeText:
@@ -124,30 +130,42 @@ func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.Raw
 				parts = append(parts, resourcePart(r))
 			}
 		case protocol.TypeMetadata:
-			if x.Metadata == nil {
-				x.Metadata = map[string]string{}
+			if len(c.Metadata) == 0 {
+				continue
 			}
-			for k, v := range c.Metadata {
-				x.Metadata[k] = v
+			b, err := jsonx.Encode(c.Metadata)
+			if err != nil {
+				return nil, nil, err
 			}
+			blocks = append(blocks, parley.Part{MediaType: mediaJSON, Data: b})
 		case protocol.TypeStartSession:
 			x.Starts = true
 		case protocol.TypeStartStream, protocol.TypeEndStream:
 			x.Streams = append(x.Streams, c.Type+" "+c.StreamID)
 		}
 	}
+	attached := len(parts) > 0
+	for _, b := range blocks {
+		if attached {
+			b.Name = metadataName
+		}
+		parts = append(parts, b)
+	}
 	extension, err = jsonx.Encode(x)
 	return parts, extension, err
 }
 
+// metadataName is the name of a metadata block beside text or resources: it is
+// an attachment of theirs.
+const metadataName = "metadata"
+
 // chatExtension is what a chat message says that no field of the hub's
 // message holds.
 type chatExtension struct {
-	MsgID    string            `json:"msg_id"`
-	Metadata map[string]string `json:"metadata,omitempty"`
-	Starts   bool              `json:"start_session,omitempty"`
-	Ends     bool              `json:"end_session,omitempty"`
-	Streams  []string          `json:"streams,omitempty"`
+	MsgID   string   `json:"msg_id"`
+	Starts  bool     `json:"start_session,omitempty"`
+	Ends    bool     `json:"end_session,omitempty"`
+	Streams []string `json:"streams,omitempty"`
 }
 
 // Keys of a resource's metadata, as Agentverse's own tools use them.

@@ -1,0 +1,133 @@
+package uagents_test
+
+import (
+	"context"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/uagents"
+)
+
+// TestCards: what a chat answer says without text arrives: an interactive card
+// is a metadata block. An answer that says nothing is a failure.
+func TestCards(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	one := uagents.Metadata(map[string]string{"card_kind": "form", "card_payload": `{"fields":[]}`})
+	two := uagents.Metadata(map[string]string{"card_kind": "detail"})
+	formJSON, detailJSON := `{"card_kind":"form","card_payload":"{\"fields\":[]}"}`, `{"card_kind":"detail"}`
+	answers := map[string][]uagents.Content{
+		"card":      {one},
+		"two cards": {one, two},
+		"narrated":  {one, uagents.Text("Choose."), two, uagents.EndSession()},
+		"nothing":   {},
+		"goodbye":   {uagents.StartSession(), uagents.Metadata(map[string]string{}), uagents.EndSession()},
+		"a stream":  {{Type: uagents.TypeStartStream, StreamID: "3f0d3f0c-5d1c-4c5e-9b8e-3f6f0c1d2e4b"}},
+	}
+	chats := func(_ context.Context, _ *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
+		if _, asked := answers[m.Text()]; !asked {
+			return nil, nil
+		}
+		out := uagents.NewChat(time.Now(), answers[m.Text()]...)
+		return &out, nil
+	}
+	asynchronous := w.nameOf(w.newPeer(uagents.ChatHandler(nil, chats)).Identity)
+	// One that does not use this registry answers in the HTTP response.
+	id := identity(t)
+	s := &uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(), Identity: id,
+		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) {
+			m, err := r.Chat()
+			if err != nil {
+				return uagents.Response{}, err
+			}
+			out, err := chats(ctx, r, m)
+			return uagents.Answer(out.Message()), err
+		}})}
+	h := httptest.NewServer(s)
+	t.Cleanup(func() {
+		h.Close()
+		if err := s.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	i, err := w.UAgents().Identity(id.Address(), h.URL+"/submit")
+	if err == nil {
+		_, err = w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere", Identities: []parley.Identity{i}}, directory.FromOperator)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, agent := range []string{asynchronous, "elsewhere"} {
+		for asked, want := range map[string][]parley.Part{
+			"card":      {{MediaType: "application/json", Data: []byte(formJSON)}},
+			"two cards": {{MediaType: "application/json", Data: []byte(formJSON)}, {MediaType: "application/json", Data: []byte(detailJSON)}},
+			"narrated": {parley.Text("Choose."), {MediaType: "application/json", Name: "metadata", Data: []byte(formJSON)},
+				{MediaType: "application/json", Name: "metadata", Data: []byte(detailJSON)}},
+		} {
+			r, err := w.ask("crew/echo", agent, "", parley.Text(asked))
+			if err != nil || r.Kind != parley.Response {
+				t.Fatalf("%s of %s: %+v, %v", asked, agent, r, err)
+			}
+			if len(r.Parts) != len(want) {
+				t.Fatalf("%s of %s: %+v", asked, agent, r.Parts)
+			}
+			for i, p := range r.Parts {
+				if p.MediaType != want[i].MediaType || p.Name != want[i].Name || string(p.Data) != string(want[i].Data) {
+					t.Errorf("%s of %s: part %d is %q %q %s", asked, agent, i, p.MediaType, p.Name, p.Data)
+				}
+			}
+		}
+		for _, asked := range []string{"nothing", "goodbye", "a stream"} {
+			r, err := w.ask("crew/echo", agent, "", parley.Text(asked))
+			if err != nil || r.Kind != parley.Failure || r.Error.Code != parley.HandlerFailed || !strings.Contains(r.Error.Text, "no content") {
+				t.Errorf("%s of %s: %+v, %v", asked, agent, r, err)
+			}
+		}
+	}
+}
+
+// TestCardSelection: what a uAgent says beside its text reaches an agent of
+// another protocol, and does not get in the way of a skill that takes text.
+func TestCardSelection(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	got := make(chan *parley.Message, 4)
+	if err := w.Handle(parley.Agent{Name: "shop", Exposed: parley.Everywhere},
+		parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			got <- m
+			return r.Reply(parley.Text("ok"))
+		}, parley.AsDefault())); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		e, ok := w.Hub().Directory().Agent("shop")
+		return ok && w.UAgents().Address(e) != ""
+	})
+	alice := w.newPeer(nil)
+	selection := uagents.Metadata(map[string]string{"card_selection": `{"id":7}`})
+	for _, content := range [][]uagents.Content{{uagents.Text("Continue"), selection}, {selection}} {
+		m := uagents.NewChat(time.Now(), content...)
+		if status, body, _ := w.post(w.envelope(alice.Identity, w.address("shop"), "", m.Message()), false); status != 200 {
+			t.Fatal(status, body)
+		}
+		var r *parley.Message
+		select {
+		case r = <-got:
+		case <-time.After(wait):
+			t.Fatal("nothing arrived")
+		}
+		if p := r.Parts[len(r.Parts)-1]; len(r.Parts) != len(content) || string(p.Data) != `{"card_selection":"{\"id\":7}"}` {
+			t.Errorf("%+v", r.Parts)
+		}
+	}
+	// A skill that wants {"text": …}.
+	before := w.calls.Load()
+	m := uagents.NewChat(time.Now(), selection, uagents.Text("hello"))
+	if status, body, _ := w.post(w.envelope(alice.Identity, w.address("crew/echo"), "", m.Message()), false); status != 200 {
+		t.Fatal(status, body)
+	}
+	waitFor(t, func() bool { return w.calls.Load() == before+1 })
+}
