@@ -247,6 +247,9 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 	if err := by.may(Observe); err != nil {
 		return Agent{}, err
 	}
+	if err := a.named(&name); err != nil {
+		return Agent{}, err
+	}
 	if wait > 0 {
 		if err := a.wait(ctx, name, min(wait, a.c.MaxWait)); err != nil {
 			return Agent{}, err
@@ -313,6 +316,21 @@ func (a *Admin) entry(name string) (*directory.Entry, error) {
 	return e, nil
 }
 
+// named puts the directory name in the place of each name that is what a
+// protocol calls an agent. Other names stay: they may be of agents that are gone.
+func (a *Admin) named(names ...*string) error {
+	for _, name := range names {
+		e, err := a.c.Hub.Directory().Resolve(*name)
+		switch {
+		case err == nil:
+			*name = e.Name
+		case errors.Is(err, directory.ErrAmbiguous):
+			return fromDirectory(err)
+		}
+	}
+	return nil
+}
+
 // fromDirectory says in the API's words what the directory did not do.
 func fromDirectory(err error) error {
 	var code parley.Code
@@ -321,7 +339,7 @@ func fromDirectory(err error) error {
 		return nil
 	case errors.Is(err, directory.ErrUnknown):
 		code = parley.UnknownAgent
-	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity):
+	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity), errors.Is(err, directory.ErrAmbiguous):
 		code = parley.Conflict
 	case errors.Is(err, directory.ErrReadOnly):
 		code = parley.Forbidden
@@ -454,6 +472,9 @@ func decodeKey(s string) ([]byte, error) {
 
 // RemoveAgent takes an agent out, with its keys.
 func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
+	if err := a.named(&name); err != nil {
+		return err
+	}
 	return a.act(ctx, by, Administer, "agent.remove", name, "", func(ctx context.Context) error {
 		e, err := a.entry(name)
 		if err != nil {
@@ -483,7 +504,7 @@ func (a *Admin) Pause(ctx context.Context, by Actor, name string, paused bool) (
 	if paused {
 		action = "agent.pause"
 	}
-	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context) error { return a.c.Hub.Pause(ctx, name, paused) })
+	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context, name string) error { return a.c.Hub.Pause(ctx, name, paused) })
 }
 
 // Expose sets the protocols in which the hub stands in for an agent.
@@ -491,7 +512,7 @@ func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []s
 	if err := checkProtocols(protocols); err != nil {
 		return Agent{}, err
 	}
-	return a.edit(ctx, by, Administer, "agent.expose", name, strings.Join(protocols, ", "), func(ctx context.Context) error {
+	return a.edit(ctx, by, Administer, "agent.expose", name, strings.Join(protocols, ", "), func(ctx context.Context, name string) error {
 		return a.c.Hub.Directory().Expose(ctx, name, protocols)
 	})
 }
@@ -508,7 +529,7 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 			return Agent{}, err
 		}
 	}
-	return a.edit(ctx, by, Administer, "agent.link", name, id.Protocol+" "+id.ID, func(ctx context.Context) error {
+	return a.edit(ctx, by, Administer, "agent.link", name, id.Protocol+" "+id.ID, func(ctx context.Context, name string) error {
 		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
 		var fresh []NewIdentity
 		if key != nil {
@@ -528,13 +549,17 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 	})
 }
 
-func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, detail string, f func(context.Context) error) (Agent, error) {
+func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, detail string,
+	f func(ctx context.Context, name string) error) (Agent, error) {
 	var out Agent
+	if err := a.named(&name); err != nil {
+		return out, err
+	}
 	err := a.act(ctx, by, role, action, name, detail, func(ctx context.Context) error {
 		if _, err := a.entry(name); err != nil {
 			return err
 		}
-		if err := f(ctx); err != nil {
+		if err := f(ctx, name); err != nil {
 			return fromDirectory(err)
 		}
 		e, err := a.entry(name)

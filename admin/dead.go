@@ -42,6 +42,9 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
+	if err := a.named(&f.To, &f.From); err != nil {
+		return nil, err
+	}
 	out := []DeadLetter{}
 	for _, d := range a.dead(f) {
 		out = append(out, viewDead(by, d))
@@ -71,6 +74,9 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to strin
 }
 
 func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
+	if err := a.named(&to); err != nil {
+		return journal.Delivery{}, err
+	}
 	if to != "" {
 		if d, ok := a.c.Hub.Journal().Delivery(id, to); ok && d.State == parley.Dead {
 			return d, nil
@@ -126,6 +132,9 @@ func (a *Admin) DropAll(ctx context.Context, by Actor, b Bulk) (BulkResult, erro
 
 func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk, f func(context.Context, parley.ID, string) error) (BulkResult, error) {
 	if err := by.may(Operate); err != nil {
+		return BulkResult{}, err
+	}
+	if err := a.named(&b.Filter.To, &b.Filter.From); err != nil {
 		return BulkResult{}, err
 	}
 	if b.Filter.empty() && !b.All {

@@ -72,6 +72,9 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 	if err := by.may(Administer); err != nil {
 		return Forgotten{}, err
 	}
+	if err := a.named(&f.Agent); err != nil {
+		return Forgotten{}, err
+	}
 	what, name := "agent", f.Agent
 	switch {
 	case (f.Agent == "") == (f.Conversation == ""):

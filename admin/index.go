@@ -226,6 +226,9 @@ func (a *Admin) Messages(ctx context.Context, by Actor, f MessageFilter) (Messag
 	if err := by.maySearch(&f); err != nil {
 		return MessagePage{}, err
 	}
+	if err := a.named(&f.Agent, &f.From, &f.To); err != nil {
+		return MessagePage{}, err
+	}
 	x, err := a.fresh(ctx, by)
 	if err != nil {
 		return MessagePage{}, err
@@ -269,6 +272,9 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 func (a *Admin) Conversations(ctx context.Context, by Actor, f ConversationFilter) (ConversationPage, error) {
 	x, err := a.fresh(ctx, by)
 	if err != nil {
+		return ConversationPage{}, err
+	}
+	if err := a.named(&f.Agent); err != nil {
 		return ConversationPage{}, err
 	}
 	page, err := x.Conversations(ctx, f)
@@ -351,7 +357,11 @@ const (
 // refused. Started, if not nil, is called when nothing can be missed any more.
 func (a *Admin) Tail(ctx context.Context, by Actor, f MessageFilter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		if err := by.maySearch(&f); err != nil {
+		err := by.maySearch(&f)
+		if err == nil {
+			err = a.named(&f.Agent, &f.From, &f.To)
+		}
+		if err != nil {
 			yield(Event{}, err)
 			return
 		}

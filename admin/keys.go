@@ -38,6 +38,9 @@ type Enrolment struct {
 // it signs are the agent's from now on.
 func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	key, err := decodeKey(e.PublicKey)
+	if err == nil {
+		err = a.named(&e.Agent)
+	}
 	if err != nil {
 		return err
 	}
@@ -112,6 +115,9 @@ func (a *Admin) undo(agent string, list []NewIdentity) error {
 
 // Unenroll forgets a public key of an agent.
 func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID string) error {
+	if err := a.named(&agent); err != nil {
+		return err
+	}
 	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(ctx context.Context) error {
 		if a.c.Keys == nil {
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
@@ -161,6 +167,9 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 			return out, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
 		}
 		overlap = d
+	}
+	if err := a.named(&r.Owner); err != nil {
+		return out, err
 	}
 	err := a.act(ctx, by, Administer, "key.rotate", r.Owner, r.Purpose+" overlap "+overlap.String(), func(context.Context) error {
 		if a.c.Keys == nil {

@@ -27,6 +27,9 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if err := by.may(Operate); err != nil {
 		return none, err
 	}
+	if err := a.named(&s.From); err != nil {
+		return none, err
+	}
 	from, err := by.speaker(s.From)
 	if err != nil {
 		return none, err
@@ -359,6 +362,10 @@ func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Mes
 func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[delivery.Attempt, error] {
 	return func(yield func(delivery.Attempt, error) bool) {
 		var none delivery.Attempt
+		if err := a.named(&name); err != nil {
+			yield(none, err)
+			return
+		}
 		if err := a.mayRead(by, name); err != nil {
 			yield(none, err)
 			return
@@ -414,6 +421,9 @@ func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, w
 func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
 	if limit <= 0 || limit > 100 {
 		limit = 100
+	}
+	if err := a.named(&name); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

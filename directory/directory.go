@@ -116,11 +116,12 @@ type Item struct {
 }
 
 var (
-	ErrUnknown  = errors.New("no such agent")
-	ErrTaken    = errors.New("the name is taken")
-	ErrIdentity = errors.New("the identity belongs to another agent")
-	ErrReadOnly = errors.New("the agent is not kept here")
-	ErrFull     = errors.New("the directory is full")
+	ErrUnknown   = errors.New("no such agent")
+	ErrAmbiguous = errors.New("several agents are called so")
+	ErrTaken     = errors.New("the name is taken")
+	ErrIdentity  = errors.New("the identity belongs to another agent")
+	ErrReadOnly  = errors.New("the agent is not kept here")
+	ErrFull      = errors.New("the directory is full")
 )
 
 // Options of Open.
@@ -143,7 +144,8 @@ type Directory struct {
 	mu       sync.RWMutex
 	byName   map[string]*Entry
 	byID     map[identity]string
-	guests   int // entries of guests
+	called   map[string][]string // names of the agents that have an id, in whatever protocol
+	guests   int                 // entries of guests
 	watchers map[int]func(Change)
 	nextID   int
 }
@@ -158,7 +160,8 @@ type Change struct{ Old, New *Entry }
 // Open makes a directory of what the store holds.
 func Open(ctx context.Context, o Options) (*Directory, error) {
 	d := &Directory{store: o.Store, limit: cmp.Or(o.Agents, 100_000), guest: cmp.Or(o.Guests, 4096), now: o.Now,
-		byName: map[string]*Entry{}, byID: map[identity]string{}, watchers: map[int]func(Change){}}
+		byName: map[string]*Entry{}, byID: map[identity]string{}, called: map[string][]string{},
+		watchers: map[int]func(Change){}}
 	if d.now == nil {
 		d.now = time.Now
 	}
@@ -207,6 +210,30 @@ func (d *Directory) Lookup(protocol, id string) (*Entry, bool) {
 		return nil, false
 	}
 	return d.byName[name], true
+}
+
+// Resolve finds the agent that people and programs mean: by its name, else by
+// what any protocol calls it, such as "agent1q…", "agent://host" or a stand-in's
+// address. A uAgent's address may have its prefix, "agent://". It fails with
+// [ErrUnknown], or with [ErrAmbiguous] where several agents have the id.
+func (d *Directory) Resolve(ref string) (*Entry, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if e, ok := d.byName[ref]; ok {
+		return e, nil
+	}
+	names := d.called[ref]
+	if len(names) == 0 {
+		names = d.called[strings.TrimPrefix(strings.TrimPrefix(ref, "test-"), "agent://")]
+	}
+	switch len(names) {
+	case 0:
+		return nil, fmt.Errorf("%w: %q", ErrUnknown, ref)
+	case 1:
+		return d.byName[names[0]], nil
+	}
+	names = slices.Sorted(slices.Values(names))
+	return nil, fmt.Errorf("%w: %q is %s; give the name", ErrAmbiguous, ref, strings.Join(names[:min(len(names), 10)], ", "))
 }
 
 // All lists the agents by name.
@@ -459,6 +486,10 @@ func (d *Directory) set(old, e *Entry) {
 		delete(d.byName, old.Name)
 		for _, i := range old.Identities {
 			delete(d.byID, identityOf(i))
+			rest := slices.DeleteFunc(d.called[i.ID], func(name string) bool { return name == old.Name })
+			if d.called[i.ID] = rest; len(rest) == 0 {
+				delete(d.called, i.ID)
+			}
 		}
 	}
 	if e != nil {
@@ -468,6 +499,9 @@ func (d *Directory) set(old, e *Entry) {
 		d.byName[e.Name] = e
 		for _, i := range e.Identities {
 			d.byID[identityOf(i)] = e.Name
+			if !slices.Contains(d.called[i.ID], e.Name) {
+				d.called[i.ID] = append(d.called[i.ID], e.Name)
+			}
 		}
 	}
 }

@@ -303,3 +303,48 @@ func TestLearn(t *testing.T) {
 	learn("x", "h")
 	has("x", "")
 }
+
+// TestResolve: an agent is found by its name, and by what any protocol calls it.
+func TestResolve(t *testing.T) {
+	d, err := Open(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, ids ...parley.Identity) {
+		t.Helper()
+		if _, err := d.Put(t.Context(), parley.Agent{Name: name, Identities: ids}, FromOperator); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resolves := func(ref, want string, wantErr error) {
+		t.Helper()
+		e, err := d.Resolve(ref)
+		got := ""
+		if err == nil {
+			got = e.Name
+		}
+		if got != want || !errors.Is(err, wantErr) {
+			t.Errorf("%q is %q, %v; want %q, %v", ref, got, err, want, wantErr)
+		}
+	}
+	put("bob", parley.Identity{Protocol: "uagents", ID: "agent1qb"}, parley.Identity{Protocol: "samvad", ID: "agent://b.example"},
+		parley.Identity{Protocol: "asp", ID: "agent://b.example"})
+	put("agent1qc", parley.Identity{Protocol: "agh", ID: "acme/c"})
+	put("eve", parley.Identity{Protocol: "uagents", ID: "agent1qc"}, parley.Identity{Protocol: "samvad", ID: "agent://b.example", Key: "k"})
+	resolves("bob", "bob", nil)
+	for _, ref := range []string{"agent1qb", "agent://agent1qb", "test-agent://agent1qb"} {
+		resolves(ref, "bob", nil)
+	}
+	resolves("acme/c", "agent1qc", nil)
+	resolves("agent1qc", "agent1qc", nil) // a name is never another's
+	resolves("agent://b.example", "", ErrAmbiguous)
+	for _, ref := range []string{"", "nobody", "agent://", "agent1qx"} {
+		resolves(ref, "", ErrUnknown)
+	}
+	if err := d.Remove(t.Context(), "eve"); err != nil {
+		t.Fatal(err)
+	}
+	resolves("agent://b.example", "bob", nil)
+	put("bob")
+	resolves("agent://b.example", "", ErrUnknown)
+}

@@ -715,6 +715,9 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 	case m.Kind == parley.Cancel:
 		return h.cancel(ctx, s)
 	}
+	if err := h.address(m); err != nil {
+		return nil, err
+	}
 	if m.Kind == parley.Notice && len(m.Audience) == 0 && m.To != "" {
 		m.Audience = h.members(m)
 	}
@@ -866,6 +869,37 @@ func (h *Hub) claimAll(a *accepted, open []journal.Opening) {
 			a.claims = append(a.claims, claim{o.To, c})
 		}
 	}
+}
+
+// address gives the recipients of a message by their directory names where it
+// says what a protocol calls them.
+func (h *Hub) address(m *parley.Message) *parley.Error {
+	name := func(ref string) (string, *parley.Error) {
+		e, err := h.c.Directory.Resolve(ref)
+		switch {
+		case err == nil:
+			return e.Name, nil
+		case errors.Is(err, directory.ErrAmbiguous):
+			return "", parley.Refuse(parley.Conflict, "%s", err)
+		}
+		return ref, nil // policy says that it is not here
+	}
+	if m.To != "" {
+		to, err := name(m.To)
+		if err != nil {
+			return err
+		}
+		m.To = to
+	}
+	m.Audience = slices.Clone(m.Audience)
+	for i, ref := range m.Audience {
+		to, err := name(ref)
+		if err != nil {
+			return err
+		}
+		m.Audience[i] = to
+	}
+	return nil
 }
 
 // admit asks policy, and makes the content fit the recipients' skills.

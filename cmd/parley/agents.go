@@ -32,7 +32,8 @@ func (a *app) agentsCommand() *cobra.Command {
 	}
 	show := &cobra.Command{
 		Use: "show NAME", Short: "Show an agent: identities, skills, keys, what waits for it", Args: cobra.ExactArgs(1),
-		Example: "  parley agents show weather",
+		Long:    "Show an agent. NAME is its name, or what a protocol calls it: agent1q…, agent://HOST.",
+		Example: "  parley agents show weather\n  parley agents show agent1q…",
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.agentsShow(cmd.Context(), args[0]) },
 	}
 	remove := &cobra.Command{
@@ -121,6 +122,7 @@ func (a *app) agentsShow(ctx context.Context, name string) error {
 	if err != nil {
 		return a.hubError(err)
 	}
+	name = v.Name // it may be what a protocol calls it
 	keys, err := hub.Keys(ctx)
 	if err != nil {
 		return a.hubError(err)

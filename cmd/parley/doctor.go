@@ -34,7 +34,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use:   "doctor [AGENT]",
 		Short: "Check what a hub needs, or the way to one agent, and say what to mend",
 		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url;
-with an agent's name the way from here to it: name, address, connection,
+with an agent's name, or what a protocol calls it, the way from here to it: name, address, connection,
 certificate, clock, card, key, and a signed request. That request names a skill
 that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agent that
 says so has accepted the hub's signature. While "parley keys rotate" replaces
@@ -385,6 +385,7 @@ func (d *doctor) clock(start, wall time.Time) {
 
 // agent looks at the way to one agent.
 func (d *doctor) agent(ctx context.Context, name string) {
+	name = d.named(ctx, name)
 	base, id, keys, known := d.find(ctx, name)
 	if !known {
 		return
@@ -406,6 +407,30 @@ func (d *doctor) agent(ctx context.Context, name string) {
 	if !d.noSend {
 		d.roundTrip(ctx, name, base, card)
 	}
+}
+
+// named gives the name of an agent that may be given as what a protocol calls it.
+// What is unknown or ambiguous is for find to tell.
+func (d *doctor) named(ctx context.Context, ref string) string {
+	if _, ok := d.c.Agents[ref]; ok {
+		return ref
+	}
+	if d.hub != nil {
+		if v, err := d.hub.Agent(ctx, ref, 0); err == nil {
+			return v.Name
+		}
+		return ref
+	}
+	var names []string
+	for name, a := range d.c.Agents {
+		if a.UAgents != nil && a.UAgents.Address == ref || a.SAMVAD != nil && a.SAMVAD.ID == ref || a.ASP != nil && a.ASP.ID == ref {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 1 {
+		return names[0]
+	}
+	return ref
 }
 
 // find looks an agent up at the running hub, else in the configuration.
