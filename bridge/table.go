@@ -287,7 +287,7 @@ var Table = []Row{
 	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
 	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints"), all(lost("no protocol says another's constraints"))},
 	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
-	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
+	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
 }
 
 // Within says which protocols pass on the original envelope, unchanged, to one

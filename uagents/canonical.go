@@ -77,6 +77,45 @@ func parse(b []byte) (*node, error) {
 	return slowly(b)
 }
 
+// parseChat is parse of what is inside a chat message. Of a member that is named
+// twice the last counts, as in Python; duplicate reports whether there is one.
+func parseChat(b []byte) (n *node, duplicate bool, err error) {
+	n, err = parse(b)
+	if !errors.Is(err, jsonx.ErrDuplicate) || jsonx.TooDeep(b, maxSchemaDepth) {
+		return n, false, err
+	}
+	d := jsontext.NewDecoder(bytes.NewReader(b), jsontext.AllowDuplicateNames(true))
+	if n, err = readNode(d); err != nil {
+		return nil, true, err
+	}
+	if _, err := d.ReadToken(); err != io.EOF {
+		return nil, true, jsonx.ErrTrailing
+	}
+	n.lastWins()
+	return n, true, nil
+}
+
+// lastWins leaves one member of each name: where the first was, as the last.
+func (n *node) lastWins() {
+	at := make(map[string]int, len(n.keys))
+	keys, vals := n.keys[:0], n.vals[:0]
+	for i, v := range n.vals {
+		v.lastWins()
+		if n.kind != '{' {
+			vals = append(vals, v)
+			continue
+		}
+		k := n.keys[i]
+		if first, twice := at[k]; twice {
+			vals[first] = v
+			continue
+		}
+		at[k] = len(keys)
+		keys, vals = append(keys, k), append(vals, v)
+	}
+	n.keys, n.vals = keys, vals
+}
+
 // slowly is parse by the library that everything else here is read with.
 func slowly(b []byte) (*node, error) {
 	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {

@@ -60,7 +60,13 @@ type ChatMessage struct {
 	Timestamp Timestamp `json:"timestamp"`
 	MsgID     string    `json:"msg_id" schema:"format=uuid4"`
 	Content   []Content `json:"content"`
+
+	duplicate bool
 }
+
+// Duplicate reports whether the text named a member twice, somewhere in it. The
+// last one was taken, as by Python.
+func (m *ChatMessage) Duplicate() bool { return m.duplicate }
 
 // ChatAcknowledgement says that a ChatMessage arrived. Every one is
 // acknowledged, before it is answered.
@@ -120,7 +126,7 @@ func NewChat(now time.Time, content ...Content) ChatMessage {
 	if content == nil {
 		content = []Content{}
 	}
-	return ChatMessage{Timestamp{now.UTC(), false}, uuid.NewString(), content}
+	return ChatMessage{Timestamp: Timestamp{now.UTC(), false}, MsgID: uuid.NewString(), Content: content}
 }
 
 // Acknowledge is the acknowledgement of m. UAG-065.
@@ -294,11 +300,12 @@ func stringMap(m map[string]string) *node {
 
 // DecodeChatMessage reads the text of a ChatMessage. Times in all forms of
 // [ParseTimestamp], numbers where text belongs, and a content without type
-// (the first kind that fits) are taken, as by the reference. Refused with
+// (the first kind that fits) are taken, as by the reference, and of members that
+// are named twice the last. Refused with
 // ErrContent: unknown keys and unknown types, which stop the reference's
 // message loop, and a missing timestamp or msg_id, which it would make up.
 func DecodeChatMessage(text []byte) (*ChatMessage, error) {
-	n, err := parse(text)
+	n, duplicate, err := parseChat(text)
 	if err != nil {
 		return nil, ErrContent.Because(err)
 	}
@@ -306,13 +313,14 @@ func DecodeChatMessage(text []byte) (*ChatMessage, error) {
 	if err != nil {
 		return nil, ErrContent.Because(err)
 	}
+	m.duplicate = duplicate
 	return m, nil
 }
 
 // DecodeChatAcknowledgement reads the text of a ChatAcknowledgement, as strict
 // as [DecodeChatMessage].
 func DecodeChatAcknowledgement(text []byte) (*ChatAcknowledgement, error) {
-	n, err := parse(text)
+	n, _, err := parseChat(text)
 	if err != nil {
 		return nil, ErrContent.Because(err)
 	}

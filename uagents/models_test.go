@@ -255,3 +255,54 @@ func TestIntTexts(t *testing.T) {
 		same(t, in, string(got), want)
 	}
 }
+
+// TestChatDuplicates: of a member that is named twice inside a chat message the
+// last counts, as in Python. What is no JSON otherwise stays refused, and so do
+// duplicates in other messages.
+func TestChatDuplicates(t *testing.T) {
+	const id, stamp = "11111111-2222-4333-8444-555555555555", "2026-01-02T03:04:05+00:00"
+	message := func(content string) string {
+		return `{"timestamp":"` + stamp + `","msg_id":"x","content":"none","msg_id":"` + id + `","content":[` + content + `]}`
+	}
+	text := message(`{"type":"metadata","text":1,"type":"text","text":"first","text":"last"},` +
+		`{"type":"metadata","metadata":{"a":"1","b":"2","\u0061":"3"}},` +
+		`{"type":"resource","resource_id":"` + id + `","resource":{"uri":"x","uri":"https://example.com","metadata":{}}}`)
+	m, err := DecodeChatMessage([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.MsgID != id || m.Text() != "last" || m.Content[1].Metadata["a"] != "3" || len(m.Content[1].Metadata) != 2 ||
+		m.Content[2].Resources[0].URI != "https://example.com" || !m.Duplicate() {
+		t.Errorf("%+v", m)
+	}
+	if err := ChatMessageModel().Validate([]byte(text)); err != nil {
+		t.Error(err)
+	}
+	ack := `{"timestamp":"` + stamp + `","acknowledged_msg_id":"x","acknowledged_msg_id":"` + id + `"}`
+	if a, err := DecodeChatAcknowledgement([]byte(ack)); err != nil || a.AcknowledgedMsgID != id {
+		t.Errorf("%+v, %v", a, err)
+	}
+	plain, err := DecodeChatMessage([]byte(`{"timestamp":"` + stamp + `","msg_id":"` + id + `","content":[]}`))
+	if err != nil || plain.Duplicate() {
+		t.Errorf("%+v, %v", plain, err)
+	}
+	twice := `{"type":"text","text":"a","text":"b"}`
+	deep := strings.Repeat(`{"a":`, 70) + "1" + strings.Repeat("}", 70)
+	for name, text := range map[string]string{
+		"the last does not fit": message(`{"type":"text","text":"a","text":null}`),
+		"the last is unknown":   message(`{"type":"text","text":"a","type":"other"}`),
+		"an unknown member":     message(`{"type":"text","text":"a","x":1,"x":2}`),
+		"cut off":               strings.TrimSuffix(message(twice), "]}"),
+		"more behind":           message(twice) + "{}",
+		"no UTF-8":              message(`{"type":"text","text":"a","text":"` + "\xff" + `"}`),
+		"half a pair":           message(`{"type":"text","text":"a","text":"\ud83d"}`),
+		"too deep":              message(twice + `,{"type":"metadata","metadata":` + deep + `}`),
+	} {
+		if _, err := DecodeChatMessage([]byte(text)); !errors.Is(err, ErrContent) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := ModelOf[ErrorMessage]().Validate([]byte(`{"error":"a","error":"b"}`)); !errors.Is(err, ErrContent) {
+		t.Errorf("another model: %v", err)
+	}
+}

@@ -134,7 +134,7 @@ func (m *Model) MessageText(text []byte) Message {
 	if m.err != nil {
 		return Message{err: m.err}
 	}
-	n, err := m.read(text)
+	n, _, err := m.read(text)
 	if err != nil {
 		return Message{err: err}
 	}

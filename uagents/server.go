@@ -467,7 +467,7 @@ func (r *Request) fits(model *Model) error {
 	if r.SchemaDigest != ChatMessageDigest || model.err != nil {
 		return model.Validate(r.Content.Payload)
 	}
-	n, err := model.read(r.Content.Payload)
+	n, duplicate, err := model.read(r.Content.Payload)
 	if err != nil {
 		return err
 	}
@@ -477,6 +477,7 @@ func (r *Request) fits(model *Model) error {
 	if r.chat, err = chatOf(n); err != nil {
 		return ErrContent.Because(err)
 	}
+	r.chat.duplicate = duplicate
 	return nil
 }
 

@@ -34,20 +34,24 @@ func (m *Model) Validate(text []byte) error {
 	if m.err != nil {
 		return m.err
 	}
-	n, err := m.read(text)
+	n, _, err := m.read(text)
 	if err != nil {
 		return err
 	}
 	return m.validate(n)
 }
 
-// read parses what is to be validated.
-func (m *Model) read(text []byte) (*node, error) {
-	n, err := parse(text)
-	if err != nil {
-		return nil, ErrContent.Because(&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
+// read parses what is to be validated: a chat message by [parseChat].
+func (m *Model) read(text []byte) (n *node, duplicate bool, err error) {
+	if m.strict != nil {
+		n, duplicate, err = parseChat(text)
+	} else {
+		n, err = parse(text)
 	}
-	return n, nil
+	if err != nil {
+		return nil, false, ErrContent.Because(&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
+	}
+	return n, duplicate, nil
 }
 
 func (m *Model) validate(n *node) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
@@ -130,4 +131,50 @@ func TestCardSelection(t *testing.T) {
 		t.Fatal(status, body)
 	}
 	waitFor(t, func() bool { return w.calls.Load() == before+1 })
+}
+
+// TestDuplicateMembers: a chat message that names members twice is taken as
+// Python reads it, recorded as it came, and travels without them, which is said.
+// An envelope that does so is refused.
+func TestDuplicateMembers(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	alice := w.newPeer(nil)
+	session := uagents.NewSession()
+	payload := `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"` + session + `","content":[{"type":"text","text":"first","text":"last"}]}`
+	m := uagents.Message{Schema: uagents.ChatMessageDigest, Payload: []byte(payload)}
+	e := w.envelope(alice.Identity, w.address("crew/echo"), session, m)
+	if status, body, _ := w.post(e, false); status != 200 {
+		t.Fatal(status, body)
+	}
+	if a := alice.next(t); a.SchemaDigest != uagents.ChatAcknowledgementDigest {
+		t.Fatalf("%s", a.Raw())
+	}
+	if c := chatText(t, alice.next(t)); c.Text() != "last" {
+		t.Errorf("the answer is %q", c.Text())
+	}
+	r := w.recorded(w.nameOf(alice.Identity), "crew/echo").Message
+	raw, err := uagents.Decode(r.Origin.Raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := raw.Message(); err != nil || string(said.Payload) != payload {
+		t.Errorf("recorded as %s, %v", said.Payload, err)
+	}
+	var lost []string
+	for _, way := range []bridge.Way{bridge.SAMVAD, bridge.Chat, bridge.Model, bridge.Inbox, bridge.Call, bridge.AGH, bridge.ASP} {
+		for _, l := range bridge.Losses(way, r, "x") {
+			lost = append(lost, l.Field)
+		}
+	}
+	if got := strings.Count(strings.Join(lost, " "), "duplicate_members"); got != 7-2 { // not within the protocol
+		t.Errorf("lost: %v", lost)
+	}
+	b, err := w.envelope(alice.Identity, w.address("crew/echo"), "", m).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice := strings.Replace(string(b), `"version":`, `"version":1,"version":`, 1)
+	if status, body := w.postRaw("POST", "/submit", "application/json", twice); status == 200 {
+		t.Errorf("an envelope that names a member twice: %d %s", status, body)
+	}
 }

@@ -119,7 +119,7 @@ func answersNothing() *parley.Error {
 
 // chatParts is toParts of a chat message.
 func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.RawMessage, err error) {
-	x := chatExtension{MsgID: m.MsgID, Ends: m.Ends()}
+	x := chatExtension{MsgID: m.MsgID, Ends: m.Ends(), Duplicate: m.Duplicate()}
 	var blocks []parley.Part
 	for _, c := range m.Content {
 		switch c.Type {
@@ -166,6 +166,8 @@ type chatExtension struct {
 	Starts  bool     `json:"start_session,omitempty"`
 	Ends    bool     `json:"end_session,omitempty"`
 	Streams []string `json:"streams,omitempty"`
+	// Duplicate: members were named twice; what all but the last said is lost.
+	Duplicate bool `json:"duplicate_members,omitempty"`
 }
 
 // Keys of a resource's metadata, as Agentverse's own tools use them.
