@@ -338,6 +338,16 @@ func TestUAgents(t *testing.T) {
 		}
 		bob.wait("ack") // of what bob said
 	})
+	t.Run("an answer that is an interactive card", func(t *testing.T) {
+		r, err := h.ask(bob.Address, "", parley.Text("show me the form"))
+		if err != nil || r.Kind != parley.Response || len(r.Parts) != 1 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		var card map[string]string
+		if err := r.Bind(&card); err != nil || card["card_kind"] != "form" || !strings.Contains(card["card_payload"], `"city"`) {
+			t.Errorf("%s, %v", r.Parts[0].Data, err)
+		}
+	})
 	t.Run("a burst of 1,000 messages", func(t *testing.T) {
 		alice.do(map[string]any{"do": "send", "to": h.echo(), "text": "burst ", "count": 1000})
 		got := map[any]int{}

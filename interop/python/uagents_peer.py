@@ -27,6 +27,12 @@ from uagents_core.contrib.protocols.chat import (
     TextContent,
     chat_protocol_spec,
 )
+from uagents_core.contrib.protocols.chat.cards import (
+    CtaAction,
+    FormCardPayload,
+    FormField,
+    create_card_content,
+)
 
 
 class EchoRequest(Model):
@@ -79,6 +85,14 @@ def words(msg):
     return "".join(c.text for c in msg.content if isinstance(c, TextContent))
 
 
+def form():
+    """An interactive card, as the library makes it."""
+    send = CtaAction(label="Send", selection={})
+    return create_card_content(
+        FormCardPayload(fields=[FormField(name="city", kind="text", label="City")], submit_cta=send)
+    )
+
+
 tasks = set()  # the loop keeps no reference of its own
 
 echo = Protocol(name="EchoProtocol", version="1.0.0")
@@ -103,6 +117,9 @@ async def on_chat(ctx: Context, sender: str, msg: ChatMessage):
     tell("chat", sender=sender, text=text, ended=ended, session=str(ctx.session))
     await ctx.send(sender, ChatAcknowledgement(timestamp=datetime.now(timezone.utc), acknowledged_msg_id=msg.msg_id))
     if ended or args.quiet:
+        return
+    if text == "show me the form":
+        await ctx.send(sender, ChatMessage(timestamp=datetime.now(timezone.utc), msg_id=uuid4(), content=[form()]))
         return
     answer = "you said " + text
     if args.ask:
