@@ -504,7 +504,9 @@ func (a *Admin) Pause(ctx context.Context, by Actor, name string, paused bool) (
 	if paused {
 		action = "agent.pause"
 	}
-	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context, name string) error { return a.c.Hub.Pause(ctx, name, paused) })
+	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context, name string) error {
+		return a.c.Hub.Pause(ctx, name, paused)
+	})
 }
 
 // Expose sets the protocols in which the hub stands in for an agent.
@@ -512,7 +514,8 @@ func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []s
 	if err := checkProtocols(protocols); err != nil {
 		return Agent{}, err
 	}
-	return a.edit(ctx, by, Administer, "agent.expose", name, strings.Join(protocols, ", "), func(ctx context.Context, name string) error {
+	list := strings.Join(protocols, ", ")
+	return a.edit(ctx, by, Administer, "agent.expose", name, list, func(ctx context.Context, name string) error {
 		return a.c.Hub.Directory().Expose(ctx, name, protocols)
 	})
 }
@@ -529,7 +532,8 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 			return Agent{}, err
 		}
 	}
-	return a.edit(ctx, by, Administer, "agent.link", name, id.Protocol+" "+id.ID, func(ctx context.Context, name string) error {
+	detail := id.Protocol + " " + id.ID
+	return a.edit(ctx, by, Administer, "agent.link", name, detail, func(ctx context.Context, name string) error {
 		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
 		var fresh []NewIdentity
 		if key != nil {

@@ -233,7 +233,8 @@ func (d *Directory) Resolve(ref string) (*Entry, error) {
 		return d.byName[names[0]], nil
 	}
 	names = slices.Sorted(slices.Values(names))
-	return nil, fmt.Errorf("%w: %q is %s; give the name", ErrAmbiguous, ref, strings.Join(names[:min(len(names), 10)], ", "))
+	list := strings.Join(names[:min(len(names), 10)], ", ")
+	return nil, fmt.Errorf("%w: %q is %s; give the name", ErrAmbiguous, ref, list)
 }
 
 // All lists the agents by name.

@@ -327,10 +327,12 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%q is %q, %v; want %q, %v", ref, got, err, want, wantErr)
 		}
 	}
-	put("bob", parley.Identity{Protocol: "uagents", ID: "agent1qb"}, parley.Identity{Protocol: "samvad", ID: "agent://b.example"},
+	put("bob", parley.Identity{Protocol: "uagents", ID: "agent1qb"},
+		parley.Identity{Protocol: "samvad", ID: "agent://b.example"},
 		parley.Identity{Protocol: "asp", ID: "agent://b.example"})
 	put("agent1qc", parley.Identity{Protocol: "agh", ID: "acme/c"})
-	put("eve", parley.Identity{Protocol: "uagents", ID: "agent1qc"}, parley.Identity{Protocol: "samvad", ID: "agent://b.example", Key: "k"})
+	put("eve", parley.Identity{Protocol: "uagents", ID: "agent1qc"},
+		parley.Identity{Protocol: "samvad", ID: "agent://b.example", Key: "k"})
 	resolves("bob", "bob", nil)
 	for _, ref := range []string{"agent1qb", "agent://agent1qb", "test-agent://agent1qb"} {
 		resolves(ref, "bob", nil)

@@ -344,7 +344,8 @@ func TestUAgents(t *testing.T) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		var card map[string]string
-		if err := r.Bind(&card); err != nil || card["card_kind"] != "form" || !strings.Contains(card["card_payload"], `"city"`) {
+		err = r.Bind(&card)
+		if err != nil || card["card_kind"] != "form" || !strings.Contains(card["card_payload"], `"city"`) {
 			t.Errorf("%s, %v", r.Parts[0].Data, err)
 		}
 	})

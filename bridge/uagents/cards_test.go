@@ -57,15 +57,17 @@ func TestCards(t *testing.T) {
 	})
 	i, err := w.UAgents().Identity(id.Address(), h.URL+"/submit")
 	if err == nil {
-		_, err = w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere", Identities: []parley.Identity{i}}, directory.FromOperator)
+		a := parley.Agent{Name: "elsewhere", Identities: []parley.Identity{i}}
+		_, err = w.Hub().Directory().Put(t.Context(), a, directory.FromOperator)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, agent := range []string{asynchronous, "elsewhere"} {
 		for asked, want := range map[string][]parley.Part{
-			"card":      {{MediaType: "application/json", Data: []byte(formJSON)}},
-			"two cards": {{MediaType: "application/json", Data: []byte(formJSON)}, {MediaType: "application/json", Data: []byte(detailJSON)}},
+			"card": {{MediaType: "application/json", Data: []byte(formJSON)}},
+			"two cards": {{MediaType: "application/json", Data: []byte(formJSON)},
+				{MediaType: "application/json", Data: []byte(detailJSON)}},
 			"narrated": {parley.Text("Choose."), {MediaType: "application/json", Name: "metadata", Data: []byte(formJSON)},
 				{MediaType: "application/json", Name: "metadata", Data: []byte(detailJSON)}},
 		} {
@@ -84,7 +86,8 @@ func TestCards(t *testing.T) {
 		}
 		for _, asked := range []string{"nothing", "goodbye", "a stream"} {
 			r, err := w.ask("crew/echo", agent, "", parley.Text(asked))
-			if err != nil || r.Kind != parley.Failure || r.Error.Code != parley.HandlerFailed || !strings.Contains(r.Error.Text, "no content") {
+			if err != nil || r.Kind != parley.Failure || r.Error.Code != parley.HandlerFailed ||
+				!strings.Contains(r.Error.Text, "no content") {
 				t.Errorf("%s of %s: %+v, %v", asked, agent, r, err)
 			}
 		}
@@ -127,7 +130,8 @@ func TestCardSelection(t *testing.T) {
 	// A skill that wants {"text": …}.
 	before := w.calls.Load()
 	m := uagents.NewChat(time.Now(), selection, uagents.Text("hello"))
-	if status, body, _ := w.post(w.envelope(alice.Identity, w.address("crew/echo"), "", m.Message()), false); status != 200 {
+	e := w.envelope(alice.Identity, w.address("crew/echo"), "", m.Message())
+	if status, body, _ := w.post(e, false); status != 200 {
 		t.Fatal(status, body)
 	}
 	waitFor(t, func() bool { return w.calls.Load() == before+1 })
@@ -140,7 +144,8 @@ func TestDuplicateMembers(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.newPeer(nil)
 	session := uagents.NewSession()
-	payload := `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"` + session + `","content":[{"type":"text","text":"first","text":"last"}]}`
+	payload := `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"` + session + `",` +
+		`"content":[{"type":"text","text":"first","text":"last"}]}`
 	m := uagents.Message{Schema: uagents.ChatMessageDigest, Payload: []byte(payload)}
 	e := w.envelope(alice.Identity, w.address("crew/echo"), session, m)
 	if status, body, _ := w.post(e, false); status != 200 {
@@ -161,7 +166,8 @@ func TestDuplicateMembers(t *testing.T) {
 		t.Errorf("recorded as %s, %v", said.Payload, err)
 	}
 	var lost []string
-	for _, way := range []bridge.Way{bridge.SAMVAD, bridge.Chat, bridge.Model, bridge.Inbox, bridge.Call, bridge.AGH, bridge.ASP} {
+	ways := []bridge.Way{bridge.SAMVAD, bridge.Chat, bridge.Model, bridge.Inbox, bridge.Call, bridge.AGH, bridge.ASP}
+	for _, way := range ways {
 		for _, l := range bridge.Losses(way, r, "x") {
 			lost = append(lost, l.Field)
 		}

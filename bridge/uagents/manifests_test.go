@@ -302,8 +302,11 @@ func TestNamedAgentKeepsItsModels(t *testing.T) {
 	waitFor(t, func() bool { return skills("early") == "EchoRequest" })
 	// One that speaks another protocol too has skills there that no manifest names.
 	registers(both, digest(second))
-	put(parley.Agent{Name: "both"}, both, parley.Identity{Protocol: "samvad", ID: "agent://both.example", URL: "http://192.0.2.9"})
-	if err := w.Hub().Directory().Link(t.Context(), "early", parley.Identity{Protocol: "samvad", ID: "agent://early.example", URL: "http://192.0.2.9"}); err != nil {
+	samvad := func(id string) parley.Identity {
+		return parley.Identity{Protocol: "samvad", ID: id, URL: "http://192.0.2.9"}
+	}
+	put(parley.Agent{Name: "both"}, both, samvad("agent://both.example"))
+	if err := w.Hub().Directory().Link(t.Context(), "early", samvad("agent://early.example")); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, func() bool { return skills("early") == "" && skills("both") == "" })

@@ -66,8 +66,9 @@ func TestThroughTheHub(t *testing.T) {
 			t.Fatal(err)
 		}
 		rec := w.from("192.0.2.1", "POST", "/v1/almanac/search", body)
-		if rec.Code != 200 || strings.Contains(rec.Body.String(), bob.url) || !strings.Contains(rec.Body.String(), bob.Address()) {
-			t.Errorf("%d %s", rec.Code, rec.Body)
+		got := rec.Body.String()
+		if rec.Code != 200 || strings.Contains(got, bob.url) || !strings.Contains(got, bob.Address()) {
+			t.Errorf("%d %s", rec.Code, got)
 		}
 	})
 	t.Run("one way", func(t *testing.T) {
@@ -93,7 +94,8 @@ func TestThroughTheHub(t *testing.T) {
 	})
 	t.Run("synchronous", func(t *testing.T) {
 		r, err := w.client(alice.Identity).Ask(t.Context(), bob.Address(), echoModel().Message(EchoRequest{"are you there?"}))
-		if err != nil || string(r.Payload) != `{"text": "heard"}` || r.Assurance != uagents.Signed || r.Envelope.Sender != bob.Address() {
+		if err != nil || string(r.Payload) != `{"text": "heard"}` || r.Assurance != uagents.Signed ||
+			r.Envelope.Sender != bob.Address() {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		bob.next(t)
@@ -145,13 +147,14 @@ func TestDirect(t *testing.T) {
 	yes, no := true, false
 	alice, bob := identity(t), identity(t)
 	agents := map[string]node.Agent{"alice": {UAgents: &node.UAgent{Address: alice.Address(), Direct: &yes}}}
+	others := map[string]node.Agent{"bob": {UAgents: &node.UAgent{Address: bob.Address(), Direct: &no}}}
 	for name, c := range map[string]struct {
 		config     node.Config
 		alice, bob bool
 	}{
 		"one agent":     {node.Config{Agents: agents}, true, false},
 		"all agents":    {node.Config{UAgents: node.UAgents{Direct: true}}, true, true},
-		"all but one":   {node.Config{UAgents: node.UAgents{Direct: true}, Agents: map[string]node.Agent{"bob": {UAgents: &node.UAgent{Address: bob.Address(), Direct: &no}}}}, true, false},
+		"all but one":   {node.Config{UAgents: node.UAgents{Direct: true}, Agents: others}, true, false},
 		"none, default": {node.Config{}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -423,7 +423,8 @@ func (d *doctor) named(ctx context.Context, ref string) string {
 	}
 	var names []string
 	for name, a := range d.c.Agents {
-		if a.UAgents != nil && a.UAgents.Address == ref || a.SAMVAD != nil && a.SAMVAD.ID == ref || a.ASP != nil && a.ASP.ID == ref {
+		if a.UAgents != nil && a.UAgents.Address == ref || a.SAMVAD != nil && a.SAMVAD.ID == ref ||
+			a.ASP != nil && a.ASP.ID == ref {
 			names = append(names, name)
 		}
 	}

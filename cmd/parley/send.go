@@ -77,7 +77,8 @@ or failed, 3 when no hub answers.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&s.to, "to", "", "agent that is to get it: its name, or what a protocol calls it (directly: its identity; default: the one of its card)")
+	f.StringVar(&s.to, "to", "",
+		"agent that is to get it: its name, or what a protocol calls it (directly: its identity; default: the one of its card)")
 	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
 	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
 	f.StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
