@@ -159,7 +159,7 @@ func (a ErrorAnswer) Unwrap() error { return a.Err }
 
 // bechError puts the reference's words on an error of the decoder.
 func bechError(err error) *Error {
-	if errors.Is(err, bech32.ErrPadding) {
+	if errors.Is(err, bech32.ErrPadding) || errors.Is(err, bech32.ErrEmpty) {
 		return ErrPadding.Because(err)
 	}
 	return ErrText.Because(err)

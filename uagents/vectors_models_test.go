@@ -17,6 +17,7 @@ func hexSHA256(s string) string {
 
 // UAG-059.
 func vectorSchema(t *testing.T, _ vectorFile, c vectorCase) {
+	known(t, c.Expect, "canonical", "digest")
 	known(t, c.Input, "schema")
 	m, err := ParseModel(c.Input["schema"])
 	if err != nil {
@@ -32,6 +33,7 @@ func vectorSchema(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-060, UAG-062.
 func vectorProtocol(t *testing.T, _ vectorFile, c vectorCase) {
+	known(t, c.Expect, "digest", "canonical", "same_as", "valid_protocol_digest", "note")
 	if c.Input["digest"] != nil {
 		known(t, c.Input, "digest")
 		d := field[string](t, c.Input, "digest")
@@ -58,6 +60,7 @@ func vectorProtocol(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-064.
 func vectorChat(t *testing.T, _ vectorFile, c vectorCase) {
+	known(t, c.Expect, "text", "schema_digest", "accepted", "normalised", "hub_policy", "reference_error_class", "note")
 	if c.Input["kind"] != nil {
 		known(t, c.Input, "kind", "value")
 		var m *Model
@@ -136,6 +139,7 @@ func sortedJSON(t *testing.T, b []byte) string {
 
 // UAG-068, UAG-069, UAG-071.
 func vectorAttestation(t *testing.T, _ vectorFile, c vectorCase) {
+	known(t, c.Expect, "signed_text", "digest_hex", "valid", "schema_error_fields", "reference_error")
 	known(t, c.Input, "kind", "body")
 	var a *Attestation
 	var err error
@@ -182,6 +186,7 @@ func vectorAttestation(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-073.
 func vectorToken(t *testing.T, _ vectorFile, c vectorCase) {
+	known(t, c.Expect, "valid", "valid_from", "valid_to", "public_key_hex", "signed_digest_hex", "payload_hex", "nonce_hex", "reason")
 	known(t, c.Input, "token", "expected_address", "now")
 	now := field[int64](t, c.Input, "now")
 	token, address := field[string](t, c.Input, "token"), field[string](t, c.Input, "expected_address")
