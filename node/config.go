@@ -155,7 +155,7 @@ type Delivery struct {
 type Limits struct {
 	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one proved sender; below zero: no limit"`
 	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes" doc:"messages a second of one unsigned sender"`
-	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB of a request over HTTP, 8 MiB of what a message holds"`
+	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB of a request over HTTP, 8 MiB of what a message holds. An envelope of uAgents may have a third more"`
 	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at the most"`
 	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
 	Connections int     `toml:"connections" doc:"connections of all listeners at once; default, and most: what the process's limit of file descriptors leaves beside a reserve for the journal"`

@@ -87,7 +87,7 @@ type AlmanacServer struct {
 	MaxBatch     int           // attestations of a batch; default 100
 	MaxEndpoints int           // of an agent; default 20
 	MaxProtocols int           // of an agent; default 200
-	MaxResults   int           // of a search; default 100
+	MaxResults   int           // of a search; default 100, fewer where these have more than 512 KiB
 
 	once  sync.Once
 	store AlmanacStore
@@ -538,9 +538,13 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 			writeDetail(w, err)
 			return
 		}
+		size := 0
 		for _, rec := range found {
 			if !rec.Expires.After(s.now()) {
 				continue
+			}
+			if size += 512 + len(rec.Metadata); size > 512<<10 {
+				break
 			}
 			one, err := recordNode(rec)
 			if err != nil {

@@ -66,7 +66,7 @@ func (c *Client) http() *http.Client {
 }
 
 func (c *Client) lifetime() time.Duration { return orDefault(c.Timeout, 30*time.Second) }
-func (c *Client) maxResponse() int        { return orDefault(c.MaxResponse, 1<<20) }
+func (c *Client) maxResponse() int        { return orDefault(c.MaxResponse, EnvelopeSize(1<<20)) }
 
 func (c *Client) now() time.Time {
 	if c.Now != nil {

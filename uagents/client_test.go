@@ -50,7 +50,7 @@ func TestClientFailover(t *testing.T) {
 		"forged":   answer(func(e *Envelope) { s := "sig1xyz"; e.Signature = &s }),
 		"unsigned": answer(func(*Envelope) {}),
 		"signed":   answer(func(e *Envelope) { resign(t, you, e) }),
-		"long":     say(200, strings.Repeat(" ", 1<<20+1)),
+		"long":     say(200, strings.Repeat(" ", EnvelopeSize(1<<20)+1)),
 	}
 	for _, c := range []struct {
 		hosts string

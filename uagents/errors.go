@@ -77,6 +77,7 @@ var (
 	ErrForbidden     = &Error{Code: "forbidden", Text: "forbidden", Step: "local", status: http.StatusForbidden}
 
 	ErrTooLarge     = &Error{Code: "too_large", Text: "request is too large", Step: "size", status: http.StatusRequestEntityTooLarge}
+	ErrAnswerSize   = &Error{Code: "answer_size", Text: "The answer is too large", Step: "answer", status: http.StatusBadGateway}
 	ErrMediaType    = &Error{Code: "media_type", Text: "Content-Type must be application/json", Step: "content-type", status: http.StatusUnsupportedMediaType}
 	ErrMethod       = &Error{Code: "method", Text: "method not allowed", Step: "method", status: http.StatusMethodNotAllowed}
 	ErrRange        = &Error{Code: "range", Text: "expires and nonce must be from 0 to 18446744073709551615", Step: "digest", status: http.StatusBadRequest}

@@ -65,6 +65,7 @@ type MailboxServer struct {
 
 	Retention time.Duration // of an envelope without expiry; default 24 h
 	MaxList   int           // items of one answer; default 100
+	MaxBytes  int           // of one answer that holds more than one item; default 8 MiB, half of what [MailboxClient] takes
 
 	once   sync.Once
 	store  MailboxStore
@@ -192,8 +193,11 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 		writeDetail(w, err)
 		return
 	}
-	out := list()
+	out, size := list(), 0
 	for _, item := range items {
+		if size += len(item.Envelope) + 256; size > orDefault(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
+			break // the next poll gets them, once these are deleted
+		}
 		n, err := itemNode(item)
 		if err != nil {
 			writeDetail(w, err)

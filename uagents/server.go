@@ -579,6 +579,11 @@ func (s *Server) writeAnswer(w http.ResponseWriter, req *Request, m Message) {
 		WriteError(w, ErrHandler)
 		return
 	}
+	if len(b) > s.verifier.Limits.body() {
+		s.log().Warn("uagents: answer is too large", "session", req.Session, "bytes", len(b))
+		s.writeAnswer(w, req, NewErrorMessage(ErrAnswerSize.Text))
+		return
+	}
 	writeBody(w, http.StatusOK, b)
 }
 

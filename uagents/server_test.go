@@ -319,7 +319,7 @@ func TestServerAnswers(t *testing.T) {
 			code, body := submit(s, []byte(strings.Repeat(open, 100_000)))
 			wantError(t, code, body, ErrMalformed)
 		}
-		large := bytes.Repeat([]byte(" "), 1<<20+1)
+		large := bytes.Repeat([]byte(" "), EnvelopeSize(1<<20)+1)
 		code, body := submit(s, large)
 		wantError(t, code, body, ErrTooLarge)
 		r := httptest.NewRequest("POST", "/submit", struct{ *bytes.Reader }{bytes.NewReader(large)})

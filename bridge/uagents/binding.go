@@ -77,7 +77,7 @@ type Config struct {
 	Lifetime     time.Duration // of a registration; 0: 3 h
 	Retention    time.Duration // of what waits in a mailbox and has no expiry; 0: 24 h
 	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
-	MaxBody      int64         // 0: 1 MiB
+	MaxBody      int64         // content of a message; 0: 1 MiB. Envelopes have more
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -95,6 +95,7 @@ type Binding struct {
 	mailbox  *mailbox
 	boxes    *protocol.MailboxServer
 	identity *protocol.IdentityServer
+	limit    int // bytes of an envelope, both ways
 	http     *http.Client
 	upstream protocol.Resolver
 	sessions *sessions
@@ -143,8 +144,12 @@ func New(c Config) (*Binding, error) {
 	}
 	b.standIns = newStandIns(b)
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	if c.MaxBody == 0 {
+		c.MaxBody = 1 << 20
+	}
+	b.limit = protocol.EnvelopeSize(int(c.MaxBody))
 	b.verifier = &protocol.Verifier{Now: c.Now, AllowExpired: c.Legacy, AllowNonce: c.AllowNonce,
-		Limits: protocol.Limits{Body: int(c.MaxBody), Horizon: c.Horizon}}
+		Limits: protocol.Limits{Body: b.limit, Horizon: c.Horizon}}
 	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused, Info: b.info,
 		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published

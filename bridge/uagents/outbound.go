@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"net"
@@ -90,6 +91,9 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Fail(parley.Internal, err, "the hub has no key to speak with")}
 	}
 	content, losses, perr := b.compose(o)
+	if perr == nil {
+		perr = b.tooLarge(content)
+	}
 	if perr != nil {
 		return hub.Outcome{Err: perr}
 	}
@@ -145,6 +149,17 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	out.Losses = losses
 	return out
 }
+
+// tooLarge refuses a message whose envelope the hub itself would not take.
+func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
+	if n := base64.StdEncoding.EncodedLen(len(m.Payload)) + envelopeBytes; n > b.limit {
+		return parley.Refuse(parley.TooLarge, "the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n, b.limit)
+	}
+	return nil
+}
+
+// envelopeBytes is more than an envelope has beside its payload.
+const envelopeBytes = 1 << 10
 
 // compose says the content in the model that the recipient wants: the one
 // that the message names, the one of the skill that is called, else a chat.
@@ -243,6 +258,10 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		content = protocol.NewErrorMessage(protocol.AsError(err).Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Error()})
 	}
+	if err := b.tooLarge(content); err != nil {
+		content = protocol.NewErrorMessage(protocol.ErrAnswerSize.Text)
+		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Text})
+	}
 	out := outcome(b.say(ctx, asked, content, bridge.Provenance(m)))
 	out.Losses = losses
 	if out.Err == nil {
@@ -297,7 +316,7 @@ func (b *Binding) retention() time.Duration {
 
 // client is a client that tells where its message comes from.
 func (b *Binding) client(provenance string) *protocol.Client {
-	c := &protocol.Client{HTTP: b.http, Now: b.c.Now}
+	c := &protocol.Client{HTTP: b.http, Now: b.c.Now, MaxResponse: b.limit}
 	if provenance != "" {
 		c.Header = http.Header{bridge.ProvenanceHeader: {provenance}}
 	}
