@@ -854,6 +854,83 @@ func TestAuditIsBounded(t *testing.T) {
 	}
 }
 
+// TestIssue: a token is issued and taken back in the file, and a hub that reads it
+// anew knows. The role register has an account and no say here.
+func TestIssue(t *testing.T) {
+	dir := t.TempDir()
+	quiet := slog.New(slog.DiscardHandler)
+	if _, err := Issue(dir, Token{Name: "ann", Role: Register}, rand.Reader); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("without a file: %v", err)
+	}
+	tokens, first, err := OpenTokens(dir, time.Time{}, rand.Reader, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	local, err := tokens.AddLocal(time.Time{}, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := Issue(dir, Token{Name: "ann", Role: Register}, rand.Reader)
+	if err != nil || len(secret) < 32 {
+		t.Fatal(secret, err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, TokenFile)); err != nil || strings.Contains(string(b), secret) {
+		t.Errorf("%s %v", b, err)
+	}
+	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"}, {Name: LocalToken, Role: Register}} {
+		if _, err := Issue(dir, again, rand.Reader); err == nil {
+			t.Errorf("%+v was issued", again)
+		}
+	}
+	account := func(secret, want string) {
+		t.Helper()
+		if got, ok := tokens.Account(secret); ok != (want != "") || ok && got != want {
+			t.Errorf("%q %v, want %q", got, ok, want)
+		}
+	}
+	account(secret, "")
+	if err := tokens.Reread(dir, quiet); err != nil {
+		t.Fatal(err)
+	}
+	account(secret, "ann")
+	account(first, "")
+	account(local, "")
+	for _, s := range []string{first, local} {
+		if by, ok := tokens.find(s); !ok || by.may(Administer) != nil {
+			t.Errorf("%+v", by)
+		}
+	}
+	if by, ok := tokens.find(secret); !ok || by.may(Observe) == nil {
+		t.Errorf("%+v may observe", by)
+	}
+	whole, err := os.ReadFile(filepath.Join(dir, TokenFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range [][]byte{[]byte("{"), whole} {
+		if err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := tokens.Reread(dir, quiet); (err == nil) != (len(b) > 1) {
+			t.Errorf("%.20s: %v", b, err)
+		}
+		account(secret, "ann")
+	}
+	if err := Withdraw(dir, "nobody"); err == nil {
+		t.Error("nobody's token was withdrawn")
+	}
+	if err := Withdraw(dir, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if err := tokens.Reread(dir, quiet); err != nil {
+		t.Fatal(err)
+	}
+	account(secret, "")
+	if all := tokens.All(); len(all) != 2 || all[0].Name != "admin" || all[1].Name != LocalToken {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)

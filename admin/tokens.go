@@ -11,7 +11,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -25,6 +27,7 @@ type Role string
 
 // The roles.
 const (
+	Register   Role = "register"   // nothing here; its bearer has an account, in which it registers agents (uAgents)
 	Observe    Role = "observe"    // see agents, messages, refusals, public keys and statistics, but no content
 	Read       Role = "read"       // and content, exports of it and the search in it
 	Operate    Role = "operate"    // and send, read inboxes, pause and resume, retry and drop dead letters
@@ -33,14 +36,16 @@ const (
 
 func (r Role) level() int {
 	switch r {
-	case Observe:
+	case Register:
 		return 1
-	case Read:
+	case Observe:
 		return 2
-	case Operate:
+	case Read:
 		return 3
-	case Administer:
+	case Operate:
 		return 4
+	case Administer:
+		return 5
 	}
 	return 0
 }
@@ -100,7 +105,7 @@ const LocalToken = "local"
 // A Token lets its bearer in. Exactly one of Hash and Secret is set.
 type Token struct {
 	Name    string    `json:"name"`           // for the audit trail; unique
-	Role    Role      `json:"role"`           // observe, read, operate or administer
+	Role    Role      `json:"role"`           // register, observe, read, operate or administer
 	Hash    string    `json:"hash,omitzero"`  // "sha256:" and the SHA-256 of the secret in base64url
 	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
@@ -110,6 +115,7 @@ type Token struct {
 // Tokens are those of one hub. Make them with [OpenTokens], [ReadTokens] or
 // [NewTokens].
 type Tokens struct {
+	mu    sync.RWMutex
 	list  []knownToken
 	clear []string // names of those that came with their secret
 }
@@ -142,7 +148,7 @@ func NewTokens(list ...Token) (*Tokens, error) {
 		case t.Name == LocalToken:
 			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
 		case t.Role.level() == 0:
-			return nil, fmt.Errorf("token %q: role %q is not observe, read, operate or administer", t.Name, t.Role)
+			return nil, fmt.Errorf("token %q: role %q is not register, observe, read, operate or administer", t.Name, t.Role)
 		}
 		names[t.Name] = true
 		known, err := t.hashed()
@@ -195,21 +201,26 @@ func OpenTokens(dir string, now time.Time, rnd io.Reader, log *slog.Logger) (t *
 	if first, err = MakeTokens(dir, now, rnd); err != nil {
 		return nil, "", err
 	}
-	if t, err = ReadTokens(dir); err != nil {
-		return nil, "", err
-	}
-	if len(t.clear) == 0 {
-		return t, first, nil
+	t, err = readHashed(dir, log)
+	return t, first, err
+}
+
+// readHashed reads the tokens of a data directory, and replaces the secrets that
+// stand in the file by their hashes.
+func readHashed(dir string, log *slog.Logger) (*Tokens, error) {
+	t, err := ReadTokens(dir)
+	if err != nil || len(t.clear) == 0 {
+		return t, err
 	}
 	path := filepath.Join(dir, TokenFile)
 	if err := t.write(path); err != nil {
 		// The tokens are good, so the hub need not stop for this.
 		log.Error("cannot replace the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear, "error", err)
-		return t, first, nil
+		return t, nil
 	}
 	log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear)
 	t.clear = nil
-	return t, first, nil
+	return t, nil
 }
 
 // MakeTokens makes the token file of a data directory where there is none, with
@@ -278,6 +289,73 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	return secret, nil
 }
 
+// Reread takes up the file of a data directory. The local token stays. After an
+// error all tokens stay what they were.
+func (t *Tokens) Reread(dir string, log *slog.Logger) error {
+	read, err := readHashed(dir, log)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range t.list {
+		if k.Name == LocalToken {
+			read.list = append(read.list, k)
+		}
+	}
+	t.list = read.list
+	return nil
+}
+
+// Issue adds a token with a fresh secret to the file of a data directory, and
+// gives the secret. Nothing keeps that.
+func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
+	t, err := ReadTokens(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("%w; `parley init` makes it", err)
+	}
+	if err != nil {
+		return "", err
+	}
+	if token.Secret, err = newSecret(rnd); err != nil {
+		return "", err
+	}
+	if t, err = NewTokens(append(t.All(), token)...); err != nil {
+		return "", err
+	}
+	return token.Secret, t.write(filepath.Join(dir, TokenFile))
+}
+
+// Withdraw takes a token out of the file of a data directory.
+func Withdraw(dir, name string) error {
+	t, err := ReadTokens(dir)
+	if err != nil {
+		return err
+	}
+	left := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == name })
+	if len(left) == len(t.list) {
+		return fmt.Errorf("no token is named %q; `parley tokens` lists them", name)
+	}
+	return (&Tokens{list: left}).write(filepath.Join(dir, TokenFile))
+}
+
+// All gives the tokens without their secrets.
+func (t *Tokens) All() []Token {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	out := make([]Token, len(t.list))
+	for i, k := range t.list {
+		out[i] = k.Token
+	}
+	return out
+}
+
+// Account gives the name of the account whose token has the role [Register].
+func (t *Tokens) Account(secret string) (name string, ok bool) {
+	by, ok := t.find(secret)
+	return by.Name, ok && by.Role == Register
+}
+
 // Clear names the tokens whose secrets stand in the file in clear.
 func (t *Tokens) Clear() []string { return t.clear }
 
@@ -327,6 +405,8 @@ func ReadTokens(dir string) (*Tokens, error) {
 // time, so that the time tells nothing about any of them.
 func (t *Tokens) find(secret string) (Actor, bool) {
 	got := sha256.Sum256([]byte(secret))
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	found := -1
 	for i := range t.list {
 		if subtle.ConstantTimeCompare(got[:], t.list[i].sum[:]) == 1 {

@@ -59,16 +59,31 @@ func ReadAnnouncement(dir string) (Announcement, error) {
 // Nothing of a hub in memory is there.
 func (n *Node) announces() bool { return n.adminListen != nil && n.k.durability != journal.Memory }
 
-// openTokens gives the tokens of the admin API, with a fresh one for local
-// commands.
-func (n *Node) openTokens() (*admin.Tokens, error) {
-	dir := ""
-	if n.announces() {
-		dir = n.c.Data
+// tokenDir is where the token file is; "" for a hub in memory.
+func (n *Node) tokenDir() string {
+	if n.k.durability == journal.Memory {
+		return ""
+	}
+	return n.c.Data
+}
+
+// openTokens gives the tokens of the admin API and of accounts, with a fresh one
+// for local commands. A hub without admin API makes none.
+func (n *Node) openTokens() (err error) {
+	dir := n.tokenDir()
+	if n.adminListen == nil {
+		n.tokens, err = &admin.Tokens{}, nil
+		if dir != "" {
+			err = n.tokens.Reread(dir, n.log)
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+		return err
 	}
 	tokens, first, err := admin.OpenTokens(dir, n.c.Now(), rand.Reader, n.log)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if first != "" && n.c.FirstToken != nil {
 		n.c.FirstToken(first)
@@ -76,7 +91,8 @@ func (n *Node) openTokens() (*admin.Tokens, error) {
 	if n.announces() {
 		n.local, err = tokens.AddLocal(n.c.Now(), rand.Reader)
 	}
-	return tokens, err
+	n.tokens = tokens
+	return err
 }
 
 func (n *Node) announce() error {

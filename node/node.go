@@ -82,6 +82,7 @@ type Node struct {
 	alerts    *alerts
 	eraser    *eraser
 	tracer    *tracer
+	tokens    *admin.Tokens
 	local     string // secret of the token for local commands, until it is announced
 	startTime time.Time
 
@@ -423,6 +424,9 @@ func (n *Node) bind(ctx context.Context) error {
 	if err := n.bindAGH(); err != nil {
 		return err
 	}
+	if err := n.openTokens(); err != nil {
+		return err
+	}
 	if err := n.bindUAgents(roots); err != nil {
 		return err
 	}
@@ -435,14 +439,10 @@ func (n *Node) bind(ctx context.Context) error {
 	if n.adminListen == nil {
 		return nil
 	}
-	admins, err := n.openTokens()
-	if err != nil {
-		return err
-	}
 	if err := n.openIndex(ctx); err != nil {
 		return err
 	}
-	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: admins, Now: n.c.Now, Logger: n.log, Info: n.info,
+	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now, Logger: n.log, Info: n.info,
 		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts,
 		SenderKeys: n.senderKeys, Said: n.said, Transcript: n.transcript, EnrollCard: n.enrollCard, Masked: n.masked})
 	return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ func (n *Node) lastReload() (time.Time, bool) {
 }
 
 // Reload reads the configuration anew and puts in force what can be: rules,
-// rates, network.allow, agents, the certificate, alerts, the log's level.
+// rates, network.allow, agents, tokens, the certificate, alerts, the log's level.
 // Connections stay. All is checked first; after an error the old configuration
 // is in force, whole. What has changed and needs a restart is said.
 func (n *Node) Reload(ctx context.Context) (admin.Reloaded, error) {
@@ -105,6 +106,12 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	}
 	if n.certs != nil && c.TLS.Cert != "" {
 		if err := n.certs.use(c.TLS.Cert, c.TLS.Key); err != nil {
+			return refuse(err)
+		}
+	}
+
+	if dir := n.tokenDir(); dir != "" {
+		if err := n.tokens.Reread(dir, n.log); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return refuse(err)
 		}
 	}

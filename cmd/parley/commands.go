@@ -14,7 +14,7 @@ func (a *app) commands() []*cobra.Command {
 		a.initCommand(), a.doctorCommand(),
 		a.demoCommand(), a.serveCommand(),
 		a.sendCommand(), a.listenCommand(),
-		a.agentsCommand(), a.keysCommand(), a.a2eCommand(), a.aghCommand(),
+		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.a2eCommand(), a.aghCommand(),
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
