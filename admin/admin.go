@@ -260,7 +260,7 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 		return Agent{}, err
 	}
 	v := a.view(e)
-	v.Addresses = a.c.Hub.Addresses(e)
+	v.Addresses, v.Profile = a.c.Hub.Addresses(e), a.c.Hub.Profile(e)
 	v.Waiting = &Waiting{}
 	for _, d := range a.c.Hub.Journal().Deliveries(journal.Filter{To: name}) {
 		if d.State == parley.Dead {

@@ -108,6 +108,8 @@ type Agent struct {
 	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
 	Waiting     *Waiting         `json:"waiting,omitzero"` // only where one agent is asked for
 
+	Profile *hub.Profile `json:"profile,omitzero"` // what its owner says of it; only where one agent is asked for
+
 	Addresses map[string]string `json:"addresses,omitzero"` // by protocol: where it is reached, as itself or by its stand-in; only where one agent is asked for
 }
 

@@ -59,6 +59,18 @@ func (h *Hub) Addresses(e *directory.Entry) map[string]string {
 	return out
 }
 
+// Profile is what an agent's owner says of it, or nil.
+func (h *Hub) Profile(e *directory.Entry) *Profile {
+	for _, b := range h.bindings {
+		if pb, ok := b.(ProfileBinding); ok {
+			if p := pb.Profile(e); p != nil {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
 // Visible reports whether a message of a protocol, from an agent of the
 // directory to a skill of e, would pass exposure and permission: what lists of
 // agents may show.

@@ -26,6 +26,7 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jqmap"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -69,6 +70,28 @@ type AddressBinding interface {
 	Binding
 	// Address of an agent in the protocol's words, "" where it is not hosted.
 	Address(e *directory.Entry) string
+}
+
+// A ProfileBinding knows what an agent's owner says of it, beside the directory.
+type ProfileBinding interface {
+	Binding
+	// Profile of an agent; nil where there is none. It is not to be changed.
+	Profile(e *directory.Entry) *Profile
+}
+
+// A Profile is what the owner of an agent says of it, for people to read. The
+// hub proved the owner, not what is said.
+type Profile struct {
+	Account     string      `json:"account"` // whose it is
+	Name        string      `json:"name"`
+	Handle      string      `json:"handle,omitzero"`
+	Description string      `json:"description,omitzero"`
+	Readme      string      `json:"readme,omitzero"` // Markdown
+	Prompts     []string    `json:"prompts,omitzero"`
+	Avatar      string      `json:"avatar,omitzero"` // URL of an image, as are banners
+	Banner      string      `json:"banner,omitzero"`
+	Metadata    jsonx.Value `json:"metadata,omitzero"` // JSON object
+	Updated     time.Time   `json:"updated"`
 }
 
 // An Outbound is what a binding is to deliver.

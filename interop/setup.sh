@@ -15,7 +15,7 @@ python=$(command -v python3 || command -v python) || {
 }
 "$python" -m venv "$1"
 pip="$1/bin/python -m pip install --quiet --disable-pip-version-check"
-$pip 'samvad==0.2.0' 'uvicorn>=0.30,<1' 'uagents==0.26.1' 'nats-py>=2.9,<3' 'cryptography>=42,<50' \
+$pip 'samvad==0.2.0' 'uvicorn>=0.30,<1' 'uagents==0.26.1' 'uagents-core==0.4.12' 'nats-py>=2.9,<3' 'cryptography>=42,<50' \
 	'fastapi>=0.115,<1' 'requests>=2,<3' 'pyyaml>=6,<7'
 "$1/bin/python" -c 'import samvad, uvicorn; print("samvad", samvad.__version__)'
 if [ $# -eq 2 ]; then

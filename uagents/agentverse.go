@@ -2,30 +2,32 @@ package uagents
 
 import (
 	"context"
-	"errors"
 	"net/http"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 )
 
-// An IdentityServer lets users prove that agents are theirs: GET
-// /v2/identity/{address}/challenge, POST /v2/identity, POST /v2/agents, DELETE
-// /v2/agents/{address}, and POST /v2/agents/interactions, which is taken and
-// forgotten. Without User nobody is authorised.
+// An IdentityServer is what accounts use of Agentverse: they prove that agents
+// are theirs (/v2/identity), say what those are (/v2/agents) and find others
+// (POST /v1/search/agents). What agents tell Agentverse about themselves
+// (POST /v2/agents/interactions and /v1/events) is taken and forgotten, because
+// the library repeats or reports what is refused. Without User nobody has an
+// account.
+//
+// An account changes only agents whose key it proved to hold. That lasts until
+// another account proves the same key, or the agent is removed.
 type IdentityServer struct {
-	// User gives the name of the user that a bearer token stands for. The
+	// User gives the name of the account that a bearer token stands for. The
 	// error is answered; ErrUnauthorized fits.
 	User func(ctx context.Context, bearer, team string) (string, error)
-	// Proved hears that a user proved an agent to be theirs.
+	// Proved hears that an account proved an agent to be its own, and may refuse.
 	Proved func(ctx context.Context, user, address string) error
-	// Register takes the description of an agent that the user proved; the
-	// body is the registration request's JSON.
-	Register func(ctx context.Context, user, address string, body []byte) error
-	// Unregister takes it away again. It has to know whose the agent is: no
-	// fresh proof is asked for here.
-	Unregister func(ctx context.Context, user, address string) error
+	// Store keeps the profiles. nil: a [MemoryProfiles].
+	Store ProfileStore
 
 	Now      func() time.Time // nil: time.Now
 	Lifetime time.Duration    // of a challenge; default 5 min
@@ -34,6 +36,8 @@ type IdentityServer struct {
 
 	once       sync.Once
 	mux        *http.ServeMux
+	store      ProfileStore
+	searching  sync.Mutex
 	mu         sync.Mutex
 	challenges map[string]challenge // by text
 	proofs     map[[2]string]time.Time
@@ -48,14 +52,24 @@ type challenge struct {
 func (s *IdentityServer) start() {
 	s.once.Do(func() {
 		s.challenges, s.proofs, s.perUser = map[string]challenge{}, map[[2]string]time.Time{}, map[string]int{}
+		if s.store = s.Store; s.store == nil {
+			s.store = &MemoryProfiles{}
+		}
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("GET /v2/identity/{address}/challenge", s.challenge)
 		s.mux.HandleFunc("POST /v2/identity", s.prove)
+		s.mux.HandleFunc("GET "+agentsAPI, s.agents)
 		s.mux.HandleFunc("POST "+agentsAPI, s.register)
+		s.mux.HandleFunc("POST "+agentsAPI+"/batch", s.batch)
+		s.mux.HandleFunc("GET "+agentsAPI+"/{address}", s.agent)
+		s.mux.HandleFunc("PUT "+agentsAPI+"/{address}", s.update)
 		s.mux.HandleFunc("DELETE "+agentsAPI+"/{address}", s.unregister)
-		s.mux.HandleFunc("POST "+agentsAPI+"/interactions", func(w http.ResponseWriter, _ *http.Request) {
-			writeBody(w, http.StatusOK, []byte("{}"))
-		})
+		s.mux.HandleFunc("POST /v1/search/agents", s.search)
+		for _, path := range []string{agentsAPI + "/interactions", "/v1/events"} {
+			s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
+				writeBody(w, http.StatusOK, []byte("{}"))
+			})
+		}
 		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
 	})
 }
@@ -163,12 +177,32 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	s.mu.Lock()
-	if _, again := s.proofs[[2]string{user, address}]; !again {
-		s.perUser[user]++
+	for key := range s.proofs { // the last proof counts
+		if key[1] == address {
+			delete(s.proofs, key)
+			s.forget(key[0])
+		}
 	}
+	s.perUser[user]++
 	s.proofs[[2]string{user, address}] = s.now().Add(orDefault(s.Lifetime, 5*time.Minute))
 	s.mu.Unlock()
 	writeJSON(w, http.StatusOK, object("address", address))
+}
+
+// put keeps a profile. The proof that allowed it is used up: from now on the
+// agent is the account's.
+func (s *IdentityServer) put(ctx context.Context, p *Profile) error {
+	if err := s.store.PutProfile(ctx, p); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := [2]string{p.Account, p.Address}
+	if _, ok := s.proofs[key]; ok {
+		delete(s.proofs, key)
+		s.forget(p.Account)
+	}
+	return nil
 }
 
 // proved reports whether the user proved the agent just now.
@@ -179,22 +213,54 @@ func (s *IdentityServer) proved(user, address string) bool {
 	return ok && until.After(s.now())
 }
 
+// own finds an agent that the account may change: its own, or one whose key it
+// proved just now. old is nil for one that nobody registered.
+func (s *IdentityServer) own(ctx context.Context, user, address string) (old *Profile, err error) {
+	old, err = s.store.Profile(ctx, address)
+	switch {
+	case err != nil:
+		return nil, err
+	case old != nil && old.Account == user, s.proved(user, address):
+		return old, nil
+	}
+	return nil, ErrOtherAgent.Saying(
+		"Prove first that you hold the agent's key: GET /v2/identity/" + address + "/challenge")
+}
+
+// accept checks that the account may say this, and completes it.
+func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) error {
+	old, err := s.own(ctx, user, p.Address)
+	if err != nil {
+		return err
+	}
+	p.Account, p.Created = user, s.now()
+	if old != nil && old.Account == user {
+		p.Created = old.Created
+	}
+	p.Updated = s.now()
+	return nil
+}
+
 func (s *IdentityServer) register(w http.ResponseWriter, r *http.Request) {
 	user, err := s.user(r)
-	var body []byte
+	var n *node
 	if err == nil {
-		body, err = readBody(w, r, 256<<10)
+		n, err = readNodeBody(w, r, maxProfile)
 	}
-	var address string
+	var p *Profile
 	if err == nil {
-		address, err = registrationAddress(body)
+		p, err = profileOf(n)
 	}
-	if err == nil && !s.proved(user, address) {
-		err = ErrOtherAgent
+	if err == nil {
+		err = s.accept(r.Context(), user, p)
 	}
-	if err == nil && s.Register != nil {
-		err = s.Register(r.Context(), user, address, body)
+	if err == nil {
+		err = s.put(r.Context(), p)
 	}
+	s.done(w, err)
+}
+
+func (s *IdentityServer) done(w http.ResponseWriter, err error) {
 	if err != nil {
 		writeDetail(w, err)
 		return
@@ -204,55 +270,150 @@ func (s *IdentityServer) register(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, n)
 }
 
-// registrationAddress checks the shape of a RegistrationRequest.
-func registrationAddress(body []byte) (string, error) {
-	n, err := parse(body)
+// batch registers several agents. All are checked first; what is refused then
+// changes none.
+func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) {
+	user, err := s.user(r)
+	var n *node
+	if err == nil {
+		n, err = readNodeBody(w, r, 1<<20)
+	}
 	if err != nil {
-		return "", ErrMalformed.Because(err)
+		writeDetail(w, err)
+		return
 	}
-	bad := func(text string) (string, error) { return "", ErrAttestation.Because(errors.New(text)) }
-	address := n.get("address").str()
-	if _, err := ParseAddress(address); err != nil {
-		return "", err
+	all := n.get("agents")
+	if all == nil || all.kind != '[' || len(all.vals) > maxBatch {
+		writeDetail(w, ErrProfile.Saying("agents is not a list of at most 100 registrations"))
+		return
 	}
-	for _, f := range []struct {
-		in       *node
-		name     string
-		min, max int
-	}{
-		{n, "name", 1, 32}, {n, "handle", 0, 40}, {n, "url", 0, 4000},
-		{n.get("profile"), "description", 0, 300}, {n.get("profile"), "readme", 0, 80000},
-		{n.get("profile"), "avatar_url", 0, 4000}, {n.get("profile"), "banner_url", 0, 4000},
-	} {
-		v := f.in.get(f.name)
-		if v != nil && v.kind != '"' && v.kind != 'n' {
-			return bad(f.name + " is not a text")
+	profiles := make([]*Profile, len(all.vals))
+	for i, one := range all.vals {
+		if profiles[i], err = profileOf(one); err == nil {
+			err = s.accept(r.Context(), user, profiles[i])
 		}
-		if l := len([]rune(v.str())); l < f.min || l > f.max {
-			return bad(f.name + " has a wrong length")
+		if err != nil {
+			writeDetail(w, AsError(err).Saying("agents["+strconv.Itoa(i)+"]: "+AsError(err).Text))
+			return
 		}
 	}
-	return address, nil
+	for i, p := range profiles {
+		if err := s.put(r.Context(), p); err != nil {
+			e := AsError(err)
+			writeDetail(w, e.Saying("agents["+strconv.Itoa(i)+"], after those before it were registered: "+e.Text))
+			return
+		}
+	}
+	s.done(w, nil)
+}
+
+// agents lists the account's own.
+func (s *IdentityServer) agents(w http.ResponseWriter, r *http.Request) {
+	user, err := s.user(r)
+	var own []*Profile
+	if err == nil {
+		own, err = s.store.Profiles(r.Context(), user)
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	out := list()
+	for _, p := range own {
+		out.vals = append(out.vals, p.node())
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// agent tells an account about an agent of its own, and an agent about itself:
+// the library asks with its attestation whether it is registered.
+func (s *IdentityServer) agent(w http.ResponseWriter, r *http.Request) {
+	address := r.PathValue("address")
+	user, err := "", error(nil)
+	if h := r.Header.Get("Authorization"); strings.HasPrefix(h, "Agent ") {
+		_, err = TokenVerifier{Now: s.now}.VerifyHeader(h, address)
+	} else {
+		user, err = s.user(r)
+	}
+	var p *Profile
+	if err == nil {
+		p, err = s.store.Profile(r.Context(), address)
+	}
+	if err == nil && (p == nil || user != "" && p.Account != user) {
+		err = ErrNotFound
+	}
+	if err != nil {
+		writeDetail(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, p.node())
+}
+
+// update changes members of a profile: PUT with AgentUpdates of uagents-core.
+func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) {
+	user, err := s.user(r)
+	var n *node
+	if err == nil {
+		n, err = readNodeBody(w, r, maxProfile)
+	}
+	var p *Profile
+	if err == nil {
+		p, err = s.own(r.Context(), user, r.PathValue("address"))
+	}
+	if err == nil && p == nil {
+		err = ErrNotFound
+	}
+	if err == nil {
+		p, err = p.update(n)
+	}
+	if err == nil {
+		p.Account, p.Updated = user, s.now()
+		err = s.put(r.Context(), p)
+	}
+	s.done(w, err)
 }
 
 func (s *IdentityServer) unregister(w http.ResponseWriter, r *http.Request) {
 	user, err := s.user(r)
-	address := r.PathValue("address")
+	var p *Profile
 	if err == nil {
-		_, err = ParseAddress(address)
+		p, err = s.own(r.Context(), user, r.PathValue("address"))
 	}
 	switch {
 	case err != nil:
-	case s.Unregister == nil:
+	case p == nil:
 		err = ErrNotFound
 	default:
-		err = s.Unregister(r.Context(), user, address)
+		err = s.store.RemoveProfile(r.Context(), p.Address)
+	}
+	s.done(w, err)
+}
+
+// search finds agents by words, an address or what they speak. Everybody may,
+// as at Agentverse.
+func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) {
+	n, err := readNodeBody(w, r, 16<<10)
+	var q query
+	if err == nil {
+		q, err = queryOf(n)
 	}
 	if err != nil {
 		writeDetail(w, err)
 		return
 	}
-	n := &node{kind: '{'}
-	n.set("success", boolean(true))
-	writeJSON(w, http.StatusOK, n)
+	s.searching.Lock() // searches cost, and everybody may
+	found, total := q.find(s.store.Listings(r.Context()))
+	s.searching.Unlock()
+	agents := list()
+	for _, l := range found {
+		agents.vals = append(agents.vals, l.node())
+	}
+	out := &node{kind: '{'}
+	out.set("agents", agents)
+	out.set("offset", number(int64(q.offset)))
+	out.set("limit", number(int64(q.limit)))
+	out.set("num_hits", number(int64(len(found))))
+	out.set("total", number(int64(total)))
+	out.set("search_id", str(uuid.NewString()))
+	writeJSON(w, http.StatusOK, out)
 }

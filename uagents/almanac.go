@@ -106,6 +106,7 @@ func (s *AlmanacServer) start() {
 		s.mux.HandleFunc("POST "+almanacAPI+"/agents/{address}/status", s.status)
 		s.mux.HandleFunc("GET "+almanacAPI+"/agents/{address}", s.agent)
 		s.mux.HandleFunc("GET "+almanacAPI+"/domains/{name}", s.domain)
+		s.mux.HandleFunc("GET /v2/almanac/resolve/{identifier}", s.resolve)
 		s.mux.HandleFunc("POST "+almanacAPI+"/manifests", s.manifest)
 		s.mux.HandleFunc("GET "+almanacAPI+"/manifests/protocols/{digest}", s.getManifest)
 		s.mux.HandleFunc("POST "+almanacAPI+"/search", s.search)
@@ -400,8 +401,36 @@ func networks(r *http.Request) []string {
 }
 
 func (s *AlmanacServer) agent(w http.ResponseWriter, r *http.Request) {
-	for _, network := range networks(r) {
-		rec, err := s.store.Get(r.Context(), network, r.PathValue("address"))
+	s.show(w, r, networks(r), r.PathValue("address"))
+}
+
+// resolve finds an agent by address or name, for the library's command line.
+func (s *AlmanacServer) resolve(w http.ResponseWriter, r *http.Request) {
+	id, in := ParseIdentifier(r.PathValue("identifier")), networks(r)
+	if _, err := ParseAddress(id.Address); id.Address != "" && err != nil || !id.Valid() {
+		writeDetail(w, ErrAddress)
+		return
+	}
+	for _, network := range in {
+		if id.Address != "" {
+			break
+		}
+		d, err := s.store.Domain(r.Context(), network, id.Name)
+		if err != nil {
+			writeDetail(w, err)
+			return
+		}
+		if d != nil && len(d.Agents) > 0 && (d.Expires.IsZero() || d.Expires.After(s.now())) {
+			id.Address, in = d.Agents[0].Address, []string{network, "agent"}
+		}
+	}
+	s.show(w, r, in, id.Address)
+}
+
+// show answers with the first live record of an address.
+func (s *AlmanacServer) show(w http.ResponseWriter, r *http.Request, networks []string, address string) {
+	for _, network := range networks {
+		rec, err := s.store.Get(r.Context(), network, address)
 		if err != nil {
 			writeDetail(w, err)
 			return
@@ -419,31 +448,37 @@ func (s *AlmanacServer) agent(w http.ResponseWriter, r *http.Request) {
 	writeDetail(w, ErrNotFound)
 }
 
+// KindOf tells from its endpoints what the reference calls an agent: mailbox,
+// proxy or custom.
+func KindOf(endpoints []Endpoint) string {
+	for _, e := range endpoints {
+		switch {
+		case strings.HasSuffix(e.URL, agentsAPI+"/mailbox/submit"):
+			return "mailbox"
+		case strings.HasSuffix(e.URL, agentsAPI+"/proxy/submit"):
+			return "proxy"
+		}
+	}
+	return "custom"
+}
+
 func recordNode(rec *Record) (*node, error) {
 	status := "offline"
 	if rec.Active {
 		status = "active"
 	}
-	kind := "custom"
-	for _, e := range rec.Endpoints {
-		switch {
-		case strings.HasSuffix(e.URL, agentsAPI+"/mailbox/submit"):
-			kind = "mailbox"
-		case strings.HasSuffix(e.URL, agentsAPI+"/proxy/submit"):
-			kind = "proxy"
-		}
-	}
 	n := object("status", status)
-	n.set("type", str(kind))
+	n.set("type", str(KindOf(rec.Endpoints)))
 	n.set("address", str(rec.Address))
 	n.set("prefix", str(rec.Network))
 	n.set("endpoints", endpointsNode(rec.Endpoints))
 	protocols := list()
-	for _, p := range rec.Protocols {
-		protocols.vals = append(protocols.vals, str(p))
+	for _, p := range rec.Protocols { // bare digests, as the library's command line compares them
+		protocols.vals = append(protocols.vals, str(strings.TrimPrefix(p, "proto:")))
 	}
 	n.set("protocols", protocols)
 	n.set("expiry", str(Timestamp{rec.Expires.UTC(), false}.String()))
+	n.set("domain_name", null())
 	n.set("metadata", null())
 	if rec.Metadata != nil {
 		m, err := parse(rec.Metadata)
@@ -507,7 +542,7 @@ func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *AlmanacServer) getManifest(w http.ResponseWriter, r *http.Request) {
-	m, err := s.store.Manifest(r.Context(), r.PathValue("digest"))
+	m, err := s.store.Manifest(r.Context(), "proto:"+strings.TrimPrefix(r.PathValue("digest"), "proto:"))
 	switch {
 	case err != nil:
 		writeDetail(w, err)

@@ -102,6 +102,8 @@ var (
 	ErrOldAttestation = &Error{Code: "old_attestation", Text: "Attestation timestamp is not fresh", Step: "timestamp", status: http.StatusBadRequest}
 	ErrManifest       = &Error{Code: "manifest", Text: "Invalid protocol manifest", Step: "manifest", status: http.StatusUnprocessableEntity}
 	ErrChallenge      = &Error{Code: "challenge", Text: "Challenge is unknown or was not proved", Step: "challenge", status: http.StatusUnauthorized}
+	ErrProfile        = &Error{Code: "profile", Text: "Invalid registration", Step: "profile", status: http.StatusUnprocessableEntity}
+	ErrHandle         = &Error{Code: "handle", Text: "The handle belongs to another agent", Step: "handle", status: http.StatusConflict}
 	ErrFull           = &Error{Code: "full", Text: "storage limit reached", Step: "capacity", Retryable: true, status: http.StatusInsufficientStorage}
 
 	ErrSchema      = &Error{Code: "schema", Text: "Invalid model schema", Step: "schema", status: http.StatusUnprocessableEntity}

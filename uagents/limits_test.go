@@ -100,7 +100,8 @@ func TestOnlyJSON(t *testing.T) {
 	}{
 		{almanac, "/v1/almanac/agents"}, {almanac, "/v1/almanac/agents/batch"}, {almanac, "/v1/almanac/agents/x/status"},
 		{almanac, "/v1/almanac/manifests"}, {almanac, "/v1/almanac/search"}, {box, "/v2/agents/mailbox/submit"},
-		{identity, "/v2/identity"}, {identity, "/v2/agents"}, {identity, "/v2/agents/interactions"},
+		{identity, "/v2/identity"}, {identity, "/v2/agents"}, {identity, "/v2/agents/interactions"}, {identity, "/v2/agents/batch"},
+		{identity, "/v1/search/agents"}, {identity, "/v1/events"},
 	} {
 		for media, want := range map[string]bool{
 			"": false, "text/plain": false, "application/x-www-form-urlencoded": false, "multipart/form-data; boundary=x": false,

@@ -65,7 +65,7 @@ type MailboxServer struct {
 
 	Retention time.Duration // of an envelope without expiry; default 24 h
 	MaxList   int           // items of one answer; default 100
-	MaxBytes  int           // of one answer that holds more than one item; default 8 MiB, half of what [MailboxClient] takes
+	MaxBytes  int           // of an answer with several items; default 8 MiB, half of what [MailboxClient] takes
 
 	once   sync.Once
 	store  MailboxStore

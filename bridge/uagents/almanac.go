@@ -28,6 +28,7 @@ type almanac struct {
 	count              *ledger
 	countManifests     *ledger
 	guest              func(address string) bool
+	counted            func(address string) bool // whether its records are in the guests' budget
 	// extra finds what is not registered: agents that the hub stands in for.
 	extra func(ctx context.Context, network, address string) *protocol.Record
 	named func(ctx context.Context, name string) (address string)
@@ -251,7 +252,7 @@ func (a *almanac) link(key string, r *registration, there bool) {
 func (a *almanac) set(key string, r *registration) {
 	a.mu.Lock()
 	old := a.byKey[key]
-	if old != nil && r != nil && r.olderThan(&old.Record) {
+	if old != nil && r != nil && old.Expires.After(a.now()) && r.olderThan(&old.Record) {
 		a.mu.Unlock()
 		return // a late echo of an older write
 	}
@@ -371,7 +372,7 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 func (a *almanac) Update(ctx context.Context, network, address string,
 	change func(*protocol.Record) (*protocol.Record, error)) error {
 	key := recordKey(network, address)
-	guest, source, paid := a.guest(address), policy.SourceOf(ctx), false
+	guest, source, paid := a.counted(address), policy.SourceOf(ctx), false
 	for range 5 {
 		var old *protocol.Record
 		v, err := a.records.Get(ctx, key)
@@ -419,7 +420,7 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			continue // another was faster; look again
 		}
 		if err == nil {
-			next.guest = guest
+			next.guest = a.guest(address)
 			a.set(key, next)
 		}
 		if guest {
@@ -435,7 +436,7 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 // stillCounted removes the record of a guest that was evicted while the record
 // was written.
 func (a *almanac) stillCounted(ctx context.Context, address string) error {
-	if a.count.has(address) || !a.guest(address) {
+	if a.count.has(address) || !a.counted(address) {
 		return nil
 	}
 	return cmp.Or(a.remove(ctx, address), error(protocol.ErrBusy))

@@ -79,6 +79,10 @@ type Config struct {
 	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
 	MaxBody      int64         // content of a message; 0: 1 MiB. Envelopes have more
 
+	// Account gives the name of the account whose bearer token a secret is. nil:
+	// nobody has one.
+	Account func(secret string) (name string, ok bool)
+
 	Now    func() time.Time
 	Logger *slog.Logger
 }
@@ -94,6 +98,7 @@ type Binding struct {
 	registry *protocol.AlmanacServer
 	mailbox  *mailbox
 	boxes    *protocol.MailboxServer
+	accounts *accounts
 	identity *protocol.IdentityServer
 	limit    int // bytes of an envelope, both ways
 	http     *http.Client
@@ -120,6 +125,7 @@ const (
 	sweepEvery   = 10 * time.Minute
 	pathSubmit   = "/submit"
 	pathMailbox  = "/v2/agents/mailbox/submit"
+	pathProxy    = "/v2/agents/proxy/submit"
 )
 
 // New makes a binding.
@@ -153,8 +159,8 @@ func New(c Config) (*Binding, error) {
 	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused, Info: b.info,
 		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published
-	b.almanac.guest, b.almanac.entered, b.almanac.moved, b.mailbox.guest = b.guest, b.entered, b.weigh, b.guest
-	b.almanac.shown = b.shown
+	b.almanac.guest, b.almanac.entered, b.almanac.moved, b.mailbox.guest = b.guest, b.entered, b.weigh, b.counted
+	b.almanac.shown, b.almanac.counted = b.shown, b.counted
 	b.almanac.count = newLedger(c.Hub.Guests(), policy.Registration, b.evict)
 	b.almanac.countManifests = newLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
 	b.mailbox.count = newLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
@@ -162,13 +168,18 @@ func New(c Config) (*Binding, error) {
 	b.boxes = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,
 		Allow: b.mayHaveMailbox, Proved: b.proved, Record: b.record, Refused: b.refused,
 		Models: b.model, Unsigned: anyMessage, Retention: c.Retention}
-	b.identity = &protocol.IdentityServer{Now: c.Now}
+	b.accounts = newAccounts(b)
+	b.identity = &protocol.IdentityServer{Now: c.Now, User: b.user, Store: b.accounts}
 	b.stopWatch = c.Hub.Directory().Watch(b.directoryChanged)
 	return b, nil
 }
 
 // Start implements hub.Service: it takes up what the journal holds.
 func (b *Binding) Start(ctx context.Context) error {
+	// Profiles first: they say who is a guest.
+	if err := b.accounts.start(ctx); err != nil {
+		return fmt.Errorf("read the profiles: %w", err)
+	}
 	if err := b.mailbox.start(ctx); err != nil {
 		return fmt.Errorf("read the mailboxes: %w", err)
 	}
@@ -184,6 +195,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.standIns.start(ctx); err != nil {
 		return err
 	}
+	b.accounts.restore(ctx)
 	b.work.Go(b.standIns.run)
 	b.work.Go(func() {
 		t := time.NewTicker(sweepEvery)
@@ -215,6 +227,7 @@ func (b *Binding) sweep(ctx context.Context) {
 	}
 	b.acksMu.Unlock()
 	b.almanac.sweep()
+	b.accounts.restore(ctx)
 	b.sweepGuests(ctx)
 }
 
@@ -227,6 +240,7 @@ func (b *Binding) Close() error {
 	b.stop()
 	b.work.Wait()
 	b.almanac.stop()
+	b.accounts.stop()
 	b.sessions.stop()
 	b.mailbox.stop()
 	b.http.CloseIdleConnections()
@@ -255,8 +269,9 @@ func (b *Binding) CarriesEvent(*parley.Message) bool { return false }
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
 	p := b.path(r)
-	return p == pathSubmit || p == pathSubmit+"/" || p == "/agent_info" || strings.HasPrefix(p, "/v1/almanac/") ||
-		p == "/v2/agents" || strings.HasPrefix(p, "/v2/agents/") || p == "/v2/identity" || strings.HasPrefix(p, "/v2/identity/")
+	return slices.Contains([]string{pathSubmit, pathSubmit + "/", "/agent_info", "/v1/events", "/v2/agents", "/v2/identity"}, p) ||
+		slices.ContainsFunc([]string{"/v1/almanac/", "/v1/search/", "/v2/agents/", "/v2/almanac/", "/v2/identity/"},
+			func(prefix string) bool { return strings.HasPrefix(p, prefix) })
 }
 
 // path is what follows the public URL's own path, which a proxy may have taken
@@ -274,16 +289,19 @@ func (b *Binding) path(r *http.Request) string {
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = withCaller(r)
 	p := b.path(r)
+	if p == pathProxy {
+		p = pathSubmit // every agent is behind the hub
+	}
 	if p != r.URL.Path {
 		r = r.Clone(r.Context())
 		r.URL.Path, r.URL.RawPath = p, ""
 	}
 	switch {
-	case strings.HasPrefix(p, "/v1/almanac/"):
+	case strings.HasPrefix(p, "/v1/almanac/"), strings.HasPrefix(p, "/v2/almanac/"):
 		b.registry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, r.Host)))
 	case p == pathMailbox, strings.HasPrefix(p, "/v2/agents/") && strings.Contains(p, "/mailbox"):
 		b.boxes.ServeHTTP(w, r)
-	case strings.HasPrefix(p, "/v2/"):
+	case strings.HasPrefix(p, "/v2/"), strings.HasPrefix(p, "/v1/"):
 		b.identity.ServeHTTP(w, r)
 	default:
 		b.server.ServeHTTP(w, r)
@@ -356,7 +374,7 @@ func (b *Binding) ours(endpoint, path string) bool {
 
 // elsewhere reports whether an endpoint is in use and not this hub's own.
 func (b *Binding) elsewhere(e protocol.Endpoint) bool {
-	return e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox)
+	return e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox) && !b.ours(e.URL, pathProxy)
 }
 
 // usesMailbox reports whether an agent fetches its messages here.
@@ -382,6 +400,11 @@ func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []pro
 	}
 	if r != nil {
 		for _, e := range r.Endpoints {
+			if b.ours(e.URL, pathProxy) {
+				if p := b.accounts.of(id.ID); p != nil && p.URL != "" {
+					e.URL = p.URL
+				}
+			}
 			if b.elsewhere(e) {
 				list = append(list, e)
 			}
@@ -507,7 +530,7 @@ func (b *Binding) known(address string) error {
 	if !b.c.Closed {
 		return nil
 	}
-	if _, ok := b.c.Hub.Directory().Lookup(Protocol, address); ok {
+	if _, ok := b.c.Hub.Directory().Lookup(Protocol, address); ok || b.accounts.of(address) != nil {
 		return nil
 	}
 	return protocol.ErrOtherAgent.Saying("This registry is closed; ask its operator to add the agent")
@@ -534,14 +557,21 @@ func (b *Binding) published(r *protocol.Record) { b.standIns.later(r.Address) }
 func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	d := b.c.Hub.Directory()
 	skills := b.skillsOf(r)
+	title, description := b.described(r.Address)
 	e, ok := d.Lookup(Protocol, r.Address)
-	if ok && (!e.Learns(Protocol) || sameSkills(e.Skills, skills)) {
+	switch {
+	case !ok:
+	case !e.Learns(Protocol):
 		return
-	}
-	if ok && !isGuest(e) {
+	case !isGuest(e):
+		if sameSkills(e.Skills, skills) {
+			return
+		}
 		if err := d.Learn(ctx, e.Name, Protocol, skills); err != nil {
 			b.c.Logger.Warn("cannot note the skills of a registered agent", "agent", e.Name, "error", err)
 		}
+		return
+	case sameSkills(e.Skills, skills) && e.Title == title && e.Description == description:
 		return
 	}
 	more := skillBytes(skills) - b.entered(r.Address)
@@ -557,6 +587,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 		a = e.Agent
 		a.Skills = skills
 	}
+	a.Title, a.Description = title, description
 	source, _, _ := b.almanac.held(r.Address)
 	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
 	if _, err := d.Register(ctx, a, directory.FromGuest, Protocol); err != nil {

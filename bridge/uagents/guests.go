@@ -130,6 +130,12 @@ func (b *Binding) guest(address string) bool {
 	return !ok || isGuest(e)
 }
 
+// counted reports whether what is held for an address is a guest's. What an
+// account registered has the account's budget.
+func (b *Binding) counted(address string) bool {
+	return b.accounts.of(address) == nil && b.guest(address)
+}
+
 // isGuest reports whether an entry was made by the agent's own registration.
 func isGuest(e *directory.Entry) bool { return e.Source == directory.FromGuest }
 
@@ -151,7 +157,7 @@ func (b *Binding) proved(ctx context.Context, address string) {
 
 // evict removes a guest whose registration gave way to another.
 func (b *Binding) evict(address string) {
-	if !b.guest(address) {
+	if !b.counted(address) {
 		return // it was enrolled meanwhile
 	}
 	if err := b.almanac.remove(b.ctx, address); err != nil {
@@ -168,7 +174,7 @@ func (b *Binding) evictManifest(digest string) {
 }
 
 func (b *Binding) evictMailbox(address string) {
-	if !b.guest(address) {
+	if !b.counted(address) {
 		return
 	}
 	if err := b.mailbox.Remove(b.ctx, address); err != nil {
@@ -190,8 +196,8 @@ func (b *Binding) leave(ctx context.Context, address string) {
 // weigh counts what is held for an address anew, after it appeared, went, was
 // enrolled, or was enrolled no more.
 func (b *Binding) weigh(address string) {
-	guest := b.guest(address)
-	b.almanac.rank(address, guest)
+	b.almanac.rank(address, b.guest(address))
+	guest := b.counted(address)
 	b.mailbox.weigh(address, guest)
 	_, entered := b.c.Hub.Directory().Lookup(Protocol, address)
 	if source, bytes, held := b.almanac.held(address); guest && (held || entered) {
@@ -213,6 +219,7 @@ func (b *Binding) directoryChanged(c directory.Change) {
 				continue
 			}
 			b.weigh(i.ID)
+			b.accounts.left(i.ID)
 			if e == c.New && e.Learns(Protocol) {
 				b.standIns.later(i.ID) // it may be registered, and have told its models
 			}

@@ -153,7 +153,8 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 // tooLarge refuses a message whose envelope the hub itself would not take.
 func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
 	if n := base64.StdEncoding.EncodedLen(len(m.Payload)) + envelopeBytes; n > b.limit {
-		return parley.Refuse(parley.TooLarge, "the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n, b.limit)
+		return parley.Refuse(parley.TooLarge,
+			"the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n, b.limit)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ const (
 	bucketAlmanac   = "uagents-almanac"
 	bucketManifests = "uagents-manifests"
 	bucketMailbox   = "uagents-mailbox"
+	bucketProfiles  = "uagents-profiles"
 )
 
 // exchange is a request of this hub's in a session of its own: the protocol

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// found are the endpoints of an agent as another reads them from the registry.
-func (w *world) found(address string) []string {
+// foundAt are the endpoints of an agent as another reads them from the registry.
+func (w *world) foundAt(address string) []string {
 	w.t.Helper()
 	_, list, err := uagents.Almanac(w.base).Resolve(w.t.Context(), address)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestThroughTheHub(t *testing.T) {
 		return uagents.Answer(echoModel().Message(EchoRequest{"heard"})), nil
 	})
 	names := [2]string{w.nameOf(alice.Identity), w.nameOf(bob.Identity)}
-	if got := w.found(bob.Address()); !only(got, w.base+"/submit") {
+	if got := w.foundAt(bob.Address()); !only(got, w.base+"/submit") {
 		t.Errorf("bob is found at %q, want the hub's /submit", got)
 	}
 	t.Run("in a search too", func(t *testing.T) {
@@ -103,14 +103,14 @@ func TestThroughTheHub(t *testing.T) {
 	})
 	t.Run("the same registration again changes nothing", func(t *testing.T) {
 		w.register(bob.Identity, bob.url)
-		if got := w.found(bob.Address()); !only(got, w.base+"/submit") {
+		if got := w.foundAt(bob.Address()); !only(got, w.base+"/submit") {
 			t.Errorf("bob is found at %q", got)
 		}
 	})
 	t.Run("a mailbox here is found where it is", func(t *testing.T) {
 		carol := identity(t)
 		w.register(carol, w.base+"/v2/agents/mailbox/submit")
-		if got := w.found(carol.Address()); !only(got, w.base+"/v2/agents/mailbox/submit") {
+		if got := w.foundAt(carol.Address()); !only(got, w.base+"/v2/agents/mailbox/submit") {
 			t.Errorf("carol is found at %q", got)
 		}
 	})
@@ -166,7 +166,7 @@ func TestDirect(t *testing.T) {
 				if direct {
 					want = own
 				}
-				if got := w.found(id.Address()); !only(got, want) {
+				if got := w.foundAt(id.Address()); !only(got, want) {
 					t.Errorf("found at %q, want %q", got, want)
 				}
 			}

@@ -151,6 +151,9 @@ func (a *app) agentsShow(ctx context.Context, name string) error {
 	if v.Title != "" {
 		line("title", "%s", v.Title)
 	}
+	if v.Description != "" {
+		line("about", "%s", v.Description)
+	}
 	state := "ready"
 	if v.Paused {
 		state = "paused: what arrives is kept, nothing is delivered"
@@ -175,6 +178,18 @@ func (a *app) agentsShow(ctx context.Context, name string) error {
 	}
 	for _, s := range v.Skills {
 		line("skill", "%s  %s", s.ID, s.Description)
+	}
+	if p := v.Profile; p != nil {
+		line("account", "%s, changed %s", p.Account, stamp(p.Updated))
+		for _, one := range [][2]string{{"handle", p.Handle}, {"avatar", p.Avatar}, {"banner", p.Banner},
+			{"metadata", string(p.Metadata)}, {"readme", p.Readme}} {
+			if one[1] != "" {
+				line(one[0], "%s", one[1])
+			}
+		}
+		for _, text := range p.Prompts {
+			line("prompt", "%s", text)
+		}
 	}
 	for _, k := range mine.Own {
 		line("own key", "%s %s %s since %s", k.Purpose, k.ID, k.State, stamp(k.Created))

@@ -50,11 +50,13 @@ restart. The agents of an account stay until ` + "`parley agents remove`" + `.`,
 			if err := admin.Withdraw(c.Data, args[0]); err != nil {
 				return err
 			}
-			return a.print(map[string]string{"removed": args[0]}, "removed; a running hub refuses it after: parley config reload\n")
+			return a.print(map[string]string{"removed": args[0]},
+				"removed; a running hub refuses it after: parley config reload\n")
 		},
 	}
 	list := func(*cobra.Command, []string) error { return a.tokensList() }
-	return group("tokens", "List, issue and take back tokens of the admin API and of accounts", "  parley tokens", list, add, remove)
+	return group("tokens", "List, issue and take back tokens of the admin API and of accounts", "  parley tokens",
+		list, add, remove)
 }
 
 func (a *app) tokensList() error {

@@ -1,0 +1,360 @@
+package uagents
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
+	protocol "github.com/parley-hub/parley/uagents"
+)
+
+// Bounds of what accounts make the hub keep. The operator issues their tokens,
+// so they do not share the guests' budget; each has one of its own.
+const (
+	maxProfiles     = 4096                      // of all accounts
+	accountAgents   = 100                       // of one account
+	accountBytes    = 4 << 20                   // of one account's profiles
+	accountEvery    = time.Second               // an account's changes, on average
+	accountBurst    = 200                       // and at once: a batch, twice
+	accountLifetime = 10 * 365 * 24 * time.Hour // of a registration by an account: until it is removed
+)
+
+// accounts keeps what accounts say of their agents: [protocol.ProfileStore]. It
+// also registers these agents, as Agentverse does: their record in the registry
+// has no signature, and gives way to one that the agent itself signs.
+type accounts struct {
+	b     *Binding
+	state journal.State
+	stop  func()
+
+	mu       sync.RWMutex
+	profiles map[string]*protocol.Profile // by address
+	rates    map[string]*rate.Limiter     // by account, of which the operator made the names
+}
+
+func newAccounts(b *Binding) *accounts {
+	return &accounts{b: b, state: b.c.Journal.State(bucketProfiles), stop: func() {},
+		profiles: map[string]*protocol.Profile{}, rates: map[string]*rate.Limiter{}}
+}
+
+func (a *accounts) start(ctx context.Context) (err error) {
+	a.stop, err = a.state.Watch(ctx, "", func(v journal.Value) {
+		p := new(protocol.Profile)
+		if !v.Deleted && json.Unmarshal(v.Data, p) != nil {
+			return
+		}
+		a.mu.Lock()
+		if v.Deleted {
+			delete(a.profiles, v.Key)
+		} else if old := a.profiles[v.Key]; old == nil || !p.Updated.Before(old.Updated) { // else a late echo
+			a.profiles[v.Key] = p
+		}
+		a.mu.Unlock()
+		a.b.weigh(v.Key)
+	})
+	return err
+}
+
+// of gives the profile of an address, or nil.
+func (a *accounts) of(address string) *protocol.Profile {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.profiles[address]
+}
+
+// Profile implements [protocol.ProfileStore].
+func (a *accounts) Profile(_ context.Context, address string) (*protocol.Profile, error) {
+	return a.of(address), nil
+}
+
+// Profiles implements [protocol.ProfileStore].
+func (a *accounts) Profiles(_ context.Context, account string) (own []*protocol.Profile, err error) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for _, address := range slices.Sorted(maps.Keys(a.profiles)) {
+		if p := a.profiles[address]; p.Account == account {
+			own = append(own, p)
+		}
+	}
+	return own, nil
+}
+
+// room reports whether the account may keep the profile. The caller holds the
+// lock.
+func (a *accounts) room(p *protocol.Profile) error {
+	agents, bytes := 1, p.Size()
+	for address, other := range a.profiles {
+		switch {
+		case address == p.Address:
+		case p.Handle != "" && other.Handle == p.Handle:
+			return protocol.ErrHandle
+		case other.Account == p.Account:
+			agents++
+			bytes += other.Size()
+		}
+	}
+	switch {
+	case agents > accountAgents:
+		return protocol.ErrFull.Saying(fmt.Sprintf("An account has at most %d agents; remove one", accountAgents))
+	case bytes > accountBytes:
+		return protocol.ErrFull.Saying(
+			fmt.Sprintf("The profiles of an account have at most %d bytes; shorten one", accountBytes))
+	case a.profiles[p.Address] == nil && len(a.profiles) >= maxProfiles:
+		return protocol.ErrFull
+	}
+	return nil
+}
+
+// allow bounds how often an account writes. The caller holds the lock.
+func (a *accounts) allow(account string) error {
+	l := a.rates[account]
+	if l == nil {
+		l = rate.NewLimiter(rate.Every(accountEvery), accountBurst)
+		a.rates[account] = l
+	}
+	if !l.AllowN(a.b.c.Now(), 1) {
+		return protocol.ErrRate.Saying("too many changes")
+	}
+	return nil
+}
+
+// PutProfile implements [protocol.ProfileStore].
+func (a *accounts) PutProfile(ctx context.Context, p *protocol.Profile) error {
+	if _, _, ok := a.b.standIns.at(p.Address); ok {
+		return protocol.ErrOtherAgent // whose key the hub holds
+	}
+	a.mu.Lock()
+	err := a.allow(p.Account)
+	if err == nil {
+		err = a.room(p)
+	}
+	old := a.profiles[p.Address]
+	if err == nil {
+		a.profiles[p.Address] = p // its place, before others take it
+	}
+	a.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	v, err := jsonx.Encode(p)
+	if err == nil {
+		_, err = a.state.Put(ctx, p.Address, v, time.Time{})
+	}
+	if err != nil {
+		a.mu.Lock()
+		if a.profiles[p.Address] == p {
+			if old == nil {
+				delete(a.profiles, p.Address)
+			} else {
+				a.profiles[p.Address] = old
+			}
+		}
+		a.mu.Unlock()
+		return err
+	}
+	return a.register(context.WithoutCancel(ctx), p)
+}
+
+// register makes an account's agent one that others find and reach. Where the
+// agent itself registered, what it signed counts.
+func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
+	b := a.b
+	var taken *protocol.Record
+	err := b.almanac.Update(ctx, networks[0], p.Address, func(old *protocol.Record) (*protocol.Record, error) {
+		taken = old
+		if old != nil && old.Signed != nil && old.Expires.After(b.c.Now()) {
+			return old, nil
+		}
+		r := protocol.Record{Network: networks[0], Address: p.Address, Endpoints: p.Endpoints, Protocols: p.Protocols,
+			Active: true, Expires: b.c.Now().Add(accountLifetime)}
+		if p.Metadata != nil {
+			r.Metadata = p.Metadata
+		}
+		if old != nil {
+			r.Active, r.Updated, r.Registered = old.Active, old.Updated, old.Registered
+		}
+		taken = &r
+		return &r, nil
+	})
+	if err != nil {
+		return err
+	}
+	b.registered(ctx, *taken)
+	return nil
+}
+
+// drop forgets a profile, and the registration that it made.
+func (a *accounts) drop(ctx context.Context, address string) error {
+	if err := a.state.Delete(ctx, address, 0); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	delete(a.profiles, address)
+	a.mu.Unlock()
+	if r := a.b.almanac.registered(address); r != nil && r.Signed == nil {
+		if err := a.b.almanac.remove(ctx, address); err != nil {
+			return err
+		}
+	}
+	a.b.weigh(address)
+	return nil
+}
+
+// left hears that an entry of an address changed. An operator who removes an
+// agent removes its profile.
+func (a *accounts) left(address string) {
+	if a.of(address) == nil || a.b.almanac.registered(address) == nil { // it is about to register
+		return
+	}
+	if _, ok := a.b.c.Hub.Directory().Lookup(Protocol, address); ok {
+		return
+	}
+	a.b.work.Go(func() {
+		if err := a.drop(a.b.ctx, address); err != nil {
+			a.b.c.Logger.Error("cannot remove the profile of an agent that was removed", "address", address, "error", err)
+		}
+	})
+}
+
+// RemoveProfile implements [protocol.ProfileStore]. What the agent itself signed
+// stays until it ends.
+func (a *accounts) RemoveProfile(ctx context.Context, address string) error {
+	ctx = context.WithoutCancel(ctx)
+	if err := a.drop(ctx, address); err != nil {
+		return err
+	}
+	b := a.b
+	if r := b.almanac.registered(address); r != nil {
+		b.enter(ctx, r)
+	} else if !b.mailbox.has(address) {
+		b.leave(ctx, address)
+	}
+	return nil
+}
+
+// restore registers agents again whose own registration ended.
+func (a *accounts) restore(ctx context.Context) {
+	a.mu.RLock()
+	all := slices.Collect(maps.Values(a.profiles))
+	a.mu.RUnlock()
+	for _, p := range all {
+		if a.b.almanac.registered(p.Address) != nil {
+			continue
+		}
+		if err := a.register(ctx, p); err != nil {
+			a.b.c.Logger.Warn("cannot register an account's agent again",
+				"address", p.Address, "account", p.Account, "error", err)
+		}
+	}
+}
+
+// Listings implements [protocol.ProfileStore]: the agents of accounts, and those
+// that the hub stands in for.
+func (a *accounts) Listings(context.Context) iter.Seq[protocol.Listing] {
+	b := a.b
+	return func(yield func(protocol.Listing) bool) {
+		a.mu.RLock()
+		all := slices.Collect(maps.Values(a.profiles))
+		a.mu.RUnlock()
+		for _, p := range all {
+			if !p.Public() {
+				continue
+			}
+			l := protocol.Listing{Profile: p, Status: "offline", Kind: protocol.KindOf(p.Endpoints)}
+			if r := b.almanac.registered(p.Address); r != nil {
+				l.Kind = protocol.KindOf(r.Endpoints)
+				if r.Active {
+					l.Status = "active"
+				}
+			}
+			if !yield(l) {
+				return
+			}
+		}
+		for _, e := range b.c.Hub.Directory().All() {
+			if !b.hosts(e) {
+				continue
+			}
+			address := b.Address(e)
+			if address == "" {
+				continue
+			}
+			p := &protocol.Profile{Address: address, Name: e.Name, Description: e.Description,
+				Created: e.Added, Updated: e.Added, Protocols: b.standIns.protocols(e)}
+			if e.Title != "" {
+				p.Name = e.Title
+			}
+			if !yield(protocol.Listing{Profile: p, Status: "active", Kind: "hosted"}) {
+				return
+			}
+		}
+	}
+}
+
+// Profile implements hub.ProfileBinding.
+func (b *Binding) Profile(e *directory.Entry) *hub.Profile {
+	id, ok := e.Identity(Protocol)
+	if !ok {
+		return nil
+	}
+	p := b.accounts.of(id.ID)
+	if p == nil {
+		return nil
+	}
+	return &hub.Profile{Account: p.Account, Name: p.Name, Handle: p.Handle, Description: p.Description,
+		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: p.Metadata, Updated: p.Updated}
+}
+
+// described is an address's title and description for the directory: what its
+// account says, or nothing.
+func (b *Binding) described(address string) (title, description string) {
+	p := b.accounts.of(address)
+	if p == nil {
+		return "", ""
+	}
+	description = p.Description
+	if description == "" { // the first line of the readme that says something
+		for line := range strings.Lines(p.Readme) {
+			if line = strings.TrimSpace(strings.TrimLeft(strings.TrimSpace(line), "#")); line != "" {
+				description = line
+				break
+			}
+		}
+	}
+	if r := []rune(description); len(r) > maxDescription {
+		description = string(r[:maxDescription-1]) + "…"
+	}
+	return p.Name, description
+}
+
+// user tells whose token a bearer shows. A team has no meaning here.
+func (b *Binding) user(ctx context.Context, bearer, _ string) (string, error) {
+	if b.c.Account == nil {
+		return "", protocol.ErrUnauthorized
+	}
+	name, ok := b.c.Account(bearer)
+	if !ok {
+		return "", protocol.ErrUnauthorized.Saying(
+			"The hub does not know this token; its operator issues one: parley tokens add NAME --role register")
+	}
+	policy.Vouch(ctx)
+	return name, nil
+}
+
+var (
+	_ protocol.ProfileStore = (*accounts)(nil)
+	_ hub.ProfileBinding    = (*Binding)(nil)
+)

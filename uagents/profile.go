@@ -1,0 +1,520 @@
+package uagents
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Profile is what an account says of an agent whose key it proved to hold:
+// the RegistrationRequest of uagents-core 0.4.12. Lengths are in characters.
+type Profile struct {
+	Address     string      `json:"address"`
+	Account     string      `json:"account"`
+	Name        string      `json:"name"` // 1 to 80
+	Handle      string      `json:"handle,omitzero"`
+	URL         string      `json:"url,omitzero"`  // where the agent takes envelopes, if its endpoint is the proxy
+	Type        string      `json:"type,omitzero"` // as the account calls it; default uagent
+	Description string      `json:"description,omitzero"`
+	Readme      string      `json:"readme,omitzero"`
+	Avatar      string      `json:"avatar_url,omitzero"`
+	Banner      string      `json:"banner_url,omitzero"`
+	Prompts     []string    `json:"starter_prompts,omitzero"`
+	Endpoints   []Endpoint  `json:"endpoints,omitzero"`
+	Protocols   []string    `json:"protocols,omitzero"` // digests
+	Metadata    jsonx.Value `json:"metadata,omitzero"`  // JSON object, or nil
+	Created     time.Time   `json:"created"`
+	Updated     time.Time   `json:"updated"`
+}
+
+// Bounds of a profile beside those of the reference's fields.
+const (
+	maxProfile  = 512 << 10 // bytes of a request: a readme of 80,000 characters fits
+	maxPrompts  = 50
+	maxPrompt   = 1000
+	maxMetadata = 16 << 10
+	maxBatch    = 100
+
+	searchedReadme = 4 << 10   // bytes of a readme that searches look at
+	maxFound       = 512 << 10 // bytes of the profiles in an answer; the next offset gives the rest
+)
+
+// Public reports whether searches of others may find the agent: unless its
+// metadata says is_public false, in either spelling of Python.
+func (p *Profile) Public() bool {
+	if p.Metadata == nil {
+		return true
+	}
+	m, err := parse(p.Metadata)
+	if err != nil {
+		return true // it was read before
+	}
+	v := m.get("is_public")
+	return v == nil || v.kind != 'f' && !strings.EqualFold(v.str(), "false")
+}
+
+// Size is about what the profile holds, in bytes.
+func (p *Profile) Size() int {
+	n := 512 + len(p.Name) + len(p.Handle) + len(p.URL) + len(p.Type) + len(p.Description) + len(p.Readme) +
+		len(p.Avatar) + len(p.Banner) + len(p.Metadata)
+	for _, t := range p.Prompts {
+		n += len(t) + 16
+	}
+	for _, e := range p.Endpoints {
+		n += len(e.URL) + 24
+	}
+	return n + 96*len(p.Protocols)
+}
+
+// A ProfileStore keeps the profiles.
+type ProfileStore interface {
+	// Profile gives what is known of an agent, or nil. It is not to be changed.
+	Profile(ctx context.Context, address string) (*Profile, error)
+	// PutProfile keeps a profile in the place of the one before. The error is
+	// ErrFull when the account has no room, ErrHandle when another agent has
+	// the handle.
+	PutProfile(ctx context.Context, p *Profile) error
+	// Profiles gives those of an account, by address.
+	Profiles(ctx context.Context, account string) ([]*Profile, error)
+	// RemoveProfile takes it away.
+	RemoveProfile(ctx context.Context, address string) error
+	// Listings gives every agent that searches may find.
+	Listings(ctx context.Context) iter.Seq[Listing]
+}
+
+// A Listing is an agent as searches show it.
+type Listing struct {
+	*Profile
+	Status string // active or offline
+	Kind   string // mailbox, proxy, custom or hosted
+}
+
+// fields reads members of a request, and keeps the first error.
+type fields struct{ err error }
+
+func (f *fields) refuse(format string, args ...any) {
+	if f.err == nil {
+		f.err = ErrProfile.Saying("Invalid registration: " + fmt.Sprintf(format, args...))
+	}
+}
+
+// text reads a member that may be missing or null. most is in characters.
+func (f *fields) text(in *node, name string, most int) string {
+	v := in.get(name)
+	switch {
+	case v == nil || v.kind == 'n':
+		return ""
+	case v.kind != '"':
+		f.refuse("%s is not a text", name)
+		return ""
+	case len([]rune(v.text)) > most:
+		f.refuse("%s has more than %d characters", name, most)
+		return ""
+	}
+	return strings.Clone(v.text) // it may be part of a long body
+}
+
+// texts reads a list of texts that may be missing or null.
+func (f *fields) texts(in *node, name string, count, most int) (out []string) {
+	v := in.get(name)
+	if v == nil || v.kind == 'n' {
+		return nil
+	}
+	if v.kind != '[' || len(v.vals) > count {
+		f.refuse("%s is not a list of at most %d texts", name, count)
+		return nil
+	}
+	for _, one := range v.vals {
+		if one.kind != '"' || len([]rune(one.text)) > most {
+			f.refuse("%s holds something else than texts of at most %d characters", name, most)
+			return nil
+		}
+		out = append(out, strings.Clone(one.text))
+	}
+	return out
+}
+
+// object reads an object that may be missing or null.
+func (f *fields) object(in *node, name string) *node {
+	v := in.get(name)
+	if v == nil || v.kind == 'n' {
+		return nil
+	}
+	if v.kind != '{' {
+		f.refuse("%s is not an object", name)
+		return nil
+	}
+	return v
+}
+
+// web reads an http or https URL, or "".
+func (f *fields) web(in *node, name string) string {
+	s := f.text(in, name, 4000)
+	if s != "" && !usable(s) {
+		f.refuse("%s is not an http(s) URL", name)
+	}
+	return s
+}
+
+// image reads the URL of an image, or "". Some agents carry theirs in the URL.
+func (f *fields) image(in *node, name string) string {
+	if s := f.text(in, name, 4000); strings.HasPrefix(s, "data:image/") {
+		return s
+	}
+	return f.web(in, name)
+}
+
+// profileOf reads a RegistrationRequest.
+func profileOf(n *node) (*Profile, error) {
+	if n.kind != '{' {
+		return nil, ErrProfile
+	}
+	var f fields
+	about := f.object(n, "profile")
+	if about == nil {
+		about = &node{kind: '{'}
+	}
+	p := &Profile{
+		Address: f.text(n, "address", 66), Name: f.text(n, "name", 32), Handle: f.text(n, "handle", 40),
+		URL:  f.web(n, "url"),
+		Type: f.text(n, "agent_type", 32), Description: f.text(about, "description", 300),
+		Readme: f.text(about, "readme", 80000),
+		Avatar: f.image(about, "avatar_url"), Banner: f.image(about, "banner_url"),
+		Prompts: f.texts(about, "starter_prompts", maxPrompts, maxPrompt), Protocols: f.texts(n, "protocols", 200, 70),
+	}
+	if p.Name == "" {
+		f.refuse("name is missing")
+	}
+	for _, d := range p.Protocols {
+		if !IsProtocolDigest(d) {
+			f.refuse("a protocol is not a digest")
+		}
+	}
+	if v := n.get("endpoints"); v != nil && v.kind != 'n' {
+		if v.kind != '[' || len(v.vals) > 20 {
+			f.refuse("endpoints is not a list of at most 20 endpoints")
+			return nil, f.err
+		}
+		for _, one := range v.vals {
+			e := Endpoint{URL: f.web(one, "url")}
+			if weight := one.get("weight"); weight != nil && e.URL != "" {
+				if w, ok := asInteger(weight); ok && w.IsInt64() {
+					e.Weight = w.Int64()
+					p.Endpoints = append(p.Endpoints, e)
+					continue
+				}
+			}
+			f.refuse("an endpoint has no http(s) URL or no whole weight")
+			return nil, f.err
+		}
+	}
+	if m := f.object(n, "metadata"); m != nil {
+		b, err := pyCompact.write(nil, m)
+		if err != nil || len(b) > maxMetadata {
+			f.refuse("metadata has more than %d bytes", maxMetadata)
+		}
+		p.Metadata = b
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	if _, err := ParseAddress(p.Address); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// update gives the profile with what an AgentUpdates says of it. What it does
+// not name stays.
+func (p *Profile) update(n *node) (*Profile, error) {
+	if n.kind != '{' {
+		return nil, ErrProfile
+	}
+	var f fields
+	out := *p
+	set := func(to *string, name string, read func() string) {
+		if v := n.get(name); v != nil && v.kind != 'n' {
+			*to = read()
+		}
+	}
+	set(&out.Name, "name", func() string { return f.text(n, "name", 80) })
+	set(&out.Readme, "readme", func() string { return f.text(n, "readme", 80000) })
+	set(&out.Avatar, "avatar_url", func() string { return f.image(n, "avatar_url") })
+	set(&out.Banner, "banner_url", func() string { return f.image(n, "banner_url") })
+	set(&out.Description, "short_description", func() string { return f.text(n, "short_description", 300) })
+	set(&out.Type, "agent_type", func() string { return f.text(n, "agent_type", 32) })
+	if v := n.get("starter_prompts"); v != nil && v.kind != 'n' {
+		out.Prompts = f.texts(n, "starter_prompts", maxPrompts, maxPrompt)
+	}
+	if out.Name == "" {
+		f.refuse("name is missing")
+	}
+	return &out, f.err
+}
+
+func optional(s string) *node {
+	if s == "" {
+		return null()
+	}
+	return str(s)
+}
+
+func textsNode(all []string) *node {
+	out := list()
+	for _, s := range all {
+		out.vals = append(out.vals, str(s))
+	}
+	return out
+}
+
+func dateNode(t time.Time) *node { return str(Timestamp{t.UTC(), false}.String()) }
+
+func metadataNode(m []byte) *node {
+	if m == nil {
+		return null()
+	}
+	n, err := parse(m)
+	if err != nil {
+		return null()
+	}
+	return n
+}
+
+// node is the profile as its account reads it: the request, with times.
+func (p *Profile) node() *node {
+	about := object("description", p.Description)
+	about.set("readme", str(p.Readme))
+	about.set("avatar_url", str(p.Avatar))
+	about.set("banner_url", str(p.Banner))
+	about.set("starter_prompts", textsNode(p.Prompts))
+	n := object("address", p.Address)
+	n.set("name", str(p.Name))
+	n.set("handle", optional(p.Handle))
+	n.set("url", optional(p.URL))
+	n.set("agent_type", str(orDefault(p.Type, "uagent")))
+	n.set("profile", about)
+	n.set("endpoints", endpointsNode(p.Endpoints))
+	n.set("protocols", textsNode(p.Protocols))
+	n.set("metadata", metadataNode(p.Metadata))
+	n.set("created_at", dateNode(p.Created))
+	n.set("last_updated", dateNode(p.Updated))
+	return n
+}
+
+// node is an agent in the result of a search.
+func (l *Listing) node() *node {
+	n := object("address", l.Address)
+	n.set("prefix", str("agent"))
+	n.set("name", str(l.Name))
+	n.set("description", str(l.Description))
+	n.set("readme", str(l.Readme))
+	n.set("status", str(l.Status))
+	n.set("type", str(l.Kind))
+	n.set("handle", optional(l.Handle))
+	n.set("domain", null())
+	n.set("avatar_href", optional(l.Avatar))
+	n.set("banner_href", optional(l.Banner))
+	n.set("starter_prompts", textsNode(l.Prompts))
+	protocols := list()
+	for _, d := range l.Protocols {
+		one := object("name", "")
+		if d == ChatProtocolDigest {
+			one = object("name", "AgentChatProtocol")
+		}
+		one.set("version", str(""))
+		one.set("digest", str(d))
+		protocols.vals = append(protocols.vals, one)
+	}
+	n.set("protocols", protocols)
+	n.set("metadata", metadataNode(l.Metadata))
+	n.set("total_interactions", number(0))
+	n.set("recent_interactions", number(0))
+	n.set("created_at", dateNode(l.Created))
+	n.set("last_updated", dateNode(l.Updated))
+	return n
+}
+
+// A query is what a search asks for: POST /v1/search/agents.
+type query struct {
+	address       string
+	words         []string
+	states, kinds []string
+	protocols     []string
+	offset, limit int
+}
+
+func queryOf(n *node) (q query, err error) {
+	if n.kind != '{' {
+		return q, ErrProfile.Saying("a search is an object")
+	}
+	var f fields
+	text := strings.ToLower(f.text(n, "search_text", 1000))
+	if address, ok := strings.CutPrefix(text, "address:"); ok {
+		q.address = strings.TrimSpace(address)
+	} else {
+		q.words = strings.Fields(text)
+	}
+	if filters := f.object(n, "filters"); filters != nil {
+		q.states = f.texts(filters, "state", 10, 32)
+		q.kinds = f.texts(filters, "agent_type", 10, 32)
+		q.protocols = f.texts(filters, "protocol_digest", 10, 70)
+	}
+	whole := func(name string, otherwise, most int) int {
+		v := n.get(name)
+		if v == nil || v.kind == 'n' {
+			return otherwise
+		}
+		i, ok := asInteger(v)
+		if !ok || !i.IsInt64() || i.Sign() < 0 {
+			f.refuse("%s is not a number from 0 on", name)
+			return 0
+		}
+		return int(min(i.Int64(), int64(most)))
+	}
+	q.offset, q.limit = whole("offset", 0, 1<<20), whole("limit", 30, 100)
+	return q, f.err
+}
+
+// score is how well an agent fits, or 0. Every word must be found.
+func (q *query) score(l *Listing) int {
+	has := func(wanted []string, one func(string) bool) bool {
+		return len(wanted) == 0 || slices.ContainsFunc(wanted, one)
+	}
+	if q.address != "" && q.address != l.Address ||
+		!has(q.states, func(s string) bool { return s == l.Status }) ||
+		!has(q.kinds, func(s string) bool { return s == l.Kind }) ||
+		!has(q.protocols, func(d string) bool {
+			return slices.Contains(l.Protocols, "proto:"+strings.TrimPrefix(d, "proto:"))
+		}) {
+		return 0
+	}
+	score := 1
+	if len(q.words) == 0 {
+		return score
+	}
+	places := []struct {
+		text  string
+		worth int
+	}{{l.Name + " " + l.Handle + " " + l.Address, 8}, {l.Description, 4}, {string(l.Metadata), 2},
+		{l.Readme[:min(len(l.Readme), searchedReadme)], 1}}
+	for i := range places {
+		places[i].text = strings.ToLower(places[i].text)
+	}
+	for _, w := range q.words {
+		found := 0
+		for _, p := range places {
+			if found == 0 && strings.Contains(p.text, w) {
+				found = p.worth
+			}
+		}
+		if found == 0 {
+			return 0
+		}
+		score += found
+	}
+	return score
+}
+
+// find gives the best of what fits, and how many fit.
+func (q *query) find(all iter.Seq[Listing]) (found []Listing, total int) {
+	type hit struct {
+		Listing
+		score int
+	}
+	var hits []hit
+	for l := range all {
+		if s := q.score(&l); s > 0 {
+			hits = append(hits, hit{l, s})
+		}
+	}
+	slices.SortFunc(hits, func(x, y hit) int {
+		return cmp.Or(cmp.Compare(y.score, x.score), strings.Compare(x.Address, y.Address))
+	})
+	size := 0
+	for _, h := range hits[min(q.offset, len(hits)):] {
+		if size += h.Size(); len(found) == q.limit || size > maxFound && len(found) > 0 {
+			break
+		}
+		found = append(found, h.Listing)
+	}
+	return found, len(hits)
+}
+
+// MemoryProfiles is a bounded [ProfileStore] in process. The zero value is
+// ready.
+type MemoryProfiles struct {
+	Max int // profiles; default 1024
+
+	mu        sync.Mutex
+	byAddress map[string]*Profile
+}
+
+// Profile implements [ProfileStore].
+func (m *MemoryProfiles) Profile(_ context.Context, address string) (*Profile, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.byAddress[address], nil
+}
+
+// PutProfile implements [ProfileStore].
+func (m *MemoryProfiles) PutProfile(_ context.Context, p *Profile) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.byAddress == nil {
+		m.byAddress = map[string]*Profile{}
+	}
+	if m.byAddress[p.Address] == nil && len(m.byAddress) >= orDefault(m.Max, 1024) {
+		return ErrFull
+	}
+	for _, other := range m.byAddress {
+		if p.Handle != "" && other.Handle == p.Handle && other.Address != p.Address {
+			return ErrHandle
+		}
+	}
+	m.byAddress[p.Address] = p
+	return nil
+}
+
+// Profiles implements [ProfileStore].
+func (m *MemoryProfiles) Profiles(_ context.Context, account string) (own []*Profile, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, address := range slices.Sorted(maps.Keys(m.byAddress)) {
+		if p := m.byAddress[address]; p.Account == account {
+			own = append(own, p)
+		}
+	}
+	return own, nil
+}
+
+// RemoveProfile implements [ProfileStore].
+func (m *MemoryProfiles) RemoveProfile(_ context.Context, address string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.byAddress, address)
+	return nil
+}
+
+// Listings implements [ProfileStore].
+func (m *MemoryProfiles) Listings(context.Context) iter.Seq[Listing] {
+	return func(yield func(Listing) bool) {
+		m.mu.Lock()
+		all := slices.Collect(maps.Values(m.byAddress))
+		m.mu.Unlock()
+		for _, p := range all {
+			if p.Public() && !yield(Listing{p, "active", KindOf(p.Endpoints)}) {
+				return
+			}
+		}
+	}
+}
+
+var _ ProfileStore = (*MemoryProfiles)(nil)
