@@ -7,7 +7,16 @@
 //	interop/setup.sh /tmp/venv
 //	PARLEY_PYTHON=/tmp/venv/bin/python go test ./interop
 //
-// The scripts in python/ are ours and use the SDK's public interface only.
+// The scripts in python/ are ours and use the SDK's public interface only; so do
+// those in typescript/.
+//
+// The tests of the SAMVAD SDK for TypeScript run where PARLEY_NODE_SDK names a
+// folder whose node_modules has it. setup.sh makes DIR/node where Node and npm
+// are installed: from the registry, or else from the source that SAMVAD_SDK
+// names (w3rc/samvad), or else from a checkout that it makes itself:
+//
+//	SAMVAD_SDK=/tmp/samvad interop/setup.sh /tmp/venv
+//	PARLEY_NODE_SDK=/tmp/venv/node go test -run TypeScript ./interop
 //
 // The A2E SDK is in no registry. setup.sh installs it from its source
 // (a2eprotocol/python-sdk, version 0.1) when that is named as well:

@@ -41,15 +41,21 @@ func python(t *testing.T) string {
 // run runs a script and gives its line of JSON.
 func run(t *testing.T, p, script string, args ...string) json.RawMessage {
 	t.Helper()
+	return output(t, p, append([]string{filepath.Join("python", script)}, args...)...)
+}
+
+// output gives the line of JSON that a program writes.
+func output(t *testing.T, program string, args ...string) json.RawMessage {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c := exec.CommandContext(ctx, p, append([]string{filepath.Join("python", script)}, args...)...)
+	c := exec.CommandContext(ctx, program, args...)
 	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	var errs bytes.Buffer
 	c.Stderr = &errs
 	out, err := c.Output()
 	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", script, args, err, &errs)
+		t.Fatalf("%s %v: %v\n%s", program, args, err, &errs)
 	}
 	return out
 }
@@ -339,7 +345,13 @@ type served struct{ URL, ID, Key string }
 // serve runs the agent until the test ends.
 func serve(t *testing.T, p, peer, key string) served {
 	t.Helper()
-	c := exec.Command(p, filepath.Join("python", "samvad_server.py"), t.TempDir(), peer, key)
+	return serveScript(t, p, filepath.Join("python", "samvad_server.py"), peer, key)
+}
+
+// serveScript runs a script that is an agent until the test ends.
+func serveScript(t *testing.T, program, script, peer, key string) served {
+	t.Helper()
+	c := exec.Command(program, script, t.TempDir(), peer, key)
 	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	var errs bytes.Buffer
 	c.Stderr = &errs
