@@ -97,7 +97,8 @@ func a2eHub(t *testing.T) (*node.Node, string) {
 }
 
 // TestA2EAgent lets an agent of the SDK, unmodified, use the hub as its
-// environment (A2E-049).
+// environment (A2E-049): capabilities (A2E-042), events in order (A2E-052), an
+// unknown tool (A2E-073), delegation (A2E-124).
 func TestA2EAgent(t *testing.T) {
 	python := a2ePython(t)
 	parleyBinary := filepath.Join(t.TempDir(), "parley")
@@ -209,7 +210,7 @@ func referenceHost(t *testing.T) string {
 }
 
 // TestA2EClient lets the Go client use a host of the SDK, unmodified, as its
-// environment.
+// environment: events (A2E-059), numbers of any length (A2E-121).
 func TestA2EClient(t *testing.T) {
 	for _, how := range []string{"http", "stdio"} {
 		t.Run(how, func(t *testing.T) {

@@ -138,8 +138,9 @@ func (p *aghPeer) done(what string) {
 }
 
 // Two independent peers that were written from the protocol's public pages,
-// with nats-py: greet, whois, thread talk, direct room, and work from submitted
-// to completed with a Go handler and with each other. A third in another
+// with nats-py: greet, whois, thread talk (AGH-053), direct room (AGH-055), and
+// work from submitted to completed (AGH-070, AGH-071) with a Go handler and with
+// each other. A third in another
 // workspace hears nothing, and the server refuses it when it tries; one without
 // permission is not let in.
 func TestAGHPeers(t *testing.T) {

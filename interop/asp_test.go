@@ -24,8 +24,8 @@ import (
 )
 
 // TestASP: a second implementation, in Python, signs a session with an agent
-// of the hub, and verifies what the hub exports of it (ASP-077); what was
-// changed in the export it refuses.
+// of the hub (ASP-001, ASP-011, ASP-012), and verifies what the hub exports of
+// it (ASP-077); what was changed in the export it refuses (ASP-016).
 func TestASP(t *testing.T) {
 	p := os.Getenv("PARLEY_PYTHON")
 	if p == "" {

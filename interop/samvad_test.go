@@ -104,9 +104,10 @@ type weather struct {
 	Celsius float64 `json:"celsius"`
 }
 
-// TestPythonClient calls an agent of the hub with the unmodified Python SDK.
-// It signs the endpoint's path without the prefix under which the agent is
-// hosted.
+// TestPythonClient calls an agent of the hub with the unmodified Python SDK
+// (SAM-161), in all modes (SAM-110, SAM-120, SAM-140). It signs the endpoint's path without the prefix under which the agent is
+// hosted (SAM-022). An unknown sender (SAM-070), content that does not fit
+// (SAM-090) and a failure (SAM-111) reach it as errors of the protocol.
 func TestPythonClient(t *testing.T) {
 	p := python(t)
 	n := start(t)
@@ -212,7 +213,7 @@ func TestPythonClient(t *testing.T) {
 }
 
 // TestPythonServer calls an agent of the unmodified Python SDK through the
-// hub, whose key that agent trusts.
+// hub, whose key that agent trusts (SAM-161).
 func TestPythonServer(t *testing.T) {
 	p := python(t)
 	n := start(t)

@@ -119,11 +119,12 @@ func forecaster(t *testing.T, n *node.Node) {
 }
 
 // TestTypeScriptClients calls an agent of the hub with the two unmodified
-// clients of the TypeScript SDK: that of Node, and that of browsers in a page
-// of another origin, which asks first whether it may (SAM-160).
+// clients of the TypeScript SDK (SAM-161): that of Node, and that of browsers in
+// a page of another origin, which asks first whether it may.
 func TestTypeScriptClients(t *testing.T) {
 	scripts := typescript(t)
 	const page = "https://app.example"
+	// SAM-160: the hub answers the preflight of pages of this origin.
 	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"),
 		Listen:  node.Listen{HTTP: "127.0.0.1:0", Origins: []string{page}},
 		Network: node.Network{Allow: []string{"loopback"}}})
@@ -168,20 +169,20 @@ func TestTypeScriptClients(t *testing.T) {
 					t.Errorf("got %+v, want %s with %q", a, code, text)
 				}
 			}
-			t.Run("sync", func(t *testing.T) {
+			t.Run("SAM-110 sync", func(t *testing.T) {
 				result(t, call(t, "call", "forecast", `{"city":"Zürich"}`).Result, weather{"Zürich", 21})
 			})
-			t.Run("async", func(t *testing.T) {
+			t.Run("SAM-120 SAM-121 async", func(t *testing.T) {
 				result(t, call(t, "task", "forecast", `{"city":"Bern"}`).Result, weather{"Bern", 21})
 			})
-			// SAM-141: the clients yield chunks and drop the final event.
-			t.Run("stream", func(t *testing.T) {
+			// The clients yield chunks and drop the final event.
+			t.Run("SAM-140 SAM-141 stream", func(t *testing.T) {
 				a := call(t, "stream", "forecast", `{"city":"Genf"}`)
 				if a.Error != nil || len(a.Chunks) == 0 || !bytes.Contains(a.Chunks[0], []byte("looking")) {
 					t.Errorf("%+v", a)
 				}
 			})
-			t.Run("stream of a skill without chunks", func(t *testing.T) {
+			t.Run("SAM-141 stream of a skill without chunks", func(t *testing.T) {
 				a := call(t, "stream", "at once", `{"city":"Genf"}`)
 				if a.Error != nil || len(a.Chunks) != 1 {
 					t.Fatalf("%+v", a)
@@ -189,7 +190,7 @@ func TestTypeScriptClients(t *testing.T) {
 				result(t, a.Chunks[0], weather{"Genf", 7})
 			})
 			// The error names the constraint in the words of the specification (§10).
-			t.Run("content that does not fit", func(t *testing.T) {
+			t.Run("SAM-090 content that does not fit", func(t *testing.T) {
 				for _, what := range []string{"call", "task"} {
 					refused(t, call(t, what, "forecast", `{"city":"Llanfairpwllgwyngyllgogerychwyrndrobwll"}`),
 						samvad.CodeSchemaInvalid, "Field 'city' exceeds maxLength of 20")
@@ -201,23 +202,23 @@ func TestTypeScriptClients(t *testing.T) {
 				a := call(t, "call", "forecast", `{"city":"cut \ud83d"}`)
 				result(t, a.Result, weather{"cut \ufffd", 21})
 			})
-			t.Run("a skill that is unknown", func(t *testing.T) {
+			t.Run("SAM-082 a skill that is unknown", func(t *testing.T) {
 				refused(t, call(t, "call", "nothing", `{}`), samvad.CodeSkillNotFound, "skill")
 			})
-			t.Run("a handler that fails", func(t *testing.T) {
+			t.Run("SAM-111 a handler that fails", func(t *testing.T) {
 				a := call(t, "call", "fail", `{}`)
 				refused(t, a, samvad.CodeAgentUnavailable, "")
 				if a.Error != nil && strings.Contains(a.Error.Message, "secret") {
 					t.Errorf("%+v", a.Error)
 				}
 			})
-			t.Run("a key that nobody enrolled", func(t *testing.T) {
+			t.Run("SAM-070 a key that nobody enrolled", func(t *testing.T) {
 				refused(t, unknown.call(t, url, tsCall{"call", "forecast", `{"city":"Bern"}`, client.origin}),
 					samvad.CodeAuthFailed, "")
 			})
 		})
 	}
-	t.Run("a page of an origin that is not configured", func(t *testing.T) {
+	t.Run("SAM-160 a page of an origin that is not configured", func(t *testing.T) {
 		a := inBrowser.call(t, url, tsCall{"call", "forecast", `{"city":"Bern"}`, "https://other.example"})
 		if a.Error == nil || !strings.Contains(a.Error.Message, "CORS") {
 			t.Errorf("%+v", a)
@@ -226,7 +227,7 @@ func TestTypeScriptClients(t *testing.T) {
 }
 
 // TestTypeScriptServer calls an agent of the unmodified TypeScript SDK through
-// the hub, whose key that agent trusts.
+// the hub, whose key that agent trusts (SAM-161).
 func TestTypeScriptServer(t *testing.T) {
 	scripts := typescript(t)
 	n := start(t)
@@ -315,7 +316,7 @@ func TestTypeScriptServer(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("the key is another", func(t *testing.T) {
+	t.Run("SAM-071 the key is another", func(t *testing.T) {
 		other, err := samvad.NewIdentity(caller.ID(), "key-current")
 		if err != nil {
 			t.Fatal(err)

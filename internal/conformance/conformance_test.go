@@ -1,32 +1,51 @@
 // Package conformance ties every number of the protocols' checklists to the
-// tests that prove it, and writes docs/conformance.md.
+// tests that prove it, and keeps docs/conformance.md true. Which test bears which
+// number is read from the tests' source; whether it counts, from the events of a
+// run ("go test -json"): a test that is skipped or not compiled in does not.
 package conformance
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/conformance.md anew")
-
-const root = "../.."
-
 var (
-	number = regexp.MustCompile(`\b(?:SAM|UAG|A2E|AGH|ASP)-\d{3}[a-z]?\b`)
-	runs   = regexp.MustCompile(`^(?:Test|Fuzz|Example)`) // what go test runs by itself
+	update = flag.Bool("update", false, "write docs/conformance.md anew")
+	events = flag.String("ran", "", "absolute paths, separated by commas, of what go test -json wrote")
 )
+
+const (
+	root = "../.."
+	page = root + "/docs/conformance.md"
+	peer = "interop" // the package whose tests need programs that are not ours
+)
+
+var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+
+const introduction = `# Conformance
+
+Each rule of the protocols' checklists, and the tests that prove it: with the protocol's library alone, at the hub, or
+with a real peer. A test stands here if its text, or a helper or table that it uses, bears the rule's number, **and** it
+ran and passed; a file of vectors counts if the tests run it. A rule without a test that ran fails the build.
+
+The real peers are the published SDKs of SAMVAD (Python, TypeScript), uAgents and A2E, without changes. AGH and ASP have
+none to install: their peers are programs in Python that share no code with Parley. Where a peer is not installed
+(` + "`interop/setup.sh`" + `), the gate says so and takes the column as it is.
+
+This page is written from a run of the tests; packages that the run does not hold stay as they are:
+
+    go test -json ./... > /tmp/tests.json
+    go test ./internal/conformance -update -ran /tmp/tests.json
+`
 
 type rule struct{ id, text string }
 
@@ -46,166 +65,175 @@ func rules(t *testing.T, protocol string) []rule {
 		}
 		out = append(out, rule{id, text})
 	}
-	return out
-}
-
-// A decl is a declaration of a package's tests: the numbers in its text and in
-// the comments before it, and the names that it uses.
-type decl struct {
-	test    string // of a function that go test runs: its name
-	numbers []string
-	uses    []string
-}
-
-// proofs finds the tests that bear each number, by "package.Test": in their own
-// text, or in that of a helper or table of the package's tests that they use,
-// directly or by way of others.
-func proofs(t *testing.T) map[string][]string {
-	t.Helper()
-	packages := map[string]map[string][]*decl{} // by directory and package name, then by what is declared
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || path == filepath.Join(root, "internal/conformance")) {
-			if d != nil && d.IsDir() {
-				return filepath.SkipDir
-			}
-			return err
-		}
-		if !strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
-		return declarations(path, packages)
-	})
-	if err != nil {
+	if err := s.Err(); err != nil {
 		t.Fatal(err)
 	}
-	out := map[string][]string{}
-	for key, names := range packages {
-		dir, _, _ := strings.Cut(key, " ")
-		pkg, _ := filepath.Rel(root, dir)
-		for _, list := range names {
-			for _, d := range list {
-				if d.test == "" {
-					continue
-				}
-				for _, id := range borne(d, names) {
-					out[id] = append(out[id], pkg+"."+d.test)
-				}
-			}
-		}
+	return out
+}
+
+// column gives the column of the page that a package's tests stand in.
+func column(pkg string) int {
+	top, _, _ := strings.Cut(pkg, "/")
+	switch {
+	case pkg == peer:
+		return 2
+	case slices.Contains(protocols, top), top == "internal":
+		return 0
 	}
-	for id := range out {
-		slices.Sort(out[id])
-		out[id] = slices.Compact(out[id])
+	return 1
+}
+
+func cells(row string) []string {
+	const bar = "\x00"
+	row = strings.Trim(strings.ReplaceAll(row, `\|`, bar), "| ")
+	var out []string
+	for _, c := range strings.Split(row, " |") {
+		out = append(out, strings.TrimSpace(strings.ReplaceAll(c, bar, "|")))
 	}
 	return out
 }
 
-// declarations adds those of a file.
-func declarations(path string, packages map[string]map[string][]*decl) error {
-	src, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	set := token.NewFileSet()
-	f, err := parser.ParseFile(set, path, src, parser.ParseComments)
-	if err != nil {
-		return err
-	}
-	key := filepath.Dir(path) + " " + f.Name.Name
-	if packages[key] == nil {
-		packages[key] = map[string][]*decl{}
-	}
-	from := set.Position(f.Name.End()).Offset
-	for _, one := range f.Decls {
-		to := set.Position(one.End()).Offset
-		d := &decl{numbers: number.FindAllString(string(src[from:to]), -1)}
-		from = to
-		ast.Inspect(one, func(n ast.Node) bool {
-			if i, ok := n.(*ast.Ident); ok {
-				d.uses = append(d.uses, i.Name)
-			}
-			return true
-		})
-		var names []string
-		switch one := one.(type) {
-		case *ast.FuncDecl:
-			names = []string{one.Name.Name}
-			if one.Recv == nil && runs.MatchString(one.Name.Name) {
-				d.test = one.Name.Name
-			}
-		case *ast.GenDecl:
-			for _, spec := range one.Specs {
-				switch spec := spec.(type) {
-				case *ast.ValueSpec:
-					for _, n := range spec.Names {
-						names = append(names, n.Name)
-					}
-				case *ast.TypeSpec:
-					names = append(names, spec.Name.Name)
-				}
-			}
+// counted reads the claims that a page counts.
+func counted(page []byte) map[claim]bool {
+	out := map[claim]bool{}
+	for line := range strings.Lines(string(page)) {
+		row := cells(strings.TrimSpace(line))
+		if len(row) < 3 || number.FindString(row[0]) != row[0] {
+			continue
 		}
-		for _, name := range names {
-			packages[key][name] = append(packages[key][name], d)
-		}
-	}
-	return nil
-}
-
-// borne gives the numbers of a test and of all that it uses, other tests
-// excepted.
-func borne(test *decl, names map[string][]*decl) []string {
-	seen, open, out := map[*decl]bool{test: true}, []*decl{test}, []string{}
-	for len(open) > 0 {
-		d := open[0]
-		open = open[1:]
-		out = append(out, d.numbers...)
-		for _, name := range d.uses {
-			for _, used := range names[name] {
-				if !seen[used] && used.test == "" {
-					seen[used] = true
-					open = append(open, used)
+		for _, tests := range row[2:] {
+			for test := range strings.SplitSeq(tests, ", ") {
+				if pkg, name, ok := strings.Cut(test, "."); ok {
+					out[claim{row[0], proof{pkg, name}}] = true
 				}
 			}
 		}
 	}
 	return out
+}
+
+func byName(a, b proof) int { return cmp.Compare(a.String(), b.String()) }
+
+func list(proofs []proof) string {
+	slices.SortFunc(proofs, byName)
+	var out []string
+	for _, p := range proofs {
+		out = append(out, p.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// render writes the page, and gives the rules that no test proves.
+func render(checklists map[string][]rule, all map[claim]bool, counts func(claim) bool) ([]byte, []string) {
+	var missing []string
+	byRule := map[string][3][]proof{}
+	not := map[proof][]string{}
+	for c := range all {
+		if !counts(c) {
+			not[c.proof] = append(not[c.proof], c.rule)
+			continue
+		}
+		columns := byRule[c.rule]
+		columns[column(c.pkg)] = append(columns[column(c.pkg)], c.proof)
+		byRule[c.rule] = columns
+	}
+	var b bytes.Buffer
+	b.WriteString(introduction)
+	for _, p := range protocols {
+		fmt.Fprintf(&b, "\n## %s\n\n| Rule | What it says | Library | Hub | Real peer |\n|---|---|---|---|---|\n", p)
+		for _, r := range checklists[p] {
+			columns, ok := byRule[r.id]
+			if !ok {
+				missing = append(missing, r.id)
+			}
+			fmt.Fprintf(&b, "| %s | %s |", r.id, strings.ReplaceAll(r.text, "|", `\|`))
+			for _, proofs := range columns {
+				fmt.Fprintf(&b, " %s |", list(proofs))
+			}
+			b.WriteString("\n")
+		}
+	}
+	if len(not) > 0 {
+		b.WriteString("\n## Not counted\n\nThese tests bear a rule's number, and did not run or did not pass.\n\n")
+		b.WriteString("| Test | Rules |\n|---|---|\n")
+		for _, p := range slices.SortedFunc(maps.Keys(not), byName) {
+			slices.Sort(not[p])
+			fmt.Fprintf(&b, "| %s | %s |\n", p, strings.Join(not[p], ", "))
+		}
+	}
+	return b.Bytes(), missing
 }
 
 func TestEveryRuleHasAProof(t *testing.T) {
-	found := proofs(t)
-	var b strings.Builder
-	b.WriteString("# Conformance\n\nEach number of the protocols' checklists, and the tests that bear it: in their own text, or in a helper or table that they\nuse. `go test ./internal/conformance -update` writes this list from the tests' source, and a number without a test fails\nthe build; that they pass is what `go test ./...` shows. The tests of `interop` need the reference implementations\n(`interop/setup.sh`), and only say so where there are none.\n")
-	known := map[string]bool{}
-	for _, p := range []string{"samvad", "uagents", "a2e", "agh", "asp"} {
-		list := rules(t, p)
-		fmt.Fprintf(&b, "\n## %s\n\n| Number | Rule | Tests |\n|---|---|---|\n", p)
-		missing := []string{}
-		for _, r := range list {
-			known[r.id] = true
-			if len(found[r.id]) == 0 {
-				missing = append(missing, r.id)
+	all, err := claims(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := outcomes{}
+	for file := range strings.SplitSeq(*events, ",") {
+		if file == "" {
+			continue
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ran.read(f); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		f.Close()
+	}
+	before := counted(old)
+	counts := func(c claim) bool {
+		if ran[c.pkg] == nil {
+			return before[c]
+		}
+		if c.pkg == peer && !*update { // which peers are installed differs between machines
+			if here := ran.ran(c); here != before[c] {
+				t.Logf("%s: %s counts: %v; it ran here: %v", c.rule, c.proof, before[c], here)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", r.id, strings.ReplaceAll(r.text, "|", "\\|"), strings.Join(found[r.id], ", "))
+			return before[c]
 		}
-		if len(missing) > 0 {
-			t.Errorf("%s: no test bears %s", p, strings.Join(missing, " "))
+		return ran.ran(c)
+	}
+	checklists, known := map[string][]rule{}, map[string]bool{}
+	for _, p := range protocols {
+		checklists[p] = rules(t, p)
+		for _, r := range checklists[p] {
+			known[r.id] = true
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(found)) {
-		if !known[id] {
-			t.Errorf("%s bears %s, which is no number of the checklists", strings.Join(found[id], ", "), id)
+	for c := range all {
+		if !known[c.rule] {
+			t.Errorf("%s bears %s, which is no number of the checklists", c.proof, c.rule)
 		}
 	}
-	const path = root + "/docs/conformance.md"
+	text, missing := render(checklists, all, counts)
+	if len(missing) > 0 {
+		t.Errorf("no test that ran proves %s", strings.Join(missing, " "))
+	}
 	if *update {
-		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+		if err := os.WriteFile(page, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	old, err := os.ReadFile(path)
-	if err != nil || string(old) != b.String() {
-		t.Errorf("docs/conformance.md is not what the tests say (%v): run go test ./internal/conformance -update", err)
+	if !bytes.Equal(old, text) {
+		t.Errorf("docs/conformance.md is not what the tests say; its first lines tell how to write it:\n%s",
+			difference(old, text))
 	}
+}
+
+func difference(old, text []byte) string {
+	a, b := strings.Split(string(old), "\n"), strings.Split(string(text), "\n")
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return fmt.Sprintf("line %d\n  is   %s\n  want %s", i+1, a[i], b[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, want %d", len(a), len(b))
 }
