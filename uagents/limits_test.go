@@ -90,6 +90,57 @@ func TestAlmanacSizes(t *testing.T) {
 	}
 }
 
+// TestAlmanacCounts: a registration names at most so many endpoints and
+// protocols; one with more is refused and stores nothing.
+func TestAlmanacCounts(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_800_000_000, 0)
+	me := seeded(t, "me")
+	register := func(s *AlmanacServer, endpoints, protocols int) int {
+		t.Helper()
+		a := NewRegistration(me, false, nil, nil)
+		for i := range endpoints {
+			a.Endpoints = append(a.Endpoints, Endpoint{fmt.Sprintf("http://x/%d", i), 1})
+		}
+		for i := range protocols {
+			a.Protocols = append(a.Protocols, fmt.Sprintf("proto:%064x", i))
+		}
+		if err := a.Sign(me, now); err != nil {
+			t.Fatal(err)
+		}
+		b, err := a.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return submitTo(s, "/v1/almanac/agents", b).Code
+	}
+	for _, c := range []struct {
+		maxEndpoints, maxProtocols int // 0: the default
+		endpoints, protocols       int
+		want                       int
+	}{
+		{0, 0, 20, 200, 200},
+		{0, 0, 21, 0, 413},
+		{0, 0, 1, 201, 413},
+		{2, 3, 2, 3, 200},
+		{2, 0, 3, 0, 413},
+		{0, 3, 1, 4, 413},
+	} {
+		s := &AlmanacServer{Now: func() time.Time { return now }, MaxEndpoints: c.maxEndpoints,
+			MaxProtocols: c.maxProtocols}
+		if code := register(s, c.endpoints, c.protocols); code != c.want {
+			t.Errorf("%d endpoints and %d protocols: %d, want %d", c.endpoints, c.protocols, code, c.want)
+		}
+		found := 404
+		if c.want == 200 {
+			found = 200
+		}
+		if rec := request(s, "GET", "/v1/almanac/agents/"+me.Address(), nil); rec.Code != found {
+			t.Errorf("%d endpoints and %d protocols: the record is answered with %d", c.endpoints, c.protocols, rec.Code)
+		}
+	}
+}
+
 // TestOnlyJSON: what a web page may send to any address without asking first is
 // refused by its media type, in the words of each API.
 func TestOnlyJSON(t *testing.T) {
