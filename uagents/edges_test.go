@@ -1,0 +1,78 @@
+package uagents
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+)
+
+// UAG-058: each header that a proxy adds tells that the caller is elsewhere.
+func TestEveryForwardingHeaderIsElsewhere(t *testing.T) {
+	t.Parallel()
+	s := &Server{Local: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	for _, header := range []string{"", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip"} {
+		r := httptest.NewRequest("GET", "/messages", nil)
+		r.RemoteAddr = "127.0.0.1:1"
+		want := http.StatusOK
+		if header != "" {
+			r.Header.Set(header, "127.0.0.1")
+			want = http.StatusForbidden
+		}
+		rec := httptest.NewRecorder()
+		if s.ServeHTTP(rec, r); rec.Code != want {
+			t.Errorf("with %q: %d, want %d", header, rec.Code, want)
+		}
+	}
+}
+
+// UAG-071: a registration that has expired takes no status.
+func TestStatusOfAnExpiredRegistration(t *testing.T) {
+	t.Parallel()
+	me := seeded(t, "me")
+	now := time.Unix(1_800_000_000, 0)
+	s := &AlmanacServer{Now: func() time.Time { return now }, Lifetime: time.Hour}
+	status := func(active bool) int {
+		t.Helper()
+		a := NewStatus(me, false, active)
+		if err := a.Sign(me, now); err != nil {
+			t.Fatal(err)
+		}
+		b, err := a.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return submitTo(s, "/v1/almanac/agents/"+me.Address()+"/status", b).Code
+	}
+	if rec := submitTo(s, "/v1/almanac/agents", registrationOf(t, me, now, 1)); rec.Code != http.StatusOK {
+		t.Fatal(rec.Code, rec.Body)
+	}
+	now = now.Add(time.Hour - time.Second)
+	if code := status(false); code != http.StatusOK {
+		t.Errorf("within the lifetime: %d", code)
+	}
+	now = now.Add(time.Second)
+	if code := status(true); code != http.StatusNotFound {
+		t.Errorf("after the lifetime: %d, want 404", code)
+	}
+}
+
+// UAG-073: a token holds through its last second, and the clocks may differ by
+// the skew on either side.
+func TestTokenWindow(t *testing.T) {
+	t.Parallel()
+	me := seeded(t, "me")
+	made := time.Unix(1_800_000_000, 0)
+	token, err := me.NewToken(made, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for after, ok := range map[time.Duration]bool{
+		-6 * time.Second: false, -5 * time.Second: true, 65 * time.Second: true, 66 * time.Second: false,
+	} {
+		v := TokenVerifier{Now: func() time.Time { return made.Add(after) }, Skew: 5 * time.Second}
+		if _, err := v.Verify(token, me.Address()); (err == nil) != ok {
+			t.Errorf("%v after it was made: %v, want accepted %v", after, err, ok)
+		}
+	}
+}
