@@ -204,7 +204,9 @@ func New(c Config) (*Binding, error) {
 // Close ends what runs in the background.
 func (b *Binding) Close() error {
 	b.stopWatch()
+	b.mu.Lock() // nothing begins after it
 	b.stop()
+	b.mu.Unlock()
 	b.work.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -421,12 +423,12 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 	for _, k := range e.Skills {
 		c.Skills = append(c.Skills, skill(k))
 	}
-	wait := time.Duration(0)
-	if len(e.Skills) == 0 {
+	wait, all := time.Duration(0), len(e.Skills) == 0
+	if all {
 		wait = protocol.DefaultFetchTimeout // there is nothing to show without it
 	}
-	if remote := b.remoteCard(ctx, e, wait); remote != nil {
-		if len(e.Skills) == 0 {
+	if remote := b.remoteCard(ctx, e, wait, all); remote != nil {
+		if all {
 			c.Skills, c.Name, c.Description, c.Version = remote.Skills, remote.Name, remote.Description, remote.Version
 		}
 		c.Specializations, c.Models = remote.Specializations, remote.Models

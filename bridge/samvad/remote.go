@@ -20,15 +20,15 @@ const (
 	// cardWait is how long the first call of an agent waits for its card, which
 	// says how much it takes.
 	cardWait = 3 * time.Second
-	// cardRetry is after how long a card that could not be read is tried again.
+	// cardRetry is after how long a card that could not be read again is tried.
 	cardRetry = time.Minute
 )
 
 // A remote is the card of an agent elsewhere, as it was last read.
 type remote struct {
-	card     *protocol.Card // nil: it has not been read
-	until    time.Time
-	fetching bool
+	card  *protocol.Card // nil: it has not been read
+	until time.Time      // it is not read again before
+	read  chan struct{}  // closed when the reading that goes on has ended; nil where none goes on
 }
 
 // addressed gives the identity of an agent elsewhere that has a URL.
@@ -41,10 +41,12 @@ func addressed(e *directory.Entry) (parley.Identity, bool) {
 	return parley.Identity{}, false
 }
 
-// remoteCard gives the card of an agent elsewhere; nil where it is not known.
-// With wait, it is read now if it has not been; what is old is read again
-// meanwhile, so that nobody waits for an agent that is away.
-func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.Duration) *protocol.Card {
+// remoteCard gives the card of an agent elsewhere; nil where it is not known. A
+// caller without one waits for it, at most that long; what is old is read again
+// meanwhile, so that nobody waits for an agent that is away. With again, a card
+// that could not be read just now is tried once more: the agent may have started
+// since.
+func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.Duration, again bool) *protocol.Card {
 	id, ok := addressed(e)
 	if !ok {
 		return nil
@@ -55,43 +57,49 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 		r = &remote{}
 		b.remotes[e.Name] = r
 	}
-	due := !r.fetching && !b.c.Now().Before(r.until)
-	first := r.until.IsZero()
-	r.fetching = r.fetching || due
-	b.mu.Unlock()
-	if due {
-		read := func(ctx context.Context) {
-			card := b.readCard(ctx, e.Name, id.URL)
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			if r.fetching = false; card == nil {
-				r.until = b.c.Now().Add(cardRetry)
-				return
-			}
-			ttl := protocol.DefaultCardTTL
-			if card.CardTTL != nil {
-				ttl = max(*card.CardTTL, int(cardRetry/time.Second))
-			}
-			r.card, r.until = card, b.c.Now().Add(min(time.Duration(ttl)*time.Second, protocol.DefaultMaxCardTTL))
-			delete(b.hosted, e.Name)
-		}
-		if first && wait > 0 {
-			ctx, cancel := context.WithTimeout(ctx, wait)
+	due := !b.c.Now().Before(r.until) || again && r.card == nil
+	if due && r.read == nil && b.ctx.Err() == nil {
+		r.read = make(chan struct{})
+		kept := context.WithoutCancel(ctx) // others may wait for it too
+		b.work.Go(func() {
+			ctx, cancel := context.WithCancel(kept)
 			defer cancel()
-			read(ctx)
-		} else {
-			hops := context.WithoutCancel(ctx)
-			b.work.Go(func() {
-				ctx, cancel := context.WithCancel(hops)
-				defer cancel()
-				defer context.AfterFunc(b.ctx, cancel)()
-				read(ctx)
-			})
-		}
+			defer context.AfterFunc(b.ctx, cancel)()
+			b.noteCard(e.Name, r, b.readCard(ctx, e.Name, id.URL))
+		})
+	}
+	card, read := r.card, r.read
+	b.mu.Unlock()
+	if card != nil || read == nil || wait == 0 {
+		return card
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	select {
+	case <-read:
+	case <-ctx.Done():
 	}
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return r.card
+}
+
+// noteCard ends a reading. Without a card the one before stays.
+func (b *Binding) noteCard(name string, r *remote, card *protocol.Card) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(r.read)
+	r.read = nil
+	if card == nil {
+		r.until = b.c.Now().Add(cardRetry)
+		return
+	}
+	ttl := protocol.DefaultCardTTL
+	if card.CardTTL != nil {
+		ttl = max(*card.CardTTL, int(cardRetry/time.Second))
+	}
+	r.card, r.until = card, b.c.Now().Add(min(time.Duration(ttl)*time.Second, protocol.DefaultMaxCardTTL))
+	delete(b.hosted, name)
 }
 
 func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card {
@@ -166,7 +174,7 @@ func (p *pacer) refused(peer string, after time.Duration) {
 // uses up no try.
 func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.Outcome) hub.Outcome {
 	var limit *protocol.RateLimit
-	if card := b.remoteCard(ctx, o.Recipient, cardWait); card != nil {
+	if card := b.remoteCard(ctx, o.Recipient, cardWait, false); card != nil {
 		limit = card.RateLimit
 	}
 	peer := o.Identity.ID + " " + o.Identity.URL
