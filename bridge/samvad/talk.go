@@ -14,11 +14,15 @@ import (
 // can be talked to.
 const talk = "talk"
 
-// talks reports whether an agent is hosted with the skill talk alone: it
-// speaks another protocol, and nobody has said what it can do.
+// talks reports whether an agent is hosted with the skill talk: it speaks another
+// protocol, and nobody declared what it can do. It stays when the agent itself
+// tells its skills, so that callers need not know whether it has done so yet.
 func talks(e *directory.Entry) bool {
-	return len(e.Skills) == 0 && slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
+	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
+		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
 }
+
+func isTalk(s parley.SkillSpec) bool { return s.ID == talk }
 
 // talkSkill is that skill on a card.
 func talkSkill() protocol.Skill {
