@@ -163,11 +163,11 @@ const metadataName = "metadata"
 // message holds.
 type chatExtension struct {
 	MsgID   string   `json:"msg_id"`
-	Starts  bool     `json:"start_session,omitempty"`
-	Ends    bool     `json:"end_session,omitempty"`
+	Starts  bool     `json:"start_session,omitzero"`
+	Ends    bool     `json:"end_session,omitzero"`
 	Streams []string `json:"streams,omitempty"`
 	// Duplicate: members were named twice; what all but the last said is lost.
-	Duplicate bool `json:"duplicate_members,omitempty"`
+	Duplicate bool `json:"duplicate_members,omitzero"`
 }
 
 // Keys of a resource's metadata, as Agentverse's own tools use them.
