@@ -95,7 +95,7 @@ func TestHostileMessages(t *testing.T) {
 		{"two envelopes", edit(func(s string) string { return s + s }), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
 		{"a byte order mark", edit(func(s string) string { return "\ufeff" + s }), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
 		{"bytes that are no UTF-8", payload("{\"a\":\"\xff\xfe\"}"), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
-		{"half a surrogate pair", payload(`{"a":"\ud800"}`), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
+		{"half a surrogate pair outside the payload", replace(`"skill":"`, `"skill":"\ud800`), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
 		{"a control character", payload("{\"a\":\"\x01\"}"), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
 		{"a comment", payload(`{/* hello */}`), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},
 		{"a payload that is no object", payload(`[1]`), 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope, false},

@@ -218,7 +218,8 @@ func (a *Attack) Published(ctx context.Context) (Published, error) {
 	if err != nil {
 		return p, fmt.Errorf("attack: the record of %s: %w", a.c.Target, err)
 	}
-	for _, digest := range record.Protocols {
+	for _, bare := range record.Protocols {
+		digest := "proto:" + strings.TrimPrefix(bare, "proto:")
 		if digest == uagents.ChatProtocolDigest {
 			continue
 		}
