@@ -191,7 +191,7 @@ func TestConversation(t *testing.T) {
 // far it got, comes before.
 func ask(ctx context.Context, t *testing.T, s *asp.Session, text string) string {
 	t.Helper()
-	e, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "q-1", QueryType: "talk", Parameters: map[string]string{"text": text}})
+	e, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "q-1", QueryType: "message", Parameters: map[string]string{"text": text}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	a2ebridge "github.com/parley-hub/parley/bridge/a2e"
 )
 
-// TestStopWithWaitingCallers: a caller of each protocol in which callers wait at the
-// hub waits for an agent while the hub is stopped. The agent connects anew and answers; every caller has its answer,
+// TestStopWithWaitingCallers: a caller of each protocol waits for an agent while the
+// hub is stopped. The agent connects anew and answers; every caller has its answer,
 // and the log of the stop has no warning.
 func TestStopWithWaitingCallers(t *testing.T) {
 	var mu sync.Mutex
@@ -38,9 +38,8 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	log.Reset() // configured as it is, the hub has something to say at its start
 	mu.Unlock()
 	type heard struct{ protocol, what string }
-	waiting := []string{"samvad", "uagents", "a2e"}
-	answers := make(chan heard, len(waiting))
-	for _, p := range waiting {
+	answers := make(chan heard, len(fiveProtocols))
+	for _, p := range fiveProtocols {
 		go func() {
 			what, err := f.tell(t.Context(), p)
 			if err != nil {
@@ -51,7 +50,7 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	}
 	requests := map[string]string{} // by protocol
 	worker := &a2e.Client{URL: f.Addresses().A2E, Token: token}
-	for len(requests) < len(waiting) {
+	for len(requests) < len(fiveProtocols) {
 		r, err := worker.CallTool(t.Context(), "parley_inbox", nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +83,7 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	f.until("the hub is stopping", func() bool { err := f.Ready(); return err != nil && strings.Contains(err.Error(), "stopping") })
 	again := &a2e.Client{URL: f.Addresses().A2E, Token: token}
 	defer again.Close()
-	for _, p := range waiting {
+	for _, p := range []string{"agh", "asp", "samvad", "uagents", "a2e"} { // first those whose callers hold no connection
 		r, err := again.CallTool(t.Context(), "parley_reply", map[string]any{"id": requests[p], "content": map[string]string{"message": "hello"}}, nil)
 		if err != nil || !r.Success {
 			t.Errorf("the answer to %s: %+v, %v", p, r, err)

@@ -380,6 +380,43 @@ func TestCorrelationIsTrace(t *testing.T) {
 	}
 }
 
+// A caller waits while the inbox call of its agent is full or just ends: the next
+// call has its request. It had been told that the agent is unavailable.
+func TestRequestBetweenInboxCalls(t *testing.T) {
+	w := newWorld(t, node.Config{Limits: node.Limits{Body: "8MiB"}})
+	bob := w.http(tokenBob)
+	large := strings.Repeat("x", 2_200_000) // an answer has room for one of them
+	answered := make(chan error, 2)
+	ask := func() {
+		m, err := w.ask(t.Context(), "bob", parley.Text(large))
+		if err == nil && m.Kind != parley.Response {
+			err = m.Error
+		}
+		answered <- err
+	}
+	go ask()
+	for _, most := range []int{100, 1} {
+		r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": most}, func(protocol.Event) {
+			if most > 1 { // the call is open, and has no room for another
+				go ask()
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d struct{ Messages []struct{ ID string } }
+		if err := json.Unmarshal([]byte(data(t, r)), &d); err != nil || len(d.Messages) != 1 {
+			t.Fatalf("%d messages, %v", len(d.Messages), err)
+		}
+		if _, err := bob.CallTool(t.Context(), "parley_reply", map[string]any{"id": d.Messages[0].ID, "content": "here"}, nil); err != nil {
+			t.Error(err)
+		}
+		if err := <-answered; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestInbox(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ctx := t.Context()

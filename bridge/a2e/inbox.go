@@ -35,6 +35,7 @@ type inboxes struct {
 
 	mu      sync.Mutex
 	readers map[string][]*reader          // open calls, by agent
+	coming  map[string]chan struct{}      // by agent: closed at its next call; there while a delivery waits for that
 	held    map[string]map[string]*reader // the calls that have what is kept, by agent and key
 	count   uint64                        // of what was kept: the order within a moment
 	life    context.Context               // ends with shut
@@ -107,7 +108,8 @@ func frameSize(v []byte) (n int) {
 }
 
 func newInboxes(b *Binding) *inboxes {
-	x := &inboxes{b: b, kept: b.c.Journal.State("a2e.inbox"), readers: map[string][]*reader{}, held: map[string]map[string]*reader{}}
+	x := &inboxes{b: b, kept: b.c.Journal.State("a2e.inbox"), readers: map[string][]*reader{},
+		coming: map[string]chan struct{}{}, held: map[string]map[string]*reader{}}
 	x.room = min(cmp.Or(b.c.Limits.Frame, protocol.DefaultMaxFrame), protocol.HardMaxFrame) - frameHead
 	x.life, x.stop = context.WithCancel(context.Background())
 	return x
@@ -123,22 +125,32 @@ func (x *inboxes) open(agent string) bool {
 // shut ends all calls: what is at work is answered with what there is.
 func (x *inboxes) shut() { x.stop() }
 
-// first gives an open call of an agent, one whose agent is connected before others.
-func (x *inboxes) first(agent string, not []*reader) (found *reader) {
+// first gives an open call of an agent, one whose agent is connected before others;
+// without one, what is closed at its next call.
+func (x *inboxes) first(agent string, not []*reader) (found *reader, next <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	defer func() {
+		if found != nil {
+			return
+		}
+		if x.coming[agent] == nil {
+			x.coming[agent] = make(chan struct{})
+		}
+		next = x.coming[agent]
+	}()
 	for _, r := range x.readers[agent] {
 		if slices.Contains(not, r) {
 			continue
 		}
 		if !r.gone() {
-			return r
+			return r, nil
 		}
 		if found == nil {
 			found = r
 		}
 	}
-	return found
+	return found, nil
 }
 
 // deliver hands a message to an open call of its recipient. It returns when the
@@ -163,8 +175,16 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	h := &handing{data: data, result: make(chan error, 1)}
 	var full []*reader
 	for {
-		r := x.first(o.Recipient.Name, full)
-		if r == nil {
+		r, next := x.first(o.Recipient.Name, full)
+		switch {
+		case r == nil && o.Waits: // it would be told of the end, and its agent asks again at once
+			select {
+			case <-next:
+				continue
+			case <-ctx.Done():
+				return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: comeBack}
+			}
+		case r == nil:
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", o.Recipient.Name), Wait: comeBack}
 		}
 		select {
@@ -315,6 +335,10 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	defer context.AfterFunc(x.life, cancel)()
 	x.mu.Lock()
 	x.readers[agent] = append(x.readers[agent], r)
+	if c := x.coming[agent]; c != nil {
+		close(c)
+		delete(x.coming, agent)
+	}
 	x.mu.Unlock()
 	w.takeKept(ctx, events, true)
 	x.b.c.Hub.Kick(agent)
