@@ -197,7 +197,8 @@ Content crosses by one rule, for all protocols and kinds of messages, in this or
 
 1. What fits the skill's schema stays as it is.
 2. Text that spells a fitting object becomes that object; other text becomes the skill's only required member, if that is a
-   string. Text that spells an object of another shape is JSON that does not fit.
+   string. Text that spells an object of another shape is JSON that does not fit, unless that member is called
+   ` + "`text`" + ` or ` + "`message`" + `.
 3. A skill that takes text alone gets an object as its ` + "`text`" + ` or ` + "`message`" + `, if that is all it has, else as compact JSON.
 4. A mapping that you configured for the agent and skill is applied.
 5. Else the sender of a request gets an error that shows the schema.

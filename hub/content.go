@@ -26,7 +26,7 @@ import (
 //   - What fits the skill's schema stays as it is.
 //   - Text that spells a fitting object becomes it; other text becomes the
 //     skill's only required string. Text that spells an object of another shape
-//     is JSON, not text for that string.
+//     is JSON, and text only for a string that is called "text" or "message".
 //   - A skill that takes text alone gets an object as its "text" or "message", if
 //     that is all it has, else as compact JSON.
 //   - The operator's mapping makes it fit; for a skill without a schema a mapping
@@ -179,7 +179,7 @@ func forms(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
 	}
 	out = append(out, []byte(text))
 	spelled := jsonx.Value(text).Kind() == '{' && jsonx.Valid([]byte(text), 0) == nil
-	if member, ok := onlyString(input); ok && !spelled {
+	if member, ok := onlyString(input); ok && (!spelled || member == "text" || member == "message") {
 		quoted(map[string]string{member: text})
 	}
 	quoted(text)

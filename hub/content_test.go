@@ -19,6 +19,10 @@ type stay struct {
 	Days int    `json:"days"`
 }
 
+type note struct {
+	Text string `json:"text"`
+}
+
 // typed makes an agent of this process that repeats what its typed skills are
 // given.
 func typed(name string, byDefault bool) parley.Agent {
@@ -29,6 +33,7 @@ func typed(name string, byDefault bool) parley.Agent {
 	return parley.Agent{Name: name, Exposed: parley.Everywhere, Skills: []parley.SkillSpec{
 		parley.Skill("place", func(_ context.Context, _ *parley.Message, p place) (place, error) { return p, nil }, option),
 		parley.Skill("stay", func(_ context.Context, _ *parley.Message, s stay) (stay, error) { return s, nil }),
+		parley.Skill("note", func(_ context.Context, _ *parley.Message, n note) (note, error) { return n, nil }),
 		parley.Skill("say", func(_ context.Context, _ *parley.Message, s string) (string, error) { return s, nil }),
 	}}
 }
@@ -56,6 +61,8 @@ func TestContentRule(t *testing.T) {
 		{"text that spells what fits", "", []parley.Part{parley.Text(` {"city":"Bern"}`)}, `{"city":"Bern"}`},
 		{"text that spells another shape", "place", []parley.Part{parley.Text(`{"town":"Bern"}`)}, ""},
 		{"text that spells another shape, of no skill", "", []parley.Part{parley.Text(` {"town":"Bern"} `)}, ""},
+		{"text that spells an object, for text", "note", []parley.Part{parley.Text(`{"a":1}`)}, `{"text":"{\"a\":1}"}`},
+		{"JSON of another shape for text", "note", []parley.Part{js(`{"a":1}`)}, ""},
 		{"JSON of another shape beside text", "", []parley.Part{parley.Text("Bern"), js(`{"town":"Bern"}`)}, ""},
 		{"text for two members", "stay", []parley.Part{parley.Text("Bern")}, ""},
 		{"text for text", "say", []parley.Part{parley.Text(`{"town":"Bern"}`)}, `"{\"town\":\"Bern\"}"`},
