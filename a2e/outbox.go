@@ -27,7 +27,7 @@ type outbox struct {
 	sent      []outFrame
 	sentBytes int
 
-	// unproved are told whether the agent read frames that stream has written.
+	// unproved hears whether the agent read frames that stream has written.
 	unproved []func(bool)
 
 	stream *stream       // the transport that writes; nil when there is none

@@ -46,7 +46,7 @@ type Gateway struct {
 	// Admitted is told of every accepted message, when what it changes is in
 	// force and before anything is published because of it.
 	Admitted func(ctx context.Context, user string, res agh.Result)
-	// Greeted is told of the greetings of hosted peers, as they are published.
+	// Greeted gets the greetings of hosted peers, as they are published.
 	Greeted func(e *agh.Envelope)
 	// Away is asked to bring what a hosted peer says to a peer of another hub;
 	// false: it is no peer of another hub.

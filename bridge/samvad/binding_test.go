@@ -621,7 +621,7 @@ func TestStreamThatEndsInsideItsLastEvent(t *testing.T) {
 	}
 	m, err := w.Hub().Ask(t.Context(), submission("elsewhere"))
 	if err != nil || m.Kind != parley.Failure || m.Error.Code != parley.OutcomeUnknown || m.Error.Retryable {
-		t.Errorf("who waits is told %+v, %v", m, err)
+		t.Errorf("the waiting caller got %+v, %v", m, err)
 	}
 	accepted, err := w.Hub().Accept(t.Context(), submission("elsewhere"))
 	if err != nil {

@@ -77,7 +77,7 @@ func (i identity) Current() protocol.Signer {
 	return s
 }
 
-// keyless stands for a key that is gone: whoever signs is told why it cannot.
+// keyless stands for a key that is gone: Sign says why it cannot.
 type keyless struct {
 	id  string
 	err error

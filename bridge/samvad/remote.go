@@ -169,9 +169,9 @@ func (p *pacer) refused(peer string, after time.Duration) {
 	p.until[peer] = p.now().Add(after)
 }
 
-// paced makes an attempt when the agent takes one. Who waits on a connection has
-// it made later where there is time for that; other messages are postponed, which
-// uses up no try.
+// paced makes an attempt when the agent takes one. The request of a waiting caller
+// waits here where there is time for that; other messages are postponed, which uses
+// up no try.
 func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.Outcome) hub.Outcome {
 	var limit *protocol.RateLimit
 	if card := b.remoteCard(ctx, o.Recipient, cardWait, false); card != nil {

@@ -61,7 +61,7 @@ wrong is refused whole, and the old configuration stays in force.`,
 				fmt.Fprintf(a.out, "needs restart  %s\n", clean(k))
 			}
 			if len(v.Changed)+len(v.Restart) == 0 {
-				fmt.Fprintln(a.out, "nothing has changed")
+				fmt.Fprintln(a.out, "the configuration has not changed; tokens were read again")
 			}
 			return nil
 		},
