@@ -27,7 +27,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if err := by.may(Operate); err != nil {
 		return none, err
 	}
-	if err := a.named(&s.From); err != nil {
+	if err := a.named(&s.From, &s.To); err != nil {
 		return none, err
 	}
 	from, err := by.speaker(s.From)

@@ -903,7 +903,8 @@ func (h *Hub) address(m *parley.Message) *parley.Error {
 		case err == nil:
 			return e.Name, nil
 		case errors.Is(err, directory.ErrAmbiguous):
-			return "", parley.Refuse(parley.Conflict, "%s", err)
+			// Names of agents are for who may list them: `parley agents show` gives them.
+			return "", parley.Refuse(parley.Conflict, "%q is the address of several agents; give a name", ref)
 		}
 		return ref, nil // policy says that it is not here
 	}
