@@ -113,14 +113,17 @@ func (r *blockReader) block(ctx context.Context, path string, last uint64, fn fu
 			}
 			at += length
 			seq := binary.LittleEndian.Uint64(b[4:])
-			if seq&engineBits != 0 || seq <= r.seq {
+			if seq&engineBits != 0 {
+				continue
+			}
+			if !r.record(b[:length]) { // its sequence may be what is damaged
+				return false, errBlocks
+			}
+			if seq <= r.seq {
 				continue
 			}
 			if seq > last {
 				return false, nil
-			}
-			if !r.record(b[:length]) {
-				return false, errBlocks
 			}
 			r.seq = seq
 			s := r.stored
@@ -147,6 +150,10 @@ func (r *blockReader) record(b []byte) bool {
 		start = hashed + int(binary.LittleEndian.Uint32(body[subject:]))
 	}
 	if start < 0 || start > end {
+		return false
+	}
+	// The engine's sum does not cover the length of the headers.
+	if start != subject && !bytes.HasSuffix(body[hashed:start], []byte("\r\n\r\n")) {
 		return false
 	}
 	r.hash.Reset()
