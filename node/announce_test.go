@@ -23,7 +23,7 @@ func TestSecretsInClearAreReplaced(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"name":"old","role":"read","token":"`+secret+`"}`+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var log bytes.Buffer
+	var log logBuffer
 	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Durability: "disk", Data: data})
 	if _, err := (&admin.Client{Base: n.Addresses().Admin, Token: secret}).Info(t.Context()); err != nil {
 		t.Error(err)

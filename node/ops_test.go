@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -204,7 +203,7 @@ func TestHealthAndReadiness(t *testing.T) {
 
 // TestDrainTellsItsProgress: what is under way ends, and the log says so.
 func TestDrainTellsItsProgress(t *testing.T) {
-	var log bytes.Buffer
+	var log logBuffer
 	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Durability: "disk", Data: filepath.Join(t.TempDir(), "data")})
 	at, err := ReadAnnouncement(n.c.Data)
 	if err != nil {
