@@ -80,7 +80,7 @@ type ProfileBinding interface {
 }
 
 // A Profile is what the owner of an agent says of it, for people to read. The
-// hub proved the owner, not what is said.
+// hub proved the owner, not the content.
 type Profile struct {
 	Account     string      `json:"account"` // whose it is
 	Name        string      `json:"name"`

@@ -94,7 +94,7 @@ type job struct {
 	finished func(agh.Result)
 
 	ctx       context.Context // of a message that another node forwarded; else nil
-	principal string          // who sent it there
+	principal string          // its sender there
 }
 
 // Start serves, or joins, until ctx is done or Close is called.

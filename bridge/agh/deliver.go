@@ -85,7 +85,7 @@ type handoff struct {
 
 	// Of a message that is for an agent which the other hub hosts:
 	From      string `json:",omitzero"` // the hub that forwards it
-	Principal string `json:",omitzero"` // its user who sent it
+	Principal string `json:",omitzero"` // its user, the sender
 	Guest     bool   `json:",omitzero"` // which is one without credentials
 }
 
