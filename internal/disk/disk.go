@@ -1,0 +1,52 @@
+// Package disk is what a program asks of a file system and the standard library
+// cannot ask in the same way on every system: a lock on a directory, the free
+// space, a synced directory, and why a file could not be written.
+//
+// Two hubs must not open one journal. Each locks a file in its directory, and
+// the second is told so:
+//
+//	lock, err := disk.Lock(filepath.Join(dir, "lock"))
+//	if errors.Is(err, disk.ErrLocked) {
+//		// another process has the journal open
+//	}
+//	defer lock.Close()
+//
+// Linux, macOS, Windows and FreeBSD have all of it. Where a system lacks one of
+// them the function gives an error that wraps [errors.ErrUnsupported]; it never
+// does nothing instead. The one exception is [SyncDir] on Windows, where there is
+// nothing to do.
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// ErrLocked means that somebody else holds the lock: another process, or this
+// one by another call.
+var ErrLocked = errors.New("locked by another process")
+
+// Lock locks the file at path, which it makes with mode 0600 if there is none,
+// and returns it open for reading and writing. It does not wait: a lock that is
+// held gives [ErrLocked]. The lock ends when the file is closed or the process
+// ends, however it ends; the file stays.
+//
+// The lock is advisory: it keeps out those that call Lock or [Wait] alone.
+// Everybody may read and write the file meanwhile, so that the holder can leave
+// its process number in it.
+func Lock(path string) (*os.File, error) { return open(path, false) }
+
+// Wait is [Lock], but where the lock is held it waits until it is free.
+func Wait(path string) (*os.File, error) { return open(path, true) }
+
+func open(path string, wait bool) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := lock(f, wait); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
