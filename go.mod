@@ -42,6 +42,7 @@ require (
 	modernc.org/libc v1.66.10
 	modernc.org/sqlite v1.40.1
 	pgregory.net/rapid v1.3.0
+	zombiezen.com/go/sqlite v1.4.2
 )
 
 require (

@@ -86,9 +86,9 @@ func testStateExpect(t *testing.T, b *bench) {
 
 // awkward keys: any byte may be in one.
 var awkward = []string{
-	"a", "a.b", "a.b.c", "a*", "a>", "a b", "a\x00", "a\x00b", "a\xff", "a\xff\xff", "a\xff\xffb", "b", "A", "%", "_", "a%",
-	"a_b", "'", "\"", "\\", "\xff", "\xff\xff", "\x00", "\x80", "ä", "日本", ".", "..", "a..b", ".a", "a.", "$", "=", "/",
-	"a/b", " ", "\n", "-", strings.Repeat("k", 300),
+	"a", "a.b", "a.b.c", "a*", "a>", "a b", "a\x00", "a\x00b", "a\xff", "a\xff\xff", "a\xff\xffb", "b", "A", "%", "_",
+	"a%", "a_b", "'", "\"", "\\", "\xff", "\xff\xff", "\x00", "\x80", "ä", "日本", ".", "..", "a..b", ".a", "a.", "$",
+	"=", "/", "a/b", " ", "\n", "-", strings.Repeat("k", 300),
 }
 
 func testStateKeys(t *testing.T, b *bench) {
@@ -507,7 +507,8 @@ func testTwo(t *testing.T, b *bench) {
 	r3, err := b.Delete(t.Context(), "s", "k", &r2)
 	b.must(err)
 	other.hasNot("s", "k")
-	state.wants(b, fmt.Sprintf("s k one false %d", r1), fmt.Sprintf("s k two false %d", r2), fmt.Sprintf("s k  true %d", r3))
+	state.wants(b, fmt.Sprintf("s k one false %d", r1), fmt.Sprintf("s k two false %d", r2),
+		fmt.Sprintf("s k  true %d", r3))
 	log.end(b)
 	state.end(b)
 	_, err = other.Meta(t.Context())

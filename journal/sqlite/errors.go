@@ -1,0 +1,46 @@
+package sqlite
+
+import (
+	"fmt"
+
+	"zombiezen.com/go/sqlite"
+
+	"github.com/parley-hub/parley/internal/disk"
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// explain makes an error of SQLite one of package store.
+func (s *Store) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	switch sqlite.ErrCode(err).ToPrimary() {
+	case sqlite.ResultFull:
+		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.place(), err)
+	case sqlite.ResultCorrupt, sqlite.ResultNotADB, sqlite.ResultFormat:
+		return s.corrupt(err)
+	case sqlite.ResultTooBig:
+		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
+	case sqlite.ResultBusy, sqlite.ResultLocked:
+		return fmt.Errorf("%w: another program has %s open and locked: %w", store.ErrBusy, s.place(), err)
+	case sqlite.ResultIOErr, sqlite.ResultCantOpen, sqlite.ResultNoMem, sqlite.ResultReadOnly:
+		return fmt.Errorf("%w: %s: %w", store.ErrBusy, s.place(), err)
+	}
+	if disk.IsFull(err) {
+		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.place(), err)
+	}
+	return fmt.Errorf("%s: %w", s.place(), err)
+}
+
+func (s *Store) corrupt(err error) error {
+	return fmt.Errorf(`%w: %s: %w ("parley journal check" says what is damaged, "parley journal salvage" saves the rest)`,
+		store.ErrCorrupt, s.place(), err)
+}
+
+// place names the store in an error.
+func (s *Store) place() string {
+	if s.path == "" {
+		return "the journal in memory"
+	}
+	return s.path
+}

@@ -1,0 +1,481 @@
+package sqlite
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"zombiezen.com/go/sqlite"
+
+	"github.com/parley-hub/parley/internal/disk"
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// FileName is the journal's file in its directory.
+const FileName = "journal.db"
+
+const (
+	pageSize = 4096
+	readers  = 4
+)
+
+// Config says where a store lies.
+type Config struct {
+	Dir    string // made if it is not there
+	Memory bool   // no files: all is gone when the store is closed
+
+	Now func() time.Time // for values that expire; default time.Now
+	Log *slog.Logger     // default discards
+}
+
+// A Store is a [store.Store] in a file.
+type Store struct {
+	cfg    Config
+	path   string
+	lock   io.Closer
+	writer *writer
+	idle   chan *conn // that read
+	opened []*conn
+
+	known   sync.RWMutex
+	content state // what is committed
+	makeSQL sync.Mutex
+	sql     atomic.Pointer[[]*queries]
+
+	ranging sync.RWMutex // readers: rows of the state stay where they are
+	failed  atomic.Pointer[error]
+
+	mu     sync.Mutex
+	calls  int
+	closed bool
+	none   chan struct{} // closed with the last call of a closed store
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens the journal of a directory, or makes an empty one. Errors:
+// [store.ErrLocked], [store.ErrForeign], [store.ErrFormat], [store.ErrCorrupt],
+// [store.ErrNoSpace].
+func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{cfg: cfg, none: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.release())
+		}
+	}()
+	if cfg.Memory {
+		c, err := s.open(":memory:", sqlite.OpenReadWrite, 2<<10)
+		if err != nil {
+			return nil, err
+		}
+		if err := create(c); err != nil {
+			return nil, s.explain(err)
+		}
+		s.idle = make(chan *conn, 1)
+		s.idle <- c
+		s.writer = &writer{s: s, conn: c}
+	} else if err := s.openFile(); err != nil {
+		return nil, err
+	}
+	if err := s.load(s.writer.conn); err != nil {
+		return nil, s.explain(err)
+	}
+	s.writer.now.set(&s.content)
+	s.writer.wake, s.writer.ended = make(chan struct{}, 1), make(chan struct{})
+	go s.writer.run()
+	return s, ctx.Err()
+}
+
+func (s *Store) openFile() error {
+	if s.cfg.Dir == "" {
+		return errors.New("a journal needs a directory")
+	}
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return err
+	}
+	lock, err := disk.Lock(filepath.Join(s.cfg.Dir, "lock"))
+	if errors.Is(err, disk.ErrLocked) {
+		return fmt.Errorf("%w: another process has the journal in %s open", store.ErrLocked, s.cfg.Dir)
+	} else if err != nil {
+		return err
+	}
+	s.lock = lock
+	s.path = filepath.Join(s.cfg.Dir, FileName)
+	switch err := inspect(s.path); {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := s.create(); err != nil {
+			return s.explain(err)
+		}
+	case err != nil:
+		return fmt.Errorf("%s: %w", s.path, err)
+	}
+	c, err := s.open(s.path, sqlite.OpenReadWrite, 16<<10)
+	if err != nil {
+		return err
+	}
+	s.writer = &writer{s: s, conn: c}
+	// The first change has SQLite open all files that it will need: it does not
+	// depend on free file descriptors afterwards.
+	if err := c.exec("UPDATE meta SET value = value + 1 WHERE name = 'opened'"); err != nil {
+		return s.explain(err)
+	}
+	if _, err := s.writer.copyWAL("PASSIVE"); err != nil {
+		return s.explain(err)
+	}
+	s.idle = make(chan *conn, readers)
+	for range readers {
+		c, err := s.open(s.path, sqlite.OpenReadWrite, 2<<10)
+		if err != nil {
+			return err
+		}
+		if _, err := c.int("SELECT value FROM meta WHERE name = 'opened'"); err != nil {
+			return s.explain(err)
+		}
+		s.idle <- c
+	}
+	return nil
+}
+
+func (s *Store) open(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, error) {
+	c, err := openConn(path, flags, cacheKiB)
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	s.opened = append(s.opened, c)
+	return c, nil
+}
+
+// inspect says whether a file can be a journal, without touching it. SQLite's
+// documentation ("Database File Format") says what the first bytes are.
+func inspect(path string) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(path), "journal.json")); err == nil {
+			return fmt.Errorf("%w: the directory holds the journal of an older release: make a backup with that release, "+
+				`then "parley restore" it into an empty directory`, store.ErrFormat)
+		}
+		return err
+	} else if err != nil {
+		return err
+	}
+	defer f.Close()
+	head := make([]byte, 72)
+	if _, err := io.ReadFull(f, head); err != nil {
+		return fmt.Errorf("%w: it is shorter than a journal", store.ErrForeign)
+	}
+	want := append([]byte("SQLite format 3\x00"), 0x50, 0x52, 0x4c, 0x59)
+	wrong := 0
+	for i, b := range append(head[:16:16], head[68:]...) {
+		wrong += bits.OnesCount8(b ^ want[i])
+	}
+	version := uint32(head[60])<<24 | uint32(head[61])<<16 | uint32(head[62])<<8 | uint32(head[63])
+	switch {
+	case wrong > 8:
+		return fmt.Errorf("%w: it is not a journal", store.ErrForeign)
+	case wrong > 0 || version > 255 || version == 0:
+		return fmt.Errorf(`%w: its header ("parley journal salvage" saves the records)`, store.ErrCorrupt)
+	case version != formatVersion:
+		return fmt.Errorf("%w: it is %d, this release knows %d", store.ErrFormat, version, formatVersion)
+	}
+	return nil
+}
+
+// create makes the file under another name: a journal.db is always whole.
+func (s *Store) create() error {
+	path := s.path + ".new"
+	for _, p := range []string{path, path + "-journal"} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	c, err := openConn(path, sqlite.OpenReadWrite, 2<<10)
+	if err != nil {
+		return err
+	}
+	err = create(c)
+	if err == nil {
+		err = c.exec("PRAGMA journal_mode = WAL")
+	}
+	if err := errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path, s.path); err != nil {
+		return err
+	}
+	return disk.SyncDir(s.cfg.Dir)
+}
+
+// create makes the tables of a new file, but for the log's.
+func create(c *conn) error {
+	for _, p := range []string{fmt.Sprintf("page_size = %d", pageSize), "auto_vacuum = INCREMENTAL"} {
+		if err := c.exec("PRAGMA " + p); err != nil {
+			return err
+		}
+	}
+	return c.script(fmt.Sprintf("BEGIN; PRAGMA application_id = %d; PRAGMA user_version = %d; %s COMMIT;",
+		applicationID, formatVersion, schemaBase))
+}
+
+// load reads what the store knows of its content: a few rows.
+func (s *Store) load(c *conn) error {
+	t := &s.content
+	var err error
+	get := func(sql string, args ...any) int64 {
+		if err != nil {
+			return 0
+		}
+		var n int64
+		n, err = c.int(sql, args...)
+		return n
+	}
+	t.revision = uint64(get("SELECT value FROM meta WHERE name = 'revision'"))
+	t.values = get("SELECT value FROM meta WHERE name = 'values'")
+	t.nextID = get("SELECT max(id) FROM state") + 1
+	t.firstID = max(1, get("SELECT min(id) FROM state"))
+	t.cleaned = t.firstID
+	if err != nil {
+		return err
+	}
+	t.parts = nil
+	var counted []int64
+	err = c.query("SELECT first, last, missing, erased, bytes, counted FROM partitions ORDER BY partition",
+		func(st *sqlite.Stmt) bool {
+			t.parts = append(t.parts, partition{
+				first: uint64(st.ColumnInt64(0)), last: uint64(st.ColumnInt64(1)), missing: uint64(st.ColumnInt64(2)),
+				erased: uint64(st.ColumnInt64(3)), bytes: st.ColumnInt64(4),
+			})
+			counted = append(counted, st.ColumnInt64(5))
+			return true
+		})
+	for n := range t.parts {
+		p := &t.parts[n]
+		p.last = max(p.last, uint64(get(fmt.Sprintf("SELECT max(sequence) FROM log_%d", n))))
+		p.bytes += get(fmt.Sprintf("SELECT sum(length(data)) FROM log_%d WHERE sequence > ?", n), counted[n])
+	}
+	return err
+}
+
+// knows gives what is committed of a partition.
+func (s *Store) knows(n int) (partition, bool) {
+	s.known.RLock()
+	defer s.known.RUnlock()
+	if p := s.content.part(n); p != nil {
+		return *p, true
+	}
+	return partition{}, false
+}
+
+// queries gives those of a partition that is there.
+func (s *Store) queries(n int) *queries {
+	if all := s.sql.Load(); all != nil && n < len(*all) {
+		return (*all)[n]
+	}
+	s.makeSQL.Lock()
+	defer s.makeSQL.Unlock()
+	var all []*queries
+	for p := range n + 1 {
+		q := makeQueries(p)
+		all = append(all, &q)
+	}
+	s.sql.Store(&all)
+	return all[n]
+}
+
+// reading runs a read on a connection.
+func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case c := <-s.idle:
+		defer func() { s.idle <- c }()
+		return s.explain(do(c))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// enter begins a call, leave ends it.
+func (s *Store) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
+	}
+	s.calls++
+	return nil
+}
+
+func (s *Store) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls--; s.calls == 0 && s.closed {
+		close(s.none)
+	}
+}
+
+// fail has the store take nothing more until it is opened again.
+func (s *Store) fail(err error) {
+	s.failed.CompareAndSwap(nil, &err)
+	s.cfg.Log.Error("The journal takes nothing until it is opened again.", "file", s.path, "error", err)
+}
+
+func (s *Store) broken() error {
+	if err := s.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Meta is described in [store.Store].
+func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
+	if err := s.enter(); err != nil {
+		return m, err
+	}
+	defer s.leave()
+	var text string
+	err = s.reading(ctx, func(c *conn) error {
+		return c.query("SELECT value FROM meta WHERE name = 'journal'", func(st *sqlite.Stmt) bool {
+			text = st.ColumnText(0)
+			return true
+		})
+	})
+	switch {
+	case err != nil:
+		return m, err
+	case text == "":
+		return m, fmt.Errorf("%w: %s is empty", store.ErrNotFound, s.place())
+	}
+	if err := json.Unmarshal([]byte(text), &m); err != nil {
+		return m, s.corrupt(err)
+	}
+	return m, nil
+}
+
+// Init is described in [store.Store].
+func (s *Store) Init(ctx context.Context, m store.Meta) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	was, err := s.Meta(ctx)
+	switch {
+	case err == nil && (!was.Restoring || was.Partitions != m.Partitions):
+		return fmt.Errorf("%w: %s", store.ErrExists, s.place())
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return err
+	}
+	if m.Partitions < 1 || m.Partitions > 256 {
+		return fmt.Errorf("%d partitions; 1 to 256 are possible", m.Partitions)
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.change(ctx, 1<<20, func(w *writer) (refused, failed error) {
+		if len(w.now.parts) == 0 {
+			sql := schemaView(m.Partitions)
+			for p := range m.Partitions {
+				sql = schemaPartition(p) + sql
+				w.now.parts = append(w.now.parts, partition{first: 1, erased: 1})
+			}
+			if err := w.script(sql); err != nil {
+				return nil, err
+			}
+		}
+		return nil, w.exec("INSERT OR REPLACE INTO meta VALUES ('journal', ?)", string(text))
+	})
+}
+
+// Exclusive is described in [store.Store].
+func (s *Store) Exclusive() bool { return true }
+
+// MaxRecord is described in [store.Store].
+func (s *Store) MaxRecord() int { return maxRecord }
+
+// Space is described in [store.Store].
+func (s *Store) Space() (free, total uint64, err error) {
+	if s.cfg.Memory {
+		return 0, 0, nil
+	}
+	return disk.Space(s.cfg.Dir)
+}
+
+// Promise is described in [store.Store].
+func (s *Store) Promise() string {
+	if s.cfg.Memory {
+		return "Records are in memory and gone when the process ends."
+	}
+	return "Every record is synced to the disk before it is acknowledged."
+}
+
+// Healthy is described in [store.Store].
+func (s *Store) Healthy() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return store.ErrClosed
+	}
+	return s.broken()
+}
+
+// Close is described in [store.Store]. The file is then all there is of the
+// journal.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
+	}
+	s.closed = true
+	if s.calls == 0 {
+		close(s.none)
+	}
+	s.mu.Unlock()
+	<-s.none
+	s.writer.close()
+	err := s.broken()
+	if err == nil && !s.cfg.Memory {
+		if err = s.writer.note(true); err == nil {
+			_, err = s.writer.copyWAL("TRUNCATE")
+		}
+		err = s.explain(err)
+	}
+	return errors.Join(err, s.release())
+}
+
+// release closes all files.
+func (s *Store) release() (err error) {
+	for i := len(s.opened) - 1; i >= 0; i-- { // the writer last: it removes the WAL
+		err = errors.Join(err, s.opened[i].Close())
+	}
+	s.opened = nil
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
+		s.lock = nil
+	}
+	return err
+}

@@ -1,0 +1,406 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"zombiezen.com/go/sqlite"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// A group holds at most this, and the WAL about as much before its content is
+// copied into the file.
+const (
+	maxGroup      = 1024
+	maxGroupBytes = 16 << 20
+	walBytes      = 4 << 20
+	walBound      = 64 << 20
+)
+
+// A request is a change on its way to the writer.
+type request struct {
+	// do makes the change in the group's transaction. It gives an error of its
+	// caller's, a refusal, having changed nothing; and, second, an error that ends
+	// the transaction.
+	do   func(w *writer) (refused, failed error)
+	size int
+
+	// alone runs between groups, in place of do.
+	alone func(w *writer) error
+
+	phase atomic.Int32
+	done  chan struct{}
+	err   error
+}
+
+const (
+	queued int32 = iota
+	taken
+	left // by its caller
+)
+
+func (r *request) finish(err error) {
+	r.err = err
+	close(r.done)
+}
+
+// A writer makes all changes, on a connection of its own: whatever waits goes
+// into one transaction, with one fsync.
+type writer struct {
+	s *Store
+	*conn
+
+	mu     sync.Mutex
+	queue  []*request
+	closed bool
+	wake   chan struct{}
+	ended  chan struct{}
+
+	group    []*request
+	insert   []*sqlite.Stmt // of each partition
+	now      state          // what the transaction has made of it
+	unsynced int64          // bytes in the WAL that are not in the file, about
+	logged   int64          // bytes since the WAL began anew, about
+}
+
+// state is what the store knows of its content without looking.
+type state struct {
+	parts    []partition
+	revision uint64
+	values   int64 // in the state
+	nextID   int64 // of a row of the state
+	firstID  int64
+	cleaned  int64 // rows before have no value
+	dirty    bool  // revision or values are not stored
+}
+
+// partition is what the store knows of one.
+type partition struct {
+	first, last, missing, erased uint64
+	bytes                        int64
+	dirty                        bool
+}
+
+func (p *partition) records() uint64 { return p.last + 1 - p.first - p.missing }
+
+// part gives a partition, nil if there is none.
+func (t *state) part(n int) *partition {
+	if n < 0 || n >= len(t.parts) {
+		return nil
+	}
+	return &t.parts[n]
+}
+
+// set makes t what from is.
+func (t *state) set(from *state) {
+	parts := append(t.parts[:0], from.parts...)
+	*t = *from
+	t.parts = parts
+}
+
+// submit has the writer take r, and waits for its end.
+func (s *Store) submit(ctx context.Context, r *request) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r.done = make(chan struct{})
+	w := s.writer
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return store.ErrClosed
+	}
+	w.queue = append(w.queue, r)
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+	}
+	if r.phase.CompareAndSwap(queued, left) {
+		return ctx.Err()
+	}
+	select {
+	case <-r.done:
+		return r.err
+	default:
+		return fmt.Errorf("%w: %w while %s was being written", store.ErrUnknown, ctx.Err(), s.place())
+	}
+}
+
+// change is submit for what needs a transaction.
+func (s *Store) change(ctx context.Context, size int, do func(w *writer) (refused, failed error)) error {
+	return s.submit(ctx, &request{do: do, size: size})
+}
+
+func (w *writer) run() {
+	defer close(w.ended)
+	for {
+		w.giveWay()
+		w.mu.Lock()
+		waiting, closed := w.queue, w.closed
+		w.queue = nil
+		w.mu.Unlock()
+		if len(waiting) == 0 {
+			if closed {
+				return
+			}
+			<-w.wake
+			continue
+		}
+		w.serve(waiting)
+	}
+}
+
+// giveWay lets the callers of the group before run first: those that change
+// something again at once are then in the next group, and share its fsync.
+func (w *writer) giveWay() {
+	for before := -1; ; {
+		w.mu.Lock()
+		n := len(w.queue)
+		w.mu.Unlock()
+		if n == before || n >= maxGroup {
+			return
+		}
+		before = n
+		runtime.Gosched()
+	}
+}
+
+func (w *writer) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+	<-w.ended
+}
+
+// serve does what waits, in groups, and then what runs between groups.
+func (w *writer) serve(waiting []*request) {
+	if w.s.cfg.Memory { // which has one connection only
+		w.conn = <-w.s.idle
+		defer func() { w.s.idle <- w.conn }()
+	}
+	var alone []*request
+	w.group = w.group[:0]
+	size := 0
+	for _, r := range waiting {
+		if !r.phase.CompareAndSwap(queued, taken) {
+			continue
+		}
+		if r.alone != nil {
+			alone = append(alone, r)
+			continue
+		}
+		if len(w.group) > 0 && (len(w.group) >= maxGroup || size+r.size > maxGroupBytes) {
+			w.commit(w.group)
+			w.group, size = w.group[:0], 0
+		}
+		w.group = append(w.group, r)
+		size += r.size
+	}
+	if len(w.group) > 0 {
+		w.commit(w.group)
+	}
+	for _, r := range alone {
+		err := w.s.broken()
+		if err == nil {
+			err = r.alone(w)
+		}
+		r.finish(err)
+	}
+	if w.unsynced >= walBytes && w.s.broken() == nil {
+		w.checkpoint()
+	}
+	clear(w.group)
+}
+
+// commit makes the changes of a group in one transaction.
+func (w *writer) commit(group []*request) {
+	if err := w.s.broken(); err != nil {
+		for _, r := range group {
+			r.finish(err)
+		}
+		return
+	}
+	cleaning := w.s.ranging.TryLock() // else rows stay where they are
+	refusals, failed, unknown := w.transact(group, cleaning)
+	if cleaning {
+		w.s.ranging.Unlock()
+	}
+	switch {
+	case failed == nil:
+		w.s.known.Lock()
+		w.s.content.set(&w.now)
+		w.s.known.Unlock()
+		for i, r := range group {
+			r.finish(refusals[i])
+		}
+		return
+	case unknown:
+		w.s.fail(fmt.Errorf("%w: %s was not written: %w; start again when the disk works",
+			store.ErrBusy, w.s.place(), failed))
+		err := fmt.Errorf("%w: %s: %w", store.ErrUnknown, w.s.place(), failed)
+		for i, r := range group {
+			if refusals[i] != nil {
+				err = refusals[i]
+			}
+			r.finish(err)
+		}
+		return
+	}
+	w.now.set(&w.s.content)
+	if len(group) > 1 && sqlite.ErrCode(failed).ToPrimary() != sqlite.ResultFull {
+		for i := range group { // one of them is the reason
+			w.commit(group[i : i+1])
+		}
+		return
+	}
+	for i, r := range group {
+		err := w.s.explain(failed)
+		if i < len(refusals) && refusals[i] != nil {
+			err = refusals[i]
+		}
+		r.finish(err)
+	}
+}
+
+// transact gives what each request of a group is refused for, and an error if
+// all of it failed. Unknown: the disk may hold it nevertheless.
+func (w *writer) transact(group []*request, cleaning bool) (refusals []error, failed error, unknown bool) {
+	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
+		return nil, err, false
+	}
+	undo := func(err error) ([]error, error, bool) {
+		if !w.AutocommitEnabled() { // some errors end the transaction themselves
+			err = errors.Join(err, w.exec("ROLLBACK"))
+		}
+		return refusals, err, false
+	}
+	size := int64(0)
+	for _, r := range group {
+		refused, err := r.do(w)
+		refusals = append(refusals, refused)
+		if err != nil {
+			return undo(err)
+		}
+		size += int64(r.size) + 512
+	}
+	if cleaning {
+		if err := w.clean(len(group)); err != nil {
+			return undo(err)
+		}
+	}
+	if err := w.note(w.unsynced+size >= walBytes); err != nil {
+		return undo(err)
+	}
+	if err := w.exec("COMMIT"); err != nil {
+		refusals, err, _ = undo(err)
+		return refusals, err, sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr
+	}
+	w.unsynced += size + 8<<10
+	w.logged += size + 8<<10
+	return refusals, nil, false
+}
+
+// note stores what the store knows of its content, as far as it cannot be read
+// from the records at the next Open.
+func (w *writer) note(all bool) error {
+	if w.now.dirty {
+		w.now.dirty = false
+		if err := w.exec(metaSet, w.now.revision, "revision"); err != nil {
+			return err
+		}
+		if err := w.exec(metaSet, w.now.values, "values"); err != nil {
+			return err
+		}
+	}
+	for n := range w.now.parts {
+		p := &w.now.parts[n]
+		if !p.dirty && !all {
+			continue
+		}
+		p.dirty = false
+		err := w.exec("UPDATE partitions SET first=?, last=?, missing=?, erased=?, bytes=?, counted=? WHERE partition = ?",
+			p.first, p.last, p.missing, p.erased, p.bytes, p.last, n)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkpoint copies the WAL into the file. What a reader still needs of it stays.
+func (w *writer) checkpoint() {
+	if w.s.cfg.Memory {
+		w.unsynced = 0
+		return
+	}
+	mode := "PASSIVE"
+	if w.logged > walBound {
+		mode = "RESTART"
+	}
+	busy, err := w.copyWAL(mode)
+	if err != nil {
+		w.s.cfg.Log.Error("The journal's WAL was not copied into its file.", "file", w.s.path, "error", err)
+		return
+	}
+	w.unsynced = 0
+	if !busy {
+		w.logged = 0
+	}
+}
+
+// copyWAL checkpoints. Busy: a reader needs the WAL.
+func (w *writer) copyWAL(mode string) (busy bool, err error) {
+	var pages, copied int64
+	err = w.query("PRAGMA wal_checkpoint("+mode+")", func(st *sqlite.Stmt) bool {
+		busy, pages, copied = st.ColumnBool(0), st.ColumnInt64(1), st.ColumnInt64(2)
+		return true
+	})
+	if sqlite.ErrCode(err) == sqlite.ResultIOErrFsync {
+		// The kernel may have dropped what it could not write, and would call the
+		// next attempt a success.
+		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.place(), err)
+		w.s.fail(err)
+		return false, err
+	}
+	return busy || copied < pages, err
+}
+
+// truncate empties the WAL: the old content of changed pages is then in no file.
+func (s *Store) truncate(ctx context.Context) error {
+	if s.cfg.Memory {
+		return nil
+	}
+	for try := 0; ; try++ {
+		busy := false
+		err := s.submit(ctx, &request{alone: func(w *writer) (err error) {
+			if w.logged == 0 && w.unsynced == 0 {
+				return nil // another has done it
+			}
+			if busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
+				w.logged, w.unsynced = 0, 0
+			}
+			return s.explain(err)
+		}})
+		if err != nil || !busy {
+			return err
+		}
+		if try == 4 {
+			return fmt.Errorf("%w: another program reads %s, which keeps old content in its WAL", store.ErrBusy, s.path)
+		}
+	}
+}
