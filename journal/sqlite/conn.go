@@ -14,6 +14,10 @@ import (
 // sqlite3, that has locked the file.
 const busyTimeout = 5 * time.Second
 
+// readerTimeout is how long the writer waits for readers of the WAL, before it
+// does what else there is and tries again.
+const readerTimeout = 200 * time.Millisecond
+
 // conn is a connection to the file. Its statements are prepared once.
 type conn struct{ *sqlite.Conn }
 

@@ -34,9 +34,10 @@
 //   - A row is added at the end of its table only. SQLite then begins a new page
 //     and leaves the others alone. That is why each partition has a table, and
 //     why a value of the state that gets longer is added as a new row.
-//   - A row that changes gets no column that is longer than before. SQLite then
-//     never needs another page for it. What does not fit where it is goes into
-//     the state, bucket "store/replaced".
+//   - A row that changes never needs more of its page than before: no column gets
+//     longer, and a row that was so long that SQLite had split it becomes so short
+//     that it fits where its beginning was. What does not fit there goes into the
+//     state, bucket "store/replaced" for a record, a new row for a value.
 //   - A row is deleted in two steps: it is overwritten; and it leaves the table
 //     when it and some pages of rows behind it are overwritten, so that SQLite,
 //     which joins pages that are nearly empty with their neighbours, moves

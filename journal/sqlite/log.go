@@ -295,23 +295,24 @@ func (w *writer) replace(partition int, records []store.Record) (refused, failed
 	}
 	for i := range records {
 		r := &records[i]
-		var data any // NULL: not here
-		if was[i].fits(len(r.Data)) {
-			data = r.Data
-		} else {
-			v := store.Value{Key: replacedKey(partition, r.Sequence), Data: r.Data}
-			if _, err := w.set(replaced, v); err != nil {
-				return nil, err
-			}
-		}
-		// No column gets longer than it is: see "Erasure" in doc.go.
-		args := []any{nil, nil, nil, nil, nil, data, r.Sequence}
+		// No row may get larger where it lies: see "Erasure" in doc.go.
+		args := []any{nil, nil, nil, nil, nil, nil, r.Sequence}
 		if was[i].timed {
 			args[0] = millis(r.About.Time)
 		}
+		size := int64(0)
 		for n, text := range []string{r.About.Kind, r.About.Message, r.About.From, r.About.To} {
-			if text != "" && len(text) <= was[i].texts[n] {
+			if text != "" && len(text) <= was[i].texts[n] && size+int64(len(text))+overhead <= smallest {
 				args[1+n] = text
+				size += int64(len(text))
+			}
+		}
+		if n := int64(len(r.Data)); !was[i].null && n <= was[i].data && fits(size+n, was[i].size()) {
+			args[5] = r.Data
+		} else { // NULL: elsewhere
+			v := store.Value{Key: replacedKey(partition, r.Sequence), Data: r.Data}
+			if _, err := w.set(replaced, v); err != nil {
+				return nil, err
 			}
 		}
 		if err := w.exec(q.replace, args...); err != nil {
@@ -330,7 +331,13 @@ type row struct {
 	texts [4]int
 }
 
-func (r *row) fits(n int) bool { return !r.null && int64(n) <= r.data }
+func (r *row) size() int64 {
+	n := r.data
+	for _, text := range r.texts {
+		n += int64(text)
+	}
+	return n
+}
 
 func (w *writer) row(q *queries, sequence uint64) (r *row, err error) {
 	err = w.query(q.row, func(st *sqlite.Stmt) bool {

@@ -78,6 +78,22 @@ FROM log_%[1]d WHERE sequence >= (SELECT first FROM partitions WHERE partition =
 	return "CREATE VIEW log AS\n" + b.String()
 }
 
+// SQLite keeps a row up to 4061 bytes on a page of 4096. Of a longer one it
+// keeps some part there, 489 bytes or more. So a row of at most unsplit bytes
+// needs no more of its page when it gets shorter, and one of at most smallest
+// bytes never more than a long one did.
+const (
+	unsplit  = 4000
+	smallest = 480
+	overhead = 60 // of a row, at most
+)
+
+// fits reports whether a row of a size, instead of one of another, needs no
+// more of its page, given that no column is longer.
+func fits(size, was int64) bool {
+	return size <= was && (was+overhead <= unsplit || size+overhead <= smallest)
+}
+
 // queries of one partition.
 type queries struct{ insert, read, tagged, row, replace, wipe, delete, cushion, sizes string }
 
@@ -90,11 +106,11 @@ func makeQueries(p int) queries {
 		row:     q("SELECT length(data), time, kind, message, sender, recipient FROM log_N WHERE sequence = ?"),
 		replace: q("UPDATE log_N SET time=?, kind=?, message=?, sender=?, recipient=?, data=? WHERE sequence = ?"),
 		wipe: q("UPDATE log_N SET tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, recipient=NULL, " +
-			"data=zeroblob(min(length(data), 1000)) WHERE sequence BETWEEN ? AND ?"),
-		delete:  q("DELETE FROM log_N WHERE sequence <= ?"),
-		cushion: q("SELECT sequence, min(ifnull(length(data), 0), 1000) + 14 FROM log_N " +
+			"data=zeroblob(min(length(data), 400)) WHERE sequence BETWEEN ? AND ?"),
+		delete: q("DELETE FROM log_N WHERE sequence <= ?"),
+		cushion: q("SELECT sequence, min(ifnull(length(data), 0), 400) + 14 FROM log_N " +
 			"WHERE sequence < ? ORDER BY sequence DESC"),
-		sizes:   q("SELECT sequence, length(data) FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
+		sizes: q("SELECT sequence, length(data) FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
 	}
 }
 
@@ -104,11 +120,11 @@ const (
 	stateInsert = "INSERT INTO state VALUES (?,?,?,?,?,?)"
 	stateUpdate = "UPDATE state SET revision=?, until=?, data=? WHERE id = ?"
 	stateWipe   = "UPDATE state SET bucket=NULL, key=NULL, revision=NULL, until=NULL, " +
-		"data=zeroblob(min(length(data), 1000)) WHERE id = ?"
+		"data=zeroblob(min(length(data), 400)) WHERE id = ?"
 	stateExpired = "SELECT id FROM state WHERE until < ? LIMIT ?"
 	stateOldest  = "SELECT id, bucket, key, revision, until, data FROM state WHERE id >= ? ORDER BY id LIMIT ?"
 	stateDelete  = "DELETE FROM state WHERE id < ?"
-	stateCushion = "SELECT id, min(length(data), 1000) + 12 FROM state WHERE id < ? ORDER BY id DESC"
+	stateCushion = "SELECT id, min(length(data), 400) + 12 FROM state WHERE id < ? ORDER BY id DESC"
 	stateRange   = "SELECT revision, id FROM state WHERE bucket = ? AND key >= ? AND key < ?"
 	stateRow     = "SELECT key, data, revision, until FROM state WHERE id = ? AND revision = ?"
 	stateChanged = "SELECT key, data, revision, until FROM state " +

@@ -109,7 +109,8 @@ func (w *writer) set(bucket string, v store.Value) (revision uint64, err error) 
 	revision = w.now.revision
 	until := millis(v.Until)
 	if at.revision != 0 {
-		if int64(len(v.Data)) <= at.size && width(int64(revision)) <= width(int64(at.revision)) &&
+		names := int64(len(bucket) + len(v.Key))
+		if fits(names+int64(len(v.Data)), names+at.size) && width(int64(revision)) <= width(int64(at.revision)) &&
 			(until == nil || width(until.(int64)) <= width(at.until)) {
 			return revision, w.exec(stateUpdate, revision, until, v.Data, at.id)
 		}

@@ -365,14 +365,16 @@ func (w *writer) checkpoint() {
 
 // copyWAL checkpoints. Busy: a reader needs the WAL.
 func (w *writer) copyWAL(mode string) (busy bool, err error) {
+	w.SetBusyTimeout(readerTimeout)
+	defer w.SetBusyTimeout(busyTimeout)
 	var pages, copied int64
 	err = w.query("PRAGMA wal_checkpoint("+mode+")", func(st *sqlite.Stmt) bool {
 		busy, pages, copied = st.ColumnBool(0), st.ColumnInt64(1), st.ColumnInt64(2)
 		return true
 	})
-	if sqlite.ErrCode(err) == sqlite.ResultIOErrFsync {
-		// The kernel may have dropped what it could not write, and would call the
-		// next attempt a success.
+	if sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr {
+		// After an fsync that failed the kernel may have dropped what it could not
+		// write, and would call the next attempt a success.
 		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.place(), err)
 		w.s.fail(err)
 		return false, err
@@ -399,7 +401,7 @@ func (s *Store) truncate(ctx context.Context) error {
 		if err != nil || !busy {
 			return err
 		}
-		if try == 4 {
+		if try == 10 {
 			return fmt.Errorf("%w: another program reads %s, which keeps old content in its WAL", store.ErrBusy, s.path)
 		}
 	}

@@ -1,0 +1,147 @@
+package sqlite
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// become has the store's open files of a name be another file, and gives a
+// function that undoes it.
+func become(t *testing.T, s *Store, name, other string) (undo func()) {
+	t.Helper()
+	f, err := os.OpenFile(other, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	was := map[int]int{}
+	for _, e := range entries {
+		link, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())) // some are gone meanwhile
+		if link != filepath.Join(s.cfg.Dir, name) {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		must(t, err)
+		saved, err := syscall.Dup(fd)
+		must(t, err)
+		must(t, syscall.Dup3(int(f.Fd()), fd, syscall.O_CLOEXEC))
+		was[fd] = saved
+	}
+	if len(was) == 0 {
+		t.Fatalf("%s is not open", name)
+	}
+	return func() {
+		for fd, saved := range was {
+			must(t, syscall.Dup3(saved, fd, syscall.O_CLOEXEC))
+			must(t, syscall.Close(saved))
+		}
+	}
+}
+
+// A full disk: nothing is recorded, and the store goes on when there is space.
+func TestDiskFull(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
+	must(t, s.truncate(t.Context())) // nothing is read from the WAL
+	undo := become(t, s, FileName+"-wal", "/dev/full")
+	for range 3 {
+		err := s.Append(t.Context(), 0, 1, []store.Record{{Data: []byte("two")}})
+		if !errors.Is(err, store.ErrNoSpace) {
+			t.Fatalf("error %v, want %v", err, store.ErrNoSpace)
+		}
+	}
+	if _, err := s.Put(t.Context(), "s", store.Value{Key: "k"}, nil); !errors.Is(err, store.ErrNoSpace) {
+		t.Fatalf("error %v, want %v", err, store.ErrNoSpace)
+	}
+	undo()
+	must(t, s.Healthy())
+	if n := last(t, s, 0); n != 1 {
+		t.Fatalf("last sequence %d", n)
+	}
+	must(t, s.Append(t.Context(), 0, 1, []store.Record{{Data: []byte("two")}}))
+	must(t, s.Close())
+	s = open(t, s.cfg.Dir)
+	if n := last(t, s, 0); n != 2 {
+		t.Fatalf("last sequence %d", n)
+	}
+}
+
+// A failed fsync (/dev/null takes what is written, and cannot be synced): the
+// outcome is unknown, and nothing more is taken until the store is opened again.
+func TestSyncFails(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
+	undo := become(t, s, FileName+"-wal", "/dev/null")
+	err := s.Append(t.Context(), 0, 1, []store.Record{{Data: []byte("two")}})
+	if !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("error %v, want %v", err, store.ErrUnknown)
+	}
+	undo()
+	if err := s.Healthy(); err == nil || !strings.Contains(err.Error(), "start again") {
+		t.Errorf("healthy: %v", err)
+	}
+	if err := s.Append(t.Context(), 0, 1, []store.Record{{}}); !errors.Is(err, store.ErrBusy) {
+		t.Errorf("error %v, want %v", err, store.ErrBusy)
+	}
+	if err := s.Close(); err == nil {
+		t.Error("Close is silent about it")
+	}
+	s = open(t, s.cfg.Dir)
+	if n := last(t, s, 0); n != 1 && n != 2 {
+		t.Errorf("last sequence %d", n)
+	}
+	must(t, s.Append(t.Context(), 0, last(t, s, 0), []store.Record{{Data: []byte("goes on")}}))
+}
+
+// The file itself cannot be synced when the WAL is copied into it.
+func TestCheckpointSyncFails(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
+	defer become(t, s, FileName, "/dev/null")()
+	err := s.truncate(t.Context())
+	if err == nil || s.Healthy() == nil {
+		t.Errorf("error %v, healthy %v", err, s.Healthy())
+	}
+}
+
+// The store needs no more file descriptors than it has after Open.
+func TestNoDescriptorsLeft(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		files = append(files, f)
+	}
+	big := make([]byte, 10<<10)
+	for n := range uint64(2000) {
+		must(t, s.Append(t.Context(), 0, n, []store.Record{{Data: big, Tag: "t"}}))
+	}
+	for i := range 50 {
+		_, err := s.Put(t.Context(), "s", store.Value{Key: strconv.Itoa(i), Data: big}, nil)
+		must(t, err)
+	}
+	n := 0
+	must(t, s.Range(t.Context(), "s", "", func(store.Value) bool { n++; return true }))
+	must(t, s.Read(t.Context(), 0, 1, 2000, func(store.Record) bool { n++; return true }))
+	if n != 2050 {
+		t.Errorf("%d read", n)
+	}
+	must(t, s.Replace(t.Context(), 0, []store.Record{{Sequence: 5, Data: []byte("x")}}))
+	must(t, s.Remove(t.Context(), 0, 1500))
+	must(t, s.Healthy())
+}
