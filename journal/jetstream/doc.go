@@ -1,0 +1,2 @@
+// Package jetstream keeps a journal on a NATS cluster.
+package jetstream

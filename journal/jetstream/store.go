@@ -1,0 +1,435 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// Config says which cluster, and what is wanted of it. Every zero value but
+// URL's is the documented default.
+type Config struct {
+	URL     string        // of one server or of several, by commas
+	Options []nats.Option // what it takes to connect: credentials, TLS
+
+	// Prefix begins the names of all streams, buckets and subjects: 1 to 32
+	// letters, digits, "-" and "_". Default "PARLEY". Hubs that share a journal
+	// share the prefix.
+	Prefix string
+
+	Replicas       int    // of each stream: 1, 3 or 5; default 3 in a cluster, 1 where the server is alone
+	Durability     string // "disk", "replicated" (default) or "memory"
+	SyncReplicated bool   // every server has sync_interval: always; changes what Promise says
+
+	// MaxPayload is the size of the largest record or value, in bytes. Default:
+	// what the server's max_payload allows, at most 8 MiB.
+	MaxPayload int
+
+	Timeout time.Duration // after it a call gives up; default 10 seconds
+	Name    string        // of this hub, for the server's list of connections
+	Now     func() time.Time
+	Log     *slog.Logger
+}
+
+const (
+	defaultPrefix  = "PARLEY"
+	defaultTimeout = 10 * time.Second
+	maxPayload     = 8 << 20
+	headerMargin   = 4 << 10 // what headers may add to a record
+
+	// settlesWithin is how long the servers are given to find their leaders when a
+	// hub starts, goneAfter how long a stream of a journal is looked for.
+	settlesWithin = time.Minute
+	goneAfter     = 20 * time.Second
+)
+
+// What the state's stream bears as metadata.
+const (
+	metaStore    = "parley-store"  // the store.Meta, as JSON
+	metaOutdated = "parley-format" // of the engine before this one
+)
+
+var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
+
+// Store is a journal's store on a NATS cluster.
+type Store struct {
+	cfg    Config
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	run    string // marks what this Store appends
+	number atomic.Uint64
+	outage outage
+	ctx    context.Context // ends with the Store
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool
+	calls  sync.WaitGroup
+	told   map[string]uint64 // the last sequence of a stream that a call has told
+	floors map[int]uint64    // of a partition everything before was removed
+	gaps   map[int]bool      // the partition has fillers
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open connects to the cluster and sees that it can hold a journal.
+func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
+	if cfg.Prefix == "" {
+		cfg.Prefix = defaultPrefix
+	}
+	if !prefixForm.MatchString(cfg.Prefix) {
+		return nil, fmt.Errorf("prefix %q: it has 1 to 32 letters, digits, \"-\" and \"_\"", cfg.Prefix)
+	}
+	switch cfg.Durability {
+	case "", "disk", "replicated", "memory":
+	default:
+		return nil, fmt.Errorf("durability %q: it is disk, replicated or memory", cfg.Durability)
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = defaultTimeout
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Store{
+		cfg: cfg, run: nuid.Next()[:14],
+		told: make(map[string]uint64), floors: make(map[int]uint64), gaps: make(map[int]bool),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			s.cancel()
+			if s.nc != nil {
+				s.nc.Close()
+			}
+		}
+	}()
+	if err := s.connect(); err != nil {
+		return nil, err
+	}
+	limit := int(s.nc.MaxPayload())
+	if s.cfg.MaxPayload == 0 {
+		s.cfg.MaxPayload = min(maxPayload, limit-headerMargin)
+	}
+	if s.cfg.MaxPayload+headerMargin > limit {
+		return nil, fmt.Errorf("records of up to %d bytes are wanted (MaxPayload) and need max_payload %d, but %s has %d; "+
+			"raise max_payload there or lower MaxPayload", s.cfg.MaxPayload, s.cfg.MaxPayload+headerMargin, s.server(), limit)
+	}
+	if s.js, err = jetstream.New(s.nc); err != nil {
+		return nil, err
+	}
+	if err := s.patiently(ctx, "the servers", func(ctx context.Context) error {
+		_, err := s.js.AccountInfo(ctx)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("JetStream is not enabled on %s for this account: %w", s.server(), err)
+	}
+	if s.cfg.Replicas == 0 {
+		s.cfg.Replicas = 1
+		if s.nc.ConnectedClusterName() != "" {
+			s.cfg.Replicas = 3
+		}
+	}
+	return s, nil
+}
+
+// enter begins a call, which leave ends.
+func (s *Store) enter(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return store.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+func (s *Store) leave() { s.calls.Done() }
+
+// Close implements [store.Store].
+func (s *Store) Close() error {
+	s.mu.Lock()
+	again := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if again {
+		return store.ErrClosed
+	}
+	s.cancel()
+	s.calls.Wait()
+	defer s.nc.Close()
+	var err error
+	for p := range s.gaps {
+		err = errors.Join(err, s.removeFillers(context.Background(), p))
+	}
+	return err
+}
+
+// tell notes that a call tells of a sequence, so that none goes back behind it.
+func (s *Store) tell(stream string, seq uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told[stream] = max(s.told[stream], seq)
+}
+
+func (s *Store) toldOf(stream string) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.told[stream]
+}
+
+// Names. The state and the remains are buckets, as a tool for those shows them.
+
+func (s *Store) logStream(p int) string  { return s.cfg.Prefix + "_LOG_" + strconv.Itoa(p) }
+func (s *Store) logSubject(p int) string { return s.cfg.Prefix + ".log." + strconv.Itoa(p) + "." }
+func (s *Store) stateStream() string     { return "KV_" + s.cfg.Prefix + "_state" }
+func (s *Store) stateSubject() string    { return "$KV." + s.cfg.Prefix + "_state." }
+func (s *Store) remainsStream() string   { return "KV_" + s.cfg.Prefix + "_remains" }
+func (s *Store) remainsSubject() string  { return "$KV." + s.cfg.Prefix + "_remains." }
+func (s *Store) outdatedStream() string  { return s.cfg.Prefix + "_STATE" }
+
+// streams are those of a journal. The state's is the last: where it is, all
+// others were made.
+func (s *Store) streams(m store.Meta) []jetstream.StreamConfig {
+	storage := jetstream.FileStorage
+	if s.cfg.Durability == "memory" {
+		storage = jetstream.MemoryStorage
+	}
+	config := func(name, subject string) jetstream.StreamConfig {
+		return jetstream.StreamConfig{
+			Name: name, Subjects: []string{subject + ">"}, Storage: storage, Replicas: s.cfg.Replicas,
+			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, AllowDirect: true,
+			Description: "Parley's journal; written by hubs only",
+		}
+	}
+	var out []jetstream.StreamConfig
+	for p := range m.Partitions {
+		c := config(s.logStream(p), s.logSubject(p))
+		c.AllowAtomicPublish = true
+		out = append(out, c)
+	}
+	remains := config(s.remainsStream(), s.remainsSubject())
+	state := config(s.stateStream(), s.stateSubject())
+	state.MaxMsgsPerSubject, state.AllowMsgTTL = 1, true
+	said, _ := json.Marshal(m) // a struct of plain values
+	state.Metadata = map[string]string{metaStore: string(said)}
+	return append(out, remains, state)
+}
+
+// find finds a stream. That there is none a server also says that has not made
+// yet what the cluster has decided on; the leader of the servers, which alone
+// names streams, has the last word. subject is the stream's own.
+func (s *Store) find(ctx context.Context, name, subject string) (jetstream.Stream, error) {
+	x, err := s.js.Stream(ctx, name)
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return x, err
+	}
+	switch _, known := s.js.StreamNameBySubject(ctx, subject); {
+	case known == nil:
+		return nil, errNotYet
+	case !errors.Is(known, jetstream.ErrStreamNotFound):
+		return nil, known
+	}
+	return nil, err
+}
+
+// errNotYet: a stream is not there, and may be in a moment.
+var errNotYet = errors.New("it is not there yet")
+
+// lookup is find, patiently.
+func (s *Store) lookup(ctx context.Context, name, subject string) (x jetstream.Stream, err error) {
+	err = s.patiently(ctx, "stream "+name, func(ctx context.Context) (err error) {
+		x, err = s.find(ctx, name, subject)
+		return err
+	})
+	return x, err
+}
+
+// Meta implements [store.Store].
+func (s *Store) Meta(ctx context.Context) (store.Meta, error) {
+	if err := s.enter(ctx); err != nil {
+		return store.Meta{}, err
+	}
+	defer s.leave()
+	m, err := s.readMeta(ctx)
+	if err != nil {
+		return store.Meta{}, err
+	}
+	// A server that has just become the leader of the others may not have learned
+	// of all streams yet.
+	lost, stop := context.WithTimeout(ctx, goneAfter)
+	defer stop()
+	for _, want := range s.streams(m) {
+		var x jetstream.Stream
+		err := s.patiently(ctx, "stream "+want.Name, func(ctx context.Context) (err error) {
+			x, err = s.find(ctx, want.Name, want.Subjects[0])
+			if errors.Is(err, jetstream.ErrStreamNotFound) && lost.Err() == nil {
+				return errNotYet
+			}
+			return err
+		})
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return store.Meta{}, fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, want.Name)
+		}
+		if err == nil {
+			err = lacks(x.CachedInfo().Config, want)
+		}
+		if err != nil {
+			return store.Meta{}, err
+		}
+	}
+	return m, nil
+}
+
+func (s *Store) readMeta(ctx context.Context) (m store.Meta, err error) {
+	x, err := s.lookup(ctx, s.stateStream(), s.stateSubject()+">")
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return m, s.outdated(ctx)
+	}
+	if err != nil {
+		return m, err
+	}
+	said := x.CachedInfo().Config.Metadata[metaStore]
+	if said == "" {
+		return m, fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.stateStream())
+	}
+	if err := json.Unmarshal([]byte(said), &m); err != nil {
+		return m, fmt.Errorf("%w: stream %s says %s=%s", store.ErrForeign, s.stateStream(), metaStore, said)
+	}
+	return m, nil
+}
+
+// outdated tells a journal of the engine before this one from none.
+func (s *Store) outdated(ctx context.Context) error {
+	x, err := s.lookup(ctx, s.outdatedStream(), s.cfg.Prefix+".state.>")
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return store.ErrNotFound
+	case err != nil:
+		return err
+	case x.CachedInfo().Config.Metadata[metaOutdated] == "":
+		return fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.outdatedStream())
+	}
+	return fmt.Errorf("%w: the streams %s_… are of an earlier release; take a backup with that release, "+
+		"and restore it with this one, under another prefix or after the old streams were removed", store.ErrFormat, s.cfg.Prefix)
+}
+
+// Init implements [store.Store].
+func (s *Store) Init(ctx context.Context, m store.Meta) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	old, err := s.readMeta(ctx)
+	switch {
+	case err == nil && old.Restoring && !m.Restoring:
+		return s.restored(ctx, m)
+	case err == nil:
+		return fmt.Errorf("%w: the streams %s_…", store.ErrExists, s.cfg.Prefix)
+	case !errors.Is(err, store.ErrNotFound):
+		return err
+	}
+	for _, c := range s.streams(m) {
+		var x jetstream.Stream
+		if err := s.patiently(ctx, "stream "+c.Name, func(ctx context.Context) (err error) {
+			x, err = s.js.CreateStream(ctx, c)
+			return err
+		}); err != nil {
+			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+				return fmt.Errorf("%w: stream %s is there with other settings; choose another Prefix", store.ErrForeign, c.Name)
+			}
+			return fmt.Errorf("stream %s cannot be made: %w", c.Name, err)
+		}
+		info := x.CachedInfo()
+		if err := lacks(info.Config, c); err != nil {
+			return err
+		}
+		if info.State.LastSeq > 0 && c.Name != s.stateStream() {
+			return fmt.Errorf("%w: stream %s is not empty; choose another Prefix", store.ErrForeign, c.Name)
+		}
+	}
+	return nil
+}
+
+// restored ends a restore.
+func (s *Store) restored(ctx context.Context, m store.Meta) error {
+	for p := range m.Partitions {
+		if err := s.removeFillers(ctx, p); err != nil {
+			return err
+		}
+	}
+	all := s.streams(m)
+	state := all[len(all)-1]
+	return s.patiently(ctx, "stream "+state.Name, func(ctx context.Context) error {
+		_, err := s.js.UpdateStream(ctx, state)
+		return err
+	})
+}
+
+// lacks refuses a server that did not take a setting, because it does not know
+// it.
+func lacks(got, want jetstream.StreamConfig) error {
+	feature := ""
+	switch {
+	case want.AllowAtomicPublish && !got.AllowAtomicPublish:
+		feature = "atomic batch publish (NATS server 2.12 or later)"
+	case want.AllowMsgTTL && !got.AllowMsgTTL:
+		feature = "time to live per message (NATS server 2.11 or later)"
+	case want.AllowDirect && !got.AllowDirect:
+		feature = "direct get"
+	case got.DenyDelete || got.DenyPurge:
+		feature = "the deletion of messages"
+	default:
+		return nil
+	}
+	return fmt.Errorf("stream %s lacks %s; use a later server", want.Name, feature)
+}
+
+// Exclusive implements [store.Store].
+func (s *Store) Exclusive() bool { return false }
+
+// MaxRecord implements [store.Store].
+func (s *Store) MaxRecord() int { return s.cfg.MaxPayload }
+
+// Space implements [store.Store]. A client is not told.
+func (s *Store) Space() (free, total uint64, err error) { return 0, 0, nil }
+
+// Promise implements [store.Store].
+func (s *Store) Promise() string {
+	const survives = "it survives the loss of a minority of them"
+	switch n := s.cfg.Replicas; {
+	case s.cfg.Durability == "memory":
+		return "Accepted means that the message is in the NATS servers' memory: it is gone when they end."
+	case s.cfg.Durability == "disk":
+		return "Accepted means that the message is recorded by the NATS server; whether it is on its disk by then " +
+			"depends on the server's sync_interval."
+	case n <= 1:
+		return "Accepted means that one NATS server holds the message; there are no replicas, and whether it is on its " +
+			"disk by then depends on the server's sync_interval."
+	case s.cfg.SyncReplicated:
+		return fmt.Sprintf("Accepted means that a majority of %d NATS servers hold the message on their disks: %s, "+
+			"and a power cut of all.", n, survives)
+	default:
+		return fmt.Sprintf("Accepted means that a majority of %d NATS servers hold the message: %s, but if a majority "+
+			"loses power at the same moment, the last seconds may be lost.", n, survives)
+	}
+}
