@@ -174,6 +174,54 @@ func TestKeyTableKeys(t *testing.T) {
 	}
 }
 
+// TestKeyTableJoin: blocks of which little is left become one.
+func TestKeyTableJoin(t *testing.T) {
+	t.Parallel()
+	table := newKeyTable(maphash.MakeSeed())
+	now := int64(1_800_000_000) * int64(time.Second)
+	const n = 6*blockKeys + 10
+	life := func(i uint64) time.Duration {
+		switch {
+		case i%20 != 0:
+			return time.Minute
+		case i/blockKeys%2 == 0:
+			return 10 * time.Minute
+		}
+		return 5 * time.Minute // the later of two blocks ends sooner
+	}
+	for i := range uint64(n) {
+		table.add(testKey(i), 5*i+1, now+int64(life(i)))
+	}
+	start := now
+	for _, at := range []time.Duration{time.Minute, 5 * time.Minute, 10 * time.Minute} {
+		now = start + int64(at)
+		table.expire(now)
+		for range 2 * len(table.blocks) {
+			table.expire(now + int64(keyRotation))
+		}
+		live := 0
+		for i := range uint64(n) {
+			found := false
+			for seq := range table.find(testKey(i), now) {
+				found = found || seq == 5*i+1
+			}
+			if found != (life(i) > at) {
+				t.Fatalf("key %d after %s: found %t", i, at, found)
+			}
+			if found {
+				live++
+				if k := table.at(5*i + 1); k == nil {
+					t.Fatalf("key %d is not where its sequence says", i)
+				}
+			}
+		}
+		if table.count() != live || len(table.blocks) > 2 {
+			t.Errorf("after %s: %d keys in %d blocks, %d have not ended", at, table.count(), len(table.blocks), live)
+		}
+		checkTable(t, table)
+	}
+}
+
 // TestKeyTableTime: a key is found until its end in full seconds, rounded up.
 func TestKeyTableTime(t *testing.T) {
 	t.Parallel()
