@@ -561,3 +561,19 @@ func guarded(r *Router, raw string) Result {
 }
 
 func delivered(res Result, peers ...string) bool { return slices.Equal(res.Deliver, peers) }
+
+// AGH-037: an id is remembered up to the first moment at which its message is
+// stale, and no longer.
+func TestUntil(t *testing.T) {
+	for _, l := range []Limits{{}, {MaxReplayAge: 10, MaxTTL: 3600}} {
+		for _, e := range []Envelope{{TS: clock}, {TS: clock + 5}, {TS: clock - 7}, {TS: clock, ExpiresAt: clock + 1}, {TS: 1, ExpiresAt: clock + 3600}} {
+			until := l.Until(&e)
+			if err := l.Fresh(&e, until.Add(-time.Nanosecond)); err != nil {
+				t.Errorf("%+v: stale before its id may be forgotten: %v", e, err)
+			}
+			if err := l.Fresh(&e, until); !errors.Is(err, ErrStale) {
+				t.Errorf("%+v: fresh when its id may be forgotten: %v", e, err)
+			}
+		}
+	}
+}

@@ -43,8 +43,10 @@ func (w Window) holds(iat, now time.Time) bool {
 	return !iat.Before(now.Add(-w.past())) && !iat.After(now.Add(w.future()))
 }
 
-// until is how long a proof must be remembered.
-func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + w.future()) }
+// until is the first moment at which a proof is too old, and its jti need not be
+// remembered any more. One that is dated ahead is remembered for the whole window
+// from its arrival.
+func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
 
 // ProofClaims are what a proof is checked against.
 type ProofClaims struct {

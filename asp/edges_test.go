@@ -55,3 +55,20 @@ func TestEndorsementsThatCount(t *testing.T) {
 		t.Errorf("51 endorsers: %v, want 98 of the first 50", got)
 	}
 }
+
+// ASP-079: a proof is remembered up to the first moment at which it is too old,
+// and no longer.
+func TestProofUntil(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, w := range []Window{{}, {Past: time.Minute}, {Past: 20 * time.Minute, Future: time.Minute}} {
+		for _, ahead := range []time.Duration{0, time.Minute, -30 * time.Second, 250 * time.Millisecond} {
+			until := w.until(now.Add(ahead))
+			if !w.holds(now.Add(ahead), until.Add(-time.Nanosecond)) {
+				t.Errorf("%+v, %s ahead: too old before it may be forgotten", w, ahead)
+			}
+			if w.holds(now.Add(ahead), until) {
+				t.Errorf("%+v, %s ahead: in the window when it may be forgotten", w, ahead)
+			}
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // SAM-005: only a skill that takes a token makes the card offer bearer.
@@ -69,6 +70,24 @@ func TestRefusalOfTheRecordNamesItsStep(t *testing.T) {
 		w.post("/agent/message", w.envelope(nil))
 		if len(refused) != 1 || refused[0] != step {
 			t.Errorf("%v: refused at %v, want %s", err, refused, step)
+		}
+	}
+}
+
+// TestUntil: a nonce is remembered up to the first moment at which its message is
+// stale, and no longer.
+func TestUntil(t *testing.T) {
+	for _, window := range []time.Duration{0, time.Minute, 20 * time.Minute} {
+		for _, ahead := range []time.Duration{0, 60 * time.Second, -30 * time.Second} {
+			v := &Verifier{Limits: Limits{Window: window}}
+			e := &Envelope{Timestamp: epoch.Add(ahead)}
+			until := e.Until(v.Limits.window())
+			if err := v.fresh(e.Timestamp, until.Add(-time.Nanosecond)); err != nil {
+				t.Errorf("window %s: stale before its nonce may be forgotten: %v", window, err)
+			}
+			if err := v.fresh(e.Timestamp, until); !errors.Is(err, ErrStale) {
+				t.Errorf("window %s: fresh when its nonce may be forgotten: %v", window, err)
+			}
 		}
 	}
 }

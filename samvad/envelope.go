@@ -74,9 +74,12 @@ func (e *Envelope) HasCallback() bool { return e.callback || e.CallbackURL != ""
 // Neither identity can hold a line feed.
 func (e *Envelope) ReplayKey() string { return e.To + "\n" + e.From + "\n" + e.Nonce }
 
-// Until gives the time after which the envelope is stale anyway, so that its
-// nonce need not be remembered: timestamp plus window (SAM-053).
-func (e *Envelope) Until(window time.Duration) time.Time { return e.Timestamp.Add(window) }
+// Until gives the first moment at which the envelope is stale, so that its nonce
+// need not be remembered any more: it is fresh up to timestamp plus window, that
+// moment included (SAM-050, SAM-053).
+func (e *Envelope) Until(window time.Duration) time.Time {
+	return e.Timestamp.Add(window + time.Nanosecond)
+}
 
 // wireEnvelope is the envelope as JSON. Pointers tell absent (or null) from
 // empty.

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -73,6 +74,42 @@ func TestTokenWindow(t *testing.T) {
 		v := TokenVerifier{Now: func() time.Time { return made.Add(after) }, Skew: 5 * time.Second}
 		if _, err := v.Verify(token, me.Address()); (err == nil) != ok {
 			t.Errorf("%v after it was made: %v, want accepted %v", after, err, ok)
+		}
+	}
+}
+
+// UAG-034, UAG-035: a digest is remembered up to the first moment at which its
+// envelope has expired, also where that is beyond the horizon by the skew.
+func TestUntil(t *testing.T) {
+	now := time.Unix(1_900_000_000, 250)
+	day := 24 * time.Hour
+	for _, skew := range []time.Duration{0, time.Minute, -1} {
+		v := &Verifier{Limits: Limits{Skew: skew}}
+		for _, life := range []time.Duration{0, 30 * time.Second, day - time.Minute, day} {
+			e := &Envelope{Expires: Uint(uint64(now.Add(life).Unix()))}
+			until := v.remember(e, now, Signed)
+			if err := v.expiry(e, until.Add(-time.Nanosecond)); err != nil {
+				t.Errorf("expires in %s, skew %s: %v before the digest may be forgotten", life, skew, err)
+			}
+			if err := v.expiry(e, until); !errors.Is(err, ErrStale) {
+				t.Errorf("expires in %s, skew %s: %v when the digest may be forgotten", life, skew, err)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		v    *Verifier
+		e    *Envelope
+		a    Assurance
+		want time.Duration
+	}{
+		"no expires":           {v: &Verifier{}, e: &Envelope{}, a: Signed, want: day},
+		"expired ones allowed": {v: &Verifier{AllowExpired: true}, e: &Envelope{Expires: "1"}, a: Signed, want: day},
+		"beyond the horizon":   {v: &Verifier{}, e: &Envelope{Expires: Uint(uint64(now.Add(2 * day).Unix()))}, a: Signed, want: day},
+		"no year":              {v: &Verifier{}, e: &Envelope{Expires: Uint(1 << 63)}, a: Signed, want: day},
+		"unsigned":             {v: &Verifier{}, e: &Envelope{}, a: Unsigned, want: 5 * time.Minute},
+	} {
+		if got := c.v.remember(c.e, now, c.a).Sub(now); got != c.want {
+			t.Errorf("%s: remembered for %s, want %s", name, got, c.want)
 		}
 	}
 }

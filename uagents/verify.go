@@ -260,14 +260,13 @@ func (v *Verifier) expiry(e *Envelope, now time.Time) error {
 	return nil
 }
 
-// remember is how long the digest must be kept: until the envelope would be
-// refused as expired, or for the horizon when it never would.
+// remember is how long the digest must be kept: up to the first moment at which
+// the envelope is refused as expired, or for the horizon where it never is. What
+// is refused for the horizon is not kept longer than that: it had no effect.
 func (v *Verifier) remember(e *Envelope, now time.Time, a Assurance) time.Time {
 	until := now.Add(v.Limits.horizon())
-	if at, ok := e.ExpiresAt(); ok && !v.AllowExpired {
-		if end := at.Add(v.Limits.skew() + time.Second); end.Before(until) {
-			until = end
-		}
+	if at, ok := e.ExpiresAt(); ok && !v.AllowExpired && !errors.Is(v.expiry(e, now), ErrHorizon) {
+		until = at.Add(v.Limits.skew() + time.Nanosecond)
 	}
 	if most := now.Add(v.Limits.unsigned()); a == Unsigned && most.Before(until) {
 		until = most

@@ -26,6 +26,7 @@ package a2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -484,11 +485,22 @@ const (
 	hashed        = "sha256:"    // begins the hash that stands for it
 )
 
+// remembers is until when the id of a message is recognised in its session. A2E
+// messages never become stale. An agent repeats one whose answer it missed at once,
+// three times at most; a request is not begun again as long as it is in flight.
+func (b *Binding) remembers(m *parley.Message) time.Time {
+	end := b.c.Now().Add(cmp.Or(b.c.Limits.SeenFor, 5*time.Minute))
+	if m.Deadline.After(end) {
+		end = m.Deadline
+	}
+	return bridge.KeyEnd(end)
+}
+
 func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submission {
 	hideSession(m)
 	return hub.Submission{
 		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
-		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.c.Now().Add(5 * time.Minute)},
+		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.remembers(m)},
 	}
 }
 

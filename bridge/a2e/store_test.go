@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 
 	"github.com/parley-hub/parley/journal"
 )
@@ -179,6 +181,27 @@ func TestInboxEndsBeforeItIsGivenUp(t *testing.T) {
 	} {
 		if got := handsOut(left); got != want {
 			t.Errorf("of %s it hands out for %s, want %s", left, got, want)
+		}
+	}
+}
+
+// A2E-055: an id is remembered for the time that sessions remember it, and while
+// its request may be in flight.
+func TestKeyEnd(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		seen, deadline, want time.Duration
+	}{
+		{0, 0, 5 * time.Minute}, {0, time.Minute, 5 * time.Minute}, {0, time.Hour, time.Hour},
+		{10 * time.Minute, time.Minute, 10 * time.Minute}, {time.Minute, 2 * time.Minute, 2 * time.Minute},
+	} {
+		b := &Binding{c: Config{Now: func() time.Time { return now }, Limits: protocol.Limits{SeenFor: c.seen}}}
+		m := &parley.Message{}
+		if c.deadline > 0 {
+			m.Deadline = now.Add(c.deadline)
+		}
+		if got := b.remembers(m).Sub(now); got != c.want+bridge.ClockMargin {
+			t.Errorf("%+v: remembered for %s", c, got)
 		}
 	}
 }

@@ -41,6 +41,7 @@ import (
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
@@ -681,7 +682,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	m := toMessage(e, a.Verdict, a.Principal, b.now())
 	m.From = from
 	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest,
-		Key: journal.Key{ID: key(e), Sender: from, Until: a.Until}}
+		Key: journal.Key{ID: key(e), Sender: from, Until: bridge.KeyEnd(a.Until)}}
 	if forwarded {
 		if s.Scope, err = b.ownScope(s.Scope, s.Key.ID); errors.Is(err, protocol.ErrReplay) {
 			return protocol.Pass, err
@@ -820,7 +821,7 @@ func isPrior(err error) bool {
 
 // remember consumes the replay key of what is not recorded.
 func (b *Binding) remember(ctx context.Context, a *protocol.Admission) error {
-	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), a.Until)
+	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), bridge.KeyEnd(a.Until))
 	if err == nil && !fresh {
 		return protocol.ErrReplay
 	}

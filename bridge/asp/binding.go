@@ -609,7 +609,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
 	m.Parts = wholeBody(e)
 	m.Origin.Peer, m.Origin.Raw, m.Origin.Verdict = e.Sender.AgentID, e.Raw(), verdict(req.Verdict)
-	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: r.ProofUntil}
+	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: bridge.KeyEnd(r.ProofUntil)}
 	if says, ok := ctx.Value(saysKey{}).(says); ok {
 		// The hub's own wording of a message that has its deliveries.
 		s.Admitted = true

@@ -9,6 +9,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
@@ -453,4 +454,51 @@ func TestKeysOfStandIn(t *testing.T) {
 	if r, err := s.Export(ctx, &out); err != nil || !r.Signed {
 		t.Errorf("the old session after the keys changed: %+v %v", r, err)
 	}
+}
+
+// TestKeyEnd: a proof is remembered as long as it is in its window, to the last
+// moment (ASP-079).
+func TestKeyEnd(t *testing.T) {
+	h := &hands{now: time.Now().Truncate(time.Second)}
+	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Idle: node.Duration{Duration: time.Hour}}})
+	ctx := w.ctx()
+	alice := w.at(h, "alice")
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t, s, asp.Introduced)
+	used, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := w.ASP().Server()
+	try := func(want string) {
+		t.Helper()
+		l, err := server.Session(ctx, s.ID(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := int64(-1)
+		for _, p := range l.Participants {
+			if p.AgentID == alice.Identity.ID() {
+				next = p.Next
+			}
+		}
+		e, err := asp.Draft{SessionID: s.ID(), SequenceNumber: next, PreviousHash: l.Head.Hash, Performative: asp.Inform, Time: h.Now(),
+			Body: asp.Information{Topic: "again"}}.Sign(alice.Identity)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := server.Ingest(ctx, borrowed(t, e, used), asp.Transport{Agent: alice.Identity.ID()}, s.ID()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a proof served twice: %v, want %s", err, want)
+		}
+	}
+	try("dpop_jti_replayed")
+	h.move(300 * time.Second)
+	try("dpop_jti_replayed")
+	h.move(time.Second)
+	try("dpop_iat_out_of_window")
+	h.move(bridge.ClockMargin)
+	try("dpop_iat_out_of_window")
 }

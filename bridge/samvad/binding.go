@@ -563,7 +563,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	s := hub.Submission{
 		Message: toMessage(r, from, to, now),
 		Scope:   scope(r.To),
-		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: r.Until(or(b.c.Window, 300*time.Second))},
+		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: bridge.KeyEnd(r.Until(or(b.c.Window, 300*time.Second)))},
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}

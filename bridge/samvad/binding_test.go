@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
@@ -633,5 +634,37 @@ func TestStreamThatEndsInsideItsLastEvent(t *testing.T) {
 	})
 	if n := calls.Load(); n != 2 {
 		t.Errorf("two requests were sent %d times", n)
+	}
+}
+
+// TestKeyEnd: a nonce is remembered as long as its message is fresh (SAM-050), to
+// the last moment.
+func TestKeyEnd(t *testing.T) {
+	const window = 20 * time.Minute // more than the journal remembers anyway
+	c := newClock()
+	w := newWorld(t, node.Config{Now: c.now, SAMVAD: node.SAMVAD{Window: node.Duration{Duration: window}}})
+	call := w.echo("echo")
+	card, err := w.client.Card(t.Context(), call.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call.To = card.ID
+	r, e, err := (&samvad.Client{Identity: w.alice, HTTP: w.client.HTTP, Now: c.now}).Request(t.Context(), call, samvad.ModeSync)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		age    time.Duration
+		status int
+		code   string
+	}{{0, 200, ""}, {time.Second, 401, "REPLAY_DETECTED"}, {window, 401, "REPLAY_DETECTED"},
+		{window + time.Nanosecond, 401, "AUTH_FAILED"}, {window + bridge.ClockMargin, 401, "AUTH_FAILED"}, {window + time.Hour, 401, "AUTH_FAILED"}} {
+		c.to(e.Timestamp.Add(step.age))
+		if status, code, _ := w.post(message, r.Header, e.Raw()); status != step.status || code != step.code {
+			t.Errorf("at the age of %s: HTTP %d %s, want %d %s", step.age, status, code, step.status, step.code)
+		}
+	}
+	if n := w.calls.Load(); n != 1 {
+		t.Errorf("the handler was called %d times", n)
 	}
 }

@@ -43,7 +43,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		b.proved(ctx, r.Sender)
 	}
 	to, standIn := b.nameAt(r.Target)
-	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: r.Until}
+	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: bridge.KeyEnd(r.Until)}
 	if refusal != nil {
 		return b.recordRefusal(ctx, r, from, to, key, refusal)
 	}
@@ -83,7 +83,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		m.Sent = c.Timestamp.Time
 		if len(parts) == 0 {
 			// A session that begins or ends: there is nothing to deliver.
-			fresh, err := b.talks.Seen(ctx, r.ReplayKey(), r.Until)
+			fresh, err := b.talks.Seen(ctx, r.ReplayKey(), bridge.KeyEnd(r.Until))
 			if err == nil && fresh {
 				b.took(r, acknowledging{})
 			}
@@ -151,6 +151,9 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key, refusal *protocol.Error) (bool, error) {
 	if r.Verdict.Assurance != protocol.Signed || to == "" {
 		return false, nil
+	}
+	if errors.Is(refusal, protocol.ErrStale) {
+		key.Until = time.Time{} // it stays refused: the journal's window bounds how often that is recorded
 	}
 	m := toMessage(r, parley.Notice, from, to, b.c.Now())
 	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Refused: toRefusal(refusal)})

@@ -6,9 +6,12 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -172,5 +175,51 @@ func TestNative(t *testing.T) {
 	answer, err := uagents.Decode([]byte(body))
 	if err != nil || status != 200 || answer.Sender != bob.Address() || answer.VerifySignature() != nil {
 		t.Fatalf("HTTP %d %s, %v", status, body, err)
+	}
+}
+
+// TestKeyEnd: a digest is remembered as long as its envelope may be taken, to the
+// last moment, also at the horizon (UAG-034, UAG-035). That it has expired is
+// recorded once, however often it comes again.
+func TestKeyEnd(t *testing.T) {
+	const skew = 5 * time.Second
+	for _, life := range []time.Duration{20 * time.Minute, 24 * time.Hour} {
+		h := &hands{now: time.Now().Truncate(time.Second)}
+		w := newWorld(t, node.Config{Now: h.Now})
+		alice := identity(t)
+		e := w.envelope(alice, w.address("crew/echo"), "", echoModel().Message(EchoRequest{"once"}))
+		e.Expires = uagents.Uint(uint64(h.Now().Add(life).Unix()))
+		if err := e.Sign(alice); err != nil {
+			t.Fatal(err)
+		}
+		post := func(when string, sync bool, want int) {
+			t.Helper()
+			if status, body, _ := w.post(e, sync); status != want {
+				t.Errorf("lives %s, %s: HTTP %d %s, want %d", life, when, status, body, want)
+			}
+			if n := w.calls.Load(); n != 1 {
+				t.Fatalf("lives %s, %s: the handler was called %d times", life, when, n)
+			}
+		}
+		post("new", true, 200)
+		post("again", true, 200)
+		h.move(life + skew)
+		post("when it is taken for the last time", true, 200)
+		h.move(bridge.ClockMargin + time.Second)
+		post("when its key has ended", false, 400)
+		var refused atomic.Int64
+		stop := w.Hub().Journal().Watch(func(r *journal.Record) {
+			if r.Refused != nil {
+				refused.Add(1)
+			}
+		})
+		for range 3 {
+			h.move(time.Second)
+			post("again", false, 400)
+		}
+		stop()
+		if n := refused.Load(); n != 0 {
+			t.Errorf("lives %s: %d more records of what has expired", life, n)
+		}
 	}
 }
