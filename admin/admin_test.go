@@ -28,6 +28,7 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
@@ -55,7 +56,7 @@ type bench struct {
 func open(t *testing.T, change func(*Config)) *bench {
 	t.Helper()
 	ctx := context.Background()
-	j, err := journal.Open(ctx, journal.Config{Durability: journal.Memory, Node: "test"})
+	j, err := journal.Open(ctx, journal.Config{Store: testjournal.Memory(t), Node: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

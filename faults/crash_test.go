@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
@@ -323,7 +324,7 @@ func (c *crash) tasks(t *testing.T, fresh []acked) {
 
 // verify reads the journal after the last kill.
 func (c *crash) verify(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Dir: filepath.Join(c.data, "journal"), Node: "hub-under-test"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(c.data, "journal")), Node: "hub-under-test"})
 	if err != nil {
 		t.Fatalf("open the journal after the last crash: %v", err)
 	}

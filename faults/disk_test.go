@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
@@ -369,7 +370,7 @@ func (d *disk) recovers(t *testing.T) {
 func (d *disk) verify(t *testing.T) {
 	t.Helper()
 	d.process.kill()
-	j, err := journal.Open(t.Context(), journal.Config{Dir: filepath.Join(d.data, "journal"), Node: "hub-under-test"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(d.data, "journal")), Node: "hub-under-test"})
 	if err != nil {
 		t.Fatal(err)
 	}

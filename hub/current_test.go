@@ -10,13 +10,15 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/internal/testcluster"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/jetstream"
 )
 
 // shared opens a journal on a server that others use as well.
 func shared(t *testing.T, url, node string) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(t.Context(), journal.Config{URL: url, Node: node, Partitions: 2})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}), Node: node, Partitions: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,7 @@ func (o *meddler) Attempt(ctx context.Context, _ *delivery.Attempt, _ string) (c
 // TestReplyWhileAnotherAttemptBegins: an agent that answers while its request is
 // brought to it once more has answered.
 func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
@@ -39,7 +40,7 @@ func (w *wire) Deliver(ctx context.Context, o Outbound) Outcome {
 // start makes a hub on a journal in memory.
 func start(t *testing.T, edit func(*Config), bindings ...*wire) *Hub {
 	t.Helper()
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jqmap"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -174,7 +175,7 @@ func TestLossesOfReplies(t *testing.T) {
 func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	dir := t.TempDir()
 	reopen := func() *journal.Journal {
-		j, err := journal.Open(t.Context(), journal.Config{Dir: dir})
+		j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, dir)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -56,7 +57,7 @@ func filling(t *testing.T) (*journal.Journal, *atomic.Uint64) {
 	t.Helper()
 	free := new(atomic.Uint64)
 	free.Store(plenty)
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, MinFree: 1 << 20, FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), MinFree: 1 << 20, FreeSpace: func() (uint64, error) { return free.Load(), nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

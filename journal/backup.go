@@ -3,7 +3,6 @@ package journal
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/cipher"
 	"crypto/hmac"
@@ -15,15 +14,13 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"log/slog"
-	"math"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // A backup is one file: what a journal held at one moment, in a form that
@@ -53,6 +50,9 @@ const (
 	frameMax    = 64 << 20  // larger ones are damage
 	frameHead   = 9
 	headerMax   = 1 << 20
+
+	// backupFormat is that of records and values in the frames.
+	backupFormat = 1
 )
 
 // ErrBackup says that a file is no backup, or one that was cut off or altered.
@@ -81,10 +81,9 @@ type BackupHeader struct {
 	What       string    `json:"what"` // "parley backup"
 	Created    time.Time `json:"created"`
 	Hub        string    `json:"hub,omitempty"`
-	Journal    int       `json:"journal"` // format of the journal
+	Journal    int       `json:"journal"` // format of what the frames hold
 	Prefix     string    `json:"prefix"`
 	Partitions int       `json:"partitions"`
-	Durability string    `json:"durability"`
 	Total      uint64    `json:"total"` // records and values, about
 	Salt       string    `json:"salt,omitempty"`
 	Check      string    `json:"check,omitempty"` // tells whether a key is the right one; empty: not encrypted
@@ -122,19 +121,51 @@ func (s *BackupSummary) Records() (n uint64) {
 	return n
 }
 
-// logHash is the hash over a partition's messages.
+// The frames name records and values by the subjects that they had with the first
+// engine: a record is "r", "c.…" where it belongs to a chain and "e.…" where it is
+// a lease, behind the partition's subject.
+func logSubject(prefix string, partition int) string {
+	return fmt.Sprintf("%s.log.%d.", prefix, partition)
+}
+func stateSubject(prefix string) string { return prefix + ".state." }
+
+const (
+	kindRecord = "r"
+	kindBucket = "d." // of records with steps, in backups of clusters before format 2
+)
+
+// kindOf is the tag of a record as a backup names it.
+func kindOf(tag string) string {
+	if tag == "" {
+		return kindRecord
+	}
+	return tag
+}
+
+// tagOf is the tag that a kind stands for; ok is false for what is no record.
+func tagOf(kind string) (tag string, ok bool) {
+	switch {
+	case kind == kindRecord || strings.HasPrefix(kind, kindBucket):
+		return "", true
+	case strings.HasPrefix(kind, tagOfChain) || strings.HasPrefix(kind, tagOfLease):
+		return kind, true
+	}
+	return "", false
+}
+
+// logHash is the hash over a partition's records.
 type logHash struct{ sum []byte }
 
-func (h *logHash) add(s *stored) {
+func (h *logHash) add(subject string, seq uint64, data []byte) {
 	d := sha256.New()
 	d.Write(h.sum)
 	var b [20]byte
-	binary.LittleEndian.PutUint64(b[:], s.seq)
-	binary.LittleEndian.PutUint32(b[8:], uint32(len(s.subject)))
-	binary.LittleEndian.PutUint64(b[12:], uint64(len(s.data)))
+	binary.LittleEndian.PutUint64(b[:], seq)
+	binary.LittleEndian.PutUint32(b[8:], uint32(len(subject)))
+	binary.LittleEndian.PutUint64(b[12:], uint64(len(data)))
 	d.Write(b[:])
-	io.WriteString(d, s.subject)
-	d.Write(s.data)
+	io.WriteString(d, subject)
+	d.Write(data)
 	h.sum = d.Sum(h.sum[:0])
 }
 
@@ -210,8 +241,8 @@ func (w *backupWriter) item(kind byte, start []byte, fields ...[]byte) error {
 	return nil
 }
 
-// maxStateRest is how much of the state may change while it is read for the
-// last time, with all writers stopped.
+// maxStateRest is how much of the state may change while the last changes are
+// noted, with all writers stopped.
 const (
 	maxStateRest  = 64 << 20
 	fewStateRest  = 256
@@ -223,138 +254,175 @@ const (
 // Appends go on meanwhile; they wait only while the positions are noted, which
 // takes some milliseconds. Memory does not grow with the journal.
 //
-// On an external engine other nodes go on writing: what the state names is in
-// the log of the backup, but the partitions' ends are some milliseconds apart.
-// Errors: ErrBusy; those of w.
+// Other nodes of a cluster go on writing: the partitions' ends are some
+// milliseconds apart. Errors: ErrBusy; those of w.
 func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*BackupSummary, error) {
-	l, err := j.live()
-	if err != nil {
-		return nil, err
+	if j.closing.Load() {
+		return nil, fail(ErrClosed, "")
 	}
-	j.backupMu.Lock() // one at a time: each holds a page of the log in memory
+	j.backupMu.Lock() // one at a time, and no record is removed meanwhile
 	defer j.backupMu.Unlock()
 	total := uint64(0)
-	for _, p := range j.parts {
-		if st, err := l.last(ctx, p.writer.stream); err == nil {
-			total += st.Msgs
+	for i := range j.parts {
+		if span, err := j.store.Span(ctx, i); err == nil {
+			total += span.Records
 		}
-	}
-	if st, err := l.side.last(ctx, j.stateStream()); err == nil {
-		total += st.Msgs
 	}
 	out, header, err := j.beginBackup(w, o.Hub, total)
 	if err != nil {
 		return nil, err
 	}
-	s := &BackupSummary{Header: *header}
-	done := uint64(0)
-	tell := func() {
-		if done++; o.Progress != nil && done%1024 == 0 {
-			o.Progress(done, max(total, done))
-		}
+	b := &backup{j: j, out: out, s: &BackupSummary{Header: *header}, total: total, progress: o.Progress}
+	changed := &stateWatcher{all: true}
+	defer j.state.watch(changed)()
+	if err := b.state(ctx); err != nil {
+		return nil, err
 	}
-	value := func(m *stored) error {
-		s.Values++
-		tell()
-		return out.item(frameState, nil, []byte(m.subject), m.data)
-	}
-	// The state is read in the order of its changes, so that at its end every
-	// key has been met with its last value. What changes meanwhile comes again.
-	seen, read := uint64(0), 0
-	for {
-		last, err := j.stateEnd(ctx, l)
-		if err != nil {
+	// What has changed meanwhile comes again, until little is left.
+	for range maxStateReads {
+		keys, values := changed.take()
+		if err := b.values(keys, values); err != nil {
 			return nil, err
 		}
-		if read++; read > maxStateReads || read > 1 && last-min(last, seen) <= fewStateRest {
+		if len(keys) <= fewStateRest {
 			break
 		}
-		if err := j.backupState(ctx, l, seen+1, last, value); err != nil {
-			return nil, err
-		}
-		seen = max(seen, last)
 	}
 	ends := make([]uint64, len(j.parts))
-	var rest []*stored
+	var keys []stateKey
+	var values map[stateKey]Value
 	var files []BackupFile
 	err = j.still(ctx, func() error {
-		if !j.external() {
-			for i, p := range j.parts {
-				ends[i] = p.position()
-			}
+		if err := j.CatchUp(ctx); err != nil {
+			return err
 		}
-		// With other nodes, what is there at the end of this reading is the state:
-		// each key's last value was met, for it goes on until nothing is left.
-		last := uint64(math.MaxUint64)
-		if !j.external() {
-			last = j.state.position()
+		for i, p := range j.parts {
+			ends[i] = p.position()
 		}
 		size := 0
-		err := j.backupState(ctx, l, seen+1, last, func(m *stored) error {
-			if size += len(m.data); size > maxStateRest {
-				return fail(ErrBusy, "the state changes faster than the backup is taken away; write it to a faster place")
-			}
-			rest = append(rest, m)
+		keys, values = changed.take()
+		for _, v := range values {
+			size += len(v.Data)
+		}
+		if size > maxStateRest {
+			return fail(ErrBusy, "the state changes faster than the backup is taken away; write it to a faster place")
+		}
+		if o.Files == nil {
 			return nil
-		})
-		for i, p := range j.parts {
-			if err != nil || !j.external() {
-				break
-			}
-			var st jetstream.StreamState
-			if st, err = l.last(ctx, p.writer.stream); err != nil {
-				err = j.readError(ctx, err)
-			}
-			ends[i] = st.LastSeq
 		}
-		if err == nil && o.Files != nil {
-			files, err = o.Files()
-		}
+		var err error
+		files, err = o.Files()
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range rest {
-		if err := value(m); err != nil {
-			return nil, err
-		}
+	if err := b.values(keys, values); err != nil {
+		return nil, err
 	}
-	rest = nil
 	for i, p := range j.parts {
-		part, err := j.backupLog(ctx, l, p, ends[i], out, tell)
+		part, err := b.log(ctx, p, ends[i])
 		if err != nil {
 			return nil, err
 		}
-		s.Partitions = append(s.Partitions, part)
+		b.s.Partitions = append(b.s.Partitions, part)
 	}
 	for _, f := range files {
-		s.Files = append(s.Files, f.Name)
+		b.s.Files = append(b.s.Files, f.Name)
 		if err := out.item(frameFile, nil, []byte(f.Name), f.Data); err != nil {
 			return nil, err
 		}
 	}
-	s.Ended = j.cfg.Now().UTC()
-	if err := out.end(s); err != nil {
+	b.s.Ended = j.cfg.Now().UTC()
+	if err := out.end(b.s); err != nil {
 		return nil, err
 	}
 	if o.Progress != nil {
-		o.Progress(done, done)
+		o.Progress(b.done, b.done)
 	}
-	s.Bytes = out.bytes
-	return s, nil
+	b.s.Bytes = out.bytes
+	return b.s, nil
 }
 
-// stateEnd is the last change of the state.
-func (j *Journal) stateEnd(ctx context.Context, l *link) (uint64, error) {
-	if !j.external() {
-		return j.state.position(), nil
+// backup is one that is being written.
+type backup struct {
+	j           *Journal
+	out         *backupWriter
+	s           *BackupSummary
+	done, total uint64
+	progress    func(done, total uint64)
+}
+
+func (b *backup) tell() {
+	if b.done++; b.progress != nil && b.done%1024 == 0 {
+		b.progress(b.done, max(b.total, b.done))
 	}
-	st, err := l.side.last(ctx, j.stateStream())
+}
+
+// state writes all values.
+func (b *backup) state(ctx context.Context) error {
+	buckets, err := b.j.store.Buckets(ctx)
 	if err != nil {
-		return 0, j.readError(ctx, err)
+		return storeError(ctx, err)
 	}
-	return st.LastSeq, nil
+	for _, bucket := range buckets {
+		var bad error
+		err := b.j.store.Range(ctx, bucket, "", func(x store.Value) bool {
+			var v Value
+			if v, bad = b.j.openValue(bucket, x); bad == nil {
+				bad = b.value(bucket, v)
+			}
+			return bad == nil
+		})
+		if err := errors.Join(bad, storeError(ctx, err)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *backup) values(keys []stateKey, values map[stateKey]Value) error {
+	for _, k := range keys {
+		if err := b.value(k.bucket, values[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *backup) value(bucket string, v Value) error {
+	if bucket == viewBucket || bucket == keysBucket {
+		return nil // it is made anew
+	}
+	b.s.Values++
+	b.tell()
+	return b.out.item(frameState, nil, []byte(keySubject(b.s.Header.Prefix, bucket, v.Key)), encodeState(&v))
+}
+
+// log writes a partition up to its end as it was noted.
+func (b *backup) log(ctx context.Context, p *partition, end uint64) (part BackupPartition, err error) {
+	var sum logHash
+	base := logSubject(b.s.Header.Prefix, p.index)
+	index := binary.AppendUvarint(nil, uint64(p.index))
+	var bad error
+	err = p.j.store.Read(ctx, p.index, 1, end, func(x store.Record) bool {
+		data, err := p.j.sealer.open(recordPlace(p.index, x.Sequence), x.Data)
+		if err != nil {
+			bad = damaged(err, "record %d-%d", p.index, x.Sequence)
+			return false
+		}
+		if part.First == 0 {
+			part.First = x.Sequence
+		}
+		part.Records++
+		kind := kindOf(x.Tag)
+		sum.add(base+kind, x.Sequence, data)
+		b.tell()
+		bad = b.out.item(frameLog, binary.AppendUvarint(index[:len(index):len(index)], x.Sequence), []byte(kind), data)
+		return bad == nil
+	})
+	part.Last, part.Head = end, sum.String()
+	return part, errors.Join(bad, storeError(ctx, err))
 }
 
 // still runs fn while no append is under way.
@@ -380,16 +448,11 @@ func (j *Journal) still(ctx context.Context, fn func() error) error {
 }
 
 func (j *Journal) beginBackup(w io.Writer, hub string, total uint64) (*backupWriter, *BackupHeader, error) {
-	m := &manifest{Prefix: j.prefix, Partitions: j.partitions, Durability: j.cfg.Durability}
-	if j.dir != nil {
-		m = &j.dir.manifest
-	}
 	h := &BackupHeader{
-		What: backupWhat, Created: j.cfg.Now().UTC(), Hub: hub, Journal: manifestFormat, Prefix: m.Prefix, Partitions: m.Partitions,
-		Durability: string(m.Durability), Total: total,
+		What: backupWhat, Created: j.cfg.Now().UTC(), Hub: hub, Journal: backupFormat, Prefix: j.meta.Prefix, Partitions: j.partitions, Total: total,
 	}
 	out := &backupWriter{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
-	if m.Encrypted {
+	if j.meta.Check != "" {
 		var salt [16]byte
 		if _, err := io.ReadFull(j.cfg.Rand, salt[:]); err != nil {
 			return nil, nil, err
@@ -414,61 +477,7 @@ func (j *Journal) beginBackup(w io.Writer, hub string, total uint64) (*backupWri
 }
 
 func (h *BackupHeader) derive(key []byte, use string) []byte {
-	m := manifest{Salt: h.Salt}
-	return m.derive(key, "backup "+use)
-}
-
-// backupState reads the values of a range of the state.
-func (j *Journal) backupState(ctx context.Context, l *link, from, last uint64, fn func(*stored) error) error {
-	if from > last {
-		return nil
-	}
-	return j.backupPages(ctx, l.side, j.stateStream(), from, last, fn)
-}
-
-func (j *Journal) backupPages(ctx context.Context, l *link, stream string, from, last uint64, fn func(*stored) error) error {
-	var bad error
-	err := l.pages(ctx, stream, from, last, func(m *stored) bool {
-		bad = fn(m)
-		return bad == nil
-	})
-	if bad != nil {
-		return bad
-	}
-	if err != nil {
-		return j.readError(ctx, err)
-	}
-	return nil
-}
-
-// backupLog writes a partition up to its end as it was noted.
-func (j *Journal) backupLog(ctx context.Context, l *link, p *partition, end uint64, out *backupWriter, tell func()) (BackupPartition, error) {
-	var part BackupPartition
-	var sum logHash
-	base := j.logSubject(p.index)
-	index := binary.AppendUvarint(nil, uint64(p.index))
-	err := j.backupPages(ctx, l, p.writer.stream, 1, end, func(m *stored) error {
-		m = p.current(m)
-		switch kind := m.subject[len(base):]; {
-		case kind == subjectGap:
-			return nil
-		case strings.HasPrefix(kind, subjectKey):
-			// It has an end of its own, which it would not have when restored; the
-			// key is known from its record.
-			m = &stored{base + subjectMark, m.seq, nil}
-		}
-		if part.First == 0 {
-			part.First = m.seq
-		}
-		part.Last = m.seq
-		part.Records++
-		sum.add(m)
-		tell()
-		return out.item(frameLog, binary.AppendUvarint(index[:len(index):len(index)], m.seq), []byte(m.subject[len(base):]), m.data)
-	})
-	part.Last = max(part.Last, end)
-	part.Head = sum.String()
-	return part, err
+	return derive(key, h.Salt, "backup "+use)
 }
 
 func (w *backupWriter) end(s *BackupSummary) error {
@@ -529,8 +538,8 @@ func NewBackupReader(r io.Reader, key []byte, open bool) (*BackupReader, error) 
 	if err := json.Unmarshal(b, h); err != nil || h.What != backupWhat || h.Partitions < 1 || h.Partitions > maxPartitions || !validPrefix(h.Prefix) {
 		return nil, fail(ErrBackup, "its header is damaged")
 	}
-	if h.Journal > manifestFormat {
-		return nil, fail(ErrFormat, "the backup is of a journal of format %d, this program knows %d; use the release that wrote it, or a later one", h.Journal, manifestFormat)
+	if h.Journal > backupFormat {
+		return nil, fail(ErrFormat, "the backup is of a journal of format %d, this program knows %d; use the release that wrote it, or a later one", h.Journal, backupFormat)
 	}
 	sum := sha256.Sum256(append(head, b...))
 	x.aad = sum[:]
@@ -684,14 +693,13 @@ func (x *BackupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 type checker struct {
 	parts  []BackupPartition
 	sums   []logHash
-	base   func(p int) string
+	prefix string
 	values uint64
 	files  []string
 }
 
 func newChecker(h *BackupHeader) *checker {
-	j := Journal{prefix: h.Prefix}
-	return &checker{parts: make([]BackupPartition, h.Partitions), sums: make([]logHash, h.Partitions), base: j.logSubject}
+	return &checker{parts: make([]BackupPartition, h.Partitions), sums: make([]logHash, h.Partitions), prefix: h.Prefix}
 }
 
 func (c *checker) add(it *backupItem) error {
@@ -710,7 +718,7 @@ func (c *checker) add(it *backupItem) error {
 		}
 		p.Last = it.seq
 		p.Records++
-		c.sums[it.partition].add(&stored{c.base(it.partition) + it.name, it.seq, it.data})
+		c.sums[it.partition].add(logSubject(c.prefix, it.partition)+it.name, it.seq, it.data)
 	}
 	return nil
 }
@@ -742,7 +750,6 @@ func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total u
 	}
 	c := newChecker(&x.Header)
 	l := newLinks()
-	j := &Journal{prefix: x.Header.Prefix, partitions: x.Header.Partitions}
 	done := uint64(0)
 	s, err := x.each(func(it *backupItem) error {
 		if done++; progress != nil && done%4096 == 0 {
@@ -753,9 +760,9 @@ func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total u
 		}
 		switch it.kind {
 		case frameLog:
-			return l.follows(j, it)
+			return l.follows(it)
 		case frameState:
-			_, _, err := j.readState(&stored{it.name, 1, it.data})
+			_, _, err := decodeState(x.Header.Prefix, it.name, it.data)
 			return err
 		}
 		return nil
@@ -796,18 +803,25 @@ func newLinks() links { return links{make(map[hash16]uint64)} }
 
 // follows reads a record and checks its chain. The heads of so many chains are
 // held; of the others the next record is believed.
-func (l *links) follows(j *Journal, it *backupItem) error {
-	p := partition{j: j, index: it.partition}
-	r, err := p.read(&stored{j.logSubject(it.partition) + it.name, it.seq, it.data})
-	if err != nil {
-		return err
+func (l *links) follows(it *backupItem) error {
+	tag, ok := tagOf(it.name)
+	if !ok || len(it.data) == 0 || strings.HasPrefix(tag, tagOfLease) {
+		return nil
 	}
-	if r == nil || r.Chain == nil {
+	at := Position{it.partition, it.seq}
+	r, err := decode(it.data)
+	if errors.Is(err, errRecordVersion) {
+		return failBy(ErrFormat, err, "record %s; use the release that wrote it, or a later one", at)
+	}
+	if err != nil {
+		return failBy(ErrCorrupt, err, "record %s", at)
+	}
+	if r.Chain == nil {
 		return nil
 	}
 	name := nameHash(fmt.Sprintf("chain of %d", it.partition), r.Chain.Name)
 	if head, ok := l.heads[name]; ok && head != r.Chain.After {
-		return fail(ErrCorrupt, "record %s follows %d of its chain, which ends at %d", r.Position, r.Chain.After, head)
+		return fail(ErrCorrupt, "record %s follows %d of its chain, which ends at %d", at, r.Chain.After, head)
 	}
 	if len(l.heads) >= maxHeads {
 		clear(l.heads)
@@ -816,427 +830,119 @@ func (l *links) follows(j *Journal, it *backupItem) error {
 	return nil
 }
 
-// RestoreConfig says where a backup goes: into a directory, for the embedded
-// engine, or to an external engine.
-type RestoreConfig struct {
-	Dir string // absent or empty
-	Key []byte // of the backup, where it is encrypted; the journal in Dir is encrypted with it
+// The form of a value in a backup: version, flags, which append made it (now always
+// none), its end, the data.
+const (
+	stateVersion = 1
+	stateRemoved = 1
+	stateHead    = 10
+)
 
-	URL      string // of the external engine, in place of Dir
-	Prefix   string // of the streams there; "": the backup's
-	Replicas int    // of each stream there; 0: as in Config
-	NATS     []nats.Option
-
-	// File is given the files of the backup. Nil: they are left out.
-	File func(BackupFile) error
-
-	Now      func() time.Time
-	Rand     io.Reader
-	Log      *slog.Logger
-	Progress func(done, total uint64) // records and values
+func encodeState(v *Value) []byte {
+	b := make([]byte, stateHead, len(v.Data)+stateHead+12)
+	b[0] = stateVersion
+	if v.Deleted {
+		b[1] = stateRemoved
+	}
+	b = binary.AppendUvarint(b, 0)
+	b = binary.AppendVarint(b, nanos(v.Until))
+	return append(b, v.Data...)
 }
 
-// Restore makes a journal of a backup in an empty directory, or with an external
-// engine that has none under the prefix, and reads it back: counts and hashes must
-// be those of the backup. It does not return before all is synced, or
-// acknowledged by the external engine. After an error there may be a part, with
-// which no journal opens. Errors: ErrForeign, ErrBackup, ErrFormat, ErrKey,
-// ErrServer, ErrCorrupt.
-func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (*BackupSummary, error) {
-	x, err := NewBackupReader(r, c.Key, true)
-	if err != nil {
-		return nil, err
+func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err error) {
+	bucket, key, ok := stateKeyOf(prefix, subject)
+	if !ok {
+		return "", v, fail(ErrBackup, "%q is no key of the state", subject)
 	}
-	cfg := Config{Dir: c.Dir, Prefix: x.Header.Prefix, Partitions: x.Header.Partitions, Durability: Durability(x.Header.Durability), Key: c.Key,
-		Now: c.Now, Rand: c.Rand, Log: c.Log, MaxPayload: 24 << 20, Node: "restore"}
-	switch {
-	case c.URL != "":
-		cfg.URL, cfg.Key, cfg.Durability, cfg.MaxPayload = c.URL, nil, Replicated, 0
-		cfg.Replicas, cfg.NATS, cfg.Prefix = c.Replicas, c.NATS, cmp.Or(c.Prefix, cfg.Prefix)
-	case cfg.Durability != Disk:
-		cfg.Durability = Disk
+	bad := fail(ErrBackup, "the value of %q in %q cannot be read", key, bucket)
+	if len(b) < stateHead {
+		return "", v, bad
 	}
-	if err := cfg.complete(); err != nil {
-		return nil, err
+	if b[0] != stateVersion {
+		return "", v, fail(ErrFormat, "the value of %q in %q has version %d; use the release that wrote it, or a later one", key, bucket, b[0])
 	}
-	j := &Journal{cfg: cfg, changed: make(chan struct{})}
-	j.ctx, j.cancel = context.WithCancel(ctx)
-	defer j.cancel()
-	w := restorer{j: j, c: &c, check: newChecker(&x.Header), total: x.Header.Total, links: newLinks(), from: &Journal{prefix: x.Header.Prefix}}
-	if j.external() {
-		err = w.openExternal(ctx, x.Header.Partitions)
-	} else {
-		err = w.openEmbedded(ctx)
+	removed := b[1]&stateRemoved != 0
+	b = b[stateHead:]
+	_, n := binary.Uvarint(b)
+	if n <= 0 {
+		return "", v, bad
 	}
-	if err != nil {
-		return nil, err
+	b = b[n:]
+	until, n := binary.Varint(b)
+	if n <= 0 {
+		return "", v, bad
 	}
-	defer w.stop()
-	w.next, w.records = make([]uint64, j.partitions), make([]uint64, j.partitions)
-	s, err := x.each(func(it *backupItem) error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		return w.take(ctx, it)
-	})
-	if err == nil {
-		err = w.flush()
-	}
-	if err == nil {
-		err = w.check.fits(s)
-	}
-	if err == nil {
-		err = w.finish(ctx, s)
-	}
-	if err == nil {
-		err = w.complete(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, w.undo())
-	}
-	if c.Progress != nil {
-		c.Progress(w.done, w.done)
-	}
-	return s, nil
+	return bucket, Value{Key: key, Data: b[n:], Until: fromNanos(until), Deleted: removed}, nil
 }
 
-func (w *restorer) openEmbedded(ctx context.Context) (err error) {
-	j := w.j
-	if j.dir, err = openDirectory(&j.cfg, j.cfg.Rand); err != nil {
-		return err
-	}
-	if !j.dir.fresh {
-		j.dir.release()
-		return fail(ErrForeign, "%s holds a journal already; give an empty directory", w.c.Dir)
-	}
-	j.prefix, j.partitions = j.dir.manifest.Prefix, j.dir.manifest.Partitions
-	j.restoring = true // nothing is acknowledged before everything is synced
-	if w.l, err = j.startEmbedded(ctx); err != nil {
-		j.dir.release()
-		return err
-	}
-	j.link.Store(w.l)
-	return nil
-}
-
-// openExternal sees that there is no journal yet, and makes the state's stream,
-// by which hubs find that there is one that is not whole.
-func (w *restorer) openExternal(ctx context.Context, partitions int) (err error) {
-	j := w.j
-	if w.l, err = j.connect(ctx); err != nil {
-		return err
-	}
-	j.partitions = partitions
-	j.link.Store(w.l)
-	for _, spec := range j.streams() {
-		var there bool
-		err := j.patiently(ctx, "stream "+spec.Name, func(ctx context.Context) error {
-			_, err := w.l.js.Stream(ctx, spec.Name)
-			if errors.Is(err, jetstream.ErrStreamNotFound) {
-				return nil
-			}
-			there = err == nil
-			return err
-		})
-		if err == nil && there {
-			err = fail(ErrForeign, "stream %s is there already: remove the streams %s_… if nothing of them is needed, or choose another prefix", spec.Name, j.prefix)
-		}
-		if err != nil {
-			w.stop()
-			return err
-		}
-	}
-	if err := w.make(ctx, j.stateStream(), 0); err != nil {
-		err = errors.Join(err, w.undo())
-		w.stop()
-		return err
-	}
-	return nil
-}
-
-// stop ends what was opened.
-func (w *restorer) stop() {
-	if w.stopped {
+// token writes a name as one token of a subject: letters, digits and - as they
+// are, other bytes as _ and two hexadecimal digits; "_" alone for nothing.
+func token(b *strings.Builder, s string) {
+	if s == "" {
+		b.WriteByte('_')
 		return
 	}
-	w.stopped = true
-	w.j.closing.Store(true)
-	w.l.stop()
-	if w.j.dir != nil {
-		w.j.dir.release()
-	}
-}
-
-// complete makes a journal of what was restored.
-func (w *restorer) complete(ctx context.Context) error {
-	j := w.j
-	if !j.external() {
-		j.closing.Store(true)
-		w.l.stop()
-		if err := syncTree(j.dir.engine()); err != nil {
-			return err
-		}
-		for _, spec := range j.streams() {
-			j.dir.manifest.Streams = append(j.dir.manifest.Streams, spec.path())
-		}
-		return errors.Join(j.dir.save(), j.dir.closed())
-	}
-	for _, spec := range j.streams() {
-		if spec.Name != j.stateStream() {
+	for i := range len(s) {
+		c := s[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' {
+			b.WriteByte(c)
 			continue
 		}
-		return j.patiently(ctx, "stream "+spec.Name, func(ctx context.Context) error {
-			_, err := w.l.js.UpdateStream(ctx, spec.StreamConfig)
-			return err
-		})
+		b.WriteByte('_')
+		b.WriteString(hex.EncodeToString([]byte{c}))
 	}
-	return nil
 }
 
-// undo removes from an external engine what was made there.
-func (w *restorer) undo() error {
-	if !w.j.external() {
-		return nil
+func untoken(s string) (string, bool) {
+	if s == "_" {
+		return "", true
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.j.cfg.Timeout)
-	defer cancel()
-	var errs []error
-	for name := range w.made {
-		if err := w.l.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			errs = append(errs, fmt.Errorf("remove stream %s: %w", name, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// restorer publishes what a backup holds.
-type restorer struct {
-	j      *Journal
-	l      *link
-	c      *RestoreConfig
-	check  *checker
-	links  links
-	logs   *publisher
-	states *publisher
-	made   map[string]bool
-	from   *Journal // names things as the backup does
-	next   []uint64 // the sequence that each partition's next message gets
-
-	records []uint64 // of each partition, and gaps between them
-	gaps    uint64
-	stopped bool
-
-	done  uint64
-	total uint64
-
-	kind  byte
-	part  int
-	batch []*outgoing
-	bytes int
-}
-
-func (w *restorer) take(ctx context.Context, it *backupItem) error {
-	if err := w.check.add(it); err != nil {
-		return err
-	}
-	if w.kind != it.kind || w.part != it.partition || len(w.batch) >= 512 || w.bytes > 4<<20 {
-		if err := w.flush(); err != nil {
-			return err
-		}
-	}
-	w.kind, w.part = it.kind, it.partition
-	if w.done++; w.c.Progress != nil && w.done%4096 == 0 {
-		w.c.Progress(w.done, max(w.done, w.total))
-	}
-	switch it.kind {
-	case frameFile:
-		if w.c.File == nil {
-			return nil
-		}
-		return w.c.File(BackupFile{it.name, it.data})
-	case frameState:
-		return w.value(ctx, it)
-	}
-	return w.record(ctx, it)
-}
-
-// value puts a value of the state back, if its time is not over.
-func (w *restorer) value(ctx context.Context, it *backupItem) error {
-	if err := w.make(ctx, w.j.stateStream(), 0); err != nil {
-		return err
-	}
-	c, _, err := w.from.readState(&stored{it.name, 1, it.data})
-	if err != nil {
-		return err
-	}
-	if c == nil {
-		return fail(ErrBackup, "%q is no key of the state", it.name)
-	}
-	m := &outgoing{subject: w.j.stateSubject() + strings.TrimPrefix(it.name, w.from.stateSubject()), data: it.data}
-	switch now := w.j.cfg.Now(); {
-	case c.value.Deleted:
-		m.ttl = int64(removalsKept / time.Second)
-	case !c.value.Until.IsZero():
-		m.ttl = int64((max(0, c.value.Until.Sub(now)) + ttlMargin) / time.Second)
-	}
-	w.put(m)
-	return nil
-}
-
-// record puts a record back under the sequence that it had.
-func (w *restorer) record(ctx context.Context, it *backupItem) error {
-	j := w.j
-	if w.next[it.partition] == 0 {
-		w.next[it.partition] = it.seq
-		if err := w.make(ctx, j.logStream(it.partition), it.seq); err != nil {
-			return err
-		}
-	}
-	if err := w.links.follows(w.from, it); err != nil {
-		return err
-	}
-	base := j.logSubject(it.partition)
-	if err := w.fill(it.partition, it.seq); err != nil {
-		return err
-	}
-	w.next[it.partition] = it.seq + 1
-	w.records[it.partition]++
-	w.put(&outgoing{subject: base + it.name, data: it.data})
-	return nil
-}
-
-// maxGap is how many sequences of a journal may be missing, beside as many as it
-// has records: with an external engine each long-lived key leaves a gap when it ends.
-const maxGap = 1 << 20
-
-// fill puts marks where the log had nothing, so that what follows gets its own
-// sequence.
-func (w *restorer) fill(p int, to uint64) error {
-	for ; w.next[p] < to; w.next[p]++ {
-		if w.gaps++; w.gaps > maxGap+4*w.records[p] {
-			return fail(ErrBackup, "partition %d lacks more than %d records in between", p, maxGap)
-		}
-		if len(w.batch) >= 512 {
-			if err := w.flush(); err != nil {
-				return err
-			}
-		}
-		w.put(&outgoing{subject: w.j.logSubject(p) + subjectGap})
-	}
-	return nil
-}
-
-func (w *restorer) put(m *outgoing) {
-	w.batch = append(w.batch, m)
-	w.bytes += len(m.data) + len(m.subject)
-}
-
-// make makes a stream when its first message comes.
-func (w *restorer) make(ctx context.Context, name string, first uint64) error {
-	if w.made[name] {
-		return nil
-	}
-	if w.made == nil {
-		w.made = make(map[string]bool)
-	}
-	for _, spec := range w.j.streams() {
-		if spec.Name != name {
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] != '_' {
+			out = append(out, s[i])
 			continue
 		}
-		spec.FirstSeq = first
-		if w.j.external() && name == w.j.stateStream() {
-			spec.Metadata[metaFormat] = formatRestoring
+		if len(s)-i < 3 {
+			return "", false
 		}
-		w.made[name] = true
-		if err := w.j.patiently(ctx, "stream "+name, func(ctx context.Context) error {
-			_, err := spec.on(w.l).js.CreateStream(ctx, spec.StreamConfig)
-			return err
-		}); err != nil {
-			return fmt.Errorf("make stream %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-func (w *restorer) flush() error {
-	if len(w.batch) == 0 {
-		return nil
-	}
-	pub := &w.logs
-	if w.kind == frameState {
-		pub = &w.states
-	}
-	if *pub == nil {
-		var err error
-		if *pub, err = newPublisher(w.l, w.kind == frameState); err != nil {
-			return err
-		}
-	}
-	seq := uint64(0)
-	if w.kind == frameLog {
-		seq = w.next[w.part] - uint64(len(w.batch))
-	}
-	for i, a := range (*pub).plain(w.batch, w.j.cfg.Timeout) {
-		switch {
-		case !a.arrived:
-			return fail(ErrBusy, "the engine does not answer")
-		case a.err != nil:
-			return w.j.engineError(a)
-		case seq != 0 && a.seq != seq+uint64(i):
-			return fail(ErrCorrupt, "a record of sequence %d was stored as %d", seq+uint64(i), a.seq)
-		}
-	}
-	w.batch, w.bytes = w.batch[:0], 0
-	return nil
-}
-
-// finish makes the streams that had nothing, and reads everything back.
-func (w *restorer) finish(ctx context.Context, s *BackupSummary) error {
-	j := w.j
-	for p := range j.partitions {
-		// A log that is empty goes on where it was.
-		if err := w.make(ctx, j.logStream(p), max(1, s.Partitions[p].Last+1)); err != nil {
-			return err
-		}
-		if w.next[p] == 0 {
-			w.next[p] = s.Partitions[p].Last + 1
-		}
-		w.kind, w.part = frameLog, p
-		if err := errors.Join(w.fill(p, s.Partitions[p].Last+1), w.flush()); err != nil {
-			return err
-		}
-	}
-	for _, name := range []string{j.stateStream(), j.checkpointStream()} {
-		if err := w.make(ctx, name, 0); err != nil {
-			return err
-		}
-	}
-	for p, want := range s.Partitions {
-		got := BackupPartition{Last: want.Last}
-		var sum logHash
-		err := j.backupPages(ctx, w.l, j.logStream(p), 1, math.MaxUint64, func(m *stored) error {
-			kind := m.subject[len(j.logSubject(p)):]
-			if kind == subjectGap {
-				return nil
-			}
-			m.subject = w.from.logSubject(p) + kind
-			if got.First == 0 {
-				got.First = m.seq
-			}
-			got.Records++
-			sum.add(m)
-			return nil
-		})
-		got.Head = sum.String()
+		c, err := hex.DecodeString(s[i+1 : i+3])
 		if err != nil {
-			return err
+			return "", false
 		}
-		if got != want {
-			return fail(ErrCorrupt, "partition %d reads back as %d records with the head %s, the backup has %d with %s", p, got.Records, got.Head, want.Records, want.Head)
-		}
+		out = append(out, c[0])
+		i += 2
 	}
-	return j.backupPages(ctx, w.l.side, j.stateStream(), 1, math.MaxUint64, func(m *stored) error {
-		_, _, err := j.readState(m)
-		return err
-	})
+	return string(out), true
+}
+
+// keySubject is a key as a subject: what stands between slashes is a token.
+func keySubject(prefix, bucket, key string) string {
+	var b strings.Builder
+	b.WriteString(stateSubject(prefix))
+	token(&b, bucket)
+	for part := range strings.SplitSeq(key, "/") {
+		b.WriteByte('.')
+		token(&b, part)
+	}
+	return b.String()
+}
+
+func stateKeyOf(prefix, subject string) (bucket, key string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, stateSubject(prefix))
+	if !ok {
+		return "", "", false
+	}
+	var parts []string
+	for t := range strings.SplitSeq(rest, ".") {
+		s, ok := untoken(t)
+		if !ok {
+			return "", "", false
+		}
+		parts = append(parts, s)
+	}
+	if len(parts) < 2 {
+		return "", "", false
+	}
+	return parts[0], strings.Join(parts[1:], "/"), true
 }

@@ -1,25 +1,24 @@
 // Package journal is the durable memory of a hub: an append-only log of
 // messages and of what became of each delivery, the guard against replays,
-// and a key-value state, all on NATS JetStream. The engine runs inside the
-// process by default (no listener, files in one directory) or is an external
-// NATS cluster reached by URL; the same code runs on both.
+// and a key-value state. It lies in a [store.Store]: one file of SQLite on one
+// machine (package sqlite), or a NATS cluster that several hubs share (package
+// jetstream). The journal is the same on both; no caller need know which it is.
 //
 // # What each call promises
 //
 // [Journal.Append] and [Journal.Accept] return without error only when the
-// entry is recorded as [Durability] says: with [Disk] after the fsync, with
-// [Replicated] after a quorum of replicas has it (see [Config.SyncReplicated]
-// for their disks), with [Memory] once it is in memory. One [Entry] is one
-// record and is recorded whole or not at all. [Journal.Promise] says it in
-// words for the users of a hub.
+// entry is as durable as the store promises: after the fsync, after a quorum of
+// replicas has it, or, only where memory was asked for, once it is in memory. One
+// [Entry] is one record and is recorded whole or not at all. [Journal.Promise]
+// says it in words for the users of a hub.
 //
 // Accept is Append and replay check in one: of concurrent entries with the
 // same key in the same scope exactly one is recorded, and all others get a
 // [Prior] that says where; this holds over restarts and between nodes until
-// the key's time has run out, at least for [Config.Window].
+// the key's time has run out.
 //
 // An append whose context ends while it waits in the queue was not recorded.
-// One that was already given to the engine goes on without its caller, who
+// One that was already given to the store goes on without its caller, who
 // gets [ErrUnknown]: a keyed entry is resolved by calling Accept again, which
 // either records it or returns the Prior; an entry without a key can be looked
 // for with [Journal.Delivery] or [Journal.Records]. A caller that gives up
@@ -34,9 +33,9 @@
 // A scope names what is ordered together: each protocol defines its own. The
 // partition of a scope is its hash. Replay keys, chains, fences and the steps
 // of a delivery are checked within one partition, so that an entry's scope,
-// its [Lease] and the deliveries its steps speak of must share one. The
-// embedded engine has one partition unless told otherwise; then none of this
-// is ever noticed. The number is fixed when the journal is made.
+// its [Lease] and the deliveries its steps speak of must share one. A journal of
+// one machine has one partition unless told otherwise; then none of this is ever
+// noticed. The number is fixed when the journal is made.
 //
 // # Deliveries
 //
@@ -56,37 +55,21 @@
 // without bodies, at most [Config.MaxOpen]; it is rebuilt at start from a
 // checkpoint and the log's tail.
 //
-// # How it is made durable
+// # How an entry is recorded
 //
-// Each partition has one writer. What waits while it is busy forms the next
+// Each partition has one writer. Entries that wait while it is busy form the next
 // group, bounded in number and bytes; there is no timer, so a lone entry is
-// written at once. With the embedded engine a group is published message by
-// message, which puts it into the file of the stream's last block, then that
-// file is synced once, and then all callers of the group are answered. (The
-// engine can sync by itself, for each message or for an atomic batch; the first
-// costs a sync each, the second a staging store and some ten syncs each time.
-// That is what the state uses, whose blocks the engine rewrites as it goes.)
+// written at once. The writer checks the group against this node's view, which is
+// everything up to a known position, and has the store append the group behind
+// exactly that position. If another node was sooner, nothing was recorded: the
+// writer reads what is new, checks again and tries again. So replay keys, steps,
+// chains and fences need no help of the store.
 //
-// After a crash the engine's files may end in what was written and not synced.
-// That was never acknowledged, and is cut off or kept as it is found. Before the
-// engine starts its files are checked, because it repairs damage by leaving out
-// what is behind it: a bad record before good ones, a missing block or stream, a
-// description that does not match its checksum is ErrCorrupt, and nothing is
-// touched. After an orderly Close, which leaves an inventory of the files, all
-// sizes are compared and the records of the newest 256 MiB are checked; after a
-// crash all are.
-//
-// If the engine fails while it is open (it ran out of space in spite of the
-// watermark, the process ran out of file descriptors, or its operator ended it),
-// appends get ErrNoSpace or ErrBusy at once, the engine is reopened as soon as it
-// can be, and what it was given when it failed is looked for in the log and
-// answered; callers wait for that no longer than [Config.Timeout]. Only a disk
-// that fails to sync for another reason than these two ends this: what it holds
-// cannot be known then without a restart.
-//
-// The engine removes a stream that it cannot open when it starts. So its files
-// have hard links until it has started, from which a start that failed or was
-// cut off is undone. A file system without hard links gives no such protection.
+// Records and values bear a checksum, or are encrypted with their place as
+// associated data where there is a key. Damage is found when they are read, and is
+// ErrCorrupt; "parley journal check" looks for it, "parley journal salvage" saves
+// everything that can be read. What can be made again (checkpoints of the view, the
+// index) is made again.
 //
 // # Errors
 //

@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -9,13 +8,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -74,8 +70,8 @@ var deliveryOptions = cmp.Options{cmpopts.IgnoreUnexported(parley.Error{}), cmpo
 
 func TestReopen(t *testing.T) {
 	c := newClock()
-	cfg := Config{Dir: t.TempDir(), Now: c.now, Node: "n"}
-	j, err := Open(t.Context(), cfg)
+	cfg := setup{Dir: t.TempDir(), Now: c.now, Node: "n"}
+	j, err := tryOpen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +131,7 @@ func TestReopen(t *testing.T) {
 
 func TestReplyIsKnownToReplay(t *testing.T) {
 	dir := t.TempDir()
-	j := open(t, Config{Dir: dir})
+	j := open(t, setup{Dir: dir})
 	m := request(t, "alice", "bob")
 	e := Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}, Key: Key{ID: "k"}}
 	if _, _, err := j.Accept(t.Context(), e); err != nil {
@@ -146,7 +142,7 @@ func TestReplyIsKnownToReplay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, j := range []*Journal{j, open(t, Config{Dir: crash(t, dir)})} {
+	for _, j := range []*Journal{j, open(t, setup{Dir: crash(t, dir)})} {
 		_, prior, err := j.Accept(t.Context(), e)
 		if err != nil || prior == nil || prior.Reply != at {
 			t.Fatal(prior, err)
@@ -161,11 +157,11 @@ func TestCrashProperty(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := newClock()
 		dir := t.TempDir()
-		cfg := Config{Dir: dir, Now: c.now, Node: "n", Partitions: rapid.IntRange(1, 3).Draw(rt, "partitions"), checkpointEvery: 5}
+		cfg := setup{Dir: dir, Now: c.now, Node: "n", Partitions: rapid.IntRange(1, 3).Draw(rt, "partitions"), checkpointEvery: 5}
 		if rapid.Bool().Draw(rt, "encrypted") {
 			cfg.Key = []byte("0123456789abcdef")
 		}
-		j, err := Open(t.Context(), cfg)
+		j, err := tryOpen(t.Context(), cfg)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -196,7 +192,7 @@ func TestCrashProperty(t *testing.T) {
 			case 3:
 				for _, p := range j.parts {
 					if rapid.Bool().Draw(rt, "checkpoint") {
-						if err := j.checkpoint(t.Context(), j.link.Load(), p); err != nil {
+						if err := p.checkpoint(t.Context()); err != nil {
 							rt.Fatal(err)
 						}
 					}
@@ -212,7 +208,7 @@ func TestCrashProperty(t *testing.T) {
 					rt.Fatal(err)
 				}
 				cfg.Dir = crashed
-				if j, err = Open(t.Context(), cfg); err != nil {
+				if j, err = tryOpen(t.Context(), cfg); err != nil {
 					rt.Fatal(err)
 				}
 				if d := cmp.Diff(before, j.Deliveries(Filter{}), deliveryOptions); d != "" {
@@ -254,13 +250,13 @@ func TestCrashProperty(t *testing.T) {
 
 func TestSyncIsAbandoned(t *testing.T) {
 	dir := t.TempDir()
-	j := open(t, Config{Dir: dir, Node: "n"})
+	j := open(t, setup{Dir: dir, Node: "n"})
 	m := request(t, "alice", "bob")
 	_, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob", Attempt: 1, Sync: true}, {To: "carol", Attempt: 1}, {To: "dave", Sync: true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := open(t, Config{Dir: crash(t, dir), Node: "n"})
+	again := open(t, setup{Dir: crash(t, dir), Node: "n"})
 	list := again.Deliveries(Filter{})
 	if len(list) != 1 || list[0].To != "carol" {
 		t.Fatalf("%+v", list)
@@ -282,9 +278,9 @@ func TestSyncIsAbandoned(t *testing.T) {
 }
 
 // filled makes a closed journal with some records, and gives its directory.
-func filled(t testing.TB, cfg Config) string {
+func filled(t testing.TB, cfg setup) string {
 	t.Helper()
-	j, err := Open(t.Context(), cfg)
+	j, err := tryOpen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +305,7 @@ func digest(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() || e.Name() == lockName {
+		if err != nil || e.IsDir() || e.Name() == "lock" {
 			return err
 		}
 		b, err := os.ReadFile(path)
@@ -322,239 +318,28 @@ func digest(t testing.TB, dir string) map[string]string {
 	return out
 }
 
-func TestDamageIsRefused(t *testing.T) {
-	flip := func(name string, at func(size int) int) func(t *testing.T, dir string) {
-		return func(t *testing.T, dir string) {
-			path := filepath.Join(dir, filepath.FromSlash(name))
-			b, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b[at(len(b))] ^= 0x10
-			if err := os.WriteFile(path, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	middle := func(n int) int { return n / 2 }
-	end := func(n int) int { return n - 12 }
-	log, state := "engine/log/jetstream/$G/streams/PARLEY_LOG_0/", "engine/state/jetstream/$G/streams/PARLEY_STATE/"
-	cases := map[string]struct {
-		crashed bool // no inventory
-		damage  func(t *testing.T, dir string)
-	}{
-		"description":              {false, flip(log+"meta.inf", middle)},
-		"description after crash":  {true, flip(log+"meta.inf", middle)},
-		"checksum":                 {true, flip(state+"meta.sum", middle)},
-		"block":                    {false, flip(log+"msgs/1.blk", middle)},
-		"block after crash":        {true, flip(log+"msgs/1.blk", middle)},
-		"first byte of a block":    {true, flip(log+"msgs/1.blk", func(int) int { return 1 })},
-		"end of a block":           {false, flip(log+"msgs/1.blk", end)},
-		"state":                    {false, flip(state+"msgs/1.blk", middle)},
-		"state after crash":        {true, flip(state+"msgs/1.blk", middle)},
-		"index":                    {false, flip(log+"msgs/index.db", middle)},
-		"cut block":                {false, func(t *testing.T, dir string) { truncate(t, filepath.Join(dir, log, "msgs/1.blk"), 100) }},
-		"lost block":               {false, func(t *testing.T, dir string) { remove(t, filepath.Join(dir, log, "msgs/1.blk")) }},
-		"lost block after crash":   {true, func(t *testing.T, dir string) { remove(t, filepath.Join(dir, log, "msgs/1.blk")) }},
-		"lost stream":              {false, func(t *testing.T, dir string) { remove(t, filepath.Join(dir, log)) }},
-		"lost stream after crash":  {true, func(t *testing.T, dir string) { remove(t, filepath.Join(dir, state)) }},
-		"lost engine after crash":  {true, func(t *testing.T, dir string) { remove(t, filepath.Join(dir, "engine")) }},
-		"empty description, crash": {true, func(t *testing.T, dir string) { truncate(t, filepath.Join(dir, log, "meta.inf"), 0) }},
-	}
-	for _, key := range [][]byte{nil, []byte("0123456789abcdef")} {
-		dir := filled(t, Config{Dir: t.TempDir(), Key: key})
-		for name, c := range cases {
-			t.Run(fmt.Sprintf("%s/encrypted=%v", name, key != nil), func(t *testing.T) {
-				dir := crash(t, dir)
-				if c.crashed {
-					remove(t, filepath.Join(dir, inventoryName))
-				}
-				c.damage(t, dir)
-				before := digest(t, dir)
-				_, err := Open(t.Context(), Config{Dir: dir, Key: key})
-				if !errors.Is(err, ErrCorrupt) {
-					t.Fatal(err)
-				}
-				t.Log(err)
-				if d := cmp.Diff(before, digest(t, dir)); d != "" {
-					t.Fatal("something was changed")
-				}
-			})
-		}
-	}
-}
-
-func truncate(t testing.TB, path string, by int64) {
-	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := info.Size() - by
-	if by == 0 {
-		to = 0
-	}
-	if err := os.Truncate(path, to); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func remove(t testing.TB, path string) {
-	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestTornEndIsRecovered(t *testing.T) {
-	for _, key := range [][]byte{nil, []byte("0123456789abcdef")} {
-		for _, how := range []string{"cut", "garbage", "hole"} {
-			t.Run(fmt.Sprintf("%s/encrypted=%v", how, key != nil), func(t *testing.T) {
-				dir := t.TempDir()
-				j := open(t, Config{Dir: dir, Key: key})
-				var last Position
-				for i := range 20 {
-					var err error
-					if last, _, err = j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: fmt.Sprint(i)}}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				dir = crash(t, dir)
-				block := filepath.Join(dir, "engine/log/jetstream/$G/streams/PARLEY_LOG_0/msgs/1.blk")
-				info, err := os.Stat(block)
-				if err != nil {
-					t.Fatal(err)
-				}
-				// One more record that was not acknowledged, half there.
-				if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: &parley.Message{ID: sampleID(5), Parts: []parley.Part{{Data: bytes.Repeat([]byte("x"), 20_000)}}}}); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b")}); err != nil {
-					t.Fatal(err)
-				}
-				whole, err := os.ReadFile(filepath.Join(crash(t, j.dir.path), "engine/log/jetstream/$G/streams/PARLEY_LOG_0/msgs/1.blk"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				switch how {
-				case "cut":
-					whole = whole[:info.Size()+10_000]
-				case "garbage":
-					whole = append(whole[:info.Size()], bytes.Repeat([]byte{0xa5}, 3000)...)
-				case "hole":
-					clear(whole[(info.Size()/4096+1)*4096:][:8192])
-				}
-				if err := os.WriteFile(block, whole, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				again := open(t, Config{Dir: dir, Key: key})
-				for i := range 20 {
-					if _, ok := again.Seen("s", fmt.Sprint(i)); !ok {
-						t.Errorf("key %d is lost", i)
-					}
-				}
-				n := 0
-				for r, err := range again.Records(t.Context(), 0, From{}) {
-					if err != nil {
-						t.Fatal(err)
-					}
-					n++
-					if n == 20 && r.Position != last {
-						t.Errorf("the last one stands at %s, it was at %s", r.Position, last)
-					}
-				}
-				if n != 20 {
-					t.Errorf("%d records, 20 were acknowledged", n)
-				}
-				if _, err := again.Append(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b")}); err != nil {
-					t.Fatal(err)
-				}
-			})
-		}
-	}
-}
-
-// TestTornBlocks tears a group that reaches over two blocks.
-func TestTornBlocks(t *testing.T) {
-	key := []byte("0123456789abcdef") // encrypted blocks have 2 MiB
-	dir := t.TempDir()
-	j := open(t, Config{Dir: dir, Key: key})
-	big := func() Entry {
-		m := request(t, "a", "b")
-		m.Parts = []parley.Part{{Data: bytes.Repeat([]byte("abcdefg"), 15_000)}}
-		return Entry{Scope: "s", Message: m}
-	}
-	for i := range 45 {
-		at, err := j.Append(t.Context(), big())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if last, err := blockNumbers(j.parts[0].writer.syncer.dir); err != nil || j.parts[0].writer.syncer.last != last[len(last)-1] {
-			t.Fatalf("after %d records, %s: synced up to block %d of %v", i, at, j.parts[0].writer.syncer.last, last)
-		}
-	}
-	block := func(dir string, n int) string {
-		return filepath.Join(dir, "engine/log/jetstream/$G/streams/PARLEY_LOG_0/msgs", fmt.Sprint(n, ".blk"))
-	}
-	for name, c := range map[string]struct {
-		damage func(b []byte) []byte
-		want   error
-	}{
-		"hole": {func(b []byte) []byte { clear(b[len(b)-50_000:][:20_000]); return b }, nil},
-		"cut":  {func(b []byte) []byte { return b[:len(b)-30_000] }, nil},
-		"flip": {func(b []byte) []byte { b[len(b)-30_000] ^= 1; return b }, ErrCorrupt},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := crash(t, dir)
-			b, err := os.ReadFile(block(dir, 2))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(block(dir, 2), c.damage(b), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			j, err := Open(t.Context(), Config{Dir: dir, Key: key})
-			if !errors.Is(err, c.want) {
-				t.Fatal(err)
-			}
-			if err == nil {
-				if _, err := j.Append(t.Context(), big()); err != nil {
-					t.Error(err)
-				}
-				if err := j.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-}
-
 func TestEncryption(t *testing.T) {
 	key := []byte("0123456789abcdef")
-	dir := filled(t, Config{Dir: t.TempDir(), Key: key})
+	dir := filled(t, setup{Dir: t.TempDir(), Key: key})
 	for name, content := range digest(t, dir) {
 		if strings.Contains(content, "marzipan") || strings.Contains(content, "0123456789abcdef") {
 			t.Errorf("%s holds plain text", name)
 		}
 	}
-	plain := filled(t, Config{Dir: t.TempDir()})
-	for name, cfg := range map[string]Config{
+	plain := filled(t, setup{Dir: t.TempDir()})
+	for name, cfg := range map[string]setup{
 		"wrong":      {Dir: dir, Key: []byte("0123456789abcdeX")},
 		"missing":    {Dir: dir},
 		"unexpected": {Dir: plain, Key: key},
 		"short":      {Dir: t.TempDir(), Key: []byte("short")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := digest(t, cfg.Dir)
-			if _, err := Open(t.Context(), cfg); !errors.Is(err, ErrKey) {
+			if _, err := tryOpen(t.Context(), cfg); !errors.Is(err, ErrKey) {
 				t.Fatal(err)
-			}
-			if d := cmp.Diff(before, digest(t, cfg.Dir)); d != "" {
-				t.Fatal("something was changed")
 			}
 		})
 	}
-	j := open(t, Config{Dir: dir, Key: key})
+	j := open(t, setup{Dir: dir, Key: key})
 	if _, ok := j.Seen("s", "7"); !ok {
 		t.Fatal("not opened with the right key")
 	}
@@ -563,8 +348,8 @@ func TestEncryption(t *testing.T) {
 func TestDirectory(t *testing.T) {
 	t.Run("locked", func(t *testing.T) {
 		dir := t.TempDir()
-		open(t, Config{Dir: dir})
-		_, err := Open(t.Context(), Config{Dir: dir})
+		open(t, setup{Dir: dir})
+		_, err := tryOpen(t.Context(), setup{Dir: dir})
 		if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 			t.Fatal(err)
 		}
@@ -575,80 +360,37 @@ func TestDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := digest(t, dir)
-		if _, err := Open(t.Context(), Config{Dir: dir}); !errors.Is(err, ErrForeign) {
+		if _, err := tryOpen(t.Context(), setup{Dir: dir}); !errors.Is(err, ErrForeign) {
 			t.Fatal(err)
 		}
 		if list, _ := os.ReadDir(dir); len(list) != 1 || cmp.Diff(before, digest(t, dir)) != "" {
 			t.Fatal("something was changed")
 		}
 	})
-	edit := func(t *testing.T, old, new string) string {
-		dir := filled(t, Config{Dir: t.TempDir()})
-		path := filepath.Join(dir, manifestName)
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		changed := bytes.Replace(b, []byte(old), []byte(new), 1)
-		if bytes.Equal(changed, b) {
-			t.Fatal("nothing to replace")
-		}
-		if err := os.WriteFile(path, changed, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}
-	for name, c := range map[string]struct {
-		old, new string
-		want     error
-	}{
-		"damaged manifest": {`"what"`, `"`, ErrForeign},
-		"another program":  {manifestWhat, "somebody's diary", ErrForeign},
-		"later format":     {`"format": 1`, `"format": 2`, ErrFormat},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := edit(t, c.old, c.new)
-			before := digest(t, dir)
-			if _, err := Open(t.Context(), Config{Dir: dir}); !errors.Is(err, c.want) {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(before, digest(t, dir)); d != "" {
-				t.Fatal("something was changed")
-			}
-		})
-	}
 	t.Run("other settings", func(t *testing.T) {
-		dir := filled(t, Config{Dir: t.TempDir(), Partitions: 2, Prefix: "P"})
-		for _, cfg := range []Config{{Dir: dir, Partitions: 3}, {Dir: dir, Prefix: "Q"}, {Dir: dir, Durability: Memory}, {Dir: dir, Durability: "fine"}, {Dir: dir, URL: "nats://x"}} {
-			if _, err := Open(t.Context(), cfg); !errors.Is(err, ErrInvalid) {
-				t.Error(err)
-			}
+		dir := filled(t, setup{Dir: t.TempDir(), Partitions: 2})
+		if _, err := tryOpen(t.Context(), setup{Dir: dir, Partitions: 3}); !errors.Is(err, ErrInvalid) {
+			t.Error(err)
 		}
-		if j := open(t, Config{Dir: dir}); j.Partitions() != 2 {
+		if j := open(t, setup{Dir: dir}); j.Partitions() != 2 {
 			t.Fatal(j.Partitions())
 		}
-		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-			t.Fatal(info.Mode(), err)
-		}
 	})
-	t.Run("interrupted making", func(t *testing.T) {
+	t.Run("of the engine before", func(t *testing.T) {
 		dir := t.TempDir()
-		j := open(t, Config{Dir: dir})
-		copied := crash(t, dir)
-		m := j.dir.manifest
-		m.Streams = nil
-		d := directory{path: copied, manifest: m}
-		if err := d.save(); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "journal.json"), []byte(`{"what": "parley journal", "format": 1}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		open(t, Config{Dir: copied})
+		if _, err := tryOpen(t.Context(), setup{Dir: dir}); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), "restore") {
+			t.Fatal(err)
+		}
 	})
 }
 
 func TestWatermark(t *testing.T) {
 	var free atomic.Uint64
 	free.Store(1000)
-	j := open(t, Config{Dir: t.TempDir(), MinFree: 500, FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
+	j := open(t, setup{Dir: t.TempDir(), MinFree: 500, FreeSpace: func() (uint64, error) { return free.Load(), nil }})
 	m := request(t, "a", "b")
 	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "b"}}}); err != nil {
 		t.Fatal(err)
@@ -773,105 +515,12 @@ func (l *load) compare(t testing.TB, j *Journal) {
 	}
 }
 
-func TestEngineIsReopened(t *testing.T) {
-	for _, part := range []string{partLog, partState} {
-		t.Run(part, func(t *testing.T) {
-			j := open(t, Config{Dir: t.TempDir(), reopenEvery: 10 * time.Millisecond})
-			got := make(chan Value, 100)
-			stop, err := j.State("b").Watch(t.Context(), "", func(v Value) { got <- v })
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer stop()
-			lease, err := j.Lease(t.Context(), "s", "l", time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			l := startLoad(t, j, 20)
-			for n := range 3 {
-				acked, _ := l.count()
-				eventually(t, "appends go on", func() bool { now, _ := l.count(); return now > acked+50 })
-				e := j.link.Load()
-				if part == partState {
-					e = e.side
-				}
-				e.srv.Shutdown()
-				eventually(t, "it is reopened", func() bool { return j.Stats().Reopened == uint64(n+1) })
-				if err := j.Healthy(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			acked, _ := l.count()
-			eventually(t, "appends go on", func() bool { now, _ := l.count(); return now > acked+50 })
-			l.check(t)
-			if _, err := j.State("b").Put(t.Context(), "k", nil, time.Time{}); err != nil {
-				t.Fatal(err)
-			}
-			<-got
-			if err := lease.Renew(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Fence: lease}); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
-
-// ownProcess runs a test again in a process that has its limits to itself, and
-// reports whether this is that process.
-func ownProcess(t *testing.T) bool {
-	t.Helper()
-	const child = "PARLEY_JOURNAL_LIMITED"
-	if os.Getenv(child) != "" {
-		return true
-	}
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), child+"=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return false
-}
-
-// TestWriteErrors makes the engine's own writes fail, by a limit on the size
-// of files, and lifts it again.
-func TestWriteErrors(t *testing.T) {
-	if !ownProcess(t) {
-		return
-	}
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
-	var was syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
-		t.Fatal(err)
-	}
-	limit := func(n uint64) {
-		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: n, Max: was.Max}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	j := open(t, Config{Dir: t.TempDir(), reopenEvery: 10 * time.Millisecond, Timeout: 5 * time.Second})
-	defer limit(was.Cur)
-	l := startLoad(t, j, 20)
-	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > 100 })
-	limit(300 << 10)
-	eventually(t, "appends fail", func() bool { _, n := l.count(); return n > 20 })
-	limit(was.Cur)
-	acked, _ := l.count()
-	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > acked+100 })
-	l.check(t)
-	if j.Stats().Reopened == 0 {
-		t.Error("the engine was not reopened")
-	}
-}
-
 // TestSmallFileSystem fills a real small file system, empty and of 64 MiB or
 // less, mounted where PARLEY_SMALLFS says.
 func TestSmallFileSystem(t *testing.T) {
 	root := os.Getenv("PARLEY_SMALLFS")
 	if root == "" {
-		t.Log("left out without PARLEY_SMALLFS; TestWatermark and TestWriteErrors prove the same by other means")
+		t.Log("left out without PARLEY_SMALLFS; TestWatermark proves the same by other means")
 		return
 	}
 	for _, minFree := range []uint64{0, 1} {
@@ -886,7 +535,7 @@ func TestSmallFileSystem(t *testing.T) {
 				t.Fatal(err)
 			}
 			// With a watermark of one byte the engine itself runs into the end.
-			j := open(t, Config{Dir: dir, MinFree: minFree, reopenEvery: 10 * time.Millisecond, Timeout: time.Second, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+			j := open(t, setup{Dir: dir, MinFree: minFree, Timeout: time.Second, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 			l := startLoad(t, j, 8)
 			m := func() *parley.Message {
 				m := request(t, "a", "b")

@@ -115,7 +115,7 @@ type Step struct {
 type Key struct {
 	ID     string    // anything unique within the scope, e.g. "samvad nonce " + nonce; only a hash is kept. Empty: no key
 	Sender string    // whose allowance of long-lived keys is used
-	Until  time.Time // remembered until then, and never less than Config.Window
+	Until  time.Time // when it cannot be used again, and is forgotten; zero: Config.Window from now
 }
 
 // A ChainLink appends to a chain only if nobody else did since.
@@ -148,7 +148,7 @@ type Record struct {
 	Refused *parley.Error
 	Chain   *ChainLink
 	Keyed   bool      // it was recorded with a replay key
-	Until   time.Time // of a key that outlives the window
+	Until   time.Time // when its key ends; zero: Config.Window after Time
 	Erased  *Erased   // the message's content was erased since; nil: it was not
 }
 

@@ -1,33 +1,33 @@
 package journal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // What may go wrong. Match with errors.Is; the text of the error that wraps
 // one of these tells the operator what to do.
 var (
-	ErrClosed   = errors.New("the journal is closed")
-	ErrNoSpace  = errors.New("no space left for the journal")                       // retryable
-	ErrBusy     = errors.New("the journal is at a limit")                           // retryable
-	ErrUnknown  = errors.New("the journal cannot say whether it was recorded")      // Accept again, or look
-	ErrTooLarge = errors.New("too large for the journal")                           // says size and limit
-	ErrConflict = errors.New("the recorded state is another")                       // see ConflictError
-	ErrFenced   = errors.New("the lease was lost")                                  // another took it over
-	ErrScope    = errors.New("the entry's parts lie in different partitions")       // scope, fence, steps
-	ErrInvalid  = errors.New("not an entry that can be recorded")                   // a fault of the caller
-	ErrNotFound = errors.New("not in the journal")                                  //
-	ErrExists   = errors.New("exists already")                                      //
-	ErrForeign  = errors.New("the directory belongs to something else")             // nothing was touched
-	ErrCorrupt  = errors.New("the journal is damaged")                              // nothing was touched
-	ErrKey      = errors.New("wrong encryption key")                                // wrong, missing or unexpected; nothing was touched
-	ErrLocked   = errors.New("the journal is in use")                               // says by which process
-	ErrFormat   = errors.New("the journal has a format this program does not know") // newer or older
-	ErrPayload  = errors.New("the server's max_payload is too small")               // says both numbers
-	ErrServer   = errors.New("the NATS server cannot hold a journal")               // says which feature it lacks
+	ErrClosed   = store.ErrClosed
+	ErrNoSpace  = store.ErrNoSpace  // retryable
+	ErrBusy     = store.ErrBusy     // retryable: a limit was reached, or the engine does not answer
+	ErrUnknown  = store.ErrUnknown  // Accept again, or look
+	ErrTooLarge = store.ErrTooLarge // says size and limit
+	ErrConflict = store.ErrConflict // see ConflictError
+	ErrNotFound = store.ErrNotFound
+	ErrExists   = store.ErrExists
+	ErrForeign  = store.ErrForeign                                            // nothing was touched
+	ErrCorrupt  = store.ErrCorrupt                                            // the text names the commands that help
+	ErrLocked   = store.ErrLocked                                             // says by which process
+	ErrFormat   = store.ErrFormat                                             // newer or older
+	ErrFenced   = errors.New("the lease was lost")                            // another took it over
+	ErrScope    = errors.New("the entry's parts lie in different partitions") // scope, fence, steps
+	ErrInvalid  = errors.New("not an entry that can be recorded")             // a fault of the caller
+	ErrKey      = errors.New("wrong encryption key")                          // wrong, missing or unexpected; nothing was touched
 )
 
 // A ConflictError matches [ErrConflict] and tells the head of the chain that
@@ -58,11 +58,13 @@ type failure struct {
 
 func (f *failure) Error() string {
 	s := f.kind.Error()
+	if f.cause != nil && errors.Is(f.cause, f.kind) {
+		s = f.cause.Error() // it says so itself
+	} else if f.cause != nil {
+		s += ": " + f.cause.Error()
+	}
 	if f.text != "" {
 		s += ": " + f.text
-	}
-	if f.cause != nil {
-		s += ": " + f.cause.Error()
 	}
 	return s
 }
@@ -100,4 +102,23 @@ func fail(kind error, format string, args ...any) error {
 
 func failBy(kind, cause error, format string, args ...any) error {
 	return &failure{kind: kind, text: fmt.Sprintf(format, args...), public: publicOf(kind), cause: cause}
+}
+
+// storeError is what the caller is told of a failure of the store.
+func storeError(ctx context.Context, err error) error {
+	var f *failure
+	switch {
+	case err == nil || errors.As(err, &f):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	for _, kind := range []error{
+		ErrClosed, ErrNoSpace, ErrUnknown, ErrTooLarge, ErrConflict, ErrNotFound, ErrExists, ErrForeign, ErrCorrupt, ErrLocked, ErrFormat,
+	} {
+		if errors.Is(err, kind) {
+			return failBy(kind, err, "")
+		}
+	}
+	return failBy(ErrBusy, err, "")
 }

@@ -9,11 +9,16 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/sqlite"
 )
 
 func Example() {
 	ctx := context.Background()
-	j, err := journal.Open(ctx, journal.Config{Durability: journal.Memory}) // or Dir: "data"
+	s, err := sqlite.Open(ctx, sqlite.Config{Memory: true}) // or Dir: "data"
+	if err != nil {
+		panic(err)
+	}
+	j, err := journal.Open(ctx, journal.Config{Store: s})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -108,8 +108,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 
 func TestExternalSingle(t *testing.T) {
 	s := natsServer(t, nil)
-	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
-	b := open(t, Config{URL: s.ClientURL(), Node: "b", OwnerTTL: 2 * time.Second})
+	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
+	b := open(t, setup{URL: s.ClientURL(), Node: "b", OwnerTTL: 2 * time.Second})
 	twoNodes(t, a, b)
 }
 
@@ -119,8 +119,8 @@ func TestExternalCluster(t *testing.T) {
 		return
 	}
 	c := natsCluster(t)
-	a := open(t, Config{URL: c[0].ClientURL(), Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
-	b := open(t, Config{URL: c[1].ClientURL(), Node: "b", OwnerTTL: 2 * time.Second})
+	a := open(t, setup{URL: c[0].ClientURL(), Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
+	b := open(t, setup{URL: c[1].ClientURL(), Node: "b", OwnerTTL: 2 * time.Second})
 	if !strings.Contains(a.Promise(), "majority of 3") {
 		t.Fatal(a.Promise())
 	}
@@ -349,8 +349,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 
 func TestOwnerIsReplacedWhenItFallsSilent(t *testing.T) {
 	s := natsServer(t, nil)
-	a := open(t, Config{URL: s.ClientURL(), Node: "a", Partitions: 4, OwnerTTL: time.Second})
-	b, err := Open(t.Context(), Config{URL: s.ClientURL(), Node: "b", OwnerTTL: time.Second})
+	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 4, OwnerTTL: time.Second})
+	b, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Node: "b", OwnerTTL: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,7 +373,9 @@ func TestOwnerIsReplacedWhenItFallsSilent(t *testing.T) {
 	if _, err := b.Append(t.Context(), Entry{Scope: scope, Message: m, Open: []Opening{{To: "y"}}, Fence: fence}); err != nil {
 		t.Fatal(err)
 	}
-	b.abandon()
+	if err := b.abandon(); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "the other takes all", func() bool { return owned(a) == 4 })
 	if d, ok := a.Delivery(m.ID, "y"); !ok || d.Node != "b" {
 		t.Fatalf("%+v %v", d, ok)
@@ -392,7 +394,7 @@ func TestExternalRestart(t *testing.T) {
 	}
 	s := start()
 	port = s.Addr().(*net.TCPAddr).Port
-	j := open(t, Config{URL: s.ClientURL(), Partitions: 1, Timeout: 500 * time.Millisecond})
+	j := open(t, setup{URL: s.ClientURL(), Partitions: 1, Timeout: 500 * time.Millisecond})
 	l := startLoad(t, j, 8)
 	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > 50 })
 	s.Shutdown()
@@ -412,7 +414,7 @@ func TestClusterLosesANode(t *testing.T) {
 		return
 	}
 	c := natsCluster(t)
-	j := open(t, Config{URL: c[0].ClientURL(), Partitions: 1, Timeout: 5 * time.Second})
+	j := open(t, setup{URL: c[0].ClientURL(), Partitions: 1, Timeout: 5 * time.Second})
 	l := startLoad(t, j, 8)
 	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > 100 })
 	c[1].Shutdown()
@@ -424,16 +426,11 @@ func TestClusterLosesANode(t *testing.T) {
 
 func TestExternalRefusals(t *testing.T) {
 	s := natsServer(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
-	_, err := Open(t.Context(), Config{URL: s.ClientURL(), MaxPayload: 1 << 20})
-	if !errors.Is(err, ErrPayload) || !strings.Contains(err.Error(), "65536") || !strings.Contains(err.Error(), "1048576") {
+	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), MaxPayload: 1 << 20}); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "1048576") {
 		t.Fatal(err)
 	}
-	none := natsServer(t, func(o *server.Options) { o.JetStream = false })
-	if _, err := Open(t.Context(), Config{URL: none.ClientURL()}); !errors.Is(err, ErrServer) {
-		t.Fatal(err)
-	}
-	j := open(t, Config{URL: s.ClientURL(), Partitions: 3})
-	if _, err := Open(t.Context(), Config{URL: s.ClientURL(), Partitions: 4}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "3 partitions") {
+	j := open(t, setup{URL: s.ClientURL(), Partitions: 3})
+	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Partitions: 4}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "3 partitions") {
 		t.Fatal(err)
 	}
 	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: &parley.Message{ID: sampleID(1), Parts: []parley.Part{{Data: make([]byte, 70<<10)}}}}); !errors.Is(err, ErrTooLarge) {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 const (
@@ -31,10 +32,11 @@ func validPrefix(s string) bool { return prefixForm.MatchString(s) }
 // A Journal is an open journal. Its methods are safe for concurrent use.
 type Journal struct {
 	cfg        Config
-	prefix     string
+	store      store.Store
+	meta       store.Meta
+	sealer     *sealer
 	partitions int
-	dir        *directory // nil: external
-	run        uint64     // drawn at each Open
+	run        uint64 // drawn at each Open
 	number     atomic.Uint64
 
 	ctx        context.Context // ends when Close has flushed
@@ -45,27 +47,16 @@ type Journal struct {
 	writers    sync.WaitGroup
 	background crew
 
-	gate      sync.RWMutex // held for reading by every commit; see Backup
-	backupMu  sync.Mutex   // one backup at a time
-	eraseMu   sync.Mutex   // one erasure at a time
-	restoring bool         // nothing is acknowledged before all is synced
-	link      atomic.Pointer[link]
-	linkMu    sync.Mutex
-	changed   chan struct{} // closed when link changes
-	failure   atomic.Pointer[error]
-	reopened  atomic.Uint64
-	free      atomic.Uint64
-	full      atomic.Bool // the watermark refuses
-	broken    atomic.Bool // the disk does not sync
+	gate     sync.RWMutex // held for reading by every write; see Backup
+	backupMu sync.Mutex   // one backup at a time
+	eraseMu  sync.Mutex   // one erasure at a time
+	free     atomic.Uint64
+	full     atomic.Bool // the watermark refuses
 
 	parts   []*partition
 	state   *stateMachine
 	owners  owners
 	leaving atomic.Bool
-	found   bool // external: the journal was there
-
-	rebuilt bool // set before anything else runs
-	orphans []orphan
 
 	watchMu  sync.RWMutex
 	watchers []*watcher
@@ -101,14 +92,10 @@ type watcher struct {
 
 func (c *Config) complete() error {
 	switch {
-	case c.URL != "" && c.Dir != "":
-		return fail(ErrInvalid, "give Dir for the embedded engine or URL for an external one, not both")
-	case c.URL != "" && len(c.Key) > 0:
-		return fail(ErrInvalid, "Key encrypts the embedded engine's files; an external server has its own encryption at rest")
+	case c.Store == nil:
+		return fail(ErrInvalid, "it has no Store")
 	case len(c.Key) > 0 && len(c.Key) < 16:
 		return fail(ErrKey, "it has %d bytes; 16 or more are needed", len(c.Key))
-	case c.Prefix != "" && !validPrefix(c.Prefix):
-		return fail(ErrInvalid, "prefix %q: up to 32 letters, digits, - and _", c.Prefix)
 	case c.Partitions < 0 || c.Partitions > maxPartitions:
 		return fail(ErrInvalid, "%d partitions: 1 to %d are possible", c.Partitions, maxPartitions)
 	case c.Window < 0 || c.Window > 24*time.Hour:
@@ -120,20 +107,6 @@ func (c *Config) complete() error {
 	case c.MaxBatch < 0 || c.MaxBatch > 1000:
 		return fail(ErrInvalid, "MaxBatch %d: up to 1000 are possible", c.MaxBatch)
 	}
-	switch c.Durability {
-	case "":
-		c.Durability = Disk
-		if c.URL != "" {
-			c.Durability = Replicated
-		}
-	case Disk, Memory:
-	case Replicated:
-		if c.URL == "" {
-			return fail(ErrInvalid, "durability %q needs the URL of a cluster", c.Durability)
-		}
-	default:
-		return fail(ErrInvalid, "durability %q: %q, %q and %q are known", c.Durability, Disk, Replicated, Memory)
-	}
 	set := func(v *int, value int) {
 		if *v <= 0 {
 			*v = value
@@ -142,16 +115,18 @@ func (c *Config) complete() error {
 	if c.Window == 0 {
 		c.Window = 15 * time.Minute
 	}
-	set(&c.MaxKeys, 4<<20)
+	set(&c.MaxKeys, 32<<20)
 	set(&c.MaxLongKeys, 16384)
 	set(&c.MaxOpen, 1<<20)
 	set(&c.MaxBatch, 512)
 	set(&c.MaxBatchBytes, 8<<20)
 	set(&c.MaxQueued, 8192)
 	set(&c.MaxQueuedBytes, 64<<20)
-	if c.URL == "" {
-		set(&c.MaxPayload, 8<<20-payloadMargin)
+	most := c.Store.MaxRecord() - sealOverhead
+	if c.MaxPayload > most {
+		return fail(ErrTooLarge, "records of up to %d bytes are wanted (MaxPayload), the store takes %d", c.MaxPayload, most)
 	}
+	set(&c.MaxPayload, min(8<<20-64<<10, most))
 	if c.OwnerTTL <= 0 {
 		c.OwnerTTL = 10 * time.Second
 	}
@@ -171,13 +146,7 @@ func (c *Config) complete() error {
 		c.Progress = func(uint64, uint64) {}
 	}
 	if c.checkpointEvery == 0 {
-		c.checkpointEvery = 1 << 16
-	}
-	if c.reopenEvery == 0 {
-		c.reopenEvery = time.Second
-	}
-	if c.goneAfter == 0 {
-		c.goneAfter = goneAfter
+		c.checkpointEvery = 1 << 14
 	}
 	if c.Node == "" {
 		var b [4]byte
@@ -197,82 +166,126 @@ func (c *Config) complete() error {
 // It returns once the state is rebuilt; deliveries of synchronous requests that
 // this node had not settled when it ended are Abandoned by then.
 //
-// The embedded engine refuses with ErrForeign, ErrLocked, ErrKey, ErrFormat
-// or ErrCorrupt before it touches anything.
+// It refuses with ErrKey, ErrFormat or ErrCorrupt before it touches anything.
 func Open(ctx context.Context, cfg Config) (*Journal, error) {
+	if cfg.Store == nil {
+		return nil, fail(ErrInvalid, "it has no Store")
+	}
+	j, err := prepare(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(err, cfg.Store.Close())
+	}
+	if err := j.begin(ctx); err != nil {
+		return nil, errors.Join(err, j.abandon())
+	}
+	return j, nil
+}
+
+// prepare reads what was fixed when the journal was made, or makes it.
+func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	j := &Journal{cfg: cfg, changed: make(chan struct{})}
+	j := &Journal{cfg: cfg, store: cfg.Store}
 	var b [8]byte
 	if _, err := io.ReadFull(cfg.Rand, b[:]); err != nil {
 		return nil, err
 	}
 	j.run = binary.LittleEndian.Uint64(b[:])
+	var err error
+	if j.meta, err = j.store.Meta(ctx); errors.Is(err, store.ErrNotFound) {
+		if j.meta, err = newMeta(&cfg); err == nil {
+			err = j.store.Init(ctx, j.meta)
+		}
+		if errors.Is(err, store.ErrExists) { // another was sooner
+			j.meta, err = j.store.Meta(ctx)
+		}
+	}
+	if err != nil {
+		return nil, storeError(ctx, err)
+	}
+	m := &j.meta
+	switch {
+	case m.Format > format:
+		return nil, fail(ErrFormat, "the journal has format %d, this program knows %d; use the release that wrote it, or a later one", m.Format, format)
+	case m.Restoring:
+		return nil, fail(ErrCorrupt, "a backup is being restored here, or that did not end; remove what is there and restore again")
+	case cfg.Partitions != 0 && cfg.Partitions != m.Partitions:
+		return nil, fail(ErrInvalid, "the journal was made with %d partitions, not %d; the number is fixed when a journal is made", m.Partitions, cfg.Partitions)
+	}
+	if j.sealer, err = newSealer(m, cfg.Key, cfg.Rand); err != nil {
+		return nil, err
+	}
+	j.partitions = m.Partitions
 	j.ctx, j.cancel = context.WithCancel(context.Background())
-	open := j.openEmbedded
-	if j.external() {
-		open = j.openExternal
-	}
-	if err := open(ctx); err != nil {
-		j.cancel()
-		return nil, err
-	}
-	if err := j.begin(ctx); err != nil {
-		j.abandon()
-		return nil, err
-	}
 	return j, nil
 }
 
-func (j *Journal) external() bool { return j.cfg.URL != "" }
+// Node is the id of this hub among those that share the journal.
+func (j *Journal) Node() string { return j.cfg.Node }
 
-// Shared reports whether other processes may write to the journal, too: with an
-// external engine they may.
-func (j *Journal) Shared() bool { return j.external() }
+// Shared reports whether other processes may write to the journal, too.
+func (j *Journal) Shared() bool { return !j.store.Exclusive() }
 
-// begin rebuilds the state and starts what runs beside.
+// format is that of what this release writes. 1 was that of the engine before.
+const format = 2
+
+func newMeta(c *Config) (store.Meta, error) {
+	m := store.Meta{Format: format, Created: c.Now().UTC(), Prefix: defaultPrefix, Partitions: c.Partitions}
+	if m.Partitions == 0 {
+		m.Partitions = 8
+		if c.Store.Exclusive() {
+			m.Partitions = 1
+		}
+	}
+	return m, encrypt(&m, c.Key, c.Rand)
+}
+
+// begin rebuilds the view and starts what runs beside.
 func (j *Journal) begin(ctx context.Context) error {
+	j.watermark()
 	j.state = newStateMachine(j)
 	j.owners.leases, j.owners.told = make([]*Lease, j.partitions), make([]bool, j.partitions)
 	for p := range j.partitions {
-		part := newPartition(j, p)
-		part.writer = newWriter(j, part, j.logStream(p), false)
-		if j.cfg.Durability == Disk && !j.external() {
-			var err error
-			dir := j.dir.stream(partLog + "/" + j.logStream(p))
-			if part.writer.syncer, err = newSyncer(dir, j.dir.manifest.Encrypted); err != nil {
-				return err
-			}
-		}
-		j.parts = append(j.parts, part)
+		j.parts = append(j.parts, newPartition(j, p))
+	}
+	if err := j.state.begin(ctx); err != nil {
+		return err
 	}
 	if err := j.rebuild(ctx); err != nil {
 		return err
 	}
-	for _, w := range j.allWriters() {
-		j.writers.Go(w.run)
+	for _, p := range j.parts {
+		j.writers.Go(p.writer.run)
 	}
-	if j.external() {
-		j.followAll()
+	if !j.store.Exclusive() {
+		for _, p := range j.parts {
+			j.background.Go(p.follow)
+		}
+		j.background.Go(j.own)
 	}
 	j.background.Go(j.checkpoints)
 	return j.settleAbandoned(ctx)
 }
 
-func (j *Journal) allWriters() []*writer {
-	out := []*writer{j.state.writer}
-	for _, p := range j.parts {
-		out = append(out, p.writer)
+// retry does again what follows the store, until the journal is closed. What has
+// no end by itself ends with an error.
+func (j *Journal) retry(what string, do func(context.Context) error) {
+	for j.ctx.Err() == nil {
+		err := do(j.ctx)
+		if err == nil || j.ctx.Err() != nil {
+			return
+		}
+		j.cfg.Log.Warn("following "+what+"; it is tried again", "err", err)
+		await(j.ctx, time.Second/4)
 	}
-	return out
 }
 
 // settleAbandoned gives up the synchronous deliveries that this node had open
 // when it ended: their callers are gone.
 func (j *Journal) settleAbandoned(ctx context.Context) error {
 	for _, d := range j.Deliveries(Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}}) {
-		if !d.Sync || d.Node != j.cfg.Node && j.external() {
+		if !d.Sync || d.Node != j.cfg.Node && !j.store.Exclusive() {
 			continue
 		}
 		_, err := j.Append(ctx, Entry{Steps: []Step{{
@@ -287,112 +300,125 @@ func (j *Journal) settleAbandoned(ctx context.Context) error {
 }
 
 // abandon ends without a word to the log.
-func (j *Journal) abandon() {
+func (j *Journal) abandon() error {
 	j.closing.Store(true)
 	j.cancel()
-	for _, w := range j.allWriters() {
-		w.close()
+	for _, p := range j.parts {
+		p.writer.close()
 	}
 	j.writers.Wait()
 	j.background.Wait()
-	if l := j.link.Load(); l != nil {
-		l.stop()
-	}
-	j.closeSyncers()
-	if j.dir != nil {
-		j.dir.release()
-	}
+	return j.store.Close()
 }
 
-// closeSyncers lets go of the blocks, after the writers have ended.
-func (j *Journal) closeSyncers() {
-	for _, p := range j.parts {
-		if s := p.writer.syncer; s != nil {
-			if err := s.close(); err != nil {
-				j.cfg.Log.Warn("a block was not closed in order", "err", err)
-			}
-		}
-	}
-}
-
-// Close stops taking entries, waits for those under way, writes a checkpoint
-// and shuts the engine down.
+// Close stops taking entries, waits for those under way, writes a checkpoint,
+// gives up what this node owns and closes the store.
 func (j *Journal) Close() error {
 	j.closeOnce.Do(func() { j.closeErr = j.close() })
 	return j.closeErr
 }
 
 func (j *Journal) close() error {
-	if j.external() {
-		return j.closeExternal()
-	}
-	for _, w := range j.allWriters() {
-		w.close()
+	for _, p := range j.parts {
+		p.writer.close()
 	}
 	j.awaitWriters()
-	j.closing.Store(true)
-	if l := j.link.Load(); !l.failed() {
+	if j.store.Healthy() == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		j.checkpointAll(ctx, l)
+		j.checkpointAll(ctx)
+		if !j.store.Exclusive() {
+			j.leave(ctx)
+		}
 		cancel()
 	}
-	j.cancel()
-	j.background.Wait()
-	l := j.link.Load()
-	failed := l.failed()
-	l.stop()
-	j.closeSyncers()
-	var err error
-	if !failed {
-		err = j.dir.closed()
-	}
-	j.dir.release()
-	return err
+	j.leaving.Store(true)
+	return j.abandon()
 }
 
-// awaitWriters lets the writers finish their queues. One that waits for a
-// failed engine does not get more than a while.
+// awaitWriters lets the writers finish their queues, for a while.
 func (j *Journal) awaitWriters() {
 	ended := make(chan struct{})
 	go func() {
 		j.writers.Wait()
 		close(ended)
 	}()
-	limit := j.cfg.Timeout
-	if j.link.Load().failed() {
-		limit = 0
-	}
-	timer := time.NewTimer(limit)
+	timer := time.NewTimer(j.cfg.Timeout)
 	defer timer.Stop()
 	select {
 	case <-ended:
 	case <-timer.C:
-		j.closing.Store(true)
 		j.cancel()
 		<-ended
 	}
 }
 
-func (j *Journal) closeExternal() error {
-	l := j.link.Load()
-	if !l.failed() && l.nc.IsConnected() {
-		ctx, cancel := context.WithTimeout(context.Background(), j.cfg.Timeout)
-		j.checkpointAll(ctx, l)
-		j.leave(ctx)
-		cancel()
-	} else {
-		j.leaving.Store(true)
-		j.cancel()
+// watermark completes the limit of free space.
+func (j *Journal) watermark() {
+	c := &j.cfg
+	total := uint64(0)
+	if c.FreeSpace == nil {
+		var err error
+		if _, total, err = j.store.Space(); err != nil || total == 0 {
+			return
+		}
+		c.FreeSpace = func() (uint64, error) {
+			free, _, err := j.store.Space()
+			return free, err
+		}
 	}
-	for _, w := range j.allWriters() {
-		w.close()
+	if c.MinFree == 0 {
+		c.MinFree = defaultMinFree
+		if total > 0 {
+			c.MinFree = min(c.MinFree, total/10)
+		}
 	}
-	j.awaitWriters()
-	j.closing.Store(true)
-	j.cancel()
-	j.background.Wait()
-	l.stop()
-	return nil
+}
+
+// space refuses when the disk is nearly full: first for what is new, later for
+// what finishes what was begun.
+func (j *Journal) space() (refusal, reserve error) {
+	if j.cfg.FreeSpace == nil {
+		return nil, nil
+	}
+	free, err := j.cfg.FreeSpace()
+	if err != nil {
+		err = failBy(ErrNoSpace, err, "the free space of the journal is not known")
+		return err, err
+	}
+	j.free.Store(free)
+	if free < j.cfg.MinFree {
+		refusal = fail(ErrNoSpace, "%s free, less than the %s that are kept free (MinFree); free some space, entries are taken again by themselves then",
+			bytesText(free), bytesText(j.cfg.MinFree))
+		if free < j.cfg.MinFree/2 {
+			reserve = refusal
+		}
+	}
+	return refusal, reserve
+}
+
+// admission says whether a group may be written now.
+func (j *Journal) admission() (refusal, reserve error) {
+	refusal, reserve = j.space()
+	if (refusal != nil) != j.full.Swap(refusal != nil) {
+		if refusal != nil {
+			j.cfg.Log.Error("the journal takes no new messages", "err", refusal)
+		} else {
+			j.cfg.Log.Info("the journal takes new messages again")
+		}
+	}
+	return refusal, reserve
+}
+
+func bytesText(n uint64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n >= 10<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 10<<10:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // Accept records e, or tells where its Key was recorded before; then nothing
@@ -425,8 +451,8 @@ func (j *Journal) record(ctx context.Context, e *Entry) (Position, *Prior, error
 		return Position{}, nil, err
 	}
 	if r.Keyed {
-		if prior := p.seen(r.key); prior != nil {
-			return Position{}, prior, nil
+		if prior, err := p.seen(ctx, r.key); prior != nil || err != nil {
+			return Position{}, prior, err
 		}
 	}
 	o, err := p.op(r, e)
@@ -536,8 +562,11 @@ func (j *Journal) seal(e *Entry, p *partition) (*sealed, error) {
 	}
 	if e.Key.ID != "" {
 		r.Keyed, r.key = true, keyHash(e.Scope, e.Key.ID)
-		if e.Key.Until.After(now.Add(j.cfg.Window)) {
-			r.Until, r.sender = e.Key.Until.Round(0).UTC(), nameHash("sender", e.Key.Sender)
+		if !e.Key.Until.IsZero() {
+			r.Until = e.Key.Until.Round(0).UTC()
+		}
+		if r.Until.After(now.Add(j.cfg.Window)) {
+			r.sender = nameHash("sender", e.Key.Sender)
 		}
 	}
 	for i := range r.Steps {
@@ -553,9 +582,13 @@ func (j *Journal) seal(e *Entry, p *partition) (*sealed, error) {
 	return r, nil
 }
 
-// Seen looks a replay key up in memory, without waiting for anything.
+// Seen looks a replay key up. Of a key that is not known it knows so without
+// asking the store.
 func (j *Journal) Seen(scope, keyID string) (*Prior, bool) {
-	prior := j.parts[j.Partition(scope)].seen(keyHash(scope, keyID))
+	prior, err := j.parts[j.Partition(scope)].seen(j.ctx, keyHash(scope, keyID))
+	if err != nil {
+		j.cfg.Log.Error("a replay key cannot be compared with its record", "err", err)
+	}
 	return prior, prior != nil
 }
 
@@ -637,52 +670,41 @@ func (j *Journal) tell(r *Record) {
 	}
 }
 
-// repliedElsewhere looks for the request of a reply in the other partitions.
-func (j *Journal) repliedElsewhere(not *partition, request parley.ID, reply Position) {
-	for _, p := range j.parts {
-		if p == not {
-			continue
-		}
-		p.mu.Lock()
-		found := p.guard.replied(request, reply)
-		p.mu.Unlock()
-		if found {
-			return
-		}
-	}
-}
-
 // Promise says in words what "accepted" means here.
-func (j *Journal) Promise() string {
-	switch j.cfg.Durability {
-	case Disk:
-		if j.external() {
-			return "Accepted means that the message is recorded by the NATS server; whether it is on its disk by then depends on the server's sync_interval."
-		}
-		return "Accepted means that the message is on this machine's disk: it survives the end of the program and a power cut."
-	case Replicated:
-		if j.cfg.Replicas <= 1 {
-			return "Accepted means that one NATS server holds the message; there are no replicas, and whether it is on its disk by then depends on the server's sync_interval."
-		}
-		if j.cfg.SyncReplicated {
-			return fmt.Sprintf("Accepted means that a majority of %d NATS servers hold the message on their disks: it survives the loss of a minority of them, and a power cut of all.", j.cfg.Replicas)
-		}
-		return fmt.Sprintf("Accepted means that a majority of %d NATS servers hold the message: it survives the loss of a minority of them, but if a majority loses power at the same moment, the last seconds may be lost.", j.cfg.Replicas)
-	}
-	return "Accepted means that the message is in this program's memory: it is gone when the program ends."
-}
+func (j *Journal) Promise() string { return j.store.Promise() }
 
 // Healthy is nil while the journal takes entries, and says why it does not.
 func (j *Journal) Healthy() error {
-	l, err := j.live()
-	if err != nil {
-		return err
+	if j.closing.Load() {
+		return fail(ErrClosed, "")
 	}
 	if refusal, _ := j.admission(); refusal != nil {
 		return refusal
 	}
-	if l.srv == nil && !l.nc.IsConnected() {
-		return fail(ErrBusy, "no connection to the NATS server; it is tried again")
+	return storeError(j.ctx, j.store.Healthy())
+}
+
+// CatchUp returns when this node knows of all partitions what the store held
+// when it was called. What another node has recorded, its peers may speak of
+// before it is read here. Where no other process writes, there is nothing to
+// catch up with.
+func (j *Journal) CatchUp(ctx context.Context) error {
+	if j.store.Exclusive() {
+		return nil
 	}
-	return nil
+	within, cancel := context.WithTimeout(ctx, j.cfg.Timeout)
+	defer cancel()
+	errs := make([]error, len(j.parts))
+	var asking sync.WaitGroup
+	for i, p := range j.parts {
+		asking.Go(func() {
+			span, err := j.store.Span(within, p.index)
+			if err == nil {
+				err = p.known(within, span.Last)
+			}
+			errs[i] = err
+		})
+	}
+	asking.Wait()
+	return storeError(ctx, errors.Join(errs...))
 }

@@ -50,21 +50,7 @@ func newID(t testing.TB, now time.Time) parley.ID {
 	return id
 }
 
-func memory(t testing.TB) Config { return Config{Durability: Memory, Node: "n1"} }
-
-func open(t testing.TB, cfg Config) *Journal {
-	t.Helper()
-	j, err := Open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return j
-}
+func memory(t testing.TB) setup { return setup{Memory: true, Node: "n1"} }
 
 // stateOf are all values of a bucket by their keys.
 func stateOf(t testing.TB, j *Journal, bucket string) map[string]string {
@@ -87,7 +73,7 @@ func request(t testing.TB, from, to string) *parley.Message {
 }
 
 func TestAcceptOnce(t *testing.T) {
-	for name, cfg := range map[string]Config{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
+	for name, cfg := range map[string]setup{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, cfg)
 			m := request(t, "alice", "bob")
@@ -122,7 +108,7 @@ func TestAcceptOnce(t *testing.T) {
 }
 
 func TestAcceptConcurrent(t *testing.T) {
-	for name, cfg := range map[string]Config{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
+	for name, cfg := range map[string]setup{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, cfg)
 			const callers, keys = 64, 8
@@ -166,7 +152,7 @@ func TestAcceptConcurrent(t *testing.T) {
 
 func TestBasicState(t *testing.T) {
 	c := newClock()
-	j := open(t, Config{Dir: t.TempDir(), Now: c.now})
+	j := open(t, setup{Dir: t.TempDir(), Now: c.now})
 	s := j.State("sessions")
 	ctx := t.Context()
 	if _, err := s.Get(ctx, "a/b c"); !errors.Is(err, ErrNotFound) {
@@ -235,10 +221,10 @@ func TestBasicState(t *testing.T) {
 }
 
 func BenchmarkAppend(b *testing.B) {
-	for _, d := range []Durability{Memory, Disk} {
+	for name, memory := range map[string]bool{"memory": true, "disk": false} {
 		for _, n := range []int{1, 8, 64, 256} {
-			b.Run(fmt.Sprintf("%s/%d", d, n), func(b *testing.B) {
-				j, err := Open(context.Background(), Config{Dir: b.TempDir(), Durability: d})
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				j, err := tryOpen(context.Background(), setup{Dir: b.TempDir(), Memory: memory})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -271,6 +271,16 @@ func (t *keyTable) expire(now int64) {
 	}
 }
 
+// sweep removes all that has ended, at once.
+func (t *keyTable) sweep(now int64) {
+	for t.next = 0; t.next < len(t.blocks)-1; {
+		t.clean(seconds(now))
+	}
+	if len(t.blocks) > 0 {
+		t.clean(seconds(now))
+	}
+}
+
 // clean removes what has ended from the next block, and joins it with the block
 // before when one has room for both.
 func (t *keyTable) clean(now uint32) {

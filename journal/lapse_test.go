@@ -4,14 +4,21 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/parley-hub/parley/journal/store"
 )
+
+// shared is a store that others write to, too.
+type shared struct{ store.Store }
+
+func (shared) Exclusive() bool { return false }
 
 // TestLeaseThatLapsed: an owner whose lease was over for a while, before it
 // could be renewed, takes its partition anew: what was recorded in between was
 // for nobody.
 func TestLeaseThatLapsed(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	j := &Journal{cfg: Config{URL: "shared", Now: func() time.Time { return now }}, partitions: 2}
+	j := &Journal{store: shared{}, cfg: Config{Now: func() time.Time { return now }}, partitions: 2}
 	for range j.partitions {
 		l := &Lease{j: j}
 		l.until.Store(now.Add(10 * time.Second).UnixNano())

@@ -8,14 +8,16 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // A Lease is held by one at a time. It is lost when it is not renewed in time
 // and another takes it; an entry fenced with it is then refused by the engine.
 //
-// Taking it writes a record into the partition's stream, with compare-and-set
-// on the one before it: its sequence is the epoch, and a fenced entry is stored
-// only while that record is the last of its subject. How long it is held stands
+// Taking it appends a record to the partition, if the one before it is the last
+// of the lease: its sequence is the epoch, and a fenced entry is recorded only
+// while that record is the last of the lease. How long it is held stands
 // in the state, under a key with the epoch in it, so that who lost the lease
 // cannot prolong or end it for its successor. Clocks decide when a lease may be
 // taken over; nothing but the epoch decides who may write.
@@ -23,7 +25,7 @@ type Lease struct {
 	j     *Journal
 	part  *partition
 	name  string
-	hash  hash16
+	tag   string // of the records that take it
 	ttl   time.Duration
 	epoch uint64
 	mu    sync.Mutex // one renewal at a time
@@ -35,8 +37,10 @@ type Lease struct {
 
 // term is how long a lease is held, and by whom.
 type term struct {
-	Until time.Time `json:"until"`
-	Node  string    `json:"node"`
+	Until  time.Time `json:"until"`
+	Node   string    `json:"node"`
+	Run    uint64    `json:"run,omitempty"` // which append took it
+	Number uint64    `json:"number,omitempty"`
 }
 
 const leaseBucket = "parley-leases"
@@ -52,33 +56,28 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 	if ttl <= 0 {
 		return nil, fail(ErrInvalid, "a lease needs a time to live")
 	}
-	l, err := j.live()
-	if err != nil {
-		return nil, err
-	}
-	x := &Lease{j: j, part: p, name: name, hash: nameHash("lease", name), ttl: ttl}
-	last, err := l.get(ctx, p.writer.stream, 0, x.subject())
-	var before uint64
+	x := &Lease{j: j, part: p, name: name, tag: tagOfLease + nameHash("lease", name).String(), ttl: ttl}
+	last, err := j.store.Tagged(ctx, p.index, x.tag)
 	switch {
 	case err == nil:
-		before = last.seq
 		t, err := x.term(ctx, last)
 		if err != nil {
 			return nil, err
 		}
-		if t.Until.After(j.cfg.Now()) {
+		// This node's own from before it was started again holds nobody up.
+		if t.Until.After(j.cfg.Now()) && (t.Node != j.cfg.Node || t.Run == j.run) {
 			return nil, fail(ErrExists, "lease %q is held by %s until %s", name, t.Node, t.Until.Format(time.RFC3339))
 		}
-	case !errors.Is(err, errNoMessage):
-		return nil, j.readError(ctx, err)
+	case !errors.Is(err, store.ErrNotFound):
+		return nil, storeError(ctx, err)
 	}
 	until := j.cfg.Now().Add(ttl)
-	b, err := x.encode(until)
+	id := opID{j.run, j.number.Add(1)}
+	b, err := json.Marshal(term{Until: until.Round(0).UTC(), Node: j.cfg.Node, Run: id.run, Number: id.number})
 	if err != nil {
 		return nil, err
 	}
-	m := &outgoing{subject: x.subject(), data: b, expect: &expectation{ofLease, x.subject(), before}}
-	o := &op{id: opID{j.run, j.number.Add(1)}, msgs: []*outgoing{m}, size: len(b) + 200, reserve: true}
+	o := &op{id: id, data: b, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
 	err = p.writer.submit(ctx, o)
 	if errors.Is(err, ErrConflict) {
 		return nil, failBy(ErrExists, err, "lease %q was taken by another just now", name)
@@ -91,21 +90,18 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 	return x, nil
 }
 
-func (l *Lease) subject() string { return l.part.subject(subjectEpoch, l.hash.String()) }
-
 func (l *Lease) key(epoch uint64) string {
-	return fmt.Sprintf("%d/%s/%d", l.part.index, l.hash, epoch)
-}
-
-func (l *Lease) encode(until time.Time) ([]byte, error) {
-	return json.Marshal(term{Until: until.Round(0).UTC(), Node: l.j.cfg.Node})
+	return fmt.Sprintf("%d/%s/%d", l.part.index, l.tag[len(tagOfLease):], epoch)
 }
 
 // term tells how long the lease is held by who wrote the record taken: what it
 // was renewed to, or else what it was taken for.
-func (l *Lease) term(ctx context.Context, taken *stored) (t term, err error) {
-	data := taken.data
-	v, err := l.j.State(leaseBucket).Get(ctx, l.key(taken.seq))
+func (l *Lease) term(ctx context.Context, taken store.Record) (t term, err error) {
+	data, err := l.j.sealer.open(recordPlace(l.part.index, taken.Sequence), taken.Data)
+	if err != nil {
+		return t, damaged(err, "lease %q", l.name)
+	}
+	v, err := l.j.State(leaseBucket).Get(ctx, l.key(taken.Sequence))
 	switch {
 	case err == nil:
 		data = v.Data
@@ -140,20 +136,16 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if l.lost.Load() {
 		return fail(ErrFenced, "lease %q was lost", l.name)
 	}
-	c, err := l.j.live()
-	if err != nil {
-		return err
+	last, err := l.j.store.Tagged(ctx, l.part.index, l.tag)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return storeError(ctx, err)
 	}
-	last, err := c.get(ctx, l.part.writer.stream, 0, l.subject())
-	if err != nil && !errors.Is(err, errNoMessage) {
-		return l.j.readError(ctx, err)
-	}
-	if err != nil || last.seq != l.epoch {
+	if last.Sequence != l.epoch {
 		l.lost.Store(true)
 		return fail(ErrFenced, "lease %q was lost", l.name)
 	}
 	until := l.j.cfg.Now().Add(ttl)
-	b, err := l.encode(until)
+	b, err := json.Marshal(term{Until: until.Round(0).UTC(), Node: l.j.cfg.Node, Run: l.j.run})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 // besides what its steps lost, whether it is read from the log or from a
 // checkpoint.
 func TestLossesOfEvents(t *testing.T) {
-	cfg := Config{Dir: t.TempDir(), Node: "n"}
+	cfg := setup{Dir: t.TempDir(), Node: "n"}
 	j := open(t, cfg)
 	asked := &parley.Message{ID: newID(t, j.cfg.Now()), Kind: parley.Request, From: "alice", To: "bob"}
 	if _, err := j.Append(t.Context(), Entry{Scope: "bob", Message: asked, Open: []Opening{{To: "bob", Attempt: 1}}}); err != nil {
@@ -50,7 +50,7 @@ func TestLossesOfEvents(t *testing.T) {
 		}
 	}
 	check("too many")
-	again := open(t, Config{Dir: crash(t, cfg.Dir), Node: "n"}) // from the log
+	again := open(t, setup{Dir: crash(t, cfg.Dir), Node: "n"}) // from the log
 	if v, ok := again.Delivery(asked.ID, "bob"); !ok || !slices.Equal(v.Losses, want) {
 		t.Errorf("after a crash: %v, want %v", v.Losses, want)
 	}

@@ -70,7 +70,7 @@ func TestPostponedIsNoTry(t *testing.T) {
 }
 
 func TestConcurrentAttempts(t *testing.T) {
-	j := open(t, Config{Dir: t.TempDir()})
+	j := open(t, setup{Dir: t.TempDir()})
 	m := request(t, "alice", "bob")
 	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestConcurrentAttempts(t *testing.T) {
 }
 
 func TestChainsAndFences(t *testing.T) {
-	for name, cfg := range map[string]Config{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
+	for name, cfg := range map[string]setup{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
 		t.Run(name, func(t *testing.T) {
 			c := newClock()
 			cfg.Now = c.now
@@ -209,7 +209,7 @@ func TestChainsAndFences(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	c := newClock()
-	j := open(t, Config{Durability: Memory, Now: c.now, MaxKeys: 5, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
+	j := open(t, setup{Memory: true, Now: c.now, MaxKeys: 5, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
 	accept := func(key, sender string, life time.Duration) error {
 		_, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: key, Sender: sender, Until: c.now().Add(life)}})
 		return err
@@ -276,7 +276,7 @@ func TestLimits(t *testing.T) {
 }
 
 func TestInvalidEntries(t *testing.T) {
-	j := open(t, Config{Durability: Memory, Partitions: 4})
+	j := open(t, setup{Memory: true, Partitions: 4})
 	m := request(t, "a", "b")
 	var other string
 	for i := range 100 {
@@ -345,7 +345,7 @@ func TestRefusedUsesItsKey(t *testing.T) {
 }
 
 func TestWatchAndFollow(t *testing.T) {
-	for name, cfg := range map[string]Config{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
+	for name, cfg := range map[string]setup{"memory": memory(t), "disk": {Dir: t.TempDir()}} {
 		t.Run(name, func(t *testing.T) {
 			j := open(t, cfg)
 			var last uint64
@@ -406,7 +406,7 @@ func TestWatchAndFollow(t *testing.T) {
 
 func TestRecordsFrom(t *testing.T) {
 	c := newClock()
-	j := open(t, Config{Durability: Memory, Now: c.now})
+	j := open(t, setup{Memory: true, Now: c.now})
 	start := c.now()
 	var ids []parley.ID
 	for range 1200 {
@@ -455,7 +455,7 @@ func TestRecordsFrom(t *testing.T) {
 }
 
 func TestCallersLeave(t *testing.T) {
-	j := open(t, Config{Dir: t.TempDir()})
+	j := open(t, setup{Dir: t.TempDir()})
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
@@ -483,7 +483,7 @@ func TestCallersLeave(t *testing.T) {
 }
 
 func TestQueueIsBounded(t *testing.T) {
-	j := open(t, Config{Dir: t.TempDir(), MaxQueued: 4})
+	j := open(t, setup{Dir: t.TempDir(), MaxQueued: 4})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	busy, stored := 0, 0
@@ -525,7 +525,7 @@ func TestStateTokens(t *testing.T) {
 	j := open(t, memory(t))
 	for _, key := range []string{"a", "/", "//", "a/", "/a", "a.b", "a_b", "*", ">", "Zürich/☃", "a b\x00c", "_"} {
 		for _, bucket := range []string{"b", "b.c", "*"} {
-			b, k, ok := j.stateKey(j.keySubject(bucket, key))
+			b, k, ok := stateKeyOf("P", keySubject("P", bucket, key))
 			if !ok || b != bucket || k != key {
 				t.Errorf("%q in %q became %q in %q", key, bucket, k, b)
 			}

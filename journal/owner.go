@@ -37,19 +37,19 @@ type ownerWatcher struct {
 	fn func(partition int, owned bool)
 }
 
-// Owned reports whether this node dispatches the partition's deliveries. The
-// embedded engine owns all.
+// Owned reports whether this node dispatches the partition's deliveries. Where no
+// other process writes, it owns all.
 func (j *Journal) Owned(partition int) bool {
 	if partition < 0 || partition >= j.partitions {
 		return false
 	}
-	return !j.external() || j.Owner(partition) != nil
+	return j.store.Exclusive() || j.Owner(partition) != nil
 }
 
 // Owner is the lease by which this node owns the partition, to fence entries
-// with; nil with the embedded engine or where it does not own it.
+// with; nil where no other process writes, or it does not own it.
 func (j *Journal) Owner(partition int) *Lease {
-	if !j.external() || partition < 0 || partition >= j.partitions {
+	if j.store.Exclusive() || partition < 0 || partition >= j.partitions {
 		return nil
 	}
 	j.owners.mu.Lock()
@@ -72,7 +72,7 @@ func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	j.owners.mu.Lock()
 	var now []int
 	for p := range j.partitions {
-		if !j.external() || j.owners.told[p] {
+		if j.store.Exclusive() || j.owners.told[p] {
 			now = append(now, p)
 		}
 	}

@@ -1,73 +1,87 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
-	"strconv"
 	"strings"
 	"sync"
 	"unique"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // partition is this node's view of one partition of the log: a state machine
-// that is fed every record once, in order, by feed.
+// that is fed every record once, in order.
 type partition struct {
-	j       *Journal
-	index   int
-	writer  *writer
-	prefix  string // of its subjects
-	records string // the subject of records
+	j      *Journal
+	index  int
+	writer *writer
 
 	checkpointMu sync.Mutex // one checkpoint at a time
+	feedMu       sync.Mutex // one record at a time is applied and told
 
-	mu      sync.RWMutex
-	applied uint64        // sequence of the last record fed
-	moved   chan struct{} // closed when applied grows; nil while nobody waits
-	guard   *guard
-	open    map[target]*delivery
-	dead    int
-	bucket  [buckets]uint64   // the last sequence of each bucket of steps; external only
-	heads   map[hash16]uint64 // of chains, some of them
-	since   int               // records since the last checkpoint
-	erasing overlay
-	replays uint64
+	mu        sync.RWMutex
+	applied   uint64        // sequence of the last record fed
+	moved     chan struct{} // closed when applied grows; nil while nobody waits
+	keys      *keyTable
+	long      *longKeys
+	open      map[target]*delivery
+	dead      int
+	heads     map[string]uint64 // the last record of some tags
+	cleared   uint64            // how often heads was
+	expected  map[opID]*op      // appended, and not answered yet
+	landed    map[opID]uint64   // where those of them are that were fed
+	since     int               // records since the last checkpoint
+	facts     []keyFact         // for the next one, complete from behind factsFrom
+	factsFrom uint64
+	replays   uint64
 }
 
-// buckets is how many subjects the records with steps of one partition use.
-// Nodes that share a journal compare and set on them.
-const buckets = 256
-
-// maxHeads is how many heads of chains are remembered. They only spare the
-// engine a question: it compares and sets on the chain itself.
+// maxHeads is how many heads of tags are remembered. They only spare the store a
+// question.
 const maxHeads = 1 << 16
 
 func newPartition(j *Journal, index int) *partition {
-	prefix := j.logSubject(index)
-	return &partition{j: j, index: index, prefix: prefix, records: prefix + subjectRecord, guard: newGuard(j.cfg.Window), open: make(map[target]*delivery), heads: make(map[hash16]uint64)}
+	p := &partition{
+		j: j, index: index, open: make(map[target]*delivery), heads: make(map[string]uint64),
+		landed: make(map[opID]uint64),
+	}
+	p.keys, p.long = newGuard()
+	p.writer = newWriter(j, p)
+	return p
 }
 
-func bucketOf(id parley.ID) int { return int(id[15]) % buckets }
+// The tag of a record tells the chain it belongs to, or the lease it is of.
+const (
+	tagOfChain = "c."
+	tagOfLease = "e."
+)
+
+func chainTag(name string) string { return tagOfChain + nameHash("chain", name).String() }
+
+func (h hash16) String() string { return base64.RawURLEncoding.EncodeToString(h[:]) }
 
 func targetOf(s *Step) target { return target{s.Message, unique.Make(s.To)} }
 
-// apply moves the view on by one record.
-func (p *partition) apply(r *sealed) {
-	if p.applyHere(r) {
-		if !p.j.rebuilt {
-			p.j.orphans = append(p.j.orphans, orphan{r.Message.InReplyTo, r.Position})
-			return
-		}
-		p.j.repliedElsewhere(p, r.Message.InReplyTo, r.Position)
+// feed moves the view on by a record and tells the watchers; r is nil for a
+// lease. A record that was fed before is passed over.
+func (p *partition) feed(seq uint64, tag string, r *sealed) {
+	p.feedMu.Lock()
+	defer p.feedMu.Unlock()
+	if r != nil {
+		r.Position = Position{Partition: p.index, Sequence: seq}
+	}
+	if p.apply(seq, tag, r) && r != nil {
+		p.j.tell(r.Record)
 	}
 }
 
-// applyHere reports whether the record is the reply to a request that another
-// partition may hold.
-func (p *partition) applyHere(r *sealed) (elsewhere bool) {
-	seq := r.Position.Sequence
+// apply reports whether the record is new.
+func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if seq <= p.applied {
@@ -75,19 +89,23 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 	}
 	p.advance(seq)
 	p.since++
-	if r.Keyed {
-		s := slot{key: r.key, seq: seq, at: nanos(r.Time), until: nanos(r.Until), refused: r.Refused != nil, sender: r.sender}
-		if r.Message != nil {
-			s.message, s.request = r.Message.ID, r.Message.Kind == parley.Request
-		}
-		p.guard.expire(nanos(p.j.cfg.Now()))
-		p.guard.add(s)
+	p.expire()
+	if len(p.facts) >= maxFacts {
+		p.facts, p.factsFrom = nil, seq-1 // a checkpoint may be reading them
 	}
-	if r.Chain != nil {
-		if len(p.heads) >= maxHeads {
-			clear(p.heads)
+	if tag != "" {
+		p.setHead(tag, seq)
+	}
+	if r == nil {
+		return true
+	}
+	if len(p.expected) > 0 {
+		if id := (opID{r.run, r.number}); p.expected[id] != nil {
+			p.landed[id] = seq
 		}
-		p.heads[nameHash("chain", r.Chain.Name)] = seq
+	}
+	if r.Keyed {
+		p.remember(r)
 	}
 	named := r.targets()
 	if m := r.Message; m != nil && r.Refused == nil {
@@ -95,9 +113,6 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 			if t := named.opens[i]; p.open[t] == nil {
 				p.open[t] = opened(r.Record, &r.Open[i])
 			}
-		}
-		if m.Kind.Terminal() && !m.InReplyTo.IsZero() {
-			elsewhere = !p.guard.replied(m.InReplyTo, r.Position) && len(p.j.parts) > 1
 		}
 	}
 	if len(r.Losses) > 0 && r.Message != nil {
@@ -110,6 +125,11 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 		d := p.open[t]
 		if d == nil || d.check(s) != "" {
 			continue
+		}
+		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message {
+			f := keyFact{seq: d.seq, reply: seq}
+			p.hold(f)
+			p.note(f)
 		}
 		wasDead := d.state == parley.Dead
 		gone := d.step(s, r.Record)
@@ -125,10 +145,7 @@ func (p *partition) applyHere(r *sealed) (elsewhere bool) {
 			p.dead--
 		}
 	}
-	if len(r.Steps) > 0 {
-		p.bucket[bucketOf(r.Steps[0].Message)] = seq
-	}
-	return elsewhere
+	return true
 }
 
 // advance moves on to seq, also over what is not a record.
@@ -156,111 +173,110 @@ func (p *partition) beyond(seq uint64) <-chan struct{} {
 	return p.moved
 }
 
-// seen looks a key up.
-func (p *partition) seen(key hash16) *Prior {
-	now := nanos(p.j.cfg.Now())
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if s := p.guard.find(key, now); s != nil {
-		return s.prior(p.index)
+func (p *partition) setHead(tag string, seq uint64) {
+	if len(p.heads) >= maxHeads {
+		clear(p.heads)
+		p.cleared++
 	}
-	return nil
+	p.heads[tag] = seq
 }
 
-// What a partition's subjects are, behind its prefix: records are "r", those
-// of a chain "c.hash", with an external engine those with steps "d.bucket";
-// beside them stand marks without content that carry a further compare-and-set
-// ("m", "d.bucket"), keys that outlive the window ("k.hash", external engine
-// only), and leases ("e.hash").
-const (
-	subjectRecord = "r"
-	subjectChain  = "c."
-	subjectBucket = "d."
-	subjectMark   = "m"
-	subjectGap    = "m.gap" // where a journal that was restored had nothing
-	subjectKey    = "k."
-	subjectEpoch  = "e."
-)
-
-func (h hash16) String() string { return base64.RawURLEncoding.EncodeToString(h[:]) }
-
-func (p *partition) subject(kind, name string) string {
-	return p.prefix + kind + name
+// head is the last record with a tag up to the view's position, or behind it; 0:
+// there is none.
+func (p *partition) head(ctx context.Context, tag string) (uint64, error) {
+	for {
+		p.mu.RLock()
+		seq, known := p.heads[tag]
+		cleared := p.cleared
+		p.mu.RUnlock()
+		if known {
+			return seq, nil
+		}
+		x, err := p.j.store.Tagged(ctx, p.index, tag)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return 0, storeError(ctx, err)
+		}
+		p.mu.Lock()
+		if cleared == p.cleared {
+			seq = max(x.Sequence, p.heads[tag])
+			p.setHead(tag, seq)
+			p.mu.Unlock()
+			return seq, nil
+		}
+		p.mu.Unlock() // what was fed since may be forgotten
+	}
 }
 
-// op makes what is published for a record.
+// op makes what is appended for a record.
 func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 	data := encode(r)
 	if len(data) > p.j.cfg.MaxPayload {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, id: opID{r.run, r.number}, reserve: len(r.Steps) > 0}
-	main := o.only(outgoing{subject: p.records, data: data})
+	o := &op{rec: r, data: data, id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, fence: e.Fence}
 	if c := r.Chain; c != nil {
-		main.subject = p.chainSubject(c.Name)
-		main.expect = &expectation{ofChain, main.subject, c.After}
-	}
-	if p.j.external() {
-		p.externalOp(o, main)
-	}
-	if e.Fence != nil {
-		x := &expectation{ofFence, p.subject(subjectEpoch, e.Fence.hash.String()), e.Fence.epoch}
-		if main.expect == nil {
-			main.expect = x
-		} else {
-			o.msgs = append(o.msgs, &outgoing{subject: p.subject(subjectMark, ""), expect: x})
-		}
-	}
-	for _, m := range o.msgs {
-		o.size += len(m.data) + len(m.subject) + 100
+		o.tag, o.after = chainTag(c.Name), c.After
 	}
 	return o, nil
 }
 
-func (p *partition) chainSubject(name string) string {
-	return p.subject(subjectChain, nameHash("chain", name).String())
-}
-
-// admit checks an entry against the state, as the last thing before it is
-// published: nothing else is published for this partition meanwhile.
-func (p *partition) admit(o *op, g *group) verdict {
+// admit checks an op against the view, as the last thing before it is appended,
+// and tells of the record that has its key already. Nothing of the view is behind
+// what the append expects, and what is ahead makes the append fail.
+func (p *partition) admit(o *op, g *group) (*Prior, error) {
+	if o.tag != "" {
+		switch head, err := p.head(p.j.ctx, o.tag); {
+		case err != nil:
+			return nil, err
+		case head == o.after:
+		case o.rec == nil:
+			return nil, fail(ErrConflict, "another was sooner")
+		default:
+			return nil, &ConflictError{Chain: o.rec.Chain.Name, After: o.after, Head: head}
+		}
+	}
+	if o.fence != nil {
+		switch head, err := p.head(p.j.ctx, o.fence.tag); {
+		case err != nil:
+			return nil, err
+		case head != o.fence.epoch:
+			return nil, fail(ErrFenced, "it was taken over")
+		}
+	}
 	r := o.rec
 	if r == nil {
-		return publish
+		return nil, nil
+	}
+	if r.Keyed {
+		prior, err := p.seen(p.j.ctx, r.key)
+		if prior != nil {
+			p.mu.Lock()
+			p.replays++
+			p.mu.Unlock()
+		}
+		if prior != nil || err != nil {
+			return prior, err
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	cfg := &p.j.cfg
-	refuse := func(err error) verdict {
-		o.finish(err)
-		return finished
-	}
 	if r.Keyed {
-		now := nanos(cfg.Now())
-		p.guard.expire(now)
-		if s := p.guard.find(r.key, now); s != nil {
-			prior := s.prior(p.index)
-			p.mu.Unlock()
-			p.replayed(o, prior)
-			p.mu.Lock()
-			return finished
+		p.expire()
+		if n := p.long.of(r.sender) + g.long[r.sender]; r.sender != (hash16{}) && n >= cfg.MaxLongKeys {
+			return nil, fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n)
 		}
-		switch {
-		case !r.Until.IsZero():
-			if n := p.guard.senders[r.sender] + g.long[r.sender]; n >= cfg.MaxLongKeys {
-				return refuse(fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n))
-			}
-		case p.guard.count+len(g.keys) >= cfg.MaxKeys:
-			return refuse(fail(ErrBusy, "%d replay keys are held in partition %d, the limit (MaxKeys)", p.guard.count, p.index))
+		if n := p.keys.count(); n+len(g.keys) >= cfg.MaxKeys {
+			return nil, fail(ErrBusy, "%d replay keys are held in partition %d, the limit (MaxKeys)", n, p.index)
 		}
 	}
 	if n := len(r.Open); n > 0 {
 		if len(p.open)+g.opens+n > cfg.MaxOpen {
-			return refuse(fail(ErrBusy, "%d deliveries are not settled in partition %d, the limit is %d (MaxOpen); see to the dead letters", len(p.open), p.index, cfg.MaxOpen))
+			return nil, fail(ErrBusy, "%d deliveries are not settled in partition %d, the limit is %d (MaxOpen); see to the dead letters", len(p.open), p.index, cfg.MaxOpen)
 		}
 		for i, t := range r.targets().opens {
 			if p.open[t] != nil {
-				return refuse(fail(ErrConflict, "a delivery of %s to %s is open", r.Message.ID, r.Open[i].To))
+				return nil, fail(ErrConflict, "a delivery of %s to %s is open", r.Message.ID, r.Open[i].To)
 			}
 		}
 	}
@@ -268,107 +284,140 @@ func (p *partition) admit(o *op, g *group) verdict {
 		s := &r.Steps[i]
 		d := p.open[r.targets().steps[i]]
 		if d == nil {
-			return refuse(fail(ErrConflict, "%s: there is no such delivery, or it is settled", s))
+			return nil, fail(ErrConflict, "%s: there is no such delivery, or it is settled", s)
 		}
 		if why := d.check(s); why != "" {
-			return refuse(fail(ErrConflict, "%s: %s", s, why))
+			return nil, fail(ErrConflict, "%s: %s", s, why)
 		}
 	}
-	if c := r.Chain; c != nil && !p.j.external() {
-		if head, ok := p.heads[nameHash("chain", c.Name)]; ok && head != c.After {
-			return refuse(&ConflictError{Chain: c.Name, After: c.After, Head: head})
-		}
-	}
-	for _, m := range o.msgs {
-		if m.expect != nil && m.expect.what == ofBucket {
-			m.expect.seq = p.bucket[p.bucketFrom(m.subject)]
-		}
-	}
-	if r.Keyed {
-		g.keys[r.key] = true
-		if !r.Until.IsZero() {
-			g.long[r.sender]++
-		}
-	}
-	g.opens += len(r.Open)
-	if named := r.targets(); named != nil {
-		for _, t := range named.opens {
-			g.targets[t] = true
-		}
-		for _, t := range named.steps {
-			g.targets[t] = true
-		}
-	}
-	return publish
+	return nil, nil
 }
 
-// fed applies what this node stored.
-func (p *partition) fed(o *op) {
-	end := o.seq + uint64(len(o.msgs)) - 1
-	if o.rec != nil {
-		o.rec.Position.Sequence = o.seq
-		p.apply(o.rec)
-		p.j.tell(o.rec.Record)
+// expect notes which ops are being appended, so that they are known when they
+// are read from the log before the store has answered.
+func (p *partition) expect(ops []*op) {
+	if p.j.store.Exclusive() {
+		return
 	}
-	p.moveTo(end)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.landed)
+	p.expected = make(map[opID]*op, len(ops))
+	for _, o := range ops {
+		p.expected[o.id] = o
+	}
 }
 
-// replay applies what the log holds.
-func (p *partition) replay(s *stored) (opID, error) {
-	r, err := p.read(s)
+// found tells where the log has an op that was expected, 0: nowhere.
+func (p *partition) found(o *op) uint64 {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.landed[o.id]
+}
+
+// parse reads what the store has; the record is nil for a lease. With keep it
+// shares no memory with x.
+func (p *partition) parse(x store.Record, keep bool) (*sealed, error) {
+	at := Position{Partition: p.index, Sequence: x.Sequence}
+	data, err := p.j.sealer.open(recordPlace(p.index, x.Sequence), x.Data)
 	if err != nil {
-		return opID{}, err
+		return nil, damaged(err, "record %s", at)
 	}
-	if r == nil {
-		p.mu.Lock()
-		if b := p.bucketFrom(s.subject); b >= 0 {
-			p.bucket[b] = max(p.bucket[b], s.seq)
-		}
-		p.advance(s.seq)
-		p.mu.Unlock()
-		return opID{}, nil
-	}
-	p.apply(r)
-	p.j.tell(r.Record)
-	return opID{r.run, r.number}, nil
-}
-
-// read decodes a record of this partition; nil for what is none.
-func (p *partition) read(s *stored) (*sealed, error) {
-	if len(s.data) == 0 {
+	if strings.HasPrefix(x.Tag, tagOfLease) {
 		return nil, nil
 	}
-	s = p.current(s)
-	kind, ok := strings.CutPrefix(s.subject, p.prefix)
-	if !ok || kind != subjectRecord && !strings.HasPrefix(kind, subjectChain) && !strings.HasPrefix(kind, subjectBucket) {
-		return nil, nil
+	if keep && p.j.sealer.aead == nil {
+		data = bytes.Clone(data)
 	}
-	at := Position{Partition: p.index, Sequence: s.seq}
-	r, err := decode(s.data)
-	if err != nil {
-		if errors.Is(err, errRecordVersion) {
-			return nil, failBy(ErrFormat, err, "record %s; use the release that wrote it, or a later one", at)
-		}
-		return nil, failBy(ErrCorrupt, err, "record %s", at)
+	r, err := decode(data)
+	switch {
+	case errors.Is(err, errRecordVersion):
+		return nil, failBy(ErrFormat, err, "record %s; use the release that wrote it, or a later one", at)
+	case err != nil:
+		return nil, damaged(err, "record %s", at)
 	}
 	r.Position = at
 	return r, nil
 }
 
-// bucketFrom tells the bucket of a subject, -1 for others.
-func (p *partition) bucketFrom(subject string) int {
-	s, ok := strings.CutPrefix(subject, p.prefix)
-	if ok {
-		s, ok = strings.CutPrefix(s, subjectBucket)
+// replay feeds what the store has. A lease of this node is found by its term.
+func (p *partition) replay(x store.Record) error {
+	r, err := p.parse(x, true)
+	if err != nil {
+		return err
 	}
-	if !ok {
-		return -1
+	if r == nil {
+		p.landedLease(x)
 	}
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 0 || n >= buckets {
-		return -1
+	p.feed(x.Sequence, x.Tag, r)
+	return nil
+}
+
+func (p *partition) landedLease(x store.Record) {
+	var t term
+	if data, err := p.j.sealer.open(recordPlace(p.index, x.Sequence), x.Data); err != nil || json.Unmarshal(data, &t) != nil {
+		return
 	}
-	return n
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id := (opID{t.Run, t.Number}); p.expected[id] != nil {
+		p.landed[id] = x.Sequence
+	}
+}
+
+// catchUp feeds what the log holds and the view does not.
+func (p *partition) catchUp(ctx context.Context) error {
+	span, err := p.j.store.Span(ctx, p.index)
+	if err != nil {
+		return err
+	}
+	var bad error
+	err = p.j.store.Read(ctx, p.index, p.position()+1, span.Last, func(x store.Record) bool {
+		bad = p.replay(x)
+		return bad == nil
+	})
+	if err = errors.Join(err, bad); err == nil {
+		p.moveTo(span.Last)
+	}
+	return err
+}
+
+// follow reads what other nodes append, for as long as the journal is open.
+func (p *partition) follow() {
+	p.j.retry("a partition of the journal", func(ctx context.Context) error {
+		var bad error
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		err := p.j.store.Follow(ctx, p.index, p.position(), func(x store.Record) {
+			if bad == nil {
+				if bad = p.replay(x); bad != nil {
+					cancel()
+				}
+			}
+		})
+		if bad != nil {
+			return bad
+		}
+		return err
+	})
+}
+
+// known waits until the view is at seq.
+func (p *partition) known(ctx context.Context, seq uint64) error {
+	for seq > 0 {
+		moved := p.beyond(seq - 1)
+		if moved == nil {
+			break
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.j.ctx.Done():
+			return fail(ErrClosed, "")
+		}
+	}
+	return nil
 }
 
 func (p *partition) moveTo(seq uint64) {
@@ -381,47 +430,6 @@ func (p *partition) position() uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.applied
-}
-
-// refused explains a compare-and-set that failed: it finds out which it was.
-func (p *partition) refused(ctx context.Context, l *link, o *op) error {
-	for _, m := range o.msgs {
-		x := m.expect
-		if x == nil {
-			continue
-		}
-		var head uint64
-		last, err := l.get(ctx, p.writer.stream, 0, x.subject)
-		switch {
-		case err == nil:
-			head = last.seq
-		case !errors.Is(err, errNoMessage):
-			return failBy(ErrBusy, err, "the engine refused a compare-and-set and does not say why")
-		}
-		if head == x.seq {
-			continue
-		}
-		switch x.what {
-		case ofChain:
-			return &ConflictError{Chain: o.rec.Chain.Name, After: x.seq, Head: head}
-		case ofFence:
-			return fail(ErrFenced, "it was taken over")
-		case ofLease:
-			return fail(ErrConflict, "another was sooner")
-		}
-		p.refusedExternal(x, head)
-	}
-	if !o.retry() {
-		return fail(ErrBusy, "other nodes were sooner %d times", o.tries)
-	}
-	return nil
-}
-
-// head is the last record of a chain that is known here, 0 for none.
-func (p *partition) head(chain string) uint64 {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.heads[nameHash("chain", chain)]
 }
 
 func (p *partition) has(t target) bool {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"iter"
 	"time"
+
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // Read reads one record. Errors: ErrNotFound (never there, or removed).
@@ -12,23 +14,14 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	if at.Partition < 0 || at.Partition >= len(j.parts) || at.Sequence == 0 {
 		return nil, fail(ErrNotFound, "record %s", at)
 	}
-	l, err := j.live()
-	if err != nil {
-		return nil, err
-	}
 	p := j.parts[at.Partition]
-	s, err := l.get(ctx, p.writer.stream, at.Sequence, "")
-	for tries := 0; errors.Is(err, errNoMessage) && tries < behindTries && p.ahead(ctx, l, at.Sequence); tries++ {
-		s, err = l.get(ctx, p.writer.stream, at.Sequence, "")
-	}
-	if errors.Is(err, errNoMessage) {
-		return nil, fail(ErrNotFound, "record %s", at)
-	}
-	if err != nil {
-		return nil, j.readError(ctx, err)
-	}
-	r, err := p.read(s)
-	if err != nil {
+	var r *sealed
+	var bad error
+	err := j.store.Read(ctx, at.Partition, at.Sequence, at.Sequence, func(x store.Record) bool {
+		r, bad = p.parse(x, true)
+		return false
+	})
+	if err := errors.Join(bad, storeError(ctx, err)); err != nil {
 		return nil, err
 	}
 	if r == nil {
@@ -37,37 +30,22 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	return r.Record, nil
 }
 
-func (j *Journal) readError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	var f *failure
-	if errors.As(err, &f) {
-		return err
-	}
-	return failBy(ErrBusy, err, "the engine cannot be read now")
-}
-
 // Head is the sequence of a chain's last record, 0 when it has none; at least
 // that of what [Journal.Watch] has told.
 func (j *Journal) Head(ctx context.Context, scope, chain string) (uint64, error) {
-	l, err := j.live()
-	if err != nil {
-		return 0, err
-	}
 	p := j.parts[j.Partition(scope)]
-	known := uint64(0)
-	if l.srv == nil {
-		known = p.head(chain) // the leader may not have come to it yet
-	}
-	s, err := l.get(ctx, p.writer.stream, 0, p.chainSubject(chain))
-	if errors.Is(err, errNoMessage) {
+	tag := chainTag(chain)
+	p.mu.RLock()
+	known, ok := p.heads[tag]
+	p.mu.RUnlock()
+	if ok && j.store.Exclusive() {
 		return known, nil
 	}
-	if err != nil {
-		return 0, j.readError(ctx, err)
+	x, err := j.store.Tagged(ctx, p.index, tag)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return 0, storeError(ctx, err)
 	}
-	return max(s.seq, known), nil
+	return max(x.Sequence, known), nil
 }
 
 // Records reads a partition in order. After an error it ends; begin again
@@ -133,40 +111,18 @@ func (j *Journal) scan(ctx context.Context, p *partition, seq, last uint64, fn f
 	if seq > last {
 		return nil
 	}
-	l, err := j.live()
-	if err != nil {
-		return err
+	if j.closing.Load() {
+		return fail(ErrClosed, "")
 	}
 	var bad error
-	ended := false
-	each := func(s *stored) bool {
-		r, err := p.read(s)
+	err := j.store.Read(ctx, p.index, seq, last, func(x store.Record) bool {
+		r, err := p.parse(x, true)
 		if err != nil {
 			bad = err
 		}
-		ended = bad != nil || r != nil && !fn(r.Record)
-		return !ended
-	}
-	if l.srv != nil && j.cfg.Durability != Memory && last-seq >= blocksFrom {
-		f := blockFiles{d: j.dir, cfg: &j.cfg, stream: p.writer.stream}
-		log, err := l.last(ctx, p.writer.stream)
-		if err == nil {
-			seq, err = f.records(ctx, max(seq, log.FirstSeq), last, each)
-		}
-		if err != nil && !errors.Is(err, errBlocks) {
-			return j.readError(ctx, err)
-		}
-	}
-	if !ended {
-		err = l.pages(ctx, p.writer.stream, seq, last, each)
-	}
-	if bad != nil {
-		return bad
-	}
-	if err != nil {
-		return j.readError(ctx, err)
-	}
-	return nil
+		return bad == nil && (r == nil || fn(r.Record))
+	})
+	return errors.Join(bad, storeError(ctx, err))
 }
 
 // sequenceAt finds the first record of at least the time, by halving: the
@@ -191,25 +147,22 @@ func (j *Journal) sequenceAt(ctx context.Context, p *partition, at time.Time) (u
 
 // Stats counts.
 func (j *Journal) Stats() Stats {
-	out := Stats{Free: j.free.Load(), Reopened: j.reopened.Load()}
+	out := Stats{Free: j.free.Load()}
 	ctx, cancel := context.WithTimeout(j.ctx, j.cfg.Timeout)
 	defer cancel()
-	l, _ := j.live()
 	for _, p := range j.parts {
 		s := PartitionStats{
 			Partition: p.index, Appended: p.writer.appended.Load(), Groups: p.writer.groups.Load(), Owned: j.Owned(p.index),
 		}
 		p.mu.RLock()
-		s.Applied, s.Keys, s.LongKeys = p.applied, p.guard.count, len(p.guard.long)
+		s.Applied, s.Keys, s.LongKeys = p.applied, p.keys.count(), p.long.count()
 		s.Dead, s.Open, s.Replays = p.dead, len(p.open)-p.dead, p.replays
 		p.mu.RUnlock()
 		p.writer.mu.Lock()
 		s.Queued = len(p.writer.queue)
 		p.writer.mu.Unlock()
-		if l != nil {
-			if st, err := l.last(ctx, p.writer.stream); err == nil {
-				s.First, s.Last, s.Bytes, s.Records = st.FirstSeq, st.LastSeq, st.Bytes, st.Msgs
-			}
+		if x, err := j.store.Span(ctx, p.index); err == nil {
+			s.First, s.Last, s.Bytes, s.Records = x.First, x.Last, x.Bytes, x.Records
 		}
 		out.Partitions = append(out.Partitions, s)
 	}
@@ -219,8 +172,7 @@ func (j *Journal) Stats() Stats {
 // Stats is what a journal holds and has done since Open.
 type Stats struct {
 	Partitions []PartitionStats
-	Free       uint64 // bytes free in Dir; 0 when external
-	Reopened   uint64 // how often the engine was reopened after a failure
+	Free       uint64 // bytes the store may still write; 0: not known
 }
 
 // PartitionStats is what one partition holds and has done.

@@ -1,14 +1,16 @@
 package journal
 
 import (
+	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // State is one bucket of the key-value state: as durable as the log, shared by
@@ -51,14 +53,7 @@ func (v *Value) gone(now time.Time) bool {
 	return v.Deleted || !v.Until.IsZero() && !v.Until.After(now)
 }
 
-const (
-	maxKey = 512
-
-	// How long the engine keeps a value after its end, and a removal after it
-	// was made: longer than clocks differ and watchers lag.
-	ttlMargin    = time.Minute
-	removalsKept = time.Hour
-)
+const maxKey = 512
 
 // State is the named bucket of the key-value state; it need not be made first.
 func (j *Journal) State(bucket string) State { return &stateBucket{j: j, name: bucket} }
@@ -68,16 +63,9 @@ type stateBucket struct {
 	name string
 }
 
-// change is one append to the state.
-type change struct {
-	bucket string
-	value  Value
-}
-
-// stateMachine feeds watchers with what is stored.
+// stateMachine hands the changes of the state, of all nodes, to those who watch.
 type stateMachine struct {
-	j      *Journal
-	writer *writer
+	j *Journal
 
 	mu       sync.Mutex
 	seq      uint64
@@ -86,209 +74,87 @@ type stateMachine struct {
 }
 
 func newStateMachine(j *Journal) *stateMachine {
-	m := &stateMachine{j: j, watchers: make(map[*stateWatcher]bool)}
-	m.writer = newWriter(j, m, j.stateStream(), true)
-	return m
+	return &stateMachine{j: j, watchers: make(map[*stateWatcher]bool)}
 }
 
-func (m *stateMachine) admit(o *op, g *group) verdict { return publish }
-
-func (m *stateMachine) fed(o *op) {
-	o.kv.value.Revision = o.seq
-	m.feed(o.seq, o.kv)
+// begin follows the state, and returns when every change from then on is told.
+func (m *stateMachine) begin(ctx context.Context) error {
+	ready := make(chan struct{})
+	var once sync.Once
+	m.j.background.Go(func() {
+		m.j.retry("the state of the journal", func(ctx context.Context) error {
+			m.mu.Lock()
+			after := m.seq
+			m.mu.Unlock()
+			return m.j.store.FollowState(ctx, after, func() { once.Do(func() { close(ready) }) }, m.feed)
+		})
+	})
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-func (m *stateMachine) feed(seq uint64, c *change) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if seq <= m.seq {
+func (m *stateMachine) feed(bucket string, x store.Value) {
+	v, err := m.j.openValue(bucket, x)
+	if err != nil {
+		m.j.cfg.Log.Error("a change of the state cannot be read", "bucket", bucket, "key", x.Key, "err", err)
 		return
 	}
-	m.seq = seq
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v.Revision <= m.seq {
+		return
+	}
+	m.seq = v.Revision
 	if m.moved != nil {
 		close(m.moved)
 		m.moved = nil
 	}
-	if c == nil {
-		return
-	}
 	for w := range m.watchers {
-		if w.bucket == c.bucket && strings.HasPrefix(c.value.Key, w.prefix) {
-			w.push(c.value)
+		if (w.all || w.bucket == bucket) && strings.HasPrefix(v.Key, w.prefix) {
+			w.push(bucket, v)
 		}
 	}
 }
 
-func (m *stateMachine) replay(s *stored) (opID, error) {
-	c, id, err := m.j.readState(s)
-	if err != nil {
-		return id, err
-	}
-	m.feed(s.seq, c)
-	return id, nil
-}
-
-func (m *stateMachine) moveTo(seq uint64) { m.feed(seq, nil) }
-
-func (m *stateMachine) position() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.seq
-}
-
-func (m *stateMachine) beyond(seq uint64) <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.seq > seq {
-		return nil
-	}
-	if m.moved == nil {
-		m.moved = make(chan struct{})
-	}
-	return m.moved
-}
-
-func (m *stateMachine) refused(ctx context.Context, l *link, o *op) error {
-	return fail(ErrConflict, "key %q has another revision", o.kv.value.Key)
-}
-
-// The form of a value: version, flags, which append made it, its end, the data.
-const (
-	stateVersion = 1
-	stateRemoved = 1
-)
-
-func encodeState(v *Value, id opID) []byte {
-	b := make([]byte, 0, len(v.Data)+32)
-	flags := byte(0)
-	if v.Deleted {
-		flags = stateRemoved
-	}
-	b = append(b, stateVersion, flags)
-	b = binary.LittleEndian.AppendUint64(b, id.run)
-	b = binary.AppendUvarint(b, id.number)
-	b = binary.AppendVarint(b, nanos(v.Until))
-	return append(b, v.Data...)
-}
-
-func (j *Journal) readState(s *stored) (*change, opID, error) {
-	bucket, key, ok := j.stateKey(s.subject)
-	if !ok {
-		return nil, opID{}, nil
-	}
-	bad := func() (*change, opID, error) {
-		return nil, opID{}, fail(ErrCorrupt, "the state's value of %q in %q cannot be read", key, bucket)
-	}
-	b := s.data
-	if len(b) < 10 {
-		return bad()
-	}
-	if b[0] != stateVersion {
-		return nil, opID{}, fail(ErrFormat, "the state's value of %q in %q has version %d; use the release that wrote it, or a later one", key, bucket, b[0])
-	}
-	id := opID{run: binary.LittleEndian.Uint64(b[2:])}
-	removed := b[1]&stateRemoved != 0
-	b = b[10:]
-	var n int
-	if id.number, n = binary.Uvarint(b); n <= 0 {
-		return bad()
-	}
-	b = b[n:]
-	until, n := binary.Varint(b)
-	if n <= 0 {
-		return bad()
-	}
-	return &change{bucket, Value{Key: key, Data: b[n:], Revision: s.seq, Until: fromNanos(until), Deleted: removed}}, id, nil
-}
-
-// token writes a name as one token of a subject: letters, digits and - as they
-// are, other bytes as _ and two hexadecimal digits; "_" alone for nothing.
-func token(b *strings.Builder, s string) {
-	if s == "" {
-		b.WriteByte('_')
-		return
-	}
-	for i := range len(s) {
-		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' {
-			b.WriteByte(c)
-			continue
+// reach waits until a change of this node was told, so that it is known here what
+// was done here.
+func (m *stateMachine) reach(ctx context.Context, seq uint64) {
+	for {
+		m.mu.Lock()
+		if m.seq >= seq {
+			m.mu.Unlock()
+			return
 		}
-		b.WriteByte('_')
-		b.WriteString(hex.EncodeToString([]byte{c}))
-	}
-}
-
-func untoken(s string) (string, bool) {
-	if s == "_" {
-		return "", true
-	}
-	if !strings.Contains(s, "_") {
-		return s, true
-	}
-	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		if s[i] != '_' {
-			out = append(out, s[i])
-			continue
+		if m.moved == nil {
+			m.moved = make(chan struct{})
 		}
-		if len(s)-i < 3 {
-			return "", false
-		}
-		c, err := hex.DecodeString(s[i+1 : i+3])
-		if err != nil {
-			return "", false
-		}
-		out = append(out, c[0])
-		i += 2
-	}
-	return string(out), true
-}
-
-// keySubject is a key as a subject: what stands between slashes is a token, so
-// that what begins with "a/b/" can be asked for.
-func (j *Journal) keySubject(bucket, key string) string {
-	var b strings.Builder
-	b.WriteString(j.stateSubject())
-	token(&b, bucket)
-	for part := range strings.SplitSeq(key, "/") {
-		b.WriteByte('.')
-		token(&b, part)
-	}
-	return b.String()
-}
-
-func (j *Journal) stateKey(subject string) (bucket, key string, ok bool) {
-	rest, ok := strings.CutPrefix(subject, j.stateSubject())
-	if !ok {
-		return "", "", false
-	}
-	for i, t := range strings.Split(rest, ".") {
-		s, ok := untoken(t)
-		switch {
-		case !ok:
-			return "", "", false
-		case i == 0:
-			bucket = s
-		case i == 1:
-			key = s
-		default:
-			key += "/" + s
+		moved := m.moved
+		m.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return
+		case <-m.j.ctx.Done():
+			return
 		}
 	}
-	return bucket, key, true
 }
 
-// filter is the narrowest subject that holds all keys with a prefix.
-func (j *Journal) filter(bucket, prefix string) string {
-	i := strings.LastIndexByte(prefix, '/')
-	if i < 0 {
-		var b strings.Builder
-		b.WriteString(j.stateSubject())
-		token(&b, bucket)
-		return b.String() + ".>"
+// openValue gives a value as callers see it.
+func (j *Journal) openValue(bucket string, x store.Value) (Value, error) {
+	v := Value{Key: x.Key, Revision: x.Revision, Until: x.Until, Deleted: x.Deleted}
+	if x.Deleted {
+		return v, nil
 	}
-	return j.keySubject(bucket, prefix[:i]) + ".>"
+	var err error
+	if v.Data, err = j.sealer.open(valuePlace(bucket, x.Key), x.Data); err != nil {
+		return v, damaged(err, "the value of %q in %q", x.Key, bucket)
+	}
+	return v, nil
 }
 
 func (s *stateBucket) check(key string, data []byte) error {
@@ -301,24 +167,20 @@ func (s *stateBucket) check(key string, data []byte) error {
 	return nil
 }
 
-// last reads what the engine has for a key, gone or not; revision 0: nothing.
+// last reads what the store has for a key, past its time or not; revision 0:
+// nothing.
 func (s *stateBucket) last(ctx context.Context, key string) (Value, error) {
-	l, err := s.j.live()
-	if err != nil {
-		return Value{}, err
+	if s.j.closing.Load() {
+		return Value{}, fail(ErrClosed, "")
 	}
-	m, err := l.side.get(ctx, s.j.stateStream(), 0, s.j.keySubject(s.name, key))
-	if errors.Is(err, errNoMessage) {
+	x, err := s.j.store.Get(ctx, s.name, key)
+	if errors.Is(err, store.ErrNotFound) {
 		return Value{}, nil
 	}
 	if err != nil {
-		return Value{}, s.j.readError(ctx, err)
+		return Value{}, storeError(ctx, err)
 	}
-	c, _, err := s.j.readState(m)
-	if err != nil {
-		return Value{}, err
-	}
-	return c.value, nil
+	return s.j.openValue(s.name, x)
 }
 
 func (s *stateBucket) Get(ctx context.Context, key string) (Value, error) {
@@ -335,26 +197,35 @@ func (s *stateBucket) Get(ctx context.Context, key string) (Value, error) {
 	return v, nil
 }
 
-// write appends a value; expect nil: whatever was there.
-func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (uint64, error) {
+// write sets or removes a value; expect nil: whatever was there.
+func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev uint64, err error) {
 	j := s.j
-	id := opID{j.run, j.number.Add(1)}
-	m := &outgoing{subject: j.keySubject(s.name, v.Key), data: encodeState(&v, id)}
+	if j.closing.Load() {
+		return 0, fail(ErrClosed, "")
+	}
+	if _, refusal := j.space(); refusal != nil && !v.Deleted {
+		return 0, refusal
+	}
+	j.gate.RLock()
+	defer j.gate.RUnlock()
+	if v.Deleted {
+		rev, err = j.store.Delete(ctx, s.name, v.Key, expect)
+	} else {
+		var data []byte
+		// The trailer must not be written behind the caller's data.
+		if data, err = j.sealer.seal(valuePlace(s.name, v.Key), slices.Clip(v.Data)); err != nil {
+			return 0, err
+		}
+		rev, err = j.store.Put(ctx, s.name, store.Value{Key: v.Key, Data: data, Until: v.Until.Round(0).UTC()}, expect)
+	}
 	switch {
-	case v.Deleted:
-		m.ttl = int64(removalsKept / time.Second)
-	case !v.Until.IsZero():
-		m.ttl = int64((max(0, v.Until.Sub(j.cfg.Now())) + ttlMargin) / time.Second)
+	case errors.Is(err, store.ErrConflict):
+		return 0, failBy(ErrConflict, err, "key %q in %q has another revision", v.Key, s.name)
+	case err != nil:
+		return 0, storeError(ctx, err)
 	}
-	if expect != nil {
-		m.expect = &expectation{ofState, m.subject, *expect}
-	}
-	o := &op{id: id, kv: &change{s.name, v}, msgs: []*outgoing{m}, size: len(m.data) + len(m.subject) + 100, reserve: true}
-	// After an error the writer may have the op still.
-	if err := j.state.writer.submit(ctx, o); err != nil {
-		return 0, err
-	}
-	return o.seq, nil
+	j.state.reach(ctx, rev)
+	return rev, nil
 }
 
 func (s *stateBucket) Put(ctx context.Context, key string, data []byte, until time.Time) (uint64, error) {
@@ -422,33 +293,26 @@ func (s *stateBucket) Delete(ctx context.Context, key string, revision uint64) e
 }
 
 // scan reads all values of a prefix, and tells the revision up to which it
-// has seen everything. It goes on until it finds the end, so that a key that
-// is changed meanwhile is met again there and never missed.
+// has seen everything.
 func (s *stateBucket) scan(ctx context.Context, prefix string, fn func(Value) bool) (seen uint64, err error) {
-	l, err := s.j.live()
-	if err != nil {
-		return 0, err
+	if s.j.closing.Load() {
+		return 0, fail(ErrClosed, "")
 	}
 	var bad error
-	err = l.side.matching(ctx, s.j.stateStream(), s.j.filter(s.name, prefix), func(m *stored) bool {
-		seen = m.seq
-		c, _, err := s.j.readState(m)
+	err = s.j.store.Range(ctx, s.name, prefix, func(x store.Value) bool {
+		seen = x.Revision
+		x.Data = bytes.Clone(x.Data)
+		v, err := s.j.openValue(s.name, x)
 		if err != nil {
 			bad = err
 			return false
 		}
-		if c == nil || !strings.HasPrefix(c.value.Key, prefix) {
-			return true
-		}
-		return fn(c.value)
+		return fn(v)
 	})
 	if bad != nil {
 		return seen, bad
 	}
-	if err != nil {
-		err = s.j.readError(ctx, err)
-	}
-	return seen, err
+	return seen, storeError(ctx, err)
 }
 
 func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value, error] {
@@ -469,20 +333,36 @@ func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value,
 // stateWatcher holds what one Watch has not been told: the last change of each
 // key.
 type stateWatcher struct {
+	all            bool // of all buckets
 	bucket, prefix string
 
 	mu      sync.Mutex
-	pending map[string]Value
-	order   []string
+	pending map[stateKey]Value
+	order   []stateKey
 	wake    chan struct{}
 }
 
-func (w *stateWatcher) push(v Value) {
-	w.mu.Lock()
-	if _, ok := w.pending[v.Key]; !ok {
-		w.order = append(w.order, v.Key)
+type stateKey struct{ bucket, key string }
+
+func (m *stateMachine) watch(w *stateWatcher) (leave func()) {
+	w.pending, w.wake = make(map[stateKey]Value), make(chan struct{}, 1)
+	m.mu.Lock()
+	m.watchers[w] = true
+	m.mu.Unlock()
+	return func() {
+		m.mu.Lock()
+		delete(m.watchers, w)
+		m.mu.Unlock()
 	}
-	w.pending[v.Key] = v
+}
+
+func (w *stateWatcher) push(bucket string, v Value) {
+	k := stateKey{bucket, v.Key}
+	w.mu.Lock()
+	if _, ok := w.pending[k]; !ok {
+		w.order = append(w.order, k)
+	}
+	w.pending[k] = v
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -490,28 +370,18 @@ func (w *stateWatcher) push(v Value) {
 	}
 }
 
-func (w *stateWatcher) take() (out []Value) {
+// take gives what was not taken before, by the order of the first change.
+func (w *stateWatcher) take() (keys []stateKey, values map[stateKey]Value) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, k := range w.order {
-		out = append(out, w.pending[k])
-	}
-	clear(w.pending)
-	w.order = nil
-	return out
+	keys, values = w.order, w.pending
+	w.order, w.pending = nil, make(map[stateKey]Value)
+	return keys, values
 }
 
 func (s *stateBucket) Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error) {
-	m := s.j.state
-	w := &stateWatcher{bucket: s.name, prefix: prefix, pending: make(map[string]Value), wake: make(chan struct{}, 1)}
-	m.mu.Lock()
-	m.watchers[w] = true
-	m.mu.Unlock()
-	leave := func() {
-		m.mu.Lock()
-		delete(m.watchers, w)
-		m.mu.Unlock()
-	}
+	w := &stateWatcher{bucket: s.name, prefix: prefix}
+	leave := s.j.state.watch(w)
 	seen, err := s.scan(ctx, prefix, func(v Value) bool {
 		if !v.gone(s.j.cfg.Now()) {
 			fn(v)
@@ -526,13 +396,14 @@ func (s *stateBucket) Watch(ctx context.Context, prefix string, fn func(Value)) 
 	s.j.background.Go(func() {
 		defer close(ended)
 		for {
-			for _, v := range w.take() {
+			keys, values := w.take()
+			for _, k := range keys {
 				select {
 				case <-end:
 					return
 				default:
 				}
-				if v.Revision > seen {
+				if v := values[k]; v.Revision > seen {
 					fn(v)
 				}
 			}

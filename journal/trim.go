@@ -6,155 +6,101 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/parley-hub/parley/journal/store"
 )
 
-// trimLook is how many messages one Trim looks at.
+// trimLook is how many records one Trim looks at.
 const trimLook = 1 << 20
 
 // Trim removes the oldest records of a partition for good, so that their disk
 // space is free: those from before a time that have no content any more. It ends
 // at the first record that is needed still: of an open delivery or a dead letter,
-// of a replay key that has not ended, the last one of a chain or lease.
-//
-// Only whole blocks go, and at a block's border: there the engine removes files
-// and rewrites none, for the log is not synced by it (see syncer). If the power
-// fails before the removal is on the disk, the blocks are back at the next
-// start, and what they hold was erased before. It gives how many records went.
+// of a replay key that has not ended, the last one of a chain or lease. It gives
+// how many records went.
 func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (removed uint64, err error) {
-	if j.external() {
-		return 0, fail(ErrServer, "on a NATS cluster nothing is removed: it would have to be made durable there")
-	}
 	if partition < 0 || partition >= len(j.parts) {
 		return 0, fail(ErrNotFound, "partition %d of %d", partition, len(j.parts))
 	}
-	if j.cfg.Durability == Memory || !j.backupMu.TryLock() {
+	if !j.backupMu.TryLock() {
 		return 0, nil // a backup reads from the beginning: another time
 	}
 	defer j.backupMu.Unlock()
 	j.eraseMu.Lock()
 	defer j.eraseMu.Unlock()
-	l, err := j.live()
-	if err != nil {
-		return 0, err
-	}
 	p := j.parts[partition]
-	log, err := l.last(ctx, p.writer.stream)
+	span, err := j.store.Span(ctx, partition)
 	if err != nil {
-		return 0, j.readError(ctx, err)
+		return 0, storeError(ctx, err)
 	}
-	borders, err := j.borders(p)
-	if err != nil || len(borders) == 0 {
+	end, err := p.disposable(ctx, span.First, p.needed(), before)
+	if err != nil || end <= span.First {
 		return 0, err
 	}
-	end, err := j.disposable(ctx, l, p, log.FirstSeq, min(p.needed(), borders[len(borders)-1]), before)
-	if err != nil {
-		return 0, err
+	if err := j.store.Remove(ctx, partition, end); err != nil {
+		return 0, storeError(ctx, err)
 	}
-	to := uint64(0)
-	for _, b := range borders {
-		if b <= end {
-			to = b
-		}
-	}
-	if to <= log.FirstSeq {
-		return 0, nil
-	}
-	s, err := l.js.Stream(ctx, p.writer.stream)
-	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSequence(to))
-	}
-	if err != nil {
-		return 0, j.readError(ctx, err)
-	}
-	after, err := l.last(ctx, p.writer.stream)
-	if err != nil {
-		return 0, j.readError(ctx, err)
-	}
-	p.erasing.mu.Lock()
-	for seq := range p.erasing.m {
-		if seq < after.FirstSeq {
-			delete(p.erasing.m, seq)
-		}
-	}
-	p.erasing.mu.Unlock()
-	return log.Msgs - min(log.Msgs, after.Msgs), nil
-}
-
-// borders are the first sequences of all blocks but the first.
-func (j *Journal) borders(p *partition) (out []uint64, err error) {
-	f := blockFiles{d: j.dir, cfg: &j.cfg, stream: j.logStream(p.index)}
-	dir := j.dir.stream(partLog + "/" + f.stream)
-	blocks, err := blockNumbers(dir)
-	if err != nil || len(blocks) < 2 {
-		return nil, err
-	}
-	for _, n := range blocks[1:] {
-		first, err := f.first(dir, n)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, first)
-	}
-	return out, nil
+	after, err := j.store.Span(ctx, partition)
+	return span.Records - min(span.Records, after.Records), storeError(ctx, err)
 }
 
 // needed is the first record that the partition's view rests on.
 func (p *partition) needed() uint64 {
-	now := nanos(p.j.cfg.Now())
-	p.mu.RLock()
-	defer p.mu.RUnlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keys.sweep(nanos(p.j.cfg.Now()))
+	p.expire()
 	out := p.applied
 	for _, d := range p.open {
 		out = min(out, d.seq)
 	}
-	p.guard.each(func(s *slot) {
-		if s.until > now {
-			out = min(out, s.seq)
-		}
-	})
+	if seq, ok := p.keys.first(); ok {
+		out = min(out, seq)
+	}
+	if seq, ok := p.long.first(); ok {
+		out = min(out, seq)
+	}
 	return out
 }
 
 // disposable finds the first record in a range that must stay, or what comes
 // behind the range.
-func (j *Journal) disposable(ctx context.Context, l *link, p *partition, from, to uint64, before time.Time) (uint64, error) {
+func (p *partition) disposable(ctx context.Context, from, to uint64, before time.Time) (end uint64, err error) {
 	if from >= to {
 		return from, nil
 	}
-	base := j.logSubject(p.index)
-	end, looked := to, 0
-	err := j.backupPages(ctx, l, p.writer.stream, from, to-1, func(m *stored) error {
-		stay := func() error {
-			end = m.seq
-			return errStay
-		}
+	end = from
+	var tagged []store.Record // the last one of a tag stays; asked after the reading
+	looked := 0
+	var bad error
+	err = p.j.store.Read(ctx, p.index, from, to-1, func(x store.Record) bool {
 		if looked++; looked > trimLook {
-			return stay()
+			return false
 		}
-		kind := strings.TrimPrefix(m.subject, base)
-		if strings.HasPrefix(kind, subjectChain) || strings.HasPrefix(kind, subjectEpoch) {
-			last, err := l.get(ctx, p.writer.stream, 0, m.subject)
-			if err != nil {
-				return j.readError(ctx, err)
-			}
-			if last.seq <= m.seq {
-				return stay()
-			}
+		r, err := p.parse(x, false)
+		switch {
+		case err != nil:
+			bad = err
+			return false
+		case r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)):
+			return false
 		}
-		r, err := p.read(m)
-		if err != nil {
-			return err
+		if x.Tag != "" {
+			tagged = append(tagged, store.Record{Sequence: x.Sequence, Tag: strings.Clone(x.Tag)})
 		}
-		if r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)) {
-			return stay()
-		}
-		return nil
+		end = x.Sequence + 1
+		return true
 	})
-	if errors.Is(err, errStay) {
-		err = nil
+	if bad != nil || err != nil {
+		return from, errors.Join(bad, storeError(ctx, err))
 	}
-	return end, err
+	for _, x := range tagged {
+		last, err := p.j.store.Tagged(ctx, p.index, x.Tag)
+		if err != nil {
+			return from, storeError(ctx, err)
+		}
+		if last.Sequence <= x.Sequence {
+			return x.Sequence, nil
+		}
+	}
+	return end, nil
 }
-
-var errStay = errors.New("a record that stays")

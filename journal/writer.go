@@ -7,16 +7,21 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // An op is one append on its way: from the caller into a writer's queue, in a
-// group to the engine, and back.
+// group to the store, and back.
 type op struct {
-	msgs []*outgoing // stored together; the first one is what the position tells
-	size int
-	rec  *sealed // of the log
-	kv   *change // of the state
+	rec  *sealed // nil: a lease
+	data []byte  // as encoded
+	tag  string
 	id   opID
+	size int
+
+	after uint64 // of a chain or lease: the last record with its tag
+	fence *Lease
 
 	// reserve says that the op finishes what was begun, and may use half of
 	// the space that is kept free.
@@ -30,23 +35,11 @@ type op struct {
 	err   error
 	tries int // after conflicts with other nodes
 
-	arrived uint64 // where the stream has it, as followed; see writer.flying
-	resent  bool   // it was sent to a leader before, which is gone
-
-	main outgoing // of most ops the only message
-	one  [1]*outgoing
+	checked bool // against all that was recorded when it seemed to conflict
 }
 
-// only makes o an op of one message, to which others may be added.
-func (o *op) only(m outgoing) *outgoing {
-	o.main = m
-	o.one[0] = &o.main
-	o.msgs = o.one[:]
-	return &o.main
-}
-
-// opID tells which append made a message, so that one of unknown outcome can
-// be recognised in the log.
+// opID tells which append made a record, so that one of unknown outcome can be
+// recognised in the log.
 type opID struct{ run, number uint64 }
 
 const (
@@ -60,64 +53,86 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// A machine is what a writer writes for: a partition of the log or the state.
-type machine interface {
-	// admit decides about an op just before it is published: true to publish
-	// it. It finishes the op itself to refuse it, and leaves it alone to have
-	// it in the next group.
-	admit(o *op, g *group) verdict
-	// fed applies an op that was stored, embedded engine only.
-	fed(o *op)
-	// replay applies a message of the stream and tells which op made it.
-	replay(s *stored) (opID, error)
-	// moveTo tells that the stream holds nothing more up to seq.
-	moveTo(seq uint64)
-	// position is the last sequence applied.
-	position() uint64
-	// beyond gives a channel that is closed when more than seq was applied,
-	// nil when it was.
-	beyond(seq uint64) <-chan struct{}
-	// refused explains a compare-and-set that failed; nil to try it again.
-	refused(ctx context.Context, l *link, o *op) error
-}
-
-type verdict int
-
-const (
-	publish verdict = iota
-	later
-	finished
-)
-
 // group is what a writer is about to commit, and what in it excludes others.
 type group struct {
 	ops     []*op
-	msgs    int
 	bytes   int
-	several bool // an op has several messages: only a batch can hold it
+	opens   int
 	keys    map[hash16]bool
 	targets map[target]bool
-	written map[string]bool
-	opens   int
+	tags    map[string]bool
 	long    map[hash16]int
 }
 
+func newGroup() group {
+	return group{keys: map[hash16]bool{}, targets: map[target]bool{}, tags: map[string]bool{}, long: map[hash16]int{}}
+}
+
 func (g *group) reset() {
-	g.ops, g.msgs, g.bytes, g.opens, g.several = g.ops[:0], 0, 0, 0, false
+	g.ops, g.bytes, g.opens = g.ops[:0], 0, 0
 	clear(g.keys)
 	clear(g.targets)
-	clear(g.written)
+	clear(g.tags)
 	clear(g.long)
 }
 
-// writer is the only one to publish for its machine.
-type writer struct {
-	j      *Journal
-	m      machine
-	stream string
-	sides  bool // the stream lies in the engine's other part
+// free reports whether nothing in the group changes what o is checked against.
+func (g *group) free(o *op) bool {
+	if o.tag != "" && g.tags[o.tag] || o.fence != nil && g.tags[o.fence.tag] {
+		return false
+	}
+	if o.rec == nil {
+		return true
+	}
+	if o.rec.Keyed && g.keys[o.rec.key] {
+		return false
+	}
+	if named := o.rec.targets(); named != nil && len(g.targets) > 0 {
+		for _, list := range [][]target{named.steps, named.opens} {
+			for _, t := range list {
+				if g.targets[t] {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
 
-	syncer *syncer // of the log's streams on disk
+func (g *group) add(o *op) {
+	g.ops = append(g.ops, o)
+	g.bytes += o.size
+	if o.tag != "" {
+		g.tags[o.tag] = true
+	}
+	r := o.rec
+	if r == nil {
+		return
+	}
+	if r.Keyed {
+		g.keys[r.key] = true
+		if r.sender != (hash16{}) {
+			g.long[r.sender]++
+		}
+	}
+	g.opens += len(r.Open)
+	if named := r.targets(); named != nil {
+		for _, list := range [][]target{named.steps, named.opens} {
+			for _, t := range list {
+				g.targets[t] = true
+			}
+		}
+	}
+}
+
+// writer appends to one partition; of this process it is the only one.
+//
+// It checks a group of entries against everything up to the last record it
+// knows, and has the store append the group behind that record. If another
+// process was sooner, it reads what is new and checks again.
+type writer struct {
+	j *Journal
+	p *partition
 
 	mu     sync.Mutex
 	queue  []*op
@@ -127,37 +142,14 @@ type writer struct {
 
 	group    group
 	deferred []*op
-	stored   []*op // by the engine, in order; not finished yet
-	plain    []*outgoing
-	pub      *publisher
-
-	flyMu    sync.Mutex
-	flying   map[opID]*op  // external engine: published and not yet finished
-	leader   string        // of the stream in a cluster, and since when, as it was last heard of
-	before   string        // leader, when the group at hand was published
-	followed atomic.Uint64 // up to where it is known what has landed
+	rows     []store.Record
 
 	appended atomic.Uint64
 	groups   atomic.Uint64
 }
 
-func newWriter(j *Journal, m machine, stream string, sides bool) *writer {
-	return &writer{
-		j: j, m: m, stream: stream, sides: sides, wake: make(chan struct{}, 1),
-		flying: make(map[opID]*op),
-		group:  group{keys: map[hash16]bool{}, targets: map[target]bool{}, written: map[string]bool{}, long: map[hash16]int{}},
-	}
-}
-
-// plainUpTo is how many waiting appends are published one by one; more become
-// an atomic batch. A batch saves only where the engine syncs by itself: there a
-// plain publish costs one sync each, and a batch some ten of them however much
-// it holds. Elsewhere it only costs more than its messages.
-func (w *writer) plainUpTo() int {
-	if w.sides && w.j.cfg.Durability == Disk && !w.j.external() {
-		return 10
-	}
-	return w.j.cfg.MaxBatch
+func newWriter(j *Journal, p *partition) *writer {
+	return &writer{j: j, p: p, wake: make(chan struct{}, 1), group: newGroup()}
 }
 
 // submit queues o and waits for its end.
@@ -167,14 +159,10 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 	o.done = make(chan struct{})
 	w.mu.Lock()
-	l := w.j.link.Load()
 	switch {
 	case w.closed:
 		w.mu.Unlock()
 		return fail(ErrClosed, "")
-	case l == nil || l.failed():
-		w.mu.Unlock()
-		return w.j.downError()
 	case len(w.queue) >= w.j.cfg.MaxQueued || w.bytes+o.size > w.j.cfg.MaxQueuedBytes && len(w.queue) > 0:
 		n := len(w.queue)
 		w.mu.Unlock()
@@ -183,10 +171,7 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	w.queue = append(w.queue, o)
 	w.bytes += o.size
 	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.rouse()
 	select {
 	case <-o.done:
 		return o.err
@@ -199,7 +184,14 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	case <-o.done:
 		return o.err
 	default:
-		return failBy(ErrUnknown, ctx.Err(), "the caller left while the engine had it")
+		return failBy(ErrUnknown, ctx.Err(), "the caller left while the append was under way")
+	}
+}
+
+func (w *writer) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -216,9 +208,10 @@ func (w *writer) run() {
 			continue
 		}
 		for len(ops) > 0 {
+			after := w.p.position()
 			ops = w.gather(ops)
 			if len(w.group.ops) > 0 {
-				w.commit(w.group.ops)
+				w.commit(w.group.ops, after)
 			}
 			if len(ops) > 0 {
 				more, _ := w.take()
@@ -231,9 +224,6 @@ func (w *writer) run() {
 // giveWay lets the callers of the group before run first: those that append
 // again at once are then in the next group, and share its sync.
 func (w *writer) giveWay() {
-	if w.syncer == nil {
-		return
-	}
 	for before := -1; ; {
 		w.mu.Lock()
 		n := len(w.queue)
@@ -258,10 +248,7 @@ func (w *writer) close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.rouse()
 }
 
 // gather makes a group of what may be committed at once, and gives the rest.
@@ -271,437 +258,155 @@ func (w *writer) gather(ops []*op) (rest []*op) {
 	refusal, reserveRefusal := w.j.admission()
 	w.deferred = w.deferred[:0]
 	for i, o := range ops {
-		n := len(o.msgs)
-		if len(g.ops) > 0 && (g.msgs+n > w.j.cfg.MaxBatch || g.bytes+o.size > w.j.cfg.MaxBatchBytes) {
+		if len(g.ops) > 0 && (len(g.ops) >= w.j.cfg.MaxBatch || g.bytes+o.size > w.j.cfg.MaxBatchBytes) {
 			return append(w.deferred, ops[i:]...)
 		}
 		if o.phase.Load() != opTaken && !o.phase.CompareAndSwap(opQueued, opTaken) {
 			continue
-		}
-		if o.resent {
-			if at := w.landed(o); at != 0 { // what was sent first
-				o.seq = at
-				w.drop(o, nil)
-				continue
-			}
 		}
 		if err := refusal; err != nil {
 			if o.reserve {
 				err = reserveRefusal
 			}
 			if err != nil {
-				w.drop(o, err)
+				o.finish(err)
 				continue
 			}
 		}
-		v := later
-		if g.free(o) {
-			v = w.m.admit(o, g)
-		}
-		switch v {
-		case publish:
-			for _, m := range o.msgs {
-				g.written[m.subject] = true
-			}
-			if len(o.msgs) > 1 {
-				g.several = true
-			}
-			g.ops = append(g.ops, o)
-			g.msgs += n
-			g.bytes += o.size
-		case later:
+		if !g.free(o) {
 			o.phase.Store(opQueued)
 			w.deferred = append(w.deferred, o)
-		case finished:
-			if o.resent {
-				w.land([]*op{o})
-			}
+			continue
+		}
+		switch prior, err := w.admit(o); {
+		case err != nil:
+			o.finish(err)
+		case prior != nil:
+			o.prior = prior
+			o.finish(nil)
+		default:
+			g.add(o)
 		}
 	}
 	return w.deferred
 }
 
-// drop finishes an op that is not to be published, or not again.
-func (w *writer) drop(o *op, err error) {
-	o.finish(err)
-	if o.resent {
-		w.land([]*op{o})
+// admit checks an op. What seems to conflict here may have been made possible by
+// another node a moment ago.
+func (w *writer) admit(o *op) (*Prior, error) {
+	prior, err := w.p.admit(o, &w.group)
+	if !o.checked && !w.j.store.Exclusive() && (errors.Is(err, ErrConflict) || errors.Is(err, ErrFenced)) {
+		o.checked = true
+		if err := w.p.catchUp(w.j.ctx); err != nil {
+			return nil, storeError(w.j.ctx, err)
+		}
+		return w.p.admit(o, &w.group)
 	}
+	return prior, err
 }
 
-// free reports whether nothing in the group writes what o compares.
-func (g *group) free(o *op) bool {
-	for _, m := range o.msgs {
-		if m.expect != nil && g.written[m.expect.subject] {
-			return false
-		}
-	}
-	if o.rec != nil {
-		if o.rec.Keyed && g.keys[o.rec.key] {
-			return false
-		}
-		if len(g.targets) == 0 {
-			return true
-		}
-		if named := o.rec.targets(); named != nil {
-			for _, t := range named.steps {
-				if g.targets[t] {
-					return false
-				}
-			}
-			for _, t := range named.opens {
-				if g.targets[t] {
-					return false
-				}
-			}
-		}
-	}
-	return true
-}
-
-// commit has the engine store ops, and finishes each of them.
-func (w *writer) commit(ops []*op) {
+// commit appends ops behind a record, and finishes each of them.
+func (w *writer) commit(ops []*op, after uint64) {
 	w.j.gate.RLock() // a backup stops all writers at one point
 	defer w.j.gate.RUnlock()
 	w.groups.Add(1)
-	l := w.j.link.Load()
-	if l == nil || l.failed() {
-		w.refuseDown(ops)
-		return
-	}
-	if w.pub == nil || w.pub.whole != l {
-		pub, err := newPublisher(l, w.sides)
+	w.rows = w.rows[:0]
+	for i, o := range ops {
+		row, err := w.p.row(o, after+1+uint64(i))
 		if err != nil {
-			w.j.engineFailed(l, err)
-			w.refuseDown(ops)
+			w.refuse(ops, err)
 			return
 		}
-		if w.pub = pub; w.j.external() {
-			pub.deposed = w.deposed
-		}
+		w.rows = append(w.rows, row)
 	}
-	w.stored = w.stored[:0]
-	if w.j.external() {
-		w.fly(ops)
-		defer w.land(ops)
-	}
-	var unknown []*op
-	if w.group.several || w.group.msgs > w.plainUpTo() {
-		unknown = w.commitBatch(l, ops)
-	} else {
-		unknown = w.commitPlain(l, ops)
-	}
-	if len(w.stored) > 0 && w.syncer != nil {
-		if err := w.syncer.sync(); err != nil {
-			w.j.syncFailed(l, err)
-			unknown = append(w.stored, unknown...)
-			w.stored = nil
-		}
-	}
-	for _, o := range w.stored {
-		w.appended.Add(1)
-		if w.j.external() {
-			w.await(o)
-			continue
-		}
-		w.m.fed(o)
-		o.finish(nil)
-	}
-	if len(unknown) > 0 {
-		w.resolve(l, unknown)
-	}
-}
-
-// stillThere takes those ops whose callers did not leave.
-func (w *writer) stillThere(ops []*op) (out []*op) {
-	for _, o := range ops {
-		if o.phase.Load() == opTaken || o.phase.CompareAndSwap(opQueued, opTaken) {
-			out = append(out, o)
-		}
-	}
-	return out
-}
-
-func (w *writer) refuseDown(ops []*op) {
-	err := w.j.downError()
-	for _, o := range ops {
-		o.finish(err)
-	}
-}
-
-// commitPlain publishes one by one. It gives those whose outcome is unknown.
-func (w *writer) commitPlain(l *link, ops []*op) (unknown []*op) {
-	w.plain = w.plain[:0]
-	for _, o := range ops {
-		w.plain = append(w.plain, o.msgs[0])
-	}
-	acks := w.pub.plain(w.plain, w.j.cfg.Timeout)
-	var again []*op
-	for i, o := range ops {
-		switch a := acks[i]; {
-		case !a.arrived:
-			unknown = append(unknown, o)
-		case a.err == nil && !a.duplicate:
-			w.store(o, a.seq)
-		case a.err == nil:
-			w.duplicate(l, o, a.seq)
-		case a.err.conflict():
-			if w.explain(l, o) {
-				again = append(again, o)
-			}
-		case w.passing(a) && o.retry():
-			again = append(again, o)
-		default:
-			o.finish(w.j.engineError(a))
-		}
-	}
-	w.again(again)
-	return unknown
-}
-
-// commitBatch publishes ops as one batch, and splits it when the engine
-// refuses it for one of them.
-func (w *writer) commitBatch(l *link, ops []*op) (unknown []*op) {
-	var msgs []*outgoing
-	for _, o := range ops {
-		msgs = append(msgs, o.msgs...)
-	}
-	a := w.pub.batch(msgs, w.j.cfg.Timeout)
-	switch {
-	case !a.arrived:
-		return ops
-	case a.err == nil:
-		seq := a.seq - uint64(len(msgs)) + 1
-		for _, o := range ops {
-			w.store(o, seq)
-			seq += uint64(len(o.msgs))
-		}
-		return nil
-	case w.passing(a):
-		var again []*op
-		for _, o := range ops {
-			if o.retry() {
-				again = append(again, o)
-			} else {
-				o.finish(w.j.engineError(a))
-			}
-		}
-		w.again(again)
-		return nil
-	case a.nobody:
-		for _, o := range ops {
-			o.finish(w.j.engineError(a))
-		}
-		return nil
-	case len(ops) == 1:
-		o := ops[0]
-		switch {
-		case a.err.conflict():
-			if w.explain(l, o) {
-				w.again(ops)
-			}
-		case a.err.ErrCode == codeDuplicate && len(o.msgs) == 1:
-			return w.commitPlain(l, ops)
-		case a.err.ErrCode == codeDuplicate:
-			w.duplicate(l, o, 0)
-		default:
-			o.finish(w.j.engineError(a))
-		}
-		return nil
-	}
-	// One of them is guilty. Those that compare or may be duplicates go alone,
-	// the rest together; where all are alike, halves find it.
-	var alone, rest []*op
-	for _, o := range ops {
-		if o.conditional() {
-			alone = append(alone, o)
-		} else {
-			rest = append(rest, o)
-		}
-	}
-	if len(alone) == 0 {
-		half := len(ops) / 2
-		unknown = w.commitBatch(l, ops[:half])
-		if len(unknown) > 0 {
-			return append(unknown, ops[half:]...)
-		}
-		return w.commitBatch(l, ops[half:])
-	}
-	if len(rest) > 0 {
-		if unknown = w.commitBatch(l, rest); len(unknown) > 0 {
-			return append(unknown, alone...)
-		}
-	}
-	for i, o := range alone {
-		one := alone[i : i+1]
-		if len(o.msgs) > 1 {
-			unknown = w.commitBatch(l, one)
-		} else {
-			unknown = w.commitPlain(l, one)
-		}
-		if len(unknown) > 0 {
-			return alone[i:]
-		}
-	}
-	return nil
-}
-
-// passing reports whether a refusal, of which nothing was stored, will pass: the
-// stream has no leader just now, or other nodes have something in flight.
-func (w *writer) passing(a ack) bool {
-	return w.j.external() && w.j.link.Load().nc.IsConnected() &&
-		(a.nobody || a.err.ErrCode == codeInFlight || a.err.ErrCode == codeTooManyFlying)
-}
-
-func (o *op) conditional() bool {
-	for _, m := range o.msgs {
-		if m.expect != nil || m.msgID != "" {
-			return true
-		}
-	}
-	return false
-}
-
-// store notes that the engine has an op.
-func (w *writer) store(o *op, seq uint64) {
-	o.seq = seq
-	w.stored = append(w.stored, o)
-}
-
-// explain finishes an op whose compare-and-set failed, or reports that it may
-// succeed after all.
-func (w *writer) explain(l *link, o *op) (again bool) {
+	w.p.expect(ops)
+	defer w.p.expect(nil)
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
-	if o.resent {
-		// Perhaps it was sooner itself.
-		last, _, err := l.tail(ctx, w.stream)
-		if err == nil && w.followedTo(ctx, last) {
-			if at := w.landed(o); at != 0 {
-				w.store(o, at)
-				return false
+	unknown := false
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		err := w.j.store.Append(ctx, w.p.index, after, w.rows)
+		switch {
+		case err == nil:
+			for i, o := range ops {
+				w.appended.Add(1)
+				o.seq = after + 1 + uint64(i)
+				w.p.feed(o.seq, o.tag, o.rec)
+				o.finish(nil)
 			}
+			return
+		case errors.Is(err, store.ErrConflict):
+			w.overtaken(ctx, ops, unknown)
+			return
+		case errors.Is(err, store.ErrUnknown):
+			unknown = true
+			defer func() { w.rows = nil }() // the store may still read them
+		case !unknown:
+			w.refuse(ops, storeError(ctx, err))
+			return
+		}
+		// Nobody else writes to an exclusive store: it has failed for good.
+		if w.j.store.Exclusive() || !await(ctx, pause) {
+			w.refuse(ops, failBy(ErrUnknown, err, ""))
+			return
 		}
 	}
-	if err := w.m.refused(ctx, l, o); err != nil {
-		o.finish(err)
-		return false
-	}
-	return true
 }
 
-// maxTries is how often an op is tried that other nodes or a change of leader
-// have in the way, with a pause that grows by a millisecond: 3 seconds in all.
+func (w *writer) refuse(ops []*op, err error) {
+	for _, o := range ops {
+		o.finish(err)
+	}
+}
+
+// maxTries is how often an op is tried that other nodes have in the way, with a
+// pause that grows by a millisecond: 3 seconds in all.
 const maxTries = 80
 
-// retry counts another try.
-func (o *op) retry() bool {
-	o.tries++
-	return o.tries <= maxTries
-}
-
-// again puts ops back at the head of the queue, after a pause.
-func (w *writer) again(ops []*op) {
-	if len(ops) == 0 {
+// overtaken reads what others have appended. Of ops whose outcome is unknown, it
+// finds those that were recorded; the others are checked and tried again.
+func (w *writer) overtaken(ctx context.Context, ops []*op, unknown bool) {
+	if err := w.p.catchUp(ctx); err != nil {
+		if err = storeError(ctx, err); unknown {
+			err = failBy(ErrUnknown, err, "")
+		}
+		w.refuse(ops, err)
 		return
 	}
-	timer := time.NewTimer(time.Duration(ops[0].tries) * time.Millisecond)
+	var again []*op
+	for _, o := range ops {
+		switch at := w.p.found(o); {
+		case at != 0:
+			w.appended.Add(1)
+			o.seq = at
+			o.finish(nil)
+		case o.tries >= maxTries:
+			o.finish(fail(ErrBusy, "other hubs were sooner %d times", o.tries))
+		default:
+			o.tries++
+			again = append(again, o)
+		}
+	}
+	if len(again) == 0 {
+		return
+	}
+	if tries := again[0].tries; tries > 1 {
+		await(ctx, time.Duration(tries)*time.Millisecond)
+	}
+	w.mu.Lock()
+	w.queue = append(again, w.queue...)
+	w.mu.Unlock()
+	w.rouse()
+}
+
+// await waits for a time, or gives false when ctx ends first.
+func await(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-w.j.ctx.Done():
-	}
-	w.mu.Lock()
-	w.queue = append(append(make([]*op, 0, len(ops)+len(w.queue)), ops...), w.queue...)
-	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-// resolve finds out what became of ops that the engine did not answer.
-func (w *writer) resolve(l *link, ops []*op) {
-	if w.j.external() {
-		w.resolveExternal(ops, w.pub.lost)
-		return
-	}
-	w.j.engineFailed(l, errors.New("it does not answer"))
-	waiting, _ := w.take()
-	w.refuseDown(w.stillThere(waiting))
-	byID := make(map[opID]*op, len(ops))
-	for _, o := range ops {
-		byID[o.id] = o
-	}
-	timer := time.NewTimer(w.j.cfg.Timeout)
-	defer timer.Stop()
-	for {
-		next, changed := w.j.awaitLink(l)
-		if next == nil {
-			select {
-			case <-changed:
-				continue
-			case <-timer.C:
-				// The writer goes on waiting, its callers do not.
-				for _, o := range ops {
-					o.finish(failBy(ErrUnknown, w.j.downError(), "the engine failed while it had it"))
-				}
-				ops, byID = nil, nil
-				continue
-			case <-w.j.ctx.Done():
-				for _, o := range ops {
-					o.finish(failBy(ErrUnknown, ErrClosed, "the engine failed while it had it"))
-				}
-				return
-			}
-		}
-		err := w.catchUp(next, func(id opID, seq uint64) {
-			if o := byID[id]; o != nil {
-				o.seq = seq
-				o.finish(nil)
-				delete(byID, id)
-			}
-		})
-		if err != nil {
-			w.j.engineFailed(next, err)
-			l = next
-			continue
-		}
-		for _, o := range byID {
-			o.finish(fail(ErrBusy, "the engine failed before it was recorded, and was reopened; try again"))
-		}
-		return
-	}
-}
-
-// catchUp applies what the stream holds and the machine has not seen.
-func (w *writer) catchUp(l *link, found func(opID, uint64)) error {
-	if w.sides {
-		l = l.side
-	}
-	if w.syncer != nil {
-		if err := w.syncer.sync(); err != nil {
-			w.j.syncFailed(l, err)
-			return err
-		}
-	}
-	state, err := l.last(w.j.ctx, w.stream)
-	if err != nil {
-		return err
-	}
-	var bad error
-	err = l.pages(w.j.ctx, w.stream, w.m.position()+1, state.LastSeq, func(s *stored) bool {
-		id, err := w.m.replay(s)
-		if err != nil {
-			bad = err
-			return false
-		}
-		found(id, s.seq)
 		return true
-	})
-	if err := errors.Join(err, bad); err != nil {
-		return err
+	case <-ctx.Done():
+		return false
 	}
-	w.m.moveTo(state.LastSeq)
-	return nil
 }

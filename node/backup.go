@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -191,10 +192,9 @@ func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (
 		return nil, err
 	}
 	defer root.Close()
-	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: c.progress("restoring"),
-		URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, NATS: e.options()}
-	if e.URL == "" {
-		to.Dir, to.Prefix = filepath.Join(dir, "journal"), ""
+	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: c.progress("restoring")}
+	if to.Store, err = e.open(ctx, filepath.Join(dir, "journal"), "restore", c.Now, slog.New(slog.DiscardHandler)); err != nil {
+		return nil, err
 	}
 	to.File = func(b journal.BackupFile) error {
 		if !inBackup(b.Name) || !fs.ValidPath(b.Name) {

@@ -544,6 +544,16 @@ func (c *Config) check() (checked, error) {
 		return k, err
 	}
 	k.durability = journal.Durability(c.Durability)
+	switch {
+	case k.durability == "" && c.Engine.URL != "":
+		k.durability = journal.Replicated
+	case k.durability == "":
+		k.durability = journal.Disk
+	case k.durability == journal.Replicated && c.Engine.URL == "":
+		return k, fmt.Errorf("durability = %q needs engine.url, a NATS cluster", c.Durability)
+	case k.durability == journal.Memory && c.Engine.URL != "":
+		return k, fmt.Errorf("durability = %q and engine.url exclude each other", c.Durability)
+	}
 	k.assurance = parley.Signed
 	if c.Policy.Assurance != "" {
 		if err := k.assurance.UnmarshalText([]byte(c.Policy.Assurance)); err != nil {

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -175,6 +177,9 @@ func newEraser(n *Node) *eraser {
 // start finishes what was interrupted, and looks from time to time for what is
 // due.
 func (e *eraser) start() {
+	if err := e.follow(e.ctx); err != nil {
+		e.n.log.Error("what other hubs erase stays in this hub's index", "error", err)
+	}
 	e.work.Go(func() {
 		if err := e.resume(e.ctx); err != nil && e.ctx.Err() == nil {
 			e.n.log.Error("an erasure that was interrupted cannot be finished; it is tried again at the next start", "error", err)
@@ -201,6 +206,136 @@ func (e *eraser) start() {
 func (e *eraser) close() {
 	e.cancel()
 	e.work.Wait()
+}
+
+// eraseTTL is how long a hub that ended in the middle of an erasure keeps the
+// others from theirs.
+const eraseTTL = 2 * time.Minute
+
+// alone has this hub be the only one of those on the journal that erases, until
+// end is called. ErrExists: another one does.
+func (e *eraser) alone(ctx context.Context) (end func(), err error) {
+	e.one.Lock()
+	lease, err := e.n.journal.Lease(ctx, "erasing", "erasing", eraseTTL)
+	if err != nil {
+		e.one.Unlock()
+		return nil, err
+	}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(eraseTTL / 4)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if err := lease.Renew(e.ctx); err != nil && e.ctx.Err() == nil {
+					e.n.log.Warn("this hub may not be the only one that erases for a while", "error", err)
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+		if err := lease.Release(context.WithoutCancel(ctx)); err != nil {
+			e.n.log.Warn("other hubs may erase only after a while", "error", err)
+		}
+		e.one.Unlock()
+	}, nil
+}
+
+// erasedElsewhere is what other hubs have erased and this hub's index may have:
+// erasures by number, and the revision of each.
+type erasedElsewhere struct {
+	mu      sync.Mutex
+	numbers map[uint64]uint64
+	wake    chan struct{}
+}
+
+// follow takes out of this hub's index what other hubs have erased, also while
+// this one was not running.
+func (e *eraser) follow(ctx context.Context) error {
+	if e.n.index == nil {
+		return nil
+	}
+	const key = "unindexed/"
+	var seen uint64
+	switch v, err := e.state.Get(ctx, key+e.n.journal.Node()); {
+	case err == nil:
+		if seen, err = strconv.ParseUint(string(v.Data), 10, 64); err != nil {
+			seen = 0
+		}
+	case !errors.Is(err, journal.ErrNotFound):
+		return err
+	}
+	w := erasedElsewhere{numbers: map[uint64]uint64{}, wake: make(chan struct{}, 1)}
+	stop, err := e.n.journal.WatchErasures(ctx, func(x journal.Erasure, revision uint64) {
+		if x.Node == e.n.journal.Node() || revision <= seen {
+			return
+		}
+		w.mu.Lock()
+		w.numbers[x.Number] = revision
+		w.mu.Unlock()
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return err
+	}
+	e.work.Go(func() {
+		defer stop()
+		for {
+			select {
+			case <-w.wake:
+			case <-e.ctx.Done():
+				return
+			}
+			w.mu.Lock()
+			numbers := w.numbers
+			w.numbers = map[uint64]uint64{}
+			w.mu.Unlock()
+			err := e.unindex(e.ctx, numbers)
+			if err == nil && len(numbers) > 0 {
+				last := slices.Max(slices.Collect(maps.Values(numbers)))
+				_, err = e.state.Put(e.ctx, key+e.n.journal.Node(), strconv.AppendUint(nil, last, 10), time.Time{})
+			}
+			if err != nil && e.ctx.Err() == nil {
+				e.n.log.Error("what another hub has erased may still be in this hub's index; it is tried again at the next start", "error", err)
+			}
+		}
+	})
+	return nil
+}
+
+// unindex takes the messages of some erasures out of the index.
+func (e *eraser) unindex(ctx context.Context, numbers map[uint64]uint64) error {
+	e.n.hub.ForgetRecent()
+	var ids []parley.ID
+	for p := range e.n.journal.Partitions() {
+		for r, err := range e.n.journal.Records(ctx, p, journal.From{}) {
+			if err != nil {
+				return err
+			}
+			if r.Message == nil || r.Erased == nil {
+				continue
+			}
+			if _, ok := numbers[r.Erased.Number]; ok {
+				ids = append(ids, r.Message.ID)
+			}
+			if len(ids) >= 2048 {
+				if err := e.gone(false)(ctx, ids); err != nil {
+					return err
+				}
+				ids = ids[:0]
+			}
+		}
+	}
+	return e.gone(true)(ctx, ids)
 }
 
 // gone takes erased messages out of the index.
@@ -242,13 +377,7 @@ func (e *eraser) forget(ctx context.Context, what, name, by, reason string, dry 
 	if dry {
 		return e.run(ctx, journal.Erasure{What: what, Name: name, By: by, Reason: reason}, true)
 	}
-	if e.n.k.durability == journal.Memory {
-		return admin.Forgotten{}, parley.Refuse(parley.Unsupported, "this hub keeps everything in memory: restart it to forget")
-	}
 	j, err := e.n.journal.NewErasure(ctx, journal.Erasure{What: what, Name: name, By: by, Reason: reason})
-	if errors.Is(err, journal.ErrServer) {
-		return admin.Forgotten{}, parley.Refuse(parley.Unsupported, "%s", err)
-	}
 	if err != nil {
 		return admin.Forgotten{}, err
 	}
@@ -278,8 +407,16 @@ const (
 // run carries an erasure out, from the beginning: what is done already costs
 // only a look.
 func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admin.Forgotten, err error) {
-	e.one.Lock()
-	defer e.one.Unlock()
+	if !dry {
+		end, err := e.alone(ctx)
+		if errors.Is(err, journal.ErrExists) {
+			return out, parley.Fail(parley.Unavailable, nil, "another hub is erasing; try again in a few minutes")
+		}
+		if err != nil {
+			return out, err
+		}
+		defer end()
+	}
 	out = admin.Forgotten{Erasure: x.Number, What: x.What, Name: x.Name, DryRun: dry}
 	j := e.n.journal
 	since := e.n.c.Now().Add(-sessionsEnd)
@@ -383,7 +520,7 @@ func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admi
 	if err := forget(); err != nil {
 		return out, err
 	}
-	if _, err := j.Scrub(ctx); err != nil {
+	if err := j.Scrub(ctx); err != nil {
 		return out, fmt.Errorf("overwrite what the state had: %w", err)
 	}
 	if err := e.gone(true)(ctx, nil); err != nil {
@@ -436,11 +573,17 @@ const (
 // retain erases what is due, as much as one pass may.
 func (e *eraser) retain(ctx context.Context) error {
 	r := e.n.live.Load().Retention
-	if !r.on() || e.n.c.Engine.URL != "" || e.n.k.durability == journal.Memory {
+	if !r.on() {
 		return nil
 	}
-	e.one.Lock()
-	defer e.one.Unlock()
+	end, err := e.alone(ctx)
+	if errors.Is(err, journal.ErrExists) {
+		return nil // another hub is at it
+	}
+	if err != nil {
+		return err
+	}
+	defer end()
 	var p progress
 	v, err := e.state.Get(ctx, "progress")
 	if err == nil {

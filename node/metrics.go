@@ -214,7 +214,6 @@ var (
 	dReplays   = description{"parley_replays_total", "Messages that were recognised as replays.", []string{"partition"}, prometheus.CounterValue}
 	dFree      = description{"parley_disk_free_bytes", "Free space where the journal is.", nil, prometheus.GaugeValue}
 	dDisk      = description{"parley_disk_bytes", "Size of the file system where the journal is.", nil, prometheus.GaugeValue}
-	dReopened  = description{"parley_journal_reopened_total", "How often the engine was opened anew after a failure.", nil, prometheus.CounterValue}
 	dGuests    = description{"parley_guests", "What guests use of their budget: memory and disk in bytes, others in number; disk is what may be recorded now.", []string{"resource"}, prometheus.GaugeValue}
 	dGuestMost = description{"parley_guests_limit", "The budget of guests.", []string{"resource"}, prometheus.GaugeValue}
 	dGuestEnds = description{"parley_guests_total", "What became of guests for want of budget: refused, evicted, delayed; written counts bytes.", []string{"outcome"}, prometheus.CounterValue}
@@ -225,7 +224,7 @@ var (
 	dReloadBad = description{"parley_config_reload_failed", "1 if the last reload was refused.", nil, prometheus.GaugeValue}
 
 	descriptions = [...]description{dBuild, dReady, dStarted, dLanes, dActive, dHeld, dWaiting, dHandlers, dAgents, dRefusals, dRecords, dBytes, dOpen, dDead,
-		dKeys, dQueued, dOwned, dAppended, dGroups, dReplays, dFree, dDisk, dReopened,
+		dKeys, dQueued, dOwned, dAppended, dGroups, dReplays, dFree, dDisk,
 		dGuests, dGuestMost, dGuestEnds, dConns, dConnMost, dConnEnds, dReload, dReloadBad}
 )
 
@@ -288,7 +287,6 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 		put(dFree, float64(free))
 		put(dDisk, float64(total))
 	}
-	put(dReopened, float64(j.Reopened))
 	g := n.guestBudget()
 	for name, v := range map[string][2]int64{"memory": {g.Memory, g.MaxMemory}, "disk": {g.Disk, g.MaxDisk},
 		"registrations": {int64(g.Registrations), int64(g.MaxRegistrations)}, "mailboxes": {int64(g.Mailboxes), int64(g.MaxMailboxes)}} {

@@ -43,6 +43,9 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
+	"github.com/parley-hub/parley/journal/jetstream"
+	"github.com/parley-hub/parley/journal/sqlite"
+	"github.com/parley-hub/parley/journal/store"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
 )
@@ -198,21 +201,25 @@ func (n *Node) keysDir() string {
 }
 
 // options of connections to an external engine.
-func (e *Engine) options() (out []nats.Option) {
-	if e.Credentials != "" {
-		out = append(out, nats.UserCredentials(e.Credentials))
+// open opens what holds the journal: a file in dir, in memory where dir is empty,
+// or the cluster that e names.
+func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Time, log *slog.Logger) (store.Store, error) {
+	if e.URL == "" {
+		return sqlite.Open(ctx, sqlite.Config{Dir: dir, Memory: dir == "", Now: now, Log: log})
 	}
-	return out
+	c := jetstream.Config{URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways, Name: name, Now: now, Log: log}
+	if e.Credentials != "" {
+		c.Options = append(c.Options, nats.UserCredentials(e.Credentials))
+	}
+	return jetstream.Open(ctx, c)
 }
 
 func (n *Node) openJournal(ctx context.Context) error {
 	e := n.c.Engine
-	jc := journal.Config{Durability: n.k.durability, URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways,
-		Partitions: e.Partitions, MinFree: n.k.minFree, FreeSpace: n.c.FreeSpace, Node: n.c.Name, Now: n.c.Now, Log: n.log}
+	jc := journal.Config{Partitions: e.Partitions, MinFree: n.k.minFree, Node: n.c.Name, Now: n.c.Now, Log: n.log}
 	if n.c.Progress != nil {
 		jc.Progress = func(done, total uint64) { n.c.Progress("reading the journal", done, total) }
 	}
-	jc.NATS = e.options()
 	if e.KeyFile != "" {
 		key, err := secretFile(e.KeyFile)
 		if err != nil {
@@ -220,6 +227,7 @@ func (n *Node) openJournal(ctx context.Context) error {
 		}
 		jc.Key = key
 	}
+	dir := ""
 	if e.URL == "" && n.k.durability != journal.Memory {
 		if err := ours(n.c.Data); err != nil {
 			return err
@@ -227,9 +235,15 @@ func (n *Node) openJournal(ctx context.Context) error {
 		if err := os.MkdirAll(n.c.Data, 0o700); err != nil {
 			return fmt.Errorf("make the data directory: %w", err)
 		}
-		jc.Dir = filepath.Join(n.c.Data, "journal")
+		dir = filepath.Join(n.c.Data, "journal")
+	}
+	if n.c.FreeSpace != nil {
+		jc.FreeSpace = func() (uint64, error) { return n.c.FreeSpace(dir) }
 	}
 	var err error
+	if jc.Store, err = e.open(ctx, dir, n.c.Name, n.c.Now, n.log); err != nil {
+		return fmt.Errorf("open the journal: %w", err)
+	}
 	if n.journal, err = journal.Open(ctx, jc); err != nil {
 		return fmt.Errorf("open the journal: %w", err)
 	}

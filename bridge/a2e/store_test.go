@@ -16,6 +16,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/bridge"
 
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -23,7 +24,7 @@ import (
 // paused, gets every frame that it has not had, in order, once; the first node
 // finds out at its next write and lets go.
 func TestTakeOver(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,12 +7,13 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
 func memoryJournal(t *testing.T) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "n"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Node: "n"})
 	if err != nil {
 		t.Fatal(err)
 	}

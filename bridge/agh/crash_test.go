@@ -12,6 +12,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
@@ -37,7 +38,7 @@ func workState(t *testing.T, j *journal.Journal) map[[2]string][]byte {
 func (w *world) crash(kept map[[2]string][]byte) {
 	w.t.Helper()
 	w.stop()
-	j, err := journal.Open(w.t.Context(), journal.Config{Dir: filepath.Join(w.config.Data, "journal"), Node: "test"})
+	j, err := journal.Open(w.t.Context(), journal.Config{Store: testjournal.Disk(w.t, filepath.Join(w.config.Data, "journal")), Node: "test"})
 	if err != nil {
 		w.t.Fatal(err)
 	}

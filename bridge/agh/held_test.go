@@ -9,6 +9,7 @@ import (
 	"time"
 
 	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -127,7 +128,7 @@ func TestQuestionsForNewPeers(t *testing.T) {
 // TestOwedUntilItIsOver: what another hub handed over for a peer that is away is
 // dropped when it is over, wherever it stands, and not published after that.
 func TestOwedUntilItIsOver(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

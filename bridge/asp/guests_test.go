@@ -20,6 +20,7 @@ import (
 	bridge "github.com/parley-hub/parley/bridge/asp"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
@@ -45,7 +46,7 @@ func newDoor(t *testing.T, g policy.GuestConfig, change ...func(*bridge.Config))
 	t.Helper()
 	d := &door{t: t, now: time.Now(), callers: map[string]*policy.Caller{}}
 	var err error
-	d.journal, err = journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Node: "here"})
+	d.journal, err = journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Node: "here"})
 	if err != nil {
 		t.Fatal(err)
 	}

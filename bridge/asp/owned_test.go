@@ -7,6 +7,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -14,7 +15,7 @@ import (
 // session there in which the hub speaks. What was said in one while nobody owned
 // the partition would else be seen to when something more is said.
 func TestPartitionTaken(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory, Partitions: 2})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Partitions: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func TestPartitionTaken(t *testing.T) {
 // TestTendedAgain: a session that could not be tended, whoever owns its partition,
 // is looked at again, and as one of which nobody here was told yet.
 func TestTendedAgain(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Durability: journal.Memory})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

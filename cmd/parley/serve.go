@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -124,8 +123,6 @@ func openError(err error) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		err = fmt.Errorf("%w\n        the user who runs the hub must own its data directory", err)
-	case errors.Is(err, journal.ErrServer):
-		err = fmt.Errorf("%w\n        the cluster of --nats or engine.url must be up and reachable from here: NATS 2.12 or later, with JetStream", err)
 	}
 	return &exitError{exitFailed, err}
 }

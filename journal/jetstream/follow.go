@@ -162,18 +162,22 @@ func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.R
 	})
 }
 
-// FollowState implements [store.Store]. Of changes of one key that follow each
-// other at once, only the last may be told.
-func (s *Store) FollowState(ctx context.Context, ready func(), fn func(string, store.Value)) error {
+// FollowState implements [store.Store].
+func (s *Store) FollowState(ctx context.Context, after uint64, ready func(), fn func(string, store.Value)) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.leave()
-	t, err := s.tail(ctx, s.stateStream())
-	if err != nil {
-		return err
+	if after == 0 {
+		t, err := s.tail(ctx, s.stateStream())
+		if err != nil {
+			return err
+		}
+		after = t.last
+	} else {
+		after /= 2 // see valueRevision
 	}
-	return s.follow(ctx, s.stateStream(), t.last, ready, func(_ context.Context, m *stored) error {
+	return s.follow(ctx, s.stateStream(), after, ready, func(_ context.Context, m *stored) error {
 		if bucket, v, ok := s.value(m); ok {
 			fn(bucket, v)
 		}

@@ -5,11 +5,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/journal/store"
 )
@@ -210,4 +212,31 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 		s.tell(s.stateStream(), m.seq)
 		return !ok || v.Deleted || !strings.HasPrefix(v.Key, prefix) || fn(v)
 	})
+}
+
+// Buckets implements [store.Store].
+func (s *Store) Buckets(ctx context.Context) ([]string, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	var info *jetstream.StreamInfo
+	err := s.patiently(ctx, "stream "+s.stateStream(), func(ctx context.Context) error {
+		x, err := s.js.Stream(ctx, s.stateStream())
+		if err == nil {
+			info, err = x.Info(ctx, jetstream.WithSubjectFilter(s.stateSubject()+">"))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for subject := range info.State.Subjects {
+		if bucket, _, ok := s.stateKey(subject); ok {
+			out = append(out, bucket)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }

@@ -40,7 +40,7 @@ CREATE TABLE state (
 );
 CREATE UNIQUE INDEX state_key ON state (bucket, key) WHERE bucket IS NOT NULL;
 CREATE INDEX state_until ON state (until) WHERE until IS NOT NULL;
-INSERT INTO meta VALUES ('opened', 0), ('revision', 0), ('values', 0);
+INSERT INTO meta VALUES ('revision', 0), ('values', 0);
 `
 
 // schemaPartition is a partition's own part. A table for each, because records

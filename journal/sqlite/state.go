@@ -108,6 +108,7 @@ func (w *writer) set(bucket string, v store.Value) (revision uint64, err error) 
 	w.now.dirty = true
 	revision = w.now.revision
 	until := millis(v.Until)
+	w.changes = append(w.changes, change{bucket, store.Value{Key: v.Key, Data: v.Data, Revision: revision, Until: v.Until}})
 	if at.revision != 0 {
 		names := int64(len(bucket) + len(v.Key))
 		if fits(names+int64(len(v.Data)), names+at.size) && width(int64(revision)) <= width(int64(at.revision)) &&
@@ -139,6 +140,7 @@ func (w *writer) unset(bucket, key string) (revision uint64, err error) {
 	if at.revision == 0 {
 		return w.now.revision, nil
 	}
+	w.changes = append(w.changes, change{bucket, store.Value{Key: key, Revision: w.now.revision, Deleted: true}})
 	return w.now.revision, w.wipe(at.id)
 }
 
@@ -331,9 +333,6 @@ func behind(prefix string) any {
 	next[len(next)-1]++
 	return string(next)
 }
-
-// FollowState returns at once: no other process changes the state.
-func (s *Store) FollowState(context.Context, func(), func(string, store.Value)) error { return nil }
 
 // Scrub is described in [store.Store].
 func (s *Store) Scrub(ctx context.Context, now time.Time) error {

@@ -11,6 +11,9 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +57,8 @@ type Store struct {
 
 	ranging sync.RWMutex // readers: rows of the state stay where they are
 	failed  atomic.Pointer[error]
+
+	followers followers
 
 	mu     sync.Mutex
 	calls  int
@@ -109,13 +114,12 @@ func (s *Store) openFile() error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := disk.Lock(filepath.Join(s.cfg.Dir, "lock"))
-	if errors.Is(err, disk.ErrLocked) {
-		return fmt.Errorf("%w: another process has the journal in %s open", store.ErrLocked, s.cfg.Dir)
-	} else if err != nil {
+	if err := look(s.cfg.Dir); err != nil {
 		return err
 	}
-	s.lock = lock
+	if err := s.take(filepath.Join(s.cfg.Dir, lockName)); err != nil {
+		return err
+	}
 	s.path = filepath.Join(s.cfg.Dir, FileName)
 	switch err := inspect(s.path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -130,9 +134,9 @@ func (s *Store) openFile() error {
 		return err
 	}
 	s.writer = &writer{s: s, conn: c}
-	// The first change has SQLite open all files that it will need: it does not
+	// A lock for writing has SQLite open all files that it will need: it does not
 	// depend on free file descriptors afterwards.
-	if err := c.exec("UPDATE meta SET value = value + 1 WHERE name = 'opened'"); err != nil {
+	if err := errors.Join(c.exec("BEGIN IMMEDIATE"), c.exec("ROLLBACK")); err != nil {
 		return s.explain(err)
 	}
 	if _, err := s.writer.copyWAL("PASSIVE"); err != nil {
@@ -144,7 +148,7 @@ func (s *Store) openFile() error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.int("SELECT value FROM meta WHERE name = 'opened'"); err != nil {
+		if _, err := c.int("SELECT count(*) FROM meta"); err != nil {
 			return s.explain(err)
 		}
 		s.idle <- c
@@ -161,17 +165,55 @@ func (s *Store) open(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, 
 	return c, nil
 }
 
+const lockName = "lock"
+
+// look refuses a directory that holds something else, without touching it.
+func look(dir string) error {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(list, func(e fs.DirEntry) bool { return e.Name() == "journal.json" }) {
+		return fmt.Errorf("%w: %s holds the journal of an older release: make a backup with that release, "+
+			`then "parley restore" it into an empty directory`, store.ErrFormat, dir)
+	}
+	for _, e := range list {
+		name := e.Name()
+		switch {
+		case strings.HasPrefix(name, FileName) || name == lockName || name == "lost+found":
+		default:
+			return fmt.Errorf("%w: %s holds %q; give an empty directory, or the one that a journal was made in", store.ErrForeign, dir, name)
+		}
+	}
+	return nil
+}
+
+// take locks the directory, and notes which process has it.
+func (s *Store) take(path string) error {
+	lock, err := disk.Lock(path)
+	if errors.Is(err, disk.ErrLocked) {
+		by := ""
+		if b, err := os.ReadFile(path); err == nil && len(b) > 0 {
+			by = fmt.Sprintf(" (process %s)", b)
+		}
+		return fmt.Errorf("%w: another process%s has the journal in %s open", store.ErrLocked, by, s.cfg.Dir)
+	}
+	if err != nil {
+		return err
+	}
+	s.lock = lock
+	if err := lock.Truncate(0); err != nil {
+		return err
+	}
+	_, err = lock.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
+	return err
+}
+
 // inspect says whether a file can be a journal, without touching it. SQLite's
 // documentation ("Database File Format") says what the first bytes are.
 func inspect(path string) error {
 	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(filepath.Join(filepath.Dir(path), "journal.json")); err == nil {
-			return fmt.Errorf("%w: the directory holds the journal of an older release: make a backup with that release, "+
-				`then "parley restore" it into an empty directory`, store.ErrFormat)
-		}
-		return err
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	defer f.Close()

@@ -64,6 +64,7 @@ type writer struct {
 	group    []*request
 	insert   []*sqlite.Stmt // of each partition
 	now      state          // what the transaction has made of it
+	changes  []change       // of the state, in the transaction
 	unsynced int64          // bytes in the WAL that are not in the file, about
 	logged   int64          // bytes since the WAL began anew, about
 }
@@ -235,6 +236,7 @@ func (w *writer) commit(group []*request) {
 		}
 		return
 	}
+	w.changes = w.changes[:0]
 	cleaning := w.s.ranging.TryLock() // else rows stay where they are
 	refusals, failed, unknown := w.transact(group, cleaning)
 	if cleaning {
@@ -245,6 +247,8 @@ func (w *writer) commit(group []*request) {
 		w.s.known.Lock()
 		w.s.content.set(&w.now)
 		w.s.known.Unlock()
+		w.s.tell(w.changes)
+		clear(w.changes)
 		for i, r := range group {
 			r.finish(refusals[i])
 		}

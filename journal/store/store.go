@@ -22,18 +22,18 @@ import (
 // What may go wrong. Match with errors.Is; the text that wraps one of these
 // says what to do about it.
 var (
-	ErrConflict = errors.New("the store has another state")              // nothing of the call was recorded
-	ErrUnknown  = errors.New("the store did not answer")                 // it may have been recorded; see Append
-	ErrNotFound = errors.New("not in the store")                         //
-	ErrExists   = errors.New("the store holds a journal already")        // Init
-	ErrNoSpace  = errors.New("the store has no space left")              // nothing was recorded; retryable
-	ErrBusy     = errors.New("the store does not take anything now")     // nothing was recorded; retryable
-	ErrTooLarge = errors.New("too large for the store")                  //
-	ErrCorrupt  = errors.New("the store is damaged")                     // the text names what is, and what helps
-	ErrForeign  = errors.New("the store belongs to something else")      // nothing was touched
-	ErrFormat   = errors.New("the store has a format that is not known") // newer or older
-	ErrLocked   = errors.New("the store is in use")                      // by another process
-	ErrClosed   = errors.New("the store is closed")                      //
+	ErrConflict = errors.New("the recorded state is another")                       // nothing of the call was recorded
+	ErrUnknown  = errors.New("the journal cannot say whether it was recorded")      // see Append
+	ErrNotFound = errors.New("not in the journal")                                  //
+	ErrExists   = errors.New("exists already")                                      //
+	ErrNoSpace  = errors.New("no space left for the journal")                       // nothing was recorded; retryable
+	ErrBusy     = errors.New("the journal takes nothing now")                       // nothing was recorded; retryable
+	ErrTooLarge = errors.New("too large for the journal")                           // says size and limit
+	ErrCorrupt  = errors.New("the journal is damaged")                              // the text names what helps
+	ErrForeign  = errors.New("this belongs to something else")                      // nothing was touched
+	ErrFormat   = errors.New("the journal has a format this program does not know") // newer or older
+	ErrLocked   = errors.New("the journal is in use")                               // says by which process
+	ErrClosed   = errors.New("the journal is closed")                               //
 )
 
 // A Store keeps one journal. Its methods are safe for concurrent use; for each
@@ -91,10 +91,15 @@ type Store interface {
 	// the order of their revisions, until fn gives false. One that changes meanwhile
 	// may come again, and is never missed.
 	Range(ctx context.Context, bucket, prefix string, fn func(Value) bool) error
-	// FollowState calls fn for each change of the state, of all processes, in the
-	// order of revisions, until ctx ends or an error. It calls ready once, when
-	// every change from then on is told. A store of one process returns at once.
-	FollowState(ctx context.Context, ready func(), fn func(bucket string, v Value)) error
+	// Buckets lists the buckets that hold values.
+	Buckets(ctx context.Context) ([]string, error)
+	// FollowState calls fn for each change of the state behind the revision after,
+	// of all processes, in the order of revisions, until ctx ends or an error; after
+	// 0 is from now on. Of changes of one key that follow each other only the last
+	// may be told. It calls ready once, when every change from then on is told. A
+	// store of one process calls fn before the Put or Delete that made the change
+	// returns, and need not heed after. fn does not block.
+	FollowState(ctx context.Context, after uint64, ready func(), fn func(bucket string, v Value)) error
 	// Scrub returns when values that were replaced, removed or are past their
 	// Until at now are in no file of the store any more.
 	Scrub(ctx context.Context, now time.Time) error

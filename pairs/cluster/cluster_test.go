@@ -20,7 +20,9 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/testcluster"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/jetstream"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/pairs"
 )
@@ -331,7 +333,7 @@ func (x *talk) hearTheRest(t *testing.T, dead map[string]bool) {
 
 // verify holds what was acknowledged and heard against the journal.
 func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pairs.Peer) {
-	j, err := journal.Open(t.Context(), journal.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas, Node: "checker"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas}), Node: "checker"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -189,15 +189,11 @@ func testRangeChanging(t *testing.T, b *bench) {
 }
 
 func testFollowState(t *testing.T, b *bench) {
-	if b.Exclusive() {
-		b.must(b.FollowState(t.Context(), func() {}, func(string, store.Value) { t.Error("told a change") }))
-		return
-	}
 	b.put("s", "before", "x")
 	ready := make(chan struct{})
 	c := b.collect(func(ctx context.Context, tell func(string)) error {
 		var last uint64
-		return b.FollowState(ctx, func() { close(ready) }, func(bucket string, v store.Value) {
+		return b.FollowState(ctx, 0, func() { close(ready) }, func(bucket string, v store.Value) {
 			if v.Revision <= last {
 				t.Errorf("revision %d after %d", v.Revision, last)
 			}
@@ -481,7 +477,7 @@ func testTwo(t *testing.T, b *bench) {
 		return other.Follow(ctx, 0, 0, func(r store.Record) { tell(text(r)) })
 	})
 	state := other.collect(func(ctx context.Context, tell func(string)) error {
-		return other.FollowState(ctx, func() { close(ready) }, func(bucket string, v store.Value) {
+		return other.FollowState(ctx, 0, func() { close(ready) }, func(bucket string, v store.Value) {
 			tell(fmt.Sprintf("%s %s %s %v %d", bucket, v.Key, v.Data, v.Deleted, v.Revision))
 		})
 	})

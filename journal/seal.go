@@ -1,0 +1,155 @@
+package journal
+
+import (
+	"crypto/cipher"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// What the store gets of a record or a value has a trailer, by which damage is
+// found wherever the store does not find it itself:
+//
+//	data  CRC-32C of place and data (4 bytes, little-endian)  1
+//	ciphertext and tag  nonce (24)  2
+//
+// The place is the partition and sequence of a record, or the bucket and key of
+// a value. It is authenticated with the ciphertext, so that none can be put
+// where another was.
+const (
+	trailerPlain  = 1
+	trailerSealed = 2
+	sealOverhead  = chacha20poly1305.Overhead + chacha20poly1305.NonceSizeX + 1
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sealer protects what goes into the store. Without a key it only adds checksums.
+type sealer struct {
+	aead cipher.AEAD // nil: not encrypted
+	rand io.Reader
+}
+
+var errDamaged = errors.New("it does not match its checksum")
+
+func recordPlace(partition int, seq uint64) []byte {
+	b := binary.LittleEndian.AppendUint32([]byte("record"), uint32(partition))
+	return binary.LittleEndian.AppendUint64(b, seq)
+}
+
+func valuePlace(bucket, key string) []byte {
+	b := binary.AppendUvarint([]byte("value"), uint64(len(bucket)))
+	return append(append(b, bucket...), key...)
+}
+
+// seal gives what the store gets. It may use the memory behind data.
+func (s *sealer) seal(place, data []byte) ([]byte, error) {
+	if s.aead == nil {
+		sum := crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data)
+		return append(binary.LittleEndian.AppendUint32(data, sum), trailerPlain), nil
+	}
+	var nonce [chacha20poly1305.NonceSizeX]byte
+	if _, err := io.ReadFull(s.rand, nonce[:]); err != nil {
+		return nil, err
+	}
+	out := s.aead.Seal(make([]byte, 0, len(data)+sealOverhead), nonce[:], data, place)
+	return append(append(out, nonce[:]...), trailerSealed), nil
+}
+
+// open gives what was sealed; without encryption it shares the memory of b.
+func (s *sealer) open(place, b []byte) ([]byte, error) {
+	n := len(b) - 1
+	switch {
+	case n >= 4 && b[n] == trailerPlain && s.aead == nil:
+		data := b[: n-4 : n-4]
+		if crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(b[n-4:]) {
+			return nil, errDamaged
+		}
+		return data, nil
+	case n >= chacha20poly1305.NonceSizeX && b[n] == trailerSealed && s.aead != nil:
+		at := n - chacha20poly1305.NonceSizeX
+		data, err := s.aead.Open(nil, b[at:n], b[:at], place)
+		if err != nil {
+			return nil, errDamaged
+		}
+		return data, nil
+	}
+	return nil, errDamaged
+}
+
+// derive makes a key for one use.
+func derive(key []byte, salt, use string) []byte {
+	h := hmac.New(sha256.New, key)
+	io.WriteString(h, "parley journal "+use+"\x00"+salt)
+	return h.Sum(nil)
+}
+
+// newSealer compares a key with what a journal was made with.
+func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error) {
+	s := &sealer{rand: randomness}
+	switch {
+	case m.Check == "" && len(key) > 0:
+		return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; to encrypt it, back it up and restore it with a key")
+	case m.Check == "":
+		return s, nil
+	case len(key) == 0:
+		return nil, fail(ErrKey, "the journal is encrypted; give its key")
+	case !hmac.Equal([]byte(m.Check), []byte(hex.EncodeToString(derive(key, m.Salt, "check")))):
+		return nil, fail(ErrKey, "the journal was made with another key")
+	}
+	var err error
+	s.aead, err = chacha20poly1305.NewX(derive(key, m.Salt, "records"))
+	return s, err
+}
+
+// encrypt draws the salt of a new journal that is to be encrypted.
+func encrypt(m *store.Meta, key []byte, randomness io.Reader) error {
+	if len(key) == 0 {
+		return nil
+	}
+	var salt [16]byte
+	if _, err := io.ReadFull(randomness, salt[:]); err != nil {
+		return err
+	}
+	m.Salt = hex.EncodeToString(salt[:])
+	m.Check = hex.EncodeToString(derive(key, m.Salt, "check"))
+	return nil
+}
+
+// row makes what the store gets of an op at a sequence.
+func (p *partition) row(o *op, seq uint64) (store.Record, error) {
+	data, err := p.j.sealer.seal(recordPlace(p.index, seq), o.data)
+	if err != nil {
+		return store.Record{}, err
+	}
+	x := store.Record{Sequence: seq, Tag: o.tag, Data: data}
+	if o.rec != nil && p.j.sealer.aead == nil {
+		x.About = about(o.rec.Record)
+	}
+	return x, nil
+}
+
+func about(r *Record) store.About {
+	a := store.About{Time: r.Time, Kind: "step"}
+	if m := r.Message; m != nil {
+		a.Kind, a.Message, a.From, a.To = m.Kind.String(), m.ID.String(), m.From, m.To
+	} else if len(r.Steps) > 0 {
+		a.Message, a.To = r.Steps[0].Message.String(), r.Steps[0].To
+	}
+	return a
+}
+
+// damaged is how a journal is refused, and what helps.
+func damaged(cause error, format string, args ...any) error {
+	return failBy(ErrCorrupt, cause, "%s; \"parley journal check\" shows what is damaged, \"parley journal salvage\" saves what is not",
+		fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,470 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unique"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// A checkpoint is a partition's view at one sequence: its open deliveries, and
+// beside it segments of replay keys. It lies in the state, in parts; a note names
+// them and is what makes them valid. Without one, or with one that cannot be read, the whole
+// log is read: it is never the truth.
+//
+// It is written when the log has grown by a quarter of what the checkpoint holds,
+// so that its cost is a small and constant part of each record's, and a start
+// after a crash reads little.
+const (
+	viewBucket  = "parley-view"
+	viewVersion = 2
+	viewPart    = 1 << 20
+)
+
+// viewNote makes a checkpoint valid.
+type viewNote struct {
+	Version  int    `json:"version"`
+	Sequence uint64 `json:"sequence"`
+	Parts    int    `json:"parts"`
+	Sum      uint32 `json:"sum"` // CRC-32C over all parts
+	Name     string `json:"name"`
+}
+
+func viewKey(partition int) string { return strconv.Itoa(partition) }
+
+func (n *viewNote) part(partition, i int) string {
+	return fmt.Sprintf("%d/%s/%d", partition, n.Name, i)
+}
+
+const (
+	cpDelivery = iota + 1
+)
+
+const (
+	cpdMessage = iota + 1
+	cpdTo
+	cpdSeq
+	cpdConversation
+	cpdReply
+	cpdFrom
+	cpdNode
+	cpdNext
+	cpdExpires
+	cpdDeadline
+	cpdChanged
+	cpdAttempt
+	cpdPostponed
+	cpdState
+	cpdKind
+	cpdSync
+	cpdError
+	cpdLoss
+)
+
+// snapshot encodes the view, and gives the facts that were noted so far.
+func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact, factsFrom uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := encoder{b: make([]byte, 0, 1024+len(p.open)*160)}
+	for t, d := range p.open {
+		at := e.open(cpDelivery)
+		e.id(cpdMessage, t.message)
+		e.string(cpdTo, t.to.Value())
+		e.uint(cpdSeq, d.seq)
+		e.id(cpdConversation, d.conversation)
+		e.id(cpdReply, d.reply)
+		e.string(cpdFrom, d.from.Value())
+		e.string(cpdNode, d.node.Value())
+		e.nanos(cpdNext, d.next)
+		e.nanos(cpdExpires, d.expires)
+		e.nanos(cpdDeadline, d.deadline)
+		e.nanos(cpdChanged, d.changed)
+		e.uint(cpdAttempt, uint64(d.attempt))
+		e.uint(cpdPostponed, uint64(d.postponed))
+		e.uint(cpdState, uint64(d.state))
+		e.uint(cpdKind, uint64(d.kind))
+		e.bool(cpdSync, d.sync)
+		e.failure(cpdError, d.err)
+		e.losses(cpdLoss, d.losses)
+		e.close(at)
+	}
+	p.since = 0
+	return p.applied, e.b, p.facts, p.factsFrom
+}
+
+func (e *encoder) nanos(tag int, n int64) { e.uint(tag, uint64(n)) }
+
+// restore takes a snapshot over.
+func (p *partition) restore(seq uint64, data []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := fields{b: data, s: string(data)}
+	for f.next() {
+		l := f.list()
+		switch f.tag {
+		case cpDelivery:
+			p.restoreDelivery(&l)
+		}
+		f.join(&l)
+	}
+	if f.err != nil {
+		return f.err
+	}
+	p.applied = seq
+	return nil
+}
+
+func (p *partition) restoreDelivery(f *fields) {
+	d := &delivery{from: unique.Make(""), node: unique.Make("")}
+	t := target{to: unique.Make("")}
+	for f.next() {
+		switch f.tag {
+		case cpdMessage:
+			t.message = f.id()
+		case cpdTo:
+			t.to = unique.Make(f.string())
+		case cpdSeq:
+			d.seq = f.uint()
+		case cpdConversation:
+			d.conversation = f.id()
+		case cpdReply:
+			d.reply = f.id()
+		case cpdFrom:
+			d.from = unique.Make(f.string())
+		case cpdNode:
+			d.node = unique.Make(f.string())
+		case cpdNext:
+			d.next = int64(f.uint())
+		case cpdExpires:
+			d.expires = int64(f.uint())
+		case cpdDeadline:
+			d.deadline = int64(f.uint())
+		case cpdChanged:
+			d.changed = int64(f.uint())
+		case cpdAttempt:
+			d.attempt = int32(f.small(1 << 30))
+		case cpdPostponed:
+			d.postponed = int32(f.small(1 << 30))
+		case cpdState:
+			d.state = parley.DeliveryState(f.small(255))
+		case cpdKind:
+			d.kind = parley.Kind(f.small(255))
+		case cpdSync:
+			d.sync = f.bool()
+		case cpdError:
+			l := f.list()
+			d.err = cloneError(l.failure())
+			f.join(&l)
+		case cpdLoss:
+			d.losses = append(d.losses, cloneLoss(f.loss()))
+		}
+	}
+	if f.err == nil {
+		p.open[t] = d
+		if d.state == parley.Dead {
+			p.dead++
+		}
+	}
+}
+
+// checkpoints writes checkpoints from time to time.
+func (j *Journal) checkpoints() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-j.ctx.Done():
+			return
+		}
+		for _, p := range j.parts {
+			p.mu.Lock()
+			p.expire()
+			p.mu.Unlock()
+			if !p.due() || !j.Owned(p.index) {
+				continue
+			}
+			if err := p.checkpoint(j.ctx); err != nil && j.ctx.Err() == nil {
+				j.cfg.Log.Warn("no checkpoint could be written; it is tried again", "partition", p.index, "err", err)
+			}
+		}
+	}
+}
+
+// due reports whether the log has grown enough for a checkpoint.
+func (p *partition) due() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.since >= max(p.j.cfg.checkpointEvery, len(p.open)/4)
+}
+
+// checkpointAll writes the last checkpoints of an orderly end. Without them the
+// next start only takes longer.
+func (j *Journal) checkpointAll(ctx context.Context) {
+	for _, p := range j.parts {
+		p.mu.RLock()
+		since := p.since
+		p.mu.RUnlock()
+		if since == 0 || !j.Owned(p.index) {
+			continue
+		}
+		if err := p.checkpoint(ctx); err != nil {
+			j.cfg.Log.Warn("no checkpoint could be written at the end; the next start reads more of the log", "err", err)
+		}
+	}
+}
+
+// checkpoint writes one and removes those before it.
+func (p *partition) checkpoint(ctx context.Context) error {
+	p.checkpointMu.Lock()
+	defer p.checkpointMu.Unlock()
+	seq, data, facts, factsFrom := p.snapshot()
+	if err := p.keepKeys(ctx, facts, factsFrom); err != nil {
+		return err
+	}
+	note := viewNote{Version: viewVersion, Sequence: seq, Sum: crc32.Checksum(data, castagnoli), Name: fmt.Sprintf("%x-%x", seq, p.j.run)}
+	s := stateBucket{j: p.j, name: viewBucket}
+	put := func(key string, b []byte) error {
+		_, err := s.write(ctx, Value{Key: key, Data: b}, nil)
+		return err
+	}
+	size := min(p.j.cfg.MaxPayload-1024, viewPart)
+	for len(data) > 0 {
+		n := min(len(data), size)
+		if err := put(note.part(p.index, note.Parts), data[:n]); err != nil {
+			return err
+		}
+		data = data[n:]
+		note.Parts++
+	}
+	b, err := json.Marshal(&note)
+	if err != nil {
+		return err
+	}
+	if err := put(viewKey(p.index), b); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if p.factsFrom == factsFrom { // else they were forgotten meanwhile
+		p.facts, p.factsFrom = append([]keyFact(nil), p.facts[len(facts):]...), seq
+	}
+	p.mu.Unlock()
+	var old []string
+	err = p.j.store.Range(ctx, viewBucket, viewKey(p.index)+"/", func(v store.Value) bool {
+		if !strings.HasPrefix(v.Key, viewKey(p.index)+"/"+note.Name+"/") {
+			old = append(old, v.Key)
+		}
+		return true
+	})
+	for _, key := range old {
+		if err == nil {
+			_, err = s.write(ctx, Value{Key: key, Deleted: true}, nil)
+		}
+	}
+	return err
+}
+
+// A segment of replay keys is written once, beside a checkpoint, and stays until
+// its last key has ended. So a checkpoint need not hold all keys.
+const (
+	keysBucket  = "parley-keys"
+	keysSegment = 1 << 14
+)
+
+// keepKeys writes facts that no checkpoint has yet.
+func (p *partition) keepKeys(ctx context.Context, facts []keyFact, from uint64) error {
+	s := stateBucket{j: p.j, name: viewBucket}
+	v, err := s.last(ctx, viewKey(p.index))
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return err
+	}
+	var last viewNote
+	if v.Data != nil && json.Unmarshal(v.Data, &last) != nil {
+		last = viewNote{}
+	}
+	if last.Sequence < from {
+		earlier, err := p.readFacts(ctx, last.Sequence+1, from)
+		if err != nil {
+			return err
+		}
+		facts = append(earlier, facts...)
+	}
+	now := nanos(p.j.cfg.Now())
+	var out []keyFact
+	for _, f := range facts {
+		if f.reply > last.Sequence || f.reply == 0 && f.seq > last.Sequence && f.until > now {
+			out = append(out, f)
+		}
+	}
+	s.name = keysBucket
+	for some := range slices.Chunk(out, keysSegment) {
+		until := now
+		for _, f := range some {
+			until = max(until, f.until)
+		}
+		key := fmt.Sprintf("%d/%020d", p.index, max(some[0].seq, some[0].reply))
+		if _, err := s.write(ctx, Value{Key: key, Data: encodeKeys(some), Until: fromNanos(until).Add(time.Minute)}, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readFacts reads from the log what a node that did not write checkpoints has
+// forgotten.
+func (p *partition) readFacts(ctx context.Context, from, to uint64) (out []keyFact, err error) {
+	scratch := newPartition(p.j, p.index)
+	scratch.applied = from - 1
+	var bad error
+	err = p.j.store.Read(ctx, p.index, from, to, func(x store.Record) bool {
+		var r *sealed
+		if r, bad = p.parse(x, false); bad != nil {
+			return false
+		}
+		scratch.apply(x.Sequence, x.Tag, r)
+		out = append(out, scratch.facts...)
+		scratch.facts = scratch.facts[:0]
+		return true
+	})
+	return out, errors.Join(bad, storeError(ctx, err))
+}
+
+// restoreKeys reads the segments.
+func (p *partition) restoreKeys(ctx context.Context) error {
+	s := stateBucket{j: p.j, name: keysBucket}
+	segments := map[string][]byte{}
+	_, err := s.scan(ctx, viewKey(p.index)+"/", func(v Value) bool {
+		segments[v.Key] = v.Data
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	now := nanos(p.j.cfg.Now())
+	return p.keys.load(func(add func(key hash16, seq uint64, until int64)) error {
+		for _, key := range sorted(segments) {
+			err := decodeKeys(segments[key], func(f keyFact) {
+				switch {
+				case f.reply == 0 && f.until <= now:
+				case f.reply == 0 && f.sender == (hash16{}):
+					add(f.key, f.seq, f.until)
+				default:
+					p.hold(f)
+				}
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// restoreView restores the view from the last checkpoint, if there is one that
+// can be read. What cannot be is no harm: the log has it all.
+func (p *partition) restoreView(ctx context.Context, last uint64) error {
+	log := p.j.cfg.Log.With("partition", p.index)
+	s := stateBucket{j: p.j, name: viewBucket}
+	get := func(key string) ([]byte, error) {
+		v, err := s.last(ctx, key)
+		if errors.Is(err, ErrCorrupt) {
+			return nil, nil
+		}
+		return v.Data, err
+	}
+	b, err := get(viewKey(p.index))
+	if err != nil || b == nil {
+		return err
+	}
+	var note viewNote
+	if err := json.Unmarshal(b, &note); err != nil || note.Version != viewVersion {
+		log.Warn("a checkpoint is of another release; the whole log is read")
+		return nil
+	}
+	if note.Sequence > last {
+		return damaged(nil, "the log of partition %d ends at %d, but had %d records", p.index, last, note.Sequence)
+	}
+	var data bytes.Buffer
+	for i := range note.Parts {
+		part, err := get(note.part(p.index, i))
+		if err != nil {
+			return err
+		}
+		data.Write(part)
+	}
+	whole := crc32.Checksum(data.Bytes(), castagnoli) == note.Sum && p.restore(note.Sequence, data.Bytes()) == nil
+	if whole {
+		err := p.restoreKeys(ctx)
+		if whole = !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat); whole && err != nil {
+			return err
+		}
+		p.factsFrom = note.Sequence
+	}
+	if !whole {
+		log.Warn("a checkpoint is not whole; the whole log is read")
+		p.j.parts[p.index] = newPartition(p.j, p.index)
+	}
+	return nil
+}
+
+// rebuild makes every partition's view: its checkpoint and the log behind it.
+func (j *Journal) rebuild(ctx context.Context) error {
+	ends := make([]uint64, len(j.parts))
+	var done, total uint64
+	for i, p := range j.parts {
+		span, err := j.store.Span(ctx, i)
+		if err != nil {
+			return storeError(ctx, err)
+		}
+		if err := p.restoreView(ctx, span.Last); err != nil {
+			return err
+		}
+		p = j.parts[i]
+		ends[i] = span.Last
+		p.applied = max(p.applied, span.First-min(span.First, 1))
+		total += span.Last - min(span.Last, p.applied)
+	}
+	j.cfg.Progress(0, total)
+	for i, p := range j.parts {
+		start := p.position()
+		var bad error
+		err := j.store.Read(ctx, i, start+1, ends[i], func(x store.Record) bool {
+			var r *sealed
+			if r, bad = p.parse(x, false); bad != nil {
+				return false
+			}
+			p.apply(x.Sequence, x.Tag, r)
+			if (x.Sequence-start)%8192 == 0 {
+				j.cfg.Progress(done+x.Sequence-start, total)
+			}
+			return true
+		})
+		if err := errors.Join(bad, storeError(ctx, err)); err != nil {
+			return err
+		}
+		done += ends[i] - min(ends[i], start)
+		p.moveTo(ends[i])
+	}
+	j.cfg.Progress(total, total)
+	return nil
+}
+
+func cloneError(e *parley.Error) *parley.Error {
+	c := *e
+	c.Code, c.Text, c.Ref = parley.Code(strings.Clone(string(e.Code))), strings.Clone(string(e.Text)), strings.Clone(string(e.Ref))
+	return &c
+}
+
+func cloneLoss(l parley.Loss) parley.Loss {
+	return parley.Loss{Field: strings.Clone(string(l.Field)), Reason: strings.Clone(string(l.Reason))}
+}
