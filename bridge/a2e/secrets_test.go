@@ -48,11 +48,8 @@ func TestSessionIDIsNotStored(t *testing.T) {
 			t.Errorf("%s is in %v", secret, found)
 		}
 	}
-	where := strings.Join(holding(t, config.Data, "heliotrope"), " ")
-	for _, part := range []string{"/log/", "/state/"} {
-		if !strings.Contains(where, part) {
-			t.Errorf("the content is not in %s either, only in %v: the search sees nothing", part, where)
-		}
+	if len(holding(t, config.Data, "heliotrope")) == 0 {
+		t.Error("the content is nowhere either: the search sees nothing")
 	}
 	w.open(config)
 	agent.base = w.Addresses().Local + "/a2e"
