@@ -73,7 +73,7 @@ func (c *conn) script(sql string) error {
 			more, err = st.Step()
 		}
 		if err := errors.Join(err, st.Finalize()); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", sql[:len(sql)-rest], err)
 		}
 		sql = strings.TrimSpace(sql[len(sql)-rest:])
 	}

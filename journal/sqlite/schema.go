@@ -21,6 +21,10 @@ CREATE TABLE meta (
   name  TEXT PRIMARY KEY,
   value -- "journal": what was fixed when the journal was made, JSON
 );
+CREATE TABLE meta_copy ( -- of "journal", on another page: without it an encrypted journal is lost
+  name  TEXT,
+  value
+);
 CREATE TABLE partitions (
   partition INTEGER PRIMARY KEY,
   first     INTEGER, -- records before are removed
@@ -49,6 +53,7 @@ func schemaPartition(p int) string {
 	return strings.NewReplacer("log_N", fmt.Sprintf("log_%d", p), ":N", fmt.Sprint(p)).Replace(`
 CREATE TABLE log_N (
   sequence  INTEGER PRIMARY KEY,
+  partition INTEGER, -- N, so that a page of the table can be recognised; see Salvage
   tag       TEXT,
   time      INTEGER, -- Unix time in milliseconds
   kind      TEXT,
@@ -69,7 +74,7 @@ func schemaView(partitions int) string {
 		if p > 0 {
 			b.WriteString("UNION ALL\n")
 		}
-		fmt.Fprintf(&b, `SELECT %[1]d AS partition, sequence, tag,
+		fmt.Fprintf(&b, `SELECT partition, sequence, tag,
   strftime('%%Y-%%m-%%dT%%H:%%M:%%fZ', time / 1000.0, 'unixepoch') AS time, kind, message, sender, recipient,
   coalesce(data, (SELECT data FROM state WHERE bucket = '%[2]s' AND key = '%[1]d/' || sequence)) AS data
 FROM log_%[1]d WHERE sequence >= (SELECT first FROM partitions WHERE partition = %[1]d)
@@ -100,12 +105,13 @@ type queries struct{ insert, read, tagged, row, replace, wipe, delete, cushion, 
 func makeQueries(p int) queries {
 	q := func(s string) string { return strings.ReplaceAll(s, "log_N", fmt.Sprintf("log_%d", p)) }
 	return queries{
-		insert:  q("INSERT INTO log_N VALUES (?,?,?,?,?,?,?,?)"),
-		read:    q("SELECT sequence, tag, data FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
-		tagged:  q("SELECT sequence, tag, data FROM log_N WHERE tag = ? AND sequence >= ? ORDER BY sequence DESC LIMIT 1"),
+		insert: q(fmt.Sprintf("INSERT INTO log_N VALUES (?,%d,?,?,?,?,?,?,?)", p)),
+		read:   q("SELECT sequence, tag, data FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
+		tagged: q("SELECT sequence, tag, data FROM log_N " +
+			"WHERE tag = ? AND sequence >= ? ORDER BY sequence DESC LIMIT 1"),
 		row:     q("SELECT length(data), time, kind, message, sender, recipient FROM log_N WHERE sequence = ?"),
 		replace: q("UPDATE log_N SET time=?, kind=?, message=?, sender=?, recipient=?, data=? WHERE sequence = ?"),
-		wipe: q("UPDATE log_N SET tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, recipient=NULL, " +
+		wipe: q("UPDATE log_N SET partition=NULL, tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, recipient=NULL, " +
 			"data=zeroblob(min(length(data), 400)) WHERE sequence BETWEEN ? AND ?"),
 		delete: q("DELETE FROM log_N WHERE sequence <= ?"),
 		cushion: q("SELECT sequence, min(ifnull(length(data), 0), 400) + 14 FROM log_N " +
@@ -123,6 +129,8 @@ const (
 		"data=zeroblob(min(length(data), 400)) WHERE id = ?"
 	stateExpired = "SELECT id FROM state WHERE until < ? LIMIT ?"
 	stateOldest  = "SELECT id, bucket, key, revision, until, data FROM state WHERE id >= ? ORDER BY id LIMIT ?"
+	stateScan    = "SELECT id, bucket, key, revision, until, data FROM state " +
+		"WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
 	stateDelete  = "DELETE FROM state WHERE id < ?"
 	stateCushion = "SELECT id, min(length(data), 400) + 12 FROM state WHERE id < ? ORDER BY id DESC"
 	stateRange   = "SELECT revision, id FROM state WHERE bucket = ? AND key >= ? AND key < ?"

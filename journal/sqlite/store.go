@@ -30,6 +30,8 @@ const FileName = "journal.db"
 const (
 	pageSize = 4096
 	readers  = 4
+
+	maxPartitions = 256
 )
 
 // Config says where a store lies.
@@ -315,6 +317,9 @@ func (s *Store) load(c *conn) error {
 	for n := range t.parts {
 		p := &t.parts[n]
 		p.last = max(p.last, uint64(get(fmt.Sprintf("SELECT max(sequence) FROM log_%d", n))))
+		if err == nil && (p.first > p.last+1 || p.first < 1 || p.erased > p.first || p.missing > p.last+1-p.first) {
+			return s.corrupt(fmt.Errorf("the limits of partition %d are impossible: %+v", n, *p))
+		}
 		p.bytes += get(fmt.Sprintf("SELECT sum(length(data)) FROM log_%d WHERE sequence > ?", n), counted[n])
 	}
 	return err
@@ -430,8 +435,8 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return err
 	}
-	if m.Partitions < 1 || m.Partitions > 256 {
-		return fmt.Errorf("%d partitions; 1 to 256 are possible", m.Partitions)
+	if m.Partitions < 1 || m.Partitions > maxPartitions {
+		return fmt.Errorf("%d partitions; 1 to %d are possible", m.Partitions, maxPartitions)
 	}
 	if err := s.enter(); err != nil {
 		return err
@@ -448,7 +453,10 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 				return nil, err
 			}
 		}
-		return nil, w.exec("INSERT OR REPLACE INTO meta VALUES ('journal', ?)", string(text))
+		return nil, errors.Join(
+			w.exec("INSERT OR REPLACE INTO meta VALUES ('journal', ?)", string(text)),
+			w.exec("DELETE FROM meta_copy"),
+			w.exec("INSERT INTO meta_copy VALUES ('journal', ?)", string(text)))
 	})
 }
 

@@ -1,0 +1,201 @@
+package sqlite
+
+import (
+	"context"
+	"fmt"
+
+	"zombiezen.com/go/sqlite"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// Damage is one thing that is wrong with a journal.
+type Damage struct {
+	Partition int    // -1: none
+	Sequence  uint64 // 0: not one record
+	What      string
+}
+
+// Check looks for damage: SQLite checks its tables, then every record is read
+// and given to verify, which knows the records' own checksums, and every value.
+// Progress is told how many of total steps are done; the last time all are. The
+// store may be in use; its WAL grows while a table is checked.
+func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
+	verify func(partition int, r store.Record) error,
+) (found []Damage, err error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	s.known.RLock()
+	partitions, values, ids := len(s.content.parts), uint64(max(0, s.content.values)), uint64(s.content.nextID)
+	s.known.RUnlock()
+	var done uint64
+	total := 2 * values
+	spans := make([]partition, partitions)
+	for n := range spans {
+		spans[n], _ = s.knows(n)
+		total += 2 * spans[n].records()
+	}
+	step := func(n uint64) {
+		if done = min(done+n, total); n > 0 && progress != nil {
+			progress(done, total)
+		}
+	}
+	wrong := func(partition int, sequence uint64, what string) {
+		found = append(found, Damage{Partition: partition, Sequence: sequence, What: what})
+	}
+	integrity := func(partition int, table string, size uint64) error {
+		err := s.reading(ctx, func(c *conn) error {
+			c.SetInterrupt(ctx.Done())
+			defer c.SetInterrupt(nil)
+			return c.query(fmt.Sprintf("PRAGMA integrity_check('%s')", table), func(st *sqlite.Stmt) bool {
+				if text := st.ColumnText(0); text != "ok" {
+					wrong(partition, 0, table+": "+text)
+				}
+				return true
+			})
+		})
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			wrong(partition, 0, table+": "+err.Error())
+		}
+		step(size)
+		return nil
+	}
+	for _, table := range []string{"meta", "partitions"} {
+		if err := integrity(-1, table, 0); err != nil {
+			return found, err
+		}
+	}
+	if err := integrity(-1, "state", values); err != nil {
+		return found, err
+	}
+	for n, span := range spans {
+		if err := integrity(n, fmt.Sprintf("log_%d", n), span.records()); err != nil {
+			return found, err
+		}
+	}
+	for n, span := range spans {
+		read, missing := uint64(0), uint64(0)
+		err := s.scan(ctx, s.queries(n).read, span.first, span.last, func(c *conn, st *sqlite.Stmt) {
+			r, err := s.record(c, st, n)
+			if err == nil && verify != nil {
+				err = verify(n, r)
+			}
+			if err != nil {
+				wrong(n, r.Sequence, err.Error())
+			}
+			if read++; read%pageRecords == 0 {
+				step(pageRecords)
+			}
+		}, func(first, last uint64, why error) {
+			if missing += last - first + 1; why == nil && missing <= span.missing {
+				return // a restore left them out
+			}
+			if why == nil {
+				why = fmt.Errorf("it is not there")
+			}
+			if last-first >= 1000 {
+				wrong(n, first, fmt.Sprintf("it and all up to %d: %v", last, why))
+				return
+			}
+			for seq := first; seq <= last; seq++ {
+				wrong(n, seq, why.Error())
+			}
+		})
+		if err != nil {
+			return found, err
+		}
+		step(read % pageRecords)
+	}
+	read := uint64(0)
+	err = s.scan(ctx, stateScan, 1, ids, func(_ *conn, st *sqlite.Stmt) {
+		if n := uint64(st.ColumnInt64(3)); n > s.revision() {
+			wrong(-1, 0, fmt.Sprintf("state: %q in %q has revision %d, which is not reached yet",
+				st.ColumnText(2), st.ColumnText(1), n))
+		}
+		if read++; read%pageRecords == 0 && read <= values {
+			step(pageRecords)
+		}
+	}, func(first, last uint64, why error) {
+		if why != nil {
+			wrong(-1, 0, fmt.Sprintf("state, rows %d to %d: %v", first, last, why))
+		}
+	})
+	if err != nil {
+		return found, err
+	}
+	step(total - done)
+	return found, nil
+}
+
+func (s *Store) revision() uint64 {
+	s.known.RLock()
+	defer s.known.RUnlock()
+	return s.content.revision
+}
+
+// scan reads the rows from first to last, in pages.
+func (s *Store) scan(ctx context.Context, query string, first, last uint64, row func(*conn, *sqlite.Stmt),
+	hole func(first, last uint64, why error),
+) error {
+	for first <= last {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		to := min(last, first+pageRecords-1)
+		err := s.reading(ctx, func(c *conn) error {
+			return c.resolve(ctx, query, first, to, func(st *sqlite.Stmt) { row(c, st) }, hole)
+		})
+		if err != nil {
+			return err
+		}
+		first = to + 1
+	}
+	return nil
+}
+
+// resolve reads all rows of a range that can be read, in order. Where one
+// cannot, it tries ever smaller parts of the rest. A hole has a reason, or the
+// rows are just not there. The query takes the first and last key and a limit;
+// its first column is the key.
+func (c *conn) resolve(ctx context.Context, query string, first, last uint64, row func(*sqlite.Stmt),
+	hole func(first, last uint64, why error),
+) error {
+	if first > last {
+		return nil
+	}
+	next := first
+	err := c.query(query, func(st *sqlite.Stmt) bool {
+		key := uint64(st.ColumnInt64(0))
+		if key < next || key > last {
+			return true // out of order: a damaged key
+		}
+		if key > next {
+			hole(next, key-1, nil)
+		}
+		row(st)
+		next = key + 1
+		return ctx.Err() == nil
+	}, first, last, int64(-1))
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case next > last:
+		return nil
+	case err == nil:
+		hole(next, last, nil)
+		return nil
+	case next == last:
+		hole(last, last, err)
+		return nil
+	}
+	middle := next + (last-next)/2
+	if err := c.resolve(ctx, query, next, middle, row, hole); err != nil {
+		return err
+	}
+	return c.resolve(ctx, query, middle+1, last, row, hole)
+}
