@@ -86,7 +86,8 @@ type BackupHeader struct {
 	Partitions int       `json:"partitions"`
 	Total      uint64    `json:"total"` // records and values, about
 	Salt       string    `json:"salt,omitempty"`
-	Check      string    `json:"check,omitempty"` // tells whether a key is the right one; empty: not encrypted
+	Salvaged   bool      `json:"salvaged,omitempty"` // of a damaged journal: records may be missing
+	Check      string    `json:"check,omitempty"`    // tells whether a key is the right one; empty: not encrypted
 }
 
 // Encrypted reports whether a key is needed.
@@ -451,29 +452,34 @@ func (j *Journal) beginBackup(w io.Writer, hub string, total uint64) (*backupWri
 	h := &BackupHeader{
 		What: backupWhat, Created: j.cfg.Now().UTC(), Hub: hub, Journal: backupFormat, Prefix: j.meta.Prefix, Partitions: j.partitions, Total: total,
 	}
-	out := &backupWriter{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
-	if j.meta.Check != "" {
+	out, err := newBackupWriter(w, h, j.cfg.Key, j.meta.Check != "", j.cfg.Rand)
+	return out, h, err
+}
+
+// begin writes the header. It draws the salt of an encrypted backup.
+func (w *backupWriter) begin(h *BackupHeader, key []byte, encrypted bool, randomness io.Reader) error {
+	if encrypted {
 		var salt [16]byte
-		if _, err := io.ReadFull(j.cfg.Rand, salt[:]); err != nil {
-			return nil, nil, err
+		if _, err := io.ReadFull(randomness, salt[:]); err != nil {
+			return err
 		}
 		h.Salt = hex.EncodeToString(salt[:])
-		h.Check = hex.EncodeToString(h.derive(j.cfg.Key, "check"))
+		h.Check = hex.EncodeToString(h.derive(key, "check"))
 		var err error
-		if out.aead, err = chacha20poly1305.New(h.derive(j.cfg.Key, "frames")); err != nil {
-			return nil, nil, err
+		if w.aead, err = chacha20poly1305.New(h.derive(key, "frames")); err != nil {
+			return err
 		}
 	}
 	b, err := json.Marshal(h)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	head := append([]byte(backupMagic), backupVersion)
 	head = binary.LittleEndian.AppendUint32(head, uint32(len(b)))
 	head = append(head, b...)
 	sum := sha256.Sum256(head)
-	out.aad = sum[:]
-	return out, h, out.raw(head)
+	w.aad = sum[:]
+	return w.raw(head)
 }
 
 func (h *BackupHeader) derive(key []byte, use string) []byte {
@@ -750,6 +756,7 @@ func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total u
 	}
 	c := newChecker(&x.Header)
 	l := newLinks()
+	l.loose = x.Header.Salvaged
 	done := uint64(0)
 	s, err := x.each(func(it *backupItem) error {
 		if done++; progress != nil && done%4096 == 0 {
@@ -797,9 +804,12 @@ func (x *BackupReader) skim(progress func(done, total uint64)) (*BackupSummary, 
 }
 
 // links checks that each record of a chain follows the one before it.
-type links struct{ heads map[hash16]uint64 }
+type links struct {
+	heads map[hash16]uint64
+	loose bool // records may be missing
+}
 
-func newLinks() links { return links{make(map[hash16]uint64)} }
+func newLinks() links { return links{heads: make(map[hash16]uint64)} }
 
 // follows reads a record and checks its chain. The heads of so many chains are
 // held; of the others the next record is believed.
@@ -816,17 +826,23 @@ func (l *links) follows(it *backupItem) error {
 	if err != nil {
 		return failBy(ErrCorrupt, err, "record %s", at)
 	}
-	if r.Chain == nil {
+	r.Position = at
+	return l.follow(r.Record)
+}
+
+func (l *links) follow(r *Record) error {
+	if r.Chain == nil || l.loose {
 		return nil
 	}
-	name := nameHash(fmt.Sprintf("chain of %d", it.partition), r.Chain.Name)
+	at := r.Position
+	name := nameHash(fmt.Sprintf("chain of %d", at.Partition), r.Chain.Name)
 	if head, ok := l.heads[name]; ok && head != r.Chain.After {
 		return fail(ErrCorrupt, "record %s follows %d of its chain, which ends at %d", at, r.Chain.After, head)
 	}
 	if len(l.heads) >= maxHeads {
 		clear(l.heads)
 	}
-	l.heads[name] = it.seq
+	l.heads[name] = at.Sequence
 	return nil
 }
 

@@ -55,6 +55,7 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 		return nil, err
 	}
 	w.meta.Restoring = true
+	w.links.loose = x.Header.Salvaged
 	if w.sealer, err = newSealer(&w.meta, cfg.Key, cfg.Rand); err != nil {
 		return nil, err
 	}

@@ -38,9 +38,11 @@ func (n *Node) backup(ctx context.Context, w io.Writer) (*journal.BackupSummary,
 	return n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
 }
 
-func (n *Node) backupFiles() ([]journal.BackupFile, error) {
+func (n *Node) backupFiles() ([]journal.BackupFile, error) { return backupFiles(n.c.Data) }
+
+func backupFiles(data string) ([]journal.BackupFile, error) {
 	var out []journal.BackupFile
-	root, err := os.OpenRoot(n.c.Data)
+	root, err := os.OpenRoot(data)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ func (a *app) commands() []*cobra.Command {
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
-		a.backupCommand(), a.restoreCommand(), a.forgetCommand(),
+		a.backupCommand(), a.restoreCommand(), a.journalCommand(), a.forgetCommand(),
 		a.configCommand(), a.benchCommand(), a.versionCommand(),
 		a.completionCommand(), a.manCommand(),
 	}

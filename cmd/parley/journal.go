@@ -1,0 +1,144 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/node"
+)
+
+func (a *app) journalCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "journal",
+		Short: "Check the journal's file, or save what can be read of a damaged one",
+		Example: `  parley journal check
+  parley journal salvage saved.backup`,
+	}
+	c.AddCommand(a.journalCheckCommand(), a.journalSalvageCommand())
+	return c
+}
+
+// journalFile is the journal in the data directory of the configuration.
+func (a *app) journalFile(keyFile string) (*node.Journal, error) {
+	c, err := a.load()
+	if err != nil {
+		return nil, err
+	}
+	if c.Engine.URL != "" {
+		return nil, usage("the journal is in the NATS cluster of engine.url, whose servers check their own files; " +
+			"\"parley backup FILE --verify\" reads all of it")
+	}
+	if keyFile == "" {
+		keyFile = c.Engine.KeyFile
+	}
+	return &node.Journal{Data: c.Data, KeyFile: keyFile, Progress: a.progress()}, nil
+}
+
+// journalError says what can be done.
+func journalError(data string, err error) error {
+	switch {
+	case errors.Is(err, journal.ErrLocked):
+		err = fmt.Errorf("%w\n        stop the hub first; of a running hub \"parley backup FILE --verify\" reads everything, too", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return usage("there is no journal in %s; name the hub's data directory with --data", data)
+	case errors.Is(err, journal.ErrKey):
+		err = fmt.Errorf("%w\n        name the file of engine.key_file with --key-file", err)
+	}
+	return &exitError{exitFailed, err}
+}
+
+func (a *app) journalCheckCommand() *cobra.Command {
+	var keyFile string
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Read the whole journal and name what is damaged",
+		Long: `Read the whole journal of a hub that does not run, and name what is damaged: the tables of its file, every
+record and value against its checksum, the links of chains, the steps of deliveries. Nothing is changed. The
+exit code is 1 if something is damaged.`,
+		Example: `  parley journal check
+  parley journal check --data /var/lib/parley --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			j, err := a.journalFile(keyFile)
+			if err != nil {
+				return err
+			}
+			damage, records, err := j.Check(cmd.Context())
+			if err != nil {
+				return journalError(j.Data, err)
+			}
+			r := struct {
+				Data    string   `json:"data"`
+				Records uint64   `json:"records"`
+				Damage  []string `json:"damage"`
+			}{j.Data, records, append([]string{}, damage...)}
+			if len(damage) == 0 {
+				return a.print(r, "%s: %s, nothing is damaged\n", j.Data, plural(int(records), "record", "records"))
+			}
+			if err := a.print(r, "%s: %s\n%s\n\nnext: parley journal salvage FILE saves the rest, or restore a backup\n",
+				j.Data, plural(len(damage), "damage", "damages"), lines(damage)); err != nil {
+				return err
+			}
+			return &exitError{exitFailed, nil}
+		},
+	}
+	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	return c
+}
+
+func lines(list []string) string { return "  " + strings.Join(list, "\n  ") }
+
+func (a *app) journalSalvageCommand() *cobra.Command {
+	var keyFile string
+	c := &cobra.Command{
+		Use:   "salvage FILE",
+		Short: "Save everything that can be read of a damaged journal",
+		Long: `Save everything that can be read of the damaged journal of a hub that does not run, with the hub's keys and
+tokens, into a backup, and list the rest. The journal stays as it is; the work is done on a copy in the data
+directory, for which three times the journal's size must be free. "parley restore FILE" makes a data directory
+of the backup. Of an encrypted journal the backup is encrypted with the same key.`,
+		Example: `  parley journal salvage saved.backup
+  parley restore saved.backup --data ./saved`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			j, err := a.journalFile(keyFile)
+			if err != nil {
+				return err
+			}
+			file := args[0]
+			if _, err := os.Lstat(file); err == nil {
+				return usage("%s is there already; choose another name", file)
+			}
+			part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-") // of mode 0600
+			if err != nil {
+				return &exitError{exitFailed, err}
+			}
+			s, err := j.Salvage(cmd.Context(), part, time.Now())
+			if err = errors.Join(err, part.Sync(), part.Close()); err == nil {
+				err = os.Rename(part.Name(), file)
+			}
+			if err != nil {
+				return journalError(j.Data, errors.Join(err, os.Remove(part.Name())))
+			}
+			v := struct {
+				backupResult
+				Lost []string `json:"lost"`
+			}{viewBackup(s.Backup, file, "form"), append([]string{}, s.Lost...)}
+			lost := "nothing was lost"
+			if len(s.Lost) > 0 {
+				lost = "lost:\n" + lines(s.Lost)
+			}
+			return a.print(v, "%s: %s\n%s\n\nnext: parley restore %[1]s --data ./saved\n", file, v.held(), lost)
+		},
+	}
+	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	return c
+}
