@@ -18,6 +18,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/internal/atomicfile"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/policy"
 )
@@ -373,7 +374,7 @@ func ReadTokens(dir string) (*Tokens, error) {
 	if err != nil {
 		return nil, fmt.Errorf("admin tokens: %w", err)
 	}
-	if i.Mode().Perm()&0o077 != 0 {
+	if disk.OthersMay(i) {
 		return nil, fmt.Errorf("admin tokens: others can read %s; run: chmod 600 %s", path, path)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))

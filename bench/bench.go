@@ -44,11 +44,22 @@ type Config struct {
 type Row struct {
 	Storage     floor.Storage `json:"storage"`
 	Connections int           `json:"connections"`
+	RecordBytes int           `json:"recordBytes,omitempty"` // of the journal's: written by both sides for each append
 	Parley      Figures       `json:"parley"`
 	Floor       *Figures      `json:"floor,omitempty"`
 	Ratio       float64       `json:"ratio,omitempty"`       // of throughputs; above 1 is faster than the floor
 	MedianRatio float64       `json:"medianRatio,omitempty"` // of medians; below 1 is faster than the floor
 	CPURatio    float64       `json:"cpuRatio,omitempty"`    // floor's CPU time per message by Parley's; what a busy machine disturbs least
+}
+
+// rate sets the ratios where there is a floor.
+func (r *Row) rate() {
+	if r.Floor == nil || r.Floor.Throughput == 0 {
+		return
+	}
+	r.Ratio = r.Parley.Throughput / r.Floor.Throughput
+	r.MedianRatio = float64(r.Parley.P50) / float64(r.Floor.P50)
+	r.CPURatio = float64(r.Floor.CPU) / float64(max(r.Parley.CPU, 1))
 }
 
 // Figures of one side.
@@ -107,11 +118,7 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 				return err
 			}
 			row.Parley = p
-			if row.Floor != nil && row.Floor.Throughput > 0 {
-				row.Ratio = p.Throughput / row.Floor.Throughput
-				row.MedianRatio = float64(p.P50) / float64(row.Floor.P50)
-				row.CPURatio = float64(row.Floor.CPU) / float64(p.CPU)
-			}
+			row.rate()
 			each(row)
 			debug.FreeOSMemory()
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -147,6 +148,9 @@ func Guests(ctx context.Context, c GuestsConfig) (*GuestsReport, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if runtime.GOOS != "linux" {
+		return nil, errors.New("the memory of the hub's process is read from /proc, which only Linux has")
 	}
 	dir, err := os.MkdirTemp(cmp.Or(c.Dir, os.TempDir()), "parley-bench-")
 	if err != nil {

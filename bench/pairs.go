@@ -51,8 +51,8 @@ type PairRow struct {
 
 // The floor of a pair is the sum of its ends' floors. An end's floor is what a
 // bare program, [floor.Serve], needs in a process of its own to stand at that end
-// alone, with as many peers: what it cannot do without, by the same HTTP, NATS,
-// cryptography and engine, and nothing else:
+// alone, with as many peers: what it cannot do without, by the same HTTP, NATS
+// and cryptography, and nothing else:
 //
 //   - SAMVAD: one POST, signed by Ed25519, whose answer is the answer.
 //   - uAgents: a chat is four envelopes, each a POST of its own signed by

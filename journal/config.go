@@ -69,7 +69,7 @@ type Config struct {
 	OwnerTTL time.Duration
 
 	// Timeout bounds the wait for the store's answer to one append; after it
-	// the outcome is unknown. Default 10 seconds.
+	// the outcome is unknown. Default 15 seconds: in a cluster an election may take nine.
 	Timeout time.Duration
 
 	Now  func() time.Time // default time.Now

@@ -131,7 +131,7 @@ func (c *Config) complete() error {
 		c.OwnerTTL = 10 * time.Second
 	}
 	if c.Timeout <= 0 {
-		c.Timeout = 10 * time.Second
+		c.Timeout = 15 * time.Second
 	}
 	if c.Now == nil {
 		c.Now = time.Now

@@ -8,10 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/parley-hub/parley/internal/disk"
 )
 
 // FileName is the ring's file in its directory.
@@ -22,9 +23,9 @@ const maxFile = 256 << 20
 
 const tempPrefix = ".keyring-"
 
-// disk is a ring's place in the file system; a nil disk keeps nothing. Its
+// ringFile is a ring's place in the file system; a nil ringFile keeps nothing. Its
 // methods are called by one goroutine at a time.
-type disk struct {
+type ringFile struct {
 	dir, path  string
 	sealer     *sealer
 	sum        [sha256.Size]byte // of the file as last read or written
@@ -34,8 +35,8 @@ type disk struct {
 }
 
 // openDisk opens or makes the ring of o.Dir.
-func openDisk(o Options, now func() time.Time) (*disk, *contents, error) {
-	d := &disk{
+func openDisk(o Options, now func() time.Time) (*ringFile, *contents, error) {
+	d := &ringFile{
 		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
 		now: now, workFactor: o.workFactor, fault: o.fault,
 	}
@@ -76,7 +77,7 @@ func openDisk(o Options, now func() time.Time) (*disk, *contents, error) {
 }
 
 // create writes an empty ring, so that what protects it is settled.
-func (d *disk) create(p Protection) error {
+func (d *ringFile) create(p Protection) error {
 	backups, err := filepath.Glob(filepath.Join(globEscape(d.dir), FileName+".*"))
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
@@ -106,7 +107,7 @@ func makeDir(dir string) error {
 
 // checkMode refuses what others could read or change.
 func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
-	if runtime.GOOS == "windows" || info.Mode().Perm()&0o077 == 0 {
+	if !disk.OthersMay(info) {
 		return nil
 	}
 	return fmt.Errorf("%w: %s has mode %#o; run: chmod %o %s", ErrPermissions, path, info.Mode().Perm(), want, shellQuote(path))
@@ -148,7 +149,7 @@ func readPrivate(path string, limit int64) ([]byte, error) {
 
 // readIfChanged gives the contents that another process wrote and the sum of
 // its file, or nil.
-func (d *disk) readIfChanged() (*contents, [sha256.Size]byte, error) {
+func (d *ringFile) readIfChanged() (*contents, [sha256.Size]byte, error) {
 	if d == nil {
 		return nil, [sha256.Size]byte{}, nil
 	}
@@ -171,7 +172,7 @@ func (d *disk) readIfChanged() (*contents, [sha256.Size]byte, error) {
 // write makes c the ring's file. When it fails the old file is there; only if
 // the directory alone could not be synced, the new one is, and the next
 // update finds it.
-func (d *disk) write(c *contents) error {
+func (d *ringFile) write(c *contents) error {
 	if d == nil {
 		return nil
 	}
@@ -190,7 +191,7 @@ func (d *disk) write(c *contents) error {
 }
 
 // replace puts b in the place of the ring's file, or leaves the old one.
-func (d *disk) replace(b []byte) (err error) {
+func (d *ringFile) replace(b []byte) (err error) {
 	f, err := d.temp()
 	if err != nil {
 		return err
@@ -213,7 +214,7 @@ func (d *disk) replace(b []byte) (err error) {
 	return d.syncDir()
 }
 
-func (d *disk) temp() (*os.File, error) {
+func (d *ringFile) temp() (*os.File, error) {
 	if err := d.step("create"); err != nil {
 		return nil, err
 	}
@@ -221,7 +222,7 @@ func (d *disk) temp() (*os.File, error) {
 }
 
 // fill writes b to f, to the disk itself, and closes f.
-func (d *disk) fill(f *os.File, b []byte) error {
+func (d *ringFile) fill(f *os.File, b []byte) error {
 	err := d.step("write")
 	if err == nil {
 		_, err = f.Write(b)
@@ -235,29 +236,22 @@ func (d *disk) fill(f *os.File, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func (d *disk) step(name string) error {
+func (d *ringFile) step(name string) error {
 	if d.fault == nil {
 		return nil
 	}
 	return d.fault(name)
 }
 
-func (d *disk) syncDir() error {
+func (d *ringFile) syncDir() error {
 	if err := d.step("syncdir"); err != nil {
 		return err
 	}
-	if runtime.GOOS == "windows" {
-		return nil // directories cannot be synced there
-	}
-	f, err := os.Open(d.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return disk.SyncDir(d.dir)
 }
 
 // removeTemp clears what a crash left behind.
-func (d *disk) removeTemp() error {
+func (d *ringFile) removeTemp() error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
@@ -273,7 +267,7 @@ func (d *disk) removeTemp() error {
 }
 
 // backup copies the file b aside and returns where.
-func (d *disk) backup(b []byte) (string, error) {
+func (d *ringFile) backup(b []byte) (string, error) {
 	base := d.path + "." + d.now().UTC().Format("20060102T150405Z")
 	for i := range 100 {
 		name := base + ".bak"
@@ -353,15 +347,15 @@ func (r *Ring) protect(p Protection) (backup string, err error) {
 }
 
 // locked runs f while no other process changes the ring.
-func (d *disk) locked(f func() error) error {
+func (d *ringFile) locked(f func() error) error {
 	if d == nil {
 		return f()
 	}
-	unlock, err := lockDir(d.dir)
+	lock, err := disk.Wait(d.dir)
 	if err != nil {
-		return fmt.Errorf("keyring: lock %s: %w", d.dir, err)
+		return fmt.Errorf("keyring: %w", err)
 	}
-	return errors.Join(f(), unlock())
+	return errors.Join(f(), lock.Close())
 }
 
 // Exists reports whether dir holds a ring, without opening or making one.

@@ -685,7 +685,7 @@ func FuzzParseFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		r := open(t, Options{})
-		r.disk = &disk{path: "x"}
+		r.disk = &ringFile{path: "x"}
 		if r.load(c) != nil {
 			return
 		}
@@ -699,7 +699,7 @@ func FuzzParseFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		again := open(t, Options{})
-		again.disk = &disk{path: "x"}
+		again.disk = &ringFile{path: "x"}
 		if err := again.load(file.Contents); err != nil {
 			t.Fatal(err)
 		}

@@ -117,7 +117,7 @@ type Ring struct {
 	now     func() time.Time
 	rand    io.Reader
 	maxKeys int
-	disk    *disk // nil: in memory
+	disk    *ringFile // nil: in memory
 
 	mu      sync.Mutex // held by changes, also over the disk
 	current atomic.Pointer[snapshot]

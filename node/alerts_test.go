@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -153,7 +154,7 @@ func TestAlertsAreRateLimited(t *testing.T) {
 func TestDiskAlert(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	var free atomic.Uint64
-	_, total, err := Disk(t.TempDir())
+	_, total, err := disk.Space(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/atomicfile"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -42,7 +43,7 @@ func ReadAnnouncement(dir string) (Announcement, error) {
 	if err != nil {
 		return a, err
 	}
-	if i.Mode().Perm()&0o077 != 0 {
+	if disk.OthersMay(i) {
 		return a, fmt.Errorf("others can read %s, which holds a token; run: chmod 600 %[1]s, and start the hub again", path)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxAnnouncement))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -118,7 +119,7 @@ func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, erro
 		err = os.Rename(dir, data)
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(data))
+		err = disk.SyncDir(filepath.Dir(data))
 	}
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -227,12 +228,4 @@ func empty(dir string) error {
 		return err
 	}
 	return fmt.Errorf("%w: %s is not empty (%s is in it); restore into a new directory, with --data", journal.ErrForeign, dir, entries[0].Name())
-}
-
-func syncDir(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

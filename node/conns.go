@@ -8,8 +8,7 @@ import (
 	"net/netip"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -60,19 +59,10 @@ type conn struct {
 // the journal, the index and outbound calls.
 func descriptorReserve(limit int) int { return max(96, limit/4) }
 
-// descriptors is how many files this process may open.
-func descriptors() int {
-	var l unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil || l.Cur > 1<<20 {
-		return 1 << 20
-	}
-	return int(l.Cur)
-}
-
 // newConns makes the bounds. A limit of 0 is what the process's own limit of
 // file descriptors leaves.
 func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
-	limit := descriptors()
+	limit := disk.MaxFiles()
 	if most := max(16, limit-descriptorReserve(limit)); total == 0 || total > most {
 		total = most
 	}

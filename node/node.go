@@ -40,6 +40,7 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -273,7 +274,7 @@ func secretFile(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if i.Mode().Perm()&0o077 != 0 {
+	if disk.OthersMay(i) {
 		return nil, fmt.Errorf("%s is readable by others: run chmod 600 %s", path, path)
 	}
 	b, err := os.ReadFile(path)
@@ -750,7 +751,7 @@ func (n *Node) disk() (free, total uint64, ok bool) {
 	if n.c.Engine.URL != "" || n.k.durability == journal.Memory {
 		return 0, 0, false
 	}
-	free, total, err := Disk(n.c.Data)
+	free, total, err := disk.Space(n.c.Data)
 	if err != nil {
 		return 0, 0, false
 	}

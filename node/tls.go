@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
-	"golang.org/x/sys/unix"
 
 	"github.com/parley-hub/parley/internal/netguard"
 )
@@ -51,16 +50,6 @@ func (c *Config) Roots() (*x509.CertPool, error) {
 		}
 	}
 	return pool, nil
-}
-
-// Disk tells how many bytes of a directory's file system are free for this
-// user, and how many it has.
-func Disk(dir string) (free, total uint64, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, 0, fmt.Errorf("ask the file system of %s: %w", dir, err)
-	}
-	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
 // MinFree is the watermark on a disk of a size: engine.min_free, or what the

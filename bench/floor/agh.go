@@ -29,15 +29,11 @@ func AGH(ctx context.Context, c Config) (_ Result, err error) {
 		return Result{}, fmt.Errorf("floor: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	e, err := startEngine(ctx, c.Storage, dir)
+	a, err := NewAppender(c.Storage, dir)
 	if err != nil {
 		return Result{}, err
 	}
-	defer e.stop()
-	a, err := newAppender(e.conn, c.Storage)
-	if err != nil {
-		return Result{}, err
-	}
+	defer func() { err = errors.Join(err, a.Close()) }()
 	front, err := server.NewServer(&server.Options{ServerName: "floor-agh", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
 	if err != nil {
 		return Result{}, fmt.Errorf("floor: %w", err)
@@ -61,11 +57,11 @@ func AGH(ctx context.Context, c Config) (_ Result, err error) {
 					Text string `json:"text"`
 				} `json:"body"`
 			}
-			if json.Unmarshal(m.Data, &q) != nil || a.append(ctx, q.ID, m.Data) != nil {
+			if json.Unmarshal(m.Data, &q) != nil || a.Append(ctx, m.Data) != nil {
 				return
 			}
 			answer := []byte(`{"reply_to":"` + q.ID + `","body":{"state":"completed","result":{"ok":true}}}`)
-			if a.append(ctx, q.ID+"-reply", answer) == nil {
+			if a.Append(ctx, answer) == nil {
 				_ = m.Respond(answer) // the asker's time-out tells
 			}
 		})

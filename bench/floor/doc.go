@@ -2,12 +2,13 @@
 // same HTTP, digest, verification, decoding and appends that a message of
 // Parley needs, by a program that does nothing else.
 //
-// It uses the HTTP server, the cryptography and the engine (an embedded NATS
-// JetStream server) directly, and none of Parley's packages but the load
-// generator, which measures Parley too. What Parley costs beyond a floor is
-// Parley's own; what the floor costs is the price of the promise.
+// It uses the HTTP server, the cryptography and the file system directly, and
+// none of Parley's packages but the load generator, which measures Parley too.
+// What Parley costs beyond a floor is Parley's own; what the floor costs is the
+// price of the promise.
 //
-// Appends are as durable as Parley's: memory streams answer when the record is
-// stored, disk streams when it is synced. Records that wait together are
-// written together (see appender).
+// Appends are as durable as Parley's: in memory they answer when the record is
+// stored, on disk when it is synced. Records that wait together are written and
+// synced together (see [Appender]). Only the floors of AGH use a NATS server, as
+// the transport that AGH's agents speak.
 package floor

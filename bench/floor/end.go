@@ -175,7 +175,7 @@ type pusher struct {
 type bare struct {
 	plan  Plan
 	keys  *signers
-	a     *appender
+	a     *Appender
 	bus   *nats.Conn
 	web   *http.Client
 	lanes []*lane
@@ -189,15 +189,11 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		return fmt.Errorf("floor: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	e, err := startEngine(ctx, plan.Storage, dir)
+	a, err := NewAppender(plan.Storage, dir)
 	if err != nil {
 		return err
 	}
-	defer e.stop()
-	a, err := newAppender(e.conn, plan.Storage)
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, a.Close()) }()
 	keys, err := newSigners(endPayload(plan.Payload))
 	if err != nil {
 		return err
@@ -324,7 +320,7 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 				}
 				continue
 			case Append:
-				if err := r.a.append(ctx, l.name+" "+strconv.Itoa(n)+" "+rand.Text(), body); err != nil {
+				if err := r.a.Append(ctx, body); err != nil {
 					return quiet(ctx, err)
 				}
 				continue

@@ -46,7 +46,7 @@ type Result struct {
 	Requests      int
 	Throughput    float64 // a second
 	P50, P99      time.Duration
-	CPUPerMessage time.Duration // of the whole process: server, engine and generator
+	CPUPerMessage time.Duration // of the whole process: server and generator
 }
 
 // Samvad is the floor of a signed SAMVAD request: digest, one Ed25519
@@ -91,7 +91,7 @@ type scheme struct {
 
 // presigned is how many different requests are made before the clock starts.
 // They are sent in turn: the floor, unlike what it stands for, has no replay
-// check beyond the engine's, whose message ids it makes itself.
+// check.
 const presigned = 1024
 
 const path = "/agent/message"
@@ -112,15 +112,11 @@ func measure(ctx context.Context, c Config, s scheme) (_ Result, err error) {
 		return Result{}, fmt.Errorf("floor: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	e, err := startEngine(ctx, c.Storage, dir)
+	a, err := NewAppender(c.Storage, dir)
 	if err != nil {
 		return Result{}, err
 	}
-	defer e.stop()
-	a, err := newAppender(e.conn, c.Storage)
-	if err != nil {
-		return Result{}, err
-	}
+	defer func() { err = errors.Join(err, a.Close()) }()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return Result{}, fmt.Errorf("floor: %w", err)
@@ -209,7 +205,7 @@ func signatureBase(method, path, digest string) []byte {
 // handler does the work of one message.
 type handler struct {
 	verify   func(base, sig []byte) bool
-	appender *appender
+	appender *Appender
 	appends  int
 	maxBody  int64
 	ids      atomic.Uint64
@@ -237,13 +233,13 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id := strconv.FormatUint(h.ids.Add(1), 36)
-	if err := h.appender.append(r.Context(), "in-"+id, body); err != nil {
+	if err := h.appender.Append(r.Context(), body); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	reply := []byte(`{"id":"` + id + `","status":"ok","traceId":"` + e.TraceID + `"}`)
 	if h.appends == 2 {
-		if err := h.appender.append(r.Context(), "out-"+id, reply); err != nil {
+		if err := h.appender.Append(r.Context(), reply); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}

@@ -10,13 +10,13 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 func TestFloors(t *testing.T) {
@@ -71,7 +71,7 @@ func TestHandlerRefuses(t *testing.T) {
 	t.Parallel()
 	seed := sha256.Sum256([]byte("floor"))
 	key := ed25519.NewKeyFromSeed(seed[:])
-	a := startAppender(t, Memory)
+	a := newAppender(nil)
 	h := &handler{appender: a, appends: 1, maxBody: 2000, verify: func(base, sig []byte) bool {
 		return ed25519.Verify(key.Public().(ed25519.PublicKey), base, sig)
 	}}
@@ -107,116 +107,135 @@ func TestHandlerRefuses(t *testing.T) {
 	}
 }
 
-func startAppender(t testing.TB, s Storage) *appender {
-	t.Helper()
-	e, err := startEngine(t.Context(), s, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.stop)
-	a, err := newAppender(e.conn, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
+// recorder is a file that keeps each write, and whose sync waits for a word.
+type recorder struct {
+	writes []string
+	synced int // of writes
+	begun  chan bool
+	goOn   chan error
 }
 
-// Records that wait together go as one batch, a lone one goes at once, and
-// each is there exactly once.
-func TestAppender(t *testing.T) {
+func (r *recorder) Write(b []byte) (int, error) {
+	r.writes = append(r.writes, string(b))
+	return len(b), nil
+}
+
+func (r *recorder) Sync() error {
+	r.begun <- true
+	err := <-r.goOn
+	if err == nil {
+		r.synced = len(r.writes)
+	}
+	return err
+}
+
+func (r *recorder) Close() error { return nil }
+
+// A lone record goes at once; those that come while it is synced are written and
+// synced together. Nobody is answered before the sync.
+func TestAppenderGroups(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &recorder{begun: make(chan bool), goOn: make(chan error)}
+		a := newAppender(f)
+		answers := make(chan error, 10)
+		say := func(text string) { answers <- a.Append(t.Context(), []byte(text)) }
+		go say("first")
+		<-f.begun
+		for _, text := range []string{"b", "c", "d"} {
+			go say(text)
+			synctest.Wait()
+		}
+		if len(f.writes) != 1 || f.writes[0] != "\x00\x00\x00\x05first" || len(answers) != 0 {
+			t.Errorf("written %q, %d answered", f.writes, len(answers))
+		}
+		f.goOn <- nil
+		<-f.begun
+		synctest.Wait()
+		if len(f.writes) != 2 || f.writes[1] != "\x00\x00\x00\x01b\x00\x00\x00\x01c\x00\x00\x00\x01d" || len(answers) != 1 {
+			t.Errorf("written %q, %d answered", f.writes, len(answers))
+		}
+		f.goOn <- nil
+		synctest.Wait()
+		if f.synced != 2 || len(answers) != 4 {
+			t.Errorf("%d writes are synced, %d answered", f.synced, len(answers))
+		}
+		for range 4 {
+			if err := <-answers; err != nil {
+				t.Error(err)
+			}
+		}
+
+		// A record that could not be synced, and all after it, are refused.
+		broken := errors.New("broken")
+		go say("lost")
+		<-f.begun
+		f.goOn <- broken
+		if err := <-answers; !errors.Is(err, broken) {
+			t.Errorf("a sync failed: %v", err)
+		}
+		if err := a.Append(t.Context(), []byte("after")); !errors.Is(err, broken) || len(f.writes) != 3 {
+			t.Errorf("after it: %v, %q", err, f.writes)
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := a.Append(t.Context(), nil); !errors.Is(err, errClosed) {
+			t.Errorf("closed: %v", err)
+		}
+	})
+}
+
+func TestAppenderBounds(t *testing.T) {
+	t.Parallel()
+	a := &Appender{waiting: make([]record, groupMax+1)}
+	if g, _ := a.group(); len(g) != groupMax || len(a.waiting) != 1 {
+		t.Errorf("%d are written together, %d wait", len(g), len(a.waiting))
+	}
+	big := record{data: make([]byte, groupBytes)}
+	a.waiting = []record{big, big}
+	if g, _ := a.group(); len(g) != 1 {
+		t.Errorf("%d big ones are written together", len(g))
+	}
+}
+
+func TestAppenderFile(t *testing.T) {
 	t.Parallel()
 	for _, s := range []Storage{Memory, Disk} {
-		t.Run(string(s), func(t *testing.T) {
-			t.Parallel()
-			a := startAppender(t, s)
-			var wg sync.WaitGroup
-			for i := range 200 {
-				wg.Go(func() {
-					if err := a.append(t.Context(), fmt.Sprint(i), fmt.Append(nil, i)); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
-			js, err := jetstream.New(a.conn)
-			if err != nil {
-				t.Fatal(err)
-			}
-			st, err := js.Stream(t.Context(), stream)
-			if err != nil {
-				t.Fatal(err)
-			}
-			seen, batched := map[string]bool{}, 0
-			for i := range uint64(200) {
-				m, err := st.GetMsg(t.Context(), i+1)
-				if err != nil {
-					t.Fatal(err)
-				}
-				seen[string(m.Data)] = true
-				if m.Header.Get("Nats-Batch-Id") != "" {
-					batched++
-				}
-			}
-			if len(seen) != 200 || a.count != 0 || len(a.flying) != 0 || len(a.waiting) != 0 {
-				t.Errorf("%d records, %d under way", len(seen), a.count)
-			}
-			if (batched > 0) != (s == Disk) {
-				t.Errorf("%d in batches", batched)
-			}
-		})
-	}
-}
-
-func TestAppenderErrors(t *testing.T) {
-	t.Parallel()
-	a := startAppender(t, Disk)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := a.append(ctx, "1", nil); err != nil && !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	// Acknowledgements come in order: after this one nothing is under way.
-	if err := a.append(t.Context(), "2", nil); err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range []*nats.Msg{
-		{Subject: "elsewhere"}, {Subject: a.inbox + "zzz"}, {Subject: a.inbox + "!"},
-	} {
-		a.acknowledged(m) // changes nothing
-	}
-	f, b := &flight{records: make([]*record, 1)}, &flight{records: make([]*record, 2), batch: true}
-	for _, c := range []struct {
-		data string
-		f    *flight
-		ok   bool
-	}{
-		{`{"stream":"FLOOR","seq":1}`, f, true},
-		{`{"stream":"FLOOR","seq":2,"batch":"1","count":2}`, b, true},
-		{`{"stream":"FLOOR","seq":2,"batch":"1","count":1}`, b, false},
-		{`{"error":{"code":400,"err_code":10201},"stream":"FLOOR","seq":0}`, b, false},
-		{`{"error":{"code":503,"err_code":10077},"stream":"FLOOR","seq":0}`, f, false},
-		{``, f, false},
-	} {
-		if err := ackError(&nats.Msg{Data: []byte(c.data)}, c.f); (err == nil) != c.ok {
-			t.Errorf("%s: %v", c.data, err)
+		dir := t.TempDir()
+		a, err := NewAppender(s, dir)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if err := ackError(&nats.Msg{Header: nats.Header{"Status": {"503"}}}, f); err == nil {
-		t.Error("no responders passes")
-	}
-	a.conn.Close()
-	if err := a.append(t.Context(), "3", nil); err == nil {
-		t.Error("a closed connection passes")
-	}
-	if err := a.append(t.Context(), "4", nil); err == nil {
-		t.Error("a closed connection passes twice")
-	}
-	if a.count != 0 || len(a.flying) != 0 {
-		t.Errorf("%d under way", a.count)
-	}
-	big := &record{data: make([]byte, batchBytes)}
-	if n := (&appender{waiting: []*record{big, big}}).fitting(); n != 1 {
-		t.Errorf("%d fit", n)
+		var wg sync.WaitGroup
+		for i := range 200 {
+			wg.Go(func() {
+				if err := a.Append(t.Context(), fmt.Appendf(nil, "%03d", i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if s == Memory {
+			if len(a.kept) != 200 {
+				t.Errorf("%d are kept", len(a.kept))
+			}
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, "records"))
+		if err != nil || len(b) != 200*7 {
+			t.Fatalf("%d bytes, %v", len(b), err)
+		}
+		seen := map[string]bool{}
+		for ; len(b) > 0; b = b[7:] {
+			seen[string(b[4:7])] = true
+		}
+		if len(seen) != 200 {
+			t.Errorf("%d records", len(seen))
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
@@ -155,11 +156,7 @@ func writeBackup(in io.Reader, file string, progress func(done, total uint64)) (
 	if err := os.Remove(part.Name()); err != nil {
 		return nil, err
 	}
-	d, err := os.Open(filepath.Dir(file))
-	if err != nil {
-		return nil, err
-	}
-	return s, errors.Join(d.Sync(), d.Close())
+	return s, disk.SyncDir(filepath.Dir(file))
 }
 
 // keyFile is the one that was named, or that of the configuration.

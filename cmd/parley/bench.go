@@ -16,12 +16,15 @@ import (
 )
 
 func (a *app) benchCommand() *cobra.Command {
-	c := group("bench", "Measure a path next to its floor", "  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'", helps,
-		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(), a.benchPairsCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
+	c := group("bench", "Measure a path next to its floor",
+		"  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'\n  parley bench journal --dir .", helps,
+		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(),
+		a.benchPairsCommand(), a.benchJournalCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
 	c.Long = `Measure how fast messages pass, next to a floor: a bare program that does the same
-HTTP, digest, verification, decoding and appends with nothing else around them.
-Load, floor and hub share this machine's cores, and collect garbage as "parley
-serve" does; compare ratios, not machines.`
+HTTP, digest, verification and decoding with nothing else around them, and records
+on disk by writing what waits to a file at once and syncing it. Load, floor and hub
+share this machine's cores, and collect garbage as "parley serve" does; compare
+ratios, not machines.`
 	for _, one := range c.Commands() {
 		measure := one.RunE
 		one.RunE = func(cmd *cobra.Command, args []string) error {
@@ -71,9 +74,7 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 				return err
 			}
 		}
-		if !a.json {
-			fmt.Fprintf(a.out, "%-7s %5s   %10s %9s %9s %9s   %10s %9s %9s   %6s %7s %6s\n", "storage", "conns", "parley/s", "p50", "p99", "cpu/msg", "floor/s", "p50", "cpu/msg", "ratio", "median", "cpu")
-		}
+		a.benchHeader()
 		return measure(cmd.Context(), config, a.benchRow)
 	}
 	f := c.Flags()
@@ -124,6 +125,13 @@ func existing(dir string) error {
 	return nil
 }
 
+func (a *app) benchHeader() {
+	if !a.json {
+		fmt.Fprintf(a.out, "%-7s %5s   %10s %9s %9s %9s   %10s %9s %9s %9s   %6s %7s %6s\n", "storage", "conns",
+			"parley/s", "p50", "p99", "cpu/msg", "floor/s", "p50", "p99", "cpu/msg", "ratio", "median", "cpu")
+	}
+}
+
 // benchRow writes one measurement.
 func (a *app) benchRow(r bench.Row) {
 	if a.json {
@@ -132,7 +140,11 @@ func (a *app) benchRow(r bench.Row) {
 	}
 	fmt.Fprintf(a.out, "%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput, round(r.Parley.P50), round(r.Parley.P99), round(r.Parley.CPU))
 	if r.Floor != nil {
-		fmt.Fprintf(a.out, "   %10.0f %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput, round(r.Floor.P50), round(r.Floor.CPU), r.Ratio, r.MedianRatio, r.CPURatio)
+		fmt.Fprintf(a.out, "   %10.0f %9s %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput,
+			round(r.Floor.P50), round(r.Floor.P99), round(r.Floor.CPU), r.Ratio, r.MedianRatio, r.CPURatio)
+	}
+	if r.RecordBytes > 0 {
+		fmt.Fprintf(a.out, "   %d B/record", r.RecordBytes)
 	}
 	if r.Parley.Replayed > 0 {
 		fmt.Fprintf(a.out, "   %d replays refused", r.Parley.Replayed)

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
@@ -224,13 +226,17 @@ func (d *doctor) files() {
 		return
 	}
 	good := true
+	if runtime.GOOS == "windows" {
+		good = false
+		d.skip("files", "Windows has no file modes; see who may read them with: icacls %s /T", shellWord(d.c.Data))
+	}
 	look := func(path, key string, max fs.FileMode, need bool) {
 		i, err := os.Stat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && !need || path == "":
 		case err != nil:
 			good = d.failed("files", key, err)
-		case i.Mode().Perm()&^max != 0:
+		case disk.OthersMay(i):
 			good = d.failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)), fmt.Errorf("%s has mode %o: others can read it", path, i.Mode().Perm()))
 		}
 	}
@@ -273,7 +279,7 @@ func (d *doctor) disk() {
 		}
 		dir = filepath.Dir(abs(dir))
 	}
-	free, total, err := node.Disk(dir)
+	free, total, err := disk.Space(dir)
 	if err != nil {
 		d.failed("disk", "data", err)
 		return

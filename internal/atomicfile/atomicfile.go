@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/parley-hub/parley/internal/disk"
 )
 
 // Replace makes b the content of the file at path, with mode 0600 whatever mode
@@ -31,9 +33,5 @@ func Replace(path string, b []byte) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(next))
 	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return disk.SyncDir(filepath.Dir(path))
 }

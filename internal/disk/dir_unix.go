@@ -1,12 +1,15 @@
-//go:build !windows
+//go:build unix
 
 package disk
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"syscall"
 )
+
+func openDir(path string) (*os.File, error) { return os.Open(path) }
 
 // SyncDir makes durable which files a directory has: after it a file that was
 // made, renamed or removed there is so after a power cut, too. On Windows it does
@@ -29,4 +32,20 @@ func IsFull(err error) bool {
 // the machine, has too many open.
 func NoMoreFiles(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
+// OthersMay reports whether users other than the owner of a file, or of a
+// directory, may read or change it. A mode says nothing on Windows: there it is
+// always false, and the access list has to be looked at by other means.
+func OthersMay(i fs.FileInfo) bool { return i.Mode().Perm()&0o077 != 0 }
+
+// MaxFiles is how many files this process may have open: its limit of file
+// descriptors, at most a million. Windows sets no such limit, and counts as one
+// with a million.
+func MaxFiles() int {
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		return maxFiles
+	}
+	return int(min(uint64(l.Cur), maxFiles))
 }

@@ -11,10 +11,10 @@
 //	}
 //	defer lock.Close()
 //
-// Linux, macOS, Windows and FreeBSD have all of it. Where a system lacks one of
-// them the function gives an error that wraps [errors.ErrUnsupported]; it never
-// does nothing instead. The one exception is [SyncDir] on Windows, where there is
-// nothing to do.
+// Linux, macOS, Windows and FreeBSD have all of it. On another Unix a function
+// that the system lacks gives an error that wraps [errors.ErrUnsupported]; it
+// never does nothing instead. The one exception is [SyncDir] on Windows, where
+// there is nothing to do.
 package disk
 
 import (
@@ -32,6 +32,9 @@ var ErrLocked = errors.New("locked by another process")
 // held gives [ErrLocked]. The lock ends when the file is closed or the process
 // ends, however it ends; the file stays.
 //
+// Where path is a directory, the directory itself is locked, and nobody needs to
+// be able to write there; on Windows a file "lock" in it.
+//
 // The lock is advisory: it keeps out those that call Lock or [Wait] alone.
 // Everybody may read and write the file meanwhile, so that the holder can leave
 // its process number in it.
@@ -41,7 +44,13 @@ func Lock(path string) (*os.File, error) { return open(path, false) }
 func Wait(path string) (*os.File, error) { return open(path, true) }
 
 func open(path string, wait bool) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	var f *os.File
+	i, err := os.Stat(path)
+	if err == nil && i.IsDir() {
+		f, err = openDir(path)
+	} else {
+		f, err = openFile(path)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -50,3 +59,7 @@ func open(path string, wait bool) (*os.File, error) {
 	}
 	return f, nil
 }
+
+func openFile(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) }
+
+const maxFiles = 1 << 20

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -145,6 +146,28 @@ func count(path string) error {
 	n, _ := strconv.Atoi(string(b)) // the first finds nothing: 0
 	_, err = f.WriteAt([]byte(strconv.Itoa(n+1)), 0)
 	return err
+}
+
+func TestLockDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if runtime.GOOS != "windows" {
+		if err := os.Chmod(dir, 0o500); err != nil { // nobody can make a file there
+			t.Fatal(err)
+		}
+	}
+	f, err := disk.Lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, _ := other(t, dir); said != "held" {
+		t.Errorf("while the directory was locked here, another process said %q", said)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if said, _ := other(t, dir); said != "locked" {
+		t.Errorf("the lock was given up, and another process said %q", said)
+	}
 }
 
 func TestLockWithoutDirectory(t *testing.T) {

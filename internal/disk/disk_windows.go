@@ -3,7 +3,9 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/windows"
 )
@@ -11,6 +13,8 @@ import (
 // lockedAt is the byte that is locked. Windows keeps others from reading a locked
 // byte, so it lies far behind what anybody writes.
 const lockedAt = 1 << 62
+
+func openDir(path string) (*os.File, error) { return openFile(filepath.Join(path, "lock")) }
 
 func lock(f *os.File, wait bool) error {
 	how := uint32(windows.LOCKFILE_EXCLUSIVE_LOCK)
@@ -52,3 +56,11 @@ func IsFull(err error) bool {
 // NoMoreFiles reports whether a file could not be opened because this process, or
 // the machine, has too many open.
 func NoMoreFiles(err error) bool { return errors.Is(err, windows.ERROR_TOO_MANY_OPEN_FILES) }
+
+// OthersMay is always false: a mode says nothing on Windows, where the access
+// list has to be looked at by other means.
+func OthersMay(fs.FileInfo) bool { return false }
+
+// MaxFiles is how many files this process may have open. Windows sets no limit,
+// and counts as one with a million.
+func MaxFiles() int { return maxFiles }

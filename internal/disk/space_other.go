@@ -1,4 +1,4 @@
-//go:build !(darwin || dragonfly || freebsd || linux || windows)
+//go:build unix && !(darwin || dragonfly || freebsd || linux)
 
 package disk
 

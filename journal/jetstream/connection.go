@@ -26,7 +26,6 @@ const (
 	dialWithin    = time.Second
 	writeWithin   = 2 * time.Second
 	reconnectWait = 100 * time.Millisecond
-	answerWithin  = 2 * time.Second
 	leaveAfter    = 5 * time.Second
 
 	firstPause = 10 * time.Millisecond // before a request is repeated
@@ -50,6 +49,9 @@ func (s *Store) connect() (err error) {
 			}
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrPermissionViolation) {
+				o.begin(err)
+			}
 			s.cfg.Log.Debug("NATS", "err", err)
 		}),
 	}, s.cfg.Options...)
@@ -168,11 +170,12 @@ func (s *Store) Healthy() error {
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
 		defer s.leave()
-		if _, err := s.once(s.ctx, &nats.Msg{Subject: apiInfo + s.stateStream()}); err != nil {
+		if _, err := s.once(s.ctx, &nats.Msg{Subject: apiInfo + s.stateStream()}, 0); err != nil {
 			s.cfg.Log.Debug("NATS", "err", err)
 		}
 	}()
-	return fmt.Errorf("%w: the NATS servers have not answered since %s: %w", store.ErrBusy, since.Format(time.RFC3339), why)
+	return fmt.Errorf("%w: the NATS servers have not answered since %s: %w",
+		store.ErrBusy, since.Format(time.RFC3339), why)
 }
 
 // The subjects of the servers' API that are asked by hand.
@@ -227,11 +230,22 @@ func (e *apiError) temporary() bool {
 func (e *apiError) refusal() error {
 	switch e.ErrCode {
 	case 10023, 10047, 10002, 10028, codeStoreFailed:
-		return fmt.Errorf("%w: a limit of the NATS servers is reached; raise it or remove old records: %w", store.ErrNoSpace, e)
+		return fmt.Errorf("%w: a limit of the NATS servers is reached; raise it or remove old records: %w",
+			store.ErrNoSpace, e)
 	case codeTooLarge:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, e)
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, e)
+}
+
+// temporaryOf is why an answer is none, or nil.
+func temporaryOf(m *nats.Msg) *apiError {
+	if m != nil && len(m.Data) < 1024 {
+		if e := errorOf(m.Data); e != nil && e.Code == 503 && e.temporary() {
+			return e
+		}
+	}
+	return nil
 }
 
 func errorOf(data []byte) *apiError {
@@ -247,12 +261,16 @@ func errorOf(data []byte) *apiError {
 	return x.Error
 }
 
-// once sends a request and waits for the answer, not for long.
-func (s *Store) once(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	once, done := context.WithTimeout(ctx, answerWithin)
+// once sends a request and waits for the answer, not for long: what is sent while
+// a stream has no leader is answered by nobody. Each try may take longer than those
+// before it, for the servers may also be slow.
+func (s *Store) once(ctx context.Context, m *nats.Msg, try int) (*nats.Msg, error) {
+	once, done := context.WithTimeout(ctx, s.cfg.answerWithin*time.Duration(1+try/8))
 	defer done()
 	a, err := s.nc.RequestMsgWithContext(once, m)
-	switch {
+	switch refusal := temporaryOf(a); {
+	case refusal != nil:
+		s.unanswered(refusal) // a server that is cut off from the others says so
 	case err == nil:
 		s.outage.answered(s.cfg.Now())
 	case ctx.Err() == nil:
@@ -263,20 +281,17 @@ func (s *Store) once(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 
 // notSent: with such an error nothing has left this process, or nobody took it.
 func notSent(err error) bool {
-	for _, e := range []error{nats.ErrNoResponders, nats.ErrReconnectBufExceeded, nats.ErrConnectionClosed, nats.ErrMaxPayload} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
+		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload)
 }
 
 // ask requests something that may be asked again, until there is an answer.
 func (s *Store) ask(ctx context.Context, subject string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		m, err := s.once(ctx, &nats.Msg{Subject: subject, Data: body})
+	pause := firstPause
+	for try := 0; ; try++ {
+		m, err := s.once(ctx, &nats.Msg{Subject: subject, Data: body}, try)
 		if err == nil {
 			e := errorOf(m.Data)
 			if e == nil {
@@ -290,6 +305,7 @@ func (s *Store) ask(ctx context.Context, subject string, body []byte) ([]byte, e
 		if !await(ctx, pause) {
 			return nil, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
 		}
+		pause = min(2*pause, maxPause)
 	}
 }
 
@@ -310,7 +326,7 @@ func (s *Store) patiently(ctx context.Context, what string, ask func(context.Con
 	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
 	defer cancel()
 	for told := false; ; told = true {
-		once, done := context.WithTimeout(ctx, answerWithin)
+		once, done := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
 		err := ask(once)
 		done()
 		var api *jetstream.APIError

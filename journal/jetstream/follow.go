@@ -48,7 +48,7 @@ func (s *Store) follow(
 			if gone.IsZero() {
 				gone = now
 			}
-			if now.Sub(gone) >= goneAfter {
+			if now.Sub(gone) >= s.cfg.goneAfter {
 				return fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, stream)
 			}
 		case !errors.Is(err, errGap):
@@ -69,7 +69,7 @@ func (s *Store) followOnce(
 ) error {
 	// The client's ordered consumer would wait 10 s for an answer of a server that
 	// is gone, and longer each time.
-	within, done := context.WithTimeout(ctx, answerWithin)
+	within, done := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
 	defer done()
 	c, err := s.js.CreateConsumer(within, stream, jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: *after + 1,
@@ -114,7 +114,7 @@ func (s *Store) followOnce(
 // unfollow has the servers forget a consumer, which they do by themselves after a
 // while.
 func (s *Store) unfollow(stream, consumer string) {
-	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*s.cfg.answerWithin)
 	defer cancel()
 	if err := s.js.DeleteConsumer(ctx, stream, consumer); err != nil {
 		s.cfg.Log.Debug("a consumer is left to the servers", "stream", stream, "err", err)
@@ -139,24 +139,33 @@ func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.R
 		})
 		return err
 	}
-	// Records at the end that were erased no message would tell of.
+	// No message tells of records at the end that were erased.
 	t, err := s.tail(ctx, stream)
-	if err == nil && t.last >= next {
-		if _, err = s.leader(ctx, stream, next, ">"); errors.Is(err, errNoMessage) {
-			err = fill(ctx, t.last+1)
-			after = t.last
-		}
-	}
 	if err != nil {
 		return err
 	}
-	return s.follow(ctx, stream, after, nil, func(ctx context.Context, m *stored) error {
-		if err := fill(ctx, m.seq); err != nil {
+	end, err := s.leader(ctx, stream, 0, s.logSubject(p)+">")
+	switch {
+	case err != nil && !errors.Is(err, errNoMessage):
+		return err
+	case err != nil || end.seq < next:
+		if err := fill(ctx, t.last+1); err != nil {
 			return err
 		}
-		next = m.seq + 1
-		if !s.isFiller(m) {
-			fn(s.record(m))
+		after, end = max(after, t.last), &stored{}
+	}
+	return s.follow(ctx, stream, after, nil, func(ctx context.Context, m *stored) error {
+		if m.seq >= next { // else it was told, and what follows it not
+			if err := fill(ctx, m.seq); err != nil {
+				return err
+			}
+			next = m.seq + 1
+			if !s.isFiller(m) {
+				fn(s.record(m))
+			}
+		}
+		if m.seq == end.seq {
+			return fill(ctx, t.last+1)
 		}
 		return nil
 	})

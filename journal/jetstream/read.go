@@ -137,22 +137,11 @@ const (
 func (s *Store) pages(
 	ctx context.Context, stream, filter string, seq, last uint64, fn func(*stored) bool,
 ) error {
-	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = sub.Unsubscribe() }() // the connection is gone, and the subscription with it
-	if err := sub.SetPendingLimits(-1, -1); err != nil {
-		return err
-	}
 	for page := firstPage; seq <= last; page = min(2*page, largestPage) {
 		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d,"next_by_subj":%q}`,
 			seq, min(uint64(page), last-seq+1), pageBytes, filter)
 		got := 0
-		status, err := s.page(ctx, sub, stream, body, func(m *stored) bool {
-			if m.seq < seq {
-				return true // of a page that was given up
-			}
+		whole, err := s.page(ctx, stream, body, func(m *stored) bool {
 			got++
 			more := m.seq <= last && fn(m)
 			seq = m.seq + 1
@@ -163,7 +152,7 @@ func (s *Store) pages(
 			return nil
 		case err != nil:
 			return err
-		case got > 0 || status == statusAgain:
+		case got > 0 || !whole:
 			continue
 		}
 		m, err := s.leader(ctx, stream, seq, filter)
@@ -198,49 +187,69 @@ func (s *Store) pages(
 
 var errEnough = errors.New("enough")
 
-const (
-	statusEnd   = "204"
-	statusNone  = "404"
-	statusAgain = "again"
-)
-
-// page asks for one page, again while nobody answers, and hands out what comes.
-func (s *Store) page(
-	ctx context.Context, sub *nats.Subscription, stream string, body []byte, fn func(*stored) bool,
-) (status string, err error) {
+// page asks for one page, again while nobody answers, and hands out what comes. It
+// is not whole where some of it did not come: each message names the one before it,
+// for a connection may be lost and made again in between.
+func (s *Store) page(ctx context.Context, stream string, body []byte, fn func(*stored) bool) (whole bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		err := s.nc.PublishRequest(apiDirect+stream, sub.Subject, body)
-		for some := false; err == nil; some = true {
-			var m *nats.Msg
-			if m, err = s.next(ctx, sub); err != nil {
-				if some {
-					return statusAgain, nil // from where it broke off
-				}
-				break
-			}
-			status := m.Header.Get("Status")
-			switch status {
-			case "":
-				x := &stored{subject: m.Header.Get("Nats-Subject"), header: m.Header, data: m.Data}
-				if x.seq, err = strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64); err != nil {
-					return "", fmt.Errorf("%w: an answer of stream %s has no sequence", store.ErrCorrupt, stream)
-				}
-				if !fn(x) {
-					return "", errEnough
-				}
-			case statusEnd, statusNone:
-				return status, nil
-			default:
-				return "", &apiError{Description: "status " + status + " " + m.Header.Get("Description")}
-			}
-		}
-		if ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) {
+		some, err := s.pageOnce(ctx, stream, body, fn)
+		var api *apiError
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, errEnough) || errors.As(err, &api):
+			return false, err
+		case ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errGap):
 			s.unanswered(err)
 		}
+		if some {
+			return false, nil
+		}
 		if !await(ctx, pause) {
-			return "", fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+			return false, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+func (s *Store) pageOnce(
+	ctx context.Context, stream string, body []byte, fn func(*stored) bool,
+) (some bool, err error) {
+	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = sub.Unsubscribe() }() // it fails where the connection is closed, and all with it
+	if err := sub.SetPendingLimits(-1, -1); err != nil {
+		return false, err
+	}
+	if err := s.nc.PublishRequest(apiDirect+stream, sub.Subject, body); err != nil {
+		return false, err
+	}
+	for before := "0"; ; some = true {
+		m, err := s.next(ctx, sub)
+		if err != nil {
+			return some, err
+		}
+		status := m.Header.Get("Status")
+		switch {
+		case status == "404":
+			return some, nil
+		case status != "" && status != "204":
+			return some, &apiError{Description: "status " + status + " " + m.Header.Get("Description")}
+		case m.Header.Get("Nats-Last-Sequence") != before:
+			return some, errGap
+		case status != "":
+			return some, nil
+		}
+		before = m.Header.Get("Nats-Sequence")
+		x := &stored{subject: m.Header.Get("Nats-Subject"), header: m.Header, data: m.Data}
+		if x.seq, err = strconv.ParseUint(before, 10, 64); err != nil {
+			return some, &apiError{Description: "a message without a sequence"}
+		}
+		if !fn(x) {
+			return some, errEnough
 		}
 	}
 }
@@ -251,7 +260,7 @@ func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, er
 	if m, err := sub.NextMsg(1); !errors.Is(err, nats.ErrTimeout) {
 		return m, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
 	defer cancel()
 	m, err := sub.NextMsgWithContext(ctx)
 	if err == nil {
@@ -262,15 +271,10 @@ func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, er
 
 // all collects what one request gives.
 func (s *Store) all(ctx context.Context, stream string, body []byte) (out []*stored, err error) {
-	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = sub.Unsubscribe() }() // as above
 	for {
 		out = nil
-		status, err := s.page(ctx, sub, stream, body, func(m *stored) bool { out = append(out, m); return true })
-		if err != nil || status != statusAgain {
+		whole, err := s.page(ctx, stream, body, func(m *stored) bool { out = append(out, m); return true })
+		if err != nil || whole {
 			return out, err
 		}
 	}

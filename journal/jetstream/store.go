@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,22 +39,22 @@ type Config struct {
 	// what the server's max_payload allows, at most 8 MiB.
 	MaxPayload int
 
-	Timeout time.Duration // after it a call gives up; default 10 seconds
+	Timeout time.Duration // after it a call gives up; default 15 seconds: an election may take nine
 	Name    string        // of this hub, for the server's list of connections
 	Now     func() time.Time
 	Log     *slog.Logger
+
+	answerWithin time.Duration // one try of a request
+	goneAfter    time.Duration // how long a stream that should be there is looked for
 }
 
 const (
-	defaultPrefix  = "PARLEY"
-	defaultTimeout = 10 * time.Second
-	maxPayload     = 8 << 20
-	headerMargin   = 4 << 10 // what headers may add to a record
+	maxPayload   = 8 << 20
+	headerMargin = 4 << 10 // what headers may add to a record
 
 	// settlesWithin is how long the servers are given to find their leaders when a
-	// hub starts, goneAfter how long a stream of a journal is looked for.
+	// hub starts.
 	settlesWithin = time.Minute
-	goneAfter     = 20 * time.Second
 )
 
 // What the state's stream bears as metadata.
@@ -87,9 +88,7 @@ var _ store.Store = (*Store)(nil)
 
 // Open connects to the cluster and sees that it can hold a journal.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
-	if cfg.Prefix == "" {
-		cfg.Prefix = defaultPrefix
-	}
+	cfg.Prefix = cmp.Or(cfg.Prefix, "PARLEY")
 	if !prefixForm.MatchString(cfg.Prefix) {
 		return nil, fmt.Errorf("prefix %q: it has 1 to 32 letters, digits, \"-\" and \"_\"", cfg.Prefix)
 	}
@@ -98,9 +97,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	default:
 		return nil, fmt.Errorf("durability %q: it is disk, replicated or memory", cfg.Durability)
 	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = defaultTimeout
-	}
+	cfg.Timeout = cmp.Or(cfg.Timeout, 15*time.Second)
+	cfg.answerWithin = cmp.Or(cfg.answerWithin, time.Second)
+	cfg.goneAfter = cmp.Or(cfg.goneAfter, 20*time.Second)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -276,7 +275,7 @@ func (s *Store) Meta(ctx context.Context) (store.Meta, error) {
 	}
 	// A server that has just become the leader of the others may not have learned
 	// of all streams yet.
-	lost, stop := context.WithTimeout(ctx, goneAfter)
+	lost, stop := context.WithTimeout(ctx, s.cfg.goneAfter)
 	defer stop()
 	for _, want := range s.streams(m) {
 		var x jetstream.Stream
@@ -330,7 +329,8 @@ func (s *Store) outdated(ctx context.Context) error {
 		return fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.outdatedStream())
 	}
 	return fmt.Errorf("%w: the streams %s_… are of an earlier release; take a backup with that release, "+
-		"and restore it with this one, under another prefix or after the old streams were removed", store.ErrFormat, s.cfg.Prefix)
+		"and restore it with this one, under another prefix or after the old streams were removed",
+		store.ErrFormat, s.cfg.Prefix)
 }
 
 // Init implements [store.Store].

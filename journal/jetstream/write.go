@@ -218,7 +218,7 @@ func (s *Store) publish(ctx context.Context, p int, after uint64, subjects []str
 			if n > 1 {
 				h[headerBatchCommit] = []string{"1"}
 			}
-			return s.once(ctx, m)
+			return s.once(ctx, m, try)
 		}
 		return nil, nil
 	}
@@ -471,7 +471,7 @@ func (s *Store) newestOf(p int, tag string) string {
 	return fmt.Sprintf("%stag.%d.%s", s.remainsSubject(), p, tagToken(tag))
 }
 
-// number reads a sequence that the remains tell.
+// number64 reads a sequence that the remains tell.
 func (s *Store) number64(ctx context.Context, subject string) (seq uint64, ok bool, err error) {
 	m, err := s.leader(ctx, s.remainsStream(), 0, subject)
 	if errors.Is(err, errNoMessage) {
@@ -513,14 +513,14 @@ func (s *Store) put(
 		before = *expect
 	}
 	for {
-		try := func(ctx context.Context, call string, _ int) (*nats.Msg, error) {
+		try := func(ctx context.Context, call string, n int) (*nats.Msg, error) {
 			m := &nats.Msg{Subject: subject, Header: make(nats.Header, len(h)+2), Data: data}
 			for k, v := range h {
 				m.Header[k] = v
 			}
 			m.Header[headerExpectSubject] = []string{strconv.FormatUint(before, 10)}
 			m.Header[headerCall] = []string{call}
-			return s.once(ctx, m)
+			return s.once(ctx, m, n)
 		}
 		settled := func(ctx context.Context, call string) (verdict, uint64, error) {
 			m, err := s.leader(ctx, stream, 0, subject)

@@ -111,8 +111,8 @@ func makeQueries(p int) queries {
 			"WHERE tag = ? AND sequence >= ? ORDER BY sequence DESC LIMIT 1"),
 		row:     q("SELECT length(data), time, kind, message, sender, recipient FROM log_N WHERE sequence = ?"),
 		replace: q("UPDATE log_N SET time=?, kind=?, message=?, sender=?, recipient=?, data=? WHERE sequence = ?"),
-		wipe: q("UPDATE log_N SET partition=NULL, tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, recipient=NULL, " +
-			"data=zeroblob(min(length(data), 400)) WHERE sequence BETWEEN ? AND ?"),
+		wipe: q("UPDATE log_N SET partition=NULL, tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, " +
+			"recipient=NULL, data=zeroblob(min(length(data), 400)) WHERE sequence BETWEEN ? AND ?"),
 		delete: q("DELETE FROM log_N WHERE sequence <= ?"),
 		cushion: q("SELECT sequence, min(ifnull(length(data), 0), 400) + 14 FROM log_N " +
 			"WHERE sequence < ? ORDER BY sequence DESC"),

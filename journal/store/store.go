@@ -101,7 +101,8 @@ type Store interface {
 	// returns, and need not heed after. fn does not block.
 	FollowState(ctx context.Context, after uint64, ready func(), fn func(bucket string, v Value)) error
 	// Scrub returns when values that were replaced, removed or are past their
-	// Until at now are in no file of the store any more.
+	// Until at now are in no file of the store any more. (As for Replace: what a
+	// cluster keeps its documentation says.)
 	Scrub(ctx context.Context, now time.Time) error
 
 	// Exclusive reports that no other process writes to the store while it is open.

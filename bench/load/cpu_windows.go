@@ -1,0 +1,24 @@
+package load
+
+import (
+	"syscall"
+	"time"
+)
+
+// cpuTime is what this process has spent, user and system.
+func cpuTime() time.Duration {
+	p, err := syscall.GetCurrentProcess()
+	if err != nil {
+		return 0
+	}
+	var made, ended, kernel, user syscall.Filetime
+	if err := syscall.GetProcessTimes(p, &made, &ended, &kernel, &user); err != nil {
+		return 0
+	}
+	return duration(kernel) + duration(user)
+}
+
+// duration reads a time that is a number of 100 ns, not a date.
+func duration(t syscall.Filetime) time.Duration {
+	return time.Duration(uint64(t.HighDateTime)<<32|uint64(t.LowDateTime)) * 100
+}

@@ -1,0 +1,362 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// A stage is a server without an engine, whose part the test plays.
+type stage struct {
+	*Store
+	t  *testing.T
+	nc *nats.Conn
+
+	mu    sync.Mutex
+	calls []string // of what was published, by their marks
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Start()
+	t.Cleanup(func() { srv.Shutdown(); srv.WaitForShutdown() })
+	if !srv.ReadyForConnections(time.Minute) {
+		t.Fatal("the server is not ready")
+	}
+	nc, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	x := &stage{t: t, nc: nc}
+	x.plays("$JS.API.INFO", func(int, *nats.Msg) string { return `{"memory":0}` })
+	x.Store, err = Open(t.Context(), Config{
+		URL: srv.ClientURL(), Prefix: "P", MaxPayload: 1000,
+		Timeout: 2 * time.Second, answerWithin: 100 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}
+
+// plays gives the servers' answers on a subject; "": none.
+func (x *stage) plays(subject string, answer func(n int, m *nats.Msg) string) {
+	x.t.Helper()
+	n := 0
+	if _, err := x.nc.Subscribe(subject, func(m *nats.Msg) {
+		x.mu.Lock()
+		if c := m.Header.Get(headerCall); c != "" {
+			x.calls = append(x.calls, c)
+		}
+		x.mu.Unlock()
+		if m.Reply == "" {
+			return
+		}
+		n++
+		if a := answer(n, m); a != "" {
+			if err := m.Respond([]byte(a)); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+				x.t.Error(err)
+			}
+		}
+	}); err != nil {
+		x.t.Fatal(err)
+	}
+	if err := x.nc.Flush(); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+const (
+	wrongLast  = `{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 6"}}`
+	noLeader   = `{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}`
+	incomplete = `{"error":{"code":400,"err_code":10176,"description":"atomic publish batch is incomplete"}}`
+	full       = `{"error":{"code":500,"err_code":10047,"description":"insufficient storage resources available"}}`
+	none       = `{"error":{"code":404,"err_code":10037,"description":"no message found"}}`
+)
+
+func ack(seq uint64) string { return fmt.Sprintf(`{"stream":"S","seq":%d}`, seq) }
+
+// holds is the answer that a stream holds a message of a call.
+func holds(subject string, seq uint64, headers ...string) string {
+	h := "NATS/1.0\r\n" + strings.Join(headers, "\r\n") + "\r\n\r\n"
+	return fmt.Sprintf(`{"message":{"subject":%q,"seq":%d,"hdrs":%q,"data":"eA=="}}`,
+		subject, seq, base64.StdEncoding.EncodeToString([]byte(h)))
+}
+
+// TestAppendAgain: what became of an append whose answer was lost is found out by
+// trying it again, and looking who has the place.
+func TestAppendAgain(t *testing.T) {
+	own := func(x *stage) string {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return holds("P.log.0.r", 6, headerCall+": "+x.calls[0])
+	}
+	another := func(*stage) string { return holds("P.log.0.r", 6, headerCall+": another") }
+	for name, c := range map[string]struct {
+		acks []string // the last one is for all others too
+		at6  []func(*stage) string
+		want error
+	}{
+		"acknowledged":              {acks: []string{ack(7)}},
+		"another was sooner":        {acks: []string{wrongLast}, want: store.ErrConflict},
+		"the answer was lost":       {acks: []string{"", wrongLast}, at6: []func(*stage) string{own}},
+		"on its way":                {acks: []string{"", wrongLast}, at6: []func(*stage) string{nil, own}},
+		"lost before":               {acks: []string{"", wrongLast, ack(7)}, at6: []func(*stage) string{nil}},
+		"lost, another was sooner":  {[]string{"", wrongLast}, []func(*stage) string{another}, store.ErrConflict},
+		"the leader changed":        {acks: []string{incomplete, ack(7)}},
+		"no leader yet":             {acks: []string{noLeader, ack(7)}},
+		"never answered":            {acks: []string{""}, want: store.ErrUnknown},
+		"no leader":                 {acks: []string{noLeader}, want: store.ErrBusy},
+		"full":                      {acks: []string{full}, want: store.ErrNoSpace},
+		"lost, then full":           {acks: []string{"", full}, want: store.ErrUnknown},
+		"stored at another place":   {acks: []string{ack(9)}, want: store.ErrCorrupt},
+		"lost, then without leader": {acks: []string{"", noLeader}, want: store.ErrUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := newStage(t)
+			batches := map[string]bool{}
+			x.plays("P.log.0.>", func(n int, m *nats.Msg) string {
+				if b := m.Header.Get(headerBatch); batches[b] {
+					t.Errorf("batch %s comes twice", b)
+				} else {
+					batches[b] = true
+				}
+				return c.acks[min(n, len(c.acks))-1]
+			})
+			x.plays(apiGet+"P_LOG_0", func(n int, _ *nats.Msg) string {
+				if len(c.at6) == 0 {
+					t.Error("it looks without need")
+					return none
+				}
+				if at := c.at6[min(n, len(c.at6))-1]; at != nil {
+					return at(x)
+				}
+				return none
+			})
+			err := x.Append(t.Context(), 0, 5, []store.Record{{Data: []byte("a")}, {Data: []byte("b")}})
+			if !errors.Is(err, c.want) || c.want == nil && x.toldOf("P_LOG_0") != 7 {
+				t.Fatalf("%v, want %v", err, c.want)
+			}
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			for _, call := range x.calls {
+				if call != x.calls[0] {
+					t.Errorf("calls %q", x.calls)
+				}
+			}
+		})
+	}
+}
+
+// TestNobodyTakesIt: where no stream takes a subject, nothing was recorded.
+func TestNobodyTakesIt(t *testing.T) {
+	x := newStage(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	err := x.Append(ctx, 0, 0, []store.Record{{Data: []byte("a")}})
+	if !errors.Is(err, store.ErrBusy) || errors.Is(err, store.ErrUnknown) {
+		t.Error(err)
+	}
+}
+
+// TestPutAgain: the same of a value.
+func TestPutAgain(t *testing.T) {
+	const subject = "$KV.P_state.s.k"
+	own := func(x *stage) string {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return holds(subject, 9, headerCall+": "+x.calls[0], headerExpectSubject+": 4")
+	}
+	is := func(seq uint64, headers ...string) func(*stage) string {
+		return func(*stage) string { return holds(subject, seq, headers...) }
+	}
+	four, zero := uint64(8), uint64(0)
+	for name, c := range map[string]struct {
+		expect *uint64
+		acks   []string
+		last   func(*stage) string // of the key
+		seq    uint64
+		want   error
+	}{
+		"acknowledged":             {&four, []string{ack(9)}, nil, 9, nil},
+		"the answer was lost":      {&four, []string{"", wrongLast}, own, 9, nil},
+		"lost, another was sooner": {&four, []string{"", wrongLast}, is(7, headerExpectSubject+": 4"), 0, store.ErrConflict},
+		"lost, replaced since":     {&four, []string{"", wrongLast}, is(10, headerExpectSubject+": 9"), 0, store.ErrUnknown},
+		"another was sooner":       {&four, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"there is one":             {&zero, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"there was one":            {&zero, []string{wrongLast, ack(9)}, is(7, headerOperation+": DEL"), 9, nil},
+		"whatever is there":        {nil, []string{wrongLast, ack(9)}, is(7), 9, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := newStage(t)
+			x.plays(subject, func(n int, m *nats.Msg) string {
+				if name == "whatever is there" && n == 2 && m.Header.Get(headerExpectSubject) != "7" {
+					t.Errorf("it follows %s", m.Header.Get(headerExpectSubject))
+				}
+				return c.acks[min(n, len(c.acks))-1]
+			})
+			x.plays(apiGet+x.stateStream(), func(int, *nats.Msg) string { return c.last(x) })
+			rev, err := x.Put(t.Context(), "s", store.Value{Key: "k"}, c.expect)
+			if !errors.Is(err, c.want) || c.want == nil && rev != valueRevision(c.seq) {
+				t.Fatalf("%d, %v, want %d, %v", rev, err, valueRevision(c.seq), c.want)
+			}
+		})
+	}
+}
+
+// TestAskedAgain: a stream without a leader answers nobody, or another server says
+// that there is none.
+func TestAskedAgain(t *testing.T) {
+	for name, first := range map[string]string{"silent": "", "leaderless": noLeader} {
+		answers := []string{first, holds("s", 7)}
+		t.Run(name, func(t *testing.T) {
+			x := newStage(t)
+			x.plays(apiGet+"S", func(n int, _ *nats.Msg) string { return answers[min(n, len(answers))-1] })
+			m, err := x.leader(t.Context(), "S", 7, "")
+			if err != nil || m.seq != 7 || string(m.data) != "x" {
+				t.Fatalf("%+v, %v", m, err)
+			}
+		})
+	}
+}
+
+// TestLeaderIsBehind: what was told once is waited for, where a new leader comes
+// to it later.
+func TestLeaderIsBehind(t *testing.T) {
+	x := newStage(t)
+	x.tell("P_LOG_0", 7)
+	x.plays(apiInfo+"P_LOG_0", func(n int, _ *nats.Msg) string {
+		return fmt.Sprintf(`{"state":{"first_seq":1,"last_seq":%d,"messages":%d}}`, min(4+n, 7), min(4+n, 7))
+	})
+	x.plays(apiGet+x.remainsStream(), func(int, *nats.Msg) string { return none })
+	if span, err := x.Span(t.Context(), 0); err != nil || span.Last != 7 {
+		t.Errorf("%+v, %v", span, err)
+	}
+	x.tell("P_LOG_0", 8) // it was lost
+	if span, err := x.Span(t.Context(), 0); !errors.Is(err, store.ErrBusy) {
+		t.Errorf("%+v, %v", span, err)
+	}
+}
+
+// TestPagesAskedAgain: where no replica hands out pages just now, they are asked
+// for again, and a page of which something does not come goes on from there.
+func TestPagesAskedAgain(t *testing.T) {
+	x := newStage(t)
+	asked := make(chan string, 10)
+	n := 0
+	if _, err := x.nc.Subscribe(apiDirect+"P_LOG_0", func(m *nats.Msg) {
+		asked <- string(m.Data)
+		say := func(status string, seq, before int) {
+			a := nats.NewMsg(m.Reply)
+			if status != "" {
+				a.Header.Set("Status", status)
+			} else {
+				a.Header.Set("Nats-Subject", "P.log.0.r")
+				a.Header.Set("Nats-Sequence", fmt.Sprint(seq))
+			}
+			a.Header.Set("Nats-Last-Sequence", fmt.Sprint(before))
+			if err := x.nc.PublishMsg(a); err != nil {
+				t.Error(err)
+			}
+		}
+		switch n++; n {
+		case 1: // no answer
+		case 2:
+			say("", 1, 0)
+			say("", 2, 1) // and it breaks off
+		case 3:
+			say("", 4, 3) // the first of the page is lost
+		case 4:
+			say("", 3, 0)
+			say("", 5, 4) // one in between is lost
+		case 5:
+			say("", 4, 0)
+			say("204", 0, 5) // the last one is lost
+		case 6:
+			say("", 5, 0)
+			say("204", 0, 5)
+		default:
+			say("404", 0, 0)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	x.plays(apiInfo+"P_LOG_0", func(int, *nats.Msg) string {
+		return `{"state":{"first_seq":1,"last_seq":5,"messages":5}}`
+	})
+	x.plays(apiGet+"P_LOG_0", func(int, *nats.Msg) string { return none })
+	var got []uint64
+	if err := x.Read(t.Context(), 0, 1, endless, func(r store.Record) bool {
+		got = append(got, r.Sequence)
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(got) != "[1 2 3 4 5]" {
+		t.Errorf("read %v", got)
+	}
+	for _, from := range []string{`"seq":1,`, `"seq":1,`, `"seq":3,`, `"seq":3,`, `"seq":4,`, `"seq":5,`, `"seq":6,`} {
+		if a := <-asked; !strings.Contains(a, from) {
+			t.Errorf("asked %s, want %s", a, from)
+		}
+	}
+}
+
+// TestOutage: the log has one line when the servers fall silent, one a minute
+// while they are, and one when they are back.
+func TestOutage(t *testing.T) {
+	log := &lines{Handler: slog.NewTextHandler(io.Discard, nil)}
+	now := time.Unix(1e9, 0)
+	o := &outage{log: slog.New(log), now: func() time.Time { return now }}
+	o.answered(now)
+	for range 180 {
+		now = now.Add(time.Second)
+		o.begin(nats.ErrTimeout)
+	}
+	if since, why := o.state(); !since.Equal(time.Unix(1e9+1, 0)) || why == nil {
+		t.Errorf("since %v: %v", since, why)
+	}
+	for range 20 { // it flutters
+		o.answered(now)
+		o.begin(nats.ErrTimeout)
+	}
+	o.answered(now)
+	if since, why := o.state(); !since.IsZero() || why != nil {
+		t.Errorf("since %v: %v", since, why)
+	}
+	const silent, back = "the NATS servers do not answer; they are asked again", "the NATS servers answer again"
+	if want := []string{silent, silent, silent, back}; fmt.Sprint(log.text) != fmt.Sprint(want) {
+		t.Errorf("log: %q", log.text)
+	}
+	if o.silent(leaveAfter) {
+		t.Error("it answered just now")
+	}
+	now = now.Add(leaveAfter)
+	if !o.silent(leaveAfter) || o.silent(leaveAfter) {
+		t.Error("silence is told once")
+	}
+}
