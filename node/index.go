@@ -9,9 +9,8 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// IndexFile is the index of messages, in the data directory; its second file has
-// "-search" behind the name. They may be removed while no hub runs; they are made
-// again.
+// IndexFile is the index of messages, in the data directory. It may be removed
+// while no hub runs; it is made again.
 const IndexFile = "index.db"
 
 // openIndex begins to index the journal for the admin API.

@@ -246,7 +246,7 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 		t.Errorf("the token is in %v", found)
 	}
 	where := strings.Join(mentioned(t, c.Data, marker), " ")
-	for _, part := range []string{"journal/", "index.db-search"} {
+	for _, part := range []string{"journal/", "index.db"} {
 		if !strings.Contains(where, part) {
 			t.Errorf("the content is not in %s either, only in %v: the search sees nothing", part, where)
 		}

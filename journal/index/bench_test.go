@@ -1,7 +1,8 @@
+//go:build linux
+
 package index
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,49 +17,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
-
-// conversation appends a request and its reply, as the hub does.
-func exchange(t testing.TB, j *journal.Journal, i int) {
-	from, to := fmt.Sprintf("client-%d", i%50), fmt.Sprintf("worker-%d", i%7)
-	id, conversation, reply := testID(uint64(i)*2, 1), testID(uint64(i), 2), testID(uint64(i)*2+1, 1)
-	trace := parley.Trace{Parent: fmt.Sprintf("00-%032x-%016x-01", i*7919+1, i+1)}
-	origin := parley.Origin{Protocol: "samvad", Peer: from, Verdict: parley.Verdict{Assurance: parley.Signed}}
-	body := fmt.Sprintf(`{"city":"Bern","days":%d,"note":"what will the weather be like in the mountains"}`, i)
-	ctx := context.Background()
-	_, err := j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: id, Kind: parley.Request, From: from, To: to, Conversation: conversation, Trace: trace,
-		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(body)}}, Origin: origin}, Open: []journal.Opening{{To: to, Attempt: 1, Sync: true}}})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	_, err = j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: reply, Kind: parley.Response, From: to, To: from, Conversation: conversation, InReplyTo: id, Trace: trace,
-		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"celsius":21,"sky":"clear"}`)}}, Origin: parley.Origin{Protocol: "go"}},
-		Steps: []journal.Step{{Message: id, To: to, State: parley.Answered, Attempt: 1}}})
-	if err != nil {
-		t.Error(err)
-	}
-}
 
 // diskJournal is a journal as a hub has it.
 func diskJournal(b testing.TB, partitions int) *journal.Journal {
 	b.Helper()
-	return openJournal(b, journal.Config{Dir: b.TempDir(), Node: "n1", Partitions: partitions})
-}
-
-func fill(b testing.TB, j *journal.Journal, exchanges int) {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range 512 {
-		wg.Go(func() {
-			for i := int(next.Add(1)); i <= exchanges; i = int(next.Add(1)) {
-				exchange(b, j, i)
-			}
-		})
-	}
-	wg.Wait()
+	return openJournal(b, journal.Config{Store: testjournal.Disk(b, b.TempDir()), Node: "n1", Partitions: partitions})
 }
 
 // cpu is what the process has used: other than the time that passes it does

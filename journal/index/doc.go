@@ -1,7 +1,7 @@
 // Package index finds messages, conversations, traces and failures of a
-// journal: by agent, time, state, trace, id and text. It is two SQLite files
-// that are fed from the journal and can be made from it again at any time; they
-// are never the truth. What it knows of a message is enough for lists;
+// journal: by agent, time, state, trace, id and text. It is one SQLite file that is
+// fed from the journal and can be made from it again at any time; it is never the
+// truth. What it knows of a message is enough for lists;
 // the message itself is read from the journal, at the position that the index
 // gives.
 //
@@ -14,25 +14,22 @@
 // [Index.Lag] tells how many records it is behind; [Index.Wait] waits until
 // what was recorded before the call can be found.
 //
-// # Two files
+// # One file, one writer
 //
-// The second one holds what is searched by: the messages of each agent, and the
-// words. Each follows the journal by itself and knows how far it has come, so that
-// they are written at the same time, and a crash may leave one behind the other: it
-// is read on from where the one that is behind stands. A record counts as indexed
-// when both have it; queries see both.
+// One goroutine gathers records and writes them in transactions, which queries see
+// as a whole. A rebuild reads and decodes the next records meanwhile, and shows what
+// it has from the beginning. It holds some tens of thousands of records in memory,
+// however many there are.
 //
-// A rebuild does not wait for the disk until it ends, and shows what it has from
-// the beginning: queries meanwhile find what is indexed so far. It holds some tens
-// of thousands of records in memory, and the words of a hundred thousand, however
-// many there are.
+// The words are in a table of FTS5, SQLite's full text index, which keeps them and
+// their positions but not the texts: those are in the journal.
 //
 // # When it is thrown away
 //
-// The files name the version of their schema and the journal they belong to. Where
-// one is of another version or journal, is ahead of its journal (which was put back
-// to an earlier state) or is damaged, both are removed and made anew. So they are
-// where the machine stopped, rather than the process, during a rebuild.
+// The file names the version of its schema and the journal it belongs to. Where it
+// is of another version or journal, is ahead of its journal (which was put back to
+// an earlier state) or is damaged, it is removed and made anew. A machine that stops
+// costs only the last transactions, which are made again.
 //
 // # What lies in it
 //

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"zombiezen.com/go/sqlite"
+
 	"github.com/parley-hub/parley"
 )
 
@@ -24,21 +26,21 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 		}
 	}
 	return x.do(ctx, func(s *store) error {
-		if thorough && !s.search.noText {
-			// SQLite merges what can be searched as it grows, and leaves what was
-			// merged in pages that nothing uses: the files are written anew. That needs
-			// a temporary one, of what is left, which does not belong in memory.
-			const anew = "PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY"
-			if err := errors.Join(s.search.c.exec("INSERT INTO texts (texts) VALUES ('optimize');"+anew), s.c.exec(anew)); err != nil {
+		if thorough {
+			// FTS5 marks a text that is deleted, whose words go when they are merged, and
+			// SQLite leaves bytes behind in pages that it splits. So all words are merged
+			// and the file is written anew. That needs a temporary one, of what is left,
+			// which does not belong in memory.
+			if !s.noText {
+				if err := s.c.exec("INSERT INTO texts (texts) VALUES ('optimize')"); err != nil {
+					return err
+				}
+			}
+			if err := s.c.exec("PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY"); err != nil {
 				return err
 			}
 		}
-		for _, f := range s.files() {
-			if _, err := f.checkpoint(); err != nil {
-				return err
-			}
-		}
-		return nil
+		return s.checkpoint()
 	})
 }
 
@@ -76,54 +78,45 @@ func (j job) run(s *store) {
 		j.done <- errNoStore
 		return
 	}
-	err := j.f(s)
-	if err != nil {
-		err = errors.Join(err, s.rollback())
-	}
-	j.done <- err
+	j.done <- j.f(s)
 }
 
 func (s *store) erase(list []parley.ID) error {
-	if err := s.c.exec("PRAGMA secure_delete=ON; BEGIN IMMEDIATE"); err != nil {
+	if err := s.c.exec("PRAGMA secure_delete=ON"); err != nil {
 		return err
 	}
-	find, err := s.c.prepare("SELECT n FROM messages WHERE id=?")
-	if err != nil {
-		return err
+	statements := []string{
+		"UPDATE messages SET preview=NULL, error=NULL WHERE n=?",
+		"UPDATE deliveries SET error=NULL WHERE message=?",
 	}
-	update, err := s.c.prepare("UPDATE messages SET preview=NULL, error=NULL WHERE id=?")
-	if err != nil {
-		return errors.Join(err, s.c.finalize(find))
+	if !s.noText {
+		statements = append(statements, "DELETE FROM texts WHERE rowid=?")
 	}
-	failed, err := s.c.prepare("UPDATE deliveries SET error=NULL WHERE message=?")
-	if err != nil {
-		return errors.Join(err, s.c.finalize(find), s.c.finalize(update))
-	}
-	var keys []int64
 	gone := map[int64]bool{}
-	for _, id := range list {
-		more, findErr := find.blob(id[:]).row()
-		for ; more && findErr == nil; more, findErr = find.row() {
-			keys = append(keys, find.colInt(0))
-			gone[keys[len(keys)-1]] = true
-			if err = failed.int(keys[len(keys)-1]).run(); err != nil {
-				break
+	err := s.c.transaction(func() error {
+		for _, id := range list {
+			var keys []int64
+			if err := each(s.c.Conn, "SELECT n FROM messages WHERE id=?", func(q *sqlite.Stmt) error {
+				keys = append(keys, q.ColumnInt64(0))
+				return nil
+			}, id[:]); err != nil {
+				return err
+			}
+			for _, n := range keys {
+				gone[n] = true
+				for _, sql := range statements {
+					if err := s.c.prepare(sql).int(n).run(); err != nil {
+						return err
+					}
+				}
 			}
 		}
-		if err = errors.Join(err, findErr, update.blob(id[:]).run()); err != nil {
-			break
-		}
-	}
-	if err := errors.Join(err, s.c.finalize(find), s.c.finalize(update), s.c.finalize(failed)); err != nil {
-		return err
-	}
+		return nil
+	})
 	for key, d := range s.rows {
 		if gone[key.message] {
 			d.error = ""
 		}
 	}
-	if err := s.search.erase(keys); err != nil {
-		return err
-	}
-	return s.c.exec("COMMIT; PRAGMA secure_delete=OFF")
+	return errors.Join(err, s.c.exec("PRAGMA secure_delete=OFF"))
 }

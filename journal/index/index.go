@@ -1,23 +1,21 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"database/sql"
-	"database/sql/driver"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net/url"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"modernc.org/sqlite"
+	"zombiezen.com/go/sqlite"
+	"zombiezen.com/go/sqlite/sqlitex"
 
 	"github.com/parley-hub/parley/journal"
 )
@@ -25,7 +23,7 @@ import (
 // Config of an [Index]. Journal must be set.
 type Config struct {
 	Journal *journal.Journal
-	Path    string // of the first file; the second has "-search" behind it; "": in memory
+	Path    string // of the file; "": in memory
 
 	NoText     bool // keep nothing of the content
 	MaxText    int  // bytes of one message's text that can be searched; 0: 8 KiB
@@ -52,8 +50,7 @@ type Config struct {
 // Index is an open index. Its methods are safe for concurrent use.
 type Index struct {
 	c        Config
-	name     string // as SQLite opens the first file
-	second   string // and the second
+	name     string // as SQLite opens the file
 	identity string
 	log      *slog.Logger
 	queue    *queue
@@ -61,14 +58,13 @@ type Index struct {
 	cancel   context.CancelFunc
 	done     chan struct{}
 	jobs     chan job
-	keep     []*conn // keep an index in memory alive
-	few      int     // see fewConversations
+	keep     *conn // keeps an index in memory alive
+	few      int   // see fewConversations
 	hurry    atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
 	mu       sync.Mutex
-	indexed  []uint64      // by partition: in both files
-	has      [2][]uint64   // what each file has
+	indexed  []uint64      // by partition
 	base     []uint64      // what it was when the index was opened
 	moved    chan struct{} // closed when indexed changes
 	rebuilds uint64
@@ -80,7 +76,7 @@ type Index struct {
 	telling sync.Mutex // held while Progress is called
 
 	dbMu sync.RWMutex // held for reading by queries, for writing where the file is replaced
-	db   *sql.DB
+	pool *sqlitex.Pool
 }
 
 // Stats of an index.
@@ -121,22 +117,18 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), done: make(chan struct{}), jobs: make(chan job), few: fewConversations, indexed: make([]uint64, n), base: make([]uint64, n), moved: make(chan struct{})}
-	for i := range x.has {
-		x.has[i] = make([]uint64, n)
-	}
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), few: fewMessages,
+		done: make(chan struct{}), jobs: make(chan job), moved: make(chan struct{}),
+		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error
 	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
-		return nil, err
-	}
-	if err := x.names(); err != nil {
 		return nil, err
 	}
 	s, err := x.open(ctx)
 	if err != nil {
 		return nil, errors.Join(err, x.letGo())
 	}
-	x.holds(s)
+	x.advance(s)
 	copy(x.base, x.indexed)
 	x.stop = c.Journal.Watch(x.queue.push)
 	for _, p := range c.Journal.Stats().Partitions {
@@ -149,49 +141,16 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	return x, nil
 }
 
-// names says what SQLite opens. What is in memory is there as long as
+// memoryName begins the name of an index in memory, which is there as long as
 // something has it open.
-func (x *Index) names() error {
-	uri := func(path string) string {
-		return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath()}).String()
-	}
-	x.name, x.second = uri(x.c.Path), uri(x.c.Path+searchSuffix)
-	if x.c.Path == "" {
-		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
-		x.second = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
-	}
-	if x.c.Path != "" {
-		return nil
-	}
-	for _, name := range []string{x.name, x.second} {
-		c, err := openConn(name)
-		if err != nil {
-			return errors.Join(err, x.letGo())
-		}
-		x.keep = append(x.keep, c)
-	}
-	return nil
-}
+const memoryName = "file:/parley-index-"
 
-func (x *Index) letGo() error {
-	var errs []error
-	for _, c := range x.keep {
-		errs = append(errs, c.close())
+func (x *Index) letGo() (err error) {
+	if x.keep != nil {
+		err = x.keep.Close()
 	}
 	x.keep = nil
-	return errors.Join(errs...)
-}
-
-// holds notes what the files have.
-func (x *Index) holds(s *store) {
-	for i, f := range s.files() {
-		for p, m := range f.marks {
-			x.has[i][p] = m.sequence
-		}
-	}
-	for p := range x.indexed {
-		x.indexed[p] = s.start(p)
-	}
+	return err
 }
 
 // identityOf is what tells a journal from others: drawn once, and kept in it.
@@ -222,19 +181,10 @@ func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
 // it is not fit.
 func (x *Index) open(ctx context.Context) (*store, error) {
 	for again := false; ; again = true {
-		if x.c.Path != "" {
-			// The files hold content: nobody else may read them.
-			for _, path := range []string{x.c.Path, x.c.Path + searchSuffix} {
-				f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-				if err == nil {
-					err = f.Close()
-				}
-				if err != nil {
-					return nil, fmt.Errorf("open the index: %w", err)
-				}
-			}
+		if err := x.touch(); err != nil {
+			return nil, fmt.Errorf("open the index: %w", err)
 		}
-		s, err := openStore(x.name, x.second, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
+		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
 		if err == nil {
 			if err = x.belongs(ctx, s); err != nil {
 				err = errors.Join(err, s.close())
@@ -257,6 +207,24 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 	}
 }
 
+// touch sees to it that there is a file.
+func (x *Index) touch() (err error) {
+	if x.name = x.c.Path; x.name != "" {
+		// It holds content: nobody else may read it.
+		f, err := os.OpenFile(x.name, os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			err = f.Close()
+		}
+		return err
+	}
+	x.name = fmt.Sprintf("%s%d?vfs=memdb", memoryName, memories.Add(1))
+	before := x.keep
+	if x.keep, err = openConn(x.name); before != nil {
+		err = errors.Join(err, before.Close())
+	}
+	return err
+}
+
 // startOver notes that nothing is indexed any more.
 func (x *Index) startOver() {
 	x.mu.Lock()
@@ -264,24 +232,13 @@ func (x *Index) startOver() {
 	x.rebuilds++
 	clear(x.indexed)
 	clear(x.base)
-	clear(x.has[0])
-	clear(x.has[1])
 }
 
-// belongs compares the last record that each file has of each partition with the
+// belongs compares the last record that the file has of each partition with the
 // journal's.
 func (x *Index) belongs(ctx context.Context, s *store) error {
-	for _, f := range s.files() {
-		if err := x.same(ctx, f.marks); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (x *Index) same(ctx context.Context, marks []mark) error {
 	stats := x.c.Journal.Stats()
-	for p, m := range marks {
+	for p, m := range s.marks {
 		if m.sequence == 0 {
 			continue
 		}
@@ -302,41 +259,35 @@ func (x *Index) same(ctx context.Context, marks []mark) error {
 }
 
 func (x *Index) openReaders() error {
-	sep := "?"
-	if x.c.Path == "" {
-		sep = "&"
+	prepare := func(c *sqlite.Conn) error {
+		c.SetBusyTimeout(busyTimeout)
+		return errors.Join(each(c, "PRAGMA query_only=1", nil), each(c, "PRAGMA cache_size=-8192", nil))
 	}
-	db := sql.OpenDB(&reader{fmt.Sprintf("%s%s_pragma=busy_timeout(%d)&_pragma=query_only(1)&_pragma=cache_size(-8192)&_txlock=deferred", x.name, sep, busyMillis), x.second})
-	db.SetMaxOpenConns(4)
-	db.SetMaxIdleConns(2)
+	pool, err := sqlitex.NewPool(x.name, sqlitex.PoolOptions{Flags: flags(x.name), PoolSize: 4, PrepareConn: prepare})
 	x.dbMu.Lock()
-	x.db = db
-	x.dbMu.Unlock()
-	return nil
+	defer x.dbMu.Unlock()
+	x.pool = pool
+	return err
 }
 
-// reader opens connections for queries, which see both files.
-type reader struct{ first, second string }
-
-func (r *reader) Driver() driver.Driver { return &sqlite.Driver{} }
-
-func (r *reader) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := r.Driver().Open(r.first)
-	if err != nil {
-		return nil, err
+// closeReaders waits for the queries that run.
+func (x *Index) closeReaders() (err error) {
+	x.dbMu.Lock()
+	defer x.dbMu.Unlock()
+	if x.pool != nil {
+		err = x.pool.Close()
 	}
-	if _, err := c.(driver.ExecerContext).ExecContext(ctx, "ATTACH ? AS search", []driver.NamedValue{{Ordinal: 1, Value: r.second}}); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
+	x.pool = nil
+	return err
 }
 
-// remove throws the files away. Nothing has them open.
+// remove throws the file away, and what an earlier version had beside it. Nothing
+// has it open.
 func (x *Index) remove() error {
 	if x.c.Path == "" {
-		return errors.Join(x.letGo(), x.names())
+		return nil // the next one has another name
 	}
-	for _, path := range []string{x.c.Path, x.c.Path + searchSuffix} {
+	for _, path := range []string{x.c.Path, x.c.Path + "-search"} {
 		for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
 			if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return fmt.Errorf("throw the index away: %w", err)
@@ -351,14 +302,7 @@ func (x *Index) Close() error {
 	x.stop()
 	x.cancel()
 	<-x.done
-	x.dbMu.Lock()
-	defer x.dbMu.Unlock()
-	var err error
-	if x.db != nil {
-		err = x.db.Close()
-		x.db = nil
-	}
-	return errors.Join(err, x.letGo())
+	return errors.Join(x.closeReaders(), x.letGo())
 }
 
 // Lag is how many sequences the index is behind the journal.
@@ -443,7 +387,7 @@ func (x *Index) run(ctx context.Context, s *store) {
 		clear(list)
 		room = list
 		if err == nil && x.broken.CompareAndSwap(true, false) {
-			err = &sqliteError{11, "a query found the file damaged"}
+			err = corrupt("a query found the file damaged")
 		}
 		if err != nil && ctx.Err() == nil {
 			s = x.recover(ctx, s, err)
@@ -500,7 +444,7 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.Lag())
 	x.queue.read()
 	if s != nil && !unfit(err) && !readOnly(err) {
-		if err := s.rollback(); err == nil {
+		if err := s.load(); err == nil {
 			x.pause(ctx)
 			return s
 		}
@@ -510,14 +454,9 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 			x.log.Warn("the index was not closed in order", "error", err)
 		}
 	}
-	x.dbMu.Lock()
-	if x.db != nil {
-		if err := x.db.Close(); err != nil {
-			x.log.Warn("the index was not closed in order", "error", err)
-		}
-		x.db = nil
+	if err := x.closeReaders(); err != nil {
+		x.log.Warn("the index was not closed in order", "error", err)
 	}
-	x.dbMu.Unlock()
 	if unfit(err) {
 		x.startOver()
 		if err := x.remove(); err != nil {
@@ -552,86 +491,36 @@ func (x *Index) write(ctx context.Context, s *store, list []*journal.Record) err
 	if len(list) == 0 {
 		return nil
 	}
-	return x.feed(ctx, s, false, func(_ context.Context, send func([]entry) error) error {
-		for some := range slices.Chunk(list, chunk) {
-			entries := make([]entry, len(some))
-			for i, r := range some {
-				entries[i] = x.prepare(r)
-			}
-			if err := send(entries); err != nil {
-				return err
-			}
+	for _, r := range list {
+		e := x.prepare(r)
+		if err := x.add(s, &e, false); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return x.commit(s)
 }
 
-// feed gives both files what produce sends, side by side, and commits.
-func (x *Index) feed(ctx context.Context, s *store, tell bool, produce func(ctx context.Context, send func([]entry) error) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	type sink struct {
-		*file
-		lists  chan []entry
-		add    func(*entry) error
-		full   func(batch int) bool
-		commit func() error
+// add indexes one record, and commits where a batch is full. Much says that there
+// are many more: a greater transaction costs less for each record, a smaller one
+// lets others see sooner what is new.
+func (x *Index) add(s *store, e *entry, much bool) error {
+	if err := s.add(e); err != nil {
+		return err
 	}
-	sinks := []sink{
-		{s.file, make(chan []entry, 4), s.add, s.full, func() error { return x.commit(s) }},
-		{s.search.file, make(chan []entry, 4), s.search.add, s.search.full, func() error { return x.commitSearch(s.search) }},
+	batch := x.c.Batch
+	if much {
+		batch *= 4
 	}
-	var wait sync.WaitGroup
-	for _, k := range sinks {
-		follow := func() error {
-			for list := range k.lists {
-				for i := range list {
-					if err := k.add(&list[i]); err != nil {
-						return err
-					}
-					if !k.full(x.c.Batch) {
-						continue
-					}
-					if err := k.commit(); err != nil {
-						return err
-					}
-					if tell {
-						x.progress()
-					}
-					if ctx.Err() != nil {
-						return ctx.Err()
-					}
-				}
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return k.commit()
-		}
-		wait.Go(func() {
-			if err := follow(); err != nil {
-				cancel(err)
-			}
-		})
-	}
-	err := produce(ctx, func(list []entry) error {
-		for _, k := range sinks {
-			select {
-			case k.lists <- list:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
+	if s.records < batch && s.bytes < maxBytes {
 		return nil
-	})
-	if err != nil {
-		cancel(err)
 	}
-	for _, k := range sinks {
-		close(k.lists)
+	if err := x.commit(s); err != nil {
+		return err
 	}
-	wait.Wait()
-	return context.Cause(ctx)
+	if much {
+		x.progress()
+	}
+	return nil
 }
 
 func (x *Index) commit(s *store) error {
@@ -647,27 +536,16 @@ func (x *Index) commit(s *store) error {
 			x.at = at
 		}
 	}
-	x.advance(0, s.file)
+	x.advance(s)
 	return nil
 }
 
-func (x *Index) commitSearch(t *search) error {
-	if err := t.commit(); err != nil {
-		return err
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.advance(1, t.file)
-	return nil
-}
-
-// advance notes what one file has, and tells of what both have. x.mu is held.
-func (x *Index) advance(i int, f *file) {
+// advance notes what the file has. x.mu is held.
+func (x *Index) advance(s *store) {
 	moved := false
-	for p, m := range f.marks {
-		x.has[i][p] = m.sequence
-		if at := min(x.has[0][p], x.has[1][p]); at > x.indexed[p] {
-			x.indexed[p], moved = at, true
+	for p, m := range s.marks {
+		if m.sequence > x.indexed[p] {
+			x.indexed[p], moved = m.sequence, true
 		}
 	}
 	if moved {
@@ -689,34 +567,40 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	}
 	target := x.c.Journal.Stats().Partitions[p].Applied
 	x.queue.heard(p, target)
-	start := s.start(p)
+	start := s.marks[p].sequence
 	x.mu.Lock()
 	up := x.indexed[p]
 	x.mu.Unlock()
 	if max(start, up) >= target && start > 0 || target == 0 {
 		x.reached(p, target)
-		return s.settle()
+		return nil
 	}
+	// The next records are read and decoded while those before are written.
 	much := target-start > uint64(8*x.c.Batch)
-	if much && x.c.Path != "" {
-		for _, f := range s.files() {
-			if target-f.marks[p].sequence > target/2 {
-				if err := f.hasten(); err != nil {
-					return err
-				}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lists, done := make(chan []entry, 4), make(chan error, 1)
+	go func() {
+		defer close(lists)
+		done <- x.read(ctx, p, start+1, target, lists)
+	}()
+	for list := range lists {
+		for i := range list {
+			if err := x.add(s, &list[i], much); err != nil {
+				cancel()
+				<-done
+				return err
 			}
 		}
 	}
-	if err := x.feed(ctx, s, much, func(ctx context.Context, send func([]entry) error) error {
-		return x.read(ctx, p, start+1, target, send)
-	}); err != nil {
+	if err := cmp.Or(<-done, x.commit(s)); err != nil {
 		return err
 	}
 	x.reached(p, target)
 	if much {
 		x.progress()
 	}
-	return s.settle()
+	return nil
 }
 
 // progress tells how much of what there is to index is indexed.
@@ -759,12 +643,16 @@ func release(r *journal.Record) {
 
 // read hands a partition's records over in chunks. What cannot be decoded is
 // left out: it would keep the index from everything behind it.
-func (x *Index) read(ctx context.Context, p int, from, target uint64, send func([]entry) error) error {
+func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- []entry) error {
 	list, size := make([]entry, 0, chunk), 0
 	flush := func() error {
-		err := send(list)
+		select {
+		case to <- list:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 		list, size = make([]entry, 0, chunk), 0
-		return err
+		return nil
 	}
 	for from <= target {
 		var bad error

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -38,7 +40,7 @@ func testID(n uint64, kind byte) (id parley.ID) {
 
 func memoryJournal(t testing.TB, partitions int) *journal.Journal {
 	t.Helper()
-	return openJournal(t, journal.Config{Durability: journal.Memory, Node: "n1", Partitions: partitions})
+	return openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1", Partitions: partitions})
 }
 
 func openJournal(t testing.TB, c journal.Config) *journal.Journal {
@@ -53,6 +55,42 @@ func openJournal(t testing.TB, c journal.Config) *journal.Journal {
 		}
 	})
 	return j
+}
+
+// exchange appends a request and its reply, as the hub does.
+func exchange(t testing.TB, j *journal.Journal, i int) {
+	from, to := fmt.Sprintf("client-%d", i%50), fmt.Sprintf("worker-%d", i%7)
+	id, conversation, reply := testID(uint64(i)*2, 1), testID(uint64(i), 2), testID(uint64(i)*2+1, 1)
+	trace := parley.Trace{Parent: fmt.Sprintf("00-%032x-%016x-01", i*7919+1, i+1)}
+	origin := parley.Origin{Protocol: "samvad", Peer: from, Verdict: parley.Verdict{Assurance: parley.Signed}}
+	body := fmt.Sprintf(`{"city":"Bern","days":%d,"note":"what will the weather be like in the mountains"}`, i)
+	ctx := context.Background()
+	_, err := j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: id, Kind: parley.Request, From: from, To: to, Conversation: conversation, Trace: trace,
+		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(body)}}, Origin: origin}, Open: []journal.Opening{{To: to, Attempt: 1, Sync: true}}})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, err = j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: reply, Kind: parley.Response, From: to, To: from, Conversation: conversation, InReplyTo: id, Trace: trace,
+		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"celsius":21,"sky":"clear"}`)}}, Origin: parley.Origin{Protocol: "go"}},
+		Steps: []journal.Step{{Message: id, To: to, State: parley.Answered, Attempt: 1}}})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// fill appends exchanges from many goroutines at a time.
+func fill(b testing.TB, j *journal.Journal, exchanges int) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 512 {
+		wg.Go(func() {
+			for i := int(next.Add(1)); i <= exchanges; i = int(next.Add(1)) {
+				exchange(b, j, i)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // naive is the plain reading of a journal: every record in order, by the rules
@@ -467,11 +505,11 @@ func TestThrownAway(t *testing.T) {
 	other, _ := filled(t, 5)
 	writes := func(statement string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
-			c, err := openConn("file:" + path)
+			c, err := openConn(path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(c.exec(statement), c.close()); err != nil {
+			if err := errors.Join(c.exec(statement), c.Close()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -586,7 +624,7 @@ func TestLocked(t *testing.T) {
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c, err := openConn("file:" + path)
+	c, err := openConn(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -594,7 +632,7 @@ func TestLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.append(t)
-	if err := errors.Join(c.exec("ROLLBACK"), c.close()); err != nil {
+	if err := errors.Join(c.exec("ROLLBACK"), c.Close()); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, x, j)
@@ -676,7 +714,7 @@ func TestSearch(t *testing.T) {
 func TestTimes(t *testing.T) {
 	var now atomic.Int64
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	j := openJournal(t, journal.Config{Durability: journal.Memory, Node: "n1", Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
+	j := openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1", Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
 	for i, at := range []int{0, 0, 0, 10, 5, 20, 60} {
 		now.Store(int64(time.Duration(at) * time.Second))
 		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: "a", To: "b"}

@@ -2,15 +2,15 @@ package index
 
 import (
 	"context"
-	"database/sql"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"zombiezen.com/go/sqlite"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -155,15 +155,16 @@ func parseCursor(s string) (int64, error) {
 func formatCursor(n int64) string { return strconv.FormatInt(n, 36) }
 
 // view runs queries on one state of the index.
-func (x *Index) view(ctx context.Context, f func(*sql.Tx) error) error {
+func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 	x.dbMu.RLock()
 	defer x.dbMu.RUnlock()
-	if x.db == nil {
+	if x.pool == nil {
 		return errNoStore
 	}
-	tx, err := x.db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	c, err := x.pool.Take(ctx)
 	if err == nil {
-		err = errors.Join(f(tx), tx.Rollback())
+		err = inOne(c, f)
+		x.pool.Put(c)
 	}
 	if err != nil && damaged(err) && !x.broken.Swap(true) {
 		x.queue.nudge()
@@ -174,15 +175,19 @@ func (x *Index) view(ctx context.Context, f func(*sql.Tx) error) error {
 	return err
 }
 
-// agentKey gives 0 for a name that is not in the index: no message has it.
-// Of is main for the first file, search for the second.
-func agentKey(ctx context.Context, tx *sql.Tx, of, name string) (int64, error) {
-	var n int64
-	err := tx.QueryRowContext(ctx, "SELECT n FROM "+of+".agents WHERE name=?", name).Scan(&n)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, nil
+// inOne runs f in a transaction.
+func inOne(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
+	if err := each(c, "BEGIN", nil); err != nil {
+		return err
 	}
-	return n, err
+	err := f(c)
+	c.SetInterrupt(nil) // the transaction ends also where the caller does not wait
+	return errors.Join(err, each(c, "ROLLBACK", nil))
+}
+
+// agentKey gives 0 for a name that is not in the index: no message has it.
+func agentKey(c *sqlite.Conn, name string) (int64, error) {
+	return number(c, "SELECT n FROM agents WHERE name=?", name)
 }
 
 // clause is a query under construction.
@@ -191,11 +196,6 @@ type clause struct {
 	where []string
 	args  []any
 	key   string // the column that pages are cut by
-
-	// agent is whose messages are walked through, by its number in the second file;
-	// 0: those of from are. Those between after and before are asked for.
-	agent         int64
-	after, before int64
 }
 
 func (c *clause) and(sql string, args ...any) {
@@ -204,14 +204,14 @@ func (c *clause) and(sql string, args ...any) {
 }
 
 // build chooses the index that leaves the least to be looked at.
-func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, err error) {
-	c = clause{from: "messages m", key: "m.n", before: math.MaxInt64}
+func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
+	c = clause{from: "messages m", key: "m.n"}
 	names := map[string]int64{}
 	for _, name := range []string{f.Agent, f.From, f.To} {
 		if name == "" || names[name] != 0 {
 			continue
 		}
-		if names[name], err = agentKey(ctx, tx, "main", name); err != nil || names[name] == 0 {
+		if names[name], err = agentKey(tx, name); err != nil || names[name] == 0 {
 			return c, err == nil, err
 		}
 	}
@@ -265,9 +265,8 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 	const to = "m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?)"
 	switch n := names[f.Agent]; {
 	case party != "" && drive():
-		if c.agent, err = agentKey(ctx, tx, "search", party); err != nil || c.agent == 0 {
-			return c, err == nil, err
-		}
+		c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
+		c.and("p.agent=?", names[party])
 	case f.Agent != "":
 		c.and("(m.sender=? OR "+to+")", n, n, n)
 	}
@@ -287,12 +286,10 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 		c.and("m.protocol=?", f.Protocol)
 	}
 	if !f.Since.IsZero() {
-		c.after = f.Since.UnixMicro()<<8 - 1
-		c.and(c.key+">?", c.after)
+		c.and(c.key+">=?", f.Since.UnixMicro()<<8)
 	}
 	if !f.Until.IsZero() {
-		c.before = f.Until.UnixMicro() << 8
-		c.and(c.key+"<?", c.before)
+		c.and(c.key+"<?", f.Until.UnixMicro()<<8)
 	}
 	if f.Cursor != "" {
 		n, err := parseCursor(f.Cursor)
@@ -300,81 +297,35 @@ func (f *Filter) build(ctx context.Context, tx *sql.Tx) (c clause, empty bool, e
 			return c, false, err
 		}
 		if f.Oldest {
-			c.after = max(c.after, n)
 			c.and(c.key+">?", n)
 		} else {
-			c.before = min(c.before, n)
 			c.and(c.key+"<?", n)
 		}
 	}
 	return c, false, nil
 }
 
-// walk gives up to n messages of c.agent.
-func (x *Index) walk(ctx context.Context, tx *sql.Tx, c clause, where, order string, n int) (out []Message, err error) {
-	r, err := newListReader(ctx, tx, "search.party", c.agent, partitionBits, len(x.indexed), order == "", c.after, c.before)
-	if err != nil {
-		return nil, err
-	}
-	for some := n; len(out) < n; some = min(2*some, 4096) {
-		keys, err := r.next(ctx, some)
-		if err != nil || len(keys) == 0 {
-			return out, err
-		}
-		set, err := json.Marshal(keys)
-		if err != nil {
-			return nil, err
-		}
-		list, err := selectMessages(ctx, tx, fmt.Sprintf("json_each(?) k CROSS JOIN messages m ON m.n=k.value WHERE %s ORDER BY m.n%s LIMIT %d", where, order, n-len(out)),
-			append([]any{string(set)}, c.args...)...)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, list...)
-	}
-	return out, nil
-}
-
 const messageColumns = `m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
 	(SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance, m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview`
 
-func scanMessage(rows *sql.Rows) (Message, error) {
-	var m Message
-	var id, conversation, reply, trace []byte
-	var state, number sql.NullInt64
-	var from, to, skill, act, protocol, code, failure, preview sql.NullString
-	var kind, assurance, nanos, flags int64
-	if err := rows.Scan(&m.key, &m.Position.Sequence, &id, &kind, &state, &number, &from, &to, &conversation, &reply, &skill, &act, &protocol, &assurance, &trace,
-		&nanos, &m.Size, &flags, &code, &failure, &preview); err != nil {
-		return m, err
-	}
-	m.Position.Partition = int(m.key & 255)
-	copy(m.ID[:], id)
-	copy(m.Conversation[:], conversation)
-	copy(m.InReplyTo[:], reply)
-	m.Kind, m.State, m.Number, m.Assurance = parley.Kind(kind), parley.State(state.Int64), int(number.Int64), parley.Assurance(assurance)
-	m.From, m.To, m.Skill, m.Act, m.Protocol = from.String, to.String, skill.String, act.String, protocol.String
-	m.Trace, m.Time = hex.EncodeToString(trace), time.Unix(0, nanos).UTC()
-	m.Refused, m.Failed = flags&flagRefused != 0, flags != 0
-	m.Code, m.Error, m.Preview = parley.Code(code.String), failure.String, preview.String
-	return m, nil
-}
-
-func selectMessages(ctx context.Context, tx *sql.Tx, query string, args ...any) ([]Message, error) {
-	rows, err := tx.QueryContext(ctx, "SELECT "+messageColumns+" FROM "+query, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var out []Message
-	for rows.Next() {
-		m, err := scanMessage(rows)
-		if err != nil {
-			return nil, err
-		}
+func selectMessages(tx *sqlite.Conn, query string, args ...any) (out []Message, err error) {
+	err = each(tx, "SELECT "+messageColumns+" FROM "+query, func(q *sqlite.Stmt) error {
+		m := Message{key: q.ColumnInt64(0),
+			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
+			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
+			Protocol: q.ColumnText(12), Assurance: parley.Assurance(q.ColumnInt(13)),
+			Trace: hex.EncodeToString(bytesOf(q, 14)), Time: time.Unix(0, q.ColumnInt64(15)).UTC(), Size: q.ColumnInt(16),
+			Code: parley.Code(q.ColumnText(18)), Error: q.ColumnText(19), Preview: q.ColumnText(20)}
+		m.Position = journal.Position{Partition: int(m.key & 255), Sequence: uint64(q.ColumnInt64(1))}
+		q.ColumnBytes(2, m.ID[:])
+		q.ColumnBytes(8, m.Conversation[:])
+		q.ColumnBytes(9, m.InReplyTo[:])
+		flags := q.ColumnInt(17)
+		m.Refused, m.Failed = flags&flagRefused != 0, flags != 0
 		out = append(out, m)
-	}
-	return out, rows.Err()
+		return nil
+	}, args...)
+	return out, err
 }
 
 // Messages gives those that a filter chooses, with their deliveries. Errors:
@@ -385,8 +336,8 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 	}
 	var page Page
 	n := limit(f.Limit)
-	err := x.view(ctx, func(tx *sql.Tx) error {
-		c, empty, err := f.build(ctx, tx)
+	err := x.view(ctx, func(tx *sqlite.Conn) error {
+		c, empty, err := f.build(tx)
 		if err != nil || empty {
 			return err
 		}
@@ -398,11 +349,8 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 		if len(c.where) > 0 {
 			where = strings.Join(c.where, " AND ")
 		}
-		if c.agent != 0 {
-			page.Messages, err = x.walk(ctx, tx, c, where, order, n+1)
-		} else {
-			page.Messages, err = selectMessages(ctx, tx, fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, where, c.key, order, n+1), c.args...)
-		}
+		page.Messages, err = selectMessages(tx,
+			fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, where, c.key, order, n+1), c.args...)
 		if err != nil {
 			return err
 		}
@@ -410,7 +358,7 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 			page.Messages = page.Messages[:n]
 			page.Next = formatCursor(page.Messages[n-1].key)
 		}
-		return deliveries(ctx, tx, page.Messages, false)
+		return deliveries(tx, page.Messages, false)
 	})
 	if err == nil && f.Text != "" {
 		x.snippets(ctx, page.Messages, f.Text)
@@ -429,7 +377,7 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 }
 
 // deliveries adds to each message its deliveries.
-func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) error {
+func deliveries(tx *sqlite.Conn, list []Message, steps bool) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -442,35 +390,25 @@ func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) err
 	if err != nil {
 		return err
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses, d.steps
-		FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value JOIN agents a ON a.n=d.recipient ORDER BY d.message, a.name`, string(set))
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var d Delivery
-		var key, state, opened, changed int64
-		var next sql.NullInt64
-		var code, failure, losses sql.NullString
-		var reply []byte
-		var packed sql.RawBytes
-		if err := rows.Scan(&key, &d.To, &state, &d.Attempts, &d.Postponed, &opened, &changed, &next, &code, &failure, &reply, &losses, &packed); err != nil {
-			return err
+	return each(tx, `SELECT d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next,
+			d.code, d.error, d.reply, d.losses, d.steps
+		FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value JOIN agents a ON a.n=d.recipient
+		ORDER BY d.message, a.name`, func(q *sqlite.Stmt) error {
+		key := q.ColumnInt64(0)
+		d := Delivery{To: q.ColumnText(1), State: parley.DeliveryState(q.ColumnInt(2)),
+			Attempts: q.ColumnInt(3), Postponed: q.ColumnInt(4), Opened: time.Unix(0, q.ColumnInt64(5)).UTC(),
+			Changed: time.Unix(0, q.ColumnInt64(6)).UTC(), Code: parley.Code(q.ColumnText(8)), Error: q.ColumnText(9)}
+		if !q.ColumnIsNull(7) {
+			d.Next = time.Unix(0, q.ColumnInt64(7)).UTC()
 		}
-		d.State, d.Opened, d.Changed = parley.DeliveryState(state), time.Unix(0, opened).UTC(), time.Unix(0, changed).UTC()
-		if next.Valid {
-			d.Next = time.Unix(0, next.Int64).UTC()
-		}
-		d.Code, d.Error = parley.Code(code.String), failure.String
-		copy(d.Reply[:], reply)
-		if losses.String != "" {
-			if err := json.Unmarshal([]byte(losses.String), &d.Losses); err != nil {
+		q.ColumnBytes(10, d.Reply[:])
+		if losses := bytesOf(q, 11); len(losses) > 0 {
+			if err := json.Unmarshal(losses, &d.Losses); err != nil {
 				return err
 			}
 		}
 		if steps {
-			if d.Steps, err = unpackSteps(packed); err != nil {
+			if d.Steps, err = unpackSteps(bytesOf(q, 12)); err != nil {
 				return err
 			}
 			for i := range d.Steps {
@@ -479,8 +417,8 @@ func deliveries(ctx context.Context, tx *sql.Tx, list []Message, steps bool) err
 		}
 		m := &list[at[key]]
 		m.Deliveries = append(m.Deliveries, d)
-	}
-	return rows.Err()
+		return nil
+	}, string(set))
 }
 
 // prefix reads the beginning of an id, at least eight digits of it, dashes or
@@ -513,8 +451,9 @@ func (x *Index) Message(ctx context.Context, id string) (Message, error) {
 	if err != nil {
 		return out, err
 	}
-	err = x.view(ctx, func(tx *sql.Tx) error {
-		list, err := selectMessages(ctx, tx, "messages m WHERE m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		list, err := selectMessages(tx,
+			"messages m WHERE m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
 		switch {
 		case err != nil:
 			return err
@@ -524,7 +463,7 @@ func (x *Index) Message(ctx context.Context, id string) (Message, error) {
 			return ErrAmbiguous
 		}
 		list = list[:1]
-		if err := deliveries(ctx, tx, list, true); err != nil {
+		if err := deliveries(tx, list, true); err != nil {
 			return err
 		}
 		out = list[0]
@@ -535,113 +474,61 @@ func (x *Index) Message(ctx context.Context, id string) (Message, error) {
 
 const conversationColumns = `c.n, c.id, c.first, c.last, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last)`
 
-func selectConversations(ctx context.Context, tx *sql.Tx, query string, args ...any) ([]Conversation, []int64, error) {
-	rows, err := tx.QueryContext(ctx, "SELECT "+conversationColumns+" FROM "+query, args...)
-	if err != nil {
-		return nil, nil, err
+func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, lasts []int64, err error) {
+	var keys []int64
+	err = each(tx, "SELECT "+conversationColumns+" FROM "+query, func(q *sqlite.Stmt) error {
+		c := Conversation{First: timeOf(q.ColumnInt64(2)), Last: timeOf(q.ColumnInt64(3)),
+			Messages: q.ColumnInt(4), Open: q.ColumnInt(5), Failed: q.ColumnInt(6), Preview: q.ColumnText(7)}
+		q.ColumnBytes(1, c.ID[:])
+		out, keys, lasts = append(out, c), append(keys, q.ColumnInt64(0)), append(lasts, q.ColumnInt64(3))
+		return nil
+	}, args...)
+	for i := 0; i < len(keys) && err == nil; i++ {
+		out[i].Agents, err = members(tx, keys[i])
 	}
-	defer rows.Close()
-	var out []Conversation
-	var keys, lasts []int64
-	for rows.Next() {
-		var c Conversation
-		var id []byte
-		var key, first, last int64
-		var preview sql.NullString
-		if err := rows.Scan(&key, &id, &first, &last, &c.Messages, &c.Open, &c.Failed, &preview); err != nil {
-			return nil, nil, err
-		}
-		copy(c.ID[:], id)
-		c.First, c.Last, c.Preview = timeOf(first), timeOf(last), preview.String
-		out, keys, lasts = append(out, c), append(keys, key), append(lasts, last)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, nil, err
-	}
-	for i, key := range keys {
-		if out[i].Agents, err = members(ctx, tx, key); err != nil {
-			return nil, nil, err
-		}
-	}
-	return out, lasts, nil
+	return out, lasts, err
 }
 
 // maxMembers is how many agents of a conversation are shown.
 const maxMembers = 100
 
-func members(ctx context.Context, tx *sql.Tx, conversation int64) ([]string, error) {
-	rows, err := tx.QueryContext(ctx, "SELECT a.name FROM conversations c CROSS JOIN json_each(c.agents) j CROSS JOIN agents a ON a.n=j.value WHERE c.n=? ORDER BY a.name LIMIT ?", conversation, maxMembers)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var out []string
-	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
-			return nil, err
-		}
-		out = append(out, name)
-	}
-	return out, rows.Err()
+func members(tx *sqlite.Conn, conversation int64) (out []string, err error) {
+	err = each(tx, `SELECT a.name FROM conversations c CROSS JOIN json_each(c.agents) j CROSS JOIN agents a ON a.n=j.value
+		WHERE c.n=? ORDER BY a.name LIMIT ?`,
+		func(q *sqlite.Stmt) error { out = append(out, q.ColumnText(0)); return nil }, conversation, maxMembers)
+	return out, err
 }
 
-// fewConversations is up to how many conversations of an agent are sorted
-// rather than looked for among the newest of all.
-const fewConversations = 5000
-
-// conversationsOf gives the keys of an agent's conversations, as many as n.
-func conversationsOf(ctx context.Context, tx *sql.Tx, agent int64, n int) ([]int64, error) {
-	r, err := newListReader(ctx, tx, "joined", agent, 0, 1, true, 0, math.MaxInt64)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := r.next(ctx, n)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := tx.QueryContext(ctx, "SELECT conversation FROM members WHERE agent=? LIMIT ?", agent, n-len(keys))
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var key int64
-		if err := rows.Scan(&key); err != nil {
-			return nil, err
-		}
-		keys = append(keys, key)
-	}
-	return keys, rows.Err()
-}
+// fewMessages is up to how many messages of an agent its conversations are looked
+// for in them, and sorted, rather than among the newest conversations of all.
+const fewMessages = 20_000
 
 // Conversations gives those that a filter chooses. Errors: ErrFilter, or the
 // context's own.
 func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
 	var page ConversationPage
 	n := limit(f.Limit)
-	err := x.view(ctx, func(tx *sql.Tx) error {
+	err := x.view(ctx, func(tx *sqlite.Conn) error {
 		c := clause{from: "conversations c INDEXED BY conversations_last"}
 		c.and("1")
 		if f.Agent != "" {
-			agent, err := agentKey(ctx, tx, "main", f.Agent)
+			agent, err := agentKey(tx, f.Agent)
 			if err != nil || agent == 0 {
 				return err
 			}
-			keys, err := conversationsOf(ctx, tx, agent, x.few+1)
+			count, err := number(tx, "SELECT count(*) FROM (SELECT 1 FROM party WHERE agent=? LIMIT ?)", agent, x.few+1)
 			if err != nil {
 				return err
 			}
-			if len(keys) <= x.few {
-				set, err := json.Marshal(keys)
-				if err != nil {
-					return err
-				}
-				c.from = "json_each(?) b CROSS JOIN conversations c ON c.n=b.value"
-				c.args = append(c.args, string(set))
+			if count <= int64(x.few) {
+				c.from = `(SELECT DISTINCT m.conversation AS n FROM party p CROSS JOIN messages m ON m.n=p.message
+					WHERE p.agent=?) b CROSS JOIN conversations c ON c.n=b.n`
+				c.args = append(c.args, agent)
 			} else {
-				// Those of joined are all listed.
-				c.and("(instr(replace(replace(c.agents, '[', ','), ']', ','), ?) OR EXISTS (SELECT 1 FROM members b WHERE b.agent=? AND b.conversation=c.n))", fmt.Sprintf(",%d,", agent), agent)
+				// One that lists as many as it can may have other members.
+				c.and(`(instr(replace(replace(c.agents, '[', ','), ']', ','), ?) OR json_array_length(c.agents)>=? AND
+					EXISTS (SELECT 1 FROM messages m JOIN party p ON p.agent=? AND p.message=m.n WHERE m.conversation=c.n))`,
+					fmt.Sprintf(",%d,", agent), maxListed, agent)
 			}
 		}
 		if !f.Since.IsZero() {
@@ -663,7 +550,8 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 			}
 			c.and("c.last<?", at)
 		}
-		list, lasts, err := selectConversations(ctx, tx, fmt.Sprintf("%s WHERE %s ORDER BY c.last DESC LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
+		list, lasts, err := selectConversations(tx,
+			fmt.Sprintf("%s WHERE %s ORDER BY c.last DESC LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
 		if err != nil {
 			return err
 		}
@@ -686,8 +574,9 @@ func (x *Index) Conversation(ctx context.Context, id string) (Conversation, erro
 	if err != nil {
 		return out, err
 	}
-	err = x.view(ctx, func(tx *sql.Tx) error {
-		list, _, err := selectConversations(ctx, tx, "conversations c WHERE c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		list, _, err := selectConversations(tx,
+			"conversations c WHERE c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
 		switch {
 		case err != nil:
 			return err
@@ -708,12 +597,13 @@ func (x *Index) History(ctx context.Context, conversation parley.ID, cursor stri
 	var page Page
 	n = limit(n)
 	f := Filter{Conversation: conversation, Cursor: cursor, Oldest: true}
-	err := x.view(ctx, func(tx *sql.Tx) error {
-		c, _, err := f.build(ctx, tx)
+	err := x.view(ctx, func(tx *sqlite.Conn) error {
+		c, _, err := f.build(tx)
 		if err != nil {
 			return err
 		}
-		page.Messages, err = selectMessages(ctx, tx, fmt.Sprintf("%s WHERE %s ORDER BY m.n LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
+		page.Messages, err = selectMessages(tx,
+			fmt.Sprintf("%s WHERE %s ORDER BY m.n LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
 		if err != nil {
 			return err
 		}
@@ -721,7 +611,7 @@ func (x *Index) History(ctx context.Context, conversation parley.ID, cursor stri
 			page.Messages = page.Messages[:n]
 			page.Next = formatCursor(page.Messages[n-1].key)
 		}
-		return deliveries(ctx, tx, page.Messages, true)
+		return deliveries(tx, page.Messages, true)
 	})
 	return page, err
 }

@@ -3,15 +3,16 @@ package index
 import (
 	"bytes"
 	"context"
-	"errors"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,98 +64,112 @@ func TestPruned(t *testing.T) {
 	}
 }
 
-// TestErased: neither words nor the beginning of an erased message are left in
-// the file; the message stays, and so do others.
+// TestErased: of an erased message no byte of its words, its beginning or its
+// errors is left in the files, neither while the index is open nor afterwards. The
+// message stays, and so do others.
 func TestErased(t *testing.T) {
 	j := memoryJournal(t, 1)
 	path := filepath.Join(t.TempDir(), "index.db")
-	x, err := Open(t.Context(), Config{Journal: j, Path: path})
+	x, err := Open(t.Context(), Config{Journal: j, Path: path, Batch: 64, Gather: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, name := range []string{"rosenkrantz", "guildenstern"} {
-		m := &parley.Message{ID: testID(uint64(i), 1), Kind: parley.Notice, From: "ophelia", To: "hamlet", Conversation: testID(1, 2),
-			Parts: []parley.Part{parley.Text("secretof" + name + " is told")}}
-		if _, err := j.Append(t.Context(), journal.Entry{Scope: "hamlet", Message: m, Open: []journal.Opening{{To: "hamlet"}}}); err != nil {
+	// Few are erased: where many are, FTS5 merges what is left by itself. The words
+	// differ from their first letters on, for the index keeps of a word only what
+	// differs from the one before it.
+	const messages, every = 600, 20
+	word := func(i int, what string) string {
+		sum := sha256.Sum256(fmt.Append(nil, i, what))
+		return hex.EncodeToString(sum[:12])
+	}
+	contents := []string{"text", "error", "failure"}
+	for i := range messages {
+		id := testID(uint64(i+1), 1)
+		m := &parley.Message{ID: id, Kind: parley.Notice, From: "ophelia", To: "hamlet", Conversation: testID(1, 2),
+			Parts: []parley.Part{parley.Text(strings.Repeat("long ago ", i%50) + word(i, "text") + " is told")}}
+		if i%3 == 0 {
+			m.Kind, m.Error = parley.Failure, parley.Refuse(parley.Forbidden, "%s", word(i, "error"))
+		}
+		e := journal.Entry{Scope: "hamlet", Message: m, Open: []journal.Opening{{To: "hamlet", Attempt: 1}}}
+		if _, err := j.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		if i%100 == 0 {
+			if err := x.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i < 20 {
+			continue
+		}
+		// A delivery that is in the file by now gets a longer row.
+		s := journal.Step{Message: testID(uint64(i-19), 1), To: "hamlet", State: parley.Dead, Attempt: 1,
+			Error: parley.Refuse(parley.TimedOut, "%s", word(i-20, "failure"))}
+		if _, err := j.Append(t.Context(), journal.Entry{Steps: []journal.Step{s}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := x.Erase(t.Context(), true, testID(0, 1), testID(9, 1)); err != nil {
+	var ids []parley.ID
+	for i := 0; i < messages; i += every {
+		ids = append(ids, testID(uint64(i+1), 1))
+	}
+	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if list := all(t, x, Filter{Text: "secretofrosenkrantz"}); len(list) != 0 {
-		t.Errorf("found %+v", list)
+	// left are those of the words of a message that the files have, whole or in part.
+	left := func(i int) (out []string) {
+		t.Helper()
+		list, err := filepath.Glob(path + "*")
+		if err != nil || len(list) == 0 {
+			t.Fatal(list, err)
+		}
+		for _, name := range list {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, what := range contents {
+				if w := word(i, what); bytes.Contains(b, []byte(w[8:])) || bytes.Contains(b, []byte(w[:16])) {
+					out = append(out, what+" in "+filepath.Base(name))
+				}
+			}
+		}
+		return out
 	}
-	if list := all(t, x, Filter{Text: "secretofguildenstern"}); len(list) != 1 || list[0].ID != testID(1, 1) {
-		t.Errorf("the other one is %+v", list)
+	if len(left(0)) < 2 {
+		t.Fatalf("before it was erased, the files have of a message only %v", left(0))
 	}
-	if list := all(t, x, Filter{From: "ophelia", Oldest: true}); len(list) != 2 || list[0].Preview != "" || list[1].Preview == "" {
-		t.Errorf("the messages are %+v", list)
+	if err := x.Erase(t.Context(), false, append(ids, testID(9999, 1))...); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Erase(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		for i := range messages {
+			if found := left(i); i%every == 0 && len(found) > 0 {
+				t.Errorf("of the erased message %d there is left: %v", i, found)
+			} else if i%every == 1 && len(found) == 0 {
+				t.Errorf("of message %d nothing is left", i)
+			}
+		}
+	}
+	check()
+	for i := range 4 {
+		list := all(t, x, Filter{Text: word(i, "text")})
+		if len(list) != min(i, 1) || i > 0 && list[0].ID != testID(uint64(i+1), 1) {
+			t.Errorf("message %d is found as %+v", i, list)
+		}
+	}
+	if list := all(t, x, Filter{From: "ophelia", Oldest: true}); len(list) != messages || list[0].Preview != "" ||
+		list[0].Deliveries[0].Error != "" || list[1].Preview == "" || list[1].Deliveries[0].Error == "" {
+		t.Errorf("the messages are %+v", list[:2])
 	}
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}
-	var file []byte
-	for _, suffix := range []string{"", "-wal", "-search", "-search-wal"} {
-		b, err := os.ReadFile(path + suffix)
-		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-		file = append(file, b...)
-	}
-	if bytes.Contains(file, []byte("secretofrosen")) || bytes.Contains(file, []byte("rosenkrantz")) {
-		t.Error("the word is still in the file")
-	}
-	if !bytes.Contains(file, []byte("secretofguildenstern")) {
-		t.Error("the other word is gone too")
-	}
-}
-
-// TestOneFileGone: each file follows the journal by itself. Without one, or with
-// one that is behind, only that one is made up for.
-func TestOneFileGone(t *testing.T) {
-	for _, gone := range []string{"", searchSuffix} {
-		j, a := filled(t, 40)
-		path := filepath.Join(t.TempDir(), "index.db")
-		c := Config{Journal: j, Path: path}
-		x, err := Open(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(x.Wait(t.Context()), x.Close(), os.Remove(path+gone)); err != nil {
-			t.Fatal(err)
-		}
-		other := path + searchSuffix
-		if gone != "" {
-			other = path
-		}
-		before, err := os.ReadFile(other)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x = openIndex(t, c)
-		compare(t, x, j)
-		if err := x.do(t.Context(), func(s *store) error {
-			for _, f := range s.files() {
-				if _, err := f.checkpoint(); err != nil {
-					return err
-				}
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		if after, err := os.ReadFile(other); err != nil || !bytes.Equal(before, after) {
-			t.Errorf("without index.db%s the other file was written: %v", gone, err)
-		}
-		for range 10 {
-			a.append(t)
-		}
-		compare(t, x, j)
-		if n := x.Stats().Rebuilds; n != 0 {
-			t.Errorf("the index was thrown away %d times", n)
-		}
-	}
+	check()
 }
 
 // TestManyMembers: a conversation lists as many agents as it can, all find it, and
@@ -180,17 +195,19 @@ func TestManyMembers(t *testing.T) {
 		}
 		return page.Conversations
 	}
-	for _, name := range []string{"all", "agent-000", fmt.Sprintf("agent-%03d", agents-1)} {
-		if list := find(name); len(list) != 1 || list[0].Messages != agents || len(list[0].Agents) != maxMembers {
-			t.Errorf("%s finds %+v", name, list)
+	for _, x.few = range []int{fewMessages, 0} { // 0: they are looked for among all conversations
+		for _, name := range []string{"all", "agent-000", fmt.Sprintf("agent-%03d", agents-1)} {
+			if list := find(name); len(list) != 1 || list[0].Messages != agents || len(list[0].Agents) != maxMembers {
+				t.Errorf("%s finds %+v", name, list)
+			}
 		}
 	}
 	if n, err := x.before(t.Context(), 0, 1<<40); n != agents || err != nil {
 		t.Fatal(n, err)
 	}
 	if err := x.do(t.Context(), func(s *store) error {
-		for table, f := range map[string]*file{"members": s.file, "joined": s.file, "conversations": s.file, "party": s.search.file, "texts": s.search.file} {
-			if n, err := f.number("SELECT count(*) FROM " + table); n != 0 || err != nil {
+		for _, table := range []string{"conversations", "party", "texts"} {
+			if n, err := number(s.c.Conn, "SELECT count(*) FROM "+table); n != 0 || err != nil {
 				t.Errorf("%d rows are left in %s: %v", n, table, err)
 			}
 		}
@@ -251,81 +268,6 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestHaste: a file for which the disk was not waited for is thrown away when
-// the machine stopped meanwhile, goes on when only the process did, and is like
-// any other once it is done.
-func TestHaste(t *testing.T) {
-	_, c, _ := rebuilding(t, 300)
-	var marked atomic.Int64
-	c.Progress = func(uint64, uint64) {
-		k, err := openConn("file:" + c.Path)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer k.close()
-		q, err := k.prepare("SELECT 1 FROM meta WHERE key='" + hastyKey + "'")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		if found, _ := q.row(); found {
-			marked.Add(1)
-		}
-	}
-	open := func() *Index {
-		t.Helper()
-		x, err := Open(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := x.do(t.Context(), func(s *store) error {
-			if s.hasty {
-				t.Error("the haste has not ended")
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return x
-	}
-	mark := func(boot string) {
-		t.Helper()
-		k, err := openConn("file:" + c.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer k.close()
-		if err := k.exec("INSERT INTO meta VALUES ('" + hastyKey + "','" + boot + "')"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	x := open()
-	if n := x.Stats().Indexed; n != 600 || marked.Load() == 0 {
-		t.Fatalf("%d records were indexed, marked %d times meanwhile", n, marked.Load())
-	}
-	now, err := bootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, boot := range []string{now, "another"} {
-		if err := x.Close(); err != nil {
-			t.Fatal(err)
-		}
-		mark(boot)
-		x = open()
-		if again := x.Stats().Indexed > 0; again != (boot != now) {
-			t.Errorf("marked by boot %q: made anew: %v", boot, again)
-		}
-	}
-	if n := len(all(t, x, Filter{From: "client-7"})); n != 6 {
-		t.Errorf("%d messages of client-7", n)
-	}
-	if err := x.Close(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestJobsEnd: what the writer is asked for ends with the index, and with the
 // asker's context.
 func TestJobsEnd(t *testing.T) {
@@ -355,4 +297,97 @@ func TestJobsEnd(t *testing.T) {
 	if err := x.Erase(t.Context(), false, testID(1, 1)); err != errClosed {
 		t.Error(err)
 	}
+}
+
+// TestConversationsOfMany: an agent with many conversations is given the same ones
+// as one with few, a page at a time.
+func TestConversationsOfMany(t *testing.T) {
+	j, _ := filled(t, 300)
+	x := openIndex(t, Config{Journal: j, Batch: 16})
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list := func(agent string) (out []Conversation) {
+		t.Helper()
+		f := ConversationFilter{Agent: agent, Limit: 7}
+		for {
+			page, err := x.Conversations(t.Context(), f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, page.Conversations...)
+			if f.Cursor = page.Next; f.Cursor == "" {
+				return out
+			}
+		}
+	}
+	found := 0
+	for agent := range 6 {
+		name := fmt.Sprintf("a%d", agent)
+		x.few = fewMessages
+		want := list(name)
+		x.few = 0
+		got := list(name)
+		if !slices.EqualFunc(got, want, func(a, b Conversation) bool { return a.ID == b.ID && a.Last.Equal(b.Last) }) {
+			t.Errorf("%s is in %d conversations, or in %d", name, len(got), len(want))
+		}
+		found += len(want)
+	}
+	if found < 10 {
+		t.Errorf("only %d were found", found)
+	}
+}
+
+// TestRebuiltTexts: what a rebuild stored can be searched, erased and removed, and
+// what comes later is found beside it.
+func TestRebuiltTexts(t *testing.T) {
+	j := memoryJournal(t, 1)
+	a := &author{j: j, int: rand.New(rand.NewPCG(1, 2)).IntN}
+	for range 120 {
+		a.append(t)
+	}
+	x, err := Open(t.Context(), Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Batch: 8, Gather: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		if err := x.do(t.Context(), func(s *store) error {
+			return s.c.exec("INSERT INTO texts (texts) VALUES ('integrity-check')")
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check()
+	for range 10 {
+		a.append(t)
+		if err := x.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compare(t, x, j)
+	word := Filter{Text: "word3"}
+	list := all(t, x, word)
+	if len(list) < 5 {
+		t.Fatalf("found %d", len(list))
+	}
+	if err := x.Erase(t.Context(), false, list[0].ID, list[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(all(t, x, word)); n != len(list)-2 {
+		t.Errorf("of %d two were erased; %d are found", len(list), n)
+	}
+	for p := range j.Partitions() {
+		if _, err := x.before(t.Context(), p, 1<<40); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(all(t, x, word)); n != 0 {
+		t.Errorf("after all were removed %d are found", n)
+	}
+	check()
 }

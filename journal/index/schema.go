@@ -1,27 +1,21 @@
 package index
 
-import "fmt"
-
 // version is that of the schema and of what is put into it. A file of another
 // version is thrown away.
-const version = "3"
-
-const busyMillis = 10_000
-
-// partitionBits are those of a message's key that are its partition.
-const partitionBits = 8
+const version = "4"
 
 // A message's key n is its time in microseconds, made to grow within its
 // partition, times 256 plus the partition: it follows from the log alone, so
 // that a rebuild gives the same keys and cursors stay good, and it sorts by
 // time.
 //
-// The agents of a conversation are listed in it, as a JSON array of their keys,
-// up to maxListed; joined and members are for finding the conversations of an
-// agent: joined has those that it was in when they were first written, if it is
-// listed, members the others. The steps of a delivery are in its row, as packSteps
-// makes them.
-var schema = agentsSchema + fmt.Sprintf(listSchema, "joined") + `
+// The messages of each agent are in party. The agents of a conversation are listed
+// in it, as a JSON array of their keys, up to maxListed. The steps of a delivery are
+// in its row, as packStep makes them.
+const schema = `
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE progress (partition INTEGER PRIMARY KEY, sequence INT NOT NULL, clock INT NOT NULL, print INT NOT NULL);
+CREATE TABLE agents (n INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE messages (
 	n INTEGER PRIMARY KEY, sequence INT NOT NULL, id BLOB NOT NULL, kind INT NOT NULL, state INT, number INT,
 	sender INT NOT NULL, recipient INT, conversation INT, reply_to BLOB, skill TEXT, act TEXT,
@@ -39,8 +33,26 @@ CREATE TABLE conversations (
 	n INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, first INT NOT NULL, last INT NOT NULL,
 	messages INT NOT NULL, open INT NOT NULL, failed INT NOT NULL, agents TEXT NOT NULL);
 CREATE INDEX conversations_last ON conversations (last);
-CREATE TABLE members (agent INT NOT NULL, conversation INT NOT NULL, PRIMARY KEY (agent, conversation)) WITHOUT ROWID;
+CREATE TABLE party (agent INT NOT NULL, message INT NOT NULL, PRIMARY KEY (agent, message)) WITHOUT ROWID;
 CREATE TABLE traces (trace BLOB NOT NULL, conversation INT NOT NULL, PRIMARY KEY (trace, conversation)) WITHOUT ROWID;
+`
+
+// textSchema is the full text index. It holds words and where they are, not the
+// texts: those are in the journal.
+const textSchema = `
+CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
+INSERT INTO texts (texts, rank) VALUES ('hashsize', 8388608);
+INSERT INTO texts (texts, rank) VALUES ('automerge', 8);
+INSERT INTO texts (texts, rank) VALUES ('usermerge', 16);
+`
+
+// settings are those of the connection that writes.
+const settings = `
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=NORMAL;
+PRAGMA cache_size=-65536;
+PRAGMA wal_autocheckpoint=8000;
+PRAGMA temp_store=MEMORY;
 `
 
 // Flags of a message: what makes it a failure.

@@ -12,35 +12,41 @@ import (
 	"strconv"
 	"time"
 
-	sqlite3 "modernc.org/sqlite/lib"
+	"zombiezen.com/go/sqlite"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
 
-// store is what the writer writes to: one transaction for a batch of records. It
-// is the first file of an index.
+// store is what the writer writes to: it gathers a batch of records, and writes
+// them in one transaction.
 type store struct {
-	*file
-	agents
-	search *search // the second
+	c      *conn
+	noText bool
+	marks  []mark // by partition
 
-	// What the transaction will insert. Nothing of it is looked for before
-	// commit but through the maps below.
+	// What the next transaction inserts. Nothing of it is looked for before, but
+	// through the maps below.
+	names    []string // of new agents, the last with the number lastName
 	messages []row
-	joined   [][2]int64 // agent, conversation
-	members  [][2]int64 // of those whose conversation was there before
+	parties  [][2]int64 // agent, message
 	traces   []traced
+	records  int
+	bytes    int // that they hold in memory
 
-	lastConv int64 // the last key that was given
-	seen     *seen // in a file that was begun here: the conversations in it
-	convs    map[parley.ID]*conversation
-	ids      map[idKey]int64 // n of messages with deliveries
-	rows     map[rowKey]*delivery
+	lastName, lastConv int64 // the last keys that were given
+	agents             map[string]int64
+	convs              map[parley.ID]*conversation
+	ids                map[idKey]int64 // n of messages with deliveries
+	rows               map[rowKey]*delivery
+}
 
-	convGet, convSet, flagsGet, flagsSet, idGet, deliveryGet, failedGet *stmt
-	joinedPut                                                           lists
-	messagePut, memberPut, tracePut, deliveryPut, deliverySet, convPut  bulk
+// mark is how far a partition is indexed.
+type mark struct {
+	sequence uint64
+	clock    int64           // of the last n
+	print    uint64          // of the last record: a journal that was put back to an earlier state is noticed by it
+	last     *journal.Record // of which print is still to be made
 }
 
 // row is a row of messages.
@@ -57,33 +63,6 @@ type traced struct {
 type idKey struct {
 	id        parley.ID
 	partition int
-}
-
-// seen is a Bloom filter: most conversations of a rebuild are new, and to look
-// each up in the file costs as much as to insert it. When very many are in it, it
-// spares nothing any more, and nothing is wrong.
-type seen [1 << 18]uint64
-
-func (b *seen) places(id parley.ID) [2]uint64 {
-	const bits = 64 * uint64(len(b))
-	h := binary.LittleEndian.Uint64(id[:]) * 0x9e3779b97f4a7c15
-	k := binary.LittleEndian.Uint64(id[8:])*0xbf58476d1ce4e5b9 ^ h>>32
-	return [2]uint64{(h ^ k>>29) % bits, (k ^ k>>31) % bits}
-}
-
-func (b *seen) add(id parley.ID) {
-	for _, at := range b.places(id) {
-		b[at/64] |= 1 << (at % 64)
-	}
-}
-
-func (b *seen) maybe(id parley.ID) bool {
-	for _, at := range b.places(id) {
-		if b[at/64]&(1<<(at%64)) == 0 {
-			return false
-		}
-	}
-	return true
 }
 
 type rowKey struct{ message, recipient int64 }
@@ -113,125 +92,108 @@ type delivery struct {
 }
 
 const (
-	maxCached  = 1 << 15 // rows that are remembered between transactions
-	lookasides = 64      // of each file
-	maxListed  = 256     // agents that a conversation lists
+	maxCached = 1 << 15 // rows that are remembered between transactions
+	maxListed = 256     // agents that a conversation lists
+	maxBytes  = 32 << 20
 )
 
-// openStore opens both files, or makes them.
-func openStore(name, searchName string, partitions int, identity string, noText bool, maxText int) (*store, error) {
+var errOther = errors.New("the index is of another version or journal")
+
+// openStore opens the file, or makes it.
+func openStore(name string, partitions int, identity string, noText bool, maxText int) (*store, error) {
 	// The version also says what is left out: the other way needs other contents.
 	v := fmt.Sprintf("%s %d", version, maxText)
 	if noText {
 		v = version + " without text"
 	}
-	f, err := openFile(name, schema, v, identity, partitions, 48<<10)
+	c, err := openConn(name)
 	if err != nil {
 		return nil, err
 	}
-	s := &store{file: f}
-	err = s.prepare()
-	if err == nil {
-		s.search, err = openSearch(searchName, v, identity, partitions, noText)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.c.close())
+	s := &store{c: c, noText: noText, marks: make([]mark, partitions)}
+	if err := errors.Join(s.open(v, identity), c.keep()); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	return s, nil
 }
 
-func (s *store) prepare() (err error) {
-	for _, p := range []struct {
-		to  **stmt
-		sql string
-	}{
-		{&s.convGet, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=?"},
-		{&s.convSet, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?"},
-		{&s.flagsGet, "SELECT flags FROM messages WHERE n=?"},
-		{&s.flagsSet, "UPDATE messages SET flags=? WHERE n=?"},
-		{&s.idGet, "SELECT n FROM messages WHERE id=? AND n & 255 = ? ORDER BY n DESC LIMIT 1"},
-		{&s.deliveryGet, "SELECT d.state, m.kind, c.id, d.attempts, d.postponed, d.opened, d.changed, d.next, d.code, d.error, d.reply, d.losses, d.steps FROM deliveries d JOIN messages m ON m.n=d.message LEFT JOIN conversations c ON c.n=m.conversation WHERE d.message=? AND d.recipient=?"},
-		{&s.failedGet, "SELECT count(*) FROM deliveries WHERE message=? AND state > 4"},
-	} {
-		if *p.to, err = s.c.prepare(p.sql); err != nil {
+func (s *store) open(version, identity string) error {
+	if err := s.c.exec(settings); err != nil {
+		return err
+	}
+	count, err := number(s.c.Conn, "SELECT count(*) FROM sqlite_schema")
+	if err != nil {
+		return err
+	}
+	if count == 0 {
+		if err := s.create(version, identity); err != nil {
 			return err
 		}
 	}
-	for _, p := range []struct {
-		to            *bulk
-		sql           string
-		columns, rows int
-	}{
-		{&s.messagePut, "INSERT OR FAIL INTO messages", 21, bulkRows},
-		{&s.memberPut, "INSERT OR IGNORE INTO members", 2, bulkRows},
-		{&s.tracePut, "INSERT OR IGNORE INTO traces", 2, bulkRows},
-		{&s.deliveryPut, "INSERT OR FAIL INTO deliveries", 13, bulkRows},
-		{&s.deliverySet, "INSERT OR REPLACE INTO deliveries", 13, 1},
-		{&s.convPut, "INSERT OR FAIL INTO conversations", 8, bulkRows},
-	} {
-		if *p.to, err = s.c.prepareBulk(p.sql, p.columns, p.rows); err != nil {
-			return err
-		}
-	}
-	if s.joinedPut, err = openLists(s.file, "joined", 0); err != nil {
+	same, err := number(s.c.Conn, `SELECT count(*) FROM meta WHERE (key, value) IN (VALUES ('version', ?), ('journal', ?),
+		('tables', (SELECT CAST(count(*) AS TEXT) FROM sqlite_schema)))`, version, identity)
+	if err != nil {
 		return err
 	}
-	if err := s.agents.open(s.file); err != nil {
-		return err
+	if same != 3 {
+		return errOther
 	}
-	s.forget()
-	if err := s.load(); err != nil {
-		return err
-	}
-	if s.lastConv == 0 {
-		s.seen = new(seen)
-	}
-	return nil
+	return s.load()
 }
 
-// load reads what the next rows follow.
+func (s *store) create(version, identity string) error {
+	return s.c.transaction(func() error {
+		tables := schema
+		if !s.noText {
+			tables += textSchema
+		}
+		if err := s.c.exec(tables); err != nil {
+			return err
+		}
+		return s.c.prepare(`INSERT INTO meta VALUES ('version', ?), ('journal', ?),
+			('tables', (SELECT count(*) FROM sqlite_schema))`).text(version).text(identity).run()
+	})
+}
+
+// load undoes what was not committed, and reads what the next rows follow.
 func (s *store) load() (err error) {
-	if err := s.agents.load(s.file); err != nil {
+	s.empty()
+	s.forget()
+	if err := s.c.rollback(); err != nil {
 		return err
 	}
-	if s.lastConv, err = s.number("SELECT max(n) FROM conversations"); err != nil {
+	if s.lastName, err = number(s.c.Conn, "SELECT max(n) FROM agents"); err != nil {
 		return err
 	}
-	return s.file.load()
+	if s.lastConv, err = number(s.c.Conn, "SELECT max(n) FROM conversations"); err != nil {
+		return err
+	}
+	clear(s.marks)
+	return each(s.c.Conn, "SELECT partition, sequence, clock, print FROM progress", func(q *sqlite.Stmt) error {
+		if p := q.ColumnInt(0); p >= 0 && p < len(s.marks) {
+			m := &s.marks[p]
+			m.sequence, m.clock, m.print = uint64(q.ColumnInt64(1)), q.ColumnInt64(2), uint64(q.ColumnInt64(3))
+		}
+		return nil
+	})
 }
 
-func (s *store) files() [2]*file { return [2]*file{s.file, s.search.file} }
+func (s *store) close() error { return s.c.Close() }
 
-// start is the last record of a partition that both files have.
-func (s *store) start(p int) uint64 {
-	at := s.marks[p].sequence
-	for _, f := range s.files() {
-		at = min(at, f.marks[p].sequence)
-	}
-	return at
-}
-
-// settle ends the haste of both files.
-func (s *store) settle() (err error) {
-	for _, f := range s.files() {
-		err = errors.Join(err, f.settle())
-	}
-	if t := s.search; t.bulk != nil && !t.hasty && !t.begun {
-		t.bulk.list = newWordList() // its room is not needed again soon
-	}
-	return err
-}
-
-func (s *store) close() (err error) {
-	for _, f := range s.files() {
-		err = errors.Join(err, f.close())
-	}
-	return err
-}
-
+// forget forgets the rows that are remembered.
 func (s *store) forget() {
-	s.agents.known, s.convs = map[string]int64{}, map[parley.ID]*conversation{}
+	s.agents, s.convs = map[string]int64{}, map[parley.ID]*conversation{}
 	s.ids, s.rows = map[idKey]int64{}, map[rowKey]*delivery{}
+}
+
+// checkpoint brings what was committed home into the file, and truncates the log
+// beside it.
+func (s *store) checkpoint() error {
+	busy, err := number(s.c.Conn, "PRAGMA wal_checkpoint(TRUNCATE)")
+	if err == nil && busy != 0 {
+		err = errors.New("the log of the index cannot be truncated: a query uses it")
+	}
+	return err
 }
 
 // printOf is a short digest by which a record is known again.
@@ -281,30 +243,66 @@ func (x *Index) prepare(r *journal.Record) entry {
 	return e
 }
 
-// add puts a record into the transaction.
+// add gathers a record, unless the file has it.
 func (s *store) add(e *entry) error {
 	r := e.r
-	n, err := s.next(r)
-	if err != nil || n == 0 {
-		return err
+	m := &s.marks[r.Position.Partition]
+	if r.Position.Sequence <= m.sequence {
+		return nil
 	}
+	if s.records == 0 {
+		// What is read is in the transaction too: one of its own costs more than a query.
+		if err := s.c.exec("BEGIN IMMEDIATE"); err != nil {
+			return err
+		}
+	}
+	m.sequence, m.clock, m.last = r.Position.Sequence, max(m.clock+1, r.Time.UnixMicro()), r
+	s.records++
+	s.bytes += sizeOf(r) + len(e.body)
+	if err := s.take(e, m.clock<<8|int64(r.Position.Partition)); err != nil {
+		return fmt.Errorf("index record %s: %w", r.Position, err)
+	}
+	return nil
+}
+
+func (s *store) take(e *entry, n int64) error {
+	r := e.r
 	if r.Message != nil {
 		if err := s.message(e, n); err != nil {
-			return fmt.Errorf("index record %s: %w", r.Position, err)
+			return err
 		}
 	}
 	if len(r.Losses) > 0 && r.Message != nil {
 		if err := s.said(r); err != nil {
-			return fmt.Errorf("index record %s: %w", r.Position, err)
+			return err
 		}
 	}
 	for i := range r.Steps {
 		if err := s.step(r, &r.Steps[i]); err != nil {
-			return fmt.Errorf("index record %s: %w", r.Position, err)
+			return err
 		}
 	}
-	s.bytes += sizeOf(r)
 	return nil
+}
+
+// agent gives the number of a name, 0 of none.
+func (s *store) agent(name string) (int64, error) {
+	if n, ok := s.agents[name]; ok || name == "" {
+		return n, nil
+	}
+	q := s.c.prepare("SELECT n FROM agents WHERE name=?").text(name)
+	found, err := q.row()
+	if err != nil {
+		return 0, err
+	}
+	if !found {
+		s.lastName++
+		s.names = append(s.names, name)
+		s.agents[name] = s.lastName
+		return s.lastName, nil
+	}
+	s.agents[name] = q.ColumnInt64(0)
+	return s.agents[name], q.Reset()
 }
 
 func (s *store) conversation(id parley.ID) (*conversation, error) {
@@ -315,24 +313,18 @@ func (s *store) conversation(id parley.ID) (*conversation, error) {
 		return c, nil
 	}
 	c := &conversation{}
-	found := s.seen == nil || s.seen.maybe(id)
-	if found {
-		var err error
-		if found, err = s.convGet.blob(id[:]).row(); err != nil {
-			return nil, err
-		}
+	q := s.c.prepare("SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=?").blob(id[:])
+	found, err := q.row()
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	if found {
-		q := s.convGet
-		c.n, c.first, c.last, c.messages, c.open, c.failed = q.colInt(0), q.colInt(1), q.colInt(2), q.colInt(3), q.colInt(4), q.colInt(5)
-		err = errors.Join(json.Unmarshal(q.colBytes(6), &c.members), q.done())
+		c.n, c.first, c.last = q.ColumnInt64(0), q.ColumnInt64(1), q.ColumnInt64(2)
+		c.messages, c.open, c.failed = q.ColumnInt64(3), q.ColumnInt64(4), q.ColumnInt64(5)
+		err = errors.Join(json.Unmarshal(bytesOf(q.Stmt, 6), &c.members), q.Reset())
 	} else {
 		s.lastConv++
 		c.n, c.fresh, c.dirty = s.lastConv, true, true
-		if s.seen != nil {
-			s.seen.add(id)
-		}
 	}
 	s.convs[id] = c
 	return c, err
@@ -341,7 +333,6 @@ func (s *store) conversation(id parley.ID) (*conversation, error) {
 func (s *store) message(e *entry, n int64) error {
 	r, m := e.r, e.r.Message
 	w := row{n: n, e: *e}
-	w.e.body = ""
 	var err error
 	if w.sender, err = s.agent(m.From); err != nil {
 		return err
@@ -372,6 +363,8 @@ func (s *store) message(e *entry, n int64) error {
 		c.dirty = true
 	}
 	s.messages = append(s.messages, w)
+	var room [8]int64
+	parties := append(room[:0], w.sender, w.recipient)
 	for i := range r.Open {
 		o := &r.Open[i]
 		to, err := s.agent(o.To)
@@ -388,33 +381,18 @@ func (s *store) message(e *entry, n int64) error {
 		d.steps = packStep(make([]byte, 0, 48), r, d, "")
 		s.rows[rowKey{n, to}] = d
 		s.count(d, 0)
+		parties = append(parties, to)
 	}
 	if len(r.Open) > 0 {
 		s.ids[idKey{m.ID, r.Position.Partition}] = n
 	}
-	if c != nil {
-		var room [8]int64
-		parties := append(room[:0], w.sender, w.recipient)
-		for i := range r.Open {
-			to, err := s.agent(r.Open[i].To)
-			if err != nil {
-				return err
-			}
-			parties = append(parties, to)
+	for i, a := range parties {
+		if a == 0 || slices.Contains(parties[:i], a) {
+			continue
 		}
-		for _, a := range parties {
-			if a == 0 || slices.Contains(c.members, a) {
-				continue
-			}
-			listed := len(c.members) < maxListed
-			if listed {
-				c.members = append(c.members, a)
-			}
-			if pair := [2]int64{a, c.n}; listed && c.fresh {
-				s.joined = append(s.joined, pair)
-			} else {
-				s.members = append(s.members, pair)
-			}
+		s.parties = append(s.parties, [2]int64{a, n})
+		if c != nil && len(c.members) < maxListed && !slices.Contains(c.members, a) {
+			c.members = append(c.members, a)
 		}
 	}
 	if c != nil && e.trace != nil && !bytes.Equal(c.trace, e.trace) {
@@ -444,25 +422,48 @@ func (w *row) bind(q *stmt) {
 
 // flush inserts what was gathered, in the order of the tables' keys.
 func (s *store) flush() error {
-	if err := s.messagePut.insert(len(s.messages), func(q *stmt, i int) { s.messages[i].bind(q) }); err != nil {
+	first := s.lastName - int64(len(s.names)) + 1
+	if err := s.c.insert("INSERT OR FAIL INTO agents", 2, len(s.names), func(q *stmt, i int) {
+		q.int(first + int64(i)).text(s.names[i])
+	}); err != nil {
 		return err
 	}
-	if err := s.joinedPut.insert(s.joined); err != nil {
+	slices.SortFunc(s.messages, func(a, b row) int { return cmp.Compare(a.n, b.n) })
+	if err := s.c.insert("INSERT OR FAIL INTO messages", 21, len(s.messages), func(q *stmt, i int) {
+		s.messages[i].bind(q)
+	}); err != nil {
 		return err
 	}
-	if err := s.memberPut.insert(len(s.members), sorted(s.members)); err != nil {
+	for i := range s.messages {
+		// The full text index wants growing keys: it flushes at any other.
+		if w := &s.messages[i]; w.e.body != "" {
+			q := s.c.prepare("INSERT INTO texts (rowid, body) VALUES (?,?)")
+			if err := q.int(w.n).text(w.e.body).run(); err != nil {
+				return err
+			}
+		}
+	}
+	slices.SortFunc(s.parties, func(a, b [2]int64) int {
+		return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
+	})
+	if err := s.c.insert("INSERT OR FAIL INTO party", 2, len(s.parties), func(q *stmt, i int) {
+		q.int(s.parties[i][0]).int(s.parties[i][1])
+	}); err != nil {
 		return err
 	}
 	slices.SortFunc(s.traces, func(a, b traced) int {
 		return cmp.Or(bytes.Compare(a.trace, b.trace), cmp.Compare(a.conversation, b.conversation))
 	})
-	return s.tracePut.insert(len(s.traces), func(q *stmt, i int) { q.blob(s.traces[i].trace).int(s.traces[i].conversation) })
+	return s.c.insert("INSERT OR IGNORE INTO traces", 2, len(s.traces), func(q *stmt, i int) {
+		q.blob(s.traces[i].trace).int(s.traces[i].conversation)
+	})
 }
 
 // empty forgets what was gathered.
 func (s *store) empty() {
 	clear(s.messages)
-	s.messages, s.joined, s.members, s.traces = s.messages[:0], s.joined[:0], s.members[:0], s.traces[:0]
+	s.names, s.messages, s.parties, s.traces = s.names[:0], s.messages[:0], s.parties[:0], s.traces[:0]
+	s.records, s.bytes = 0, 0
 }
 
 // open reports whether something is still expected to happen to d.
@@ -519,12 +520,13 @@ func (s *store) of(id parley.ID, partition int, to string) (*delivery, error) {
 	key := idKey{id, partition}
 	n, ok := s.ids[key]
 	if !ok {
-		found, err := s.idGet.blob(id[:]).int(int64(partition)).row()
+		q := s.c.prepare("SELECT n FROM messages WHERE id=? AND n & 255 = ? ORDER BY n DESC LIMIT 1")
+		found, err := q.blob(id[:]).int(int64(partition)).row()
 		if err != nil || !found {
 			return nil, err
 		}
-		n = s.idGet.colInt(0)
-		if err := s.idGet.done(); err != nil {
+		n = q.ColumnInt64(0)
+		if err := q.Reset(); err != nil {
 			return nil, err
 		}
 		s.ids[key] = n
@@ -615,24 +617,55 @@ func (s *store) delivery(n, to int64) (*delivery, error) {
 	if d := s.rows[key]; d != nil {
 		return d, nil
 	}
-	q := s.deliveryGet
+	q := s.c.prepare(`SELECT d.state, m.kind, c.id, d.attempts, d.postponed, d.opened, d.changed, d.next,
+			d.code, d.error, d.reply, d.losses, d.steps
+		FROM deliveries d JOIN messages m ON m.n=d.message LEFT JOIN conversations c ON c.n=m.conversation
+		WHERE d.message=? AND d.recipient=?`)
 	found, err := q.int(n).int(to).row()
 	if err != nil || !found {
 		return nil, err
 	}
-	d := &delivery{state: parley.DeliveryState(q.colInt(0)), kind: parley.Kind(q.colInt(1)), attempts: q.colInt(3), postponed: q.colInt(4),
-		opened: q.colInt(5), changed: q.colInt(6), next: q.colInt(7), code: q.colText(8), error: q.colText(9), losses: q.colText(11), steps: bytes.Clone(q.colBytes(12))}
-	copy(d.conv[:], q.colBytes(2))
-	copy(d.reply[:], q.colBytes(10))
+	d := &delivery{state: parley.DeliveryState(q.ColumnInt64(0)), kind: parley.Kind(q.ColumnInt64(1)),
+		attempts: q.ColumnInt64(3), postponed: q.ColumnInt64(4),
+		opened: q.ColumnInt64(5), changed: q.ColumnInt64(6), next: q.ColumnInt64(7),
+		code: q.ColumnText(8), error: q.ColumnText(9), losses: q.ColumnText(11), steps: bytesOf(q.Stmt, 12)}
+	q.ColumnBytes(2, d.conv[:])
+	q.ColumnBytes(10, d.reply[:])
 	d.before = d.state
 	s.rows[key] = d
-	return d, q.done()
+	return d, q.Reset()
 }
 
-// commit writes what was held back and ends the transaction.
+// commit writes what was gathered.
 func (s *store) commit() error {
-	if !s.begun {
+	if s.records == 0 {
 		return nil
+	}
+	if err := errors.Join(s.write(), s.c.keep()); err != nil {
+		return err
+	}
+	if err := s.c.exec("COMMIT"); err != nil {
+		return err
+	}
+	s.empty()
+	if len(s.agents) > maxCached {
+		clear(s.agents)
+	}
+	if len(s.rows) > maxCached {
+		clear(s.rows)
+	}
+	if len(s.ids) > maxCached {
+		clear(s.ids)
+	}
+	if len(s.convs) > maxCached {
+		clear(s.convs)
+	}
+	return nil
+}
+
+func (s *store) write() error {
+	if err := s.flush(); err != nil {
+		return err
 	}
 	// Rows that the file has not, and those that it has: with the latter SQLite must
 	// be able to undo a part of the statement.
@@ -645,22 +678,20 @@ func (s *store) commit() error {
 			changed = append(changed, k)
 		}
 	}
-	if err := s.flush(); err != nil {
-		return err
-	}
 	for _, p := range []struct {
-		to   *bulk
+		into string
 		keys []rowKey
-	}{{&s.deliveryPut, keys}, {&s.deliverySet, changed}} {
+	}{{"INSERT OR FAIL INTO deliveries", keys}, {"INSERT OR REPLACE INTO deliveries", changed}} {
 		slices.SortFunc(p.keys, func(a, b rowKey) int {
 			return cmp.Or(cmp.Compare(a.message, b.message), cmp.Compare(a.recipient, b.recipient))
 		})
-		if err := p.to.insert(len(p.keys), func(q *stmt, i int) { s.rows[p.keys[i]].bind(q, p.keys[i]) }); err != nil {
+		if err := s.c.insert(p.into, 13, len(p.keys), func(q *stmt, i int) {
+			s.rows[p.keys[i]].bind(q, p.keys[i])
+		}); err != nil {
 			return err
 		}
 	}
-	keys = append(keys, changed...)
-	for _, k := range keys {
+	for _, k := range append(keys, changed...) {
 		d := s.rows[k]
 		if gone(d.state) != gone(d.before) {
 			if err := s.failed(k.message, d); err != nil {
@@ -672,18 +703,16 @@ func (s *store) commit() error {
 	if err := s.putConversations(); err != nil {
 		return err
 	}
-	if err := s.end(); err != nil {
-		return err
-	}
-	s.empty()
-	if len(s.rows) > maxCached {
-		clear(s.rows)
-	}
-	if len(s.ids) > maxCached {
-		clear(s.ids)
-	}
-	if len(s.convs) > maxCached {
-		clear(s.convs)
+	for p := range s.marks {
+		m := &s.marks[p]
+		if m.last == nil {
+			continue
+		}
+		m.print, m.last = printOf(m.last), nil
+		q := s.c.prepare("INSERT OR REPLACE INTO progress VALUES (?,?,?,?)")
+		if err := q.int(int64(p)).int(int64(m.sequence)).int(m.clock).int(int64(m.print)).run(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -709,14 +738,16 @@ func (s *store) putConversations() error {
 			list = append(list, fresh{id, c})
 		} else {
 			agents = c.agents(agents[:0])
-			if err := s.convSet.int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).text(string(agents)).int(c.n).run(); err != nil {
+			q := s.c.prepare("UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?")
+			q.int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed)
+			if err := q.text(string(agents)).int(c.n).run(); err != nil {
 				return err
 			}
 		}
 		c.dirty, c.fresh = false, false
 	}
 	slices.SortFunc(list, func(a, b fresh) int { return cmp.Compare(a.n, b.n) })
-	return s.convPut.insert(len(list), func(q *stmt, i int) {
+	return s.c.insert("INSERT OR FAIL INTO conversations", 8, len(list), func(q *stmt, i int) {
 		c := &list[i]
 		agents = c.agents(agents[:0])
 		q.int(c.n).blob(c.id[:]).int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).text(string(agents))
@@ -740,23 +771,18 @@ func gone(s parley.DeliveryState) bool { return s > parley.Answered }
 
 // failed keeps the flag that a message was not delivered to everybody.
 func (s *store) failed(n int64, d *delivery) error {
-	if _, err := s.failedGet.int(n).row(); err != nil {
-		return err
-	}
-	count := s.failedGet.colInt(0)
-	if err := s.failedGet.done(); err != nil {
-		return err
-	}
-	found, err := s.flagsGet.int(n).row()
+	q := s.c.prepare(`SELECT flags, EXISTS (SELECT 1 FROM deliveries WHERE message=m.n AND state>4)
+		FROM messages m WHERE n=?`)
+	found, err := q.int(n).row()
 	if err != nil || !found {
 		return err
 	}
-	flags := s.flagsGet.colInt(0)
-	if err := s.flagsGet.done(); err != nil {
+	flags, undelivered := q.ColumnInt64(0), q.ColumnBool(1)
+	if err := q.Reset(); err != nil {
 		return err
 	}
 	now := flags &^ flagUndelivered
-	if count > 0 {
+	if undelivered {
 		now |= flagUndelivered
 	}
 	if now == flags {
@@ -773,14 +799,7 @@ func (s *store) failed(n int64, d *delivery) error {
 			c.failed--
 		}
 	}
-	return s.flagsSet.int(now).int(n).run()
-}
-
-// rollback undoes the transactions; the marks are read again.
-func (s *store) rollback() error {
-	s.forget()
-	s.empty()
-	return errors.Join(s.search.rollback(), s.undo(), s.load())
+	return s.c.prepare("UPDATE messages SET flags=? WHERE n=?").int(now).int(n).run()
 }
 
 // packStep appends a change of a delivery: the sequence of its record, state,
@@ -824,7 +843,7 @@ func unpackSteps(b []byte) (out []Step, err error) {
 	return out, nil
 }
 
-var errSteps = &sqliteError{sqlite3.SQLITE_CORRUPT, "the steps of a delivery cannot be read"}
+var errSteps = corrupt("the steps of a delivery cannot be read")
 
 // microseconds of a key.
 func timeOf(n int64) time.Time { return time.UnixMicro(n >> 8).UTC() }
