@@ -86,6 +86,7 @@ type Host struct {
 	types    *Registry
 	mu       sync.Mutex
 	sessions map[string]*Session
+	moved    map[*Session]struct{}    // those that another host has now, while requests are executed here
 	loading  map[string]chan struct{} // by id: closed when the session was looked up in the store
 	pending  *list.List               // of *Session without a handshake, oldest first
 	held     int                      // bytes of messages that they are sending
@@ -137,6 +138,7 @@ func (h *Host) init() {
 			h.Now = time.Now
 		}
 		h.sessions, h.loading, h.pending = map[string]*Session{}, map[string]chan struct{}{}, list.New()
+		h.moved = map[*Session]struct{}{}
 		h.idle = make(chan struct{})
 		h.remotes.perMinute = h.limits.SessionsPerMinute
 		h.answers.session, h.answers.all = h.limits.Answers, h.limits.AllAnswers
@@ -266,7 +268,8 @@ func (h *Host) drop(s *Session) {
 	if h.sessions[s.id] == s {
 		delete(h.sessions, s.id)
 	}
-	if h.closed && len(h.sessions) == 0 {
+	delete(h.moved, s)
+	if h.closed && len(h.sessions)+len(h.moved) == 0 {
 		select {
 		case <-h.idle:
 		default:
@@ -325,6 +328,9 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 		return nil, ErrFull
 	}
 	h.sessions[id] = s
+	if relay, ok := h.Store.(Relay); ok {
+		relay.Held(id)
+	}
 	return s, nil
 }
 
@@ -360,6 +366,9 @@ func (h *Host) Shutdown(ctx context.Context) error {
 	h.closed = true
 	all := make([]*Session, 0, len(h.sessions))
 	for _, s := range h.sessions {
+		all = append(all, s)
+	}
+	for s := range h.moved {
 		all = append(all, s)
 	}
 	if len(all) == 0 {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strconv"
 	"time"
-	"unicode/utf8"
 )
 
 // sessionHeader names the HTTP session. Its value is a bearer secret.
@@ -87,6 +86,9 @@ func (h *Host) sessionOf(w http.ResponseWriter, r *http.Request) *Session {
 // serveSend takes one message, or several on lines of their own, and answers
 // before they are executed. What is wrong with them is said on the stream.
 func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
+	if h.sendElsewhere(w, r) {
+		return
+	}
 	s := h.sessionOf(w, r)
 	if s == nil {
 		return
@@ -113,18 +115,7 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 	if held > 0 {
 		defer h.hold(s, -held)
 	}
-	switch {
-	case err != nil && errors.Is(err, ErrBusy):
-		writeFull(w)
-		return
-	case err != nil && errors.Is(err, ErrTooLarge):
-		writeDetail(w, http.StatusRequestEntityTooLarge, "Body too large")
-		return
-	case err != nil:
-		writeDetail(w, http.StatusBadRequest, "Body not readable")
-		return
-	case !utf8.Valid(body):
-		writeDetail(w, http.StatusBadRequest, "Body is not UTF-8")
+	if !takeBody(w, body, err) {
 		return
 	}
 	for len(body) > 0 {
@@ -193,7 +184,14 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	st := newStream(r.Context())
-	if err := s.attach(st, nil); err != nil {
+	err := s.attach(st, nil)
+	if errors.Is(err, ErrMoved) { // just now; the stream has it come back
+		if s = h.sessionOf(w, r); s == nil {
+			return
+		}
+		err = s.attach(st, nil)
+	}
+	if err != nil {
 		writeDetail(w, http.StatusNotFound, "Session not found")
 		return
 	}

@@ -58,6 +58,15 @@ func (st *stream) poke() {
 
 func (o *outbox) len() int { return len(o.waiting) - o.head }
 
+// takeAll takes what waits.
+func (o *outbox) takeAll() []outFrame {
+	all := slices.Clone(o.waiting[o.head:])
+	o.waiting, o.head, o.bytes = nil, 0, 0
+	o.forget(len(o.sent))
+	o.makeRoom()
+	return all
+}
+
 // waits reports whether a line is still to be written.
 func (o *outbox) waits(line []byte) bool {
 	return slices.ContainsFunc(o.waiting[o.head:], func(f outFrame) bool { return &f.line[0] == &line[0] })
@@ -149,6 +158,10 @@ func (o *outbox) written(n int, now time.Time, keep int) {
 		drop++
 	}
 	o.forget(drop)
+	o.makeRoom()
+}
+
+func (o *outbox) makeRoom() {
 	if o.room != nil {
 		close(o.room)
 		o.room = nil

@@ -73,6 +73,7 @@ type Session struct {
 
 	storeMu sync.Mutex // orders calls of the store
 	seq     uint64     // of the last frame appended; guarded by storeMu
+	moved   bool       // another host has it, and what is said here is passed on; changed with mu and storeMu held
 }
 
 func newSession(h *Host, id, remote string, kind transportKind) *Session {
@@ -230,8 +231,12 @@ func (s *Session) tick() {
 // that waits.
 func (s *Session) attach(st *stream, greeting []byte) error {
 	s.mu.Lock()
-	if s.state == StateClosed {
+	if s.state == StateClosed || s.moved {
+		moved := s.moved
 		s.mu.Unlock()
+		if moved {
+			return ErrMoved
+		}
 		return ErrClosed
 	}
 	s.last = time.Now()
@@ -365,6 +370,10 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 	if upTo > 0 && s.h.Store != nil {
 		s.storeMu.Lock()
 		err := s.h.Store.Delivered(s.ctx, s.id, upTo)
+		if moved := err != nil && s.movedOn(err); moved {
+			s.moveLocked()
+			err = nil
+		}
 		s.storeMu.Unlock()
 		if err != nil {
 			s.lost(err)
@@ -396,7 +405,14 @@ func (s *Session) queue(f outFrame) error {
 	}
 	s.storeMu.Lock()
 	defer s.storeMu.Unlock()
+	if s.moved {
+		return s.forwardLocked(f)
+	}
 	if err := s.h.Store.Append(s.ctx, s.id, s.seq+1, f.line); err != nil {
+		if s.movedOn(err) {
+			s.moveLocked()
+			return s.forwardLocked(f)
+		}
 		s.lost(err)
 		return ErrClosed.Because(err)
 	}

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -30,6 +31,35 @@ type Store interface {
 
 	// Close forgets a session that has ended.
 	Close(ctx context.Context, sessionID string) error
+}
+
+// ErrMoved is what a Store says of a session that another host has now. Of a
+// [Relay], the host then passes on what it still has for the agent; of other
+// stores, it lets go of the session.
+var ErrMoved = errors.New("a2e: another host has the session now")
+
+// A Relay is a Store that several hosts share. The session is where its stream
+// is. Lines that the agent sends to another host are passed to that one, and what
+// a host has for an agent whose session moved on is passed after it: answers of
+// requests that are still executed there.
+type Relay interface {
+	Store
+
+	// Elsewhere reports whether a session that this host does not have is at
+	// another one, and whose it is.
+	Elsewhere(ctx context.Context, sessionID string) (who Identity, elsewhere bool, err error)
+
+	// Send passes on lines of the agent. With [ErrTooLarge], the session is to be
+	// taken over instead.
+	Send(ctx context.Context, sessionID string, lines []byte) error
+
+	// Forward passes on a frame for the agent; seq is 0 for one that was not
+	// appended. Those that the session's next host has loaded are passed over.
+	Forward(ctx context.Context, sessionID string, seq uint64, frame []byte) error
+
+	// Held says that this host has a session that it loaded. What others pass on
+	// is given to it with [Session.Take] and [Session.Pass].
+	Held(sessionID string)
 }
 
 // SessionRecord is the durable part of a session.

@@ -21,6 +21,8 @@ type Log interface {
 	Delivery(message parley.ID, to string) (journal.Delivery, bool)
 	Owned(partition int) bool
 	Owner(partition int) *journal.Lease
+	LivesElsewhere(node string, at time.Time) bool
+	Node() string
 	Shared() bool
 }
 
@@ -97,6 +99,7 @@ type Config struct {
 	PerRecipient int           // lanes of one recipient at work at once, where the Carrier names no number; 64
 	Active       int           // attempts under way at once, of all; 8,192
 	Attempt      time.Duration // how long an attempt may take when the message has no deadline; 60 s
+	HandOver     time.Duration // how long attempts in flight may keep a partition from its next owner; 5 s
 	Relaxed      bool          // answer a waiting caller before its reply is recorded
 	HeldBytes    int64         // content of waiting messages kept in memory rather than read again; 64 MiB
 
@@ -121,6 +124,9 @@ type Dispatcher struct {
 	closed bool
 	late   late
 	mine   map[delivered]bool     // what this process is at work on, from before it is recorded until its outcome is; true: it has one already
+	parts  map[int]*part          // with something in mine, or not dispatched here
+	in     map[delivered]int      // the partitions of mine
+	others map[delivered]*lane    // what other hubs are at work on
 	ahead  map[delivered]struct{} // what is being recorded with its first attempt, to be made when its turn comes
 }
 
@@ -172,6 +178,9 @@ type item struct {
 	late      bool           // its outcome is recorded with others
 	begun     bool           // its next attempt is recorded already
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
+	turn      bool           // its attempt is being made, or it is being settled
+	elsewhere bool           // another hub made the attempt that is recorded, and may be at it still
+	owed      bool           // that the last attempt failed could not be recorded
 	unsure    bool           // the journal could not say whether it recorded the next attempt,
 	owner     *journal.Lease // which was fenced with this
 
@@ -189,6 +198,7 @@ func New(c Config) *Dispatcher {
 	def(&c.Retry.Longest, 5*time.Minute)
 	def(&c.Retry.For, 24*time.Hour)
 	def(&c.Attempt, time.Minute)
+	def(&c.HandOver, 5*time.Second)
 	if c.Retry.Tries == 0 {
 		c.Retry.Tries = 12
 	}
@@ -211,7 +221,8 @@ func New(c Config) *Dispatcher {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{}, mine: map[delivered]bool{}, ahead: map[delivered]struct{}{}}
+	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{},
+		mine: map[delivered]bool{}, ahead: map[delivered]struct{}{}, parts: map[int]*part{}, in: map[delivered]int{}, others: map[delivered]*lane{}}
 }
 
 // Close stops: no attempt is begun any more, those under way are given until
@@ -254,7 +265,7 @@ type Claim struct {
 // where that is soon to be made and may be repeated; not for one who waits for
 // the outcome. Else it gives nil: then the message is recorded as waiting, and
 // its turn comes through Recorded.
-func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
+func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
 	if d.c.Carrier.Paused(to) {
 		return nil
 	}
@@ -263,7 +274,7 @@ func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID, wait
 	defer d.mu.Unlock()
 	p := d.peers[to]
 	switch {
-	case d.closed || d.active >= d.c.Active || p != nil && p.failures >= suspect:
+	case d.closed || d.given(partition) || d.active >= d.c.Active || p != nil && p.failures >= suspect:
 		return nil
 	case d.lanes[key] != nil:
 		if waits || !d.lanes[key].flows() {
@@ -272,10 +283,10 @@ func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID, wait
 		d.mu.Unlock()
 		repeatable := d.c.Carrier.Repeatable(parley.ID{}, to)
 		d.mu.Lock()
-		if l := d.lanes[key]; !repeatable || d.closed || l != nil && !l.flows() {
+		if l := d.lanes[key]; !repeatable || d.closed || d.given(partition) || l != nil && !l.flows() {
 			return nil
 		}
-		d.mine[of] = false
+		d.take(of, partition)
 		d.ahead[of] = struct{}{}
 		return &Claim{d, nil, of}
 	case p != nil && p.active >= p.limit:
@@ -286,7 +297,7 @@ func (d *Dispatcher) Claim(id parley.ID, to string, conversation parley.ID, wait
 	l.peer.active++
 	d.active++
 	d.work.Add(1) // until Release or Run has ended: Close waits for it
-	d.mine[of] = false
+	d.take(of, partition)
 	return &Claim{d, l, of}
 }
 
@@ -317,11 +328,11 @@ func (c *Claim) Release() bool {
 			return false // it was recorded after all, and has its turn
 		}
 		delete(d.ahead, c.of)
-		delete(d.mine, c.of)
+		d.drop(c.of)
 		return true
 	}
 	defer d.work.Done()
-	delete(d.mine, c.of)
+	d.drop(c.of)
 	d.mu.Unlock()
 	d.release(c.l)
 	return true
@@ -342,11 +353,12 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 	defer d.work.Done()
 	a.Number = 1
 	it := &item{position: a.Position, id: a.Message.ID, scope: a.Scope, attempts: 1, tries: 1,
-		sync: a.Sync, recorded: d.c.Now(), message: a.Message, request: a.Request}
+		sync: a.Sync, recorded: d.c.Now(), message: a.Message, request: a.Request, turn: true}
 	d.mu.Lock()
 	d.push(l, it, true)
 	d.mu.Unlock()
 	r := d.attempt(ctx, l, it)
+	d.ended(it)
 	d.release(l)
 	if r.then != nil {
 		r.then()
@@ -371,11 +383,17 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 	if len(r.Steps) > 0 {
 		d.mu.Lock()
 		d.outdone(r.Steps)
+		d.heard(r.Steps)
 		d.mu.Unlock()
 	}
 	owned := d.c.Log.Owned(r.Position.Partition)
 	for _, o := range r.Open {
-		if o.Attempt > 0 && !d.tookAhead(delivered{r.Message.ID, o.To}, owned) || !owned {
+		if owned && o.Attempt > 0 && d.c.Log.LivesElsewhere(r.Node, r.Time) {
+			d.enqueue(laneKey{o.To, r.Message.Conversation}, &item{position: r.Position, id: r.Message.ID, scope: r.Scope,
+				sync: o.Sync, recorded: r.Time, notBefore: d.c.Now().Add(lookAgain), elsewhere: true})
+			continue
+		}
+		if o.Attempt > 0 && !d.tookAhead(delivered{r.Message.ID, o.To}, r.Position, owned) || !owned {
 			continue // who recorded the attempt holds the lane for it
 		}
 		d.enqueue(laneKey{o.To, r.Message.Conversation}, &item{position: r.Position, id: r.Message.ID, scope: r.Scope,
@@ -398,16 +416,17 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 }
 
 // tookAhead ends the claim of what is recorded ahead of its turn; false if it is
-// not. Where the partition is not owned any more, another takes it up.
-func (d *Dispatcher) tookAhead(of delivered, owned bool) bool {
+// not. Where the partition is not owned any more, the attempt is handed back.
+func (d *Dispatcher) tookAhead(of delivered, at journal.Position, owned bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.ahead[of]; !ok {
 		return false
 	}
 	delete(d.ahead, of)
-	if !owned {
-		delete(d.mine, of)
+	if !owned || d.given(at.Partition) {
+		d.handBack(of, &item{id: of.id, position: at, attempts: 1})
+		return false
 	}
 	return true
 }
@@ -430,15 +449,28 @@ func endOf(k parley.Kind, expires, deadline time.Time) time.Time {
 func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 	open := []parley.DeliveryState{parley.Waiting, parley.Delivering}
 	mine := func(p int) bool { return p == partition }
+	d.mu.Lock()
+	if p := d.parts[partition]; p != nil {
+		p.given = false
+		d.forgetPart(partition)
+	}
+	d.mu.Unlock()
 	for _, v := range d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine}) {
 		it := itemOf(v)
 		switch {
 		case d.works(v.Message, v.To):
 			continue // it came since the start, and is at work already
+		case v.Sync && v.State == parley.Delivering && v.Node == d.c.Log.Node():
+			continue // its caller is here and is told, or the journal has abandoned it
+		case d.atWorkElsewhere(v):
+			it.elsewhere, it.notBefore = true, d.c.Now().Add(lookAgain)
 		case v.Sync && v.State == parley.Delivering:
-			continue // its caller's node is at work on it, or the journal has abandoned it
+			if err := d.abandon(ctx, it, v.To); err != nil && !errors.Is(err, journal.ErrConflict) {
+				return err
+			}
+			continue
 		case v.State == parley.Delivering && !d.c.AtLeastOnce && !d.c.Carrier.Repeatable(v.Message, v.To):
-			err := d.giveUp(ctx, it, v.To, parley.Dead, parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not recognise repeats", v.To))
+			err := d.giveUp(ctx, it, v.To, parley.Dead, stopped(v.To))
 			if err != nil && !errors.Is(err, journal.ErrConflict) {
 				return err
 			}
@@ -492,7 +524,7 @@ func (d *Dispatcher) lane(key laneKey) *lane {
 func (d *Dispatcher) enqueue(key laneKey, it *item) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closed || d.given(it.position.Partition) {
 		return
 	}
 	l := d.lane(key)
@@ -519,8 +551,12 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 		}
 		d.held += it.size
 	}
-	if of := (delivered{it.id, l.key.to}); !d.mine[of] {
-		d.mine[of] = false
+	of := delivered{it.id, l.key.to}
+	if !d.mine[of] {
+		d.take(of, it.position.Partition)
+	}
+	if it.elsewhere {
+		d.others[of] = l
 	}
 	l.bound(it.ends)
 	if first {
@@ -621,12 +657,8 @@ func (d *Dispatcher) release(l *lane) {
 		close(l.idle)
 		l.idle = nil
 	}
-	if len(l.items) == 0 {
-		delete(d.lanes, l.key)
-		if l.peer.lanes--; l.peer.lanes == 0 && l.peer.failures == 0 {
-			delete(d.peers, l.key.to)
-		}
-	}
+	d.shed(l)
+	d.leave(l)
 	if d.closed {
 		return
 	}
@@ -636,27 +668,52 @@ func (d *Dispatcher) release(l *lane) {
 		l.peer.ready = l.peer.ready[1:]
 		next.busy = false
 		d.kick(next)
+		d.leave(next)
 	}
 	if len(d.full) > 0 && d.active < d.c.Active {
 		next := d.full[0]
 		d.full = d.full[1:]
 		next.busy = false
 		d.kick(next)
+		d.leave(next)
 	}
 	d.kick(l)
+}
+
+// leave ends a lane without work; d.mu is held.
+func (d *Dispatcher) leave(l *lane) {
+	if len(l.items) > 0 || l.busy || d.lanes[l.key] != l {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	delete(d.lanes, l.key)
+	if l.peer.lanes--; l.peer.lanes == 0 && l.peer.failures == 0 {
+		delete(d.peers, l.key.to)
+	}
 }
 
 // turn makes the next attempt of a lane's head, or gives up what is over
 // wherever it stands, and gives what goes on when the lane is released.
 func (d *Dispatcher) turn(l *lane) (then func()) {
 	d.mu.Lock()
+	if len(l.items) == 0 { // it was handed over
+		d.mu.Unlock()
+		return nil
+	}
 	it := l.items[0]
 	if !l.ends.IsZero() {
 		if over := l.over(d.c.Now()); over != nil {
 			it = over
 		}
 	}
+	it.turn = true
 	d.mu.Unlock()
+	defer d.ended(it)
+	if it.elsewhere && it.outcome == nil && !d.comesBack(l, it) {
+		return nil
+	}
 	if it.outcome != nil {
 		_, err := d.c.Log.Append(d.ctx, *it.outcome)
 		if errors.Is(err, journal.ErrConflict) {
@@ -676,6 +733,10 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 		}
 		it.message, it.scope = r.Message, r.Scope
 	}
+	if !d.c.Log.Owned(it.position.Partition) {
+		d.notOwned(l, it)
+		return nil
+	}
 	if e := it.message.Expires; !e.IsZero() && !d.c.Now().Before(e) {
 		d.finish(l, it, d.giveUp(d.ctx, it, l.key.to, parley.Expired, parley.Refuse(parley.Stale, "the message expired at %s before it could be delivered", e.UTC().Format(time.RFC3339))))
 		return nil
@@ -686,10 +747,6 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 	}
 	if it.begun {
 		it.begun = false
-		if !d.c.Log.Owned(it.position.Partition) {
-			d.finish(l, it, nil) // it is another's to take up
-			return nil
-		}
 		if v, ok := d.c.Log.Delivery(it.id, l.key.to); ok && v.State == parley.Delivering && v.Attempt == it.attempts {
 			return d.attempt(d.ctx, l, it).then
 		}
@@ -712,7 +769,7 @@ func (d *Dispatcher) turn(l *lane) (then func()) {
 	}
 	it.attempts++
 	it.tries++
-	it.unsure, it.owner = false, nil
+	it.owed, it.unsure, it.owner = false, false, nil
 	return d.attempt(d.ctx, l, it).then
 }
 
@@ -790,9 +847,8 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		d.finish(l, it, nil)
 	case r.Err == nil:
 		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...))
-	case d.ctx.Err() != nil:
-		// Stopping: the attempt stays recorded without an outcome.
-		return r
+	case d.ctx.Err() != nil && !it.sync:
+		d.interrupted(ctx, l, it, r)
 	case it.sync:
 		// The caller waits and is told at once; to try again is up to it, and
 		// would be another message to the recipient.
@@ -868,7 +924,7 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 			d.c.Logger.Warn("cannot record a failed attempt", "message", it.id, "to", l.key.to, "error", aerr)
 		}
 		d.mu.Lock()
-		it.notBefore = next
+		it.notBefore, it.owed = next, aerr != nil && !errors.Is(aerr, journal.ErrConflict)
 		for _, v := range behind {
 			v.begun = false
 			v.tries--
@@ -969,7 +1025,7 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 			l.items = append(l.items[:i], l.items[i+1:]...)
 			d.held -= it.size
 			if !it.late {
-				delete(d.mine, delivered{it.id, l.key.to})
+				d.drop(delivered{it.id, l.key.to})
 			}
 			if it.again && !d.closed {
 				d.work.Add(1)

@@ -33,6 +33,10 @@ func newLog() *log {
 }
 
 func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, error) {
+	return l.append("", e)
+}
+
+func (l *log) append(node string, e journal.Entry) (journal.Position, error) {
 	l.mu.Lock()
 	if l.fail != nil {
 		if err := l.fail(e); err != nil {
@@ -49,7 +53,10 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 	}
 	for _, s := range e.Steps {
 		v := l.open[s.Message.String()+s.To]
-		v.State, v.Attempt, v.Next = s.State, s.Attempt, s.Next
+		v.State, v.Attempt, v.Next, v.Error, v.Changed = s.State, s.Attempt, s.Next, s.Error, time.Now()
+		if s.State == parley.Delivering {
+			v.Node = node
+		}
 		if s.Postponed {
 			v.Postponed++
 		}
@@ -60,7 +67,7 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 	}
 	l.seq++
 	p := journal.Position{Sequence: l.seq}
-	r := &journal.Record{Position: p, Time: time.Now(), Scope: e.Scope, Message: e.Message, Open: e.Open, Steps: e.Steps}
+	r := &journal.Record{Position: p, Time: time.Now(), Node: node, Scope: e.Scope, Message: e.Message, Open: e.Open, Steps: e.Steps}
 	l.records[l.seq] = r
 	if m := e.Message; m != nil {
 		if m.Kind.Terminal() {
@@ -71,8 +78,8 @@ func (l *log) Append(_ context.Context, e journal.Entry) (journal.Position, erro
 			if o.Attempt > 0 {
 				state = parley.Delivering
 			}
-			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To, State: state, Attempt: o.Attempt, Next: o.NotBefore},
-				Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Expires: m.Expires, Deadline: m.Deadline, Sync: o.Sync}
+			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To, State: state, Attempt: o.Attempt, Next: o.NotBefore, Changed: r.Time},
+				Node: node, Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Expires: m.Expires, Deadline: m.Deadline, Sync: o.Sync}
 		}
 	}
 	watch, silent := l.watch, l.silent != nil && l.silent(e)
@@ -118,9 +125,11 @@ func (l *log) Delivery(m parley.ID, to string) (journal.Delivery, bool) {
 	return *v, true
 }
 
-func (l *log) Owned(int) bool           { return true }
-func (l *log) Owner(int) *journal.Lease { return nil }
-func (l *log) Shared() bool             { return l.shared }
+func (l *log) Owned(int) bool                        { return true }
+func (l *log) LivesElsewhere(string, time.Time) bool { return false }
+func (l *log) Node() string                          { return "" }
+func (l *log) Owner(int) *journal.Lease              { return nil }
+func (l *log) Shared() bool                          { return l.shared }
 
 // answers is how many terminal replies are recorded.
 func (l *log) answers() int {
@@ -429,7 +438,7 @@ func TestExpiryAndDeadline(t *testing.T) {
 		w.record(behind)
 		synctest.Wait()
 		equal(t, "nothing while paused", len(w.hands.order()), 0)
-		if w.d.Claim(id(4), "bob", id(4), false) != nil {
+		if w.d.Claim(0, id(4), "bob", id(4), false) != nil {
 			t.Error("a paused agent was claimed")
 		}
 		time.Sleep(time.Minute - time.Nanosecond)
@@ -522,8 +531,8 @@ func TestOverAfterResume(t *testing.T) {
 
 func TestClaim(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		c := w.d.Claim(id(1), "bob", id(9), false)
-		if c == nil || w.d.Claim(id(8), "bob", id(9), false) != nil {
+		c := w.d.Claim(0, id(1), "bob", id(9), false)
+		if c == nil || w.d.Claim(0, id(8), "bob", id(9), false) != nil {
 			t.Fatal("an idle lane is to be claimed once")
 		}
 		m := message(1, "bob", 9, parley.Request)
@@ -541,13 +550,13 @@ func TestClaim(t *testing.T) {
 		}
 		synctest.Wait()
 		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
-		c = w.d.Claim(id(8), "bob", id(9), false)
+		c = w.d.Claim(0, id(8), "bob", id(9), false)
 		c.Release()
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
 		// A reply that cannot be recorded is given to nobody.
 		m = message(3, "bob", 9, parley.Request)
-		c = w.d.Claim(id(3), "bob", id(9), false)
+		c = w.d.Claim(0, id(3), "bob", id(9), false)
 		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
 		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
@@ -632,7 +641,7 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 			synctest.Wait()
 		}
 		m := message(1, "bob", 9, parley.Notice)
-		c := w.d.Claim(m.ID, "bob", id(9), false)
+		c := w.d.Claim(0, m.ID, "bob", id(9), false)
 		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}})
 		if err != nil {
 			t.Fatal(err)
@@ -663,7 +672,7 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
 		}
 		m := message(1, "bob", 9, parley.Request)
-		c := w.d.Claim(id(1), "bob", id(9), false)
+		c := w.d.Claim(0, id(1), "bob", id(9), false)
 		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		if err != nil {
 			t.Fatal(err)

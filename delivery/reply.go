@@ -19,9 +19,9 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	}
 	claims := make([]*Claim, 0, len(r.Open))
 	for _, o := range r.Open {
-		c := d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
+		c := d.Claim(it.position.Partition, r.Message.ID, o.To, r.Message.Conversation, false)
 		if c == nil && len(r.Open) == 1 && o.To != r.Message.From && d.awaitIdle(laneKey{o.To, r.Message.Conversation}) {
-			c = d.Claim(r.Message.ID, o.To, r.Message.Conversation, false)
+			c = d.Claim(it.position.Partition, r.Message.ID, o.To, r.Message.Conversation, false)
 		}
 		if c == nil {
 			for _, c := range claims {
@@ -99,9 +99,19 @@ func (d *Dispatcher) adopt(e *journal.Entry) {
 		return
 	}
 	for _, o := range e.Open {
-		if v, ok := d.c.Log.Delivery(e.Message.ID, o.To); ok && v.State == parley.Delivering && d.c.Log.Owned(v.Position.Partition) && !d.works(v.Message, v.To) {
-			d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
+		v, ok := d.c.Log.Delivery(e.Message.ID, o.To)
+		if !ok || v.State != parley.Delivering || d.works(v.Message, v.To) || d.c.Log.LivesElsewhere(v.Node, v.Changed) {
+			continue
 		}
+		if d.c.Log.Owned(v.Position.Partition) {
+			d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
+			continue
+		}
+		of := delivered{v.Message, v.To}
+		d.mu.Lock()
+		d.take(of, v.Position.Partition)
+		d.handBack(of, itemOf(v))
+		d.mu.Unlock()
 	}
 }
 
@@ -173,14 +183,6 @@ func (d *Dispatcher) Made(id parley.ID, to string) (losses []parley.Loss, ok boo
 	return nil, false
 }
 
-// Flush lets be recorded now what waits for others to be recorded with. It does
-// not wait for it.
-func (d *Dispatcher) Flush() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hasten()
-}
-
 // outdone takes back what was noted of deliveries, or will be, that a record
 // settles; d.mu is held.
 func (d *Dispatcher) outdone(steps []journal.Step) {
@@ -192,7 +194,7 @@ func (d *Dispatcher) outdone(steps []journal.Step) {
 		if m := d.late.of[key]; m != nil {
 			m.over = true
 			delete(d.late.of, key)
-			delete(d.mine, key)
+			d.drop(key)
 		} else if _, ok := d.mine[key]; ok {
 			d.mine[key] = true
 		}
@@ -296,6 +298,6 @@ func (d *Dispatcher) recordedMade(steps []journal.Step) {
 	for _, s := range steps {
 		key := delivered{s.Message, s.To}
 		delete(d.late.of, key)
-		delete(d.mine, key)
+		d.drop(key)
 	}
 }

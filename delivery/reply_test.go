@@ -171,10 +171,12 @@ func TestDeliveredIsRecordedTogether(t *testing.T) {
 
 		w.record(message(30, "bob", 9, parley.Notice))
 		synctest.Wait()
-		equal(t, "records before the flush", records(w), 1)
-		w.d.Flush()
-		synctest.Wait()
-		equal(t, "records after the flush", records(w), 2)
+		equal(t, "records before that", records(w), 1)
+		w.d.HandOver(t.Context(), 0)
+		equal(t, "records after the partition was handed over", records(w), 2)
+		if err := w.d.Resume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
 
 		w.record(message(40, "bob", 9, parley.Notice))
 		w.record(message(41, "bob", 9, parley.Notice))
@@ -356,7 +358,7 @@ func (w *world) ahead(t *testing.T) (outcome chan Result) {
 	for n := byte(2); n <= 3; n++ {
 		m := message(n, "bob", 9, parley.Notice)
 		o := journal.Opening{To: "bob"}
-		c := w.d.Claim(m.ID, "bob", id(9), false)
+		c := w.d.Claim(0, m.ID, "bob", id(9), false)
 		if (c != nil) != w.hands.repeatable {
 			t.Fatalf("claimed: %v; repeatable: %v", c != nil, w.hands.repeatable)
 		}
@@ -384,7 +386,7 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 		run(t, Config{}, func(t *testing.T, w *world) {
 			w.hands.repeatable = repeatable
 			outcome := w.ahead(t)
-			if w.d.Claim(id(4), "bob", id(9), true) != nil {
+			if w.d.Claim(0, id(4), "bob", id(9), true) != nil {
 				t.Error("claimed for one who waits for the outcome")
 			}
 			outcome <- Result{}
@@ -447,7 +449,7 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		w.hands.repeatable = true
 		outcome := w.ahead(t)
 		m := message(4, "bob", 9, parley.Notice)
-		c := w.d.Claim(m.ID, "bob", id(9), false)
+		c := w.d.Claim(0, m.ID, "bob", id(9), false)
 		w.log.silent = func(journal.Entry) bool { return true }
 		if _, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); !errors.Is(err, journal.ErrUnknown) {
 			t.Fatal(err)
@@ -456,7 +458,7 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		if c.Release() {
 			t.Error("released, although it was recorded")
 		}
-		if !w.d.Claim(id(5), "bob", id(9), false).Release() {
+		if !w.d.Claim(0, id(5), "bob", id(9), false).Release() {
 			t.Error("not released, although it was not recorded")
 		}
 		outcome <- Result{}

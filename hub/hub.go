@@ -295,7 +295,7 @@ func (h *Hub) Start(ctx context.Context) error {
 	var resuming sync.WaitGroup
 	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
 		if !owned {
-			h.deliver.Flush() // the next owner is to know
+			h.deliver.Lose(partition)
 			return
 		}
 		resuming.Add(1)
@@ -304,8 +304,10 @@ func (h *Hub) Start(ctx context.Context) error {
 			h.takeUp(ctx, partition)
 		}()
 	})
+	stopDrain := h.c.Journal.OnHandOver(h.deliver.HandOver)
 	h.stopWatch = func() {
 		stop()
+		stopDrain()
 		stopOwned()
 		resuming.Wait()
 		stopRecords()
@@ -344,7 +346,8 @@ func (h *Hub) resume(ctx context.Context, partition int) error {
 	return nil
 }
 
-// Close stops delivering. Attempts under way are given until ctx ends.
+// Close stops delivering, and hands over to other hubs on the journal. Attempts
+// in flight are given until ctx ends.
 func (h *Hub) Close(ctx context.Context) error {
 	// Callers of this process wait with contexts of their own.
 	cut := false // something was under way when ctx ended; under h.mu
@@ -367,6 +370,9 @@ func (h *Hub) Close(ctx context.Context) error {
 		}
 	})
 	defer stop()
+	if err := h.c.Journal.Leave(ctx); err != nil {
+		h.c.Logger.Warn("not all partitions are handed over", "error", err)
+	}
 	err := h.deliver.Close(ctx)
 	if h.stopWatch != nil {
 		h.stopWatch()
@@ -882,12 +888,14 @@ func (h *Hub) written(ctx context.Context, a *accepted, position journal.Positio
 // claimAll takes the lanes for first attempts that can be recorded with the
 // message, if this node dispatches its scope.
 func (h *Hub) claimAll(a *accepted, open []journal.Opening) {
-	if j := h.c.Journal; len(open) == 0 || !j.Owned(j.Partition(a.scope)) {
+	j := h.c.Journal
+	partition := j.Partition(a.scope)
+	if len(open) == 0 || !j.Owned(partition) {
 		return
 	}
 	for i := range open {
 		o := &open[i]
-		if c := h.deliver.Claim(a.message.ID, o.To, a.message.Conversation, o.Sync); c != nil {
+		if c := h.deliver.Claim(partition, a.message.ID, o.To, a.message.Conversation, o.Sync); c != nil {
 			o.Attempt = 1
 			a.claims = append(a.claims, claim{o.To, c})
 		}
@@ -1129,7 +1137,12 @@ func (h *Hub) route(e *directory.Entry, protocol string) (Binding, parley.Identi
 // recorded is told of every record, in order.
 func (h *Hub) recorded(r *journal.Record) {
 	h.deliver.Recorded(r)
+	j := h.c.Journal
+	elsewhere := len(r.Steps) > 0 && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time)
 	for _, s := range r.Steps {
+		if elsewhere && s.State == parley.Delivered {
+			go h.awaitOf(s.Message, s.To) // the journal forbids to ask it from here
+		}
 		if s.State.Settled(parley.Request) {
 			h.forget(s.Message)
 		}
@@ -1175,6 +1188,13 @@ func (h *Hub) await(id parley.ID, to string, p journal.Position, deadline time.T
 		return
 	}
 	h.timers[id] = time.AfterFunc(max(0, deadline.Sub(h.c.Now())), func() { h.overdue(id, to, p) })
+}
+
+// awaitOf is await for what another hub delivered, whose partition is this one's.
+func (h *Hub) awaitOf(id parley.ID, to string) {
+	if v, ok := h.c.Journal.Delivery(id, to); ok && v.State == parley.Delivered && v.Kind == parley.Request {
+		h.await(v.Message, v.To, v.Position, v.Deadline)
+	}
 }
 
 // endAgain is the pause before it is tried again to end a request, or to take

@@ -124,6 +124,9 @@ func (d *delivery) step(s *Step, r *Record) (gone bool) {
 	switch s.State {
 	case parley.Delivering:
 		d.attempt = int32(s.Attempt)
+		if !d.sync {
+			d.node = unique.Make(r.Node)
+		}
 	case parley.Waiting:
 		d.next = nanos(s.Next)
 	case parley.Answered:

@@ -164,7 +164,7 @@ type Delivery struct {
 	Deadline     time.Time
 	Postponed    int    // attempts that do not count as tries
 	Sync         bool   // a caller waits for the outcome
-	Node         string // which hub recorded the message, and may have its caller
+	Node         string // which hub recorded the last attempt, or the message; where Sync, the hub that may have its caller
 }
 
 // Tries is how many attempts count: those that were not postponed.

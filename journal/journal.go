@@ -221,9 +221,6 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	return j, nil
 }
 
-// Node is the id of this hub among those that share the journal.
-func (j *Journal) Node() string { return j.cfg.Node }
-
 // Shared reports whether other processes may write to the journal, too.
 func (j *Journal) Shared() bool { return !j.store.Exclusive() }
 

@@ -148,6 +148,7 @@ type Delivery struct {
 	For          Duration `toml:"for" default:"\"24h\"" doc:"how long a message is tried at the most"`
 	PerRecipient int      `toml:"per_recipient" default:"64" doc:"conversations of one agent elsewhere at work at once"`
 	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller that waits is given when it does not say"`
+	HandOver     Duration `toml:"hand_over" default:"\"5s\"" doc:"where hubs share a journal: how long attempts in flight may keep a partition from its next hub; then they go on, and it moves"`
 	Patience     Duration `toml:"patience" default:"\"2h\"" doc:"how long a request stays open whose sender waits on no connection and does not say how long: tasks, AGH work, questions in ASP sessions; then its sender is told that there was no answer"`
 }
 

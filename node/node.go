@@ -308,7 +308,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	n.eraser = newEraser(n)
 	d := n.c.Delivery
 	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Guests: n.guests, Observer: observer{n},
-		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
+		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient, HandOver: d.HandOver.Duration,
 			Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
 		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed", Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
 	if err != nil {

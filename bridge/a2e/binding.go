@@ -132,7 +132,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	b.store = newStore(c.Journal.State("a2e.sessions"), c.Now, c.Logger, c.Hub.ID())
+	b.store = newStore(c.Journal, c.Now, c.Logger)
 	b.tools = newTools(b)
 	b.inboxes = newInboxes(b)
 	b.memory = newMemory(c.Journal.State("a2e.memory"), c.Now)
@@ -157,6 +157,7 @@ func New(c Config) (*Binding, error) {
 		ConnContext: c.ConnContext, Authenticated: b.authenticated, Refused: b.refused,
 		Log: c.Logger, Now: c.Now,
 	}
+	b.store.session = b.host.Session
 	b.store.attached = func(id string) bool {
 		s, ok := b.host.Session(id)
 		if !ok {
@@ -198,6 +199,9 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 func (b *Binding) Start(ctx context.Context) error {
 	if err := b.memory.load(ctx); err != nil {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
+	}
+	if err := b.store.follow(ctx); err != nil {
+		return fmt.Errorf("follow what other hubs pass on for A2E agents: %w", err)
 	}
 	b.hosts.start()
 	if b.c.Listen != nil {

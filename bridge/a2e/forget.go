@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/parley-hub/parley"
@@ -143,7 +144,7 @@ func (t *store) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 			return n, err
 		}
 	}
-	return n, errMoved
+	return n, protocol.ErrMoved
 }
 
 func (t *store) forgetOnce(ctx context.Context, f *hub.Forgetting) (n int, again bool, err error) {
@@ -157,19 +158,27 @@ func (t *store) forgetOnce(ctx context.Context, f *hub.Forgetting) (n int, again
 		held[k.key] = k
 	}
 	t.mu.Unlock()
-	for _, k := range held {
+	for key, k := range held {
 		k.mu.Lock()
+		if k.lost != nil { // another node has it
+			delete(held, key)
+		}
 		if emptied := k.rec.empty(f); emptied > 0 && k.lost == nil {
 			n += emptied
 			err = t.save(ctx, k)
 		}
 		k.mu.Unlock()
-		if err != nil && !errors.Is(err, errMoved) {
+		if err != nil && !errors.Is(err, protocol.ErrMoved) {
 			return n, false, err
 		}
 	}
+	forgotten := map[string]bool{} // sessions
 	for _, v := range list {
 		var rec saved
+		if f.Agent != "" && json.Unmarshal(v.Data, &rec) == nil && rec.Agent == f.Agent {
+			forgotten[v.Key] = true
+		}
+		rec = saved{}
 		if held[v.Key] != nil || json.Unmarshal(v.Data, &rec) != nil {
 			continue
 		}
@@ -190,6 +199,19 @@ func (t *store) forgetOnce(ctx context.Context, f *hub.Forgetting) (n int, again
 		}
 		n += emptied
 	}
+	passed, err := collect(ctx, t.relays, "")
+	if err != nil {
+		return n, again, err
+	}
+	for _, v := range passed {
+		if key, _, _ := strings.Cut(v.Key, "/"); !forgotten[key] && !isAbout(string(v.Data), f) {
+			continue
+		}
+		if err := t.relays.Delete(ctx, v.Key, 0); err != nil {
+			return n, again, err
+		}
+		n++
+	}
 	return n, again, nil
 }
 
@@ -197,16 +219,19 @@ func (t *store) forgetOnce(ctx context.Context, f *hub.Forgetting) (n int, again
 // which message it is.
 var frameIDs = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
+// isAbout reports whether a frame names an erased message.
+func isAbout(frame string, f *hub.Forgetting) bool {
+	return slices.ContainsFunc(frameIDs.FindAllString(frame, -1), func(s string) bool {
+		id, err := parley.ParseID(s)
+		return err == nil && (f.Message(id) || id == f.Conversation && !id.IsZero())
+	})
+}
+
 // empty takes the content out of frames, and tells of how many.
 func (r *saved) empty(f *hub.Forgetting) (n int) {
 	for i := range r.Frames {
 		frame := &r.Frames[i]
-		wanted := f.Agent != "" && r.Agent == f.Agent
-		for _, s := range frameIDs.FindAllString(frame.Line, -1) {
-			id, err := parley.ParseID(s)
-			wanted = wanted || err == nil && (f.Message(id) || id == f.Conversation && !id.IsZero())
-		}
-		if !wanted {
+		if !(f.Agent != "" && r.Agent == f.Agent) && !isAbout(frame.Line, f) {
 			continue
 		}
 		if line, changed := emptied(frame.Line); changed {

@@ -13,6 +13,7 @@ import (
 
 	protocol "github.com/parley-hub/parley/a2e"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -76,7 +77,7 @@ func TestTwoHubs(t *testing.T) {
 			})
 		}
 		before := first.calls.Load() + second.calls.Load()
-		// It comes back at the other hub, and the first one does not know.
+		// It comes back at the other hub, and the first one lets go.
 		there := *raw
 		there.base = second.Addresses().Local + "/a2e"
 		stream = there.stream(t)
@@ -86,13 +87,13 @@ func TestTwoHubs(t *testing.T) {
 				t.Errorf("%d: %s", i, f.line)
 			}
 		}
-		// The first one wakes up and wants to write: it is refused, and lets go.
-		if _, ok := first.A2E().Host().Session(raw.session); !ok {
-			t.Fatal("the first hub let go before it could know")
-		}
-		raw.send(t, `{"type":"ping","id":"stale"}`)
 		eventually(t, func() bool { _, ok := first.A2E().Host().Session(raw.session); return !ok })
-		// The other one goes on: nothing comes twice, nothing of the first one's.
+		// What is sent to the first one is passed on.
+		raw.send(t, `{"type":"ping","id":"through the first"}`)
+		if f := stream.next(t, "pong"); f.ReqID != "through the first" {
+			t.Errorf("%s", f.line)
+		}
+		// The other one goes on: nothing comes twice.
 		there.send(t, `{"type":"ping","id":"p"}`)
 		if f := stream.next(t, "pong"); f.ReqID != "p" {
 			t.Errorf("%s", f.line)
@@ -105,6 +106,63 @@ func TestTwoHubs(t *testing.T) {
 		if n := first.calls.Load() + second.calls.Load(); n != before {
 			t.Errorf("%d calls, want %d", n, before)
 		}
+	})
+	t.Run("a call is answered where its agent is", func(t *testing.T) {
+		at := newRaw(t, first.Addresses().Local+"/a2e")
+		stream := at.stream(t)
+		at.send(t, `{"type":"handshake/req","id":"h","agent_caps":["tools"],"auth_token":"`+tokenBob+`"}`)
+		stream.next(t, "handshake/resp")
+		answer := func(w *world) {
+			t.Helper()
+			alice := w.tcp(tokenAlice)
+			defer alice.Close()
+			r, err := alice.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 1}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got struct {
+				Messages []struct{ ID, Content string }
+			}
+			if err := json.Unmarshal([]byte(data(t, r)), &got); err != nil || len(got.Messages) != 1 {
+				t.Fatalf("%s: %v", data(t, r), err)
+			}
+			if r, err := alice.CallTool(t.Context(), "parley_reply", map[string]any{"id": got.Messages[0].ID, "content": "re: " + got.Messages[0].Content}, nil); err != nil || !r.Success {
+				t.Fatal(r, err)
+			}
+		}
+		calls := 0
+		// ask sends a call to one hub, and has it answered after then.
+		ask := func(sends *raw, w *world, then func()) {
+			t.Helper()
+			calls++
+			text := fmt.Sprint("question ", calls)
+			sends.send(t, fmt.Sprintf(`{"type":"tool/call/req","id":"q%d","tool_name":"parley_ask","arguments":{"agent":"alice","content":%q}}`, calls, text))
+			eventually(t, func() bool { return asked(first, "alice") })
+			then()
+			answer(w)
+			f := stream.next(t, "tool/call/resp")
+			if f.ReqID != fmt.Sprint("q", calls) || !strings.Contains(f.line, "re: "+text) {
+				t.Errorf("%s", f.line)
+			}
+		}
+		there := *at
+		there.base = second.Addresses().Local + "/a2e"
+		// It sends at the other hub than where its stream is.
+		ask(&there, second, func() {})
+		if _, moved := second.A2E().Host().Session(at.session); moved {
+			t.Error("the session moved to where the agent only sends")
+		}
+		// Its stream moves while the call is executed, there and back.
+		ask(at, second, func() {
+			stream.close()
+			stream = there.stream(t)
+		})
+		ask(at, first, func() {
+			stream.close()
+			stream = at.stream(t)
+		})
+		defer stream.close()
+		ask(at, second, func() {})
 	})
 	t.Run("multi_agent", func(t *testing.T) {
 		c := second.tcp(tokenAlice)
@@ -121,4 +179,11 @@ func TestTwoHubs(t *testing.T) {
 			t.Errorf("%v, %v", m, err)
 		}
 	})
+}
+
+// asked reports whether a request to an agent is open.
+func asked(w *world, agent string) bool {
+	f := openTo(agent)
+	f.States = append(f.States, parley.Delivered)
+	return len(w.Hub().Journal().Deliveries(f)) > 0
 }

@@ -23,7 +23,8 @@ import (
 // store keeps sessions in the journal's state, one value each: who the session
 // belongs to and the frames that its agent has not had. The revision of the
 // value is the fence: a node that takes a session over changes it, after which
-// every write of the node before is a conflict, and that node lets go.
+// every write of the node before is a conflict, and that node passes on what it
+// still has for the agent (relay.go).
 //
 // A frame is recorded at once while no transport is attached. While one is, it
 // is recorded when it could not be written within linger: what an agent reads
@@ -36,11 +37,21 @@ type store struct {
 	linger   time.Duration
 	attached func(sessionID string) bool // asked without locks held
 	known    func(agent string) bool     // whether the directory still has it
+	// session gives one that this node's host has.
+	session func(sessionID string) (*protocol.Session, bool)
+	// lives reports whether another node of a name is alive.
+	lives func(node string) bool
 	// kept gives the messages that the agent's next inbox call has.
 	kept func(ctx context.Context, agent string) (map[parley.ID]bool, error)
 
+	relays journal.State // what is passed on between nodes, by session
+	life   context.Context
+	stop   context.CancelFunc
+
 	mu       sync.Mutex
 	sessions map[string]*kept
+	ids      map[string]string // of sessions, by key
+	count    uint64            // of what was passed on: the order within a moment
 	closed   bool
 	work     sync.WaitGroup
 }
@@ -60,6 +71,9 @@ type kept struct {
 	last     uint64 // of the frames appended
 	lost     error
 	timer    *time.Timer
+	pumps    bool   // what was passed on is being taken
+	more     bool   // and more came meanwhile
+	known    uint64 // the last frame of the recorded value, which the next node loads
 }
 
 // saved is the recorded form. The session's id is a secret; only its hash is
@@ -81,10 +95,12 @@ type savedFrame struct {
 	Line string `json:"line"` // pure ASCII
 }
 
-var errMoved = errors.New("the session is held by another node now")
-
-func newStore(s journal.State, now func() time.Time, log *slog.Logger, node string) *store {
-	return &store{s: s, now: now, log: log, node: node, linger: 100 * time.Millisecond, sessions: map[string]*kept{}}
+func newStore(j *journal.Journal, now func() time.Time, log *slog.Logger) *store {
+	t := &store{s: j.State("a2e.sessions"), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
+		linger: 100 * time.Millisecond, sessions: map[string]*kept{}, ids: map[string]string{},
+		lives: func(node string) bool { return j.LivesElsewhere(node, now()) }}
+	t.life, t.stop = context.WithCancel(context.Background())
+	return t
 }
 
 func sessionKey(id string) string {
@@ -119,7 +135,7 @@ func (t *store) Open(ctx context.Context, r protocol.SessionRecord) error {
 	k := t.sessions[r.ID]
 	if k == nil {
 		k = &kept{key: sessionKey(r.ID)}
-		t.sessions[r.ID] = k
+		t.sessions[r.ID], t.ids[k.key] = k, r.ID
 	}
 	t.mu.Unlock()
 	k.mu.Lock()
@@ -152,13 +168,13 @@ func (t *store) save(ctx context.Context, k *kept) error {
 		revision, err = t.s.Update(ctx, k.key, b, until, k.revision)
 	}
 	if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrNotFound) {
-		k.lost = fmt.Errorf("%w: %w", errMoved, err)
+		k.lost = fmt.Errorf("%w: %w", protocol.ErrMoved, err)
 		return k.lost
 	}
 	if err != nil {
 		return err
 	}
-	k.revision, k.count = revision, len(k.rec.Frames)
+	k.revision, k.count, k.known = revision, len(k.rec.Frames), k.rec.LastSeq
 	if k.count > 0 {
 		k.upTo = k.rec.Frames[k.count-1].Seq
 	}
@@ -169,7 +185,7 @@ func (t *store) save(ctx context.Context, k *kept) error {
 func (t *store) Append(ctx context.Context, id string, seq uint64, frame []byte) error {
 	k := t.find(id)
 	if k == nil {
-		return errMoved
+		return protocol.ErrMoved
 	}
 	attached := t.attached(id)
 	k.mu.Lock()
@@ -212,7 +228,7 @@ func (t *store) later(k *kept) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		if err := t.save(ctx, k); err != nil && !errors.Is(err, errMoved) {
+		if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 			t.log.Warn("cannot record what an A2E agent has not read", "agent", k.rec.Agent, "error", err)
 			t.later(k)
 		}
@@ -223,7 +239,7 @@ func (t *store) later(k *kept) {
 func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 	k := t.find(id)
 	if k == nil {
-		return errMoved
+		return protocol.ErrMoved
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -263,6 +279,7 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 		if !t.known(k.rec.Agent) {
 			return protocol.SessionRecord{}, false, nil
 		}
+		before := k.rec.Node
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
 		if len(k.rec.Inbox) > 0 {
@@ -274,7 +291,7 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 			}
 			k.take(next)
 		}
-		if err := t.save(ctx, k); errors.Is(err, errMoved) {
+		if err := t.save(ctx, k); errors.Is(err, protocol.ErrMoved) {
 			continue // another node was faster; it may have left again
 		} else if err != nil {
 			return protocol.SessionRecord{}, false, err
@@ -286,11 +303,14 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 			out.Undelivered = append(out.Undelivered, protocol.StoredFrame{Seq: f.Seq, Line: line})
 		}
 		t.mu.Lock()
-		t.sessions[id] = k
+		t.sessions[id], t.ids[key] = k, id
 		t.mu.Unlock()
+		if t.lives(before) {
+			t.tell(ctx, key)
+		}
 		return out, true, nil
 	}
-	return protocol.SessionRecord{}, false, errMoved
+	return protocol.SessionRecord{}, false, protocol.ErrMoved
 }
 
 // Close implements a2e.Store.
@@ -298,6 +318,9 @@ func (t *store) Close(ctx context.Context, id string) error {
 	t.mu.Lock()
 	k := t.sessions[id]
 	delete(t.sessions, id)
+	if k != nil {
+		delete(t.ids, k.key)
+	}
 	t.mu.Unlock()
 	if k == nil {
 		return nil
@@ -311,7 +334,7 @@ func (t *store) Close(ctx context.Context, id string) error {
 		t.work.Done()
 	}
 	k.timer = nil
-	k.lost = errMoved
+	k.lost = protocol.ErrMoved
 	if err := t.s.Delete(ctx, k.key, k.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 		return err
 	}
@@ -414,7 +437,7 @@ func (t *store) refresh(ctx context.Context) {
 	t.mu.Unlock()
 	for _, k := range all {
 		k.mu.Lock()
-		if err := t.save(ctx, k); err != nil && !errors.Is(err, errMoved) {
+		if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 			t.log.Warn("cannot keep an A2E session", "agent", k.rec.Agent, "error", err)
 		}
 		k.mu.Unlock()
@@ -423,6 +446,7 @@ func (t *store) refresh(ctx context.Context) {
 
 // shut records what is not recorded yet, at the end of this node.
 func (t *store) shut(ctx context.Context) {
+	t.stop()
 	t.mu.Lock()
 	t.closed = true
 	all := make([]*kept, 0, len(t.sessions))
@@ -437,7 +461,7 @@ func (t *store) shut(ctx context.Context) {
 		}
 		k.timer = nil
 		if len(k.rec.Frames) > 0 && k.upTo < k.last {
-			if err := t.save(ctx, k); err != nil && !errors.Is(err, errMoved) {
+			if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 				t.log.Warn("cannot record what an A2E agent has not read", "agent", k.rec.Agent, "error", err)
 			}
 		}

@@ -20,9 +20,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestTakeOver: an agent that comes back at another node, while the first one is
-// paused, gets every frame that it has not had, in order, once; the first node
-// finds out at its next write and lets go.
+// TestTakeOver: an agent that comes back at another node gets every frame that it
+// has not had, in order, once. What the first node is executing is answered where
+// the agent is, and so is what the agent sends to the first node.
 func TestTakeOver(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
@@ -36,7 +36,8 @@ func TestTakeOver(t *testing.T) {
 	}
 	release := make(chan struct{})
 	open := func(name string) *hubNode {
-		n := &hubNode{store: newStore(j.State("a2e.sessions"), time.Now, slog.New(slog.DiscardHandler), name)}
+		n := &hubNode{store: newStore(j, time.Now, slog.New(slog.DiscardHandler))}
+		n.store.node = name
 		box := &protocol.Toolbox{}
 		box.Add(protocol.ToolDefinition{Name: "count"}, func(ctx context.Context, c *protocol.ToolCall) (any, error) {
 			for i := range 20 {
@@ -52,6 +53,11 @@ func TestTakeOver(t *testing.T) {
 		})
 		n.host = &protocol.Host{Auth: protocol.StaticTokens{"alice": "token-a"}, Store: n.store,
 			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
+		n.store.session = n.host.Session
+		n.store.lives = func(node string) bool { return node != name }
+		if err := n.store.follow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		n.store.known = func(agent string) bool { return agent == "alice" }
 		n.store.attached = func(id string) bool {
 			s, ok := n.host.Session(id)
@@ -95,6 +101,7 @@ func TestTakeOver(t *testing.T) {
 	post(first, session, "/send", `{"type":"handshake/req","id":"h","auth_token":"token-a"}`)
 	post(first, session, "/send", `{"type":"tool/call/req","id":"late","tool_name":"late","arguments":{}}`)
 	post(first, session, "/send", `{"type":"tool/call/req","id":"c","tool_name":"count","arguments":{}}`)
+	old, _ := first.host.Session(session)
 	k := first.store.find(session)
 	until := time.Now().Add(10 * time.Second)
 	for {
@@ -122,13 +129,17 @@ func TestTakeOver(t *testing.T) {
 	defer resp.Body.Close()
 	var got []string
 	buf := make([]byte, 0, 1<<20)
-	for strings.Count(string(buf), "data: ") < 22 || !strings.HasSuffix(string(buf), "\n\n") {
-		n, err := resp.Body.Read(buf[len(buf):cap(buf)])
-		if err != nil {
-			t.Fatal(err)
+	read := func(frames int) {
+		t.Helper()
+		for strings.Count(string(buf), "data: ") < frames || !strings.HasSuffix(string(buf), "\n\n") {
+			n, err := resp.Body.Read(buf[len(buf):cap(buf)])
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf = buf[:len(buf)+n]
 		}
-		buf = buf[:len(buf)+n]
 	}
+	read(22)
 	for line := range strings.Lines(string(buf)) {
 		if text, ok := strings.CutPrefix(line, "data: "); ok {
 			switch {
@@ -150,16 +161,30 @@ func TestTakeOver(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 
-	// The first node wakes up: what it writes is refused, and it lets go.
-	old, _ := first.host.Session(session)
+	// The first node hears of it, ends its request, and has the answer follow.
 	close(release)
+	buf = buf[:0]
+	read(1)
+	if got := string(buf); !strings.Contains(got, `"req_id":"late"`) || strings.Contains(got, sessionKey(session)) {
+		t.Errorf("%s", got)
+	}
 	select {
 	case <-old.Done():
 	case <-time.After(time.Minute):
 		t.Fatal("the first node holds the session still")
 	}
-	if err := first.store.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, errMoved) {
+	if err := first.store.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, protocol.ErrMoved) {
 		t.Error(err)
+	}
+	// What the agent sends there is passed on, and the session stays.
+	buf = buf[:0]
+	post(first, session, "/send", `{"type":"ping","id":"p1"}`+"\n"+`{"type":"ping","id":"p2"}`)
+	read(2)
+	if got := string(buf); !strings.Contains(got, `"req_id":"p1"`) || strings.Index(got, `"req_id":"p2"`) < strings.Index(got, `"req_id":"p1"`) {
+		t.Errorf("%s", got)
+	}
+	if _, here := first.host.Session(session); here {
+		t.Error("the session moved to where its agent only sends")
 	}
 	// And the second one goes on.
 	if s, ok := second.host.Session(session); !ok || s.Identity().Name != "alice" {

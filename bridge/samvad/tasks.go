@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -131,9 +132,17 @@ func (b *Binding) later(f func()) {
 // pause before the journal is asked again to keep what it could not.
 const pause = time.Second
 
+func delivered(s journal.Step) bool { return s.State == parley.Delivered }
+
 // Start takes up the tasks of an earlier process, and follows the journal for
 // answers.
 func (b *Binding) Start(ctx context.Context) error {
+	adopt := func() {
+		select {
+		case b.owned <- struct{}{}:
+		default:
+		}
+	}
 	stop := b.c.Journal.Watch(func(r *journal.Record) {
 		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil {
 			b.tasksMu.Lock()
@@ -143,13 +152,15 @@ func (b *Binding) Start(ctx context.Context) error {
 				b.background(func() { b.finish(m.InReplyTo, m) })
 			}
 		}
+		// A hub that had the partition before may end attempts there yet.
+		j := b.c.Journal
+		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
+			adopt()
+		}
 	})
 	stopOwned := b.c.Journal.WatchOwned(func(_ int, owned bool) {
 		if owned {
-			select {
-			case b.owned <- struct{}{}:
-			default:
-			}
+			adopt()
 		}
 	})
 	b.work.Go(b.adoptOwned)

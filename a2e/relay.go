@@ -1,0 +1,159 @@
+package a2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"time"
+	"unicode/utf8"
+)
+
+// movedFor bounds how long requests of a session that moved on may still be
+// executed here; their own deadlines end them before.
+const movedFor = time.Hour
+
+// Take serves lines that the agent sent to another host. It waits while the agent
+// has too much to read.
+func (s *Session) Take(ctx context.Context, lines []byte) error {
+	for line := range bytes.SplitSeq(lines, []byte{'\n'}) {
+		if line = trimLine(line); len(line) == 0 {
+			continue
+		}
+		if err := s.waitRoom(ctx); err != nil {
+			return err
+		}
+		s.receive(bytes.Clone(line), false)
+	}
+	return nil
+}
+
+// Pass queues a frame that another host made for the agent.
+func (s *Session) Pass(frame []byte) error { return s.send(frame) }
+
+// Move lets go of a session that another host has now. Its transport ends.
+// Requests go on, and what they say is passed on.
+func (s *Session) Move() {
+	s.storeMu.Lock()
+	defer s.storeMu.Unlock()
+	s.moveLocked()
+}
+
+// moveLocked is Move, with storeMu held.
+func (s *Session) moveLocked() {
+	if s.moved {
+		return
+	}
+	s.mu.Lock()
+	s.moved = true
+	if s.state == StateClosed {
+		s.mu.Unlock()
+		return
+	}
+	s.keep = true
+	if s.out.stream != nil {
+		close(s.out.stream.gone)
+		s.out.stream = nil
+	}
+	unread, left := s.out.takeUnproved(), s.out.takeAll()
+	s.leavesLocked()
+	s.mu.Unlock()
+	s.h.moves(s)
+	for _, f := range left {
+		if f.returned != nil {
+			unread = append(unread, f.returned)
+			f.returned = nil
+		}
+		if err := s.forwardLocked(f); err != nil {
+			s.h.Log.Warn("a2e: a frame did not follow its session", "identity", s.Identity().Name, "err", err)
+		}
+	}
+	if len(unread) > 0 {
+		go tell(unread, false) // they may ask the session
+	}
+	s.drain(movedFor, true)
+}
+
+// forwardLocked passes a frame on; storeMu is held.
+func (s *Session) forwardLocked(f outFrame) error {
+	if f.returned != nil {
+		go f.returned(false) // it is not known here whether the agent reads it
+	}
+	relay, ok := s.h.Store.(Relay)
+	if !ok {
+		return ErrMoved
+	}
+	return relay.Forward(context.WithoutCancel(s.ctx), s.id, f.seq, f.line)
+}
+
+// movedOn reports whether an error of the store means that the session moved on, and
+// that what there is for the agent can follow it; storeMu is held.
+func (s *Session) movedOn(err error) bool {
+	_, ok := s.h.Store.(Relay)
+	return ok && errors.Is(err, ErrMoved)
+}
+
+// moves takes a session that moved on out of those that can be found.
+func (h *Host) moves(s *Session) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.sessions[s.id] == s {
+		delete(h.sessions, s.id)
+	}
+	h.moved[s] = struct{}{}
+}
+
+// sendElsewhere passes lines on whose session is at another host; false: it is
+// not, and nothing was read.
+func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool) {
+	id := r.Header.Get(sessionHeader)
+	relay, ok := h.Store.(Relay)
+	if _, here := h.Session(id); !ok || here || len(id) != 32 {
+		return false
+	}
+	who, elsewhere, err := relay.Elsewhere(r.Context(), id)
+	if err != nil {
+		WriteError(w, ErrNotLoaded.Because(err))
+		return true
+	}
+	if !elsewhere {
+		return false
+	}
+	if h.Authenticated != nil {
+		h.Authenticated(r.Context(), who)
+	}
+	body, err := readBody(r, h.limits.Frame, 64<<10, func(int) bool { return true })
+	if !takeBody(w, body, err) {
+		return true
+	}
+	err = relay.Send(r.Context(), id, body)
+	if errors.Is(err, ErrTooLarge) {
+		var s *Session
+		if s, err = h.find(r.Context(), id, transportHTTP); err == nil {
+			err = s.Take(r.Context(), body)
+		}
+	}
+	if err != nil {
+		WriteError(w, ErrNotLoaded.Because(err))
+		return true
+	}
+	writeJSON(w, `{"ok":true}`)
+	return true
+}
+
+// takeBody answers what is wrong with a body; true: nothing is.
+func takeBody(w http.ResponseWriter, body []byte, err error) bool {
+	switch {
+	case err != nil && errors.Is(err, ErrBusy):
+		writeFull(w)
+	case err != nil && errors.Is(err, ErrTooLarge):
+		writeDetail(w, http.StatusRequestEntityTooLarge, "Body too large")
+	case err != nil:
+		writeDetail(w, http.StatusBadRequest, "Body not readable")
+	case !utf8.Valid(body):
+		writeDetail(w, http.StatusBadRequest, "Body is not UTF-8")
+	default:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,218 @@
+package a2e
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	protocol "github.com/parley-hub/parley/a2e"
+
+	"github.com/parley-hub/parley/journal"
+)
+
+// Several hubs on one journal pass on, through its state, what is for a session
+// that another of them has: lines of its agent, and frames for it. A key is the
+// session's, the direction, and the order:
+//
+//	5f…/in/01800000000000000000-000001-…
+
+const (
+	fromAgent = "in"
+	forAgent  = "out"
+	news      = "held" // another node has the session
+
+	passedFor = 24 * time.Hour // while no hub has the session
+	newsFor   = time.Minute
+)
+
+var _ protocol.Relay = (*store)(nil)
+
+// follow takes what other nodes pass on, until the store is shut.
+func (t *store) follow(ctx context.Context) error {
+	stop, err := t.relays.Watch(ctx, "", func(v journal.Value) {
+		if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
+			t.mu.Lock()
+			id := t.ids[key]
+			t.mu.Unlock()
+			if id != "" {
+				t.Held(id)
+			}
+		}
+	})
+	if err == nil {
+		context.AfterFunc(t.life, stop)
+	}
+	return err
+}
+
+// Elsewhere implements a2e.Relay.
+func (t *store) Elsewhere(ctx context.Context, id string) (who protocol.Identity, elsewhere bool, err error) {
+	v, err := t.s.Get(ctx, sessionKey(id))
+	if errors.Is(err, journal.ErrNotFound) {
+		return who, false, nil
+	}
+	var rec saved
+	if err == nil {
+		err = json.Unmarshal(v.Data, &rec)
+	}
+	if err != nil || !t.known(rec.Agent) || !t.lives(rec.Node) {
+		return who, false, err
+	}
+	return protocol.Identity{Name: rec.Agent}, true, nil
+}
+
+// Send implements a2e.Relay.
+func (t *store) Send(ctx context.Context, id string, lines []byte) error {
+	key := sessionKey(id)
+	list := strings.Split(string(lines), "\n")
+	for i, line := range list {
+		list[i] = string(renameSession([]byte(line), id, key))
+	}
+	err := t.pass(ctx, key, fromAgent, []byte(strings.Join(list, "\n")))
+	if errors.Is(err, journal.ErrTooLarge) {
+		return protocol.ErrTooLarge
+	}
+	return err
+}
+
+// Forward implements a2e.Relay.
+func (t *store) Forward(ctx context.Context, id string, seq uint64, frame []byte) error {
+	key := sessionKey(id)
+	if k := t.find(id); k != nil {
+		k.mu.Lock()
+		known, lost := seq > 0 && seq <= k.known, k.lost != nil
+		k.mu.Unlock()
+		if known {
+			return nil
+		}
+		if seq == 0 && lost {
+			t.drop(id, k)
+		}
+	}
+	return t.pass(ctx, key, forAgent, renameSession(frame, id, key))
+}
+
+// pass leaves something for the node that has a session, or will have it.
+func (t *store) pass(ctx context.Context, key, direction string, data []byte) error {
+	t.mu.Lock()
+	t.count++
+	n := t.count
+	t.mu.Unlock()
+	now := t.now()
+	name := fmt.Sprintf("%s/%s/%020d-%06d-%s", key, direction, now.UnixNano(), n%1e6, rand.Text()[:12])
+	_, err := t.relays.Put(ctx, name, data, now.Add(passedFor))
+	return err
+}
+
+// drop ends what there is of a session that another node has.
+func (t *store) drop(id string, k *kept) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sessions[id] == k {
+		delete(t.sessions, id)
+		delete(t.ids, k.key)
+	}
+}
+
+// tell lets the node that had a session know that this one has it.
+func (t *store) tell(ctx context.Context, key string) {
+	if _, err := t.relays.Put(ctx, key+"/"+news, []byte(t.node), t.now().Add(newsFor)); err != nil {
+		t.log.Warn("another hub hears later that an A2E session moved here", "error", err)
+	}
+}
+
+// Held implements a2e.Relay: it takes what was passed on for a session, one call
+// at a time.
+func (t *store) Held(id string) {
+	k := t.find(id)
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.more = true; k.pumps {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	k.pumps = true
+	t.work.Go(func() {
+		for {
+			k.mu.Lock()
+			if k.pumps = k.more; !k.more {
+				k.mu.Unlock()
+				return
+			}
+			k.more = false
+			k.mu.Unlock()
+			if err := t.take(t.life, k, id); err != nil && t.life.Err() == nil {
+				t.log.Warn("what another hub passed on for an A2E session waits", "agent", k.rec.Agent, "error", err)
+			}
+		}
+	})
+}
+
+// take gives a session what was passed on for it, or lets go of the session where
+// another node has it.
+func (t *store) take(ctx context.Context, k *kept, id string) error {
+	s, ok := t.session(id)
+	if !ok {
+		return nil // another node will have it, or it ends with its time
+	}
+	v, err := t.s.Get(ctx, k.key)
+	var rec saved
+	if err == nil {
+		err = json.Unmarshal(v.Data, &rec)
+	}
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	moved := rec.Epoch != k.rec.Epoch || k.lost != nil
+	if moved && k.lost == nil {
+		k.lost = protocol.ErrMoved
+	}
+	k.mu.Unlock()
+	if moved {
+		s.Move()
+		t.drop(id, k)
+		return nil
+	}
+	var list []journal.Value
+	for v, err := range t.relays.Range(ctx, k.key+"/") {
+		if err != nil {
+			return err
+		}
+		list = append(list, v)
+	}
+	slices.SortFunc(list, func(a, b journal.Value) int { return cmpText(a.Key, b.Key) })
+	for _, v := range list {
+		_, rest, _ := strings.Cut(v.Key, "/")
+		switch direction, _, _ := strings.Cut(rest, "/"); direction {
+		case fromAgent:
+			for line := range strings.SplitSeq(string(v.Data), "\n") {
+				if err := s.Take(ctx, renameSession([]byte(line), k.key, id)); err != nil {
+					return err
+				}
+			}
+		case forAgent:
+			if err := s.Pass(renameSession(v.Data, k.key, id)); err != nil {
+				return err
+			}
+		default:
+			continue // it ends by itself
+		}
+		if err := t.relays.Delete(ctx, v.Key, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
