@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -48,10 +47,6 @@ type Config struct {
 	// SenderKeys gives what proves a signed message besides Keys: public keys
 	// that the binding of its protocol keeps. Nil: nothing.
 	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
-	// Said gives the envelope that the hub itself made of a reply, where it is
-	// kept in an extension of the reply's record, and that extension without
-	// it, by its name; nil: all are as they came.
-	Said func(m *parley.Message) (said *parley.Origin, name string, rest json.RawMessage, err error)
 	// Transcript finds the session of its own protocol that a message belongs
 	// to, and how its evidence is written in that protocol's form. Own says
 	// that the message's conversation is that session and nothing else. Nil, or

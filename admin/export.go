@@ -115,7 +115,6 @@ type ExportMessage struct {
 	Extensions   map[string]string `json:"extensions,omitzero"` // JSON texts
 	Parts        []ExportPart      `json:"parts"`
 	Origin       ExportOrigin      `json:"origin"`
-	Said         *ExportOrigin     `json:"said,omitzero"` // the envelope that the hub made of it in the protocol of who asked, and signed; Received is when
 }
 
 // ExportPart is one piece of content. Its bytes are Data, or lie in the raw
@@ -482,19 +481,6 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 			v.Extensions = map[string]string{}
 		}
 		v.Extensions[name] = string(b)
-	}
-	if e.a.c.Said != nil {
-		said, name, rest, err := e.a.c.Said(m)
-		if err != nil {
-			return nil, err
-		}
-		if said != nil {
-			x, err := e.origin(ctx, &parley.Message{From: m.From, Origin: *said})
-			if err != nil {
-				return nil, err
-			}
-			v.Said, v.Extensions[name] = &x, string(rest)
-		}
 	}
 	for _, p := range m.Parts {
 		x := ExportPart{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Size: len(p.Data), Digest: p.Digest}

@@ -109,9 +109,7 @@ func sender(key string) string {
 	return key
 }
 
-// Work is what is known of one piece of work. Where it began need not be known,
-// for instance after a crash: the Container is zero then, and Initiator empty,
-// until the target says something of it.
+// Work is one piece of work.
 type Work struct {
 	WorkspaceID string
 	WorkID      string
@@ -179,21 +177,13 @@ func (t *WorkTable) Update(_ context.Context, workspaceID, workID string, step f
 			t.works, t.open = map[workKey]Work{}, map[[2]string]int{}
 		}
 		t.open[owner]++
-	} else if old.Initiator != w.Initiator && !old.State.Terminal() { // which was not known
-		t.close([2]string{workspaceID, old.Initiator})
-		t.open[owner]++
 	}
 	t.works[k] = w
 	if w.State.Terminal() && !(ok && old.State.Terminal()) {
 		t.closed = append(t.closed, k)
-		t.close(owner)
+		if t.open[owner]--; t.open[owner] == 0 {
+			delete(t.open, owner)
+		}
 	}
 	return w, nil
-}
-
-// close counts one piece less that an initiator has open.
-func (t *WorkTable) close(owner [2]string) {
-	if t.open[owner]--; t.open[owner] == 0 {
-		delete(t.open, owner)
-	}
 }

@@ -83,14 +83,10 @@ func eventOf(e *Envelope) event {
 
 // Advance applies a message to its work, w if there is one, and gives the work
 // as it is afterwards, as a [Router] does. An error says why the lifecycle
-// refuses the message, and means that the work stays as it was. It is pure: who
-// keeps work calls it to find out from a log of messages what became of some.
+// refuses the message, and means that the work stays as it was.
 //
 // Either participant may report any state. The container is checked first, so
 // that a receipt tells whoever uses a taken work_id elsewhere.
-//
-// Work without a Container (see [Work]) takes it, and its initiator, from the
-// next message of its target.
 func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {
@@ -100,12 +96,6 @@ func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
 		}
 		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: StateSubmitted}, nil
-	}
-	if w.Container == (Container{}) {
-		if e.From != w.Target || e.To == "" {
-			return w, refuse(ErrWorkActor, StepLifecycle, "from", "")
-		}
-		w.Container, w.Initiator = e.Container(), e.To
 	}
 	if w.Container != e.Container() {
 		return w, refuse(ErrContainer, StepLifecycle, "work_id", "")

@@ -23,7 +23,6 @@ type Log interface {
 	Owner(partition int) *journal.Lease
 	LivesElsewhere(node string, at time.Time) bool
 	Node() string
-	Shared() bool
 }
 
 // A Carrier brings a message to its recipient. The hub is one.
@@ -63,11 +62,6 @@ type Reply struct {
 	Message *parley.Message
 	Open    []journal.Opening // to whom it is delivered; none when the sender waits for it here
 	Losses  []parley.Loss     // of the reply, for the delivery of its request; where it has no delivery itself
-
-	// Inscribe may record the reply, with the delivery of who asked and its first
-	// attempt, as what it is in the protocol of that; false: it has not. nil: it
-	// is none of those that can be.
-	Inscribe func(ctx context.Context, e journal.Entry, record func(journal.Entry) (journal.Position, error)) bool
 }
 
 // A Result is what came of an attempt.
@@ -122,8 +116,7 @@ type Dispatcher struct {
 	active int
 	held   int64
 	closed bool
-	late   late
-	mine   map[delivered]bool     // what this process is at work on, from before it is recorded until its outcome is; true: it has one already
+	mine   map[delivered]struct{} // what this process is at work on, from before it is recorded until its outcome is
 	parts  map[int]*part          // with something in mine, or not dispatched here
 	in     map[delivered]int      // the partitions of mine
 	others map[delivered]*lane    // what other hubs are at work on
@@ -148,8 +141,7 @@ type lane struct {
 	busy  bool // claimed, at work, or queued for a slot
 	items []*item
 	timer *time.Timer
-	idle  chan struct{} // closed when what is under way has ended; nil while nobody waits for that
-	ends  time.Time     // none of items ends before; zero: none ends
+	ends  time.Time // none of items ends before; zero: none ends
 }
 
 // peer is a recipient with lanes.
@@ -175,7 +167,6 @@ type item struct {
 	message   *parley.Message // nil: read it from the journal
 	size      int64
 	again     bool           // it was to be taken up while it was here: look at it once more at its end
-	late      bool           // its outcome is recorded with others
 	begun     bool           // its next attempt is recorded already
 	outcome   *journal.Entry // what it ended with, while that could not be recorded
 	turn      bool           // its attempt is being made, or it is being settled
@@ -222,7 +213,7 @@ func New(c Config) *Dispatcher {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	return &Dispatcher{c: c, ctx: ctx, stop: stop, lanes: map[laneKey]*lane{}, peers: map[string]*peer{},
-		mine: map[delivered]bool{}, ahead: map[delivered]struct{}{}, parts: map[int]*part{}, in: map[delivered]int{}, others: map[delivered]*lane{}}
+		mine: map[delivered]struct{}{}, ahead: map[delivered]struct{}{}, parts: map[int]*part{}, in: map[delivered]int{}, others: map[delivered]*lane{}}
 }
 
 // Close stops: no attempt is begun any more, those under way are given until
@@ -236,7 +227,6 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 			l.timer.Stop()
 		}
 	}
-	d.hasten()
 	d.mu.Unlock()
 	done := make(chan struct{})
 	go func() { d.work.Wait(); close(done) }()
@@ -338,9 +328,6 @@ func (c *Claim) Release() bool {
 	return true
 }
 
-// Idle reports whether nothing is before the message in its lane.
-func (c *Claim) Idle() bool { return c.l != nil }
-
 // Run makes the first attempt, which was recorded with the message, in the
 // calling goroutine, and returns its result after that is recorded. If the
 // attempt failed and will be repeated, later attempts go on in the background.
@@ -382,7 +369,6 @@ func (c *Claim) Go(a Attempt) {
 func (d *Dispatcher) Recorded(r *journal.Record) {
 	if len(r.Steps) > 0 {
 		d.mu.Lock()
-		d.outdone(r.Steps)
 		d.heard(r.Steps)
 		d.mu.Unlock()
 	}
@@ -552,9 +538,7 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 		d.held += it.size
 	}
 	of := delivered{it.id, l.key.to}
-	if !d.mine[of] {
-		d.take(of, it.position.Partition)
-	}
+	d.take(of, it.position.Partition)
 	if it.elsewhere {
 		d.others[of] = l
 	}
@@ -653,10 +637,6 @@ func (d *Dispatcher) release(l *lane) {
 	l.busy = false
 	l.peer.active--
 	d.active--
-	if l.idle != nil {
-		close(l.idle)
-		l.idle = nil
-	}
 	d.shed(l)
 	d.leave(l)
 	if d.closed {
@@ -829,9 +809,6 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		d.finish(l, it, nil)
 	case r.Err == nil && r.Reply != nil:
 		claims := d.claimReply(it, r.Reply)
-		if len(claims) != 1 || !claims[0].Idle() {
-			r.Reply.Inscribe = nil // what is before it in the lane is to be said first
-		}
 		at, err := d.settleAt(ctx, it, l.key.to, parley.Answered, r.Reply.Message.Error, r.Reply, r.Losses...)
 		reply := r.Reply
 		r = d.answered(l, it, r, err)
@@ -843,10 +820,12 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 				d.carryReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope, Request: request})
 			}
 		}
-	case r.Err == nil && d.noteMade(it, l.key.to, r.Losses):
-		d.finish(l, it, nil)
 	case r.Err == nil:
-		r = d.answered(l, it, r, d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...))
+		err := d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...)
+		if errors.Is(err, journal.ErrConflict) {
+			err = nil // the answer was recorded before, which says so too
+		}
+		r = d.answered(l, it, r, err)
 	case d.ctx.Err() != nil && !it.sync:
 		d.interrupted(ctx, l, it, r)
 	case it.sync:
@@ -984,16 +963,6 @@ func (d *Dispatcher) settleAt(ctx context.Context, it *item, to string, state pa
 	}
 	e.Steps = []journal.Step{step}
 	it.outcome = &e
-	if reply != nil && reply.Inscribe != nil {
-		in := e
-		in.Scope = it.scope
-		if reply.Inscribe(ctx, in, func(e journal.Entry) (journal.Position, error) {
-			at, err = d.c.Log.Append(ctx, e)
-			return at, err
-		}) {
-			return at, err
-		}
-	}
 	return d.c.Log.Append(ctx, e)
 }
 
@@ -1024,9 +993,7 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 		if v == it {
 			l.items = append(l.items[:i], l.items[i+1:]...)
 			d.held -= it.size
-			if !it.late {
-				d.drop(delivered{it.id, l.key.to})
-			}
+			d.drop(delivered{it.id, l.key.to})
 			if it.again && !d.closed {
 				d.work.Add(1)
 				go func() {

@@ -25,7 +25,6 @@ type log struct {
 	watch   func(*journal.Record)
 	fail    func(journal.Entry) error
 	silent  func(journal.Entry) bool // it is recorded, and the caller is told that this is not known
-	shared  bool
 }
 
 func newLog() *log {
@@ -129,7 +128,6 @@ func (l *log) Owned(int) bool                        { return true }
 func (l *log) LivesElsewhere(string, time.Time) bool { return false }
 func (l *log) Node() string                          { return "" }
 func (l *log) Owner(int) *journal.Lease              { return nil }
-func (l *log) Shared() bool                          { return l.shared }
 
 // answers is how many terminal replies are recorded.
 func (l *log) answers() int {
@@ -629,7 +627,7 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 }
 
 // What came in since the start is at work already when its partition is taken
-// up: before its first attempt begins, and until the outcome is recorded.
+// up: before its first attempt begins, and while the outcome is recorded.
 func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.hands.carry, w.hands.repeatable = func(context.Context, Attempt) Result { return Result{} }, true
@@ -647,9 +645,18 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		resume()
+		recording := 0
+		w.log.fail = func(e journal.Entry) error {
+			if len(e.Steps) == 1 && e.Steps[0].Message == m.ID {
+				recording++
+				w.log.mu.Unlock()
+				defer w.log.mu.Lock()
+				return w.d.Resume(t.Context(), 0)
+			}
+			return nil
+		}
 		c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob"})
-		resume()
-		equal(t, "steps until its outcome is recorded", len(w.log.states(m.ID)), 0)
+		equal(t, "records of its outcome", recording, 1)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})

@@ -14,9 +14,7 @@
 // [Dispatcher.Claim] found its lane idle, or under way to a recipient that
 // recognises repeats, else by a step of its own. What came of it is
 // recorded together with the reply, if there is one, in one record: so a
-// request never has a reply without being settled, nor the reverse. That a
-// message was delivered, which nobody waits to hear, is recorded some
-// milliseconds later with others, or replaced by the answer.
+// request never has a reply without being settled, nor the reverse.
 //
 //   - A refusal by the recipient, or a failure of its own, is its answer.
 //   - A failure that a repeat may mend leads to another attempt after a pause

@@ -43,7 +43,7 @@ func (d *Dispatcher) take(of delivered, partition int) {
 		d.part(partition).open++
 		d.in[of] = partition
 	}
-	d.mine[of] = false
+	d.mine[of] = struct{}{}
 }
 
 // drop ends that; d.mu is held.
@@ -80,7 +80,6 @@ func (d *Dispatcher) Lose(partition int) {
 		d.shed(l)
 		d.leave(l)
 	}
-	d.hasten()
 }
 
 // HandOver is Lose, and waits until nothing of the partition is in flight here

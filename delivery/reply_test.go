@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,57 +50,14 @@ func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 				w.d.Kick("alice")
 				synctest.Wait()
 				equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/m2#1", "alice/reply#1"})
-				time.Sleep(lateness)
-				synctest.Wait()
 				equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 				return
 			}
 			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/reply#1"})
-			time.Sleep(lateness)
-			synctest.Wait()
 			equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivered})
 			if request == nil || request.ID != id(1) {
 				t.Errorf("the request is not at hand: %v", request)
 			}
-			equal(t, "lanes left", w.d.Stats().Lanes, 0)
-		})
-	}
-}
-
-// A reply to who does not recognise repeats waits a little for what is under way
-// to it, and is recorded with its attempt then; if that takes long, it is
-// recorded as waiting. It comes after in either case.
-func TestReplyWaitsForWhatIsUnderWay(t *testing.T) {
-	for _, long := range []bool{false, true} {
-		run(t, Config{}, func(t *testing.T, w *world) {
-			gate := make(chan struct{})
-			w.answers(func(a Attempt) Result {
-				if a.Message.ID == id(2) {
-					<-gate
-				}
-				return Result{}
-			})
-			w.record(message(2, "alice", 9, parley.Notice))
-			w.record(message(1, "bob", 9, parley.Request))
-			time.Sleep(replyWaits / 2)
-			synctest.Wait()
-			equal(t, "replies while there is something under way", w.log.answers(), 0)
-			if long {
-				time.Sleep(replyWaits)
-				synctest.Wait()
-				equal(t, "replies when it takes long", w.log.answers(), 1)
-			}
-			close(gate)
-			time.Sleep(time.Second)
-			synctest.Wait()
-			order := w.hands.order()
-			slices.Sort(order[:2]) // both were there at once
-			equal(t, "order", order, []string{"alice/m2#1", "bob/m1#1", "alice/reply#1"})
-			want := []parley.DeliveryState{parley.Delivered}
-			if long {
-				want = []parley.DeliveryState{parley.Delivering, parley.Delivered}
-			}
-			equal(t, "states", w.log.states(id(50)), want)
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
 		})
 	}
@@ -143,141 +99,46 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 	}
 }
 
-// That a message was delivered is recorded a little later, many at a time. It
-// does not hold up what follows, and is not forgotten when the hub closes, the
-// disk is full, or one of them was settled by somebody else meanwhile.
-func TestDeliveredIsRecordedTogether(t *testing.T) {
-	records := func(w *world) (n int) {
-		w.log.mu.Lock()
-		defer w.log.mu.Unlock()
-		for _, r := range w.log.records {
-			if slices.ContainsFunc(r.Steps, func(s journal.Step) bool { return s.State == parley.Delivered }) {
-				n++
+// An answer that comes while the attempt is made, or while the dispatcher records
+// that it was made, settles the request; the caller hears nothing else.
+func TestAnswerBeforeDelivered(t *testing.T) {
+	for _, when := range []string{"during", "meanwhile"} {
+		run(t, Config{}, func(t *testing.T, w *world) {
+			answer := func() {
+				m := &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: id(1)}
+				settles := journal.Step{Message: id(1), To: "bob", State: parley.Answered, Attempt: 1, Reply: id(50)}
+				if _, err := w.log.Append(context.Background(), journal.Entry{Message: m, Steps: []journal.Step{settles}}); err != nil {
+					t.Error(err)
+				}
 			}
-		}
-		return n
-	}
-	run(t, Config{}, func(t *testing.T, w *world) {
-		for n := range byte(20) {
-			w.record(message(1+n, "bob", 9, parley.Notice))
-		}
-		synctest.Wait()
-		equal(t, "attempts at once", len(w.hands.order()), 20)
-		equal(t, "outcomes at once", records(w), 0)
-		time.Sleep(lateness)
-		synctest.Wait()
-		equal(t, "records of outcomes", records(w), 1)
-		equal(t, "open", len(w.log.open), 0)
-
-		w.record(message(30, "bob", 9, parley.Notice))
-		synctest.Wait()
-		equal(t, "records before that", records(w), 1)
-		w.d.HandOver(t.Context(), 0)
-		equal(t, "records after the partition was handed over", records(w), 2)
-		if err := w.d.Resume(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
-
-		w.record(message(40, "bob", 9, parley.Notice))
-		w.record(message(41, "bob", 9, parley.Notice))
-		synctest.Wait()
-		w.log.mu.Lock()
-		delete(w.log.open, id(40).String()+"bob")
-		failures := 3
-		w.log.fail = func(e journal.Entry) error {
-			if failures--; failures >= 0 {
-				return journal.ErrNoSpace
+			w.hands.carry = func(context.Context, Attempt) Result {
+				if when == "during" {
+					answer()
+				}
+				return Result{}
 			}
-			return nil
-		}
-		w.log.mu.Unlock()
-		time.Sleep(10 * time.Second)
-		if _, open := w.log.Delivery(id(41), "bob"); open {
-			t.Error("the outcome is forgotten because of another one")
-		}
-	})
-	var w *world
-	run(t, Config{}, func(t *testing.T, inside *world) {
-		w = inside
-		w.record(message(1, "bob", 9, parley.Notice))
-		w.record(message(2, "bob", 9, parley.Request))
-	})
-	equal(t, "outcomes after the close", records(w), 1)
-	v, _ := w.log.Delivery(id(2), "bob")
-	equal(t, "the request after the close", v.State, parley.Delivered)
-}
-
-// An answer that is recorded before it is recorded that its request was
-// delivered is all that is: whether it comes while the attempt is made, after
-// it, or while that is being recorded.
-func TestAnswerReplacesDelivered(t *testing.T) {
-	answer := func(t *testing.T, w *world) {
-		if _, err := w.log.Append(context.Background(), journal.Entry{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: id(1)},
-			Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Answered, Attempt: 1, Reply: id(50)}}}); err != nil {
-			t.Error(err)
-		}
-	}
-	for _, when := range []string{"during", "after", "meanwhile"} {
-		t.Run(when, func(t *testing.T) {
-			run(t, Config{}, func(t *testing.T, w *world) {
-				lost := []parley.Loss{{Field: "Act", Reason: "has no word for it"}}
-				w.hands.carry = func(_ context.Context, a Attempt) Result {
-					if when == "during" && a.Message.ID == id(1) {
-						answer(t, w)
-					}
-					return Result{Losses: lost}
+			w.log.fail = func(e journal.Entry) error {
+				if when == "meanwhile" && len(e.Steps) == 1 && e.Steps[0].State == parley.Delivered {
+					w.log.mu.Unlock()
+					answer()
+					w.log.mu.Lock()
 				}
-				if when == "meanwhile" {
-					once := true
-					w.log.fail = func(e journal.Entry) error {
-						if once && len(e.Steps) == 2 {
-							once = false
-							w.log.mu.Unlock()
-							answer(t, w)
-							w.log.mu.Lock()
-						}
-						return nil
-					}
-				}
-				w.record(message(1, "bob", 9, parley.Request))
-				w.record(message(2, "bob", 9, parley.Request))
-				synctest.Wait()
-				if losses, made := w.d.Made(id(1), "bob"); made != (when != "during") || made && !slices.Equal(losses, lost) {
-					t.Errorf("made: %v, with %v", made, losses)
-				}
-				if when == "after" {
-					answer(t, w)
-				}
-				time.Sleep(time.Second)
-				synctest.Wait()
-				equal(t, "answered", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
-				equal(t, "the other", w.log.states(id(2)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
-				if _, made := w.d.Made(id(1), "bob"); made {
-					t.Error("it is still to be recorded that it was delivered")
-				}
-				equal(t, "at work on", len(w.d.mine), 0)
-			})
+				return nil
+			}
+			m := message(1, "bob", 9, parley.Request)
+			c := w.d.Claim(0, m.ID, "bob", id(9), true)
+			open := []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}
+			p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: open})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Err != nil || r.Reply != nil {
+				t.Errorf("%s: the caller hears %+v", when, r)
+			}
+			equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Answered})
+			equal(t, "at work on", len(w.d.mine)+w.d.Stats().Lanes, 0)
 		})
 	}
-}
-
-// What a request loses is known to the node to which its answer comes: where
-// that may be another, it is recorded at once.
-func TestLossesOfARequestThatAnotherNodeMayAnswer(t *testing.T) {
-	run(t, Config{}, func(t *testing.T, w *world) {
-		w.log.shared = true
-		w.hands.carry = func(_ context.Context, a Attempt) Result {
-			if a.Message.ID == id(1) {
-				return Result{Losses: []parley.Loss{{Field: "Act"}}}
-			}
-			return Result{}
-		}
-		w.record(message(1, "bob", 9, parley.Request))
-		w.record(message(2, "bob", 9, parley.Request))
-		synctest.Wait()
-		equal(t, "with losses", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
-		equal(t, "without", w.log.states(id(2)), []parley.DeliveryState{parley.Delivering})
-	})
 }
 
 // restart is a hub that is stopped dead, and the next one on what its journal
@@ -320,6 +181,12 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 				config := Config{AtLeastOnce: c.atLeastOnce}
 				run(t, config, func(t *testing.T, w *world) {
 					w.hands.repeatable = c.repeatable
+					w.log.fail = func(e journal.Entry) error {
+						if len(e.Steps) == 1 && e.Steps[0].State == parley.Delivered {
+							return journal.ErrNoSpace
+						}
+						return nil
+					}
 					w.record(message(1, "bob", 9, kind))
 					synctest.Wait()
 					equal(t, "delivered", w.hands.order(), []string{"bob/m1#1"})

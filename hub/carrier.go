@@ -155,9 +155,6 @@ func (h *Hub) terminal(a delivery.Attempt, m *parley.Message) *delivery.Reply {
 		refer(m, a.Position)
 	}
 	r.Losses = h.lost(a.Message, m, r.Open)
-	r.Inscribe = func(ctx context.Context, e journal.Entry, record func(journal.Entry) (journal.Position, error)) bool {
-		return h.inscribe(ctx, a.Message, e, record)
-	}
 	return r
 }
 
@@ -183,11 +180,8 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 	m.Number = h.number(a.Message.ID)
 	said := &accepted{message: m, scope: a.Scope, request: a.Message}
 	h.claimAll(said, e.Open)
-	err := h.put(ctx, e, said, false, func(e journal.Entry) (at journal.Position, _ *journal.Prior, err error) {
-		at, err = h.c.Journal.Append(ctx, e)
-		return at, nil, err
-	})
-	if err != nil {
+	at, err := h.c.Journal.Append(ctx, e)
+	if err = h.written(ctx, said, at, nil, err, false); err != nil {
 		return err
 	}
 	h.bring(said)

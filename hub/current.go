@@ -8,12 +8,12 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// delivery finds one that is open. Who speaks of it may have heard of it from
-// another hub on the same journal, whose record is not read here yet: before
-// there is none, everything is read that was recorded by now.
+// delivery finds an open one. The caller may know of it from another hub on the
+// same journal, whose record is not read here yet: so everything recorded by now
+// is read before the answer is that there is none.
 func (h *Hub) delivery(ctx context.Context, message parley.ID, to string) (v journal.Delivery, ok bool, err error) {
 	j := h.c.Journal
-	if v, ok = j.Delivery(message, to); ok || !j.Shared() {
+	if v, ok = j.Delivery(message, to); ok {
 		return v, ok, nil
 	}
 	if err = j.CatchUp(ctx); err == nil {

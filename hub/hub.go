@@ -7,14 +7,12 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"iter"
 	"log/slog"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -108,21 +106,6 @@ type Outbound struct {
 	// called until Deliver returns.
 	Event func(state parley.State, parts ...parley.Part) error
 }
-
-// An InscribingBinding can make the record of a reply what the reply is in its
-// protocol, so that nothing else has to be recorded to bring it.
-type InscribingBinding interface {
-	Binding
-	// Inscribe words a reply to a request that came by this binding and calls
-	// record, at most once, and not after it has returned. If it does not, the
-	// reply is recorded as any other. The delivery of what was inscribed is made
-	// all the same: it is to find that the recipient has it.
-	Inscribe(ctx context.Context, o Outbound, record Inscriber)
-}
-
-// An Inscriber records a reply in the place that it is to have in a chain of the
-// request's scope, with what the binding keeps of it.
-type Inscriber func(at *journal.ChainLink, extension json.RawMessage) (journal.Position, error)
 
 // A RepeatBinding knows of single agents whether they recognise a message that
 // they have had before; it is asked in place of Repeatable.
@@ -442,16 +425,10 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 	return a.message, nil
 }
 
-// bring makes the attempts that were recorded with a message: in the background,
-// unless all that is left to do is to see that it was inscribed.
+// bring makes the attempts that were recorded with a message, in the background.
 func (h *Hub) bring(a *accepted) {
 	for _, c := range a.claims {
-		at := delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request}
-		if a.inscribed {
-			c.claim.Run(context.Background(), at)
-		} else {
-			c.claim.Go(at)
-		}
+		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request})
 	}
 }
 
@@ -671,8 +648,6 @@ type accepted struct {
 	scope    string
 	claims   []claim
 	request  *parley.Message // that message is about; nil for what begins something
-
-	inscribed bool // it is recorded as what it is in its recipient's protocol
 }
 
 type claim struct {
@@ -801,67 +776,8 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*accepted, 
 // write records an entry, with the first attempts for which a holds the lanes;
 // where it is not recorded they are given back.
 func (h *Hub) write(ctx context.Context, e journal.Entry, a *accepted, waits bool) error {
-	return h.put(ctx, e, a, waits, func(e journal.Entry) (journal.Position, *journal.Prior, error) { return h.append(ctx, e) })
-}
-
-// put records an entry, a reply perhaps in the way of who asked.
-func (h *Hub) put(ctx context.Context, e journal.Entry, a *accepted, waits bool, append func(journal.Entry) (journal.Position, *journal.Prior, error)) error {
-	var position journal.Position
-	var prior *journal.Prior
-	var err error
-	if a.request != nil && len(a.claims) == 1 && a.claims[0].claim.Idle() {
-		a.inscribed = h.inscribe(ctx, a.request, e, func(e journal.Entry) (journal.Position, error) {
-			if position, prior, err = append(e); err == nil && prior != nil {
-				return position, h.prior(ctx, prior)
-			}
-			return position, err
-		})
-	}
-	if !a.inscribed {
-		position, prior, err = append(e)
-	}
+	position, prior, err := h.append(ctx, e)
 	return h.written(ctx, a, position, prior, err, waits)
-}
-
-const maxInscribed = 1 << 20 // bytes
-
-// inscribe lets the binding by which a request came record a reply in its own
-// way; false: it did not, and nothing is recorded. e opens the delivery to who
-// asked with its first attempt.
-func (h *Hub) inscribe(ctx context.Context, request *parley.Message, e journal.Entry, record func(journal.Entry) (journal.Position, error)) (called bool) {
-	b, ok := h.bindings[request.Origin.Protocol].(InscribingBinding)
-	if len(e.Message.Origin.Raw) > maxInscribed || contentSize(e.Message) > maxInscribed {
-		return false // with what is kept of it in the other protocol the record might be too large
-	}
-	if !ok || e.Chain != nil || len(e.Open) != 1 || e.Open[0].Attempt != 1 || e.Open[0].To != request.From {
-		return false
-	}
-	h.mu.Lock()
-	_, local := h.local[request.From]
-	_, inbox := h.inboxes[request.From]
-	h.mu.Unlock()
-	to, known := h.c.Directory.Agent(request.From)
-	if local || inbox || !known {
-		return false
-	}
-	by, id, ok := h.route(to, request.Origin.Protocol)
-	if !ok || by != Binding(b) {
-		return false
-	}
-	b.Inscribe(ctx, Outbound{Message: e.Message, Request: request, Scope: e.Scope, Recipient: to, Identity: id, Attempt: 1},
-		func(at *journal.ChainLink, extension json.RawMessage) (journal.Position, error) {
-			called = true
-			m := *e.Message // without it, where it has to be recorded again
-			m.Extensions = maps.Clone(m.Extensions)
-			if m.Extensions == nil {
-				m.Extensions = map[string]json.RawMessage{}
-			}
-			m.Extensions[b.Protocol()] = extension
-			e := e
-			e.Message, e.Chain = &m, at
-			return record(e)
-		})
-	return called
 }
 
 // written sees to what became of an entry.
@@ -996,9 +912,6 @@ func (h *Hub) reply(ctx context.Context, s Submission) (*accepted, error) {
 	}
 	if !request.Origin.Received.IsZero() && h.isGuest(&Submission{Message: request}) {
 		h.c.Guests.Wrote(policy.Source(request.Origin.Address), recordCost(m))
-	}
-	if losses, made := h.deliver.Made(m.InReplyTo, m.From); made {
-		v.Losses = union(v.Losses, losses)
 	}
 	m.Conversation, m.To = v.Conversation, request.From
 	// A reply is part of its request's trace, whatever brought it.
@@ -1233,20 +1146,19 @@ func (h *Hub) timeout(ctx context.Context, a *accepted, cause error) (*parley.Me
 	if !ok {
 		return nil, nil
 	}
-	losses, made := h.deliver.Made(a.message.ID, to)
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
-		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error, Losses: losses}}}
+		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error}}}
 	if entry.Open = h.replyTo(a.message, reply, v.Sync); entry.Open != nil {
 		refer(reply, a.position)
 	}
-	entry.Steps[0].Losses = union(losses, h.lost(a.message, reply, entry.Open))
+	entry.Steps[0].Losses = union(v.Losses, h.lost(a.message, reply, entry.Open))
 	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	if made || v.State == parley.Delivered {
+	if v.State == parley.Delivered {
 		h.takeBack(ctx, a, to, reply.Error)
 	}
 	return reply, nil

@@ -3,7 +3,6 @@ package hub
 import (
 	"context"
 	"crypto/rand"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -132,40 +131,30 @@ func TestLossesOfReplies(t *testing.T) {
 	far.deliver = func(context.Context, Outbound) Outcome {
 		return Outcome{Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
 	}
-	for _, recorded := range []bool{true, false} { // that the request was delivered
-		s := ask("bob", "", "?")
-		s.Message.Origin.Protocol = "near"
-		id, err := parley.NewID(time.Now(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Message.ID = id
-		done := make(chan error, 1)
-		go func() {
-			_, err := h.Ask(t.Context(), s)
-			done <- err
-		}()
-		for {
-			v, _ := j.Delivery(id, "bob")
-			if _, made := h.deliver.Made(id, "bob"); v.State == parley.Delivered || made && !recorded {
-				break
-			}
-			if recorded {
-				wait(t, h)
-			} else {
-				runtime.Gosched() // it is soon
-			}
-		}
-		if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: id,
-			Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Session}}}}); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		if got := <-own; len(got) != 2 || got[0].Field != "Act" || got[1].Field != "Lost.response" {
-			t.Errorf("%v", got)
-		}
+	s = ask("bob", "", "?")
+	s.Message.Origin.Protocol = "near"
+	id, err := parley.NewID(time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Message.ID = id
+	done := make(chan error, 1)
+	go func() {
+		_, err := h.Ask(t.Context(), s)
+		done <- err
+	}()
+	for v, _ := j.Delivery(id, "bob"); v.State != parley.Delivered; v, _ = j.Delivery(id, "bob") {
+		wait(t, h)
+	}
+	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: id,
+		Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Session}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := <-own; len(got) != 2 || got[0].Field != "Act" || got[1].Field != "Lost.response" {
+		t.Errorf("%v", got)
 	}
 }
 

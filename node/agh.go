@@ -24,7 +24,7 @@ func (n *Node) bindAGH() error {
 		return nil
 	}
 	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable, Trust: c.Trust, Lenient: c.Lenient,
-		Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration, Interval: c.Interval.Duration, Shared: n.c.Engine.URL != "", Node: n.c.Name,
+		Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration, Interval: c.Interval.Duration, Node: n.c.Name,
 		BroadcastRate: c.Broadcasts, MaxConnections: n.aghConns, Now: n.c.Now, Logger: n.log}
 	if c.Credentials != "" {
 		bc.Options = append(bc.Options, nats.UserCredentials(c.Credentials))

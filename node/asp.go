@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -80,18 +79,6 @@ func (n *Node) senderKeys(ctx context.Context, m *parley.Message) ([]admin.Expor
 		return nil, err
 	}
 	return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}}, nil
-}
-
-// said is the ASP envelope of a reply that the hub says in a session.
-func (n *Node) said(m *parley.Message) (*parley.Origin, string, json.RawMessage, error) {
-	if n.asp == nil {
-		return nil, "", nil, nil
-	}
-	said, rest, ok, err := n.asp.Said(m)
-	if !ok {
-		return nil, "", nil, err
-	}
-	return &said, aspbridge.Protocol, rest, nil
 }
 
 // transcript finds the ASP session of a message.

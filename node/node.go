@@ -459,7 +459,7 @@ func (n *Node) bind(ctx context.Context) error {
 	}
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now, Logger: n.log, Info: n.info,
 		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts,
-		SenderKeys: n.senderKeys, Said: n.said, Transcript: n.transcript, EnrollCard: n.enrollCard, Masked: n.masked})
+		SenderKeys: n.senderKeys, Transcript: n.transcript, EnrollCard: n.enrollCard, Masked: n.masked})
 	return err
 }
 

@@ -105,7 +105,7 @@ func (b *Binding) fresh() time.Time { return b.now().Add(-2 * b.interval()) }
 
 // greetedHere notes the greeting of an agent that this hub hosts, for the others.
 func (b *Binding) greetedHere(e *protocol.Envelope) {
-	if !b.c.Shared || b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
+	if b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
 		return
 	}
 	at := place{e.WorkspaceID, e.Channel, e.From}

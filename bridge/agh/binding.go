@@ -28,6 +28,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -70,8 +71,7 @@ type Config struct {
 	MaxTTL   time.Duration // how far ahead expires_at may lie; 0: 30 days, which is the most
 	Interval time.Duration // greet interval; 0: 30 s
 	Keep     time.Duration // how long a peer that is away is remembered; 0: 7 days
-	Shared   bool          // other hubs use the same journal: presence is shared with them
-	Node     string        // of this hub among them
+	Node     string        // of this hub, among those on the same journal
 
 	RequirePins bool // refuse verified handles that Pins does not know
 
@@ -102,7 +102,6 @@ type Binding struct {
 	router     *protocol.Router
 	memory     *protocol.ReplayMemory // of greetings and whois
 	works      *works
-	closed     *closed // nil where other hubs use the same journal
 	containers *containers
 	members    *members
 	handoffs   journal.State
@@ -151,15 +150,11 @@ func New(c Config) (*Binding, error) {
 		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
 		memory:     &protocol.ReplayMemory{Now: c.Now},
 		works:      &works{state: c.Journal.State("agh.works"), now: c.Now},
-		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now, rooms: c.Shared},
-		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), shared: c.Shared, limit: or(c.MaxMembers, 1<<16)},
+		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now},
+		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), limit: or(c.MaxMembers, 1<<16)},
 		handoffs:   c.Journal.State("agh.handoffs"),
 		hostings:   c.Journal.State("agh.hostings"),
 		anonymous:  map[string]bool{},
-	}
-	if !c.Shared {
-		b.closed = newClosed(c.Journal, c.Now)
-		b.closed.keep, b.works.log = b.works.keep, b.closed
 	}
 	for _, u := range c.Users {
 		b.anonymous[u.Name] = u.Anonymous
@@ -181,16 +176,10 @@ func New(c Config) (*Binding, error) {
 // Start implements hub.Service.
 func (b *Binding) Start(ctx context.Context) error {
 	b.ctx, b.close = context.WithCancel(context.WithoutCancel(ctx))
-	if err := errors.Join(b.works.load(ctx), b.members.load(ctx), b.containers.load(ctx)); err != nil {
+	if err := b.members.load(ctx); err != nil {
 		return err
 	}
 	b.restoreGuests()
-	if b.closed != nil {
-		b.stop = append(b.stop, b.c.Journal.Watch(b.closed.recorded))
-	}
-	if err := b.reopen(ctx); err != nil {
-		return err
-	}
 	for _, c := range b.members.channels() {
 		if err := b.openChannel(ctx, c[0], c[1], false); err != nil {
 			return err
@@ -207,10 +196,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.populate(); err != nil {
 		return err
 	}
-	if b.c.Shared { // what others forward is for agents that are there
-		if err := b.share(ctx); err != nil {
-			return err
-		}
+	if err := b.share(ctx); err != nil { // what others forward is for agents that are there
+		return err
 	}
 	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
 		// Peers that greet change the directory too; they are not hosted.
@@ -226,132 +213,14 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// reopen finds work that the log knows: what peers gave each other, what agents
-// have ended, what they have ended and told nobody yet, and what they have not
-// ended, which is what peers asked for and is recorded and not answered; and
-// what peers were given by agents.
-func (b *Binding) reopen(ctx context.Context) error {
-	open := journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}
-	untold := map[parley.ID]bool{}
-	var asked []*journal.Record
-	var given []journal.Delivery
-	for _, d := range b.c.Journal.Deliveries(open) {
-		if d.Kind != parley.Request && !d.Kind.Terminal() {
-			continue
-		}
-		r, err := b.c.Journal.Read(ctx, d.Position)
-		if err != nil || r.Message == nil {
-			return errors.Join(fmt.Errorf("an open delivery at %s", d.Position), err)
-		}
-		if d.Kind != parley.Request {
-			untold[r.Message.InReplyTo] = true
-			continue
-		}
-		asked = append(asked, r)
-		if d.Attempt > 0 {
-			given = append(given, d)
-		}
-	}
-	if b.closed != nil {
-		err := b.closed.load(ctx, found{b.decode, func(w ending) {
-			if untold[w.Request] && w.WorkID != workID(w.Request) {
-				w.State = protocol.StateSubmitted // ended by the reply that is on its way
-			}
-			b.works.restore(ctx, w.Work)
-		}, func(e *protocol.Envelope, t time.Time) { b.works.replay(ctx, e, t, b.agentOf(e.WorkspaceID, e.To)) }, b.peerOf})
-		if err != nil {
-			return err
-		}
-		known := b.closed.takeGiven()
-		for _, d := range given {
-			if err := b.gaveBefore(ctx, d, known[d.Message]); err != nil {
-				return err
-			}
-		}
-	}
-	for _, r := range asked {
-		w, ok := workOf(r, b.decode)
-		if !ok {
-			continue
-		}
-		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: r.Message.ID, Scope: r.Scope, Target: r.Message.To, Inbound: true})
-		if b.closed != nil {
-			b.closed.begun(r.Message.ID, w)
-		}
-		if _, err := b.works.Update(ctx, w.WorkspaceID, w.WorkID, func(old protocol.Work, ok bool) (protocol.Work, error) {
-			if ok {
-				return old, nil
-			}
-			return w, nil
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// gaveBefore finds the work that an open request was for the peer that got it,
-// before the hub stopped: as the state has it, else as the log has it, which
-// says where only if the peer has said something (w).
-func (b *Binding) gaveBefore(ctx context.Context, d journal.Delivery, w protocol.Work) error {
-	workspaceID, peer, ok := b.peerOf(d.To)
-	if !ok {
-		return nil
-	}
-	r, err := b.c.Journal.Read(ctx, d.Position)
-	if err != nil {
-		return fmt.Errorf("an open delivery at %s: %w", d.Position, err)
-	}
-	if w.WorkID == "" {
-		w = givenTo(d.Message, workspaceID, peer, r.Time)
-	}
-	if old, known, err := b.works.Work(ctx, w.WorkspaceID, w.WorkID); err != nil || known && old.State.Terminal() {
-		return err
-	} else if known {
-		w = old
-	} else {
-		b.works.restore(ctx, w)
-		b.closed.openedBefore([2]string{w.WorkspaceID, w.WorkID}, d.Message)
-	}
-	b.closed.gives(d.Message, w)
-	if _, ok := b.works.linked(w.WorkspaceID, w.WorkID); !ok {
-		b.works.link(w.WorkspaceID, w.WorkID, &link{Request: d.Message, Scope: r.Scope, Target: d.To})
-	}
-	return nil
-}
-
-// peerOf gives the peer that a directory agent is, false if it is none.
-func (b *Binding) peerOf(agent string) (workspaceID, peer string, ok bool) {
-	e, ok := b.c.Hub.Directory().Agent(agent)
-	if !ok {
-		return "", "", false
-	}
-	id, ok := e.Identity(Protocol)
-	if !ok || id.StandIn {
-		return "", "", false
-	}
-	workspaceID, peer, ok = split(id.ID)
-	return workspaceID, peer, ok && peer[0] != channelMark[0]
-}
-
-// agentOf reports whether who is meant by a peer id is an agent of the
-// directory, for which the hub speaks.
-func (b *Binding) agentOf(workspaceID, peer string) bool {
-	e, ok := b.c.Hub.Directory().Lookup(Protocol, Identity(workspaceID, peer).ID)
-	return !ok || hasStandIn(e)
-}
-
 // share follows what other hubs on the same journal note.
 func (b *Binding) share(ctx context.Context) error {
 	stop, err := b.members.state.Watch(ctx, "", func(v journal.Value) {
-		if v.Deleted {
-			return
-		}
-		r, back, err := b.members.take(v)
-		if err != nil {
+		var r memberRecord
+		if v.Deleted || json.Unmarshal(v.Data, &r) != nil || r.Node == b.members.node {
 			return // what cannot be read is not ours to mend
 		}
-		if back { // what this hub is to deliver waited for it
+		if b.members.note(r) { // what this hub is to deliver waited for it
 			b.c.Hub.Kick(r.Name)
 		}
 		b.greetedElsewhere(r)
@@ -363,10 +232,6 @@ func (b *Binding) share(ctx context.Context) error {
 		})
 	})
 	if err != nil {
-		return err
-	}
-	b.stop = append(b.stop, stop)
-	if stop, err = b.works.follow(ctx); err != nil {
 		return err
 	}
 	b.stop = append(b.stop, stop)
@@ -411,29 +276,9 @@ func (b *Binding) tend() {
 			}
 		case <-tick.C:
 			b.tidy(b.ctx)
-			b.writeClosed(b.ctx)
-		case <-b.enough():
-			b.writeClosed(b.ctx)
 		case <-b.ctx.Done():
 			return
 		}
-	}
-}
-
-// enough tells when much has ended that is not written.
-func (b *Binding) enough() <-chan struct{} {
-	if b.closed == nil {
-		return nil
-	}
-	return b.closed.full
-}
-
-func (b *Binding) writeClosed(ctx context.Context) {
-	if b.closed == nil {
-		return
-	}
-	if err := b.closed.flush(ctx); err != nil && ctx.Err() == nil {
-		b.c.Logger.Warn("the log alone says what work has ended", "error", err)
 	}
 }
 
@@ -453,12 +298,6 @@ func (b *Binding) Close() error {
 	b.mu.Unlock()
 	b.work.Wait()
 	b.gateway.Close()
-	b.works.writing.Wait()
-	if b.close != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), 10*time.Second)
-		defer cancel()
-		b.writeClosed(ctx)
-	}
 	return nil
 }
 
@@ -656,7 +495,7 @@ func key(e *protocol.Envelope) string {
 func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
 	e := a.Envelope
 	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
-		if _, there := b.elsewhere(e.WorkspaceID, e.Channel, e.To); there && b.c.Shared && b.c.URL == "" {
+		if _, there := b.elsewhere(e.WorkspaceID, e.Channel, e.To); there && b.c.URL == "" {
 			return protocol.Take, b.remember(ctx, a) // its hub publishes it
 		}
 		return protocol.Pass, b.remember(ctx, a)
@@ -713,10 +552,6 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	if b.closed != nil && e.WorkID != "" {
-		writes := b.closed.enter()
-		defer b.closed.leave(writes)
-	}
 	switch {
 	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
 		// It changes the work, and is for nobody.
@@ -732,33 +567,22 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 		}
 	}
-	ctx, writes := collect(recorded(ctx))
 	if e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability {
 		if _, err := a.Advance(ctx); err != nil {
 			return protocol.Pass, err
 		}
 	}
-	return b.recorded(ctx, a, s, writes)
+	return b.recorded(ctx, e, s)
 }
 
-// recorded hands a message to the hub and waits until all of it is durable. What
-// it means for its work is then in force, if that is what the context says.
-func (b *Binding) recorded(ctx context.Context, a *protocol.Admission, s hub.Submission, writes *collector) (protocol.Decision, error) {
-	e := a.Envelope
+// recorded hands a message to the hub.
+func (b *Binding) recorded(ctx context.Context, e *protocol.Envelope, s hub.Submission) (protocol.Decision, error) {
 	var err error
 	if !s.Vouched && !b.hubCounts(s.Message) {
 		err = b.charge(ctx, recordBytes+2*len(e.Raw()))
 	}
 	if err == nil {
 		_, err = b.c.Hub.Accept(ctx, s)
-	}
-	if err == nil && ctx.Value(recordedKey{}) != nil {
-		if _, err := a.Advance(ctx); err != nil {
-			return protocol.Pass, err
-		}
-	}
-	if werr := writes.wait(); err == nil && werr != nil {
-		b.c.Logger.Error("the state of some work is not kept", "workspace", e.WorkspaceID, "work", e.WorkID, "error", werr)
 	}
 	if err == nil {
 		return protocol.Take, nil
@@ -878,8 +702,10 @@ func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
 func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission, agent string) (protocol.Decision, error) {
 	e, m := a.Envelope, s.Message
 	m.To = agent
-	l, linked := b.works.linked(e.WorkspaceID, e.WorkID)
-	linked = linked && e.WorkID != ""
+	l, linked, err := b.works.linked(ctx, e.WorkspaceID, e.WorkID)
+	if err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
 	if linked && l.Target == m.From { // it works for us
 		s.Scope, m.To, m.Expires = l.Scope, "", time.Time{}
 	}
@@ -888,7 +714,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	}
 	if e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To) {
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
-		return b.recorded(ctx, a, s, &collector{})
+		return b.recorded(ctx, e, s)
 	}
 	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
 	switch {
@@ -896,11 +722,15 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		if !b.answer(m, e, l) {
 			return protocol.Take, b.remember(ctx, a)
 		}
-		ctx, writes := collect(recorded(ctx))
-		return b.recorded(ctx, a, s, writes)
+		if say, ok := e.Content().(*protocol.Say); ok {
+			if err := b.works.said(ctx, e.WorkspaceID, e.WorkID, []byte(say.Text)); err != nil {
+				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+			}
+		}
+		return b.recorded(ctx, e, s)
 	case linked && !talk && cancels(e):
 		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
-		return b.recorded(ctx, a, s, &collector{})
+		return b.recorded(ctx, e, s)
 	case !talk:
 		return protocol.Take, b.remember(ctx, a) // receipts for what an agent said: it has no use for them
 	}
@@ -909,18 +739,17 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		entry, ok := b.c.Hub.Directory().Agent(agent)
 		return ok && id != "" && slices.ContainsFunc(entry.Skills, func(s parley.SkillSpec) bool { return s.ID == id })
 	})
-	var err error
-	ctx, writes := collect(ctx)
-	if e.WorkID != "" && a.Work == nil {
-		if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
-			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	// The hub may have stopped after it opened the work, and before it recorded the
+	// request: then the peer says it again.
+	if e.WorkID != "" && (a.Work == nil || linked && l.Opened == s.Key.ID) {
+		if m.ID = l.Request; !linked {
+			if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
+				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+			}
 		}
 		m.Kind = parley.Request
 		b.asked.note(m.ID, e)
-		b.works.link(e.WorkspaceID, e.WorkID, &link{Request: m.ID, Scope: s.Scope, Target: agent, Inbound: true})
-		if b.closed != nil {
-			b.closed.begun(m.ID, submitted(e, b.now()))
-		}
+		ctx = context.WithValue(ctx, linkKey{}, &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID})
 		b.mu.Lock()
 		b.accepting[e], b.accepted[m.ID] = m, &acceptance{request: e, made: make(chan struct{}), sent: make(chan struct{})}
 		b.mu.Unlock()
@@ -931,7 +760,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	if _, err := a.Advance(ctx); err != nil {
 		return protocol.Pass, err
 	}
-	return b.recorded(ctx, a, s, writes)
+	return b.recorded(ctx, e, s)
 }
 
 func cancels(e *protocol.Envelope) bool {
@@ -972,8 +801,6 @@ func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
 		default:
 			m.Kind, m.Error = parley.Failure, toFailure(e)
 		}
-	case *protocol.Say:
-		b.works.said(e.WorkspaceID, e.WorkID, []byte(c.Text))
 	}
 	return true
 }
@@ -1091,9 +918,6 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 		b.mu.Unlock()
 		if m != nil {
 			b.release(m.ID)
-			if b.closed != nil {
-				b.closed.dropped(m.ID)
-			}
 		}
 	}
 	var told *parley.Error

@@ -23,7 +23,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	switch {
 	case m.Kind == parley.Notice && m.Origin.Protocol == Protocol && len(m.Origin.Raw) > 0:
-		return b.relay(m, workspaceID, peer)
+		return b.relay(ctx, o, workspaceID, peer)
 	case peer[0] == channelMark[0]:
 		return b.toChannel(ctx, m, workspaceID, peer[1:], "")
 	case o.Request != nil && m.Kind != parley.Cancel && o.Request.Origin.Protocol == Protocol:
@@ -40,7 +40,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // relay passes on what a peer said, as it said it. A broadcast is published
 // once, by the first of its deliveries; who was not there then gets it later,
 // alone.
-func (b *Binding) relay(m *parley.Message, workspaceID, peer string) hub.Outcome {
+func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
+	m := o.Message
 	e := b.asked.of(m.ID)
 	if e == nil {
 		var err error
@@ -52,6 +53,20 @@ func (b *Binding) relay(m *parley.Message, workspaceID, peer string) hub.Outcome
 		return hub.Outcome{Err: parley.Refuse(parley.Forbidden, "AGH messages do not leave their workspace")}
 	}
 	at := place{workspaceID, e.Channel, peer}
+	if o.Attempt > 1 && e.WorkID != "" && (e.Kind == protocol.KindTrace || e.Kind == protocol.KindReceipt) {
+		// The hub may have stopped after it recorded what ends the work, and before
+		// it noted that.
+		_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+			next, err := protocol.Advance(w, ok, e)
+			if next.Updated = b.now(); err == nil && !next.State.Terminal() {
+				return w, nil
+			}
+			return next, err
+		})
+		if err != nil && !errors.As(err, new(*protocol.Error)) { // one of those: it was noted
+			return b.published(err)
+		}
+	}
 	if e.To != "" {
 		return b.published(b.pass(e, at, func() error { return b.gateway.Publish(e) }))
 	}
@@ -94,11 +109,6 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 	if raw == nil {
 		var err error
 		if raw, err = e.Encode(); err != nil {
-			return err
-		}
-	}
-	if e.WorkID != "" {
-		if err := b.works.written(e.WorkspaceID, e.WorkID); err != nil {
 			return err
 		}
 	}
@@ -201,12 +211,6 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q is no peer of the channel any more", m.From)}
 	}
-	if m.Kind.Terminal() {
-		ctx = recorded(ctx)
-	}
-	ctx, writes := collect(ctx)
-	// The work is known, unless the hub stopped between recording the request
-	// and keeping its state.
 	known, err := a != nil, error(nil)
 	if !known {
 		_, known, err = b.works.Work(ctx, e.WorkspaceID, e.WorkID)
@@ -214,7 +218,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err == nil && !known {
 		_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			if !ok {
-				w = submitted(e, b.now())
+				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To,
+					State: protocol.StateSubmitted, Updated: b.now()}
 			}
 			return w, nil
 		})
@@ -222,9 +227,6 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	answers, ls := b.answers(e, m, o.Recipient.Name)
 	if err == nil {
 		err = b.sendAll(ctx, append(outs, answers...), o.Attempt)
-	}
-	if werr := writes.wait(); err == nil {
-		err = werr
 	}
 	return b.published(err, ls...)
 }
@@ -296,8 +298,11 @@ func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) e
 
 // sendAll sends several messages to one peer, together where it is here.
 func (b *Binding) sendAll(ctx context.Context, es []*protocol.Envelope, attempt int) error {
+	if len(es) == 0 {
+		return nil
+	}
 	sent := 0
-	if attempt == 1 && !b.c.Shared {
+	if _, away := b.elsewhere(es[0].WorkspaceID, es[0].Channel, es[0].To); attempt == 1 && !away {
 		n, err := b.gateway.SendAll(ctx, es...)
 		if err != nil {
 			return err
@@ -318,7 +323,7 @@ func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
 	if e.WorkID == "" {
 		return nil
 	}
-	_, err := b.works.Update(context.WithValue(ctx, collectorKey{}, nil), e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+	_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
 		if !ok {
 			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted}
 		}
@@ -398,7 +403,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if m.Kind == parley.Request {
 		intent = or(intent, "request")
 		e.WorkID = workID(m.ID)
-		b.works.link(workspaceID, e.WorkID, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name})
+		ctx = context.WithValue(ctx, linkKey{}, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name})
 	}
 	for _, t := range []time.Time{m.Expires, m.Deadline} {
 		if !t.IsZero() && (e.ExpiresAt == 0 || t.Unix() < e.ExpiresAt) {
@@ -418,20 +423,8 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if err == nil {
 		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
 	}
-	ctx, writes := collect(ctx)
-	if err == nil && e.WorkID != "" && b.closed != nil {
-		ctx = recorded(ctx) // the request is, and its delivery is open
-		b.closed.gives(m.ID, submitted(e, b.now()))
-		_, _, err = b.works.place(ctx, workspaceID, e.WorkID, e.Container(), e.From)
-	}
 	if err == nil {
 		err = b.send(ctx, e, o.Attempt)
-	}
-	if werr := writes.wait(); err == nil {
-		err = werr
-	}
-	if err != nil && e.WorkID != "" {
-		b.works.unlink(workspaceID, e.WorkID)
 	}
 	return b.published(err, append(ls, more...)...)
 }
@@ -516,15 +509,6 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	}
 	if !ok || w.State.Terminal() {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
-	}
-	if w.Container == (protocol.Container{}) {
-		at := &protocol.Envelope{WorkspaceID: workspaceID, To: w.Target}
-		if err = b.meet(ctx, at, o.Request); err == nil {
-			w, _, err = b.works.place(ctx, workspaceID, w.WorkID, at.Container(), at.From)
-		}
-		if err != nil {
-			return b.published(err)
-		}
 	}
 	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel, Surface: w.Container.Surface,
 		From: w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""), CausationID: messageID(o.Request.ID, "")}

@@ -6,3 +6,6 @@ func (b *Binding) Held() (messages, questions int) {
 	defer b.held.mu.Unlock()
 	return b.held.count, len(b.held.questions)
 }
+
+// WorkKey is the key of some work in the state.
+func WorkKey(workspaceID, workID string) string { return workKey(workspaceID, workID) }

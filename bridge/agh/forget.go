@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
@@ -53,22 +52,14 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n, nil
 }
 
-// Erasing implements hub.ErasingBinding: what the log says of work is written
-// before it loses the words.
-func (b *Binding) Erasing(ctx context.Context, records []*journal.Record) error {
-	if b.closed == nil || !slices.ContainsFunc(records, func(r *journal.Record) bool {
-		return r.Message != nil && (r.Message.Trace.Foreign[foreignWork] != "" || r.Message.Kind == parley.Request)
-	}) {
-		return nil
-	}
-	return b.closed.settle(ctx)
-}
-
 // ForgetRecent implements hub.RecentBinding.
 func (b *Binding) ForgetRecent() {
 	b.asked.mu.Lock()
-	defer b.asked.mu.Unlock()
 	b.asked.byID, b.asked.order = nil, nil
+	b.asked.mu.Unlock()
+	b.works.mu.Lock()
+	clear(b.works.held)
+	b.works.mu.Unlock()
 }
 
 // forget drops the last words of targets, which are kept with the state of work
@@ -76,25 +67,6 @@ func (b *Binding) ForgetRecent() {
 func (w *works) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	about := func(l *link) bool {
 		return l != nil && len(l.Text) > 0 && (f.Agent != "" && l.Target == f.Agent || f.Message(l.Request))
-	}
-	w.mu.Lock()
-	for at, l := range w.links {
-		if f.Message(l.Request) && about(l) {
-			c := *l
-			c.Text = nil
-			w.links[at] = &c
-		}
-	}
-	// What is being written now may have the words yet.
-	var writing []chan error
-	for _, p := range w.pending {
-		done := make(chan error, 1)
-		p.waiters = append(p.waiters, done)
-		writing = append(writing, done)
-	}
-	w.mu.Unlock()
-	for _, done := range writing {
-		<-done
 	}
 	for range 8 { // work may end meanwhile
 		var list []journal.Value
@@ -135,6 +107,5 @@ func (w *works) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 
 var (
 	_ hub.ForgettingBinding = (*Binding)(nil)
-	_ hub.ErasingBinding    = (*Binding)(nil)
 	_ hub.RecentBinding     = (*Binding)(nil)
 )

@@ -1,6 +1,7 @@
 package agh
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -10,18 +11,16 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// What a target said last is kept with the state of work where other hubs look
-// into that, and goes from it when it is to be forgotten.
+// What a target said last is kept with the state of open work, and goes from it
+// when the work ends, or when it is to be forgotten.
 func TestForgetsLastWords(t *testing.T) {
 	j := memoryJournal(t)
 	w := &works{state: j.State("agh.works"), now: time.Now}
-	if err := w.load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.link("acme", "work_1", &link{Request: parley.HashID([]byte("request")), Target: "bob"})
+	request := parley.HashID([]byte("request"))
+	ctx := context.WithValue(t.Context(), linkKey{}, &link{Request: request, Target: "bob"})
 	step := func(state protocol.WorkState) {
 		t.Helper()
-		if _, err := w.Update(t.Context(), "acme", "work_1", func(protocol.Work, bool) (protocol.Work, error) {
+		if _, err := w.Update(ctx, "acme", "work_1", func(protocol.Work, bool) (protocol.Work, error) {
 			return protocol.Work{WorkspaceID: "acme", WorkID: "work_1", Initiator: "alice", Target: "bob", State: state}, nil
 		}); err != nil {
 			t.Fatal(err)
@@ -38,14 +37,24 @@ func TestForgetsLastWords(t *testing.T) {
 		return text
 	}
 	const inBase64 = "YSB3b3Jk"
-	step(protocol.StateSubmitted)
-	w.said("acme", "work_1", []byte("a word"))
-	step(protocol.StateCompleted)
-	if s := kept(); !strings.Contains(s, inBase64) {
-		t.Fatalf("it is not kept: %s", s)
+	said := func() {
+		t.Helper()
+		if err := w.said(t.Context(), "acme", "work_1", []byte("a word")); err != nil {
+			t.Fatal(err)
+		}
+		if s := kept(); !strings.Contains(s, inBase64) {
+			t.Fatalf("it is not kept: %s", s)
+		}
 	}
-	n, err := w.forget(t.Context(), &hub.Forgetting{Agent: "bob", Message: func(parley.ID) bool { return false }})
+	step(protocol.StateSubmitted)
+	said()
+	n, err := w.forget(t.Context(), &hub.Forgetting{Message: func(id parley.ID) bool { return id == request }})
 	if s := kept(); n != 1 || err != nil || strings.Contains(s, inBase64) || !strings.Contains(s, "work_1") {
 		t.Errorf("%d values, %v: %s", n, err, s)
+	}
+	said()
+	step(protocol.StateCompleted)
+	if s := kept(); strings.Contains(s, inBase64) || !strings.Contains(s, "work_1") {
+		t.Errorf("after the end: %s", s)
 	}
 }

@@ -5,10 +5,11 @@ import (
 	"testing"
 
 	"github.com/parley-hub/parley/agh"
+	bridge "github.com/parley-hub/parley/bridge/agh"
 )
 
 // What one hub hands over for a peer of another, which has gone from there and
-// of which that is not known yet, is published when the peer comes
+// of which the first does not know that yet, is published when the peer comes
 // back.
 func TestHandedOverWhileAway(t *testing.T) {
 	one, two := twoHubs(t)
@@ -19,6 +20,8 @@ func TestHandedOverWhileAway(t *testing.T) {
 	alice.meets(t, "bob")
 	bob.stop()
 	bob.nc.Close()
+	e, _ := two.Hub().Directory().Lookup("agh", "acme/bob")
+	two.until("bob is away", func() bool { return two.AGH().Holds(e, bridge.Identity("acme", "bob")) })
 	said := []string{"first", "second", "third"}
 	for _, what := range said {
 		if _, err := alice.Direct(t.Context(), "bob", &agh.Say{Text: what}); err != nil {

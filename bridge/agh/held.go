@@ -168,7 +168,7 @@ func (h *held) close() {
 // of.
 func (b *Binding) hold(user string, res protocol.Result, again func()) bool {
 	e := res.Envelope
-	if !b.c.Shared || e == nil || !errors.Is(res.Err, protocol.ErrNotTarget) {
+	if e == nil || !errors.Is(res.Err, protocol.ErrNotTarget) {
 		return false
 	}
 	to := place{e.WorkspaceID, e.Channel, e.To}

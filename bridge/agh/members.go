@@ -47,10 +47,9 @@ const maxGreet = 64 << 10
 // members are who belongs to which channel. Greeting costs the same for any
 // number of them.
 type members struct {
-	state  journal.State
-	node   string
-	shared bool // other hubs use the same journal
-	limit  int
+	state journal.State
+	node  string
+	limit int
 
 	mu        sync.Mutex
 	guests    int // in byPlace
@@ -68,23 +67,17 @@ func (m *members) load(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read the members of AGH channels: %w", err)
 		}
-		if _, _, err := m.take(v); err != nil {
+		var r memberRecord
+		if err := json.Unmarshal(v.Data, &r); err != nil {
 			return fmt.Errorf("the member %s of AGH: %w", v.Key, err)
 		}
+		m.note(r)
 	}
 	return nil
 }
 
-// take takes a member's record, which may be another hub's. back is true if
+// note takes a member's record, which may be another hub's. back is true if
 // something may wait here for the peer, which was not known to be there.
-func (m *members) take(v journal.Value) (r memberRecord, back bool, err error) {
-	if err := json.Unmarshal(v.Data, &r); err != nil {
-		return r, false, err
-	}
-	return r, m.note(r), nil
-}
-
-// note is take for a record that is read.
 func (m *members) note(r memberRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,12 +169,12 @@ func (m *members) heard(ctx context.Context, at place, name string, guest bool, 
 		}
 		x.node = m.node
 	}
-	write := x.kept.IsZero() || now.Sub(x.kept) >= writeEvery || m.shared && greeted
+	write := x.kept.IsZero() || now.Sub(x.kept) >= writeEvery || greeted
 	if write {
 		x.kept = now
 	}
 	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil, x.guest}
-	if m.shared && greeted && len(greet.Raw()) <= maxGreet {
+	if greeted && len(greet.Raw()) <= maxGreet {
 		r.Greet = greet.Raw()
 	}
 	m.mu.Unlock()
@@ -318,7 +311,7 @@ func (b *Binding) here(x member) bool {
 	fresh := b.now().Sub(x.seen) < 2*b.interval()
 	switch {
 	case x.node != b.members.node:
-		return b.c.Shared && fresh
+		return fresh
 	case b.c.URL != "":
 		return fresh
 	}
@@ -340,7 +333,7 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		}
 		return
 	}
-	if w, ok := e.Content().(*protocol.Whois); ok && b.c.Shared && b.c.URL == "" {
+	if w, ok := e.Content().(*protocol.Whois); ok && b.c.URL == "" {
 		if err := b.passOn(e, w); err != nil {
 			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
 		}
@@ -361,7 +354,7 @@ func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
 
 // hostedAt gives the other hub that hosts an agent which this one does not.
 func (b *Binding) hostedAt(workspaceID, channel, peer string) (member, bool) {
-	if peer == "" || !b.c.Shared || b.router.Hosts(workspaceID, channel, peer) {
+	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
 		return member{}, false
 	}
 	return b.afar.at(place{workspaceID, channel, peer}, b.fresh())

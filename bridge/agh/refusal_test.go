@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
 	bridge "github.com/parley-hub/parley/bridge/agh"
+	"github.com/parley-hub/parley/node"
 )
 
 // rejected reads a receipt that refuses work: its reason, its detail, and the
@@ -28,10 +30,10 @@ func rejected(t *testing.T, e *agh.Envelope, work *agh.Envelope) (reason agh.Rea
 	return c.Reason, c.Detail, own.Code
 }
 
-// Work for a peer that nobody knows is refused with a receipt, also to a sender
-// who never greeted; what is no work is not.
+// Work for a peer that nobody knows is refused with a receipt when it has not
+// greeted in time, also to a sender who never greeted; what is no work is not.
 func TestWorkForNobody(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, func(c *node.Config) { c.AGH.Interval.Duration = time.Second })
 	p := &bare{nc: w.connect("tb"), got: make(chan *nats.Msg, 16)}
 	if _, err := p.nc.ChanSubscribe(own(t, "bob.7"), p.got); err != nil {
 		t.Fatal(err)

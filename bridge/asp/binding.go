@@ -25,7 +25,6 @@ package asp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,7 +40,6 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
@@ -117,7 +115,7 @@ func New(c Config) (*Binding, error) {
 		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
 	}
 	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
-	b.registrations.bytes = map[string]int64{}
+	b.registrations.bytes, b.registrations.evicted = map[string]int64{}, map[string]time.Time{}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.store.submit, b.store.conversation = b.submit, b.conversation
 	b.store.admit, b.store.recount, b.store.charge, b.store.guest = b.admitAgent, b.recount, b.charge, b.guest
@@ -170,12 +168,9 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.standIns.start(ctx); err != nil {
 		return err
 	}
-	if err := b.recall(ctx); err != nil {
-		return err
-	}
 	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged),
 		b.c.Journal.Watch(b.tender.recorded), b.c.Journal.WatchOwned(func(partition int, owned bool) {
-			if b.tender.all(); owned && b.c.Journal.Shared() {
+			if b.tender.all(); owned {
 				b.tender.took(partition)
 			}
 		}))
@@ -327,24 +322,6 @@ func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 	return session, b.conversation(session) == m.Conversation
 }
 
-// Said gives the envelope by which the hub says a reply in the session of its
-// request, where the reply's record is its place there, and what else that notes
-// of it. ok is false for other messages.
-func (b *Binding) Said(m *parley.Message) (said parley.Origin, rest json.RawMessage, ok bool, err error) {
-	if m.Origin.Protocol == Protocol || len(m.Extensions[Protocol]) == 0 {
-		return said, nil, false, nil
-	}
-	var x extension
-	if err := jsonx.Decode(m.Extensions[Protocol], &x); err != nil {
-		return said, nil, false, err
-	}
-	r := &x.Record
-	said = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time, Verdict: parley.Verdict{Assurance: parley.Signed}}
-	r.Raw = nil
-	rest, err = x.encode()
-	return said, rest, err == nil, err
-}
-
 // Address implements hub.AddressBinding: the agent URI, its own or that of its
 // stand-in.
 func (b *Binding) Address(e *directory.Entry) string {
@@ -493,13 +470,13 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 	return err
 }
 
-// submit records one record of a session: [store.submit]. handed says that it is
-// recorded as a reply.
-func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (at journal.Position, handed bool, err error) {
-	own, says := ctx.Value(saysKey{}).(says)
-	ext, err := encodeExtension(r, joined, says, own.record != nil)
+// submit records one record of a session: [store.submit].
+func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
+	link *journal.ChainLink) (at journal.Position, err error) {
+	_, says := ctx.Value(saysKey{}).(says)
+	ext, err := encodeExtension(r, joined, says)
 	if err != nil {
-		return at, false, err
+		return at, err
 	}
 	by := or(r.Sender, r.By)
 	guest := by != "" && b.guest(by)
@@ -510,32 +487,26 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	for _, p := range joined {
 		b.used(p.AgentID)
 	}
-	if own.record != nil {
-		if at, err = own.record(link, ext[Protocol]); err != nil {
-			err = protocol.Refuse("internal", "the journal does not take the reply") // the hub knows why
-		}
-		return at, true, err
-	}
 	if c.conversation.IsZero() {
 		c.conversation = b.conversation(r.Session)
 	}
 	m := &parley.Message{Kind: parley.Notice, From: b.c.Root, Act: string(r.Kind), Conversation: c.conversation, Sent: r.Time, Extensions: ext,
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
-	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: new(journal.Position)}
+	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: &at}
 	s.Vouched = !guest
 	if r.Request == nil || says {
 		ctx = byHub(ctx)
 	}
 	if guest && r.Request == nil { // in the hub's name: the hub counts it for nobody
 		if err := b.charge(ctx, cost); err != nil {
-			return at, false, err
+			return at, err
 		}
 	}
 	for _, p := range r.Ledger.Participants {
 		name, standIn := b.nameOf(p.AgentID)
 		if _, ok := b.c.Hub.Directory().Agent(name); !ok && !standIn {
 			if err := b.enter(ctx, p.AgentID); err != nil {
-				return at, false, err
+				return at, err
 			}
 		}
 		if p.AgentID == r.Sender {
@@ -547,14 +518,11 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	s.Reads = m.Audience
 	if req := r.Request; req == nil {
 		s.Admitted = true // what the hub itself notes
-	} else if a := b.describe(ctx, c, r, req, &s); a != nil {
-		if guest { // the hub does not count replies of guests
-			if err := b.charge(ctx, cost); err != nil {
-				return at, false, err
-			}
-		}
-		if handed, err := b.handAtOnce(ctx, a, &s); handed {
-			return *s.At, true, appendError(err)
+	} else if answers, err := b.describe(ctx, c, r, req, &s); err != nil {
+		return at, appendError(err)
+	} else if answers && guest { // the hub does not count the replies of guests
+		if err := b.charge(ctx, cost); err != nil {
+			return at, err
 		}
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
@@ -565,36 +533,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if e := r.Request; err == nil && m.Kind == parley.Request {
 		b.askings.note(m.ID, askingOf(e.Envelope, bodyOf(e.Envelope)))
 	}
-	return *s.At, false, appendError(err)
-}
-
-// handAtOnce records a message of a session as the reply to the request of the
-// hub's that it answers: one record is its place in the session, and the end of
-// the request. If the hub is stopped right after it, nothing is left to be done:
-// the request is settled, and is not looked for in the session again. Where it
-// is not handed, it is to be recorded as a notice, of which the tender makes
-// what can be made.
-func (b *Binding) handAtOnce(ctx context.Context, a *answer, s *hub.Submission) (handed bool, err error) {
-	if j := b.c.Journal; j.Shared() || j.Partition(a.call.Scope) != j.Partition(s.Scope) {
-		return false, nil // it may not be for this node to do, or not in one record
-	}
-	from := s.Message
-	m := a.message
-	m.From, m.InReplyTo, m.Schema, m.Sent, m.Hops = a.call.To, a.request, from.Schema, from.Sent, from.Hops
-	m.Extensions, m.Trace, m.Origin = from.Extensions, from.Trace, from.Origin
-	_, err = b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: s.Scope, Key: s.Key, Chain: s.Chain, At: s.At})
-	switch e := parley.AsError(err); {
-	case err == nil:
-		if m.Kind.Terminal() {
-			if err := b.dropCall(ctx, a.session, a.call.Request); err != nil {
-				b.c.Logger.Warn("cannot forget a request that was answered", "session", a.session, "request", a.call.Request, "error", err)
-			}
-		}
-		return true, nil
-	case errors.As(err, new(*hub.Prior)), errors.Is(err, journal.ErrUnknown), e.Retryable, e.Code == parley.Internal:
-		return true, err
-	}
-	return false, nil // nobody waits for it any more, or it is not for who asked
+	return at, appendError(err)
 }
 
 // conversation of a session. Nobody can tell it from the session's id.
@@ -602,8 +541,10 @@ func (b *Binding) conversation(session string) parley.ID {
 	return b.c.Hub.Conversation(Protocol, scope(session), session)
 }
 
-// describe says a message in the hub's terms, and what it answers.
-func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request, s *hub.Submission) *answer {
+// describe says a message in the hub's terms, and reports whether it answers a
+// request of the hub's.
+func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request,
+	s *hub.Submission) (answers bool, err error) {
 	m, e := s.Message, req.Envelope
 	m.Act, m.Schema = string(e.Performative), e.Version
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
@@ -616,12 +557,12 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		if !says.message.IsZero() {
 			m.Trace.Foreign[foreignSays] = says.message.String()
 		}
-		return nil
+		return false, nil
 	}
 	bd := bodyOf(e)
 	s.Began = b.began(e, bd, req)
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
-		return nil // how sessions come and go is not for handlers
+		return false, nil // how sessions come and go is not for handlers
 	}
 	m.Hops = hopsOf(e)
 	switch e.Performative {
@@ -633,7 +574,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		name, ok := b.standIns.name(target)
 		entry, here := b.c.Hub.Directory().Agent(name)
 		if !ok || !here {
-			return nil
+			return false, nil
 		}
 		m.Kind, m.To = parley.Request, name
 		if wait := patience(e, req.Before); wait > 0 {
@@ -646,11 +587,9 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			m.Kind, m.To, m.Audience, m.InReplyTo = parley.Cancel, to, nil, id
 		}
 	default:
-		// Answers go to those who asked, by another way. Whether it is one costs
-		// a look into a shared journal, and there only matters to whom it would go.
-		var a *answer
-		if readers := b.readers(m); len(readers) < len(m.Audience) || !b.c.Journal.Shared() {
-			if a = b.answerIn(ctx, e, bd); a == nil {
+		// An answer goes to the requester, by the tender.
+		if readers := b.readers(m); len(readers) < len(m.Audience) {
+			if answers, err = b.isAnswer(ctx, e, bd); err == nil && !answers {
 				s.Reads = readers
 			}
 		}
@@ -659,9 +598,8 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 				m.Parts = parts
 			}
 		}
-		return a
 	}
-	return nil
+	return answers, err
 }
 
 // began gives the participant who opened the session. It is answered there although it is
@@ -725,6 +663,4 @@ var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.HTTPBinding    = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)
-
-	_ hub.InscribingBinding = (*Binding)(nil)
 )

@@ -40,5 +40,8 @@ func (b *Binding) ReadAhead(ctx context.Context, session string) error {
 	return err
 }
 
+// ForgetEvicted does now what the hub does every minute.
+func (b *Binding) ForgetEvicted(ctx context.Context) { b.forgetEvicted(ctx) }
+
 // KeepBusy does now what the hub does every minute.
 func (b *Binding) KeepBusy() { b.keepBusy() }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
@@ -66,8 +67,9 @@ func byHub(ctx context.Context) context.Context {
 // registrations are those that take a place of the guests, with the bytes that
 // each is counted for.
 type registrations struct {
-	mu    sync.Mutex
-	bytes map[string]int64
+	mu      sync.Mutex
+	bytes   map[string]int64
+	evicted map[string]time.Time // those that gave their place to another, and when
 }
 
 func guestKey(id string) string { return Protocol + "/" + id }
@@ -160,27 +162,48 @@ func (b *Binding) recount(id string) {
 }
 
 // evict takes the registration of a guest out of the registry, whose place
-// another one gets. An agent that was never in a session goes without a trace.
-// Of another the keys stay known, so that transcripts verify, and nobody else
-// can take its id. One in a live session stays.
+// another one gets. One in a live session stays.
 func (b *Binding) evict(id string) {
-	b.registrations.drop(id)
+	r := &b.registrations
+	r.drop(id)
 	if b.ctx.Err() != nil || !b.guest(id) {
 		return
 	}
-	err := b.store.forgetAgent(b.ctx, id)
-	if errors.Is(err, errHasSessions) && !b.store.inSession(id) {
-		err = b.server.Evict(b.ctx, id)
-	}
-	if err == nil {
-		if e, ok := b.c.Hub.Directory().Lookup(Protocol, id); ok && b.store.held(id) == nil {
-			err = b.c.Hub.Directory().Remove(b.ctx, e.Name)
+	if !b.store.inSession(id) {
+		if err := b.server.Evict(b.ctx, id); err != nil {
+			b.c.Logger.Warn("cannot take out a guest that gives its place to another", "agent", id, "error", err)
+		} else {
+			r.mu.Lock()
+			r.evicted[id] = b.c.Now()
+			r.mu.Unlock()
 		}
 	}
-	if err != nil && !errors.Is(err, errHasSessions) {
-		b.c.Logger.Warn("cannot take out a guest that gives its place to another", "agent", id, "error", err)
-	}
 	b.recount(id)
+}
+
+// forgetAfter is how long it takes at most until a session that another hub opens
+// with an agent is known here, and its eviction there.
+const forgetAfter = time.Minute
+
+// forgetEvicted removes all traces of guests that gave their place to another and
+// were never in a session. Of the others the keys stay known, so that transcripts
+// verify, and nobody else can take the id.
+func (b *Binding) forgetEvicted(ctx context.Context) {
+	r := &b.registrations
+	var due []string
+	r.mu.Lock()
+	for id, at := range r.evicted {
+		if b.c.Now().Sub(at) >= forgetAfter {
+			delete(r.evicted, id)
+			due = append(due, id)
+		}
+	}
+	r.mu.Unlock()
+	for _, id := range due {
+		if err := b.store.forgetAgent(ctx, id); err != nil {
+			b.c.Logger.Warn("cannot forget a guest that gave its place to another", "agent", id, "error", err)
+		}
+	}
 }
 
 // keepBusy notes the guests in live sessions as used: they do not give way.
@@ -192,29 +215,27 @@ func (b *Binding) keepBusy() {
 	}
 }
 
-var errHasSessions = errors.New("the agent is, or was, in a session")
-
-// forgetAgent removes an agent that was never in a session; errHasSessions if
-// it was, or may be on another node.
+// forgetAgent removes an agent that is registered no more and was never in a
+// session.
 func (s *store) forgetAgent(ctx context.Context, id string) error {
+	s.mu.Lock()
+	sessions := len(s.byAgent[id])
+	s.mu.Unlock()
 	v, err := s.agents.Get(ctx, id)
-	if errors.Is(err, journal.ErrNotFound) {
+	if errors.Is(err, journal.ErrNotFound) || sessions > 0 {
 		return nil
 	}
-	if err != nil {
-		return err
+	a := new(protocol.Agent)
+	if err == nil {
+		err = jsonx.Decode(v.Data, a)
 	}
-	s.mu.Lock()
-	if s.j.Shared() || len(s.byAgent[id]) > 0 {
-		s.mu.Unlock()
-		return errHasSessions
+	if err == nil && a.Removed {
+		err = s.agents.Delete(ctx, id, v.Revision)
 	}
-	s.dropLocked(id) // from here on nobody can bring it into one
-	s.mu.Unlock()
-	if err := s.agents.Delete(ctx, id, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
-		return err
+	if errors.Is(err, journal.ErrConflict) {
+		return nil // it has registered again
 	}
-	return nil
+	return err
 }
 
 // dropLocked forgets an agent; s.mu is held.

@@ -236,6 +236,8 @@ func TestRegistrationsOfGuestsAreCounted(t *testing.T) {
 	if s := d.guests.Stats(); s.Registrations != 4 || s.Evicted != 16 {
 		t.Errorf("%d registrations of guests, %d gave way; want 4 and 16", s.Registrations, s.Evicted)
 	}
+	d.wait(time.Minute)
+	d.asp.ForgetEvicted(t.Context())
 	if n, all := d.values("asp-agents"), len(d.hub.Directory().All()); n != 7 || all != 7 {
 		t.Errorf("%d agents in the state and %d in the directory; want anna, two stand-ins and four guests", n, all)
 	}

@@ -27,7 +27,7 @@ const (
 	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
 	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
 	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
-	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says; in a shared journal
+	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says
 )
 
 const (
@@ -66,7 +66,7 @@ type store struct {
 	maxAgent int
 	now      func() time.Time
 	// submit records a message through the hub, or appends what is none.
-	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (at journal.Position, handed bool, err error)
+	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
 	warn         func(text string, err error)
 	conversation func(session string) parley.ID
 
@@ -75,8 +75,6 @@ type store struct {
 	summaries map[string]*summary
 	byAgent   map[string][]string  // sessions, sorted
 	talks     map[parley.ID]string // session by its conversation
-	opened    map[string]string    // what bucketOpened holds; nil in a shared journal
-	calls     map[string][]call    // the hub's open requests, by session; nil in a shared journal, where bucketCalls holds them
 	ids       []string             // sessions, sorted
 	known     map[string]*protocol.Agent
 	agentIDs  []string // sorted
@@ -102,18 +100,11 @@ type chain struct {
 	seq    uint64           // of the last record in ledger
 	at     []place          // by position
 	ids    map[parley.ID]int32
-	recent []said // the newest, by position modulo kept
-	saved  int    // records of the checkpoint
-	told   uint64 // of the last record of which those who read the session were told
+	recent []*protocol.Record // the newest, by position modulo kept
+	saved  int                // records of the checkpoint
+	told   uint64             // of the last record of which those who read the session were told
 
 	used time.Time // under store.mu
-}
-
-// said is a record of a session. handed says that it is, in the journal, the
-// reply to a request of the hub's, which so has it.
-type said struct {
-	*protocol.Record
-	handed bool
 }
 
 // place is where a record stands in the journal, and the id of its message.
@@ -166,36 +157,6 @@ func (s *store) start(ctx context.Context) error {
 		return fmt.Errorf("read the sessions: %w", err)
 	}
 	s.stops = append(s.stops, stop)
-	if s.j.Shared() {
-		return nil // other nodes ask, too
-	}
-	calls := map[string][]call{}
-	for v, err := range s.j.State(bucketCalls).Range(ctx, "") {
-		if err != nil {
-			return fmt.Errorf("read the open requests: %w", err)
-		}
-		var c call
-		if session, _, ok := strings.Cut(v.Key, "/"); ok && jsonx.Decode(v.Data, &c) == nil {
-			c.kept = true
-			calls[session] = append(calls[session], c)
-		}
-	}
-	openings := map[string]string{}
-	for v, err := range s.j.State(bucketOpened).Range(ctx, "") {
-		if err != nil {
-			return fmt.Errorf("read the sessions that the hub opened: %w", err)
-		}
-		var o opened
-		if jsonx.Decode(v.Data, &o) == nil {
-			openings[v.Key] = o.Session
-		}
-	}
-	for _, list := range calls {
-		slices.SortStableFunc(list, func(x, y call) int { return int(x.Position - y.Position) })
-	}
-	s.mu.Lock()
-	s.calls, s.opened = calls, openings
-	s.mu.Unlock()
 	return nil
 }
 
@@ -414,18 +375,12 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if err != nil {
 		return err
 	}
-	s.advance(c, said{rec, isReply(r)}, after, r.Position.Sequence)
+	s.advance(c, rec, after, r.Position.Sequence)
 	return nil
 }
 
-// isReply reports whether a record of a session is one of a reply.
-func isReply(r *journal.Record) bool {
-	k := r.Message.Kind
-	return k == parley.Event || k.Terminal()
-}
-
 // advance takes what is recorded into c.
-func (s *store) advance(c *chain, r said, after *protocol.Ledger, seq uint64) {
+func (s *store) advance(c *chain, r *protocol.Record, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
 		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
@@ -433,10 +388,10 @@ func (s *store) advance(c *chain, r said, after *protocol.Ledger, seq uint64) {
 	c.index(seq, id)
 	c.ledger, c.seq = after, seq
 	if len(c.recent) < kept {
-		c.recent = append(c.recent, said{})
+		c.recent = append(c.recent, nil)
 	}
 	for len(c.recent) <= int(r.Position%kept) {
-		c.recent = append(c.recent, said{})
+		c.recent = append(c.recent, nil)
 	}
 	c.recent[r.Position%kept] = r
 	names := make([]string, len(after.Participants))
@@ -468,14 +423,14 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		return protocol.ErrConflict
 	}
 	joined := r.Ledger.Participants[before:]
-	at, handed, err := s.commit(ctx, c, r, joined)
+	at, err := s.commit(ctx, c, r, joined)
 	if err != nil {
 		if have.Count == 0 {
 			s.abandon(ctx, c, err)
 		}
 		return err
 	}
-	s.advance(c, said{r, handed}, r.Ledger, at.Sequence)
+	s.advance(c, r, r.Ledger, at.Sequence)
 	c.told = c.seq // the server does when this returns
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
@@ -486,16 +441,15 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 }
 
 // commit records r, and before that those whom it brings into the session.
-func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (
-	at journal.Position, handed bool, err error) {
+func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (at journal.Position, err error) {
 	if len(joined) > 0 {
 		if err := s.bring(c.id, joined); err != nil {
-			return at, false, err
+			return at, err
 		}
 		// The participants of a session are known before it is recorded: after a
 		// crash it is found without its id.
 		if err := s.save(ctx, c, r.Ledger.Participants, r.Sender); err != nil {
-			return at, false, err
+			return at, err
 		}
 	}
 	return s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
@@ -593,42 +547,27 @@ func (s *store) Message(ctx context.Context, session, messageID string) (*protoc
 	if !ok {
 		return nil, protocol.ErrNotFound
 	}
-	r, err := s.record(ctx, c, int64(at))
-	return r.Record, err
+	return s.record(ctx, c, int64(at))
 }
 
 // record gives one record; c.mu is held.
-func (s *store) record(ctx context.Context, c *chain, position int64) (said, error) {
-	if i := int(position % kept); i < len(c.recent) && c.recent[i].Record != nil && c.recent[i].Position == position {
+func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol.Record, error) {
+	if i := int(position % kept); i < len(c.recent) && c.recent[i] != nil && c.recent[i].Position == position {
 		return c.recent[i], nil
 	}
 	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.at[position].seq})
 	if err != nil {
-		return said{}, err
+		return nil, err
 	}
-	var rec *protocol.Record
 	if r.Erased != nil && len(r.Message.Extensions[Protocol]) == 0 {
-		rec, err = s.erased(ctx, c.id, position, r)
-	} else {
-		rec, _, err = recordOf(r.Message)
+		return s.erased(ctx, c.id, position, r)
 	}
-	return said{rec, isReply(r)}, err
+	rec, _, err := recordOf(r.Message)
+	return rec, err
 }
 
 // Records implements [protocol.Store].
 func (s *store) Records(ctx context.Context, session string, from int64, limit int) ([]*protocol.Record, error) {
-	page, err := s.said(ctx, session, from, limit)
-	if err != nil || len(page) == 0 {
-		return nil, err
-	}
-	out := make([]*protocol.Record, len(page))
-	for i, r := range page {
-		out[i] = r.Record
-	}
-	return out, nil
-}
-
-func (s *store) said(ctx context.Context, session string, from int64, limit int) ([]said, error) {
 	c, err := s.ready(ctx, session)
 	if err != nil {
 		return nil, err
@@ -639,7 +578,7 @@ func (s *store) said(ctx context.Context, session string, from int64, limit int)
 	if n <= 0 {
 		return nil, nil
 	}
-	out := make([]said, n)
+	out := make([]*protocol.Record, n)
 	for i := range out {
 		if out[i], err = s.record(ctx, c, from+int64(i)); err != nil {
 			return nil, err

@@ -1,11 +1,11 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -89,9 +89,6 @@ func (t *tender) recorded(r *journal.Record) {
 	}
 	delete(t.waiting, session)
 	t.mu.Unlock()
-	if m := r.Message; m != nil && !t.b.c.Journal.Shared() && (m.Kind != parley.Notice || m.Trace.Foreign[foreignSays] != "") {
-		return // a request or an answer, or what the hub says itself: all is done that its record asks for
-	}
 	// Of the sessions of other nodes, those count that are in use here and
 	// those that may bring somebody in who waits here.
 	if !t.mine(session) && !t.b.store.has(session) && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
@@ -141,6 +138,7 @@ func (t *tender) run() {
 			t.retry()
 		case <-minute.C:
 			t.b.keepBusy()
+			t.b.forgetEvicted(t.b.ctx)
 			if err := t.closeIdle(t.b.ctx); err != nil && t.b.ctx.Err() == nil {
 				t.b.c.Logger.Warn("cannot close idle sessions", "error", err)
 			}
@@ -320,112 +318,43 @@ type call struct {
 	Scope    string `json:"scope"`
 	Position int64  `json:"position"` // from where to look for the answer
 
-	kept bool // in the journal's state
+	revision uint64 // of the state's value
 }
 
 func callKey(session, message string) string { return session + "/" + message }
 
-// calls lists those of a session, the oldest first. The list is not to be
-// changed.
-func (b *Binding) calls(ctx context.Context, session string) ([]call, error) {
-	if s := b.store; !b.c.Journal.Shared() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.calls[session], nil
-	}
-	var out []call
+// calls lists those of a session, the oldest first.
+func (b *Binding) calls(ctx context.Context, session string) (out []call, err error) {
 	for v, err := range b.c.Journal.State(bucketCalls).Range(ctx, session+"/") {
 		if err != nil {
 			return nil, err
 		}
 		var c call
-		if !v.Deleted && jsonx.Decode(v.Data, &c) == nil {
+		if jsonx.Decode(v.Data, &c) == nil {
+			c.revision = v.Revision
 			out = append(out, c)
 		}
 	}
-	slices.SortStableFunc(out, func(x, y call) int { return int(x.Position - y.Position) })
+	slices.SortFunc(out, func(x, y call) int {
+		return cmp.Or(cmp.Compare(x.Position, y.Position), strings.Compare(x.Request, y.Request)) // ids grow with time
+	})
 	return out, nil
 }
 
 // addCall notes a request before it is said. One that is noted already stays.
-// Where other hubs share the journal it is noted for them; else memory is
-// enough, for recall finds it again.
 func (b *Binding) addCall(ctx context.Context, session string, c call) error {
-	list, err := b.calls(ctx, session)
-	if err != nil || slices.ContainsFunc(list, func(x call) bool { return x.Request == c.Request }) {
-		return err
-	}
-	if s := b.store; !b.c.Journal.Shared() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.calls[session] = append(slices.Clip(s.calls[session]), c) // readers hold the old list
-		return nil
-	}
 	v, err := jsonx.Encode(c)
 	if err == nil {
-		_, err = b.c.Journal.State(bucketCalls).Put(ctx, callKey(session, c.Request), v, time.Time{})
+		_, err = b.c.Journal.State(bucketCalls).Create(ctx, callKey(session, c.Request), v, time.Time{})
+	}
+	if errors.Is(err, journal.ErrExists) {
+		return nil
 	}
 	return err
 }
 
-// recall notes the requests that were said before this process began, and are
-// open: the journal has each with a delivery that is not settled, and the
-// session has the QUERY that says it.
-func (b *Binding) recall(ctx context.Context) error {
-	j := b.c.Journal
-	if j.Shared() {
-		return nil
-	}
-	for _, d := range j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Delivering, parley.Delivered}}) {
-		e, ok := b.c.Hub.Directory().Agent(d.To)
-		if d.Kind != parley.Request || !ok {
-			continue
-		}
-		peer, ok := e.Identity(Protocol)
-		if !ok || peer.StandIn {
-			continue
-		}
-		speaker := b.standIns.id(b.standIns.voice(d.From))
-		session, said := b.saidIn(ctx, d.Conversation, speaker, peer.ID, d.Message)
-		if session == "" {
-			continue
-		}
-		r, err := j.Read(ctx, d.Position)
-		if err != nil {
-			return fmt.Errorf("read an open request: %w", err)
-		}
-		if err := b.addCall(ctx, session, call{Request: d.Message.String(), To: d.To, Peer: peer.ID, Scope: r.Scope, Position: said.Position}); err != nil {
-			return err
-		}
-	}
-	s := b.store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, list := range s.calls {
-		slices.SortStableFunc(list, func(x, y call) int { return int(x.Position - y.Position) })
-	}
-	return nil
-}
-
 func (b *Binding) dropCall(ctx context.Context, session, message string) error {
-	s := b.store
-	s.mu.Lock()
-	kept := s.calls == nil || slices.ContainsFunc(s.calls[session], func(c call) bool { return c.Request == message && c.kept })
-	s.mu.Unlock()
-	if kept {
-		if err := b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0); err != nil {
-			return err
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	left := without(s.calls[session], message)
-	if len(left) == 0 {
-		delete(s.calls, session)
-	} else {
-		s.calls[session] = left
-	}
-	return nil
+	return b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0)
 }
 
 // without gives the calls that are not request.
@@ -433,29 +362,10 @@ func without(list []call, request string) []call {
 	return slices.DeleteFunc(slices.Clone(list), func(x call) bool { return x.Request == request })
 }
 
-// answer is a message of a session as the reply to a request of the hub's.
-type answer struct {
-	session string
-	call    call
-	request parley.ID
-	message *parley.Message // what [replyOf] says of it
-}
-
-// answerIn tells what a message of a session answers; nil for nothing.
-func (b *Binding) answerIn(ctx context.Context, e *protocol.Envelope, bd body) *answer {
+// isAnswer reports whether a message of a session answers a request of the hub's.
+func (b *Binding) isAnswer(ctx context.Context, e *protocol.Envelope, bd body) (bool, error) {
 	list, err := b.calls(ctx, e.SessionID)
-	if err != nil {
-		return nil
-	}
-	c := answered(list, e)
-	if c == nil {
-		return nil
-	}
-	a := &answer{session: e.SessionID, call: *c, message: replyOf(e, bd)}
-	if a.request, err = parley.ParseID(c.Request); err != nil || a.message == nil {
-		return nil
-	}
-	return a
+	return answered(list, e) != nil && replyOf(e, bd) != nil, err
 }
 
 // answered finds the request that a message is about: the one it refers to, or
@@ -505,7 +415,7 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 	at := max(t.cursors[l.ID], list[0].Position)
 	t.mu.Unlock()
 	for at < l.Head.Count {
-		page, err := t.b.store.said(ctx, l.ID, at, 64)
+		page, err := t.b.store.Records(ctx, l.ID, at, 64)
 		if err != nil {
 			return err
 		}
@@ -513,8 +423,8 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 			break
 		}
 		for _, r := range page {
-			if !r.handed && r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
-				if list, err = t.answer(ctx, l.ID, r.Record, list); err != nil {
+			if r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
+				if list, err = t.answer(ctx, l.ID, r, list); err != nil {
 					return err
 				}
 			}
@@ -534,7 +444,11 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 		}
 		m := &parley.Message{Kind: parley.Failure, From: c.To, InReplyTo: id, Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
 			Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Verdict: parley.Verdict{Assurance: parley.Session}}}
-		if err := t.hand(ctx, l.ID, c, m, "end "+l.ID); err != nil {
+		_, err = t.hand(ctx, l.ID, c, m, "end "+l.ID)
+		if err == nil {
+			err = t.b.dropCall(ctx, l.ID, c.Request)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -565,32 +479,58 @@ func (t *tender) answer(ctx context.Context, session string, r *protocol.Record,
 	m.Trace.Foreign = map[string]string{foreignSession: session}
 	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
 		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true, Detail: "verified when the session recorded it"}}}}
-	if err := t.hand(ctx, session, *c, m, r.MessageID); err != nil {
+	over, err := t.hand(ctx, session, *c, m, r.MessageID)
+	if err != nil {
 		return list, err
 	}
-	if m.Kind.Terminal() {
-		list = without(list, c.Request)
+	request := c.Request
+	if over {
+		list = without(list, request)
 	}
-	return list, nil
+	if e.Reference() == "" {
+		if err := t.passed(ctx, session, list, r); err != nil {
+			return list, err
+		}
+	}
+	if over {
+		err = t.b.dropCall(ctx, session, request)
+	}
+	return list, err
 }
 
-// hand gives a reply to the hub, once.
-func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Message, key string) error {
-	_, err := t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: c.Scope, Key: journal.Key{ID: "asp reply " + session + " " + key + " " + c.Request}})
-	var prior *hub.Prior
-	if err != nil && !errors.As(err, &prior) {
-		if e := parley.AsError(err); e.Retryable || e.Code == parley.Internal {
+// passed notes that a message which refers to nothing was the answer to the oldest
+// call of its sender: after a restart it is not one to the next.
+func (t *tender) passed(ctx context.Context, session string, list []call, r *protocol.Record) error {
+	for i := range list {
+		c := &list[i]
+		if c.Peer != r.Sender || c.Position > r.Position {
+			continue
+		}
+		c.Position = r.Position + 1
+		v, err := jsonx.Encode(*c)
+		if err == nil {
+			c.revision, err = t.b.c.Journal.State(bucketCalls).Update(ctx, callKey(session, c.Request), v, time.Time{}, c.revision)
+		}
+		if err != nil && !errors.Is(err, journal.ErrConflict) { // it is over
 			return err
 		}
-		if parley.CodeOf(err) != parley.Conflict {
-			t.b.c.Logger.Warn("an answer was refused", "session", session, "request", c.Request, "error", err)
-		}
-		return t.b.dropCall(ctx, session, c.Request) // nobody waits for it any more
-	}
-	if m.Kind.Terminal() {
-		return t.b.dropCall(ctx, session, c.Request)
 	}
 	return nil
+}
+
+// hand gives a reply to the hub, once. It reports whether nobody waits for another.
+func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Message, key string) (over bool, err error) {
+	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: c.Scope, Key: journal.Key{ID: "asp reply " + session + " " + key + " " + c.Request}})
+	if err == nil || errors.As(err, new(*hub.Prior)) {
+		return m.Kind.Terminal(), nil
+	}
+	if e := parley.AsError(err); e.Retryable || e.Code == parley.Internal {
+		return false, err
+	}
+	if parley.CodeOf(err) != parley.Conflict {
+		t.b.c.Logger.Warn("an answer was refused", "session", session, "request", c.Request, "error", err)
+	}
+	return true, nil
 }
 
 // opened is a session that the hub opened for somebody.
@@ -639,7 +579,6 @@ func (t *tender) closeIdle(ctx context.Context) error {
 		if err := s.Delete(ctx, v.Key, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 			return err
 		}
-		b.store.forgetOpened(v.Key, o.Session)
 	}
 	return nil
 }
@@ -648,7 +587,6 @@ func (t *tender) closeIdle(ctx context.Context) error {
 type says struct {
 	message parley.ID     // of the hub's that the envelope says; zero: none
 	once    protocol.Head // say it only as long as this is the head; zero: always
-	record  hub.Inscriber // records it as a part of the message; nil: by itself
 }
 
 type saysKey struct{}
@@ -900,8 +838,7 @@ func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub
 	return a, hub.Outcome{}
 }
 
-// reply says an event or a terminal reply in the session of its request. What
-// was inscribed is there.
+// reply says an event or a terminal reply in the session of its request.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	message := o.Message.ID.String()
 	if asked, err := b.askedBy(o.Request); err == nil {
@@ -926,26 +863,6 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return b.failed(err, a.words.losses)
 	}
 	return hub.Outcome{Losses: a.words.losses}
-}
-
-// Inscribe implements hub.InscribingBinding: the record of a reply is its place in
-// the session as well. The attempt to bring it that is recorded with it, or the one
-// that follows a crash, finds it there.
-func (b *Binding) Inscribe(ctx context.Context, o hub.Outbound, record hub.Inscriber) {
-	if b.c.Journal.Shared() {
-		return // the session may lie elsewhere, and others add to it
-	}
-	a, _ := b.answering(ctx, o)
-	if a.speaker == nil || a.accept != nil {
-		return
-	}
-	object, err := evidence(o.Message, b.c.Hub.ID())
-	if err != nil {
-		return
-	}
-	// What comes of it record has told the hub. If it was not called, the reply
-	// is said, or what keeps it from being said is found, by its delivery.
-	_ = b.say(ctx, a.speaker, a.session, o.Message.ID.String(), a.words, says{message: o.Message.ID, record: record}, []protocol.ContextObject{object})
 }
 
 // answerer is the identity as which the hub says in a session what an agent
@@ -977,11 +894,6 @@ func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Iden
 
 // openedFor gives the session that is noted under a key, or "".
 func (b *Binding) openedFor(ctx context.Context, key string) (string, error) {
-	if s := b.store; !b.c.Journal.Shared() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.opened[key], nil
-	}
 	v, err := b.c.Journal.State(bucketOpened).Get(ctx, key)
 	if errors.Is(err, journal.ErrNotFound) {
 		return "", nil
@@ -999,15 +911,8 @@ func (b *Binding) noteOpened(ctx context.Context, key string, o opened) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.c.Journal.State(bucketOpened).Create(ctx, key, v, time.Time{}); err != nil {
-		return err
-	}
-	if s := b.store; s.opened != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.opened[key] = o.Session
-	}
-	return nil
+	_, err = b.c.Journal.State(bucketOpened).Create(ctx, key, v, time.Time{})
+	return err
 }
 
 // dropOpened forgets a session that is over. Where that fails, it is found to
@@ -1019,17 +924,7 @@ func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	if err != nil || jsonx.Decode(v.Data, &x) != nil || x.Session != session {
 		return
 	}
-	if state.Delete(ctx, key, v.Revision) == nil {
-		b.store.forgetOpened(key, session)
-	}
-}
-
-func (s *store) forgetOpened(key, session string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.opened[key] == session {
-		delete(s.opened, key)
-	}
+	_ = state.Delete(ctx, key, v.Revision)
 }
 
 // saidIn finds the session in which one agent said a request of the hub's to

@@ -430,15 +430,12 @@ func unsaidOf(e *protocol.Envelope) (u unsaid) {
 	return u
 }
 
-// whole: the envelope's bytes are kept, too.
-func encodeExtension(r *protocol.Record, joined []protocol.Participant, own, whole bool) (map[string]json.RawMessage, error) {
+func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool) (map[string]json.RawMessage, error) {
 	x := extension{Record: *r, Joined: joined}
 	if r.Request != nil && !own {
 		x.unsaid = unsaidOf(r.Request.Envelope)
 	}
-	if x.Record.Request, x.Record.Ledger = nil, nil; !whole {
-		x.Record.Raw = nil
-	}
+	x.Record.Request, x.Record.Ledger, x.Record.Raw = nil, nil, nil
 	b, err := x.encode()
 	if err != nil {
 		return nil, err
@@ -452,7 +449,7 @@ func (x *extension) encode() ([]byte, error) {
 	if r.Dispute != nil || len(x.Joined) > 0 || x.Constraints != nil || len(x.Context) > 0 || x.Subject != "" {
 		return jsonx.Encode(*x)
 	}
-	o := jsonx.AppendObject(make([]byte, 0, 1024+base64.StdEncoding.EncodedLen(len(r.Raw))))
+	o := jsonx.AppendObject(make([]byte, 0, 1024))
 	o.Open("record")
 	o.String("session", r.Session)
 	o.Int("position", r.Position)
@@ -460,9 +457,6 @@ func (x *extension) encode() ([]byte, error) {
 	o.Time("time", r.Time)
 	o.String("from", string(r.From))
 	o.String("to", string(r.To))
-	if len(r.Raw) > 0 {
-		o.Base64("raw", r.Raw)
-	}
 	o.Optional("format", string(r.Format))
 	o.Optional("messageId", r.MessageID)
 	o.Optional("sender", r.Sender)

@@ -139,12 +139,11 @@ func TestExtension(t *testing.T) {
 	plain := protocol.Record{Session: "019cc8aa-0001-7def-8a12-000000000001", Position: 7, Kind: protocol.RecordMessage, Time: at, From: protocol.Introduced, To: protocol.Conversing,
 		Format: protocol.MessagePack, MessageID: "019cc8aa-0001-7def-8a12-000000000002", Sender: "agent://a.example/b/c", Sequence: 3, Signature: "ed25519:00", Digest: "sha256:11",
 		ScoreFrom: 12, ScoreTo: 13, Proof: "thumb \"\u2028\x01é\"", ProofUntil: at.Add(time.Minute)}
-	raw, closing, disputed, empty := plain, plain, plain, protocol.Record{Kind: protocol.RecordMessage}
-	raw.Raw = []byte("{\"a\":\xff}")
+	closing, disputed, empty := plain, plain, protocol.Record{Kind: protocol.RecordMessage}
 	closing.Kind, closing.By, closing.Reason = protocol.RecordClose, "agent://a.example/b/c", "enough"
 	disputed.Dispute = &protocol.Dispute{DisputeID: "d", Reason: "r"}
 	who := []protocol.Participant{{AgentID: "agent://a.example/b/c", OrgID: "o", KeyID: "k", Next: 1}}
-	for name, x := range map[string]extension{"plain": {Record: plain}, "raw": {Record: raw}, "closing": {Record: closing}, "disputed": {Record: disputed}, "empty": {Record: empty},
+	for name, x := range map[string]extension{"plain": {Record: plain}, "closing": {Record: closing}, "disputed": {Record: disputed}, "empty": {Record: empty},
 		"joined": {Record: plain, Joined: who}, "context": {Record: plain, unsaid: unsaid{Context: []string{"custom x"}}}, "subject": {Record: plain, unsaid: unsaid{Subject: "s"}},
 		"constraints": {Record: plain, unsaid: unsaid{Constraints: &protocol.Constraints{MaxTokenBudget: 5}}}} {
 		b, err := x.encode()

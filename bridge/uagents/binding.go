@@ -141,7 +141,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
-		sessions: newSessions(c.Journal.State(bucketSessions), c.Journal.Shared(), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
+		sessions: newSessions(c.Journal.State(bucketSessions), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
 		talks: &protocol.MemoryStore{Now: c.Now}}
 	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {

@@ -46,10 +46,9 @@ func (x *exchange) key() string { return sessionKey(x.Self, x.Peer, x.Session) }
 
 // sessions remembers exchanges over restarts and between nodes.
 type sessions struct {
-	state  journal.State
-	shared bool // other hubs open sessions, too
-	now    func() time.Time
-	max    int
+	state journal.State
+	now   func() time.Time
+	max   int
 
 	mu        sync.Mutex
 	byKey     map[string]*exchange
@@ -59,8 +58,9 @@ type sessions struct {
 	stop      func()
 }
 
-func newSessions(s journal.State, shared bool, now func() time.Time) *sessions {
-	return &sessions{state: s, shared: shared, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{}, last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
+func newSessions(s journal.State, now func() time.Time) *sessions {
+	return &sessions{state: s, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{},
+		last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
 }
 
 func (s *sessions) start(ctx context.Context) (err error) {
@@ -175,11 +175,11 @@ func (s *sessions) trace(peer, session string) string {
 
 // find gives the exchange that an envelope of peer to self in a session is
 // about, and whether it is answered already; nil: about none. An answer may be
-// sooner here than the word of the hub that asked, in a session that was used
-// before, too: where others share the journal, it is asked.
+// here sooner than the change of the hub that asked, also in a session that was
+// used before: so the state is read before there is none.
 func (s *sessions) find(ctx context.Context, self, peer, session string) (x *exchange, done bool, err error) {
 	key := sessionKey(self, peer, session)
-	if x, done = s.known(key); x != nil && !done || !s.shared {
+	if x, done = s.known(key); x != nil && !done {
 		return x, done, nil
 	}
 	switch v, err := s.state.Get(ctx, key); {

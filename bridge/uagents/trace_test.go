@@ -18,7 +18,7 @@ func (takes) Put(context.Context, string, []byte, time.Time) (uint64, error) { r
 // the trace of what it was asked, as long as the session is remembered.
 func TestSessionKeepsTrace(t *testing.T) {
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
-	s := newSessions(takes{}, false, func() time.Time { return now })
+	s := newSessions(takes{}, func() time.Time { return now })
 	open := func(request byte, trace string) string {
 		t.Helper()
 		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Conversation: parley.ID{7}, Until: now.Add(time.Hour), Trace: trace})

@@ -621,11 +621,6 @@ func (v *resigned) list() []unverifiedKind {
 func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord, base string) {
 	m := r.Message
 	o := &m.Origin
-	if m.Said != nil && o.Assurance != parley.Signed { // what the hub made of it is
-		said := *m
-		said.Origin = *m.Said
-		m, o = &said, &said.Origin
-	}
 	switch {
 	case r.Erased != nil:
 		v.not("their content was " + clean(r.Erased.String()))

@@ -3,57 +3,17 @@ package agh_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
+	bridge "github.com/parley-hub/parley/bridge/agh"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
-
-// workState is what the state has of work: bucket and key to value.
-func workState(t *testing.T, j *journal.Journal) map[[2]string][]byte {
-	t.Helper()
-	kept := map[[2]string][]byte{}
-	for _, bucket := range []string{"agh.works", "agh.closed"} {
-		for v, err := range j.State(bucket).Range(t.Context(), "") {
-			if err != nil {
-				t.Fatal(err)
-			}
-			kept[[2]string{bucket, v.Key}] = v.Data
-		}
-	}
-	return kept
-}
-
-// crash begins the hub again as if it had been killed: the journal has of the
-// state of work only what it had when kept was taken, not what a hub writes
-// when it ends.
-func (w *world) crash(kept map[[2]string][]byte) {
-	w.t.Helper()
-	w.stop()
-	j, err := journal.Open(w.t.Context(), journal.Config{Store: testjournal.Disk(w.t, filepath.Join(w.config.Data, "journal")), Node: "test"})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for at := range workState(w.t, j) {
-		err = errors.Join(err, j.State(at[0]).Delete(w.t.Context(), at[1], 0))
-	}
-	for at, data := range kept {
-		_, perr := j.State(at[0]).Put(w.t.Context(), at[1], data, time.Time{})
-		err = errors.Join(err, perr)
-	}
-	if err := errors.Join(err, j.Close()); err != nil {
-		w.t.Fatal(err)
-	}
-	w.open()
-}
 
 // give has the agent listener ask bob, and gives the request and what bob hears.
 func (w *world) give(bob *peer, content string) (*parley.Message, *agh.Envelope) {
@@ -146,13 +106,11 @@ func (p *peer) listen(t *testing.T, id string) func(context.Context) (*agh.Envel
 	}
 }
 
-// Nothing is written to the state when a peer is given work: the log has the
-// request. After a crash it can answer all the same, whether it had said
-// something or not, and who asked can cancel; what it had ended stays ended
+// A peer that was given work can answer after a restart, whether it had said
+// something or not, and the requester can cancel; what it had ended stays ended
 // (digest §12 (14)).
-func TestGivenWorkOverCrash(t *testing.T) {
+func TestGivenWorkOverRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
-	kept := workState(t, w.Hub().Journal())
 	bob := w.join("tb", "acme", "bob")
 	silent, quiet := w.give(bob, "one")
 	begun, work := w.give(bob, "two")
@@ -164,13 +122,11 @@ func TestGivenWorkOverCrash(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	w.until("what bob works on is recorded", func() bool { return len(w.messages(parley.Event)) == 1 })
-	if now := workState(t, w.Hub().Journal()); len(now) != len(kept) {
-		t.Errorf("the state has %d values, not %d", len(now), len(kept))
-	}
 	bob.stop()
 	bob.nc.Close()
 
-	w.crash(kept)
+	w.stop()
+	w.open()
 	back := w.join("tb", "acme", "bob")
 	heard := back.listen(t, "bob")
 	// A stranger, and another place than where it began, change nothing.
@@ -205,11 +161,10 @@ func TestGivenWorkOverCrash(t *testing.T) {
 	}
 }
 
-// What peers give each other is in the log as well: after a crash open work can
-// be ended, and ended work stays ended, also over a second crash.
-func TestWorkBetweenPeersOverCrash(t *testing.T) {
+// After a restart the open work of peers can be ended, and ended work stays ended,
+// also over a second restart.
+func TestWorkBetweenPeersOverRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
-	kept := workState(t, w.Hub().Journal())
 	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
 	heard := bob.listen(t, "bob")
 	said := func(p *peer, from, to, work string) *agh.Envelope {
@@ -225,15 +180,13 @@ func TestWorkBetweenPeersOverCrash(t *testing.T) {
 	ended := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work", WorkID: "work_ended"}
 	bob.about(t, ended, "bob", "alice", &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{}`)})
 	w.until("all is recorded", func() bool { return len(w.messages(parley.Notice)) == 3 })
-	if now := workState(t, w.Hub().Journal()); len(now) != len(kept) {
-		t.Errorf("the state has %d values, not %d", len(now), len(kept))
-	}
 	for again := range 2 {
 		alice.stop()
 		alice.nc.Close()
 		bob.stop()
 		bob.nc.Close()
-		w.crash(kept)
+		w.stop()
+		w.open()
 		alice, bob = w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
 		hears := alice.listen(t, "alice")
 		closed := []string{"work_ended"}
@@ -254,5 +207,89 @@ func TestWorkBetweenPeersOverCrash(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// opens is a say of alice that opens work, and how it is published.
+func opens(t *testing.T, to, work, content string) (e *agh.Envelope, subject string, data []byte) {
+	t.Helper()
+	e = &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work",
+		From: "alice", To: to, WorkID: work, TS: time.Now().Unix()}
+	subject, data = written(t, e, &agh.Say{Text: content})
+	return e, subject, data
+}
+
+// opened writes that some work of alice's is open, for the peer or agent to.
+func (w *world) opened(e *agh.Envelope, link map[string]any) {
+	w.t.Helper()
+	b, err := json.Marshal(map[string]any{"Link": link, "Work": agh.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(),
+		Initiator: e.From, Target: e.To, State: agh.StateSubmitted}})
+	if err == nil {
+		_, err = w.Hub().Journal().State("agh.works").Put(w.t.Context(), bridge.WorkKey(e.WorkspaceID, e.WorkID), b, time.Time{})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// A hub that stops after it opened work for an agent, and before it recorded the
+// request, takes the request when the peer says it again.
+func TestRequestSaidAgain(t *testing.T) {
+	w := newWorld(t, nil)
+	alice := w.join("ta", "acme", "alice")
+	hears := alice.listen(t, "alice")
+	e, subject, data := opens(t, "crew__weather", "work_again", `{"city":"Bern"}`)
+	request := parley.HashID([]byte("request"))
+	w.opened(e, map[string]any{"Request": request, "Scope": "agh acme", "Target": "crew/weather", "Opened": "alice\x00" + e.ID})
+	if err := alice.nc.Publish(subject, data); err != nil {
+		t.Fatal(err)
+	}
+	first(t, hears, func(e *agh.Envelope) bool {
+		c, ok := e.Content().(*agh.Trace)
+		return ok && e.WorkID == "work_again" && c.State == agh.StateCompleted
+	})
+	if m := w.messages(parley.Request); len(m) != 1 || m[0].ID != request {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A hub that stops after it recorded that work has ended, and before it noted that
+// in the state of the work, notes it when it makes the next attempt.
+func TestEndIsNotedAgain(t *testing.T) {
+	w := newWorld(t, nil)
+	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
+	hears := alice.listen(t, "alice")
+	e, subject, data := opens(t, "bob", "work_ends", "build it")
+	if err := alice.nc.Publish(subject, data); err != nil {
+		t.Fatal(err)
+	}
+	bob.next(t)
+	trace := bob.about(t, e, "bob", "alice", &agh.Trace{State: agh.StateCompleted, Message: "built"})
+	first(t, hears, func(e *agh.Envelope) bool { return e.ID == trace.ID })
+	ended := func() bool {
+		v, err := w.Hub().Journal().State("agh.works").Get(t.Context(), bridge.WorkKey("acme", "work_ends"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r struct{ Work agh.Work }
+		if err := json.Unmarshal(v.Data, &r); err != nil {
+			t.Fatal(err)
+		}
+		return r.Work.State == agh.StateCompleted
+	}
+	w.until("the end is noted", ended)
+	w.opened(e, nil)
+	w.AGH().ForgetRecent()
+	m := w.messages(parley.Notice)[1]
+	to, ok := w.Hub().Directory().Agent(m.To)
+	if !ok {
+		t.Fatal(m.To)
+	}
+	id, _ := to.Identity("agh")
+	if out := w.AGH().Deliver(t.Context(), hub.Outbound{Message: m, Recipient: to, Identity: id, Attempt: 2}); out.Err != nil {
+		t.Fatal(out.Err)
+	}
+	if !ended() {
+		t.Error("the work is open still")
 	}
 }
