@@ -122,9 +122,7 @@ func New(c Config) (*Admin, error) {
 	}
 	a.stop = append(a.stop, a.audit.stop, c.Hub.Journal().Watch(a.recorded), c.Hub.Directory().Watch(a.changed))
 	for _, e := range c.Hub.Directory().All() {
-		if hasInbox(e) {
-			c.Hub.Inbox(e.Name)
-		}
+		a.changed(directory.Change{New: e})
 	}
 	a.mux = a.routes()
 	return a, nil
@@ -164,10 +162,22 @@ func (a *Admin) recorded(r *journal.Record) {
 	a.news = make(chan struct{})
 }
 
+// changed follows the directory.
 func (a *Admin) changed(c directory.Change) {
-	if c.New == nil && c.Old != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+	if c.New != nil && hasInbox(c.New) {
+		a.c.Hub.Inbox(c.New.Name)
+		return
+	}
+	if c.Old == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if hasInbox(c.Old) {
+		a.c.Hub.CloseInbox(c.Old.Name)
+		delete(a.boxes, c.Old.Name)
+	}
+	if c.New == nil {
 		delete(a.seen, c.Old.Name)
 	}
 }
@@ -427,9 +437,6 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 				return errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name), a.undo(n.Name, fresh))
 			}
 		}
-		if n.Inbox {
-			a.c.Hub.Inbox(n.Name)
-		}
 		out = a.view(entry)
 		return nil
 	})
@@ -471,18 +478,11 @@ func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 		return err
 	}
 	return a.act(ctx, by, Administer, "agent.remove", name, "", func(ctx context.Context) error {
-		e, err := a.entry(name)
-		if err != nil {
+		if _, err := a.entry(name); err != nil {
 			return err
 		}
 		if err := a.c.Hub.Directory().Remove(ctx, name); err != nil {
 			return fromDirectory(err)
-		}
-		if hasInbox(e) {
-			a.c.Hub.CloseInbox(name)
-			a.mu.Lock()
-			delete(a.boxes, name)
-			a.mu.Unlock()
 		}
 		if a.c.Keys != nil {
 			if _, err := a.c.Keys.Forget(name); err != nil {

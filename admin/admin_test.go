@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -863,10 +864,7 @@ func TestIssue(t *testing.T) {
 	if _, err := Issue(dir, Token{Name: "ann", Role: Register}, rand.Reader); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("without a file: %v", err)
 	}
-	tokens, first, err := OpenTokens(dir, time.Time{}, rand.Reader, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tokens, first := openTokens(t, state(t), dir, quiet)
 	local, err := tokens.AddLocal(time.Time{}, rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -890,7 +888,7 @@ func TestIssue(t *testing.T) {
 		}
 	}
 	account(secret, "")
-	if err := tokens.Reread(dir, quiet); err != nil {
+	if err := tokens.Reread(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	account(secret, "ann")
@@ -912,7 +910,7 @@ func TestIssue(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := tokens.Reread(dir, quiet); (err == nil) != (len(b) > 1) {
+		if err := tokens.Reread(t.Context()); (err == nil) != (len(b) > 1) {
 			t.Errorf("%.20s: %v", b, err)
 		}
 		account(secret, "ann")
@@ -923,7 +921,7 @@ func TestIssue(t *testing.T) {
 	if err := Withdraw(dir, "ann"); err != nil {
 		t.Fatal(err)
 	}
-	if err := tokens.Reread(dir, quiet); err != nil {
+	if err := tokens.Reread(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	account(secret, "")
@@ -932,14 +930,108 @@ func TestIssue(t *testing.T) {
 	}
 }
 
+// state is that of a journal in memory.
+func state(t *testing.T) journal.State {
+	t.Helper()
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j.State("admin-tokens")
+}
+
+func openTokens(t *testing.T, s journal.State, dir string, log *slog.Logger) (*Tokens, string) {
+	t.Helper()
+	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
+	tokens, first, err := OpenTokens(t.Context(), s, "a state", dir, now, rand.Reader, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tokens.Close)
+	return tokens, first
+}
+
+// TestTokensOfACluster: hubs that share a state share their tokens, and each
+// takes over what stands in its file once: what is removed at one hub comes back
+// from no other's.
+func TestTokensOfACluster(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	s, one, two := state(t), t.TempDir(), t.TempDir()
+	firsts := make([]string, 2)
+	for i, dir := range []string{one, two} { // of an earlier release, which had tokens of its own at each hub
+		var err error
+		if firsts[i], err = MakeTokens(dir, time.Time{}, rand.Reader); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, again := openTokens(t, s, one, quiet)
+	b, andAgain := openTokens(t, s, two, quiet)
+	if again != "" || andAgain != "" {
+		t.Error("another first token was made")
+	}
+	known := func(tokens *Tokens, secret, want string) {
+		t.Helper()
+		for { // what one hub changes the others know when they were told
+			by, ok := tokens.find(secret)
+			if by.Name == want && ok == (want != "") {
+				return
+			}
+			if t.Context().Err() != nil {
+				t.Fatalf("%+v, want %q", by, want)
+			}
+			runtime.Gosched()
+		}
+	}
+	for _, tokens := range []*Tokens{a, b} {
+		known(tokens, firsts[0], "admin")
+		known(tokens, firsts[1], "admin-2")
+	}
+	secret, err := Issue(one, Token{Name: "ann", Role: Operate}, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reread(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	known(a, secret, "ann")
+	known(b, secret, "ann")
+	b.Close() // it does not run while the token is taken back
+	if err := Withdraw(one, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reread(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b, _ = openTokens(t, s, two, quiet)
+	known(a, secret, "")
+	known(b, secret, "")
+	for _, dir := range []string{one, two} {
+		read, err := ReadTokens(dir)
+		if err != nil || len(read.All()) != 2 {
+			t.Errorf("%+v, %v", read, err)
+		}
+	}
+	// With another journal the hub brings its tokens along.
+	moved, first, err := OpenTokens(t.Context(), state(t), "another state", one, time.Time{}, rand.Reader, quiet)
+	if err != nil || first != "" {
+		t.Fatal(first, err)
+	}
+	defer moved.Close()
+	known(moved, firsts[0], "admin")
+	known(moved, secret, "")
+}
+
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	quiet := slog.New(slog.DiscardHandler)
-	tokens, secret, err := OpenTokens(dir, now, rand.Reader, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := state(t)
+	tokens, secret := openTokens(t, kept, dir, quiet)
 	if by, ok := tokens.find(secret); !ok || by.Name != "admin" || by.Role != Administer || len(secret) < 32 {
 		t.Fatalf("the first token %q is that of %+v", secret, by)
 	}
@@ -951,9 +1043,9 @@ func TestTokens(t *testing.T) {
 	if err != nil || bytes.Contains(made, []byte(secret)) || !bytes.Contains(made, []byte(`"created":"2026-04-11T10:`)) {
 		t.Fatalf("the file keeps the secret, or not when it was made: %s %v", made, err)
 	}
-	again, none, err := OpenTokens(dir, now, rand.Reader, quiet)
-	if err != nil || none != "" {
-		t.Fatalf("another token at the second start: %q, %v", none, err)
+	again, none := openTokens(t, kept, dir, quiet)
+	if none != "" {
+		t.Fatalf("another token at the second start: %q", none)
 	}
 	if by, ok := again.find(secret); !ok || by.Name != "admin" {
 		t.Fatal("the first token is not known at the second start")
@@ -961,7 +1053,7 @@ func TestTokens(t *testing.T) {
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := OpenTokens(dir, now, rand.Reader, quiet); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+	if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a file that others can read: %v", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
@@ -986,13 +1078,13 @@ func TestTokens(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := OpenTokens(dir, now, rand.Reader, quiet); err == nil {
+		if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
-	memory, other, err := OpenTokens("", now, rand.Reader, quiet)
-	if err != nil || other == secret {
-		t.Fatalf("tokens in memory: %q, %v", other, err)
+	memory, other := openTokens(t, state(t), "", quiet)
+	if other == secret {
+		t.Fatalf("tokens in memory: %q", other)
 	}
 	if by, ok := memory.find(other); !ok || by.Role != Administer {
 		t.Fatalf("the token in memory is that of %+v", by)
@@ -1020,10 +1112,11 @@ func TestClearSecretsAreReplaced(t *testing.T) {
 		t.Fatalf("reading changed the file: %s %v", b, err)
 	}
 	var log bytes.Buffer
+	kept := state(t)
 	for start := range 2 {
-		opened, first, err := OpenTokens(dir, time.Time{}, rand.Reader, slog.New(slog.NewTextHandler(&log, nil)))
-		if err != nil || first != "" || len(opened.Clear()) > 0 {
-			t.Fatalf("start %d: %v %q %v", start, opened, first, err)
+		opened, first := openTokens(t, kept, dir, slog.New(slog.NewTextHandler(&log, nil)))
+		if first != "" || len(opened.Clear()) > 0 {
+			t.Fatalf("start %d: %v %q", start, opened, first)
 		}
 		by, ok := opened.find("the-old-secret-0123")
 		if !ok || by.Name != "old" || by.Role != Operate || !slices.Equal(by.Speak, []string{"bot"}) {
@@ -1031,9 +1124,7 @@ func TestClearSecretsAreReplaced(t *testing.T) {
 		}
 	}
 	b, err := os.ReadFile(path)
-	last := before[strings.Index(before, "\n\n")+2:]
-	if err != nil || bytes.Contains(b, []byte("the-old-secret")) || bytes.Count(b, []byte("sha256:")) != 2 ||
-		!bytes.HasSuffix(b, []byte(last)) {
+	if err != nil || bytes.Contains(b, []byte("the-old-secret")) || bytes.Count(b, []byte("sha256:")) != 2 {
 		t.Errorf("%s %v", b, err)
 	}
 	if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {

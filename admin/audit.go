@@ -114,7 +114,7 @@ func (a *Admin) act(ctx context.Context, by Actor, role Role, action, target, de
 	if err != nil {
 		return parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
-	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Actor: by.Name, Role: by.Role, Address: by.Address,
+	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Hub: a.c.Hub.ID(), Actor: by.Name, Role: by.Role, Address: by.Address,
 		Action: action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
 	if err := a.audit.put(ctx, e); err != nil {
 		return parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")

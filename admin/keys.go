@@ -44,16 +44,14 @@ func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	if err != nil {
 		return err
 	}
-	return a.act(ctx, by, Administer, "key.enroll", e.Agent, e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(ctx context.Context) error {
+	return a.act(ctx, by, Administer, "key.enroll", e.Agent, e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(context.Context) error {
 		i, err := a.native(e.Agent, e.Protocol, e.ID)
 		if err != nil {
 			return err
 		}
 		e.ID = i.ID
-		if _, err := a.enroll(e.Agent, e.NewIdentity, key, by.Name); err != nil {
-			return err
-		}
-		return a.touch(ctx, e.Agent, i)
+		_, err = a.enroll(e.Agent, e.NewIdentity, key, by.Name)
+		return err
 	})
 }
 
@@ -69,12 +67,6 @@ func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
 		}
 	}
 	return parley.Identity{}, parley.Refuse(parley.Conflict, "agent %q has no such identity in %.20q: link it first", agent, protocol)
-}
-
-// touch puts an identity into the directory again, unchanged: that is when
-// bindings look at an agent's keys.
-func (a *Admin) touch(ctx context.Context, agent string, i parley.Identity) error {
-	return fromDirectory(a.c.Hub.Directory().Link(ctx, agent, i))
 }
 
 // told gives the fingerprint by which an identity is told from that of another
@@ -118,18 +110,11 @@ func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID s
 	if err := a.named(&agent); err != nil {
 		return err
 	}
-	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(ctx context.Context) error {
+	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(context.Context) error {
 		if a.c.Keys == nil {
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
 		}
-		if err := fromKeyring(a.c.Keys.Unenroll(agent, protocol, keyID)); err != nil {
-			return err
-		}
-		i, err := a.native(agent, protocol, "")
-		if err != nil {
-			return nil // nobody looks at the keys of an identity that is gone
-		}
-		return a.touch(ctx, agent, i)
+		return fromKeyring(a.c.Keys.Unenroll(agent, protocol, keyID))
 	})
 }
 

@@ -2,6 +2,8 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
@@ -20,6 +22,7 @@ import (
 	"github.com/parley-hub/parley/internal/atomicfile"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -94,9 +97,10 @@ func (a Actor) speaker(name string) (string, error) {
 		strings.Join(patterns, ", "))
 }
 
-// TokenFile holds the tokens, in the data directory: one JSON object a line,
-// mode 0600. It holds hashes of the secrets. To add a token, add a line with its
-// secret in "token": the hub replaces that by the hash when it starts.
+// TokenFile is a copy of the tokens, in the data directory: one JSON object a
+// line, mode 0600. It holds hashes of the secrets. To add a token, add a line with
+// its secret in "token": a hub that starts or reads its configuration anew takes
+// it over into the state, where the tokens of all hubs of a cluster are.
 const TokenFile = "admin-tokens.jsonl"
 
 // LocalToken is the name of the token that each start of a hub makes for the
@@ -111,14 +115,28 @@ type Token struct {
 	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
 	Created time.Time `json:"created,omitzero"`
+
+	// Of lines of the file only: Kept names the state of which it is a copy, and
+	// Removed is to be taken out there.
+	Kept    string `json:"kept,omitzero"`
+	Removed bool   `json:"removed,omitzero"`
 }
 
-// Tokens are those of one hub. Make them with [OpenTokens], [ReadTokens] or
-// [NewTokens].
+// Tokens are those of a hub, or of all hubs of a cluster. Make them with
+// [OpenTokens], [ReadTokens] or [NewTokens].
 type Tokens struct {
 	mu    sync.RWMutex
 	list  []knownToken
 	clear []string // names of those that came with their secret
+
+	state     journal.State // nil: those of a list or a file alone
+	id        string        // of the state
+	dir       string        // of the file; "": none
+	log       *slog.Logger
+	stop      func()
+	file      sync.Mutex        // held while the file is read and written
+	revisions map[string]uint64 // of those in the state; under mu
+	opened    bool              // changes are copied into the file; under mu
 }
 
 // knownToken has its hash twice: in the form of the file, and to compare with.
@@ -169,6 +187,8 @@ func NewTokens(list ...Token) (*Tokens, error) {
 func (t Token) hashed() (knownToken, error) {
 	k := knownToken{Token: t}
 	switch hash, ok := strings.CutPrefix(t.Hash, hashPrefix); {
+	case t.Removed:
+		return k, nil
 	case t.Hash != "" && t.Secret != "":
 		return k, errors.New("want the hash or the secret, not both")
 	case t.Hash != "":
@@ -186,42 +206,247 @@ func (t Token) hashed() (knownToken, error) {
 	return k, nil
 }
 
-// OpenTokens gives the tokens of a data directory to a hub that starts. Where
-// there is no file yet it makes one with a first token, and gives that token's
-// secret; see [MakeTokens]. Secrets that stand in the file in clear are replaced
-// by their hashes. With an empty dir the first token is only in memory.
-func OpenTokens(dir string, now time.Time, rnd io.Reader, log *slog.Logger) (t *Tokens, first string, err error) {
-	if dir == "" {
-		token, err := firstToken(now, rnd)
-		if err != nil {
-			return nil, "", err
-		}
-		t, err = NewTokens(token)
-		return t, token.Secret, err
+// OpenTokens gives the tokens that the state of that id holds, and follows what
+// other hubs change there. It takes over what is new in the file of the data directory, if
+// dir is set; see [Tokens.Reread]. Where there is neither a token nor a file, a
+// hub with rnd makes a first token, which may do everything, and gives its secret,
+// which nothing keeps.
+func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader, log *slog.Logger) (
+	t *Tokens, first string, err error) {
+	t = &Tokens{state: state, id: id, dir: dir, log: log, revisions: map[string]uint64{}}
+	if t.stop, err = state.Watch(ctx, "", t.told); err != nil {
+		return nil, "", fmt.Errorf("read the admin tokens: %w", err)
 	}
-	if first, err = MakeTokens(dir, now, rnd); err != nil {
+	defer func(stop func()) {
+		if err != nil {
+			stop()
+		}
+	}(t.stop)
+	err = t.Reread(ctx)
+	absent := dir == "" || errors.Is(err, os.ErrNotExist)
+	if err != nil && !absent {
 		return nil, "", err
 	}
-	t, err = readHashed(dir, log)
-	return t, first, err
+	if absent && len(t.All()) == 0 && rnd != nil {
+		if first, err = t.begin(ctx, now, rnd); err != nil {
+			return nil, "", fmt.Errorf("make the admin token: %w", err)
+		}
+	}
+	t.mu.Lock()
+	t.opened = true
+	t.mu.Unlock()
+	return t, first, t.copy()
 }
 
-// readHashed reads the tokens of a data directory, and replaces the secrets that
-// stand in the file by their hashes.
-func readHashed(dir string, log *slog.Logger) (*Tokens, error) {
-	t, err := ReadTokens(dir)
-	if err != nil || len(t.clear) == 0 {
-		return t, err
+// begin makes the first token; none where another hub that starts just now does.
+func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secret string, err error) {
+	token, err := firstToken(now, rnd)
+	if err != nil {
+		return "", err
 	}
-	path := filepath.Join(dir, TokenFile)
-	if err := t.write(path); err != nil {
+	k, err := token.hashed()
+	if err != nil {
+		return "", err
+	}
+	if err = t.create(ctx, k.Token); errors.Is(err, journal.ErrExists) {
+		return "", nil
+	}
+	return token.Secret, err
+}
+
+// Close ends the following of other hubs.
+func (t *Tokens) Close() {
+	if t.stop != nil {
+		t.stop()
+	}
+}
+
+// told follows the state.
+func (t *Tokens) told(v journal.Value) {
+	changed, err := t.take(v)
+	t.mu.RLock()
+	opened := t.opened
+	t.mu.RUnlock()
+	if err == nil && changed && opened {
+		err = t.copy()
+	}
+	if err != nil {
+		t.log.Error("a change of the admin tokens cannot be followed", "token", v.Key, "error", err)
+	}
+}
+
+// take makes what the state holds under a name the token of that name.
+func (t *Tokens) take(v journal.Value) (changed bool, err error) {
+	var read Tokens
+	if !v.Deleted {
+		var token Token
+		if err := jsonx.Decode(v.Data, &token); err != nil {
+			return false, err
+		}
+		one, err := NewTokens(token)
+		if err != nil {
+			return false, err
+		}
+		read.list = one.list
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v.Revision <= t.revisions[v.Key] {
+		return false, nil
+	}
+	t.list = slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == v.Key })
+	if v.Deleted {
+		delete(t.revisions, v.Key)
+		return true, nil
+	}
+	t.revisions[v.Key] = v.Revision
+	t.list = append(t.list, read.list...)
+	slices.SortStableFunc(t.list, func(a, b knownToken) int {
+		if local := cmp.Compare(btoi(a.Name == LocalToken), btoi(b.Name == LocalToken)); local != 0 {
+			return local
+		}
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+	return true, nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// create puts a token into the state, or fails with [journal.ErrExists].
+func (t *Tokens) create(ctx context.Context, token Token) error {
+	if len(t.All()) >= maxTokens {
+		return fmt.Errorf("there are %d tokens already", maxTokens)
+	}
+	b, err := jsonx.Encode(token)
+	if err != nil {
+		return err
+	}
+	revision, err := t.state.Create(ctx, token.Name, b, time.Time{})
+	if err == nil {
+		_, err = t.take(journal.Value{Key: token.Name, Data: b, Revision: revision})
+	}
+	return err
+}
+
+// adopt takes a token of the file over. Where another has its name it gets one of
+// its own: each hub of a cluster had a first token once.
+func (t *Tokens) adopt(ctx context.Context, token Token) error {
+	name := token.Name
+	for n := 2; ; n++ {
+		err := t.create(ctx, token)
+		if !errors.Is(err, journal.ErrExists) {
+			if err == nil && token.Name != name {
+				t.log.Warn("an admin token has another name now: there is one of its name", "was", name, "is", token.Name)
+			}
+			return err
+		}
+		v, err := t.state.Get(ctx, token.Name)
+		if errors.Is(err, journal.ErrNotFound) {
+			continue // it was removed meanwhile
+		}
+		var old Token
+		if err == nil {
+			err = jsonx.Decode(v.Data, &old)
+		}
+		if err != nil {
+			return err
+		}
+		if old.Hash == token.Hash {
+			return t.replace(ctx, token)
+		}
+		token.Name = fmt.Sprintf("%s-%d", name, n)
+	}
+}
+
+// replace gives a token that is there another role, or other agents to speak as.
+func (t *Tokens) replace(ctx context.Context, token Token) error {
+	b, err := jsonx.Encode(token)
+	if err != nil {
+		return err
+	}
+	revision, err := t.state.Put(ctx, token.Name, b, time.Time{})
+	if err == nil {
+		_, err = t.take(journal.Value{Key: token.Name, Data: b, Revision: revision})
+	}
+	return err
+}
+
+// Reread takes over what is new in the file of the data directory: lines that a
+// person or `parley tokens` wrote. Secrets are replaced by their hashes. The error
+// matches [os.ErrNotExist] where there is no file; after one that cannot be read
+// all tokens stay what they were.
+func (t *Tokens) Reread(ctx context.Context) error {
+	if t.dir == "" {
+		return nil
+	}
+	t.file.Lock()
+	defer t.file.Unlock()
+	read, err := ReadTokens(t.dir)
+	if err != nil {
+		return err
+	}
+	for _, k := range read.list {
+		switch {
+		case k.Kept == t.id:
+		case k.Removed:
+			if err := t.state.Delete(ctx, k.Name, 0); err != nil {
+				return fmt.Errorf("remove admin token %q: %w", k.Name, err)
+			}
+			t.mu.Lock()
+			t.list = slices.DeleteFunc(slices.Clone(t.list), func(o knownToken) bool { return o.Name == k.Name })
+			t.mu.Unlock()
+		default:
+			k.Kept = ""
+			if err := t.adopt(ctx, k.Token); err != nil {
+				return fmt.Errorf("add admin token %q: %w", k.Name, err)
+			}
+		}
+	}
+	path := filepath.Join(t.dir, TokenFile)
+	if err := t.write(path, nil); err != nil {
 		// The tokens are good, so the hub need not stop for this.
-		log.Error("cannot replace the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear, "error", err)
-		return t, nil
+		t.log.Error("cannot write the admin tokens", "file", path, "in clear", read.clear, "error", err)
+	} else if len(read.clear) > 0 {
+		t.log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", read.clear)
 	}
-	log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", t.clear)
-	t.clear = nil
-	return t, nil
+	return nil
+}
+
+// copy brings the copy in the file up to date. What is new there stays.
+func (t *Tokens) copy() error {
+	if t.dir == "" {
+		return nil
+	}
+	t.file.Lock()
+	defer t.file.Unlock()
+	read, err := ReadTokens(t.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		read, err = &Tokens{}, nil
+	}
+	if err != nil {
+		return err
+	}
+	fresh := slices.DeleteFunc(read.list, func(k knownToken) bool { return k.Kept == t.id })
+	return t.write(filepath.Join(t.dir, TokenFile), fresh)
+}
+
+// write makes the file a copy of the tokens, and of the lines that are new.
+func (t *Tokens) write(path string, fresh []knownToken) error {
+	t.mu.RLock()
+	lines := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == LocalToken })
+	t.mu.RUnlock()
+	for i := range lines {
+		lines[i].Kept = t.id
+	}
+	lines = slices.DeleteFunc(lines, func(k knownToken) bool { // a line that is new says more
+		return slices.ContainsFunc(fresh, func(f knownToken) bool { return f.Name == k.Name })
+	})
+	return writeTokens(path, append(lines, fresh...))
 }
 
 // MakeTokens makes the token file of a data directory where there is none, with
@@ -240,10 +465,7 @@ func MakeTokens(dir string, now time.Time, rnd io.Reader) (secret string, err er
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make the admin token: %w", err)
-	}
-	if err := t.write(path); err != nil {
+	if err := writeTokens(path, t.list); err != nil {
 		return "", fmt.Errorf("make the admin token: %w", err)
 	}
 	return first.Secret, nil
@@ -263,9 +485,12 @@ func newSecret(rnd io.Reader) (string, error) {
 	return "parley_" + base64.RawURLEncoding.EncodeToString(b[:]), nil
 }
 
-func (t *Tokens) write(path string) error {
+func writeTokens(path string, list []knownToken) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
 	var b []byte
-	for _, k := range t.list {
+	for _, k := range list {
 		line, err := jsonx.Encode(k.Token)
 		if err != nil {
 			return err
@@ -290,26 +515,9 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	return secret, nil
 }
 
-// Reread takes up the file of a data directory. The local token stays. After an
-// error all tokens stay what they were.
-func (t *Tokens) Reread(dir string, log *slog.Logger) error {
-	read, err := readHashed(dir, log)
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, k := range t.list {
-		if k.Name == LocalToken {
-			read.list = append(read.list, k)
-		}
-	}
-	t.list = read.list
-	return nil
-}
-
 // Issue adds a token with a fresh secret to the file of a data directory, and
-// gives the secret. Nothing keeps that.
+// gives the secret. Nothing keeps that. A running hub knows it after
+// [Tokens.Reread].
 func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
 	t, err := ReadTokens(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -321,32 +529,45 @@ func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
 	if token.Secret, err = newSecret(rnd); err != nil {
 		return "", err
 	}
-	if t, err = NewTokens(append(t.All(), token)...); err != nil {
+	lines := []Token{token}
+	for _, k := range t.list {
+		lines = append(lines, k.Token)
+	}
+	if t, err = NewTokens(lines...); err != nil {
 		return "", err
 	}
-	return token.Secret, t.write(filepath.Join(dir, TokenFile))
+	return token.Secret, writeTokens(filepath.Join(dir, TokenFile), append(t.list[1:], t.list[0]))
 }
 
-// Withdraw takes a token out of the file of a data directory.
+// Withdraw has a token taken out, which is marked in the file of a data directory:
+// a running hub refuses it after [Tokens.Reread], and every hub of its cluster.
 func Withdraw(dir, name string) error {
 	t, err := ReadTokens(dir)
 	if err != nil {
 		return err
 	}
-	left := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == name })
-	if len(left) == len(t.list) {
+	i := slices.IndexFunc(t.list, func(k knownToken) bool { return k.Name == name && !k.Removed })
+	if i < 0 {
 		return fmt.Errorf("no token is named %q; `parley tokens` lists them", name)
 	}
-	return (&Tokens{list: left}).write(filepath.Join(dir, TokenFile))
+	if k := &t.list[i]; k.Kept != "" {
+		k.Kept, k.Removed = "", true
+	} else {
+		t.list = slices.Delete(t.list, i, i+1) // no hub has it yet
+	}
+	return writeTokens(filepath.Join(dir, TokenFile), t.list)
 }
 
 // All gives the tokens without their secrets.
 func (t *Tokens) All() []Token {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	out := make([]Token, len(t.list))
-	for i, k := range t.list {
-		out[i] = k.Token
+	out := make([]Token, 0, len(t.list))
+	for _, k := range t.list {
+		if !k.Removed {
+			k.Kept = ""
+			out = append(out, k.Token)
+		}
 	}
 	return out
 }

@@ -313,7 +313,8 @@ type Refusal struct {
 type AuditEntry struct {
 	ID      string    `json:"id"` // sorts by time
 	Time    time.Time `json:"time"`
-	Actor   string    `json:"actor"` // name of the token
+	Hub     string    `json:"hub,omitzero"` // that did it
+	Actor   string    `json:"actor"`        // name of the token
 	Role    Role      `json:"role"`
 	Address string    `json:"address,omitzero"`
 	Action  string    `json:"action"` // "agent.pause", "dead.drop", …

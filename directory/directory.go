@@ -6,19 +6,29 @@
 // What the configuration file or the program itself says ([FromConfig],
 // [FromCode]) is told anew at each start, and cannot be changed while the hub
 // runs. What operators add and what agents register themselves ([FromOperator],
-// [FromAgent], [FromGuest]) is kept in the [Store], and is there again after a
-// restart. A name belongs to one source: a second one is refused. Guests have
-// places of their own: they never take those of the other sources.
+// [FromAgent], [FromGuest]) is kept in the journal's state, and is there again
+// after a restart. A name belongs to one source: a second one is refused. Guests
+// have places of their own: they never take those of the other sources.
+//
+// # Several hubs
+//
+// Hubs that share a journal share what is kept. A change at one of them reaches
+// the watchers of all, by the same function. A change starts from the newest
+// entry: of two hubs that change one agent at once, the second starts again from
+// what the first has made.
 //
 // # Identities
 //
 // An identity (protocol, id) leads to one agent. Where several senders claim
 // the same id and enrolled keys tell them apart, each has the fingerprint of
-// its key in its identity, and Lookup by the id alone finds none of them. A proved sender that nobody added gets a name
-// from [Stranger], which is the same each time and is kept nowhere.
+// its key in its identity, and Lookup by the id alone finds none of them. Where
+// two hubs give one identity to two agents at once, it leads to the older one. A
+// proved sender that nobody added gets a name from [Stranger], which is the same
+// each time and is kept nowhere.
 package directory
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -26,14 +36,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
+	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
 )
 
 // Source is who put an agent into the directory.
@@ -47,7 +59,7 @@ const (
 	FromGuest    Source = "guest" // registered itself, and nobody vouches for it
 )
 
-// kept reports whether entries of the source live in the store.
+// kept reports whether entries of the source live in the state.
 func (s Source) kept() bool { return s == FromOperator || s.registered() }
 
 // registered reports whether entries of the source are made by the agents
@@ -102,19 +114,6 @@ func (e *Entry) Identity(protocol string) (parley.Identity, bool) {
 	return found, ok
 }
 
-// A Store keeps entries over restarts. The journal's state is one.
-type Store interface {
-	Put(ctx context.Context, key string, value []byte) error
-	Delete(ctx context.Context, key string) error
-	All(ctx context.Context) iter.Seq2[Item, error]
-}
-
-// An Item of a Store.
-type Item struct {
-	Key   string
-	Value []byte
-}
-
 var (
 	ErrUnknown   = errors.New("no such agent")
 	ErrAmbiguous = errors.New("several agents are called so")
@@ -126,20 +125,25 @@ var (
 
 // Options of Open.
 type Options struct {
-	Store  Store // nil: nothing is kept over a restart
-	Agents int   // at the most, guests not counted; 0: 100,000
-	Guests int   // at the most; 0: 4,096
+	State  journal.State // nil: nothing is kept over a restart
+	Agents int           // at the most, guests not counted; 0: 100,000
+	Guests int           // at the most; 0: 4,096
 	Now    func() time.Time
+	Log    *slog.Logger // nil: discards
 }
 
 // Directory is safe for concurrent use.
 type Directory struct {
-	store Store
+	state journal.State
 	limit int
 	guest int // the limit of guests
 	now   func() time.Time
+	log   *slog.Logger
+	stop  func()
 
-	write sync.Mutex // serialises changes, which may wait for the store
+	write     sync.Mutex        // serialises changes, which may wait for the state
+	revisions map[string]uint64 // of the entries that are kept
+	paused    map[string]bool   // agents of the configuration and of programs that are held back
 
 	mu       sync.RWMutex
 	byName   map[string]*Entry
@@ -157,40 +161,111 @@ func identityOf(i parley.Identity) identity { return identity{i.Protocol, i.ID, 
 // A Change of the directory; Old or New is nil for what came or went.
 type Change struct{ Old, New *Entry }
 
-// Open makes a directory of what the store holds.
+// Open makes a directory of what the state holds, and follows what other hubs
+// change there.
 func Open(ctx context.Context, o Options) (*Directory, error) {
-	d := &Directory{store: o.Store, limit: cmp.Or(o.Agents, 100_000), guest: cmp.Or(o.Guests, 4096), now: o.Now,
+	d := &Directory{state: o.State, limit: cmp.Or(o.Agents, 100_000), guest: cmp.Or(o.Guests, 4096), now: o.Now, log: o.Log,
+		revisions: map[string]uint64{}, paused: map[string]bool{}, stop: func() {},
 		byName: map[string]*Entry{}, byID: map[identity]string{}, called: map[string][]string{},
 		watchers: map[int]func(Change){}}
 	if d.now == nil {
 		d.now = time.Now
 	}
-	if o.Store == nil {
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	if o.State == nil {
 		return d, nil
 	}
-	for item, err := range o.Store.All(ctx) {
-		if err != nil {
-			return nil, fmt.Errorf("read the directory: %w", err)
+	var damaged error
+	opened := false
+	stop, err := o.State.Watch(ctx, "", func(v journal.Value) {
+		d.write.Lock()
+		defer d.write.Unlock()
+		switch err := d.take(v); {
+		case err == nil:
+		case !opened:
+			damaged = cmp.Or(damaged, err)
+		default:
+			d.log.Error("a change by another hub cannot be read", "agent", v.Key, "error", err)
 		}
-		e := new(Entry)
-		if err := json.Unmarshal(item.Value, e); err != nil {
-			return nil, fmt.Errorf("the directory's entry %q is damaged: %w", item.Key, err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the directory: %w", err)
+	}
+	d.write.Lock()
+	opened = true
+	d.write.Unlock()
+	if damaged != nil {
+		stop()
+		return nil, damaged
+	}
+	d.stop = stop
+	return d, nil
+}
+
+// Close ends the following of other hubs.
+func (d *Directory) Close() { d.stop() }
+
+// take shows what the state holds of a name, unless it is older than what is
+// here. d.write is held.
+func (d *Directory) take(v journal.Value) error {
+	if v.Revision <= d.revisions[v.Key] {
+		return nil
+	}
+	var e *Entry
+	if !v.Deleted {
+		e = new(Entry)
+		if err := json.Unmarshal(v.Data, e); err != nil {
+			return fmt.Errorf("the directory's entry %q is damaged: %w", v.Key, err)
 		}
-		for i := range e.Skills { // a schema that is not there was once written as null
-			for _, v := range []*json.RawMessage{&e.Skills[i].Input, &e.Skills[i].Output} {
-				if string(*v) == "null" {
-					*v = nil
-				}
+	}
+	old, _ := d.Agent(v.Key)
+	paused := e != nil && !e.Source.kept() && e.Paused
+	if d.paused[v.Key] = true; !paused {
+		delete(d.paused, v.Key)
+	}
+	switch {
+	case old != nil && !old.Source.kept(): // this hub's configuration or program has the name
+		if old.Paused != paused {
+			next := *old
+			next.Paused = paused
+			d.set(old, &next)
+			d.tell(Change{old, &next})
+		}
+		return nil
+	case e != nil && !e.Source.kept():
+		e = nil
+	}
+	if v.Deleted {
+		delete(d.revisions, v.Key)
+	} else {
+		d.revisions[v.Key] = v.Revision
+	}
+	if e != nil {
+		e.mend()
+	}
+	if old != nil || e != nil {
+		d.set(old, e)
+		d.tell(Change{old, e})
+	}
+	return nil
+}
+
+// mend brings an entry of an earlier release to the form of this one.
+func (e *Entry) mend() {
+	for i := range e.Skills { // a schema that is not there was once written as null
+		for _, v := range []*json.RawMessage{&e.Skills[i].Input, &e.Skills[i].Output} {
+			if string(*v) == "null" {
+				*v = nil
 			}
 		}
-		// Guests had no source of their own once, nor was it noted who told their
-		// skills. The ASP binding sees to its own.
-		if e.Source.registered() && strings.HasPrefix(e.Name, "guest/uagents/") {
-			e.Source, e.Learned = FromGuest, "uagents"
-		}
-		d.set(nil, e)
 	}
-	return d, nil
+	// Guests had no source of their own once, nor was it noted who told their
+	// skills. The ASP binding sees to its own.
+	if e.Source.registered() && strings.HasPrefix(e.Name, "guest/uagents/") {
+		e.Source, e.Learned = FromGuest, "uagents"
+	}
 }
 
 // Agent finds an agent by its name.
@@ -271,7 +346,7 @@ func (d *Directory) put(ctx context.Context, a parley.Agent, s Source, learned s
 		if err := parley.CheckName(a.Name); err != nil {
 			return nil, err
 		}
-		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: learned}
+		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: learned, Paused: !s.kept() && d.paused[a.Name]}
 		if old != nil {
 			if old.Source != s {
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
@@ -317,8 +392,7 @@ func (d *Directory) Withdraw(ctx context.Context, name string, s Source) error {
 	return err
 }
 
-// Pause holds deliveries to an agent back, or lets them go on. For agents that
-// are not kept here it lasts until the next start.
+// Pause holds deliveries to an agent back, or lets them go on.
 func (d *Directory) Pause(ctx context.Context, name string, paused bool) error {
 	return d.edit(ctx, name, func(e *Entry) error { e.Paused = paused; return nil })
 }
@@ -389,11 +463,24 @@ func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error)
 	return err
 }
 
-// change makes the next entry of a name, keeps it where its source is kept,
-// and only then shows it.
+// change makes the next entry of a name from the newest one, keeps it where its
+// source is kept, and only then shows it.
 func (d *Directory) change(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
 	d.write.Lock()
 	defer d.write.Unlock()
+	for {
+		e, err := d.attempt(ctx, name, next)
+		if !errors.Is(err, journal.ErrConflict) && !errors.Is(err, journal.ErrExists) {
+			return e, err
+		}
+		// Another hub was first.
+		if err := d.refresh(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (d *Directory) attempt(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
 	old, _ := d.Agent(name)
 	e, err := next(old)
 	if err != nil {
@@ -424,38 +511,108 @@ func (d *Directory) change(ctx context.Context, name string, next func(old *Entr
 			e.Skills, e.Learned = nil, "" // nothing is known of its skills elsewhere
 		}
 	}
-	if d.store != nil && (e == nil || e.Source.kept()) {
-		if e == nil {
-			err = d.store.Delete(ctx, name)
-		} else {
-			var b []byte
-			if b, err = json.Marshal(e); err == nil {
-				err = d.store.Put(ctx, name, b)
-			}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("keep agent %q: %w", name, err)
-		}
+	if err := d.keep(ctx, name, old, e); err != nil {
+		return nil, fmt.Errorf("keep agent %q: %w", name, err)
 	}
 	for _, g := range guests {
-		if d.store != nil {
-			if err := d.store.Delete(ctx, g.Name); err != nil {
-				return nil, fmt.Errorf("take the guest %q out: %w", g.Name, err)
-			}
+		if err := d.keep(ctx, g.Name, g, nil); err != nil && !errors.Is(err, journal.ErrConflict) {
+			return nil, fmt.Errorf("take the guest %q out: %w", g.Name, err)
 		}
 		d.set(g, nil)
 	}
 	d.set(old, e)
+	for _, g := range guests {
+		d.tell(Change{g, nil})
+	}
+	d.tell(Change{old, e})
+	if e == nil && old != nil && !old.Source.kept() {
+		// Another hub may have an agent of that name already.
+		if err := d.refresh(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// keep brings the state from old to e.
+func (d *Directory) keep(ctx context.Context, name string, old, e *Entry) error {
+	if d.state == nil {
+		return nil
+	}
+	if of := cmp.Or(e, old); of != nil && !of.Source.kept() {
+		return d.keepPause(ctx, name, e)
+	}
+	revision := d.revisions[name]
+	if e == nil {
+		if err := d.state.Delete(ctx, name, revision); err != nil {
+			return err
+		}
+		delete(d.revisions, name)
+		return nil
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	if was, err := json.Marshal(old); err == nil && bytes.Equal(was, b) {
+		return nil // the state says so already
+	}
+	if revision == 0 {
+		revision, err = d.state.Create(ctx, name, b, time.Time{})
+	} else {
+		revision, err = d.state.Update(ctx, name, b, time.Time{}, revision)
+	}
+	if err == nil {
+		d.revisions[name] = revision
+		delete(d.paused, name)
+	}
+	return err
+}
+
+// keepPause keeps of an agent of the configuration or of a program whether
+// deliveries to it are held back.
+func (d *Directory) keepPause(ctx context.Context, name string, e *Entry) (err error) {
+	switch {
+	case e == nil || e.Paused == d.paused[name]:
+	case e.Paused:
+		var b []byte
+		if b, err = json.Marshal(Entry{Agent: parley.Agent{Name: name}, Source: e.Source, Paused: true}); err == nil {
+			_, err = d.state.Put(ctx, name, b, time.Time{})
+		}
+		if err == nil {
+			d.paused[name] = true
+		}
+	default:
+		if err = d.state.Delete(ctx, name, 0); err == nil {
+			delete(d.paused, name)
+		}
+	}
+	return err
+}
+
+// refresh takes over what the state holds of a name now.
+func (d *Directory) refresh(ctx context.Context, name string) error {
+	if d.state == nil {
+		return nil
+	}
+	v, err := d.state.Get(ctx, name)
+	if errors.Is(err, journal.ErrNotFound) {
+		v, err = journal.Value{Key: name, Deleted: true, Revision: math.MaxUint64}, nil
+	}
+	if err != nil {
+		return fmt.Errorf("read agent %q: %w", name, err)
+	}
+	return d.take(v)
+}
+
+// tell has the watchers follow a change. d.write is held.
+func (d *Directory) tell(c Change) {
 	d.mu.RLock()
 	watchers := slices.Collect(maps.Values(d.watchers))
 	d.mu.RUnlock()
 	for _, w := range watchers {
-		for _, g := range guests {
-			w(Change{g, nil})
-		}
-		w(Change{old, e})
+		w(c)
 	}
-	return e, nil
 }
 
 // room reports whether there is a place for a new entry.
@@ -486,7 +643,6 @@ func (d *Directory) set(old, e *Entry) {
 		}
 		delete(d.byName, old.Name)
 		for _, i := range old.Identities {
-			delete(d.byID, identityOf(i))
 			rest := slices.DeleteFunc(d.called[i.ID], func(name string) bool { return name == old.Name })
 			if d.called[i.ID] = rest; len(rest) == 0 {
 				delete(d.called, i.ID)
@@ -499,12 +655,46 @@ func (d *Directory) set(old, e *Entry) {
 		}
 		d.byName[e.Name] = e
 		for _, i := range e.Identities {
-			d.byID[identityOf(i)] = e.Name
 			if !slices.Contains(d.called[i.ID], e.Name) {
 				d.called[i.ID] = append(d.called[i.ID], e.Name)
 			}
 		}
 	}
+	for _, e := range []*Entry{old, e} {
+		if e == nil {
+			continue
+		}
+		for _, i := range e.Identities {
+			d.lead(identityOf(i))
+		}
+	}
+}
+
+// lead has an identity lead to its agent. Of several, which two hubs added at
+// once, it is the one that every hub chooses.
+func (d *Directory) lead(i identity) {
+	var first *Entry
+	for _, name := range d.called[i.id] {
+		e := d.byName[name]
+		has := slices.ContainsFunc(e.Identities, func(o parley.Identity) bool { return identityOf(o) == i })
+		if has && (first == nil || e.before(first)) {
+			first = e
+		}
+	}
+	if first == nil {
+		delete(d.byID, i)
+	} else {
+		d.byID[i] = first.Name
+	}
+}
+
+// before: agents that somebody added come before those that registered
+// themselves, and older ones before newer.
+func (e *Entry) before(o *Entry) bool {
+	if e.Source.registered() != o.Source.registered() {
+		return o.Source.registered()
+	}
+	return cmp.Or(e.Added.Compare(o.Added), cmp.Compare(e.Name, o.Name)) < 0
 }
 
 // Watch calls f after each change, one at a time; f must not change the

@@ -3,25 +3,40 @@ package directory
 import (
 	"context"
 	"errors"
-	"iter"
-	"maps"
+	"fmt"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
+	"github.com/parley-hub/parley/journal"
 )
 
-type memory map[string][]byte
-
-func (m memory) Put(_ context.Context, k string, v []byte) error { m[k] = v; return nil }
-func (m memory) Delete(_ context.Context, k string) error        { delete(m, k); return nil }
-func (m memory) All(context.Context) iter.Seq2[Item, error] {
-	return func(yield func(Item, error) bool) {
-		for k, v := range maps.Clone(m) {
-			if !yield(Item{k, v}, nil) {
-				return
-			}
-		}
+// shared is the state of a journal in memory.
+func shared(t *testing.T) journal.State {
+	t.Helper()
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j.State("agents")
+}
+
+func opened(t *testing.T, o Options) *Directory {
+	t.Helper()
+	d, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
 }
 
 func agent(name string, ids ...string) parley.Agent {
@@ -33,11 +48,8 @@ func agent(name string, ids ...string) parley.Agent {
 }
 
 func TestSources(t *testing.T) {
-	ctx, store := t.Context(), memory{}
-	d, err := Open(ctx, Options{Store: store, Agents: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, state := t.Context(), shared(t)
+	d := opened(t, Options{State: state, Agents: 3})
 	put := func(a parley.Agent, s Source) error { _, err := d.Put(ctx, a, s); return err }
 	for _, c := range []struct {
 		name string
@@ -65,10 +77,7 @@ func TestSources(t *testing.T) {
 		t.Errorf("bad name: %v", err)
 	}
 	// A restart finds what was kept, and only that.
-	d, err = Open(ctx, Options{Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d = opened(t, Options{State: state})
 	if n := d.Len(); n != 1 {
 		t.Fatalf("%d agents after a restart, want 1", n)
 	}
@@ -76,8 +85,11 @@ func TestSources(t *testing.T) {
 	if !ok || b.Name != "b" || !b.Paused || !b.ExposedIn("agh") {
 		t.Fatalf("after a restart: %+v, %v", b, ok)
 	}
-	if err := d.Remove(ctx, "b"); err != nil || len(store) != 0 {
-		t.Fatalf("remove: %v, %d kept", err, len(store))
+	if err := d.Remove(ctx, "b"); err != nil {
+		t.Fatal(err)
+	}
+	for v, err := range state.Range(ctx, "") {
+		t.Errorf("%q is kept, %v", v.Key, err)
 	}
 	if _, ok := d.Lookup("samvad", "agent://b2"); ok {
 		t.Error("a removed agent is found by its identity")
@@ -129,7 +141,11 @@ func TestOneIDTwoKeys(t *testing.T) {
 }
 
 func TestDamagedEntry(t *testing.T) {
-	if _, err := Open(t.Context(), Options{Store: memory{"a": []byte("{")}}); err == nil {
+	state := shared(t)
+	if _, err := state.Put(t.Context(), "a", []byte("{"), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), Options{State: state}); err == nil {
 		t.Error("a damaged entry was taken")
 	}
 }
@@ -176,17 +192,16 @@ func TestWithdraw(t *testing.T) {
 // A skill without schemas is one without schemas after a restart too, whatever
 // an earlier version wrote.
 func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
-	s := memory{"old": []byte(`{"Name":"old","Skills":[{"ID":"ask","Input":null,"Output":null}],"Source":"operator"}`)}
-	d, err := Open(t.Context(), Options{Store: s})
-	if err != nil {
+	s := shared(t)
+	before := `{"Name":"old","Skills":[{"ID":"ask","Input":null,"Output":null}],"Source":"operator"}`
+	if _, err := s.Put(t.Context(), "old", []byte(before), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
+	d := opened(t, Options{State: s})
 	if _, err := d.Put(t.Context(), parley.Agent{Name: "new", Skills: []parley.SkillSpec{{ID: "ask"}}}, FromOperator); err != nil {
 		t.Fatal(err)
 	}
-	if d, err = Open(t.Context(), Options{Store: s}); err != nil {
-		t.Fatal(err)
-	}
+	d = opened(t, Options{State: s})
 	for _, name := range []string{"old", "new"} {
 		e, ok := d.Agent(name)
 		if !ok || len(e.Skills) != 1 || e.Skills[0].Input != nil || e.Skills[0].Output != nil {
@@ -349,4 +364,214 @@ func TestResolve(t *testing.T) {
 	resolves("agent://b.example", "bob", nil)
 	put("bob")
 	resolves("agent://b.example", "", ErrUnknown)
+}
+
+// follower notes what the watchers of a directory are told.
+type follower struct {
+	mu   sync.Mutex
+	told []Change
+	news chan struct{}
+}
+
+func follow(t *testing.T, d *Directory) *follower {
+	t.Helper()
+	f := &follower{news: make(chan struct{}, 1)}
+	t.Cleanup(d.Watch(func(c Change) {
+		f.mu.Lock()
+		f.told = append(f.told, c)
+		f.mu.Unlock()
+		select {
+		case f.news <- struct{}{}:
+		default:
+		}
+	}))
+	return f
+}
+
+// until waits for a change that is so, and gives it.
+func (f *follower) until(t *testing.T, what string, so func(Change) bool) Change {
+	t.Helper()
+	for {
+		f.mu.Lock()
+		i := slices.IndexFunc(f.told, so)
+		if i >= 0 {
+			c := f.told[i]
+			f.told = f.told[i+1:]
+			f.mu.Unlock()
+			return c
+		}
+		f.mu.Unlock()
+		select {
+		case <-f.news:
+		case <-t.Context().Done():
+			t.Fatalf("%s: it never came", what)
+		}
+	}
+}
+
+// TestTwoHubs: what is added, changed and removed at one hub is told to the
+// watchers of the other, once.
+func TestTwoHubs(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	one, two := opened(t, Options{State: state}), opened(t, Options{State: state})
+	at := follow(t, two)
+	own := follow(t, one)
+	if _, err := one.Put(ctx, agent("a", "agent://a"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	at.until(t, "added", func(c Change) bool { return c.Old == nil && c.New.Name == "a" })
+	if e, ok := two.Lookup("samvad", "agent://a"); !ok || e.Name != "a" || e.Source != FromOperator {
+		t.Fatalf("%+v", e)
+	}
+	if err := two.Expose(ctx, "a", parley.Everywhere); err != nil {
+		t.Fatal(err)
+	}
+	own.until(t, "changed", func(c Change) bool { return c.New != nil && c.New.ExposedIn("asp") })
+	if err := one.Link(ctx, "a", parley.Identity{Protocol: "asp", ID: "agent://a/x"}); err != nil {
+		t.Fatal(err)
+	}
+	c := at.until(t, "linked", func(c Change) bool { return c.New != nil && len(c.New.Identities) == 2 })
+	if !c.New.ExposedIn("agh") {
+		t.Error("what the other hub changed before is lost")
+	}
+	if err := two.Remove(ctx, "a"); err != nil {
+		t.Fatal(err)
+	}
+	own.until(t, "removed", func(c Change) bool { return c.Old != nil && c.New == nil })
+	if _, ok := one.Lookup("samvad", "agent://a"); ok || one.Len() != 0 {
+		t.Error("it is still found")
+	}
+	// A name that was free again is another agent.
+	if _, err := two.Put(ctx, agent("a", "agent://other"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	own.until(t, "added again", func(c Change) bool { return c.Old == nil })
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if len(own.told) != 0 {
+		t.Errorf("%d changes more", len(own.told))
+	}
+}
+
+// TestTwoHubsAtOnce: of hubs that change one agent at the same time none undoes
+// what another has done, and all end with the same.
+func TestTwoHubsAtOnce(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	hubs := []*Directory{opened(t, Options{State: state}), opened(t, Options{State: state}), opened(t, Options{State: state})}
+	const each = 20
+	all := func(f func(n, i int, d *Directory) error) {
+		var work sync.WaitGroup
+		for n, d := range hubs {
+			work.Go(func() {
+				for i := range each {
+					if err := f(n, i, d); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		work.Wait()
+	}
+	all(func(_, i int, d *Directory) error {
+		_, err := d.Put(ctx, parley.Agent{Name: fmt.Sprintf("agent-%d", i)}, FromOperator)
+		return err
+	})
+	all(func(n, i int, d *Directory) error {
+		return d.Link(ctx, "agent-0", parley.Identity{Protocol: "samvad", ID: fmt.Sprintf("agent://%d.%d", n, i)})
+	})
+	last := follow(t, hubs[1])
+	if err := hubs[0].Pause(ctx, "agent-0", true); err != nil {
+		t.Fatal(err)
+	}
+	c := last.until(t, "paused", func(c Change) bool { return c.New != nil && c.New.Name == "agent-0" && c.New.Paused })
+	if want := each * len(hubs); len(c.New.Identities) != want || hubs[1].Len() != each {
+		t.Errorf("%d identities, want %d; %d agents, want %d", len(c.New.Identities), want, hubs[1].Len(), each)
+	}
+}
+
+// TestOneIdentityAddedTwice: where two hubs give one identity to two agents at
+// the same time, it leads to the same one at both, and to the other when that
+// is gone.
+func TestOneIdentityAddedTwice(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	late := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
+	put := func(name string, at time.Time) {
+		t.Helper()
+		// A hub of its own that has not heard of the others yet.
+		b := fmt.Sprintf(`{"Name":%q,"Identities":[{"Protocol":"samvad","ID":"agent://x"}],"Source":"operator","Added":%q}`,
+			name, at.Format(time.RFC3339))
+		if _, err := state.Put(ctx, name, []byte(b), time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one := opened(t, Options{State: state})
+	told := follow(t, one)
+	put("late", late)
+	put("early", late.Add(-time.Second))
+	told.until(t, "both", func(c Change) bool { return c.New.Name == "early" })
+	for i, d := range []*Directory{one, opened(t, Options{State: state})} {
+		if e, ok := d.Lookup("samvad", "agent://x"); !ok || e.Name != "early" {
+			t.Errorf("hub %d: %+v", i, e)
+		}
+	}
+	if err := one.Remove(ctx, "early"); err != nil {
+		t.Fatal(err)
+	}
+	if e, ok := one.Lookup("samvad", "agent://x"); !ok || e.Name != "late" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// TestPauseOfAConfiguredAgent: deliveries to an agent of the configuration are
+// held back at all hubs, and after a restart; nothing else of it is kept. An
+// agent that another hub has under a name of this one's configuration waits for
+// the name.
+func TestPauseOfAConfiguredAgent(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	start := func() *Directory {
+		d := opened(t, Options{State: state})
+		if _, err := d.Put(ctx, agent("file", "agent://file"), FromConfig); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	one, two := start(), start()
+	told := follow(t, two)
+	if err := one.Pause(ctx, "file", true); err != nil {
+		t.Fatal(err)
+	}
+	told.until(t, "paused", func(c Change) bool { return c.New.Paused && len(c.New.Identities) == 1 })
+	if e, _ := start().Agent("file"); !e.Paused {
+		t.Error("it goes on after a restart")
+	}
+	if d := opened(t, Options{State: state}); d.Len() != 0 {
+		t.Error("an agent that is in no configuration is here")
+	}
+	if err := two.Pause(ctx, "file", false); err != nil {
+		t.Fatal(err)
+	}
+	if e, _ := start().Agent("file"); e.Paused {
+		t.Error("it is held back after a restart")
+	}
+	// Of one hub's configuration it is taken out, and added as an operator's.
+	if err := two.Withdraw(ctx, "file", FromConfig); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Put(ctx, agent("file", "agent://other"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	marker := follow(t, one)
+	if _, err := two.Put(ctx, agent("after"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	marker.until(t, "what came after", func(c Change) bool { return c.New.Name == "after" })
+	if e, _ := one.Agent("file"); e.Source != FromConfig {
+		t.Errorf("%+v", e)
+	}
+	if err := one.Withdraw(ctx, "file", FromConfig); err != nil {
+		t.Fatal(err)
+	}
+	if e, ok := one.Lookup("samvad", "agent://other"); !ok || e.Source != FromOperator {
+		t.Errorf("%+v", e)
+	}
 }

@@ -513,13 +513,7 @@ func (h *Hub) Read(ctx context.Context, name string) (<-chan delivery.Attempt, e
 
 // Pause holds deliveries to an agent back, or lets them go on.
 func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
-	if err := h.c.Directory.Pause(ctx, name, paused); err != nil {
-		return err
-	}
-	if !paused {
-		h.deliver.Kick(name)
-	}
-	return nil
+	return h.c.Directory.Pause(ctx, name, paused)
 }
 
 // Retry revives a dead letter: same message, same ID.

@@ -274,6 +274,11 @@ func (h *Hub) Bind(b Binding) error {
 func (h *Hub) Start(ctx context.Context) error {
 	h.started = true
 	stopRecords := h.c.Journal.Watch(h.recorded)
+	stopAgents := h.c.Directory.Watch(func(c directory.Change) {
+		if c.Old != nil && c.New != nil && c.Old.Paused && !c.New.Paused {
+			h.deliver.Kick(c.New.Name)
+		}
+	})
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var resuming sync.WaitGroup
 	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
@@ -291,6 +296,7 @@ func (h *Hub) Start(ctx context.Context) error {
 	h.stopWatch = func() {
 		stop()
 		stopDrain()
+		stopAgents()
 		stopOwned()
 		resuming.Wait()
 		stopRecords()

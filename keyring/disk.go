@@ -34,8 +34,9 @@ type ringFile struct {
 	fault      func(step string) error
 }
 
-// openDisk opens or makes the ring of o.Dir.
-func openDisk(o Options, now func() time.Time) (*ringFile, *contents, error) {
+// openDisk opens the ring of o.Dir. Where there is none it calls absent, if that
+// is set, else it fails with [fs.ErrNotExist].
+func openDisk(o Options, now func() time.Time, absent func(*ringFile, Protection) error) (*ringFile, *contents, error) {
 	d := &ringFile{
 		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
 		now: now, workFactor: o.workFactor, fault: o.fault,
@@ -44,15 +45,17 @@ func openDisk(o Options, now func() time.Time) (*ringFile, *contents, error) {
 	if _, err := p.kind(); err != nil {
 		return nil, nil, err
 	}
-	if err := makeDir(d.dir); err != nil {
-		return nil, nil, err
+	if absent != nil {
+		if err := makeDir(d.dir); err != nil {
+			return nil, nil, err
+		}
 	}
 	var c *contents
 	err := d.locked(func() error {
 		b, err := readPrivate(d.path, maxFile)
-		if errors.Is(err, fs.ErrNotExist) {
-			c, err = &contents{}, d.create(p)
-			return err
+		if errors.Is(err, fs.ErrNotExist) && absent != nil {
+			c = &contents{}
+			return absent(d, p)
 		}
 		if err != nil {
 			return err
@@ -76,8 +79,8 @@ func openDisk(o Options, now func() time.Time) (*ringFile, *contents, error) {
 	return d, c, nil
 }
 
-// create writes an empty ring, so that what protects it is settled.
-func (d *ringFile) create(p Protection) error {
+// begin is create where no ring was before.
+func (d *ringFile) begin(p Protection) error {
 	backups, err := filepath.Glob(filepath.Join(globEscape(d.dir), FileName+".*"))
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
@@ -86,6 +89,11 @@ func (d *ringFile) create(p Protection) error {
 		return fmt.Errorf("%w: there is no %s, but there is %s. Put the ring back, or move that away to begin a new one",
 			ErrMissing, d.path, backups[0])
 	}
+	return d.create(p)
+}
+
+// create writes an empty ring, so that what protects it is settled.
+func (d *ringFile) create(p Protection) (err error) {
 	if d.sealer, err = newSealer(p, d.workFactor); err != nil {
 		return err
 	}
@@ -293,6 +301,25 @@ func (d *ringFile) backup(b []byte) (string, error) {
 	return "", fmt.Errorf("there are too many backups named %s", base)
 }
 
+// putAside moves the file away, when what it holds is kept elsewhere, and says
+// where it is.
+func (d *ringFile) putAside() (to string, err error) {
+	err = d.locked(func() error {
+		b, err := readPrivate(d.path, maxFile)
+		if err != nil {
+			return err
+		}
+		if sha256.Sum256(b) != d.sum {
+			return fmt.Errorf("keyring: another hub has just changed %s: stop the hubs of earlier releases, then start this one again", d.path)
+		}
+		if to, err = d.backup(b); err != nil {
+			return err
+		}
+		return errors.Join(os.Remove(d.path), d.syncDir())
+	})
+	return to, err
+}
+
 // Encrypt changes what protects the ring: a plain ring becomes encrypted, an
 // encrypted one gets another passphrase or identity file. It first copies the
 // file aside and returns the copy's path. That copy opens as the ring did
@@ -317,7 +344,7 @@ func (r *Ring) protect(p Protection) (backup string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.disk == nil {
-		return "", fmt.Errorf("%w: a ring in memory has no file", ErrInvalid)
+		return "", fmt.Errorf("%w: a ring in memory or in a shared state has no file", ErrInvalid)
 	}
 	d := r.disk
 	next, err := newSealer(p, d.workFactor)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -117,10 +118,12 @@ type Ring struct {
 	now     func() time.Time
 	rand    io.Reader
 	maxKeys int
-	disk    *ringFile // nil: in memory
+	disk    *ringFile // nil: in memory, or shared
+	shared  *shared   // nil: in memory, or on disk
 
-	mu      sync.Mutex // held by changes, also over the disk
-	current atomic.Pointer[snapshot]
+	mu       sync.Mutex // held by changes, also over the disk
+	current  atomic.Pointer[snapshot]
+	watchers []func(agent string)
 }
 
 // snapshot is the state at one moment; it is never changed.
@@ -166,6 +169,14 @@ type Options struct {
 	// memory.
 	Dir string
 
+	// Store is a state in which several hubs share a ring, and Shared says that
+	// this one is there and not in Dir. A ring that is found in the other place
+	// is taken over, once: a file is put aside, values are removed. What another
+	// key has the place of is left in the file, and Log says so.
+	Store  Store
+	Shared bool
+	Log    *slog.Logger // nil discards
+
 	// Passphrase or IdentityFile, a file made by age-keygen, protect the ring.
 	// At most one may be given, and it must be what the ring was made with.
 	// A passphrase that is empty but not nil is an error.
@@ -183,7 +194,8 @@ type Options struct {
 	fault      func(step string) error // makes a step of writing fail
 }
 
-// Open opens the ring of o.Dir, or makes an empty one where there is none.
+// Open opens the ring of o.Dir or o.Store, or makes an empty one where there is
+// none.
 func Open(o Options) (*Ring, error) {
 	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.MaxKeys, DefaultMaxKeys)}
 	if r.now == nil {
@@ -193,37 +205,86 @@ func Open(o Options) (*Ring, error) {
 		r.rand = rand.Reader
 	}
 	r.current.Store(&snapshot{contents: &contents{}})
-	if o.Dir == "" {
-		return r, nil
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
 	}
-	d, c, err := openDisk(o, r.now)
+	former, err := openFormer(o, r.now)
 	if err != nil {
 		return nil, err
 	}
-	r.disk = d
-	if err := r.load(c); err != nil {
+	switch {
+	case o.Shared:
+		if r.shared, err = openShared(o); err != nil {
+			return nil, err
+		}
+		err = r.Reload()
+		r.shared.follow(r)
+	case o.Dir != "":
+		absent := (*ringFile).begin
+		if former != nil {
+			absent = (*ringFile).create
+		}
+		var c *contents
+		if r.disk, c, err = openDisk(o, r.now, absent); err == nil {
+			err = r.load(c)
+		}
+	}
+	if err == nil && former != nil {
+		err = r.takeOver(former, o.Log)
+	}
+	if err != nil {
+		r.leave()
 		return nil, err
 	}
 	return r, nil
 }
 
-// Format shows what a ring is, without its keys.
-func (r *Ring) Format(f fmt.State, _ rune) {
-	where := "memory"
-	if r.disk != nil {
-		where = r.disk.path
+// leave ends what follows other hubs.
+func (r *Ring) leave() {
+	if r.shared != nil {
+		r.shared.leave()
 	}
-	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", where, len(r.current.Load().contents.Keys))
 }
 
-// Close writes when keys were last used. The ring stays usable.
+// where a ring is, for errors.
+func (r *Ring) where() string {
+	switch {
+	case r.shared != nil:
+		return sharedName
+	case r.disk != nil:
+		return r.disk.path
+	}
+	return "memory"
+}
+
+// Format shows what a ring is, without its keys.
+func (r *Ring) Format(f fmt.State, _ rune) {
+	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", r.where(), len(r.current.Load().contents.Keys))
+}
+
+// Close writes when keys were last used, and ends the following of other hubs.
+// The ring stays usable.
 func (r *Ring) Close() error {
+	defer r.leave()
+	if r.shared != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.shared.update(r, func(*contents) error { return nil }, true)
+	}
 	for _, h := range r.current.Load().byID {
 		if !h.signer.lastUsed(h.record.Used).Equal(h.record.Used) {
 			return r.update(func(*contents) error { return nil })
 		}
 	}
 	return nil
+}
+
+// Watch has f called, one call at a time, with each agent whose enrolled keys have
+// changed, by whatever hub. f must not change the ring.
+func (r *Ring) Watch(f func(agent string)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watchers = append(r.watchers, f)
 }
 
 // Reload reads the ring again, for changes that another process made.
@@ -239,7 +300,18 @@ var errUnchanged = errors.New("unchanged")
 func (r *Ring) update(change func(*contents) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err := r.disk.locked(func() error {
+	err := r.keep(change)
+	if errors.Is(err, errUnchanged) {
+		return nil
+	}
+	return err
+}
+
+func (r *Ring) keep(change func(*contents) error) error {
+	if r.shared != nil {
+		return r.shared.update(r, change, false)
+	}
+	return r.disk.locked(func() error {
 		if err := r.catchUp(); err != nil {
 			return err
 		}
@@ -252,10 +324,6 @@ func (r *Ring) update(change func(*contents) error) error {
 		}
 		return r.publish(c)
 	})
-	if errors.Is(err, errUnchanged) {
-		return nil
-	}
-	return err
 }
 
 // catchUp takes over what another process wrote.
@@ -292,11 +360,11 @@ func (r *Ring) load(c *contents) error {
 		e := &c.Enrolled[i]
 		pub, err := normalPublic(e.Algorithm, e.Public)
 		if err != nil || !bytes.Equal(pub, e.Public) {
-			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.disk.path, e.KeyID, e.Agent)
+			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.where(), e.KeyID, e.Agent)
 		}
 	}
 	if err := r.publish(c); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrCorrupt, r.disk.path, err)
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, r.where(), err)
 	}
 	return nil
 }
@@ -349,7 +417,27 @@ func (r *Ring) publish(c *contents) error {
 		}
 	}
 	r.current.Store(s)
+	if len(r.watchers) > 0 {
+		for agent := range changedAgents(before.enrolled, s.enrolled) {
+			for _, f := range r.watchers {
+				f(agent)
+			}
+		}
+	}
 	return nil
+}
+
+// changedAgents are those of whom other keys are enrolled than before.
+func changedAgents(before, now map[place][]Enrolled) map[string]bool {
+	out := map[string]bool{}
+	for _, both := range [][2]map[place][]Enrolled{{before, now}, {now, before}} {
+		for p, list := range both[0] {
+			if !(&contents{Enrolled: list}).same(&contents{Enrolled: both[1][p]}, false) {
+				out[p.owner] = true
+			}
+		}
+	}
+	return out
 }
 
 // signer implements Signer.
@@ -541,7 +629,8 @@ func (r *Ring) list(want func(*record) bool) []Key {
 	return out
 }
 
-// Create makes keys, all or none, in one write. An owner who already has an
+// Create makes keys, all or none, in one write (in a shared ring each in one of
+// its own). An owner who already has an
 // active key for the purpose gets [ErrExists]: use [Ring.Rotate].
 func (r *Ring) Create(keys ...New) ([]Key, error) {
 	var out []Key

@@ -162,24 +162,26 @@ func (s *sealer) useIdentityFile(path string) error {
 }
 
 // seal gives the file for c.
-func (s *sealer) seal(c *contents) ([]byte, error) {
+func (s *sealer) seal(c *contents) (b []byte, err error) {
 	f := file{Format: format, Protection: s.protection, Master: s.master}
 	if s.protection == byNothing {
 		f.Contents = c
-	} else {
-		b, err := jsonx.Encode(c)
-		if err != nil {
-			return nil, errors.New("keyring: the contents cannot be written")
-		}
-		if f.Sealed, err = encrypt(b, s.recipients...); err != nil {
-			return nil, err
-		}
+	} else if f.Sealed, err = s.encode(c); err != nil {
+		return nil, err
 	}
-	b, err := jsonx.Encode(&f)
-	if err != nil {
+	if b, err = jsonx.Encode(&f); err != nil {
 		return nil, errors.New("keyring: the contents cannot be written")
 	}
 	return append(b, '\n'), nil
+}
+
+// encode seals contents alone.
+func (s *sealer) encode(c *contents) ([]byte, error) {
+	b, err := jsonx.Encode(c)
+	if err != nil {
+		return nil, errors.New("keyring: the contents cannot be written")
+	}
+	return encrypt(b, s.recipients...)
 }
 
 // open gives the contents of f; path is for errors.
@@ -190,7 +192,12 @@ func (s *sealer) open(f *file, path string) (*contents, error) {
 	if s.protection == byNothing {
 		return f.Contents, nil
 	}
-	b, err := decrypt(f.Sealed, path, s.identities...)
+	return s.decode(f.Sealed, path)
+}
+
+// decode opens what encode sealed; path is for errors.
+func (s *sealer) decode(sealed []byte, path string) (*contents, error) {
+	b, err := decrypt(sealed, path, s.identities...)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,29 +72,26 @@ func (n *Node) tokenDir() string {
 
 // openTokens gives the tokens of the admin API and of accounts, with a fresh one
 // for local commands. A hub without admin API makes none.
-func (n *Node) openTokens() (err error) {
-	dir := n.tokenDir()
+func (n *Node) openTokens(ctx context.Context) error {
+	rnd := rand.Reader
 	if n.adminListen == nil {
-		n.tokens, err = &admin.Tokens{}, nil
-		if dir != "" {
-			err = n.tokens.Reread(dir, n.log)
-		}
-		if errors.Is(err, os.ErrNotExist) {
-			err = nil
-		}
-		return err
+		rnd = nil
 	}
-	tokens, first, err := admin.OpenTokens(dir, n.c.Now(), rand.Reader, n.log)
+	id, err := n.shared(ctx, "admin tokens", 8)
 	if err != nil {
 		return err
 	}
+	tokens, first, err := admin.OpenTokens(ctx, n.journal.State("admin-tokens"), hex.EncodeToString(id), n.tokenDir(), n.c.Now(), rnd, n.log)
+	if err != nil {
+		return err
+	}
+	n.tokens = tokens
 	if first != "" && n.c.FirstToken != nil {
 		n.c.FirstToken(first)
 	}
 	if n.announces() {
 		n.local, err = tokens.AddLocal(n.c.Now(), rand.Reader)
 	}
-	n.tokens = tokens
 	return err
 }
 

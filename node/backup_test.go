@@ -254,7 +254,7 @@ func TestBackupOfAHubOnACluster(t *testing.T) {
 			t.Error("a directory was left")
 		}
 		r := c
-		r.Data, r.Durability, r.Engine = filepath.Join(root, prefix), "replicated", e
+		r.Data, r.Durability, r.Engine, r.Passphrase = filepath.Join(root, prefix), "replicated", e, []byte("a passphrase")
 		n = running(t, r)
 		if n.Hub().ID() != id {
 			t.Error("it is another hub")

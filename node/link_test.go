@@ -23,7 +23,7 @@ import (
 func (f *five) gallery() map[string]string {
 	f.t.Helper()
 	if _, err := f.Hub().Directory().Put(f.t.Context(), parley.Agent{Name: "gallery", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{{ID: "say", Default: true}},
-		Identities: []parley.Identity{{Protocol: "api", ID: "gallery"}}}, directory.FromOperator); err != nil {
+		Identities: []parley.Identity{{Protocol: "other", ID: "gallery"}}}, directory.FromOperator); err != nil {
 		f.t.Fatal(err)
 	}
 	return f.addresses("gallery")

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"log/slog"
 	"maps"
 	"net"
@@ -158,7 +157,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.openJournal(ctx); err != nil {
 		return err
 	}
-	if n.keys, err = keyring.Open(keyring.Options{Dir: n.keysDir(), Passphrase: n.c.Passphrase, Now: n.c.Now}); err != nil {
+	if err := n.openKeys(); err != nil {
 		return err
 	}
 	for _, step := range []func(context.Context) error{n.openHub, n.listen, n.bind, n.configured, n.itself} {
@@ -191,14 +190,6 @@ func (n *Node) itself(context.Context) error {
 	}
 	return n.hub.Handle(parley.Agent{Name: bridge.Root, Title: "Parley", Description: "The hub itself.", Exposed: []string{bridge.Protocol, uagentsbridge.Protocol, aspbridge.Protocol},
 		Skills: []parley.SkillSpec{parley.Skill("agents", list, parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
-}
-
-// keysDir is where the keyring lives; "" keeps it in memory with the rest.
-func (n *Node) keysDir() string {
-	if n.k.durability == journal.Memory {
-		return ""
-	}
-	return filepath.Join(n.c.Data, "keys")
 }
 
 // options of connections to an external engine.
@@ -295,8 +286,8 @@ func (n *Node) openHub(ctx context.Context) error {
 		sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
 		name = "hub-" + hex.EncodeToString(sum[:5])
 	}
-	n.directory, err = directory.Open(ctx, directory.Options{Store: agentStore{n.journal.State("agents")}, Agents: n.c.Limits.Agents,
-		Guests: n.c.Guests.Registrations, Now: n.c.Now})
+	n.directory, err = directory.Open(ctx, directory.Options{State: n.journal.State("agents"), Agents: n.c.Limits.Agents,
+		Guests: n.c.Guests.Registrations, Now: n.c.Now, Log: n.log})
 	if err != nil {
 		return err
 	}
@@ -352,26 +343,6 @@ func (n *Node) shared(ctx context.Context, name string, size int) ([]byte, error
 		}
 	}
 	return nil, errors.New("the hub's secrets change while they are read")
-}
-
-// agentStore keeps directory entries in the journal's state.
-type agentStore struct{ s journal.State }
-
-func (a agentStore) Put(ctx context.Context, key string, value []byte) error {
-	_, err := a.s.Put(ctx, key, value, time.Time{})
-	return err
-}
-
-func (a agentStore) Delete(ctx context.Context, key string) error { return a.s.Delete(ctx, key, 0) }
-
-func (a agentStore) All(ctx context.Context) iter.Seq2[directory.Item, error] {
-	return func(yield func(directory.Item, error) bool) {
-		for v, err := range a.s.Range(ctx, "") {
-			if !yield(directory.Item{Key: v.Key, Value: v.Data}, err) {
-				return
-			}
-		}
-	}
 }
 
 // listen takes the addresses, so that a port in use is known before anything
@@ -439,7 +410,7 @@ func (n *Node) bind(ctx context.Context) error {
 	if err := n.bindAGH(); err != nil {
 		return err
 	}
-	if err := n.openTokens(); err != nil {
+	if err := n.openTokens(ctx); err != nil {
 		return err
 	}
 	if err := n.bindUAgents(roots); err != nil {
@@ -860,7 +831,13 @@ func (n *Node) Close(ctx context.Context) error {
 		for _, s := range n.started {
 			errs = append(errs, s.Close())
 		}
+		if n.directory != nil {
+			n.directory.Close()
+		}
 		n.retract() // before another hub can take the directory and announce itself
+		if n.tokens != nil {
+			n.tokens.Close()
+		}
 		if n.keys != nil {
 			errs = append(errs, n.keys.Close())
 		}

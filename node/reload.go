@@ -110,10 +110,8 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 		}
 	}
 
-	if dir := n.tokenDir(); dir != "" {
-		if err := n.tokens.Reread(dir, n.log); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return refuse(err)
-		}
+	if err := n.tokens.Reread(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return refuse(err)
 	}
 
 	n.policy = p

@@ -178,7 +178,7 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 		f.elsewhere("museum", parley.Everywhere)
 		f.addresses("museum")
 		if _, err := f.Hub().Directory().Put(ctx, parley.Agent{Name: "gallery", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{{ID: "say", Default: true}},
-			Identities: []parley.Identity{{Protocol: "api", ID: "gallery"}}}, directory.FromOperator); err != nil {
+			Identities: []parley.Identity{{Protocol: "other", ID: "gallery"}}}, directory.FromOperator); err != nil {
 			t.Fatal(err)
 		}
 		f.addresses("gallery")

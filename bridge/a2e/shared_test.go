@@ -30,7 +30,8 @@ func TestTwoHubs(t *testing.T) {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("no server")
 	}
-	config := node.Config{Durability: "replicated", Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
+	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"),
+		Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
 	one := config
 	one.Name, one.Data = "one", t.TempDir()
 	two := config

@@ -694,6 +694,9 @@ func TestOpenWorkOverRestart(t *testing.T) {
 	alice.nc.Close()
 	w.stop()
 	w.open()
+	if err := w.Hub().Pause(ctx, "crew/weather", false); err != nil {
+		t.Fatal(err)
+	}
 	again := w.join("ta", "acme", "alice")
 	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: say.Surface, DirectID: say.DirectID, From: "alice", To: "crew__weather",
 		WorkID: say.WorkID, TS: time.Now().Unix()}

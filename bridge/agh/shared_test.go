@@ -73,7 +73,7 @@ func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	}
 	on := func(name string) func(*node.Config) {
 		return func(c *node.Config) {
-			c.Data = filepath.Join(t.TempDir(), "data")
+			c.Data, c.Passphrase = filepath.Join(t.TempDir(), "data"), []byte("a passphrase")
 			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: append(partitions, 2)[0]}
 		}
 	}

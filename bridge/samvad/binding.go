@@ -254,14 +254,10 @@ func (b *Binding) Identity(id, base string) (parley.Identity, error) {
 func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error {
 	for _, e := range b.c.Keys.Enrolled(agent, Protocol) {
 		if string(e.Public) == string(public) && e.KeyID == or(kid, e.KeyID) {
-			b.keys.refresh(agent)
 			return nil
 		}
 	}
 	_, err := b.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519, Public: public, By: by, Note: id})
-	if err == nil {
-		b.keys.refresh(agent)
-	}
 	return err
 }
 

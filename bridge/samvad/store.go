@@ -49,6 +49,7 @@ type keyIndex struct {
 
 func newKeyIndex(r *keyring.Ring, d *directory.Directory) *keyIndex {
 	x := &keyIndex{ring: r, dir: d, byName: map[string][]string{}, byID: map[string][]protocol.Key{}}
+	r.Watch(x.refresh)
 	for _, e := range r.AllEnrolled() {
 		if e.Purpose == Protocol {
 			x.refresh(e.Agent)

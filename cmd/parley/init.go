@@ -56,6 +56,7 @@ func (a *app) init(dir string) error {
 		data = node.DefaultData
 	}
 	var list []made
+	cluster := false // its keys are in its shared state
 	_, err := os.Lstat(path)
 	fresh := errors.Is(err, os.ErrNotExist)
 	switch {
@@ -67,6 +68,7 @@ func (a *app) init(dir string) error {
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
+		cluster = c.Engine.URL != ""
 		if a.data == "" && c.Data != "" {
 			data = c.Data
 		} else if a.data != "" && c.Data != "" && abs(a.data) != abs(c.Data) {
@@ -97,7 +99,7 @@ func (a *app) init(dir string) error {
 	if err != nil {
 		return err
 	}
-	if !had {
+	if !had && !cluster {
 		if err := os.MkdirAll(data, 0o700); err != nil {
 			return err
 		}
@@ -110,7 +112,9 @@ func (a *app) init(dir string) error {
 			return err
 		}
 	}
-	list = append(list, made{"keys", filepath.Join(keys, keyring.FileName), !had})
+	if !cluster {
+		list = append(list, made{"keys", filepath.Join(keys, keyring.FileName), !had})
+	}
 
 	token, err := admin.MakeTokens(data, time.Now(), rand.Reader)
 	if err != nil {

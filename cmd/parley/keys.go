@@ -30,6 +30,9 @@ func (a *app) ring() (*keyring.Ring, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Engine.URL != "" {
+		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        run one of its hubs, and name its admin listener with --admin")}
+	}
 	dir := filepath.Join(c.Data, "keys")
 	exists, err := keyring.Exists(dir)
 	if err != nil {

@@ -50,7 +50,7 @@ type hubNode struct {
 	dialer net.Dialer
 }
 
-// newNodes makes n nodes on one journal with one keyring. They do not run yet.
+// newNodes makes n nodes on one journal. They do not run yet.
 func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNode {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,15 +63,11 @@ func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNod
 	if err := pairs.Configure(&c, dir, peers...); err != nil {
 		t.Fatal(err)
 	}
-	keys := filepath.Join(dir, "keys")
-	if err := os.Mkdir(keys, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	var out []*hubNode
 	for i := range n {
 		h := &hubNode{t: t, program: program, name: fmt.Sprintf("hub-%d", i), http: freeAddress(t), agh: freeAddress(t)}
 		h.data, h.config = filepath.Join(dir, h.name), filepath.Join(dir, h.name+".toml")
-		if err := errors.Join(os.Mkdir(h.data, 0o700), os.Symlink(keys, filepath.Join(h.data, "keys"))); err != nil {
+		if err := os.Mkdir(h.data, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		c.Name, c.Data, c.Listen.HTTP, c.Listen.AGH = h.name, h.data, h.http, h.agh
@@ -124,7 +120,7 @@ func freeAddress(t *testing.T) string {
 // start runs the node and waits until it is ready.
 func (h *hubNode) start() error {
 	h.cmd, h.ended = exec.Command(h.program, "serve", "--json", "--log", "warn", "--config", h.config), make(chan struct{})
-	h.cmd.Stderr = h.errs
+	h.cmd.Stderr, h.cmd.Env = h.errs, append(os.Environ(), "PARLEY_PASSPHRASE=of all three")
 	out, err := h.cmd.StdoutPipe()
 	if err == nil {
 		err = h.cmd.Start()

@@ -1,0 +1,123 @@
+package keyring
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+)
+
+// former is a ring in the place where this hub's ring is not kept any more: in
+// files before the hub joined a cluster, or in the state of a cluster whose
+// backup was restored for a hub alone.
+type former struct {
+	contents *contents
+	leave    func() (to string, err error) // takes it out of there
+}
+
+// openFormer opens the ring that is to be taken over; nil where there is none.
+func openFormer(o Options, now func() time.Time) (*former, error) {
+	switch {
+	case o.Shared && o.Dir != "":
+		d, c, err := openDisk(o, now, nil)
+		if errors.Is(err, ErrNotEncrypted) {
+			// The shared state asks for a passphrase; a file need not have one.
+			o.Passphrase, o.IdentityFile = nil, ""
+			d, c, err = openDisk(o, now, nil)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &former{c, d.putAside}, nil
+	case !o.Shared && o.Store != nil:
+		if head, err := headOf(o.Store); head == nil || err != nil {
+			return nil, err
+		}
+		s, err := openShared(o)
+		if err != nil {
+			return nil, err
+		}
+		s.leave()
+		r := &Ring{now: now, shared: s}
+		r.current.Store(&snapshot{contents: &contents{}})
+		if err := s.takeUp(r); err != nil {
+			return nil, err
+		}
+		return &former{r.current.Load().contents, func() (string, error) { return "", s.erase() }}, nil
+	}
+	return nil, nil
+}
+
+// takeOver brings what a former ring holds into r, and ends the former one. A key
+// never takes the place of another.
+func (r *Ring) takeOver(f *former, log *slog.Logger) error {
+	var taken int
+	var left []string
+	err := r.update(func(c *contents) error {
+		taken, left = 0, nil
+		held, ids := map[place]bool{}, map[string]bool{}
+		for i := range c.Keys {
+			k := &c.Keys[i]
+			held[place{k.Owner, k.Purpose}], ids[k.ID] = true, true
+		}
+		for _, k := range f.contents.Keys {
+			switch {
+			case !held[place{k.Owner, k.Purpose}]:
+				c.Keys = append(c.Keys, k)
+				taken++
+			case !ids[k.ID] && k.State != Revoked:
+				left = append(left, fmt.Sprintf("key %s of %q for %q", k.ID, k.Owner, k.Purpose))
+			}
+		}
+		// Those that were enrolled here meanwhile stay what they are.
+		known := map[[3]string]*Enrolled{}
+		for i := range c.Enrolled {
+			e := &c.Enrolled[i]
+			known[[3]string{e.Agent, e.Purpose, e.KeyID}] = e
+		}
+		for _, e := range f.contents.Enrolled {
+			switch old := known[[3]string{e.Agent, e.Purpose, e.KeyID}]; {
+			case old == nil:
+				c.Enrolled = append(c.Enrolled, e)
+				taken++
+			case !bytes.Equal(old.Public, e.Public):
+				left = append(left, fmt.Sprintf("enrolled key %q of %q for %q", e.KeyID, e.Agent, e.Purpose))
+			}
+		}
+		for name, b := range f.contents.Secrets {
+			switch old, ok := c.Secrets[name]; {
+			case !ok:
+				c.Secrets[name] = b
+				taken++
+			case !bytes.Equal(old, b):
+				left = append(left, fmt.Sprintf("secret %q", name))
+			}
+		}
+		if taken == 0 {
+			return errUnchanged
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	to, err := f.leave()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // another hub that takes the same file over was first
+	}
+	if err != nil {
+		return fmt.Errorf("the keys were taken over into %s, but are still where they were: %w", r.where(), err)
+	}
+	if taken > 0 || len(left) > 0 {
+		log.Info("keys were taken over", "to", r.where(), "keys", taken, "before", to)
+	}
+	for _, what := range left {
+		log.Warn("a key was not taken over, for there is another in its place", "left", what, "in", to)
+	}
+	return nil
+}

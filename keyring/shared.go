@@ -1,0 +1,418 @@
+package keyring
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// A Store is a key-value state that several hubs share.
+type Store interface {
+	// Get gives the value of key; there is none where it has no Data.
+	Get(ctx context.Context, key string) (Value, error)
+	// Set writes data if the value's revision is still the one given, or if
+	// there is none and 0 is given, else it fails with ErrConflict. It gives
+	// the new revision.
+	Set(ctx context.Context, key string, data []byte, revision uint64) (uint64, error)
+	// Remove removes a value if its revision is still the one given, or that is
+	// 0, else it fails with ErrConflict.
+	Remove(ctx context.Context, key string, revision uint64) error
+	// Watch calls fn for every value there is, returns, and calls fn for every
+	// change from then on, without Data for one that was removed.
+	Watch(ctx context.Context, fn func(Value)) (stop func(), err error)
+}
+
+// A Value of a [Store].
+type Value struct {
+	Key      string
+	Data     []byte
+	Revision uint64 // grows with every change
+}
+
+// ErrConflict is what a [Store] fails with where another hub was first.
+var ErrConflict = errors.New("keyring: changed meanwhile")
+
+const (
+	headKey    = "ring" // a file without contents: it says what opens the other values
+	sharedName = "the keyring in the shared state"
+	sharedWait = 30 * time.Second // for one read or write of a store
+	writers    = 32               // values written at a time
+)
+
+// shared is a ring's place in a store: a value for each owner and purpose, and
+// one for each secret, sealed as a file is. Each is replaced by itself.
+type shared struct {
+	store  Store
+	sealer *sealer
+	log    *slog.Logger
+	stop   func()
+
+	// Under Ring.mu.
+	parts     map[string]*contents // by key of the store
+	revisions map[string]uint64
+	damaged   map[string]error
+
+	mu   sync.Mutex
+	news map[string]Value // told by the store, and not taken up
+	wake chan struct{}
+	end  chan struct{}
+	once sync.Once
+	work sync.WaitGroup
+}
+
+// openShared opens the ring of a store, or makes an empty one where there is
+// none.
+func openShared(o Options) (*shared, error) {
+	s := &shared{store: o.Store, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{}, damaged: map[string]error{},
+		news: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
+	p := Protection{o.Passphrase, o.IdentityFile}
+	for s.sealer == nil {
+		f, err := headOf(o.Store)
+		if err != nil {
+			return nil, err
+		}
+		if f != nil {
+			if s.sealer, err = sealerFor(p, f, sharedName); err != nil {
+				return nil, err
+			}
+			break
+		}
+		fresh, err := newSealer(p, o.workFactor)
+		if err != nil {
+			return nil, err
+		}
+		if fresh.protection == byNothing {
+			return nil, fmt.Errorf("%w: a ring in a shared state needs a passphrase or an identity file", ErrInvalid)
+		}
+		b, err := fresh.seal(&contents{})
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+		_, err = o.Store.Set(ctx, headKey, b, 0)
+		cancel()
+		if err != nil && !errors.Is(err, ErrConflict) {
+			return nil, fmt.Errorf("keyring: make %s: %w", sharedName, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+	defer cancel()
+	stop, err := o.Store.Watch(ctx, s.told)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: read %s: %w", sharedName, err)
+	}
+	s.stop = stop
+	return s, nil
+}
+
+// headOf gives what says how a store's ring is opened; nil where there is no ring.
+func headOf(store Store) (*file, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+	defer cancel()
+	v, err := store.Get(ctx, headKey)
+	if err != nil {
+		return nil, fmt.Errorf("keyring: read %s: %w", sharedName, err)
+	}
+	if v.Data == nil {
+		return nil, nil
+	}
+	return parseFile(v.Data, sharedName)
+}
+
+// leave ends the following of other hubs.
+func (s *shared) leave() {
+	s.once.Do(func() {
+		s.stop()
+		close(s.end)
+		s.work.Wait()
+	})
+}
+
+func (s *shared) told(v Value) {
+	s.mu.Lock()
+	if v.Revision > s.news[v.Key].Revision {
+		s.news[v.Key] = v
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// follow takes up what other hubs change, until the end.
+func (s *shared) follow(r *Ring) {
+	s.work.Go(func() {
+		for {
+			select {
+			case <-s.wake:
+				r.mu.Lock()
+				err := s.takeUp(r)
+				r.mu.Unlock()
+				if err != nil {
+					s.log.Error("a change of the keys by another hub cannot be taken up", "error", err)
+				}
+			case <-s.end:
+				return
+			}
+		}
+	})
+}
+
+// takeUp makes what the store has told the state. After an error the old state
+// stays, and nothing is written, until the store has what can be read.
+func (s *shared) takeUp(r *Ring) error {
+	s.mu.Lock()
+	news := s.news
+	s.news = map[string]Value{}
+	s.mu.Unlock()
+	changed := false
+	for key, v := range news {
+		if v.Revision <= s.revisions[key] {
+			continue // this hub's own, or older
+		}
+		s.revisions[key] = v.Revision
+		part, err := s.open(v)
+		if err != nil {
+			s.damaged[key] = err
+			continue
+		}
+		delete(s.damaged, key)
+		if changed = true; part == nil {
+			delete(s.parts, key)
+		} else {
+			s.parts[key] = part
+		}
+	}
+	if changed {
+		delete(s.damaged, "")
+		if err := r.load(join(s.parts)); err != nil {
+			s.damaged[""] = err
+		}
+	}
+	for _, err := range s.damaged {
+		return err
+	}
+	return nil
+}
+
+// open gives what a value holds; nil for one that was removed, and for the head.
+func (s *shared) open(v Value) (*contents, error) {
+	where := sharedName + ", value " + v.Key
+	if v.Key == headKey {
+		if v.Data == nil {
+			return nil, fmt.Errorf("%w: %s was removed", ErrMissing, sharedName)
+		}
+		f, err := parseFile(v.Data, sharedName)
+		if err == nil {
+			_, err = s.sealer.open(f, sharedName)
+		}
+		return nil, err
+	}
+	if v.Data == nil {
+		return nil, nil
+	}
+	c, err := s.sealer.decode(v.Data, where)
+	if err != nil {
+		return nil, err
+	}
+	parts := split(c)
+	if len(parts) != 1 || parts[v.Key] == nil {
+		return nil, fmt.Errorf("%w: %s: it belongs elsewhere", ErrCorrupt, where)
+	}
+	return c, nil
+}
+
+// update is [Ring.update] of a shared ring. Where another hub was first, change
+// starts again from what that made. used says whether it matters when keys were
+// used last.
+func (s *shared) update(r *Ring, change func(*contents) error, used bool) error {
+	for {
+		if err := s.takeUp(r); err != nil {
+			return err
+		}
+		c := r.copyContents()
+		if err := change(c); err != nil {
+			return err
+		}
+		if err := s.write(r, c, used); !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+}
+
+// write keeps what is new in c, and publishes what it could keep.
+func (s *shared) write(r *Ring, c *contents, used bool) error {
+	next := split(c)
+	changed := map[string]uint64{} // the revisions that are replaced; 0: none
+	for key, part := range next {
+		if old := s.parts[key]; old == nil {
+			changed[key] = 0
+		} else if !old.same(part, used) {
+			changed[key] = s.revisions[key]
+		}
+	}
+	for key := range s.parts {
+		if next[key] == nil {
+			changed[key] = s.revisions[key]
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	var mu sync.Mutex // guards s
+	var errs []error
+	var work sync.WaitGroup
+	places := make(chan struct{}, writers)
+	for key, revision := range changed {
+		places <- struct{}{}
+		work.Go(func() {
+			defer func() { <-places }()
+			revision, err := s.put(key, next[key], revision)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil:
+				errs = append(errs, err)
+			case next[key] == nil:
+				delete(s.parts, key)
+			default:
+				s.parts[key], s.revisions[key] = next[key], revision
+			}
+		})
+	}
+	work.Wait()
+	if len(errs) < len(changed) {
+		errs = append(errs, r.publish(join(s.parts)))
+	}
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, ErrConflict) {
+			return fmt.Errorf("keyring: the change of %s failed: %w", sharedName, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// put keeps one value; nil removes it. Of one that another hub has changed it
+// sees to it that the change is taken up.
+func (s *shared) put(key string, part *contents, revision uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+	defer cancel()
+	var err error
+	if part == nil {
+		err = s.store.Remove(ctx, key, revision)
+	} else {
+		var b []byte
+		if b, err = s.sealer.encode(part); err != nil {
+			return 0, err
+		}
+		revision, err = s.store.Set(ctx, key, b, revision)
+	}
+	if !errors.Is(err, ErrConflict) {
+		return revision, err
+	}
+	v, gerr := s.store.Get(ctx, key)
+	if gerr != nil {
+		return 0, gerr
+	}
+	if v.Data == nil {
+		v.Revision = max(v.Revision, revision+1) // it was removed after that
+	}
+	s.told(v)
+	return 0, err
+}
+
+// erase removes the ring from the store, when it is kept elsewhere.
+func (s *shared) erase() error {
+	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+	defer cancel()
+	var errs []error
+	for key := range s.parts {
+		errs = append(errs, s.store.Remove(ctx, key, 0))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return s.store.Remove(ctx, headKey, 0)
+}
+
+// split gives the parts of contents, by their keys in a store.
+func split(c *contents) map[string]*contents {
+	places := map[place]*contents{}
+	at := func(owner, purpose string) *contents {
+		p := place{owner, purpose}
+		if places[p] == nil {
+			places[p] = &contents{}
+		}
+		return places[p]
+	}
+	for _, k := range c.Keys {
+		part := at(k.Owner, k.Purpose)
+		part.Keys = append(part.Keys, k)
+	}
+	for _, e := range c.Enrolled {
+		part := at(e.Agent, e.Purpose)
+		part.Enrolled = append(part.Enrolled, e)
+	}
+	out := make(map[string]*contents, len(places)+len(c.Secrets))
+	for p, part := range places {
+		out[storeKey("keys", p.owner, p.purpose)] = part
+	}
+	for name, b := range c.Secrets {
+		out[storeKey("secrets", name)] = &contents{Secrets: map[string][]byte{name: b}}
+	}
+	return out
+}
+
+// storeKey does not show whose keys a value holds.
+func storeKey(kind string, names ...string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "parley %s\n%q", kind, names))
+	return kind + "/" + hex.EncodeToString(sum[:16])
+}
+
+func join(parts map[string]*contents) *contents {
+	out := &contents{Secrets: map[string][]byte{}}
+	for _, part := range parts {
+		out.Keys = append(out.Keys, part.Keys...)
+		out.Enrolled = append(out.Enrolled, part.Enrolled...)
+		for name, b := range part.Secrets {
+			out.Secrets[name] = b
+		}
+	}
+	return out
+}
+
+// usedWithin is how exactly a store knows when a key was used last.
+const usedWithin = time.Hour
+
+// same compares parts. What it does not look at never changes under an ID.
+func (c *contents) same(o *contents, used bool) bool {
+	if len(c.Keys) != len(o.Keys) || len(c.Enrolled) != len(o.Enrolled) || len(c.Secrets) != len(o.Secrets) {
+		return false
+	}
+	for i := range c.Keys {
+		a, b := &c.Keys[i], &o.Keys[i]
+		if a.ID != b.ID || a.State != b.State || !a.Turn.Equal(b.Turn) || !a.Until.Equal(b.Until) || !bytes.Equal(a.Seed, b.Seed) ||
+			used && b.Used.Sub(a.Used) >= usedWithin {
+			return false
+		}
+	}
+	for i := range c.Enrolled {
+		a, b := &c.Enrolled[i], &o.Enrolled[i]
+		if !a.same(*b) || !bytes.Equal(a.Public, b.Public) || a.Algorithm != b.Algorithm {
+			return false
+		}
+	}
+	for name, b := range c.Secrets {
+		if !bytes.Equal(b, o.Secrets[name]) {
+			return false
+		}
+	}
+	return true
+}
