@@ -221,9 +221,6 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	return j, nil
 }
 
-// Shared reports whether other processes may write to the journal, too.
-func (j *Journal) Shared() bool { return !j.store.Exclusive() }
-
 // format is that of what this release writes. 1 was that of the engine before.
 const format = 2
 
