@@ -378,6 +378,9 @@ func (d *ringFile) locked(f func() error) error {
 	if d == nil {
 		return f()
 	}
+	if _, err := os.Stat(d.dir); err != nil {
+		return fmt.Errorf("keyring: %w", err) // to lock it would make a file of that name
+	}
 	lock, err := disk.Wait(d.dir)
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)

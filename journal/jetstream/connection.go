@@ -56,7 +56,7 @@ func (s *Store) connect() (err error) {
 		}),
 	}, s.cfg.Options...)
 	if s.nc, err = nats.Connect(s.cfg.URL, options...); err != nil {
-		return fmt.Errorf("cannot connect to %s: %w", redact(s.cfg.URL), err)
+		return fmt.Errorf("cannot connect to %s, which must be up and reachable from here (NATS 2.12 or later, with JetStream): %w", redact(s.cfg.URL), err)
 	}
 	return nil
 }

@@ -477,9 +477,9 @@ func (s *Store) Space() (free, total uint64, err error) {
 // Promise is described in [store.Store].
 func (s *Store) Promise() string {
 	if s.cfg.Memory {
-		return "Records are in memory and gone when the process ends."
+		return "Accepted means that the message is in this program's memory: it is gone when the program ends."
 	}
-	return "Every record is synced to the disk before it is acknowledged."
+	return "Accepted means that the message is on this machine's disk: it survives the end of the program and a power cut."
 }
 
 // Healthy is described in [store.Store].
