@@ -11,6 +11,7 @@
 //	PARLEY_CRASH_SEED    repeats the random choices of a run that failed
 //	PARLEY_SMALLFS       a mounted file system of some 64 MiB for the tests of a
 //	                     full disk, where the tests may not mount one themselves
+//	PARLEY_READY         "long" has a journal of 2 GB opened after a kill
 //	PARLEY_GUESTS        "long" makes the attacks of guests last minutes
 //	CI                   "true" makes it a failure that strace is missing or that
 //	                     no small file system can be had, instead of a skip

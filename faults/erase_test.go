@@ -3,10 +3,10 @@
 package faults
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,11 +27,11 @@ func operator(t *testing.T, p *process, data string) *admin.Client {
 	return &admin.Client{Base: p.at.Admin, Token: at.Token, HTTP: newClient(t)}
 }
 
-// say sends notices with a word in them to an inbox, and gives the word.
-func say(t *testing.T, c *admin.Client, from, n int) {
+// say sends notices with a word in them, quincunx, to an inbox.
+func say(t *testing.T, c *admin.Client, from, n, size int) {
 	t.Helper()
 	for i := from; i < from+n; i++ {
-		text := fmt.Sprintf("quincunx %d %s", i, strings.Repeat("y", 300))
+		text := fmt.Sprintf("quincunx %d %s", i, strings.Repeat("y", size))
 		if _, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text, IdempotencyKey: fmt.Sprint("key ", i)}); err != nil {
 			t.Fatal(err)
 		}
@@ -50,112 +50,49 @@ func delivered(t *testing.T, c *admin.Client) {
 	}
 }
 
-// TestErasedIsSynced watches the system calls of an erasure: what will be
-// written over records is noted and synced before the first of them is touched,
-// and the records' file is synced before the answer says that it is done.
-func TestErasedIsSynced(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		lacking(t, "strace is needed to see when a hub syncs its files, and is not installed")
-	}
+// TestErasedAfterPowerLoss watches the system calls of an erasure: when it is
+// answered, a loss of power leaves nothing of what was erased either.
+func TestErasedAfterPowerLoss(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
-	config := writeConfig(t, dir, node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"}})
-	out := filepath.Join(dir, "calls")
-	p := launch(t, strace, "-f", "-yy", "-s", "65536", "-o", out,
-		"-e", "trace=openat,write,pwrite64,writev,sendto,sendmsg,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat",
-		program(t, "internal/testhub"), "-config", config)
+	p, out := launchTraced(t, dir, node.Config{
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"},
+	})
 	c := operator(t, p, data)
-	say(t, c, 0, 8)
+	say(t, c, 0, 8, 700<<10) // enough that the WAL is copied into the file
 	delivered(t, c)
+	before, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
 	r, err := c.Forget(t.Context(), admin.Forget{Agent: "worker"})
 	if err != nil || r.Erased < 8 || r.Kept() != 0 {
 		t.Fatalf("%+v %v", r, err)
 	}
 	stopTraced(t, p)
-	f, err := os.Open(out)
-	if err != nil {
-		t.Fatal(err)
+	calls := readTrace(t, out)
+	answer := answerWith(calls, `\"erasure\":1,`)
+	if answer == nil {
+		t.Fatal("the trace has no answer to the erasure")
 	}
-	defer f.Close()
-	calls, err := parseTrace(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	over, err := checkErasure(calls)
-	if err != nil {
-		t.Error(err)
-	}
-	if over < 8 {
-		t.Errorf("%d records were written over", over)
-	}
-	t.Logf("%d records written over, %d system calls", over, len(calls))
-}
-
-// checkErasure looks at every overwriting of a record. It gives how many there
-// were.
-func checkErasure(calls []*call) (over int, err error) {
-	var ack, noted, renamed *call
-	for _, c := range calls {
-		if c.writes() && c.socket() && strings.Contains(c.args, `\"erasure\":1,`) {
-			ack = c
-			break
+	journalDir := filepath.Join(data, "journal")
+	lost := newPowerLoss(calls)
+	lost.until(answer.start)
+	left := lost.files(t, journalDir, nil)
+	for _, text := range []string{"quincunx", "yyyyyyyy"} {
+		for _, name := range holding(t, left, text) {
+			t.Errorf("after a loss of power %s holds what was erased: %q", filepath.Base(name), text)
 		}
 	}
-	if ack == nil {
-		return 0, fmt.Errorf("the trace has no answer to the erasure")
+	if missing := missingAfter(t, left, nil); missing != nil {
+		t.Error(missing)
 	}
-	for _, c := range calls {
-		switch {
-		case c.failed:
-		case (c.name == "fsync" || c.name == "fdatasync") && strings.HasSuffix(c.path, "/erasing.new"):
-			noted = c
-		case strings.HasPrefix(c.name, "rename") && strings.Contains(c.args, "/erasing.new\""):
-			if noted == nil || noted.end > c.start {
-				return over, fmt.Errorf("line %d: the note is renamed before it is synced", c.start+1)
-			}
-			renamed = c
-		case c.name == "pwrite64" && strings.HasSuffix(c.path, ".blk") && strings.Contains(c.args, `, "Pj\1`):
-			over++
-			if renamed == nil || renamed.end > c.start {
-				return over, fmt.Errorf("line %d writes over a record that no note tells of", c.start+1)
-			}
-			if !c.durable(calls, ack) {
-				return over, fmt.Errorf("line %d writes over a record; the answer on line %d is not preceded by a sync of it", c.start+1, ack.start+1)
-			}
-		}
-	}
-	return over, nil
-}
-
-// TestErasureReader proves that the test above would see what is missing.
-func TestErasureReader(t *testing.T) {
-	const (
-		note   = `10 fsync(7</d/journal/erasing.new>) = 0`
-		rename = `10 renameat(AT_FDCWD</>, "/d/journal/erasing.new", AT_FDCWD</>, "/d/journal/erasing") = 0`
-		write  = `10 pwrite64(8</d/journal/1.blk>, "Pj\1abc", 6, 100) = 6`
-		sync   = `10 fsync(8</d/journal/1.blk>) = 0`
-		ack    = `11 write(9<TCP:[127.0.0.1:1->127.0.0.1:2]>, "HTTP/1.1 200 OK\r\n\r\n{\"erasure\":1,", 30) = 30`
-	)
-	for _, c := range []struct {
-		name  string
-		lines []string
-		ok    bool
-	}{
-		{"in order", []string{note, rename, write, sync, ack}, true},
-		{"no note", []string{write, sync, ack}, false},
-		{"note not synced", []string{rename, write, sync, ack}, false},
-		{"note too late", []string{write, note, rename, sync, ack}, false},
-		{"record not synced", []string{note, rename, write, ack}, false},
-		{"record synced too late", []string{note, rename, write, ack, sync}, false},
-	} {
-		calls, err := parseTrace(strings.NewReader(strings.Join(c.lines, "\n")))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if over, err := checkErasure(calls); (err == nil) != c.ok || c.ok && over != 1 {
-			t.Errorf("%s: %d, %v", c.name, over, err)
-		}
+	// Without the syncs the content comes back: the test would see it.
+	lost = newPowerLoss(calls)
+	lost.leftOut = func(c *call) bool { return c.start >= bytes.Count(before, []byte("\n")) }
+	lost.until(answer.start)
+	if names := holding(t, lost.files(t, journalDir, nil), "quincunx"); len(names) == 0 {
+		t.Error("nothing is left where nothing is synced")
 	}
 }
 
@@ -173,7 +110,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 	for round := range rounds {
 		p := launch(t, hub, "-config", config)
 		c := operator(t, p, data)
-		say(t, c, round*messages, messages)
+		say(t, c, round*messages, messages, 300)
 		delivered(t, c)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -200,7 +137,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 			return len(list) == round+1 && !list[round].Ended.IsZero(), err
 		})
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("round %d: %v; the hub said:\n%s", round, err, p.errs)
 		}
 		page, err := c.Messages(t.Context(), admin.MessageFilter{Text: "quincunx"})
 		if err != nil || len(page.Messages) > 0 {
@@ -216,17 +153,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 		}
 		p.stop(t)
 	}
-	err := filepath.WalkDir(data, func(path string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		b, err := os.ReadFile(path)
-		if strings.Contains(string(b), "quincunx") {
-			t.Errorf("%s holds what was erased", path)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range holding(t, data, "quincunx") {
+		t.Errorf("%s holds what was erased", name)
 	}
 }

@@ -3,49 +3,46 @@
 package faults
 
 import (
-	"bufio"
 	"fmt"
-	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
 
-// TestAcknowledgedIsSynced watches the system calls of a hub: between the
-// write of a request's record and the write of its acknowledgement to the
-// socket lies a sync of the file that holds the record. Killing a process
-// cannot show this, for what it wrote is in the page cache.
-func TestAcknowledgedIsSynced(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		lacking(t, "strace is needed to see when a hub syncs its files, and is not installed")
-	}
+// TestPowerLoss watches the system calls of a hub. From the trace it builds the
+// directory that a loss of power would have left at the moment of an
+// acknowledgement: only what was synced is there. The journal opens, and holds
+// what was acknowledged before. Killing a process cannot show this, for what it
+// wrote is in the page cache.
+func TestPowerLoss(t *testing.T) {
 	dir := t.TempDir()
+	data := filepath.Join(dir, "data")
 	sender := newIdentity(t, "agent://sender.test")
-	config := writeConfig(t, dir, node.Config{
-		Data: filepath.Join(dir, "data"), Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}, Agents: enrolled(sender),
+	p, out := launchTraced(t, dir, node.Config{
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}, Agents: enrolled(sender),
 	})
-	out := filepath.Join(dir, "calls")
-	p := launch(t, strace, "-f", "-yy", "-s", "65536", "-o", out,
-		"-e", "trace=openat,write,pwrite64,writev,pwritev,pwritev2,sendto,sendmsg,fsync,fdatasync,sync_file_range,msync",
-		program(t, "internal/testhub"), "-config", config)
 	client := newClient(t)
 	base := p.at.HTTP + "/agents/worker"
 	to := cardID(t, client, base)
 
 	var mu sync.Mutex
-	var acks []acknowledged
-	send := func(marker string, mode samvad.Mode) {
-		s, err := sign(sender, base, mode, samvad.Call{To: to, Skill: "echo", Payload: []byte(`{"marker":"` + marker + `"}`), TraceID: "trace" + marker})
+	var acks []*acknowledged
+	send := func(marker string, mode samvad.Mode, fill int) {
+		payload := `{"marker":"` + marker + `","fill":"` + strings.Repeat("x", fill) + `"}`
+		s, err := sign(sender, base, mode, samvad.Call{To: to, Skill: "echo", Payload: []byte(payload), TraceID: "trace" + marker})
 		if err != nil {
 			t.Error(err)
 			return
@@ -55,7 +52,7 @@ func TestAcknowledgedIsSynced(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		k := acknowledged{marker: marker, mode: mode, sign: "trace" + marker}
+		k := &acknowledged{nonce: s.nonce, mode: mode, sign: "trace" + marker}
 		switch {
 		case mode == samvad.ModeAsync && a.status == http.StatusAccepted:
 			k.sign = a.task()
@@ -69,233 +66,292 @@ func TestAcknowledgedIsSynced(t *testing.T) {
 		acks = append(acks, k)
 	}
 	for i := range 5 {
-		send(fmt.Sprintf("alone%03ds", i), samvad.ModeSync)
-		send(fmt.Sprintf("alone%03da", i), samvad.ModeAsync)
+		send(fmt.Sprintf("alone%03ds", i), samvad.ModeSync, 0)
+		send(fmt.Sprintf("alone%03da", i), samvad.ModeAsync, 0)
 	}
-	// Enough at once that the journal commits in groups.
+	// Enough at once that the journal commits in groups, and enough in all that it
+	// copies its WAL into the file.
 	var crowd sync.WaitGroup
 	for i := range 48 {
 		crowd.Go(func() {
-			send(fmt.Sprintf("crowd%03ds", i), samvad.ModeSync)
-			if i%4 == 0 {
-				send(fmt.Sprintf("crowd%03da", i), samvad.ModeAsync)
-			}
+			send(fmt.Sprintf("crowd%03ds", i), samvad.ModeSync, 0)
+			send(fmt.Sprintf("crowd%03da", i), samvad.ModeAsync, 100<<10)
 		})
 	}
 	crowd.Wait()
-	// strace passes no signal on: its child has to get it.
 	stopTraced(t, p)
-	f, err := os.Open(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	calls, err := parseTrace(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := 10 + 48 + 12; len(acks) != want {
+	calls := readTrace(t, out)
+	if want := 10 + 96; len(acks) != want {
 		t.Errorf("%d of %d requests were acknowledged", len(acks), want)
 	}
 	for _, k := range acks {
-		records, err := k.check(calls)
-		if err != nil {
-			t.Errorf("%s (%s): %v", k.marker, k.mode, err)
-		}
-		if want := 2; records < want {
-			t.Errorf("%s (%s): %d records before the acknowledgement, want the request's and that of its reply or task", k.marker, k.mode, records)
+		if k.call = answerWith(calls, k.sign); k.call == nil {
+			t.Fatalf("the trace has no acknowledgement of %s", k.sign)
 		}
 	}
-	t.Logf("%d acknowledgements, %d system calls", len(acks), len(calls))
+	slices.SortFunc(acks, func(a, b *acknowledged) int { return a.call.start - b.call.start })
+	checkpoints := 0
+	for _, c := range calls {
+		if c.syncs() && strings.HasSuffix(c.path, "/journal.db") {
+			checkpoints++
+		}
+	}
+	if checkpoints < 3 {
+		t.Errorf("the journal's file was synced %d times only", checkpoints)
+	}
+
+	seed := rand.Uint64()
+	t.Logf("%d acknowledgements, %d system calls, seed %d", len(acks), len(calls), seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	journalDir := filepath.Join(data, "journal")
+	lost := newPowerLoss(calls)
+	for n, k := range acks {
+		if n%6 > 0 && n < len(acks)-1 {
+			continue
+		}
+		lost.until(k.call.start)
+		for _, c := range []struct {
+			name string
+			keep func() bool
+		}{
+			{"only what was synced", nil},
+			{"and some of the rest", func() bool { return rnd.IntN(2) == 0 }},
+		} {
+			for _, missing := range missingAfter(t, lost.files(t, journalDir, c.keep), acks[:n+1]) {
+				t.Errorf("%s: line %d acknowledges a request; after a loss of power %s", c.name, k.call.start+1, missing)
+			}
+		}
+	}
+
+	// Without the syncs of the WAL most are lost: the test would see it.
+	lost = newPowerLoss(calls)
+	lost.leftOut = func(c *call) bool { return strings.HasSuffix(c.path, "-wal") }
+	lost.until(acks[9].call.start)
+	if missing := missingAfter(t, lost.files(t, journalDir, nil), acks[:10]); len(missing) == 0 {
+		t.Error("nothing is missing where the WAL is never synced")
+	}
 }
 
-// TestTraceReader proves that the test above would see a missing sync.
-func TestTraceReader(t *testing.T) {
+// acknowledged is a request that the hub acknowledged.
+type acknowledged struct {
+	nonce string
+	mode  samvad.Mode
+	sign  string // what only its acknowledgement holds
+	call  *call  // that gives it to the socket
+}
+
+// missingAfter opens a journal and says what it lacks.
+func missingAfter(t *testing.T, dir string, acks []*acknowledged) (missing []string) {
+	t.Helper()
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, dir), Node: "after"})
+	if err != nil {
+		return []string{fmt.Sprintf("the journal does not open: %v", err)}
+	}
+	defer func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	requests := map[string]parley.ID{}
+	answered := map[parley.ID]bool{}
+	for r, err := range j.Records(t.Context(), 0, journal.From{}) {
+		if err != nil {
+			return []string{err.Error()}
+		}
+		switch m := r.Message; {
+		case m == nil:
+		case m.Kind == parley.Request:
+			e, err := samvad.Decode(m.Origin.Raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			requests[e.Nonce] = m.ID
+		case m.Kind.Terminal():
+			answered[m.InReplyTo] = true
+		}
+	}
+	for _, k := range acks {
+		id, ok := requests[k.nonce]
+		switch {
+		case !ok:
+			missing = append(missing, "the request "+k.sign+" is lost")
+		case k.mode == samvad.ModeSync && !answered[id]:
+			missing = append(missing, "the answer to "+k.sign+" is lost")
+		}
+	}
+	return missing
+}
+
+// A powerLoss follows a trace and knows what of the files a loss of power
+// leaves: the bytes that were synced, under names whose directory was synced.
+type powerLoss struct {
+	leftOut func(*call) bool // syncs that are not believed; nil: none
+
+	begin, end map[int]*call // by line
+	line       int
+	now, kept  map[string]*tracedFile // by path
+	marks      map[*call]int
+}
+
+type tracedFile struct {
+	synced  []byte
+	pending []*call // since, in order
+	dropped int     // of all pending: those that are in synced
+}
+
+func newPowerLoss(calls []*call) *powerLoss {
+	p := &powerLoss{begin: map[int]*call{}, end: map[int]*call{}, now: map[string]*tracedFile{}, kept: map[string]*tracedFile{}, marks: map[*call]int{}}
+	for _, c := range calls {
+		if !c.failed {
+			p.begin[c.start], p.end[c.end] = c, c
+		}
+	}
+	return p
+}
+
+// until follows the trace up to a line.
+func (p *powerLoss) until(line int) {
+	for ; p.line < line; p.line++ {
+		if c := p.begin[p.line]; c != nil && c.syncs() {
+			if f := p.now[c.path]; f != nil {
+				p.marks[c] = f.dropped + len(f.pending)
+			}
+		}
+		if c := p.end[p.line]; c != nil {
+			p.apply(c)
+		}
+	}
+}
+
+func (p *powerLoss) apply(c *call) {
+	switch {
+	case c.syncs():
+		if p.leftOut != nil && p.leftOut(c) {
+			return
+		}
+		if f := p.now[c.path]; f != nil {
+			for f.dropped < p.marks[c] {
+				f.synced = f.pending[0].change(f.synced)
+				f.pending = f.pending[1:]
+				f.dropped++
+			}
+			return
+		}
+		in := func(path string, _ *tracedFile) bool { return filepath.Dir(path) == c.path }
+		maps.DeleteFunc(p.kept, in)
+		for path, f := range p.now {
+			if in(path, f) {
+				p.kept[path] = f
+			}
+		}
+	case strings.HasPrefix(c.name, "open") && strings.Contains(c.args, "O_CREAT"):
+		if p.now[c.opened] == nil {
+			p.now[c.opened] = &tracedFile{}
+		}
+	case strings.HasPrefix(c.name, "unlink"):
+		delete(p.now, c.names[0])
+	case strings.HasPrefix(c.name, "rename"):
+		p.now[c.names[1]] = p.now[c.names[0]]
+		delete(p.now, c.names[0])
+	case c.name == "pwrite64" || c.name == "ftruncate":
+		if f := p.now[c.path]; f != nil {
+			f.pending = append(f.pending, c)
+		}
+	}
+}
+
+// files writes what is left of a directory into another. Of what was not synced
+// it has what keep chooses, nil for nothing.
+func (p *powerLoss) files(t *testing.T, dir string, keep func() bool) string {
+	t.Helper()
+	to := t.TempDir()
+	for path, f := range p.kept {
+		if filepath.Dir(path) != dir || strings.HasSuffix(path, "-shm") || filepath.Base(path) == "lock" {
+			continue
+		}
+		b := slices.Clone(f.synced)
+		for _, c := range f.pending {
+			if keep != nil && keep() {
+				b = c.change(b)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(path)), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
+}
+
+// holding lists the files of a directory that hold a text.
+func holding(t *testing.T, dir, text string) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if strings.Contains(string(b), text) {
+			names = append(names, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// TestPowerLossReader proves that the tests of a loss of power would see what
+// is missing.
+func TestPowerLossReader(t *testing.T) {
 	const (
-		open  = `10 openat(AT_FDCWD</>, "/d/journal/engine/1.blk", O_RDWR) = 7</d/journal/engine/1.blk>`
-		write = `10 write(7</d/journal/engine/1.blk>, "\1\0MARK\"rest", 12) = 12`
-		sync  = `10 fsync(7</d/journal/engine/1.blk>) = 0`
-		other = `10 fsync(8</d/journal/engine/2.blk>) = 0`
-		ack   = `11 write(9<TCP:[127.0.0.1:1->127.0.0.1:2]>, "HTTP/1.1 200 OK\r\n\r\nMARK", 30) = 30`
+		create = `10 openat(AT_FDCWD</>, "/d/a", O_RDWR|O_CREAT, 0600) = 7</d/a>`
+		names  = `10 fsync(6</d>) = 0`
+		write  = `10 pwrite64(7</d/a>, "M\0\"\18\377K", 7, 2) = 7`
+		sync   = `10 fdatasync(7</d/a>) = 0`
+		other  = `10 fsync(8</d/b>) = 0`
+		cut    = `10 ftruncate(7</d/a>, 3) = 0`
+		remove = `10 unlinkat(AT_FDCWD</>, "/d/a", 0) = 0`
+		want   = "\x00\x00M\x00\"\x018\xffK"
 	)
-	k := acknowledged{marker: "MARK", mode: samvad.ModeSync, sign: "MARK"}
 	for _, c := range []struct {
 		name  string
 		lines []string
-		ok    bool
+		want  string
 	}{
-		{"in order", []string{open, write, sync, ack}, true},
-		{"never", []string{write, ack}, false},
-		{"too late", []string{write, ack, sync}, false},
-		{"before the write", []string{sync, write, ack}, false},
-		{"another file", []string{write, other, ack}, false},
-		{"failed", []string{write, `10 fsync(7</d/journal/engine/1.blk>) = -1 EIO (Input/output error)`, ack}, false},
-		{"not ended", []string{write, `10 fsync(7</d/journal/engine/1.blk> <unfinished ...>`, ack, `10 <... fsync resumed>) = 0`}, false},
-		{"ended", []string{write, `10 fsync(7</d/journal/engine/1.blk> <unfinished ...>`, `12 write(3</tmp/x>, "y", 1) = 1`, `10 <... fsync resumed>) = 0`, ack}, true},
-		{"begun while the write went on", []string{`10 write(7</d/journal/engine/1.blk>, "\1\0MARK", 12 <unfinished ...>`, `12 fsync(7</d/journal/engine/1.blk>) = 0`, `10 <... write resumed>) = 12`, ack}, false},
-		{"opened for synchronous writes", []string{`10 openat(AT_FDCWD</>, "/d/journal/engine/1.blk", O_RDWR|O_SYNC) = 7</d/journal/engine/1.blk>`, write, ack}, true},
-		{"opened anew without", []string{`10 openat(AT_FDCWD</>, "/d/journal/engine/1.blk", O_RDWR|O_SYNC) = 7</d/journal/engine/1.blk>`, open, write, ack}, false},
+		{"in order", []string{create, names, write, sync}, want},
+		{"never", []string{create, names, write}, ""},
+		{"before the write", []string{create, names, sync, write}, ""},
+		{"another file", []string{create, names, write, other}, ""},
+		{"failed", []string{create, names, write, `10 fsync(7</d/a>) = -1 EIO (Input/output error)`}, ""},
+		{"not ended", []string{create, names, write, `10 fsync(7</d/a> <unfinished ...>`}, ""},
+		{"ended", []string{create, names, write, `10 fsync(7</d/a> <unfinished ...>`, `12 write(3</tmp/x>, "y", 1) = 1`,
+			`10 <... fsync resumed>) = 0`}, want},
+		{"begun while the write went on", []string{create, names, `10 pwrite64(7</d/a>, "MARK", 4, 0 <unfinished ...>`,
+			`12 fsync(7</d/a> <unfinished ...>`, `10 <... pwrite64 resumed>) = 4`, `12 <... fsync resumed>) = 0`}, ""},
+		{"a name that was not synced", []string{create, write, sync}, "no file"},
+		{"cut", []string{create, names, write, sync, cut, sync}, "\x00\x00M"},
+		{"cut and not synced", []string{create, names, write, sync, cut}, want},
+		{"removed", []string{create, names, write, sync, remove, names}, "no file"},
+		{"removed and not synced", []string{create, names, write, sync, remove}, want},
+		{"renamed", []string{`10 openat(AT_FDCWD</>, "/d/z", O_RDWR|O_CREAT, 0600) = 7</d/z>`, names,
+			`10 pwrite64(7</d/z>, "MARK", 4, 0) = 4`, `10 fsync(7</d/z>) = 0`,
+			`10 renameat(AT_FDCWD</>, "/d/z", AT_FDCWD</>, "/d/a") = 0`, names}, "MARK"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			calls, err := parseTrace(strings.NewReader(strings.Join(c.lines, "\n")))
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = k.check(calls)
-			if (err == nil) != c.ok {
-				t.Error(err)
+			lost := newPowerLoss(calls)
+			lost.until(len(c.lines))
+			got := "no file"
+			if f := lost.kept["/d/a"]; f != nil {
+				got = string(f.synced)
+			}
+			if got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
 	}
-}
-
-// stopTraced ends the hub that strace watches, in order.
-func stopTraced(t *testing.T, p *process) {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.cmd.Process.Pid, p.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pid int
-	if _, err := fmt.Sscan(string(b), &pid); err != nil {
-		t.Fatalf("children of strace %q: %v", b, err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-p.exited
-	if p.err != nil {
-		t.Fatalf("the hub ended with %v\n%s", p.err, p.errs)
-	}
-}
-
-// A call is one system call. Start and end are its places in the trace: of two
-// calls that went on at once neither is before the other.
-type call struct {
-	name       string
-	path       string // of the descriptor
-	args       string
-	synced     bool // the descriptor was opened with O_SYNC or O_DSYNC
-	failed     bool
-	start, end int
-}
-
-var (
-	lineForm = regexp.MustCompile(`^(\d+) +(?:(\w+)\((.*)|<\.\.\. (\w+) resumed>(.*))$`)
-	fileForm = regexp.MustCompile(`^(\d+)<([^>]*(?:->[^>]*)?)>`)
-	failForm = regexp.MustCompile(`\) += -1 [A-Z]+ `)
-	openForm = regexp.MustCompile(`= (\d+)<`)
-)
-
-// parseTrace reads what strace -f -yy writes.
-func parseTrace(r io.Reader) ([]*call, error) {
-	var out []*call
-	open := map[string]*call{}  // by thread
-	synced := map[string]bool{} // by descriptor
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for n := 0; lines.Scan(); n++ {
-		m := lineForm.FindStringSubmatch(lines.Text())
-		if m == nil {
-			continue // signals and ends of threads
-		}
-		thread, text := m[1], m[3]
-		c := open[thread]
-		if m[4] != "" {
-			if c == nil || c.name != m[4] {
-				return nil, fmt.Errorf("line %d resumes a %s that was not begun", n+1, m[4])
-			}
-			text = m[5]
-			c.args += text
-			delete(open, thread)
-		} else {
-			c = &call{name: m[2], args: text, start: n}
-			if f := fileForm.FindStringSubmatch(text); f != nil {
-				c.path = f[2]
-				c.synced = synced[f[1]]
-			}
-			out = append(out, c)
-			if strings.HasSuffix(text, "<unfinished ...>") {
-				c.end = 1 << 62
-				open[thread] = c
-				continue
-			}
-		}
-		c.end = n
-		c.failed = failForm.MatchString(text)
-		if c.name == "openat" && !c.failed {
-			if f := openForm.FindStringSubmatch(c.args); f != nil {
-				synced[f[1]] = strings.Contains(c.args, "O_SYNC") || strings.Contains(c.args, "O_DSYNC")
-			}
-		}
-	}
-	return out, lines.Err()
-}
-
-func (c *call) writes() bool {
-	switch c.name {
-	case "write", "pwrite64", "writev", "pwritev", "pwritev2", "sendto", "sendmsg":
-		return true
-	}
-	return false
-}
-
-func (c *call) socket() bool {
-	return strings.HasPrefix(c.path, "TCP:") || strings.HasPrefix(c.path, "TCPv6:") || strings.HasPrefix(c.path, "socket:")
-}
-
-// acknowledged is a request that the hub acknowledged.
-type acknowledged struct {
-	marker string // in everything that is recorded of it
-	mode   samvad.Mode
-	sign   string // what only its acknowledgement holds
-}
-
-// check looks for the records of a request in the trace, and for a sync of
-// each before the acknowledgement. It gives how many there were.
-//
-// A handler may go on with a task while its acknowledgement is under way; so
-// of a task only what is recorded first in each file counts.
-func (k acknowledged) check(calls []*call) (records int, err error) {
-	var ack *call
-	for _, c := range calls {
-		if c.writes() && c.socket() && strings.Contains(c.args, "HTTP/1.1 20") && strings.Contains(c.args, k.sign) {
-			ack = c
-			break
-		}
-	}
-	if ack == nil {
-		return 0, fmt.Errorf("the trace has no acknowledgement")
-	}
-	first := map[string]bool{}
-	for _, w := range calls {
-		if !w.writes() || w.socket() || w.start > ack.start || !strings.Contains(w.path, "/journal/") || !strings.Contains(w.args, k.marker) {
-			continue
-		}
-		if k.mode == samvad.ModeAsync && first[w.path] {
-			continue
-		}
-		first[w.path] = true
-		records++
-		if !w.failed && !w.durable(calls, ack) {
-			return records, fmt.Errorf("line %d writes a record to %s; the acknowledgement on line %d is not preceded by a sync of it", w.start+1, filepath.Base(w.path), ack.start+1)
-		}
-	}
-	if records == 0 {
-		return 0, fmt.Errorf("the trace has no record of it before the acknowledgement")
-	}
-	return records, nil
-}
-
-// durable reports whether a write was synced before another call began.
-func (c *call) durable(calls []*call, before *call) bool {
-	if c.synced && c.end < before.start {
-		return true
-	}
-	for _, s := range calls {
-		if (s.name == "fsync" || s.name == "fdatasync") && s.path == c.path && !s.failed && s.start > c.end && s.end < before.start {
-			return true
-		}
-	}
-	return false
 }

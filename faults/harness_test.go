@@ -37,6 +37,10 @@ const module = "github.com/parley-hub/parley"
 var binaries string
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(fillEnv); dir != "" {
+		fmt.Fprintln(os.Stderr, fill(dir))
+		os.Exit(1)
+	}
 	dir, err := os.MkdirTemp("", "parley-faults-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -64,8 +64,11 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 		if err != nil {
 			return nil, err
 		}
-		// This node's own from before it was started again holds nobody up.
-		if t.Until.After(j.cfg.Now()) && (t.Node != j.cfg.Node || t.Run == j.run) {
+		// This node's own from before it was started again holds nobody up, nor does
+		// that of a process that has ended, as all but this one have where the store
+		// is for one alone.
+		other := t.Node != j.cfg.Node && !j.store.Exclusive()
+		if t.Until.After(j.cfg.Now()) && (other || t.Run == j.run) {
 			return nil, fail(ErrExists, "lease %q is held by %s until %s", name, t.Node, t.Until.Format(time.RFC3339))
 		}
 	case !errors.Is(err, store.ErrNotFound):

@@ -207,6 +207,20 @@ func TestChainsAndFences(t *testing.T) {
 	}
 }
 
+// TestLeaseOfEndedProcess: where the store is for one process alone, the lease of
+// one that was killed holds nobody up, whatever its node was called.
+func TestLeaseOfEndedProcess(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, setup{Dir: dir, Node: "one"})
+	if _, err := j.Lease(t.Context(), "s", "erasing", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, setup{Dir: crash(t, dir), Node: "two"})
+	if _, err := again.Lease(t.Context(), "s", "erasing", time.Hour); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLimits(t *testing.T) {
 	c := newClock()
 	j := open(t, setup{Memory: true, Now: c.now, MaxKeys: 5, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
