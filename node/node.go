@@ -228,6 +228,9 @@ func (n *Node) openJournal(ctx context.Context) error {
 			return fmt.Errorf("make the data directory: %w", err)
 		}
 		dir = filepath.Join(n.c.Data, "journal")
+		if err := lost(n.c.Data, dir); err != nil {
+			return err
+		}
 	}
 	if n.c.FreeSpace != nil {
 		jc.FreeSpace = func() (uint64, error) { return n.c.FreeSpace(dir) }
@@ -238,6 +241,19 @@ func (n *Node) openJournal(ctx context.Context) error {
 	}
 	if n.journal, err = journal.Open(ctx, jc); err != nil {
 		return fmt.Errorf("open the journal: %w", err)
+	}
+	return nil
+}
+
+// lost refuses to make a new journal where there was one: the index was made of it.
+func lost(data, dir string) error {
+	missing := func(path string) bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	}
+	file := filepath.Join(dir, sqlite.FileName)
+	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) && missing(filepath.Join(dir, "journal.json")) {
+		return fmt.Errorf("open the journal: %w: %s is missing; restore a backup, or remove %s, too, to begin anew", journal.ErrCorrupt, file, index)
 	}
 	return nil
 }

@@ -452,7 +452,7 @@ func TestDocsGo(t *testing.T) {
 	for _, p := range []string{"context", "crypto/ed25519", "encoding/json", "errors", "fmt", "io", "log", "log/slog", "net/http", "os", "strings", "time"} {
 		known[filepath.Base(p)] = p
 	}
-	for _, p := range []string{"", "samvad", "uagents", "a2e", "agh", "agh/aghnats", "asp", "node", "hub", "journal", "admin", "keyring"} {
+	for _, p := range []string{"", "samvad", "uagents", "a2e", "agh", "agh/aghnats", "asp", "node", "hub", "journal", "journal/sqlite", "admin", "keyring"} {
 		p = strings.TrimSuffix("github.com/parley-hub/parley/"+p, "/")
 		known[filepath.Base(p)] = p
 	}

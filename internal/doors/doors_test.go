@@ -16,8 +16,9 @@ var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
 // below says what a package may reach besides internal/…; packages that are
 // not listed may reach nothing of ours. "bridge/*" stands for each protocol.
 func below(pkg string) ([]string, bool) {
-	core := []string{"", "journal", "directory", "policy", "delivery", "keyring", "hub"}
-	all := append(slices.Clone(core), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
+	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
+	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
+	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
 		"bench", "bench/load", "bench/floor", "pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
@@ -27,16 +28,24 @@ func below(pkg string) ([]string, bool) {
 		return nil, true
 	case "agh/aghnats":
 		return []string{"agh"}, true
-	case "keyring", "journal":
+	case "keyring":
 		return []string{""}, true
+	case "journal":
+		return []string{"", "journal/store"}, true
+	case "journal/store":
+		return nil, true
+	case "journal/sqlite", "journal/jetstream", "journal/store/storetest":
+		return []string{"journal/store"}, true
+	case "internal/testjournal":
+		return stores, true
 	case "journal/index":
-		return []string{"", "journal"}, true
+		return []string{"", "journal/store", "journal"}, true
 	case "directory":
-		return []string{"", "journal"}, true
+		return []string{"", "journal/store", "journal"}, true
 	case "policy":
-		return []string{"", "directory", "journal"}, true
+		return []string{"", "directory", "journal/store", "journal"}, true
 	case "delivery":
-		return []string{"", "journal", "directory"}, true
+		return []string{"", "journal/store", "journal", "directory"}, true
 	case "hub":
 		return core[:len(core)-1], true
 	case "bridge":

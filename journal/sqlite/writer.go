@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -386,6 +387,14 @@ func (w *writer) copyWAL(mode string) (busy bool, err error) {
 	return busy || copied < pages, err
 }
 
+func (s *Store) syncWAL() error {
+	f, err := os.OpenFile(s.path+"-wal", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
 // truncate empties the WAL: the old content of changed pages is then in no file.
 func (s *Store) truncate(ctx context.Context) error {
 	if s.cfg.Memory {
@@ -399,6 +408,7 @@ func (s *Store) truncate(ctx context.Context) error {
 			}
 			if busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
 				w.logged, w.unsynced = 0, 0
+				err = s.syncWAL() // which SQLite does not, and the old content would be back after a power cut
 			}
 			return s.explain(err)
 		}})
