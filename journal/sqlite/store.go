@@ -51,6 +51,7 @@ type Store struct {
 	writer *writer
 	idle   chan *conn // that read
 	opened []*conn
+	wal    *os.File // to sync it
 
 	known   sync.RWMutex
 	content state // what is committed
@@ -139,6 +140,9 @@ func (s *Store) openFile() error {
 	// A lock for writing has SQLite open all files that it will need: it does not
 	// depend on free file descriptors afterwards.
 	if err := errors.Join(c.exec("BEGIN IMMEDIATE"), c.exec("ROLLBACK")); err != nil {
+		return s.explain(err)
+	}
+	if s.wal, err = os.OpenFile(s.path+"-wal", os.O_RDWR, 0); err != nil {
 		return s.explain(err)
 	}
 	if _, err := s.writer.copyWAL("PASSIVE"); err != nil {
@@ -519,6 +523,10 @@ func (s *Store) Close() error {
 
 // release closes all files.
 func (s *Store) release() (err error) {
+	if s.wal != nil {
+		err = s.wal.Close()
+		s.wal = nil
+	}
 	for i := len(s.opened) - 1; i >= 0; i-- { // the writer last: it removes the WAL
 		err = errors.Join(err, s.opened[i].Close())
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -387,14 +386,6 @@ func (w *writer) copyWAL(mode string) (busy bool, err error) {
 	return busy || copied < pages, err
 }
 
-func (s *Store) syncWAL() error {
-	f, err := os.OpenFile(s.path+"-wal", os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
 // truncate empties the WAL: the old content of changed pages is then in no file.
 func (s *Store) truncate(ctx context.Context) error {
 	if s.cfg.Memory {
@@ -408,7 +399,7 @@ func (s *Store) truncate(ctx context.Context) error {
 			}
 			if busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
 				w.logged, w.unsynced = 0, 0
-				err = s.syncWAL() // which SQLite does not, and the old content would be back after a power cut
+				err = s.wal.Sync() // which SQLite does not: the old content might be back after a power cut
 			}
 			return s.explain(err)
 		}})
