@@ -87,13 +87,18 @@ func (p *partition) disposable(ctx context.Context, from, to uint64, before time
 		if x.Tag != "" {
 			tagged = append(tagged, store.Record{Sequence: x.Sequence, Tag: strings.Clone(x.Tag)})
 		}
-		end = x.Sequence + 1
+		if r != nil { // a lease goes with what is behind it
+			end = x.Sequence + 1
+		}
 		return true
 	})
 	if bad != nil || err != nil {
 		return from, errors.Join(bad, storeError(ctx, err))
 	}
 	for _, x := range tagged {
+		if x.Sequence >= end {
+			break
+		}
 		last, err := p.j.store.Tagged(ctx, p.index, x.Tag)
 		if err != nil {
 			return from, storeError(ctx, err)
