@@ -907,7 +907,11 @@ func TestIssue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, b := range [][]byte{[]byte("{"), whole} {
-		if err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600); err != nil {
+		// Not while the tokens bring their copy up to date, which may still be to come.
+		tokens.file.Lock()
+		err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600)
+		tokens.file.Unlock()
+		if err != nil {
 			t.Fatal(err)
 		}
 		if err := tokens.Reread(t.Context()); (err == nil) != (len(b) > 1) {
