@@ -355,7 +355,7 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 			return err
 		}); err != nil {
 			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-				return fmt.Errorf("%w: stream %s is there with other settings; choose another Prefix", store.ErrForeign, c.Name)
+				return s.sooner(ctx, c.Name, "is there with other settings")
 			}
 			return fmt.Errorf("stream %s cannot be made: %w", c.Name, err)
 		}
@@ -364,10 +364,31 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 			return err
 		}
 		if info.State.LastSeq > 0 && c.Name != s.stateStream() {
-			return fmt.Errorf("%w: stream %s is not empty; choose another Prefix", store.ErrForeign, c.Name)
+			return s.sooner(ctx, c.Name, "is not empty")
 		}
 	}
 	return nil
+}
+
+// sooner tells a journal that another hub has made meanwhile, of which this one's
+// server may hear a moment later, from streams of something else.
+func (s *Store) sooner(ctx context.Context, stream, why string) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.goneAfter/4)
+	defer cancel()
+	err := s.patiently(ctx, "stream "+stream, func(ctx context.Context) error {
+		_, err := s.readMeta(ctx)
+		if errors.Is(err, store.ErrNotFound) {
+			return errNotYet
+		}
+		return err
+	})
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: another hub has made the journal", store.ErrExists)
+	case errors.Is(err, errNotYet):
+		return fmt.Errorf("%w: stream %s %s; choose another Prefix", store.ErrForeign, stream, why)
+	}
+	return err
 }
 
 // restored ends a restore.

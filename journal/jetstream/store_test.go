@@ -1,8 +1,10 @@
 package jetstream
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -29,4 +31,40 @@ func TestStoreOnCluster(t *testing.T) {
 		t.Skip("the cluster is left out with -short")
 	}
 	storetest.Run(t, places(testcluster.Start(t, 3).URLs))
+}
+
+// TestHubsBeginAtOnce: of several hubs that find no journal one makes it, and the
+// others find it, although each would have made another.
+func TestHubsBeginAtOnce(t *testing.T) {
+	urls := strings.Join(testcluster.Start(t, 1).URLs, ",")
+	for round := range 10 {
+		const hubs = 4
+		var wg sync.WaitGroup
+		var made atomic.Int32
+		for hub := range hubs {
+			s, err := Open(t.Context(), Config{URL: urls, Prefix: fmt.Sprintf("R%d", round), Name: fmt.Sprint(hub)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				defer s.Close()
+				switch err := s.Init(t.Context(), store.Meta{Format: 2, Partitions: 2, Prefix: "P", Salt: fmt.Sprint(hub), Check: "c"}); {
+				case err == nil:
+					made.Add(1)
+					if err := s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("x")}}); err != nil {
+						t.Error(err)
+					}
+				case !errors.Is(err, store.ErrExists):
+					t.Error(err)
+				}
+				if _, err := s.Meta(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := made.Load(); n != 1 {
+			t.Errorf("%d hubs made the journal", n)
+		}
+	}
 }
