@@ -688,7 +688,7 @@ func (d *Directory) lead(i identity) {
 	}
 }
 
-// before: agents that somebody added come before those that registered
+// before: agents that an operator added come before those that registered
 // themselves, and older ones before newer.
 func (e *Entry) before(o *Entry) bool {
 	if e.Source.registered() != o.Source.registered() {

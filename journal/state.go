@@ -123,6 +123,7 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 // reach waits until a change of this node was told, so that it is known here what
 // was done here.
 func (m *stateMachine) reach(ctx context.Context, seq uint64) {
+	var late <-chan time.Time // the change is recorded: it is not waited for for ever
 	for {
 		m.mu.Lock()
 		if m.seq >= seq {
@@ -134,8 +135,14 @@ func (m *stateMachine) reach(ctx context.Context, seq uint64) {
 		}
 		moved := m.moved
 		m.mu.Unlock()
+		if late == nil {
+			late = time.After(m.j.cfg.Timeout)
+		}
 		select {
 		case <-moved:
+		case <-late:
+			m.j.cfg.Log.Warn("a change of the state is recorded, and cannot be read back yet", "revision", seq)
+			return
 		case <-ctx.Done():
 			return
 		case <-m.j.ctx.Done():

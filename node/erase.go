@@ -247,6 +247,24 @@ func (e *eraser) alone(ctx context.Context) (end func(), err error) {
 	}, nil
 }
 
+// turn is alone, and waits for another hub that erases: the erasure is recorded,
+// and begun it goes on without its caller.
+func (e *eraser) turn(ctx context.Context) (end func(), err error) {
+	for {
+		end, err := e.alone(ctx)
+		if !errors.Is(err, journal.ErrExists) {
+			return end, err
+		}
+		pause := time.NewTimer(2 * time.Second)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // erasedElsewhere is what other hubs have erased and this hub's index may have:
 // erasures by number, and the revision of each.
 type erasedElsewhere struct {
@@ -408,14 +426,17 @@ const (
 // only a look.
 func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admin.Forgotten, err error) {
 	if !dry {
-		end, err := e.alone(ctx)
-		if errors.Is(err, journal.ErrExists) {
-			return out, parley.Fail(parley.Unavailable, nil, "another hub is erasing; try again in a few minutes")
-		}
+		end, err := e.turn(ctx)
 		if err != nil {
 			return out, err
 		}
 		defer end()
+		switch now, err := e.n.journal.Erasure(ctx, x.Number); {
+		case err != nil:
+			return out, err
+		case !now.Ended.IsZero():
+			return out, nil // another hub has finished it meanwhile
+		}
 	}
 	out = admin.Forgotten{Erasure: x.Number, What: x.What, Name: x.Name, DryRun: dry}
 	j := e.n.journal
