@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -908,9 +909,9 @@ func TestIssue(t *testing.T) {
 	}
 	for _, b := range [][]byte{[]byte("{"), whole} {
 		// Not while the tokens bring their copy up to date, which may still be to come.
-		tokens.file.Lock()
+		_, unlock, _ := lockTokens(dir) // whatever it holds
 		err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600)
-		tokens.file.Unlock()
+		unlock()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1028,6 +1029,43 @@ func TestTokensOfACluster(t *testing.T) {
 	defer moved.Close()
 	known(moved, firsts[0], "admin")
 	known(moved, secret, "")
+}
+
+// TestTokenFileOfTwo: a command adds lines to the file while a running hub copies
+// into it what changes at other hubs; none is lost.
+func TestTokenFileOfTwo(t *testing.T) {
+	s, dir := state(t), t.TempDir()
+	tokens, _ := openTokens(t, s, dir, slog.New(slog.DiscardHandler))
+	other, _ := openTokens(t, s, t.TempDir(), slog.New(slog.DiscardHandler))
+	const n = 20
+	lost := n
+	var changes sync.WaitGroup
+	changes.Go(func() {
+		for i := range n {
+			token, err := firstToken(time.Time{}, rand.Reader)
+			token.Name = fmt.Sprintf("other-%d", i)
+			if k, bad := token.hashed(); err != nil || bad != nil || other.create(t.Context(), k.Token) != nil {
+				t.Error(err, bad)
+			}
+		}
+	})
+	for i := range n {
+		if _, err := Issue(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe}, rand.Reader); err != nil {
+			t.Error(err)
+		}
+	}
+	changes.Wait()
+	if err := tokens.Reread(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range tokens.All() {
+		if strings.HasPrefix(token.Name, "command-") {
+			lost--
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d tokens of the command are lost", lost)
+	}
 }
 
 func TestTokens(t *testing.T) {

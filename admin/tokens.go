@@ -134,7 +134,6 @@ type Tokens struct {
 	dir       string        // of the file; "": none
 	log       *slog.Logger
 	stop      func()
-	file      sync.Mutex        // held while the file is read and written
 	revisions map[string]uint64 // of those in the state; under mu
 	opened    bool              // changes are copied into the file; under mu
 }
@@ -384,9 +383,8 @@ func (t *Tokens) Reread(ctx context.Context) error {
 	if t.dir == "" {
 		return nil
 	}
-	t.file.Lock()
-	defer t.file.Unlock()
-	read, err := ReadTokens(t.dir)
+	read, unlock, err := lockTokens(t.dir)
+	defer unlock()
 	if err != nil {
 		return err
 	}
@@ -422,13 +420,15 @@ func (t *Tokens) copy() error {
 	if t.dir == "" {
 		return nil
 	}
-	t.file.Lock()
-	defer t.file.Unlock()
-	read, err := ReadTokens(t.dir)
-	if errors.Is(err, os.ErrNotExist) {
-		read, err = &Tokens{}, nil
+	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+		return err
 	}
-	if err != nil {
+	read, unlock, err := lockTokens(t.dir)
+	defer unlock()
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		read = &Tokens{}
+	case err != nil:
 		return err
 	}
 	fresh := slices.DeleteFunc(read.list, func(k knownToken) bool { return k.Kept == t.id })
@@ -519,7 +519,8 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 // gives the secret. Nothing keeps that. A running hub knows it after
 // [Tokens.Reread].
 func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
-	t, err := ReadTokens(dir)
+	t, unlock, err := lockTokens(dir)
+	defer unlock()
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("%w; `parley init` makes it", err)
 	}
@@ -542,7 +543,8 @@ func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
 // Withdraw has a token taken out, which is marked in the file of a data directory:
 // a running hub refuses it after [Tokens.Reread], and every hub of its cluster.
 func Withdraw(dir, name string) error {
-	t, err := ReadTokens(dir)
+	t, unlock, err := lockTokens(dir)
+	defer unlock()
 	if err != nil {
 		return err
 	}
@@ -621,6 +623,19 @@ func ReadTokens(dir string) (*Tokens, error) {
 		return nil, fmt.Errorf("admin tokens: %s: %w", path, err)
 	}
 	return t, nil
+}
+
+// lockTokens is [ReadTokens] for who will write the file: a running hub copies
+// what changes at other hubs into it at any moment, and a line that a command
+// added meanwhile would be gone. Nobody else that calls lockTokens reads the file
+// until unlock, which is there with an error, too.
+func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
+	lock, err := disk.Wait(dir)
+	if err != nil {
+		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
+	}
+	t, err = ReadTokens(dir)
+	return t, func() { lock.Close() }, err
 }
 
 // find gives the actor of a secret. All hashes are compared, each in constant
