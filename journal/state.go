@@ -80,13 +80,20 @@ func newStateMachine(j *Journal) *stateMachine {
 // begin follows the state, and returns when every change from then on is told.
 func (m *stateMachine) begin(ctx context.Context) error {
 	ready := make(chan struct{})
-	var once sync.Once
+	begun := sync.OnceFunc(func() { close(ready) })
 	m.j.background.Go(func() {
 		m.j.retry("the state of the journal", func(ctx context.Context) error {
 			m.mu.Lock()
 			after := m.seq
 			m.mu.Unlock()
-			return m.j.store.FollowState(ctx, after, func() { once.Do(func() { close(ready) }) }, m.feed)
+			select {
+			case <-ready:
+				// Before the first change was told, no revision is known. From the
+				// beginning on, watchers are told what they have not read themselves.
+				after = max(after, 1)
+			default:
+			}
+			return m.j.store.FollowState(ctx, after, begun, m.feed)
 		})
 	})
 	select {
