@@ -150,6 +150,40 @@ func TestReplyIsKnownToReplay(t *testing.T) {
 	}
 }
 
+// TestReplyIsKnownAfterATakeOver: the facts that an owner writes are whole, also
+// where it has forgotten them as long as another hub was the owner, and reads the
+// log: the reply to a request from before the last checkpoint is known.
+func TestReplyIsKnownAfterATakeOver(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, setup{Dir: dir})
+	m := request(t, "alice", "bob")
+	e := Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}, Key: Key{ID: "k"}}
+	if _, _, err := j.Accept(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	p := j.parts[0]
+	if err := p.checkpoint(t.Context()); err != nil { // the other hub's
+		t.Fatal(err)
+	}
+	reply := &parley.Message{ID: newID(t, time.Now()), Kind: parley.Failure, InReplyTo: m.ID, From: "bob", To: "alice"}
+	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply, Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	p.facts, p.factsFrom = nil, p.applied // as after maxFacts of them
+	p.mu.Unlock()
+	if err := p.checkpoint(t.Context()); err != nil { // after the take-over
+		t.Fatal(err)
+	}
+	for _, j := range []*Journal{j, open(t, setup{Dir: crash(t, dir)})} {
+		_, prior, err := j.Accept(t.Context(), e)
+		if err != nil || prior == nil || prior.Reply != at {
+			t.Error(prior, err)
+		}
+	}
+}
+
 // TestCrashProperty makes random entries, and compares what a process that
 // starts after a crash rebuilds with what the crashed one knew.
 func TestCrashProperty(t *testing.T) {

@@ -293,7 +293,7 @@ func (p *partition) keepKeys(ctx context.Context, facts []keyFact, from uint64) 
 		last = viewNote{}
 	}
 	if last.Sequence < from {
-		earlier, err := p.readFacts(ctx, last.Sequence+1, from)
+		earlier, err := p.readFacts(ctx, &last, from)
 		if err != nil {
 			return err
 		}
@@ -320,13 +320,20 @@ func (p *partition) keepKeys(ctx context.Context, facts []keyFact, from uint64) 
 	return nil
 }
 
-// readFacts reads from the log what a node that did not write checkpoints has
-// forgotten.
-func (p *partition) readFacts(ctx context.Context, from, to uint64) (out []keyFact, err error) {
+// readFacts reads from the log behind a checkpoint what a node that did not write
+// checkpoints has forgotten. Which request a reply is about, the deliveries tell
+// that were open then.
+func (p *partition) readFacts(ctx context.Context, last *viewNote, to uint64) (out []keyFact, err error) {
 	scratch := newPartition(p.j, p.index)
-	scratch.applied = from - 1
+	whole, err := scratch.restoreOpen(ctx, last)
+	if err != nil {
+		return nil, err
+	}
+	if !whole {
+		scratch = newPartition(p.j, p.index)
+	}
 	var bad error
-	err = p.j.store.Read(ctx, p.index, from, to, func(x store.Record) bool {
+	err = p.j.store.Read(ctx, p.index, scratch.applied+1, to, func(x store.Record) bool {
 		var r *sealed
 		if r, bad = p.parse(x, false); bad != nil {
 			return false
@@ -370,39 +377,46 @@ func (p *partition) restoreKeys(ctx context.Context) error {
 	})
 }
 
+// restoreOpen restores the open deliveries of a checkpoint, and reports whether
+// it could be read.
+func (p *partition) restoreOpen(ctx context.Context, note *viewNote) (whole bool, err error) {
+	s := stateBucket{j: p.j, name: viewBucket}
+	var data bytes.Buffer
+	for i := range note.Parts {
+		v, err := s.last(ctx, note.part(p.index, i))
+		if err != nil && !errors.Is(err, ErrCorrupt) {
+			return false, err
+		}
+		data.Write(v.Data)
+	}
+	whole = note.Version == viewVersion && crc32.Checksum(data.Bytes(), castagnoli) == note.Sum
+	return whole && p.restore(note.Sequence, data.Bytes()) == nil, nil
+}
+
 // restoreView restores the view from the last checkpoint, if there is one that
 // can be read. What cannot be is no harm: the log has it all.
 func (p *partition) restoreView(ctx context.Context, last uint64) error {
 	log := p.j.cfg.Log.With("partition", p.index)
 	s := stateBucket{j: p.j, name: viewBucket}
-	get := func(key string) ([]byte, error) {
-		v, err := s.last(ctx, key)
-		if errors.Is(err, ErrCorrupt) {
-			return nil, nil
-		}
-		return v.Data, err
+	v, err := s.last(ctx, viewKey(p.index))
+	if errors.Is(err, ErrCorrupt) {
+		return nil
 	}
-	b, err := get(viewKey(p.index))
-	if err != nil || b == nil {
+	if err != nil || v.Data == nil {
 		return err
 	}
 	var note viewNote
-	if err := json.Unmarshal(b, &note); err != nil || note.Version != viewVersion {
+	if err := json.Unmarshal(v.Data, &note); err != nil || note.Version != viewVersion {
 		log.Warn("a checkpoint is of another release; the whole log is read")
 		return nil
 	}
 	if note.Sequence > last {
 		return damaged(nil, "the log of partition %d ends at %d, but had %d records", p.index, last, note.Sequence)
 	}
-	var data bytes.Buffer
-	for i := range note.Parts {
-		part, err := get(note.part(p.index, i))
-		if err != nil {
-			return err
-		}
-		data.Write(part)
+	whole, err := p.restoreOpen(ctx, &note)
+	if err != nil {
+		return err
 	}
-	whole := crc32.Checksum(data.Bytes(), castagnoli) == note.Sum && p.restore(note.Sequence, data.Bytes()) == nil
 	if whole {
 		err := p.restoreKeys(ctx)
 		if whole = !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat); whole && err != nil {
