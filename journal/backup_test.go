@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 // backed makes a backup in memory.
@@ -560,4 +562,83 @@ func TestBackupOfThreeServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.check(t, open(t, setup{Dir: dir, Node: "e"}))
+}
+
+// patient is a store that acknowledges a value only when several wait for it, as
+// one does whose fsync takes its time.
+type patient struct {
+	store.Store
+	want int
+
+	mu      sync.Mutex
+	waiting int
+	most    int
+	all     chan struct{}
+	once    sync.Once
+}
+
+func (s *patient) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (uint64, error) {
+	s.mu.Lock()
+	s.waiting++
+	s.most = max(s.most, s.waiting)
+	if s.waiting >= s.want {
+		s.once.Do(func() { close(s.all) })
+	}
+	s.mu.Unlock()
+	select {
+	case <-s.all:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	rev, err := s.Store.Put(ctx, bucket, v, expect)
+	s.mu.Lock()
+	s.waiting--
+	s.mu.Unlock()
+	return rev, err
+}
+
+// TestRestoreDoesNotWaitForEachValue: values are given to the store many at a
+// time, a bounded number; of a key that comes several times the last one stays.
+func TestRestoreDoesNotWaitForEachValue(t *testing.T) {
+	ctx := t.Context()
+	var out bytes.Buffer
+	w, err := newBackupWriter(&out, BackupHeader{Prefix: defaultPrefix, Partitions: 1}, nil, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keys, times = 2000, 3
+	for i := range times {
+		for k := range keys {
+			v := Value{Key: fmt.Sprint("k", k), Data: fmt.Append(nil, i), Deleted: i == times-1 && k%2 == 1}
+			if err := w.value("b", &v); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := w.finish(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	inner, err := setup{Dir: dir}.store(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &patient{Store: inner, want: 16, all: make(chan struct{})}
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := Restore(within, &out, RestoreConfig{Store: s}); err != nil {
+		t.Fatal(err)
+	}
+	if s.most < s.want || s.most > putsAtOnce {
+		t.Errorf("%d values at once", s.most)
+	}
+	values := stateOf(t, open(t, setup{Dir: dir}), "b")
+	if len(values) != keys/2 {
+		t.Errorf("%d values", len(values))
+	}
+	for k, v := range values {
+		if v != fmt.Sprint(times-1) {
+			t.Errorf("%s: %s", k, v)
+		}
+	}
 }

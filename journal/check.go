@@ -1,10 +1,8 @@
 package journal
 
 import (
-	"bufio"
+	"cmp"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +33,7 @@ func NewChecker(m store.Meta, key []byte) (*Checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Checker{sealer: s, links: newLinks(), parts: map[int]*checkedPartition{}}, nil
+	return &Checker{sealer: s, links: links{}, parts: map[int]*checkedPartition{}}, nil
 }
 
 // Record says what is wrong with a record, nil if nothing is.
@@ -54,10 +52,8 @@ func (c *Checker) Record(partition int, x store.Record) error {
 	if r == nil {
 		return nil
 	}
-	if r.Chain != nil {
-		if err := c.links.follow(r.Record); err != nil {
-			return err
-		}
+	if err := c.links.follow(r.Record); err != nil {
+		return err
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
@@ -74,18 +70,36 @@ func (c *Checker) Record(partition int, x store.Record) error {
 	return nil
 }
 
+// links checks that each record of a chain follows the one before it.
+type links map[hash16]uint64
+
+// follow checks a record. The heads of so many chains are held; of the others the
+// next record is believed.
+func (l links) follow(r *Record) error {
+	if r.Chain == nil {
+		return nil
+	}
+	at := r.Position
+	name := nameHash(fmt.Sprintf("chain of %d", at.Partition), r.Chain.Name)
+	if head, ok := l[name]; ok && head != r.Chain.After {
+		return fail(ErrCorrupt, "record %s follows %d of its chain, which ends at %d", at, r.Chain.After, head)
+	}
+	if len(l) >= maxHeads {
+		clear(l)
+	}
+	l[name] = at.Sequence
+	return nil
+}
+
 // A Salvage writes what can be read of a damaged journal into a backup, from
 // which [Restore] makes a journal. Meta comes first, then values, then records in
 // their order, then End.
 type Salvage struct {
-	out     *backupWriter
+	out     *backupWriter // nil before Meta
 	w       io.Writer
 	key     []byte
 	now     time.Time
-	meta    *store.Meta
 	sealer  *sealer
-	s       BackupSummary
-	sums    []logHash
 	Damaged []string // what does not fit its checksum
 }
 
@@ -97,99 +111,73 @@ func NewSalvage(w io.Writer, key []byte, now time.Time) *Salvage {
 
 // Meta takes what was fixed when the journal was made. Of several, the first that
 // the key fits counts. Errors: ErrKey.
-func (v *Salvage) Meta(m store.Meta) error {
-	if v.meta != nil || m.Partitions < 1 || m.Partitions > maxPartitions || !validPrefix(m.Prefix) {
+func (v *Salvage) Meta(m store.Meta) (err error) {
+	if v.out != nil || m.Partitions < 1 || m.Partitions > maxPartitions || !validPrefix(m.Prefix) {
 		return nil
 	}
-	s, err := newSealer(&m, v.key, rand.Reader)
-	if err != nil {
+	if v.sealer, err = newSealer(&m, v.key, rand.Reader); err != nil {
 		return err
 	}
-	v.meta, v.sealer = &m, s
-	h := &BackupHeader{
-		What: backupWhat, Created: v.now.UTC(), Journal: backupFormat, Prefix: m.Prefix, Partitions: m.Partitions, Salvaged: true,
-	}
-	v.s = BackupSummary{Header: *h, Partitions: make([]BackupPartition, m.Partitions)}
-	v.sums = make([]logHash, m.Partitions)
-	v.out, err = newBackupWriter(v.w, h, v.key, m.Check != "", rand.Reader)
+	h := BackupHeader{Created: v.now.UTC(), Prefix: m.Prefix, Partitions: m.Partitions, Salvaged: true}
+	v.out, err = newBackupWriter(v.w, h, v.key, rand.Reader, nil)
 	return err
 }
 
-var errNoMeta = errors.New("what was fixed when the journal was made cannot be read, without which nothing of it can be used; restore a backup")
+var errNoMeta = failBy(ErrCorrupt, errors.New("what was fixed when the journal was made cannot be read, "+
+	"without which nothing of it can be used; restore a backup"), "")
+
+func (v *Salvage) lost(format string, args ...any) error {
+	v.Damaged = append(v.Damaged, fmt.Sprintf(format, args...))
+	return nil
+}
 
 // Value takes a value of the state.
 func (v *Salvage) Value(bucket string, x store.Value) error {
-	if v.meta == nil {
-		return failBy(ErrCorrupt, errNoMeta, "")
-	}
-	if bucket == viewBucket || bucket == keysBucket {
-		return nil // they are made anew
+	if v.out == nil {
+		return errNoMeta
 	}
 	data, err := v.sealer.open(valuePlace(bucket, x.Key), x.Data)
 	if err != nil {
-		v.Damaged = append(v.Damaged, fmt.Sprintf("the value %q of %q", x.Key, bucket))
-		return nil
+		if bucket == viewBucket || bucket == keysBucket {
+			return nil // it is made anew
+		}
+		return v.lost("the value %q of %q", x.Key, bucket)
 	}
-	v.s.Values++
-	subject := keySubject(v.meta.Prefix, bucket, x.Key)
-	return v.out.item(frameState, nil, []byte(subject), encodeState(&Value{Key: x.Key, Data: data, Until: x.Until}))
+	return v.out.value(bucket, &Value{Key: x.Key, Data: data, Until: x.Until})
 }
 
 // Record takes a record.
 func (v *Salvage) Record(partition int, x store.Record) error {
-	if v.meta == nil {
-		return failBy(ErrCorrupt, errNoMeta, "")
+	if v.out == nil {
+		return errNoMeta
 	}
 	at := Position{partition, x.Sequence}
-	if partition < 0 || partition >= v.meta.Partitions {
-		v.Damaged = append(v.Damaged, "record "+at.String()+" of a partition that there is not")
-		return nil
+	if partition < 0 || partition >= v.out.s.Header.Partitions {
+		return v.lost("record %s of a partition that there is not", at)
 	}
 	data, err := v.sealer.open(recordPlace(partition, x.Sequence), x.Data)
 	if err == nil && !strings.HasPrefix(x.Tag, tagOfLease) {
 		_, err = decode(data)
 	}
-	if _, ok := tagOf(kindOf(x.Tag)); err != nil || !ok {
-		v.Damaged = append(v.Damaged, "record "+at.String())
-		return nil
+	_, ok := tagOf(cmp.Or(x.Tag, kindRecord))
+	if err != nil || !ok || x.Sequence <= v.out.s.Partitions[partition].Last {
+		return v.lost("record %s", at)
 	}
-	p := &v.s.Partitions[partition]
-	if p.First == 0 {
-		p.First = x.Sequence
-	}
-	p.Last = x.Sequence
-	p.Records++
-	kind := kindOf(x.Tag)
-	v.sums[partition].add(logSubject(v.meta.Prefix, partition)+kind, x.Sequence, data)
-	index := binary.AppendUvarint(nil, uint64(partition))
-	return v.out.item(frameLog, binary.AppendUvarint(index, x.Sequence), []byte(kind), data)
+	return v.out.record(at, x.Tag, data)
 }
 
 // File takes a file that belongs to the backup; see [BackupFile].
 func (v *Salvage) File(f BackupFile) error {
-	if v.meta == nil {
-		return failBy(ErrCorrupt, errNoMeta, "")
+	if v.out == nil {
+		return errNoMeta
 	}
-	v.s.Files = append(v.s.Files, f.Name)
-	return v.out.item(frameFile, nil, []byte(f.Name), f.Data)
+	return v.out.file(f)
 }
 
 // End completes the backup.
 func (v *Salvage) End() (*BackupSummary, error) {
-	if v.meta == nil {
-		return nil, failBy(ErrCorrupt, errNoMeta, "")
+	if v.out == nil {
+		return nil, errNoMeta
 	}
-	for i := range v.sums {
-		v.s.Partitions[i].Head = v.sums[i].String()
-	}
-	v.s.Ended = v.now.UTC()
-	err := v.out.end(&v.s)
-	v.s.Bytes = v.out.bytes
-	return &v.s, err
-}
-
-// newBackupWriter writes the header, and draws the salt of an encrypted backup.
-func newBackupWriter(w io.Writer, h *BackupHeader, key []byte, encrypted bool, randomness io.Reader) (*backupWriter, error) {
-	out := &backupWriter{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
-	return out, out.begin(h, key, encrypted, randomness)
+	return v.out.finish(v.now)
 }

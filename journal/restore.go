@@ -1,15 +1,266 @@
 package journal
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/cipher"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"hash"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/parley-hub/parley/journal/store"
 )
+
+const useLater = "use the release that wrote it, or a later one"
+
+// backupReader reads a backup and checks it as it goes.
+type backupReader struct {
+	tally
+	r      *bufio.Reader
+	sum    hash.Hash
+	sealed bool // only the form is read
+	aead   cipher.AEAD
+	aad    []byte
+	n      uint64 // frames
+	links  links
+}
+
+// readBackup reads the header. With open the payloads are read too, for which an
+// encrypted backup needs its key; without, only the form and the checksum of such
+// a one are checked. Errors: ErrBackup, ErrFormat, ErrKey.
+func readBackup(
+	r io.Reader, key []byte, open bool, progress func(done, total uint64),
+) (*backupReader, error) {
+	x := &backupReader{r: bufio.NewReaderSize(r, 64<<10), sum: sha256.New(), links: links{}}
+	head, err := x.read(int64(len(backupMagic) + 5))
+	if err != nil && !errors.Is(err, ErrBackup) {
+		return nil, err
+	}
+	if err != nil || string(head[:len(backupMagic)]) != backupMagic {
+		return nil, fail(ErrBackup, "it does not begin like one of Parley's")
+	}
+	if v := head[len(backupMagic)]; v != backupVersion {
+		return nil, fail(ErrFormat, "the backup has version %d, this program knows %d; "+useLater, v, backupVersion)
+	}
+	n := binary.LittleEndian.Uint32(head[len(backupMagic)+1:])
+	if n > headerMax {
+		return nil, fail(ErrBackup, "its header is damaged")
+	}
+	b, err := x.read(int64(n))
+	if err != nil {
+		return nil, err
+	}
+	var h BackupHeader
+	if err := json.Unmarshal(b, &h); err != nil || h.What != backupWhat ||
+		h.Partitions < 1 || h.Partitions > maxPartitions || !validPrefix(h.Prefix) {
+		return nil, fail(ErrBackup, "its header is damaged")
+	}
+	if h.Journal > backupFormat {
+		return nil, fail(ErrFormat, "the backup is of a journal of format %d, this program knows %d; "+useLater,
+			h.Journal, backupFormat)
+	}
+	sum := sha256.Sum256(append(head, b...))
+	size := x.s.Bytes
+	x.tally, x.aad, x.sealed = newTally(h, progress), sum[:], h.Encrypted() && !open
+	x.s.Bytes = size
+	switch {
+	case x.sealed || !h.Encrypted():
+		return x, nil
+	case len(key) == 0:
+		return nil, fail(ErrKey, "the backup is encrypted; give the key of the journal that it is of")
+	case !hmac.Equal([]byte(hex.EncodeToString(h.derive(key, "check"))), []byte(h.Check)):
+		return nil, fail(ErrKey, "the backup was made with another key")
+	}
+	x.aead, err = h.aead(key)
+	return x, err
+}
+
+// read gives the next bytes. Their number is not believed before they are there.
+func (x *backupReader) read(n int64) ([]byte, error) {
+	var b bytes.Buffer
+	_, err := io.CopyN(&b, x.r, n)
+	if errors.Is(err, io.EOF) {
+		return nil, fail(ErrBackup, "it is cut off after %d bytes", x.s.Bytes)
+	}
+	x.sum.Write(b.Bytes())
+	x.s.Bytes += n
+	return b.Bytes(), err
+}
+
+// frame reads the next frame.
+func (x *backupReader) frame() (kind byte, items int, payload []byte, err error) {
+	at := x.s.Bytes
+	head, err := x.read(9)
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	kind = head[0]
+	items, size := int(binary.LittleEndian.Uint32(head[1:])), binary.LittleEndian.Uint32(head[5:])
+	if size > frameMax || !slices.Contains([]byte{frameState, frameLog, frameFile, frameEnd}, kind) {
+		return 0, 0, nil, fail(ErrBackup, "it is damaged at byte %d", at)
+	}
+	if payload, err = x.read(int64(size)); err == nil && x.aead != nil {
+		if payload, err = x.aead.Open(nil, frameNonce(x.n), payload, frameData(x.aad, kind)); err != nil {
+			err = fail(ErrBackup, "it was altered, at byte %d or behind", at)
+		}
+	}
+	x.n++
+	return kind, items, payload, err
+}
+
+// each gives all items to fn, checked, and the summary at the end, when everything
+// was as it says.
+func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) {
+	want := BackupSummary{Header: x.s.Header}
+	for kind := byte(0); kind != frameEnd; {
+		var items int
+		var b []byte
+		var err error
+		if kind, items, b, err = x.frame(); err != nil {
+			return nil, err
+		}
+		if x.sealed {
+			x.tell(items)
+			continue
+		}
+		number := func() (v uint64) {
+			n := 0
+			if v, n = binary.Uvarint(b); n <= 0 {
+				err, n = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes), len(b)
+			}
+			b = b[n:]
+			return v
+		}
+		field := func() []byte {
+			n := number()
+			if n > uint64(len(b)) {
+				err = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
+				return nil
+			}
+			f := b[:n:n]
+			b = b[n:]
+			return f
+		}
+		if kind == frameEnd {
+			if text := field(); err == nil && json.Unmarshal(text, &want) != nil {
+				err = fail(ErrBackup, "its summary is damaged")
+			}
+			items = 0
+		}
+		for i := 0; i < items && err == nil; i++ {
+			it := backupItem{kind: kind}
+			if kind == frameLog {
+				it.partition, it.seq = int(min(number(), maxPartitions)), number()
+				if err == nil && (it.partition >= x.s.Header.Partitions || it.seq == 0) {
+					err = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
+				}
+			}
+			it.name, it.data = string(field()), field()
+			if err == nil {
+				err = x.check(&it)
+			}
+			if err == nil {
+				err = fn(&it)
+			}
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case len(b) > 0:
+			return nil, fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
+		}
+	}
+	sum := x.sum.Sum(nil)
+	switch got, err := x.read(int64(len(sum))); {
+	case err != nil:
+		return nil, err
+	case !bytes.Equal(got, sum):
+		return nil, fail(ErrBackup, "its checksum does not fit: it was altered")
+	}
+	if _, err := x.r.ReadByte(); !errors.Is(err, io.EOF) {
+		return nil, fail(ErrBackup, "something stands behind its end")
+	}
+	want.Bytes = x.s.Bytes
+	x.end()
+	if x.sealed {
+		return &want, nil
+	}
+	return &want, x.fits(&want)
+}
+
+// check adds an item to the tally, and reads it.
+func (x *backupReader) check(it *backupItem) (err error) {
+	if err := x.add(it); err != nil {
+		return err
+	}
+	switch it.kind {
+	case frameState:
+		it.bucket, it.value, err = decodeState(x.s.Header.Prefix, it.name, it.data)
+		return err
+	case frameLog:
+		if it.tag, it.record = tagOf(it.name); !it.record || len(it.data) == 0 {
+			it.record = false
+			return nil
+		}
+	}
+	if it.kind != frameLog || strings.HasPrefix(it.tag, tagOfLease) {
+		return nil
+	}
+	at := Position{it.partition, it.seq}
+	switch it.entry, err = decode(it.data); {
+	case errors.Is(err, errRecordVersion):
+		return failBy(ErrFormat, err, "record %s; "+useLater, at)
+	case err != nil:
+		err = failBy(ErrCorrupt, err, "record %s", at)
+	case !x.s.Header.Salvaged:
+		it.entry.Position = at
+		err = x.links.follow(it.entry.Record)
+	}
+	if err != nil {
+		return failBy(ErrBackup, err, "it was altered, or the journal was damaged when it was made")
+	}
+	return nil
+}
+
+// fits compares what was read with the summary. A partition may have ended behind
+// its last record.
+func (x *backupReader) fits(want *BackupSummary) error {
+	got := &x.s
+	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values || !slices.Equal(got.Files, want.Files) {
+		return fail(ErrBackup, "it holds something else than its summary says")
+	}
+	for i, p := range want.Partitions {
+		last := got.Partitions[i].Last
+		got.Partitions[i].Last = max(last, p.Last)
+		if got.Partitions[i] != p {
+			return fail(ErrBackup, "partition %d does not fit its summary", i)
+		}
+	}
+	return nil
+}
+
+// CheckBackup reads a backup to its end: its form, its checksum, and with open
+// also that every record and value can be read and that the chains hold. Without
+// open no key is needed.
+func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total uint64)) (*BackupSummary, error) {
+	x, err := readBackup(r, key, open, progress)
+	if err != nil {
+		return nil, err
+	}
+	return x.each(func(*backupItem) error { return nil })
+}
 
 // RestoreConfig says where a backup goes.
 type RestoreConfig struct {
@@ -32,7 +283,7 @@ type RestoreConfig struct {
 // ErrFormat, ErrKey, ErrCorrupt.
 func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummary, err error) {
 	defer func() { err = errors.Join(err, c.Store.Close()) }()
-	x, err := NewBackupReader(r, c.Key, true)
+	x, err := readBackup(r, c.Key, true, c.Progress)
 	if err != nil {
 		return nil, err
 	}
@@ -42,180 +293,169 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 	case !errors.Is(err, store.ErrNotFound):
 		return nil, storeError(ctx, err)
 	}
-	cfg := Config{Store: c.Store, Partitions: x.Header.Partitions, Now: c.Now, Rand: c.Rand, MaxPayload: c.Store.MaxRecord() - sealOverhead, Node: "restore"}
-	cfg.MaxPayload = min(cfg.MaxPayload, 24<<20)
-	if x.Header.Encrypted() {
+	h := x.s.Header
+	cfg := Config{
+		Store: c.Store, Partitions: h.Partitions, Now: c.Now, Rand: c.Rand, Node: "restore",
+		MaxPayload: min(c.Store.MaxRecord()-sealOverhead, 24<<20),
+	}
+	if h.Encrypted() {
 		cfg.Key = c.Key
 	}
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	w := &restorer{ctx: ctx, c: &c, store: c.Store, check: newChecker(&x.Header), links: newLinks(), header: &x.Header}
-	if w.meta, err = newMeta(&cfg); err != nil {
+	w := &restorer{
+		ctx: ctx, c: &c, now: cfg.Now(), most: cfg.MaxPayload, tally: newTally(h, nil), values: map[stateKey]Value{},
+	}
+	meta, err := newMeta(&cfg)
+	if err != nil {
 		return nil, err
 	}
-	w.meta.Restoring = true
-	w.links.loose = x.Header.Salvaged
-	if w.sealer, err = newSealer(&w.meta, cfg.Key, cfg.Rand); err != nil {
+	if w.sealer, err = newSealer(&meta, cfg.Key, cfg.Rand); err != nil {
 		return nil, err
 	}
-	w.most = cfg.MaxPayload
-	w.ends, w.sums, w.counts = make([]uint64, cfg.Partitions), make([]logHash, cfg.Partitions), make([]uint64, cfg.Partitions)
-	w.now = cfg.Now()
-	if err := c.Store.Init(ctx, w.meta); err != nil {
+	meta.Restoring = true
+	if err := c.Store.Init(ctx, meta); err != nil {
 		return nil, storeError(ctx, err)
 	}
 	s, err = x.each(w.take)
 	if err == nil {
-		err = w.flush()
+		err = errors.Join(w.flush(), w.flushValues())
 	}
 	if err == nil {
-		err = w.check.fits(s)
+		err = w.readBack(s)
 	}
 	if err == nil {
-		err = w.finish(s)
+		meta.Restoring = false
+		err = c.Store.Init(ctx, meta)
 	}
 	if err != nil {
 		return nil, storeError(ctx, err)
 	}
-	if c.Progress != nil {
-		c.Progress(w.done, w.done)
-	}
 	return s, nil
 }
 
+const (
+	putsAtOnce = 128  // values on their way to the store
+	fewValues  = 4096 // values that wait for it
+)
+
 // restorer puts what a backup holds into a store.
 type restorer struct {
+	tally  // the records that were put
 	ctx    context.Context
 	c      *RestoreConfig
-	store  store.Store
-	meta   store.Meta
 	sealer *sealer
-	header *BackupHeader
-	check  *checker
-	links  links
 	now    time.Time
 	most   int // bytes of a record
 
-	ends   []uint64 // the last sequence of each partition
-	sums   []logHash
-	counts []uint64
-
-	done  uint64
 	part  int
+	after uint64 // the record that the batch follows
 	batch []store.Record
-	bytes int
+	size  int
+
+	values     map[stateKey]Value // the last one of each key
+	valuesSize int
 }
 
 func (w *restorer) take(it *backupItem) error {
-	if err := errors.Join(w.ctx.Err(), w.check.add(it)); err != nil {
+	if err := w.ctx.Err(); err != nil {
 		return err
 	}
-	if w.done++; w.c.Progress != nil && w.done%4096 == 0 {
-		w.c.Progress(w.done, max(w.done, w.header.Total))
-	}
-	switch it.kind {
-	case frameFile:
-		if w.c.File == nil {
-			return nil
-		}
+	switch {
+	case it.kind == frameFile && w.c.File != nil:
 		return w.c.File(BackupFile{it.name, it.data})
-	case frameState:
-		return w.value(it)
+	case it.kind == frameState:
+		w.values[stateKey{it.bucket, it.value.Key}] = it.value
+		if w.valuesSize += len(it.value.Data); len(w.values) >= fewValues || w.valuesSize > 4<<20 {
+			return w.flushValues()
+		}
+	case it.kind == frameLog && it.record: // a mark leaves a gap
+		return w.record(it)
 	}
-	return w.record(it)
+	return nil
 }
 
-// value puts a value of the state back, if its time is not over.
-func (w *restorer) value(it *backupItem) error {
-	bucket, v, err := decodeState(w.header.Prefix, it.name, it.data)
-	if err != nil {
-		return err
+// flushValues puts values into the store, except those whose time is over. It
+// waits for many at a time, as each waits for the disk or the cluster.
+func (w *restorer) flushValues() error {
+	g, ctx := errgroup.WithContext(w.ctx)
+	g.SetLimit(putsAtOnce)
+	for k, v := range w.values {
+		g.Go(func() error {
+			if v.gone(w.now) {
+				_, err := w.c.Store.Delete(ctx, k.bucket, k.key, nil)
+				return err
+			}
+			data, err := w.sealer.seal(valuePlace(k.bucket, k.key), slices.Clip(v.Data))
+			if err == nil {
+				_, err = w.c.Store.Put(ctx, k.bucket, store.Value{Key: k.key, Data: data, Until: v.Until}, nil)
+			}
+			return err
+		})
 	}
-	if v.gone(w.now) {
-		_, err := w.store.Delete(w.ctx, bucket, v.Key, nil)
-		return err
-	}
-	data, err := w.sealer.seal(valuePlace(bucket, v.Key), v.Data[:len(v.Data):len(v.Data)])
-	if err != nil {
-		return err
-	}
-	_, err = w.store.Put(w.ctx, bucket, store.Value{Key: v.Key, Data: data, Until: v.Until}, nil)
-	return err
+	clear(w.values)
+	w.valuesSize = 0
+	return g.Wait()
 }
 
-// record puts a record back under the sequence that it had. What a backup of an
-// earlier release has besides records, marks for compare-and-set, leaves a gap.
+// record puts a record back under the sequence that it had.
 func (w *restorer) record(it *backupItem) error {
-	if err := w.links.follows(it); err != nil {
-		return err
-	}
-	tag, ok := tagOf(it.name)
-	if !ok || len(it.data) == 0 {
-		return nil
-	}
 	if len(it.data) > w.most {
 		return fail(ErrTooLarge, "record %d-%d has %d bytes, the store takes %d", it.partition, it.seq, len(it.data), w.most)
 	}
-	if len(w.batch) > 0 && (w.part != it.partition || len(w.batch) >= 512 || w.bytes > 4<<20) {
+	if w.part != it.partition || len(w.batch) >= 512 || w.size > 4<<20 {
 		if err := w.flush(); err != nil {
 			return err
 		}
 	}
-	w.part = it.partition
-	w.sums[w.part].add(kindOf(tag), it.seq, it.data)
-	w.counts[w.part]++
-	x := store.Record{Sequence: it.seq, Tag: tag}
-	if r, err := decode(it.data); err == nil && w.sealer.aead == nil {
-		x.About = about(r.Record)
+	if len(w.batch) == 0 {
+		w.part, w.after = it.partition, w.s.Partitions[it.partition].Last
 	}
-	var err error
-	if x.Data, err = w.sealer.seal(recordPlace(it.partition, it.seq), it.data[:len(it.data):len(it.data)]); err != nil {
+	it.name = cmp.Or(it.tag, kindRecord)
+	if err := w.add(it); err != nil {
 		return err
 	}
+	x := store.Record{Sequence: it.seq, Tag: it.tag}
+	if it.entry != nil && w.sealer.aead == nil {
+		x.About = about(it.entry.Record)
+	}
+	var err error
+	x.Data, err = w.sealer.seal(recordPlace(it.partition, it.seq), it.data)
 	w.batch = append(w.batch, x)
-	w.bytes += len(x.Data)
-	return nil
+	w.size += len(x.Data)
+	return err
 }
 
 func (w *restorer) flush() error {
 	if len(w.batch) == 0 {
 		return nil
 	}
-	err := w.store.Append(w.ctx, w.part, w.ends[w.part], w.batch)
-	w.ends[w.part] = w.batch[len(w.batch)-1].Sequence
-	w.batch, w.bytes = w.batch[:0], 0
+	err := w.c.Store.Append(w.ctx, w.part, w.after, w.batch)
+	w.batch, w.size = w.batch[:0], 0
 	return err
 }
 
-// finish reads everything back, and makes a journal of it.
-func (w *restorer) finish(s *BackupSummary) error {
+// readBack compares what is in the store with what was put there. The next record
+// of a partition follows its last one in the backup, whatever that was.
+func (w *restorer) readBack(s *BackupSummary) error {
+	back := newTally(s.Header, nil)
 	for p, part := range s.Partitions {
-		if part.Last > w.ends[p] {
-			if err := w.store.Skip(w.ctx, p, part.Last); err != nil { // it goes on where it was
+		if part.Last > w.s.Partitions[p].Last {
+			if err := w.c.Store.Skip(w.ctx, p, part.Last); err != nil {
 				return err
 			}
 		}
-		var sum logHash
-		var count uint64
-		var bad error
-		err := w.store.Read(w.ctx, p, 1, part.Last, func(x store.Record) bool {
-			data, err := w.sealer.open(recordPlace(p, x.Sequence), x.Data)
-			if err != nil {
-				bad = damaged(err, "record %d-%d", p, x.Sequence)
-				return false
-			}
-			sum.add(kindOf(strings.Clone(x.Tag)), x.Sequence, data)
-			count++
-			return true
+		err := readOpened(w.ctx, w.c.Store, w.sealer, p, 1, part.Last, func(x store.Record) error {
+			name := cmp.Or(x.Tag, kindRecord)
+			return back.add(&backupItem{kind: frameLog, partition: p, seq: x.Sequence, name: name, data: x.Data})
 		})
-		if err := errors.Join(bad, err); err != nil {
+		if err != nil {
 			return err
 		}
-		if count != w.counts[p] || hex.EncodeToString(sum.sum) != hex.EncodeToString(w.sums[p].sum) {
-			return fail(ErrCorrupt, "partition %d reads back as %d records with the head %s, not %d with %s", p, count, &sum, w.counts[p], &w.sums[p])
+		if got, want := back.s.Partitions[p], w.s.Partitions[p]; got != want {
+			return fail(ErrCorrupt, "partition %d reads back as %+v, not %+v", p, got, want)
 		}
 	}
-	w.meta.Restoring = false
-	return w.store.Init(w.ctx, w.meta)
+	return nil
 }

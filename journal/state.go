@@ -69,12 +69,12 @@ type stateMachine struct {
 
 	mu       sync.Mutex
 	seq      uint64
-	moved    chan struct{}
+	moved    chan struct{} // closed when seq has grown
 	watchers map[*stateWatcher]bool
 }
 
 func newStateMachine(j *Journal) *stateMachine {
-	return &stateMachine{j: j, watchers: make(map[*stateWatcher]bool)}
+	return &stateMachine{j: j, moved: make(chan struct{}), watchers: make(map[*stateWatcher]bool)}
 }
 
 // begin follows the state, and returns when every change from then on is told.
@@ -116,10 +116,8 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 		return
 	}
 	m.seq = v.Revision
-	if m.moved != nil {
-		close(m.moved)
-		m.moved = nil
-	}
+	close(m.moved)
+	m.moved = make(chan struct{})
 	for w := range m.watchers {
 		if (w.all || w.bucket == bucket) && strings.HasPrefix(v.Key, w.prefix) {
 			w.push(bucket, v)
@@ -130,27 +128,21 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 // reach waits until a change of this node was told, so that it is known here what
 // was done here.
 func (m *stateMachine) reach(ctx context.Context, seq uint64) {
-	var late <-chan time.Time // the change is recorded: it is not waited for for ever
+	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // it is recorded: it is not waited for for ever
+	defer cancel()
 	for {
 		m.mu.Lock()
-		if m.seq >= seq {
-			m.mu.Unlock()
-			return
-		}
-		if m.moved == nil {
-			m.moved = make(chan struct{})
-		}
-		moved := m.moved
+		told, moved := m.seq >= seq, m.moved
 		m.mu.Unlock()
-		if late == nil {
-			late = time.After(m.j.cfg.Timeout)
+		if told {
+			return
 		}
 		select {
 		case <-moved:
-		case <-late:
-			m.j.cfg.Log.Warn("a change of the state is recorded, and cannot be read back yet", "revision", seq)
-			return
-		case <-ctx.Done():
+		case <-within.Done():
+			if ctx.Err() == nil {
+				m.j.cfg.Log.Warn("a change of the state is recorded, and cannot be read back yet", "revision", seq)
+			}
 			return
 		case <-m.j.ctx.Done():
 			return
@@ -306,60 +298,49 @@ func (s *stateBucket) Delete(ctx context.Context, key string, revision uint64) e
 	}
 }
 
-// scan reads all values of a prefix, and tells the revision up to which it
-// has seen everything.
-func (s *stateBucket) scan(ctx context.Context, prefix string, fn func(Value) bool) (seen uint64, err error) {
-	if s.j.closing.Load() {
-		return 0, fail(ErrClosed, "")
-	}
-	var bad error
-	err = s.j.store.Range(ctx, s.name, prefix, func(x store.Value) bool {
-		seen = x.Revision
-		x.Data = bytes.Clone(x.Data)
-		v, err := s.j.openValue(s.name, x)
-		if err != nil {
-			bad = err
-			return false
-		}
-		return fn(v)
-	})
-	if bad != nil {
-		return seen, bad
-	}
-	return seen, storeError(ctx, err)
-}
-
 func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value, error] {
 	return func(yield func(Value, error) bool) {
+		if s.j.closing.Load() {
+			yield(Value{}, fail(ErrClosed, ""))
+			return
+		}
 		more := true
-		_, err := s.scan(ctx, prefix, func(v Value) bool {
-			if !v.gone(s.j.cfg.Now()) {
+		var bad error
+		err := s.j.store.Range(ctx, s.name, prefix, func(x store.Value) bool {
+			x.Data = bytes.Clone(x.Data)
+			var v Value
+			if v, bad = s.j.openValue(s.name, x); bad == nil && !v.gone(s.j.cfg.Now()) {
 				more = yield(v, nil)
 			}
-			return more
+			return more && bad == nil
 		})
-		if err != nil && more {
+		if err := errors.Join(bad, storeError(ctx, err)); err != nil && more {
 			yield(Value{}, err)
 		}
 	}
 }
 
 // stateWatcher holds what one Watch has not been told: the last change of each
-// key.
+// key, by the order of the first.
 type stateWatcher struct {
 	all            bool // of all buckets
 	bucket, prefix string
 
 	mu      sync.Mutex
-	pending map[stateKey]Value
-	order   []stateKey
+	changes []stateChange
+	at      map[stateKey]int // among changes
 	wake    chan struct{}
 }
 
 type stateKey struct{ bucket, key string }
 
+type stateChange struct {
+	bucket string
+	Value
+}
+
 func (m *stateMachine) watch(w *stateWatcher) (leave func()) {
-	w.pending, w.wake = make(map[stateKey]Value), make(chan struct{}, 1)
+	w.at, w.wake = map[stateKey]int{}, make(chan struct{}, 1)
 	m.mu.Lock()
 	m.watchers[w] = true
 	m.mu.Unlock()
@@ -373,10 +354,12 @@ func (m *stateMachine) watch(w *stateWatcher) (leave func()) {
 func (w *stateWatcher) push(bucket string, v Value) {
 	k := stateKey{bucket, v.Key}
 	w.mu.Lock()
-	if _, ok := w.pending[k]; !ok {
-		w.order = append(w.order, k)
+	if i, ok := w.at[k]; ok {
+		w.changes[i].Value = v
+	} else {
+		w.at[k] = len(w.changes)
+		w.changes = append(w.changes, stateChange{bucket, v})
 	}
-	w.pending[k] = v
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
@@ -384,61 +367,49 @@ func (w *stateWatcher) push(bucket string, v Value) {
 	}
 }
 
-// take gives what was not taken before, by the order of the first change.
-func (w *stateWatcher) take() (keys []stateKey, values map[stateKey]Value) {
+// take gives what was not taken before.
+func (w *stateWatcher) take() (changes []stateChange) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	keys, values = w.order, w.pending
-	w.order, w.pending = nil, make(map[stateKey]Value)
-	return keys, values
+	changes, w.changes = w.changes, nil
+	clear(w.at)
+	return changes
 }
 
 func (s *stateBucket) Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error) {
 	w := &stateWatcher{bucket: s.name, prefix: prefix}
 	leave := s.j.state.watch(w)
-	seen, err := s.scan(ctx, prefix, func(v Value) bool {
-		if !v.gone(s.j.cfg.Now()) {
-			fn(v)
+	seen := uint64(0)
+	for v, err := range s.Range(ctx, prefix) {
+		if err != nil {
+			leave()
+			return nil, err
 		}
-		return true
-	})
-	if err != nil {
-		leave()
-		return nil, err
+		fn(v)
+		seen = v.Revision
 	}
-	end, ended := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(s.j.ctx)
+	ended := make(chan struct{})
 	s.j.background.Go(func() {
 		defer close(ended)
-		for {
-			keys, values := w.take()
-			for _, k := range keys {
-				select {
-				case <-end:
-					return
-				default:
-				}
-				if v := values[k]; v.Revision > seen {
-					fn(v)
+		for ctx.Err() == nil {
+			for _, c := range w.take() {
+				if ctx.Err() == nil && c.Revision > seen {
+					fn(c.Value)
 				}
 			}
 			select {
 			case <-w.wake:
-			case <-end:
-				return
-			case <-s.j.ctx.Done():
-				return
+			case <-ctx.Done():
 			}
 		}
 	})
-	var once sync.Once
 	return func() {
-		once.Do(func() {
-			leave()
-			close(end)
-			select {
-			case <-ended:
-			case <-s.j.ctx.Done():
-			}
-		})
+		leave()
+		cancel()
+		select {
+		case <-ended:
+		case <-s.j.ctx.Done():
+		}
 	}, nil
 }

@@ -350,12 +350,11 @@ func (p *partition) readFacts(ctx context.Context, last *viewNote, to uint64) (o
 func (p *partition) restoreKeys(ctx context.Context) error {
 	s := stateBucket{j: p.j, name: keysBucket}
 	segments := map[string][]byte{}
-	_, err := s.scan(ctx, viewKey(p.index)+"/", func(v Value) bool {
+	for v, err := range s.Range(ctx, viewKey(p.index)+"/") {
+		if err != nil {
+			return err
+		}
 		segments[v.Key] = v.Data
-		return true
-	})
-	if err != nil {
-		return err
 	}
 	now := nanos(p.j.cfg.Now())
 	return p.keys.load(func(add func(key hash16, seq uint64, until int64)) error {
