@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -62,9 +63,15 @@ const erasureBucket = "erasures"
 
 func erasureKey(n uint64) string { return fmt.Sprintf("%012d", n) }
 
+func readErasure(v *Value) (e Erasure, err error) {
+	if err := json.Unmarshal(v.Data, &e); err != nil {
+		return e, failBy(ErrCorrupt, err, "erasure %s", v.Key)
+	}
+	return e, nil
+}
+
 // NewErasure gives e the next number and records it.
 func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
-	s := j.State(erasureBucket)
 	for {
 		last, err := j.Erasures(ctx)
 		if err != nil {
@@ -77,15 +84,11 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 		if e.Begun.IsZero() {
 			e.Begun = j.cfg.Now().UTC()
 		}
-		e.UpTo, e.Node = nil, j.cfg.Node
+		e.UpTo = nil
 		for _, p := range j.parts {
 			e.UpTo = append(e.UpTo, p.position())
 		}
-		b, err := json.Marshal(&e)
-		if err != nil {
-			return e, err
-		}
-		if _, err = s.Create(ctx, erasureKey(e.Number), b, time.Time{}); !errors.Is(err, ErrExists) {
+		if err := j.putErasure(ctx, &e, j.State(erasureBucket).Create); !errors.Is(err, ErrExists) {
 			return e, err
 		}
 	}
@@ -93,10 +96,16 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 
 // PutErasure records how far an erasure has come.
 func (j *Journal) PutErasure(ctx context.Context, e Erasure) error {
+	return j.putErasure(ctx, &e, j.State(erasureBucket).Put)
+}
+
+func (j *Journal) putErasure(
+	ctx context.Context, e *Erasure, put func(context.Context, string, []byte, time.Time) (uint64, error),
+) error {
 	e.Node = j.cfg.Node
-	b, err := json.Marshal(&e)
+	b, err := json.Marshal(e)
 	if err == nil {
-		_, err = j.State(erasureBucket).Put(ctx, erasureKey(e.Number), b, time.Time{})
+		_, err = put(ctx, erasureKey(e.Number), b, time.Time{})
 	}
 	return err
 }
@@ -104,10 +113,10 @@ func (j *Journal) PutErasure(ctx context.Context, e Erasure) error {
 // Erasure finds one by its number, or says ErrNotFound.
 func (j *Journal) Erasure(ctx context.Context, number uint64) (e Erasure, err error) {
 	v, err := j.State(erasureBucket).Get(ctx, erasureKey(number))
-	if err == nil {
-		err = json.Unmarshal(v.Data, &e)
+	if err != nil {
+		return e, err
 	}
-	return e, err
+	return readErasure(&v)
 }
 
 // Erasures lists all, by number.
@@ -116,13 +125,13 @@ func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 		if err != nil {
 			return nil, err
 		}
-		var e Erasure
-		if err := json.Unmarshal(v.Data, &e); err != nil {
-			return nil, failBy(ErrCorrupt, err, "erasure %s", v.Key)
+		e, err := readErasure(&v)
+		if err != nil {
+			return nil, err
 		}
 		out = append(out, e)
 	}
-	slices.SortFunc(out, func(a, b Erasure) int { return int(a.Number) - int(b.Number) })
+	slices.SortFunc(out, func(a, b Erasure) int { return cmp.Compare(a.Number, b.Number) })
 	return out, nil
 }
 
@@ -130,12 +139,12 @@ func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 // hub, with its revision. The rules of [State].Watch hold for fn.
 func (j *Journal) WatchErasures(ctx context.Context, fn func(e Erasure, revision uint64)) (stop func(), err error) {
 	return j.State(erasureBucket).Watch(ctx, "", func(v Value) {
-		var e Erasure
 		if v.Deleted {
 			return
 		}
-		if err := json.Unmarshal(v.Data, &e); err != nil {
-			j.cfg.Log.Error("an erasure cannot be read", "key", v.Key, "err", err)
+		e, err := readErasure(&v)
+		if err != nil {
+			j.cfg.Log.Error("an erasure cannot be read", "err", err)
 			return
 		}
 		fn(e, v.Revision)
@@ -149,10 +158,8 @@ func (j *Journal) Held(r *Record) string {
 	if r.Position.Partition >= len(j.parts) {
 		return ""
 	}
-	p := j.parts[r.Position.Partition]
 	why := func(message parley.ID, to string) string {
-		d, ok := p.find(message, to)
-		switch {
+		switch d, ok := j.parts[r.Position.Partition].find(message, to); {
 		case !ok:
 			return ""
 		case d.State == parley.Dead:
@@ -160,16 +167,13 @@ func (j *Journal) Held(r *Record) string {
 		}
 		return "not delivered"
 	}
-	if r.Message == nil {
-		for i := range r.Steps {
-			if why := why(r.Steps[i].Message, r.Steps[i].To); why != "" {
-				return why
-			}
-		}
-		return ""
-	}
 	for i := range r.Open {
 		if why := why(r.Message.ID, r.Open[i].To); why != "" {
+			return why
+		}
+	}
+	for i := 0; i < len(r.Steps) && r.Message == nil; i++ {
+		if why := why(r.Steps[i].Message, r.Steps[i].To); why != "" {
 			return why
 		}
 	}
@@ -187,7 +191,8 @@ func messageContent(m *parley.Message) bool {
 	if m == nil {
 		return false
 	}
-	return len(m.Origin.Raw) > 0 || len(m.Origin.Header) > 0 || len(m.Extensions) > 0 || m.Origin.Address != "" || m.Error != nil && m.Error.Text != "" ||
+	return len(m.Origin.Raw) > 0 || len(m.Origin.Header) > 0 || len(m.Extensions) > 0 || m.Origin.Address != "" ||
+		m.Error != nil && m.Error.Text != "" ||
 		slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return len(p.Data) > 0 || p.Name != "" || p.URI != "" })
 }
 
@@ -259,74 +264,47 @@ func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n in
 	for _, p := range j.parts {
 		seqs := byPartition[p.index]
 		slices.Sort(seqs)
-		for some := range slices.Chunk(slices.Compact(seqs), eraseBatch) {
-			k, err := p.erase(ctx, number, some)
-			n += k
-			if err != nil {
-				return n, storeError(ctx, err)
-			}
+		k, err := p.erase(ctx, number, slices.Compact(seqs))
+		if n += k; err != nil {
+			return n, err
 		}
 	}
 	return n, nil
 }
 
-// erase replaces some records, in their order.
+// erase replaces records, in their order.
 func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n int, err error) {
-	var rows []store.Record
-	size := 0
-	flush := func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		err := p.j.store.Replace(ctx, p.index, rows)
-		if err == nil {
-			n += len(rows)
-		}
-		rows, size = nil, 0
-		return err
-	}
-	for _, seq := range seqs {
-		var row store.Record
-		var bad error
-		err := p.j.store.Read(ctx, p.index, seq, seq, func(x store.Record) bool {
-			row, bad = p.strip(x, number)
-			return false
-		})
-		if err := errors.Join(err, bad); err != nil {
-			return n, err
-		}
-		if row.Data == nil {
-			continue
-		}
-		rows = append(rows, row)
-		if size += len(row.Data); size >= eraseBytes {
-			if err := flush(); err != nil {
+	for len(seqs) > 0 {
+		var rows []store.Record
+		for size := 0; len(seqs) > 0 && len(rows) < eraseBatch && size < eraseBytes; seqs = seqs[1:] {
+			err := readOpened(ctx, p.j.store, p.j.sealer, p.index, seqs[0], seqs[0], func(x store.Record) error {
+				b, err := stripped(bytes.Clone(x.Data), number)
+				if errors.Is(err, errRecord) || err == nil && b == nil {
+					return nil // a lease, or without content
+				}
+				if err == nil {
+					x.Data, err = p.j.sealer.seal(recordPlace(p.index, x.Sequence), b)
+				}
+				if err != nil {
+					return fmt.Errorf("record %d-%d: %w", p.index, x.Sequence, err)
+				}
+				rows = append(rows, x)
+				size += len(x.Data)
+				return nil
+			})
+			if err != nil {
 				return n, err
 			}
 		}
+		if len(rows) == 0 {
+			break
+		}
+		if err := p.j.store.Replace(ctx, p.index, rows); err != nil {
+			return n, storeError(ctx, err)
+		}
+		n += len(rows)
 	}
-	return n, flush()
-}
-
-// strip gives what replaces a record; without data where nothing is to change.
-func (p *partition) strip(x store.Record, number uint64) (out store.Record, err error) {
-	place := recordPlace(p.index, x.Sequence)
-	data, err := p.j.sealer.open(place, x.Data)
-	if err != nil {
-		return out, damaged(err, "record %d-%d", p.index, x.Sequence)
-	}
-	b, err := stripped(bytes.Clone(data), number)
-	switch {
-	case errors.Is(err, errRecord):
-		return out, nil // a lease
-	case err != nil:
-		return out, fmt.Errorf("record %d-%d: %w", p.index, x.Sequence, err)
-	case b == nil:
-		return out, nil
-	}
-	out = x
-	out.Data, err = p.j.sealer.seal(place, b)
-	return out, err
+	return n, nil
 }
 
 // Scrub returns when what the state held before, and does not hold any more, is

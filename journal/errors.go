@@ -47,13 +47,10 @@ func (e *ConflictError) Unwrap() []error {
 	return []error{ErrConflict, parley.Refuse(parley.Conflict, "the chain has moved on")}
 }
 
-// failure joins a sentinel, a text for the operator, what strangers may see,
-// and a cause.
+// failure joins a sentinel, a cause and a text for the operator.
 type failure struct {
-	kind   error
-	text   string
-	public *parley.Error
-	cause  error
+	kind, cause error
+	text        string
 }
 
 func (f *failure) Error() string {
@@ -70,7 +67,7 @@ func (f *failure) Error() string {
 }
 
 func (f *failure) Unwrap() []error {
-	out := []error{f.kind, f.public}
+	out := []error{f.kind, publicOf(f.kind)}
 	if f.cause != nil {
 		out = append(out, f.cause)
 	}
@@ -96,12 +93,10 @@ func publicOf(kind error) *parley.Error {
 	return parley.Refuse(parley.Internal, "internal error")
 }
 
-func fail(kind error, format string, args ...any) error {
-	return &failure{kind: kind, text: fmt.Sprintf(format, args...), public: publicOf(kind)}
-}
+func fail(kind error, format string, args ...any) error { return failBy(kind, nil, format, args...) }
 
 func failBy(kind, cause error, format string, args ...any) error {
-	return &failure{kind: kind, text: fmt.Sprintf(format, args...), public: publicOf(kind), cause: cause}
+	return &failure{kind: kind, cause: cause, text: fmt.Sprintf(format, args...)}
 }
 
 // storeError is what the caller is told of a failure of the store.

@@ -31,7 +31,7 @@ type owners struct {
 	leases   []*Lease              // by partition; nil: not owned
 	handing  map[int]chan struct{} // partitions that are being handed over; closed when the lease is released
 	told     []bool                // by partition
-	watchers []*ownerWatcher
+	watchers []*func(partition int, owned bool)
 	drains   []*func(context.Context, int)
 	nodes    map[string]presence // the last round's
 	released int                 // leases, so that others notice
@@ -39,7 +39,7 @@ type owners struct {
 	began    time.Time           // when this node first said that it lives
 
 	round   sync.Mutex // one round at a time
-	telling sync.Mutex // one after another, so that watchers hear of changes in order
+	telling sync.Mutex // held while watchers are told, so that they hear of changes in order
 }
 
 // presence is what a node says of itself.
@@ -59,11 +59,6 @@ func readPresence(b []byte) (p presence) {
 		return presence{} // an earlier release: it lives
 	}
 	return p
-}
-
-type ownerWatcher struct {
-	mu sync.Mutex
-	fn func(partition int, owned bool)
 }
 
 // Owned reports whether this node dispatches the partition's deliveries. Where no
@@ -112,14 +107,14 @@ func (j *Journal) Node() string { return j.cfg.Node }
 // returns. It is to return when nothing of the partition is in flight, at the
 // latest when ctx ends. Where no other process writes, nothing is handed over.
 func (j *Journal) OnHandOver(drain func(ctx context.Context, partition int)) (stop func()) {
-	fn := &drain
-	j.owners.mu.Lock()
-	defer j.owners.mu.Unlock()
-	j.owners.drains = append(slices.Clone(j.owners.drains), fn)
+	o := &j.owners
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.drains = append(slices.Clone(o.drains), &drain)
 	return func() {
-		j.owners.mu.Lock()
-		defer j.owners.mu.Unlock()
-		j.owners.drains = slices.DeleteFunc(slices.Clone(j.owners.drains), func(x *func(context.Context, int)) bool { return x == fn })
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.drains = slices.DeleteFunc(slices.Clone(o.drains), func(x *func(context.Context, int)) bool { return x == &drain })
 	}
 }
 
@@ -130,28 +125,19 @@ func (l *Lease) valid() bool {
 // WatchOwned calls fn for each partition this node owns now, and whenever it
 // gains or loses one. The rules of Watch hold for fn.
 func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
-	w := &ownerWatcher{fn: fn}
-	w.mu.Lock()
-	j.owners.mu.Lock()
-	var now []int
+	o := &j.owners
+	o.telling.Lock()
+	defer o.telling.Unlock()
 	for p := range j.partitions {
-		if j.store.Exclusive() || j.owners.told[p] {
-			now = append(now, p)
+		if j.store.Exclusive() || o.told[p] {
+			fn(p, true)
 		}
 	}
-	j.owners.watchers = append(slices.Clone(j.owners.watchers), w)
-	j.owners.mu.Unlock()
-	for _, p := range now {
-		fn(p, true)
-	}
-	w.mu.Unlock()
+	o.watchers = append(o.watchers, &fn)
 	return func() {
-		j.owners.mu.Lock()
-		j.owners.watchers = slices.DeleteFunc(slices.Clone(j.owners.watchers), func(x *ownerWatcher) bool { return x == w })
-		j.owners.mu.Unlock()
-		w.mu.Lock()
-		w.fn = nil
-		w.mu.Unlock()
+		o.telling.Lock()
+		defer o.telling.Unlock()
+		o.watchers = slices.DeleteFunc(o.watchers, func(x *func(int, bool)) bool { return x == &fn })
 	}
 }
 
@@ -160,14 +146,12 @@ func (j *Journal) own() {
 	tick := time.NewTicker(j.cfg.OwnerTTL / 4)
 	defer tick.Stop()
 	news := make(chan struct{}, 1)
-	known := map[string]presence{}
 	stop, err := j.State(ownerBucket).Watch(j.ctx, "", func(v Value) {
-		p := readPresence(v.Data)
-		if old, ok := known[v.Key]; v.Key == j.cfg.Node || ok == !v.Deleted && old == p {
+		j.owners.mu.Lock()
+		old, ok := j.owners.nodes[v.Key]
+		j.owners.mu.Unlock()
+		if v.Key == j.cfg.Node || ok == !v.Deleted && old == readPresence(v.Data) {
 			return
-		}
-		if known[v.Key] = p; v.Deleted {
-			delete(known, v.Key)
 		}
 		select {
 		case news <- struct{}{}:
@@ -354,16 +338,11 @@ func (j *Journal) tellOwned() {
 			changes = append(changes, change{i, valid})
 		}
 	}
-	list := j.owners.watchers
 	j.owners.mu.Unlock()
-	for _, w := range list {
-		w.mu.Lock()
+	for _, fn := range j.owners.watchers {
 		for _, c := range changes {
-			if w.fn != nil {
-				w.fn(c.partition, c.owned)
-			}
+			(*fn)(c.partition, c.owned)
 		}
-		w.mu.Unlock()
 	}
 }
 

@@ -27,11 +27,11 @@ type Sweep struct {
 
 	Choose func(*Record) Choice
 	// Before is told of records that are about to lose their content, some at a
-	// time: an error ends the sweep before they do. Nil: nobody need know.
+	// time: an error ends the sweep before they do.
 	Before func(ctx context.Context, records []*Record) error
 	// Done is told which messages have no content any more: it takes them out
 	// of what was made of the log. Also of those that an interrupted sweep of
-	// the same number has erased. Nil: nobody need know.
+	// the same number has erased.
 	Done func(ctx context.Context, ids []parley.ID) error
 }
 
@@ -50,30 +50,34 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 	if s.To == 0 && s.Partition < len(j.parts) {
 		s.To = j.parts[s.Partition].position()
 	}
-	var at []Position
-	var ids []parley.ID
-	var list []*Record
-	size, messages := 0, 0
+	var list []*Record     // to be erased
+	var erased []parley.ID // by this erasure before
+	size := 0
 	flush := func() error {
+		var at []Position
+		ids := erased
+		for _, r := range list {
+			at = append(at, r.Position)
+			if r.Message != nil {
+				ids = append(ids, r.Message.ID)
+			}
+		}
+		messages := len(ids) - len(erased)
 		if len(list) > 0 {
 			if err := s.Before(ctx, list); err != nil {
 				return err
 			}
-		}
-		if len(at) > 0 && !s.Dry {
 			n, err := j.Erase(ctx, s.Number, at)
 			out.Erased += min(n, messages)
 			if err != nil {
 				return err
 			}
 		}
-		if len(ids) > 0 && !s.Dry && s.Done != nil {
-			if err := s.Done(ctx, ids); err != nil {
-				return err
-			}
+		list, erased, size = nil, nil, 0
+		if len(ids) == 0 {
+			return nil
 		}
-		at, ids, list, size, messages = nil, nil, nil, 0, 0
-		return nil
+		return s.Done(ctx, ids)
 	}
 	for r, err := range j.Records(ctx, s.Partition, From{Sequence: out.Next}) {
 		if err != nil {
@@ -92,26 +96,17 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 		case choice == Later:
 			out.Later = append(out.Later, r.Position)
 		case choice != Take:
-		case HasContent(r):
-			if r.Message != nil {
-				ids = append(ids, r.Message.ID)
-				messages++
+		case !HasContent(r):
+			if r.Message != nil && r.Erased != nil && r.Erased.Number == s.Number && !s.Dry {
+				erased = append(erased, r.Message.ID)
 			}
-			switch {
-			case !s.Dry:
-				at = append(at, r.Position)
-				if s.Before != nil {
-					list = append(list, r)
-					size += contentSize(r)
-				}
-			case r.Message != nil:
-				out.Erased++
-			}
-		case r.Message == nil:
-		case r.Erased != nil && r.Erased.Number == s.Number:
-			ids = append(ids, r.Message.ID)
+		case !s.Dry:
+			list = append(list, r)
+			size += contentSize(r)
+		case r.Message != nil:
+			out.Erased++
 		}
-		if max(len(at), len(ids)) >= 2048 || size >= 16<<20 {
+		if len(list)+len(erased) >= 2048 || size >= 16<<20 {
 			if err := flush(); err != nil {
 				return out, err
 			}

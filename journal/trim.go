@@ -69,23 +69,22 @@ func (p *partition) disposable(ctx context.Context, from, to uint64, before time
 		return from, nil
 	}
 	end = from
-	var tagged []store.Record // the last one of a tag stays; asked after the reading
+	tagged := map[string]uint64{} // the last one of a tag stays; asked after the reading
 	looked := 0
 	var bad error
 	err = p.j.store.Read(ctx, p.index, from, to-1, func(x store.Record) bool {
 		if looked++; looked > trimLook {
 			return false
 		}
-		r, err := p.parse(x, false)
-		switch {
-		case err != nil:
-			bad = err
+		var r *sealed
+		switch r, bad = p.parse(x, false); {
+		case bad != nil:
 			return false
 		case r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)):
 			return false
 		}
 		if x.Tag != "" {
-			tagged = append(tagged, store.Record{Sequence: x.Sequence, Tag: strings.Clone(x.Tag)})
+			tagged[strings.Clone(x.Tag)] = x.Sequence
 		}
 		if r != nil { // a lease goes with what is behind it
 			end = x.Sequence + 1
@@ -95,16 +94,16 @@ func (p *partition) disposable(ctx context.Context, from, to uint64, before time
 	if bad != nil || err != nil {
 		return from, errors.Join(bad, storeError(ctx, err))
 	}
-	for _, x := range tagged {
-		if x.Sequence >= end {
-			break
+	for tag, seq := range tagged {
+		if seq >= end {
+			continue
 		}
-		last, err := p.j.store.Tagged(ctx, p.index, x.Tag)
+		last, err := p.j.store.Tagged(ctx, p.index, tag)
 		if err != nil {
 			return from, storeError(ctx, err)
 		}
-		if last.Sequence <= x.Sequence {
-			return x.Sequence, nil
+		if last.Sequence <= seq {
+			end = seq
 		}
 	}
 	return end, nil
