@@ -543,16 +543,11 @@ func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err 
 	if b[0] != stateVersion {
 		return "", v, fail(ErrFormat, "the value of %q in %q has version %d; "+useLater, key, bucket, b[0])
 	}
-	removed := b[1]&stateRemoved != 0
-	b = b[stateHead:]
-	_, n := binary.Uvarint(b)
-	if n <= 0 {
+	c := cursor{b: b[stateHead:]}
+	c.number()
+	until := unzigzag(c.number())
+	if c.bad {
 		return "", v, bad
 	}
-	b = b[n:]
-	until, n := binary.Varint(b)
-	if n <= 0 {
-		return "", v, bad
-	}
-	return bucket, Value{Key: key, Data: b[n:], Until: fromNanos(until), Deleted: removed}, nil
+	return bucket, Value{Key: key, Data: c.b, Until: fromNanos(until), Deleted: b[1]&stateRemoved != 0}, nil
 }

@@ -124,62 +124,31 @@ func (x *backupReader) frame() (kind byte, items int, payload []byte, err error)
 // was as it says.
 func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) {
 	want := BackupSummary{Header: x.s.Header}
-	for kind := byte(0); kind != frameEnd; {
-		var items int
-		var b []byte
-		var err error
-		if kind, items, b, err = x.frame(); err != nil {
+	for last := false; !last; {
+		kind, items, payload, err := x.frame()
+		if err != nil {
 			return nil, err
 		}
-		if x.sealed {
+		last = kind == frameEnd
+		c := cursor{b: payload}
+		switch {
+		case x.sealed:
 			x.tell(items)
 			continue
+		case last:
+			items, c.bad = 0, json.Unmarshal(c.field(), &want) != nil
 		}
-		number := func() (v uint64) {
-			n := 0
-			if v, n = binary.Uvarint(b); n <= 0 {
-				err, n = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes), len(b)
-			}
-			b = b[n:]
-			return v
-		}
-		field := func() []byte {
-			n := number()
-			if n > uint64(len(b)) {
-				err = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
-				return nil
-			}
-			f := b[:n:n]
-			b = b[n:]
-			return f
-		}
-		if kind == frameEnd {
-			if text := field(); err == nil && json.Unmarshal(text, &want) != nil {
-				err = fail(ErrBackup, "its summary is damaged")
-			}
-			items = 0
-		}
-		for i := 0; i < items && err == nil; i++ {
-			it := backupItem{kind: kind}
-			if kind == frameLog {
-				it.partition, it.seq = int(min(number(), maxPartitions)), number()
-				if err == nil && (it.partition >= x.s.Header.Partitions || it.seq == 0) {
-					err = fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
-				}
-			}
-			it.name, it.data = string(field()), field()
+		for range items {
+			it, err := x.item(kind, &c)
 			if err == nil {
-				err = x.check(&it)
+				err = fn(it)
 			}
-			if err == nil {
-				err = fn(&it)
+			if err != nil {
+				return nil, err
 			}
 		}
-		switch {
-		case err != nil:
-			return nil, err
-		case len(b) > 0:
-			return nil, fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
+		if c.bad || len(c.b) > 0 {
+			return nil, x.damaged()
 		}
 	}
 	sum := x.sum.Sum(nil)
@@ -200,28 +169,39 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 	return &want, x.fits(&want)
 }
 
-// check adds an item to the tally, and reads it.
-func (x *backupReader) check(it *backupItem) (err error) {
+func (x *backupReader) damaged() error {
+	return fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
+}
+
+// item reads an item of a frame, adds it to the tally and checks it.
+func (x *backupReader) item(kind byte, c *cursor) (it *backupItem, err error) {
+	it = &backupItem{kind: kind}
+	if kind == frameLog {
+		p := c.number()
+		it.partition, it.seq = int(p), c.number()
+		c.bad = c.bad || p >= uint64(x.s.Header.Partitions) || it.seq == 0
+	}
+	it.name, it.data = string(c.field()), c.field()
+	if c.bad {
+		return nil, x.damaged()
+	}
 	if err := x.add(it); err != nil {
-		return err
+		return nil, err
 	}
-	switch it.kind {
-	case frameState:
+	if kind == frameState {
 		it.bucket, it.value, err = decodeState(x.s.Header.Prefix, it.name, it.data)
-		return err
-	case frameLog:
-		if it.tag, it.record = tagOf(it.name); !it.record || len(it.data) == 0 {
-			it.record = false
-			return nil
-		}
+		return it, err
 	}
-	if it.kind != frameLog || strings.HasPrefix(it.tag, tagOfLease) {
-		return nil
+	if kind == frameLog && len(it.data) > 0 {
+		it.tag, it.record = tagOf(it.name)
+	}
+	if !it.record || strings.HasPrefix(it.tag, tagOfLease) {
+		return it, nil
 	}
 	at := Position{it.partition, it.seq}
 	switch it.entry, err = decode(it.data); {
 	case errors.Is(err, errRecordVersion):
-		return failBy(ErrFormat, err, "record %s; "+useLater, at)
+		return nil, failBy(ErrFormat, err, "record %s; "+useLater, at)
 	case err != nil:
 		err = failBy(ErrCorrupt, err, "record %s", at)
 	case !x.s.Header.Salvaged:
@@ -229,9 +209,36 @@ func (x *backupReader) check(it *backupItem) (err error) {
 		err = x.links.follow(it.entry.Record)
 	}
 	if err != nil {
-		return failBy(ErrBackup, err, "it was altered, or the journal was damaged when it was made")
+		err = failBy(ErrBackup, err, "it was altered, or the journal was damaged when it was made")
 	}
-	return nil
+	return it, err
+}
+
+// cursor reads the fields of a frame.
+type cursor struct {
+	b   []byte
+	bad bool // it was not what was asked for
+}
+
+func (c *cursor) number() uint64 {
+	v, n := binary.Uvarint(c.b)
+	if n <= 0 {
+		c.b, c.bad = nil, true
+		return 0
+	}
+	c.b = c.b[n:]
+	return v
+}
+
+func (c *cursor) field() []byte {
+	n := c.number()
+	if n > uint64(len(c.b)) {
+		c.b, c.bad = nil, true
+		return nil
+	}
+	f := c.b[:n:n]
+	c.b = c.b[n:]
+	return f
 }
 
 // fits compares what was read with the summary. A partition may have ended behind
