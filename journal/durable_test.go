@@ -166,7 +166,9 @@ func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	reply := &parley.Message{ID: newID(t, time.Now()), Kind: parley.Failure, InReplyTo: m.ID, From: "bob", To: "alice"}
-	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply, Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}}})
+	at, err := j.Append(t.Context(), Entry{
+		Scope: "s", Message: reply, Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -286,8 +286,9 @@ type RestoreConfig struct {
 // Restore makes a journal of a backup in a store that has none, and reads it back:
 // counts and hashes must be those of what was taken from the backup. It does not
 // return before everything is as durable as the store promises. After an error
-// there may be a part, with which no journal opens. Errors: ErrForeign, ErrBackup,
-// ErrFormat, ErrKey, ErrCorrupt.
+// there may be a part, with which no journal opens. Values are put many at a time:
+// Range gives those that lay close together in another order than before. Errors:
+// ErrForeign, ErrBackup, ErrFormat, ErrKey, ErrCorrupt.
 func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummary, err error) {
 	defer func() { err = errors.Join(err, c.Store.Close()) }()
 	x, err := readBackup(r, c.Key, true, c.Progress)

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// Token writes a name as one token of a subject: letters, digits and - as they are,
-// other bytes as _ and two hexadecimal digits; "_" alone for nothing.
+// Token writes a name as one token of a NATS subject: letters, digits and "-" as
+// they are, other bytes as "_" and two hexadecimal digits, and "_" alone for the
+// empty name. Backups name keys so, and package jetstream its subjects.
 func Token(s string) string {
 	if s == "" {
 		return "_"
@@ -24,23 +25,25 @@ func Token(s string) string {
 	return b.String()
 }
 
-// Untoken reads what Token wrote.
-func Untoken(s string) (name string, ok bool) {
+// Untoken is the reverse of Token; false: s is not a token.
+func Untoken(s string) (string, bool) {
 	if s == "_" {
 		return "", true
 	}
-	name, rest, coded := strings.Cut(s, "_")
-	for coded {
-		if len(rest) < 2 {
+	first, rest, escaped := strings.Cut(s, "_")
+	if !escaped {
+		return s, true
+	}
+	out := []byte(first)
+	for part := range strings.SplitSeq(rest, "_") {
+		if len(part) < 2 {
 			return "", false
 		}
-		c, err := hex.DecodeString(rest[:2])
+		c, err := hex.DecodeString(part[:2])
 		if err != nil {
 			return "", false
 		}
-		var plain string
-		plain, rest, coded = strings.Cut(rest[2:], "_")
-		name += string(c) + plain
+		out = append(append(out, c...), part[2:]...)
 	}
-	return name, true
+	return string(out), true
 }
