@@ -545,9 +545,9 @@ func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err 
 	}
 	c := cursor{b: b[stateHead:]}
 	c.number()
-	until := unzigzag(c.number())
+	until := c.number()
 	if c.bad {
 		return "", v, bad
 	}
-	return bucket, Value{Key: key, Data: c.b, Until: fromNanos(until), Deleted: b[1]&stateRemoved != 0}, nil
+	return bucket, Value{Key: key, Data: c.b, Until: fromNanos(int64(until>>1) ^ -int64(until&1)), Deleted: b[1]&stateRemoved != 0}, nil
 }
