@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"zombiezen.com/go/sqlite"
 
@@ -28,14 +29,12 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	}
 	defer s.leave()
 	s.known.RLock()
-	partitions, values, ids := len(s.content.parts), uint64(max(0, s.content.values)), uint64(s.content.nextID)
+	spans := slices.Clone(s.content.parts)
 	s.known.RUnlock()
-	var done uint64
-	total := 2 * values
-	spans := make([]partition, partitions)
-	for n := range spans {
-		spans[n], _ = s.knows(n)
-		total += 2 * spans[n].records()
+	tables := []string{"meta", "meta_copy", "partitions", "replaced", stateTable(0), stateTable(1)}
+	done, total := uint64(0), uint64(len(tables))
+	for _, span := range spans {
+		total += 2 * span.records()
 	}
 	step := func(n uint64) {
 		if done = min(done+n, total); n > 0 && progress != nil {
@@ -65,22 +64,19 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 		step(size)
 		return nil
 	}
-	for _, table := range []string{"meta", "partitions"} {
-		if err := integrity(-1, table, 0); err != nil {
+	for _, table := range tables {
+		if err := integrity(-1, table, 1); err != nil {
 			return found, err
 		}
 	}
-	if err := integrity(-1, "state", values); err != nil {
-		return found, err
-	}
 	for n, span := range spans {
-		if err := integrity(n, fmt.Sprintf("log_%d", n), span.records()); err != nil {
+		if err := integrity(n, ofLog(n, "log_N"), span.records()); err != nil {
 			return found, err
 		}
 	}
 	for n, span := range spans {
 		read, missing := uint64(0), uint64(0)
-		err := s.scan(ctx, s.queries(n).read, span.first, span.last, func(c *conn, st *sqlite.Stmt) {
+		err := s.scan(ctx, ofLog(n, logRead), span.first, span.last, func(c *conn, st *sqlite.Stmt) {
 			r, err := s.record(c, st, n)
 			if err == nil && verify != nil {
 				err = verify(n, r)
@@ -111,31 +107,40 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 		}
 		step(read % pageRecords)
 	}
-	read := uint64(0)
-	err = s.scan(ctx, stateScan, 1, ids, func(_ *conn, st *sqlite.Stmt) {
-		if n := uint64(st.ColumnInt64(3)); n > s.revision() {
-			wrong(-1, 0, fmt.Sprintf("state: %q in %q has revision %d, which is not reached yet",
-				st.ColumnText(2), st.ColumnText(1), n))
+	for table := range 2 {
+		if err := s.checkState(ctx, stateTable(table), wrong); err != nil {
+			return found, err
 		}
-		if read++; read%pageRecords == 0 && read <= values {
-			step(pageRecords)
-		}
-	}, func(first, last uint64, why error) {
-		if why != nil {
-			wrong(-1, 0, fmt.Sprintf("state, rows %d to %d: %v", first, last, why))
-		}
-	})
-	if err != nil {
-		return found, err
 	}
 	step(total - done)
 	return found, nil
 }
 
-func (s *Store) revision() uint64 {
-	s.known.RLock()
-	defer s.known.RUnlock()
-	return s.content.revision
+// checkState reads all values of a table.
+func (s *Store) checkState(ctx context.Context, table string, wrong func(int, uint64, string)) error {
+	var last int64
+	err := s.reading(ctx, func(c *conn) (err error) {
+		last, err = c.int("SELECT max(id) FROM " + table)
+		return err
+	})
+	if err != nil {
+		wrong(-1, 0, table+": "+err.Error())
+		return ctx.Err()
+	}
+	query := "SELECT id, bucket, key, revision, data FROM " + table + " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+	return s.scan(ctx, query, 1, uint64(last), func(_ *conn, st *sqlite.Stmt) {
+		s.known.RLock()
+		revision := s.content.revision
+		s.known.RUnlock()
+		if n := uint64(st.ColumnInt64(3)); n > revision {
+			wrong(-1, 0, fmt.Sprintf("state: %q in %q has revision %d, which is not reached yet",
+				st.ColumnText(2), st.ColumnText(1), n))
+		}
+	}, func(first, last uint64, why error) {
+		if why != nil {
+			wrong(-1, 0, fmt.Sprintf("%s, rows %d to %d: %v", table, first, last, why))
+		}
+	})
 }
 
 // scan reads the rows from first to last, in pages.

@@ -6,10 +6,11 @@
 //
 // # Tables
 //
-// log_0, log_1, … hold the records of a partition, the view log all of them with
-// their partition; meta what is fixed; partitions where each begins and ends;
-// state the key-value state. What each column means is in schema.go, which is
-// also in the file itself (".schema").
+// log_0, log_1, … hold the records of a partition, replaced what Replace was
+// given for some of them, the view log all of them with their partition; meta
+// what is fixed; partitions where each begins and ends; the view state the
+// key-value state, which is in state_0 and state_1. What each column means is in
+// schema.go, which is also in the file itself (".schema").
 //
 // # Durability
 //
@@ -29,19 +30,25 @@
 // has become too full or too empty, copies of rows that are still valid may stay
 // in the unused part of a page (in SQLite 3.50 about one in a thousand rows after
 // random changes), and secure_delete does not find them when such a row is
-// deleted later. So no row of this package is ever moved between pages:
+// deleted later.
+//
+// So no row of the log is ever moved between pages:
 //
 //   - A row is added at the end of its table only. SQLite then begins a new page
-//     and leaves the others alone. That is why each partition has a table, and
-//     why a value of the state that gets longer is added as a new row.
-//   - A row that changes never needs more of its page than before: no column gets
-//     longer, and a row that was so long that SQLite had split it becomes so short
-//     that it fits where its beginning was. What does not fit there goes into the
-//     state, bucket "store/replaced" for a record, a new row for a value.
+//     and leaves the others alone. That is why each partition has a table.
+//   - A row that changes gets shorter: Replace empties the record's row and adds a
+//     row to the table replaced, which is kept in the same way.
 //   - A row is deleted in two steps: it is overwritten; and it leaves the table
 //     when it and some pages of rows behind it are overwritten, so that SQLite,
 //     which joins pages that are nearly empty with their neighbours, moves
 //     nothing but rows without content.
+//
+// The state changes too often for that. Its values are in a plain table, and a
+// Scrub moves all of them into a second, empty one, then clears the first, whose
+// pages SQLite zeroes. It does so some values at a time, and appends go on
+// between. So a Scrub writes the whole state once, about a second for 100 MB, and
+// the file needs space for a second copy meanwhile. One that is interrupted is
+// finished by the next, which then moves everything once more.
 //
 // Keys, tags and the tables' other small numbers are not content in this sense.
 package sqlite

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"zombiezen.com/go/sqlite"
-
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -58,32 +56,4 @@ func (s *Store) tell(changes []change) {
 			f.fn(c.bucket, c.value)
 		}
 	}
-}
-
-// Buckets is described in [store.Store].
-func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
-	if err := s.enter(); err != nil {
-		return nil, err
-	}
-	defer s.leave()
-	err = s.reading(ctx, func(c *conn) error {
-		for found := true; found; {
-			found = false
-			row := func(st *sqlite.Stmt) bool {
-				out, found = append(out, st.ColumnText(0)), true
-				return true
-			}
-			var err error
-			if len(out) == 0 {
-				err = c.query("SELECT bucket FROM state WHERE bucket IS NOT NULL ORDER BY bucket LIMIT 1", row)
-			} else {
-				err = c.query("SELECT bucket FROM state WHERE bucket > ? ORDER BY bucket LIMIT 1", row, out[len(out)-1])
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return out, err
 }

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -22,10 +23,6 @@ func (s *Store) Append(ctx context.Context, partition int, after uint64, records
 		}
 		size += len(records[i].Data) + 128
 	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
 	return s.change(ctx, size, func(w *writer) (refused, failed error) { return w.append(partition, after, records) })
 }
 
@@ -38,7 +35,7 @@ func (w *writer) append(partition int, after uint64, records []store.Record) (re
 		return fmt.Errorf("%w: the last sequence of partition %d is %d, not %d",
 			store.ErrConflict, partition, p.last, after), nil
 	}
-	st, err := w.inserter(partition)
+	st, err := w.Prepare(ofLog(partition, logInsert))
 	if err != nil {
 		return nil, err
 	}
@@ -57,17 +54,18 @@ func (w *writer) append(partition int, after uint64, records []store.Record) (re
 			return nil, err
 		}
 		st.BindInt64(1, int64(seq))
-		bindText(st, 2, r.Tag)
+		st.BindInt64(2, int64(partition))
+		bindText(st, 3, r.Tag)
 		if r.About.Time.IsZero() {
-			st.BindNull(3)
+			st.BindNull(4)
 		} else {
-			st.BindInt64(3, r.About.Time.UnixMilli())
+			st.BindInt64(4, r.About.Time.UnixMilli())
 		}
-		bindText(st, 4, r.About.Kind)
-		bindText(st, 5, r.About.Message)
-		bindText(st, 6, r.About.From)
-		bindText(st, 7, r.About.To)
-		st.BindBytes(8, r.Data)
+		bindText(st, 5, r.About.Kind)
+		bindText(st, 6, r.About.Message)
+		bindText(st, 7, r.About.From)
+		bindText(st, 8, r.About.To)
+		st.BindBytes(9, r.Data)
 		if _, err := st.Step(); err != nil {
 			return nil, err
 		}
@@ -75,18 +73,6 @@ func (w *writer) append(partition int, after uint64, records []store.Record) (re
 		p.bytes += int64(len(r.Data))
 	}
 	return nil, nil
-}
-
-// inserter gives the statement that adds a record.
-func (w *writer) inserter(partition int) (*sqlite.Stmt, error) {
-	for len(w.insert) <= partition {
-		st, err := w.Prepare(w.s.queries(len(w.insert)).insert)
-		if err != nil {
-			return nil, err
-		}
-		w.insert = append(w.insert, st)
-	}
-	return w.insert[partition], nil
 }
 
 // bindText binds a text, NULL for an empty one.
@@ -104,10 +90,6 @@ func noPartition(n int) error {
 
 // Skip is described in [store.Store].
 func (s *Store) Skip(ctx context.Context, partition int, last uint64) error {
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
 	return s.change(ctx, 0, func(w *writer) (refused, failed error) {
 		p := w.now.part(partition)
 		switch {
@@ -170,7 +152,7 @@ func (s *Store) readPage(c *conn, page []store.Record, partition int, first, las
 ) ([]store.Record, error) {
 	size := 0
 	var bad error
-	err := c.query(s.queries(partition).read, func(st *sqlite.Stmt) bool {
+	err := c.query(ofLog(partition, logRead), func(st *sqlite.Stmt) bool {
 		r, err := s.record(c, st, partition)
 		if err != nil {
 			bad = err
@@ -180,10 +162,7 @@ func (s *Store) readPage(c *conn, page []store.Record, partition int, first, las
 		size += len(r.Data)
 		return size < pageBytes
 	}, first, last, limit)
-	if err == nil {
-		err = bad
-	}
-	return page, err
+	return page, cmp.Or(err, bad)
 }
 
 // record is the row at hand: sequence, tag and data.
@@ -194,48 +173,36 @@ func (s *Store) record(c *conn, st *sqlite.Stmt, partition int) (r store.Record,
 		return r, nil
 	}
 	found := false
-	err = c.query(stateGet, func(st *sqlite.Stmt) bool {
-		r.Data, found = bytesOf(st, 1), true
+	err = c.query(replacedGet, func(st *sqlite.Stmt) bool {
+		r.Data, found = bytesOf(st, 0), true
 		return true
-	}, replaced, replacedKey(partition, r.Sequence))
+	}, partition, r.Sequence)
 	if err == nil && !found {
 		err = s.corrupt(fmt.Errorf("record %d of partition %d has no data", r.Sequence, partition))
 	}
 	return r, err
 }
 
-func replacedKey(partition int, sequence uint64) string {
-	return fmt.Sprintf("%d/%d", partition, sequence)
-}
-
 // Tagged is described in [store.Store].
 func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.Record, err error) {
-	if err := s.enter(); err != nil {
-		return r, err
-	}
-	defer s.leave()
 	span, ok := s.knows(partition)
 	if !ok {
 		return r, noPartition(partition)
 	}
 	found := false
-	var bad error
 	err = s.reading(ctx, func(c *conn) error {
-		return c.query(s.queries(partition).tagged, func(st *sqlite.Stmt) bool {
+		var bad error
+		err := c.query(ofLog(partition, logTagged), func(st *sqlite.Stmt) bool {
 			found = true
 			r, bad = s.record(c, st, partition)
 			return false
 		}, tag, span.first)
+		return cmp.Or(err, bad)
 	})
-	switch {
-	case err != nil:
-		return r, err
-	case bad != nil:
-		return r, s.explain(bad)
-	case !found:
-		return r, fmt.Errorf("%w: a record of partition %d with the tag %q", store.ErrNotFound, partition, tag)
+	if err == nil && !found {
+		err = fmt.Errorf("%w: a record of partition %d with the tag %q", store.ErrNotFound, partition, tag)
 	}
-	return r, nil
+	return r, err
 }
 
 // Span is described in [store.Store].
@@ -260,16 +227,11 @@ func (s *Store) Span(ctx context.Context, partition int) (store.Span, error) {
 // Follow returns at once: no other process appends.
 func (s *Store) Follow(context.Context, int, uint64, func(store.Record)) error { return nil }
 
-// Replace is described in [store.Store]. Of a record's About it keeps what is
-// given and not longer than before.
+// Replace is described in [store.Store]. A replaced record has no About.
 func (s *Store) Replace(ctx context.Context, partition int, records []store.Record) error {
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
 	size := 0
 	for i := range records {
-		size += len(records[i].Data) + 4096
+		size += len(records[i].Data) + pageSize
 	}
 	err := s.change(ctx, size, func(w *writer) (refused, failed error) { return w.replace(partition, records) })
 	if err != nil {
@@ -278,86 +240,46 @@ func (s *Store) Replace(ctx context.Context, partition int, records []store.Reco
 	return s.truncate(ctx)
 }
 
+// replace empties the records where they are, and adds what they are to be to
+// another table: a row that gets longer would be moved.
 func (w *writer) replace(partition int, records []store.Record) (refused, failed error) {
 	p := w.now.part(partition)
 	if p == nil {
 		return noPartition(partition), nil
 	}
-	q := w.s.queries(partition)
-	was := make([]*row, len(records))
+	sizes := make([]int64, len(records))
 	for i := range records {
-		if was[i], failed = w.row(q, records[i].Sequence); failed != nil {
-			return nil, failed
+		seq, found := records[i].Sequence, false
+		err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) bool {
+			sizes[i], found = st.ColumnInt64(1), seq >= p.first
+			return true
+		}, seq, seq, 1)
+		if err != nil {
+			return nil, err
 		}
-		if was[i] == nil || records[i].Sequence < p.first {
-			return fmt.Errorf("%w: record %d of partition %d", store.ErrNotFound, records[i].Sequence, partition), nil
+		if !found {
+			return fmt.Errorf("%w: record %d of partition %d", store.ErrNotFound, seq, partition), nil
 		}
 	}
 	for i := range records {
 		r := &records[i]
-		// No row may get larger where it lies: see "Erasure" in doc.go.
-		args := []any{nil, nil, nil, nil, nil, nil, r.Sequence}
-		if was[i].timed {
-			args[0] = millis(r.About.Time)
-		}
-		size := int64(0)
-		for n, text := range []string{r.About.Kind, r.About.Message, r.About.From, r.About.To} {
-			if text != "" && len(text) <= was[i].texts[n] && size+int64(len(text))+overhead <= smallest {
-				args[1+n] = text
-				size += int64(len(text))
-			}
-		}
-		if n := int64(len(r.Data)); !was[i].null && n <= was[i].data && fits(size+n, was[i].size()) {
-			args[5] = r.Data
-		} else { // NULL: elsewhere
-			v := store.Value{Key: replacedKey(partition, r.Sequence), Data: r.Data}
-			if _, err := w.set(replaced, v); err != nil {
-				return nil, err
-			}
-		}
-		if err := w.exec(q.replace, args...); err != nil {
+		p.bytes -= sizes[i]
+		if err := w.exec(ofLog(partition, logBlank), r.Sequence); err != nil {
 			return nil, err
 		}
-		p.bytes += int64(len(r.Data)) - was[i].data
-	}
-	return nil, nil
-}
-
-// row is how large a record is where it lies.
-type row struct {
-	data  int64
-	null  bool // its data is in the state
-	timed bool
-	texts [4]int
-}
-
-func (r *row) size() int64 {
-	n := r.data
-	for _, text := range r.texts {
-		n += int64(text)
-	}
-	return n
-}
-
-func (w *writer) row(q *queries, sequence uint64) (r *row, err error) {
-	err = w.query(q.row, func(st *sqlite.Stmt) bool {
-		r = &row{data: st.ColumnInt64(0), null: st.ColumnIsNull(0), timed: !st.ColumnIsNull(1)}
-		for i := range r.texts {
-			r.texts[i] = st.ColumnLen(2 + i)
+		if err := w.exec(replacedErase, eraseTo, partition, r.Sequence, r.Sequence); err != nil {
+			return nil, err
 		}
-		return true
-	}, sequence)
-	return r, err
+		if err := w.exec(replacedInsert, partition, r.Sequence, r.Data); err != nil {
+			return nil, err
+		}
+	}
+	return nil, w.trimReplaced()
 }
 
 // Remove is described in [store.Store].
 func (s *Store) Remove(ctx context.Context, partition int, before uint64) error {
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
-	more := true
-	for more {
+	for more := true; more; {
 		err := s.change(ctx, 1<<20, func(w *writer) (refused, failed error) {
 			more, refused, failed = w.remove(partition, before)
 			return refused, failed
@@ -379,87 +301,77 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 	if p == nil {
 		return false, noPartition(partition), nil
 	}
-	q := w.s.queries(partition)
 	if before = min(before, p.last+1); before > p.first {
+		first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence >= ?"), p.last+1, before)
+		if err != nil {
+			return false, nil, err
+		}
 		if p.missing > 0 {
-			table := fmt.Sprintf("FROM log_%d WHERE sequence >= ? AND sequence < ?", partition)
-			n, err := w.int("SELECT count(*) "+table, p.first, before)
+			n, err := w.int(ofLog(partition, "SELECT count(*) FROM log_N WHERE sequence >= ? AND sequence < ?"), p.first, first)
 			if err != nil {
 				return false, nil, err
 			}
-			p.missing -= before - p.first - uint64(n)
-			if next, err := w.int("SELECT min(sequence) "+table, before, p.last+1); err != nil {
-				return false, nil, err
-			} else if next > int64(before) {
-				p.missing -= uint64(next) - before
-				before = uint64(next)
-			} else if next == 0 {
-				p.missing, before = 0, p.last+1
-			}
+			p.missing -= uint64(first) - p.first - uint64(n)
 		}
-		p.first, p.dirty = before, true
+		p.first, p.dirty = uint64(first), true
 	}
 	if p.erased >= p.first {
 		return false, nil, nil
 	}
-	// Erase the next rows, ...
-	var last uint64
-	var elsewhere []uint64
-	size, rows := int64(0), 0
-	err := w.query(q.sizes, func(st *sqlite.Stmt) bool {
+	last, size := p.first-1, int64(0)
+	err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) bool {
 		last = uint64(st.ColumnInt64(0))
-		if st.ColumnIsNull(1) {
-			elsewhere = append(elsewhere, last)
-		}
 		size += st.ColumnInt64(1)
-		rows++
 		return size < pageBytes
 	}, p.erased, p.first-1, pageRecords)
 	if err != nil {
 		return false, nil, err
 	}
-	if rows == 0 {
-		last = p.first - 1
-	} else if err := w.exec(q.wipe, p.erased, last); err != nil {
+	if err := w.exec(ofLog(partition, logErase), eraseTo, p.erased, last); err != nil {
 		return false, nil, err
 	}
-	for _, seq := range elsewhere {
-		if _, err := w.unset(replaced, replacedKey(partition, seq)); err != nil {
-			return false, nil, err
-		}
+	if err := w.exec(replacedErase, eraseTo, partition, p.erased, last); err != nil {
+		return false, nil, err
 	}
 	p.bytes -= size
 	p.erased, p.dirty = last+1, true
-	// ... and delete those that are far enough from the ones that stay.
-	limit := p.erased
-	if p.erased <= p.last {
-		at, err := w.cushion(q.cushion, limit)
-		if err != nil {
-			return false, nil, err
-		}
-		limit = at
+	if err := w.trim(ofLog(partition, "log_N"), "sequence", p.erased, p.erased > p.last); err != nil {
+		return false, nil, err
 	}
-	if limit > 0 {
-		if err := w.exec(q.delete, limit-1); err != nil {
-			return false, nil, err
-		}
-	}
-	return p.erased < p.first, nil, nil
+	return p.erased < p.first, nil, w.trimReplaced()
 }
 
-// cushion gives the first of the erased rows that must stay in front of a row,
-// because they fill the pages beside it; 0: all. See "Erasure" in doc.go.
-func (w *writer) cushion(query string, before uint64) (at uint64, err error) {
+// trim deletes the erased rows of a table that are before one that stays and far
+// enough from it: some are left to fill the pages beside it. See "Erasure" in
+// doc.go.
+func (w *writer) trim(table, key string, stays uint64, all bool) error {
 	const enough = 6 * pageSize
-	size := int64(0)
-	err = w.query(query, func(st *sqlite.Stmt) bool {
-		size += st.ColumnInt64(1)
-		if size >= enough {
-			at = uint64(st.ColumnInt64(0))
+	limit, size := int64(stays), int64(0)
+	if !all {
+		limit = 0
+		query := fmt.Sprintf("SELECT %[2]s, length(data) FROM %[1]s WHERE %[2]s < ? ORDER BY %[2]s DESC", table, key)
+		err := w.query(query, func(st *sqlite.Stmt) bool {
+			if size += min(st.ColumnInt64(1), eraseTo) + 14; size >= enough {
+				limit = st.ColumnInt64(0)
+			}
+			return size < enough
+		}, stays)
+		if err != nil {
+			return err
 		}
-		return size < enough
-	}, before)
-	return at, err
+	}
+	return w.exec(fmt.Sprintf("DELETE FROM %s WHERE %s < ?", table, key), limit)
+}
+
+func (w *writer) trimReplaced() error {
+	stays, err := w.int("SELECT id FROM replaced NOT INDEXED WHERE partition IS NOT NULL ORDER BY id LIMIT 1")
+	if err != nil {
+		return err
+	}
+	if stays == 0 {
+		return w.exec("DELETE FROM replaced")
+	}
+	return w.trim("replaced", "id", uint64(stays), false)
 }
 
 // shrink gives the file's free pages back to the file system, some at a time.

@@ -30,34 +30,34 @@ type Rescue struct {
 // temp and removes: three times the file's size must be free there. The file
 // stays as it is.
 //
-// It first asks for ranges of rows, and where that fails for ever smaller ones.
-// That cannot reach rows below a damaged inner page of a tree. So for what is
-// then missing it has SQLite take each page of the file for a table of its own,
-// and looks for the missing rows there. So only rows on a damaged page are lost.
+// Rows below a damaged inner page of a tree cannot be reached through their
+// table. So SQLite is made to take each page of the file for a table of its own:
+// only rows on a damaged page are lost. What the tables say of where partitions
+// begin and end, and which values there should be, tells what is missing.
 func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 	dir, err := os.MkdirTemp(temp, "salvage-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	v := &salvage{path: filepath.Join(dir, FileName), dir: dir, to: to}
+	v := &salvage{path: filepath.Join(dir, FileName), to: to}
 	for _, suffix := range []string{"", "-wal"} {
 		if err := copyFile(v.path+suffix, file+suffix); err != nil && (suffix == "" || !errors.Is(err, fs.ErrNotExist)) {
 			return err
 		}
 	}
-	if err := v.openFound(); err != nil {
+	if v.found, err = sqliteConn(filepath.Join(dir, "found.db")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.found.Close()) }()
-	whole, err := v.survey(ctx)
-	if err != nil {
+	if err := v.found.script(schemaFound); err != nil {
 		return err
 	}
-	if !whole {
-		if err := v.searchPages(ctx); err != nil {
-			return fmt.Errorf("search the pages: %w", err)
-		}
+	if err := v.survey(); err != nil {
+		return err
+	}
+	if err := v.searchPages(ctx, filepath.Join(dir, "empty.db")); err != nil {
+		return fmt.Errorf("search the pages: %w", err)
 	}
 	return v.tell(ctx)
 }
@@ -79,31 +79,25 @@ func copyFile(to, from string) (err error) {
 // salvage is a Salvage under way. All rows that are found go into a second
 // database, found, from which they are told in order.
 type salvage struct {
-	dir, path string
-	to        Rescue
-	found     *conn
-	metas     []store.Meta
-	parts     []partition
-	counted   bool   // parts is what the file says
-	listed    bool   // wanted has all values there should be
-	rows      uint64 // of the state that could not be read
+	path    string
+	to      Rescue
+	found   *conn
+	metas   []store.Meta
+	parts   []partition
+	counted bool // parts is what the file says
+	listed  bool // wanted has all values there should be
 }
 
-func (v *salvage) openFound() (err error) {
-	v.found, err = sqliteConn(filepath.Join(v.dir, "found.db"), sqlite.OpenReadWrite|sqlite.OpenCreate)
-	if err != nil {
-		return err
-	}
-	return v.found.script(`CREATE TABLE log (partition INTEGER, sequence INTEGER, tag TEXT, data BLOB,
-  PRIMARY KEY (partition, sequence));
-CREATE TABLE state (id INTEGER PRIMARY KEY, bucket TEXT, key TEXT, revision INTEGER, until INTEGER, data BLOB);
-CREATE TABLE wanted (bucket TEXT, key TEXT, id INTEGER);
-BEGIN`)
-}
+const schemaFound = `
+CREATE TABLE log (partition INTEGER, sequence INTEGER, tag TEXT, data BLOB, PRIMARY KEY (partition, sequence));
+CREATE TABLE replaced (partition INTEGER, sequence INTEGER, data BLOB, PRIMARY KEY (partition, sequence));
+CREATE TABLE state (key TEXT, data BLOB, revision INTEGER, until INTEGER, bucket TEXT, PRIMARY KEY (bucket, key));
+CREATE TABLE wanted (bucket TEXT, key TEXT);
+BEGIN`
 
 // sqliteConn opens a database of which nothing has to last.
-func sqliteConn(path string, flags sqlite.OpenFlags) (*conn, error) {
-	raw, err := sqlite.OpenConn(path, flags)
+func sqliteConn(path string) (*conn, error) {
+	raw, err := sqlite.OpenConn(path, sqlite.OpenReadWrite|sqlite.OpenCreate)
 	if err != nil {
 		return nil, err
 	}
@@ -116,130 +110,53 @@ func sqliteConn(path string, flags sqlite.OpenFlags) (*conn, error) {
 	return c, nil
 }
 
-// survey takes what a damaged file's tables give. Whole: that is all.
-func (v *salvage) survey(ctx context.Context) (whole bool, err error) {
-	c, errOpen := sqliteConn(v.path, sqlite.OpenReadWrite)
-	if errOpen != nil {
-		return false, nil // not even its header can be read
+// survey asks a damaged file's tables what there should be, and has SQLite copy
+// the WAL into it, as far as that can be done.
+func (v *salvage) survey() (saving error) {
+	c, err := sqliteConn(v.path)
+	if err != nil {
+		return nil // not even its header can be read
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	whole = true
 	ask := func(sql string, row func(*sqlite.Stmt)) bool {
-		err := c.query(sql, func(st *sqlite.Stmt) bool { row(st); return true })
-		whole = whole && err == nil
-		return err == nil
+		return c.query(sql, func(st *sqlite.Stmt) bool { row(st); return true }) == nil
 	}
-	number := func(sql string) (n uint64) {
-		ask(sql, func(st *sqlite.Stmt) { n = uint64(max(0, st.ColumnInt64(0))) })
-		return n
-	}
-	var saving error
-	save := func(err error) {
-		if saving == nil {
-			saving = err
-		}
-	}
-	for _, table := range []string{"meta", "meta_copy"} {
-		ask("SELECT value FROM "+table+" WHERE name = 'journal'", func(st *sqlite.Stmt) { v.keepMeta(bytesOf(st, 0)) })
-	}
-	whole = whole && len(v.metas) == 1
 	v.counted = ask("SELECT first, last, missing FROM partitions ORDER BY partition", func(st *sqlite.Stmt) {
 		v.parts = append(v.parts, partition{
 			first: uint64(st.ColumnInt64(0)), last: uint64(st.ColumnInt64(1)), missing: uint64(st.ColumnInt64(2)),
 		})
 	})
-	// The index tells which values there should be.
-	v.listed = ask(stateListed, func(st *sqlite.Stmt) {
-		save(v.found.exec("INSERT INTO wanted VALUES (?,?,?)", st.ColumnText(0), st.ColumnText(1), st.ColumnInt64(2)))
-	})
-	low, high := number("SELECT min(id) FROM state"), number("SELECT max(id) FROM state")
-	listed, err := v.found.int("SELECT max(id) FROM wanted")
-	save(err)
-	save(c.resolve(ctx, stateScan, max(1, low), max(high, uint64(listed)), func(st *sqlite.Stmt) { save(v.keepValue(st)) },
-		func(first, last uint64, why error) {
-			if why != nil {
-				whole = false
-				v.rows += last - first + 1
-			}
-		}))
 	for n := range v.parts {
-		p := &v.parts[n]
-		high := number(fmt.Sprintf("SELECT max(sequence) FROM log_%d", n))
-		query := fmt.Sprintf("SELECT sequence, tag, data FROM log_%[1]d "+
-			"WHERE sequence BETWEEN ? AND ? AND partition = %[1]d ORDER BY sequence LIMIT ?", n)
-		save(c.resolve(ctx, query, 1, high, func(st *sqlite.Stmt) { save(v.keepRecord(n, st)) },
-			func(_, _ uint64, why error) { whole = whole && why == nil }))
-		if p.last < high {
-			p.last = high
-		}
-		have, err := v.found.int("SELECT count(*) FROM log WHERE partition = ? AND sequence >= ?", n, p.first)
-		save(err)
-		whole = whole && uint64(have)+p.missing == p.last+1-p.first
+		ask(ofLog(n, "SELECT max(sequence) FROM log_N"), func(st *sqlite.Stmt) {
+			v.parts[n].last = max(v.parts[n].last, uint64(st.ColumnInt64(0)))
+		})
 	}
-	return whole && v.listed, saving
-}
-
-func (v *salvage) keepMeta(text []byte) {
-	var m store.Meta
-	if json.Unmarshal(text, &m) == nil && m.Partitions > 0 && !slices.Contains(v.metas, m) {
-		v.metas = append(v.metas, m)
+	v.listed = true
+	for n := range 2 { // an index has all keys, and is on pages of its own
+		sql := "SELECT bucket, key FROM state_N INDEXED BY state_N_key"
+		v.listed = ask(strings.ReplaceAll(sql, "state_N", stateTable(n)), func(st *sqlite.Stmt) {
+			saving = errors.Join(saving,
+				v.found.exec("INSERT INTO wanted VALUES (?,?)", st.ColumnText(0), st.ColumnText(1)))
+		}) && v.listed
 	}
-}
-
-// keepValue takes a row: id, bucket, key, revision, until, data.
-func (v *salvage) keepValue(st *sqlite.Stmt) error {
-	if st.ColumnType(1) != sqlite.TypeText {
-		return nil // one without a value
-	}
-	return v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?,?)", st.ColumnInt64(0), st.ColumnText(1),
-		st.ColumnText(2), st.ColumnInt64(3), integerOrNull(st, 4), bytesOf(st, 5))
-}
-
-func integerOrNull(st *sqlite.Stmt, col int) any {
-	if st.ColumnIsNull(col) {
-		return nil
-	}
-	return st.ColumnInt64(col)
-}
-
-// keepRecord takes a row: sequence, tag, data.
-func (v *salvage) keepRecord(partition int, st *sqlite.Stmt) error {
-	var tag, data any
-	if st.ColumnType(1) == sqlite.TypeText {
-		tag = st.ColumnText(1)
-	}
-	if !st.ColumnIsNull(2) {
-		data = bytesOf(st, 2)
-	}
-	return v.found.exec("INSERT OR IGNORE INTO log VALUES (?,?,?,?)", partition, st.ColumnInt64(0), tag, data)
+	ask("PRAGMA wal_checkpoint(TRUNCATE)", func(*sqlite.Stmt) {}) // or it is searched without, ...
+	_ = c.Close()                                                 // ... and the copy is damaged anyway
+	return saving
 }
 
 // searchPages takes each page of the file for a table and keeps what rows it
-// has. SQLite reads the pages; the file gets another first page for it, of a
-// database that has no other content.
-func (v *salvage) searchPages(ctx context.Context) (err error) {
-	if c, err := sqliteConn(v.path, sqlite.OpenReadWrite); err == nil {
-		// What the WAL holds into the file, as far as that can be done.
-		_ = errors.Join(c.exec("PRAGMA wal_checkpoint(TRUNCATE)"), c.Close()) // or it is searched without
-	}
-	info, err := os.Stat(v.path)
+// has. SQLite reads the pages; the file gets the first page of another database
+// for it, at the path empty, which has no other content.
+func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
+	pages, err := v.replaceFirstPage(empty)
 	if err != nil {
 		return err
 	}
-	pages := info.Size() / pageSize
-	vessel := filepath.Join(v.dir, "vessel.db")
-	if err := v.makeVessel(vessel, pages); err != nil {
-		return err
-	}
-	if err := copyBehind(vessel, v.path, pageSize); err != nil {
-		return err
-	}
-	c, err := sqliteConn(vessel, sqlite.OpenReadWrite)
+	c, err := sqliteConn(v.path)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	if err := c.script("PRAGMA journal_mode = MEMORY"); err != nil {
+	if err := c.exec("PRAGMA journal_mode = MEMORY"); err != nil {
 		return err
 	}
 	const batch = 100
@@ -267,101 +184,97 @@ func (v *salvage) searchPages(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// A row without data that has none elsewhere may be one of another table.
-	return v.found.exec("DELETE FROM log WHERE data IS NULL AND partition || '/' || sequence NOT IN "+
-		"(SELECT key FROM state WHERE bucket = ?)", replaced)
+	return nil
 }
 
-// searchPage keeps the rows of a page, from both ends. A row of the log has its
-// partition in a, its message's ID or nothing in e and its data or nothing in h;
-// one of the state its bucket and key in a and b, and its data in e.
-func (v *salvage) searchPage(c *conn, page int64) (err error) {
+// replaceFirstPage gives the file the first page of an empty database, and tells
+// how many pages it has.
+func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
+	c, err := sqliteConn(empty)
+	if err != nil {
+		return 0, err
+	}
+	err = c.script(fmt.Sprintf("PRAGMA page_size = %d; PRAGMA auto_vacuum = NONE; CREATE TABLE t (a); DROP TABLE t; VACUUM",
+		pageSize))
+	if err := errors.Join(err, c.Close()); err != nil {
+		return 0, err
+	}
+	page, err := os.ReadFile(empty)
+	if err != nil {
+		return 0, err
+	}
+	clear(page[28:32]) // the number of pages; "Database File Format": 0 has SQLite take the file's size
+	if err := os.Remove(v.path + "-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	f, err := os.OpenFile(v.path, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	_, err = f.WriteAt(page[:pageSize], 0)
+	return info.Size() / pageSize, err
+}
+
+// searchPage keeps the rows of a page, from both ends: of what is between two
+// damaged ones nothing can be read.
+func (v *salvage) searchPage(c *conn, page int64) error {
 	for _, order := range []string{"ASC", "DESC"} {
-		st, _, errPage := c.PrepareTransient(fmt.Sprintf("SELECT id, b, h, a, typeof(a), typeof(e), typeof(h), "+
-			"id, a, b, c, d, e, g FROM p%d ORDER BY id %s", page, order))
-		if errPage != nil {
+		st, _, err := c.PrepareTransient(fmt.Sprintf("SELECT id, a, b, c, d, e, h FROM p%d ORDER BY id %s", page, order))
+		if err != nil {
 			return nil // SQLite sees no table in it
 		}
-		for more := true; more && err == nil; {
-			if more, errPage = st.Step(); errPage != nil || !more {
-				break
-			}
-			a, e, h := st.ColumnText(4), st.ColumnText(5), st.ColumnText(6)
-			switch p := st.ColumnInt64(3); {
-			case a == "integer" && (e == "text" || e == "null") && (h == "blob" || h == "null") &&
-				p >= 0 && p < maxPartitions:
-				err = v.keepRecord(int(p), st)
-			case a == "text" && e == "null" && st.ColumnIsNull(1): // of meta
-				v.keepMeta(bytesOf(st, 3))
-			case a == "text" && e == "blob" && h == "null" && st.ColumnIsNull(13):
-				err = v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?,?)", st.ColumnInt64(7), st.ColumnText(8),
-					st.ColumnText(9), st.ColumnInt64(10), integerOrNull(st, 11), bytesOf(st, 12))
+		var saving error
+		more, err := st.Step()
+		for more && err == nil && saving == nil {
+			if saving = v.keep(st); saving == nil {
+				more, err = st.Step()
 			}
 		}
 		_ = st.Finalize() // it repeats what Step said
-		if err != nil {
-			return err
-		}
-		if errPage == nil {
-			return nil
+		if saving != nil || err == nil {
+			return saving
 		}
 	}
 	return nil
 }
 
-const stateListed = "SELECT bucket, key, id FROM state INDEXED BY state_key WHERE bucket IS NOT NULL"
-
-const savedValue = "SELECT data FROM state WHERE bucket = ? AND key = ? ORDER BY revision"
-
-// makeVessel makes a database of at least some pages.
-func (v *salvage) makeVessel(path string, pages int64) (err error) {
-	c, err := sqliteConn(path, sqlite.OpenReadWrite|sqlite.OpenCreate)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	if err := c.script(fmt.Sprintf("PRAGMA page_size = %d; PRAGMA auto_vacuum = NONE; PRAGMA journal_mode = OFF; "+
-		"CREATE TABLE filler (data)", pageSize)); err != nil {
-		return err
-	}
-	for {
-		have, err := c.int("PRAGMA page_count")
-		if err != nil || have >= pages {
-			return err
+// keep keeps a row: its key and the columns that tell which table it is of.
+func (v *salvage) keep(st *sqlite.Stmt) error {
+	const number, text, blob, null = sqlite.TypeInteger, sqlite.TypeText, sqlite.TypeBlob, sqlite.TypeNull
+	is := func(col int, types ...sqlite.ColumnType) bool { return slices.Contains(types, st.ColumnType(col)) }
+	optional := func(col int, value any) any {
+		if is(col, null) {
+			return nil
 		}
-		if err := c.exec("INSERT INTO filler VALUES (zeroblob(?))", min(16<<20, (pages-have)*pageSize)); err != nil {
-			return err
+		return value
+	}
+	ofPartition := is(1, number) && st.ColumnInt64(1) >= 0 && st.ColumnInt64(1) < maxPartitions
+	switch {
+	case ofPartition && is(2, number) && is(3, blob):
+		return v.found.exec("INSERT OR IGNORE INTO replaced VALUES (?,?,?)",
+			st.ColumnInt64(1), st.ColumnInt64(2), bytesOf(st, 3))
+	case ofPartition && is(2, text, null) && is(3, number, null) && is(5, text, null) && is(6, blob, null):
+		return v.found.exec("INSERT OR IGNORE INTO log VALUES (?,?,?,?)",
+			st.ColumnInt64(1), st.ColumnInt64(0), optional(2, st.ColumnText(2)), optional(6, bytesOf(st, 6)))
+	case is(1, text) && is(2, text) && is(3, number) && is(5, blob):
+		return v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?)",
+			st.ColumnText(2), bytesOf(st, 5), st.ColumnInt64(3), optional(4, st.ColumnInt64(4)), st.ColumnText(1))
+	case is(1, text) && is(2, text) && is(3, null):
+		var m store.Meta
+		if json.Unmarshal(bytesOf(st, 2), &m) == nil && m.Partitions > 0 && !slices.Contains(v.metas, m) {
+			v.metas = append(v.metas, m)
 		}
 	}
-}
-
-// copyBehind copies a file's content from an offset on to the same place.
-func copyBehind(to, from string, offset int64) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	if _, err := in.Seek(offset, io.SeekStart); err != nil {
-		return err
-	}
-	if _, err := out.Seek(offset, io.SeekStart); err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return err
+	return nil
 }
 
 // tell gives what was found, and names what was not.
 func (v *salvage) tell(ctx context.Context) error {
-	lost := func(partition int, sequence uint64, format string, args ...any) error {
-		return v.to.Lost(Damage{Partition: partition, Sequence: sequence, What: fmt.Sprintf(format, args...)})
-	}
 	partitions := len(v.parts)
 	for _, m := range v.metas {
 		if err := v.to.Meta(m); err != nil {
@@ -370,32 +283,20 @@ func (v *salvage) tell(ctx context.Context) error {
 		partitions = max(partitions, min(m.Partitions, maxPartitions))
 	}
 	if len(v.metas) == 0 {
-		if err := lost(-1, 0, "what was fixed when the journal was made cannot be read"); err != nil {
+		if err := v.lost(-1, 0, "what was fixed when the journal was made cannot be read"); err != nil {
 			return err
 		}
 	}
-	each := func(sql string, row func(*sqlite.Stmt) error, args ...any) error {
-		var bad error
-		err := v.found.query(sql, func(st *sqlite.Stmt) bool {
-			if bad = row(st); bad == nil {
-				bad = ctx.Err()
-			}
-			return bad == nil
-		}, args...)
-		return errors.Join(bad, err)
-	}
-	err := each("SELECT key, data, revision, until, bucket FROM state WHERE bucket <> ? ORDER BY revision",
-		func(st *sqlite.Stmt) error { return v.to.Value(st.ColumnText(4), value(st)) }, replaced)
+	err := v.each(ctx, "SELECT key, data, revision, until, bucket FROM state ORDER BY revision",
+		func(st *sqlite.Stmt) error { return v.to.Value(st.ColumnText(4), value(st)) })
 	if err != nil {
 		return err
 	}
-	err = each("SELECT bucket, key FROM wanted WHERE id NOT IN (SELECT id FROM state) AND bucket <> ?",
-		func(st *sqlite.Stmt) error {
-			return lost(-1, 0, "the value %q of %q cannot be read", st.ColumnText(1), st.ColumnText(0))
-		}, replaced)
+	err = v.each(ctx, "SELECT bucket, key FROM wanted EXCEPT SELECT bucket, key FROM state", func(st *sqlite.Stmt) error {
+		return v.lost(-1, 0, "the value %q of %q cannot be read", st.ColumnText(1), st.ColumnText(0))
+	})
 	if err == nil && !v.listed {
-		err = lost(-1, 0, "the list of the state's values cannot be read; up to %d values that nothing else names are lost",
-			v.rows)
+		err = v.lost(-1, 0, "the list of the state's values cannot be read; values that nothing else names may be lost")
 	}
 	if err != nil {
 		return err
@@ -405,61 +306,71 @@ func (v *salvage) tell(ctx context.Context) error {
 		return err
 	}
 	for n := range max(int(most), partitions) {
-		if err := v.tellPartition(n, each, lost); err != nil {
+		if err := v.tellPartition(ctx, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (v *salvage) tellPartition(n int, each func(string, func(*sqlite.Stmt) error, ...any) error,
-	lost func(int, uint64, string, ...any) error,
-) error {
-	low, err := v.found.int("SELECT ifnull(min(sequence), 1) FROM log WHERE partition = ?", n)
-	if err != nil {
-		return err
-	}
-	high, err := v.found.int("SELECT ifnull(max(sequence), 0) FROM log WHERE partition = ?", n)
+func (v *salvage) lost(partition int, sequence uint64, format string, args ...any) error {
+	return v.to.Lost(Damage{Partition: partition, Sequence: sequence, What: fmt.Sprintf(format, args...)})
+}
+
+// each runs a query on what was found, until row gives an error.
+func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) error, args ...any) error {
+	var bad error
+	err := v.found.query(sql, func(st *sqlite.Stmt) bool {
+		if bad = row(st); bad == nil {
+			bad = ctx.Err()
+		}
+		return bad == nil
+	}, args...)
+	return errors.Join(bad, err)
+}
+
+func (v *salvage) tellPartition(ctx context.Context, n int) error {
+	var p partition
+	have := uint64(0)
+	err := v.each(ctx, "SELECT ifnull(min(sequence), 1), ifnull(max(sequence), 0), count(*) FROM log WHERE partition = ?",
+		func(st *sqlite.Stmt) error {
+			p.first, p.last, have = uint64(st.ColumnInt64(0)), uint64(st.ColumnInt64(1)), uint64(st.ColumnInt64(2))
+			return nil
+		}, n)
 	if err != nil {
 		return err
 	}
 	// What begins and ends where is damaged as easily as a record. A row that is
 	// there is a record: Remove leaves none that has its partition.
 	const doubtful = 1 << 16
-	p := partition{first: uint64(low), last: uint64(high)}
 	if v.counted && n < len(v.parts) {
 		known := v.parts[n]
-		if p.missing = known.missing; high == 0 {
-			p.first = known.first
-		} else if known.first < p.first && p.first-known.first < doubtful {
+		p.missing = known.missing
+		if have == 0 || known.first < p.first && p.first-known.first < doubtful {
 			p.first = known.first
 		}
 		if known.last > p.last && known.last-p.last < doubtful {
 			p.last = known.last
 		}
-	} else if err := lost(n, 0, "where it begins and ends cannot be read"); err != nil {
+	} else if err := v.lost(n, 0, "where it begins and ends cannot be read"); err != nil {
 		return err
 	}
-	have, err := v.found.int("SELECT count(*) FROM log WHERE partition = ?", n)
-	if err != nil {
-		return err
-	}
-	whole := uint64(have)+p.missing == p.last+1-p.first
-	next := p.first
+	next, whole := p.first, have == p.records()
 	gap := func(to uint64) error {
 		if !whole && next < to && to-next >= doubtful {
-			err := lost(n, next, "it and all up to %d cannot be read, or were left out by a restore", to-1)
+			err := v.lost(n, next, "it and all up to %d cannot be read, or were left out by a restore", to-1)
 			next = to
 			return err
 		}
 		for ; !whole && next < to; next++ {
-			if err := lost(n, next, "it cannot be read"); err != nil {
+			if err := v.lost(n, next, "it cannot be read"); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	err = each("SELECT sequence, tag, data FROM log WHERE partition = ? ORDER BY sequence",
+	err = v.each(ctx, "SELECT sequence, tag, coalesce(log.data, replaced.data) FROM log "+
+		"LEFT JOIN replaced USING (partition, sequence) WHERE partition = ? ORDER BY sequence",
 		func(st *sqlite.Stmt) error {
 			r := store.Record{Sequence: uint64(st.ColumnInt64(0)), Tag: st.ColumnText(1), Data: bytesOf(st, 2)}
 			if err := gap(r.Sequence); err != nil {
@@ -467,17 +378,7 @@ func (v *salvage) tellPartition(n int, each func(string, func(*sqlite.Stmt) erro
 			}
 			next = r.Sequence + 1
 			if st.ColumnIsNull(2) {
-				found := false
-				err := each(savedValue, func(st *sqlite.Stmt) error {
-					r.Data, found = bytesOf(st, 0), true
-					return nil
-				}, replaced, replacedKey(n, r.Sequence))
-				if err != nil {
-					return err
-				}
-				if !found {
-					return lost(n, r.Sequence, "its content cannot be read")
-				}
+				return v.lost(n, r.Sequence, "its content cannot be read")
 			}
 			return v.to.Record(n, r)
 		}, n)

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -11,17 +12,15 @@ const (
 	formatVersion = 1
 )
 
-// replaced is the bucket of the state for what Replace was given and did not
-// fit where the record is; its keys are partition/sequence.
-const replaced = "store/replaced"
-
 // schemaBase is made with the file, the rest by Init.
 const schemaBase = `
 CREATE TABLE meta (
-  name  TEXT PRIMARY KEY,
+  id    INTEGER PRIMARY KEY,
+  name  TEXT,
   value -- "journal": what was fixed when the journal was made, JSON
 );
 CREATE TABLE meta_copy ( -- of "journal", on another page: without it an encrypted journal is lost
+  id    INTEGER PRIMARY KEY,
   name  TEXT,
   value
 );
@@ -34,23 +33,39 @@ CREATE TABLE partitions (
   bytes     INTEGER, -- of the records up to counted
   counted   INTEGER
 );
-CREATE TABLE state (
+CREATE TABLE replaced (
+  id        INTEGER PRIMARY KEY,
+  partition INTEGER, -- NULL in a row that has nothing in it any more
+  sequence  INTEGER,
+  data      BLOB -- what Replace was given for the record
+);
+CREATE UNIQUE INDEX replaced_record ON replaced (partition, sequence) WHERE partition IS NOT NULL;
+CREATE VIEW state AS SELECT * FROM state_0 UNION ALL SELECT * FROM state_1;
+INSERT INTO meta VALUES (2, 'revision', 0), (3, 'state', 0); -- of its tables, the one that values are put into
+`
+
+// schemaState is one of the two tables of the state; see "Erasure" in doc.go.
+func schemaState(table int) string {
+	return strings.ReplaceAll(`
+CREATE TABLE state_N (
   id       INTEGER PRIMARY KEY,
-  bucket   TEXT, -- NULL in a row whose value was removed or is in a later row
+  bucket   TEXT,
   key      TEXT,
   revision INTEGER,
   until    INTEGER, -- Unix time in milliseconds; NULL: for ever
   data     BLOB
 );
-CREATE UNIQUE INDEX state_key ON state (bucket, key) WHERE bucket IS NOT NULL;
-CREATE INDEX state_until ON state (until) WHERE until IS NOT NULL;
-INSERT INTO meta VALUES ('revision', 0), ('values', 0);
-`
+CREATE UNIQUE INDEX state_N_key ON state_N (bucket, key);
+CREATE INDEX state_N_until ON state_N (until) WHERE until IS NOT NULL;
+`, "state_N", stateTable(table))
+}
+
+func stateTable(n int) string { return "state_" + strconv.Itoa(n) }
 
 // schemaPartition is a partition's own part. A table for each, because records
 // are then added at the end of a tree only; see "Erasure" in doc.go.
 func schemaPartition(p int) string {
-	return strings.NewReplacer("log_N", fmt.Sprintf("log_%d", p), ":N", fmt.Sprint(p)).Replace(`
+	return strings.ReplaceAll(ofLog(p, `
 CREATE TABLE log_N (
   sequence  INTEGER PRIMARY KEY,
   partition INTEGER, -- N, so that a page of the table can be recognised; see Salvage
@@ -60,82 +75,77 @@ CREATE TABLE log_N (
   message   TEXT,
   sender    TEXT,
   recipient TEXT,
-  data      BLOB -- NULL: it is in the state, bucket "store/replaced"
+  data      BLOB -- NULL: it is in replaced
 );
 CREATE INDEX log_N_tag ON log_N (tag) WHERE tag IS NOT NULL;
 INSERT INTO partitions VALUES (:N, 1, 0, 0, 1, 0, 0);
-`)
+`), ":N", strconv.Itoa(p))
 }
 
 // schemaView is the log of all partitions, for people.
 func schemaView(partitions int) string {
-	var b strings.Builder
+	var parts []string
 	for p := range partitions {
-		if p > 0 {
-			b.WriteString("UNION ALL\n")
-		}
-		fmt.Fprintf(&b, `SELECT partition, sequence, tag,
+		parts = append(parts, fmt.Sprintf(`SELECT partition, sequence, tag,
   strftime('%%Y-%%m-%%dT%%H:%%M:%%fZ', time / 1000.0, 'unixepoch') AS time, kind, message, sender, recipient,
-  coalesce(data, (SELECT data FROM state WHERE bucket = '%[2]s' AND key = '%[1]d/' || sequence)) AS data
+  coalesce(data, (SELECT data FROM replaced WHERE partition = %[1]d AND sequence = log_%[1]d.sequence)) AS data
 FROM log_%[1]d WHERE sequence >= (SELECT first FROM partitions WHERE partition = %[1]d)
-`, p, replaced)
+`, p))
 	}
-	return "CREATE VIEW log AS\n" + b.String()
+	return "CREATE VIEW log AS\n" + strings.Join(parts, "UNION ALL\n")
 }
 
-// SQLite keeps a row up to 4061 bytes on a page of 4096. Of a longer one it
-// keeps some part there, 489 bytes or more. So a row of at most unsplit bytes
-// needs no more of its page when it gets shorter, and one of at most smallest
-// bytes never more than a long one did.
-const (
-	unsplit  = 4000
-	smallest = 480
-	overhead = 60 // of a row, at most
-)
-
-// fits reports whether a row of a size, instead of one of another, needs no
-// more of its page, given that no column is longer.
-func fits(size, was int64) bool {
-	return size <= was && (was+overhead <= unsplit || size+overhead <= smallest)
+// ofLog is a statement about log_N for a partition.
+func ofLog(partition int, sql string) string {
+	return strings.ReplaceAll(sql, "log_N", "log_"+strconv.Itoa(partition))
 }
 
-// queries of one partition.
-type queries struct{ insert, read, tagged, row, replace, wipe, delete, cushion, sizes string }
-
-func makeQueries(p int) queries {
-	q := func(s string) string { return strings.ReplaceAll(s, "log_N", fmt.Sprintf("log_%d", p)) }
-	return queries{
-		insert: q(fmt.Sprintf("INSERT INTO log_N VALUES (?,%d,?,?,?,?,?,?,?)", p)),
-		read:   q("SELECT sequence, tag, data FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
-		tagged: q("SELECT sequence, tag, data FROM log_N " +
-			"WHERE tag = ? AND sequence >= ? ORDER BY sequence DESC LIMIT 1"),
-		row:     q("SELECT length(data), time, kind, message, sender, recipient FROM log_N WHERE sequence = ?"),
-		replace: q("UPDATE log_N SET time=?, kind=?, message=?, sender=?, recipient=?, data=? WHERE sequence = ?"),
-		wipe: q("UPDATE log_N SET partition=NULL, tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, " +
-			"recipient=NULL, data=zeroblob(min(length(data), 400)) WHERE sequence BETWEEN ? AND ?"),
-		delete: q("DELETE FROM log_N WHERE sequence <= ?"),
-		cushion: q("SELECT sequence, min(ifnull(length(data), 0), 400) + 14 FROM log_N " +
-			"WHERE sequence < ? ORDER BY sequence DESC"),
-		sizes: q("SELECT sequence, length(data) FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"),
-	}
-}
+// What is left of an erased row is at most eraseTo bytes of zeros. A row that
+// was so long that SQLite had split it had more of the page to itself.
+const eraseTo = 400
 
 const (
-	stateFind   = "SELECT id, revision, until, length(data) FROM state WHERE bucket = ? AND key = ?"
-	stateGet    = "SELECT key, data, revision, until FROM state WHERE bucket = ? AND key = ?"
-	stateInsert = "INSERT INTO state VALUES (?,?,?,?,?,?)"
-	stateUpdate = "UPDATE state SET revision=?, until=?, data=? WHERE id = ?"
-	stateWipe   = "UPDATE state SET bucket=NULL, key=NULL, revision=NULL, until=NULL, " +
-		"data=zeroblob(min(length(data), 400)) WHERE id = ?"
-	stateExpired = "SELECT id FROM state WHERE until < ? LIMIT ?"
-	stateOldest  = "SELECT id, bucket, key, revision, until, data FROM state WHERE id >= ? ORDER BY id LIMIT ?"
-	stateScan    = "SELECT id, bucket, key, revision, until, data FROM state " +
-		"WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
-	stateDelete  = "DELETE FROM state WHERE id < ?"
-	stateCushion = "SELECT id, min(length(data), 400) + 12 FROM state WHERE id < ? ORDER BY id DESC"
-	stateRange   = "SELECT revision, id FROM state WHERE bucket = ? AND key >= ? AND key < ?"
-	stateRow     = "SELECT key, data, revision, until FROM state WHERE id = ? AND revision = ?"
+	logInsert = "INSERT INTO log_N VALUES (?,?,?,?,?,?,?,?,?)"
+	logRead   = "SELECT sequence, tag, data FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"
+	logTagged = "SELECT sequence, tag, data FROM log_N WHERE tag = ? AND sequence >= ? ORDER BY sequence DESC LIMIT 1"
+	logSizes  = "SELECT sequence, length(data) FROM log_N WHERE sequence BETWEEN ? AND ? ORDER BY sequence LIMIT ?"
+	logBlank  = "UPDATE log_N SET time=NULL, kind=NULL, message=NULL, sender=NULL, recipient=NULL, data=NULL " +
+		"WHERE sequence = ?"
+	logErase = "UPDATE log_N SET partition=NULL, tag=NULL, time=NULL, kind=NULL, message=NULL, sender=NULL, " +
+		"recipient=NULL, data=zeroblob(min(ifnull(length(data), 0), ?)) WHERE sequence BETWEEN ? AND ?"
+
+	replacedGet    = "SELECT data FROM replaced WHERE partition = ? AND sequence = ?"
+	replacedInsert = "INSERT INTO replaced VALUES (NULL,?,?,?)"
+	replacedErase  = "UPDATE replaced SET partition=NULL, sequence=NULL, data=zeroblob(min(length(data), ?)) " +
+		"WHERE partition = ? AND sequence BETWEEN ? AND ?"
+
+	stateGet     = "SELECT key, data, revision, until FROM state WHERE bucket = ? AND key = ?"
+	stateRange   = "SELECT revision, key FROM state WHERE bucket = ? AND key >= ? AND key < ?"
 	stateChanged = "SELECT key, data, revision, until FROM state " +
 		"WHERE bucket = ? AND key >= ? AND key < ? AND revision > ?"
 	metaSet = "UPDATE meta SET value = ? WHERE name = ?"
 )
+
+// Statements about the state, with the table that values are put into and the
+// one before.
+var (
+	statePut = ofState("INSERT INTO state_now (bucket, key, revision, until, data) VALUES (?,?,?,?,?) " +
+		"ON CONFLICT (bucket, key) DO UPDATE SET revision=excluded.revision, until=excluded.until, data=excluded.data")
+	stateDelete       = ofState("DELETE FROM state_now WHERE bucket = ? AND key = ?")
+	stateDeleteBefore = ofState("DELETE FROM state_before WHERE bucket = ? AND key = ?")
+	stateExpire       = ofState("DELETE FROM state_now WHERE id IN (SELECT id FROM state_now WHERE until < ? LIMIT ?)")
+	stateOldest       = ofState("SELECT id, length(data) FROM state_before ORDER BY id LIMIT ?")
+	stateMove         = ofState("INSERT INTO state_now (bucket, key, revision, until, data) " +
+		"SELECT bucket, key, revision, until, data FROM state_before " +
+		"WHERE id <= ? AND (until IS NULL OR until >= ?) ORDER BY id")
+	stateMoved = ofState("DELETE FROM state_before WHERE id <= ?")
+	stateClear = ofState("DELETE FROM state_before")
+)
+
+// ofState gives a statement for each table that may be the one to put values in.
+func ofState(sql string) (out [2]string) {
+	for n := range out {
+		out[n] = strings.NewReplacer("state_now", stateTable(n), "state_before", stateTable(1-n)).Replace(sql)
+	}
+	return out
+}

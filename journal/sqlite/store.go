@@ -55,18 +55,13 @@ type Store struct {
 
 	known   sync.RWMutex
 	content state // what is committed
-	makeSQL sync.Mutex
-	sql     atomic.Pointer[[]*queries]
-
-	ranging sync.RWMutex // readers: rows of the state stay where they are
 	failed  atomic.Pointer[error]
 
 	followers followers
 
 	mu     sync.Mutex
-	calls  int
 	closed bool
-	none   chan struct{} // closed with the last call of a closed store
+	calls  sync.WaitGroup // under way
 }
 
 var _ store.Store = (*Store)(nil)
@@ -81,7 +76,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, none: make(chan struct{})}
+	s := &Store{cfg: cfg}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.release())
@@ -284,7 +279,7 @@ func create(c *conn) error {
 		}
 	}
 	return c.script(fmt.Sprintf("BEGIN; PRAGMA application_id = %d; PRAGMA user_version = %d; %s COMMIT;",
-		applicationID, formatVersion, schemaBase))
+		applicationID, formatVersion, schemaState(0)+schemaState(1)+schemaBase))
 }
 
 // load reads what the store knows of its content: a few rows.
@@ -300,10 +295,7 @@ func (s *Store) load(c *conn) error {
 		return n
 	}
 	t.revision = uint64(get("SELECT value FROM meta WHERE name = 'revision'"))
-	t.values = get("SELECT value FROM meta WHERE name = 'values'")
-	t.nextID = get("SELECT max(id) FROM state") + 1
-	t.firstID = max(1, get("SELECT min(id) FROM state"))
-	t.cleaned = t.firstID
+	t.table = get("SELECT value FROM meta WHERE name = 'state'") & 1
 	if err != nil {
 		return err
 	}
@@ -339,24 +331,12 @@ func (s *Store) knows(n int) (partition, bool) {
 	return partition{}, false
 }
 
-// queries gives those of a partition that is there.
-func (s *Store) queries(n int) *queries {
-	if all := s.sql.Load(); all != nil && n < len(*all) {
-		return (*all)[n]
-	}
-	s.makeSQL.Lock()
-	defer s.makeSQL.Unlock()
-	var all []*queries
-	for p := range n + 1 {
-		q := makeQueries(p)
-		all = append(all, &q)
-	}
-	s.sql.Store(&all)
-	return all[n]
-}
-
 // reading runs a read on a connection.
 func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -376,17 +356,11 @@ func (s *Store) enter() error {
 	if s.closed {
 		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
 	}
-	s.calls++
+	s.calls.Add(1)
 	return nil
 }
 
-func (s *Store) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.calls--; s.calls == 0 && s.closed {
-		close(s.none)
-	}
-}
+func (s *Store) leave() { s.calls.Done() }
 
 // fail has the store take nothing more until it is opened again.
 func (s *Store) fail(err error) {
@@ -403,10 +377,6 @@ func (s *Store) broken() error {
 
 // Meta is described in [store.Store].
 func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
-	if err := s.enter(); err != nil {
-		return m, err
-	}
-	defer s.leave()
 	var text string
 	err = s.reading(ctx, func(c *conn) error {
 		return c.query("SELECT value FROM meta WHERE name = 'journal'", func(st *sqlite.Stmt) bool {
@@ -442,10 +412,6 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	if m.Partitions < 1 || m.Partitions > maxPartitions {
 		return fmt.Errorf("%d partitions; 1 to %d are possible", m.Partitions, maxPartitions)
 	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.leave()
 	return s.change(ctx, 1<<20, func(w *writer) (refused, failed error) {
 		if len(w.now.parts) == 0 {
 			sql := schemaView(m.Partitions)
@@ -457,10 +423,15 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 				return nil, err
 			}
 		}
-		return nil, errors.Join(
-			w.exec("INSERT OR REPLACE INTO meta VALUES ('journal', ?)", string(text)),
-			w.exec("DELETE FROM meta_copy"),
-			w.exec("INSERT INTO meta_copy VALUES ('journal', ?)", string(text)))
+		for _, sql := range []string{
+			"INSERT OR REPLACE INTO meta VALUES (1, 'journal', ?)",
+			"INSERT OR REPLACE INTO meta_copy VALUES (1, 'journal', ?)",
+		} {
+			if err := w.exec(sql, string(text)); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
 	})
 }
 
@@ -505,11 +476,8 @@ func (s *Store) Close() error {
 		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
 	}
 	s.closed = true
-	if s.calls == 0 {
-		close(s.none)
-	}
 	s.mu.Unlock()
-	<-s.none
+	s.calls.Wait()
 	s.writer.close()
 	err := s.broken()
 	if err == nil && !s.cfg.Memory {

@@ -62,22 +62,18 @@ type writer struct {
 	ended  chan struct{}
 
 	group    []*request
-	insert   []*sqlite.Stmt // of each partition
-	now      state          // what the transaction has made of it
-	changes  []change       // of the state, in the transaction
-	unsynced int64          // bytes in the WAL that are not in the file, about
-	logged   int64          // bytes since the WAL began anew, about
+	now      state    // what the transaction has made of it
+	changes  []change // of the state, in the transaction
+	unsynced int64    // bytes in the WAL that are not in the file, about
+	logged   int64    // bytes since the WAL began anew, about
 }
 
 // state is what the store knows of its content without looking.
 type state struct {
 	parts    []partition
 	revision uint64
-	values   int64 // in the state
-	nextID   int64 // of a row of the state
-	firstID  int64
-	cleaned  int64 // rows before have no value
-	dirty    bool  // revision or values are not stored
+	table    int64 // of the state, that values are put into
+	dirty    bool  // revision or table is not stored
 }
 
 // partition is what the store knows of one.
@@ -106,16 +102,16 @@ func (t *state) set(from *state) {
 
 // submit has the writer take r, and waits for its end.
 func (s *Store) submit(ctx context.Context, r *request) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.leave()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	r.done = make(chan struct{})
 	w := s.writer
 	w.mu.Lock()
-	if w.closed {
-		w.mu.Unlock()
-		return store.ErrClosed
-	}
 	w.queue = append(w.queue, r)
 	w.mu.Unlock()
 	select {
@@ -237,11 +233,7 @@ func (w *writer) commit(group []*request) {
 		return
 	}
 	w.changes = w.changes[:0]
-	cleaning := w.s.ranging.TryLock() // else rows stay where they are
-	refusals, failed, unknown := w.transact(group, cleaning)
-	if cleaning {
-		w.s.ranging.Unlock()
-	}
+	refusals, failed, unknown := w.transact(group)
 	switch {
 	case failed == nil:
 		w.s.known.Lock()
@@ -283,7 +275,7 @@ func (w *writer) commit(group []*request) {
 
 // transact gives what each request of a group is refused for, and an error if
 // all of it failed. Unknown: the disk may hold it nevertheless.
-func (w *writer) transact(group []*request, cleaning bool) (refusals []error, failed error, unknown bool) {
+func (w *writer) transact(group []*request) (refusals []error, failed error, unknown bool) {
 	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
 		return nil, err, false
 	}
@@ -302,12 +294,13 @@ func (w *writer) transact(group []*request, cleaning bool) (refusals []error, fa
 		}
 		size += int64(r.size) + 512
 	}
-	if cleaning {
-		if err := w.clean(len(group)); err != nil {
+	full := w.unsynced+size >= walBytes
+	if full { // now and then
+		if err := w.expire(); err != nil {
 			return undo(err)
 		}
 	}
-	if err := w.note(w.unsynced+size >= walBytes); err != nil {
+	if err := w.note(full); err != nil {
 		return undo(err)
 	}
 	if err := w.exec("COMMIT"); err != nil {
@@ -327,7 +320,7 @@ func (w *writer) note(all bool) error {
 		if err := w.exec(metaSet, w.now.revision, "revision"); err != nil {
 			return err
 		}
-		if err := w.exec(metaSet, w.now.values, "values"); err != nil {
+		if err := w.exec(metaSet, w.now.table, "state"); err != nil {
 			return err
 		}
 	}
