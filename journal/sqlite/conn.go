@@ -3,11 +3,10 @@ package sqlite
 import (
 	"errors"
 	"fmt"
-	"math"
-	"strings"
 	"time"
 
 	"zombiezen.com/go/sqlite"
+	"zombiezen.com/go/sqlite/sqlitex"
 )
 
 // busyTimeout is how long a statement waits for another program, such as
@@ -22,16 +21,21 @@ const readerTimeout = 200 * time.Millisecond
 type conn struct{ *sqlite.Conn }
 
 func openConn(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, error) {
+	c, err := openWith(path, flags, "secure_delete = ON", "synchronous = FULL", "temp_store = MEMORY",
+		"cell_size_check = ON", "wal_autocheckpoint = 0", fmt.Sprintf("cache_size = -%d", cacheKiB))
+	if err == nil {
+		c.SetBusyTimeout(busyTimeout)
+	}
+	return c, err
+}
+
+func openWith(path string, flags sqlite.OpenFlags, pragmas ...string) (*conn, error) {
 	raw, err := sqlite.OpenConn(path, flags)
 	if err != nil {
 		return nil, err
 	}
 	c := &conn{raw}
-	c.SetBusyTimeout(busyTimeout)
-	for _, p := range []string{
-		"secure_delete = ON", "synchronous = FULL", "temp_store = MEMORY", "cell_size_check = ON",
-		"wal_autocheckpoint = 0", fmt.Sprintf("cache_size = -%d", cacheKiB),
-	} {
+	for _, p := range pragmas {
 		if err := c.exec("PRAGMA " + p); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
@@ -39,75 +43,32 @@ func openConn(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, error) 
 	return c, nil
 }
 
+// errEnough ends a query.
+var errEnough = errors.New("enough rows")
+
 // query runs a statement and calls row for each row, until it gives false.
-func (c *conn) query(sql string, row func(*sqlite.Stmt) bool, args ...any) (err error) {
-	st, err := c.Prepare(sql)
-	if err != nil {
-		return err
-	}
-	bind(st, args)
-	for {
-		more, err := st.Step()
-		if err != nil {
-			return err
-		}
-		if !more {
-			return nil
-		}
+func (c *conn) query(sql string, row func(*sqlite.Stmt) bool, args ...any) error {
+	err := sqlitex.Execute(c.Conn, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: func(st *sqlite.Stmt) error {
 		if row != nil && !row(st) {
-			return st.Reset()
+			return errEnough
 		}
+		return nil
+	}})
+	if errors.Is(err, errEnough) {
+		return nil
 	}
+	return err
 }
 
 func (c *conn) exec(sql string, args ...any) error { return c.query(sql, nil, args...) }
 
-// script runs statements that are not needed again.
-func (c *conn) script(sql string) error {
-	for sql = strings.TrimSpace(sql); sql != ""; {
-		st, rest, err := c.PrepareTransient(sql)
-		if err != nil {
-			return err
-		}
-		for more := true; more && err == nil; {
-			more, err = st.Step()
-		}
-		if err := errors.Join(err, st.Finalize()); err != nil {
-			return fmt.Errorf("%s: %w", sql[:len(sql)-rest], err)
-		}
-		sql = strings.TrimSpace(sql[len(sql)-rest:])
-	}
-	return nil
-}
+// script runs statements that are not needed again, all or none.
+func (c *conn) script(sql string) error { return sqlitex.ExecuteScript(c.Conn, sql, nil) }
 
 func (c *conn) int(sql string, args ...any) (n int64, err error) {
 	err = c.query(sql, func(st *sqlite.Stmt) bool { n = st.ColumnInt64(0); return true }, args...)
 	return n, err
 }
-
-func bind(st *sqlite.Stmt, args []any) {
-	for i, a := range args {
-		switch a := a.(type) {
-		case nil:
-			st.BindNull(i + 1)
-		case int:
-			st.BindInt64(i+1, int64(a))
-		case int64:
-			st.BindInt64(i+1, a)
-		case uint64:
-			st.BindInt64(i+1, integer(a))
-		case string:
-			st.BindText(i+1, a)
-		case []byte:
-			st.BindBytes(i+1, a)
-		default:
-			panic(fmt.Sprintf("a parameter of type %T", a))
-		}
-	}
-}
-
-// integer is what SQLite can count to.
-func integer(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
 func bytesOf(st *sqlite.Stmt, col int) []byte {
 	b := make([]byte, st.ColumnLen(col))

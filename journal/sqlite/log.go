@@ -288,9 +288,6 @@ func (s *Store) Remove(ctx context.Context, partition int, before uint64) error 
 			return err
 		}
 	}
-	if err := s.shrink(ctx); err != nil {
-		return err
-	}
 	return s.truncate(ctx)
 }
 
@@ -338,7 +335,10 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 	if err := w.trim(ofLog(partition, "log_N"), "sequence", p.erased, p.erased > p.last); err != nil {
 		return false, nil, err
 	}
-	return p.erased < p.first, nil, w.trimReplaced()
+	if err := w.trimReplaced(); err != nil {
+		return false, nil, err
+	}
+	return p.erased < p.first, nil, w.exec(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", pageBytes/pageSize))
 }
 
 // trim deletes the erased rows of a table that are before one that stays and far
@@ -372,25 +372,4 @@ func (w *writer) trimReplaced() error {
 		return w.exec("DELETE FROM replaced")
 	}
 	return w.trim("replaced", "id", uint64(stays), false)
-}
-
-// shrink gives the file's free pages back to the file system, some at a time.
-func (s *Store) shrink(ctx context.Context) error {
-	const step, keep = 128, 64
-	for more := true; more; {
-		err := s.change(ctx, step*pageSize, func(w *writer) (refused, failed error) {
-			free, err := w.int("PRAGMA freelist_count")
-			if err != nil {
-				return nil, err
-			}
-			if more = free > keep; more {
-				err = w.exec(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", step))
-			}
-			return nil, err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,11 +47,11 @@ func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 			return err
 		}
 	}
-	if v.found, err = sqliteConn(filepath.Join(dir, "found.db")); err != nil {
+	if v.found, err = openScratch(filepath.Join(dir, "found.db")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.found.Close()) }()
-	if err := v.found.script(schemaFound); err != nil {
+	if err := cmp.Or(v.found.script(schemaFound), v.found.exec("BEGIN")); err != nil {
 		return err
 	}
 	if err := v.survey(); err != nil {
@@ -92,28 +93,17 @@ const schemaFound = `
 CREATE TABLE log (partition INTEGER, sequence INTEGER, tag TEXT, data BLOB, PRIMARY KEY (partition, sequence));
 CREATE TABLE replaced (partition INTEGER, sequence INTEGER, data BLOB, PRIMARY KEY (partition, sequence));
 CREATE TABLE state (key TEXT, data BLOB, revision INTEGER, until INTEGER, bucket TEXT, PRIMARY KEY (bucket, key));
-CREATE TABLE wanted (bucket TEXT, key TEXT);
-BEGIN`
+CREATE TABLE wanted (bucket TEXT, key TEXT);`
 
-// sqliteConn opens a database of which nothing has to last.
-func sqliteConn(path string) (*conn, error) {
-	raw, err := sqlite.OpenConn(path, sqlite.OpenReadWrite|sqlite.OpenCreate)
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{raw}
-	for _, p := range []string{"synchronous = OFF", "temp_store = MEMORY", "cell_size_check = OFF"} {
-		if err := c.exec("PRAGMA " + p); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-	}
-	return c, nil
+// openScratch opens a database of which nothing has to last.
+func openScratch(path string, pragmas ...string) (*conn, error) {
+	return openWith(path, sqlite.OpenReadWrite|sqlite.OpenCreate, append(pragmas, "synchronous = OFF")...)
 }
 
 // survey asks a damaged file's tables what there should be, and has SQLite copy
 // the WAL into it, as far as that can be done.
 func (v *salvage) survey() (saving error) {
-	c, err := sqliteConn(v.path)
+	c, err := openScratch(v.path)
 	if err != nil {
 		return nil // not even its header can be read
 	}
@@ -151,14 +141,11 @@ func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 	if err != nil {
 		return err
 	}
-	c, err := sqliteConn(v.path)
+	c, err := openScratch(v.path, "journal_mode = MEMORY")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	if err := c.exec("PRAGMA journal_mode = MEMORY"); err != nil {
-		return err
-	}
 	const batch = 100
 	for from := int64(2); from <= pages; from += batch {
 		if err := ctx.Err(); err != nil {
@@ -166,13 +153,13 @@ func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 		}
 		to := min(pages, from+batch-1)
 		var b strings.Builder
-		b.WriteString("BEGIN; PRAGMA writable_schema = ON;")
+		b.WriteString("PRAGMA writable_schema = ON;")
 		for page := from; page <= to; page++ {
 			fmt.Fprintf(&b, "INSERT INTO sqlite_schema VALUES ('table', 'p%[1]d', 'p%[1]d', %[1]d, "+
 				"'CREATE TABLE p%[1]d (id INTEGER PRIMARY KEY, a, b, c, d, e, f, g, h)');", page)
 		}
 		b.WriteString("PRAGMA writable_schema = RESET")
-		if err := c.script(b.String()); err != nil {
+		if err := cmp.Or(c.exec("BEGIN"), c.script(b.String())); err != nil {
 			return err
 		}
 		for page := from; page <= to; page++ {
@@ -190,13 +177,11 @@ func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 // replaceFirstPage gives the file the first page of an empty database, and tells
 // how many pages it has.
 func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
-	c, err := sqliteConn(empty)
+	c, err := openScratch(empty, fmt.Sprintf("page_size = %d", pageSize), "user_version = 1")
 	if err != nil {
 		return 0, err
 	}
-	err = c.script(fmt.Sprintf("PRAGMA page_size = %d; PRAGMA auto_vacuum = NONE; CREATE TABLE t (a); DROP TABLE t; VACUUM",
-		pageSize))
-	if err := errors.Join(err, c.Close()); err != nil {
+	if err := c.Close(); err != nil {
 		return 0, err
 	}
 	page, err := os.ReadFile(empty)

@@ -17,7 +17,7 @@ const schemaBase = `
 CREATE TABLE meta (
   id    INTEGER PRIMARY KEY,
   name  TEXT,
-  value -- "journal": what was fixed when the journal was made, JSON
+  value -- "journal": what was fixed when the journal was made, JSON; "state": the table that values are put into
 );
 CREATE TABLE meta_copy ( -- of "journal", on another page: without it an encrypted journal is lost
   id    INTEGER PRIMARY KEY,
@@ -41,7 +41,7 @@ CREATE TABLE replaced (
 );
 CREATE UNIQUE INDEX replaced_record ON replaced (partition, sequence) WHERE partition IS NOT NULL;
 CREATE VIEW state AS SELECT * FROM state_0 UNION ALL SELECT * FROM state_1;
-INSERT INTO meta VALUES (2, 'revision', 0), (3, 'state', 0); -- of its tables, the one that values are put into
+INSERT INTO meta VALUES (2, 'revision', 0), (3, 'state', 0);
 `
 
 // schemaState is one of the two tables of the state; see "Erasure" in doc.go.

@@ -219,9 +219,6 @@ func (s *Store) Scrub(ctx context.Context, now time.Time) error {
 		}
 		swapped = swapped || swap
 	}
-	if err := s.shrink(ctx); err != nil {
-		return err
-	}
 	return s.truncate(ctx)
 }
 

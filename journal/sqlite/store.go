@@ -278,7 +278,7 @@ func create(c *conn) error {
 			return err
 		}
 	}
-	return c.script(fmt.Sprintf("BEGIN; PRAGMA application_id = %d; PRAGMA user_version = %d; %s COMMIT;",
+	return c.script(fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d; %s",
 		applicationID, formatVersion, schemaState(0)+schemaState(1)+schemaBase))
 }
 

@@ -66,6 +66,7 @@ type writer struct {
 	changes  []change // of the state, in the transaction
 	unsynced int64    // bytes in the WAL that are not in the file, about
 	logged   int64    // bytes since the WAL began anew, about
+	emptied  bool     // the WAL is: nothing was written since
 }
 
 // state is what the store knows of its content without looking.
@@ -307,6 +308,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 		refusals, err, _ = undo(err)
 		return refusals, err, sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr
 	}
+	w.emptied = false
 	w.unsynced += size + 8<<10
 	w.logged += size + 8<<10
 	return refusals, nil, false
@@ -387,12 +389,13 @@ func (s *Store) truncate(ctx context.Context) error {
 	for try := 0; ; try++ {
 		busy := false
 		err := s.submit(ctx, &request{alone: func(w *writer) (err error) {
-			if w.logged == 0 && w.unsynced == 0 {
-				return nil // another has done it
+			if w.emptied {
+				return nil // by another
 			}
 			if busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
 				w.logged, w.unsynced = 0, 0
 				err = s.wal.Sync() // which SQLite does not: the old content might be back after a power cut
+				w.emptied = err == nil
 			}
 			return s.explain(err)
 		}})
