@@ -143,64 +143,43 @@ func (s *Store) checkState(ctx context.Context, table string, wrong func(int, ui
 	})
 }
 
-// scan reads the rows from first to last, in pages.
+// scan reads the rows from first to last, and goes on behind what cannot be
+// read. A hole has a reason, or the rows are just not there. The query takes the
+// first and last key and a limit; its first column is the key.
 func (s *Store) scan(ctx context.Context, query string, first, last uint64, row func(*conn, *sqlite.Stmt),
 	hole func(first, last uint64, why error),
 ) error {
-	for first <= last {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		to := min(last, first+pageRecords-1)
+	for next := first; next <= last; {
+		to := min(last, next+pageRecords-1)
 		err := s.reading(ctx, func(c *conn) error {
-			return c.resolve(ctx, query, first, to, func(st *sqlite.Stmt) { row(c, st) }, hole)
+			for next <= to && ctx.Err() == nil {
+				err := c.query(query, func(st *sqlite.Stmt) bool {
+					key := uint64(st.ColumnInt64(0))
+					if key < next || key > to {
+						return true // out of order: a damaged key
+					}
+					if key > next {
+						hole(next, key-1, nil)
+					}
+					row(c, st)
+					next = key + 1
+					return true
+				}, next, to, -1)
+				switch {
+				case next > to:
+				case err != nil:
+					hole(next, next, err)
+					next++
+				default:
+					hole(next, to, nil)
+					next = to + 1
+				}
+			}
+			return ctx.Err()
 		})
 		if err != nil {
 			return err
 		}
-		first = to + 1
 	}
 	return nil
-}
-
-// resolve reads all rows of a range that can be read, in order. Where one
-// cannot, it tries ever smaller parts of the rest. A hole has a reason, or the
-// rows are just not there. The query takes the first and last key and a limit;
-// its first column is the key.
-func (c *conn) resolve(ctx context.Context, query string, first, last uint64, row func(*sqlite.Stmt),
-	hole func(first, last uint64, why error),
-) error {
-	if first > last {
-		return nil
-	}
-	next := first
-	err := c.query(query, func(st *sqlite.Stmt) bool {
-		key := uint64(st.ColumnInt64(0))
-		if key < next || key > last {
-			return true // out of order: a damaged key
-		}
-		if key > next {
-			hole(next, key-1, nil)
-		}
-		row(st)
-		next = key + 1
-		return ctx.Err() == nil
-	}, first, last, int64(-1))
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case next > last:
-		return nil
-	case err == nil:
-		hole(next, last, nil)
-		return nil
-	case next == last:
-		hole(last, last, err)
-		return nil
-	}
-	middle := next + (last-next)/2
-	if err := c.resolve(ctx, query, next, middle, row, hole); err != nil {
-		return err
-	}
-	return c.resolve(ctx, query, middle+1, last, row, hole)
 }

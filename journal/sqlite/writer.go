@@ -55,11 +55,10 @@ type writer struct {
 	s *Store
 	*conn
 
-	mu     sync.Mutex
-	queue  []*request
-	closed bool
-	wake   chan struct{}
-	ended  chan struct{}
+	mu    sync.Mutex
+	queue []*request
+	wake  chan struct{}
+	ended chan struct{}
 
 	group    []*request
 	now      state    // what the transaction has made of it
@@ -142,46 +141,35 @@ func (s *Store) change(ctx context.Context, size int, do func(w *writer) (refuse
 
 func (w *writer) run() {
 	defer close(w.ended)
-	for {
-		w.giveWay()
-		w.mu.Lock()
-		waiting, closed := w.queue, w.closed
-		w.queue = nil
-		w.mu.Unlock()
-		if len(waiting) == 0 {
-			if closed {
-				return
-			}
-			<-w.wake
-			continue
+	for range w.wake {
+		for waiting := w.take(); len(waiting) > 0; waiting = w.take() {
+			w.serve(waiting)
 		}
-		w.serve(waiting)
 	}
 }
 
-// giveWay lets the callers of the group before run first: those that change
-// something again at once are then in the next group, and share its fsync.
-func (w *writer) giveWay() {
+// take gives what waits. Before it lets the callers of the group before run:
+// those that change something again at once are then in this one, and share its
+// fsync.
+func (w *writer) take() (waiting []*request) {
 	for before := -1; ; {
 		w.mu.Lock()
 		n := len(w.queue)
-		w.mu.Unlock()
 		if n == before || n >= maxGroup {
-			return
+			waiting, w.queue = w.queue, nil
+		}
+		w.mu.Unlock()
+		if waiting != nil || n == before {
+			return waiting
 		}
 		before = n
 		runtime.Gosched()
 	}
 }
 
+// close ends it; no call is under way.
 func (w *writer) close() {
-	w.mu.Lock()
-	w.closed = true
-	w.mu.Unlock()
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	close(w.wake)
 	<-w.ended
 }
 
