@@ -35,12 +35,19 @@ func openWith(path string, flags sqlite.OpenFlags, pragmas ...string) (*conn, er
 		return nil, err
 	}
 	c := &conn{raw}
-	for _, p := range pragmas {
-		if err := c.exec("PRAGMA " + p); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
+	if err := c.pragmas(pragmas...); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+func (c *conn) pragmas(list ...string) error {
+	for _, p := range list {
+		if err := c.exec("PRAGMA " + p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errEnough ends a query.

@@ -204,7 +204,7 @@ func (e *erasure) check(state bool) {
 			break
 		}
 		data = data[at:]
-		if m := string(data[:13]); e.gone[m] || state && e.goneState[m] {
+		if e.gone[string(data[:13])] || state && e.goneState[string(data[:13])] {
 			left++
 		}
 	}

@@ -299,7 +299,8 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 		return false, noPartition(partition), nil
 	}
 	if before = min(before, p.last+1); before > p.first {
-		first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence >= ?"), p.last+1, before)
+		first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence >= ?"),
+			p.last+1, before)
 		if err != nil {
 			return false, nil, err
 		}

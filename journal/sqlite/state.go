@@ -210,7 +210,7 @@ func (s *Store) Scrub(ctx context.Context, now time.Time) error {
 			swap, done = rows == 0 && !swapped, rows == 0 && swapped
 			if err == nil && swap {
 				w.now.table = 1 - w.now.table
-				w.now.dirty = true
+				err = w.exec(metaSet, w.now.table, "state")
 			}
 			return nil, err
 		})

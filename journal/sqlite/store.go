@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"math/bits"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -174,19 +174,18 @@ func look(dir string) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(list, func(e fs.DirEntry) bool { return e.Name() == "journal.json" }) {
-		return fmt.Errorf("%w: %s holds the journal of an older release: make a backup with that release, "+
-			`then "parley restore" it into an empty directory`, store.ErrFormat, dir)
-	}
 	for _, e := range list {
-		name := e.Name()
-		switch {
+		switch name := e.Name(); {
+		case name == "journal.json":
+			return fmt.Errorf("%w: %s holds the journal of an older release: make a backup with that release, "+
+				`then "parley restore" it into an empty directory`, store.ErrFormat, dir)
 		case strings.HasPrefix(name, FileName) || name == lockName || name == "lost+found":
 		default:
-			return fmt.Errorf("%w: %s holds %q; give an empty directory, or the one that a journal was made in", store.ErrForeign, dir, name)
+			err = fmt.Errorf("%w: %s holds %q; give an empty directory, or the one that a journal was made in",
+				store.ErrForeign, dir, name)
 		}
 	}
-	return nil
+	return err
 }
 
 // take locks the directory, and notes which process has it.
@@ -222,12 +221,12 @@ func inspect(path string) error {
 	if _, err := io.ReadFull(f, head); err != nil {
 		return fmt.Errorf("%w: it is shorter than a journal", store.ErrForeign)
 	}
-	want := append([]byte("SQLite format 3\x00"), 0x50, 0x52, 0x4c, 0x59)
+	want := binary.BigEndian.AppendUint32([]byte("SQLite format 3\x00"), applicationID)
 	wrong := 0
 	for i, b := range append(head[:16:16], head[68:]...) {
 		wrong += bits.OnesCount8(b ^ want[i])
 	}
-	version := uint32(head[60])<<24 | uint32(head[61])<<16 | uint32(head[62])<<8 | uint32(head[63])
+	version := binary.BigEndian.Uint32(head[60:])
 	switch {
 	case wrong > 8:
 		return fmt.Errorf("%w: it is not a journal", store.ErrForeign)
@@ -242,16 +241,10 @@ func inspect(path string) error {
 // create makes the file under another name: a journal.db is always whole.
 func (s *Store) create() error {
 	path := s.path + ".new"
-	for _, p := range []string{path, path + "-journal"} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := os.Remove(path + "-journal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := f.Close(); err != nil {
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err
 	}
 	c, err := openConn(path, sqlite.OpenReadWrite, 2<<10)
@@ -273,10 +266,8 @@ func (s *Store) create() error {
 
 // create makes the tables of a new file, but for the log's.
 func create(c *conn) error {
-	for _, p := range []string{fmt.Sprintf("page_size = %d", pageSize), "auto_vacuum = INCREMENTAL"} {
-		if err := c.exec("PRAGMA " + p); err != nil {
-			return err
-		}
+	if err := c.pragmas(fmt.Sprintf("page_size = %d", pageSize), "auto_vacuum = INCREMENTAL"); err != nil {
+		return err
 	}
 	return c.script(fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d; %s",
 		applicationID, formatVersion, schemaState(0)+schemaState(1)+schemaBase))
@@ -312,11 +303,11 @@ func (s *Store) load(c *conn) error {
 		})
 	for n := range t.parts {
 		p := &t.parts[n]
-		p.last = max(p.last, uint64(get(fmt.Sprintf("SELECT max(sequence) FROM log_%d", n))))
+		p.last = max(p.last, uint64(get(ofLog(n, "SELECT max(sequence) FROM log_N"))))
 		if err == nil && (p.first > p.last+1 || p.first < 1 || p.erased > p.first || p.missing > p.last+1-p.first) {
 			return s.corrupt(fmt.Errorf("the limits of partition %d are impossible: %+v", n, *p))
 		}
-		p.bytes += get(fmt.Sprintf("SELECT sum(length(data)) FROM log_%d WHERE sequence > ?", n), counted[n])
+		p.bytes += get(ofLog(n, "SELECT sum(length(data)) FROM log_N WHERE sequence > ?"), counted[n])
 	}
 	return err
 }

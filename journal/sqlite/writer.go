@@ -73,7 +73,7 @@ type state struct {
 	parts    []partition
 	revision uint64
 	table    int64 // of the state, that values are put into
-	dirty    bool  // revision or table is not stored
+	dirty    bool  // revision is not stored
 }
 
 // partition is what the store knows of one.
@@ -268,6 +268,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
 		return nil, err, false
 	}
+	w.emptied = false
 	undo := func(err error) ([]error, error, bool) {
 		if !w.AutocommitEnabled() { // some errors end the transaction themselves
 			err = errors.Join(err, w.exec("ROLLBACK"))
@@ -296,7 +297,6 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 		refusals, err, _ = undo(err)
 		return refusals, err, sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr
 	}
-	w.emptied = false
 	w.unsynced += size + 8<<10
 	w.logged += size + 8<<10
 	return refusals, nil, false
@@ -308,9 +308,6 @@ func (w *writer) note(all bool) error {
 	if w.now.dirty {
 		w.now.dirty = false
 		if err := w.exec(metaSet, w.now.revision, "revision"); err != nil {
-			return err
-		}
-		if err := w.exec(metaSet, w.now.table, "state"); err != nil {
 			return err
 		}
 	}
