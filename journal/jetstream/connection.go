@@ -2,12 +2,14 @@ package jetstream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
-	"strings"
+	"iter"
+	"log/slog"
+	"regexp"
 	"sync"
 	"time"
 
@@ -34,8 +36,7 @@ const (
 
 func (s *Store) connect() (err error) {
 	o := &s.outage
-	o.log, o.now = s.cfg.Log, s.cfg.Now
-	o.answered(s.cfg.Now())
+	o.log, o.now, o.heard = s.cfg.Log, s.cfg.Now, s.cfg.Now()
 	options := append([]nats.Option{
 		nats.Name("parley journal " + s.cfg.Name),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait),
@@ -56,40 +57,24 @@ func (s *Store) connect() (err error) {
 		}),
 	}, s.cfg.Options...)
 	if s.nc, err = nats.Connect(s.cfg.URL, options...); err != nil {
-		return fmt.Errorf("cannot connect to %s, which must be up and reachable from here (NATS 2.12 or later, with JetStream): %w", redact(s.cfg.URL), err)
+		return fmt.Errorf("cannot connect to %s, which must be up and reachable from here "+
+			"(NATS 2.12 or later, with JetStream): %w", redact(s.cfg.URL), err)
 	}
 	return nil
 }
 
-// redact leaves user and password out of a list of URLs.
-func redact(list string) string {
-	var out []string
-	for one := range strings.SplitSeq(list, ",") {
-		if u, err := url.Parse(strings.TrimSpace(one)); err == nil {
-			one = u.Redacted()
-		} else if _, after, found := strings.Cut(one, "@"); found {
-			one = "…@" + after
-		}
-		out = append(out, one)
-	}
-	return strings.Join(out, ",")
-}
+var userinfo = regexp.MustCompile(`[^,]*@`)
 
-func (s *Store) server() string {
-	if u := s.nc.ConnectedUrlRedacted(); u != "" {
-		return u
-	}
-	return redact(s.cfg.URL)
-}
+// redact leaves user and password out of a list of URLs.
+func redact(urls string) string { return userinfo.ReplaceAllString(urls, "…@") }
+
+func (s *Store) server() string { return cmp.Or(s.nc.ConnectedUrlRedacted(), redact(s.cfg.URL)) }
 
 // outage is a time in which the servers do not answer. The log has a line when
 // it begins, one each minute while it lasts, and one when it ends; outages that
 // follow each other within a minute are one.
 type outage struct {
-	log interface {
-		Warn(string, ...any)
-		Info(string, ...any)
-	}
+	log *slog.Logger
 	now func() time.Time
 
 	mu    sync.Mutex
@@ -117,10 +102,10 @@ func (o *outage) begin(why error) {
 }
 
 // answered notes that a server has answered.
-func (o *outage) answered(now time.Time) {
+func (o *outage) answered() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.heard, o.since, o.why = now, time.Time{}, nil
+	o.heard, o.since, o.why = o.now(), time.Time{}, nil
 	if o.owed {
 		o.owed = false
 		o.log.Info("the NATS servers answer again")
@@ -159,18 +144,16 @@ func (s *Store) unanswered(err error) {
 
 // Healthy implements [store.Store].
 func (s *Store) Healthy() error {
-	if err := s.enter(s.ctx); err != nil {
-		return err
+	if s.ctx.Err() != nil {
+		return store.ErrClosed
 	}
 	since, why := s.outage.state()
 	if since.IsZero() {
-		s.leave()
 		return nil
 	}
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
-		defer s.leave()
-		if _, err := s.once(s.ctx, &nats.Msg{Subject: apiInfo + s.stateStream()}, 0); err != nil {
+		if err := s.once(s.ctx, &nats.Msg{Subject: apiInfo + s.stateStream()}, 0, nil); err != nil {
 			s.cfg.Log.Debug("NATS", "err", err)
 		}
 	}()
@@ -178,105 +161,55 @@ func (s *Store) Healthy() error {
 		store.ErrBusy, since.Format(time.RFC3339), why)
 }
 
-// The subjects of the servers' API that are asked by hand.
+// The subjects of the servers' API. The client's calls are not used for them:
+// they read from any server, and wait too long for one that is frozen.
 const (
-	apiInfo   = "$JS.API.STREAM.INFO."
-	apiGet    = "$JS.API.STREAM.MSG.GET."
-	apiDelete = "$JS.API.STREAM.MSG.DELETE."
-	apiPurge  = "$JS.API.STREAM.PURGE."
-	apiDirect = "$JS.API.DIRECT.GET."
+	apiAccount = "$JS.API.INFO"
+	apiNames   = "$JS.API.STREAM.NAMES"
+	apiInfo    = "$JS.API.STREAM.INFO."
+	apiCreate  = "$JS.API.STREAM.CREATE."
+	apiUpdate  = "$JS.API.STREAM.UPDATE."
+	apiPurge   = "$JS.API.STREAM.PURGE."
+	apiGet     = "$JS.API.STREAM.MSG.GET."
+	apiDelete  = "$JS.API.STREAM.MSG.DELETE."
+	apiDirect  = "$JS.API.DIRECT.GET."
 )
 
-// apiError is how the engine refuses.
-type apiError struct {
-	Code        int    `json:"code"`
-	ErrCode     int    `json:"err_code"`
-	Description string `json:"description"`
-}
-
-func (e *apiError) Error() string {
-	return fmt.Sprintf("the NATS server says: %s (%d)", e.Description, e.ErrCode)
-}
-
+// What the servers refuse with, beside the client's constants.
 const (
-	codeWrongLast      = 10071 // the last sequence is another
-	codeWrongLastNow   = 10164 // the same, of what is still under way
-	codeIncomplete     = 10176 // the leader has not the whole batch
-	codeInFlight       = 10158
-	codeTooManyBatches = 10210
-	codeNoPlace        = 10005 // replicas find no server
-	codeStoreFailed    = 10077
-	codeTooLarge       = 10054
-	codeNoAccount      = 10039 // JetStream not enabled for the account
-	codeNoJetStream    = 10076
+	codeNoPlace        jetstream.ErrorCode = 10005 // replicas find no server
+	codeInFlight       jetstream.ErrorCode = 10158
+	codeIncomplete     jetstream.ErrorCode = 10176 // the leader has not the whole batch
+	codeTooManyBatches jetstream.ErrorCode = 10210
 )
-
-func (e *apiError) conflict() bool {
-	return e.ErrCode == codeWrongLast || e.ErrCode == codeWrongLastNow
-}
 
 // temporary reports that the same request may be answered in a moment.
-func (e *apiError) temporary() bool {
-	switch e.ErrCode {
-	case codeIncomplete, codeInFlight, codeTooManyBatches:
+func temporary(e *jetstream.APIError) bool {
+	switch e.ErrorCode {
+	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPlace:
 		return true
-	case codeNoAccount, codeNoJetStream:
+	case jetstream.JSErrCodeJetStreamNotEnabledForAccount, jetstream.JSErrCodeJetStreamNotEnabled:
 		return false
 	}
 	return e.Code == 503
 }
 
 // refusal is what the caller is told where nothing was recorded.
-func (e *apiError) refusal() error {
-	switch e.ErrCode {
-	case 10023, 10047, 10002, 10028, codeStoreFailed:
+func refusal(e *jetstream.APIError) error {
+	switch e.ErrorCode {
+	case 10023, 10047, 10002, 10028, 10077:
 		return fmt.Errorf("%w: a limit of the NATS servers is reached; raise it or remove old records: %w",
 			store.ErrNoSpace, e)
-	case codeTooLarge:
+	case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, e)
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, e)
 }
 
-// temporaryOf is why an answer is none, or nil.
-func temporaryOf(m *nats.Msg) *apiError {
-	if m != nil && len(m.Data) < 1024 {
-		if e := errorOf(m.Data); e != nil && e.Code == 503 && e.temporary() {
-			return e
-		}
-	}
-	return nil
-}
-
-func errorOf(data []byte) *apiError {
-	if !bytes.Contains(data, []byte(`"error":`)) {
-		return nil
-	}
-	var x struct {
-		Error *apiError `json:"error"`
-	}
-	if err := json.Unmarshal(data, &x); err != nil {
-		return &apiError{Description: "an answer that cannot be read"}
-	}
-	return x.Error
-}
-
-// once sends a request and waits for the answer, not for long: what is sent while
-// a stream has no leader is answered by nobody. Each try may take longer than those
-// before it, for the servers may also be slow.
-func (s *Store) once(ctx context.Context, m *nats.Msg, try int) (*nats.Msg, error) {
-	once, done := context.WithTimeout(ctx, s.cfg.answerWithin*time.Duration(1+try/8))
-	defer done()
-	a, err := s.nc.RequestMsgWithContext(once, m)
-	switch refusal := temporaryOf(a); {
-	case refusal != nil:
-		s.unanswered(refusal) // a server that is cut off from the others says so
-	case err == nil:
-		s.outage.answered(s.cfg.Now())
-	case ctx.Err() == nil:
-		s.unanswered(err)
-	}
-	return a, err
+// apiErrorOf is how the servers refused, or nil.
+func apiErrorOf(err error) (e *jetstream.APIError) {
+	errors.As(err, &e)
+	return e
 }
 
 // notSent: with such an error nothing has left this process, or nobody took it.
@@ -285,27 +218,82 @@ func notSent(err error) bool {
 		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload)
 }
 
+// once sends a request and waits for the answer, not for long: what is sent while
+// a stream has no leader is answered by nobody. Each try may take longer than those
+// before it, for the servers may also be slow.
+func (s *Store) once(ctx context.Context, m *nats.Msg, try int, answer any) error {
+	if !s.enter() {
+		return store.ErrClosed
+	}
+	defer s.calls.Done()
+	once, done := context.WithTimeout(ctx, s.cfg.answerWithin*time.Duration(1+try/8))
+	defer done()
+	a, err := s.nc.RequestMsgWithContext(once, m)
+	if err == nil {
+		err = decode(a.Data, answer)
+	}
+	// A server that is cut off from the others says so.
+	switch api := apiErrorOf(err); {
+	case err == nil || api != nil && api.Code != 503:
+		s.outage.answered()
+	case ctx.Err() == nil:
+		s.unanswered(err)
+	}
+	return err
+}
+
+func decode(data []byte, answer any) error {
+	if bytes.Contains(data, []byte(`"error":`)) {
+		var x struct {
+			Error *jetstream.APIError `json:"error"`
+		}
+		if err := json.Unmarshal(data, &x); err != nil {
+			return err
+		}
+		if x.Error != nil {
+			return x.Error
+		}
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(data, answer)
+}
+
 // ask requests something that may be asked again, until there is an answer.
-func (s *Store) ask(ctx context.Context, subject string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+func (s *Store) ask(ctx context.Context, subject string, body, answer any) error {
+	return s.askWithin(ctx, s.cfg.Timeout, subject, body, answer)
+}
+
+func (s *Store) askWithin(ctx context.Context, d time.Duration, subject string, body, answer any) (err error) {
+	m := &nats.Msg{Subject: subject}
+	if body != nil {
+		if m.Data, err = json.Marshal(body); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	pause := firstPause
-	for try := 0; ; try++ {
-		m, err := s.once(ctx, &nats.Msg{Subject: subject, Data: body}, try)
-		if err == nil {
-			e := errorOf(m.Data)
-			if e == nil {
-				return m.Data, nil
-			}
-			if !e.temporary() {
-				return nil, e
-			}
-			err = e
+	for try := range tries(ctx) {
+		err = s.once(ctx, m, try, answer)
+		if subject == apiAccount && errors.Is(err, nats.ErrNoResponders) {
+			err = jetstream.ErrJetStreamNotEnabled
 		}
-		if !await(ctx, pause) {
-			return nil, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+		if api := apiErrorOf(err); err == nil || errors.Is(err, store.ErrClosed) || api != nil && !temporary(api) {
+			return err
 		}
-		pause = min(2*pause, maxPause)
+	}
+	return fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+}
+
+// tries counts tries until ctx ends, with pauses in between that grow.
+func tries(ctx context.Context) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		pause := firstPause
+		for n := 0; ctx.Err() == nil && yield(n); n++ {
+			await(ctx, pause)
+			pause = min(2*pause, maxPause)
+		}
 	}
 }
 
@@ -318,40 +306,5 @@ func await(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
-	}
-}
-
-// patiently asks the servers again while nobody answers, or not yet.
-func (s *Store) patiently(ctx context.Context, what string, ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
-	defer cancel()
-	for told := false; ; told = true {
-		once, done := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
-		err := ask(once)
-		done()
-		var api *jetstream.APIError
-		switch {
-		case err == nil:
-			s.outage.answered(s.cfg.Now())
-			return nil
-		case ctx.Err() != nil:
-			return err
-		case errors.As(err, &api):
-			e := &apiError{Code: api.Code, ErrCode: int(api.ErrorCode)}
-			if !e.temporary() && e.ErrCode != codeNoPlace {
-				return err
-			}
-		case errors.Is(err, errNotYet) || errors.Is(err, nats.ErrNoResponders):
-		case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) || notSent(err):
-			s.unanswered(err)
-		default:
-			return err
-		}
-		if !told {
-			s.cfg.Log.Info("waiting for the NATS servers", "for", what, "err", err)
-		}
-		if !await(ctx, maxPause) {
-			return err
-		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,47 +19,33 @@ const (
 	consumerKept   = time.Minute // by a server that cannot be told that it is not needed
 )
 
-// errGap: something that was sent did not come, as when a connection is lost.
-var errGap = errors.New("what follows did not come")
-
 // follow calls fn for the messages of a stream behind after, and begins anew
-// after every break where it stands. ready, if not nil, is called when it has begun.
+// after every break where it stands. ready is called each time it has begun.
 func (s *Store) follow(
 	ctx context.Context, stream string, after uint64, ready func(), fn func(context.Context, *stored) error,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
-	var gone, broken time.Time
+	var broken time.Time
 	for {
-		err := s.followOnce(ctx, stream, &after, func() {
-			gone, broken = time.Time{}, time.Time{}
-			if ready != nil {
-				ready()
-				ready = nil
-			}
-		}, fn)
+		err := s.followOnce(ctx, stream, &after, func() { broken = time.Time{}; ready() }, fn)
 		now := s.cfg.Now()
+		if broken.IsZero() {
+			broken = now
+		}
+		gone := errors.Is(err, jetstream.ErrStreamNotFound)
 		switch {
 		case s.ctx.Err() != nil:
 			return store.ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, jetstream.ErrStreamNotFound):
-			if gone.IsZero() {
-				gone = now
-			}
-			if now.Sub(gone) >= s.cfg.goneAfter {
-				return fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, stream)
-			}
-		case !errors.Is(err, errGap):
-			s.unanswered(err)
-		}
-		if broken.IsZero() {
-			broken = now
-		}
-		if stream == s.stateStream() && now.Sub(broken) > removalsKept/2 {
+		case gone && now.Sub(broken) >= s.cfg.goneAfter:
+			return fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, stream)
+		case stream == s.stateStream() && now.Sub(broken) > removalsKept/2:
 			return fmt.Errorf("%w: removals of the state since %s may have been missed", store.ErrBusy, broken)
+		case !gone && !errors.Is(err, errGap):
+			s.unanswered(err)
 		}
 		await(ctx, followPause)
 	}
@@ -86,7 +73,7 @@ func (s *Store) followOnce(
 	}
 	defer it.Stop()
 	defer context.AfterFunc(ctx, it.Stop)()
-	s.outage.answered(s.cfg.Now())
+	s.outage.answered()
 	ready()
 	for last := uint64(1); ; last++ {
 		x, err := it.Next()
@@ -121,51 +108,29 @@ func (s *Store) unfollow(stream, consumer string) {
 	}
 }
 
-// Follow implements [store.Store].
+// Follow implements [store.Store]. What is there already it reads: no message tells
+// of records at the end that were erased.
 func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.Record)) error {
-	if err := s.enter(ctx); err != nil {
+	tell := func(r store.Record) bool {
+		fn(r)
+		after = max(after, r.Sequence)
+		return ctx.Err() == nil
+	}
+	end, err := s.read(ctx, p, after+1, endless, tell)
+	if err = errors.Join(err, ctx.Err()); err != nil {
 		return err
 	}
-	defer s.leave()
-	stream, next := s.logStream(p), after+1
-	fill := func(ctx context.Context, before uint64) error {
-		if next >= before {
-			return nil
+	after = max(after, end)
+	return s.follow(ctx, s.logStream(p), after, func() {}, func(ctx context.Context, m *stored) error {
+		if m.seq <= after {
+			return nil // it was told, and what follows it not
 		}
-		_, err := s.fill(ctx, p, next, before, func(r store.Record) bool {
-			fn(r)
-			next = r.Sequence + 1
-			return true
-		})
-		return err
-	}
-	// No message tells of records at the end that were erased.
-	t, err := s.tail(ctx, stream)
-	if err != nil {
-		return err
-	}
-	end, err := s.leader(ctx, stream, 0, s.logSubject(p)+">")
-	switch {
-	case err != nil && !errors.Is(err, errNoMessage):
-		return err
-	case err != nil || end.seq < next:
-		if err := fill(ctx, t.last+1); err != nil {
+		if _, err := s.fill(ctx, p, after+1, m.seq, tell); err != nil {
 			return err
 		}
-		after, end = max(after, t.last), &stored{}
-	}
-	return s.follow(ctx, stream, after, nil, func(ctx context.Context, m *stored) error {
-		if m.seq >= next { // else it was told, and what follows it not
-			if err := fill(ctx, m.seq); err != nil {
-				return err
-			}
-			next = m.seq + 1
-			if !s.isFiller(m) {
-				fn(s.record(m))
-			}
-		}
-		if m.seq == end.seq {
-			return fill(ctx, t.last+1)
+		after = m.seq
+		if !m.filler() {
+			fn(m.record())
 		}
 		return nil
 	})
@@ -173,20 +138,14 @@ func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.R
 
 // FollowState implements [store.Store].
 func (s *Store) FollowState(ctx context.Context, after uint64, ready func(), fn func(string, store.Value)) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	if after == 0 {
+	if after /= 2; after == 0 { // see valueRevision
 		t, err := s.tail(ctx, s.stateStream())
 		if err != nil {
 			return err
 		}
-		after = t.last
-	} else {
-		after /= 2 // see valueRevision
+		after = t.LastSeq
 	}
-	return s.follow(ctx, s.stateStream(), after, ready, func(_ context.Context, m *stored) error {
+	return s.follow(ctx, s.stateStream(), after, sync.OnceFunc(ready), func(_ context.Context, m *stored) error {
 		if bucket, v, ok := s.value(m); ok {
 			fn(bucket, v)
 		}

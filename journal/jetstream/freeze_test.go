@@ -4,7 +4,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal/store"
@@ -25,16 +25,8 @@ import (
 func leads(t *testing.T, s *Store, stream string) int {
 	t.Helper()
 	for {
-		data, err := s.ask(t.Context(), apiInfo+stream, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var x struct {
-			Cluster struct {
-				Leader string `json:"leader"`
-			} `json:"cluster"`
-		}
-		if err := json.Unmarshal(data, &x); err != nil {
+		var x jetstream.StreamInfo
+		if err := s.ask(t.Context(), apiInfo+stream, nil, &x); err != nil {
 			t.Fatal(err)
 		}
 		if i, err := strconv.Atoi(strings.TrimPrefix(x.Cluster.Leader, "n")); err == nil {

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/journal/store"
 )
@@ -26,6 +28,8 @@ type stored struct {
 // removal reports whether the message says that a value was removed.
 func (m *stored) removal() bool { return m.header.Get(headerOperation) != "" }
 
+func (m *stored) filler() bool { return strings.HasSuffix(m.subject, "."+filler) }
+
 func (m *stored) until() time.Time {
 	n, err := strconv.ParseInt(m.header.Get(headerUntil), 10, 64)
 	if err != nil {
@@ -35,7 +39,7 @@ func (m *stored) until() time.Time {
 }
 
 // record is what a message of a partition, or of the remains, says.
-func (s *Store) record(m *stored) store.Record {
+func (m *stored) record() store.Record {
 	r := store.Record{Sequence: m.seq, Data: m.data, Tag: m.header.Get(headerTag)}
 	if _, tag, ok := strings.Cut(m.subject, "."+taggedRecord); ok && r.Tag == "" {
 		r.Tag = untag(tag)
@@ -43,24 +47,19 @@ func (s *Store) record(m *stored) store.Record {
 	return r
 }
 
-var errNoMessage = errors.New("no such message")
+// get says which messages of a stream are asked for: the one with a sequence, the
+// last of a subject, or those of a subject from a sequence on.
+type get struct {
+	Seq      uint64 `json:"seq,omitempty"`
+	Last     string `json:"last_by_subj,omitempty"`
+	Next     string `json:"next_by_subj,omitempty"`
+	Batch    uint64 `json:"batch,omitempty"`
+	MaxBytes int    `json:"max_bytes,omitempty"`
+}
 
-// leader reads one message from a stream's leader: the one with a sequence, or the
-// last of a subject. Another server may lag behind.
-func (s *Store) leader(ctx context.Context, stream string, seq uint64, subject string) (*stored, error) {
-	body := fmt.Appendf(nil, `{"seq":%d}`, seq)
-	if seq == 0 {
-		body = fmt.Appendf(nil, `{"last_by_subj":%q}`, subject)
-	} else if subject != "" {
-		body = fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, seq, subject)
-	}
-	data, err := s.ask(ctx, apiGet+stream, body)
-	if api := (*apiError)(nil); errors.As(err, &api) && api.Code == 404 {
-		return nil, errNoMessage
-	}
-	if err != nil {
-		return nil, err
-	}
+// leader reads one message from a stream's leader, for another server may lag
+// behind, or gives jetstream.ErrMsgNotFound.
+func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, error) {
 	var x struct {
 		Message struct {
 			Subject string `json:"subject"`
@@ -69,10 +68,11 @@ func (s *Store) leader(ctx context.Context, stream string, seq uint64, subject s
 			Data    []byte `json:"data"`
 		} `json:"message"`
 	}
-	if err := json.Unmarshal(data, &x); err != nil {
+	if err := s.ask(ctx, apiGet+stream, which, &x); err != nil {
 		return nil, err
 	}
 	m := &stored{subject: x.Message.Subject, seq: x.Message.Seq, data: x.Message.Data}
+	var err error
 	if len(x.Message.Header) > 0 {
 		m.header, err = nats.DecodeHeadersMsg(x.Message.Header)
 	}
@@ -80,39 +80,27 @@ func (s *Store) leader(ctx context.Context, stream string, seq uint64, subject s
 }
 
 // tail is a stream's state as its leader knows it.
-type tail struct{ first, last, records, bytes uint64 }
-
-func (s *Store) tail(ctx context.Context, stream string) (tail, error) {
-	for try := 0; ; try++ {
-		data, err := s.ask(ctx, apiInfo+stream, nil)
-		if err != nil {
-			return tail{}, err
+func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
+	// A new leader may be behind what the one before it, or another server, has
+	// given out.
+	for range behindTries {
+		var x jetstream.StreamInfo
+		if err := s.ask(ctx, apiInfo+stream, nil, &x); err != nil {
+			return t, err
 		}
-		var x struct {
-			State struct {
-				First    uint64 `json:"first_seq"`
-				Last     uint64 `json:"last_seq"`
-				Messages uint64 `json:"messages"`
-				Bytes    uint64 `json:"bytes"`
-			} `json:"state"`
+		if t = x.State; t.Msgs == 0 {
+			t.FirstSeq = t.LastSeq + 1
 		}
-		if err := json.Unmarshal(data, &x); err != nil {
-			return tail{}, err
+		if t.LastSeq >= s.toldOf(stream) {
+			s.tell(stream, t.LastSeq)
+			return t, nil
 		}
-		// A new leader may be behind what the one before it, or another server, has
-		// given out.
-		if told := s.toldOf(stream); x.State.Last < told {
-			if try < behindTries && await(ctx, behindBy) {
-				continue
-			}
-			return tail{}, fmt.Errorf("%w: stream %s ends at %d, and ended at %d before: the servers lost records, "+
-				"or their leader has not caught up", store.ErrBusy, stream, x.State.Last, told)
+		if !await(ctx, behindBy) {
+			return t, ctx.Err()
 		}
-		if x.State.Messages == 0 {
-			x.State.First = x.State.Last + 1
-		}
-		return tail{x.State.First, x.State.Last, x.State.Messages, x.State.Bytes}, nil
 	}
+	return t, fmt.Errorf("%w: stream %s ends at %d, and ended at %d before: the servers lost records, "+
+		"or their leader has not caught up", store.ErrBusy, stream, t.LastSeq, s.toldOf(stream))
 }
 
 // A server that lags behind is asked again so often, with such a pause: what it
@@ -123,8 +111,7 @@ const (
 )
 
 // Reading goes in pages: one request, many answers of the nearest server that has
-// the stream, no consumer that it would have to keep. Where a page ends, the leader
-// has the last word.
+// the stream, no consumer that it would have to keep.
 const (
 	firstPage   = 512
 	largestPage = 8192
@@ -132,125 +119,101 @@ const (
 	endless     = math.MaxUint64
 )
 
-// pages reads a stream's messages of a filter from seq to last, until fn gives
-// false.
-func (s *Store) pages(
-	ctx context.Context, stream, filter string, seq, last uint64, fn func(*stored) bool,
-) error {
-	for page := firstPage; seq <= last; page = min(2*page, largestPage) {
-		body := fmt.Appendf(nil, `{"seq":%d,"batch":%d,"max_bytes":%d,"next_by_subj":%q}`,
-			seq, min(uint64(page), last-seq+1), pageBytes, filter)
-		got := 0
-		whole, err := s.page(ctx, stream, body, func(m *stored) bool {
-			got++
-			more := m.seq <= last && fn(m)
-			seq = m.seq + 1
-			return more
-		})
-		switch {
-		case errors.Is(err, errEnough):
-			return nil
-		case err != nil:
-			return err
-		case got > 0 || !whole:
-			continue
-		}
-		m, err := s.leader(ctx, stream, seq, filter)
-		if errors.Is(err, errNoMessage) {
-			if s.toldOf(stream) >= seq { // the leader may lag too
-				t, err := s.tail(ctx, stream)
-				if err != nil {
-					return err
-				}
-				if m, err = s.leader(ctx, stream, seq, filter); t.last >= seq && err == nil {
-					if m.seq > last || !fn(m) {
-						return nil
-					}
-					seq = m.seq + 1
-					continue
-				} else if err != nil && !errors.Is(err, errNoMessage) {
-					return err
-				}
+// messages gives a stream's messages of a filter from seq to last. Where a page is
+// empty, the leader has the last word.
+func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
+	return func(yield func(*stored, error) bool) {
+		for size := uint64(firstPage); seq <= last; size = min(2*size, largestPage) {
+			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: min(size, last-seq+1), MaxBytes: pageBytes})
+			if err == nil && len(ms) == 0 {
+				var m *stored
+				m, err = s.leader(ctx, stream, get{Seq: seq, Next: filter})
+				ms = []*stored{m}
 			}
-			return nil
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, m := range ms {
+				if m.seq > last || !yield(m, nil) {
+					return
+				}
+				seq = m.seq + 1
+			}
 		}
-		if err != nil {
-			return err
-		}
-		if m.seq > last || !fn(m) {
-			return nil
-		}
-		seq = m.seq + 1
 	}
-	return nil
 }
 
-var errEnough = errors.New("enough")
-
-// page asks for one page, again while nobody answers, and hands out what comes. It
-// is not whole where some of it did not come: each message names the one before it,
-// for a connection may be lost and made again in between.
-func (s *Store) page(ctx context.Context, stream string, body []byte, fn func(*stored) bool) (whole bool, err error) {
+// page asks for one page, again while nobody answers. Where some of it did not
+// come, it is what came before that.
+func (s *Store) page(ctx context.Context, stream string, which get) ([]*stored, error) {
+	body, err := json.Marshal(which)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		some, err := s.pageOnce(ctx, stream, body, fn)
-		var api *apiError
-		switch {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, errEnough) || errors.As(err, &api):
-			return false, err
-		case ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errGap):
+	for range tries(ctx) {
+		var ms []*stored
+		ms, err = s.pageOnce(ctx, stream, body)
+		if err == nil || len(ms) > 0 {
+			return ms, nil
+		}
+		if errors.Is(err, store.ErrClosed) || apiErrorOf(err) != nil {
+			return nil, err
+		}
+		if ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errGap) {
 			s.unanswered(err)
 		}
-		if some {
-			return false, nil
-		}
-		if !await(ctx, pause) {
-			return false, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
-		}
 	}
+	return nil, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
 }
 
-func (s *Store) pageOnce(
-	ctx context.Context, stream string, body []byte, fn func(*stored) bool,
-) (some bool, err error) {
+// errGap: something that was sent did not come, as when a connection is lost.
+var errGap = errors.New("what follows did not come")
+
+// pageOnce gives what came of a page up to an error.
+func (s *Store) pageOnce(ctx context.Context, stream string, body []byte) (ms []*stored, err error) {
+	if !s.enter() {
+		return nil, store.ErrClosed
+	}
+	defer s.calls.Done()
 	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer func() { _ = sub.Unsubscribe() }() // it fails where the connection is closed, and all with it
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
-		return false, err
+		return nil, err
 	}
 	if err := s.nc.PublishRequest(apiDirect+stream, sub.Subject, body); err != nil {
-		return false, err
+		return nil, err
 	}
-	for before := "0"; ; some = true {
+	for before := "0"; ; {
 		m, err := s.next(ctx, sub)
 		if err != nil {
-			return some, err
+			return ms, err
 		}
 		status := m.Header.Get("Status")
 		switch {
 		case status == "404":
-			return some, nil
+			return ms, nil
 		case status != "" && status != "204":
-			return some, &apiError{Description: "status " + status + " " + m.Header.Get("Description")}
-		case m.Header.Get("Nats-Last-Sequence") != before:
-			return some, errGap
+			return ms, &jetstream.APIError{Description: "status " + status + " " + m.Header.Get("Description")}
+		case m.Header.Get("Nats-Last-Sequence") != before: // each names the one before it
+			return ms, errGap
 		case status != "":
-			return some, nil
+			return ms, nil
 		}
-		before = m.Header.Get("Nats-Sequence")
-		x := &stored{subject: m.Header.Get("Nats-Subject"), header: m.Header, data: m.Data}
+		before = m.Header.Get(jetstream.SequenceHeader)
+		x := &stored{subject: m.Header.Get(jetstream.SubjectHeader), header: m.Header, data: m.Data}
 		if x.seq, err = strconv.ParseUint(before, 10, 64); err != nil {
-			return some, &apiError{Description: "a message without a sequence"}
+			return ms, &jetstream.APIError{Description: "a message without a sequence"}
 		}
-		if !fn(x) {
-			return some, errEnough
-		}
+		ms = append(ms, x)
 	}
 }
 
@@ -264,46 +227,22 @@ func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, er
 	defer cancel()
 	m, err := sub.NextMsgWithContext(ctx)
 	if err == nil {
-		s.outage.answered(s.cfg.Now())
+		s.outage.answered()
 	}
 	return m, err
 }
 
-// all collects what one request gives.
-func (s *Store) all(ctx context.Context, stream string, body []byte) (out []*stored, err error) {
-	for {
-		out = nil
-		whole, err := s.page(ctx, stream, body, func(m *stored) bool { out = append(out, m); return true })
-		if err != nil || whole {
-			return out, err
-		}
-	}
-}
-
-// replicaLacks reports whether the server that is read from has no message with
-// the sequence.
-func (s *Store) replicaLacks(ctx context.Context, stream string, seq uint64) (bool, error) {
-	ms, err := s.all(ctx, stream, fmt.Appendf(nil, `{"seq":%d,"batch":1}`, seq))
-	return err == nil && (len(ms) == 0 || ms[0].seq != seq), err
-}
-
-// fresh returns when the server that is read from has what was told of a stream.
+// fresh returns when the server that is read from has what the leader has.
 func (s *Store) fresh(ctx context.Context, stream string) error {
-	told := s.toldOf(stream)
-	if told == 0 {
-		return nil
-	}
-	body := fmt.Appendf(nil, `{"seq":%d,"batch":1}`, told)
 	for range behindTries {
-		ms, err := s.all(ctx, stream, body)
-		if err != nil || len(ms) > 0 {
-			return err
-		}
-		_, err = s.leader(ctx, stream, told, ">")
-		if errors.Is(err, errNoMessage) {
-			return nil // it was removed since
+		m, err := s.leader(ctx, stream, get{Last: ">"})
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil
 		}
 		if err != nil {
+			return err
+		}
+		if ms, err := s.page(ctx, stream, get{Seq: m.seq, Batch: 1}); err != nil || len(ms) > 0 {
 			return err
 		}
 		if !await(ctx, behindBy) {
@@ -315,75 +254,58 @@ func (s *Store) fresh(ctx context.Context, stream string) error {
 
 // Read implements [store.Store].
 func (s *Store) Read(ctx context.Context, p int, first, last uint64, fn func(store.Record) bool) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	s.mu.Lock()
-	next := max(first, s.floors[p], 1)
-	s.mu.Unlock()
-	stream := s.logStream(p)
-	var failed error
-	more := true
-	// What is missing was erased, if its remains are kept.
-	fill := func(before uint64) bool {
-		if next < before {
-			more, failed = s.fill(ctx, p, next, before, fn)
-		}
-		return more && failed == nil
-	}
-	if err := s.pages(ctx, stream, s.logSubject(p)+">", next, last, func(m *stored) bool {
-		if !fill(m.seq) {
-			return false
-		}
-		next = m.seq + 1
-		if !s.isFiller(m) {
-			more = fn(s.record(m))
-		}
-		return more
-	}); err != nil {
-		return err
-	}
-	if !more || failed != nil || next > last {
-		return failed
-	}
-	t, err := s.tail(ctx, stream)
-	if err != nil {
-		return err
-	}
-	fill(min(last, t.last) + 1)
-	return failed
+	_, err := s.read(ctx, p, first, last, fn)
+	return err
 }
 
-func (s *Store) isFiller(m *stored) bool { return strings.HasSuffix(m.subject, "."+filler) }
+// read is Read, and gives the sequence up to which it has read.
+func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(store.Record) bool) (uint64, error) {
+	stream := s.logStream(p)
+	if last > s.toldOf(stream) {
+		t, err := s.tail(ctx, stream)
+		if err != nil {
+			return 0, err
+		}
+		last = min(last, t.LastSeq)
+	}
+	s.mu.Lock()
+	next = max(next, s.floors[p], 1)
+	s.mu.Unlock()
+	for m, err := range s.messages(ctx, stream, s.logSubject(p)+">", next, last) {
+		if err != nil {
+			return 0, err
+		}
+		if more, err := s.fill(ctx, p, next, m.seq, fn); err != nil || !more {
+			return 0, err
+		}
+		next = m.seq + 1
+		if !m.filler() && !fn(m.record()) {
+			return m.seq, nil
+		}
+	}
+	_, err := s.fill(ctx, p, next, last+1, fn)
+	return last, err
+}
 
-// fill calls fn for the remains of erased records from next up to before.
+// fill calls fn for the remains of erased records from next up to before. What is
+// missing in a partition was erased, if its remains are kept.
 func (s *Store) fill(
 	ctx context.Context, p int, next, before uint64, fn func(store.Record) bool,
 ) (more bool, err error) {
-	first, erased, err := s.first(ctx, p)
-	if err != nil || !erased {
+	if next >= before {
+		return true, nil
+	}
+	first, err := s.first(ctx, p)
+	if err != nil || first == 0 {
 		return true, err
 	}
-	next = max(next, first)
-	for next < before {
-		block := next / remainsBlock
-		of, err := s.remains(ctx, p, block)
+	for next = max(next, first); next < before; {
+		of, err := s.remains(ctx, p, next/remainsBlock)
 		if err != nil {
 			return false, err
 		}
-		for ; next < min(before, (block+1)*remainsBlock); next++ {
-			m := of[next]
-			if m == nil {
-				// A server may have come to the erasure before it came to the remains.
-				if m, err = s.leader(ctx, s.remainsStream(), 0, s.remainsOf(p, next)); errors.Is(err, errNoMessage) {
-					continue
-				} else if err != nil {
-					return false, err
-				}
-				m.seq = next
-			}
-			if !fn(s.record(m)) {
+		for end := min(before, (next/remainsBlock+1)*remainsBlock); next < end; next++ {
+			if m := of[next]; m != nil && !fn(m.record()) {
 				return false, nil
 			}
 		}
@@ -393,95 +315,68 @@ func (s *Store) fill(
 
 // remains gives those of a block's records, by their sequence.
 func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]*stored, error) {
-	body := fmt.Appendf(nil, `{"multi_last":[%q],"batch":%d}`, s.remainsBlockOf(p, block)+".*", remainsBlock)
-	ms, err := s.all(ctx, s.remainsStream(), body)
-	if err != nil {
-		return nil, err
-	}
-	of := make(map[uint64]*stored, len(ms))
-	for _, m := range ms {
-		if m.seq, err = strconv.ParseUint(m.subject[strings.LastIndexByte(m.subject, '.')+1:], 10, 64); err != nil {
+	of := make(map[uint64]*stored)
+	for m, err := range s.messages(ctx, s.remainsStream(), s.remainsBlockOf(p, block)+".*", 1, endless) {
+		if err != nil {
+			return nil, err
+		}
+		seq, err := strconv.ParseUint(m.subject[strings.LastIndexByte(m.subject, '.')+1:], 10, 64)
+		if err != nil {
 			return nil, fmt.Errorf("%w: %s in stream %s", store.ErrCorrupt, m.subject, s.remainsStream())
 		}
-		of[m.seq] = m
+		of[seq] = &stored{subject: m.subject, seq: seq, header: m.header, data: m.data}
 	}
 	return of, nil
 }
 
 // Tagged implements [store.Store].
 func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Record{}, err
-	}
-	defer s.leave()
-	type answer struct {
-		seq uint64
-		err error
-	}
-	erased := make(chan answer, 1)
-	go func() {
-		seq, _, err := s.number64(ctx, s.newestOf(p, tag))
-		erased <- answer{seq, err}
-	}()
-	m, err := s.leader(ctx, s.logStream(p), 0, s.logSubject(p)+taggedRecord+tagToken(tag))
-	other := <-erased
-	switch {
-	case err != nil && !errors.Is(err, errNoMessage):
-		return store.Record{}, err
-	case other.err != nil:
-		return store.Record{}, other.err
-	}
-	if other.seq > 0 && (err != nil || m.seq < other.seq) {
-		r, kept := s.leader(ctx, s.remainsStream(), 0, s.remainsOf(p, other.seq))
-		switch {
-		case kept == nil:
-			r.seq = other.seq
-			return s.record(r), nil
-		case !errors.Is(kept, errNoMessage): // else it was removed
-			return store.Record{}, kept
-		}
+	m, err := s.leader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		m, err = &stored{}, nil
 	}
 	if err != nil {
+		return store.Record{}, err
+	}
+	// Asked afterwards: of what is erased meanwhile this tells already.
+	erased, err := s.number64(ctx, s.newestOf(p, tag))
+	if err != nil {
+		return store.Record{}, err
+	}
+	if erased > m.seq {
+		r, err := s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, erased)})
+		switch {
+		case err == nil:
+			m = r
+			m.seq = erased
+		case !errors.Is(err, jetstream.ErrMsgNotFound): // else it was removed
+			return store.Record{}, err
+		}
+	}
+	if m.seq == 0 {
 		return store.Record{}, fmt.Errorf("%w: tag %q in partition %d", store.ErrNotFound, tag, p)
 	}
 	s.tell(s.logStream(p), m.seq)
-	return s.record(m), nil
+	return m.record(), nil
 }
 
 // Span implements [store.Store].
 func (s *Store) Span(ctx context.Context, p int) (store.Span, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Span{}, err
-	}
-	defer s.leave()
-	s.mu.Lock()
-	gaps := s.gaps[p]
-	s.mu.Unlock()
-	if gaps {
-		if err := s.removeFillers(ctx, p); err != nil {
-			return store.Span{}, err
-		}
-	}
 	t, err := s.tail(ctx, s.logStream(p))
 	if err != nil {
 		return store.Span{}, err
 	}
-	out := store.Span{First: t.first, Last: t.last, Records: t.records, Bytes: t.bytes}
-	if first, erased, err := s.first(ctx, p); err != nil {
-		return store.Span{}, err
-	} else if erased {
-		n, err := s.erased(ctx, p)
-		if err != nil {
-			return store.Span{}, err
-		}
-		out.First = first
-		out.Records += n
-		if out.Records > 0 {
-			out.Bytes = max(out.Bytes, 1)
-		}
+	out := store.Span{First: t.FirstSeq, Last: t.LastSeq, Records: t.Msgs, Bytes: t.Bytes}
+	first, err := s.first(ctx, p)
+	if err != nil || first == 0 {
+		return out, err
 	}
-	s.tell(s.logStream(p), t.last)
-	return out, nil
+	n, err := s.erased(ctx, p)
+	if out.First = first; n > 0 {
+		out.Records += n
+		out.Bytes = max(out.Bytes, 1)
+	}
+	return out, err
 }
 
 // erased counts a partition's remains.
@@ -490,7 +385,7 @@ func (s *Store) erased(ctx context.Context, p int) (uint64, error) {
 		return 0, err
 	}
 	filter := fmt.Sprintf("%s%d.>", s.remainsSubject(), p)
-	ms, err := s.all(ctx, s.remainsStream(), fmt.Appendf(nil, `{"seq":1,"batch":1,"next_by_subj":%q}`, filter))
+	ms, err := s.page(ctx, s.remainsStream(), get{Seq: 1, Next: filter, Batch: 1})
 	if err != nil || len(ms) == 0 {
 		return 0, err
 	}

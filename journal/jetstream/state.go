@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,92 +27,32 @@ const (
 func valueRevision(seq uint64) uint64   { return 2 * seq }
 func removalRevision(seq uint64) uint64 { return 2*seq + 1 }
 
-// token writes a name as one token of a subject: letters, digits and - as they
-// are, other bytes as _ and two hexadecimal digits; "_" alone for nothing.
-func token(b *strings.Builder, s string) {
-	if s == "" {
-		b.WriteByte('_')
-		return
-	}
-	for i := range len(s) {
-		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' {
-			b.WriteByte(c)
-			continue
-		}
-		b.WriteByte('_')
-		b.WriteString(hex.EncodeToString([]byte{c}))
-	}
-}
-
-func untoken(s string) (string, bool) {
-	if s == "_" {
-		return "", true
-	}
-	if !strings.Contains(s, "_") {
-		return s, true
-	}
-	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		if s[i] != '_' {
-			out = append(out, s[i])
-			continue
-		}
-		if len(s)-i < 3 {
-			return "", false
-		}
-		c, err := hex.DecodeString(s[i+1 : i+3])
-		if err != nil {
-			return "", false
-		}
-		out = append(out, c[0])
-		i += 2
-	}
-	return string(out), true
-}
-
 // keySubject is a key as a subject: what stands between slashes is a token, so
 // that what begins with "a/b/" can be asked for.
 func (s *Store) keySubject(bucket, key string) string {
-	var b strings.Builder
-	b.WriteString(s.stateSubject())
-	token(&b, bucket)
+	subject := s.stateSubject() + store.Token(bucket)
 	for part := range strings.SplitSeq(key, "/") {
-		b.WriteByte('.')
-		token(&b, part)
+		subject += "." + store.Token(part)
 	}
-	return b.String()
+	return subject
 }
 
 func (s *Store) stateKey(subject string) (bucket, key string, ok bool) {
 	rest, ok := strings.CutPrefix(subject, s.stateSubject())
-	if !ok {
-		return "", "", false
+	names := strings.Split(rest, ".")
+	for i, token := range names {
+		var is bool
+		names[i], is = store.Untoken(token)
+		ok = ok && is
 	}
-	for i, t := range strings.Split(rest, ".") {
-		name, ok := untoken(t)
-		switch {
-		case !ok:
-			return "", "", false
-		case i == 0:
-			bucket = name
-		case i == 1:
-			key = name
-		default:
-			key += "/" + name
-		}
-	}
-	return bucket, key, true
+	return names[0], strings.Join(names[1:], "/"), ok
 }
 
 // filter is the narrowest subject that holds all keys with a prefix.
 func (s *Store) filter(bucket, prefix string) string {
 	i := strings.LastIndexByte(prefix, '/')
 	if i < 0 {
-		var b strings.Builder
-		b.WriteString(s.stateSubject())
-		token(&b, bucket)
-		return b.String() + ".>"
+		return s.stateSubject() + store.Token(bucket) + ".>"
 	}
 	return s.keySubject(bucket, prefix[:i]) + ".>"
 }
@@ -128,14 +67,26 @@ func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
 	return bucket, v, ok
 }
 
+// values gives the values of a filter.
+func (s *Store) values(ctx context.Context, filter string, fn func(bucket string, v store.Value) bool) error {
+	if err := s.fresh(ctx, s.stateStream()); err != nil {
+		return err
+	}
+	for m, err := range s.messages(ctx, s.stateStream(), filter, 1, endless) {
+		if err != nil {
+			return err
+		}
+		if bucket, v, ok := s.value(m); ok && !v.Deleted && !fn(bucket, v) {
+			break
+		}
+	}
+	return nil
+}
+
 // Get implements [store.Store].
 func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Value{}, err
-	}
-	defer s.leave()
-	m, err := s.leader(ctx, s.stateStream(), 0, s.keySubject(bucket, key))
-	if errors.Is(err, errNoMessage) || err == nil && m.removal() {
+	m, err := s.leader(ctx, s.stateStream(), get{Last: s.keySubject(bucket, key)})
+	if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && m.removal() {
 		return store.Value{}, fmt.Errorf("%w: key %q in %q", store.ErrNotFound, key, bucket)
 	}
 	if err != nil {
@@ -148,17 +99,13 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error
 
 // Put implements [store.Store].
 func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (uint64, error) {
-	if err := s.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer s.leave()
 	if len(v.Data) > s.cfg.MaxPayload {
 		return 0, fmt.Errorf("%w: the value has %d bytes, the limit is %d", store.ErrTooLarge, len(v.Data), s.cfg.MaxPayload)
 	}
 	h := nats.Header{}
 	if !v.Until.IsZero() {
 		h.Set(headerUntil, strconv.FormatInt(v.Until.UnixNano(), 10))
-		h.Set(headerTTL, seconds(max(0, v.Until.Sub(s.cfg.Now()))+ttlMargin))
+		h.Set(jetstream.MsgTTLHeader, seconds(max(0, v.Until.Sub(s.cfg.Now()))+ttlMargin))
 	}
 	seq, err := s.change(ctx, bucket, v.Key, h, v.Data, expect)
 	return valueRevision(seq), err
@@ -168,75 +115,59 @@ func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Sec
 
 // Delete implements [store.Store].
 func (s *Store) Delete(ctx context.Context, bucket, key string, expect *uint64) (uint64, error) {
-	if err := s.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer s.leave()
-	seq, err := s.change(ctx, bucket, key, removal(), nil, expect)
+	h := nats.Header{headerOperation: {"DEL"}, jetstream.MsgTTLHeader: {seconds(removalsKept)}}
+	seq, err := s.change(ctx, bucket, key, h, nil, expect)
 	return removalRevision(seq), err
-}
-
-func removal() nats.Header {
-	return nats.Header{headerOperation: {"DEL"}, headerTTL: {seconds(removalsKept)}}
 }
 
 func (s *Store) change(
 	ctx context.Context, bucket, key string, h nats.Header, data []byte, expect *uint64,
-) (uint64, error) {
-	var seq *uint64
+) (seq uint64, err error) {
 	if expect != nil {
-		if *expect != valueRevision(*expect/2) {
+		if *expect%2 == 1 {
 			return 0, fmt.Errorf("%w: revision %d of key %q in %q was a removal", store.ErrConflict, *expect, key, bucket)
 		}
 		at := *expect / 2
-		seq = &at
+		expect = &at
 	}
-	at, _, err := s.put(ctx, s.stateStream(), s.keySubject(bucket, key), h, data, seq)
+	seq, _, err = s.put(ctx, s.stateStream(), s.keySubject(bucket, key), h, data, expect)
 	if errors.Is(err, store.ErrConflict) {
 		err = fmt.Errorf("key %q in %q has another revision: %w", key, bucket, err)
 	}
-	return at, err
+	return seq, err
 }
 
 // Range implements [store.Store].
 func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.Value) bool) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	if err := s.fresh(ctx, s.stateStream()); err != nil {
-		return err
-	}
-	return s.pages(ctx, s.stateStream(), s.filter(bucket, prefix), 1, endless, func(m *stored) bool {
-		_, v, ok := s.value(m)
-		s.tell(s.stateStream(), m.seq)
-		return !ok || v.Deleted || !strings.HasPrefix(v.Key, prefix) || fn(v)
+	return s.values(ctx, s.filter(bucket, prefix), func(_ string, v store.Value) bool {
+		return !strings.HasPrefix(v.Key, prefix) || fn(v)
 	})
 }
 
 // Buckets implements [store.Store].
-func (s *Store) Buckets(ctx context.Context) ([]string, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer s.leave()
-	var info *jetstream.StreamInfo
-	err := s.patiently(ctx, "stream "+s.stateStream(), func(ctx context.Context) error {
-		x, err := s.js.Stream(ctx, s.stateStream())
-		if err == nil {
-			info, err = x.Info(ctx, jetstream.WithSubjectFilter(s.stateSubject()+">"))
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for subject := range info.State.Subjects {
-		if bucket, _, ok := s.stateKey(subject); ok {
+func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
+	err = s.values(ctx, s.stateSubject()+">", func(bucket string, _ store.Value) bool {
+		if !slices.Contains(out, bucket) {
 			out = append(out, bucket)
 		}
-	}
+		return true
+	})
 	slices.Sort(out)
-	return slices.Compact(out), nil
+	return out, err
+}
+
+// Scrub implements [store.Store], as far as that is possible: see the package's
+// documentation. Values past their end are erased.
+func (s *Store) Scrub(ctx context.Context, now time.Time) error {
+	var ended []uint64
+	err := s.values(ctx, s.stateSubject()+">", func(_ string, v store.Value) bool {
+		if !v.Until.IsZero() && !v.Until.After(now) {
+			ended = append(ended, v.Revision/2)
+		}
+		return true
+	})
+	for _, seq := range ended {
+		err = errors.Join(err, s.erase(ctx, s.stateStream(), seq))
+	}
+	return err
 }

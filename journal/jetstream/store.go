@@ -76,12 +76,11 @@ type Store struct {
 	ctx    context.Context // ends with the Store
 	cancel context.CancelFunc
 
+	calls sync.WaitGroup
+
 	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup
 	told   map[string]uint64 // the last sequence of a stream that a call has told
 	floors map[int]uint64    // of a partition everything before was removed
-	gaps   map[int]bool      // the partition has fillers
 }
 
 var _ store.Store = (*Store)(nil)
@@ -108,7 +107,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	}
 	s := &Store{
 		cfg: cfg, run: nuid.Next()[:14],
-		told: make(map[string]uint64), floors: make(map[int]uint64), gaps: make(map[int]bool),
+		told: make(map[string]uint64), floors: make(map[int]uint64),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -133,10 +132,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		return nil, err
 	}
-	if err := s.patiently(ctx, "the servers", func(ctx context.Context) error {
-		_, err := s.js.AccountInfo(ctx)
-		return err
-	}); err != nil {
+	if err := s.askWithin(ctx, settlesWithin, apiAccount, nil, nil); err != nil {
 		return nil, fmt.Errorf("JetStream is not enabled on %s for this account: %w", s.server(), err)
 	}
 	if s.cfg.Replicas == 0 {
@@ -148,39 +144,29 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// enter begins a call, which leave ends.
-func (s *Store) enter(ctx context.Context) error {
+// enter begins a request, if the store is open; calls.Done ends it.
+func (s *Store) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return store.ErrClosed
-	}
-	if err := ctx.Err(); err != nil {
-		return err
+	if s.ctx.Err() != nil {
+		return false
 	}
 	s.calls.Add(1)
-	return nil
+	return true
 }
-
-func (s *Store) leave() { s.calls.Done() }
 
 // Close implements [store.Store].
 func (s *Store) Close() error {
 	s.mu.Lock()
-	again := s.closed
-	s.closed = true
+	again := s.ctx.Err() != nil
+	s.cancel()
 	s.mu.Unlock()
 	if again {
 		return store.ErrClosed
 	}
-	s.cancel()
 	s.calls.Wait()
-	defer s.nc.Close()
-	var err error
-	for p := range s.gaps {
-		err = errors.Join(err, s.removeFillers(context.Background(), p))
-	}
-	return err
+	s.nc.Close()
+	return nil
 }
 
 // tell notes that a call tells of a sequence, so that none goes back behind it.
@@ -204,93 +190,76 @@ func (s *Store) stateStream() string     { return "KV_" + s.cfg.Prefix + "_state
 func (s *Store) stateSubject() string    { return "$KV." + s.cfg.Prefix + "_state." }
 func (s *Store) remainsStream() string   { return "KV_" + s.cfg.Prefix + "_remains" }
 func (s *Store) remainsSubject() string  { return "$KV." + s.cfg.Prefix + "_remains." }
-func (s *Store) outdatedStream() string  { return s.cfg.Prefix + "_STATE" }
 
-// streams are those of a journal. The state's is the last: where it is, all
-// others were made.
-func (s *Store) streams(m store.Meta) []jetstream.StreamConfig {
+func (s *Store) config(name, subject string) jetstream.StreamConfig {
 	storage := jetstream.FileStorage
 	if s.cfg.Durability == "memory" {
 		storage = jetstream.MemoryStorage
 	}
-	config := func(name, subject string) jetstream.StreamConfig {
-		return jetstream.StreamConfig{
-			Name: name, Subjects: []string{subject + ">"}, Storage: storage, Replicas: s.cfg.Replicas,
-			Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, AllowDirect: true,
-			Description: "Parley's journal; written by hubs only",
-		}
+	return jetstream.StreamConfig{
+		Name: name, Subjects: []string{subject + ">"}, Storage: storage, Replicas: s.cfg.Replicas,
+		Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardNew, AllowDirect: true,
+		Description: "Parley's journal; written by hubs only",
 	}
-	var out []jetstream.StreamConfig
+}
+
+// streams are those of a journal. The state's is the last: where it is, all
+// others were made.
+func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 	for p := range m.Partitions {
-		c := config(s.logStream(p), s.logSubject(p))
+		c := s.config(s.logStream(p), s.logSubject(p))
 		c.AllowAtomicPublish = true
 		out = append(out, c)
 	}
-	remains := config(s.remainsStream(), s.remainsSubject())
-	state := config(s.stateStream(), s.stateSubject())
+	state := s.config(s.stateStream(), s.stateSubject())
 	state.MaxMsgsPerSubject, state.AllowMsgTTL = 1, true
 	said, _ := json.Marshal(m) // a struct of plain values
 	state.Metadata = map[string]string{metaStore: string(said)}
-	return append(out, remains, state)
+	return append(out, s.config(s.remainsStream(), s.remainsSubject()), state)
 }
 
-// find finds a stream. That there is none a server also says that has not made
-// yet what the cluster has decided on; the leader of the servers, which alone
-// names streams, has the last word. subject is the stream's own.
-func (s *Store) find(ctx context.Context, name, subject string) (jetstream.Stream, error) {
-	x, err := s.js.Stream(ctx, name)
-	if !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return x, err
-	}
-	switch _, known := s.js.StreamNameBySubject(ctx, subject); {
-	case known == nil:
-		return nil, errNotYet
-	case !errors.Is(known, jetstream.ErrStreamNotFound):
-		return nil, known
+// find tells of a stream, or gives jetstream.ErrStreamNotFound. That there is none
+// a server also says that has not made yet what the cluster has decided on; the
+// leader of the servers, which alone names streams, has the last word. It may have
+// become the leader just now: missing is how long it is asked again.
+func (s *Store) find(
+	ctx context.Context, c jetstream.StreamConfig, missing time.Duration,
+) (*jetstream.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
+	defer cancel()
+	missed, stop := context.WithTimeout(ctx, missing)
+	defer stop()
+	var err error
+	for range tries(ctx) {
+		var x jetstream.StreamInfo
+		if err = s.askWithin(ctx, settlesWithin, apiInfo+c.Name, nil, &x); !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return &x, err
+		}
+		var known struct{ Streams []string }
+		subject := map[string]string{"subject": c.Subjects[0]}
+		if err := s.askWithin(ctx, settlesWithin, apiNames, subject, &known); err != nil {
+			return nil, err
+		}
+		if len(known.Streams) == 0 && missed.Err() != nil {
+			break
+		}
 	}
 	return nil, err
 }
 
-// errNotYet: a stream is not there, and may be in a moment.
-var errNotYet = errors.New("it is not there yet")
-
-// lookup is find, patiently.
-func (s *Store) lookup(ctx context.Context, name, subject string) (x jetstream.Stream, err error) {
-	err = s.patiently(ctx, "stream "+name, func(ctx context.Context) (err error) {
-		x, err = s.find(ctx, name, subject)
-		return err
-	})
-	return x, err
-}
-
 // Meta implements [store.Store].
 func (s *Store) Meta(ctx context.Context) (store.Meta, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Meta{}, err
-	}
-	defer s.leave()
-	m, err := s.readMeta(ctx)
+	m, err := s.readMeta(ctx, 0)
 	if err != nil {
 		return store.Meta{}, err
 	}
-	// A server that has just become the leader of the others may not have learned
-	// of all streams yet.
-	lost, stop := context.WithTimeout(ctx, s.cfg.goneAfter)
-	defer stop()
 	for _, want := range s.streams(m) {
-		var x jetstream.Stream
-		err := s.patiently(ctx, "stream "+want.Name, func(ctx context.Context) (err error) {
-			x, err = s.find(ctx, want.Name, want.Subjects[0])
-			if errors.Is(err, jetstream.ErrStreamNotFound) && lost.Err() == nil {
-				return errNotYet
-			}
-			return err
-		})
+		x, err := s.find(ctx, want, s.cfg.goneAfter)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return store.Meta{}, fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, want.Name)
 		}
 		if err == nil {
-			err = lacks(x.CachedInfo().Config, want)
+			err = lacks(x.Config, want)
 		}
 		if err != nil {
 			return store.Meta{}, err
@@ -299,15 +268,15 @@ func (s *Store) Meta(ctx context.Context) (store.Meta, error) {
 	return m, nil
 }
 
-func (s *Store) readMeta(ctx context.Context) (m store.Meta, err error) {
-	x, err := s.lookup(ctx, s.stateStream(), s.stateSubject()+">")
+func (s *Store) readMeta(ctx context.Context, missing time.Duration) (m store.Meta, err error) {
+	x, err := s.find(ctx, s.config(s.stateStream(), s.stateSubject()), missing)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return m, s.outdated(ctx)
 	}
 	if err != nil {
 		return m, err
 	}
-	said := x.CachedInfo().Config.Metadata[metaStore]
+	said := x.Config.Metadata[metaStore]
 	if said == "" {
 		return m, fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.stateStream())
 	}
@@ -319,14 +288,15 @@ func (s *Store) readMeta(ctx context.Context) (m store.Meta, err error) {
 
 // outdated tells a journal of the engine before this one from none.
 func (s *Store) outdated(ctx context.Context) error {
-	x, err := s.lookup(ctx, s.outdatedStream(), s.cfg.Prefix+".state.>")
+	name := s.cfg.Prefix + "_STATE"
+	x, err := s.find(ctx, s.config(name, s.cfg.Prefix+".state."), 0)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return store.ErrNotFound
 	case err != nil:
 		return err
-	case x.CachedInfo().Config.Metadata[metaOutdated] == "":
-		return fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.outdatedStream())
+	case x.Config.Metadata[metaOutdated] == "":
+		return fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, name)
 	}
 	return fmt.Errorf("%w: the streams %s_… are of an earlier release; take a backup with that release, "+
 		"and restore it with this one, under another prefix or after the old streams were removed",
@@ -335,11 +305,7 @@ func (s *Store) outdated(ctx context.Context) error {
 
 // Init implements [store.Store].
 func (s *Store) Init(ctx context.Context, m store.Meta) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	old, err := s.readMeta(ctx)
+	old, err := s.readMeta(ctx, 0)
 	switch {
 	case err == nil && old.Restoring && !m.Restoring:
 		return s.restored(ctx, m)
@@ -349,22 +315,18 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 		return err
 	}
 	for _, c := range s.streams(m) {
-		var x jetstream.Stream
-		if err := s.patiently(ctx, "stream "+c.Name, func(ctx context.Context) (err error) {
-			x, err = s.js.CreateStream(ctx, c)
-			return err
-		}); err != nil {
-			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-				return s.sooner(ctx, c.Name, "is there with other settings")
-			}
+		var x jetstream.StreamInfo
+		err := s.askWithin(ctx, settlesWithin, apiCreate+c.Name, c, &x)
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
+			return s.sooner(ctx, c.Name, "is there with other settings")
+		case err != nil:
 			return fmt.Errorf("stream %s cannot be made: %w", c.Name, err)
-		}
-		info := x.CachedInfo()
-		if err := lacks(info.Config, c); err != nil {
-			return err
-		}
-		if info.State.LastSeq > 0 && c.Name != s.stateStream() {
+		case x.State.LastSeq > 0 && c.Name != s.stateStream():
 			return s.sooner(ctx, c.Name, "is not empty")
+		}
+		if err := lacks(x.Config, c); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -373,19 +335,11 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 // sooner tells a journal that another hub has made meanwhile, of which this one's
 // server may hear a moment later, from streams of something else.
 func (s *Store) sooner(ctx context.Context, stream, why string) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.goneAfter/4)
-	defer cancel()
-	err := s.patiently(ctx, "stream "+stream, func(ctx context.Context) error {
-		_, err := s.readMeta(ctx)
-		if errors.Is(err, store.ErrNotFound) {
-			return errNotYet
-		}
-		return err
-	})
+	_, err := s.readMeta(ctx, s.cfg.goneAfter/4)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: another hub has made the journal", store.ErrExists)
-	case errors.Is(err, errNotYet):
+	case errors.Is(err, store.ErrNotFound):
 		return fmt.Errorf("%w: stream %s %s; choose another Prefix", store.ErrForeign, stream, why)
 	}
 	return err
@@ -394,16 +348,13 @@ func (s *Store) sooner(ctx context.Context, stream, why string) error {
 // restored ends a restore.
 func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	for p := range m.Partitions {
-		if err := s.removeFillers(ctx, p); err != nil {
+		if err := s.removeFillers(ctx, p); err != nil { // one that was killed left them
 			return err
 		}
 	}
 	all := s.streams(m)
 	state := all[len(all)-1]
-	return s.patiently(ctx, "stream "+state.Name, func(ctx context.Context) error {
-		_, err := s.js.UpdateStream(ctx, state)
-		return err
-	})
+	return s.askWithin(ctx, settlesWithin, apiUpdate+state.Name, state, nil)
 }
 
 // lacks refuses a server that did not take a setting, because it does not know

@@ -164,22 +164,32 @@ func TestHalfMade(t *testing.T) {
 // TestFindAsksTheLeader: that a stream is not there is believed only of the
 // leader of the servers, which names the streams that were decided on.
 func TestFindAsksTheLeader(t *testing.T) {
-	for _, c := range []struct {
-		names string
-		want  error
+	const (
+		missing = `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
+		there   = `{"total":1,"offset":0,"limit":1024,"streams":["S"]}`
+		nowhere = `{"total":0,"offset":0,"limit":1024,"streams":null}`
+	)
+	for name, c := range map[string]struct {
+		infos, names []string // the last one is for all others too
+		want         error
 	}{
-		{`{"total":1,"offset":0,"limit":1024,"streams":["S"]}`, errNotYet},
-		{`{"total":0,"offset":0,"limit":1024,"streams":null}`, jetstream.ErrStreamNotFound},
-		{noLeader, &jetstream.APIError{ErrorCode: 10008}},
+		"not yet":        {[]string{missing, `{"config":{"name":"S"}}`}, []string{there}, nil},
+		"nowhere":        {[]string{missing}, []string{nowhere}, jetstream.ErrStreamNotFound},
+		"not yet, lost":  {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
+		"leaderless":     {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
+		"not permitted":  {[]string{`{"error":{"code":500,"err_code":10000}}`}, nil, &jetstream.APIError{ErrorCode: 10000}},
+		"without leader": {[]string{noLeader, `{"config":{"name":"S"}}`}, nil, nil},
 	} {
-		x := newStage(t)
-		x.plays("$JS.API.STREAM.INFO.*", func(int, *nats.Msg) string {
-			return `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := newStage(t)
+			x.plays(apiInfo+"S", func(n int, _ *nats.Msg) string { return c.infos[min(n, len(c.infos))-1] })
+			x.plays(apiNames, func(n int, _ *nats.Msg) string { return c.names[min(n, len(c.names))-1] })
+			info, err := x.find(t.Context(), x.config("S", "s."), 0)
+			if !errors.Is(err, c.want) || c.want == nil && info.Config.Name != "S" {
+				t.Errorf("%+v, %v, want %v", info, err, c.want)
+			}
 		})
-		x.plays("$JS.API.STREAM.NAMES", func(int, *nats.Msg) string { return c.names })
-		if _, err := x.find(t.Context(), "S", "s.>"); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.names, err, c.want)
-		}
 	}
 }
 

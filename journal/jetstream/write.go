@@ -2,26 +2,22 @@ package jetstream
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Headers of messages.
+// Headers of messages, beside the client's constants.
 const (
-	headerExpect        = "Nats-Expected-Last-Sequence"
-	headerExpectSubject = "Nats-Expected-Last-Subject-Sequence"
 	headerBatch         = "Nats-Batch-Id"
 	headerBatchSequence = "Nats-Batch-Sequence"
 	headerBatchCommit   = "Nats-Batch-Commit"
-	headerTTL           = "Nats-TTL"
 	headerOperation     = "KV-Operation" // of a marker: what was here is removed
 
 	headerCall  = "Parley-Call"  // which call of which Store made the message
@@ -35,89 +31,86 @@ const (
 	maxBatchBytes = 8 << 20
 )
 
-// attempt publishes what a call writes; call marks it, and n counts the attempts.
-type attempt func(ctx context.Context, call string, n int) (*nats.Msg, error)
-
 // settle says what became of earlier attempts of a call that were not answered,
-// when another is refused because the last sequence is not the expected one.
-type settle func(ctx context.Context, call string) (verdict, uint64, error)
+// when another is refused because the last sequence is not the expected one: one
+// was stored, with a sequence; ErrConflict, none was or ever will be; ErrUnknown;
+// every other error: that is not clear yet.
+type settle func(ctx context.Context, call string) (uint64, error)
 
-type verdict int
+var errNotYet = errors.New("it is not there yet")
 
-const (
-	notSeen   verdict = iota // nothing is there yet that could refuse it
-	isStored                 // by an earlier attempt, with a sequence
-	isRefused                // no attempt was stored, or ever will be
-	isUnclear
-)
-
-// write has something stored, and tries again where that can do no harm: what
-// it publishes must name what it is to follow. refused is the server's error where
-// another was sooner.
-func (s *Store) write(ctx context.Context, try attempt, settled settle) (seq uint64, refused *apiError, err error) {
+// publish has messages stored, several as one batch, and gives the last sequence.
+// Only the first says what it is to follow; see the package's documentation why each
+// by itself, with what it would follow then, would not do. What names that can be
+// tried again without harm.
+func (s *Store) publish(
+	ctx context.Context, stream, expect string, after uint64, msgs []*nats.Msg, settled settle,
+) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	call := s.run + strconv.FormatUint(s.number.Add(1), 36)
+	msgs[0].Header.Set(expect, strconv.FormatUint(after, 10))
+	msgs[0].Header.Set(headerCall, call)
 	maybe := false // an attempt may have been stored, or may yet be
-	give := func(err error) error {
+	give := func(err error) (uint64, error) {
 		if maybe {
-			return fmt.Errorf("%w: %w", store.ErrUnknown, err)
+			err = fmt.Errorf("%w: %v", store.ErrUnknown, err) // the cause may say that nothing was recorded
 		}
-		return err
+		return 0, err
 	}
-	pause := firstPause
-	for n := 0; ; n++ {
-		m, err := try(ctx, call, n)
-		if err == nil {
-			var refusal *apiError
-			if seq, refusal = parseAck(m.Data); refusal == nil {
-				return seq, nil, nil
+	var err error
+	for try := range tries(ctx) {
+		var ack jetstream.PubAck
+		err = s.send(ctx, msgs, call, try, &ack)
+		api := apiErrorOf(err)
+		switch {
+		case err == nil:
+			s.tell(stream, ack.Sequence)
+			return ack.Sequence, nil
+		case errors.Is(err, store.ErrClosed):
+			return give(err)
+		case api == nil:
+			maybe = maybe || !notSent(err)
+		case conflicts(api) && maybe:
+			seq, looked := settled(ctx, call)
+			if looked == nil {
+				s.tell(stream, seq)
 			}
-			switch {
-			case refusal.conflict() && maybe:
-				v, at, looked := settled(ctx, call)
-				switch {
-				case looked != nil:
-					err = looked
-				case v == isStored:
-					return at, nil, nil
-				case v == isRefused:
-					return 0, refusal, nil
-				case v == isUnclear:
-					return 0, nil, give(refusal)
-				}
-			case refusal.ErrCode == codeWrongLastNow: // until it is known what that was
-			case refusal.conflict():
-				return 0, refusal, nil
-			case !refusal.temporary():
-				return 0, nil, give(refusal.refusal())
+			if looked == nil || errors.Is(looked, store.ErrConflict) || errors.Is(looked, store.ErrUnknown) {
+				return seq, looked
 			}
-			if err == nil {
-				err = refusal
-			}
-		} else if !notSent(err) {
-			maybe = true
+		case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
+			return 0, fmt.Errorf("%w: %w", store.ErrConflict, err)
+		case !conflicts(api) && !temporary(api):
+			return give(refusal(api))
 		}
-		if !await(ctx, pause) {
-			err = fmt.Errorf("%w: %w", err, ctx.Err())
-			if !maybe {
-				err = fmt.Errorf("%w: %w", store.ErrBusy, err)
-			}
-			return 0, nil, give(err)
-		}
-		pause = min(2*pause, maxPause)
 	}
+	return give(fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err())))
 }
 
-func parseAck(data []byte) (uint64, *apiError) {
-	var x struct {
-		Sequence uint64    `json:"seq"`
-		Error    *apiError `json:"error"`
+// conflicts reports that the last sequence is another, of what is stored or of
+// what is still under way.
+func conflicts(e *jetstream.APIError) bool {
+	return e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
+}
+
+// send makes one attempt. A batch without its end is dropped by the servers, so
+// each attempt has an id of its own.
+func (s *Store) send(ctx context.Context, msgs []*nats.Msg, call string, try int, ack *jetstream.PubAck) error {
+	end := msgs[len(msgs)-1]
+	if len(msgs) > 1 {
+		for i, m := range msgs {
+			m.Header.Set(headerBatch, call+"."+strconv.Itoa(try))
+			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
+			if m == end {
+				m.Header.Set(headerBatchCommit, "1")
+			} else if err := s.nc.PublishMsg(m); err != nil {
+				return fmt.Errorf("%w: %w", nats.ErrReconnectBufExceeded, err)
+			}
+		}
 	}
-	if err := json.Unmarshal(data, &x); err != nil {
-		return 0, &apiError{Code: 503, Description: "an answer that cannot be read"}
-	}
-	return x.Sequence, x.Error
+	return s.once(ctx, end, try, ack)
 }
 
 // Subjects of a partition's messages.
@@ -131,12 +124,12 @@ const (
 func tagToken(tag string) string { return strings.ReplaceAll(tag, ".", "=") }
 func untag(token string) string  { return strings.ReplaceAll(token, "=", ".") }
 
+func (s *Store) taggedSubject(p int, tag string) string {
+	return s.logSubject(p) + taggedRecord + tagToken(tag)
+}
+
 // Append implements [store.Store].
 func (s *Store) Append(ctx context.Context, p int, after uint64, records []store.Record) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
 	for i := range records {
 		if n := len(records[i].Data); n > s.cfg.MaxPayload {
 			return fmt.Errorf("%w: a record has %d bytes, the limit is %d", store.ErrTooLarge, n, s.cfg.MaxPayload)
@@ -144,14 +137,13 @@ func (s *Store) Append(ctx context.Context, p int, after uint64, records []store
 	}
 	for begun := false; len(records) > 0; begun = true {
 		var err error
-		if last := records[0].Sequence - 1; records[0].Sequence > after+1 {
-			if err = s.skip(ctx, p, after, last); err == nil {
-				after = last
-			}
-		}
-		n := group(after, records)
-		if err == nil {
-			err = s.append(ctx, p, after, records[:n])
+		msgs := s.group(p, after, records)
+		if len(msgs) == 0 {
+			err = s.skip(ctx, p, after, records[0].Sequence-1)
+			after = records[0].Sequence - 1
+		} else {
+			err = s.append(ctx, p, after, msgs)
+			after += uint64(len(msgs))
 		}
 		if err != nil {
 			if begun && !errors.Is(err, store.ErrUnknown) {
@@ -159,168 +151,106 @@ func (s *Store) Append(ctx context.Context, p int, after uint64, records []store
 			}
 			return err
 		}
-		after += uint64(n)
-		records = records[n:]
+		records = records[len(msgs):]
 	}
 	return nil
 }
 
-// group counts the records that are one batch.
-func group(after uint64, records []store.Record) int {
+// group makes a batch of the first records; it is empty where a gap comes first.
+func (s *Store) group(p int, after uint64, records []store.Record) (msgs []*nats.Msg) {
 	size := 0
 	for i := range records {
-		size += len(records[i].Data)
-		if i > 0 && (i == maxBatch || size > maxBatchBytes || records[i].Sequence > after+uint64(i)+1) {
-			return i
+		r := &records[i]
+		size += len(r.Data)
+		if i > 0 && (i == maxBatch || size > maxBatchBytes) || r.Sequence > after+uint64(i)+1 {
+			break
 		}
+		m := &nats.Msg{Subject: s.logSubject(p) + plainRecord, Header: nats.Header{}, Data: r.Data}
+		if r.Tag != "" {
+			m.Subject = s.taggedSubject(p, r.Tag)
+		}
+		msgs = append(msgs, m)
 	}
-	return len(records)
+	return msgs
 }
 
-// append has a group stored, whole or not at all.
-func (s *Store) append(ctx context.Context, p int, after uint64, records []store.Record) error {
-	subjects := make([]string, len(records))
-	for i := range records {
-		subjects[i] = s.logSubject(p) + plainRecord
-		if tag := records[i].Tag; tag != "" {
-			subjects[i] = s.logSubject(p) + taggedRecord + tagToken(tag)
-		}
-	}
-	return s.publish(ctx, p, after, subjects, func(i int) []byte { return records[i].Data })
-}
-
-// publish has messages stored behind after. Only the first of a batch says what
-// it is to follow; see the package's documentation why each message by itself, with
-// what it would follow then, would not do.
-func (s *Store) publish(ctx context.Context, p int, after uint64, subjects []string, data func(int) []byte) error {
-	stream, n := s.logStream(p), len(subjects)
-	expect := strconv.FormatUint(after, 10)
-	try := func(ctx context.Context, call string, try int) (*nats.Msg, error) {
-		var batch string
-		if n > 1 {
-			batch = call + "." + strconv.Itoa(try)
-		}
-		for i := range n {
-			h := make(nats.Header, 4)
-			if i == 0 {
-				h[headerExpect], h[headerCall] = []string{expect}, []string{call}
+// append has messages stored behind after, all or none.
+func (s *Store) append(ctx context.Context, p int, after uint64, msgs []*nats.Msg) error {
+	stream, end := s.logStream(p), after+uint64(len(msgs))
+	seq, err := s.publish(ctx, stream, jetstream.ExpectedLastSeqHeader, after, msgs,
+		func(ctx context.Context, call string) (uint64, error) {
+			m, err := s.leader(ctx, stream, get{Seq: after + 1})
+			switch {
+			case err != nil:
+				return 0, err // where there is none, one is on its way to a majority
+			case m.header.Get(headerCall) == call:
+				return end, nil
 			}
-			if n > 1 {
-				h[headerBatch], h[headerBatchSequence] = []string{batch}, []string{strconv.Itoa(i + 1)}
-			}
-			m := &nats.Msg{Subject: subjects[i], Header: h, Data: data(i)}
-			if i < n-1 {
-				if err := s.nc.PublishMsg(m); err != nil {
-					return nil, fmt.Errorf("%w: %w", nats.ErrReconnectBufExceeded, err) // without its end a batch is dropped
-				}
-				continue
-			}
-			if n > 1 {
-				h[headerBatchCommit] = []string{"1"}
-			}
-			return s.once(ctx, m, try)
-		}
-		return nil, nil
-	}
-	settled := func(ctx context.Context, call string) (verdict, uint64, error) {
-		m, err := s.leader(ctx, stream, after+1, "")
-		switch {
-		case errors.Is(err, errNoMessage):
-			return notSeen, 0, nil // it may be on its way to a majority
-		case err != nil:
-			return 0, 0, err
-		case m.header.Get(headerCall) == call:
-			return isStored, after + uint64(n), nil
-		}
-		return isRefused, 0, nil
-	}
-	seq, refused, err := s.write(ctx, try, settled)
+			return 0, fmt.Errorf("%w: another was sooner", store.ErrConflict)
+		})
 	switch {
-	case err != nil:
-		return err
-	case refused != nil:
-		return fmt.Errorf("%w: partition %d does not end at %d: %w", store.ErrConflict, p, after, refused)
-	case seq != after+uint64(n):
+	case errors.Is(err, store.ErrConflict):
+		return fmt.Errorf("partition %d does not end at %d: %w", p, after, err)
+	case err == nil && seq != end:
 		return fmt.Errorf("%w: stream %s stored behind %d has sequence %d", store.ErrCorrupt, stream, after, seq)
 	}
-	s.tell(stream, seq)
-	return nil
+	return err
 }
 
 // Skip implements [store.Store].
 func (s *Store) Skip(ctx context.Context, p int, last uint64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
 	t, err := s.tail(ctx, s.logStream(p))
-	if err != nil {
+	if err != nil || t.LastSeq >= last {
 		return err
 	}
-	return s.skip(ctx, p, t.last, last)
+	return s.skip(ctx, p, t.LastSeq, last)
 }
 
 // skip has the stream go on behind last. An empty stream is moved there; one that
-// is not gets fillers, which are removed later.
+// is not gets fillers, which are removed at once.
 func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
-	t, err := s.tail(ctx, s.logStream(p))
-	if err != nil {
+	switch t, err := s.tail(ctx, s.logStream(p)); {
+	case err != nil:
 		return err
+	case t.LastSeq != after:
+		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.LastSeq, after)
+	case t.Msgs == 0:
+		return s.purge(ctx, s.logStream(p), purge{Before: last + 1})
 	}
-	if t.last != after {
-		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.last, after)
-	}
-	if t.last >= last {
-		return nil
-	}
-	if t.records == 0 {
-		return s.purge(ctx, s.logStream(p), "", last+1)
-	}
-	s.mu.Lock()
-	s.gaps[p] = true
-	s.mu.Unlock()
 	for after < last {
-		subjects := make([]string, min(maxBatch, last-after))
-		for i := range subjects {
-			subjects[i] = s.logSubject(p) + filler
+		msgs := make([]*nats.Msg, min(maxBatch, last-after))
+		for i := range msgs {
+			msgs[i] = &nats.Msg{Subject: s.logSubject(p) + filler, Header: nats.Header{}}
 		}
-		if err := s.publish(ctx, p, after, subjects, func(int) []byte { return nil }); err != nil {
+		if err := s.append(ctx, p, after, msgs); err != nil {
 			return err
 		}
-		after += uint64(len(subjects))
+		after += uint64(len(msgs))
 	}
-	return nil
+	return s.removeFillers(ctx, p)
 }
 
-// removeFillers removes what skip put there.
 func (s *Store) removeFillers(ctx context.Context, p int) error {
-	if err := s.purge(ctx, s.logStream(p), s.logSubject(p)+filler, 0); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.gaps, p)
-	return nil
+	return s.purge(ctx, s.logStream(p), purge{Subject: s.logSubject(p) + filler})
 }
 
-// purge removes the messages of a subject, or all before a sequence.
-func (s *Store) purge(ctx context.Context, stream, subject string, before uint64) error {
-	body, err := json.Marshal(struct {
-		Filter string `json:"filter,omitempty"`
-		Before uint64 `json:"seq,omitempty"`
-	}{subject, before})
-	if err == nil {
-		_, err = s.ask(ctx, apiPurge+stream, body)
-	}
-	return err
+// purge says what is to be removed: the messages of a subject, or all before a
+// sequence.
+type purge struct {
+	Subject string `json:"filter,omitempty"`
+	Before  uint64 `json:"seq,omitempty"`
+}
+
+func (s *Store) purge(ctx context.Context, stream string, what purge) error {
+	return s.ask(ctx, apiPurge+stream, what, nil)
 }
 
 // erase removes one message and has the servers overwrite it in their files; one
 // that is not there is no error.
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
-	_, err := s.ask(ctx, apiDelete+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
-	if api := (*apiError)(nil); errors.As(err, &api) && (api.Code == 404 || api.ErrCode == 10057 || api.ErrCode == 10043) {
-		if _, err := s.leader(ctx, stream, seq, ""); errors.Is(err, errNoMessage) {
+	err := s.ask(ctx, apiDelete+stream, get{Seq: seq}, nil)
+	if apiErrorOf(err) != nil {
+		if _, err := s.leader(ctx, stream, get{Seq: seq}); errors.Is(err, jetstream.ErrMsgNotFound) {
 			return nil
 		}
 	}
@@ -330,10 +260,6 @@ func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
 // Replace implements [store.Store]. What remains is stored first, then the record
 // is erased.
 func (s *Store) Replace(ctx context.Context, p int, records []store.Record) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
 	for _, r := range records {
 		if err := s.replace(ctx, p, r); err != nil {
 			return fmt.Errorf("record %d of partition %d: %w", r.Sequence, p, err)
@@ -347,32 +273,37 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 		return fmt.Errorf("%w: %d bytes, the limit is %d", store.ErrTooLarge, len(r.Data), s.cfg.MaxPayload)
 	}
 	stream := s.logStream(p)
-	old, err := s.leader(ctx, stream, r.Sequence, "")
-	erased := errors.Is(err, errNoMessage)
+	old, err := s.leader(ctx, stream, get{Seq: r.Sequence})
+	erased := errors.Is(err, jetstream.ErrMsgNotFound)
 	if erased {
-		old, err = s.leader(ctx, s.remainsStream(), 0, s.remainsOf(p, r.Sequence))
+		old, err = s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, r.Sequence)})
 	}
-	if errors.Is(err, errNoMessage) {
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return store.ErrNotFound
 	}
 	if err != nil {
 		return err
 	}
-	if _, ok, err := s.first(ctx, p); err == nil && !ok {
-		var t tail
-		if t, err = s.tail(ctx, stream); err == nil {
-			err = s.setFirst(ctx, p, t.first)
+	switch first, err := s.first(ctx, p); {
+	case err != nil:
+		return err
+	case first == 0:
+		t, err := s.tail(ctx, stream)
+		if err == nil {
+			err = s.keepNumber(ctx, s.firstOf(p), t.FirstSeq)
 		}
 		if err != nil {
 			return err
 		}
-	} else if err != nil {
-		return err
 	}
 	h := nats.Header{}
-	if tag := s.record(old).Tag; tag != "" {
+	if tag := old.record().Tag; tag != "" {
 		h.Set(headerTag, tag)
-		if err := s.setNewest(ctx, p, tag, r.Sequence); err != nil {
+		newest, err := s.number64(ctx, s.newestOf(p, tag))
+		if err == nil && newest < r.Sequence {
+			err = s.keepNumber(ctx, s.newestOf(p, tag), r.Sequence)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -384,7 +315,8 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	}
 	// The server that is read from may come to it later than the leader.
 	for range behindTries {
-		if gone, err := s.replicaLacks(ctx, stream, r.Sequence); err != nil || gone || !await(ctx, behindBy) {
+		ms, err := s.page(ctx, stream, get{Seq: r.Sequence, Batch: 1})
+		if err != nil || len(ms) == 0 || ms[0].seq != r.Sequence || !await(ctx, behindBy) {
 			return err
 		}
 	}
@@ -400,26 +332,23 @@ func (s *Store) keep(ctx context.Context, subject string, h nats.Header, data []
 	return s.erase(ctx, s.remainsStream(), before)
 }
 
+func (s *Store) keepNumber(ctx context.Context, subject string, seq uint64) error {
+	return s.keep(ctx, subject, nats.Header{}, strconv.AppendUint(nil, seq, 10))
+}
+
 // Remove implements [store.Store].
 func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
 	t, err := s.tail(ctx, s.logStream(p))
 	if err != nil {
 		return err
 	}
-	before = min(before, t.last+1) // the engine would move the end
-	first, has, err := s.first(ctx, p)
-	if err != nil {
-		return err
+	before = min(before, t.LastSeq+1) // the engine would move the end
+	first, err := s.first(ctx, p)
+	if err == nil && first != 0 && before > first {
+		err = s.keepNumber(ctx, s.firstOf(p), before)
 	}
-	if has && before > first {
-		err = s.setFirst(ctx, p, before)
-	}
-	if err == nil && before > t.first {
-		err = s.purge(ctx, s.logStream(p), "", before)
+	if err == nil && before > t.FirstSeq {
+		err = s.purge(ctx, s.logStream(p), purge{Before: before})
 	}
 	if err != nil {
 		return err
@@ -427,7 +356,7 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 	s.mu.Lock()
 	s.floors[p] = max(s.floors[p], before)
 	s.mu.Unlock()
-	if !has {
+	if first == 0 {
 		return nil
 	}
 	for seq := first; seq < before; seq = (seq/remainsBlock + 1) * remainsBlock {
@@ -441,12 +370,12 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 // removeRemains removes the remains of a block's records before a sequence.
 func (s *Store) removeRemains(ctx context.Context, p int, block, before uint64) error {
 	if (block+1)*remainsBlock <= before {
-		return s.purge(ctx, s.remainsStream(), s.remainsBlockOf(p, block)+".*", 0)
+		return s.purge(ctx, s.remainsStream(), purge{Subject: s.remainsBlockOf(p, block) + ".*"})
 	}
 	of, err := s.remains(ctx, p, block)
 	for seq := range of {
 		if err == nil && seq < before {
-			err = s.purge(ctx, s.remainsStream(), s.remainsOf(p, seq), 0)
+			err = s.purge(ctx, s.remainsStream(), purge{Subject: s.remainsOf(p, seq)})
 		}
 	}
 	return err
@@ -471,117 +400,73 @@ func (s *Store) newestOf(p int, tag string) string {
 	return fmt.Sprintf("%stag.%d.%s", s.remainsSubject(), p, tagToken(tag))
 }
 
-// number64 reads a sequence that the remains tell.
-func (s *Store) number64(ctx context.Context, subject string) (seq uint64, ok bool, err error) {
-	m, err := s.leader(ctx, s.remainsStream(), 0, subject)
-	if errors.Is(err, errNoMessage) {
-		return 0, false, nil
+// number64 reads a sequence that the remains tell; 0: they do not.
+func (s *Store) number64(ctx context.Context, subject string) (uint64, error) {
+	m, err := s.leader(ctx, s.remainsStream(), get{Last: subject})
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, nil
 	}
-	if err == nil {
-		seq, err = strconv.ParseUint(string(m.data), 10, 64)
+	if err != nil {
+		return 0, err
 	}
-	return seq, err == nil, err
+	return strconv.ParseUint(string(m.data), 10, 64)
 }
 
 // first is the sequence of a partition's first record, where something was erased;
-// else the stream itself tells it.
-func (s *Store) first(ctx context.Context, p int) (uint64, bool, error) {
+// else it is 0, and the stream itself tells it.
+func (s *Store) first(ctx context.Context, p int) (uint64, error) {
 	return s.number64(ctx, s.firstOf(p))
-}
-
-func (s *Store) setFirst(ctx context.Context, p int, seq uint64) error {
-	return s.keep(ctx, s.firstOf(p), nil, strconv.AppendUint(nil, seq, 10))
-}
-
-func (s *Store) setNewest(ctx context.Context, p int, tag string, seq uint64) error {
-	old, _, err := s.number64(ctx, s.newestOf(p, tag))
-	if err != nil || old >= seq {
-		return err
-	}
-	return s.keep(ctx, s.newestOf(p, tag), nil, strconv.AppendUint(nil, seq, 10))
 }
 
 // put stores a message as the last of its subject. expect is what must be the
 // last one, nil: whatever is. before is the one that was.
 //
-// Without expect it asks for what is there all the same: what a frozen server
-// still has of this call could else be stored over a later value.
+// Without expect it looks what is there all the same: what a frozen server still
+// has of this call could else be stored over a later value.
 func (s *Store) put(
 	ctx context.Context, stream, subject string, h nats.Header, data []byte, expect *uint64,
 ) (seq, before uint64, err error) {
+	settled := func(ctx context.Context, call string) (uint64, error) {
+		m, err := s.leader(ctx, stream, get{Last: subject})
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return 0, fmt.Errorf("%w: the value is gone since", store.ErrUnknown)
+		case err != nil:
+			return 0, err
+		case m.header.Get(headerCall) == call:
+			return m.seq, nil
+		case m.seq == before:
+			return 0, errNotYet
+		case m.header.Get(jetstream.ExpectedLastSubjSeqHeader) == strconv.FormatUint(before, 10):
+			return 0, fmt.Errorf("%w: another replaced the same value", store.ErrConflict)
+		}
+		return 0, fmt.Errorf("%w: the value was replaced since", store.ErrUnknown)
+	}
 	if expect != nil {
 		before = *expect
 	}
-	for {
-		try := func(ctx context.Context, call string, n int) (*nats.Msg, error) {
-			m := &nats.Msg{Subject: subject, Header: make(nats.Header, len(h)+2), Data: data}
-			for k, v := range h {
-				m.Header[k] = v
-			}
-			m.Header[headerExpectSubject] = []string{strconv.FormatUint(before, 10)}
-			m.Header[headerCall] = []string{call}
-			return s.once(ctx, m, n)
-		}
-		settled := func(ctx context.Context, call string) (verdict, uint64, error) {
-			m, err := s.leader(ctx, stream, 0, subject)
+	for look := expect == nil; ; look = true {
+		if look {
+			there, err := s.leader(ctx, stream, get{Last: subject})
 			switch {
-			case errors.Is(err, errNoMessage):
-				return isUnclear, 0, nil
+			case errors.Is(err, jetstream.ErrMsgNotFound):
+				there = &stored{}
 			case err != nil:
 				return 0, 0, err
-			case m.header.Get(headerCall) == call:
-				return isStored, m.seq, nil
-			case m.seq == before:
-				return notSeen, 0, nil
-			case m.header.Get(headerExpectSubject) == strconv.FormatUint(before, 10):
-				return isRefused, 0, nil // it took the place of the same one
 			}
-			return isUnclear, 0, nil
+			// One that is to be the first may follow a removal.
+			if expect != nil && there.seq != 0 && !there.removal() {
+				return 0, 0, fmt.Errorf("%w: there is a value already", store.ErrConflict)
+			}
+			before = there.seq
 		}
-		seq, refused, err := s.write(ctx, try, settled)
-		if err != nil {
-			return 0, 0, err
+		msg := &nats.Msg{Subject: subject, Header: h, Data: data}
+		seq, err = s.publish(ctx, stream, jetstream.ExpectedLastSubjSeqHeader, before, []*nats.Msg{msg}, settled)
+		if !errors.Is(err, store.ErrConflict) || expect != nil && *expect != 0 {
+			return seq, before, err
 		}
-		if refused == nil {
-			s.tell(stream, seq)
-			return seq, before, nil
-		}
-		there, err := s.leader(ctx, stream, 0, subject)
-		switch {
-		case errors.Is(err, errNoMessage):
-			there = &stored{}
-		case err != nil:
-			return 0, 0, err
-		}
-		// One that is to be the first may follow a removal.
-		if expect != nil && (*expect != 0 || there.seq != 0 && !there.removal()) {
-			return 0, 0, fmt.Errorf("%w: %w", store.ErrConflict, refused)
-		}
-		if there.seq == before && !await(ctx, firstPause) { // another is under way
+		if !await(ctx, firstPause) { // another is under way
 			return 0, 0, fmt.Errorf("%w: %w", store.ErrBusy, ctx.Err())
 		}
-		before = there.seq
 	}
-}
-
-// Scrub implements [store.Store], as far as that is possible: see the package's
-// documentation. Values past their end are erased.
-func (s *Store) Scrub(ctx context.Context, now time.Time) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	var ended []uint64
-	err := s.pages(ctx, s.stateStream(), s.stateSubject()+">", 1, endless, func(m *stored) bool {
-		if until := m.until(); !until.IsZero() && !until.After(now) {
-			ended = append(ended, m.seq)
-		}
-		return true
-	})
-	for _, seq := range ended {
-		if err == nil {
-			err = s.erase(ctx, s.stateStream(), seq)
-		}
-	}
-	return err
 }
