@@ -87,7 +87,9 @@ type outage struct {
 
 const remindEvery = time.Minute
 
-func (o *outage) begin(why error) {
+// begin notes that no server answers. It reports that none has for leaveAfter, a
+// time which begins anew then.
+func (o *outage) begin(why error) (silent bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.now()
@@ -99,6 +101,10 @@ func (o *outage) begin(why error) {
 		o.said, o.owed = now, true
 		o.log.Warn("the NATS servers do not answer; they are asked again", "since", o.since, "err", why)
 	}
+	if silent = now.Sub(o.heard) >= leaveAfter; silent {
+		o.heard = now
+	}
+	return silent
 }
 
 // answered notes that a server has answered.
@@ -112,18 +118,6 @@ func (o *outage) answered() {
 	}
 }
 
-// silent reports whether no server has answered for a time, which begins anew.
-func (o *outage) silent(d time.Duration) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	now := o.now()
-	if now.Sub(o.heard) < d {
-		return false
-	}
-	o.heard = now
-	return true
-}
-
 func (o *outage) state() (since time.Time, why error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,8 +127,7 @@ func (o *outage) state() (since time.Time, why error) {
 // unanswered notes that a request was not answered, and leaves a server that has
 // answered none for a while.
 func (s *Store) unanswered(err error) {
-	s.outage.begin(err)
-	if !s.nc.IsConnected() || len(s.nc.Servers()) < 2 || !s.outage.silent(leaveAfter) {
+	if !s.outage.begin(err) || !s.nc.IsConnected() || len(s.nc.Servers()) < 2 {
 		return
 	}
 	if err := s.nc.ForceReconnect(); err != nil {
@@ -153,7 +146,7 @@ func (s *Store) Healthy() error {
 	}
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
-		if err := s.once(s.ctx, &nats.Msg{Subject: apiInfo + s.stateStream()}, 0, nil); err != nil {
+		if err := s.once(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()}, nil); err != nil {
 			s.cfg.Log.Debug("NATS", "err", err)
 		}
 	}()
@@ -218,15 +211,18 @@ func notSent(err error) bool {
 		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload)
 }
 
-// once sends a request and waits for the answer, not for long: what is sent while
-// a stream has no leader is answered by nobody. Each try may take longer than those
-// before it, for the servers may also be slow.
-func (s *Store) once(ctx context.Context, m *nats.Msg, try int, answer any) error {
+// patience is how long a try waits for its answer, not long: what is sent while a
+// stream has no leader is answered by nobody. Later tries may take longer, for the
+// servers may also be slow.
+func (s *Store) patience(try int) time.Duration { return s.cfg.answerWithin * time.Duration(1+try/8) }
+
+// once sends a request and waits for the answer.
+func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg, answer any) error {
 	if !s.enter() {
 		return store.ErrClosed
 	}
 	defer s.calls.Done()
-	once, done := context.WithTimeout(ctx, s.cfg.answerWithin*time.Duration(1+try/8))
+	once, done := context.WithTimeout(ctx, within)
 	defer done()
 	a, err := s.nc.RequestMsgWithContext(once, m)
 	if err == nil {
@@ -262,20 +258,28 @@ func decode(data []byte, answer any) error {
 
 // ask requests something that may be asked again, until there is an answer.
 func (s *Store) ask(ctx context.Context, subject string, body, answer any) error {
-	return s.askWithin(ctx, s.cfg.Timeout, subject, body, answer)
+	return s.askFor(ctx, s.cfg.Timeout, 0, subject, body, answer)
 }
 
-func (s *Store) askWithin(ctx context.Context, d time.Duration, subject string, body, answer any) (err error) {
+// set is ask for what a hub does when it starts: streams are made more slowly, and
+// servers that start too have to find their leaders.
+func (s *Store) set(ctx context.Context, subject string, body, answer any) error {
+	return s.askFor(ctx, settlesWithin, 8, subject, body, answer)
+}
+
+func (s *Store) askFor(
+	ctx context.Context, within time.Duration, firstTry int, subject string, body, answer any,
+) (err error) {
 	m := &nats.Msg{Subject: subject}
 	if body != nil {
 		if m.Data, err = json.Marshal(body); err != nil {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, d)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for try := range tries(ctx) {
-		err = s.once(ctx, m, try, answer)
+		err = s.once(ctx, s.patience(firstTry+try), m, answer)
 		if subject == apiAccount && errors.Is(err, nats.ErrNoResponders) {
 			err = jetstream.ErrJetStreamNotEnabled
 		}

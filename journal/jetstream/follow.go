@@ -16,7 +16,7 @@ const (
 	followPause    = 100 * time.Millisecond
 	followExpiry   = 10 * time.Second
 	heartbeatEvery = time.Second // it is missed after two
-	consumerKept   = time.Minute // by a server that cannot be told that it is not needed
+	consumerKept   = time.Minute // by a server, when it is followed no more
 )
 
 // follow calls fn for the messages of a stream behind after, and begins anew
@@ -65,7 +65,6 @@ func (s *Store) followOnce(
 	if err != nil {
 		return err
 	}
-	defer func() { go s.unfollow(stream, c.CachedInfo().Name) }()
 	it, err := c.Messages(jetstream.PullExpiry(followExpiry), jetstream.PullHeartbeat(heartbeatEvery),
 		jetstream.WithMessagesErrOnMissingHeartbeat(true))
 	if err != nil {
@@ -95,16 +94,6 @@ func (s *Store) followOnce(
 		}
 		*after = m.seq
 		s.tell(stream, m.seq)
-	}
-}
-
-// unfollow has the servers forget a consumer, which they do by themselves after a
-// while.
-func (s *Store) unfollow(stream, consumer string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*s.cfg.answerWithin)
-	defer cancel()
-	if err := s.js.DeleteConsumer(ctx, stream, consumer); err != nil {
-		s.cfg.Log.Debug("a consumer is left to the servers", "stream", stream, "err", err)
 	}
 }
 

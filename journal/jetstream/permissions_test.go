@@ -25,7 +25,7 @@ func permissions(prefix string, streams ...string) *server.Permissions {
 		publish = append(publish,
 			"$JS.API.STREAM.CREATE."+s, "$JS.API.STREAM.INFO."+s, "$JS.API.STREAM.PURGE."+s,
 			"$JS.API.STREAM.MSG.GET."+s, "$JS.API.STREAM.MSG.DELETE."+s, "$JS.API.DIRECT.GET."+s,
-			"$JS.API.CONSUMER.CREATE."+s+".*", "$JS.API.CONSUMER.DELETE."+s+".*", "$JS.API.CONSUMER.MSG.NEXT."+s+".*")
+			"$JS.API.CONSUMER.CREATE."+s+".*", "$JS.API.CONSUMER.MSG.NEXT."+s+".*")
 	}
 	return &server.Permissions{
 		Publish:   &server.SubjectPermission{Allow: publish},

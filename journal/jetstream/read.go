@@ -113,18 +113,17 @@ const (
 // Reading goes in pages: one request, many answers of the nearest server that has
 // the stream, no consumer that it would have to keep.
 const (
-	firstPage   = 512
-	largestPage = 8192
-	pageBytes   = 4 << 20
-	endless     = math.MaxUint64
+	pageSize  = 1024
+	pageBytes = 4 << 20
+	endless   = math.MaxUint64
 )
 
 // messages gives a stream's messages of a filter from seq to last. Where a page is
 // empty, the leader has the last word.
 func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
 	return func(yield func(*stored, error) bool) {
-		for size := uint64(firstPage); seq <= last; size = min(2*size, largestPage) {
-			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: min(size, last-seq+1), MaxBytes: pageBytes})
+		for seq <= last {
+			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: min(pageSize, last-seq+1), MaxBytes: pageBytes})
 			if err == nil && len(ms) == 0 {
 				var m *stored
 				m, err = s.leader(ctx, stream, get{Seq: seq, Next: filter})
@@ -268,9 +267,7 @@ func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(stor
 		}
 		last = min(last, t.LastSeq)
 	}
-	s.mu.Lock()
-	next = max(next, s.floors[p], 1)
-	s.mu.Unlock()
+	next = max(next, 1)
 	for m, err := range s.messages(ctx, stream, s.logSubject(p)+">", next, last) {
 		if err != nil {
 			return 0, err
@@ -339,7 +336,7 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 		return store.Record{}, err
 	}
 	// Asked afterwards: of what is erased meanwhile this tells already.
-	erased, err := s.number64(ctx, s.newestOf(p, tag))
+	erased, err := s.number(ctx, s.newestOf(p, tag))
 	if err != nil {
 		return store.Record{}, err
 	}
@@ -356,7 +353,6 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 	if m.seq == 0 {
 		return store.Record{}, fmt.Errorf("%w: tag %q in partition %d", store.ErrNotFound, tag, p)
 	}
-	s.tell(s.logStream(p), m.seq)
 	return m.record(), nil
 }
 

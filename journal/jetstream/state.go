@@ -92,7 +92,6 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error
 	if err != nil {
 		return store.Value{}, err
 	}
-	s.tell(s.stateStream(), m.seq)
 	_, v, _ := s.value(m) // the subject is the key's
 	return v, nil
 }

@@ -71,16 +71,15 @@ type Store struct {
 	nc     *nats.Conn
 	js     jetstream.JetStream
 	run    string // marks what this Store appends
-	number atomic.Uint64
+	called atomic.Uint64
 	outage outage
 	ctx    context.Context // ends with the Store
 	cancel context.CancelFunc
 
 	calls sync.WaitGroup
 
-	mu     sync.Mutex
-	told   map[string]uint64 // the last sequence of a stream that a call has told
-	floors map[int]uint64    // of a partition everything before was removed
+	mu   sync.Mutex
+	told map[string]uint64 // the last sequence of a stream that a call has told
 }
 
 var _ store.Store = (*Store)(nil)
@@ -105,10 +104,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{
-		cfg: cfg, run: nuid.Next()[:14],
-		told: make(map[string]uint64), floors: make(map[int]uint64),
-	}
+	s := &Store{cfg: cfg, run: nuid.Next()[:14], told: make(map[string]uint64)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -132,7 +128,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		return nil, err
 	}
-	if err := s.askWithin(ctx, settlesWithin, apiAccount, nil, nil); err != nil {
+	if err := s.set(ctx, apiAccount, nil, nil); err != nil {
 		return nil, fmt.Errorf("JetStream is not enabled on %s for this account: %w", s.server(), err)
 	}
 	if s.cfg.Replicas == 0 {
@@ -232,12 +228,12 @@ func (s *Store) find(
 	var err error
 	for range tries(ctx) {
 		var x jetstream.StreamInfo
-		if err = s.askWithin(ctx, settlesWithin, apiInfo+c.Name, nil, &x); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		if err = s.set(ctx, apiInfo+c.Name, nil, &x); !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return &x, err
 		}
 		var known struct{ Streams []string }
 		subject := map[string]string{"subject": c.Subjects[0]}
-		if err := s.askWithin(ctx, settlesWithin, apiNames, subject, &known); err != nil {
+		if err := s.set(ctx, apiNames, subject, &known); err != nil {
 			return nil, err
 		}
 		if len(known.Streams) == 0 && missed.Err() != nil {
@@ -316,7 +312,7 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	}
 	for _, c := range s.streams(m) {
 		var x jetstream.StreamInfo
-		err := s.askWithin(ctx, settlesWithin, apiCreate+c.Name, c, &x)
+		err := s.set(ctx, apiCreate+c.Name, c, &x)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
 			return s.sooner(ctx, c.Name, "is there with other settings")
@@ -354,26 +350,18 @@ func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	}
 	all := s.streams(m)
 	state := all[len(all)-1]
-	return s.askWithin(ctx, settlesWithin, apiUpdate+state.Name, state, nil)
+	return s.set(ctx, apiUpdate+state.Name, state, nil)
 }
 
 // lacks refuses a server that did not take a setting, because it does not know
 // it.
 func lacks(got, want jetstream.StreamConfig) error {
-	feature := ""
-	switch {
-	case want.AllowAtomicPublish && !got.AllowAtomicPublish:
-		feature = "atomic batch publish (NATS server 2.12 or later)"
-	case want.AllowMsgTTL && !got.AllowMsgTTL:
-		feature = "time to live per message (NATS server 2.11 or later)"
-	case want.AllowDirect && !got.AllowDirect:
-		feature = "direct get"
-	case got.DenyDelete || got.DenyPurge:
-		feature = "the deletion of messages"
-	default:
-		return nil
+	if got.AllowAtomicPublish != want.AllowAtomicPublish || got.AllowMsgTTL != want.AllowMsgTTL || !got.AllowDirect ||
+		got.DenyDelete || got.DenyPurge {
+		return fmt.Errorf("stream %s lacks atomic batch publish, time to live per message, direct get or the deletion "+
+			"of messages; use NATS server 2.12 or later", want.Name)
 	}
-	return fmt.Errorf("stream %s lacks %s; use a later server", want.Name, feature)
+	return nil
 }
 
 // Exclusive implements [store.Store].

@@ -31,25 +31,17 @@ const (
 	maxBatchBytes = 8 << 20
 )
 
-// settle says what became of earlier attempts of a call that were not answered,
-// when another is refused because the last sequence is not the expected one: one
-// was stored, with a sequence; ErrConflict, none was or ever will be; ErrUnknown;
-// every other error: that is not clear yet.
-type settle func(ctx context.Context, call string) (uint64, error)
-
-var errNotYet = errors.New("it is not there yet")
-
 // publish has messages stored, several as one batch, and gives the last sequence.
-// Only the first says what it is to follow; see the package's documentation why each
-// by itself, with what it would follow then, would not do. What names that can be
-// tried again without harm.
+// Only the first says what it is to follow, in the stream or under its subject; see
+// the package's documentation why each by itself, with what it would follow then,
+// would not do. What names that can be tried again without harm.
 func (s *Store) publish(
-	ctx context.Context, stream, expect string, after uint64, msgs []*nats.Msg, settled settle,
+	ctx context.Context, stream string, place place, after uint64, msgs []*nats.Msg,
 ) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	call := s.run + strconv.FormatUint(s.number.Add(1), 36)
-	msgs[0].Header.Set(expect, strconv.FormatUint(after, 10))
+	call := s.run + strconv.FormatUint(s.called.Add(1), 36)
+	msgs[0].Header.Set(string(place), strconv.FormatUint(after, 10))
 	msgs[0].Header.Set(headerCall, call)
 	maybe := false // an attempt may have been stored, or may yet be
 	give := func(err error) (uint64, error) {
@@ -72,7 +64,7 @@ func (s *Store) publish(
 		case api == nil:
 			maybe = maybe || !notSent(err)
 		case conflicts(api) && maybe:
-			seq, looked := settled(ctx, call)
+			seq, looked := s.settle(ctx, stream, place, after, msgs, call)
 			if looked == nil {
 				s.tell(stream, seq)
 			}
@@ -86,6 +78,39 @@ func (s *Store) publish(
 		}
 	}
 	return give(fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err())))
+}
+
+// A place is the header that says what a message is to follow.
+type place string
+
+const (
+	inStream     place = jetstream.ExpectedLastSeqHeader
+	underSubject place = jetstream.ExpectedLastSubjSeqHeader
+)
+
+// settle says what became of attempts of a call that were not answered, when
+// another is refused because the last sequence is not the expected one: one was
+// stored; ErrConflict, none was or ever will be; ErrUnknown; every other error: that
+// is not clear yet.
+func (s *Store) settle(
+	ctx context.Context, stream string, place place, after uint64, msgs []*nats.Msg, call string,
+) (uint64, error) {
+	at := get{Seq: after + 1}
+	if place == underSubject {
+		at = get{Last: msgs[0].Subject}
+	}
+	m, err := s.leader(ctx, stream, at)
+	switch {
+	case err != nil:
+		return 0, err // where there is none, one is on its way to a majority
+	case m.header.Get(headerCall) == call:
+		return m.seq + uint64(len(msgs)) - 1, nil
+	case m.seq == after:
+		return 0, errors.New("what is to be replaced is there still")
+	case place == inStream || m.header.Get(string(place)) == strconv.FormatUint(after, 10):
+		return 0, fmt.Errorf("%w: another has its place", store.ErrConflict)
+	}
+	return 0, fmt.Errorf("%w: the value was replaced since", store.ErrUnknown)
 }
 
 // conflicts reports that the last sequence is another, of what is stored or of
@@ -110,7 +135,7 @@ func (s *Store) send(ctx context.Context, msgs []*nats.Msg, call string, try int
 			}
 		}
 	}
-	return s.once(ctx, end, try, ack)
+	return s.once(ctx, s.patience(try), end, ack)
 }
 
 // Subjects of a partition's messages.
@@ -177,17 +202,7 @@ func (s *Store) group(p int, after uint64, records []store.Record) (msgs []*nats
 // append has messages stored behind after, all or none.
 func (s *Store) append(ctx context.Context, p int, after uint64, msgs []*nats.Msg) error {
 	stream, end := s.logStream(p), after+uint64(len(msgs))
-	seq, err := s.publish(ctx, stream, jetstream.ExpectedLastSeqHeader, after, msgs,
-		func(ctx context.Context, call string) (uint64, error) {
-			m, err := s.leader(ctx, stream, get{Seq: after + 1})
-			switch {
-			case err != nil:
-				return 0, err // where there is none, one is on its way to a majority
-			case m.header.Get(headerCall) == call:
-				return end, nil
-			}
-			return 0, fmt.Errorf("%w: another was sooner", store.ErrConflict)
-		})
+	seq, err := s.publish(ctx, stream, inStream, after, msgs)
 	switch {
 	case errors.Is(err, store.ErrConflict):
 		return fmt.Errorf("partition %d does not end at %d: %w", p, after, err)
@@ -215,7 +230,7 @@ func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
 	case t.LastSeq != after:
 		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.LastSeq, after)
 	case t.Msgs == 0:
-		return s.purge(ctx, s.logStream(p), purge{Before: last + 1})
+		return s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Sequence: last + 1})
 	}
 	for after < last {
 		msgs := make([]*nats.Msg, min(maxBatch, last-after))
@@ -231,17 +246,11 @@ func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
 }
 
 func (s *Store) removeFillers(ctx context.Context, p int) error {
-	return s.purge(ctx, s.logStream(p), purge{Subject: s.logSubject(p) + filler})
+	return s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Subject: s.logSubject(p) + filler})
 }
 
-// purge says what is to be removed: the messages of a subject, or all before a
-// sequence.
-type purge struct {
-	Subject string `json:"filter,omitempty"`
-	Before  uint64 `json:"seq,omitempty"`
-}
-
-func (s *Store) purge(ctx context.Context, stream string, what purge) error {
+// purge removes the messages of a subject, or all before a sequence.
+func (s *Store) purge(ctx context.Context, stream string, what jetstream.StreamPurgeRequest) error {
 	return s.ask(ctx, apiPurge+stream, what, nil)
 }
 
@@ -299,7 +308,7 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	h := nats.Header{}
 	if tag := old.record().Tag; tag != "" {
 		h.Set(headerTag, tag)
-		newest, err := s.number64(ctx, s.newestOf(p, tag))
+		newest, err := s.number(ctx, s.newestOf(p, tag))
 		if err == nil && newest < r.Sequence {
 			err = s.keepNumber(ctx, s.newestOf(p, tag), r.Sequence)
 		}
@@ -313,10 +322,15 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	if err := s.erase(ctx, stream, r.Sequence); err != nil {
 		return err
 	}
-	// The server that is read from may come to it later than the leader.
+	return s.absent(ctx, stream, r.Sequence, r.Sequence+1)
+}
+
+// absent returns when the server that is read from has no message from a sequence
+// to before another: it may come to an erasure later than the leader.
+func (s *Store) absent(ctx context.Context, stream string, from, before uint64) error {
 	for range behindTries {
-		ms, err := s.page(ctx, stream, get{Seq: r.Sequence, Batch: 1})
-		if err != nil || len(ms) == 0 || ms[0].seq != r.Sequence || !await(ctx, behindBy) {
+		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
+		if err != nil || len(ms) == 0 || ms[0].seq >= before || !await(ctx, behindBy) {
 			return err
 		}
 	}
@@ -348,16 +362,13 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 		err = s.keepNumber(ctx, s.firstOf(p), before)
 	}
 	if err == nil && before > t.FirstSeq {
-		err = s.purge(ctx, s.logStream(p), purge{Before: before})
+		err = s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Sequence: before})
 	}
-	if err != nil {
+	if err == nil {
+		err = s.absent(ctx, s.logStream(p), 1, before)
+	}
+	if err != nil || first == 0 {
 		return err
-	}
-	s.mu.Lock()
-	s.floors[p] = max(s.floors[p], before)
-	s.mu.Unlock()
-	if first == 0 {
-		return nil
 	}
 	for seq := first; seq < before; seq = (seq/remainsBlock + 1) * remainsBlock {
 		if err := s.removeRemains(ctx, p, seq/remainsBlock, before); err != nil {
@@ -370,12 +381,12 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 // removeRemains removes the remains of a block's records before a sequence.
 func (s *Store) removeRemains(ctx context.Context, p int, block, before uint64) error {
 	if (block+1)*remainsBlock <= before {
-		return s.purge(ctx, s.remainsStream(), purge{Subject: s.remainsBlockOf(p, block) + ".*"})
+		return s.purge(ctx, s.remainsStream(), jetstream.StreamPurgeRequest{Subject: s.remainsBlockOf(p, block) + ".*"})
 	}
 	of, err := s.remains(ctx, p, block)
 	for seq := range of {
 		if err == nil && seq < before {
-			err = s.purge(ctx, s.remainsStream(), purge{Subject: s.remainsOf(p, seq)})
+			err = s.purge(ctx, s.remainsStream(), jetstream.StreamPurgeRequest{Subject: s.remainsOf(p, seq)})
 		}
 	}
 	return err
@@ -400,8 +411,8 @@ func (s *Store) newestOf(p int, tag string) string {
 	return fmt.Sprintf("%stag.%d.%s", s.remainsSubject(), p, tagToken(tag))
 }
 
-// number64 reads a sequence that the remains tell; 0: they do not.
-func (s *Store) number64(ctx context.Context, subject string) (uint64, error) {
+// number reads a sequence that the remains tell; 0: they do not.
+func (s *Store) number(ctx context.Context, subject string) (uint64, error) {
 	m, err := s.leader(ctx, s.remainsStream(), get{Last: subject})
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return 0, nil
@@ -415,7 +426,7 @@ func (s *Store) number64(ctx context.Context, subject string) (uint64, error) {
 // first is the sequence of a partition's first record, where something was erased;
 // else it is 0, and the stream itself tells it.
 func (s *Store) first(ctx context.Context, p int) (uint64, error) {
-	return s.number64(ctx, s.firstOf(p))
+	return s.number(ctx, s.firstOf(p))
 }
 
 // put stores a message as the last of its subject. expect is what must be the
@@ -426,22 +437,6 @@ func (s *Store) first(ctx context.Context, p int) (uint64, error) {
 func (s *Store) put(
 	ctx context.Context, stream, subject string, h nats.Header, data []byte, expect *uint64,
 ) (seq, before uint64, err error) {
-	settled := func(ctx context.Context, call string) (uint64, error) {
-		m, err := s.leader(ctx, stream, get{Last: subject})
-		switch {
-		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return 0, fmt.Errorf("%w: the value is gone since", store.ErrUnknown)
-		case err != nil:
-			return 0, err
-		case m.header.Get(headerCall) == call:
-			return m.seq, nil
-		case m.seq == before:
-			return 0, errNotYet
-		case m.header.Get(jetstream.ExpectedLastSubjSeqHeader) == strconv.FormatUint(before, 10):
-			return 0, fmt.Errorf("%w: another replaced the same value", store.ErrConflict)
-		}
-		return 0, fmt.Errorf("%w: the value was replaced since", store.ErrUnknown)
-	}
 	if expect != nil {
 		before = *expect
 	}
@@ -461,7 +456,7 @@ func (s *Store) put(
 			before = there.seq
 		}
 		msg := &nats.Msg{Subject: subject, Header: h, Data: data}
-		seq, err = s.publish(ctx, stream, jetstream.ExpectedLastSubjSeqHeader, before, []*nats.Msg{msg}, settled)
+		seq, err = s.publish(ctx, stream, underSubject, before, []*nats.Msg{msg})
 		if !errors.Is(err, store.ErrConflict) || expect != nil && *expect != 0 {
 			return seq, before, err
 		}

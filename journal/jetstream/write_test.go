@@ -358,11 +358,11 @@ func TestOutage(t *testing.T) {
 	if want := []string{silent, silent, silent, back}; fmt.Sprint(log.text) != fmt.Sprint(want) {
 		t.Errorf("log: %q", log.text)
 	}
-	if o.silent(leaveAfter) {
+	if o.begin(nats.ErrTimeout) {
 		t.Error("it answered just now")
 	}
 	now = now.Add(leaveAfter)
-	if !o.silent(leaveAfter) || o.silent(leaveAfter) {
+	if !o.begin(nats.ErrTimeout) || o.begin(nats.ErrTimeout) {
 		t.Error("silence is told once")
 	}
 }
