@@ -58,7 +58,7 @@ type get struct {
 }
 
 // leader reads one message from a stream's leader, for another server may lag
-// behind, or gives jetstream.ErrMsgNotFound.
+// behind. Where there is none, its sequence is 0.
 func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, error) {
 	var x struct {
 		Message struct {
@@ -68,39 +68,18 @@ func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, 
 			Data    []byte `json:"data"`
 		} `json:"message"`
 	}
-	if err := s.ask(ctx, apiGet+stream, which, &x); err != nil {
+	err := s.ask(ctx, apiGet+stream, which, &x)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return &stored{}, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	m := &stored{subject: x.Message.Subject, seq: x.Message.Seq, data: x.Message.Data}
-	var err error
 	if len(x.Message.Header) > 0 {
 		m.header, err = nats.DecodeHeadersMsg(x.Message.Header)
 	}
 	return m, err
-}
-
-// tail is a stream's state as its leader knows it.
-func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
-	// A new leader may be behind what the one before it, or another server, has
-	// given out.
-	for range behindTries {
-		var x jetstream.StreamInfo
-		if err := s.ask(ctx, apiInfo+stream, nil, &x); err != nil {
-			return t, err
-		}
-		if t = x.State; t.Msgs == 0 {
-			t.FirstSeq = t.LastSeq + 1
-		}
-		if t.LastSeq >= s.toldOf(stream) {
-			s.tell(stream, t.LastSeq)
-			return t, nil
-		}
-		if !await(ctx, behindBy) {
-			return t, ctx.Err()
-		}
-	}
-	return t, fmt.Errorf("%w: stream %s ends at %d, and ended at %d before: the servers lost records, "+
-		"or their leader has not caught up", store.ErrBusy, stream, t.LastSeq, s.toldOf(stream))
 }
 
 // A server that lags behind is asked again so often, with such a pause: what it
@@ -109,6 +88,61 @@ const (
 	behindBy    = 5 * time.Millisecond
 	behindTries = 400
 )
+
+// catchUp returns when a server that has a stream has caught up.
+func catchUp(ctx context.Context, stream string, caughtUp func() (bool, error)) error {
+	for range behindTries {
+		if done, err := caughtUp(); done || err != nil {
+			return err
+		}
+		if !await(ctx, behindBy) {
+			return ctx.Err()
+		}
+	}
+	return fmt.Errorf("%w: a server that has stream %s lags behind, or the servers lost messages", store.ErrBusy, stream)
+}
+
+// tail is a stream's state as its leader knows it. A new leader may be behind what
+// the one before it, or another server, has given out.
+func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
+	err = catchUp(ctx, stream, func() (bool, error) {
+		var x jetstream.StreamInfo
+		err := s.ask(ctx, apiInfo+stream, nil, &x)
+		t = x.State
+		return t.LastSeq >= s.toldOf(stream), err
+	})
+	if t.Msgs == 0 {
+		t.FirstSeq = t.LastSeq + 1
+	}
+	if err == nil {
+		s.tell(stream, t.LastSeq)
+	}
+	return t, err
+}
+
+// fresh returns when the server that is read from has what the leader has.
+func (s *Store) fresh(ctx context.Context, stream string) error {
+	if _, err := s.tail(ctx, stream); err != nil {
+		return err
+	}
+	return catchUp(ctx, stream, func() (bool, error) {
+		m, err := s.leader(ctx, stream, get{Last: ">"})
+		if err != nil || m.seq == 0 {
+			return true, err
+		}
+		ms, err := s.page(ctx, stream, get{Seq: m.seq, Batch: 1})
+		return len(ms) > 0, err
+	})
+}
+
+// absent returns when the server that is read from has no message from a sequence
+// to before another: it may come to an erasure later than the leader.
+func (s *Store) absent(ctx context.Context, stream string, from, before uint64) error {
+	return catchUp(ctx, stream, func() (bool, error) {
+		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
+		return len(ms) == 0 || ms[0].seq >= before, err
+	})
+}
 
 // Reading goes in pages: one request, many answers of the nearest server that has
 // the stream, no consumer that it would have to keep.
@@ -126,11 +160,10 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: min(pageSize, last-seq+1), MaxBytes: pageBytes})
 			if err == nil && len(ms) == 0 {
 				var m *stored
-				m, err = s.leader(ctx, stream, get{Seq: seq, Next: filter})
+				if m, err = s.leader(ctx, stream, get{Seq: seq, Next: filter}); err == nil && m.seq == 0 {
+					return
+				}
 				ms = []*stored{m}
-			}
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
-				return
 			}
 			if err != nil {
 				yield(nil, err)
@@ -231,26 +264,6 @@ func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, er
 	return m, err
 }
 
-// fresh returns when the server that is read from has what the leader has.
-func (s *Store) fresh(ctx context.Context, stream string) error {
-	for range behindTries {
-		m, err := s.leader(ctx, stream, get{Last: ">"})
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if ms, err := s.page(ctx, stream, get{Seq: m.seq, Batch: 1}); err != nil || len(ms) > 0 {
-			return err
-		}
-		if !await(ctx, behindBy) {
-			return ctx.Err()
-		}
-	}
-	return fmt.Errorf("%w: a server that has stream %s lags behind", store.ErrBusy, stream)
-}
-
 // Read implements [store.Store].
 func (s *Store) Read(ctx context.Context, p int, first, last uint64, fn func(store.Record) bool) error {
 	_, err := s.read(ctx, p, first, last, fn)
@@ -292,7 +305,7 @@ func (s *Store) fill(
 	if next >= before {
 		return true, nil
 	}
-	first, err := s.first(ctx, p)
+	first, err := s.number(ctx, s.firstOf(p))
 	if err != nil || first == 0 {
 		return true, err
 	}
@@ -329,9 +342,6 @@ func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]*s
 // Tagged implements [store.Store].
 func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, error) {
 	m, err := s.leader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		m, err = &stored{}, nil
-	}
 	if err != nil {
 		return store.Record{}, err
 	}
@@ -342,12 +352,12 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 	}
 	if erased > m.seq {
 		r, err := s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, erased)})
-		switch {
-		case err == nil:
+		if err != nil {
+			return store.Record{}, err
+		}
+		if r.seq != 0 { // else it was removed
 			m = r
 			m.seq = erased
-		case !errors.Is(err, jetstream.ErrMsgNotFound): // else it was removed
-			return store.Record{}, err
 		}
 	}
 	if m.seq == 0 {
@@ -363,7 +373,7 @@ func (s *Store) Span(ctx context.Context, p int) (store.Span, error) {
 		return store.Span{}, err
 	}
 	out := store.Span{First: t.FirstSeq, Last: t.LastSeq, Records: t.Msgs, Bytes: t.Bytes}
-	first, err := s.first(ctx, p)
+	first, err := s.number(ctx, s.firstOf(p))
 	if err != nil || first == 0 {
 		return out, err
 	}

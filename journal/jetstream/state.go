@@ -86,11 +86,11 @@ func (s *Store) values(ctx context.Context, filter string, fn func(bucket string
 // Get implements [store.Store].
 func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error) {
 	m, err := s.leader(ctx, s.stateStream(), get{Last: s.keySubject(bucket, key)})
-	if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && m.removal() {
-		return store.Value{}, fmt.Errorf("%w: key %q in %q", store.ErrNotFound, key, bucket)
-	}
 	if err != nil {
 		return store.Value{}, err
+	}
+	if m.seq == 0 || m.removal() {
+		return store.Value{}, fmt.Errorf("%w: key %q in %q", store.ErrNotFound, key, bucket)
 	}
 	_, v, _ := s.value(m) // the subject is the key's
 	return v, nil

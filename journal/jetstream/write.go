@@ -102,11 +102,11 @@ func (s *Store) settle(
 	m, err := s.leader(ctx, stream, at)
 	switch {
 	case err != nil:
-		return 0, err // where there is none, one is on its way to a majority
+		return 0, err
 	case m.header.Get(headerCall) == call:
 		return m.seq + uint64(len(msgs)) - 1, nil
-	case m.seq == after:
-		return 0, errors.New("what is to be replaced is there still")
+	case m.seq == 0 || m.seq == after:
+		return 0, errors.New("what has its place is on its way to a majority")
 	case place == inStream || m.header.Get(string(place)) == strconv.FormatUint(after, 10):
 		return 0, fmt.Errorf("%w: another has its place", store.ErrConflict)
 	}
@@ -259,7 +259,7 @@ func (s *Store) purge(ctx context.Context, stream string, what jetstream.StreamP
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
 	err := s.ask(ctx, apiDelete+stream, get{Seq: seq}, nil)
 	if apiErrorOf(err) != nil {
-		if _, err := s.leader(ctx, stream, get{Seq: seq}); errors.Is(err, jetstream.ErrMsgNotFound) {
+		if m, err := s.leader(ctx, stream, get{Seq: seq}); err == nil && m.seq == 0 {
 			return nil
 		}
 	}
@@ -283,27 +283,25 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	}
 	stream := s.logStream(p)
 	old, err := s.leader(ctx, stream, get{Seq: r.Sequence})
-	erased := errors.Is(err, jetstream.ErrMsgNotFound)
+	erased := err == nil && old.seq == 0
 	if erased {
 		old, err = s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, r.Sequence)})
 	}
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return store.ErrNotFound
+	if err == nil && old.seq == 0 {
+		err = store.ErrNotFound
 	}
 	if err != nil {
 		return err
 	}
-	switch first, err := s.first(ctx, p); {
-	case err != nil:
-		return err
-	case first == 0:
-		t, err := s.tail(ctx, stream)
-		if err == nil {
+	first, err := s.number(ctx, s.firstOf(p))
+	if err == nil && first == 0 {
+		var t jetstream.StreamState
+		if t, err = s.tail(ctx, stream); err == nil {
 			err = s.keepNumber(ctx, s.firstOf(p), t.FirstSeq)
 		}
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	h := nats.Header{}
 	if tag := old.record().Tag; tag != "" {
@@ -323,18 +321,6 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 		return err
 	}
 	return s.absent(ctx, stream, r.Sequence, r.Sequence+1)
-}
-
-// absent returns when the server that is read from has no message from a sequence
-// to before another: it may come to an erasure later than the leader.
-func (s *Store) absent(ctx context.Context, stream string, from, before uint64) error {
-	for range behindTries {
-		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
-		if err != nil || len(ms) == 0 || ms[0].seq >= before || !await(ctx, behindBy) {
-			return err
-		}
-	}
-	return nil
 }
 
 // keep puts a message into the remains, and erases the ones before it.
@@ -357,7 +343,7 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 		return err
 	}
 	before = min(before, t.LastSeq+1) // the engine would move the end
-	first, err := s.first(ctx, p)
+	first, err := s.number(ctx, s.firstOf(p))
 	if err == nil && first != 0 && before > first {
 		err = s.keepNumber(ctx, s.firstOf(p), before)
 	}
@@ -405,6 +391,8 @@ func (s *Store) remainsOf(p int, seq uint64) string {
 	return s.remainsBlockOf(p, seq/remainsBlock) + "." + strconv.FormatUint(seq, 10)
 }
 
+// firstOf is where the sequence of a partition's first record is kept, once something
+// was erased; before that the stream itself tells it.
 func (s *Store) firstOf(p int) string { return fmt.Sprintf("%sfirst.%d", s.remainsSubject(), p) }
 
 func (s *Store) newestOf(p int, tag string) string {
@@ -414,19 +402,10 @@ func (s *Store) newestOf(p int, tag string) string {
 // number reads a sequence that the remains tell; 0: they do not.
 func (s *Store) number(ctx context.Context, subject string) (uint64, error) {
 	m, err := s.leader(ctx, s.remainsStream(), get{Last: subject})
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return 0, nil
-	}
-	if err != nil {
+	if err != nil || m.seq == 0 {
 		return 0, err
 	}
 	return strconv.ParseUint(string(m.data), 10, 64)
-}
-
-// first is the sequence of a partition's first record, where something was erased;
-// else it is 0, and the stream itself tells it.
-func (s *Store) first(ctx context.Context, p int) (uint64, error) {
-	return s.number(ctx, s.firstOf(p))
 }
 
 // put stores a message as the last of its subject. expect is what must be the
@@ -443,10 +422,7 @@ func (s *Store) put(
 	for look := expect == nil; ; look = true {
 		if look {
 			there, err := s.leader(ctx, stream, get{Last: subject})
-			switch {
-			case errors.Is(err, jetstream.ErrMsgNotFound):
-				there = &stored{}
-			case err != nil:
+			if err != nil {
 				return 0, 0, err
 			}
 			// One that is to be the first may follow a removal.
