@@ -276,13 +276,21 @@ func (s *Store) askFor(
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	for try := range tries(ctx) {
-		err = s.once(ctx, s.patience(firstTry+try), m, answer)
+	return again(ctx, within, func(ctx context.Context, try int) error {
+		err := s.once(ctx, s.patience(firstTry+try), m, answer)
 		if subject == apiAccount && errors.Is(err, nats.ErrNoResponders) {
 			err = jetstream.ErrJetStreamNotEnabled
 		}
+		return err
+	})
+}
+
+// again tries what may be tried again, until there is an answer.
+func again(ctx context.Context, within time.Duration, do func(ctx context.Context, try int) error) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for try := range tries(ctx) {
+		err = do(ctx, try)
 		if api := apiErrorOf(err); err == nil || errors.Is(err, store.ErrClosed) || api != nil && !temporary(api) {
 			return err
 		}

@@ -53,17 +53,19 @@
 // # Reading
 //
 // Pages come from the nearest server that has the stream, which may lag behind.
-// Where a page ends, the leader has the last word; what this store has told before
-// is waited for. Get, Tagged and Span ask the leader. Follow and FollowState have a
-// consumer in one server's memory, and make another one when its heartbeats stay
-// away. Of changes of one key that follow each other at once FollowState may tell
-// only the last: the servers keep one value of each key.
+// Where a page is empty, the leader has the last word; what this store has told
+// before is waited for, and Range waits until that server has what the leader has.
+// Get, Tagged and Span ask the leader. Follow and FollowState have a consumer in one
+// server's memory, and make another one when its heartbeats stay away; a server drops
+// the old one after a minute. Of changes of one key that follow each other at once
+// FollowState may tell only the last: the servers keep one value of each key.
 //
 // # What erasure leaves
 //
 // Replace stores the remains, then has the record's message overwritten: when it
 // returns, by the leader and the server that is read from, and by the others as they
-// come to it. What is not erased at once:
+// come to it. Where that server does not come to it within two seconds, Replace gives
+// an error, and may be repeated. What is not erased at once:
 //
 //   - The log by which the servers replicate a stream (its raft group, below _js_)
 //     has the message until the server has made a snapshot of the stream and dropped

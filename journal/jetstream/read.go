@@ -181,27 +181,18 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 
 // page asks for one page, again while nobody answers. Where some of it did not
 // come, it is what came before that.
-func (s *Store) page(ctx context.Context, stream string, which get) ([]*stored, error) {
+func (s *Store) page(ctx context.Context, stream string, which get) (ms []*stored, err error) {
 	body, err := json.Marshal(which)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	for range tries(ctx) {
-		var ms []*stored
-		ms, err = s.pageOnce(ctx, stream, body)
-		if err == nil || len(ms) > 0 {
-			return ms, nil
+	err = again(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
+		if ms, err = s.pageOnce(ctx, stream, body); len(ms) > 0 {
+			return nil
 		}
-		if errors.Is(err, store.ErrClosed) || apiErrorOf(err) != nil {
-			return nil, err
-		}
-		if ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, errGap) {
-			s.unanswered(err)
-		}
-	}
-	return nil, fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+		return err
+	})
+	return ms, err
 }
 
 // errGap: something that was sent did not come, as when a connection is lost.
@@ -255,11 +246,14 @@ func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, er
 	if m, err := sub.NextMsg(1); !errors.Is(err, nats.ErrTimeout) {
 		return m, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
+	within, cancel := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
 	defer cancel()
-	m, err := sub.NextMsgWithContext(ctx)
-	if err == nil {
+	m, err := sub.NextMsgWithContext(within)
+	switch {
+	case err == nil:
 		s.outage.answered()
+	case ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders):
+		s.unanswered(err)
 	}
 	return m, err
 }

@@ -268,6 +268,41 @@ func TestLeaderIsBehind(t *testing.T) {
 	}
 }
 
+// TestLagging: a server that is read from and lags behind the leader is waited
+// for, both for what was stored and for what was erased.
+func TestLagging(t *testing.T) {
+	x := newStage(t)
+	x.plays(apiInfo+"S", func(int, *nats.Msg) string { return `{"state":{"first_seq":1,"last_seq":7,"messages":7}}` })
+	x.plays(apiGet+"S", func(int, *nats.Msg) string { return holds("s", 7) })
+	asked, has := 0, false
+	if _, err := x.nc.Subscribe(apiDirect+"S", func(m *nats.Msg) {
+		if asked++; asked%3 == 0 {
+			has = !has
+		}
+		a := nats.NewMsg(m.Reply)
+		a.Header.Set("Status", "404")
+		if has {
+			a.Header = nats.Header{"Nats-Subject": {"s"}, "Nats-Sequence": {"7"}, "Nats-Last-Sequence": {"0"}}
+		}
+		end := nats.NewMsg(m.Reply)
+		end.Header = nats.Header{"Status": {"204"}, "Nats-Last-Sequence": {"7"}}
+		if err := errors.Join(x.nc.PublishMsg(a), x.nc.PublishMsg(end)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.fresh(t.Context(), "S"); err != nil || asked != 3 {
+		t.Errorf("%v, asked %d times for what it does not have yet", err, asked)
+	}
+	if err := x.absent(t.Context(), "S", 7, 8); err != nil || asked != 6 {
+		t.Errorf("%v, asked %d times for what it still has", err, asked-3)
+	}
+}
+
 // TestPagesAskedAgain: where no replica hands out pages just now, they are asked
 // for again, and a page of which something does not come goes on from there.
 func TestPagesAskedAgain(t *testing.T) {

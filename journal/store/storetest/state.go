@@ -39,6 +39,20 @@ func testState(t *testing.T, b *bench) {
 	b.hasNot("agents", "ann")
 	b.has("agents", "bob", "", r2)
 	b.has("other", "ann", "3", r4)
+	b.buckets("agents", "other")
+	_, err = b.Delete(t.Context(), "other", "ann", &r4)
+	b.must(err)
+	b.buckets("agents")
+}
+
+// buckets are those that hold values, in any order.
+func (b *bench) buckets(want ...string) {
+	b.Helper()
+	got, err := b.Buckets(b.Context())
+	b.must(err)
+	if slices.Sort(got); !slices.Equal(got, want) {
+		b.Fatalf("buckets %q, want %q", got, want)
+	}
 }
 
 func testStateExpect(t *testing.T, b *bench) {
