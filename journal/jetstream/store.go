@@ -225,10 +225,10 @@ func (s *Store) find(
 	defer cancel()
 	missed, stop := context.WithTimeout(ctx, missing)
 	defer stop()
-	var err error
 	for range tries(ctx) {
 		var x jetstream.StreamInfo
-		if err = s.set(ctx, apiInfo+c.Name, nil, &x); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		err := s.set(ctx, apiInfo+c.Name, nil, &x)
+		if !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return &x, err
 		}
 		var known struct{ Streams []string }
@@ -237,10 +237,10 @@ func (s *Store) find(
 			return nil, err
 		}
 		if len(known.Streams) == 0 && missed.Err() != nil {
-			break
+			return nil, err
 		}
 	}
-	return nil, err
+	return nil, fmt.Errorf("%w: stream %s is not there yet: %w", store.ErrBusy, c.Name, ctx.Err())
 }
 
 // Meta implements [store.Store].

@@ -178,14 +178,22 @@ func TestFindAsksTheLeader(t *testing.T) {
 		"not yet, lost":  {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
 		"leaderless":     {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
 		"not permitted":  {[]string{`{"error":{"code":500,"err_code":10000}}`}, nil, &jetstream.APIError{ErrorCode: 10000}},
+		"never":          {[]string{missing}, []string{there}, store.ErrBusy},
 		"without leader": {[]string{noLeader, `{"config":{"name":"S"}}`}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			x := newStage(t)
 			x.plays(apiInfo+"S", func(n int, _ *nats.Msg) string { return c.infos[min(n, len(c.infos))-1] })
-			x.plays(apiNames, func(n int, _ *nats.Msg) string { return c.names[min(n, len(c.names))-1] })
-			info, err := x.find(t.Context(), x.config("S", "s."), 0)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			x.plays(apiNames, func(n int, _ *nats.Msg) string {
+				if name == "never" && n == 3 {
+					cancel()
+				}
+				return c.names[min(n, len(c.names))-1]
+			})
+			info, err := x.find(ctx, x.config("S", "s."), 0)
 			if !errors.Is(err, c.want) || c.want == nil && info.Config.Name != "S" {
 				t.Errorf("%+v, %v, want %v", info, err, c.want)
 			}
