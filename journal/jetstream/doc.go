@@ -53,7 +53,7 @@
 // # Reading
 //
 // Pages come from the nearest server that has the stream, which may lag behind.
-// Where a page is empty, the leader has the last word; what this store has told
+// Where a page is not full, the leader has the last word; what this store has told
 // before is waited for, and Range waits until that server has what the leader has.
 // Get, Tagged and Span ask the leader. Follow and FollowState have a consumer in one
 // server's memory, and make another one when its heartbeats stay away; a server drops

@@ -122,16 +122,17 @@ func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamStat
 
 // fresh returns when the server that is read from has what the leader has.
 func (s *Store) fresh(ctx context.Context, stream string) error {
-	if _, err := s.tail(ctx, stream); err != nil {
+	t, err := s.tail(ctx, stream)
+	if err != nil || t.LastSeq == 0 {
 		return err
 	}
 	return catchUp(ctx, stream, func() (bool, error) {
-		m, err := s.leader(ctx, stream, get{Last: ">"})
-		if err != nil || m.seq == 0 {
+		ms, err := s.page(ctx, stream, get{Seq: t.LastSeq, Batch: 1})
+		if err != nil || len(ms) > 0 {
 			return true, err
 		}
-		ms, err := s.page(ctx, stream, get{Seq: m.seq, Batch: 1})
-		return len(ms) > 0, err
+		m, err := s.leader(ctx, stream, get{Seq: t.LastSeq, Next: ">"})
+		return err == nil && m.seq == 0, err // it was removed since
 	})
 }
 
@@ -153,24 +154,27 @@ const (
 )
 
 // messages gives a stream's messages of a filter from seq to last. Where a page is
-// empty, the leader has the last word.
+// not full, the leader has the last word.
 func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
 	return func(yield func(*stored, error) bool) {
 		for seq <= last {
-			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: min(pageSize, last-seq+1), MaxBytes: pageBytes})
-			if err == nil && len(ms) == 0 {
-				var m *stored
-				if m, err = s.leader(ctx, stream, get{Seq: seq, Next: filter}); err == nil && m.seq == 0 {
-					return
+			size := min(pageSize, last-seq+1)
+			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: size, MaxBytes: pageBytes})
+			if n := len(ms); err == nil && n < int(size) {
+				next := seq
+				if n > 0 {
+					next = ms[n-1].seq + 1
 				}
-				ms = []*stored{m}
+				var m *stored
+				m, err = s.leader(ctx, stream, get{Seq: next, Next: filter})
+				ms = append(ms, m)
 			}
 			if err != nil {
 				yield(nil, err)
 				return
 			}
 			for _, m := range ms {
-				if m.seq > last || !yield(m, nil) {
+				if m.seq == 0 || m.seq > last || !yield(m, nil) {
 					return
 				}
 				seq = m.seq + 1
