@@ -9,6 +9,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -339,13 +340,13 @@ func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]*s
 
 // Tagged implements [store.Store].
 func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, error) {
+	var erased uint64
+	var failed error
+	var other sync.WaitGroup // leases are renewed with it: both are asked at once
+	other.Go(func() { erased, failed = s.number(ctx, s.newestOf(p, tag)) })
 	m, err := s.leader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
-	if err != nil {
-		return store.Record{}, err
-	}
-	// Asked afterwards: of what is erased meanwhile this tells already.
-	erased, err := s.number(ctx, s.newestOf(p, tag))
-	if err != nil {
+	other.Wait()
+	if err = errors.Join(err, failed); err != nil {
 		return store.Record{}, err
 	}
 	if erased > m.seq {
