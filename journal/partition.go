@@ -67,23 +67,33 @@ func (h hash16) String() string { return base64.RawURLEncoding.EncodeToString(h[
 
 func targetOf(s *Step) target { return target{s.Message, unique.Make(s.To)} }
 
-// feed moves the view on by a record and tells the watchers; r is nil for a
-// lease. A record that was fed before is passed over.
-func (p *partition) feed(seq uint64, tag string, r *sealed) {
+// feed moves the view on by what was appended and tells the watchers. What was
+// fed before is passed over.
+func (p *partition) feed(ops ...*op) {
 	p.feedMu.Lock()
 	defer p.feedMu.Unlock()
-	if r != nil {
-		r.Position = Position{Partition: p.index, Sequence: seq}
-	}
-	if p.apply(seq, tag, r) && r != nil {
-		p.j.tell(r.Record)
+	for _, r := range p.applyAll(ops) {
+		p.j.tell(r)
 	}
 }
 
-// apply reports whether the record is new.
-func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
+// applyAll gives the records that are new.
+func (p *partition) applyAll(ops []*op) (fresh []*Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, o := range ops {
+		if o.rec != nil {
+			o.rec.Position = Position{Partition: p.index, Sequence: o.seq}
+		}
+		if p.apply(o.seq, o.tag, o.rec) && o.rec != nil {
+			fresh = append(fresh, o.rec.Record)
+		}
+	}
+	return fresh
+}
+
+// apply reports whether a record is new; r is nil for a lease.
+func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	if seq <= p.applied {
 		return false
 	}
@@ -214,6 +224,9 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
 	o := &op{rec: r, data: data, id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, fence: e.Fence}
+	if p.j.sealer.aead == nil {
+		o.about = about(r.Record)
+	}
 	if c := r.Chain; c != nil {
 		o.tag, o.after = chainTag(c.Name), c.After
 	}
@@ -223,7 +236,7 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 // admit checks an op against the view, as the last thing before it is appended,
 // and tells of the record that has its key already. Nothing of the view is behind
 // what the append expects, and what is ahead makes the append fail.
-func (p *partition) admit(o *op, g *group) (*Prior, error) {
+func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	if o.tag != "" {
 		switch head, err := p.head(p.j.ctx, o.tag); {
 		case err != nil:
@@ -349,7 +362,7 @@ func (p *partition) replay(x store.Record) error {
 	if r == nil {
 		p.landedLease(x)
 	}
-	p.feed(x.Sequence, x.Tag, r)
+	p.feed(&op{seq: x.Sequence, tag: x.Tag, rec: r})
 	return nil
 }
 

@@ -28,6 +28,7 @@ import (
 const (
 	trailerPlain  = 1
 	trailerSealed = 2
+	trailerSize   = 5 // of plain data
 	sealOverhead  = chacha20poly1305.Overhead + chacha20poly1305.NonceSizeX + 1
 )
 
@@ -131,11 +132,7 @@ func (p *partition) row(o *op, seq uint64) (store.Record, error) {
 	if err != nil {
 		return store.Record{}, err
 	}
-	x := store.Record{Sequence: seq, Tag: o.tag, Data: data}
-	if o.rec != nil && p.j.sealer.aead == nil {
-		x.About = about(o.rec.Record)
-	}
-	return x, nil
+	return store.Record{Sequence: seq, Tag: o.tag, Data: data, About: o.about}, nil
 }
 
 func about(r *Record) store.About {

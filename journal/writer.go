@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ type op struct {
 	id   opID
 	size int
 
+	about store.About
 	after uint64 // of a chain or lease: the last record with its tag
 	fence *Lease
 
@@ -53,10 +55,10 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// group is what a writer is about to commit, and what in it excludes others.
-type group struct {
-	ops     []*op
-	bytes   int
+// pending is what a writer has checked and the view does not hold yet: it lies in
+// the store, or is the next group. What it bears on waits until its end is known,
+// so that the next group holds whatever becomes of the one before.
+type pending struct {
 	opens   int
 	keys    map[hash16]bool
 	targets map[target]bool
@@ -64,20 +66,8 @@ type group struct {
 	long    map[hash16]int
 }
 
-func newGroup() group {
-	return group{keys: map[hash16]bool{}, targets: map[target]bool{}, tags: map[string]bool{}, long: map[hash16]int{}}
-}
-
-func (g *group) reset() {
-	g.ops, g.bytes, g.opens = g.ops[:0], 0, 0
-	clear(g.keys)
-	clear(g.targets)
-	clear(g.tags)
-	clear(g.long)
-}
-
-// free reports whether nothing in the group changes what o is checked against.
-func (g *group) free(o *op) bool {
+// free reports whether nothing pending changes what o is checked against.
+func (g *pending) free(o *op) bool {
 	if o.tag != "" && g.tags[o.tag] || o.fence != nil && g.tags[o.fence.tag] {
 		return false
 	}
@@ -87,21 +77,31 @@ func (g *group) free(o *op) bool {
 	if o.rec.Keyed && g.keys[o.rec.key] {
 		return false
 	}
-	if named := o.rec.targets(); named != nil && len(g.targets) > 0 {
-		for _, list := range [][]target{named.steps, named.opens} {
-			for _, t := range list {
-				if g.targets[t] {
-					return false
-				}
+	if len(g.targets) > 0 {
+		for t := range o.rec.targets().all {
+			if g.targets[t] {
+				return false
 			}
 		}
 	}
 	return true
 }
 
-func (g *group) add(o *op) {
-	g.ops = append(g.ops, o)
-	g.bytes += o.size
+// all gives the deliveries that a record opens or moves on; t is nil for none.
+func (t *targets) all(yield func(target) bool) {
+	if t == nil {
+		return
+	}
+	for _, list := range [][]target{t.steps, t.opens} {
+		for _, x := range list {
+			if !yield(x) {
+				return
+			}
+		}
+	}
+}
+
+func (g *pending) add(o *op) {
 	if o.tag != "" {
 		g.tags[o.tag] = true
 	}
@@ -116,20 +116,51 @@ func (g *group) add(o *op) {
 		}
 	}
 	g.opens += len(r.Open)
-	if named := r.targets(); named != nil {
-		for _, list := range [][]target{named.steps, named.opens} {
-			for _, t := range list {
-				g.targets[t] = true
-			}
-		}
+	for t := range r.targets().all {
+		g.targets[t] = true
 	}
 }
 
-// writer appends to one partition; of this process it is the only one.
+func (g *pending) remove(o *op) {
+	delete(g.tags, o.tag)
+	r := o.rec
+	if r == nil {
+		return
+	}
+	if r.Keyed {
+		delete(g.keys, r.key)
+		if g.long[r.sender]--; g.long[r.sender] <= 0 {
+			delete(g.long, r.sender)
+		}
+	}
+	g.opens -= len(r.Open)
+	for t := range r.targets().all {
+		delete(g.targets, t)
+	}
+}
+
+// group is what the store gets at once.
+type group struct {
+	ops     []*op
+	rows    []store.Record
+	after   uint64 // the record that it follows
+	bytes   int
+	unknown bool // the store could not say whether it recorded it
+	err     error
+}
+
+func (g *group) reset(after uint64) {
+	clear(g.rows)
+	*g = group{ops: g.ops[:0], rows: g.rows[:0], after: after}
+}
+
+// A writer appends to one partition; of this process it is the only one.
 //
 // It checks a group of entries against everything up to the last record it
-// knows, and has the store append the group behind that record. If another
-// process was sooner, it reads what is new and checks again.
+// knows, and has the store append the group behind that record. While the store
+// does so, the writer checks and seals the next group; it is appended as soon as
+// the one before has been recorded. If another process was sooner, the writer
+// reads what is new and checks again.
 type writer struct {
 	j *Journal
 	p *partition
@@ -137,20 +168,40 @@ type writer struct {
 	mu     sync.Mutex
 	queue  []*op
 	bytes  int
-	wake   chan struct{}
+	held   int // taken from the queue, and not in a group
+	busy   bool
 	closed bool
+	wake   chan struct{}
 
-	group    group
-	deferred []*op
-	rows     []store.Record
+	// Of the goroutine that runs:
+	waiting []*op // taken from the queue, and not in a group
+	pending pending
+	next    *group
+	flying  *group // nil: the store has none
+	spare   *group
+	out     chan *group // to the store
+	landed  chan *group // and back
 
 	appended atomic.Uint64
 	groups   atomic.Uint64
 }
 
 func newWriter(j *Journal, p *partition) *writer {
-	return &writer{j: j, p: p, wake: make(chan struct{}, 1), group: newGroup()}
+	return &writer{
+		j: j, p: p, wake: make(chan struct{}, 1), next: new(group), spare: new(group),
+		out: make(chan *group, 1), landed: make(chan *group, 1),
+		pending: pending{
+			keys: map[hash16]bool{}, targets: map[target]bool{}, tags: map[string]bool{}, long: map[hash16]int{},
+		},
+	}
 }
+
+// ahead is how many must wait for the writer to check them while the store has a
+// group. Fewer are not worth a change of goroutines.
+const (
+	ahead     = 32
+	giveWayTo = 64
+)
 
 // submit queues o and waits for its end.
 func (w *writer) submit(ctx context.Context, o *op) error {
@@ -159,19 +210,21 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 	o.done = make(chan struct{})
 	w.mu.Lock()
-	switch {
+	switch n := len(w.queue) + w.held; {
 	case w.closed:
 		w.mu.Unlock()
 		return fail(ErrClosed, "")
-	case len(w.queue) >= w.j.cfg.MaxQueued || w.bytes+o.size > w.j.cfg.MaxQueuedBytes && len(w.queue) > 0:
-		n := len(w.queue)
+	case n >= w.j.cfg.MaxQueued || w.bytes+o.size > w.j.cfg.MaxQueuedBytes && len(w.queue) > 0:
 		w.mu.Unlock()
 		return fail(ErrBusy, "%d appends wait for the disk; raise MaxQueued or slow the senders down", n)
 	}
 	w.queue = append(w.queue, o)
 	w.bytes += o.size
+	n, busy := len(w.queue), w.busy
 	w.mu.Unlock()
-	w.rouse()
+	if !busy && n == 1 || busy && n == ahead {
+		w.rouse()
+	}
 	select {
 	case <-o.done:
 		return o.err
@@ -197,51 +250,51 @@ func (w *writer) rouse() {
 
 // run writes until the writer is closed and its queue is empty.
 func (w *writer) run() {
-	for {
-		w.giveWay()
-		ops, closed := w.take()
-		if len(ops) == 0 {
-			if closed {
-				return
-			}
-			<-w.wake
-			continue
+	var storing sync.WaitGroup
+	storing.Go(func() {
+		for g := range w.out {
+			w.append(g)
+			w.landed <- g
 		}
-		for len(ops) > 0 {
-			after := w.p.position()
-			ops = w.gather(ops)
-			if len(w.group.ops) > 0 {
-				w.commit(w.group.ops, after)
+	})
+	defer storing.Wait()
+	defer close(w.out)
+	for {
+		if w.flying == nil {
+			w.giveWay()
+		}
+		closed := w.prepare()
+		switch {
+		case w.flying != nil:
+			select {
+			case <-w.wake:
+			case g := <-w.landed:
+				w.land(g)
 			}
-			if len(ops) > 0 {
-				more, _ := w.take()
-				ops = append(ops, more...)
-			}
+		case len(w.next.ops) > 0:
+			w.send()
+		case closed:
+			return
+		default:
+			<-w.wake
 		}
 	}
 }
 
 // giveWay lets the callers of the group before run first: those that append
-// again at once are then in the next group, and share its sync.
+// again at once are then in the next group, and share its sync. More than can be
+// checked while the store has a group do so in the next but one.
 func (w *writer) giveWay() {
 	for before := -1; ; {
 		w.mu.Lock()
 		n := len(w.queue)
 		w.mu.Unlock()
-		if n == before || n >= w.j.cfg.MaxBatch {
+		if n == before || n >= giveWayTo {
 			return
 		}
 		before = n
 		runtime.Gosched()
 	}
-}
-
-func (w *writer) take() (ops []*op, closed bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	ops, w.queue = w.queue, nil
-	w.bytes = 0
-	return ops, w.closed
 }
 
 func (w *writer) close() {
@@ -251,15 +304,30 @@ func (w *writer) close() {
 	w.rouse()
 }
 
-// gather makes a group of what may be committed at once, and gives the rest.
-func (w *writer) gather(ops []*op) (rest []*op) {
-	g := &w.group
-	g.reset()
+// prepare adds to the next group what may be in it.
+func (w *writer) prepare() (closed bool) {
+	w.mu.Lock()
+	w.waiting = append(w.waiting, w.queue...)
+	clear(w.queue)
+	w.queue, w.bytes, w.held, closed = w.queue[:0], 0, len(w.waiting), w.closed
+	w.mu.Unlock()
+	if len(w.waiting) == 0 {
+		return closed
+	}
+	g := w.next
+	switch {
+	case len(g.ops) > 0:
+	case w.flying != nil:
+		g.reset(w.flying.after + uint64(len(w.flying.ops)))
+	default:
+		g.reset(w.p.position())
+	}
 	refusal, reserveRefusal := w.j.admission()
-	w.deferred = w.deferred[:0]
-	for i, o := range ops {
+	rest := w.waiting[:0]
+	for i, o := range w.waiting {
 		if len(g.ops) > 0 && (len(g.ops) >= w.j.cfg.MaxBatch || g.bytes+o.size > w.j.cfg.MaxBatchBytes) {
-			return append(w.deferred, ops[i:]...)
+			rest = append(rest, w.waiting[i:]...)
+			break
 		}
 		if o.phase.Load() != opTaken && !o.phase.CompareAndSwap(opQueued, opTaken) {
 			continue
@@ -273,87 +341,144 @@ func (w *writer) gather(ops []*op) (rest []*op) {
 				continue
 			}
 		}
-		if !g.free(o) {
+		if !w.pending.free(o) {
 			o.phase.Store(opQueued)
-			w.deferred = append(w.deferred, o)
+			rest = append(rest, o)
 			continue
 		}
-		switch prior, err := w.admit(o); {
-		case err != nil:
-			o.finish(err)
-		case prior != nil:
+		prior, err := w.admit(o)
+		if prior == nil && err == nil {
+			err = w.add(g, o)
+		}
+		if prior != nil || err != nil {
 			o.prior = prior
-			o.finish(nil)
-		default:
-			g.add(o)
+			o.finish(err)
 		}
 	}
-	return w.deferred
+	clear(w.waiting[len(rest):])
+	w.waiting = rest
+	return closed
 }
 
 // admit checks an op. What seems to conflict here may have been made possible by
 // another node a moment ago.
 func (w *writer) admit(o *op) (*Prior, error) {
-	prior, err := w.p.admit(o, &w.group)
+	prior, err := w.p.admit(o, &w.pending)
 	if !o.checked && !w.j.store.Exclusive() && (errors.Is(err, ErrConflict) || errors.Is(err, ErrFenced)) {
 		o.checked = true
 		if err := w.p.catchUp(w.j.ctx); err != nil {
 			return nil, storeError(w.j.ctx, err)
 		}
-		return w.p.admit(o, &w.group)
+		return w.p.admit(o, &w.pending)
 	}
 	return prior, err
 }
 
-// commit appends ops behind a record, and finishes each of them.
-func (w *writer) commit(ops []*op, after uint64) {
-	w.j.gate.RLock() // a backup stops all writers at one point
-	defer w.j.gate.RUnlock()
-	w.groups.Add(1)
-	w.rows = w.rows[:0]
-	for i, o := range ops {
-		row, err := w.p.row(o, after+1+uint64(i))
-		if err != nil {
-			w.refuse(ops, err)
-			return
-		}
-		w.rows = append(w.rows, row)
+// add makes o the last of a group.
+func (w *writer) add(g *group, o *op) error {
+	row, err := w.p.row(o, g.after+1+uint64(len(g.ops)))
+	if err != nil {
+		return err
 	}
-	w.p.expect(ops)
-	defer w.p.expect(nil)
+	g.ops, g.rows = append(g.ops, o), append(g.rows, row)
+	g.bytes += o.size
+	w.pending.add(o)
+	return nil
+}
+
+// send gives the next group to the store, if there is one.
+func (w *writer) send() {
+	if len(w.next.ops) == 0 {
+		return
+	}
+	w.j.gate.RLock() // a backup stops all writers at one point
+	w.flying, w.next = w.next, w.spare
+	w.p.expect(w.flying.ops)
+	w.groups.Add(1)
+	w.setBusy(true)
+	w.out <- w.flying
+}
+
+func (w *writer) setBusy(busy bool) {
+	w.mu.Lock()
+	w.busy = busy
+	w.mu.Unlock()
+}
+
+// append has the store append a group.
+func (w *writer) append(g *group) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
-	unknown := false
+	defer func() {
+		if g.unknown {
+			g.rows = nil // the store may still read them
+		}
+	}()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		err := w.j.store.Append(ctx, w.p.index, after, w.rows)
+		g.err = w.j.store.Append(ctx, w.p.index, g.after, g.rows)
 		switch {
-		case err == nil:
-			for i, o := range ops {
-				w.appended.Add(1)
-				o.seq = after + 1 + uint64(i)
-				w.p.feed(o.seq, o.tag, o.rec)
-				o.finish(nil)
-			}
+		case g.err == nil || errors.Is(g.err, store.ErrConflict):
 			return
-		case errors.Is(err, store.ErrConflict):
-			w.overtaken(ctx, ops, unknown)
-			return
-		case errors.Is(err, store.ErrUnknown):
-			unknown = true
-			defer func() { w.rows = nil }() // the store may still read them
-		case !unknown:
-			w.refuse(ops, storeError(ctx, err))
+		case errors.Is(g.err, store.ErrUnknown):
+			g.unknown = true
+		case !g.unknown:
+			g.err = storeError(ctx, g.err)
 			return
 		}
 		// Nobody else writes to an exclusive store: it has failed for good.
 		if w.j.store.Exclusive() || !await(ctx, pause) {
-			w.refuse(ops, failBy(ErrUnknown, err, ""))
+			g.err = failBy(ErrUnknown, g.err, "")
 			return
 		}
 	}
 }
 
-func (w *writer) refuse(ops []*op, err error) {
+// land ends a group that the store has given back, and sends the next one. The
+// callers of the one run while the store has the other.
+func (w *writer) land(g *group) {
+	ops := g.ops
+	g.ops, w.spare = nil, g
+	for i, o := range ops {
+		w.pending.remove(o)
+		if g.err == nil {
+			o.seq = g.after + 1 + uint64(i)
+		}
+	}
+	if g.err == nil {
+		w.appended.Add(uint64(len(ops)))
+		w.p.feed(ops...)
+	}
+	w.flying = nil
+	w.setBusy(false)
+	w.j.gate.RUnlock()
+	if g.err != nil || w.next.after != w.p.position() { // it was made to follow this one
+		w.unmake()
+	}
+	switch {
+	case g.err == nil:
+		w.prepare()
+		if len(w.next.ops) >= ahead {
+			w.send()
+		}
+		w.finish(ops, nil)
+	case errors.Is(g.err, store.ErrConflict):
+		w.overtaken(ops, g.unknown)
+	default:
+		w.finish(ops, g.err)
+	}
+}
+
+// unmake takes the next group apart.
+func (w *writer) unmake() {
+	for _, o := range w.next.ops {
+		w.pending.remove(o)
+		o.phase.Store(opQueued)
+	}
+	w.waiting = append(slices.Clone(w.next.ops), w.waiting...)
+	w.next.reset(0)
+}
+
+func (w *writer) finish(ops []*op, err error) {
 	for _, o := range ops {
 		o.finish(err)
 	}
@@ -365,12 +490,14 @@ const maxTries = 80
 
 // overtaken reads what others have appended. Of ops whose outcome is unknown, it
 // finds those that were recorded; the others are checked and tried again.
-func (w *writer) overtaken(ctx context.Context, ops []*op, unknown bool) {
+func (w *writer) overtaken(ops []*op, unknown bool) {
+	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
+	defer cancel()
 	if err := w.p.catchUp(ctx); err != nil {
 		if err = storeError(ctx, err); unknown {
 			err = failBy(ErrUnknown, err, "")
 		}
-		w.refuse(ops, err)
+		w.finish(ops, err)
 		return
 	}
 	var again []*op
@@ -393,10 +520,7 @@ func (w *writer) overtaken(ctx context.Context, ops []*op, unknown bool) {
 	if tries := again[0].tries; tries > 1 {
 		await(ctx, time.Duration(tries)*time.Millisecond)
 	}
-	w.mu.Lock()
-	w.queue = append(again, w.queue...)
-	w.mu.Unlock()
-	w.rouse()
+	w.waiting = append(again, w.waiting...)
 }
 
 // await waits for a time, or gives false when ctx ends first.
