@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -39,116 +42,6 @@ const (
 	wireList
 )
 
-// Tags of a record.
-const (
-	tagTime = iota + 1
-	tagNode
-	tagRun
-	tagNumber
-	tagScope
-	tagKey
-	tagUntil
-	tagChain
-	tagAfter
-	tagMessage
-	tagOpening
-	tagStep
-	tagRefused
-	tagSender
-	tagErased
-	tagEnvelopeDigest
-	tagEnvelopeSize
-	tagLoss
-)
-
-// Tags of a message.
-const (
-	msgID = iota + 1
-	msgKind
-	msgState
-	msgNumber
-	msgError
-	msgFrom
-	msgTo
-	msgAudience
-	msgConversation
-	msgInReplyTo
-	msgSkill
-	msgAct
-	msgSchema
-	msgPart
-	msgSent
-	msgExpires
-	msgDeadline
-	msgTraceParent
-	msgTraceState
-	msgForeign
-	msgHop
-	msgExtension
-	msgOrigin
-)
-
-// Tags within the lists of a message.
-const (
-	partMediaType = iota + 1
-	partName
-	partInline // length of the next blob
-	partOffset // in the envelope
-	partLength // in the envelope
-	partURI
-	partDigest
-)
-
-const (
-	pairKey = iota + 1
-	pairValue
-)
-
-const (
-	originProtocol = iota + 1
-	originPeer
-	originAddress
-	originRaw // length of the first blob
-	originHeader
-	originReceived
-	originCheck
-	originKeyID
-	originAssurance
-)
-
-const (
-	checkName = iota + 1
-	checkOK
-	checkDetail
-)
-
-const (
-	openTo = iota + 1
-	openAttempt
-	openSync
-	openNotBefore
-)
-
-const (
-	stepMessage = iota + 1
-	stepTo
-	stepState
-	stepAttempt
-	stepNext
-	stepPostponed
-	stepReply
-	stepError
-	stepLoss
-)
-
-const (
-	errCode = iota + 1
-	errText
-	errRetryable
-	errAfter
-	errRef
-)
-
 // hash16 is what is kept of a replay key, a chain's name or a sender.
 type hash16 [16]byte
 
@@ -162,289 +55,183 @@ type sealed struct {
 	sender hash16 // of a key that outlives the window
 }
 
-type encoder struct {
-	b     []byte
-	blobs [][]byte
-	raw   []byte
-}
+// The fields of a record, with their tags. These functions are the form of a
+// record for both directions: a coder that writes writes what they name, and one
+// that reads sets it.
 
-func (e *encoder) key(tag, wire int) {
-	e.b = binary.AppendUvarint(e.b, uint64(tag<<2|wire))
-}
-
-func (e *encoder) uint(tag int, v uint64) {
-	if v != 0 {
-		e.key(tag, wireUint)
-		e.b = binary.AppendUvarint(e.b, v)
+func (c *coder) record(r *sealed) {
+	c.time(1, &r.Time)
+	text(c, 2, &r.Node)
+	number(c, 3, &r.run, math.MaxUint64)
+	number(c, 4, &r.number, math.MaxUint64)
+	text(c, 5, &r.Scope)
+	if c.reading && c.tag == 6 {
+		r.Keyed = true
 	}
-}
-
-func (e *encoder) present(tag int, v uint64) {
-	e.key(tag, wireUint)
-	e.b = binary.AppendUvarint(e.b, v)
-}
-
-func (e *encoder) bool(tag int, v bool) {
-	if v {
-		e.uint(tag, 1)
-	}
-}
-
-func (e *encoder) string(tag int, s string) {
-	if s != "" {
-		e.key(tag, wireBytes)
-		e.b = binary.AppendUvarint(e.b, uint64(len(s)))
-		e.b = append(e.b, s...)
-	}
-}
-
-func (e *encoder) each(tag int, s string) {
-	e.key(tag, wireBytes)
-	e.b = binary.AppendUvarint(e.b, uint64(len(s)))
-	e.b = append(e.b, s...)
-}
-
-func (e *encoder) id(tag int, id [16]byte) {
-	if id != [16]byte{} {
-		e.key(tag, wireBytes)
-		e.b = append(e.b, 16)
-		e.b = append(e.b, id[:]...)
-	}
-}
-
-func (e *encoder) time(tag int, t time.Time) {
-	if !t.IsZero() {
-		e.key(tag, wireTime)
-		e.b = binary.AppendVarint(e.b, t.Unix())
-		e.b = binary.AppendUvarint(e.b, uint64(t.Nanosecond()))
-	}
-}
-
-func (e *encoder) open(tag int) int {
-	e.key(tag, wireList)
-	e.b = append(e.b, 0, 0, 0, 0)
-	return len(e.b)
-}
-
-func (e *encoder) close(at int) {
-	binary.LittleEndian.PutUint32(e.b[at-4:], uint32(len(e.b)-at))
-}
-
-func (e *encoder) pairs(tag int, m map[string]string) {
-	if len(m) == 0 {
-		return
-	}
-	for _, k := range sorted(m) {
-		at := e.open(tag)
-		e.string(pairKey, k)
-		e.string(pairValue, m[k])
-		e.close(at)
-	}
-}
-
-func sorted[V any](m map[string]V) []string {
-	keys := make([]string, 0, 8) // most have fewer
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-// content writes where data is found: in the envelope, or a blob of its own.
-func (e *encoder) content(inline, offset, length int, data []byte) {
-	if data == nil {
-		return
-	}
-	if at, ok := within(e.raw, data); ok {
-		e.present(offset, uint64(at))
-		e.present(length, uint64(len(data)))
-		return
-	}
-	e.present(inline, uint64(len(data)))
-	e.blobs = append(e.blobs, data)
-}
-
-// within finds the place of part in whole when they share memory.
-func within(whole, part []byte) (int, bool) {
-	if len(part) == 0 || len(part) > len(whole) {
-		return 0, false
-	}
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(part))) - uintptr(unsafe.Pointer(unsafe.SliceData(whole)))
-	if at > uintptr(len(whole)-len(part)) {
-		return 0, false
-	}
-	return int(at), true
-}
-
-// encode writes a record. The log's sequence is not part of it.
-func encode(r *sealed) []byte {
-	size := 512 + len(r.Scope) + 64*(len(r.Open)+len(r.Steps))
-	if m := r.Message; m != nil {
-		size += 512 + len(m.Origin.Raw)
-		for i := range m.Parts {
-			size += 64
-			if _, shared := within(m.Origin.Raw, m.Parts[i].Data); !shared {
-				size += len(m.Parts[i].Data)
-			}
+	ident(c, 6, &r.key)
+	c.time(7, &r.Until)
+	ident(c, 14, &r.sender)
+	if c.part(r.Erased != nil, 15, 17) {
+		if r.Erased == nil {
+			r.Erased = new(Erased)
 		}
-		for _, v := range m.Extensions {
-			size += 64 + len(v)
+		number(c, 15, &r.Erased.Number, math.MaxUint64)
+		c.bytes(16, &r.Erased.Digest)
+		number(c, 17, &r.Erased.Size, math.MaxUint64)
+	}
+	if c.part(r.Chain != nil, 8, 9) {
+		if r.Chain == nil {
+			r.Chain = new(ChainLink)
 		}
+		c.anyText(8, &r.Chain.Name)
+		number(c, 9, &r.Chain.After, math.MaxUint64)
 	}
-	var first [4][]byte
-	e := encoder{b: make([]byte, recordHead, size), blobs: first[:0]}
-	e.b[0], e.b[1], e.b[2] = magic0, magic1, recordVersion
-	if m := r.Message; m != nil && m.Origin.Raw != nil {
-		e.raw = m.Origin.Raw
-		e.blobs = append(e.blobs, e.raw)
+	if c.reading && c.tag == 10 {
+		c.findEnvelope()
 	}
-	e.time(tagTime, r.Time)
-	e.string(tagNode, r.Node)
-	e.uint(tagRun, r.run)
-	e.uint(tagNumber, r.number)
-	e.string(tagScope, r.Scope)
-	e.id(tagKey, r.key)
-	e.time(tagUntil, r.Until)
-	e.id(tagSender, r.sender)
-	if x := r.Erased; x != nil {
-		e.uint(tagErased, x.Number)
-		e.string(tagEnvelopeDigest, string(x.Digest))
-		e.uint(tagEnvelopeSize, x.Size)
-	}
-	if r.Chain != nil {
-		e.each(tagChain, r.Chain.Name)
-		e.uint(tagAfter, r.Chain.After)
-	}
-	if r.Message != nil {
-		at := e.open(tagMessage)
-		e.message(r.Message)
-		e.close(at)
-	}
-	for i := range r.Open {
-		o := &r.Open[i]
-		at := e.open(tagOpening)
-		e.string(openTo, o.To)
-		e.uint(openAttempt, uint64(o.Attempt))
-		e.bool(openSync, o.Sync)
-		e.time(openNotBefore, o.NotBefore)
-		e.close(at)
-	}
-	for i := range r.Steps {
-		at := e.open(tagStep)
-		e.step(&r.Steps[i])
-		e.close(at)
-	}
-	e.failure(tagRefused, r.Refused)
-	e.losses(tagLoss, r.Losses)
-
-	binary.LittleEndian.PutUint32(e.b[3:], uint32(len(e.b)-recordHead))
-	for _, b := range e.blobs {
-		e.b = append(e.b, b...)
-	}
-	return e.b
+	pointer(c, 10, &r.Message, (*coder).message)
+	each(c, 11, &r.Open, (*coder).opening)
+	each(c, 12, &r.Steps, (*coder).step)
+	pointer(c, 13, &r.Refused, (*coder).failure)
+	each(c, 18, &r.Losses, (*coder).loss)
 }
 
-func (e *encoder) message(m *parley.Message) {
-	e.id(msgID, m.ID)
-	e.uint(msgKind, uint64(m.Kind))
-	e.uint(msgState, uint64(m.State))
-	e.uint(msgNumber, uint64(m.Number))
-	e.failure(msgError, m.Error)
-	e.string(msgFrom, m.From)
-	e.string(msgTo, m.To)
-	for _, a := range m.Audience {
-		e.each(msgAudience, a)
-	}
-	e.id(msgConversation, m.Conversation)
-	e.id(msgInReplyTo, m.InReplyTo)
-	e.string(msgSkill, m.Skill)
-	e.string(msgAct, m.Act)
-	e.string(msgSchema, m.Schema)
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		at := e.open(msgPart)
-		e.string(partMediaType, p.MediaType)
-		e.string(partName, p.Name)
-		e.content(partInline, partOffset, partLength, p.Data)
-		e.string(partURI, p.URI)
-		e.string(partDigest, p.Digest)
-		e.close(at)
-	}
-	e.time(msgSent, m.Sent)
-	e.time(msgExpires, m.Expires)
-	e.time(msgDeadline, m.Deadline)
-	e.string(msgTraceParent, m.Trace.Parent)
-	e.string(msgTraceState, m.Trace.State)
-	e.pairs(msgForeign, m.Trace.Foreign)
-	for _, h := range m.Hops {
-		e.each(msgHop, h)
-	}
-	if len(m.Extensions) > 0 {
-		for _, k := range sorted(m.Extensions) {
-			at := e.open(msgExtension)
-			e.string(partName, k)
-			e.content(partInline, partOffset, partLength, m.Extensions[k])
-			e.close(at)
-		}
-	}
-	at := e.open(msgOrigin)
-	o := &m.Origin
-	e.string(originProtocol, o.Protocol)
-	e.string(originPeer, o.Peer)
-	e.string(originAddress, o.Address)
-	if o.Raw != nil {
-		e.present(originRaw, uint64(len(o.Raw)))
-	}
-	e.pairs(originHeader, o.Header)
-	e.time(originReceived, o.Received)
-	for i := range o.Verdict.Checks {
-		c := &o.Verdict.Checks[i]
-		at := e.open(originCheck)
-		e.string(checkName, c.Name)
-		e.bool(checkOK, c.OK)
-		e.string(checkDetail, c.Detail)
-		e.close(at)
-	}
-	e.string(originKeyID, o.Verdict.KeyID)
-	e.uint(originAssurance, uint64(o.Verdict.Assurance))
-	e.close(at)
+func (c *coder) message(m *parley.Message) {
+	ident(c, 1, &m.ID)
+	number(c, 2, &m.Kind, 255)
+	number(c, 3, &m.State, 255)
+	number(c, 4, &m.Number, math.MaxInt32)
+	pointer(c, 5, &m.Error, (*coder).failure)
+	text(c, 6, &m.From)
+	text(c, 7, &m.To)
+	c.texts(8, &m.Audience)
+	ident(c, 9, &m.Conversation)
+	ident(c, 10, &m.InReplyTo)
+	text(c, 11, &m.Skill)
+	text(c, 12, &m.Act)
+	text(c, 13, &m.Schema)
+	each(c, 14, &m.Parts, (*coder).messagePart)
+	c.time(15, &m.Sent)
+	c.time(16, &m.Expires)
+	c.time(17, &m.Deadline)
+	text(c, 18, &m.Trace.Parent)
+	text(c, 19, &m.Trace.State)
+	pairs(c, 20, &m.Trace.Foreign, (*coder).textPair)
+	c.texts(21, &m.Hops)
+	pairs(c, 22, &m.Extensions, (*coder).extension)
+	one(c, tagOrigin, &m.Origin, (*coder).origin)
 }
 
-func (e *encoder) step(s *Step) {
-	e.id(stepMessage, s.Message)
-	e.string(stepTo, s.To)
-	e.uint(stepState, uint64(s.State))
-	e.uint(stepAttempt, uint64(s.Attempt))
-	e.time(stepNext, s.Next)
-	e.bool(stepPostponed, s.Postponed)
-	e.id(stepReply, s.Reply)
-	e.failure(stepError, s.Error)
-	e.losses(stepLoss, s.Losses)
+func (c *coder) messagePart(p *parley.Part) {
+	text(c, 1, &p.MediaType)
+	text(c, 2, &p.Name)
+	c.content(3, &p.Data)
+	text(c, 6, &p.URI)
+	text(c, 7, &p.Digest)
 }
 
-func (e *encoder) losses(tag int, losses []parley.Loss) {
-	for _, l := range losses {
-		at := e.open(tag)
-		e.string(pairKey, l.Field)
-		e.string(pairValue, l.Reason)
-		e.close(at)
-	}
+func (c *coder) extension(x *pair[json.RawMessage]) {
+	text(c, 2, &x.name)
+	c.content(3, (*[]byte)(&x.value))
 }
 
-func (e *encoder) failure(tag int, f *parley.Error) {
-	if f == nil {
-		return
+func (c *coder) textPair(x *pair[string]) {
+	text(c, 1, &x.name)
+	text(c, 2, &x.value)
+}
+
+const (
+	tagOrigin   = 23 // of a message
+	tagEnvelope = 4  // of an origin: the length of the first blob
+)
+
+func (c *coder) origin(o *parley.Origin) {
+	text(c, 1, &o.Protocol)
+	text(c, 2, &o.Peer)
+	text(c, 3, &o.Address)
+	switch {
+	case !c.reading && o.Raw != nil:
+		c.putNumber(tagEnvelope, uint64(len(o.Raw)))
+	case c.at(tagEnvelope, wireUint):
+		o.Raw = c.raw
+		c.next()
 	}
-	at := e.open(tag)
-	e.string(errCode, string(f.Code))
-	e.string(errText, f.Text)
-	e.bool(errRetryable, f.Retryable)
-	if f.After > 0 {
-		e.uint(errAfter, uint64(f.After))
+	pairs(c, 5, &o.Header, (*coder).textPair)
+	c.time(6, &o.Received)
+	each(c, 7, &o.Verdict.Checks, (*coder).check)
+	text(c, 8, &o.Verdict.KeyID)
+	number(c, 9, &o.Verdict.Assurance, 255)
+}
+
+func (c *coder) check(x *parley.Check) {
+	text(c, 1, &x.Name)
+	c.bool(2, &x.OK)
+	text(c, 3, &x.Detail)
+}
+
+func (c *coder) opening(o *Opening) {
+	text(c, 1, &o.To)
+	number(c, 2, &o.Attempt, math.MaxInt32)
+	c.bool(3, &o.Sync)
+	c.time(4, &o.NotBefore)
+}
+
+func (c *coder) step(s *Step) {
+	ident(c, 1, &s.Message)
+	text(c, 2, &s.To)
+	number(c, 3, &s.State, 255)
+	number(c, 4, &s.Attempt, math.MaxInt32)
+	c.time(5, &s.Next)
+	c.bool(6, &s.Postponed)
+	ident(c, 7, &s.Reply)
+	pointer(c, 8, &s.Error, (*coder).failure)
+	each(c, 9, &s.Losses, (*coder).loss)
+}
+
+func (c *coder) loss(x *parley.Loss) {
+	text(c, 1, &x.Field)
+	text(c, 2, &x.Reason)
+}
+
+func (c *coder) failure(x *parley.Error) {
+	text(c, 1, &x.Code)
+	text(c, 2, &x.Text)
+	c.bool(3, &x.Retryable)
+	if c.reading || x.After > 0 {
+		number(c, 4, &x.After, 1<<62)
 	}
-	e.string(errRef, f.Ref)
-	e.close(at)
+	text(c, 5, &x.Ref)
+}
+
+// A coder writes a list of fields, or reads one: each call names a field, writes
+// it or takes it where it is the next. The fields of a list lie in the order of
+// the calls; where one that is not known lies between them, the calls are
+// repeated behind it.
+type coder struct {
+	reading bool
+	b       []byte   // what is written, or read
+	raw     []byte   // the envelope
+	blobs   [][]byte // contents: those written so far
+	rest    []byte   // and those not read yet
+
+	// Of a reader: the text of b, of which all texts are parts, and the field at
+	// hand.
+	s         string
+	i, end    int // the next field, the end of the list
+	tag, wire int // tag -1: there is none
+	start     int // of the field's bytes
+	num       uint64
+	sec       int64
+	offset    uint64
+	err       error
+}
+
+var coders = sync.Pool{New: func() any { return new(coder) }}
+
+func (c *coder) free() {
+	clear(c.blobs)
+	*c = coder{b: c.b[:0], blobs: c.blobs[:0]}
+	coders.Put(c)
 }
 
 var (
@@ -452,171 +239,28 @@ var (
 	errRecordVersion = errors.New("a record of a later release")
 )
 
-// fields reads a list of fields: b as bytes and s as the same in a string, of
-// which all strings are parts.
-type fields struct {
-	b    []byte
-	s    string
-	i    int
-	tag  int
-	wire int
-	num  uint64
-	at   int // where the bytes of the field begin
-	sec  int64
-	err  error
-}
-
-// next reads one field and reports whether there was one.
-func (f *fields) next() bool {
-	if f.err != nil || f.i >= len(f.b) {
-		return false
+// encode writes a record, with room for the trailer behind it. The log's sequence
+// is not part of it.
+func encode(r *sealed) []byte {
+	c := coders.Get().(*coder)
+	defer c.free()
+	size := recordHead + trailerSize
+	if m := r.Message; m != nil && m.Origin.Raw != nil {
+		c.raw = m.Origin.Raw
+		c.blobs = append(c.blobs, c.raw)
 	}
-	key, ok := f.uvarint()
-	if !ok {
-		return false
+	c.record(r)
+	size += len(c.b)
+	for _, b := range c.blobs {
+		size += len(b)
 	}
-	f.tag, f.wire = int(key>>2), int(key&3)
-	switch f.wire {
-	case wireUint:
-		f.num, ok = f.uvarint()
-		return ok
-	case wireTime:
-		sec, n := binary.Varint(f.b[f.i:])
-		if n <= 0 {
-			f.err = errRecord
-			return false
-		}
-		f.i += n
-		f.sec = sec
-		f.num, ok = f.uvarint()
-		if ok && f.num > 999_999_999 {
-			f.err = errRecord
-		}
-		return f.err == nil
-	case wireBytes:
-		if f.num, ok = f.uvarint(); !ok {
-			return false
-		}
-	case wireList:
-		if len(f.b)-f.i < 4 {
-			f.err = errRecord
-			return false
-		}
-		f.num = uint64(binary.LittleEndian.Uint32(f.b[f.i:]))
-		f.i += 4
+	out := append(make([]byte, 0, size), magic0, magic1, recordVersion)
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(c.b)))
+	out = append(out, c.b...)
+	for _, b := range c.blobs {
+		out = append(out, b...)
 	}
-	if f.num > uint64(len(f.b)-f.i) {
-		f.err = errRecord
-		return false
-	}
-	f.at = f.i
-	f.i += int(f.num)
-	return true
-}
-
-func (f *fields) uvarint() (uint64, bool) {
-	v, n := binary.Uvarint(f.b[f.i:])
-	if n <= 0 {
-		f.err = errRecord
-		return 0, false
-	}
-	f.i += n
-	return v, true
-}
-
-// want reports whether the field has the type that its tag has.
-func (f *fields) want(wire int) bool {
-	if f.wire != wire && f.err == nil {
-		f.err = errRecord
-	}
-	return f.err == nil
-}
-
-func (f *fields) string() string {
-	if !f.want(wireBytes) {
-		return ""
-	}
-	return f.s[f.at:f.i]
-}
-
-func (f *fields) uint() uint64 {
-	if !f.want(wireUint) {
-		return 0
-	}
-	return f.num
-}
-
-func (f *fields) small(limit uint64) uint64 {
-	v := f.uint()
-	if v > limit {
-		f.err = errRecord
-		return 0
-	}
-	return v
-}
-
-func (f *fields) int() int   { return int(f.small(1 << 31)) }
-func (f *fields) bool() bool { return f.small(1) == 1 }
-func (f *fields) time() (t time.Time) {
-	if f.want(wireTime) {
-		t = time.Unix(f.sec, int64(f.num)).UTC()
-	}
-	return t
-}
-
-func (f *fields) id() (id [16]byte) {
-	if f.want(wireBytes) {
-		if f.num != 16 {
-			f.err = errRecord
-			return id
-		}
-		copy(id[:], f.b[f.at:f.i])
-	}
-	return id
-}
-
-func (f *fields) list() fields {
-	if !f.want(wireList) {
-		return fields{}
-	}
-	return fields{b: f.b[f.at:f.i], s: f.s[f.at:f.i]}
-}
-
-// join takes over the error of a list that was read.
-func (f *fields) join(sub *fields) {
-	if f.err == nil {
-		f.err = sub.err
-	}
-}
-
-// blobs hands out the contents in their order.
-type blobs struct {
-	rest []byte
-	raw  []byte
-}
-
-func (b *blobs) take(f *fields, n uint64) []byte {
-	if f.err != nil {
-		return nil
-	}
-	if n > uint64(len(b.rest)) {
-		f.err = errRecord
-		return nil
-	}
-	out := b.rest[:n:n]
-	b.rest = b.rest[n:]
 	return out
-}
-
-func (b *blobs) part(f *fields, off, n uint64) []byte {
-	if f.err != nil {
-		return nil
-	}
-	if off > uint64(len(b.raw)) || n > uint64(len(b.raw))-off {
-		f.err = errRecord
-		return nil
-	}
-	return b.raw[off : off+n : off+n]
 }
 
 // decode reads a record; contents share the memory of data.
@@ -631,304 +275,352 @@ func decode(data []byte) (*sealed, error) {
 	if uint64(n) > uint64(len(data)-recordHead) {
 		return nil, errRecord
 	}
-	meta := data[recordHead : recordHead+int(n)]
-	f := fields{b: meta, s: string(meta)}
-	bl := blobs{rest: data[recordHead+int(n):]}
+	end := recordHead + int(n)
 	r := &sealed{Record: new(Record)}
-	for f.next() {
-		switch f.tag {
-		case tagTime:
-			r.Time = f.time()
-		case tagNode:
-			r.Node = f.string()
-		case tagRun:
-			r.run = f.uint()
-		case tagNumber:
-			r.number = f.uint()
-		case tagScope:
-			r.Scope = f.string()
-		case tagKey:
-			r.key = f.id()
-			r.Keyed = true
-		case tagUntil:
-			r.Until = f.time()
-		case tagSender:
-			r.sender = f.id()
-		case tagErased:
-			r.erased().Number = f.uint()
-		case tagEnvelopeDigest:
-			r.erased().Digest = []byte(f.string())
-		case tagEnvelopeSize:
-			r.erased().Size = f.uint()
-		case tagChain:
-			r.chain().Name = f.string()
-		case tagAfter:
-			r.chain().After = f.uint()
-		case tagMessage:
-			l := f.list()
-			r.Message = l.message(&bl)
-			f.join(&l)
-		case tagOpening:
-			l := f.list()
-			r.Open = append(r.Open, l.opening())
-			f.join(&l)
-		case tagStep:
-			l := f.list()
-			r.Steps = append(r.Steps, l.step())
-			f.join(&l)
-		case tagLoss:
-			r.Losses = append(r.Losses, f.loss())
-		case tagRefused:
-			l := f.list()
-			r.Refused = l.failure()
-			f.join(&l)
+	return r, read(data[recordHead:end], data[end:], r, (*coder).record)
+}
+
+// read reads a list of fields, whose contents are in blobs.
+func read[T any](list, blobs []byte, x *T, fields func(*coder, *T)) error {
+	c := coder{reading: true, b: list, s: string(list), rest: blobs, end: len(list)}
+	all(&c, x, fields)
+	return c.err
+}
+
+// all reads a list to its end.
+func all[T any](c *coder, x *T, fields func(*coder, *T)) {
+	for c.next(); c.tag >= 0; {
+		before := c.i
+		if fields(c, x); c.i == before && c.tag >= 0 {
+			c.next() // not known
 		}
 	}
-	if f.err != nil {
-		return nil, f.err
-	}
-	return r, nil
 }
 
-func (r *sealed) chain() *ChainLink {
-	if r.Chain == nil {
-		r.Chain = new(ChainLink)
+// one writes or reads a list that is one value.
+func one[T any](c *coder, tag int, x *T, fields func(*coder, *T)) {
+	if !c.reading {
+		c.key(tag, wireList)
+		c.b = append(c.b, 0, 0, 0, 0)
+		at := len(c.b)
+		fields(c, x)
+		binary.LittleEndian.PutUint32(c.b[at-4:], uint32(len(c.b)-at))
+		return
 	}
-	return r.Chain
+	if c.at(tag, wireList) {
+		i, end := c.i, c.end
+		c.i, c.end = c.start, c.i
+		all(c, x, fields)
+		c.i, c.end = i, end
+		c.next()
+	}
 }
 
-func (f *fields) message(bl *blobs) *parley.Message {
-	m := new(parley.Message)
-	// The envelope is the first blob, but its length stands behind the parts
-	// that lie in it.
-	for o := *f; o.next(); {
-		if o.tag == msgOrigin {
-			l := o.list()
-			for l.next() {
-				if l.tag == originRaw && bl.raw == nil {
-					bl.raw = bl.take(&l, l.uint())
-				}
+// pointer is one for a value that may be missing.
+func pointer[T any](c *coder, tag int, x **T, fields func(*coder, *T)) {
+	if c.at(tag, wireList) {
+		*x = new(T)
+	}
+	if c.part(*x != nil, tag, tag) {
+		one(c, tag, *x, fields)
+	}
+}
+
+// each is one for each of several values.
+func each[T any](c *coder, tag int, list *[]T, fields func(*coder, *T)) {
+	if !c.reading {
+		for i := range *list {
+			one(c, tag, &(*list)[i], fields)
+		}
+		return
+	}
+	for c.at(tag, wireList) {
+		*list = append(*list, *new(T))
+		one(c, tag, &(*list)[len(*list)-1], fields)
+	}
+}
+
+type pair[V any] struct {
+	name  string
+	value V
+}
+
+// pairs writes a map in the order of its keys.
+func pairs[V any](c *coder, tag int, m *map[string]V, fields func(*coder, *pair[V])) {
+	var list []pair[V]
+	if !c.reading && len(*m) > 0 {
+		list = make([]pair[V], 0, len(*m))
+		for _, name := range slices.Sorted(maps.Keys(*m)) {
+			list = append(list, pair[V]{name, (*m)[name]})
+		}
+	}
+	each(c, tag, &list, fields)
+	if c.reading && len(list) > 0 {
+		if *m == nil {
+			*m = make(map[string]V)
+		}
+		for _, x := range list {
+			(*m)[x.name] = x.value
+		}
+	}
+}
+
+// part reports whether fields from one tag to another are to be written, because
+// there is something, or read.
+func (c *coder) part(there bool, first, last int) bool {
+	if c.reading {
+		return c.tag >= first && c.tag <= last
+	}
+	return there
+}
+
+func (c *coder) key(tag, wire int) {
+	c.b = binary.AppendUvarint(c.b, uint64(tag<<2|wire))
+}
+
+func (c *coder) putNumber(tag int, v uint64) {
+	c.key(tag, wireUint)
+	c.b = binary.AppendUvarint(c.b, v)
+}
+
+func (c *coder) putText(tag int, s string) {
+	c.key(tag, wireBytes)
+	c.b = binary.AppendUvarint(c.b, uint64(len(s)))
+	c.b = append(c.b, s...)
+}
+
+func number[T ~int | ~int32 | ~int64 | ~uint8 | ~uint64](c *coder, tag int, v *T, most uint64) {
+	if !c.reading {
+		if *v != 0 {
+			c.putNumber(tag, uint64(*v))
+		}
+	} else if c.at(tag, wireUint) {
+		if c.num > most {
+			c.fail()
+			return
+		}
+		*v = T(c.num)
+		c.next()
+	}
+}
+
+func (c *coder) bool(tag int, v *bool) {
+	if !c.reading {
+		if *v {
+			c.putNumber(tag, 1)
+		}
+		return
+	}
+	n := uint8(0)
+	if number(c, tag, &n, 1); n == 1 {
+		*v = true
+	}
+}
+
+func text[T ~string](c *coder, tag int, s *T) {
+	if !c.reading {
+		if *s != "" {
+			c.putText(tag, string(*s))
+		}
+	} else if c.at(tag, wireBytes) {
+		*s = T(c.s[c.start:c.i])
+		c.next()
+	}
+}
+
+// anyText is text that is also written when it is empty.
+func (c *coder) anyText(tag int, s *string) {
+	if c.reading {
+		text(c, tag, s)
+	} else {
+		c.putText(tag, *s)
+	}
+}
+
+func (c *coder) texts(tag int, list *[]string) {
+	if !c.reading {
+		for _, s := range *list {
+			c.putText(tag, s)
+		}
+		return
+	}
+	for c.at(tag, wireBytes) {
+		*list = append(*list, c.s[c.start:c.i])
+		c.next()
+	}
+}
+
+func (c *coder) bytes(tag int, b *[]byte) {
+	s := string(*b)
+	if text(c, tag, &s); c.reading && s != "" {
+		*b = []byte(s)
+	}
+}
+
+func ident[T ~[16]byte](c *coder, tag int, h *T) {
+	if !c.reading {
+		if *h != (T{}) {
+			c.key(tag, wireBytes)
+			c.b = append(append(c.b, 16), (*h)[:]...)
+		}
+	} else if c.at(tag, wireBytes) {
+		if c.num != 16 {
+			c.fail()
+			return
+		}
+		*h = T(c.b[c.start:c.i])
+		c.next()
+	}
+}
+
+func (c *coder) time(tag int, t *time.Time) {
+	if !c.reading {
+		if !t.IsZero() {
+			c.key(tag, wireTime)
+			c.b = binary.AppendVarint(c.b, t.Unix())
+			c.b = binary.AppendUvarint(c.b, uint64(t.Nanosecond()))
+		}
+	} else if c.at(tag, wireTime) {
+		*t = time.Unix(c.sec, int64(c.num)).UTC()
+		c.next()
+	}
+}
+
+// content writes where data is found: as a blob of its own, whose length has the
+// tag, or in the envelope, with offset and length in the next two.
+func (c *coder) content(tag int, data *[]byte) {
+	if !c.reading {
+		if *data == nil {
+			return
+		}
+		if at, ok := within(c.raw, *data); ok {
+			c.putNumber(tag+1, uint64(at))
+			c.putNumber(tag+2, uint64(len(*data)))
+			return
+		}
+		c.putNumber(tag, uint64(len(*data)))
+		c.blobs = append(c.blobs, *data)
+		return
+	}
+	if c.at(tag, wireUint) {
+		*data = c.take(c.num)
+		c.next()
+	}
+	if c.at(tag+1, wireUint) {
+		c.offset = c.num
+		c.next()
+	}
+	if c.at(tag+2, wireUint) {
+		if size := uint64(len(c.raw)); c.offset > size || c.num > size-c.offset {
+			c.fail()
+			return
+		}
+		*data = c.raw[c.offset : c.offset+c.num : c.offset+c.num]
+		c.next()
+	}
+}
+
+// take gives the next blob.
+func (c *coder) take(n uint64) []byte {
+	if n > uint64(len(c.rest)) {
+		c.fail()
+		return nil
+	}
+	out := c.rest[:n:n]
+	c.rest = c.rest[n:]
+	return out
+}
+
+// findEnvelope reads the length of the envelope in the message at hand: it is the
+// first blob, and parts before that field lie in it.
+func (c *coder) findEnvelope() {
+	m := coder{b: c.b, i: c.start, end: c.i}
+	for m.next(); m.tag >= 0; m.next() {
+		if m.tag != tagOrigin {
+			continue
+		}
+		o := coder{b: c.b, i: m.start, end: m.i}
+		for o.next(); o.tag >= 0; o.next() {
+			if o.tag == tagEnvelope && o.wire == wireUint && c.raw == nil {
+				c.raw = c.take(o.num)
 			}
-			f.join(&l)
-		}
-	}
-	for f.next() {
-		switch f.tag {
-		case msgID:
-			m.ID = f.id()
-		case msgKind:
-			m.Kind = parley.Kind(f.small(255))
-		case msgState:
-			m.State = parley.State(f.small(255))
-		case msgNumber:
-			m.Number = f.int()
-		case msgError:
-			l := f.list()
-			m.Error = l.failure()
-			f.join(&l)
-		case msgFrom:
-			m.From = f.string()
-		case msgTo:
-			m.To = f.string()
-		case msgAudience:
-			m.Audience = append(m.Audience, f.string())
-		case msgConversation:
-			m.Conversation = f.id()
-		case msgInReplyTo:
-			m.InReplyTo = f.id()
-		case msgSkill:
-			m.Skill = f.string()
-		case msgAct:
-			m.Act = f.string()
-		case msgSchema:
-			m.Schema = f.string()
-		case msgPart:
-			l := f.list()
-			m.Parts = append(m.Parts, l.part(bl))
-			f.join(&l)
-		case msgSent:
-			m.Sent = f.time()
-		case msgExpires:
-			m.Expires = f.time()
-		case msgDeadline:
-			m.Deadline = f.time()
-		case msgTraceParent:
-			m.Trace.Parent = f.string()
-		case msgTraceState:
-			m.Trace.State = f.string()
-		case msgForeign:
-			f.pair(&m.Trace.Foreign)
-		case msgHop:
-			m.Hops = append(m.Hops, f.string())
-		case msgExtension:
-			l := f.list()
-			p := l.part(bl)
-			if m.Extensions == nil {
-				m.Extensions = make(map[string]json.RawMessage)
-			}
-			m.Extensions[p.Name] = p.Data
-			f.join(&l)
-		case msgOrigin:
-			l := f.list()
-			l.origin(&m.Origin, bl)
-			f.join(&l)
-		}
-	}
-	return m
-}
-
-func (f *fields) pair(m *map[string]string) {
-	l := f.list()
-	var k, v string
-	for l.next() {
-		switch l.tag {
-		case pairKey:
-			k = l.string()
-		case pairValue:
-			v = l.string()
-		}
-	}
-	if *m == nil {
-		*m = make(map[string]string)
-	}
-	(*m)[k] = v
-	f.join(&l)
-}
-
-func (f *fields) part(bl *blobs) (p parley.Part) {
-	var off uint64
-	for f.next() {
-		switch f.tag {
-		case partMediaType:
-			p.MediaType = f.string()
-		case partName:
-			p.Name = f.string()
-		case partInline:
-			p.Data = bl.take(f, f.uint())
-		case partOffset:
-			off = f.uint()
-		case partLength:
-			p.Data = bl.part(f, off, f.uint())
-		case partURI:
-			p.URI = f.string()
-		case partDigest:
-			p.Digest = f.string()
-		}
-	}
-	return p
-}
-
-func (f *fields) origin(o *parley.Origin, bl *blobs) {
-	for f.next() {
-		switch f.tag {
-		case originProtocol:
-			o.Protocol = f.string()
-		case originPeer:
-			o.Peer = f.string()
-		case originAddress:
-			o.Address = f.string()
-		case originRaw:
-			o.Raw = bl.raw
-		case originHeader:
-			f.pair(&o.Header)
-		case originReceived:
-			o.Received = f.time()
-		case originCheck:
-			l := f.list()
-			var c parley.Check
-			for l.next() {
-				switch l.tag {
-				case checkName:
-					c.Name = l.string()
-				case checkOK:
-					c.OK = l.bool()
-				case checkDetail:
-					c.Detail = l.string()
-				}
-			}
-			o.Verdict.Checks = append(o.Verdict.Checks, c)
-			f.join(&l)
-		case originKeyID:
-			o.Verdict.KeyID = f.string()
-		case originAssurance:
-			o.Verdict.Assurance = parley.Assurance(f.small(255))
 		}
 	}
 }
 
-func (f *fields) opening() (o Opening) {
-	for f.next() {
-		switch f.tag {
-		case openTo:
-			o.To = f.string()
-		case openAttempt:
-			o.Attempt = f.int()
-		case openSync:
-			o.Sync = f.bool()
-		case openNotBefore:
-			o.NotBefore = f.time()
-		}
+// within finds the place of part in whole when they share memory.
+func within(whole, part []byte) (int, bool) {
+	if len(part) == 0 || len(part) > len(whole) {
+		return 0, false
 	}
-	return o
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(part))) - uintptr(unsafe.Pointer(unsafe.SliceData(whole)))
+	if at > uintptr(len(whole)-len(part)) {
+		return 0, false
+	}
+	return int(at), true
 }
 
-func (f *fields) step() (s Step) {
-	for f.next() {
-		switch f.tag {
-		case stepMessage:
-			s.Message = f.id()
-		case stepTo:
-			s.To = f.string()
-		case stepState:
-			s.State = parley.DeliveryState(f.small(255))
-		case stepAttempt:
-			s.Attempt = f.int()
-		case stepNext:
-			s.Next = f.time()
-		case stepPostponed:
-			s.Postponed = f.bool()
-		case stepReply:
-			s.Reply = f.id()
-		case stepError:
-			l := f.list()
-			s.Error = l.failure()
-			f.join(&l)
-		case stepLoss:
-			s.Losses = append(s.Losses, f.loss())
-		}
+func (c *coder) fail() { c.tag, c.err = -1, errRecord }
+
+// at reports whether the field at hand has a tag. It must have its type then.
+func (c *coder) at(tag, wire int) bool {
+	if !c.reading || c.tag != tag {
+		return false
 	}
-	return s
+	if c.wire != wire {
+		c.fail()
+	}
+	return c.tag == tag
 }
 
-func (f *fields) loss() (x parley.Loss) {
-	l := f.list()
-	for l.next() {
-		switch l.tag {
-		case pairKey:
-			x.Field = l.string()
-		case pairValue:
-			x.Reason = l.string()
-		}
+// next goes on to the next field.
+func (c *coder) next() {
+	c.tag = -1
+	if c.err != nil || c.i >= c.end {
+		return
 	}
-	f.join(&l)
-	return x
+	key := c.uvarint()
+	c.wire = int(key & 3)
+	switch c.wire {
+	case wireTime:
+		sec, n := binary.Varint(c.b[c.i:c.end])
+		if n <= 0 {
+			c.fail()
+			return
+		}
+		c.i += n
+		c.sec = sec
+		if c.num = c.uvarint(); c.num > 999_999_999 {
+			c.fail()
+		}
+	case wireList:
+		if c.end-c.i < 4 {
+			c.fail()
+			return
+		}
+		c.num = uint64(binary.LittleEndian.Uint32(c.b[c.i:]))
+		c.i += 4
+	default:
+		c.num = c.uvarint()
+	}
+	if c.wire == wireBytes || c.wire == wireList {
+		if c.start = c.i; c.num > uint64(c.end-c.i) {
+			c.fail()
+			return
+		}
+		c.i += int(c.num)
+	}
+	if c.err == nil {
+		c.tag = int(min(key>>2, math.MaxInt32))
+	}
 }
 
-func (f *fields) failure() *parley.Error {
-	x := new(parley.Error)
-	for f.next() {
-		switch f.tag {
-		case errCode:
-			x.Code = parley.Code(f.string())
-		case errText:
-			x.Text = f.string()
-		case errRetryable:
-			x.Retryable = f.bool()
-		case errAfter:
-			x.After = time.Duration(f.small(1 << 62))
-		case errRef:
-			x.Ref = f.string()
-		}
+func (c *coder) uvarint() uint64 {
+	v, n := binary.Uvarint(c.b[c.i:c.end])
+	if n <= 0 {
+		c.fail()
+		return 0
 	}
-	return x
+	c.i += n
+	return v
 }

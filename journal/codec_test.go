@@ -112,15 +112,16 @@ func TestCodecLaterReleases(t *testing.T) {
 	}
 	// A field of every type with tags that this release does not know.
 	r := &sealed{Record: &Record{Scope: "s"}}
-	var e encoder
-	e.string(tagScope, "s")
-	e.uint(50, 7)
-	e.string(51, "new")
-	e.time(52, time.Unix(5, 6))
-	at := e.open(53)
-	e.string(1, "x")
-	e.close(at)
-	grown := append([]byte{magic0, magic1, recordVersion, byte(len(e.b)), 0, 0, 0}, e.b...)
+	var c coder
+	text(&c, 5, &r.Scope)
+	at, list := time.Unix(5, 6), []string{"x"}
+	c.putNumber(50, 7)
+	c.putText(51, "new")
+	c.time(52, &at)
+	one(&c, 53, &list, func(c *coder, list *[]string) { c.texts(1, list) })
+	c.putText(2, "known, behind the others")
+	r.Node = "known, behind the others"
+	grown := append([]byte{magic0, magic1, recordVersion, byte(len(c.b)), 0, 0, 0}, c.b...)
 	got, err := decode(grown)
 	if err != nil {
 		t.Fatal(err)

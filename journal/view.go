@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +31,8 @@ const (
 	viewBucket  = "parley-view"
 	viewVersion = 2
 	viewPart    = 1 << 20
+
+	viewDelivery = 1 // tag of an open delivery
 )
 
 // viewNote makes a checkpoint valid.
@@ -46,135 +50,77 @@ func (n *viewNote) part(partition, i int) string {
 	return fmt.Sprintf("%d/%s/%d", partition, n.Name, i)
 }
 
-const (
-	cpDelivery = iota + 1
-)
+// held is an open delivery in a checkpoint.
+type held struct {
+	t target
+	d *delivery
+}
 
-const (
-	cpdMessage = iota + 1
-	cpdTo
-	cpdSeq
-	cpdConversation
-	cpdReply
-	cpdFrom
-	cpdNode
-	cpdNext
-	cpdExpires
-	cpdDeadline
-	cpdChanged
-	cpdAttempt
-	cpdPostponed
-	cpdState
-	cpdKind
-	cpdSync
-	cpdError
-	cpdLoss
-)
+func (c *coder) held(x *held) {
+	ident(c, 1, &x.t.message)
+	c.handle(2, &x.t.to)
+	number(c, 3, &x.d.seq, math.MaxUint64)
+	ident(c, 4, &x.d.conversation)
+	ident(c, 5, &x.d.reply)
+	c.handle(6, &x.d.from)
+	c.handle(7, &x.d.node)
+	number(c, 8, &x.d.next, math.MaxUint64)
+	number(c, 9, &x.d.expires, math.MaxUint64)
+	number(c, 10, &x.d.deadline, math.MaxUint64)
+	number(c, 11, &x.d.changed, math.MaxUint64)
+	number(c, 12, &x.d.attempt, math.MaxInt32)
+	number(c, 13, &x.d.postponed, math.MaxInt32)
+	number(c, 14, &x.d.state, 255)
+	number(c, 15, &x.d.kind, 255)
+	c.bool(16, &x.d.sync)
+	pointer(c, 17, &x.d.err, (*coder).failure)
+	each(c, 18, &x.d.losses, (*coder).loss)
+}
+
+func (c *coder) handle(tag int, h *unique.Handle[string]) {
+	s := h.Value()
+	if text(c, tag, &s); c.reading {
+		*h = unique.Make(s)
+	}
+}
 
 // snapshot encodes the view, and gives the facts that were noted so far.
 func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact, factsFrom uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e := encoder{b: make([]byte, 0, 1024+len(p.open)*160)}
+	c := coder{b: make([]byte, 0, 1024+len(p.open)*160)}
 	for t, d := range p.open {
-		at := e.open(cpDelivery)
-		e.id(cpdMessage, t.message)
-		e.string(cpdTo, t.to.Value())
-		e.uint(cpdSeq, d.seq)
-		e.id(cpdConversation, d.conversation)
-		e.id(cpdReply, d.reply)
-		e.string(cpdFrom, d.from.Value())
-		e.string(cpdNode, d.node.Value())
-		e.nanos(cpdNext, d.next)
-		e.nanos(cpdExpires, d.expires)
-		e.nanos(cpdDeadline, d.deadline)
-		e.nanos(cpdChanged, d.changed)
-		e.uint(cpdAttempt, uint64(d.attempt))
-		e.uint(cpdPostponed, uint64(d.postponed))
-		e.uint(cpdState, uint64(d.state))
-		e.uint(cpdKind, uint64(d.kind))
-		e.bool(cpdSync, d.sync)
-		e.failure(cpdError, d.err)
-		e.losses(cpdLoss, d.losses)
-		e.close(at)
+		one(&c, viewDelivery, &held{t, d}, (*coder).held)
 	}
 	p.since = 0
-	return p.applied, e.b, p.facts, p.factsFrom
+	return p.applied, c.b, p.facts, p.factsFrom
 }
-
-func (e *encoder) nanos(tag int, n int64) { e.uint(tag, uint64(n)) }
 
 // restore takes a snapshot over.
 func (p *partition) restore(seq uint64, data []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f := fields{b: data, s: string(data)}
-	for f.next() {
-		l := f.list()
-		switch f.tag {
-		case cpDelivery:
-			p.restoreDelivery(&l)
+	c := coder{reading: true, b: data, end: len(data)}
+	for c.next(); c.tag >= 0; c.next() {
+		if !c.at(viewDelivery, wireList) {
+			continue
 		}
-		f.join(&l)
-	}
-	if f.err != nil {
-		return f.err
-	}
-	p.applied = seq
-	return nil
-}
-
-func (p *partition) restoreDelivery(f *fields) {
-	d := &delivery{from: unique.Make(""), node: unique.Make("")}
-	t := target{to: unique.Make("")}
-	for f.next() {
-		switch f.tag {
-		case cpdMessage:
-			t.message = f.id()
-		case cpdTo:
-			t.to = unique.Make(f.string())
-		case cpdSeq:
-			d.seq = f.uint()
-		case cpdConversation:
-			d.conversation = f.id()
-		case cpdReply:
-			d.reply = f.id()
-		case cpdFrom:
-			d.from = unique.Make(f.string())
-		case cpdNode:
-			d.node = unique.Make(f.string())
-		case cpdNext:
-			d.next = int64(f.uint())
-		case cpdExpires:
-			d.expires = int64(f.uint())
-		case cpdDeadline:
-			d.deadline = int64(f.uint())
-		case cpdChanged:
-			d.changed = int64(f.uint())
-		case cpdAttempt:
-			d.attempt = int32(f.small(1 << 30))
-		case cpdPostponed:
-			d.postponed = int32(f.small(1 << 30))
-		case cpdState:
-			d.state = parley.DeliveryState(f.small(255))
-		case cpdKind:
-			d.kind = parley.Kind(f.small(255))
-		case cpdSync:
-			d.sync = f.bool()
-		case cpdError:
-			l := f.list()
-			d.err = cloneError(l.failure())
-			f.join(&l)
-		case cpdLoss:
-			d.losses = append(d.losses, cloneLoss(f.loss()))
+		none := unique.Make("")
+		x := held{target{to: none}, &delivery{from: none, node: none}}
+		// Each has texts of its own: few have any, and most are soon gone.
+		if err := read(data[c.start:c.i], nil, &x, (*coder).held); err != nil {
+			return err
 		}
-	}
-	if f.err == nil {
-		p.open[t] = d
-		if d.state == parley.Dead {
+		p.open[x.t] = x.d
+		if x.d.state == parley.Dead {
 			p.dead++
 		}
 	}
+	if c.err != nil {
+		return c.err
+	}
+	p.applied = seq
+	return nil
 }
 
 // checkpoints writes checkpoints from time to time.
@@ -358,7 +304,7 @@ func (p *partition) restoreKeys(ctx context.Context) error {
 	}
 	now := nanos(p.j.cfg.Now())
 	return p.keys.load(func(add func(key hash16, seq uint64, until int64)) error {
-		for _, key := range sorted(segments) {
+		for _, key := range slices.Sorted(maps.Keys(segments)) {
 			err := decodeKeys(segments[key], func(f keyFact) {
 				switch {
 				case f.reply == 0 && f.until <= now:
@@ -470,14 +416,4 @@ func (j *Journal) rebuild(ctx context.Context) error {
 	}
 	j.cfg.Progress(total, total)
 	return nil
-}
-
-func cloneError(e *parley.Error) *parley.Error {
-	c := *e
-	c.Code, c.Text, c.Ref = parley.Code(strings.Clone(string(e.Code))), strings.Clone(string(e.Text)), strings.Clone(string(e.Ref))
-	return &c
-}
-
-func cloneLoss(l parley.Loss) parley.Loss {
-	return parley.Loss{Field: strings.Clone(string(l.Field)), Reason: strings.Clone(string(l.Reason))}
 }
