@@ -55,6 +55,7 @@ func (r *sealed) targets() *targets {
 // own, so that a million of them can be held.
 type delivery struct {
 	seq          uint64
+	key          hash16 // of the message; zero: none
 	conversation parley.ID
 	reply        parley.ID
 	from, node   unique.Handle[string]

@@ -4,16 +4,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"hash/maphash"
 
 	"github.com/parley-hub/parley/journal/store"
 )
 
 // The replay guard knows the keys of one partition whose time has not ended. It
 // is fed from the log alone: a key is known from the moment at which its record
-// is. A key that ends within the window lies in a keyTable; what finds it there is
-// compared with the record. The few that outlive the window count against the
-// allowance of their sender.
+// is. It lies in a keyTable; what finds it there is compared with the record. The
+// few that outlive the window count against the allowance of their sender.
 
 // keyHash is what is kept of a replay key.
 func keyHash(scope, id string) hash16 {
@@ -51,15 +49,10 @@ func (p *partition) remember(r *sealed) {
 }
 
 func (p *partition) hold(f keyFact) {
-	switch {
-	case f.reply != 0:
-		if !p.long.reply(f.seq, f.reply) {
-			p.keys.reply(f.seq, f.reply)
-		}
-	case f.sender != hash16{}:
-		p.long.add(f.key, f.sender, f.seq, f.until)
-	default:
-		p.keys.add(f.key, f.seq, f.until)
+	if f.reply != 0 {
+		p.keys.reply(f.key, f.seq, f.reply)
+	} else if p.keys.add(f.key, f.seq, f.until) && f.sender != (hash16{}) {
+		p.long.add(f.sender, f.until)
 	}
 }
 
@@ -72,11 +65,7 @@ func (p *partition) note(f keyFact) {
 	p.facts = append(p.facts, f)
 }
 
-func (p *partition) expire() {
-	now := nanos(p.j.cfg.Now())
-	p.keys.expire(now)
-	p.long.expire(now)
-}
+func (p *partition) expire() { p.keys.expire(nanos(p.j.cfg.Now())) }
 
 // seen tells of the record that has a key already, nil if none has.
 func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
@@ -84,9 +73,6 @@ func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	var found []candidate
 	now := nanos(p.j.cfg.Now())
 	p.mu.RLock()
-	if seq, reply, ok := p.long.find(key, now); ok {
-		found = append(found, candidate{seq, reply})
-	}
 	for seq, reply := range p.keys.find(key, now) {
 		found = append(found, candidate{seq, reply})
 	}
@@ -117,5 +103,3 @@ func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	}
 	return nil, nil
 }
-
-func newGuard() (*keyTable, *longKeys) { return newKeyTable(maphash.MakeSeed()), newLongKeys() }

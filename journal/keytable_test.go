@@ -3,7 +3,6 @@ package journal
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"maps"
 	"math"
@@ -21,19 +20,19 @@ func testKey(n uint64) hash16 { return keyHash("scope", string(binary.BigEndian.
 
 // modelKey is a key in the plain model of a table.
 type modelKey struct {
-	shard, print, until uint32
-	reply               uint64
+	key   hash16
+	until int64
+	reply uint64
 }
 
-// TestKeyTableModel compares the table with a plain map. Fingerprints are few,
-// and at the ends of the shards, so that many keys share one and slots wrap.
+// TestKeyTableModel compares the table with a plain map.
 func TestKeyTableModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := newKeyTable(maphash.MakeSeed())
 		model := map[uint64]*modelKey{}
 		now := int64(1_800_000_000) * int64(time.Second)
 		seq := rapid.Uint64Range(0, 1<<42).Draw(t, "start")
-		prints := []uint32{1, 2, 3, 1 << 20, 1 << 31, math.MaxUint32 - 1, math.MaxUint32}
+		key := func(t *rapid.T) hash16 { return testKey(rapid.Uint64Range(0, 50).Draw(t, "key")) }
 		known := func() uint64 {
 			list := slices.Sorted(maps.Keys(model))
 			if len(list) == 0 {
@@ -44,31 +43,33 @@ func TestKeyTableModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
 				for range rapid.SampledFrom([]int{1, 10, 300}).Draw(t, "several") {
-					seq += rapid.SampledFrom([]uint64{1, 1, 1, 2, 1000, blockSpan - 1, blockSpan, 1 << 32, 1<<32 + 7}).Draw(t, "gap")
-					k := &modelKey{
-						shard: rapid.SampledFrom([]uint32{0, 1, 255}).Draw(t, "shard"),
-						print: rapid.SampledFrom(prints).Draw(t, "print"),
-						until: seconds(now) + rapid.Uint32Range(0, 900).Draw(t, "life"),
+					seq += rapid.SampledFrom([]uint64{1, 1, 1, 2, 1000, 1 << 32, 1<<32 + 7}).Draw(t, "gap")
+					life := rapid.Int64Range(0, 900).Draw(t, "life") * int64(time.Second)
+					k := &modelKey{key: key(t), until: now/int64(time.Second)*int64(time.Second) + life}
+					if !table.add(k.key, seq, k.until) {
+						t.Fatal("it was not added")
 					}
-					table.addPrint(k.shard, k.print, seq, k.until)
 					model[seq] = k
 				}
 			},
 			"add again": func(*rapid.T) {
-				if k := model[seq]; k != nil {
-					table.addPrint(k.shard, k.print, seq, k.until)
+				if k := model[seq]; k != nil && table.add(k.key, seq, k.until) {
+					t.Fatal("it was added twice")
 				}
 			},
 			"reply": func(t *rapid.T) {
 				request := known()
 				at := request + rapid.SampledFrom([]uint64{1, 2, 1 << 20, math.MaxUint32}).Draw(t, "distance")
-				had := table.reply(request, at)
 				k := model[request]
-				if k != nil && k.until > seconds(now) && !had {
-					t.Fatalf("reply(%d): the key is held, and was not found", request)
+				if k == nil {
+					if table.reply(key(t), request, at) {
+						t.Fatalf("reply(%d): found what was never added", request)
+					}
+					return
 				}
-				if k == nil && had {
-					t.Fatalf("reply(%d): found what was never added", request)
+				had := table.reply(k.key, request, at)
+				if k.until > now && !had {
+					t.Fatalf("reply(%d): the key is held, and was not found", request)
 				}
 				if had && k.reply == 0 {
 					k.reply = at
@@ -79,68 +80,61 @@ func TestKeyTableModel(t *testing.T) {
 				table.expire(now)
 			},
 			"": func(t *rapid.T) {
-				for _, shard := range []uint32{0, 1, 255, 7} {
-					for _, print := range prints {
-						want := map[uint64]uint64{}
-						for seq, k := range model {
-							if k.shard == shard && k.print == print && k.until > seconds(now) {
-								want[seq] = k.reply
-							}
+				at := now / int64(time.Second) * int64(time.Second)
+				want := map[hash16]map[uint64]uint64{}
+				oldest := uint64(0)
+				for seq, k := range model {
+					if k.until > at {
+						if want[k.key] == nil {
+							want[k.key] = map[uint64]uint64{}
 						}
-						got := map[uint64]uint64{}
-						table.each(shard, print, seconds(now), func(seq, reply uint64) bool {
-							got[seq] = reply
-							return true
-						})
-						if !maps.Equal(got, want) {
-							t.Fatalf("shard %d, fingerprint %d: %v, want %v", shard, print, got, want)
+						want[k.key][seq] = k.reply
+						if oldest == 0 || seq < oldest {
+							oldest = seq
 						}
 					}
+				}
+				for i := range uint64(51) {
+					if got := maps.Collect(table.find(testKey(i), now)); !maps.Equal(got, want[testKey(i)]) {
+						t.Fatalf("key %d: %v, want %v", i, got, want[testKey(i)])
+					}
+				}
+				if first, ok := table.oldest(now); first != oldest || ok != (oldest > 0) {
+					t.Fatalf("the oldest is %d (%v), want %d", first, ok, oldest)
 				}
 				checkTable(t, table)
 			},
 		})
 		// After a whole rotation nothing that has ended is left.
+		now += int64(keyRotation)
 		table.expire(now)
-		for range 2 * len(table.blocks) {
-			now += int64(keyRotation)
-			table.expire(now)
-		}
-		maps.DeleteFunc(model, func(_ uint64, k *modelKey) bool { return k.until <= seconds(now) })
+		table.expire(now + int64(keyRotation))
+		maps.DeleteFunc(model, func(_ uint64, k *modelKey) bool { return k.until <= now+int64(keyRotation) })
 		if table.count() != len(model) {
 			t.Fatalf("%d keys are held, %d have not ended", table.count(), len(model))
-		}
-		first, ok := table.first()
-		if list := slices.Sorted(maps.Keys(model)); ok != (len(list) > 0) || ok && first != list[0] {
-			t.Fatalf("the first is %d (%v), want that of %v", first, ok, list)
 		}
 		checkTable(t, table)
 	})
 }
 
-// checkTable checks what must hold between blocks and index.
+// checkTable checks what must hold in each shard.
 func checkTable(t interface{ Fatalf(string, ...any) }, table *keyTable) {
-	held, used, slots := 0, 0, 0
-	for i, b := range table.blocks {
-		if i < len(table.blocks)-1 && len(b.keys) == 0 {
-			t.Fatalf("block %d of %d is empty", i, len(table.blocks))
-		}
-		held += len(b.keys)
-	}
+	used := 0
 	for i := range table.shards {
 		s := &table.shards[i]
-		used += s.used
-		for _, slot := range s.slots {
-			if slot != 0 {
+		slots := 0
+		for _, k := range s.slots {
+			if k.print != 0 {
 				slots++
 			}
 		}
-		if s.used*10 > len(s.slots)*9 || len(s.slots) > 32 && s.used*100 < len(s.slots)*70 {
-			t.Fatalf("shard %d has %d keys in %d slots", i, s.used, len(s.slots))
+		if slots != s.used || s.used*10 > len(s.slots)*9 {
+			t.Fatalf("shard %d counts %d keys, has %d in %d slots", i, s.used, slots, len(s.slots))
 		}
+		used += s.used
 	}
-	if held != table.held || used != held || slots != held {
-		t.Fatalf("%d keys are counted, %d in blocks, %d in shards, %d in slots", table.held, held, used, slots)
+	if used != table.held {
+		t.Fatalf("%d keys are counted, %d in shards", table.held, used)
 	}
 }
 
@@ -171,54 +165,6 @@ func TestKeyTableKeys(t *testing.T) {
 	}
 	if per := float64(table.bytes()) / n; per > 32 {
 		t.Errorf("%.1f bytes a key", per)
-	}
-}
-
-// TestKeyTableJoin: blocks of which little is left become one.
-func TestKeyTableJoin(t *testing.T) {
-	t.Parallel()
-	table := newKeyTable(maphash.MakeSeed())
-	now := int64(1_800_000_000) * int64(time.Second)
-	const n = 6*blockKeys + 10
-	life := func(i uint64) time.Duration {
-		switch {
-		case i%20 != 0:
-			return time.Minute
-		case i/blockKeys%2 == 0:
-			return 10 * time.Minute
-		}
-		return 5 * time.Minute // the later of two blocks ends sooner
-	}
-	for i := range uint64(n) {
-		table.add(testKey(i), 5*i+1, now+int64(life(i)))
-	}
-	start := now
-	for _, at := range []time.Duration{time.Minute, 5 * time.Minute, 10 * time.Minute} {
-		now = start + int64(at)
-		table.expire(now)
-		for range 2 * len(table.blocks) {
-			table.expire(now + int64(keyRotation))
-		}
-		live := 0
-		for i := range uint64(n) {
-			found := false
-			for seq := range table.find(testKey(i), now) {
-				found = found || seq == 5*i+1
-			}
-			if found != (life(i) > at) {
-				t.Fatalf("key %d after %s: found %t", i, at, found)
-			}
-			if found {
-				live++
-				if k := table.at(5*i + 1); k == nil {
-					t.Fatalf("key %d is not where its sequence says", i)
-				}
-			}
-		}
-		if table.count() != live || len(table.blocks) > 2 {
-			t.Errorf("after %s: %d keys in %d blocks, %d have not ended", at, table.count(), len(table.blocks), live)
-		}
-		checkTable(t, table)
 	}
 }
 
@@ -275,7 +221,7 @@ func TestKeyTableLoad(t *testing.T) {
 			until := (now + int64(life)) / int64(time.Second) * int64(time.Second)
 			table.add(testKey(seq), seq, until)
 			if i%2 == 0 {
-				table.reply(seq, seq+rnd.Uint64N(1000)+1)
+				table.reply(testKey(seq), seq, seq+rnd.Uint64N(1000)+1)
 			}
 			ends[until/int64(time.Second)]++
 			live++
@@ -311,52 +257,12 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// TestKeyTableLoaded: keys that are loaded at once are found like those that are
-// added, and what comes after them, too.
-func TestKeyTableLoaded(t *testing.T) {
-	t.Parallel()
-	table := newKeyTable(maphash.MakeSeed())
-	const n = 100_000
-	table.add(testKey(1), 1, math.MaxInt64)
-	cut := errors.New("the rest cannot be read")
-	err := table.load(func(add func(hash16, uint64, int64)) error {
-		for i := uint64(1); i <= n; i++ { // the first one is held
-			add(testKey(i), i, math.MaxInt64)
-			if i%2 == 0 && !table.reply(i, i+7) {
-				t.Fatalf("a reply does not find the request %d", i)
-			}
-		}
-		return cut
-	})
-	if !errors.Is(err, cut) {
-		t.Error(err)
-	}
-	table.add(testKey(n+1), n+1, math.MaxInt64)
-	for i := uint64(1); i <= n+1; i++ {
-		got := map[uint64]uint64{}
-		for seq, reply := range table.find(testKey(i), 0) {
-			got[seq] = reply
-		}
-		want := uint64(0)
-		if i%2 == 0 {
-			want = i + 7
-		}
-		if reply, ok := got[i]; !ok || reply != want {
-			t.Fatalf("key %d: %v", i, got)
-		}
-	}
-	if per := float64(table.bytes()) / n; table.count() != n+1 || per > 32 {
-		t.Errorf("%d keys, %.1f bytes each", table.count(), per)
-	}
-	checkTable(t, table)
-}
-
 func TestEncodeKeys(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		hash := rapid.Custom(func(t *rapid.T) hash16 { return testKey(rapid.Uint64().Draw(t, "hash")) })
 		facts := rapid.SliceOf(rapid.Custom(func(t *rapid.T) keyFact {
-			f := keyFact{seq: rapid.Uint64Range(1, 1<<48).Draw(t, "seq")}
+			f := keyFact{seq: rapid.Uint64Range(1, 1<<48).Draw(t, "seq"), key: hash.Draw(t, "key")}
 			switch rapid.IntRange(0, 2).Draw(t, "kind") {
 			case 0:
 				f.reply = f.seq + rapid.Uint64Range(1, 1<<33).Draw(t, "distance")
@@ -364,7 +270,6 @@ func TestEncodeKeys(t *testing.T) {
 			case 1:
 				f.sender = hash.Draw(t, "sender")
 			}
-			f.key = hash.Draw(t, "key")
 			f.until = int64(rapid.Uint32().Draw(t, "until")) * int64(time.Second)
 			return f
 		})).Draw(t, "facts")
@@ -376,11 +281,8 @@ func TestEncodeKeys(t *testing.T) {
 		if d := cmp.Diff(facts, got, cmp.AllowUnexported(keyFact{}), equateEmpty); d != "" {
 			t.Fatal(d)
 		}
-		damaged := slices.Clone(data)
-		damaged[rapid.IntRange(0, len(data)-1).Draw(t, "at")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
-		for _, b := range [][]byte{damaged, data[:rapid.IntRange(0, len(data)-1).Draw(t, "cut")]} {
-			err := decodeKeys(b, func(keyFact) { t.Fatal("a fact of a damaged segment") })
-			if !errors.Is(err, ErrCorrupt) {
+		if len(facts) > 0 {
+			if err := decodeKeys(data[:len(data)-1], func(keyFact) {}); !errors.Is(err, ErrCorrupt) {
 				t.Fatalf("%v, want ErrCorrupt", err)
 			}
 		}
@@ -389,45 +291,23 @@ func TestEncodeKeys(t *testing.T) {
 
 var equateEmpty = cmp.FilterValues(func(a, b []keyFact) bool { return len(a)+len(b) == 0 }, cmp.Ignore())
 
-// TestLongKeys: what outlives the window, against its sender's allowance.
-func TestLongKeys(t *testing.T) {
+// TestAllowance: what outlives the window is counted until its end.
+func TestAllowance(t *testing.T) {
 	t.Parallel()
-	l := newLongKeys()
+	l := allowance{ends: map[hash16][]int64{}}
 	a, b := testKey(100), testKey(101)
-	l.add(testKey(1), a, 10, 1000)
-	l.add(testKey(2), a, 11, 500)
-	l.add(testKey(3), b, 12, 700)
-	check := func(what string, want ...string) {
-		t.Helper()
-		var got []string
-		for i := range uint64(4) {
-			if seq, reply, ok := l.find(testKey(i), 400); ok {
-				got = append(got, fmt.Sprintf("%d: %d %d", i, seq, reply))
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: %q, want %q", what, got, want)
-		}
+	l.add(a, 1000)
+	l.add(a, 500)
+	l.add(b, 700)
+	l.expire(a, 500)
+	if l.of(a) != 1 || l.of(b) != 1 || l.held != 2 {
+		t.Errorf("%d keys, %d and %d of the senders", l.held, l.of(a), l.of(b))
 	}
-	check("added", "1: 10 0", "2: 11 0", "3: 12 0")
-	if !l.reply(11, 20) || !l.reply(11, 21) || l.reply(13, 22) {
-		t.Error("a reply finds its request, and no other")
+	l.expireAll(700)
+	if l.of(a) != 1 || l.of(b) != 0 || l.held != 1 {
+		t.Errorf("%d keys, %d and %d of the senders", l.held, l.of(a), l.of(b))
 	}
-	check("replied", "1: 10 0", "2: 11 20", "3: 12 0")
-	if _, _, ok := l.find(testKey(2), 500); ok {
-		t.Error("a key is found at its end")
-	}
-	l.expire(500)
-	check("expired", "1: 10 0", "3: 12 0")
-	if l.reply(11, 23) || l.of(a) != 1 || l.of(b) != 1 || l.count() != 2 {
-		t.Errorf("%d keys, %d and %d of the senders", l.count(), l.of(a), l.of(b))
-	}
-	l.add(testKey(1), b, 30, 2000) // used again after its end
-	if seq, ok := l.first(); !ok || seq != 12 || l.of(a) != 0 || l.of(b) != 2 {
-		t.Errorf("the first is %d, %d and %d keys of the senders", seq, l.of(a), l.of(b))
-	}
-	l.expire(5000)
-	if _, ok := l.first(); ok || l.count() != 0 || len(l.keys)+len(l.bySeq)+len(l.senders) != 0 {
+	if l.expireAll(5000); l.held != 0 || len(l.ends) != 0 {
 		t.Error("something is left")
 	}
 }
@@ -489,14 +369,11 @@ func BenchmarkLoadKeys(b *testing.B) {
 	b.ReportMetric(float64(bytes)/n, "stored-bytes/key")
 	for b.Loop() {
 		table := newKeyTable(maphash.MakeSeed())
-		err := table.load(func(add func(hash16, uint64, int64)) error {
-			for _, s := range segments {
-				if err := decodeKeys(s, func(f keyFact) { add(f.key, f.seq, f.until) }); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		table.grow(bytes / factSize)
+		var err error
+		for _, s := range segments {
+			err = errors.Join(err, decodeKeys(s, func(f keyFact) { table.add(f.key, f.seq, f.until) }))
+		}
 		if err != nil || table.count() != n {
 			b.Fatal(table.count(), err)
 		}

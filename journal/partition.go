@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"hash/maphash"
 	"strings"
 	"sync"
 	"unique"
@@ -28,7 +29,7 @@ type partition struct {
 	applied   uint64        // sequence of the last record fed
 	moved     chan struct{} // closed when applied grows; nil while nobody waits
 	keys      *keyTable
-	long      *longKeys
+	long      allowance
 	open      map[target]*delivery
 	dead      int
 	heads     map[string]uint64 // the last record of some tags
@@ -48,9 +49,9 @@ const maxHeads = 1 << 16
 func newPartition(j *Journal, index int) *partition {
 	p := &partition{
 		j: j, index: index, open: make(map[target]*delivery), heads: make(map[string]uint64),
-		landed: make(map[opID]uint64),
+		landed: make(map[opID]uint64), keys: newKeyTable(maphash.MakeSeed()),
+		long: allowance{ends: make(map[hash16][]int64)},
 	}
-	p.keys, p.long = newGuard()
 	p.writer = newWriter(j, p)
 	return p
 }
@@ -121,7 +122,9 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	if m := r.Message; m != nil && r.Refused == nil {
 		for i := range r.Open {
 			if t := named.opens[i]; p.open[t] == nil {
-				p.open[t] = opened(r.Record, &r.Open[i])
+				d := opened(r.Record, &r.Open[i])
+				d.key = r.key
+				p.open[t] = d
 			}
 		}
 	}
@@ -136,8 +139,8 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 		if d == nil || d.check(s) != "" {
 			continue
 		}
-		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message {
-			f := keyFact{seq: d.seq, reply: seq}
+		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message && d.key != (hash16{}) {
+			f := keyFact{key: d.key, seq: d.seq, reply: seq}
 			p.hold(f)
 			p.note(f)
 		}
@@ -276,10 +279,13 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	cfg := &p.j.cfg
 	if r.Keyed {
 		p.expire()
-		if n := p.long.of(r.sender) + g.long[r.sender]; r.sender != (hash16{}) && n >= cfg.MaxLongKeys {
-			return nil, fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n)
+		if r.sender != (hash16{}) && p.long.of(r.sender)+g.long[r.sender] >= cfg.MaxLongKeys {
+			p.long.expire(r.sender, nanos(cfg.Now()))
+			if n := p.long.of(r.sender) + g.long[r.sender]; n >= cfg.MaxLongKeys {
+				return nil, fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n)
+			}
 		}
-		if n := p.keys.count(); n+len(g.keys) >= cfg.MaxKeys {
+		if n := p.keys.count() - p.long.held; n+len(g.keys) >= cfg.MaxKeys {
 			return nil, fail(ErrBusy, "%d replay keys are held in partition %d, the limit (MaxKeys)", n, p.index)
 		}
 	}

@@ -154,10 +154,12 @@ func (j *Journal) Stats() Stats {
 		s := PartitionStats{
 			Partition: p.index, Appended: p.writer.appended.Load(), Groups: p.writer.groups.Load(), Owned: j.Owned(p.index),
 		}
-		p.mu.RLock()
-		s.Applied, s.Keys, s.LongKeys = p.applied, p.keys.count(), p.long.count()
+		p.mu.Lock()
+		p.expire()
+		p.long.expireAll(nanos(j.cfg.Now()))
+		s.Applied, s.Keys, s.LongKeys = p.applied, p.keys.count()-p.long.held, p.long.held
 		s.Dead, s.Open, s.Replays = p.dead, len(p.open)-p.dead, p.replays
-		p.mu.RUnlock()
+		p.mu.Unlock()
 		p.writer.mu.Lock()
 		s.Queued = len(p.writer.queue)
 		p.writer.mu.Unlock()

@@ -47,16 +47,11 @@ func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (re
 func (p *partition) needed() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.keys.sweep(nanos(p.j.cfg.Now()))
-	p.expire()
 	out := p.applied
 	for _, d := range p.open {
 		out = min(out, d.seq)
 	}
-	if seq, ok := p.keys.first(); ok {
-		out = min(out, seq)
-	}
-	if seq, ok := p.long.first(); ok {
+	if seq, ok := p.keys.oldest(nanos(p.j.cfg.Now())); ok {
 		out = min(out, seq)
 	}
 	return out

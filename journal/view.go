@@ -29,7 +29,7 @@ import (
 // after a crash reads little.
 const (
 	viewBucket  = "parley-view"
-	viewVersion = 2
+	viewVersion = 3
 	viewPart    = 1 << 20
 
 	viewDelivery = 1 // tag of an open delivery
@@ -75,6 +75,7 @@ func (c *coder) held(x *held) {
 	c.bool(16, &x.d.sync)
 	pointer(c, 17, &x.d.err, (*coder).failure)
 	each(c, 18, &x.d.losses, (*coder).loss)
+	ident(c, 19, &x.d.key)
 }
 
 func (c *coder) handle(tag int, h *unique.Handle[string]) {
@@ -136,6 +137,7 @@ func (j *Journal) checkpoints() {
 		for _, p := range j.parts {
 			p.mu.Lock()
 			p.expire()
+			p.long.expireAll(nanos(j.cfg.Now()))
 			p.mu.Unlock()
 			if !p.due() || !j.Owned(p.index) {
 				continue
@@ -302,24 +304,23 @@ func (p *partition) restoreKeys(ctx context.Context) error {
 		}
 		segments[v.Key] = v.Data
 	}
+	size := 0
+	for _, data := range segments {
+		size += len(data)
+	}
+	p.keys.grow(size / factSize)
 	now := nanos(p.j.cfg.Now())
-	return p.keys.load(func(add func(key hash16, seq uint64, until int64)) error {
-		for _, key := range slices.Sorted(maps.Keys(segments)) {
-			err := decodeKeys(segments[key], func(f keyFact) {
-				switch {
-				case f.reply == 0 && f.until <= now:
-				case f.reply == 0 && f.sender == (hash16{}):
-					add(f.key, f.seq, f.until)
-				default:
-					p.hold(f)
-				}
-			})
-			if err != nil {
-				return err
+	for _, key := range slices.Sorted(maps.Keys(segments)) {
+		err := decodeKeys(segments[key], func(f keyFact) {
+			if f.reply != 0 || f.until > now {
+				p.hold(f)
 			}
+		})
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // restoreOpen restores the open deliveries of a checkpoint, and reports whether
