@@ -24,8 +24,9 @@ const turns = 3
 // Journal measures appends to a journal that holds nothing else, each a message
 // with a replay key, at so many callers as c.Connections says (default 1, 8, 64,
 // 256), next to a bare file: all that wait are written at once and synced, as many
-// bytes a record as the journal takes for one (see [floor.Appender]). Both are
-// open all the time and take turns; a median is the turns' mean, a 99th
+// bytes a record as the journal takes for one (see [floor.Appender]). On either
+// side each caller makes a message of its own for each append. Both are open all
+// the time and take turns; a median is the turns' mean, a 99th
 // percentile that of the worst turn. It calls each with every row as soon as it
 // is known.
 func Journal(ctx context.Context, c Config, each func(Row)) error {
@@ -71,8 +72,15 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 	if row.RecordBytes, err = recordBytes(ctx, j, ours, c.Payload); err != nil {
 		return row, err
 	}
-	record := []byte(strings.Repeat("x", row.RecordBytes))
-	bare := func(ctx context.Context, _, _ int) error { return a.Append(ctx, record) }
+	bare := func(ctx context.Context, _, _ int) error {
+		m, err := message(c.Payload)
+		if err != nil {
+			return err
+		}
+		record := make([]byte, row.RecordBytes)
+		copy(record[copy(record, m.ID[:]):], m.Origin.Raw)
+		return a.Append(ctx, record)
+	}
 	if !c.NoFloor {
 		row.Floor = &Figures{}
 	}
@@ -114,20 +122,28 @@ func (f *Figures) turn(ctx context.Context, callers int, d time.Duration, do fun
 
 // appendMessage records one message as the hub records a signed request.
 func appendMessage(ctx context.Context, j *journal.Journal, payload int) error {
-	id, err := parley.NewID(time.Now(), rand.Reader)
+	m, err := message(payload)
 	if err != nil {
 		return err
 	}
+	_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m, Key: journal.Key{ID: m.ID.String(), Sender: "sender"}})
+	return err
+}
+
+// message is what a caller has in hand, on either side.
+func message(payload int) (*parley.Message, error) {
+	id, err := parley.NewID(time.Now(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
 	raw := []byte(strings.Repeat("x", payload))
-	m := &parley.Message{
+	return &parley.Message{
 		ID: id, Kind: parley.Request, From: "sender", To: "echo", Conversation: id,
 		Parts: []parley.Part{{MediaType: "application/json", Data: raw[min(300, payload/2):]}},
 		Origin: parley.Origin{Protocol: "samvad", Raw: raw, Verdict: parley.Verdict{
 			KeyID: "key-current", Checks: []parley.Check{{Name: "signature", OK: true}},
 		}},
-	}
-	_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m, Key: journal.Key{ID: id.String(), Sender: "sender"}})
-	return err
+	}, nil
 }
 
 // recordBytes is what the journal takes for a record, by some that it appends
