@@ -72,12 +72,10 @@ func (c *coder) record(r *sealed) {
 	c.time(7, &r.Until)
 	ident(c, 14, &r.sender)
 	if c.part(r.Erased != nil, 15, 17) {
-		if r.Erased == nil {
-			r.Erased = new(Erased)
-		}
-		number(c, 15, &r.Erased.Number, math.MaxUint64)
-		c.bytes(16, &r.Erased.Digest)
-		number(c, 17, &r.Erased.Size, math.MaxUint64)
+		x := r.erased()
+		number(c, 15, &x.Number, math.MaxUint64)
+		c.bytes(16, &x.Digest)
+		number(c, 17, &x.Size, math.MaxUint64)
 	}
 	if c.part(r.Chain != nil, 8, 9) {
 		if r.Chain == nil {

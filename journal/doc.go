@@ -61,7 +61,8 @@
 // group, bounded in number and bytes; there is no timer, so a lone entry is
 // written at once. The writer checks the group against this node's view, which is
 // everything up to a known position, and has the store append the group behind
-// exactly that position. If another node was sooner, nothing was recorded: the
+// exactly that position. While the store does so, the writer checks the next group
+// where there are many callers. If another node was sooner, nothing was recorded: the
 // writer reads what is new, checks again and tries again. So replay keys, steps,
 // chains and fences need no help of the store.
 //

@@ -197,11 +197,9 @@ func newWriter(j *Journal, p *partition) *writer {
 }
 
 // ahead is how many must wait for the writer to check them while the store has a
-// group. Fewer are not worth a change of goroutines.
-const (
-	ahead     = 32
-	giveWayTo = 64
-)
+// group. A smaller group is not worth a sync of its own: it waits for the callers
+// of the one before.
+const ahead = 64
 
 // submit queues o and waits for its end.
 func (w *writer) submit(ctx context.Context, o *op) error {
@@ -282,14 +280,14 @@ func (w *writer) run() {
 }
 
 // giveWay lets the callers of the group before run first: those that append
-// again at once are then in the next group, and share its sync. More than can be
-// checked while the store has a group do so in the next but one.
+// again at once are then in the next group, and share its sync. Where there are
+// many they make two groups in turn.
 func (w *writer) giveWay() {
 	for before := -1; ; {
 		w.mu.Lock()
 		n := len(w.queue)
 		w.mu.Unlock()
-		if n == before || n >= giveWayTo {
+		if n == before || n >= 2*ahead {
 			return
 		}
 		before = n
