@@ -40,7 +40,7 @@ func (p *Problem) withoutContent() {
 	}
 }
 
-func (r *Reason) withoutContent() {
+func withoutText(r *Reason) {
 	if r != nil {
 		r.Text = ""
 	}
@@ -54,10 +54,10 @@ func withoutDetails(checks []Check) {
 
 func (s *Summary) withoutContent() {
 	s.Preview, s.Snippet = "", ""
-	s.Error.withoutContent()
+	withoutText(s.Error)
 	for i := range s.Deliveries {
 		s.Deliveries[i].Losses = nil
-		s.Deliveries[i].Error.withoutContent()
+		withoutText(s.Deliveries[i].Error)
 	}
 }
 
@@ -66,7 +66,7 @@ func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
 
 func (c *ConversationInfo) withoutContent() { c.Preview = "" }
 
-func (d *DeliveryNews) withoutContent() { d.Error.withoutContent() }
+func (d *DeliveryNews) withoutContent() { withoutText(d.Error) }
 
 // withoutContent leaves Content, which is a view of its own.
 func (d *DeadLetter) withoutContent() {

@@ -411,7 +411,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 			return nil, err
 		}
 		if r.Refused != nil {
-			v.Refused = &Reason{r.Refused.Code, r.Refused.Text}
+			v.Refused = &Reason{Code: r.Refused.Code, Text: r.Refused.Text}
 		}
 		for _, o := range r.Open {
 			v.Opened = append(v.Opened, ExportOpening{o.To, o.Attempt, o.Sync})
@@ -426,7 +426,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		}
 		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply}
 		if s.Error != nil {
-			x.Error = &Reason{s.Error.Code, s.Error.Text}
+			x.Error = &Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
 		for _, l := range s.Losses {
 			x.Losses = append(x.Losses, l.String())
@@ -474,7 +474,7 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops, Parts: []ExportPart{},
 		Origin: origin}
 	if m.Error != nil {
-		v.Error = &Reason{m.Error.Code, m.Error.Text}
+		v.Error = &Reason{Code: m.Error.Code, Text: m.Error.Text}
 	}
 	for name, b := range m.Extensions {
 		if v.Extensions == nil {

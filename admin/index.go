@@ -3,10 +3,12 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"net/http"
 	"net/url"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -24,60 +26,16 @@ type MessageFilter = index.Filter
 type ConversationFilter = index.ConversationFilter
 
 // Reason is why something failed.
-type Reason struct {
-	Code parley.Code `json:"code"`
-	Text string      `json:"text,omitzero"`
-}
+type Reason = index.Reason
 
 // Summary is what lists say of a message.
-type Summary struct {
-	ID           parley.ID        `json:"id"`
-	Position     journal.Position `json:"position"`
-	Time         time.Time        `json:"time"` // it was recorded
-	Kind         parley.Kind      `json:"kind"`
-	State        parley.State     `json:"state,omitzero"`  // of an event
-	Number       int              `json:"number,omitzero"` // of an event
-	From         string           `json:"from"`
-	To           string           `json:"to,omitzero"`
-	Conversation parley.ID        `json:"conversation,omitzero"`
-	InReplyTo    parley.ID        `json:"inReplyTo,omitzero"`
-	Skill        string           `json:"skill,omitzero"`
-	Act          string           `json:"act,omitzero"`
-	Protocol     string           `json:"protocol,omitzero"` // it came by
-	Assurance    parley.Assurance `json:"assurance"`
-	Trace        string           `json:"trace,omitzero"`
-	Size         int              `json:"size"`
-	Refused      bool             `json:"refused,omitzero"` // proved, but turned away
-	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
-	Error        *Reason          `json:"error,omitzero"`
-	Preview      string           `json:"preview,omitzero"` // the beginning of the content
-	Snippet      string           `json:"snippet,omitzero"` // of a search
-	Deliveries   []DeliveryInfo   `json:"deliveries"`
-}
+type Summary index.Message
 
 // DeliveryInfo is one message to one recipient.
-type DeliveryInfo struct {
-	To        string               `json:"to"`
-	State     parley.DeliveryState `json:"state"`
-	Attempts  int                  `json:"attempts"`
-	Postponed int                  `json:"postponed,omitzero"` // attempts that do not count as tries
-	Opened    time.Time            `json:"opened"`
-	Changed   time.Time            `json:"changed"`
-	Next      time.Time            `json:"next,omitzero"` // waiting: not before
-	Error     *Reason              `json:"error,omitzero"`
-	Reply     parley.ID            `json:"reply,omitzero"`
-	Losses    []string             `json:"losses,omitzero"`
-	Steps     []DeliveryStep       `json:"steps,omitzero"` // only of one message or conversation
-}
+type DeliveryInfo = index.Delivery
 
 // DeliveryStep is one change of a delivery.
-type DeliveryStep struct {
-	Position journal.Position     `json:"position"`
-	Time     time.Time            `json:"time"`
-	State    parley.DeliveryState `json:"state"`
-	Attempt  int                  `json:"attempt"`
-	Code     parley.Code          `json:"code,omitzero"`
-}
+type DeliveryStep = index.Step
 
 // Recorded is a message as the journal holds it.
 type Recorded struct {
@@ -98,16 +56,7 @@ type MessagePage struct {
 }
 
 // ConversationInfo is what lists say of a conversation.
-type ConversationInfo struct {
-	ID       parley.ID `json:"id"`
-	First    time.Time `json:"first"`
-	Last     time.Time `json:"last"`
-	Messages int       `json:"messages"`
-	Open     int       `json:"open"`   // deliveries that are not settled
-	Failed   int       `json:"failed"` // messages that failed
-	Agents   []string  `json:"agents"`
-	Preview  string    `json:"preview,omitzero"` // of the last message
-}
+type ConversationInfo index.Conversation
 
 // ConversationPage is some of the conversations that a filter chooses.
 type ConversationPage struct {
@@ -124,58 +73,31 @@ type Conversation struct {
 }
 
 // IndexStats tells how the index of messages is.
-type IndexStats struct {
-	Lag      uint64    `json:"lag"` // records that it is behind the journal
-	Queued   int       `json:"queued"`
-	Indexed  uint64    `json:"indexed"`  // since the start
-	Overflow uint64    `json:"overflow"` // how often it had to read the journal because its queue was full
-	Rebuilds uint64    `json:"rebuilds"` // how often it was made anew
-	Skipped  uint64    `json:"skipped"`  // records that could not be read
-	Last     time.Time `json:"last,omitzero"`
-	Error    string    `json:"error,omitzero"` // why it does not follow now
-}
+type IndexStats = index.Stats
 
 func (a *Admin) viewIndex() *IndexStats {
 	if a.c.Index == nil {
 		return nil
 	}
-	s := IndexStats(a.c.Index.Stats())
+	s := a.c.Index.Stats()
 	return &s
 }
 
-func reason(code parley.Code, text string) *Reason {
-	if code == "" {
-		return nil
-	}
-	return &Reason{code, text}
-}
-
-func viewSummary(by Actor, m *index.Message) Summary {
-	v := Summary{ID: m.ID, Position: m.Position, Time: m.Time, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
-		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Protocol, Assurance: m.Assurance, Trace: m.Trace,
-		Size: m.Size, Refused: m.Refused, Failed: m.Failed, Error: reason(m.Code, m.Error), Preview: m.Preview, Snippet: m.Snippet, Deliveries: []DeliveryInfo{}}
-	for _, d := range m.Deliveries {
-		i := DeliveryInfo{To: d.To, State: d.State, Attempts: d.Attempts, Postponed: d.Postponed, Opened: d.Opened, Changed: d.Changed, Next: d.Next,
-			Error: reason(d.Code, d.Error), Reply: d.Reply, Losses: d.Losses}
-		for _, s := range d.Steps {
-			i.Steps = append(i.Steps, DeliveryStep{s.Position, s.Time, s.State, s.Attempt, s.Code})
-		}
-		v.Deliveries = append(v.Deliveries, i)
-	}
+func viewSummary(by Actor, m index.Message) Summary {
+	v := Summary(m)
 	return *forActor(by, &v)
 }
 
 func viewSummaries(by Actor, list []index.Message) []Summary {
 	out := []Summary{}
 	for i := range list {
-		out = append(out, viewSummary(by, &list[i]))
+		out = append(out, viewSummary(by, list[i]))
 	}
 	return out
 }
 
 func viewConversation(by Actor, c index.Conversation) ConversationInfo {
-	v := ConversationInfo{ID: c.ID, First: c.First, Last: c.Last, Messages: c.Messages, Open: c.Open, Failed: c.Failed,
-		Agents: append([]string{}, c.Agents...), Preview: c.Preview}
+	v := ConversationInfo(c)
 	return *forActor(by, &v)
 }
 
@@ -250,7 +172,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	if err != nil {
 		return Recorded{}, fromIndex(err, "message", id)
 	}
-	out := Recorded{Summary: viewSummary(by, &m)}
+	out := Recorded{Summary: viewSummary(by, m)}
 	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
 	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
 		return out, nil // it was removed since
@@ -435,7 +357,7 @@ func each[T any](list []T, f func(T) bool) bool {
 func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFilter, r *journal.Record,
 	yield func(Event, error) bool) bool {
 	if m, ok := x.Of(r); ok && f.Matches(&m) {
-		v := viewSummary(by, &m)
+		v := viewSummary(by, m)
 		if !yield(Event{Message: &v}, nil) {
 			return false
 		}
@@ -447,7 +369,7 @@ func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFi
 		}
 		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
 		if s.Error != nil {
-			d.Error = reason(s.Error.Code, s.Error.Text)
+			d.Error = &Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
 		if !yield(Event{Delivery: forActor(by, d)}, nil) {
 			return false
@@ -503,106 +425,113 @@ func (a *Admin) refusedSince(by Actor, f *MessageFilter, n uint64) ([]Refusal, u
 // need not wait for those who read it.
 func (a *Admin) EndStreams() { a.endOnce.Do(func() { close(a.ended) }) }
 
-// filterNames are the parameters of a filter of messages.
-var filterNames = []string{"agent", "from", "to", "conversation", "trace", "kind", "state", "protocol", "since", "until", "failed", "refused", "q"}
+// A param is a parameter of a filter. To is the member that it is, a pointer.
+type param struct {
+	name string
+	to   any
+}
 
-func (c *call) filter(more ...string) (MessageFilter, url.Values, error) {
-	var f MessageFilter
-	q, err := c.query(append(more, filterNames...)...)
-	if err != nil {
-		return f, nil, err
+func messageParams(f *MessageFilter) []param {
+	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation}, {"trace", &f.Trace},
+		{"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since}, {"until", &f.Until},
+		{"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
+}
+
+func conversationParams(f *ConversationFilter) []param {
+	return []param{{"agent", &f.Agent}, {"since", &f.Since}, {"until", &f.Until}, {"open", &f.Open}, {"failed", &f.Failed},
+		{"cursor", &f.Cursor}, {"limit", &f.Limit}}
+}
+
+// params reads the parameters of a call; it may have no others.
+func (c *call) params(list ...param) error {
+	var names []string
+	for _, p := range list {
+		names = append(names, p.name)
 	}
-	f = MessageFilter{Agent: q.Get("agent"), From: q.Get("from"), To: q.Get("to"), Trace: q.Get("trace"), Protocol: q.Get("protocol"), Text: q.Get("q"), Cursor: q.Get("cursor")}
-	if s := q.Get("conversation"); s != "" {
-		if f.Conversation, err = parley.ParseID(s); err != nil {
-			return f, nil, parley.Refuse(parley.Malformed, "conversation=%.40q is not an id", s)
+	q, err := c.query(names...)
+	for i := 0; i < len(list) && err == nil; i++ {
+		p := list[i]
+		s := q.Get(p.name)
+		malformed := func(bad error, want string) error {
+			if s == "" || bad == nil {
+				return nil
+			}
+			return parley.Refuse(parley.Malformed, "%s=%.40q: want %s", p.name, s, want)
+		}
+		switch to := p.to.(type) {
+		case *string:
+			*to = s
+		case *bool:
+			*to, err = flag(q, p.name)
+		case *int:
+			*to, err = number(q, p.name, 0)
+		case *time.Time:
+			*to, err = moment(q, p.name)
+		case *parley.ID:
+			err = malformed(to.UnmarshalText([]byte(s)), "an id")
+		case *parley.Kind:
+			err = malformed(to.UnmarshalText([]byte(s)), "request, event, response, error, notice or cancel")
+		case *parley.DeliveryState:
+			err = malformed(to.UnmarshalText([]byte(s)), "waiting, delivering, delivered, answered, dead, dropped, expired or abandoned")
 		}
 	}
-	if s := q.Get("kind"); s != "" {
-		if f.Kind.UnmarshalText([]byte(s)) != nil {
-			return f, nil, parley.Refuse(parley.Malformed, "kind=%.40q: want request, event, response, error, notice or cancel", s)
+	return err
+}
+
+// values writes parameters as params reads them.
+func values(list ...param) url.Values {
+	q := url.Values{}
+	for _, p := range list {
+		var s string
+		switch v := reflect.ValueOf(p.to).Elem(); {
+		case v.IsZero():
+			continue
+		case v.Type() == reflect.TypeFor[time.Time]():
+			s = v.Interface().(time.Time).UTC().Format(time.RFC3339Nano)
+		default:
+			s = fmt.Sprint(v.Interface())
 		}
+		q.Set(p.name, s)
 	}
-	if s := q.Get("state"); s != "" {
-		if f.State.UnmarshalText([]byte(s)) != nil {
-			return f, nil, parley.Refuse(parley.Malformed, "state=%.40q: want waiting, delivering, delivered, answered, dead, dropped, expired or abandoned", s)
-		}
-	}
-	if f.Since, err = moment(q, "since"); err != nil {
-		return f, nil, err
-	}
-	if f.Until, err = moment(q, "until"); err != nil {
-		return f, nil, err
-	}
-	if f.Failed, err = flag(q, "failed"); err != nil {
-		return f, nil, err
-	}
-	if f.Refused, err = flag(q, "refused"); err != nil {
-		return f, nil, err
-	}
-	f.Limit, err = number(q, "limit", 0)
-	return f, q, err
+	return q
 }
 
 func getMessages(a *Admin, c *call) (*answer, error) {
-	f, _, err := c.filter("cursor", "limit")
-	if err != nil {
+	var f MessageFilter
+	if err := c.params(append(messageParams(&f), param{"cursor", &f.Cursor}, param{"limit", &f.Limit})...); err != nil {
 		return nil, err
 	}
 	return reply(a.Messages(c.r.Context(), c.by, f))
 }
 
 func getMessage(a *Admin, c *call) (*answer, error) {
-	q, err := c.query("raw")
-	if err != nil {
-		return nil, err
-	}
-	raw, err := flag(q, "raw")
-	if err != nil {
+	var raw bool
+	if err := c.params(param{"raw", &raw}); err != nil {
 		return nil, err
 	}
 	return reply(a.Message(c.r.Context(), c.by, c.r.PathValue("id"), raw))
 }
 
 func getConversations(a *Admin, c *call) (*answer, error) {
-	q, err := c.query("agent", "since", "until", "open", "failed", "cursor", "limit")
-	if err != nil {
-		return nil, err
-	}
-	f := ConversationFilter{Agent: q.Get("agent"), Cursor: q.Get("cursor")}
-	if f.Since, err = moment(q, "since"); err != nil {
-		return nil, err
-	}
-	if f.Until, err = moment(q, "until"); err != nil {
-		return nil, err
-	}
-	if f.Open, err = flag(q, "open"); err != nil {
-		return nil, err
-	}
-	if f.Failed, err = flag(q, "failed"); err != nil {
-		return nil, err
-	}
-	if f.Limit, err = number(q, "limit", 0); err != nil {
+	var f ConversationFilter
+	if err := c.params(conversationParams(&f)...); err != nil {
 		return nil, err
 	}
 	return reply(a.Conversations(c.r.Context(), c.by, f))
 }
 
 func getConversation(a *Admin, c *call) (*answer, error) {
-	q, err := c.query("cursor", "limit")
-	if err != nil {
+	var cursor string
+	var limit int
+	if err := c.params(param{"cursor", &cursor}, param{"limit", &limit}); err != nil {
 		return nil, err
 	}
-	limit, err := number(q, "limit", 0)
-	if err != nil {
-		return nil, err
-	}
-	return reply(a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), q.Get("cursor"), limit))
+	return reply(a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), cursor, limit))
 }
 
 func getEvents(a *Admin, c *call) (*answer, error) {
-	f, _, err := c.filter()
-	if err != nil {
+	var f MessageFilter
+	if err := c.params(messageParams(&f)...); err != nil {
 		return nil, err
 	}
 	var out *sse
@@ -688,85 +617,24 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return w.w.Write(b)
 }
 
-// values writes a filter as the parameters of the API.
-func filterValues(f MessageFilter) url.Values {
-	q := url.Values{}
-	set := func(name, v string) {
-		if v != "" {
-			q.Set(name, v)
-		}
-	}
-	set("agent", f.Agent)
-	set("from", f.From)
-	set("to", f.To)
-	set("conversation", f.Conversation.String())
-	set("trace", f.Trace)
-	set("protocol", f.Protocol)
-	set("q", f.Text)
-	set("cursor", f.Cursor)
-	if f.Kind != 0 {
-		q.Set("kind", f.Kind.String())
-	}
-	if f.State != 0 {
-		q.Set("state", f.State.String())
-	}
-	times(q, f.Since, f.Until)
-	flags(q, map[string]bool{"failed": f.Failed, "refused": f.Refused})
-	if f.Limit > 0 {
-		q.Set("limit", strconv.Itoa(f.Limit))
-	}
-	return q
-}
-
-func times(q url.Values, since, until time.Time) {
-	if !since.IsZero() {
-		q.Set("since", since.UTC().Format(time.RFC3339Nano))
-	}
-	if !until.IsZero() {
-		q.Set("until", until.UTC().Format(time.RFC3339Nano))
-	}
-}
-
-func flags(q url.Values, set map[string]bool) {
-	for name, is := range set {
-		if is {
-			q.Set(name, "true")
-		}
-	}
-}
-
 // Messages lists messages of the journal, the newest first.
 func (c *Client) Messages(ctx context.Context, f MessageFilter) (MessagePage, error) {
 	var v MessagePage
-	err := c.do(ctx, "GET", "/messages", filterValues(f), nil, &v)
+	err := c.do(ctx, "GET", "/messages", values(append(messageParams(&f), param{"cursor", &f.Cursor}, param{"limit", &f.Limit})...), nil, &v)
 	return v, err
 }
 
 // Message finds one by its id, or by at least the first 8 digits of it.
 func (c *Client) Message(ctx context.Context, id string, raw bool) (Recorded, error) {
 	var v Recorded
-	q := url.Values{}
-	flags(q, map[string]bool{"raw": raw})
-	err := c.do(ctx, "GET", "/messages/"+url.PathEscape(id), q, nil, &v)
+	err := c.do(ctx, "GET", "/messages/"+url.PathEscape(id), values(param{"raw", &raw}), nil, &v)
 	return v, err
 }
 
 // Conversations lists conversations, the one with the newest message first.
 func (c *Client) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
 	var v ConversationPage
-	q := url.Values{}
-	if f.Agent != "" {
-		q.Set("agent", f.Agent)
-	}
-	if f.Cursor != "" {
-		q.Set("cursor", f.Cursor)
-	}
-	if f.Limit > 0 {
-		q.Set("limit", strconv.Itoa(f.Limit))
-	}
-	times(q, f.Since, f.Until)
-	flags(q, map[string]bool{"open": f.Open, "failed": f.Failed})
-	err := c.do(ctx, "GET", "/conversations", q, nil, &v)
+	err := c.do(ctx, "GET", "/conversations", values(conversationParams(&f)...), nil, &v)
 	return v, err
 }
 
@@ -774,13 +642,7 @@ func (c *Client) Conversations(ctx context.Context, f ConversationFilter) (Conve
 // with a page of its messages behind cursor.
 func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int) (Conversation, error) {
 	var v Conversation
-	q := url.Values{}
-	if cursor != "" {
-		q.Set("cursor", cursor)
-	}
-	if limit > 0 {
-		q.Set("limit", strconv.Itoa(limit))
-	}
+	q := values(param{"cursor", &cursor}, param{"limit", &limit})
 	err := c.do(ctx, "GET", "/conversations/"+url.PathEscape(id), q, nil, &v)
 	return v, err
 }
@@ -790,7 +652,7 @@ func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int)
 // missed any more.
 func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		req, err := c.request(ctx, "GET", "/events", filterValues(f), nil)
+		req, err := c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)
 		if err != nil {
 			yield(Event{}, err)
 			return
@@ -798,6 +660,7 @@ func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter
 		for e, err := range c.events(req) {
 			var v Event
 			if err == nil {
+				var to any
 				switch e.name {
 				case "started":
 					if started != nil {
@@ -806,19 +669,20 @@ func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter
 					continue
 				case "message":
 					v.Message = &Summary{}
-					err = jsonx.Decode(e.data, v.Message)
+					to = v.Message
 				case "delivery":
 					v.Delivery = &DeliveryNews{}
-					err = jsonx.Decode(e.data, v.Delivery)
+					to = v.Delivery
 				case "refused":
 					v.Refusal = &Refusal{}
-					err = jsonx.Decode(e.data, v.Refusal)
+					to = v.Refusal
 				case "dropped":
 					v.Dropped = &Dropped{}
-					err = jsonx.Decode(e.data, v.Dropped)
+					to = v.Dropped
 				default:
 					continue // of a later version
 				}
+				err = jsonx.Decode(e.data, to)
 			}
 			if err != nil {
 				yield(Event{}, err)

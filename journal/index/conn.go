@@ -8,22 +8,11 @@ import (
 
 	"zombiezen.com/go/sqlite"
 	"zombiezen.com/go/sqlite/sqlitex"
-
-	"github.com/parley-hub/parley"
 )
-
-// conn is a connection to the file. It is for one goroutine at a time.
-type conn struct {
-	*sqlite.Conn
-	kept *sqlite.Stmt
-}
 
 // codeOf is SQLite's primary result code in err; ResultError also where err is
 // of something else.
 func codeOf(err error) sqlite.ResultCode { return sqlite.ErrCode(err).ToPrimary() }
-
-// corrupt is an error that makes the file a damaged one.
-func corrupt(what string) error { return fmt.Errorf("%s: %w", what, sqlite.ResultCorrupt.ToError()) }
 
 // damaged reports whether the file cannot be read any more.
 func damaged(err error) bool {
@@ -31,7 +20,8 @@ func damaged(err error) bool {
 	return c == sqlite.ResultCorrupt || c == sqlite.ResultNotADB
 }
 
-// errSQL marks a failure of a statement: SQLite's general code says nothing.
+// errSQL marks a failure of a statement, or of reading what it gives: SQLite's
+// general code says nothing.
 var errSQL = errors.New("a statement failed")
 
 // unfit reports whether the file does not take what it should: it is damaged,
@@ -46,88 +36,34 @@ func unfit(err error) bool {
 	return damaged(err)
 }
 
-// readOnly reports whether a file that takes nothing may take it when it is
-// opened anew: without a free descriptor SQLite tries again to open it, for
-// reading only.
-func readOnly(err error) bool { return codeOf(err) == sqlite.ResultReadOnly }
+const busyTimeout = 10 * time.Second
 
-// flags are those to open a file with. One in memory is named by a URI.
-func flags(name string) sqlite.OpenFlags {
-	f := sqlite.OpenReadWrite | sqlite.OpenCreate
-	if strings.HasPrefix(name, memoryName) {
-		f |= sqlite.OpenURI
-	}
-	return f
-}
-
-func openConn(name string) (*conn, error) {
-	c, err := sqlite.OpenConn(name, flags(name))
-	if err != nil {
-		return nil, err
-	}
-	c.SetBusyTimeout(busyTimeout)
-	return &conn{Conn: c}, nil
-}
-
-// keep holds a piece of memory of each size. The allocator gives a page of equal
-// pieces back to the system when its last one is freed, and statements take and
-// free them all the time: one that stays keeps the page. It is another page as the
-// cache of SQLite grows, so the pieces are taken anew between transactions.
-func (c *conn) keep() error {
-	const sizes = 12 // from 16 bytes
-	if c.kept == nil {
-		q, err := c.Prepare("SELECT ?" + strings.Repeat(",?", sizes-1))
-		if err != nil {
-			return err
-		}
-		c.kept = q
-	}
-	var room [16 << (sizes - 1)]byte
-	for i := range sizes {
-		c.kept.BindBytes(i+1, room[:16<<i-8])
-	}
-	return nil
-}
-
-// exec runs statements that give nothing.
-func (c *conn) exec(sql string) error {
-	for sql = strings.TrimSpace(sql); sql != ""; {
-		q, rest, err := c.PrepareTransient(sql)
-		if err != nil {
-			return fmt.Errorf("%.60s: %w: %w", sql, errSQL, err)
-		}
-		_, err = q.Step()
-		if err := errors.Join(err, q.Finalize()); err != nil {
-			return fmt.Errorf("%.60s: %w: %w", sql, errSQL, err)
-		}
-		sql = strings.TrimSpace(sql[len(sql)-rest:])
-	}
-	return nil
-}
-
-// transaction runs f in a transaction, which is undone where f fails.
-func (c *conn) transaction(f func() error) error {
-	err := c.exec("BEGIN IMMEDIATE")
+func openConn(name string) (*sqlite.Conn, error) {
+	c, err := sqlite.OpenConn(name, openFlags)
 	if err == nil {
-		err = f()
+		c.SetBusyTimeout(busyTimeout)
 	}
-	if err == nil {
-		err = c.exec("COMMIT")
-	}
-	return errors.Join(err, c.rollback())
+	return c, err
 }
 
-// rollback undoes the transaction, if there is one.
-func (c *conn) rollback() error {
-	if c.AutocommitEnabled() {
-		return nil
-	}
-	return c.exec("ROLLBACK")
-}
+// openFlags are those to open a file with. One in memory is named by a URI.
+const openFlags = sqlite.OpenReadWrite | sqlite.OpenCreate | sqlite.OpenURI
 
 // each runs a query and calls f for each row that it gives.
 func each(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
-	return sqlitex.ExecuteTransient(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f})
+	return sqlError(sql, sqlitex.ExecuteTransient(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
+}
+
+// often is each for a statement that the connection keeps prepared.
+func often(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
+	return sqlError(sql, sqlitex.Execute(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
+}
+
+func sqlError(sql string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("%.60s: %w: %w", sql, errSQL, err)
+	}
+	return err
 }
 
 // number runs a query that gives one, or nothing, which is 0.
@@ -136,95 +72,14 @@ func number(c *sqlite.Conn, sql string, args ...any) (n int64, err error) {
 	return n, err
 }
 
-// stmt is a prepared statement whose parameters are bound one after the other.
-type stmt struct {
-	*sqlite.Stmt
-	next int
-	err  error
-}
-
-// prepare gives a statement that the connection keeps.
-func (c *conn) prepare(sql string) *stmt {
-	q, err := c.Prepare(sql)
+// transaction runs f in a transaction, which is undone where f fails.
+func transaction(c *sqlite.Conn, f func() error) (err error) {
+	end, err := sqlitex.ImmediateTransaction(c)
 	if err != nil {
-		err = fmt.Errorf("%w: %w", errSQL, err)
+		return err
 	}
-	return &stmt{Stmt: q, err: err}
-}
-
-// int binds the next parameter; so do the others.
-func (s *stmt) int(v int64) *stmt {
-	if s.next++; s.err == nil {
-		s.BindInt64(s.next, v)
-	}
-	return s
-}
-
-func (s *stmt) null() *stmt {
-	if s.next++; s.err == nil {
-		s.BindNull(s.next)
-	}
-	return s
-}
-
-// positive binds NULL in place of 0.
-func (s *stmt) positive(v int64) *stmt {
-	if v == 0 {
-		return s.null()
-	}
-	return s.int(v)
-}
-
-// text binds NULL in place of "", and blob of nothing.
-func (s *stmt) text(v string) *stmt {
-	if v == "" {
-		return s.null()
-	}
-	if s.next++; s.err == nil {
-		s.BindText(s.next, v)
-	}
-	return s
-}
-
-func (s *stmt) blob(v []byte) *stmt {
-	if len(v) == 0 {
-		return s.null()
-	}
-	if s.next++; s.err == nil {
-		s.BindBytes(s.next, v)
-	}
-	return s
-}
-
-// id binds NULL in place of the zero id.
-func (s *stmt) id(v parley.ID) *stmt {
-	if v.IsZero() {
-		return s.null()
-	}
-	return s.blob(v[:])
-}
-
-// row runs a query on to its next row. Where it gives one, Reset must be called.
-func (s *stmt) row() (bool, error) {
-	if s.err != nil {
-		return false, s.err
-	}
-	more, err := s.Step()
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("%w: %w", errSQL, err)
-	case !more:
-		return false, s.Reset()
-	}
-	return true, nil
-}
-
-// run executes a statement that gives nothing, and makes it ready for the next
-// use.
-func (s *stmt) run() error {
-	_, err := s.row()
-	s.next = 0
-	return err
+	defer end(&err)
+	return f()
 }
 
 // bytesOf is a copy of a column.
@@ -234,30 +89,73 @@ func bytesOf(q *sqlite.Stmt, column int) []byte {
 	return b
 }
 
-// bulkRows is how many rows one statement inserts: to begin and end one costs as
-// much as a row.
-const bulkRows = 16
+// values binds the parameters of a statement one after the other.
+type values struct {
+	q  *sqlite.Stmt
+	at int
+}
 
-// insert inserts n rows; into is the statement before VALUES, and bind binds row i.
-func (c *conn) insert(into string, columns, n int, bind func(q *stmt, i int)) error {
+func (v *values) int(n int64) *values {
+	v.at++
+	v.q.BindInt64(v.at, n)
+	return v
+}
+
+// positive binds NULL in place of 0.
+func (v *values) positive(n int64) *values {
+	if n > 0 {
+		return v.int(n)
+	}
+	return v.blob(nil)
+}
+
+// text binds NULL in place of "", and blob of nothing: so they need no memory.
+func (v *values) text(s string) *values {
+	if s == "" {
+		return v.blob(nil)
+	}
+	v.at++
+	v.q.BindText(v.at, s)
+	return v
+}
+
+func (v *values) blob(b []byte) *values {
+	if v.at++; len(b) > 0 {
+		v.q.BindBytes(v.at, b)
+	} else {
+		v.q.BindNull(v.at)
+	}
+	return v
+}
+
+// bulkValues is how many values one statement inserts: to begin and end one costs as
+// much as a row.
+const bulkValues = 336
+
+// insert inserts a row for each of list, whose columns bind binds. In sql, VALUES
+// stands for the rows.
+func insert[T any](c *sqlite.Conn, sql string, columns int, list []T, bind func(*values, *T)) error {
 	row := "(" + strings.TrimSuffix(strings.Repeat("?,", columns), ",") + ")"
-	i := 0
-	for _, rows := range []int{bulkRows, 1} {
-		if n-i < rows {
-			continue
+	for i := 0; i < len(list); {
+		rows := bulkValues / columns
+		if len(list)-i < rows {
+			rows = 1
 		}
-		q := c.prepare(into + " VALUES " + strings.TrimSuffix(strings.Repeat(row+",", rows), ","))
-		for n-i >= rows {
+		full := strings.Replace(sql, "VALUES", "VALUES "+strings.TrimSuffix(strings.Repeat(row+",", rows), ","), 1)
+		q, err := c.Prepare(full)
+		for err == nil && len(list)-i >= rows {
+			v := values{q: q}
 			for range rows {
-				bind(q, i)
+				bind(&v, &list[i])
 				i++
 			}
-			if err := q.run(); err != nil {
-				return err
+			if _, err = q.Step(); err == nil {
+				err = q.Reset()
 			}
+		}
+		if err != nil {
+			return sqlError(sql, err)
 		}
 	}
 	return nil
 }
-
-const busyTimeout = 10 * time.Second

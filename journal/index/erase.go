@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"zombiezen.com/go/sqlite"
-
 	"github.com/parley-hub/parley"
 )
 
@@ -31,13 +29,14 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 			// SQLite leaves bytes behind in pages that it splits. So all words are merged
 			// and the file is written anew. That needs a temporary one, of what is left,
 			// which does not belong in memory.
+			statements := []string{"PRAGMA temp_store=FILE", "VACUUM", "PRAGMA temp_store=MEMORY"}
 			if !s.noText {
-				if err := s.c.exec("INSERT INTO texts (texts) VALUES ('optimize')"); err != nil {
+				statements = append([]string{"INSERT INTO texts (texts) VALUES ('optimize')"}, statements...)
+			}
+			for _, sql := range statements {
+				if err := each(s.c, sql, nil); err != nil {
 					return err
 				}
-			}
-			if err := s.c.exec("PRAGMA temp_store=FILE; VACUUM; PRAGMA temp_store=MEMORY"); err != nil {
-				return err
 			}
 		}
 		return s.checkpoint()
@@ -45,78 +44,43 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 }
 
 // do has the writer run f between two batches, after everything that was
-// recorded before the call. What f does in a transaction that is open when it
-// fails is undone.
+// recorded before the call.
 func (x *Index) do(ctx context.Context, f func(*store) error) error {
 	if err := x.Wait(ctx); err != nil {
 		return err
 	}
-	j := job{f, make(chan error, 1)}
+	done := make(chan error, 1)
 	select {
-	case x.jobs <- j:
+	case x.jobs <- func(s *store) { done <- f(s) }:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-x.done:
 		return errClosed
 	}
-	select {
-	case err := <-j.done:
-		return err
-	case <-x.done:
-		return errClosed
-	}
-}
-
-// job is something that the writer is asked to do.
-type job struct {
-	f    func(*store) error
-	done chan error
-}
-
-func (j job) run(s *store) {
-	if s == nil {
-		j.done <- errNoStore
-		return
-	}
-	j.done <- j.f(s)
+	return <-done
 }
 
 func (s *store) erase(list []parley.ID) error {
-	if err := s.c.exec("PRAGMA secure_delete=ON"); err != nil {
-		return err
-	}
 	statements := []string{
-		"UPDATE messages SET preview=NULL, error=NULL WHERE n=?",
-		"UPDATE deliveries SET error=NULL WHERE message=?",
+		"UPDATE messages SET preview=NULL, error=NULL WHERE id=?",
+		"UPDATE deliveries SET error=NULL WHERE message IN (SELECT n FROM messages WHERE id=?)",
 	}
 	if !s.noText {
-		statements = append(statements, "DELETE FROM texts WHERE rowid=?")
+		statements = append(statements, "DELETE FROM texts WHERE rowid IN (SELECT n FROM messages WHERE id=?)")
 	}
-	gone := map[int64]bool{}
-	err := s.c.transaction(func() error {
-		for _, id := range list {
-			var keys []int64
-			if err := each(s.c.Conn, "SELECT n FROM messages WHERE id=?", func(q *sqlite.Stmt) error {
-				keys = append(keys, q.ColumnInt64(0))
-				return nil
-			}, id[:]); err != nil {
-				return err
-			}
-			for _, n := range keys {
-				gone[n] = true
+	s.forget() // what is remembered of the rows has it too
+	err := each(s.c, "PRAGMA secure_delete=ON", nil)
+	if err == nil {
+		err = transaction(s.c, func() error {
+			for _, id := range list {
 				for _, sql := range statements {
-					if err := s.c.prepare(sql).int(n).run(); err != nil {
+					if err := often(s.c, sql, nil, id[:]); err != nil {
 						return err
 					}
 				}
 			}
-		}
-		return nil
-	})
-	for key, d := range s.rows {
-		if gone[key.message] {
-			d.error = ""
-		}
+			return nil
+		})
 	}
-	return errors.Join(err, s.c.exec("PRAGMA secure_delete=OFF"))
+	return errors.Join(err, each(s.c, "PRAGMA secure_delete=OFF", nil))
 }

@@ -25,11 +25,9 @@ type Config struct {
 	Journal *journal.Journal
 	Path    string // of the file; "": in memory
 
-	NoText     bool // keep nothing of the content
-	MaxText    int  // bytes of one message's text that can be searched; 0: 8 KiB
-	Queue      int  // records between the journal and the index; 0: 65,536
-	QueueBytes int  // their bytes; 0: 64 MiB
-	Batch      int  // records in one transaction; 0: 8,192
+	NoText bool // keep nothing of the content
+	Queue  int  // records between the journal and the index, up to 64 MiB; 0: 65,536
+	Batch  int  // records in one transaction; 0: 8,192
 
 	// Gather is how long records are waited for once there is one, so that
 	// they share a transaction; 0: 200 ms. Wait does not wait for it.
@@ -57,9 +55,8 @@ type Index struct {
 	stop     func()
 	cancel   context.CancelFunc
 	done     chan struct{}
-	jobs     chan job
-	keep     *conn // keeps an index in memory alive
-	few      int   // see fewConversations
+	jobs     chan func(*store)
+	few      int // fewMessages
 	hurry    atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
@@ -73,23 +70,24 @@ type Index struct {
 	lastErr  error
 	at       time.Time // of the last record that was indexed
 
-	telling sync.Mutex // held while Progress is called
-
 	dbMu sync.RWMutex // held for reading by queries, for writing where the file is replaced
 	pool *sqlitex.Pool
 }
 
 // Stats of an index.
 type Stats struct {
-	Lag      uint64    // sequences that the index is behind the journal
-	Queued   int       // records that wait in memory
-	Indexed  uint64    // records since Open
-	Overflow uint64    // how often records were read from the journal because the queue was full
-	Rebuilds uint64    // how often the file was thrown away
-	Skipped  uint64    // records of the journal that could not be read
-	Last     time.Time // of the record that was indexed last
-	Error    string    // why the index does not follow now; "" where it does
+	Lag      uint64    `json:"lag"`            // sequences that the index is behind the journal
+	Queued   int       `json:"queued"`         // records that wait in memory
+	Indexed  uint64    `json:"indexed"`        // records since Open
+	Overflow uint64    `json:"overflow"`       // how often records were read from the journal because the queue was full
+	Rebuilds uint64    `json:"rebuilds"`       // how often the file was thrown away
+	Skipped  uint64    `json:"skipped"`        // records of the journal that could not be read
+	Last     time.Time `json:"last,omitzero"`  // of the record that was indexed last
+	Error    string    `json:"error,omitzero"` // why the index does not follow now; "" where it does
 }
+
+// maxText is how many bytes of one message's text can be searched.
+const maxText = 8 << 10
 
 var memories atomic.Uint64
 
@@ -99,26 +97,20 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	if c.Journal == nil {
 		return nil, errors.New("index: Journal must be set")
 	}
-	for _, v := range []struct {
-		to  *int
-		def int
-	}{{&c.MaxText, 8 << 10}, {&c.Queue, 65536}, {&c.QueueBytes, 64 << 20}, {&c.Batch, 8192}} {
-		if *v.to <= 0 {
-			*v.to = v.def
-		}
+	if c.Queue <= 0 {
+		c.Queue = 65536
 	}
-	if c.Gather == 0 {
-		c.Gather = 200 * time.Millisecond
+	if c.Batch <= 0 {
+		c.Batch = 8192
 	}
-	if c.Retry == 0 {
-		c.Retry = time.Second
-	}
+	c.Gather = cmp.Or(c.Gather, 200*time.Millisecond)
+	c.Retry = cmp.Or(c.Retry, time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue, c.QueueBytes), few: fewMessages,
-		done: make(chan struct{}), jobs: make(chan job), moved: make(chan struct{}),
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue), few: fewMessages,
+		done: make(chan struct{}), jobs: make(chan func(*store)), moved: make(chan struct{}),
 		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error
 	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
@@ -126,31 +118,18 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	}
 	s, err := x.open(ctx)
 	if err != nil {
-		return nil, errors.Join(err, x.letGo())
+		return nil, err
 	}
-	x.advance(s)
+	for p := range s.marks {
+		x.advance(p, s.marks[p].sequence)
+	}
 	copy(x.base, x.indexed)
 	x.stop = c.Journal.Watch(x.queue.push)
-	for _, p := range c.Journal.Stats().Partitions {
-		x.queue.heard(p.Partition, p.Applied)
-	}
-	x.queue.read()
+	x.queue.readAll(c.Journal)
 	run, cancel := context.WithCancel(context.Background())
 	x.cancel = cancel
 	go x.run(run, s)
 	return x, nil
-}
-
-// memoryName begins the name of an index in memory, which is there as long as
-// something has it open.
-const memoryName = "file:/parley-index-"
-
-func (x *Index) letGo() (err error) {
-	if x.keep != nil {
-		err = x.keep.Close()
-	}
-	x.keep = nil
-	return err
 }
 
 // identityOf is what tells a journal from others: drawn once, and kept in it.
@@ -184,16 +163,16 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 		if err := x.touch(); err != nil {
 			return nil, fmt.Errorf("open the index: %w", err)
 		}
-		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText, x.c.MaxText)
+		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText)
 		if err == nil {
 			if err = x.belongs(ctx, s); err != nil {
-				err = errors.Join(err, s.close())
+				err = errors.Join(err, s.c.Close())
 			}
 		}
 		switch {
 		case err == nil:
 			if err := x.openReaders(); err != nil {
-				return nil, errors.Join(err, s.close())
+				return nil, errors.Join(err, s.c.Close())
 			}
 			return s, nil
 		case again || !errors.Is(err, errOther) && !unfit(err):
@@ -207,20 +186,17 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 	}
 }
 
-// touch sees to it that there is a file.
-func (x *Index) touch() (err error) {
-	if x.name = x.c.Path; x.name != "" {
-		// It holds content: nobody else may read it.
-		f, err := os.OpenFile(x.name, os.O_CREATE|os.O_RDWR, 0o600)
-		if err == nil {
-			err = f.Close()
-		}
-		return err
+// touch sees to it that there is a file. One in memory is there as long as
+// something has it open; each has its own name.
+func (x *Index) touch() error {
+	if x.name = x.c.Path; x.name == "" {
+		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
+		return nil
 	}
-	x.name = fmt.Sprintf("%s%d?vfs=memdb", memoryName, memories.Add(1))
-	before := x.keep
-	if x.keep, err = openConn(x.name); before != nil {
-		err = errors.Join(err, before.Close())
+	// It holds content: nobody else may read it.
+	f, err := os.OpenFile(x.name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = f.Close()
 	}
 	return err
 }
@@ -263,7 +239,7 @@ func (x *Index) openReaders() error {
 		c.SetBusyTimeout(busyTimeout)
 		return errors.Join(each(c, "PRAGMA query_only=1", nil), each(c, "PRAGMA cache_size=-8192", nil))
 	}
-	pool, err := sqlitex.NewPool(x.name, sqlitex.PoolOptions{Flags: flags(x.name), PoolSize: 4, PrepareConn: prepare})
+	pool, err := sqlitex.NewPool(x.name, sqlitex.PoolOptions{Flags: openFlags, PoolSize: 4, PrepareConn: prepare})
 	x.dbMu.Lock()
 	defer x.dbMu.Unlock()
 	x.pool = pool
@@ -302,7 +278,7 @@ func (x *Index) Close() error {
 	x.stop()
 	x.cancel()
 	<-x.done
-	return errors.Join(x.closeReaders(), x.letGo())
+	return x.closeReaders()
 }
 
 // Lag is how many sequences the index is behind the journal.
@@ -365,48 +341,50 @@ var errClosed = errors.New("the index is closed")
 // run is the writer.
 func (x *Index) run(ctx context.Context, s *store) {
 	defer close(x.done)
-	defer func() {
-		if s != nil {
-			if err := s.close(); err != nil {
-				x.log.Warn("the index was not closed in order", "error", err)
-			}
-		}
-	}()
+	defer func() { x.shut(s) }()
 	var room []*journal.Record
 	for ctx.Err() == nil {
 		if x.hurry.Load() == 0 {
 			x.gather(ctx)
 		}
 		list, behind := x.queue.take(room)
-		err := x.write(ctx, s, list)
-		for _, p := range behind {
-			if err == nil {
-				err = x.catchUp(ctx, s, p)
-			}
+		err := errNoStore
+		if s != nil {
+			err = x.write(ctx, s, list, behind)
 		}
 		clear(list)
 		room = list
 		if err == nil && x.broken.CompareAndSwap(true, false) {
-			err = corrupt("a query found the file damaged")
+			err = fmt.Errorf("a query found the file damaged: %w", sqlite.ResultCorrupt.ToError())
 		}
 		if err != nil && ctx.Err() == nil {
 			s = x.recover(ctx, s, err)
 			continue
 		}
 		x.note(nil)
+		idle := x.queue.wake
+		if n, _ := x.queue.waiting(); n > 0 {
+			idle = ready
+		}
 		select {
-		case j := <-x.jobs:
-			j.run(s)
-		default:
+		case f := <-x.jobs:
+			f(s)
+		case <-idle:
+		case <-ctx.Done():
 		}
-		if n, _ := x.queue.waiting(); n == 0 {
-			select {
-			case <-x.queue.wake:
-			case j := <-x.jobs:
-				j.run(s)
-			case <-ctx.Done():
-			}
-		}
+	}
+}
+
+// ready is a channel that need not be waited for.
+var ready = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// shut closes the file for writing.
+func (x *Index) shut(s *store) {
+	if s == nil {
+		return
+	}
+	if err := s.c.Close(); err != nil {
+		x.log.Warn("the index was not closed in order", "error", err)
 	}
 }
 
@@ -442,22 +420,17 @@ func (x *Index) note(err error) {
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.note(err)
 	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.Lag())
-	x.queue.read()
-	if s != nil && !unfit(err) && !readOnly(err) {
-		if err := s.load(); err == nil {
-			x.pause(ctx)
-			return s
-		}
+	x.queue.readAll(x.c.Journal)
+	// Without a free descriptor SQLite opens the file for reading only.
+	if s != nil && !unfit(err) && codeOf(err) != sqlite.ResultReadOnly && s.load() == nil {
+		x.pause(ctx)
+		return s
 	}
-	if s != nil {
-		if err := s.close(); err != nil {
-			x.log.Warn("the index was not closed in order", "error", err)
-		}
-	}
+	x.shut(s)
 	if err := x.closeReaders(); err != nil {
 		x.log.Warn("the index was not closed in order", "error", err)
 	}
-	if unfit(err) {
+	if unfit(err) || x.c.Path == "" {
 		x.startOver()
 		if err := x.remove(); err != nil {
 			x.note(err)
@@ -483,50 +456,44 @@ func (x *Index) pause(ctx context.Context) {
 
 var errNoStore = errors.New("the index is not open")
 
-// write indexes records and commits.
-func (x *Index) write(ctx context.Context, s *store, list []*journal.Record) error {
-	if s == nil {
-		return errNoStore
-	}
-	if len(list) == 0 {
-		return nil
-	}
+// write indexes records and commits; those of partitions that are behind it reads
+// from the journal.
+func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, behind []int) error {
 	for _, r := range list {
 		e := x.prepare(r)
-		if err := x.add(s, &e, false); err != nil {
+		if err := x.add(s, &e, 1); err != nil {
 			return err
 		}
 	}
-	return x.commit(s)
+	err := x.commit(s)
+	for _, p := range behind {
+		if err == nil {
+			err = x.catchUp(ctx, s, p)
+		}
+	}
+	return err
 }
 
-// add indexes one record, and commits where a batch is full. Much says that there
-// are many more: a greater transaction costs less for each record, a smaller one
-// lets others see sooner what is new.
-func (x *Index) add(s *store, e *entry, much bool) error {
+// add indexes one record, and commits where so many batches are full: a greater
+// transaction costs less for each record, a smaller one lets others see sooner what
+// is new.
+func (x *Index) add(s *store, e *entry, batches int) error {
 	if err := s.add(e); err != nil {
 		return err
 	}
-	batch := x.c.Batch
-	if much {
-		batch *= 4
-	}
-	if s.records < batch && s.bytes < maxBytes {
+	if s.records < batches*x.c.Batch && s.bytes < maxBytes {
 		return nil
 	}
-	if err := x.commit(s); err != nil {
-		return err
-	}
-	if much {
-		x.progress()
-	}
-	return nil
+	return x.commit(s)
 }
 
 func (x *Index) commit(s *store) error {
 	n := s.records
 	if err := s.commit(); err != nil {
 		return err
+	}
+	for p, m := range s.marks {
+		x.advance(p, m.sequence)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -536,35 +503,23 @@ func (x *Index) commit(s *store) error {
 			x.at = at
 		}
 	}
-	x.advance(s)
 	return nil
 }
 
-// advance notes what the file has. x.mu is held.
-func (x *Index) advance(s *store) {
-	moved := false
-	for p, m := range s.marks {
-		if m.sequence > x.indexed[p] {
-			x.indexed[p], moved = m.sequence, true
-		}
-	}
-	if moved {
+// advance notes that a partition is indexed up to a sequence, which need not be that
+// of a record.
+func (x *Index) advance(p int, sequence uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if sequence > x.indexed[p] {
+		x.indexed[p] = sequence
 		close(x.moved)
 		x.moved = make(chan struct{})
 	}
 }
 
-// Records are read from the journal in chunks of so many, or so many bytes.
-const (
-	chunk      = 512
-	chunkBytes = 4 << 20
-)
-
 // catchUp reads a partition from the journal, up to where it is now at least.
 func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
-	if s == nil {
-		return errNoStore
-	}
 	target := x.c.Journal.Stats().Partitions[p].Applied
 	x.queue.heard(p, target)
 	start := s.marks[p].sequence
@@ -572,11 +527,14 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	up := x.indexed[p]
 	x.mu.Unlock()
 	if max(start, up) >= target && start > 0 || target == 0 {
-		x.reached(p, target)
+		x.advance(p, target)
 		return nil
 	}
+	batches, progress := 1, func() {}
+	if target-start > uint64(8*x.c.Batch) {
+		batches, progress = 4, x.progress
+	}
 	// The next records are read and decoded while those before are written.
-	much := target-start > uint64(8*x.c.Batch)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lists, done := make(chan []entry, 4), make(chan error, 1)
@@ -586,20 +544,21 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	}()
 	for list := range lists {
 		for i := range list {
-			if err := x.add(s, &list[i], much); err != nil {
+			if err := x.add(s, &list[i], batches); err != nil {
 				cancel()
 				<-done
 				return err
+			}
+			if s.records == 0 {
+				progress()
 			}
 		}
 	}
 	if err := cmp.Or(<-done, x.commit(s)); err != nil {
 		return err
 	}
-	x.reached(p, target)
-	if much {
-		x.progress()
-	}
+	x.advance(p, target)
+	progress()
 	return nil
 }
 
@@ -608,8 +567,6 @@ func (x *Index) progress() {
 	if x.c.Progress == nil {
 		return
 	}
-	x.telling.Lock()
-	defer x.telling.Unlock()
 	targets := x.queue.targets()
 	x.mu.Lock()
 	var done, total uint64
@@ -621,25 +578,11 @@ func (x *Index) progress() {
 	x.c.Progress(done, total)
 }
 
-// reached notes that a partition is indexed up to seq, which need not be a
-// record.
-func (x *Index) reached(p int, seq uint64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if seq > x.indexed[p] {
-		x.indexed[p] = seq
-		close(x.moved)
-		x.moved = make(chan struct{})
-	}
-}
-
-// release lets go of a record's contents, which nobody else has: what the index
-// wants of them was taken out, and many records wait for one transaction.
-func release(r *journal.Record) {
-	if m := r.Message; m != nil {
-		m.Parts, m.Extensions, m.Origin.Raw = nil, nil, nil
-	}
-}
+// Records are read from the journal in chunks of so many, or so many bytes.
+const (
+	chunk      = 512
+	chunkBytes = 4 << 20
+)
 
 // read hands a partition's records over in chunks. What cannot be decoded is
 // left out: it would keep the index from everything behind it.
@@ -648,11 +591,11 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 	flush := func() error {
 		select {
 		case to <- list:
+			list, size = make([]entry, 0, chunk), 0
+			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		list, size = make([]entry, 0, chunk), 0
-		return nil
 	}
 	for from <= target {
 		var bad error
@@ -663,7 +606,11 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 			}
 			from = r.Position.Sequence + 1
 			list, size = append(list, x.prepare(r)), size+sizeOf(r)
-			release(r)
+			if m := r.Message; m != nil {
+				// What the index wants of it was taken out, nobody else has it, and many
+				// records wait for one transaction.
+				m.Parts, m.Extensions, m.Origin.Raw = nil, nil, nil
+			}
 			if len(list) == chunk || size >= chunkBytes {
 				if err := flush(); err != nil {
 					return err
@@ -682,8 +629,5 @@ func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- 
 		x.mu.Unlock()
 		from++
 	}
-	if len(list) > 0 {
-		return flush()
-	}
-	return nil
+	return flush()
 }

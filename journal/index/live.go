@@ -3,8 +3,7 @@ package index
 import (
 	"encoding/hex"
 	"slices"
-	"strings"
-	"unicode"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -13,29 +12,51 @@ import (
 // Of gives what the index will know of a record's message, before it does:
 // for who follows the journal. It reports false for a record of steps alone.
 func (x *Index) Of(r *journal.Record) (Message, bool) {
+	m := x.prepare(r).Message
+	m.Trace = hex.EncodeToString(m.trace)
+	return m, r.Message != nil
+}
+
+// prepare makes all of a message but its Trace.
+func (x *Index) prepare(r *journal.Record) entry {
+	e := entry{r: r}
 	m := r.Message
 	if m == nil {
-		return Message{}, false
+		return e
 	}
-	e := x.prepare(r)
-	out := Message{Position: r.Position, ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To, Conversation: m.Conversation,
-		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol, Assurance: m.Origin.Verdict.Assurance, Trace: hex.EncodeToString(e.trace),
-		Time: r.Time, Size: e.size, Refused: r.Refused != nil, Failed: r.Refused != nil || m.Kind == parley.Failure, Preview: e.preview, text: e.body}
 	failure := m.Error
 	if r.Refused != nil {
 		failure = r.Refused
 	}
-	if failure != nil {
-		out.Code, out.Error = failure.Code, failure.Text
+	e.Message = Message{Position: r.Position, ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
+		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
+		Assurance: m.Origin.Verdict.Assurance, trace: traceID(m.Trace.Parent), Time: r.Time,
+		Size: len(m.Origin.Raw), Refused: r.Refused != nil, Failed: r.Refused != nil || m.Kind == parley.Failure,
+		Error: reasonOf(failure), Deliveries: make([]Delivery, len(r.Open))}
+	if e.Size == 0 {
+		for _, p := range m.Parts {
+			e.Size += len(p.Data)
+		}
 	}
-	for _, o := range r.Open {
+	if !x.c.NoText {
+		e.text = textOf(m, maxText)
+		e.Preview = previewOf(m, e.text)
+	}
+	for i, o := range r.Open {
 		d := Delivery{To: o.To, State: parley.Waiting, Opened: r.Time, Changed: r.Time, Next: o.NotBefore}
 		if o.Attempt == 1 {
-			d.State, d.Attempts = parley.Delivering, 1
+			d.State, d.Attempts, d.Next = parley.Delivering, 1, time.Time{}
 		}
-		out.Deliveries = append(out.Deliveries, d)
+		e.Deliveries[i] = d
 	}
-	return out, true
+	return e
+}
+
+func reasonOf(e *parley.Error) *Reason {
+	if e == nil {
+		return nil
+	}
+	return &Reason{e.Code, e.Text}
 }
 
 // Matches reports whether the filter chooses m; Cursor, Limit and order are
@@ -69,31 +90,4 @@ func (f *Filter) Matches(m *Message) bool {
 		text = m.Preview
 	}
 	return contains(text, f.Text)
-}
-
-// contains looks for what match makes the index look for.
-func contains(text, q string) bool {
-	have := " " + strings.Join(words(strings.ToLower(text)), " ") + " "
-	phrase := false
-	for part := range strings.SplitSeq(strings.ToLower(q), `"`) {
-		pieces := strings.FieldsFunc(part, unicode.IsSpace)
-		if phrase {
-			pieces = []string{strings.TrimSuffix(part, "*")}
-		}
-		for _, p := range pieces {
-			w := words(p)
-			if len(w) == 0 {
-				continue
-			}
-			want := " " + strings.Join(w, " ")
-			if phrase || !strings.HasSuffix(p, "*") {
-				want += " "
-			}
-			if !strings.Contains(have, want) {
-				return false
-			}
-		}
-		phrase = !phrase
-	}
-	return true
 }

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -51,55 +52,62 @@ type Filter struct {
 
 // A Message is what the index knows of a message.
 type Message struct {
-	Position     journal.Position
-	ID           parley.ID
-	Kind         parley.Kind
-	State        parley.State
-	Number       int
-	From, To     string
-	Conversation parley.ID
-	InReplyTo    parley.ID
-	Skill, Act   string
-	Protocol     string
-	Assurance    parley.Assurance
-	Trace        string // hexadecimal
-	Time         time.Time
-	Size         int
-	Refused      bool
-	Failed       bool // refused, a failure itself, or given up for a recipient
-	Code         parley.Code
-	Error        string
-	Preview      string // the beginning of its content
-	Snippet      string // with Filter.Text: around what was found, which stands between « and »
-	Deliveries   []Delivery
+	ID           parley.ID        `json:"id"`
+	Position     journal.Position `json:"position"`
+	Time         time.Time        `json:"time"` // it was recorded
+	Kind         parley.Kind      `json:"kind"`
+	State        parley.State     `json:"state,omitzero"`  // of an event
+	Number       int              `json:"number,omitzero"` // of an event
+	From         string           `json:"from"`
+	To           string           `json:"to,omitzero"`
+	Conversation parley.ID        `json:"conversation,omitzero"`
+	InReplyTo    parley.ID        `json:"inReplyTo,omitzero"`
+	Skill        string           `json:"skill,omitzero"`
+	Act          string           `json:"act,omitzero"`
+	Protocol     string           `json:"protocol,omitzero"` // it came by
+	Assurance    parley.Assurance `json:"assurance"`
+	Trace        string           `json:"trace,omitzero"` // hexadecimal
+	Size         int              `json:"size"`
+	Refused      bool             `json:"refused,omitzero"` // proved, but turned away
+	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
+	Error        *Reason          `json:"error,omitzero"`
+	Preview      string           `json:"preview,omitzero"` // the beginning of its content
+	Snippet      string           `json:"snippet,omitzero"` // with Filter.Text: around what was found, which stands between « and »
+	Deliveries   []Delivery       `json:"deliveries"`
 
-	key  int64
-	text string
+	key   int64
+	text  string
+	trace []byte
+}
+
+// Reason is why something failed.
+type Reason struct {
+	Code parley.Code `json:"code"`
+	Text string      `json:"text,omitzero"`
 }
 
 // A Delivery is one message to one recipient.
 type Delivery struct {
-	To        string
-	State     parley.DeliveryState
-	Attempts  int
-	Postponed int // attempts that do not count as tries
-	Opened    time.Time
-	Changed   time.Time
-	Next      time.Time // waiting: not before
-	Code      parley.Code
-	Error     string
-	Reply     parley.ID
-	Losses    []string
-	Steps     []Step // only where one message or conversation is asked for
+	To        string               `json:"to"`
+	State     parley.DeliveryState `json:"state"`
+	Attempts  int                  `json:"attempts"`
+	Postponed int                  `json:"postponed,omitzero"` // attempts that do not count as tries
+	Opened    time.Time            `json:"opened"`
+	Changed   time.Time            `json:"changed"`
+	Next      time.Time            `json:"next,omitzero"` // waiting: not before
+	Error     *Reason              `json:"error,omitzero"`
+	Reply     parley.ID            `json:"reply,omitzero"`
+	Losses    []string             `json:"losses,omitzero"`
+	Steps     []Step               `json:"steps,omitzero"` // only where one message or conversation is asked for
 }
 
 // A Step is one change of a delivery.
 type Step struct {
-	Position journal.Position // of the record that holds it
-	State    parley.DeliveryState
-	Attempt  int
-	Time     time.Time
-	Code     parley.Code
+	Position journal.Position     `json:"position"` // of the record that holds it
+	Time     time.Time            `json:"time"`
+	State    parley.DeliveryState `json:"state"`
+	Attempt  int                  `json:"attempt"`
+	Code     parley.Code          `json:"code,omitzero"`
 }
 
 // Page is some of the messages that a filter chooses.
@@ -120,14 +128,16 @@ type ConversationFilter struct {
 
 // A Conversation is what the index knows of one.
 type Conversation struct {
-	ID       parley.ID
-	First    time.Time
-	Last     time.Time
-	Messages int
-	Open     int      // deliveries that are not settled
-	Failed   int      // messages that failed
-	Agents   []string // by name; at most 100 of the first 256 to take part in it
-	Preview  string   // of its last message
+	ID       parley.ID `json:"id"`
+	First    time.Time `json:"first"`
+	Last     time.Time `json:"last"`
+	Messages int       `json:"messages"`
+	Open     int       `json:"open"`             // deliveries that are not settled
+	Failed   int       `json:"failed"`           // messages that failed
+	Agents   []string  `json:"agents"`           // by name; at most 100
+	Preview  string    `json:"preview,omitzero"` // of its last message
+
+	last int64
 }
 
 // ConversationPage is some of the conversations that a filter chooses, the one
@@ -177,12 +187,12 @@ func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 
 // inOne runs f in a transaction.
 func inOne(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
-	if err := each(c, "BEGIN", nil); err != nil {
+	if err := often(c, "BEGIN", nil); err != nil {
 		return err
 	}
 	err := f(c)
 	c.SetInterrupt(nil) // the transaction ends also where the caller does not wait
-	return errors.Join(err, each(c, "ROLLBACK", nil))
+	return errors.Join(err, often(c, "ROLLBACK", nil))
 }
 
 // agentKey gives 0 for a name that is not in the index: no message has it.
@@ -198,124 +208,100 @@ type clause struct {
 	key   string // the column that pages are cut by
 }
 
-func (c *clause) and(sql string, args ...any) {
-	c.where = append(c.where, sql)
-	c.args = append(c.args, args...)
+// and adds a condition where it is asked for.
+func (c *clause) and(asked bool, sql string, args ...any) {
+	if asked {
+		c.where = append(c.where, sql)
+		c.args = append(c.args, args...)
+	}
 }
 
-// build chooses the index that leaves the least to be looked at.
+// page adds what a page is: its times, where it begins, its order and its length.
+func (c *clause) page(since, until time.Time, cursor string, oldest bool, limit int) (string, error) {
+	c.and(!since.IsZero(), c.key+">=?", since.UnixMicro()<<8)
+	c.and(!until.IsZero(), c.key+"<?", until.UnixMicro()<<8)
+	behind, order := "<?", " DESC"
+	if oldest {
+		behind, order = ">?", ""
+	}
+	if cursor != "" {
+		n, err := parseCursor(cursor)
+		if err != nil {
+			return "", err
+		}
+		c.and(true, c.key+behind, n)
+	}
+	c.where = append(c.where, "1")
+	return fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, strings.Join(c.where, " AND "), c.key, order, limit+1), nil
+}
+
+// build chooses the index that leaves the least to be looked at. Empty says that
+// no message can be chosen.
 func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 	c = clause{from: "messages m", key: "m.n"}
-	names := map[string]int64{}
-	for _, name := range []string{f.Agent, f.From, f.To} {
-		if name == "" || names[name] != 0 {
+	var agent, from, to int64
+	for _, a := range []struct {
+		n    *int64
+		name string
+	}{{&agent, f.Agent}, {&from, f.From}, {&to, f.To}} {
+		if a.name == "" {
 			continue
 		}
-		if names[name], err = agentKey(tx, name); err != nil || names[name] == 0 {
+		if *a.n, err = agentKey(tx, a.name); err != nil || *a.n == 0 {
 			return c, err == nil, err
 		}
 	}
-	party := f.Agent
-	if party == "" {
-		party = f.To
-	}
-	if party == "" {
-		party = f.From
-	}
-	drives := true
-	drive := func() bool { d := drives; drives = false; return d }
-	if f.Text != "" {
-		q := match(f.Text)
-		if q == "" {
-			return c, false, fmt.Errorf("%w: there is no word in %.100q", ErrFilter, f.Text)
-		}
-		drive()
+	words, trace := match(f.Text), traceKey(f.Trace)
+	// Of those in force the first names the table and index that are read.
+	open := f.State != 0 && f.State != parley.Delivered && f.State != parley.Answered
+	party := cmp.Or(agent, to, from)
+	switch {
+	case f.Text != "" && words == "":
+		return c, false, fmt.Errorf("%w: there is no word in %.100q", ErrFilter, f.Text)
+	case f.Text != "":
 		c.from, c.key = "texts t CROSS JOIN messages m ON m.n=t.rowid", "t.rowid"
-		c.and("texts MATCH ?", q)
-	}
-	if !f.Conversation.IsZero() {
-		drive()
-		c.and("m.conversation=(SELECT n FROM conversations WHERE id=?)", f.Conversation[:])
-	}
-	if f.Trace != "" {
-		t := traceKey(f.Trace)
-		c.and("m.trace=?", t)
-		if drive() {
-			c.and("m.conversation IN (SELECT conversation FROM traces WHERE trace=?)", t)
-		}
-	}
-	if f.State != 0 {
-		if f.State != parley.Delivered && f.State != parley.Answered && drive() {
-			c.from, c.key = "deliveries d INDEXED BY deliveries_open CROSS JOIN messages m ON m.n=d.message", "d.message"
-			// One message has several deliveries; the first of them stands for it.
-			c.and("d.state=? AND d.state NOT IN (3, 4) AND NOT EXISTS (SELECT 1 FROM deliveries o WHERE o.message=d.message AND o.state=d.state AND o.recipient<d.recipient)", int(f.State))
-		} else {
-			c.and("EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.state=?)", int(f.State))
-		}
-	}
-	if f.Failed || f.Refused {
-		c.and("m.flags<>0")
-		if f.Refused {
-			c.and(fmt.Sprintf("m.flags&%d<>0", flagRefused))
-		}
-		if drive() {
-			c.from = "messages m INDEXED BY messages_failed"
-		}
-	}
-	const to = "m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?)"
-	switch n := names[f.Agent]; {
-	case party != "" && drive():
+		c.and(true, "texts MATCH ?", words)
+	case !f.Conversation.IsZero():
+		c.from = "messages m INDEXED BY messages_conversation"
+	case f.Trace != "":
+		c.from, c.key = "traces t CROSS JOIN messages m ON m.n=t.message", "t.message"
+		c.and(true, "t.trace=?", trace)
+	case open:
+		c.from, c.key = "deliveries d INDEXED BY deliveries_open CROSS JOIN messages m ON m.n=d.message", "d.message"
+		// One message has several deliveries; the first of them stands for it.
+		c.and(true, `d.state=? AND d.state NOT IN (3, 4) AND NOT EXISTS (SELECT 1 FROM deliveries o
+			WHERE o.message=d.message AND o.state=d.state AND o.recipient<d.recipient)`, int(f.State))
+	case f.Failed || f.Refused:
+		c.from = "messages m INDEXED BY messages_failed"
+	case party != 0:
 		c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
-		c.and("p.agent=?", names[party])
-	case f.Agent != "":
-		c.and("(m.sender=? OR "+to+")", n, n, n)
+		c.and(true, "p.agent=?", party)
 	}
-	if f.From != "" {
-		c.and("m.sender=?", names[f.From])
-	}
-	if f.To != "" {
-		c.and("("+to+")", names[f.To], names[f.To])
-	}
-	if !f.InReplyTo.IsZero() {
-		c.and("m.reply_to=?", f.InReplyTo[:])
-	}
-	if f.Kind != 0 {
-		c.and("m.kind=?", int(f.Kind))
-	}
-	if f.Protocol != "" {
-		c.and("m.protocol=?", f.Protocol)
-	}
-	if !f.Since.IsZero() {
-		c.and(c.key+">=?", f.Since.UnixMicro()<<8)
-	}
-	if !f.Until.IsZero() {
-		c.and(c.key+"<?", f.Until.UnixMicro()<<8)
-	}
-	if f.Cursor != "" {
-		n, err := parseCursor(f.Cursor)
-		if err != nil {
-			return c, false, err
-		}
-		if f.Oldest {
-			c.and(c.key+">?", n)
-		} else {
-			c.and(c.key+"<?", n)
-		}
-	}
+	const isTo = "(m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?))"
+	c.and(agent != 0, "(m.sender=? OR "+isTo+")", agent, agent, agent)
+	c.and(from != 0, "m.sender=?", from)
+	c.and(to != 0, isTo, to, to)
+	c.and(!f.Conversation.IsZero(), "m.conversation=(SELECT n FROM conversations WHERE id=?)", f.Conversation[:])
+	c.and(!f.InReplyTo.IsZero(), "m.reply_to=?", f.InReplyTo[:])
+	c.and(f.Trace != "", "m.trace=?", trace)
+	c.and(f.Kind != 0, "m.kind=?", int(f.Kind))
+	c.and(f.State != 0, "EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.state=?)", int(f.State))
+	c.and(f.Protocol != "", "m.protocol=?", f.Protocol)
+	c.and(f.Failed || f.Refused, "m.flags<>0")
+	c.and(f.Refused, "m.flags&?<>0", flagRefused)
 	return c, false, nil
 }
 
-const messageColumns = `m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
-	(SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance, m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview`
-
 func selectMessages(tx *sqlite.Conn, query string, args ...any) (out []Message, err error) {
-	err = each(tx, "SELECT "+messageColumns+" FROM "+query, func(q *sqlite.Stmt) error {
+	err = each(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender),
+		(SELECT name FROM agents WHERE n=m.recipient), (SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
+		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview FROM `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
 			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
 			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
 			Protocol: q.ColumnText(12), Assurance: parley.Assurance(q.ColumnInt(13)),
-			Trace: hex.EncodeToString(bytesOf(q, 14)), Time: time.Unix(0, q.ColumnInt64(15)).UTC(), Size: q.ColumnInt(16),
-			Code: parley.Code(q.ColumnText(18)), Error: q.ColumnText(19), Preview: q.ColumnText(20)}
+			Trace: hex.EncodeToString(bytesOf(q, 14)), Time: timeOf(q.ColumnInt64(15)), Size: q.ColumnInt(16),
+			Error: readReason(q, 18), Preview: q.ColumnText(20), Deliveries: []Delivery{}}
 		m.Position = journal.Position{Partition: int(m.key & 255), Sequence: uint64(q.ColumnInt64(1))}
 		q.ColumnBytes(2, m.ID[:])
 		q.ColumnBytes(8, m.Conversation[:])
@@ -328,41 +314,53 @@ func selectMessages(tx *sqlite.Conn, query string, args ...any) (out []Message, 
 	return out, err
 }
 
+// readReason reads a code and the text behind it.
+func readReason(q *sqlite.Stmt, column int) *Reason {
+	if q.ColumnLen(column) == 0 {
+		return nil
+	}
+	return &Reason{parley.Code(q.ColumnText(column)), q.ColumnText(column + 1)}
+}
+
 // Messages gives those that a filter chooses, with their deliveries. Errors:
 // ErrFilter, or the context's own.
 func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 	if f.Text != "" && x.c.NoText {
 		return Page{}, fmt.Errorf("%w: this index keeps no text, because the journal is encrypted", ErrFilter)
 	}
-	var page Page
+	page, err := x.messages(ctx, &f, false)
+	if err == nil && f.Text != "" {
+		x.snippets(ctx, page.Messages, f.Text)
+	}
+	return page, err
+}
+
+// History gives a conversation's messages, the oldest first, with all steps of
+// their deliveries: a page of those behind cursor.
+func (x *Index) History(ctx context.Context, conversation parley.ID, cursor string, n int) (Page, error) {
+	return x.messages(ctx, &Filter{Conversation: conversation, Cursor: cursor, Oldest: true, Limit: n}, true)
+}
+
+func (x *Index) messages(ctx context.Context, f *Filter, steps bool) (page Page, err error) {
 	n := limit(f.Limit)
-	err := x.view(ctx, func(tx *sqlite.Conn) error {
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
 		c, empty, err := f.build(tx)
 		if err != nil || empty {
 			return err
 		}
-		order := " DESC"
-		if f.Oldest {
-			order = ""
-		}
-		where := "1"
-		if len(c.where) > 0 {
-			where = strings.Join(c.where, " AND ")
-		}
-		page.Messages, err = selectMessages(tx,
-			fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, where, c.key, order, n+1), c.args...)
+		query, err := c.page(f.Since, f.Until, f.Cursor, f.Oldest, n)
 		if err != nil {
+			return err
+		}
+		if page.Messages, err = selectMessages(tx, query, c.args...); err != nil {
 			return err
 		}
 		if len(page.Messages) > n {
 			page.Messages = page.Messages[:n]
 			page.Next = formatCursor(page.Messages[n-1].key)
 		}
-		return deliveries(tx, page.Messages, false)
+		return deliveries(tx, page.Messages, steps)
 	})
-	if err == nil && f.Text != "" {
-		x.snippets(ctx, page.Messages, f.Text)
-	}
 	return page, err
 }
 
@@ -371,16 +369,27 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 	for i := range list {
 		m := &list[i]
 		if r, err := x.c.Journal.Read(ctx, m.Position); err == nil && r.Message != nil {
-			m.Snippet = snippet(textOf(r.Message, x.c.MaxText), q)
+			m.Snippet = snippet(textOf(r.Message, maxText), q)
 		}
 	}
 }
 
+const deliveryColumns = `d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next,
+	d.code, d.error, d.reply, d.losses, d.steps`
+
+func readDelivery(q *sqlite.Stmt) (d Delivery, err error) {
+	d = Delivery{To: q.ColumnText(1), State: parley.DeliveryState(q.ColumnInt(2)), Attempts: q.ColumnInt(3),
+		Postponed: q.ColumnInt(4), Opened: timeOf(q.ColumnInt64(5)), Changed: timeOf(q.ColumnInt64(6)),
+		Next: timeOf(q.ColumnInt64(7)), Error: readReason(q, 8)}
+	q.ColumnBytes(10, d.Reply[:])
+	if losses := bytesOf(q, 11); len(losses) > 0 {
+		err = json.Unmarshal(losses, &d.Losses)
+	}
+	return d, err
+}
+
 // deliveries adds to each message its deliveries.
 func deliveries(tx *sqlite.Conn, list []Message, steps bool) error {
-	if len(list) == 0 {
-		return nil
-	}
 	at := make(map[int64]int, len(list))
 	keys := make([]int64, len(list))
 	for i := range list {
@@ -390,113 +399,96 @@ func deliveries(tx *sqlite.Conn, list []Message, steps bool) error {
 	if err != nil {
 		return err
 	}
-	return each(tx, `SELECT d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next,
-			d.code, d.error, d.reply, d.losses, d.steps
-		FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value JOIN agents a ON a.n=d.recipient
-		ORDER BY d.message, a.name`, func(q *sqlite.Stmt) error {
-		key := q.ColumnInt64(0)
-		d := Delivery{To: q.ColumnText(1), State: parley.DeliveryState(q.ColumnInt(2)),
-			Attempts: q.ColumnInt(3), Postponed: q.ColumnInt(4), Opened: time.Unix(0, q.ColumnInt64(5)).UTC(),
-			Changed: time.Unix(0, q.ColumnInt64(6)).UTC(), Code: parley.Code(q.ColumnText(8)), Error: q.ColumnText(9)}
-		if !q.ColumnIsNull(7) {
-			d.Next = time.Unix(0, q.ColumnInt64(7)).UTC()
+	return each(tx, "SELECT "+deliveryColumns+` FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value
+		JOIN agents a ON a.n=d.recipient ORDER BY d.message, a.name`, func(q *sqlite.Stmt) error {
+		m := &list[at[q.ColumnInt64(0)]]
+		d, err := readDelivery(q)
+		if err == nil && steps {
+			d.Steps, err = readSteps(string(bytesOf(q, 12)), m.Position.Partition)
 		}
-		q.ColumnBytes(10, d.Reply[:])
-		if losses := bytesOf(q, 11); len(losses) > 0 {
-			if err := json.Unmarshal(losses, &d.Losses); err != nil {
-				return err
-			}
-		}
-		if steps {
-			if d.Steps, err = unpackSteps(bytesOf(q, 12)); err != nil {
-				return err
-			}
-			for i := range d.Steps {
-				d.Steps[i].Position.Partition = int(key & 255)
-			}
-		}
-		m := &list[at[key]]
 		m.Deliveries = append(m.Deliveries, d)
-		return nil
+		return err
 	}, string(set))
 }
 
 // prefix reads the beginning of an id, at least eight digits of it, dashes or
 // not, and gives the first and the last id that begin so.
 func prefix(s string) (low, high parley.ID, err error) {
-	digits := strings.ReplaceAll(strings.ToLower(s), "-", "")
+	digits := strings.ReplaceAll(s, "-", "")
 	if len(digits) < 8 || len(digits) > 32 {
 		return low, high, fmt.Errorf("%w: %.40q: want an id, or at least its first 8 digits", ErrFilter, s)
 	}
-	for i := range high {
-		low[i], high[i] = 0, 0xff
+	rest := 32 - len(digits)
+	_, err = hex.Decode(low[:], []byte(digits+strings.Repeat("0", rest)))
+	if err == nil {
+		_, err = hex.Decode(high[:], []byte(digits+strings.Repeat("f", rest)))
 	}
-	for i := range len(digits) {
-		v, perr := strconv.ParseUint(digits[i:i+1], 16, 8)
-		if perr != nil {
-			return low, high, fmt.Errorf("%w: %.40q is not the beginning of an id", ErrFilter, s)
-		}
-		shift := 4 * (1 - i%2)
-		low[i/2] |= byte(v) << shift
-		high[i/2] &^= byte(0xf^v) << shift
+	if err != nil {
+		return low, high, fmt.Errorf("%w: %.40q is not the beginning of an id", ErrFilter, s)
 	}
 	return low, high, nil
 }
 
+// one gives the one thing that find found; those of the same id are one.
+func one[T any](list []T, id func(*T) parley.ID) (out []T, err error) {
+	switch {
+	case len(list) == 0:
+		return nil, ErrNotFound
+	case len(list) > 1 && id(&list[0]) != id(&list[1]):
+		return nil, ErrAmbiguous
+	}
+	return list[:1], nil
+}
+
 // Message finds one by its id, or the beginning of it, with the steps of its
 // deliveries. Errors: ErrNotFound, ErrAmbiguous, ErrFilter.
-func (x *Index) Message(ctx context.Context, id string) (Message, error) {
-	var out Message
+func (x *Index) Message(ctx context.Context, id string) (out Message, err error) {
 	low, high, err := prefix(id)
 	if err != nil {
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, err := selectMessages(tx,
-			"messages m WHERE m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
-		switch {
-		case err != nil:
-			return err
-		case len(list) == 0:
-			return ErrNotFound
-		case len(list) > 1 && list[0].ID != list[1].ID:
-			return ErrAmbiguous
+		list, err := selectMessages(tx, "messages m WHERE m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
+		if err == nil {
+			list, err = one(list, func(m *Message) parley.ID { return m.ID })
 		}
-		list = list[:1]
-		if err := deliveries(tx, list, true); err != nil {
-			return err
+		if err == nil {
+			err = deliveries(tx, list, true)
 		}
-		out = list[0]
-		return nil
+		if err == nil {
+			out = list[0]
+		}
+		return err
 	})
 	return out, err
-}
-
-const conversationColumns = `c.n, c.id, c.first, c.last, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last)`
-
-func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, lasts []int64, err error) {
-	var keys []int64
-	err = each(tx, "SELECT "+conversationColumns+" FROM "+query, func(q *sqlite.Stmt) error {
-		c := Conversation{First: timeOf(q.ColumnInt64(2)), Last: timeOf(q.ColumnInt64(3)),
-			Messages: q.ColumnInt(4), Open: q.ColumnInt(5), Failed: q.ColumnInt(6), Preview: q.ColumnText(7)}
-		q.ColumnBytes(1, c.ID[:])
-		out, keys, lasts = append(out, c), append(keys, q.ColumnInt64(0)), append(lasts, q.ColumnInt64(3))
-		return nil
-	}, args...)
-	for i := 0; i < len(keys) && err == nil; i++ {
-		out[i].Agents, err = members(tx, keys[i])
-	}
-	return out, lasts, err
 }
 
 // maxMembers is how many agents of a conversation are shown.
 const maxMembers = 100
 
-func members(tx *sqlite.Conn, conversation int64) (out []string, err error) {
-	err = each(tx, `SELECT a.name FROM conversations c CROSS JOIN json_each(c.agents) j CROSS JOIN agents a ON a.n=j.value
-		WHERE c.n=? ORDER BY a.name LIMIT ?`,
-		func(q *sqlite.Stmt) error { out = append(out, q.ColumnText(0)); return nil }, conversation, maxMembers)
-	return out, err
+func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, err error) {
+	if err := each(tx, `SELECT c.id, c.first, c.last, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last)
+		FROM `+query, func(q *sqlite.Stmt) error {
+		c := Conversation{First: time.UnixMicro(q.ColumnInt64(1) >> 8).UTC(), Last: time.UnixMicro(q.ColumnInt64(2) >> 8).UTC(),
+			Messages: q.ColumnInt(3), Open: q.ColumnInt(4), Failed: q.ColumnInt(5), Preview: q.ColumnText(6),
+			Agents: []string{}, last: q.ColumnInt64(2)}
+		q.ColumnBytes(0, c.ID[:])
+		out = append(out, c)
+		return nil
+	}, args...); err != nil {
+		return nil, err
+	}
+	for i := range out {
+		if err := often(tx, `SELECT a.name FROM members m JOIN agents a ON a.n=m.agent
+			WHERE m.conversation=(SELECT n FROM conversations WHERE id=?) ORDER BY a.name LIMIT ?`,
+			func(q *sqlite.Stmt) error {
+				out[i].Agents = append(out[i].Agents, q.ColumnText(0))
+				return nil
+			}, out[i].ID[:], maxMembers); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // fewMessages is up to how many messages of an agent its conversations are looked
@@ -505,12 +497,10 @@ const fewMessages = 20_000
 
 // Conversations gives those that a filter chooses. Errors: ErrFilter, or the
 // context's own.
-func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
-	var page ConversationPage
+func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page ConversationPage, err error) {
 	n := limit(f.Limit)
-	err := x.view(ctx, func(tx *sqlite.Conn) error {
-		c := clause{from: "conversations c INDEXED BY conversations_last"}
-		c.and("1")
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		c := clause{from: "conversations c INDEXED BY conversations_last", key: "c.last"}
 		if f.Agent != "" {
 			agent, err := agentKey(tx, f.Agent)
 			if err != nil || agent == 0 {
@@ -525,42 +515,20 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 					WHERE p.agent=?) b CROSS JOIN conversations c ON c.n=b.n`
 				c.args = append(c.args, agent)
 			} else {
-				// One that lists as many as it can may have other members.
-				c.and(`(instr(replace(replace(c.agents, '[', ','), ']', ','), ?) OR json_array_length(c.agents)>=? AND
-					EXISTS (SELECT 1 FROM messages m JOIN party p ON p.agent=? AND p.message=m.n WHERE m.conversation=c.n))`,
-					fmt.Sprintf(",%d,", agent), maxListed, agent)
+				c.and(true, "EXISTS (SELECT 1 FROM members WHERE conversation=c.n AND agent=?)", agent)
 			}
 		}
-		if !f.Since.IsZero() {
-			c.and("c.last>=?", f.Since.UnixMicro()<<8)
-		}
-		if !f.Until.IsZero() {
-			c.and("c.last<?", f.Until.UnixMicro()<<8)
-		}
-		if f.Open {
-			c.and("c.open>0")
-		}
-		if f.Failed {
-			c.and("c.failed>0")
-		}
-		if f.Cursor != "" {
-			at, err := parseCursor(f.Cursor)
-			if err != nil {
-				return err
-			}
-			c.and("c.last<?", at)
-		}
-		list, lasts, err := selectConversations(tx,
-			fmt.Sprintf("%s WHERE %s ORDER BY c.last DESC LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
+		c.and(f.Open, "c.open>0")
+		c.and(f.Failed, "c.failed>0")
+		query, err := c.page(f.Since, f.Until, f.Cursor, false, n)
 		if err != nil {
 			return err
 		}
-		if len(list) > n {
-			list = list[:n]
-			page.Next = formatCursor(lasts[n-1])
+		if page.Conversations, err = selectConversations(tx, query, c.args...); err == nil && len(page.Conversations) > n {
+			page.Conversations = page.Conversations[:n]
+			page.Next = formatCursor(page.Conversations[n-1].last)
 		}
-		page.Conversations = list
-		return nil
+		return err
 	})
 	return page, err
 }
@@ -568,50 +536,20 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (Conver
 // Conversation finds one by its id, or the beginning of it. Its messages are
 // those that [Index.Messages] gives for it. Errors: ErrNotFound, ErrAmbiguous,
 // ErrFilter.
-func (x *Index) Conversation(ctx context.Context, id string) (Conversation, error) {
-	var out Conversation
+func (x *Index) Conversation(ctx context.Context, id string) (out Conversation, err error) {
 	low, high, err := prefix(id)
 	if err != nil {
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, _, err := selectConversations(tx,
-			"conversations c WHERE c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
-		switch {
-		case err != nil:
-			return err
-		case len(list) == 0:
-			return ErrNotFound
-		case len(list) > 1:
-			return ErrAmbiguous
+		list, err := selectConversations(tx, "conversations c WHERE c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
+		if err == nil {
+			list, err = one(list, func(c *Conversation) parley.ID { return c.ID })
 		}
-		out = list[0]
-		return nil
+		if err == nil {
+			out = list[0]
+		}
+		return err
 	})
 	return out, err
-}
-
-// History gives a conversation's messages, the oldest first, with all steps of
-// their deliveries: a page of those behind cursor.
-func (x *Index) History(ctx context.Context, conversation parley.ID, cursor string, n int) (Page, error) {
-	var page Page
-	n = limit(n)
-	f := Filter{Conversation: conversation, Cursor: cursor, Oldest: true}
-	err := x.view(ctx, func(tx *sqlite.Conn) error {
-		c, _, err := f.build(tx)
-		if err != nil {
-			return err
-		}
-		page.Messages, err = selectMessages(tx,
-			fmt.Sprintf("%s WHERE %s ORDER BY m.n LIMIT %d", c.from, strings.Join(c.where, " AND "), n+1), c.args...)
-		if err != nil {
-			return err
-		}
-		if len(page.Messages) > n {
-			page.Messages = page.Messages[:n]
-			page.Next = formatCursor(page.Messages[n-1].key)
-		}
-		return deliveries(tx, page.Messages, true)
-	})
-	return page, err
 }

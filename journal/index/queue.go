@@ -17,12 +17,14 @@ type queue struct {
 	latest   []uint64 // by partition: the last sequence heard of
 	overflow uint64
 	max      int
-	maxBytes int
 	wake     chan struct{}
 }
 
-func newQueue(partitions, maxRecords, maxBytes int) *queue {
-	return &queue{behind: make([]bool, partitions), latest: make([]uint64, partitions), max: maxRecords, maxBytes: maxBytes, wake: make(chan struct{}, 1)}
+// queueBytes is how much memory the records of a queue may hold.
+const queueBytes = 64 << 20
+
+func newQueue(partitions, most int) *queue {
+	return &queue{behind: make([]bool, partitions), latest: make([]uint64, partitions), max: most, wake: make(chan struct{}, 1)}
 }
 
 func (q *queue) push(r *journal.Record) {
@@ -32,7 +34,7 @@ func (q *queue) push(r *journal.Record) {
 	size := sizeOf(r)
 	switch {
 	case q.behind[p]:
-	case len(q.list) >= q.max || q.bytes+size > q.maxBytes && len(q.list) > 0:
+	case len(q.list) >= q.max || q.bytes+size > queueBytes && len(q.list) > 0:
 		q.behind[p] = true
 		q.overflow++
 	default:
@@ -66,16 +68,14 @@ func (q *queue) take(into []*journal.Record) (list []*journal.Record, behind []i
 	return list, behind
 }
 
-// read marks partitions to be read from the journal; all without any.
-func (q *queue) read(partitions ...int) {
-	q.mu.Lock()
-	for _, p := range partitions {
-		q.behind[p] = true
+// readAll marks all partitions to be read from the journal.
+func (q *queue) readAll(j *journal.Journal) {
+	for _, p := range j.Stats().Partitions {
+		q.heard(p.Partition, p.Applied)
+		q.mu.Lock()
+		q.behind[p.Partition] = true
+		q.mu.Unlock()
 	}
-	for p := range q.behind {
-		q.behind[p] = q.behind[p] || len(partitions) == 0
-	}
-	q.mu.Unlock()
 	q.nudge()
 }
 

@@ -17,25 +17,12 @@ const maxPreview = 120
 // textOf is what can be searched of a message: its error's text and its parts
 // that are text, at most limit bytes.
 func textOf(m *parley.Message, limit int) string {
-	var b strings.Builder
+	var b []byte
 	add := func(s []byte) {
-		if room := limit - b.Len() - 1; len(s) > room {
-			if room <= 0 {
-				return
-			}
-			s = s[:room]
-			for len(s) > 0 && !utf8.Valid(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
-				s = s[:len(s)-1]
-			}
+		if len(b) > 0 && len(b) < limit {
+			b = append(b, '\n')
 		}
-		if b.Len() > 0 {
-			b.WriteByte('\n')
-		}
-		if utf8.Valid(s) {
-			b.Write(s)
-		} else {
-			b.WriteString(strings.ToValidUTF8(string(s), "\ufffd"))
-		}
+		b = append(b, s[:min(len(s), limit-len(b))]...)
 	}
 	if m.Error != nil && m.Error.Text != "" {
 		add([]byte(m.Error.Text))
@@ -45,7 +32,7 @@ func textOf(m *parley.Message, limit int) string {
 			add(p.Data)
 		}
 	}
-	return strings.ReplaceAll(b.String(), "\x00", " ")
+	return strings.ReplaceAll(strings.ToValidUTF8(string(b), "\ufffd"), "\x00", " ")
 }
 
 func isText(p parley.Part) bool {
@@ -137,34 +124,58 @@ func words(s string) []string {
 	})
 }
 
-// match makes an FTS5 query of what a user typed: every word must be there;
-// words in quotes must follow each other; a star behind a word stands for any
-// ending. Nothing else has a meaning, so that no input is a syntax error.
-func match(q string) string {
-	var out []string
+// term is what a search wants: words that follow each other, one space between
+// them, and with star any ending of the last.
+type term struct {
+	words string
+	star  bool
+}
+
+// terms reads what a user typed: every word must be there; words in quotes must
+// follow each other; a star behind a word stands for any ending. Nothing else has a
+// meaning, so that no input is a syntax error.
+func terms(q string) (out []term) {
 	phrase := false
 	for part := range strings.SplitSeq(q, `"`) {
-		if phrase {
-			if w := words(part); len(w) > 0 {
-				out = append(out, `"`+strings.Join(w, " ")+`"`)
-			}
-		} else {
-			for f := range strings.FieldsSeq(part) {
-				star := strings.HasSuffix(f, "*")
-				w := words(f)
-				if len(w) == 0 {
-					continue
-				}
-				s := `"` + strings.Join(w, " ") + `"`
-				if star {
-					s += "*"
-				}
-				out = append(out, s)
+		pieces := []string{part}
+		if !phrase {
+			pieces = strings.Fields(part)
+		}
+		for _, p := range pieces {
+			if w := words(p); len(w) > 0 {
+				out = append(out, term{strings.Join(w, " "), !phrase && strings.HasSuffix(p, "*")})
 			}
 		}
 		phrase = !phrase
 	}
-	return strings.Join(out, " ")
+	return out
+}
+
+// match makes an FTS5 query of a search.
+func match(q string) string {
+	var b strings.Builder
+	for _, t := range terms(q) {
+		b.WriteString(` "` + t.words + `"`)
+		if t.star {
+			b.WriteByte('*')
+		}
+	}
+	return b.String()
+}
+
+// contains looks in a text for what match makes the index look for.
+func contains(text, q string) bool {
+	have := " " + strings.Join(words(strings.ToLower(text)), " ") + " "
+	for _, t := range terms(strings.ToLower(q)) {
+		want := " " + t.words
+		if !t.star {
+			want += " "
+		}
+		if !strings.Contains(have, want) {
+			return false
+		}
+	}
+	return true
 }
 
 // snippet is the piece of a text around the first word of a search, with the
