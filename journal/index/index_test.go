@@ -717,6 +717,24 @@ func TestSearch(t *testing.T) {
 	}
 }
 
+// TestTraceAlone finds a message by its trace that belongs to no conversation.
+func TestTraceAlone(t *testing.T) {
+	j := memoryJournal(t, 1)
+	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+	m := &parley.Message{ID: testID(1, 1), Kind: parley.Notice, From: "a", To: "b",
+		Trace: parley.Trace{Parent: "00-" + trace + "-00f067aa0ba902b7-01"}}
+	if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m}); err != nil {
+		t.Fatal(err)
+	}
+	x := openIndex(t, Config{Journal: j})
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if list := all(t, x, Filter{Trace: trace}); len(list) != 1 || list[0].Trace != trace {
+		t.Errorf("found %+v", list)
+	}
+}
+
 // TestTimes pages by time also where the clock stood still or went back.
 func TestTimes(t *testing.T) {
 	var now atomic.Int64

@@ -390,4 +390,14 @@ func TestRebuiltTexts(t *testing.T) {
 		t.Errorf("after all were removed %d are found", n)
 	}
 	check()
+	if err := x.do(t.Context(), func(s *store) error {
+		for _, table := range []string{"messages", "conversations", "members", "party", "traces", "deliveries"} {
+			if n, err := number(s.c, "SELECT count(*) FROM "+table); n != 0 || err != nil {
+				t.Errorf("%d rows are left in %s: %v", n, table, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -30,19 +30,18 @@ type store struct {
 	marks  []mark // by partition
 
 	// What the next transaction inserts.
-	messages      []row
-	parties       [][2]int64 // agent, message
-	members       [][2]int64 // conversation, agent
-	traces        []traced
-	conversations map[parley.ID]*tally
-	records       int
-	bytes         int // that they hold in memory
+	messages []row
+	parties  [][2]int64 // agent, message
+	members  [][2]int64 // conversation, agent
+	traces   []traced
+	records  int
+	bytes    int // that they hold in memory
 
 	// What is remembered of the file, and of what is gathered.
-	agents     map[string]int64
-	numbers    map[parley.ID]int64 // of conversations
-	lastNumber int64
-	deliveries map[deliveryKey]*delivery
+	agents        map[string]int64
+	conversations map[parley.ID]*tally
+	lastNumber    int64 // of a conversation
+	deliveries    map[deliveryKey]*delivery
 }
 
 // mark is how far a partition is indexed.
@@ -67,7 +66,7 @@ type traced struct {
 // tally is what a batch adds to a conversation.
 type tally struct {
 	id                     parley.ID
-	fresh                  bool // the file does not have it
+	fresh, dirty           bool // fresh: the file does not have it
 	n, first, last         int64
 	messages, open, failed int64
 }
@@ -167,7 +166,7 @@ func (s *store) load() (err error) {
 
 // forget forgets the rows that are remembered.
 func (s *store) forget() {
-	s.agents, s.numbers, s.deliveries = map[string]int64{}, map[parley.ID]int64{}, map[deliveryKey]*delivery{}
+	s.agents, s.conversations, s.deliveries = map[string]int64{}, map[parley.ID]*tally{}, map[deliveryKey]*delivery{}
 }
 
 // empty forgets what was gathered.
@@ -175,7 +174,6 @@ func (s *store) empty() {
 	clear(s.messages)
 	clear(s.traces)
 	s.messages, s.parties, s.members, s.traces = s.messages[:0], s.parties[:0], s.members[:0], s.traces[:0]
-	s.conversations = map[parley.ID]*tally{}
 	s.records, s.bytes = 0, 0
 }
 
@@ -287,12 +285,11 @@ func (s *store) agent(name string) (n int64, err error) {
 // tally gives what is to be added to a conversation. What is added to that of
 // messages without one is not written.
 func (s *store) tally(id parley.ID) (*tally, error) {
-	if c := s.conversations[id]; c != nil {
-		return c, nil
+	c := s.conversations[id]
+	if c == nil {
+		c = &tally{id: id, first: math.MaxInt64}
 	}
-	c := &tally{id: id, n: s.numbers[id], first: math.MaxInt64}
-	s.conversations[id] = c
-	if c.n > 0 || id.IsZero() {
+	if c.dirty = true; c.n > 0 || id.IsZero() {
 		return c, nil
 	}
 	err := often(s.c, "SELECT n FROM conversations WHERE id=?", func(q *sqlite.Stmt) error {
@@ -303,7 +300,7 @@ func (s *store) tally(id parley.ID) (*tally, error) {
 		s.lastNumber++
 		c.n, c.fresh = s.lastNumber, true
 	}
-	s.numbers[id] = c.n
+	s.conversations[id] = c
 	return c, err
 }
 
@@ -563,7 +560,7 @@ func (s *store) commit() error {
 		return err
 	}
 	s.empty()
-	if max(len(s.agents), len(s.numbers), len(s.deliveries)) > maxCached {
+	if max(len(s.agents), len(s.conversations), len(s.deliveries)) > maxCached {
 		s.forget()
 	}
 	return nil
@@ -572,11 +569,11 @@ func (s *store) commit() error {
 // write inserts what was gathered, in the order of the tables' keys.
 func (s *store) write() error {
 	var fresh, known []*tally
-	for id, c := range s.conversations {
+	for _, c := range s.conversations {
 		switch {
 		case c.fresh:
 			fresh = append(fresh, c)
-		case !id.IsZero():
+		case c.dirty:
 			known = append(known, c)
 		}
 	}
@@ -647,6 +644,9 @@ func (s *store) write() error {
 			}
 		}
 		d.dirty, d.before = false, d.State
+	}
+	for _, c := range append(fresh, known...) {
+		*c = tally{id: c.id, n: c.n, first: math.MaxInt64}
 	}
 	for p := range s.marks {
 		m := &s.marks[p]
