@@ -48,7 +48,7 @@ func (n *Node) bindA2E() error {
 		providers[capability] = agent
 	}
 	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs, PublicURL: n.c.PublicURL, Path: c.Path,
-		Shared: n.c.Engine.URL != "", Strict: c.Strict, Tools: c.Tools, Providers: providers, Now: n.c.Now, Logger: n.log}
+		Strict: c.Strict, Tools: c.Tools, Providers: providers, Now: n.c.Now, Logger: n.log}
 	if c.Sessions > 0 {
 		bc.Limits.SessionsPerMinute, bc.Limits.PendingPerRemote = c.Sessions, max(32, c.Sessions/8)
 	}

@@ -28,7 +28,6 @@ type subagents struct {
 	s journal.State
 
 	mu     sync.Mutex
-	awaits map[string]int                        // open await calls, by agent
 	wakes  map[string]map[chan struct{}]struct{} // by key
 	closed chan struct{}
 	once   sync.Once
@@ -58,17 +57,10 @@ const (
 var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage, Reason: "unknown_subagent", Text: "unknown subagent_id", Step: "handler", Capability: "multi_agent"}
 
 func newSubagents(b *Binding) *subagents {
-	return &subagents{b: b, s: b.c.Journal.State("a2e.subagents"), awaits: map[string]int{}, wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
+	return &subagents{b: b, s: b.c.Journal.State("a2e.subagents"), wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
 }
 
 func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
-
-// awaited reports whether an agent waits for the result of work.
-func (a *subagents) awaited(agent string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.awaits[agent] > 0
-}
 
 func ownerPrefix(agent string) string { return strings.TrimPrefix(keptPrefix(agent), "owed/") }
 
@@ -104,21 +96,16 @@ func (a *subagents) edit(ctx context.Context, agent, id string, f func(*subagent
 		if errors.Is(err, journal.ErrConflict) {
 			continue
 		}
-		if err == nil {
-			a.wake(a.key(agent, id))
-		}
 		return s, err
 	}
 }
 
-func (a *subagents) wake(key string) {
+// changed makes calls look again at what has changed, at any hub.
+func (a *subagents) changed(v journal.Value) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for c := range a.wakes[key] {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	for c := range a.wakes[v.Key] {
+		wake(c)
 	}
 }
 
@@ -289,29 +276,24 @@ func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out 
 func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (protocol.Outcome, error) {
 	agent := r.Identity.Name
 	key := a.key(agent, id)
-	wake := make(chan struct{}, 1)
+	changed := make(chan struct{}, 1)
 	a.mu.Lock()
-	a.awaits[agent]++
 	if a.wakes[key] == nil {
 		a.wakes[key] = map[chan struct{}]struct{}{}
 	}
-	a.wakes[key][wake] = struct{}{}
+	a.wakes[key][changed] = struct{}{}
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.awaits[agent]--; a.awaits[agent] == 0 {
-			delete(a.awaits, agent)
-		}
-		if delete(a.wakes[key], wake); len(a.wakes[key]) == 0 {
+		if delete(a.wakes[key], changed); len(a.wakes[key]) == 0 {
 			delete(a.wakes, key)
 		}
 	}()
-	a.b.c.Hub.Kick(agent)
 	until := time.NewTimer(patience(r))
 	defer until.Stop()
-	look := time.NewTicker(time.Second) // another node may have taken the answer
-	defer look.Stop()
+	asks := a.b.inboxes.begin(agent, nil) // while it waits, hubs bring results
+	defer a.b.inboxes.end(asks)
 	for {
 		s, _, err := a.get(ctx, agent, id)
 		if err != nil {
@@ -321,9 +303,12 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 		if s.Status != protocol.StatusRunning {
 			return out, nil
 		}
+		if !asks.told {
+			a.b.inboxes.offer(ctx, asks, 0, 0, patience(r))
+			continue
+		}
 		select {
-		case <-wake:
-		case <-look.C:
+		case <-changed:
 		case <-until.C:
 			return out, nil
 		case <-a.closed:
@@ -367,7 +352,6 @@ func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id strin
 	if err := a.s.Delete(ctx, a.key(agent, id), revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 		return false, err
 	}
-	a.wake(a.key(agent, id))
 	return true, nil
 }
 

@@ -74,7 +74,6 @@ type Config struct {
 	Path      string            // base path on the HTTP listener; "": DefaultPath
 	Listen    net.Listener      // for NDJSON over TCP; nil: none
 	TLS       *tls.Config       // of Listen; nil: none
-	Shared    bool              // other hubs use the journal too: messages are kept where an agent's hub finds them, whichever that is
 	Strict    bool              // agents may use only the capabilities that they negotiated
 	Providers map[string]string // capability → agent of the directory that is a host, to which its requests are passed
 	Limits    protocol.Limits
@@ -102,10 +101,10 @@ type Binding struct {
 	hosts   *hosts
 	tokens  []byte // key under which tokens of the configuration are hashed
 
-	ctx       context.Context
-	stop      context.CancelFunc
-	work      sync.WaitGroup
-	stopWatch func()
+	ctx   context.Context
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+	stops []func() // of what is followed
 }
 
 // New makes a binding.
@@ -166,10 +165,10 @@ func New(c Config) (*Binding, error) {
 		_, attached := s.State()
 		return attached
 	}
-	b.stopWatch = c.Hub.Directory().Watch(func(ch directory.Change) {
+	b.stops = append(b.stops, c.Hub.Directory().Watch(func(ch directory.Change) {
 		b.tools.changed()
 		b.hosts.changed(ch)
-	})
+	}))
 	return b, nil
 }
 
@@ -190,9 +189,9 @@ func (b *Binding) RepeatableTo(e *directory.Entry, id parley.Identity) bool {
 func (b *Binding) CarriesReplies() bool { return true }
 
 // Holds implements hub.HoldingBinding: what is for an agent waits until it asks
-// for its messages.
+// for its messages, at any hub.
 func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
-	return !b.c.Shared && id.URL == "" && !b.inboxes.open(e.Name) && !b.agents.awaited(e.Name)
+	return id.URL == "" && !b.inboxes.asked(e.Name)
 }
 
 // Start implements hub.Service.
@@ -200,8 +199,20 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.memory.load(ctx); err != nil {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
 	}
-	if err := b.store.follow(ctx); err != nil {
-		return fmt.Errorf("follow what other hubs pass on for A2E agents: %w", err)
+	for _, f := range []struct {
+		of journal.State
+		fn func(journal.Value)
+	}{
+		{b.store.relays, b.store.passed},
+		{b.inboxes.announced, b.inboxes.heard},
+		{b.inboxes.kept, b.inboxes.arrived},
+		{b.agents.s, b.agents.changed},
+	} {
+		stop, err := f.of.Watch(ctx, "", f.fn)
+		if err != nil {
+			return fmt.Errorf("follow what hubs have for A2E agents: %w", err)
+		}
+		b.stops = append(b.stops, stop)
 	}
 	b.hosts.start()
 	if b.c.Listen != nil {
@@ -239,10 +250,12 @@ func (b *Binding) Stop(ctx context.Context) {
 
 // Close implements hub.Service.
 func (b *Binding) Close() error {
-	b.stopWatch()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	b.Stop(ctx)
+	for _, stop := range b.stops {
+		stop()
+	}
 	b.stop()
 	b.hosts.close()
 	b.work.Wait()

@@ -109,7 +109,6 @@ func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err e
 			return n, err
 		}
 		n++
-		a.wake(v.Key)
 	}
 	return n, nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,33 +22,50 @@ import (
 )
 
 // inboxes hand messages to agents that ask for them with parley_inbox. While
-// nobody asks, deliveries wait in the journal (Binding.Holds).
+// nobody asks at any hub, deliveries wait in the journal (Binding.Holds). The hub
+// that has a delivery keeps the message in the journal's state for an open call
+// (asks.go), and the hub of that call finds it there.
 //
-// A message that a call takes is kept in the journal's state until the call has
-// returned it: its answer was written, and the agent went on over the connection
-// that it was written to. What a call did not return, because the connection
-// broke or the hub was killed, is in the agent's next call. An answer repeats a
-// message at most once: the second time it is removed before it is written.
+// A message is kept until the call has returned it: its answer was written, and the
+// agent went on over the connection that it was written to. What a call did not
+// return, because the connection broke or the hub was killed, is in the agent's next
+// call. An answer repeats a message at most once: the second time it is removed
+// before it is written.
 type inboxes struct {
-	b    *Binding
-	kept journal.State // what no call has returned
-	room int           // for messages in an answer, in bytes
+	b         *Binding
+	kept      journal.State // what no call has returned
+	announced journal.State // asks, of all hubs
+	node      string
+	run       string // begins the ids of this process's asks
+	room      int    // for messages in an answer, in bytes
 
-	mu      sync.Mutex
-	readers map[string][]*reader          // open calls, by agent
-	coming  map[string]chan struct{}      // by agent: closed at its next call; there while a delivery waits for that
-	held    map[string]map[string]*reader // the calls that have what is kept, by agent and key
-	count   uint64                        // of what was kept: the order within a moment
-	life    context.Context               // ends with shut
-	stop    context.CancelFunc
+	mu    sync.Mutex
+	asks  map[string][]*ask             // by agent
+	byID  map[string]*ask               // those of asks
+	next  map[string]chan struct{}      // by agent: closed at its next ask; there while a delivery waits for that
+	held  map[string]map[string]*reader // the calls that have what is kept, by agent and key
+	had   map[string]bool               // by key: of what was kept for a call here, what a call has had
+	freed map[string]chan struct{}      // by key: closed when what its call did not take is free for others
+	count uint64                        // of what was kept: the order within a moment
+	life  context.Context               // ends with shut
+	stop  context.CancelFunc
 }
 
 // reader is one call.
 type reader struct {
-	c     *protocol.ToolCall
-	taken chan *handing
-	left  chan struct{} // has a token when another call left what it had
-	done  chan struct{} // closed when it takes no more
+	c      *protocol.ToolCall
+	agent  string
+	prefix string        // of what is kept for the agent
+	queue  []keptMessage // for the call, and not taken yet; guarded by inboxes.mu
+	more   chan struct{} // has a token when queue has grown
+	left   chan struct{} // has a token when another call left what it had
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // gone reports whether the agent has no connection to the call's session.
@@ -56,15 +74,10 @@ func (r *reader) gone() bool {
 	return !attached
 }
 
-// handing is one message on its way to a reader.
-type handing struct {
-	data   protocol.Value
-	result chan error // nil: it is kept for the call
-}
-
-// keptMessage is a message that a call took, or that waits for one at any hub.
+// keptMessage is a message that is kept for a call, or for the next one.
 type keptMessage struct {
-	Hub     string         `json:"hub,omitempty"` // whose call took it
+	Hub     string         `json:"hub,omitempty"`  // whose call it is for, or has it
+	Call    string         `json:"call,omitempty"` // the ask for which it was kept
 	Arrival protocol.Value `json:"arrival"`
 
 	key      string
@@ -85,12 +98,10 @@ const (
 	maxBatch     = 1000
 	gather       = 20 * time.Millisecond // for what comes together, without streaming
 	comeBack     = 3 * time.Second
-	shareEvery   = 100 * time.Millisecond // looks for what other hubs have kept
+	leastWait    = 100 * time.Millisecond // for what waits to come, where a call asks without waiting
 	keptFor      = 7 * 24 * time.Hour
 	frameHead    = 8 << 10 // for what an answer has besides messages
 )
-
-var errBatchFull = errors.New("the inbox call has no room for the message")
 
 // frameSize is what a value takes in a frame, which is ASCII.
 func frameSize(v []byte) (n int) {
@@ -108,101 +119,51 @@ func frameSize(v []byte) (n int) {
 }
 
 func newInboxes(b *Binding) *inboxes {
-	x := &inboxes{b: b, kept: b.c.Journal.State("a2e.inbox"), readers: map[string][]*reader{},
-		coming: map[string]chan struct{}{}, held: map[string]map[string]*reader{}}
+	x := &inboxes{b: b, kept: b.c.Journal.State("a2e.inbox"), announced: b.c.Journal.State("a2e.asks"),
+		node: b.c.Journal.Node(), run: rand.Text(), asks: map[string][]*ask{}, byID: map[string]*ask{},
+		next: map[string]chan struct{}{}, held: map[string]map[string]*reader{}, had: map[string]bool{},
+		freed: map[string]chan struct{}{}}
 	x.room = min(cmp.Or(b.c.Limits.Frame, protocol.DefaultMaxFrame), protocol.HardMaxFrame) - frameHead
 	x.life, x.stop = context.WithCancel(context.Background())
 	return x
 }
 
-// open reports whether an agent has an open call.
-func (x *inboxes) open(agent string) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return len(x.readers[agent]) > 0
-}
-
 // shut ends all calls: what is at work is answered with what there is.
 func (x *inboxes) shut() { x.stop() }
 
-// first gives an open call of an agent, one whose agent is connected before others;
-// without one, what is closed at its next call.
-func (x *inboxes) first(agent string, not []*reader) (found *reader, next <-chan struct{}) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	defer func() {
-		if found != nil {
-			return
-		}
-		if x.coming[agent] == nil {
-			x.coming[agent] = make(chan struct{})
-		}
-		next = x.coming[agent]
-	}()
-	for _, r := range x.readers[agent] {
-		if slices.Contains(not, r) {
-			continue
-		}
-		if !r.gone() {
-			return r, nil
-		}
-		if found == nil {
-			found = r
-		}
-	}
-	return found, nil
-}
-
-// deliver hands a message to an open call of its recipient. It returns when the
-// message is kept until a call has returned it.
+// deliver keeps a message for an open call of its recipient.
 func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	agent := o.Recipient.Name
 	data, err := toArrival(o.Message, o.Attempt, x.b.c.Hub.ID())
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
 	}
-	if frameSize(data) > x.room {
-		return hub.Outcome{Err: parley.Refuse(parley.TooLarge, "the message is larger than a frame of A2E: %d bytes", frameSize(data))}
+	size := frameSize(data)
+	if size > x.room {
+		return hub.Outcome{Err: parley.Refuse(parley.TooLarge, "the message is larger than a frame of A2E: %d bytes", size)}
 	}
-	notKept := func(err error) hub.Outcome {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"), Wait: time.Second}
-	}
-	if x.b.c.Shared {
-		if _, err := x.keep(ctx, o.Recipient.Name, keptMessage{Arrival: data}, nil); err != nil {
-			return notKept(err)
-		}
-		return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, o.Recipient.Name)}
-	}
-	h := &handing{data: data, result: make(chan error, 1)}
-	var full []*reader
 	for {
-		r, next := x.first(o.Recipient.Name, full)
+		a, next := x.reserve(agent, size)
 		switch {
-		case r == nil && o.Waits: // it would be told of the end, and its agent asks again at once
-			select {
-			case <-next:
-				continue
-			case <-ctx.Done():
-				return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: comeBack}
+		case a != nil:
+			m := keptMessage{Hub: a.Node, Call: a.id, Arrival: data}
+			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
+				x.unreserve(a, size)
+				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"), Wait: time.Second}
 			}
-		case r == nil:
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", o.Recipient.Name), Wait: comeBack}
+			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
+		case !o.Waits:
+			wait := time.Millisecond // then it is held until the agent asks
+			if x.asked(agent) {
+				wait = comeBack // it awaits the result of work
+			}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent), Wait: wait}
 		}
-		select {
-		case r.taken <- h:
-		case <-r.done:
-			full = append(full, r)
-			continue
+		select { // its sender would be told of the end, and the agent asks again at once
+		case <-next:
 		case <-ctx.Done():
 			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: comeBack}
 		}
-		switch err := <-h.result; {
-		case errors.Is(err, errBatchFull):
-			full = append(full, r)
-			continue
-		case err != nil:
-			return notKept(err)
-		}
-		return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, o.Recipient.Name)}
 	}
 }
 
@@ -221,26 +182,81 @@ func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, er
 	return out, nil
 }
 
-// keep records a message until a call has returned it; by, unless nil, is the
-// call that took it.
-func (x *inboxes) keep(ctx context.Context, agent string, m keptMessage, by *reader) (keptMessage, error) {
+// keep records a message until a call has returned it.
+func (x *inboxes) keep(ctx context.Context, agent string, m keptMessage) error {
 	now := x.b.c.Now()
 	data, err := json.Marshal(m)
 	if err != nil {
-		return m, err
+		return err
 	}
 	x.mu.Lock()
 	x.count++
-	// Other hubs may keep something at the same time.
-	m.key = fmt.Sprintf("%s%020d-%06d-%s", keptPrefix(agent), now.UnixNano(), x.count%1e6, rand.Text()[:12])
-	if by != nil {
-		x.holdLocked(agent, m.key, by)
-	}
+	n := x.count
 	x.mu.Unlock()
-	if m.revision, err = x.kept.Create(ctx, m.key, data, now.Add(keptFor)); err != nil && by != nil {
-		x.leave(agent, by, m)
+	// Other hubs may keep something at the same time.
+	key := fmt.Sprintf("%s%020d-%06d-%s", keptPrefix(agent), now.UnixNano(), n%1e6, rand.Text()[:12])
+	_, err = x.kept.Create(ctx, key, data, now.Add(keptFor))
+	return err
+}
+
+// arrived takes what the state tells of what is kept, at any hub.
+func (x *inboxes) arrived(v journal.Value) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if v.Deleted {
+		delete(x.had, v.Key)
+		return
 	}
-	return m, err
+	m := readKept(v)
+	switch a := x.byID[m.Call]; {
+	case m.Hub == "": // the call that it was for did not take it
+		for _, a := range x.byID {
+			if a.r != nil && strings.HasPrefix(m.key, a.r.prefix) {
+				wake(a.r.left)
+			}
+		}
+	case !x.ours(m) || x.had[m.key]:
+	case a != nil:
+		x.queueLocked(a.r, m)
+	default:
+		x.passLocked(m)
+	}
+}
+
+// ours reports whether a message was kept for a call of this process.
+func (x *inboxes) ours(m keptMessage) bool { return strings.HasPrefix(m.Call, x.run) }
+
+func (x *inboxes) queueLocked(r *reader, m keptMessage) {
+	r.queue = append(r.queue, m)
+	wake(r.more)
+}
+
+// passLocked gives what a call here did not take to another one here, or lets any
+// call have it; it returns before that is recorded.
+func (x *inboxes) passLocked(m keptMessage) {
+	for _, a := range x.byID {
+		if a.r != nil && strings.HasPrefix(m.key, a.r.prefix) && !a.r.gone() {
+			x.queueLocked(a.r, m)
+			return
+		}
+	}
+	done := make(chan struct{})
+	x.freed[m.key] = done
+	x.b.work.Go(func() {
+		data, err := json.Marshal(keptMessage{Arrival: m.Arrival})
+		if err == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			_, err = x.kept.Update(ctx, m.key, data, x.b.c.Now().Add(keptFor), m.revision)
+		}
+		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has it all the same
+			x.b.c.Logger.Warn("a message waits for an A2E agent's next call", "error", err)
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		delete(x.freed, m.key)
+		close(done)
+	})
 }
 
 func (x *inboxes) holdLocked(agent, key string, r *reader) {
@@ -250,51 +266,61 @@ func (x *inboxes) holdLocked(agent, key string, r *reader) {
 	x.held[agent][key] = r
 }
 
-// take gives r what is kept under key, unless a call has it whose agent is
-// connected.
-func (x *inboxes) take(agent, key string, r *reader) bool {
+// take gives r what is kept, unless a call has it whose agent is connected, or it
+// is for another call that is open. It reports whether an earlier call had it.
+func (x *inboxes) take(m keptMessage, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if other := x.held[agent][key]; other == r || other != nil && !other.gone() {
-		return false
+	if other := x.held[r.agent][m.key]; other == r || other != nil && !other.gone() {
+		return false, false
 	}
-	x.holdLocked(agent, key, r)
-	return true
+	again = m.Hub != ""
+	if x.ours(m) {
+		if again = x.had[m.key]; !again && x.byID[m.Call] != nil {
+			return false, false // that one takes it in a moment
+		}
+		x.had[m.key] = true
+	}
+	x.holdLocked(r.agent, m.key, r)
+	return again, true
+}
+
+// freeing gives what is closed when a message is free; nil where it is not being freed.
+func (x *inboxes) freeing(key string) <-chan struct{} {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.freed[key]
 }
 
 // has reports whether r has what is kept under key still.
-func (x *inboxes) has(agent, key string, r *reader) bool {
+func (x *inboxes) has(r *reader, key string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.held[agent][key] == r
+	return x.held[r.agent][key] == r
 }
 
 // leave lets other calls have messages of r, and makes them look: where the agent
 // of r is gone, they may have all that r has.
-func (x *inboxes) leave(agent string, r *reader, list ...keptMessage) {
+func (x *inboxes) leave(r *reader, list ...keptMessage) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range list {
-		if x.held[agent][m.key] == r {
-			delete(x.held[agent], m.key)
+		if x.held[r.agent][m.key] == r {
+			delete(x.held[r.agent], m.key)
 		}
 	}
-	if len(x.held[agent]) == 0 {
-		delete(x.held, agent)
+	if len(x.held[r.agent]) == 0 {
+		delete(x.held, r.agent)
 	}
-	for _, o := range x.readers[agent] {
-		if o == r {
-			continue
-		}
-		select {
-		case o.left <- struct{}{}:
-		default:
+	for _, a := range x.asks[r.agent] {
+		if a.r != nil && a.r != r {
+			wake(a.r.left)
 		}
 	}
 }
 
 // remove ends messages that r has returned, or returns for the second time.
-func (x *inboxes) remove(agent string, r *reader, list []keptMessage) {
+func (x *inboxes) remove(r *reader, list []keptMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var all sync.WaitGroup // the journal writes them together
@@ -302,12 +328,12 @@ func (x *inboxes) remove(agent string, r *reader, list []keptMessage) {
 		all.Go(func() {
 			// Where it has changed, a call at another hub has it.
 			if err := x.kept.Delete(ctx, m.key, m.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
-				x.b.c.Logger.Warn("an A2E agent may get a message twice", "agent", agent, "error", err)
+				x.b.c.Logger.Warn("an A2E agent may get a message twice", "agent", r.agent, "error", err)
 			}
 		})
 	}
 	all.Wait()
-	x.leave(agent, r, list...)
+	x.leave(r, list...)
 }
 
 // call serves parley_inbox.
@@ -321,49 +347,37 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	}
 	wait := handsOut(time.Until(c.Request.Deadline))
 	if q.Wait != nil {
-		wait = min(wait, time.Duration(*q.Wait*float64(time.Second)))
+		wait = min(wait, max(leastWait, time.Duration(*q.Wait*float64(time.Second))))
 	}
 	x.b.store.inbox(c.Session.ID(), c.ID)
 	agent := c.Identity.Name
-	r := &reader{c: c, taken: make(chan *handing), left: make(chan struct{}, 1), done: make(chan struct{})}
-	w := &batch{x: x, r: r, agent: agent, limit: min(q.Max, maxBatch)}
+	r := &reader{c: c, agent: agent, prefix: keptPrefix(agent), more: make(chan struct{}, 1), left: make(chan struct{}, 1)}
+	w := &batch{x: x, r: r, limit: min(q.Max, maxBatch)}
 	until := time.NewTimer(wait)
 	defer until.Stop()
 	// An agent that reads nothing holds events up: not the end of the hub.
 	events, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
-	x.mu.Lock()
-	x.readers[agent] = append(x.readers[agent], r)
-	if c := x.coming[agent]; c != nil {
-		close(c)
-		delete(x.coming, agent)
-	}
-	x.mu.Unlock()
+	a := x.begin(agent, r)
 	w.takeKept(ctx, events, true)
-	x.b.c.Hub.Kick(agent)
+	if !w.over() {
+		x.offer(ctx, a, w.limit-len(w.messages), w.size, wait)
+	}
 	away := c.Session.Away()
 	var enough <-chan time.Time
-	var look <-chan time.Time
-	if x.b.c.Shared {
-		t := time.NewTicker(shareEvery)
-		defer t.Stop()
-		look = t.C
-	}
 loop:
-	for len(w.messages) < w.limit && !w.full {
+	for !w.over() {
 		if enough == nil && len(w.messages) > 0 && !c.Streaming {
 			enough = time.After(gather)
 		}
 		select {
-		case h := <-r.taken:
-			w.takeNew(ctx, events, h)
+		case <-r.more:
+			w.takeNew(events)
 		case <-r.left:
 			w.takeKept(ctx, events, false)
-		case <-look:
-			w.takeKept(ctx, events, false)
 		case <-away:
-			x.leave(agent, r) // other calls look for what this one has
+			x.leave(r) // other calls look for what this one has
 			away = nil
 		case <-enough:
 			break loop
@@ -377,18 +391,12 @@ loop:
 			break loop
 		}
 	}
-	x.mu.Lock()
-	x.readers[agent] = slices.DeleteFunc(x.readers[agent], func(o *reader) bool { return o == r })
-	if len(x.readers[agent]) == 0 {
-		delete(x.readers, agent)
-	}
-	x.mu.Unlock()
-	close(r.done)
+	x.end(a)
 	if err := ctx.Err(); err != nil {
-		x.leave(agent, r, w.messages...)
+		x.leave(r, w.messages...)
 		return protocol.ToolResult{}, err
 	}
-	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.answer(), "more": w.full || len(w.messages) >= w.limit}}, nil
+	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.answer(), "more": w.over()}}, nil
 }
 
 // handsOut is for how much of its time a call hands out messages: who gives a
@@ -402,34 +410,43 @@ func handsOut(left time.Duration) time.Duration {
 type batch struct {
 	x        *inboxes
 	r        *reader
-	agent    string
 	limit    int
 	messages []keptMessage
 	size     int  // in the answer
 	full     bool // the next message did not fit
 }
 
-// fits reports whether a message fits the answer, and notes if not.
-func (w *batch) fits(data []byte) bool {
-	if w.size+frameSize(data) > w.x.room {
-		w.full = true
-	}
-	return !w.full
+// over reports whether the answer has no room for another message.
+func (w *batch) over() bool { return w.full || len(w.messages) >= w.limit }
+
+// fits reports whether the answer has room for a message, and notes if not.
+func (w *batch) fits(m keptMessage) bool {
+	w.full = w.full || w.size+frameSize(m.Arrival) > w.x.room
+	return !w.over()
 }
 
-// takeNew takes a message that was not kept before.
-func (w *batch) takeNew(ctx, events context.Context, h *handing) {
-	if !w.fits(h.data) {
-		h.result <- errBatchFull
-		return
-	}
-	m, err := w.x.keep(context.WithoutCancel(ctx), w.agent, keptMessage{Hub: w.x.b.c.Hub.ID(), Arrival: h.data}, w.r)
-	h.result <- err
-	if err == nil {
-		if w.r.gone() {
-			w.x.leave(w.agent, w.r) // another call may have begun meanwhile
+// takeNew takes what was kept for this call.
+func (w *batch) takeNew(events context.Context) {
+	for {
+		w.x.mu.Lock()
+		if len(w.r.queue) == 0 || !w.fits(w.r.queue[0]) {
+			w.x.mu.Unlock()
+			break
 		}
-		w.add(events, m)
+		m := w.r.queue[0]
+		w.r.queue = w.r.queue[1:]
+		known := w.x.had[m.key]
+		if !known {
+			w.x.had[m.key] = true
+			w.x.holdLocked(w.r.agent, m.key, w.r)
+		}
+		w.x.mu.Unlock()
+		if !known {
+			w.add(events, m)
+		}
+	}
+	if w.r.gone() {
+		w.x.leave(w.r) // another call may have begun meanwhile
 	}
 }
 
@@ -437,35 +454,50 @@ func (w *batch) takeNew(ctx, events context.Context, h *handing) {
 // call takes as well what calls at other hubs have: the agent comes from there.
 func (w *batch) takeKept(ctx, events context.Context, begin bool) {
 	var found []keptMessage
-	for v, err := range w.x.kept.Range(ctx, keptPrefix(w.agent)) {
+	for v, err := range w.x.kept.Range(ctx, w.r.prefix) {
 		if err != nil {
-			w.x.b.c.Logger.Warn("cannot read what is kept for an A2E agent", "agent", w.agent, "error", err)
+			w.x.b.c.Logger.Warn("cannot read what is kept for an A2E agent", "agent", w.r.agent, "error", err)
 			break
 		}
 		found = append(found, readKept(v))
 	}
 	slices.SortFunc(found, func(a, b keptMessage) int { return cmpText(a.key, b.key) })
-	own := w.x.b.c.Hub.ID()
 	for _, m := range found {
-		if len(w.messages) >= w.limit || !w.fits(m.Arrival) {
+		if done := w.x.freeing(m.key); done != nil { // what comes after it waits too
+			select {
+			case <-done:
+			case <-ctx.Done():
+				return
+			}
+			v, err := w.x.kept.Get(ctx, m.key)
+			if err != nil {
+				continue
+			}
+			m = readKept(v)
+		}
+		if !w.fits(m) {
 			return
 		}
-		if m.Hub != "" && m.Hub != own && !begin || !w.x.take(w.agent, m.key, w.r) {
+		if m.Hub != "" && m.Hub != w.x.node && !begin {
+			continue
+		}
+		again, ok := w.x.take(m, w.r)
+		if !ok {
 			continue
 		}
 		if v, err := w.x.kept.Get(ctx, m.key); err != nil || v.Revision != m.revision { // it was returned just now
-			w.x.leave(w.agent, w.r, m)
+			w.x.leave(w.r, m)
 			continue
 		}
-		m.again = m.Hub != ""
-		if m.Hub != own {
-			m.Hub = own
+		m.again = again
+		if m.Hub != w.x.node {
+			m.Hub, m.Call = w.x.node, ""
 			data, err := json.Marshal(m)
 			if err == nil {
 				m.revision, err = w.x.kept.Update(ctx, m.key, data, w.x.b.c.Now().Add(keptFor), m.revision)
 			}
 			if err != nil { // another hub was faster
-				w.x.leave(w.agent, w.r, m)
+				w.x.leave(w.r, m)
 				continue
 			}
 		}
@@ -489,7 +521,7 @@ func (w *batch) answer() []protocol.Value {
 	out := []protocol.Value{}
 	var first, again []keptMessage
 	for _, m := range w.messages {
-		if !w.x.has(w.agent, m.key, w.r) {
+		if !w.x.has(w.r, m.key) {
 			continue
 		}
 		out = append(out, m.Arrival)
@@ -500,14 +532,14 @@ func (w *batch) answer() []protocol.Value {
 		}
 	}
 	if len(again) > 0 {
-		w.x.remove(w.agent, w.r, again)
+		w.x.remove(w.r, again)
 	}
 	if len(first) > 0 {
 		w.r.c.OnReturned(func(returned bool) {
 			if returned {
-				w.x.remove(w.agent, w.r, first)
+				w.x.remove(w.r, first)
 			} else {
-				w.x.leave(w.agent, w.r, first...)
+				w.x.leave(w.r, first...)
 			}
 		})
 	}

@@ -32,22 +32,16 @@ const (
 
 var _ protocol.Relay = (*store)(nil)
 
-// follow takes what other nodes pass on, until the store is shut.
-func (t *store) follow(ctx context.Context) error {
-	stop, err := t.relays.Watch(ctx, "", func(v journal.Value) {
-		if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
-			t.mu.Lock()
-			id := t.ids[key]
-			t.mu.Unlock()
-			if id != "" {
-				t.Held(id)
-			}
+// passed takes what other nodes pass on.
+func (t *store) passed(v journal.Value) {
+	if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
+		t.mu.Lock()
+		id := t.ids[key]
+		t.mu.Unlock()
+		if id != "" {
+			t.Held(id)
 		}
-	})
-	if err == nil {
-		context.AfterFunc(t.life, stop)
 	}
-	return err
 }
 
 // Elsewhere implements a2e.Relay.

@@ -17,27 +17,31 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestTwoHubs: two hubs on one journal. An agent at one of them gets what the
-// other one hands out, and its work is reported wherever it awaits it.
-func TestTwoHubs(t *testing.T) {
-	s, err := server.NewServer(&server.Options{Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
+// twoHubs opens two hubs on one journal.
+func twoHubs(t *testing.T) (first, second *world) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true, MaxPayload: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Start()
-	defer s.WaitForShutdown()
-	defer s.Shutdown()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("no server")
 	}
-	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"),
+	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"), Limits: node.Limits{Body: "8MiB"},
 		Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
 	one := config
 	one.Name, one.Data = "one", t.TempDir()
 	two := config
 	two.Name, two.Data = "two", t.TempDir()
-	first := newWorld(t, one)
-	second := newWorld(t, two)
+	return newWorld(t, one), newWorld(t, two)
+}
+
+// TestTwoHubs: two hubs on one journal. An agent at one of them gets what the
+// other one hands out, and its work is reported wherever it awaits it.
+func TestTwoHubs(t *testing.T) {
+	first, second := twoHubs(t)
 	for name, w := range map[string][2]*world{"the other hub": {first, second}, "the same hub": {first, first}, "back": {second, first}} {
 		t.Run(name, func(t *testing.T) {
 			bob := w[1].tcp(tokenBob)

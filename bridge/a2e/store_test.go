@@ -55,9 +55,11 @@ func TestTakeOver(t *testing.T) {
 			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
 		n.store.session = n.host.Session
 		n.store.lives = func(node string) bool { return node != name }
-		if err := n.store.follow(t.Context()); err != nil {
+		stop, err := n.store.relays.Watch(t.Context(), "", n.store.passed)
+		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(stop)
 		n.store.known = func(agent string) bool { return agent == "alice" }
 		n.store.attached = func(id string) bool {
 			s, ok := n.host.Session(id)

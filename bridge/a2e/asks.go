@@ -1,0 +1,177 @@
+package a2e
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/parley-hub/parley/journal"
+)
+
+// An ask is an open call of an agent, at this hub or at another: parley_inbox, or
+// multi_agent/await. It is announced in the journal's state while it is open, so
+// that every hub lets deliveries to the agent go on.
+type ask struct {
+	Agent string    `json:"agent"`
+	Node  string    `json:"node"`
+	Since time.Time `json:"since"`
+	Max   int       `json:"max"` // messages that it takes; 0: it awaits the result of work
+
+	id   string
+	r    *reader // nil: at another hub, or no inbox call
+	left int     // of Max, as far as this hub knows
+	size int     // of what it has, in bytes
+	told bool    // it is, or may be, in the state
+}
+
+// begin notes a call that this hub has. It takes nothing before it is offered.
+func (x *inboxes) begin(agent string, r *reader) *ask {
+	a := &ask{Agent: agent, Node: x.node, Since: x.b.c.Now().Round(0).UTC(), id: x.run + rand.Text()[:12], r: r}
+	x.add(a)
+	return a
+}
+
+// offer lets hubs send messages to a call, at most so many; none where it awaits
+// the result of work.
+func (x *inboxes) offer(ctx context.Context, a *ask, most, size int, wait time.Duration) {
+	x.mu.Lock()
+	a.Max, a.left, a.size, a.told = most, most, size, true
+	data, err := json.Marshal(a)
+	x.mu.Unlock()
+	x.goOn(a.Agent)
+	if err == nil {
+		_, err = x.announced.Put(ctx, a.id, data, x.b.c.Now().Add(wait+time.Minute))
+	}
+	if err != nil && ctx.Err() == nil {
+		x.b.c.Logger.Warn("other hubs do not hear that an A2E agent asks for its messages", "agent", a.Agent, "error", err)
+	}
+}
+
+// end ends a call that this hub has.
+func (x *inboxes) end(a *ask) {
+	x.drop(a.id)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if a.r != nil {
+		for _, m := range a.r.queue {
+			if !x.had[m.key] {
+				x.passLocked(m)
+			}
+		}
+	}
+	if !a.told {
+		return
+	}
+	x.b.work.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := x.announced.Delete(ctx, a.id, 0); err != nil {
+			x.b.c.Logger.Warn("other hubs do not hear that an A2E agent stopped asking", "agent", a.Agent, "error", err)
+		}
+	})
+}
+
+func (x *inboxes) add(a *ask) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.byID[a.id] == nil {
+		x.byID[a.id] = a
+		x.asks[a.Agent] = append(x.asks[a.Agent], a)
+	}
+}
+
+func (x *inboxes) drop(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	a := x.byID[id]
+	if a == nil {
+		return
+	}
+	delete(x.byID, id)
+	x.asks[a.Agent] = slices.DeleteFunc(x.asks[a.Agent], func(o *ask) bool { return o == a })
+	if len(x.asks[a.Agent]) == 0 {
+		delete(x.asks, a.Agent)
+	}
+}
+
+// goOn lets deliveries to an agent go on.
+func (x *inboxes) goOn(agent string) {
+	x.mu.Lock()
+	if next := x.next[agent]; next != nil {
+		close(next)
+		delete(x.next, agent)
+	}
+	x.mu.Unlock()
+	x.b.c.Hub.Kick(agent) // asks for Binding.Holds
+}
+
+// heard takes what the state tells of asks.
+func (x *inboxes) heard(v journal.Value) {
+	a := ask{id: v.Key}
+	switch {
+	case v.Deleted:
+		x.drop(v.Key)
+	case json.Unmarshal(v.Data, &a) != nil || a.Node == x.node: // or of this hub before it was started again
+	default:
+		a.left, a.told = a.Max, true
+		x.add(&a)
+		x.goOn(a.Agent)
+	}
+}
+
+// lives reports whether the hub that has a call lives.
+func (x *inboxes) lives(a *ask) bool {
+	return a.Node == x.node || x.b.c.Journal.LivesElsewhere(a.Node, a.Since)
+}
+
+// hasRoom reports whether a call may be sent another message. The one that does not
+// fit in bytes is sent: its hub ends the call then, and the next call has it.
+func (x *inboxes) hasRoom(a *ask) bool { return a.left > 0 && a.size <= x.room }
+
+// asked reports whether an agent asks for messages, or awaits the result of work.
+func (x *inboxes) asked(agent string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.ContainsFunc(x.asks[agent], func(a *ask) bool {
+		return (x.hasRoom(a) || a.told && a.Max == 0) && x.lives(a)
+	})
+}
+
+// reserve gives an open call of an agent for a message, one here whose agent is
+// connected before others; without one, what is closed at its next call.
+func (x *inboxes) reserve(agent string, size int) (best *ask, next <-chan struct{}) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, a := range x.asks[agent] {
+		if !x.hasRoom(a) || !x.lives(a) {
+			continue
+		}
+		if a.r != nil && !a.r.gone() {
+			best = a
+			break
+		}
+		if best == nil || a.r == nil {
+			best = a // the latest elsewhere: the agent is most likely there
+		}
+	}
+	if best == nil {
+		if x.next[agent] == nil {
+			x.next[agent] = make(chan struct{})
+		}
+		return nil, x.next[agent]
+	}
+	best.left--
+	best.size += size
+	return best, nil
+}
+
+// unreserve takes back what reserve noted.
+func (x *inboxes) unreserve(a *ask, size int) {
+	x.mu.Lock()
+	a.left++
+	a.size -= size
+	x.mu.Unlock()
+	x.b.c.Hub.Kick(a.Agent)
+}
