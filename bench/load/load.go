@@ -58,7 +58,7 @@ type Config struct {
 	// Connections call it at the same time, each number once, warm-up first.
 	Requests func(i int) *Request
 
-	Warmup   int           // how many requests go before the clock starts
+	Warmup   int           // how many requests go before the clock starts; 0, or one for each connection at least
 	Count    int           // how many are measured
 	Duration time.Duration // how long is measured
 
@@ -87,6 +87,9 @@ type Result struct {
 	CPUPerRequest time.Duration
 }
 
+// openAtOnce is how many connections are open that have brought nothing yet.
+const openAtOnce = 64
+
 // maxBody bounds a response.
 const maxBody = 16 << 20
 
@@ -113,18 +116,34 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	if u.Port() == "" {
 		address = net.JoinHostPort(u.Hostname(), "80")
 	}
+	if c.Warmup > 0 {
+		c.Warmup = max(c.Warmup, c.Connections)
+	}
 	r := &run{Config: c, address: address}
+	loop := func(w *worker) {
+		for w.send(ctx) {
+		}
+	}
 	workers := make([]*worker, c.Connections)
 	for i := range workers {
 		workers[i] = &worker{run: r}
-		if err := workers[i].connect(ctx); err != nil {
-			return Result{}, fmt.Errorf("load: %w", err)
-		}
 		defer workers[i].close()
+	}
+	// A server may close connections that bring nothing when there are many: each
+	// brings its first request before more are opened, as a client's do.
+	for some := range slices.Chunk(workers, openAtOnce) {
+		for _, w := range some {
+			if err := w.connect(ctx); err != nil {
+				return Result{}, fmt.Errorf("load: %w", err)
+			}
+		}
+		if c.Warmup > 0 {
+			r.all(ctx, some, func(w *worker) { w.send(ctx) })
+		}
 	}
 	if c.Warmup > 0 {
 		r.limit = int64(c.Warmup)
-		r.all(ctx, workers)
+		r.all(ctx, workers, loop)
 		for _, w := range workers {
 			if w.failed > 0 {
 				return Result{}, fmt.Errorf("load: warm-up: %w", w.firstError)
@@ -141,7 +160,7 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	if c.Duration > 0 {
 		r.end = start.Add(c.Duration)
 	}
-	r.all(ctx, workers)
+	r.all(ctx, workers, loop)
 	elapsed := time.Since(start)
 	if err := ctx.Err(); err != nil {
 		return Result{}, fmt.Errorf("load: %w", err)
@@ -164,15 +183,15 @@ type run struct {
 	next    atomic.Int64
 }
 
-// all lets each worker send until the phase is over.
-func (r *run) all(ctx context.Context, workers []*worker) {
+// all lets workers do something at the same time.
+func (r *run) all(ctx context.Context, workers []*worker, do func(*worker)) {
 	var wg sync.WaitGroup
 	for _, w := range workers {
 		wg.Go(func() {
 			// A cancelled run does not wait for answers.
 			stop := context.AfterFunc(ctx, w.close)
 			defer stop()
-			w.loop(ctx)
+			do(w)
 		})
 	}
 	wg.Wait()
@@ -210,38 +229,36 @@ func (w *worker) close() {
 	}
 }
 
-func (w *worker) loop(ctx context.Context) {
-	for ctx.Err() == nil {
-		i := w.next.Add(1) - 1
-		if w.limit > 0 && i >= w.limit {
-			return
+// send sends the next request. It reports false where the phase is over.
+func (w *worker) send(ctx context.Context) bool {
+	i := w.next.Add(1) - 1
+	start := time.Now()
+	if ctx.Err() != nil || w.limit > 0 && i >= w.limit || !w.end.IsZero() && !start.Before(w.end) {
+		return false
+	}
+	req := w.Requests(int(i))
+	if req == nil {
+		return false
+	}
+	keep, err := w.exchange(req, start)
+	if err == nil {
+		w.latencies = append(w.latencies, time.Since(start))
+	} else {
+		w.failure(err)
+	}
+	if !keep {
+		if err := w.connect(ctx); err != nil {
+			w.failure(err)
+			return false
 		}
-		start := time.Now()
-		if !w.end.IsZero() && !start.Before(w.end) {
-			return
-		}
-		req := w.Requests(int(i))
-		if req == nil {
-			return
-		}
-		keep, err := w.exchange(req, start)
-		if err == nil {
-			w.latencies = append(w.latencies, time.Since(start))
-		} else {
-			w.failed++
-			if w.firstError == nil {
-				w.firstError = err
-			}
-		}
-		if !keep {
-			if err := w.connect(ctx); err != nil {
-				w.failed++
-				if w.firstError == nil {
-					w.firstError = err
-				}
-				return
-			}
-		}
+	}
+	return true
+}
+
+func (w *worker) failure(err error) {
+	w.failed++
+	if w.firstError == nil {
+		w.firstError = err
 	}
 }
 

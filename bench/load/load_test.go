@@ -245,3 +245,35 @@ func BenchmarkExchange(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+// A server may close a connection that brings nothing when it has many: the hub
+// does, until a caller of their address has proved itself.
+func TestConnectionsBringSomethingFirst(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	most, silent := 0, map[net.Conn]bool{}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
+		mu.Lock()
+		defer mu.Unlock()
+		if state == http.StateNew {
+			silent[c] = true
+		} else {
+			delete(silent, c)
+		}
+		most = max(most, len(silent))
+	}
+	s.Start()
+	defer s.Close()
+	get := NewRequest("GET", strings.TrimPrefix(s.URL, "http://"), "/", nil, nil)
+	res, err := Run(t.Context(), Config{URL: s.URL, Connections: 3 * openAtOnce, Warmup: 1, Count: 1000,
+		Requests: func(int) *Request { return get }})
+	if err != nil || res.Requests != 1000 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if most > openAtOnce {
+		t.Errorf("%d connections were open that had brought nothing; want %d at most", most, openAtOnce)
+	}
+}
