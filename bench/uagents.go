@@ -14,6 +14,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bench/floor"
 	"github.com/parley-hub/parley/bench/load"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -68,9 +69,14 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 		return Figures{}, err
 	}
 	var ids []*uagents.Identity
-	for range senders {
+	for i := range senders { // enrolled: the hub lets guests have 100 requests a second
 		id, err := uagents.NewIdentity()
 		if err != nil {
+			return Figures{}, err
+		}
+		a := parley.Agent{Name: fmt.Sprintf("sender-%d", i),
+			Identities: []parley.Identity{{Protocol: "uagents", ID: id.Address()}}}
+		if _, err := n.Hub().Directory().Put(ctx, a, directory.FromOperator); err != nil {
 			return Figures{}, err
 		}
 		ids = append(ids, id)
