@@ -19,12 +19,16 @@ type ask struct {
 	Since time.Time `json:"since"`
 	Max   int       `json:"max"` // messages that it takes; 0: it awaits the result of work
 
-	id   string
-	r    *reader // nil: at another hub, or no inbox call
-	left int     // of Max, as far as this hub knows
-	size int     // of what it has, in bytes
-	told bool    // it is, or may be, in the state
+	id    string
+	until time.Time // at another hub: it ends before
+	r     *reader   // nil: at another hub, or no inbox call
+	left  int       // of Max, as far as this hub knows
+	size  int       // of what it has, in bytes
+	told  bool      // it is, or may be, in the state
 }
+
+// unheard is how long a hub may be alive before others have heard of it.
+const unheard = 10 * time.Second
 
 // begin notes a call that this hub has. It takes nothing before it is offered.
 func (x *inboxes) begin(agent string, r *reader) *ask {
@@ -76,10 +80,17 @@ func (x *inboxes) end(a *ask) {
 func (x *inboxes) add(a *ask) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.byID[a.id] == nil {
-		x.byID[a.id] = a
-		x.asks[a.Agent] = append(x.asks[a.Agent], a)
+	if x.byID[a.id] != nil {
+		return
 	}
+	x.byID[a.id] = a
+	x.asks[a.Agent] = append(slices.DeleteFunc(x.asks[a.Agent], func(o *ask) bool {
+		if x.lives(o) {
+			return false
+		}
+		delete(x.byID, o.id)
+		return true
+	}), a)
 }
 
 func (x *inboxes) drop(id string) {
@@ -109,7 +120,7 @@ func (x *inboxes) goOn(agent string) {
 
 // heard takes what the state tells of asks.
 func (x *inboxes) heard(v journal.Value) {
-	a := ask{id: v.Key}
+	a := ask{id: v.Key, until: v.Until}
 	switch {
 	case v.Deleted:
 		x.drop(v.Key)
@@ -123,7 +134,9 @@ func (x *inboxes) heard(v journal.Value) {
 
 // lives reports whether the hub that has a call lives.
 func (x *inboxes) lives(a *ask) bool {
-	return a.Node == x.node || x.b.c.Journal.LivesElsewhere(a.Node, a.Since)
+	now := x.b.c.Now()
+	return a.Node == x.node || now.Before(a.until) &&
+		(now.Sub(a.Since) < unheard || x.b.c.Journal.LivesElsewhere(a.Node, a.Since))
 }
 
 // hasRoom reports whether a call may be sent another message. The one that does not

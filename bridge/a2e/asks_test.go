@@ -84,7 +84,7 @@ func testAsks(t *testing.T, sends, asks *world) {
 		}
 	})
 	t.Run("a call of a hub that is gone takes nothing", func(t *testing.T) {
-		data, err := json.Marshal(map[string]any{"agent": "bob", "node": "gone", "since": time.Now(), "max": 10})
+		data, err := json.Marshal(map[string]any{"agent": "bob", "node": "gone", "since": time.Now().Add(-time.Minute), "max": 10})
 		if err == nil {
 			_, err = sends.Hub().Journal().State("a2e.asks").Put(t.Context(), "call", data, time.Now().Add(time.Hour))
 		}
@@ -115,12 +115,11 @@ func testAsks(t *testing.T, sends, asks *world) {
 		if state(ids[2]) == parley.Delivered {
 			t.Error("what comes after the message that did not fit is delivered")
 		}
-		call(2)
-		if len(got) < 4 {
-			if state(ids[3]) == parley.Delivered {
-				t.Error("the fourth is delivered before a call took it")
-			}
+		for len(got) < 4 {
 			call(1)
+			if n := len(got); n > 1 && n < 4 && state(ids[n]) == parley.Delivered {
+				t.Errorf("message %d is delivered before a call took it", n+1)
+			}
 		}
 		if !slices.Equal(got, []string{"1", "2", "3", "4"}) {
 			t.Errorf("the calls returned %q", got)

@@ -157,7 +157,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			if x.asked(agent) {
 				wait = comeBack // it awaits the result of work
 			}
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent), Wait: wait}
+			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
+			return hub.Outcome{Err: err, Wait: wait}
 		}
 		select { // its sender would be told of the end, and the agent asks again at once
 		case <-next:
@@ -271,7 +272,8 @@ func (x *inboxes) holdLocked(agent, key string, r *reader) {
 func (x *inboxes) take(m keptMessage, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if other := x.held[r.agent][m.key]; other == r || other != nil && !other.gone() {
+	other := x.held[r.agent][m.key]
+	if other == r || other != nil && !other.gone() || x.freed[m.key] != nil {
 		return false, false
 	}
 	again = m.Hub != ""
