@@ -420,7 +420,7 @@ func (w *writer) append(g *group) {
 		case errors.Is(g.err, store.ErrUnknown):
 			g.unknown = true
 		case !g.unknown:
-			g.err = storeError(ctx, g.err)
+			g.err = storeError(w.j.ctx, g.err)
 			return
 		}
 		// Nobody else writes to an exclusive store: it has failed for good.
@@ -492,7 +492,7 @@ func (w *writer) overtaken(ops []*op, unknown bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
 	if err := w.p.catchUp(ctx); err != nil {
-		if err = storeError(ctx, err); unknown {
+		if err = storeError(w.j.ctx, err); unknown {
 			err = failBy(ErrUnknown, err, "")
 		}
 		w.finish(ops, err)
