@@ -5,38 +5,39 @@ package testcluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 )
 
-// Freeze stops the server i where it stands: its connections stay open, and it
-// answers nothing.
-func (c *Processes) Freeze(i int) error {
-	pid, err := c.signal(i, syscall.SIGSTOP)
+// Freeze stops a child of this process where it stands: its connections stay
+// open, and it answers nothing.
+func Freeze(p *os.Process) error {
+	err := p.Signal(syscall.SIGSTOP)
 	if err != nil {
-		return err
+		return fmt.Errorf("testcluster: %w", err)
 	}
 	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		return fmt.Errorf("testcluster: server %d does not freeze: %w", i, err)
+	if _, err = syscall.Wait4(p.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		return fmt.Errorf("testcluster: process %d does not freeze: %w", p.Pid, err)
 	}
 	return nil
 }
 
-// Thaw lets a frozen server go on.
-func (c *Processes) Thaw(i int) error {
-	_, err := c.signal(i, syscall.SIGCONT)
-	return err
-}
+// Thaw lets a frozen process go on.
+func Thaw(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
-func (c *Processes) signal(i int, sig syscall.Signal) (pid int, err error) {
+// Freeze freezes the server i.
+func (c *Processes) Freeze(i int) error { return c.of(i, Freeze) }
+
+// Thaw lets the frozen server i go on.
+func (c *Processes) Thaw(i int) error { return c.of(i, Thaw) }
+
+func (c *Processes) of(i int, do func(*os.Process) error) error {
 	c.mu.Lock()
 	p := c.running[i]
 	c.mu.Unlock()
 	if p == nil {
-		return 0, errors.New("testcluster: the server does not run")
+		return errors.New("testcluster: the server does not run")
 	}
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		return 0, fmt.Errorf("testcluster: %w", err)
-	}
-	return p.cmd.Process.Pid, nil
+	return do(p.cmd.Process)
 }

@@ -41,7 +41,8 @@ func run() error {
 	o := &server.Options{
 		ServerName: *name, Host: host, Port: *port, NoSigs: true, MaxPayload: 8 << 20,
 		JetStream: true, StoreDir: *dir, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
-		Cluster: server.ClusterOpts{Name: "test", Host: host, Port: *route},
+		// Clients go where they are told to, not past it to the others.
+		Cluster: server.ClusterOpts{Name: "test", Host: host, Port: *route, NoAdvertise: true},
 	}
 	for _, r := range strings.Split(*routes, ",") {
 		u, err := url.Parse(r)

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/pairs"
 )
@@ -46,12 +48,17 @@ type hubNode struct {
 	at     node.Addresses
 	ended  chan struct{}
 	err    error // of Wait, once ended is closed
+	hits   []hit
 	errs   *os.File
 	dialer net.Dialer
 }
 
-// newNodes makes n nodes on one journal. They do not run yet.
-func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNode {
+// A hit is a time in which a hub did not run: it was killed, or frozen.
+type hit struct{ from, until time.Time }
+
+// newNodes makes n nodes on one journal. They do not run yet. What the
+// configuration of one has of its own is set by each, which may be nil.
+func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Config), peers ...pairs.Peer) []*hubNode {
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "parley")
@@ -71,6 +78,9 @@ func newNodes(t *testing.T, n int, c node.Config, peers ...pairs.Peer) []*hubNod
 			t.Fatal(err)
 		}
 		c.Name, c.Data, c.Listen.HTTP, c.Listen.AGH = h.name, h.data, h.http, h.agh
+		if each != nil {
+			each(i, &c)
+		}
 		b, err := toml.Marshal(c)
 		if err == nil {
 			err = os.WriteFile(h.config, b, 0o600)
@@ -144,6 +154,7 @@ func (h *hubNode) start() error {
 		if err := json.Unmarshal(b, &h.at); err != nil {
 			return fmt.Errorf("%s did not get ready: %w", h.name, err)
 		}
+		h.recovered()
 		return nil
 	case <-timer.C:
 		return errors.Join(fmt.Errorf("%s is not ready after %s", h.name, within), h.quit())
@@ -152,7 +163,7 @@ func (h *hubNode) start() error {
 
 // quit has the node write what its goroutines do, and end.
 func (h *hubNode) quit() error {
-	err := h.cmd.Process.Signal(syscall.SIGQUIT)
+	err := errors.Join(h.cmd.Process.Signal(syscall.SIGCONT), h.cmd.Process.Signal(syscall.SIGQUIT))
 	if err == nil {
 		<-h.ended
 	}
@@ -174,9 +185,37 @@ func (h *hubNode) alive() bool {
 // kill ends the node at once, as kill -9 does.
 func (h *hubNode) kill() {
 	if h.cmd != nil && h.cmd.Process != nil {
+		h.hits = append(h.hits, hit{from: time.Now()})
 		_ = h.cmd.Process.Kill() // it may have ended already
 		<-h.ended
 	}
+}
+
+// freeze stops the node where it stands: its connections stay open.
+func (h *hubNode) freeze() error {
+	h.hits = append(h.hits, hit{from: time.Now()})
+	return testcluster.Freeze(h.cmd.Process)
+}
+
+// thaw lets a frozen node go on.
+func (h *hubNode) thaw() error {
+	defer h.recovered()
+	return testcluster.Thaw(h.cmd.Process)
+}
+
+// recovered notes that the node runs again.
+func (h *hubNode) recovered() {
+	if n := len(h.hits); n > 0 && h.hits[n-1].until.IsZero() {
+		h.hits[n-1].until = time.Now()
+	}
+}
+
+// interrupted reports whether the node was killed or frozen while it was about
+// something that it began at one time and of which another record tells the end.
+func (h *hubNode) interrupted(begun, ended time.Time) bool {
+	return slices.ContainsFunc(h.hits, func(x hit) bool {
+		return (x.until.IsZero() || begun.Before(x.until)) && ended.After(x.from)
+	})
 }
 
 // stop asks the node to end, and waits until it has.
