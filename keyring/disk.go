@@ -320,37 +320,16 @@ func (d *ringFile) putAside() (to string, err error) {
 	return to, err
 }
 
-// Encrypt changes what protects the ring: a plain ring becomes encrypted, an
-// encrypted one gets another passphrase or identity file. It first copies the
-// file aside and returns the copy's path. That copy opens as the ring did
-// before, a plain one to anybody who can read it: delete it when the new
-// protection has proved itself.
-func (r *Ring) Encrypt(p Protection) (backup string, err error) {
-	kind, err := p.kind()
-	if err != nil {
+// protect is [Ring.Protect] of a ring in a file.
+func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err error) {
+	if err := d.sealer.isOpenedBy(current, d.path); err != nil {
 		return "", err
 	}
-	if kind == byNothing {
-		return "", fmt.Errorf("%w: neither a passphrase nor an identity file was given", ErrInvalid)
-	}
-	return r.protect(p)
-}
-
-// Decrypt makes an encrypted ring plain, after copying the file aside as
-// [Ring.Encrypt] does.
-func (r *Ring) Decrypt() (backup string, err error) { return r.protect(Protection{}) }
-
-func (r *Ring) protect(p Protection) (backup string, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.disk == nil {
-		return "", fmt.Errorf("%w: a ring in memory or in a shared state has no file", ErrInvalid)
-	}
-	d := r.disk
 	next, err := newSealer(p, d.workFactor)
 	if err != nil {
 		return "", err
 	}
+	next.changed = r.stamp()
 	err = d.locked(func() error {
 		if err := r.catchUp(); err != nil {
 			return err

@@ -181,8 +181,8 @@ func TestWrongKey(t *testing.T) {
 		{"no such identity file", Options{IdentityFile: id1}, Options{IdentityFile: id1 + "x"}, os.ErrNotExist, "identity file"},
 		{"not an identity file", Options{IdentityFile: id1}, Options{IdentityFile: notID}, ErrInvalid, "is not an identity file"},
 		{"identity file that others read", Options{IdentityFile: id1}, Options{IdentityFile: loose}, ErrPermissions, "chmod 600 " + loose},
-		{"passphrase for plain", Options{}, pass, ErrNotEncrypted, "parley keys encrypt"},
-		{"identity for plain", Options{}, Options{IdentityFile: id1}, ErrNotEncrypted, "parley keys encrypt"},
+		{"passphrase for plain", Options{}, pass, ErrNotEncrypted, "parley keys passphrase"},
+		{"identity for plain", Options{}, Options{IdentityFile: id1}, ErrNotEncrypted, "parley keys passphrase"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -358,7 +358,7 @@ func TestFaults(t *testing.T) {
 				_, err = Open(Options{Dir: filepath.Join(t.TempDir(), "keys"), fault: o.fault})
 				wantErr(t, err, full)
 			}
-			_, err = r.Encrypt(Protection{Passphrase: Secret("x")})
+			_, err = r.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 			wantErr(t, err, full)
 			if diff := cmp.Diff(want, stateOf(t, r)); diff != "" {
 				t.Error(diff)
@@ -416,7 +416,7 @@ func TestLeftovers(t *testing.T) {
 		t.Error(diff)
 	}
 	// A ring that vanished beside its backup is not begun anew.
-	backup, err := r.Encrypt(Protection{Passphrase: Secret("x")})
+	backup, err := r.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestLeftovers(t *testing.T) {
 	wantErr(t, err, os.ErrNotExist)
 }
 
-func TestEncrypt(t *testing.T) {
+func TestProtect(t *testing.T) {
 	t.Parallel()
 	c, dir, id := newClock(), filepath.Join(t.TempDir(), "keys"), identityFile(t)
 	o := Options{Dir: dir, Now: c.Now}
@@ -446,7 +446,8 @@ func TestEncrypt(t *testing.T) {
 		}
 	}
 	plain := readFile(t, filepath.Join(dir, FileName))
-	backup, err := r.Encrypt(Protection{Passphrase: Secret("one")})
+	one, two, file := Protection{Passphrase: Secret("one")}, Protection{Passphrase: Secret("two")}, Protection{IdentityFile: id}
+	backup, err := r.Protect(Protection{}, one)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -462,20 +463,37 @@ func TestEncrypt(t *testing.T) {
 	same(r2)
 
 	// Another passphrase, then an identity file. The first handle goes on.
-	if _, err := r.Encrypt(Protection{Passphrase: Secret("two")}); err != nil {
+	for current, want := range map[*Protection]error{{}: ErrEncrypted, &two: ErrWrongKey, &file: ErrWrongKey} {
+		_, err = r.Protect(*current, two)
+		wantErr(t, err, want)
+	}
+	if _, err := r.Protect(one, two); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Open(o)
 	wantErr(t, err, ErrWrongKey)
+	if err == nil || !strings.Contains(err.Error(), "was changed on 2026-11-20T12:00:00Z") {
+		t.Error(err)
+	}
+	signer, err := r2.Signer("weather", string(Ed25519))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := signer.Sign([]byte("m")); err != nil {
+		t.Error(err)
+	}
 	_, err = r2.Create(New{Owner: "n", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, ErrWrongKey)
-	if _, err := r.Encrypt(Protection{IdentityFile: id}); err != nil {
+	if err := r2.Close(); err != nil {
+		t.Errorf("a ring whose passphrase was changed meanwhile does not close: %v", err)
+	}
+	if _, err := r.Protect(two, file); err != nil {
 		t.Fatal(err)
 	}
 	o.Passphrase, o.IdentityFile = nil, id
 	r3 := open(t, o)
 	same(r3)
-	if _, err := r3.Decrypt(); err != nil {
+	if _, err := r3.Protect(file, Protection{}); err != nil {
 		t.Fatal(err)
 	}
 	o.IdentityFile = ""
@@ -487,12 +505,12 @@ func TestEncrypt(t *testing.T) {
 		t.Error(diff)
 	}
 
-	for _, p := range []Protection{{}, {Passphrase: Secret{}}, {Passphrase: Secret("x"), IdentityFile: id}} {
-		_, err := r.Encrypt(p)
+	for _, p := range []Protection{{Passphrase: Secret{}}, {Passphrase: Secret("x"), IdentityFile: id}} {
+		_, err := r.Protect(file, p)
 		wantErr(t, err, ErrInvalid)
 	}
 	mem, _ := memory(t)
-	_, err = mem.Encrypt(Protection{Passphrase: Secret("x")})
+	_, err = mem.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 	wantErr(t, err, ErrInvalid)
 }
 

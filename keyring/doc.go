@@ -31,8 +31,14 @@
 // which the contents are encrypted; the cost of scrypt is paid once per
 // [Open]. A wrong passphrase, one that is missing, and one that is given for a
 // ring that is not encrypted are errors, found before anything is written; no
-// ring is ever partly encrypted. [Ring.Encrypt] changes the protection, after
+// ring is ever partly encrypted. [Ring.Protect] changes the protection, after
 // writing a backup.
+//
+// The hubs of a cluster keep their ring in a [Store], sealed in the same way: one
+// value says what opens the ring, and each owner's keys for a purpose are a value
+// of their own. There a change of the passphrase replaces the first value, which
+// then also holds the former identity, sealed to the new one; the others are
+// sealed anew after that.
 //
 // # What is stable
 //

@@ -217,7 +217,7 @@ func Open(o Options) (*Ring, error) {
 		if r.shared, err = openShared(o); err != nil {
 			return nil, err
 		}
-		err = r.Reload()
+		err = r.update(func(*contents) error { return nil }) // seals anew what a change of the passphrase left
 		r.shared.follow(r)
 	case o.Dir != "":
 		absent := (*ringFile).begin
@@ -266,6 +266,14 @@ func (r *Ring) Format(f fmt.State, _ rune) {
 // The ring stays usable.
 func (r *Ring) Close() error {
 	defer r.leave()
+	err := r.noteUse()
+	if errors.Is(err, ErrWrongKey) {
+		return nil // the passphrase was changed, and what follows knows when its keys were used
+	}
+	return err
+}
+
+func (r *Ring) noteUse() error {
 	if r.shared != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -277,6 +285,30 @@ func (r *Ring) Close() error {
 		}
 	}
 	return nil
+}
+
+// Protect changes what protects the ring, for instance its passphrase: current is
+// what opens it now, next what will. All keys are sealed anew, under an identity
+// that the old protection does not open. The change is one write: after a crash
+// the ring opens with current if that was not made, else with next.
+//
+// A ring in a file may also become encrypted, or plain; the file is copied aside
+// first, and the copy's path returned. That copy opens with current, of a plain
+// ring to anybody who can read it: delete it when the new protection has proved
+// itself.
+//
+// Other processes that have the ring open go on with the keys they have. They
+// change none, and learn of no changes, until they open it anew.
+func (r *Ring) Protect(current, next Protection) (backup string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.shared != nil:
+		return "", r.shared.protect(r, current, next)
+	case r.disk != nil:
+		return r.disk.protect(r, current, next)
+	}
+	return "", fmt.Errorf("%w: a ring in memory needs no protection", ErrInvalid)
 }
 
 // Watch has f called, one call at a time, with each agent whose enrolled keys have

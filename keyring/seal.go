@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"filippo.io/age"
 
@@ -32,6 +33,7 @@ const (
 type file struct {
 	Format     string    `json:"format"`
 	Protection string    `json:"protection"`
+	Changed    time.Time `json:"changed,omitzero"` // when it got this protection in place of another
 	Master     []byte    `json:"master,omitempty"` // age (scrypt): the X25519 identity that opens Sealed
 	Sealed     []byte    `json:"sealed,omitempty"` // age (X25519): the contents
 	Contents   *contents `json:"contents,omitempty"`
@@ -40,9 +42,12 @@ type file struct {
 // sealer turns contents into a file and back.
 type sealer struct {
 	protection string
+	changed    time.Time
+	identity   []byte // the text of identities
 	identities []age.Identity
 	recipients []age.Recipient
-	master     []byte // for byPassphrase
+	master     []byte  // for byPassphrase
+	former     *sealer // opens what was sealed before a change of the protection; nil: nothing is
 }
 
 func (p Protection) kind() (string, error) {
@@ -74,6 +79,9 @@ func newSealer(p Protection, workFactor int) (*sealer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("keyring: %w", err)
 		}
+		if err := s.use([]byte(id.String())); err != nil {
+			return nil, err
+		}
 		r, err := age.NewScryptRecipient(string(p.Passphrase))
 		if err != nil {
 			return nil, fmt.Errorf("%w: the passphrase cannot be used", ErrInvalid)
@@ -81,10 +89,9 @@ func newSealer(p Protection, workFactor int) (*sealer, error) {
 		if workFactor != 0 {
 			r.SetWorkFactor(workFactor)
 		}
-		if s.master, err = encrypt([]byte(id.String()), r); err != nil {
+		if s.master, err = encrypt(s.identity, r); err != nil {
 			return nil, err
 		}
-		s.identities, s.recipients = []age.Identity{id}, []age.Recipient{id.Recipient()}
 	}
 	return s, nil
 }
@@ -98,14 +105,15 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 	switch {
 	case f.Protection == kind:
 	case f.Protection == byNothing:
-		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; to encrypt it run: parley keys encrypt (which writes a backup first)",
+		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; to encrypt it, give none and run: "+
+			"parley keys passphrase --new-file FILE (which writes a backup first)",
 			ErrNotEncrypted, path, aKey(kind))
 	case kind == byNothing:
 		return nil, fmt.Errorf("%w: %s needs %s", ErrEncrypted, path, aKey(f.Protection))
 	default:
 		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, aKey(f.Protection), aKey(kind))
 	}
-	s := &sealer{protection: kind, master: f.Master}
+	s := &sealer{protection: kind, master: f.Master, changed: f.Changed}
 	switch kind {
 	case byIdentity:
 		return s, s.useIdentityFile(p.IdentityFile)
@@ -115,16 +123,24 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 			return nil, fmt.Errorf("%w: the passphrase cannot be used", ErrInvalid)
 		}
 		b, err := decrypt(f.Master, path, id)
+		if errors.Is(err, ErrWrongKey) && !f.Changed.IsZero() {
+			return nil, fmt.Errorf("%w. Its passphrase was changed on %s: set PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE to the new one",
+				err, f.Changed.UTC().Format(time.RFC3339))
+		}
 		if err != nil {
 			return nil, err
 		}
-		x, err := age.ParseX25519Identity(string(b))
-		if err != nil {
+		if s.use(b) != nil {
 			return nil, fmt.Errorf("%w: %s: what the passphrase opens is no identity", ErrCorrupt, path)
 		}
-		s.identities, s.recipients = []age.Identity{x}, []age.Recipient{x.Recipient()}
 	}
 	return s, nil
+}
+
+// isOpenedBy fails unless p is what protects the ring.
+func (s *sealer) isOpenedBy(p Protection, path string) error {
+	_, err := sealerFor(p, &file{Protection: s.protection, Master: s.master, Changed: s.changed}, path)
+	return err
 }
 
 func aKey(kind string) string {
@@ -142,10 +158,17 @@ func (s *sealer) useIdentityFile(path string) error {
 	if err != nil {
 		return err
 	}
-	ids, err := age.ParseIdentities(bytes.NewReader(b))
+	if err := s.use(b); err != nil {
+		return fmt.Errorf("%w: %s is not an identity file: %w", ErrInvalid, path, err)
+	}
+	return nil
+}
+
+// use takes identities as age-keygen writes them.
+func (s *sealer) use(text []byte) error {
+	ids, err := age.ParseIdentities(bytes.NewReader(text))
 	if err != nil {
-		// The parser's own words may quote the file.
-		return fmt.Errorf("%w: %s is not an identity file as age-keygen makes it", ErrInvalid, path)
+		return errors.New("no identity as age-keygen makes it") // the parser's own words may quote the text
 	}
 	for _, id := range ids {
 		switch id := id.(type) {
@@ -154,16 +177,16 @@ func (s *sealer) useIdentityFile(path string) error {
 		case *age.HybridIdentity:
 			s.recipients = append(s.recipients, id.Recipient())
 		default:
-			return fmt.Errorf("%w: %s holds an identity of another kind than age-keygen makes", ErrInvalid, path)
+			return errors.New("an identity of another kind than age-keygen makes")
 		}
 	}
-	s.identities = ids
+	s.identity, s.identities = text, ids
 	return nil
 }
 
 // seal gives the file for c.
 func (s *sealer) seal(c *contents) (b []byte, err error) {
-	f := file{Format: format, Protection: s.protection, Master: s.master}
+	f := file{Format: format, Protection: s.protection, Changed: s.changed, Master: s.master}
 	if s.protection == byNothing {
 		f.Contents = c
 	} else if f.Sealed, err = s.encode(c); err != nil {
@@ -187,7 +210,8 @@ func (s *sealer) encode(c *contents) ([]byte, error) {
 // open gives the contents of f; path is for errors.
 func (s *sealer) open(f *file, path string) (*contents, error) {
 	if f.Protection != s.protection || !bytes.Equal(f.Master, s.master) {
-		return nil, fmt.Errorf("%w: %s was given another protection meanwhile; open it anew", ErrWrongKey, path)
+		return nil, fmt.Errorf("%w: the passphrase of %s was changed meanwhile. This hub goes on with the keys that it has, and "+
+			"changes none: start it again, with the new passphrase", ErrWrongKey, path)
 	}
 	if s.protection == byNothing {
 		return f.Contents, nil

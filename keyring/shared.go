@@ -39,7 +39,8 @@ type Value struct {
 var ErrConflict = errors.New("keyring: changed meanwhile")
 
 const (
-	headKey    = "ring" // a file without contents: it says what opens the other values
+	headKey    = "ring"   // a file that says what opens the other values
+	formerKey  = "former" // its only content, a secret: the identity that opened them before
 	sharedName = "the keyring in the shared state"
 	sharedWait = 30 * time.Second // for one read or write of a store
 	writers    = 32               // values written at a time
@@ -48,14 +49,16 @@ const (
 // shared is a ring's place in a store: a value for each owner and purpose, and
 // one for each secret, sealed as a file is. Each is replaced by itself.
 type shared struct {
-	store  Store
-	sealer *sealer
-	log    *slog.Logger
-	stop   func()
+	store      Store
+	workFactor int
+	log        *slog.Logger
+	stop       func()
 
 	// Under Ring.mu.
+	sealer    *sealer
 	parts     map[string]*contents // by key of the store
 	revisions map[string]uint64
+	stale     map[string]bool // sealed to sealer.former
 	damaged   map[string]error
 
 	mu   sync.Mutex
@@ -69,8 +72,8 @@ type shared struct {
 // openShared opens the ring of a store, or makes an empty one where there is
 // none.
 func openShared(o Options) (*shared, error) {
-	s := &shared{store: o.Store, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{}, damaged: map[string]error{},
-		news: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
+	s := &shared{store: o.Store, workFactor: o.workFactor, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{},
+		stale: map[string]bool{}, damaged: map[string]error{}, news: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
 	p := Protection{o.Passphrase, o.IdentityFile}
 	for s.sealer == nil {
 		f, err := headOf(o.Store)
@@ -78,17 +81,14 @@ func openShared(o Options) (*shared, error) {
 			return nil, err
 		}
 		if f != nil {
-			if s.sealer, err = sealerFor(p, f, sharedName); err != nil {
+			if s.sealer, err = sharedSealer(p, f); err != nil {
 				return nil, err
 			}
 			break
 		}
-		fresh, err := newSealer(p, o.workFactor)
+		fresh, err := newSharedSealer(p, o.workFactor)
 		if err != nil {
 			return nil, err
-		}
-		if fresh.protection == byNothing {
-			return nil, fmt.Errorf("%w: a ring in a shared state needs a passphrase or an identity file", ErrInvalid)
 		}
 		b, err := fresh.seal(&contents{})
 		if err != nil {
@@ -109,6 +109,74 @@ func openShared(o Options) (*shared, error) {
 	}
 	s.stop = stop
 	return s, nil
+}
+
+func newSharedSealer(p Protection, workFactor int) (*sealer, error) {
+	s, err := newSealer(p, workFactor)
+	if err == nil && s.protection == byNothing {
+		return nil, fmt.Errorf("%w: a ring in a shared state needs a passphrase or an identity file", ErrInvalid)
+	}
+	return s, err
+}
+
+// sharedSealer opens the head of a store's ring.
+func sharedSealer(p Protection, head *file) (*sealer, error) {
+	s, err := sealerFor(p, head, sharedName)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.open(head, sharedName)
+	if err != nil {
+		return nil, err
+	}
+	if text := c.Secrets[formerKey]; text != nil {
+		s.former = &sealer{protection: s.protection}
+		if err := s.former.use(text); err != nil {
+			return nil, fmt.Errorf("%w: %s: its former identity: %w", ErrCorrupt, sharedName, err)
+		}
+	}
+	return s, nil
+}
+
+// protect is [Ring.Protect] of a shared ring. The head is replaced first, and
+// with it what opens the ring. It holds the former identity, sealed to the new
+// one: so what is sealed to the former one still opens, be it that this hub
+// crashes before all values are sealed anew, or that another hub makes a key
+// before it hears of the change. Who opens the ring then seals the rest anew.
+func (s *shared) protect(r *Ring, current, p Protection) error {
+	unchanged := func(*contents) error { return nil }
+	if err := s.update(r, unchanged, false); err != nil { // nothing is sealed to a former identity any more
+		return err
+	}
+	if err := s.sealer.isOpenedBy(current, sharedName); err != nil {
+		return err
+	}
+	next, err := newSharedSealer(p, s.workFactor)
+	if err != nil {
+		return err
+	}
+	next.changed, next.former = r.stamp(), &sealer{protection: s.sealer.protection}
+	if err := next.former.use(s.sealer.identity); err != nil {
+		return err
+	}
+	head, err := next.seal(&contents{Secrets: map[string][]byte{formerKey: s.sealer.identity}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
+	defer cancel()
+	revision, err := s.store.Set(ctx, headKey, head, s.revisions[headKey])
+	if err != nil {
+		return fmt.Errorf("keyring: the passphrase of %s was not changed: %w", sharedName, err)
+	}
+	s.sealer, s.revisions[headKey] = next, revision
+	for key := range s.parts {
+		s.stale[key] = true
+	}
+	if err := s.update(r, unchanged, false); err != nil {
+		return fmt.Errorf("the passphrase was changed, but some keys are still sealed as before; the next hub that starts goes on: %w", err)
+	}
+	return nil
 }
 
 // headOf gives what says how a store's ring is opened; nil where there is no ring.
@@ -149,14 +217,16 @@ func (s *shared) told(v Value) {
 // follow takes up what other hubs change, until the end.
 func (s *shared) follow(r *Ring) {
 	s.work.Go(func() {
+		said := ""
 		for {
 			select {
 			case <-s.wake:
 				r.mu.Lock()
 				err := s.takeUp(r)
 				r.mu.Unlock()
-				if err != nil {
+				if text := fmt.Sprint(err); err != nil && text != said { // not for each of many keys
 					s.log.Error("a change of the keys by another hub cannot be taken up", "error", err)
+					said = text
 				}
 			case <-s.end:
 				return
@@ -178,12 +248,16 @@ func (s *shared) takeUp(r *Ring) error {
 			continue // this hub's own, or older
 		}
 		s.revisions[key] = v.Revision
-		part, err := s.open(v)
+		part, stale, err := s.open(v)
 		if err != nil {
 			s.damaged[key] = err
 			continue
 		}
 		delete(s.damaged, key)
+		delete(s.stale, key)
+		if stale {
+			s.stale[key] = true
+		}
 		if changed = true; part == nil {
 			delete(s.parts, key)
 		} else {
@@ -196,37 +270,44 @@ func (s *shared) takeUp(r *Ring) error {
 			s.damaged[""] = err
 		}
 	}
+	if err := s.damaged[headKey]; err != nil {
+		return err // the cause of the others
+	}
 	for _, err := range s.damaged {
 		return err
 	}
 	return nil
 }
 
-// open gives what a value holds; nil for one that was removed, and for the head.
-func (s *shared) open(v Value) (*contents, error) {
+// open gives what a value holds, nil for one that was removed and for the head,
+// and whether it is sealed to the former identity.
+func (s *shared) open(v Value) (c *contents, stale bool, err error) {
 	where := sharedName + ", value " + v.Key
 	if v.Key == headKey {
 		if v.Data == nil {
-			return nil, fmt.Errorf("%w: %s was removed", ErrMissing, sharedName)
+			return nil, false, fmt.Errorf("%w: %s was removed", ErrMissing, sharedName)
 		}
 		f, err := parseFile(v.Data, sharedName)
 		if err == nil {
 			_, err = s.sealer.open(f, sharedName)
 		}
-		return nil, err
+		return nil, false, err
 	}
 	if v.Data == nil {
-		return nil, nil
+		return nil, false, nil
 	}
-	c, err := s.sealer.decode(v.Data, where)
+	c, err = s.sealer.decode(v.Data, where)
+	if stale = errors.Is(err, ErrWrongKey) && s.sealer.former != nil; stale {
+		c, err = s.sealer.former.decode(v.Data, where)
+	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	parts := split(c)
 	if len(parts) != 1 || parts[v.Key] == nil {
-		return nil, fmt.Errorf("%w: %s: it belongs elsewhere", ErrCorrupt, where)
+		return nil, false, fmt.Errorf("%w: %s: it belongs elsewhere", ErrCorrupt, where)
 	}
-	return c, nil
+	return c, stale, nil
 }
 
 // update is [Ring.update] of a shared ring. Where another hub was first, change
@@ -254,7 +335,7 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 	for key, part := range next {
 		if old := s.parts[key]; old == nil {
 			changed[key] = 0
-		} else if !old.same(part, used) {
+		} else if s.stale[key] || !old.same(part, used) {
 			changed[key] = s.revisions[key]
 		}
 	}
@@ -282,8 +363,10 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 				errs = append(errs, err)
 			case next[key] == nil:
 				delete(s.parts, key)
+				delete(s.stale, key)
 			default:
 				s.parts[key], s.revisions[key] = next[key], revision
+				delete(s.stale, key)
 			}
 		})
 	}

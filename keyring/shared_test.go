@@ -27,6 +27,7 @@ type kv struct {
 	values   map[string]Value
 	watchers map[int]func(Value)
 	before   func(key string) // called before each write
+	fault    func() error     // makes a write fail
 }
 
 func newKV() *kv { return &kv{values: map[string]Value{}, watchers: map[int]func(Value){}} }
@@ -51,6 +52,11 @@ func (s *kv) Remove(_ context.Context, key string, revision uint64) error {
 func (s *kv) write(key string, data []byte, revision uint64, compare bool) (uint64, error) {
 	if s.before != nil {
 		s.before(key)
+	}
+	if s.fault != nil {
+		if err := s.fault(); err != nil {
+			return 0, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,6 +312,147 @@ func TestSharedDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 		reload(t, r)
+	}
+}
+
+// opens says which values a sealer opens.
+func opens(s *kv, by *sealer) (keys []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, v := range s.values {
+		if _, err := by.decode(v.Data, key); err == nil && key != headKey {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// The passphrase of a shared ring is changed at one hub. The others go on with
+// the keys they have, and those that start need the new one.
+func TestSharedPassphrase(t *testing.T) {
+	t.Parallel()
+	s, c := newKV(), newClock()
+	at := func(o *Options) { o.Now = c.Now }
+	under := func(p string) func(*Options) { return func(o *Options) { o.Passphrase = Secret(p) } }
+	right, second, third := Protection{Passphrase: Secret("right")}, Protection{Passphrase: Secret("second")},
+		Protection{Passphrase: Secret("third")}
+	a, b := openOn(t, s, at), openOn(t, s, at)
+	fill(t, a)
+	reload(t, b)
+	values := maps.Clone(s.values)
+	for _, p := range [][2]Protection{{second, third}, {{}, second}, {right, {}}} {
+		if _, err := a.Protect(p[0], p[1]); err == nil {
+			t.Error("the passphrase was changed")
+		}
+	}
+	if diff := cmp.Diff(values, s.values); diff != "" {
+		t.Error(diff)
+	}
+
+	// Another hub makes a key while it is changed.
+	before := a.shared.sealer
+	late := storeKey("keys", "late", "p")
+	s.before = func(key string) {
+		if key == late {
+			s.before = nil
+			if _, err := a.Protect(right, second); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	made := create(t, b, New{Owner: "late", Purpose: "p", Algorithm: Ed25519})
+	if keys := reload(t, a).Keys("late", "p"); len(keys) != 1 || keys[0].ID != made.ID {
+		t.Errorf("%+v", keys)
+	}
+	if keys := opens(s, before); len(keys) != 1 || keys[0] != late {
+		t.Errorf("the old identity opens %v", keys)
+	}
+	want := stateOf(t, a)
+
+	// The other hub.
+	signer, err := b.Signer("weather", string(Ed25519))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := signer.Sign([]byte("m")); err != nil {
+		t.Error(err)
+	}
+	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), 0)), b.Reload(), errOf(b.Protect(right, third))} {
+		wantErr(t, err, ErrWrongKey)
+		if err == nil || !strings.Contains(err.Error(), "start it again, with the new passphrase") {
+			t.Error(err)
+		}
+	}
+
+	// Those that start.
+	_, err = Open(Options{Store: s, Shared: true, Passphrase: Secret("right")})
+	wantErr(t, err, ErrWrongKey)
+	if err == nil || !strings.Contains(err.Error(), "was changed on 2026-11-20T12:00:00Z") {
+		t.Error(err)
+	}
+	d := openOn(t, s, at, under("second"))
+	if diff := cmp.Diff(want, stateOf(t, d)); diff != "" {
+		t.Error(diff)
+	}
+	if keys := opens(s, before); len(keys) != 0 {
+		t.Errorf("the old identity opens %v", keys)
+	}
+
+	// What one of them makes the first knows, and the passphrase changes again.
+	create(t, d, New{Owner: "more", Purpose: "p", Algorithm: Ed25519})
+	want = stateOf(t, d)
+	before = a.shared.sealer
+	if _, err := a.Protect(second, third); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, stateOf(t, openOn(t, s, at, under("third")))); diff != "" {
+		t.Error(diff)
+	}
+	if keys := opens(s, before); len(keys) != 0 {
+		t.Errorf("the old identity opens %v", keys)
+	}
+}
+
+// A hub ends somewhere in a change of the passphrase: until the first write the
+// old one opens the ring, and from then on the new one, with all keys.
+func TestSharedPassphraseCutOff(t *testing.T) {
+	t.Parallel()
+	gone := errors.New("gone")
+	for n := range 8 {
+		s, c := newKV(), newClock()
+		at := func(o *Options) { o.Now = c.Now }
+		r := open(t, Options{Store: s, Shared: true, Passphrase: Secret("right"), Now: c.Now})
+		fill(t, r)
+		want, before := stateOf(t, r), r.shared.sealer
+		var mu sync.Mutex
+		left := n
+		s.fault = func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if left--; left < 0 {
+				return gone
+			}
+			return nil
+		}
+		_, err := r.Protect(Protection{Passphrase: Secret("right")}, Protection{Passphrase: Secret("next")})
+		if !errors.Is(err, gone) && len(opens(s, before)) > 0 {
+			t.Errorf("%d writes: %v", n, err)
+		}
+		r.leave()
+		s.fault = nil
+		works, fails := "next", "right"
+		if n == 0 {
+			works, fails = fails, works
+		}
+		_, err = Open(Options{Store: s, Shared: true, Passphrase: Secret(fails)})
+		wantErr(t, err, ErrWrongKey)
+		again := openOn(t, s, at, func(o *Options) { o.Passphrase = Secret(works) })
+		if diff := cmp.Diff(want, stateOf(t, again)); diff != "" {
+			t.Errorf("%d writes: %s", n, diff)
+		}
+		if keys := opens(s, before); n > 0 && len(keys) > 0 {
+			t.Errorf("%d writes: the old identity opens %v", n, keys)
+		}
 	}
 }
 
