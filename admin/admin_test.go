@@ -696,6 +696,46 @@ func TestKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	code(t, b.client.Unenroll(ctx, "bob", "samvad", "k1"), notFound)
+
+	seed := bytes.Repeat([]byte{7}, 32)
+	own, err := b.client.NewKey(ctx, NewKey{Owner: "bob", Purpose: "samvad", Algorithm: keyring.Ed25519, Seed: seed, Note: "n"})
+	if err != nil || own.Owner != "bob" || own.By != "root" || own.Note != "n" || !bytes.Equal(own.Public, ed25519Key(7)) {
+		t.Errorf("%+v, %v", own, err)
+	}
+	_, err = b.client.NewKey(ctx, NewKey{Owner: "bob", Purpose: "samvad", Algorithm: keyring.Ed25519})
+	code(t, err, parley.Conflict)
+	_, err = b.client.NewKey(ctx, NewKey{Owner: "eve", Purpose: "samvad", Algorithm: keyring.Ed25519, Seed: seed[1:]})
+	code(t, err, parley.Malformed)
+	_, err = b.client.Passphrase(ctx, Passphrase{New: "x"}) // of a keyring in memory
+	code(t, err, parley.Malformed)
+	for _, c := range []*Client{b.as(viewerToken), b.as(operatorToken)} {
+		_, err = c.NewKey(ctx, NewKey{Owner: "eve", Purpose: "samvad", Algorithm: keyring.Ed25519})
+		code(t, err, parley.Forbidden)
+		_, err = c.Passphrase(ctx, Passphrase{New: "x"})
+		code(t, err, parley.Forbidden)
+	}
+}
+
+func TestPassphrase(t *testing.T) {
+	b, ctx := open(t, nil), context.Background()
+	r, err := keyring.Open(keyring.Options{Dir: filepath.Join(t.TempDir(), "keys")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.admin.c.Keys = r
+	v, err := b.client.Passphrase(ctx, Passphrase{New: "secret words"})
+	if err != nil || v.Backup == "" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	for _, p := range []Passphrase{{New: "other"}, {Current: "guess", New: "other"}} {
+		_, err := b.client.Passphrase(ctx, p)
+		code(t, err, parley.Conflict)
+	}
+	list, err := b.client.Audit(ctx, 0)
+	if err != nil || len(list) != 3 || list[2].Action != "key.passphrase" || list[2].Outcome != "done" ||
+		strings.Contains(fmt.Sprint(list), "secret words") {
+		t.Errorf("%+v, %v", list, err)
+	}
 }
 
 func TestRoles(t *testing.T) {

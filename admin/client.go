@@ -478,6 +478,20 @@ func (c *Client) Unenroll(ctx context.Context, agent, protocol, keyID string) er
 	return c.do(ctx, "DELETE", "/keys", url.Values{"agent": {agent}, "protocol": {protocol}, "keyId": {keyID}}, nil, nil)
 }
 
+// NewKey makes a private key in the hub's keyring, or takes one in.
+func (c *Client) NewKey(ctx context.Context, n NewKey) (keyring.Key, error) {
+	var v keyring.Key
+	err := c.do(ctx, "POST", "/keys/own", nil, n, &v)
+	return v, err
+}
+
+// Passphrase changes the passphrase of the hub's keyring.
+func (c *Client) Passphrase(ctx context.Context, p Passphrase) (Protected, error) {
+	var v Protected
+	err := c.do(ctx, "POST", "/keys/passphrase", nil, p, &v)
+	return v, err
+}
+
 // Rotate replaces a key that the hub holds.
 func (c *Client) Rotate(ctx context.Context, r Rotation) (keyring.Key, error) {
 	var v keyring.Key

@@ -103,6 +103,8 @@ func table() []route {
 		{"/v1/refused/{ref}", map[string]endpoint{"GET": {Observe, getRefusal}}},
 		{"/v1/keys", map[string]endpoint{"GET": {Observe, getKeys}, "POST": {Administer, postKeys},
 			"DELETE": {Administer, deleteKeys}}},
+		{"/v1/keys/own", map[string]endpoint{"POST": {Administer, postOwnKey}}},
+		{"/v1/keys/passphrase", map[string]endpoint{"POST": {Administer, postPassphrase}}},
 		{"/v1/keys/rotate", map[string]endpoint{"POST": {Administer, postRotate}}},
 		{"/v1/reload", map[string]endpoint{"POST": {Administer, postReload}}},
 		{"/v1/audit", map[string]endpoint{"GET": {Administer, getAudit}}},
@@ -740,6 +742,26 @@ func deleteKeys(a *Admin, c *call) (*answer, error) {
 		return nil, err
 	}
 	return ok(map[string]string{"unenrolled": q.Get("agent")}), nil
+}
+
+func postOwnKey(a *Admin, c *call) (*answer, error) {
+	var n NewKey
+	if err := c.body(&n, false); err != nil {
+		return nil, err
+	}
+	k, err := a.NewKey(c.r.Context(), c.by, n)
+	if err != nil {
+		return nil, err
+	}
+	return &answer{http.StatusCreated, k}, nil
+}
+
+func postPassphrase(a *Admin, c *call) (*answer, error) {
+	var p Passphrase
+	if err := c.body(&p, false); err != nil {
+		return nil, err
+	}
+	return reply(a.Passphrase(c.r.Context(), c.by, p))
 }
 
 func postRotate(a *Admin, c *call) (*answer, error) {

@@ -118,6 +118,81 @@ func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID s
 	})
 }
 
+// NewKey is a private key that the hub shall hold.
+type NewKey struct {
+	Owner     string            `json:"owner"`   // agent, or "hub"
+	Purpose   string            `json:"purpose"` // protocol
+	Algorithm keyring.Algorithm `json:"algorithm"`
+	Seed      []byte            `json:"seed,omitempty"` // its 32 secret bytes; without them the hub makes it
+	Note      string            `json:"note,omitzero"`
+}
+
+// Make has a keyring make a private key, or take one in.
+func Make(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
+	keys, err := r.Create(keyring.New{Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm, Seed: n.Seed, By: by, Note: n.Note})
+	if errors.Is(err, keyring.ErrExists) {
+		return keyring.Key{}, parley.Refuse(parley.Conflict, "keyring: %q has a key for %q already; `parley keys rotate` replaces it",
+			n.Owner, n.Purpose).Because(err)
+	}
+	if err != nil {
+		return keyring.Key{}, fromKeyring(err)
+	}
+	return keys[0], nil
+}
+
+// NewKey makes a private key in the hub's keyring, or takes one in.
+func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, error) {
+	var out keyring.Key
+	if err := a.named(&n.Owner); err != nil {
+		return out, err
+	}
+	err := a.act(ctx, by, Administer, "key.new", n.Owner, n.Purpose, func(context.Context) error {
+		if a.c.Keys == nil {
+			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
+		}
+		var err error
+		out, err = Make(a.c.Keys, n, by.Name)
+		return err
+	})
+	return out, err
+}
+
+// Passphrase changes what protects the keyring.
+type Passphrase struct {
+	Current string `json:"current,omitzero"` // none: the keyring is not encrypted
+	New     string `json:"new"`
+}
+
+// Protected says that the passphrase of the keyring was changed.
+type Protected struct {
+	Backup string `json:"backup,omitzero"` // file that opens as before; none in a cluster
+}
+
+// Protect changes the passphrase of a keyring.
+func Protect(r *keyring.Ring, p Passphrase) (out Protected, err error) {
+	var current keyring.Protection
+	if p.Current != "" {
+		current.Passphrase = keyring.Secret(p.Current)
+	}
+	out.Backup, err = r.Protect(current, keyring.Protection{Passphrase: keyring.Secret(p.New)})
+	return out, fromKeyring(err)
+}
+
+// Passphrase changes the passphrase of the hub's keyring, of a cluster that of
+// all its hubs.
+func (a *Admin) Passphrase(ctx context.Context, by Actor, p Passphrase) (Protected, error) {
+	var out Protected
+	err := a.act(ctx, by, Administer, "key.passphrase", "keyring", "", func(context.Context) error {
+		if a.c.Keys == nil {
+			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
+		}
+		var err error
+		out, err = Protect(a.c.Keys, p)
+		return err
+	})
+	return out, err
+}
+
 // Rotation replaces a key of the hub's own.
 type Rotation struct {
 	Owner   string `json:"owner"`            // agent, or "hub"
@@ -182,6 +257,8 @@ func fromKeyring(err error) error {
 		return parley.Refuse(parley.Conflict, "another key is recorded under that id; remove it first").Because(err)
 	case errors.Is(err, keyring.ErrInvalid):
 		code = parley.Malformed
+	case errors.Is(err, keyring.ErrWrongKey), errors.Is(err, keyring.ErrEncrypted), errors.Is(err, keyring.ErrNotEncrypted):
+		code = parley.Conflict
 	case errors.Is(err, keyring.ErrFull):
 		code = parley.Unavailable
 	default:

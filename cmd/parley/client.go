@@ -107,7 +107,8 @@ func problemError(code parley.Code, text, ref string) error {
 		s += "\n        parley explain " + clean(ref)
 	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
 		s += "\n        set " + tokenEnv + " to a token that may; on the hub's machine leave it empty"
-	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") {
+	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") &&
+		!strings.HasPrefix(text, "keyring: ") {
 		s += "\n        " + h
 	}
 	return errors.New(s)

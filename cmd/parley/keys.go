@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +23,8 @@ func (a *app) keysCommand() *cobra.Command {
 	return group("keys", "Make, list and enrol keys",
 		"  parley keys\n  parley keys new --protocol samvad --id agent://me --out me.json\n  parley keys enroll weather --key BASE64",
 		func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
-		a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(), a.keysUnenroll(), a.keysRotate(), a.keysExport(), a.keysUAgents(), a.keysASP())
+		a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(), a.keysUnenroll(), a.keysRotate(), a.keysPassphrase(), a.keysExport(),
+		a.keysUAgents(), a.keysASP())
 }
 
 // ring opens the keyring of the data directory.
@@ -78,21 +81,102 @@ func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	return hub, nil
 }
 
-// allKeys are those of the running hub, else those of its files.
-func (a *app) allKeys(ctx context.Context) (admin.Keys, error) {
+// A keeper is where keys are read and changed: the hub that runs, which knows of
+// the change at once, or where none does the keyring of the data directory.
+type keeper interface {
+	Keys(context.Context) (admin.Keys, error)
+	NewKey(context.Context, admin.NewKey) (keyring.Key, error)
+	Enroll(context.Context, admin.Enrolment) error
+	Unenroll(ctx context.Context, agent, protocol, keyID string) error
+	Rotate(context.Context, admin.Rotation) (keyring.Key, error)
+	Passphrase(context.Context, admin.Passphrase) (admin.Protected, error)
+}
+
+func (a *app) keeper(ctx context.Context) (keeper, error) {
 	hub, err := a.running(ctx)
 	if err != nil {
-		return admin.Keys{}, err
+		return nil, err
 	}
 	if hub != nil {
-		k, err := hub.Keys(ctx)
-		return k, a.hubError(err)
+		return hub, nil
 	}
 	r, err := a.ring()
 	if err != nil {
+		return nil, err
+	}
+	return keyFile{r}, nil
+}
+
+// secretKeeper is keeper for a command that gives it a secret.
+func (a *app) secretKeeper(ctx context.Context) (keeper, error) {
+	k, err := a.keeper(ctx)
+	if hub, ok := k.(*admin.Client); ok {
+		return k, keepsSecret(hub.Base)
+	}
+	return k, err
+}
+
+// keepsSecret refuses an address to which a secret would travel in clear.
+func keepsSecret(base string) error {
+	u, err := url.Parse(base)
+	if err != nil || u.Scheme != "https" && !onThisMachine(u.Hostname()) {
+		return usage("to %s the secret would travel in clear\n        run this on the hub's machine, or name an https address with --admin",
+			base)
+	}
+	return nil
+}
+
+// keyFile is a keyring that no hub has open.
+type keyFile struct{ r *keyring.Ring }
+
+func (f keyFile) Keys(context.Context) (admin.Keys, error) {
+	return admin.Keys{Own: f.r.List(), Enrolled: f.r.AllEnrolled()}, nil
+}
+
+func (f keyFile) NewKey(_ context.Context, n admin.NewKey) (keyring.Key, error) {
+	return admin.Make(f.r, n, "parley keys")
+}
+
+func (f keyFile) Enroll(_ context.Context, e admin.Enrolment) error {
+	k, err := samvad.ParseKey(e.PublicKey)
+	if err == nil {
+		_, err = f.r.Enroll(keyring.Enrolled{Agent: e.Agent, Purpose: e.Protocol, KeyID: e.KeyID, Algorithm: keyring.Ed25519,
+			Public: k.Public, By: "keys enroll", Note: e.ID})
+	}
+	return err
+}
+
+func (f keyFile) Unenroll(_ context.Context, agent, protocol, keyID string) error {
+	return found(keyID, f.r.Unenroll(agent, protocol, keyID))
+}
+
+func (f keyFile) Rotate(_ context.Context, n admin.Rotation) (keyring.Key, error) {
+	overlap, err := time.ParseDuration(n.Overlap)
+	if err != nil {
+		return keyring.Key{}, err
+	}
+	k, err := admin.Replace(f.r, n.Owner, n.Purpose, overlap)
+	return k, found(n.Owner, err)
+}
+
+func (f keyFile) Passphrase(_ context.Context, p admin.Passphrase) (admin.Protected, error) {
+	return admin.Protect(f.r, p)
+}
+
+func found(name string, err error) error {
+	if errors.Is(err, keyring.ErrNotFound) {
+		return noKey(name)
+	}
+	return err
+}
+
+func (a *app) allKeys(ctx context.Context) (admin.Keys, error) {
+	k, err := a.keeper(ctx)
+	if err != nil {
 		return admin.Keys{}, err
 	}
-	return admin.Keys{Own: r.List(), Enrolled: r.AllEnrolled()}, nil
+	list, err := k.Keys(ctx)
+	return list, a.hubError(err)
 }
 
 func (a *app) keysListCommand() *cobra.Command {
@@ -185,8 +269,8 @@ func (a *app) keysNew() *cobra.Command {
 		Use: "new", Short: "Make a key: in a file for an agent of yours, or in the hub's keyring", Args: cobra.NoArgs,
 		Long: `Make a private key. With --out it is written to a file that the SDKs read, mode
 0600: NAME.json as the TypeScript SDK has it, NAME.key as the Python SDK has it.
-With --owner it is made in the keyring of the data directory instead; the hub
-must not run meanwhile.`,
+With --owner it is made in the hub's keyring instead: by the hub that runs, of a
+cluster by one of its hubs, else in the data directory.`,
 		Example: "  parley keys new --protocol samvad --id agent://me --out me.json\n  parley keys new --owner weather --protocol samvad",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if protocol != "samvad" {
@@ -196,7 +280,7 @@ must not run meanwhile.`,
 				return usage("say where the key goes: --out FILE, or --owner AGENT for the hub's keyring")
 			}
 			if owner != "" {
-				return a.keysNewInRing(cmd.Context(), keyring.New{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, By: "keys new", Note: id})
+				return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Note: id}, "made")
 			}
 			return a.keysNewFile(out, id, kid)
 		},
@@ -244,31 +328,17 @@ func (a *app) keysNewFile(out, id, kid string) error {
 		"identity    %s\nkey id      %s\npublic key  %s\nprivate key in %s; keep it\n\nlet a hub know it: parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
 }
 
-// ringAlone opens the keyring when no hub has it open.
-func (a *app) ringAlone(ctx context.Context) (*keyring.Ring, error) {
-	hub, err := a.running(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if hub != nil {
-		return nil, &exitError{exitFailed, fmt.Errorf("a hub runs on this keyring (%s)\n        stop it first: it would not see the new key", hub.Base)}
-	}
-	return a.ring()
-}
-
-func (a *app) keysNewInRing(ctx context.Context, n keyring.New) error {
-	r, err := a.ringAlone(ctx)
+// newKey has a private key made in the hub's keyring, or taken in, and says so.
+func (a *app) newKey(ctx context.Context, n admin.NewKey, what string) error {
+	keeper, err := a.secretKeeper(ctx)
 	if err != nil {
 		return err
 	}
-	made, err := r.Create(n)
-	if errors.Is(err, keyring.ErrExists) {
-		return &exitError{exitFailed, fmt.Errorf("%s has a key for %s already\n        `parley keys rotate %[1]s` replaces it", n.Owner, n.Purpose)}
-	}
+	k, err := keeper.NewKey(ctx, n)
 	if err != nil {
-		return err
+		return a.hubError(err)
 	}
-	return a.keyMade(made[0], "made")
+	return a.keyMade(k, what)
 }
 
 func (a *app) keyMade(k keyring.Key, what string) error {
@@ -279,7 +349,9 @@ func (a *app) keysImport() *cobra.Command {
 	var owner, protocol, id string
 	c := &cobra.Command{
 		Use: "import FILE", Short: "Take a private key of an SDK's file into the hub's keyring", Args: cobra.ExactArgs(1),
-		Long:    "Take a private key (NAME.json or NAME.key) into the keyring of the data directory,\nso that the hub can speak with it. The hub must not run meanwhile.",
+		Long: `Take a private key (NAME.json or NAME.key) into the hub's keyring, so that the hub
+can speak with it: the hub that runs takes it, of a cluster one of its hubs for
+all, else it goes into the data directory.`,
 		Example: "  parley keys import .samvad/keys/key-current.json --owner weather --id agent://weather.corp",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if owner == "" || id == "" {
@@ -292,18 +364,8 @@ func (a *app) keysImport() *cobra.Command {
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			r, err := a.ringAlone(cmd.Context())
-			if err != nil {
-				return err
-			}
-			k, err := r.Import(keyring.New{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Seed: me.Seed(), By: "keys import", Note: id + " " + me.KID()})
-			if errors.Is(err, keyring.ErrExists) {
-				return &exitError{exitFailed, fmt.Errorf("%s has a key for %s already", owner, protocol)}
-			}
-			if err != nil {
-				return err
-			}
-			return a.keyMade(k, "imported")
+			return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Seed: me.Seed(),
+				Note: id + " " + me.KID()}, "imported")
 		},
 	}
 	f := c.Flags()
@@ -332,22 +394,12 @@ at once, else at its next start.`,
 			if err != nil {
 				return usage("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
 			}
-			hub, err := a.running(cmd.Context())
+			keeper, err := a.keeper(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if hub != nil {
-				if err := hub.Enroll(cmd.Context(), e); err != nil {
-					return a.hubError(err)
-				}
-			} else {
-				r, err := a.ring()
-				if err != nil {
-					return err
-				}
-				if _, err := r.Enroll(keyring.Enrolled{Agent: e.Agent, Purpose: e.Protocol, KeyID: e.KeyID, Algorithm: keyring.Ed25519, Public: k.Public, By: "keys enroll", Note: e.ID}); err != nil {
-					return err
-				}
+			if err := keeper.Enroll(cmd.Context(), e); err != nil {
+				return a.hubError(err)
 			}
 			finger := keyring.Fingerprint(keyring.Ed25519, k.Public)
 			return a.print(map[string]string{"agent": e.Agent, "fingerprint": finger}, "key %s is enrolled as %s's\n", finger, e.Agent)
@@ -367,24 +419,12 @@ func (a *app) keysUnenroll() *cobra.Command {
 		Use: "unenroll AGENT KEY-ID", Short: "Forget a public key of an agent", Args: cobra.ExactArgs(2),
 		Example: "  parley keys unenroll weather key-current",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			hub, err := a.running(cmd.Context())
+			keeper, err := a.keeper(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if hub != nil {
-				if err := hub.Unenroll(cmd.Context(), args[0], protocol, args[1]); err != nil {
-					return a.hubError(err, keysListed)
-				}
-			} else {
-				r, err := a.ring()
-				if err != nil {
-					return err
-				}
-				if err := r.Unenroll(args[0], protocol, args[1]); errors.Is(err, keyring.ErrNotFound) {
-					return noKey(args[1])
-				} else if err != nil {
-					return err
-				}
+			if err := keeper.Unenroll(cmd.Context(), args[0], protocol, args[1]); err != nil {
+				return a.hubError(err, keysListed)
 			}
 			return a.print(map[string]string{"agent": args[0], "unenrolled": args[1]}, "key %s is no longer %s's\n", clean(args[1]), clean(args[0]))
 		},
@@ -420,25 +460,13 @@ With --overlap 0s the old key ends at once; in the middle of a replacement the
 new key that is published already takes its place.`,
 		Example: "  parley keys rotate hub --overlap 168h\n  parley doctor\n  parley keys",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			hub, err := a.running(cmd.Context())
+			keeper, err := a.keeper(cmd.Context())
 			if err != nil {
 				return err
 			}
-			var k keyring.Key
-			if hub != nil {
-				if k, err = hub.Rotate(cmd.Context(), admin.Rotation{Owner: args[0], Purpose: protocol, Overlap: overlap.String()}); err != nil {
-					return a.hubError(err, keysListed)
-				}
-			} else {
-				r, err := a.ring()
-				if err != nil {
-					return err
-				}
-				if k, err = admin.Replace(r, args[0], protocol, overlap); errors.Is(err, keyring.ErrNotFound) {
-					return noKey(args[0])
-				} else if err != nil {
-					return err
-				}
+			k, err := keeper.Rotate(cmd.Context(), admin.Rotation{Owner: args[0], Purpose: protocol, Overlap: overlap.String()})
+			if err != nil {
+				return a.hubError(err, keysListed)
 			}
 			switch {
 			case k.State == keyring.Next:
@@ -456,6 +484,64 @@ new key that is published already takes its place.`,
 	}
 	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
 	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long both keys are valid before the new one signs alone")
+	return c
+}
+
+func (a *app) keysPassphrase() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "passphrase", Short: "Change the passphrase of the hub's keyring, or of a cluster's", Args: cobra.NoArgs,
+		Long: `Change the passphrase of the keyring: all keys are sealed anew, under the one in
+a file (without its last line end; - is the standard input). The one that is
+in force is read from PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE; a keyring of
+one machine that has none becomes encrypted. The hub that runs does it, of a
+cluster one of its hubs for all, else it is done in the data directory.
+
+Hubs that start need the new one from then on: set it for all of them. Where a
+crash cuts the change off, the old one or the new one opens the keyring: the old
+one until the change is recorded, and from then on the new one.
+
+The other hubs of a cluster go on with the keys that they have. They change none
+and learn of no changed keys until they are started again, one after another.
+
+Whoever had the old passphrase may have had the keys: replace them afterwards
+("parley keys rotate"). Backups open with the passphrase of their time.`,
+		Example: "  PARLEY_PASSPHRASE_FILE=old.txt parley keys passphrase --new-file new.txt",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return usage("say where the new passphrase is: --new-file FILE, or - for the standard input")
+			}
+			name := file
+			if name != "-" {
+				name = "@" + name
+			}
+			next, err := a.input(name)
+			if err != nil {
+				return err
+			}
+			if next = bytes.TrimRight(next, "\r\n"); len(next) == 0 {
+				return usage("--new-file %s: the passphrase is empty", file)
+			}
+			current, err := a.passphrase()
+			if err != nil {
+				return err
+			}
+			keeper, err := a.secretKeeper(cmd.Context())
+			if err != nil {
+				return err
+			}
+			v, err := keeper.Passphrase(cmd.Context(), admin.Passphrase{Current: string(current), New: string(next)})
+			if err != nil {
+				return a.hubError(err)
+			}
+			text := "the passphrase of the keyring is changed\nhubs that start need it: set PARLEY_PASSPHRASE_FILE or PARLEY_PASSPHRASE\n"
+			if v.Backup != "" {
+				text += "the keyring as it was is in " + clean(v.Backup) + "; delete it when the new passphrase has proved itself\n"
+			}
+			return a.print(v, "%s", text)
+		},
+	}
+	c.Flags().StringVar(&file, "new-file", "", "file with the new passphrase, or -")
 	return c
 }
 

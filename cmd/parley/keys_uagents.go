@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -22,8 +23,8 @@ func (a *app) keysUAgents() *cobra.Command {
 the Python library derives from that seed phrase (the file's text without its
 last line end; - is the standard input), with --key one that is there already.
 With --out the private key is written to a file (64 hexadecimal digits, mode
-0600), with --owner into the keyring of the data directory, as the key of an
-agent's stand-in; the hub must not run meanwhile.`,
+0600), with --owner into the hub's keyring, as the key of an agent's stand-in: add
+the agent afterwards.`,
 		Example: `  parley keys uagents --out me.key
   parley keys uagents --seed-file seed.txt
   printf 'my seed phrase' | parley keys uagents --seed-file - --owner weather`,
@@ -64,16 +65,13 @@ agent's stand-in; the hub must not run meanwhile.`,
 				}
 			}
 			if owner != "" {
-				r, err := a.ringAlone(cmd.Context())
+				keeper, err := a.secretKeeper(cmd.Context())
 				if err != nil {
 					return err
 				}
-				_, err = r.Import(keyring.New{Owner: owner, Purpose: "uagents", Algorithm: keyring.Secp256k1, Seed: me.PrivateKey(), By: "keys uagents"})
-				if errors.Is(err, keyring.ErrExists) {
-					return &exitError{exitFailed, fmt.Errorf("%s has a key for uagents already", owner)}
-				}
+				_, err = keeper.NewKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: "uagents", Algorithm: keyring.Secp256k1, Seed: me.PrivateKey()})
 				if err != nil {
-					return err
+					return a.hubError(err)
 				}
 			}
 			return a.print(map[string]string{"address": me.Address(), "publicKey": hex.EncodeToString(me.Public()), "file": out, "owner": owner},

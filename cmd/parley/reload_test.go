@@ -49,7 +49,10 @@ func newProgram(t *testing.T) *program {
 
 func (p *program) command(args ...string) *exec.Cmd {
 	c := exec.CommandContext(p.ctx, p.path, args...)
-	c.Dir, c.Env = p.dir, []string{"HOME=" + p.dir, "PATH=" + os.Getenv("PATH")}
+	c.Dir, c.Env = p.dir, []string{"HOME=" + p.dir}
+	for _, name := range []string{"PATH", "PARLEY_PASSPHRASE_FILE"} {
+		c.Env = append(c.Env, name+"="+os.Getenv(name))
+	}
 	return c
 }
 
