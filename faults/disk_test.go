@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
@@ -35,11 +36,13 @@ func TestDiskFillsToTheWatermark(t *testing.T) {
 		d.expect(t, "full", http.StatusInternalServerError)
 	}
 	d.expectTask(t, "full", http.StatusInternalServerError)
+	d.wantNotReady(t, "no space left")
 	if d.status(t) != http.StatusOK {
 		t.Error("the card is not served while the disk is full")
 	}
 	d.empty(t, filler)
 	d.recovers(t)
+	d.wantReady(t)
 	d.verify(t)
 }
 
@@ -229,19 +232,53 @@ type disk struct {
 
 func newDisk(t *testing.T, minFree string, remotes ...*remote) *disk {
 	t.Helper()
-	d := &disk{dir: smallFS(t), client: newClient(t), sender: newIdentity(t, "agent://sender.test"), acked: map[string]bool{}}
+	return newDiskIn(t, smallFS(t), minFree, remotes...)
+}
+
+func newDiskIn(t *testing.T, dir, minFree string, remotes ...*remote) *disk {
+	t.Helper()
+	d := &disk{dir: dir, client: newClient(t), sender: newIdentity(t, "agent://sender.test"), acked: map[string]bool{}}
 	d.data = filepath.Join(d.dir, "data")
-	c := node.Config{Data: d.data, Name: "hub-under-test", Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1},
-		Network: node.Network{Allow: []string{"loopback"}}, Agents: enrolled(d.sender)}
+	c := node.Config{Data: d.data, Name: "hub-under-test", Listen: node.Listen{HTTP: fmt.Sprintf("127.0.0.1:%d", fixedPort(t)), Admin: "127.0.0.1:0"},
+		Limits: node.Limits{SenderRate: -1}, Network: node.Network{Allow: []string{"loopback"}}, Agents: enrolled(d.sender)}
 	c.Engine.MinFree = minFree
 	for _, r := range remotes {
 		c.Agents["remote"] = r.agent()
 	}
 	d.config = writeConfig(t, t.TempDir(), c)
+	d.start(t)
+	return d
+}
+
+func (d *disk) start(t *testing.T) {
+	t.Helper()
 	d.process = launch(t, program(t, "internal/testhub"), "-config", d.config)
 	d.base = d.process.at.HTTP + "/agents/worker"
 	d.to = cardID(t, d.client, d.base)
-	return d
+}
+
+// ready is nil where the hub says that it takes messages, else what it says.
+func (d *disk) ready(t *testing.T) error {
+	t.Helper()
+	at, err := node.ReadAnnouncement(d.data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return (&admin.Client{Base: d.process.at.Admin, Token: at.Token, HTTP: d.client}).Ready(t.Context())
+}
+
+func (d *disk) wantReady(t *testing.T) {
+	t.Helper()
+	if err := d.ready(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func (d *disk) wantNotReady(t *testing.T, why string) {
+	t.Helper()
+	if err := d.ready(t); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("is it ready? %v; want the reason %q", err, why)
+	}
 }
 
 func (d *disk) shot(t *testing.T, n string, mode samvad.Mode, size int) *shot {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -187,32 +186,6 @@ func (g *guests) resident(t *testing.T) int64 {
 }
 
 func (g *guests) peak(t *testing.T) int64 { return g.status(t, "VmHWM:") }
-
-// status reads a line of the process's status; 0 where the system has none.
-func (g *guests) status(t *testing.T, line string) int64 {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.cmd.Process.Pid))
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Log("this system does not tell the memory of a process")
-		return 0
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for text := range strings.Lines(string(b)) {
-		rest, ok := strings.CutPrefix(text, line)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n << 10
-	}
-	t.Fatalf("no %s in %s", line, b)
-	return 0
-}
 
 // used is how many bytes the files of the data directory have. SQLite's WALs are
 // left out: they are bounded, and what they hold comes into the files.

@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -202,6 +203,32 @@ func (p *process) alive() bool {
 	default:
 		return true
 	}
+}
+
+// status reads a line of the process's status; 0 where the system has none.
+func (p *process) status(t *testing.T, line string) int64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Log("this system does not tell the memory of a process")
+		return 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text := range strings.Lines(string(b)) {
+		rest, ok := strings.CutPrefix(text, line)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n << 10
+	}
+	t.Fatalf("no %s in %s", line, b)
+	return 0
 }
 
 // tail keeps the end of what a process writes.
