@@ -664,11 +664,15 @@ func (r *Ring) list(want func(*record) bool) []Key {
 // Create makes keys, all or none, in one write (in a shared ring each in one of
 // its own). An owner who already has an
 // active key for the purpose gets [ErrExists]: use [Ring.Rotate].
-func (r *Ring) Create(keys ...New) ([]Key, error) {
+func (r *Ring) Create(keys ...New) ([]Key, error) { return r.create(keys, false) }
+
+// create makes keys. With missing it makes only those of which there is no active
+// one; without, one that is there is an error.
+func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 	var out []Key
 	err := r.update(func(c *contents) error {
 		out = nil
-		active := map[place]bool{}
+		active := make(map[place]bool, len(c.Keys))
 		for i := range c.Keys {
 			if k := &c.Keys[i]; k.State == Active || k.State == Next {
 				active[place{k.Owner, k.Purpose}] = true
@@ -676,6 +680,9 @@ func (r *Ring) Create(keys ...New) ([]Key, error) {
 		}
 		for _, n := range keys {
 			p := place{n.Owner, n.Purpose}
+			if active[p] && missing {
+				continue
+			}
 			if active[p] {
 				return fmt.Errorf("%w: an active key of %q for %q", ErrExists, n.Owner, n.Purpose)
 			}
@@ -686,7 +693,7 @@ func (r *Ring) Create(keys ...New) ([]Key, error) {
 			active[p] = true
 			out = append(out, k)
 		}
-		if len(keys) == 0 {
+		if len(out) == 0 {
 			return errUnchanged
 		}
 		return nil
@@ -724,29 +731,8 @@ func (r *Ring) Ensure(n New) (Signer, error) {
 // EnsureAll makes the keys of which there is no active one, in one write: each
 // write is of the whole ring, so that many at once are made this way.
 func (r *Ring) EnsureAll(keys ...New) error {
-	return r.update(func(c *contents) error {
-		active := make(map[place]bool, len(c.Keys))
-		for i := range c.Keys {
-			if k := &c.Keys[i]; k.State == Active || k.State == Next {
-				active[place{k.Owner, k.Purpose}] = true
-			}
-		}
-		changed := false
-		for _, n := range keys {
-			p := place{n.Owner, n.Purpose}
-			if active[p] {
-				continue
-			}
-			if _, err := r.add(c, n); err != nil {
-				return err
-			}
-			active[p], changed = true, true
-		}
-		if !changed {
-			return errUnchanged
-		}
-		return nil
-	})
+	_, err := r.create(keys, true)
+	return err
 }
 
 // add appends the key n to c.
