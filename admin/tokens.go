@@ -630,6 +630,9 @@ func ReadTokens(dir string) (*Tokens, error) {
 // added meanwhile would be gone. Nobody else that calls lockTokens reads the file
 // until unlock, which is there with an error, too.
 func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
+	if _, err := os.Stat(dir); err != nil { // to lock it would make a file of that name
+		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
+	}
 	lock, err := disk.Wait(dir)
 	if err != nil {
 		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
