@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -136,7 +136,7 @@ func message(payload int) (*parley.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw := []byte(strings.Repeat("x", payload))
+	raw := words(int(id[len(id)-1]), payload)
 	return &parley.Message{
 		ID: id, Kind: parley.Request, From: "sender", To: "echo", Conversation: id,
 		Parts: []parley.Part{{MediaType: "application/json", Data: raw[min(300, payload/2):]}},
@@ -144,6 +144,15 @@ func message(payload int) (*parley.Message, error) {
 			KeyID: "key-current", Checks: []parley.Check{{Name: "signature", OK: true}},
 		}},
 	}, nil
+}
+
+// words are text of a vocabulary of 10,000, which compresses as text does.
+func words(seed, size int) []byte {
+	b := make([]byte, 0, size+16)
+	for n := 1; len(b) < size; n++ {
+		b = append(strconv.AppendInt(append(b, "word"...), int64(seed*7919+n*n*104729)%10_000, 10), ' ')
+	}
+	return b[:size]
 }
 
 // recordBytes is what the journal takes for a record, by some that it appends

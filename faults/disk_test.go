@@ -283,7 +283,7 @@ func (d *disk) wantNotReady(t *testing.T, why string) {
 
 func (d *disk) shot(t *testing.T, n string, mode samvad.Mode, size int) *shot {
 	t.Helper()
-	s, err := sign(d.sender, d.base, mode, samvad.Call{To: d.to, Skill: "echo", Payload: []byte(`{"n":"` + n + `","fill":"` + strings.Repeat("x", size) + `"}`)})
+	s, err := sign(d.sender, d.base, mode, samvad.Call{To: d.to, Skill: "echo", Payload: []byte(`{"n":"` + n + `","fill":"` + noise(size) + `"}`)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func TestPowerLoss(t *testing.T) {
 	var mu sync.Mutex
 	var acks []*acknowledged
 	send := func(marker string, mode samvad.Mode, fill int) {
-		payload := `{"marker":"` + marker + `","fill":"` + strings.Repeat("x", fill) + `"}`
+		payload := `{"marker":"` + marker + `","fill":"` + noise(fill) + `"}`
 		s, err := sign(sender, base, mode, samvad.Call{To: to, Skill: "echo", Payload: []byte(payload), TraceID: "trace" + marker})
 		if err != nil {
 			t.Error(err)

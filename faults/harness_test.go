@@ -475,3 +475,12 @@ func lacking(t *testing.T, format string, args ...any) {
 	}
 	t.Skipf(format, args...)
 }
+
+// noise is text of a size that the journal cannot compress.
+func noise(size int) string {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = byte(rand.Uint32())
+	}
+	return base64.StdEncoding.EncodeToString(b)[:size]
+}

@@ -283,7 +283,7 @@ func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n 
 					return nil // a lease, or without content
 				}
 				if err == nil {
-					x.Data, err = p.j.sealer.seal(recordPlace(p.index, x.Sequence), b)
+					x.Data, err = p.j.sealer.seal(recordPlace(p.index, x.Sequence), pack(b))
 				}
 				if err != nil {
 					return fmt.Errorf("record %d-%d: %w", p.index, x.Sequence, err)

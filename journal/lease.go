@@ -80,7 +80,7 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 	if err != nil {
 		return nil, err
 	}
-	o := &op{id: id, data: b, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
+	o := &op{id: id, data: packed{data: b}, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
 	err = p.writer.submit(ctx, o)
 	if errors.Is(err, ErrConflict) {
 		return nil, failBy(ErrExists, err, "lease %q was taken by another just now", name)

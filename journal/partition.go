@@ -226,7 +226,7 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 	if len(data) > p.j.cfg.MaxPayload {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, data: data, id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, fence: e.Fence}
+	o := &op{rec: r, data: pack(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, fence: e.Fence}
 	if p.j.sealer.aead == nil {
 		o.about = about(r.Record)
 	}

@@ -395,7 +395,7 @@ func (w *restorer) flushValues() error {
 				_, err := w.c.Store.Delete(ctx, k.bucket, k.key, nil)
 				return err
 			}
-			data, err := w.sealer.seal(valuePlace(k.bucket, k.key), slices.Clip(v.Data))
+			data, err := w.sealer.seal(valuePlace(k.bucket, k.key), pack(slices.Clip(v.Data)))
 			if err == nil {
 				_, err = w.c.Store.Put(ctx, k.bucket, store.Value{Key: k.key, Data: data, Until: v.Until}, nil)
 			}
@@ -429,7 +429,7 @@ func (w *restorer) record(it *backupItem) error {
 		x.About = about(it.entry.Record)
 	}
 	var err error
-	x.Data, err = w.sealer.seal(recordPlace(it.partition, it.seq), it.data)
+	x.Data, err = w.sealer.seal(recordPlace(it.partition, it.seq), pack(it.data))
 	w.batch = append(w.batch, x)
 	w.size += len(x.Data)
 	return err

@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"sync"
 
+	"github.com/klauspost/compress/s2"
 	"golang.org/x/crypto/chacha20poly1305"
 
 	"github.com/parley-hub/parley/journal/store"
@@ -22,12 +24,14 @@ import (
 //	data  CRC-32C of place and data (4 bytes, little-endian)  1
 //	ciphertext and tag  nonce (24)  2
 //
-// The place is the partition and sequence of a record, or the bucket and key of
-// a value. It is authenticated with the ciphertext, so that none can be put
-// where another was.
+// The last byte has 4 added where the data is compressed, as an S2 block. The
+// place is the partition and sequence of a record, or the bucket and key of a
+// value, and that byte. It is authenticated with the ciphertext, so that none can
+// be put where another was.
 const (
 	trailerPlain  = 1
 	trailerSealed = 2
+	trailerPacked = 4
 	trailerSize   = 5 // of plain data
 	sealOverhead  = chacha20poly1305.Overhead + chacha20poly1305.NonceSizeX + 1
 )
@@ -52,37 +56,88 @@ func valuePlace(bucket, key string) []byte {
 	return append(append(b, bucket...), key...)
 }
 
-// seal gives what the store gets. It may use the memory behind data.
-func (s *sealer) seal(place, data []byte) ([]byte, error) {
+// packed is what is sealed: compressed where that is worth it.
+type packed struct {
+	data []byte
+	kind byte // 0, or trailerPacked
+}
+
+const (
+	packFrom   = 256 // bytes
+	maxContent = 128 << 20
+)
+
+var packing = sync.Pool{New: func() any { return new([]byte) }}
+
+// pack compresses data, into memory of its own with room for the trailer, if that
+// spares an eighth.
+func pack(data []byte) packed {
+	if len(data) < packFrom || len(data) > maxContent {
+		return packed{data: data}
+	}
+	scratch := packing.Get().(*[]byte)
+	defer packing.Put(scratch)
+	if n := s2.MaxEncodedLen(len(data)); cap(*scratch) < n {
+		*scratch = make([]byte, n)
+	}
+	block := s2.Encode((*scratch)[:cap(*scratch)], data)
+	if len(block) > len(data)-len(data)/8 {
+		return packed{data: data}
+	}
+	return packed{append(make([]byte, 0, len(block)+trailerSize), block...), trailerPacked}
+}
+
+func unpack(kind byte, data []byte) ([]byte, error) {
+	if kind&trailerPacked == 0 {
+		return data, nil
+	}
+	if n, err := s2.DecodedLen(data); err != nil || n > maxContent {
+		return nil, errDamaged
+	}
+	data, err := s2.Decode(nil, data)
+	if err != nil {
+		return nil, errDamaged
+	}
+	return data, nil
+}
+
+// seal gives what the store gets. It may use the memory behind the data.
+func (s *sealer) seal(place []byte, p packed) ([]byte, error) {
 	if s.aead == nil {
-		sum := crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data)
-		return append(binary.LittleEndian.AppendUint32(data, sum), trailerPlain), nil
+		kind := trailerPlain | p.kind
+		sum := crc32.Update(crc32.Checksum(append(place, kind), castagnoli), castagnoli, p.data)
+		return append(binary.LittleEndian.AppendUint32(p.data, sum), kind), nil
 	}
 	var nonce [chacha20poly1305.NonceSizeX]byte
 	if _, err := io.ReadFull(s.rand, nonce[:]); err != nil {
 		return nil, err
 	}
-	out := s.aead.Seal(make([]byte, 0, len(data)+sealOverhead), nonce[:], data, place)
-	return append(append(out, nonce[:]...), trailerSealed), nil
+	kind := trailerSealed | p.kind
+	out := s.aead.Seal(make([]byte, 0, len(p.data)+sealOverhead), nonce[:], p.data, append(place, kind))
+	return append(append(out, nonce[:]...), kind), nil
 }
 
-// open gives what was sealed; without encryption it shares the memory of b.
+// open gives what was sealed; it may share the memory of b.
 func (s *sealer) open(place, b []byte) ([]byte, error) {
 	n := len(b) - 1
-	switch {
-	case n >= 4 && b[n] == trailerPlain && s.aead == nil:
+	if n < 0 {
+		return nil, errDamaged
+	}
+	kind := b[n]
+	place = append(place, kind)
+	switch at := n - chacha20poly1305.NonceSizeX; {
+	case n >= 4 && kind&^trailerPacked == trailerPlain && s.aead == nil:
 		data := b[: n-4 : n-4]
 		if crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(b[n-4:]) {
 			return nil, errDamaged
 		}
-		return data, nil
-	case n >= chacha20poly1305.NonceSizeX && b[n] == trailerSealed && s.aead != nil:
-		at := n - chacha20poly1305.NonceSizeX
+		return unpack(kind, data)
+	case at >= 0 && kind&^trailerPacked == trailerSealed && s.aead != nil:
 		data, err := s.aead.Open(nil, b[at:n], b[:at], place)
 		if err != nil {
 			return nil, errDamaged
 		}
-		return data, nil
+		return unpack(kind, data)
 	}
 	return nil, errDamaged
 }

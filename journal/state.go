@@ -219,7 +219,7 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	} else {
 		var data []byte
 		// The trailer must not be written behind the caller's data.
-		if data, err = j.sealer.seal(valuePlace(s.name, v.Key), slices.Clip(v.Data)); err != nil {
+		if data, err = j.sealer.seal(valuePlace(s.name, v.Key), pack(slices.Clip(v.Data))); err != nil {
 			return 0, err
 		}
 		rev, err = j.store.Put(ctx, s.name, store.Value{Key: v.Key, Data: data, Until: v.Until.Round(0).UTC()}, expect)

@@ -16,7 +16,7 @@ import (
 // group to the store, and back.
 type op struct {
 	rec  *sealed // nil: a lease
-	data []byte  // as encoded
+	data packed  // as encoded
 	tag  string
 	id   opID
 	size int
