@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -68,12 +69,13 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
 
-	ours := func(ctx context.Context, _, _ int) error { return appendMessage(ctx, j, c.Payload) }
+	text := words(0, 1<<16+c.Payload)
+	ours := func(ctx context.Context, _, _ int) error { return appendMessage(ctx, j, text, c.Payload) }
 	if row.RecordBytes, err = recordBytes(ctx, j, ours, c.Payload); err != nil {
 		return row, err
 	}
 	bare := func(ctx context.Context, _, _ int) error {
-		m, err := message(c.Payload)
+		m, err := message(text, c.Payload)
 		if err != nil {
 			return err
 		}
@@ -121,8 +123,8 @@ func (f *Figures) turn(ctx context.Context, callers int, d time.Duration, do fun
 }
 
 // appendMessage records one message as the hub records a signed request.
-func appendMessage(ctx context.Context, j *journal.Journal, payload int) error {
-	m, err := message(payload)
+func appendMessage(ctx context.Context, j *journal.Journal, text []byte, payload int) error {
+	m, err := message(text, payload)
 	if err != nil {
 		return err
 	}
@@ -130,13 +132,13 @@ func appendMessage(ctx context.Context, j *journal.Journal, payload int) error {
 	return err
 }
 
-// message is what a caller has in hand, on either side.
-func message(payload int) (*parley.Message, error) {
+// message is what a caller has in hand, on either side: a part of a text.
+func message(text []byte, payload int) (*parley.Message, error) {
 	id, err := parley.NewID(time.Now(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	raw := words(int(id[len(id)-1]), payload)
+	raw := text[binary.BigEndian.Uint16(id[len(id)-2:]):][:payload]
 	return &parley.Message{
 		ID: id, Kind: parley.Request, From: "sender", To: "echo", Conversation: id,
 		Parts: []parley.Part{{MediaType: "application/json", Data: raw[min(300, payload/2):]}},

@@ -15,7 +15,7 @@ func (a *app) benchJournalCommand() *cobra.Command {
 		Use:   "journal",
 		Short: "Appends to the journal, next to a bare file",
 		Long: `Measure how many messages the journal records in a second, and how long one waits,
-at 1, 8, 64 and 256 callers, next to a bare file that takes as many bytes a record:
+at 1, 8, 64 and 256 callers, next to a bare file that takes each message as it is:
 all that wait are written at once and synced, and no timer gathers them. Both take
 turns in one run. On disk each append is answered after it is synced.`,
 		Example: `  parley bench journal --dir .
