@@ -136,7 +136,8 @@ func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections 
 	}
 	defer os.RemoveAll(dir)
 	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Log: c.Log,
-		Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}})
+		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, // with an admin API it makes the index
+		Limits: node.Limits{SenderRate: -1}})
 	if err != nil {
 		return Figures{}, err
 	}
