@@ -265,7 +265,7 @@ func (l *web) request(ctx context.Context, method, path string, body []byte) (*h
 	}
 	req.Header.Set("Accept", "text/event-stream")
 	req.Header.Set("Content-Type", "text/plain")
-	return l.http.Do(req)
+	return netguard.Do(l.http, req)
 }
 
 // discard ends a response so that its connection is used again.
@@ -420,7 +420,7 @@ func (l *web) send(caller context.Context, line []byte) error {
 				unknown = true
 			}
 		} else {
-			unknown = unknown || !refusedDial(err)
+			unknown = unknown || !netguard.NotSent(err)
 		}
 		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
 			if caller.Err() != nil && unknown {
@@ -443,12 +443,6 @@ func (l *web) send(caller context.Context, line []byte) error {
 			t.Stop()
 		}
 	}
-}
-
-// refusedDial reports whether a request certainly never left.
-func refusedDial(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
 }
 
 // close waits a moment for the host to end the stream after a shutdown, which

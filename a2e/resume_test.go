@@ -128,6 +128,23 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 	}
 }
 
+// The caller leaves while the connection for its call is made: nothing was sent.
+func TestCallerLeavesBeforeItsCallIsSent(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	c := &Client{HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		leave()
+		return nil, ctx.Err()
+	}}}}
+	c.init()
+	l := &web{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancel(c.ctx)
+	defer l.cancel()
+	if err := l.send(ctx, []byte("{}\n")); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	_ = c.Close()
+}
+
 type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

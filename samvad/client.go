@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"mime"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -336,7 +335,7 @@ func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Head
 }
 
 func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byte, error) {
-	resp, err := hc.Do(req)
+	resp, err := netguard.Do(hc, req)
 	if err != nil {
 		return 0, nil, nil, transportError(err)
 	}
@@ -442,7 +441,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 			yield(Event{}, err)
 			return
 		}
-		resp, err := c.calls.Do(req)
+		resp, err := netguard.Do(c.calls, req)
 		if err != nil {
 			yield(Event{}, settled(transportError(cause(ctx, err))))
 			return
@@ -557,7 +556,7 @@ func transportError(err error) *Error {
 // have served the request, because it was sent and its answer did not arrive
 // whole, the error wraps [ErrOutcomeUnknown] and is not retryable.
 func settled(err error) error {
-	if err == nil || errors.Is(err, ErrRemote) || notSent(err) {
+	if err == nil || errors.Is(err, ErrRemote) || netguard.NotSent(err) {
 		return err
 	}
 	e := *AsError(err)
@@ -566,14 +565,6 @@ func settled(err error) error {
 		e.cause = because(ErrOutcomeUnknown, e.cause)
 	}
 	return &e
-}
-
-// notSent reports that a request failed before anything was sent.
-func notSent(err error) bool {
-	var op *net.OpError
-	var dns *net.DNSError
-	var blocked *netguard.BlockedError
-	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
 }
 
 // remoteReply is what agents answer, in all dialects.

@@ -369,6 +369,27 @@ func TestClientWaits(t *testing.T) {
 			}
 		})
 	})
+	t.Run("what was not sent can be repeated", func(t *testing.T) {
+		for name, dial := range map[string]func(context.Context, context.CancelFunc) error{
+			"nobody listens": func(context.Context, context.CancelFunc) error { return io.EOF },
+			"the caller leaves before there is a connection": func(ctx context.Context, leave context.CancelFunc) error {
+				leave()
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		} {
+			ctx, leave := context.WithCancel(t.Context())
+			c := &Client{Identity: id, HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return nil, dial(ctx, leave)
+			}}}}
+			_, err := c.Ask(ctx, Call{URL: "http://self.test", To: worldID, Skill: "s"})
+			var e *Error
+			if !errors.As(err, &e) || errors.Is(err, ErrOutcomeUnknown) || !e.Retryable {
+				t.Errorf("%s: %v; retryable: %t", name, err, e != nil && e.Retryable)
+			}
+			leave()
+		}
+	})
 	t.Run("what broke after it was sent is not repeated", func(t *testing.T) {
 		const last = `data: {"done":true,"result":{"a":1}}` + "\n\n"
 		stream := func(body string) (*http.Response, error) {
@@ -393,7 +414,6 @@ func TestClientWaits(t *testing.T) {
 			{"an answer is cut", ModeSync, func() (*http.Response, error) { return answer(broken()) }, true, false},
 			{"a task's acceptance is cut", ModeAsync, func() (*http.Response, error) { return answer(broken()) }, true, false},
 			{"a connection is cut", ModeSync, func() (*http.Response, error) { return nil, io.EOF }, true, false},
-			{"nobody listens", ModeSync, func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: io.EOF} }, false, true},
 			{"the agent is unavailable", ModeSync, func() (*http.Response, error) {
 				return answer(strings.NewReader(`{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"x"}}`))
 			}, false, true},

@@ -155,7 +155,8 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 
 // Forward posts an envelope as it is: its [Envelope.Raw] text, when it has
 // one. The endpoints are tried in weighted random order until one answers with
-// status 200. The error is ErrUndelivered, its cause what each endpoint said.
+// status 200. The error is ErrUndelivered, its cause what each endpoint said;
+// it wraps ErrOutcomeUnknown where one of them may have taken the envelope.
 func (c *Client) Forward(ctx context.Context, endpoints []Endpoint, e *Envelope) (*Status, error) {
 	var endpoint string
 	err := c.try(ctx, endpoints, e, false, func(url string, _ *http.Response, _ []byte) error {
@@ -237,11 +238,13 @@ func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, syn
 	var failures []error
 	for _, url := range order {
 		resp, answer, err := c.post(ctx, url, body, sync)
-		if err == nil && resp.StatusCode != http.StatusOK {
+		switch {
+		case resp != nil && resp.StatusCode != http.StatusOK:
 			err = statusError(resp, answer)
-		}
-		if err == nil {
+		case err == nil:
 			err = done(url, resp, answer)
+		case !netguard.NotSent(err):
+			err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 		}
 		if err == nil {
 			return nil
@@ -273,19 +276,20 @@ func (c *Client) post(ctx context.Context, url string, body []byte, sync bool) (
 	return do(c.http(), req, c.maxResponse())
 }
 
-// do runs a request and reads a bounded body.
+// do runs a request and reads a bounded body. There may be a response with an
+// error: one whose body cannot be read.
 func do(c *http.Client, req *http.Request, max int) (*http.Response, []byte, error) {
-	resp, err := c.Do(req)
+	resp, err := netguard.Do(c, req)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, int64(max)+1))
 	if err != nil {
-		return nil, nil, err
+		return resp, nil, err
 	}
 	if len(b) > max {
-		return nil, nil, fmt.Errorf("response of more than %d bytes", max)
+		return resp, nil, fmt.Errorf("response of more than %d bytes", max)
 	}
 	return resp, b, nil
 }

@@ -117,6 +117,10 @@ var (
 	errInternal    = &Error{Code: "internal", Text: "internal error", Step: "internal", Retryable: true, status: http.StatusInternalServerError}
 )
 
+// ErrOutcomeUnknown: an envelope was sent and no whole answer came. The agent
+// may have it all the same; to send it again could have it served twice.
+var ErrOutcomeUnknown = errors.New("uagents: the agent may have the envelope")
+
 // AsError gives the first *Error in err's chain; what is none becomes a
 // generic internal error (or ErrTimeout, for a context that ended) with err
 // as its private cause. nil stays nil.

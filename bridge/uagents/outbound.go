@@ -5,15 +5,12 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
-	"net"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
@@ -343,33 +340,5 @@ func outcome(err error) hub.Outcome {
 	case errors.Is(e, protocol.ErrResponse):
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: unknown(err)}
-}
-
-// unknown reports whether some endpoint may have got the envelope although
-// the attempt failed: neither refused nor out of reach.
-func unknown(err error) bool {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, e := range joined.Unwrap() {
-			if unknown(e) {
-				return true
-			}
-		}
-		return false
-	}
-	if e, ok := err.(*url.Error); ok {
-		return !notSent(e)
-	}
-	if next := errors.Unwrap(err); next != nil {
-		return unknown(next)
-	}
-	return false
-}
-
-// notSent reports that a call failed before anything was sent.
-func notSent(err error) bool {
-	var op *net.OpError
-	var dns *net.DNSError
-	var blocked *netguard.BlockedError
-	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) || errors.As(err, &blocked)
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown)}
 }

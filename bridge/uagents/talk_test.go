@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -284,6 +285,57 @@ func TestFailover(t *testing.T) {
 	w.post(w.envelope(id, w.address("crew/echo"), "", echoModel().Message(EchoRequest{"find me"})), false)
 	if r := other.next(t); !strings.Contains(string(r.Content.Payload), "find me") {
 		t.Errorf("%s", r.Raw())
+	}
+}
+
+// What was not sent is not called unknown, and what may have been sent is.
+func TestAnAgentThatIsNotThere(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			defer c.Close()
+			leave() // while the TLS handshake waits for this side
+			_, _ = io.Copy(io.Discard, c)
+		}
+	}()
+	cut := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		if c, _, err := http.NewResponseController(rw).Hijack(); err == nil {
+			c.Close()
+		}
+	}))
+	defer cut.Close()
+	half := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Length", "10")
+		_, _ = io.WriteString(rw, "{}")
+	}))
+	defer half.Close()
+	for _, c := range []struct {
+		name, url string
+		unknown   bool
+	}{
+		{"the caller leaves before there is a connection", "https://" + l.Addr().String(), false},
+		{"the caller left before", cut.URL, false},
+		{"private address", "http://10.1.2.3/submit", false},
+		{"cut off", cut.URL, true},
+		{"its answer is cut", half.URL, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := ctx
+			if c.unknown {
+				ctx = t.Context()
+			}
+			o := w.UAgents().Deliver(ctx, hub.Outbound{Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", Parts: []parley.Part{parley.Text("hello")}, Origin: parley.Origin{Received: time.Now()}},
+				Recipient: &directory.Entry{}, Identity: parley.Identity{Protocol: "uagents", ID: identity(t).Address(), URL: c.url}})
+			if o.Err == nil || o.Unknown != c.unknown {
+				t.Errorf("%+v", o)
+			}
+		})
 	}
 }
 
