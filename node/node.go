@@ -40,6 +40,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
+	"github.com/parley-hub/parley/internal/logbound"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -120,6 +121,12 @@ func Open(ctx context.Context, c Config) (*Node, error) {
 	return n, nil
 }
 
+// takesNothing reports whether an error is of a journal that records nothing at
+// the moment: what the log says of it again and again is bounded.
+func takesNothing(err error) bool {
+	return errors.Is(err, journal.ErrBusy) || errors.Is(err, journal.ErrUnknown) || errors.Is(err, journal.ErrNoSpace)
+}
+
 func (n *Node) open(ctx context.Context) (err error) {
 	if n.k, err = n.c.check(); err != nil {
 		return err
@@ -129,6 +136,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
+	n.log = logbound.New(n.log, takesNothing)
 	if n.c.Data == "" {
 		n.c.Data = DefaultData
 	}

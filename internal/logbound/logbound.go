@@ -1,0 +1,77 @@
+// Package logbound keeps a log short while one cause fails many things: without
+// a quorum, each delivery and each session fails again and again, and one line
+// each ten seconds says as much as a line each time.
+package logbound
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Every is the time in which one line of each text passes.
+const Every = 10 * time.Second
+
+// New gives a logger that passes on all lines but repeated ones: lines of one
+// text that carry an error of which shared reports true. The next line that
+// passes has the number of those left out since, as "left_out".
+func New(l *slog.Logger, shared func(error) bool) *slog.Logger {
+	return slog.New(&handler{l.Handler(), &bounds{shared: shared, of: map[string]*bound{}}})
+}
+
+type handler struct {
+	slog.Handler
+	*bounds
+}
+
+// bounds are shared by the loggers derived from one.
+type bounds struct {
+	shared func(error) bool
+	mu     sync.Mutex
+	of     map[string]*bound // by text, of which a program has a fixed number
+}
+
+type bound struct {
+	passed  time.Time
+	leftOut int
+}
+
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	bounded := false
+	r.Attrs(func(a slog.Attr) bool {
+		err, is := a.Value.Any().(error)
+		bounded = is && h.shared(err)
+		return !bounded
+	})
+	if !bounded {
+		return h.Handler.Handle(ctx, r)
+	}
+	h.mu.Lock()
+	b := h.of[r.Message]
+	if b == nil {
+		b = new(bound)
+		h.of[r.Message] = b
+	}
+	if !b.passed.IsZero() && r.Time.Sub(b.passed) < Every {
+		b.leftOut++
+		h.mu.Unlock()
+		return nil
+	}
+	n := b.leftOut
+	*b = bound{passed: r.Time}
+	h.mu.Unlock()
+	if n > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Int("left_out", n))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h *handler) WithAttrs(a []slog.Attr) slog.Handler {
+	return &handler{h.Handler.WithAttrs(a), h.bounds}
+}
+
+func (h *handler) WithGroup(name string) slog.Handler {
+	return &handler{h.Handler.WithGroup(name), h.bounds}
+}
