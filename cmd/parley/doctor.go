@@ -39,7 +39,8 @@ func (a *app) doctorCommand() *cobra.Command {
 with an agent's name, or what a protocol calls it, the way from here to it: name, address, connection,
 certificate, clock, card, key, and a signed request. That request names a skill
 that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agent that
-says so has accepted the hub's signature. While "parley keys rotate" replaces
+says so has accepted the hub's signature. Of a cluster, whose private keys only
+its hubs have, that request is left out, and the report says so. While "parley keys rotate" replaces
 the hub's SAMVAD key, each SAMVAD agent is sent such a request with the new key;
 those that do not accept it yet fail.
 
@@ -649,6 +650,11 @@ func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
 	}
 	if identity == "" {
 		d.skip(check, "the hub has no identity before it runs; set public_url, or start it")
+		return nil, ""
+	}
+	if d.c.Engine.URL != "" {
+		d.skip(check, "no signed request was sent: only the hubs of a cluster have its private keys, and they give them to no command; "+
+			"`parley send --to AGENT TEXT` has a hub send a signed message, and shows what becomes of it")
 		return nil, ""
 	}
 	ring, err := d.a.ring()

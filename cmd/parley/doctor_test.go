@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/samvad"
 )
 
 // find gives the doctor's line about a check.
@@ -88,6 +89,20 @@ func TestDoctorSteppedClock(t *testing.T) {
 	start := time.Now()
 	d.clock(start, start.Round(0).Add(-time.Hour))
 	if f := d.line("clock"); f.State != "failed" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// TestDoctorOfACluster: what cannot be tried with a cluster's keys is said, with
+// what shows it instead.
+func TestDoctorOfACluster(t *testing.T) {
+	var c node.Config
+	c.Engine.URL = "nats://127.0.0.1:4222"
+	d := patient(t, c)
+	d.info.SAMVAD.Identity = "agent://hub.test"
+	d.roundTrip(t.Context(), "museum", "https://museum.test", &samvad.Card{ID: "agent://museum.test"})
+	f := d.line("signed round trip")
+	if f.State != "skipped" || !strings.Contains(f.Detail, "only the hubs of a cluster") || !strings.Contains(f.Detail, "parley send") {
 		t.Errorf("%+v", f)
 	}
 }
