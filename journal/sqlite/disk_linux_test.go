@@ -21,14 +21,17 @@ func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	defer f.Close()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
-	was := map[int]int{}
+	var open []int // all of them, before a copy of one gets a number that is in the list and free since
 	for _, e := range entries {
 		link, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())) // some are gone meanwhile
-		if link != filepath.Join(s.cfg.Dir, name) {
-			continue
+		if link == filepath.Join(s.cfg.Dir, name) {
+			fd, err := strconv.Atoi(e.Name())
+			must(t, err)
+			open = append(open, fd)
 		}
-		fd, err := strconv.Atoi(e.Name())
-		must(t, err)
+	}
+	was := map[int]int{}
+	for _, fd := range open {
 		saved, err := syscall.Dup(fd)
 		must(t, err)
 		must(t, syscall.Dup3(int(f.Fd()), fd, syscall.O_CLOEXEC))
