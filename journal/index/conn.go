@@ -132,9 +132,9 @@ func (v *values) blob(b []byte) *values {
 // much as a row.
 const bulkValues = 336
 
-// insert inserts a row for each of list, whose columns bind binds. In sql, VALUES
-// stands for the rows.
-func insert[T any](c *sqlite.Conn, sql string, columns int, list []T, bind func(*values, *T)) error {
+// insert inserts a row for each of list, whose columns bind binds, and tells how many
+// were inserted. In sql, VALUES stands for the rows.
+func insert[T any](c *sqlite.Conn, sql string, columns int, list []T, bind func(T, *values)) (n int, err error) {
 	row := "(" + strings.TrimSuffix(strings.Repeat("?,", columns), ",") + ")"
 	for i := 0; i < len(list); {
 		rows := bulkValues / columns
@@ -146,16 +146,17 @@ func insert[T any](c *sqlite.Conn, sql string, columns int, list []T, bind func(
 		for err == nil && len(list)-i >= rows {
 			v := values{q: q}
 			for range rows {
-				bind(&v, &list[i])
+				bind(list[i], &v)
 				i++
 			}
 			if _, err = q.Step(); err == nil {
+				n += c.Changes()
 				err = q.Reset()
 			}
 		}
 		if err != nil {
-			return sqlError(sql, err)
+			return n, sqlError(sql, err)
 		}
 	}
-	return nil
+	return n, nil
 }

@@ -1,8 +1,11 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"errors"
+
+	"zombiezen.com/go/sqlite"
 
 	"github.com/parley-hub/parley"
 )
@@ -61,26 +64,40 @@ func (x *Index) do(ctx context.Context, f func(*store) error) error {
 }
 
 func (s *store) erase(list []parley.ID) error {
-	statements := []string{
-		"UPDATE messages SET preview=NULL, error=NULL WHERE id=?",
-		"UPDATE deliveries SET error=NULL WHERE message IN (SELECT n FROM messages WHERE id=?)",
-	}
-	if !s.noText {
-		statements = append(statements, "DELETE FROM texts WHERE rowid IN (SELECT n FROM messages WHERE id=?)")
-	}
 	s.forget() // what is remembered of the rows has it too
 	err := each(s.c, "PRAGMA secure_delete=ON", nil)
 	if err == nil {
 		err = transaction(s.c, func() error {
 			for _, id := range list {
-				for _, sql := range statements {
-					if err := often(s.c, sql, nil, id[:]); err != nil {
-						return err
-					}
+				if err := s.eraseOne(id); err != nil {
+					return err
 				}
 			}
 			return nil
 		})
 	}
 	return errors.Join(err, each(s.c, "PRAGMA secure_delete=OFF", nil))
+}
+
+func (s *store) eraseOne(id parley.ID) error {
+	rows := map[int64]*tracked{}
+	err := often(s.c, "SELECT n, deliveries FROM messages WHERE id=?", func(q *sqlite.Stmt) (err error) {
+		t := &tracked{}
+		rows[q.ColumnInt64(0)] = t
+		t.list, err = readDeliveries(q, 1)
+		return err
+	}, id[:])
+	for n, t := range rows {
+		for i := range t.list {
+			if e := t.list[i].Error; e != nil {
+				e.Text = ""
+			}
+		}
+		err = cmp.Or(err, often(s.c, "UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
+			t.deliveries(), n))
+		if err == nil && !s.noText {
+			err = often(s.c, "DELETE FROM texts WHERE rowid=?", nil, n)
+		}
+	}
+	return err
 }

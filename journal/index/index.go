@@ -30,7 +30,7 @@ type Config struct {
 	Batch  int  // records in one transaction; 0: 8,192
 
 	// Gather is how long records are waited for once there is one, so that
-	// they share a transaction; 0: 200 ms. Wait does not wait for it.
+	// they share a transaction; 0: 1 second. Wait does not wait for it.
 	Gather time.Duration
 
 	// Retry is how long the index waits after a failure; 0: 1 second.
@@ -103,7 +103,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	if c.Batch <= 0 {
 		c.Batch = 8192
 	}
-	c.Gather = cmp.Or(c.Gather, 200*time.Millisecond)
+	c.Gather = cmp.Or(c.Gather, time.Second)
 	c.Retry = cmp.Or(c.Retry, time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -390,7 +390,7 @@ func (x *Index) shut(s *store) {
 
 // gather lets records come together, unless somebody waits or many are there.
 func (x *Index) gather(ctx context.Context) {
-	if n, _ := x.queue.waiting(); n >= x.c.Batch/2 {
+	if n, _ := x.queue.waiting(); n >= x.c.Batch {
 		return
 	}
 	t := time.NewTimer(x.c.Gather)
@@ -398,7 +398,7 @@ func (x *Index) gather(ctx context.Context) {
 	for x.hurry.Load() == 0 {
 		select {
 		case <-x.queue.wake:
-			if n, _ := x.queue.waiting(); n >= x.c.Batch/2 {
+			if n, _ := x.queue.waiting(); n >= x.c.Batch {
 				return
 			}
 		case <-t.C:
@@ -460,8 +460,7 @@ var errNoStore = errors.New("the index is not open")
 // from the journal.
 func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, behind []int) error {
 	for _, r := range list {
-		e := x.prepare(r)
-		if err := x.add(s, &e, 1); err != nil {
+		if err := x.add(s, r, 1); err != nil {
 			return err
 		}
 	}
@@ -477,8 +476,8 @@ func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, beh
 // add indexes one record, and commits where so many batches are full: a greater
 // transaction costs less for each record, a smaller one lets others see sooner what
 // is new.
-func (x *Index) add(s *store, e *entry, batches int) error {
-	if err := s.add(e); err != nil {
+func (x *Index) add(s *store, r *journal.Record, batches int) error {
+	if err := s.add(r); err != nil {
 		return err
 	}
 	if s.records < batches*x.c.Batch && s.bytes < maxBytes {
@@ -518,35 +517,34 @@ func (x *Index) advance(p int, sequence uint64) {
 	}
 }
 
-// catchUp reads a partition from the journal, up to where it is now at least.
+// catchUp reads a partition from the journal, up to where it is now at least. What
+// cannot be decoded is left out: it would keep the index from everything behind it.
 func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	target := x.c.Journal.Stats().Partitions[p].Applied
 	x.queue.heard(p, target)
-	start := s.marks[p].sequence
 	x.mu.Lock()
-	up := x.indexed[p]
+	from := max(s.marks[p].sequence, x.indexed[p]) + 1
 	x.mu.Unlock()
-	if max(start, up) >= target && start > 0 || target == 0 {
-		x.advance(p, target)
-		return nil
-	}
 	batches, progress := 1, func() {}
-	if target-start > uint64(8*x.c.Batch) {
+	if target+1 > from+uint64(8*x.c.Batch) {
 		batches, progress = 4, x.progress
 	}
-	// The next records are read and decoded while those before are written.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	lists, done := make(chan []entry, 4), make(chan error, 1)
-	go func() {
-		defer close(lists)
-		done <- x.read(ctx, p, start+1, target, lists)
-	}()
-	for list := range lists {
-		for i := range list {
-			if err := x.add(s, &list[i], batches); err != nil {
-				cancel()
-				<-done
+	for bad := true; bad && from <= target; {
+		bad = false
+		for r, err := range x.c.Journal.Records(ctx, p, journal.From{Sequence: from}) {
+			if bad = errors.Is(err, journal.ErrCorrupt); bad {
+				x.log.Error("a record of the journal cannot be read; it is left out of the index", "partition", p, "error", err)
+				x.mu.Lock()
+				x.skipped++
+				x.mu.Unlock()
+				from++
+				break
+			}
+			if err == nil {
+				from = r.Position.Sequence + 1
+				err = x.add(s, r, batches)
+			}
+			if err != nil {
 				return err
 			}
 			if s.records == 0 {
@@ -554,7 +552,7 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 			}
 		}
 	}
-	if err := cmp.Or(<-done, x.commit(s)); err != nil {
+	if err := x.commit(s); err != nil {
 		return err
 	}
 	x.advance(p, target)
@@ -576,58 +574,4 @@ func (x *Index) progress() {
 	}
 	x.mu.Unlock()
 	x.c.Progress(done, total)
-}
-
-// Records are read from the journal in chunks of so many, or so many bytes.
-const (
-	chunk      = 512
-	chunkBytes = 4 << 20
-)
-
-// read hands a partition's records over in chunks. What cannot be decoded is
-// left out: it would keep the index from everything behind it.
-func (x *Index) read(ctx context.Context, p int, from, target uint64, to chan<- []entry) error {
-	list, size := make([]entry, 0, chunk), 0
-	flush := func() error {
-		select {
-		case to <- list:
-			list, size = make([]entry, 0, chunk), 0
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	for from <= target {
-		var bad error
-		for r, err := range x.c.Journal.Records(ctx, p, journal.From{Sequence: from}) {
-			if err != nil {
-				bad = err
-				break
-			}
-			from = r.Position.Sequence + 1
-			list, size = append(list, x.prepare(r)), size+sizeOf(r)
-			if m := r.Message; m != nil {
-				// What the index wants of it was taken out, nobody else has it, and many
-				// records wait for one transaction.
-				m.Parts, m.Extensions, m.Origin.Raw = nil, nil, nil
-			}
-			if len(list) == chunk || size >= chunkBytes {
-				if err := flush(); err != nil {
-					return err
-				}
-			}
-		}
-		if bad == nil {
-			break
-		}
-		if !errors.Is(bad, journal.ErrCorrupt) {
-			return bad
-		}
-		x.log.Error("a record of the journal cannot be read; it is left out of the index", "partition", p, "error", bad)
-		x.mu.Lock()
-		x.skipped++
-		x.mu.Unlock()
-		from++
-	}
-	return flush()
 }

@@ -533,7 +533,7 @@ func TestThrownAway(t *testing.T) {
 			}
 		},
 		"older schema": writes("UPDATE meta SET value='0' WHERE key='version'"),
-		"lost table":   writes("DROP TABLE members"),
+		"lost table":   writes("DROP TABLE lists"),
 		"of another journal": func(t *testing.T, path string) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)

@@ -3,7 +3,6 @@ package index
 import (
 	"encoding/hex"
 	"slices"
-	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -12,44 +11,58 @@ import (
 // Of gives what the index will know of a record's message, before it does:
 // for who follows the journal. It reports false for a record of steps alone.
 func (x *Index) Of(r *journal.Record) (Message, bool) {
-	m := x.prepare(r).Message
-	m.Trace = hex.EncodeToString(m.trace)
-	return m, r.Message != nil
+	if r.Message == nil {
+		return Message{}, false
+	}
+	w := prepare(r, x.c.NoText)
+	w.Trace = hex.EncodeToString(w.trace)
+	w.Deliveries = make([]Delivery, len(w.list))
+	for i := range w.list {
+		w.Deliveries[i] = w.list[i].export(r.Position.Partition, false)
+	}
+	return w.Message, true
 }
 
-// prepare makes all of a message but its Trace.
-func (x *Index) prepare(r *journal.Record) entry {
-	e := entry{r: r}
+// prepare makes what follows from the record alone.
+func prepare(r *journal.Record, noText bool) *row {
 	m := r.Message
-	if m == nil {
-		return e
-	}
 	failure := m.Error
 	if r.Refused != nil {
 		failure = r.Refused
 	}
-	e.Message = Message{Position: r.Position, ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
+	w := &row{tracked: &tracked{kind: m.Kind, conversation: m.Conversation}, Message: Message{
+		Position: r.Position, ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
 		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
 		Assurance: m.Origin.Verdict.Assurance, trace: traceID(m.Trace.Parent), Time: r.Time,
 		Size: len(m.Origin.Raw), Refused: r.Refused != nil, Failed: r.Refused != nil || m.Kind == parley.Failure,
-		Error: reasonOf(failure), Deliveries: make([]Delivery, len(r.Open))}
-	if e.Size == 0 {
+		Error: reasonOf(failure)}}
+	if w.Size == 0 {
 		for _, p := range m.Parts {
-			e.Size += len(p.Data)
+			w.Size += len(p.Data)
 		}
 	}
-	if !x.c.NoText {
-		e.text = textOf(m, maxText)
-		e.Preview = previewOf(m, e.text)
+	if w.Refused {
+		w.flags |= flagRefused
+	}
+	if m.Kind == parley.Failure {
+		w.flags |= flagFailure
+	}
+	if !noText {
+		w.text = textOf(m, maxText)
+		w.Preview = previewOf(m, w.text)
+	}
+	if len(r.Open) > 0 {
+		w.list = make([]delivery, len(r.Open))
 	}
 	for i, o := range r.Open {
-		d := Delivery{To: o.To, State: parley.Waiting, Opened: r.Time, Changed: r.Time, Next: o.NotBefore}
+		first := step{State: uint8(parley.Waiting), Sequence: r.Position.Sequence, Time: r.Time.UnixNano()}
+		next := nanos(o.NotBefore)
 		if o.Attempt == 1 {
-			d.State, d.Attempts, d.Next = parley.Delivering, 1, time.Time{}
+			first.State, first.Attempt, next = uint8(parley.Delivering), 1, 0
 		}
-		e.Deliveries[i] = d
+		w.list[i] = delivery{To: o.To, Next: next, Steps: append(make([]step, 0, 2), first)}
 	}
-	return e
+	return w
 }
 
 func reasonOf(e *parley.Error) *Reason {

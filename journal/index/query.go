@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -136,8 +138,6 @@ type Conversation struct {
 	Failed   int       `json:"failed"`           // messages that failed
 	Agents   []string  `json:"agents"`           // by name; at most 100
 	Preview  string    `json:"preview,omitzero"` // of its last message
-
-	last int64
 }
 
 // ConversationPage is some of the conversations that a filter chooses, the one
@@ -200,12 +200,13 @@ func agentKey(c *sqlite.Conn, name string) (int64, error) {
 	return number(c, "SELECT n FROM agents WHERE name=?", name)
 }
 
-// clause is a query under construction.
+// clause is a query under construction: the keys of what meets all its conditions. They
+// are in the order of its key, by which pages are cut.
 type clause struct {
-	from  string
-	where []string
-	args  []any
-	key   string // the column that pages are cut by
+	from, key string
+	owner     int64 // from is one of the lists of its messages
+	where     []string
+	args      []any
 }
 
 // and adds a condition where it is asked for.
@@ -216,23 +217,68 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 	}
 }
 
-// page adds what a page is: its times, where it begins, its order and its length.
-func (c *clause) page(since, until time.Time, cursor string, oldest bool, limit int) (string, error) {
-	c.and(!since.IsZero(), c.key+">=?", since.UnixMicro()<<8)
-	c.and(!until.IsZero(), c.key+"<?", until.UnixMicro()<<8)
-	behind, order := "<?", " DESC"
+// page gives the keys of a page, and one more where others follow: of its times, from
+// where the one before ended, in its order.
+func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, oldest bool, limit int) (keys []int64, err error) {
+	low, high, order := int64(0), int64(math.MaxInt64), "DESC"
 	if oldest {
-		behind, order = ">?", ""
+		order = "ASC"
+	}
+	if !since.IsZero() {
+		low = since.UnixMicro()<<8 - 1
+	}
+	if !until.IsZero() {
+		high = until.UnixMicro() << 8
 	}
 	if cursor != "" {
 		n, err := parseCursor(cursor)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		c.and(true, c.key+behind, n)
+		if oldest {
+			low = max(low, n)
+		} else {
+			high = min(high, n)
+		}
 	}
-	c.where = append(c.where, "1")
-	return fmt.Sprintf("%s WHERE %s ORDER BY %s%s LIMIT %d", c.from, strings.Join(c.where, " AND "), c.key, order, limit+1), nil
+	if c.owner != 0 {
+		c.from, c.key = "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", "m.n"
+		c.and(true, "l.owner=? AND l.last>? AND l.last<=?", c.owner, nil, nil)
+	}
+	query := fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s LIMIT ?",
+		c.key, c.from, strings.Join(append(c.where, "1"), " AND "), order)
+	const span = 1<<spanBits - 1
+	// Lists are read some spans of time at a time, and more each time.
+	for lists := 64; ; lists *= 2 {
+		from, to, more := low, high, false
+		if c.owner != 0 {
+			if err := each(tx, "SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
+				func(q *sqlite.Stmt) error {
+					more = true
+					if last := q.ColumnInt64(0); oldest {
+						to = min(high, last|span+1)
+					} else {
+						from = max(low, last&^span-1)
+					}
+					return nil
+				}, c.owner, low, high|span, lists); err != nil {
+				return nil, err
+			}
+			c.args[len(c.args)-2], c.args[len(c.args)-1] = from, to|span
+		}
+		args := slices.Concat(c.args, []any{from, to, limit + 1 - len(keys)})
+		if err := each(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil }, args...); err != nil {
+			return nil, err
+		}
+		if !more || len(keys) > limit {
+			return keys, nil
+		}
+		if oldest {
+			low = to - 1
+		} else {
+			high = from + 1
+		}
+	}
 }
 
 // build chooses the index that leaves the least to be looked at. Empty says that
@@ -252,9 +298,8 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 		}
 	}
 	words, trace := match(f.Text), traceKey(f.Trace)
+	const isTo = `(m.recipient=? OR EXISTS (SELECT 1 FROM json_each(m.deliveries) WHERE value ->> 'to' = ?))`
 	// Of those in force the first names the table and index that are read.
-	open := f.State != 0 && f.State != parley.Delivered && f.State != parley.Answered
-	party := cmp.Or(agent, to, from)
 	switch {
 	case f.Text != "" && words == "":
 		return c, false, fmt.Errorf("%w: there is no word in %.100q", ErrFilter, f.Text)
@@ -264,38 +309,31 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 	case !f.Conversation.IsZero():
 		c.from = "messages m INDEXED BY messages_conversation"
 	case f.Trace != "":
-		c.from, c.key = "traces t CROSS JOIN messages m ON m.n=t.message", "t.message"
-		c.and(true, "t.trace=?", trace)
-	case open:
-		c.from, c.key = "deliveries d INDEXED BY deliveries_open CROSS JOIN messages m ON m.n=d.message", "d.message"
-		// One message has several deliveries; the first of them stands for it.
-		c.and(true, `d.state=? AND d.state NOT IN (3, 4) AND NOT EXISTS (SELECT 1 FROM deliveries o
-			WHERE o.message=d.message AND o.state=d.state AND o.recipient<d.recipient)`, int(f.State))
-	case f.Failed || f.Refused:
-		c.from = "messages m INDEXED BY messages_failed"
-	case party != 0:
-		c.from, c.key = "party p CROSS JOIN messages m ON m.n=p.message", "p.message"
-		c.and(true, "p.agent=?", party)
+		c.owner = traceOwner(trace)
+	case f.Failed || f.Refused || f.State != 0 && flagNotable&(1<<f.State) != 0:
+		c.from = "messages m INDEXED BY messages_notable"
+		c.and(true, "m.flags & 999 <> 0")
+	default:
+		c.owner = cmp.Or(agent, to, from)
 	}
-	const isTo = "(m.recipient=? OR EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.recipient=?))"
-	c.and(agent != 0, "(m.sender=? OR "+isTo+")", agent, agent, agent)
+	c.and(agent != 0, "(m.sender=? OR "+isTo+")", agent, agent, f.Agent)
 	c.and(from != 0, "m.sender=?", from)
-	c.and(to != 0, isTo, to, to)
+	c.and(to != 0, isTo, to, f.To)
 	c.and(!f.Conversation.IsZero(), "m.conversation=(SELECT n FROM conversations WHERE id=?)", f.Conversation[:])
 	c.and(!f.InReplyTo.IsZero(), "m.reply_to=?", f.InReplyTo[:])
 	c.and(f.Trace != "", "m.trace=?", trace)
 	c.and(f.Kind != 0, "m.kind=?", int(f.Kind))
-	c.and(f.State != 0, "EXISTS (SELECT 1 FROM deliveries o WHERE o.message=m.n AND o.state=?)", int(f.State))
+	c.and(f.State != 0, "m.flags & ? <> 0", 1<<f.State)
 	c.and(f.Protocol != "", "m.protocol=?", f.Protocol)
-	c.and(f.Failed || f.Refused, "m.flags<>0")
-	c.and(f.Refused, "m.flags&?<>0", flagRefused)
+	c.and(f.Failed, "m.flags & ? <> 0", flagFailed)
+	c.and(f.Refused, "m.flags & ? <> 0", flagRefused)
 	return c, false, nil
 }
 
-func selectMessages(tx *sqlite.Conn, query string, args ...any) (out []Message, err error) {
+func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out []Message, err error) {
 	err = each(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender),
 		(SELECT name FROM agents WHERE n=m.recipient), (SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
-		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview FROM `+query, func(q *sqlite.Stmt) error {
+		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview, m.deliveries FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
 			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
 			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
@@ -307,9 +345,14 @@ func selectMessages(tx *sqlite.Conn, query string, args ...any) (out []Message, 
 		q.ColumnBytes(8, m.Conversation[:])
 		q.ColumnBytes(9, m.InReplyTo[:])
 		flags := q.ColumnInt(17)
-		m.Refused, m.Failed = flags&flagRefused != 0, flags != 0
+		m.Refused, m.Failed = flags&flagRefused != 0, flags&flagFailed != 0
+		list, err := readDeliveries(q, 21)
+		slices.SortFunc(list, func(a, b delivery) int { return strings.Compare(a.To, b.To) })
+		for i := range list {
+			m.Deliveries = append(m.Deliveries, list[i].export(m.Position.Partition, steps))
+		}
 		out = append(out, m)
-		return nil
+		return err
 	}, args...)
 	return out, err
 }
@@ -348,20 +391,36 @@ func (x *Index) messages(ctx context.Context, f *Filter, steps bool) (page Page,
 		if err != nil || empty {
 			return err
 		}
-		query, err := c.page(f.Since, f.Until, f.Cursor, f.Oldest, n)
+		keys, err := c.page(tx, f.Since, f.Until, f.Cursor, f.Oldest, n)
 		if err != nil {
 			return err
 		}
-		if page.Messages, err = selectMessages(tx, query, c.args...); err != nil {
-			return err
+		page.Next = next(&keys, n)
+		page.Messages, err = selectMessages(tx, steps, in("m.n", keys))
+		if f.Oldest {
+			slices.Reverse(page.Messages)
 		}
-		if len(page.Messages) > n {
-			page.Messages = page.Messages[:n]
-			page.Next = formatCursor(page.Messages[n-1].key)
-		}
-		return deliveries(tx, page.Messages, steps)
+		return err
 	})
 	return page, err
+}
+
+// next cuts the keys of a page off, and gives the cursor of what follows.
+func next(keys *[]int64, n int) string {
+	if len(*keys) <= n {
+		return ""
+	}
+	*keys = (*keys)[:n]
+	return formatCursor((*keys)[n-1])
+}
+
+// in is the condition that a column is one of keys, the newest first.
+func in(column string, keys []int64) string {
+	list := make([]string, len(keys))
+	for i, n := range keys {
+		list[i] = strconv.FormatInt(n, 10)
+	}
+	return fmt.Sprintf("%[1]s IN (%s) ORDER BY %[1]s DESC", column, strings.Join(list, ","))
 }
 
 // snippets takes the texts from the journal: the index holds their words only.
@@ -372,43 +431,6 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 			m.Snippet = snippet(textOf(r.Message, maxText), q)
 		}
 	}
-}
-
-const deliveryColumns = `d.message, a.name, d.state, d.attempts, d.postponed, d.opened, d.changed, d.next,
-	d.code, d.error, d.reply, d.losses, d.steps`
-
-func readDelivery(q *sqlite.Stmt) (d Delivery, err error) {
-	d = Delivery{To: q.ColumnText(1), State: parley.DeliveryState(q.ColumnInt(2)), Attempts: q.ColumnInt(3),
-		Postponed: q.ColumnInt(4), Opened: timeOf(q.ColumnInt64(5)), Changed: timeOf(q.ColumnInt64(6)),
-		Next: timeOf(q.ColumnInt64(7)), Error: readReason(q, 8)}
-	q.ColumnBytes(10, d.Reply[:])
-	if losses := bytesOf(q, 11); len(losses) > 0 {
-		err = json.Unmarshal(losses, &d.Losses)
-	}
-	return d, err
-}
-
-// deliveries adds to each message its deliveries.
-func deliveries(tx *sqlite.Conn, list []Message, steps bool) error {
-	at := make(map[int64]int, len(list))
-	keys := make([]int64, len(list))
-	for i := range list {
-		at[list[i].key], keys[i] = i, list[i].key
-	}
-	set, err := json.Marshal(keys)
-	if err != nil {
-		return err
-	}
-	return each(tx, "SELECT "+deliveryColumns+` FROM json_each(?) k CROSS JOIN deliveries d ON d.message=k.value
-		JOIN agents a ON a.n=d.recipient ORDER BY d.message, a.name`, func(q *sqlite.Stmt) error {
-		m := &list[at[q.ColumnInt64(0)]]
-		d, err := readDelivery(q)
-		if err == nil && steps {
-			d.Steps, err = readSteps(string(bytesOf(q, 12)), m.Position.Partition)
-		}
-		m.Deliveries = append(m.Deliveries, d)
-		return err
-	}, string(set))
 }
 
 // prefix reads the beginning of an id, at least eight digits of it, dashes or
@@ -448,12 +470,9 @@ func (x *Index) Message(ctx context.Context, id string) (out Message, err error)
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, err := selectMessages(tx, "messages m WHERE m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
+		list, err := selectMessages(tx, true, "m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
 		if err == nil {
 			list, err = one(list, func(m *Message) parley.ID { return m.ID })
-		}
-		if err == nil {
-			err = deliveries(tx, list, true)
 		}
 		if err == nil {
 			out = list[0]
@@ -467,28 +486,18 @@ func (x *Index) Message(ctx context.Context, id string) (out Message, err error)
 const maxMembers = 100
 
 func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, err error) {
-	if err := each(tx, `SELECT c.id, c.first, c.last, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last)
-		FROM `+query, func(q *sqlite.Stmt) error {
-		c := Conversation{First: time.UnixMicro(q.ColumnInt64(1) >> 8).UTC(), Last: time.UnixMicro(q.ColumnInt64(2) >> 8).UTC(),
-			Messages: q.ColumnInt(3), Open: q.ColumnInt(4), Failed: q.ColumnInt(5), Preview: q.ColumnText(6),
-			Agents: []string{}, last: q.ColumnInt64(2)}
-		q.ColumnBytes(0, c.ID[:])
+	err = each(tx, fmt.Sprintf(`SELECT c.last, c.id, c.first, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last),
+		(SELECT json_group_array(name) FROM (SELECT a.name FROM json_each(c.agents) j JOIN agents a ON a.n=j.value
+			ORDER BY a.name LIMIT %d)) FROM conversations c WHERE %s`, maxMembers, query), func(q *sqlite.Stmt) error {
+		c := Conversation{First: time.UnixMicro(q.ColumnInt64(2) >> 8).UTC(),
+			Last:     time.UnixMicro(q.ColumnInt64(0) >> 8).UTC(),
+			Messages: q.ColumnInt(3), Open: q.ColumnInt(4), Failed: q.ColumnInt(5), Preview: q.ColumnText(6)}
+		q.ColumnBytes(1, c.ID[:])
+		err := json.Unmarshal(bytesOf(q, 7), &c.Agents)
 		out = append(out, c)
-		return nil
-	}, args...); err != nil {
-		return nil, err
-	}
-	for i := range out {
-		if err := often(tx, `SELECT a.name FROM members m JOIN agents a ON a.n=m.agent
-			WHERE m.conversation=(SELECT n FROM conversations WHERE id=?) ORDER BY a.name LIMIT ?`,
-			func(q *sqlite.Stmt) error {
-				out[i].Agents = append(out[i].Agents, q.ColumnText(0))
-				return nil
-			}, out[i].ID[:], maxMembers); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+		return err
+	}, args...)
+	return out, err
 }
 
 // fewMessages is up to how many messages of an agent its conversations are looked
@@ -506,28 +515,26 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 			if err != nil || agent == 0 {
 				return err
 			}
-			count, err := number(tx, "SELECT count(*) FROM (SELECT 1 FROM party WHERE agent=? LIMIT ?)", agent, x.few+1)
+			const its = "FROM lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value WHERE l.owner=?"
+			count, err := number(tx, "SELECT count(*) FROM (SELECT 1 "+its+" LIMIT ?)", agent, x.few+1)
 			if err != nil {
 				return err
 			}
 			if count <= int64(x.few) {
-				c.from = `(SELECT DISTINCT m.conversation AS n FROM party p CROSS JOIN messages m ON m.n=p.message
-					WHERE p.agent=?) b CROSS JOIN conversations c ON c.n=b.n`
-				c.args = append(c.args, agent)
+				c.from = "conversations c"
+				c.and(true, "c.n IN (SELECT m.conversation "+its+")", agent)
 			} else {
-				c.and(true, "EXISTS (SELECT 1 FROM members WHERE conversation=c.n AND agent=?)", agent)
+				c.and(true, "EXISTS (SELECT 1 FROM json_each(c.agents) WHERE value=?)", agent)
 			}
 		}
 		c.and(f.Open, "c.open>0")
 		c.and(f.Failed, "c.failed>0")
-		query, err := c.page(f.Since, f.Until, f.Cursor, false, n)
+		keys, err := c.page(tx, f.Since, f.Until, f.Cursor, false, n)
 		if err != nil {
 			return err
 		}
-		if page.Conversations, err = selectConversations(tx, query, c.args...); err == nil && len(page.Conversations) > n {
-			page.Conversations = page.Conversations[:n]
-			page.Next = formatCursor(page.Conversations[n-1].last)
-		}
+		page.Next = next(&keys, n)
+		page.Conversations, err = selectConversations(tx, in("c.last", keys))
 		return err
 	})
 	return page, err
@@ -542,7 +549,7 @@ func (x *Index) Conversation(ctx context.Context, id string) (out Conversation, 
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, err := selectConversations(tx, "conversations c WHERE c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
+		list, err := selectConversations(tx, "c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
 		if err == nil {
 			list, err = one(list, func(c *Conversation) parley.ID { return c.ID })
 		}

@@ -206,7 +206,7 @@ func TestManyMembers(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	if err := x.do(t.Context(), func(s *store) error {
-		for _, table := range []string{"conversations", "members", "party", "deliveries", "texts"} {
+		for _, table := range []string{"messages", "conversations", "lists", "texts"} {
 			if n, err := number(s.c, "SELECT count(*) FROM "+table); n != 0 || err != nil {
 				t.Errorf("%d rows are left in %s: %v", n, table, err)
 			}
@@ -391,7 +391,7 @@ func TestRebuiltTexts(t *testing.T) {
 	}
 	check()
 	if err := x.do(t.Context(), func(s *store) error {
-		for _, table := range []string{"messages", "conversations", "members", "party", "traces", "deliveries"} {
+		for _, table := range []string{"messages", "conversations", "lists"} {
 			if n, err := number(s.c, "SELECT count(*) FROM "+table); n != 0 || err != nil {
 				t.Errorf("%d rows are left in %s: %v", n, table, err)
 			}

@@ -1,7 +1,6 @@
 package index
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -29,19 +28,19 @@ type store struct {
 	noText bool
 	marks  []mark // by partition
 
-	// What the next transaction inserts.
-	messages []row
-	parties  [][2]int64 // agent, message
-	members  [][2]int64 // conversation, agent
-	traces   []traced
+	// What the next transaction writes.
+	messages []*row
+	changed  []*tracked      // rows that the file has
+	counted  []*conversation // those that something is added to
+	lists    map[listKey][]int64
 	records  int
 	bytes    int // that they hold in memory
 
 	// What is remembered of the file, and of what is gathered.
 	agents        map[string]int64
-	conversations map[parley.ID]*tally
+	conversations map[parley.ID]*conversation
 	lastNumber    int64 // of a conversation
-	deliveries    map[deliveryKey]*delivery
+	tracked       map[trackedKey]*tracked
 }
 
 // mark is how far a partition is indexed.
@@ -52,40 +51,75 @@ type mark struct {
 	last     *journal.Record // of which print is still to be made
 }
 
-// row is a row of messages.
+// row is a row of messages that is to be inserted.
 type row struct {
 	Message
-	sender, recipient, conversation, flags int64
+	*tracked
+	sender, recipient int64
+	conversation      *conversation
 }
 
-type traced struct {
-	trace   []byte
-	message int64
+// tracked is what steps change of a message.
+type tracked struct {
+	key          int64
+	kind         parley.Kind
+	conversation parley.ID
+	flags        int64 // of its own
+	list         []delivery
+	inFile       bool // it has a row
+	changed      bool // and that is to be updated
 }
 
-// tally is what a batch adds to a conversation.
-type tally struct {
-	id                     parley.ID
-	fresh, dirty           bool // fresh: the file does not have it
-	n, first, last         int64
-	messages, open, failed int64
+// A delivery is one as the file has it.
+type delivery struct {
+	To        string    `json:"to"`
+	Steps     []step    `json:"s"`
+	Postponed int       `json:"p,omitzero"`
+	Next      int64     `json:"n,omitzero"` // nanoseconds
+	Error     *Reason   `json:"e,omitzero"`
+	Reply     parley.ID `json:"y,omitzero"`
+	Losses    []string  `json:"l,omitzero"`
 }
 
-type deliveryKey struct {
+// step is what a delivery came to: the last is where it stands.
+type step struct {
+	State    uint8       `json:"s"`
+	Attempt  int         `json:"a,omitzero"`
+	Sequence uint64      `json:"q"`
+	Time     int64       `json:"t"` // nanoseconds
+	Code     parley.Code `json:"c,omitzero"`
+}
+
+// listKey is of a list of messages: of whom, its partition and its span of time.
+type listKey struct {
+	owner     int64
+	partition int
+	span      int64
+}
+
+// spanBits are those of a message's key that differ within a span of time: a second.
+const spanBits = 28
+
+// traceOwner is the owner of a trace's messages. Those of agents are positive. Traces
+// that share one are told apart by the messages.
+func traceOwner(trace []byte) int64 {
+	if len(trace) < 8 {
+		return 0
+	}
+	return -1 - int64(binary.BigEndian.Uint64(trace)>>1)
+}
+
+type trackedKey struct {
 	message   parley.ID
 	partition int
-	to        string
 }
 
-// delivery is a row of deliveries.
-type delivery struct {
-	Delivery
-	message, recipient int64
-	kind               parley.Kind
-	conversation       parley.ID
-	steps              []byte
-	dirty              bool
-	before             parley.DeliveryState // as the file has it; 0: it has none
+// conversation is a row of conversations. Without n it is what a batch adds to one.
+type conversation struct {
+	id                                     parley.ID
+	n, first, last, messages, open, failed int64
+	agents                                 []int64 // in order
+	changed                                bool
 }
 
 const (
@@ -166,14 +200,17 @@ func (s *store) load() (err error) {
 
 // forget forgets the rows that are remembered.
 func (s *store) forget() {
-	s.agents, s.conversations, s.deliveries = map[string]int64{}, map[parley.ID]*tally{}, map[deliveryKey]*delivery{}
+	s.agents, s.conversations = map[string]int64{}, map[parley.ID]*conversation{}
+	s.tracked = map[trackedKey]*tracked{}
 }
 
 // empty forgets what was gathered.
 func (s *store) empty() {
 	clear(s.messages)
-	clear(s.traces)
-	s.messages, s.parties, s.members, s.traces = s.messages[:0], s.parties[:0], s.members[:0], s.traces[:0]
+	clear(s.changed)
+	clear(s.counted)
+	s.lists = map[listKey][]int64{}
+	s.messages, s.changed, s.counted = s.messages[:0], s.changed[:0], s.counted[:0]
 	s.records, s.bytes = 0, 0
 }
 
@@ -221,16 +258,8 @@ func printOf(r *journal.Record) uint64 {
 	return h.Sum64()
 }
 
-// entry is a record made ready for the store, which costs time that need not
-// be the writer's.
-type entry struct {
-	r *journal.Record
-	Message
-}
-
 // add gathers a record, unless the file has it.
-func (s *store) add(e *entry) error {
-	r := e.r
+func (s *store) add(r *journal.Record) (err error) {
 	m := &s.marks[r.Position.Partition]
 	if r.Position.Sequence <= m.sequence {
 		return nil
@@ -243,11 +272,9 @@ func (s *store) add(e *entry) error {
 	}
 	m.sequence, m.clock, m.last = r.Position.Sequence, max(m.clock+1, r.Time.UnixMicro()), r
 	s.records++
-	s.bytes += sizeOf(r) + len(e.text)
-	var err error
+	s.bytes += 512
 	if r.Message != nil {
-		e.key = m.clock<<8 | int64(r.Position.Partition)
-		err = s.message(e)
+		err = s.message(prepare(r, s.noText), m.clock<<8|int64(r.Position.Partition))
 	}
 	if err == nil && r.Message != nil && len(r.Losses) > 0 {
 		err = s.said(r)
@@ -282,80 +309,110 @@ func (s *store) agent(name string) (n int64, err error) {
 	return n, nil
 }
 
-// tally gives what is to be added to a conversation. What is added to that of
-// messages without one is not written.
-func (s *store) tally(id parley.ID) (*tally, error) {
+// count gives the conversation that something is added to. That of messages without
+// one is not written.
+func (s *store) count(id parley.ID) *conversation {
 	c := s.conversations[id]
 	if c == nil {
-		c = &tally{id: id, first: math.MaxInt64}
+		c = &conversation{id: id}
+		if id.IsZero() {
+			return c
+		}
+		s.conversations[id] = c
 	}
-	if c.dirty = true; c.n > 0 || id.IsZero() {
-		return c, nil
+	if !c.changed {
+		c.changed = true
+		s.counted = append(s.counted, c)
 	}
-	err := often(s.c, "SELECT n FROM conversations WHERE id=?", func(q *sqlite.Stmt) error {
-		c.n = q.ColumnInt64(0)
-		return nil
-	}, id[:])
-	if c.n == 0 {
-		s.lastNumber++
-		c.n, c.fresh = s.lastNumber, true
-	}
-	s.conversations[id] = c
-	return c, err
+	return c
 }
 
-func (s *store) message(e *entry) error {
-	w := row{Message: e.Message}
-	var err error
+func (s *store) message(w *row, key int64) (err error) {
+	w.Message.key, w.tracked.key = key, key
+	s.bytes += len(w.text)
 	if w.sender, err = s.agent(w.From); err != nil {
 		return err
 	}
 	if w.recipient, err = s.agent(w.To); err != nil {
 		return err
 	}
-	if w.Refused {
-		w.flags = flagRefused
+	c := s.count(w.Conversation)
+	w.conversation = c
+	c.add(&conversation{first: key, last: key, messages: 1})
+	s.enlist(w, traceOwner(w.trace))
+	s.enlist(w, w.sender)
+	c.join(w.sender)
+	if w.recipient != w.sender {
+		s.enlist(w, w.recipient)
+		c.join(w.recipient)
 	}
-	if w.Kind == parley.Failure {
-		w.flags |= flagFailure
+	for i := range w.list {
+		if to := w.list[i].To; to != w.To && to != w.From {
+			n, err := s.agent(to)
+			if err != nil {
+				return err
+			}
+			s.enlist(w, n)
+			c.join(n)
+		}
 	}
-	c, err := s.tally(w.Conversation)
-	if err != nil {
-		return err
-	}
-	w.conversation = c.n
-	c.first, c.last = min(c.first, w.key), max(c.last, w.key)
-	c.messages++
-	if w.flags != 0 {
-		c.failed++
-	}
-	if w.trace != nil {
-		s.traces = append(s.traces, traced{w.trace, w.key})
-	}
+	c.sum(0, 0, w.tracked)
 	s.messages = append(s.messages, w)
-	var room [8]int64
-	parties := append(room[:0], w.sender, w.recipient)
-	for _, v := range w.Deliveries {
-		d := &delivery{Delivery: v, message: w.key, kind: w.Kind, conversation: w.Conversation}
-		if d.recipient, err = s.agent(v.To); err != nil {
-			return err
-		}
-		d.stepped(e.r, "")
-		c.open += d.open()
-		s.deliveries[deliveryKey{w.ID, w.Position.Partition, v.To}] = d
-		parties = append(parties, d.recipient)
-	}
-	slices.Sort(parties)
-	for _, a := range slices.Compact(parties) {
-		if a == 0 {
-			continue
-		}
-		s.parties = append(s.parties, [2]int64{a, w.key})
-		if c.n > 0 {
-			s.members = append(s.members, [2]int64{c.n, a})
-		}
+	if len(w.list) > 0 {
+		s.tracked[trackedKey{w.ID, w.Position.Partition}] = w.tracked
 	}
 	return nil
+}
+
+// enlist adds a message to a list, unless that is nobody's.
+func (s *store) enlist(w *row, owner int64) {
+	if owner != 0 {
+		k := listKey{owner, w.Position.Partition, w.tracked.key >> spanBits}
+		s.lists[k] = append(s.lists[k], w.tracked.key)
+	}
+}
+
+// add adds what was counted elsewhere.
+func (c *conversation) add(d *conversation) {
+	if d.first > 0 && (c.first == 0 || d.first < c.first) {
+		c.first = d.first
+	}
+	c.last = max(c.last, d.last)
+	c.messages, c.open, c.failed = c.messages+d.messages, c.open+d.open, c.failed+d.failed
+	for _, a := range d.agents {
+		c.join(a)
+	}
+}
+
+// join notes that an agent takes part.
+func (c *conversation) join(agent int64) {
+	if i, is := slices.BinarySearch(c.agents, agent); !is && agent > 0 {
+		c.agents = slices.Insert(c.agents, i, agent)
+	}
+}
+
+// sum counts what became of a message whose sum was flags and open.
+func (c *conversation) sum(flags, open int64, t *tracked) {
+	f, o := t.sum()
+	c.open += o - open
+	if was, is := flags&flagFailed != 0, f&flagFailed != 0; is && !was {
+		c.failed++
+	} else if was && !is {
+		c.failed--
+	}
+}
+
+// sum gives the flags of a message and how many of its deliveries are open.
+func (t *tracked) sum() (flags, open int64) {
+	flags = t.flags
+	for i := range t.list {
+		d := &t.list[i]
+		flags |= 1 << d.now().State
+		if d.open(t.kind) {
+			open++
+		}
+	}
+	return flags, open
 }
 
 // bind binds the columns of messages.
@@ -364,10 +421,20 @@ func (w *row) bind(v *values) {
 	if w.Error != nil {
 		code, text = string(w.Error.Code), w.Error.Text
 	}
-	v.int(w.key).int(int64(w.Position.Sequence)).blob(w.ID[:]).int(int64(w.Kind)).int(int64(w.State)).int(int64(w.Number)).
-		int(w.sender).int(w.recipient).positive(w.conversation).blob(bytesOfID(&w.InReplyTo)).text(w.Skill).text(w.Act).
-		text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(w.Time.UnixNano()).int(int64(w.Size)).
-		text(code).text(text).int(w.flags).text(w.Preview)
+	flags, open := w.sum()
+	v.int(w.tracked.key).int(int64(w.Position.Sequence)).blob(w.ID[:]).int(int64(w.Kind)).int(int64(w.State)).int(int64(w.Number)).
+		int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).text(w.Skill).text(w.Act).
+		text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).int(w.Time.UnixNano()).int(int64(w.Size)).
+		text(code).text(text).text(w.Preview).int(flags).int(open).text(w.deliveries())
+}
+
+// deliveries is the column of the same name.
+func (t *tracked) deliveries() string {
+	if len(t.list) == 0 {
+		return ""
+	}
+	b, _ := json.Marshal(t.list) // numbers and strings always encode
+	return string(b)
 }
 
 // bytesOfID gives nothing of the zero id.
@@ -376,21 +443,6 @@ func bytesOfID(id *parley.ID) []byte {
 		return nil
 	}
 	return id[:]
-}
-
-// bind binds the columns of deliveries.
-func (d *delivery) bind(v *values) {
-	var code, text, losses string
-	if d.Error != nil {
-		code, text = string(d.Error.Code), d.Error.Text
-	}
-	if len(d.Losses) > 0 {
-		b, _ := json.Marshal(d.Losses) // strings always encode
-		losses = string(b)
-	}
-	v.int(d.message).int(d.recipient).int(int64(d.State)).int(d.open()).int(int64(d.Attempts)).int(int64(d.Postponed)).
-		int(nanos(d.Opened)).int(nanos(d.Changed)).int(nanos(d.Next)).text(code).text(text).blob(bytesOfID(&d.Reply)).
-		text(losses).blob(d.steps)
 }
 
 // nanos is a time as the file has it, 0 for none.
@@ -408,12 +460,27 @@ func timeOf(nanos int64) time.Time {
 	return time.Unix(0, nanos).UTC()
 }
 
-// open is 1 where something is still expected to happen to d.
-func (d *delivery) open() int64 {
-	if d.State == parley.Dead || d.State.Settled(d.kind) {
-		return 0
+// now is where d stands.
+func (d *delivery) now() *step { return &d.Steps[len(d.Steps)-1] }
+
+func (d *delivery) state() parley.DeliveryState { return parley.DeliveryState(d.now().State) }
+
+// open reports whether something is still expected to happen to d.
+func (d *delivery) open(kind parley.Kind) bool {
+	return d.state() != parley.Dead && !d.state().Settled(kind)
+}
+
+// export makes what queries give.
+func (d *delivery) export(partition int, steps bool) Delivery {
+	now := d.now()
+	out := Delivery{To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
+		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Losses: d.Losses}
+	for i := 0; i < len(d.Steps) && steps; i++ {
+		x := &d.Steps[i]
+		out.Steps = append(out.Steps, Step{Position: journal.Position{Partition: partition, Sequence: x.Sequence},
+			Time: timeOf(x.Time), State: parley.DeliveryState(x.State), Attempt: x.Attempt, Code: x.Code})
 	}
-	return 1
+	return out
 }
 
 // follow says what may follow what: the table of package journal.
@@ -433,38 +500,62 @@ func set(states ...parley.DeliveryState) (b uint16) {
 
 // fits repeats the journal's check: nodes that share a journal may record a
 // step that another was sooner than, and all leave it out of account.
-func (d *delivery) fits(t *journal.Step) bool {
-	if d.open() == 0 && d.State != parley.Dead || int(d.State) >= len(follow) || follow[d.State]&(1<<t.State) == 0 {
+func (d *delivery) fits(t *journal.Step, kind parley.Kind) bool {
+	now := d.now()
+	if !d.open(kind) && d.state() != parley.Dead || int(now.State) >= len(follow) || follow[now.State]&(1<<t.State) == 0 {
 		return false
 	}
 	if t.State == parley.Delivering {
-		return t.Attempt == d.Attempts+1
+		return t.Attempt == now.Attempt+1
 	}
-	return t.Attempt == 0 || t.Attempt == d.Attempts
+	return t.Attempt == 0 || t.Attempt == now.Attempt
 }
 
 // find finds the delivery of a message that is recorded in a partition; nil where
 // the index has none.
-func (s *store) find(key deliveryKey) (*delivery, error) {
-	if d := s.deliveries[key]; d != nil {
-		return d, nil
+func (s *store) find(message parley.ID, partition int, to string) (*tracked, *delivery, error) {
+	key := trackedKey{message, partition}
+	t := s.tracked[key]
+	if t == nil {
+		err := often(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
+			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
+			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
+				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
+			t.list, err = readDeliveries(q, 3)
+			q.ColumnBytes(4, t.conversation[:])
+			return err
+		}, message[:], partition)
+		if err != nil || t == nil {
+			return nil, nil, err
+		}
+		s.tracked[key] = t
 	}
-	var d *delivery
-	err := often(s.c, "SELECT "+deliveryColumns+`, d.recipient, m.kind, c.id
-		FROM agents a CROSS JOIN messages m CROSS JOIN deliveries d ON d.message=m.n AND d.recipient=a.n
-			LEFT JOIN conversations c ON c.n=m.conversation
-		WHERE a.name=? AND m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
-		d = &delivery{message: q.ColumnInt64(0), steps: bytesOf(q, 12), recipient: q.ColumnInt64(13),
-			kind: parley.Kind(q.ColumnInt(14))}
-		q.ColumnBytes(15, d.conversation[:])
-		d.Delivery, err = readDelivery(q)
-		d.before = d.State
-		return err
-	}, key.to, key.message[:], key.partition)
-	if err == nil && d != nil {
-		s.deliveries[key] = d
+	for i := range t.list {
+		if d := &t.list[i]; d.To == to {
+			return t, d, nil
+		}
 	}
-	return d, err
+	return nil, nil, nil
+}
+
+func readDeliveries(q *sqlite.Stmt, column int) (list []delivery, err error) {
+	b := bytesOf(q, column)
+	if len(b) == 0 {
+		return nil, nil
+	}
+	err = json.Unmarshal(b, &list)
+	if err != nil || slices.ContainsFunc(list, func(d delivery) bool { return len(d.Steps) == 0 }) {
+		err = fmt.Errorf("the deliveries of a message: %w: %w", err, sqlite.ResultCorrupt.ToError())
+	}
+	return list, err
+}
+
+// change notes that t is to be written.
+func (s *store) change(t *tracked) {
+	if t.inFile && !t.changed {
+		t.changed = true
+		s.changed = append(s.changed, t)
+	}
 }
 
 // lose notes losses besides those that are noted, unless they become too many.
@@ -476,76 +567,48 @@ func (d *delivery) lose(losses []parley.Loss, most int) {
 		}
 	}
 	if len(list) <= most {
-		d.Losses, d.dirty = list, d.dirty || len(list) > len(d.Losses)
+		d.Losses = list
 	}
 }
 
 // said notes what an event lost with the delivery of its request.
 func (s *store) said(r *journal.Record) error {
-	d, err := s.find(deliveryKey{r.Message.InReplyTo, r.Position.Partition, r.Message.From})
-	if err == nil && d != nil && d.open() != 0 {
+	t, d, err := s.find(r.Message.InReplyTo, r.Position.Partition, r.Message.From)
+	if err == nil && d != nil && d.open(t.kind) {
 		d.lose(r.Losses, journal.MaxLosses)
+		s.change(t)
 	}
 	return err
 }
 
-func (s *store) step(r *journal.Record, t *journal.Step) error {
-	d, err := s.find(deliveryKey{t.Message, r.Position.Partition, t.To})
-	if err != nil || d == nil || !d.fits(t) {
+func (s *store) step(r *journal.Record, j *journal.Step) error {
+	t, d, err := s.find(j.Message, r.Position.Partition, j.To)
+	if err != nil || d == nil || !d.fits(j, t.kind) {
 		return err
 	}
-	was := d.open()
-	if t.Postponed && d.State == parley.Delivering {
+	flags, open := t.sum()
+	if j.Postponed && d.state() == parley.Delivering {
 		d.Postponed++
 	}
-	d.State, d.Next, d.Changed = t.State, time.Time{}, r.Time
-	switch t.State {
+	next := step{State: uint8(j.State), Attempt: d.now().Attempt, Sequence: r.Position.Sequence, Time: r.Time.UnixNano()}
+	d.Next = 0
+	switch j.State {
 	case parley.Delivering:
-		d.Attempts = t.Attempt
+		next.Attempt = j.Attempt
 	case parley.Waiting:
-		d.Next = t.Next
+		d.Next = nanos(j.Next)
 	case parley.Answered:
-		d.Reply = t.Reply
+		d.Reply = j.Reply
 	}
-	var code parley.Code
-	if t.Error != nil {
-		code = t.Error.Code
-		d.Error = &Reason{code, t.Error.Text}
+	if j.Error != nil {
+		next.Code = j.Error.Code
+		d.Error = reasonOf(j.Error)
 	}
-	d.lose(t.Losses, math.MaxInt)
-	if now := d.open(); now != was {
-		c, err := s.tally(d.conversation)
-		if err != nil {
-			return err
-		}
-		c.open += now - was
-	}
-	d.stepped(r, code)
+	d.lose(j.Losses, math.MaxInt)
+	d.Steps = append(d.Steps, next)
+	s.count(t.conversation).sum(flags, open, t)
+	s.change(t)
 	return nil
-}
-
-// stepped notes the step that led d to where it stands.
-func (d *delivery) stepped(r *journal.Record, code parley.Code) {
-	d.dirty = true
-	b := strconv.AppendUint(d.steps, r.Position.Sequence, 10)
-	b = strconv.AppendInt(append(b, ' '), int64(d.State), 10)
-	b = strconv.AppendInt(append(b, ' '), int64(d.Attempts), 10)
-	b = strconv.AppendInt(append(b, ' '), r.Time.UnixNano(), 10)
-	d.steps = append(strconv.AppendQuote(append(b, ' '), string(code)), '\n')
-}
-
-// readSteps reads what stepped wrote.
-func readSteps(s string, partition int) (out []Step, err error) {
-	for line := range strings.Lines(s) {
-		x := Step{Position: journal.Position{Partition: partition}}
-		var at int64
-		if _, err := fmt.Sscanf(line, "%d %d %d %d %q\n", &x.Position.Sequence, &x.State, &x.Attempt, &at, &x.Code); err != nil {
-			return nil, fmt.Errorf("a step of a delivery: %w: %w", err, sqlite.ResultCorrupt.ToError())
-		}
-		x.Time = timeOf(at)
-		out = append(out, x)
-	}
-	return out, nil
 }
 
 // commit writes what was gathered.
@@ -560,93 +623,31 @@ func (s *store) commit() error {
 		return err
 	}
 	s.empty()
-	if max(len(s.agents), len(s.conversations), len(s.deliveries)) > maxCached {
+	if max(len(s.agents), len(s.conversations), len(s.tracked)) > maxCached {
 		s.forget()
 	}
 	return nil
 }
 
-// write inserts what was gathered, in the order of the tables' keys.
+// write writes what was gathered, in the order of the tables' keys.
 func (s *store) write() error {
-	var fresh, known []*tally
-	for _, c := range s.conversations {
-		switch {
-		case c.fresh:
-			fresh = append(fresh, c)
-		case c.dirty:
-			known = append(known, c)
-		}
-	}
-	slices.SortFunc(fresh, func(a, b *tally) int { return cmp.Compare(a.n, b.n) })
-	slices.SortFunc(s.messages, func(a, b row) int { return cmp.Compare(a.key, b.key) })
-	pairs := func(a, b [2]int64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) }
-	slices.SortFunc(s.parties, pairs)
-	slices.SortFunc(s.members, pairs)
-	slices.SortFunc(s.traces, func(a, b traced) int {
-		return cmp.Or(bytes.Compare(a.trace, b.trace), cmp.Compare(a.message, b.message))
-	})
-	s.members = slices.Compact(s.members)
-	var added, changed []*delivery
-	for _, d := range s.deliveries {
-		switch {
-		case d.dirty && d.before == 0:
-			added = append(added, d)
-		case d.dirty:
-			changed = append(changed, d)
-		}
-	}
-	byKey := func(a, b *delivery) int {
-		return cmp.Or(cmp.Compare(a.message, b.message), cmp.Compare(a.recipient, b.recipient))
-	}
-	slices.SortFunc(added, byKey)
-	slices.SortFunc(changed, byKey)
-	bindPair := func(v *values, p *[2]int64) { v.int(p[0]).int(p[1]) }
-	bindDelivery := func(v *values, d **delivery) { (*d).bind(v) }
-	err := insert(s.c, "INSERT OR FAIL INTO conversations VALUES", 7, fresh, func(v *values, t **tally) {
-		c := *t
-		v.int(c.n).blob(c.id[:]).int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed)
-	})
-	for i := 0; i < len(known) && err == nil; i++ {
-		c := known[i]
-		err = often(s.c, `UPDATE conversations SET first = min(first, ?), last = max(last, ?), messages = messages + ?,
-			open = open + ?, failed = failed + ? WHERE n=?`, nil, c.first, c.last, c.messages, c.open, c.failed, c.n)
-	}
-	if err == nil {
-		err = insert(s.c, "INSERT OR FAIL INTO messages VALUES", 21, s.messages, func(v *values, w *row) { w.bind(v) })
-	}
-	if err == nil {
-		err = insert(s.c, "INSERT OR FAIL INTO party VALUES", 2, s.parties, bindPair)
-	}
-	if err == nil {
-		err = insert(s.c, "INSERT OR IGNORE INTO members VALUES", 2, s.members, bindPair)
-	}
-	if err == nil {
-		err = insert(s.c, "INSERT OR FAIL INTO traces VALUES", 2, s.traces, func(v *values, t *traced) {
-			v.blob(t.trace).int(t.message)
-		})
-	}
-	if err == nil {
-		err = insert(s.c, "INSERT OR FAIL INTO deliveries VALUES", 14, added, bindDelivery)
-	}
-	if err == nil {
-		// For a row that is replaced SQLite must be able to undo a part of the statement.
-		err = insert(s.c, "INSERT OR REPLACE INTO deliveries VALUES", 14, changed, bindDelivery)
-	}
-	if err != nil {
+	if err := s.writeConversations(); err != nil {
 		return err
 	}
-	for _, d := range append(added, changed...) {
-		if gone(d.State) != gone(d.before) {
-			if err := often(s.c, `UPDATE messages SET flags = flags & ~?1 |
-				?1 * EXISTS (SELECT 1 FROM deliveries WHERE message=?2 AND state>?3) WHERE n=?2`,
-				nil, flagUndelivered, d.message, int(parley.Answered)); err != nil {
-				return err
-			}
-		}
-		d.dirty, d.before = false, d.State
+	slices.SortFunc(s.messages, func(a, b *row) int { return cmp.Compare(a.tracked.key, b.tracked.key) })
+	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 24, s.messages, (*row).bind); err != nil {
+		return err
 	}
-	for _, c := range append(fresh, known...) {
-		*c = tally{id: c.id, n: c.n, first: math.MaxInt64}
+	if err := s.writeLists(); err != nil {
+		return err
+	}
+	for _, t := range s.changed {
+		flags, open := t.sum()
+		if err := often(s.c, "UPDATE messages SET flags=?, open=?, deliveries=? WHERE n=?", nil,
+			flags, open, t.deliveries(), t.key); err != nil {
+			return err
+		}
+		t.changed = false
 	}
 	for p := range s.marks {
 		m := &s.marks[p]
@@ -662,15 +663,97 @@ func (s *store) write() error {
 	// The texts are last, one row each: before a statement that may have to be undone in
 	// part, the full text index writes what it has gathered. It also does so at a key
 	// that is not greater.
-	for i := range s.messages {
-		if w := &s.messages[i]; w.text != "" {
-			if err := often(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.key, w.text); err != nil {
-				return err
-			}
+	for _, w := range s.messages {
+		w.inFile = true
+		if w.text == "" {
+			continue
+		}
+		if err := often(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.tracked.key, w.text); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// gone reports whether a delivery was given up.
-func gone(s parley.DeliveryState) bool { return s > parley.Answered }
+// writeLists writes the messages of agents and traces.
+func (s *store) writeLists() error {
+	type list struct {
+		owner, last int64
+		list        []byte
+	}
+	var all []*list
+	for k, keys := range s.lists {
+		l := &list{k.owner, keys[len(keys)-1], []byte{'['}}
+		for i, n := range keys {
+			if i > 0 {
+				l.list = append(l.list, ',')
+			}
+			l.list = strconv.AppendInt(l.list, l.last-n, 10)
+		}
+		l.list = append(l.list, ']')
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b *list) int { return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(a.last, b.last)) })
+	_, err := insert(s.c, "INSERT OR FAIL INTO lists VALUES", 3, all, func(l *list, v *values) {
+		v.int(l.owner).int(l.last).text(string(l.list))
+	})
+	return err
+}
+
+// writeConversations writes what was counted, and numbers those that are new.
+func (s *store) writeConversations() error {
+	var fresh, known []*conversation
+	for _, c := range s.counted {
+		if c.changed = false; c.n == 0 {
+			fresh = append(fresh, c)
+		} else {
+			known = append(known, c)
+		}
+	}
+	for list := range slices.Chunk(fresh, bulkValues/8) {
+		for _, c := range list {
+			s.lastNumber++
+			c.n = s.lastNumber
+		}
+		n, err := insert(s.c, "INSERT OR FAIL INTO conversations VALUES ON CONFLICT (id) DO NOTHING", 8, list, (*conversation).bind)
+		if err != nil {
+			return err
+		}
+		// Most are new, which this tells without a look at each.
+		for i := 0; i < len(list) && n < len(list); i++ {
+			c := list[i]
+			err := often(s.c, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",
+				func(q *sqlite.Stmt) error {
+					was := conversation{first: q.ColumnInt64(1), last: q.ColumnInt64(2), messages: q.ColumnInt64(3),
+						open: q.ColumnInt64(4), failed: q.ColumnInt64(5)}
+					c.n = q.ColumnInt64(0)
+					err := json.Unmarshal(bytesOf(q, 6), &was.agents)
+					c.add(&was)
+					known = append(known, c)
+					return err
+				}, c.id[:], c.n)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	slices.SortFunc(known, func(a, b *conversation) int { return cmp.Compare(a.n, b.n) })
+	for _, c := range known {
+		if err := often(s.c, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?", nil,
+			c.first, c.last, c.messages, c.open, c.failed, c.list(), c.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bind binds the columns of conversations.
+func (c *conversation) bind(v *values) {
+	v.int(c.n).blob(c.id[:]).int(c.first).int(c.last).int(c.messages).int(c.open).int(c.failed).text(c.list())
+}
+
+// list is the column agents.
+func (c *conversation) list() string {
+	b, _ := json.Marshal(c.agents) // numbers always encode
+	return string(b)
+}
