@@ -36,33 +36,33 @@ func (p *partition) keyEnd(r *Record) (until int64, long bool) {
 	return until, until > within
 }
 
-// remember holds the key of a record.
+// remember holds the key of a record, and notes it for the next checkpoint.
 func (p *partition) remember(r *sealed) {
-	seq := r.Position.Sequence
-	f := keyFact{seq: seq, key: r.key}
+	f := keyFact{at: r.Position.Sequence, key: r.key}
 	var long bool
 	if f.until, long = p.keyEnd(r.Record); long {
 		f.sender = r.sender
 	}
-	p.hold(f)
-	p.note(f)
-}
-
-func (p *partition) hold(f keyFact) {
-	if f.reply != 0 {
-		p.keys.reply(f.key, f.seq, f.reply)
-	} else if p.keys.add(f.key, f.seq, f.until) && f.sender != (hash16{}) {
-		p.long.add(f.sender, f.until)
+	if f.until > nanos(p.j.cfg.Now()) {
+		p.hold(f)
+		p.facts = append(p.facts, f)
 	}
 }
 
-// maxFacts is how many facts wait for a checkpoint. A node that does not own the
-// partition writes none; it forgets them and reads the log when it does.
-const maxFacts = 1 << 17
+// answered notes which record is the reply to the request of a delivery.
+func (p *partition) answered(d *delivery, at uint64) {
+	f := keyFact{at: at, back: at - d.seq, key: d.key}
+	if f.until = p.keys.reply(d.key, d.seq, at); f.until != 0 {
+		p.facts = append(p.facts, f)
+	}
+}
 
-// note keeps a fact for the next checkpoint.
-func (p *partition) note(f keyFact) {
-	p.facts = append(p.facts, f)
+func (p *partition) hold(f keyFact) {
+	if f.back != 0 {
+		p.keys.reply(f.key, f.at-f.back, f.at)
+	} else if p.keys.add(f.key, f.at, f.until) && f.sender != (hash16{}) {
+		p.long[f.sender] = append(p.long[f.sender], f.until)
+	}
 }
 
 func (p *partition) expire() { p.keys.expire(nanos(p.j.cfg.Now())) }
@@ -79,17 +79,14 @@ func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	p.mu.RUnlock()
 	for _, c := range found {
 		var r *sealed
-		var bad error
-		err := p.j.store.Read(ctx, p.index, c.seq, c.seq, func(x store.Record) bool {
-			r, bad = p.parse(x, true)
+		err := p.read(ctx, c.seq, c.seq, true, func(_ store.Record, x *sealed) bool {
+			r = x
 			return false
 		})
-		switch {
-		case bad != nil:
-			return nil, bad
-		case err != nil:
-			return nil, storeError(ctx, err)
-		case r == nil || r.key != key:
+		if err != nil {
+			return nil, err
+		}
+		if r == nil || r.key != key {
 			continue
 		}
 		prior := &Prior{Position: r.Position, Recorded: r.Time, Refused: r.Refused != nil}

@@ -319,7 +319,9 @@ func (j *Journal) close() error {
 	j.awaitWriters()
 	if j.store.Healthy() == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		j.checkpointAll(ctx)
+		for _, p := range j.parts {
+			j.checkpoint(ctx, p, 1)
+		}
 		if !j.store.Exclusive() {
 			j.leave(ctx)
 		}

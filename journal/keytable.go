@@ -1,12 +1,11 @@
 package journal
 
 import (
-	"encoding/binary"
 	"hash/maphash"
 	"iter"
 	"math"
+	"slices"
 	"time"
-	"unsafe"
 )
 
 // keyTable holds the replay keys of one partition in at most 32 bytes each, as
@@ -26,12 +25,12 @@ import (
 // moment of its own. What has ended leaves it within a rotation. It holds no
 // pointers.
 //
-// find, oldest, count and bytes may run beside each other; everything else needs
-// the table for itself.
+// find and oldest may run beside each other; everything else needs the table for
+// itself.
 type keyTable struct {
 	seed   maphash.Seed
 	shards [keyShards]keyShard
-	held   int
+	held   int    // keys, with those that ended within a rotation
 	last   uint64 // the sequence that was added last
 
 	next    int   // the shard that is cleaned next
@@ -122,18 +121,18 @@ func (t *keyTable) grow(n int) {
 }
 
 // reply notes where the terminal reply to the request with this key and sequence
-// stands; the first one counts. It reports whether the key is held.
-func (t *keyTable) reply(key hash16, seq, at uint64) bool {
+// stands; the first one counts. It gives when the key ends, 0 where it is not held.
+func (t *keyTable) reply(key hash16, seq, at uint64) (until int64) {
 	s, print := t.fingerprint(key)
 	for k := range s.search(print) {
 		if k.seq() == seq {
 			if k.reply == 0 && at > seq && at-seq <= math.MaxUint32 {
 				k.reply = uint32(at - seq)
 			}
-			return true
+			return int64(k.until) * int64(time.Second)
 		}
 	}
-	return false
+	return 0
 }
 
 // oldest is the first record whose key has not ended: the log must keep it.
@@ -147,18 +146,6 @@ func (t *keyTable) oldest(now int64) (seq uint64, ok bool) {
 		}
 	}
 	return seq, ok
-}
-
-// count is how many keys are held, with those that ended within a rotation.
-func (t *keyTable) count() int { return t.held }
-
-// bytes is the memory of the table.
-func (t *keyTable) bytes() int {
-	n := int(unsafe.Sizeof(*t))
-	for i := range t.shards {
-		n += cap(t.shards[i].slots) * int(unsafe.Sizeof(heldKey{}))
-	}
-	return n
 }
 
 // expire removes what has ended from those shards whose turn it is since the
@@ -235,137 +222,77 @@ func (s *keyShard) resize(n int, now uint32) {
 	}
 }
 
-// An allowance counts the keys of each sender that outlive the window: so few
-// that they may lie in memory for as long as their senders want.
-type allowance struct {
-	ends map[hash16][]int64 // of each sender's keys, unix nanoseconds
-	held int
+// An allowance holds, by sender, the ends of those keys that outlive the window, in
+// unix nanoseconds: so few that they may lie in memory for as long as their senders
+// want.
+type allowance map[hash16][]int64
+
+// of is how many keys of a sender have not ended.
+func (a allowance) of(sender hash16, now int64) int {
+	kept := slices.DeleteFunc(a[sender], func(until int64) bool { return until <= now })
+	if a[sender] = kept; len(kept) == 0 {
+		delete(a, sender)
+	}
+	return len(kept)
 }
 
-func (a *allowance) add(sender hash16, until int64) {
-	a.ends[sender] = append(a.ends[sender], until)
-	a.held++
-}
-
-// of is how many keys of a sender are held, with those that ended since expire.
-func (a *allowance) of(sender hash16) int { return len(a.ends[sender]) }
-
-// expire forgets those keys of a sender that have ended.
-func (a *allowance) expire(sender hash16, now int64) {
-	kept := a.ends[sender][:0]
-	for _, until := range a.ends[sender] {
-		if until > now {
-			kept = append(kept, until)
-		}
+// expire forgets what has ended, and gives how many keys are left.
+func (a allowance) expire(now int64) (held int) {
+	for sender := range a {
+		held += a.of(sender, now)
 	}
-	a.held -= len(a.ends[sender]) - len(kept)
-	if a.ends[sender] = kept; len(kept) == 0 {
-		delete(a.ends, sender)
-	}
-}
-
-// expireAll forgets what has ended.
-func (a *allowance) expireAll(now int64) {
-	for sender := range a.ends {
-		a.expire(sender, now)
-	}
+	return held
 }
 
 // A keyFact is what a record says about replay keys: it has a key, or it is the
 // terminal reply to a request that has one.
 type keyFact struct {
-	seq    uint64 // of the record with the key
+	at     uint64 // the record's sequence
+	back   uint64 // how far before it the request is that it replies to; 0: it has the key itself
 	key    hash16
-	until  int64  // unix nanoseconds; kept in seconds, rounded up
+	until  int64  // when the key ends; unix nanoseconds, kept in seconds, rounded up
 	sender hash16 // whose allowance a key uses that outlives the window; zero for others
-	reply  uint64 // not 0: nothing but the reply to the request with sequence seq
 }
 
-// Kinds of facts in their encoding.
-const (
-	factKey = iota
-	factLong
-	factReply
-)
+const factSize = 25 // bytes that most take in a checkpoint
 
-const (
-	factsVersion = 2
-	factSize     = 20 // bytes that most take
-)
+func (c *coder) fact(f *keyFact, last uint64) {
+	gap, until := f.at-last, int64(wholeSeconds(f.until))
+	ident(c, 1, &f.key)
+	number(c, 2, &gap, math.MaxUint64)
+	number(c, 3, &f.back, math.MaxUint64)
+	number(c, 4, &until, math.MaxUint32)
+	ident(c, 5, &f.sender)
+	f.at, f.until = last+gap, until*int64(time.Second)
+}
 
-// encodeKeys writes facts for a checkpoint: a version, and for each its kind, key,
-// seq and until, or how far the reply is from seq, and the sender. Numbers are
-// varints, and differences to the fact before.
+// encodeKeys writes facts for a checkpoint.
 func encodeKeys(facts []keyFact) []byte {
-	b := make([]byte, 1, 16+24*len(facts))
-	b[0] = factsVersion
-	var seq, until int64
-	for i := range facts {
-		f := &facts[i]
-		kind := byte(factKey)
-		switch {
-		case f.reply != 0:
-			kind = factReply
-		case f.sender != hash16{}:
-			kind = factLong
-		}
-		b = append(append(b, kind), f.key[:]...)
-		b = binary.AppendVarint(b, int64(f.seq)-seq)
-		seq = int64(f.seq)
-		if kind == factReply {
-			b = binary.AppendVarint(b, int64(f.reply-f.seq))
-			continue
-		}
-		s := int64(wholeSeconds(f.until))
-		b = binary.AppendVarint(b, s-until)
-		until = s
-		if kind == factLong {
-			b = append(b, f.sender[:]...)
-		}
+	c := coder{b: make([]byte, 0, (factSize+8)*len(facts))}
+	last := uint64(0)
+	for _, f := range facts {
+		c.fact(&f, last)
+		last = f.at
 	}
-	return b
+	return c.b
 }
 
 // decodeKeys gives the facts that encodeKeys wrote. After an error what the
 // records say is to be read.
 func decodeKeys(b []byte, each func(keyFact)) error {
-	if len(b) == 0 || b[0] != factsVersion {
-		return fail(ErrFormat, "replay keys of a checkpoint")
-	}
-	b = b[1:]
-	whole := true
-	number := func() int64 {
-		v, n := binary.Varint(b)
-		whole = whole && n > 0
-		b = b[max(0, n):]
-		return v
-	}
-	hash := func() (h hash16) {
-		n := copy(h[:], b)
-		whole = whole && n == len(h)
-		b = b[n:]
-		return h
-	}
-	var seq, until int64
-	for len(b) > 0 {
-		kind := b[0]
-		b = b[1:]
-		f := keyFact{key: hash()}
-		seq += number()
-		f.seq = uint64(seq)
-		if kind == factReply {
-			f.reply = f.seq + uint64(number())
-		} else {
-			until += number()
-			f.until = until * int64(time.Second)
+	c := coder{reading: true, b: b, end: len(b)}
+	last := uint64(0)
+	for c.next(); c.tag >= 0; {
+		f := keyFact{at: last}
+		before := c.i
+		if c.fact(&f, last); c.err != nil || c.i == before && c.tag >= 0 {
+			break
 		}
-		if kind == factLong {
-			f.sender = hash()
-		}
-		if !whole || kind > factReply {
-			return fail(ErrCorrupt, "replay keys of a checkpoint")
-		}
+		last = f.at
 		each(f)
+	}
+	if c.err != nil || c.tag >= 0 {
+		return fail(ErrCorrupt, "replay keys of a checkpoint")
 	}
 	return nil
 }

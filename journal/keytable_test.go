@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"hash/maphash"
@@ -11,8 +12,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 )
 
@@ -62,12 +64,12 @@ func TestKeyTableModel(t *testing.T) {
 				at := request + rapid.SampledFrom([]uint64{1, 2, 1 << 20, math.MaxUint32}).Draw(t, "distance")
 				k := model[request]
 				if k == nil {
-					if table.reply(key(t), request, at) {
+					if table.reply(key(t), request, at) != 0 {
 						t.Fatalf("reply(%d): found what was never added", request)
 					}
 					return
 				}
-				had := table.reply(k.key, request, at)
+				had := table.reply(k.key, request, at) == k.until
 				if k.until > now && !had {
 					t.Fatalf("reply(%d): the key is held, and was not found", request)
 				}
@@ -110,8 +112,8 @@ func TestKeyTableModel(t *testing.T) {
 		table.expire(now)
 		table.expire(now + int64(keyRotation))
 		maps.DeleteFunc(model, func(_ uint64, k *modelKey) bool { return k.until <= now+int64(keyRotation) })
-		if table.count() != len(model) {
-			t.Fatalf("%d keys are held, %d have not ended", table.count(), len(model))
+		if table.held != len(model) {
+			t.Fatalf("%d keys are held, %d have not ended", table.held, len(model))
 		}
 		checkTable(t, table)
 	})
@@ -262,23 +264,23 @@ func TestEncodeKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hash := rapid.Custom(func(t *rapid.T) hash16 { return testKey(rapid.Uint64().Draw(t, "hash")) })
 		facts := rapid.SliceOf(rapid.Custom(func(t *rapid.T) keyFact {
-			f := keyFact{seq: rapid.Uint64Range(1, 1<<48).Draw(t, "seq"), key: hash.Draw(t, "key")}
+			f := keyFact{at: rapid.Uint64Range(1, 1<<48).Draw(t, "at"), key: hash.Draw(t, "key")}
 			switch rapid.IntRange(0, 2).Draw(t, "kind") {
 			case 0:
-				f.reply = f.seq + rapid.Uint64Range(1, 1<<33).Draw(t, "distance")
-				return f
+				f.back = rapid.Uint64Range(1, 1<<33).Draw(t, "distance")
 			case 1:
 				f.sender = hash.Draw(t, "sender")
 			}
 			f.until = int64(rapid.Uint32().Draw(t, "until")) * int64(time.Second)
 			return f
 		})).Draw(t, "facts")
+		slices.SortFunc(facts, func(a, b keyFact) int { return cmp.Compare(a.at, b.at) })
 		data := encodeKeys(facts)
 		var got []keyFact
 		if err := decodeKeys(data, func(f keyFact) { got = append(got, f) }); err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff(facts, got, cmp.AllowUnexported(keyFact{}), equateEmpty); d != "" {
+		if d := gocmp.Diff(facts, got, gocmp.AllowUnexported(keyFact{}), equateEmpty); d != "" {
 			t.Fatal(d)
 		}
 		if len(facts) > 0 {
@@ -289,25 +291,20 @@ func TestEncodeKeys(t *testing.T) {
 	})
 }
 
-var equateEmpty = cmp.FilterValues(func(a, b []keyFact) bool { return len(a)+len(b) == 0 }, cmp.Ignore())
+var equateEmpty = gocmp.FilterValues(func(a, b []keyFact) bool { return len(a)+len(b) == 0 }, gocmp.Ignore())
 
 // TestAllowance: what outlives the window is counted until its end.
 func TestAllowance(t *testing.T) {
 	t.Parallel()
-	l := allowance{ends: map[hash16][]int64{}}
 	a, b := testKey(100), testKey(101)
-	l.add(a, 1000)
-	l.add(a, 500)
-	l.add(b, 700)
-	l.expire(a, 500)
-	if l.of(a) != 1 || l.of(b) != 1 || l.held != 2 {
-		t.Errorf("%d keys, %d and %d of the senders", l.held, l.of(a), l.of(b))
+	l := allowance{a: {1000, 500}, b: {700}}
+	if l.of(a, 500) != 1 || l.of(b, 500) != 1 {
+		t.Error(l)
 	}
-	l.expireAll(700)
-	if l.of(a) != 1 || l.of(b) != 0 || l.held != 1 {
-		t.Errorf("%d keys, %d and %d of the senders", l.held, l.of(a), l.of(b))
+	if l.expire(700) != 1 || len(l[a]) != 1 || len(l) != 1 {
+		t.Error(l)
 	}
-	if l.expireAll(5000); l.held != 0 || len(l.ends) != 0 {
+	if l.expire(5000) != 0 || len(l) != 0 {
 		t.Error("something is left")
 	}
 }
@@ -361,7 +358,7 @@ func BenchmarkLoadKeys(b *testing.B) {
 		facts := make([]keyFact, segment)
 		for i := range facts {
 			s := uint64(at + i + 1)
-			facts[i] = keyFact{seq: 2 * s, key: testKey(s), until: 1_800_000_000_000_000_000 + int64(s)*1_000_000}
+			facts[i] = keyFact{at: 2 * s, key: testKey(s), until: 1_800_000_000_000_000_000 + int64(s)*1_000_000}
 		}
 		segments = append(segments, encodeKeys(facts))
 		bytes += len(segments[len(segments)-1])
@@ -372,10 +369,19 @@ func BenchmarkLoadKeys(b *testing.B) {
 		table.grow(bytes / factSize)
 		var err error
 		for _, s := range segments {
-			err = errors.Join(err, decodeKeys(s, func(f keyFact) { table.add(f.key, f.seq, f.until) }))
+			err = errors.Join(err, decodeKeys(s, func(f keyFact) { table.add(f.key, f.at, f.until) }))
 		}
-		if err != nil || table.count() != n {
-			b.Fatal(table.count(), err)
+		if err != nil || table.held != n {
+			b.Fatal(table.held, err)
 		}
 	}
+}
+
+// bytes is the memory of the table.
+func (t *keyTable) bytes() int {
+	n := int(unsafe.Sizeof(*t))
+	for i := range t.shards {
+		n += cap(t.shards[i].slots) * int(unsafe.Sizeof(heldKey{}))
+	}
+	return n
 }

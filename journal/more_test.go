@@ -223,7 +223,7 @@ func TestLeaseOfEndedProcess(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	c := newClock()
-	j := open(t, setup{Memory: true, Now: c.now, MaxKeys: 5, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
+	j := open(t, setup{Memory: true, Now: c.now, MaxKeys: 9, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
 	accept := func(key, sender string, life time.Duration) error {
 		_, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: key, Sender: sender, Until: c.now().Add(life)}})
 		return err
@@ -240,15 +240,15 @@ func TestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 5 {
-		if err := accept(fmt.Sprint("short", i), "alice", 0); err != nil {
+		if err := accept(fmt.Sprint("short", i), "alice", time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := accept("short 5", "alice", 0); !errors.Is(err, ErrBusy) {
+	if err := accept("short 5", "alice", time.Minute); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
 	c.add(15 * time.Minute)
-	if err := accept("short 5", "alice", 0); err != nil {
+	if err := accept("short 5", "alice", time.Minute); err != nil {
 		t.Fatal("the window has passed:", err)
 	}
 	if err := accept("one more", "alice", time.Hour); !errors.Is(err, ErrBusy) {

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -25,21 +26,20 @@ type partition struct {
 	checkpointMu sync.Mutex // one checkpoint at a time
 	feedMu       sync.Mutex // one record at a time is applied and told
 
-	mu        sync.RWMutex
-	applied   uint64        // sequence of the last record fed
-	moved     chan struct{} // closed when applied grows; nil while nobody waits
-	keys      *keyTable
-	long      allowance
-	open      map[target]*delivery
-	dead      int
-	heads     map[string]uint64 // the last record of some tags
-	cleared   uint64            // how often heads was
-	expected  map[opID]*op      // appended, and not answered yet
-	landed    map[opID]uint64   // where those of them are that were fed
-	since     int               // records since the last checkpoint
-	facts     []keyFact         // for the next one, complete from behind factsFrom
-	factsFrom uint64
-	replays   uint64
+	mu       sync.RWMutex
+	applied  uint64        // sequence of the last record fed
+	moved    chan struct{} // closed when applied grows; nil while nobody waits
+	keys     *keyTable
+	long     allowance
+	open     map[target]*delivery
+	dead     int
+	heads    map[string]uint64 // the last record of some tags
+	cleared  uint64            // how often heads was
+	expected map[opID]*op      // appended, and not answered yet
+	landed   map[opID]uint64   // where those of them are that were fed
+	since    int               // records since the last checkpoint
+	facts    []keyFact         // that no checkpoint has yet, by their records
+	replays  uint64
 }
 
 // maxHeads is how many heads of tags are remembered. They only spare the store a
@@ -50,7 +50,7 @@ func newPartition(j *Journal, index int) *partition {
 	p := &partition{
 		j: j, index: index, open: make(map[target]*delivery), heads: make(map[string]uint64),
 		landed: make(map[opID]uint64), keys: newKeyTable(maphash.MakeSeed()),
-		long: allowance{ends: make(map[hash16][]int64)},
+		long: allowance{},
 	}
 	p.writer = newWriter(j, p)
 	return p
@@ -101,9 +101,6 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	p.advance(seq)
 	p.since++
 	p.expire()
-	if len(p.facts) >= maxFacts {
-		p.facts, p.factsFrom = nil, seq-1 // a checkpoint may be reading them
-	}
 	if tag != "" {
 		p.setHead(tag, seq)
 	}
@@ -140,9 +137,7 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 			continue
 		}
 		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message && d.key != (hash16{}) {
-			f := keyFact{key: d.key, seq: d.seq, reply: seq}
-			p.hold(f)
-			p.note(f)
+			p.answered(d, seq)
 		}
 		wasDead := d.state == parley.Dead
 		gone := d.step(s, r.Record)
@@ -279,13 +274,12 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	cfg := &p.j.cfg
 	if r.Keyed {
 		p.expire()
-		if r.sender != (hash16{}) && p.long.of(r.sender)+g.long[r.sender] >= cfg.MaxLongKeys {
-			p.long.expire(r.sender, nanos(cfg.Now()))
-			if n := p.long.of(r.sender) + g.long[r.sender]; n >= cfg.MaxLongKeys {
+		if r.sender != (hash16{}) && len(p.long[r.sender])+g.long[r.sender] >= cfg.MaxLongKeys {
+			if n := p.long.of(r.sender, nanos(cfg.Now())) + g.long[r.sender]; n >= cfg.MaxLongKeys {
 				return nil, fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n)
 			}
 		}
-		if n := p.keys.count() - p.long.held; n+len(g.keys) >= cfg.MaxKeys {
+		if n := p.keys.held; n+len(g.keys) >= cfg.MaxKeys {
 			return nil, fail(ErrBusy, "%d replay keys are held in partition %d, the limit (MaxKeys)", n, p.index)
 		}
 	}
@@ -359,17 +353,26 @@ func (p *partition) parse(x store.Record, keep bool) (*sealed, error) {
 	return r, nil
 }
 
+// read reads records of the log, until fn gives false; r is nil for a lease.
+func (p *partition) read(
+	ctx context.Context, first, last uint64, keep bool, fn func(x store.Record, r *sealed) bool,
+) error {
+	var bad error
+	err := p.j.store.Read(ctx, p.index, first, last, func(x store.Record) bool {
+		var r *sealed
+		r, bad = p.parse(x, keep)
+		return bad == nil && fn(x, r)
+	})
+	return errors.Join(bad, storeError(ctx, err))
+}
+
 // replay feeds what the store has. A lease of this node is found by its term.
-func (p *partition) replay(x store.Record) error {
-	r, err := p.parse(x, true)
-	if err != nil {
-		return err
-	}
+func (p *partition) replay(x store.Record, r *sealed) bool {
 	if r == nil {
 		p.landedLease(x)
 	}
 	p.feed(&op{seq: x.Sequence, tag: x.Tag, rec: r})
-	return nil
+	return true
 }
 
 func (p *partition) landedLease(x store.Record) {
@@ -387,15 +390,10 @@ func (p *partition) landedLease(x store.Record) {
 // catchUp feeds what the log holds and the view does not.
 func (p *partition) catchUp(ctx context.Context) error {
 	span, err := p.j.store.Span(ctx, p.index)
-	if err != nil {
-		return err
+	if err == nil {
+		err = p.read(ctx, p.position()+1, span.Last, true, p.replay)
 	}
-	var bad error
-	err = p.j.store.Read(ctx, p.index, p.position()+1, span.Last, func(x store.Record) bool {
-		bad = p.replay(x)
-		return bad == nil
-	})
-	if err = errors.Join(err, bad); err == nil {
+	if err == nil {
 		p.moveTo(span.Last)
 	}
 	return err
@@ -408,16 +406,17 @@ func (p *partition) follow() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		err := p.j.store.Follow(ctx, p.index, p.position(), func(x store.Record) {
-			if bad == nil {
-				if bad = p.replay(x); bad != nil {
-					cancel()
-				}
+			var r *sealed
+			if bad != nil {
+				return
 			}
+			if r, bad = p.parse(x, true); bad != nil {
+				cancel()
+				return
+			}
+			p.replay(x, r)
 		})
-		if bad != nil {
-			return bad
-		}
-		return err
+		return cmp.Or(bad, err)
 	})
 }
 

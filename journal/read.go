@@ -14,14 +14,12 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	if at.Partition < 0 || at.Partition >= len(j.parts) || at.Sequence == 0 {
 		return nil, fail(ErrNotFound, "record %s", at)
 	}
-	p := j.parts[at.Partition]
 	var r *sealed
-	var bad error
-	err := j.store.Read(ctx, at.Partition, at.Sequence, at.Sequence, func(x store.Record) bool {
-		r, bad = p.parse(x, true)
+	err := j.parts[at.Partition].read(ctx, at.Sequence, at.Sequence, true, func(_ store.Record, x *sealed) bool {
+		r = x
 		return false
 	})
-	if err := errors.Join(bad, storeError(ctx, err)); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if r == nil {
@@ -114,15 +112,7 @@ func (j *Journal) scan(ctx context.Context, p *partition, seq, last uint64, fn f
 	if j.closing.Load() {
 		return fail(ErrClosed, "")
 	}
-	var bad error
-	err := j.store.Read(ctx, p.index, seq, last, func(x store.Record) bool {
-		r, err := p.parse(x, true)
-		if err != nil {
-			bad = err
-		}
-		return bad == nil && (r == nil || fn(r.Record))
-	})
-	return errors.Join(bad, storeError(ctx, err))
+	return p.read(ctx, seq, last, true, func(_ store.Record, r *sealed) bool { return r == nil || fn(r.Record) })
 }
 
 // sequenceAt finds the first record of at least the time, by halving: the
@@ -156,8 +146,8 @@ func (j *Journal) Stats() Stats {
 		}
 		p.mu.Lock()
 		p.expire()
-		p.long.expireAll(nanos(j.cfg.Now()))
-		s.Applied, s.Keys, s.LongKeys = p.applied, p.keys.count()-p.long.held, p.long.held
+		s.Applied, s.LongKeys = p.applied, p.long.expire(nanos(j.cfg.Now()))
+		s.Keys = max(0, p.keys.held-s.LongKeys)
 		s.Dead, s.Open, s.Replays = p.dead, len(p.open)-p.dead, p.replays
 		p.mu.Unlock()
 		p.writer.mu.Lock()

@@ -56,7 +56,9 @@ func (v *Value) gone(now time.Time) bool {
 const maxKey = 512
 
 // State is the named bucket of the key-value state; it need not be made first.
-func (j *Journal) State(bucket string) State { return &stateBucket{j: j, name: bucket} }
+func (j *Journal) State(bucket string) State { return j.bucket(bucket) }
+
+func (j *Journal) bucket(name string) *stateBucket { return &stateBucket{j, name} }
 
 type stateBucket struct {
 	j    *Journal

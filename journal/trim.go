@@ -2,7 +2,6 @@ package journal
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
@@ -66,16 +65,8 @@ func (p *partition) disposable(ctx context.Context, from, to uint64, before time
 	end = from
 	tagged := map[string]uint64{} // the last one of a tag stays; asked after the reading
 	looked := 0
-	var bad error
-	err = p.j.store.Read(ctx, p.index, from, to-1, func(x store.Record) bool {
-		if looked++; looked > trimLook {
-			return false
-		}
-		var r *sealed
-		switch r, bad = p.parse(x, false); {
-		case bad != nil:
-			return false
-		case r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)):
+	err = p.read(ctx, from, to-1, false, func(x store.Record, r *sealed) bool {
+		if looked++; looked > trimLook || r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)) {
 			return false
 		}
 		if x.Tag != "" {
@@ -86,8 +77,8 @@ func (p *partition) disposable(ctx context.Context, from, to uint64, before time
 		}
 		return true
 	})
-	if bad != nil || err != nil {
-		return from, errors.Join(bad, storeError(ctx, err))
+	if err != nil {
+		return from, err
 	}
 	for tag, seq := range tagged {
 		if seq >= end {

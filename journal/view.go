@@ -2,11 +2,11 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"maps"
 	"math"
 	"slices"
@@ -29,18 +29,18 @@ import (
 // after a crash reads little.
 const (
 	viewBucket  = "parley-view"
-	viewVersion = 3
+	viewVersion = 4
 	viewPart    = 1 << 20
 
 	viewDelivery = 1 // tag of an open delivery
 )
 
-// viewNote makes a checkpoint valid.
+// viewNote makes a checkpoint valid. Each hub names the parts that it writes in a
+// way of its own.
 type viewNote struct {
 	Version  int    `json:"version"`
 	Sequence uint64 `json:"sequence"`
 	Parts    int    `json:"parts"`
-	Sum      uint32 `json:"sum"` // CRC-32C over all parts
 	Name     string `json:"name"`
 }
 
@@ -48,6 +48,18 @@ func viewKey(partition int) string { return strconv.Itoa(partition) }
 
 func (n *viewNote) part(partition, i int) string {
 	return fmt.Sprintf("%d/%s/%d", partition, n.Name, i)
+}
+
+// note reads the note of the last checkpoint. One that cannot be read is none.
+func (p *partition) note(ctx context.Context) (n viewNote, revision uint64, err error) {
+	v, err := p.j.bucket(viewBucket).last(ctx, viewKey(p.index))
+	if err != nil && !errors.Is(err, ErrCorrupt) {
+		return n, 0, err
+	}
+	if json.Unmarshal(v.Data, &n) != nil || n.Version != viewVersion {
+		n = viewNote{}
+	}
+	return n, v.Revision, nil
 }
 
 // held is an open delivery in a checkpoint.
@@ -86,7 +98,7 @@ func (c *coder) handle(tag int, h *unique.Handle[string]) {
 }
 
 // snapshot encodes the view, and gives the facts that were noted so far.
-func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact, factsFrom uint64) {
+func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := coder{b: make([]byte, 0, 1024+len(p.open)*160)}
@@ -94,13 +106,11 @@ func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact, factsF
 		one(&c, viewDelivery, &held{t, d}, (*coder).held)
 	}
 	p.since = 0
-	return p.applied, c.b, p.facts, p.factsFrom
+	return p.applied, c.b, p.facts
 }
 
 // restore takes a snapshot over.
 func (p *partition) restore(seq uint64, data []byte) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	c := coder{reading: true, b: data, end: len(data)}
 	for c.next(); c.tag >= 0; c.next() {
 		if !c.at(viewDelivery, wireList) {
@@ -117,11 +127,8 @@ func (p *partition) restore(seq uint64, data []byte) error {
 			p.dead++
 		}
 	}
-	if c.err != nil {
-		return c.err
-	}
 	p.applied = seq
-	return nil
+	return c.err
 }
 
 // checkpoints writes checkpoints from time to time.
@@ -137,38 +144,29 @@ func (j *Journal) checkpoints() {
 		for _, p := range j.parts {
 			p.mu.Lock()
 			p.expire()
-			p.long.expireAll(nanos(j.cfg.Now()))
+			p.long.expire(nanos(j.cfg.Now()))
+			since := max(j.cfg.checkpointEvery, len(p.open)/4)
 			p.mu.Unlock()
-			if !p.due() || !j.Owned(p.index) {
-				continue
-			}
-			if err := p.checkpoint(j.ctx); err != nil && j.ctx.Err() == nil {
-				j.cfg.Log.Warn("no checkpoint could be written; it is tried again", "partition", p.index, "err", err)
-			}
+			j.checkpoint(j.ctx, p, since)
 		}
 	}
 }
 
-// due reports whether the log has grown enough for a checkpoint.
-func (p *partition) due() bool {
+// checkpoint writes a checkpoint of a partition that has so many new records.
+// Without it the next start only takes longer.
+func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.since >= max(p.j.cfg.checkpointEvery, len(p.open)/4)
-}
-
-// checkpointAll writes the last checkpoints of an orderly end. Without them the
-// next start only takes longer.
-func (j *Journal) checkpointAll(ctx context.Context) {
-	for _, p := range j.parts {
-		p.mu.RLock()
-		since := p.since
-		p.mu.RUnlock()
-		if since == 0 || !j.Owned(p.index) {
-			continue
-		}
-		if err := p.checkpoint(ctx); err != nil {
-			j.cfg.Log.Warn("no checkpoint could be written at the end; the next start reads more of the log", "err", err)
-		}
+	due, facts := p.since >= since, len(p.facts)
+	p.mu.RUnlock()
+	var err error
+	switch owned := j.Owned(p.index); {
+	case due && owned:
+		err = p.checkpoint(ctx)
+	case facts > maxFacts && !owned:
+		err = p.spareFacts(ctx)
+	}
+	if err != nil && j.ctx.Err() == nil {
+		j.cfg.Log.Warn("no checkpoint could be written; the next start reads more of the log", "partition", p.index, "err", err)
 	}
 }
 
@@ -176,37 +174,31 @@ func (j *Journal) checkpointAll(ctx context.Context) {
 func (p *partition) checkpoint(ctx context.Context) error {
 	p.checkpointMu.Lock()
 	defer p.checkpointMu.Unlock()
-	seq, data, facts, factsFrom := p.snapshot()
-	if err := p.keepKeys(ctx, facts, factsFrom); err != nil {
+	seq, data, facts := p.snapshot()
+	last, revision, err := p.note(ctx)
+	if err != nil {
 		return err
 	}
-	note := viewNote{Version: viewVersion, Sequence: seq, Sum: crc32.Checksum(data, castagnoli), Name: fmt.Sprintf("%x-%x", seq, p.j.run)}
-	s := stateBucket{j: p.j, name: viewBucket}
-	put := func(key string, b []byte) error {
-		_, err := s.write(ctx, Value{Key: key, Data: b}, nil)
+	if err := p.keepKeys(ctx, behind(facts, last.Sequence)); err != nil {
 		return err
 	}
-	size := min(p.j.cfg.MaxPayload-1024, viewPart)
-	for len(data) > 0 {
-		n := min(len(data), size)
-		if err := put(note.part(p.index, note.Parts), data[:n]); err != nil {
+	note := viewNote{Version: viewVersion, Sequence: seq, Name: fmt.Sprintf("%x-%x", seq, p.j.run)}
+	views := p.j.bucket(viewBucket)
+	for part := range slices.Chunk(data, min(p.j.cfg.MaxPayload-1024, viewPart)) {
+		if _, err := views.write(ctx, Value{Key: note.part(p.index, note.Parts), Data: part}, nil); err != nil {
 			return err
 		}
-		data = data[n:]
 		note.Parts++
 	}
 	b, err := json.Marshal(&note)
 	if err != nil {
 		return err
 	}
-	if err := put(viewKey(p.index), b); err != nil {
+	// If another hub was sooner, others rest on what it wrote.
+	if _, err := views.write(ctx, Value{Key: viewKey(p.index), Data: b}, &revision); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	if p.factsFrom == factsFrom { // else they were forgotten meanwhile
-		p.facts, p.factsFrom = append([]keyFact(nil), p.facts[len(facts):]...), seq
-	}
-	p.mu.Unlock()
+	p.forgetFacts(seq)
 	var old []string
 	err = p.j.store.Range(ctx, viewBucket, viewKey(p.index)+"/", func(v store.Value) bool {
 		if !strings.HasPrefix(v.Key, viewKey(p.index)+"/"+note.Name+"/") {
@@ -216,7 +208,7 @@ func (p *partition) checkpoint(ctx context.Context) error {
 	})
 	for _, key := range old {
 		if err == nil {
-			_, err = s.write(ctx, Value{Key: key, Deleted: true}, nil)
+			_, err = views.write(ctx, Value{Key: key, Deleted: true}, nil)
 		}
 	}
 	return err
@@ -230,149 +222,101 @@ const (
 )
 
 // keepKeys writes facts that no checkpoint has yet.
-func (p *partition) keepKeys(ctx context.Context, facts []keyFact, from uint64) error {
-	s := stateBucket{j: p.j, name: viewBucket}
-	v, err := s.last(ctx, viewKey(p.index))
-	if err != nil && !errors.Is(err, ErrCorrupt) {
-		return err
-	}
-	var last viewNote
-	if v.Data != nil && json.Unmarshal(v.Data, &last) != nil {
-		last = viewNote{}
-	}
-	if last.Sequence < from {
-		earlier, err := p.readFacts(ctx, &last, from)
-		if err != nil {
-			return err
-		}
-		facts = append(earlier, facts...)
-	}
-	now := nanos(p.j.cfg.Now())
-	var out []keyFact
-	for _, f := range facts {
-		if f.reply > last.Sequence || f.reply == 0 && f.seq > last.Sequence && f.until > now {
-			out = append(out, f)
-		}
-	}
-	s.name = keysBucket
-	for some := range slices.Chunk(out, keysSegment) {
-		until := now
+func (p *partition) keepKeys(ctx context.Context, facts []keyFact) error {
+	for some := range slices.Chunk(facts, keysSegment) {
+		until := int64(0)
 		for _, f := range some {
 			until = max(until, f.until)
 		}
-		key := fmt.Sprintf("%d/%020d", p.index, max(some[0].seq, some[0].reply))
-		if _, err := s.write(ctx, Value{Key: key, Data: encodeKeys(some), Until: fromNanos(until).Add(time.Minute)}, nil); err != nil {
+		v := Value{
+			Key: fmt.Sprintf("%d/%020d/%x", p.index, some[0].at, p.j.run), Data: encodeKeys(some),
+			Until: fromNanos(until).Add(time.Minute),
+		}
+		if _, err := p.j.bucket(keysBucket).write(ctx, v, nil); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readFacts reads from the log behind a checkpoint what a node that did not write
-// checkpoints has forgotten. Which request a reply is about, the deliveries tell
-// that were open then.
-func (p *partition) readFacts(ctx context.Context, last *viewNote, to uint64) (out []keyFact, err error) {
-	scratch := newPartition(p.j, p.index)
-	whole, err := scratch.restoreOpen(ctx, last)
-	if err != nil {
-		return nil, err
-	}
-	if !whole {
-		scratch = newPartition(p.j, p.index)
-	}
-	var bad error
-	err = p.j.store.Read(ctx, p.index, scratch.applied+1, to, func(x store.Record) bool {
-		var r *sealed
-		if r, bad = p.parse(x, false); bad != nil {
-			return false
-		}
-		scratch.apply(x.Sequence, x.Tag, r)
-		out = append(out, scratch.facts...)
-		scratch.facts = scratch.facts[:0]
-		return true
-	})
-	return out, errors.Join(bad, storeError(ctx, err))
+// maxFacts is how many facts a hub holds that leaves the checkpoints to another.
+const maxFacts = 1 << 14
+
+// spareFacts forgets the facts that the owner of the partition has written.
+func (p *partition) spareFacts(ctx context.Context) error {
+	note, _, err := p.note(ctx)
+	p.forgetFacts(note.Sequence)
+	return err
 }
 
-// restoreKeys reads the segments.
-func (p *partition) restoreKeys(ctx context.Context) error {
-	s := stateBucket{j: p.j, name: keysBucket}
+func (p *partition) forgetFacts(seq uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.facts = slices.Clone(behind(p.facts, seq)) // a checkpoint may be reading them
+}
+
+// behind gives the facts of later records.
+func behind(facts []keyFact, seq uint64) []keyFact {
+	i, _ := slices.BinarySearchFunc(facts, seq+1, func(f keyFact, seq uint64) int { return cmp.Compare(f.at, seq) })
+	return facts[i:]
+}
+
+// restoreView restores the view from the last checkpoint, if there is one that
+// can be read. What cannot be is no harm: the log has it all.
+func (p *partition) restoreView(ctx context.Context, last uint64) error {
+	note, revision, err := p.note(ctx)
+	switch {
+	case err != nil || revision == 0:
+		return err
+	case note.Sequence > last:
+		return damaged(nil, "the log of partition %d ends at %d, but had %d records", p.index, last, note.Sequence)
+	case note.Version != 0:
+		err = p.restoreParts(ctx, &note)
+		if err == nil || !errors.Is(err, ErrCorrupt) && !errors.Is(err, errRecord) {
+			return err
+		}
+	}
+	p.j.cfg.Log.Warn("a checkpoint cannot be read; the whole log is read", "partition", p.index, "err", err)
+	p.j.parts[p.index] = newPartition(p.j, p.index)
+	return nil
+}
+
+// restoreParts reads the open deliveries of a checkpoint, and the segments of keys.
+func (p *partition) restoreParts(ctx context.Context, note *viewNote) error {
+	var data bytes.Buffer
+	for i := range note.Parts {
+		v, err := p.j.bucket(viewBucket).last(ctx, note.part(p.index, i))
+		if err == nil && v.Revision == 0 {
+			err = fail(ErrCorrupt, "part %d is missing", i)
+		}
+		if err != nil {
+			return err
+		}
+		data.Write(v.Data)
+	}
+	if err := p.restore(note.Sequence, data.Bytes()); err != nil {
+		return err
+	}
 	segments := map[string][]byte{}
-	for v, err := range s.Range(ctx, viewKey(p.index)+"/") {
+	size := 0
+	for v, err := range p.j.bucket(keysBucket).Range(ctx, viewKey(p.index)+"/") {
 		if err != nil {
 			return err
 		}
 		segments[v.Key] = v.Data
-	}
-	size := 0
-	for _, data := range segments {
-		size += len(data)
+		size += len(v.Data)
 	}
 	p.keys.grow(size / factSize)
 	now := nanos(p.j.cfg.Now())
 	for _, key := range slices.Sorted(maps.Keys(segments)) {
 		err := decodeKeys(segments[key], func(f keyFact) {
-			if f.reply != 0 || f.until > now {
+			if f.until > now {
 				p.hold(f)
 			}
 		})
 		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// restoreOpen restores the open deliveries of a checkpoint, and reports whether
-// it could be read.
-func (p *partition) restoreOpen(ctx context.Context, note *viewNote) (whole bool, err error) {
-	s := stateBucket{j: p.j, name: viewBucket}
-	var data bytes.Buffer
-	for i := range note.Parts {
-		v, err := s.last(ctx, note.part(p.index, i))
-		if err != nil && !errors.Is(err, ErrCorrupt) {
-			return false, err
-		}
-		data.Write(v.Data)
-	}
-	whole = note.Version == viewVersion && crc32.Checksum(data.Bytes(), castagnoli) == note.Sum
-	return whole && p.restore(note.Sequence, data.Bytes()) == nil, nil
-}
-
-// restoreView restores the view from the last checkpoint, if there is one that
-// can be read. What cannot be is no harm: the log has it all.
-func (p *partition) restoreView(ctx context.Context, last uint64) error {
-	log := p.j.cfg.Log.With("partition", p.index)
-	s := stateBucket{j: p.j, name: viewBucket}
-	v, err := s.last(ctx, viewKey(p.index))
-	if errors.Is(err, ErrCorrupt) {
-		return nil
-	}
-	if err != nil || v.Data == nil {
-		return err
-	}
-	var note viewNote
-	if err := json.Unmarshal(v.Data, &note); err != nil || note.Version != viewVersion {
-		log.Warn("a checkpoint is of another release; the whole log is read")
-		return nil
-	}
-	if note.Sequence > last {
-		return damaged(nil, "the log of partition %d ends at %d, but had %d records", p.index, last, note.Sequence)
-	}
-	whole, err := p.restoreOpen(ctx, &note)
-	if err != nil {
-		return err
-	}
-	if whole {
-		err := p.restoreKeys(ctx)
-		if whole = !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrFormat); whole && err != nil {
-			return err
-		}
-		p.factsFrom = note.Sequence
-	}
-	if !whole {
-		log.Warn("a checkpoint is not whole; the whole log is read")
-		p.j.parts[p.index] = newPartition(p.j, p.index)
 	}
 	return nil
 }
@@ -397,19 +341,14 @@ func (j *Journal) rebuild(ctx context.Context) error {
 	j.cfg.Progress(0, total)
 	for i, p := range j.parts {
 		start := p.position()
-		var bad error
-		err := j.store.Read(ctx, i, start+1, ends[i], func(x store.Record) bool {
-			var r *sealed
-			if r, bad = p.parse(x, false); bad != nil {
-				return false
-			}
+		err := p.read(ctx, start+1, ends[i], false, func(x store.Record, r *sealed) bool {
 			p.apply(x.Sequence, x.Tag, r)
 			if (x.Sequence-start)%8192 == 0 {
 				j.cfg.Progress(done+x.Sequence-start, total)
 			}
 			return true
 		})
-		if err := errors.Join(bad, storeError(ctx, err)); err != nil {
+		if err != nil {
 			return err
 		}
 		done += ends[i] - min(ends[i], start)
