@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,16 +92,12 @@ type BackupHeader struct {
 // Encrypted reports whether a key is needed.
 func (h *BackupHeader) Encrypted() bool { return h.Check != "" }
 
-func (h *BackupHeader) derive(key []byte, use string) []byte {
-	return derive(key, h.Salt, "backup "+use)
-}
-
 // aead seals the frames; nil where they are not encrypted.
 func (h *BackupHeader) aead(key []byte) (cipher.AEAD, error) {
 	if !h.Encrypted() {
 		return nil, nil
 	}
-	return chacha20poly1305.New(h.derive(key, "frames"))
+	return chacha20poly1305.New(derive(key, h.Salt, "backup frames"))
 }
 
 // BackupPartition is what a backup has of one partition.
@@ -260,13 +257,9 @@ func newBackupWriter(
 	w io.Writer, h BackupHeader, key []byte, randomness io.Reader, progress func(done, total uint64),
 ) (*backupWriter, error) {
 	h.What, h.Journal = backupWhat, backupFormat
-	if len(key) > 0 {
-		var salt [16]byte
-		if _, err := io.ReadFull(randomness, salt[:]); err != nil {
-			return nil, err
-		}
-		h.Salt = hex.EncodeToString(salt[:])
-		h.Check = hex.EncodeToString(h.derive(key, "check"))
+	var err error
+	if h.Salt, h.Check, err = salted(key, "backup check", randomness); err != nil {
+		return nil, err
 	}
 	b, err := json.Marshal(&h)
 	if err != nil {
@@ -342,11 +335,10 @@ func (w *backupWriter) put(it *backupItem) error {
 	return nil
 }
 
-// value writes a value of the state, unless it is made anew by who restores it.
+// inBackup is false for values that are made anew after a restore.
+func inBackup(bucket string) bool { return bucket != viewBucket && bucket != keysBucket }
+
 func (w *backupWriter) value(bucket string, v *Value) error {
-	if bucket == viewBucket || bucket == keysBucket {
-		return nil
-	}
 	return w.put(&backupItem{kind: frameState, name: keySubject(w.s.Header.Prefix, bucket, v.Key), data: encodeState(v)})
 }
 
@@ -375,21 +367,13 @@ func (w *backupWriter) finish(now time.Time) (*BackupSummary, error) {
 	return &w.s, nil
 }
 
-// maxStateRest is how much of the state may change while the last changes are
-// noted, with all writers stopped.
-const (
-	maxStateRest  = 64 << 20
-	fewStateRest  = 256
-	maxStateReads = 20
-)
-
 // Backup writes what the journal holds at one moment that lies between the call
 // and its return: every record and value acknowledged before the call is in it.
 // Appends go on meanwhile; they wait only while the positions are noted, which
 // takes some milliseconds. Memory does not grow with the journal.
 //
 // Other nodes of a cluster go on writing: the partitions' ends are some
-// milliseconds apart. Errors: ErrBusy; those of w.
+// milliseconds apart. Errors: those of w.
 func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*BackupSummary, error) {
 	if j.closing.Load() {
 		return nil, fail(ErrClosed, "")
@@ -406,31 +390,14 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 	if err != nil {
 		return nil, err
 	}
-	changed := &stateWatcher{all: true}
-	defer j.state.watch(changed)()
+	changed := &stateWatcher{match: func(bucket, _ string) bool { return inBackup(bucket) }}
+	unwatch := j.state.watch(changed)
+	defer unwatch()
 	if err := j.backupState(ctx, out); err != nil {
 		return nil, err
 	}
-	write := func(changes []stateChange) error {
-		for i := range changes {
-			if err := out.value(changes[i].bucket, &changes[i].Value); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	// What has changed meanwhile comes again, until little is left.
-	for range maxStateReads {
-		changes := changed.take()
-		if err := write(changes); err != nil {
-			return nil, err
-		}
-		if len(changes) <= fewStateRest {
-			break
-		}
-	}
 	ends := make([]uint64, len(j.parts))
-	var rest []stateChange
+	var rest []stateChange // what has changed meanwhile comes again
 	var files []BackupFile
 	err = func() (err error) {
 		j.gate.Lock() // no write is under way
@@ -441,21 +408,15 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 		for i, p := range j.parts {
 			ends[i] = p.position()
 		}
-		size := 0
 		rest = changed.take()
-		for i := range rest {
-			size += len(rest[i].Data)
-		}
-		if size > maxStateRest {
-			return fail(ErrBusy, "the state changes faster than the backup is taken away; write it to a faster place")
-		}
+		unwatch()
 		if o.Files != nil {
 			files, err = o.Files()
 		}
 		return err
 	}()
-	if err == nil {
-		err = write(rest)
+	for i := 0; i < len(rest) && err == nil; i++ {
+		err = out.value(rest[i].bucket, &rest[i].Value)
 	}
 	if err != nil {
 		return nil, err
@@ -483,7 +444,7 @@ func (j *Journal) backupState(ctx context.Context, out *backupWriter) error {
 	if err != nil {
 		return storeError(ctx, err)
 	}
-	for _, bucket := range buckets {
+	for _, bucket := range slices.DeleteFunc(buckets, func(name string) bool { return !inBackup(name) }) {
 		for v, err := range j.State(bucket).Range(ctx, "") {
 			if err == nil {
 				err = out.value(bucket, &v)
@@ -543,11 +504,12 @@ func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err 
 	if b[0] != stateVersion {
 		return "", v, fail(ErrFormat, "the value of %q in %q has version %d; "+useLater, key, bucket, b[0])
 	}
-	c := cursor{b: b[stateHead:]}
-	c.number()
-	until := c.number()
-	if c.bad {
+	c := coder{b: b, i: stateHead, end: len(b)}
+	c.uvarint()
+	until := c.uvarint()
+	if c.err != nil {
 		return "", v, bad
 	}
-	return bucket, Value{Key: key, Data: c.b, Until: fromNanos(int64(until>>1) ^ -int64(until&1)), Deleted: b[1]&stateRemoved != 0}, nil
+	v = Value{Key: key, Data: b[c.i:], Until: fromNanos(int64(until>>1) ^ -int64(until&1)), Deleted: b[1]&stateRemoved != 0}
+	return bucket, v, nil
 }

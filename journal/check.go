@@ -136,11 +136,11 @@ func (v *Salvage) Value(bucket string, x store.Value) error {
 	if v.out == nil {
 		return errNoMeta
 	}
+	if !inBackup(bucket) {
+		return nil
+	}
 	data, err := v.sealer.open(valuePlace(bucket, x.Key), x.Data)
 	if err != nil {
-		if bucket == viewBucket || bucket == keysBucket {
-			return nil // it is made anew
-		}
 		return v.lost("the value %q of %q", x.Key, bucket)
 	}
 	return v.out.value(bucket, &Value{Key: x.Key, Data: data, Until: x.Until})

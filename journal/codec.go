@@ -622,3 +622,14 @@ func (c *coder) uvarint() uint64 {
 	c.i += n
 	return v
 }
+
+// field gives the bytes behind their length.
+func (c *coder) field() []byte {
+	n := c.uvarint()
+	if n > uint64(c.end-c.i) {
+		c.fail()
+		return nil
+	}
+	c.i += int(n)
+	return c.b[c.i-int(n) : c.i : c.i]
+}

@@ -232,7 +232,9 @@ func newMeta(c *Config) (store.Meta, error) {
 			m.Partitions = 1
 		}
 	}
-	return m, encrypt(&m, c.Key, c.Rand)
+	var err error
+	m.Salt, m.Check, err = salted(c.Key, "check", c.Rand)
+	return m, err
 }
 
 // begin rebuilds the view and starts what runs beside.

@@ -6,10 +6,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/cipher"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"hash"
@@ -75,13 +73,11 @@ func readBackup(
 	size := x.s.Bytes
 	x.tally, x.aad, x.sealed = newTally(h, progress), sum[:], h.Encrypted() && !open
 	x.s.Bytes = size
-	switch {
-	case x.sealed || !h.Encrypted():
+	if x.sealed || !h.Encrypted() {
 		return x, nil
-	case len(key) == 0:
-		return nil, fail(ErrKey, "the backup is encrypted; give the key of the journal that it is of")
-	case !hmac.Equal([]byte(hex.EncodeToString(h.derive(key, "check"))), []byte(h.Check)):
-		return nil, fail(ErrKey, "the backup was made with another key")
+	}
+	if err := fits("backup", key, h.Salt, h.Check, "backup check"); err != nil {
+		return nil, err
 	}
 	x.aead, err = h.aead(key)
 	return x, err
@@ -130,13 +126,15 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 			return nil, err
 		}
 		last = kind == frameEnd
-		c := cursor{b: payload}
+		c := coder{b: payload, end: len(payload)}
 		switch {
 		case x.sealed:
 			x.tell(items)
 			continue
 		case last:
-			items, c.bad = 0, json.Unmarshal(c.field(), &want) != nil
+			if items = 0; json.Unmarshal(c.field(), &want) != nil {
+				c.fail()
+			}
 		}
 		for range items {
 			it, err := x.item(kind, &c)
@@ -147,7 +145,7 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 				return nil, err
 			}
 		}
-		if c.bad || len(c.b) > 0 {
+		if c.err != nil || c.i < c.end {
 			return nil, x.damaged()
 		}
 	}
@@ -166,7 +164,7 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 	if x.sealed {
 		return &want, nil
 	}
-	return &want, x.fits(&want)
+	return &want, x.compare(&want)
 }
 
 func (x *backupReader) damaged() error {
@@ -174,15 +172,17 @@ func (x *backupReader) damaged() error {
 }
 
 // item reads an item of a frame, adds it to the tally and checks it.
-func (x *backupReader) item(kind byte, c *cursor) (it *backupItem, err error) {
+func (x *backupReader) item(kind byte, c *coder) (it *backupItem, err error) {
 	it = &backupItem{kind: kind}
 	if kind == frameLog {
-		p := c.number()
-		it.partition, it.seq = int(p), c.number()
-		c.bad = c.bad || p >= uint64(x.s.Header.Partitions) || it.seq == 0
+		p := c.uvarint()
+		it.partition, it.seq = int(p), c.uvarint()
+		if p >= uint64(x.s.Header.Partitions) || it.seq == 0 {
+			c.fail()
+		}
 	}
 	it.name, it.data = string(c.field()), c.field()
-	if c.bad {
+	if c.err != nil {
 		return nil, x.damaged()
 	}
 	if err := x.add(it); err != nil {
@@ -214,36 +214,9 @@ func (x *backupReader) item(kind byte, c *cursor) (it *backupItem, err error) {
 	return it, err
 }
 
-// cursor reads the fields of a frame.
-type cursor struct {
-	b   []byte
-	bad bool // it was not what was asked for
-}
-
-func (c *cursor) number() uint64 {
-	v, n := binary.Uvarint(c.b)
-	if n <= 0 {
-		c.b, c.bad = nil, true
-		return 0
-	}
-	c.b = c.b[n:]
-	return v
-}
-
-func (c *cursor) field() []byte {
-	n := c.number()
-	if n > uint64(len(c.b)) {
-		c.b, c.bad = nil, true
-		return nil
-	}
-	f := c.b[:n:n]
-	c.b = c.b[n:]
-	return f
-}
-
-// fits compares what was read with the summary. A partition may have ended behind
+// compare compares what was read with the summary. A partition may have ended behind
 // its last record.
-func (x *backupReader) fits(want *BackupSummary) error {
+func (x *backupReader) compare(want *BackupSummary) error {
 	got := &x.s
 	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values || !slices.Equal(got.Files, want.Files) {
 		return fail(ErrBackup, "it holds something else than its summary says")

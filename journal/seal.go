@@ -149,36 +149,42 @@ func derive(key []byte, salt, use string) []byte {
 	return h.Sum(nil)
 }
 
+// fits compares a key with what something was made with.
+func fits(what string, key []byte, salt, check, use string) error {
+	switch {
+	case len(key) == 0:
+		return fail(ErrKey, "the %s is encrypted; give the key of the journal", what)
+	case !hmac.Equal([]byte(check), []byte(hex.EncodeToString(derive(key, salt, use)))):
+		return fail(ErrKey, "the %s was made with another key", what)
+	}
+	return nil
+}
+
+// salted draws a salt, where something is to be encrypted.
+func salted(key []byte, use string, randomness io.Reader) (salt, check string, err error) {
+	if len(key) == 0 {
+		return "", "", nil
+	}
+	b := make([]byte, 16)
+	_, err = io.ReadFull(randomness, b)
+	salt = hex.EncodeToString(b)
+	return salt, hex.EncodeToString(derive(key, salt, use)), err
+}
+
 // newSealer compares a key with what a journal was made with.
 func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error) {
 	s := &sealer{rand: randomness}
-	switch {
-	case m.Check == "" && len(key) > 0:
-		return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; to encrypt it, back it up and restore it with a key")
-	case m.Check == "":
+	if m.Check == "" {
+		if len(key) > 0 {
+			return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; to encrypt it, back it up and restore it with a key")
+		}
 		return s, nil
-	case len(key) == 0:
-		return nil, fail(ErrKey, "the journal is encrypted; give its key")
-	case !hmac.Equal([]byte(m.Check), []byte(hex.EncodeToString(derive(key, m.Salt, "check")))):
-		return nil, fail(ErrKey, "the journal was made with another key")
 	}
-	var err error
-	s.aead, err = chacha20poly1305.NewX(derive(key, m.Salt, "records"))
+	err := fits("journal", key, m.Salt, m.Check, "check")
+	if err == nil {
+		s.aead, err = chacha20poly1305.NewX(derive(key, m.Salt, "records"))
+	}
 	return s, err
-}
-
-// encrypt draws the salt of a new journal that is to be encrypted.
-func encrypt(m *store.Meta, key []byte, randomness io.Reader) error {
-	if len(key) == 0 {
-		return nil
-	}
-	var salt [16]byte
-	if _, err := io.ReadFull(randomness, salt[:]); err != nil {
-		return err
-	}
-	m.Salt = hex.EncodeToString(salt[:])
-	m.Check = hex.EncodeToString(derive(key, m.Salt, "check"))
-	return nil
 }
 
 // row makes what the store gets of an op at a sequence.

@@ -121,7 +121,7 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 	close(m.moved)
 	m.moved = make(chan struct{})
 	for w := range m.watchers {
-		if (w.all || w.bucket == bucket) && strings.HasPrefix(v.Key, w.prefix) {
+		if w.match(bucket, v.Key) {
 			w.push(bucket, v)
 		}
 	}
@@ -236,6 +236,27 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	return rev, nil
 }
 
+// change sets or removes a value that may follow the one that is there, if one is.
+// It looks again where another was sooner.
+func (s *stateBucket) change(ctx context.Context, v Value, may func(old Value, there bool) error) (uint64, error) {
+	if err := s.check(v.Key, v.Data); err != nil {
+		return 0, err
+	}
+	for {
+		old, err := s.last(ctx, v.Key)
+		if err == nil {
+			err = may(old, old.Revision != 0 && !old.gone(s.j.cfg.Now()))
+		}
+		if err != nil {
+			return 0, err
+		}
+		rev, err := s.write(ctx, v, &old.Revision)
+		if !errors.Is(err, ErrConflict) {
+			return rev, err
+		}
+	}
+}
+
 func (s *stateBucket) Put(ctx context.Context, key string, data []byte, until time.Time) (uint64, error) {
 	if err := s.check(key, data); err != nil {
 		return 0, err
@@ -244,60 +265,35 @@ func (s *stateBucket) Put(ctx context.Context, key string, data []byte, until ti
 }
 
 func (s *stateBucket) Create(ctx context.Context, key string, data []byte, until time.Time) (uint64, error) {
-	if err := s.check(key, data); err != nil {
-		return 0, err
-	}
-	for {
-		old, err := s.last(ctx, key)
-		if err != nil {
-			return 0, err
+	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(_ Value, there bool) error {
+		if there {
+			return fail(ErrExists, "key %q in %q", key, s.name)
 		}
-		if old.Revision != 0 && !old.gone(s.j.cfg.Now()) {
-			return 0, fail(ErrExists, "key %q in %q", key, s.name)
-		}
-		rev, err := s.write(ctx, Value{Key: key, Data: data, Until: until}, &old.Revision)
-		if !errors.Is(err, ErrConflict) {
-			return rev, err
-		}
-	}
+		return nil
+	})
 }
 
 func (s *stateBucket) Update(ctx context.Context, key string, data []byte, until time.Time, revision uint64) (uint64, error) {
-	if err := s.check(key, data); err != nil {
-		return 0, err
-	}
-	if revision == 0 {
-		return 0, fail(ErrConflict, "revision 0 is none; use Create")
-	}
-	old, err := s.last(ctx, key)
-	if err != nil {
-		return 0, err
-	}
-	if old.Revision != revision || old.gone(s.j.cfg.Now()) {
-		return 0, fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
-	}
-	return s.write(ctx, Value{Key: key, Data: data, Until: until}, &revision)
+	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(old Value, there bool) error {
+		if !there || old.Revision != revision {
+			return fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
+		}
+		return nil
+	})
 }
 
 func (s *stateBucket) Delete(ctx context.Context, key string, revision uint64) error {
-	if err := s.check(key, nil); err != nil {
-		return err
-	}
-	for {
-		old, err := s.last(ctx, key)
-		switch {
-		case err != nil:
-			return err
-		case old.Revision == 0 || old.gone(s.j.cfg.Now()):
-			return nil
-		case revision != 0 && old.Revision != revision:
+	gone := false
+	_, err := s.change(ctx, Value{Key: key, Deleted: true}, func(old Value, there bool) error {
+		if gone = !there; gone || revision != 0 && old.Revision != revision {
 			return fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
 		}
-		_, err = s.write(ctx, Value{Key: key, Deleted: true}, &old.Revision)
-		if !errors.Is(err, ErrConflict) || revision != 0 {
-			return err
-		}
+		return nil
+	})
+	if gone {
+		return nil
 	}
+	return err
 }
 
 func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value, error] {
@@ -325,8 +321,7 @@ func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value,
 // stateWatcher holds what one Watch has not been told: the last change of each
 // key, by the order of the first.
 type stateWatcher struct {
-	all            bool // of all buckets
-	bucket, prefix string
+	match func(bucket, key string) bool
 
 	mu      sync.Mutex
 	changes []stateChange
@@ -379,7 +374,7 @@ func (w *stateWatcher) take() (changes []stateChange) {
 }
 
 func (s *stateBucket) Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error) {
-	w := &stateWatcher{bucket: s.name, prefix: prefix}
+	w := &stateWatcher{match: func(bucket, key string) bool { return bucket == s.name && strings.HasPrefix(key, prefix) }}
 	leave := s.j.state.watch(w)
 	seen := uint64(0)
 	for v, err := range s.Range(ctx, prefix) {
