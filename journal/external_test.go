@@ -373,7 +373,8 @@ func TestOwnerIsReplacedWhenItFallsSilent(t *testing.T) {
 	if _, err := b.Append(t.Context(), Entry{Scope: scope, Message: m, Open: []Opening{{To: "y"}}, Fence: fence}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.abandon(); err != nil {
+	b.stop()
+	if err := b.store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the other takes all", func() bool { return owned(a) == 4 })

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -176,7 +177,8 @@ func Open(ctx context.Context, cfg Config) (*Journal, error) {
 		return nil, errors.Join(err, cfg.Store.Close())
 	}
 	if err := j.begin(ctx); err != nil {
-		return nil, errors.Join(err, j.abandon())
+		j.stop()
+		return nil, errors.Join(err, j.store.Close())
 	}
 	return j, nil
 }
@@ -239,9 +241,8 @@ func newMeta(c *Config) (store.Meta, error) {
 
 // begin rebuilds the view and starts what runs beside.
 func (j *Journal) begin(ctx context.Context) error {
-	j.watermark()
 	j.state = newStateMachine(j)
-	j.owners.leases, j.owners.told = make([]*Lease, j.partitions), make([]bool, j.partitions)
+	j.owners.parts = make([]ownership, j.partitions)
 	for p := range j.partitions {
 		j.parts = append(j.parts, newPartition(j, p))
 	}
@@ -295,8 +296,8 @@ func (j *Journal) settleAbandoned(ctx context.Context) error {
 	return nil
 }
 
-// abandon ends without a word to the log.
-func (j *Journal) abandon() error {
+// stop ends what runs, without a word to the log.
+func (j *Journal) stop() {
 	j.closing.Store(true)
 	j.cancel()
 	for _, p := range j.parts {
@@ -304,7 +305,6 @@ func (j *Journal) abandon() error {
 	}
 	j.writers.Wait()
 	j.background.Wait()
-	return j.store.Close()
 }
 
 // Close stops taking entries, waits for those under way, writes a checkpoint,
@@ -319,18 +319,24 @@ func (j *Journal) close() error {
 		p.writer.close()
 	}
 	j.awaitWriters()
-	if j.store.Healthy() == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	healthy := j.store.Healthy() == nil
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if healthy {
 		for _, p := range j.parts {
 			j.checkpoint(ctx, p, 1)
 		}
-		if !j.store.Exclusive() {
-			j.leave(ctx)
+		if err := j.Leave(ctx); err != nil {
+			j.cfg.Log.Warn("partitions are not handed over and stay without an owner until their leases end", "err", err)
 		}
-		cancel()
 	}
-	j.leaving.Store(true)
-	return j.abandon()
+	j.stop()
+	if healthy && !j.store.Exclusive() {
+		if _, err := j.store.Delete(ctx, ownerBucket, j.cfg.Node, nil); err != nil {
+			j.cfg.Log.Warn("others notice later that this node has left", "err", err)
+		}
+	}
+	return j.store.Close()
 }
 
 // awaitWriters lets the writers finish their queues, for a while.
@@ -350,46 +356,32 @@ func (j *Journal) awaitWriters() {
 	}
 }
 
-// watermark completes the limit of free space.
-func (j *Journal) watermark() {
-	c := &j.cfg
-	total := uint64(0)
-	if c.FreeSpace == nil {
-		var err error
-		if _, total, err = j.store.Space(); err != nil || total == 0 {
-			return
-		}
-		c.FreeSpace = func() (uint64, error) {
-			free, _, err := j.store.Space()
-			return free, err
-		}
-	}
-	if c.MinFree == 0 {
-		c.MinFree = defaultMinFree
-		if total > 0 {
-			c.MinFree = min(c.MinFree, total/10)
-		}
-	}
-}
-
 // space refuses when the disk is nearly full: first for what is new, later for
 // what finishes what was begun.
 func (j *Journal) space() (refusal, reserve error) {
-	if j.cfg.FreeSpace == nil {
+	var free, total uint64
+	var err error
+	if j.cfg.FreeSpace != nil {
+		free, err = j.cfg.FreeSpace()
+	} else if free, total, err = j.store.Space(); err == nil && total == 0 || errors.Is(err, errors.ErrUnsupported) {
 		return nil, nil
 	}
-	free, err := j.cfg.FreeSpace()
 	if err != nil {
 		err = failBy(ErrNoSpace, err, "the free space of the journal is not known")
 		return err, err
 	}
-	j.free.Store(free)
-	if free < j.cfg.MinFree {
-		refusal = fail(ErrNoSpace, "%s free, less than the %s that are kept free (MinFree); free some space, entries are taken again by themselves then",
-			bytesText(free), bytesText(j.cfg.MinFree))
-		if free < j.cfg.MinFree/2 {
-			reserve = refusal
+	least := j.cfg.MinFree
+	if least == 0 {
+		if least = defaultMinFree; total > 0 {
+			least = min(least, total/10)
 		}
+	}
+	if j.free.Store(free); free < least {
+		refusal = fail(ErrNoSpace, "%d MiB free, less than the %d MiB that are kept free (MinFree); free some space, "+
+			"entries are taken again by themselves then", free>>20, least>>20)
+	}
+	if free < least/2 {
+		reserve = refusal
 	}
 	return refusal, reserve
 }
@@ -405,18 +397,6 @@ func (j *Journal) admission() (refusal, reserve error) {
 		}
 	}
 	return refusal, reserve
-}
-
-func bytesText(n uint64) string {
-	switch {
-	case n >= 10<<30:
-		return fmt.Sprintf("%d GiB", n>>30)
-	case n >= 10<<20:
-		return fmt.Sprintf("%d MiB", n>>20)
-	case n >= 10<<10:
-		return fmt.Sprintf("%d KiB", n>>10)
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // Accept records e, or tells where its Key was recorded before; then nothing
@@ -611,13 +591,7 @@ func (j *Journal) Deliveries(f Filter) []Delivery {
 		}
 	}
 	slices.SortFunc(out, func(a, b Delivery) int {
-		if c := slices.Compare(a.Message[:], b.Message[:]); c != 0 {
-			return c
-		}
-		if a.To < b.To {
-			return -1
-		}
-		return 1
+		return cmp.Or(slices.Compare(a.Message[:], b.Message[:]), cmp.Compare(a.To, b.To))
 	})
 	if f.Limit > 0 && len(out) > f.Limit {
 		out = out[:f.Limit]

@@ -22,9 +22,8 @@ func TestLeaseThatLapsed(t *testing.T) {
 	for range j.partitions {
 		l := &Lease{j: j}
 		l.until.Store(now.Add(10 * time.Second).UnixNano())
-		j.owners.leases = append(j.owners.leases, l)
+		j.owners.parts = append(j.owners.parts, ownership{lease: l})
 	}
-	j.owners.told = make([]bool, j.partitions)
 	var told []bool // of partition 0
 	defer j.WatchOwned(func(partition int, owned bool) {
 		if partition == 0 {
@@ -35,7 +34,7 @@ func TestLeaseThatLapsed(t *testing.T) {
 	renew := func(after time.Duration, want ...bool) {
 		t.Helper()
 		now = now.Add(after)
-		j.owners.leases[0].prolong(now.Add(10 * time.Second))
+		j.owners.parts[0].lease.prolong(now.Add(10 * time.Second))
 		j.tellOwned()
 		j.tellOwned()
 		if !slices.Equal(told, want) {

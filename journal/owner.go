@@ -4,9 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
-	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -28,36 +27,37 @@ const (
 // owners is what this node owns.
 type owners struct {
 	mu       sync.Mutex
-	leases   []*Lease              // by partition; nil: not owned
-	handing  map[int]chan struct{} // partitions that are being handed over; closed when the lease is released
-	told     []bool                // by partition
+	parts    []ownership // by partition
 	watchers []*func(partition int, owned bool)
 	drains   []*func(context.Context, int)
 	nodes    map[string]presence // the last round's
 	released int                 // leases, so that others notice
-	left     bool                // this node takes no part any more
 	began    time.Time           // when this node first said that it lives
 
 	round   sync.Mutex // one round at a time
 	telling sync.Mutex // held while watchers are told, so that they hear of changes in order
 }
 
+// ownership is what this node has of one partition.
+type ownership struct {
+	lease   *Lease        // nil: not owned
+	handing chan struct{} // closed when the lease is released; nil while it is not being handed over
+	told    bool          // to the watchers
+}
+
+func (o *ownership) valid() bool { return o.handing == nil && o.lease.valid() }
+
 // presence is what a node says of itself.
 type presence struct {
-	run      uint64
-	since    int64 // unix milliseconds: when it began
-	leaving  bool  // it takes no partition any more
-	released int   // grows with every partition that it has handed over
+	Run      uint64 `json:"run"`
+	Since    int64  `json:"since"`              // unix milliseconds: when it began
+	Leaving  bool   `json:"leaving,omitempty"`  // it takes no partition any more
+	Released int    `json:"released,omitempty"` // grows with every partition that it has handed over
 }
 
-func (p presence) encode() []byte {
-	return fmt.Appendf(nil, "%x %d %t %d", p.run, p.since, p.leaving, p.released)
-}
-
+// readPresence gives what a node says. One that says what is not known here lives.
 func readPresence(b []byte) (p presence) {
-	if n, err := fmt.Sscanf(string(b), "%x %d %t %d", &p.run, &p.since, &p.leaving, &p.released); err != nil || n != 4 {
-		return presence{} // an earlier release: it lives
-	}
+	_ = json.Unmarshal(b, &p)
 	return p
 }
 
@@ -78,8 +78,8 @@ func (j *Journal) Owner(partition int) *Lease {
 	}
 	j.owners.mu.Lock()
 	defer j.owners.mu.Unlock()
-	if l := j.owners.leases[partition]; l.valid() && j.owners.handing[partition] == nil {
-		return l
+	if o := &j.owners.parts[partition]; o.valid() {
+		return o.lease
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (j *Journal) LivesElsewhere(node string, at time.Time) bool {
 	j.owners.mu.Lock()
 	defer j.owners.mu.Unlock()
 	p, ok := j.owners.nodes[node]
-	return ok && p.since <= at.Add(clockSkew).UnixMilli()
+	return ok && p.Since <= at.Add(clockSkew).UnixMilli()
 }
 
 // clockSkew is how far the clocks of nodes may differ.
@@ -129,7 +129,7 @@ func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	o.telling.Lock()
 	defer o.telling.Unlock()
 	for p := range j.partitions {
-		if j.store.Exclusive() || o.told[p] {
+		if j.store.Exclusive() || o.parts[p].told {
 			fn(p, true)
 		}
 	}
@@ -183,25 +183,15 @@ func (j *Journal) share(ctx context.Context) error {
 	defer cancel()
 	j.owners.round.Lock()
 	defer j.owners.round.Unlock()
-	if j.owners.left {
-		return nil
-	}
-	leaving := j.leaving.Load()
 	if err := j.present(ctx); err != nil {
 		return err
 	}
 	nodes := map[string]presence{}
-	var stay []string
 	for v, err := range j.State(ownerBucket).Range(ctx, "") {
 		if err != nil {
 			return err
 		}
 		nodes[v.Key] = readPresence(v.Data)
-	}
-	for name, p := range nodes {
-		if !p.leaving {
-			stay = append(stay, name)
-		}
 	}
 	j.owners.mu.Lock()
 	j.owners.nodes = nodes
@@ -209,9 +199,9 @@ func (j *Journal) share(ctx context.Context) error {
 	var errs []error
 	for i, p := range j.parts {
 		j.owners.mu.Lock()
-		lease, handing := j.owners.leases[i], j.owners.handing[i] != nil
+		lease, handing := j.owners.parts[i].lease, j.owners.parts[i].handing != nil
 		j.owners.mu.Unlock()
-		mine := !leaving && preferred(i, stay) == j.cfg.Node
+		mine := preferred(i, nodes) == j.cfg.Node
 		var err error
 		switch {
 		case lease != nil:
@@ -240,9 +230,11 @@ func (j *Journal) present(ctx context.Context) error {
 	if j.owners.began.IsZero() {
 		j.owners.began = j.cfg.Now()
 	}
-	p := presence{j.run, j.owners.began.UnixMilli(), j.leaving.Load(), j.owners.released}
+	b, err := json.Marshal(presence{j.run, j.owners.began.UnixMilli(), j.leaving.Load(), j.owners.released})
 	j.owners.mu.Unlock()
-	_, err := j.State(ownerBucket).Put(ctx, j.cfg.Node, p.encode(), j.cfg.Now().Add(j.cfg.OwnerTTL))
+	if err == nil {
+		_, err = j.State(ownerBucket).Put(ctx, j.cfg.Node, b, j.cfg.Now().Add(j.cfg.OwnerTTL))
+	}
 	return err
 }
 
@@ -251,10 +243,8 @@ func (j *Journal) present(ctx context.Context) error {
 func (j *Journal) handOver(partition int, lease *Lease) {
 	done := make(chan struct{})
 	j.owners.mu.Lock()
-	if j.owners.handing == nil {
-		j.owners.handing = map[int]chan struct{}{}
-	}
-	j.owners.handing[partition] = done
+	o := &j.owners.parts[partition]
+	o.handing = done
 	drains := j.owners.drains
 	j.owners.mu.Unlock()
 	j.tellOwned()
@@ -270,13 +260,11 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 		defer cancel()
 		err := lease.Release(ctx)
 		j.owners.mu.Lock()
-		j.owners.leases[partition] = nil
+		o.lease, o.handing = nil, nil
 		j.owners.released++
-		delete(j.owners.handing, partition)
 		close(done)
-		left := j.owners.left
 		j.owners.mu.Unlock()
-		if !left && err == nil {
+		if err == nil {
 			err = j.present(ctx) // others look again
 		}
 		j.owners.round.Unlock()
@@ -298,11 +286,14 @@ func (j *Journal) Leave(ctx context.Context) error {
 		return err
 	}
 	j.owners.mu.Lock()
-	waits := slices.Collect(maps.Values(j.owners.handing))
+	parts := slices.Clone(j.owners.parts)
 	j.owners.mu.Unlock()
-	for _, done := range waits {
+	for _, o := range parts {
+		if o.handing == nil {
+			continue
+		}
 		select {
-		case <-done:
+		case <-o.handing:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -312,7 +303,7 @@ func (j *Journal) Leave(ctx context.Context) error {
 
 func (j *Journal) setLease(p int, l *Lease) {
 	j.owners.mu.Lock()
-	j.owners.leases[p] = l
+	j.owners.parts[p].lease = l
 	j.owners.mu.Unlock()
 }
 
@@ -326,10 +317,11 @@ func (j *Journal) tellOwned() {
 		owned     bool
 	}
 	var changes []change
-	for i, l := range j.owners.leases {
-		valid, told := l.valid() && j.owners.handing[i] == nil, j.owners.told[i]
-		j.owners.told[i] = valid
-		switch lapsed := valid && l.lapsed.Swap(false); {
+	for i := range j.owners.parts {
+		o := &j.owners.parts[i]
+		valid, told := o.valid(), o.told
+		o.told = valid
+		switch lapsed := valid && o.lease.lapsed.Swap(false); {
 		case lapsed && told:
 			// What was recorded in between was for no owner: the partition is
 			// lost, and taken anew.
@@ -346,31 +338,13 @@ func (j *Journal) tellOwned() {
 	}
 }
 
-// leave ends this node's part in the sharing.
-func (j *Journal) leave(ctx context.Context) {
-	if err := j.Leave(ctx); err != nil {
-		j.cfg.Log.Warn("partitions are not handed over and stay without an owner until their leases end", "err", err)
-	}
-	j.owners.round.Lock()
-	defer j.owners.round.Unlock()
-	j.owners.mu.Lock()
-	j.owners.left = true
-	clear(j.owners.leases)
-	j.owners.mu.Unlock()
-	j.tellOwned()
-	if err := j.State(ownerBucket).Delete(ctx, j.cfg.Node, 0); err != nil {
-		j.cfg.Log.Warn("leaving", "err", err)
-	}
-}
-
-// preferred is who should have a partition: the node whose hash with it is the
-// greatest, so that few move when a node comes or goes.
-func preferred(partition int, nodes []string) string {
-	var best string
+// preferred is who should have a partition: of the nodes that stay the one whose
+// hash with it is the greatest, so that few move when a node comes or goes.
+func preferred(partition int, nodes map[string]presence) (best string) {
 	var most uint64
-	for _, n := range nodes {
+	for n, p := range nodes {
 		sum := sha256.Sum256([]byte(strconv.Itoa(partition) + " " + n))
-		if h := binary.BigEndian.Uint64(sum[:]); best == "" || h > most || h == most && n > best {
+		if h := binary.BigEndian.Uint64(sum[:]); !p.Leaving && (best == "" || h > most || h == most && n > best) {
 			best, most = n, h
 		}
 	}

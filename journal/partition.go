@@ -190,14 +190,14 @@ func (p *partition) setHead(tag string, seq uint64) {
 }
 
 // head is the last record with a tag up to the view's position, or behind it; 0:
-// there is none.
-func (p *partition) head(ctx context.Context, tag string) (uint64, error) {
+// there is none. It asks the store where it does not know, or is told to.
+func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, error) {
 	for {
 		p.mu.RLock()
 		seq, known := p.heads[tag]
 		cleared := p.cleared
 		p.mu.RUnlock()
-		if known {
+		if known && !ask {
 			return seq, nil
 		}
 		x, err := p.j.store.Tagged(ctx, p.index, tag)
@@ -236,7 +236,7 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 // what the append expects, and what is ahead makes the append fail.
 func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	if o.tag != "" {
-		switch head, err := p.head(p.j.ctx, o.tag); {
+		switch head, err := p.head(p.j.ctx, o.tag, false); {
 		case err != nil:
 			return nil, err
 		case head == o.after:
@@ -247,7 +247,7 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 		}
 	}
 	if o.fence != nil {
-		switch head, err := p.head(p.j.ctx, o.fence.tag); {
+		switch head, err := p.head(p.j.ctx, o.fence.tag, false); {
 		case err != nil:
 			return nil, err
 		case head != o.fence.epoch:

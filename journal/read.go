@@ -2,7 +2,6 @@ package journal
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"time"
 
@@ -31,19 +30,7 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 // Head is the sequence of a chain's last record, 0 when it has none; at least
 // that of what [Journal.Watch] has told.
 func (j *Journal) Head(ctx context.Context, scope, chain string) (uint64, error) {
-	p := j.parts[j.Partition(scope)]
-	tag := chainTag(chain)
-	p.mu.RLock()
-	known, ok := p.heads[tag]
-	p.mu.RUnlock()
-	if ok && j.store.Exclusive() {
-		return known, nil
-	}
-	x, err := j.store.Tagged(ctx, p.index, tag)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return 0, storeError(ctx, err)
-	}
-	return max(x.Sequence, known), nil
+	return j.parts[j.Partition(scope)].head(ctx, chainTag(chain), !j.store.Exclusive())
 }
 
 // Records reads a partition in order. After an error it ends; begin again
