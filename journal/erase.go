@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	"unique"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal/store"
@@ -158,23 +159,18 @@ func (j *Journal) Held(r *Record) string {
 	if r.Position.Partition >= len(j.parts) {
 		return ""
 	}
-	why := func(message parley.ID, to string) string {
-		switch d, ok := j.parts[r.Position.Partition].find(message, to); {
-		case !ok:
-			return ""
-		case d.State == parley.Dead:
-			return "dead letter"
-		}
-		return "not delivered"
-	}
+	var targets []target
 	for i := range r.Open {
-		if why := why(r.Message.ID, r.Open[i].To); why != "" {
-			return why
-		}
+		targets = append(targets, target{r.Message.ID, unique.Make(r.Open[i].To)})
 	}
 	for i := 0; i < len(r.Steps) && r.Message == nil; i++ {
-		if why := why(r.Steps[i].Message, r.Steps[i].To); why != "" {
-			return why
+		targets = append(targets, targetOf(&r.Steps[i]))
+	}
+	for _, t := range targets {
+		if d, ok := j.parts[r.Position.Partition].find(t); ok && d.State == parley.Dead {
+			return "dead letter"
+		} else if ok {
+			return "not delivered"
 		}
 	}
 	return ""
@@ -211,19 +207,17 @@ func stripped(data []byte, number uint64) ([]byte, error) {
 		return encode(r), nil
 	}
 	r.Erased = &Erased{Number: number, Size: uint64(len(m.Origin.Raw))}
-	if raw := m.Origin.Raw; len(raw) >= digestFrom {
-		sum := sha256.Sum256(raw)
+	if sum := sha256.Sum256(m.Origin.Raw); len(m.Origin.Raw) >= digestFrom {
 		r.Erased.Digest = sum[:]
 	}
 	m.Origin.Raw, m.Origin.Header, m.Origin.Address, m.Extensions = nil, nil, "", nil
 	for i := range m.Parts {
 		p := &m.Parts[i]
-		digest := ""
-		if len(p.Data) >= digestFrom {
-			sum := sha256.Sum256(p.Data)
-			digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+		left := parley.Part{MediaType: p.MediaType}
+		if sum := sha256.Sum256(p.Data); len(p.Data) >= digestFrom {
+			left.Digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
 		}
-		*p = parley.Part{MediaType: p.MediaType, Digest: digest}
+		*p = left
 	}
 	m.Error = textless(m.Error)
 	return encode(r), nil

@@ -69,13 +69,8 @@ func (p *partition) expire() { p.keys.expire(nanos(p.j.cfg.Now())) }
 
 // seen tells of the record that has a key already, nil if none has.
 func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
-	type candidate struct{ seq, reply uint64 }
-	var found []candidate
-	now := nanos(p.j.cfg.Now())
 	p.mu.RLock()
-	for seq, reply := range p.keys.find(key, now) {
-		found = append(found, candidate{seq, reply})
-	}
+	found := p.keys.find(key, nanos(p.j.cfg.Now()))
 	p.mu.RUnlock()
 	for _, c := range found {
 		var r *sealed

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unique"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal/store"
@@ -318,7 +319,9 @@ func (j *Journal) close() error {
 	for _, p := range j.parts {
 		p.writer.close()
 	}
-	j.awaitWriters()
+	timer := time.AfterFunc(j.cfg.Timeout, j.cancel) // so long they may finish their queues
+	j.writers.Wait()
+	timer.Stop()
 	healthy := j.store.Healthy() == nil
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -337,23 +340,6 @@ func (j *Journal) close() error {
 		}
 	}
 	return j.store.Close()
-}
-
-// awaitWriters lets the writers finish their queues, for a while.
-func (j *Journal) awaitWriters() {
-	ended := make(chan struct{})
-	go func() {
-		j.writers.Wait()
-		close(ended)
-	}()
-	timer := time.NewTimer(j.cfg.Timeout)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-		j.cancel()
-		<-ended
-	}
 }
 
 // space refuses when the disk is nearly full: first for what is new, later for
@@ -602,7 +588,7 @@ func (j *Journal) Deliveries(f Filter) []Delivery {
 // Delivery finds one that is not settled or dead.
 func (j *Journal) Delivery(message parley.ID, to string) (Delivery, bool) {
 	for _, p := range j.parts {
-		if d, ok := p.find(message, to); ok {
+		if d, ok := p.find(target{message, unique.Make(to)}); ok {
 			return d, true
 		}
 	}

@@ -78,22 +78,24 @@ func wholeSeconds(until int64) uint32 {
 // seconds is a moment in full seconds that have passed.
 func seconds(now int64) uint32 { return uint32(max(0, min(now/int64(time.Second), math.MaxUint32))) }
 
-// find gives the sequences of all records that may have the key and whose time
-// has not ended, with the sequence of the terminal reply: 0 while there is none.
-// The reply lies in the same partition, as the step that settles a request does.
-func (t *keyTable) find(key hash16, now int64) iter.Seq2[uint64, uint64] {
-	return func(yield func(seq, reply uint64) bool) {
-		s, print := t.fingerprint(key)
-		for k := range s.search(print) {
-			reply := uint64(0)
-			if k.reply != 0 {
-				reply = k.seq() + uint64(k.reply)
-			}
-			if k.until > seconds(now) && !yield(k.seq(), reply) {
-				return
-			}
+// A keyedRecord is one that may have a key, with the sequence of the terminal reply,
+// 0 while there is none. The reply lies in the same partition, as the step that
+// settles a request does.
+type keyedRecord struct{ seq, reply uint64 }
+
+// find gives all records that may have the key and whose time has not ended.
+func (t *keyTable) find(key hash16, now int64) (found []keyedRecord) {
+	s, print := t.fingerprint(key)
+	for k := range s.search(print) {
+		x := keyedRecord{seq: k.seq()}
+		if k.reply != 0 {
+			x.reply = x.seq + uint64(k.reply)
+		}
+		if k.until > seconds(now) {
+			found = append(found, x)
 		}
 	}
+	return found
 }
 
 // add holds the key of the record with sequence seq until its time ends. Keys are
@@ -105,7 +107,7 @@ func (t *keyTable) add(key hash16, seq uint64, until int64) bool {
 	t.last = seq
 	s, print := t.fingerprint(key)
 	if (s.used+1)*10 > len(s.slots)*9 {
-		s.resize(s.used+1, 0)
+		s.resize(1, 0)
 	}
 	s.put(heldKey{print: print, until: wholeSeconds(until), low: uint32(seq), high: uint32(seq >> 32)})
 	t.held++
@@ -116,7 +118,7 @@ func (t *keyTable) add(key hash16, seq uint64, until int64) bool {
 func (t *keyTable) grow(n int) {
 	for i := range t.shards {
 		s := &t.shards[i]
-		s.resize(s.used+n/keyShards, 0)
+		s.resize(n/keyShards, 0)
 	}
 }
 
@@ -162,10 +164,9 @@ func (t *keyTable) expire(now int64) {
 	for range min(due, keyShards) {
 		s := &t.shards[t.next]
 		t.next = (t.next + 1) % keyShards
-		if ended := s.ended(seconds(now)); ended > 0 {
-			t.held -= ended
-			s.resize(s.used-ended, seconds(now))
-		}
+		t.held -= s.used
+		s.resize(0, seconds(now))
+		t.held += s.used
 	}
 }
 
@@ -202,17 +203,18 @@ func (s *keyShard) put(k heldKey) {
 	s.used++
 }
 
-func (s *keyShard) ended(now uint32) (n int) {
+// resize drops what has ended, and makes room for n keys more and some besides.
+func (s *keyShard) resize(n int, now uint32) {
+	kept := 0
 	for i := range s.slots {
-		if k := &s.slots[i]; k.print != 0 && k.until <= now {
-			n++
+		if k := &s.slots[i]; k.print != 0 && k.until > now {
+			kept++
 		}
 	}
-	return n
-}
-
-// resize makes room for n keys and some more, and drops what has ended.
-func (s *keyShard) resize(n int, now uint32) {
+	if n == 0 && kept == s.used {
+		return
+	}
+	n += kept
 	old := s.slots
 	*s = keyShard{slots: make([]heldKey, n+n/3+8)}
 	for _, k := range old {

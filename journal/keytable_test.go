@@ -97,7 +97,11 @@ func TestKeyTableModel(t *testing.T) {
 					}
 				}
 				for i := range uint64(51) {
-					if got := maps.Collect(table.find(testKey(i), now)); !maps.Equal(got, want[testKey(i)]) {
+					got := map[uint64]uint64{}
+					for _, x := range table.find(testKey(i), now) {
+						got[x.seq] = x.reply
+					}
+					if !maps.Equal(got, want[testKey(i)]) {
 						t.Fatalf("key %d: %v, want %v", i, got, want[testKey(i)])
 					}
 				}
@@ -152,8 +156,8 @@ func TestKeyTableKeys(t *testing.T) {
 	wrong := 0
 	for i := range uint64(n) {
 		found := false
-		for seq := range table.find(testKey(i), now) {
-			found = found || seq == 3*i+1
+		for _, x := range table.find(testKey(i), now) {
+			found = found || x.seq == 3*i+1
 		}
 		if !found {
 			t.Fatalf("key %d is not found", i)
@@ -179,10 +183,7 @@ func TestKeyTableTime(t *testing.T) {
 	table.add(testKey(2), 2, at(10.001))
 	table.add(testKey(3), 3, math.MaxInt64)
 	found := func(key uint64, now int64) bool {
-		for range table.find(testKey(key), now) {
-			return true
-		}
-		return false
+		return len(table.find(testKey(key), now)) > 0
 	}
 	for _, c := range []struct {
 		key  uint64

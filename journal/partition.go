@@ -167,20 +167,6 @@ func (p *partition) advance(seq uint64) {
 	}
 }
 
-// beyond gives a channel that is closed when more than seq was applied; nil
-// when it already was.
-func (p *partition) beyond(seq uint64) <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.applied > seq {
-		return nil
-	}
-	if p.moved == nil {
-		p.moved = make(chan struct{})
-	}
-	return p.moved
-}
-
 func (p *partition) setHead(tag string, seq uint64) {
 	if len(p.heads) >= maxHeads {
 		clear(p.heads)
@@ -422,11 +408,17 @@ func (p *partition) follow() {
 
 // known waits until the view is at seq.
 func (p *partition) known(ctx context.Context, seq uint64) error {
-	for seq > 0 {
-		moved := p.beyond(seq - 1)
-		if moved == nil {
-			break
+	for {
+		p.mu.Lock()
+		if p.applied >= seq {
+			p.mu.Unlock()
+			return nil
 		}
+		if p.moved == nil {
+			p.moved = make(chan struct{})
+		}
+		moved := p.moved
+		p.mu.Unlock()
 		select {
 		case <-moved:
 		case <-ctx.Done():
@@ -435,7 +427,6 @@ func (p *partition) known(ctx context.Context, seq uint64) error {
 			return fail(ErrClosed, "")
 		}
 	}
-	return nil
 }
 
 func (p *partition) moveTo(seq uint64) {
@@ -456,8 +447,7 @@ func (p *partition) has(t target) bool {
 	return p.open[t] != nil
 }
 
-func (p *partition) find(message parley.ID, to string) (Delivery, bool) {
-	t := target{message, unique.Make(to)}
+func (p *partition) find(t target) (Delivery, bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	if d := p.open[t]; d != nil {

@@ -71,17 +71,8 @@ func (j *Journal) Records(ctx context.Context, partition int, from From) iter.Se
 			if !from.Follow {
 				return
 			}
-			moved := p.beyond(last)
-			if moved == nil {
-				continue
-			}
-			select {
-			case <-moved:
-			case <-ctx.Done():
-				yield(nil, ctx.Err())
-				return
-			case <-j.ctx.Done():
-				yield(nil, fail(ErrClosed, ""))
+			if err := p.known(ctx, last+1); err != nil {
+				yield(nil, err)
 				return
 			}
 		}
