@@ -821,7 +821,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 			}
 		}
 	case r.Err == nil:
-		err := d.settle(ctx, it, l.key.to, parley.Delivered, nil, nil, r.Losses...)
+		err := d.settleLate(ctx, l, it, r.Losses)
 		if errors.Is(err, journal.ErrConflict) {
 			err = nil // the answer was recorded before, which says so too
 		}
@@ -952,6 +952,18 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, to string, state parl
 
 func (d *Dispatcher) settle(ctx context.Context, it *item, to string, state parley.DeliveryState, why *parley.Error, reply *Reply, losses ...parley.Loss) error {
 	_, err := d.settleAt(ctx, it, to, state, why, reply, losses...)
+	return err
+}
+
+// settleLate settles as delivered. Where nothing in the lane waits for that, it
+// is recorded with what comes meanwhile.
+func (d *Dispatcher) settleLate(ctx context.Context, l *lane, it *item, losses []parley.Loss) error {
+	d.mu.Lock()
+	alone := len(l.items) == 1 && !d.closed
+	d.mu.Unlock()
+	it.outcome = &journal.Entry{Late: alone, Steps: []journal.Step{
+		{Message: it.id, To: l.key.to, State: parley.Delivered, Attempt: it.attempts, Losses: losses}}}
+	_, err := d.c.Log.Append(ctx, *it.outcome)
 	return err
 }
 

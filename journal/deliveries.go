@@ -34,8 +34,13 @@ type target struct {
 // for they are looked up several times.
 type targets struct{ opens, steps []target }
 
+var noTargets targets
+
 func (r *sealed) targets() *targets {
-	if r.named == nil && len(r.Open)+len(r.Steps) > 0 {
+	if len(r.Open)+len(r.Steps) == 0 {
+		return &noTargets
+	}
+	if r.named == nil {
 		list := make([]target, 0, len(r.Open)+len(r.Steps))
 		if r.Message != nil {
 			for i := range r.Open {

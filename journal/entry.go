@@ -87,6 +87,10 @@ type Entry struct {
 	Key   Key        // for Accept
 	Chain *ChainLink // compare-and-set
 	Fence *Lease     // refuse with ErrFenced if the lease was lost
+
+	// Late says that nobody waits for it: it may be held back for some
+	// milliseconds to be recorded with what comes meanwhile.
+	Late bool
 }
 
 // An Opening is a delivery to be made.

@@ -207,7 +207,7 @@ func (p *partition) op(r *sealed, e *Entry) (*op, error) {
 	if len(data) > p.j.cfg.MaxPayload {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, data: pack(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, fence: e.Fence}
+	o := &op{rec: r, data: pack(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, late: e.Late, fence: e.Fence}
 	if p.j.sealer.aead == nil {
 		o.about = about(r.Record)
 	}
@@ -281,7 +281,11 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		d := p.open[r.targets().steps[i]]
+		t := r.targets().steps[i]
+		d := p.open[t]
+		if ahead := g.targets[t]; ahead != nil {
+			d = &ahead.delivery
+		}
 		if d == nil {
 			return nil, fail(ErrConflict, "%s: there is no such delivery, or it is settled", s)
 		}
@@ -290,6 +294,17 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 		}
 	}
 	return nil, nil
+}
+
+// foresee gives a delivery as it is, for steps that are not recorded yet.
+func (p *partition) foresee(t target) *foreseen {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	d := p.open[t]
+	if d == nil {
+		return &foreseen{gone: true}
+	}
+	return &foreseen{delivery: *d}
 }
 
 // expect notes which ops are being appended, so that they are known when they

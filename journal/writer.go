@@ -28,6 +28,7 @@ type op struct {
 	// reserve says that the op finishes what was begun, and may use half of
 	// the space that is kept free.
 	reserve bool
+	late    bool // see Entry
 
 	phase atomic.Int32
 	done  chan struct{}
@@ -61,12 +62,20 @@ func (o *op) finish(err error) {
 type pending struct {
 	opens   int
 	keys    map[hash16]bool
-	targets map[target]bool
+	targets map[target]*foreseen
 	tags    map[string]bool
 	long    map[hash16]int
 }
 
-// free reports whether nothing pending changes what o is checked against.
+// foreseen is a delivery as pending steps leave it.
+type foreseen struct {
+	delivery
+	gone  bool // settled, or about to be opened: nothing can follow yet
+	steps int
+}
+
+// free reports whether nothing pending changes what o is checked against, or o
+// can follow it.
 func (g *pending) free(o *op) bool {
 	if o.tag != "" && g.tags[o.tag] || o.fence != nil && g.tags[o.fence.tag] {
 		return false
@@ -77,31 +86,25 @@ func (g *pending) free(o *op) bool {
 	if o.rec.Keyed && g.keys[o.rec.key] {
 		return false
 	}
-	if len(g.targets) > 0 {
-		for t := range o.rec.targets().all {
-			if g.targets[t] {
-				return false
-			}
+	if len(g.targets) == 0 {
+		return true
+	}
+	named := o.rec.targets()
+	for _, t := range named.opens {
+		if g.targets[t] != nil {
+			return false
+		}
+	}
+	for i, t := range named.steps {
+		if d := g.targets[t]; d != nil && (d.gone || d.check(&o.rec.Steps[i]) != "") {
+			return false
 		}
 	}
 	return true
 }
 
-// all gives the deliveries that a record opens or moves on; t is nil for none.
-func (t *targets) all(yield func(target) bool) {
-	if t == nil {
-		return
-	}
-	for _, list := range [][]target{t.steps, t.opens} {
-		for _, x := range list {
-			if !yield(x) {
-				return
-			}
-		}
-	}
-}
-
-func (g *pending) add(o *op) {
+// add adds what p has admitted.
+func (g *pending) add(p *partition, o *op) {
 	if o.tag != "" {
 		g.tags[o.tag] = true
 	}
@@ -116,8 +119,18 @@ func (g *pending) add(o *op) {
 		}
 	}
 	g.opens += len(r.Open)
-	for t := range r.targets().all {
-		g.targets[t] = true
+	named := r.targets()
+	for _, t := range named.opens {
+		g.targets[t] = &foreseen{gone: true, steps: 1}
+	}
+	for i, t := range named.steps {
+		d := g.targets[t]
+		if d == nil {
+			d = p.foresee(t)
+			g.targets[t] = d
+		}
+		d.gone = d.step(&r.Steps[i], r.Record) || d.gone
+		d.steps++
 	}
 }
 
@@ -134,8 +147,13 @@ func (g *pending) remove(o *op) {
 		}
 	}
 	g.opens -= len(r.Open)
-	for t := range r.targets().all {
-		delete(g.targets, t)
+	named := r.targets()
+	for _, list := range [][]target{named.opens, named.steps} {
+		for _, t := range list {
+			if g.targets[t].steps--; g.targets[t].steps == 0 {
+				delete(g.targets, t)
+			}
+		}
 	}
 }
 
@@ -168,7 +186,10 @@ type writer struct {
 	mu     sync.Mutex
 	queue  []*op
 	bytes  int
-	held   int // taken from the queue, and not in a group
+	held   int         // taken from the queue, and not in a group
+	late   int         // of queue, those that nobody waits for
+	due    *time.Timer // ends the time that they may wait where there are no others
+	ripe   bool        // it has
 	busy   bool
 	closed bool
 	wake   chan struct{}
@@ -191,7 +212,7 @@ func newWriter(j *Journal, p *partition) *writer {
 		j: j, p: p, wake: make(chan struct{}, 1), next: new(group), spare: new(group),
 		out: make(chan *group, 1), landed: make(chan *group, 1),
 		pending: pending{
-			keys: map[hash16]bool{}, targets: map[target]bool{}, tags: map[string]bool{}, long: map[hash16]int{},
+			keys: map[hash16]bool{}, targets: map[target]*foreseen{}, tags: map[string]bool{}, long: map[hash16]int{},
 		},
 	}
 }
@@ -200,6 +221,9 @@ func newWriter(j *Journal, p *partition) *writer {
 // group. A smaller group is not worth a sync of its own: it waits for the callers
 // of the one before.
 const ahead = 64
+
+// lateness is how long what is late waits for others.
+const lateness = 5 * time.Millisecond
 
 // submit queues o and waits for its end.
 func (w *writer) submit(ctx context.Context, o *op) error {
@@ -218,9 +242,15 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 	w.queue = append(w.queue, o)
 	w.bytes += o.size
+	if o.late {
+		if w.late++; w.late == 1 {
+			w.due = time.AfterFunc(lateness, w.rouseLate)
+		}
+	}
 	n, busy := len(w.queue), w.busy
+	first := !o.late && n-w.late == 1
 	w.mu.Unlock()
-	if !busy && n == 1 || busy && n == ahead {
+	if !busy && first || busy && n == ahead {
 		w.rouse()
 	}
 	select {
@@ -237,6 +267,14 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	default:
 		return failBy(ErrUnknown, ctx.Err(), "the caller left while the append was under way")
 	}
+}
+
+// rouseLate has what was late recorded, with others or not.
+func (w *writer) rouseLate() {
+	w.mu.Lock()
+	w.ripe = true
+	w.mu.Unlock()
+	w.rouse()
 }
 
 func (w *writer) rouse() {
@@ -305,9 +343,16 @@ func (w *writer) close() {
 // prepare adds to the next group what may be in it.
 func (w *writer) prepare() (closed bool) {
 	w.mu.Lock()
-	w.waiting = append(w.waiting, w.queue...)
-	clear(w.queue)
-	w.queue, w.bytes, w.held, closed = w.queue[:0], 0, len(w.waiting), w.closed
+	if len(w.queue) > w.late || w.ripe || w.closed || len(w.waiting) > 0 {
+		w.waiting = append(w.waiting, w.queue...)
+		clear(w.queue)
+		w.queue, w.bytes, w.held = w.queue[:0], 0, len(w.waiting)
+		if w.late > 0 {
+			w.due.Stop()
+			w.late, w.ripe = 0, false
+		}
+	}
+	closed = w.closed
 	w.mu.Unlock()
 	if len(w.waiting) == 0 {
 		return closed
@@ -380,7 +425,7 @@ func (w *writer) add(g *group, o *op) error {
 	}
 	g.ops, g.rows = append(g.ops, o), append(g.rows, row)
 	g.bytes += o.size
-	w.pending.add(o)
+	w.pending.add(w.p, o)
 	return nil
 }
 
