@@ -14,7 +14,10 @@ import (
 
 // Get is described in [store.Store].
 func (s *Store) Get(ctx context.Context, bucket, key string) (v store.Value, err error) {
-	found := false
+	v, found := s.recent.get(bucket, key)
+	if found && !v.Deleted && ctx.Err() == nil {
+		return v, nil
+	}
 	err = s.reading(ctx, func(c *conn) (err error) {
 		v, found, err = c.value(bucket, key)
 		return err
@@ -194,7 +197,9 @@ func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 
 // expire removes values whose Until has passed for a minute, some at once.
 func (w *writer) expire() error {
-	return w.exec(stateExpire[w.now.table], w.s.cfg.Now().Add(-time.Minute).UnixMilli(), 16*pageRecords)
+	err := w.exec(stateExpire[w.now.table], w.s.cfg.Now().Add(-time.Minute).UnixMilli(), 16*pageRecords)
+	w.lapsed = w.lapsed || w.Changes() > 0
+	return err
 }
 
 // Scrub is described in [store.Store]. It moves all values into the other table,
@@ -239,6 +244,7 @@ func (w *writer) move(now time.Time) (rows int, err error) {
 	case rows == 0:
 		return 0, w.exec(stateClear[w.now.table])
 	}
+	w.lapsed = true
 	if err := w.exec(stateMove[w.now.table], last, now.UnixMilli()); err != nil {
 		return 0, err
 	}

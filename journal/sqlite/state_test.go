@@ -32,3 +32,28 @@ func TestExpiredValuesAreRemoved(t *testing.T) {
 		}
 	}
 }
+
+// TestRecent: what the store removes by itself is not found in memory either.
+func TestRecent(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	gone := store.Value{Key: "k", Data: []byte("v"), Until: time.Now().Add(-time.Hour)}
+	_, err := s.Put(t.Context(), "s", gone, nil)
+	must(t, err)
+	if _, err := s.Get(t.Context(), "s", "k"); err != nil {
+		t.Fatal(err)
+	}
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}})) // which has it look
+	if v, err := s.Get(t.Context(), "s", "k"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("%v, %v", v, err)
+	}
+	none := uint64(0)
+	_, err = s.Put(t.Context(), "s", store.Value{Key: "k"}, &none)
+	must(t, err)
+	gone.Key = "scrubbed"
+	_, err = s.Put(t.Context(), "s", gone, nil)
+	must(t, err)
+	must(t, s.Scrub(t.Context(), time.Now()))
+	if v, err := s.Get(t.Context(), "s", "scrubbed"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("%v, %v", v, err)
+	}
+}

@@ -58,6 +58,7 @@ type Store struct {
 	failed  atomic.Pointer[error]
 
 	followers followers
+	recent    recent
 
 	mu     sync.Mutex
 	closed bool
@@ -470,6 +471,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.calls.Wait()
 	s.writer.close()
+	s.recent.clear()
 	err := s.broken()
 	if err == nil && !s.cfg.Memory {
 		if err = s.writer.note(true); err == nil {

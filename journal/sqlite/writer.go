@@ -63,6 +63,7 @@ type writer struct {
 	group    []*request
 	now      state    // what the transaction has made of it
 	changes  []change // of the state, in the transaction
+	lapsed   bool     // values past their Until may have been removed in it
 	unsynced int64    // bytes in the WAL that are not in the file, about
 	logged   int64    // bytes since the WAL began anew, about
 	emptied  bool     // the WAL is: nothing was written since
@@ -228,6 +229,11 @@ func (w *writer) commit(group []*request) {
 		w.s.known.Lock()
 		w.s.content.set(&w.now)
 		w.s.known.Unlock()
+		w.s.recent.add(w.changes)
+		if w.lapsed {
+			w.s.recent.clear()
+			w.lapsed = false
+		}
 		w.s.tell(w.changes)
 		clear(w.changes)
 		for i, r := range group {
