@@ -59,7 +59,8 @@
 //
 // Each partition has one writer. Entries that wait while it is busy form the next
 // group, bounded in number and bytes; there is no timer, so a lone entry is
-// written at once. The writer checks the group against this node's view, which is
+// written at once. (Only one that nobody waits for, [Entry].Late, is held back for
+// up to 5 ms, to share the sync of others.) The writer checks the group against this node's view, which is
 // everything up to a known position, and has the store append the group behind
 // exactly that position. While the store does so, the writer checks the next group
 // where there are many callers. If another node was sooner, nothing was recorded: the
