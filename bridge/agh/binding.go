@@ -976,6 +976,16 @@ func answerTo(e *protocol.Envelope, id string) *protocol.Envelope {
 func messageID(id parley.ID, part string) string { return "msg_" + hex.EncodeToString(id[:]) + part }
 func workID(id parley.ID) string                 { return "work_" + hex.EncodeToString(id[:]) }
 
+// recordOf gives the message of the hub that an envelope is, by its messageID.
+func recordOf(e *protocol.Envelope) (id parley.ID, ok bool) {
+	hexed, ok := strings.CutPrefix(e.ID, "msg_")
+	if !ok || len(hexed) < hex.EncodedLen(len(id)) {
+		return id, false
+	}
+	_, err := hex.Decode(id[:], []byte(hexed[:hex.EncodedLen(len(id))]))
+	return id, err == nil
+}
+
 var (
 	_ hub.Service        = (*Binding)(nil)
 	_ hub.AddressBinding = (*Binding)(nil)

@@ -34,12 +34,9 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 		is := func(peer string) bool {
 			return f.Agent != "" && peer != "" && (peer == peerID(f.Agent) || f.Is(Protocol, e.WorkspaceID+"/"+peer))
 		}
-		about := is(e.From) || is(e.To) || is(h.Peer)
-		if c := (container{e.WorkspaceID, e.Container()}); !about && !f.Conversation.IsZero() {
-			at, ok := b.containers.find(ctx, f.Conversation)
-			about = ok && at == c
-		}
-		if about {
+		id, own := recordOf(e)
+		if is(e.From) || is(e.To) || is(h.Peer) || own && f.Message(id) ||
+			!f.Conversation.IsZero() && b.conversation(e) == f.Conversation {
 			gone = append(gone, v)
 		}
 	}

@@ -202,9 +202,9 @@ func (c container) foreign() string {
 	return string(c.Surface) + " " + c.Channel + " " + c.ID
 }
 
-// containers remembers which conversation of the hub is which thread or room: who
-// speaks in the conversation is heard in the thread, and what is forgotten of the
-// conversation may be handed over to another hub just then.
+// containers remembers which conversation of the hub is which thread: what is said
+// in the conversation is said in the thread. Rooms are not kept: the ids of the two
+// peers give a room, and a room gives its conversation.
 type containers struct {
 	state journal.State
 	now   func() time.Time
@@ -220,6 +220,9 @@ const (
 )
 
 func (c *containers) note(ctx context.Context, id parley.ID, at container) error {
+	if at.Surface != protocol.SurfaceThread {
+		return nil
+	}
 	c.mu.Lock()
 	_, ok := c.known[id]
 	c.mu.Unlock()
