@@ -6,11 +6,11 @@
 //
 // # Tables
 //
-// log_0, log_1, … hold the records of a partition, replaced what Replace was
-// given for some of them, the view log all of them with their partition; meta
-// what is fixed; partitions where each begins and ends; the view state the
-// key-value state, which is in state_0 and state_1. What each column means is in
-// schema.go, which is also in the file itself (".schema").
+// log_0, log_1, … hold the records of a partition, the view log all of them with
+// their partition; meta what is fixed; partitions where each begins and ends;
+// state_log the key-value state and what Replace was given for records, the view
+// state the former. What each column means is in schema.go, which is also in the
+// file itself (".schema").
 //
 // # Durability
 //
@@ -32,23 +32,19 @@
 // random changes), and secure_delete does not find them when such a row is
 // deleted later.
 //
-// So no row of the log is ever moved between pages:
+// So no row that has content is ever moved between pages:
 //
 //   - A row is added at the end of its table only. SQLite then begins a new page
 //     and leaves the others alone. That is why each partition has a table.
-//   - A row that changes gets shorter: Replace empties the record's row and adds a
-//     row to the table replaced, which is kept in the same way.
-//   - A row is deleted in two steps: it is overwritten; and it leaves the table
-//     when it and some pages of rows behind it are overwritten, so that SQLite,
-//     which joins pages that are nearly empty with their neighbours, moves
-//     nothing but rows without content.
+//   - A row that changes gets shorter where it is. Replace and Put erase it, all but
+//     its key and, of a record, its tag, and add a row to state_log.
+//   - A row is deleted in two steps: it is erased; and it leaves the table when it
+//     and so many rows behind it are erased that SQLite, which joins pages that are
+//     nearly empty with their neighbours, moves nothing but rows without content.
 //
-// The state changes too often for that. Its values are in a plain table, and a
-// Scrub moves all of them into a second, empty one, then clears the first, whose
-// pages SQLite zeroes. It moves at most 1,024 values and about 4 MB at a time, and
-// appends go on between. So a Scrub writes the whole state once, which costs two
-// seconds of processor time for 100 MB in 100,000 values. The next Scrub finishes
-// one that was interrupted, and then moves everything once more.
+// Old values between newer ones would keep state_log from ever getting smaller. So
+// when the WAL is copied, the oldest values are added at the end once more, one for
+// two rows that were erased since: there are about three rows for a value at most.
 //
 // Keys, tags and the tables' other small numbers are not content in this sense.
 package sqlite

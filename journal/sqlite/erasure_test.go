@@ -2,8 +2,6 @@ package sqlite
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -141,12 +139,8 @@ func (e *erasure) step() {
 		e.first[p] += uint64(k)
 		must(t, s.Remove(t.Context(), p, e.first[p]))
 		e.check(false)
-	case 6: // is interrupted, somewhere
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(5000))*time.Microsecond)
-		defer cancel()
-		if err := s.Scrub(ctx, time.Now()); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatal(err)
-		}
+	case 6:
+		must(t, s.submit(t.Context(), &request{alone: func(w *writer) error { return w.tidy(time.Time{}) }}))
 	case 7:
 		e.check(true)
 	default:

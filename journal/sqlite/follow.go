@@ -30,9 +30,6 @@ func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func
 	}
 	f := &follower{fn}
 	s.followers.mu.Lock()
-	if s.followers.all == nil {
-		s.followers.all = map[*follower]bool{}
-	}
 	s.followers.all[f] = true
 	s.followers.mu.Unlock()
 	s.leave()

@@ -41,19 +41,13 @@ func (w *writer) append(partition int, after uint64, records []store.Record) (re
 	}
 	for i := range records {
 		r := &records[i]
-		seq := p.last + 1
-		if r.Sequence > seq {
-			if p.records() == 0 {
-				p.first, p.missing = r.Sequence, 0
-			} else {
-				p.missing += r.Sequence - seq
-			}
-			seq, p.dirty = r.Sequence, true
+		if r.Sequence > p.last+1 {
+			p.skip(r.Sequence - 1)
 		}
 		if err := st.Reset(); err != nil {
 			return nil, err
 		}
-		st.BindInt64(1, int64(seq))
+		st.BindInt64(1, int64(p.last+1))
 		st.BindInt64(2, int64(partition))
 		bindText(st, 3, r.Tag)
 		if r.About.Time.IsZero() {
@@ -69,7 +63,7 @@ func (w *writer) append(partition int, after uint64, records []store.Record) (re
 		if _, err := st.Step(); err != nil {
 			return nil, err
 		}
-		p.last = seq
+		p.last++
 		p.bytes += int64(len(r.Data))
 	}
 	return nil, nil
@@ -92,17 +86,12 @@ func noPartition(n int) error {
 func (s *Store) Skip(ctx context.Context, partition int, last uint64) error {
 	return s.change(ctx, 0, func(w *writer) (refused, failed error) {
 		p := w.now.part(partition)
-		switch {
-		case p == nil:
+		if p == nil {
 			return noPartition(partition), nil
-		case last <= p.last:
-			return nil, nil
-		case p.records() == 0:
-			p.first = last + 1
-		default:
-			p.missing += last - p.last
 		}
-		p.last, p.dirty = last, true
+		if last > p.last {
+			p.skip(last)
+		}
 		return nil, nil
 	})
 }
@@ -172,14 +161,11 @@ func (s *Store) record(c *conn, st *sqlite.Stmt, partition int) (r store.Record,
 		r.Data = bytesOf(st, 2)
 		return r, nil
 	}
-	found := false
-	err = c.query(replacedGet, func(st *sqlite.Stmt) bool {
-		r.Data, found = bytesOf(st, 0), true
-		return true
-	}, partition, r.Sequence)
+	v, found, err := c.value(partition, r.Sequence)
 	if err == nil && !found {
 		err = s.corrupt(fmt.Errorf("record %d of partition %d has no data", r.Sequence, partition))
 	}
+	r.Data = v.Data
 	return r, err
 }
 
@@ -267,14 +253,15 @@ func (w *writer) replace(partition int, records []store.Record) (refused, failed
 		if err := w.exec(ofLog(partition, logBlank), r.Sequence); err != nil {
 			return nil, err
 		}
-		if err := w.exec(replacedErase, eraseTo, partition, r.Sequence, r.Sequence); err != nil {
+		row, _, err := w.find(partition, r.Sequence)
+		if err != nil {
 			return nil, err
 		}
-		if err := w.exec(replacedInsert, partition, r.Sequence, r.Data); err != nil {
+		if err := w.set(row, partition, r.Sequence, &store.Value{Data: r.Data}); err != nil {
 			return nil, err
 		}
 	}
-	return nil, w.trimReplaced()
+	return nil, nil
 }
 
 // Remove is described in [store.Store].
@@ -292,85 +279,51 @@ func (s *Store) Remove(ctx context.Context, partition int, before uint64) error 
 }
 
 // remove erases some records before a sequence, and reports whether there are
-// more. The first time it moves the beginning of the partition.
+// more.
 func (w *writer) remove(partition int, before uint64) (more bool, refused, failed error) {
 	p := w.now.part(partition)
 	if p == nil {
 		return false, noPartition(partition), nil
 	}
-	if before = min(before, p.last+1); before > p.first {
-		first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence >= ?"),
-			p.last+1, before)
-		if err != nil {
-			return false, nil, err
-		}
-		if p.missing > 0 {
-			n, err := w.int(ofLog(partition, "SELECT count(*) FROM log_N WHERE sequence >= ? AND sequence < ?"), p.first, first)
-			if err != nil {
-				return false, nil, err
-			}
-			p.missing -= uint64(first) - p.first - uint64(n)
-		}
-		p.first, p.dirty = uint64(first), true
-	}
-	if p.erased >= p.first {
+	if before = min(before, p.last+1); before <= p.first {
 		return false, nil, nil
 	}
-	last, size := p.first-1, int64(0)
+	last, n, size := before-1, uint64(0), int64(0)
 	err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) bool {
-		last = uint64(st.ColumnInt64(0))
-		size += st.ColumnInt64(1)
-		return size < pageBytes
-	}, p.erased, p.first-1, pageRecords)
-	if err != nil {
-		return false, nil, err
-	}
-	if err := w.exec(ofLog(partition, logErase), eraseTo, p.erased, last); err != nil {
-		return false, nil, err
-	}
-	if err := w.exec(replacedErase, eraseTo, partition, p.erased, last); err != nil {
-		return false, nil, err
-	}
-	p.bytes -= size
-	p.erased, p.dirty = last+1, true
-	if err := w.trim(ofLog(partition, "log_N"), "sequence", p.erased, p.erased > p.last); err != nil {
-		return false, nil, err
-	}
-	if err := w.trimReplaced(); err != nil {
-		return false, nil, err
-	}
-	return p.erased < p.first, nil, w.exec(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", pageBytes/pageSize))
-}
-
-// trim deletes the erased rows of a table that are before one that stays and far
-// enough from it: some are left to fill the pages beside it. See "Erasure" in
-// doc.go.
-func (w *writer) trim(table, key string, stays uint64, all bool) error {
-	const enough = 6 * pageSize
-	limit, size := int64(stays), int64(0)
-	if !all {
-		limit = 0
-		query := fmt.Sprintf("SELECT %[2]s, length(data) FROM %[1]s WHERE %[2]s < ? ORDER BY %[2]s DESC", table, key)
-		err := w.query(query, func(st *sqlite.Stmt) bool {
-			if size += min(st.ColumnInt64(1), eraseTo) + 14; size >= enough {
-				limit = st.ColumnInt64(0)
-			}
-			return size < enough
-		}, stays)
-		if err != nil {
-			return err
+		n++
+		if size += st.ColumnInt64(1); n < pageRecords && size < pageBytes {
+			return true
 		}
+		last = uint64(st.ColumnInt64(0))
+		return false
+	}, p.first, last, -1)
+	if err != nil {
+		return false, nil, err
 	}
-	return w.exec(fmt.Sprintf("DELETE FROM %s WHERE %s < ?", table, key), limit)
+	first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence > ?"), p.last+1, last)
+	if err != nil {
+		return false, nil, err
+	}
+	if err := w.exec(ofLog(partition, logErase), p.first, last); err != nil {
+		return false, nil, err
+	}
+	if err := w.exec(stateErase+"bucket = ? AND key BETWEEN ? AND ?", partition, p.first, last); err != nil {
+		return false, nil, err
+	}
+	p.missing -= min(p.missing, uint64(first)-p.first-n)
+	p.bytes -= size
+	p.first, p.dirty = uint64(first), true
+	return p.first < before, nil, w.trim(ofLog(partition, "log_N"), "sequence", p.first)
 }
 
-func (w *writer) trimReplaced() error {
-	stays, err := w.int("SELECT id FROM replaced NOT INDEXED WHERE partition IS NOT NULL ORDER BY id LIMIT 1")
-	if err != nil {
-		return err
-	}
-	if stays == 0 {
-		return w.exec("DELETE FROM replaced")
-	}
-	return w.trim("replaced", "id", uint64(stays), false)
+// margin is how many erased rows stay before the others: SQLite may move the rows
+// of two pages beside a deleted one, and at most 372 erased rows fit on a page.
+const margin = 1200
+
+// trim deletes the erased rows of a table before a key, but for the last of them,
+// and gives their space back. See "Erasure" in doc.go.
+func (w *writer) trim(table, key string, before uint64) error {
+	err := w.exec(fmt.Sprintf("DELETE FROM %[1]s WHERE %[2]s < "+
+		"(SELECT %[2]s FROM %[1]s WHERE %[2]s < ? ORDER BY %[2]s DESC LIMIT 1 OFFSET ?)", table, key), before, margin)
+	return cmp.Or(err, w.exec(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", pageBytes/pageSize)))
 }

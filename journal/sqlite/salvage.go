@@ -91,8 +91,7 @@ type salvage struct {
 
 const schemaFound = `
 CREATE TABLE log (partition INTEGER, sequence INTEGER, tag TEXT, data BLOB, PRIMARY KEY (partition, sequence));
-CREATE TABLE replaced (partition INTEGER, sequence INTEGER, data BLOB, PRIMARY KEY (partition, sequence));
-CREATE TABLE state (key TEXT, data BLOB, revision INTEGER, until INTEGER, bucket TEXT, PRIMARY KEY (bucket, key));
+CREATE TABLE state (key, data BLOB, revision INTEGER, until INTEGER, bucket, PRIMARY KEY (bucket, key));
 CREATE TABLE wanted (bucket TEXT, key TEXT);`
 
 // openScratch opens a database of which nothing has to last.
@@ -120,14 +119,12 @@ func (v *salvage) survey() (saving error) {
 			v.parts[n].last = max(v.parts[n].last, uint64(st.ColumnInt64(0)))
 		})
 	}
-	v.listed = true
-	for n := range 2 { // an index has all keys, and is on pages of its own
-		sql := "SELECT bucket, key FROM state_N INDEXED BY state_N_key"
-		v.listed = ask(strings.ReplaceAll(sql, "state_N", stateTable(n)), func(st *sqlite.Stmt) {
-			saving = errors.Join(saving,
-				v.found.exec("INSERT INTO wanted VALUES (?,?)", st.ColumnText(0), st.ColumnText(1)))
-		}) && v.listed
-	}
+	// An index has all keys, and is on pages of its own.
+	sql := "SELECT bucket, key FROM state_log INDEXED BY state_log_key WHERE bucket IS NOT NULL AND bucket >= ''"
+	v.listed = ask(sql, func(st *sqlite.Stmt) {
+		saving = errors.Join(saving,
+			v.found.exec("INSERT INTO wanted VALUES (?,?)", st.ColumnText(0), st.ColumnText(1)))
+	})
 	ask("PRAGMA wal_checkpoint(TRUNCATE)", func(*sqlite.Stmt) {}) // or it is searched without, ...
 	_ = c.Close()                                                 // ... and the copy is damaged anyway
 	return saving
@@ -232,28 +229,32 @@ func (v *salvage) searchPage(c *conn, page int64) error {
 func (v *salvage) keep(st *sqlite.Stmt) error {
 	const number, text, blob, null = sqlite.TypeInteger, sqlite.TypeText, sqlite.TypeBlob, sqlite.TypeNull
 	is := func(col int, types ...sqlite.ColumnType) bool { return slices.Contains(types, st.ColumnType(col)) }
-	optional := func(col int, value any) any {
-		if is(col, null) {
-			return nil
-		}
-		return value
-	}
 	ofPartition := is(1, number) && st.ColumnInt64(1) >= 0 && st.ColumnInt64(1) < maxPartitions
 	switch {
-	case ofPartition && is(2, number) && is(3, blob):
-		return v.found.exec("INSERT OR IGNORE INTO replaced VALUES (?,?,?)",
-			st.ColumnInt64(1), st.ColumnInt64(2), bytesOf(st, 3))
+	case (ofPartition && is(2, number) || is(1, text) && is(2, text)) && is(3, number) && is(5, blob):
+		// The types stay: what Replace was given is at two numbers.
+		return v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?)",
+			anyOf(st, 2), anyOf(st, 5), anyOf(st, 3), anyOf(st, 4), anyOf(st, 1))
 	case ofPartition && is(2, text, null) && is(3, number, null) && is(5, text, null) && is(6, blob, null):
 		return v.found.exec("INSERT OR IGNORE INTO log VALUES (?,?,?,?)",
-			st.ColumnInt64(1), st.ColumnInt64(0), optional(2, st.ColumnText(2)), optional(6, bytesOf(st, 6)))
-	case is(1, text) && is(2, text) && is(3, number) && is(5, blob):
-		return v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?)",
-			st.ColumnText(2), bytesOf(st, 5), st.ColumnInt64(3), optional(4, st.ColumnInt64(4)), st.ColumnText(1))
+			anyOf(st, 1), anyOf(st, 0), anyOf(st, 2), anyOf(st, 6))
 	case is(1, text) && is(2, text) && is(3, null):
 		var m store.Meta
 		if json.Unmarshal(bytesOf(st, 2), &m) == nil && m.Partitions > 0 && !slices.Contains(v.metas, m) {
 			v.metas = append(v.metas, m)
 		}
+	}
+	return nil
+}
+
+func anyOf(st *sqlite.Stmt, col int) any {
+	switch st.ColumnType(col) {
+	case sqlite.TypeInteger:
+		return st.ColumnInt64(col)
+	case sqlite.TypeText:
+		return st.ColumnText(col)
+	case sqlite.TypeBlob:
+		return bytesOf(st, col)
 	}
 	return nil
 }
@@ -272,7 +273,7 @@ func (v *salvage) tell(ctx context.Context) error {
 			return err
 		}
 	}
-	err := v.each(ctx, "SELECT key, data, revision, until, bucket FROM state ORDER BY revision",
+	err := v.each(ctx, "SELECT key, data, revision, until, bucket FROM state WHERE bucket >= '' ORDER BY revision",
 		func(st *sqlite.Stmt) error { return v.to.Value(st.ColumnText(4), value(st)) })
 	if err != nil {
 		return err
@@ -354,8 +355,8 @@ func (v *salvage) tellPartition(ctx context.Context, n int) error {
 		}
 		return nil
 	}
-	err = v.each(ctx, "SELECT sequence, tag, coalesce(log.data, replaced.data) FROM log "+
-		"LEFT JOIN replaced USING (partition, sequence) WHERE partition = ? ORDER BY sequence",
+	err = v.each(ctx, "SELECT sequence, tag, coalesce(log.data, state.data) FROM log "+
+		"LEFT JOIN state ON bucket = partition AND key = sequence WHERE partition = ? ORDER BY sequence",
 		func(st *sqlite.Stmt) error {
 			r := store.Record{Sequence: uint64(st.ColumnInt64(0)), Tag: st.ColumnText(1), Data: bytesOf(st, 2)}
 			if err := gap(r.Sequence); err != nil {

@@ -28,7 +28,8 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (v store.Value, err
 	return v, err
 }
 
-func (c *conn) value(bucket, key string) (v store.Value, found bool, err error) {
+// value gives a value, or what Replace was given for a record.
+func (c *conn) value(bucket, key any) (v store.Value, found bool, err error) {
 	err = c.query(stateGet, func(st *sqlite.Stmt) bool {
 		v, found = value(st), true
 		return true
@@ -59,45 +60,52 @@ func (s *Store) swap(ctx context.Context, bucket string, v store.Value, expect *
 	if expect != nil {
 		want = *expect
 	}
-	var got uint64
 	err = s.change(ctx, len(v.Data)+1024, func(w *writer) (refused, failed error) {
-		if expect != nil {
-			at, err := w.int("SELECT revision FROM state WHERE bucket = ? AND key = ?", bucket, v.Key)
-			if err != nil {
-				return nil, err
-			}
-			if uint64(at) != want {
-				return fmt.Errorf("%w: %q in %q has revision %d, not %d", store.ErrConflict, v.Key, bucket, at, want), nil
-			}
+		row, at, err := w.find(bucket, v.Key)
+		if err != nil {
+			return nil, err
 		}
-		got, failed = w.set(bucket, v)
-		return nil, failed
+		if expect != nil && at != want {
+			return fmt.Errorf("%w: %q in %q has revision %d, not %d", store.ErrConflict, v.Key, bucket, at, want), nil
+		}
+		if err := w.set(row, bucket, v.Key, &v); err != nil {
+			return nil, err
+		}
+		if row > 0 || !v.Deleted {
+			w.changes = append(w.changes, change{bucket, v})
+		}
+		return nil, nil
 	})
 	if err != nil {
 		return 0, err
 	}
-	return got, nil
+	return v.Revision, nil
 }
 
-// set puts a value, or removes it.
-func (w *writer) set(bucket string, v store.Value) (revision uint64, err error) {
-	w.now.revision++
-	w.now.dirty = true
-	v.Revision = w.now.revision
-	if err := w.exec(stateDeleteBefore[w.now.table], bucket, v.Key); err != nil {
-		return 0, err
-	}
-	if v.Deleted {
-		there := w.Changes() > 0
-		err = w.exec(stateDelete[w.now.table], bucket, v.Key)
-		if there = there || w.Changes() > 0; err != nil || !there {
-			return v.Revision, err
+// find gives the row of a value, 0 for none, and its revision.
+func (w *writer) find(bucket, key any) (row int64, revision uint64, err error) {
+	err = w.query(stateFind, func(st *sqlite.Stmt) bool {
+		row, revision = st.ColumnInt64(0), uint64(st.ColumnInt64(1))
+		return true
+	}, bucket, key)
+	return row, revision, err
+}
+
+// set puts a value in place of that of a row, or removes it. A removal adds a row,
+// too: the id of the last is the revision.
+func (w *writer) set(row int64, bucket, key any, v *store.Value) error {
+	if row > 0 {
+		if err := w.exec(stateErase+"id = ?", row); err != nil {
+			return err
 		}
-	} else if err := w.exec(statePut[w.now.table], bucket, v.Key, v.Revision, millis(v.Until), v.Data); err != nil {
-		return 0, err
+		w.erased++
 	}
-	w.changes = append(w.changes, change{bucket, v})
-	return v.Revision, nil
+	w.now.revision++
+	v.Revision = w.now.revision
+	if v.Deleted {
+		return w.exec(stateAdd, v.Revision, nil, nil, nil, nil, nil)
+	}
+	return w.exec(stateAdd, v.Revision, bucket, key, v.Revision, millis(v.Until), v.Data)
 }
 
 // Range is described in [store.Store].
@@ -110,64 +118,51 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 		revision uint64
 		key      string
 	}
-	var all []place
-	err := s.reading(ctx, func(c *conn) error {
-		return c.query(stateRange, func(st *sqlite.Stmt) bool {
-			all = append(all, place{uint64(st.ColumnInt64(0)), st.ColumnText(1)})
-			return true
-		}, bucket, prefix, behind(prefix))
-	})
-	if err != nil || len(all) == 0 {
-		return err
-	}
-	slices.SortFunc(all, func(a, b place) int { return cmp.Compare(a.revision, b.revision) })
-	newest, changed := all[len(all)-1].revision, false
-	for limit := 16; len(all) > 0; limit = min(4*limit, pageRecords) {
-		var page []store.Value
-		n := 0
+	var newest uint64
+	for changed := true; changed; { // what has changed meanwhile comes again
+		changed = false
+		var all []place
 		err := s.reading(ctx, func(c *conn) error {
-			for size := 0; n < min(limit, len(all)) && size < pageBytes; n++ {
-				v, _, err := c.value(bucket, all[n].key)
-				if err != nil {
-					return err
-				}
-				if v.Revision != all[n].revision {
-					changed = true
-					continue
-				}
-				page = append(page, v)
-				size += len(v.Data)
-			}
-			return nil
+			return c.query(stateRange, func(st *sqlite.Stmt) bool {
+				all = append(all, place{uint64(st.ColumnInt64(0)), st.ColumnText(1)})
+				return true
+			}, bucket, prefix, behind(prefix), newest)
 		})
-		for _, v := range page {
-			if !fn(v) {
-				return nil
-			}
-		}
 		if err != nil {
 			return err
 		}
-		all = all[n:]
-	}
-	if !changed {
-		return nil
-	}
-	// What has changed meanwhile, as it is at one moment.
-	var later []store.Value
-	err = s.reading(ctx, func(c *conn) error {
-		return c.query(stateChanged, func(st *sqlite.Stmt) bool {
-			later = append(later, value(st))
-			return true
-		}, bucket, prefix, behind(prefix), newest)
-	})
-	slices.SortFunc(later, func(a, b store.Value) int { return cmp.Compare(a.Revision, b.Revision) })
-	for _, v := range later {
-		if !fn(v) {
-			return nil
+		slices.SortFunc(all, func(a, b place) int { return cmp.Compare(a.revision, b.revision) })
+		for limit := 16; len(all) > 0; limit = min(4*limit, pageRecords) {
+			var page []store.Value
+			n := 0
+			err := s.reading(ctx, func(c *conn) error {
+				for size := 0; n < min(limit, len(all)) && size < pageBytes; n++ {
+					v, _, err := c.value(bucket, all[n].key)
+					if err != nil {
+						return err
+					}
+					newest = all[n].revision
+					if v.Revision != newest {
+						changed = true
+						continue
+					}
+					page = append(page, v)
+					size += len(v.Data)
+				}
+				return nil
+			})
+			for _, v := range page {
+				if !fn(v) {
+					return nil
+				}
+			}
+			if err != nil {
+				return err
+			}
+			all = all[n:]
 		}
 	}
-	return err
+	return nil
 }
 
 // behind is a value that is larger than every text with a prefix, and not
@@ -195,58 +190,54 @@ func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	return out, err
 }
 
-// expire removes values whose Until has passed for a minute, some at once.
-func (w *writer) expire() error {
-	err := w.exec(stateExpire[w.now.table], w.s.cfg.Now().Add(-time.Minute).UnixMilli(), 16*pageRecords)
+// expire removes values whose Until has passed, some at once.
+func (w *writer) expire(now time.Time) (more bool, err error) {
+	const some = 16 * pageRecords
+	err = w.exec(stateErase+"id IN (SELECT id FROM state_log WHERE until < ? LIMIT ?)", now.UnixMilli(), some)
+	w.erased += w.Changes()
 	w.lapsed = w.lapsed || w.Changes() > 0
-	return err
+	return w.Changes() == some, err
 }
 
-// Scrub is described in [store.Store]. It moves all values into the other table,
-// and clears the one they were in.
+// compact moves the oldest values to the end of their table, one for two that were
+// erased since the last time, so that the rows before them can be deleted.
+func (w *writer) compact() error {
+	if w.erased < 2 {
+		return nil
+	}
+	last, n, size := w.now.revision, 0, 0
+	err := w.query(stateOldest, func(st *sqlite.Stmt) bool {
+		n++
+		if size += st.ColumnInt(1); n < w.erased/2 && size < pageBytes {
+			return true
+		}
+		last = uint64(st.ColumnInt64(0))
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	w.erased = 0
+	if err := w.exec(stateMove, last); err != nil {
+		return err
+	}
+	w.now.revision += uint64(w.Changes())
+	if err := w.exec(stateErase+"id <= ? AND bucket IS NOT NULL", last); err != nil {
+		return err
+	}
+	return w.trim("state_log", "id", last)
+}
+
+// Scrub is described in [store.Store].
 func (s *Store) Scrub(ctx context.Context, now time.Time) error {
-	// What an interrupted Scrub left is moved first: the table it was moved into
-	// has what was removed since.
-	swapped := false
-	for done := false; !done; {
-		var swap bool
+	for more := true; more; {
 		err := s.change(ctx, pageBytes, func(w *writer) (refused, failed error) {
-			rows, err := w.move(now)
-			swap, done = rows == 0 && !swapped, rows == 0 && swapped
-			if err == nil && swap {
-				w.now.table = 1 - w.now.table
-				err = w.exec(metaSet, w.now.table, "state")
-			}
-			return nil, err
+			more, failed = w.expire(now)
+			return nil, failed
 		})
 		if err != nil {
 			return err
 		}
-		swapped = swapped || swap
 	}
 	return s.truncate(ctx)
-}
-
-// move moves some values from the table before, except those whose Until has
-// passed. When none is left it clears the table.
-func (w *writer) move(now time.Time) (rows int, err error) {
-	var last int64
-	size := 0
-	err = w.query(stateOldest[w.now.table], func(st *sqlite.Stmt) bool {
-		last = st.ColumnInt64(0)
-		size += st.ColumnInt(1)
-		rows++
-		return size < pageBytes
-	}, 4*pageRecords)
-	switch {
-	case err != nil:
-		return 0, err
-	case rows == 0:
-		return 0, w.exec(stateClear[w.now.table])
-	}
-	w.lapsed = true
-	if err := w.exec(stateMove[w.now.table], last, now.UnixMilli()); err != nil {
-		return 0, err
-	}
-	return rows, w.exec(stateMoved[w.now.table], last)
 }

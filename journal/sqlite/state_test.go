@@ -43,6 +43,7 @@ func TestRecent(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}})) // which has it look
+	must(t, s.submit(t.Context(), &request{alone: func(*writer) error { return nil }}))  // and it has
 	if v, err := s.Get(t.Context(), "s", "k"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -55,5 +56,35 @@ func TestRecent(t *testing.T) {
 	must(t, s.Scrub(t.Context(), time.Now()))
 	if v, err := s.Get(t.Context(), "s", "scrubbed"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("%v, %v", v, err)
+	}
+}
+
+// The table of the state does not grow with its changes, also where a value is in
+// it since the beginning.
+func TestStateIsCompacted(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	data := make([]byte, 4000)
+	for n := range 20 {
+		for i := range 400 {
+			v := store.Value{Key: strconv.Itoa(i), Data: data}
+			if n > 0 && i%4 == 0 {
+				continue
+			}
+			_, err := s.Put(t.Context(), "s", v, nil)
+			must(t, err)
+		}
+	}
+	var rows int64
+	must(t, s.reading(t.Context(), func(c *conn) (err error) {
+		rows, err = c.int("SELECT count(*) FROM state_log")
+		return err
+	}))
+	if rows > 2*400+2*margin+walBytes/4000 {
+		t.Errorf("%d rows of 400 values", rows)
+	}
+	n := 0
+	must(t, s.Range(t.Context(), "s", "", func(v store.Value) bool { n += len(v.Data); return true }))
+	if n != 400*4000 {
+		t.Errorf("%d bytes of values", n)
 	}
 }

@@ -77,7 +77,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg}
+	s := &Store{cfg: cfg, followers: followers{all: map[*follower]bool{}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.release())
@@ -141,7 +141,7 @@ func (s *Store) openFile() error {
 	if s.wal, err = os.OpenFile(s.path+"-wal", os.O_RDWR, 0); err != nil {
 		return s.explain(err)
 	}
-	if _, err := s.writer.copyWAL("PASSIVE"); err != nil {
+	if _, _, err := s.writer.copyWAL("PASSIVE"); err != nil {
 		return s.explain(err)
 	}
 	s.idle = make(chan *conn, readers)
@@ -271,46 +271,39 @@ func create(c *conn) error {
 		return err
 	}
 	return c.script(fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d; %s",
-		applicationID, formatVersion, schemaState(0)+schemaState(1)+schemaBase))
+		applicationID, formatVersion, schemaBase))
 }
 
 // load reads what the store knows of its content: a few rows.
 func (s *Store) load(c *conn) error {
 	t := &s.content
-	var err error
-	get := func(sql string, args ...any) int64 {
-		if err != nil {
-			return 0
-		}
-		var n int64
-		n, err = c.int(sql, args...)
-		return n
-	}
-	t.revision = uint64(get("SELECT value FROM meta WHERE name = 'revision'"))
-	t.table = get("SELECT value FROM meta WHERE name = 'state'") & 1
+	revision, err := c.int("SELECT max(id) FROM state_log")
 	if err != nil {
 		return err
 	}
-	t.parts = nil
-	var counted []int64
-	err = c.query("SELECT first, last, missing, erased, bytes, counted FROM partitions ORDER BY partition",
-		func(st *sqlite.Stmt) bool {
-			t.parts = append(t.parts, partition{
-				first: uint64(st.ColumnInt64(0)), last: uint64(st.ColumnInt64(1)), missing: uint64(st.ColumnInt64(2)),
-				erased: uint64(st.ColumnInt64(3)), bytes: st.ColumnInt64(4),
-			})
-			counted = append(counted, st.ColumnInt64(5))
-			return true
+	t.revision = uint64(revision)
+	err = c.query("SELECT first, last, missing, bytes FROM partitions ORDER BY partition", func(st *sqlite.Stmt) bool {
+		t.parts = append(t.parts, partition{
+			first: uint64(st.ColumnInt64(0)), last: uint64(st.ColumnInt64(1)), missing: uint64(st.ColumnInt64(2)),
+			bytes: st.ColumnInt64(3),
 		})
+		return true
+	})
+	if err != nil {
+		return err
+	}
 	for n := range t.parts {
 		p := &t.parts[n]
-		p.last = max(p.last, uint64(get(ofLog(n, "SELECT max(sequence) FROM log_N"))))
-		if err == nil && (p.first > p.last+1 || p.first < 1 || p.erased > p.first || p.missing > p.last+1-p.first) {
+		last, err := c.int(ofLog(n, "SELECT max(sequence) FROM log_N"))
+		if err != nil {
+			return err
+		}
+		p.last = max(p.last, uint64(last))
+		if p.first > p.last+1 || p.first < 1 || p.missing > p.last+1-p.first {
 			return s.corrupt(fmt.Errorf("the limits of partition %d are impossible: %+v", n, *p))
 		}
-		p.bytes += get(ofLog(n, "SELECT sum(length(data)) FROM log_N WHERE sequence > ?"), counted[n])
 	}
-	return err
+	return nil
 }
 
 // knows gives what is committed of a partition.
@@ -409,7 +402,7 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 			sql := schemaView(m.Partitions)
 			for p := range m.Partitions {
 				sql = schemaPartition(p) + sql
-				w.now.parts = append(w.now.parts, partition{first: 1, erased: 1})
+				w.now.parts = append(w.now.parts, partition{first: 1})
 			}
 			if err := w.script(sql); err != nil {
 				return nil, err
@@ -474,8 +467,8 @@ func (s *Store) Close() error {
 	s.recent.clear()
 	err := s.broken()
 	if err == nil && !s.cfg.Memory {
-		if err = s.writer.note(true); err == nil {
-			_, err = s.writer.copyWAL("TRUNCATE")
+		if err = s.writer.tidy(time.Time{}); err == nil {
+			_, _, err = s.writer.copyWAL("TRUNCATE")
 		}
 		err = s.explain(err)
 	}

@@ -1,12 +1,14 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"zombiezen.com/go/sqlite"
 
@@ -64,24 +66,31 @@ type writer struct {
 	now      state    // what the transaction has made of it
 	changes  []change // of the state, in the transaction
 	lapsed   bool     // values past their Until may have been removed in it
+	erased   int      // values since the last tidy
 	unsynced int64    // bytes in the WAL that are not in the file, about
-	logged   int64    // bytes since the WAL began anew, about
-	emptied  bool     // the WAL is: nothing was written since
 }
 
 // state is what the store knows of its content without looking.
 type state struct {
 	parts    []partition
-	revision uint64
-	table    int64 // of the state, that values are put into
-	dirty    bool  // revision is not stored
+	revision uint64 // the last row of state_log has this id
 }
 
 // partition is what the store knows of one.
 type partition struct {
-	first, last, missing, erased uint64
-	bytes                        int64
-	dirty                        bool
+	first, last, missing uint64
+	bytes                int64
+	dirty                bool // it cannot be read from the records
+}
+
+// skip has the next record be the one behind last.
+func (p *partition) skip(last uint64) {
+	if p.records() == 0 {
+		p.first = last + 1
+	} else {
+		p.missing += last - p.last
+	}
+	p.last, p.dirty = last, true
 }
 
 func (p *partition) records() uint64 { return p.last + 1 - p.first - p.missing }
@@ -96,9 +105,7 @@ func (t *state) part(n int) *partition {
 
 // set makes t what from is.
 func (t *state) set(from *state) {
-	parts := append(t.parts[:0], from.parts...)
-	*t = *from
-	t.parts = parts
+	t.parts, t.revision = append(t.parts[:0], from.parts...), from.revision
 }
 
 // submit has the writer take r, and waits for its end.
@@ -209,6 +216,9 @@ func (w *writer) serve(waiting []*request) {
 		r.finish(err)
 	}
 	if w.unsynced >= walBytes && w.s.broken() == nil {
+		if err := w.tidy(w.s.cfg.Now().Add(-time.Minute)); err != nil {
+			w.s.cfg.Log.Error("The journal's old values were not removed.", "file", w.s.path, "error", err)
+		}
 		w.checkpoint()
 	}
 	clear(w.group)
@@ -274,7 +284,6 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
 		return nil, err, false
 	}
-	w.emptied = false
 	undo := func(err error) ([]error, error, bool) {
 		if !w.AutocommitEnabled() { // some errors end the transaction themselves
 			err = errors.Join(err, w.exec("ROLLBACK"))
@@ -290,13 +299,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 		}
 		size += int64(r.size) + 512
 	}
-	full := w.unsynced+size >= walBytes
-	if full { // now and then
-		if err := w.expire(); err != nil {
-			return undo(err)
-		}
-	}
-	if err := w.note(full); err != nil {
+	if err := w.note(); err != nil {
 		return undo(err)
 	}
 	if err := w.exec("COMMIT"); err != nil {
@@ -304,27 +307,20 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 		return refusals, err, sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr
 	}
 	w.unsynced += size + 8<<10
-	w.logged += size + 8<<10
 	return refusals, nil, false
 }
 
-// note stores what the store knows of its content, as far as it cannot be read
+// note stores what the store knows of its partitions, as far as it cannot be read
 // from the records at the next Open.
-func (w *writer) note(all bool) error {
-	if w.now.dirty {
-		w.now.dirty = false
-		if err := w.exec(metaSet, w.now.revision, "revision"); err != nil {
-			return err
-		}
-	}
+func (w *writer) note() error {
 	for n := range w.now.parts {
 		p := &w.now.parts[n]
-		if !p.dirty && !all {
+		if !p.dirty {
 			continue
 		}
 		p.dirty = false
-		err := w.exec("UPDATE partitions SET first=?, last=?, missing=?, erased=?, bytes=?, counted=? WHERE partition = ?",
-			p.first, p.last, p.missing, p.erased, p.bytes, p.last, n)
+		err := w.exec("UPDATE partitions SET first=?, last=?, missing=?, bytes=? WHERE partition = ?",
+			p.first, p.last, p.missing, p.bytes, n)
 		if err != nil {
 			return err
 		}
@@ -332,34 +328,41 @@ func (w *writer) note(all bool) error {
 	return nil
 }
 
+// tidy does what is due before the WAL is copied. Values whose Until is before
+// expired are removed.
+func (w *writer) tidy(expired time.Time) error {
+	r := &request{done: make(chan struct{}), do: func(w *writer) (refused, failed error) {
+		for n := range w.now.parts {
+			w.now.parts[n].dirty = true
+		}
+		_, err := w.expire(expired)
+		return nil, cmp.Or(err, w.compact())
+	}}
+	w.commit([]*request{r})
+	return r.err
+}
+
 // checkpoint copies the WAL into the file. What a reader still needs of it stays.
 func (w *writer) checkpoint() {
-	if w.s.cfg.Memory {
-		w.unsynced = 0
-		return
+	pages, _, err := w.copyWAL("PASSIVE")
+	if err == nil && pages > walBound/pageSize {
+		_, _, err = w.copyWAL("RESTART")
 	}
-	mode := "PASSIVE"
-	if w.logged > walBound {
-		mode = "RESTART"
-	}
-	busy, err := w.copyWAL(mode)
 	if err != nil {
 		w.s.cfg.Log.Error("The journal's WAL was not copied into its file.", "file", w.s.path, "error", err)
 		return
 	}
 	w.unsynced = 0
-	if !busy {
-		w.logged = 0
-	}
 }
 
-// copyWAL checkpoints. Busy: a reader needs the WAL.
-func (w *writer) copyWAL(mode string) (busy bool, err error) {
+// copyWAL checkpoints, and tells how many pages the WAL has. Busy: a reader needs
+// it.
+func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 	w.SetBusyTimeout(readerTimeout)
 	defer w.SetBusyTimeout(busyTimeout)
-	var pages, copied int64
 	err = w.query("PRAGMA wal_checkpoint("+mode+")", func(st *sqlite.Stmt) bool {
-		busy, pages, copied = st.ColumnBool(0), st.ColumnInt64(1), st.ColumnInt64(2)
+		pages = st.ColumnInt64(1)
+		busy = st.ColumnBool(0) || st.ColumnInt64(2) < pages
 		return true
 	})
 	if sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr {
@@ -367,9 +370,8 @@ func (w *writer) copyWAL(mode string) (busy bool, err error) {
 		// write, and would call the next attempt a success.
 		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.place(), err)
 		w.s.fail(err)
-		return false, err
 	}
-	return busy || copied < pages, err
+	return pages, busy, err
 }
 
 // truncate empties the WAL: the old content of changed pages is then in no file.
@@ -380,13 +382,9 @@ func (s *Store) truncate(ctx context.Context) error {
 	for try := 0; ; try++ {
 		busy := false
 		err := s.submit(ctx, &request{alone: func(w *writer) (err error) {
-			if w.emptied {
-				return nil // by another
-			}
-			if busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
-				w.logged, w.unsynced = 0, 0
+			if _, busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
+				w.unsynced = 0
 				err = s.wal.Sync() // which SQLite does not: the old content might be back after a power cut
-				w.emptied = err == nil
 			}
 			return s.explain(err)
 		}})
