@@ -81,7 +81,7 @@ func mentioned(t *testing.T, dir, text string) (out []string) {
 func (f *five) kept(text string) (out []string) {
 	f.t.Helper()
 	for _, bucket := range []string{"a2e.inbox", "a2e.memory", "a2e.sessions", "a2e.subagents", "agh.containers", "agh.handoffs", "agh.members", "agh.works",
-		"asp-agents", "asp-calls", "asp-erased", "asp-opened", "asp-pages", "asp-sessions", "samvad-outgoing", "samvad-tasks", "uagents-almanac", "uagents-mailbox", "uagents-sessions",
+		"asp-agents", "asp-erased", "asp-opened", "asp-pages", "asp-sessions", "samvad-outgoing", "samvad-tasks", "uagents-almanac", "uagents-mailbox", "uagents-sessions",
 		"agents", "audit", "erasures", "hub", "retention"} {
 		for v, err := range f.journal.State(bucket).Range(f.t.Context(), "") {
 			if err != nil {

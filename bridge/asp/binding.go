@@ -118,6 +118,7 @@ func New(c Config) (*Binding, error) {
 	b.registrations.bytes, b.registrations.evicted = map[string]int64{}, map[string]time.Time{}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.store.submit, b.store.conversation = b.submit, b.conversation
+	b.store.standIn = func(id string) bool { return b.standIns.of(id) != nil }
 	b.store.admit, b.store.recount, b.store.charge, b.store.guest = b.admitAgent, b.recount, b.charge, b.guest
 	b.store.warn = func(text string, err error) { c.Logger.Warn(text, "error", err) }
 	b.store.changed = func(a *protocol.Agent) {
@@ -473,8 +474,8 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 // submit records one record of a session: [store.submit].
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
 	link *journal.ChainLink) (at journal.Position, err error) {
-	_, says := ctx.Value(saysKey{}).(says)
-	ext, err := encodeExtension(r, joined, says)
+	own, says := ctx.Value(saysKey{}).(says)
+	ext, err := encodeExtension(r, joined, says, own.asks)
 	if err != nil {
 		return at, err
 	}
@@ -518,9 +519,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	s.Reads = m.Audience
 	if req := r.Request; req == nil {
 		s.Admitted = true // what the hub itself notes
-	} else if answers, err := b.describe(ctx, c, r, req, &s); err != nil {
-		return at, appendError(err)
-	} else if answers && guest { // the hub does not count the replies of guests
+	} else if answers := b.describe(ctx, c, r, req, &s); answers && guest { // the hub does not count the replies of guests
 		if err := b.charge(ctx, cost); err != nil {
 			return at, err
 		}
@@ -544,7 +543,7 @@ func (b *Binding) conversation(session string) parley.ID {
 // describe says a message in the hub's terms, and reports whether it answers a
 // request of the hub's.
 func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request,
-	s *hub.Submission) (answers bool, err error) {
+	s *hub.Submission) (answers bool) {
 	m, e := s.Message, req.Envelope
 	m.Act, m.Schema = string(e.Performative), e.Version
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
@@ -557,12 +556,12 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		if !says.message.IsZero() {
 			m.Trace.Foreign[foreignSays] = says.message.String()
 		}
-		return false, nil
+		return false
 	}
 	bd := bodyOf(e)
 	s.Began = b.began(e, bd, req)
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited || req.After.State == protocol.Introduced || e.Performative == protocol.Close {
-		return false, nil // how sessions come and go is not for handlers
+		return false // how sessions come and go is not for handlers
 	}
 	m.Hops = hopsOf(e)
 	switch e.Performative {
@@ -574,7 +573,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		name, ok := b.standIns.name(target)
 		entry, here := b.c.Hub.Directory().Agent(name)
 		if !ok || !here {
-			return false, nil
+			return false
 		}
 		m.Kind, m.To = parley.Request, name
 		if wait := patience(e, req.Before); wait > 0 {
@@ -589,7 +588,8 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	default:
 		// An answer goes to the requester, by the tender.
 		if readers := b.readers(m); len(readers) < len(m.Audience) {
-			if answers, err = b.isAnswer(ctx, e, bd); err == nil && !answers {
+			x, _ := answered(c.calls, e, r.Position)
+			if answers = x != nil; !answers {
 				s.Reads = readers
 			}
 		}
@@ -599,7 +599,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			}
 		}
 	}
-	return answers, err
+	return answers
 }
 
 // began gives the participant who opened the session. It is answered there although it is

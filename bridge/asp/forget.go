@@ -51,17 +51,18 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		return err
 	}
 	if c.ledger == nil {
-		s.forget(c)
+		s.forget(c.id)
 		return nil
 	}
 	erased := s.j.State(bucketErased)
 	after := *c.ledger
 	after.Context = maps.Clone(after.Context)
 	for _, r := range records {
-		rec, _, err := recordOf(r.Message)
+		x, err := recordOf(r.Message)
 		if err != nil {
 			return fmt.Errorf("record at %s: %w", r.Position, err)
 		}
+		rec := &x.Record
 		if e, err := (protocol.Limits{}).Decode(rec.Raw, rec.Format); rec.Kind == protocol.RecordMessage && err == nil {
 			for _, o := range e.Content.Context {
 				if x, ok := after.Context[o.ID]; ok && x.Sender == rec.Sender {

@@ -13,6 +13,7 @@ func (t *tender) took(partition int) {
 		if j.Partition(scope(id)) != partition || !slices.ContainsFunc(participants, func(p string) bool { return t.b.standIns.of(p) != nil }) {
 			continue // in sessions of others there is nothing to be done
 		}
+		t.b.store.forget(id) // of its calls, some are settled
 		t.mu.Lock()
 		t.seen[id] = math.MaxUint64 // it may be further than is known here
 		t.mu.Unlock()

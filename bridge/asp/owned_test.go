@@ -52,8 +52,9 @@ func TestPartitionTaken(t *testing.T) {
 	if len(b.tender.dirty) > 0 {
 		t.Fatal("something is due", b.tender.dirty)
 	}
+	b.store.chain(mine)
 	b.tender.took(0)
-	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.told(mine) {
+	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.told(mine) || b.store.inMemory(mine) != nil {
 		t.Error("a session of the partition is not read again and looked at")
 	}
 	for _, id := range others {

@@ -27,7 +27,6 @@ const (
 	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
 	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
 	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
-	bucketCalls    = "asp-calls"    // session/messageId: the hub's request that a QUERY says
 )
 
 const (
@@ -88,6 +87,7 @@ type store struct {
 	recount func(id string)
 	charge  func(ctx context.Context, n int) error
 	guest   func(id string) bool
+	standIn func(id string) bool // the hub speaks for it
 }
 
 // chain is a session that is held ready.
@@ -103,6 +103,7 @@ type chain struct {
 	recent []*protocol.Record // the newest, by position modulo kept
 	saved  int                // records of the checkpoint
 	told   uint64             // of the last record of which those who read the session were told
+	calls  []call             // of the hub's, in their order
 
 	used time.Time // under store.mu
 }
@@ -126,10 +127,14 @@ type checkpoint struct {
 	Ledger       *protocol.Ledger `json:"ledger,omitempty"`
 	Sequence     uint64           `json:"sequence"`
 	Participants []string         `json:"participants"`
+	Calls        []call           `json:"calls,omitempty"`
 }
 
 // encode writes it as jsonx does.
 func (c *checkpoint) encode() ([]byte, error) {
+	if len(c.Calls) > 0 { // which few have
+		return jsonx.Encode(*c)
+	}
 	o := jsonx.AppendObject(make([]byte, 0, 2048))
 	if c.Ledger != nil {
 		o.Append("ledger", c.Ledger.AppendJSON)
@@ -268,7 +273,8 @@ func (s *store) load(ctx context.Context, c *chain) error {
 	if head <= c.seq {
 		return nil
 	}
-	if c.seq == 0 {
+	fresh := c.seq == 0
+	if fresh {
 		s.restore(ctx, c, head)
 	}
 	records, err := s.behind(ctx, c.id, head, c.seq)
@@ -284,6 +290,9 @@ func (s *store) load(ctx context.Context, c *chain) error {
 			c.reset()
 			return fmt.Errorf("session %s, record at %s: %w", c.id, r.Position, err)
 		}
+	}
+	if fresh || len(c.calls) >= pageSize { // another node hands over their answers
+		return s.settle(ctx, c)
 	}
 	return nil
 }
@@ -313,7 +322,7 @@ func (s *store) behind(ctx context.Context, id string, head, seq uint64) ([]*jou
 }
 
 func (c *chain) reset() {
-	c.ledger, c.seq, c.at, c.ids, c.recent, c.saved = nil, 0, nil, map[parley.ID]int32{}, nil, 0
+	c.ledger, c.seq, c.at, c.ids, c.recent, c.saved, c.calls = nil, 0, nil, map[parley.ID]int32{}, nil, 0, nil
 }
 
 // restore takes the last checkpoint, if it is whole.
@@ -343,7 +352,7 @@ func (s *store) restore(ctx context.Context, c *chain, head uint64) {
 		c.reset()
 		return
 	}
-	c.ledger, c.seq, c.saved = cp.Ledger, cp.Sequence, count
+	c.ledger, c.seq, c.saved, c.calls = cp.Ledger, cp.Sequence, count, cp.Calls
 }
 
 func pageKey(session string, n int) string { return session + "/" + strconv.Itoa(n) }
@@ -364,32 +373,31 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if r.Erased != nil {
 		return errErasedLog
 	}
-	rec, joined, err := recordOf(r.Message)
+	x, err := recordOf(r.Message)
 	if err != nil {
 		return err
 	}
+	rec := &x.Record
 	if rec.Position != int64(len(c.at)) {
 		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.at))
 	}
-	after, err := c.ledger.Replay(rec, joined, s.limits, s.timeouts)
+	after, err := c.ledger.Replay(rec, x.Joined, s.limits, s.timeouts)
 	if err != nil {
 		return err
 	}
-	s.advance(c, rec, after, r.Position.Sequence)
+	s.advance(c, rec, x.Asks, after, r.Position.Sequence)
 	return nil
 }
 
 // advance takes what is recorded into c.
-func (s *store) advance(c *chain, r *protocol.Record, after *protocol.Ledger, seq uint64) {
+func (s *store) advance(c *chain, r *protocol.Record, asks callee, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
 		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
 	}
 	c.index(seq, id)
+	s.follow(c, r, id, asks)
 	c.ledger, c.seq = after, seq
-	if len(c.recent) < kept {
-		c.recent = append(c.recent, nil)
-	}
 	for len(c.recent) <= int(r.Position%kept) {
 		c.recent = append(c.recent, nil)
 	}
@@ -430,7 +438,8 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		}
 		return err
 	}
-	s.advance(c, r, r.Ledger, at.Sequence)
+	own, _ := ctx.Value(saysKey{}).(says)
+	s.advance(c, r, own.asks, r.Ledger, at.Sequence)
 	c.told = c.seq // the server does when this returns
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
@@ -470,7 +479,10 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 			return err
 		}
 	}
-	cp := checkpoint{Ledger: c.ledger, Sequence: c.seq}
+	if err := s.settle(ctx, c); err != nil {
+		return err
+	}
+	cp := checkpoint{Ledger: c.ledger, Sequence: c.seq, Calls: c.calls}
 	for _, p := range participants {
 		cp.Participants = append(cp.Participants, p.AgentID)
 	}
@@ -498,19 +510,18 @@ func (s *store) Ledger(ctx context.Context, session string) (*protocol.Ledger, e
 		return nil, err
 	}
 	if c.ledger == nil {
-		s.forget(c)
+		s.forget(c.id)
 		return nil, protocol.ErrNotFound
 	}
 	return c.ledger, nil
 }
 
-// forget drops a session that is not there: strangers name many.
-func (s *store) forget(c *chain) {
+// forget drops a session that is not there, for strangers name many; or that is
+// to be read anew.
+func (s *store) forget(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.chains[c.id] == c {
-		delete(s.chains, c.id)
-	}
+	delete(s.chains, session)
 }
 
 // ready gives a session that was loaded; whether it is at the head does not
@@ -525,7 +536,7 @@ func (s *store) ready(ctx context.Context, session string) (*chain, error) {
 		}
 		if c.ledger == nil {
 			c.mu.Unlock()
-			s.forget(c)
+			s.forget(c.id)
 			return nil, protocol.ErrNotFound
 		}
 	}
@@ -562,8 +573,8 @@ func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol
 	if r.Erased != nil && len(r.Message.Extensions[Protocol]) == 0 {
 		return s.erased(ctx, c.id, position, r)
 	}
-	rec, _, err := recordOf(r.Message)
-	return rec, err
+	x, err := recordOf(r.Message)
+	return &x.Record, err
 }
 
 // Records implements [protocol.Store].
@@ -642,9 +653,7 @@ func (s *store) due(now time.Time, mine func(session string) bool) []string {
 // told. It may be older than what is known here: whoever looks at a session
 // learns of what other nodes recorded in it.
 func (s *store) told(session string) uint64 {
-	s.mu.Lock()
-	c := s.chains[session]
-	s.mu.Unlock()
+	c := s.inMemory(session)
 	if c == nil {
 		return 0
 	}
@@ -655,21 +664,18 @@ func (s *store) told(session string) uint64 {
 
 // tell notes that they were told of a record.
 func (s *store) tell(session string, seq uint64) {
-	s.mu.Lock()
-	c := s.chains[session]
-	s.mu.Unlock()
-	if c != nil {
+	if c := s.inMemory(session); c != nil {
 		c.mu.Lock()
 		c.told = max(c.told, seq)
 		c.mu.Unlock()
 	}
 }
 
-// has reports whether a session is held ready.
-func (s *store) has(session string) bool {
+// inMemory gives a session that is held ready; nil for others.
+func (s *store) inMemory(session string) *chain {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.chains[session] != nil
+	return s.chains[session]
 }
 
 // firstUse notes the use of a proof in the journal's state.

@@ -1,7 +1,6 @@
 package asp
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,8 +31,7 @@ type tender struct {
 	seen    map[string]uint64 // of those: the newest record, in the journal
 	agents  map[string]bool   // registered agents that the directory may lack
 	names   map[string]bool   // agents that were exposed
-	cursors map[string]int64
-	failed  map[string]bool // sessions that could not be tended, to look at again
+	failed  map[string]bool   // sessions that could not be tended, to look at again
 	waiting map[string][]chan struct{}
 	wake    chan struct{}
 	slots   chan struct{}
@@ -47,8 +45,8 @@ const (
 )
 
 func newTender(b *Binding) *tender {
-	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{}, cursors: map[string]int64{}, failed: map[string]bool{},
-		waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1), slots: make(chan struct{}, tenders)}
+	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{},
+		failed: map[string]bool{}, waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1), slots: make(chan struct{}, tenders)}
 }
 
 func (t *tender) start() {
@@ -91,7 +89,7 @@ func (t *tender) recorded(r *journal.Record) {
 	t.mu.Unlock()
 	// Of the sessions of other nodes, those count that are in use here and
 	// those that may bring somebody in who waits here.
-	if !t.mine(session) && !t.b.store.has(session) && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
+	if !t.mine(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
 		return
 	}
 	t.mu.Lock()
@@ -310,76 +308,6 @@ func (b *Binding) spokeFirst(l *protocol.Ledger, i *protocol.Identity) bool {
 	return l.Participants[0].AgentID == i.ID()
 }
 
-// call is a request of the hub's that waits in a session for its answer.
-type call struct {
-	Request  string `json:"request"`
-	To       string `json:"to"` // directory name of who was asked
-	Peer     string `json:"peer"`
-	Scope    string `json:"scope"`
-	Position int64  `json:"position"` // from where to look for the answer
-
-	revision uint64 // of the state's value
-}
-
-func callKey(session, message string) string { return session + "/" + message }
-
-// calls lists those of a session, the oldest first.
-func (b *Binding) calls(ctx context.Context, session string) (out []call, err error) {
-	for v, err := range b.c.Journal.State(bucketCalls).Range(ctx, session+"/") {
-		if err != nil {
-			return nil, err
-		}
-		var c call
-		if jsonx.Decode(v.Data, &c) == nil {
-			c.revision = v.Revision
-			out = append(out, c)
-		}
-	}
-	slices.SortFunc(out, func(x, y call) int {
-		return cmp.Or(cmp.Compare(x.Position, y.Position), strings.Compare(x.Request, y.Request)) // ids grow with time
-	})
-	return out, nil
-}
-
-// addCall notes a request before it is said. One that is noted already stays.
-func (b *Binding) addCall(ctx context.Context, session string, c call) error {
-	v, err := jsonx.Encode(c)
-	if err == nil {
-		_, err = b.c.Journal.State(bucketCalls).Create(ctx, callKey(session, c.Request), v, time.Time{})
-	}
-	if errors.Is(err, journal.ErrExists) {
-		return nil
-	}
-	return err
-}
-
-func (b *Binding) dropCall(ctx context.Context, session, message string) error {
-	return b.c.Journal.State(bucketCalls).Delete(ctx, callKey(session, message), 0)
-}
-
-// without gives the calls that are not request.
-func without(list []call, request string) []call {
-	return slices.DeleteFunc(slices.Clone(list), func(x call) bool { return x.Request == request })
-}
-
-// isAnswer reports whether a message of a session answers a request of the hub's.
-func (b *Binding) isAnswer(ctx context.Context, e *protocol.Envelope, bd body) (bool, error) {
-	list, err := b.calls(ctx, e.SessionID)
-	return answered(list, e) != nil && replyOf(e, bd) != nil, err
-}
-
-// answered finds the request that a message is about: the one it refers to, or
-// where an INFORM refers to nothing, the oldest to its sender.
-func answered(list []call, e *protocol.Envelope) *call {
-	ref := e.Reference()
-	for i := range list {
-		if list[i].Request == ref || ref == "" && e.Performative == protocol.Inform && list[i].Peer == e.Sender.AgentID {
-			return &list[i]
-		}
-	}
-	return nil
-}
-
 // asked finds the request of a QUERY or DELEGATE that a WITHDRAW takes back.
 func (b *Binding) asked(ctx context.Context, c *chain, req *protocol.Request) (id parley.ID, to string, ok bool) {
 	ref := req.Reference()
@@ -404,16 +332,14 @@ func (b *Binding) asked(ctx context.Context, c *chain, req *protocol.Request) (i
 
 // answers hands to those who asked what came since.
 func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
-	list, err := t.b.calls(ctx, l.ID)
-	if err != nil || len(list) == 0 {
-		t.mu.Lock()
-		delete(t.cursors, l.ID)
-		t.mu.Unlock()
+	list, err := t.b.store.callsIn(ctx, l)
+	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	at := max(t.cursors[l.ID], list[0].Position)
-	t.mu.Unlock()
+	at := l.Head.Count
+	for _, c := range list {
+		at = min(at, c.Position)
+	}
 	for at < l.Head.Count {
 		page, err := t.b.store.Records(ctx, l.ID, at, 64)
 		if err != nil {
@@ -430,28 +356,20 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 			}
 			at++
 		}
-		t.mu.Lock()
-		t.cursors[l.ID] = at
-		t.mu.Unlock()
+		t.b.store.handed(l.ID, list, at)
 	}
 	if !l.State.Terminal() {
 		return nil
 	}
 	for _, c := range list {
-		id, err := parley.ParseID(c.Request)
-		if err != nil {
-			continue
-		}
-		m := &parley.Message{Kind: parley.Failure, From: c.To, InReplyTo: id, Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
+		m := &parley.Message{Kind: parley.Failure,
+			Error:  parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
 			Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Verdict: parley.Verdict{Assurance: parley.Session}}}
-		_, err = t.hand(ctx, l.ID, c, m, "end "+l.ID)
-		if err == nil {
-			err = t.b.dropCall(ctx, l.ID, c.Request)
-		}
-		if err != nil {
+		if _, err = t.hand(ctx, l.ID, c, m, "end "+l.ID); err != nil {
 			return err
 		}
 	}
+	t.b.store.handed(l.ID, nil, at)
 	return nil
 }
 
@@ -462,72 +380,33 @@ func (t *tender) answer(ctx context.Context, session string, r *protocol.Record,
 	if err != nil {
 		return list, err
 	}
-	c := answered(list, e)
+	c, m := answered(list, e, r.Position)
 	if c == nil {
 		return list, nil
 	}
-	m := replyOf(e, bodyOf(e))
-	if m == nil {
-		return list, nil
-	}
-	id, err := parley.ParseID(c.Request)
-	if err != nil {
-		return list, err
-	}
-	m.From, m.InReplyTo, m.Schema = c.To, id, e.Version
+	m.Schema = e.Version
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
 	m.Trace.Foreign = map[string]string{foreignSession: session}
 	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
 		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true, Detail: "verified when the session recorded it"}}}}
 	over, err := t.hand(ctx, session, *c, m, r.MessageID)
-	if err != nil {
-		return list, err
-	}
-	request := c.Request
 	if over {
-		list = without(list, request)
-	}
-	if e.Reference() == "" {
-		if err := t.passed(ctx, session, list, r); err != nil {
-			return list, err
-		}
-	}
-	if over {
-		err = t.b.dropCall(ctx, session, request)
+		list = slices.DeleteFunc(list, func(x call) bool { return x.Request == m.InReplyTo })
 	}
 	return list, err
 }
 
-// passed notes that a message which refers to nothing was the answer to the oldest
-// call of its sender: after a restart it is not one to the next.
-func (t *tender) passed(ctx context.Context, session string, list []call, r *protocol.Record) error {
-	for i := range list {
-		c := &list[i]
-		if c.Peer != r.Sender || c.Position > r.Position {
-			continue
-		}
-		c.Position = r.Position + 1
-		v, err := jsonx.Encode(*c)
-		if err == nil {
-			c.revision, err = t.b.c.Journal.State(bucketCalls).Update(ctx, callKey(session, c.Request), v, time.Time{}, c.revision)
-		}
-		if err != nil && !errors.Is(err, journal.ErrConflict) { // it is over
-			return err
-		}
-	}
-	return nil
-}
-
 // hand gives a reply to the hub, once. It reports whether nobody waits for another.
 func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Message, key string) (over bool, err error) {
-	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: c.Scope, Key: journal.Key{ID: "asp reply " + session + " " + key + " " + c.Request}})
-	if err == nil || errors.As(err, new(*hub.Prior)) {
+	m.From, m.InReplyTo = c.To, c.Request
+	key = "asp reply " + session + " " + key + " " + c.Request.String()
+	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Key: journal.Key{ID: key}})
+	switch e := parley.AsError(err); {
+	case err == nil, errors.As(err, new(*hub.Prior)):
 		return m.Kind.Terminal(), nil
-	}
-	if e := parley.AsError(err); e.Retryable || e.Code == parley.Internal {
+	case e.Retryable, e.Code == parley.Internal:
 		return false, err
-	}
-	if parley.CodeOf(err) != parley.Conflict {
+	case e.Code != parley.Conflict:
 		t.b.c.Logger.Warn("an answer was refused", "session", session, "request", c.Request, "error", err)
 	}
 	return true, nil
@@ -564,7 +443,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 			return err
 		default:
 			last, _ := protocol.ParseTimestamp(l.LastTimestamp)
-			list, err := b.calls(ctx, o.Session)
+			list, err := b.store.callsIn(ctx, l)
 			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < or(b.c.Idle, 10*time.Minute) {
 				continue
 			}
@@ -586,6 +465,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 // says is, in a context, that the hub itself speaks.
 type says struct {
 	message parley.ID     // of the hub's that the envelope says; zero: none
+	asks    callee        // of whom, if that is a request
 	once    protocol.Head // say it only as long as this is the head; zero: always
 }
 
@@ -686,26 +566,15 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err), Losses: w.losses}
 	}
 	w.constraints = remaining(o.Message, b.c.Now())
-	message := o.Message.ID.String()
-	if o.Message.Kind == parley.Request {
-		l, err := b.server.Session(ctx, session, i.ID())
-		if err != nil {
-			return b.failed(err, w.losses)
-		}
-		if err := b.addCall(ctx, session, call{Request: message, To: o.Recipient.Name, Peer: o.Identity.ID, Scope: o.Scope, Position: l.Head.Count}); err != nil {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the journal cannot just now")}
-		}
-	}
 	object, err := evidence(o.Message, b.c.Hub.ID())
 	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
-	if err := b.say(ctx, i, session, message, w, says{message: o.Message.ID}, []protocol.ContextObject{object}); err != nil {
-		if o.Message.Kind == parley.Request {
-			// What is not said has no answer; a failure here leaves a call
-			// that the end of its session settles.
-			_ = b.dropCall(ctx, session, message)
-		}
+	s := says{message: o.Message.ID}
+	if o.Message.Kind == parley.Request {
+		s.asks = callee{To: o.Recipient.Name, Peer: o.Identity.ID}
+	}
+	if err := b.say(ctx, i, session, o.Message.ID.String(), w, s, []protocol.ContextObject{object}); err != nil {
 		return b.failed(err, w.losses)
 	}
 	return hub.Outcome{Losses: w.losses}
@@ -738,11 +607,11 @@ func (b *Binding) askedBy(request *parley.Message) (asking, error) {
 	if x, ok := b.askings.of(request.ID); ok {
 		return x, nil
 	}
-	r, _, err := recordOf(request)
+	x, err := recordOf(request)
 	if err != nil {
 		return asking{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
 	}
-	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
+	e, err := (protocol.Limits{}).Decode(x.Record.Raw, x.Record.Format)
 	if err != nil {
 		return asking{}, err
 	}
@@ -877,7 +746,7 @@ func (b *Binding) answerer(ctx context.Context, l *protocol.Ledger, name string)
 
 // withdraw takes a QUERY of the hub's back.
 func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
-	session, _ := b.saidIn(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
+	session := b.saidIn(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
 	if session == "" {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "there is no session any more in which it could be withdrawn"}}}
 	}
@@ -928,8 +797,8 @@ func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 }
 
 // saidIn finds the session in which one agent said a request of the hub's to
-// another, and its record there; "" where there is none.
-func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, peer string, request parley.ID) (string, *protocol.Record) {
+// another; "" where there is none.
+func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, peer string, request parley.ID) string {
 	sessions := []string{b.store.between(conversation, speaker, peer)}
 	for _, c := range []parley.ID{conversation, {}} {
 		if session, err := b.openedFor(ctx, openedKey(speaker, peer, c)); err == nil {
@@ -938,12 +807,12 @@ func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, p
 	}
 	for _, session := range sessions {
 		if session != "" {
-			if r, err := b.store.Message(ctx, session, request.String()); err == nil {
-				return session, r
+			if _, err := b.store.Message(ctx, session, request.String()); err == nil {
+				return session
 			}
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // declined reports whether a session is over because its invitation was

@@ -402,6 +402,7 @@ func verdict(v protocol.Verdict) parley.Verdict {
 type extension struct {
 	Record protocol.Record        `json:"record"`
 	Joined []protocol.Participant `json:"joined,omitempty"`
+	Asks   callee                 `json:"asks,omitzero"` // of a QUERY that says a request of the hub's
 	unsaid
 }
 
@@ -430,8 +431,9 @@ func unsaidOf(e *protocol.Envelope) (u unsaid) {
 	return u
 }
 
-func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool) (map[string]json.RawMessage, error) {
-	x := extension{Record: *r, Joined: joined}
+func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool,
+	asks callee) (map[string]json.RawMessage, error) {
+	x := extension{Record: *r, Joined: joined, Asks: asks}
 	if r.Request != nil && !own {
 		x.unsaid = unsaidOf(r.Request.Envelope)
 	}
@@ -476,19 +478,23 @@ func (x *extension) encode() ([]byte, error) {
 		o.Time("proofUntil", r.ProofUntil)
 	}
 	o.Close()
+	if x.Asks.To != "" {
+		o.Open("asks")
+		o.String("to", x.Asks.To)
+		o.String("peer", x.Asks.Peer)
+		o.Close()
+	}
 	return o.End()
 }
 
 // recordOf reads it back.
-func recordOf(m *parley.Message) (*protocol.Record, []protocol.Participant, error) {
-	var x extension
-	if err := jsonx.Decode(m.Extensions[Protocol], &x); err != nil {
-		return nil, nil, err
-	}
+func recordOf(m *parley.Message) (*extension, error) {
+	x := new(extension)
+	err := jsonx.Decode(m.Extensions[Protocol], x)
 	if x.Record.Kind == protocol.RecordMessage && x.Record.Raw == nil {
 		x.Record.Raw = m.Origin.Raw
 	}
-	return &x.Record, x.Joined, nil
+	return x, err
 }
 
 // segment makes one segment of an agent URI of part of a directory name.

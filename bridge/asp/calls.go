@@ -1,0 +1,123 @@
+package asp
+
+import (
+	"context"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/asp"
+)
+
+// callee is who is asked by a QUERY that says a request of the hub's. The record
+// of the QUERY has it.
+type callee struct {
+	To   string `json:"to"` // directory name
+	Peer string `json:"peer"`
+}
+
+// call is a request of the hub's that waits in a session for its answer. Which
+// there are, and what answers them, follows from the session's log alone: it is
+// the same on all nodes, and after a restart.
+type call struct {
+	callee
+	Request  parley.ID `json:"request"`
+	Position int64     `json:"position"`          // from where to look for answers
+	Answered int64     `json:"answered,omitzero"` // position of the last answer; 0: none yet
+}
+
+// answered finds the call that a message is about, and what it says as a reply:
+// the call it refers to, or where an INFORM refers to nothing, the oldest to its
+// sender.
+func answered(list []call, e *protocol.Envelope, at int64) (*call, *parley.Message) {
+	bare := e.Performative == protocol.Inform && e.Reference() == ""
+	id, _ := parley.ParseID(e.Reference())
+	for i := range list {
+		c := &list[i]
+		about := c.Request == id || bare && c.Peer == e.Sender.AgentID && c.Position <= at
+		if about && (c.Answered == 0 || at <= c.Answered) {
+			if m := replyOf(e, bodyOf(e)); m != nil {
+				return c, m
+			}
+			break
+		}
+	}
+	return nil, nil
+}
+
+// follow notes what a record of a session asks for the hub, or answers; c.mu is
+// held.
+func (s *store) follow(c *chain, r *protocol.Record, id parley.ID, asks callee) {
+	switch {
+	case asks.To != "":
+		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
+		return
+	case len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.standIn(r.Sender):
+		return
+	}
+	var e *protocol.Envelope
+	if r.Request != nil {
+		e = r.Request.Envelope
+	} else {
+		e, _ = s.limits.Decode(r.Raw, r.Format) // the ledger has read it
+	}
+	x, m := answered(c.calls, e, r.Position)
+	if x == nil {
+		return
+	}
+	if m.Kind.Terminal() {
+		x.Answered = r.Position
+	}
+	if e.Reference() == "" { // when that call is over, this does not answer the next
+		for i := range c.calls {
+			if y := &c.calls[i]; y != x && y.Peer == r.Sender && y.Answered == 0 {
+				y.Position = r.Position + 1
+			}
+		}
+	}
+}
+
+// settle forgets the calls whose requests are settled; c.mu is held.
+func (s *store) settle(ctx context.Context, c *chain) error {
+	if len(c.calls) == 0 {
+		return nil
+	}
+	// The requests may lie in other partitions.
+	if err := s.j.CatchUp(ctx); err != nil {
+		return err
+	}
+	c.calls = slices.DeleteFunc(c.calls, func(x call) bool {
+		_, open := s.j.Delivery(x.Request, x.To)
+		return !open
+	})
+	return nil
+}
+
+// callsIn lists the calls of a session, the oldest first.
+func (s *store) callsIn(ctx context.Context, l *protocol.Ledger) ([]call, error) {
+	c, err := s.ready(ctx, l.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer c.mu.Unlock()
+	if c.ledger.Head.Count < l.Head.Count {
+		err = s.load(ctx, c)
+	}
+	return slices.Clone(c.calls), err
+}
+
+// handed notes that the answers before a position were handed over, and which
+// calls wait for more.
+func (s *store) handed(session string, left []call, at int64) {
+	c := s.inMemory(session)
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = slices.DeleteFunc(c.calls, func(x call) bool {
+		return x.Position < at && !slices.ContainsFunc(left, func(y call) bool { return x.Request == y.Request })
+	})
+	for i := range c.calls {
+		c.calls[i].Position = max(c.calls[i].Position, at)
+	}
+}
