@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -146,9 +145,8 @@ func (s *Store) Healthy() error {
 	}
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
-		if err := s.once(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()}, nil); err != nil {
-			s.cfg.Log.Debug("NATS", "err", err)
-		}
+		_, err := s.once(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
+		s.cfg.Log.Debug("NATS", "err", err)
 	}()
 	return fmt.Errorf("%w: the NATS servers have not answered since %s: %w",
 		store.ErrBusy, since.Format(time.RFC3339), why)
@@ -157,15 +155,14 @@ func (s *Store) Healthy() error {
 // The subjects of the servers' API. The client's calls are not used for them:
 // they read from any server, and wait too long for one that is frozen.
 const (
-	apiAccount = "$JS.API.INFO"
-	apiNames   = "$JS.API.STREAM.NAMES"
-	apiInfo    = "$JS.API.STREAM.INFO."
-	apiCreate  = "$JS.API.STREAM.CREATE."
-	apiUpdate  = "$JS.API.STREAM.UPDATE."
-	apiPurge   = "$JS.API.STREAM.PURGE."
-	apiGet     = "$JS.API.STREAM.MSG.GET."
-	apiDelete  = "$JS.API.STREAM.MSG.DELETE."
-	apiDirect  = "$JS.API.DIRECT.GET."
+	apiNames  = "$JS.API.STREAM.NAMES"
+	apiInfo   = "$JS.API.STREAM.INFO."
+	apiCreate = "$JS.API.STREAM.CREATE."
+	apiUpdate = "$JS.API.STREAM.UPDATE."
+	apiPurge  = "$JS.API.STREAM.PURGE."
+	apiGet    = "$JS.API.STREAM.MSG.GET."
+	apiDelete = "$JS.API.STREAM.MSG.DELETE."
+	apiDirect = "$JS.API.DIRECT.GET."
 )
 
 // What the servers refuse with, beside the client's constants.
@@ -176,39 +173,39 @@ const (
 	codeTooManyBatches jetstream.ErrorCode = 10210
 )
 
-// temporary reports that the same request may be answered in a moment.
-func temporary(e *jetstream.APIError) bool {
-	switch e.ErrorCode {
-	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPlace:
-		return true
-	case jetstream.JSErrCodeJetStreamNotEnabledForAccount, jetstream.JSErrCodeJetStreamNotEnabled:
-		return false
+// refused is how the servers refused a request for good, as the caller is told it.
+// nil: they did not, or may take the same request in a moment.
+func refused(err error) error {
+	var e *jetstream.APIError
+	if !errors.As(err, &e) {
+		return nil
 	}
-	return e.Code == 503
-}
-
-// refusal is what the caller is told where nothing was recorded.
-func refusal(e *jetstream.APIError) error {
 	switch e.ErrorCode {
+	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPlace,
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // something else is under way
+		return nil
+	case jetstream.JSErrCodeStreamWrongLastSequence:
+		return fmt.Errorf("%w: %w", store.ErrConflict, e)
 	case 10023, 10047, 10002, 10028, 10077:
 		return fmt.Errorf("%w: a limit of the NATS servers is reached; raise it or remove old records: %w",
 			store.ErrNoSpace, e)
 	case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, e)
+	case jetstream.JSErrCodeJetStreamNotEnabledForAccount, jetstream.JSErrCodeJetStreamNotEnabled:
+	default:
+		if e.Code == 503 {
+			return nil
+		}
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, e)
 }
 
-// apiErrorOf is how the servers refused, or nil.
-func apiErrorOf(err error) (e *jetstream.APIError) {
-	errors.As(err, &e)
-	return e
-}
-
-// notSent: with such an error nothing has left this process, or nobody took it.
-func notSent(err error) bool {
-	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
-		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrMaxPayload)
+// notStored: with such an error nothing has left this process, or nobody took it.
+func notStored(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) || errors.Is(err, store.ErrClosed) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionClosed) ||
+		errors.Is(err, nats.ErrMaxPayload)
 }
 
 // patience is how long a try waits for its answer, not long: what is sent while a
@@ -216,73 +213,68 @@ func notSent(err error) bool {
 // servers may also be slow.
 func (s *Store) patience(try int) time.Duration { return s.cfg.answerWithin * time.Duration(1+try/8) }
 
+// answer is what the servers say: that something was stored, what a stream is,
+// which streams there are, or a message.
+type answer struct {
+	Error   *jetstream.APIError    `json:"error"`
+	Seq     uint64                 `json:"seq"`
+	Config  jetstream.StreamConfig `json:"config"`
+	State   jetstream.StreamState  `json:"state"`
+	Streams []string               `json:"streams"`
+	Message stored                 `json:"message"`
+}
+
 // once sends a request and waits for the answer.
-func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg, answer any) error {
-	if !s.enter() {
-		return store.ErrClosed
+func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg) (a answer, err error) {
+	s.requests.RLock()
+	defer s.requests.RUnlock()
+	if s.ctx.Err() != nil {
+		return a, store.ErrClosed
 	}
-	defer s.calls.Done()
 	once, done := context.WithTimeout(ctx, within)
 	defer done()
-	a, err := s.nc.RequestMsgWithContext(once, m)
+	got, err := s.nc.RequestMsgWithContext(once, m)
 	if err == nil {
-		err = decode(a.Data, answer)
+		err = json.Unmarshal(got.Data, &a)
+	}
+	if a.Error != nil {
+		err = a.Error
 	}
 	// A server that is cut off from the others says so.
-	switch api := apiErrorOf(err); {
-	case err == nil || api != nil && api.Code != 503:
+	switch {
+	case err == nil || a.Error != nil && a.Error.Code != 503:
 		s.outage.answered()
 	case ctx.Err() == nil:
 		s.unanswered(err)
 	}
-	return err
-}
-
-func decode(data []byte, answer any) error {
-	if bytes.Contains(data, []byte(`"error":`)) {
-		var x struct {
-			Error *jetstream.APIError `json:"error"`
-		}
-		if err := json.Unmarshal(data, &x); err != nil {
-			return err
-		}
-		if x.Error != nil {
-			return x.Error
-		}
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.Unmarshal(data, answer)
+	return a, err
 }
 
 // ask requests something that may be asked again, until there is an answer.
-func (s *Store) ask(ctx context.Context, subject string, body, answer any) error {
-	return s.askFor(ctx, s.cfg.Timeout, 0, subject, body, answer)
+func (s *Store) ask(ctx context.Context, subject string, body any) (answer, error) {
+	return s.askFor(ctx, s.cfg.Timeout, 0, subject, body)
 }
 
 // set is ask for what a hub does when it starts: streams are made more slowly, and
 // servers that start too have to find their leaders.
-func (s *Store) set(ctx context.Context, subject string, body, answer any) error {
-	return s.askFor(ctx, settlesWithin, 8, subject, body, answer)
+func (s *Store) set(ctx context.Context, subject string, body any) (answer, error) {
+	return s.askFor(ctx, settlesWithin, 8, subject, body)
 }
 
 func (s *Store) askFor(
-	ctx context.Context, within time.Duration, firstTry int, subject string, body, answer any,
-) (err error) {
+	ctx context.Context, within time.Duration, firstTry int, subject string, body any,
+) (a answer, err error) {
 	m := &nats.Msg{Subject: subject}
 	if body != nil {
 		if m.Data, err = json.Marshal(body); err != nil {
-			return err
+			return a, err
 		}
 	}
-	return again(ctx, within, func(ctx context.Context, try int) error {
-		err := s.once(ctx, s.patience(firstTry+try), m, answer)
-		if subject == apiAccount && errors.Is(err, nats.ErrNoResponders) {
-			err = jetstream.ErrJetStreamNotEnabled
-		}
+	err = again(ctx, within, func(ctx context.Context, try int) error {
+		a, err = s.once(ctx, s.patience(firstTry+try), m)
 		return err
 	})
+	return a, err
 }
 
 // again tries what may be tried again, until there is an answer.
@@ -290,12 +282,17 @@ func again(ctx context.Context, within time.Duration, do func(ctx context.Contex
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for try := range tries(ctx) {
-		err = do(ctx, try)
-		if api := apiErrorOf(err); err == nil || errors.Is(err, store.ErrClosed) || api != nil && !temporary(api) {
+		if err = do(ctx, try); err == nil || final(err) {
 			return err
 		}
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
+}
+
+// final: trying again would not change it.
+func final(err error) bool {
+	return errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrUnknown) ||
+		refused(err) != nil
 }
 
 // tries counts tries until ctx ends, with pauses in between that grow.
@@ -311,10 +308,8 @@ func tries(ctx context.Context) iter.Seq[int] {
 
 // await lets a time pass; false: ctx ended before.
 func await(ctx context.Context, d time.Duration) bool {
-	pause := time.NewTimer(d)
-	defer pause.Stop()
 	select {
-	case <-pause.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

@@ -88,12 +88,12 @@ func (s *Store) followOnce(
 		case meta.Sequence.Stream <= *after:
 			continue
 		}
-		m := &stored{subject: x.Subject(), seq: meta.Sequence.Stream, header: x.Headers(), data: x.Data()}
+		m := &stored{Subject: x.Subject(), Seq: meta.Sequence.Stream, header: x.Headers(), Data: x.Data()}
 		if err := fn(ctx, m); err != nil {
 			return err
 		}
-		*after = m.seq
-		s.tell(stream, m.seq)
+		*after = m.Seq
+		s.tell(stream, m.Seq)
 	}
 }
 
@@ -111,13 +111,13 @@ func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.R
 	}
 	after = max(after, end)
 	return s.follow(ctx, s.logStream(p), after, func() {}, func(ctx context.Context, m *stored) error {
-		if m.seq <= after {
+		if m.Seq <= after {
 			return nil // it was told, and what follows it not
 		}
-		if _, err := s.fill(ctx, p, after+1, m.seq, tell); err != nil {
+		if _, err := s.fill(ctx, p, after+1, m.Seq, tell); err != nil {
 			return err
 		}
-		after = m.seq
+		after = m.Seq
 		if !m.filler() {
 			fn(m.record())
 		}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal/store"
@@ -25,11 +24,11 @@ import (
 func leads(t *testing.T, s *Store, stream string) int {
 	t.Helper()
 	for {
-		var x jetstream.StreamInfo
-		if err := s.ask(t.Context(), apiInfo+stream, nil, &x); err != nil {
+		x, err := s.js.Stream(t.Context(), stream)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if i, err := strconv.Atoi(strings.TrimPrefix(x.Cluster.Leader, "n")); err == nil {
+		if i, err := strconv.Atoi(strings.TrimPrefix(x.CachedInfo().Cluster.Leader, "n")); err == nil {
 			return i
 		}
 		if !await(t.Context(), maxPause) {

@@ -18,18 +18,20 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// stored is a message as a stream holds it.
+// stored is a message as a stream holds it, and as the leader gives it.
 type stored struct {
-	subject string
-	seq     uint64
-	header  nats.Header
-	data    []byte
+	Subject string `json:"subject"`
+	Seq     uint64 `json:"seq"`
+	Headers []byte `json:"hdrs"`
+	Data    []byte `json:"data"`
+
+	header nats.Header
 }
 
 // removal reports whether the message says that a value was removed.
 func (m *stored) removal() bool { return m.header.Get(headerOperation) != "" }
 
-func (m *stored) filler() bool { return strings.HasSuffix(m.subject, "."+filler) }
+func (m *stored) filler() bool { return strings.HasSuffix(m.Subject, "."+filler) }
 
 func (m *stored) until() time.Time {
 	n, err := strconv.ParseInt(m.header.Get(headerUntil), 10, 64)
@@ -41,8 +43,8 @@ func (m *stored) until() time.Time {
 
 // record is what a message of a partition, or of the remains, says.
 func (m *stored) record() store.Record {
-	r := store.Record{Sequence: m.seq, Data: m.data, Tag: m.header.Get(headerTag)}
-	if _, tag, ok := strings.Cut(m.subject, "."+taggedRecord); ok && r.Tag == "" {
+	r := store.Record{Sequence: m.Seq, Data: m.Data, Tag: m.header.Get(headerTag)}
+	if _, tag, ok := strings.Cut(m.Subject, "."+taggedRecord); ok && r.Tag == "" {
 		r.Tag = untag(tag)
 	}
 	return r
@@ -61,26 +63,14 @@ type get struct {
 // leader reads one message from a stream's leader, for another server may lag
 // behind. Where there is none, its sequence is 0.
 func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, error) {
-	var x struct {
-		Message struct {
-			Subject string `json:"subject"`
-			Seq     uint64 `json:"seq"`
-			Header  []byte `json:"hdrs"`
-			Data    []byte `json:"data"`
-		} `json:"message"`
-	}
-	err := s.ask(ctx, apiGet+stream, which, &x)
+	a, err := s.ask(ctx, apiGet+stream, which)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return &stored{}, nil
 	}
-	if err != nil {
-		return nil, err
+	if err == nil && len(a.Message.Headers) > 0 {
+		a.Message.header, err = nats.DecodeHeadersMsg(a.Message.Headers)
 	}
-	m := &stored{subject: x.Message.Subject, seq: x.Message.Seq, data: x.Message.Data}
-	if len(x.Message.Header) > 0 {
-		m.header, err = nats.DecodeHeadersMsg(x.Message.Header)
-	}
-	return m, err
+	return &a.Message, err
 }
 
 // A server that lags behind is asked again so often, with such a pause: what it
@@ -107,9 +97,8 @@ func catchUp(ctx context.Context, stream string, caughtUp func() (bool, error)) 
 // the one before it, or another server, has given out.
 func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
 	err = catchUp(ctx, stream, func() (bool, error) {
-		var x jetstream.StreamInfo
-		err := s.ask(ctx, apiInfo+stream, nil, &x)
-		t = x.State
+		a, err := s.ask(ctx, apiInfo+stream, nil)
+		t = a.State
 		return t.LastSeq >= s.toldOf(stream), err
 	})
 	if t.Msgs == 0 {
@@ -133,7 +122,7 @@ func (s *Store) fresh(ctx context.Context, stream string) error {
 			return true, err
 		}
 		m, err := s.leader(ctx, stream, get{Seq: t.LastSeq, Next: ">"})
-		return err == nil && m.seq == 0, err // it was removed since
+		return err == nil && m.Seq == 0, err // it was removed since
 	})
 }
 
@@ -142,7 +131,7 @@ func (s *Store) fresh(ctx context.Context, stream string) error {
 func (s *Store) absent(ctx context.Context, stream string, from, before uint64) error {
 	return catchUp(ctx, stream, func() (bool, error) {
 		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
-		return len(ms) == 0 || ms[0].seq >= before, err
+		return len(ms) == 0 || ms[0].Seq >= before, err
 	})
 }
 
@@ -161,10 +150,10 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 		for seq <= last {
 			size := min(pageSize, last-seq+1)
 			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: size, MaxBytes: pageBytes})
-			if n := len(ms); err == nil && n < int(size) {
+			if err == nil && uint64(len(ms)) < size {
 				next := seq
-				if n > 0 {
-					next = ms[n-1].seq + 1
+				if len(ms) > 0 {
+					next = ms[len(ms)-1].Seq + 1
 				}
 				var m *stored
 				m, err = s.leader(ctx, stream, get{Seq: next, Next: filter})
@@ -175,10 +164,10 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 				return
 			}
 			for _, m := range ms {
-				if m.seq == 0 || m.seq > last || !yield(m, nil) {
+				if m.Seq == 0 || m.Seq > last || !yield(m, nil) {
 					return
 				}
-				seq = m.seq + 1
+				seq = m.Seq + 1
 			}
 		}
 	}
@@ -205,62 +194,50 @@ var errGap = errors.New("what follows did not come")
 
 // pageOnce gives what came of a page up to an error.
 func (s *Store) pageOnce(ctx context.Context, stream string, body []byte) (ms []*stored, err error) {
-	if !s.enter() {
+	s.requests.RLock()
+	defer s.requests.RUnlock()
+	if s.ctx.Err() != nil {
 		return nil, store.ErrClosed
 	}
-	defer s.calls.Done()
 	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = sub.Unsubscribe() }() // it fails where the connection is closed, and all with it
-	if err := sub.SetPendingLimits(-1, -1); err != nil {
-		return nil, err
-	}
-	if err := s.nc.PublishRequest(apiDirect+stream, sub.Subject, body); err != nil {
+	end := func() { _ = sub.Unsubscribe() } // it fails where the connection is closed, and all with it
+	defer end()
+	// A context for each message would cost more than the message does.
+	defer context.AfterFunc(ctx, end)()
+	err = errors.Join(sub.SetPendingLimits(-1, -1), s.nc.PublishRequest(apiDirect+stream, sub.Subject, body))
+	if err != nil {
 		return nil, err
 	}
 	for before := "0"; ; {
-		m, err := s.next(ctx, sub)
+		m, err := sub.NextMsg(2 * s.cfg.answerWithin)
 		if err != nil {
-			return ms, err
+			if ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders) {
+				s.unanswered(err)
+			}
+			return ms, errors.Join(err, ctx.Err())
 		}
+		s.outage.answered()
 		status := m.Header.Get("Status")
 		switch {
 		case status == "404":
 			return ms, nil
 		case status != "" && status != "204":
 			return ms, &jetstream.APIError{Description: "status " + status + " " + m.Header.Get("Description")}
-		case m.Header.Get("Nats-Last-Sequence") != before: // each names the one before it
+		case m.Header.Get(jetstream.LastSequenceHeader) != before: // each names the one before it
 			return ms, errGap
 		case status != "":
 			return ms, nil
 		}
 		before = m.Header.Get(jetstream.SequenceHeader)
-		x := &stored{subject: m.Header.Get(jetstream.SubjectHeader), header: m.Header, data: m.Data}
-		if x.seq, err = strconv.ParseUint(before, 10, 64); err != nil {
+		x := &stored{Subject: m.Header.Get(jetstream.SubjectHeader), header: m.Header, Data: m.Data}
+		if x.Seq, err = strconv.ParseUint(before, 10, 64); err != nil {
 			return ms, &jetstream.APIError{Description: "a message without a sequence"}
 		}
 		ms = append(ms, x)
 	}
-}
-
-// next waits for one message of a page.
-func (s *Store) next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
-	// Most are there already: a context for each would cost more than they do.
-	if m, err := sub.NextMsg(1); !errors.Is(err, nats.ErrTimeout) {
-		return m, err
-	}
-	within, cancel := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
-	defer cancel()
-	m, err := sub.NextMsgWithContext(within)
-	switch {
-	case err == nil:
-		s.outage.answered()
-	case ctx.Err() == nil && !errors.Is(err, nats.ErrNoResponders):
-		s.unanswered(err)
-	}
-	return m, err
 }
 
 // Read implements [store.Store].
@@ -284,12 +261,12 @@ func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(stor
 		if err != nil {
 			return 0, err
 		}
-		if more, err := s.fill(ctx, p, next, m.seq, fn); err != nil || !more {
+		if more, err := s.fill(ctx, p, next, m.Seq, fn); err != nil || !more {
 			return 0, err
 		}
-		next = m.seq + 1
+		next = m.Seq + 1
 		if !m.filler() && !fn(m.record()) {
-			return m.seq, nil
+			return m.Seq, nil
 		}
 	}
 	_, err := s.fill(ctx, p, next, last+1, fn)
@@ -314,7 +291,7 @@ func (s *Store) fill(
 			return false, err
 		}
 		for end := min(before, (next/remainsBlock+1)*remainsBlock); next < end; next++ {
-			if m := of[next]; m != nil && !fn(m.record()) {
+			if r, ok := of[next]; ok && !fn(r) {
 				return false, nil
 			}
 		}
@@ -323,17 +300,18 @@ func (s *Store) fill(
 }
 
 // remains gives those of a block's records, by their sequence.
-func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]*stored, error) {
-	of := make(map[uint64]*stored)
+func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]store.Record, error) {
+	of := make(map[uint64]store.Record)
 	for m, err := range s.messages(ctx, s.remainsStream(), s.remainsBlockOf(p, block)+".*", 1, endless) {
 		if err != nil {
 			return nil, err
 		}
-		seq, err := strconv.ParseUint(m.subject[strings.LastIndexByte(m.subject, '.')+1:], 10, 64)
+		r := m.record()
+		r.Sequence, err = strconv.ParseUint(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s in stream %s", store.ErrCorrupt, m.subject, s.remainsStream())
+			return nil, fmt.Errorf("%w: %s in stream %s", store.ErrCorrupt, m.Subject, s.remainsStream())
 		}
-		of[seq] = &stored{subject: m.subject, seq: seq, header: m.header, data: m.data}
+		of[r.Sequence] = r
 	}
 	return of, nil
 }
@@ -349,17 +327,17 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 	if err = errors.Join(err, failed); err != nil {
 		return store.Record{}, err
 	}
-	if erased > m.seq {
+	if erased > m.Seq {
 		r, err := s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, erased)})
 		if err != nil {
 			return store.Record{}, err
 		}
-		if r.seq != 0 { // else it was removed
+		if r.Seq != 0 { // else it was removed
 			m = r
-			m.seq = erased
+			m.Seq = erased
 		}
 	}
-	if m.seq == 0 {
+	if m.Seq == 0 {
 		return store.Record{}, fmt.Errorf("%w: tag %q in partition %d", store.ErrNotFound, tag, p)
 	}
 	return m.record(), nil
@@ -376,24 +354,17 @@ func (s *Store) Span(ctx context.Context, p int) (store.Span, error) {
 	if err != nil || first == 0 {
 		return out, err
 	}
-	n, err := s.erased(ctx, p)
-	if out.First = first; n > 0 {
-		out.Records += n
-		out.Bytes = max(out.Bytes, 1)
-	}
-	return out, err
-}
-
-// erased counts a partition's remains.
-func (s *Store) erased(ctx context.Context, p int) (uint64, error) {
+	out.First = first
 	if err := s.fresh(ctx, s.remainsStream()); err != nil {
-		return 0, err
+		return out, err
 	}
 	filter := fmt.Sprintf("%s%d.>", s.remainsSubject(), p)
 	ms, err := s.page(ctx, s.remainsStream(), get{Seq: 1, Next: filter, Batch: 1})
 	if err != nil || len(ms) == 0 {
-		return 0, err
+		return out, err
 	}
-	pending, err := strconv.ParseUint(ms[0].header.Get("Nats-Num-Pending"), 10, 64)
-	return pending + 1, err
+	behind, err := strconv.ParseUint(ms[0].header.Get("Nats-Num-Pending"), 10, 64)
+	out.Records += behind + 1
+	out.Bytes = max(out.Bytes, 1)
+	return out, err
 }

@@ -59,10 +59,10 @@ func (s *Store) filter(bucket, prefix string) string {
 
 // value is what a message of the state says; ok is false for one that is none.
 func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
-	bucket, key, ok := s.stateKey(m.subject)
-	v = store.Value{Key: key, Data: m.data, Revision: valueRevision(m.seq), Until: m.until(), Deleted: m.removal()}
+	bucket, key, ok := s.stateKey(m.Subject)
+	v = store.Value{Key: key, Data: m.Data, Revision: valueRevision(m.Seq), Until: m.until(), Deleted: m.removal()}
 	if v.Deleted {
-		v.Revision = removalRevision(m.seq)
+		v.Revision = removalRevision(m.Seq)
 	}
 	return bucket, v, ok
 }
@@ -89,7 +89,7 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error
 	if err != nil {
 		return store.Value{}, err
 	}
-	if m.seq == 0 || m.removal() {
+	if m.Seq == 0 || m.removal() {
 		return store.Value{}, fmt.Errorf("%w: key %q in %q", store.ErrNotFound, key, bucket)
 	}
 	_, v, _ := s.value(m) // the subject is the key's
@@ -98,8 +98,8 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error
 
 // Put implements [store.Store].
 func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (uint64, error) {
-	if len(v.Data) > s.cfg.MaxPayload {
-		return 0, fmt.Errorf("%w: the value has %d bytes, the limit is %d", store.ErrTooLarge, len(v.Data), s.cfg.MaxPayload)
+	if err := s.fits(v.Data); err != nil {
+		return 0, err
 	}
 	h := nats.Header{}
 	if !v.Until.IsZero() {

@@ -76,7 +76,7 @@ type Store struct {
 	ctx    context.Context // ends with the Store
 	cancel context.CancelFunc
 
-	calls sync.WaitGroup
+	requests sync.RWMutex // each reads it while it is under way; Close waits for all
 
 	mu   sync.Mutex
 	told map[string]uint64 // the last sequence of a stream that a call has told
@@ -85,7 +85,7 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // Open connects to the cluster and sees that it can hold a journal.
-func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
+func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Prefix = cmp.Or(cfg.Prefix, "PARLEY")
 	if !prefixForm.MatchString(cfg.Prefix) {
 		return nil, fmt.Errorf("prefix %q: it has 1 to 32 letters, digits, \"-\" and \"_\"", cfg.Prefix)
@@ -106,30 +106,36 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	}
 	s := &Store{cfg: cfg, run: nuid.Next()[:14], told: make(map[string]uint64)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	defer func() {
-		if err != nil {
-			s.cancel()
-			if s.nc != nil {
-				s.nc.Close()
-			}
-		}
-	}()
 	if err := s.connect(); err != nil {
+		s.cancel()
 		return nil, err
 	}
+	if err := s.examine(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// examine sees what the servers can do, and fills in what was left to them.
+func (s *Store) examine(ctx context.Context) (err error) {
 	limit := int(s.nc.MaxPayload())
 	if s.cfg.MaxPayload == 0 {
 		s.cfg.MaxPayload = min(maxPayload, limit-headerMargin)
 	}
 	if s.cfg.MaxPayload+headerMargin > limit {
-		return nil, fmt.Errorf("records of up to %d bytes are wanted (MaxPayload) and need max_payload %d, but %s has %d; "+
+		return fmt.Errorf("records of up to %d bytes are wanted (MaxPayload) and need max_payload %d, but %s has %d; "+
 			"raise max_payload there or lower MaxPayload", s.cfg.MaxPayload, s.cfg.MaxPayload+headerMargin, s.server(), limit)
 	}
 	if s.js, err = jetstream.New(s.nc); err != nil {
-		return nil, err
+		return err
 	}
-	if err := s.set(ctx, apiAccount, nil, nil); err != nil {
-		return nil, fmt.Errorf("JetStream is not enabled on %s for this account: %w", s.server(), err)
+	if err := again(ctx, settlesWithin, func(ctx context.Context, try int) error {
+		ctx, cancel := context.WithTimeout(ctx, s.patience(try))
+		defer cancel()
+		_, err := s.js.AccountInfo(ctx)
+		return err
+	}); err != nil {
+		return fmt.Errorf("JetStream is not enabled on %s for this account: %w", s.server(), err)
 	}
 	if s.cfg.Replicas == 0 {
 		s.cfg.Replicas = 1
@@ -137,30 +143,17 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 			s.cfg.Replicas = 3
 		}
 	}
-	return s, nil
-}
-
-// enter begins a request, if the store is open; calls.Done ends it.
-func (s *Store) enter() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return false
-	}
-	s.calls.Add(1)
-	return true
+	return nil
 }
 
 // Close implements [store.Store].
 func (s *Store) Close() error {
-	s.mu.Lock()
-	again := s.ctx.Err() != nil
 	s.cancel()
-	s.mu.Unlock()
-	if again {
+	s.requests.Lock()
+	defer s.requests.Unlock()
+	if s.nc.IsClosed() {
 		return store.ErrClosed
 	}
-	s.calls.Wait()
 	s.nc.Close()
 	return nil
 }
@@ -218,29 +211,24 @@ func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 // a server also says that has not made yet what the cluster has decided on; the
 // leader of the servers, which alone names streams, has the last word. It may have
 // become the leader just now: missing is how long it is asked again.
-func (s *Store) find(
-	ctx context.Context, c jetstream.StreamConfig, missing time.Duration,
-) (*jetstream.StreamInfo, error) {
+func (s *Store) find(ctx context.Context, c jetstream.StreamConfig, missing time.Duration) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
 	defer cancel()
-	missed, stop := context.WithTimeout(ctx, missing)
-	defer stop()
+	begun := time.Now()
 	for range tries(ctx) {
-		var x jetstream.StreamInfo
-		err := s.set(ctx, apiInfo+c.Name, nil, &x)
+		x, err := s.set(ctx, apiInfo+c.Name, nil)
 		if !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return &x, err
+			return x, err
 		}
-		var known struct{ Streams []string }
-		subject := map[string]string{"subject": c.Subjects[0]}
-		if err := s.set(ctx, apiNames, subject, &known); err != nil {
-			return nil, err
+		known, unknown := s.set(ctx, apiNames, map[string]string{"subject": c.Subjects[0]})
+		if unknown != nil {
+			return answer{}, unknown
 		}
-		if len(known.Streams) == 0 && missed.Err() != nil {
-			return nil, err
+		if len(known.Streams) == 0 && time.Since(begun) >= missing {
+			return answer{}, err
 		}
 	}
-	return nil, fmt.Errorf("%w: stream %s is not there yet: %w", store.ErrBusy, c.Name, ctx.Err())
+	return answer{}, fmt.Errorf("%w: stream %s is not there yet: %w", store.ErrBusy, c.Name, ctx.Err())
 }
 
 // Meta implements [store.Store].
@@ -273,11 +261,9 @@ func (s *Store) readMeta(ctx context.Context, missing time.Duration) (m store.Me
 		return m, err
 	}
 	said := x.Config.Metadata[metaStore]
-	if said == "" {
-		return m, fmt.Errorf("%w: stream %s was not made by Parley; choose another Prefix", store.ErrForeign, s.stateStream())
-	}
 	if err := json.Unmarshal([]byte(said), &m); err != nil {
-		return m, fmt.Errorf("%w: stream %s says %s=%s", store.ErrForeign, s.stateStream(), metaStore, said)
+		return m, fmt.Errorf("%w: stream %s was not made by Parley (%s=%s); choose another Prefix",
+			store.ErrForeign, s.stateStream(), metaStore, said)
 	}
 	return m, nil
 }
@@ -311,15 +297,12 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 		return err
 	}
 	for _, c := range s.streams(m) {
-		var x jetstream.StreamInfo
-		err := s.set(ctx, apiCreate+c.Name, c, &x)
+		x, err := s.set(ctx, apiCreate+c.Name, c)
 		switch {
-		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse):
-			return s.sooner(ctx, c.Name, "is there with other settings")
+		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse), x.State.LastSeq > 0 && c.Name != s.stateStream():
+			return s.sooner(ctx, c.Name)
 		case err != nil:
 			return fmt.Errorf("stream %s cannot be made: %w", c.Name, err)
-		case x.State.LastSeq > 0 && c.Name != s.stateStream():
-			return s.sooner(ctx, c.Name, "is not empty")
 		}
 		if err := lacks(x.Config, c); err != nil {
 			return err
@@ -330,13 +313,14 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 
 // sooner tells a journal that another hub has made meanwhile, of which this one's
 // server may hear a moment later, from streams of something else.
-func (s *Store) sooner(ctx context.Context, stream, why string) error {
+func (s *Store) sooner(ctx context.Context, stream string) error {
 	_, err := s.readMeta(ctx, s.cfg.goneAfter/4)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: another hub has made the journal", store.ErrExists)
 	case errors.Is(err, store.ErrNotFound):
-		return fmt.Errorf("%w: stream %s %s; choose another Prefix", store.ErrForeign, stream, why)
+		return fmt.Errorf("%w: stream %s is there with other settings, or is not empty; choose another Prefix",
+			store.ErrForeign, stream)
 	}
 	return err
 }
@@ -350,7 +334,8 @@ func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	}
 	all := s.streams(m)
 	state := all[len(all)-1]
-	return s.set(ctx, apiUpdate+state.Name, state, nil)
+	_, err := s.set(ctx, apiUpdate+state.Name, state)
+	return err
 }
 
 // lacks refuses a server that did not take a setting, because it does not know

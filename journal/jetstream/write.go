@@ -34,67 +34,45 @@ const (
 // publish has messages stored, several as one batch, and gives the last sequence.
 // Only the first says what it is to follow, in the stream or under its subject; see
 // the package's documentation why each by itself, with what it would follow then,
-// would not do. What names that can be tried again without harm.
+// would not do. place is the header that says it. It can be tried again without harm.
 func (s *Store) publish(
-	ctx context.Context, stream string, place place, after uint64, msgs []*nats.Msg,
-) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	call := s.run + strconv.FormatUint(s.called.Add(1), 36)
-	msgs[0].Header.Set(string(place), strconv.FormatUint(after, 10))
-	msgs[0].Header.Set(headerCall, call)
+	ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg,
+) (seq uint64, err error) {
+	msgs[0].Header.Set(place, strconv.FormatUint(after, 10))
+	msgs[0].Header.Set(headerCall, s.run+strconv.FormatUint(s.called.Add(1), 36))
 	maybe := false // an attempt may have been stored, or may yet be
-	give := func(err error) (uint64, error) {
-		if maybe {
-			err = fmt.Errorf("%w: %v", store.ErrUnknown, err) // the cause may say that nothing was recorded
+	err = again(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
+		seq, err = s.send(ctx, msgs, try)
+		if maybe && conflicts(err) {
+			seq, err = s.settle(ctx, stream, place, after, msgs)
 		}
-		return 0, err
+		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
+		return err
+	})
+	if err == nil {
+		s.tell(stream, seq)
+		return seq, nil
 	}
-	var err error
-	for try := range tries(ctx) {
-		var ack jetstream.PubAck
-		err = s.send(ctx, msgs, call, try, &ack)
-		api := apiErrorOf(err)
-		switch {
-		case err == nil:
-			s.tell(stream, ack.Sequence)
-			return ack.Sequence, nil
-		case errors.Is(err, store.ErrClosed):
-			return give(err)
-		case api == nil:
-			maybe = maybe || !notSent(err)
-		case conflicts(api) && maybe:
-			seq, looked := s.settle(ctx, stream, place, after, msgs, call)
-			if looked == nil {
-				s.tell(stream, seq)
-			}
-			if looked == nil || errors.Is(looked, store.ErrConflict) || errors.Is(looked, store.ErrUnknown) {
-				return seq, looked
-			}
-		case api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence:
-			return 0, fmt.Errorf("%w: %w", store.ErrConflict, err)
-		case !conflicts(api) && !temporary(api):
-			return give(refusal(api))
-		}
+	if refusal := refused(err); refusal != nil {
+		err = refusal
 	}
-	return give(fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err())))
+	if maybe && !errors.Is(err, store.ErrUnknown) {
+		err = fmt.Errorf("%w: %v", store.ErrUnknown, err) // the cause may say that nothing was recorded
+	}
+	return 0, err
 }
 
-// A place is the header that says what a message is to follow.
-type place string
-
+// Headers that say what a message is to follow.
 const (
-	inStream     place = jetstream.ExpectedLastSeqHeader
-	underSubject place = jetstream.ExpectedLastSubjSeqHeader
+	inStream     = jetstream.ExpectedLastSeqHeader
+	underSubject = jetstream.ExpectedLastSubjSeqHeader
 )
 
 // settle says what became of attempts of a call that were not answered, when
 // another is refused because the last sequence is not the expected one: one was
 // stored; ErrConflict, none was or ever will be; ErrUnknown; every other error: that
 // is not clear yet.
-func (s *Store) settle(
-	ctx context.Context, stream string, place place, after uint64, msgs []*nats.Msg, call string,
-) (uint64, error) {
+func (s *Store) settle(ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg) (uint64, error) {
 	at := get{Seq: after + 1}
 	if place == underSubject {
 		at = get{Last: msgs[0].Subject}
@@ -103,11 +81,11 @@ func (s *Store) settle(
 	switch {
 	case err != nil:
 		return 0, err
-	case m.header.Get(headerCall) == call:
-		return m.seq + uint64(len(msgs)) - 1, nil
-	case m.seq == 0 || m.seq == after:
+	case m.header.Get(headerCall) == msgs[0].Header.Get(headerCall):
+		return m.Seq + uint64(len(msgs)) - 1, nil
+	case m.Seq == 0 || m.Seq == after:
 		return 0, errors.New("what has its place is on its way to a majority")
-	case place == inStream || m.header.Get(string(place)) == strconv.FormatUint(after, 10):
+	case place == inStream || m.header.Get(place) == strconv.FormatUint(after, 10):
 		return 0, fmt.Errorf("%w: another has its place", store.ErrConflict)
 	}
 	return 0, fmt.Errorf("%w: the value was replaced since", store.ErrUnknown)
@@ -115,27 +93,30 @@ func (s *Store) settle(
 
 // conflicts reports that the last sequence is another, of what is stored or of
 // what is still under way.
-func conflicts(e *jetstream.APIError) bool {
-	return e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
-		e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
+func conflicts(err error) bool {
+	var e *jetstream.APIError
+	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// send makes one attempt. A batch without its end is dropped by the servers, so
-// each attempt has an id of its own.
-func (s *Store) send(ctx context.Context, msgs []*nats.Msg, call string, try int, ack *jetstream.PubAck) error {
+// send makes one attempt, and gives the last sequence. A batch without its end is
+// dropped by the servers, so each attempt has an id of its own.
+func (s *Store) send(ctx context.Context, msgs []*nats.Msg, try int) (uint64, error) {
 	end := msgs[len(msgs)-1]
 	if len(msgs) > 1 {
+		id := msgs[0].Header.Get(headerCall) + "." + strconv.Itoa(try)
 		for i, m := range msgs {
-			m.Header.Set(headerBatch, call+"."+strconv.Itoa(try))
+			m.Header.Set(headerBatch, id)
 			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 			if m == end {
 				m.Header.Set(headerBatchCommit, "1")
 			} else if err := s.nc.PublishMsg(m); err != nil {
-				return fmt.Errorf("%w: %w", nats.ErrReconnectBufExceeded, err)
+				return 0, fmt.Errorf("%w: %w", nats.ErrReconnectBufExceeded, err)
 			}
 		}
 	}
-	return s.once(ctx, s.patience(try), end, ack)
+	ack, err := s.once(ctx, s.patience(try), end)
+	return ack.Seq, err
 }
 
 // Subjects of a partition's messages.
@@ -156,8 +137,8 @@ func (s *Store) taggedSubject(p int, tag string) string {
 // Append implements [store.Store].
 func (s *Store) Append(ctx context.Context, p int, after uint64, records []store.Record) error {
 	for i := range records {
-		if n := len(records[i].Data); n > s.cfg.MaxPayload {
-			return fmt.Errorf("%w: a record has %d bytes, the limit is %d", store.ErrTooLarge, n, s.cfg.MaxPayload)
+		if err := s.fits(records[i].Data); err != nil {
+			return err
 		}
 	}
 	for begun := false; len(records) > 0; begun = true {
@@ -177,6 +158,13 @@ func (s *Store) Append(ctx context.Context, p int, after uint64, records []store
 			return err
 		}
 		records = records[len(msgs):]
+	}
+	return nil
+}
+
+func (s *Store) fits(data []byte) error {
+	if len(data) > s.cfg.MaxPayload {
+		return fmt.Errorf("%w: %d bytes, the limit is %d", store.ErrTooLarge, len(data), s.cfg.MaxPayload)
 	}
 	return nil
 }
@@ -230,7 +218,7 @@ func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
 	case t.LastSeq != after:
 		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.LastSeq, after)
 	case t.Msgs == 0:
-		return s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Sequence: last + 1})
+		return s.purge(ctx, s.logStream(p), "", last+1)
 	}
 	for after < last {
 		msgs := make([]*nats.Msg, min(maxBatch, last-after))
@@ -246,20 +234,21 @@ func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
 }
 
 func (s *Store) removeFillers(ctx context.Context, p int) error {
-	return s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Subject: s.logSubject(p) + filler})
+	return s.purge(ctx, s.logStream(p), s.logSubject(p)+filler, 0)
 }
 
 // purge removes the messages of a subject, or all before a sequence.
-func (s *Store) purge(ctx context.Context, stream string, what jetstream.StreamPurgeRequest) error {
-	return s.ask(ctx, apiPurge+stream, what, nil)
+func (s *Store) purge(ctx context.Context, stream, subject string, before uint64) error {
+	_, err := s.ask(ctx, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
+	return err
 }
 
 // erase removes one message and has the servers overwrite it in their files; one
 // that is not there is no error.
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
-	err := s.ask(ctx, apiDelete+stream, get{Seq: seq}, nil)
-	if apiErrorOf(err) != nil {
-		if m, err := s.leader(ctx, stream, get{Seq: seq}); err == nil && m.seq == 0 {
+	_, err := s.ask(ctx, apiDelete+stream, get{Seq: seq})
+	if refused(err) != nil {
+		if m, err := s.leader(ctx, stream, get{Seq: seq}); err == nil && m.Seq == 0 {
 			return nil
 		}
 	}
@@ -278,16 +267,16 @@ func (s *Store) Replace(ctx context.Context, p int, records []store.Record) erro
 }
 
 func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
-	if len(r.Data) > s.cfg.MaxPayload {
-		return fmt.Errorf("%w: %d bytes, the limit is %d", store.ErrTooLarge, len(r.Data), s.cfg.MaxPayload)
+	if err := s.fits(r.Data); err != nil {
+		return err
 	}
 	stream := s.logStream(p)
 	old, err := s.leader(ctx, stream, get{Seq: r.Sequence})
-	erased := err == nil && old.seq == 0
+	erased := err == nil && old.Seq == 0
 	if erased {
 		old, err = s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, r.Sequence)})
 	}
-	if err == nil && old.seq == 0 {
+	if err == nil && old.Seq == 0 {
 		err = store.ErrNotFound
 	}
 	if err != nil {
@@ -348,7 +337,7 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 		err = s.keepNumber(ctx, s.firstOf(p), before)
 	}
 	if err == nil && before > t.FirstSeq {
-		err = s.purge(ctx, s.logStream(p), jetstream.StreamPurgeRequest{Sequence: before})
+		err = s.purge(ctx, s.logStream(p), "", before)
 	}
 	if err == nil {
 		err = s.absent(ctx, s.logStream(p), 1, before)
@@ -356,23 +345,17 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 	if err != nil || first == 0 {
 		return err
 	}
-	for seq := first; seq < before; seq = (seq/remainsBlock + 1) * remainsBlock {
-		if err := s.removeRemains(ctx, p, seq/remainsBlock, before); err != nil {
-			return err
+	for block := first / remainsBlock; err == nil && block*remainsBlock < before; block++ {
+		if (block+1)*remainsBlock <= before {
+			err = s.purge(ctx, s.remainsStream(), s.remainsBlockOf(p, block)+".*", 0)
+			continue
 		}
-	}
-	return nil
-}
-
-// removeRemains removes the remains of a block's records before a sequence.
-func (s *Store) removeRemains(ctx context.Context, p int, block, before uint64) error {
-	if (block+1)*remainsBlock <= before {
-		return s.purge(ctx, s.remainsStream(), jetstream.StreamPurgeRequest{Subject: s.remainsBlockOf(p, block) + ".*"})
-	}
-	of, err := s.remains(ctx, p, block)
-	for seq := range of {
-		if err == nil && seq < before {
-			err = s.purge(ctx, s.remainsStream(), jetstream.StreamPurgeRequest{Subject: s.remainsOf(p, seq)})
+		var of map[uint64]store.Record
+		of, err = s.remains(ctx, p, block)
+		for seq := range of {
+			if err == nil && seq < before {
+				err = s.purge(ctx, s.remainsStream(), s.remainsOf(p, seq), 0)
+			}
 		}
 	}
 	return err
@@ -402,10 +385,10 @@ func (s *Store) newestOf(p int, tag string) string {
 // number reads a sequence that the remains tell; 0: they do not.
 func (s *Store) number(ctx context.Context, subject string) (uint64, error) {
 	m, err := s.leader(ctx, s.remainsStream(), get{Last: subject})
-	if err != nil || m.seq == 0 {
+	if err != nil || m.Seq == 0 {
 		return 0, err
 	}
-	return strconv.ParseUint(string(m.data), 10, 64)
+	return strconv.ParseUint(string(m.Data), 10, 64)
 }
 
 // put stores a message as the last of its subject. expect is what must be the
@@ -426,10 +409,10 @@ func (s *Store) put(
 				return 0, 0, err
 			}
 			// One that is to be the first may follow a removal.
-			if expect != nil && there.seq != 0 && !there.removal() {
+			if expect != nil && there.Seq != 0 && !there.removal() {
 				return 0, 0, fmt.Errorf("%w: there is a value already", store.ErrConflict)
 			}
-			before = there.seq
+			before = there.Seq
 		}
 		msg := &nats.Msg{Subject: subject, Header: h, Data: data}
 		seq, err = s.publish(ctx, stream, underSubject, before, []*nats.Msg{msg})

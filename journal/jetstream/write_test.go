@@ -244,7 +244,7 @@ func TestAskedAgain(t *testing.T) {
 			x := newStage(t)
 			x.plays(apiGet+"S", func(n int, _ *nats.Msg) string { return answers[min(n, len(answers))-1] })
 			m, err := x.leader(t.Context(), "S", get{Seq: 7})
-			if err != nil || m.seq != 7 || string(m.data) != "x" {
+			if err != nil || m.Seq != 7 || string(m.Data) != "x" {
 				t.Fatalf("%+v, %v", m, err)
 			}
 		})
