@@ -31,6 +31,8 @@ const (
 
 	firstPause = 10 * time.Millisecond // before a request is repeated
 	maxPause   = 250 * time.Millisecond
+
+	patientTries = 8 // after so many each waits longer
 )
 
 func (s *Store) connect() (err error) {
@@ -117,12 +119,6 @@ func (o *outage) answered() {
 	}
 }
 
-func (o *outage) state() (since time.Time, why error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.since, o.why
-}
-
 // unanswered notes that a request was not answered, and leaves a server that has
 // answered none for a while.
 func (s *Store) unanswered(err error) {
@@ -139,14 +135,16 @@ func (s *Store) Healthy() error {
 	if s.ctx.Err() != nil {
 		return store.ErrClosed
 	}
-	since, why := s.outage.state()
+	s.outage.mu.Lock()
+	since, why := s.outage.since, s.outage.why
+	s.outage.mu.Unlock()
 	if since.IsZero() {
 		return nil
 	}
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
 		_, err := s.once(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
-		s.cfg.Log.Debug("NATS", "err", err)
+		s.cfg.Log.Debug("the NATS servers were asked whether they answer again", "err", err)
 	}()
 	return fmt.Errorf("%w: the NATS servers have not answered since %s: %w",
 		store.ErrBusy, since.Format(time.RFC3339), why)
@@ -173,11 +171,14 @@ const (
 	codeTooManyBatches jetstream.ErrorCode = 10210
 )
 
-// refused is how the servers refused a request for good, as the caller is told it.
-// nil: they did not, or may take the same request in a moment.
+// refused is why a request is not tried again, as the caller is told it. nil: the
+// servers gave no answer, or may take the same request in a moment.
 func refused(err error) error {
 	var e *jetstream.APIError
-	if !errors.As(err, &e) {
+	switch {
+	case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrUnknown):
+		return err
+	case !errors.As(err, &e):
 		return nil
 	}
 	switch e.ErrorCode {
@@ -211,7 +212,9 @@ func notStored(err error) bool {
 // patience is how long a try waits for its answer, not long: what is sent while a
 // stream has no leader is answered by nobody. Later tries may take longer, for the
 // servers may also be slow.
-func (s *Store) patience(try int) time.Duration { return s.cfg.answerWithin * time.Duration(1+try/8) }
+func (s *Store) patience(try int) time.Duration {
+	return s.cfg.answerWithin * time.Duration(1+try/patientTries)
+}
 
 // answer is what the servers say: that something was stored, what a stream is,
 // which streams there are, or a message.
@@ -251,24 +254,16 @@ func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg) (a 
 }
 
 // ask requests something that may be asked again, until there is an answer.
-func (s *Store) ask(ctx context.Context, subject string, body any) (answer, error) {
-	return s.askFor(ctx, s.cfg.Timeout, 0, subject, body)
-}
-
-// set is ask for what a hub does when it starts: streams are made more slowly, and
-// servers that start too have to find their leaders.
-func (s *Store) set(ctx context.Context, subject string, body any) (answer, error) {
-	return s.askFor(ctx, settlesWithin, 8, subject, body)
-}
-
-func (s *Store) askFor(
-	ctx context.Context, within time.Duration, firstTry int, subject string, body any,
-) (a answer, err error) {
+func (s *Store) ask(ctx context.Context, within time.Duration, subject string, body any) (a answer, err error) {
 	m := &nats.Msg{Subject: subject}
 	if body != nil {
 		if m.Data, err = json.Marshal(body); err != nil {
 			return a, err
 		}
+	}
+	firstTry := 0
+	if within > s.cfg.Timeout { // a hub starts: streams are made more slowly, and a repeat slows it more
+		firstTry = patientTries
 	}
 	err = again(ctx, within, func(ctx context.Context, try int) error {
 		a, err = s.once(ctx, s.patience(firstTry+try), m)
@@ -282,17 +277,11 @@ func again(ctx context.Context, within time.Duration, do func(ctx context.Contex
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for try := range tries(ctx) {
-		if err = do(ctx, try); err == nil || final(err) {
+		if err = do(ctx, try); err == nil || refused(err) != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
-}
-
-// final: trying again would not change it.
-func final(err error) bool {
-	return errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrUnknown) ||
-		refused(err) != nil
 }
 
 // tries counts tries until ctx ends, with pauses in between that grow.

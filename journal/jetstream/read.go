@@ -63,7 +63,7 @@ type get struct {
 // leader reads one message from a stream's leader, for another server may lag
 // behind. Where there is none, its sequence is 0.
 func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, error) {
-	a, err := s.ask(ctx, apiGet+stream, which)
+	a, err := s.ask(ctx, s.cfg.Timeout, apiGet+stream, which)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return &stored{}, nil
 	}
@@ -97,7 +97,7 @@ func catchUp(ctx context.Context, stream string, caughtUp func() (bool, error)) 
 // the one before it, or another server, has given out.
 func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
 	err = catchUp(ctx, stream, func() (bool, error) {
-		a, err := s.ask(ctx, apiInfo+stream, nil)
+		a, err := s.ask(ctx, s.cfg.Timeout, apiInfo+stream, nil)
 		t = a.State
 		return t.LastSeq >= s.toldOf(stream), err
 	})
@@ -176,10 +176,7 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 // page asks for one page, again while nobody answers. Where some of it did not
 // come, it is what came before that.
 func (s *Store) page(ctx context.Context, stream string, which get) (ms []*stored, err error) {
-	body, err := json.Marshal(which)
-	if err != nil {
-		return nil, err
-	}
+	body, _ := json.Marshal(which) // a struct of plain values
 	err = again(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
 		if ms, err = s.pageOnce(ctx, stream, body); len(ms) > 0 {
 			return nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -90,9 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if !prefixForm.MatchString(cfg.Prefix) {
 		return nil, fmt.Errorf("prefix %q: it has 1 to 32 letters, digits, \"-\" and \"_\"", cfg.Prefix)
 	}
-	switch cfg.Durability {
-	case "", "disk", "replicated", "memory":
-	default:
+	if !slices.Contains([]string{"", "disk", "replicated", "memory"}, cfg.Durability) {
 		return nil, fmt.Errorf("durability %q: it is disk, replicated or memory", cfg.Durability)
 	}
 	cfg.Timeout = cmp.Or(cfg.Timeout, 15*time.Second)
@@ -130,7 +129,7 @@ func (s *Store) examine(ctx context.Context) (err error) {
 		return err
 	}
 	if err := again(ctx, settlesWithin, func(ctx context.Context, try int) error {
-		ctx, cancel := context.WithTimeout(ctx, s.patience(try))
+		ctx, cancel := context.WithTimeout(ctx, s.patience(patientTries+try))
 		defer cancel()
 		_, err := s.js.AccountInfo(ctx)
 		return err
@@ -148,12 +147,12 @@ func (s *Store) examine(ctx context.Context) (err error) {
 
 // Close implements [store.Store].
 func (s *Store) Close() error {
-	s.cancel()
 	s.requests.Lock()
 	defer s.requests.Unlock()
-	if s.nc.IsClosed() {
+	if s.ctx.Err() != nil {
 		return store.ErrClosed
 	}
+	s.cancel()
 	s.nc.Close()
 	return nil
 }
@@ -216,11 +215,11 @@ func (s *Store) find(ctx context.Context, c jetstream.StreamConfig, missing time
 	defer cancel()
 	begun := time.Now()
 	for range tries(ctx) {
-		x, err := s.set(ctx, apiInfo+c.Name, nil)
+		x, err := s.ask(ctx, settlesWithin, apiInfo+c.Name, nil)
 		if !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return x, err
 		}
-		known, unknown := s.set(ctx, apiNames, map[string]string{"subject": c.Subjects[0]})
+		known, unknown := s.ask(ctx, settlesWithin, apiNames, map[string]string{"subject": c.Subjects[0]})
 		if unknown != nil {
 			return answer{}, unknown
 		}
@@ -297,7 +296,7 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 		return err
 	}
 	for _, c := range s.streams(m) {
-		x, err := s.set(ctx, apiCreate+c.Name, c)
+		x, err := s.ask(ctx, settlesWithin, apiCreate+c.Name, c)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse), x.State.LastSeq > 0 && c.Name != s.stateStream():
 			return s.sooner(ctx, c.Name)
@@ -334,7 +333,7 @@ func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	}
 	all := s.streams(m)
 	state := all[len(all)-1]
-	_, err := s.set(ctx, apiUpdate+state.Name, state)
+	_, err := s.ask(ctx, settlesWithin, apiUpdate+state.Name, state)
 	return err
 }
 

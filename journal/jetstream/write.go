@@ -145,7 +145,7 @@ func (s *Store) Append(ctx context.Context, p int, after uint64, records []store
 		var err error
 		msgs := s.group(p, after, records)
 		if len(msgs) == 0 {
-			err = s.skip(ctx, p, after, records[0].Sequence-1)
+			err = s.skip(ctx, p, &after, records[0].Sequence-1)
 			after = records[0].Sequence - 1
 		} else {
 			err = s.append(ctx, p, after, msgs)
@@ -202,33 +202,32 @@ func (s *Store) append(ctx context.Context, p int, after uint64, msgs []*nats.Ms
 
 // Skip implements [store.Store].
 func (s *Store) Skip(ctx context.Context, p int, last uint64) error {
-	t, err := s.tail(ctx, s.logStream(p))
-	if err != nil || t.LastSeq >= last {
-		return err
-	}
-	return s.skip(ctx, p, t.LastSeq, last)
+	return s.skip(ctx, p, nil, last)
 }
 
-// skip has the stream go on behind last. An empty stream is moved there; one that
-// is not gets fillers, which are removed at once.
-func (s *Store) skip(ctx context.Context, p int, after, last uint64) error {
-	switch t, err := s.tail(ctx, s.logStream(p)); {
+// skip has a stream that ends at after, nil: wherever it ends, go on behind last. An
+// empty one is moved there; one that is not gets fillers, which are removed at once.
+func (s *Store) skip(ctx context.Context, p int, after *uint64, last uint64) error {
+	t, err := s.tail(ctx, s.logStream(p))
+	switch {
 	case err != nil:
 		return err
-	case t.LastSeq != after:
-		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.LastSeq, after)
+	case after != nil && *after != t.LastSeq:
+		return fmt.Errorf("%w: partition %d ends at %d, not at %d", store.ErrConflict, p, t.LastSeq, *after)
+	case t.LastSeq >= last:
+		return nil
 	case t.Msgs == 0:
 		return s.purge(ctx, s.logStream(p), "", last+1)
 	}
-	for after < last {
-		msgs := make([]*nats.Msg, min(maxBatch, last-after))
+	for end := t.LastSeq; end < last; {
+		msgs := make([]*nats.Msg, min(maxBatch, last-end))
 		for i := range msgs {
 			msgs[i] = &nats.Msg{Subject: s.logSubject(p) + filler, Header: nats.Header{}}
 		}
-		if err := s.append(ctx, p, after, msgs); err != nil {
+		if err := s.append(ctx, p, end, msgs); err != nil {
 			return err
 		}
-		after += uint64(len(msgs))
+		end += uint64(len(msgs))
 	}
 	return s.removeFillers(ctx, p)
 }
@@ -239,14 +238,14 @@ func (s *Store) removeFillers(ctx context.Context, p int) error {
 
 // purge removes the messages of a subject, or all before a sequence.
 func (s *Store) purge(ctx context.Context, stream, subject string, before uint64) error {
-	_, err := s.ask(ctx, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
+	_, err := s.ask(ctx, s.cfg.Timeout, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	return err
 }
 
 // erase removes one message and has the servers overwrite it in their files; one
 // that is not there is no error.
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
-	_, err := s.ask(ctx, apiDelete+stream, get{Seq: seq})
+	_, err := s.ask(ctx, s.cfg.Timeout, apiDelete+stream, get{Seq: seq})
 	if refused(err) != nil {
 		if m, err := s.leader(ctx, stream, get{Seq: seq}); err == nil && m.Seq == 0 {
 			return nil

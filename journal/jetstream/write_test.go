@@ -383,16 +383,16 @@ func TestOutage(t *testing.T) {
 		now = now.Add(time.Second)
 		o.begin(nats.ErrTimeout)
 	}
-	if since, why := o.state(); !since.Equal(time.Unix(1e9+1, 0)) || why == nil {
-		t.Errorf("since %v: %v", since, why)
+	if !o.since.Equal(time.Unix(1e9+1, 0)) || o.why == nil {
+		t.Errorf("since %v: %v", o.since, o.why)
 	}
 	for range 20 { // it flutters
 		o.answered()
 		o.begin(nats.ErrTimeout)
 	}
 	o.answered()
-	if since, why := o.state(); !since.IsZero() || why != nil {
-		t.Errorf("since %v: %v", since, why)
+	if !o.since.IsZero() || o.why != nil {
+		t.Errorf("since %v: %v", o.since, o.why)
 	}
 	const silent, back = "the NATS servers do not answer; they are asked again", "the NATS servers answer again"
 	if want := []string{silent, silent, silent, back}; fmt.Sprint(log.text) != fmt.Sprint(want) {
