@@ -17,7 +17,8 @@ func (s *Store) explain(err error) error {
 	switch sqlite.ErrCode(err).ToPrimary() {
 	case sqlite.ResultFull:
 		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.place(), err)
-	case sqlite.ResultCorrupt, sqlite.ResultNotADB, sqlite.ResultFormat:
+	case sqlite.ResultCorrupt, sqlite.ResultNotADB, sqlite.ResultFormat,
+		sqlite.ResultError, sqlite.ResultConstraint, sqlite.ResultMismatch: // the tables are not what the statements expect
 		return s.corrupt(err)
 	case sqlite.ResultTooBig:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
