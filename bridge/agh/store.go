@@ -202,9 +202,9 @@ func (c container) foreign() string {
 	return string(c.Surface) + " " + c.Channel + " " + c.ID
 }
 
-// containers remembers which conversation of the hub is which thread: what is said
-// in the conversation is said in the thread. Rooms are not kept: the ids of the two
-// peers give a room, and a room gives its conversation.
+// containers maps conversations of the hub to threads, so that a message of the
+// conversation goes to the thread. It has no rooms: a room's id follows from the ids
+// of its two peers, and its conversation from the room.
 type containers struct {
 	state journal.State
 	now   func() time.Time

@@ -8,8 +8,8 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 )
 
-// callee is who is asked by a QUERY that says a request of the hub's. The record
-// of the QUERY has it.
+// callee is the recipient of a request that the hub says as a QUERY. The record of
+// the QUERY has it.
 type callee struct {
 	To   string `json:"to"` // directory name
 	Peer string `json:"peer"`
@@ -25,9 +25,8 @@ type call struct {
 	Answered int64     `json:"answered,omitzero"` // position of the last answer; 0: none yet
 }
 
-// answered finds the call that a message is about, and what it says as a reply:
-// the call it refers to, or where an INFORM refers to nothing, the oldest to its
-// sender.
+// answered finds the call that a message answers, and the reply in it: the call that
+// the message refers to, or, for an INFORM without a reference, the sender's oldest.
 func answered(list []call, e *protocol.Envelope, at int64) (*call, *parley.Message) {
 	bare := e.Performative == protocol.Inform && e.Reference() == ""
 	id, _ := parley.ParseID(e.Reference())

@@ -516,8 +516,8 @@ func (s *store) Ledger(ctx context.Context, session string) (*protocol.Ledger, e
 	return c.ledger, nil
 }
 
-// forget drops a session that is not there, for strangers name many; or that is
-// to be read anew.
+// forget drops a session from memory: one that does not exist, for guests name many,
+// or one that must be read again.
 func (s *store) forget(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -89,7 +89,8 @@ func (t *tender) recorded(r *journal.Record) {
 	t.mu.Unlock()
 	// Of the sessions of other nodes, those count that are in use here and
 	// those that may bring somebody in who waits here.
-	if !t.mine(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 && r.Message != nil && r.Message.Act != string(protocol.Delegate) {
+	if !t.mine(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 &&
+		r.Message != nil && r.Message.Act != string(protocol.Delegate) {
 		return
 	}
 	t.mu.Lock()

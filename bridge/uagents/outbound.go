@@ -340,5 +340,7 @@ func outcome(err error) hub.Outcome {
 	case errors.Is(e, protocol.ErrResponse):
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown)}
+	return hub.Outcome{
+		Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
+	}
 }

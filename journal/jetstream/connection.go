@@ -183,7 +183,7 @@ func refused(err error) error {
 	}
 	switch e.ErrorCode {
 	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPlace,
-		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // something else is under way
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
 		return nil
 	case jetstream.JSErrCodeStreamWrongLastSequence:
 		return fmt.Errorf("%w: %w", store.ErrConflict, e)

@@ -77,7 +77,7 @@ type Store struct {
 	ctx    context.Context // ends with the Store
 	cancel context.CancelFunc
 
-	requests sync.RWMutex // each reads it while it is under way; Close waits for all
+	requests sync.RWMutex // each request in flight holds it for reading; Close waits for all
 
 	mu   sync.Mutex
 	told map[string]uint64 // the last sequence of a stream that a call has told

@@ -355,8 +355,9 @@ func (v *salvage) tellPartition(ctx context.Context, n int) error {
 		}
 		return nil
 	}
+	// A plus takes the type of a column away, which would keep SQLite from its index.
 	err = v.each(ctx, "SELECT sequence, tag, coalesce(log.data, state.data) FROM log "+
-		"LEFT JOIN state ON bucket = partition AND key = sequence WHERE partition = ? ORDER BY sequence",
+		"LEFT JOIN state ON bucket = +partition AND key = +sequence WHERE partition = ? ORDER BY sequence",
 		func(st *sqlite.Stmt) error {
 			r := store.Record{Sequence: uint64(st.ColumnInt64(0)), Tag: st.ColumnText(1), Data: bytesOf(st, 2)}
 			if err := gap(r.Sequence); err != nil {

@@ -70,7 +70,7 @@ func schemaView(partitions int) string {
 	for p := range partitions {
 		parts = append(parts, fmt.Sprintf(`SELECT partition, sequence, tag,
   strftime('%%Y-%%m-%%dT%%H:%%M:%%fZ', time / 1000.0, 'unixepoch') AS time, kind, message, sender, recipient,
-  coalesce(data, (SELECT data FROM state_log WHERE bucket = %[1]d AND key = sequence)) AS data
+  coalesce(data, (SELECT data FROM state_log WHERE bucket = %[1]d AND key = +sequence)) AS data
 FROM log_%[1]d WHERE sequence >= (SELECT first FROM partitions WHERE partition = %[1]d)
 `, p))
 	}
