@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley/bench"
-	"github.com/parley-hub/parley/bench/floor"
+	"github.com/parley-hub/parley/internal/bench"
+	"github.com/parley-hub/parley/internal/bench/floor"
 )
 
 func (a *app) benchCommand() *cobra.Command {

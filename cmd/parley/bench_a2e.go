@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func (a *app) benchA2ECommand() *cobra.Command {

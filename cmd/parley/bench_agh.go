@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func (a *app) benchAGHCommand() *cobra.Command {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func (a *app) benchASPCommand() *cobra.Command {

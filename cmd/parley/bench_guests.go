@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func (a *app) benchGuestsCommand() *cobra.Command {

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/parley-hub/parley/bench"
 	"github.com/parley-hub/parley/internal/attack"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func TestGuestsTable(t *testing.T) {

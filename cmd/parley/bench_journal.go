@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley/bench"
+	"github.com/parley-hub/parley/internal/bench"
 )
 
 func (a *app) benchJournalCommand() *cobra.Command {

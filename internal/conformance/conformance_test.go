@@ -26,10 +26,13 @@ var (
 const (
 	root = "../.."
 	page = root + "/docs/conformance.md"
-	peer = "interop" // the package whose tests need programs that are not ours
+	peer = "internal/interop" // the package whose tests need programs that are not ours
 )
 
-var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+var (
+	protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+	hubs      = []string{"bench", "faults", "pairs"} // below internal: their tests run a whole hub
+)
 
 const introduction = `# Conformance
 
@@ -39,7 +42,7 @@ ran and passed; a file of vectors counts if the tests run it. A rule without a t
 
 The real peers are the published SDKs of SAMVAD (Python, TypeScript), uAgents and A2E, without changes. AGH and ASP have
 none to install: their peers are programs in Python that share no code with Parley. Where a peer is not installed
-(` + "`interop/setup.sh`" + `), the gate says so and takes the column as it is.
+(` + "`internal/interop/setup.sh`" + `), the gate says so and takes the column as it is.
 
 This page is written from a run of the tests; packages that the run does not hold stay as they are:
 
@@ -73,10 +76,13 @@ func rules(t *testing.T, protocol string) []rule {
 
 // column gives the column of the page that a package's tests stand in.
 func column(pkg string) int {
-	top, _, _ := strings.Cut(pkg, "/")
+	top, rest, _ := strings.Cut(pkg, "/")
+	under, _, _ := strings.Cut(rest, "/")
 	switch {
 	case pkg == peer:
 		return 2
+	case top == "internal" && slices.Contains(hubs, under):
+		return 1
 	case slices.Contains(protocols, top), top == "internal":
 		return 0
 	}

@@ -19,7 +19,7 @@ func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
 	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
-		"bench", "bench/load", "bench/floor", "pairs")
+		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
 	}
@@ -58,12 +58,12 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(core), "admin", "journal/index"), true
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
-	case "node", "pairs", "pairs/cluster", "bench", "cmd/parley", "interop", "faults", "internal/testhub", "examples/first":
+	case "node", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop", "internal/faults", "internal/testhub", "examples/first":
 		return all, true
 	case "internal/attack":
 		return []string{"uagents", "asp"}, true
-	case "bench/load", "bench/floor":
-		return []string{"bench/load"}, true
+	case "internal/bench/load", "internal/bench/floor":
+		return []string{"internal/bench/load"}, true
 	}
 	for _, p := range protocols {
 		switch pkg {

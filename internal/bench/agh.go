@@ -1,0 +1,216 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/internal/bench/floor"
+	"github.com/parley-hub/parley/internal/bench/load"
+	"github.com/parley-hub/parley/node"
+)
+
+// AGHDecode measures how long reading and checking one say of Payload bytes
+// takes, on one core: the median of many short runs, most of which what the
+// machine does besides leaves alone.
+func AGHDecode(c Config) (time.Duration, error) {
+	c.defaults()
+	raw, err := aghSay("acme", "peer-0", "work_0", c.Payload).Encode()
+	if err != nil {
+		return 0, err
+	}
+	v := agh.Verifier{}
+	const runs, rounds = 501, 100
+	took := make([]time.Duration, runs)
+	for i := range took {
+		start := time.Now()
+		for range rounds {
+			if _, err := v.Verify(context.Background(), raw); err != nil {
+				return 0, err
+			}
+		}
+		took[i] = time.Since(start) / rounds
+	}
+	slices.Sort(took)
+	return took[runs/2], nil
+}
+
+// AGH measures work that AGH peers give to a Go handler over NATS, from the
+// directed say to the trace that completes it, next to a bare NATS request
+// and reply with two appends.
+func AGH(ctx context.Context, c Config, each func(Row)) error {
+	return c.compare(ctx, floor.AGH, c.agh, each)
+}
+
+// aghSay gives work in a thread of its sender's own. What is said in one
+// conversation is handled in its order, one after the other.
+func aghSay(workspace, from, work string, size int) *agh.Envelope {
+	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread, ThreadID: "thread_" + from,
+		From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
+	if err := e.SetContent(&agh.Say{Text: strings.Repeat("x", max(1, size-420)), Intent: "request"}); err != nil {
+		return e // text of one letter: cannot be
+	}
+	return e
+}
+
+// aghPeer is a peer that gives work and waits for its end. What it says is
+// rendered before the clock starts, but for the ids: it runs on the cores of
+// the hub.
+type aghPeer struct {
+	nc      *nats.Conn
+	id      string
+	ended   chan string // work ids
+	subject string
+	say     [3][]byte // before the message id, between the ids, after the work id
+}
+
+func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (_ Figures, err error) {
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
+	if err != nil {
+		return Figures{}, err
+	}
+	defer os.RemoveAll(dir)
+	users := map[string]node.AGHUser{} // one for each peer, as peers elsewhere have
+	for i := range connections {
+		id := fmt.Sprintf("peer-%d", i)
+		users[id] = node.AGHUser{Token: id, Peers: []string{id}, Workspaces: []string{"acme"}}
+	}
+	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Log: c.Log,
+		Listen: node.Listen{AGH: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}, Policy: node.Policy{Assurance: "session"},
+		AGH: node.AGH{
+			Users:      users,
+			Workspaces: map[string]node.AGHWorkspace{"acme": {Channels: []string{"bench"}}},
+		}})
+	if err != nil {
+		return Figures{}, err
+	}
+	defer func() {
+		if cerr := n.Close(context.WithoutCancel(ctx)); err == nil {
+			err = cerr
+		}
+	}()
+	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
+	if err := n.Handle(parley.Agent{Name: "echo", Exposed: []string{"agh"}},
+		parley.RawSkill("echo", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(answer) })); err != nil {
+		return Figures{}, err
+	}
+	if err := n.Start(ctx); err != nil {
+		return Figures{}, err
+	}
+	peers := make([]*aghPeer, connections)
+	for i := range peers {
+		if peers[i], err = joinBench(n.AGH().Addr(), fmt.Sprintf("peer-%d", i), c.Payload); err != nil {
+			return Figures{}, err
+		}
+		defer peers[i].nc.Close()
+	}
+	stop := func() {}
+	if c.Profile != nil {
+		stop = c.Profile(fmt.Sprintf("agh-%s-%d", storage, connections))
+	}
+	r := load.Do(ctx, connections, time.Second/2, c.Duration, func(ctx context.Context, w, i int) error { return peers[w].exchange(ctx, i) })
+	stop()
+	if r.Failed > r.Requests/100 {
+		return Figures{}, fmt.Errorf("%d of %d pieces of work failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
+	}
+	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed}, nil
+}
+
+func joinBench(addr, id string, size int) (*aghPeer, error) {
+	nc, err := nats.Connect("nats://"+addr, nats.Token(id))
+	if err != nil {
+		return nil, err
+	}
+	p := &aghPeer{nc: nc, id: id, ended: make(chan string, 16)}
+	own, err := agh.PeerSubject("acme", "bench", id)
+	if err != nil {
+		return nil, err
+	}
+	if p.subject, err = agh.PeerSubject("acme", "bench", "echo"); err != nil {
+		return nil, err
+	}
+	if err := p.render(size); err != nil {
+		return nil, err
+	}
+	terminal, work := []byte(`"state":"completed"`), []byte(`"work_id":"`)
+	_, err = nc.Subscribe(own, func(m *nats.Msg) {
+		if !bytes.Contains(m.Data, terminal) {
+			return
+		}
+		if _, rest, ok := bytes.Cut(m.Data, work); ok {
+			if id, _, ok := bytes.Cut(rest, []byte{'"'}); ok {
+				p.ended <- string(id)
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	card, err := agh.NewCard(id, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "bench", From: id, TS: time.Now().Unix()}
+	if err := e.SetContent(&agh.Greet{Card: card}); err != nil {
+		return nil, err
+	}
+	return p, errors.Join(p.publish("agh.network.v0.acme.bench.broadcast", e), nc.Flush())
+}
+
+func (p *aghPeer) publish(subject string, e *agh.Envelope) error {
+	b, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	return p.nc.Publish(subject, b)
+}
+
+// render prepares what the peer says. The time of the first is that of all: a
+// run is shorter than a message stays fresh.
+func (p *aghPeer) render(size int) error {
+	const id, work = "msg_~", "work_~"
+	e := aghSay("acme", p.id, work, size)
+	e.ID = id
+	b, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	before, rest, found := bytes.Cut(b, []byte(id))
+	between, after, also := bytes.Cut(rest, []byte(work))
+	if !found || !also {
+		return errors.New("bench: the say has no ids")
+	}
+	p.say = [3][]byte{before, between, after}
+	return nil
+}
+
+func (p *aghPeer) exchange(ctx context.Context, i int) error {
+	n := strconv.Itoa(i)
+	work := "work_" + n
+	if err := p.nc.Publish(p.subject, slices.Concat(p.say[0], []byte("msg_"+n), p.say[1], []byte(work), p.say[2])); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		select {
+		case w := <-p.ended:
+			if w == work {
+				return nil
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

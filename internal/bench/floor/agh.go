@@ -1,0 +1,89 @@
+package floor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/parley-hub/parley/internal/bench/load"
+)
+
+// AGH is the floor of work that an AGH peer gives to a handler: a bare NATS
+// request and its reply, each recorded by one append before it goes on.
+// Every connection has one request under way.
+func AGH(ctx context.Context, c Config) (_ Result, err error) {
+	c.Connections, c.Payload = cmp.Or(c.Connections, 1), cmp.Or(c.Payload, 1<<10)
+	c.Storage, c.Duration = cmp.Or(c.Storage, Memory), cmp.Or(c.Duration, 3*time.Second)
+	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	a, err := NewAppender(c.Storage, dir)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	front, err := server.NewServer(&server.Options{ServerName: "floor-agh", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	front.Start()
+	defer func() { front.Shutdown(); front.WaitForShutdown() }()
+	if !front.ReadyForConnections(5 * time.Second) {
+		return Result{}, errors.New("floor: the NATS server does not get ready")
+	}
+	hub, err := nats.Connect("", nats.InProcessServer(front))
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	defer hub.Close()
+	var under sync.WaitGroup
+	_, err = hub.Subscribe("floor.work", func(m *nats.Msg) {
+		under.Go(func() {
+			var q struct {
+				ID   string `json:"id"`
+				Body struct {
+					Text string `json:"text"`
+				} `json:"body"`
+			}
+			if json.Unmarshal(m.Data, &q) != nil || a.Append(ctx, m.Data) != nil {
+				return
+			}
+			answer := []byte(`{"reply_to":"` + q.ID + `","body":{"state":"completed","result":{"ok":true}}}`)
+			if a.Append(ctx, answer) == nil {
+				_ = m.Respond(answer) // the asker's time-out tells
+			}
+		})
+	})
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	conns := make([]*nats.Conn, c.Connections)
+	for i := range conns {
+		if conns[i], err = nats.Connect(front.ClientURL()); err != nil {
+			return Result{}, fmt.Errorf("floor: %w", err)
+		}
+		defer conns[i].Close()
+	}
+	text := strings.Repeat("x", max(0, c.Payload-60))
+	res := load.Do(ctx, c.Connections, time.Second/2, c.Duration, func(_ context.Context, w, i int) error {
+		_, err := conns[w].Request("floor.work", []byte(`{"id":"`+strconv.Itoa(i)+`","body":{"text":"`+text+`"}}`), 30*time.Second)
+		return err
+	})
+	under.Wait()
+	if res.Failed > 0 {
+		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", res.Failed, res.FirstError)
+	}
+	return Result{Requests: res.Requests, Throughput: res.Throughput, P50: res.P50, P99: res.P99, CPUPerMessage: res.CPUPerRequest}, nil
+}

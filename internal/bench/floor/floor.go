@@ -1,0 +1,259 @@
+package floor
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/decred/dcrd/dcrec/secp256k1/v4"
+	"github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
+	"github.com/go-json-experiment/json"
+
+	"github.com/parley-hub/parley/internal/bench/load"
+)
+
+// Config says what to measure.
+type Config struct {
+	Connections int     // requests under way; 0 means 1
+	Payload     int     // bytes of a request's body; 0 means 1 KiB
+	Storage     Storage // "" means Memory
+	Appends     int     // 1: the request; 2: the request, then the reply. 0 means 1
+
+	Count    int           // how many requests are measured
+	Duration time.Duration // how long is measured; 0 means 3 s unless Count is set
+
+	// Dir holds the records of Disk, in a new directory that is removed at
+	// the end: choose the disk that the hub will use. "" means the system's
+	// temporary directory, which is often in memory.
+	Dir string
+}
+
+// Result is what was measured.
+type Result struct {
+	Requests      int
+	Throughput    float64 // a second
+	P50, P99      time.Duration
+	CPUPerMessage time.Duration // of the whole process: server and generator
+}
+
+// Samvad is the floor of a signed SAMVAD request: digest, one Ed25519
+// verification, decoding, appends.
+func Samvad(ctx context.Context, c Config) (Result, error) {
+	seed := sha256.Sum256([]byte("floor"))
+	key := ed25519.NewKeyFromSeed(seed[:])
+	pub := key.Public().(ed25519.PublicKey)
+	return measure(ctx, c, scheme{
+		sign:   func(base []byte) []byte { return ed25519.Sign(key, base) },
+		verify: func(base, sig []byte) bool { return ed25519.Verify(pub, base, sig) },
+	})
+}
+
+// UAgents is the floor of a signed uAgents envelope: digest, one secp256k1
+// verification, decoding, appends.
+func UAgents(ctx context.Context, c Config) (Result, error) {
+	seed := sha256.Sum256([]byte("floor"))
+	key := secp256k1.PrivKeyFromBytes(seed[:])
+	pub := key.PubKey()
+	return measure(ctx, c, scheme{
+		sign: func(base []byte) []byte {
+			d := sha256.Sum256(base)
+			sig := ecdsa.Sign(key, d[:])
+			r, s := sig.R(), sig.S()
+			rb, sb := r.Bytes(), s.Bytes()
+			return append(rb[:], sb[:]...)
+		},
+		verify: func(base, sig []byte) bool {
+			d := sha256.Sum256(base)
+			var r, s secp256k1.ModNScalar
+			return len(sig) == 64 && !r.SetByteSlice(sig[:32]) && !s.SetByteSlice(sig[32:]) && ecdsa.NewSignature(&r, &s).Verify(d[:], pub)
+		},
+	})
+}
+
+// scheme is how a path signs.
+type scheme struct {
+	sign   func(base []byte) []byte
+	verify func(base, sig []byte) bool
+}
+
+// presigned is how many different requests are made before the clock starts.
+// They are sent in turn: the floor, unlike what it stands for, has no replay
+// check.
+const presigned = 1024
+
+const path = "/agent/message"
+
+func measure(ctx context.Context, c Config, s scheme) (_ Result, err error) {
+	c.Connections = cmp.Or(c.Connections, 1)
+	c.Payload = cmp.Or(c.Payload, 1<<10)
+	c.Storage = cmp.Or(c.Storage, Memory)
+	c.Appends = cmp.Or(c.Appends, 1)
+	if c.Storage != Memory && c.Storage != Disk || c.Appends < 1 || c.Appends > 2 || c.Payload < minPayload || c.Connections < 1 {
+		return Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
+	}
+	if c.Count == 0 && c.Duration == 0 {
+		c.Duration = 3 * time.Second
+	}
+	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	a, err := NewAppender(c.Storage, dir)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST "+path, &handler{verify: s.verify, appender: a, appends: c.Appends, maxBody: int64(c.Payload) + 1})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	defer func() {
+		err = errors.Join(err, srv.Close())
+		if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+			err = errors.Join(err, serr)
+		}
+	}()
+
+	host := l.Addr().String()
+	requests := make([]*load.Request, presigned)
+	for i := range requests {
+		body := payload(i, c.Payload)
+		digest := contentDigest(body)
+		header := http.Header{
+			"Content-Type":   {"application/json"},
+			"Content-Digest": {digest},
+			"Signature":      {base64.StdEncoding.EncodeToString(s.sign(signatureBase(http.MethodPost, path, digest)))},
+		}
+		requests[i] = load.NewRequest(http.MethodPost, host, path, header, body)
+	}
+	res, err := load.Run(ctx, load.Config{
+		URL: "http://" + host, Connections: c.Connections,
+		Requests: func(i int) *load.Request { return requests[i%presigned] },
+		Warmup:   min(20*c.Connections, max(c.Count, 1000)), Count: c.Count, Duration: c.Duration,
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	if res.Failed > 0 {
+		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", res.Failed, res.FirstError)
+	}
+	return Result{
+		Requests: res.Requests, Throughput: res.Throughput,
+		P50: res.P50, P99: res.P99, CPUPerMessage: res.CPUPerRequest,
+	}, nil
+}
+
+// envelope is the shape of a request's body.
+type envelope struct {
+	From      string         `json:"from"`
+	To        string         `json:"to"`
+	Skill     string         `json:"skill"`
+	Mode      string         `json:"mode"`
+	Nonce     string         `json:"nonce"`
+	Timestamp time.Time      `json:"timestamp"`
+	TraceID   string         `json:"traceId"`
+	SpanID    string         `json:"spanId"`
+	Payload   map[string]any `json:"payload"`
+}
+
+// minPayload is what the members of an envelope take.
+const minPayload = 400
+
+// payload makes the body number i, of exactly size bytes.
+func payload(i, size int) []byte {
+	e := fmt.Sprintf(`{"from":"agent://client.test","to":"agent://weather.test","skill":"forecast","mode":"sync",`+
+		`"nonce":"00000000-0000-4000-8000-%012d","timestamp":"2026-11-20T12:00:00.000Z","traceId":"4bf92f3577b34da6a3ce929d0e0e4736",`+
+		`"spanId":"00f067aa0ba902b7","payload":{"city":"Bern","days":3,"hourly":true,"text":"`, i)
+	const end = `"}}`
+	return []byte(e + strings.Repeat("x", size-len(e)-len(end)) + end)
+}
+
+// contentDigest is the header of RFC 9530.
+func contentDigest(body []byte) string {
+	sum := sha256.Sum256(body)
+	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+// signatureBase is like that of RFC 9421 §2.5 over three components.
+func signatureBase(method, path, digest string) []byte {
+	b := make([]byte, 0, 256)
+	b = append(append(append(b, `"@method": `...), method...), '\n')
+	b = append(append(append(b, `"@path": `...), path...), '\n')
+	b = append(append(append(b, `"content-digest": `...), digest...), '\n')
+	return append(b, `"@signature-params": ("@method" "@path" "content-digest");created=1795176000;keyid="floor";alg="ed25519"`...)
+}
+
+// handler does the work of one message.
+type handler struct {
+	verify   func(base, sig []byte) bool
+	appender *Appender
+	appends  int
+	maxBody  int64
+	ids      atomic.Uint64
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := readBody(r, h.maxBody)
+	if err != nil {
+		http.Error(w, "body", http.StatusBadRequest)
+		return
+	}
+	digest := contentDigest(body)
+	if r.Header.Get("Content-Digest") != digest {
+		http.Error(w, "digest", http.StatusBadRequest)
+		return
+	}
+	sig, err := base64.StdEncoding.DecodeString(r.Header.Get("Signature"))
+	if err != nil || !h.verify(signatureBase(r.Method, r.URL.Path, digest), sig) {
+		http.Error(w, "signature", http.StatusUnauthorized)
+		return
+	}
+	var e envelope
+	if err := json.Unmarshal(body, &e); err != nil {
+		http.Error(w, "envelope", http.StatusBadRequest)
+		return
+	}
+	id := strconv.FormatUint(h.ids.Add(1), 36)
+	if err := h.appender.Append(r.Context(), body); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	reply := []byte(`{"id":"` + id + `","status":"ok","traceId":"` + e.TraceID + `"}`)
+	if h.appends == 2 {
+		if err := h.appender.Append(r.Context(), reply); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(reply)))
+	_, _ = w.Write(reply) // the peer is gone; there is nobody to tell
+}
+
+func readBody(r *http.Request, limit int64) ([]byte, error) {
+	if r.ContentLength < 0 || r.ContentLength > limit {
+		return nil, errors.New("floor: body without length, or too large")
+	}
+	b := bytes.NewBuffer(make([]byte, 0, r.ContentLength+bytes.MinRead))
+	_, err := b.ReadFrom(io.LimitReader(r.Body, limit))
+	return b.Bytes(), err
+}

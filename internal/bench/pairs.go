@@ -1,0 +1,413 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/parley-hub/parley/internal/bench/floor"
+	"github.com/parley-hub/parley/internal/pairs"
+	"github.com/parley-hub/parley/node"
+)
+
+// PairsConfig says what to measure.
+type PairsConfig struct {
+	Config
+	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
+	Floor []string // the command that runs [Floor] between its standard input and output
+	Only  []string // pairs such as "samvad->agh"; none: all
+	Peers int      // that ask at once, each another; default 4
+}
+
+// PairRow is what a request and its answer cost from one protocol to another.
+type PairRow struct {
+	From     string        `json:"from"`
+	To       string        `json:"to"`
+	Storage  floor.Storage `json:"storage"`
+	Agents   int           `json:"agents"` // in the directory besides those that talk
+	Messages int           `json:"messages"`
+	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
+	Floor    time.Duration `json:"floorPerMessage"` // of bare programs at both ends, added
+	Ratio    float64       `json:"ratio"`           // floor by Parley: 1 is nothing but what cannot be left out
+}
+
+// The floor of a pair is the sum of its ends' floors. An end's floor is what a
+// bare program, [floor.Serve], needs in a process of its own to stand at that end
+// alone, with as many peers: what it cannot do without, by the same HTTP, NATS
+// and cryptography, and nothing else:
+//
+//   - SAMVAD: one POST, signed by Ed25519, whose answer is the answer.
+//   - uAgents: a chat is four envelopes, each a POST of its own signed by
+//     secp256k1: message and answer, and an acknowledgement of each.
+//   - A2E over HTTP: what an agent says is a POST, what it is told an event of
+//     its stream. A call is one of each. An agent that is asked is told so,
+//     replies by a call, and is told the outcome of that call.
+//   - AGH: work is a say, a receipt, the answer as a say, and a trace; a peer
+//     answers by receipt and trace. Nothing is signed.
+//   - ASP: what an agent says is a POST whose access token is proved by a P-256
+//     signature, with a message signed by Ed25519 that carries a second P-256
+//     proof of its own; what it is told is an event of its stream, which the
+//     speaker signed by both. Question and answer are one message each: the
+//     session in which they are said is opened once, before the clock starts.
+//
+// As every floor of this package, that of an end records request and answer by
+// one append each: what comes in before it is acted upon, what goes out as an
+// attempt before it is sent; and the word that a request was taken, where who is
+// asked has one. That word goes on to who asked, where the hub has not said it
+// itself: as an event of A2E, as a message of ASP. Between two agents of uAgents,
+// AGH or ASP the envelopes go on as they are: each is verified, and nothing is
+// signed. Handshakes, discovery, card look-ups, heartbeats and replay memory
+// count nothing.
+var (
+	oneRecord = floor.Step{Do: floor.Append}
+	aspProved = []floor.Scheme{floor.P256, floor.Ed25519, floor.P256}
+	aspSigned = []floor.Scheme{floor.Ed25519, floor.P256}
+	chain     = []floor.Scheme{floor.Secp256k1}
+)
+
+// An end is one side of a pair.
+type end struct {
+	protocol string
+	asked    bool
+	native   bool // the envelopes go on as they are
+	told     bool // who asks hears that the request was taken
+}
+
+// endsOf are those of a pair.
+func endsOf(from, to string) [2]end {
+	words := map[string]bool{"uagents": true, "agh": true}    // say that a request was taken
+	hears := map[string]bool{"a2e": true, "asp": true}        // is told so when it asked
+	native := from == to && from != "samvad" && from != "a2e" // there the hub is a party
+	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
+}
+
+// steps are what the end cannot do without.
+func (e end) steps() []floor.Step {
+	steps := e.asking()
+	if e.asked {
+		steps = e.answering()
+	}
+	if e.native {
+		for i, s := range steps {
+			if s.Do == floor.Out || s.Do == floor.Push {
+				steps[i].With = nil // who says it signed it
+			}
+		}
+	}
+	return steps
+}
+
+func (e end) asking() []floor.Step {
+	switch e.protocol {
+	case "samvad":
+		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord, oneRecord, {Do: floor.Answer}}
+	case "uagents":
+		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain},
+			oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
+	case "agh":
+		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}, oneRecord, {Do: floor.ToBus}, {Do: floor.ToBus}}
+	}
+	in, out := floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}
+	if e.protocol == "asp" {
+		in.With, out.With = aspProved, aspSigned
+	}
+	steps := []floor.Step{in, oneRecord}
+	if e.told {
+		steps = append(steps, oneRecord, out)
+	}
+	return append(steps, oneRecord, out)
+}
+
+func (e end) answering() []floor.Step {
+	steps := []floor.Step{oneRecord}
+	switch e.protocol {
+	case "samvad":
+		steps = append(steps, floor.Step{Do: floor.Out, With: []floor.Scheme{floor.Ed25519}})
+	case "uagents":
+		steps = append(steps, floor.Step{Do: floor.Out, With: chain}, floor.Step{Do: floor.In, With: chain}, oneRecord,
+			floor.Step{Do: floor.In, With: chain}, floor.Step{Do: floor.Out, With: chain})
+	case "a2e":
+		steps = append(steps, floor.Step{Do: floor.Push}, floor.Step{Do: floor.In}, floor.Step{Do: floor.Push})
+	case "agh":
+		steps = append(steps, floor.Step{Do: floor.ToBus}, floor.Step{Do: floor.FromBus}, oneRecord, floor.Step{Do: floor.FromBus})
+	default:
+		steps = append(steps, floor.Step{Do: floor.Push, With: aspSigned}, floor.Step{Do: floor.In, With: aspProved})
+	}
+	return append(steps, oneRecord)
+}
+
+// Pairs measures, for every protocol to every other, the CPU time that a hub of
+// its own process needs for a request and its answer, next to what two bare
+// programs need that stand at one end each. The peers are in this process.
+func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
+	c.defaults()
+	if c.Peers == 0 {
+		c.Peers = 4
+	}
+	if runtime.GOOS != "linux" {
+		return errors.New("the CPU time of the hub's process is read from /proc, which only Linux has")
+	}
+	for _, storage := range c.Storage {
+		if err := c.pairs(ctx, storage, each); err != nil {
+			return fmt.Errorf("%s: %w", storage, err)
+		}
+	}
+	return nil
+}
+
+func (c *PairsConfig) pairs(ctx context.Context, storage floor.Storage, each func(PairRow)) error {
+	floors := map[end]time.Duration{}
+	for _, from := range pairs.Protocols {
+		for _, to := range pairs.Protocols {
+			if len(c.Only) > 0 && !slices.Contains(c.Only, from+"->"+to) {
+				continue
+			}
+			row, err := PairRow{From: from, To: to, Storage: storage, Agents: c.Agents}, error(nil)
+			for _, e := range endsOf(from, to) {
+				if floors[e] == 0 && err == nil {
+					floors[e], err = c.floor(ctx, storage, e.steps())
+				}
+				row.Floor += floors[e]
+			}
+			if err == nil {
+				row.Messages, row.CPU, err = c.pair(ctx, storage, from, to)
+			}
+			if err != nil {
+				return fmt.Errorf("%s to %s: %w", from, to, err)
+			}
+			row.Ratio = float64(row.Floor) / float64(row.CPU)
+			each(row)
+		}
+	}
+	return nil
+}
+
+// pair runs a hub with some peers of both protocols.
+func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to string) (messages int, each time.Duration, err error) {
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer os.RemoveAll(dir)
+	var all, ask, answer []pairs.Peer
+	for i := range c.Peers {
+		for name, list := range map[string]*[]pairs.Peer{from + "-from-": &ask, to + "-to-": &answer} {
+			protocol := from
+			if list == &answer {
+				protocol = to
+			}
+			p, err := pairs.New(protocol, name+strconv.Itoa(i))
+			if err != nil {
+				return 0, 0, err
+			}
+			*list, all = append(*list, p), append(all, p)
+		}
+	}
+	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
+	for i := range c.Agents {
+		config.Agents[fmt.Sprintf("idle-%d", i)] = node.Agent{AGH: &node.AGHAgent{Workspace: "elsewhere", Peer: fmt.Sprintf("idle-%d", i)}}
+	}
+	if err := pairs.Configure(&config, dir, all...); err != nil {
+		return 0, 0, err
+	}
+	b, err := toml.Marshal(config)
+	if err != nil {
+		return 0, 0, err
+	}
+	path := filepath.Join(dir, "parley.toml")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		return 0, 0, err
+	}
+	measured, over := context.WithCancel(ctx)
+	defer over()
+	log := slog.New(until{slog.Default().Handler(), measured})
+	var at node.Addresses
+	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer kill(hub)
+	defer func() {
+		over()
+		var leaving sync.WaitGroup
+		for _, p := range all {
+			leaving.Go(p.Leave)
+		}
+		leaving.Wait()
+	}()
+	for _, p := range all {
+		if err := p.Join(ctx, pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Log: log}, false); err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", p.Name(), err)
+		}
+	}
+	return c.load(ctx, hub.Process.Pid, func(ctx context.Context, i int) error {
+		_, err := ask[i].Ask(ctx, pairs.Question{To: answer[i], Text: c.text()})
+		return err
+	})
+}
+
+// until handles what is logged until ctx ends: the peers of a measurement that
+// is over are cut off in the middle of acknowledgements, which is no news.
+type until struct {
+	slog.Handler
+	ctx context.Context
+}
+
+func (u until) Enabled(ctx context.Context, l slog.Level) bool {
+	return u.ctx.Err() == nil && u.Handler.Enabled(ctx, l)
+}
+
+// text is what is asked, and answered.
+func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1, c.Payload-500)) }
+
+// load repeats an exchange in each lane for a while, and gives the CPU time of
+// a process for one of them.
+func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context, lane int) error) (messages int, each time.Duration, err error) {
+	var n atomic.Int64
+	run := func(until time.Time) error {
+		failed := make(chan error, c.Peers)
+		for i := range c.Peers {
+			go func() {
+				for time.Now().Before(until) {
+					one, cancel := context.WithTimeout(ctx, 30*time.Second)
+					err := exchange(one, i)
+					cancel()
+					if err != nil {
+						failed <- err
+						return
+					}
+					n.Add(1)
+				}
+				failed <- nil
+			}()
+		}
+		var errs []error
+		for range c.Peers {
+			errs = append(errs, <-failed)
+		}
+		return errors.Join(errs...)
+	}
+	if err := run(time.Now().Add(c.Duration / 4)); err != nil { // what is made at first use is made
+		return 0, 0, err
+	}
+	n.Store(0)
+	before, err := cpuOf(pid)
+	if err == nil {
+		err = run(time.Now().Add(c.Duration))
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := cpuOf(pid)
+	if err != nil || n.Load() == 0 {
+		return 0, 0, errors.Join(err, ctx.Err())
+	}
+	return int(n.Load()), (after - before) / time.Duration(n.Load()), nil
+}
+
+// Floor runs the floor of an end for [PairsConfig.Floor]: in gives its plan, as
+// JSON, and out gets its place. It ends with ctx.
+func Floor(ctx context.Context, in io.Reader, out io.Writer) error {
+	var plan floor.Plan
+	if err := json.NewDecoder(in).Decode(&plan); err != nil {
+		return err
+	}
+	return floor.Serve(ctx, plan, func(at floor.Place) error { return json.NewEncoder(out).Encode(at) })
+}
+
+// floor measures a plan.
+func (c *PairsConfig) floor(ctx context.Context, storage floor.Storage, steps []floor.Step) (time.Duration, error) {
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	plan := floor.Plan{Steps: steps, Peers: c.Peers, Payload: c.Payload, Storage: storage, Dir: dir}
+	in, err := json.Marshal(plan)
+	if err != nil {
+		return 0, err
+	}
+	var at floor.Place
+	bare, err := start(ctx, c.Floor, in, &at)
+	if err != nil {
+		return 0, err
+	}
+	defer kill(bare)
+	peers, err := floor.Connect(ctx, plan, at)
+	if err != nil {
+		return 0, err
+	}
+	defer peers.Close()
+	_, each, err := c.load(ctx, bare.Process.Pid, peers.Exchange)
+	return each, err
+}
+
+// kill ends a process of which nothing is needed any more.
+func kill(p *exec.Cmd) {
+	_ = p.Process.Signal(syscall.SIGKILL)
+	_ = p.Wait() // it was killed
+}
+
+// start runs a command, and reads the line that it writes when it is ready.
+func start(ctx context.Context, command []string, in []byte, ready any) (*exec.Cmd, error) {
+	p := exec.CommandContext(ctx, command[0], command[1:]...)
+	var errs bytes.Buffer
+	p.Stdin, p.Stderr = bytes.NewReader(in), &errs
+	out, err := p.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Start(); err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, ready)
+	}
+	if err != nil {
+		kill(p)
+		return nil, fmt.Errorf("%s did not get ready: %w: %.2000s", command[0], err, errs.Bytes())
+	}
+	return p, nil
+}
+
+// cpuOf is what a process has spent, user and system: to the hundredth of a
+// second that /proc tells.
+func cpuOf(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
+	}
+	var ticks int64
+	for _, f := range fields[11:13] {
+		v, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += v
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil
+}

@@ -1,0 +1,28 @@
+// Package interop holds tests against the real SDKs of the protocols, as they
+// are published: unmodified peers, both ways.
+//
+// The tests of the Python SDKs (SAMVAD, uAgents) run where PARLEY_PYTHON names a Python
+// interpreter that has it; setup.sh makes one:
+//
+//	internal/interop/setup.sh /tmp/venv
+//	PARLEY_PYTHON=/tmp/venv/bin/python go test ./internal/interop
+//
+// The scripts in python/ are ours and use the SDK's public interface only; so do
+// those in typescript/.
+//
+// The tests of the SAMVAD SDK for TypeScript run where PARLEY_NODE_SDK names a
+// folder whose node_modules has it. setup.sh makes DIR/node where Node and npm
+// are installed: from the registry, or else from the source that SAMVAD_SDK
+// names (w3rc/samvad), or else from a checkout that it makes itself:
+//
+//	SAMVAD_SDK=/tmp/samvad internal/interop/setup.sh /tmp/venv
+//	PARLEY_NODE_SDK=/tmp/venv/node go test -run TypeScript ./internal/interop
+//
+// The A2E SDK is in no registry. setup.sh installs it from its source
+// (a2eprotocol/python-sdk, version 0.1) when that is named as well:
+//
+//	internal/interop/setup.sh /tmp/venv /tmp/a2e-python-sdk
+//
+// Or else PARLEY_A2E_PYTHON names an interpreter that has pydantic, requests,
+// pyyaml, fastapi and uvicorn, and A2E_SDK the folder of the source.
+package interop

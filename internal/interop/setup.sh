@@ -1,0 +1,94 @@
+#!/bin/sh
+# Makes what the tests talk to in DIR: the SDKs at the versions that the tests
+# were written for.
+#
+# Python: an environment with the SDKs, and with what the A2E SDK needs. That
+# SDK is in no registry: A2E_SDK is a folder with its source, or whatever else
+# pip installs from. The server of the SAMVAD tests needs uvicorn, which its SDK
+# imports and does not require.
+#
+# TypeScript: DIR/node with the SAMVAD SDK, from the registry, or else built
+# from its published source: the folder that SAMVAD_SDK names (a checkout of
+# w3rc/samvad, or its packages/sdk-typescript), or a checkout made here. Without
+# Node, npm or the source, this says so and the tests of that SDK are skipped.
+set -eu
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+	echo "usage: [SAMVAD_SDK=FOLDER] internal/interop/setup.sh DIR [A2E_SDK]" >&2
+	exit 2
+fi
+python=$(command -v python3 || command -v python) || {
+	echo "internal/interop/setup.sh: no python3" >&2
+	exit 1
+}
+"$python" -m venv "$1"
+pip="$1/bin/python -m pip install --quiet --disable-pip-version-check"
+$pip 'samvad==0.2.0' 'uvicorn>=0.30,<1' 'uagents==0.26.1' 'uagents-core==0.4.12' 'nats-py>=2.9,<3' 'cryptography>=42,<50' \
+	'fastapi>=0.115,<1' 'requests>=2,<3' 'pyyaml>=6,<7'
+"$1/bin/python" -c 'import samvad, uvicorn; print("samvad", samvad.__version__)'
+if [ $# -eq 2 ]; then
+	# Without what it names: the newest of each does, and the tests use no
+	# more than is installed above.
+	$pip --no-deps "$2"
+	"$1/bin/python" -c 'from importlib.metadata import version; import a2e; print("a2e-python-sdk", version("a2e-python-sdk"))'
+fi
+
+dir=$(cd "$1" && pwd)
+sdk='@samvad-protocol/sdk'
+sdk_version=0.7.0
+repository=https://github.com/w3rc/samvad
+commit=563c0b79ed06a1289e2c64e7bbb0da181b336eaa # of that version
+
+missing() {
+	echo "internal/interop/setup.sh: no TypeScript SDK, its tests will be skipped: $1"
+}
+
+# limited bounds a command that waits for the network, where the system can.
+limited() {
+	if command -v timeout >/dev/null; then timeout 300 "$@"; else "$@"; fi
+}
+
+npm_install() { limited npm install --no-audit --no-fund --loglevel=error "$@"; }
+
+# build packs the source in the folder $1 as its authors publish it.
+build() {
+	rm -rf "$dir/node-build" && mkdir "$dir/node-build" &&
+		cp -R "$1/package.json" "$1/tsconfig.json" "$1/src" "$dir/node-build" &&
+		cd "$dir/node-build" &&
+		npm pkg delete devDependencies.vitest && npm_install && npm run --silent build && npm pack --silent --ignore-scripts
+}
+
+checkout() {
+	rm -rf "$dir/node-source" && git init --quiet "$dir/node-source" &&
+		limited git -C "$dir/node-source" fetch --quiet --depth 1 "$repository" "$commit" &&
+		git -C "$dir/node-source" checkout --quiet FETCH_HEAD
+}
+
+typescript() {
+	command -v node >/dev/null && command -v npm >/dev/null || { missing "no node and npm"; return; }
+	mkdir -p "$dir/node"
+	cd "$dir/node"
+	echo '{"private": true}' >package.json
+	if ! npm_install "$sdk@$sdk_version" 2>"$dir/node-registry.log"; then
+		echo "internal/interop/setup.sh: the npm registry has no $sdk $sdk_version; building it from its source"
+		source=${SAMVAD_SDK:-}
+		if [ -z "$source" ]; then
+			checkout || { missing "$repository cannot be fetched; SAMVAD_SDK can name a checkout"; return; }
+			source=$dir/node-source
+		fi
+		[ ! -d "$source/packages/sdk-typescript" ] || source=$source/packages/sdk-typescript
+		(build "$source") || { missing "$source does not build"; return; }
+		cd "$dir/node"
+		npm_install "$dir"/node-build/samvad-protocol-sdk-*.tgz || { missing "the registry lacks what it needs"; return; }
+	fi
+	installed=$(node -p 'JSON.parse(require("fs").readFileSync(process.argv[1])).version' \
+		"$dir/node/node_modules/$sdk/package.json")
+	if [ "$installed" != "$sdk_version" ]; then
+		rm -rf "$dir/node/node_modules"
+		missing "it is version $installed, and the tests are written for $sdk_version"
+		return
+	fi
+	echo "$sdk $installed, node $(node --version)"
+	echo "PARLEY_NODE_SDK=$dir/node"
+}
+typescript
+echo "PARLEY_PYTHON=$1/bin/python"
