@@ -1,0 +1,408 @@
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A Table is a bucket of the state whose values are all of one type, written as
+// JSON. It decodes, caches, follows other hubs, compares and sets, and forgets, so
+// that its user handles neither bytes nor revisions. For example:
+//
+//	tasks := journal.NewTable[task](j, "tasks", 1000)
+//	_, err := tasks.Change(ctx, id, func(r *journal.Row[task]) (write bool, err error) {
+//		if r.Revision == 0 {
+//			return false, errNoSuchTask
+//		}
+//		r.Value.Status, r.Until = "done", now.Add(time.Hour)
+//		return true, nil
+//	})
+//
+// A table caches a bounded number of rows. After [Table.Follow] it has all rows in
+// memory instead, and learns of every change by any hub.
+//
+// A Table is safe for concurrent use. Values are shared: whoever changes one
+// replaces what it refers to (maps, slices, pointers) and does not write into it.
+type Table[T any] struct {
+	state State
+	now   func() time.Time
+	warn  func(key string, err error)
+	max   int // rows cached
+
+	turn    sync.Mutex // of a followed table: one change at a time; held while changed is called
+	changed func(before, after Row[T])
+
+	mu      sync.RWMutex
+	all     bool // every row is in rows
+	rows    map[string]Row[T]
+	deleted map[string]uint64 // rows deleted here, by the revision they had, until the state tells of it
+	sweepAt int               // rows at which those past their time are looked for
+}
+
+// A Row is a value of a [Table].
+type Row[T any] struct {
+	Key      string
+	Value    T
+	Revision uint64    // 0: there is no such row
+	Until    time.Time // it is gone from then on; zero: never
+}
+
+// NewTable gives the table on a bucket of the journal's state. It caches that many
+// rows, unless it is followed.
+func NewTable[T any](j *Journal, bucket string, cached int) *Table[T] {
+	return &Table[T]{state: j.State(bucket), now: j.cfg.Now, max: cached, rows: map[string]Row[T]{},
+		warn: func(key string, err error) {
+			j.cfg.Log.Error("a value of the state cannot be read; it is passed over", "bucket", bucket, "key", key, "err", err)
+		}}
+}
+
+// Follow reads all rows into memory, and keeps them as any hub changes them. For
+// each it calls changed with the row as it was and as it is, of which one may have
+// Revision 0: one call at a time, before a method that wrote the row here returns.
+// changed may read the table but not write it. The ends of rows are not told: they
+// are found missing. ctx is for the first rows only. changed may be nil.
+func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T])) (stop func(), err error) {
+	t.mu.Lock()
+	t.all, t.changed, t.rows, t.deleted, t.sweepAt = true, changed, map[string]Row[T]{}, map[string]uint64{}, 64
+	t.mu.Unlock()
+	return t.state.Watch(ctx, "", func(v Value) {
+		if v.Deleted {
+			t.take(Row[T]{Key: v.Key}, v.Revision)
+			return
+		}
+		row, err := t.decode(v)
+		if err != nil {
+			t.warn(v.Key, err)
+			return
+		}
+		t.take(row, v.Revision)
+	})
+}
+
+func (t *Table[T]) decode(v Value) (Row[T], error) {
+	row := Row[T]{Key: v.Key, Revision: v.Revision, Until: v.Until}
+	if err := json.Unmarshal(v.Data, &row.Value); err != nil {
+		return Row[T]{Key: v.Key, Revision: v.Revision, Until: v.Until}, fmt.Errorf("the value of %q: %w", v.Key, err)
+	}
+	return row, nil
+}
+
+// take notes a row as it is at some revision of the state.
+func (t *Table[T]) take(row Row[T], revision uint64) {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	t.mu.Lock()
+	before := t.rows[row.Key]
+	switch {
+	case revision < before.Revision, revision == before.Revision && row.Revision != 0,
+		row.Revision != 0 && revision <= t.deleted[row.Key]: // it is known, or an echo of what was here before
+		t.mu.Unlock()
+		return
+	case row.Revision == 0:
+		delete(t.rows, row.Key)
+		delete(t.deleted, row.Key)
+	default:
+		t.makeRoom()
+		t.rows[row.Key] = row
+		delete(t.deleted, row.Key)
+	}
+	tell := t.changed
+	t.mu.Unlock()
+	if tell != nil && (before.Revision != 0 || row.Revision != 0) {
+		tell(before, row)
+	}
+}
+
+// makeRoom drops rows past their time, and of a cache any when it is full. The
+// caller holds t.mu.
+func (t *Table[T]) makeRoom() {
+	if t.all {
+		if len(t.rows) < t.sweepAt {
+			return
+		}
+		now := t.now()
+		maps.DeleteFunc(t.rows, func(_ string, r Row[T]) bool { return r.gone(now) })
+		t.sweepAt = max(64, 2*len(t.rows))
+		return
+	}
+	for key := range t.rows {
+		if len(t.rows) < t.max {
+			return
+		}
+		delete(t.rows, key)
+	}
+}
+
+func (r *Row[T]) gone(now time.Time) bool { return !r.Until.IsZero() && !r.Until.After(now) }
+
+// note caches a row that was read or written here.
+func (t *Table[T]) note(row Row[T]) {
+	t.mu.RLock()
+	all := t.all
+	t.mu.RUnlock()
+	if all {
+		t.take(row, row.Revision)
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.max > 0 && row.Revision > t.rows[row.Key].Revision {
+		t.makeRoom()
+		t.rows[row.Key] = row
+	}
+}
+
+// Get reads a row from the state; Revision is 0 where there is none.
+func (t *Table[T]) Get(ctx context.Context, key string) (Row[T], error) {
+	v, err := t.state.Get(ctx, key)
+	if errors.Is(err, ErrNotFound) {
+		t.drop(key)
+		return Row[T]{Key: key}, nil
+	}
+	if err != nil {
+		return Row[T]{Key: key}, err
+	}
+	row, err := t.decode(v)
+	if err == nil {
+		t.note(row)
+	}
+	return row, err
+}
+
+// drop takes a row out of the cache. A followed table hears of it from the state.
+func (t *Table[T]) drop(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.all {
+		delete(t.rows, key)
+	}
+}
+
+// Known gives a row from memory: of a followed table as the last change told has
+// it, else as it was last read or written here, if it is cached. Revision is 0
+// where it is not known.
+func (t *Table[T]) Known(key string) Row[T] {
+	t.mu.RLock()
+	row := t.rows[key]
+	t.mu.RUnlock()
+	if row.gone(t.now()) {
+		return Row[T]{Key: key}
+	}
+	row.Key = key
+	return row
+}
+
+// Last is Known, or else Get: a row that another hub may have changed since.
+func (t *Table[T]) Last(ctx context.Context, key string) (Row[T], error) {
+	if row := t.Known(key); row.Revision != 0 {
+		return row, nil
+	}
+	return t.Get(ctx, key)
+}
+
+// All gives the rows in memory, which of a followed table are all, in no order.
+func (t *Table[T]) All() []Row[T] {
+	now := t.now()
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.DeleteFunc(slices.Collect(maps.Values(t.rows)), func(r Row[T]) bool { return r.gone(now) })
+}
+
+// Len counts the rows in memory; some may be past their time.
+func (t *Table[T]) Len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.rows)
+}
+
+// Range reads all rows whose key begins with prefix from the state, those changed
+// last at the end. A value that cannot be decoded comes with its key and an error;
+// the next one follows.
+func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], error] {
+	return func(yield func(Row[T], error) bool) {
+		for v, err := range t.state.Range(ctx, prefix) {
+			row := Row[T]{}
+			if err == nil {
+				row, err = t.decode(v)
+			}
+			if !yield(row, err) {
+				return
+			}
+		}
+	}
+}
+
+// Put sets a row whatever was there.
+func (t *Table[T]) Put(ctx context.Context, key string, value T, until time.Time) (Row[T], error) {
+	return t.write(Row[T]{Key: key, Value: value, Until: until}, func(data []byte) (uint64, error) {
+		return t.state.Put(ctx, key, data, until)
+	})
+}
+
+// Replace writes a row if it is still the one of that revision, or if there is
+// none and the revision is 0. Else it fails with [ErrConflict]. It gives the row
+// with its new revision.
+func (t *Table[T]) Replace(ctx context.Context, row Row[T]) (Row[T], error) {
+	return t.write(row, func(data []byte) (uint64, error) {
+		if row.Revision != 0 {
+			return t.state.Update(ctx, row.Key, data, row.Until, row.Revision)
+		}
+		revision, err := t.state.Create(ctx, row.Key, data, row.Until)
+		if errors.Is(err, ErrExists) {
+			err = failBy(ErrConflict, err, "key %q has a value already", row.Key)
+		}
+		return revision, err
+	})
+}
+
+func (t *Table[T]) write(row Row[T], store func(data []byte) (uint64, error)) (Row[T], error) {
+	data, err := json.Marshal(row.Value)
+	if err != nil {
+		return row, fmt.Errorf("encode the value of %q: %w", row.Key, err)
+	}
+	revision, err := store(data)
+	if err != nil {
+		if errors.Is(err, ErrConflict) {
+			t.drop(row.Key)
+		}
+		return row, err
+	}
+	row.Revision = revision
+	t.note(row)
+	return row, nil
+}
+
+// Change writes what step makes of a row, if step says so; step sees Revision 0
+// where there is none, and is called again where another was sooner. It gives the
+// row as step left it.
+func (t *Table[T]) Change(ctx context.Context, key string, step func(row *Row[T]) (write bool, err error)) (Row[T], error) {
+	row, err := t.Last(ctx, key)
+	for err == nil {
+		next := row
+		write, err := step(&next)
+		if err != nil || !write {
+			return next, err
+		}
+		next.Key, next.Revision = key, row.Revision
+		if next, err = t.Replace(ctx, next); !errors.Is(err, ErrConflict) {
+			return next, err
+		}
+		if row, err = t.Get(ctx, key); err != nil {
+			return row, err
+		}
+	}
+	return row, err
+}
+
+// Delete removes a row, if its revision is the one given or that is 0, else it
+// fails with [ErrConflict]. A row that is not there is no error.
+func (t *Table[T]) Delete(ctx context.Context, key string, revision uint64) error {
+	if err := t.state.Delete(ctx, key, revision); err != nil {
+		if errors.Is(err, ErrConflict) {
+			t.drop(key)
+		}
+		return err
+	}
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	t.mu.Lock()
+	before := t.rows[key]
+	delete(t.rows, key)
+	if t.all && before.Revision != 0 {
+		t.deleted[key] = before.Revision
+	}
+	tell := t.changed
+	t.mu.Unlock()
+	if tell != nil && before.Revision != 0 {
+		tell(before, Row[T]{Key: key})
+	}
+	return nil
+}
+
+// A Fate says what becomes of a row.
+type Fate int
+
+// What [Table.Sweep] does with a row.
+const (
+	Keep   Fate = iota // it stays as it is
+	Write              // it stays, as the judge has changed it
+	Remove             // it goes
+)
+
+// sweeps bounds how often Sweep tries again where others change rows meanwhile.
+const sweeps = 8
+
+// Sweep has judge decide about each row whose key begins with prefix, as erasing
+// what an agent said needs it. It counts the rows that were written or removed. A
+// row that another changed meanwhile is judged again; where that does not end,
+// Sweep fails with [ErrConflict].
+func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row[T]) Fate) (n int, err error) {
+	for range sweeps {
+		rows, err := t.judged(ctx, prefix, judge)
+		if err != nil {
+			return n, err
+		}
+		conflict := false
+		for _, r := range rows {
+			if r.fate == Remove {
+				err = t.Delete(ctx, r.row.Key, r.row.Revision)
+			} else {
+				_, err = t.Replace(ctx, r.row)
+			}
+			switch {
+			case err == nil:
+				n++
+			case errors.Is(err, ErrConflict):
+				conflict = true
+			default:
+				return n, err
+			}
+		}
+		if !conflict {
+			return n, nil
+		}
+	}
+	return n, fail(ErrConflict, "rows below %q change all the time", prefix)
+}
+
+type judgedRow[T any] struct {
+	row  Row[T]
+	fate Fate
+}
+
+// judged collects the rows that do not stay as they are: none may be written while
+// they are read.
+func (t *Table[T]) judged(ctx context.Context, prefix string, judge func(row *Row[T]) Fate) (out []judgedRow[T], err error) {
+	for row, err := range t.Range(ctx, prefix) {
+		if err != nil {
+			if row.Revision == 0 {
+				return nil, err
+			}
+			t.warn(row.Key, err)
+			continue
+		}
+		revision, key := row.Revision, row.Key
+		if fate := judge(&row); fate != Keep {
+			row.Revision, row.Key = revision, key
+			out = append(out, judgedRow[T]{row, fate})
+		}
+	}
+	return out, nil
+}
+
+// Uncache drops cached rows, after some were erased. A followed table keeps its
+// rows: they are the state's.
+func (t *Table[T]) Uncache() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.all {
+		clear(t.rows)
+	}
+}
