@@ -7,9 +7,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// claimReply takes the lanes of the recipients of a reply, if it gets all of
-// them: then the first attempt is recorded with the reply, and needs no record of
-// its own.
+// claimReply takes the lanes of the recipients of a reply, all or none: then the
+// first attempt is recorded with the reply, and needs no record of its own.
 func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	if len(r.Open) == 0 || !d.c.Log.Owned(it.position.Partition) {
 		return nil
@@ -31,9 +30,9 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	return claims
 }
 
-// unclaim gives the lanes back when a reply could not be recorded. What is
+// releaseClaims gives the lanes back when a reply could not be recorded. The entry
 // recorded in its place opens deliveries that wait.
-func (d *Dispatcher) unclaim(claims []*Claim, outcome *journal.Entry) {
+func (d *Dispatcher) releaseClaims(claims []*Claim, outcome *journal.Entry) {
 	for _, c := range claims {
 		c.Release()
 	}
@@ -43,9 +42,9 @@ func (d *Dispatcher) unclaim(claims []*Claim, outcome *journal.Entry) {
 	}
 }
 
-// carryReply makes the attempts that were recorded with a reply: the last one
-// here, others beside it.
-func (d *Dispatcher) carryReply(claims []*Claim, r *Reply, a Attempt) {
+// deliverReply makes the attempts that were recorded with a reply: the last one in
+// this goroutine, the others in the background.
+func (d *Dispatcher) deliverReply(claims []*Claim, r *Reply, a Attempt) {
 	for i, c := range claims {
 		a.To = r.Open[i].To
 		if i < len(claims)-1 {
@@ -56,25 +55,27 @@ func (d *Dispatcher) carryReply(claims []*Claim, r *Reply, a Attempt) {
 	}
 }
 
-// adopt takes up the attempts that were recorded with a reply of which it was
-// not known that it was recorded.
-func (d *Dispatcher) adopt(e *journal.Entry) {
+// resumeRecorded queues the attempts that were recorded with a reply when the
+// journal could not say whether it had recorded it.
+func (d *Dispatcher) resumeRecorded(e *journal.Entry) {
 	if e.Message == nil {
 		return
 	}
 	for _, o := range e.Open {
 		v, ok := d.c.Log.Delivery(e.Message.ID, o.To)
-		if !ok || v.State != parley.Delivering || d.works(v.Message, v.To) || d.c.Log.LivesElsewhere(v.Node, v.Changed) {
+		if !ok || v.State != parley.Delivering || d.c.Log.LivesElsewhere(v.Node, v.Changed) {
 			continue
 		}
-		if d.c.Log.Owned(v.Position.Partition) {
-			d.enqueue(laneKey{v.To, v.Conversation}, itemOf(v))
-			continue
+		it := newItem(v)
+		switch {
+		case d.tracks(it.key()):
+		case d.c.Log.Owned(v.Position.Partition):
+			d.enqueue(v.Conversation, it)
+		default:
+			d.mu.Lock()
+			d.track(it.key(), v.Position.Partition)
+			d.handBack(it)
+			d.mu.Unlock()
 		}
-		of := delivered{v.Message, v.To}
-		d.mu.Lock()
-		d.take(of, v.Position.Partition)
-		d.handBack(of, itemOf(v))
-		d.mu.Unlock()
 	}
 }

@@ -136,7 +136,7 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 				t.Errorf("%s: the caller hears %+v", when, r)
 			}
 			equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Answered})
-			equal(t, "at work on", len(w.d.mine)+w.d.Stats().Lanes, 0)
+			equal(t, "at work on", len(w.d.tracked)+w.d.Stats().Lanes, 0)
 		})
 	}
 }
@@ -266,7 +266,7 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 			}
 			equal(t, "steps", w.log.states(id(3)), want)
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
-			equal(t, "at work on", len(w.d.mine)+len(w.d.ahead), 0)
+			equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead), 0)
 		})
 	}
 }
@@ -304,7 +304,7 @@ func TestAheadOfOneThatFails(t *testing.T) {
 				want = []string{"bob/m1#1", "bob/m1#2", "bob/m3#1"}
 			}
 			equal(t, "order", w.hands.order(), want)
-			equal(t, "at work on", len(w.d.mine), 0)
+			equal(t, "at work on", len(w.d.tracked), 0)
 		})
 	}
 }
@@ -332,6 +332,6 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
-		equal(t, "at work on", len(w.d.mine)+len(w.d.ahead), 0)
+		equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead), 0)
 	})
 }

@@ -1,0 +1,137 @@
+package delivery
+
+import (
+	"context"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/stack"
+	"github.com/parley-hub/parley/journal"
+)
+
+// A Claim is the right to record a message with its first attempt. It must be
+// ended by Release, Run or Go.
+type Claim struct {
+	d   *Dispatcher
+	l   *lane // idle before, and held since; nil: the attempt is made when the message's turn comes
+	key deliveryKey
+}
+
+// maxAhead is how many deliveries may be in a lane for another to be recorded with
+// its attempt ahead of its turn. If the hub is killed before that attempt is made,
+// its outcome is unknown and the next attempt repeats it: so only recipients that
+// deduplicate get messages this way.
+const maxAhead = 16
+
+// Claim takes the lane of (recipient, conversation) for the message id if the lane
+// is idle and the recipient can take one more. If the lane is in a turn, Claim lets
+// the message be recorded with its first attempt all the same where that is soon to
+// be made and may be repeated, unless the sender waits for the outcome. Else it
+// gives nil: then the message is recorded as waiting, and Recorded queues it.
+func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
+	if d.c.Carrier.Paused(to) {
+		return nil
+	}
+	lane, key := laneKey{to, conversation}, deliveryKey{id, to}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.recipients[to]
+	switch {
+	case d.closed || d.released(partition) || d.active >= d.c.Active || r != nil && r.failures >= suspectAfter:
+		return nil
+	case d.lanes[lane] != nil:
+		if waits || !d.lanes[lane].healthy() {
+			return nil
+		}
+		d.mu.Unlock()
+		repeatable := d.c.Carrier.Repeatable(parley.ID{}, to)
+		d.mu.Lock()
+		if l := d.lanes[lane]; !repeatable || d.closed || d.released(partition) || l != nil && !l.healthy() {
+			return nil
+		}
+		d.track(key, partition)
+		d.recordedAhead[key] = struct{}{}
+		return &Claim{d, nil, key}
+	case r != nil && r.active >= r.limit:
+		return nil
+	}
+	l := d.laneOf(lane)
+	l.busy = true
+	l.recipient.active++
+	d.active++
+	d.running.Add(1) // until Release or Run has ended: Close waits for it
+	d.track(key, partition)
+	return &Claim{d, l, key}
+}
+
+// Release gives the lane back untouched: the message was not recorded. It reports
+// whether the attempt was not made and never will be.
+func (c *Claim) Release() bool {
+	d := c.d
+	d.mu.Lock()
+	if c.l == nil {
+		defer d.mu.Unlock()
+		if _, ok := d.recordedAhead[c.key]; !ok {
+			return false // it was recorded after all, and is queued
+		}
+		delete(d.recordedAhead, c.key)
+		d.untrack(c.key)
+		return true
+	}
+	defer d.running.Done()
+	d.untrack(c.key)
+	d.mu.Unlock()
+	d.release(c.l)
+	return true
+}
+
+// Run makes the first attempt, which was recorded with the message, in the calling
+// goroutine, and returns its result once that is recorded. If the attempt failed
+// and will be repeated, later attempts go on in the background. Where the lane was
+// not idle, Run does nothing: the message is queued.
+func (c *Claim) Run(ctx context.Context, a Attempt) Result {
+	d, l := c.d, c.l
+	if l == nil {
+		return Result{}
+	}
+	defer d.running.Done()
+	it := &item{position: a.Position, id: a.Message.ID, to: c.key.to, scope: a.Scope, attempts: 1, tries: 1,
+		sync: a.Sync, recorded: d.c.Now(), message: a.Message, request: a.Request, inTurn: true}
+	d.mu.Lock()
+	d.push(l, it, true)
+	d.mu.Unlock()
+	r := d.attempt(ctx, l, it)
+	d.endTurn(it)
+	d.release(l)
+	if r.then != nil {
+		r.then()
+	}
+	return r
+}
+
+// Go is Run in the background.
+func (c *Claim) Go(a Attempt) {
+	if c.l == nil {
+		return
+	}
+	go func() {
+		stack.Deepen()
+		c.Run(c.d.ctx, a)
+	}()
+}
+
+// confirmAhead ends the claim of a delivery that is recorded with an attempt ahead
+// of its turn, and reports whether it is to be queued. Where the partition is not
+// owned any more, the attempt is handed back.
+func (d *Dispatcher) confirmAhead(key deliveryKey, at journal.Position, owned bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.recordedAhead[key]; !ok {
+		return false
+	}
+	delete(d.recordedAhead, key)
+	if !owned || d.released(at.Partition) {
+		d.handBack(&item{id: key.id, to: key.to, position: at, attempts: 1})
+		return false
+	}
+	return true
+}

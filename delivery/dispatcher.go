@@ -1,0 +1,279 @@
+package delivery
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Log is what delivery needs of a journal; [*journal.Journal] is one.
+type Log interface {
+	Append(ctx context.Context, e journal.Entry) (journal.Position, error)
+	Read(ctx context.Context, p journal.Position) (*journal.Record, error)
+	Deliveries(f journal.Filter) []journal.Delivery
+	Delivery(message parley.ID, to string) (journal.Delivery, bool)
+	Owned(partition int) bool
+	Owner(partition int) *journal.Lease
+	LivesElsewhere(node string, at time.Time) bool
+	Node() string
+}
+
+// A Carrier makes attempts: it sends a message to its recipient. The hub is one.
+type Carrier interface {
+	// Carry makes one attempt. It returns when the recipient has the message,
+	// or has answered it, or the attempt failed; it must heed ctx.
+	Carry(ctx context.Context, a Attempt) Result
+	// GivenUp composes the failure that the sender of a request gets when no
+	// attempt will answer it, and names its recipients; nil for messages whose
+	// sender gets none.
+	GivenUp(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
+	// Repeatable says whether an attempt of unknown outcome may be made again:
+	// the recipient deduplicates, or another attempt finds out the outcome.
+	Repeatable(message parley.ID, to string) bool
+	// Paused says whether deliveries to the recipient are held back.
+	Paused(to string) bool
+	// AtOnce is how many lanes of the recipient may be active at once; 0 for
+	// [Config.PerRecipient].
+	AtOnce(to string) int
+}
+
+// An Attempt is one try to send a message to a recipient.
+type Attempt struct {
+	Message  *parley.Message
+	Position journal.Position
+	Scope    string
+	To       string
+	Number   int  // from 1
+	Sync     bool // the sender waits on an open connection
+
+	Request *parley.Message // what Message answers, where it is at hand; else nil
+}
+
+// A Reply is the terminal reply of a request, ready to be recorded.
+type Reply struct {
+	Message *parley.Message
+	Open    []journal.Opening // its recipients; none when the sender waits for it here
+	Losses  []parley.Loss     // of a reply without a delivery of its own: for the delivery of its request
+}
+
+// A Result is the outcome of an attempt.
+type Result struct {
+	Reply   *Reply        // the request was answered, with a Response or a Failure
+	Err     *parley.Error // the attempt failed; nil: the recipient has the message
+	Wait    time.Duration // with Err: the recipient asked to come back after this; no try is used up
+	Unknown bool          // with Err: the recipient may have had the message all the same
+	Losses  []parley.Loss
+
+	then func() // what goes on in the same goroutine when the lane is released
+}
+
+// Retry says how failed attempts are repeated. The zero value means the defaults.
+type Retry struct {
+	First   time.Duration // pause after the first failure; 1 s
+	Longest time.Duration // 5 min
+	Tries   int           // 12
+	For     time.Duration // since the message was recorded; 24 h
+}
+
+// Config of a Dispatcher.
+type Config struct {
+	Log     Log
+	Carrier Carrier
+
+	Retry        Retry
+	AtLeastOnce  bool          // repeat attempts of unknown outcome to recipients that do not deduplicate
+	PerRecipient int           // lanes of one recipient active at once, where the Carrier names no number; 64
+	Active       int           // attempts in flight at once, of all recipients; 8,192
+	Attempt      time.Duration // how long an attempt may take when the message has no deadline; 60 s
+	HandOver     time.Duration // how long attempts in flight may keep a partition from its next owner; 5 s
+	Relaxed      bool          // answer a waiting caller before its reply is recorded
+	HeldBytes    int64         // content of waiting messages kept in memory rather than read again; 64 MiB
+
+	Now    func() time.Time
+	Jitter func() float64 // in [0,1)
+	Logger *slog.Logger
+}
+
+// Dispatcher delivers. It is safe for concurrent use.
+type Dispatcher struct {
+	c       Config
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	mu            sync.Mutex
+	lanes         map[laneKey]*lane
+	recipients    map[string]*recipient
+	waiting       []*lane // lanes that wait for one of Config.Active
+	active        int
+	heldBytes     int64
+	closed        bool
+	tracked       map[deliveryKey]int      // this process's deliveries, until their outcome is recorded, with their partitions
+	partitions    map[int]*partitionState  // those of tracked, and those released
+	elsewhere     map[deliveryKey]*lane    // items whose attempt another hub makes
+	recordedAhead map[deliveryKey]struct{} // being recorded with a first attempt that is made when its turn comes
+}
+
+// New makes a Dispatcher that does nothing before Resume.
+func New(c Config) *Dispatcher {
+	c.Retry.First = cmp.Or(c.Retry.First, time.Second)
+	c.Retry.Longest = cmp.Or(c.Retry.Longest, 5*time.Minute)
+	c.Retry.Tries = cmp.Or(c.Retry.Tries, 12)
+	c.Retry.For = cmp.Or(c.Retry.For, 24*time.Hour)
+	c.Attempt = cmp.Or(c.Attempt, time.Minute)
+	c.HandOver = cmp.Or(c.HandOver, 5*time.Second)
+	c.PerRecipient = cmp.Or(c.PerRecipient, 64)
+	c.Active = cmp.Or(c.Active, 8192)
+	c.HeldBytes = cmp.Or(c.HeldBytes, 64<<20)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Jitter == nil {
+		c.Jitter = rand.Float64
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{}, tracked: map[deliveryKey]int{},
+		partitions: map[int]*partitionState{}, elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]struct{}{}}
+	d.ctx, d.stop = context.WithCancel(context.Background())
+	return d
+}
+
+// Close begins no attempt any more. Attempts in flight have until ctx ends, then
+// they are cancelled. The next Resume takes up what is not settled.
+func (d *Dispatcher) Close(ctx context.Context) error {
+	d.mu.Lock()
+	d.closed = true
+	for _, l := range d.lanes {
+		if l.timer != nil {
+			l.timer.Stop()
+		}
+	}
+	d.mu.Unlock()
+	done := make(chan struct{})
+	go func() { d.running.Wait(); close(done) }()
+	defer d.stop()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		d.stop()
+		<-done
+		return context.Cause(ctx)
+	}
+}
+
+// Recorded takes a record from the journal, in order: a delivery that it opens as
+// waiting, or with an attempt ahead of its turn, is queued.
+func (d *Dispatcher) Recorded(r *journal.Record) {
+	if len(r.Steps) > 0 {
+		d.mu.Lock()
+		d.recheckElsewhere(r.Steps)
+		d.mu.Unlock()
+	}
+	owned := d.c.Log.Owned(r.Position.Partition)
+	for _, o := range r.Open {
+		it := &item{position: r.Position, id: r.Message.ID, to: o.To, scope: r.Scope, sync: o.Sync, recorded: r.Time}
+		switch {
+		case owned && o.Attempt > 0 && d.c.Log.LivesElsewhere(r.Node, r.Time):
+			it.notBefore, it.elsewhere = d.c.Now().Add(recheckEvery), true
+		case o.Attempt > 0 && !d.confirmAhead(it.key(), r.Position, owned), !owned:
+			continue // the claim of the attempt holds the lane, or another hub owns the partition
+		default:
+			it.notBefore, it.message, it.attempts, it.tries = o.NotBefore, r.Message, o.Attempt, o.Attempt
+			it.recordedAhead = o.Attempt > 0
+		}
+		d.enqueue(r.Message.Conversation, it)
+	}
+	if !owned {
+		return
+	}
+	for _, s := range r.Steps {
+		// Where no attempt of this process caused a step back to waiting, an
+		// operator retried a dead letter.
+		if s.State == parley.Waiting {
+			d.running.Add(1)
+			go func() { // the journal must not be called from here
+				defer d.running.Done()
+				d.revive(s.Message, s.To)
+			}()
+		}
+	}
+}
+
+// Resume takes up what the journal holds unsettled, after a start or when this
+// hub becomes the owner of a partition.
+func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
+	open := []parley.DeliveryState{parley.Waiting, parley.Delivering}
+	mine := func(p int) bool { return p == partition }
+	d.mu.Lock()
+	if p := d.partitions[partition]; p != nil {
+		p.released = false
+		d.prunePartition(partition)
+	}
+	d.mu.Unlock()
+	for _, v := range d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine}) {
+		it := newItem(v)
+		var err error
+		switch inFlight := v.State == parley.Delivering; {
+		case d.tracks(it.key()):
+			continue // it came since the start
+		case v.Sync && inFlight && v.Node == d.c.Log.Node():
+			continue // its caller is here and gets the outcome, or the journal has abandoned it
+		case d.inFlightElsewhere(v):
+			it.elsewhere, it.notBefore = true, d.c.Now().Add(recheckEvery)
+			d.enqueue(v.Conversation, it)
+		case v.Sync && inFlight:
+			err = d.abandon(ctx, it)
+		case inFlight && !d.repeatable(it):
+			err = d.giveUp(ctx, it, parley.Dead, unknownAfterStop(v.To))
+		default:
+			d.enqueue(v.Conversation, it)
+		}
+		if err != nil && !errors.Is(err, journal.ErrConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// revive queues a delivery that waits in the journal: an operator retried a dead
+// letter.
+func (d *Dispatcher) revive(id parley.ID, to string) {
+	if v, ok := d.c.Log.Delivery(id, to); ok && v.State == parley.Waiting {
+		d.enqueue(v.Conversation, newItem(v))
+	}
+}
+
+// Kick looks again at a recipient that was paused.
+func (d *Dispatcher) Kick(to string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key, l := range d.lanes {
+		if key.to == to {
+			d.kick(l)
+		}
+	}
+}
+
+// Stats of the moment.
+type Stats struct {
+	Lanes  int   // (recipient, conversation) pairs with something to deliver
+	Active int   // attempts in flight
+	Held   int64 // bytes of waiting messages in memory
+}
+
+// Stats counts what is going on.
+func (d *Dispatcher) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Stats{len(d.lanes), d.active, d.heldBytes}
+}

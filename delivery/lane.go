@@ -1,0 +1,297 @@
+package delivery
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/stack"
+	"github.com/parley-hub/parley/journal"
+)
+
+type laneKey struct {
+	to           string
+	conversation parley.ID
+}
+
+// lane is one (recipient, conversation). It exists while it has work.
+type lane struct {
+	key       laneKey
+	recipient *recipient
+	busy      bool // claimed, in a turn, or queued for one
+	items     []*item
+	timer     *time.Timer
+	firstEnd  time.Time // no item ends before; zero: none ends
+}
+
+// recipient is one that has lanes.
+type recipient struct {
+	lanes    int
+	active   int
+	limit    int // of active
+	failures int // in a row
+	ready    []*lane
+}
+
+// deliveryKey is one message to one recipient.
+type deliveryKey struct {
+	id parley.ID
+	to string
+}
+
+// item is one delivery that is not settled.
+type item struct {
+	position  journal.Position
+	id        parley.ID
+	to        string
+	scope     string
+	attempts  int // recorded so far
+	tries     int // of them, those that count
+	sync      bool
+	recorded  time.Time
+	notBefore time.Time
+	ends      time.Time       // when the message expires, or the deadline of a request passes; zero: never
+	message   *parley.Message // nil: read it from the journal
+	request   *parley.Message // that message answers, where it is at hand
+	size      int64
+
+	inTurn        bool           // its attempt is being made, or it is being settled
+	recordedAhead bool           // its next attempt is recorded already
+	outcome       *journal.Entry // how it ended, until that is recorded
+	revive        bool           // an operator retried it meanwhile: read its state once more when it is finished
+	elsewhere     bool           // another hub made the last attempt, which may be in flight
+
+	failureUnrecorded bool           // the failure of the last attempt is not recorded
+	attemptUncertain  bool           // the journal could not say whether it recorded the next attempt
+	uncertainOwner    *journal.Lease // the fence of that attempt
+}
+
+func newItem(v journal.Delivery) *item {
+	return &item{position: v.Position, id: v.Message, to: v.To, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync,
+		recorded: v.Message.Time(), notBefore: v.Next, ends: endOf(v.Kind, v.Expires, v.Deadline)}
+}
+
+func (it *item) key() deliveryKey { return deliveryKey{it.id, it.to} }
+
+// endOf is when an undelivered message is given up.
+func endOf(k parley.Kind, expires, deadline time.Time) time.Time {
+	if k == parley.Request && !deadline.IsZero() && (expires.IsZero() || deadline.Before(expires)) {
+		return deadline
+	}
+	return expires
+}
+
+// suspectAfter is how many failures in a row leave a recipient one lane at a time.
+const suspectAfter = 5
+
+// healthy reports whether a lane is in a turn, and nothing in it has failed; d.mu is
+// held.
+func (l *lane) healthy() bool {
+	return l.busy && l.recipient.failures == 0 && len(l.items) < maxAhead &&
+		(len(l.items) == 0 || l.items[0].notBefore.IsZero())
+}
+
+// laneOf finds or makes a lane; d.mu is held.
+func (d *Dispatcher) laneOf(key laneKey) *lane {
+	l := d.lanes[key]
+	if l != nil {
+		return l
+	}
+	r := d.recipients[key.to]
+	if r == nil {
+		r = &recipient{}
+		d.recipients[key.to] = r
+	}
+	if r.lanes == 0 {
+		r.limit = cmp.Or(d.c.Carrier.AtOnce(key.to), d.c.PerRecipient)
+	}
+	r.lanes++
+	l = &lane{key: key, recipient: r}
+	d.lanes[key] = l
+	return l
+}
+
+func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.released(it.position.Partition) {
+		return
+	}
+	l := d.laneOf(laneKey{it.to, conversation})
+	for _, v := range l.items {
+		if v.id == it.id {
+			v.revive = true // it may be about to be finished
+			return
+		}
+	}
+	d.push(l, it, false)
+	d.kick(l)
+}
+
+// push adds an item at a lane's end, or at its head; d.mu is held.
+func (d *Dispatcher) push(l *lane, it *item, first bool) {
+	if m := it.message; m != nil {
+		it.ends = endOf(m.Kind, m.Expires, m.Deadline)
+		for _, p := range m.Parts {
+			it.size += int64(len(p.Data))
+		}
+		it.size += int64(len(m.Origin.Raw)) + 512
+		if !first && d.heldBytes+it.size > d.c.HeldBytes {
+			it.message, it.size = nil, 0
+		}
+		d.heldBytes += it.size
+	}
+	d.track(it.key(), it.position.Partition)
+	if it.elsewhere {
+		d.elsewhere[it.key()] = l
+	}
+	l.noteEnd(it.ends)
+	if first {
+		l.items = slices.Insert(l.items, 0, it)
+	} else {
+		l.items = append(l.items, it)
+	}
+}
+
+// noteEnd keeps firstEnd up to date; d.mu is held.
+func (l *lane) noteEnd(end time.Time) {
+	if !end.IsZero() && (l.firstEnd.IsZero() || end.Before(l.firstEnd)) {
+		l.firstEnd = end
+	}
+}
+
+// firstEnded finds an item past its end, nil if there is none; d.mu is held.
+func (l *lane) firstEnded(now time.Time) *item {
+	if l.firstEnd.IsZero() || now.Before(l.firstEnd) {
+		return nil
+	}
+	l.firstEnd = time.Time{}
+	for _, it := range l.items {
+		l.noteEnd(it.ends)
+		if !it.ends.IsZero() && !now.Before(it.ends) {
+			return it
+		}
+	}
+	return nil
+}
+
+// kick begins a lane's turn if it can. While the recipient is paused or left alone
+// after a failure, only items past their end get one; d.mu is held.
+func (d *Dispatcher) kick(l *lane) {
+	if d.closed || l.busy || len(l.items) == 0 {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	now := d.c.Now()
+	next := l.items[0].notBefore
+	later := next.After(now)
+	paused := !later && d.c.Carrier.Paused(l.key.to)
+	if (later || paused) && l.firstEnded(now) == nil {
+		if paused || !l.firstEnd.IsZero() && l.firstEnd.Before(next) {
+			next = l.firstEnd
+		}
+		if !next.IsZero() { // else Kick comes when the recipient is resumed
+			l.timer = time.AfterFunc(next.Sub(now), func() {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				d.kick(l)
+			})
+		}
+		return
+	}
+	limit := l.recipient.limit
+	if l.recipient.failures >= suspectAfter {
+		limit = 1
+	}
+	l.busy = true
+	switch {
+	case l.recipient.active >= limit:
+		l.recipient.ready = append(l.recipient.ready, l)
+	case d.active >= d.c.Active:
+		d.waiting = append(d.waiting, l)
+	default:
+		d.start(l)
+	}
+}
+
+// start begins a lane's turn in the background; d.mu is held.
+func (d *Dispatcher) start(l *lane) {
+	l.recipient.active++
+	d.active++
+	d.running.Add(1)
+	go func() {
+		defer d.running.Done()
+		stack.Deepen()
+		then := d.tryHead(l)
+		d.release(l)
+		if then != nil {
+			then()
+		}
+	}()
+}
+
+// release ends a lane's turn and lets the next begin. The recipient's other lanes
+// come first, in the order in which they were queued.
+func (d *Dispatcher) release(l *lane) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.busy = false
+	l.recipient.active--
+	d.active--
+	d.dropReleased(l)
+	d.removeIdle(l)
+	if d.closed {
+		return
+	}
+	if r := l.recipient; len(r.ready) > 0 && (r.failures < suspectAfter || r.active == 0) {
+		d.kickFirst(&r.ready)
+	}
+	if len(d.waiting) > 0 && d.active < d.c.Active {
+		d.kickFirst(&d.waiting)
+	}
+	d.kick(l)
+}
+
+// kickFirst takes the first lane out of a queue, to whose end kick may add it
+// again; d.mu is held.
+func (d *Dispatcher) kickFirst(queue *[]*lane) {
+	next := (*queue)[0]
+	*queue = (*queue)[1:]
+	next.busy = false
+	d.kick(next)
+	d.removeIdle(next)
+}
+
+// removeIdle removes a lane without work; d.mu is held.
+func (d *Dispatcher) removeIdle(l *lane) {
+	if len(l.items) > 0 || l.busy || d.lanes[l.key] != l {
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	delete(d.lanes, l.key)
+	l.recipient.lanes--
+	if l.recipient.lanes == 0 && l.recipient.failures == 0 {
+		delete(d.recipients, l.key.to)
+	}
+}
+
+func (d *Dispatcher) postpone(it *item, pause time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	it.notBefore = d.c.Now().Add(pause)
+	if !it.ends.IsZero() && it.ends.Before(it.notBefore) {
+		it.ends = it.notBefore
+	}
+}
+
+func (d *Dispatcher) endTurn(it *item) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	it.inTurn = false
+}
