@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"container/list"
 	"math"
 	"sync"
@@ -10,26 +11,26 @@ import (
 	"github.com/parley-hub/parley/internal/source"
 )
 
-// GuestConfig is the budget of all guests together. Zero means the default
-// that is named with each field.
+// GuestConfig is the budget of all guests together. Zero means the default named
+// with each field.
 type GuestConfig struct {
-	Memory        int64   // bytes that what guests make the hub keep may hold: 16 MiB
-	Disk          int64   // bytes that may be recorded for guests in 24 hours, what comes in 12 minutes at once: 1 GiB
+	Memory        int64   // bytes held for guests: 16 MiB
+	Disk          int64   // bytes recorded for guests in 24 hours, of which 12 minutes' worth may come at once: 1 GiB
 	Registrations int     // agents that registered themselves: 4,096
 	Mailboxes     int     // of agents that registered themselves: 1,024
-	Requests      float64 // a second from one source, twice as many at once; answers to more wait: 100
+	Requests      float64 // a second from one source, twice as many at once; the answers to more are delayed: 100
 	Share         float64 // of the budget that one source may use where it is scarce: 0.25
 
 	Now func() time.Time
 }
 
-// Kind is what an entry of a guest is.
+// Kind is the kind of a guest's entry.
 type Kind int
 
 // The kinds of entries.
 const (
 	Registration Kind = iota // of an agent that registered itself, in any protocol
-	Mailbox                  // of such an agent, with what waits in it
+	Mailbox                  // of such an agent, with the messages in it
 	Manifest                 // that a guest published
 	kinds
 )
@@ -38,17 +39,15 @@ func (k Kind) String() string {
 	return [...]string{"registration", "mailbox", "manifest", "entry"}[min(k, kinds)]
 }
 
-// Guests is the one place that keeps the budget of guests: of callers and
-// identities for whom no operator, configuration or key vouches. For example, a
-// binding that is about to keep a registration calls [Guests.Keep], and the hub
-// calls [Guests.Write] before it records the message of a guest. When the
-// budget is used up they return a refusal that says when to try again. Enrolled
-// agents never pass through here.
+// Guests keeps the one budget of all guests: callers and identities that no
+// operator, configuration or key vouches for. For example, a binding calls
+// [Guests.Keep] before it stores a registration, and the hub calls [Guests.Write]
+// before it records a guest's message. When the budget is used up, both return a
+// refusal with the time of the next try. Enrolled agents never pass through here.
 //
 // One source, a network address or the /64 of an IPv6 address, has a share of
-// everything. Where a new entry needs room, the entry gives way that was not
-// used for longest: at once if it was never used since it was made, else after
-// an hour. Guests is safe for concurrent use.
+// everything. A new entry that needs room evicts the least recently used one, if
+// that was never used or not for an hour. Guests is safe for concurrent use.
 type Guests struct {
 	c GuestConfig
 
@@ -58,12 +57,11 @@ type Guests struct {
 	count   [kinds]int
 	bytes   int64
 	sources map[string]*account
-	disk    bucket64
+	disk    debtBucket
 	stats   GuestStats
 }
 
-// GuestStats tells how much of the budget is used, and how often it was not
-// enough.
+// GuestStats is the use of the budget.
 type GuestStats struct {
 	Limits        GuestConfig `json:"-"`
 	Memory        int64       `json:"memory"` // bytes
@@ -73,8 +71,8 @@ type GuestStats struct {
 	Disk          int64       `json:"disk"`    // bytes that may be recorded now
 	Written       uint64      `json:"written"` // bytes since the start
 	Refused       uint64      `json:"refused"` // for want of budget, since the start
-	Evicted       uint64      `json:"evicted"` // entries that gave way, since the start
-	Delayed       uint64      `json:"delayed"` // answers that waited, since the start
+	Evicted       uint64      `json:"evicted"` // entries, since the start
+	Delayed       uint64      `json:"delayed"` // answers, since the start
 }
 
 type entryKey struct {
@@ -88,35 +86,35 @@ type guestEntry struct {
 	touched bool // used since it was made
 }
 
-// A GuestEntry is what a guest makes the hub keep.
+// A GuestEntry is something the hub stores for a guest.
 type GuestEntry struct {
 	Kind   Kind
 	Key    string // unique within the kind
 	Source string // of [Source]; "" where it is not known
 	Bytes  int64  // held in memory
-	// Evict removes it, where it gives way to another. It is called without
-	// locks, by the goroutine that needs the room.
+	// Evict removes it to make room for another. It is called without locks, by
+	// the goroutine that needs the room.
 	Evict func()
 }
 
-// account is what one source uses.
+// account is the use of one source.
 type account struct {
 	count [kinds]int
 	bytes int64
-	disk  bucket64
-	pace  bucket64
+	disk  debtBucket
+	pace  debtBucket
 	seen  time.Time
 }
 
 // bucket64 is a token bucket that may go into debt, so that one thing that is
 // larger than the bucket passes when the bucket is not empty.
-type bucket64 struct {
+type debtBucket struct {
 	tokens float64
 	at     time.Time
 }
 
-// fill adds what came since, up to size.
-func (b *bucket64) fill(now time.Time, size, perSecond float64) {
+// fill adds the tokens that came since, up to size.
+func (b *debtBucket) fill(now time.Time, size, perSecond float64) {
 	if b.at.IsZero() {
 		b.tokens = size
 	} else if d := now.Sub(b.at).Seconds(); d > 0 {
@@ -129,7 +127,7 @@ const (
 	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
 	idle        = time.Hour
 	maxSources  = 1 << 14
-	diskAtOnce  = 120 // part of the day's bytes that may come at once: 12 minutes
+	diskAtOnce  = 120 // part of the day's bytes that may come at once: those of 12 minutes
 	paceAtOnce  = 2   // seconds of requests that may come at once
 	maxPace     = 10 * time.Second
 	bodyRequest = 16 << 10 // bytes of a body that count as one more request
@@ -137,27 +135,20 @@ const (
 
 // NewGuests makes a budget.
 func NewGuests(c GuestConfig) *Guests {
-	c.Memory = or(c.Memory, 16<<20)
-	c.Disk = or(c.Disk, 1<<30)
-	c.Registrations = or(c.Registrations, 4096)
-	c.Mailboxes = or(c.Mailboxes, 1024)
-	c.Requests = or(c.Requests, 100)
-	c.Share = or(c.Share, 0.25)
+	c.Memory = cmp.Or(c.Memory, 16<<20)
+	c.Disk = cmp.Or(c.Disk, 1<<30)
+	c.Registrations = cmp.Or(c.Registrations, 4096)
+	c.Mailboxes = cmp.Or(c.Mailboxes, 1024)
+	c.Requests = cmp.Or(c.Requests, 100)
+	c.Share = cmp.Or(c.Share, 0.25)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	return &Guests{c: c, entries: map[entryKey]*list.Element{}, order: list.New(), sources: map[string]*account{}}
 }
 
-func or[T int | int64 | float64](v, def T) T {
-	if v == 0 {
-		return def
-	}
-	return v
-}
-
-// Source is what an address counts as: itself, or the /64 of an IPv6 address.
-// The address may have a port; "" and what is no address are one source.
+// Source is the source of an address: itself, or the /64 of an IPv6 address. The
+// address may have a port; "" and everything that is no address are one source.
 func Source(address string) string { return source.Of(address) }
 
 // limit is how many entries of a kind there may be.
@@ -173,10 +164,9 @@ func (g *Guests) limit(k Kind) int {
 
 func (g *Guests) share(n float64) float64 { return max(1, n*g.c.Share) }
 
-// of gives the account of a source; g.mu is held. Where there are too many, an
-// account that holds nothing and was not used for longest of those looked at
-// is forgotten.
-func (g *Guests) of(name string, now time.Time) *account {
+// accountOf gives the account of a source; g.mu is held. Where there are too many,
+// one without entries is forgotten, of a sample the least recently used.
+func (g *Guests) accountOf(name string, now time.Time) *account {
 	s := g.sources[name]
 	if s == nil {
 		if len(g.sources) >= maxSources {
@@ -195,15 +185,16 @@ func (g *Guests) forgetSource() {
 		if s.count == [kinds]int{} && (oldest == "" || s.seen.Before(g.sources[oldest].seen)) {
 			oldest = name
 		}
-		if looked++; looked == 64 && oldest != "" {
+		looked++
+		if looked >= 64 && oldest != "" {
 			break
 		}
 	}
 	delete(g.sources, oldest)
 }
 
-// Keep makes room for an entry and counts it; an entry with the same kind and
-// key is replaced. Entries that give way are evicted before Keep returns.
+// Keep makes room for an entry and counts it; an entry with the same kind and key
+// is replaced. Others are evicted before Keep returns.
 func (g *Guests) Keep(e GuestEntry) *parley.Error {
 	e.Bytes += entryBytes
 	g.mu.Lock()
@@ -218,7 +209,7 @@ func (g *Guests) Keep(e GuestEntry) *parley.Error {
 	for over, ofSource := g.over(e); over; over, ofSource = g.over(e) {
 		victim := g.victim(e, ofSource, now)
 		if victim == nil {
-			for _, v := range out { // nothing gives way where the new one finds no room
+			for _, v := range out { // none is evicted in vain
 				g.add(v)
 			}
 			if old != nil {
@@ -242,8 +233,7 @@ func (g *Guests) Keep(e GuestEntry) *parley.Error {
 	return nil
 }
 
-// Restore counts an entry that the hub kept before it was started. It is never
-// refused.
+// Restore counts an entry from before the hub was started. It is never refused.
 func (g *Guests) Restore(e GuestEntry) {
 	e.Bytes += entryBytes
 	g.mu.Lock()
@@ -265,8 +255,8 @@ func (g *Guests) Use(k Kind, key string) {
 	}
 }
 
-// Grow changes what an entry holds, by a number of bytes that may be below
-// zero. It is refused where the guest's share of the memory is used up.
+// Grow changes the size of an entry by a number of bytes, which may be below zero.
+// It is refused where the share of the source is used up.
 func (g *Guests) Grow(k Kind, key string, by int64) *parley.Error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -286,7 +276,7 @@ func (g *Guests) Grow(k Kind, key string, by int64) *parley.Error {
 	return nil
 }
 
-// Drop gives back what an entry used.
+// Drop ends the counting of an entry.
 func (g *Guests) Drop(k Kind, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -295,7 +285,7 @@ func (g *Guests) Drop(k Kind, key string) {
 	}
 }
 
-// over reports whether one more entry is too much, and whether for its source.
+// over reports whether one more entry is too many, and whether for its source.
 func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 	limit := g.limit(e.Kind)
 	if e.Source != "" {
@@ -310,7 +300,7 @@ func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 	return g.count[e.Kind]+1 > limit || g.bytes+e.Bytes > g.c.Memory, false
 }
 
-// victim is the entry that gives way to e; nil: none may.
+// victim is the entry to evict for e; nil: there is none.
 func (g *Guests) victim(e GuestEntry, ofSource bool, now time.Time) *list.Element {
 	full := g.count[e.Kind]+1 > g.limit(e.Kind)
 	if s := g.sources[e.Source]; ofSource && s != nil {
@@ -331,7 +321,7 @@ func (g *Guests) victim(e GuestEntry, ofSource bool, now time.Time) *list.Elemen
 
 func (g *Guests) add(e *guestEntry) {
 	g.entries[entryKey{e.Kind, e.Key}] = g.order.PushBack(e)
-	s := g.of(e.Source, g.c.Now())
+	s := g.accountOf(e.Source, g.c.Now())
 	s.count[e.Kind]++
 	s.bytes += e.Bytes
 	g.count[e.Kind]++
@@ -348,9 +338,9 @@ func (g *Guests) remove(at *list.Element) {
 	g.bytes -= e.Bytes
 }
 
-// Write takes bytes that are about to be recorded for a guest from the day's
-// budget, or refuses. A source that used its share is refused while less than a
-// quarter of what may come at once is left for all.
+// Write takes the bytes of a guest's record from the day's budget before it is
+// written, or refuses. A source that has used its share is refused while less than
+// a quarter of the bytes that may come at once is left for all.
 func (g *Guests) Write(from string, n int) *parley.Error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -368,8 +358,8 @@ func (g *Guests) Write(from string, n int) *parley.Error {
 	return nil
 }
 
-// Wrote is Write for what has to be recorded in any case, such as the answer to
-// a guest's request.
+// Wrote is Write for a record that cannot be refused, such as the answer to a
+// guest's request.
 func (g *Guests) Wrote(from string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -383,7 +373,7 @@ func (g *Guests) diskSize() (size, perSecond float64) {
 func (g *Guests) fillDisk(from string) *account {
 	now := g.c.Now()
 	size, perSecond := g.diskSize()
-	s := g.of(from, now)
+	s := g.accountOf(from, now)
 	g.disk.fill(now, size, perSecond)
 	s.disk.fill(now, size*g.c.Share, perSecond*g.c.Share)
 	return s
@@ -395,25 +385,25 @@ func (g *Guests) wrote(s *account, n int) {
 	g.stats.Written += uint64(n)
 }
 
-// Pace counts a guest's request with a body of n bytes and tells how long its
-// answer is to wait, at most ten seconds.
+// Pace counts a guest's request with a body of n bytes, and gives the delay of its
+// answer: at most ten seconds.
 func (g *Guests) Pace(from string, n int64) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.c.Now()
-	s := g.of(from, now)
+	s := g.accountOf(from, now)
 	s.pace.fill(now, paceAtOnce*g.c.Requests, g.c.Requests)
 	s.pace.tokens -= 1 + float64(n/bodyRequest)
 	if s.pace.tokens >= 0 {
 		return 0
 	}
 	g.stats.Delayed++
-	// Debt is bounded by what the longest delay works off.
+	// The debt is bounded, so that the longest delay pays it off.
 	s.pace.tokens = max(s.pace.tokens, -g.c.Requests*maxPace.Seconds())
 	return wait(-s.pace.tokens, g.c.Requests)
 }
 
-// Stats tells what is used.
+// Stats gives the use of the budget.
 func (g *Guests) Stats() GuestStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()

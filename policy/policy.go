@@ -1,22 +1,18 @@
 // Package policy decides whether a proved message may pass: rate, hops, size,
-// assurance, exposure and permission, in this order. The rate comes first
-// because a proved message that is refused is recorded all the same. It changes nothing
-// but its own rate counters, which are bounded, and it never speaks to the
-// network or the disk.
+// assurance, exposure and permission, in this order. The rate comes first because
+// a refused message of a proved sender is recorded too. Policy changes nothing but
+// its own rate counters, which are bounded, and does no I/O.
 //
-// Whatever it refuses is a [*parley.Error] that may be told to the sender.
+// Each refusal is a [*parley.Error] whose text may be sent to the sender.
 package policy
 
 import (
-	"container/list"
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/parley-hub/parley"
 )
@@ -28,13 +24,15 @@ type Config struct {
 	Hub string // this hub's id, for the loop check
 
 	Assurance map[string]parley.Assurance // least assurance per recipient; "" is the default for all
-	Protocol  map[string]parley.Assurance // the default by the sender's protocol, in place of Assurance[""]: a protocol without signatures can prove no more than its sessions
-	Least     []Least                     // the same by patterns, for recipients that Assurance does not name; the first that fits counts
-	Allow     []Rule                      // who may call whom; none: everyone
-	Limits    []Limit                     // rates of single pairs; the first that fits counts
-	MaxHops   int                         // hubs a message may pass; 0: parley.MaxHops
-	MaxBytes  int                         // of all parts together; 0: 8 MiB
-	MaxParts  int                         // 0: 64
+	// Protocol is the default by the sender's protocol, in place of Assurance[""]: a
+	// protocol without signatures can prove no more than its sessions.
+	Protocol map[string]parley.Assurance
+	Least    []Least // by patterns, for recipients that Assurance does not name; the first match counts
+	Allow    []Rule  // callers and their recipients; none: all may call all
+	Limits   []Limit // rates of single pairs; the first match counts
+	MaxHops  int     // hubs a message may pass; 0: parley.MaxHops
+	MaxBytes int     // of all parts together; 0: 8 MiB
+	MaxParts int     // 0: 64
 
 	SenderRate  Rate // per proved sender; zero: 1,000/s, burst 2,000
 	UnknownRate Rate // per unsigned sender or address; zero: 20/s, burst 100
@@ -43,42 +41,42 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Rate is so many a second, with a burst. A PerSecond below zero is no limit.
+// Rate is a number of messages a second, with a burst. A PerSecond below zero is no
+// limit.
 type Rate struct {
 	PerSecond float64
 	Burst     int
 }
 
-// A Rule lets From call To. Both are patterns over directory names: "*"
-// stands for any run of characters within a segment, a last segment "**" for
-// all the rest. To may name one skill: "weather.forecast" where "weather" is
-// an agent.
+// A Rule lets From call To. Both are patterns over directory names: "*" matches any
+// characters within a segment, a last segment "**" all further segments. To may
+// name one skill: "weather.forecast" where "weather" is an agent.
 type Rule struct {
 	From string
 	To   []string
 }
 
-// Least is the least assurance of messages to the recipients that a pattern of
-// To fits; see [Rule].
+// Least is the least assurance of messages to the recipients that a pattern of To
+// matches; see [Rule].
 type Least struct {
 	To        []string
 	Assurance parley.Assurance
 }
 
-// A Limit bounds how often each agent that From fits may call each agent or
-// skill that a pattern of To fits: every pair of two agents has a counter of
-// its own. Patterns are those of a [Rule].
+// A Limit bounds how often each agent that From matches may call each agent or skill
+// that a pattern of To matches. Every pair of agents has its own counter. Patterns
+// are those of a [Rule].
 type Limit struct {
 	From string
 	To   []string
 	Rate Rate
 }
 
-// Recipient is what policy has to know of one.
+// Recipient is a recipient as policy sees it.
 type Recipient struct {
 	Agent  *parley.Agent
 	Native []string // protocols that the agent itself speaks; "go" for one in this process
-	Began  bool     // it began the exchange: it is answered there, exposed or not, by whoever may not call it
+	Began  bool     // it began the exchange: others may answer it there, even where they may not call it
 }
 
 // Policy applies a Config. It is safe for concurrent use.
@@ -91,24 +89,12 @@ type Policy struct {
 
 // New checks the rules.
 func New(c Config) (*Policy, error) {
-	if c.MaxHops == 0 {
-		c.MaxHops = parley.MaxHops
-	}
-	if c.MaxBytes == 0 {
-		c.MaxBytes = 8 << 20
-	}
-	if c.MaxParts == 0 {
-		c.MaxParts = 64
-	}
-	if c.SenderRate == (Rate{}) {
-		c.SenderRate = Rate{1000, 2000}
-	}
-	if c.UnknownRate == (Rate{}) {
-		c.UnknownRate = Rate{20, 100}
-	}
-	if c.MaxSenders == 0 {
-		c.MaxSenders = 16384
-	}
+	c.MaxHops = cmp.Or(c.MaxHops, parley.MaxHops)
+	c.MaxBytes = cmp.Or(c.MaxBytes, 8<<20)
+	c.MaxParts = cmp.Or(c.MaxParts, 64)
+	c.SenderRate = cmp.Or(c.SenderRate, Rate{1000, 2000})
+	c.UnknownRate = cmp.Or(c.UnknownRate, Rate{20, 100})
+	c.MaxSenders = cmp.Or(c.MaxSenders, 16384)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -135,10 +121,10 @@ func New(c Config) (*Policy, error) {
 	return p, nil
 }
 
-// SenderRate is how much is taken of one proved sender.
+// SenderRate is the rate of one proved sender.
 func (p *Policy) SenderRate() Rate { return p.c.SenderRate }
 
-// check refuses patterns that fit nothing.
+// check refuses malformed patterns, and a rule without a recipient.
 func check(what, from string, to []string) error {
 	for _, pattern := range append([]string{from}, to...) {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -151,8 +137,8 @@ func check(what, from string, to []string) error {
 	return nil
 }
 
-// Next makes a policy by other rules that keeps this one's rate counters where
-// the rates stay the same, so that new rules give nobody a fresh burst.
+// Next makes a policy with other rules. It keeps this one's counters where the
+// rates stay the same, so that new rules give nobody a fresh burst.
 func (p *Policy) Next(c Config) (*Policy, error) {
 	n, err := New(c)
 	if err != nil {
@@ -219,8 +205,8 @@ func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
 	return nil
 }
 
-// skillOf is the skill that a message is for: a request that names none is for
-// the default one.
+// skillOf is the skill of a message. A request that names none is for the default
+// skill.
 func skillOf(m *parley.Message, a *parley.Agent) string {
 	if m.Skill == "" && m.Kind == parley.Request {
 		if s, ok := a.SkillNamed(""); ok {
@@ -236,8 +222,8 @@ func tooOften(wait time.Duration, format string, args ...any) *parley.Error {
 	return e
 }
 
-// Permits reports whether one recipient may get a message, as far as assurance,
-// exposure and permission go. It uses up nothing.
+// Permits reports whether assurance, exposure and permission let a message through
+// to one recipient. It uses up no rate.
 func (p *Policy) Permits(m *parley.Message, r Recipient) bool { return p.recipient(m, r) == nil }
 
 func (p *Policy) hops(m *parley.Message) *parley.Error {
@@ -267,23 +253,23 @@ func (p *Policy) size(m *parley.Message) *parley.Error {
 func (p *Policy) recipient(m *parley.Message, r Recipient) *parley.Error {
 	name := r.Agent.Name
 	if least := p.least(name, m.Origin.Protocol); m.Origin.Verdict.Assurance < least {
-		return parley.Refuse(parley.Unauthenticated, "agent %q takes messages that are %s; this one is %s", name, least, m.Origin.Verdict.Assurance)
+		return parley.Refuse(parley.Unauthenticated, "agent %q takes messages that are %s; this one is %s",
+			name, least, m.Origin.Verdict.Assurance)
 	}
 	if !r.Began && !p.exposed(m.Origin.Protocol, r) {
-		// The same words as for an agent that does not exist: a stranger learns nothing.
+		// The same text as for an agent that does not exist: a guest learns nothing.
 		return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
 	}
-	// A reply goes to the one who asked; the rules speak of who may begin.
+	// A reply goes to the requester; the rules are about requests.
 	if r.Began || !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
 		return nil
 	}
 	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name)
 }
 
-// least is the least assurance for a recipient: its own, the default, or
-// signed when nothing was said. The default is for those outside: this process
-// and who holds a token of the hub itself are asked for more only where a
-// recipient has a level of its own.
+// least is the least assurance for a recipient: its own, else the default, else
+// signed. Defaults are for messages from outside: this process and holders of the
+// hub's tokens need more only where a recipient has a level of its own.
 func (p *Policy) least(name, protocol string) parley.Assurance {
 	if a, ok := p.c.Assurance[name]; ok && protocol != "go" {
 		return a
@@ -307,8 +293,8 @@ func (p *Policy) least(name, protocol string) parley.Assurance {
 	return parley.Signed
 }
 
-// exposed: an agent is reached in the protocols it speaks, from inside the
-// process and by an operator, and wherever it was exposed.
+// exposed reports whether an agent can be reached from a protocol: one it speaks
+// or is exposed in, this process, or the admin API.
 func (p *Policy) exposed(protocol string, r Recipient) bool {
 	return protocol == "go" || protocol == "api" || slices.Contains(r.Native, protocol) || r.Agent.ExposedIn(protocol)
 }
@@ -320,14 +306,14 @@ func (p *Policy) permitted(from, to, skill string) bool {
 	return slices.ContainsFunc(p.c.Allow, func(r Rule) bool { return Match(r.From, from) && matchAny(r.To, to, skill) })
 }
 
-// matchAny reports whether one of the patterns fits an agent, or a skill of it.
+// matchAny reports whether one of the patterns matches an agent, or its skill.
 func matchAny(patterns []string, agent, skill string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool {
 		return Match(p, agent) || skill != "" && Match(p, agent+"."+skill)
 	})
 }
 
-// Match reports whether a directory name fits a pattern as [Rule] says.
+// Match reports whether a directory name matches a pattern of a [Rule].
 func Match(pattern, name string) bool {
 	if pattern == "**" {
 		return true
@@ -343,7 +329,7 @@ func Match(pattern, name string) bool {
 
 func (p *Policy) rate(m *parley.Message) *parley.Error {
 	if m.Origin.Protocol == "go" || !m.InReplyTo.IsZero() {
-		return nil // what this process says itself, and answers that were asked for
+		return nil // this process's own messages, and replies
 	}
 	l, who := p.senders, m.From
 	if m.Origin.Verdict.Assurance == parley.Unsigned {
@@ -355,54 +341,8 @@ func (p *Policy) rate(m *parley.Message) *parley.Error {
 	return nil
 }
 
-// limiter holds a token bucket per name, the least recently used of which is
-// forgotten first: forgetting one that has been idle long enough to be full
-// again changes nothing, and MaxSenders is chosen so that this is the rule.
-type limiter struct {
-	rate Rate
-	max  int
-
-	mu     sync.Mutex
-	byName map[string]*list.Element
-	recent *list.List // of *bucket, the most recent first
-}
-
-type bucket struct {
-	name string
-	l    *rate.Limiter
-}
-
-func newLimiter(r Rate, limit int) *limiter {
-	return &limiter{rate: r, max: limit, byName: map[string]*list.Element{}, recent: list.New()}
-}
-
-// take uses up one message of name's rate, or says how long to wait for it.
-func (l *limiter) take(name string, now time.Time) time.Duration {
-	if l.rate.PerSecond < 0 {
-		return 0
-	}
-	l.mu.Lock()
-	e, ok := l.byName[name]
-	if ok {
-		l.recent.MoveToFront(e)
-	} else {
-		if l.recent.Len() >= l.max {
-			last := l.recent.Back()
-			delete(l.byName, l.recent.Remove(last).(*bucket).name)
-		}
-		e = l.recent.PushFront(&bucket{name, rate.NewLimiter(rate.Limit(l.rate.PerSecond), l.rate.Burst)})
-		l.byName[name] = e
-	}
-	b := e.Value.(*bucket)
-	l.mu.Unlock()
-
-	r := b.l.ReserveN(now, 1)
-	if !r.OK() {
-		return time.Hour
-	}
-	if wait := r.DelayFrom(now); wait > 0 {
-		r.CancelAt(now)
-		return wait
-	}
-	return 0
+// Visible reports whether exposure and permission let an agent of a protocol call
+// a skill. It uses up no rate.
+func (p *Policy) Visible(protocol, from string, to Recipient, skill string) bool {
+	return p.exposed(protocol, to) && p.permitted(from, to.Agent.Name, skill)
 }

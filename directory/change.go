@@ -1,0 +1,417 @@
+package directory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Put adds an agent, or replaces the one that the same source put in. It
+// fails with [ErrTaken], [ErrIdentity] or [ErrFull].
+//
+// Without skills an entry keeps those that its agent declared itself under the same
+// identity; see [Directory.Learn].
+func (d *Directory) Put(ctx context.Context, a parley.Agent, s Source) (*Entry, error) {
+	return d.put(ctx, a, s, "")
+}
+
+// Register is Put of an agent that registered itself, with the skills that it
+// declared in a protocol; see [Directory.Learn].
+func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, protocol string) (*Entry, error) {
+	return d.put(ctx, a, s, protocol)
+}
+
+func (d *Directory) put(ctx context.Context, a parley.Agent, s Source, learned string) (*Entry, error) {
+	return d.change(ctx, a.Name, func(old *Entry) (*Entry, error) {
+		if err := parley.CheckName(a.Name); err != nil {
+			return nil, err
+		}
+		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: learned, Paused: !s.stored() && d.paused[a.Name]}
+		if old != nil {
+			if old.Source != s {
+				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
+			}
+			e.Added, e.Paused = old.Added, old.Paused
+			was, ok := old.Identity(old.Learned)
+			if ok && learned == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
+				return i.Protocol == was.Protocol && i.ID == was.ID
+			}) {
+				e.inherit(old)
+			}
+		}
+		return e, nil
+	})
+}
+
+// Remove removes an agent. Agents of the configuration and of the program
+// fail with [ErrReadOnly].
+func (d *Directory) Remove(ctx context.Context, name string) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		switch {
+		case old == nil:
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		case !old.Source.stored():
+			return nil, fmt.Errorf("%w: %q comes from %s; take it out there", ErrReadOnly, name, old.Source)
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// Withdraw removes an agent of source s that s does not name any more.
+func (d *Directory) Withdraw(ctx context.Context, name string, s Source) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		switch {
+		case old == nil:
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		case old.Source != s:
+			return nil, fmt.Errorf("%w: %q comes from %s, not from %s", ErrReadOnly, name, old.Source, s)
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// Pause lets the deliveries to an agent wait, or go on.
+func (d *Directory) Pause(ctx context.Context, name string, paused bool) error {
+	return d.edit(ctx, name, func(e *Entry) error { e.Paused = paused; return nil })
+}
+
+// Expose sets the protocols in which the hub stands in for an agent.
+func (d *Directory) Expose(ctx context.Context, name string, protocols []string) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if e.Source == FromConfig {
+			return fmt.Errorf("%w: set expose for %q in the configuration", ErrReadOnly, name)
+		}
+		e.Exposed = slices.Clone(protocols)
+		return nil
+	})
+}
+
+// Learn sets the skills that an agent itself declared in a protocol, in place of its
+// earlier ones. It changes nothing unless [Entry.Learns] holds.
+func (d *Directory) Learn(ctx context.Context, name, protocol string, skills []parley.SkillSpec) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if e.Learns(protocol) {
+			e.Skills, e.Learned = skills, protocol
+		}
+		return nil
+	})
+}
+
+// Link gives an agent a further identity of its own. A stand-in in the same protocol
+// retires: its address still leads to the agent, but the hub uses the agent's own.
+func (d *Directory) Link(ctx context.Context, name string, id parley.Identity) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		id.StandIn = false
+		e.Identities = append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
+			return i.Protocol == id.Protocol && i.ID == id.ID
+		}), id)
+		return nil
+	})
+}
+
+// StandIn sets the identity of the hub's stand-in for an agent.
+func (d *Directory) StandIn(ctx context.Context, name string, id parley.Identity) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		id.StandIn = true
+		e.Identities = append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
+			return i.Protocol == id.Protocol && i.StandIn
+		}), id)
+		return nil
+	})
+}
+
+func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error) error {
+	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+		if old == nil {
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		}
+		e := *old
+		return &e, f(&e)
+	})
+	return err
+}
+
+// change makes the next entry of a name from the newest one, stores it where its
+// source is stored, and only then shows it.
+func (d *Directory) change(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
+	d.changing.Lock()
+	defer d.changing.Unlock()
+	for {
+		e, err := d.attempt(ctx, name, next)
+		if !errors.Is(err, journal.ErrConflict) && !errors.Is(err, journal.ErrExists) {
+			return e, err
+		}
+		// Another hub was first.
+		if err := d.refresh(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (d *Directory) attempt(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
+	old, _ := d.Agent(name)
+	e, err := next(old)
+	if err != nil {
+		return nil, err
+	}
+	var guests []*Entry
+	if e != nil {
+		if err := d.checkRoom(old, e); err != nil {
+			return nil, err
+		}
+		for _, i := range e.Identities {
+			d.mu.RLock()
+			other, ok := d.byID[identityOf(i)]
+			d.mu.RUnlock()
+			if !ok || other == name {
+				continue
+			}
+			// A name that somebody chooses replaces the one that the hub made for
+			// an agent that registered itself.
+			guest, _ := d.Agent(other)
+			if !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
+				guests = append(guests, guest)
+				e.inherit(guest)
+				continue
+			}
+			return nil, fmt.Errorf("%w: %s %s is %q", ErrIdentity, i.Protocol, i.ID, other)
+		}
+		if e.Learned != "" && !e.onlySpeaks(e.Learned) {
+			e.Skills, e.Learned = nil, "" // its skills in other protocols are unknown
+		}
+	}
+	if err := d.store(ctx, name, old, e); err != nil {
+		return nil, fmt.Errorf("keep agent %q: %w", name, err)
+	}
+	for _, g := range guests {
+		if err := d.store(ctx, g.Name, g, nil); err != nil && !errors.Is(err, journal.ErrConflict) {
+			return nil, fmt.Errorf("take the guest %q out: %w", g.Name, err)
+		}
+		d.set(g, nil)
+	}
+	d.set(old, e)
+	for _, g := range guests {
+		d.tell(Change{g, nil})
+	}
+	d.tell(Change{old, e})
+	if e == nil && old != nil && !old.Source.stored() {
+		// Another hub may have an agent of that name already.
+		if err := d.refresh(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// store brings the state from old to e.
+func (d *Directory) store(ctx context.Context, name string, old, e *Entry) error {
+	if d.state == nil {
+		return nil
+	}
+	if of := cmp.Or(e, old); of != nil && !of.Source.stored() {
+		return d.storePause(ctx, name, e)
+	}
+	revision := d.revisions[name]
+	if e == nil {
+		if err := d.state.Delete(ctx, name, revision); err != nil {
+			return err
+		}
+		delete(d.revisions, name)
+		return nil
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	if was, err := json.Marshal(old); err == nil && bytes.Equal(was, b) {
+		return nil // the state has it already
+	}
+	if revision == 0 {
+		revision, err = d.state.Create(ctx, name, b, time.Time{})
+	} else {
+		revision, err = d.state.Update(ctx, name, b, time.Time{}, revision)
+	}
+	if err == nil {
+		d.revisions[name] = revision
+		delete(d.paused, name)
+	}
+	return err
+}
+
+// storePause stores whether an agent of the configuration or of a program is paused.
+func (d *Directory) storePause(ctx context.Context, name string, e *Entry) (err error) {
+	switch {
+	case e == nil || e.Paused == d.paused[name]:
+	case e.Paused:
+		var b []byte
+		if b, err = json.Marshal(Entry{Agent: parley.Agent{Name: name}, Source: e.Source, Paused: true}); err == nil {
+			_, err = d.state.Put(ctx, name, b, time.Time{})
+		}
+		if err == nil {
+			d.paused[name] = true
+		}
+	default:
+		if err = d.state.Delete(ctx, name, 0); err == nil {
+			delete(d.paused, name)
+		}
+	}
+	return err
+}
+
+// refresh applies the newest state of a name.
+func (d *Directory) refresh(ctx context.Context, name string) error {
+	if d.state == nil {
+		return nil
+	}
+	v, err := d.state.Get(ctx, name)
+	if errors.Is(err, journal.ErrNotFound) {
+		v, err = journal.Value{Key: name, Deleted: true, Revision: math.MaxUint64}, nil
+	}
+	if err != nil {
+		return fmt.Errorf("read agent %q: %w", name, err)
+	}
+	return d.apply(v)
+}
+
+// apply shows the stored entry of a name, unless it is older than the one shown.
+// d.changing is held.
+func (d *Directory) apply(v journal.Value) error {
+	if v.Revision <= d.revisions[v.Key] {
+		return nil
+	}
+	var e *Entry
+	if !v.Deleted {
+		e = new(Entry)
+		if err := json.Unmarshal(v.Data, e); err != nil {
+			return fmt.Errorf("the directory's entry %q is damaged: %w", v.Key, err)
+		}
+	}
+	old, _ := d.Agent(v.Key)
+	paused := e != nil && !e.Source.stored() && e.Paused
+	if paused {
+		d.paused[v.Key] = true
+	} else {
+		delete(d.paused, v.Key)
+	}
+	switch {
+	case old != nil && !old.Source.stored(): // this hub's configuration or program has the name
+		if old.Paused != paused {
+			next := *old
+			next.Paused = paused
+			d.set(old, &next)
+			d.tell(Change{old, &next})
+		}
+		return nil
+	case e != nil && !e.Source.stored():
+		e = nil
+	}
+	if v.Deleted {
+		delete(d.revisions, v.Key)
+	} else {
+		d.revisions[v.Key] = v.Revision
+	}
+	if e != nil {
+		e.upgrade()
+	}
+	if old != nil || e != nil {
+		d.set(old, e)
+		d.tell(Change{old, e})
+	}
+	return nil
+}
+
+// tell calls the watchers. d.changing is held.
+func (d *Directory) tell(c Change) {
+	d.mu.RLock()
+	watchers := slices.Collect(maps.Values(d.watchers))
+	d.mu.RUnlock()
+	for _, w := range watchers {
+		w(c)
+	}
+}
+
+// checkRoom fails with ErrFull where there is no room for a new entry.
+func (d *Directory) checkRoom(old, e *Entry) error {
+	if old != nil {
+		return nil
+	}
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if e.Source == FromGuest {
+		if d.guests >= d.guestLimit {
+			return fmt.Errorf("%w: %d guests; raise guests.registrations, or add the agent yourself", ErrFull, d.guestLimit)
+		}
+		return nil
+	}
+	if len(d.byName)-d.guests >= d.limit {
+		return fmt.Errorf("%w: %d agents; raise limits.agents", ErrFull, d.limit)
+	}
+	return nil
+}
+
+func (d *Directory) set(old, e *Entry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if old != nil {
+		if old.Source == FromGuest {
+			d.guests--
+		}
+		delete(d.byName, old.Name)
+		for _, i := range old.Identities {
+			rest := slices.DeleteFunc(d.namesByID[i.ID], func(name string) bool { return name == old.Name })
+			if d.namesByID[i.ID] = rest; len(rest) == 0 {
+				delete(d.namesByID, i.ID)
+			}
+		}
+	}
+	if e != nil {
+		if e.Source == FromGuest {
+			d.guests++
+		}
+		d.byName[e.Name] = e
+		for _, i := range e.Identities {
+			if !slices.Contains(d.namesByID[i.ID], e.Name) {
+				d.namesByID[i.ID] = append(d.namesByID[i.ID], e.Name)
+			}
+		}
+	}
+	for _, e := range []*Entry{old, e} {
+		if e == nil {
+			continue
+		}
+		for _, i := range e.Identities {
+			d.updateOwner(identityOf(i))
+		}
+	}
+}
+
+// updateOwner finds the agent that an identity leads to. Of several, which hubs
+// added at once, every hub chooses the same.
+func (d *Directory) updateOwner(i identity) {
+	var first *Entry
+	for _, name := range d.namesByID[i.id] {
+		e := d.byName[name]
+		has := slices.ContainsFunc(e.Identities, func(o parley.Identity) bool { return identityOf(o) == i })
+		if has && (first == nil || e.before(first)) {
+			first = e
+		}
+	}
+	if first == nil {
+		delete(d.byID, i)
+	} else {
+		d.byID[i] = first.Name
+	}
+}
