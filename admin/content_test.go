@@ -25,9 +25,8 @@ const marker = "quincunx"
 // leaky brings nothing anywhere, and says so in the words of the content.
 type leaky struct{}
 
-func (leaky) Protocol() string     { return "agh" }
-func (leaky) Repeatable() bool     { return true }
-func (leaky) CarriesReplies() bool { return false }
+func (leaky) Protocol() string               { return "agh" }
+func (leaky) Capabilities() hub.Capabilities { return hub.Capabilities{Deduplicates: true} }
 func (leaky) Deliver(context.Context, hub.Outbound) hub.Outcome {
 	return hub.Outcome{Err: &parley.Error{Code: parley.Unavailable, Text: "the agent says " + marker, Retryable: true},
 		Losses: []parley.Loss{{Field: "Parts", Reason: "not " + marker}}}

@@ -72,8 +72,8 @@ func (c *carrier) carry(ctx context.Context, a delivery.Attempt) delivery.Result
 	}
 	e, ok := h.c.Directory.Agent(a.To)
 	if !ok {
-		if name, ok := calledBack(a.To); ok {
-			return h.callBack(ctx, name, a)
+		if r, ok := parseCallbackRecipient(a.To); ok {
+			return h.callBack(ctx, r.sender, a)
 		}
 		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
 	}
@@ -133,7 +133,7 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 func (h *Hub) streams(a delivery.Attempt) bool {
 	if !a.Sync {
 		b := h.bindings[a.Message.Origin.Protocol]
-		return b != nil && b.CarriesReplies()
+		return b != nil && b.can.CarriesReplies
 	}
 	h.mu.Lock()
 	w := h.waiters[a.Message.ID]
@@ -219,17 +219,19 @@ func (c *carrier) Repeatable(message parley.ID, to string) bool {
 	}
 	e, ok := h.c.Directory.Agent(to)
 	if !ok {
-		_, ok = calledBack(to) // it is told how a request ended, which it knows by the request's ids
+		_, ok = parseCallbackRecipient(to) // it knows the request's id, so the outcome may come twice
 		return ok
 	}
 	b, id, ok := h.route(e, "")
-	if rb, asks := b.(RepeatBinding); ok && asks {
-		return rb.RepeatableTo(e, id)
-	}
-	if rb, asks := b.(ResumeBinding); ok && asks && !message.IsZero() && rb.Resumes(message) {
+	switch {
+	case !ok:
+		return false
+	case b.can.DeduplicatesFor != nil:
+		return b.can.DeduplicatesFor(e, id)
+	case b.can.Resumes != nil && !message.IsZero() && b.can.Resumes(message):
 		return true
 	}
-	return ok && b.Repeatable()
+	return b.can.Deduplicates
 }
 
 // Paused: by an operator, or because it is an inbox that nobody reads.

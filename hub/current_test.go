@@ -43,7 +43,7 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			silent := func() *wire {
-				return &wire{name: "wire", repeatable: true, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+				return &wire{name: "wire", can: Capabilities{Deduplicates: true}, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
 			}
 			there := start(t, func(h *Config) { h.Journal = shared(t, url, c.name+"-there") }, silent())
 			j := shared(t, url, c.name+"-here")

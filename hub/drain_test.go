@@ -13,7 +13,7 @@ func TestDrain(t *testing.T) {
 	for name, answered := range map[string]bool{"the agent answers": true, "the drain ends before": false} {
 		t.Run(name, func(t *testing.T) {
 			asked := make(chan parley.ID, 1)
-			slow := &wire{name: "slow", repeatable: true, replies: true, deliver: func(_ context.Context, o Outbound) Outcome {
+			slow := &wire{name: "slow", can: Capabilities{Deduplicates: true, CarriesReplies: true}, deliver: func(_ context.Context, o Outbound) Outcome {
 				asked <- o.Message.ID
 				return Outcome{}
 			}}

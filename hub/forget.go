@@ -10,28 +10,16 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A ForgettingBinding keeps content beside the journal, in the journal's state
-// or in memory. Forget drops what it keeps of an agent, of a conversation or of
-// messages, and tells how many values it changed. What is not delivered yet and
-// what still works need not go; what was handed over, or ended, must. It may be
-// called again for the same.
-type ForgettingBinding interface {
+// A Forgetter is a Binding that keeps content beside the journal, in the
+// journal's state or in memory. [Capabilities.Erasing] and
+// [Capabilities.ForgetRecent] complete it where a protocol needs them.
+type Forgetter interface {
 	Binding
+	// Forget drops the content of an agent, of a conversation or of messages, and
+	// returns the number of values that it changed. It may keep messages that are
+	// not delivered yet and work that has not ended; it drops everything else.
+	// Repeating it is harmless.
 	Forget(ctx context.Context, f Forgetting) (int, error)
-}
-
-// A RecentBinding remembers messages for a while, so that they need not be read
-// from the journal.
-type RecentBinding interface {
-	Binding
-	ForgetRecent()
-}
-
-// An ErasingBinding is told of records that are about to lose their content, so
-// that what must outlive it can be kept elsewhere. An error keeps the content.
-type ErasingBinding interface {
-	Binding
-	Erasing(ctx context.Context, records []*journal.Record) error
 }
 
 // Forgetting says what is to be forgotten.
@@ -55,7 +43,7 @@ func (h *Hub) Forget(ctx context.Context, f Forgetting) (n int, err error) {
 	h.ForgetRecent()
 	h.refusals.forget(&f)
 	for _, b := range h.Bindings() {
-		if b, ok := b.(ForgettingBinding); ok {
+		if b, ok := b.(Forgetter); ok {
 			k, ferr := b.Forget(ctx, f)
 			if n += k; ferr != nil {
 				err = errors.Join(err, fmt.Errorf("what is kept for %s: %w", b.Protocol(), ferr))
@@ -68,10 +56,13 @@ func (h *Hub) Forget(ctx context.Context, f Forgetting) (n int, err error) {
 // Erasing tells all bindings of records that are about to lose their content.
 func (h *Hub) Erasing(ctx context.Context, records []*journal.Record) error {
 	for _, b := range h.Bindings() {
-		if b, ok := b.(ErasingBinding); ok {
-			if err := b.Erasing(ctx, records); err != nil {
-				return fmt.Errorf("what %s needs of erased messages: %w", b.Protocol(), err)
-			}
+		protocol := b.Protocol()
+		erasing := h.bindings[protocol].can.Erasing
+		if erasing == nil {
+			continue
+		}
+		if err := erasing(ctx, records); err != nil {
+			return fmt.Errorf("what %s needs of erased messages: %w", protocol, err)
 		}
 	}
 	return nil
@@ -84,8 +75,8 @@ func (h *Hub) ForgetRecent() {
 	h.recent.known, h.recent.ring, h.recent.next = nil, nil, 0
 	h.recent.mu.Unlock()
 	for _, b := range h.bindings {
-		if b, ok := b.(RecentBinding); ok {
-			b.ForgetRecent()
+		if b.can.ForgetRecent != nil {
+			b.can.ForgetRecent()
 		}
 	}
 }

@@ -37,7 +37,7 @@ func TestHubsComeAndGo(t *testing.T) {
 		j *journal.Journal
 	}
 	open := func(name string) running {
-		w := &wire{name: "wire", replies: true, deliver: func(ctx context.Context, o Outbound) Outcome {
+		w := &wire{name: "wire", can: Capabilities{CarriesReplies: true}, deliver: func(ctx context.Context, o Outbound) Outcome {
 			mu.Lock()
 			attempts[o.Message.Text()]++
 			g := gate

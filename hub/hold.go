@@ -8,37 +8,17 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// A HoldingBinding knows of single agents that they cannot take anything just
-// now: what arrives for them waits, without an attempt and without using up a
-// try, until [Hub.Kick].
-type HoldingBinding interface {
-	Binding
-	Holds(e *directory.Entry, id parley.Identity) bool
-}
-
-// A GroupBinding has agents that stand for many: a notice to one is for each of
-// its members too, who hear it when they can.
-type GroupBinding interface {
-	Binding
-	// Members of an agent, as directory names; nil where it stands for itself.
-	Members(e *directory.Entry, id parley.Identity) []string
-}
-
-// members are who hears a notice because of whom it is addressed to.
+// members are the agents that hear a notice because it is addressed to their group.
 func (h *Hub) members(m *parley.Message) []string {
 	e, ok := h.c.Directory.Agent(m.To)
 	if !ok {
 		return nil
 	}
 	b, id, ok := h.route(e, "")
-	if !ok {
+	if !ok || b.can.Members == nil {
 		return nil
 	}
-	g, ok := b.(GroupBinding)
-	if !ok {
-		return nil
-	}
-	names := slices.DeleteFunc(g.Members(e, id), func(n string) bool { return n == m.From || n == m.To })
+	names := slices.DeleteFunc(b.can.Members(e, id), func(n string) bool { return n == m.From || n == m.To })
 	return h.Hearers(m, names)
 }
 
@@ -49,23 +29,25 @@ func (h *Hub) Kick(name string) { h.deliver.Kick(name) }
 // stand-in that the hub keeps for it there.
 func (h *Hub) Addresses(e *directory.Entry) map[string]string {
 	out := map[string]string{}
-	for _, b := range h.bindings {
-		if ab, ok := b.(AddressBinding); ok {
-			if at := ab.Address(e); at != "" {
-				out[b.Protocol()] = at
-			}
+	for protocol, b := range h.bindings {
+		if b.can.Address == nil {
+			continue
+		}
+		if at := b.can.Address(e); at != "" {
+			out[protocol] = at
 		}
 	}
 	return out
 }
 
-// Profile is what an agent's owner says of it, or nil.
+// Profile gives what an agent's owner published about it, or nil.
 func (h *Hub) Profile(e *directory.Entry) *Profile {
 	for _, b := range h.bindings {
-		if pb, ok := b.(ProfileBinding); ok {
-			if p := pb.Profile(e); p != nil {
-				return p
-			}
+		if b.can.Profile == nil {
+			continue
+		}
+		if p := b.can.Profile(e); p != nil {
+			return p
 		}
 	}
 	return nil
@@ -78,17 +60,14 @@ func (h *Hub) Visible(protocol, from string, e *directory.Entry, skill string) b
 	return h.policy.Load().Visible(protocol, from, policy.Recipient{Agent: &e.Agent, Native: e.Native()}, skill)
 }
 
-// holds asks the binding of an agent.
+// holds reports whether messages to an agent wait without an attempt; see
+// [Capabilities.Holds].
 func (h *Hub) holds(e *directory.Entry) bool {
 	h.mu.Lock()
 	_, local := h.local[e.Name]
 	h.mu.Unlock()
 	b, id, ok := h.route(e, "")
-	if local || !ok {
-		return false
-	}
-	hb, ok := b.(HoldingBinding)
-	return ok && hb.Holds(e, id)
+	return !local && ok && b.can.Holds != nil && b.can.Holds(e, id)
 }
 
 // Hearers tells who of names may hear m, which is to go to many: one who may

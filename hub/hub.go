@@ -24,7 +24,6 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jqmap"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -35,13 +34,8 @@ import (
 type Binding interface {
 	// Protocol is the protocol's short name: "samvad", "uagents", …
 	Protocol() string
-	// Repeatable says whether recipients of this protocol recognise a message
-	// that they have had before.
-	Repeatable() bool
-	// CarriesReplies says whether events and the reply of a request that came
-	// in through this binding go out through Deliver. Where senders fetch
-	// them, as SAMVAD tasks, they do not.
-	CarriesReplies() bool
+	// Capabilities says what the protocol can do. The hub asks once, in Bind.
+	Capabilities() Capabilities
 	// Deliver brings a message to a recipient. It returns when the recipient
 	// has it, or has answered, or the attempt failed; it heeds ctx.
 	Deliver(ctx context.Context, o Outbound) Outcome
@@ -63,35 +57,6 @@ type HTTPBinding interface {
 	http.Handler
 }
 
-// An AddressBinding tells where agents that it hosts are reached.
-type AddressBinding interface {
-	Binding
-	// Address of an agent in the protocol's words, "" where it is not hosted.
-	Address(e *directory.Entry) string
-}
-
-// A ProfileBinding knows what an agent's owner says of it, beside the directory.
-type ProfileBinding interface {
-	Binding
-	// Profile of an agent; nil where there is none. It is not to be changed.
-	Profile(e *directory.Entry) *Profile
-}
-
-// A Profile is what the owner of an agent says of it, for people to read. The
-// hub proved the owner, not the content.
-type Profile struct {
-	Account     string      `json:"account"` // whose it is
-	Name        string      `json:"name"`
-	Handle      string      `json:"handle,omitzero"`
-	Description string      `json:"description,omitzero"`
-	Readme      string      `json:"readme,omitzero"` // Markdown
-	Prompts     []string    `json:"prompts,omitzero"`
-	Avatar      string      `json:"avatar,omitzero"` // URL of an image, as are banners
-	Banner      string      `json:"banner,omitzero"`
-	Metadata    jsonx.Value `json:"metadata,omitzero"` // JSON object
-	Updated     time.Time   `json:"updated"`
-}
-
 // An Outbound is what a binding is to deliver.
 type Outbound struct {
 	Message   *parley.Message
@@ -105,21 +70,6 @@ type Outbound struct {
 	// Event records an event about the request and passes it on; it may be
 	// called until Deliver returns.
 	Event func(state parley.State, parts ...parley.Part) error
-}
-
-// A RepeatBinding knows of single agents whether they recognise a message that
-// they have had before; it is asked in place of Repeatable.
-type RepeatBinding interface {
-	Binding
-	RepeatableTo(e *directory.Entry, id parley.Identity) bool
-}
-
-// A ResumeBinding keeps of single messages to recipients that recognise no
-// repeats how they were sent, so that another attempt finds out what became of
-// the one before, and does nothing twice.
-type ResumeBinding interface {
-	Binding
-	Resumes(message parley.ID) bool
 }
 
 // An Outcome is what came of a delivery. The zero value says that the
@@ -166,7 +116,7 @@ type Hub struct {
 	policy    atomic.Pointer[policy.Policy]
 	maps      atomic.Pointer[map[mapKey]*jqmap.Program] // nil: none
 	refusals  *refusals
-	bindings  map[string]Binding
+	bindings  map[string]*bound // by protocol
 	stopWatch func()
 	macs      sync.Pool // of hash.Hash, keyed with Config.Secret
 
@@ -220,7 +170,7 @@ func New(c Config) (*Hub, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Hub{c: c, bindings: map[string]Binding{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
+	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
 		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
 		inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
 	h.policy.Store(c.Policy)
@@ -237,7 +187,7 @@ func (h *Hub) ID() string { return h.c.ID }
 func (h *Hub) Bindings() []Binding {
 	var out []Binding
 	for _, b := range h.bindings {
-		out = append(out, b)
+		out = append(out, b.Binding)
 	}
 	slices.SortFunc(out, func(a, b Binding) int { return strings.Compare(a.Protocol(), b.Protocol()) })
 	return out
@@ -266,7 +216,7 @@ func (h *Hub) Bind(b Binding) error {
 	if h.started || h.bindings[b.Protocol()] != nil {
 		return fmt.Errorf("hub: protocol %q is bound already, or the hub has started", b.Protocol())
 	}
-	h.bindings[b.Protocol()] = b
+	h.bindings[b.Protocol()] = &bound{b, b.Capabilities()}
 	return nil
 }
 
@@ -1000,10 +950,10 @@ func (h *Hub) replyTo(request, reply *parley.Message, waits bool) []journal.Open
 		return nil
 	}
 	b := h.bindings[request.Origin.Protocol]
-	if b != nil && !b.CarriesReplies() {
-		return callback(b, request, reply.Kind)
+	if b != nil && !b.can.CarriesReplies {
+		return b.callback(request, reply.Kind)
 	}
-	if e, ok := b.(EventBinding); ok && reply.Kind == parley.Event && !e.CarriesEvent(reply) {
+	if b != nil && b.can.CarriesEvent != nil && reply.Kind == parley.Event && !b.can.CarriesEvent(reply) {
 		return nil
 	}
 	if !h.reachable(request.From, parley.Response) {
@@ -1035,8 +985,8 @@ func (h *Hub) reachable(name string, k parley.Kind) bool {
 
 // route picks the binding for a recipient: the protocol given, if the agent
 // speaks it natively, else the first protocol that it speaks.
-func (h *Hub) route(e *directory.Entry, protocol string) (Binding, parley.Identity, bool) {
-	var binding Binding
+func (h *Hub) route(e *directory.Entry, protocol string) (*bound, parley.Identity, bool) {
+	var binding *bound
 	var identity parley.Identity
 	for _, i := range e.Identities {
 		b := h.bindings[i.Protocol]

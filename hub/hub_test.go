@@ -22,16 +22,14 @@ import (
 
 // wire is a protocol for tests: its binding does what the test says.
 type wire struct {
-	name       string
-	repeatable bool
-	replies    bool
-	deliver    func(ctx context.Context, o Outbound) Outcome
-	calls      atomic.Int64
+	name    string
+	can     Capabilities
+	deliver func(ctx context.Context, o Outbound) Outcome
+	calls   atomic.Int64
 }
 
-func (w *wire) Protocol() string     { return w.name }
-func (w *wire) Repeatable() bool     { return w.repeatable }
-func (w *wire) CarriesReplies() bool { return w.replies }
+func (w *wire) Protocol() string           { return w.name }
+func (w *wire) Capabilities() Capabilities { return w.can }
 func (w *wire) Deliver(ctx context.Context, o Outbound) Outcome {
 	w.calls.Add(1)
 	return w.deliver(ctx, o)
@@ -428,7 +426,7 @@ func TestReplyGoesWithItsRecord(t *testing.T) {
 		asked <- o.Message.ID
 		return Outcome{}
 	}}
-	near := &wire{name: "near", replies: true, deliver: func(_ context.Context, o Outbound) Outcome {
+	near := &wire{name: "near", can: Capabilities{CarriesReplies: true}, deliver: func(_ context.Context, o Outbound) Outcome {
 		told <- o
 		return Outcome{}
 	}}

@@ -5,22 +5,6 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A LossBinding tells what events and replies lose that reach who asked
-// without a delivery: with the response to its call, or because it fetches
-// them, or is not told of them. The hub notes it in the delivery of the request.
-type LossBinding interface {
-	Binding
-	ReplyLosses(reply, request *parley.Message) []parley.Loss
-}
-
-// An EventBinding carries replies to who asked, but may have no words for an event
-// that comes before the reply, or have said it itself: such events are recorded,
-// and opened for nobody. What they lose, a LossBinding tells.
-type EventBinding interface {
-	Binding
-	CarriesEvent(event *parley.Message) bool
-}
-
 // lost gives what an event or a reply loses that has no delivery of its own: an
 // event's are recorded with it, and noted in the delivery of its request. A
 // reply's come with all that are noted there, so that the last step of the
@@ -28,8 +12,8 @@ type EventBinding interface {
 func (h *Hub) lost(request, reply *parley.Message, open []journal.Opening) []parley.Loss {
 	var losses []parley.Loss
 	if open == nil {
-		if b, ok := h.bindings[request.Origin.Protocol].(LossBinding); ok {
-			losses = b.ReplyLosses(reply, request)
+		if b := h.bindings[request.Origin.Protocol]; b != nil && b.can.ReplyLosses != nil {
+			losses = b.can.ReplyLosses(reply, request)
 		}
 	}
 	if reply.Kind == parley.Event {

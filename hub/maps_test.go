@@ -81,10 +81,8 @@ func TestMappings(t *testing.T) {
 	})
 }
 
-// lossy is a binding whose callers lose something of every reply.
-type lossy struct{ *wire }
-
-func (lossy) ReplyLosses(reply, _ *parley.Message) []parley.Loss {
+// losses of every reply, for callers of a lossy protocol.
+func losses(reply, _ *parley.Message) []parley.Loss {
 	return []parley.Loss{{Field: "Lost." + reply.Kind.String(), Reason: "it is so"}}
 }
 
@@ -99,10 +97,9 @@ func TestLossesOfReplies(t *testing.T) {
 		}
 		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")}, Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
 	}}
-	near := &wire{name: "near"}
+	near := &wire{name: "near", can: Capabilities{ReplyLosses: losses}}
 	own := make(chan []parley.Loss, 16)
-	h := start(t, nil, far)
-	h.bindings["near"] = lossy{near}
+	h := start(t, nil, far, near)
 	j := h.Journal()
 	stop := j.Watch(func(r *journal.Record) {
 		for _, s := range r.Steps {
@@ -180,8 +177,7 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	}
 	j := reopen()
 	begin := func() *Hub {
-		h := start(t, func(c *Config) { c.Journal = j }, far())
-		h.bindings["near"] = lossy{&wire{name: "near"}}
+		h := start(t, func(c *Config) { c.Journal = j }, far(), &wire{name: "near", can: Capabilities{ReplyLosses: losses}})
 		h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
 		return h
 	}
@@ -234,15 +230,12 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	}
 }
 
-// wordless is a binding that carries replies, and has no words for events.
-type wordless struct{ lossy }
-
-func (wordless) CarriesEvent(*parley.Message) bool { return false }
-
 // TestEventsWithoutWords: an event that the protocol of who asked cannot say is
 // recorded, is brought to nobody, and is missed where its request is.
 func TestEventsWithoutWords(t *testing.T) {
-	near := &wire{name: "near", replies: true, deliver: func(_ context.Context, o Outbound) Outcome {
+	noEvents := func(*parley.Message) bool { return false }
+	can := Capabilities{CarriesReplies: true, CarriesEvent: noEvents, ReplyLosses: losses}
+	near := &wire{name: "near", can: can, deliver: func(_ context.Context, o Outbound) Outcome {
 		if o.Message.Kind != parley.Response {
 			t.Errorf("it is brought: %s", o.Message.Kind)
 		}
@@ -254,7 +247,6 @@ func TestEventsWithoutWords(t *testing.T) {
 		}
 		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")}}
 	}})
-	h.bindings["near"] = wordless{lossy{near}}
 	h.agent(t, "alice", parley.Identity{Protocol: "near", ID: "alice"})
 	h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
 	type said struct {

@@ -89,7 +89,7 @@ func until(t *testing.T, so func() bool) {
 // journal takes nothing is ended when it does again.
 func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	j, free := filling(t)
-	silent := &wire{name: "wire", repeatable: true, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+	silent := &wire{name: "wire", can: Capabilities{Deduplicates: true}, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
 	h := start(t, func(c *Config) { c.Journal = j }, silent)
 	h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
 	s := ask("bob", "", "are you there?")

@@ -115,7 +115,7 @@ func (x *inboxes) goOn(agent string) {
 		delete(x.next, agent)
 	}
 	x.mu.Unlock()
-	x.b.c.Hub.Kick(agent) // asks for Binding.Holds
+	x.b.c.Hub.Kick(agent) // asks for Binding.holds
 }
 
 // heard takes what the state tells of asks.

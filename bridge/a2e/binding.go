@@ -175,22 +175,26 @@ func New(c Config) (*Binding, error) {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Repeatable implements hub.Binding: messages bear the hub's id.
-func (b *Binding) Repeatable() bool { return true }
+// Capabilities implements hub.Binding. Deliver reports work that was delegated, so
+// it carries replies.
+func (b *Binding) Capabilities() hub.Capabilities {
+	return hub.Capabilities{
+		DeduplicatesFor: b.deduplicates,
+		CarriesReplies:  true,
+		ReplyLosses:     b.replyLosses,
+		Holds:           b.holds,
+		Address:         b.address,
+	}
+}
 
-// RepeatableTo implements hub.RepeatBinding: of hosts only those that say so
-// remember the ids of requests.
-func (b *Binding) RepeatableTo(e *directory.Entry, id parley.Identity) bool {
+// deduplicates: agents know a message by the hub's id. Of hosts, only those that
+// say so remember the ids of requests.
+func (b *Binding) deduplicates(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" || b.hosts.remembers(e.Name)
 }
 
-// CarriesReplies implements hub.Binding: work that was delegated is reported
-// through Deliver.
-func (b *Binding) CarriesReplies() bool { return true }
-
-// Holds implements hub.HoldingBinding: what is for an agent waits until it asks
-// for its messages, at any hub.
-func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
+// holds: the messages of an agent wait until it asks for them, at any hub.
+func (b *Binding) holds(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" && !b.inboxes.asked(e.Name)
 }
 
@@ -417,9 +421,8 @@ func (b *Binding) authenticated(ctx context.Context, who protocol.Identity) {
 	}
 }
 
-// Address implements hub.AddressBinding: agents that are exposed are tools of
-// the host.
-func (b *Binding) Address(e *directory.Entry) string {
+// address: agents that are exposed are tools of the host.
+func (b *Binding) address(e *directory.Entry) string {
 	if b.c.PublicURL == "" || !e.ExposedIn(Protocol) {
 		return ""
 	}
@@ -584,10 +587,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 }
 
 var (
-	_ hub.Service        = (*Binding)(nil)
-	_ hub.HTTPBinding    = (*Binding)(nil)
-	_ hub.AddressBinding = (*Binding)(nil)
-	_ hub.LossBinding    = (*Binding)(nil)
-	_ hub.RepeatBinding  = (*Binding)(nil)
-	_ hub.HoldingBinding = (*Binding)(nil)
+	_ hub.Service     = (*Binding)(nil)
+	_ hub.HTTPBinding = (*Binding)(nil)
+	_ hub.Forgetter   = (*Binding)(nil)
 )

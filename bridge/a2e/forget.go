@@ -15,7 +15,7 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 )
 
-// Forget implements hub.ForgettingBinding. Of an agent go its memories, with
+// Forget implements hub.Forgetter. Of an agent go its memories, with
 // their ids, its subagents that do not work, what its inbox is owed and the
 // frames that its sessions have not brought. Of others go what is about the
 // erased messages.
@@ -266,5 +266,3 @@ func emptied(line string) (string, bool) {
 	}
 	return string(b) + line[len(strings.TrimRight(line, "\n")):], true
 }
-
-var _ hub.ForgettingBinding = (*Binding)(nil)

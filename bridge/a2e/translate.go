@@ -476,8 +476,8 @@ func clip(s string, n int) string {
 // foreignEvents says, where it is "no", that the caller wants no events.
 const foreignEvents = "a2e.events"
 
-// ReplyLosses implements hub.LossBinding.
-func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+// replyLosses gives the losses of an event or a reply in the result of a call.
+func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	losses := bridge.Losses(bridge.Call, reply, request.From)
 	if reply.Kind == parley.Event && request.Trace.Foreign[foreignEvents] == "no" {
 		losses = []parley.Loss{{Field: "Kind", Reason: "the call is not a streaming one"}}

@@ -304,23 +304,29 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Repeatable implements hub.Binding: peers know a message by its id.
-func (b *Binding) Repeatable() bool { return true }
+// Capabilities implements hub.Binding. Peers know a message by its id.
+func (b *Binding) Capabilities() hub.Capabilities {
+	return hub.Capabilities{
+		Deduplicates:   true,
+		CarriesReplies: true,
+		CarriesEvent:   carriesEvent,
+		Holds:          b.Holds,
+		Members:        b.groupMembers,
+		Address:        b.Address,
+		ForgetRecent:   b.ForgetRecent,
+	}
+}
 
-// CarriesReplies implements hub.Binding.
-func (b *Binding) CarriesReplies() bool { return true }
-
-// CarriesEvent implements hub.EventBinding. That a request was taken, the hub has
-// said by its own receipt; another one tells only what the first does, but for a
-// peer's of this protocol, which goes on as it is, and for one that says more.
-func (b *Binding) CarriesEvent(e *parley.Message) bool {
+// carriesEvent leaves out the acceptance of a request: the hub's own receipt said
+// it. A peer's receipt passes unchanged, and so does one with content.
+func carriesEvent(e *parley.Message) bool {
 	return e.State != parley.Accepted || e.Origin.Protocol == Protocol || len(e.Parts) > 0
 }
 
 // Addr is where peers connect, "" on an operator's NATS or before Start.
 func (b *Binding) Addr() string { return b.gateway.Addr() }
 
-// Address implements hub.AddressBinding: where an agent is a peer.
+// Address gives the places where an agent is a peer.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
 		return i.ID
@@ -669,8 +675,8 @@ func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []str
 	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel), func(n string) bool { return n == m.From }))
 }
 
-// Members implements hub.GroupBinding: a channel stands for all that are in it.
-func (b *Binding) Members(_ *directory.Entry, id parley.Identity) []string {
+// groupMembers gives the agents in a channel; nil for a single peer.
+func (b *Binding) groupMembers(_ *directory.Entry, id parley.Identity) []string {
 	workspaceID, peer, ok := split(id.ID)
 	if !ok || peer[0] != channelMark[0] {
 		return nil
@@ -987,8 +993,6 @@ func recordOf(e *protocol.Envelope) (id parley.ID, ok bool) {
 }
 
 var (
-	_ hub.Service        = (*Binding)(nil)
-	_ hub.AddressBinding = (*Binding)(nil)
-	_ hub.HoldingBinding = (*Binding)(nil)
-	_ hub.GroupBinding   = (*Binding)(nil)
+	_ hub.Service   = (*Binding)(nil)
+	_ hub.Forgetter = (*Binding)(nil)
 )

@@ -22,7 +22,7 @@ func TestAcceptedIsSaidOnce(t *testing.T) {
 		{"a piece of the answer", parley.Message{Origin: parley.Origin{Protocol: "samvad"}, Parts: []parley.Part{parley.Text("a")}}, true},
 	} {
 		c.event.Kind = parley.Event
-		if got := (&Binding{}).CarriesEvent(&c.event); got != c.want {
+		if got := carriesEvent(&c.event); got != c.want {
 			t.Errorf("%s is carried: %t, want %t", c.name, got, c.want)
 		}
 	}

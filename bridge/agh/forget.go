@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Forget implements hub.ForgettingBinding: what peers said while they worked
+// Forget implements hub.Forgetter: what peers said while they worked
 // goes from the state of work that has ended, and what another hub was handed
 // and has not published.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
@@ -49,7 +49,7 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n, nil
 }
 
-// ForgetRecent implements hub.RecentBinding.
+// ForgetRecent drops the requests and the work that are cached.
 func (b *Binding) ForgetRecent() {
 	b.asked.mu.Lock()
 	b.asked.byID, b.asked.order = nil, nil
@@ -101,8 +101,3 @@ func (w *works) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 	}
 	return n, parley.Fail(parley.Unavailable, nil, "the state of work changes all the time")
 }
-
-var (
-	_ hub.ForgettingBinding = (*Binding)(nil)
-	_ hub.RecentBinding     = (*Binding)(nil)
-)

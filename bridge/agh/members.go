@@ -284,8 +284,7 @@ func (m *members) sweep(before time.Time) (expired, forgotten []member) {
 	return expired, forgotten
 }
 
-// Holds implements hub.HoldingBinding: what is for a peer that is not there
-// waits until it greets.
+// Holds reports whether a peer is away: its messages wait until it greets.
 func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 	workspaceID, peer, ok := split(id.ID)
 	if !ok || peer[0] == channelMark[0] {

@@ -193,11 +193,11 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Repeatable implements hub.Binding: a message is in a session once.
-func (b *Binding) Repeatable() bool { return true }
-
-// CarriesReplies implements hub.Binding: replies are messages of the session.
-func (b *Binding) CarriesReplies() bool { return true }
+// Capabilities implements hub.Binding. A message is in a session once, and replies
+// are messages of the session.
+func (b *Binding) Capabilities() hub.Capabilities {
+	return hub.Capabilities{Deduplicates: true, CarriesReplies: true, Address: b.Address, Erasing: b.erasing}
+}
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
@@ -323,8 +323,7 @@ func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 	return session, b.conversation(session) == m.Conversation
 }
 
-// Address implements hub.AddressBinding: the agent URI, its own or that of its
-// stand-in.
+// Address gives the URI of an agent, its own or that of its stand-in.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
 		return i.ID
@@ -660,7 +659,7 @@ func (b *Binding) readers(m *parley.Message) []string {
 }
 
 var (
-	_ hub.Service        = (*Binding)(nil)
-	_ hub.HTTPBinding    = (*Binding)(nil)
-	_ hub.AddressBinding = (*Binding)(nil)
+	_ hub.Service     = (*Binding)(nil)
+	_ hub.HTTPBinding = (*Binding)(nil)
+	_ hub.Forgetter   = (*Binding)(nil)
 )

@@ -22,10 +22,11 @@ func erasedKey(session string, position int64) string {
 	return session + "/" + strconv.FormatInt(position, 10)
 }
 
-// Erasing implements hub.ErasingBinding. A session is read from its log: what
-// the log will not tell any more is kept, and a checkpoint from which the
-// session goes on. The context objects of erased messages lose their data.
-func (b *Binding) Erasing(ctx context.Context, records []*journal.Record) error {
+// erasing keeps what a session needs of records that lose their content, since a
+// session is read from its log: an index of each record without its content, and a
+// checkpoint from which the session goes on. The context objects of erased messages
+// lose their data.
+func (b *Binding) erasing(ctx context.Context, records []*journal.Record) error {
 	sessions := map[string][]*journal.Record{}
 	for _, r := range records {
 		if r.Chain == nil || r.Message == nil || r.Erased != nil || len(r.Message.Extensions[Protocol]) == 0 {
@@ -113,7 +114,7 @@ func (s *store) erased(ctx context.Context, session string, position int64, r *j
 	return rec, err
 }
 
-// Forget implements hub.ForgettingBinding: what is held of sessions in memory is
+// Forget implements hub.Forgetter: what is held of sessions in memory is
 // read anew.
 func (b *Binding) Forget(context.Context, hub.Forgetting) (int, error) {
 	s := b.store
@@ -130,8 +131,3 @@ func (b *Binding) Forget(context.Context, hub.Forgetting) (int, error) {
 	}
 	return 0, nil
 }
-
-var (
-	_ hub.ErasingBinding    = (*Binding)(nil)
-	_ hub.ForgettingBinding = (*Binding)(nil)
-)

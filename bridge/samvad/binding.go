@@ -220,13 +220,17 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Repeatable implements hub.Binding: SAMVAD agents know a repeated nonce, but
-// do not say again what they answered. See Resumes.
-func (b *Binding) Repeatable() bool { return false }
-
-// CarriesReplies implements hub.Binding: callers wait on their connection,
-// poll their task, or are called back by the task itself.
-func (b *Binding) CarriesReplies() bool { return false }
+// Capabilities implements hub.Binding. Agents refuse a repeated nonce without
+// repeating their answer, so they do not deduplicate. Callers wait on their
+// connection, poll their task or are called back, so nothing carries replies.
+func (b *Binding) Capabilities() hub.Capabilities {
+	return hub.Capabilities{
+		Resumes:     b.resumes,
+		CallsBack:   callsBack,
+		ReplyLosses: b.replyLosses,
+		Address:     b.AgentURL,
+	}
+}
 
 // ServeHTTP serves the seven endpoints of every hosted agent.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) { b.server.ServeHTTP(w, r) }
@@ -279,9 +283,6 @@ func (b *Binding) AgentURL(e *directory.Entry) string {
 	}
 	return b.public.String() + "/agents/" + e.Name
 }
-
-// Address implements hub.AddressBinding.
-func (b *Binding) Address(e *directory.Entry) string { return b.AgentURL(e) }
 
 // Serves implements hub.HTTPBinding: SAMVAD's endpoints have fixed ends under
 // any base path.
@@ -911,10 +912,7 @@ func (b *Binding) mode(ctx context.Context, o hub.Outbound, skill string) protoc
 }
 
 var (
-	_ hub.Service         = (*Binding)(nil)
-	_ hub.HTTPBinding     = (*Binding)(nil)
-	_ hub.AddressBinding  = (*Binding)(nil)
-	_ hub.LossBinding     = (*Binding)(nil)
-	_ hub.CallbackBinding = (*Binding)(nil)
-	_ hub.ResumeBinding   = (*Binding)(nil)
+	_ hub.Service     = (*Binding)(nil)
+	_ hub.HTTPBinding = (*Binding)(nil)
+	_ hub.Forgetter   = (*Binding)(nil)
 )

@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// Forget implements hub.ForgettingBinding: what tasks ended with, of the agent
+// Forget implements hub.Forgetter: what tasks ended with, of the agent
 // or of its requests, goes before its time, and who polls finds no such task.
 // One that still runs stays.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
@@ -46,5 +46,3 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	}
 	return n, nil
 }
-
-var _ hub.ForgettingBinding = (*Binding)(nil)

@@ -103,9 +103,9 @@ func (b *Binding) dropOutgoing(ctx context.Context, id parley.ID) {
 	}
 }
 
-// Resumes implements hub.ResumeBinding: the outcome of a request that was left
-// as a task is found out by another attempt.
-func (b *Binding) Resumes(message parley.ID) bool {
+// resumes reports whether a request was left as a task: another attempt finds out
+// its outcome.
+func (b *Binding) resumes(message parley.ID) bool {
 	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
 	defer cancel()
 	w, err := b.outgoingOf(ctx, message)

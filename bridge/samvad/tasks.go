@@ -265,9 +265,8 @@ func (b *Binding) done(id parley.ID, t *task) {
 	} // should the process end before, the next start looks it up
 }
 
-// CallsBack implements hub.CallbackBinding: who named a callback URL with its
-// task is told there how it ended.
-func (b *Binding) CallsBack(request *parley.Message) bool {
+// callsBack reports whether a request asks for its outcome at a callback URL.
+func callsBack(request *parley.Message) bool {
 	e, err := protocol.Decode(request.Origin.Raw)
 	return err == nil && e.CallbackURL != ""
 }

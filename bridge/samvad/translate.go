@@ -160,8 +160,8 @@ func toReply(trace string, reply *parley.Message) *protocol.Reply {
 	return r
 }
 
-// ReplyLosses implements hub.LossBinding.
-func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+// replyLosses gives the losses of an event or a reply in a response, stream or task.
+func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	losses := bridge.Losses(bridge.SAMVAD, reply, request.From)
 	mode := protocol.Mode(request.Trace.Foreign[foreignMode])
 	if reply.Kind == parley.Event && len(losses) == 0 && mode != protocol.ModeStream {

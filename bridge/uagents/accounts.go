@@ -304,8 +304,7 @@ func (a *accounts) Listings(context.Context) iter.Seq[protocol.Listing] {
 	}
 }
 
-// Profile implements hub.ProfileBinding.
-func (b *Binding) Profile(e *directory.Entry) *hub.Profile {
+func (b *Binding) profile(e *directory.Entry) *hub.Profile {
 	id, ok := e.Identity(Protocol)
 	if !ok {
 		return nil
@@ -315,7 +314,7 @@ func (b *Binding) Profile(e *directory.Entry) *hub.Profile {
 		return nil
 	}
 	return &hub.Profile{Account: p.Account, Name: p.Name, Handle: p.Handle, Description: p.Description,
-		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: p.Metadata, Updated: p.Updated}
+		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: json.RawMessage(p.Metadata), Updated: p.Updated}
 }
 
 // described is an address's title and description for the directory: what its
@@ -354,7 +353,4 @@ func (b *Binding) user(ctx context.Context, bearer, _ string) (string, error) {
 	return name, nil
 }
 
-var (
-	_ protocol.ProfileStore = (*accounts)(nil)
-	_ hub.ProfileBinding    = (*Binding)(nil)
-)
+var _ protocol.ProfileStore = (*accounts)(nil)

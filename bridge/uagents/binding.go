@@ -250,21 +250,25 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Repeatable implements hub.Binding: the reference acts on an envelope as often
-// as it gets it.
-func (b *Binding) Repeatable() bool { return false }
-
-// RepeatableTo implements hub.RepeatBinding: a mailbox takes a message once.
-func (b *Binding) RepeatableTo(_ *directory.Entry, id parley.Identity) bool {
-	return b.usesMailbox(id, b.almanac.registered(id.ID))
+// Capabilities implements hub.Binding.
+func (b *Binding) Capabilities() hub.Capabilities {
+	return hub.Capabilities{
+		DeduplicatesFor: b.deduplicates,
+		CarriesReplies:  true,
+		// The one event of the protocol is the acknowledgement of a chat message,
+		// which the hub sends by itself.
+		CarriesEvent: func(*parley.Message) bool { return false },
+		ReplyLosses:  b.replyLosses,
+		Address:      b.Address,
+		Profile:      b.profile,
+	}
 }
 
-// CarriesReplies implements hub.Binding: replies are envelopes of their own.
-func (b *Binding) CarriesReplies() bool { return true }
-
-// CarriesEvent implements hub.EventBinding: the protocol has one word before the
-// answer, the acknowledgement of a chat message, and that the hub says by itself.
-func (b *Binding) CarriesEvent(*parley.Message) bool { return false }
+// deduplicates: a mailbox takes a message once; the reference's agents act on an
+// envelope as often as they get it.
+func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
+	return b.usesMailbox(id, b.almanac.registered(id.ID))
+}
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
@@ -340,8 +344,7 @@ func (b *Binding) Identity(address, endpoint string) (parley.Identity, error) {
 	return parley.Identity{Protocol: Protocol, ID: address, URL: endpoint}, nil
 }
 
-// Address implements hub.AddressBinding: the address of an agent, its own or
-// that of its stand-in.
+// Address gives the address of an agent, its own or that of its stand-in.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok {
 		return i.ID
@@ -721,10 +724,7 @@ func (b *Binding) addressOf(_ context.Context, name string) string {
 }
 
 var (
-	_ hub.Service        = (*Binding)(nil)
-	_ hub.HTTPBinding    = (*Binding)(nil)
-	_ hub.AddressBinding = (*Binding)(nil)
-	_ hub.LossBinding    = (*Binding)(nil)
-	_ hub.EventBinding   = (*Binding)(nil)
-	_ hub.RepeatBinding  = (*Binding)(nil)
+	_ hub.Service     = (*Binding)(nil)
+	_ hub.HTTPBinding = (*Binding)(nil)
+	_ hub.Forgetter   = (*Binding)(nil)
 )

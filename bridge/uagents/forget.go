@@ -20,7 +20,7 @@ type brought struct {
 
 type broughtKey struct{}
 
-// Forget implements hub.ForgettingBinding: what waits in mailboxes from the agent,
+// Forget implements hub.Forgetter: what waits in mailboxes from the agent,
 // for it, or of the erased messages, is not there any more. Its keys stay until
 // they expire, so that it is not put there again.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
@@ -83,5 +83,3 @@ func broughtBy(ctx context.Context) brought {
 	by, _ := ctx.Value(broughtKey{}).(brought)
 	return by
 }
-
-var _ hub.ForgettingBinding = (*Binding)(nil)

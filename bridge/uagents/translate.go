@@ -314,10 +314,9 @@ func onlyString(m *protocol.Model) string {
 	return s.Required[0]
 }
 
-// ReplyLosses implements hub.LossBinding: who waits for the HTTP response gets
-// one answer in it. Of events nobody hears more than that a chat message was
-// taken.
-func (b *Binding) ReplyLosses(reply, request *parley.Message) []parley.Loss {
+// replyLosses: the HTTP response carries one answer, and no event but the
+// acknowledgement of a chat message.
+func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
 		return nil // another agent's answer stays as it is
 	}

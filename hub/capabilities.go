@@ -1,0 +1,88 @@
+package hub
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Capabilities say what a protocol can do, so that the hub does the rest: for a
+// recipient that does not deduplicate, for example, the hub makes no second
+// attempt when it cannot know whether the first one arrived. A function answers
+// what differs by agent or message. The zero value is valid: each field says
+// what its zero means. Functions are called from many goroutines.
+type Capabilities struct {
+	// Deduplicates: recipients ignore a message that they have had before.
+	Deduplicates bool
+	// DeduplicatesFor answers for one agent, in place of Deduplicates and
+	// Resumes. nil: all agents are alike.
+	DeduplicatesFor func(e *directory.Entry, id parley.Identity) bool
+	// Resumes reports whether the binding keeps how a message was sent, so that
+	// another attempt finds out the outcome of the one before and repeats
+	// nothing. nil: never.
+	Resumes func(message parley.ID) bool
+
+	// CarriesReplies: events and the reply of a request that came in through the
+	// binding go out through Deliver. false: senders fetch them, like SAMVAD tasks.
+	CarriesReplies bool
+	// CarriesEvent reports whether Deliver takes an event; another one is recorded
+	// and delivered to nobody. nil: every event, if CarriesReplies.
+	CarriesEvent func(event *parley.Message) bool
+	// CallsBack reports whether the terminal reply of a request is delivered to its
+	// sender although CarriesReplies is false: a SAMVAD sender may ask for a
+	// callback. It has the attempts, pauses and dead letters of any other message.
+	// nil: never.
+	CallsBack func(request *parley.Message) bool
+	// ReplyLosses gives the losses of an event or a reply without a delivery: the
+	// requester reads it in the response to its call, fetches it, or never sees it.
+	// The hub adds them to the delivery of the request. nil: none.
+	ReplyLosses func(reply, request *parley.Message) []parley.Loss
+
+	// Holds reports whether an agent can take nothing just now: its messages wait,
+	// without an attempt, until [Hub.Kick]. nil: never.
+	Holds func(e *directory.Entry, id parley.Identity) bool
+	// Members gives the directory names of a group's members: a notice to the group
+	// is for each of them too. It returns nil for an agent that is no group.
+	// nil: there are no groups.
+	Members func(e *directory.Entry, id parley.Identity) []string
+
+	// Address gives where an agent is reached, in the protocol's words, "" if it is
+	// not. nil: the binding hosts no agents.
+	Address func(e *directory.Entry) string
+	// Profile gives what an agent's owner published about it, beside the directory;
+	// nil if there is nothing. The caller must not change it. nil: there are no
+	// profiles.
+	Profile func(e *directory.Entry) *Profile
+
+	// Erasing is called before records lose their content, to keep elsewhere what
+	// must outlive it. An error keeps the content. nil: nothing must.
+	Erasing func(ctx context.Context, records []*journal.Record) error
+	// ForgetRecent drops messages that the binding caches to save reads of the
+	// journal. nil: it caches none.
+	ForgetRecent func()
+}
+
+// bound is a binding with its capabilities.
+type bound struct {
+	Binding
+	can Capabilities
+}
+
+// A Profile is what the owner of an agent published about it, for people to
+// read. The hub proved the owner, not the content.
+type Profile struct {
+	Account     string          `json:"account"` // the owner's
+	Name        string          `json:"name"`
+	Handle      string          `json:"handle,omitzero"`
+	Description string          `json:"description,omitzero"`
+	Readme      string          `json:"readme,omitzero"` // Markdown
+	Prompts     []string        `json:"prompts,omitzero"`
+	Avatar      string          `json:"avatar,omitzero"` // URL of an image, as are banners
+	Banner      string          `json:"banner,omitzero"`
+	Metadata    json.RawMessage `json:"metadata,omitzero"` // JSON object
+	Updated     time.Time       `json:"updated"`
+}
