@@ -688,7 +688,8 @@ func (b *Binding) endpoint(ctx context.Context) protocol.Endpoint {
 }
 
 // hostKey is where the context of a request to the registry holds the host that
-// its caller named.
+// its caller named. It is in the context because the registry's server, which
+// knows no hosts, and its store lie between.
 type hostKey struct{}
 
 // shown is what agents read of a registration. An agent with endpoints of its

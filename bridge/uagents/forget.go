@@ -8,17 +8,27 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// brought is, in a context, what an envelope on its way says.
-type brought struct {
+// itemOrigin says where an envelope in a mailbox comes from.
+type itemOrigin struct {
 	message parley.ID // of the hub's; zero: another agent's envelope
 	guest   bool      // its sender is one
 	source  string    // of the guest; see policy.Source
 }
 
-type broughtKey struct{}
+func (b *Binding) originOf(m *parley.Message) itemOrigin {
+	if m == nil {
+		return itemOrigin{}
+	}
+	from := itemOrigin{message: m.ID, guest: m.Origin.Protocol == Protocol && b.c.Hub.Guest(m.From)}
+	if from.guest {
+		from.source = policy.Source(m.Origin.Address)
+	}
+	return from
+}
 
 // Forget implements hub.Forgetter: what waits in mailboxes from the agent,
 // for it, or of the erased messages, is not there any more. Its keys stay until
@@ -77,9 +87,4 @@ func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
 		}
 	}
 	return false
-}
-
-func broughtBy(ctx context.Context) brought {
-	by, _ := ctx.Value(broughtKey{}).(brought)
-	return by
 }

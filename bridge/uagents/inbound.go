@@ -634,7 +634,7 @@ func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Messag
 		defer func() { <-b.slots }()
 		ctx, cancel := context.WithTimeout(b.ctx, ackTimeout)
 		defer cancel()
-		err := b.say(ctx, r.Envelope, m, "")
+		err := b.say(ctx, nil, r.Envelope, m, "")
 		if err != nil && b.ctx.Err() == nil {
 			b.c.Logger.Debug("an acknowledgement did not arrive", "to", r.Sender, "session", r.Session, "error", err)
 		}
@@ -643,8 +643,9 @@ func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Messag
 }
 
 // acknowledgeFirst sees to it that a chat message was acknowledged before it
-// is answered.
-func (b *Binding) acknowledgeFirst(ctx context.Context, request parley.ID, e *protocol.Envelope) error {
+// is answered with reply.
+func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, request parley.ID,
+	e *protocol.Envelope) error {
 	a := b.newAck(request)
 	if a == nil {
 		b.acksMu.Lock()
@@ -664,7 +665,7 @@ func (b *Binding) acknowledgeFirst(ctx context.Context, request parley.ID, e *pr
 	}
 	m, err := b.acknowledgementOf(e)
 	if err == nil {
-		err = b.say(ctx, e, m, "")
+		err = b.say(ctx, reply, e, m, "")
 	}
 	if a.end(err == nil); a != nil && err != nil {
 		b.forgetAck(request)
@@ -679,8 +680,9 @@ func (b *Binding) forgetAck(request parley.ID) {
 }
 
 // say sends a message in answer to an envelope, from its target to its sender
-// in its session.
-func (b *Binding) say(ctx context.Context, to *protocol.Envelope, m protocol.Message, provenance string) error {
+// in its session. of is the hub's message for which it is sent; nil: none.
+func (b *Binding) say(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
+	provenance string) error {
 	_, id, ok := b.standIns.at(to.Target)
 	if !ok {
 		return fmt.Errorf("the hub holds no key of %s any more", to.Target)
@@ -700,5 +702,5 @@ func (b *Binding) say(ctx context.Context, to *protocol.Envelope, m protocol.Mes
 			}
 		}
 	}
-	return b.bring(ctx, identity, e, provenance)
+	return b.bring(ctx, of, identity, e, provenance)
 }

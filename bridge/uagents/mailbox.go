@@ -302,6 +302,11 @@ func (m *mailbox) Remove(ctx context.Context, address string) error {
 // Put implements [protocol.MailboxStore]. The key is remembered until the item
 // expires, taken or not.
 func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, item protocol.MailboxItem) (prior bool, err error) {
+	return m.put(ctx, itemOrigin{}, address, key, item)
+}
+
+func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
+	item protocol.MailboxItem) (prior bool, err error) {
 	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt, size: len(item.Envelope)}
 	m.count.use(address)
 	m.mu.Lock()
@@ -331,12 +336,13 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 		m.mu.Unlock()
 		return false, err
 	}
-	m.pay(ctx, b, i.size)
+	m.pay(from, b, i.size)
 	i.place = max(item.ReceivedAt.UnixNano(), b.last+1) // also when the clock stands, or goes back
 	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.place, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
-	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires, Envelope: item.Envelope, Message: broughtBy(ctx).message})
+	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires,
+		Envelope: item.Envelope, Message: from.message})
 	if err == nil {
 		_, err = m.state.Put(ctx, i.state, v, i.expires)
 	}
@@ -353,10 +359,10 @@ func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, ite
 
 // pay charges an envelope to the sender if it is a guest, else to the owner of the
 // mailbox if that is one. It never refuses: the message was accepted.
-func (m *mailbox) pay(ctx context.Context, b *box, size int) {
+func (m *mailbox) pay(from itemOrigin, b *box, size int) {
 	n := 4*size + writeBytes // the message is in the journal besides
-	if by := broughtBy(ctx); by.guest {
-		m.count.guests.Wrote(by.source, n)
+	if from.guest {
+		m.count.guests.Wrote(from.source, n)
 	} else if m.count.has(b.address) {
 		m.count.guests.Wrote(b.source, n)
 	}

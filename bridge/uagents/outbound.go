@@ -11,17 +11,11 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	by := brought{message: o.Message.ID, guest: o.Message.Origin.Protocol == Protocol && b.c.Hub.Guest(o.Message.From)}
-	if by.guest {
-		by.source = policy.Source(o.Message.Origin.Address)
-	}
-	ctx = context.WithValue(ctx, broughtKey{}, by)
 	switch o.Message.Kind {
 	case parley.Cancel:
 		return hub.Outcome{Losses: bridge.Losses(bridge.Chat, o.Message, o.Recipient.Name)}
@@ -39,7 +33,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // forward passes the envelope of another uAgent on, as it is.
 func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envelope) hub.Outcome {
 	if o.Message.Kind == parley.Notice {
-		return outcome(b.bring(ctx, o.Identity, e, bridge.Provenance(o.Message)))
+		return outcome(b.bring(ctx, o.Message, o.Identity, e, bridge.Provenance(o.Message)))
 	}
 	if b.usesMailbox(o.Identity, b.almanac.registered(o.Identity.ID)) {
 		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported, "%s", protocol.ErrMailboxSync.Text)}
@@ -119,7 +113,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	r := b.almanac.registered(peer)
 	mailbox := b.usesMailbox(o.Identity, r)
 	if m.Kind == parley.Notice || mailbox || r != nil {
-		out := outcome(b.bring(ctx, o.Identity, e, bridge.Provenance(m)))
+		out := outcome(b.bring(ctx, m, o.Identity, e, bridge.Provenance(m)))
 		out.Losses = losses
 		return out
 	}
@@ -241,7 +235,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Losses: bridge.Losses(way, m, o.Recipient.Name)}
 	}
 	if isChat {
-		if err := b.acknowledgeFirst(ctx, o.Request.ID, asked); err != nil {
+		if err := b.acknowledgeFirst(ctx, m, o.Request.ID, asked); err != nil {
 			return outcome(err)
 		}
 	}
@@ -260,7 +254,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		content = protocol.NewErrorMessage(protocol.ErrAnswerSize.Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Text})
 	}
-	out := outcome(b.say(ctx, asked, content, bridge.Provenance(m)))
+	out := outcome(b.say(ctx, m, asked, content, bridge.Provenance(m)))
 	out.Losses = losses
 	if out.Err == nil {
 		b.forgetAck(o.Request.ID)
@@ -270,9 +264,10 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 // bring hands an envelope to its agent: to its mailbox here, or to the first of
 // its endpoints that takes it.
-func (b *Binding) bring(ctx context.Context, id parley.Identity, e *protocol.Envelope, provenance string) error {
+func (b *Binding) bring(ctx context.Context, m *parley.Message, id parley.Identity, e *protocol.Envelope,
+	provenance string) error {
 	if b.usesMailbox(id, b.almanac.registered(id.ID)) {
-		return b.store(ctx, id.ID, e)
+		return b.store(ctx, m, id.ID, e)
 	}
 	endpoints, _, err := b.endpoints(ctx, id)
 	if err != nil {
@@ -282,8 +277,9 @@ func (b *Binding) bring(ctx context.Context, id parley.Identity, e *protocol.Env
 	return err
 }
 
-// store puts an envelope into a mailbox, once.
-func (b *Binding) store(ctx context.Context, address string, e *protocol.Envelope) error {
+// store puts an envelope into a mailbox, once. m is the hub's message that the
+// envelope carries; nil for the hub's own acknowledgement.
+func (b *Binding) store(ctx context.Context, m *parley.Message, address string, e *protocol.Envelope) error {
 	digest, err := e.Digest()
 	if err != nil {
 		return err
@@ -301,7 +297,7 @@ func (b *Binding) store(ctx context.Context, address string, e *protocol.Envelop
 	if now := b.c.Now(); b.c.Legacy && !item.ExpiresAt.After(now.Add(b.retention())) {
 		item.ExpiresAt = now.Add(b.retention())
 	}
-	_, err = b.mailbox.Put(ctx, address, e.Sender+" "+hex.EncodeToString(digest[:]), item.ExpiresAt, item)
+	_, err = b.mailbox.put(ctx, b.originOf(m), address, e.Sender+" "+hex.EncodeToString(digest[:]), item)
 	return err
 }
 
