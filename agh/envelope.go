@@ -69,6 +69,10 @@ type Envelope struct {
 	Ext         json.RawMessage // a JSON object or nil
 	Unknown     json.RawMessage // members outside the page, as one object; lenient mode only
 
+	// Note is the embedder's own. A [Router] passes it to its Works, and encoding
+	// leaves it out.
+	Note any
+
 	content  any
 	raw      []byte
 	expired  bool            // expires_at was 0, which the field cannot say

@@ -125,10 +125,10 @@ type Work struct {
 type Works interface {
 	// Work gives the work of a workspace, false if there is none.
 	Work(ctx context.Context, workspaceID, workID string) (Work, bool, error)
-	// Update runs step on the work as it is (zero and false if there is none)
-	// and stores what it gives, atomically: step may run again when another
+	// Update runs step on the work of a message as it is (zero and false if there
+	// is none) and stores what it gives, atomically: step may run again when another
 	// Update came between. An error of step is given back and stores nothing.
-	Update(ctx context.Context, workspaceID, workID string, step func(Work, bool) (Work, error)) (Work, error)
+	Update(ctx context.Context, e *Envelope, step func(Work, bool) (Work, error)) (Work, error)
 }
 
 // WorkTable is a bounded [Works] in process. When it is full, the work that
@@ -154,8 +154,8 @@ func (t *WorkTable) Work(_ context.Context, workspaceID, workID string) (Work, b
 }
 
 // Update implements [Works].
-func (t *WorkTable) Update(_ context.Context, workspaceID, workID string, step func(Work, bool) (Work, error)) (Work, error) {
-	k := workKey{workspaceID, workID}
+func (t *WorkTable) Update(_ context.Context, e *Envelope, step func(Work, bool) (Work, error)) (Work, error) {
+	k := workKey{e.WorkspaceID, e.WorkID}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	old, ok := t.works[k]
@@ -163,7 +163,7 @@ func (t *WorkTable) Update(_ context.Context, workspaceID, workID string, step f
 	if err != nil {
 		return w, err
 	}
-	owner := [2]string{workspaceID, w.Initiator}
+	owner := [2]string{e.WorkspaceID, w.Initiator}
 	limit := or(t.Max, 1<<16)
 	if !ok {
 		if t.open[owner] >= or(t.PerInitiator, max(limit/8, 1)) || len(t.works) >= limit && len(t.closed) == 0 {

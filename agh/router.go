@@ -43,6 +43,8 @@ type Inbound struct {
 	Subject string
 	// Principal is who the transport knows the sender to be, for hooks.
 	Principal string
+	// Forwarder is the node that forwarded the message to this one; "": none.
+	Forwarder string
 	// Anonymous says that the principal needs no credentials: all its peers
 	// together have the broadcasts of forty.
 	Anonymous bool
@@ -56,6 +58,7 @@ type Inbound struct {
 type Admission struct {
 	Principal string
 	Subject   string
+	Forwarder string // see [Inbound.Forwarder]
 	Envelope  *Envelope
 	Verdict   Verdict
 	// Refused is why the work lifecycle will refuse the message once its
@@ -341,13 +344,13 @@ func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work,
 	if r.Admit == nil {
 		return r.Verifier.Remember(ctx, r.memory, res.Envelope)
 	}
-	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Envelope: res.Envelope,
-		Verdict: res.Verdict, Refused: refusal, Work: work, Until: r.Verifier.Limits.Until(res.Envelope),
+	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Forwarder: in.Forwarder,
+		Envelope: res.Envelope, Verdict: res.Verdict, Refused: refusal, Work: work, Until: r.Verifier.Limits.Until(res.Envelope),
 		Advance: func(ctx context.Context) (Work, error) {
 			if res.Work != nil || res.Envelope.WorkID == "" {
 				return Work{}, nil
 			}
-			w, err := r.works.Update(ctx, res.Envelope.WorkspaceID, res.Envelope.WorkID, r.step(res.Envelope, r.Verifier.now()))
+			w, err := r.works.Update(ctx, res.Envelope, r.step(res.Envelope, r.Verifier.now()))
 			if err == nil {
 				res.Work = &w
 			}
@@ -371,7 +374,7 @@ func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work,
 func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 	e, now := res.Envelope, r.Verifier.now()
 	if e.WorkID != "" && res.Work == nil {
-		w, err := r.works.Update(ctx, e.WorkspaceID, e.WorkID, r.step(e, now))
+		w, err := r.works.Update(ctx, e, r.step(e, now))
 		if err != nil {
 			return r.refused(ctx, res, in, err)
 		}
@@ -535,6 +538,7 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	if err != nil {
 		return Outgoing{}, err
 	}
+	sent.Note = e.Note
 	subject, err := sent.Subject()
 	if err != nil {
 		return Outgoing{}, err
@@ -613,7 +617,7 @@ func (r *Router) steps(ctx context.Context, all []Result, now time.Time) (done i
 		return len(all), nil
 	}
 	works := make([]Work, len(all))
-	_, err := r.works.Update(ctx, all[0].Envelope.WorkspaceID, all[0].Envelope.WorkID, func(w Work, ok bool) (Work, error) {
+	_, err := r.works.Update(ctx, all[0].Envelope, func(w Work, ok bool) (Work, error) {
 		done, refused = 0, nil
 		for i := range all {
 			if all[i].Outcome == Duplicate {

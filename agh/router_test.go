@@ -542,7 +542,7 @@ func TestWorkChecklist(t *testing.T) {
 	t.Run("the table of works is bounded, each initiator by itself", func(t *testing.T) { // digest §12 (13)
 		w := &WorkTable{Max: 3, PerInitiator: 2}
 		open := func(who, id string) error {
-			_, err := w.Update(ctx, "ws", id, func(Work, bool) (Work, error) {
+			_, err := w.Update(ctx, &Envelope{WorkspaceID: "ws", WorkID: id}, func(Work, bool) (Work, error) {
 				return Work{WorkspaceID: "ws", WorkID: id, Initiator: who, State: StateSubmitted}, nil
 			})
 			return err
@@ -550,7 +550,10 @@ func TestWorkChecklist(t *testing.T) {
 		if open("m", "1") != nil || open("m", "2") != nil || !errors.Is(open("m", "3"), ErrBusy) || open("a", "4") != nil || !errors.Is(open("a", "5"), ErrBusy) {
 			t.Error("bounds")
 		}
-		w.Update(ctx, "ws", "1", func(x Work, _ bool) (Work, error) { x.State = StateFailed; return x, nil })
+		w.Update(ctx, &Envelope{WorkspaceID: "ws", WorkID: "1"}, func(x Work, _ bool) (Work, error) {
+			x.State = StateFailed
+			return x, nil
+		})
 		if open("a", "5") != nil || len(w.works) != 3 {
 			t.Error("closed work makes no room")
 		}

@@ -94,6 +94,7 @@ type job struct {
 	finished func(agh.Result)
 
 	ctx       context.Context // of a message that another node forwarded; else nil
+	forwarder string          // that node
 	principal string          // its sender there
 }
 
@@ -227,7 +228,7 @@ func (g *Gateway) handle(j job) agh.Result {
 	in := agh.Inbound{Raw: j.data, Subject: j.subject, May: g.Router.Guard}
 	ctx := g.ctx
 	if j.ctx != nil {
-		ctx, in.Principal = j.ctx, j.principal
+		ctx, in.Forwarder, in.Principal = j.ctx, j.forwarder, j.principal
 	}
 	if j.user != nil {
 		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
@@ -375,10 +376,10 @@ func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
 	return err
 }
 
-// Forwarded takes what another hub received from its user principal and judged,
-// for a peer that is hosted here. It calls done at the end.
-func (g *Gateway) Forwarded(ctx context.Context, principal string, raw []byte, done func(agh.Result)) {
-	g.enqueue(principal, job{ctx: ctx, principal: principal, data: raw, finished: done})
+// Forwarded takes a message that another hub received from its user principal and
+// judged, for a peer that is hosted here. It calls done at the end.
+func (g *Gateway) Forwarded(ctx context.Context, hub, principal string, raw []byte, done func(agh.Result)) {
+	g.enqueue(principal, job{ctx: ctx, forwarder: hub, principal: principal, data: raw, finished: done})
 }
 
 // elsewhere is the reply subject of who waits at another hub.

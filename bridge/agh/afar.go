@@ -143,10 +143,6 @@ func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) 
 	return protocol.Forward, nil
 }
 
-// forwardedKey marks the context of a message that another hub forwarded, with
-// the name of that hub.
-type forwardedKey struct{}
-
 // takeForwarded takes what a peer of another hub says to an agent of this one.
 func (b *Binding) takeForwarded(v journal.Value, h handoff, e *protocol.Envelope) {
 	done := func(protocol.Result) { b.dropHandoff(v) }
@@ -155,7 +151,7 @@ func (b *Binding) takeForwarded(v journal.Value, h handoff, e *protocol.Envelope
 		done(protocol.Result{})
 		return
 	}
-	b.gateway.Forwarded(context.WithValue(b.ctx, forwardedKey{}, h.From), h.Principal, e.Raw(), done)
+	b.gateway.Forwarded(b.ctx, h.From, h.Principal, e.Raw(), done)
 }
 
 // ownScope gives the scope in which a forwarded message is recorded: one of the

@@ -508,9 +508,9 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	}
 	guest, at := b.anonymous[a.Principal], place{e.WorkspaceID, e.Channel, e.From}
 	from, err := b.introduceSender(ctx, at, nil, guest)
-	hubOf, forwarded := ctx.Value(forwardedKey{}).(string)
+	forwarded := a.Forwarder != ""
 	if err == nil && forwarded {
-		b.members.note(memberRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: hubOf,
+		b.members.note(memberRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
 			Seen: b.now(), Guest: guest})
 	} else if err == nil {
 		_, err = b.members.heard(ctx, at, from, guest, nil, false, b.now())
@@ -755,7 +755,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		}
 		m.Kind = parley.Request
 		b.asked.note(m.ID, e)
-		ctx = context.WithValue(ctx, linkKey{}, &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID})
+		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
 		b.mu.Lock()
 		b.accepting[e], b.accepted[m.ID] = m, &acceptance{request: e, made: make(chan struct{}), sent: make(chan struct{})}
 		b.mu.Unlock()

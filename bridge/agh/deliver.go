@@ -56,7 +56,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	if o.Attempt > 1 && e.WorkID != "" && (e.Kind == protocol.KindTrace || e.Kind == protocol.KindReceipt) {
 		// The hub may have stopped after it recorded what ends the work, and before
 		// it noted that.
-		_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+		_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			next, err := protocol.Advance(w, ok, e)
 			if next.Updated = b.now(); err == nil && !next.State.Terminal() {
 				return w, nil
@@ -216,7 +216,9 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		_, known, err = b.works.Work(ctx, e.WorkspaceID, e.WorkID)
 	}
 	if err == nil && !known {
-		_, err = b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+		// Without the Note of e: this work is answered, so it gets no link any more.
+		unlinked := &protocol.Envelope{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID}
+		_, err = b.works.Update(ctx, unlinked, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			if !ok {
 				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To,
 					State: protocol.StateSubmitted, Updated: b.now()}
@@ -323,7 +325,7 @@ func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
 	if e.WorkID == "" {
 		return nil
 	}
-	_, err := b.works.Update(ctx, e.WorkspaceID, e.WorkID, func(w protocol.Work, ok bool) (protocol.Work, error) {
+	_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
 		if !ok {
 			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted}
 		}
@@ -403,7 +405,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if m.Kind == parley.Request {
 		intent = or(intent, "request")
 		e.WorkID = workID(m.ID)
-		ctx = context.WithValue(ctx, linkKey{}, &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name})
+		e.Note = &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name}
 	}
 	for _, t := range []time.Time{m.Expires, m.Deadline} {
 		if !t.IsZero() && (e.ExpiresAt == 0 || t.Unix() < e.ExpiresAt) {

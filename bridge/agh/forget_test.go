@@ -1,7 +1,6 @@
 package agh
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +16,10 @@ func TestForgetsLastWords(t *testing.T) {
 	j := memoryJournal(t)
 	w := &works{state: j.State("agh.works"), now: time.Now}
 	request := parley.HashID([]byte("request"))
-	ctx := context.WithValue(t.Context(), linkKey{}, &link{Request: request, Target: "bob"})
+	e := &protocol.Envelope{WorkspaceID: "acme", WorkID: "work_1", Note: &link{Request: request, Target: "bob"}}
 	step := func(state protocol.WorkState) {
 		t.Helper()
-		if _, err := w.Update(ctx, "acme", "work_1", func(protocol.Work, bool) (protocol.Work, error) {
+		if _, err := w.Update(t.Context(), e, func(protocol.Work, bool) (protocol.Work, error) {
 			return protocol.Work{WorkspaceID: "acme", WorkID: "work_1", Initiator: "alice", Target: "bob", State: state}, nil
 		}); err != nil {
 			t.Fatal(err)

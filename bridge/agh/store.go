@@ -31,7 +31,8 @@ type works struct {
 
 const maxWorks = 4096 // in works.held
 
-// link is what the hub knows of work beside its state.
+// link is what the hub knows of work beside its state. It is the Note of the
+// envelope that opens the work, if that is a request of the hub's.
 type link struct {
 	Request parley.ID // what it is about
 	Scope   string    // in which the request is recorded
@@ -39,10 +40,6 @@ type link struct {
 	Opened  string    `json:",omitzero"` // replay key of the message by which a peer gave it to an agent
 	Text    []byte    `json:",omitzero"` // the last that the target said, for a result that says nothing itself
 }
-
-// linkKey marks the context of a message that opens work which is a request of the
-// hub's, with its *link.
-type linkKey struct{}
 
 // row is a value of the state. It is not changed.
 type row struct {
@@ -148,15 +145,15 @@ func (w *works) Work(ctx context.Context, workspaceID, workID string) (protocol.
 }
 
 // Update implements agh.Works.
-func (w *works) Update(ctx context.Context, workspaceID, workID string,
+func (w *works) Update(ctx context.Context, e *protocol.Envelope,
 	step func(protocol.Work, bool) (protocol.Work, error)) (protocol.Work, error) {
-	r, err := w.change(ctx, workspaceID, workID, func(old row) (next row, write bool, err error) {
+	r, err := w.change(ctx, e.WorkspaceID, e.WorkID, func(old row) (next row, write bool, err error) {
 		next = old
 		if next.Work, err = step(old.Work, old.revision > 0); err != nil {
 			return next, false, err
 		}
 		if old.revision == 0 {
-			next.Link, _ = ctx.Value(linkKey{}).(*link)
+			next.Link, _ = e.Note.(*link)
 		}
 		if next.Work.State.Terminal() {
 			next.Link = nil
