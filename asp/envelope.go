@@ -56,6 +56,10 @@ type Envelope struct {
 	Integrity      Integrity
 	Constraints    *Constraints
 
+	// Note is the embedder's own: [Server.Say] passes it to the hooks and the Store,
+	// and encoding leaves it out.
+	Note any
+
 	format     Format
 	raw        []byte // as received
 	json       []byte // raw, or its JSON form when raw is MessagePack

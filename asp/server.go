@@ -114,6 +114,7 @@ type Refusal struct {
 	Agent   string // authenticated; empty if not
 	Session string
 	Raw     []byte // the message, if it was one
+	Note    any    // of the envelope that Say took
 	Err     *Error
 	Verdict Verdict
 }
@@ -168,9 +169,14 @@ func (s *Server) levels() TrustLevels {
 
 // refused reports err to the hook and gives it as *Error with its reference.
 func (s *Server) refused(ctx context.Context, agent, session string, raw []byte, err error) *Error {
+	return s.report(ctx, &Refusal{Agent: agent, Session: session, Raw: raw}, err)
+}
+
+func (s *Server) report(ctx context.Context, x *Refusal, err error) *Error {
 	e := *asError(err)
 	if s.Refused != nil {
-		e.Reference = s.Refused(ctx, &Refusal{Time: s.now(), Agent: agent, Session: session, Raw: raw, Err: &e, Verdict: VerdictOf(&e)})
+		x.Time, x.Err, x.Verdict = s.now(), &e, VerdictOf(&e)
+		e.Reference = s.Refused(ctx, x)
 	}
 	return &e
 }
@@ -328,7 +334,7 @@ func (s *Server) Say(ctx context.Context, e *Envelope) (*Receipt, error) {
 	s.init()
 	receipt, err := s.ingest(ctx, e, Transport{Format: e.format, Agent: e.Sender.AgentID}, e.SessionID)
 	if err != nil {
-		return nil, s.refused(ctx, e.Sender.AgentID, e.SessionID, e.raw, err)
+		return nil, s.report(ctx, &Refusal{Agent: e.Sender.AgentID, Session: e.SessionID, Raw: e.raw, Note: e.Note}, err)
 	}
 	return receipt, nil
 }

@@ -283,8 +283,8 @@ func (b *Binding) applyTrust(ctx context.Context, agent string) error {
 
 // admit refuses the invitations of those whose score is too low. The hub's own
 // are for agents that it knows by other means.
-func (b *Binding) admit(ctx context.Context, r *protocol.Request) error {
-	if _, own := ctx.Value(saysKey{}).(says); own || !r.IsInvitation() || r.Agent.Score() >= b.c.MinTrust {
+func (b *Binding) admit(_ context.Context, r *protocol.Request) error {
+	if _, own := saidByHub(r); own || !r.IsInvitation() || r.Agent.Score() >= b.c.MinTrust {
 		return nil
 	}
 	return protocol.Refuse("insufficient_trust_score", "")
@@ -342,8 +342,8 @@ func (b *Binding) hosts(e *directory.Entry) bool {
 }
 
 // refused notes what the server turned away, for `parley refused`.
-func (b *Binding) refused(ctx context.Context, x *protocol.Refusal) string {
-	if ctx.Value(saysKey{}) != nil {
+func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
+	if _, own := x.Note.(says); own {
 		return "" // the hub lost a race with itself
 	}
 	f := hub.Refusal{Protocol: Protocol, Claim: x.Agent, To: x.Session, Step: stepOf(x.Err), Code: refusalCode(x.Err), Text: x.Err.Text,
@@ -473,8 +473,8 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 // submit records one record of a session: [store.submit].
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
 	link *journal.ChainLink) (at journal.Position, err error) {
-	own, says := ctx.Value(saysKey{}).(says)
-	ext, err := encodeExtension(r, joined, says, own.asks)
+	said, own := saidByHub(r.Request)
+	ext, err := encodeExtension(r, joined, own, said.asks)
 	if err != nil {
 		return at, err
 	}
@@ -494,7 +494,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		Trace: parley.Trace{Foreign: map[string]string{foreignSession: r.Session}}, Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
 	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: &at}
 	s.Vouched = !guest
-	if r.Request == nil || says {
+	if r.Request == nil || own {
 		ctx = byHub(ctx)
 	}
 	if guest && r.Request == nil { // in the hub's name: the hub counts it for nobody
@@ -525,7 +525,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	}
 	_, err = b.c.Hub.Accept(ctx, s)
 	isGuest := func(p protocol.Participant) bool { return b.guest(p.AgentID) }
-	if err == nil && (r.Request == nil || says) && slices.ContainsFunc(r.Ledger.Participants, isGuest) {
+	if err == nil && (r.Request == nil || own) && slices.ContainsFunc(r.Ledger.Participants, isGuest) {
 		b.c.Hub.Guests().Wrote(policy.SourceOf(ctx), cost) // what a guest has the hub say
 	}
 	if e := r.Request; err == nil && m.Kind == parley.Request {
@@ -549,11 +549,11 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	m.Parts = wholeBody(e)
 	m.Origin.Peer, m.Origin.Raw, m.Origin.Verdict = e.Sender.AgentID, e.Raw(), verdict(req.Verdict)
 	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: bridge.KeyEnd(r.ProofUntil)}
-	if says, ok := ctx.Value(saysKey{}).(says); ok {
+	if said, own := saidByHub(req); own {
 		// The hub's own wording of a message that has its deliveries.
 		s.Admitted = true
-		if !says.message.IsZero() {
-			m.Trace.Foreign[foreignSays] = says.message.String()
+		if !said.message.IsZero() {
+			m.Trace.Foreign[foreignSays] = said.message.String()
 		}
 		return false
 	}

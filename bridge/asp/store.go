@@ -438,8 +438,8 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		}
 		return err
 	}
-	own, _ := ctx.Value(saysKey{}).(says)
-	s.advance(c, r, own.asks, r.Ledger, at.Sequence)
+	said, _ := saidByHub(r.Request)
+	s.advance(c, r, said.asks, r.Ledger, at.Sequence)
 	c.told = c.seq // the server does when this returns
 	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {

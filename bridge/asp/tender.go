@@ -463,19 +463,26 @@ func (t *tender) closeIdle(ctx context.Context) error {
 	return nil
 }
 
-// says is, in a context, that the hub itself speaks.
+// says is the Note of an envelope by which the hub itself speaks.
 type says struct {
 	message parley.ID     // of the hub's that the envelope says; zero: none
 	asks    callee        // of whom, if that is a request
 	once    protocol.Head // say it only as long as this is the head; zero: always
 }
 
-type saysKey struct{}
+// saidByHub gives the note of a message of the hub itself; false for a message of
+// an agent, and for a record without a message.
+func saidByHub(r *protocol.Request) (s says, ok bool) {
+	if r == nil {
+		return says{}, false
+	}
+	s, ok = r.Note.(says)
+	return s, ok
+}
 
 // say signs a message of a stand-in for the head of a session and records it.
 // messageID is its id; one that is there already was said before. "" makes one.
 func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messageID string, w wording, s says, objects []protocol.ContextObject) error {
-	ctx = context.WithValue(ctx, saysKey{}, s)
 	defer b.saying.lock(session)()
 	for range maxSays {
 		l, err := b.server.Session(ctx, session, i.ID())
@@ -511,6 +518,7 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 		if err != nil {
 			return err
 		}
+		e.Note = s
 		_, err = b.server.Say(ctx, e)
 		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) && !errors.Is(err, protocol.ErrEquivocation) {
 			return err
@@ -541,7 +549,8 @@ func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, sessio
 	if err != nil {
 		return err
 	}
-	_, err = b.server.Say(context.WithValue(ctx, saysKey{}, says{}), e)
+	e.Note = says{}
+	_, err = b.server.Say(ctx, e)
 	return err
 }
 
