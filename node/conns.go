@@ -271,6 +271,8 @@ func (s *conns) snapshot() connStats {
 	return out
 }
 
+// connKey is where the context of a request holds its *conn: net/http hands nothing
+// else from the connection to the handler.
 type connKey struct{}
 
 // withConn gives the context of a connection: requests find the connection there,

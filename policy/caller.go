@@ -21,6 +21,8 @@ func NewCaller(source string, vouch func()) *Caller { return &Caller{Source: sou
 // Vouched reports whether the caller is no guest.
 func (c *Caller) Vouched() bool { return c.vouched.Load() }
 
+// A caller belongs to its connection, and net/http hands only a context from the
+// connection to the request's handler: so it is a context value.
 type callerKey struct{}
 
 // WithCaller puts the caller into the context of its requests.

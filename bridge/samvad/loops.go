@@ -15,6 +15,8 @@ import (
 // ever: so a hub that fetches a card says which hubs have been asked for it,
 // as messages do, and one that is among them fetches no more.
 
+// The hops are in the context because the protocol's client and server, which know
+// none, and net/http lie between the request and the fetch.
 type cardHops struct{}
 
 // asked is the context in which a request of a stranger is served.
