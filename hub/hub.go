@@ -23,7 +23,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/internal/jqmap"
 	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -114,7 +113,7 @@ type Hub struct {
 	c         Config
 	deliver   *delivery.Dispatcher
 	policy    atomic.Pointer[policy.Policy]
-	maps      atomic.Pointer[map[mapKey]*jqmap.Program] // nil: none
+	maps      atomic.Pointer[map[mapKey]Program] // nil: none
 	refusals  *refusals
 	bindings  map[string]*bound // by protocol
 	stopWatch func()

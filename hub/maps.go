@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
@@ -15,7 +16,15 @@ type Mapping struct {
 	Agent    string
 	Skill    string // "" for talk with an agent of which no skill is known
 	Response bool   // of the skill's result, not of what is asked of it
-	Program  *jqmap.Program
+	Program  Program
+}
+
+// A Program is a compiled mapping, safe for concurrent use.
+type Program interface {
+	fmt.Stringer // its source
+	// Run gives the one JSON value that the program makes of content (JSON) and of
+	// what [MappingInput] says about the message.
+	Run(ctx context.Context, content []byte, message map[string]any) ([]byte, error)
 }
 
 type mapKey struct {
@@ -30,14 +39,14 @@ func (h *Hub) SetMappings(list []Mapping) {
 		h.maps.Store(nil)
 		return
 	}
-	m := make(map[mapKey]*jqmap.Program, len(list))
+	m := make(map[mapKey]Program, len(list))
 	for _, x := range list {
 		m[mapKey{x.Agent, x.Skill, x.Response}] = x.Program
 	}
 	h.maps.Store(&m)
 }
 
-func (h *Hub) mapping(agent, skill string, response bool) *jqmap.Program {
+func (h *Hub) mapping(agent, skill string, response bool) Program {
 	m := h.maps.Load()
 	if m == nil {
 		return nil
@@ -95,7 +104,7 @@ func Content(m *parley.Message) []byte {
 
 // mapped runs a mapping and checks what comes of it. The sender is told which
 // mapping failed and why; what its content was is not repeated.
-func mapped(ctx context.Context, p *jqmap.Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
+func mapped(ctx context.Context, p Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
 	out, err := p.Run(ctx, Content(m), MappingInput(m))
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

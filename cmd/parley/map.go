@@ -74,7 +74,7 @@ does not fit; 2: there is no such mapping.`,
 			if response {
 				m.Kind, m.From, m.To = parley.Response, agent, from
 			}
-			v := mapTested{Agent: agent, Skill: skill, JQ: p.Source, Input: hub.Content(m), Message: hub.MappingInput(m), Applied: true}
+			v := mapTested{Agent: agent, Skill: skill, JQ: p.String(), Input: hub.Content(m), Message: hub.MappingInput(m), Applied: true}
 			if v.Schema, err = a.schemaOf(cmd, schemaFile, agent, skill, response); err != nil {
 				return err
 			}
@@ -111,7 +111,7 @@ does not fit; 2: there is no such mapping.`,
 }
 
 // mappingFor is the program that is to be tried.
-func (a *app) mappingFor(agent, skill string, response bool, program string) (*jqmap.Program, error) {
+func (a *app) mappingFor(agent, skill string, response bool, program string) (hub.Program, error) {
 	if program != "" {
 		p, err := jqmap.Compile(program)
 		if err != nil {

@@ -72,6 +72,9 @@ func Compile(source string) (*Program, error) {
 	return &Program{Source: source, code: code}, nil
 }
 
+// String gives the source.
+func (p *Program) String() string { return p.Source }
+
 // Run gives the one value that the program makes of content (JSON) as compact
 // JSON. Whole numbers keep any size; decimals become 64-bit floats.
 func (p *Program) Run(ctx context.Context, content []byte, message map[string]any) (out []byte, err error) {
