@@ -127,7 +127,7 @@ func (d *Dispatcher) alreadyRecorded(it *item, step journal.Step, owner *journal
 
 // attempt makes an attempt that is recorded already, and records its outcome.
 func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
-	r := d.carry(ctx, it)
+	r := d.attemptWithin(ctx, it)
 	// The outcome is recorded even if the caller has gone meanwhile.
 	ctx = context.WithoutCancel(ctx)
 
@@ -166,8 +166,8 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 	return r
 }
 
-// carry hands an attempt to the carrier, with a bound on its time.
-func (d *Dispatcher) carry(ctx context.Context, it *item) Result {
+// attemptWithin hands an attempt to the carrier, with a bound on its time.
+func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
 	limit := d.c.Attempt
 	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() {
 		limit = dl.Sub(d.c.Now())
@@ -178,7 +178,7 @@ func (d *Dispatcher) carry(ctx context.Context, it *item) Result {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	return d.c.Carrier.Carry(ctx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: it.to,
+	return d.c.Transport.Attempt(ctx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: it.to,
 		Number: it.attempts, Sync: it.sync, Request: it.request})
 }
 
@@ -245,7 +245,7 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 
 // repeatable reports whether an attempt of unknown outcome may be made again.
 func (d *Dispatcher) repeatable(it *item) bool {
-	return d.c.AtLeastOnce || d.c.Carrier.Repeatable(it.id, it.to)
+	return d.c.AtLeastOnce || d.c.Transport.Repeatable(it.id, it.to)
 }
 
 // retry records a failed attempt, and when the next one is made. Those behind it

@@ -28,7 +28,7 @@ const maxAhead = 16
 // be made and may be repeated, unless the sender waits for the outcome. Else it
 // gives nil: then the message is recorded as waiting, and Recorded queues it.
 func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
-	if d.c.Carrier.Paused(to) {
+	if d.c.Transport.Paused(to) {
 		return nil
 	}
 	lane, key := laneKey{to, conversation}, deliveryKey{id, to}
@@ -43,7 +43,7 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 			return nil
 		}
 		d.mu.Unlock()
-		repeatable := d.c.Carrier.Repeatable(parley.ID{}, to)
+		repeatable := d.c.Transport.Repeatable(parley.ID{}, to)
 		d.mu.Lock()
 		if l := d.lanes[lane]; !repeatable || d.closed || d.released(partition) || l != nil && !l.healthy() {
 			return nil

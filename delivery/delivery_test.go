@@ -158,21 +158,21 @@ type hands struct {
 	paused     map[string]bool
 }
 
-func (h *hands) Carry(ctx context.Context, a Attempt) Result {
+func (h *hands) Attempt(ctx context.Context, a Attempt) Result {
 	h.mu.Lock()
 	h.seen = append(h.seen, fmt.Sprintf("%s/%s#%d", a.To, a.Message.Skill, a.Number))
 	h.mu.Unlock()
 	return h.carry(ctx, a)
 }
 
-func (h *hands) GivenUp(m *parley.Message, _ journal.Position, to string, err *parley.Error) *Reply {
+func (h *hands) FailureReply(m *parley.Message, _ journal.Position, to string, err *parley.Error) *Reply {
 	if m.Kind != parley.Request {
 		return nil
 	}
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
 }
 func (h *hands) Repeatable(parley.ID, string) bool { return h.repeatable }
-func (h *hands) AtOnce(string) int                 { return 0 }
+func (h *hands) LaneLimit(string) int                 { return 0 }
 
 func (h *hands) Paused(to string) bool {
 	h.mu.Lock()
@@ -203,7 +203,7 @@ func run(t *testing.T, c Config, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{log: newLog(), hands: &hands{paused: map[string]bool{}}}
 		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
-		c.Log, c.Carrier, c.Jitter = w.log, w.hands, func() float64 { return 1 }
+		c.Log, c.Transport, c.Jitter = w.log, w.hands, func() float64 { return 1 }
 		w.d = New(c)
 		w.log.watch = w.d.Recorded
 		f(t, w)

@@ -26,14 +26,14 @@ type Log interface {
 }
 
 // A Carrier makes attempts: it sends a message to its recipient. The hub is one.
-type Carrier interface {
+type Transport interface {
 	// Carry makes one attempt. It returns when the recipient has the message,
 	// or has answered it, or the attempt failed; it must heed ctx.
-	Carry(ctx context.Context, a Attempt) Result
+	Attempt(ctx context.Context, a Attempt) Result
 	// GivenUp composes the failure that the sender of a request gets when no
 	// attempt will answer it, and names its recipients; nil for messages whose
 	// sender gets none.
-	GivenUp(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
+	FailureReply(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
 	// Repeatable says whether an attempt of unknown outcome may be made again:
 	// the recipient deduplicates, or another attempt finds out the outcome.
 	Repeatable(message parley.ID, to string) bool
@@ -41,7 +41,7 @@ type Carrier interface {
 	Paused(to string) bool
 	// AtOnce is how many lanes of the recipient may be active at once; 0 for
 	// [Config.PerRecipient].
-	AtOnce(to string) int
+	LaneLimit(to string) int
 }
 
 // An Attempt is one try to send a message to a recipient.
@@ -85,7 +85,7 @@ type Retry struct {
 // Config of a Dispatcher.
 type Config struct {
 	Log     Log
-	Carrier Carrier
+	Transport Transport
 
 	Retry        Retry
 	AtLeastOnce  bool          // repeat attempts of unknown outcome to recipients that do not deduplicate

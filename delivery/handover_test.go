@@ -64,7 +64,7 @@ func together(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 			w := &world{log: h.log, hands: &hands{paused: map[string]bool{}}}
 			w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
 			c := c
-			c.Log, c.Carrier, c.Jitter = place{h.log, name, h.owner, h.alive}, w.hands, func() float64 { return 1 }
+			c.Log, c.Transport, c.Jitter = place{h.log, name, h.owner, h.alive}, w.hands, func() float64 { return 1 }
 			w.d = New(c)
 			return w
 		}

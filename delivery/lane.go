@@ -104,7 +104,7 @@ func (d *Dispatcher) laneOf(key laneKey) *lane {
 		d.recipients[key.to] = r
 	}
 	if r.lanes == 0 {
-		r.limit = cmp.Or(d.c.Carrier.AtOnce(key.to), d.c.PerRecipient)
+		r.limit = cmp.Or(d.c.Transport.LaneLimit(key.to), d.c.PerRecipient)
 	}
 	r.lanes++
 	l = &lane{key: key, recipient: r}
@@ -189,7 +189,7 @@ func (d *Dispatcher) kick(l *lane) {
 	now := d.c.Now()
 	next := l.items[0].notBefore
 	later := next.After(now)
-	paused := !later && d.c.Carrier.Paused(l.key.to)
+	paused := !later && d.c.Transport.Paused(l.key.to)
 	if (later || paused) && l.firstEnded(now) == nil {
 		if paused || !l.firstEnd.IsZero() && l.firstEnd.Before(next) {
 			next = l.firstEnd

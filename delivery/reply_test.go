@@ -154,7 +154,7 @@ func (w *world) restart(t *testing.T, c Config) *world {
 		left := *v
 		next.log.open[k] = &left
 	}
-	c.Log, c.Carrier, c.Jitter = next.log, next.hands, func() float64 { return 1 }
+	c.Log, c.Transport, c.Jitter = next.log, next.hands, func() float64 { return 1 }
 	next.d = New(c)
 	next.log.watch = next.d.Recorded
 	if err := next.d.Resume(t.Context(), 0); err != nil {

@@ -42,7 +42,7 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, state parley.Delivery
 		}
 		m = r.Message
 	}
-	_, err := d.settle(ctx, it, ending{state: state, err: why, reply: d.c.Carrier.GivenUp(m, it.position, it.to, why)})
+	_, err := d.settle(ctx, it, ending{state: state, err: why, reply: d.c.Transport.FailureReply(m, it.position, it.to, why)})
 	return err
 }
 
@@ -50,7 +50,7 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, state parley.Delivery
 // where no failure can be sent. It gives that failure.
 func (d *Dispatcher) fail(ctx context.Context, it *item, why *parley.Error) (*Reply, error) {
 	end := ending{state: parley.Dead, err: why}
-	if end.reply = d.c.Carrier.GivenUp(it.message, it.position, it.to, why); end.reply != nil {
+	if end.reply = d.c.Transport.FailureReply(it.message, it.position, it.to, why); end.reply != nil {
 		end.state = parley.Answered
 	}
 	_, err := d.settle(ctx, it, end)

@@ -38,7 +38,7 @@ func (b *bound) callback(request *parley.Message, k parley.Kind) []journal.Openi
 func (h *Hub) callBack(ctx context.Context, sender string, a delivery.Attempt) delivery.Result {
 	request, err := h.requestOf(ctx, a.Message)
 	if err != nil {
-		return withoutRequest(err)
+		return requestUnreadable(err)
 	}
 	b := h.bindings[request.Origin.Protocol]
 	if b == nil {

@@ -36,23 +36,23 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 	skill, declared := e.SkillNamed(m.Skill)
 	if !declared {
 		if len(e.Skills) > 0 {
-			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill, named(e.Skills))
+			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill, skillNames(e.Skills))
 		}
 		skill.ID = m.Skill // the hub does not know its skills
 	}
 	var misfit *parley.Error
 	if len(skill.Input) > 0 {
-		parts, err := shape(m, skill.Input)
+		parts, err := fitSchema(m, skill.Input)
 		if err == nil {
 			return parts, nil
 		}
-		misfit = unfit(skill, err)
+		misfit = misfitError(skill, err)
 	}
 	p := h.mapping(e.Name, skill.ID, false)
 	if p == nil {
 		return m.Parts, misfit
 	}
-	part, err := mapped(context.Background(), p, m, skill.Input)
+	part, err := runMapping(context.Background(), p, m, skill.Input)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 // maxNamed bounds how many skills an error names.
 const maxNamed = 20
 
-func named(skills []parley.SkillSpec) string {
+func skillNames(skills []parley.SkillSpec) string {
 	var names []string
 	for _, s := range skills[:min(len(skills), maxNamed)] {
 		names = append(names, strconv.Quote(s.ID))
@@ -107,10 +107,10 @@ func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Messa
 	return &fitted, nil
 }
 
-// noted makes a delivery of a notice that its recipient cannot take: nobody
+// misfitResult makes a delivery of a notice that its recipient cannot take: nobody
 // waits for an answer, so that the misfit stands with the message and is no dead
 // letter.
-func noted(err *parley.Error, losses ...parley.Loss) delivery.Result {
+func misfitResult(err *parley.Error, losses ...parley.Loss) delivery.Result {
 	text := []rune(err.Text)
 	if len(text) > maxNote {
 		text = append(text[:maxNote], '…')
@@ -120,14 +120,14 @@ func noted(err *parley.Error, losses ...parley.Loss) delivery.Result {
 
 const maxNote = 200 // characters
 
-// misfits reports whether a failure says that content does not suit its
+// isMisfit reports whether a failure says that content does not suit its
 // recipient.
-func misfits(err *parley.Error) bool {
+func isMisfit(err *parley.Error) bool {
 	return err != nil && !err.Retryable && (err.Code == parley.InvalidContent || err.Code == parley.UnknownSkill)
 }
 
-// shape makes content fit a schema; the error says why it cannot.
-func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
+// fitSchema makes content fit a schema; the error says why it cannot.
+func fitSchema(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 	schema, err := compile(input)
 	if err != nil {
 		return m.Parts, nil // an agent's own broken schema does not make it unreachable
@@ -138,7 +138,7 @@ func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 			return m.Parts, nil
 		}
 	}
-	for _, b := range forms(m, given, input) {
+	for _, b := range candidates(m, given, input) {
 		err := validate(schema, b)
 		if err == nil {
 			return []parley.Part{{MediaType: "application/json", Data: b}}, nil
@@ -150,10 +150,10 @@ func shape(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 	return nil, why
 }
 
-// forms are the JSON that content may become where it does not fit as it is: by
+// candidates are the JSON that content may become where it does not fit as it is: by
 // the only text that it holds, or by all of it for a skill that takes text
 // alone. given is its main JSON part, -1 for none.
-func forms(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
+func candidates(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
 	quoted := func(v any) {
 		if b, err := json.Marshal(v); err == nil {
 			out = append(out, b)
@@ -226,7 +226,7 @@ func onlyString(raw json.RawMessage) (string, bool) {
 	return s.Required[0], true
 }
 
-func unfit(s parley.SkillSpec, why error) *parley.Error {
+func misfitError(s parley.SkillSpec, why error) *parley.Error {
 	text := reason(why)
 	schema := string(s.Input)
 	if len(schema) > 2048 {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -63,18 +62,4 @@ func strip(m *parley.Message) {
 	digest := base64.StdEncoding.EncodeToString(sum.Sum(nil))
 	m.Extensions = map[string]json.RawMessage{"parley": json.RawMessage(fmt.Sprintf(`{"digest":"sha-256=:%s:","size":%d}`, digest, size))}
 	m.Parts, m.Origin.Raw, m.Origin.Header = nil, nil, nil
-}
-
-// prior is the error for a message whose key was recorded before, with the
-// refusal that was recorded then.
-func (h *Hub) prior(ctx context.Context, p *journal.Prior) error {
-	out := &Prior{Of: *p}
-	if p.Refused {
-		r, err := h.c.Journal.Read(ctx, p.Position)
-		if err != nil {
-			return recordError(err) // the first answer can be repeated later
-		}
-		out.Refused = r.Refused
-	}
-	return out
 }

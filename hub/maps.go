@@ -79,7 +79,7 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	if p == nil || len(skill.Output) > 0 && CheckContent(skill.Output, Content(reply)) == nil {
 		return
 	}
-	part, err := mapped(ctx, p, reply, skill.Output)
+	part, err := runMapping(ctx, p, reply, skill.Output)
 	if err != nil {
 		h.c.Logger.Warn("an answer could not be mapped", "agent", from, "skill", skill.ID, "request", request.ID, "error", err)
 		reply.Kind, reply.Parts, reply.Error = parley.Failure, nil, err
@@ -102,9 +102,9 @@ func Content(m *parley.Message) []byte {
 	return []byte("null")
 }
 
-// mapped runs a mapping and checks what comes of it. The sender is told which
+// runMapping runs a mapping and checks what comes of it. The sender is told which
 // mapping failed and why; what its content was is not repeated.
-func mapped(ctx context.Context, p Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
+func runMapping(ctx context.Context, p Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
 	out, err := p.Run(ctx, Content(m), MappingInput(m))
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

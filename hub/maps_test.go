@@ -216,7 +216,7 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	v, _ := j.Delivery(asked[1], "bob")
-	h.overdue(asked[1], "bob", v.Position)
+	h.endOverdue(asked[1], "bob", v.Position)
 	for i, last := range []string{"response", "error"} {
 		s := <-ended
 		var fields []string

@@ -106,7 +106,7 @@ func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	}
 	until(t, delivered)
 	free.Store(0)
-	h.overdue(m.ID, "bob", v.Position)
+	h.endOverdue(m.ID, "bob", v.Position)
 	if !delivered() {
 		t.Fatalf("it is %s, which could not be recorded", v.State)
 	}

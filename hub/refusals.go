@@ -42,17 +42,17 @@ type refusals struct {
 	kinds   map[RefusalKind]uint64
 	byRef   map[string]int
 	minute  time.Time
-	sources map[string]*places
+	sources map[string]*sourceSlots
 }
 
-// places are those that a source took in the ring in this minute.
-type places struct {
+// sourceSlots are those that a source took in the ring in this minute.
+type sourceSlots struct {
 	at   []int
 	next int
 }
 
 func newRefusals(size int, rnd io.Reader) *refusals {
-	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{}, sources: map[string]*places{}, kinds: map[RefusalKind]uint64{}}
+	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{}, sources: map[string]*sourceSlots{}, kinds: map[RefusalKind]uint64{}}
 }
 
 // Refuse notes a refusal and gives its reference.
@@ -74,15 +74,15 @@ func (q *refusals) add(r Refusal) string {
 	defer q.mu.Unlock()
 	q.count++
 	q.note(r)
-	i := q.place(r)
+	i := q.slotFor(r)
 	delete(q.byRef, q.ring[i].Ref)
 	q.ring[i] = r
 	q.byRef[r.Ref] = i
 	return r.Ref
 }
 
-// place finds where a refusal goes.
-func (q *refusals) place(r Refusal) int {
+// slotFor finds where a refusal goes.
+func (q *refusals) slotFor(r Refusal) int {
 	if m := r.Time.Truncate(time.Minute); !m.Equal(q.minute) {
 		q.minute = m
 		clear(q.sources)
@@ -94,7 +94,7 @@ func (q *refusals) place(r Refusal) int {
 			source = "" // the many others of this minute share places
 		}
 		if p = q.sources[source]; p == nil {
-			p = &places{}
+			p = &sourceSlots{}
 			q.sources[source] = p
 		}
 	}

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"context"
 	"slices"
 
 	"github.com/parley-hub/parley"
@@ -8,8 +9,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// members are the agents that hear a notice because it is addressed to their group.
-func (h *Hub) members(m *parley.Message) []string {
+// groupMembers are the agents that hear a notice because it is addressed to their group.
+func (h *Hub) groupMembers(m *parley.Message) []string {
 	e, ok := h.c.Directory.Agent(m.To)
 	if !ok {
 		return nil
@@ -81,4 +82,50 @@ func (h *Hub) Hearers(m *parley.Message, names []string) []string {
 		}
 	}
 	return out
+}
+
+// Pause holds deliveries to an agent back, or lets them go on.
+func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
+	return h.c.Directory.Pause(ctx, name, paused)
+}
+
+// reachable reports whether there is a way to bring a message of a kind to an
+// agent. A handler in this process takes requests and notices only.
+func (h *Hub) reachable(name string, k parley.Kind) bool {
+	h.mu.Lock()
+	_, local := h.local[name]
+	_, inbox := h.inboxes[name]
+	h.mu.Unlock()
+	if inbox {
+		return true
+	}
+	if local {
+		return k == parley.Request || k == parley.Notice
+	}
+	e, ok := h.c.Directory.Agent(name)
+	if !ok {
+		return false
+	}
+	_, _, ok = h.route(e, "")
+	return ok
+}
+
+// route picks the binding for a recipient: the protocol given, if the agent
+// speaks it natively, else the first protocol that it speaks.
+func (h *Hub) route(e *directory.Entry, protocol string) (*bound, parley.Identity, bool) {
+	var binding *bound
+	var identity parley.Identity
+	for _, i := range e.Identities {
+		b := h.bindings[i.Protocol]
+		if b == nil || i.StandIn {
+			continue
+		}
+		if i.Protocol == protocol {
+			return b, i, true
+		}
+		if binding == nil {
+			binding, identity = b, i
+		}
+	}
+	return binding, identity, binding != nil
 }

@@ -3,12 +3,70 @@ package hub
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/journal"
 )
+
+// A Binding joins one protocol to the hub. Its methods are called from many
+// goroutines.
+type Binding interface {
+	// Protocol is the protocol's short name: "samvad", "uagents", …
+	Protocol() string
+	// Capabilities says what the protocol can do. The hub asks once, in Bind.
+	Capabilities() Capabilities
+	// Deliver brings a message to a recipient. It returns when the recipient
+	// has it, or has answered, or the attempt failed; it heeds ctx.
+	Deliver(ctx context.Context, o Outbound) Outcome
+}
+
+// A Service is a Binding with a life of its own. Start is called before the
+// hub delivers anything, Close after the listeners are shut.
+type Service interface {
+	Binding
+	Start(ctx context.Context) error
+	Close() error
+}
+
+// An HTTPBinding has endpoints on the hub's HTTP listener. The first binding
+// that says Serves gets the request.
+type HTTPBinding interface {
+	Binding
+	Serves(r *http.Request) bool
+	http.Handler
+}
+
+// An Outbound is what a binding is to deliver.
+type Outbound struct {
+	Message   *parley.Message
+	Request   *parley.Message // what an Event, Response, Failure or Cancel is about; else nil
+	Scope     string          // in which Message is recorded, and in which the keys of its replies are kept
+	Recipient *directory.Entry
+	Identity  parley.Identity // the recipient's, in the binding's protocol
+	Attempt   int
+	Waits     bool // who asked waits on an open connection, and is gone when the hub is
+	Streams   bool // who asked is told of events as they come
+	// Event records an event about the request and passes it on; it may be
+	// called until Deliver returns.
+	Event func(state parley.State, parts ...parley.Part) error
+}
+
+// An Outcome is what came of a delivery. The zero value says that the
+// recipient has the message and that a reply, if one is due, comes later.
+type Outcome struct {
+	Answered bool            // the recipient answered with Parts or Failure
+	Parts    []parley.Part   // of a Response
+	Failure  *parley.Error   // the recipient's own refusal or failure: its answer
+	Reply    *parley.Message // more of the reply than Parts and Failure: Act, Schema, Origin, Extensions, Trace; may be nil
+
+	Err     *parley.Error // the attempt failed
+	Wait    time.Duration // with Err: come back after this; no try is used up
+	Unknown bool          // with Err: the recipient may have had it all the same
+	Losses  []parley.Loss
+}
 
 // Capabilities say what a protocol can do, so that the hub does the rest: for a
 // recipient that does not deduplicate, for example, the hub makes no second

@@ -11,68 +11,68 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// lostAppends are messages of which the journal could not say whether they are
+// uncertainAppends are messages of which the journal could not say whether they are
 // recorded, with a first attempt that nobody made: the sender was told that the
 // outcome is unknown. Should such a record turn up after all, which a cluster
 // that elects a leader may let happen much later, its attempt is taken back, so
 // that the message is delivered like any other that waits.
-type lostAppends struct {
+type uncertainAppends struct {
 	count atomic.Int64 // of byID, so that who has none pays nothing
 	mu    sync.Mutex
-	byID  map[parley.ID]unmadeAttempts
+	byID  map[parley.ID]uncertainAppend
 }
 
-type unmadeAttempts struct {
+type uncertainAppend struct {
 	to    []string
 	waits bool // its sender waited on a connection, and is gone
 }
 
-// maxLost bounds how many are remembered. Beyond, any goes: it was refused to
+// maxUncertain bounds how many are remembered. Beyond, any goes: it was refused to
 // its sender, and is found among the open deliveries.
-const maxLost = 1 << 14
+const maxUncertain = 1 << 14
 
-func (h *Hub) unmade(id parley.ID, waits bool, claims []claim) {
-	u := unmadeAttempts{waits: waits}
+func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []claim) {
+	u := uncertainAppend{waits: waits}
 	for _, c := range claims {
 		u.to = append(u.to, c.to)
 	}
-	h.unsure.mu.Lock()
-	if h.unsure.byID == nil {
-		h.unsure.byID = map[parley.ID]unmadeAttempts{}
+	h.uncertain.mu.Lock()
+	if h.uncertain.byID == nil {
+		h.uncertain.byID = map[parley.ID]uncertainAppend{}
 	}
-	for other := range h.unsure.byID {
-		if len(h.unsure.byID) < maxLost {
+	for other := range h.uncertain.byID {
+		if len(h.uncertain.byID) < maxUncertain {
 			break
 		}
-		delete(h.unsure.byID, other)
+		delete(h.uncertain.byID, other)
 	}
-	h.unsure.byID[id] = u
-	h.unsure.count.Store(int64(len(h.unsure.byID)))
-	h.unsure.mu.Unlock()
+	h.uncertain.byID[id] = u
+	h.uncertain.count.Store(int64(len(h.uncertain.byID)))
+	h.uncertain.mu.Unlock()
 	if _, here := h.c.Journal.Delivery(id, u.to[0]); here { // it came meanwhile
-		h.landed(id)
+		h.resolveUncertain(id)
 	}
 }
 
-// landed is told of every message that is recorded.
-func (h *Hub) landed(id parley.ID) {
-	if h.unsure.count.Load() == 0 {
+// resolveUncertain is told of every message that is recorded.
+func (h *Hub) resolveUncertain(id parley.ID) {
+	if h.uncertain.count.Load() == 0 {
 		return
 	}
-	h.unsure.mu.Lock()
-	u, ok := h.unsure.byID[id]
-	delete(h.unsure.byID, id)
-	h.unsure.count.Store(int64(len(h.unsure.byID)))
-	h.unsure.mu.Unlock()
+	h.uncertain.mu.Lock()
+	u, ok := h.uncertain.byID[id]
+	delete(h.uncertain.byID, id)
+	h.uncertain.count.Store(int64(len(h.uncertain.byID)))
+	h.uncertain.mu.Unlock()
 	if ok {
-		go h.disown(id, u) // the journal forbids to append from here
+		go h.withdrawAttempts(id, u) // the journal forbids to append from here
 	}
 }
 
-// disown records that a first attempt was not made. Who owns the partition
+// withdrawAttempts records that a first attempt was not made. Who owns the partition
 // sees the message wait, and delivers it; a request whose caller is gone is
 // given up.
-func (h *Hub) disown(id parley.ID, u unmadeAttempts) {
+func (h *Hub) withdrawAttempts(id parley.ID, u uncertainAppend) {
 	state, why := parley.Waiting, parley.Refuse(parley.Unavailable, "the first attempt was not made: the journal could not say in time that it was recorded")
 	if u.waits {
 		state, why = parley.Abandoned, parley.Refuse(parley.Cancelled, "the caller was told that the outcome is unknown before the message was recorded")

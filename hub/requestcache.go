@@ -8,40 +8,40 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// requests remembers the newest requests as they were recorded, so that what is
+// requestCache remembers the newest requests as they were recorded, so that what is
 // said about one soon after need not be read from the journal for it. They are
 // not to be changed, as little as what the journal gives.
-type requests struct {
+type requestCache struct {
 	mu    sync.Mutex
-	known map[parley.ID]known
+	known map[parley.ID]cachedRequest
 	ring  []parley.ID // in the order they came
 	next  int
 }
 
-type known struct {
+type cachedRequest struct {
 	message *parley.Message
 	scope   string
 	at      journal.Position
 }
 
 const (
-	maxKnown      = 1024
-	maxKnownBytes = 64 << 10 // of the original of one
+	maxCached      = 1024
+	maxCachedBytes = 64 << 10 // of the original of one
 )
 
-func (r *requests) note(m *parley.Message, scope string, at journal.Position) {
-	if m.Kind != parley.Request || len(m.Origin.Raw) > maxKnownBytes {
+func (r *requestCache) note(m *parley.Message, scope string, at journal.Position) {
+	if m.Kind != parley.Request || len(m.Origin.Raw) > maxCachedBytes {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known == nil {
-		r.known, r.ring = make(map[parley.ID]known, maxKnown), make([]parley.ID, maxKnown)
+		r.known, r.ring = make(map[parley.ID]cachedRequest, maxCached), make([]parley.ID, maxCached)
 	}
 	delete(r.known, r.ring[r.next])
 	r.ring[r.next] = m.ID
-	r.next = (r.next + 1) % maxKnown
-	r.known[m.ID] = known{m, scope, at}
+	r.next = (r.next + 1) % maxCached
+	r.known[m.ID] = cachedRequest{m, scope, at}
 }
 
 // request gives the request id, which is recorded at a position, and its scope.

@@ -1,0 +1,239 @@
+package hub
+
+import (
+	"context"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal"
+)
+
+// transport is the hub as delivery sees it.
+type transport Hub
+
+func (c *transport) hub() *Hub { return (*Hub)(c) }
+
+// Carry makes one attempt: to a handler or an inbox of this process, or
+// through the binding of the recipient.
+func (c *transport) Attempt(ctx context.Context, a delivery.Attempt) delivery.Result {
+	r := c.attempt(ctx, a)
+	if a.Message.Kind == parley.Notice && isMisfit(r.Err) {
+		return misfitResult(r.Err, r.Losses...)
+	}
+	return r
+}
+
+func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Result {
+	h := c.hub()
+	if a.Message.Kind == parley.Request {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		h.mu.Lock()
+		h.running[a.Message.ID] = cancel
+		if h.closing {
+			cancel()
+		}
+		h.mu.Unlock()
+		defer func() {
+			h.mu.Lock()
+			delete(h.running, a.Message.ID)
+			h.mu.Unlock()
+		}()
+	}
+	h.mu.Lock()
+	l, box := h.local[a.To], h.inboxes[a.To]
+	h.mu.Unlock()
+	if a.Message.Kind == parley.Notice {
+		fitted, err := h.fitNotice(a.Message, a.To, l != nil)
+		if err != nil {
+			return misfitResult(err)
+		}
+		a.Message = fitted
+	}
+	switch {
+	case box != nil:
+		return h.observed(ctx, a, "api", func(_ context.Context, a delivery.Attempt) delivery.Result {
+			if !box.put(a) {
+				// Its reader has just left; that is no failure of the message.
+				return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To), Wait: time.Second}
+			}
+			return h.awaitLater(a)
+		})
+	case l != nil:
+		return h.observed(ctx, a, "go", func(ctx context.Context, a delivery.Attempt) delivery.Result { return h.call(ctx, l, a) })
+	}
+	e, ok := h.c.Directory.Agent(a.To)
+	if !ok {
+		if r, ok := parseCallbackRecipient(a.To); ok {
+			return h.callBack(ctx, r.sender, a)
+		}
+		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
+	}
+	// What is said about a request goes back by the protocol it came in.
+	protocol := a.Message.Origin.Protocol
+	var request *parley.Message
+	if k := a.Message.Kind; k == parley.Event || k.Terminal() || k == parley.Cancel {
+		var err error
+		if request = a.Request; request == nil {
+			request, err = h.requestOf(ctx, a.Message)
+		}
+		if err != nil {
+			return requestUnreadable(err)
+		}
+		if k != parley.Cancel {
+			protocol = request.Origin.Protocol
+		}
+	}
+	b, id, ok := h.route(e, protocol)
+	if !ok {
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q has no address in a protocol that is switched on", a.To)}
+	}
+	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
+		return h.send(ctx, b, id, e, a, request)
+	})
+}
+
+func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt, request *parley.Message) delivery.Result {
+	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
+		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
+	switch {
+	case o.Err != nil:
+		return delivery.Result{Err: o.Err, Wait: o.Wait, Unknown: o.Unknown, Losses: o.Losses}
+	case o.Answered && a.Message.Kind == parley.Request:
+		reply := &parley.Message{}
+		if o.Reply != nil {
+			*reply = *o.Reply
+		}
+		reply.Kind, reply.Parts, reply.Error = parley.Response, o.Parts, nil
+		if o.Failure != nil {
+			reply.Kind, reply.Error = parley.Failure, o.Failure
+		}
+		h.about(a.Message, a.To, reply)
+		h.fitReply(ctx, a.Message, a.To, reply)
+		return delivery.Result{Reply: h.newReply(a, reply), Losses: o.Losses}
+	case a.Message.Kind == parley.Notice && isMisfit(o.Failure):
+		return delivery.Result{Err: o.Failure, Losses: o.Losses}
+	}
+	r := h.awaitLater(a)
+	r.Losses = o.Losses
+	return r
+}
+
+// streams reports whether who made the request of an attempt is told of events
+// as they come: one who waits reads them, or they are brought to where the
+// request came from.
+func (h *Hub) streams(a delivery.Attempt) bool {
+	if !a.Sync {
+		b := h.bindings[a.Message.Origin.Protocol]
+		return b != nil && b.can.CarriesReplies
+	}
+	h.mu.Lock()
+	w := h.waiters[a.Message.ID]
+	h.mu.Unlock()
+	return w != nil && w.streams.Load()
+}
+
+// event records an event about the request of an attempt.
+func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State, parts []parley.Part) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	m := h.about(a.Message, a.To, &parley.Message{Kind: parley.Event, State: state, Parts: parts})
+	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, m, a.Sync)}
+	e.Losses = h.replyLosses(a.Message, m, e.Open)
+	if e.Open != nil {
+		setRequestPosition(m, a.Position)
+	}
+	h.mu.Lock()
+	w := h.waiters[a.Message.ID]
+	h.mu.Unlock()
+	if w != nil {
+		if err := w.room(ctx); err != nil {
+			return err
+		}
+	}
+	m.Number = h.number(a.Message.ID)
+	said := &recordedMessage{message: m, scope: a.Scope, request: a.Message}
+	h.claimLanes(said, e.Open)
+	at, err := h.c.Journal.Append(ctx, e)
+	if err = h.finishWrite(ctx, said, at, nil, err, false); err != nil {
+		return err
+	}
+	h.startAttempts(said)
+	return nil
+}
+
+// GivenUp tells the sender of a request that it will not be answered. Nothing
+// else is answered with an error, so that errors never answer errors.
+func (c *transport) FailureReply(m *parley.Message, p journal.Position, to string, err *parley.Error) *delivery.Reply {
+	h := c.hub()
+	if m.Kind != parley.Request {
+		return nil
+	}
+	reply := h.failure(m, to, err)
+	h.mu.Lock()
+	_, waits := h.waiters[m.ID]
+	h.mu.Unlock()
+	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, reply, waits)}
+	if r.Open != nil {
+		setRequestPosition(reply, p)
+	}
+	r.Losses = h.replyLosses(m, reply, r.Open)
+	return r
+}
+
+// Repeatable: handlers of this process see the message ID and the attempt.
+func (c *transport) Repeatable(message parley.ID, to string) bool {
+	h := c.hub()
+	h.mu.Lock()
+	_, local := h.local[to]
+	_, box := h.inboxes[to]
+	h.mu.Unlock()
+	if local || box {
+		return true
+	}
+	e, ok := h.c.Directory.Agent(to)
+	if !ok {
+		_, ok = parseCallbackRecipient(to) // it knows the request's id, so the outcome may come twice
+		return ok
+	}
+	b, id, ok := h.route(e, "")
+	switch {
+	case !ok:
+		return false
+	case b.can.DeduplicatesFor != nil:
+		return b.can.DeduplicatesFor(e, id)
+	case b.can.Resumes != nil && !message.IsZero() && b.can.Resumes(message):
+		return true
+	}
+	return b.can.Deduplicates
+}
+
+// Paused: by an operator, or because it is an inbox that nobody reads.
+func (c *transport) Paused(to string) bool {
+	h := c.hub()
+	h.mu.Lock()
+	box := h.inboxes[to]
+	h.mu.Unlock()
+	if box != nil && !box.isRead() {
+		return true
+	}
+	e, ok := h.c.Directory.Agent(to)
+	return ok && (e.Paused || box == nil && h.holds(e))
+}
+
+// AtOnce: handlers of this process have a bound of their own.
+func (c *transport) LaneLimit(to string) int {
+	h := c.hub()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.local[to]; l != nil {
+		return cap(l.calls)
+	}
+	return 0
+}
+
+var _ delivery.Transport = (*transport)(nil)

@@ -1,0 +1,303 @@
+package hub
+
+import (
+	"context"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/internal/stack"
+)
+
+// Ask records a request and waits for its terminal reply, a message of kind
+// Response or Failure, at most until its deadline. An error means that the
+// request was not accepted, or that its reply could not be recorded.
+func (h *Hub) Ask(ctx context.Context, s Submission) (*parley.Message, error) {
+	c, err := h.Begin(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return c.Reply(ctx)
+}
+
+// A Call is a request that is recorded, whose caller waits. One of Reply and
+// Stream must be called, once.
+type Call struct {
+	h *Hub
+	w *waiter
+	a *recordedMessage
+}
+
+// Message is the request as it was recorded.
+func (c *Call) Message() *parley.Message { return c.a.message }
+
+// Reply waits for the terminal reply, as Ask does.
+func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
+	defer c.h.endWait(c.a)
+	ctx, cancel := context.WithTimeout(ctx, c.patience())
+	defer cancel()
+	if len(c.a.claims) == 1 {
+		c.h.firstAttempt(ctx, c.a, c.w)
+	}
+	for {
+		m, err := c.h.nextReply(ctx, c.a, c.w)
+		if err != nil || m.Kind.Terminal() {
+			return m, err
+		}
+	}
+}
+
+// Stream yields the request's events as they are recorded, last its terminal
+// reply. Breaking off, or the end of ctx, cancels the request.
+func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
+	return func(yield func(*parley.Message, error) bool) {
+		defer c.h.endWait(c.a)
+		c.w.streams.Store(true)
+		ctx, cancel := context.WithTimeout(ctx, c.patience())
+		if len(c.a.claims) == 1 {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				stack.Deepen()
+				c.h.firstAttempt(ctx, c.a, c.w)
+			}()
+			defer func() { cancel(); <-done }()
+		} else {
+			defer cancel()
+		}
+		for {
+			m, err := c.h.nextReply(ctx, c.a, c.w)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !yield(m, nil) {
+				if !m.Kind.Terminal() {
+					c.h.callerGone(c.a)
+				}
+				return
+			}
+			if m.Kind.Terminal() {
+				return
+			}
+		}
+	}
+}
+
+// Begin records a request whose caller waits, and gives what it waits with.
+func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
+	if s.Message.Kind != parley.Request {
+		return nil, parley.Refuse(parley.Malformed, "only a request has a reply to wait for")
+	}
+	if err := h.complete(s.Message, true); err != nil {
+		return nil, err
+	}
+	c := &Call{h: h, w: newWaiter(h.c.Events, s.Message.Recipients()), a: &recordedMessage{message: s.Message}}
+	h.mu.Lock()
+	if h.drained != nil && !h.awaitedLocked(s.Message.From) {
+		h.mu.Unlock()
+		return nil, errStopping()
+	}
+	h.waiters[s.Message.ID] = c.w
+	h.mu.Unlock()
+	a, err := h.submit(ctx, s, true)
+	if err != nil {
+		h.endWait(c.a)
+		return nil, err
+	}
+	c.a = a
+	if len(a.claims) == 1 {
+		h.mu.Lock()
+		c.w.claim = a.claims[0].claim
+		ended := h.closing
+		h.mu.Unlock()
+		if ended {
+			c.w.cancelAttempt()
+		}
+	}
+	return c, nil
+}
+
+func (h *Hub) endWait(a *recordedMessage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.waiters, a.message.ID)
+	if h.drained != nil {
+		h.checkDrainedLocked()
+	}
+}
+
+// firstAttempt makes the attempt that was recorded with the request.
+func (h *Hub) firstAttempt(ctx context.Context, a *recordedMessage, w *waiter) {
+	if !w.attempted.CompareAndSwap(false, true) {
+		return // the hub ended before the caller came to it
+	}
+	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: a.claims[0].to, Sync: true})
+	switch {
+	case r.Reply != nil:
+		w.push(r.Reply.Message)
+	case r.Err != nil:
+		w.end(r.Err)
+	}
+}
+
+// nextReply waits for the next message about a request; when the caller's time is
+// up it ends the request.
+func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*parley.Message, error) {
+	m, err := w.next(ctx)
+	if err == nil {
+		return m, nil
+	}
+	if ctx.Err() != nil {
+		if reply := h.endUnanswered(context.WithoutCancel(ctx), a, err); reply != nil {
+			return reply, nil
+		}
+	}
+	return nil, parley.AsError(err)
+}
+
+// grace is how long a caller waits beyond the deadline for the Failure with
+// which the attempt that is under way ends then.
+const grace = 2 * time.Second
+
+// patience is how long the caller waits from now on.
+func (c *Call) patience() time.Duration {
+	d := c.a.message.Deadline.Sub(c.h.c.Now())
+	if len(c.a.claims) == 1 {
+		d += grace
+	}
+	return d
+}
+
+// callerGone ends a request whose caller has gone.
+func (h *Hub) callerGone(a *recordedMessage) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	h.mu.Lock()
+	stop := h.running[a.message.ID]
+	h.mu.Unlock()
+	if stop != nil {
+		stop() // the attempt ends as cancelled, and is recorded so
+		return
+	}
+	h.endUnanswered(ctx, a, context.Canceled)
+}
+
+// waiter holds what comes about a request until its caller reads it.
+type waiter struct {
+	to        []string // recipients of the request
+	limit     int
+	streams   atomic.Bool   // its caller reads events as they come
+	attempted atomic.Bool   // the attempt that was recorded with the request, or that it will never be
+	ready     chan struct{} // has a token while something is there to read
+	space     chan struct{} // has a token after something was read
+
+	mu       sync.Mutex
+	messages []*parley.Message
+	bytes    int // of their content
+	ended    *parley.Error
+
+	claim *delivery.Claim // the lane that is held for its caller; set once, under Hub.mu
+}
+
+// cancelAttempt gives up the attempt of a caller that has not come to it, so that
+// nobody waits for its lane. Hub.mu must not be held: lanes ask the hub.
+func (w *waiter) cancelAttempt() {
+	if w.attempted.CompareAndSwap(false, true) {
+		w.claim.Release()
+		w.end(errStopping())
+	}
+}
+
+// waiterBytes bounds the content that waits for a caller who reads slowly.
+const waiterBytes = 8 << 20
+
+func contentSize(m *parley.Message) (n int) {
+	for _, p := range m.Parts {
+		n += len(p.Data)
+	}
+	return n
+}
+
+func newWaiter(limit int, to []string) *waiter {
+	return &waiter{to: to, limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
+}
+
+// push adds a message. A caller that has let too many events lie is cut off:
+// it is the one that is slow, and nobody else waits for it.
+func (w *waiter) push(m *parley.Message) {
+	w.mu.Lock()
+	if (len(w.messages) >= w.limit || w.bytes >= waiterBytes) && !m.Kind.Terminal() {
+		if w.ended == nil {
+			w.ended = parley.Refuse(parley.Cancelled, "%d events were not read in time", len(w.messages))
+		}
+	} else if n := len(w.messages); n == 0 || !w.messages[n-1].Kind.Terminal() {
+		w.messages = append(w.messages, m)
+		w.bytes += contentSize(m)
+	}
+	w.mu.Unlock()
+	token(w.ready)
+}
+
+func (w *waiter) end(err *parley.Error) {
+	w.mu.Lock()
+	if w.ended == nil {
+		w.ended = err
+	}
+	w.mu.Unlock()
+	token(w.ready)
+}
+
+// next waits for the next message. What was pushed before the end is given
+// before the end is.
+func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
+	for {
+		w.mu.Lock()
+		if len(w.messages) > 0 {
+			m := w.messages[0]
+			w.messages = w.messages[1:]
+			w.bytes -= contentSize(m)
+			w.mu.Unlock()
+			token(w.space)
+			return m, nil
+		}
+		err := w.ended
+		w.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-w.ready:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// room waits until fewer than half of the places and bytes are taken: the pace at which
+// a caller reads is the pace at which a handler in this process may speak.
+func (w *waiter) room(ctx context.Context) error {
+	for {
+		w.mu.Lock()
+		ok := len(w.messages) < (w.limit+1)/2 && w.bytes < waiterBytes/2 || w.ended != nil
+		w.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-w.space:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func token(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

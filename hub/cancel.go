@@ -1,0 +1,60 @@
+package hub
+
+import (
+	"context"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+)
+
+// submitCancel takes the sender's word that it no longer wants an answer of To.
+func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage, error) {
+	m := s.Message
+	v, ok, err := h.openDelivery(ctx, m.InReplyTo, m.To)
+	if err != nil {
+		return nil, recordError(err)
+	}
+	if !ok || v.From != m.From || v.Kind != parley.Request {
+		return nil, parley.Refuse(parley.Conflict, "no open request of yours that could be cancelled")
+	}
+	_, scope, err := h.request(ctx, m.InReplyTo, v.Position)
+	if err != nil {
+		return nil, recordError(err)
+	}
+	m.Conversation = v.Conversation
+	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
+	if h.reachable(m.To, m.Kind) {
+		entry.Open = []journal.Opening{{To: m.To}}
+		setRequestPosition(m, v.Position)
+	}
+	position, prior, err := h.append(ctx, entry)
+	if err != nil {
+		return nil, recordError(err)
+	}
+	if prior != nil {
+		return nil, h.prior(ctx, prior)
+	}
+	s.note(position)
+	h.mu.Lock()
+	if stop := h.running[m.InReplyTo]; stop != nil {
+		stop()
+	}
+	h.mu.Unlock()
+	return &recordedMessage{message: m, position: position, scope: scope}, nil
+}
+
+// sendCancel tells who works on a request that nobody waits for it any more: its
+// time is up, or its caller has gone. Who cannot be told is let work.
+func (h *Hub) sendCancel(ctx context.Context, a *recordedMessage, to string, why *parley.Error) {
+	if !h.reachable(to, parley.Cancel) {
+		return
+	}
+	m := h.about(a.message, a.message.From, &parley.Message{Kind: parley.Cancel, Parts: []parley.Part{parley.Text(why.Text)}})
+	m.To = to
+	setRequestPosition(m, a.position)
+	if _, err := h.c.Journal.Append(ctx, journal.Entry{Scope: a.scope, Message: m, Open: []journal.Opening{{To: to}}}); err != nil {
+		h.c.Logger.Warn("cannot take back a request that nobody waits for", "message", a.message.ID, "to", to, "error", err)
+	}
+}

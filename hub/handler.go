@@ -1,0 +1,197 @@
+package hub
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/directory"
+)
+
+// local is an agent of this process.
+type local struct {
+	agent parley.Agent
+	calls chan struct{}
+}
+
+// Handle registers an agent of this process. Its name must be free, or taken
+// by an earlier Handle, which it replaces.
+func (h *Hub) Handle(a parley.Agent) error {
+	if len(a.Skills) == 0 {
+		return fmt.Errorf("agent %q has no skills: pass parley.Skill(…) or parley.RawSkill(…)", a.Name)
+	}
+	seen := map[string]bool{}
+	for i, s := range a.Skills {
+		switch {
+		case s.Handler == nil:
+			return fmt.Errorf("skill %q of agent %q has no handler", s.ID, a.Name)
+		case s.ID == "" || len(s.ID) > 64:
+			return fmt.Errorf("skill %d of agent %q: want an id of 1 to 64 characters", i+1, a.Name)
+		case seen[s.ID]:
+			return fmt.Errorf("agent %q has two skills %q", a.Name, s.ID)
+		}
+		seen[s.ID] = true
+		if _, err := compile(s.Input); err != nil {
+			return fmt.Errorf("input schema of skill %q of agent %q: %w", s.ID, a.Name, err)
+		}
+	}
+	if _, err := h.c.Directory.Put(context.Background(), a, directory.FromCode); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.local[a.Name] = &local{agent: a, calls: make(chan struct{}, h.c.HandlerCalls)}
+	h.mu.Unlock()
+	return nil
+}
+
+// call runs a handler in a goroutine of its own.
+func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.Result {
+	m := a.Message
+	if m.Kind != parley.Request && m.Kind != parley.Notice {
+		return delivery.Result{} // it has no handler for these; it has been told all it can be
+	}
+	skill, ok := l.agent.SkillNamed(m.Skill)
+	if !ok {
+		return h.answer(a, nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q", a.To, m.Skill))
+	}
+	select {
+	case l.calls <- struct{}{}:
+	default:
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q is busy", a.To)}
+	}
+	r := &replier{h: h, ctx: ctx, a: a, done: make(chan error, 1)}
+	go func() {
+		var err error
+		defer func() {
+			if p := recover(); p != nil {
+				h.c.Logger.Error("a handler panicked", "agent", a.To, "skill", skill.ID, "message", m.ID, "panic", p, "stack", string(debug.Stack()))
+				err = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(fmt.Errorf("panic: %v", p))
+			}
+			<-l.calls // before the lane is free for the next
+			r.done <- err
+		}()
+		err = skill.Handler(ctx, m, r)
+	}()
+	select {
+	case err := <-r.done:
+		parts, replied := r.end()
+		if err == nil {
+			return r.addCost(h.answer(a, parts, nil))
+		}
+		if replied {
+			h.c.Logger.Warn("a handler failed after its reply", "agent", a.To, "message", m.ID, "error", err)
+			return r.addCost(h.answer(a, parts, nil))
+		}
+		return r.addCost(h.handlerError(ctx, a, err))
+	case <-ctx.Done():
+		if parts, replied := r.end(); replied {
+			return r.addCost(h.answer(a, parts, nil))
+		}
+		return r.addCost(h.handlerError(ctx, a, ctx.Err()))
+	}
+}
+
+// handlerError turns what a handler returned into the request's Failure; the
+// text of errors that are not meant for strangers stays here.
+func (h *Hub) handlerError(ctx context.Context, a delivery.Attempt, err error) delivery.Result {
+	var e *parley.Error
+	switch {
+	case errors.As(err, &e):
+	case ctx.Err() != nil:
+		e = parley.AsError(ctx.Err())
+	default:
+		h.c.Logger.Error("a handler failed", "agent", a.To, "message", a.Message.ID, "error", err)
+		e = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(err)
+	}
+	if a.Message.Kind != parley.Request {
+		return delivery.Result{Err: e}
+	}
+	return h.answer(a, nil, e)
+}
+
+func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error) delivery.Result {
+	if a.Message.Kind != parley.Request {
+		return delivery.Result{Err: err}
+	}
+	if err != nil {
+		return delivery.Result{Reply: h.newReply(a, h.failure(a.Message, a.To, err))}
+	}
+	reply := h.response(a.Message, a.To, parts)
+	h.fitReply(context.Background(), a.Message, a.To, reply)
+	return delivery.Result{Reply: h.newReply(a, reply)}
+}
+
+// replier is what a handler speaks through; after the end of its call it is
+// deaf.
+type replier struct {
+	h    *Hub
+	ctx  context.Context
+	a    delivery.Attempt
+	done chan error
+
+	mu      sync.Mutex
+	ended   bool
+	replied bool
+	parts   []parley.Part
+	tokens  int // see Spend
+}
+
+func (r *replier) Attempt() int { return r.a.Number }
+
+func (r *replier) Progress(text string) error { return r.event(parley.Working, parley.Text(text)) }
+
+func (r *replier) Chunk(p parley.Part) error { return r.event(parley.NoState, p) }
+
+func (r *replier) event(s parley.State, p parley.Part) error {
+	r.mu.Lock()
+	over := r.ended || r.replied
+	r.mu.Unlock()
+	if over {
+		return errReplied
+	}
+	if r.a.Message.Kind != parley.Request {
+		return nil // nobody asked, so nobody listens
+	}
+	return r.h.event(r.ctx, r.a, s, []parley.Part{p})
+}
+
+func (r *replier) Reply(parts ...parley.Part) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended || r.replied {
+		return errReplied
+	}
+	r.replied, r.parts = true, parts
+	return nil
+}
+
+// Spend implements parley.Meter.
+func (r *replier) Spend(tokens int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tokens += max(tokens, 0)
+}
+
+// addCost notes in a reply what the work cost.
+func (r *replier) addCost(res delivery.Result) delivery.Result {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tokens > 0 && res.Reply != nil {
+		res.Reply.Message.Extensions = map[string]json.RawMessage{parley.CostExtension: fmt.Appendf(nil, `{"tokens":%d}`, r.tokens)}
+	}
+	return res
+}
+
+func (r *replier) end() ([]parley.Part, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	return r.parts, r.replied
+}
+
+var errReplied = errors.New("the reply has been given already")

@@ -1,0 +1,81 @@
+package hub
+
+import (
+	"context"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
+)
+
+// inbox is an agent whose messages are read through the API. Messages wait
+// while nobody reads.
+type inbox struct {
+	mu      sync.Mutex
+	readers []chan delivery.Attempt
+}
+
+func (b *inbox) isRead() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.readers) > 0
+}
+
+// put gives a message to the first reader that takes it.
+func (b *inbox) put(a delivery.Attempt) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.readers {
+		select {
+		case r <- a:
+			return true
+		default:
+		}
+	}
+	return false
+}
+
+// Inbox makes an agent of the directory one whose messages are read with
+// Read.
+func (h *Hub) Inbox(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.inboxes[name] == nil {
+		h.inboxes[name] = &inbox{}
+	}
+}
+
+// CloseInbox ends what Inbox began; who reads it goes on reading nothing.
+func (h *Hub) CloseInbox(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.inboxes, name)
+}
+
+// Read yields messages to an inbox as they are delivered, until ctx ends. A
+// message that was yielded counts as delivered. Requests are answered through
+// Accept, with InReplyTo.
+func (h *Hub) Read(ctx context.Context, name string) (<-chan delivery.Attempt, error) {
+	h.mu.Lock()
+	b := h.inboxes[name]
+	h.mu.Unlock()
+	if b == nil {
+		return nil, parley.Refuse(parley.UnknownAgent, "agent %q has no inbox here", name)
+	}
+	c := make(chan delivery.Attempt, 64)
+	b.mu.Lock()
+	b.readers = append(b.readers, c)
+	b.mu.Unlock()
+	context.AfterFunc(ctx, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for i, r := range b.readers {
+			if r == c {
+				b.readers = append(b.readers[:i], b.readers[i+1:]...)
+			}
+		}
+		close(c)
+	})
+	h.deliver.Kick(name)
+	return c, nil
+}
