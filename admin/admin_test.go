@@ -114,9 +114,7 @@ func open(t *testing.T, change func(*Config)) *bench {
 		})}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	h.Start()
 	b.server = httptest.NewServer(b.admin)
 	b.client = b.as(rootToken)
 	t.Cleanup(func() {

@@ -279,7 +279,7 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 }
 
 // A hub that is stopped records what its end made of an attempt: it waits for the
-// next hub, unless the recipient may have had it and does not recognise repeats.
+// next hub, unless the recipient may have had it and does not deduplicate.
 func TestStoppedDuringAnAttempt(t *testing.T) {
 	for name, c := range map[string]struct {
 		unknown, repeatable bool

@@ -372,7 +372,8 @@ func (d *Directory) set(old, e *Entry) {
 		delete(d.byName, old.Name)
 		for _, i := range old.Identities {
 			rest := slices.DeleteFunc(d.namesByID[i.ID], func(name string) bool { return name == old.Name })
-			if d.namesByID[i.ID] = rest; len(rest) == 0 {
+			d.namesByID[i.ID] = rest
+			if len(rest) == 0 {
 				delete(d.namesByID, i.ID)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// groupMembers are the agents that hear a notice because it is addressed to their group.
+// groupMembers are the agents that get a notice because it is addressed to their group.
 func (h *Hub) groupMembers(m *parley.Message) []string {
 	e, ok := h.c.Directory.Agent(m.To)
 	if !ok {
@@ -23,11 +23,10 @@ func (h *Hub) groupMembers(m *parley.Message) []string {
 	return h.Hearers(m, names)
 }
 
-// Kick lets deliveries to an agent go on that were held back.
+// Kick lets deliveries go on that [Capabilities.Holds] held back.
 func (h *Hub) Kick(name string) { h.deliver.Kick(name) }
 
-// Addresses tells, by protocol, where an agent is reached: as itself, or as the
-// stand-in that the hub keeps for it there.
+// Addresses gives the addresses of an agent by protocol: its own, or its stand-in's.
 func (h *Hub) Addresses(e *directory.Entry) map[string]string {
 	out := map[string]string{}
 	for protocol, b := range h.bindings {
@@ -54,9 +53,8 @@ func (h *Hub) Profile(e *directory.Entry) *Profile {
 	return nil
 }
 
-// Visible reports whether a message of a protocol, from an agent of the
-// directory to a skill of e, would pass exposure and permission: what lists of
-// agents may show.
+// Visible reports whether exposure and permission let a message of a protocol from an
+// agent of the directory through to a skill of e: lists of agents show only such.
 func (h *Hub) Visible(protocol, from string, e *directory.Entry, skill string) bool {
 	return h.policy.Load().Visible(protocol, from, policy.Recipient{Agent: &e.Agent, Native: e.Native()}, skill)
 }
@@ -71,8 +69,8 @@ func (h *Hub) holds(e *directory.Entry) bool {
 	return !local && ok && b.can.Holds != nil && b.can.Holds(e, id)
 }
 
-// Hearers tells who of names may hear m, which is to go to many: one who may
-// not is no reason to keep it from the others.
+// Hearers gives those of names that may get m, which goes to many: one that may not is
+// left out.
 func (h *Hub) Hearers(m *parley.Message, names []string) []string {
 	var out []string
 	for _, name := range names {
@@ -84,13 +82,13 @@ func (h *Hub) Hearers(m *parley.Message, names []string) []string {
 	return out
 }
 
-// Pause holds deliveries to an agent back, or lets them go on.
+// Pause lets the deliveries to an agent wait, or go on.
 func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
 	return h.c.Directory.Pause(ctx, name, paused)
 }
 
-// reachable reports whether there is a way to bring a message of a kind to an
-// agent. A handler in this process takes requests and notices only.
+// reachable reports whether a message of a kind can be sent to an agent. A handler
+// in this process takes requests and notices only.
 func (h *Hub) reachable(name string, k parley.Kind) bool {
 	h.mu.Lock()
 	_, local := h.local[name]

@@ -10,13 +10,13 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// transport is the hub as delivery sees it.
+// transport is the hub's side of package delivery.
 type transport Hub
 
 func (c *transport) hub() *Hub { return (*Hub)(c) }
 
-// Carry makes one attempt: to a handler or an inbox of this process, or
-// through the binding of the recipient.
+// Attempt makes one attempt: with a handler or an inbox of this process, or through
+// the recipient's binding.
 func (c *transport) Attempt(ctx context.Context, a delivery.Attempt) delivery.Result {
 	r := c.attempt(ctx, a)
 	if a.Message.Kind == parley.Notice && isMisfit(r.Err) {
@@ -57,7 +57,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	case box != nil:
 		return h.observed(ctx, a, "api", func(_ context.Context, a delivery.Attempt) delivery.Result {
 			if !box.put(a) {
-				// Its reader has just left; that is no failure of the message.
+				// The reader has just left; that does not count as a try.
 				return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To), Wait: time.Second}
 			}
 			return h.awaitLater(a)
@@ -72,7 +72,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		}
 		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
 	}
-	// What is said about a request goes back by the protocol it came in.
+	// Events and replies go back by the protocol of the request.
 	protocol := a.Message.Origin.Protocol
 	var request *parley.Message
 	if k := a.Message.Kind; k == parley.Event || k.Terminal() || k == parley.Cancel {
@@ -122,9 +122,8 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 	return r
 }
 
-// streams reports whether who made the request of an attempt is told of events
-// as they come: one who waits reads them, or they are brought to where the
-// request came from.
+// streams reports whether the requester gets events as they come: it waits and reads
+// them, or its protocol carries them.
 func (h *Hub) streams(a delivery.Attempt) bool {
 	if !a.Sync {
 		b := h.bindings[a.Message.Origin.Protocol]
@@ -166,8 +165,8 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 	return nil
 }
 
-// GivenUp tells the sender of a request that it will not be answered. Nothing
-// else is answered with an error, so that errors never answer errors.
+// FailureReply composes the Failure of a request without an answer. Only requests get
+// one, so that errors never answer errors.
 func (c *transport) FailureReply(m *parley.Message, p journal.Position, to string, err *parley.Error) *delivery.Reply {
 	h := c.hub()
 	if m.Kind != parley.Request {
@@ -185,7 +184,8 @@ func (c *transport) FailureReply(m *parley.Message, p journal.Position, to strin
 	return r
 }
 
-// Repeatable: handlers of this process see the message ID and the attempt.
+// Repeatable: handlers of this process see the message ID and the attempt number, so
+// they can deduplicate.
 func (c *transport) Repeatable(message parley.ID, to string) bool {
 	h := c.hub()
 	h.mu.Lock()
@@ -197,7 +197,7 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 	}
 	e, ok := h.c.Directory.Agent(to)
 	if !ok {
-		_, ok = parseCallbackRecipient(to) // it knows the request's id, so the outcome may come twice
+		_, ok = parseCallbackRecipient(to) // the sender knows the request's id, so it can deduplicate
 		return ok
 	}
 	b, id, ok := h.route(e, "")
@@ -212,7 +212,7 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 	return b.can.Deduplicates
 }
 
-// Paused: by an operator, or because it is an inbox that nobody reads.
+// Paused: by an operator, or because nobody reads the inbox.
 func (c *transport) Paused(to string) bool {
 	h := c.hub()
 	h.mu.Lock()
@@ -225,7 +225,7 @@ func (c *transport) Paused(to string) bool {
 	return ok && (e.Paused || box == nil && h.holds(e))
 }
 
-// AtOnce: handlers of this process have a bound of their own.
+// LaneLimit: handlers of this process have a bound of their own.
 func (c *transport) LaneLimit(to string) int {
 	h := c.hub()
 	h.mu.Lock()

@@ -11,51 +11,51 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A Binding joins one protocol to the hub. Its methods are called from many
+// A Binding connects one protocol to the hub. Its methods are called from many
 // goroutines.
 type Binding interface {
 	// Protocol is the protocol's short name: "samvad", "uagents", …
 	Protocol() string
 	// Capabilities says what the protocol can do. The hub asks once, in Bind.
 	Capabilities() Capabilities
-	// Deliver brings a message to a recipient. It returns when the recipient
-	// has it, or has answered, or the attempt failed; it heeds ctx.
+	// Deliver sends a message to a recipient. It returns when the recipient has
+	// it, or has answered, or the attempt failed, or ctx ended.
 	Deliver(ctx context.Context, o Outbound) Outcome
 }
 
-// A Service is a Binding with a life of its own. Start is called before the
-// hub delivers anything, Close after the listeners are shut.
+// A Service is a Binding that runs in the background. Start is called before the
+// hub delivers anything, Close after the listeners are closed.
 type Service interface {
 	Binding
 	Start(ctx context.Context) error
 	Close() error
 }
 
-// An HTTPBinding has endpoints on the hub's HTTP listener. The first binding
-// that says Serves gets the request.
+// An HTTPBinding has endpoints on the hub's HTTP listener. The first binding whose
+// Serves reports true gets the request.
 type HTTPBinding interface {
 	Binding
 	Serves(r *http.Request) bool
 	http.Handler
 }
 
-// An Outbound is what a binding is to deliver.
+// An Outbound is a message for a binding to deliver.
 type Outbound struct {
 	Message   *parley.Message
-	Request   *parley.Message // what an Event, Response, Failure or Cancel is about; else nil
-	Scope     string          // in which Message is recorded, and in which the keys of its replies are kept
+	Request   *parley.Message // that an Event, Response, Failure or Cancel is about; else nil
+	Scope     string          // of the record of Message, and of the keys of its replies
 	Recipient *directory.Entry
 	Identity  parley.Identity // the recipient's, in the binding's protocol
 	Attempt   int
-	Waits     bool // who asked waits on an open connection, and is gone when the hub is
-	Streams   bool // who asked is told of events as they come
-	// Event records an event about the request and passes it on; it may be
-	// called until Deliver returns.
+	Waits     bool // the requester waits on an open connection
+	Streams   bool // the requester gets events as they come
+	// Event records an event about the request and sends it on. It may be called
+	// until Deliver returns.
 	Event func(state parley.State, parts ...parley.Part) error
 }
 
-// An Outcome is what came of a delivery. The zero value says that the
-// recipient has the message and that a reply, if one is due, comes later.
+// An Outcome is the result of Deliver. The zero value: the recipient has the
+// message, and a reply, if one is due, comes later.
 type Outcome struct {
 	Answered bool            // the recipient answered with Parts or Failure
 	Parts    []parley.Part   // of a Response
@@ -63,7 +63,7 @@ type Outcome struct {
 	Reply    *parley.Message // more of the reply than Parts and Failure: Act, Schema, Origin, Extensions, Trace; may be nil
 
 	Err     *parley.Error // the attempt failed
-	Wait    time.Duration // with Err: come back after this; no try is used up
+	Wait    time.Duration // with Err: try again after this; it is not counted as a try
 	Unknown bool          // with Err: the recipient may have had it all the same
 	Losses  []parley.Loss
 }

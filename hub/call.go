@@ -12,9 +12,9 @@ import (
 	"github.com/parley-hub/parley/internal/stack"
 )
 
-// Ask records a request and waits for its terminal reply, a message of kind
-// Response or Failure, at most until its deadline. An error means that the
-// request was not accepted, or that its reply could not be recorded.
+// Ask records a request and waits for its terminal reply, a Response or a Failure,
+// at most until its deadline. After an error the request was not accepted, or its
+// reply could not be recorded.
 func (h *Hub) Ask(ctx context.Context, s Submission) (*parley.Message, error) {
 	c, err := h.Begin(ctx, s)
 	if err != nil {
@@ -23,8 +23,8 @@ func (h *Hub) Ask(ctx context.Context, s Submission) (*parley.Message, error) {
 	return c.Reply(ctx)
 }
 
-// A Call is a request that is recorded, whose caller waits. One of Reply and
-// Stream must be called, once.
+// A Call is a recorded request whose caller waits. The caller calls either Reply or
+// Stream, once.
 type Call struct {
 	h *Hub
 	w *waiter
@@ -87,7 +87,7 @@ func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 	}
 }
 
-// Begin records a request whose caller waits, and gives what it waits with.
+// Begin records a request whose caller waits.
 func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 	if s.Message.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Malformed, "only a request has a reply to wait for")
@@ -133,7 +133,7 @@ func (h *Hub) endWait(a *recordedMessage) {
 // firstAttempt makes the attempt that was recorded with the request.
 func (h *Hub) firstAttempt(ctx context.Context, a *recordedMessage, w *waiter) {
 	if !w.attempted.CompareAndSwap(false, true) {
-		return // the hub ended before the caller came to it
+		return // the hub closed first
 	}
 	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: a.claims[0].to, Sync: true})
 	switch {
@@ -144,8 +144,8 @@ func (h *Hub) firstAttempt(ctx context.Context, a *recordedMessage, w *waiter) {
 	}
 }
 
-// nextReply waits for the next message about a request; when the caller's time is
-// up it ends the request.
+// nextReply waits for the next message about a request. When the caller's time is
+// up, it ends the request.
 func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*parley.Message, error) {
 	m, err := w.next(ctx)
 	if err == nil {
@@ -159,8 +159,8 @@ func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*pa
 	return nil, parley.AsError(err)
 }
 
-// grace is how long a caller waits beyond the deadline for the Failure with
-// which the attempt that is under way ends then.
+// grace is how long a caller waits beyond the deadline: the attempt in flight ends
+// then, and its Failure is recorded.
 const grace = 2 * time.Second
 
 // patience is how long the caller waits from now on.
@@ -180,20 +180,20 @@ func (h *Hub) callerGone(a *recordedMessage) {
 	stop := h.running[a.message.ID]
 	h.mu.Unlock()
 	if stop != nil {
-		stop() // the attempt ends as cancelled, and is recorded so
+		stop() // the attempt ends, and is recorded, as cancelled
 		return
 	}
 	h.endUnanswered(ctx, a, context.Canceled)
 }
 
-// waiter holds what comes about a request until its caller reads it.
+// waiter queues the messages about a request for its caller.
 type waiter struct {
 	to        []string // recipients of the request
 	limit     int
 	streams   atomic.Bool   // its caller reads events as they come
-	attempted atomic.Bool   // the attempt that was recorded with the request, or that it will never be
-	ready     chan struct{} // has a token while something is there to read
-	space     chan struct{} // has a token after something was read
+	attempted atomic.Bool   // the recorded first attempt was made, or given up
+	ready     chan struct{} // has a token while a message can be read
+	space     chan struct{} // has a token after a message was read
 
 	mu       sync.Mutex
 	messages []*parley.Message
@@ -203,8 +203,8 @@ type waiter struct {
 	claim *delivery.Claim // the lane that is held for its caller; set once, under Hub.mu
 }
 
-// cancelAttempt gives up the attempt of a caller that has not come to it, so that
-// nobody waits for its lane. Hub.mu must not be held: lanes ask the hub.
+// cancelAttempt gives up the first attempt if the caller has not made it yet, so that
+// its lane is free. Hub.mu must not be held: lanes call the hub.
 func (w *waiter) cancelAttempt() {
 	if w.attempted.CompareAndSwap(false, true) {
 		w.claim.Release()
@@ -212,7 +212,7 @@ func (w *waiter) cancelAttempt() {
 	}
 }
 
-// waiterBytes bounds the content that waits for a caller who reads slowly.
+// waiterBytes bounds the content queued for a caller that reads slowly.
 const waiterBytes = 8 << 20
 
 func contentSize(m *parley.Message) (n int) {
@@ -226,8 +226,8 @@ func newWaiter(limit int, to []string) *waiter {
 	return &waiter{to: to, limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }
 
-// push adds a message. A caller that has let too many events lie is cut off:
-// it is the one that is slow, and nobody else waits for it.
+// push adds a message. A caller that reads too slowly is cut off: nobody else waits
+// for it.
 func (w *waiter) push(m *parley.Message) {
 	w.mu.Lock()
 	if (len(w.messages) >= w.limit || w.bytes >= waiterBytes) && !m.Kind.Terminal() {
@@ -251,8 +251,7 @@ func (w *waiter) end(err *parley.Error) {
 	token(w.ready)
 }
 
-// next waits for the next message. What was pushed before the end is given
-// before the end is.
+// next waits for the next message. Messages pushed before the end come before it.
 func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 	for {
 		w.mu.Lock()
@@ -277,8 +276,8 @@ func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 	}
 }
 
-// room waits until fewer than half of the places and bytes are taken: the pace at which
-// a caller reads is the pace at which a handler in this process may speak.
+// room waits until the queue is less than half full: so a handler of this process
+// sends events as fast as the caller reads them.
 func (w *waiter) room(ctx context.Context) error {
 	for {
 		w.mu.Lock()

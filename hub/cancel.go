@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// submitCancel takes the sender's word that it no longer wants an answer of To.
+// submitCancel records that a sender no longer wants the answer of To.
 func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage, error) {
 	m := s.Message
 	v, ok, err := h.openDelivery(ctx, m.InReplyTo, m.To)
@@ -45,8 +45,8 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 	return &recordedMessage{message: m, position: position, scope: scope}, nil
 }
 
-// sendCancel tells who works on a request that nobody waits for it any more: its
-// time is up, or its caller has gone. Who cannot be told is let work.
+// sendCancel tells the recipient of a request that nobody waits for its answer any
+// more: its time is up, or its caller has gone. Not every recipient can be told.
 func (h *Hub) sendCancel(ctx context.Context, a *recordedMessage, to string, why *parley.Error) {
 	if !h.reachable(to, parley.Cancel) {
 		return
@@ -55,6 +55,6 @@ func (h *Hub) sendCancel(ctx context.Context, a *recordedMessage, to string, why
 	m.To = to
 	setRequestPosition(m, a.position)
 	if _, err := h.c.Journal.Append(ctx, journal.Entry{Scope: a.scope, Message: m, Open: []journal.Opening{{To: to}}}); err != nil {
-		h.c.Logger.Warn("cannot take back a request that nobody waits for", "message", a.message.ID, "to", to, "error", err)
+		h.c.Logger.Warn("cannot cancel a request that nobody waits for", "message", a.message.ID, "to", to, "error", err)
 	}
 }

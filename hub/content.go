@@ -19,11 +19,10 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// fit gives a message's content as the skill that it goes to takes it. It is
-// the content rule (DESIGN §3), the same for every protocol and kind, in this
-// order:
+// fit gives a message's content as its skill takes it. It is the one content rule for
+// all protocols and kinds, in this order:
 //
-//   - What fits the skill's schema stays as it is.
+//   - Content that fits the skill's schema stays as it is.
 //   - Text that spells a fitting object becomes it; other text becomes the
 //     skill's only required string. Text that spells an object of another shape
 //     is JSON, and text only for a string that is called "text" or "message".
@@ -38,7 +37,7 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 		if len(e.Skills) > 0 {
 			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill, skillNames(e.Skills))
 		}
-		skill.ID = m.Skill // the hub does not know its skills
+		skill.ID = m.Skill // the agent's skills are unknown
 	}
 	var misfit *parley.Error
 	if len(skill.Input) > 0 {
@@ -73,9 +72,9 @@ func skillNames(skills []parley.SkillSpec) string {
 	return strings.Join(names, ", ")
 }
 
-// admitContent is fit for a message on its way in. A notice is shaped for each of
-// its recipients when it is delivered, and refused for none of them; its sender
-// learns only that the skill it names does not exist.
+// admitContent is fit for a submitted message. A notice is fitted to each recipient
+// when it is delivered, and refused for none of them; its sender learns only that the
+// skill it names does not exist.
 func (h *Hub) admitContent(m *parley.Message, e *directory.Entry) *parley.Error {
 	parts, err := h.fit(m, e)
 	switch {
@@ -87,9 +86,9 @@ func (h *Hub) admitContent(m *parley.Message, e *directory.Entry) *parley.Error 
 	return err
 }
 
-// fitNotice gives a notice as its recipient takes it. Within a protocol the
-// sender's own envelope goes on, and talk that names no skill goes to an agent
-// of another protocol as such where no skill of it takes talk.
+// fitNotice gives a notice as its recipient takes it. Within a protocol the sender's
+// own envelope goes on. A notice without a skill goes unchanged to an agent of another
+// protocol that has no skill for it.
 func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Message, *parley.Error) {
 	e, ok := h.c.Directory.Agent(to)
 	if !ok || !local && slices.Contains(e.Native(), m.Origin.Protocol) {
@@ -102,14 +101,13 @@ func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Messa
 	case err != nil:
 		return nil, err
 	}
-	fitted := *m // the recorded one stays as it is
+	fitted := *m // the recorded message must not change
 	fitted.Parts = parts
 	return &fitted, nil
 }
 
-// misfitResult makes a delivery of a notice that its recipient cannot take: nobody
-// waits for an answer, so that the misfit stands with the message and is no dead
-// letter.
+// misfitResult is the result for a notice that its recipient cannot take. It is no dead
+// letter, for nobody waits for an answer: the reason is a loss of its delivery.
 func misfitResult(err *parley.Error, losses ...parley.Loss) delivery.Result {
 	text := []rune(err.Text)
 	if len(text) > maxNote {
@@ -120,13 +118,12 @@ func misfitResult(err *parley.Error, losses ...parley.Loss) delivery.Result {
 
 const maxNote = 200 // characters
 
-// isMisfit reports whether a failure says that content does not suit its
-// recipient.
+// isMisfit reports whether the recipient refused the content.
 func isMisfit(err *parley.Error) bool {
 	return err != nil && !err.Retryable && (err.Code == parley.InvalidContent || err.Code == parley.UnknownSkill)
 }
 
-// fitSchema makes content fit a schema; the error says why it cannot.
+// fitSchema makes content fit a schema; its error is the reason why it cannot.
 func fitSchema(m *parley.Message, input json.RawMessage) ([]parley.Part, error) {
 	schema, err := compile(input)
 	if err != nil {
@@ -150,9 +147,9 @@ func fitSchema(m *parley.Message, input json.RawMessage) ([]parley.Part, error) 
 	return nil, why
 }
 
-// candidates are the JSON that content may become where it does not fit as it is: by
-// the only text that it holds, or by all of it for a skill that takes text
-// alone. given is its main JSON part, -1 for none.
+// candidates are the JSON values that content may become if it does not fit as it is:
+// made of its only text, or of all parts for a skill that takes a string. given is its
+// main JSON part, -1 for none.
 func candidates(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
 	quoted := func(v any) {
 		if b, err := json.Marshal(v); err == nil {
@@ -186,7 +183,7 @@ func candidates(m *parley.Message, given int, input json.RawMessage) (out [][]by
 	return out
 }
 
-// takesTextAlone reports whether a schema wants a string and nothing else.
+// takesTextAlone reports whether a schema is that of a string.
 func takesTextAlone(raw json.RawMessage) bool {
 	var s struct {
 		Type any `json:"type"`
@@ -194,7 +191,7 @@ func takesTextAlone(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &s) == nil && s.Type == "string"
 }
 
-// asText says parts as text, one a line; false where one is no text.
+// asText joins parts as text, one a line; false if one is no text.
 func asText(parts []parley.Part) (string, bool) {
 	var lines []string
 	for _, p := range parts {
@@ -235,7 +232,7 @@ func misfitError(s parley.SkillSpec, why error) *parley.Error {
 	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, text, schema)
 }
 
-// reason says in a line why content does not fit.
+// reason is one line on why content does not fit.
 func reason(why error) string {
 	var v *jsonschema.ValidationError
 	if errors.As(why, &v) {
@@ -244,7 +241,7 @@ func reason(why error) string {
 	return why.Error()
 }
 
-// explain finds the innermost reason: where, and what.
+// explain finds the innermost reason, with its place.
 func explain(v *jsonschema.ValidationError) string {
 	for len(v.Causes) > 0 {
 		v = v.Causes[0]
@@ -282,8 +279,8 @@ var schemas struct {
 
 const maxSchemas = 4096
 
-// compile makes a schema ready; nil for one that allows anything. References
-// to other documents are never fetched.
+// compile compiles a schema, or takes it from the cache. An empty one allows anything.
+// References to other documents are never fetched.
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage("{}")

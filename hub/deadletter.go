@@ -12,7 +12,7 @@ func (h *Hub) Retry(ctx context.Context, id parley.ID, to string) error {
 	return h.settleDead(ctx, id, to, parley.Waiting)
 }
 
-// Drop gives a dead letter up for good.
+// Drop gives up a dead letter for good.
 func (h *Hub) Drop(ctx context.Context, id parley.ID, to string) error {
 	return h.settleDead(ctx, id, to, parley.Dropped)
 }

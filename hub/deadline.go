@@ -10,8 +10,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// awaitReply sees to it that a delivered request whose answer comes later is
-// answered by its deadline.
+// awaitReply ends a delivered request at its deadline if no answer has come by then.
 func (h *Hub) awaitReply(id parley.ID, to string, p journal.Position, deadline time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -21,14 +20,15 @@ func (h *Hub) awaitReply(id parley.ID, to string, p journal.Position, deadline t
 	h.timers[id] = time.AfterFunc(max(0, deadline.Sub(h.c.Now())), func() { h.endOverdue(id, to, p) })
 }
 
-// awaitReplyOf is await for what another hub delivered, whose partition is this one's.
+// awaitReplyOf is awaitReply for a request of this hub's partition that another hub
+// delivered.
 func (h *Hub) awaitReplyOf(id parley.ID, to string) {
 	if v, ok := h.c.Journal.Delivery(id, to); ok && v.State == parley.Delivered && v.Kind == parley.Request {
 		h.awaitReply(v.Message, v.To, v.Position, v.Deadline)
 	}
 }
 
-// awaitLater is the result of a delivery whose reply comes later, if one is due.
+// awaitLater is the result of an attempt whose reply, if one is due, comes later.
 func (h *Hub) awaitLater(a delivery.Attempt) delivery.Result {
 	if a.Message.Kind == parley.Request {
 		h.awaitReply(a.Message.ID, a.To, a.Position, a.Message.Deadline)
@@ -36,12 +36,12 @@ func (h *Hub) awaitLater(a delivery.Attempt) delivery.Result {
 	return delivery.Result{}
 }
 
-// retryPause is the pause before it is tried again to end a request, or to take
-// up a partition.
+// retryPause is the pause before the hub tries again to end a request, or to resume a
+// partition.
 const retryPause = time.Second
 
-// endOverdue ends a request whose deadline has passed. What the journal cannot
-// read or record just now is tried again: nobody else would end it.
+// endOverdue ends a request whose deadline has passed. It tries again while the
+// journal cannot read or record: nobody else would end the request.
 func (h *Hub) endOverdue(id parley.ID, to string, p journal.Position) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -59,13 +59,13 @@ func (h *Hub) endOverdue(id parley.ID, to string, p journal.Position) {
 	h.c.Logger.Warn("cannot end a request whose deadline passed; trying again", "message", id, "to", to, "error", err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if t := h.timers[id]; t != nil { // it is not settled, and the hub does not stop
+	if t := h.timers[id]; t != nil { // the request is not settled, and the hub is not closing
 		t.Reset(retryPause)
 	}
 }
 
-// timeout records the Failure of a request that nobody answered, unless its
-// delivery is settled meanwhile; then it gives nil.
+// timeout records the Failure of a request without an answer. It returns nil if the
+// delivery was settled meanwhile.
 func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*parley.Message, error) {
 	to := a.message.To
 	v, ok := h.c.Journal.Delivery(a.message.ID, to)
@@ -78,7 +78,7 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 	if entry.Open = h.replyTo(a.message, reply, v.Sync); entry.Open != nil {
 		setRequestPosition(reply, a.position)
 	}
-	entry.Steps[0].Losses = union(v.Losses, h.replyLosses(a.message, reply, entry.Open))
+	entry.Steps[0].Losses = journal.AddLosses(v.Losses, h.replyLosses(a.message, reply, entry.Open))
 	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
 		return nil, nil
 	} else if err != nil {
@@ -90,11 +90,11 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 	return reply, nil
 }
 
-// endUnanswered is timeout for a caller who goes, or is gone.
+// endUnanswered is timeout for a caller that does not wait any longer.
 func (h *Hub) endUnanswered(ctx context.Context, a *recordedMessage, cause error) *parley.Message {
 	reply, err := h.timeout(ctx, a, cause)
 	if err != nil {
-		h.c.Logger.Error("cannot record that a request was not answered", "message", a.message.ID, "error", err)
+		h.c.Logger.Error("cannot record the failure of a request without an answer", "message", a.message.ID, "error", err)
 	}
 	return reply
 }

@@ -8,9 +8,9 @@ import (
 )
 
 // Drain refuses further requests whose callers wait, and returns when no caller
-// waits any more, or when ctx ends: callers that wait then are told. Agents may
-// answer meanwhile, and ask others for what a caller waits for. What senders leave
-// at the hub is recorded as always. Close follows.
+// waits any more, or when ctx ends: callers that still wait then get an error.
+// Meanwhile agents may answer, and an agent that works for a waiting caller may ask
+// others. Messages whose senders do not wait are recorded as always. Close follows.
 func (h *Hub) Drain(ctx context.Context) {
 	h.mu.Lock()
 	if h.drained == nil {
@@ -31,7 +31,7 @@ func (h *Hub) Drain(ctx context.Context) {
 	}
 }
 
-// checkDrainedLocked notes whether a caller waits.
+// checkDrainedLocked ends Drain once no caller waits.
 func (h *Hub) checkDrainedLocked() {
 	select {
 	case <-h.drained:

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A Forgetter is a Binding that keeps content beside the journal, in the
-// journal's state or in memory. [Capabilities.Erasing] and
+// A Forgetter is a Binding that stores content in the journal's state or in memory,
+// beside the log. [Capabilities.Erasing] and
 // [Capabilities.ForgetRecent] complete it where a protocol needs them.
 type Forgetter interface {
 	Binding
@@ -22,31 +22,31 @@ type Forgetter interface {
 	Forget(ctx context.Context, f Forgetting) (int, error)
 }
 
-// Forgetting says what is to be forgotten.
+// Forgetting selects the content to forget.
 type Forgetting struct {
-	Agent        string            // directory name; "": it is about a conversation
+	Agent        string            // directory name; "": a conversation is forgotten
 	Identities   []parley.Identity // of Agent in all protocols, as far as known
 	Conversation parley.ID
 
-	// Message tells of a message whether its content was erased.
+	// Message reports whether the content of a message was erased.
 	Message func(parley.ID) bool
 }
 
-// Is reports whether an identity of a protocol is the agent's that is to be
-// forgotten.
+// Is reports whether an identity belongs to the agent to forget.
 func (f *Forgetting) Is(protocol, id string) bool {
 	return id != "" && slices.ContainsFunc(f.Identities, func(i parley.Identity) bool { return i.Protocol == protocol && i.ID == id })
 }
 
-// Forget has all bindings drop what they keep; the number is of values.
+// Forget makes all bindings forget, and counts the values that they changed.
 func (h *Hub) Forget(ctx context.Context, f Forgetting) (n int, err error) {
 	h.ForgetRecent()
 	h.refusals.forget(&f)
 	for _, b := range h.Bindings() {
 		if b, ok := b.(Forgetter); ok {
 			k, ferr := b.Forget(ctx, f)
-			if n += k; ferr != nil {
-				err = errors.Join(err, fmt.Errorf("what is kept for %s: %w", b.Protocol(), ferr))
+			n += k
+			if ferr != nil {
+				err = errors.Join(err, fmt.Errorf("what %s stores: %w", b.Protocol(), ferr))
 			}
 		}
 	}
@@ -68,8 +68,7 @@ func (h *Hub) Erasing(ctx context.Context, records []*journal.Record) error {
 	return nil
 }
 
-// ForgetRecent drops from memory what is remembered of messages, after some were
-// erased from the journal.
+// ForgetRecent drops cached messages, after some were erased from the journal.
 func (h *Hub) ForgetRecent() {
 	h.recent.mu.Lock()
 	h.recent.known, h.recent.ring, h.recent.next = nil, nil, 0
@@ -81,7 +80,7 @@ func (h *Hub) ForgetRecent() {
 	}
 }
 
-// forget takes the words out of refusals of an agent; that there was one stays.
+// forget removes the texts from an agent's refusals, and keeps the refusals.
 func (q *refusals) forget(f *Forgetting) {
 	if f.Agent == "" {
 		return

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// isGuest reports whether nobody vouches for the sender of a message: it is not
-// in the directory, or it put itself there.
+// isGuest reports whether the sender of a message is a guest: not in the directory, or
+// there by its own registration.
 func (h *Hub) isGuest(s *Submission) bool {
 	if p := s.Message.Origin.Protocol; s.Vouched || p == "go" || p == "api" || p == "" {
 		return false
@@ -21,26 +21,26 @@ func (h *Hub) isGuest(s *Submission) bool {
 	return h.Guest(s.Message.From)
 }
 
-// Guest reports whether nobody vouches for a sender of a name.
+// Guest reports whether a sender of that name is a guest.
 func (h *Hub) Guest(name string) bool {
 	e, ok := h.c.Directory.Agent(name)
 	return !ok || e.Source == directory.FromGuest
 }
 
-// recordBytes is what a message costs on the disk beside its content: its
-// record, those of its delivery, and its lines in the index.
+// recordBytes is the disk space of a message beside its content: its record, those of
+// its delivery, and its rows in the index.
 const recordBytes = 2 << 10
 
-// recordCost estimates how many bytes are written for a message: its content is
-// in the journal, and in the index as text and by words. A large one goes through
-// the index's log besides, before that is emptied.
+// recordCost estimates the bytes written for a message. Its content is in the journal,
+// and in the index as text and by words; large content also in the index's WAL until
+// that is copied.
 func recordCost(m *parley.Message) int {
 	n := max(len(m.Origin.Raw), contentSize(m))
 	return recordBytes + 2*n + 2*max(0, n-4<<10)
 }
 
-// chargeGuest takes the record of a guest's message from the guests' budget. Of
-// one that is refused the record holds only what identifies it.
+// chargeGuest takes the record of a guest's message from the guests' budget. A refused
+// message is recorded without its content.
 func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) *parley.Error {
 	if refused {
 		strip(m)
@@ -48,7 +48,7 @@ func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) 
 	return h.c.Guests.Write(policy.SourceOf(ctx), recordCost(m))
 }
 
-// strip takes the content out of a message and leaves its digest and size.
+// strip replaces the content of a message by its digest and size.
 func strip(m *parley.Message) {
 	size, sum := contentSize(m), sha256.New()
 	if m.Origin.Raw != nil {

@@ -53,7 +53,7 @@ func (h *Hub) Handle(a parley.Agent) error {
 func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.Result {
 	m := a.Message
 	if m.Kind != parley.Request && m.Kind != parley.Notice {
-		return delivery.Result{} // it has no handler for these; it has been told all it can be
+		return delivery.Result{} // a handler takes no other kinds
 	}
 	skill, ok := l.agent.SkillNamed(m.Skill)
 	if !ok {
@@ -96,8 +96,8 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	}
 }
 
-// handlerError turns what a handler returned into the request's Failure; the
-// text of errors that are not meant for strangers stays here.
+// handlerError turns a handler's error into the request's Failure. Only the text of a
+// parley.Error is sent; others are logged.
 func (h *Hub) handlerError(ctx context.Context, a delivery.Attempt, err error) delivery.Result {
 	var e *parley.Error
 	switch {
@@ -126,8 +126,8 @@ func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error)
 	return delivery.Result{Reply: h.newReply(a, reply)}
 }
 
-// replier is what a handler speaks through; after the end of its call it is
-// deaf.
+// replier is a handler's parley.Replier. After the handler's call it takes nothing
+// more.
 type replier struct {
 	h    *Hub
 	ctx  context.Context
@@ -155,7 +155,7 @@ func (r *replier) event(s parley.State, p parley.Part) error {
 		return errReplied
 	}
 	if r.a.Message.Kind != parley.Request {
-		return nil // nobody asked, so nobody listens
+		return nil // a notice has no requester
 	}
 	return r.h.event(r.ctx, r.a, s, []parley.Part{p})
 }
@@ -177,7 +177,7 @@ func (r *replier) Spend(tokens int) {
 	r.tokens += max(tokens, 0)
 }
 
-// addCost notes in a reply what the work cost.
+// addCost adds the cost of the work to a reply.
 func (r *replier) addCost(res delivery.Result) delivery.Result {
 	r.mu.Lock()
 	defer r.mu.Unlock()

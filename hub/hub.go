@@ -23,15 +23,15 @@ import (
 // Config of a Hub. Journal, Directory and Policy must be set.
 type Config struct {
 	ID        string // of this hub, as in Message.Hops
-	Secret    []byte // 32 bytes: conversations of foreign ids are derived with it; must stay the same
+	Secret    []byte // 32 bytes, from which conversations are derived; must stay the same
 	Journal   *journal.Journal
 	Directory *directory.Directory
 	Policy    *policy.Policy
 	Guests    *policy.Guests // nil: one of default size
 
 	Delivery     delivery.Config // Log and Carrier are set by the hub
-	Timeout      time.Duration   // a request's deadline when its caller waits and gave none; 30 s
-	LongTimeout  time.Duration   // when nobody waits; 2 h: an hour's work has room in it
+	Timeout      time.Duration   // deadline of a request without one whose caller waits; 30 s
+	LongTimeout  time.Duration   // deadline of other requests without one; 2 h, so that an hour's work has time
 	HandlerCalls int             // of one Go agent at once; 1,024
 	Events       int             // of one request, kept for a caller that reads slowly; 1,024
 	Refusals     int             // kept for `parley refused`; 4,096
@@ -51,6 +51,8 @@ type Hub struct {
 	maps      atomic.Pointer[map[mapKey]Program] // nil: none
 	refusals  *refusals
 	bindings  map[string]*bound // by protocol
+	life      context.Context   // ends with Close
+	endLife   context.CancelFunc
 	stopWatch func()
 	macs      sync.Pool // of hash.Hash, keyed with Config.Secret
 
@@ -59,9 +61,9 @@ type Hub struct {
 	mu        sync.Mutex
 	local     map[string]*local
 	waiters   map[parley.ID]*waiter
-	running   map[parley.ID]context.CancelFunc // attempts under way, by request
-	numbers   map[parley.ID]int                // last event number of requests that are open
-	timers    map[parley.ID]*time.Timer        // deadlines of requests that were delivered and not answered
+	running   map[parley.ID]context.CancelFunc // attempts in flight, by request
+	numbers   map[parley.ID]int                // last event number of open requests
+	timers    map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
 	inboxes   map[string]*inbox
 	uncertain uncertainAppends
 	started   bool
@@ -107,6 +109,7 @@ func New(c Config) (*Hub, error) {
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
 		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
 		inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
+	h.life, h.endLife = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
 	dc.Log, dc.Transport, dc.Now, dc.Logger, dc.Relaxed = c.Journal, (*transport)(h), c.Now, c.Logger, c.Relaxed
@@ -117,7 +120,7 @@ func New(c Config) (*Hub, error) {
 // ID is this hub's own.
 func (h *Hub) ID() string { return h.c.ID }
 
-// Bindings are the protocols that are bound.
+// Bindings lists the bound protocols by name.
 func (h *Hub) Bindings() []Binding {
 	var out []Binding
 	for _, b := range h.bindings {
@@ -127,16 +130,16 @@ func (h *Hub) Bindings() []Binding {
 	return out
 }
 
-// Directory is what the hub routes by.
+// Directory is the hub's directory of agents.
 func (h *Hub) Directory() *directory.Directory { return h.c.Directory }
 
-// Journal is where the hub records.
+// Journal is the hub's journal.
 func (h *Hub) Journal() *journal.Journal { return h.c.Journal }
 
-// SetPolicy puts other rules in force; messages under way are not judged anew.
+// SetPolicy puts other rules in force, for messages from now on.
 func (h *Hub) SetPolicy(p *policy.Policy) { h.policy.Store(p) }
 
-// SenderRate is how much it takes of one proved sender.
+// SenderRate is the rate limit of one proved sender.
 func (h *Hub) SenderRate() policy.Rate { return h.policy.Load().SenderRate() }
 
 // Guests is the budget of guests.
@@ -154,8 +157,8 @@ func (h *Hub) Bind(b Binding) error {
 	return nil
 }
 
-// Start begins to deliver: first what the journal holds from before.
-func (h *Hub) Start(ctx context.Context) error {
+// Start begins to deliver, first the open deliveries of the journal.
+func (h *Hub) Start() {
 	h.started = true
 	stopRecords := h.c.Journal.Watch(h.onRecord)
 	stopAgents := h.c.Directory.Watch(func(c directory.Change) {
@@ -163,7 +166,6 @@ func (h *Hub) Start(ctx context.Context) error {
 			h.deliver.Kick(c.New.Name)
 		}
 	})
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var resuming sync.WaitGroup
 	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
 		if !owned {
@@ -173,37 +175,43 @@ func (h *Hub) Start(ctx context.Context) error {
 		resuming.Add(1)
 		go func() {
 			defer resuming.Done()
-			h.resumeLoop(ctx, partition)
+			h.resumeLoop(partition)
 		}()
 	})
 	stopDrain := h.c.Journal.OnHandOver(h.deliver.HandOver)
 	h.stopWatch = func() {
-		stop()
 		stopDrain()
 		stopAgents()
 		stopOwned()
 		resuming.Wait()
 		stopRecords()
 	}
-	return nil
 }
 
-// resumeLoop is resume, again while the journal cannot: a partition often changes
-// hands when servers do not answer.
-func (h *Hub) resumeLoop(ctx context.Context, partition int) {
+// resumeLoop calls resumePartition until it succeeds: a partition often changes its
+// owner while servers do not answer.
+func (h *Hub) resumeLoop(partition int) {
 	for h.c.Journal.Owned(partition) {
-		err := h.resumePartition(ctx, partition)
-		if err == nil || ctx.Err() != nil {
+		err := h.resumePartition(h.life, partition)
+		if err == nil || h.life.Err() != nil {
 			return
 		}
-		h.c.Logger.Error("cannot take up the deliveries of a partition; trying again", "partition", partition, "error", err)
-		pause := time.NewTimer(retryPause)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		h.c.Logger.Error("cannot resume the deliveries of a partition; trying again", "partition", partition, "error", err)
+		if !pause(h.life, retryPause) {
 			return
 		}
+	}
+}
+
+// pause waits; false if ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -211,7 +219,9 @@ func (h *Hub) resumePartition(ctx context.Context, partition int) error {
 	if err := h.deliver.Resume(ctx, partition); err != nil {
 		return err
 	}
-	for _, v := range h.c.Journal.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Delivered}, Partition: func(p int) bool { return p == partition }}) {
+	delivered := journal.Filter{States: []parley.DeliveryState{parley.Delivered},
+		Partition: func(p int) bool { return p == partition }}
+	for _, v := range h.c.Journal.Deliveries(delivered) {
 		if v.Kind == parley.Request {
 			h.awaitReply(v.Message, v.To, v.Position, v.Deadline)
 		}
@@ -219,11 +229,11 @@ func (h *Hub) resumePartition(ctx context.Context, partition int) error {
 	return nil
 }
 
-// Close stops delivering, and hands over to other hubs on the journal. Attempts
-// in flight are given until ctx ends.
+// Close stops delivering, and hands over to other hubs on the journal. Attempts in
+// flight have until ctx ends.
 func (h *Hub) Close(ctx context.Context) error {
 	// Callers of this process wait with contexts of their own.
-	cut := false // something was under way when ctx ended; under h.mu
+	cut := false // an attempt was in flight when ctx ended; under h.mu
 	stop := context.AfterFunc(ctx, func() {
 		h.mu.Lock()
 		h.closing = true
@@ -247,6 +257,7 @@ func (h *Hub) Close(ctx context.Context) error {
 		h.c.Logger.Warn("not all partitions are handed over", "error", err)
 	}
 	err := h.deliver.Close(ctx)
+	h.endLife()
 	if h.stopWatch != nil {
 		h.stopWatch()
 	}
@@ -265,14 +276,14 @@ func (h *Hub) Close(ctx context.Context) error {
 	return err
 }
 
-// onRecord is told of every record, in order.
+// onRecord gets every record, in order.
 func (h *Hub) onRecord(r *journal.Record) {
 	h.deliver.Recorded(r)
 	j := h.c.Journal
 	elsewhere := len(r.Steps) > 0 && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time)
 	for _, s := range r.Steps {
 		if elsewhere && s.State == parley.Delivered {
-			go h.awaitReplyOf(s.Message, s.To) // the journal forbids to ask it from here
+			go h.awaitReplyOf(s.Message, s.To) // the journal must not be called from here
 		}
 		if s.State.Settled(parley.Request) {
 			h.dropTimers(s.Message)
@@ -301,10 +312,10 @@ type Stats struct {
 	Refused  uint64
 }
 
-// Stats tells how much is going on.
+// Stats counts what is going on.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	waiting := len(h.waiters)
-	h.mu.Unlock() // the dispatcher asks this hub things while it holds its own lock
+	h.mu.Unlock() // the dispatcher calls this hub while it holds its own lock
 	return Stats{h.deliver.Stats(), waiting, h.c.Directory.Len(), h.refusals.total()}
 }

@@ -66,9 +66,7 @@ func start(t *testing.T, edit func(*Config), bindings ...*wire) *Hub {
 			t.Fatal(err)
 		}
 	}
-	if err := h.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	h.Start()
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()

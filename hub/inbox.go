@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/delivery"
 )
 
-// inbox is an agent whose messages are read through the API. Messages wait
-// while nobody reads.
+// inbox is an agent whose messages are read through the API. Messages wait while
+// nobody reads.
 type inbox struct {
 	mu      sync.Mutex
 	readers []chan delivery.Attempt
@@ -35,8 +35,7 @@ func (b *inbox) put(a delivery.Attempt) bool {
 	return false
 }
 
-// Inbox makes an agent of the directory one whose messages are read with
-// Read.
+// Inbox gives an agent of the directory an inbox, for Read.
 func (h *Hub) Inbox(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -45,7 +44,7 @@ func (h *Hub) Inbox(name string) {
 	}
 }
 
-// CloseInbox ends what Inbox began; who reads it goes on reading nothing.
+// CloseInbox ends Inbox. Its readers get no more messages.
 func (h *Hub) CloseInbox(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

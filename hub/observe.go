@@ -7,13 +7,12 @@ import (
 	"github.com/parley-hub/parley/delivery"
 )
 
-// An Observer is told what a hub does, for metrics and traces. A method is
-// called when something begins; it gives the context to go on with, and what
-// to call at the end, or nil. Its methods are called from many goroutines and
-// must not wait.
+// An Observer follows what a hub does, for metrics and traces. A method is called at
+// the beginning of a step; it returns the context of the step and a function to call
+// at its end, or nil. Methods are called from many goroutines and must not block.
 type Observer interface {
-	// Record: m, admitted or to be recorded as refused, is about to be
-	// recorded. The observer may set m.Trace.
+	// Record: m is about to be recorded, admitted or refused. The observer may set
+	// m.Trace.
 	Record(ctx context.Context, m *parley.Message) (context.Context, func(error))
 	// Attempt: an attempt begins, in the recipient's protocol: "go" for a
 	// handler of this process, "api" for an inbox. The observer may put
@@ -21,7 +20,7 @@ type Observer interface {
 	Attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context, func(delivery.Result))
 }
 
-// observed makes an attempt under the eyes of the observer.
+// observed makes an attempt between the observer's begin and end.
 func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string, f func(context.Context, delivery.Attempt) delivery.Result) delivery.Result {
 	if h.c.Observer == nil {
 		return f(ctx, a)
@@ -34,19 +33,18 @@ func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string,
 	return r
 }
 
-// RefusalKind counts refusals alike.
+// RefusalKind is what refusals are counted by.
 type RefusalKind struct {
 	Protocol string
 	Step     string
 	Code     parley.Code
 }
 
-// maxRefusalKinds bounds the counters of refusals; what is of yet another kind
-// is counted under the zero one. Bindings use a fixed vocabulary, so that this
-// is never reached.
+// maxRefusalKinds bounds the counters of refusals; further kinds count as the zero one.
+// Bindings use a fixed vocabulary, so the bound is never reached.
 const maxRefusalKinds = 512
 
-// RefusalCounts tells how often each kind of refusal was noted since the start.
+// RefusalCounts counts the refusals of each kind since the start.
 func (h *Hub) RefusalCounts() map[RefusalKind]uint64 {
 	q := h.refusals
 	q.mu.Lock()

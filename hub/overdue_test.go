@@ -28,7 +28,7 @@ func TestTakenUpWhenTheJournalCan(t *testing.T) {
 	}
 	failed := make(chan struct{}, 64)
 	log := slog.New(slog.NewTextHandler(writer(func(b []byte) {
-		if strings.Contains(string(b), "cannot take up") {
+		if strings.Contains(string(b), "cannot resume") {
 			failed <- struct{}{}
 		}
 	}), nil))

@@ -11,27 +11,26 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// A Refusal is something that was turned away, for `parley refused` and
+// A Refusal is a refused message or request, for `parley refused` and
 // `parley explain`.
 type Refusal struct {
 	Ref      string
 	Time     time.Time
 	Protocol string
 	Source   string // network address
-	Claim    string // who it claimed to be from; proved only if Verdict says so
+	Claim    string // the claimed sender; proved only if Verdict says so
 	To       string
 	Step     string // "decode", "verify", "admit", …
 	Code     parley.Code
-	Text     string // what the sender was told
-	Cause    string // what only the operator sees
+	Text     string // sent to the sender
+	Cause    string // for the operator only
 	Size     int    // bytes
 	Verdict  parley.Verdict
 }
 
-// refusals is a ring. One source fills at most an eighth of it within a
-// minute; what it sends beyond that takes the places of its own earlier ones,
-// so that a flood cannot hide the others' refusals and yet every reference
-// that was given resolves for a while.
+// refusals is a ring. One source fills at most an eighth of it within a minute; beyond
+// that it overwrites its own earlier refusals. So a flood cannot hide the refusals of
+// others, and every reference can be explained for a while.
 type refusals struct {
 	rnd io.Reader
 
@@ -45,7 +44,7 @@ type refusals struct {
 	sources map[string]*sourceSlots
 }
 
-// sourceSlots are those that a source took in the ring in this minute.
+// sourceSlots are the slots of the ring that one source took in this minute.
 type sourceSlots struct {
 	at   []int
 	next int
@@ -55,7 +54,7 @@ func newRefusals(size int, rnd io.Reader) *refusals {
 	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{}, sources: map[string]*sourceSlots{}, kinds: map[RefusalKind]uint64{}}
 }
 
-// Refuse notes a refusal and gives its reference.
+// Refuse keeps a refusal and returns its reference.
 func (h *Hub) Refuse(r Refusal) string {
 	if r.Time.IsZero() {
 		r.Time = h.c.Now()
@@ -81,7 +80,7 @@ func (q *refusals) add(r Refusal) string {
 	return r.Ref
 }
 
-// slotFor finds where a refusal goes.
+// slotFor finds the slot of a refusal.
 func (q *refusals) slotFor(r Refusal) int {
 	if m := r.Time.Truncate(time.Minute); !m.Equal(q.minute) {
 		q.minute = m
@@ -91,7 +90,7 @@ func (q *refusals) slotFor(r Refusal) int {
 	p := q.sources[source]
 	if p == nil {
 		if len(q.sources) >= cap(q.ring) {
-			source = "" // the many others of this minute share places
+			source = "" // all further sources of this minute share their slots
 		}
 		if p = q.sources[source]; p == nil {
 			p = &sourceSlots{}
@@ -118,7 +117,7 @@ func (q *refusals) slotFor(r Refusal) int {
 	return i
 }
 
-// clip bounds what strangers can make the hub keep.
+// clip bounds texts that guests choose.
 func clip(s string) string {
 	if len(s) > 512 {
 		return strings.ToValidUTF8(s[:512], "") + "…"
@@ -132,8 +131,7 @@ func (q *refusals) total() uint64 {
 	return q.count
 }
 
-// Refused lists the refusals that are kept, the newest first, at most n; all
-// for n <= 0.
+// Refused lists the refusals in the ring, the newest first, at most n; all for n <= 0.
 func (h *Hub) Refused(n int) []Refusal {
 	q := h.refusals
 	q.mu.Lock()

@@ -13,8 +13,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// submitReply takes an Event, Response or Failure about a request that was delivered
-// before.
+// submitReply records an Event, Response or Failure about a delivered request.
 func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, error) {
 	m := s.Message
 	v, ok, err := h.openDelivery(ctx, m.InReplyTo, m.From)
@@ -32,7 +31,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 		h.c.Guests.Wrote(policy.Source(request.Origin.Address), recordCost(m))
 	}
 	m.Conversation, m.To = v.Conversation, request.From
-	// A reply is part of its request's trace, whatever brought it.
+	// A reply is part of its request's trace, whatever its transport says.
 	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
 		m.Trace.Parent, m.Trace.State = t.Parent, t.State
 	}
@@ -42,7 +41,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	h.fitReply(ctx, request, m.From, m)
 	if s.Chain != nil {
-		scope = s.Scope // a reply that is a record of a chain as well lies there; the journal refuses it where the request does not
+		scope = s.Scope // a reply in a chain lies there; the journal refuses it if the request does not
 	}
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
 	if entry.Open = h.replyTo(request, m, v.Sync); entry.Open != nil {
@@ -52,7 +51,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	if m.Kind == parley.Event {
 		m.Number, entry.Losses = h.number(m.InReplyTo), losses
 	} else {
-		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: union(v.Losses, losses)}}
+		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, losses)}}
 	}
 	for {
 		a := &recordedMessage{message: m, scope: scope, request: request}
@@ -68,9 +67,9 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	}
 }
 
-// retargetReply reports whether a reply was refused only because a further
-// attempt to bring its request was begun meanwhile, and makes it the answer to
-// that: whichever attempt the agent answered, it has answered.
+// retargetReply reports whether a reply was refused only because another attempt of
+// its request began meanwhile, and makes it the answer to that attempt: the agent has
+// answered, whichever attempt reached it.
 func (h *Hub) retargetReply(e *journal.Entry, refused error) bool {
 	if len(e.Steps) == 0 || !errors.Is(refused, journal.ErrConflict) {
 		return false
@@ -87,9 +86,9 @@ func (h *Hub) retargetReply(e *journal.Entry, refused error) bool {
 	return true
 }
 
-// openDelivery finds an open one. The caller may know of it from another hub on the
-// same journal, whose record is not read here yet: so everything recorded by now
-// is read before the answer is that there is none.
+// openDelivery finds an open delivery. The caller may know of it from another hub on
+// the same journal, whose record is not read here yet: so openDelivery reads everything
+// recorded by now before it reports that there is none.
 func (h *Hub) openDelivery(ctx context.Context, message parley.ID, to string) (v journal.Delivery, ok bool, err error) {
 	j := h.c.Journal
 	if v, ok = j.Delivery(message, to); ok {
@@ -101,8 +100,8 @@ func (h *Hub) openDelivery(ctx context.Context, message parley.ID, to string) (v
 	return v, ok, err
 }
 
-// replyTo opens the delivery of what is said about a request to its sender;
-// none where the sender waits here, fetches it, or cannot be reached.
+// replyTo opens the delivery of an event or reply to the requester; none where the
+// requester waits here, fetches it, or cannot be reached.
 func (h *Hub) replyTo(request, reply *parley.Message, waits bool) []journal.Opening {
 	if waits {
 		return nil
@@ -129,10 +128,9 @@ func (h *Hub) newReply(a delivery.Attempt, m *parley.Message) *delivery.Reply {
 	return r
 }
 
-// replyLosses gives what an event or a reply loses that has no delivery of its own: an
-// event's are recorded with it, and noted in the delivery of its request. A
-// reply's come with all that are noted there, so that the last step of the
-// delivery tells everything.
+// replyLosses gives the losses of an event or reply without a delivery of its own. An
+// event's are recorded with it, and added to the delivery of its request. A reply's
+// include all of these, so that the last step of the delivery has everything.
 func (h *Hub) replyLosses(request, reply *parley.Message, open []journal.Opening) []parley.Loss {
 	var losses []parley.Loss
 	if open == nil {
@@ -144,15 +142,11 @@ func (h *Hub) replyLosses(request, reply *parley.Message, open []journal.Opening
 		return losses
 	}
 	if v, ok := h.c.Journal.Delivery(request.ID, reply.From); ok && len(v.Losses) > 0 {
-		losses = union(v.Losses, losses)
+		losses = journal.AddLosses(v.Losses, losses)
 	}
 	return losses
 }
 
-// union adds the losses of b that a has not; a itself where that is all.
-func union(a, b []parley.Loss) []parley.Loss { return journal.AddLosses(a, b) }
-
-// response and failure compose terminal replies.
 func (h *Hub) response(m *parley.Message, from string, parts []parley.Part) *parley.Message {
 	return h.about(m, from, &parley.Message{Kind: parley.Response, Parts: parts})
 }
@@ -161,7 +155,7 @@ func (h *Hub) failure(m *parley.Message, from string, err *parley.Error) *parley
 	return h.about(m, from, &parley.Message{Kind: parley.Failure, Error: err})
 }
 
-// about makes r a message of from about the request m.
+// about makes r a message from an agent about the request m.
 func (h *Hub) about(m *parley.Message, from string, r *parley.Message) *parley.Message {
 	r.From, r.To, r.Conversation, r.InReplyTo, r.Hops = from, m.From, m.Conversation, m.ID, []string{h.c.ID}
 	if r.Trace.Parent == "" {
@@ -171,19 +165,19 @@ func (h *Hub) about(m *parley.Message, from string, r *parley.Message) *parley.M
 		r.Origin = parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}
 	}
 	if err := h.complete(r, false); err != nil {
-		// Only a broken source of randomness brings this: the ID of the
-		// request and its answer's kind still make one that is used once.
+		// Only a broken source of randomness fails. The ID of the request and the
+		// kind of its answer still make an ID that is used once.
 		sum := sha256.Sum256(append(m.ID[:], byte(r.Kind)))
 		r.ID = parley.HashID(sum[:])
 	}
 	return r
 }
 
-// requestPosition is where, in Trace.Foreign, a reply says at which position of
-// the journal its request is recorded: the way back to the sender begins there.
+// requestPosition is the key in Trace.Foreign of the journal position of a reply's
+// request, from which the way back to the requester is found.
 const requestPosition = "parley.request"
 
-// setRequestPosition notes in r where its request is recorded.
+// setRequestPosition sets the position of the request in its reply r.
 func setRequestPosition(r *parley.Message, p journal.Position) {
 	f := make(map[string]string, len(r.Trace.Foreign)+1)
 	for k, v := range r.Trace.Foreign {
@@ -193,7 +187,7 @@ func setRequestPosition(r *parley.Message, p journal.Position) {
 	r.Trace.Foreign = f
 }
 
-// requestOf finds the request that a message is about.
+// requestOf reads the request that a message is about.
 func (h *Hub) requestOf(ctx context.Context, m *parley.Message) (*parley.Message, error) {
 	p, err := journal.ParsePosition(m.Trace.Foreign[requestPosition])
 	if err != nil {
@@ -203,13 +197,13 @@ func (h *Hub) requestOf(ctx context.Context, m *parley.Message) (*parley.Message
 	return request, err
 }
 
-// requestUnreadable is what comes of an attempt for which the request could not be
-// read: it may be gone, or the journal cannot be read just now.
+// requestUnreadable is the result of an attempt whose request cannot be read: now, or
+// never again.
 func requestUnreadable(err error) delivery.Result {
 	if e := parley.AsError(err); e.Retryable {
-		return delivery.Result{Err: parley.Fail(e.Code, err, "the request that this is about cannot be read now"), Wait: time.Second}
+		return delivery.Result{Err: parley.Fail(e.Code, err, "the request of this message cannot be read now"), Wait: time.Second}
 	}
-	return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request that this is about is not in the journal any more").Because(err)}
+	return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request of this message is not in the journal any more").Because(err)}
 }
 
 func (h *Hub) number(request parley.ID) int {

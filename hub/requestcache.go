@@ -8,9 +8,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// requestCache remembers the newest requests as they were recorded, so that what is
-// said about one soon after need not be read from the journal for it. They are
-// not to be changed, as little as what the journal gives.
+// requestCache holds the newest recorded requests, so that a reply soon after needs no
+// read of the journal. The messages must not be changed.
 type requestCache struct {
 	mu    sync.Mutex
 	known map[parley.ID]cachedRequest
@@ -44,7 +43,7 @@ func (r *requestCache) note(m *parley.Message, scope string, at journal.Position
 	r.known[m.ID] = cachedRequest{m, scope, at}
 }
 
-// request gives the request id, which is recorded at a position, and its scope.
+// request gives the request recorded at a position, and its scope.
 func (h *Hub) request(ctx context.Context, id parley.ID, at journal.Position) (*parley.Message, string, error) {
 	h.recent.mu.Lock()
 	k, ok := h.recent.known[id]

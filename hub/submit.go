@@ -17,23 +17,25 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// A Submission is a proved message on its way in. Its Message has From, To or
-// Audience as directory names; the hub mints ID and Conversation where they
-// are zero and adds itself to Hops.
+// A Submission is a verified message for the hub. Its Message has From, To or
+// Audience as directory names. The hub sets ID and Conversation where they are zero,
+// and adds itself to Hops.
 type Submission struct {
 	Message *parley.Message
 	Scope   string        // the protocol's scope: order and replay are kept within it
 	Key     journal.Key   // the replay key; the zero Key: none
-	Foreign string        // the foreign conversation id, in the protocol's words
-	Refused *parley.Error // the protocol's own refusal of a proved message: it is recorded and consumes the key
+	Foreign string        // the protocol's own conversation id
+	Refused *parley.Error // the protocol's own refusal of a verified message: it is recorded and consumes the key
 	Fits    bool          // the content was checked against the skill's schema already
 
-	Chain    *journal.ChainLink // record it only as the next of a chain, which lies in Scope; else the error wraps journal.ErrConflict
-	Admitted bool               // it is the hub's own wording of a message that was admitted: policy is not asked again
-	Vouched  bool               // the sender's connection is one that the operator configured: it is no guest, known or not
-	Reads    []string           // recipients who read the record itself: they are admitted, and no delivery to them is opened
-	Began    []string           // recipients who began the exchange that the message goes on with: see [policy.Recipient]
-	At       *journal.Position  // where to note the position of the record; may be nil
+	// Chain: record it only as the next of a chain in Scope; else the error wraps
+	// journal.ErrConflict.
+	Chain    *journal.ChainLink
+	Admitted bool              // the hub composed it from an admitted message: policy is not asked again
+	Vouched  bool              // the operator configured the sender's connection: it is no guest, known or not
+	Reads    []string          // recipients that read the record itself: admitted, without a delivery
+	Began    []string          // recipients that began the exchange; see [policy.Recipient]
+	At       *journal.Position // is set to the position of the record; may be nil
 }
 
 func (s *Submission) note(p journal.Position) {
@@ -42,10 +44,10 @@ func (s *Submission) note(p journal.Position) {
 	}
 }
 
-// Prior is the error for a message whose key was recorded before.
+// Prior is the error for a duplicate: a message whose key was recorded before.
 type Prior struct {
 	Of      journal.Prior
-	Refused *parley.Error // the refusal that was recorded; nil: it was taken
+	Refused *parley.Error // the recorded refusal; nil: it was accepted
 }
 
 func (p *Prior) Error() string { return "the message was recorded before, as " + p.Of.Message.String() }
@@ -55,9 +57,9 @@ func (p *Prior) Unwrap() error {
 	return parley.Refuse(parley.Replayed, "the message was received before")
 }
 
-// Accept records a message and sets its delivery going. It returns as soon as
-// the message is as durable as the journal promises. Errors are [*Prior] and
-// [*parley.Error]; after one nothing is delivered.
+// Accept records a message and starts its delivery. It returns as soon as the
+// message is as durable as the journal promises. Errors are [*Prior] and
+// [*parley.Error]; after an error nothing is delivered.
 func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error) {
 	a, err := h.submit(ctx, s, false)
 	if err != nil {
@@ -67,20 +69,20 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 	return a.message, nil
 }
 
-// startAttempts makes the attempts that were recorded with a message, in the background.
+// startAttempts makes the attempts that were recorded with a message, in the
+// background.
 func (h *Hub) startAttempts(a *recordedMessage) {
 	for _, c := range a.claims {
 		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request})
 	}
 }
 
-// recordedMessage is a message that is recorded.
 type recordedMessage struct {
 	message  *parley.Message
 	position journal.Position
 	scope    string
 	claims   []claim
-	request  *parley.Message // that message is about; nil for what begins something
+	request  *parley.Message // that message is about; nil for a Request or Notice
 }
 
 type claim struct {
@@ -88,7 +90,7 @@ type claim struct {
 	claim *delivery.Claim
 }
 
-// complete gives a message what only the hub can give.
+// complete sets the members of a message that only the hub can set.
 func (h *Hub) complete(m *parley.Message, waits bool) error {
 	if m.ID.IsZero() {
 		id, err := parley.NewID(h.c.Now(), h.c.Rand)
@@ -113,10 +115,10 @@ func (h *Hub) complete(m *parley.Message, waits bool) error {
 	return nil
 }
 
-// Conversation derives the hub's conversation of a foreign one. It is the same
-// for the same protocol, scope, participants (in any order) and foreign id,
-// and nobody can compute it without the hub's secret, so that knowing a
-// foreign id lets nobody into a conversation of others.
+// Conversation derives the hub's conversation from a protocol's own. It is the same
+// for the same protocol, scope, participants (in any order) and foreign id. Nobody
+// can compute it without the hub's secret: so knowing a foreign id lets nobody into
+// the conversation of others.
 func (h *Hub) Conversation(protocol, scope, foreign string, participants ...string) parley.ID {
 	participants = slices.Clone(participants)
 	slices.Sort(participants)
@@ -171,7 +173,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 		refused = h.admit(m, names, s)
 	}
 	if refused != nil && (s.Key.ID == "" || refused.Code == parley.RateLimited) {
-		return nil, refused // nothing proved it, or it must not cost anything
+		return nil, refused // it has no key to consume, or its sender is over its rate
 	}
 	if h.isGuest(&s) {
 		if err := h.chargeGuest(ctx, m, refused != nil); err != nil {
@@ -182,7 +184,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 	}
 	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused}
 	if refused == nil {
-		entry.Chain = s.Chain // what is refused is no part of the chain
+		entry.Chain = s.Chain // a refused message is not in the chain
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	a := &recordedMessage{message: m, scope: s.Scope}
@@ -206,14 +208,14 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 	return a, nil
 }
 
-// write records an entry, with the first attempts for which a holds the lanes;
-// where it is not recorded they are given back.
+// write records an entry with the first attempts whose lanes a holds. If it is not
+// recorded, the lanes are released.
 func (h *Hub) write(ctx context.Context, e journal.Entry, a *recordedMessage, waits bool) error {
 	position, prior, err := h.append(ctx, e)
 	return h.finishWrite(ctx, a, position, prior, err, waits)
 }
 
-// finishWrite sees to what became of an entry.
+// finishWrite handles the outcome of an append.
 func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position journal.Position, prior *journal.Prior, err error, waits bool) error {
 	if err == nil && prior == nil {
 		a.position = position
@@ -234,8 +236,8 @@ func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position jour
 	return h.prior(ctx, prior)
 }
 
-// claimLanes takes the lanes for first attempts that can be recorded with the
-// message, if this node dispatches its scope.
+// claimLanes takes the lanes of first attempts that can be recorded with the message,
+// if this hub owns the partition of its scope.
 func (h *Hub) claimLanes(a *recordedMessage, open []journal.Opening) {
 	j := h.c.Journal
 	partition := j.Partition(a.scope)
@@ -251,8 +253,8 @@ func (h *Hub) claimLanes(a *recordedMessage, open []journal.Opening) {
 	}
 }
 
-// resolveRecipients gives the recipients of a message by their directory names where it
-// says what a protocol calls them.
+// resolveRecipients replaces identities of protocols among a message's recipients by
+// directory names.
 func (h *Hub) resolveRecipients(m *parley.Message) *parley.Error {
 	name := func(ref string) (string, *parley.Error) {
 		e, err := h.c.Directory.Resolve(ref)
@@ -260,10 +262,10 @@ func (h *Hub) resolveRecipients(m *parley.Message) *parley.Error {
 		case err == nil:
 			return e.Name, nil
 		case errors.Is(err, directory.ErrAmbiguous):
-			// Names of agents are for who may list them: `parley agents show` gives them.
+			// Only those who may list agents learn their names: `parley agents show`.
 			return "", parley.Refuse(parley.Conflict, "%q is the address of several agents; give a name", ref)
 		}
-		return ref, nil // policy says that it is not here
+		return ref, nil // policy refuses it as unknown
 	}
 	if m.To != "" {
 		to, err := name(m.To)
@@ -283,7 +285,7 @@ func (h *Hub) resolveRecipients(m *parley.Message) *parley.Error {
 	return nil
 }
 
-// admit asks policy, and makes the content fit the recipients' skills.
+// admit asks policy, and fits the content to the recipients' skills.
 func (h *Hub) admit(m *parley.Message, names []string, s Submission) *parley.Error {
 	if len(names) == 0 {
 		return parley.Refuse(parley.UnknownAgent, "the message names no recipient")
@@ -324,18 +326,17 @@ func (h *Hub) append(ctx context.Context, e journal.Entry) (p journal.Position, 
 	return p, nil, err
 }
 
-// recordError tells a sender why its message could not be recorded. The
-// journal's errors carry what strangers may see.
+// recordError is the sender's error for a message that could not be recorded. The
+// texts of the journal's errors may be sent to guests.
 func recordError(err error) *parley.Error { return parley.AsError(err).Because(err) }
 
-// prior is the error for a message whose key was recorded before, with the
-// refusal that was recorded then.
+// prior is the error for a duplicate, with the refusal recorded for the first.
 func (h *Hub) prior(ctx context.Context, p *journal.Prior) error {
 	out := &Prior{Of: *p}
 	if p.Refused {
 		r, err := h.c.Journal.Read(ctx, p.Position)
 		if err != nil {
-			return recordError(err) // the first answer can be repeated later
+			return recordError(err) // the sender may try again for the first answer
 		}
 		out.Refused = r.Refused
 	}

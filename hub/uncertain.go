@@ -11,24 +11,24 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// uncertainAppends are messages of which the journal could not say whether they are
-// recorded, with a first attempt that nobody made: the sender was told that the
-// outcome is unknown. Should such a record turn up after all, which a cluster
-// that elects a leader may let happen much later, its attempt is taken back, so
-// that the message is delivered like any other that waits.
+// uncertainAppends are messages with a first attempt that nobody made, because the
+// journal could not say whether it recorded them: the sender got the error that the
+// outcome is unknown. If such a record appears after all, which can be much later in
+// a cluster that elects a leader, its attempt is withdrawn, and the message is
+// delivered like any other that waits.
 type uncertainAppends struct {
-	count atomic.Int64 // of byID, so that who has none pays nothing
+	count atomic.Int64 // of byID: records cost nothing while it is 0
 	mu    sync.Mutex
 	byID  map[parley.ID]uncertainAppend
 }
 
 type uncertainAppend struct {
 	to    []string
-	waits bool // its sender waited on a connection, and is gone
+	waits bool // its sender waited on a connection, and has gone
 }
 
-// maxUncertain bounds how many are remembered. Beyond, any goes: it was refused to
-// its sender, and is found among the open deliveries.
+// maxUncertain bounds byID. Any entry beyond is forgotten: its sender got an error, and
+// the message is found among the open deliveries.
 const maxUncertain = 1 << 14
 
 func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []claim) {
@@ -54,7 +54,7 @@ func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []claim) {
 	}
 }
 
-// resolveUncertain is told of every message that is recorded.
+// resolveUncertain gets every recorded message.
 func (h *Hub) resolveUncertain(id parley.ID) {
 	if h.uncertain.count.Load() == 0 {
 		return
@@ -65,29 +65,32 @@ func (h *Hub) resolveUncertain(id parley.ID) {
 	h.uncertain.count.Store(int64(len(h.uncertain.byID)))
 	h.uncertain.mu.Unlock()
 	if ok {
-		go h.withdrawAttempts(id, u) // the journal forbids to append from here
+		go h.withdrawAttempts(id, u) // the journal must not be called from here
 	}
 }
 
-// withdrawAttempts records that a first attempt was not made. Who owns the partition
-// sees the message wait, and delivers it; a request whose caller is gone is
-// given up.
+// withdrawAttempts records that first attempts were not made. The owner of the
+// partition then delivers the message; a request whose caller has gone is given up.
 func (h *Hub) withdrawAttempts(id parley.ID, u uncertainAppend) {
-	state, why := parley.Waiting, parley.Refuse(parley.Unavailable, "the first attempt was not made: the journal could not say in time that it was recorded")
+	step := journal.Step{Message: id, State: parley.Waiting, Attempt: 1, Postponed: true, Error: parley.Refuse(
+		parley.Unavailable, "the first attempt was not made: the journal could not say in time that it was recorded")}
 	if u.waits {
-		state, why = parley.Abandoned, parley.Refuse(parley.Cancelled, "the caller was told that the outcome is unknown before the message was recorded")
+		step.State, step.Error = parley.Abandoned, parley.Refuse(parley.Cancelled,
+			"the caller was told that the outcome is unknown before the message was recorded")
 	}
 	for _, to := range u.to {
+		step.To = to
 		for {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			_, err := h.c.Journal.Append(ctx, journal.Entry{Steps: []journal.Step{{Message: id, To: to, State: state, Attempt: 1, Postponed: true, Error: why}}})
+			ctx, cancel := context.WithTimeout(h.life, time.Minute)
+			_, err := h.c.Journal.Append(ctx, journal.Entry{Steps: []journal.Step{step}})
 			cancel()
 			if err == nil || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrClosed) {
-				break // it was another's turn since
+				break // settled, or another attempt was recorded
 			}
-			h.c.Logger.Warn("cannot take back an attempt that was not made; trying again", "message", id, "to", to, "error", err)
-			pause := time.NewTimer(time.Second)
-			<-pause.C
+			h.c.Logger.Warn("cannot withdraw an attempt that was not made; trying again", "message", id, "to", to, "error", err)
+			if !pause(h.life, time.Second) {
+				return
+			}
 		}
 	}
 }

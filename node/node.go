@@ -657,9 +657,7 @@ func (n *Node) Start(ctx context.Context) error {
 			n.started = append(n.started, s)
 		}
 	}
-	if err := n.hub.Start(ctx); err != nil {
-		return err
-	}
+	n.hub.Start()
 	if n.httpListen != nil {
 		n.http = n.server(n.door(n.tracer.receive(n.router()), true))
 		n.http.RegisterOnShutdown(n.endA2E)

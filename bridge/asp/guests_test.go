@@ -97,7 +97,7 @@ func (d *door) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
 	}
 	must(d.hub.Bind(d.asp))
 	must(d.asp.Start(ctx))
-	must(d.hub.Start(ctx))
+	d.hub.Start()
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.asp.ServeHTTP(w, r.WithContext(policy.WithCaller(r.Context(), d.caller(r.Header.Get("X-Source")))))
 	})}

@@ -21,7 +21,7 @@ import (
 )
 
 // TestCrashServe kills `parley serve` under load, again and again. Its
-// recipient is a SAMVAD agent elsewhere, which does not recognise repeats: it
+// recipient is a SAMVAD agent elsewhere, which does not deduplicate: it
 // must never see a message twice.
 func TestCrashServe(t *testing.T) {
 	t.Parallel()

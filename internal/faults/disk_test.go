@@ -109,7 +109,7 @@ func TestDiskFillsUnderLoad(t *testing.T) {
 }
 
 // TestDiskFillsDuringAnAttempt takes the space away while an agent elsewhere,
-// which does not recognise repeats, works on a task: its answer cannot be
+// which does not deduplicate, works on a task: its answer cannot be
 // recorded. The task must end all the same once there is space, without a
 // restart and without a second call.
 func TestDiskFillsDuringAnAttempt(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 // TestCrashPairs kills the hub at random moments while an agent of each
 // protocol speaks with one of each protocol, all over sockets of their own. It
 // holds that nothing that a speaker knows to be taken is lost; that a message
-// has one effect at recipients that recognise repeats, and elsewhere as many as
+// has one effect at recipients that deduplicate, and elsewhere as many as
 // attempts are recorded, with at-most-once one; and that every conversation
 // ends.
 func TestCrashPairs(t *testing.T) {
