@@ -64,6 +64,11 @@ func docsPages(t testing.TB) []string {
 	if err != nil || len(pages) < 5 {
 		t.Fatalf("%d pages: %v", len(pages), err)
 	}
+	decisions, err := filepath.Glob("../../docs/architecture/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages = append(pages, decisions...)
 	pages = append(pages, "../../README.md", "../../SECURITY.md", "../../CONTRIBUTING.md")
 	// The list of rules is made by a program and has no code.
 	return slices.DeleteFunc(pages, func(p string) bool { return filepath.Base(p) == "conformance.md" })
