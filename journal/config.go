@@ -54,11 +54,6 @@ type Config struct {
 	MinFree   uint64
 	FreeSpace func() (uint64, error)
 
-	MaxBatch       int // entries in one group commit; default 512, at most 1000
-	MaxBatchBytes  int // their bytes; default 8 MiB, at most 16 MiB
-	MaxQueued      int // appends waiting per partition; default 8192. Beyond: ErrBusy
-	MaxQueuedBytes int // their bytes; default 64 MiB. Beyond: ErrBusy
-
 	// Node is the id of this hub among those that share the journal. Default:
 	// host name and a random suffix, which cannot recognise its own
 	// deliveries after a restart: give one.
@@ -80,5 +75,6 @@ type Config struct {
 	// total records, at least once, the last time with done equal to total.
 	Progress func(done, total uint64)
 
+	maxQueued       int // appends that wait per partition; default 8192. Beyond: ErrBusy
 	checkpointEvery int // records between checkpoints at least
 }

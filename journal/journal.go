@@ -104,10 +104,6 @@ func (c *Config) complete() error {
 		return fail(ErrInvalid, "a window of %s: up to 24 hours are possible", c.Window)
 	case c.MaxPayload < 0 || c.MaxPayload > 24<<20:
 		return fail(ErrInvalid, "MaxPayload %d: up to 24 MiB are possible", c.MaxPayload)
-	case c.MaxBatchBytes < 0 || c.MaxBatchBytes > 16<<20:
-		return fail(ErrInvalid, "MaxBatchBytes %d: up to 16 MiB are possible", c.MaxBatchBytes)
-	case c.MaxBatch < 0 || c.MaxBatch > 1000:
-		return fail(ErrInvalid, "MaxBatch %d: up to 1000 are possible", c.MaxBatch)
 	}
 	set := func(v *int, value int) {
 		if *v <= 0 {
@@ -120,10 +116,7 @@ func (c *Config) complete() error {
 	set(&c.MaxKeys, 32<<20)
 	set(&c.MaxLongKeys, 16384)
 	set(&c.MaxOpen, 1<<20)
-	set(&c.MaxBatch, 512)
-	set(&c.MaxBatchBytes, 8<<20)
-	set(&c.MaxQueued, 8192)
-	set(&c.MaxQueuedBytes, 64<<20)
+	set(&c.maxQueued, 8192)
 	most := c.Store.MaxRecord() - sealOverhead
 	if c.MaxPayload > most {
 		return fail(ErrTooLarge, "records of up to %d bytes are wanted (MaxPayload), the store takes %d", c.MaxPayload, most)

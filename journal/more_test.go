@@ -497,7 +497,7 @@ func TestCallersLeave(t *testing.T) {
 }
 
 func TestQueueIsBounded(t *testing.T) {
-	j := open(t, setup{Dir: t.TempDir(), MaxQueued: 4})
+	j := open(t, setup{Dir: t.TempDir(), maxQueued: 4})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	busy, stored := 0, 0

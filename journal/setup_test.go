@@ -26,7 +26,7 @@ type setup struct {
 	MaxPayload           int
 	MinFree              uint64
 	FreeSpace            func() (uint64, error)
-	MaxQueued            int
+	maxQueued            int
 	Node                 string
 	Timeout              time.Duration
 	Now                  func() time.Time
@@ -59,7 +59,7 @@ func tryOpen(ctx context.Context, s setup) (*Journal, error) {
 	}
 	return Open(ctx, Config{
 		Store: x, Partitions: s.Partitions, Key: s.Key, Window: s.Window, MaxKeys: s.MaxKeys, MaxLongKeys: s.MaxLongKeys,
-		MaxOpen: s.MaxOpen, MaxPayload: s.MaxPayload, MinFree: cmp.Or(s.MinFree, 1), FreeSpace: s.FreeSpace, MaxQueued: s.MaxQueued,
+		MaxOpen: s.MaxOpen, MaxPayload: s.MaxPayload, MinFree: cmp.Or(s.MinFree, 1), FreeSpace: s.FreeSpace, maxQueued: s.maxQueued,
 		Node: s.Node, Timeout: s.Timeout, Now: s.Now, Log: s.Log, Progress: s.Progress, OwnerTTL: s.OwnerTTL,
 		checkpointEvery: s.checkpointEvery,
 	})

@@ -222,6 +222,13 @@ func newWriter(j *Journal, p *partition) *writer {
 // of the one before.
 const ahead = 64
 
+// Bounds of a group, and of the bytes that wait in a queue.
+const (
+	maxGroup       = 512
+	maxGroupBytes  = 8 << 20
+	maxQueuedBytes = 64 << 20
+)
+
 // lateness is how long what is late waits for others.
 const lateness = 5 * time.Millisecond
 
@@ -236,9 +243,9 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	case w.closed:
 		w.mu.Unlock()
 		return fail(ErrClosed, "")
-	case n >= w.j.cfg.MaxQueued || w.bytes+o.size > w.j.cfg.MaxQueuedBytes && len(w.queue) > 0:
+	case n >= w.j.cfg.maxQueued || w.bytes+o.size > maxQueuedBytes && len(w.queue) > 0:
 		w.mu.Unlock()
-		return fail(ErrBusy, "%d appends wait for the disk; raise MaxQueued or slow the senders down", n)
+		return fail(ErrBusy, "%d appends wait for the disk; slow the senders down", n)
 	}
 	w.queue = append(w.queue, o)
 	w.bytes += o.size
@@ -368,7 +375,7 @@ func (w *writer) prepare() (closed bool) {
 	refusal, reserveRefusal := w.j.admission()
 	rest := w.waiting[:0]
 	for i, o := range w.waiting {
-		if len(g.ops) > 0 && (len(g.ops) >= w.j.cfg.MaxBatch || g.bytes+o.size > w.j.cfg.MaxBatchBytes) {
+		if len(g.ops) > 0 && (len(g.ops) >= maxGroup || g.bytes+o.size > maxGroupBytes) {
 			rest = append(rest, w.waiting[i:]...)
 			break
 		}

@@ -76,6 +76,9 @@ func wantErr(t testing.TB, err, want error) {
 	}
 }
 
+// tryReload reads what another process wrote.
+func tryReload(r *Ring) error { return r.update(func(*contents) error { return errUnchanged }) }
+
 func TestSigners(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
@@ -326,8 +329,8 @@ func TestRefusals(t *testing.T) {
 		"RSA":            {Owner: "a", Purpose: "p", Algorithm: "rsa"},
 		"control":        {Owner: "a\n", Purpose: "p", Algorithm: Ed25519},
 		"not UTF-8":      {Owner: "a\xff", Purpose: "p", Algorithm: Ed25519},
-		"long":           {Owner: strings.Repeat("a", MaxName+1), Purpose: "p", Algorithm: Ed25519},
-		"long note":      {Owner: "a", Purpose: "p", Algorithm: Ed25519, Note: strings.Repeat("a", MaxName+1)},
+		"long":           {Owner: strings.Repeat("a", maxName+1), Purpose: "p", Algorithm: Ed25519},
+		"long note":      {Owner: "a", Purpose: "p", Algorithm: Ed25519, Note: strings.Repeat("a", maxName+1)},
 		"empty seed":     {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: Secret{}},
 		"short seed":     {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 31)},
 		"64 byte seed":   {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 64)},
@@ -354,7 +357,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("nothing to create: %v, %v", keys, err)
 	}
 
-	full := open(t, Options{MaxKeys: 1})
+	full := open(t, Options{maxKeys: 1})
 	create(t, full, New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
 	_, err = full.Create(New{Owner: "b", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, ErrFull)

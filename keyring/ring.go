@@ -38,10 +38,9 @@ var (
 // Hub is the owner of keys that are the hub's own.
 const Hub = "hub"
 
-// Limits of names, and the default of [Options.MaxKeys].
 const (
-	MaxName        = 256
-	DefaultMaxKeys = 100_000
+	maxName        = 256     // bytes of a name or note
+	defaultMaxKeys = 100_000 // private keys, and as many enrolled ones
 )
 
 // State says where in its life a key is.
@@ -183,13 +182,10 @@ type Options struct {
 	Passphrase   Secret
 	IdentityFile string
 
-	// MaxKeys bounds the private and the enrolled keys, each. 0 means
-	// DefaultMaxKeys.
-	MaxKeys int
-
 	Rand io.Reader        // nil means crypto/rand
 	Now  func() time.Time // nil means time.Now
 
+	maxKeys    int                     // 0 means defaultMaxKeys
 	workFactor int                     // log₂ of scrypt's N; 0 means age's default
 	fault      func(step string) error // makes a step of writing fail
 }
@@ -197,7 +193,7 @@ type Options struct {
 // Open opens the ring of o.Dir or o.Store, or makes an empty one where there is
 // none.
 func Open(o Options) (*Ring, error) {
-	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.MaxKeys, DefaultMaxKeys)}
+	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.maxKeys, defaultMaxKeys)}
 	if r.now == nil {
 		r.now = time.Now
 	}
@@ -317,11 +313,6 @@ func (r *Ring) Watch(f func(agent string)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.watchers = append(r.watchers, f)
-}
-
-// Reload reads the ring again, for changes that another process made.
-func (r *Ring) Reload() error {
-	return r.update(func(*contents) error { return errUnchanged })
 }
 
 // errUnchanged ends an update that has nothing to write.
@@ -963,8 +954,8 @@ func checkNames(names ...string) error {
 
 func checkTexts(texts ...string) error {
 	for _, s := range texts {
-		if len(s) > MaxName || !utf8.ValidString(s) {
-			return fmt.Errorf("%w: a name or note is longer than %d bytes or not UTF-8", ErrInvalid, MaxName)
+		if len(s) > maxName || !utf8.ValidString(s) {
+			return fmt.Errorf("%w: a name or note is longer than %d bytes or not UTF-8", ErrInvalid, maxName)
 		}
 		for _, c := range s {
 			if unicode.IsControl(c) {

@@ -28,12 +28,6 @@ func IsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// NoMoreFiles reports whether a file could not be opened because this process, or
-// the machine, has too many open.
-func NoMoreFiles(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
-}
-
 // OthersMay reports whether users other than the owner of a file, or of a
 // directory, may read or change it. A mode says nothing on Windows: there it is
 // always false, and the access list has to be looked at by other means.

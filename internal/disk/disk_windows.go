@@ -53,10 +53,6 @@ func IsFull(err error) bool {
 		errors.Is(err, windows.ERROR_DISK_QUOTA_EXCEEDED)
 }
 
-// NoMoreFiles reports whether a file could not be opened because this process, or
-// the machine, has too many open.
-func NoMoreFiles(err error) bool { return errors.Is(err, windows.ERROR_TOO_MANY_OPEN_FILES) }
-
 // OthersMay is always false: a mode says nothing on Windows, where the access
 // list has to be looked at by other means.
 func OthersMay(fs.FileInfo) bool { return false }

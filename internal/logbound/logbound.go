@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Every is the time in which one line of each text passes.
-const Every = 10 * time.Second
+// every is the time in which one line of each text passes.
+const every = 10 * time.Second
 
 // New gives a logger that passes on all lines but repeated ones: lines of one
 // text that carry an error of which shared reports true. The next line that
@@ -53,7 +53,7 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 		b = new(bound)
 		h.of[r.Message] = b
 	}
-	if !b.passed.IsZero() && r.Time.Sub(b.passed) < Every {
+	if !b.passed.IsZero() && r.Time.Sub(b.passed) < every {
 		b.leftOut++
 		h.mu.Unlock()
 		return nil

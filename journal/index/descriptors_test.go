@@ -100,7 +100,7 @@ func TestOutOfFiles(t *testing.T) {
 // it has the file for reading only.
 func TestReadOnlyFile(t *testing.T) {
 	j, a := filled(t, 5)
-	x := openIndex(t, Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Retry: time.Millisecond})
+	x := openIndex(t, Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), retry: time.Millisecond})
 	if err := x.do(t.Context(), func(s *store) error { return each(s.c, "PRAGMA query_only=1", nil) }); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@
 // once; the index catches up in the background. It then follows the journal's
 // Watch through a bounded queue. What does not fit the queue is read from the
 // journal, so that no record is ever missing and the journal never waits.
-// [Index.Lag] tells how many records it is behind; [Index.Wait] waits until
+// [Index.Stats] tells how many records it is behind; [Index.Wait] waits until
 // what was recorded before the call can be found.
 //
 // # One file, one writer

@@ -26,15 +26,6 @@ type Config struct {
 	Path    string // of the file; "": in memory
 
 	NoText bool // keep nothing of the content
-	Queue  int  // records between the journal and the index, up to 64 MiB; 0: 65,536
-	Batch  int  // records in one transaction; 0: 8,192
-
-	// Gather is how long records are waited for once there is one, so that
-	// they share a transaction; 0: 1 second. Wait does not wait for it.
-	Gather time.Duration
-
-	// Retry is how long the index waits after a failure; 0: 1 second.
-	Retry time.Duration
 
 	Log *slog.Logger // nil discards
 
@@ -43,6 +34,11 @@ type Config struct {
 	// thrown away, of all partitions. Sequences are counted, which have gaps.
 	// The last call of a run has done equal to total.
 	Progress func(done, total uint64)
+
+	queue  int           // records between the journal and the index, up to 64 MiB; default 65,536
+	batch  int           // records in one transaction; default 8,192
+	gather time.Duration // how long a batch is filled, unless a caller waits; default 1 second
+	retry  time.Duration // pause after a failure; default 1 second
 }
 
 // Index is an open index. Its methods are safe for concurrent use.
@@ -97,19 +93,19 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	if c.Journal == nil {
 		return nil, errors.New("index: Journal must be set")
 	}
-	if c.Queue <= 0 {
-		c.Queue = 65536
+	if c.queue <= 0 {
+		c.queue = 65536
 	}
-	if c.Batch <= 0 {
-		c.Batch = 8192
+	if c.batch <= 0 {
+		c.batch = 8192
 	}
-	c.Gather = cmp.Or(c.Gather, time.Second)
-	c.Retry = cmp.Or(c.Retry, time.Second)
+	c.gather = cmp.Or(c.gather, time.Second)
+	c.retry = cmp.Or(c.retry, time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.Queue), few: fewMessages,
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages,
 		done: make(chan struct{}), jobs: make(chan func(*store)), moved: make(chan struct{}),
 		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error
@@ -281,8 +277,8 @@ func (x *Index) Close() error {
 	return x.closeReaders()
 }
 
-// Lag is how many sequences the index is behind the journal.
-func (x *Index) Lag() uint64 {
+// lag is how many sequences the index is behind the journal.
+func (x *Index) lag() uint64 {
 	targets := x.queue.targets()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -297,7 +293,7 @@ func (x *Index) Lag() uint64 {
 
 // Stats tells how the index is.
 func (x *Index) Stats() Stats {
-	s := Stats{Lag: x.Lag()}
+	s := Stats{Lag: x.lag()}
 	s.Queued, s.Overflow = x.queue.waiting()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -390,15 +386,15 @@ func (x *Index) shut(s *store) {
 
 // gather lets records come together, unless somebody waits or many are there.
 func (x *Index) gather(ctx context.Context) {
-	if n, _ := x.queue.waiting(); n >= x.c.Batch {
+	if n, _ := x.queue.waiting(); n >= x.c.batch {
 		return
 	}
-	t := time.NewTimer(x.c.Gather)
+	t := time.NewTimer(x.c.gather)
 	defer t.Stop()
 	for x.hurry.Load() == 0 {
 		select {
 		case <-x.queue.wake:
-			if n, _ := x.queue.waiting(); n >= x.c.Batch {
+			if n, _ := x.queue.waiting(); n >= x.c.batch {
 				return
 			}
 		case <-t.C:
@@ -419,7 +415,7 @@ func (x *Index) note(err error) {
 // must be, and has everything behind it read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.note(err)
-	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.Lag())
+	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.lag())
 	x.queue.readAll(x.c.Journal)
 	// Without a free descriptor SQLite opens the file for reading only.
 	if s != nil && !unfit(err) && codeOf(err) != sqlite.ResultReadOnly && s.load() == nil {
@@ -446,7 +442,7 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 }
 
 func (x *Index) pause(ctx context.Context) {
-	t := time.NewTimer(x.c.Retry)
+	t := time.NewTimer(x.c.retry)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -480,7 +476,7 @@ func (x *Index) add(s *store, r *journal.Record, batches int) error {
 	if err := s.add(r); err != nil {
 		return err
 	}
-	if s.records < batches*x.c.Batch && s.bytes < maxBytes {
+	if s.records < batches*x.c.batch && s.bytes < maxBytes {
 		return nil
 	}
 	return x.commit(s)
@@ -526,7 +522,7 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	from := max(s.marks[p].sequence, x.indexed[p]) + 1
 	x.mu.Unlock()
 	batches, progress := 1, func() {}
-	if target+1 > from+uint64(8*x.c.Batch) {
+	if target+1 > from+uint64(8*x.c.batch) {
 		batches, progress = 4, x.progress
 	}
 	for bad := true; bad && from <= target; {

@@ -446,7 +446,7 @@ func TestEqualsScan(t *testing.T) {
 		j := memoryJournal(t, rapid.IntRange(1, 3).Draw(rt, "partitions"))
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		a := &author{j: j, int: rnd.IntN}
-		c := Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Queue: rapid.IntRange(1, 64).Draw(rt, "queue"), Batch: rapid.IntRange(1, 32).Draw(rt, "batch"), Gather: time.Millisecond}
+		c := Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), queue: rapid.IntRange(1, 64).Draw(rt, "queue"), batch: rapid.IntRange(1, 32).Draw(rt, "batch"), gather: time.Millisecond}
 		if rapid.Bool().Draw(rt, "memory") {
 			c.Path = ""
 		}
@@ -484,8 +484,8 @@ func TestEqualsScan(t *testing.T) {
 
 func openIndex(t testing.TB, c Config) *Index {
 	t.Helper()
-	if c.Retry == 0 {
-		c.Retry = time.Millisecond
+	if c.retry == 0 {
+		c.retry = time.Millisecond
 	}
 	x, err := Open(t.Context(), c)
 	if err != nil {

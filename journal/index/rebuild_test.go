@@ -34,7 +34,7 @@ func TestPruned(t *testing.T) {
 		for range rnd.IntN(60) {
 			a.append(t)
 		}
-		x, err := Open(t.Context(), Config{Journal: j, Gather: time.Millisecond, Batch: 1 + rnd.IntN(32)})
+		x, err := Open(t.Context(), Config{Journal: j, gather: time.Millisecond, batch: 1 + rnd.IntN(32)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +70,7 @@ func TestPruned(t *testing.T) {
 func TestErased(t *testing.T) {
 	j := memoryJournal(t, 1)
 	path := filepath.Join(t.TempDir(), "index.db")
-	x, err := Open(t.Context(), Config{Journal: j, Path: path, Batch: 64, Gather: time.Millisecond})
+	x, err := Open(t.Context(), Config{Journal: j, Path: path, batch: 64, gather: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func TestManyMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	x := openIndex(t, Config{Journal: j, Batch: 7})
+	x := openIndex(t, Config{Journal: j, batch: 7})
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, step
 	fill(t, j, exchanges)
 	var mu sync.Mutex
 	var list [][2]uint64
-	c = Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Batch: 8, Progress: func(done, total uint64) {
+	c = Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), batch: 8, Progress: func(done, total uint64) {
 		mu.Lock()
 		defer mu.Unlock()
 		list = append(list, [2]uint64{done, total})
@@ -303,7 +303,7 @@ func TestJobsEnd(t *testing.T) {
 // as one with few, a page at a time.
 func TestConversationsOfMany(t *testing.T) {
 	j, _ := filled(t, 300)
-	x := openIndex(t, Config{Journal: j, Batch: 16})
+	x := openIndex(t, Config{Journal: j, batch: 16})
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +346,7 @@ func TestRebuiltTexts(t *testing.T) {
 	for range 120 {
 		a.append(t)
 	}
-	x, err := Open(t.Context(), Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), Batch: 8, Gather: time.Millisecond})
+	x, err := Open(t.Context(), Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), batch: 8, gather: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

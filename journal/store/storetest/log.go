@@ -168,11 +168,11 @@ func testAppendLarge(t *testing.T, b *bench) {
 }
 
 func testPartitions(t *testing.T, b *bench) {
-	for p := range Partitions {
+	for p := range partitions {
 		b.must(b.append(p, 0, "tag=of "+strconv.Itoa(p)))
 	}
 	b.must(b.append(2, 1, "more"))
-	for p := range Partitions {
+	for p := range partitions {
 		want := []string{fmt.Sprintf("1:tag=of %d", p)}
 		if p == 2 {
 			want = append(want, "2:more")

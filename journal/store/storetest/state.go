@@ -347,7 +347,7 @@ func testConcurrent(t *testing.T, b *bench) {
 		}
 		revs[rev] = true
 	}
-	for p := range Partitions {
+	for p := range partitions {
 		wg.Go(func() {
 			var after uint64
 			for i := range appends {
@@ -398,7 +398,7 @@ func testConcurrent(t *testing.T, b *bench) {
 		})
 	}
 	wg.Wait()
-	for p := range Partitions {
+	for p := range partitions {
 		b.span(p, 1, appends*2, appends*2)
 	}
 	v, err := b.Get(t.Context(), "count", "all")

@@ -30,8 +30,8 @@ type Place struct {
 	Dir     string // holds all files of the store; empty: they are not searched for what was erased
 }
 
-// Partitions is how many the store of a test has.
-const Partitions = 4
+// partitions is how many the store of a test has.
+const partitions = 4
 
 // Run checks the store that lies at new places.
 func Run(t *testing.T, place func(t *testing.T) Place) {
@@ -92,7 +92,7 @@ func Run(t *testing.T, place func(t *testing.T) Place) {
 }
 
 var meta = store.Meta{
-	Format: 2, Created: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC), Prefix: "PARLEY", Partitions: Partitions,
+	Format: 2, Created: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC), Prefix: "PARLEY", Partitions: partitions,
 	Salt: "00ff", Check: "abcd",
 }
 
