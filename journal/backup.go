@@ -97,7 +97,7 @@ func (h *BackupHeader) aead(key []byte) (cipher.AEAD, error) {
 	if !h.Encrypted() {
 		return nil, nil
 	}
-	return chacha20poly1305.New(derive(key, h.Salt, "backup frames"))
+	return chacha20poly1305.New(deriveKey(key, h.Salt, "backup frames"))
 }
 
 // BackupPartition is what a backup has of one partition.
@@ -176,7 +176,7 @@ type backupItem struct {
 	// What a backupReader finds in it.
 	record bool   // of the log; else a mark that earlier releases kept there
 	tag    string // of the record
-	entry  *sealed
+	entry  *logRecord
 	bucket string
 	value  Value
 }
@@ -258,7 +258,7 @@ func newBackupWriter(
 ) (*backupWriter, error) {
 	h.What, h.Journal = backupWhat, backupFormat
 	var err error
-	if h.Salt, h.Check, err = salted(key, "backup check", randomness); err != nil {
+	if h.Salt, h.Check, err = newSalt(key, "backup check", randomness); err != nil {
 		return nil, err
 	}
 	b, err := json.Marshal(&h)
@@ -273,10 +273,10 @@ func newBackupWriter(
 	if out.aead, err = h.aead(key); err != nil {
 		return nil, err
 	}
-	return out, out.raw(head)
+	return out, out.write(head)
 }
 
-func (w *backupWriter) raw(b []byte) error {
+func (w *backupWriter) write(b []byte) error {
 	w.sum.Write(b)
 	w.s.Bytes += int64(len(b))
 	_, err := w.w.Write(b)
@@ -290,20 +290,20 @@ func (w *backupWriter) flush() error {
 	}
 	payload := w.b
 	if w.aead != nil {
-		payload = w.aead.Seal(nil, frameNonce(w.n), w.b, frameData(w.aad, w.kind))
+		payload = w.aead.Seal(nil, frameNonce(w.n), w.b, frameAAD(w.aad, w.kind))
 	}
 	head := binary.LittleEndian.AppendUint32([]byte{w.kind}, w.items)
 	head = binary.LittleEndian.AppendUint32(head, uint32(len(payload)))
 	w.kind, w.items, w.b = 0, 0, w.b[:0]
 	w.n++
-	return errors.Join(w.raw(head), w.raw(payload))
+	return errors.Join(w.write(head), w.write(payload))
 }
 
 func frameNonce(n uint64) []byte {
 	return binary.LittleEndian.AppendUint64(make([]byte, 4, chacha20poly1305.NonceSize), n)
 }
 
-func frameData(aad []byte, kind byte) []byte { return append(aad[:len(aad):len(aad)], kind) }
+func frameAAD(aad []byte, kind byte) []byte { return append(aad[:len(aad):len(aad)], kind) }
 
 // begin makes the next item go into a frame of its kind.
 func (w *backupWriter) begin(kind byte) error {
@@ -360,7 +360,7 @@ func (w *backupWriter) finish(now time.Time) (*BackupSummary, error) {
 		return nil, err
 	}
 	w.field(b)
-	if err := errors.Join(w.flush(), w.raw(w.sum.Sum(nil)), w.w.Flush()); err != nil {
+	if err := errors.Join(w.flush(), w.write(w.sum.Sum(nil)), w.w.Flush()); err != nil {
 		return nil, err
 	}
 	w.end()
@@ -463,7 +463,7 @@ func readOpened(
 ) error {
 	var bad error
 	err := s.Read(ctx, partition, first, last, func(x store.Record) bool {
-		if x.Data, bad = sealer.open(recordPlace(partition, x.Sequence), x.Data); bad != nil {
+		if x.Data, bad = sealer.open(recordAAD(partition, x.Sequence), x.Data); bad != nil {
 			bad = damaged(bad, "record %d-%d", partition, x.Sequence)
 		} else {
 			bad = fn(x)

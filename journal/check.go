@@ -139,7 +139,7 @@ func (v *Salvage) Value(bucket string, x store.Value) error {
 	if !inBackup(bucket) {
 		return nil
 	}
-	data, err := v.sealer.open(valuePlace(bucket, x.Key), x.Data)
+	data, err := v.sealer.open(valueAAD(bucket, x.Key), x.Data)
 	if err != nil {
 		return v.lost("the value %q of %q", x.Key, bucket)
 	}
@@ -155,7 +155,7 @@ func (v *Salvage) Record(partition int, x store.Record) error {
 	if partition < 0 || partition >= v.out.s.Header.Partitions {
 		return v.lost("record %s of a partition that there is not", at)
 	}
-	data, err := v.sealer.open(recordPlace(partition, x.Sequence), x.Data)
+	data, err := v.sealer.open(recordAAD(partition, x.Sequence), x.Data)
 	if err == nil && !strings.HasPrefix(x.Tag, tagOfLease) {
 		_, err = decode(data)
 	}

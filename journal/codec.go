@@ -45,9 +45,9 @@ const (
 // hash16 is what is kept of a replay key, a chain's name or a sender.
 type hash16 [16]byte
 
-// sealed is a record with what is in the log beside it.
-type sealed struct {
-	named *targets // see there
+// logRecord is a record with what is in the log beside it.
+type logRecord struct {
+	cachedTargets *targets // see there
 	*Record
 	run    uint64 // which Open of which node made it
 	number uint64 // which append of that run
@@ -59,7 +59,7 @@ type sealed struct {
 // record for both directions: a coder that writes writes what they name, and one
 // that reads sets it.
 
-func (c *coder) record(r *sealed) {
+func (c *coder) record(r *logRecord) {
 	c.time(1, &r.Time)
 	text(c, 2, &r.Node)
 	number(c, 3, &r.run, math.MaxUint64)
@@ -239,7 +239,7 @@ var (
 
 // encode writes a record, with room for the trailer behind it. The log's sequence
 // is not part of it.
-func encode(r *sealed) []byte {
+func encode(r *logRecord) []byte {
 	c := coders.Get().(*coder)
 	defer c.free()
 	size := recordHead + trailerSize
@@ -262,7 +262,7 @@ func encode(r *sealed) []byte {
 }
 
 // decode reads a record; contents share the memory of data.
-func decode(data []byte) (*sealed, error) {
+func decode(data []byte) (*logRecord, error) {
 	if len(data) < recordHead || data[0] != magic0 || data[1] != magic1 {
 		return nil, errRecord
 	}
@@ -274,7 +274,7 @@ func decode(data []byte) (*sealed, error) {
 		return nil, errRecord
 	}
 	end := recordHead + int(n)
-	r := &sealed{Record: new(Record)}
+	r := &logRecord{Record: new(Record)}
 	return r, read(data[recordHead:end], data[end:], r, (*coder).record)
 }
 

@@ -22,12 +22,12 @@ func sampleID(n byte) (id parley.ID) {
 }
 
 // sample is a record of about size bytes of envelope, with everything set.
-func sample(size int) *sealed {
+func sample(size int) *logRecord {
 	raw := []byte(`{"version":"1","body":{"city":"Bern","note":"` + strings.Repeat("x", max(0, size-80)) + `"},"ext":{"a":1}}`)
 	body := raw[bytes.Index(raw, []byte(`{"city"`)) : len(raw)-len(`,"ext":{"a":1}}`)]
 	ext := raw[len(raw)-len(`{"a":1}}`) : len(raw)-1]
 	at := time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC)
-	return &sealed{
+	return &logRecord{
 		run: 77, number: 3, key: hash16{1, 2, 3},
 		Record: &Record{
 			Time: at, Node: "hub-a", Scope: "agent://weather.corp", Keyed: true, Until: at.Add(time.Hour),
@@ -60,10 +60,10 @@ func sample(size int) *sealed {
 	}
 }
 
-var codecOptions = cmp.Options{cmp.AllowUnexported(sealed{}), cmpopts.IgnoreUnexported(parley.Error{})}
+var codecOptions = cmp.Options{cmp.AllowUnexported(logRecord{}), cmpopts.IgnoreUnexported(parley.Error{})}
 
 func TestCodecRoundTrip(t *testing.T) {
-	for name, r := range map[string]*sealed{
+	for name, r := range map[string]*logRecord{
 		"all":   sample(1024),
 		"empty": {Record: &Record{}},
 		"steps": {Record: &Record{Steps: []Step{{Message: sampleID(1), To: "x", State: parley.Dead}}}},
@@ -111,7 +111,7 @@ func TestCodecLaterReleases(t *testing.T) {
 		t.Fatalf("another version: %v", err)
 	}
 	// A field of every type with tags that this release does not know.
-	r := &sealed{Record: &Record{Scope: "s"}}
+	r := &logRecord{Record: &Record{Scope: "s"}}
 	var c coder
 	text(&c, 5, &r.Scope)
 	at, list := time.Unix(5, 6), []string{"x"}
@@ -142,7 +142,7 @@ func TestCodecRefusesCuts(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(sample(200)))
-	f.Add(encode(&sealed{Record: &Record{}}))
+	f.Add(encode(&logRecord{Record: &Record{}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decode(b)
 		if err != nil {
@@ -159,7 +159,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 // usual is a record such as most are: a signed request of 1 KiB.
-func usual() *sealed {
+func usual() *logRecord {
 	r := sample(1024)
 	m := r.Message
 	m.Error, m.Extensions, m.Audience, m.Hops, m.Trace.Foreign = nil, nil, nil, nil, nil

@@ -8,16 +8,16 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// follow is the table of the package documentation: which states a delivery
+// transitions is the table of the package documentation: which states a delivery
 // may go to from where it stands.
-var follow = [...]uint16{
-	parley.Waiting:    set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivering: set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivered:  set(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Dead:       set(parley.Waiting, parley.Answered, parley.Dropped),
+var transitions = [...]uint16{
+	parley.Waiting:    stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Delivering: stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Delivered:  stateBits(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Dead:       stateBits(parley.Waiting, parley.Answered, parley.Dropped),
 }
 
-func set(states ...parley.DeliveryState) (bits uint16) {
+func stateBits(states ...parley.DeliveryState) (bits uint16) {
 	for _, s := range states {
 		bits |= 1 << s
 	}
@@ -36,11 +36,11 @@ type targets struct{ opens, steps []target }
 
 var noTargets targets
 
-func (r *sealed) targets() *targets {
+func (r *logRecord) targets() *targets {
 	if len(r.Open)+len(r.Steps) == 0 {
 		return &noTargets
 	}
-	if r.named == nil {
+	if r.cachedTargets == nil {
 		list := make([]target, 0, len(r.Open)+len(r.Steps))
 		if r.Message != nil {
 			for i := range r.Open {
@@ -51,9 +51,9 @@ func (r *sealed) targets() *targets {
 		for i := range r.Steps {
 			list = append(list, targetOf(&r.Steps[i]))
 		}
-		r.named = &targets{list[:n], list[n:]}
+		r.cachedTargets = &targets{list[:n], list[n:]}
 	}
-	return r.named
+	return r.cachedTargets
 }
 
 // delivery is one that is not settled or dead: small, without strings of its
@@ -106,7 +106,7 @@ func (d *delivery) export(partition int, t target) Delivery {
 
 // check says why a step cannot follow, "" if it can.
 func (d *delivery) check(s *Step) string {
-	if int(d.state) >= len(follow) || follow[d.state]&(1<<s.State) == 0 {
+	if int(d.state) >= len(transitions) || transitions[d.state]&(1<<s.State) == 0 {
 		return "it is " + d.state.String()
 	}
 	switch {
@@ -118,9 +118,9 @@ func (d *delivery) check(s *Step) string {
 	return ""
 }
 
-// step moves the delivery on and reports whether it is settled for good. A
+// advance moves the delivery on and reports whether it is settled for good. A
 // dead one is not: it may be retried.
-func (d *delivery) step(s *Step, r *Record) (gone bool) {
+func (d *delivery) advance(s *Step, r *Record) (gone bool) {
 	d.changed = nanos(r.Time)
 	if s.Postponed && d.state == parley.Delivering {
 		d.postponed++
@@ -149,8 +149,8 @@ func (d *delivery) step(s *Step, r *Record) (gone bool) {
 // note its own there.
 const MaxLosses = 16
 
-// said notes what an event lost.
-func (d *delivery) said(losses []parley.Loss) {
+// addEventLosses notes what an event lost.
+func (d *delivery) addEventLosses(losses []parley.Loss) {
 	if all := AddLosses(d.losses, losses); len(all) <= MaxLosses {
 		d.losses = all
 	}

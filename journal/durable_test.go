@@ -176,7 +176,7 @@ func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.spareFacts(t.Context()); err != nil || len(p.facts) != 1 {
+	if err := p.dropWrittenFacts(t.Context()); err != nil || len(p.facts) != 1 {
 		t.Fatalf("%+v %v", p.facts, err)
 	}
 	if err := p.checkpoint(t.Context()); err != nil { // after the take-over

@@ -37,7 +37,7 @@ type Erased struct {
 // less, a digest would give the content away to who tries all.
 const digestFrom = 64
 
-func (r *sealed) erased() *Erased {
+func (r *logRecord) erased() *Erased {
 	if r.Erased == nil {
 		r.Erased = new(Erased)
 	}
@@ -179,11 +179,11 @@ func (j *Journal) Held(r *Record) string {
 // HasContent reports whether there is something in a record to erase: content
 // of its message, or texts of errors, which may quote some.
 func HasContent(r *Record) bool {
-	return r.Erased == nil && (messageContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
+	return r.Erased == nil && (hasContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
 		slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Error != nil && s.Error.Text != "" }))
 }
 
-func messageContent(m *parley.Message) bool {
+func hasContent(m *parley.Message) bool {
 	if m == nil {
 		return false
 	}
@@ -192,15 +192,15 @@ func messageContent(m *parley.Message) bool {
 		slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return len(p.Data) > 0 || p.Name != "" || p.URI != "" })
 }
 
-// stripped gives a record without content, nil where there is none.
-func stripped(data []byte, number uint64) ([]byte, error) {
+// withoutContent gives a record without content, nil where there is none.
+func withoutContent(data []byte, number uint64) ([]byte, error) {
 	r, err := decode(data)
 	if err != nil || !HasContent(r.Record) {
 		return nil, err
 	}
-	r.Refused, r.Steps = textless(r.Refused), slices.Clone(r.Steps)
+	r.Refused, r.Steps = withoutText(r.Refused), slices.Clone(r.Steps)
 	for i := range r.Steps {
-		r.Steps[i].Error = textless(r.Steps[i].Error)
+		r.Steps[i].Error = withoutText(r.Steps[i].Error)
 	}
 	m := r.Message
 	if m == nil {
@@ -219,11 +219,11 @@ func stripped(data []byte, number uint64) ([]byte, error) {
 		}
 		*p = left
 	}
-	m.Error = textless(m.Error)
+	m.Error = withoutText(m.Error)
 	return encode(r), nil
 }
 
-func textless(e *parley.Error) *parley.Error {
+func withoutText(e *parley.Error) *parley.Error {
 	if e == nil || e.Text == "" {
 		return e
 	}
@@ -272,12 +272,12 @@ func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n 
 		var rows []store.Record
 		for size := 0; len(seqs) > 0 && len(rows) < eraseBatch && size < eraseBytes; seqs = seqs[1:] {
 			err := readOpened(ctx, p.j.store, p.j.sealer, p.index, seqs[0], seqs[0], func(x store.Record) error {
-				b, err := stripped(bytes.Clone(x.Data), number)
+				b, err := withoutContent(bytes.Clone(x.Data), number)
 				if errors.Is(err, errRecord) || err == nil && b == nil {
 					return nil // a lease, or without content
 				}
 				if err == nil {
-					x.Data, err = p.j.sealer.seal(recordPlace(p.index, x.Sequence), pack(b))
+					x.Data, err = p.j.sealer.seal(recordAAD(p.index, x.Sequence), compress(b))
 				}
 				if err != nil {
 					return fmt.Errorf("record %d-%d: %w", p.index, x.Sequence, err)

@@ -36,32 +36,32 @@ func (p *partition) keyEnd(r *Record) (until int64, long bool) {
 	return until, until > within
 }
 
-// remember holds the key of a record, and notes it for the next checkpoint.
-func (p *partition) remember(r *sealed) {
+// addKey holds the key of a record, and notes it for the next checkpoint.
+func (p *partition) addKey(r *logRecord) {
 	f := keyFact{at: r.Position.Sequence, key: r.key}
 	var long bool
 	if f.until, long = p.keyEnd(r.Record); long {
 		f.sender = r.sender
 	}
 	if f.until > nanos(p.j.cfg.Now()) {
-		p.hold(f)
+		p.applyFact(f)
 		p.facts = append(p.facts, f)
 	}
 }
 
-// answered notes which record is the reply to the request of a delivery.
-func (p *partition) answered(d *delivery, at uint64) {
+// addReply notes which record is the reply to the request of a delivery.
+func (p *partition) addReply(d *delivery, at uint64) {
 	f := keyFact{at: at, back: at - d.seq, key: d.key}
 	if f.until = p.keys.reply(d.key, d.seq, at); f.until != 0 {
 		p.facts = append(p.facts, f)
 	}
 }
 
-func (p *partition) hold(f keyFact) {
+func (p *partition) applyFact(f keyFact) {
 	if f.back != 0 {
 		p.keys.reply(f.key, f.at-f.back, f.at)
 	} else if p.keys.add(f.key, f.at, f.until) && f.sender != (hash16{}) {
-		p.long[f.sender] = append(p.long[f.sender], f.until)
+		p.longKeys[f.sender] = append(p.longKeys[f.sender], f.until)
 	}
 }
 
@@ -73,8 +73,8 @@ func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	found := p.keys.find(key, nanos(p.j.cfg.Now()))
 	p.mu.RUnlock()
 	for _, c := range found {
-		var r *sealed
-		err := p.read(ctx, c.seq, c.seq, true, func(_ store.Record, x *sealed) bool {
+		var r *logRecord
+		err := p.read(ctx, c.seq, c.seq, true, func(_ store.Record, x *logRecord) bool {
 			r = x
 			return false
 		})

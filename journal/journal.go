@@ -38,8 +38,8 @@ type Journal struct {
 	meta       store.Meta
 	sealer     *sealer
 	partitions int
-	run        uint64 // drawn at each Open
-	number     atomic.Uint64
+	runID      uint64 // drawn at each Open
+	opNumber   atomic.Uint64
 
 	ctx        context.Context // ends when Close has flushed
 	cancel     context.CancelFunc
@@ -47,7 +47,7 @@ type Journal struct {
 	closeOnce  sync.Once
 	closeErr   error
 	writers    sync.WaitGroup
-	background crew
+	background taskGroup
 
 	gate     sync.RWMutex // held for reading by every write; see Backup
 	backupMu sync.Mutex   // one backup at a time
@@ -56,7 +56,7 @@ type Journal struct {
 	full     atomic.Bool // the watermark refuses
 
 	parts   []*partition
-	state   *stateMachine
+	state   *stateFeed
 	owners  owners
 	leaving atomic.Bool
 
@@ -64,14 +64,14 @@ type Journal struct {
 	watchers []*watcher
 }
 
-// crew are goroutines that Close waits for; none starts after it did.
-type crew struct {
+// taskGroup are goroutines that Close waits for; none starts after it did.
+type taskGroup struct {
 	mu      sync.Mutex
 	stopped bool
 	wg      sync.WaitGroup
 }
 
-func (c *crew) Go(fn func()) {
+func (c *taskGroup) Go(fn func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.stopped {
@@ -79,7 +79,7 @@ func (c *crew) Go(fn func()) {
 	}
 }
 
-func (c *crew) Wait() {
+func (c *taskGroup) Wait() {
 	c.mu.Lock()
 	c.stopped = true
 	c.mu.Unlock()
@@ -170,7 +170,7 @@ func Open(ctx context.Context, cfg Config) (*Journal, error) {
 	if err != nil {
 		return nil, errors.Join(err, cfg.Store.Close())
 	}
-	if err := j.begin(ctx); err != nil {
+	if err := j.start(ctx); err != nil {
 		j.stop()
 		return nil, errors.Join(err, j.store.Close())
 	}
@@ -187,7 +187,7 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	if _, err := io.ReadFull(cfg.Rand, b[:]); err != nil {
 		return nil, err
 	}
-	j.run = binary.LittleEndian.Uint64(b[:])
+	j.runID = binary.LittleEndian.Uint64(b[:])
 	var err error
 	if j.meta, err = j.store.Meta(ctx); errors.Is(err, store.ErrNotFound) {
 		if j.meta, err = newMeta(&cfg); err == nil {
@@ -229,18 +229,18 @@ func newMeta(c *Config) (store.Meta, error) {
 		}
 	}
 	var err error
-	m.Salt, m.Check, err = salted(c.Key, "check", c.Rand)
+	m.Salt, m.Check, err = newSalt(c.Key, "check", c.Rand)
 	return m, err
 }
 
 // begin rebuilds the view and starts what runs beside.
-func (j *Journal) begin(ctx context.Context) error {
-	j.state = newStateMachine(j)
+func (j *Journal) start(ctx context.Context) error {
+	j.state = newStateFeed(j)
 	j.owners.parts = make([]ownership, j.partitions)
 	for p := range j.partitions {
 		j.parts = append(j.parts, newPartition(j, p))
 	}
-	if err := j.state.begin(ctx); err != nil {
+	if err := j.state.start(ctx); err != nil {
 		return err
 	}
 	if err := j.rebuild(ctx); err != nil {
@@ -253,10 +253,10 @@ func (j *Journal) begin(ctx context.Context) error {
 		for _, p := range j.parts {
 			j.background.Go(p.follow)
 		}
-		j.background.Go(j.own)
+		j.background.Go(j.ownLoop)
 	}
 	j.background.Go(j.checkpoints)
-	return j.settleAbandoned(ctx)
+	return j.abandonSync(ctx)
 }
 
 // retry does again what follows the store, until the journal is closed. What has
@@ -268,13 +268,13 @@ func (j *Journal) retry(what string, do func(context.Context) error) {
 			return
 		}
 		j.cfg.Log.Warn("following "+what+"; it is tried again", "err", err)
-		await(j.ctx, time.Second/4)
+		sleep(j.ctx, time.Second/4)
 	}
 }
 
-// settleAbandoned gives up the synchronous deliveries that this node had open
+// abandonSync gives up the synchronous deliveries that this node had open
 // when it ended: their callers are gone.
-func (j *Journal) settleAbandoned(ctx context.Context) error {
+func (j *Journal) abandonSync(ctx context.Context) error {
 	for _, d := range j.Deliveries(Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}}) {
 		if !d.Sync || d.Node != j.cfg.Node && !j.store.Exclusive() {
 			continue
@@ -399,11 +399,11 @@ func (j *Journal) Append(ctx context.Context, e Entry) (Position, error) {
 }
 
 func (j *Journal) record(ctx context.Context, e *Entry) (Position, *Prior, error) {
-	p, err := j.place(e)
+	p, err := j.route(e)
 	if err != nil {
 		return Position{}, nil, err
 	}
-	r, err := j.seal(e, p)
+	r, err := j.newRecord(e, p)
 	if err != nil {
 		return Position{}, nil, err
 	}
@@ -425,9 +425,9 @@ func (j *Journal) record(ctx context.Context, e *Entry) (Position, *Prior, error
 	return Position{Partition: p.index, Sequence: o.seq}, nil, nil
 }
 
-// place finds the partition of an entry, and checks what can be checked
+// route finds the partition of an entry, and checks what can be checked
 // without looking at the state.
-func (j *Journal) place(e *Entry) (*partition, error) {
+func (j *Journal) route(e *Entry) (*partition, error) {
 	m := e.Message
 	switch {
 	case m == nil && len(e.Steps) == 0:
@@ -475,7 +475,7 @@ func (j *Journal) place(e *Entry) (*partition, error) {
 		return j.parts[0], nil
 	}
 	for i := range e.Steps {
-		at := j.holder(&e.Steps[i], p)
+		at := j.partitionOf(&e.Steps[i], p)
 		switch {
 		case at == nil && p == nil && i == len(e.Steps)-1:
 			return nil, fail(ErrConflict, "%s: there is no such delivery, or it is settled", e.Steps[i])
@@ -492,9 +492,9 @@ func (j *Journal) place(e *Entry) (*partition, error) {
 	return p, nil
 }
 
-// holder finds the partition that holds a step's delivery, the likely one
+// partitionOf finds the partition that holds a step's delivery, the likely one
 // first.
-func (j *Journal) holder(s *Step, likely *partition) *partition {
+func (j *Journal) partitionOf(s *Step, likely *partition) *partition {
 	t := targetOf(s)
 	if likely != nil && likely.has(t) {
 		return likely
@@ -507,11 +507,11 @@ func (j *Journal) holder(s *Step, likely *partition) *partition {
 	return nil
 }
 
-// seal makes the record of an entry.
-func (j *Journal) seal(e *Entry, p *partition) (*sealed, error) {
+// newRecord makes the record of an entry.
+func (j *Journal) newRecord(e *Entry, p *partition) (*logRecord, error) {
 	now := j.cfg.Now()
-	r := &sealed{
-		run: j.run, number: j.number.Add(1),
+	r := &logRecord{
+		run: j.runID, number: j.opNumber.Add(1),
 		Record: &Record{
 			Position: Position{Partition: p.index}, Time: now.Round(0).UTC(), Node: j.cfg.Node, Scope: e.Scope,
 			Message: e.Message, Open: e.Open, Steps: e.Steps, Losses: e.Losses, Refused: e.Refused, Chain: e.Chain,
@@ -607,8 +607,8 @@ func (j *Journal) Watch(fn func(*Record)) (stop func()) {
 	}
 }
 
-// tell hands a durable record to all watchers.
-func (j *Journal) tell(r *Record) {
+// notify hands a durable record to all watchers.
+func (j *Journal) notify(r *Record) {
 	j.watchMu.RLock()
 	list := j.watchers
 	j.watchMu.RUnlock()
@@ -651,7 +651,7 @@ func (j *Journal) CatchUp(ctx context.Context) error {
 		asking.Go(func() {
 			span, err := j.store.Span(within, p.index)
 			if err == nil {
-				err = p.known(within, span.Last)
+				err = p.waitFor(within, span.Last)
 			}
 			errs[i] = err
 		})

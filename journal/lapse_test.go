@@ -30,13 +30,13 @@ func TestLeaseThatLapsed(t *testing.T) {
 			told = append(told, owned)
 		}
 	})()
-	j.tellOwned()
+	j.notifyOwned()
 	renew := func(after time.Duration, want ...bool) {
 		t.Helper()
 		now = now.Add(after)
 		j.owners.parts[0].lease.prolong(now.Add(10 * time.Second))
-		j.tellOwned()
-		j.tellOwned()
+		j.notifyOwned()
+		j.notifyOwned()
 		if !slices.Equal(told, want) {
 			t.Fatalf("told %v, want %v", told, want)
 		}
@@ -46,6 +46,6 @@ func TestLeaseThatLapsed(t *testing.T) {
 	renew(5*time.Second, true, false, true)
 	// One that is seen to be over is told of as such, and again when it is held.
 	now = now.Add(11 * time.Second)
-	j.tellOwned()
+	j.notifyOwned()
 	renew(0, true, false, true, false, true)
 }

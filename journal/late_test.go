@@ -33,7 +33,7 @@ func TestLate(t *testing.T) {
 		if n := groups(); n != before {
 			t.Errorf("%d groups at once for what is late", n-before)
 		}
-		if err := <-alone; err != nil || time.Since(begun) != lateness {
+		if err := <-alone; err != nil || time.Since(begun) != maxLateWait {
 			t.Errorf("alone: %v after %v", err, time.Since(begun))
 		}
 

@@ -68,19 +68,19 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 		// that of a process that has ended, as all but this one have where the store
 		// is for one alone.
 		other := t.Node != j.cfg.Node && !j.store.Exclusive()
-		if t.Until.After(j.cfg.Now()) && (other || t.Run == j.run) {
+		if t.Until.After(j.cfg.Now()) && (other || t.Run == j.runID) {
 			return nil, fail(ErrExists, "lease %q is held by %s until %s", name, t.Node, t.Until.Format(time.RFC3339))
 		}
 	case !errors.Is(err, store.ErrNotFound):
 		return nil, storeError(ctx, err)
 	}
 	until := j.cfg.Now().Add(ttl)
-	id := opID{j.run, j.number.Add(1)}
+	id := opID{j.runID, j.opNumber.Add(1)}
 	b, err := json.Marshal(term{Until: until.Round(0).UTC(), Node: j.cfg.Node, Run: id.run, Number: id.number})
 	if err != nil {
 		return nil, err
 	}
-	o := &op{id: id, data: packed{data: b}, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
+	o := &op{id: id, data: payload{data: b}, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
 	err = p.writer.submit(ctx, o)
 	if errors.Is(err, ErrConflict) {
 		return nil, failBy(ErrExists, err, "lease %q was taken by another just now", name)
@@ -100,7 +100,7 @@ func (l *Lease) key(epoch uint64) string {
 // term tells how long the lease is held by who wrote the record taken: what it
 // was renewed to, or else what it was taken for.
 func (l *Lease) term(ctx context.Context, taken store.Record) (t term, err error) {
-	data, err := l.j.sealer.open(recordPlace(l.part.index, taken.Sequence), taken.Data)
+	data, err := l.j.sealer.open(recordAAD(l.part.index, taken.Sequence), taken.Data)
 	if err != nil {
 		return t, damaged(err, "lease %q", l.name)
 	}
@@ -148,7 +148,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		return fail(ErrFenced, "lease %q was lost", l.name)
 	}
 	until := l.j.cfg.Now().Add(ttl)
-	b, err := json.Marshal(term{Until: until.Round(0).UTC(), Node: l.j.cfg.Node, Run: l.j.run})
+	b, err := json.Marshal(term{Until: until.Round(0).UTC(), Node: l.j.cfg.Node, Run: l.j.runID})
 	if err != nil {
 		return err
 	}

@@ -30,33 +30,33 @@ type owners struct {
 	parts    []ownership // by partition
 	watchers []*func(partition int, owned bool)
 	drains   []*func(context.Context, int)
-	nodes    map[string]presence // the last round's
-	released int                 // leases, so that others notice
-	began    time.Time           // when this node first said that it lives
+	nodes    map[string]heartbeat // the last round's
+	released int                  // leases, so that others notice
+	since    time.Time            // when this node first said that it lives
 
-	round   sync.Mutex // one round at a time
-	telling sync.Mutex // held while watchers are told, so that they hear of changes in order
+	roundMu  sync.Mutex // one round at a time
+	notifyMu sync.Mutex // held while watchers are told, so that they hear of changes in order
 }
 
 // ownership is what this node has of one partition.
 type ownership struct {
-	lease   *Lease        // nil: not owned
-	handing chan struct{} // closed when the lease is released; nil while it is not being handed over
-	told    bool          // to the watchers
+	lease        *Lease        // nil: not owned
+	handOverDone chan struct{} // closed when the lease is released; nil while it is not being handed over
+	notified     bool          // to the watchers
 }
 
-func (o *ownership) valid() bool { return o.handing == nil && o.lease.valid() }
+func (o *ownership) valid() bool { return o.handOverDone == nil && o.lease.valid() }
 
-// presence is what a node says of itself.
-type presence struct {
+// heartbeat is what a node says of itself.
+type heartbeat struct {
 	Run      uint64 `json:"run"`
 	Since    int64  `json:"since"`              // unix milliseconds: when it began
 	Leaving  bool   `json:"leaving,omitempty"`  // it takes no partition any more
 	Released int    `json:"released,omitempty"` // grows with every partition that it has handed over
 }
 
-// readPresence gives what a node says. One that says what is not known here lives.
-func readPresence(b []byte) (p presence) {
+// parseHeartbeat gives what a node says. One that says what is not known here lives.
+func parseHeartbeat(b []byte) (p heartbeat) {
 	_ = json.Unmarshal(b, &p)
 	return p
 }
@@ -126,23 +126,23 @@ func (l *Lease) valid() bool {
 // gains or loses one. The rules of Watch hold for fn.
 func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	o := &j.owners
-	o.telling.Lock()
-	defer o.telling.Unlock()
+	o.notifyMu.Lock()
+	defer o.notifyMu.Unlock()
 	for p := range j.partitions {
-		if j.store.Exclusive() || o.parts[p].told {
+		if j.store.Exclusive() || o.parts[p].notified {
 			fn(p, true)
 		}
 	}
 	o.watchers = append(o.watchers, &fn)
 	return func() {
-		o.telling.Lock()
-		defer o.telling.Unlock()
+		o.notifyMu.Lock()
+		defer o.notifyMu.Unlock()
 		o.watchers = slices.DeleteFunc(o.watchers, func(x *func(int, bool)) bool { return x == &fn })
 	}
 }
 
-// own takes part in sharing the partitions, until the journal is closed.
-func (j *Journal) own() {
+// ownLoop takes part in sharing the partitions, until the journal is closed.
+func (j *Journal) ownLoop() {
 	tick := time.NewTicker(j.cfg.OwnerTTL / 4)
 	defer tick.Stop()
 	news := make(chan struct{}, 1)
@@ -150,7 +150,7 @@ func (j *Journal) own() {
 		j.owners.mu.Lock()
 		old, ok := j.owners.nodes[v.Key]
 		j.owners.mu.Unlock()
-		if v.Key == j.cfg.Node || ok == !v.Deleted && old == readPresence(v.Data) {
+		if v.Key == j.cfg.Node || ok == !v.Deleted && old == parseHeartbeat(v.Data) {
 			return
 		}
 		select {
@@ -164,10 +164,10 @@ func (j *Journal) own() {
 		j.cfg.Log.Warn("partitions change hands later than they could", "err", err)
 	}
 	for {
-		if err := j.share(j.ctx); err != nil && j.ctx.Err() == nil {
+		if err := j.rebalance(j.ctx); err != nil && j.ctx.Err() == nil {
 			j.cfg.Log.Warn("sharing the partitions; it is tried again", "err", err)
 		}
-		j.tellOwned()
+		j.notifyOwned()
 		select {
 		case <-tick.C:
 		case <-news:
@@ -177,21 +177,21 @@ func (j *Journal) own() {
 	}
 }
 
-// share is one round.
-func (j *Journal) share(ctx context.Context) error {
+// rebalance is one round.
+func (j *Journal) rebalance(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.OwnerTTL/2)
 	defer cancel()
-	j.owners.round.Lock()
-	defer j.owners.round.Unlock()
-	if err := j.present(ctx); err != nil {
+	j.owners.roundMu.Lock()
+	defer j.owners.roundMu.Unlock()
+	if err := j.sendHeartbeat(ctx); err != nil {
 		return err
 	}
-	nodes := map[string]presence{}
+	nodes := map[string]heartbeat{}
 	for v, err := range j.State(ownerBucket).Range(ctx, "") {
 		if err != nil {
 			return err
 		}
-		nodes[v.Key] = readPresence(v.Data)
+		nodes[v.Key] = parseHeartbeat(v.Data)
 	}
 	j.owners.mu.Lock()
 	j.owners.nodes = nodes
@@ -199,7 +199,7 @@ func (j *Journal) share(ctx context.Context) error {
 	var errs []error
 	for i, p := range j.parts {
 		j.owners.mu.Lock()
-		lease, handing := j.owners.parts[i].lease, j.owners.parts[i].handing != nil
+		lease, handing := j.owners.parts[i].lease, j.owners.parts[i].handOverDone != nil
 		j.owners.mu.Unlock()
 		mine := preferred(i, nodes) == j.cfg.Node
 		var err error
@@ -224,13 +224,13 @@ func (j *Journal) share(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// present says that this node lives.
-func (j *Journal) present(ctx context.Context) error {
+// sendHeartbeat says that this node lives.
+func (j *Journal) sendHeartbeat(ctx context.Context) error {
 	j.owners.mu.Lock()
-	if j.owners.began.IsZero() {
-		j.owners.began = j.cfg.Now()
+	if j.owners.since.IsZero() {
+		j.owners.since = j.cfg.Now()
 	}
-	b, err := json.Marshal(presence{j.run, j.owners.began.UnixMilli(), j.leaving.Load(), j.owners.released})
+	b, err := json.Marshal(heartbeat{j.runID, j.owners.since.UnixMilli(), j.leaving.Load(), j.owners.released})
 	j.owners.mu.Unlock()
 	if err == nil {
 		_, err = j.State(ownerBucket).Put(ctx, j.cfg.Node, b, j.cfg.Now().Add(j.cfg.OwnerTTL))
@@ -244,10 +244,10 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 	done := make(chan struct{})
 	j.owners.mu.Lock()
 	o := &j.owners.parts[partition]
-	o.handing = done
+	o.handOverDone = done
 	drains := j.owners.drains
 	j.owners.mu.Unlock()
-	j.tellOwned()
+	j.notifyOwned()
 	j.background.Go(func() {
 		var all sync.WaitGroup
 		for _, drain := range drains {
@@ -255,19 +255,19 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 		}
 		all.Wait()
 		// Not while a round renews it.
-		j.owners.round.Lock()
+		j.owners.roundMu.Lock()
 		ctx, cancel := context.WithTimeout(j.ctx, j.cfg.OwnerTTL/2)
 		defer cancel()
 		err := lease.Release(ctx)
 		j.owners.mu.Lock()
-		o.lease, o.handing = nil, nil
+		o.lease, o.handOverDone = nil, nil
 		j.owners.released++
 		close(done)
 		j.owners.mu.Unlock()
 		if err == nil {
-			err = j.present(ctx) // others look again
+			err = j.sendHeartbeat(ctx) // others look again
 		}
-		j.owners.round.Unlock()
+		j.owners.roundMu.Unlock()
 		if err != nil && !errors.Is(err, ErrFenced) && j.ctx.Err() == nil {
 			j.cfg.Log.Warn("a partition was handed over and may stay without an owner until its lease ends", "partition", partition, "err", err)
 		}
@@ -282,18 +282,18 @@ func (j *Journal) Leave(ctx context.Context) error {
 		return nil
 	}
 	j.leaving.Store(true)
-	if err := j.share(ctx); err != nil {
+	if err := j.rebalance(ctx); err != nil {
 		return err
 	}
 	j.owners.mu.Lock()
 	parts := slices.Clone(j.owners.parts)
 	j.owners.mu.Unlock()
 	for _, o := range parts {
-		if o.handing == nil {
+		if o.handOverDone == nil {
 			continue
 		}
 		select {
-		case <-o.handing:
+		case <-o.handOverDone:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -307,10 +307,10 @@ func (j *Journal) setLease(p int, l *Lease) {
 	j.owners.mu.Unlock()
 }
 
-// tellOwned tells the watchers what has changed.
-func (j *Journal) tellOwned() {
-	j.owners.telling.Lock()
-	defer j.owners.telling.Unlock()
+// notifyOwned tells the watchers what has changed.
+func (j *Journal) notifyOwned() {
+	j.owners.notifyMu.Lock()
+	defer j.owners.notifyMu.Unlock()
 	j.owners.mu.Lock()
 	type change struct {
 		partition int
@@ -319,8 +319,8 @@ func (j *Journal) tellOwned() {
 	var changes []change
 	for i := range j.owners.parts {
 		o := &j.owners.parts[i]
-		valid, told := o.valid(), o.told
-		o.told = valid
+		valid, told := o.valid(), o.notified
+		o.notified = valid
 		switch lapsed := valid && o.lease.lapsed.Swap(false); {
 		case lapsed && told:
 			// What was recorded in between was for no owner: the partition is
@@ -340,7 +340,7 @@ func (j *Journal) tellOwned() {
 
 // preferred is who should have a partition: of the nodes that stay the one whose
 // hash with it is the greatest, so that few move when a node comes or goes.
-func preferred(partition int, nodes map[string]presence) (best string) {
+func preferred(partition int, nodes map[string]heartbeat) (best string) {
 	var most uint64
 	for n, p := range nodes {
 		sum := sha256.Sum256([]byte(strconv.Itoa(partition) + " " + n))

@@ -26,20 +26,20 @@ type partition struct {
 	checkpointMu sync.Mutex // one checkpoint at a time
 	feedMu       sync.Mutex // one record at a time is applied and told
 
-	mu       sync.RWMutex
-	applied  uint64        // sequence of the last record fed
-	moved    chan struct{} // closed when applied grows; nil while nobody waits
-	keys     *keyTable
-	long     allowance
-	open     map[target]*delivery
-	dead     int
-	heads    map[string]uint64 // the last record of some tags
-	cleared  uint64            // how often heads was
-	expected map[opID]*op      // appended, and not answered yet
-	landed   map[opID]uint64   // where those of them are that were fed
-	since    int               // records since the last checkpoint
-	facts    []keyFact         // that no checkpoint has yet, by their records
-	replays  uint64
+	mu              sync.RWMutex
+	applied         uint64        // sequence of the last record fed
+	advanced        chan struct{} // closed when applied grows; nil while nobody waits
+	keys            *keyTable
+	longKeys        allowance
+	open            map[target]*delivery
+	dead            int
+	heads           map[string]uint64 // the last record of some tags
+	headsCleared    uint64            // how often heads was
+	expected        map[opID]*op      // appended, and not answered yet
+	outcomes        map[opID]uint64   // where those of them are that were fed
+	sinceCheckpoint int               // records since the last checkpoint
+	facts           []keyFact         // that no checkpoint has yet, by their records
+	replays         uint64
 }
 
 // maxHeads is how many heads of tags are remembered. They only spare the store a
@@ -49,8 +49,8 @@ const maxHeads = 1 << 16
 func newPartition(j *Journal, index int) *partition {
 	p := &partition{
 		j: j, index: index, open: make(map[target]*delivery), heads: make(map[string]uint64),
-		landed: make(map[opID]uint64), keys: newKeyTable(maphash.MakeSeed()),
-		long: allowance{},
+		outcomes: make(map[opID]uint64), keys: newKeyTable(maphash.MakeSeed()),
+		longKeys: allowance{},
 	}
 	p.writer = newWriter(j, p)
 	return p
@@ -74,7 +74,7 @@ func (p *partition) feed(ops ...*op) {
 	p.feedMu.Lock()
 	defer p.feedMu.Unlock()
 	for _, r := range p.applyAll(ops) {
-		p.j.tell(r)
+		p.j.notify(r)
 	}
 }
 
@@ -94,12 +94,12 @@ func (p *partition) applyAll(ops []*op) (fresh []*Record) {
 }
 
 // apply reports whether a record is new; r is nil for a lease.
-func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
+func (p *partition) apply(seq uint64, tag string, r *logRecord) (fresh bool) {
 	if seq <= p.applied {
 		return false
 	}
 	p.advance(seq)
-	p.since++
+	p.sinceCheckpoint++
 	p.expire()
 	if tag != "" {
 		p.setHead(tag, seq)
@@ -109,11 +109,11 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	}
 	if len(p.expected) > 0 {
 		if id := (opID{r.run, r.number}); p.expected[id] != nil {
-			p.landed[id] = seq
+			p.outcomes[id] = seq
 		}
 	}
 	if r.Keyed {
-		p.remember(r)
+		p.addKey(r)
 	}
 	named := r.targets()
 	if m := r.Message; m != nil && r.Refused == nil {
@@ -127,7 +127,7 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 	}
 	if len(r.Losses) > 0 && r.Message != nil {
 		if d := p.open[target{r.Message.InReplyTo, unique.Make(r.Message.From)}]; d != nil {
-			d.said(r.Losses)
+			d.addEventLosses(r.Losses)
 		}
 	}
 	for i := range r.Steps {
@@ -137,10 +137,10 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 			continue
 		}
 		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message && d.key != (hash16{}) {
-			p.answered(d, seq)
+			p.addReply(d, seq)
 		}
 		wasDead := d.state == parley.Dead
-		gone := d.step(s, r.Record)
+		gone := d.advance(s, r.Record)
 		switch {
 		case gone:
 			delete(p.open, t)
@@ -160,9 +160,9 @@ func (p *partition) apply(seq uint64, tag string, r *sealed) (fresh bool) {
 func (p *partition) advance(seq uint64) {
 	if seq > p.applied {
 		p.applied = seq
-		if p.moved != nil {
-			close(p.moved)
-			p.moved = nil
+		if p.advanced != nil {
+			close(p.advanced)
+			p.advanced = nil
 		}
 	}
 }
@@ -170,7 +170,7 @@ func (p *partition) advance(seq uint64) {
 func (p *partition) setHead(tag string, seq uint64) {
 	if len(p.heads) >= maxHeads {
 		clear(p.heads)
-		p.cleared++
+		p.headsCleared++
 	}
 	p.heads[tag] = seq
 }
@@ -181,7 +181,7 @@ func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, err
 	for {
 		p.mu.RLock()
 		seq, known := p.heads[tag]
-		cleared := p.cleared
+		cleared := p.headsCleared
 		p.mu.RUnlock()
 		if known && !ask {
 			return seq, nil
@@ -191,7 +191,7 @@ func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, err
 			return 0, storeError(ctx, err)
 		}
 		p.mu.Lock()
-		if cleared == p.cleared {
+		if cleared == p.headsCleared {
 			seq = max(x.Sequence, p.heads[tag])
 			p.setHead(tag, seq)
 			p.mu.Unlock()
@@ -202,12 +202,12 @@ func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, err
 }
 
 // op makes what is appended for a record.
-func (p *partition) op(r *sealed, e *Entry) (*op, error) {
+func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 	data := encode(r)
 	if len(data) > p.j.cfg.MaxPayload {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, data: pack(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, late: e.Late, fence: e.Fence}
+	o := &op{rec: r, data: compress(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, late: e.Late, fence: e.Fence}
 	if p.j.sealer.aead == nil {
 		o.about = about(r.Record)
 	}
@@ -260,8 +260,8 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	cfg := &p.j.cfg
 	if r.Keyed {
 		p.expire()
-		if r.sender != (hash16{}) && len(p.long[r.sender])+g.long[r.sender] >= cfg.MaxLongKeys {
-			if n := p.long.of(r.sender, nanos(cfg.Now())) + g.long[r.sender]; n >= cfg.MaxLongKeys {
+		if r.sender != (hash16{}) && len(p.longKeys[r.sender])+g.long[r.sender] >= cfg.MaxLongKeys {
+			if n := p.longKeys.of(r.sender, nanos(cfg.Now())) + g.long[r.sender]; n >= cfg.MaxLongKeys {
 				return nil, fail(ErrBusy, "the sender has %d keys that outlive the window, the limit (MaxLongKeys)", n)
 			}
 		}
@@ -296,15 +296,15 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	return nil, nil
 }
 
-// foresee gives a delivery as it is, for steps that are not recorded yet.
-func (p *partition) foresee(t target) *foreseen {
+// copyDelivery gives a delivery as it is, for steps that are not recorded yet.
+func (p *partition) copyDelivery(t target) *pendingDelivery {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	d := p.open[t]
 	if d == nil {
-		return &foreseen{gone: true}
+		return &pendingDelivery{blocked: true}
 	}
-	return &foreseen{delivery: *d}
+	return &pendingDelivery{delivery: *d}
 }
 
 // expect notes which ops are being appended, so that they are known when they
@@ -315,25 +315,25 @@ func (p *partition) expect(ops []*op) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.landed)
+	clear(p.outcomes)
 	p.expected = make(map[opID]*op, len(ops))
 	for _, o := range ops {
 		p.expected[o.id] = o
 	}
 }
 
-// found tells where the log has an op that was expected, 0: nowhere.
-func (p *partition) found(o *op) uint64 {
+// outcome tells where the log has an op that was expected, 0: nowhere.
+func (p *partition) outcome(o *op) uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.landed[o.id]
+	return p.outcomes[o.id]
 }
 
 // parse reads what the store has; the record is nil for a lease. With keep it
 // shares no memory with x.
-func (p *partition) parse(x store.Record, keep bool) (*sealed, error) {
+func (p *partition) parse(x store.Record, keep bool) (*logRecord, error) {
 	at := Position{Partition: p.index, Sequence: x.Sequence}
-	data, err := p.j.sealer.open(recordPlace(p.index, x.Sequence), x.Data)
+	data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data)
 	if err != nil {
 		return nil, damaged(err, "record %s", at)
 	}
@@ -356,11 +356,11 @@ func (p *partition) parse(x store.Record, keep bool) (*sealed, error) {
 
 // read reads records of the log, until fn gives false; r is nil for a lease.
 func (p *partition) read(
-	ctx context.Context, first, last uint64, keep bool, fn func(x store.Record, r *sealed) bool,
+	ctx context.Context, first, last uint64, keep bool, fn func(x store.Record, r *logRecord) bool,
 ) error {
 	var bad error
 	err := p.j.store.Read(ctx, p.index, first, last, func(x store.Record) bool {
-		var r *sealed
+		var r *logRecord
 		r, bad = p.parse(x, keep)
 		return bad == nil && fn(x, r)
 	})
@@ -368,23 +368,23 @@ func (p *partition) read(
 }
 
 // replay feeds what the store has. A lease of this node is found by its term.
-func (p *partition) replay(x store.Record, r *sealed) bool {
+func (p *partition) replay(x store.Record, r *logRecord) bool {
 	if r == nil {
-		p.landedLease(x)
+		p.noteLease(x)
 	}
 	p.feed(&op{seq: x.Sequence, tag: x.Tag, rec: r})
 	return true
 }
 
-func (p *partition) landedLease(x store.Record) {
+func (p *partition) noteLease(x store.Record) {
 	var t term
-	if data, err := p.j.sealer.open(recordPlace(p.index, x.Sequence), x.Data); err != nil || json.Unmarshal(data, &t) != nil {
+	if data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data); err != nil || json.Unmarshal(data, &t) != nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if id := (opID{t.Run, t.Number}); p.expected[id] != nil {
-		p.landed[id] = x.Sequence
+		p.outcomes[id] = x.Sequence
 	}
 }
 
@@ -407,7 +407,7 @@ func (p *partition) follow() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		err := p.j.store.Follow(ctx, p.index, p.position(), func(x store.Record) {
-			var r *sealed
+			var r *logRecord
 			if bad != nil {
 				return
 			}
@@ -421,18 +421,18 @@ func (p *partition) follow() {
 	})
 }
 
-// known waits until the view is at seq.
-func (p *partition) known(ctx context.Context, seq uint64) error {
+// waitFor waits until the view is at seq.
+func (p *partition) waitFor(ctx context.Context, seq uint64) error {
 	for {
 		p.mu.Lock()
 		if p.applied >= seq {
 			p.mu.Unlock()
 			return nil
 		}
-		if p.moved == nil {
-			p.moved = make(chan struct{})
+		if p.advanced == nil {
+			p.advanced = make(chan struct{})
 		}
-		moved := p.moved
+		moved := p.advanced
 		p.mu.Unlock()
 		select {
 		case <-moved:

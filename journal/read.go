@@ -13,8 +13,8 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	if at.Partition < 0 || at.Partition >= len(j.parts) || at.Sequence == 0 {
 		return nil, fail(ErrNotFound, "record %s", at)
 	}
-	var r *sealed
-	err := j.parts[at.Partition].read(ctx, at.Sequence, at.Sequence, true, func(_ store.Record, x *sealed) bool {
+	var r *logRecord
+	err := j.parts[at.Partition].read(ctx, at.Sequence, at.Sequence, true, func(_ store.Record, x *logRecord) bool {
 		r = x
 		return false
 	})
@@ -71,7 +71,7 @@ func (j *Journal) Records(ctx context.Context, partition int, from From) iter.Se
 			if !from.Follow {
 				return
 			}
-			if err := p.known(ctx, last+1); err != nil {
+			if err := p.waitFor(ctx, last+1); err != nil {
 				yield(nil, err)
 				return
 			}
@@ -90,7 +90,7 @@ func (j *Journal) scan(ctx context.Context, p *partition, seq, last uint64, fn f
 	if j.closing.Load() {
 		return fail(ErrClosed, "")
 	}
-	return p.read(ctx, seq, last, true, func(_ store.Record, r *sealed) bool { return r == nil || fn(r.Record) })
+	return p.read(ctx, seq, last, true, func(_ store.Record, r *logRecord) bool { return r == nil || fn(r.Record) })
 }
 
 // sequenceAt finds the first record of at least the time, by halving: the
@@ -124,7 +124,7 @@ func (j *Journal) Stats() Stats {
 		}
 		p.mu.Lock()
 		p.expire()
-		s.Applied, s.LongKeys = p.applied, p.long.expire(nanos(j.cfg.Now()))
+		s.Applied, s.LongKeys = p.applied, p.longKeys.expire(nanos(j.cfg.Now()))
 		s.Keys = max(0, p.keys.held-s.LongKeys)
 		s.Dead, s.Open, s.Replays = p.dead, len(p.open)-p.dead, p.replays
 		p.mu.Unlock()

@@ -76,7 +76,7 @@ func readBackup(
 	if x.sealed || !h.Encrypted() {
 		return x, nil
 	}
-	if err := fits("backup", key, h.Salt, h.Check, "backup check"); err != nil {
+	if err := checkKey("backup", key, h.Salt, h.Check, "backup check"); err != nil {
 		return nil, err
 	}
 	x.aead, err = h.aead(key)
@@ -108,7 +108,7 @@ func (x *backupReader) frame() (kind byte, items int, payload []byte, err error)
 		return 0, 0, nil, fail(ErrBackup, "it is damaged at byte %d", at)
 	}
 	if payload, err = x.read(int64(size)); err == nil && x.aead != nil {
-		if payload, err = x.aead.Open(nil, frameNonce(x.n), payload, frameData(x.aad, kind)); err != nil {
+		if payload, err = x.aead.Open(nil, frameNonce(x.n), payload, frameAAD(x.aad, kind)); err != nil {
 			err = fail(ErrBackup, "it was altered, at byte %d or behind", at)
 		}
 	}
@@ -299,7 +299,7 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 	if err := c.Store.Init(ctx, meta); err != nil {
 		return nil, storeError(ctx, err)
 	}
-	s, err = x.each(w.take)
+	s, err = x.each(w.put)
 	if err == nil {
 		err = errors.Join(w.flush(), w.flushValues())
 	}
@@ -318,7 +318,7 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 
 const (
 	putsAtOnce = 128  // values on their way to the store
-	fewValues  = 4096 // values that wait for it
+	maxWaiting = 4096 // values that wait for it
 )
 
 // restorer puts what a backup holds into a store.
@@ -339,7 +339,7 @@ type restorer struct {
 	valuesSize int
 }
 
-func (w *restorer) take(it *backupItem) error {
+func (w *restorer) put(it *backupItem) error {
 	if err := w.ctx.Err(); err != nil {
 		return err
 	}
@@ -348,7 +348,7 @@ func (w *restorer) take(it *backupItem) error {
 		return w.c.File(BackupFile{it.name, it.data})
 	case it.kind == frameState:
 		w.values[stateKey{it.bucket, it.value.Key}] = it.value
-		if w.valuesSize += len(it.value.Data); len(w.values) >= fewValues || w.valuesSize > 4<<20 {
+		if w.valuesSize += len(it.value.Data); len(w.values) >= maxWaiting || w.valuesSize > 4<<20 {
 			return w.flushValues()
 		}
 	case it.kind == frameLog && it.record: // a mark leaves a gap
@@ -364,11 +364,11 @@ func (w *restorer) flushValues() error {
 	g.SetLimit(putsAtOnce)
 	for k, v := range w.values {
 		g.Go(func() error {
-			if v.gone(w.now) {
+			if v.ended(w.now) {
 				_, err := w.c.Store.Delete(ctx, k.bucket, k.key, nil)
 				return err
 			}
-			data, err := w.sealer.seal(valuePlace(k.bucket, k.key), pack(slices.Clip(v.Data)))
+			data, err := w.sealer.seal(valueAAD(k.bucket, k.key), compress(slices.Clip(v.Data)))
 			if err == nil {
 				_, err = w.c.Store.Put(ctx, k.bucket, store.Value{Key: k.key, Data: data, Until: v.Until}, nil)
 			}
@@ -402,7 +402,7 @@ func (w *restorer) record(it *backupItem) error {
 		x.About = about(it.entry.Record)
 	}
 	var err error
-	x.Data, err = w.sealer.seal(recordPlace(it.partition, it.seq), pack(it.data))
+	x.Data, err = w.sealer.seal(recordAAD(it.partition, it.seq), compress(it.data))
 	w.batch = append(w.batch, x)
 	w.size += len(x.Data)
 	return err

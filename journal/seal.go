@@ -29,11 +29,11 @@ import (
 // value, and that byte. It is authenticated with the ciphertext, so that none can
 // be put where another was.
 const (
-	trailerPlain  = 1
-	trailerSealed = 2
-	trailerPacked = 4
-	trailerSize   = 5 // of plain data
-	sealOverhead  = chacha20poly1305.Overhead + chacha20poly1305.NonceSizeX + 1
+	trailerPlain      = 1
+	trailerSealed     = 2
+	trailerCompressed = 4
+	trailerSize       = 5 // of plain data
+	sealOverhead      = chacha20poly1305.Overhead + chacha20poly1305.NonceSizeX + 1
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -46,49 +46,49 @@ type sealer struct {
 
 var errDamaged = errors.New("it does not match its checksum")
 
-func recordPlace(partition int, seq uint64) []byte {
+func recordAAD(partition int, seq uint64) []byte {
 	b := binary.LittleEndian.AppendUint32([]byte("record"), uint32(partition))
 	return binary.LittleEndian.AppendUint64(b, seq)
 }
 
-func valuePlace(bucket, key string) []byte {
+func valueAAD(bucket, key string) []byte {
 	b := binary.AppendUvarint([]byte("value"), uint64(len(bucket)))
 	return append(append(b, bucket...), key...)
 }
 
-// packed is what is sealed: compressed where that is worth it.
-type packed struct {
+// payload is what is sealed: compressed where that is worth it.
+type payload struct {
 	data []byte
 	kind byte // 0, or trailerPacked
 }
 
 const (
-	packFrom   = 256 // bytes
-	maxContent = 128 << 20
+	compressFrom = 256 // bytes
+	maxContent   = 128 << 20
 )
 
-var packing = sync.Pool{New: func() any { return new([]byte) }}
+var scratchPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // pack compresses data, into memory of its own with room for the trailer, if that
 // spares an eighth.
-func pack(data []byte) packed {
-	if len(data) < packFrom || len(data) > maxContent {
-		return packed{data: data}
+func compress(data []byte) payload {
+	if len(data) < compressFrom || len(data) > maxContent {
+		return payload{data: data}
 	}
-	scratch := packing.Get().(*[]byte)
-	defer packing.Put(scratch)
+	scratch := scratchPool.Get().(*[]byte)
+	defer scratchPool.Put(scratch)
 	if n := s2.MaxEncodedLen(len(data)); cap(*scratch) < n {
 		*scratch = make([]byte, n)
 	}
 	block := s2.Encode((*scratch)[:cap(*scratch)], data)
 	if len(block) > len(data)-len(data)/8 {
-		return packed{data: data}
+		return payload{data: data}
 	}
-	return packed{append(make([]byte, 0, len(block)+trailerSize), block...), trailerPacked}
+	return payload{append(make([]byte, 0, len(block)+trailerSize), block...), trailerCompressed}
 }
 
-func unpack(kind byte, data []byte) ([]byte, error) {
-	if kind&trailerPacked == 0 {
+func decompress(kind byte, data []byte) ([]byte, error) {
+	if kind&trailerCompressed == 0 {
 		return data, nil
 	}
 	if n, err := s2.DecodedLen(data); err != nil || n > maxContent {
@@ -102,7 +102,7 @@ func unpack(kind byte, data []byte) ([]byte, error) {
 }
 
 // seal gives what the store gets. It may use the memory behind the data.
-func (s *sealer) seal(place []byte, p packed) ([]byte, error) {
+func (s *sealer) seal(place []byte, p payload) ([]byte, error) {
 	if s.aead == nil {
 		kind := trailerPlain | p.kind
 		sum := crc32.Update(crc32.Checksum(append(place, kind), castagnoli), castagnoli, p.data)
@@ -126,49 +126,49 @@ func (s *sealer) open(place, b []byte) ([]byte, error) {
 	kind := b[n]
 	place = append(place, kind)
 	switch at := n - chacha20poly1305.NonceSizeX; {
-	case n >= 4 && kind&^trailerPacked == trailerPlain && s.aead == nil:
+	case n >= 4 && kind&^trailerCompressed == trailerPlain && s.aead == nil:
 		data := b[: n-4 : n-4]
 		if crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(b[n-4:]) {
 			return nil, errDamaged
 		}
-		return unpack(kind, data)
-	case at >= 0 && kind&^trailerPacked == trailerSealed && s.aead != nil:
+		return decompress(kind, data)
+	case at >= 0 && kind&^trailerCompressed == trailerSealed && s.aead != nil:
 		data, err := s.aead.Open(nil, b[at:n], b[:at], place)
 		if err != nil {
 			return nil, errDamaged
 		}
-		return unpack(kind, data)
+		return decompress(kind, data)
 	}
 	return nil, errDamaged
 }
 
-// derive makes a key for one use.
-func derive(key []byte, salt, use string) []byte {
+// deriveKey makes a key for one use.
+func deriveKey(key []byte, salt, use string) []byte {
 	h := hmac.New(sha256.New, key)
 	io.WriteString(h, "parley journal "+use+"\x00"+salt)
 	return h.Sum(nil)
 }
 
 // fits compares a key with what something was made with.
-func fits(what string, key []byte, salt, check, use string) error {
+func checkKey(what string, key []byte, salt, check, use string) error {
 	switch {
 	case len(key) == 0:
 		return fail(ErrKey, "the %s is encrypted; give the key of the journal", what)
-	case !hmac.Equal([]byte(check), []byte(hex.EncodeToString(derive(key, salt, use)))):
+	case !hmac.Equal([]byte(check), []byte(hex.EncodeToString(deriveKey(key, salt, use)))):
 		return fail(ErrKey, "the %s was made with another key", what)
 	}
 	return nil
 }
 
 // salted draws a salt, where something is to be encrypted.
-func salted(key []byte, use string, randomness io.Reader) (salt, check string, err error) {
+func newSalt(key []byte, use string, randomness io.Reader) (salt, check string, err error) {
 	if len(key) == 0 {
 		return "", "", nil
 	}
 	b := make([]byte, 16)
 	_, err = io.ReadFull(randomness, b)
 	salt = hex.EncodeToString(b)
-	return salt, hex.EncodeToString(derive(key, salt, use)), err
+	return salt, hex.EncodeToString(deriveKey(key, salt, use)), err
 }
 
 // newSealer compares a key with what a journal was made with.
@@ -180,16 +180,16 @@ func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error)
 		}
 		return s, nil
 	}
-	err := fits("journal", key, m.Salt, m.Check, "check")
+	err := checkKey("journal", key, m.Salt, m.Check, "check")
 	if err == nil {
-		s.aead, err = chacha20poly1305.NewX(derive(key, m.Salt, "records"))
+		s.aead, err = chacha20poly1305.NewX(deriveKey(key, m.Salt, "records"))
 	}
 	return s, err
 }
 
-// row makes what the store gets of an op at a sequence.
-func (p *partition) row(o *op, seq uint64) (store.Record, error) {
-	data, err := p.j.sealer.seal(recordPlace(p.index, seq), o.data)
+// storeRecord makes what the store gets of an op at a sequence.
+func (p *partition) storeRecord(o *op, seq uint64) (store.Record, error) {
+	data, err := p.j.sealer.seal(recordAAD(p.index, seq), o.data)
 	if err != nil {
 		return store.Record{}, err
 	}

@@ -22,11 +22,11 @@ func TestSealed(t *testing.T) {
 	noise := make([]byte, 600)
 	rand.Read(noise)
 	text := []byte(strings.Repeat("one word and another ", 50))
-	here, there := recordPlace(1, 7), recordPlace(1, 8)
+	here, there := recordAAD(1, 7), recordAAD(1, 8)
 	for name, s := range map[string]*sealer{"clear": {}, "encrypted": {aead: aead, rand: rand.Reader}} {
 		for kind, data := range map[string][]byte{"none": {}, "short": []byte("x"), "noise": noise, "text": text} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				b, err := s.seal(here, pack(bytes.Clone(data)))
+				b, err := s.seal(here, compress(bytes.Clone(data)))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -55,8 +55,8 @@ func TestSealed(t *testing.T) {
 // taken for it.
 func TestTooMuchUnpacked(t *testing.T) {
 	s := &sealer{}
-	place := recordPlace(0, 1)
-	b, err := s.seal(place, packed{binary.AppendUvarint(nil, maxContent+1), trailerPacked})
+	place := recordAAD(0, 1)
+	b, err := s.seal(place, payload{binary.AppendUvarint(nil, maxContent+1), trailerCompressed})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ type Value struct {
 	Deleted  bool // only from Watch
 }
 
-func (v *Value) gone(now time.Time) bool {
+func (v *Value) ended(now time.Time) bool {
 	return v.Deleted || !v.Until.IsZero() && !v.Until.After(now)
 }
 
@@ -65,22 +65,22 @@ type stateBucket struct {
 	name string
 }
 
-// stateMachine hands the changes of the state, of all nodes, to those who watch.
-type stateMachine struct {
+// stateFeed hands the changes of the state, of all nodes, to those who watch.
+type stateFeed struct {
 	j *Journal
 
 	mu       sync.Mutex
 	seq      uint64
-	moved    chan struct{} // closed when seq has grown
+	advanced chan struct{} // closed when seq has grown
 	watchers map[*stateWatcher]bool
 }
 
-func newStateMachine(j *Journal) *stateMachine {
-	return &stateMachine{j: j, moved: make(chan struct{}), watchers: make(map[*stateWatcher]bool)}
+func newStateFeed(j *Journal) *stateFeed {
+	return &stateFeed{j: j, advanced: make(chan struct{}), watchers: make(map[*stateWatcher]bool)}
 }
 
 // begin follows the state, and returns when every change from then on is told.
-func (m *stateMachine) begin(ctx context.Context) error {
+func (m *stateFeed) start(ctx context.Context) error {
 	ready := make(chan struct{})
 	begun := sync.OnceFunc(func() { close(ready) })
 	m.j.background.Go(func() {
@@ -106,7 +106,7 @@ func (m *stateMachine) begin(ctx context.Context) error {
 	}
 }
 
-func (m *stateMachine) feed(bucket string, x store.Value) {
+func (m *stateFeed) feed(bucket string, x store.Value) {
 	v, err := m.j.openValue(bucket, x)
 	if err != nil {
 		m.j.cfg.Log.Error("a change of the state cannot be read", "bucket", bucket, "key", x.Key, "err", err)
@@ -118,8 +118,8 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 		return
 	}
 	m.seq = v.Revision
-	close(m.moved)
-	m.moved = make(chan struct{})
+	close(m.advanced)
+	m.advanced = make(chan struct{})
 	for w := range m.watchers {
 		if w.match(bucket, v.Key) {
 			w.push(bucket, v)
@@ -127,14 +127,14 @@ func (m *stateMachine) feed(bucket string, x store.Value) {
 	}
 }
 
-// reach waits until a change of this node was told, so that it is known here what
+// waitFor waits until a change of this node was told, so that it is known here what
 // was done here.
-func (m *stateMachine) reach(ctx context.Context, seq uint64) {
+func (m *stateFeed) waitFor(ctx context.Context, seq uint64) {
 	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // it is recorded: it is not waited for for ever
 	defer cancel()
 	for {
 		m.mu.Lock()
-		told, moved := m.seq >= seq, m.moved
+		told, moved := m.seq >= seq, m.advanced
 		m.mu.Unlock()
 		if told {
 			return
@@ -159,7 +159,7 @@ func (j *Journal) openValue(bucket string, x store.Value) (Value, error) {
 		return v, nil
 	}
 	var err error
-	if v.Data, err = j.sealer.open(valuePlace(bucket, x.Key), x.Data); err != nil {
+	if v.Data, err = j.sealer.open(valueAAD(bucket, x.Key), x.Data); err != nil {
 		return v, damaged(err, "the value of %q in %q", x.Key, bucket)
 	}
 	return v, nil
@@ -175,9 +175,9 @@ func (s *stateBucket) check(key string, data []byte) error {
 	return nil
 }
 
-// last reads what the store has for a key, past its time or not; revision 0:
+// read reads what the store has for a key, past its time or not; revision 0:
 // nothing.
-func (s *stateBucket) last(ctx context.Context, key string) (Value, error) {
+func (s *stateBucket) read(ctx context.Context, key string) (Value, error) {
 	if s.j.closing.Load() {
 		return Value{}, fail(ErrClosed, "")
 	}
@@ -195,8 +195,8 @@ func (s *stateBucket) Get(ctx context.Context, key string) (Value, error) {
 	if err := s.check(key, nil); err != nil {
 		return Value{}, err
 	}
-	v, err := s.last(ctx, key)
-	if err == nil && (v.Revision == 0 || v.gone(s.j.cfg.Now())) {
+	v, err := s.read(ctx, key)
+	if err == nil && (v.Revision == 0 || v.ended(s.j.cfg.Now())) {
 		err = fail(ErrNotFound, "key %q in %q", key, s.name)
 	}
 	if err != nil {
@@ -221,7 +221,7 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	} else {
 		var data []byte
 		// The trailer must not be written behind the caller's data.
-		if data, err = j.sealer.seal(valuePlace(s.name, v.Key), pack(slices.Clip(v.Data))); err != nil {
+		if data, err = j.sealer.seal(valueAAD(s.name, v.Key), compress(slices.Clip(v.Data))); err != nil {
 			return 0, err
 		}
 		rev, err = j.store.Put(ctx, s.name, store.Value{Key: v.Key, Data: data, Until: v.Until.Round(0).UTC()}, expect)
@@ -232,7 +232,7 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	case err != nil:
 		return 0, storeError(ctx, err)
 	}
-	j.state.reach(ctx, rev)
+	j.state.waitFor(ctx, rev)
 	return rev, nil
 }
 
@@ -243,9 +243,9 @@ func (s *stateBucket) change(ctx context.Context, v Value, may func(old Value, t
 		return 0, err
 	}
 	for {
-		old, err := s.last(ctx, v.Key)
+		old, err := s.read(ctx, v.Key)
 		if err == nil {
-			err = may(old, old.Revision != 0 && !old.gone(s.j.cfg.Now()))
+			err = may(old, old.Revision != 0 && !old.ended(s.j.cfg.Now()))
 		}
 		if err != nil {
 			return 0, err
@@ -307,7 +307,7 @@ func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value,
 		err := s.j.store.Range(ctx, s.name, prefix, func(x store.Value) bool {
 			x.Data = bytes.Clone(x.Data)
 			var v Value
-			if v, bad = s.j.openValue(s.name, x); bad == nil && !v.gone(s.j.cfg.Now()) {
+			if v, bad = s.j.openValue(s.name, x); bad == nil && !v.ended(s.j.cfg.Now()) {
 				more = yield(v, nil)
 			}
 			return more && bad == nil
@@ -325,7 +325,7 @@ type stateWatcher struct {
 
 	mu      sync.Mutex
 	changes []stateChange
-	at      map[stateKey]int // among changes
+	indexOf map[stateKey]int // among changes
 	wake    chan struct{}
 }
 
@@ -336,8 +336,8 @@ type stateChange struct {
 	Value
 }
 
-func (m *stateMachine) watch(w *stateWatcher) (leave func()) {
-	w.at, w.wake = map[stateKey]int{}, make(chan struct{}, 1)
+func (m *stateFeed) watch(w *stateWatcher) (leave func()) {
+	w.indexOf, w.wake = map[stateKey]int{}, make(chan struct{}, 1)
 	m.mu.Lock()
 	m.watchers[w] = true
 	m.mu.Unlock()
@@ -351,10 +351,10 @@ func (m *stateMachine) watch(w *stateWatcher) (leave func()) {
 func (w *stateWatcher) push(bucket string, v Value) {
 	k := stateKey{bucket, v.Key}
 	w.mu.Lock()
-	if i, ok := w.at[k]; ok {
+	if i, ok := w.indexOf[k]; ok {
 		w.changes[i].Value = v
 	} else {
-		w.at[k] = len(w.changes)
+		w.indexOf[k] = len(w.changes)
 		w.changes = append(w.changes, stateChange{bucket, v})
 	}
 	w.mu.Unlock()
@@ -369,7 +369,7 @@ func (w *stateWatcher) take() (changes []stateChange) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	changes, w.changes = w.changes, nil
-	clear(w.at)
+	clear(w.indexOf)
 	return changes
 }
 

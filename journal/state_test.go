@@ -50,7 +50,7 @@ func TestInterruptedStateIsTold(t *testing.T) {
 	}})
 	put := func(key string) {
 		t.Helper()
-		data, err := j.sealer.seal(valuePlace("b", key), packed{data: []byte("v")})
+		data, err := j.sealer.seal(valueAAD("b", key), payload{data: []byte("v")})
 		if err == nil { // as another hub does
 			_, err = s.Put(t.Context(), "b", store.Value{Key: key, Data: data}, nil)
 		}

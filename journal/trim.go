@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// trimLook is how many records one Trim looks at.
-const trimLook = 1 << 20
+// trimLimit is how many records one Trim looks at.
+const trimLimit = 1 << 20
 
 // Trim removes the oldest records of a partition for good, so that their disk
 // space is free: those from before a time that have no content any more. It ends
@@ -31,7 +31,7 @@ func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (re
 	if err != nil {
 		return 0, storeError(ctx, err)
 	}
-	end, err := p.disposable(ctx, span.First, p.needed(), before)
+	end, err := p.trimEnd(ctx, span.First, p.needed(), before)
 	if err != nil || end <= span.First {
 		return 0, err
 	}
@@ -56,17 +56,17 @@ func (p *partition) needed() uint64 {
 	return out
 }
 
-// disposable finds the first record in a range that must stay, or what comes
+// trimEnd finds the first record in a range that must stay, or what comes
 // behind the range.
-func (p *partition) disposable(ctx context.Context, from, to uint64, before time.Time) (end uint64, err error) {
+func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Time) (end uint64, err error) {
 	if from >= to {
 		return from, nil
 	}
 	end = from
 	tagged := map[string]uint64{} // the last one of a tag stays; asked after the reading
 	looked := 0
-	err = p.read(ctx, from, to-1, false, func(x store.Record, r *sealed) bool {
-		if looked++; looked > trimLook || r != nil && (!r.Time.Before(before) || r.Erased == nil && messageContent(r.Message)) {
+	err = p.read(ctx, from, to-1, false, func(x store.Record, r *logRecord) bool {
+		if looked++; looked > trimLimit || r != nil && (!r.Time.Before(before) || r.Erased == nil && hasContent(r.Message)) {
 			return false
 		}
 		if x.Tag != "" {

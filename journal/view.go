@@ -50,9 +50,9 @@ func (n *viewNote) part(partition, i int) string {
 	return fmt.Sprintf("%d/%s/%d", partition, n.Name, i)
 }
 
-// note reads the note of the last checkpoint. One that cannot be read is none.
-func (p *partition) note(ctx context.Context) (n viewNote, revision uint64, err error) {
-	v, err := p.j.bucket(viewBucket).last(ctx, viewKey(p.index))
+// readNote reads the note of the last checkpoint. One that cannot be read is none.
+func (p *partition) readNote(ctx context.Context) (n viewNote, revision uint64, err error) {
+	v, err := p.j.bucket(viewBucket).read(ctx, viewKey(p.index))
 	if err != nil && !errors.Is(err, ErrCorrupt) {
 		return n, 0, err
 	}
@@ -62,20 +62,20 @@ func (p *partition) note(ctx context.Context) (n viewNote, revision uint64, err 
 	return n, v.Revision, nil
 }
 
-// held is an open delivery in a checkpoint.
-type held struct {
+// savedDelivery is an open delivery in a checkpoint.
+type savedDelivery struct {
 	t target
 	d *delivery
 }
 
-func (c *coder) held(x *held) {
+func (c *coder) savedDelivery(x *savedDelivery) {
 	ident(c, 1, &x.t.message)
-	c.handle(2, &x.t.to)
+	c.internedText(2, &x.t.to)
 	number(c, 3, &x.d.seq, math.MaxUint64)
 	ident(c, 4, &x.d.conversation)
 	ident(c, 5, &x.d.reply)
-	c.handle(6, &x.d.from)
-	c.handle(7, &x.d.node)
+	c.internedText(6, &x.d.from)
+	c.internedText(7, &x.d.node)
 	number(c, 8, &x.d.next, math.MaxUint64)
 	number(c, 9, &x.d.expires, math.MaxUint64)
 	number(c, 10, &x.d.deadline, math.MaxUint64)
@@ -90,7 +90,7 @@ func (c *coder) held(x *held) {
 	ident(c, 19, &x.d.key)
 }
 
-func (c *coder) handle(tag int, h *unique.Handle[string]) {
+func (c *coder) internedText(tag int, h *unique.Handle[string]) {
 	s := h.Value()
 	if text(c, tag, &s); c.reading {
 		*h = unique.Make(s)
@@ -103,9 +103,9 @@ func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact) {
 	defer p.mu.Unlock()
 	c := coder{b: make([]byte, 0, 1024+len(p.open)*160)}
 	for t, d := range p.open {
-		one(&c, viewDelivery, &held{t, d}, (*coder).held)
+		one(&c, viewDelivery, &savedDelivery{t, d}, (*coder).savedDelivery)
 	}
-	p.since = 0
+	p.sinceCheckpoint = 0
 	return p.applied, c.b, p.facts
 }
 
@@ -117,9 +117,9 @@ func (p *partition) restore(seq uint64, data []byte) error {
 			continue
 		}
 		none := unique.Make("")
-		x := held{target{to: none}, &delivery{from: none, node: none}}
+		x := savedDelivery{target{to: none}, &delivery{from: none, node: none}}
 		// Each has texts of its own: few have any, and most are soon gone.
-		if err := read(data[c.start:c.i], nil, &x, (*coder).held); err != nil {
+		if err := read(data[c.start:c.i], nil, &x, (*coder).savedDelivery); err != nil {
 			return err
 		}
 		p.open[x.t] = x.d
@@ -144,7 +144,7 @@ func (j *Journal) checkpoints() {
 		for _, p := range j.parts {
 			p.mu.Lock()
 			p.expire()
-			p.long.expire(nanos(j.cfg.Now()))
+			p.longKeys.expire(nanos(j.cfg.Now()))
 			since := max(j.cfg.checkpointEvery, len(p.open)/4)
 			p.mu.Unlock()
 			j.checkpoint(j.ctx, p, since)
@@ -156,14 +156,14 @@ func (j *Journal) checkpoints() {
 // Without it the next start only takes longer.
 func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 	p.mu.RLock()
-	due, facts := p.since >= since, len(p.facts)
+	due, facts := p.sinceCheckpoint >= since, len(p.facts)
 	p.mu.RUnlock()
 	var err error
 	switch owned := j.Owned(p.index); {
 	case due && owned:
 		err = p.checkpoint(ctx)
 	case facts > maxFacts && !owned:
-		err = p.spareFacts(ctx)
+		err = p.dropWrittenFacts(ctx)
 	}
 	if err != nil && j.ctx.Err() == nil {
 		j.cfg.Log.Warn("no checkpoint could be written; the next start reads more of the log", "partition", p.index, "err", err)
@@ -175,14 +175,14 @@ func (p *partition) checkpoint(ctx context.Context) error {
 	p.checkpointMu.Lock()
 	defer p.checkpointMu.Unlock()
 	seq, data, facts := p.snapshot()
-	last, revision, err := p.note(ctx)
+	last, revision, err := p.readNote(ctx)
 	if err != nil {
 		return err
 	}
-	if err := p.keepKeys(ctx, behind(facts, last.Sequence)); err != nil {
+	if err := p.writeKeys(ctx, factsAfter(facts, last.Sequence)); err != nil {
 		return err
 	}
-	note := viewNote{Version: viewVersion, Sequence: seq, Name: fmt.Sprintf("%x-%x", seq, p.j.run)}
+	note := viewNote{Version: viewVersion, Sequence: seq, Name: fmt.Sprintf("%x-%x", seq, p.j.runID)}
 	views := p.j.bucket(viewBucket)
 	for part := range slices.Chunk(data, min(p.j.cfg.MaxPayload-1024, viewPart)) {
 		if _, err := views.write(ctx, Value{Key: note.part(p.index, note.Parts), Data: part}, nil); err != nil {
@@ -198,7 +198,7 @@ func (p *partition) checkpoint(ctx context.Context) error {
 	if _, err := views.write(ctx, Value{Key: viewKey(p.index), Data: b}, &revision); err != nil {
 		return err
 	}
-	p.forgetFacts(seq)
+	p.dropFacts(seq)
 	var old []string
 	err = p.j.store.Range(ctx, viewBucket, viewKey(p.index)+"/", func(v store.Value) bool {
 		if !strings.HasPrefix(v.Key, viewKey(p.index)+"/"+note.Name+"/") {
@@ -221,15 +221,15 @@ const (
 	keysSegment = 1 << 14
 )
 
-// keepKeys writes facts that no checkpoint has yet.
-func (p *partition) keepKeys(ctx context.Context, facts []keyFact) error {
+// writeKeys writes facts that no checkpoint has yet.
+func (p *partition) writeKeys(ctx context.Context, facts []keyFact) error {
 	for some := range slices.Chunk(facts, keysSegment) {
 		until := int64(0)
 		for _, f := range some {
 			until = max(until, f.until)
 		}
 		v := Value{
-			Key: fmt.Sprintf("%d/%020d/%x", p.index, some[0].at, p.j.run), Data: encodeKeys(some),
+			Key: fmt.Sprintf("%d/%020d/%x", p.index, some[0].at, p.j.runID), Data: encodeKeys(some),
 			Until: fromNanos(until).Add(time.Minute),
 		}
 		if _, err := p.j.bucket(keysBucket).write(ctx, v, nil); err != nil {
@@ -242,21 +242,21 @@ func (p *partition) keepKeys(ctx context.Context, facts []keyFact) error {
 // maxFacts is how many facts a hub holds that leaves the checkpoints to another.
 const maxFacts = 1 << 14
 
-// spareFacts forgets the facts that the owner of the partition has written.
-func (p *partition) spareFacts(ctx context.Context) error {
-	note, _, err := p.note(ctx)
-	p.forgetFacts(note.Sequence)
+// dropWrittenFacts forgets the facts that the owner of the partition has written.
+func (p *partition) dropWrittenFacts(ctx context.Context) error {
+	note, _, err := p.readNote(ctx)
+	p.dropFacts(note.Sequence)
 	return err
 }
 
-func (p *partition) forgetFacts(seq uint64) {
+func (p *partition) dropFacts(seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.facts = slices.Clone(behind(p.facts, seq)) // a checkpoint may be reading them
+	p.facts = slices.Clone(factsAfter(p.facts, seq)) // a checkpoint may be reading them
 }
 
-// behind gives the facts of later records.
-func behind(facts []keyFact, seq uint64) []keyFact {
+// factsAfter gives the facts of later records.
+func factsAfter(facts []keyFact, seq uint64) []keyFact {
 	i, _ := slices.BinarySearchFunc(facts, seq+1, func(f keyFact, seq uint64) int { return cmp.Compare(f.at, seq) })
 	return facts[i:]
 }
@@ -264,7 +264,7 @@ func behind(facts []keyFact, seq uint64) []keyFact {
 // restoreView restores the view from the last checkpoint, if there is one that
 // can be read. What cannot be is no harm: the log has it all.
 func (p *partition) restoreView(ctx context.Context, last uint64) error {
-	note, revision, err := p.note(ctx)
+	note, revision, err := p.readNote(ctx)
 	switch {
 	case err != nil || revision == 0:
 		return err
@@ -285,7 +285,7 @@ func (p *partition) restoreView(ctx context.Context, last uint64) error {
 func (p *partition) restoreParts(ctx context.Context, note *viewNote) error {
 	var data bytes.Buffer
 	for i := range note.Parts {
-		v, err := p.j.bucket(viewBucket).last(ctx, note.part(p.index, i))
+		v, err := p.j.bucket(viewBucket).read(ctx, note.part(p.index, i))
 		if err == nil && v.Revision == 0 {
 			err = fail(ErrCorrupt, "part %d is missing", i)
 		}
@@ -311,7 +311,7 @@ func (p *partition) restoreParts(ctx context.Context, note *viewNote) error {
 	for _, key := range slices.Sorted(maps.Keys(segments)) {
 		err := decodeKeys(segments[key], func(f keyFact) {
 			if f.until > now {
-				p.hold(f)
+				p.applyFact(f)
 			}
 		})
 		if err != nil {
@@ -341,7 +341,7 @@ func (j *Journal) rebuild(ctx context.Context) error {
 	j.cfg.Progress(0, total)
 	for i, p := range j.parts {
 		start := p.position()
-		err := p.read(ctx, start+1, ends[i], false, func(x store.Record, r *sealed) bool {
+		err := p.read(ctx, start+1, ends[i], false, func(x store.Record, r *logRecord) bool {
 			p.apply(x.Sequence, x.Tag, r)
 			if (x.Sequence-start)%8192 == 0 {
 				j.cfg.Progress(done+x.Sequence-start, total)

@@ -15,8 +15,8 @@ import (
 // An op is one append on its way: from the caller into a writer's queue, in a
 // group to the store, and back.
 type op struct {
-	rec  *sealed // nil: a lease
-	data packed  // as encoded
+	rec  *logRecord // nil: a lease
+	data payload    // as encoded
 	tag  string
 	id   opID
 	size int
@@ -48,7 +48,7 @@ type opID struct{ run, number uint64 }
 const (
 	opQueued = iota
 	opTaken
-	opGone // its caller left before it was taken
+	opAbandoned // its caller left before it was taken
 )
 
 func (o *op) finish(err error) {
@@ -62,21 +62,21 @@ func (o *op) finish(err error) {
 type pending struct {
 	opens   int
 	keys    map[hash16]bool
-	targets map[target]*foreseen
+	targets map[target]*pendingDelivery
 	tags    map[string]bool
 	long    map[hash16]int
 }
 
-// foreseen is a delivery as pending steps leave it.
-type foreseen struct {
+// pendingDelivery is a delivery as pending steps leave it.
+type pendingDelivery struct {
 	delivery
-	gone  bool // settled, or about to be opened: nothing can follow yet
-	steps int
+	blocked bool // settled, or about to be opened: nothing can follow yet
+	steps   int
 }
 
-// free reports whether nothing pending changes what o is checked against, or o
+// allows reports whether nothing pending changes what o is checked against, or o
 // can follow it.
-func (g *pending) free(o *op) bool {
+func (g *pending) allows(o *op) bool {
 	if o.tag != "" && g.tags[o.tag] || o.fence != nil && g.tags[o.fence.tag] {
 		return false
 	}
@@ -96,7 +96,7 @@ func (g *pending) free(o *op) bool {
 		}
 	}
 	for i, t := range named.steps {
-		if d := g.targets[t]; d != nil && (d.gone || d.check(&o.rec.Steps[i]) != "") {
+		if d := g.targets[t]; d != nil && (d.blocked || d.check(&o.rec.Steps[i]) != "") {
 			return false
 		}
 	}
@@ -121,15 +121,15 @@ func (g *pending) add(p *partition, o *op) {
 	g.opens += len(r.Open)
 	named := r.targets()
 	for _, t := range named.opens {
-		g.targets[t] = &foreseen{gone: true, steps: 1}
+		g.targets[t] = &pendingDelivery{blocked: true, steps: 1}
 	}
 	for i, t := range named.steps {
 		d := g.targets[t]
 		if d == nil {
-			d = p.foresee(t)
+			d = p.copyDelivery(t)
 			g.targets[t] = d
 		}
-		d.gone = d.step(&r.Steps[i], r.Record) || d.gone
+		d.blocked = d.advance(&r.Steps[i], r.Record) || d.blocked
 		d.steps++
 	}
 }
@@ -183,25 +183,25 @@ type writer struct {
 	j *Journal
 	p *partition
 
-	mu     sync.Mutex
-	queue  []*op
-	bytes  int
-	held   int         // taken from the queue, and not in a group
-	late   int         // of queue, those that nobody waits for
-	due    *time.Timer // ends the time that they may wait where there are no others
-	ripe   bool        // it has
-	busy   bool
-	closed bool
-	wake   chan struct{}
+	mu         sync.Mutex
+	queue      []*op
+	bytes      int
+	taken      int         // taken from the queue, and not in a group
+	lateQueued int         // of queue, those that nobody waits for
+	lateTimer  *time.Timer // ends the time that they may wait where there are no others
+	lateDue    bool        // it has
+	busy       bool
+	closed     bool
+	wake       chan struct{}
 
 	// Of the goroutine that runs:
-	waiting []*op // taken from the queue, and not in a group
-	pending pending
-	next    *group
-	flying  *group // nil: the store has none
-	spare   *group
-	out     chan *group // to the store
-	landed  chan *group // and back
+	waiting    []*op // taken from the queue, and not in a group
+	pending    pending
+	next       *group
+	inFlight   *group // nil: the store has none
+	spareGroup *group
+	toStore    chan *group // to the store
+	fromStore  chan *group // and back
 
 	appended atomic.Uint64
 	groups   atomic.Uint64
@@ -209,18 +209,18 @@ type writer struct {
 
 func newWriter(j *Journal, p *partition) *writer {
 	return &writer{
-		j: j, p: p, wake: make(chan struct{}, 1), next: new(group), spare: new(group),
-		out: make(chan *group, 1), landed: make(chan *group, 1),
+		j: j, p: p, wake: make(chan struct{}, 1), next: new(group), spareGroup: new(group),
+		toStore: make(chan *group, 1), fromStore: make(chan *group, 1),
 		pending: pending{
-			keys: map[hash16]bool{}, targets: map[target]*foreseen{}, tags: map[string]bool{}, long: map[hash16]int{},
+			keys: map[hash16]bool{}, targets: map[target]*pendingDelivery{}, tags: map[string]bool{}, long: map[hash16]int{},
 		},
 	}
 }
 
-// ahead is how many must wait for the writer to check them while the store has a
+// pipelineFrom is how many must wait for the writer to check them while the store has a
 // group. A smaller group is not worth a sync of its own: it waits for the callers
 // of the one before.
-const ahead = 64
+const pipelineFrom = 64
 
 // Bounds of a group, and of the bytes that wait in a queue.
 const (
@@ -229,8 +229,8 @@ const (
 	maxQueuedBytes = 64 << 20
 )
 
-// lateness is how long what is late waits for others.
-const lateness = 5 * time.Millisecond
+// maxLateWait is how long what is late waits for others.
+const maxLateWait = 5 * time.Millisecond
 
 // submit queues o and waits for its end.
 func (w *writer) submit(ctx context.Context, o *op) error {
@@ -239,7 +239,7 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 	o.done = make(chan struct{})
 	w.mu.Lock()
-	switch n := len(w.queue) + w.held; {
+	switch n := len(w.queue) + w.taken; {
 	case w.closed:
 		w.mu.Unlock()
 		return fail(ErrClosed, "")
@@ -250,22 +250,22 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	w.queue = append(w.queue, o)
 	w.bytes += o.size
 	if o.late {
-		if w.late++; w.late == 1 {
-			w.due = time.AfterFunc(lateness, w.rouseLate)
+		if w.lateQueued++; w.lateQueued == 1 {
+			w.lateTimer = time.AfterFunc(maxLateWait, w.flushLate)
 		}
 	}
 	n, busy := len(w.queue), w.busy
-	first := !o.late && n-w.late == 1
+	first := !o.late && n-w.lateQueued == 1
 	w.mu.Unlock()
-	if !busy && first || busy && n == ahead {
-		w.rouse()
+	if !busy && first || busy && n == pipelineFrom {
+		w.signal()
 	}
 	select {
 	case <-o.done:
 		return o.err
 	case <-ctx.Done():
 	}
-	if o.phase.CompareAndSwap(opQueued, opGone) {
+	if o.phase.CompareAndSwap(opQueued, opAbandoned) {
 		return ctx.Err()
 	}
 	select {
@@ -276,15 +276,15 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 }
 
-// rouseLate has what was late recorded, with others or not.
-func (w *writer) rouseLate() {
+// flushLate has what was late recorded, with others or not.
+func (w *writer) flushLate() {
 	w.mu.Lock()
-	w.ripe = true
+	w.lateDue = true
 	w.mu.Unlock()
-	w.rouse()
+	w.signal()
 }
 
-func (w *writer) rouse() {
+func (w *writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -295,24 +295,24 @@ func (w *writer) rouse() {
 func (w *writer) run() {
 	var storing sync.WaitGroup
 	storing.Go(func() {
-		for g := range w.out {
+		for g := range w.toStore {
 			w.append(g)
-			w.landed <- g
+			w.fromStore <- g
 		}
 	})
 	defer storing.Wait()
-	defer close(w.out)
+	defer close(w.toStore)
 	for {
-		if w.flying == nil {
-			w.giveWay()
+		if w.inFlight == nil {
+			w.yield()
 		}
 		closed := w.prepare()
 		switch {
-		case w.flying != nil:
+		case w.inFlight != nil:
 			select {
 			case <-w.wake:
-			case g := <-w.landed:
-				w.land(g)
+			case g := <-w.fromStore:
+				w.complete(g)
 			}
 		case len(w.next.ops) > 0:
 			w.send()
@@ -324,15 +324,15 @@ func (w *writer) run() {
 	}
 }
 
-// giveWay lets the callers of the group before run first: those that append
+// yield lets the callers of the group before run first: those that append
 // again at once are then in the next group, and share its sync. Where there are
 // many they make two groups in turn.
-func (w *writer) giveWay() {
+func (w *writer) yield() {
 	for before := -1; ; {
 		w.mu.Lock()
 		n := len(w.queue)
 		w.mu.Unlock()
-		if n == before || n >= 2*ahead {
+		if n == before || n >= 2*pipelineFrom {
 			return
 		}
 		before = n
@@ -344,19 +344,19 @@ func (w *writer) close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
-	w.rouse()
+	w.signal()
 }
 
 // prepare adds to the next group what may be in it.
 func (w *writer) prepare() (closed bool) {
 	w.mu.Lock()
-	if len(w.queue) > w.late || w.ripe || w.closed || len(w.waiting) > 0 {
+	if len(w.queue) > w.lateQueued || w.lateDue || w.closed || len(w.waiting) > 0 {
 		w.waiting = append(w.waiting, w.queue...)
 		clear(w.queue)
-		w.queue, w.bytes, w.held = w.queue[:0], 0, len(w.waiting)
-		if w.late > 0 {
-			w.due.Stop()
-			w.late, w.ripe = 0, false
+		w.queue, w.bytes, w.taken = w.queue[:0], 0, len(w.waiting)
+		if w.lateQueued > 0 {
+			w.lateTimer.Stop()
+			w.lateQueued, w.lateDue = 0, false
 		}
 	}
 	closed = w.closed
@@ -367,8 +367,8 @@ func (w *writer) prepare() (closed bool) {
 	g := w.next
 	switch {
 	case len(g.ops) > 0:
-	case w.flying != nil:
-		g.reset(w.flying.after + uint64(len(w.flying.ops)))
+	case w.inFlight != nil:
+		g.reset(w.inFlight.after + uint64(len(w.inFlight.ops)))
 	default:
 		g.reset(w.p.position())
 	}
@@ -391,7 +391,7 @@ func (w *writer) prepare() (closed bool) {
 				continue
 			}
 		}
-		if !w.pending.free(o) {
+		if !w.pending.allows(o) {
 			o.phase.Store(opQueued)
 			rest = append(rest, o)
 			continue
@@ -426,7 +426,7 @@ func (w *writer) admit(o *op) (*Prior, error) {
 
 // add makes o the last of a group.
 func (w *writer) add(g *group, o *op) error {
-	row, err := w.p.row(o, g.after+1+uint64(len(g.ops)))
+	row, err := w.p.storeRecord(o, g.after+1+uint64(len(g.ops)))
 	if err != nil {
 		return err
 	}
@@ -442,11 +442,11 @@ func (w *writer) send() {
 		return
 	}
 	w.j.gate.RLock() // a backup stops all writers at one point
-	w.flying, w.next = w.next, w.spare
-	w.p.expect(w.flying.ops)
+	w.inFlight, w.next = w.next, w.spareGroup
+	w.p.expect(w.inFlight.ops)
 	w.groups.Add(1)
 	w.setBusy(true)
-	w.out <- w.flying
+	w.toStore <- w.inFlight
 }
 
 func (w *writer) setBusy(busy bool) {
@@ -476,18 +476,18 @@ func (w *writer) append(g *group) {
 			return
 		}
 		// Nobody else writes to an exclusive store: it has failed for good.
-		if w.j.store.Exclusive() || !await(ctx, pause) {
+		if w.j.store.Exclusive() || !sleep(ctx, pause) {
 			g.err = failBy(ErrUnknown, g.err, "")
 			return
 		}
 	}
 }
 
-// land ends a group that the store has given back, and sends the next one. The
+// complete ends a group that the store has given back, and sends the next one. The
 // callers of the one run while the store has the other.
-func (w *writer) land(g *group) {
+func (w *writer) complete(g *group) {
 	ops := g.ops
-	g.ops, w.spare = nil, g
+	g.ops, w.spareGroup = nil, g
 	for i, o := range ops {
 		w.pending.remove(o)
 		if g.err == nil {
@@ -498,28 +498,28 @@ func (w *writer) land(g *group) {
 		w.appended.Add(uint64(len(ops)))
 		w.p.feed(ops...)
 	}
-	w.flying = nil
+	w.inFlight = nil
 	w.setBusy(false)
 	w.j.gate.RUnlock()
 	if g.err != nil || w.next.after != w.p.position() { // it was made to follow this one
-		w.unmake()
+		w.requeueNext()
 	}
 	switch {
 	case g.err == nil:
 		w.prepare()
-		if len(w.next.ops) >= ahead {
+		if len(w.next.ops) >= pipelineFrom {
 			w.send()
 		}
 		w.finish(ops, nil)
 	case errors.Is(g.err, store.ErrConflict):
-		w.overtaken(ops, g.unknown)
+		w.resolveConflict(ops, g.unknown)
 	default:
 		w.finish(ops, g.err)
 	}
 }
 
-// unmake takes the next group apart.
-func (w *writer) unmake() {
+// requeueNext takes the next group apart.
+func (w *writer) requeueNext() {
 	for _, o := range w.next.ops {
 		w.pending.remove(o)
 		o.phase.Store(opQueued)
@@ -538,9 +538,9 @@ func (w *writer) finish(ops []*op, err error) {
 // pause that grows by a millisecond: 3 seconds in all.
 const maxTries = 80
 
-// overtaken reads what others have appended. Of ops whose outcome is unknown, it
+// resolveConflict reads what others have appended. Of ops whose outcome is unknown, it
 // finds those that were recorded; the others are checked and tried again.
-func (w *writer) overtaken(ops []*op, unknown bool) {
+func (w *writer) resolveConflict(ops []*op, unknown bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
 	if err := w.p.catchUp(ctx); err != nil {
@@ -552,7 +552,7 @@ func (w *writer) overtaken(ops []*op, unknown bool) {
 	}
 	var again []*op
 	for _, o := range ops {
-		switch at := w.p.found(o); {
+		switch at := w.p.outcome(o); {
 		case at != 0:
 			w.appended.Add(1)
 			o.seq = at
@@ -568,13 +568,13 @@ func (w *writer) overtaken(ops []*op, unknown bool) {
 		return
 	}
 	if tries := again[0].tries; tries > 1 {
-		await(ctx, time.Duration(tries)*time.Millisecond)
+		sleep(ctx, time.Duration(tries)*time.Millisecond)
 	}
 	w.waiting = append(again, w.waiting...)
 }
 
-// await waits for a time, or gives false when ctx ends first.
-func await(ctx context.Context, d time.Duration) bool {
+// sleep waits for a time, or gives false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -48,7 +48,7 @@ func TestNextGroup(t *testing.T) {
 		t.Run(fmt.Sprint("refused ", refuse), func(t *testing.T) {
 			t.Parallel()
 			held := &heldStore{refuse: refuse, in: make(chan struct{}), goOn: make(chan struct{})}
-			prepared := make(chan struct{}, 4*ahead)
+			prepared := make(chan struct{}, 4*pipelineFrom)
 			j := open(t, setup{
 				Memory:    true,
 				wrap:      func(s store.Store) store.Store { held.Store = s; return held },
@@ -75,15 +75,15 @@ func TestNextGroup(t *testing.T) {
 				<-prepared
 			}
 			accept("the first")
-			for i := range ahead - 1 {
+			for i := range pipelineFrom - 1 {
 				accept(fmt.Sprint(i / 2)) // but one, each twice
 			}
 			<-prepared
 			close(held.goOn)
 			callers.Wait()
-			want := [3]int32{1 + ahead/2, ahead / 2, 0}
+			want := [3]int32{1 + pipelineFrom/2, pipelineFrom / 2, 0}
 			if refuse {
-				want = [3]int32{1 + ahead/2, ahead/2 - 1, 1}
+				want = [3]int32{1 + pipelineFrom/2, pipelineFrom/2 - 1, 1}
 			}
 			if got := [3]int32{recorded.Load(), priors.Load(), failed.Load()}; got != want {
 				t.Errorf("recorded, replays, failed: %d, want %d", got, want)
