@@ -50,12 +50,12 @@ func openConn(name string) (*sqlite.Conn, error) {
 const openFlags = sqlite.OpenReadWrite | sqlite.OpenCreate | sqlite.OpenURI
 
 // each runs a query and calls f for each row that it gives.
-func each(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
+func execute(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
 	return sqlError(sql, sqlitex.ExecuteTransient(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
 }
 
-// often is each for a statement that the connection keeps prepared.
-func often(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
+// executePrepared is each for a statement that the connection keeps prepared.
+func executePrepared(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
 	return sqlError(sql, sqlitex.Execute(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
 }
 
@@ -68,7 +68,7 @@ func sqlError(sql string, err error) error {
 
 // number runs a query that gives one, or nothing, which is 0.
 func number(c *sqlite.Conn, sql string, args ...any) (n int64, err error) {
-	err = each(c, sql, func(q *sqlite.Stmt) error { n = q.ColumnInt64(0); return nil }, args...)
+	err = execute(c, sql, func(q *sqlite.Stmt) error { n = q.ColumnInt64(0); return nil }, args...)
 	return n, err
 }
 

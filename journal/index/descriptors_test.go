@@ -101,7 +101,7 @@ func TestOutOfFiles(t *testing.T) {
 func TestReadOnlyFile(t *testing.T) {
 	j, a := filled(t, 5)
 	x := openIndex(t, Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), retry: time.Millisecond})
-	if err := x.do(t.Context(), func(s *store) error { return each(s.c, "PRAGMA query_only=1", nil) }); err != nil {
+	if err := x.do(t.Context(), func(s *store) error { return execute(s.c, "PRAGMA query_only=1", nil) }); err != nil {
 		t.Fatal(err)
 	}
 	a.append(t)

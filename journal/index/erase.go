@@ -37,7 +37,7 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 				statements = append([]string{"INSERT INTO texts (texts) VALUES ('optimize')"}, statements...)
 			}
 			for _, sql := range statements {
-				if err := each(s.c, sql, nil); err != nil {
+				if err := execute(s.c, sql, nil); err != nil {
 					return err
 				}
 			}
@@ -64,8 +64,8 @@ func (x *Index) do(ctx context.Context, f func(*store) error) error {
 }
 
 func (s *store) erase(list []parley.ID) error {
-	s.forget() // what is remembered of the rows has it too
-	err := each(s.c, "PRAGMA secure_delete=ON", nil)
+	s.dropCache() // what is remembered of the rows has it too
+	err := execute(s.c, "PRAGMA secure_delete=ON", nil)
 	if err == nil {
 		err = transaction(s.c, func() error {
 			for _, id := range list {
@@ -76,12 +76,12 @@ func (s *store) erase(list []parley.ID) error {
 			return nil
 		})
 	}
-	return errors.Join(err, each(s.c, "PRAGMA secure_delete=OFF", nil))
+	return errors.Join(err, execute(s.c, "PRAGMA secure_delete=OFF", nil))
 }
 
 func (s *store) eraseOne(id parley.ID) error {
 	rows := map[int64]*tracked{}
-	err := often(s.c, "SELECT n, deliveries FROM messages WHERE id=?", func(q *sqlite.Stmt) (err error) {
+	err := executePrepared(s.c, "SELECT n, deliveries FROM messages WHERE id=?", func(q *sqlite.Stmt) (err error) {
 		t := &tracked{}
 		rows[q.ColumnInt64(0)] = t
 		t.list, err = readDeliveries(q, 1)
@@ -93,10 +93,10 @@ func (s *store) eraseOne(id parley.ID) error {
 				e.Text = ""
 			}
 		}
-		err = cmp.Or(err, often(s.c, "UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
+		err = cmp.Or(err, executePrepared(s.c, "UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
 			t.deliveries(), n))
 		if err == nil && !s.noText {
-			err = often(s.c, "DELETE FROM texts WHERE rowid=?", nil, n)
+			err = executePrepared(s.c, "DELETE FROM texts WHERE rowid=?", nil, n)
 		}
 	}
 	return err

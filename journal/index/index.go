@@ -53,13 +53,13 @@ type Index struct {
 	done     chan struct{}
 	jobs     chan func(*store)
 	few      int // fewMessages
-	hurry    atomic.Int32
+	waiters  atomic.Int32
 	broken   atomic.Bool // a query found the file damaged
 
 	mu       sync.Mutex
 	indexed  []uint64      // by partition
 	base     []uint64      // what it was when the index was opened
-	moved    chan struct{} // closed when indexed changes
+	advanced chan struct{} // closed when indexed changes
 	rebuilds uint64
 	records  uint64
 	skipped  uint64
@@ -106,7 +106,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	}
 	n := c.Journal.Partitions()
 	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages,
-		done: make(chan struct{}), jobs: make(chan func(*store)), moved: make(chan struct{}),
+		done: make(chan struct{}), jobs: make(chan func(*store)), advanced: make(chan struct{}),
 		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error
 	if x.identity, err = identityOf(ctx, c.Journal); err != nil {
@@ -156,7 +156,7 @@ func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
 // it is not fit.
 func (x *Index) open(ctx context.Context) (*store, error) {
 	for again := false; ; again = true {
-		if err := x.touch(); err != nil {
+		if err := x.createFile(); err != nil {
 			return nil, fmt.Errorf("open the index: %w", err)
 		}
 		s, err := openStore(x.name, len(x.indexed), x.identity, x.c.NoText)
@@ -182,9 +182,9 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 	}
 }
 
-// touch sees to it that there is a file. One in memory is there as long as
+// createFile sees to it that there is a file. One in memory is there as long as
 // something has it open; each has its own name.
-func (x *Index) touch() error {
+func (x *Index) createFile() error {
 	if x.name = x.c.Path; x.name == "" {
 		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
 		return nil
@@ -223,7 +223,7 @@ func (x *Index) belongs(ctx context.Context, s *store) error {
 			// It was removed since; what follows it is still to come.
 		case err != nil:
 			return err
-		case printOf(r) != m.print:
+		case digestOf(r) != m.digest:
 			return fmt.Errorf("%w: record %s is another one", errOther, r.Position)
 		}
 	}
@@ -233,7 +233,7 @@ func (x *Index) belongs(ctx context.Context, s *store) error {
 func (x *Index) openReaders() error {
 	prepare := func(c *sqlite.Conn) error {
 		c.SetBusyTimeout(busyTimeout)
-		return errors.Join(each(c, "PRAGMA query_only=1", nil), each(c, "PRAGMA cache_size=-8192", nil))
+		return errors.Join(execute(c, "PRAGMA query_only=1", nil), execute(c, "PRAGMA cache_size=-8192", nil))
 	}
 	pool, err := sqlitex.NewPool(x.name, sqlitex.PoolOptions{Flags: openFlags, PoolSize: 4, PrepareConn: prepare})
 	x.dbMu.Lock()
@@ -308,8 +308,8 @@ func (x *Index) Stats() Stats {
 // call can be found.
 func (x *Index) Wait(ctx context.Context) error {
 	targets := x.queue.targets()
-	x.hurry.Add(1)
-	defer x.hurry.Add(-1)
+	x.waiters.Add(1)
+	defer x.waiters.Add(-1)
 	x.queue.nudge()
 	for {
 		x.mu.Lock()
@@ -317,7 +317,7 @@ func (x *Index) Wait(ctx context.Context) error {
 		for p, t := range targets {
 			behind = behind || x.indexed[p] < t
 		}
-		moved := x.moved
+		moved := x.advanced
 		x.mu.Unlock()
 		if !behind {
 			return nil
@@ -337,10 +337,10 @@ var errClosed = errors.New("the index is closed")
 // run is the writer.
 func (x *Index) run(ctx context.Context, s *store) {
 	defer close(x.done)
-	defer func() { x.shut(s) }()
+	defer func() { x.closeStore(s) }()
 	var room []*journal.Record
 	for ctx.Err() == nil {
-		if x.hurry.Load() == 0 {
+		if x.waiters.Load() == 0 {
 			x.gather(ctx)
 		}
 		list, behind := x.queue.take(room)
@@ -357,7 +357,7 @@ func (x *Index) run(ctx context.Context, s *store) {
 			s = x.recover(ctx, s, err)
 			continue
 		}
-		x.note(nil)
+		x.setError(nil)
 		idle := x.queue.wake
 		if n, _ := x.queue.waiting(); n > 0 {
 			idle = ready
@@ -375,7 +375,7 @@ func (x *Index) run(ctx context.Context, s *store) {
 var ready = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // shut closes the file for writing.
-func (x *Index) shut(s *store) {
+func (x *Index) closeStore(s *store) {
 	if s == nil {
 		return
 	}
@@ -391,7 +391,7 @@ func (x *Index) gather(ctx context.Context) {
 	}
 	t := time.NewTimer(x.c.gather)
 	defer t.Stop()
-	for x.hurry.Load() == 0 {
+	for x.waiters.Load() == 0 {
 		select {
 		case <-x.queue.wake:
 			if n, _ := x.queue.waiting(); n >= x.c.batch {
@@ -405,7 +405,7 @@ func (x *Index) gather(ctx context.Context) {
 	}
 }
 
-func (x *Index) note(err error) {
+func (x *Index) setError(err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.lastErr = err
@@ -414,7 +414,7 @@ func (x *Index) note(err error) {
 // recover makes the store good again after a failure, throws it away where it
 // must be, and has everything behind it read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
-	x.note(err)
+	x.setError(err)
 	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.lag())
 	x.queue.readAll(x.c.Journal)
 	// Without a free descriptor SQLite opens the file for reading only.
@@ -422,20 +422,20 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 		x.pause(ctx)
 		return s
 	}
-	x.shut(s)
+	x.closeStore(s)
 	if err := x.closeReaders(); err != nil {
 		x.log.Warn("the index was not closed in order", "error", err)
 	}
 	if unfit(err) || x.c.Path == "" {
 		x.startOver()
 		if err := x.remove(); err != nil {
-			x.note(err)
+			x.setError(err)
 		}
 	}
 	x.pause(ctx)
 	s, err = x.open(ctx)
 	if err != nil {
-		x.note(err)
+		x.setError(err)
 		return nil
 	}
 	return s
@@ -508,8 +508,8 @@ func (x *Index) advance(p int, sequence uint64) {
 	defer x.mu.Unlock()
 	if sequence > x.indexed[p] {
 		x.indexed[p] = sequence
-		close(x.moved)
-		x.moved = make(chan struct{})
+		close(x.advanced)
+		x.advanced = make(chan struct{})
 	}
 }
 

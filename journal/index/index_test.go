@@ -516,7 +516,7 @@ func TestThrownAway(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(each(c, statement, nil), c.Close()); err != nil {
+			if err := errors.Join(execute(c, statement, nil), c.Close()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -635,11 +635,11 @@ func TestLocked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := each(c, "BEGIN IMMEDIATE", nil); err != nil {
+	if err := execute(c, "BEGIN IMMEDIATE", nil); err != nil {
 		t.Fatal(err)
 	}
 	a.append(t)
-	if err := errors.Join(each(c, "ROLLBACK", nil), c.Close()); err != nil {
+	if err := errors.Join(execute(c, "ROLLBACK", nil), c.Close()); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, x, j)

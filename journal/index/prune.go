@@ -29,10 +29,10 @@ func (x *Index) before(ctx context.Context, partition int, first uint64) (total 
 	for n := pruneChunk; n == pruneChunk && first > 1; total += n {
 		if err := x.do(ctx, func(s *store) error {
 			// What is remembered of the rows is of before.
-			defer s.forget()
+			defer s.dropCache()
 			// Within a partition the sequence grows with n: what is behind the first
 			// that is left need not be looked at.
-			err := each(s.c, `DELETE FROM messages WHERE n IN (SELECT n FROM messages WHERE n & 255 = ?1 AND n < ifnull(
+			err := execute(s.c, `DELETE FROM messages WHERE n IN (SELECT n FROM messages WHERE n & 255 = ?1 AND n < ifnull(
 				(SELECT n FROM messages WHERE n & 255 = ?1 AND sequence >= ?2 ORDER BY n LIMIT 1), ?3) ORDER BY n LIMIT ?4)`,
 				nil, partition, int64(min(first, math.MaxInt64)), int64(math.MaxInt64), pruneChunk)
 			n = s.c.Changes()

@@ -173,7 +173,7 @@ func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 	}
 	c, err := x.pool.Take(ctx)
 	if err == nil {
-		err = inOne(c, f)
+		err = readTransaction(c, f)
 		x.pool.Put(c)
 	}
 	if err != nil && damaged(err) && !x.broken.Swap(true) {
@@ -186,13 +186,13 @@ func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 }
 
 // inOne runs f in a transaction.
-func inOne(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
-	if err := often(c, "BEGIN", nil); err != nil {
+func readTransaction(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
+	if err := executePrepared(c, "BEGIN", nil); err != nil {
 		return err
 	}
 	err := f(c)
 	c.SetInterrupt(nil) // the transaction ends also where the caller does not wait
-	return errors.Join(err, often(c, "ROLLBACK", nil))
+	return errors.Join(err, executePrepared(c, "ROLLBACK", nil))
 }
 
 // agentKey gives 0 for a name that is not in the index: no message has it.
@@ -252,7 +252,7 @@ func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, ol
 	for lists := 64; ; lists *= 2 {
 		from, to, more := low, high, false
 		if c.owner != 0 {
-			if err := each(tx, "SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
+			if err := execute(tx, "SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
 				func(q *sqlite.Stmt) error {
 					more = true
 					if last := q.ColumnInt64(0); oldest {
@@ -267,7 +267,7 @@ func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, ol
 			c.args[len(c.args)-2], c.args[len(c.args)-1] = from, to|span
 		}
 		args := slices.Concat(c.args, []any{from, to, limit + 1 - len(keys)})
-		if err := each(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil }, args...); err != nil {
+		if err := execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil }, args...); err != nil {
 			return nil, err
 		}
 		if !more || len(keys) > limit {
@@ -331,7 +331,7 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 }
 
 func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out []Message, err error) {
-	err = each(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender),
+	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender),
 		(SELECT name FROM agents WHERE n=m.recipient), (SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
 		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview, m.deliveries FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
@@ -486,7 +486,7 @@ func (x *Index) Message(ctx context.Context, id string) (out Message, err error)
 const maxMembers = 100
 
 func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, err error) {
-	err = each(tx, fmt.Sprintf(`SELECT c.last, c.id, c.first, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last),
+	err = execute(tx, fmt.Sprintf(`SELECT c.last, c.id, c.first, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last),
 		(SELECT json_group_array(name) FROM (SELECT a.name FROM json_each(c.agents) j JOIN agents a ON a.n=j.value
 			ORDER BY a.name LIMIT %d)) FROM conversations c WHERE %s`, maxMembers, query), func(q *sqlite.Stmt) error {
 		c := Conversation{First: time.UnixMicro(q.ColumnInt64(2) >> 8).UTC(),

@@ -357,7 +357,7 @@ func TestRebuiltTexts(t *testing.T) {
 	check := func() {
 		t.Helper()
 		if err := x.do(t.Context(), func(s *store) error {
-			return each(s.c, "INSERT INTO texts (texts) VALUES ('integrity-check')", nil)
+			return execute(s.c, "INSERT INTO texts (texts) VALUES ('integrity-check')", nil)
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -24,9 +24,9 @@ import (
 // them in one transaction.
 type store struct {
 	c      *sqlite.Conn
-	kept   *sqlite.Stmt // see keep
+	holder *sqlite.Stmt // see keep
 	noText bool
-	marks  []mark // by partition
+	marks  []progress // by partition
 
 	// What the next transaction writes.
 	messages []*row
@@ -43,11 +43,11 @@ type store struct {
 	tracked       map[trackedKey]*tracked
 }
 
-// mark is how far a partition is indexed.
-type mark struct {
+// progress is how far a partition is indexed.
+type progress struct {
 	sequence uint64
 	clock    int64           // of the last n
-	print    uint64          // of the last record: a journal that was put back to an earlier state is noticed by it
+	digest   uint64          // of the last record: a journal that was put back to an earlier state is noticed by it
 	last     *journal.Record // of which print is still to be made
 }
 
@@ -135,8 +135,8 @@ func openStore(name string, partitions int, identity string, noText bool) (*stor
 	if err != nil {
 		return nil, err
 	}
-	s := &store{c: c, noText: noText, marks: make([]mark, partitions)}
-	if err := errors.Join(s.open(identity), s.keep()); err != nil {
+	s := &store{c: c, noText: noText, marks: make([]progress, partitions)}
+	if err := errors.Join(s.open(identity), s.holdMemory()); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return s, nil
@@ -144,7 +144,7 @@ func openStore(name string, partitions int, identity string, noText bool) (*stor
 
 func (s *store) open(identity string) error {
 	for _, p := range settings {
-		if err := each(s.c, "PRAGMA "+p, nil); err != nil {
+		if err := execute(s.c, "PRAGMA "+p, nil); err != nil {
 			return err
 		}
 	}
@@ -159,7 +159,7 @@ func (s *store) open(identity string) error {
 	}
 	if count == 0 {
 		if err := transaction(s.c, func() error {
-			return errors.Join(sqlitex.ExecuteScript(s.c, tables, nil), each(s.c, `INSERT INTO meta VALUES ('version', ?),
+			return errors.Join(sqlitex.ExecuteScript(s.c, tables, nil), execute(s.c, `INSERT INTO meta VALUES ('version', ?),
 				('journal', ?), ('tables', (SELECT count(*) FROM sqlite_schema))`, nil, v, identity))
 		}); err != nil {
 			return err
@@ -178,10 +178,10 @@ func (s *store) open(identity string) error {
 
 // load undoes what was not committed, and reads what the next rows follow.
 func (s *store) load() (err error) {
-	s.empty()
-	s.forget()
+	s.dropBatch()
+	s.dropCache()
 	if !s.c.AutocommitEnabled() {
-		if err := each(s.c, "ROLLBACK", nil); err != nil {
+		if err := execute(s.c, "ROLLBACK", nil); err != nil {
 			return err
 		}
 	}
@@ -189,23 +189,23 @@ func (s *store) load() (err error) {
 		return err
 	}
 	clear(s.marks)
-	return each(s.c, "SELECT partition, sequence, clock, print FROM progress", func(q *sqlite.Stmt) error {
+	return execute(s.c, "SELECT partition, sequence, clock, print FROM progress", func(q *sqlite.Stmt) error {
 		if p := q.ColumnInt(0); p >= 0 && p < len(s.marks) {
 			m := &s.marks[p]
-			m.sequence, m.clock, m.print = uint64(q.ColumnInt64(1)), q.ColumnInt64(2), uint64(q.ColumnInt64(3))
+			m.sequence, m.clock, m.digest = uint64(q.ColumnInt64(1)), q.ColumnInt64(2), uint64(q.ColumnInt64(3))
 		}
 		return nil
 	})
 }
 
-// forget forgets the rows that are remembered.
-func (s *store) forget() {
+// dropCache forgets the rows that are remembered.
+func (s *store) dropCache() {
 	s.agents, s.conversations = map[string]int64{}, map[parley.ID]*conversation{}
 	s.tracked = map[trackedKey]*tracked{}
 }
 
-// empty forgets what was gathered.
-func (s *store) empty() {
+// dropBatch forgets what was gathered.
+func (s *store) dropBatch() {
 	clear(s.messages)
 	clear(s.changed)
 	clear(s.counted)
@@ -214,18 +214,18 @@ func (s *store) empty() {
 	s.records, s.bytes = 0, 0
 }
 
-// keep holds a piece of memory of each size. The allocator gives a page of equal
+// holdMemory holds a piece of memory of each size. The allocator gives a page of equal
 // pieces back to the system when its last one is freed, and statements take and
 // free them all the time: one that stays keeps the page. It is another page as the
 // cache of SQLite grows, so the pieces are taken anew between transactions.
-func (s *store) keep() (err error) {
+func (s *store) holdMemory() (err error) {
 	const sizes = 12 // from 16 bytes
-	if s.kept == nil {
-		s.kept, err = s.c.Prepare("SELECT ?" + strings.Repeat(",?", sizes-1))
+	if s.holder == nil {
+		s.holder, err = s.c.Prepare("SELECT ?" + strings.Repeat(",?", sizes-1))
 	}
 	var room [16 << (sizes - 1)]byte
 	for i := 0; i < sizes && err == nil; i++ {
-		s.kept.BindBytes(i+1, room[:16<<i-8])
+		s.holder.BindBytes(i+1, room[:16<<i-8])
 	}
 	return err
 }
@@ -240,8 +240,8 @@ func (s *store) checkpoint() error {
 	return err
 }
 
-// printOf is a short digest by which a record is known again.
-func printOf(r *journal.Record) uint64 {
+// digestOf is a short digest by which a record is known again.
+func digestOf(r *journal.Record) uint64 {
 	h := fnv.New64a()
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], uint64(r.Time.UnixNano()))
@@ -266,7 +266,7 @@ func (s *store) add(r *journal.Record) (err error) {
 	}
 	if s.records == 0 {
 		// What is read is in the transaction too: one of its own costs more than a query.
-		if err := often(s.c, "BEGIN IMMEDIATE", nil); err != nil {
+		if err := executePrepared(s.c, "BEGIN IMMEDIATE", nil); err != nil {
 			return err
 		}
 	}
@@ -277,7 +277,7 @@ func (s *store) add(r *journal.Record) (err error) {
 		err = s.message(prepare(r, s.noText), m.clock<<8|int64(r.Position.Partition))
 	}
 	if err == nil && r.Message != nil && len(r.Losses) > 0 {
-		err = s.said(r)
+		err = s.eventLosses(r)
 	}
 	for i := 0; i < len(r.Steps) && err == nil; i++ {
 		err = s.step(r, &r.Steps[i])
@@ -293,14 +293,14 @@ func (s *store) agent(name string) (n int64, err error) {
 	if n, ok := s.agents[name]; ok || name == "" {
 		return n, nil
 	}
-	if err := often(s.c, "SELECT n FROM agents WHERE name=?", func(q *sqlite.Stmt) error {
+	if err := executePrepared(s.c, "SELECT n FROM agents WHERE name=?", func(q *sqlite.Stmt) error {
 		n = q.ColumnInt64(0)
 		return nil
 	}, name); err != nil {
 		return 0, err
 	}
 	if n == 0 {
-		if err := often(s.c, "INSERT INTO agents (name) VALUES (?)", nil, name); err != nil {
+		if err := executePrepared(s.c, "INSERT INTO agents (name) VALUES (?)", nil, name); err != nil {
 			return 0, err
 		}
 		n = s.c.LastInsertRowID()
@@ -407,7 +407,7 @@ func (t *tracked) sum() (flags, open int64) {
 	flags = t.flags
 	for i := range t.list {
 		d := &t.list[i]
-		flags |= 1 << d.now().State
+		flags |= 1 << d.last().State
 		if d.open(t.kind) {
 			open++
 		}
@@ -460,10 +460,10 @@ func timeOf(nanos int64) time.Time {
 	return time.Unix(0, nanos).UTC()
 }
 
-// now is where d stands.
-func (d *delivery) now() *step { return &d.Steps[len(d.Steps)-1] }
+// last is where d stands.
+func (d *delivery) last() *step { return &d.Steps[len(d.Steps)-1] }
 
-func (d *delivery) state() parley.DeliveryState { return parley.DeliveryState(d.now().State) }
+func (d *delivery) state() parley.DeliveryState { return parley.DeliveryState(d.last().State) }
 
 // open reports whether something is still expected to happen to d.
 func (d *delivery) open(kind parley.Kind) bool {
@@ -472,7 +472,7 @@ func (d *delivery) open(kind parley.Kind) bool {
 
 // export makes what queries give.
 func (d *delivery) export(partition int, steps bool) Delivery {
-	now := d.now()
+	now := d.last()
 	out := Delivery{To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
 		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Losses: d.Losses}
 	for i := 0; i < len(d.Steps) && steps; i++ {
@@ -501,7 +501,7 @@ func set(states ...parley.DeliveryState) (b uint16) {
 // fits repeats the journal's check: nodes that share a journal may record a
 // step that another was sooner than, and all leave it out of account.
 func (d *delivery) fits(t *journal.Step, kind parley.Kind) bool {
-	now := d.now()
+	now := d.last()
 	if !d.open(kind) && d.state() != parley.Dead || int(now.State) >= len(follow) || follow[now.State]&(1<<t.State) == 0 {
 		return false
 	}
@@ -517,7 +517,7 @@ func (s *store) find(message parley.ID, partition int, to string) (*tracked, *de
 	key := trackedKey{message, partition}
 	t := s.tracked[key]
 	if t == nil {
-		err := often(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
+		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
 			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
 			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
 				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
@@ -558,8 +558,8 @@ func (s *store) change(t *tracked) {
 	}
 }
 
-// lose notes losses besides those that are noted, unless they become too many.
-func (d *delivery) lose(losses []parley.Loss, most int) {
+// addLosses notes losses besides those that are noted, unless they become too many.
+func (d *delivery) addLosses(losses []parley.Loss, most int) {
 	list := slices.Clip(d.Losses)
 	for _, l := range losses {
 		if text := l.String(); !slices.Contains(list, text) {
@@ -571,11 +571,11 @@ func (d *delivery) lose(losses []parley.Loss, most int) {
 	}
 }
 
-// said notes what an event lost with the delivery of its request.
-func (s *store) said(r *journal.Record) error {
+// eventLosses notes what an event lost with the delivery of its request.
+func (s *store) eventLosses(r *journal.Record) error {
 	t, d, err := s.find(r.Message.InReplyTo, r.Position.Partition, r.Message.From)
 	if err == nil && d != nil && d.open(t.kind) {
-		d.lose(r.Losses, journal.MaxLosses)
+		d.addLosses(r.Losses, journal.MaxLosses)
 		s.change(t)
 	}
 	return err
@@ -590,7 +590,7 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 	if j.Postponed && d.state() == parley.Delivering {
 		d.Postponed++
 	}
-	next := step{State: uint8(j.State), Attempt: d.now().Attempt, Sequence: r.Position.Sequence, Time: r.Time.UnixNano()}
+	next := step{State: uint8(j.State), Attempt: d.last().Attempt, Sequence: r.Position.Sequence, Time: r.Time.UnixNano()}
 	d.Next = 0
 	switch j.State {
 	case parley.Delivering:
@@ -604,7 +604,7 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 		next.Code = j.Error.Code
 		d.Error = reasonOf(j.Error)
 	}
-	d.lose(j.Losses, math.MaxInt)
+	d.addLosses(j.Losses, math.MaxInt)
 	d.Steps = append(d.Steps, next)
 	s.count(t.conversation).sum(flags, open, t)
 	s.change(t)
@@ -616,15 +616,15 @@ func (s *store) commit() error {
 	if s.records == 0 {
 		return nil
 	}
-	if err := errors.Join(s.write(), s.keep()); err != nil {
+	if err := errors.Join(s.write(), s.holdMemory()); err != nil {
 		return err
 	}
-	if err := often(s.c, "COMMIT", nil); err != nil {
+	if err := executePrepared(s.c, "COMMIT", nil); err != nil {
 		return err
 	}
-	s.empty()
+	s.dropBatch()
 	if max(len(s.agents), len(s.conversations), len(s.tracked)) > maxCached {
-		s.forget()
+		s.dropCache()
 	}
 	return nil
 }
@@ -643,7 +643,7 @@ func (s *store) write() error {
 	}
 	for _, t := range s.changed {
 		flags, open := t.sum()
-		if err := often(s.c, "UPDATE messages SET flags=?, open=?, deliveries=? WHERE n=?", nil,
+		if err := executePrepared(s.c, "UPDATE messages SET flags=?, open=?, deliveries=? WHERE n=?", nil,
 			flags, open, t.deliveries(), t.key); err != nil {
 			return err
 		}
@@ -654,9 +654,9 @@ func (s *store) write() error {
 		if m.last == nil {
 			continue
 		}
-		m.print, m.last = printOf(m.last), nil
-		if err := often(s.c, "INSERT OR REPLACE INTO progress VALUES (?,?,?,?)", nil,
-			p, int64(m.sequence), m.clock, int64(m.print)); err != nil {
+		m.digest, m.last = digestOf(m.last), nil
+		if err := executePrepared(s.c, "INSERT OR REPLACE INTO progress VALUES (?,?,?,?)", nil,
+			p, int64(m.sequence), m.clock, int64(m.digest)); err != nil {
 			return err
 		}
 	}
@@ -668,7 +668,7 @@ func (s *store) write() error {
 		if w.text == "" {
 			continue
 		}
-		if err := often(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.tracked.key, w.text); err != nil {
+		if err := executePrepared(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.tracked.key, w.text); err != nil {
 			return err
 		}
 	}
@@ -722,7 +722,7 @@ func (s *store) writeConversations() error {
 		// Most are new, which this tells without a look at each.
 		for i := 0; i < len(list) && n < len(list); i++ {
 			c := list[i]
-			err := often(s.c, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",
+			err := executePrepared(s.c, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",
 				func(q *sqlite.Stmt) error {
 					was := conversation{first: q.ColumnInt64(1), last: q.ColumnInt64(2), messages: q.ColumnInt64(3),
 						open: q.ColumnInt64(4), failed: q.ColumnInt64(5)}
@@ -739,7 +739,7 @@ func (s *store) writeConversations() error {
 	}
 	slices.SortFunc(known, func(a, b *conversation) int { return cmp.Compare(a.n, b.n) })
 	for _, c := range known {
-		if err := often(s.c, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?", nil,
+		if err := executePrepared(s.c, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?", nil,
 			c.first, c.last, c.messages, c.open, c.failed, c.list(), c.n); err != nil {
 			return err
 		}

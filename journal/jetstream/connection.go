@@ -32,12 +32,12 @@ const (
 	firstPause = 10 * time.Millisecond // before a request is repeated
 	maxPause   = 250 * time.Millisecond
 
-	patientTries = 8 // after so many each waits longer
+	quickTries = 8 // after so many each waits longer
 )
 
 func (s *Store) connect() (err error) {
 	o := &s.outage
-	o.log, o.now, o.heard = s.cfg.Log, s.cfg.Now, s.cfg.Now()
+	o.log, o.now, o.lastAnswer = s.cfg.Log, s.cfg.Now, s.cfg.Now()
 	options := append([]nats.Option{
 		nats.Name("parley journal " + s.cfg.Name),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait),
@@ -78,12 +78,12 @@ type outage struct {
 	log *slog.Logger
 	now func() time.Time
 
-	mu    sync.Mutex
-	since time.Time // zero: there is none
-	why   error
-	said  time.Time // the last line about one
-	owed  bool      // a line that says that it has ended
-	heard time.Time // the last answer
+	mu         sync.Mutex
+	since      time.Time // zero: there is none
+	why        error
+	lastLogged time.Time // the last line about one
+	endToLog   bool      // a line that says that it has ended
+	lastAnswer time.Time // the last answer
 }
 
 const remindEvery = time.Minute
@@ -98,12 +98,12 @@ func (o *outage) begin(why error) (silent bool) {
 		o.since = now
 	}
 	o.why = why
-	if now.Sub(o.said) >= remindEvery {
-		o.said, o.owed = now, true
+	if now.Sub(o.lastLogged) >= remindEvery {
+		o.lastLogged, o.endToLog = now, true
 		o.log.Warn("the NATS servers do not answer; they are asked again", "since", o.since, "err", why)
 	}
-	if silent = now.Sub(o.heard) >= leaveAfter; silent {
-		o.heard = now
+	if silent = now.Sub(o.lastAnswer) >= leaveAfter; silent {
+		o.lastAnswer = now
 	}
 	return silent
 }
@@ -112,9 +112,9 @@ func (o *outage) begin(why error) (silent bool) {
 func (o *outage) answered() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.heard, o.since, o.why = o.now(), time.Time{}, nil
-	if o.owed {
-		o.owed = false
+	o.lastAnswer, o.since, o.why = o.now(), time.Time{}, nil
+	if o.endToLog {
+		o.endToLog = false
 		o.log.Info("the NATS servers answer again")
 	}
 }
@@ -143,7 +143,7 @@ func (s *Store) Healthy() error {
 	}
 	// Where nothing is asked because of this answer, nobody would notice the end.
 	go func() {
-		_, err := s.once(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
+		_, err := s.attempt(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
 		s.cfg.Log.Debug("the NATS servers were asked whether they answer again", "err", err)
 	}()
 	return fmt.Errorf("%w: the NATS servers have not answered since %s: %w",
@@ -165,7 +165,7 @@ const (
 
 // What the servers refuse with, beside the client's constants.
 const (
-	codeNoPlace        jetstream.ErrorCode = 10005 // replicas find no server
+	codeNoPeers        jetstream.ErrorCode = 10005 // replicas find no server
 	codeInFlight       jetstream.ErrorCode = 10158
 	codeIncomplete     jetstream.ErrorCode = 10176 // the leader has not the whole batch
 	codeTooManyBatches jetstream.ErrorCode = 10210
@@ -182,7 +182,7 @@ func refused(err error) error {
 		return nil
 	}
 	switch e.ErrorCode {
-	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPlace,
+	case codeIncomplete, codeInFlight, codeTooManyBatches, codeNoPeers,
 		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
 		return nil
 	case jetstream.JSErrCodeStreamWrongLastSequence:
@@ -209,11 +209,11 @@ func notStored(err error) bool {
 		errors.Is(err, nats.ErrMaxPayload)
 }
 
-// patience is how long a try waits for its answer, not long: what is sent while a
+// answerTimeout is how long a try waits for its answer, not long: what is sent while a
 // stream has no leader is answered by nobody. Later tries may take longer, for the
 // servers may also be slow.
-func (s *Store) patience(try int) time.Duration {
-	return s.cfg.answerWithin * time.Duration(1+try/patientTries)
+func (s *Store) answerTimeout(try int) time.Duration {
+	return s.cfg.answerWithin * time.Duration(1+try/quickTries)
 }
 
 // answer is what the servers say: that something was stored, what a stream is,
@@ -228,7 +228,7 @@ type answer struct {
 }
 
 // once sends a request and waits for the answer.
-func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg) (a answer, err error) {
+func (s *Store) attempt(ctx context.Context, within time.Duration, m *nats.Msg) (a answer, err error) {
 	s.requests.RLock()
 	defer s.requests.RUnlock()
 	if s.ctx.Err() != nil {
@@ -254,7 +254,7 @@ func (s *Store) once(ctx context.Context, within time.Duration, m *nats.Msg) (a 
 }
 
 // ask requests something that may be asked again, until there is an answer.
-func (s *Store) ask(ctx context.Context, within time.Duration, subject string, body any) (a answer, err error) {
+func (s *Store) request(ctx context.Context, within time.Duration, subject string, body any) (a answer, err error) {
 	m := &nats.Msg{Subject: subject}
 	if body != nil {
 		if m.Data, err = json.Marshal(body); err != nil {
@@ -263,17 +263,17 @@ func (s *Store) ask(ctx context.Context, within time.Duration, subject string, b
 	}
 	firstTry := 0
 	if within > s.cfg.Timeout { // a hub starts: streams are made more slowly, and a repeat slows it more
-		firstTry = patientTries
+		firstTry = quickTries
 	}
-	err = again(ctx, within, func(ctx context.Context, try int) error {
-		a, err = s.once(ctx, s.patience(firstTry+try), m)
+	err = retry(ctx, within, func(ctx context.Context, try int) error {
+		a, err = s.attempt(ctx, s.answerTimeout(firstTry+try), m)
 		return err
 	})
 	return a, err
 }
 
 // again tries what may be tried again, until there is an answer.
-func again(ctx context.Context, within time.Duration, do func(ctx context.Context, try int) error) (err error) {
+func retry(ctx context.Context, within time.Duration, do func(ctx context.Context, try int) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for try := range tries(ctx) {
@@ -289,14 +289,14 @@ func tries(ctx context.Context) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		pause := firstPause
 		for n := 0; ctx.Err() == nil && yield(n); n++ {
-			await(ctx, pause)
+			sleep(ctx, pause)
 			pause = min(2*pause, maxPause)
 		}
 	}
 }
 
-// await lets a time pass; false: ctx ended before.
-func await(ctx context.Context, d time.Duration) bool {
+// sleep lets a time pass; false: ctx ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true

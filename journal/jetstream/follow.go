@@ -47,7 +47,7 @@ func (s *Store) follow(
 		case !gone && !errors.Is(err, errGap):
 			s.unanswered(err)
 		}
-		await(ctx, followPause)
+		sleep(ctx, followPause)
 	}
 }
 
@@ -93,7 +93,7 @@ func (s *Store) followOnce(
 			return err
 		}
 		*after = m.Seq
-		s.tell(stream, m.Seq)
+		s.report(stream, m.Seq)
 	}
 }
 

@@ -30,7 +30,7 @@ func leads(t *testing.T, s *Store, stream string) int {
 		} else if i, err := strconv.Atoi(strings.TrimPrefix(x.CachedInfo().Cluster.Leader, "n")); err == nil {
 			return i
 		}
-		if !await(t.Context(), maxPause) {
+		if !sleep(t.Context(), maxPause) {
 			t.Fatal("the stream has no leader")
 		}
 	}
@@ -125,6 +125,7 @@ func wait(t *testing.T, what string, got <-chan string, want string) {
 // all streams, is left; nothing is lost or stored twice, and when it goes on it
 // belongs to the cluster again.
 func TestFrozenServer(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("the cluster is left out with -short")
 	}

@@ -60,10 +60,10 @@ type get struct {
 	MaxBytes int    `json:"max_bytes,omitempty"`
 }
 
-// leader reads one message from a stream's leader, for another server may lag
+// readFromLeader reads one message from a stream's leader, for another server may lag
 // behind. Where there is none, its sequence is 0.
-func (s *Store) leader(ctx context.Context, stream string, which get) (*stored, error) {
-	a, err := s.ask(ctx, s.cfg.Timeout, apiGet+stream, which)
+func (s *Store) readFromLeader(ctx context.Context, stream string, which get) (*stored, error) {
+	a, err := s.request(ctx, s.cfg.Timeout, apiGet+stream, which)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return &stored{}, nil
 	}
@@ -80,13 +80,13 @@ const (
 	behindTries = 400
 )
 
-// catchUp returns when a server that has a stream has caught up.
-func catchUp(ctx context.Context, stream string, caughtUp func() (bool, error)) error {
+// waitUntil returns when a server that has a stream has caught up.
+func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)) error {
 	for range behindTries {
 		if done, err := caughtUp(); done || err != nil {
 			return err
 		}
-		if !await(ctx, behindBy) {
+		if !sleep(ctx, behindBy) {
 			return ctx.Err()
 		}
 	}
@@ -96,40 +96,40 @@ func catchUp(ctx context.Context, stream string, caughtUp func() (bool, error)) 
 // tail is a stream's state as its leader knows it. A new leader may be behind what
 // the one before it, or another server, has given out.
 func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
-	err = catchUp(ctx, stream, func() (bool, error) {
-		a, err := s.ask(ctx, s.cfg.Timeout, apiInfo+stream, nil)
+	err = waitUntil(ctx, stream, func() (bool, error) {
+		a, err := s.request(ctx, s.cfg.Timeout, apiInfo+stream, nil)
 		t = a.State
-		return t.LastSeq >= s.toldOf(stream), err
+		return t.LastSeq >= s.lastReported(stream), err
 	})
 	if t.Msgs == 0 {
 		t.FirstSeq = t.LastSeq + 1
 	}
 	if err == nil {
-		s.tell(stream, t.LastSeq)
+		s.report(stream, t.LastSeq)
 	}
 	return t, err
 }
 
-// fresh returns when the server that is read from has what the leader has.
-func (s *Store) fresh(ctx context.Context, stream string) error {
+// waitFresh returns when the server that is read from has what the leader has.
+func (s *Store) waitFresh(ctx context.Context, stream string) error {
 	t, err := s.tail(ctx, stream)
 	if err != nil || t.LastSeq == 0 {
 		return err
 	}
-	return catchUp(ctx, stream, func() (bool, error) {
+	return waitUntil(ctx, stream, func() (bool, error) {
 		ms, err := s.page(ctx, stream, get{Seq: t.LastSeq, Batch: 1})
 		if err != nil || len(ms) > 0 {
 			return true, err
 		}
-		m, err := s.leader(ctx, stream, get{Seq: t.LastSeq, Next: ">"})
+		m, err := s.readFromLeader(ctx, stream, get{Seq: t.LastSeq, Next: ">"})
 		return err == nil && m.Seq == 0, err // it was removed since
 	})
 }
 
-// absent returns when the server that is read from has no message from a sequence
+// waitAbsent returns when the server that is read from has no message from a sequence
 // to before another: it may come to an erasure later than the leader.
-func (s *Store) absent(ctx context.Context, stream string, from, before uint64) error {
-	return catchUp(ctx, stream, func() (bool, error) {
+func (s *Store) waitAbsent(ctx context.Context, stream string, from, before uint64) error {
+	return waitUntil(ctx, stream, func() (bool, error) {
 		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
 		return len(ms) == 0 || ms[0].Seq >= before, err
 	})
@@ -156,7 +156,7 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 					next = ms[len(ms)-1].Seq + 1
 				}
 				var m *stored
-				m, err = s.leader(ctx, stream, get{Seq: next, Next: filter})
+				m, err = s.readFromLeader(ctx, stream, get{Seq: next, Next: filter})
 				ms = append(ms, m)
 			}
 			if err != nil {
@@ -177,7 +177,7 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 // come, it is what came before that.
 func (s *Store) page(ctx context.Context, stream string, which get) (ms []*stored, err error) {
 	body, _ := json.Marshal(which) // a struct of plain values
-	err = again(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
+	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
 		if ms, err = s.pageOnce(ctx, stream, body); len(ms) > 0 {
 			return nil
 		}
@@ -246,7 +246,7 @@ func (s *Store) Read(ctx context.Context, p int, first, last uint64, fn func(sto
 // read is Read, and gives the sequence up to which it has read.
 func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(store.Record) bool) (uint64, error) {
 	stream := s.logStream(p)
-	if last > s.toldOf(stream) {
+	if last > s.lastReported(stream) {
 		t, err := s.tail(ctx, stream)
 		if err != nil {
 			return 0, err
@@ -278,7 +278,7 @@ func (s *Store) fill(
 	if next >= before {
 		return true, nil
 	}
-	first, err := s.number(ctx, s.firstOf(p))
+	first, err := s.readNumber(ctx, s.firstOf(p))
 	if err != nil || first == 0 {
 		return true, err
 	}
@@ -318,14 +318,14 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 	var erased uint64
 	var failed error
 	var other sync.WaitGroup // leases are renewed with it: both are asked at once
-	other.Go(func() { erased, failed = s.number(ctx, s.newestOf(p, tag)) })
-	m, err := s.leader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
+	other.Go(func() { erased, failed = s.readNumber(ctx, s.newestOf(p, tag)) })
+	m, err := s.readFromLeader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
 	other.Wait()
 	if err = errors.Join(err, failed); err != nil {
 		return store.Record{}, err
 	}
 	if erased > m.Seq {
-		r, err := s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, erased)})
+		r, err := s.readFromLeader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, erased)})
 		if err != nil {
 			return store.Record{}, err
 		}
@@ -347,12 +347,12 @@ func (s *Store) Span(ctx context.Context, p int) (store.Span, error) {
 		return store.Span{}, err
 	}
 	out := store.Span{First: t.FirstSeq, Last: t.LastSeq, Records: t.Msgs, Bytes: t.Bytes}
-	first, err := s.number(ctx, s.firstOf(p))
+	first, err := s.readNumber(ctx, s.firstOf(p))
 	if err != nil || first == 0 {
 		return out, err
 	}
 	out.First = first
-	if err := s.fresh(ctx, s.remainsStream()); err != nil {
+	if err := s.waitFresh(ctx, s.remainsStream()); err != nil {
 		return out, err
 	}
 	filter := fmt.Sprintf("%s%d.>", s.remainsSubject(), p)

@@ -69,7 +69,7 @@ func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
 
 // values gives the values of a filter.
 func (s *Store) values(ctx context.Context, filter string, fn func(bucket string, v store.Value) bool) error {
-	if err := s.fresh(ctx, s.stateStream()); err != nil {
+	if err := s.waitFresh(ctx, s.stateStream()); err != nil {
 		return err
 	}
 	for m, err := range s.messages(ctx, s.stateStream(), filter, 1, endless) {
@@ -85,7 +85,7 @@ func (s *Store) values(ctx context.Context, filter string, fn func(bucket string
 
 // Get implements [store.Store].
 func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error) {
-	m, err := s.leader(ctx, s.stateStream(), get{Last: s.keySubject(bucket, key)})
+	m, err := s.readFromLeader(ctx, s.stateStream(), get{Last: s.keySubject(bucket, key)})
 	if err != nil {
 		return store.Value{}, err
 	}
@@ -98,7 +98,7 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (store.Value, error
 
 // Put implements [store.Store].
 func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (uint64, error) {
-	if err := s.fits(v.Data); err != nil {
+	if err := s.checkSize(v.Data); err != nil {
 		return 0, err
 	}
 	h := nats.Header{}

@@ -79,8 +79,8 @@ type Store struct {
 
 	requests sync.RWMutex // each request in flight holds it for reading; Close waits for all
 
-	mu   sync.Mutex
-	told map[string]uint64 // the last sequence of a stream that a call has told
+	mu       sync.Mutex
+	reported map[string]uint64 // the last sequence of a stream that a call has told
 }
 
 var _ store.Store = (*Store)(nil)
@@ -103,20 +103,20 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, run: nuid.Next()[:14], told: make(map[string]uint64)}
+	s := &Store{cfg: cfg, run: nuid.Next()[:14], reported: make(map[string]uint64)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.connect(); err != nil {
 		s.cancel()
 		return nil, err
 	}
-	if err := s.examine(ctx); err != nil {
+	if err := s.probe(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// examine sees what the servers can do, and fills in what was left to them.
-func (s *Store) examine(ctx context.Context) (err error) {
+// probe sees what the servers can do, and fills in what was left to them.
+func (s *Store) probe(ctx context.Context) (err error) {
 	limit := int(s.nc.MaxPayload())
 	if s.cfg.MaxPayload == 0 {
 		s.cfg.MaxPayload = min(maxPayload, limit-headerMargin)
@@ -128,8 +128,8 @@ func (s *Store) examine(ctx context.Context) (err error) {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		return err
 	}
-	if err := again(ctx, settlesWithin, func(ctx context.Context, try int) error {
-		ctx, cancel := context.WithTimeout(ctx, s.patience(patientTries+try))
+	if err := retry(ctx, settlesWithin, func(ctx context.Context, try int) error {
+		ctx, cancel := context.WithTimeout(ctx, s.answerTimeout(quickTries+try))
 		defer cancel()
 		_, err := s.js.AccountInfo(ctx)
 		return err
@@ -157,17 +157,17 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// tell notes that a call tells of a sequence, so that none goes back behind it.
-func (s *Store) tell(stream string, seq uint64) {
+// report notes that a call tells of a sequence, so that none goes back behind it.
+func (s *Store) report(stream string, seq uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.told[stream] = max(s.told[stream], seq)
+	s.reported[stream] = max(s.reported[stream], seq)
 }
 
-func (s *Store) toldOf(stream string) uint64 {
+func (s *Store) lastReported(stream string) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.told[stream]
+	return s.reported[stream]
 }
 
 // Names. The state and the remains are buckets, as a tool for those shows them.
@@ -215,11 +215,11 @@ func (s *Store) find(ctx context.Context, c jetstream.StreamConfig, missing time
 	defer cancel()
 	begun := time.Now()
 	for range tries(ctx) {
-		x, err := s.ask(ctx, settlesWithin, apiInfo+c.Name, nil)
+		x, err := s.request(ctx, settlesWithin, apiInfo+c.Name, nil)
 		if !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return x, err
 		}
-		known, unknown := s.ask(ctx, settlesWithin, apiNames, map[string]string{"subject": c.Subjects[0]})
+		known, unknown := s.request(ctx, settlesWithin, apiNames, map[string]string{"subject": c.Subjects[0]})
 		if unknown != nil {
 			return answer{}, unknown
 		}
@@ -242,7 +242,7 @@ func (s *Store) Meta(ctx context.Context) (store.Meta, error) {
 			return store.Meta{}, fmt.Errorf("%w: stream %s is gone; restore a backup", store.ErrCorrupt, want.Name)
 		}
 		if err == nil {
-			err = lacks(x.Config, want)
+			err = checkStream(x.Config, want)
 		}
 		if err != nil {
 			return store.Meta{}, err
@@ -296,23 +296,23 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 		return err
 	}
 	for _, c := range s.streams(m) {
-		x, err := s.ask(ctx, settlesWithin, apiCreate+c.Name, c)
+		x, err := s.request(ctx, settlesWithin, apiCreate+c.Name, c)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNameAlreadyInUse), x.State.LastSeq > 0 && c.Name != s.stateStream():
-			return s.sooner(ctx, c.Name)
+			return s.raced(ctx, c.Name)
 		case err != nil:
 			return fmt.Errorf("stream %s cannot be made: %w", c.Name, err)
 		}
-		if err := lacks(x.Config, c); err != nil {
+		if err := checkStream(x.Config, c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sooner tells a journal that another hub has made meanwhile, of which this one's
+// raced tells a journal that another hub has made meanwhile, of which this one's
 // server may hear a moment later, from streams of something else.
-func (s *Store) sooner(ctx context.Context, stream string) error {
+func (s *Store) raced(ctx context.Context, stream string) error {
 	_, err := s.readMeta(ctx, s.cfg.goneAfter/4)
 	switch {
 	case err == nil:
@@ -333,13 +333,13 @@ func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	}
 	all := s.streams(m)
 	state := all[len(all)-1]
-	_, err := s.ask(ctx, settlesWithin, apiUpdate+state.Name, state)
+	_, err := s.request(ctx, settlesWithin, apiUpdate+state.Name, state)
 	return err
 }
 
-// lacks refuses a server that did not take a setting, because it does not know
+// checkStream refuses a server that did not take a setting, because it does not know
 // it.
-func lacks(got, want jetstream.StreamConfig) error {
+func checkStream(got, want jetstream.StreamConfig) error {
 	if got.AllowAtomicPublish != want.AllowAtomicPublish || got.AllowMsgTTL != want.AllowMsgTTL || !got.AllowDirect ||
 		got.DenyDelete || got.DenyPurge {
 		return fmt.Errorf("stream %s lacks atomic batch publish, time to live per message, direct get or the deletion "+

@@ -51,6 +51,7 @@ func open(t *testing.T, cfg Config) *Store {
 // TestRefusals: what a server cannot do, or a stream is not, is said when a store
 // is opened or asked what it is.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	small, err := server.NewServer(&server.Options{
 		Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(), MaxPayload: 64 << 10,
 	})
@@ -114,7 +115,7 @@ func TestRefusals(t *testing.T) {
 		if _, err := js.CreateStream(t.Context(), c.stream); err != nil {
 			t.Fatal(err)
 		}
-		s := open(t, Config{URL: small.ClientURL(), Prefix: prefix})
+		s := open(t, Config{URL: small.ClientURL(), Prefix: prefix, goneAfter: time.Second})
 		if _, err := s.Meta(t.Context()); !errors.Is(err, c.meta) {
 			t.Errorf("%s: %v, want %v", prefix, err, c.meta)
 		}
@@ -204,6 +205,7 @@ func TestFindAsksTheLeader(t *testing.T) {
 // TestErased: what was erased is in its place everywhere, also at the ends, and
 // for who begins to follow later.
 func TestErased(t *testing.T) {
+	t.Parallel()
 	url := testcluster.Start(t, 1).URLs[0]
 	s, js := open(t, Config{URL: url}), client(t, url)
 	if err := s.Init(t.Context(), store.Meta{Partitions: 1}); err != nil {
@@ -310,6 +312,7 @@ func TestErased(t *testing.T) {
 // TestWritersTakeTurns: of several writers to one partition each has its groups
 // stored whole and behind what it said.
 func TestWritersTakeTurns(t *testing.T) {
+	t.Parallel()
 	urls := testcluster.Start(t, 1).URLs
 	first := open(t, Config{URL: urls[0]})
 	if err := first.Init(t.Context(), store.Meta{Partitions: 1}); err != nil {
@@ -367,6 +370,7 @@ func TestWritersTakeTurns(t *testing.T) {
 // TestHealthy: a store is not healthy while the servers do not answer, and asks by
 // itself whether they do again.
 func TestHealthy(t *testing.T) {
+	t.Parallel()
 	x := newStage(t)
 	log := &lines{Handler: slog.DiscardHandler}
 	x.outage.log = slog.New(log)

@@ -23,10 +23,12 @@ func places(urls []string) func(*testing.T) storetest.Place {
 }
 
 func TestStoreOnOneServer(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, places(testcluster.Start(t, 1).URLs))
 }
 
 func TestStoreOnCluster(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("the cluster is left out with -short")
 	}

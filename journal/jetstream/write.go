@@ -41,16 +41,16 @@ func (s *Store) publish(
 	msgs[0].Header.Set(place, strconv.FormatUint(after, 10))
 	msgs[0].Header.Set(headerCall, s.run+strconv.FormatUint(s.called.Add(1), 36))
 	maybe := false // an attempt may have been stored, or may yet be
-	err = again(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
+	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
 		seq, err = s.send(ctx, msgs, try)
 		if maybe && conflicts(err) {
-			seq, err = s.settle(ctx, stream, place, after, msgs)
+			seq, err = s.resolve(ctx, stream, place, after, msgs)
 		}
 		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
 		return err
 	})
 	if err == nil {
-		s.tell(stream, seq)
+		s.report(stream, seq)
 		return seq, nil
 	}
 	if refusal := refused(err); refusal != nil {
@@ -68,16 +68,16 @@ const (
 	underSubject = jetstream.ExpectedLastSubjSeqHeader
 )
 
-// settle says what became of attempts of a call that were not answered, when
+// resolve says what became of attempts of a call that were not answered, when
 // another is refused because the last sequence is not the expected one: one was
 // stored; ErrConflict, none was or ever will be; ErrUnknown; every other error: that
 // is not clear yet.
-func (s *Store) settle(ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg) (uint64, error) {
+func (s *Store) resolve(ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg) (uint64, error) {
 	at := get{Seq: after + 1}
 	if place == underSubject {
 		at = get{Last: msgs[0].Subject}
 	}
-	m, err := s.leader(ctx, stream, at)
+	m, err := s.readFromLeader(ctx, stream, at)
 	switch {
 	case err != nil:
 		return 0, err
@@ -115,7 +115,7 @@ func (s *Store) send(ctx context.Context, msgs []*nats.Msg, try int) (uint64, er
 			}
 		}
 	}
-	ack, err := s.once(ctx, s.patience(try), end)
+	ack, err := s.attempt(ctx, s.answerTimeout(try), end)
 	return ack.Seq, err
 }
 
@@ -137,7 +137,7 @@ func (s *Store) taggedSubject(p int, tag string) string {
 // Append implements [store.Store].
 func (s *Store) Append(ctx context.Context, p int, after uint64, records []store.Record) error {
 	for i := range records {
-		if err := s.fits(records[i].Data); err != nil {
+		if err := s.checkSize(records[i].Data); err != nil {
 			return err
 		}
 	}
@@ -162,7 +162,7 @@ func (s *Store) Append(ctx context.Context, p int, after uint64, records []store
 	return nil
 }
 
-func (s *Store) fits(data []byte) error {
+func (s *Store) checkSize(data []byte) error {
 	if len(data) > s.cfg.MaxPayload {
 		return fmt.Errorf("%w: %d bytes, the limit is %d", store.ErrTooLarge, len(data), s.cfg.MaxPayload)
 	}
@@ -238,16 +238,16 @@ func (s *Store) removeFillers(ctx context.Context, p int) error {
 
 // purge removes the messages of a subject, or all before a sequence.
 func (s *Store) purge(ctx context.Context, stream, subject string, before uint64) error {
-	_, err := s.ask(ctx, s.cfg.Timeout, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
+	_, err := s.request(ctx, s.cfg.Timeout, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	return err
 }
 
 // erase removes one message and has the servers overwrite it in their files; one
 // that is not there is no error.
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
-	_, err := s.ask(ctx, s.cfg.Timeout, apiDelete+stream, get{Seq: seq})
+	_, err := s.request(ctx, s.cfg.Timeout, apiDelete+stream, get{Seq: seq})
 	if refused(err) != nil {
-		if m, err := s.leader(ctx, stream, get{Seq: seq}); err == nil && m.Seq == 0 {
+		if m, err := s.readFromLeader(ctx, stream, get{Seq: seq}); err == nil && m.Seq == 0 {
 			return nil
 		}
 	}
@@ -266,14 +266,14 @@ func (s *Store) Replace(ctx context.Context, p int, records []store.Record) erro
 }
 
 func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
-	if err := s.fits(r.Data); err != nil {
+	if err := s.checkSize(r.Data); err != nil {
 		return err
 	}
 	stream := s.logStream(p)
-	old, err := s.leader(ctx, stream, get{Seq: r.Sequence})
+	old, err := s.readFromLeader(ctx, stream, get{Seq: r.Sequence})
 	erased := err == nil && old.Seq == 0
 	if erased {
-		old, err = s.leader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, r.Sequence)})
+		old, err = s.readFromLeader(ctx, s.remainsStream(), get{Last: s.remainsOf(p, r.Sequence)})
 	}
 	if err == nil && old.Seq == 0 {
 		err = store.ErrNotFound
@@ -281,11 +281,11 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	if err != nil {
 		return err
 	}
-	first, err := s.number(ctx, s.firstOf(p))
+	first, err := s.readNumber(ctx, s.firstOf(p))
 	if err == nil && first == 0 {
 		var t jetstream.StreamState
 		if t, err = s.tail(ctx, stream); err == nil {
-			err = s.keepNumber(ctx, s.firstOf(p), t.FirstSeq)
+			err = s.putNumber(ctx, s.firstOf(p), t.FirstSeq)
 		}
 	}
 	if err != nil {
@@ -294,25 +294,25 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	h := nats.Header{}
 	if tag := old.record().Tag; tag != "" {
 		h.Set(headerTag, tag)
-		newest, err := s.number(ctx, s.newestOf(p, tag))
+		newest, err := s.readNumber(ctx, s.newestOf(p, tag))
 		if err == nil && newest < r.Sequence {
-			err = s.keepNumber(ctx, s.newestOf(p, tag), r.Sequence)
+			err = s.putNumber(ctx, s.newestOf(p, tag), r.Sequence)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := s.keep(ctx, s.remainsOf(p, r.Sequence), h, r.Data); err != nil || erased {
+	if err := s.putRemains(ctx, s.remainsOf(p, r.Sequence), h, r.Data); err != nil || erased {
 		return err
 	}
 	if err := s.erase(ctx, stream, r.Sequence); err != nil {
 		return err
 	}
-	return s.absent(ctx, stream, r.Sequence, r.Sequence+1)
+	return s.waitAbsent(ctx, stream, r.Sequence, r.Sequence+1)
 }
 
 // keep puts a message into the remains, and erases the ones before it.
-func (s *Store) keep(ctx context.Context, subject string, h nats.Header, data []byte) error {
+func (s *Store) putRemains(ctx context.Context, subject string, h nats.Header, data []byte) error {
 	_, before, err := s.put(ctx, s.remainsStream(), subject, h, data, nil)
 	if err != nil || before == 0 {
 		return err
@@ -320,8 +320,8 @@ func (s *Store) keep(ctx context.Context, subject string, h nats.Header, data []
 	return s.erase(ctx, s.remainsStream(), before)
 }
 
-func (s *Store) keepNumber(ctx context.Context, subject string, seq uint64) error {
-	return s.keep(ctx, subject, nats.Header{}, strconv.AppendUint(nil, seq, 10))
+func (s *Store) putNumber(ctx context.Context, subject string, seq uint64) error {
+	return s.putRemains(ctx, subject, nats.Header{}, strconv.AppendUint(nil, seq, 10))
 }
 
 // Remove implements [store.Store].
@@ -331,15 +331,15 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 		return err
 	}
 	before = min(before, t.LastSeq+1) // the engine would move the end
-	first, err := s.number(ctx, s.firstOf(p))
+	first, err := s.readNumber(ctx, s.firstOf(p))
 	if err == nil && first != 0 && before > first {
-		err = s.keepNumber(ctx, s.firstOf(p), before)
+		err = s.putNumber(ctx, s.firstOf(p), before)
 	}
 	if err == nil && before > t.FirstSeq {
 		err = s.purge(ctx, s.logStream(p), "", before)
 	}
 	if err == nil {
-		err = s.absent(ctx, s.logStream(p), 1, before)
+		err = s.waitAbsent(ctx, s.logStream(p), 1, before)
 	}
 	if err != nil || first == 0 {
 		return err
@@ -381,9 +381,9 @@ func (s *Store) newestOf(p int, tag string) string {
 	return fmt.Sprintf("%stag.%d.%s", s.remainsSubject(), p, tagToken(tag))
 }
 
-// number reads a sequence that the remains tell; 0: they do not.
-func (s *Store) number(ctx context.Context, subject string) (uint64, error) {
-	m, err := s.leader(ctx, s.remainsStream(), get{Last: subject})
+// readNumber reads a sequence that the remains tell; 0: they do not.
+func (s *Store) readNumber(ctx context.Context, subject string) (uint64, error) {
+	m, err := s.readFromLeader(ctx, s.remainsStream(), get{Last: subject})
 	if err != nil || m.Seq == 0 {
 		return 0, err
 	}
@@ -403,7 +403,7 @@ func (s *Store) put(
 	}
 	for look := expect == nil; ; look = true {
 		if look {
-			there, err := s.leader(ctx, stream, get{Last: subject})
+			there, err := s.readFromLeader(ctx, stream, get{Last: subject})
 			if err != nil {
 				return 0, 0, err
 			}
@@ -418,7 +418,7 @@ func (s *Store) put(
 		if !errors.Is(err, store.ErrConflict) || expect != nil && *expect != 0 {
 			return seq, before, err
 		}
-		if !await(ctx, firstPause) { // another is under way
+		if !sleep(ctx, firstPause) { // another is under way
 			return 0, 0, fmt.Errorf("%w: %w", store.ErrBusy, ctx.Err())
 		}
 	}

@@ -110,6 +110,7 @@ func holds(subject string, seq uint64, headers ...string) string {
 // TestAppendAgain: what became of an append whose answer was lost is found out by
 // trying it again, and looking who has the place.
 func TestAppendAgain(t *testing.T) {
+	t.Parallel()
 	own := func(x *stage) string {
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -159,7 +160,7 @@ func TestAppendAgain(t *testing.T) {
 				return none
 			})
 			err := x.Append(t.Context(), 0, 5, []store.Record{{Data: []byte("a")}, {Data: []byte("b")}})
-			if !errors.Is(err, c.want) || c.want == nil && x.toldOf("P_LOG_0") != 7 {
+			if !errors.Is(err, c.want) || c.want == nil && x.lastReported("P_LOG_0") != 7 {
 				t.Fatalf("%v, want %v", err, c.want)
 			}
 			x.mu.Lock()
@@ -243,7 +244,7 @@ func TestAskedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := newStage(t)
 			x.plays(apiGet+"S", func(n int, _ *nats.Msg) string { return answers[min(n, len(answers))-1] })
-			m, err := x.leader(t.Context(), "S", get{Seq: 7})
+			m, err := x.readFromLeader(t.Context(), "S", get{Seq: 7})
 			if err != nil || m.Seq != 7 || string(m.Data) != "x" {
 				t.Fatalf("%+v, %v", m, err)
 			}
@@ -254,8 +255,9 @@ func TestAskedAgain(t *testing.T) {
 // TestLeaderIsBehind: what was told once is waited for, where a new leader comes
 // to it later.
 func TestLeaderIsBehind(t *testing.T) {
+	t.Parallel()
 	x := newStage(t)
-	x.tell("P_LOG_0", 7)
+	x.report("P_LOG_0", 7)
 	x.plays(apiInfo+"P_LOG_0", func(n int, _ *nats.Msg) string {
 		return fmt.Sprintf(`{"state":{"first_seq":1,"last_seq":%d,"messages":%d}}`, min(4+n, 7), min(4+n, 7))
 	})
@@ -263,7 +265,7 @@ func TestLeaderIsBehind(t *testing.T) {
 	if span, err := x.Span(t.Context(), 0); err != nil || span.Last != 7 {
 		t.Errorf("%+v, %v", span, err)
 	}
-	x.tell("P_LOG_0", 8) // it was lost
+	x.report("P_LOG_0", 8) // it was lost
 	if span, err := x.Span(t.Context(), 0); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%+v, %v", span, err)
 	}
@@ -296,10 +298,10 @@ func TestLagging(t *testing.T) {
 	if err := x.nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.fresh(t.Context(), "S"); err != nil || asked != 3 {
+	if err := x.waitFresh(t.Context(), "S"); err != nil || asked != 3 {
 		t.Errorf("%v, asked %d times for what it does not have yet", err, asked)
 	}
-	if err := x.absent(t.Context(), "S", 7, 8); err != nil || asked != 6 {
+	if err := x.waitAbsent(t.Context(), "S", 7, 8); err != nil || asked != 6 {
 		t.Errorf("%v, asked %d times for what it still has", err, asked-3)
 	}
 }
@@ -377,7 +379,7 @@ func TestPagesAskedAgain(t *testing.T) {
 func TestOutage(t *testing.T) {
 	log := &lines{Handler: slog.NewTextHandler(io.Discard, nil)}
 	now := time.Unix(1e9, 0)
-	o := &outage{log: slog.New(log), now: func() time.Time { return now }, heard: now}
+	o := &outage{log: slog.New(log), now: func() time.Time { return now }, lastAnswer: now}
 	o.answered()
 	for range 180 {
 		now = now.Add(time.Second)

@@ -24,13 +24,13 @@ type Damage struct {
 func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	verify func(partition int, r store.Record) error,
 ) (found []Damage, err error) {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return nil, err
 	}
-	defer s.leave()
-	s.known.RLock()
+	defer s.endCall()
+	s.contentMu.RLock()
 	spans := slices.Clone(s.content.parts)
-	s.known.RUnlock()
+	s.contentMu.RUnlock()
 	tables := []string{"meta", "meta_copy", "partitions", "state_log"}
 	for n := range spans {
 		tables = append(tables, ofLog(n, "log_N"))

@@ -140,7 +140,7 @@ func (e *erasure) step() {
 		must(t, s.Remove(t.Context(), p, e.first[p]))
 		e.check(false)
 	case 6:
-		must(t, s.submit(t.Context(), &request{alone: func(w *writer) error { return w.tidy(time.Time{}) }}))
+		must(t, s.submit(t.Context(), &request{betweenGroups: func(w *writer) error { return w.tidy(time.Time{}) }}))
 	case 7:
 		e.check(true)
 	default:

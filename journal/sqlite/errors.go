@@ -16,30 +16,30 @@ func (s *Store) explain(err error) error {
 	}
 	switch sqlite.ErrCode(err).ToPrimary() {
 	case sqlite.ResultFull:
-		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.place(), err)
+		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.label(), err)
 	case sqlite.ResultCorrupt, sqlite.ResultNotADB, sqlite.ResultFormat,
 		sqlite.ResultError, sqlite.ResultConstraint, sqlite.ResultMismatch: // the tables are not what the statements expect
 		return s.corrupt(err)
 	case sqlite.ResultTooBig:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
 	case sqlite.ResultBusy, sqlite.ResultLocked:
-		return fmt.Errorf("%w: another program has %s open and locked: %w", store.ErrBusy, s.place(), err)
+		return fmt.Errorf("%w: another program has %s open and locked: %w", store.ErrBusy, s.label(), err)
 	case sqlite.ResultIOErr, sqlite.ResultCantOpen, sqlite.ResultNoMem, sqlite.ResultReadOnly:
-		return fmt.Errorf("%w: %s: %w", store.ErrBusy, s.place(), err)
+		return fmt.Errorf("%w: %s: %w", store.ErrBusy, s.label(), err)
 	}
 	if disk.IsFull(err) {
-		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.place(), err)
+		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.label(), err)
 	}
-	return fmt.Errorf("%s: %w", s.place(), err)
+	return fmt.Errorf("%s: %w", s.label(), err)
 }
 
 func (s *Store) corrupt(err error) error {
 	return fmt.Errorf(`%w: %s: %w ("parley journal check" says what is damaged, "parley journal salvage" saves the rest)`,
-		store.ErrCorrupt, s.place(), err)
+		store.ErrCorrupt, s.label(), err)
 }
 
 // place names the store in an error.
-func (s *Store) place() string {
+func (s *Store) label() string {
 	if s.path == "" {
 		return "the journal in memory"
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// change is one of the state.
-type change struct {
+// stateChange is one of the state.
+type stateChange struct {
 	bucket string
 	value  store.Value
 }
@@ -25,14 +25,14 @@ type follower struct {
 
 // FollowState is described in [store.Store].
 func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func(bucket string, v store.Value)) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
 	f := &follower{fn}
 	s.followers.mu.Lock()
 	s.followers.all[f] = true
 	s.followers.mu.Unlock()
-	s.leave()
+	s.endCall()
 	ready()
 	<-ctx.Done()
 	s.followers.mu.Lock()
@@ -41,8 +41,8 @@ func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func
 	return ctx.Err()
 }
 
-// tell is called by the writer alone, in the order of revisions.
-func (s *Store) tell(changes []change) {
+// notify is called by the writer alone, in the order of revisions.
+func (s *Store) notify(changes []stateChange) {
 	if len(changes) == 0 {
 		return
 	}

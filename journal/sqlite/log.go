@@ -105,13 +105,13 @@ const (
 
 // Read is described in [store.Store].
 func (s *Store) Read(ctx context.Context, partition int, first, last uint64, fn func(store.Record) bool) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	var page []store.Record
 	for limit := 16; ; limit = min(4*limit, pageRecords) {
-		span, ok := s.knows(partition)
+		span, ok := s.committed(partition)
 		if !ok {
 			return noPartition(partition)
 		}
@@ -171,7 +171,7 @@ func (s *Store) record(c *conn, st *sqlite.Stmt, partition int) (r store.Record,
 
 // Tagged is described in [store.Store].
 func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.Record, err error) {
-	span, ok := s.knows(partition)
+	span, ok := s.committed(partition)
 	if !ok {
 		return r, noPartition(partition)
 	}
@@ -193,11 +193,11 @@ func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.
 
 // Span is described in [store.Store].
 func (s *Store) Span(ctx context.Context, partition int) (store.Span, error) {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return store.Span{}, err
 	}
-	defer s.leave()
-	p, ok := s.knows(partition)
+	defer s.endCall()
+	p, ok := s.committed(partition)
 	if !ok {
 		return store.Span{}, noPartition(partition)
 	}

@@ -30,7 +30,7 @@ func (r *recent) get(bucket, key string) (v store.Value, known bool) {
 	return v, known
 }
 
-func (r *recent) add(changes []change) {
+func (r *recent) add(changes []stateChange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range changes {

@@ -60,7 +60,7 @@ func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 	if err := v.searchPages(ctx, filepath.Join(dir, "empty.db")); err != nil {
 		return fmt.Errorf("search the pages: %w", err)
 	}
-	return v.tell(ctx)
+	return v.report(ctx)
 }
 
 func copyFile(to, from string) (err error) {
@@ -213,7 +213,7 @@ func (v *salvage) searchPage(c *conn, page int64) error {
 		var saving error
 		more, err := st.Step()
 		for more && err == nil && saving == nil {
-			if saving = v.keep(st); saving == nil {
+			if saving = v.keepRow(st); saving == nil {
 				more, err = st.Step()
 			}
 		}
@@ -225,8 +225,8 @@ func (v *salvage) searchPage(c *conn, page int64) error {
 	return nil
 }
 
-// keep keeps a row: its key and the columns that tell which table it is of.
-func (v *salvage) keep(st *sqlite.Stmt) error {
+// keepRow keeps a row: its key and the columns that tell which table it is of.
+func (v *salvage) keepRow(st *sqlite.Stmt) error {
 	const number, text, blob, null = sqlite.TypeInteger, sqlite.TypeText, sqlite.TypeBlob, sqlite.TypeNull
 	is := func(col int, types ...sqlite.ColumnType) bool { return slices.Contains(types, st.ColumnType(col)) }
 	ofPartition := is(1, number) && st.ColumnInt64(1) >= 0 && st.ColumnInt64(1) < maxPartitions
@@ -259,8 +259,8 @@ func anyOf(st *sqlite.Stmt, col int) any {
 	return nil
 }
 
-// tell gives what was found, and names what was not.
-func (v *salvage) tell(ctx context.Context) error {
+// report gives what was found, and names what was not.
+func (v *salvage) report(ctx context.Context) error {
 	partitions := len(v.parts)
 	for _, m := range v.metas {
 		if err := v.to.Meta(m); err != nil {
@@ -292,7 +292,7 @@ func (v *salvage) tell(ctx context.Context) error {
 		return err
 	}
 	for n := range max(int(most), partitions) {
-		if err := v.tellPartition(ctx, n); err != nil {
+		if err := v.reportPartition(ctx, n); err != nil {
 			return err
 		}
 	}
@@ -315,7 +315,7 @@ func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) e
 	return errors.Join(bad, err)
 }
 
-func (v *salvage) tellPartition(ctx context.Context, n int) error {
+func (v *salvage) reportPartition(ctx context.Context, n int) error {
 	var p partition
 	have := uint64(0)
 	err := v.each(ctx, "SELECT ifnull(min(sequence), 1), ifnull(max(sequence), 0), count(*) FROM log WHERE partition = ?",

@@ -72,7 +72,7 @@ func (s *Store) swap(ctx context.Context, bucket string, v store.Value, expect *
 			return nil, err
 		}
 		if row > 0 || !v.Deleted {
-			w.changes = append(w.changes, change{bucket, v})
+			w.changes = append(w.changes, stateChange{bucket, v})
 		}
 		return nil, nil
 	})
@@ -110,10 +110,10 @@ func (w *writer) set(row int64, bucket, key any, v *store.Value) error {
 
 // Range is described in [store.Store].
 func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.Value) bool) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	type place struct {
 		revision uint64
 		key      string
@@ -195,7 +195,7 @@ func (w *writer) expire(now time.Time) (more bool, err error) {
 	const some = 16 * pageRecords
 	err = w.exec(stateErase+"id IN (SELECT id FROM state_log WHERE until < ? LIMIT ?)", now.UnixMilli(), some)
 	w.erased += w.Changes()
-	w.lapsed = w.lapsed || w.Changes() > 0
+	w.expired = w.expired || w.Changes() > 0
 	return w.Changes() == some, err
 }
 

@@ -42,8 +42,8 @@ func TestRecent(t *testing.T) {
 	if _, err := s.Get(t.Context(), "s", "k"); err != nil {
 		t.Fatal(err)
 	}
-	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}})) // which has it look
-	must(t, s.submit(t.Context(), &request{alone: func(*writer) error { return nil }}))  // and it has
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}}))        // which has it look
+	must(t, s.submit(t.Context(), &request{betweenGroups: func(*writer) error { return nil }})) // and it has
 	if v, err := s.Get(t.Context(), "s", "k"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("%v, %v", v, err)
 	}

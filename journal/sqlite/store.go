@@ -53,9 +53,9 @@ type Store struct {
 	opened []*conn
 	wal    *os.File // to sync it
 
-	known   sync.RWMutex
-	content state // what is committed
-	failed  atomic.Pointer[error]
+	contentMu sync.RWMutex
+	content   state // what is committed
+	failed    atomic.Pointer[error]
 
 	followers followers
 	recent    recent
@@ -113,10 +113,10 @@ func (s *Store) openFile() error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
-	if err := look(s.cfg.Dir); err != nil {
+	if err := checkDir(s.cfg.Dir); err != nil {
 		return err
 	}
-	if err := s.take(filepath.Join(s.cfg.Dir, lockName)); err != nil {
+	if err := s.lockDir(filepath.Join(s.cfg.Dir, lockName)); err != nil {
 		return err
 	}
 	s.path = filepath.Join(s.cfg.Dir, FileName)
@@ -169,8 +169,8 @@ func (s *Store) open(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, 
 
 const lockName = "lock"
 
-// look refuses a directory that holds something else, without touching it.
-func look(dir string) error {
+// checkDir refuses a directory that holds something else, without touching it.
+func checkDir(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func look(dir string) error {
 }
 
 // take locks the directory, and notes which process has it.
-func (s *Store) take(path string) error {
+func (s *Store) lockDir(path string) error {
 	lock, err := disk.Lock(path)
 	if errors.Is(err, disk.ErrLocked) {
 		by := ""
@@ -306,10 +306,10 @@ func (s *Store) load(c *conn) error {
 	return nil
 }
 
-// knows gives what is committed of a partition.
-func (s *Store) knows(n int) (partition, bool) {
-	s.known.RLock()
-	defer s.known.RUnlock()
+// committed gives what is committed of a partition.
+func (s *Store) committed(n int) (partition, bool) {
+	s.contentMu.RLock()
+	defer s.contentMu.RUnlock()
 	if p := s.content.part(n); p != nil {
 		return *p, true
 	}
@@ -318,10 +318,10 @@ func (s *Store) knows(n int) (partition, bool) {
 
 // reading runs a read on a connection.
 func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -334,18 +334,18 @@ func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
 	}
 }
 
-// enter begins a call, leave ends it.
-func (s *Store) enter() error {
+// beginCall begins a call, leave ends it.
+func (s *Store) beginCall() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
+		return fmt.Errorf("%w: %s", store.ErrClosed, s.label())
 	}
 	s.calls.Add(1)
 	return nil
 }
 
-func (s *Store) leave() { s.calls.Done() }
+func (s *Store) endCall() { s.calls.Done() }
 
 // fail has the store take nothing more until it is opened again.
 func (s *Store) fail(err error) {
@@ -373,7 +373,7 @@ func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
 	case err != nil:
 		return m, err
 	case text == "":
-		return m, fmt.Errorf("%w: %s is empty", store.ErrNotFound, s.place())
+		return m, fmt.Errorf("%w: %s is empty", store.ErrNotFound, s.label())
 	}
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
 		return m, s.corrupt(err)
@@ -390,7 +390,7 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	was, err := s.Meta(ctx)
 	switch {
 	case err == nil && (!was.Restoring || was.Partitions != m.Partitions):
-		return fmt.Errorf("%w: %s", store.ErrExists, s.place())
+		return fmt.Errorf("%w: %s", store.ErrExists, s.label())
 	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return err
 	}
@@ -458,7 +458,7 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return fmt.Errorf("%w: %s", store.ErrClosed, s.place())
+		return fmt.Errorf("%w: %s", store.ErrClosed, s.label())
 	}
 	s.closed = true
 	s.mu.Unlock()

@@ -33,7 +33,7 @@ type request struct {
 	size int
 
 	// alone runs between groups, in place of do.
-	alone func(w *writer) error
+	betweenGroups func(w *writer) error
 
 	phase atomic.Int32
 	done  chan struct{}
@@ -43,7 +43,7 @@ type request struct {
 const (
 	queued int32 = iota
 	taken
-	left // by its caller
+	abandoned // by its caller
 )
 
 func (r *request) finish(err error) {
@@ -63,11 +63,11 @@ type writer struct {
 	ended chan struct{}
 
 	group    []*request
-	now      state    // what the transaction has made of it
-	changes  []change // of the state, in the transaction
-	lapsed   bool     // values past their Until may have been removed in it
-	erased   int      // values since the last tidy
-	unsynced int64    // bytes in the WAL that are not in the file, about
+	now      state         // what the transaction has made of it
+	changes  []stateChange // of the state, in the transaction
+	expired  bool          // values past their Until may have been removed in it
+	erased   int           // values since the last tidy
+	unsynced int64         // bytes in the WAL that are not in the file, about
 }
 
 // state is what the store knows of its content without looking.
@@ -110,10 +110,10 @@ func (t *state) set(from *state) {
 
 // submit has the writer take r, and waits for its end.
 func (s *Store) submit(ctx context.Context, r *request) error {
-	if err := s.enter(); err != nil {
+	if err := s.beginCall(); err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.endCall()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -131,14 +131,14 @@ func (s *Store) submit(ctx context.Context, r *request) error {
 		return r.err
 	case <-ctx.Done():
 	}
-	if r.phase.CompareAndSwap(queued, left) {
+	if r.phase.CompareAndSwap(queued, abandoned) {
 		return ctx.Err()
 	}
 	select {
 	case <-r.done:
 		return r.err
 	default:
-		return fmt.Errorf("%w: %w while %s was being written", store.ErrUnknown, ctx.Err(), s.place())
+		return fmt.Errorf("%w: %w while %s was being written", store.ErrUnknown, ctx.Err(), s.label())
 	}
 }
 
@@ -194,7 +194,7 @@ func (w *writer) serve(waiting []*request) {
 		if !r.phase.CompareAndSwap(queued, taken) {
 			continue
 		}
-		if r.alone != nil {
+		if r.betweenGroups != nil {
 			alone = append(alone, r)
 			continue
 		}
@@ -211,7 +211,7 @@ func (w *writer) serve(waiting []*request) {
 	for _, r := range alone {
 		err := w.s.broken()
 		if err == nil {
-			err = r.alone(w)
+			err = r.betweenGroups(w)
 		}
 		r.finish(err)
 	}
@@ -236,15 +236,15 @@ func (w *writer) commit(group []*request) {
 	refusals, failed, unknown := w.transact(group)
 	switch {
 	case failed == nil:
-		w.s.known.Lock()
+		w.s.contentMu.Lock()
 		w.s.content.set(&w.now)
-		w.s.known.Unlock()
+		w.s.contentMu.Unlock()
 		w.s.recent.add(w.changes)
-		if w.lapsed {
+		if w.expired {
 			w.s.recent.clear()
-			w.lapsed = false
+			w.expired = false
 		}
-		w.s.tell(w.changes)
+		w.s.notify(w.changes)
 		clear(w.changes)
 		for i, r := range group {
 			r.finish(refusals[i])
@@ -252,8 +252,8 @@ func (w *writer) commit(group []*request) {
 		return
 	case unknown:
 		w.s.fail(fmt.Errorf("%w: %s was not written: %w; start again when the disk works",
-			store.ErrBusy, w.s.place(), failed))
-		err := fmt.Errorf("%w: %s: %w", store.ErrUnknown, w.s.place(), failed)
+			store.ErrBusy, w.s.label(), failed))
+		err := fmt.Errorf("%w: %s: %w", store.ErrUnknown, w.s.label(), failed)
 		for i, r := range group {
 			if refusals[i] != nil {
 				err = refusals[i]
@@ -299,7 +299,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 		}
 		size += int64(r.size) + 512
 	}
-	if err := w.note(); err != nil {
+	if err := w.writePartitions(); err != nil {
 		return undo(err)
 	}
 	if err := w.exec("COMMIT"); err != nil {
@@ -312,7 +312,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 
 // note stores what the store knows of its partitions, as far as it cannot be read
 // from the records at the next Open.
-func (w *writer) note() error {
+func (w *writer) writePartitions() error {
 	for n := range w.now.parts {
 		p := &w.now.parts[n]
 		if !p.dirty {
@@ -368,7 +368,7 @@ func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 	if sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr {
 		// After an fsync that failed the kernel may have dropped what it could not
 		// write, and would call the next attempt a success.
-		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.place(), err)
+		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.label(), err)
 		w.s.fail(err)
 	}
 	return pages, busy, err
@@ -381,7 +381,7 @@ func (s *Store) truncate(ctx context.Context) error {
 	}
 	for try := 0; ; try++ {
 		busy := false
-		err := s.submit(ctx, &request{alone: func(w *writer) (err error) {
+		err := s.submit(ctx, &request{betweenGroups: func(w *writer) (err error) {
 			if _, busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
 				w.unsynced = 0
 				err = s.wal.Sync() // which SQLite does not: the old content might be back after a power cut
