@@ -329,7 +329,7 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 	if err != nil {
 		return "", err
 	}
-	next.changed = r.stamp()
+	next.changed = r.timestamp()
 	err = d.locked(func() error {
 		if err := r.catchUp(); err != nil {
 			return err

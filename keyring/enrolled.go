@@ -38,12 +38,12 @@ func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
 	if err != nil {
 		return Enrolled{}, err
 	}
-	e.Public, e.Created = pub, r.stamp()
+	e.Public, e.Created = pub, r.timestamp()
 	if e.KeyID == "" {
 		e.KeyID = Fingerprint(e.Algorithm, pub)
 	}
 	err = r.update(func(c *contents) error {
-		if i := slices.IndexFunc(c.Enrolled, e.same); i >= 0 {
+		if i := slices.IndexFunc(c.Enrolled, e.sameKeyID); i >= 0 {
 			old := c.Enrolled[i]
 			if old.Algorithm != e.Algorithm || !bytes.Equal(old.Public, e.Public) {
 				return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose, e.KeyID)
@@ -64,14 +64,14 @@ func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
 	return e, nil
 }
 
-func (e Enrolled) same(o Enrolled) bool {
+func (e Enrolled) sameKeyID(o Enrolled) bool {
 	return e.Agent == o.Agent && e.Purpose == o.Purpose && e.KeyID == o.KeyID
 }
 
 // Enrolled gives the keys enrolled for agent and purpose, oldest first. The
 // result is shared: it must not be changed.
 func (r *Ring) Enrolled(agent, purpose string) []Enrolled {
-	return r.current.Load().enrolled[place{agent, purpose}]
+	return r.current.Load().enrolled[ownerPurpose{agent, purpose}]
 }
 
 // AllEnrolled gives every enrolled key, in order of agent, purpose and age.
@@ -90,7 +90,7 @@ func (r *Ring) AllEnrolled() []Enrolled {
 func (r *Ring) Unenroll(agent, purpose, keyID string) error {
 	return r.update(func(c *contents) error {
 		n := len(c.Enrolled)
-		c.Enrolled = slices.DeleteFunc(c.Enrolled, Enrolled{Agent: agent, Purpose: purpose, KeyID: keyID}.same)
+		c.Enrolled = slices.DeleteFunc(c.Enrolled, Enrolled{Agent: agent, Purpose: purpose, KeyID: keyID}.sameKeyID)
 		if len(c.Enrolled) == n {
 			return fmt.Errorf("%w: %q of %q for %q is not enrolled", ErrNotFound, keyID, agent, purpose)
 		}

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// former is a ring in the place where this hub's ring is not kept any more: in
+// oldRing is a ring in the place where this hub's ring is not kept any more: in
 // files before the hub joined a cluster, or in the state of a cluster whose
 // backup was restored for a hub alone.
-type former struct {
+type oldRing struct {
 	contents *contents
-	leave    func() (to string, err error) // takes it out of there
+	remove   func() (to string, err error) // takes it out of there
 }
 
-// openFormer opens the ring that is to be taken over; nil where there is none.
-func openFormer(o Options, now func() time.Time) (*former, error) {
+// openOldRing opens the ring that is to be taken over; nil where there is none.
+func openOldRing(o Options, now func() time.Time) (*oldRing, error) {
 	switch {
 	case o.Shared && o.Dir != "":
 		d, c, err := openDisk(o, now, nil)
@@ -33,7 +33,7 @@ func openFormer(o Options, now func() time.Time) (*former, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &former{c, d.putAside}, nil
+		return &oldRing{c, d.putAside}, nil
 	case !o.Shared && o.Store != nil:
 		if head, err := headOf(o.Store); head == nil || err != nil {
 			return nil, err
@@ -42,32 +42,32 @@ func openFormer(o Options, now func() time.Time) (*former, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.leave()
+		s.stop()
 		r := &Ring{now: now, shared: s}
 		r.current.Store(&snapshot{contents: &contents{}})
-		if err := s.takeUp(r); err != nil {
+		if err := s.applyChanges(r); err != nil {
 			return nil, err
 		}
-		return &former{r.current.Load().contents, func() (string, error) { return "", s.erase() }}, nil
+		return &oldRing{r.current.Load().contents, func() (string, error) { return "", s.erase() }}, nil
 	}
 	return nil, nil
 }
 
-// takeOver brings what a former ring holds into r, and ends the former one. A key
+// migrate brings what a former ring holds into r, and ends the former one. A key
 // never takes the place of another.
-func (r *Ring) takeOver(f *former, log *slog.Logger) error {
+func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 	var taken int
 	var left []string
 	err := r.update(func(c *contents) error {
 		taken, left = 0, nil
-		held, ids := map[place]bool{}, map[string]bool{}
+		held, ids := map[ownerPurpose]bool{}, map[string]bool{}
 		for i := range c.Keys {
 			k := &c.Keys[i]
-			held[place{k.Owner, k.Purpose}], ids[k.ID] = true, true
+			held[ownerPurpose{k.Owner, k.Purpose}], ids[k.ID] = true, true
 		}
 		for _, k := range f.contents.Keys {
 			switch {
-			case !held[place{k.Owner, k.Purpose}]:
+			case !held[ownerPurpose{k.Owner, k.Purpose}]:
 				c.Keys = append(c.Keys, k)
 				taken++
 			case !ids[k.ID] && k.State != Revoked:
@@ -106,7 +106,7 @@ func (r *Ring) takeOver(f *former, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	to, err := f.leave()
+	to, err := f.remove()
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // another hub that takes the same file over was first
 	}

@@ -127,20 +127,20 @@ type Ring struct {
 
 // snapshot is the state at one moment; it is never changed.
 type snapshot struct {
-	contents *contents
-	active   map[place]*signer // newest
-	next     map[place]held    // that follows it
-	places   map[place][]held  // all, in order of age
-	byID     map[string]held
-	enrolled map[place][]Enrolled
+	contents  *contents
+	active    map[ownerPurpose]*signer   // newest
+	next      map[ownerPurpose]ringKey   // that follows it
+	byPurpose map[ownerPurpose][]ringKey // all, in order of age
+	byID      map[string]ringKey
+	enrolled  map[ownerPurpose][]Enrolled
 }
 
-type held struct {
+type ringKey struct {
 	record *record
 	signer *signer
 }
 
-type place struct{ owner, purpose string }
+type ownerPurpose struct{ owner, purpose string }
 
 // contents is what the file holds.
 type contents struct {
@@ -204,7 +204,7 @@ func Open(o Options) (*Ring, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	former, err := openFormer(o, r.now)
+	former, err := openOldRing(o, r.now)
 	if err != nil {
 		return nil, err
 	}
@@ -226,19 +226,19 @@ func Open(o Options) (*Ring, error) {
 		}
 	}
 	if err == nil && former != nil {
-		err = r.takeOver(former, o.Log)
+		err = r.migrate(former, o.Log)
 	}
 	if err != nil {
-		r.leave()
+		r.stopFollowing()
 		return nil, err
 	}
 	return r, nil
 }
 
-// leave ends what follows other hubs.
-func (r *Ring) leave() {
+// stopFollowing ends what follows other hubs.
+func (r *Ring) stopFollowing() {
 	if r.shared != nil {
-		r.shared.leave()
+		r.shared.stop()
 	}
 }
 
@@ -261,7 +261,7 @@ func (r *Ring) Format(f fmt.State, _ rune) {
 // Close writes when keys were last used, and ends the following of other hubs.
 // The ring stays usable.
 func (r *Ring) Close() error {
-	defer r.leave()
+	defer r.stopFollowing()
 	err := r.noteUse()
 	if errors.Is(err, ErrWrongKey) {
 		return nil // the passphrase was changed, and what follows knows when its keys were used
@@ -323,14 +323,14 @@ var errUnchanged = errors.New("unchanged")
 func (r *Ring) update(change func(*contents) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err := r.keep(change)
+	err := r.apply(change)
 	if errors.Is(err, errUnchanged) {
 		return nil
 	}
 	return err
 }
 
-func (r *Ring) keep(change func(*contents) error) error {
+func (r *Ring) apply(change func(*contents) error) error {
 	if r.shared != nil {
 		return r.shared.update(r, change, false)
 	}
@@ -397,12 +397,12 @@ func (r *Ring) load(c *contents) error {
 func (r *Ring) publish(c *contents) error {
 	before := r.current.Load()
 	s := &snapshot{
-		contents: c,
-		active:   make(map[place]*signer),
-		next:     make(map[place]held),
-		places:   make(map[place][]held),
-		byID:     make(map[string]held, len(c.Keys)),
-		enrolled: make(map[place][]Enrolled),
+		contents:  c,
+		active:    make(map[ownerPurpose]*signer),
+		next:      make(map[ownerPurpose]ringKey),
+		byPurpose: make(map[ownerPurpose][]ringKey),
+		byID:      make(map[string]ringKey, len(c.Keys)),
+		enrolled:  make(map[ownerPurpose][]Enrolled),
 	}
 	for i := range c.Keys {
 		k := &c.Keys[i]
@@ -416,18 +416,18 @@ func (r *Ring) publish(c *contents) error {
 				return fmt.Errorf("key %q: %w", k.ID, err)
 			}
 		}
-		p := place{k.Owner, k.Purpose}
-		s.byID[k.ID] = held{k, sg}
-		s.places[p] = append(s.places[p], held{k, sg})
+		p := ownerPurpose{k.Owner, k.Purpose}
+		s.byID[k.ID] = ringKey{k, sg}
+		s.byPurpose[p] = append(s.byPurpose[p], ringKey{k, sg})
 		switch { // records are in order of age
 		case k.State == Next:
-			s.next[p] = held{k, sg}
+			s.next[p] = ringKey{k, sg}
 		case k.State == Active, k.State == Retiring && !k.Turn.IsZero():
 			s.active[p] = sg
 		}
 	}
 	for _, e := range c.Enrolled {
-		p := place{e.Agent, e.Purpose}
+		p := ownerPurpose{e.Agent, e.Purpose}
 		s.enrolled[p] = append(s.enrolled[p], e)
 	}
 	// From here on nothing fails.
@@ -451,11 +451,11 @@ func (r *Ring) publish(c *contents) error {
 }
 
 // changedAgents are those of whom other keys are enrolled than before.
-func changedAgents(before, now map[place][]Enrolled) map[string]bool {
+func changedAgents(before, now map[ownerPurpose][]Enrolled) map[string]bool {
 	out := map[string]bool{}
-	for _, both := range [][2]map[place][]Enrolled{{before, now}, {now, before}} {
+	for _, both := range [][2]map[ownerPurpose][]Enrolled{{before, now}, {now, before}} {
 		for p, list := range both[0] {
-			if !(&contents{Enrolled: list}).same(&contents{Enrolled: both[1][p]}, false) {
+			if !(&contents{Enrolled: list}).equal(&contents{Enrolled: both[1][p]}, false) {
 				out[p.owner] = true
 			}
 		}
@@ -564,7 +564,7 @@ func keyID(owner, purpose string, a Algorithm, pub []byte) string {
 // Signer gives the newest active key of owner for purpose, or [ErrNotFound].
 // Whoever signs more than once asks each time: keys are replaced meanwhile.
 func (r *Ring) Signer(owner, purpose string) (Signer, error) {
-	s, p := r.current.Load(), place{owner, purpose}
+	s, p := r.current.Load(), ownerPurpose{owner, purpose}
 	if n, ok := s.next[p]; ok && !r.now().Before(n.record.Turn) {
 		return n.signer, nil
 	}
@@ -601,7 +601,7 @@ func (r *Ring) List() []Key {
 func (r *Ring) Keys(owner, purpose string) []Key {
 	now := r.now()
 	var out []Key
-	for _, h := range slices.Backward(r.current.Load().places[place{owner, purpose}]) {
+	for _, h := range slices.Backward(r.current.Load().byPurpose[ownerPurpose{owner, purpose}]) {
 		if h.record.Live(now) {
 			out = append(out, h.key(now))
 		}
@@ -613,7 +613,7 @@ func (r *Ring) Keys(owner, purpose string) []Key {
 // not active, in one string: what is made of the keys is made anew when it changes.
 func (r *Ring) Valid(owner, purpose string) (ids string) {
 	now := r.now()
-	for _, h := range r.current.Load().places[place{owner, purpose}] {
+	for _, h := range r.current.Load().byPurpose[ownerPurpose{owner, purpose}] {
 		if !h.record.Live(now) {
 			continue
 		}
@@ -631,7 +631,7 @@ func (r *Ring) Valid(owner, purpose string) (ids string) {
 }
 
 // key gives the key as it is now, for others.
-func (h held) key(now time.Time) Key {
+func (h ringKey) key(now time.Time) Key {
 	k := h.record.at(now)
 	k.Public = bytes.Clone(k.Public)
 	k.Used = h.signer.lastUsed(k.Used)
@@ -663,14 +663,14 @@ func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 	var out []Key
 	err := r.update(func(c *contents) error {
 		out = nil
-		active := make(map[place]bool, len(c.Keys))
+		active := make(map[ownerPurpose]bool, len(c.Keys))
 		for i := range c.Keys {
 			if k := &c.Keys[i]; k.State == Active || k.State == Next {
-				active[place{k.Owner, k.Purpose}] = true
+				active[ownerPurpose{k.Owner, k.Purpose}] = true
 			}
 		}
 		for _, n := range keys {
-			p := place{n.Owner, n.Purpose}
+			p := ownerPurpose{n.Owner, n.Purpose}
 			if active[p] && missing {
 				continue
 			}
@@ -750,7 +750,7 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 	}
 	k := Key{
 		ID: keyID(n.Owner, n.Purpose, n.Algorithm, p.public), Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm,
-		Public: p.public, State: Active, Created: r.stamp(), By: n.By, Note: n.Note,
+		Public: p.public, State: Active, Created: r.timestamp(), By: n.By, Note: n.Note,
 	}
 	if indexByID(c, k.ID) >= 0 {
 		return Key{}, fmt.Errorf("%w: key %s of %q for %q", ErrExists, k.ID, n.Owner, n.Purpose)
@@ -760,8 +760,8 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 	return k, nil
 }
 
-// stamp is the time as the file keeps it.
-func (r *Ring) stamp() time.Time { return r.now().UTC().Truncate(time.Millisecond) }
+// timestamp is the time as the file keeps it.
+func (r *Ring) timestamp() time.Time { return r.now().UTC().Truncate(time.Millisecond) }
 
 // Rotate makes a new active key of the same algorithm and lets the active one
 // retire: it stays valid for overlap, or ends now when overlap is not
@@ -797,7 +797,7 @@ func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Ke
 func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record) State, finish bool) (Key, error) {
 	var out Key
 	err := r.update(func(c *contents) error {
-		now := r.stamp()
+		now := r.timestamp()
 		n, state := New{Owner: owner, Purpose: purpose}, Active
 		var turn time.Time
 		next := -1
@@ -861,7 +861,7 @@ func (r *Ring) Revoke(id string) error {
 				k.State, k.Turn, k.Until = Active, time.Time{}, time.Time{}
 			}
 		}
-		revoke(&c.Keys[i], r.stamp())
+		revoke(&c.Keys[i], r.timestamp())
 		return nil
 	})
 }

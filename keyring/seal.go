@@ -47,7 +47,7 @@ type sealer struct {
 	identities []age.Identity
 	recipients []age.Recipient
 	master     []byte  // for byPassphrase
-	former     *sealer // opens what was sealed before a change of the protection; nil: nothing is
+	previous   *sealer // opens what was sealed before a change of the protection; nil: nothing is
 }
 
 func (p Protection) kind() (string, error) {
@@ -107,11 +107,11 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 	case f.Protection == byNothing:
 		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; to encrypt it, give none and run: "+
 			"parley keys passphrase --new-file FILE (which writes a backup first)",
-			ErrNotEncrypted, path, aKey(kind))
+			ErrNotEncrypted, path, describe(kind))
 	case kind == byNothing:
-		return nil, fmt.Errorf("%w: %s needs %s", ErrEncrypted, path, aKey(f.Protection))
+		return nil, fmt.Errorf("%w: %s needs %s", ErrEncrypted, path, describe(f.Protection))
 	default:
-		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, aKey(f.Protection), aKey(kind))
+		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, describe(f.Protection), describe(kind))
 	}
 	s := &sealer{protection: kind, master: f.Master, changed: f.Changed}
 	switch kind {
@@ -143,7 +143,7 @@ func (s *sealer) isOpenedBy(p Protection, path string) error {
 	return err
 }
 
-func aKey(kind string) string {
+func describe(kind string) string {
 	if kind == byIdentity {
 		return "an identity file"
 	}

@@ -39,11 +39,11 @@ type Value struct {
 var ErrConflict = errors.New("keyring: changed meanwhile")
 
 const (
-	headKey    = "ring"   // a file that says what opens the other values
-	formerKey  = "former" // its only content, a secret: the identity that opened them before
-	sharedName = "the keyring in the shared state"
-	sharedWait = 30 * time.Second // for one read or write of a store
-	writers    = 32               // values written at a time
+	headKey     = "ring"   // a file that says what opens the other values
+	previousKey = "former" // its only content, a secret: the identity that opened them before
+	sharedName  = "the keyring in the shared state"
+	sharedWait  = 30 * time.Second // for one read or write of a store
+	writers     = 32               // values written at a time
 )
 
 // shared is a ring's place in a store: a value for each owner and purpose, and
@@ -52,7 +52,7 @@ type shared struct {
 	store      Store
 	workFactor int
 	log        *slog.Logger
-	stop       func()
+	unwatch    func()
 
 	// Under Ring.mu.
 	sealer    *sealer
@@ -61,19 +61,19 @@ type shared struct {
 	stale     map[string]bool // sealed to sealer.former
 	damaged   map[string]error
 
-	mu   sync.Mutex
-	news map[string]Value // told by the store, and not taken up
-	wake chan struct{}
-	end  chan struct{}
-	once sync.Once
-	work sync.WaitGroup
+	mu      sync.Mutex
+	changes map[string]Value // told by the store, and not taken up
+	wake    chan struct{}
+	end     chan struct{}
+	once    sync.Once
+	work    sync.WaitGroup
 }
 
 // openShared opens the ring of a store, or makes an empty one where there is
 // none.
 func openShared(o Options) (*shared, error) {
 	s := &shared{store: o.Store, workFactor: o.workFactor, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{},
-		stale: map[string]bool{}, damaged: map[string]error{}, news: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
+		stale: map[string]bool{}, damaged: map[string]error{}, changes: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
 	p := Protection{o.Passphrase, o.IdentityFile}
 	for s.sealer == nil {
 		f, err := headOf(o.Store)
@@ -103,11 +103,11 @@ func openShared(o Options) (*shared, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
 	defer cancel()
-	stop, err := o.Store.Watch(ctx, s.told)
+	stop, err := o.Store.Watch(ctx, s.onChange)
 	if err != nil {
 		return nil, fmt.Errorf("keyring: read %s: %w", sharedName, err)
 	}
-	s.stop = stop
+	s.unwatch = stop
 	return s, nil
 }
 
@@ -129,9 +129,9 @@ func sharedSealer(p Protection, head *file) (*sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if text := c.Secrets[formerKey]; text != nil {
-		s.former = &sealer{protection: s.protection}
-		if err := s.former.use(text); err != nil {
+	if text := c.Secrets[previousKey]; text != nil {
+		s.previous = &sealer{protection: s.protection}
+		if err := s.previous.use(text); err != nil {
 			return nil, fmt.Errorf("%w: %s: its former identity: %w", ErrCorrupt, sharedName, err)
 		}
 	}
@@ -155,11 +155,11 @@ func (s *shared) protect(r *Ring, current, p Protection) error {
 	if err != nil {
 		return err
 	}
-	next.changed, next.former = r.stamp(), &sealer{protection: s.sealer.protection}
-	if err := next.former.use(s.sealer.identity); err != nil {
+	next.changed, next.previous = r.timestamp(), &sealer{protection: s.sealer.protection}
+	if err := next.previous.use(s.sealer.identity); err != nil {
 		return err
 	}
-	head, err := next.seal(&contents{Secrets: map[string][]byte{formerKey: s.sealer.identity}})
+	head, err := next.seal(&contents{Secrets: map[string][]byte{previousKey: s.sealer.identity}})
 	if err != nil {
 		return err
 	}
@@ -193,19 +193,19 @@ func headOf(store Store) (*file, error) {
 	return parseFile(v.Data, sharedName)
 }
 
-// leave ends the following of other hubs.
-func (s *shared) leave() {
+// unwatch ends the following of other hubs.
+func (s *shared) stop() {
 	s.once.Do(func() {
-		s.stop()
+		s.unwatch()
 		close(s.end)
 		s.work.Wait()
 	})
 }
 
-func (s *shared) told(v Value) {
+func (s *shared) onChange(v Value) {
 	s.mu.Lock()
-	if v.Revision > s.news[v.Key].Revision {
-		s.news[v.Key] = v
+	if v.Revision > s.changes[v.Key].Revision {
+		s.changes[v.Key] = v
 	}
 	s.mu.Unlock()
 	select {
@@ -222,7 +222,7 @@ func (s *shared) follow(r *Ring) {
 			select {
 			case <-s.wake:
 				r.mu.Lock()
-				err := s.takeUp(r)
+				err := s.applyChanges(r)
 				r.mu.Unlock()
 				if text := fmt.Sprint(err); err != nil && text != said { // not for each of many keys
 					s.log.Error("a change of the keys by another hub cannot be taken up", "error", err)
@@ -235,12 +235,12 @@ func (s *shared) follow(r *Ring) {
 	})
 }
 
-// takeUp makes what the store has told the state. After an error the old state
+// applyChanges makes what the store has told the state. After an error the old state
 // stays, and nothing is written, until the store has what can be read.
-func (s *shared) takeUp(r *Ring) error {
+func (s *shared) applyChanges(r *Ring) error {
 	s.mu.Lock()
-	news := s.news
-	s.news = map[string]Value{}
+	news := s.changes
+	s.changes = map[string]Value{}
 	s.mu.Unlock()
 	changed := false
 	for key, v := range news {
@@ -266,7 +266,7 @@ func (s *shared) takeUp(r *Ring) error {
 	}
 	if changed {
 		delete(s.damaged, "")
-		if err := r.load(join(s.parts)); err != nil {
+		if err := r.load(joinParts(s.parts)); err != nil {
 			s.damaged[""] = err
 		}
 	}
@@ -297,13 +297,13 @@ func (s *shared) open(v Value) (c *contents, stale bool, err error) {
 		return nil, false, nil
 	}
 	c, err = s.sealer.decode(v.Data, where)
-	if stale = errors.Is(err, ErrWrongKey) && s.sealer.former != nil; stale {
-		c, err = s.sealer.former.decode(v.Data, where)
+	if stale = errors.Is(err, ErrWrongKey) && s.sealer.previous != nil; stale {
+		c, err = s.sealer.previous.decode(v.Data, where)
 	}
 	if err != nil {
 		return nil, false, err
 	}
-	parts := split(c)
+	parts := splitParts(c)
 	if len(parts) != 1 || parts[v.Key] == nil {
 		return nil, false, fmt.Errorf("%w: %s: it belongs elsewhere", ErrCorrupt, where)
 	}
@@ -315,7 +315,7 @@ func (s *shared) open(v Value) (c *contents, stale bool, err error) {
 // used last.
 func (s *shared) update(r *Ring, change func(*contents) error, used bool) error {
 	for {
-		if err := s.takeUp(r); err != nil {
+		if err := s.applyChanges(r); err != nil {
 			return err
 		}
 		c := r.copyContents()
@@ -330,12 +330,12 @@ func (s *shared) update(r *Ring, change func(*contents) error, used bool) error 
 
 // write keeps what is new in c, and publishes what it could keep.
 func (s *shared) write(r *Ring, c *contents, used bool) error {
-	next := split(c)
+	next := splitParts(c)
 	changed := map[string]uint64{} // the revisions that are replaced; 0: none
 	for key, part := range next {
 		if old := s.parts[key]; old == nil {
 			changed[key] = 0
-		} else if s.stale[key] || !old.same(part, used) {
+		} else if s.stale[key] || !old.equal(part, used) {
 			changed[key] = s.revisions[key]
 		}
 	}
@@ -372,7 +372,7 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 	}
 	work.Wait()
 	if len(errs) < len(changed) {
-		errs = append(errs, r.publish(join(s.parts)))
+		errs = append(errs, r.publish(joinParts(s.parts)))
 	}
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, ErrConflict) {
@@ -407,7 +407,7 @@ func (s *shared) put(key string, part *contents, revision uint64) (uint64, error
 	if v.Data == nil {
 		v.Revision = max(v.Revision, revision+1) // it was removed after that
 	}
-	s.told(v)
+	s.onChange(v)
 	return 0, err
 }
 
@@ -425,11 +425,11 @@ func (s *shared) erase() error {
 	return s.store.Remove(ctx, headKey, 0)
 }
 
-// split gives the parts of contents, by their keys in a store.
-func split(c *contents) map[string]*contents {
-	places := map[place]*contents{}
+// splitParts gives the parts of contents, by their keys in a store.
+func splitParts(c *contents) map[string]*contents {
+	places := map[ownerPurpose]*contents{}
 	at := func(owner, purpose string) *contents {
-		p := place{owner, purpose}
+		p := ownerPurpose{owner, purpose}
 		if places[p] == nil {
 			places[p] = &contents{}
 		}
@@ -459,7 +459,7 @@ func storeKey(kind string, names ...string) string {
 	return kind + "/" + hex.EncodeToString(sum[:16])
 }
 
-func join(parts map[string]*contents) *contents {
+func joinParts(parts map[string]*contents) *contents {
 	out := &contents{Secrets: map[string][]byte{}}
 	for _, part := range parts {
 		out.Keys = append(out.Keys, part.Keys...)
@@ -471,24 +471,24 @@ func join(parts map[string]*contents) *contents {
 	return out
 }
 
-// usedWithin is how exactly a store knows when a key was used last.
-const usedWithin = time.Hour
+// usedPrecision is how exactly a store knows when a key was used last.
+const usedPrecision = time.Hour
 
 // same compares parts. What it does not look at never changes under an ID.
-func (c *contents) same(o *contents, used bool) bool {
+func (c *contents) equal(o *contents, used bool) bool {
 	if len(c.Keys) != len(o.Keys) || len(c.Enrolled) != len(o.Enrolled) || len(c.Secrets) != len(o.Secrets) {
 		return false
 	}
 	for i := range c.Keys {
 		a, b := &c.Keys[i], &o.Keys[i]
 		if a.ID != b.ID || a.State != b.State || !a.Turn.Equal(b.Turn) || !a.Until.Equal(b.Until) || !bytes.Equal(a.Seed, b.Seed) ||
-			used && b.Used.Sub(a.Used) >= usedWithin {
+			used && b.Used.Sub(a.Used) >= usedPrecision {
 			return false
 		}
 	}
 	for i := range c.Enrolled {
 		a, b := &c.Enrolled[i], &o.Enrolled[i]
-		if !a.same(*b) || !bytes.Equal(a.Public, b.Public) || a.Algorithm != b.Algorithm {
+		if !a.sameKeyID(*b) || !bytes.Equal(a.Public, b.Public) || a.Algorithm != b.Algorithm {
 			return false
 		}
 	}

@@ -438,7 +438,7 @@ func TestSharedPassphraseCutOff(t *testing.T) {
 		if !errors.Is(err, gone) && len(opens(s, before)) > 0 {
 			t.Errorf("%d writes: %v", n, err)
 		}
-		r.leave()
+		r.stopFollowing()
 		s.fault = nil
 		works, fails := "next", "right"
 		if n == 0 {
