@@ -22,20 +22,19 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A backup is one file: what a journal held at one moment, in a form that
-// depends neither on the engine nor on how it lays out its files.
+// A backup is one file. It has what a journal held at one moment, in a form that
+// does not depend on the store.
 //
 //	"PARLEYBACKUP" version header                 the header's length (4 bytes) and JSON
 //	frames: type  items (4)  length (4)  payload  little-endian
 //	the last frame, of type frameEnd, is the summary
 //	SHA-256 of everything before it
 //
-// The payload of a frame is sealed with ChaCha20-Poly1305 where the journal is
-// encrypted, under a key derived from the journal's and a salt drawn for this
-// backup; its nonce is the frame's number, and its type and the header's hash
-// are authenticated with it. So frames can neither be read nor changed, left
-// out or put elsewhere without the key. Without encryption only the checksum
-// protects, against accidents.
+// If the journal is encrypted, so are the payloads of frames: with
+// ChaCha20-Poly1305, under a key derived from the journal's key and a salt drawn
+// for this backup. The nonce is the frame's number; its type and the header's hash
+// are associated data. So nobody without the key can read, change, omit or move a
+// frame. A backup that is not encrypted has a checksum, against accidents only.
 const (
 	backupMagic   = "PARLEYBACKUP"
 	backupVersion = 1
@@ -54,36 +53,36 @@ const (
 	backupFormat = 1
 )
 
-// ErrBackup says that a file is no backup, or one that was cut off or altered.
+// ErrBackup: the file is no backup, or was cut off or altered.
 var ErrBackup = errors.New("not a whole backup")
 
-// A BackupFile is a file that goes into a backup beside the journal, and comes
-// out again at [Restore]. Name has slashes and is relative.
+// A BackupFile is a file that goes into a backup beside the journal, and comes out
+// at [Restore]. Name is relative, with slashes.
 type BackupFile struct {
 	Name string `json:"name"`
 	Data []byte `json:"-"`
 }
 
-// BackupOptions of [Journal.Backup]; every zero value does.
+// BackupOptions of [Journal.Backup]. Every zero value is usable.
 type BackupOptions struct {
-	Hub string // for the header: whose it is
+	Hub string // name of the hub, for the header
 
-	// Files gives those that belong to the backup. It is called while no
-	// append is under way, so that they fit the journal, and must be quick.
+	// Files returns the files that belong into the backup. It is called while no
+	// append is in flight, so that they match the journal; it must be quick.
 	Files func() ([]BackupFile, error)
 
 	Progress func(done, total uint64) // records and values
 }
 
-// BackupHeader is what a backup says of itself in clear.
+// BackupHeader is not encrypted.
 type BackupHeader struct {
 	What       string    `json:"what"` // "parley backup"
 	Created    time.Time `json:"created"`
 	Hub        string    `json:"hub,omitempty"`
-	Journal    int       `json:"journal"` // format of what the frames hold
+	Journal    int       `json:"journal"` // format of the frames' contents
 	Prefix     string    `json:"prefix"`
 	Partitions int       `json:"partitions"`
-	Total      uint64    `json:"total"` // records and values, about
+	Total      uint64    `json:"total"` // records and values, approximately
 	Salt       string    `json:"salt,omitempty"`
 	Salvaged   bool      `json:"salvaged,omitempty"` // of a damaged journal: records may be missing
 	Check      string    `json:"check,omitempty"`    // tells whether a key is the right one; empty: not encrypted
@@ -92,7 +91,7 @@ type BackupHeader struct {
 // Encrypted reports whether a key is needed.
 func (h *BackupHeader) Encrypted() bool { return h.Check != "" }
 
-// aead seals the frames; nil where they are not encrypted.
+// aead encrypts the frames; nil: they are not encrypted.
 func (h *BackupHeader) aead(key []byte) (cipher.AEAD, error) {
 	if !h.Encrypted() {
 		return nil, nil
@@ -100,7 +99,7 @@ func (h *BackupHeader) aead(key []byte) (cipher.AEAD, error) {
 	return chacha20poly1305.New(deriveKey(key, h.Salt, "backup frames"))
 }
 
-// BackupPartition is what a backup has of one partition.
+// BackupPartition is the part of a backup from one partition.
 type BackupPartition struct {
 	First   uint64 `json:"first"` // sequence of the first message, 0: none
 	Last    uint64 `json:"last"`
@@ -108,7 +107,7 @@ type BackupPartition struct {
 	Head    string `json:"head"` // hash over all messages in their order, hexadecimal
 }
 
-// A BackupSummary is the end of a backup.
+// A BackupSummary ends a backup.
 type BackupSummary struct {
 	Partitions []BackupPartition `json:"partitions"`
 	Values     uint64            `json:"values"` // of the state
@@ -119,7 +118,7 @@ type BackupSummary struct {
 	Bytes  int64        `json:"-"` // of the whole file
 }
 
-// Records is how many messages of the log the backup has.
+// Records is the number of records in the backup.
 func (s *BackupSummary) Records() (n uint64) {
 	for _, p := range s.Partitions {
 		n += p.Records
@@ -127,15 +126,15 @@ func (s *BackupSummary) Records() (n uint64) {
 	return n
 }
 
-// The frames name records and values by the subjects that they had with the first
-// engine: a record is "r", "c.…" where it belongs to a chain and "e.…" where it is
-// a lease, behind the partition's subject; a value's key is split at its slashes.
+// Frames name records and values by the NATS subjects of the first engine. A record
+// is "r", "c.…" if it belongs to a chain and "e.…" if it is a lease, after the
+// partition's subject. A value's key is split at its slashes.
 const (
 	kindRecord = "r"
 	kindBucket = "d." // of records with steps, in backups of clusters before format 2
 )
 
-// tagOf is the tag that a kind stands for; ok is false for what is no record.
+// tagOf returns the tag of a kind; ok is false if the kind is no record's.
 func tagOf(kind string) (tag string, ok bool) {
 	switch {
 	case kind == kindRecord || strings.HasPrefix(kind, kindBucket):
@@ -165,23 +164,23 @@ func stateKeyOf(prefix, subject string) (bucket, key string, ok bool) {
 	return names[0], strings.Join(names[1:], "/"), ok && len(names) > 1
 }
 
-// backupItem is a record, a value or a file in a frame.
+// backupItem is a record, a value or a file.
 type backupItem struct {
 	kind      byte
 	partition int
 	seq       uint64
-	name      string // the kind of a record, subject of a value, name of a file
+	name      string // kind of a record, subject of a value, name of a file
 	data      []byte
 
-	// What a backupReader finds in it.
-	record bool   // of the log; else a mark that earlier releases kept there
+	// Decoded by a backupReader:
+	record bool   // false: a mark that earlier releases kept in the log
 	tag    string // of the record
 	entry  *logRecord
 	bucket string
 	value  Value
 }
 
-// tally is what went into a backup, or came out of it so far.
+// tally counts the items written or read so far.
 type tally struct {
 	s        BackupSummary
 	progress func(done, total uint64)
@@ -224,7 +223,7 @@ func (t *tally) end() {
 	}
 }
 
-// hash adds a record to the hash over those before it.
+// hash chains a record to the hash of those before it.
 func (p *BackupPartition) hash(subject string, seq uint64, data []byte) error {
 	b, err := hex.DecodeString(p.Head)
 	b = binary.LittleEndian.AppendUint64(b, seq)
@@ -237,7 +236,7 @@ func (p *BackupPartition) hash(subject string, seq uint64, data []byte) error {
 	return err
 }
 
-// backupWriter writes a backup: its header, items, and the end.
+// backupWriter writes the header, items and the end of a backup.
 type backupWriter struct {
 	tally
 	w    *bufio.Writer
@@ -251,8 +250,7 @@ type backupWriter struct {
 	b     []byte
 }
 
-// newBackupWriter writes the header. With a key the backup is encrypted, and the
-// salt is drawn here.
+// newBackupWriter writes the header. With a key the backup is encrypted.
 func newBackupWriter(
 	w io.Writer, h BackupHeader, key []byte, randomness io.Reader, progress func(done, total uint64),
 ) (*backupWriter, error) {
@@ -283,7 +281,7 @@ func (w *backupWriter) write(b []byte) error {
 	return err
 }
 
-// flush ends the frame that is being filled.
+// flush writes the frame that is being filled.
 func (w *backupWriter) flush() error {
 	if w.kind == 0 {
 		return nil
@@ -305,7 +303,7 @@ func frameNonce(n uint64) []byte {
 
 func frameAAD(aad []byte, kind byte) []byte { return append(aad[:len(aad):len(aad)], kind) }
 
-// begin makes the next item go into a frame of its kind.
+// begin makes room for an item in a frame of its kind.
 func (w *backupWriter) begin(kind byte) error {
 	if w.kind != kind || len(w.b) >= frameTarget {
 		if err := w.flush(); err != nil {
@@ -335,7 +333,7 @@ func (w *backupWriter) put(it *backupItem) error {
 	return nil
 }
 
-// inBackup is false for values that are made anew after a restore.
+// inBackup is false for buckets whose values are made anew after a restore.
 func inBackup(bucket string) bool { return bucket != viewBucket && bucket != keysBucket }
 
 func (w *backupWriter) value(bucket string, v *Value) error {
@@ -367,18 +365,18 @@ func (w *backupWriter) finish(now time.Time) (*BackupSummary, error) {
 	return &w.s, nil
 }
 
-// Backup writes what the journal holds at one moment that lies between the call
-// and its return: every record and value acknowledged before the call is in it.
-// Appends go on meanwhile; they wait only while the positions are noted, which
-// takes some milliseconds. Memory does not grow with the journal.
+// Backup writes what the journal holds at one moment between the call and its
+// return: it has every record and value acknowledged before the call. Appends wait
+// only for the milliseconds in which the positions are noted. Memory does not grow
+// with the journal.
 //
-// Other nodes of a cluster go on writing: the partitions' ends are some
+// Other hubs of a cluster go on writing: the ends of the partitions are some
 // milliseconds apart. Errors: those of w.
 func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*BackupSummary, error) {
 	if j.closing.Load() {
 		return nil, fail(ErrClosed, "")
 	}
-	j.backupMu.Lock() // one at a time, and no record is removed meanwhile
+	j.backupMu.Lock() // one at a time; no record is removed meanwhile
 	defer j.backupMu.Unlock()
 	h := BackupHeader{Created: j.cfg.Now().UTC(), Hub: o.Hub, Prefix: j.meta.Prefix, Partitions: j.partitions}
 	for i := range j.parts {
@@ -397,10 +395,10 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 		return nil, err
 	}
 	ends := make([]uint64, len(j.parts))
-	var rest []stateChange // what has changed meanwhile comes again
+	var rest []stateChange // changes since the values were read
 	var files []BackupFile
 	err = func() (err error) {
-		j.gate.Lock() // no write is under way
+		j.gate.Lock() // no write is in flight
 		defer j.gate.Unlock()
 		if err := j.CatchUp(ctx); err != nil {
 			return err
@@ -457,7 +455,7 @@ func (j *Journal) backupState(ctx context.Context, out *backupWriter) error {
 	return nil
 }
 
-// readOpened reads the records of a range, and opens them.
+// readOpened reads and decrypts the records of a range.
 func readOpened(
 	ctx context.Context, s store.Store, sealer *sealer, partition int, first, last uint64, fn func(store.Record) error,
 ) error {
@@ -473,8 +471,8 @@ func readOpened(
 	return errors.Join(bad, storeError(ctx, err))
 }
 
-// The form of a value in a backup: version, flags, which append made it (now always
-// none), its end, the data.
+// The form of a value in a backup: version, flags, a number that is always 0 now,
+// its until, the data.
 const (
 	stateVersion = 1
 	stateRemoved = 1

@@ -12,9 +12,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Checker looks whether records fit their checksums and each other: the links of
-// chains, and the steps of deliveries. It is given all records of a partition, in
-// order.
+// A Checker verifies records: their checksums, the links of chains and the steps of
+// deliveries. It must be given all records of a partition, in order.
 type Checker struct {
 	sealer *sealer
 	links  links
@@ -23,11 +22,11 @@ type Checker struct {
 
 type checkedPartition struct {
 	view  *partition
-	whole bool // it is read from its first record on
+	whole bool // it has been read from its first record
 }
 
-// NewChecker checks a journal with what was fixed when it was made, and the key
-// if it is encrypted. Errors: ErrKey.
+// NewChecker makes a Checker for a journal with these settings; key is nil if it is
+// not encrypted. Errors: ErrKey.
 func NewChecker(m store.Meta, key []byte) (*Checker, error) {
 	s, err := newSealer(&m, key, rand.Reader)
 	if err != nil {
@@ -36,7 +35,7 @@ func NewChecker(m store.Meta, key []byte) (*Checker, error) {
 	return &Checker{sealer: s, links: links{}, parts: map[int]*checkedPartition{}}, nil
 }
 
-// Record says what is wrong with a record, nil if nothing is.
+// Record says what is wrong with a record; nil: nothing.
 func (c *Checker) Record(partition int, x store.Record) error {
 	p := c.parts[partition]
 	if p == nil {
@@ -70,11 +69,11 @@ func (c *Checker) Record(partition int, x store.Record) error {
 	return nil
 }
 
-// links checks that each record of a chain follows the one before it.
+// links checks that each record of a chain follows the last one.
 type links map[hash16]uint64
 
-// follow checks a record. The heads of so many chains are held; of the others the
-// next record is believed.
+// follow checks a record. It remembers a bounded number of chains; the first record
+// seen of any other is accepted.
 func (l links) follow(r *Record) error {
 	if r.Chain == nil {
 		return nil
@@ -91,26 +90,26 @@ func (l links) follow(r *Record) error {
 	return nil
 }
 
-// A Salvage writes what can be read of a damaged journal into a backup, from
-// which [Restore] makes a journal. Meta comes first, then values, then records in
-// their order, then End.
+// A Salvage writes everything readable of a damaged journal into a backup, from
+// which [Restore] makes a journal. The calls are Meta, then Value, then Record in
+// order, then End.
 type Salvage struct {
 	out     *backupWriter // nil before Meta
 	w       io.Writer
 	key     []byte
 	now     time.Time
 	sealer  *sealer
-	Damaged []string // what does not fit its checksum
+	Damaged []string // what does not match its checksum
 }
 
-// NewSalvage writes to w. The key is that of an encrypted journal; so is the
-// backup encrypted.
+// NewSalvage writes to w. The key is that of an encrypted journal; it encrypts the
+// backup, too.
 func NewSalvage(w io.Writer, key []byte, now time.Time) *Salvage {
 	return &Salvage{w: w, key: key, now: now}
 }
 
-// Meta takes what was fixed when the journal was made. Of several, the first that
-// the key fits counts. Errors: ErrKey.
+// Meta takes the journal's settings. If there are several, the first that the key
+// fits counts. Errors: ErrKey.
 func (v *Salvage) Meta(m store.Meta) (err error) {
 	if v.out != nil || m.Partitions < 1 || m.Partitions > maxPartitions || !validPrefix(m.Prefix) {
 		return nil
@@ -166,7 +165,7 @@ func (v *Salvage) Record(partition int, x store.Record) error {
 	return v.out.record(at, x.Tag, data)
 }
 
-// File takes a file that belongs to the backup; see [BackupFile].
+// File takes a file that belongs into the backup; see [BackupFile].
 func (v *Salvage) File(f BackupFile) error {
 	if v.out == nil {
 		return errNoMeta

@@ -21,13 +21,14 @@ import (
 //
 // meta is a list of fields, each a uvarint key (tag<<2 | type) and a value: a
 // uvarint (type 0), a length and bytes (1), a time as zigzag seconds and
-// uvarint nanoseconds (2), or a list of fields behind its length in four bytes
-// (3). A field whose tag is unknown is passed over, so that a later release
-// may add some; a version is added only when an old program must not go on.
+// uvarint nanoseconds (2), or a length in four bytes and a list of fields (3).
+// Unknown tags are skipped, so that a later release may add fields; the version
+// changes only if an old program must not read the record.
 //
-// Blobs are the contents, in the order in which meta tells their lengths: the
-// envelope as received first, then what does not lie in it. What does is told
-// as offset and length in the envelope, and shares its memory after reading.
+// Blobs are contents, in the order in which meta has their lengths: first the
+// envelope as received, then every content that is not part of it. A content that
+// is part of the envelope is recorded as offset and length in it, and shares its
+// memory after decoding.
 const (
 	magic0        = 'P'
 	magic1        = 'j'
@@ -42,22 +43,22 @@ const (
 	wireList
 )
 
-// hash16 is what is kept of a replay key, a chain's name or a sender.
+// hash16 stands for a replay key, a chain's name or a sender.
 type hash16 [16]byte
 
-// logRecord is a record with what is in the log beside it.
+// logRecord is a Record with the fields that only the journal needs.
 type logRecord struct {
-	cachedTargets *targets // see there
+	cachedTargets *targets // of targets()
 	*Record
-	run    uint64 // which Open of which node made it
+	run    uint64 // which Open of which hub made it
 	number uint64 // which append of that run
 	key    hash16 // zero: none
 	sender hash16 // of a key that outlives the window
 }
 
-// The fields of a record, with their tags. These functions are the form of a
-// record for both directions: a coder that writes writes what they name, and one
-// that reads sets it.
+// These functions list the fields of a record with their tags, for both
+// directions: a coder that writes encodes each named field, and a coder that reads
+// sets it.
 
 func (c *coder) record(r *logRecord) {
 	c.time(1, &r.Time)
@@ -201,10 +202,9 @@ func (c *coder) failure(x *parley.Error) {
 	text(c, 5, &x.Ref)
 }
 
-// A coder writes a list of fields, or reads one: each call names a field, writes
-// it or takes it where it is the next. The fields of a list lie in the order of
-// the calls; where one that is not known lies between them, the calls are
-// repeated behind it.
+// A coder encodes or decodes a list of fields. Each call names one field: the
+// encoder writes it; the decoder takes it if it is the next one. Fields are encoded
+// in the order of the calls. After an unknown field the decoder repeats the calls.
 type coder struct {
 	reading bool
 	b       []byte   // what is written, or read
@@ -212,11 +212,10 @@ type coder struct {
 	blobs   [][]byte // contents: those written so far
 	rest    []byte   // and those not read yet
 
-	// Of a reader: the text of b, of which all texts are parts, and the field at
-	// hand.
+	// Decoding only. Texts share the memory of s, which is b as a string.
 	s         string
 	i, end    int // the next field, the end of the list
-	tag, wire int // tag -1: there is none
+	tag, wire int // of the current field; tag -1: there is none
 	start     int // of the field's bytes
 	num       uint64
 	sec       int64
@@ -237,8 +236,8 @@ var (
 	errRecordVersion = errors.New("a record of a later release")
 )
 
-// encode writes a record, with room for the trailer behind it. The log's sequence
-// is not part of it.
+// encode encodes a record, with spare capacity for the trailer. The log's sequence
+// is not encoded.
 func encode(r *logRecord) []byte {
 	c := coders.Get().(*coder)
 	defer c.free()
@@ -261,7 +260,7 @@ func encode(r *logRecord) []byte {
 	return out
 }
 
-// decode reads a record; contents share the memory of data.
+// decode decodes a record; contents share the memory of data.
 func decode(data []byte) (*logRecord, error) {
 	if len(data) < recordHead || data[0] != magic0 || data[1] != magic1 {
 		return nil, errRecord
@@ -278,14 +277,14 @@ func decode(data []byte) (*logRecord, error) {
 	return r, read(data[recordHead:end], data[end:], r, (*coder).record)
 }
 
-// read reads a list of fields, whose contents are in blobs.
+// read decodes a list of fields, whose contents are in blobs.
 func read[T any](list, blobs []byte, x *T, fields func(*coder, *T)) error {
 	c := coder{reading: true, b: list, s: string(list), rest: blobs, end: len(list)}
 	all(&c, x, fields)
 	return c.err
 }
 
-// all reads a list to its end.
+// all decodes a list to its end.
 func all[T any](c *coder, x *T, fields func(*coder, *T)) {
 	for c.next(); c.tag >= 0; {
 		before := c.i
@@ -295,7 +294,7 @@ func all[T any](c *coder, x *T, fields func(*coder, *T)) {
 	}
 }
 
-// one writes or reads a list that is one value.
+// one encodes or decodes a nested list.
 func one[T any](c *coder, tag int, x *T, fields func(*coder, *T)) {
 	if !c.reading {
 		c.key(tag, wireList)
@@ -314,7 +313,7 @@ func one[T any](c *coder, tag int, x *T, fields func(*coder, *T)) {
 	}
 }
 
-// pointer is one for a value that may be missing.
+// pointer is one for an optional value.
 func pointer[T any](c *coder, tag int, x **T, fields func(*coder, *T)) {
 	if c.at(tag, wireList) {
 		*x = new(T)
@@ -324,7 +323,7 @@ func pointer[T any](c *coder, tag int, x **T, fields func(*coder, *T)) {
 	}
 }
 
-// each is one for each of several values.
+// each is one for each element of a slice.
 func each[T any](c *coder, tag int, list *[]T, fields func(*coder, *T)) {
 	if !c.reading {
 		for i := range *list {
@@ -343,7 +342,7 @@ type pair[V any] struct {
 	value V
 }
 
-// pairs writes a map in the order of its keys.
+// pairs encodes a map, sorted by its keys.
 func pairs[V any](c *coder, tag int, m *map[string]V, fields func(*coder, *pair[V])) {
 	var list []pair[V]
 	if !c.reading && len(*m) > 0 {
@@ -363,8 +362,8 @@ func pairs[V any](c *coder, tag int, m *map[string]V, fields func(*coder, *pair[
 	}
 }
 
-// part reports whether fields from one tag to another are to be written, because
-// there is something, or read.
+// part reports whether the fields from first to last are to be encoded, because
+// there is a value, or decoded.
 func (c *coder) part(there bool, first, last int) bool {
 	if c.reading {
 		return c.tag >= first && c.tag <= last
@@ -426,7 +425,7 @@ func text[T ~string](c *coder, tag int, s *T) {
 	}
 }
 
-// anyText is text that is also written when it is empty.
+// anyText is text, but encodes the empty string, too.
 func (c *coder) anyText(tag int, s *string) {
 	if c.reading {
 		text(c, tag, s)
@@ -484,8 +483,8 @@ func (c *coder) time(tag int, t *time.Time) {
 	}
 }
 
-// content writes where data is found: as a blob of its own, whose length has the
-// tag, or in the envelope, with offset and length in the next two.
+// content encodes data as a blob of its own, whose length has the tag, or as offset
+// and length in the envelope, which have the next two tags.
 func (c *coder) content(tag int, data *[]byte) {
 	if !c.reading {
 		if *data == nil {
@@ -518,7 +517,7 @@ func (c *coder) content(tag int, data *[]byte) {
 	}
 }
 
-// take gives the next blob.
+// take returns the next blob.
 func (c *coder) take(n uint64) []byte {
 	if n > uint64(len(c.rest)) {
 		c.fail()
@@ -529,8 +528,8 @@ func (c *coder) take(n uint64) []byte {
 	return out
 }
 
-// findEnvelope reads the length of the envelope in the message at hand: it is the
-// first blob, and parts before that field lie in it.
+// findEnvelope reads the length of the envelope from the current field, a message.
+// The envelope is the first blob, and fields before its length refer to it.
 func (c *coder) findEnvelope() {
 	m := coder{b: c.b, i: c.start, end: c.i}
 	for m.next(); m.tag >= 0; m.next() {
@@ -546,7 +545,7 @@ func (c *coder) findEnvelope() {
 	}
 }
 
-// within finds the place of part in whole when they share memory.
+// within finds the offset of part in whole if they share memory.
 func within(whole, part []byte) (int, bool) {
 	if len(part) == 0 || len(part) > len(whole) {
 		return 0, false
@@ -560,7 +559,8 @@ func within(whole, part []byte) (int, bool) {
 
 func (c *coder) fail() { c.tag, c.err = -1, errRecord }
 
-// at reports whether the field at hand has a tag. It must have its type then.
+// at reports whether the current field has the tag. Another wire type than expected
+// is an error.
 func (c *coder) at(tag, wire int) bool {
 	if !c.reading || c.tag != tag {
 		return false
@@ -571,7 +571,7 @@ func (c *coder) at(tag, wire int) bool {
 	return c.tag == tag
 }
 
-// next goes on to the next field.
+// next moves on to the next field.
 func (c *coder) next() {
 	c.tag = -1
 	if c.err != nil || c.i >= c.end {
@@ -623,7 +623,7 @@ func (c *coder) uvarint() uint64 {
 	return v
 }
 
-// field gives the bytes behind their length.
+// field returns bytes that follow their length.
 func (c *coder) field() []byte {
 	n := c.uvarint()
 	if n > uint64(c.end-c.i) {

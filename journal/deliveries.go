@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// transitions is the table of the package documentation: which states a delivery
-// may go to from where it stands.
+// transitions is the table of the package documentation: the states that may follow
+// a state.
 var transitions = [...]uint16{
 	parley.Waiting:    stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
 	parley.Delivering: stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
@@ -24,14 +24,14 @@ func stateBits(states ...parley.DeliveryState) (bits uint16) {
 	return bits
 }
 
-// target names a delivery.
+// target identifies a delivery.
 type target struct {
 	message parley.ID
 	to      unique.Handle[string]
 }
 
-// targets names the deliveries that a record opens, and those it moves on: once,
-// for they are looked up several times.
+// targets identifies the deliveries that a record opens and those it has steps of.
+// It is made once per record, because it is used several times.
 type targets struct{ opens, steps []target }
 
 var noTargets targets
@@ -56,15 +56,15 @@ func (r *logRecord) targets() *targets {
 	return r.cachedTargets
 }
 
-// delivery is one that is not settled or dead: small, without strings of its
-// own, so that a million of them can be held.
+// delivery is unsettled or dead. It is small and has no strings of its own, so that
+// a million can be held.
 type delivery struct {
 	seq          uint64
-	key          hash16 // of the message; zero: none
+	key          hash16 // replay key of the message; zero: none
 	conversation parley.ID
 	reply        parley.ID
 	from, node   unique.Handle[string]
-	next         int64 // unix nanoseconds, 0: none; so the others
+	next         int64 // these four: unix nanoseconds, 0: none
 	expires      int64
 	deadline     int64
 	changed      int64
@@ -104,7 +104,7 @@ func (d *delivery) export(partition int, t target) Delivery {
 	}
 }
 
-// check says why a step cannot follow, "" if it can.
+// check says why a step cannot follow; "": it can.
 func (d *delivery) check(s *Step) string {
 	if int(d.state) >= len(transitions) || transitions[d.state]&(1<<s.State) == 0 {
 		return "it is " + d.state.String()
@@ -118,8 +118,8 @@ func (d *delivery) check(s *Step) string {
 	return ""
 }
 
-// advance moves the delivery on and reports whether it is settled for good. A
-// dead one is not: it may be retried.
+// advance applies a step and reports whether the delivery is settled for good. A
+// dead letter is not: it may be retried.
 func (d *delivery) advance(s *Step, r *Record) (gone bool) {
 	d.changed = nanos(r.Time)
 	if s.Postponed && d.state == parley.Delivering {
@@ -145,18 +145,18 @@ func (d *delivery) advance(s *Step, r *Record) (gone bool) {
 	return s.State != parley.Dead && s.State.Settled(d.kind)
 }
 
-// MaxLosses is how many different losses a delivery may have for an event to
-// note its own there.
+// MaxLosses bounds the different losses of a delivery, if an event adds its own.
 const MaxLosses = 16
 
-// addEventLosses notes what an event lost.
+// addEventLosses notes the losses of an event.
 func (d *delivery) addEventLosses(losses []parley.Loss) {
 	if all := AddLosses(d.losses, losses); len(all) <= MaxLosses {
 		d.losses = all
 	}
 }
 
-// AddLosses adds the losses of b that a has not; a itself where that is all.
+// AddLosses returns a with the losses of b that it does not have; a itself if there
+// are none.
 func AddLosses(a, b []parley.Loss) []parley.Loss {
 	out := a
 	for _, l := range b {

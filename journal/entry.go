@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// A Position is where a record stands: the sequence within its partition. The
-// zero Position is none; sequences begin at 1 and have gaps.
+// A Position identifies a record: its partition, and its sequence there. The zero
+// Position is none; sequences begin at 1 and have gaps.
 type Position struct {
 	Partition int
 	Sequence  uint64
@@ -61,23 +61,22 @@ func ParsePosition(s string) (Position, error) {
 	return p, nil
 }
 
-// An Entry is what is recorded at once: a message with the deliveries it
-// opens, steps of deliveries, or both, e.g. a reply together with the step
-// that settles its request.
+// An Entry is recorded as a whole: a message with the deliveries it opens, steps of
+// deliveries, or both, for example a reply together with the step that settles its
+// request.
 type Entry struct {
-	// Scope decides the partition. It may be empty when Steps is not: the
-	// entry then goes where their deliveries are. Steps about deliveries of
-	// another partition than Scope's are refused with ErrScope.
+	// Scope selects the partition. It may be empty if Steps is not: the entry then
+	// goes to the partition of their deliveries. Steps of deliveries in another
+	// partition than Scope's are refused with ErrScope.
 	Scope string
 
 	Message *parley.Message // nil: only steps. Not changed after the call
-	Open    []Opening       // of Message; at most one for each recipient
+	Open    []Opening       // deliveries of Message; at most one for each recipient
 	Steps   []Step          // at most one for each delivery
 
-	// Losses are what Message, an event, loses on its way to who made the
-	// request that it is about, where it has no delivery of its own: they are
-	// noted in the open delivery of the request to Message.From, with those of
-	// its steps.
+	// Losses are lost in the translation of Message, an event, for the requester,
+	// where the event has no delivery of its own. They are noted in the open
+	// delivery of the request to Message.From.
 	Losses []parley.Loss
 
 	// Refused records that Message was proved but not admitted, and why. It
@@ -86,63 +85,63 @@ type Entry struct {
 
 	Key   Key        // for Accept
 	Chain *ChainLink // compare-and-set
-	Fence *Lease     // refuse with ErrFenced if the lease was lost
+	Fence *Lease     // the entry is refused with ErrFenced if this lease was lost
 
-	// Late says that nobody waits for it: it may be held back for some
-	// milliseconds to be recorded with what comes meanwhile.
+	// Late: no caller waits for the entry. It may be held back for some
+	// milliseconds to share a sync with others.
 	Late bool
 }
 
-// An Opening is a delivery to be made.
+// An Opening opens the delivery of a message to one recipient.
 type Opening struct {
 	To        string
-	Attempt   int       // 0: it waits; 1: its first attempt is recorded herewith, the state is Delivering
-	Sync      bool      // a caller waits for the outcome: never started anew after a crash, then it is Abandoned
-	NotBefore time.Time // of a waiting one
+	Attempt   int       // 0: Waiting; 1: Delivering, the first attempt is recorded with the message
+	Sync      bool      // a caller waits for the outcome: after a crash it is Abandoned, not resumed
+	NotBefore time.Time // Waiting: no attempt before this
 }
 
-// A Step moves one delivery on; see the package documentation for what may
-// follow what.
+// A Step changes the state of one delivery; the package documentation has the table
+// of transitions.
 type Step struct {
 	Message   parley.ID
 	To        string
 	State     parley.DeliveryState
-	Attempt   int       // Delivering: the last attempt plus one. Else the attempt this is the outcome of, 0: whichever
-	Next      time.Time // Waiting: not before this
-	Postponed bool      // Waiting: the attempt does not count as a try (429, Retry-After)
+	Attempt   int       // Delivering: the last attempt plus one. Else the attempt with this outcome; 0: any
+	Next      time.Time // Waiting: no attempt before this
+	Postponed bool      // Waiting: the attempt does not count (429, Retry-After)
 	Reply     parley.ID // Answered: the terminal reply; the entry's own message where zero
 	Error     *parley.Error
-	Losses    []parley.Loss // besides those that were noted before
+	Losses    []parley.Loss // added to those noted before
 }
 
-// A Key makes a replay recognisable.
+// A Key makes a replay detectable.
 type Key struct {
-	ID     string    // anything unique within the scope, e.g. "samvad nonce " + nonce; only a hash is kept. Empty: no key
-	Sender string    // whose allowance of long-lived keys is used
-	Until  time.Time // when it cannot be used again, and is forgotten; zero: Config.Window from now
+	ID     string    // unique within the scope, e.g. "samvad nonce " + nonce; only a hash is kept. Empty: no key
+	Sender string    // a key that outlives Config.Window counts against its allowance
+	Until  time.Time // the key expires and is forgotten; zero: Config.Window from now
 }
 
-// A ChainLink appends to a chain only if nobody else did since.
+// A ChainLink makes an append conditional: nobody else may have appended to the
+// chain since.
 type ChainLink struct {
 	Name  string // of the chain, unique within the scope's partition
 	After uint64 // sequence of the chain's last record; 0: this is the first
 }
 
-// Prior tells what a replay key was recorded with.
+// A Prior describes the record that used a replay key first.
 type Prior struct {
 	Position Position
 	Message  parley.ID // zero when the entry had none
 	Recorded time.Time
-	Refused  bool     // it was proved but refused
+	Refused  bool     // it was verified but not admitted
 	Reply    Position // the terminal reply to Message; zero while there is none
 }
 
-// A Record is an entry of the log as it was recorded. It is shared: nothing of
-// it may be changed.
+// A Record is one record of the log. It is shared: do not change it.
 type Record struct {
 	Position Position
-	Time     time.Time // when the engine stored it
-	Node     string    // which hub recorded it
+	Time     time.Time // of the hub that recorded it
+	Node     string    // the hub that recorded it
 
 	Scope   string
 	Message *parley.Message
@@ -152,11 +151,11 @@ type Record struct {
 	Refused *parley.Error
 	Chain   *ChainLink
 	Keyed   bool      // it was recorded with a replay key
-	Until   time.Time // when its key ends; zero: Config.Window after Time
-	Erased  *Erased   // the message's content was erased since; nil: it was not
+	Until   time.Time // its key expires; zero: Config.Window after Time
+	Erased  *Erased   // not nil: the message's content was erased since
 }
 
-// A Delivery is one that is not settled, or a dead letter.
+// A Delivery is unsettled, or a dead letter.
 type Delivery struct {
 	parley.Delivery
 
@@ -166,15 +165,15 @@ type Delivery struct {
 	Conversation parley.ID
 	Expires      time.Time
 	Deadline     time.Time
-	Postponed    int    // attempts that do not count as tries
-	Sync         bool   // a caller waits for the outcome
-	Node         string // which hub recorded the last attempt, or the message; where Sync, the hub that may have its caller
+	Postponed    int    // attempts that do not count
+	Sync         bool   // a caller waits for the outcome, at the hub Node
+	Node         string // the hub that recorded the last attempt, or the message
 }
 
-// Tries is how many attempts count: those that were not postponed.
+// Tries is the number of attempts that count: those that were not postponed.
 func (d *Delivery) Tries() int { return d.Attempt - d.Postponed }
 
-// A Filter chooses deliveries; what is zero is not asked for.
+// A Filter selects deliveries; zero fields select all.
 type Filter struct {
 	States       []parley.DeliveryState
 	To           string
@@ -183,11 +182,11 @@ type Filter struct {
 	Limit        int // at most so many, the oldest first
 }
 
-// From says where [Journal.Records] begins, and whether it ends.
+// From says where [Journal.Records] begins, and whether it waits for more.
 type From struct {
-	Sequence uint64    // the first record to be read; 0 and 1 are the oldest
-	Time     time.Time // or the first one stored at or after this, when Sequence is 0
-	Follow   bool      // wait for more at the end instead of returning
+	Sequence uint64    // of the first record; 0 and 1: the oldest
+	Time     time.Time // if Sequence is 0: the first record of this time or later
+	Follow   bool      // wait for more records at the end
 }
 
 func (s Step) String() string {

@@ -17,24 +17,23 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Erasing takes the content out of records that stay where they are: who wrote
-// to whom and when, replay keys, chains and what became of each delivery are
-// kept, so that nothing that rests on a record's place has to change. The store
-// replaces the record by its new form, and sees that the old one is in none of its
-// files any more.
+// Erasing removes the content of records. The records stay: sender, recipient,
+// time, replay keys, chains and the states of deliveries are kept, so that nothing
+// that refers to a record's position has to change. The store replaces the record,
+// and removes the old data from all its files.
 
-// Erased says that the content of a record's message was erased: the bytes as
-// received and their headers, the data of its parts, names of files,
-// extensions, texts of errors and the network address. Digests remain where
-// they cannot be guessed: of the envelope, and of parts of 64 bytes or more.
+// Erased: the content of a record's message was erased. Removed are the bytes as
+// received and their headers, the data of parts, names of files, extensions, texts
+// of errors and the network address. Digests remain if the content cannot be
+// guessed from them: of the envelope, and of parts of 64 bytes or more.
 type Erased struct {
 	Number uint64 // of the [Erasure]
-	Digest []byte // SHA-256 of the envelope as received; nil where there was none
+	Digest []byte // SHA-256 of the envelope as received; nil: there was none
 	Size   uint64 // of the envelope
 }
 
-// digestFrom is the size from which content has a digest after its erasure: of
-// less, a digest would give the content away to who tries all.
+// digestFrom is the size from which erased content keeps a digest: shorter content
+// could be found by trying.
 const digestFrom = 64
 
 func (r *logRecord) erased() *Erased {
@@ -44,20 +43,20 @@ func (r *logRecord) erased() *Erased {
 	return r.Erased
 }
 
-// An Erasure is why content was erased: one for each command, and one for each
-// change of what retention says.
+// An Erasure is the reason for erasing: one for each command, and one for each
+// change of retention.
 type Erasure struct {
 	Number  uint64    `json:"number"`
 	What    string    `json:"what"` // "agent", "conversation" or "retention"
 	Name    string    `json:"name,omitempty"`
 	By      string    `json:"by"`
-	Node    string    `json:"node,omitempty"` // which hub did it last
+	Node    string    `json:"node,omitempty"` // the hub that worked on it last
 	Reason  string    `json:"reason,omitempty"`
 	Begun   time.Time `json:"begun"`
-	Ended   time.Time `json:"ended,omitzero"` // zero: not finished; it goes on at the next start
-	UpTo    []uint64  `json:"upTo,omitempty"` // by partition: what is recorded later is not meant
-	Records uint64    `json:"records"`        // erased by it
-	Kept    uint64    `json:"kept,omitempty"` // could not be erased yet
+	Ended   time.Time `json:"ended,omitzero"` // zero: not finished; continued at the next start
+	UpTo    []uint64  `json:"upTo,omitempty"` // by partition: the last record it applies to
+	Records uint64    `json:"records"`        // erased so far
+	Kept    uint64    `json:"kept,omitempty"` // not erasable yet
 }
 
 const erasureBucket = "erasures"
@@ -71,7 +70,7 @@ func readErasure(v *Value) (e Erasure, err error) {
 	return e, nil
 }
 
-// NewErasure gives e the next number and records it.
+// NewErasure records e under the next number.
 func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 	for {
 		last, err := j.Erasures(ctx)
@@ -95,7 +94,7 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 	}
 }
 
-// PutErasure records how far an erasure has come.
+// PutErasure records the progress of an erasure.
 func (j *Journal) PutErasure(ctx context.Context, e Erasure) error {
 	return j.putErasure(ctx, &e, j.State(erasureBucket).Put)
 }
@@ -111,7 +110,7 @@ func (j *Journal) putErasure(
 	return err
 }
 
-// Erasure finds one by its number, or says ErrNotFound.
+// Erasure finds an erasure by its number. Errors: ErrNotFound.
 func (j *Journal) Erasure(ctx context.Context, number uint64) (e Erasure, err error) {
 	v, err := j.State(erasureBucket).Get(ctx, erasureKey(number))
 	if err != nil {
@@ -120,7 +119,7 @@ func (j *Journal) Erasure(ctx context.Context, number uint64) (e Erasure, err er
 	return readErasure(&v)
 }
 
-// Erasures lists all, by number.
+// Erasures lists all erasures, by number.
 func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 	for v, err := range j.State(erasureBucket).Range(ctx, "") {
 		if err != nil {
@@ -136,7 +135,7 @@ func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 	return out, nil
 }
 
-// WatchErasures calls fn for every erasure and every change of one, by whichever
+// WatchErasures calls fn for every erasure and every change of one, made by any
 // hub, with its revision. The rules of [State].Watch hold for fn.
 func (j *Journal) WatchErasures(ctx context.Context, fn func(e Erasure, revision uint64)) (stop func(), err error) {
 	return j.State(erasureBucket).Watch(ctx, "", func(v Value) {
@@ -152,9 +151,9 @@ func (j *Journal) WatchErasures(ctx context.Context, fn func(e Erasure, revision
 	})
 }
 
-// Held says why the content of a record must stay for now, "" if it need not:
-// a delivery of its message, or one that it has steps of and no message, is not
-// settled, or is a dead letter.
+// Held says why the content of a record must stay for now; "": it need not. It must
+// if a delivery of its message is unsettled or a dead letter. For a record of steps
+// alone the same holds for the deliveries of its steps.
 func (j *Journal) Held(r *Record) string {
 	if r.Position.Partition >= len(j.parts) {
 		return ""
@@ -176,8 +175,8 @@ func (j *Journal) Held(r *Record) string {
 	return ""
 }
 
-// HasContent reports whether there is something in a record to erase: content
-// of its message, or texts of errors, which may quote some.
+// HasContent reports whether a record has something to erase: content of its
+// message, or texts of errors, which may quote some.
 func HasContent(r *Record) bool {
 	return r.Erased == nil && (hasContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
 		slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Error != nil && s.Error.Text != "" }))
@@ -192,7 +191,7 @@ func hasContent(m *parley.Message) bool {
 		slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return len(p.Data) > 0 || p.Name != "" || p.URI != "" })
 }
 
-// withoutContent gives a record without content, nil where there is none.
+// withoutContent returns a record without its content; nil: it has none.
 func withoutContent(data []byte, number uint64) ([]byte, error) {
 	r, err := decode(data)
 	if err != nil || !HasContent(r.Record) {
@@ -237,11 +236,11 @@ const (
 	eraseBytes = 4 << 20
 )
 
-// Erase takes the content out of the records at the positions, as the erasure of
-// that number, and returns when that is as durable as the log. It gives how many
-// it has changed: records without content, or erased before, are left alone, so
-// that it may be called again after any error. What is held (see [Journal.Held])
-// is erased too: ask before.
+// Erase removes the content of the records at the positions, as part of the
+// numbered erasure, and returns when that is as durable as the log. It returns how
+// many records it changed. Records without content, or erased before, are skipped,
+// so it may be called again after any error. Content that must stay (see
+// [Journal.Held]) is erased all the same: the caller decides.
 func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n int, err error) {
 	if number == 0 {
 		return 0, fail(ErrInvalid, "an erasure needs a number")
@@ -266,7 +265,7 @@ func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n in
 	return n, nil
 }
 
-// erase replaces records, in their order.
+// erase replaces records, in order.
 func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n int, err error) {
 	for len(seqs) > 0 {
 		var rows []store.Record
@@ -301,8 +300,8 @@ func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n 
 	return n, nil
 }
 
-// Scrub returns when what the state held before, and does not hold any more, is
-// in none of the store's files, and neither is what checkpoints held of it.
+// Scrub returns when values of the state that were replaced or removed are in none
+// of the store's files any more, including copies in checkpoints.
 func (j *Journal) Scrub(ctx context.Context) error {
 	j.eraseMu.Lock()
 	defer j.eraseMu.Unlock()

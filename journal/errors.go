@@ -9,13 +9,13 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// What may go wrong. Match with errors.Is; the text of the error that wraps
-// one of these tells the operator what to do.
+// Match these with errors.Is. The text of the error that wraps one of them tells
+// the operator what to do.
 var (
 	ErrClosed   = store.ErrClosed
 	ErrNoSpace  = store.ErrNoSpace  // retryable
-	ErrBusy     = store.ErrBusy     // retryable: a limit was reached, or the engine does not answer
-	ErrUnknown  = store.ErrUnknown  // Accept again, or look
+	ErrBusy     = store.ErrBusy     // retryable: a limit was reached, or the store does not answer
+	ErrUnknown  = store.ErrUnknown  // call Accept again, or look the entry up
 	ErrTooLarge = store.ErrTooLarge // says size and limit
 	ErrConflict = store.ErrConflict // see ConflictError
 	ErrNotFound = store.ErrNotFound
@@ -30,11 +30,11 @@ var (
 	ErrKey      = errors.New("wrong encryption key")                          // wrong, missing or unexpected; nothing was touched
 )
 
-// A ConflictError matches [ErrConflict] and tells the head of the chain that
-// the entry did not follow.
+// A ConflictError matches [ErrConflict] and has the position of the chain's last
+// record.
 type ConflictError struct {
 	Chain string
-	After uint64 // what the entry wanted to follow
+	After uint64 // the record that the entry was to follow
 	Head  uint64 // the chain's last record; 0: it is empty
 }
 
@@ -47,7 +47,7 @@ func (e *ConflictError) Unwrap() []error {
 	return []error{ErrConflict, parley.Refuse(parley.Conflict, "the chain has moved on")}
 }
 
-// failure joins a sentinel, a cause and a text for the operator.
+// failure combines a sentinel, a cause and a text for the operator.
 type failure struct {
 	kind, cause error
 	text        string
@@ -74,7 +74,7 @@ func (f *failure) Unwrap() []error {
 	return out
 }
 
-// publicOf is what strangers see of each kind of failure.
+// publicOf gives what strangers may see of each kind of failure.
 func publicOf(kind error) *parley.Error {
 	switch kind {
 	case ErrNoSpace:
@@ -99,7 +99,7 @@ func failBy(kind, cause error, format string, args ...any) error {
 	return &failure{kind: kind, cause: cause, text: fmt.Sprintf(format, args...)}
 }
 
-// storeError is what the caller is told of a failure of the store.
+// storeError turns a failure of the store into the error for the caller.
 func storeError(ctx context.Context, err error) error {
 	var f *failure
 	switch {

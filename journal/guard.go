@@ -8,12 +8,11 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// The replay guard knows the keys of one partition whose time has not ended. It
-// is fed from the log alone: a key is known from the moment at which its record
-// is. It lies in a keyTable; what finds it there is compared with the record. The
-// few that outlive the window count against the allowance of their sender.
+// The replay guard of a partition knows the keys that have not expired. It is fed
+// from the log alone. A keyTable holds the keys; a hit there is compared with the
+// record. Keys that outlive the window count against their sender's allowance.
 
-// keyHash is what is kept of a replay key.
+// keyHash is the stored form of a replay key.
 func keyHash(scope, id string) hash16 {
 	b := make([]byte, 0, 128)
 	b = binary.AppendUvarint(b, uint64(len(scope)))
@@ -23,10 +22,10 @@ func keyHash(scope, id string) hash16 {
 	return hash16(sum[:16])
 }
 
-// nameHash is what is kept of a sender, a chain or a lease.
+// nameHash is the stored form of a sender, a chain or a lease.
 func nameHash(kind, name string) hash16 { return keyHash(kind, name) }
 
-// keyEnd is when a record's key ends, and whether it outlives the window.
+// keyEnd returns when a record's key expires, and whether that is after the window.
 func (p *partition) keyEnd(r *Record) (until int64, long bool) {
 	within := nanos(r.Time.Add(p.j.cfg.Window))
 	if r.Until.IsZero() {
@@ -49,7 +48,7 @@ func (p *partition) addKey(r *logRecord) {
 	}
 }
 
-// addReply notes which record is the reply to the request of a delivery.
+// addReply notes the position of the reply to the request of a delivery.
 func (p *partition) addReply(d *delivery, at uint64) {
 	f := keyFact{at: at, back: at - d.seq, key: d.key}
 	if f.until = p.keys.reply(d.key, d.seq, at); f.until != 0 {
@@ -67,7 +66,7 @@ func (p *partition) applyFact(f keyFact) {
 
 func (p *partition) expire() { p.keys.expire(nanos(p.j.cfg.Now())) }
 
-// seen tells of the record that has a key already, nil if none has.
+// seen returns the record that has a key already; nil: none has.
 func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	p.mu.RLock()
 	found := p.keys.find(key, nanos(p.j.cfg.Now()))

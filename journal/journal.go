@@ -37,8 +37,8 @@ type Journal struct {
 	store      store.Store
 	meta       store.Meta
 	sealer     *sealer
-	partitions int
-	runID      uint64 // drawn at each Open
+	partitions int    // their number
+	runID      uint64 // drawn at each Open; with opNumber it identifies an append
 	opNumber   atomic.Uint64
 
 	ctx        context.Context // ends when Close has flushed
@@ -49,11 +49,11 @@ type Journal struct {
 	writers    sync.WaitGroup
 	background taskGroup
 
-	gate     sync.RWMutex // held for reading by every write; see Backup
+	gate     sync.RWMutex // every write holds it for reading; Backup stops writes with it
 	backupMu sync.Mutex   // one backup at a time
 	eraseMu  sync.Mutex   // one erasure at a time
 	free     atomic.Uint64
-	full     atomic.Bool // the watermark refuses
+	full     atomic.Bool // the watermark is reached
 
 	parts   []*partition
 	state   *stateFeed
@@ -64,7 +64,7 @@ type Journal struct {
 	watchers []*watcher
 }
 
-// taskGroup are goroutines that Close waits for; none starts after it did.
+// taskGroup runs goroutines that Close waits for. After Wait none starts.
 type taskGroup struct {
 	mu      sync.Mutex
 	stopped bool
@@ -86,7 +86,7 @@ func (c *taskGroup) Wait() {
 	c.wg.Wait()
 }
 
-// watcher is one function of Watch.
+// watcher is a function passed to Watch.
 type watcher struct {
 	mu sync.RWMutex // held for reading while fn runs
 	fn func(*Record)
@@ -157,11 +157,11 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Open opens the journal that cfg describes, and makes it where there is none.
-// It returns once the state is rebuilt; deliveries of synchronous requests that
-// this node had not settled when it ended are Abandoned by then.
+// Open opens the journal described by cfg, and makes it if there is none. It
+// returns when the view is rebuilt. Deliveries of synchronous requests that this
+// hub left unsettled are Abandoned by then.
 //
-// It refuses with ErrKey, ErrFormat or ErrCorrupt before it touches anything.
+// ErrKey, ErrFormat and ErrCorrupt are returned before anything is changed.
 func Open(ctx context.Context, cfg Config) (*Journal, error) {
 	if cfg.Store == nil {
 		return nil, fail(ErrInvalid, "it has no Store")
@@ -177,7 +177,7 @@ func Open(ctx context.Context, cfg Config) (*Journal, error) {
 	return j, nil
 }
 
-// prepare reads what was fixed when the journal was made, or makes it.
+// prepare reads the journal's settings from the store, or makes the journal.
 func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -217,7 +217,8 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	return j, nil
 }
 
-// format is that of what this release writes. 1 was that of the engine before.
+// format is the one this release writes. Format 1 belonged to the engine before
+// SQLite.
 const format = 2
 
 func newMeta(c *Config) (store.Meta, error) {
@@ -233,7 +234,7 @@ func newMeta(c *Config) (store.Meta, error) {
 	return m, err
 }
 
-// begin rebuilds the view and starts what runs beside.
+// start rebuilds the view and starts the background work.
 func (j *Journal) start(ctx context.Context) error {
 	j.state = newStateFeed(j)
 	j.owners.parts = make([]ownership, j.partitions)
@@ -259,8 +260,7 @@ func (j *Journal) start(ctx context.Context) error {
 	return j.abandonSync(ctx)
 }
 
-// retry does again what follows the store, until the journal is closed. What has
-// no end by itself ends with an error.
+// retry repeats do, which follows the store, until the journal is closed.
 func (j *Journal) retry(what string, do func(context.Context) error) {
 	for j.ctx.Err() == nil {
 		err := do(j.ctx)
@@ -272,8 +272,8 @@ func (j *Journal) retry(what string, do func(context.Context) error) {
 	}
 }
 
-// abandonSync gives up the synchronous deliveries that this node had open
-// when it ended: their callers are gone.
+// abandonSync settles the synchronous deliveries that were open when this hub
+// stopped: their callers are gone.
 func (j *Journal) abandonSync(ctx context.Context) error {
 	for _, d := range j.Deliveries(Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}}) {
 		if !d.Sync || d.Node != j.cfg.Node && !j.store.Exclusive() {
@@ -290,7 +290,7 @@ func (j *Journal) abandonSync(ctx context.Context) error {
 	return nil
 }
 
-// stop ends what runs, without a word to the log.
+// stop ends all goroutines without writing anything.
 func (j *Journal) stop() {
 	j.closing.Store(true)
 	j.cancel()
@@ -301,8 +301,8 @@ func (j *Journal) stop() {
 	j.background.Wait()
 }
 
-// Close stops taking entries, waits for those under way, writes a checkpoint,
-// gives up what this node owns and closes the store.
+// Close takes no more entries, waits for those in flight, writes a checkpoint,
+// hands over the partitions that this hub owns and closes the store.
 func (j *Journal) Close() error {
 	j.closeOnce.Do(func() { j.closeErr = j.close() })
 	return j.closeErr
@@ -335,8 +335,8 @@ func (j *Journal) close() error {
 	return j.store.Close()
 }
 
-// space refuses when the disk is nearly full: first for what is new, later for
-// what finishes what was begun.
+// space refuses when the disk is nearly full: refusal for new messages; reserve, at
+// half the watermark, also for entries that settle earlier ones.
 func (j *Journal) space() (refusal, reserve error) {
 	var free, total uint64
 	var err error
@@ -365,7 +365,7 @@ func (j *Journal) space() (refusal, reserve error) {
 	return refusal, reserve
 }
 
-// admission says whether a group may be written now.
+// admission reports whether a group may be written now, and logs changes.
 func (j *Journal) admission() (refusal, reserve error) {
 	refusal, reserve = j.space()
 	if (refusal != nil) != j.full.Swap(refusal != nil) {
@@ -378,8 +378,8 @@ func (j *Journal) admission() (refusal, reserve error) {
 	return refusal, reserve
 }
 
-// Accept records e, or tells where its Key was recorded before; then nothing
-// is recorded. Errors: as Append.
+// Accept records e. If its Key was used before, nothing is recorded and the Prior
+// is returned. Errors: as Append.
 func (j *Journal) Accept(ctx context.Context, e Entry) (Position, *Prior, error) {
 	if e.Key.ID == "" {
 		return Position{}, nil, fail(ErrInvalid, "Accept needs a Key")
@@ -387,9 +387,9 @@ func (j *Journal) Accept(ctx context.Context, e Entry) (Position, *Prior, error)
 	return j.record(ctx, &e)
 }
 
-// Append records e, which has no Key. Errors: ErrInvalid, ErrTooLarge,
-// ErrConflict (a step or the chain; see ConflictError), ErrFenced, ErrScope,
-// ErrBusy, ErrNoSpace, ErrUnknown, ErrClosed, or the context's own.
+// Append records e, which has no Key. Errors: ErrInvalid, ErrTooLarge, ErrConflict
+// (a step or the chain; see ConflictError), ErrFenced, ErrScope, ErrBusy,
+// ErrNoSpace, ErrUnknown, ErrClosed, or the context's own.
 func (j *Journal) Append(ctx context.Context, e Entry) (Position, error) {
 	if e.Key.ID != "" {
 		return Position{}, fail(ErrInvalid, "an entry with a Key is for Accept")
@@ -425,8 +425,7 @@ func (j *Journal) record(ctx context.Context, e *Entry) (Position, *Prior, error
 	return Position{Partition: p.index, Sequence: o.seq}, nil, nil
 }
 
-// route finds the partition of an entry, and checks what can be checked
-// without looking at the state.
+// route validates an entry as far as that needs no state, and finds its partition.
 func (j *Journal) route(e *Entry) (*partition, error) {
 	m := e.Message
 	switch {
@@ -492,8 +491,8 @@ func (j *Journal) route(e *Entry) (*partition, error) {
 	return p, nil
 }
 
-// partitionOf finds the partition that holds a step's delivery, the likely one
-// first.
+// partitionOf finds the partition that holds a step's delivery. It looks in the
+// likely one first.
 func (j *Journal) partitionOf(s *Step, likely *partition) *partition {
 	t := targetOf(s)
 	if likely != nil && likely.has(t) {
@@ -539,8 +538,7 @@ func (j *Journal) newRecord(e *Entry, p *partition) (*logRecord, error) {
 	return r, nil
 }
 
-// Seen looks a replay key up. Of a key that is not known it knows so without
-// asking the store.
+// Seen looks up a replay key. The store is asked only if the key is probably known.
 func (j *Journal) Seen(scope, keyID string) (*Prior, bool) {
 	prior, err := j.parts[j.Partition(scope)].seen(j.ctx, keyHash(scope, keyID))
 	if err != nil {
@@ -549,7 +547,7 @@ func (j *Journal) Seen(scope, keyID string) (*Prior, bool) {
 	return prior, prior != nil
 }
 
-// Partition is where a scope lies.
+// Partition is the partition of a scope.
 func (j *Journal) Partition(scope string) int {
 	h := uint64(14695981039346656037) // FNV-1a
 	for i := range len(scope) {
@@ -558,10 +556,10 @@ func (j *Journal) Partition(scope string) int {
 	return int(h % uint64(j.partitions))
 }
 
-// Partitions is their number.
+// Partitions is the number of partitions.
 func (j *Journal) Partitions() int { return j.partitions }
 
-// Deliveries lists what is not settled and what is dead, the oldest first.
+// Deliveries lists unsettled deliveries and dead letters, oldest first.
 func (j *Journal) Deliveries(f Filter) []Delivery {
 	var out []Delivery
 	for _, p := range j.parts {
@@ -578,7 +576,7 @@ func (j *Journal) Deliveries(f Filter) []Delivery {
 	return out
 }
 
-// Delivery finds one that is not settled or dead.
+// Delivery finds an unsettled delivery or a dead letter.
 func (j *Journal) Delivery(message parley.ID, to string) (Delivery, bool) {
 	for _, p := range j.parts {
 		if d, ok := p.find(target{message, unique.Make(to)}); ok {
@@ -588,10 +586,10 @@ func (j *Journal) Delivery(message parley.ID, to string) (Delivery, bool) {
 	return Delivery{}, false
 }
 
-// Watch calls fn for every record that becomes durable from now on, of all
-// nodes, in sequence order within a partition and for several partitions at
-// once. fn must not block and must not call the journal's appends; hand over
-// to a goroutine of your own. No call of fn is under way after stop returns.
+// Watch calls fn for every record that becomes durable from now on, of all hubs: in
+// sequence order within a partition, and for several partitions at the same time.
+// fn must not block and must not append; hand over to a goroutine of your own. When
+// stop returns, no call of fn is running or will follow.
 func (j *Journal) Watch(fn func(*Record)) (stop func()) {
 	w := &watcher{fn: fn}
 	j.watchMu.Lock()
@@ -607,7 +605,7 @@ func (j *Journal) Watch(fn func(*Record)) (stop func()) {
 	}
 }
 
-// notify hands a durable record to all watchers.
+// notify passes a durable record to all watchers.
 func (j *Journal) notify(r *Record) {
 	j.watchMu.RLock()
 	list := j.watchers
@@ -621,10 +619,10 @@ func (j *Journal) notify(r *Record) {
 	}
 }
 
-// Promise says in words what "accepted" means here.
+// Promise says in a sentence what "accepted" means for this journal.
 func (j *Journal) Promise() string { return j.store.Promise() }
 
-// Healthy is nil while the journal takes entries, and says why it does not.
+// Healthy is nil while the journal takes entries; else it says why it does not.
 func (j *Journal) Healthy() error {
 	if j.closing.Load() {
 		return fail(ErrClosed, "")
@@ -635,10 +633,10 @@ func (j *Journal) Healthy() error {
 	return storeError(j.ctx, j.store.Healthy())
 }
 
-// CatchUp returns when this node knows of all partitions what the store held
-// when it was called. What another node has recorded, its peers may speak of
-// before it is read here. Where no other process writes, there is nothing to
-// catch up with.
+// CatchUp returns when this hub's view holds everything that the store held at the
+// time of the call. A message may refer to what another hub has just recorded and
+// this one has not read yet. Returns at once if no other process writes to the
+// store.
 func (j *Journal) CatchUp(ctx context.Context) error {
 	if j.store.Exclusive() {
 		return nil

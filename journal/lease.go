@@ -12,15 +12,15 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A Lease is held by one at a time. It is lost when it is not renewed in time
-// and another takes it; an entry fenced with it is then refused by the engine.
+// A Lease has one holder at a time. It is lost if it is not renewed in time and
+// another hub takes it; the journal then refuses entries fenced with it.
 //
-// Taking it appends a record to the partition, if the one before it is the last
-// of the lease: its sequence is the epoch, and a fenced entry is recorded only
-// while that record is the last of the lease. How long it is held stands
-// in the state, under a key with the epoch in it, so that who lost the lease
-// cannot prolong or end it for its successor. Clocks decide when a lease may be
-// taken over; nothing but the epoch decides who may write.
+// Taking a lease appends a record to the partition, on condition that the lease's
+// last record is still the one that was read. The new record's sequence is the
+// epoch. A fenced entry is recorded only while that record is the lease's last. The
+// expiry is in the state, under a key that contains the epoch, so that a former
+// holder can neither extend nor end the lease of its successor. Clocks decide when
+// a lease may be taken over; only the epoch decides who may write.
 type Lease struct {
 	j     *Journal
 	part  *partition
@@ -32,22 +32,22 @@ type Lease struct {
 	until atomic.Int64
 	lost  atomic.Bool
 
-	lapsed atomic.Bool // it was over for a while before it was renewed, and nobody was told yet
+	lapsed atomic.Bool // it had expired before it was renewed, and watchers do not know yet
 }
 
-// term is how long a lease is held, and by whom.
+// term is the expiry and the holder of a lease.
 type term struct {
 	Until  time.Time `json:"until"`
 	Node   string    `json:"node"`
-	Run    uint64    `json:"run,omitempty"` // which append took it
+	Run    uint64    `json:"run,omitempty"` // with Number: the append that took it
 	Number uint64    `json:"number,omitempty"`
 }
 
 const leaseBucket = "parley-leases"
 
-// Lease takes the named lease for ttl, or says with ErrExists who holds it.
-// The scope decides the partition: only entries of the same partition can be
-// fenced with it.
+// Lease takes the named lease for ttl. ErrExists: another holds it; the text says
+// who. The scope selects the partition: only entries of the same partition can be
+// fenced with the lease.
 func (j *Journal) Lease(ctx context.Context, scope, name string, ttl time.Duration) (*Lease, error) {
 	return j.lease(ctx, j.parts[j.Partition(scope)], name, ttl)
 }
@@ -64,9 +64,8 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 		if err != nil {
 			return nil, err
 		}
-		// This node's own from before it was started again holds nobody up, nor does
-		// that of a process that has ended, as all but this one have where the store
-		// is for one alone.
+		// A lease that this hub took before a restart blocks nobody. On an exclusive
+		// store the same holds for all leases of earlier processes.
 		other := t.Node != j.cfg.Node && !j.store.Exclusive()
 		if t.Until.After(j.cfg.Now()) && (other || t.Run == j.runID) {
 			return nil, fail(ErrExists, "lease %q is held by %s until %s", name, t.Node, t.Until.Format(time.RFC3339))
@@ -97,8 +96,8 @@ func (l *Lease) key(epoch uint64) string {
 	return fmt.Sprintf("%d/%s/%d", l.part.index, l.tag[len(tagOfLease):], epoch)
 }
 
-// term tells how long the lease is held by who wrote the record taken: what it
-// was renewed to, or else what it was taken for.
+// term reads the expiry and the holder: from the last renewal, or else from the
+// record that took the lease.
 func (l *Lease) term(ctx context.Context, taken store.Record) (t term, err error) {
 	data, err := l.j.sealer.open(recordAAD(l.part.index, taken.Sequence), taken.Data)
 	if err != nil {
@@ -117,20 +116,20 @@ func (l *Lease) term(ctx context.Context, taken store.Record) (t term, err error
 	return t, nil
 }
 
-// Name is what the lease was taken by.
+// Name is the name that the lease was taken with.
 func (l *Lease) Name() string { return l.name }
 
-// Epoch grows with every take-over.
+// Epoch grows each time the lease is taken.
 func (l *Lease) Epoch() uint64 { return l.epoch }
 
-// Until is when the lease ends unless it is renewed.
+// Until is when the lease expires unless it is renewed.
 func (l *Lease) Until() time.Time { return time.Unix(0, l.until.Load()).UTC() }
 
 // Renew extends the lease by its ttl from now. ErrFenced: it was lost.
 func (l *Lease) Renew(ctx context.Context) error { return l.extend(ctx, l.ttl) }
 
-// Release gives the lease up, so that another need not wait for its end.
-// What is fenced with it may still be recorded until another has taken it.
+// Release ends the lease now, so that another hub need not wait. Entries fenced
+// with it may still be recorded until another hub takes it.
 func (l *Lease) Release(ctx context.Context) error { return l.extend(ctx, 0) }
 
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
@@ -152,7 +151,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		return err
 	}
-	// It stays until the time it was taken for has passed in any case.
+	// The value is kept at least until the ttl of the lease has passed.
 	if _, err := l.j.State(leaseBucket).Put(ctx, l.key(l.epoch), b, until.Add(l.ttl)); err != nil {
 		return err
 	}
@@ -163,8 +162,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// prolong notes until when the lease is held from now on, and whether it was
-// not for a while.
+// prolong sets the expiry, and notes if the lease had expired before.
 func (l *Lease) prolong(until time.Time) {
 	before := l.Until()
 	l.until.Store(until.UnixNano())

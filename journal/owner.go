@@ -12,57 +12,58 @@ import (
 	"time"
 )
 
-// Of several nodes, one dispatches the deliveries of a partition: the one that
-// holds its lease. Each node says from time to time that it lives; every node
-// gets from the list of those the same opinion who should have which
-// partition, takes what is its own as soon as it is free, and hands over what is
-// another's: it begins nothing there any more, lets end what is in flight, and
-// then releases the lease. A node that is silent for OwnerTTL loses all.
+// In a cluster one hub dispatches the deliveries of a partition: the holder of its
+// lease. Each hub sends a heartbeat. From the live hubs every hub computes the same
+// assignment of partitions. It takes the lease of an assigned partition as soon as
+// it is free. It hands over a partition that is assigned to another hub: it starts
+// no more attempts there, waits for those in flight and releases the lease. A hub
+// that is silent for OwnerTTL loses all its partitions.
 
 const (
 	ownerBucket = "parley-nodes"
 	ownerLease  = "parley-owner"
 )
 
-// owners is what this node owns.
+// owners is the state of this hub's ownership.
 type owners struct {
 	mu       sync.Mutex
 	parts    []ownership // by partition
 	watchers []*func(partition int, owned bool)
 	drains   []*func(context.Context, int)
-	nodes    map[string]heartbeat // the last round's
-	released int                  // leases, so that others notice
-	since    time.Time            // when this node first said that it lives
+	nodes    map[string]heartbeat // as of the last rebalance
+	released int                  // counts handed-over leases, so that other hubs notice
+	since    time.Time            // time of this hub's first heartbeat
 
-	roundMu  sync.Mutex // one round at a time
-	notifyMu sync.Mutex // held while watchers are told, so that they hear of changes in order
+	roundMu  sync.Mutex // one rebalance at a time
+	notifyMu sync.Mutex // held while watchers are called, so that they get changes in order
 }
 
-// ownership is what this node has of one partition.
+// ownership is this hub's share in one partition.
 type ownership struct {
 	lease        *Lease        // nil: not owned
 	handOverDone chan struct{} // closed when the lease is released; nil while it is not being handed over
-	notified     bool          // to the watchers
+	notified     bool          // what the watchers know
 }
 
 func (o *ownership) valid() bool { return o.handOverDone == nil && o.lease.valid() }
 
-// heartbeat is what a node says of itself.
+// heartbeat is what each hub keeps in the state while it is alive.
 type heartbeat struct {
 	Run      uint64 `json:"run"`
-	Since    int64  `json:"since"`              // unix milliseconds: when it began
-	Leaving  bool   `json:"leaving,omitempty"`  // it takes no partition any more
-	Released int    `json:"released,omitempty"` // grows with every partition that it has handed over
+	Since    int64  `json:"since"`              // unix milliseconds: when the hub started
+	Leaving  bool   `json:"leaving,omitempty"`  // it takes no more partitions
+	Released int    `json:"released,omitempty"` // partitions handed over so far
 }
 
-// parseHeartbeat gives what a node says. One that says what is not known here lives.
+// parseHeartbeat decodes a heartbeat. A hub whose heartbeat has an unknown form is
+// alive.
 func parseHeartbeat(b []byte) (p heartbeat) {
 	_ = json.Unmarshal(b, &p)
 	return p
 }
 
-// Owned reports whether this node dispatches the partition's deliveries. Where no
-// other process writes, it owns all.
+// Owned reports whether this hub dispatches the partition's deliveries. If no other
+// process writes to the store, it owns all partitions.
 func (j *Journal) Owned(partition int) bool {
 	if partition < 0 || partition >= j.partitions {
 		return false
@@ -70,8 +71,8 @@ func (j *Journal) Owned(partition int) bool {
 	return j.store.Exclusive() || j.Owner(partition) != nil
 }
 
-// Owner is the lease by which this node owns the partition, to fence entries
-// with; nil where no other process writes, or it does not own it.
+// Owner is the lease by which this hub owns the partition, to fence entries with.
+// nil: another hub owns it, or no other process writes to the store.
 func (j *Journal) Owner(partition int) *Lease {
 	if j.store.Exclusive() || partition < 0 || partition >= j.partitions {
 		return nil
@@ -84,8 +85,8 @@ func (j *Journal) Owner(partition int) *Lease {
 	return nil
 }
 
-// LivesElsewhere reports whether another node of this name is alive that began
-// before the time given: what it was doing then it may be doing still.
+// LivesElsewhere reports whether another hub of this name is alive that started
+// before the given time: it may still be doing what it did then.
 func (j *Journal) LivesElsewhere(node string, at time.Time) bool {
 	if j.store.Exclusive() || node == j.cfg.Node {
 		return false
@@ -96,16 +97,16 @@ func (j *Journal) LivesElsewhere(node string, at time.Time) bool {
 	return ok && p.Since <= at.Add(clockSkew).UnixMilli()
 }
 
-// clockSkew is how far the clocks of nodes may differ.
+// clockSkew is how far the clocks of hubs may differ.
 const clockSkew = time.Second
 
-// Node is the name of this node among those that share the journal.
+// Node is the name of this hub among those that share the journal.
 func (j *Journal) Node() string { return j.cfg.Node }
 
-// OnHandOver has drain called before a partition goes to another node in order.
-// Watchers were told already that it is not owned; the lease is held until drain
-// returns. It is to return when nothing of the partition is in flight, at the
-// latest when ctx ends. Where no other process writes, nothing is handed over.
+// OnHandOver has drain called before a partition is handed over to another hub.
+// Watchers know already that it is not owned; the lease is held until drain
+// returns. drain must return when nothing of the partition is in flight, at the
+// latest when ctx ends. It is never called if no other process writes to the store.
 func (j *Journal) OnHandOver(drain func(ctx context.Context, partition int)) (stop func()) {
 	o := &j.owners
 	o.mu.Lock()
@@ -122,7 +123,7 @@ func (l *Lease) valid() bool {
 	return l != nil && !l.lost.Load() && l.Until().After(l.j.cfg.Now())
 }
 
-// WatchOwned calls fn for each partition this node owns now, and whenever it
+// WatchOwned calls fn for each partition that this hub owns now, and whenever it
 // gains or loses one. The rules of Watch hold for fn.
 func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	o := &j.owners
@@ -141,7 +142,7 @@ func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	}
 }
 
-// ownLoop takes part in sharing the partitions, until the journal is closed.
+// ownLoop rebalances the partitions until the journal is closed.
 func (j *Journal) ownLoop() {
 	tick := time.NewTicker(j.cfg.OwnerTTL / 4)
 	defer tick.Stop()
@@ -177,7 +178,8 @@ func (j *Journal) ownLoop() {
 	}
 }
 
-// rebalance is one round.
+// rebalance sends a heartbeat, renews leases, takes those of assigned partitions
+// and starts handing over the others.
 func (j *Journal) rebalance(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.OwnerTTL/2)
 	defer cancel()
@@ -224,7 +226,7 @@ func (j *Journal) rebalance(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sendHeartbeat says that this node lives.
+// sendHeartbeat tells the other hubs that this one is alive.
 func (j *Journal) sendHeartbeat(ctx context.Context) error {
 	j.owners.mu.Lock()
 	if j.owners.since.IsZero() {
@@ -238,8 +240,8 @@ func (j *Journal) sendHeartbeat(ctx context.Context) error {
 	return err
 }
 
-// handOver gives a partition up, as soon as nothing of it is in flight here. The
-// rounds go on renewing the lease until then.
+// handOver releases a partition's lease when nothing of it is in flight here. Until
+// then rebalance goes on renewing the lease.
 func (j *Journal) handOver(partition int, lease *Lease) {
 	done := make(chan struct{})
 	j.owners.mu.Lock()
@@ -254,7 +256,7 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 			all.Go(func() { (*drain)(j.ctx, partition) })
 		}
 		all.Wait()
-		// Not while a round renews it.
+		// Not while rebalance renews it.
 		j.owners.roundMu.Lock()
 		ctx, cancel := context.WithTimeout(j.ctx, j.cfg.OwnerTTL/2)
 		defer cancel()
@@ -265,7 +267,7 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 		close(done)
 		j.owners.mu.Unlock()
 		if err == nil {
-			err = j.sendHeartbeat(ctx) // others look again
+			err = j.sendHeartbeat(ctx) // so that others rebalance
 		}
 		j.owners.roundMu.Unlock()
 		if err != nil && !errors.Is(err, ErrFenced) && j.ctx.Err() == nil {
@@ -274,9 +276,9 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 	})
 }
 
-// Leave hands over all that this node owns, before it ends in order. It returns
-// when that is done, or when ctx ends. The node goes on being one that lives, and
-// may record, until the journal is closed.
+// Leave hands over all partitions that this hub owns, before it stops. It returns
+// when that is done, or when ctx ends. Until the journal is closed the hub stays
+// alive for the others, and may record.
 func (j *Journal) Leave(ctx context.Context) error {
 	if j.store.Exclusive() {
 		return nil
@@ -307,7 +309,7 @@ func (j *Journal) setLease(p int, l *Lease) {
 	j.owners.mu.Unlock()
 }
 
-// notifyOwned tells the watchers what has changed.
+// notifyOwned passes changes to the watchers.
 func (j *Journal) notifyOwned() {
 	j.owners.notifyMu.Lock()
 	defer j.owners.notifyMu.Unlock()
@@ -323,8 +325,8 @@ func (j *Journal) notifyOwned() {
 		o.notified = valid
 		switch lapsed := valid && o.lease.lapsed.Swap(false); {
 		case lapsed && told:
-			// What was recorded in between was for no owner: the partition is
-			// lost, and taken anew.
+			// Nobody dispatched what was recorded in between: the watchers see the
+			// partition lost and gained.
 			changes = append(changes, change{i, false}, change{i, true})
 		case valid != told:
 			changes = append(changes, change{i, valid})
@@ -338,8 +340,9 @@ func (j *Journal) notifyOwned() {
 	}
 }
 
-// preferred is who should have a partition: of the nodes that stay the one whose
-// hash with it is the greatest, so that few move when a node comes or goes.
+// preferred is the hub that a partition is assigned to: of those that stay, the one
+// whose hash with the partition is the greatest. So few partitions move when a hub
+// comes or goes.
 func preferred(partition int, nodes map[string]heartbeat) (best string) {
 	var most uint64
 	for n, p := range nodes {

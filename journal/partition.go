@@ -16,34 +16,34 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// partition is this node's view of one partition of the log: a state machine
-// that is fed every record once, in order.
+// partition is this hub's view of one partition: a state machine that is fed every
+// record of the log once, in order.
 type partition struct {
 	j      *Journal
 	index  int
 	writer *writer
 
 	checkpointMu sync.Mutex // one checkpoint at a time
-	feedMu       sync.Mutex // one record at a time is applied and told
+	feedMu       sync.Mutex // one record at a time is applied and passed to watchers
 
 	mu              sync.RWMutex
 	applied         uint64        // sequence of the last record fed
-	advanced        chan struct{} // closed when applied grows; nil while nobody waits
+	advanced        chan struct{} // closed when applied grows; nil: nobody waits
 	keys            *keyTable
 	longKeys        allowance
 	open            map[target]*delivery
 	dead            int
-	heads           map[string]uint64 // the last record of some tags
+	heads           map[string]uint64 // sequence of the last record of some tags
 	headsCleared    uint64            // how often heads was
-	expected        map[opID]*op      // appended, and not answered yet
-	outcomes        map[opID]uint64   // where those of them are that were fed
+	expected        map[opID]*op      // being appended; the store has not answered
+	outcomes        map[opID]uint64   // sequences of those that were read from the log meanwhile
 	sinceCheckpoint int               // records since the last checkpoint
-	facts           []keyFact         // that no checkpoint has yet, by their records
+	facts           []keyFact         // not in a checkpoint yet, by sequence
 	replays         uint64
 }
 
-// maxHeads is how many heads of tags are remembered. They only spare the store a
-// question.
+// maxHeads bounds the heads that are remembered. They only save requests to the
+// store.
 const maxHeads = 1 << 16
 
 func newPartition(j *Journal, index int) *partition {
@@ -56,7 +56,7 @@ func newPartition(j *Journal, index int) *partition {
 	return p
 }
 
-// The tag of a record tells the chain it belongs to, or the lease it is of.
+// Prefixes of record tags: of a chain, and of a lease.
 const (
 	tagOfChain = "c."
 	tagOfLease = "e."
@@ -68,8 +68,8 @@ func (h hash16) String() string { return base64.RawURLEncoding.EncodeToString(h[
 
 func targetOf(s *Step) target { return target{s.Message, unique.Make(s.To)} }
 
-// feed moves the view on by what was appended and tells the watchers. What was
-// fed before is passed over.
+// feed applies ops that were appended, and passes new records to the watchers.
+// Records fed before are skipped.
 func (p *partition) feed(ops ...*op) {
 	p.feedMu.Lock()
 	defer p.feedMu.Unlock()
@@ -78,7 +78,7 @@ func (p *partition) feed(ops ...*op) {
 	}
 }
 
-// applyAll gives the records that are new.
+// applyAll returns the records that are new.
 func (p *partition) applyAll(ops []*op) (fresh []*Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *partition) applyAll(ops []*op) (fresh []*Record) {
 	return fresh
 }
 
-// apply reports whether a record is new; r is nil for a lease.
+// apply reports whether the record is new; r is nil for a lease.
 func (p *partition) apply(seq uint64, tag string, r *logRecord) (fresh bool) {
 	if seq <= p.applied {
 		return false
@@ -156,7 +156,7 @@ func (p *partition) apply(seq uint64, tag string, r *logRecord) (fresh bool) {
 	return true
 }
 
-// advance moves on to seq, also over what is not a record.
+// advance moves on to seq, which need not be a record's.
 func (p *partition) advance(seq uint64) {
 	if seq > p.applied {
 		p.applied = seq
@@ -175,8 +175,9 @@ func (p *partition) setHead(tag string, seq uint64) {
 	p.heads[tag] = seq
 }
 
-// head is the last record with a tag up to the view's position, or behind it; 0:
-// there is none. It asks the store where it does not know, or is told to.
+// head returns the sequence of the last record with a tag, at the view's position
+// or later; 0: there is none. It asks the store if it does not know, or if ask is
+// set.
 func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, error) {
 	for {
 		p.mu.RLock()
@@ -197,11 +198,11 @@ func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, err
 			p.mu.Unlock()
 			return seq, nil
 		}
-		p.mu.Unlock() // what was fed since may be forgotten
+		p.mu.Unlock() // heads was cleared meanwhile: a newer one may be lost
 	}
 }
 
-// op makes what is appended for a record.
+// op makes the append of a record.
 func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 	data := encode(r)
 	if len(data) > p.j.cfg.MaxPayload {
@@ -217,9 +218,9 @@ func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 	return o, nil
 }
 
-// admit checks an op against the view, as the last thing before it is appended,
-// and tells of the record that has its key already. Nothing of the view is behind
-// what the append expects, and what is ahead makes the append fail.
+// admit checks an op against the view, immediately before it is appended, and
+// returns the record that has its key already. The view may be older than the log:
+// then the append fails, because it expects the view's position.
 func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	if o.tag != "" {
 		switch head, err := p.head(p.j.ctx, o.tag, false); {
@@ -296,7 +297,7 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	return nil, nil
 }
 
-// copyDelivery gives a delivery as it is, for steps that are not recorded yet.
+// copyDelivery copies a delivery, so that steps in flight can be applied to it.
 func (p *partition) copyDelivery(t target) *pendingDelivery {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -307,7 +308,7 @@ func (p *partition) copyDelivery(t target) *pendingDelivery {
 	return &pendingDelivery{delivery: *d}
 }
 
-// expect notes which ops are being appended, so that they are known when they
+// expect notes ops that are being appended, so that they are recognised when they
 // are read from the log before the store has answered.
 func (p *partition) expect(ops []*op) {
 	if p.j.store.Exclusive() {
@@ -322,14 +323,15 @@ func (p *partition) expect(ops []*op) {
 	}
 }
 
-// outcome tells where the log has an op that was expected, 0: nowhere.
+// outcome returns the sequence under which the log has an expected op; 0: it has
+// none.
 func (p *partition) outcome(o *op) uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.outcomes[o.id]
 }
 
-// parse reads what the store has; the record is nil for a lease. With keep it
+// parse opens and decodes a record; the result is nil for a lease. With keep it
 // shares no memory with x.
 func (p *partition) parse(x store.Record, keep bool) (*logRecord, error) {
 	at := Position{Partition: p.index, Sequence: x.Sequence}
@@ -354,7 +356,7 @@ func (p *partition) parse(x store.Record, keep bool) (*logRecord, error) {
 	return r, nil
 }
 
-// read reads records of the log, until fn gives false; r is nil for a lease.
+// read reads records of the log until fn returns false; r is nil for a lease.
 func (p *partition) read(
 	ctx context.Context, first, last uint64, keep bool, fn func(x store.Record, r *logRecord) bool,
 ) error {
@@ -367,7 +369,7 @@ func (p *partition) read(
 	return errors.Join(bad, storeError(ctx, err))
 }
 
-// replay feeds what the store has. A lease of this node is found by its term.
+// replay feeds a record that the store holds.
 func (p *partition) replay(x store.Record, r *logRecord) bool {
 	if r == nil {
 		p.noteLease(x)
@@ -376,6 +378,7 @@ func (p *partition) replay(x store.Record, r *logRecord) bool {
 	return true
 }
 
+// noteLease recognises a lease that this hub took, by its term.
 func (p *partition) noteLease(x store.Record) {
 	var t term
 	if data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data); err != nil || json.Unmarshal(data, &t) != nil {
@@ -388,7 +391,7 @@ func (p *partition) noteLease(x store.Record) {
 	}
 }
 
-// catchUp feeds what the log holds and the view does not.
+// catchUp feeds the records that the view does not hold yet.
 func (p *partition) catchUp(ctx context.Context) error {
 	span, err := p.j.store.Span(ctx, p.index)
 	if err == nil {
@@ -400,7 +403,7 @@ func (p *partition) catchUp(ctx context.Context) error {
 	return err
 }
 
-// follow reads what other nodes append, for as long as the journal is open.
+// follow feeds what other hubs append, until the journal is closed.
 func (p *partition) follow() {
 	p.j.retry("a partition of the journal", func(ctx context.Context) error {
 		var bad error
@@ -421,7 +424,7 @@ func (p *partition) follow() {
 	})
 }
 
-// waitFor waits until the view is at seq.
+// waitFor waits until the view holds seq.
 func (p *partition) waitFor(ctx context.Context, seq uint64) error {
 	for {
 		p.mu.Lock()

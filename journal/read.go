@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Read reads one record. Errors: ErrNotFound (never there, or removed).
+// Read reads one record. Errors: ErrNotFound (it never existed, or was removed).
 func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	if at.Partition < 0 || at.Partition >= len(j.parts) || at.Sequence == 0 {
 		return nil, fail(ErrNotFound, "record %s", at)
@@ -27,14 +27,14 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	return r.Record, nil
 }
 
-// Head is the sequence of a chain's last record, 0 when it has none; at least
-// that of what [Journal.Watch] has told.
+// Head is the sequence of a chain's last record, 0: none. It is never older than
+// the records passed to [Journal.Watch].
 func (j *Journal) Head(ctx context.Context, scope, chain string) (uint64, error) {
 	return j.parts[j.Partition(scope)].head(ctx, chainTag(chain), !j.store.Exclusive())
 }
 
-// Records reads a partition in order. After an error it ends; begin again
-// behind the last record.
+// Records reads a partition in order. It ends after an error; begin again behind
+// the last record.
 func (j *Journal) Records(ctx context.Context, partition int, from From) iter.Seq2[*Record, error] {
 	return func(yield func(*Record, error) bool) {
 		if partition < 0 || partition >= len(j.parts) {
@@ -93,8 +93,8 @@ func (j *Journal) scan(ctx context.Context, p *partition, seq, last uint64, fn f
 	return p.read(ctx, seq, last, true, func(_ store.Record, r *logRecord) bool { return r == nil || fn(r.Record) })
 }
 
-// sequenceAt finds the first record of at least the time, by halving: the
-// times of records are those of the hubs, and grow with the sequence.
+// sequenceAt finds the first record of at least the time, by bisection: records
+// bear the time of their hub, which grows with the sequence.
 func (j *Journal) sequenceAt(ctx context.Context, p *partition, at time.Time) (uint64, error) {
 	low, high := uint64(1), p.position()+1
 	for low < high {
@@ -113,7 +113,7 @@ func (j *Journal) sequenceAt(ctx context.Context, p *partition, at time.Time) (u
 	return low, nil
 }
 
-// Stats counts.
+// Stats returns the journal's figures.
 func (j *Journal) Stats() Stats {
 	out := Stats{Free: j.free.Load()}
 	ctx, cancel := context.WithTimeout(j.ctx, j.cfg.Timeout)
@@ -139,26 +139,26 @@ func (j *Journal) Stats() Stats {
 	return out
 }
 
-// Stats is what a journal holds and has done since Open.
+// Stats are figures since Open.
 type Stats struct {
 	Partitions []PartitionStats
-	Free       uint64 // bytes the store may still write; 0: not known
+	Free       uint64 // bytes that the store can still write; 0: unknown
 }
 
-// PartitionStats is what one partition holds and has done.
+// PartitionStats are the figures of one partition.
 type PartitionStats struct {
 	Partition   int
 	First, Last uint64 // sequences in the log
-	Bytes       uint64 // of the log in the engine
+	Bytes       uint64 // of the log in the store
 	Records     uint64 // in the log
-	Applied     uint64 // the last sequence this node's view holds
+	Applied     uint64 // the last sequence in this hub's view
 	Keys        int    // replay keys within the window
-	LongKeys    int    // replay keys that outlive it
-	Open        int    // deliveries not settled
+	LongKeys    int    // replay keys that outlive the window
+	Open        int    // unsettled deliveries
 	Dead        int    // dead letters
 	Queued      int    // appends waiting
-	Appended    uint64 // by this node
-	Groups      uint64 // group commits they took
-	Replays     uint64 // entries recognised as replays
+	Appended    uint64 // by this hub
+	Groups      uint64 // groups they were appended in
+	Replays     uint64 // entries that were replays
 	Owned       bool
 }

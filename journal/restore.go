@@ -23,21 +23,21 @@ import (
 
 const useLater = "use the release that wrote it, or a later one"
 
-// backupReader reads a backup and checks it as it goes.
+// backupReader reads a backup and verifies it.
 type backupReader struct {
 	tally
 	r      *bufio.Reader
 	sum    hash.Hash
-	sealed bool // only the form is read
+	sealed bool // encrypted, and read without the key: only the form is checked
 	aead   cipher.AEAD
 	aad    []byte
 	n      uint64 // frames
 	links  links
 }
 
-// readBackup reads the header. With open the payloads are read too, for which an
-// encrypted backup needs its key; without, only the form and the checksum of such
-// a one are checked. Errors: ErrBackup, ErrFormat, ErrKey.
+// readBackup reads the header. With open the payloads are decrypted and decoded,
+// which needs the key of an encrypted backup. Without open only the form and the
+// checksum of an encrypted one are checked. Errors: ErrBackup, ErrFormat, ErrKey.
 func readBackup(
 	r io.Reader, key []byte, open bool, progress func(done, total uint64),
 ) (*backupReader, error) {
@@ -83,7 +83,7 @@ func readBackup(
 	return x, err
 }
 
-// read gives the next bytes. Their number is not believed before they are there.
+// read reads n bytes. Memory grows with what arrives, not with n.
 func (x *backupReader) read(n int64) ([]byte, error) {
 	var b bytes.Buffer
 	_, err := io.CopyN(&b, x.r, n)
@@ -116,8 +116,8 @@ func (x *backupReader) frame() (kind byte, items int, payload []byte, err error)
 	return kind, items, payload, err
 }
 
-// each gives all items to fn, checked, and the summary at the end, when everything
-// was as it says.
+// each passes all items to fn, verified, and returns the summary if everything
+// agrees with it.
 func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) {
 	want := BackupSummary{Header: x.s.Header}
 	for last := false; !last; {
@@ -171,7 +171,7 @@ func (x *backupReader) damaged() error {
 	return fail(ErrBackup, "a frame before byte %d is damaged", x.s.Bytes)
 }
 
-// item reads an item of a frame, adds it to the tally and checks it.
+// item reads an item of a frame, counts and verifies it.
 func (x *backupReader) item(kind byte, c *coder) (it *backupItem, err error) {
 	it = &backupItem{kind: kind}
 	if kind == frameLog {
@@ -214,8 +214,8 @@ func (x *backupReader) item(kind byte, c *coder) (it *backupItem, err error) {
 	return it, err
 }
 
-// compare compares what was read with the summary. A partition may have ended behind
-// its last record.
+// compare compares what was read with the summary. A partition may end after its
+// last record.
 func (x *backupReader) compare(want *BackupSummary) error {
 	got := &x.s
 	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values || !slices.Equal(got.Files, want.Files) {
@@ -231,9 +231,9 @@ func (x *backupReader) compare(want *BackupSummary) error {
 	return nil
 }
 
-// CheckBackup reads a backup to its end: its form, its checksum, and with open
-// also that every record and value can be read and that the chains hold. Without
-// open no key is needed.
+// CheckBackup reads a whole backup and verifies its form and its checksum. With
+// open it also verifies that every record and value can be read and that chains
+// hold, which needs the key of an encrypted backup.
 func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total uint64)) (*BackupSummary, error) {
 	x, err := readBackup(r, key, open, progress)
 	if err != nil {
@@ -242,13 +242,13 @@ func CheckBackup(r io.Reader, key []byte, open bool, progress func(done, total u
 	return x.each(func(*backupItem) error { return nil })
 }
 
-// RestoreConfig says where a backup goes.
+// RestoreConfig describes the destination of a restore.
 type RestoreConfig struct {
-	// Store is empty. Restore closes it.
+	// Store must be empty. Restore closes it.
 	Store store.Store
-	Key   []byte // of the backup, where it is encrypted; the journal is encrypted with it
+	Key   []byte // of an encrypted backup; it encrypts the journal, too
 
-	// File is given the files of the backup. Nil: they are left out.
+	// File is called with the files of the backup. nil: they are skipped.
 	File func(BackupFile) error
 
 	Now      func() time.Time
@@ -256,11 +256,11 @@ type RestoreConfig struct {
 	Progress func(done, total uint64) // records and values
 }
 
-// Restore makes a journal of a backup in a store that has none, and reads it back:
-// counts and hashes must be those of what was taken from the backup. It does not
-// return before everything is as durable as the store promises. After an error
-// there may be a part, with which no journal opens. Values are put many at a time:
-// Range gives those that lay close together in another order than before. Errors:
+// Restore makes a journal from a backup in an empty store and reads it back: counts
+// and hashes must agree with the backup. When it returns, everything is as durable
+// as the store promises. After an error a part of the journal may remain; Open
+// refuses it. Values are written many at a time, so Range may return values in
+// another order than before if they changed shortly after each other. Errors:
 // ErrForeign, ErrBackup, ErrFormat, ErrKey, ErrCorrupt.
 func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummary, err error) {
 	defer func() { err = errors.Join(err, c.Store.Close()) }()
@@ -317,13 +317,13 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 }
 
 const (
-	putsAtOnce = 128  // values on their way to the store
+	putsAtOnce = 128  // values written at the same time
 	maxWaiting = 4096 // values that wait for it
 )
 
-// restorer puts what a backup holds into a store.
+// restorer writes the items of a backup into a store.
 type restorer struct {
-	tally  // the records that were put
+	tally  // records written
 	ctx    context.Context
 	c      *RestoreConfig
 	sealer *sealer
@@ -357,8 +357,8 @@ func (w *restorer) put(it *backupItem) error {
 	return nil
 }
 
-// flushValues puts values into the store, except those whose time is over. It
-// waits for many at a time, as each waits for the disk or the cluster.
+// flushValues writes the waiting values, many at a time because each waits for the
+// disk or the cluster. Expired values are left out.
 func (w *restorer) flushValues() error {
 	g, ctx := errgroup.WithContext(w.ctx)
 	g.SetLimit(putsAtOnce)
@@ -380,7 +380,7 @@ func (w *restorer) flushValues() error {
 	return g.Wait()
 }
 
-// record puts a record back under the sequence that it had.
+// record restores a record under its old sequence.
 func (w *restorer) record(it *backupItem) error {
 	if len(it.data) > w.most {
 		return fail(ErrTooLarge, "record %d-%d has %d bytes, the store takes %d", it.partition, it.seq, len(it.data), w.most)
@@ -417,8 +417,8 @@ func (w *restorer) flush() error {
 	return err
 }
 
-// readBack compares what is in the store with what was put there. The next record
-// of a partition follows its last one in the backup, whatever that was.
+// readBack compares the store with what was written. The next record of a partition
+// will follow the partition's last sequence in the backup.
 func (w *restorer) readBack(s *BackupSummary) error {
 	back := newTally(s.Header, nil)
 	for p, part := range s.Partitions {

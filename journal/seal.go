@@ -18,16 +18,15 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// What the store gets of a record or a value has a trailer, by which damage is
-// found wherever the store does not find it itself:
+// Records and values have a trailer in the store, which detects damage that the
+// store does not detect itself:
 //
-//	data  CRC-32C of place and data (4 bytes, little-endian)  1
+//	data  CRC-32C of AAD and data (4 bytes, little-endian)  1
 //	ciphertext and tag  nonce (24)  2
 //
-// The last byte has 4 added where the data is compressed, as an S2 block. The
-// place is the partition and sequence of a record, or the bucket and key of a
-// value, and that byte. It is authenticated with the ciphertext, so that none can
-// be put where another was.
+// 4 is added to the last byte if the data is compressed, as an S2 block. The AAD
+// (associated data) is the partition and sequence of a record, or the bucket and
+// key of a value, and that byte. So no record or value can take another's place.
 const (
 	trailerPlain      = 1
 	trailerSealed     = 2
@@ -38,7 +37,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sealer protects what goes into the store. Without a key it only adds checksums.
+// sealer encrypts what goes into the store. Without a key it only adds checksums.
 type sealer struct {
 	aead cipher.AEAD // nil: not encrypted
 	rand io.Reader
@@ -56,7 +55,7 @@ func valueAAD(bucket, key string) []byte {
 	return append(append(b, bucket...), key...)
 }
 
-// payload is what is sealed: compressed where that is worth it.
+// payload is what will be sealed, compressed if that helps.
 type payload struct {
 	data []byte
 	kind byte // 0, or trailerPacked
@@ -69,8 +68,8 @@ const (
 
 var scratchPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// pack compresses data, into memory of its own with room for the trailer, if that
-// spares an eighth.
+// compress compresses data if that saves an eighth, into memory of its own with
+// room for the trailer.
 func compress(data []byte) payload {
 	if len(data) < compressFrom || len(data) > maxContent {
 		return payload{data: data}
@@ -101,7 +100,7 @@ func decompress(kind byte, data []byte) ([]byte, error) {
 	return data, nil
 }
 
-// seal gives what the store gets. It may use the memory behind the data.
+// seal adds the trailer. It may overwrite the memory behind the payload's data.
 func (s *sealer) seal(place []byte, p payload) ([]byte, error) {
 	if s.aead == nil {
 		kind := trailerPlain | p.kind
@@ -117,7 +116,7 @@ func (s *sealer) seal(place []byte, p payload) ([]byte, error) {
 	return append(append(out, nonce[:]...), kind), nil
 }
 
-// open gives what was sealed; it may share the memory of b.
+// open verifies, decrypts and decompresses; the result may share the memory of b.
 func (s *sealer) open(place, b []byte) ([]byte, error) {
 	n := len(b) - 1
 	if n < 0 {
@@ -142,14 +141,14 @@ func (s *sealer) open(place, b []byte) ([]byte, error) {
 	return nil, errDamaged
 }
 
-// deriveKey makes a key for one use.
+// deriveKey derives a key for one use.
 func deriveKey(key []byte, salt, use string) []byte {
 	h := hmac.New(sha256.New, key)
 	io.WriteString(h, "parley journal "+use+"\x00"+salt)
 	return h.Sum(nil)
 }
 
-// fits compares a key with what something was made with.
+// checkKey compares a key with the one that something was made with.
 func checkKey(what string, key []byte, salt, check, use string) error {
 	switch {
 	case len(key) == 0:
@@ -160,7 +159,7 @@ func checkKey(what string, key []byte, salt, check, use string) error {
 	return nil
 }
 
-// salted draws a salt, where something is to be encrypted.
+// newSalt draws a salt if there is a key.
 func newSalt(key []byte, use string, randomness io.Reader) (salt, check string, err error) {
 	if len(key) == 0 {
 		return "", "", nil
@@ -171,7 +170,7 @@ func newSalt(key []byte, use string, randomness io.Reader) (salt, check string, 
 	return salt, hex.EncodeToString(deriveKey(key, salt, use)), err
 }
 
-// newSealer compares a key with what a journal was made with.
+// newSealer makes the sealer of a journal. Errors: ErrKey.
 func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error) {
 	s := &sealer{rand: randomness}
 	if m.Check == "" {
@@ -187,7 +186,7 @@ func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error)
 	return s, err
 }
 
-// storeRecord makes what the store gets of an op at a sequence.
+// storeRecord makes the store's record of an op.
 func (p *partition) storeRecord(o *op, seq uint64) (store.Record, error) {
 	data, err := p.j.sealer.seal(recordAAD(p.index, seq), o.data)
 	if err != nil {
@@ -206,7 +205,7 @@ func about(r *Record) store.About {
 	return a
 }
 
-// damaged is how a journal is refused, and what helps.
+// damaged is the error for damage, with the commands that help.
 func damaged(cause error, format string, args ...any) error {
 	return failBy(ErrCorrupt, cause, "%s; \"parley journal check\" shows what is damaged, \"parley journal salvage\" saves what is not",
 		fmt.Sprintf(format, args...))

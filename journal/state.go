@@ -13,34 +13,35 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// State is one bucket of the key-value state: as durable as the log, shared by
-// all nodes. Keys are any non-empty text of at most 512 bytes, values at most
-// [Config.MaxPayload]. A zero until keeps a value for ever; after it the value
-// is gone for every call. A prefix that ends in "/" is found without looking
-// at the rest of the bucket.
+// State is one bucket of the key-value state: as durable as the log, and shared by
+// all hubs. Keys are non-empty texts of at most 512 bytes, values have at most
+// [Config.MaxPayload] bytes. A value is absent for every call once its until has
+// passed; zero keeps it for ever. A prefix that ends in "/" is found without
+// reading the rest of the bucket.
 type State interface {
 	// Get gives the value of key, or ErrNotFound.
 	Get(ctx context.Context, key string) (Value, error)
-	// Put sets it whatever was there, and gives the new revision.
+	// Put sets the value unconditionally, and returns its revision.
 	Put(ctx context.Context, key string, data []byte, until time.Time) (revision uint64, err error)
-	// Create sets it where there is none, else ErrExists.
+	// Create sets the value if there is none, else ErrExists.
 	Create(ctx context.Context, key string, data []byte, until time.Time) (revision uint64, err error)
-	// Update sets it if its revision is still the one given, else ErrConflict.
+	// Update sets the value if its revision is still the given one, else
+	// ErrConflict.
 	Update(ctx context.Context, key string, data []byte, until time.Time, revision uint64) (uint64, error)
-	// Delete removes it, if its revision is the one given or that is 0, else
-	// ErrConflict; a key that is not there is no error.
+	// Delete removes the value if its revision is the given one or that is 0, else
+	// ErrConflict. Deleting an absent key is no error.
 	Delete(ctx context.Context, key string, revision uint64) error
-	// Range gives all values whose key begins with prefix, those changed last
-	// at the end. One that changes meanwhile may come again.
+	// Range returns all values whose key begins with prefix, in the order of their
+	// last change. A value that changes meanwhile may come again.
 	Range(ctx context.Context, prefix string) iter.Seq2[Value, error]
-	// Watch calls fn for every value there is, returns, and calls fn for every
-	// change from then on, one call at a time and in order for each key; of
-	// changes that fn is too slow for, only the last of each key remains.
-	// Expiry is not reported: compare Until. ctx is for the first values only.
+	// Watch calls fn for every present value, returns, and calls fn for every later
+	// change: one call at a time, and in order for each key. If fn is slow only the
+	// last change of a key remains. Expiry is not reported: compare Until. ctx is
+	// for the first values only.
 	Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error)
 }
 
-// A Value is a key's value. Data is not to be changed.
+// A Value is one value of the state. Data must not be changed.
 type Value struct {
 	Key      string
 	Data     []byte
@@ -55,7 +56,8 @@ func (v *Value) ended(now time.Time) bool {
 
 const maxKey = 512
 
-// State is the named bucket of the key-value state; it need not be made first.
+// State is the named bucket of the key-value state. A bucket need not be made
+// first.
 func (j *Journal) State(bucket string) State { return j.bucket(bucket) }
 
 func (j *Journal) bucket(name string) *stateBucket { return &stateBucket{j, name} }
@@ -65,7 +67,7 @@ type stateBucket struct {
 	name string
 }
 
-// stateFeed hands the changes of the state, of all nodes, to those who watch.
+// stateFeed passes changes of the state, made by any hub, to watchers.
 type stateFeed struct {
 	j *Journal
 
@@ -79,7 +81,7 @@ func newStateFeed(j *Journal) *stateFeed {
 	return &stateFeed{j: j, advanced: make(chan struct{}), watchers: make(map[*stateWatcher]bool)}
 }
 
-// begin follows the state, and returns when every change from then on is told.
+// start follows the state, and returns when every later change will be passed on.
 func (m *stateFeed) start(ctx context.Context) error {
 	ready := make(chan struct{})
 	begun := sync.OnceFunc(func() { close(ready) })
@@ -90,8 +92,8 @@ func (m *stateFeed) start(ctx context.Context) error {
 			m.mu.Unlock()
 			select {
 			case <-ready:
-				// Before the first change was told, no revision is known. From the
-				// beginning on, watchers are told what they have not read themselves.
+				// No revision is known before the first change. Following from the
+				// beginning misses nothing; watchers skip what they have read.
 				after = max(after, 1)
 			default:
 			}
@@ -127,10 +129,10 @@ func (m *stateFeed) feed(bucket string, x store.Value) {
 	}
 }
 
-// waitFor waits until a change of this node was told, so that it is known here what
-// was done here.
+// waitFor waits until a change made by this hub has been passed on, so that its
+// caller can read it back.
 func (m *stateFeed) waitFor(ctx context.Context, seq uint64) {
-	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // it is recorded: it is not waited for for ever
+	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // it is recorded: not longer than this
 	defer cancel()
 	for {
 		m.mu.Lock()
@@ -152,7 +154,7 @@ func (m *stateFeed) waitFor(ctx context.Context, seq uint64) {
 	}
 }
 
-// openValue gives a value as callers see it.
+// openValue decrypts a value.
 func (j *Journal) openValue(bucket string, x store.Value) (Value, error) {
 	v := Value{Key: x.Key, Revision: x.Revision, Until: x.Until, Deleted: x.Deleted}
 	if x.Deleted {
@@ -175,8 +177,7 @@ func (s *stateBucket) check(key string, data []byte) error {
 	return nil
 }
 
-// read reads what the store has for a key, past its time or not; revision 0:
-// nothing.
+// read reads a key, also past its until; revision 0: there is nothing.
 func (s *stateBucket) read(ctx context.Context, key string) (Value, error) {
 	if s.j.closing.Load() {
 		return Value{}, fail(ErrClosed, "")
@@ -205,7 +206,7 @@ func (s *stateBucket) Get(ctx context.Context, key string) (Value, error) {
 	return v, nil
 }
 
-// write sets or removes a value; expect nil: whatever was there.
+// write sets or removes a value; expect nil: unconditionally.
 func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev uint64, err error) {
 	j := s.j
 	if j.closing.Load() {
@@ -220,7 +221,7 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 		rev, err = j.store.Delete(ctx, s.name, v.Key, expect)
 	} else {
 		var data []byte
-		// The trailer must not be written behind the caller's data.
+		// Clipped: the trailer must not overwrite what follows the caller's data.
 		if data, err = j.sealer.seal(valueAAD(s.name, v.Key), compress(slices.Clip(v.Data))); err != nil {
 			return 0, err
 		}
@@ -236,16 +237,16 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	return rev, nil
 }
 
-// change sets or removes a value that may follow the one that is there, if one is.
-// It looks again where another was sooner.
-func (s *stateBucket) change(ctx context.Context, v Value, may func(old Value, there bool) error) (uint64, error) {
+// change sets or removes a value if check accepts the present one. It checks again
+// if another change came first.
+func (s *stateBucket) change(ctx context.Context, v Value, check func(old Value, present bool) error) (uint64, error) {
 	if err := s.check(v.Key, v.Data); err != nil {
 		return 0, err
 	}
 	for {
 		old, err := s.read(ctx, v.Key)
 		if err == nil {
-			err = may(old, old.Revision != 0 && !old.ended(s.j.cfg.Now()))
+			err = check(old, old.Revision != 0 && !old.ended(s.j.cfg.Now()))
 		}
 		if err != nil {
 			return 0, err
@@ -265,8 +266,8 @@ func (s *stateBucket) Put(ctx context.Context, key string, data []byte, until ti
 }
 
 func (s *stateBucket) Create(ctx context.Context, key string, data []byte, until time.Time) (uint64, error) {
-	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(_ Value, there bool) error {
-		if there {
+	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(_ Value, present bool) error {
+		if present {
 			return fail(ErrExists, "key %q in %q", key, s.name)
 		}
 		return nil
@@ -274,8 +275,8 @@ func (s *stateBucket) Create(ctx context.Context, key string, data []byte, until
 }
 
 func (s *stateBucket) Update(ctx context.Context, key string, data []byte, until time.Time, revision uint64) (uint64, error) {
-	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(old Value, there bool) error {
-		if !there || old.Revision != revision {
+	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(old Value, present bool) error {
+		if !present || old.Revision != revision {
 			return fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
 		}
 		return nil
@@ -284,8 +285,8 @@ func (s *stateBucket) Update(ctx context.Context, key string, data []byte, until
 
 func (s *stateBucket) Delete(ctx context.Context, key string, revision uint64) error {
 	gone := false
-	_, err := s.change(ctx, Value{Key: key, Deleted: true}, func(old Value, there bool) error {
-		if gone = !there; gone || revision != 0 && old.Revision != revision {
+	_, err := s.change(ctx, Value{Key: key, Deleted: true}, func(old Value, present bool) error {
+		if gone = !present; gone || revision != 0 && old.Revision != revision {
 			return fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
 		}
 		return nil
@@ -318,8 +319,8 @@ func (s *stateBucket) Range(ctx context.Context, prefix string) iter.Seq2[Value,
 	}
 }
 
-// stateWatcher holds what one Watch has not been told: the last change of each
-// key, by the order of the first.
+// stateWatcher holds the changes that one Watch has not passed on: the last change
+// of each key, in the order of the first.
 type stateWatcher struct {
 	match func(bucket, key string) bool
 
@@ -364,7 +365,7 @@ func (w *stateWatcher) push(bucket string, v Value) {
 	}
 }
 
-// take gives what was not taken before.
+// take returns and removes the changes.
 func (w *stateWatcher) take() (changes []stateChange) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

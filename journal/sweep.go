@@ -6,45 +6,45 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// Choice is what a sweep does with a record.
+// Choice says what a sweep does with a record.
 type Choice int
 
 const (
 	Pass  Choice = iota // leave it
 	Take                // erase its content
-	Later               // leave it, and tell of it
-	Stop                // leave it and all behind it
+	Later               // leave it, and list it in Swept.Later
+	Stop                // leave it and end the sweep
 )
 
-// A Sweep goes through the records of one partition and erases the content of
-// those that are chosen.
+// A Sweep reads the records of one partition and erases the content of those that
+// Choose selects.
 type Sweep struct {
 	Partition int
 	Number    uint64 // of the erasure
-	From, To  uint64 // first and last sequence; To 0: up to the end as it is now
-	Limit     int    // at most so many records are looked at; 0: all
-	Dry       bool   // nothing is erased, only counted
+	From, To  uint64 // first and last sequence; To 0: the last one now
+	Limit     int    // how many records are read at most; 0: all
+	Dry       bool   // count only, erase nothing
 
 	Choose func(*Record) Choice
-	// Before is told of records that are about to lose their content, some at a
-	// time: an error ends the sweep before they do.
+	// Before is called with records that are about to lose their content, several
+	// at a time. An error ends the sweep before they do.
 	Before func(ctx context.Context, records []*Record) error
-	// Done is told which messages have no content any more: it takes them out
-	// of what was made of the log. Also of those that an interrupted sweep of
-	// the same number has erased.
+	// Done is called with the messages that have lost their content, to remove it
+	// from the index. They include those that an interrupted sweep with the same
+	// number erased.
 	Done func(ctx context.Context, ids []parley.ID) error
 }
 
-// Swept is what a [Sweep] did.
+// Swept is the result of a [Sweep].
 type Swept struct {
-	Next   uint64     // where to go on
-	Looked int        // at how many records
-	Erased int        // messages that lost their content; with Dry, that would
-	Later  []Position // what was chosen so
+	Next   uint64     // sequence at which the next sweep continues
+	Looked int        // records read
+	Erased int        // messages that lost their content, or with Dry would have
+	Later  []Position // records for which Choose returned Later
 }
 
-// Sweep erases what s chooses. What was done stays done after an error; the
-// sweep may be repeated.
+// Sweep erases the content of the records that s selects. After an error, what was
+// erased stays erased; the sweep may be repeated.
 func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 	out.Next = max(s.From, 1)
 	if s.To == 0 && s.Partition < len(j.parts) {

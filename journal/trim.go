@@ -8,14 +8,14 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// trimLimit is how many records one Trim looks at.
+// trimLimit bounds the records that one Trim reads.
 const trimLimit = 1 << 20
 
-// Trim removes the oldest records of a partition for good, so that their disk
-// space is free: those from before a time that have no content any more. It ends
-// at the first record that is needed still: of an open delivery or a dead letter,
-// of a replay key that has not ended, the last one of a chain or lease. It gives
-// how many records went.
+// Trim removes the oldest records of a partition, to free their disk space: those
+// from before a time that have no content any more. It ends at the first record
+// that is still needed: one with an open delivery, a dead letter or a replay key
+// that has not expired, or the last one of a chain or lease. It returns the number
+// of records removed.
 func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (removed uint64, err error) {
 	if partition < 0 || partition >= len(j.parts) {
 		return 0, fail(ErrNotFound, "partition %d of %d", partition, len(j.parts))
@@ -42,7 +42,7 @@ func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (re
 	return span.Records - min(span.Records, after.Records), storeError(ctx, err)
 }
 
-// needed is the first record that the partition's view rests on.
+// needed is the first record that the partition's view needs.
 func (p *partition) needed() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,8 +56,8 @@ func (p *partition) needed() uint64 {
 	return out
 }
 
-// trimEnd finds the first record in a range that must stay, or what comes
-// behind the range.
+// trimEnd finds the first record in a range that must stay, or the end of the
+// range.
 func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Time) (end uint64, err error) {
 	if from >= to {
 		return from, nil

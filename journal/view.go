@@ -20,13 +20,13 @@ import (
 )
 
 // A checkpoint is a partition's view at one sequence: its open deliveries, and
-// beside it segments of replay keys. It lies in the state, in parts; a note names
-// them and is what makes them valid. Without one, or with one that cannot be read, the whole
-// log is read: it is never the truth.
+// segments of replay keys. It is kept in the state, in parts; a note lists the
+// parts and makes them valid. A checkpoint only saves time: without a readable one
+// the whole log is read.
 //
-// It is written when the log has grown by a quarter of what the checkpoint holds,
-// so that its cost is a small and constant part of each record's, and a start
-// after a crash reads little.
+// A checkpoint is written when the log has grown by a quarter of what it holds. So
+// its cost per record is small and constant, and a start after a crash reads
+// little.
 const (
 	viewBucket  = "parley-view"
 	viewVersion = 4
@@ -35,8 +35,8 @@ const (
 	viewDelivery = 1 // tag of an open delivery
 )
 
-// viewNote makes a checkpoint valid. Each hub names the parts that it writes in a
-// way of its own.
+// viewNote lists a checkpoint's parts. Each hub gives the parts it writes a name of
+// its own.
 type viewNote struct {
 	Version  int    `json:"version"`
 	Sequence uint64 `json:"sequence"`
@@ -50,7 +50,8 @@ func (n *viewNote) part(partition, i int) string {
 	return fmt.Sprintf("%d/%s/%d", partition, n.Name, i)
 }
 
-// readNote reads the note of the last checkpoint. One that cannot be read is none.
+// readNote reads the note of the last checkpoint; zero: there is none, or it cannot
+// be read.
 func (p *partition) readNote(ctx context.Context) (n viewNote, revision uint64, err error) {
 	v, err := p.j.bucket(viewBucket).read(ctx, viewKey(p.index))
 	if err != nil && !errors.Is(err, ErrCorrupt) {
@@ -97,7 +98,7 @@ func (c *coder) internedText(tag int, h *unique.Handle[string]) {
 	}
 }
 
-// snapshot encodes the view, and gives the facts that were noted so far.
+// snapshot encodes the view, and returns the facts noted so far.
 func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +110,7 @@ func (p *partition) snapshot() (seq uint64, data []byte, facts []keyFact) {
 	return p.applied, c.b, p.facts
 }
 
-// restore takes a snapshot over.
+// restore loads a snapshot into an empty view.
 func (p *partition) restore(seq uint64, data []byte) error {
 	c := coder{reading: true, b: data, end: len(data)}
 	for c.next(); c.tag >= 0; c.next() {
@@ -118,7 +119,7 @@ func (p *partition) restore(seq uint64, data []byte) error {
 		}
 		none := unique.Make("")
 		x := savedDelivery{target{to: none}, &delivery{from: none, node: none}}
-		// Each has texts of its own: few have any, and most are soon gone.
+		// Decoded one by one, so that a delivery does not keep the texts of all.
 		if err := read(data[c.start:c.i], nil, &x, (*coder).savedDelivery); err != nil {
 			return err
 		}
@@ -131,7 +132,7 @@ func (p *partition) restore(seq uint64, data []byte) error {
 	return c.err
 }
 
-// checkpoints writes checkpoints from time to time.
+// checkpoints writes checkpoints when they are due.
 func (j *Journal) checkpoints() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -152,8 +153,8 @@ func (j *Journal) checkpoints() {
 	}
 }
 
-// checkpoint writes a checkpoint of a partition that has so many new records.
-// Without it the next start only takes longer.
+// checkpoint writes a checkpoint of a partition if it has at least since new
+// records. If that fails the next start only takes longer.
 func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 	p.mu.RLock()
 	due, facts := p.sinceCheckpoint >= since, len(p.facts)
@@ -170,7 +171,7 @@ func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 	}
 }
 
-// checkpoint writes one and removes those before it.
+// checkpoint writes a checkpoint and removes earlier ones.
 func (p *partition) checkpoint(ctx context.Context) error {
 	p.checkpointMu.Lock()
 	defer p.checkpointMu.Unlock()
@@ -194,7 +195,7 @@ func (p *partition) checkpoint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// If another hub was sooner, others rest on what it wrote.
+	// Another hub may have written its own checkpoint meanwhile: that one stays.
 	if _, err := views.write(ctx, Value{Key: viewKey(p.index), Data: b}, &revision); err != nil {
 		return err
 	}
@@ -214,14 +215,14 @@ func (p *partition) checkpoint(ctx context.Context) error {
 	return err
 }
 
-// A segment of replay keys is written once, beside a checkpoint, and stays until
-// its last key has ended. So a checkpoint need not hold all keys.
+// A segment of replay keys is written once, beside a checkpoint, and kept until its
+// last key expires. So a checkpoint need not hold all keys.
 const (
 	keysBucket  = "parley-keys"
 	keysSegment = 1 << 14
 )
 
-// writeKeys writes facts that no checkpoint has yet.
+// writeKeys writes facts that are not in a checkpoint yet.
 func (p *partition) writeKeys(ctx context.Context, facts []keyFact) error {
 	for some := range slices.Chunk(facts, keysSegment) {
 		until := int64(0)
@@ -239,10 +240,11 @@ func (p *partition) writeKeys(ctx context.Context, facts []keyFact) error {
 	return nil
 }
 
-// maxFacts is how many facts a hub holds that leaves the checkpoints to another.
+// maxFacts bounds the facts of a hub that writes no checkpoints, because another
+// owns the partition.
 const maxFacts = 1 << 14
 
-// dropWrittenFacts forgets the facts that the owner of the partition has written.
+// dropWrittenFacts drops the facts that the owner of the partition has written.
 func (p *partition) dropWrittenFacts(ctx context.Context) error {
 	note, _, err := p.readNote(ctx)
 	p.dropFacts(note.Sequence)
@@ -255,14 +257,14 @@ func (p *partition) dropFacts(seq uint64) {
 	p.facts = slices.Clone(factsAfter(p.facts, seq)) // a checkpoint may be reading them
 }
 
-// factsAfter gives the facts of later records.
+// factsAfter returns the facts of later records.
 func factsAfter(facts []keyFact, seq uint64) []keyFact {
 	i, _ := slices.BinarySearchFunc(facts, seq+1, func(f keyFact, seq uint64) int { return cmp.Compare(f.at, seq) })
 	return facts[i:]
 }
 
-// restoreView restores the view from the last checkpoint, if there is one that
-// can be read. What cannot be is no harm: the log has it all.
+// restoreView restores the view from the last checkpoint, if there is a readable
+// one.
 func (p *partition) restoreView(ctx context.Context, last uint64) error {
 	note, revision, err := p.readNote(ctx)
 	switch {
@@ -281,7 +283,7 @@ func (p *partition) restoreView(ctx context.Context, last uint64) error {
 	return nil
 }
 
-// restoreParts reads the open deliveries of a checkpoint, and the segments of keys.
+// restoreParts reads the open deliveries and the segments of keys.
 func (p *partition) restoreParts(ctx context.Context, note *viewNote) error {
 	var data bytes.Buffer
 	for i := range note.Parts {
@@ -321,7 +323,7 @@ func (p *partition) restoreParts(ctx context.Context, note *viewNote) error {
 	return nil
 }
 
-// rebuild makes every partition's view: its checkpoint and the log behind it.
+// rebuild makes every partition's view from its checkpoint and the log behind that.
 func (j *Journal) rebuild(ctx context.Context) error {
 	ends := make([]uint64, len(j.parts))
 	var done, total uint64

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// An op is one append on its way: from the caller into a writer's queue, in a
-// group to the store, and back.
+// An op is one append: its caller queues it, a group carries it to the store, and
+// the caller gets the result.
 type op struct {
 	rec  *logRecord // nil: a lease
 	data payload    // as encoded
@@ -22,13 +22,13 @@ type op struct {
 	size int
 
 	about store.About
-	after uint64 // of a chain or lease: the last record with its tag
+	after uint64 // of a chain or lease: the expected last record with its tag
 	fence *Lease
 
-	// reserve says that the op finishes what was begun, and may use half of
-	// the space that is kept free.
+	// reserve: the op settles something and may use half of the space that is kept
+	// free.
 	reserve bool
-	late    bool // see Entry
+	late    bool // Entry.Late
 
 	phase atomic.Int32
 	done  chan struct{}
@@ -38,17 +38,17 @@ type op struct {
 	err   error
 	tries int // after conflicts with other nodes
 
-	checked bool // against all that was recorded when it seemed to conflict
+	checked bool // again after catching up, because it seemed to conflict
 }
 
-// opID tells which append made a record, so that one of unknown outcome can be
-// recognised in the log.
+// opID identifies an append, so that one of unknown outcome can be recognised in
+// the log.
 type opID struct{ run, number uint64 }
 
 const (
 	opQueued = iota
 	opTaken
-	opAbandoned // its caller left before it was taken
+	opAbandoned // its caller gave up before it was taken
 )
 
 func (o *op) finish(err error) {
@@ -56,9 +56,10 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// pending is what a writer has checked and the view does not hold yet: it lies in
-// the store, or is the next group. What it bears on waits until its end is known,
-// so that the next group holds whatever becomes of the one before.
+// pending is the effect of ops that were checked and are not in the view yet: those
+// in flight, and those of the next group. An op that depends on one of them waits
+// until the outcome is known. So the next group stays valid whatever happens to the
+// one in flight.
 type pending struct {
 	opens   int
 	keys    map[hash16]bool
@@ -67,15 +68,15 @@ type pending struct {
 	long    map[hash16]int
 }
 
-// pendingDelivery is a delivery as pending steps leave it.
+// pendingDelivery is a delivery after the pending steps.
 type pendingDelivery struct {
 	delivery
-	blocked bool // settled, or about to be opened: nothing can follow yet
+	blocked bool // settled, or about to be opened: no step can follow yet
 	steps   int
 }
 
-// allows reports whether nothing pending changes what o is checked against, or o
-// can follow it.
+// allows reports whether o can be checked now: nothing pending concerns it, or its
+// steps can follow the pending ones.
 func (g *pending) allows(o *op) bool {
 	if o.tag != "" && g.tags[o.tag] || o.fence != nil && g.tags[o.fence.tag] {
 		return false
@@ -103,7 +104,7 @@ func (g *pending) allows(o *op) bool {
 	return true
 }
 
-// add adds what p has admitted.
+// add adds an op that p has admitted.
 func (g *pending) add(p *partition, o *op) {
 	if o.tag != "" {
 		g.tags[o.tag] = true
@@ -157,13 +158,13 @@ func (g *pending) remove(o *op) {
 	}
 }
 
-// group is what the store gets at once.
+// group is a list of ops that the store appends together.
 type group struct {
 	ops     []*op
 	rows    []store.Record
 	after   uint64 // the record that it follows
 	bytes   int
-	unknown bool // the store could not say whether it recorded it
+	unknown bool // an attempt had no answer: the store may have recorded it
 	err     error
 }
 
@@ -172,13 +173,13 @@ func (g *group) reset(after uint64) {
 	*g = group{ops: g.ops[:0], rows: g.rows[:0], after: after}
 }
 
-// A writer appends to one partition; of this process it is the only one.
+// A writer appends to one partition; this process has one writer for each.
 //
-// It checks a group of entries against everything up to the last record it
-// knows, and has the store append the group behind that record. While the store
-// does so, the writer checks and seals the next group; it is appended as soon as
-// the one before has been recorded. If another process was sooner, the writer
-// reads what is new and checks again.
+// It checks a group of entries against all records up to the last one it knows, and
+// has the store append the group behind that record. Meanwhile it checks and seals
+// the next group, which is appended as soon as the one in flight is recorded. If
+// another process appended first, the writer reads the new records and checks
+// again.
 type writer struct {
 	j *Journal
 	p *partition
@@ -186,15 +187,15 @@ type writer struct {
 	mu         sync.Mutex
 	queue      []*op
 	bytes      int
-	taken      int         // taken from the queue, and not in a group
-	lateQueued int         // of queue, those that nobody waits for
-	lateTimer  *time.Timer // ends the time that they may wait where there are no others
-	lateDue    bool        // it has
+	taken      int         // how many ops wait in waiting
+	lateQueued int         // late ops in queue
+	lateTimer  *time.Timer // ends the wait of late ops
+	lateDue    bool        // lateTimer has fired
 	busy       bool
 	closed     bool
 	wake       chan struct{}
 
-	// Of the goroutine that runs:
+	// Used by run only:
 	waiting    []*op // taken from the queue, and not in a group
 	pending    pending
 	next       *group
@@ -217,9 +218,9 @@ func newWriter(j *Journal, p *partition) *writer {
 	}
 }
 
-// pipelineFrom is how many must wait for the writer to check them while the store has a
-// group. A smaller group is not worth a sync of its own: it waits for the callers
-// of the one before.
+// pipelineFrom is how many ops must wait before the writer prepares a group while
+// another is in flight. A smaller group does not deserve a sync of its own: it
+// waits for the callers of the one in flight.
 const pipelineFrom = 64
 
 // Bounds of a group, and of the bytes that wait in a queue.
@@ -229,10 +230,10 @@ const (
 	maxQueuedBytes = 64 << 20
 )
 
-// maxLateWait is how long what is late waits for others.
+// maxLateWait is how long a late op waits for others.
 const maxLateWait = 5 * time.Millisecond
 
-// submit queues o and waits for its end.
+// submit queues o and waits for its outcome.
 func (w *writer) submit(ctx context.Context, o *op) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -276,7 +277,7 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 }
 
-// flushLate has what was late recorded, with others or not.
+// flushLate has late ops recorded although no others came.
 func (w *writer) flushLate() {
 	w.mu.Lock()
 	w.lateDue = true
@@ -324,9 +325,9 @@ func (w *writer) run() {
 	}
 }
 
-// yield lets the callers of the group before run first: those that append
-// again at once are then in the next group, and share its sync. Where there are
-// many they make two groups in turn.
+// yield lets the callers of the last group run. Those that append again at once are
+// then in the next group and share its sync. Many callers form two groups that take
+// turns.
 func (w *writer) yield() {
 	for before := -1; ; {
 		w.mu.Lock()
@@ -347,7 +348,7 @@ func (w *writer) close() {
 	w.signal()
 }
 
-// prepare adds to the next group what may be in it.
+// prepare moves queued ops into the next group.
 func (w *writer) prepare() (closed bool) {
 	w.mu.Lock()
 	if len(w.queue) > w.lateQueued || w.lateDue || w.closed || len(w.waiting) > 0 {
@@ -410,8 +411,8 @@ func (w *writer) prepare() (closed bool) {
 	return closed
 }
 
-// admit checks an op. What seems to conflict here may have been made possible by
-// another node a moment ago.
+// admit checks an op. If it conflicts it is checked once more after catching up:
+// another hub may have made it possible a moment ago.
 func (w *writer) admit(o *op) (*Prior, error) {
 	prior, err := w.p.admit(o, &w.pending)
 	if !o.checked && !w.j.store.Exclusive() && (errors.Is(err, ErrConflict) || errors.Is(err, ErrFenced)) {
@@ -424,7 +425,7 @@ func (w *writer) admit(o *op) (*Prior, error) {
 	return prior, err
 }
 
-// add makes o the last of a group.
+// add appends o to a group.
 func (w *writer) add(g *group, o *op) error {
 	row, err := w.p.storeRecord(o, g.after+1+uint64(len(g.ops)))
 	if err != nil {
@@ -436,7 +437,7 @@ func (w *writer) add(g *group, o *op) error {
 	return nil
 }
 
-// send gives the next group to the store, if there is one.
+// send gives the next group to the store, unless it is empty.
 func (w *writer) send() {
 	if len(w.next.ops) == 0 {
 		return
@@ -475,7 +476,7 @@ func (w *writer) append(g *group) {
 			g.err = storeError(w.j.ctx, g.err)
 			return
 		}
-		// Nobody else writes to an exclusive store: it has failed for good.
+		// An exclusive store that gives no answer has failed for good.
 		if w.j.store.Exclusive() || !sleep(ctx, pause) {
 			g.err = failBy(ErrUnknown, g.err, "")
 			return
@@ -483,8 +484,8 @@ func (w *writer) append(g *group) {
 	}
 }
 
-// complete ends a group that the store has given back, and sends the next one. The
-// callers of the one run while the store has the other.
+// complete handles a group that the store has answered, and sends the next one.
+// While the store has that, the callers of the completed one run.
 func (w *writer) complete(g *group) {
 	ops := g.ops
 	g.ops, w.spareGroup = nil, g
@@ -501,7 +502,7 @@ func (w *writer) complete(g *group) {
 	w.inFlight = nil
 	w.setBusy(false)
 	w.j.gate.RUnlock()
-	if g.err != nil || w.next.after != w.p.position() { // it was made to follow this one
+	if g.err != nil || w.next.after != w.p.position() { // it would follow another record
 		w.requeueNext()
 	}
 	switch {
@@ -518,7 +519,7 @@ func (w *writer) complete(g *group) {
 	}
 }
 
-// requeueNext takes the next group apart.
+// requeueNext dissolves the next group; its ops wait again.
 func (w *writer) requeueNext() {
 	for _, o := range w.next.ops {
 		w.pending.remove(o)
@@ -534,12 +535,12 @@ func (w *writer) finish(ops []*op, err error) {
 	}
 }
 
-// maxTries is how often an op is tried that other nodes have in the way, with a
-// pause that grows by a millisecond: 3 seconds in all.
+// maxTries bounds the attempts of an op when other hubs append first. The pause
+// between them grows by a millisecond: 3 seconds in all.
 const maxTries = 80
 
-// resolveConflict reads what others have appended. Of ops whose outcome is unknown, it
-// finds those that were recorded; the others are checked and tried again.
+// resolveConflict reads what other hubs have appended. It finishes ops of unknown
+// outcome that were recorded; the others are checked and tried again.
 func (w *writer) resolveConflict(ops []*op, unknown bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
@@ -573,7 +574,7 @@ func (w *writer) resolveConflict(ops []*op, unknown bool) {
 	w.waiting = append(again, w.waiting...)
 }
 
-// sleep waits for a time, or gives false when ctx ends first.
+// sleep waits for d, or returns false when ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
