@@ -104,19 +104,23 @@ func (d *delivery) export(partition int, t target) Delivery {
 	}
 }
 
-// check says why a step cannot follow; "": it can.
-func (d *delivery) check(s *Step) string {
-	if int(d.state) >= len(transitions) || transitions[d.state]&(1<<s.State) == 0 {
-		return "it is " + d.state.String()
+// Conflict says why s cannot follow a delivery in this state, after this attempt;
+// "": it can.
+func (s *Step) Conflict(state parley.DeliveryState, attempt int) string {
+	if int(state) >= len(transitions) || transitions[state]&(1<<s.State) == 0 {
+		return "it is " + state.String()
 	}
 	switch {
-	case s.State == parley.Delivering && s.Attempt != int(d.attempt)+1:
+	case s.State == parley.Delivering && s.Attempt != attempt+1:
 		return "the attempt is not the next one"
-	case s.State != parley.Delivering && s.Attempt != 0 && s.Attempt != int(d.attempt):
+	case s.State != parley.Delivering && s.Attempt != 0 && s.Attempt != attempt:
 		return "another attempt was made since"
 	}
 	return ""
 }
+
+// check says why a step cannot follow; "": it can.
+func (d *delivery) check(s *Step) string { return s.Conflict(d.state, int(d.attempt)) }
 
 // advance applies a step and reports whether the delivery is settled for good. A
 // dead letter is not: it may be retried.

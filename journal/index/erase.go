@@ -60,7 +60,12 @@ func (x *Index) do(ctx context.Context, f func(*store) error) error {
 	case <-x.done:
 		return errClosed
 	}
-	return <-done
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *store) erase(list []parley.ID) error {

@@ -483,32 +483,10 @@ func (d *delivery) export(partition int, steps bool) Delivery {
 	return out
 }
 
-// follow says what may follow what: the table of package journal.
-var follow = [...]uint16{
-	parley.Waiting:    set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivering: set(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivered:  set(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Dead:       set(parley.Waiting, parley.Answered, parley.Dropped),
-}
-
-func set(states ...parley.DeliveryState) (b uint16) {
-	for _, s := range states {
-		b |= 1 << s
-	}
-	return b
-}
-
-// fits repeats the journal's check: nodes that share a journal may record a
-// step that another was sooner than, and all leave it out of account.
-func (d *delivery) fits(t *journal.Step, kind parley.Kind) bool {
-	now := d.last()
-	if !d.open(kind) && d.state() != parley.Dead || int(now.State) >= len(follow) || follow[now.State]&(1<<t.State) == 0 {
-		return false
-	}
-	if t.State == parley.Delivering {
-		return t.Attempt == now.Attempt+1
-	}
-	return t.Attempt == 0 || t.Attempt == now.Attempt
+// allows repeats the journal's check: hubs that share a journal may both record a
+// step, and all of them ignore the later one.
+func (d *delivery) allows(t *journal.Step, kind parley.Kind) bool {
+	return (d.open(kind) || d.state() == parley.Dead) && t.Conflict(d.state(), d.last().Attempt) == ""
 }
 
 // find finds the delivery of a message that is recorded in a partition; nil where
@@ -583,7 +561,7 @@ func (s *store) eventLosses(r *journal.Record) error {
 
 func (s *store) step(r *journal.Record, j *journal.Step) error {
 	t, d, err := s.find(j.Message, r.Position.Partition, j.To)
-	if err != nil || d == nil || !d.fits(j, t.kind) {
+	if err != nil || d == nil || !d.allows(j, t.kind) {
 		return err
 	}
 	flags, open := t.sum()
