@@ -37,7 +37,7 @@ const (
 // or a scalar, big endian.
 const seedSize = 32
 
-// private is a private key in the form that signs fastest.
+// private is a private key, prepared for signing.
 type private struct {
 	public []byte
 	sign   func(msg []byte) ([]byte, error)
@@ -114,7 +114,7 @@ func signP256(k *ecdsa.PrivateKey, digest []byte) ([]byte, error) {
 	return out, nil
 }
 
-// newSeed draws a private key from rand.
+// newSeed draws a private key.
 func newSeed(a Algorithm, rand io.Reader) ([]byte, error) {
 	seed := make([]byte, seedSize)
 	// A scalar above the group order comes once in 2³² draws (P-256) or never.
@@ -132,7 +132,7 @@ func newSeed(a Algorithm, rand io.Reader) ([]byte, error) {
 	return nil, fmt.Errorf("keyring: the random source gives no usable key")
 }
 
-// normalPublic checks a public key and returns its one form, see the
+// normalPublic validates a public key and returns its canonical form, see the
 // algorithms. The error wraps [ErrInvalid].
 func normalPublic(a Algorithm, pub []byte) ([]byte, error) {
 	switch a {

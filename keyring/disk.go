@@ -23,8 +23,8 @@ const maxFile = 256 << 20
 
 const tempPrefix = ".keyring-"
 
-// ringFile is a ring's place in the file system; a nil ringFile keeps nothing. Its
-// methods are called by one goroutine at a time.
+// ringFile is a ring's file; a nil ringFile keeps nothing. One goroutine at a time
+// calls its methods.
 type ringFile struct {
 	dir, path  string
 	sealer     *sealer
@@ -34,8 +34,8 @@ type ringFile struct {
 	fault      func(step string) error
 }
 
-// openDisk opens the ring of o.Dir. Where there is none it calls absent, if that
-// is set, else it fails with [fs.ErrNotExist].
+// openDisk opens the ring of o.Dir. If there is none it calls absent, or fails with
+// [fs.ErrNotExist] if absent is nil.
 func openDisk(o Options, now func() time.Time, absent func(*ringFile, Protection) error) (*ringFile, *contents, error) {
 	d := &ringFile{
 		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
@@ -79,7 +79,7 @@ func openDisk(o Options, now func() time.Time, absent func(*ringFile, Protection
 	return d, c, nil
 }
 
-// begin is create where no ring was before.
+// begin makes a ring in a directory that never had one.
 func (d *ringFile) begin(p Protection) error {
 	backups, err := filepath.Glob(filepath.Join(globEscape(d.dir), FileName+".*"))
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *ringFile) begin(p Protection) error {
 	return d.create(p)
 }
 
-// create writes an empty ring, so that what protects it is settled.
+// create writes an empty ring, which fixes its protection.
 func (d *ringFile) create(p Protection) (err error) {
 	if d.sealer, err = newSealer(p, d.workFactor); err != nil {
 		return err
@@ -113,7 +113,7 @@ func makeDir(dir string) error {
 	return checkMode(dir, info, 0o700)
 }
 
-// checkMode refuses what others could read or change.
+// checkMode refuses a mode with which others could read or change the file.
 func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
 	if !disk.OthersMay(info) {
 		return nil
@@ -128,7 +128,7 @@ func shellQuote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// readPrivate reads a file that only its owner may read.
+// readPrivate reads a file that only its owner can read.
 func readPrivate(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -155,8 +155,8 @@ func readPrivate(path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// readIfChanged gives the contents that another process wrote and the sum of
-// its file, or nil.
+// readIfChanged returns the contents that another process wrote and their checksum;
+// nil: the file has not changed.
 func (d *ringFile) readIfChanged() (*contents, [sha256.Size]byte, error) {
 	if d == nil {
 		return nil, [sha256.Size]byte{}, nil
@@ -177,9 +177,8 @@ func (d *ringFile) readIfChanged() (*contents, [sha256.Size]byte, error) {
 	return c, sum, err
 }
 
-// write makes c the ring's file. When it fails the old file is there; only if
-// the directory alone could not be synced, the new one is, and the next
-// update finds it.
+// write writes c. After an error the old file is there; if only the directory could
+// not be synced, the new one is, and the next update reads it.
 func (d *ringFile) write(c *contents) error {
 	if d == nil {
 		return nil
@@ -198,7 +197,7 @@ func (d *ringFile) write(c *contents) error {
 	return nil
 }
 
-// replace puts b in the place of the ring's file, or leaves the old one.
+// replace replaces the ring's file, or leaves the old one.
 func (d *ringFile) replace(b []byte) (err error) {
 	f, err := d.temp()
 	if err != nil {
@@ -229,7 +228,7 @@ func (d *ringFile) temp() (*os.File, error) {
 	return os.CreateTemp(d.dir, tempPrefix) // of mode 0600
 }
 
-// fill writes b to f, to the disk itself, and closes f.
+// fill writes b to f, syncs f and closes it.
 func (d *ringFile) fill(f *os.File, b []byte) error {
 	err := d.step("write")
 	if err == nil {
@@ -258,7 +257,7 @@ func (d *ringFile) syncDir() error {
 	return disk.SyncDir(d.dir)
 }
 
-// removeTemp clears what a crash left behind.
+// removeTemp removes what a crash left behind.
 func (d *ringFile) removeTemp() error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
@@ -274,7 +273,7 @@ func (d *ringFile) removeTemp() error {
 	return nil
 }
 
-// backup copies the file b aside and returns where.
+// backup writes a copy b of the file and returns its path.
 func (d *ringFile) backup(b []byte) (string, error) {
 	base := d.path + "." + d.now().UTC().Format("20060102T150405Z")
 	for i := range 100 {
@@ -301,8 +300,8 @@ func (d *ringFile) backup(b []byte) (string, error) {
 	return "", fmt.Errorf("there are too many backups named %s", base)
 }
 
-// putAside moves the file away, when what it holds is kept elsewhere, and says
-// where it is.
+// putAside renames the file, whose keys are now kept elsewhere, and returns its new
+// path.
 func (d *ringFile) putAside() (to string, err error) {
 	err = d.locked(func() error {
 		b, err := readPrivate(d.path, maxFile)
@@ -320,7 +319,7 @@ func (d *ringFile) putAside() (to string, err error) {
 	return to, err
 }
 
-// protect is [Ring.Protect] of a ring in a file.
+// protect is [Ring.Protect] for a ring in a file.
 func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err error) {
 	if err := d.sealer.isOpenedBy(current, d.path); err != nil {
 		return "", err
@@ -352,7 +351,7 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 	return backup, err
 }
 
-// locked runs f while no other process changes the ring.
+// locked calls f while no other process can change the ring.
 func (d *ringFile) locked(f func() error) error {
 	if d == nil {
 		return f()

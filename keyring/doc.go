@@ -1,51 +1,48 @@
-// Package keyring keeps what the hub must keep secret, and the public keys of
-// others that somebody vouched for.
+// Package keyring keeps a hub's private keys and secrets, and the public keys of
+// agents that somebody vouched for.
 //
 // A [Ring] holds private keys by owner (an agent's name, or "hub") and purpose
-// ("samvad", "uagents", "asp", "agh", "admin", …), hands out a [Signer] for
-// them, and knows no protocol: which key a protocol wants, and what it signs
-// with it, is the protocol's affair. Beside them it holds enrolled public keys
-// ([Enrolled]) and random secrets such as the journal's encryption key
-// ([Ring.Secret]).
+// ("samvad", "uagents", "asp", "agh", "admin", …), and returns a [Signer] for
+// them. It knows no protocol: the caller chooses the algorithm and what to sign.
+// A ring also holds enrolled public keys ([Enrolled]) and random secrets, for
+// example keys of MACs ([Ring.Secret]).
 //
 // # Life of a key
 //
-// A key is active, then retiring, then over. [Ring.Rotate] makes a new active
-// key and lets the old one stay valid for an overlap, so that peers who learn
-// of the change late still understand; [Ring.Keys] gives both while that
-// lasts. [Ring.Revoke] ends a key at once and erases its private half.
-// [Ring.Signer] always gives the newest active key and costs a map look-up.
+// A key is active, then retiring, then over. [Ring.Rotate] makes a new active key
+// and keeps the old one valid for an overlap, for peers who learn of the change
+// late; meanwhile [Ring.Keys] returns both. [Ring.Revoke] ends a key at once and
+// erases its private half. [Ring.Signer] returns the newest active key, at the
+// cost of a map look-up.
 //
 // # At rest
 //
-// Everything is in one file, keyring.json, of mode 0600 in a directory of mode
-// 0700; looser modes are refused with the command that mends them. A change is
-// written to a temporary file, synced, renamed over the old file and the
-// directory synced: after a full disk or a crash the old state or the new one
-// is there, whole. A change waits for other processes that change the same
-// ring and starts from what they wrote.
+// The ring of one machine is a file, keyring.json, of mode 0600 in a directory of
+// mode 0700. Other modes are refused; the error has the command that mends them. A
+// change is written to a temporary file, which is synced and renamed over the old
+// one; then the directory is synced. After a full disk or a crash the file is the
+// old one or the new one, whole. A change locks the ring against other processes
+// and starts from what they wrote.
 //
 // With a passphrase or an identity file the contents are encrypted in the age
-// format (https://age-encryption.org/v1). An identity file is one made by
-// age-keygen. A passphrase protects, by scrypt, a random X25519 identity, to
-// which the contents are encrypted; the cost of scrypt is paid once per
-// [Open]. A wrong passphrase, one that is missing, and one that is given for a
-// ring that is not encrypted are errors, found before anything is written; no
-// ring is ever partly encrypted. [Ring.Protect] changes the protection, after
-// writing a backup.
+// format (https://age-encryption.org/v1). age-keygen makes an identity file. A
+// passphrase protects, by scrypt, a random X25519 identity, to which the contents
+// are encrypted; the cost of scrypt is paid once per [Open]. A wrong or missing
+// passphrase, and one for a ring that is not encrypted, are errors, found before
+// anything is written. A ring is never partly encrypted. [Ring.Protect] changes
+// the protection, after writing a backup.
 //
-// The hubs of a cluster keep their ring in a [Store], sealed in the same way: one
-// value says what opens the ring, and each owner's keys for a purpose are a value
-// of their own. There a change of the passphrase replaces the first value, which
-// then also holds the former identity, sealed to the new one; the others are
-// sealed anew after that.
+// The hubs of a cluster keep their ring in a [Store], encrypted in the same way.
+// One value, the head, has what opens the ring; each owner's keys for a purpose
+// are a value of their own. A change of the passphrase first replaces the head,
+// which then also has the previous identity, encrypted to the new one. The other
+// values are encrypted to the new identity after that.
 //
 // # What is stable
 //
-// The file names its format, "parley-keyring/1", and every later version of
-// this package reads it. A file of a format that is not known is refused
-// untouched.
+// The file names its format, "parley-keyring/1", and every later version of this
+// package reads it. A file of an unknown format is refused and not changed.
 //
-// Nothing secret appears in an error, in what fmt, log/slog and encoding/json
-// make of this package's types, or in a file name.
+// Nothing secret appears in errors, in file names, or in what fmt, log/slog and
+// encoding/json make of this package's types.
 package keyring

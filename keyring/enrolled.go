@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Enrolled is a public key that somebody vouched for: messages that it signs
-// are Agent's.
+// Enrolled is a public key that somebody vouched for: messages signed with it are
+// from Agent.
 type Enrolled struct {
 	Agent     string    `json:"agent"`
 	Purpose   string    `json:"purpose"`
-	KeyID     string    `json:"keyId"` // as the protocol names it; empty makes a fingerprint
+	KeyID     string    `json:"keyId"` // the protocol's name of the key; Enroll replaces "" by the fingerprint
 	Algorithm Algorithm `json:"algorithm"`
-	Public    []byte    `json:"public"` // kept in the form the Algorithm documents
+	Public    []byte    `json:"public"` // in the form that the Algorithm documents
 	By        string    `json:"by,omitempty"`
 	Note      string    `json:"note,omitempty"`
 	Created   time.Time `json:"created"` // set by Enroll
 }
 
-// Enroll records a public key and returns it as it was recorded. Keys that
-// cannot be trusted to stand for one owner (Ed25519 of small order or not
-// canonical) are refused with [ErrInvalid]. The same key again changes
-// nothing; another key under the same KeyID is [ErrExists].
+// Enroll records a public key and returns it as recorded. Keys that may have more
+// than one owner (Ed25519 of small order, or not canonical) are refused with
+// [ErrInvalid]. The same key again changes nothing; another key with the same KeyID
+// is [ErrExists].
 func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
 	if err := checkNames(e.Agent, e.Purpose); err != nil {
 		return Enrolled{}, err
@@ -68,13 +68,13 @@ func (e Enrolled) sameKeyID(o Enrolled) bool {
 	return e.Agent == o.Agent && e.Purpose == o.Purpose && e.KeyID == o.KeyID
 }
 
-// Enrolled gives the keys enrolled for agent and purpose, oldest first. The
-// result is shared: it must not be changed.
+// Enrolled returns the keys enrolled for agent and purpose, oldest first. The
+// result is shared: do not change it.
 func (r *Ring) Enrolled(agent, purpose string) []Enrolled {
 	return r.current.Load().enrolled[ownerPurpose{agent, purpose}]
 }
 
-// AllEnrolled gives every enrolled key, in order of agent, purpose and age.
+// AllEnrolled returns all enrolled keys, by agent, purpose and age.
 func (r *Ring) AllEnrolled() []Enrolled {
 	out := slices.Clone(r.current.Load().contents.Enrolled)
 	for i := range out {
@@ -86,7 +86,7 @@ func (r *Ring) AllEnrolled() []Enrolled {
 	return out
 }
 
-// Unenroll removes a key, or gives [ErrNotFound].
+// Unenroll removes an enrolled key. Errors: [ErrNotFound].
 func (r *Ring) Unenroll(agent, purpose, keyID string) error {
 	return r.update(func(c *contents) error {
 		n := len(c.Enrolled)
@@ -98,7 +98,7 @@ func (r *Ring) Unenroll(agent, purpose, keyID string) error {
 	})
 }
 
-// Fingerprint is a short name of a public key for people to compare: 20
+// Fingerprint is a short name of a public key, for people to compare: 20
 // hexadecimal digits of SHA-256.
 func Fingerprint(a Algorithm, public []byte) string {
 	b := append(append(make([]byte, 0, 128), a...), '\n')

@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// oldRing is a ring in the place where this hub's ring is not kept any more: in
-// files before the hub joined a cluster, or in the state of a cluster whose
-// backup was restored for a hub alone.
+// oldRing is a ring in the place that this hub does not use any more: a file from
+// before it joined a cluster, or the restored state of a cluster for a hub that is
+// alone now.
 type oldRing struct {
 	contents *contents
-	remove   func() (to string, err error) // takes it out of there
+	remove   func() (to string, err error) // from the old place; to says where the backup is
 }
 
-// openOldRing opens the ring that is to be taken over; nil where there is none.
+// openOldRing opens the ring to import; nil: there is none.
 func openOldRing(o Options, now func() time.Time) (*oldRing, error) {
 	switch {
 	case o.Shared && o.Dir != "":
 		d, c, err := openDisk(o, now, nil)
 		if errors.Is(err, ErrNotEncrypted) {
-			// The shared state asks for a passphrase; a file need not have one.
+			// A shared ring needs a passphrase; the file may be plain all the same.
 			o.Passphrase, o.IdentityFile = nil, ""
 			d, c, err = openDisk(o, now, nil)
 		}
@@ -53,8 +53,8 @@ func openOldRing(o Options, now func() time.Time) (*oldRing, error) {
 	return nil, nil
 }
 
-// migrate brings what a former ring holds into r, and ends the former one. A key
-// never takes the place of another.
+// migrate imports an old ring into r and removes it from the old place. An imported
+// key never replaces another.
 func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 	var taken int
 	var left []string
@@ -74,7 +74,7 @@ func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 				left = append(left, fmt.Sprintf("key %s of %q for %q", k.ID, k.Owner, k.Purpose))
 			}
 		}
-		// Those that were enrolled here meanwhile stay what they are.
+		// A key that was enrolled here stays.
 		known := map[[3]string]*Enrolled{}
 		for i := range c.Enrolled {
 			e := &c.Enrolled[i]
@@ -108,7 +108,7 @@ func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 	}
 	to, err := f.remove()
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // another hub that takes the same file over was first
+		err = nil // another hub imported the same file first
 	}
 	if err != nil {
 		return fmt.Errorf("the keys were taken over into %s, but are still where they were: %w", r.where(), err)

@@ -19,8 +19,8 @@ import (
 	"unicode/utf8"
 )
 
-// Errors of this package; what it returns wraps one of them, or an error of
-// the operating system.
+// Match these with errors.Is. An error of this package wraps one of them, or an
+// error of the operating system.
 var (
 	ErrNotFound     = errors.New("keyring: no such key")
 	ErrExists       = errors.New("keyring: there is one already")
@@ -35,7 +35,7 @@ var (
 	ErrMissing      = errors.New("keyring: file is missing")
 )
 
-// Hub is the owner of keys that are the hub's own.
+// Hub is the owner of the hub's own keys.
 const Hub = "hub"
 
 const (
@@ -43,17 +43,17 @@ const (
 	defaultMaxKeys = 100_000 // private keys, and as many enrolled ones
 )
 
-// State says where in its life a key is.
+// State is the place of a key in its life.
 type State string
 
 const (
-	Next     State = "next"     // published, and signs from Key.Turn on
+	Next     State = "next"     // published; signs from Key.Turn on
 	Active   State = "active"   // signs
 	Retiring State = "retiring" // replaced; valid until Key.Until
 	Revoked  State = "revoked"
 )
 
-// Key describes a private key; it holds nothing secret.
+// Key describes a private key. It holds nothing secret.
 type Key struct {
 	ID        string    `json:"id"` // made of owner, purpose, algorithm and public key
 	Owner     string    `json:"owner"`
@@ -62,10 +62,10 @@ type Key struct {
 	Public    []byte    `json:"public"`
 	State     State     `json:"state"`
 	Created   time.Time `json:"created"`
-	Turn      time.Time `json:"turn,omitzero"`  // when the next key begins to sign, of that key and of the one before it
-	Until     time.Time `json:"until,omitzero"` // end of validity, of a retiring or revoked key, and of one that is about to be replaced
+	Turn      time.Time `json:"turn,omitzero"`  // in a rollover: the next key begins to sign
+	Until     time.Time `json:"until,omitzero"` // end of validity; zero: none is set
 	Used      time.Time `json:"used,omitzero"`  // last signature; kept on disk from the next change or Close
-	By        string    `json:"by,omitempty"`   // who made or brought it
+	By        string    `json:"by,omitempty"`   // operator or program that made or imported it
 	Note      string    `json:"note,omitempty"`
 }
 
@@ -74,8 +74,8 @@ func (k Key) Live(t time.Time) bool {
 	return k.State == Active || k.State == Next || k.State == Retiring && t.Before(k.Until)
 }
 
-// at gives the key as it is at t. Within a rotation by [Ring.Rollover] time alone
-// changes it: the file has the keys as they will be at Turn, and when that is.
+// at returns the key as it is at t. In a [Ring.Rollover] time alone changes keys:
+// the ring has them as they will be from Turn on, and Turn.
 func (k Key) at(t time.Time) Key {
 	switch turned := !t.Before(k.Turn); {
 	case k.Turn.IsZero():
@@ -117,19 +117,19 @@ type Ring struct {
 	now     func() time.Time
 	rand    io.Reader
 	maxKeys int
-	disk    *ringFile // nil: in memory, or shared
-	shared  *shared   // nil: in memory, or on disk
+	disk    *ringFile // nil: the ring is not in a file
+	shared  *shared   // nil: the ring is not in a store
 
-	mu       sync.Mutex // held by changes, also over the disk
+	mu       sync.Mutex // held by changes, also while they write
 	current  atomic.Pointer[snapshot]
 	watchers []func(agent string)
 }
 
-// snapshot is the state at one moment; it is never changed.
+// snapshot is the ring at one moment. It never changes.
 type snapshot struct {
 	contents  *contents
 	active    map[ownerPurpose]*signer   // newest
-	next      map[ownerPurpose]ringKey   // that follows it
+	next      map[ownerPurpose]ringKey   // of rollovers
 	byPurpose map[ownerPurpose][]ringKey // all, in order of age
 	byID      map[string]ringKey
 	enrolled  map[ownerPurpose][]Enrolled
@@ -162,23 +162,23 @@ func (c *contents) clone() *contents {
 	return n
 }
 
-// Options say where a ring is and what opens it.
+// Options describe where a ring is and what opens it.
 type Options struct {
-	// Dir holds the ring; it is made when missing. Empty means a ring in
+	// Dir holds the ring's file; it is made if missing. Empty: the ring is in
 	// memory.
 	Dir string
 
-	// Store is a state in which several hubs share a ring, and Shared says that
-	// this one is there and not in Dir. A ring that is found in the other place
-	// is taken over, once: a file is put aside, values are removed. What another
-	// key has the place of is left in the file, and Log says so.
+	// Store is a state in which hubs share a ring. With Shared the ring is there,
+	// not in Dir. A ring found in the other place is imported once; then its file
+	// is renamed, or its values are removed. A key that would replace another is
+	// not imported, and Log says so.
 	Store  Store
 	Shared bool
 	Log    *slog.Logger // nil discards
 
-	// Passphrase or IdentityFile, a file made by age-keygen, protect the ring.
-	// At most one may be given, and it must be what the ring was made with.
-	// A passphrase that is empty but not nil is an error.
+	// Passphrase or IdentityFile, a file made by age-keygen, protects the ring. At
+	// most one may be given: the one that the ring was made with. An empty
+	// passphrase that is not nil is an error.
 	Passphrase   Secret
 	IdentityFile string
 
@@ -190,8 +190,7 @@ type Options struct {
 	fault      func(step string) error // makes a step of writing fail
 }
 
-// Open opens the ring of o.Dir or o.Store, or makes an empty one where there is
-// none.
+// Open opens the ring of o.Dir or o.Store, or makes an empty one.
 func Open(o Options) (*Ring, error) {
 	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.maxKeys, defaultMaxKeys)}
 	if r.now == nil {
@@ -213,7 +212,7 @@ func Open(o Options) (*Ring, error) {
 		if r.shared, err = openShared(o); err != nil {
 			return nil, err
 		}
-		err = r.update(func(*contents) error { return nil }) // seals anew what a change of the passphrase left
+		err = r.update(func(*contents) error { return nil }) // finishes a change of the passphrase
 		r.shared.follow(r)
 	case o.Dir != "":
 		absent := (*ringFile).begin
@@ -235,14 +234,14 @@ func Open(o Options) (*Ring, error) {
 	return r, nil
 }
 
-// stopFollowing ends what follows other hubs.
+// stopFollowing ends the goroutine that follows other hubs.
 func (r *Ring) stopFollowing() {
 	if r.shared != nil {
 		r.shared.stop()
 	}
 }
 
-// where a ring is, for errors.
+// where names the ring's place, for errors.
 func (r *Ring) where() string {
 	switch {
 	case r.shared != nil:
@@ -253,18 +252,18 @@ func (r *Ring) where() string {
 	return "memory"
 }
 
-// Format shows what a ring is, without its keys.
+// Format describes the ring without its keys.
 func (r *Ring) Format(f fmt.State, _ rune) {
 	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", r.where(), len(r.current.Load().contents.Keys))
 }
 
-// Close writes when keys were last used, and ends the following of other hubs.
-// The ring stays usable.
+// Close records when keys were last used, and stops following other hubs. The ring
+// stays usable.
 func (r *Ring) Close() error {
 	defer r.stopFollowing()
 	err := r.noteUse()
 	if errors.Is(err, ErrWrongKey) {
-		return nil // the passphrase was changed, and what follows knows when its keys were used
+		return nil // the passphrase was changed by another process, which also recorded the use of keys
 	}
 	return err
 }
@@ -283,18 +282,17 @@ func (r *Ring) noteUse() error {
 	return nil
 }
 
-// Protect changes what protects the ring, for instance its passphrase: current is
-// what opens it now, next what will. All keys are sealed anew, under an identity
-// that the old protection does not open. The change is one write: after a crash
-// the ring opens with current if that was not made, else with next.
+// Protect changes the ring's protection, for example its passphrase: current opens
+// the ring now, next will. All keys are encrypted to a new identity, which the old
+// protection does not open. The change is one write: after a crash the ring opens
+// with current or with next.
 //
-// A ring in a file may also become encrypted, or plain; the file is copied aside
-// first, and the copy's path returned. That copy opens with current, of a plain
-// ring to anybody who can read it: delete it when the new protection has proved
-// itself.
+// A ring in a file may also become encrypted, or plain. The file is copied first,
+// and the copy's path returned. The copy opens with current, or without a
+// passphrase if the ring was plain: delete it when the new protection works.
 //
-// Other processes that have the ring open go on with the keys they have. They
-// change none, and learn of no changes, until they open it anew.
+// Other processes that have the ring open go on with the keys they have. They can
+// change none, and learn of no changes, until they open the ring again.
 func (r *Ring) Protect(current, next Protection) (backup string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -307,8 +305,8 @@ func (r *Ring) Protect(current, next Protection) (backup string, err error) {
 	return "", fmt.Errorf("%w: a ring in memory needs no protection", ErrInvalid)
 }
 
-// Watch has f called, one call at a time, with each agent whose enrolled keys have
-// changed, by whatever hub. f must not change the ring.
+// Watch calls f with each agent whose enrolled keys have changed, at whatever hub:
+// one call at a time. f must not change the ring.
 func (r *Ring) Watch(f func(agent string)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -318,8 +316,8 @@ func (r *Ring) Watch(f func(agent string)) {
 // errUnchanged ends an update that has nothing to write.
 var errUnchanged = errors.New("unchanged")
 
-// update lets change work on a copy of the newest contents, and makes the
-// copy the state once it is on disk.
+// update calls change with a copy of the newest contents, writes the copy and makes
+// it the ring's state.
 func (r *Ring) update(change func(*contents) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -349,7 +347,7 @@ func (r *Ring) apply(change func(*contents) error) error {
 	})
 }
 
-// catchUp takes over what another process wrote.
+// catchUp loads what another process wrote.
 func (r *Ring) catchUp() error {
 	c, sum, err := r.disk.readIfChanged()
 	if c == nil || err != nil {
@@ -362,7 +360,7 @@ func (r *Ring) catchUp() error {
 	return nil
 }
 
-// copyContents gives the contents for a change, with when keys were used.
+// copyContents copies the contents for a change, and updates when keys were used.
 func (r *Ring) copyContents() *contents {
 	s := r.current.Load()
 	c := s.contents.clone()
@@ -376,8 +374,8 @@ func (r *Ring) copyContents() *contents {
 	return c
 }
 
-// load checks contents that come from disk, as far as [Ring.publish] does not,
-// and makes them the state.
+// load validates contents that were read, as far as [Ring.publish] does not, and
+// publishes them.
 func (r *Ring) load(c *contents) error {
 	for i := range c.Enrolled {
 		e := &c.Enrolled[i]
@@ -392,8 +390,8 @@ func (r *Ring) load(c *contents) error {
 	return nil
 }
 
-// publish makes c the state that readers see. It fails, with nothing changed,
-// only on contents that this package did not make.
+// publish makes c the state that readers see. It fails, and changes nothing, only
+// if c was not made by this package.
 func (r *Ring) publish(c *contents) error {
 	before := r.current.Load()
 	s := &snapshot{
@@ -430,7 +428,7 @@ func (r *Ring) publish(c *contents) error {
 		p := ownerPurpose{e.Agent, e.Purpose}
 		s.enrolled[p] = append(s.enrolled[p], e)
 	}
-	// From here on nothing fails.
+	// Nothing fails from here on.
 	for _, h := range s.byID {
 		h.signer.setEnd(h.record)
 	}
@@ -450,7 +448,7 @@ func (r *Ring) publish(c *contents) error {
 	return nil
 }
 
-// changedAgents are those of whom other keys are enrolled than before.
+// changedAgents returns the agents whose enrolled keys differ.
 func changedAgents(before, now map[ownerPurpose][]Enrolled) map[string]bool {
 	out := map[string]bool{}
 	for _, both := range [][2]map[ownerPurpose][]Enrolled{{before, now}, {now, before}} {
@@ -468,7 +466,7 @@ type signer struct {
 	id, owner, purpose string
 	algorithm          Algorithm
 	key                private
-	seed               []byte // nil for a key that was found revoked
+	seed               []byte // nil: the key was revoked when the ring was read
 	now                func() time.Time
 	used               atomic.Int64 // Unix nanoseconds, 0 for never
 	ends               atomic.Int64 // Unix nanoseconds
@@ -497,7 +495,7 @@ func newSigner(k *record, now func() time.Time) (*signer, error) {
 	return s, nil
 }
 
-// fits reports whether s may go on to stand for k.
+// fits reports whether s can go on standing for k.
 func (s *signer) fits(k *record) bool {
 	return s != nil && s.owner == k.Owner && s.purpose == k.Purpose && s.algorithm == k.Algorithm &&
 		bytes.Equal(s.key.public, k.Public) && (k.State == Revoked || s.seed != nil && bytes.Equal(s.seed, k.Seed))
@@ -537,7 +535,7 @@ func (s *signer) Seed() []byte {
 	return bytes.Clone(s.seed)
 }
 
-// lastUsed is the later of before and what s saw itself.
+// lastUsed is the later of before and the last signature by s.
 func (s *signer) lastUsed(before time.Time) time.Time {
 	if n := s.used.Load(); n != 0 && (before.IsZero() || n > before.UnixNano()) {
 		return time.Unix(0, n).UTC()
@@ -545,7 +543,7 @@ func (s *signer) lastUsed(before time.Time) time.Time {
 	return before
 }
 
-// Format shows which key it is, without the key.
+// Format names the key without showing it.
 func (s *signer) Format(f fmt.State, _ rune) {
 	_, _ = fmt.Fprintf(f, "signer{%s %s %q %q}", s.id, s.algorithm, s.owner, s.purpose)
 }
@@ -553,16 +551,15 @@ func (s *signer) Format(f fmt.State, _ rune) {
 // MarshalText shows the key's name.
 func (s *signer) MarshalText() ([]byte, error) { return []byte(s.id), nil }
 
-// keyID names a key by what it is and whom it serves: the same private key
-// imported for two purposes is two keys.
+// keyID names a key. The same private key imported for two purposes is two keys.
 func keyID(owner, purpose string, a Algorithm, pub []byte) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "parley key\n%q\n%q\n%s\n%x", owner, purpose, a, pub)
 	return hex.EncodeToString(h.Sum(nil)[:10])
 }
 
-// Signer gives the newest active key of owner for purpose, or [ErrNotFound].
-// Whoever signs more than once asks each time: keys are replaced meanwhile.
+// Signer returns the newest active key of owner for purpose, or [ErrNotFound]. Call
+// it for each signature, because keys are replaced.
 func (r *Ring) Signer(owner, purpose string) (Signer, error) {
 	s, p := r.current.Load(), ownerPurpose{owner, purpose}
 	if n, ok := s.next[p]; ok && !r.now().Before(n.record.Turn) {
@@ -574,8 +571,8 @@ func (r *Ring) Signer(owner, purpose string) (Signer, error) {
 	return nil, fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
 }
 
-// SignerByID gives a key that is active or retiring, [ErrNotFound], or
-// [ErrRevoked] when it is revoked or its overlap is over.
+// SignerByID returns an active or retiring key. [ErrRevoked]: it is revoked, or its
+// overlap is over.
 func (r *Ring) SignerByID(id string) (Signer, error) {
 	h, ok := r.current.Load().byID[id]
 	if !ok {
@@ -591,13 +588,13 @@ func indexByID(c *contents, id string) int {
 	return slices.IndexFunc(c.Keys, func(k record) bool { return k.ID == id })
 }
 
-// List gives all keys, in order of owner, purpose and age.
+// List returns all keys, by owner, purpose and age.
 func (r *Ring) List() []Key {
 	return r.list(func(*record) bool { return true })
 }
 
-// Keys gives the keys of owner for purpose that are valid now, newest first:
-// what a card should show.
+// Keys returns the keys of owner for purpose that are valid now, newest first:
+// those that a card should show.
 func (r *Ring) Keys(owner, purpose string) []Key {
 	now := r.now()
 	var out []Key
@@ -609,8 +606,8 @@ func (r *Ring) Keys(owner, purpose string) []Key {
 	return out
 }
 
-// Valid names the keys that [Ring.Keys] gives and the states of those that are
-// not active, in one string: what is made of the keys is made anew when it changes.
+// Valid is a string that changes whenever what [Ring.Keys] returns changes in keys
+// or states. Caches of what is made from keys compare it.
 func (r *Ring) Valid(owner, purpose string) (ids string) {
 	now := r.now()
 	for _, h := range r.current.Load().byPurpose[ownerPurpose{owner, purpose}] {
@@ -630,7 +627,7 @@ func (r *Ring) Valid(owner, purpose string) (ids string) {
 	return ids
 }
 
-// key gives the key as it is now, for others.
+// key returns a copy of the key as it is now.
 func (h ringKey) key(now time.Time) Key {
 	k := h.record.at(now)
 	k.Public = bytes.Clone(k.Public)
@@ -652,13 +649,12 @@ func (r *Ring) list(want func(*record) bool) []Key {
 	return out
 }
 
-// Create makes keys, all or none, in one write (in a shared ring each in one of
-// its own). An owner who already has an
-// active key for the purpose gets [ErrExists]: use [Ring.Rotate].
+// Create makes keys, all or none, in one write (in a shared ring one write each).
+// An owner with an active key for the purpose gets [ErrExists]: use [Ring.Rotate].
 func (r *Ring) Create(keys ...New) ([]Key, error) { return r.create(keys, false) }
 
-// create makes keys. With missing it makes only those of which there is no active
-// one; without, one that is there is an error.
+// create makes keys. An active key that is there already is skipped with missing,
+// and an error without.
 func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 	var out []Key
 	err := r.update(func(c *contents) error {
@@ -695,7 +691,7 @@ func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 	return out, nil
 }
 
-// Import is [Ring.Create] of one key that exists already.
+// Import is [Ring.Create] for one existing key.
 func (r *Ring) Import(n New) (Key, error) {
 	if n.Seed == nil {
 		return Key{}, fmt.Errorf("%w: there is no key to import", ErrInvalid)
@@ -707,8 +703,8 @@ func (r *Ring) Import(n New) (Key, error) {
 	return keys[0], nil
 }
 
-// Ensure gives the active key for n.Owner and n.Purpose, made as n says if
-// there is none.
+// Ensure returns the active key for n.Owner and n.Purpose, and makes it if there is
+// none.
 func (r *Ring) Ensure(n New) (Signer, error) {
 	if s, err := r.Signer(n.Owner, n.Purpose); err == nil {
 		return s, nil
@@ -719,8 +715,8 @@ func (r *Ring) Ensure(n New) (Signer, error) {
 	return r.Signer(n.Owner, n.Purpose)
 }
 
-// EnsureAll makes the keys of which there is no active one, in one write: each
-// write is of the whole ring, so that many at once are made this way.
+// EnsureAll makes the keys that are missing, in one write. A file is written whole
+// each time, so many keys should be made this way.
 func (r *Ring) EnsureAll(keys ...New) error {
 	_, err := r.create(keys, true)
 	return err
@@ -760,14 +756,13 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 	return k, nil
 }
 
-// timestamp is the time as the file keeps it.
+// timestamp is now, as the file keeps times.
 func (r *Ring) timestamp() time.Time { return r.now().UTC().Truncate(time.Millisecond) }
 
-// Rotate makes a new active key of the same algorithm and lets the active one
-// retire: it stays valid for overlap, or ends now when overlap is not
-// positive. It returns the new key. In the middle of a [Ring.Rollover] there is
-// a new key already: without overlap that one becomes active, with one it is
-// [ErrExists].
+// Rotate makes a new active key of the same algorithm and returns it. The old one
+// retires: it stays valid for overlap, or ends now if overlap is not positive.
+// During a [Ring.Rollover] there is a new key already: without overlap that key
+// becomes active, with overlap the error is [ErrExists].
 func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error) {
 	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
 		if old.Turn = (time.Time{}); overlap > 0 {
@@ -779,10 +774,10 @@ func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error)
 	}, overlap <= 0)
 }
 
-// Rollover replaces a key in phases, for owners who can publish several. The new
-// key is valid at once; the old one signs until overlap has passed, stays valid
-// for grace after that, and ends. Times alone make the steps, so that a restart
-// changes nothing. It returns the new key. One rollover at a time: else
+// Rollover replaces a key in phases, for owners who can publish several, and
+// returns the new one. The new key is valid at once. The old one signs until
+// overlap has passed, stays valid for grace after that, and ends. Only times make
+// the steps, so a restart changes nothing. One rollover at a time, else
 // [ErrExists].
 func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Key, error) {
 	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
@@ -792,8 +787,9 @@ func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Ke
 	}, false)
 }
 
-// rotate lets replace change the active key, and adds one in the state that it
-// gives. With finish, the next key is that one if there is one.
+// rotate changes the active key with replace, and adds a key in the state that
+// replace returns. With finish, the next key of a rollover is used instead of a new
+// one.
 func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record) State, finish bool) (Key, error) {
 	var out Key
 	err := r.update(func(c *contents) error {
@@ -843,9 +839,9 @@ func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *re
 	return out, nil
 }
 
-// Revoke ends a key at once, for signers in use too, and erases its private
-// half for good. The public half stays in the list. Revoking twice is no
-// error. The other key of a [Ring.Rollover] is then the active one.
+// Revoke ends a key at once, also for signers in use, and erases its private half.
+// The public half stays listed. Revoking twice is no error. If a [Ring.Rollover]
+// was under way, its other key is then the active one.
 func (r *Ring) Revoke(id string) error {
 	return r.update(func(c *contents) error {
 		i := indexByID(c, id)
@@ -855,7 +851,7 @@ func (r *Ring) Revoke(id string) error {
 		case c.Keys[i].State == Revoked:
 			return errUnchanged
 		}
-		// What is left of a rollover signs alone, at once.
+		// The other key of a rollover becomes active.
 		for j := range c.Keys {
 			if k, one := &c.Keys[j], &c.Keys[i]; j != i && !k.Turn.IsZero() && k.Owner == one.Owner && k.Purpose == one.Purpose {
 				k.State, k.Turn, k.Until = Active, time.Time{}, time.Time{}
@@ -870,8 +866,7 @@ func revoke(k *record, now time.Time) {
 	k.State, k.Turn, k.Until, k.Seed = Revoked, time.Time{}, now, nil
 }
 
-// Export gives the 32 secret bytes of a key, so that its owner can use it
-// elsewhere.
+// Export returns the 32 secret bytes of a key, for use elsewhere.
 func (r *Ring) Export(id string) (Secret, error) {
 	h, ok := r.current.Load().byID[id]
 	switch {
@@ -883,8 +878,8 @@ func (r *Ring) Export(id string) (Secret, error) {
 	return bytes.Clone(h.record.Seed), nil
 }
 
-// Forget erases all of owner: private keys with their history, and enrolled
-// keys. It returns how many there were.
+// Forget erases private keys, their history and enrolled keys of owner, and returns
+// how many there were.
 func (r *Ring) Forget(owner string) (int, error) {
 	var n int
 	err := r.update(func(c *contents) error {
@@ -902,8 +897,8 @@ func (r *Ring) Forget(owner string) (int, error) {
 	return n, nil
 }
 
-// Secret gives the n random bytes kept under name, drawn and stored when they
-// are first asked for. A later n must be the same.
+// Secret returns the n random bytes kept under name. The first call draws and
+// stores them; later calls must give the same n.
 func (r *Ring) Secret(name string, n int) ([]byte, error) {
 	if n < 16 || n > 4096 {
 		return nil, fmt.Errorf("%w: a secret has 16 to 4096 bytes, not %d", ErrInvalid, n)

@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Protection says what opens a ring: one of the two.
+// Protection opens a ring. At most one field is set; none: the ring is plain.
 type Protection struct {
 	Passphrase   Secret
 	IdentityFile string // made by age-keygen
@@ -33,13 +33,13 @@ const (
 type file struct {
 	Format     string    `json:"format"`
 	Protection string    `json:"protection"`
-	Changed    time.Time `json:"changed,omitzero"` // when it got this protection in place of another
+	Changed    time.Time `json:"changed,omitzero"` // last change of the protection
 	Master     []byte    `json:"master,omitempty"` // age (scrypt): the X25519 identity that opens Sealed
 	Sealed     []byte    `json:"sealed,omitempty"` // age (X25519): the contents
 	Contents   *contents `json:"contents,omitempty"`
 }
 
-// sealer turns contents into a file and back.
+// sealer encrypts contents into a file, and decrypts them.
 type sealer struct {
 	protection string
 	changed    time.Time
@@ -47,7 +47,7 @@ type sealer struct {
 	identities []age.Identity
 	recipients []age.Recipient
 	master     []byte  // for byPassphrase
-	previous   *sealer // opens what was sealed before a change of the protection; nil: nothing is
+	previous   *sealer // opens values from before the last change of the protection; nil: there are none
 }
 
 func (p Protection) kind() (string, error) {
@@ -137,7 +137,7 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 	return s, nil
 }
 
-// isOpenedBy fails unless p is what protects the ring.
+// isOpenedBy fails unless p opens the ring.
 func (s *sealer) isOpenedBy(p Protection, path string) error {
 	_, err := sealerFor(p, &file{Protection: s.protection, Master: s.master, Changed: s.changed}, path)
 	return err
@@ -164,7 +164,7 @@ func (s *sealer) useIdentityFile(path string) error {
 	return nil
 }
 
-// use takes identities as age-keygen writes them.
+// use parses identities as age-keygen writes them.
 func (s *sealer) use(text []byte) error {
 	ids, err := age.ParseIdentities(bytes.NewReader(text))
 	if err != nil {
@@ -184,7 +184,7 @@ func (s *sealer) use(text []byte) error {
 	return nil
 }
 
-// seal gives the file for c.
+// seal encodes c as a file.
 func (s *sealer) seal(c *contents) (b []byte, err error) {
 	f := file{Format: format, Protection: s.protection, Changed: s.changed, Master: s.master}
 	if s.protection == byNothing {
@@ -198,7 +198,7 @@ func (s *sealer) seal(c *contents) (b []byte, err error) {
 	return append(b, '\n'), nil
 }
 
-// encode seals contents alone.
+// encode encrypts contents alone.
 func (s *sealer) encode(c *contents) ([]byte, error) {
 	b, err := jsonx.Encode(c)
 	if err != nil {
@@ -207,7 +207,7 @@ func (s *sealer) encode(c *contents) ([]byte, error) {
 	return encrypt(b, s.recipients...)
 }
 
-// open gives the contents of f; path is for errors.
+// open decrypts the contents of f; path is for errors.
 func (s *sealer) open(f *file, path string) (*contents, error) {
 	if f.Protection != s.protection || !bytes.Equal(f.Master, s.master) {
 		return nil, fmt.Errorf("%w: the passphrase of %s was changed meanwhile. This hub goes on with the keys that it has, and "+
@@ -219,7 +219,7 @@ func (s *sealer) open(f *file, path string) (*contents, error) {
 	return s.decode(f.Sealed, path)
 }
 
-// decode opens what encode sealed; path is for errors.
+// decode decrypts the result of encode; path is for errors.
 func (s *sealer) decode(sealed []byte, path string) (*contents, error) {
 	b, err := decrypt(sealed, path, s.identities...)
 	if err != nil {

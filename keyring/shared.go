@@ -10,21 +10,22 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // A Store is a key-value state that several hubs share.
 type Store interface {
-	// Get gives the value of key; there is none where it has no Data.
+	// Get returns the value of key, without Data if there is none.
 	Get(ctx context.Context, key string) (Value, error)
-	// Set writes data if the value's revision is still the one given, or if
-	// there is none and 0 is given, else it fails with ErrConflict. It gives
-	// the new revision.
+	// Set writes data if the value's revision is still the given one, or if there
+	// is no value and 0 is given; else ErrConflict. It returns the new revision.
 	Set(ctx context.Context, key string, data []byte, revision uint64) (uint64, error)
-	// Remove removes a value if its revision is still the one given, or that is
-	// 0, else it fails with ErrConflict.
+	// Remove removes a value if its revision is still the given one or 0 is given;
+	// else ErrConflict.
 	Remove(ctx context.Context, key string, revision uint64) error
-	// Watch calls fn for every value there is, returns, and calls fn for every
-	// change from then on, without Data for one that was removed.
+	// Watch calls fn for every present value, returns, and calls fn for every later
+	// change; a removed value has no Data.
 	Watch(ctx context.Context, fn func(Value)) (stop func(), err error)
 }
 
@@ -35,19 +36,19 @@ type Value struct {
 	Revision uint64 // grows with every change
 }
 
-// ErrConflict is what a [Store] fails with where another hub was first.
+// ErrConflict: another hub changed the value of a [Store] first.
 var ErrConflict = errors.New("keyring: changed meanwhile")
 
 const (
-	headKey     = "ring"   // a file that says what opens the other values
-	previousKey = "former" // its only content, a secret: the identity that opened them before
+	headKey     = "ring"   // a file that has what opens the other values
+	previousKey = "former" // a secret in it: the identity that opened them before
 	sharedName  = "the keyring in the shared state"
 	sharedWait  = 30 * time.Second // for one read or write of a store
 	writers     = 32               // values written at a time
 )
 
-// shared is a ring's place in a store: a value for each owner and purpose, and
-// one for each secret, sealed as a file is. Each is replaced by itself.
+// shared is a ring in a store: a value for each owner and purpose, and one for each
+// secret, encrypted as a file is. Values are replaced one by one.
 type shared struct {
 	store      Store
 	workFactor int
@@ -62,15 +63,14 @@ type shared struct {
 	damaged   map[string]error
 
 	mu      sync.Mutex
-	changes map[string]Value // told by the store, and not taken up
+	changes map[string]Value // from the store, not applied yet
 	wake    chan struct{}
 	end     chan struct{}
 	once    sync.Once
 	work    sync.WaitGroup
 }
 
-// openShared opens the ring of a store, or makes an empty one where there is
-// none.
+// openShared opens the ring of a store, or makes an empty one.
 func openShared(o Options) (*shared, error) {
 	s := &shared{store: o.Store, workFactor: o.workFactor, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{},
 		stale: map[string]bool{}, damaged: map[string]error{}, changes: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
@@ -138,14 +138,14 @@ func sharedSealer(p Protection, head *file) (*sealer, error) {
 	return s, nil
 }
 
-// protect is [Ring.Protect] of a shared ring. The head is replaced first, and
-// with it what opens the ring. It holds the former identity, sealed to the new
-// one: so what is sealed to the former one still opens, be it that this hub
-// crashes before all values are sealed anew, or that another hub makes a key
-// before it hears of the change. Who opens the ring then seals the rest anew.
+// protect is [Ring.Protect] for a shared ring. The head is replaced first. It then
+// has the previous identity, encrypted to the new one. So values that are still
+// encrypted to the previous identity stay readable: if this hub crashes before all
+// are encrypted anew, or if another hub writes a key before it learns of the
+// change. The next hub that opens the ring encrypts the rest anew.
 func (s *shared) protect(r *Ring, current, p Protection) error {
 	unchanged := func(*contents) error { return nil }
-	if err := s.update(r, unchanged, false); err != nil { // nothing is sealed to a former identity any more
+	if err := s.update(r, unchanged, false); err != nil { // finishes an earlier change
 		return err
 	}
 	if err := s.sealer.isOpenedBy(current, sharedName); err != nil {
@@ -179,7 +179,7 @@ func (s *shared) protect(r *Ring, current, p Protection) error {
 	return nil
 }
 
-// headOf gives what says how a store's ring is opened; nil where there is no ring.
+// headOf reads the head of a store's ring; nil: there is no ring.
 func headOf(store Store) (*file, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
 	defer cancel()
@@ -193,7 +193,7 @@ func headOf(store Store) (*file, error) {
 	return parseFile(v.Data, sharedName)
 }
 
-// unwatch ends the following of other hubs.
+// stop ends the following of other hubs.
 func (s *shared) stop() {
 	s.once.Do(func() {
 		s.unwatch()
@@ -214,7 +214,7 @@ func (s *shared) onChange(v Value) {
 	}
 }
 
-// follow takes up what other hubs change, until the end.
+// follow applies what other hubs change, until stop.
 func (s *shared) follow(r *Ring) {
 	s.work.Go(func() {
 		said := ""
@@ -235,8 +235,9 @@ func (s *shared) follow(r *Ring) {
 	})
 }
 
-// applyChanges makes what the store has told the state. After an error the old state
-// stays, and nothing is written, until the store has what can be read.
+// applyChanges publishes what the store has reported. After an error the state
+// stays as it is, and nothing can be written until the store has readable values
+// again.
 func (s *shared) applyChanges(r *Ring) error {
 	s.mu.Lock()
 	news := s.changes
@@ -245,7 +246,7 @@ func (s *shared) applyChanges(r *Ring) error {
 	changed := false
 	for key, v := range news {
 		if v.Revision <= s.revisions[key] {
-			continue // this hub's own, or older
+			continue // this hub's own change, or an older one
 		}
 		s.revisions[key] = v.Revision
 		part, stale, err := s.open(v)
@@ -279,8 +280,8 @@ func (s *shared) applyChanges(r *Ring) error {
 	return nil
 }
 
-// open gives what a value holds, nil for one that was removed and for the head,
-// and whether it is sealed to the former identity.
+// open decrypts a value. The contents are nil for a removed value and for the head.
+// stale: it is encrypted to the previous identity.
 func (s *shared) open(v Value) (c *contents, stale bool, err error) {
 	where := sharedName + ", value " + v.Key
 	if v.Key == headKey {
@@ -310,9 +311,9 @@ func (s *shared) open(v Value) (c *contents, stale bool, err error) {
 	return c, stale, nil
 }
 
-// update is [Ring.update] of a shared ring. Where another hub was first, change
-// starts again from what that made. used says whether it matters when keys were
-// used last.
+// update is [Ring.update] for a shared ring. If another hub changed the ring first,
+// change is called again with the new contents. used: write when keys were last
+// used.
 func (s *shared) update(r *Ring, change func(*contents) error, used bool) error {
 	for {
 		if err := s.applyChanges(r); err != nil {
@@ -328,7 +329,8 @@ func (s *shared) update(r *Ring, change func(*contents) error, used bool) error 
 	}
 }
 
-// write keeps what is new in c, and publishes what it could keep.
+// write stores the parts of c that differ, and publishes those that could be
+// stored.
 func (s *shared) write(r *Ring, c *contents, used bool) error {
 	next := splitParts(c)
 	changed := map[string]uint64{} // the revisions that are replaced; 0: none
@@ -349,12 +351,10 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 	}
 	var mu sync.Mutex // guards s
 	var errs []error
-	var work sync.WaitGroup
-	places := make(chan struct{}, writers)
+	var work errgroup.Group
+	work.SetLimit(writers)
 	for key, revision := range changed {
-		places <- struct{}{}
-		work.Go(func() {
-			defer func() { <-places }()
+		work.Go(func() error {
 			revision, err := s.put(key, next[key], revision)
 			mu.Lock()
 			defer mu.Unlock()
@@ -368,9 +368,10 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 				s.parts[key], s.revisions[key] = next[key], revision
 				delete(s.stale, key)
 			}
+			return nil
 		})
 	}
-	work.Wait()
+	_ = work.Wait() // errs has the errors
 	if len(errs) < len(changed) {
 		errs = append(errs, r.publish(joinParts(s.parts)))
 	}
@@ -382,8 +383,8 @@ func (s *shared) write(r *Ring, c *contents, used bool) error {
 	return errors.Join(errs...)
 }
 
-// put keeps one value; nil removes it. Of one that another hub has changed it
-// sees to it that the change is taken up.
+// put stores one value; nil removes it. If another hub has changed the value, that
+// change will be applied.
 func (s *shared) put(key string, part *contents, revision uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
 	defer cancel()
@@ -411,7 +412,7 @@ func (s *shared) put(key string, part *contents, revision uint64) (uint64, error
 	return 0, err
 }
 
-// erase removes the ring from the store, when it is kept elsewhere.
+// erase removes the ring from the store.
 func (s *shared) erase() error {
 	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
 	defer cancel()
@@ -425,7 +426,7 @@ func (s *shared) erase() error {
 	return s.store.Remove(ctx, headKey, 0)
 }
 
-// splitParts gives the parts of contents, by their keys in a store.
+// splitParts splits contents into the values of a store.
 func splitParts(c *contents) map[string]*contents {
 	places := map[ownerPurpose]*contents{}
 	at := func(owner, purpose string) *contents {
@@ -453,7 +454,7 @@ func splitParts(c *contents) map[string]*contents {
 	return out
 }
 
-// storeKey does not show whose keys a value holds.
+// storeKey hashes names, so that a store's keys do not show whose keys it holds.
 func storeKey(kind string, names ...string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "parley %s\n%q", kind, names))
 	return kind + "/" + hex.EncodeToString(sum[:16])
@@ -471,10 +472,10 @@ func joinParts(parts map[string]*contents) *contents {
 	return out
 }
 
-// usedPrecision is how exactly a store knows when a key was used last.
+// usedPrecision is how precisely a store knows when a key was last used.
 const usedPrecision = time.Hour
 
-// same compares parts. What it does not look at never changes under an ID.
+// equal compares parts. Fields that it ignores never change under an ID.
 func (c *contents) equal(o *contents, used bool) bool {
 	if len(c.Keys) != len(o.Keys) || len(c.Enrolled) != len(o.Enrolled) || len(c.Secrets) != len(o.Secrets) {
 		return false
