@@ -10,17 +10,17 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Damage is one thing that is wrong with a journal.
+// Damage is one fault found in a journal.
 type Damage struct {
 	Partition int    // -1: none
 	Sequence  uint64 // 0: not one record
 	What      string
 }
 
-// Check looks for damage: SQLite checks its tables, then every record is read
-// and given to verify, which knows the records' own checksums. Progress is told how
-// many of total steps are done; the last time all are. The store may be in use; its
-// WAL grows while a table is checked.
+// Check looks for damage. SQLite checks its tables; then every record is read and
+// passed to verify, which knows the records' own checksums. progress is called with
+// the steps done of total, the last time with all. The store may be in use; its WAL
+// grows while a table is checked.
 func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	verify func(partition int, r store.Record) error,
 ) (found []Damage, err error) {

@@ -9,12 +9,12 @@ import (
 	"zombiezen.com/go/sqlite/sqlitex"
 )
 
-// busyTimeout is how long a statement waits for another program, such as
-// sqlite3, that has locked the file.
+// busyTimeout is how long a statement waits for another program, such as sqlite3,
+// that has locked the file.
 const busyTimeout = 5 * time.Second
 
-// readerTimeout is how long the writer waits for readers of the WAL, before it
-// does what else there is and tries again.
+// readerTimeout is how long the writer waits for readers of the WAL before it goes
+// on with other work.
 const readerTimeout = 200 * time.Millisecond
 
 // conn is a connection to the file. Its statements are prepared once.
@@ -53,7 +53,7 @@ func (c *conn) pragmas(list ...string) error {
 // errEnough ends a query.
 var errEnough = errors.New("enough rows")
 
-// query runs a statement and calls row for each row, until it gives false.
+// query runs a statement and calls row for each row, until row returns false.
 func (c *conn) query(sql string, row func(*sqlite.Stmt) bool, args ...any) error {
 	err := sqlitex.Execute(c.Conn, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: func(st *sqlite.Stmt) error {
 		if row != nil && !row(st) {
@@ -69,7 +69,7 @@ func (c *conn) query(sql string, row func(*sqlite.Stmt) bool, args ...any) error
 
 func (c *conn) exec(sql string, args ...any) error { return c.query(sql, nil, args...) }
 
-// script runs statements that are not needed again, all or none.
+// script runs several statements, all or none.
 func (c *conn) script(sql string) error { return sqlitex.ExecuteScript(c.Conn, sql, nil) }
 
 func (c *conn) int(sql string, args ...any) (n int64, err error) {
@@ -83,7 +83,7 @@ func bytesOf(st *sqlite.Stmt, col int) []byte {
 	return b
 }
 
-// millis is a time as it is stored, nil for none.
+// millis is a time as it is stored; nil: none.
 func millis(t time.Time) any {
 	if t.IsZero() {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// explain makes an error of SQLite one of package store.
+// explain turns an error of SQLite into one of package store.
 func (s *Store) explain(err error) error {
 	if err == nil {
 		return nil
@@ -38,7 +38,7 @@ func (s *Store) corrupt(err error) error {
 		store.ErrCorrupt, s.label(), err)
 }
 
-// place names the store in an error.
+// label names the store in errors.
 func (s *Store) label() string {
 	if s.path == "" {
 		return "the journal in memory"

@@ -13,7 +13,7 @@ type stateChange struct {
 	value  store.Value
 }
 
-// followers are told of changes when they are committed.
+// followers are called with committed changes.
 type followers struct {
 	mu  sync.Mutex
 	all map[*follower]bool
@@ -23,7 +23,7 @@ type follower struct {
 	fn func(bucket string, v store.Value)
 }
 
-// FollowState is described in [store.Store].
+// FollowState implements [store.Store].
 func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func(bucket string, v store.Value)) error {
 	if err := s.beginCall(); err != nil {
 		return err

@@ -10,11 +10,11 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// maxRecord is the size of the largest record. SQLite takes up to 1 GB.
+// maxRecord is the size of the largest record, in bytes. SQLite takes up to 1 GB.
 const maxRecord = 64 << 20
 
-// Append is described in [store.Store]. If it gives [store.ErrUnknown] because
-// ctx ended, the store may read records until it is closed: leave them alone.
+// Append implements [store.Store]. If it returns [store.ErrUnknown] because ctx
+// ended, the store may read records until it is closed: do not change them.
 func (s *Store) Append(ctx context.Context, partition int, after uint64, records []store.Record) error {
 	size := 0
 	for i := range records {
@@ -82,7 +82,7 @@ func noPartition(n int) error {
 	return fmt.Errorf("%w: partition %d", store.ErrNotFound, n)
 }
 
-// Skip is described in [store.Store].
+// Skip implements [store.Store].
 func (s *Store) Skip(ctx context.Context, partition int, last uint64) error {
 	return s.change(ctx, 0, func(w *writer) (refused, failed error) {
 		p := w.now.part(partition)
@@ -96,14 +96,14 @@ func (s *Store) Skip(ctx context.Context, partition int, last uint64) error {
 	})
 }
 
-// A page of a read ends with these, so that no reader keeps the WAL from
-// beginning anew.
+// Bounds of a page of a read. Between pages no reader is open, which would keep the
+// WAL from restarting.
 const (
 	pageRecords = 256
 	pageBytes   = 4 << 20
 )
 
-// Read is described in [store.Store].
+// Read implements [store.Store].
 func (s *Store) Read(ctx context.Context, partition int, first, last uint64, fn func(store.Record) bool) error {
 	if err := s.beginCall(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (s *Store) Read(ctx context.Context, partition int, first, last uint64, fn 
 	}
 }
 
-// readPage reads some records. Those before an error are in the page.
+// readPage reads some records. After an error the page has those before it.
 func (s *Store) readPage(c *conn, page []store.Record, partition int, first, last uint64, limit int,
 ) ([]store.Record, error) {
 	size := 0
@@ -154,7 +154,7 @@ func (s *Store) readPage(c *conn, page []store.Record, partition int, first, las
 	return page, cmp.Or(err, bad)
 }
 
-// record is the row at hand: sequence, tag and data.
+// record reads the current row: sequence, tag and data.
 func (s *Store) record(c *conn, st *sqlite.Stmt, partition int) (r store.Record, err error) {
 	r.Sequence, r.Tag = uint64(st.ColumnInt64(0)), st.ColumnText(1)
 	if !st.ColumnIsNull(2) {
@@ -169,7 +169,7 @@ func (s *Store) record(c *conn, st *sqlite.Stmt, partition int) (r store.Record,
 	return r, err
 }
 
-// Tagged is described in [store.Store].
+// Tagged implements [store.Store].
 func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.Record, err error) {
 	span, ok := s.committed(partition)
 	if !ok {
@@ -191,7 +191,7 @@ func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.
 	return r, err
 }
 
-// Span is described in [store.Store].
+// Span implements [store.Store].
 func (s *Store) Span(ctx context.Context, partition int) (store.Span, error) {
 	if err := s.beginCall(); err != nil {
 		return store.Span{}, err
@@ -213,7 +213,7 @@ func (s *Store) Span(ctx context.Context, partition int) (store.Span, error) {
 // Follow returns at once: no other process appends.
 func (s *Store) Follow(context.Context, int, uint64, func(store.Record)) error { return nil }
 
-// Replace is described in [store.Store]. A replaced record has no About.
+// Replace implements [store.Store]. A replaced record has no About.
 func (s *Store) Replace(ctx context.Context, partition int, records []store.Record) error {
 	size := 0
 	for i := range records {
@@ -226,8 +226,8 @@ func (s *Store) Replace(ctx context.Context, partition int, records []store.Reco
 	return s.truncate(ctx)
 }
 
-// replace empties the records where they are, and adds what they are to be to
-// another table: a row that gets longer would be moved.
+// replace empties the records where they are, and adds their new data to another
+// table: a row that grows would be moved.
 func (w *writer) replace(partition int, records []store.Record) (refused, failed error) {
 	p := w.now.part(partition)
 	if p == nil {
@@ -264,7 +264,7 @@ func (w *writer) replace(partition int, records []store.Record) (refused, failed
 	return nil, nil
 }
 
-// Remove is described in [store.Store].
+// Remove implements [store.Store].
 func (s *Store) Remove(ctx context.Context, partition int, before uint64) error {
 	for more := true; more; {
 		err := s.change(ctx, 1<<20, func(w *writer) (refused, failed error) {
@@ -278,8 +278,7 @@ func (s *Store) Remove(ctx context.Context, partition int, before uint64) error 
 	return s.truncate(ctx)
 }
 
-// remove erases some records before a sequence, and reports whether there are
-// more.
+// remove erases some records before a sequence. more: there are others.
 func (w *writer) remove(partition int, before uint64) (more bool, refused, failed error) {
 	p := w.now.part(partition)
 	if p == nil {
@@ -316,12 +315,13 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 	return p.first < before, nil, w.trim(ofLog(partition, "log_N"), "sequence", p.first)
 }
 
-// margin is how many erased rows stay before the others: SQLite may move the rows
-// of two pages beside a deleted one, and at most 372 erased rows fit on a page.
+// margin is how many erased rows stay before the first row that is not erased:
+// SQLite may move the rows of two pages beside a deleted one, and at most 372
+// erased rows fit on a page.
 const margin = 1200
 
-// trim deletes the erased rows of a table before a key, but for the last of them,
-// and gives their space back. See "Erasure" in doc.go.
+// trim deletes the erased rows of a table before a key, except the last margin of
+// them, and frees their space. See "Erasure" in doc.go.
 func (w *writer) trim(table, key string, before uint64) error {
 	err := w.exec(fmt.Sprintf("DELETE FROM %[1]s WHERE %[2]s < "+
 		"(SELECT %[2]s FROM %[1]s WHERE %[2]s < ? ORDER BY %[2]s DESC LIMIT 1 OFFSET ?)", table, key), before, margin)

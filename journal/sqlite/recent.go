@@ -6,12 +6,13 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// recentBytes is about how much of the state is kept in memory, twice.
+// recentBytes bounds the values kept in memory, approximately; there are two
+// generations.
 const recentBytes = 2 << 20
 
-// recent holds the values that were put or removed last: most are read again
-// soon, as nobody else writes to the file. Only the writer adds to it, so that
-// what it holds is what the file holds.
+// recent caches the values that were put or removed last: most are read again soon.
+// Nobody else writes to the file and only the writer adds to the cache, so the two
+// agree.
 type recent struct {
 	mu          sync.Mutex
 	now, before map[stateKey]store.Value
@@ -42,7 +43,7 @@ func (r *recent) add(changes []stateChange) {
 	}
 }
 
-// clear forgets all.
+// clear empties the cache.
 func (r *recent) clear() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,23 +18,22 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A Rescue gets what Salvage finds. An error ends it.
+// A Rescue receives what Salvage finds. An error ends the salvage.
 type Rescue struct {
-	Meta   func(store.Meta) error // first, if it can be read; there is a copy: both, where they differ
+	Meta   func(store.Meta) error // called first; twice if the two copies in the file differ
 	Value  func(bucket string, v store.Value) error
 	Record func(partition int, r store.Record) error // in order, partition by partition
 	Lost   func(Damage) error
 }
 
-// Salvage reads everything that can be read of the journal in a file, which may
-// be damaged in any way. It works on a copy, in a directory that it makes in
-// temp and removes: three times the file's size must be free there. The file
-// stays as it is.
+// Salvage reads everything readable of the journal in a file, however damaged. It
+// works on a copy, in a directory that it makes in temp and removes: three times
+// the file's size must be free there. The file is not changed.
 //
-// Rows below a damaged inner page of a tree cannot be reached through their
-// table. So SQLite is made to take each page of the file for a table of its own:
-// only rows on a damaged page are lost. What the tables say of where partitions
-// begin and end, and which values there should be, tells what is missing.
+// Rows below a damaged inner page of a tree cannot be reached through their table.
+// So each page of the file is presented to SQLite as a table of its own: only rows
+// on damaged pages are lost. What is missing follows from the table of partitions
+// and the list of values.
 func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 	dir, err := os.MkdirTemp(temp, "salvage-")
 	if err != nil {
@@ -77,16 +76,16 @@ func copyFile(to, from string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// salvage is a Salvage under way. All rows that are found go into a second
-// database, found, from which they are told in order.
+// salvage is a running Salvage. Rows that are found go into a second database,
+// found, which sorts them.
 type salvage struct {
 	path    string
 	to      Rescue
 	found   *conn
 	metas   []store.Meta
 	parts   []partition
-	counted bool // parts is what the file says
-	listed  bool // wanted has all values there should be
+	counted bool // parts was read from the file
+	listed  bool // wanted was read from the file
 }
 
 const schemaFound = `
@@ -94,13 +93,13 @@ CREATE TABLE log (partition INTEGER, sequence INTEGER, tag TEXT, data BLOB, PRIM
 CREATE TABLE state (key, data BLOB, revision INTEGER, until INTEGER, bucket, PRIMARY KEY (bucket, key));
 CREATE TABLE wanted (bucket TEXT, key TEXT);`
 
-// openScratch opens a database of which nothing has to last.
+// openScratch opens a temporary database.
 func openScratch(path string, pragmas ...string) (*conn, error) {
 	return openWith(path, sqlite.OpenReadWrite|sqlite.OpenCreate, append(pragmas, "synchronous = OFF")...)
 }
 
-// survey asks a damaged file's tables what there should be, and has SQLite copy
-// the WAL into it, as far as that can be done.
+// survey reads from a damaged file what it should contain, and has SQLite copy the
+// WAL into it, as far as possible.
 func (v *salvage) survey() (saving error) {
 	c, err := openScratch(v.path)
 	if err != nil {
@@ -130,9 +129,9 @@ func (v *salvage) survey() (saving error) {
 	return saving
 }
 
-// searchPages takes each page of the file for a table and keeps what rows it
-// has. SQLite reads the pages; the file gets the first page of another database
-// for it, at the path empty, which has no other content.
+// searchPages presents each page of the file as a table and keeps its rows. For
+// that the file gets the first page of an otherwise empty database, made at the
+// path empty.
 func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 	pages, err := v.replaceFirstPage(empty)
 	if err != nil {
@@ -171,8 +170,8 @@ func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 	return nil
 }
 
-// replaceFirstPage gives the file the first page of an empty database, and tells
-// how many pages it has.
+// replaceFirstPage overwrites the first page by that of an empty database, and
+// returns how many pages the file has.
 func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
 	c, err := openScratch(empty, fmt.Sprintf("page_size = %d", pageSize), "user_version = 1")
 	if err != nil {
@@ -202,8 +201,8 @@ func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
 	return info.Size() / pageSize, err
 }
 
-// searchPage keeps the rows of a page, from both ends: of what is between two
-// damaged ones nothing can be read.
+// searchPage keeps the rows of a page, reading from both ends: between two damaged
+// rows nothing can be read.
 func (v *salvage) searchPage(c *conn, page int64) error {
 	for _, order := range []string{"ASC", "DESC"} {
 		st, _, err := c.PrepareTransient(fmt.Sprintf("SELECT id, a, b, c, d, e, h FROM p%d ORDER BY id %s", page, order))
@@ -225,7 +224,7 @@ func (v *salvage) searchPage(c *conn, page int64) error {
 	return nil
 }
 
-// keepRow keeps a row: its key and the columns that tell which table it is of.
+// keepRow keeps a row: its key and the columns that tell its table.
 func (v *salvage) keepRow(st *sqlite.Stmt) error {
 	const number, text, blob, null = sqlite.TypeInteger, sqlite.TypeText, sqlite.TypeBlob, sqlite.TypeNull
 	is := func(col int, types ...sqlite.ColumnType) bool { return slices.Contains(types, st.ColumnType(col)) }
@@ -259,7 +258,7 @@ func anyOf(st *sqlite.Stmt, col int) any {
 	return nil
 }
 
-// report gives what was found, and names what was not.
+// report passes on what was found, and names what was not.
 func (v *salvage) report(ctx context.Context) error {
 	partitions := len(v.parts)
 	for _, m := range v.metas {
@@ -303,7 +302,7 @@ func (v *salvage) lost(partition int, sequence uint64, format string, args ...an
 	return v.to.Lost(Damage{Partition: partition, Sequence: sequence, What: fmt.Sprintf(format, args...)})
 }
 
-// each runs a query on what was found, until row gives an error.
+// each queries the rows that were found, until row returns an error.
 func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) error, args ...any) error {
 	var bad error
 	err := v.found.query(sql, func(st *sqlite.Stmt) bool {

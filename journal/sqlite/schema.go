@@ -12,7 +12,7 @@ const (
 	formatVersion = 2
 )
 
-// schemaBase is made with the file, the rest by Init.
+// schemaBase is made with the file; Init makes the rest.
 const schemaBase = `
 CREATE TABLE meta (
   id    INTEGER PRIMARY KEY,
@@ -44,8 +44,8 @@ CREATE INDEX state_log_until ON state_log (until) WHERE until IS NOT NULL;
 CREATE VIEW state AS SELECT bucket, key, revision, until, data FROM state_log WHERE bucket >= '';
 `
 
-// schemaPartition is a partition's own part. A table for each, because records
-// are then added at the end of a tree only; see "Erasure" in doc.go.
+// schemaPartition is the part of one partition. Each has a table of its own, so
+// that records are added only at the end of a tree; see "Erasure" in doc.go.
 func schemaPartition(p int) string {
 	return strings.ReplaceAll(ofLog(p, `
 CREATE TABLE log_N (
@@ -64,7 +64,7 @@ INSERT INTO partitions VALUES (:N, 1, 0, 0, 0);
 `), ":N", strconv.Itoa(p))
 }
 
-// schemaView is the log of all partitions, for people.
+// schemaView shows the log of all partitions to people.
 func schemaView(partitions int) string {
 	var parts []string
 	for p := range partitions {
@@ -77,7 +77,7 @@ FROM log_%[1]d WHERE sequence >= (SELECT first FROM partitions WHERE partition =
 	return "CREATE VIEW log AS\n" + strings.Join(parts, "UNION ALL\n")
 }
 
-// ofLog is a statement about log_N for a partition.
+// ofLog replaces log_N by the table of a partition.
 func ofLog(partition int, sql string) string {
 	return strings.ReplaceAll(sql, "log_N", "log_"+strconv.Itoa(partition))
 }

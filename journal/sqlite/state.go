@@ -12,7 +12,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Get is described in [store.Store].
+// Get implements [store.Store].
 func (s *Store) Get(ctx context.Context, bucket, key string) (v store.Value, err error) {
 	v, found := s.recent.get(bucket, key)
 	if found && !v.Deleted && ctx.Err() == nil {
@@ -28,7 +28,7 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (v store.Value, err
 	return v, err
 }
 
-// value gives a value, or what Replace was given for a record.
+// value reads a value, or the replaced data of a record.
 func (c *conn) value(bucket, key any) (v store.Value, found bool, err error) {
 	err = c.query(stateGet, func(st *sqlite.Stmt) bool {
 		v, found = value(st), true
@@ -37,19 +37,19 @@ func (c *conn) value(bucket, key any) (v store.Value, found bool, err error) {
 	return v, found, err
 }
 
-// value is the row at hand: key, data, revision, until.
+// value reads the current row: key, data, revision, until.
 func value(st *sqlite.Stmt) store.Value {
 	return store.Value{
 		Key: st.ColumnText(0), Data: bytesOf(st, 1), Revision: uint64(st.ColumnInt64(2)), Until: timeOf(st, 3),
 	}
 }
 
-// Put is described in [store.Store].
+// Put implements [store.Store].
 func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (revision uint64, err error) {
 	return s.swap(ctx, bucket, v, expect)
 }
 
-// Delete is described in [store.Store].
+// Delete implements [store.Store].
 func (s *Store) Delete(ctx context.Context, bucket, key string, expect *uint64) (revision uint64, err error) {
 	return s.swap(ctx, bucket, store.Value{Key: key, Deleted: true}, expect)
 }
@@ -82,7 +82,7 @@ func (s *Store) swap(ctx context.Context, bucket string, v store.Value, expect *
 	return v.Revision, nil
 }
 
-// find gives the row of a value, 0 for none, and its revision.
+// find returns the row of a value, 0: none, and its revision.
 func (w *writer) find(bucket, key any) (row int64, revision uint64, err error) {
 	err = w.query(stateFind, func(st *sqlite.Stmt) bool {
 		row, revision = st.ColumnInt64(0), uint64(st.ColumnInt64(1))
@@ -91,8 +91,8 @@ func (w *writer) find(bucket, key any) (row int64, revision uint64, err error) {
 	return row, revision, err
 }
 
-// set puts a value in place of that of a row, or removes it. A removal adds a row,
-// too: the id of the last is the revision.
+// set replaces the value of a row, or removes it. A removal adds a row, too: the
+// last row's id is the revision.
 func (w *writer) set(row int64, bucket, key any, v *store.Value) error {
 	if row > 0 {
 		if err := w.exec(stateErase+"id = ?", row); err != nil {
@@ -108,7 +108,7 @@ func (w *writer) set(row int64, bucket, key any, v *store.Value) error {
 	return w.exec(stateAdd, v.Revision, bucket, key, v.Revision, millis(v.Until), v.Data)
 }
 
-// Range is described in [store.Store].
+// Range implements [store.Store].
 func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.Value) bool) error {
 	if err := s.beginCall(); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 		key      string
 	}
 	var newest uint64
-	for changed := true; changed; { // what has changed meanwhile comes again
+	for changed := true; changed; { // values that change meanwhile come again
 		changed = false
 		var all []place
 		err := s.reading(ctx, func(c *conn) error {
@@ -165,8 +165,8 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 	return nil
 }
 
-// behind is a value that is larger than every text with a prefix, and not
-// larger than any other: the next text, or a BLOB, which SQLite has behind all.
+// behind is the first value after all texts with a prefix: the next text, or a
+// BLOB, which SQLite orders behind all texts.
 func behind(prefix string) any {
 	next := []byte(prefix)
 	for len(next) > 0 && next[len(next)-1] == 0xff {
@@ -179,7 +179,7 @@ func behind(prefix string) any {
 	return string(next)
 }
 
-// Buckets is described in [store.Store].
+// Buckets implements [store.Store].
 func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	err = s.reading(ctx, func(c *conn) error {
 		return c.query("SELECT DISTINCT bucket FROM state ORDER BY bucket", func(st *sqlite.Stmt) bool {
@@ -190,7 +190,7 @@ func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	return out, err
 }
 
-// expire removes values whose Until has passed, some at once.
+// expire removes expired values, a bounded number at a time.
 func (w *writer) expire(now time.Time) (more bool, err error) {
 	const some = 16 * pageRecords
 	err = w.exec(stateErase+"id IN (SELECT id FROM state_log WHERE until < ? LIMIT ?)", now.UnixMilli(), some)
@@ -199,8 +199,9 @@ func (w *writer) expire(now time.Time) (more bool, err error) {
 	return w.Changes() == some, err
 }
 
-// compact moves the oldest values to the end of their table, one for two that were
-// erased since the last time, so that the rows before them can be deleted.
+// compact moves the oldest values to the end of their table, so that the rows
+// before them can be deleted: one for two values that were erased since the last
+// time.
 func (w *writer) compact() error {
 	if w.erased < 2 {
 		return nil
@@ -228,7 +229,7 @@ func (w *writer) compact() error {
 	return w.trim("state_log", "id", last)
 }
 
-// Scrub is described in [store.Store].
+// Scrub implements [store.Store].
 func (s *Store) Scrub(ctx context.Context, now time.Time) error {
 	for more := true; more; {
 		err := s.change(ctx, pageBytes, func(w *writer) (refused, failed error) {

@@ -34,10 +34,10 @@ const (
 	maxPartitions = 256
 )
 
-// Config says where a store lies.
+// Config describes a store.
 type Config struct {
-	Dir    string // made if it is not there
-	Memory bool   // no files: all is gone when the store is closed
+	Dir    string // made if missing
+	Memory bool   // no files: everything is lost when the store is closed
 
 	Now func() time.Time // for values that expire; default time.Now
 	Log *slog.Logger     // default discards
@@ -49,7 +49,7 @@ type Store struct {
 	path   string
 	lock   io.Closer
 	writer *writer
-	idle   chan *conn // that read
+	idle   chan *conn // readers
 	opened []*conn
 	wal    *os.File // to sync it
 
@@ -62,7 +62,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	closed bool
-	calls  sync.WaitGroup // under way
+	calls  sync.WaitGroup // in flight
 }
 
 var _ store.Store = (*Store)(nil)
@@ -133,8 +133,8 @@ func (s *Store) openFile() error {
 		return err
 	}
 	s.writer = &writer{s: s, conn: c}
-	// A lock for writing has SQLite open all files that it will need: it does not
-	// depend on free file descriptors afterwards.
+	// A write lock makes SQLite open all files now: later it needs no free file
+	// descriptors.
 	if err := errors.Join(c.exec("BEGIN IMMEDIATE"), c.exec("ROLLBACK")); err != nil {
 		return s.explain(err)
 	}
@@ -169,7 +169,7 @@ func (s *Store) open(path string, flags sqlite.OpenFlags, cacheKiB int) (*conn, 
 
 const lockName = "lock"
 
-// checkDir refuses a directory that holds something else, without touching it.
+// checkDir refuses a directory that has other files, without changing it.
 func checkDir(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -189,7 +189,7 @@ func checkDir(dir string) error {
 	return err
 }
 
-// take locks the directory, and notes which process has it.
+// lockDir locks the directory, and writes this process's number into the lock file.
 func (s *Store) lockDir(path string) error {
 	lock, err := disk.Lock(path)
 	if errors.Is(err, disk.ErrLocked) {
@@ -210,8 +210,8 @@ func (s *Store) lockDir(path string) error {
 	return err
 }
 
-// inspect says whether a file can be a journal, without touching it. SQLite's
-// documentation ("Database File Format") says what the first bytes are.
+// inspect checks the header of a file without changing it, after SQLite's "Database
+// File Format".
 func inspect(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -239,7 +239,8 @@ func inspect(path string) error {
 	return nil
 }
 
-// create makes the file under another name: a journal.db is always whole.
+// create makes the file under another name first, so that journal.db is always
+// complete.
 func (s *Store) create() error {
 	path := s.path + ".new"
 	if err := os.Remove(path + "-journal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -265,7 +266,7 @@ func (s *Store) create() error {
 	return disk.SyncDir(s.cfg.Dir)
 }
 
-// create makes the tables of a new file, but for the log's.
+// create makes the tables of a new file, except those of partitions.
 func create(c *conn) error {
 	if err := c.pragmas(fmt.Sprintf("page_size = %d", pageSize), "auto_vacuum = INCREMENTAL"); err != nil {
 		return err
@@ -306,7 +307,7 @@ func (s *Store) load(c *conn) error {
 	return nil
 }
 
-// committed gives what is committed of a partition.
+// committed returns what is committed of a partition.
 func (s *Store) committed(n int) (partition, bool) {
 	s.contentMu.RLock()
 	defer s.contentMu.RUnlock()
@@ -316,7 +317,7 @@ func (s *Store) committed(n int) (partition, bool) {
 	return partition{}, false
 }
 
-// reading runs a read on a connection.
+// reading calls do with a reader's connection.
 func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
 	if err := s.beginCall(); err != nil {
 		return err
@@ -334,7 +335,7 @@ func (s *Store) reading(ctx context.Context, do func(*conn) error) error {
 	}
 }
 
-// beginCall begins a call, leave ends it.
+// beginCall begins a call, endCall ends it. Close waits for calls.
 func (s *Store) beginCall() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,7 +348,7 @@ func (s *Store) beginCall() error {
 
 func (s *Store) endCall() { s.calls.Done() }
 
-// fail has the store take nothing more until it is opened again.
+// fail makes the store refuse everything until it is opened again.
 func (s *Store) fail(err error) {
 	s.failed.CompareAndSwap(nil, &err)
 	s.cfg.Log.Error("The journal takes nothing until it is opened again.", "file", s.path, "error", err)
@@ -360,7 +361,7 @@ func (s *Store) broken() error {
 	return nil
 }
 
-// Meta is described in [store.Store].
+// Meta implements [store.Store].
 func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
 	var text string
 	err = s.reading(ctx, func(c *conn) error {
@@ -381,7 +382,7 @@ func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
 	return m, nil
 }
 
-// Init is described in [store.Store].
+// Init implements [store.Store].
 func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -420,13 +421,13 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	})
 }
 
-// Exclusive is described in [store.Store].
+// Exclusive implements [store.Store].
 func (s *Store) Exclusive() bool { return true }
 
-// MaxRecord is described in [store.Store].
+// MaxRecord implements [store.Store].
 func (s *Store) MaxRecord() int { return maxRecord }
 
-// Space is described in [store.Store].
+// Space implements [store.Store].
 func (s *Store) Space() (free, total uint64, err error) {
 	if s.cfg.Memory {
 		return 0, 0, nil
@@ -434,7 +435,7 @@ func (s *Store) Space() (free, total uint64, err error) {
 	return disk.Space(s.cfg.Dir)
 }
 
-// Promise is described in [store.Store].
+// Promise implements [store.Store].
 func (s *Store) Promise() string {
 	if s.cfg.Memory {
 		return "Accepted means that the message is in this program's memory: it is gone when the program ends."
@@ -442,7 +443,7 @@ func (s *Store) Promise() string {
 	return "Accepted means that the message is on this machine's disk: it survives the end of the program and a power cut."
 }
 
-// Healthy is described in [store.Store].
+// Healthy implements [store.Store].
 func (s *Store) Healthy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -452,8 +453,7 @@ func (s *Store) Healthy() error {
 	return s.broken()
 }
 
-// Close is described in [store.Store]. The file is then all there is of the
-// journal.
+// Close implements [store.Store]. After it the file alone has the journal.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {

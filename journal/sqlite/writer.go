@@ -15,8 +15,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A group holds at most this, and the WAL about as much before its content is
-// copied into the file.
+// Bounds of a group, and of the WAL before it is copied into the file.
 const (
 	maxGroup      = 1024
 	maxGroupBytes = 16 << 20
@@ -24,15 +23,14 @@ const (
 	walBound      = 64 << 20
 )
 
-// A request is a change on its way to the writer.
+// A request is a change that waits for the writer.
 type request struct {
-	// do makes the change in the group's transaction. It gives an error of its
-	// caller's, a refusal, having changed nothing; and, second, an error that ends
-	// the transaction.
+	// do makes the change in the group's transaction. A refusal is for the caller:
+	// nothing was changed. failed ends the transaction.
 	do   func(w *writer) (refused, failed error)
 	size int
 
-	// alone runs between groups, in place of do.
+	// betweenGroups runs between groups, instead of do.
 	betweenGroups func(w *writer) error
 
 	phase atomic.Int32
@@ -43,7 +41,7 @@ type request struct {
 const (
 	queued int32 = iota
 	taken
-	abandoned // by its caller
+	abandoned // its caller gave up
 )
 
 func (r *request) finish(err error) {
@@ -51,8 +49,8 @@ func (r *request) finish(err error) {
 	close(r.done)
 }
 
-// A writer makes all changes, on a connection of its own: whatever waits goes
-// into one transaction, with one fsync.
+// A writer makes all changes, on a connection of its own: all waiting requests
+// share one transaction and one fsync.
 type writer struct {
 	s *Store
 	*conn
@@ -63,27 +61,27 @@ type writer struct {
 	ended chan struct{}
 
 	group    []*request
-	now      state         // what the transaction has made of it
+	now      state         // after the transaction
 	changes  []stateChange // of the state, in the transaction
 	expired  bool          // values past their Until may have been removed in it
 	erased   int           // values since the last tidy
 	unsynced int64         // bytes in the WAL that are not in the file, about
 }
 
-// state is what the store knows of its content without looking.
+// state is what the store knows of its content without reading it.
 type state struct {
 	parts    []partition
 	revision uint64 // the last row of state_log has this id
 }
 
-// partition is what the store knows of one.
+// partition is what the store knows of one partition.
 type partition struct {
 	first, last, missing uint64
 	bytes                int64
-	dirty                bool // it cannot be read from the records
+	dirty                bool // differs from what can be read from the records
 }
 
-// skip has the next record be the one behind last.
+// skip makes last + 1 the next record's sequence.
 func (p *partition) skip(last uint64) {
 	if p.records() == 0 {
 		p.first = last + 1
@@ -95,7 +93,7 @@ func (p *partition) skip(last uint64) {
 
 func (p *partition) records() uint64 { return p.last + 1 - p.first - p.missing }
 
-// part gives a partition, nil if there is none.
+// part returns a partition; nil: there is none.
 func (t *state) part(n int) *partition {
 	if n < 0 || n >= len(t.parts) {
 		return nil
@@ -103,12 +101,12 @@ func (t *state) part(n int) *partition {
 	return &t.parts[n]
 }
 
-// set makes t what from is.
+// set copies from.
 func (t *state) set(from *state) {
 	t.parts, t.revision = append(t.parts[:0], from.parts...), from.revision
 }
 
-// submit has the writer take r, and waits for its end.
+// submit queues r and waits for its outcome.
 func (s *Store) submit(ctx context.Context, r *request) error {
 	if err := s.beginCall(); err != nil {
 		return err
@@ -142,7 +140,7 @@ func (s *Store) submit(ctx context.Context, r *request) error {
 	}
 }
 
-// change is submit for what needs a transaction.
+// change submits a change that needs a transaction.
 func (s *Store) change(ctx context.Context, size int, do func(w *writer) (refused, failed error)) error {
 	return s.submit(ctx, &request{do: do, size: size})
 }
@@ -156,9 +154,8 @@ func (w *writer) run() {
 	}
 }
 
-// take gives what waits. Before it lets the callers of the group before run:
-// those that change something again at once are then in this one, and share its
-// fsync.
+// take returns the waiting requests. First it lets the callers of the last group
+// run: those that change something again at once share the next fsync.
 func (w *writer) take() (waiting []*request) {
 	for before := -1; ; {
 		w.mu.Lock()
@@ -175,13 +172,14 @@ func (w *writer) take() (waiting []*request) {
 	}
 }
 
-// close ends it; no call is under way.
+// close ends the writer; no call may be in flight.
 func (w *writer) close() {
 	close(w.wake)
 	<-w.ended
 }
 
-// serve does what waits, in groups, and then what runs between groups.
+// serve handles waiting requests: changes in groups, then those that run between
+// groups.
 func (w *writer) serve(waiting []*request) {
 	if w.s.cfg.Memory { // which has one connection only
 		w.conn = <-w.s.idle
@@ -278,8 +276,8 @@ func (w *writer) commit(group []*request) {
 	}
 }
 
-// transact gives what each request of a group is refused for, and an error if
-// all of it failed. Unknown: the disk may hold it nevertheless.
+// transact returns the refusal of each request of a group, and failed if the whole
+// group failed. unknown: the changes may be on the disk nevertheless.
 func (w *writer) transact(group []*request) (refusals []error, failed error, unknown bool) {
 	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
 		return nil, err, false
@@ -310,8 +308,7 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 	return refusals, nil, false
 }
 
-// note stores what the store knows of its partitions, as far as it cannot be read
-// from the records at the next Open.
+// writePartitions stores what the next Open could not read from the records.
 func (w *writer) writePartitions() error {
 	for n := range w.now.parts {
 		p := &w.now.parts[n]
@@ -328,8 +325,7 @@ func (w *writer) writePartitions() error {
 	return nil
 }
 
-// tidy does what is due before the WAL is copied. Values whose Until is before
-// expired are removed.
+// tidy prepares copying the WAL. Values whose Until is before expired are removed.
 func (w *writer) tidy(expired time.Time) error {
 	r := &request{done: make(chan struct{}), do: func(w *writer) (refused, failed error) {
 		for n := range w.now.parts {
@@ -342,7 +338,7 @@ func (w *writer) tidy(expired time.Time) error {
 	return r.err
 }
 
-// checkpoint copies the WAL into the file. What a reader still needs of it stays.
+// checkpoint copies the WAL into the file, except what a reader still needs.
 func (w *writer) checkpoint() {
 	pages, _, err := w.copyWAL("PASSIVE")
 	if err == nil && pages > walBound/pageSize {
@@ -355,8 +351,8 @@ func (w *writer) checkpoint() {
 	w.unsynced = 0
 }
 
-// copyWAL checkpoints, and tells how many pages the WAL has. Busy: a reader needs
-// it.
+// copyWAL runs a checkpoint, and returns how many pages the WAL has. busy: a reader
+// needs it.
 func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 	w.SetBusyTimeout(readerTimeout)
 	defer w.SetBusyTimeout(busyTimeout)
@@ -374,7 +370,7 @@ func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 	return pages, busy, err
 }
 
-// truncate empties the WAL: the old content of changed pages is then in no file.
+// truncate empties the WAL, so that the old content of changed pages is in no file.
 func (s *Store) truncate(ctx context.Context) error {
 	if s.cfg.Memory {
 		return nil

@@ -1,13 +1,13 @@
-// Package store says what a journal needs of its engine: to append records to
-// numbered partitions, to read them, and to keep a key-value state. Everything
-// else, replay keys, deliveries, chains, leases, encryption, backups, is the
-// journal's own and written once, above it.
+// Package store defines what a journal needs from its storage: append records to
+// numbered partitions, read them, and keep a key-value state. Package journal does
+// everything else above it: replay keys, deliveries, chains, leases, encryption,
+// backups.
 //
 // An example of its job: the journal has checked two messages against
 // everything up to record 41 of partition 0. It calls Append(ctx, 0, 41, two).
 // When that returns nil, they are records 42 and 43, as durable as the store
-// promises. If another hub has appended since, the call gives ErrConflict; the
-// journal reads what is new, checks again and calls again.
+// promises. If another hub appended first, the call returns ErrConflict; the
+// journal reads the new records, checks again and calls again.
 //
 // Package sqlite keeps a journal in one file, package jetstream in a NATS
 // cluster.
@@ -19,10 +19,10 @@ import (
 	"time"
 )
 
-// What may go wrong. Match with errors.Is; the text that wraps one of these
-// says what to do about it.
+// Match these with errors.Is; the text that wraps one of them says what to do about
+// it.
 var (
-	ErrConflict = errors.New("the recorded state is another")                       // nothing of the call was recorded
+	ErrConflict = errors.New("the recorded state is another")                       // nothing was recorded
 	ErrUnknown  = errors.New("the journal cannot say whether it was recorded")      // see Append
 	ErrNotFound = errors.New("not in the journal")                                  //
 	ErrExists   = errors.New("exists already")                                      //
@@ -36,115 +36,114 @@ var (
 	ErrClosed   = errors.New("the journal is closed")                               //
 )
 
-// A Store keeps one journal. Its methods are safe for concurrent use; for each
-// partition at most one Append is under way at a time.
+// A Store keeps one journal. Its methods are safe for concurrent use. For each
+// partition at most one Append is in flight at a time.
 type Store interface {
-	// Meta gives what was fixed when the journal was made, or ErrNotFound where
-	// none was made yet.
+	// Meta returns the journal's settings, or ErrNotFound if none was made yet.
 	Meta(ctx context.Context) (Meta, error)
 	// Init makes an empty journal. ErrExists: there is one.
 	Init(ctx context.Context, m Meta) error
 
-	// Append adds records to the end of a partition, whose last sequence must be
-	// after, and returns when they are durable. They get the sequences that
-	// follow; a Record whose Sequence is set and larger gets that one, which
+	// Append adds records to the end of a partition and returns when they are
+	// durable. after must be the partition's last sequence. The records get the
+	// following sequences; a Record with a larger Sequence gets that one, which
 	// leaves a gap (only a restore does so).
 	//
-	// ErrConflict: the last sequence is another. ErrUnknown: a first part of the
-	// records, or all, or nothing was recorded, or still will be; the same call may
-	// be repeated, and gives ErrConflict where something was. After every other
+	// ErrConflict: the last sequence is another. ErrUnknown: all, some of the
+	// first, or none of the records were recorded or still will be. The call may be
+	// repeated; it returns ErrConflict if something was recorded. After every other
 	// error nothing was recorded.
 	Append(ctx context.Context, partition int, after uint64, records []Record) error
-	// Skip has the next record of a partition get at least the sequence behind
-	// last. Only a restore calls it.
+	// Skip gives the next record of a partition at least the sequence last + 1.
+	// Only a restore calls it.
 	Skip(ctx context.Context, partition int, last uint64) error
 	// Read calls fn for each record from the sequence first to last, in order,
-	// until fn gives false. A Record's Data is good for the call only.
+	// until fn returns false. A Record's Data is valid during the call only.
 	Read(ctx context.Context, partition int, first, last uint64, fn func(Record) bool) error
-	// Tagged gives the newest record with a tag, or ErrNotFound.
+	// Tagged returns the newest record with a tag, or ErrNotFound.
 	Tagged(ctx context.Context, partition int, tag string) (Record, error)
-	// Span tells what a partition holds. Last is never behind what an Append or
-	// Follow of this store has told before.
+	// Span describes a partition. Last is never less than a sequence that an Append
+	// or Follow of this store has reported before.
 	Span(ctx context.Context, partition int) (Span, error)
-	// Follow calls fn for each record behind after, in order and without one
-	// missing, own ones included, until ctx ends or an error. A store of one process
-	// returns at once.
+	// Follow calls fn for each record behind after, in order and without gaps, own
+	// ones included, until ctx ends or an error. The store of one process returns
+	// at once.
 	Follow(ctx context.Context, partition int, after uint64, fn func(Record)) error
-	// Replace gives records that are there other data, and returns when that is
-	// durable and the old data is in no file of the store any more. (What a
-	// cluster's own logs keep for a while its documentation says.)
+	// Replace replaces the data of existing records. It returns when the new data
+	// is durable and the old data is in none of the store's files. (A cluster's own
+	// logs keep it for a while; see its documentation.)
 	Replace(ctx context.Context, partition int, records []Record) error
 	// Remove removes all records of a partition before a sequence. The last
-	// sequence stays what it is.
+	// sequence stays.
 	Remove(ctx context.Context, partition int, before uint64) error
 
-	// Get gives the value of a key, or ErrNotFound.
+	// Get returns the value of a key, or ErrNotFound.
 	Get(ctx context.Context, bucket, key string) (Value, error)
-	// Put sets a value and gives its revision, when it is durable. Expect, if not
-	// nil, is the revision that must be there, 0: none; else ErrConflict. A value
-	// whose Until has passed may be removed by the store from a minute later on.
+	// Put sets a value, and returns its revision when it is durable. expect, if not
+	// nil, is the required present revision, 0: no value; else ErrConflict. The
+	// store may remove a value from one minute after its Until.
 	Put(ctx context.Context, bucket string, v Value, expect *uint64) (revision uint64, err error)
-	// Delete removes a key, with expect as in Put; its old value is in no file of
-	// the store any more when Scrub returns. It gives the revision of the removal.
+	// Delete removes a key, with expect as in Put, and returns the revision of the
+	// removal. After the next Scrub the old value is in none of the store's files.
 	Delete(ctx context.Context, bucket, key string, expect *uint64) (revision uint64, err error)
 	// Range calls fn for all values of a bucket whose key begins with prefix, in
-	// the order of their revisions, until fn gives false. One that changes meanwhile
-	// may come again, and is never missed.
+	// the order of their revisions, until fn returns false. A value that changes
+	// meanwhile may come again, and is never missed.
 	Range(ctx context.Context, bucket, prefix string, fn func(Value) bool) error
-	// Buckets lists the buckets that hold values.
+	// Buckets lists the buckets that have values.
 	Buckets(ctx context.Context) ([]string, error)
 	// FollowState calls fn for each change of the state behind the revision after,
-	// of all processes, in the order of revisions, until ctx ends or an error; after
-	// 0 is from now on. Of changes of one key that follow each other only the last
-	// may be told. It calls ready once, when every change from then on is told. A
-	// store of one process calls fn before the Put or Delete that made the change
-	// returns, and need not heed after. fn does not block.
+	// by all processes, in the order of revisions, until ctx ends or an error;
+	// after 0: from now on. If a key changes several times in a row, fn may get
+	// only the last change. ready is called once, when no later change will be
+	// missed. The store of one process calls fn before the Put or Delete returns,
+	// and may ignore after. fn does not block.
 	FollowState(ctx context.Context, after uint64, ready func(), fn func(bucket string, v Value)) error
-	// Scrub returns when values that were replaced, removed or are past their
-	// Until at now are in no file of the store any more. (As for Replace: what a
-	// cluster keeps its documentation says.)
+	// Scrub returns when values that were replaced, removed or have expired before
+	// now are in none of the store's files. (As for Replace: see a cluster's
+	// documentation.)
 	Scrub(ctx context.Context, now time.Time) error
 
-	// Exclusive reports that no other process writes to the store while it is open.
+	// Exclusive: no other process writes to the store while it is open.
 	Exclusive() bool
 	// MaxRecord is the size of the largest Data, in bytes.
 	MaxRecord() int
-	// Space tells how much may still be written. Total 0: not known.
+	// Space returns the bytes that can still be written. Total 0: unknown.
 	Space() (free, total uint64, err error)
-	// Promise says in a sentence what durable means here.
+	// Promise says in a sentence what durable means for this store.
 	Promise() string
-	// Healthy says why the store takes nothing just now, nil if it does.
+	// Healthy says why the store takes nothing now; nil: it does.
 	Healthy() error
-	// Close ends it, when all calls have returned.
+	// Close closes the store when all calls have returned.
 	Close() error
 }
 
-// Meta is what is fixed when a journal is made.
+// Meta is fixed when a journal is made.
 type Meta struct {
 	Format     int       `json:"format"`
 	Created    time.Time `json:"created"`
-	Prefix     string    `json:"prefix"` // begins the names of what a shared engine holds
+	Prefix     string    `json:"prefix"` // of all names in a shared store
 	Partitions int       `json:"partitions"`
 	Salt       string    `json:"salt,omitempty"`  // of the encryption key, hex; empty: not encrypted
 	Check      string    `json:"check,omitempty"` // tells whether a key is the right one, hex
 
-	// Restoring is set while a backup is being restored: the journal is not whole.
-	// Init with it clear ends that.
+	// Restoring is set during a restore: the journal is incomplete. Init without it
+	// ends the restore.
 	Restoring bool `json:"restoring,omitempty"`
 }
 
 // A Record is one record of a partition.
 type Record struct {
 	Sequence uint64
-	Tag      string // by which Tagged finds the newest; letters, digits, ".", "-" and "_"; empty: most have none
+	Tag      string // for Tagged: letters, digits, ".", "-" and "_"; most records have none
 	Data     []byte
 
-	// About is for a person who looks into the store; nobody else reads it. A store
-	// may leave it out.
+	// About is for people who look into the store; no program reads it. A store may
+	// omit it.
 	About About
 }
 
-// About says what a record is, in clear. It is empty where the journal is
+// About describes a record without encryption. It is empty if the journal is
 // encrypted.
 type About struct {
 	Time    time.Time
@@ -154,7 +153,7 @@ type About struct {
 	To      string
 }
 
-// A Value is one of the state.
+// A Value is one value of the state.
 type Value struct {
 	Key      string
 	Data     []byte
@@ -163,10 +162,10 @@ type Value struct {
 	Deleted  bool      // only from FollowState
 }
 
-// Span is what a partition holds.
+// Span describes the records of a partition.
 type Span struct {
-	First   uint64 // sequence of the oldest record; Last + 1 where there is none
-	Last    uint64 // what the next record follows
+	First   uint64 // sequence of the oldest record; Last + 1: there is none
+	Last    uint64 // sequence that the next record follows
 	Records uint64
-	Bytes   uint64 // about
+	Bytes   uint64 // approximately
 }

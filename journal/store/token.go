@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// Token writes a name as one token of a NATS subject: letters, digits and "-" as
-// they are, other bytes as "_" and two hexadecimal digits, and "_" alone for the
-// empty name. Backups name keys so, and package jetstream its subjects.
+// Token encodes a name as one token of a NATS subject. Letters, digits and "-"
+// stay; other bytes become "_" and two hexadecimal digits; the empty name becomes
+// "_". Keys in backups and subjects of package jetstream are encoded so.
 func Token(s string) string {
 	if s == "" {
 		return "_"
@@ -25,7 +25,7 @@ func Token(s string) string {
 	return b.String()
 }
 
-// Untoken is the reverse of Token; false: s is not a token.
+// Untoken decodes a Token; false: s is not a token.
 func Untoken(s string) (string, bool) {
 	if s == "_" {
 		return "", true

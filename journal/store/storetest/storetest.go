@@ -19,21 +19,21 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A Place is where the store of one test lies.
+// A Place holds the store of one test.
 type Place struct {
-	// Open opens the store: the first time an empty one, later what the one
-	// before left. Those of a shared store may be open at the same time.
+	// Open opens the store: an empty one the first time, later the one that was
+	// closed. A shared store may be open several times.
 	Open   func() (store.Store, error)
 	Shared bool
 
-	Forgets bool   // all is gone when the store is closed
-	Dir     string // holds all files of the store; empty: they are not searched for what was erased
+	Forgets bool   // a closed store is empty when it is opened again
+	Dir     string // of all files of the store, searched for erased data; empty: not searched
 }
 
 // partitions is how many the store of a test has.
 const partitions = 4
 
-// Run checks the store that lies at new places.
+// Run checks the stores at new places.
 func Run(t *testing.T, place func(t *testing.T) Place) {
 	for _, test := range []struct {
 		name string
@@ -96,7 +96,7 @@ var meta = store.Meta{
 	Salt: "00ff", Check: "abcd",
 }
 
-// bench is an open store and what a test does with it.
+// bench is an open store and its helpers.
 type bench struct {
 	*testing.T
 	Place
@@ -126,7 +126,7 @@ func (b *bench) reopen() {
 	b.open()
 }
 
-// Skip is the test's; the store's is called by its full name.
+// Skip skips the test; the store's method is called as b.Store.Skip.
 func (b *bench) Skip(args ...any) { b.Helper(); b.T.Skip(args...) }
 
 func (b *bench) must(err error) {
@@ -144,7 +144,7 @@ func (b *bench) is(err, want error) {
 	}
 }
 
-// append appends data, of which a part "tag=data" has a tag.
+// append appends data; "tag=data" has a tag.
 func (b *bench) append(partition int, after uint64, data ...string) error {
 	return b.Append(b.Context(), partition, after, records(data...))
 }
@@ -242,7 +242,7 @@ func (b *bench) ranges(bucket, prefix string, want ...string) {
 	}
 }
 
-// collector takes what a Follow tells.
+// collector collects what a Follow reports.
 type collector struct {
 	got  chan string
 	done chan error
@@ -270,7 +270,7 @@ func (c *collector) wants(b *bench, want ...string) {
 	}
 }
 
-// end stops it; nothing more may have been told.
+// end stops the Follow; it must not have reported anything else.
 func (c *collector) end(b *bench) {
 	b.Helper()
 	c.stop()
