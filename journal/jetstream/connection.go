@@ -18,9 +18,9 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A server that freezes closes no connection. It is left when it answers two
-// pings not, or when it, and all behind it, has answered no request for
-// leaveAfter, as one that is cut off from the others.
+// A frozen server does not close its connections. The client reconnects to another
+// one after two pings without an answer, or after leaveAfter without an answer to
+// any request, as from a server that is cut off from the others.
 const (
 	pingEvery     = time.Second
 	pingsMissed   = 2
@@ -32,7 +32,7 @@ const (
 	firstPause = 10 * time.Millisecond // before a request is repeated
 	maxPause   = 250 * time.Millisecond
 
-	quickTries = 8 // after so many each waits longer
+	quickTries = 8 // later tries wait longer for the answer
 )
 
 func (s *Store) connect() (err error) {
@@ -43,7 +43,7 @@ func (s *Store) connect() (err error) {
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsMissed),
 		nats.Timeout(dialWithin), nats.FlusherTimeout(writeWithin),
-		// What cannot be sent now is refused, not sent some time later.
+		// What cannot be sent now fails; it is not sent later.
 		nats.ReconnectBufSize(-1),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if s.ctx.Err() == nil {
@@ -66,20 +66,20 @@ func (s *Store) connect() (err error) {
 
 var userinfo = regexp.MustCompile(`[^,]*@`)
 
-// redact leaves user and password out of a list of URLs.
+// redact removes user and password from a list of URLs.
 func redact(urls string) string { return userinfo.ReplaceAllString(urls, "…@") }
 
 func (s *Store) server() string { return cmp.Or(s.nc.ConnectedUrlRedacted(), redact(s.cfg.URL)) }
 
-// outage is a time in which the servers do not answer. The log has a line when
-// it begins, one each minute while it lasts, and one when it ends; outages that
-// follow each other within a minute are one.
+// outage is a time without answers from the servers. It logs a line at its
+// beginning, one each minute, and one at its end. Outages less than a minute apart
+// count as one.
 type outage struct {
 	log *slog.Logger
 	now func() time.Time
 
 	mu         sync.Mutex
-	since      time.Time // zero: there is none
+	since      time.Time // zero: no outage
 	why        error
 	lastLogged time.Time // the last line about one
 	endToLog   bool      // a line that says that it has ended
@@ -88,8 +88,8 @@ type outage struct {
 
 const remindEvery = time.Minute
 
-// begin notes that no server answers. It reports that none has for leaveAfter, a
-// time which begins anew then.
+// begin notes that a request was not answered. silent: no request has been answered
+// for leaveAfter; the time then starts again.
 func (o *outage) begin(why error) (silent bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -119,8 +119,8 @@ func (o *outage) answered() {
 	}
 }
 
-// unanswered notes that a request was not answered, and leaves a server that has
-// answered none for a while.
+// unanswered notes that a request was not answered, and reconnects to another
+// server if none was for a while.
 func (s *Store) unanswered(err error) {
 	if !s.outage.begin(err) || !s.nc.IsConnected() || len(s.nc.Servers()) < 2 {
 		return
@@ -141,7 +141,7 @@ func (s *Store) Healthy() error {
 	if since.IsZero() {
 		return nil
 	}
-	// Where nothing is asked because of this answer, nobody would notice the end.
+	// The caller may send no requests because of this answer: this one notices the end.
 	go func() {
 		_, err := s.attempt(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
 		s.cfg.Log.Debug("the NATS servers were asked whether they answer again", "err", err)
@@ -150,8 +150,8 @@ func (s *Store) Healthy() error {
 		store.ErrBusy, since.Format(time.RFC3339), why)
 }
 
-// The subjects of the servers' API. The client's calls are not used for them:
-// they read from any server, and wait too long for one that is frozen.
+// Subjects of the servers' API. The client library's calls are not used: they read
+// from any server, and wait too long for a frozen one.
 const (
 	apiNames  = "$JS.API.STREAM.NAMES"
 	apiInfo   = "$JS.API.STREAM.INFO."
@@ -163,16 +163,16 @@ const (
 	apiDirect = "$JS.API.DIRECT.GET."
 )
 
-// What the servers refuse with, beside the client's constants.
+// Error codes of the servers that the client library does not name.
 const (
-	codeNoPeers        jetstream.ErrorCode = 10005 // replicas find no server
+	codeNoPeers        jetstream.ErrorCode = 10005 // no server for the replicas
 	codeInFlight       jetstream.ErrorCode = 10158
-	codeIncomplete     jetstream.ErrorCode = 10176 // the leader has not the whole batch
+	codeIncomplete     jetstream.ErrorCode = 10176 // the leader does not have the whole batch
 	codeTooManyBatches jetstream.ErrorCode = 10210
 )
 
-// refused is why a request is not tried again, as the caller is told it. nil: the
-// servers gave no answer, or may take the same request in a moment.
+// refused returns the error for the caller if a request must not be repeated. nil:
+// the servers gave no answer, or may accept the same request later.
 func refused(err error) error {
 	var e *jetstream.APIError
 	switch {
@@ -201,7 +201,8 @@ func refused(err error) error {
 	return fmt.Errorf("%w: %w", store.ErrBusy, e)
 }
 
-// notStored: with such an error nothing has left this process, or nobody took it.
+// notStored reports that the request cannot have been stored: it was not sent, or
+// nobody took it.
 func notStored(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) || errors.Is(err, store.ErrClosed) || errors.Is(err, nats.ErrNoResponders) ||
@@ -209,15 +210,15 @@ func notStored(err error) bool {
 		errors.Is(err, nats.ErrMaxPayload)
 }
 
-// answerTimeout is how long a try waits for its answer, not long: what is sent while a
-// stream has no leader is answered by nobody. Later tries may take longer, for the
-// servers may also be slow.
+// answerTimeout is how long a try waits for its answer. The first ones are short,
+// because nobody answers what is sent while a stream has no leader. Later ones are
+// longer, because the servers may be slow.
 func (s *Store) answerTimeout(try int) time.Duration {
 	return s.cfg.answerWithin * time.Duration(1+try/quickTries)
 }
 
-// answer is what the servers say: that something was stored, what a stream is,
-// which streams there are, or a message.
+// answer is an answer of the API: an acknowledgement, a stream, names of streams,
+// or a message.
 type answer struct {
 	Error   *jetstream.APIError    `json:"error"`
 	Seq     uint64                 `json:"seq"`
@@ -227,7 +228,7 @@ type answer struct {
 	Message stored                 `json:"message"`
 }
 
-// once sends a request and waits for the answer.
+// attempt sends a request and waits for the answer.
 func (s *Store) attempt(ctx context.Context, within time.Duration, m *nats.Msg) (a answer, err error) {
 	s.requests.RLock()
 	defer s.requests.RUnlock()
@@ -243,7 +244,7 @@ func (s *Store) attempt(ctx context.Context, within time.Duration, m *nats.Msg) 
 	if a.Error != nil {
 		err = a.Error
 	}
-	// A server that is cut off from the others says so.
+	// A server that is cut off from the others answers 503.
 	switch {
 	case err == nil || a.Error != nil && a.Error.Code != 503:
 		s.outage.answered()
@@ -253,7 +254,7 @@ func (s *Store) attempt(ctx context.Context, within time.Duration, m *nats.Msg) 
 	return a, err
 }
 
-// ask requests something that may be asked again, until there is an answer.
+// request sends a repeatable request until there is an answer.
 func (s *Store) request(ctx context.Context, within time.Duration, subject string, body any) (a answer, err error) {
 	m := &nats.Msg{Subject: subject}
 	if body != nil {
@@ -262,7 +263,7 @@ func (s *Store) request(ctx context.Context, within time.Duration, subject strin
 		}
 	}
 	firstTry := 0
-	if within > s.cfg.Timeout { // a hub starts: streams are made more slowly, and a repeat slows it more
+	if within > s.cfg.Timeout { // at start: making streams takes longer, and repeats make it slower
 		firstTry = quickTries
 	}
 	err = retry(ctx, within, func(ctx context.Context, try int) error {
@@ -272,7 +273,7 @@ func (s *Store) request(ctx context.Context, within time.Duration, subject strin
 	return a, err
 }
 
-// again tries what may be tried again, until there is an answer.
+// retry repeats do until it gets an answer.
 func retry(ctx context.Context, within time.Duration, do func(ctx context.Context, try int) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -284,7 +285,7 @@ func retry(ctx context.Context, within time.Duration, do func(ctx context.Contex
 	return fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))
 }
 
-// tries counts tries until ctx ends, with pauses in between that grow.
+// tries counts tries until ctx ends, with growing pauses.
 func tries(ctx context.Context) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		pause := firstPause
@@ -295,7 +296,7 @@ func tries(ctx context.Context) iter.Seq[int] {
 	}
 }
 
-// sleep lets a time pass; false: ctx ended before.
+// sleep waits for d; false: ctx ended before.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):

@@ -1,9 +1,9 @@
 // Package jetstream keeps a journal on a NATS cluster that several hubs share. It
-// uses nothing but the API that the servers have for every client (NATS 2.12 or
-// later). An example: a hub calls Append(ctx, 0, 41, two records). The store sends
-// them as one atomic batch whose first message says that the stream must end at
-// 41. The stream's leader has a majority store them, or refuses them all because
-// another hub was sooner.
+// uses only the API that the servers offer to every client (NATS 2.12 or later). An
+// example: a hub calls Append(ctx, 0, 41, two records). The store sends them as one
+// atomic batch whose first message expects the stream to end at 41. The stream's
+// leader has a majority store them, or refuses both because another hub appended
+// first.
 //
 // # Streams
 //
@@ -11,11 +11,11 @@
 //	KV_PREFIX_remains  bucket: what is left of erased records, as n.BLOCK.SEQUENCE; first.n; tag.n.TAG
 //	KV_PREFIX_state    bucket: the state, as BUCKET.KEY; its metadata hold the store.Meta; made last
 //
-// A record's sequence is its message's. In keys, what stands between slashes is a
-// token each, with other bytes than letters, digits and "-" as "_" and two
-// hexadecimal digits; so a prefix that ends in "/" is filtered by the servers. In
-// tags a dot is "=". A revision is twice the message's sequence, and one more for a
-// removal.
+// A record's sequence is its message's. The parts of a key between slashes are one
+// token each, in which bytes other than letters, digits and "-" are "_" and two
+// hexadecimal digits; so the servers can filter by a prefix that ends in "/". In
+// tags a dot becomes "=". A revision is twice the message's sequence, and one more
+// for a removal.
 //
 // # What an expected sequence means
 //
@@ -42,42 +42,44 @@
 //   - A batch whose leader changes before its end is refused as incomplete. It is
 //     sent again under another id, for parts of two attempts must not become one.
 //
-// When an answer does not come, the same call is tried again. If that is refused
-// because the stream ends elsewhere, the store looks who has the place: each call
-// marks its first message (Parley-Call). It is its own: success. It is another's: no
-// attempt was stored, and none ever will be. Only where the servers stay silent until
-// the timeout the answer is ErrUnknown. Values are compared with the last sequence of
-// their key in the same way, also where the caller expects nothing: a late copy of an
-// old value could else replace a newer one.
+// If no answer comes the same call is repeated. If the repeat is refused because
+// the stream ends elsewhere, the store reads the message at the expected sequence.
+// Each call marks its first message (Parley-Call). If the mark is this call's, the
+// call succeeded. If it is another's, no attempt was stored, and none ever will be.
+// Only if the servers stay silent until the timeout the result is ErrUnknown.
+// Values are compared with the last sequence of their key in the same way, even if
+// the caller expects nothing: a late copy of an old value could otherwise replace a
+// newer one.
 //
 // # Reading
 //
-// Pages come from the nearest server that has the stream, which may lag behind.
-// Where a page is not full, the leader has the last word; what this store has told
-// before is waited for, and Range waits until that server has what the leader has.
-// Get, Tagged and Span ask the leader. Follow and FollowState have a consumer in one
-// server's memory, and make another one when its heartbeats stay away; a server drops
-// the old one after a minute. Of changes of one key that follow each other at once
-// FollowState may tell only the last: the servers keep one value of each key.
+// Pages come from the nearest server that has the stream, which may lag behind. If
+// a page is not full the leader is asked for the rest. Reads never end before a
+// sequence that this store has returned earlier, and Range waits until the server
+// has what the leader has. Get, Tagged and Span ask the leader. Follow and
+// FollowState have a consumer in one server's memory, and make a new one if its
+// heartbeats stop; the server drops the old one after a minute. If a key changes
+// several times in a row, FollowState may report only the last change, because the
+// servers keep one value of each key.
 //
 // # What erasure leaves
 //
-// Replace stores the remains, then has the record's message overwritten: when it
-// returns, by the leader and the server that is read from, and by the others as they
-// come to it. Where that server does not come to it within two seconds, Replace gives
-// an error, and may be repeated. What is not erased at once:
+// Replace stores the remains, then has the record's message overwritten. When it
+// returns, the leader and the server that is read from have done so; the others do
+// it when they get to it. If that server does not get to it within two seconds,
+// Replace returns an error, and may be repeated. Some copies are not erased at once:
 //
 //   - The log by which the servers replicate a stream (its raft group, below _js_)
-//     has the message until the server has made a snapshot of the stream and dropped
-//     what it covers: after 8 MB or 65,536 entries, or every two to three minutes when
-//     something has changed. The log's last file, of 4 MB, may keep parts until it is
-//     full. The space is freed, not overwritten.
+//     has the message until the server has made a snapshot of the stream and
+//     dropped what it covers: after 8 MB or 65,536 entries, or every two to three
+//     minutes if something has changed. The log's last file, of 4 MB, may keep
+//     parts until it is full. The space is freed, not overwritten.
 //   - Values of the state that were replaced or removed stay in the bucket's files
-//     until the server rewrites the block of 4 MB that holds them, which it does when
-//     half of it is unused, and not with the last block. There is no request for it:
-//     Scrub erases values past their end, and nothing else.
-//   - Backups of the servers, and what a file system or a flash disk keeps.
+//     until the server rewrites the block of 4 MB that holds them. It does so when
+//     half of the block is unused, and never with the last block. No request forces
+//     it: Scrub erases expired values, and nothing else.
+//   - Backups of the servers, and copies that a file system or a flash disk keeps.
 //
-// A journal that has a key seals records and values, so that none of these is
-// readable without it.
+// If the journal has a key, records and values are encrypted, and nobody without
+// the key can read such copies.
 package jetstream

@@ -15,12 +15,12 @@ import (
 const (
 	followPause    = 100 * time.Millisecond
 	followExpiry   = 10 * time.Second
-	heartbeatEvery = time.Second // it is missed after two
-	consumerKept   = time.Minute // by a server, when it is followed no more
+	heartbeatEvery = time.Second // two missing ones break the connection
+	consumerKept   = time.Minute // by a server, after the last request
 )
 
-// follow calls fn for the messages of a stream behind after, and begins anew
-// after every break where it stands. ready is called each time it has begun.
+// follow calls fn for the messages of a stream behind after, and continues after
+// every break. ready is called each time it has begun.
 func (s *Store) follow(
 	ctx context.Context, stream string, after uint64, ready func(), fn func(context.Context, *stored) error,
 ) error {
@@ -97,8 +97,8 @@ func (s *Store) followOnce(
 	}
 }
 
-// Follow implements [store.Store]. What is there already it reads: no message tells
-// of records at the end that were erased.
+// Follow implements [store.Store]. It begins by reading: a consumer does not report
+// erased records at the end of the stream.
 func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.Record)) error {
 	tell := func(r store.Record) bool {
 		fn(r)
@@ -112,7 +112,7 @@ func (s *Store) Follow(ctx context.Context, p int, after uint64, fn func(store.R
 	after = max(after, end)
 	return s.follow(ctx, s.logStream(p), after, func() {}, func(ctx context.Context, m *stored) error {
 		if m.Seq <= after {
-			return nil // it was told, and what follows it not
+			return nil // already reported
 		}
 		if _, err := s.fill(ctx, p, after+1, m.Seq, tell); err != nil {
 			return err

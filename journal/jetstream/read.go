@@ -18,7 +18,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// stored is a message as a stream holds it, and as the leader gives it.
+// stored is a message of a stream, in the JSON form of the API.
 type stored struct {
 	Subject string `json:"subject"`
 	Seq     uint64 `json:"seq"`
@@ -28,7 +28,7 @@ type stored struct {
 	header nats.Header
 }
 
-// removal reports whether the message says that a value was removed.
+// removal reports whether the message marks a removed value.
 func (m *stored) removal() bool { return m.header.Get(headerOperation) != "" }
 
 func (m *stored) filler() bool { return strings.HasSuffix(m.Subject, "."+filler) }
@@ -41,7 +41,7 @@ func (m *stored) until() time.Time {
 	return time.Unix(0, n).UTC()
 }
 
-// record is what a message of a partition, or of the remains, says.
+// record makes a record of a message of a partition or of the remains.
 func (m *stored) record() store.Record {
 	r := store.Record{Sequence: m.Seq, Data: m.Data, Tag: m.header.Get(headerTag)}
 	if _, tag, ok := strings.Cut(m.Subject, "."+taggedRecord); ok && r.Tag == "" {
@@ -50,8 +50,8 @@ func (m *stored) record() store.Record {
 	return r
 }
 
-// get says which messages of a stream are asked for: the one with a sequence, the
-// last of a subject, or those of a subject from a sequence on.
+// get selects messages of a stream: the one with a sequence, the last of a subject,
+// or those of a subject from a sequence on.
 type get struct {
 	Seq      uint64 `json:"seq,omitempty"`
 	Last     string `json:"last_by_subj,omitempty"`
@@ -60,8 +60,8 @@ type get struct {
 	MaxBytes int    `json:"max_bytes,omitempty"`
 }
 
-// readFromLeader reads one message from a stream's leader, for another server may lag
-// behind. Where there is none, its sequence is 0.
+// readFromLeader reads one message from a stream's leader, because other servers
+// may lag behind. Sequence 0: there is none.
 func (s *Store) readFromLeader(ctx context.Context, stream string, which get) (*stored, error) {
 	a, err := s.request(ctx, s.cfg.Timeout, apiGet+stream, which)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -73,14 +73,14 @@ func (s *Store) readFromLeader(ctx context.Context, stream string, which get) (*
 	return &a.Message, err
 }
 
-// A server that lags behind is asked again so often, with such a pause: what it
-// does not have then, it has lost.
+// A server that lags behind is asked again behindTries times. What it does not have
+// then, it has lost.
 const (
 	behindBy    = 5 * time.Millisecond
 	behindTries = 400
 )
 
-// waitUntil returns when a server that has a stream has caught up.
+// waitUntil waits until a server has caught up with a stream.
 func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)) error {
 	for range behindTries {
 		if done, err := caughtUp(); done || err != nil {
@@ -93,8 +93,8 @@ func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)
 	return fmt.Errorf("%w: a server that has stream %s lags behind, or the servers lost messages", store.ErrBusy, stream)
 }
 
-// tail is a stream's state as its leader knows it. A new leader may be behind what
-// the one before it, or another server, has given out.
+// tail returns a stream's state from its leader. A new leader may still be behind
+// what another server has returned.
 func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
 	err = waitUntil(ctx, stream, func() (bool, error) {
 		a, err := s.request(ctx, s.cfg.Timeout, apiInfo+stream, nil)
@@ -110,7 +110,7 @@ func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamStat
 	return t, err
 }
 
-// waitFresh returns when the server that is read from has what the leader has.
+// waitFresh waits until the server that is read from has what the leader has.
 func (s *Store) waitFresh(ctx context.Context, stream string) error {
 	t, err := s.tail(ctx, stream)
 	if err != nil || t.LastSeq == 0 {
@@ -126,8 +126,8 @@ func (s *Store) waitFresh(ctx context.Context, stream string) error {
 	})
 }
 
-// waitAbsent returns when the server that is read from has no message from a sequence
-// to before another: it may come to an erasure later than the leader.
+// waitAbsent waits until the server that is read from has no message from a
+// sequence to before another: it may apply an erasure later than the leader.
 func (s *Store) waitAbsent(ctx context.Context, stream string, from, before uint64) error {
 	return waitUntil(ctx, stream, func() (bool, error) {
 		ms, err := s.page(ctx, stream, get{Seq: from, Batch: 1})
@@ -135,16 +135,16 @@ func (s *Store) waitAbsent(ctx context.Context, stream string, from, before uint
 	})
 }
 
-// Reading goes in pages: one request, many answers of the nearest server that has
-// the stream, no consumer that it would have to keep.
+// Reads go in pages: one request and many answers, from the nearest server that has
+// the stream. The server needs to keep no consumer.
 const (
 	pageSize  = 1024
 	pageBytes = 4 << 20
 	endless   = math.MaxUint64
 )
 
-// messages gives a stream's messages of a filter from seq to last. Where a page is
-// not full, the leader has the last word.
+// messages returns a stream's messages of a filter from seq to last. If a page is
+// not full the leader is asked for the next message.
 func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
 	return func(yield func(*stored, error) bool) {
 		for seq <= last {
@@ -173,8 +173,8 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 	}
 }
 
-// page asks for one page, again while nobody answers. Where some of it did not
-// come, it is what came before that.
+// page requests one page, and repeats that while nobody answers. If a part does not
+// arrive, the page ends before it.
 func (s *Store) page(ctx context.Context, stream string, which get) (ms []*stored, err error) {
 	body, _ := json.Marshal(which) // a struct of plain values
 	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
@@ -186,10 +186,10 @@ func (s *Store) page(ctx context.Context, stream string, which get) (ms []*store
 	return ms, err
 }
 
-// errGap: something that was sent did not come, as when a connection is lost.
-var errGap = errors.New("what follows did not come")
+// errGap: a message did not arrive, for example because the connection was lost.
+var errGap = errors.New("a message did not arrive")
 
-// pageOnce gives what came of a page up to an error.
+// pageOnce returns the part of a page before an error.
 func (s *Store) pageOnce(ctx context.Context, stream string, body []byte) (ms []*stored, err error) {
 	s.requests.RLock()
 	defer s.requests.RUnlock()
@@ -243,7 +243,7 @@ func (s *Store) Read(ctx context.Context, p int, first, last uint64, fn func(sto
 	return err
 }
 
-// read is Read, and gives the sequence up to which it has read.
+// read is Read, and returns the sequence up to which it has read.
 func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(store.Record) bool) (uint64, error) {
 	stream := s.logStream(p)
 	if last > s.lastReported(stream) {
@@ -270,8 +270,8 @@ func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(stor
 	return last, err
 }
 
-// fill calls fn for the remains of erased records from next up to before. What is
-// missing in a partition was erased, if its remains are kept.
+// fill calls fn for the remains of erased records from next to before. A sequence
+// that is missing in a partition was erased, if its remains exist.
 func (s *Store) fill(
 	ctx context.Context, p int, next, before uint64, fn func(store.Record) bool,
 ) (more bool, err error) {
@@ -296,7 +296,7 @@ func (s *Store) fill(
 	return true, nil
 }
 
-// remains gives those of a block's records, by their sequence.
+// remains returns the remains of a block by sequence.
 func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]store.Record, error) {
 	of := make(map[uint64]store.Record)
 	for m, err := range s.messages(ctx, s.remainsStream(), s.remainsBlockOf(p, block)+".*", 1, endless) {
@@ -317,7 +317,7 @@ func (s *Store) remains(ctx context.Context, p int, block uint64) (map[uint64]st
 func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, error) {
 	var erased uint64
 	var failed error
-	var other sync.WaitGroup // leases are renewed with it: both are asked at once
+	var other sync.WaitGroup // both requests at once: renewing leases depends on it
 	other.Go(func() { erased, failed = s.readNumber(ctx, s.newestOf(p, tag)) })
 	m, err := s.readFromLeader(ctx, s.logStream(p), get{Last: s.taggedSubject(p, tag)})
 	other.Wait()

@@ -15,20 +15,20 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
+// Times that the servers keep a value after its end, and a removal: longer than
+// clocks differ and followers lag.
 const (
-	// How long the servers keep a value after its end, and a removal after it
-	// was made: longer than clocks differ and followers lag.
 	ttlMargin    = time.Minute
 	removalsKept = time.Hour
 )
 
-// A revision is twice the sequence of the message, and one more for a removal: no
-// value is expected to have that.
+// A revision is twice the message's sequence, and one more for a removal, which
+// nobody may expect as the revision of a value.
 func valueRevision(seq uint64) uint64   { return 2 * seq }
 func removalRevision(seq uint64) uint64 { return 2*seq + 1 }
 
-// keySubject is a key as a subject: what stands between slashes is a token, so
-// that what begins with "a/b/" can be asked for.
+// keySubject encodes a key as a subject. Each part between slashes is a token, so
+// that the servers can filter by "a/b/".
 func (s *Store) keySubject(bucket, key string) string {
 	subject := s.stateSubject() + store.Token(bucket)
 	for part := range strings.SplitSeq(key, "/") {
@@ -48,7 +48,7 @@ func (s *Store) stateKey(subject string) (bucket, key string, ok bool) {
 	return names[0], strings.Join(names[1:], "/"), ok
 }
 
-// filter is the narrowest subject that holds all keys with a prefix.
+// filter is the narrowest subject that covers all keys with a prefix.
 func (s *Store) filter(bucket, prefix string) string {
 	i := strings.LastIndexByte(prefix, '/')
 	if i < 0 {
@@ -57,7 +57,7 @@ func (s *Store) filter(bucket, prefix string) string {
 	return s.keySubject(bucket, prefix[:i]) + ".>"
 }
 
-// value is what a message of the state says; ok is false for one that is none.
+// value decodes a message of the state; ok is false if it is none.
 func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
 	bucket, key, ok := s.stateKey(m.Subject)
 	v = store.Value{Key: key, Data: m.Data, Revision: valueRevision(m.Seq), Until: m.until(), Deleted: m.removal()}
@@ -67,7 +67,7 @@ func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
 	return bucket, v, ok
 }
 
-// values gives the values of a filter.
+// values calls fn with the values of a filter.
 func (s *Store) values(ctx context.Context, filter string, fn func(bucket string, v store.Value) bool) error {
 	if err := s.waitFresh(ctx, s.stateStream()); err != nil {
 		return err
@@ -155,8 +155,8 @@ func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	return out, err
 }
 
-// Scrub implements [store.Store], as far as that is possible: see the package's
-// documentation. Values past their end are erased.
+// Scrub implements [store.Store] as far as that is possible, see the package's
+// documentation: it erases expired values.
 func (s *Store) Scrub(ctx context.Context, now time.Time) error {
 	var ended []uint64
 	err := s.values(ctx, s.stateSubject()+">", func(_ string, v store.Value) bool {

@@ -21,11 +21,11 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Config says which cluster, and what is wanted of it. Every zero value but
-// URL's is the documented default.
+// Config describes the cluster. Every zero value except URL's is the documented
+// default.
 type Config struct {
-	URL     string        // of one server or of several, by commas
-	Options []nats.Option // what it takes to connect: credentials, TLS
+	URL     string        // of one server, or of several separated by commas
+	Options []nats.Option // for the connection: credentials, TLS
 
 	// Prefix begins the names of all streams, buckets and subjects: 1 to 32
 	// letters, digits, "-" and "_". Default "PARLEY". Hubs that share a journal
@@ -34,31 +34,31 @@ type Config struct {
 
 	Replicas       int    // of each stream: 1, 3 or 5; default 3 in a cluster, 1 where the server is alone
 	Durability     string // "disk", "replicated" (default) or "memory"
-	SyncReplicated bool   // every server has sync_interval: always; changes what Promise says
+	SyncReplicated bool   // every server has sync_interval: always; only Promise depends on it
 
 	// MaxPayload is the size of the largest record or value, in bytes. Default:
 	// what the server's max_payload allows, at most 8 MiB.
 	MaxPayload int
 
-	Timeout time.Duration // after it a call gives up; default 15 seconds: an election may take nine
+	Timeout time.Duration // of one call; default 15 seconds: an election may take nine
 	Name    string        // of this hub, for the server's list of connections
 	Now     func() time.Time
 	Log     *slog.Logger
 
 	answerWithin time.Duration // one try of a request
-	goneAfter    time.Duration // how long a stream that should be there is looked for
+	goneAfter    time.Duration // how long a missing stream is searched for
 }
 
 const (
 	maxPayload   = 8 << 20
 	headerMargin = 4 << 10 // what headers may add to a record
 
-	// settlesWithin is how long the servers are given to find their leaders when a
-	// hub starts.
+	// settlesWithin is how long the servers may take to elect leaders when a hub
+	// starts.
 	settlesWithin = time.Minute
 )
 
-// What the state's stream bears as metadata.
+// Metadata of the state's stream.
 const (
 	metaStore    = "parley-store"  // the store.Meta, as JSON
 	metaOutdated = "parley-format" // of the engine before this one
@@ -66,7 +66,7 @@ const (
 
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
 
-// Store is a journal's store on a NATS cluster.
+// Store keeps a journal on a NATS cluster.
 type Store struct {
 	cfg    Config
 	nc     *nats.Conn
@@ -80,12 +80,12 @@ type Store struct {
 	requests sync.RWMutex // each request in flight holds it for reading; Close waits for all
 
 	mu       sync.Mutex
-	reported map[string]uint64 // the last sequence of a stream that a call has told
+	reported map[string]uint64 // by stream: the last sequence that a call has returned
 }
 
 var _ store.Store = (*Store)(nil)
 
-// Open connects to the cluster and sees that it can hold a journal.
+// Open connects to the cluster and checks that it can hold a journal.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Prefix = cmp.Or(cfg.Prefix, "PARLEY")
 	if !prefixForm.MatchString(cfg.Prefix) {
@@ -115,7 +115,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// probe sees what the servers can do, and fills in what was left to them.
+// probe checks what the servers can do, and completes the configuration.
 func (s *Store) probe(ctx context.Context) (err error) {
 	limit := int(s.nc.MaxPayload())
 	if s.cfg.MaxPayload == 0 {
@@ -157,7 +157,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// report notes that a call tells of a sequence, so that none goes back behind it.
+// report notes that a call returns a sequence: no later one returns an earlier end.
 func (s *Store) report(stream string, seq uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,6 +172,8 @@ func (s *Store) lastReported(stream string) uint64 {
 
 // Names. The state and the remains are buckets, as a tool for those shows them.
 
+// Names. The state and the remains are key-value buckets, so that tools can show
+// them.
 func (s *Store) logStream(p int) string  { return s.cfg.Prefix + "_LOG_" + strconv.Itoa(p) }
 func (s *Store) logSubject(p int) string { return s.cfg.Prefix + ".log." + strconv.Itoa(p) + "." }
 func (s *Store) stateStream() string     { return "KV_" + s.cfg.Prefix + "_state" }
@@ -191,8 +193,8 @@ func (s *Store) config(name, subject string) jetstream.StreamConfig {
 	}
 }
 
-// streams are those of a journal. The state's is the last: where it is, all
-// others were made.
+// streams are those of a journal. The state's is made last: where it exists, all
+// others do.
 func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 	for p := range m.Partitions {
 		c := s.config(s.logStream(p), s.logSubject(p))
@@ -206,10 +208,10 @@ func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 	return append(out, s.config(s.remainsStream(), s.remainsSubject()), state)
 }
 
-// find tells of a stream, or gives jetstream.ErrStreamNotFound. That there is none
-// a server also says that has not made yet what the cluster has decided on; the
-// leader of the servers, which alone names streams, has the last word. It may have
-// become the leader just now: missing is how long it is asked again.
+// find returns a stream, or jetstream.ErrStreamNotFound. A server that has not yet
+// made a stream that the cluster decided on also answers "not found". So the
+// servers' leader is asked, which alone lists streams. It may be a new leader: it
+// is asked again for the time missing.
 func (s *Store) find(ctx context.Context, c jetstream.StreamConfig, missing time.Duration) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
 	defer cancel()
@@ -267,7 +269,7 @@ func (s *Store) readMeta(ctx context.Context, missing time.Duration) (m store.Me
 	return m, nil
 }
 
-// outdated tells a journal of the engine before this one from none.
+// outdated distinguishes a journal of an earlier release from none.
 func (s *Store) outdated(ctx context.Context) error {
 	name := s.cfg.Prefix + "_STATE"
 	x, err := s.find(ctx, s.config(name, s.cfg.Prefix+".state."), 0)
@@ -310,8 +312,8 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 	return nil
 }
 
-// raced tells a journal that another hub has made meanwhile, of which this one's
-// server may hear a moment later, from streams of something else.
+// raced distinguishes a journal that another hub made meanwhile, which this hub's
+// server may not know yet, from streams of other programs.
 func (s *Store) raced(ctx context.Context, stream string) error {
 	_, err := s.readMeta(ctx, s.cfg.goneAfter/4)
 	switch {
@@ -337,8 +339,7 @@ func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	return err
 }
 
-// checkStream refuses a server that did not take a setting, because it does not know
-// it.
+// checkStream refuses a server that ignored a setting because it does not know it.
 func checkStream(got, want jetstream.StreamConfig) error {
 	if got.AllowAtomicPublish != want.AllowAtomicPublish || got.AllowMsgTTL != want.AllowMsgTTL || !got.AllowDirect ||
 		got.DenyDelete || got.DenyPurge {
@@ -354,7 +355,7 @@ func (s *Store) Exclusive() bool { return false }
 // MaxRecord implements [store.Store].
 func (s *Store) MaxRecord() int { return s.cfg.MaxPayload }
 
-// Space implements [store.Store]. A client is not told.
+// Space implements [store.Store]. The servers do not tell clients.
 func (s *Store) Space() (free, total uint64, err error) { return 0, 0, nil }
 
 // Promise implements [store.Store].

@@ -13,38 +13,38 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Headers of messages, beside the client's constants.
+// Headers of messages that the client library does not name.
 const (
 	headerBatch         = "Nats-Batch-Id"
 	headerBatchSequence = "Nats-Batch-Sequence"
 	headerBatchCommit   = "Nats-Batch-Commit"
-	headerOperation     = "KV-Operation" // of a marker: what was here is removed
+	headerOperation     = "KV-Operation" // of a message that marks a removed value
 
-	headerCall  = "Parley-Call"  // which call of which Store made the message
+	headerCall  = "Parley-Call"  // identifies the call that made the message
 	headerUntil = "Parley-Until" // of a value, in nanoseconds
-	headerTag   = "Parley-Tag"   // of a record of which the remains are kept
+	headerTag   = "Parley-Tag"   // of the remains of a record: its tag
 )
 
-// A batch holds at most so much; more is several batches.
+// Bounds of a batch.
 const (
 	maxBatch      = 1000
 	maxBatchBytes = 8 << 20
 )
 
-// publish has messages stored, several as one batch, and gives the last sequence.
-// Only the first says what it is to follow, in the stream or under its subject; see
-// the package's documentation why each by itself, with what it would follow then,
-// would not do. place is the header that says it. It can be tried again without harm.
+// publish stores messages, several as one batch, and returns the last sequence. The
+// first message expects a last sequence, of the stream or of its subject; expectHeader is
+// the header for it. The package's documentation says why it is not enough if each
+// message expects one. publish may be repeated without harm.
 func (s *Store) publish(
-	ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg,
+	ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg,
 ) (seq uint64, err error) {
-	msgs[0].Header.Set(place, strconv.FormatUint(after, 10))
+	msgs[0].Header.Set(expectHeader, strconv.FormatUint(after, 10))
 	msgs[0].Header.Set(headerCall, s.run+strconv.FormatUint(s.called.Add(1), 36))
-	maybe := false // an attempt may have been stored, or may yet be
+	maybe := false // an attempt may have been stored, or still will be
 	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
 		seq, err = s.send(ctx, msgs, try)
 		if maybe && conflicts(err) {
-			seq, err = s.resolve(ctx, stream, place, after, msgs)
+			seq, err = s.resolve(ctx, stream, expectHeader, after, msgs)
 		}
 		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
 		return err
@@ -62,19 +62,19 @@ func (s *Store) publish(
 	return 0, err
 }
 
-// Headers that say what a message is to follow.
+// Headers with the expected last sequence.
 const (
 	inStream     = jetstream.ExpectedLastSeqHeader
 	underSubject = jetstream.ExpectedLastSubjSeqHeader
 )
 
-// resolve says what became of attempts of a call that were not answered, when
-// another is refused because the last sequence is not the expected one: one was
-// stored; ErrConflict, none was or ever will be; ErrUnknown; every other error: that
-// is not clear yet.
-func (s *Store) resolve(ctx context.Context, stream, place string, after uint64, msgs []*nats.Msg) (uint64, error) {
+// resolve finds out what happened to unanswered attempts of a call when a later one
+// is refused because of the last sequence. No error: an attempt was stored.
+// ErrConflict: none was or ever will be. ErrUnknown: nobody can know. Any other
+// error: not clear yet.
+func (s *Store) resolve(ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg) (uint64, error) {
 	at := get{Seq: after + 1}
-	if place == underSubject {
+	if expectHeader == underSubject {
 		at = get{Last: msgs[0].Subject}
 	}
 	m, err := s.readFromLeader(ctx, stream, at)
@@ -84,23 +84,23 @@ func (s *Store) resolve(ctx context.Context, stream, place string, after uint64,
 	case m.header.Get(headerCall) == msgs[0].Header.Get(headerCall):
 		return m.Seq + uint64(len(msgs)) - 1, nil
 	case m.Seq == 0 || m.Seq == after:
-		return 0, errors.New("what has its place is on its way to a majority")
-	case place == inStream || m.header.Get(place) == strconv.FormatUint(after, 10):
-		return 0, fmt.Errorf("%w: another has its place", store.ErrConflict)
+		return 0, errors.New("the message at this sequence is not stored by a majority yet")
+	case expectHeader == inStream || m.header.Get(expectHeader) == strconv.FormatUint(after, 10):
+		return 0, fmt.Errorf("%w: another message has this sequence", store.ErrConflict)
 	}
 	return 0, fmt.Errorf("%w: the value was replaced since", store.ErrUnknown)
 }
 
-// conflicts reports that the last sequence is another, of what is stored or of
-// what is still under way.
+// conflicts reports that the last sequence is another one: of the stored messages,
+// or of those in flight.
 func conflicts(err error) bool {
 	var e *jetstream.APIError
 	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
 		e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// send makes one attempt, and gives the last sequence. A batch without its end is
-// dropped by the servers, so each attempt has an id of its own.
+// send makes one attempt, and returns the last sequence. The servers drop an
+// incomplete batch, so each attempt has an id of its own.
 func (s *Store) send(ctx context.Context, msgs []*nats.Msg, try int) (uint64, error) {
 	end := msgs[len(msgs)-1]
 	if len(msgs) > 1 {
@@ -126,7 +126,7 @@ const (
 	filler       = "gap"
 )
 
-// tagToken is a tag as the end of a subject, of which a dot may not be at an end.
+// tagToken encodes a tag as the end of a subject, which must not end in a dot.
 func tagToken(tag string) string { return strings.ReplaceAll(tag, ".", "=") }
 func untag(token string) string  { return strings.ReplaceAll(token, "=", ".") }
 
@@ -169,7 +169,7 @@ func (s *Store) checkSize(data []byte) error {
 	return nil
 }
 
-// group makes a batch of the first records; it is empty where a gap comes first.
+// group makes a batch of the first records; empty: a gap comes first.
 func (s *Store) group(p int, after uint64, records []store.Record) (msgs []*nats.Msg) {
 	size := 0
 	for i := range records {
@@ -187,7 +187,7 @@ func (s *Store) group(p int, after uint64, records []store.Record) (msgs []*nats
 	return msgs
 }
 
-// append has messages stored behind after, all or none.
+// append stores messages behind after, all or none.
 func (s *Store) append(ctx context.Context, p int, after uint64, msgs []*nats.Msg) error {
 	stream, end := s.logStream(p), after+uint64(len(msgs))
 	seq, err := s.publish(ctx, stream, inStream, after, msgs)
@@ -205,8 +205,8 @@ func (s *Store) Skip(ctx context.Context, p int, last uint64) error {
 	return s.skip(ctx, p, nil, last)
 }
 
-// skip has a stream that ends at after, nil: wherever it ends, go on behind last. An
-// empty one is moved there; one that is not gets fillers, which are removed at once.
+// skip moves the end of a stream to last. after is its expected end, nil: any. An
+// empty stream is moved; another gets fillers, which are removed at once.
 func (s *Store) skip(ctx context.Context, p int, after *uint64, last uint64) error {
 	t, err := s.tail(ctx, s.logStream(p))
 	switch {
@@ -242,8 +242,8 @@ func (s *Store) purge(ctx context.Context, stream, subject string, before uint64
 	return err
 }
 
-// erase removes one message and has the servers overwrite it in their files; one
-// that is not there is no error.
+// erase removes a message and has the servers overwrite it in their files. A
+// missing message is no error.
 func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
 	_, err := s.request(ctx, s.cfg.Timeout, apiDelete+stream, get{Seq: seq})
 	if refused(err) != nil {
@@ -254,8 +254,8 @@ func (s *Store) erase(ctx context.Context, stream string, seq uint64) error {
 	return err
 }
 
-// Replace implements [store.Store]. What remains is stored first, then the record
-// is erased.
+// Replace implements [store.Store]. It stores the remains first and then erases the
+// record.
 func (s *Store) Replace(ctx context.Context, p int, records []store.Record) error {
 	for _, r := range records {
 		if err := s.replace(ctx, p, r); err != nil {
@@ -311,7 +311,7 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	return s.waitAbsent(ctx, stream, r.Sequence, r.Sequence+1)
 }
 
-// keep puts a message into the remains, and erases the ones before it.
+// putRemains stores a message in the remains, and erases the one before it.
 func (s *Store) putRemains(ctx context.Context, subject string, h nats.Header, data []byte) error {
 	_, before, err := s.put(ctx, s.remainsStream(), subject, h, data, nil)
 	if err != nil || before == 0 {
@@ -330,7 +330,7 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 	if err != nil {
 		return err
 	}
-	before = min(before, t.LastSeq+1) // the engine would move the end
+	before = min(before, t.LastSeq+1) // a later sequence would move the end
 	first, err := s.readNumber(ctx, s.firstOf(p))
 	if err == nil && first != 0 && before > first {
 		err = s.putNumber(ctx, s.firstOf(p), before)
@@ -360,9 +360,9 @@ func (s *Store) Remove(ctx context.Context, p int, before uint64) error {
 	return err
 }
 
-// The remains of erased records lie in blocks, of which one request gives all.
-// Beside them are the first record of each partition in which something was
-// erased, and the newest erased one of each tag.
+// The remains of erased records are kept in blocks, which one request reads. Beside
+// them are kept the first record of each partition with erased records, and the
+// newest erased record of each tag.
 const remainsBlock = 256
 
 func (s *Store) remainsBlockOf(p int, block uint64) string {
@@ -373,15 +373,15 @@ func (s *Store) remainsOf(p int, seq uint64) string {
 	return s.remainsBlockOf(p, seq/remainsBlock) + "." + strconv.FormatUint(seq, 10)
 }
 
-// firstOf is where the sequence of a partition's first record is kept, once something
-// was erased; before that the stream itself tells it.
+// firstOf is the subject for the sequence of a partition's first record. It exists
+// once something was erased; before that the stream itself has it.
 func (s *Store) firstOf(p int) string { return fmt.Sprintf("%sfirst.%d", s.remainsSubject(), p) }
 
 func (s *Store) newestOf(p int, tag string) string {
 	return fmt.Sprintf("%stag.%d.%s", s.remainsSubject(), p, tagToken(tag))
 }
 
-// readNumber reads a sequence that the remains tell; 0: they do not.
+// readNumber reads a sequence from the remains; 0: there is none.
 func (s *Store) readNumber(ctx context.Context, subject string) (uint64, error) {
 	m, err := s.readFromLeader(ctx, s.remainsStream(), get{Last: subject})
 	if err != nil || m.Seq == 0 {
@@ -390,11 +390,11 @@ func (s *Store) readNumber(ctx context.Context, subject string) (uint64, error) 
 	return strconv.ParseUint(string(m.Data), 10, 64)
 }
 
-// put stores a message as the last of its subject. expect is what must be the
-// last one, nil: whatever is. before is the one that was.
+// put stores a message as the last of its subject. expect is the required last
+// sequence, nil: any. before is the sequence that it followed.
 //
-// Without expect it looks what is there all the same: what a frozen server still
-// has of this call could else be stored over a later value.
+// Without expect it also reads and expects the present one: a frozen server could
+// otherwise store an old copy of this call over a later value.
 func (s *Store) put(
 	ctx context.Context, stream, subject string, h nats.Header, data []byte, expect *uint64,
 ) (seq, before uint64, err error) {
@@ -407,7 +407,7 @@ func (s *Store) put(
 			if err != nil {
 				return 0, 0, err
 			}
-			// One that is to be the first may follow a removal.
+			// A first value may follow a removal.
 			if expect != nil && there.Seq != 0 && !there.removal() {
 				return 0, 0, fmt.Errorf("%w: there is a value already", store.ErrConflict)
 			}
@@ -418,7 +418,7 @@ func (s *Store) put(
 		if !errors.Is(err, store.ErrConflict) || expect != nil && *expect != 0 {
 			return seq, before, err
 		}
-		if !sleep(ctx, firstPause) { // another is under way
+		if !sleep(ctx, firstPause) { // another write is in flight
 			return 0, 0, fmt.Errorf("%w: %w", store.ErrBusy, ctx.Err())
 		}
 	}
