@@ -10,8 +10,8 @@ import (
 	"zombiezen.com/go/sqlite/sqlitex"
 )
 
-// codeOf is SQLite's primary result code in err; ResultError also where err is
-// of something else.
+// codeOf is SQLite's primary result code of err; ResultError if err is not
+// SQLite's.
 func codeOf(err error) sqlite.ResultCode { return sqlite.ErrCode(err).ToPrimary() }
 
 // damaged reports whether the file cannot be read any more.
@@ -20,12 +20,10 @@ func damaged(err error) bool {
 	return c == sqlite.ResultCorrupt || c == sqlite.ResultNotADB
 }
 
-// errSQL marks a failure of a statement, or of reading what it gives: SQLite's
-// general code says nothing.
+// errSQL marks a failed statement: SQLite's general error code does not.
 var errSQL = errors.New("a statement failed")
 
-// unfit reports whether the file does not take what it should: it is damaged,
-// or not of this schema.
+// unfit reports whether the file is damaged, or not of this schema.
 func unfit(err error) bool {
 	switch codeOf(err) {
 	case sqlite.ResultConstraint, sqlite.ResultMismatch, sqlite.ResultSchema, sqlite.ResultFormat:
@@ -46,15 +44,15 @@ func openConn(name string) (*sqlite.Conn, error) {
 	return c, err
 }
 
-// openFlags are those to open a file with. One in memory is named by a URI.
+// openFlags open a file, or a database in memory, which is named by a URI.
 const openFlags = sqlite.OpenReadWrite | sqlite.OpenCreate | sqlite.OpenURI
 
-// each runs a query and calls f for each row that it gives.
+// execute runs a statement and calls f for each row.
 func execute(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
 	return sqlError(sql, sqlitex.ExecuteTransient(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
 }
 
-// executePrepared is each for a statement that the connection keeps prepared.
+// executePrepared is execute for a statement that the connection keeps prepared.
 func executePrepared(c *sqlite.Conn, sql string, f func(*sqlite.Stmt) error, args ...any) error {
 	return sqlError(sql, sqlitex.Execute(c, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: f}))
 }
@@ -66,13 +64,13 @@ func sqlError(sql string, err error) error {
 	return err
 }
 
-// number runs a query that gives one, or nothing, which is 0.
+// number runs a query and returns its only number; no row: 0.
 func number(c *sqlite.Conn, sql string, args ...any) (n int64, err error) {
 	err = execute(c, sql, func(q *sqlite.Stmt) error { n = q.ColumnInt64(0); return nil }, args...)
 	return n, err
 }
 
-// transaction runs f in a transaction, which is undone where f fails.
+// transaction calls f in a transaction, which is rolled back if f fails.
 func transaction(c *sqlite.Conn, f func() error) (err error) {
 	end, err := sqlitex.ImmediateTransaction(c)
 	if err != nil {
@@ -101,7 +99,7 @@ func (v *values) int(n int64) *values {
 	return v
 }
 
-// positive binds NULL in place of 0.
+// positive binds a number, NULL for 0.
 func (v *values) positive(n int64) *values {
 	if n > 0 {
 		return v.int(n)
@@ -109,7 +107,7 @@ func (v *values) positive(n int64) *values {
 	return v.blob(nil)
 }
 
-// text binds NULL in place of "", and blob of nothing: so they need no memory.
+// text binds a text, NULL for "": so it needs no memory.
 func (v *values) text(s string) *values {
 	if s == "" {
 		return v.blob(nil)
@@ -128,12 +126,13 @@ func (v *values) blob(b []byte) *values {
 	return v
 }
 
-// bulkValues is how many values one statement inserts: to begin and end one costs as
-// much as a row.
+// bulkValues is how many values one statement inserts: beginning and ending a
+// statement costs as much as a row.
 const bulkValues = 336
 
-// insert inserts a row for each of list, whose columns bind binds, and tells how many
-// were inserted. In sql, VALUES stands for the rows.
+// insert inserts a row for each element of list, and returns how many were
+// inserted. bind binds the columns of one row; VALUES in sql is replaced by the
+// rows.
 func insert[T any](c *sqlite.Conn, sql string, columns int, list []T, bind func(T, *values)) (n int, err error) {
 	row := "(" + strings.TrimSuffix(strings.Repeat("?,", columns), ",") + ")"
 	for i := 0; i < len(list); {

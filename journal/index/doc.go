@@ -1,46 +1,43 @@
-// Package index finds messages, conversations, traces and failures of a
-// journal: by agent, time, state, trace, id and text. It is one SQLite file that is
-// fed from the journal and can be made from it again at any time; it is never the
-// truth. What it knows of a message is enough for lists;
-// the message itself is read from the journal, at the position that the index
-// gives.
+// Package index finds messages, conversations, traces and failures of a journal: by
+// agent, time, state, trace, id and text. It is one SQLite file that is fed from the
+// journal and can be rebuilt from it at any time. It knows enough of a message for
+// lists; the message itself is read from the journal, at the position that the index
+// has.
 //
 // # How it follows
 //
-// [Open] begins behind the last record that the file holds and returns at
-// once; the index catches up in the background. It then follows the journal's
-// Watch through a bounded queue. What does not fit the queue is read from the
-// journal, so that no record is ever missing and the journal never waits.
-// [Index.Stats] tells how many records it is behind; [Index.Wait] waits until
-// what was recorded before the call can be found.
+// [Open] returns at once. The index catches up in the background, from the last
+// record in the file, and then follows the journal's Watch through a bounded queue.
+// Records that do not fit into the queue are read from the journal later: none is
+// ever missing, and the journal never waits. [Index.Stats] has how many records the
+// index is behind; [Index.Wait] waits until everything recorded before the call can
+// be found.
 //
 // # One file, one writer
 //
-// One goroutine gathers records and writes them in transactions, which queries see
-// as a whole. A rebuild reads and decodes the next records meanwhile, and shows what
-// it has from the beginning. It holds some tens of thousands of records in memory,
-// however many there are.
+// One goroutine gathers records and writes them in transactions; a query sees a
+// transaction whole or not at all. During a rebuild, records can be found from the
+// beginning. Memory holds some tens of thousands of records, however long the
+// journal is.
 //
-// The words are in a table of FTS5, SQLite's full text index, which keeps them and
-// their positions but not the texts: those are in the journal.
+// The words are in a table of FTS5, SQLite's full-text index. It keeps words and
+// their positions but not the texts, which are in the journal.
 //
 // # When it is thrown away
 //
-// The file names the version of its schema and the journal it belongs to. Where it
-// is of another version or journal, is ahead of its journal (which was put back to
-// an earlier state) or is damaged, it is removed and made anew. A machine that stops
-// costs only the last transactions, which are made again.
+// The file names the version of its schema and its journal. It is removed and
+// rebuilt if it has another version, belongs to another journal, is ahead of the
+// journal (which was restored from a backup) or is damaged. A power cut costs only
+// the last transactions, which are repeated.
 //
-// # What lies in it
+// # What it contains
 //
-// Who, when, what became of it, the first characters of the content and the
-// words of it, in clear. With [Config.NoText] nothing of the content is kept,
-// and there is no search by text: so it should be where the journal is
-// encrypted.
+// Senders, recipients, times, states, and the first characters and the words of the
+// content, not encrypted. With [Config.NoText] it keeps nothing of the content, and
+// there is no search by text: use that if the journal is encrypted.
 //
 // # Order
 //
-// Messages are ordered by the time at which they were recorded, within a
-// partition by their sequence, also where a clock went back. Cursors stay
-// valid over rebuilds.
+// Messages are ordered by the time at which they were recorded; within a partition
+// by their sequence, even if a clock went back. Cursors stay valid over rebuilds.
 package index

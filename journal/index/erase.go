@@ -10,14 +10,13 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// Erase takes the content of messages out: what can be searched, the beginning
-// that lists show, and texts of errors. The messages stay, as their records do.
-// It returns when everything recorded before the call is indexed, so that
-// nothing of it comes in again, and nothing finds it any more. Thorough also
-// writes the file anew, so that no byte of it has what was erased, also of earlier
-// calls; that takes as long as the index is large. Without it, words of erased
-// messages stay in the file until SQLite merges and overwrites them. Messages that
-// it does not have are no error.
+// Erase removes the content of messages: searchable text, previews and texts of
+// errors. The messages stay, as their records do. Erase first waits until
+// everything recorded before the call is indexed, so that no content comes back.
+// With thorough the file is also rewritten, so that no byte of erased content is
+// left in it, also from earlier calls; that takes time in proportion to the index.
+// Without it, words of erased messages stay in the file until SQLite merges and
+// overwrites them. Unknown messages are no error.
 func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) error {
 	for len(ids) > 0 {
 		list := ids[:min(len(ids), pruneChunk)]
@@ -28,10 +27,10 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	}
 	return x.do(ctx, func(s *store) error {
 		if thorough {
-			// FTS5 marks a text that is deleted, whose words go when they are merged, and
-			// SQLite leaves bytes behind in pages that it splits. So all words are merged
-			// and the file is written anew. That needs a temporary one, of what is left,
-			// which does not belong in memory.
+			// FTS5 only marks a deleted text; its words disappear when they are merged.
+			// SQLite leaves bytes in pages that it splits. So all words are merged and
+			// the file is rewritten, by way of a temporary file of the same size, which
+			// is too large for memory.
 			statements := []string{"PRAGMA temp_store=FILE", "VACUUM", "PRAGMA temp_store=MEMORY"}
 			if !s.noText {
 				statements = append([]string{"INSERT INTO texts (texts) VALUES ('optimize')"}, statements...)
@@ -46,8 +45,8 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	})
 }
 
-// do has the writer run f between two batches, after everything that was
-// recorded before the call.
+// do has the writer call f between two batches, after everything that was recorded
+// before the call.
 func (x *Index) do(ctx context.Context, f func(*store) error) error {
 	if err := x.Wait(ctx); err != nil {
 		return err
@@ -69,7 +68,7 @@ func (x *Index) do(ctx context.Context, f func(*store) error) error {
 }
 
 func (s *store) erase(list []parley.ID) error {
-	s.dropCache() // what is remembered of the rows has it too
+	s.dropCache() // it has the content, too
 	err := execute(s.c, "PRAGMA secure_delete=ON", nil)
 	if err == nil {
 		err = transaction(s.c, func() error {

@@ -29,10 +29,10 @@ type Config struct {
 
 	Log *slog.Logger // nil discards
 
-	// Progress is told, one call at a time, how far the index has come when it
-	// is more than a batch behind: done of total records since it was opened or
-	// thrown away, of all partitions. Sequences are counted, which have gaps.
-	// The last call of a run has done equal to total.
+	// Progress reports the state of indexing when more than a batch is missing:
+	// done of total sequences (which have gaps) since the index was opened or
+	// thrown away, over all partitions. It is called one call at a time; the last
+	// call of a run has done equal to total.
 	Progress func(done, total uint64)
 
 	queue  int           // records between the journal and the index, up to 64 MiB; default 65,536
@@ -44,7 +44,7 @@ type Config struct {
 // Index is an open index. Its methods are safe for concurrent use.
 type Index struct {
 	c        Config
-	name     string // as SQLite opens the file
+	name     string // of the file, for SQLite
 	identity string
 	log      *slog.Logger
 	queue    *queue
@@ -54,11 +54,11 @@ type Index struct {
 	jobs     chan func(*store)
 	few      int // fewMessages
 	waiters  atomic.Int32
-	broken   atomic.Bool // a query found the file damaged
+	broken   atomic.Bool // a query found damage
 
 	mu       sync.Mutex
 	indexed  []uint64      // by partition
-	base     []uint64      // what it was when the index was opened
+	base     []uint64      // indexed, when the index was opened
 	advanced chan struct{} // closed when indexed changes
 	rebuilds uint64
 	records  uint64
@@ -72,23 +72,23 @@ type Index struct {
 
 // Stats of an index.
 type Stats struct {
-	Lag      uint64    `json:"lag"`            // sequences that the index is behind the journal
-	Queued   int       `json:"queued"`         // records that wait in memory
+	Lag      uint64    `json:"lag"`            // sequences of the journal that are not indexed yet
+	Queued   int       `json:"queued"`         // records waiting in memory
 	Indexed  uint64    `json:"indexed"`        // records since Open
-	Overflow uint64    `json:"overflow"`       // how often records were read from the journal because the queue was full
-	Rebuilds uint64    `json:"rebuilds"`       // how often the file was thrown away
+	Overflow uint64    `json:"overflow"`       // times that the queue was full and records were read from the journal
+	Rebuilds uint64    `json:"rebuilds"`       // times that the file was thrown away
 	Skipped  uint64    `json:"skipped"`        // records of the journal that could not be read
-	Last     time.Time `json:"last,omitzero"`  // of the record that was indexed last
-	Error    string    `json:"error,omitzero"` // why the index does not follow now; "" where it does
+	Last     time.Time `json:"last,omitzero"`  // time of the last indexed record
+	Error    string    `json:"error,omitzero"` // why the index does not follow now; "": it does
 }
 
-// maxText is how many bytes of one message's text can be searched.
+// maxText bounds the searchable bytes of a message's text.
 const maxText = 8 << 10
 
 var memories atomic.Uint64
 
-// Open opens the index of a journal, or makes it, and begins to follow. Close
-// must be called before the journal is closed.
+// Open opens the index of a journal, or makes it, and begins to follow the journal.
+// Close it before the journal.
 func Open(ctx context.Context, c Config) (*Index, error) {
 	if c.Journal == nil {
 		return nil, errors.New("index: Journal must be set")
@@ -128,7 +128,8 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	return x, nil
 }
 
-// identityOf is what tells a journal from others: drawn once, and kept in it.
+// identityOf returns the random identity of a journal, which is drawn once and kept
+// in the journal's state.
 func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
 	s := j.State("index")
 	for range 3 {
@@ -152,8 +153,8 @@ func identityOf(ctx context.Context, j *journal.Journal) (string, error) {
 	return "", errors.New("the journal's identity changes while it is read")
 }
 
-// open opens the file for writing and reading, and throws it away first where
-// it is not fit.
+// open opens the file for writing and reading. A file that is unfit is thrown away
+// first.
 func (x *Index) open(ctx context.Context) (*store, error) {
 	for again := false; ; again = true {
 		if err := x.createFile(); err != nil {
@@ -182,8 +183,8 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 	}
 }
 
-// createFile sees to it that there is a file. One in memory is there as long as
-// something has it open; each has its own name.
+// createFile makes the file if there is none. A database in memory exists while a
+// connection has it open; each has a name of its own.
 func (x *Index) createFile() error {
 	if x.name = x.c.Path; x.name == "" {
 		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
@@ -197,7 +198,7 @@ func (x *Index) createFile() error {
 	return err
 }
 
-// startOver notes that nothing is indexed any more.
+// startOver forgets what was indexed.
 func (x *Index) startOver() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -206,7 +207,7 @@ func (x *Index) startOver() {
 	clear(x.base)
 }
 
-// belongs compares the last record that the file has of each partition with the
+// belongs compares the last record of each partition in the file with the
 // journal's.
 func (x *Index) belongs(ctx context.Context, s *store) error {
 	stats := x.c.Journal.Stats()
@@ -220,7 +221,7 @@ func (x *Index) belongs(ctx context.Context, s *store) error {
 		r, err := x.c.Journal.Read(ctx, journal.Position{Partition: p, Sequence: m.sequence})
 		switch {
 		case errors.Is(err, journal.ErrNotFound), errors.Is(err, journal.ErrCorrupt):
-			// It was removed since; what follows it is still to come.
+			// Removed since. The next records will be indexed.
 		case err != nil:
 			return err
 		case digestOf(r) != m.digest:
@@ -242,7 +243,7 @@ func (x *Index) openReaders() error {
 	return err
 }
 
-// closeReaders waits for the queries that run.
+// closeReaders waits for running queries.
 func (x *Index) closeReaders() (err error) {
 	x.dbMu.Lock()
 	defer x.dbMu.Unlock()
@@ -253,8 +254,8 @@ func (x *Index) closeReaders() (err error) {
 	return err
 }
 
-// remove throws the file away, and what an earlier version had beside it. Nothing
-// has it open.
+// remove removes the file, and files that earlier versions had beside it. Nothing
+// may have it open.
 func (x *Index) remove() error {
 	if x.c.Path == "" {
 		return nil // the next one has another name
@@ -269,7 +270,7 @@ func (x *Index) remove() error {
 	return nil
 }
 
-// Close stops following. What was not indexed is when it is opened again.
+// Close stops following. The rest is indexed when the index is opened again.
 func (x *Index) Close() error {
 	x.stop()
 	x.cancel()
@@ -277,7 +278,7 @@ func (x *Index) Close() error {
 	return x.closeReaders()
 }
 
-// lag is how many sequences the index is behind the journal.
+// lag is how many sequences of the journal are not indexed yet.
 func (x *Index) lag() uint64 {
 	targets := x.queue.targets()
 	x.mu.Lock()
@@ -291,7 +292,7 @@ func (x *Index) lag() uint64 {
 	return lag
 }
 
-// Stats tells how the index is.
+// Stats returns the index's figures.
 func (x *Index) Stats() Stats {
 	s := Stats{Lag: x.lag()}
 	s.Queued, s.Overflow = x.queue.waiting()
@@ -304,13 +305,13 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
-// Wait returns when everything that the journal had told of at the time of the
+// Wait returns when everything that the journal had reported at the time of the
 // call can be found.
 func (x *Index) Wait(ctx context.Context) error {
 	targets := x.queue.targets()
 	x.waiters.Add(1)
 	defer x.waiters.Add(-1)
-	x.queue.nudge()
+	x.queue.wakeWriter()
 	for {
 		x.mu.Lock()
 		behind := false
@@ -374,7 +375,7 @@ func (x *Index) run(ctx context.Context, s *store) {
 // ready is a channel that need not be waited for.
 var ready = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// shut closes the file for writing.
+// closeStore closes the writer's connection.
 func (x *Index) closeStore(s *store) {
 	if s == nil {
 		return
@@ -384,7 +385,7 @@ func (x *Index) closeStore(s *store) {
 	}
 }
 
-// gather lets records come together, unless somebody waits or many are there.
+// gather waits for more records, unless a caller waits or there are many.
 func (x *Index) gather(ctx context.Context) {
 	if n, _ := x.queue.waiting(); n >= x.c.batch {
 		return
@@ -411,8 +412,8 @@ func (x *Index) setError(err error) {
 	x.lastErr = err
 }
 
-// recover makes the store good again after a failure, throws it away where it
-// must be, and has everything behind it read from the journal.
+// recover repairs the store after a failure, or throws the file away, and has the
+// rest read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.setError(err)
 	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.lag())
@@ -452,8 +453,8 @@ func (x *Index) pause(ctx context.Context) {
 
 var errNoStore = errors.New("the index is not open")
 
-// write indexes records and commits; those of partitions that are behind it reads
-// from the journal.
+// write indexes records and commits; it reads partitions that are behind from the
+// journal.
 func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, behind []int) error {
 	for _, r := range list {
 		if err := x.add(s, r, 1); err != nil {
@@ -469,9 +470,8 @@ func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, beh
 	return err
 }
 
-// add indexes one record, and commits where so many batches are full: a greater
-// transaction costs less for each record, a smaller one lets others see sooner what
-// is new.
+// add indexes a record, and commits if so many batches are full. A larger
+// transaction costs less per record; a smaller one is visible sooner.
 func (x *Index) add(s *store, r *journal.Record, batches int) error {
 	if err := s.add(r); err != nil {
 		return err
@@ -501,8 +501,8 @@ func (x *Index) commit(s *store) error {
 	return nil
 }
 
-// advance notes that a partition is indexed up to a sequence, which need not be that
-// of a record.
+// advance notes that a partition is indexed up to a sequence, which need not be a
+// record's.
 func (x *Index) advance(p int, sequence uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -513,11 +513,11 @@ func (x *Index) advance(p int, sequence uint64) {
 	}
 }
 
-// catchUp reads a partition from the journal, up to where it is now at least. What
-// cannot be decoded is left out: it would keep the index from everything behind it.
+// catchUp reads a partition from the journal, at least up to its present end. A
+// record that cannot be decoded is skipped: it would block everything behind it.
 func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	target := x.c.Journal.Stats().Partitions[p].Applied
-	x.queue.heard(p, target)
+	x.queue.setLatest(p, target)
 	x.mu.Lock()
 	from := max(s.marks[p].sequence, x.indexed[p]) + 1
 	x.mu.Unlock()
@@ -556,7 +556,7 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 	return nil
 }
 
-// progress tells how much of what there is to index is indexed.
+// progress calls Config.Progress.
 func (x *Index) progress() {
 	if x.c.Progress == nil {
 		return

@@ -586,7 +586,7 @@ func TestDamagedWhileOpen(t *testing.T) {
 		if err := x.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		x.queue.nudge()
+		x.queue.wakeWriter()
 	}
 	compare(t, x, j)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Of gives what the index will know of a record's message, before it does:
-// for who follows the journal. It reports false for a record of steps alone.
+// Of returns what the index will know of a record's message, for callers that
+// follow the journal. false: the record has steps only.
 func (x *Index) Of(r *journal.Record) (Message, bool) {
 	if r.Message == nil {
 		return Message{}, false
@@ -23,7 +23,7 @@ func (x *Index) Of(r *journal.Record) (Message, bool) {
 	return w.Message, true
 }
 
-// prepare makes what follows from the record alone.
+// prepare makes the part of a row that follows from the record alone.
 func prepare(r *journal.Record, noText bool) *row {
 	m := r.Message
 	failure := m.Error
@@ -72,9 +72,9 @@ func reasonOf(e *parley.Error) *Reason {
 	return &Reason{e.Code, e.Text}
 }
 
-// Matches reports whether the filter chooses m; Cursor, Limit and order are
-// left out of account. The words of Text are looked for in what [Index.Of]
-// gave; where m comes from elsewhere, in its preview.
+// Matches reports whether the filter selects m, without regard to Cursor, Limit and
+// order. Text is searched in messages from [Index.Of]; in others only in the
+// preview.
 func (f *Filter) Matches(m *Message) bool {
 	to := func(name string) bool {
 		return m.To == name || slices.ContainsFunc(m.Deliveries, func(d Delivery) bool { return d.To == name })

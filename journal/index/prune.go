@@ -5,13 +5,13 @@ import (
 	"math"
 )
 
-// pruneChunk is how many messages one transaction removes at most, so that the
-// index follows meanwhile.
+// pruneChunk bounds the messages removed in one transaction, so that the index goes
+// on following.
 const pruneChunk = 4096
 
-// Prune removes the messages whose records the journal no longer holds because
-// they lie before its first, and tells how many it removed. The journal does not
-// tell of them: whoever removes them calls this afterwards.
+// Prune removes the messages whose records were removed from the journal, and
+// returns their number. The journal does not report removals: call Prune after
+// [journal.Journal.Trim].
 func (x *Index) Prune(ctx context.Context) (int, error) {
 	total := 0
 	for _, p := range x.c.Journal.Stats().Partitions {
@@ -23,15 +23,15 @@ func (x *Index) Prune(ctx context.Context) (int, error) {
 	return total, nil
 }
 
-// before removes what lies before a sequence of a partition, with all that hangs
-// on it: see the schema's triggers.
+// before removes the messages before a sequence of a partition; the schema's
+// triggers remove the rest.
 func (x *Index) before(ctx context.Context, partition int, first uint64) (total int, err error) {
 	for n := pruneChunk; n == pruneChunk && first > 1; total += n {
 		if err := x.do(ctx, func(s *store) error {
-			// What is remembered of the rows is of before.
+			// The cache has removed rows.
 			defer s.dropCache()
-			// Within a partition the sequence grows with n: what is behind the first
-			// that is left need not be looked at.
+			// Within a partition the sequence grows with n, so the first message that
+			// stays ends the search.
 			err := execute(s.c, `DELETE FROM messages WHERE n IN (SELECT n FROM messages WHERE n & 255 = ?1 AND n < ifnull(
 				(SELECT n FROM messages WHERE n & 255 = ?1 AND sequence >= ?2 ORDER BY n LIMIT 1), ?3) ORDER BY n LIMIT ?4)`,
 				nil, partition, int64(min(first, math.MaxInt64)), int64(math.MaxInt64), pruneChunk)

@@ -19,30 +19,29 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// MaxLimit is the most that one call gives.
+// MaxLimit bounds the results of one call.
 const MaxLimit = 1000
 
-// ErrFilter says that a filter makes no sense; its text is for the user.
+// ErrFilter: the filter is invalid; the text is for the user.
 var ErrFilter = errors.New("not a filter")
 
-// ErrNotFound says that nothing is there under a name, ErrAmbiguous that there
-// is more than one.
+// ErrNotFound: nothing has this id. ErrAmbiguous: several ids begin so.
 var (
 	ErrNotFound  = errors.New("not found")
 	ErrAmbiguous = errors.New("more than one begins so")
 )
 
-// Filter chooses messages; what is zero is not asked for.
+// Filter selects messages; zero fields select all.
 type Filter struct {
 	Agent        string // its sender, or one of its recipients
-	From, To     string // To: the one named, or one it was delivered to
+	From, To     string // To: as addressed, or one it was delivered to
 	Conversation parley.ID
 	InReplyTo    parley.ID
-	Trace        string // of W3C trace context, or the protocol's own id
+	Trace        string // id of the W3C trace context, or the protocol's own
 	Kind         parley.Kind
 	State        parley.DeliveryState // of one of its deliveries
 	Protocol     string               // it came by
-	Since, Until time.Time            // recorded at or after, before; to the microsecond
+	Since, Until time.Time            // recorded from Since to before Until; in microseconds
 	Failed       bool                 // refused, a failure itself, or given up for a recipient
 	Refused      bool                 // proved, but turned away
 	Text         string               // words that must be in it; "in quotes" one after the other; with* a star behind, as beginnings
@@ -103,7 +102,7 @@ type Delivery struct {
 	Steps     []Step               `json:"steps,omitzero"` // only where one message or conversation is asked for
 }
 
-// A Step is one change of a delivery.
+// A Step is a change of a delivery.
 type Step struct {
 	Position journal.Position     `json:"position"` // of the record that holds it
 	Time     time.Time            `json:"time"`
@@ -112,13 +111,13 @@ type Step struct {
 	Code     parley.Code          `json:"code,omitzero"`
 }
 
-// Page is some of the messages that a filter chooses.
+// Page is a part of the messages that a filter selects.
 type Page struct {
 	Messages []Message
-	Next     string // cursor of what follows; "" at the end
+	Next     string // cursor of the next page; "": this is the last
 }
 
-// ConversationFilter chooses conversations; what is zero is not asked for.
+// ConversationFilter selects conversations; zero fields select all.
 type ConversationFilter struct {
 	Agent        string
 	Since, Until time.Time // something was recorded in it at or after; its last message was recorded before
@@ -128,7 +127,7 @@ type ConversationFilter struct {
 	Limit        int // 0: 100; at most MaxLimit
 }
 
-// A Conversation is what the index knows of one.
+// A Conversation is what the index knows of a conversation.
 type Conversation struct {
 	ID       parley.ID `json:"id"`
 	First    time.Time `json:"first"`
@@ -140,8 +139,8 @@ type Conversation struct {
 	Preview  string    `json:"preview,omitzero"` // of its last message
 }
 
-// ConversationPage is some of the conversations that a filter chooses, the one
-// with the newest message first.
+// ConversationPage is a part of the conversations that a filter selects, in the
+// order of their newest messages, newest first.
 type ConversationPage struct {
 	Conversations []Conversation
 	Next          string
@@ -164,7 +163,7 @@ func parseCursor(s string) (int64, error) {
 
 func formatCursor(n int64) string { return strconv.FormatInt(n, 36) }
 
-// view runs queries on one state of the index.
+// view calls f with a consistent state of the index.
 func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 	x.dbMu.RLock()
 	defer x.dbMu.RUnlock()
@@ -177,7 +176,7 @@ func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 		x.pool.Put(c)
 	}
 	if err != nil && damaged(err) && !x.broken.Swap(true) {
-		x.queue.nudge()
+		x.queue.wakeWriter()
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -185,7 +184,7 @@ func (x *Index) view(ctx context.Context, f func(*sqlite.Conn) error) error {
 	return err
 }
 
-// inOne runs f in a transaction.
+// readTransaction calls f in a transaction.
 func readTransaction(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
 	if err := executePrepared(c, "BEGIN", nil); err != nil {
 		return err
@@ -195,13 +194,13 @@ func readTransaction(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
 	return errors.Join(err, executePrepared(c, "ROLLBACK", nil))
 }
 
-// agentKey gives 0 for a name that is not in the index: no message has it.
+// agentKey is the number of an agent; 0: no message has it.
 func agentKey(c *sqlite.Conn, name string) (int64, error) {
 	return number(c, "SELECT n FROM agents WHERE name=?", name)
 }
 
-// clause is a query under construction: the keys of what meets all its conditions. They
-// are in the order of its key, by which pages are cut.
+// clause is a query for the keys of rows that meet all conditions, in the order of
+// the key, which pages and cursors use.
 type clause struct {
 	from, key string
 	owner     int64 // from is one of the lists of its messages
@@ -209,7 +208,7 @@ type clause struct {
 	args      []any
 }
 
-// and adds a condition where it is asked for.
+// and adds a condition if it is set.
 func (c *clause) and(asked bool, sql string, args ...any) {
 	if asked {
 		c.where = append(c.where, sql)
@@ -217,8 +216,7 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 	}
 }
 
-// page gives the keys of a page, and one more where others follow: of its times, from
-// where the one before ended, in its order.
+// page returns the keys of a page, and one more if others follow.
 func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, oldest bool, limit int) (keys []int64, err error) {
 	low, high, order := int64(0), int64(math.MaxInt64), "DESC"
 	if oldest {
@@ -281,8 +279,8 @@ func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, ol
 	}
 }
 
-// build chooses the index that leaves the least to be looked at. Empty says that
-// no message can be chosen.
+// build makes the query, with the most selective index. empty: no message can
+// match.
 func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 	c = clause{from: "messages m", key: "m.n"}
 	var agent, from, to int64
@@ -357,7 +355,7 @@ func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out
 	return out, err
 }
 
-// readReason reads a code and the text behind it.
+// readReason reads a code and the text in the next column.
 func readReason(q *sqlite.Stmt, column int) *Reason {
 	if q.ColumnLen(column) == 0 {
 		return nil
@@ -365,8 +363,8 @@ func readReason(q *sqlite.Stmt, column int) *Reason {
 	return &Reason{parley.Code(q.ColumnText(column)), q.ColumnText(column + 1)}
 }
 
-// Messages gives those that a filter chooses, with their deliveries. Errors:
-// ErrFilter, or the context's own.
+// Messages returns the messages that a filter selects, with their deliveries.
+// Errors: ErrFilter, or the context's own.
 func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 	if f.Text != "" && x.c.NoText {
 		return Page{}, fmt.Errorf("%w: this index keeps no text, because the journal is encrypted", ErrFilter)
@@ -378,8 +376,8 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 	return page, err
 }
 
-// History gives a conversation's messages, the oldest first, with all steps of
-// their deliveries: a page of those behind cursor.
+// History returns a page of a conversation's messages, oldest first, with all steps
+// of their deliveries.
 func (x *Index) History(ctx context.Context, conversation parley.ID, cursor string, n int) (Page, error) {
 	return x.messages(ctx, &Filter{Conversation: conversation, Cursor: cursor, Oldest: true, Limit: n}, true)
 }
@@ -405,7 +403,7 @@ func (x *Index) messages(ctx context.Context, f *Filter, steps bool) (page Page,
 	return page, err
 }
 
-// next cuts the keys of a page off, and gives the cursor of what follows.
+// next cuts the keys to a page, and returns the cursor of the next one.
 func next(keys *[]int64, n int) string {
 	if len(*keys) <= n {
 		return ""
@@ -414,7 +412,7 @@ func next(keys *[]int64, n int) string {
 	return formatCursor((*keys)[n-1])
 }
 
-// in is the condition that a column is one of keys, the newest first.
+// in is the condition that a column is one of keys, newest first.
 func in(column string, keys []int64) string {
 	list := make([]string, len(keys))
 	for i, n := range keys {
@@ -423,7 +421,7 @@ func in(column string, keys []int64) string {
 	return fmt.Sprintf("%[1]s IN (%s) ORDER BY %[1]s DESC", column, strings.Join(list, ","))
 }
 
-// snippets takes the texts from the journal: the index holds their words only.
+// snippets reads the texts from the journal: the index has only their words.
 func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 	for i := range list {
 		m := &list[i]
@@ -433,8 +431,8 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 	}
 }
 
-// prefix reads the beginning of an id, at least eight digits of it, dashes or
-// not, and gives the first and the last id that begin so.
+// prefix parses the beginning of an id, at least eight digits with or without
+// dashes, and returns the first and the last id that begin so.
 func prefix(s string) (low, high parley.ID, err error) {
 	digits := strings.ReplaceAll(s, "-", "")
 	if len(digits) < 8 || len(digits) > 32 {
@@ -451,7 +449,7 @@ func prefix(s string) (low, high parley.ID, err error) {
 	return low, high, nil
 }
 
-// one gives the one thing that find found; those of the same id are one.
+// one returns the only result of a search; results with the same id count as one.
 func one[T any](list []T, id func(*T) parley.ID) (out []T, err error) {
 	switch {
 	case len(list) == 0:
@@ -462,7 +460,7 @@ func one[T any](list []T, id func(*T) parley.ID) (out []T, err error) {
 	return list[:1], nil
 }
 
-// Message finds one by its id, or the beginning of it, with the steps of its
+// Message finds a message by its id, or the beginning of it, with the steps of its
 // deliveries. Errors: ErrNotFound, ErrAmbiguous, ErrFilter.
 func (x *Index) Message(ctx context.Context, id string) (out Message, err error) {
 	low, high, err := prefix(id)
@@ -482,7 +480,7 @@ func (x *Index) Message(ctx context.Context, id string) (out Message, err error)
 	return out, err
 }
 
-// maxMembers is how many agents of a conversation are shown.
+// maxMembers bounds the agents shown of a conversation.
 const maxMembers = 100
 
 func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, err error) {
@@ -500,11 +498,11 @@ func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conv
 	return out, err
 }
 
-// fewMessages is up to how many messages of an agent its conversations are looked
-// for in them, and sorted, rather than among the newest conversations of all.
+// fewMessages decides how an agent's conversations are searched: with fewer
+// messages among these, else among the newest conversations of all agents.
 const fewMessages = 20_000
 
-// Conversations gives those that a filter chooses. Errors: ErrFilter, or the
+// Conversations returns those that a filter selects. Errors: ErrFilter, or the
 // context's own.
 func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page ConversationPage, err error) {
 	n := limit(f.Limit)
@@ -540,8 +538,8 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 	return page, err
 }
 
-// Conversation finds one by its id, or the beginning of it. Its messages are
-// those that [Index.Messages] gives for it. Errors: ErrNotFound, ErrAmbiguous,
+// Conversation finds a conversation by its id, or the beginning of it.
+// [Index.Messages] returns its messages. Errors: ErrNotFound, ErrAmbiguous,
 // ErrFilter.
 func (x *Index) Conversation(ctx context.Context, id string) (out Conversation, err error) {
 	low, high, err := prefix(id)

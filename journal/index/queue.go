@@ -6,21 +6,21 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// queue lies between the journal's Watch, which must not wait, and the writer.
-// What does not fit is not kept: its partition is marked as behind, and the
+// queue passes records from the journal's Watch, which must not block, to the
+// writer. If a record does not fit, its partition is marked as behind, and the
 // writer reads it from the journal.
 type queue struct {
 	mu       sync.Mutex
 	list     []*journal.Record
 	bytes    int
 	behind   []bool
-	latest   []uint64 // by partition: the last sequence heard of
+	latest   []uint64 // by partition: the last known sequence
 	overflow uint64
 	max      int
 	wake     chan struct{}
 }
 
-// queueBytes is how much memory the records of a queue may hold.
+// queueBytes bounds the memory of queued records.
 const queueBytes = 64 << 20
 
 func newQueue(partitions, most int) *queue {
@@ -42,19 +42,19 @@ func (q *queue) push(r *journal.Record) {
 		q.bytes += size
 	}
 	q.mu.Unlock()
-	q.nudge()
+	q.wakeWriter()
 }
 
-func (q *queue) nudge() {
+func (q *queue) wakeWriter() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take empties the queue, and tells which partitions must be read from the
-// journal after what it held. A record that is told from now on is queued
-// again, or marks its partition again.
+// take empties the queue, and returns the partitions that must be read from the
+// journal after its records. A record that arrives later is queued, or marks its
+// partition again.
 func (q *queue) take(into []*journal.Record) (list []*journal.Record, behind []int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -71,16 +71,16 @@ func (q *queue) take(into []*journal.Record) (list []*journal.Record, behind []i
 // readAll marks all partitions to be read from the journal.
 func (q *queue) readAll(j *journal.Journal) {
 	for _, p := range j.Stats().Partitions {
-		q.heard(p.Partition, p.Applied)
+		q.setLatest(p.Partition, p.Applied)
 		q.mu.Lock()
 		q.behind[p.Partition] = true
 		q.mu.Unlock()
 	}
-	q.nudge()
+	q.wakeWriter()
 }
 
-// heard notes how far a partition has come.
-func (q *queue) heard(p int, seq uint64) {
+// setLatest notes how far a partition has come.
+func (q *queue) setLatest(p int, seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.latest[p] = max(q.latest[p], seq)
@@ -98,7 +98,7 @@ func (q *queue) waiting() (records int, overflow uint64) {
 	return len(q.list), q.overflow
 }
 
-// sizeOf is about how much memory a record holds.
+// sizeOf is about how many bytes of memory a record takes.
 func sizeOf(r *journal.Record) int {
 	n := 512
 	if m := r.Message; m != nil {

@@ -2,24 +2,24 @@ package index
 
 import "github.com/parley-hub/parley"
 
-// version is that of the schema and of what is put into it. A file of another
-// version is thrown away.
+// version is that of the schema and of the data in it. A file of another version is
+// thrown away.
 const version = "6"
 
-// A message's key n is its time in microseconds, made to grow within its
-// partition, times 256 plus the partition: it follows from the log alone, so
-// that a rebuild gives the same keys and cursors stay good, and it sorts by
-// time.
+// The key n of a message is its time in microseconds, made to grow within its
+// partition, times 256, plus the partition. It follows from the log alone, so that
+// a rebuild makes the same keys and cursors stay valid, and it sorts by time.
 //
-// The deliveries of a message are in its row, as JSON. The agents of a conversation are
-// in its row, as a JSON list of numbers.
+// The deliveries of a message are JSON in its row. The agents of a conversation are
+// a JSON list of numbers in its row.
 //
-// The messages of an agent and of a trace are in lists: a row has those that a batch
-// adds within a partition and a span of time, as a JSON list of how far they are before
-// the last. One row of many keys costs little more than one of one.
+// The messages of an agent and of a trace are in lists. A row has the messages that
+// one batch adds within a partition and a span of time, as a JSON list of their
+// distances from the last. One row with many keys costs little more than a row with
+// one.
 //
-// What is counted of a conversation is written with a batch; the trigger keeps it
-// where a message is removed. See [flagFailed] and [flagNotable] for 993 and 999.
+// The counters of a conversation are written with each batch; the trigger updates
+// them if a message is removed. See [flagFailed] and [flagNotable] for 993 and 999.
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE progress (partition INTEGER PRIMARY KEY, sequence INT NOT NULL, clock INT NOT NULL, print INT NOT NULL);
@@ -48,8 +48,8 @@ CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
 END;
 `
 
-// textSchema is the full text index. It holds words and where they are, not the
-// texts: those are in the journal.
+// textSchema is the full-text index. It has words and their positions, not the
+// texts, which are in the journal.
 const textSchema = `
 CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
 INSERT INTO texts (texts, rank) VALUES ('hashsize', 8388608);
@@ -58,14 +58,14 @@ INSERT INTO texts (texts, rank) VALUES ('usermerge', 16);
 CREATE TRIGGER text_removed AFTER DELETE ON messages BEGIN DELETE FROM texts WHERE rowid = old.n; END;
 `
 
-// settings are those of the connection that writes.
+// settings are those of the writer's connection.
 var settings = []string{"journal_mode = WAL", "synchronous = NORMAL", "cache_size = -65536",
 	"wal_autocheckpoint = 8000", "temp_store = MEMORY"}
 
-// Flags of a message: a bit for each state that a delivery of it has, and two of its own.
+// Flags of a message: a bit for each state of its deliveries, and two of its own.
 const (
-	flagRefused = 1      // proved, and turned away
-	flagFailure = 1 << 9 // it says itself that a request failed
+	flagRefused = 1      // verified, but not admitted
+	flagFailure = 1 << 9 // its kind is Failure
 
 	flagFailed = flagRefused | flagFailure | // or a delivery was given up
 		1<<parley.Dead | 1<<parley.Dropped | 1<<parley.Expired | 1<<parley.Abandoned

@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// store is what the writer writes to: it gathers a batch of records, and writes
-// them in one transaction.
+// store gathers a batch of records for the writer, and writes it in one
+// transaction.
 type store struct {
 	c      *sqlite.Conn
 	holder *sqlite.Stmt // see keep
@@ -30,8 +30,8 @@ type store struct {
 
 	// What the next transaction writes.
 	messages []*row
-	changed  []*tracked      // rows that the file has
-	counted  []*conversation // those that something is added to
+	changed  []*tracked      // rows of the file to be updated
+	counted  []*conversation // with changed counters
 	lists    map[listKey][]int64
 	records  int
 	bytes    int // that they hold in memory
@@ -43,15 +43,15 @@ type store struct {
 	tracked       map[trackedKey]*tracked
 }
 
-// progress is how far a partition is indexed.
+// progress is the position in a partition.
 type progress struct {
 	sequence uint64
 	clock    int64           // of the last n
-	digest   uint64          // of the last record: a journal that was put back to an earlier state is noticed by it
-	last     *journal.Record // of which print is still to be made
+	digest   uint64          // of the last record; it differs if the journal was restored from a backup
+	last     *journal.Record // its digest is not computed yet
 }
 
-// row is a row of messages that is to be inserted.
+// row is a new row of messages.
 type row struct {
 	Message
 	*tracked
@@ -59,7 +59,7 @@ type row struct {
 	conversation      *conversation
 }
 
-// tracked is what steps change of a message.
+// tracked is the part of a message that steps change.
 type tracked struct {
 	key          int64
 	kind         parley.Kind
@@ -70,7 +70,7 @@ type tracked struct {
 	changed      bool // and that is to be updated
 }
 
-// A delivery is one as the file has it.
+// A delivery, as in the file.
 type delivery struct {
 	To        string    `json:"to"`
 	Steps     []step    `json:"s"`
@@ -81,7 +81,7 @@ type delivery struct {
 	Losses    []string  `json:"l,omitzero"`
 }
 
-// step is what a delivery came to: the last is where it stands.
+// step is a state of a delivery; the last is the present one.
 type step struct {
 	State    uint8       `json:"s"`
 	Attempt  int         `json:"a,omitzero"`
@@ -90,18 +90,19 @@ type step struct {
 	Code     parley.Code `json:"c,omitzero"`
 }
 
-// listKey is of a list of messages: of whom, its partition and its span of time.
+// listKey selects a list of messages: by owner, partition and span of time.
 type listKey struct {
 	owner     int64
 	partition int
 	span      int64
 }
 
-// spanBits are those of a message's key that differ within a span of time: a second.
+// spanBits are the low bits of a message's key that differ within a span of time: a
+// second.
 const spanBits = 28
 
-// traceOwner is the owner of a trace's messages. Those of agents are positive. Traces
-// that share one are told apart by the messages.
+// traceOwner is the owner of a trace's messages. Owners that are agents are
+// positive. If traces share an owner, the messages tell them apart.
 func traceOwner(trace []byte) int64 {
 	if len(trace) < 8 {
 		return 0
@@ -114,7 +115,7 @@ type trackedKey struct {
 	partition int
 }
 
-// conversation is a row of conversations. Without n it is what a batch adds to one.
+// conversation is a row of conversations, or with n 0 what a batch adds to one.
 type conversation struct {
 	id                                     parley.ID
 	n, first, last, messages, open, failed int64
@@ -176,7 +177,7 @@ func (s *store) open(identity string) error {
 	return s.load()
 }
 
-// load undoes what was not committed, and reads what the next rows follow.
+// load rolls back what was not committed, and reads the positions.
 func (s *store) load() (err error) {
 	s.dropBatch()
 	s.dropCache()
@@ -198,13 +199,13 @@ func (s *store) load() (err error) {
 	})
 }
 
-// dropCache forgets the rows that are remembered.
+// dropCache empties the caches of rows.
 func (s *store) dropCache() {
 	s.agents, s.conversations = map[string]int64{}, map[parley.ID]*conversation{}
 	s.tracked = map[trackedKey]*tracked{}
 }
 
-// dropBatch forgets what was gathered.
+// dropBatch empties the batch.
 func (s *store) dropBatch() {
 	clear(s.messages)
 	clear(s.changed)
@@ -214,10 +215,10 @@ func (s *store) dropBatch() {
 	s.records, s.bytes = 0, 0
 }
 
-// holdMemory holds a piece of memory of each size. The allocator gives a page of equal
-// pieces back to the system when its last one is freed, and statements take and
-// free them all the time: one that stays keeps the page. It is another page as the
-// cache of SQLite grows, so the pieces are taken anew between transactions.
+// holdMemory holds a piece of memory of each size. Statements take and free pieces
+// all the time, and the allocator returns a page of equal pieces to the system when
+// the last is freed; a piece that stays keeps the page. The pieces are taken again
+// between transactions, because SQLite's cache grows into other pages.
 func (s *store) holdMemory() (err error) {
 	const sizes = 12 // from 16 bytes
 	if s.holder == nil {
@@ -230,8 +231,7 @@ func (s *store) holdMemory() (err error) {
 	return err
 }
 
-// checkpoint brings what was committed home into the file, and truncates the log
-// beside it.
+// checkpoint copies the WAL into the file and truncates it.
 func (s *store) checkpoint() error {
 	busy, err := number(s.c, "PRAGMA wal_checkpoint(TRUNCATE)")
 	if err == nil && busy != 0 {
@@ -240,7 +240,7 @@ func (s *store) checkpoint() error {
 	return err
 }
 
-// digestOf is a short digest by which a record is known again.
+// digestOf is a short digest that identifies a record.
 func digestOf(r *journal.Record) uint64 {
 	h := fnv.New64a()
 	var b [8]byte
@@ -258,14 +258,14 @@ func digestOf(r *journal.Record) uint64 {
 	return h.Sum64()
 }
 
-// add gathers a record, unless the file has it.
+// add adds a record to the batch, unless the file has it.
 func (s *store) add(r *journal.Record) (err error) {
 	m := &s.marks[r.Position.Partition]
 	if r.Position.Sequence <= m.sequence {
 		return nil
 	}
 	if s.records == 0 {
-		// What is read is in the transaction too: one of its own costs more than a query.
+		// Queries run in this transaction, too: one of their own costs more than they do.
 		if err := executePrepared(s.c, "BEGIN IMMEDIATE", nil); err != nil {
 			return err
 		}
@@ -288,7 +288,7 @@ func (s *store) add(r *journal.Record) (err error) {
 	return nil
 }
 
-// agent gives the number of a name, 0 of none.
+// agent returns the number of a name; 0: the name is empty.
 func (s *store) agent(name string) (n int64, err error) {
 	if n, ok := s.agents[name]; ok || name == "" {
 		return n, nil
@@ -309,8 +309,8 @@ func (s *store) agent(name string) (n int64, err error) {
 	return n, nil
 }
 
-// count gives the conversation that something is added to. That of messages without
-// one is not written.
+// count returns the conversation, to change its counters. The one for messages
+// without a conversation is not written.
 func (s *store) count(id parley.ID) *conversation {
 	c := s.conversations[id]
 	if c == nil {
@@ -364,7 +364,7 @@ func (s *store) message(w *row, key int64) (err error) {
 	return nil
 }
 
-// enlist adds a message to a list, unless that is nobody's.
+// enlist adds a message to its owner's list; owner 0: there is none.
 func (s *store) enlist(w *row, owner int64) {
 	if owner != 0 {
 		k := listKey{owner, w.Position.Partition, w.tracked.key >> spanBits}
@@ -372,7 +372,7 @@ func (s *store) enlist(w *row, owner int64) {
 	}
 }
 
-// add adds what was counted elsewhere.
+// add adds the counters of d.
 func (c *conversation) add(d *conversation) {
 	if d.first > 0 && (c.first == 0 || d.first < c.first) {
 		c.first = d.first
@@ -384,14 +384,14 @@ func (c *conversation) add(d *conversation) {
 	}
 }
 
-// join notes that an agent takes part.
+// join adds an agent.
 func (c *conversation) join(agent int64) {
 	if i, is := slices.BinarySearch(c.agents, agent); !is && agent > 0 {
 		c.agents = slices.Insert(c.agents, i, agent)
 	}
 }
 
-// sum counts what became of a message whose sum was flags and open.
+// sum replaces a message's contribution, which was flags and open.
 func (c *conversation) sum(flags, open int64, t *tracked) {
 	f, o := t.sum()
 	c.open += o - open
@@ -402,7 +402,7 @@ func (c *conversation) sum(flags, open int64, t *tracked) {
 	}
 }
 
-// sum gives the flags of a message and how many of its deliveries are open.
+// sum returns the flags of a message and the number of its open deliveries.
 func (t *tracked) sum() (flags, open int64) {
 	flags = t.flags
 	for i := range t.list {
@@ -437,7 +437,7 @@ func (t *tracked) deliveries() string {
 	return string(b)
 }
 
-// bytesOfID gives nothing of the zero id.
+// bytesOfID is nil for the zero id.
 func bytesOfID(id *parley.ID) []byte {
 	if id.IsZero() {
 		return nil
@@ -445,7 +445,7 @@ func bytesOfID(id *parley.ID) []byte {
 	return id[:]
 }
 
-// nanos is a time as the file has it, 0 for none.
+// nanos is a time as in the file; 0: none.
 func nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -460,17 +460,17 @@ func timeOf(nanos int64) time.Time {
 	return time.Unix(0, nanos).UTC()
 }
 
-// last is where d stands.
+// last is the present state of d.
 func (d *delivery) last() *step { return &d.Steps[len(d.Steps)-1] }
 
 func (d *delivery) state() parley.DeliveryState { return parley.DeliveryState(d.last().State) }
 
-// open reports whether something is still expected to happen to d.
+// open reports whether d is neither settled nor dead.
 func (d *delivery) open(kind parley.Kind) bool {
 	return d.state() != parley.Dead && !d.state().Settled(kind)
 }
 
-// export makes what queries give.
+// export makes the result of a query.
 func (d *delivery) export(partition int, steps bool) Delivery {
 	now := d.last()
 	out := Delivery{To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
@@ -489,8 +489,8 @@ func (d *delivery) allows(t *journal.Step, kind parley.Kind) bool {
 	return (d.open(kind) || d.state() == parley.Dead) && t.Conflict(d.state(), d.last().Attempt) == ""
 }
 
-// find finds the delivery of a message that is recorded in a partition; nil where
-// the index has none.
+// find finds a delivery of a message in a partition; nil: the index does not have
+// it.
 func (s *store) find(message parley.ID, partition int, to string) (*tracked, *delivery, error) {
 	key := trackedKey{message, partition}
 	t := s.tracked[key]
@@ -528,7 +528,7 @@ func readDeliveries(q *sqlite.Stmt, column int) (list []delivery, err error) {
 	return list, err
 }
 
-// change notes that t is to be written.
+// change adds t to the rows to be updated.
 func (s *store) change(t *tracked) {
 	if t.inFile && !t.changed {
 		t.changed = true
@@ -536,7 +536,7 @@ func (s *store) change(t *tracked) {
 	}
 }
 
-// addLosses notes losses besides those that are noted, unless they become too many.
+// addLosses adds new losses, unless there are more than most then.
 func (d *delivery) addLosses(losses []parley.Loss, most int) {
 	list := slices.Clip(d.Losses)
 	for _, l := range losses {
@@ -549,7 +549,7 @@ func (d *delivery) addLosses(losses []parley.Loss, most int) {
 	}
 }
 
-// eventLosses notes what an event lost with the delivery of its request.
+// eventLosses adds an event's losses to the delivery of its request.
 func (s *store) eventLosses(r *journal.Record) error {
 	t, d, err := s.find(r.Message.InReplyTo, r.Position.Partition, r.Message.From)
 	if err == nil && d != nil && d.open(t.kind) {
@@ -589,7 +589,7 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 	return nil
 }
 
-// commit writes what was gathered.
+// commit writes the batch.
 func (s *store) commit() error {
 	if s.records == 0 {
 		return nil
@@ -607,7 +607,7 @@ func (s *store) commit() error {
 	return nil
 }
 
-// write writes what was gathered, in the order of the tables' keys.
+// write writes the batch, in the order of the tables' keys.
 func (s *store) write() error {
 	if err := s.writeConversations(); err != nil {
 		return err
@@ -638,9 +638,9 @@ func (s *store) write() error {
 			return err
 		}
 	}
-	// The texts are last, one row each: before a statement that may have to be undone in
-	// part, the full text index writes what it has gathered. It also does so at a key
-	// that is not greater.
+	// The texts come last, one row per statement: before a statement that may be
+	// rolled back in part, and at a key that is not greater than the last, the
+	// full-text index writes what it has gathered.
 	for _, w := range s.messages {
 		w.inFile = true
 		if w.text == "" {
@@ -653,7 +653,7 @@ func (s *store) write() error {
 	return nil
 }
 
-// writeLists writes the messages of agents and traces.
+// writeLists writes the lists of agents and traces.
 func (s *store) writeLists() error {
 	type list struct {
 		owner, last int64
@@ -678,7 +678,7 @@ func (s *store) writeLists() error {
 	return err
 }
 
-// writeConversations writes what was counted, and numbers those that are new.
+// writeConversations writes counters, and numbers new conversations.
 func (s *store) writeConversations() error {
 	var fresh, known []*conversation
 	for _, c := range s.counted {
@@ -697,7 +697,7 @@ func (s *store) writeConversations() error {
 		if err != nil {
 			return err
 		}
-		// Most are new, which this tells without a look at each.
+		// Most are new; then n equals their number, and no look-up is needed.
 		for i := 0; i < len(list) && n < len(list); i++ {
 			c := list[i]
 			err := executePrepared(s.c, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",

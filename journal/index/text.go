@@ -11,11 +11,11 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// maxPreview is how many characters of a message's content lists show.
+// maxPreview bounds the characters of a preview.
 const maxPreview = 120
 
-// textOf is what can be searched of a message: its error's text and its parts
-// that are text, at most limit bytes.
+// textOf is the searchable text of a message, at most limit bytes: its error's text
+// and its parts of text.
 func textOf(m *parley.Message, limit int) string {
 	var b []byte
 	add := func(s []byte) {
@@ -39,7 +39,7 @@ func isText(p parley.Part) bool {
 	return p.IsJSON() || strings.HasPrefix(p.MediaType, "text/") || p.MediaType == ""
 }
 
-// previewOf is the beginning of a message's content on one line.
+// previewOf is the beginning of a message's content, on one line.
 func previewOf(m *parley.Message, text string) string {
 	if m.Error == nil {
 		for _, p := range m.Parts {
@@ -92,7 +92,7 @@ func line(s string, n int) string {
 	return b.String()
 }
 
-// traceID is the trace of a W3C traceparent, nil without one.
+// traceID is the trace id of a W3C traceparent; nil: there is none.
 func traceID(parent string) []byte {
 	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
 		return nil
@@ -104,8 +104,8 @@ func traceID(parent string) []byte {
 	return b
 }
 
-// traceKey reads a trace id that a user gives: 32 hexadecimal digits, with or
-// without dashes, or any other id, of which the hub's own is a hash.
+// traceKey parses a trace id from a user: 32 hexadecimal digits, with or without
+// dashes; any other id is hashed, as the hub does.
 func traceKey(s string) []byte {
 	if t := traceID(s); t != nil {
 		return t
@@ -117,23 +117,23 @@ func traceKey(s string) []byte {
 	return sum[:16]
 }
 
-// words takes a search apart as the index does: runs of letters and digits.
+// words splits a search as the index does: runs of letters and digits.
 func words(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.Is(unicode.Co, r) && !unicode.IsMark(r)
 	})
 }
 
-// term is what a search wants: words that follow each other, one space between
-// them, and with star any ending of the last.
+// term is a part of a search: words that follow each other, separated by one space;
+// with star the last may have any ending.
 type term struct {
 	words string
 	star  bool
 }
 
-// terms reads what a user typed: every word must be there; words in quotes must
-// follow each other; a star behind a word stands for any ending. Nothing else has a
-// meaning, so that no input is a syntax error.
+// terms parses a search. All words must occur; words in quotes must follow each
+// other; a star after a word stands for any ending. Nothing else has a meaning, so
+// there are no syntax errors.
 func terms(q string) (out []term) {
 	phrase := false
 	for part := range strings.SplitSeq(q, `"`) {
@@ -151,7 +151,7 @@ func terms(q string) (out []term) {
 	return out
 }
 
-// match makes an FTS5 query of a search.
+// match makes the FTS5 query of a search.
 func match(q string) string {
 	var b strings.Builder
 	for _, t := range terms(q) {
@@ -163,7 +163,7 @@ func match(q string) string {
 	return b.String()
 }
 
-// contains looks in a text for what match makes the index look for.
+// contains searches a text as the index would.
 func contains(text, q string) bool {
 	have := " " + strings.Join(words(strings.ToLower(text)), " ") + " "
 	for _, t := range terms(strings.ToLower(q)) {
@@ -178,8 +178,8 @@ func contains(text, q string) bool {
 	return true
 }
 
-// snippet is the piece of a text around the first word of a search, with the
-// words that were found between « and ».
+// snippet is the part of a text around the first word of a search, with found words
+// between « and ».
 func snippet(text, q string) string {
 	terms := words(strings.ToLower(q))
 	text = line(text, len(text)+2)
