@@ -267,7 +267,8 @@ func newBackupWriter(
 	head = binary.LittleEndian.AppendUint32(head, uint32(len(b)))
 	head = append(head, b...)
 	sum := sha256.Sum256(head)
-	out := &backupWriter{tally: newTally(h, progress), w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New(), aad: sum[:]}
+	out := &backupWriter{tally: newTally(h, progress), w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New(),
+		aad: sum[:]}
 	if out.aead, err = h.aead(key); err != nil {
 		return nil, err
 	}
@@ -337,7 +338,8 @@ func (w *backupWriter) put(it *backupItem) error {
 func inBackup(bucket string) bool { return bucket != viewBucket && bucket != keysBucket }
 
 func (w *backupWriter) value(bucket string, v *Value) error {
-	return w.put(&backupItem{kind: frameState, name: keySubject(w.s.Header.Prefix, bucket, v.Key), data: encodeState(v)})
+	return w.put(&backupItem{kind: frameState, name: keySubject(w.s.Header.Prefix, bucket, v.Key),
+		data: encodeState(v)})
 }
 
 func (w *backupWriter) record(at Position, tag string, data []byte) error {
@@ -508,6 +510,7 @@ func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err 
 	if c.err != nil {
 		return "", v, bad
 	}
-	v = Value{Key: key, Data: b[c.i:], Until: fromNanos(int64(until>>1) ^ -int64(until&1)), Deleted: b[1]&stateRemoved != 0}
+	v = Value{Key: key, Data: b[c.i:], Until: fromNanos(int64(until>>1) ^ -int64(until&1)),
+		Deleted: b[1]&stateRemoved != 0}
 	return bucket, v, nil
 }

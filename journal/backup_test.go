@@ -38,19 +38,23 @@ func TestBackupUnderLoad(t *testing.T) {
 			j := open(t, cfg)
 			ctx := t.Context()
 			for i := range 300 {
-				if _, err := j.State("b").Put(ctx, fmt.Sprint("key/", i), []byte(fmt.Sprint("old ", i)), time.Time{}); err != nil {
+				if _, err := j.State("b").Put(ctx, fmt.Sprint("key/", i), []byte(fmt.Sprint("old ", i)),
+					time.Time{}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			waiting := request(t, "alice", "bob")
-			if _, _, err := j.Accept(ctx, Entry{Scope: "s", Message: waiting, Open: []Opening{{To: "bob"}}, Key: Key{ID: "waits"}}); err != nil {
+			if _, _, err := j.Accept(ctx, Entry{Scope: "s", Message: waiting, Open: []Opening{{To: "bob"}},
+				Key: Key{ID: "waits"}}); err != nil {
 				t.Fatal(err)
 			}
-			session, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"), Chain: &ChainLink{Name: "c"}})
+			session, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"),
+				Chain: &ChainLink{Name: "c"}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			second, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "bob", "alice"), Chain: &ChainLink{Name: "c", After: session.Sequence}})
+			second, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "bob", "alice"),
+				Chain: &ChainLink{Name: "c", After: session.Sequence}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,9 +68,10 @@ func TestBackupUnderLoad(t *testing.T) {
 			}
 			l.mu.Unlock()
 			calls := 0
-			b, s := backed(t, j, BackupOptions{Hub: "h", Progress: func(done, total uint64) { calls++ }, Files: func() ([]BackupFile, error) {
-				return []BackupFile{{"keys/ring", []byte("secret")}}, nil
-			}})
+			b, s := backed(t, j, BackupOptions{Hub: "h", Progress: func(done, total uint64) { calls++ },
+				Files: func() ([]BackupFile, error) {
+					return []BackupFile{{"keys/ring", []byte("secret")}}, nil
+				}})
 			stop()
 			l.check(t)
 			if s.Records() < uint64(len(acked)) || calls == 0 {
@@ -81,7 +86,8 @@ func TestBackupUnderLoad(t *testing.T) {
 			}
 			var files []BackupFile
 			to := filepath.Join(t.TempDir(), "restored")
-			r, err := tryRestore(ctx, bytes.NewReader(b), restoring{Dir: to, Key: key, File: func(f BackupFile) error { files = append(files, f); return nil }})
+			r, err := tryRestore(ctx, bytes.NewReader(b),
+				restoring{Dir: to, Key: key, File: func(f BackupFile) error { files = append(files, f); return nil }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +124,8 @@ func TestBackupUnderLoad(t *testing.T) {
 				t.Errorf("the chain ends at %d: %v", head, err)
 			}
 			for i := range 300 {
-				if v, err := k.State("b").Get(ctx, fmt.Sprint("key/", i)); err != nil || string(v.Data) != fmt.Sprint("old ", i) {
+				if v, err := k.State("b").Get(ctx, fmt.Sprint("key/", i)); err != nil ||
+					string(v.Data) != fmt.Sprint("old ", i) {
 					t.Errorf("key %d: %s %v", i, v.Data, err)
 				}
 			}
@@ -135,7 +142,8 @@ func TestBackupUnderLoad(t *testing.T) {
 				}
 			}
 			// It goes on where it was.
-			if _, err := k.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"), Chain: &ChainLink{Name: "c", After: second.Sequence}}); err != nil {
+			if _, err := k.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"),
+				Chain: &ChainLink{Name: "c", After: second.Sequence}}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -183,7 +191,8 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 	for name, k := range map[string][]byte{"clear": nil, "encrypted": key} {
 		j := open(t, setup{Dir: t.TempDir(), Key: k})
 		for i := range 30 {
-			if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "alice", "bob"), Key: Key{ID: fmt.Sprint(i)}}); err != nil {
+			if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "alice", "bob"),
+				Key: Key{ID: fmt.Sprint(i)}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -200,7 +209,8 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "d")
 			if _, err := tryRestore(t.Context(), bytes.NewReader(b), restoring{Dir: dir, Key: key}); err == nil {
 				t.Errorf("%s, %s: restored", name, what)
-			} else if j, err := tryOpen(t.Context(), setup{Dir: dir, Key: key}); err == nil && j.Stats().Partitions[0].Records > 0 {
+			} else if j, err := tryOpen(t.Context(), setup{Dir: dir, Key: key}); err == nil &&
+				j.Stats().Partitions[0].Records > 0 {
 				t.Errorf("%s, %s: what was left opens as a journal with records", name, what)
 				j.Close()
 			} else if err == nil {
@@ -220,13 +230,15 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 				if err == nil {
 					t.Errorf("%s: byte %d was changed and nobody noticed", name, at)
 				}
-				if !errors.Is(err, ErrBackup) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrKey) && !errors.Is(err, ErrCorrupt) {
+				if !errors.Is(err, ErrBackup) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrKey) &&
+					!errors.Is(err, ErrCorrupt) {
 					t.Errorf("%s: byte %d: %v", name, at, err)
 				}
 			}
 		}
 		refused("something behind it", append(bytes.Clone(b), 'x'), k, ErrBackup)
-		refused("of a later release", func() []byte { c := bytes.Clone(b); c[len(backupMagic)] = 9; return c }(), k, ErrFormat)
+		refused("of a later release", func() []byte { c := bytes.Clone(b); c[len(backupMagic)] = 9; return c }(), k,
+			ErrFormat)
 		if k != nil {
 			refused("without a key", b, nil, ErrKey)
 			refused("another key", b, []byte("another key of sixteen bytes"), ErrKey)
@@ -248,7 +260,8 @@ func TestRestoreRefusesWhatIsThere(t *testing.T) {
 	if _, err := tryRestore(t.Context(), bytes.NewReader(b), restoring{Dir: dir}); !errors.Is(err, ErrForeign) {
 		t.Error(err)
 	}
-	if _, err := tryRestore(t.Context(), bytes.NewReader(b), restoring{Dir: filled(t, setup{Dir: t.TempDir()})}); !errors.Is(err, ErrForeign) {
+	if _, err := tryRestore(t.Context(), bytes.NewReader(b),
+		restoring{Dir: filled(t, setup{Dir: t.TempDir()})}); !errors.Is(err, ErrForeign) {
 		t.Error(err)
 	}
 	if after := digest(t, dir); len(after) != len(before) {
@@ -335,28 +348,33 @@ func live(t *testing.T, j *Journal) *lived {
 			continue
 		case i == 9:
 			x.dead = m.ID
-			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead, Error: parley.Refuse(parley.Rejected, "no")}}}); err != nil {
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead,
+				Error: parley.Refuse(parley.Rejected, "no")}}}); err != nil {
 				t.Fatal(err)
 			}
 			continue
 		}
-		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dropped}}}); err != nil && !errors.Is(err, ErrConflict) {
+		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob",
+			State: parley.Dropped}}}); err != nil && !errors.Is(err, ErrConflict) {
 			t.Fatal(err)
 		}
-		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Abandoned, Error: parley.Refuse(parley.Cancelled, "over")}}}); err != nil {
+		if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Abandoned,
+			Error: parley.Refuse(parley.Cancelled, "over")}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 3 {
 		m := request(t, "alice", "bob")
-		at, err := j.Append(ctx, Entry{Scope: "session", Message: m, Chain: &ChainLink{Name: "c", After: x.chain.Sequence}})
+		at, err := j.Append(ctx, Entry{Scope: "session", Message: m,
+			Chain: &ChainLink{Name: "c", After: x.chain.Sequence}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		x.messages[m.ID], x.chain = at, at
 	}
 	for i := range 50 {
-		if _, err := j.State("b").Put(ctx, fmt.Sprint("k/", i%20), []byte(fmt.Sprint("v", i)), time.Time{}); err != nil {
+		if _, err := j.State("b").Put(ctx, fmt.Sprint("k/", i%20), []byte(fmt.Sprint("v", i)),
+			time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -410,16 +428,20 @@ func (x *lived) check(t *testing.T, j *Journal) {
 		t.Errorf("the chain ends at %d: %v", head, err)
 	}
 	var conflict *ConflictError
-	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"), Chain: &ChainLink{Name: "c", After: x.chain.Sequence - 1}}); !errors.As(err, &conflict) {
+	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"),
+		Chain: &ChainLink{Name: "c", After: x.chain.Sequence - 1}}); !errors.As(err, &conflict) {
 		t.Errorf("the chain forks: %v", err)
 	}
-	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"), Chain: &ChainLink{Name: "c", After: x.chain.Sequence}}); err != nil {
+	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"),
+		Chain: &ChainLink{Name: "c", After: x.chain.Sequence}}); err != nil {
 		t.Error(err)
 	}
-	if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: x.waiting, To: "bob", State: parley.Delivering, Attempt: 1}}}); err != nil {
+	if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: x.waiting, To: "bob", State: parley.Delivering,
+		Attempt: 1}}}); err != nil {
 		t.Error(err)
 	}
-	if _, prior, err := j.Accept(ctx, Entry{Scope: "s0", Message: request(t, "x", "y"), Key: Key{ID: "key 0", Sender: "alice", Until: j.cfg.Now().Add(48 * time.Hour)}}); err != nil || prior == nil {
+	if _, prior, err := j.Accept(ctx, Entry{Scope: "s0", Message: request(t, "x", "y"),
+		Key: Key{ID: "key 0", Sender: "alice", Until: j.cfg.Now().Add(48 * time.Hour)}}); err != nil || prior == nil {
 		t.Errorf("a replay was accepted: %+v %v", prior, err)
 	}
 	if _, err := j.State("b").Put(ctx, "k/0", []byte("new"), time.Time{}); err != nil {
@@ -439,9 +461,11 @@ func tie(t *testing.T, j *Journal) (stop func()) {
 				return
 			default:
 			}
-			at, err := j.Append(context.Background(), Entry{Scope: fmt.Sprint("t", i%3), Message: request(t, "carol", "dave")})
+			at, err := j.Append(context.Background(),
+				Entry{Scope: fmt.Sprint("t", i%3), Message: request(t, "carol", "dave")})
 			if err == nil {
-				_, err = j.State("tied").Put(context.Background(), fmt.Sprint("at/", i%50), []byte(at.String()), time.Time{})
+				_, err = j.State("tied").Put(context.Background(), fmt.Sprint("at/", i%50), []byte(at.String()),
+					time.Time{})
 			}
 			if err != nil {
 				t.Error(err)
@@ -471,7 +495,8 @@ func TestBackupOfACluster(t *testing.T) {
 		}
 		return n > 20
 	})
-	out, sum := backed(t, a, BackupOptions{Hub: "h", Files: func() ([]BackupFile, error) { return []BackupFile{{"keys/k", []byte("secret")}}, nil }})
+	out, sum := backed(t, a, BackupOptions{Hub: "h",
+		Files: func() ([]BackupFile, error) { return []BackupFile{{"keys/k", []byte("secret")}}, nil }})
 	stop()
 	if got, err := CheckBackup(bytes.NewReader(out), nil, true, nil); err != nil || got.Records() != sum.Records() {
 		t.Fatal(got, err)
@@ -525,7 +550,8 @@ func TestBackupOfACluster(t *testing.T) {
 	if _, err := tryRestore(t.Context(), bytes.NewReader(again[:len(again)-20]), to); !errors.Is(err, ErrBackup) {
 		t.Error(err)
 	}
-	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Prefix: "CUT", Node: "a"}); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "restore") {
+	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Prefix: "CUT", Node: "a"}); !errors.Is(err,
+		ErrCorrupt) || !strings.Contains(err.Error(), "restore") {
 		t.Error(err)
 	}
 }

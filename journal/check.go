@@ -40,7 +40,8 @@ func (c *Checker) Record(partition int, x store.Record) error {
 	p := c.parts[partition]
 	if p == nil {
 		cfg := Config{Now: time.Now, Window: time.Minute}
-		p = &checkedPartition{view: newPartition(&Journal{cfg: cfg, sealer: c.sealer}, partition), whole: x.Sequence == 1}
+		p = &checkedPartition{view: newPartition(&Journal{cfg: cfg, sealer: c.sealer}, partition),
+			whole: x.Sequence == 1}
 		c.parts[partition] = p
 	}
 	r, err := p.view.parse(x, false)

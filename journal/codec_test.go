@@ -23,7 +23,8 @@ func sampleID(n byte) (id parley.ID) {
 
 // sample is a record of about size bytes of envelope, with everything set.
 func sample(size int) *logRecord {
-	raw := []byte(`{"version":"1","body":{"city":"Bern","note":"` + strings.Repeat("x", max(0, size-80)) + `"},"ext":{"a":1}}`)
+	raw := []byte(`{"version":"1","body":{"city":"Bern","note":"` + strings.Repeat("x", max(0, size-80)) +
+		`"},"ext":{"a":1}}`)
 	body := raw[bytes.Index(raw, []byte(`{"city"`)) : len(raw)-len(`,"ext":{"a":1}}`)]
 	ext := raw[len(raw)-len(`{"a":1}}`) : len(raw)-1]
 	at := time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC)
@@ -34,7 +35,8 @@ func sample(size int) *logRecord {
 			Message: &parley.Message{
 				ID: sampleID(1), Kind: parley.Request, State: parley.Working, Number: 4, From: "alice", To: "weather",
 				Audience: []string{"alice", "weather", ""}, Conversation: sampleID(2), InReplyTo: sampleID(3),
-				Error: &parley.Error{Code: parley.TimedOut, Text: "late", Retryable: true, After: time.Second, Ref: "r1"},
+				Error: &parley.Error{Code: parley.TimedOut, Text: "late", Retryable: true, After: time.Second,
+					Ref: "r1"},
 				Skill: "forecast", Act: "query", Schema: "model:abc",
 				Parts: []parley.Part{
 					{MediaType: "application/json", Data: body},
@@ -43,16 +45,20 @@ func sample(size int) *logRecord {
 					{URI: "https://example.org/x", Digest: "sha-256=:abc:"},
 				},
 				Sent: at.Add(-time.Second), Expires: at.Add(time.Minute), Deadline: at.Add(30 * time.Second),
-				Trace:      parley.Trace{Parent: "00-aa-bb-01", State: "x=y", Foreign: map[string]string{"samvad.traceId": "t", "a": "b"}},
+				Trace: parley.Trace{Parent: "00-aa-bb-01", State: "x=y",
+					Foreign: map[string]string{"samvad.traceId": "t", "a": "b"}},
 				Hops:       []string{"h1", "h2"},
 				Extensions: map[string]json.RawMessage{"samvad": ext, "agh": json.RawMessage(`{"z":0}`)},
 				Origin: parley.Origin{Protocol: "samvad", Peer: "agent://alice", Address: "10.0.0.1:55", Raw: raw,
 					Header: map[string]string{"Content-Type": "application/json", "Date": "x"}, Received: at,
 					Verdict: parley.Verdict{KeyID: "k1", Assurance: parley.Signed, Checks: []parley.Check{
-						{Name: "digest", OK: true}, {Name: "signature", OK: true, Detail: "ed25519"}, {Name: "freshness"}}}},
+						{Name: "digest", OK: true}, {Name: "signature", OK: true, Detail: "ed25519"},
+						{Name: "freshness"}}}},
 			},
-			Open:    []Opening{{To: "weather", Attempt: 1, Sync: true}, {To: "bob", NotBefore: at.Add(time.Minute)}},
-			Steps:   []Step{{Message: sampleID(9), To: "alice", State: parley.Waiting, Attempt: 2, Next: at, Postponed: true, Reply: sampleID(4), Error: &parley.Error{Code: parley.Unavailable}, Losses: []parley.Loss{{Field: "Deadline", Reason: "none"}}}},
+			Open: []Opening{{To: "weather", Attempt: 1, Sync: true}, {To: "bob", NotBefore: at.Add(time.Minute)}},
+			Steps: []Step{{Message: sampleID(9), To: "alice", State: parley.Waiting, Attempt: 2, Next: at,
+				Postponed: true, Reply: sampleID(4), Error: &parley.Error{Code: parley.Unavailable},
+				Losses: []parley.Loss{{Field: "Deadline", Reason: "none"}}}},
 			Losses:  []parley.Loss{{Field: "Event.State", Reason: "no word"}, {Field: "Event.Parts", Reason: ""}},
 			Refused: &parley.Error{Code: parley.Forbidden, Text: "no"},
 			Chain:   &ChainLink{Name: "session", After: 12},

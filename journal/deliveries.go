@@ -8,12 +8,15 @@ import (
 	"github.com/parley-hub/parley"
 )
 
+// unsettled are the states that may follow every unsettled one.
+var unsettled = stateBits(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned)
+
 // transitions is the table of the package documentation: the states that may follow
 // a state.
 var transitions = [...]uint16{
-	parley.Waiting:    stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivering: stateBits(parley.Delivering, parley.Waiting, parley.Delivered, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
-	parley.Delivered:  stateBits(parley.Waiting, parley.Answered, parley.Dead, parley.Expired, parley.Abandoned),
+	parley.Waiting:    unsettled | stateBits(parley.Delivering, parley.Delivered),
+	parley.Delivering: unsettled | stateBits(parley.Delivering, parley.Delivered),
+	parley.Delivered:  unsettled,
 	parley.Dead:       stateBits(parley.Waiting, parley.Answered, parley.Dropped),
 }
 

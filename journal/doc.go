@@ -42,7 +42,7 @@
 // its state. The journal checks every step against the recorded state:
 //
 //	Waiting     → Delivering, Waiting (postponed), Delivered, Answered, Dead, Expired, Abandoned
-//	Delivering  → Delivering (the attempt's outcome is unknown), Waiting, Delivered, Answered, Dead, Expired, Abandoned
+//	Delivering  → Delivering (the attempt's outcome is unknown), and as from Waiting
 //	Delivered   → Waiting (lost with its connection), Answered, Dead, Expired, Abandoned
 //	Dead        → Waiting (retry, same ID), Answered (a late reply), Dropped
 //

@@ -83,7 +83,8 @@ func TestReopen(t *testing.T) {
 	for i := range 50 {
 		m := request(t, "alice", "bob")
 		ids = append(ids, m.ID)
-		if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}, Key: Key{ID: fmt.Sprint(i), Until: c.now().Add(time.Duration(i) * time.Minute)}}); err != nil {
+		if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}},
+			Key: Key{ID: fmt.Sprint(i), Until: c.now().Add(time.Duration(i) * time.Minute)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -91,7 +92,8 @@ func TestReopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	reply := &parley.Message{ID: newID(t, c.now()), Kind: parley.Response, InReplyTo: ids[3], From: "bob", To: "alice"}
-	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply, Steps: []Step{{Message: ids[3], To: "bob", State: parley.Answered}}})
+	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply,
+		Steps: []Step{{Message: ids[3], To: "bob", State: parley.Answered}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +144,8 @@ func TestReplyIsKnownToReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	reply := &parley.Message{ID: newID(t, time.Now()), Kind: parley.Failure, InReplyTo: m.ID, From: "bob", To: "alice"}
-	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply, Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}}})
+	at, err := j.Append(t.Context(), Entry{Scope: "s", Message: reply,
+		Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,11 +197,13 @@ func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 // TestCrashProperty makes random entries, and compares what a process that
 // starts after a crash rebuilds with what the crashed one knew.
 func TestCrashProperty(t *testing.T) {
-	states := []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
+	states := []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead,
+		parley.Dropped, parley.Expired, parley.Abandoned}
 	rapid.Check(t, func(rt *rapid.T) {
 		c := newClock()
 		dir := t.TempDir()
-		cfg := setup{Dir: dir, Now: c.now, Node: "n", Partitions: rapid.IntRange(1, 3).Draw(rt, "partitions"), checkpointEvery: 5}
+		cfg := setup{Dir: dir, Now: c.now, Node: "n", Partitions: rapid.IntRange(1, 3).Draw(rt, "partitions"),
+			checkpointEvery: 5}
 		if rapid.Bool().Draw(rt, "encrypted") {
 			cfg.Key = []byte("0123456789abcdef")
 		}
@@ -221,7 +226,9 @@ func TestCrashProperty(t *testing.T) {
 				if rapid.Bool().Draw(rt, "long") {
 					until = c.now().Add(time.Hour)
 				}
-				e := Entry{Scope: scope, Message: m, Open: []Opening{{To: "bob", Attempt: rapid.IntRange(0, 1).Draw(rt, "first")}, {To: "carol"}}, Key: Key{ID: key, Sender: "alice", Until: until}}
+				e := Entry{Scope: scope, Message: m,
+					Open: []Opening{{To: "bob", Attempt: rapid.IntRange(0, 1).Draw(rt, "first")}, {To: "carol"}},
+					Key:  Key{ID: key, Sender: "alice", Until: until}}
 				_, prior, err := j.Accept(t.Context(), e)
 				if err != nil {
 					rt.Fatal(err)
@@ -267,7 +274,8 @@ func TestCrashProperty(t *testing.T) {
 					continue
 				}
 				d := all[rapid.IntRange(0, len(all)-1).Draw(rt, "delivery")]
-				s := Step{Message: d.Message, To: d.To, State: rapid.SampledFrom(states).Draw(rt, "state"), Attempt: d.Attempt + rapid.IntRange(0, 1).Draw(rt, "attempt"),
+				s := Step{Message: d.Message, To: d.To, State: rapid.SampledFrom(states).Draw(rt, "state"),
+					Attempt:   d.Attempt + rapid.IntRange(0, 1).Draw(rt, "attempt"),
 					Postponed: rapid.Bool().Draw(rt, "postponed"), Reply: sampleID(3)}
 				if s.State == parley.Dead {
 					s.Error = parley.Refuse(parley.OutcomeUnknown, "x")
@@ -293,7 +301,8 @@ func TestSyncIsAbandoned(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, setup{Dir: dir, Node: "n"})
 	m := request(t, "alice", "bob")
-	_, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob", Attempt: 1, Sync: true}, {To: "carol", Attempt: 1}, {To: "dave", Sync: true}}})
+	_, err := j.Append(t.Context(), Entry{Scope: "s", Message: m,
+		Open: []Opening{{To: "bob", Attempt: 1, Sync: true}, {To: "carol", Attempt: 1}, {To: "dave", Sync: true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,10 +428,12 @@ func TestDirectory(t *testing.T) {
 	})
 	t.Run("of the engine before", func(t *testing.T) {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "journal.json"), []byte(`{"what": "parley journal", "format": 1}`), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "journal.json"), []byte(`{"what": "parley journal", "format": 1}`),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tryOpen(t.Context(), setup{Dir: dir}); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), "restore") {
+		if _, err := tryOpen(t.Context(), setup{Dir: dir}); !errors.Is(err, ErrFormat) ||
+			!strings.Contains(err.Error(), "restore") {
 			t.Fatal(err)
 		}
 	})
@@ -448,15 +459,18 @@ func TestWatermark(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What was begun may be finished from the reserve.
-	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Delivering, Attempt: 1}}}); err != nil {
+	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Delivering,
+		Attempt: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	free.Store(200)
-	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Delivered}}}); !errors.Is(err, ErrNoSpace) {
+	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b",
+		State: parley.Delivered}}}); !errors.Is(err, ErrNoSpace) {
 		t.Fatal(err)
 	}
 	free.Store(600)
-	if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: "k"}}); err != nil {
+	if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"),
+		Key: Key{ID: "k"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Healthy(); err != nil {
@@ -488,7 +502,8 @@ func startLoadOf(t testing.TB, j *Journal, callers, size int) *load {
 				if size > 0 {
 					m.Parts = []parley.Part{{Data: content}}
 				}
-				at, prior, err := j.Accept(context.Background(), Entry{Scope: "s", Message: m, Key: Key{ID: fmt.Sprint(c, " ", i)}})
+				at, prior, err := j.Accept(context.Background(),
+					Entry{Scope: "s", Message: m, Key: Key{ID: fmt.Sprint(c, " ", i)}})
 				l.mu.Lock()
 				if err != nil {
 					l.failed = append(l.failed, err)
@@ -576,7 +591,8 @@ func TestSmallFileSystem(t *testing.T) {
 				t.Fatal(err)
 			}
 			// With a watermark of one byte the engine itself runs into the end.
-			j := open(t, setup{Dir: dir, MinFree: minFree, Timeout: time.Second, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+			j := open(t, setup{Dir: dir, MinFree: minFree, Timeout: time.Second,
+				Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 			l := startLoad(t, j, 8)
 			m := func() *parley.Message {
 				m := request(t, "a", "b")

@@ -45,10 +45,13 @@ func told(t testing.TB, from, to, text string) *parley.Message {
 	m := request(t, from, to)
 	raw := []byte(`{"envelope":"` + strings.Repeat("e", 80) + text + `"}`)
 	at := bytes.Index(raw, []byte(text))
-	m.Parts = []parley.Part{{MediaType: "text/plain", Data: raw[at : at+len(text)]}, {MediaType: "text/plain", Name: text + ".txt", Data: []byte(strings.Repeat(text+" ", 5))}}
+	m.Parts = []parley.Part{{MediaType: "text/plain", Data: raw[at : at+len(text)]},
+		{MediaType: "text/plain", Name: text + ".txt", Data: []byte(strings.Repeat(text+" ", 5))}}
 	m.Extensions = map[string]json.RawMessage{"x": json.RawMessage(`"` + text + `"`)}
-	m.Origin = parley.Origin{Protocol: "samvad", Peer: "agent://a", Address: "192.0.2.1", Raw: raw, Header: map[string]string{"X-Note": text},
-		Verdict: parley.Verdict{Checks: []parley.Check{{Name: "signature", OK: true}}, KeyID: "k", Assurance: parley.Signed}}
+	m.Origin = parley.Origin{Protocol: "samvad", Peer: "agent://a", Address: "192.0.2.1", Raw: raw,
+		Header: map[string]string{"X-Note": text},
+		Verdict: parley.Verdict{Checks: []parley.Check{{Name: "signature", OK: true}}, KeyID: "k",
+			Assurance: parley.Signed}}
 	return m
 }
 
@@ -84,7 +87,8 @@ func TestErase(t *testing.T) {
 			}
 			reply := told(t, "bob", "alice", marzipan)
 			reply.Kind, reply.InReplyTo = parley.Response, ids[3]
-			replyAt, err := j.Append(ctx, Entry{Scope: "s", Message: reply, Steps: []Step{{Message: ids[3], To: "bob", State: parley.Answered}}})
+			replyAt, err := j.Append(ctx, Entry{Scope: "s", Message: reply,
+				Steps: []Step{{Message: ids[3], To: "bob", State: parley.Answered}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -129,14 +133,18 @@ func TestErase(t *testing.T) {
 					if r.Erased == nil || r.Erased.Number != 1 || len(r.Erased.Digest) != 32 || r.Erased.Size == 0 {
 						t.Fatalf("record %s: %+v", pos, r.Erased)
 					}
-					if m.ID != ids[i] || m.From != "alice" || m.To != "bob" || m.Conversation != before.Message.Conversation || !r.Keyed || len(r.Open) != 1 || m.Origin.Verdict.Assurance != parley.Signed {
+					if m.ID != ids[i] || m.From != "alice" || m.To != "bob" ||
+						m.Conversation != before.Message.Conversation || !r.Keyed || len(r.Open) != 1 ||
+						m.Origin.Verdict.Assurance != parley.Signed {
 						t.Errorf("what was to stay is gone: %+v", r)
 					}
-					if HasContent(r) || m.Origin.Raw != nil || m.Origin.Header != nil || m.Origin.Address != "" || m.Parts[0].Data != nil || m.Parts[1].Name != "" || m.Extensions != nil {
+					if HasContent(r) || m.Origin.Raw != nil || m.Origin.Header != nil || m.Origin.Address != "" ||
+						m.Parts[0].Data != nil || m.Parts[1].Name != "" || m.Extensions != nil {
 						t.Errorf("content is left: %+v", m)
 					}
 					if m.Parts[1].Digest == "" || m.Parts[0].Digest != "" {
-						t.Errorf("digests %q and %q: that of what can be guessed must not be there, the other must", m.Parts[0].Digest, m.Parts[1].Digest)
+						t.Errorf("digests %q and %q: that of what can be guessed must not be there, the other must",
+							m.Parts[0].Digest, m.Parts[1].Digest)
 					}
 					if p, ok := j.Seen("s", fmt.Sprint(i)); !ok || p.Message != ids[i] {
 						t.Errorf("replay %d would be accepted", i)
@@ -148,7 +156,8 @@ func TestErase(t *testing.T) {
 				if head, err := j.Head(ctx, "s", "c"); err != nil || head != chain {
 					t.Error("the chain's head moved:", head, err)
 				}
-				if r, err := j.Read(ctx, replyAt); err != nil || len(r.Steps) != 1 || r.Message.InReplyTo != ids[3] || r.Erased == nil {
+				if r, err := j.Read(ctx, replyAt); err != nil || len(r.Steps) != 1 || r.Message.InReplyTo != ids[3] ||
+					r.Erased == nil {
 					t.Error(r, err)
 				}
 				if d := j.Deliveries(Filter{}); len(d) != 59 {
@@ -169,7 +178,8 @@ func TestErase(t *testing.T) {
 			check(j)
 			// The chain goes on, and nothing of this changes by a crash or an
 			// orderly end.
-			next, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"), Chain: &ChainLink{Name: "c", After: chain}})
+			next, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"),
+				Chain: &ChainLink{Name: "c", After: chain}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +255,8 @@ func TestEraseLarge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if i%2 == 0 && (r.Erased == nil || len(r.Message.Parts[0].Data) > 0) || i%2 == 1 && string(r.Message.Parts[0].Data) != big {
+			if i%2 == 0 && (r.Erased == nil || len(r.Message.Parts[0].Data) > 0) || i%2 == 1 &&
+				string(r.Message.Parts[0].Data) != big {
 				t.Errorf("record %s", pos)
 			}
 		}
@@ -336,13 +347,15 @@ func TestScrub(t *testing.T) {
 			if _, err := j.Append(ctx, Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead, Error: parley.Refuse(parley.Rejected, marzipan)}}}); err != nil {
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dead,
+				Error: parley.Refuse(parley.Rejected, marzipan)}}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := j.Scrub(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Dropped}}}); err != nil {
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob",
+				State: parley.Dropped}}}); err != nil {
 				t.Fatal(err)
 			}
 			if n, err := j.Erase(ctx, 1, []Position{{0, 2}}); err != nil || n != 1 {

@@ -27,7 +27,7 @@ var (
 	ErrFenced   = errors.New("the lease was lost")                            // another took it over
 	ErrScope    = errors.New("the entry's parts lie in different partitions") // scope, fence, steps
 	ErrInvalid  = errors.New("not an entry that can be recorded")             // a fault of the caller
-	ErrKey      = errors.New("wrong encryption key")                          // wrong, missing or unexpected; nothing was touched
+	ErrKey      = errors.New("wrong encryption key")                          // or missing, or not expected
 )
 
 // A ConflictError matches [ErrConflict] and has the position of the chain's last
@@ -109,7 +109,8 @@ func storeError(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	for _, kind := range []error{
-		ErrClosed, ErrNoSpace, ErrUnknown, ErrTooLarge, ErrConflict, ErrNotFound, ErrExists, ErrForeign, ErrCorrupt, ErrLocked, ErrFormat,
+		ErrClosed, ErrNoSpace, ErrUnknown, ErrTooLarge, ErrConflict, ErrNotFound, ErrExists, ErrForeign, ErrCorrupt,
+		ErrLocked, ErrFormat,
 	} {
 		if errors.Is(err, kind) {
 			return failBy(kind, err, "")

@@ -21,8 +21,9 @@ import (
 func natsServer(t testing.TB, change func(*server.Options)) *server.Server {
 	t.Helper()
 	opts := &server.Options{
-		ServerName: "n" + fmt.Sprint(idCount.Add(1)), Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(),
-		NoSigs: true, NoLog: true, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
+		ServerName: "n" + fmt.Sprint(idCount.Add(1)), Host: "127.0.0.1", Port: -1, JetStream: true,
+		StoreDir: t.TempDir(),
+		NoSigs:   true, NoLog: true, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
 	}
 	if change != nil {
 		change(opts)
@@ -141,7 +142,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 			wg.Go(func() {
 				for k := range keys {
 					m := request(t, "alice", "bob")
-					at, prior, err := j.Accept(ctx, Entry{Scope: fmt.Sprint("scope", k%5), Message: m, Key: Key{ID: fmt.Sprint(k)}})
+					at, prior, err := j.Accept(ctx,
+						Entry{Scope: fmt.Sprint("scope", k%5), Message: m, Key: Key{ID: fmt.Sprint(k)}})
 					switch {
 					case err != nil:
 						t.Error(k, err)
@@ -169,7 +171,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 		var wg sync.WaitGroup
 		for _, j := range []*Journal{a, b, a, b} {
 			wg.Go(func() {
-				_, prior, err := j.Accept(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"), Key: Key{ID: "long", Sender: "alice", Until: until}})
+				_, prior, err := j.Accept(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"),
+					Key: Key{ID: "long", Sender: "alice", Until: until}})
 				if err != nil {
 					t.Error(err)
 				} else if prior == nil {
@@ -190,7 +193,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 		for _, j := range []*Journal{a, b} {
 			wg.Go(func() {
 				for made.Load() < links {
-					at, err := j.Append(ctx, Entry{Scope: "chained", Message: request(t, "x", "y"), Chain: &ChainLink{Name: "c", After: head.Load()}})
+					at, err := j.Append(ctx, Entry{Scope: "chained", Message: request(t, "x", "y"),
+						Chain: &ChainLink{Name: "c", After: head.Load()}})
 					var c *ConflictError
 					switch {
 					case err == nil:
@@ -208,7 +212,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 			})
 		}
 		wg.Wait()
-		eventually(t, "a has read all", func() bool { return a.parts[a.Partition("chained")].position() >= head.Load() })
+		eventually(t, "a has read all",
+			func() bool { return a.parts[a.Partition("chained")].position() >= head.Load() })
 		var last uint64
 		for r, err := range a.Records(ctx, a.Partition("chained"), From{}) {
 			if err != nil {
@@ -237,7 +242,8 @@ func twoNodes(t *testing.T, a, b *Journal) {
 			var wg sync.WaitGroup
 			for _, j := range []*Journal{a, b, a, b} {
 				wg.Go(func() {
-					_, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Delivering, Attempt: attempt}}})
+					_, err := j.Append(ctx, Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Delivering,
+						Attempt: attempt}}})
 					if err == nil {
 						won.Add(1)
 					} else if !errors.Is(err, ErrConflict) {
@@ -250,11 +256,14 @@ func twoNodes(t *testing.T, a, b *Journal) {
 				t.Fatalf("attempt %d was recorded %d times", attempt, won.Load())
 			}
 			for _, j := range []*Journal{a, b} {
-				eventually(t, "the attempt is known", func() bool { d, _ := j.Delivery(m.ID, "bob"); return d.Attempt == attempt })
+				eventually(t, "the attempt is known",
+					func() bool { d, _ := j.Delivery(m.ID, "bob"); return d.Attempt == attempt })
 			}
 		}
-		reply := &parley.Message{ID: newID(t, time.Now()), Kind: parley.Response, InReplyTo: m.ID, From: "bob", To: "alice"}
-		e := Entry{Scope: "att", Message: reply, Open: []Opening{{To: "alice"}}, Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}},
+		reply := &parley.Message{ID: newID(t, time.Now()), Kind: parley.Response, InReplyTo: m.ID, From: "bob",
+			To: "alice"}
+		e := Entry{Scope: "att", Message: reply, Open: []Opening{{To: "alice"}},
+			Steps: []Step{{Message: m.ID, To: "bob", State: parley.Answered}},
 			Chain: &ChainLink{Name: "with steps"}}
 		if _, err := b.Append(ctx, e); err != nil {
 			t.Fatal(err)
@@ -282,10 +291,12 @@ func twoNodes(t *testing.T, a, b *Journal) {
 		if two.Epoch() <= one.Epoch() {
 			t.Fatal("the epoch does not grow")
 		}
-		if _, err := a.Append(ctx, Entry{Scope: "conn", Message: request(t, "x", "y"), Fence: one}); !errors.Is(err, ErrFenced) {
+		if _, err := a.Append(ctx, Entry{Scope: "conn", Message: request(t, "x", "y"), Fence: one}); !errors.Is(err,
+			ErrFenced) {
 			t.Fatal(err)
 		}
-		if _, err := b.Append(ctx, Entry{Scope: "conn", Message: request(t, "x", "y"), Fence: two, Chain: &ChainLink{Name: "fenced"}}); err != nil {
+		if _, err := b.Append(ctx, Entry{Scope: "conn", Message: request(t, "x", "y"), Fence: two,
+			Chain: &ChainLink{Name: "fenced"}}); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -370,7 +381,8 @@ func TestOwnerIsReplacedWhenItFallsSilent(t *testing.T) {
 		scope = fmt.Sprint("s", i)
 		fence = b.Owner(b.Partition(scope))
 	}
-	if _, err := b.Append(t.Context(), Entry{Scope: scope, Message: m, Open: []Opening{{To: "y"}}, Fence: fence}); err != nil {
+	if _, err := b.Append(t.Context(), Entry{Scope: scope, Message: m, Open: []Opening{{To: "y"}},
+		Fence: fence}); err != nil {
 		t.Fatal(err)
 	}
 	b.stop()
@@ -427,14 +439,18 @@ func TestClusterLosesANode(t *testing.T) {
 
 func TestExternalRefusals(t *testing.T) {
 	s := natsServer(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
-	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), MaxPayload: 1 << 20}); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "1048576") {
+	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), MaxPayload: 1 << 20}); !errors.Is(err, ErrTooLarge) ||
+		!strings.Contains(err.Error(), "1048576") {
 		t.Fatal(err)
 	}
 	j := open(t, setup{URL: s.ClientURL(), Partitions: 3})
-	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Partitions: 4}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "3 partitions") {
+	if _, err := tryOpen(t.Context(), setup{URL: s.ClientURL(), Partitions: 4}); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "3 partitions") {
 		t.Fatal(err)
 	}
-	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: &parley.Message{ID: sampleID(1), Parts: []parley.Part{{Data: make([]byte, 70<<10)}}}}); !errors.Is(err, ErrTooLarge) {
+	if _, err := j.Append(t.Context(), Entry{Scope: "s",
+		Message: &parley.Message{ID: sampleID(1), Parts: []parley.Part{{Data: make([]byte, 70<<10)}}}}); !errors.Is(err,
+		ErrTooLarge) {
 		t.Fatal(err)
 	}
 }

@@ -58,9 +58,11 @@ func describeJournal(t *testing.T, j *Journal) written {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := writtenRecord{Position: r.Position.String(), Time: r.Time.Format(time.RFC3339Nano), Scope: r.Scope, Keyed: r.Keyed}
+			w := writtenRecord{Position: r.Position.String(), Time: r.Time.Format(time.RFC3339Nano), Scope: r.Scope,
+				Keyed: r.Keyed}
 			if m := r.Message; m != nil {
-				w.Message, w.Kind, w.From, w.To, w.Raw, w.Checks = m.ID.String(), m.Kind.String(), m.From, m.To, string(m.Origin.Raw), len(m.Origin.Verdict.Checks)
+				w.Message, w.Kind, w.From, w.To, w.Raw, w.Checks = m.ID.String(), m.Kind.String(), m.From, m.To,
+					string(m.Origin.Raw), len(m.Origin.Verdict.Checks)
 				for _, p := range m.Parts {
 					w.Parts = append(w.Parts, p.MediaType+": "+string(p.Data))
 				}
@@ -123,7 +125,8 @@ func TestFormats(t *testing.T) {
 			}
 			c := &clock{t: formatTime}
 			cfg := setup{Dir: t.TempDir(), Key: key, Now: c.now, Node: "writer"}
-			if _, err := tryRestore(t.Context(), bytes.NewReader(backup), restoring{Dir: cfg.Dir, Key: key, Now: c.now}); err != nil {
+			if _, err := tryRestore(t.Context(), bytes.NewReader(backup),
+				restoring{Dir: cfg.Dir, Key: key, Now: c.now}); err != nil {
 				t.Fatal(err)
 			}
 			for range 2 {
@@ -147,7 +150,8 @@ func TestFormats(t *testing.T) {
 				}
 			}
 			j := open(t, cfg)
-			if _, err := j.Append(t.Context(), Entry{Scope: "session", Message: request(t, "x", "y"), Chain: &ChainLink{Name: "c", After: want.Head}}); err != nil {
+			if _, err := j.Append(t.Context(), Entry{Scope: "session", Message: request(t, "x", "y"),
+				Chain: &ChainLink{Name: "c", After: want.Head}}); err != nil {
 				t.Error(err)
 			}
 			out, _ := backed(t, j, BackupOptions{})

@@ -119,7 +119,8 @@ func (c *Config) complete() error {
 	set(&c.maxQueued, 8192)
 	most := c.Store.MaxRecord() - sealOverhead
 	if c.MaxPayload > most {
-		return fail(ErrTooLarge, "records of up to %d bytes are wanted (MaxPayload), the store takes %d", c.MaxPayload, most)
+		return fail(ErrTooLarge, "records of up to %d bytes are wanted (MaxPayload), the store takes %d", c.MaxPayload,
+			most)
 	}
 	set(&c.MaxPayload, min(8<<20-64<<10, most))
 	if c.OwnerTTL <= 0 {
@@ -203,11 +204,14 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	m := &j.meta
 	switch {
 	case m.Format > format:
-		return nil, fail(ErrFormat, "the journal has format %d, this program knows %d; use the release that wrote it, or a later one", m.Format, format)
+		return nil, fail(ErrFormat, "the journal has format %d, this program knows %d; "+useLater, m.Format, format)
 	case m.Restoring:
-		return nil, fail(ErrCorrupt, "a backup is being restored here, or that did not end; remove what is there and restore again")
+		return nil, fail(ErrCorrupt,
+			"a backup is being restored here, or that did not end; remove what is there and restore again")
 	case cfg.Partitions != 0 && cfg.Partitions != m.Partitions:
-		return nil, fail(ErrInvalid, "the journal was made with %d partitions, not %d; the number is fixed when a journal is made", m.Partitions, cfg.Partitions)
+		return nil, fail(ErrInvalid,
+			"the journal was made with %d partitions, not %d; the number is fixed when a journal is made",
+			m.Partitions, cfg.Partitions)
 	}
 	if j.sealer, err = newSealer(m, cfg.Key, cfg.Rand); err != nil {
 		return nil, err
@@ -323,7 +327,8 @@ func (j *Journal) close() error {
 			j.checkpoint(ctx, p, 1)
 		}
 		if err := j.Leave(ctx); err != nil {
-			j.cfg.Log.Warn("partitions are not handed over and stay without an owner until their leases end", "err", err)
+			j.cfg.Log.Warn("partitions are not handed over and stay without an owner until their leases end",
+				"err", err)
 		}
 	}
 	j.stop()
@@ -482,7 +487,8 @@ func (j *Journal) route(e *Entry) (*partition, error) {
 		case p == nil:
 			p = at
 		case at != p:
-			return nil, fail(ErrScope, "the delivery of %s lies in partition %d, the scope in %d", e.Steps[i].Message, at.index, p.index)
+			return nil, fail(ErrScope, "the delivery of %s lies in partition %d, the scope in %d", e.Steps[i].Message,
+				at.index, p.index)
 		}
 	}
 	if e.Fence != nil && e.Fence.part != p {

@@ -97,10 +97,12 @@ func TestAcceptOnce(t *testing.T) {
 				t.Fatal(again, prior, err)
 			}
 			r, err := j.Read(t.Context(), at)
-			if err != nil || r.Message.ID != m.ID || r.Scope != "bob" || !r.Keyed || string(r.Message.Parts[0].Data) != "hello" {
+			if err != nil || r.Message.ID != m.ID || r.Scope != "bob" || !r.Keyed ||
+				string(r.Message.Parts[0].Data) != "hello" {
 				t.Fatalf("%+v %v", r, err)
 			}
-			if d, ok := j.Delivery(m.ID, "bob"); !ok || d.State != parley.Waiting || d.Position != at || d.From != "alice" {
+			if d, ok := j.Delivery(m.ID, "bob"); !ok || d.State != parley.Waiting || d.Position != at ||
+				d.From != "alice" {
 				t.Fatalf("%+v %v", d, ok)
 			}
 		})
@@ -118,7 +120,8 @@ func TestAcceptConcurrent(t *testing.T) {
 				wg.Go(func() {
 					for k := range keys {
 						m := request(t, "alice", "bob")
-						at, prior, err := j.Accept(t.Context(), Entry{Scope: "bob", Message: m, Key: Key{ID: fmt.Sprint(k)}})
+						at, prior, err := j.Accept(t.Context(),
+							Entry{Scope: "bob", Message: m, Key: Key{ID: fmt.Sprint(k)}})
 						switch {
 						case err != nil:
 							t.Error(i, err)
@@ -238,9 +241,12 @@ func BenchmarkAppend(b *testing.B) {
 					wg.Go(func() {
 						for left.Add(-1) >= 0 {
 							m := request(b, "alice", "bob")
-							m.Origin = parley.Origin{Protocol: "samvad", Raw: raw, Verdict: parley.Verdict{KeyID: "key-1", Checks: []parley.Check{{Name: "signature", OK: true}}}}
+							m.Origin = parley.Origin{Protocol: "samvad", Raw: raw,
+								Verdict: parley.Verdict{KeyID: "key-1",
+									Checks: []parley.Check{{Name: "signature", OK: true}}}}
 							m.Parts = []parley.Part{{MediaType: "application/json", Data: raw[100:1000]}}
-							if _, _, err := j.Accept(context.Background(), Entry{Scope: "bob", Message: m, Key: Key{ID: m.ID.String()}}); err != nil {
+							if _, _, err := j.Accept(context.Background(),
+								Entry{Scope: "bob", Message: m, Key: Key{ID: m.ID.String()}}); err != nil {
 								b.Error(err)
 							}
 						}

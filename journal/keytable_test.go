@@ -189,7 +189,8 @@ func TestKeyTableTime(t *testing.T) {
 		key  uint64
 		now  float64
 		held bool
-	}{{1, 0, true}, {1, 9.999, true}, {1, 10, false}, {2, 10.001, true}, {2, 10.999, true}, {2, 11, false}, {3, 2e8, true}} {
+	}{{1, 0, true}, {1, 9.999, true}, {1, 10, false}, {2, 10.001, true}, {2, 10.999, true}, {2, 11, false},
+		{3, 2e8, true}} {
 		if found(c.key, at(c.now)) != c.held {
 			t.Errorf("key %d at %g s: found %t, want %t", c.key, c.now, !c.held, c.held)
 		}

@@ -16,13 +16,15 @@ func TestLate(t *testing.T) {
 		j := open(t, setup{Memory: true})
 		groups := func() uint64 { return j.Stats().Partitions[0].Groups }
 		m := request(t, "a", "b")
-		if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "b", Attempt: 1}}}); err != nil {
+		if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m,
+			Open: []Opening{{To: "b", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		step := func(state parley.DeliveryState, late bool) chan error {
 			done := make(chan error, 1)
 			go func() {
-				_, err := j.Append(t.Context(), Entry{Late: late, Steps: []Step{{Message: m.ID, To: "b", State: state, Attempt: 1}}})
+				_, err := j.Append(t.Context(), Entry{Late: late,
+					Steps: []Step{{Message: m.ID, To: "b", State: state, Attempt: 1}}})
 				done <- err
 			}()
 			synctest.Wait()
@@ -58,13 +60,15 @@ func TestStepsOfAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := open(t, setup{Memory: true})
 		m := request(t, "a", "b")
-		if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "b", Attempt: 1}}}); err != nil {
+		if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m,
+			Open: []Opening{{To: "b", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		results := make(chan error, 3)
 		for _, state := range []parley.DeliveryState{parley.Expired, parley.Delivered, parley.Dead} {
 			go func() {
-				_, err := j.Append(t.Context(), Entry{Late: true, Steps: []Step{{Message: m.ID, To: "b", State: state, Attempt: 1}}})
+				_, err := j.Append(t.Context(), Entry{Late: true,
+					Steps: []Step{{Message: m.ID, To: "b", State: state, Attempt: 1}}})
 				results <- err
 			}()
 			synctest.Wait()

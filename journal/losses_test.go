@@ -15,7 +15,8 @@ func TestLossesOfEvents(t *testing.T) {
 	cfg := setup{Dir: t.TempDir(), Node: "n"}
 	j := open(t, cfg)
 	asked := &parley.Message{ID: newID(t, j.cfg.Now()), Kind: parley.Request, From: "alice", To: "bob"}
-	if _, err := j.Append(t.Context(), Entry{Scope: "bob", Message: asked, Open: []Opening{{To: "bob", Attempt: 1}}}); err != nil {
+	if _, err := j.Append(t.Context(), Entry{Scope: "bob", Message: asked,
+		Open: []Opening{{To: "bob", Attempt: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	say := func(m *parley.Message, losses ...parley.Loss) error {
@@ -36,7 +37,8 @@ func TestLossesOfEvents(t *testing.T) {
 	}
 	want = append(want, loss(0), loss(1))
 	check("an event")
-	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: asked.ID, To: "bob", State: parley.Delivered, Attempt: 1, Losses: []parley.Loss{loss(1), loss(2)}}}}); err != nil {
+	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: asked.ID, To: "bob", State: parley.Delivered,
+		Attempt: 1, Losses: []parley.Loss{loss(1), loss(2)}}}}); err != nil {
 		t.Fatal(err)
 	}
 	want = append(want, loss(2))

@@ -20,8 +20,9 @@ func TestTransitions(t *testing.T) {
 		ok      bool
 	}
 	for name, steps := range map[string][]step{
-		"delivered and answered":   {{d, 1, true}, {ok, 1, true}, {ans, 0, true}, {ans, 0, false}},
-		"attempts count":           {{d, 2, false}, {d, 1, true}, {d, 1, false}, {w, 1, true}, {d, 1, false}, {d, 2, true}},
+		"delivered and answered": {{d, 1, true}, {ok, 1, true}, {ans, 0, true}, {ans, 0, false}},
+		"attempts count": {{d, 2, false}, {d, 1, true}, {d, 1, false}, {w, 1, true}, {d, 1, false},
+			{d, 2, true}},
 		"unknown outcome repeated": {{d, 1, true}, {d, 2, true}, {ok, 1, false}, {ok, 2, true}},
 		"dead letter retried":      {{d, 1, true}, {dead, 1, true}, {d, 2, false}, {w, 0, true}, {d, 2, true}},
 		"dead letter dropped":      {{dead, 0, true}, {parley.Dropped, 0, true}, {w, 0, false}},
@@ -33,11 +34,13 @@ func TestTransitions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := request(t, "alice", "bob")
-			if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
+			if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m,
+				Open: []Opening{{To: "bob"}}}); err != nil {
 				t.Fatal(err)
 			}
 			for i, s := range steps {
-				_, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "bob", State: s.state, Attempt: s.attempt, Reply: sampleID(1)}}})
+				_, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "bob", State: s.state,
+					Attempt: s.attempt, Reply: sampleID(1)}}})
 				if s.ok && err != nil || !s.ok && !errors.Is(err, ErrConflict) {
 					t.Fatalf("step %d: %v", i, err)
 				}
@@ -52,7 +55,8 @@ func TestPostponedIsNoTry(t *testing.T) {
 	next := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	steps := []Step{
 		{State: parley.Delivering, Attempt: 1}, {State: parley.Waiting, Attempt: 1, Postponed: true, Next: next},
-		{State: parley.Delivering, Attempt: 2}, {State: parley.Waiting, Attempt: 2, Error: parley.Fail(parley.Unavailable, errors.New("private"), "no"), Next: next},
+		{State: parley.Delivering, Attempt: 2}, {State: parley.Waiting, Attempt: 2,
+			Error: parley.Fail(parley.Unavailable, errors.New("private"), "no"), Next: next},
 	}
 	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
 		t.Fatal(err)
@@ -64,7 +68,8 @@ func TestPostponedIsNoTry(t *testing.T) {
 		}
 	}
 	d, ok := j.Delivery(m.ID, "bob")
-	if !ok || d.Attempt != 2 || d.Tries() != 1 || !d.Next.Equal(next) || d.Error.Code != parley.Unavailable || d.Error.Unwrap() != nil {
+	if !ok || d.Attempt != 2 || d.Tries() != 1 || !d.Next.Equal(next) || d.Error.Code != parley.Unavailable ||
+		d.Error.Unwrap() != nil {
 		t.Fatalf("%+v", d)
 	}
 }
@@ -83,7 +88,8 @@ func TestConcurrentAttempts(t *testing.T) {
 			for range 10 {
 				d, _ := j.Delivery(m.ID, "bob")
 				n := d.Attempt + 1
-				_, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Delivering, Attempt: n}}})
+				_, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "bob", State: parley.Delivering,
+					Attempt: n}}})
 				if err == nil {
 					mu.Lock()
 					recorded[n]++
@@ -114,7 +120,8 @@ func TestChainsAndFences(t *testing.T) {
 			j := open(t, cfg)
 			ctx := t.Context()
 			link := func(after uint64, fence *Lease) (Position, error) {
-				return j.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"), Chain: &ChainLink{Name: "c", After: after}, Fence: fence})
+				return j.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"),
+					Chain: &ChainLink{Name: "c", After: after}, Fence: fence})
 			}
 			if h, err := j.Head(ctx, "s", "c"); h != 0 || err != nil {
 				t.Fatal(h, err)
@@ -132,7 +139,8 @@ func TestChainsAndFences(t *testing.T) {
 					clear(j.parts[0].heads) // now the engine is asked
 				}
 				var conflict *ConflictError
-				if _, err := link(one.Sequence, nil); !errors.As(err, &conflict) || conflict.Head != two.Sequence || !errors.Is(err, ErrConflict) || parley.CodeOf(err) != parley.Conflict {
+				if _, err := link(one.Sequence, nil); !errors.As(err, &conflict) || conflict.Head != two.Sequence ||
+					!errors.Is(err, ErrConflict) || parley.CodeOf(err) != parley.Conflict {
 					t.Fatal(err)
 				}
 				if _, err := link(0, nil); !errors.As(err, &conflict) || conflict.Head != two.Sequence {
@@ -188,7 +196,8 @@ func TestChainsAndFences(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"), Fence: lease}); !errors.Is(err, ErrFenced) {
+			if _, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"), Fence: lease}); !errors.Is(err,
+				ErrFenced) {
 				t.Fatal(err)
 			}
 			if _, err := link(three.Sequence, lease); !errors.Is(err, ErrFenced) {
@@ -225,7 +234,8 @@ func TestLimits(t *testing.T) {
 	c := newClock()
 	j := open(t, setup{Memory: true, Now: c.now, MaxKeys: 9, MaxLongKeys: 3, MaxOpen: 4, MaxPayload: 4096})
 	accept := func(key, sender string, life time.Duration) error {
-		_, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: key, Sender: sender, Until: c.now().Add(life)}})
+		_, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"),
+			Key: Key{ID: key, Sender: sender, Until: c.now().Add(life)}})
 		return err
 	}
 	for i := range 3 {
@@ -276,7 +286,8 @@ func TestLimits(t *testing.T) {
 	if _, err := j.Append(t.Context(), one); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
-	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: first, To: "b", State: parley.Expired}}}); err != nil {
+	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: first, To: "b",
+		State: parley.Expired}}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := j.Append(t.Context(), one); err != nil {
@@ -284,7 +295,8 @@ func TestLimits(t *testing.T) {
 	}
 	big := request(t, "a", "b")
 	big.Parts[0].Data = make([]byte, 5000)
-	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: big}); !errors.Is(err, ErrTooLarge) || parley.CodeOf(err) != parley.TooLarge {
+	if _, err := j.Append(t.Context(), Entry{Scope: "s", Message: big}); !errors.Is(err, ErrTooLarge) ||
+		parley.CodeOf(err) != parley.TooLarge {
 		t.Fatal(err)
 	}
 }
@@ -309,20 +321,25 @@ func TestInvalidEntries(t *testing.T) {
 		e    Entry
 		want error
 	}{
-		"empty":               {Entry{Scope: "s"}, ErrInvalid},
-		"no scope":            {Entry{Message: request(t, "a", "b")}, ErrInvalid},
-		"no id":               {Entry{Scope: "s", Message: &parley.Message{}}, ErrInvalid},
-		"open without":        {Entry{Scope: "s", Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}, Open: []Opening{{To: "b"}}}, ErrInvalid},
-		"twice to one":        {Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}, {To: "b"}}}, ErrInvalid},
-		"refused and open":    {Entry{Scope: "s", Message: request(t, "a", "b"), Refused: parley.Refuse(parley.Forbidden, "no"), Open: []Opening{{To: "b"}}}, ErrInvalid},
-		"two steps":           {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}, {Message: m.ID, To: "b", State: parley.Dead}}}, ErrInvalid},
+		"empty":    {Entry{Scope: "s"}, ErrInvalid},
+		"no scope": {Entry{Message: request(t, "a", "b")}, ErrInvalid},
+		"no id":    {Entry{Scope: "s", Message: &parley.Message{}}, ErrInvalid},
+		"open without": {Entry{Scope: "s", Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}},
+			Open: []Opening{{To: "b"}}}, ErrInvalid},
+		"twice to one": {Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}, {To: "b"}}},
+			ErrInvalid},
+		"refused and open": {Entry{Scope: "s", Message: request(t, "a", "b"),
+			Refused: parley.Refuse(parley.Forbidden, "no"), Open: []Opening{{To: "b"}}}, ErrInvalid},
+		"two steps": {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead},
+			{Message: m.ID, To: "b", State: parley.Dead}}}, ErrInvalid},
 		"no state":            {Entry{Steps: []Step{{Message: m.ID, To: "b"}}}, ErrInvalid},
 		"answered by nothing": {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Answered}}}, ErrInvalid},
 		"a key":               {Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: "x"}}, ErrInvalid},
 		"open again":          {Entry{Scope: "s", Message: m, Open: []Opening{{To: "b"}}}, ErrConflict},
 		"no such delivery":    {Entry{Steps: []Step{{Message: sampleID(9), To: "b", State: parley.Dead}}}, ErrConflict},
-		"other partition":     {Entry{Scope: other, Message: request(t, "a", "b"), Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}}, ErrScope},
-		"fence elsewhere":     {Entry{Scope: "s", Message: request(t, "a", "b"), Fence: lease}, ErrScope},
+		"other partition": {Entry{Scope: other, Message: request(t, "a", "b"),
+			Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}}, ErrScope},
+		"fence elsewhere": {Entry{Scope: "s", Message: request(t, "a", "b"), Fence: lease}, ErrScope},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := j.Append(t.Context(), c.e); !errors.Is(err, c.want) {
@@ -330,7 +347,8 @@ func TestInvalidEntries(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b")}); !errors.Is(err, ErrInvalid) {
+	if _, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b")}); !errors.Is(err,
+		ErrInvalid) {
 		t.Fatal(err)
 	}
 	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}}); err != nil {
@@ -341,11 +359,13 @@ func TestInvalidEntries(t *testing.T) {
 func TestRefusedUsesItsKey(t *testing.T) {
 	j := open(t, memory(t))
 	m := request(t, "a", "b")
-	at, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: m, Refused: parley.Refuse(parley.Forbidden, "not yours"), Key: Key{ID: "k"}})
+	at, _, err := j.Accept(t.Context(), Entry{Scope: "s", Message: m,
+		Refused: parley.Refuse(parley.Forbidden, "not yours"), Key: Key{ID: "k"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, prior, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}}, Key: Key{ID: "k"}})
+	_, prior, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}},
+		Key: Key{ID: "k"}})
 	if err != nil || prior == nil || !prior.Refused || prior.Message != m.ID {
 		t.Fatal(prior, err)
 	}
@@ -447,7 +467,8 @@ func TestRecordsFrom(t *testing.T) {
 		from From
 		want int
 	}{
-		"all": {From{}, 0}, "sequence": {From{Sequence: 700}, 699}, "time": {From{Time: start.Add(500 * time.Second)}, 500},
+		"all": {From{}, 0}, "sequence": {From{Sequence: 700}, 699},
+		"time":       {From{Time: start.Add(500 * time.Second)}, 500},
 		"before all": {From{Time: start.Add(-time.Hour)}, 0}, "page": {From{Sequence: 513}, 512},
 	} {
 		if n, first := count(x.from); n != 1200-x.want || first != ids[x.want] {

@@ -115,7 +115,8 @@ func (j *Journal) OnHandOver(drain func(ctx context.Context, partition int)) (st
 	return func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.drains = slices.DeleteFunc(slices.Clone(o.drains), func(x *func(context.Context, int)) bool { return x == &drain })
+		o.drains = slices.DeleteFunc(slices.Clone(o.drains),
+			func(x *func(context.Context, int)) bool { return x == &drain })
 	}
 }
 
@@ -271,7 +272,8 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 		}
 		j.owners.roundMu.Unlock()
 		if err != nil && !errors.Is(err, ErrFenced) && j.ctx.Err() == nil {
-			j.cfg.Log.Warn("a partition was handed over and may stay without an owner until its lease ends", "partition", partition, "err", err)
+			j.cfg.Log.Warn("a partition was handed over and may stay without an owner until its lease ends",
+				"partition", partition, "err", err)
 		}
 	})
 }

@@ -55,15 +55,20 @@ func TestHandOver(t *testing.T) {
 	if b.Owned(moving) || len(owned(b)) > 0 {
 		t.Fatal("the partition moved before it was drained")
 	}
-	if !b.LivesElsewhere("a", time.Now()) || b.LivesElsewhere("a", time.Now().Add(-time.Hour)) || b.LivesElsewhere("b", time.Now()) {
+	if !b.LivesElsewhere("a", time.Now()) || b.LivesElsewhere("a", time.Now().Add(-time.Hour)) ||
+		b.LivesElsewhere("b", time.Now()) {
 		t.Error("who lives elsewhere is not known")
 	}
 	close(proceed)
-	eventually(t, "each partition has one owner", func() bool { return len(owned(a))+len(owned(b)) == 4 && b.Owned(moving) })
+	eventually(t, "each partition has one owner", func() bool {
+		return len(owned(a))+len(owned(b)) == 4 &&
+			b.Owned(moving)
+	})
 
 	// Leaving.
 	m := request(t, "x", "y")
-	if _, err := b.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "y", Attempt: 1}}}); err != nil {
+	if _, err := b.Append(t.Context(), Entry{Scope: "s", Message: m,
+		Open: []Opening{{To: "y", Attempt: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Leave(t.Context()); err != nil {
@@ -91,14 +96,20 @@ func TestNodeOfADelivery(t *testing.T) {
 	b := open(t, setup{URL: s.ClientURL(), Node: "b"})
 	for sync, want := range map[bool]string{false: "b", true: "a"} {
 		m := request(t, "x", "y")
-		if _, err := a.Append(t.Context(), Entry{Scope: "s", Message: m, Open: []Opening{{To: "y", Sync: sync}}}); err != nil {
+		if _, err := a.Append(t.Context(), Entry{Scope: "s", Message: m,
+			Open: []Opening{{To: "y", Sync: sync}}}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the other reads it", func() bool { _, ok := b.Delivery(m.ID, "y"); return ok })
-		if _, err := b.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "y", State: parley.Delivering, Attempt: 1}}}); err != nil {
+		if _, err := b.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "y", State: parley.Delivering,
+			Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the attempt is read", func() bool { v, _ := a.Delivery(m.ID, "y"); return v.State == parley.Delivering })
+		eventually(t, "the attempt is read", func() bool {
+			v,
+				_ := a.Delivery(m.ID, "y")
+			return v.State == parley.Delivering
+		})
 		if v, _ := a.Delivery(m.ID, "y"); v.Node != want {
 			t.Errorf("sync %v: %q, want %q", sync, v.Node, want)
 		}

@@ -206,9 +206,11 @@ func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, err
 func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 	data := encode(r)
 	if len(data) > p.j.cfg.MaxPayload {
-		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data), p.j.cfg.MaxPayload)
+		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data),
+			p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, data: compress(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0, late: e.Late, fence: e.Fence}
+	o := &op{rec: r, data: compress(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0,
+		late: e.Late, fence: e.Fence}
 	if p.j.sealer.aead == nil {
 		o.about = about(r.Record)
 	}
@@ -272,7 +274,9 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	}
 	if n := len(r.Open); n > 0 {
 		if len(p.open)+g.opens+n > cfg.MaxOpen {
-			return nil, fail(ErrBusy, "%d deliveries are not settled in partition %d, the limit is %d (MaxOpen); see to the dead letters", len(p.open), p.index, cfg.MaxOpen)
+			return nil, fail(ErrBusy,
+				"%d deliveries are not settled in partition %d, the limit is %d (MaxOpen); see to the dead letters",
+				len(p.open), p.index, cfg.MaxOpen)
 		}
 		for i, t := range r.targets().opens {
 			if p.open[t] != nil {
@@ -381,7 +385,8 @@ func (p *partition) replay(x store.Record, r *logRecord) bool {
 // noteLease recognises a lease that this hub took, by its term.
 func (p *partition) noteLease(x store.Record) {
 	var t term
-	if data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data); err != nil || json.Unmarshal(data, &t) != nil {
+	if data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data); err != nil ||
+		json.Unmarshal(data, &t) != nil {
 		return
 	}
 	p.mu.Lock()

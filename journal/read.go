@@ -120,7 +120,8 @@ func (j *Journal) Stats() Stats {
 	defer cancel()
 	for _, p := range j.parts {
 		s := PartitionStats{
-			Partition: p.index, Appended: p.writer.appended.Load(), Groups: p.writer.groups.Load(), Owned: j.Owned(p.index),
+			Partition: p.index, Appended: p.writer.appended.Load(), Groups: p.writer.groups.Load(),
+			Owned: j.Owned(p.index),
 		}
 		p.mu.Lock()
 		p.expire()

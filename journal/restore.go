@@ -218,7 +218,8 @@ func (x *backupReader) item(kind byte, c *coder) (it *backupItem, err error) {
 // last record.
 func (x *backupReader) compare(want *BackupSummary) error {
 	got := &x.s
-	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values || !slices.Equal(got.Files, want.Files) {
+	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values ||
+		!slices.Equal(got.Files, want.Files) {
 		return fail(ErrBackup, "it holds something else than its summary says")
 	}
 	for i, p := range want.Partitions {
@@ -383,7 +384,8 @@ func (w *restorer) flushValues() error {
 // record restores a record under its old sequence.
 func (w *restorer) record(it *backupItem) error {
 	if len(it.data) > w.most {
-		return fail(ErrTooLarge, "record %d-%d has %d bytes, the store takes %d", it.partition, it.seq, len(it.data), w.most)
+		return fail(ErrTooLarge, "record %d-%d has %d bytes, the store takes %d", it.partition, it.seq, len(it.data),
+			w.most)
 	}
 	if w.part != it.partition || len(w.batch) >= 512 || w.size > 4<<20 {
 		if err := w.flush(); err != nil {

@@ -175,7 +175,8 @@ func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error)
 	s := &sealer{rand: randomness}
 	if m.Check == "" {
 		if len(key) > 0 {
-			return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; to encrypt it, back it up and restore it with a key")
+			return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; "+
+				"to encrypt it, back it up and restore it with a key")
 		}
 		return s, nil
 	}
@@ -207,6 +208,7 @@ func about(r *Record) store.About {
 
 // damaged is the error for damage, with the commands that help.
 func damaged(cause error, format string, args ...any) error {
-	return failBy(ErrCorrupt, cause, "%s; \"parley journal check\" shows what is damaged, \"parley journal salvage\" saves what is not",
+	return failBy(ErrCorrupt, cause,
+		"%s; \"parley journal check\" shows what is damaged, \"parley journal salvage\" saves what is not",
 		fmt.Sprintf(format, args...))
 }

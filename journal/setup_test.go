@@ -40,7 +40,8 @@ type setup struct {
 
 func (s setup) store(ctx context.Context) (store.Store, error) {
 	if s.URL != "" {
-		return jetstream.Open(ctx, jetstream.Config{URL: s.URL, Prefix: s.Prefix, Timeout: s.Timeout, Now: s.Now, Log: s.Log})
+		return jetstream.Open(ctx, jetstream.Config{URL: s.URL, Prefix: s.Prefix, Timeout: s.Timeout, Now: s.Now,
+			Log: s.Log})
 	}
 	x, err := sqlite.Open(ctx, sqlite.Config{Dir: s.Dir, Memory: s.Memory, Now: s.Now, Log: s.Log})
 	if err != nil {
@@ -58,9 +59,11 @@ func tryOpen(ctx context.Context, s setup) (*Journal, error) {
 		return nil, err
 	}
 	return Open(ctx, Config{
-		Store: x, Partitions: s.Partitions, Key: s.Key, Window: s.Window, MaxKeys: s.MaxKeys, MaxLongKeys: s.MaxLongKeys,
-		MaxOpen: s.MaxOpen, MaxPayload: s.MaxPayload, MinFree: cmp.Or(s.MinFree, 1), FreeSpace: s.FreeSpace, maxQueued: s.maxQueued,
-		Node: s.Node, Timeout: s.Timeout, Now: s.Now, Log: s.Log, Progress: s.Progress, OwnerTTL: s.OwnerTTL,
+		Store: x, Partitions: s.Partitions, Key: s.Key, Window: s.Window, MaxKeys: s.MaxKeys,
+		MaxLongKeys: s.MaxLongKeys,
+		MaxOpen:     s.MaxOpen, MaxPayload: s.MaxPayload, MinFree: cmp.Or(s.MinFree, 1), FreeSpace: s.FreeSpace,
+		maxQueued: s.maxQueued,
+		Node:      s.Node, Timeout: s.Timeout, Now: s.Now, Log: s.Log, Progress: s.Progress, OwnerTTL: s.OwnerTTL,
 		checkpointEvery: s.checkpointEvery,
 	})
 }

@@ -274,7 +274,9 @@ func (s *stateBucket) Create(ctx context.Context, key string, data []byte, until
 	})
 }
 
-func (s *stateBucket) Update(ctx context.Context, key string, data []byte, until time.Time, revision uint64) (uint64, error) {
+func (s *stateBucket) Update(
+	ctx context.Context, key string, data []byte, until time.Time, revision uint64,
+) (uint64, error) {
 	return s.change(ctx, Value{Key: key, Data: data, Until: until}, func(old Value, present bool) error {
 		if !present || old.Revision != revision {
 			return fail(ErrConflict, "key %q in %q has revision %d, not %d", key, s.name, old.Revision, revision)
@@ -375,7 +377,9 @@ func (w *stateWatcher) take() (changes []stateChange) {
 }
 
 func (s *stateBucket) Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error) {
-	w := &stateWatcher{match: func(bucket, key string) bool { return bucket == s.name && strings.HasPrefix(key, prefix) }}
+	w := &stateWatcher{match: func(bucket, key string) bool {
+		return bucket == s.name && strings.HasPrefix(key, prefix)
+	}}
 	leave := s.j.state.watch(w)
 	seen := uint64(0)
 	for v, err := range s.Range(ctx, prefix) {

@@ -66,7 +66,8 @@ func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Ti
 	tagged := map[string]uint64{} // the last one of a tag stays; asked after the reading
 	looked := 0
 	err = p.read(ctx, from, to-1, false, func(x store.Record, r *logRecord) bool {
-		if looked++; looked > trimLimit || r != nil && (!r.Time.Before(before) || r.Erased == nil && hasContent(r.Message)) {
+		if looked++; looked > trimLimit || r != nil &&
+			(!r.Time.Before(before) || r.Erased == nil && hasContent(r.Message)) {
 			return false
 		}
 		if x.Tag != "" {

@@ -105,7 +105,8 @@ func TestTrim(t *testing.T) {
 				t.Errorf("restored, the log begins at %d", got.First)
 			}
 			// Delivered, it goes too; a chain's last record does not.
-			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: mustRead(t, j, held).Message.ID, To: "bob", State: parley.Answered, Reply: sampleID(1)}}}); err != nil {
+			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: mustRead(t, j, held).Message.ID, To: "bob",
+				State: parley.Answered, Reply: sampleID(1)}}}); err != nil {
 				t.Fatal(err)
 			}
 			chained := add(Entry{Chain: &ChainLink{Name: "c"}})

@@ -167,7 +167,8 @@ func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 		err = p.dropWrittenFacts(ctx)
 	}
 	if err != nil && j.ctx.Err() == nil {
-		j.cfg.Log.Warn("no checkpoint could be written; the next start reads more of the log", "partition", p.index, "err", err)
+		j.cfg.Log.Warn("no checkpoint could be written; the next start reads more of the log", "partition", p.index,
+			"err", err)
 	}
 }
 

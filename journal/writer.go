@@ -213,7 +213,8 @@ func newWriter(j *Journal, p *partition) *writer {
 		j: j, p: p, wake: make(chan struct{}, 1), next: new(group), spareGroup: new(group),
 		toStore: make(chan *group, 1), fromStore: make(chan *group, 1),
 		pending: pending{
-			keys: map[hash16]bool{}, targets: map[target]*pendingDelivery{}, tags: map[string]bool{}, long: map[hash16]int{},
+			keys: map[hash16]bool{}, targets: map[target]*pendingDelivery{}, tags: map[string]bool{},
+			long: map[hash16]int{},
 		},
 	}
 }

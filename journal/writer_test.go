@@ -58,7 +58,8 @@ func TestNextGroup(t *testing.T) {
 			var recorded, priors, failed atomic.Int32
 			accept := func(key string) {
 				callers.Go(func() {
-					_, prior, err := j.Accept(t.Context(), Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: key}})
+					_, prior, err := j.Accept(t.Context(),
+						Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: key}})
 					switch {
 					case err != nil:
 						failed.Add(1)

@@ -51,14 +51,16 @@ func parsePrivate(a Algorithm, seed []byte) (private, error) {
 	switch a {
 	case Ed25519:
 		k := ed25519.NewKeyFromSeed(seed)
-		return private{bytes.Clone(k[seedSize:]), func(msg []byte) ([]byte, error) { return ed25519.Sign(k, msg), nil }}, nil
+		sign := func(msg []byte) ([]byte, error) { return ed25519.Sign(k, msg), nil }
+		return private{bytes.Clone(k[seedSize:]), sign}, nil
 	case Secp256k1:
 		var s secp256k1.ModNScalar
 		if s.SetByteSlice(seed) || s.IsZero() {
 			return private{}, fmt.Errorf("%w: not a private secp256k1 key", ErrInvalid)
 		}
 		k := secp256k1.NewPrivateKey(&s)
-		return private{k.PubKey().SerializeCompressed(), func(digest []byte) ([]byte, error) { return signSecp256k1(k, digest) }}, nil
+		return private{k.PubKey().SerializeCompressed(),
+			func(digest []byte) ([]byte, error) { return signSecp256k1(k, digest) }}, nil
 	case P256:
 		k, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), seed)
 		if err != nil {

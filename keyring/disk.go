@@ -86,7 +86,8 @@ func (d *ringFile) begin(p Protection) error {
 		return fmt.Errorf("keyring: %w", err)
 	}
 	if len(backups) > 0 {
-		return fmt.Errorf("%w: there is no %s, but there is %s. Put the ring back, or move that away to begin a new one",
+		return fmt.Errorf("%w: there is no %s, but there is %s. "+
+			"Put the ring back, or move that away to begin a new one",
 			ErrMissing, d.path, backups[0])
 	}
 	return d.create(p)
@@ -118,7 +119,8 @@ func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
 	if !disk.OthersMay(info) {
 		return nil
 	}
-	return fmt.Errorf("%w: %s has mode %#o; run: chmod %o %s", ErrPermissions, path, info.Mode().Perm(), want, shellQuote(path))
+	return fmt.Errorf("%w: %s has mode %#o; run: chmod %o %s", ErrPermissions, path, info.Mode().Perm(), want,
+		shellQuote(path))
 }
 
 func shellQuote(s string) string {
@@ -309,7 +311,8 @@ func (d *ringFile) putAside() (to string, err error) {
 			return err
 		}
 		if sha256.Sum256(b) != d.sum {
-			return fmt.Errorf("keyring: another hub has just changed %s: stop the hubs of earlier releases, then start this one again", d.path)
+			return fmt.Errorf("keyring: another hub has just changed %s: "+
+				"stop the hubs of earlier releases, then start this one again", d.path)
 		}
 		if to, err = d.backup(b); err != nil {
 			return err

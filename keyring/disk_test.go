@@ -95,7 +95,8 @@ type state struct {
 
 func stateOf(t testing.TB, r *Ring) state {
 	t.Helper()
-	s := state{Keys: r.List(), Enrolled: r.AllEnrolled(), Secret: hex.EncodeToString(r.current.Load().contents.Secrets["journal"])}
+	s := state{Keys: r.List(), Enrolled: r.AllEnrolled(),
+		Secret: hex.EncodeToString(r.current.Load().contents.Secrets["journal"])}
 	for _, k := range s.Keys {
 		if k.State != Revoked {
 			seed, err := r.Export(k.ID)
@@ -173,14 +174,18 @@ func TestWrongKey(t *testing.T) {
 		{"wrong passphrase", pass, Options{Passphrase: Secret("wrong")}, ErrWrongKey, "does not open"},
 		{"no passphrase", pass, Options{}, ErrEncrypted, "needs a passphrase"},
 		{"empty passphrase", pass, Options{Passphrase: Secret{}}, ErrInvalid, "the passphrase is empty"},
-		{"identity for passphrase", pass, Options{IdentityFile: id1}, ErrWrongKey, "protected by a passphrase, but an identity file"},
+		{"identity for passphrase", pass, Options{IdentityFile: id1}, ErrWrongKey,
+			"protected by a passphrase, but an identity file"},
 		{"both", pass, Options{Passphrase: Secret("right"), IdentityFile: id1}, ErrInvalid, "choose one"},
 		{"wrong identity", Options{IdentityFile: id1}, Options{IdentityFile: id2}, ErrWrongKey, "does not open"},
 		{"no identity", Options{IdentityFile: id1}, Options{}, ErrEncrypted, "needs an identity file"},
 		{"passphrase for identity", Options{IdentityFile: id1}, pass, ErrWrongKey, "protected by an identity file"},
-		{"no such identity file", Options{IdentityFile: id1}, Options{IdentityFile: id1 + "x"}, os.ErrNotExist, "identity file"},
-		{"not an identity file", Options{IdentityFile: id1}, Options{IdentityFile: notID}, ErrInvalid, "is not an identity file"},
-		{"identity file that others read", Options{IdentityFile: id1}, Options{IdentityFile: loose}, ErrPermissions, "chmod 600 " + loose},
+		{"no such identity file", Options{IdentityFile: id1}, Options{IdentityFile: id1 + "x"}, os.ErrNotExist,
+			"identity file"},
+		{"not an identity file", Options{IdentityFile: id1}, Options{IdentityFile: notID}, ErrInvalid,
+			"is not an identity file"},
+		{"identity file that others read", Options{IdentityFile: id1}, Options{IdentityFile: loose}, ErrPermissions,
+			"chmod 600 " + loose},
 		{"passphrase for plain", Options{}, pass, ErrNotEncrypted, "parley keys passphrase"},
 		{"identity for plain", Options{}, Options{IdentityFile: id1}, ErrNotEncrypted, "parley keys passphrase"},
 	} {
@@ -251,7 +256,8 @@ func TestModes(t *testing.T) {
 // A damaged file is named and left alone.
 func TestCorrupt(t *testing.T) {
 	t.Parallel()
-	for name, p := range map[string]Protection{"plain": {}, "passphrase": {Passphrase: Secret("right")}, "identity": {IdentityFile: identityFile(t)}} {
+	for name, p := range map[string]Protection{"plain": {}, "passphrase": {Passphrase: Secret("right")},
+		"identity": {IdentityFile: identityFile(t)}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "keys")
@@ -272,17 +278,21 @@ func TestCorrupt(t *testing.T) {
 			}
 			if name == "plain" {
 				pub := base64.StdEncoding.EncodeToString(open(t, o).List()[0].Public)
-				damaged["public half"] = bytes.Replace(good, []byte(pub), []byte(strings.Replace(pub, pub[:2], "zz", 1)), 1)
+				damaged["public half"] = bytes.Replace(good, []byte(pub),
+					[]byte(strings.Replace(pub, pub[:2], "zz", 1)), 1)
 				damaged["owner"] = bytes.Replace(good, []byte(`"owner":"weather"`), []byte(`"owner":"storm"`), 1)
 				damaged["state"] = bytes.Replace(good, []byte(`"state":"active"`), []byte(`"state":"great"`), 1)
 				damaged["small order"] = bytes.Replace(good, []byte(`"enrolled":[`),
-					[]byte(`"enrolled":[{"agent":"a","purpose":"p","keyId":"k","algorithm":"ed25519","public":"AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","created":"2026-11-20T12:00:00Z"},`), 1)
-				damaged["twice"] = []byte(strings.Replace(string(good), `"keys":[`, `"keys":[`+firstKey(t, good)+`,`, 1))
+					[]byte(`"enrolled":[{"agent":"a","purpose":"p","keyId":"k","algorithm":"ed25519","public":"`+
+						`AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","created":"2026-11-20T12:00:00Z"},`), 1)
+				damaged["twice"] = []byte(strings.Replace(string(good), `"keys":[`, `"keys":[`+firstKey(t, good)+`,`,
+					1))
 			} else {
 				i := bytes.Index(good, []byte(`"sealed":"`)) + 400
 				damaged["flipped"] = bytes.Clone(good)
 				damaged["flipped"][i] ^= 3
-				damaged["sealed for nobody"] = append(append(bytes.Clone(good[:i-390]), "AAAA"...), good[len(good)-3:]...)
+				damaged["sealed for nobody"] = append(append(bytes.Clone(good[:i-390]), "AAAA"...),
+					good[len(good)-3:]...)
 			}
 			for what, b := range damaged {
 				writeFile(t, path, b, 0o600)
@@ -446,7 +456,8 @@ func TestProtect(t *testing.T) {
 		}
 	}
 	plain := readFile(t, filepath.Join(dir, FileName))
-	one, two, file := Protection{Passphrase: Secret("one")}, Protection{Passphrase: Secret("two")}, Protection{IdentityFile: id}
+	one, two, file := Protection{Passphrase: Secret("one")}, Protection{Passphrase: Secret("two")},
+		Protection{IdentityFile: id}
 	backup, err := r.Protect(Protection{}, one)
 	if err != nil {
 		t.Fatal(err)
@@ -617,7 +628,8 @@ func TestNothingSecretIsShown(t *testing.T) {
 	master := fmt.Sprint(r.disk.sealer.identities[0])
 	hidden := []string{master, "AGE-SECRET-KEY"}
 	for _, b := range [][]byte{seed, pass, sec} {
-		hidden = append(hidden, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)), base64.StdEncoding.EncodeToString(b),
+		hidden = append(hidden, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)),
+			base64.StdEncoding.EncodeToString(b),
 			strings.Trim(fmt.Sprintf("%d", b), "[]"), strings.Trim(fmt.Sprintf("%#v", b), "[]byte{}"))
 	}
 	check := func(how, out string) {
@@ -629,7 +641,8 @@ func TestNothingSecretIsShown(t *testing.T) {
 		}
 	}
 	var text, js bytes.Buffer
-	for _, v := range []any{r, s, o, &o, n, &n, pass, exported, Protection{Passphrase: pass}, r.List(), struct{ R *Ring }{r}, struct{ S Signer }{s}, []Signer{s}} {
+	for _, v := range []any{r, s, o, &o, n, &n, pass, exported, Protection{Passphrase: pass}, r.List(),
+		struct{ R *Ring }{r}, struct{ S Signer }{s}, []Signer{s}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%o"} {
 			check(verb, fmt.Sprintf(verb, v))
 		}

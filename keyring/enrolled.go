@@ -46,7 +46,8 @@ func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
 		if i := slices.IndexFunc(c.Enrolled, e.sameKeyID); i >= 0 {
 			old := c.Enrolled[i]
 			if old.Algorithm != e.Algorithm || !bytes.Equal(old.Public, e.Public) {
-				return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose, e.KeyID)
+				return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose,
+					e.KeyID)
 			}
 			e = old
 			return errUnchanged

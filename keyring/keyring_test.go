@@ -100,7 +100,8 @@ func TestSigners(t *testing.T) {
 		}},
 		{P256, 65, digest[:], func(pub, sig []byte) bool {
 			k, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), pub)
-			return err == nil && ecdsa.Verify(k, digest[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:]))
+			return err == nil && ecdsa.Verify(k, digest[:], new(big.Int).SetBytes(sig[:32]),
+				new(big.Int).SetBytes(sig[32:]))
 		}},
 	} {
 		k := create(t, r, New{Owner: "weather", Purpose: string(c.a), Algorithm: c.a})
@@ -108,7 +109,8 @@ func TestSigners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.ID() != k.ID || s.Algorithm() != c.a || len(s.Public()) != c.size || !bytes.Equal(s.Public(), k.Public) || len(s.Seed()) != 32 {
+		if s.ID() != k.ID || s.Algorithm() != c.a || len(s.Public()) != c.size || !bytes.Equal(s.Public(), k.Public) ||
+			len(s.Seed()) != 32 {
 			t.Errorf("%s: %v, %d bytes of public key", c.a, s, len(s.Public()))
 		}
 		sig, err := s.Sign(c.in)
@@ -144,13 +146,19 @@ func TestKnownKeys(t *testing.T) {
 		a                   Algorithm
 		seed, pub, msg, sig string
 	}{
-		{Ed25519, "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb", "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c", "72",
-			"92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"},
+		{Ed25519, "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+			"3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c", "72",
+			"92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da08" +
+				"5ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"},
 		{P256, "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721",
-			"0460fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb67903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299", hex.EncodeToString(sample[:]),
-			"efd48b2aacb6a8fd1140dd9cd45e81d69d2c877b56aaf991c34d0ea84eaf3716f7cb1c942d657c41d436c7a1b6e29f65f3e900dbb9aff4064dc4ab2f843acda8"},
-		{Secp256k1, "0000000000000000000000000000000000000000000000000000000000000001", "0279be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798", hex.EncodeToString(satoshi[:]),
-			"934b1ea10a4b3c1757e2b0c017d0b6143ce3c9a7e6a4a49860d7a6ab210ee3d82442ce9d2b916064108014783e923ec36b49743e2ffa1c4496f01a512aafd9e5"},
+			"0460fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6" +
+				"7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299", hex.EncodeToString(sample[:]),
+			"efd48b2aacb6a8fd1140dd9cd45e81d69d2c877b56aaf991c34d0ea84eaf3716f7" +
+				"cb1c942d657c41d436c7a1b6e29f65f3e900dbb9aff4064dc4ab2f843acda8"},
+		{Secp256k1, "0000000000000000000000000000000000000000000000000000000000000001",
+			"0279be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798", hex.EncodeToString(satoshi[:]),
+			"934b1ea10a4b3c1757e2b0c017d0b6143ce3c9a7e6a4a49860d7a6ab210ee3d824" +
+				"42ce9d2b916064108014783e923ec36b49743e2ffa1c4496f01a512aafd9e5"},
 	} {
 		r, _ := memory(t)
 		if _, err := r.Import(New{Owner: "a", Purpose: "p", Algorithm: c.a, Seed: unhex(c.seed)}); err != nil {
@@ -191,7 +199,8 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := r.Signer("weather", "samvad"); err != nil || s.ID() != second.ID || second.ID == first.ID || second.By != "ann" {
+	if s, err := r.Signer("weather", "samvad"); err != nil || s.ID() != second.ID || second.ID == first.ID ||
+		second.By != "ann" {
 		t.Errorf("after rotation: %v, %v", s, err)
 	}
 	if keys := r.Keys("weather", "samvad"); len(keys) != 2 || keys[0].ID != second.ID || keys[1].ID != first.ID ||
@@ -303,7 +312,8 @@ func TestExportImport(t *testing.T) {
 	// What the caller does to his copy changes nothing.
 	clear(seed)
 	clear(got.Public)
-	if s, err := b.Signer("weather", "uagents"); err != nil || !bytes.Equal(s.Public(), k.Public) || bytes.Equal(s.Seed(), seed) {
+	if s, err := b.Signer("weather", "uagents"); err != nil || !bytes.Equal(s.Public(), k.Public) ||
+		bytes.Equal(s.Seed(), seed) {
 		t.Error("the ring shares memory with its caller")
 	}
 	// A revoked key does not come back by import.
@@ -346,7 +356,8 @@ func TestRefusals(t *testing.T) {
 	_, err := r.Import(New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, ErrInvalid)
 	// All or none.
-	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519}, New{Owner: "b", Purpose: "p", Algorithm: "rsa"})
+	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519},
+		New{Owner: "b", Purpose: "p", Algorithm: "rsa"})
 	wantErr(t, err, ErrInvalid)
 	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519}, New{Owner: "a", Purpose: "p", Algorithm: P256})
 	wantErr(t, err, ErrExists)
@@ -361,7 +372,8 @@ func TestRefusals(t *testing.T) {
 	create(t, full, New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
 	_, err = full.Create(New{Owner: "b", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, ErrFull)
-	if _, err := full.Enroll(Enrolled{Agent: "a", Purpose: "p", Algorithm: Ed25519, Public: full.List()[0].Public}); err != nil {
+	if _, err := full.Enroll(Enrolled{Agent: "a", Purpose: "p", Algorithm: Ed25519,
+		Public: full.List()[0].Public}); err != nil {
 		t.Error(err)
 	}
 	_, err = full.Enroll(Enrolled{Agent: "b", Purpose: "p", Algorithm: Ed25519, Public: full.List()[0].Public})
@@ -416,12 +428,14 @@ func TestEnsureAndCreateMany(t *testing.T) {
 	wantErr(t, err, ErrInvalid)
 	var many []New
 	for i := range 100 {
-		many = append(many, New{Owner: fmt.Sprint("agent", i%50), Purpose: []string{"asp", "uagents"}[i/50], Algorithm: Ed25519})
+		many = append(many, New{Owner: fmt.Sprint("agent", i%50), Purpose: []string{"asp", "uagents"}[i/50],
+			Algorithm: Ed25519})
 	}
 	if keys, err := r.Create(many...); err != nil || len(keys) != 100 {
 		t.Errorf("%d keys, %v", len(keys), err)
 	}
-	if l := r.List(); len(l) != 101 || l[0].Owner != "agent0" || l[0].Purpose != "asp" || l[1].Purpose != "uagents" || l[100].Owner != Hub {
+	if l := r.List(); len(l) != 101 || l[0].Owner != "agent0" || l[0].Purpose != "asp" || l[1].Purpose != "uagents" ||
+		l[100].Owner != Hub {
 		t.Errorf("list of %d begins with %+v", len(l), l[0])
 	}
 }
@@ -439,14 +453,16 @@ func TestEnrolled(t *testing.T) {
 	}
 	// Again: nothing changes.
 	c.Add(time.Hour)
-	if again, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: pub, By: "bob"}); err != nil || again.By != "ann" || !again.Created.Equal(e.Created) {
+	if again, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: pub,
+		By: "bob"}); err != nil || again.By != "ann" || !again.Created.Equal(e.Created) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	// Another key under the same name.
 	pub2 := create(t, r, New{Owner: "x", Purpose: "ed2", Algorithm: Ed25519}).Public
 	_, err = r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", KeyID: e.KeyID, Algorithm: Ed25519, Public: pub2})
 	wantErr(t, err, ErrExists)
-	if _, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", KeyID: "second", Algorithm: Ed25519, Public: pub2}); err != nil {
+	if _, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", KeyID: "second", Algorithm: Ed25519,
+		Public: pub2}); err != nil {
 		t.Error(err)
 	}
 	if l := r.Enrolled("weather", "samvad"); len(l) != 2 || l[1].KeyID != "second" {
@@ -476,12 +492,14 @@ func TestEnrolled(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := k.SerializeUncompressed()
-	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "uagents", Algorithm: Secp256k1, Public: long}); err != nil || !bytes.Equal(e.Public, secp) {
+	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "uagents", Algorithm: Secp256k1, Public: long}); err != nil ||
+		!bytes.Equal(e.Public, secp) {
 		t.Errorf("%x, %v", e.Public, err)
 	}
 	p256 := create(t, r, New{Owner: "x", Purpose: "p256", Algorithm: P256}).Public
 	short := append([]byte{2 + p256[64]&1}, p256[1:33]...)
-	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "asp", Algorithm: P256, Public: short}); err != nil || !bytes.Equal(e.Public, p256) {
+	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "asp", Algorithm: P256, Public: short}); err != nil ||
+		!bytes.Equal(e.Public, p256) {
 		t.Errorf("%x, %v", e.Public, err)
 	}
 
@@ -537,7 +555,8 @@ func TestSecretAndForget(t *testing.T) {
 
 	k := create(t, r, New{Owner: "weather", Purpose: "samvad", Algorithm: Ed25519})
 	create(t, r, New{Owner: "other", Purpose: "samvad", Algorithm: Ed25519})
-	if _, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: k.Public}); err != nil {
+	if _, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519,
+		Public: k.Public}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := r.Signer("weather", "samvad")
@@ -576,7 +595,8 @@ func TestConcurrent(t *testing.T) {
 					return
 				}
 				sig, err := s.Sign([]byte("m"))
-				if err == nil && !ed25519.Verify(s.Public(), []byte("m"), sig) || err != nil && !errors.Is(err, ErrRevoked) {
+				if err == nil && !ed25519.Verify(s.Public(), []byte("m"), sig) || err != nil &&
+					!errors.Is(err, ErrRevoked) {
 					t.Errorf("%v", err)
 					return
 				}
@@ -688,7 +708,8 @@ func TestRollover(t *testing.T) {
 			if !slices.Equal(got, states) {
 				t.Errorf("%s: %v", phase, got)
 			}
-			if v := r.Valid("hub", "samvad"); !strings.Contains(v, signs) || strings.Contains(v, string(Next)) != slices.Contains(states, Next) ||
+			if v := r.Valid("hub", "samvad"); !strings.Contains(v, signs) ||
+				strings.Contains(v, string(Next)) != slices.Contains(states, Next) ||
 				strings.Contains(v, string(Retiring)) != slices.Contains(states, Retiring) {
 				t.Errorf("%s: %q", phase, v)
 			}

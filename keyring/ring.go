@@ -155,7 +155,8 @@ type record struct {
 }
 
 func (c *contents) clone() *contents {
-	n := &contents{Keys: slices.Clone(c.Keys), Enrolled: slices.Clone(c.Enrolled), Secrets: make(map[string][]byte, len(c.Secrets))}
+	n := &contents{Keys: slices.Clone(c.Keys), Enrolled: slices.Clone(c.Enrolled),
+		Secrets: make(map[string][]byte, len(c.Secrets))}
 	for name, b := range c.Secrets {
 		n.Secrets[name] = b
 	}
@@ -381,7 +382,8 @@ func (r *Ring) load(c *contents) error {
 		e := &c.Enrolled[i]
 		pub, err := normalPublic(e.Algorithm, e.Public)
 		if err != nil || !bytes.Equal(pub, e.Public) {
-			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.where(), e.KeyID, e.Agent)
+			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.where(), e.KeyID,
+				e.Agent)
 		}
 	}
 	if err := r.publish(c); err != nil {
@@ -745,8 +747,8 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 		return Key{}, err
 	}
 	k := Key{
-		ID: keyID(n.Owner, n.Purpose, n.Algorithm, p.public), Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm,
-		Public: p.public, State: Active, Created: r.timestamp(), By: n.By, Note: n.Note,
+		ID: keyID(n.Owner, n.Purpose, n.Algorithm, p.public), Owner: n.Owner, Purpose: n.Purpose,
+		Algorithm: n.Algorithm, Public: p.public, State: Active, Created: r.timestamp(), By: n.By, Note: n.Note,
 	}
 	if indexByID(c, k.ID) >= 0 {
 		return Key{}, fmt.Errorf("%w: key %s of %q for %q", ErrExists, k.ID, n.Owner, n.Purpose)
@@ -804,7 +806,8 @@ func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *re
 			}
 			if k.State == Next {
 				if !finish {
-					return fmt.Errorf("%w: %s of %q for %q follows at %s", ErrExists, k.ID, owner, purpose, k.Turn.Format(time.RFC3339))
+					return fmt.Errorf("%w: %s of %q for %q follows at %s", ErrExists, k.ID, owner, purpose,
+						k.Turn.Format(time.RFC3339))
 				}
 				next = i
 			} else if k.at(now).State == Active {
@@ -853,7 +856,8 @@ func (r *Ring) Revoke(id string) error {
 		}
 		// The other key of a rollover becomes active.
 		for j := range c.Keys {
-			if k, one := &c.Keys[j], &c.Keys[i]; j != i && !k.Turn.IsZero() && k.Owner == one.Owner && k.Purpose == one.Purpose {
+			k, one := &c.Keys[j], &c.Keys[i]
+			if j != i && !k.Turn.IsZero() && k.Owner == one.Owner && k.Purpose == one.Purpose {
 				k.State, k.Turn, k.Until = Active, time.Time{}, time.Time{}
 			}
 		}

@@ -105,13 +105,14 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 	switch {
 	case f.Protection == kind:
 	case f.Protection == byNothing:
-		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; to encrypt it, give none and run: "+
-			"parley keys passphrase --new-file FILE (which writes a backup first)",
+		return nil, fmt.Errorf("%w: %s is plain, but %s was given. Nothing was changed; "+
+			"to encrypt it, give none and run: parley keys passphrase --new-file FILE (which writes a backup first)",
 			ErrNotEncrypted, path, describe(kind))
 	case kind == byNothing:
 		return nil, fmt.Errorf("%w: %s needs %s", ErrEncrypted, path, describe(f.Protection))
 	default:
-		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, describe(f.Protection), describe(kind))
+		return nil, fmt.Errorf("%w: %s is protected by %s, but %s was given", ErrWrongKey, path, describe(f.Protection),
+			describe(kind))
 	}
 	s := &sealer{protection: kind, master: f.Master, changed: f.Changed}
 	switch kind {
@@ -124,7 +125,8 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 		}
 		b, err := decrypt(f.Master, path, id)
 		if errors.Is(err, ErrWrongKey) && !f.Changed.IsZero() {
-			return nil, fmt.Errorf("%w. Its passphrase was changed on %s: set PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE to the new one",
+			return nil, fmt.Errorf("%w. Its passphrase was changed on %s: "+
+				"set PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE to the new one",
 				err, f.Changed.UTC().Format(time.RFC3339))
 		}
 		if err != nil {
@@ -210,8 +212,9 @@ func (s *sealer) encode(c *contents) ([]byte, error) {
 // open decrypts the contents of f; path is for errors.
 func (s *sealer) open(f *file, path string) (*contents, error) {
 	if f.Protection != s.protection || !bytes.Equal(f.Master, s.master) {
-		return nil, fmt.Errorf("%w: the passphrase of %s was changed meanwhile. This hub goes on with the keys that it has, and "+
-			"changes none: start it again, with the new passphrase", ErrWrongKey, path)
+		return nil, fmt.Errorf("%w: the passphrase of %s was changed meanwhile. "+
+			"This hub goes on with the keys that it has, and changes none: start it again, with the new passphrase",
+			ErrWrongKey, path)
 	}
 	if s.protection == byNothing {
 		return f.Contents, nil

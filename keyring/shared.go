@@ -72,8 +72,12 @@ type shared struct {
 
 // openShared opens the ring of a store, or makes an empty one.
 func openShared(o Options) (*shared, error) {
-	s := &shared{store: o.Store, workFactor: o.workFactor, log: o.Log, parts: map[string]*contents{}, revisions: map[string]uint64{},
-		stale: map[string]bool{}, damaged: map[string]error{}, changes: map[string]Value{}, wake: make(chan struct{}, 1), end: make(chan struct{})}
+	s := &shared{
+		store: o.Store, workFactor: o.workFactor, log: o.Log,
+		parts: map[string]*contents{}, revisions: map[string]uint64{}, stale: map[string]bool{},
+		damaged: map[string]error{}, changes: map[string]Value{},
+		wake: make(chan struct{}, 1), end: make(chan struct{}),
+	}
 	p := Protection{o.Passphrase, o.IdentityFile}
 	for s.sealer == nil {
 		f, err := headOf(o.Store)
@@ -174,7 +178,8 @@ func (s *shared) protect(r *Ring, current, p Protection) error {
 		s.stale[key] = true
 	}
 	if err := s.update(r, unchanged, false); err != nil {
-		return fmt.Errorf("the passphrase was changed, but some keys are still sealed as before; the next hub that starts goes on: %w", err)
+		return fmt.Errorf("the passphrase was changed, but some keys are still sealed as before; "+
+			"the next hub that starts goes on: %w", err)
 	}
 	return nil
 }
@@ -482,8 +487,8 @@ func (c *contents) equal(o *contents, used bool) bool {
 	}
 	for i := range c.Keys {
 		a, b := &c.Keys[i], &o.Keys[i]
-		if a.ID != b.ID || a.State != b.State || !a.Turn.Equal(b.Turn) || !a.Until.Equal(b.Until) || !bytes.Equal(a.Seed, b.Seed) ||
-			used && b.Used.Sub(a.Used) >= usedPrecision {
+		if a.ID != b.ID || a.State != b.State || !a.Turn.Equal(b.Turn) || !a.Until.Equal(b.Until) ||
+			!bytes.Equal(a.Seed, b.Seed) || used && b.Used.Sub(a.Used) >= usedPrecision {
 			return false
 		}
 	}

@@ -186,7 +186,8 @@ func TestSharedIsSealed(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
 		want error
-	}{{Options{Passphrase: Secret("wrong")}, ErrWrongKey}, {Options{}, ErrEncrypted}, {Options{IdentityFile: identityFile(t)}, ErrWrongKey}} {
+	}{{Options{Passphrase: Secret("wrong")}, ErrWrongKey}, {Options{}, ErrEncrypted},
+		{Options{IdentityFile: identityFile(t)}, ErrWrongKey}} {
 		c.o.Store, c.o.Shared, c.o.workFactor = s, true, 4
 		_, err := Open(c.o)
 		wantErr(t, err, c.want)
@@ -377,7 +378,8 @@ func TestSharedPassphrase(t *testing.T) {
 	if _, err := signer.Sign([]byte("m")); err != nil {
 		t.Error(err)
 	}
-	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), 0)), tryReload(b), errOf(b.Protect(right, third))} {
+	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), 0)), tryReload(b),
+		errOf(b.Protect(right, third))} {
 		wantErr(t, err, ErrWrongKey)
 		if err == nil || !strings.Contains(err.Error(), "start it again, with the new passphrase") {
 			t.Error(err)
@@ -504,11 +506,13 @@ func TestTakeOver(t *testing.T) {
 			if _, err := d.SignerByID(more.ID); err != nil {
 				t.Error(err)
 			}
-			if _, err := d.SignerByID(mine.ID); !errors.Is(err, ErrNotFound) || !strings.Contains(log.String(), mine.ID) {
+			if _, err := d.SignerByID(mine.ID); !errors.Is(err, ErrNotFound) ||
+				!strings.Contains(log.String(), mine.ID) {
 				t.Errorf("%v; %s", err, &log)
 			}
 			want = stateOf(t, d)
-			if _, err := Open(Options{Store: s, Dir: filepath.Join(t.TempDir(), "keys")}); !errors.Is(err, ErrEncrypted) {
+			if _, err := Open(Options{Store: s, Dir: filepath.Join(t.TempDir(), "keys")}); !errors.Is(err,
+				ErrEncrypted) {
 				t.Error(err)
 			}
 			for _, r := range []*Ring{a, b, again, d} {

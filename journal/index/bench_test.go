@@ -84,7 +84,8 @@ func BenchmarkRebuild(b *testing.B) {
 			resetPeak(b)
 			before = cpu(b)
 			for b.Loop() {
-				x, err := Open(b.Context(), Config{Journal: j, Path: filepath.Join(b.TempDir(), "index.db"), NoText: noText})
+				x, err := Open(b.Context(), Config{Journal: j, Path: filepath.Join(b.TempDir(), "index.db"),
+					NoText: noText})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -127,7 +128,8 @@ func BenchmarkScan(b *testing.B) {
 				readAll(b, j)
 			}
 			b.ReportMetric(2*float64(c.exchanges)*float64(b.N)/b.Elapsed().Seconds(), "records/s")
-			b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*float64(c.exchanges)*float64(b.N)), "cpu-µs/record")
+			b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*float64(c.exchanges)*float64(b.N)),
+				"cpu-µs/record")
 		})
 	}
 }
@@ -188,7 +190,8 @@ func BenchmarkFollow(b *testing.B) {
 						for i := int(next.Add(1)); i <= exchanges; i = int(next.Add(1)) {
 							if rate > 0 {
 								// Two records each.
-								if early := time.Duration(i)*2*time.Second/time.Duration(rate) - time.Since(start); early > 0 {
+								due := time.Duration(i) * 2 * time.Second / time.Duration(rate)
+								if early := due - time.Since(start); early > 0 {
 									<-time.After(early)
 								}
 							}

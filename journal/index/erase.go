@@ -97,7 +97,8 @@ func (s *store) eraseOne(id parley.ID) error {
 				e.Text = ""
 			}
 		}
-		err = cmp.Or(err, executePrepared(s.c, "UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
+		err = cmp.Or(err, executePrepared(s.c,
+			"UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
 			t.deliveries(), n))
 		if err == nil && !s.noText {
 			err = executePrepared(s.c, "DELETE FROM texts WHERE rowid=?", nil, n)

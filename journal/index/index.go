@@ -529,7 +529,8 @@ func (x *Index) catchUp(ctx context.Context, s *store, p int) error {
 		bad = false
 		for r, err := range x.c.Journal.Records(ctx, p, journal.From{Sequence: from}) {
 			if bad = errors.Is(err, journal.ErrCorrupt); bad {
-				x.log.Error("a record of the journal cannot be read; it is left out of the index", "partition", p, "error", err)
+				x.log.Error("a record of the journal cannot be read; it is left out of the index", "partition", p,
+					"error", err)
 				x.mu.Lock()
 				x.skipped++
 				x.mu.Unlock()

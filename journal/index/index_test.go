@@ -65,14 +65,20 @@ func exchange(t testing.TB, j *journal.Journal, i int) {
 	origin := parley.Origin{Protocol: "samvad", Peer: from, Verdict: parley.Verdict{Assurance: parley.Signed}}
 	body := fmt.Sprintf(`{"city":"Bern","days":%d,"note":"what will the weather be like in the mountains"}`, i)
 	ctx := context.Background()
-	_, err := j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: id, Kind: parley.Request, From: from, To: to, Conversation: conversation, Trace: trace,
-		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(body)}}, Origin: origin}, Open: []journal.Opening{{To: to, Attempt: 1, Sync: true}}})
+	_, err := j.Append(ctx, journal.Entry{Scope: to,
+		Message: &parley.Message{ID: id, Kind: parley.Request, From: from, To: to, Conversation: conversation,
+			Trace: trace,
+			Parts: []parley.Part{{MediaType: "application/json", Data: []byte(body)}}, Origin: origin},
+		Open: []journal.Opening{{To: to, Attempt: 1, Sync: true}}})
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	_, err = j.Append(ctx, journal.Entry{Scope: to, Message: &parley.Message{ID: reply, Kind: parley.Response, From: to, To: from, Conversation: conversation, InReplyTo: id, Trace: trace,
-		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"celsius":21,"sky":"clear"}`)}}, Origin: parley.Origin{Protocol: "go"}},
+	_, err = j.Append(ctx, journal.Entry{Scope: to,
+		Message: &parley.Message{ID: reply, Kind: parley.Response, From: to, To: from, Conversation: conversation,
+			InReplyTo: id, Trace: trace,
+			Parts:  []parley.Part{{MediaType: "application/json", Data: []byte(`{"celsius":21,"sky":"clear"}`)}},
+			Origin: parley.Origin{Protocol: "go"}},
 		Steps: []journal.Step{{Message: id, To: to, State: parley.Answered, Attempt: 1}}})
 	if err != nil {
 		t.Error(err)
@@ -262,8 +268,10 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		if i > 0 && m.key >= list[i-1].key {
 			t.Errorf("the order is not by key: %d after %d", m.key, list[i-1].key)
 		}
-		if m.Position != want.r.Position || m.Kind != w.Kind || m.From != w.From || m.To != w.To || m.Conversation != w.Conversation || m.InReplyTo != w.InReplyTo ||
-			!m.Time.Equal(want.r.Time) || m.Refused != (want.r.Refused != nil) || m.Failed != want.failed() || m.Preview != w.Text() {
+		if m.Position != want.r.Position || m.Kind != w.Kind || m.From != w.From || m.To != w.To ||
+			m.Conversation != w.Conversation || m.InReplyTo != w.InReplyTo ||
+			!m.Time.Equal(want.r.Time) || m.Refused != (want.r.Refused != nil) || m.Failed != want.failed() ||
+			m.Preview != w.Text() {
 			t.Errorf("message %s is %+v, want %+v", m.ID, m, w)
 		}
 		if len(m.Deliveries) != len(want.deliveries) {
@@ -275,7 +283,9 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		}
 		for _, d := range one.Deliveries {
 			nd := want.deliveries[d.To]
-			if nd == nil || d.State != nd.state || d.Attempts != nd.attempts || d.Postponed != nd.postponed || codeIn(d.Error) != nd.code || d.Reply != nd.reply || len(d.Steps) != nd.steps || !slices.Equal(d.Losses, nd.losses) {
+			if nd == nil || d.State != nd.state || d.Attempts != nd.attempts || d.Postponed != nd.postponed ||
+				codeIn(d.Error) != nd.code || d.Reply != nd.reply || len(d.Steps) != nd.steps ||
+				!slices.Equal(d.Losses, nd.losses) {
 				t.Errorf("delivery of %s to %s is %+v, want %+v", m.ID, d.To, d, nd)
 			}
 		}
@@ -288,16 +298,26 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		"refused": {Filter{Refused: true}, func(m *naiveMessage) bool { return m.r.Refused != nil }},
 		"agent":   {Filter{Agent: "a1"}, func(m *naiveMessage) bool { return m.party("a1") }},
 		"from":    {Filter{From: "a1"}, func(m *naiveMessage) bool { return m.r.Message.From == "a1" }},
-		"to":      {Filter{To: "a2"}, func(m *naiveMessage) bool { return m.r.Message.To == "a2" || m.deliveries["a2"] != nil }},
+		"to": {Filter{To: "a2"}, func(m *naiveMessage) bool {
+			return m.r.Message.To == "a2" ||
+				m.deliveries["a2"] != nil
+		}},
 		"both": {Filter{From: "a1", To: "a2", Oldest: true}, func(m *naiveMessage) bool {
 			return m.r.Message.From == "a1" && (m.r.Message.To == "a2" || m.deliveries["a2"] != nil)
 		}},
-		"kind":         {Filter{Kind: parley.Notice}, func(m *naiveMessage) bool { return m.r.Message.Kind == parley.Notice }},
-		"text":         {Filter{Text: "word3"}, func(m *naiveMessage) bool { return strings.Contains(m.r.Message.Text(), "word3") }},
-		"failed agent": {Filter{Failed: true, Agent: "a3"}, func(m *naiveMessage) bool { return m.failed() && m.party("a3") }},
-		"text agent":   {Filter{Text: "word3", Agent: "a1"}, func(m *naiveMessage) bool { return strings.Contains(m.r.Message.Text(), "word3") && m.party("a1") }},
-		"trace":        {Filter{Trace: "4bf92f3577b34da6a3ce929d0e0e4736"}, func(m *naiveMessage) bool { return m.r.Message.Trace.Parent != "" }},
-		"nobody":       {Filter{Agent: "nobody"}, func(*naiveMessage) bool { return false }},
+		"kind": {Filter{Kind: parley.Notice},
+			func(m *naiveMessage) bool { return m.r.Message.Kind == parley.Notice }},
+		"text": {Filter{Text: "word3"}, func(m *naiveMessage) bool {
+			return strings.Contains(m.r.Message.Text(),
+				"word3")
+		}},
+		"failed agent": {Filter{Failed: true, Agent: "a3"},
+			func(m *naiveMessage) bool { return m.failed() && m.party("a3") }},
+		"text agent": {Filter{Text: "word3", Agent: "a1"},
+			func(m *naiveMessage) bool { return strings.Contains(m.r.Message.Text(), "word3") && m.party("a1") }},
+		"trace": {Filter{Trace: "4bf92f3577b34da6a3ce929d0e0e4736"},
+			func(m *naiveMessage) bool { return m.r.Message.Trace.Parent != "" }},
+		"nobody": {Filter{Agent: "nobody"}, func(*naiveMessage) bool { return false }},
 	}
 	for s := parley.Waiting; s <= parley.Abandoned; s++ {
 		has := func(m *naiveMessage) bool {
@@ -340,7 +360,8 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		}
 		for _, c := range page.Conversations {
 			count++
-			if w := v.conversations[c.ID]; w == nil || c.Messages != w.messages || c.Open != w.open || c.Failed != w.failed {
+			if w := v.conversations[c.ID]; w == nil || c.Messages != w.messages || c.Open != w.open ||
+				c.Failed != w.failed {
 				t.Errorf("conversation %s is %+v, want %+v", c.ID, c, w)
 			}
 			h, err := x.History(t.Context(), c.ID, "", 0)
@@ -381,8 +402,10 @@ func (a *author) append(t testing.TB) {
 	t.Helper()
 	name := func() string { return fmt.Sprint("a", a.int(4)) }
 	a.n++
-	m := &parley.Message{ID: testID(a.n, 1), Kind: []parley.Kind{parley.Request, parley.Notice, parley.Failure}[a.int(3)], From: name(), To: name(),
-		Conversation: testID(uint64(a.int(6)), 2), Parts: []parley.Part{parley.Text(fmt.Sprintf("word%d of message %d", a.int(6), a.n))}}
+	m := &parley.Message{ID: testID(a.n, 1), Kind: []parley.Kind{parley.Request, parley.Notice,
+		parley.Failure}[a.int(3)], From: name(), To: name(),
+		Conversation: testID(uint64(a.int(6)), 2),
+		Parts:        []parley.Part{parley.Text(fmt.Sprintf("word%d of message %d", a.int(6), a.n))}}
 	if a.int(3) == 0 {
 		m.Trace.Parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	}
@@ -409,8 +432,9 @@ func (a *author) append(t testing.TB) {
 		if d.Kind == parley.Request && !said && a.int(4) == 0 {
 			said = true
 			a.n++
-			e := journal.Entry{Scope: a.scopes[d.Message], Losses: a.losses(40), Message: &parley.Message{ID: testID(a.n, 1), Kind: parley.Event, From: d.To, To: d.From,
-				Conversation: d.Conversation, InReplyTo: d.Message, Parts: []parley.Part{parley.Text("said")}}}
+			e := journal.Entry{Scope: a.scopes[d.Message], Losses: a.losses(40),
+				Message: &parley.Message{ID: testID(a.n, 1), Kind: parley.Event, From: d.To, To: d.From,
+					Conversation: d.Conversation, InReplyTo: d.Message, Parts: []parley.Part{parley.Text("said")}}}
 			if _, err := a.j.Append(t.Context(), e); err != nil {
 				t.Fatal(err)
 			}
@@ -433,7 +457,8 @@ func (a *author) append(t testing.TB) {
 			s.Error = parley.Refuse(parley.TimedOut, "late")
 		}
 		s.Losses = a.losses(9)
-		if _, err := a.j.Append(t.Context(), journal.Entry{Steps: []journal.Step{s}}); err != nil && !errors.Is(err, journal.ErrConflict) {
+		if _, err := a.j.Append(t.Context(), journal.Entry{Steps: []journal.Step{s}}); err != nil &&
+			!errors.Is(err, journal.ErrConflict) {
 			t.Fatal(err)
 		}
 	}
@@ -446,7 +471,9 @@ func TestEqualsScan(t *testing.T) {
 		j := memoryJournal(t, rapid.IntRange(1, 3).Draw(rt, "partitions"))
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		a := &author{j: j, int: rnd.IntN}
-		c := Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), queue: rapid.IntRange(1, 64).Draw(rt, "queue"), batch: rapid.IntRange(1, 32).Draw(rt, "batch"), gather: time.Millisecond}
+		c := Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"),
+			queue: rapid.IntRange(1, 64).Draw(rt, "queue"), batch: rapid.IntRange(1, 32).Draw(rt, "batch"),
+			gather: time.Millisecond}
 		if rapid.Bool().Draw(rt, "memory") {
 			c.Path = ""
 		}
@@ -677,12 +704,14 @@ func TestRefusals(t *testing.T) {
 
 func TestSearch(t *testing.T) {
 	j := memoryJournal(t, 1)
-	for i, text := range []string{"The Weather in Bern is fine", "weathering the storm", `{"city":"Zürich","text":"fine weather tomorrow"}`, "nothing of it"} {
+	for i, text := range []string{"The Weather in Bern is fine", "weathering the storm",
+		`{"city":"Zürich","text":"fine weather tomorrow"}`, "nothing of it"} {
 		p := parley.Text(text)
 		if strings.HasPrefix(text, "{") {
 			p.MediaType = "application/json"
 		}
-		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: "a", To: "b", Conversation: testID(1, 2), Parts: []parley.Part{p}}
+		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: "a", To: "b",
+			Conversation: testID(1, 2), Parts: []parley.Part{p}}
 		if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m}); err != nil {
 			t.Fatal(err)
 		}
@@ -691,7 +720,8 @@ func TestSearch(t *testing.T) {
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for q, want := range map[string]string{"weather": "13", "weather*": "123", `"weather in bern"`: "1", "fine weather": "13", `"fine weather"`: "3", "zürich": "3", "zurich": "3",
+	for q, want := range map[string]string{"weather": "13", "weather*": "123", `"weather in bern"`: "1",
+		"fine weather": "13", `"fine weather"`: "3", "zürich": "3", "zurich": "3",
 		"weather OR nothing": "", "weather-in": "1", `we"ather`: "", "NEAR(weather": ""} {
 		got := ""
 		for _, m := range all(t, x, Filter{Text: q, Oldest: true}) {
@@ -712,7 +742,8 @@ func TestSearch(t *testing.T) {
 	if _, err := quiet.Messages(t.Context(), Filter{Text: "bern"}); !errors.Is(err, ErrFilter) {
 		t.Errorf("a search without text: %v", err)
 	}
-	if page, err = quiet.Messages(t.Context(), Filter{}); err != nil || len(page.Messages) != 4 || page.Messages[0].Preview != "" {
+	if page, err = quiet.Messages(t.Context(), Filter{}); err != nil || len(page.Messages) != 4 ||
+		page.Messages[0].Preview != "" {
 		t.Errorf("%+v %v", page.Messages, err)
 	}
 }
@@ -739,7 +770,8 @@ func TestTraceAlone(t *testing.T) {
 func TestTimes(t *testing.T) {
 	var now atomic.Int64
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	j := openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1", Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
+	j := openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1",
+		Now: func() time.Time { return start.Add(time.Duration(now.Load())) }})
 	for i, at := range []int{0, 0, 0, 10, 5, 20, 60} {
 		now.Store(int64(time.Duration(at) * time.Second))
 		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: "a", To: "b"}
@@ -756,7 +788,8 @@ func TestTimes(t *testing.T) {
 		want     string
 	}{{0, 1, "321"}, {1, 30, "654"}, {60, 90, "7"}, {61, 90, ""}} {
 		got := ""
-		for _, m := range all(t, x, Filter{Since: start.Add(time.Duration(c.from) * time.Second), Until: start.Add(time.Duration(c.to) * time.Second)}) {
+		for _, m := range all(t, x, Filter{Since: start.Add(time.Duration(c.from) * time.Second),
+			Until: start.Add(time.Duration(c.to) * time.Second)}) {
 			got += strconv.Itoa(int(m.ID[5]))
 		}
 		if got != c.want {

@@ -32,8 +32,10 @@ func (x *Index) before(ctx context.Context, partition int, first uint64) (total 
 			defer s.dropCache()
 			// Within a partition the sequence grows with n, so the first message that
 			// stays ends the search.
-			err := execute(s.c, `DELETE FROM messages WHERE n IN (SELECT n FROM messages WHERE n & 255 = ?1 AND n < ifnull(
-				(SELECT n FROM messages WHERE n & 255 = ?1 AND sequence >= ?2 ORDER BY n LIMIT 1), ?3) ORDER BY n LIMIT ?4)`,
+			err := execute(s.c, `DELETE FROM messages WHERE n IN (
+				SELECT n FROM messages WHERE n & 255 = ?1 AND n < ifnull(
+					(SELECT n FROM messages WHERE n & 255 = ?1 AND sequence >= ?2 ORDER BY n LIMIT 1),
+					?3) ORDER BY n LIMIT ?4)`,
 				nil, partition, int64(min(first, math.MaxInt64)), int64(math.MaxInt64), pruneChunk)
 			n = s.c.Changes()
 			return err

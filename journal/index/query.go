@@ -44,7 +44,7 @@ type Filter struct {
 	Since, Until time.Time            // recorded from Since to before Until; in microseconds
 	Failed       bool                 // refused, a failure itself, or given up for a recipient
 	Refused      bool                 // proved, but turned away
-	Text         string               // words that must be in it; "in quotes" one after the other; with* a star behind, as beginnings
+	Text         string               // words it has; "in quotes" as a phrase; with a star* as beginnings
 
 	Oldest bool   // the oldest first; else the newest
 	Cursor string // where the page before ended: its Next
@@ -73,7 +73,7 @@ type Message struct {
 	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
 	Error        *Reason          `json:"error,omitzero"`
 	Preview      string           `json:"preview,omitzero"` // the beginning of its content
-	Snippet      string           `json:"snippet,omitzero"` // with Filter.Text: around what was found, which stands between « and »
+	Snippet      string           `json:"snippet,omitzero"` // with Filter.Text: found words between « and »
 	Deliveries   []Delivery       `json:"deliveries"`
 
 	key   int64
@@ -217,7 +217,9 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 }
 
 // page returns the keys of a page, and one more if others follow.
-func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, oldest bool, limit int) (keys []int64, err error) {
+func (c *clause) page(
+	tx *sqlite.Conn, since, until time.Time, cursor string, oldest bool, limit int,
+) (keys []int64, err error) {
 	low, high, order := int64(0), int64(math.MaxInt64), "DESC"
 	if oldest {
 		order = "ASC"
@@ -250,7 +252,8 @@ func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, ol
 	for lists := 64; ; lists *= 2 {
 		from, to, more := low, high, false
 		if c.owner != 0 {
-			if err := execute(tx, "SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
+			if err := execute(tx,
+				"SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
 				func(q *sqlite.Stmt) error {
 					more = true
 					if last := q.ColumnInt64(0); oldest {
@@ -265,7 +268,8 @@ func (c *clause) page(tx *sqlite.Conn, since, until time.Time, cursor string, ol
 			c.args[len(c.args)-2], c.args[len(c.args)-1] = from, to|span
 		}
 		args := slices.Concat(c.args, []any{from, to, limit + 1 - len(keys)})
-		if err := execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil }, args...); err != nil {
+		if err := execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
+			args...); err != nil {
 			return nil, err
 		}
 		if !more || len(keys) > limit {
@@ -329,9 +333,11 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 }
 
 func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out []Message, err error) {
-	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number, (SELECT name FROM agents WHERE n=m.sender),
-		(SELECT name FROM agents WHERE n=m.recipient), (SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
-		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview, m.deliveries FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
+	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number,
+		(SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
+		(SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
+		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview, m.deliveries
+		FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
 			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
 			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
@@ -484,7 +490,8 @@ func (x *Index) Message(ctx context.Context, id string) (out Message, err error)
 const maxMembers = 100
 
 func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conversation, err error) {
-	err = execute(tx, fmt.Sprintf(`SELECT c.last, c.id, c.first, c.messages, c.open, c.failed, (SELECT preview FROM messages WHERE n=c.last),
+	err = execute(tx, fmt.Sprintf(`SELECT c.last, c.id, c.first, c.messages, c.open, c.failed,
+		(SELECT preview FROM messages WHERE n=c.last),
 		(SELECT json_group_array(name) FROM (SELECT a.name FROM json_each(c.agents) j JOIN agents a ON a.n=j.value
 			ORDER BY a.name LIMIT %d)) FROM conversations c WHERE %s`, maxMembers, query), func(q *sqlite.Stmt) error {
 		c := Conversation{First: time.UnixMicro(q.ColumnInt64(2) >> 8).UTC(),
@@ -513,7 +520,8 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 			if err != nil || agent == 0 {
 				return err
 			}
-			const its = "FROM lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value WHERE l.owner=?"
+			const its = "FROM lists l CROSS JOIN json_each(l.list) j " +
+				"CROSS JOIN messages m ON m.n=l.last-j.value WHERE l.owner=?"
 			count, err := number(tx, "SELECT count(*) FROM (SELECT 1 "+its+" LIMIT ?)", agent, x.few+1)
 			if err != nil {
 				return err

@@ -24,7 +24,8 @@ type queue struct {
 const queueBytes = 64 << 20
 
 func newQueue(partitions, most int) *queue {
-	return &queue{behind: make([]bool, partitions), latest: make([]uint64, partitions), max: most, wake: make(chan struct{}, 1)}
+	return &queue{behind: make([]bool, partitions), latest: make([]uint64, partitions), max: most,
+		wake: make(chan struct{}, 1)}
 }
 
 func (q *queue) push(r *journal.Record) {

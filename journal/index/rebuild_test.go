@@ -178,7 +178,8 @@ func TestManyMembers(t *testing.T) {
 	j := memoryJournal(t, 1)
 	const agents = 276
 	for i := range agents {
-		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: fmt.Sprintf("agent-%03d", i), To: "all", Conversation: testID(1, 2)}
+		m := &parley.Message{ID: testID(uint64(i+1), 1), Kind: parley.Notice, From: fmt.Sprintf("agent-%03d", i),
+			To: "all", Conversation: testID(1, 2)}
 		if _, err := j.Append(t.Context(), journal.Entry{Scope: "all", Message: m}); err != nil {
 			t.Fatal(err)
 		}
@@ -346,7 +347,8 @@ func TestRebuiltTexts(t *testing.T) {
 	for range 120 {
 		a.append(t)
 	}
-	x, err := Open(t.Context(), Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), batch: 8, gather: time.Millisecond})
+	x, err := Open(t.Context(), Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), batch: 8,
+		gather: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,8 @@ CREATE TABLE conversations (
 	messages INT NOT NULL, open INT NOT NULL, failed INT NOT NULL, agents TEXT NOT NULL);
 CREATE INDEX conversations_last ON conversations (last);
 CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
-	DELETE FROM lists WHERE last = old.n AND owner IN (SELECT old.sender UNION SELECT old.recipient UNION SELECT old.trace_owner
+	DELETE FROM lists WHERE last = old.n AND owner IN (
+		SELECT old.sender UNION SELECT old.recipient UNION SELECT old.trace_owner
 		UNION SELECT n FROM agents WHERE name IN (SELECT value ->> 'to' FROM json_each(old.deliveries)));
 	UPDATE conversations SET messages = messages - 1, failed = failed - (old.flags & 993 <> 0), open = open - old.open,
 		first = (SELECT min(n) FROM messages WHERE conversation = old.conversation),

@@ -160,8 +160,8 @@ func (s *store) open(identity string) error {
 	}
 	if count == 0 {
 		if err := transaction(s.c, func() error {
-			return errors.Join(sqlitex.ExecuteScript(s.c, tables, nil), execute(s.c, `INSERT INTO meta VALUES ('version', ?),
-				('journal', ?), ('tables', (SELECT count(*) FROM sqlite_schema))`, nil, v, identity))
+			return errors.Join(sqlitex.ExecuteScript(s.c, tables, nil), execute(s.c, `INSERT INTO meta VALUES
+				('version', ?), ('journal', ?), ('tables', (SELECT count(*) FROM sqlite_schema))`, nil, v, identity))
 		}); err != nil {
 			return err
 		}
@@ -422,10 +422,11 @@ func (w *row) bind(v *values) {
 		code, text = string(w.Error.Code), w.Error.Text
 	}
 	flags, open := w.sum()
-	v.int(w.tracked.key).int(int64(w.Position.Sequence)).blob(w.ID[:]).int(int64(w.Kind)).int(int64(w.State)).int(int64(w.Number)).
-		int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).text(w.Skill).text(w.Act).
-		text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).int(w.Time.UnixNano()).int(int64(w.Size)).
-		text(code).text(text).text(w.Preview).int(flags).int(open).text(w.deliveries())
+	v.int(w.tracked.key).int(int64(w.Position.Sequence)).blob(w.ID[:]).int(int64(w.Kind)).int(int64(w.State)).
+		int(int64(w.Number)).int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).
+		text(w.Skill).text(w.Act).text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).
+		int(w.Time.UnixNano()).int(int64(w.Size)).text(code).text(text).text(w.Preview).
+		int(flags).int(open).text(w.deliveries())
 }
 
 // deliveries is the column of the same name.
@@ -473,8 +474,10 @@ func (d *delivery) open(kind parley.Kind) bool {
 // export makes the result of a query.
 func (d *delivery) export(partition int, steps bool) Delivery {
 	now := d.last()
-	out := Delivery{To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
-		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Losses: d.Losses}
+	out := Delivery{
+		To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
+		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Losses: d.Losses,
+	}
 	for i := 0; i < len(d.Steps) && steps; i++ {
 		x := &d.Steps[i]
 		out.Steps = append(out.Steps, Step{Position: journal.Position{Partition: partition, Sequence: x.Sequence},
@@ -495,7 +498,8 @@ func (s *store) find(message parley.ID, partition int, to string) (*tracked, *de
 	key := trackedKey{message, partition}
 	t := s.tracked[key]
 	if t == nil {
-		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
+		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id
+			FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
 			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
 			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
 				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
@@ -568,7 +572,8 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 	if j.Postponed && d.state() == parley.Delivering {
 		d.Postponed++
 	}
-	next := step{State: uint8(j.State), Attempt: d.last().Attempt, Sequence: r.Position.Sequence, Time: r.Time.UnixNano()}
+	next := step{State: uint8(j.State), Attempt: d.last().Attempt, Sequence: r.Position.Sequence,
+		Time: r.Time.UnixNano()}
 	d.Next = 0
 	switch j.State {
 	case parley.Delivering:
@@ -646,7 +651,8 @@ func (s *store) write() error {
 		if w.text == "" {
 			continue
 		}
-		if err := executePrepared(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.tracked.key, w.text); err != nil {
+		if err := executePrepared(s.c, "INSERT INTO texts (rowid, body) VALUES (?,?)", nil, w.tracked.key,
+			w.text); err != nil {
 			return err
 		}
 	}
@@ -671,7 +677,9 @@ func (s *store) writeLists() error {
 		l.list = append(l.list, ']')
 		all = append(all, l)
 	}
-	slices.SortFunc(all, func(a, b *list) int { return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(a.last, b.last)) })
+	slices.SortFunc(all, func(a, b *list) int {
+		return cmp.Or(cmp.Compare(a.owner, b.owner), cmp.Compare(a.last, b.last))
+	})
 	_, err := insert(s.c, "INSERT OR FAIL INTO lists VALUES", 3, all, func(l *list, v *values) {
 		v.int(l.owner).int(l.last).text(string(l.list))
 	})
@@ -693,14 +701,16 @@ func (s *store) writeConversations() error {
 			s.lastNumber++
 			c.n = s.lastNumber
 		}
-		n, err := insert(s.c, "INSERT OR FAIL INTO conversations VALUES ON CONFLICT (id) DO NOTHING", 8, list, (*conversation).bind)
+		n, err := insert(s.c, "INSERT OR FAIL INTO conversations VALUES ON CONFLICT (id) DO NOTHING", 8, list,
+			(*conversation).bind)
 		if err != nil {
 			return err
 		}
 		// Most are new; then n equals their number, and no look-up is needed.
 		for i := 0; i < len(list) && n < len(list); i++ {
 			c := list[i]
-			err := executePrepared(s.c, "SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",
+			err := executePrepared(s.c,
+				"SELECT n, first, last, messages, open, failed, agents FROM conversations WHERE id=? AND n<>?",
 				func(q *sqlite.Stmt) error {
 					was := conversation{first: q.ColumnInt64(1), last: q.ColumnInt64(2), messages: q.ColumnInt64(3),
 						open: q.ColumnInt64(4), failed: q.ColumnInt64(5)}
@@ -717,7 +727,8 @@ func (s *store) writeConversations() error {
 	}
 	slices.SortFunc(known, func(a, b *conversation) int { return cmp.Compare(a.n, b.n) })
 	for _, c := range known {
-		if err := executePrepared(s.c, "UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?", nil,
+		if err := executePrepared(s.c,
+			"UPDATE conversations SET first=?, last=?, messages=?, open=?, failed=?, agents=? WHERE n=?", nil,
 			c.first, c.last, c.messages, c.open, c.failed, c.list(), c.n); err != nil {
 			return err
 		}

@@ -43,7 +43,8 @@ func isText(p parley.Part) bool {
 func previewOf(m *parley.Message, text string) string {
 	if m.Error == nil {
 		for _, p := range m.Parts {
-			if p.IsJSON() && len(p.Data) > 0 && p.Data[0] == '{' && !bytes.Contains(p.Data, []byte(`"text"`)) && !bytes.Contains(p.Data, []byte(`"message"`)) {
+			if p.IsJSON() && len(p.Data) > 0 && p.Data[0] == '{' && !bytes.Contains(p.Data, []byte(`"text"`)) &&
+				!bytes.Contains(p.Data, []byte(`"message"`)) {
 				continue // spares the decoding
 			}
 			if s, ok := parley.OnlyText(p); ok {
@@ -59,7 +60,8 @@ func previewOf(m *parley.Message, text string) string {
 func line(s string, n int) string {
 	// Most texts begin as they are shown.
 	plain := 0
-	for plain < min(len(s), n-1) && s[plain] < 0x7f && (s[plain] > ' ' || s[plain] == ' ' && plain > 0 && s[plain-1] != ' ') {
+	for plain < min(len(s), n-1) && s[plain] < 0x7f &&
+		(s[plain] > ' ' || s[plain] == ' ' && plain > 0 && s[plain-1] != ' ') {
 		plain++
 	}
 	if plain > 0 && s[plain-1] == ' ' {

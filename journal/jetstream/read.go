@@ -90,7 +90,8 @@ func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)
 			return ctx.Err()
 		}
 	}
-	return fmt.Errorf("%w: a server that has stream %s lags behind, or the servers lost messages", store.ErrBusy, stream)
+	return fmt.Errorf("%w: a server that has stream %s lags behind, or the servers lost messages", store.ErrBusy,
+		stream)
 }
 
 // tail returns a stream's state from its leader. A new leader may still be behind

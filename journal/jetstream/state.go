@@ -124,7 +124,8 @@ func (s *Store) change(
 ) (seq uint64, err error) {
 	if expect != nil {
 		if *expect%2 == 1 {
-			return 0, fmt.Errorf("%w: revision %d of key %q in %q was a removal", store.ErrConflict, *expect, key, bucket)
+			return 0, fmt.Errorf("%w: revision %d of key %q in %q was a removal", store.ErrConflict, *expect, key,
+				bucket)
 		}
 		at := *expect / 2
 		expect = &at

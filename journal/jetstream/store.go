@@ -123,7 +123,8 @@ func (s *Store) probe(ctx context.Context) (err error) {
 	}
 	if s.cfg.MaxPayload+headerMargin > limit {
 		return fmt.Errorf("records of up to %d bytes are wanted (MaxPayload) and need max_payload %d, but %s has %d; "+
-			"raise max_payload there or lower MaxPayload", s.cfg.MaxPayload, s.cfg.MaxPayload+headerMargin, s.server(), limit)
+			"raise max_payload there or lower MaxPayload", s.cfg.MaxPayload, s.cfg.MaxPayload+headerMargin, s.server(),
+			limit)
 	}
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		return err
@@ -368,8 +369,8 @@ func (s *Store) Promise() string {
 		return "Accepted means that the message is recorded by the NATS server; whether it is on its disk by then " +
 			"depends on the server's sync_interval."
 	case n <= 1:
-		return "Accepted means that one NATS server holds the message; there are no replicas, and whether it is on its " +
-			"disk by then depends on the server's sync_interval."
+		return "Accepted means that one NATS server holds the message; there are no replicas, " +
+			"and whether it is on its disk by then depends on the server's sync_interval."
 	case s.cfg.SyncReplicated:
 		return fmt.Sprintf("Accepted means that a majority of %d NATS servers hold the message on their disks: %s, "+
 			"and a power cut of all.", n, survives)

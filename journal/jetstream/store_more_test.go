@@ -53,7 +53,8 @@ func open(t *testing.T, cfg Config) *Store {
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	small, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(), MaxPayload: 64 << 10,
+		Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+		MaxPayload: 64 << 10,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -174,11 +175,12 @@ func TestFindAsksTheLeader(t *testing.T) {
 		infos, names []string // the last one is for all others too
 		want         error
 	}{
-		"not yet":        {[]string{missing, `{"config":{"name":"S"}}`}, []string{there}, nil},
-		"nowhere":        {[]string{missing}, []string{nowhere}, jetstream.ErrStreamNotFound},
-		"not yet, lost":  {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
-		"leaderless":     {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
-		"not permitted":  {[]string{`{"error":{"code":500,"err_code":10000}}`}, nil, &jetstream.APIError{ErrorCode: 10000}},
+		"not yet":       {[]string{missing, `{"config":{"name":"S"}}`}, []string{there}, nil},
+		"nowhere":       {[]string{missing}, []string{nowhere}, jetstream.ErrStreamNotFound},
+		"not yet, lost": {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
+		"leaderless":    {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
+		"not permitted": {[]string{`{"error":{"code":500,"err_code":10000}}`}, nil,
+			&jetstream.APIError{ErrorCode: 10000}},
 		"never":          {[]string{missing}, []string{there}, store.ErrBusy},
 		"without leader": {[]string{noLeader, `{"config":{"name":"S"}}`}, nil, nil},
 	} {
@@ -332,7 +334,8 @@ func TestWritersTakeTurns(t *testing.T) {
 				}
 				group := make([]store.Record, 1+random.IntN(5))
 				for i := range group {
-					group[i].Data = []byte{byte(w), byte(g), byte(i), byte(len(group)), byte(span.Last >> 8), byte(span.Last)}
+					group[i].Data = []byte{byte(w), byte(g), byte(i), byte(len(group)), byte(span.Last >> 8),
+						byte(span.Last)}
 				}
 				err = s.Append(t.Context(), 0, span.Last, group)
 				if err == nil {

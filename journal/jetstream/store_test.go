@@ -50,7 +50,8 @@ func TestHubsBeginAtOnce(t *testing.T) {
 			}
 			wg.Go(func() {
 				defer s.Close()
-				switch err := s.Init(t.Context(), store.Meta{Format: 2, Partitions: 2, Prefix: "P", Salt: fmt.Sprint(hub), Check: "c"}); {
+				switch err := s.Init(t.Context(), store.Meta{Format: 2, Partitions: 2, Prefix: "P",
+					Salt: fmt.Sprint(hub), Check: "c"}); {
 				case err == nil:
 					made.Add(1)
 					if err := s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("x")}}); err != nil {

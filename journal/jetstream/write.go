@@ -72,7 +72,9 @@ const (
 // is refused because of the last sequence. No error: an attempt was stored.
 // ErrConflict: none was or ever will be. ErrUnknown: nobody can know. Any other
 // error: not clear yet.
-func (s *Store) resolve(ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg) (uint64, error) {
+func (s *Store) resolve(
+	ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg,
+) (uint64, error) {
 	at := get{Seq: after + 1}
 	if expectHeader == underSubject {
 		at = get{Last: msgs[0].Subject}
@@ -238,7 +240,8 @@ func (s *Store) removeFillers(ctx context.Context, p int) error {
 
 // purge removes the messages of a subject, or all before a sequence.
 func (s *Store) purge(ctx context.Context, stream, subject string, before uint64) error {
-	_, err := s.request(ctx, s.cfg.Timeout, apiPurge+stream, jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
+	_, err := s.request(ctx, s.cfg.Timeout, apiPurge+stream,
+		jetstream.StreamPurgeRequest{Subject: subject, Sequence: before})
 	return err
 }
 

@@ -32,7 +32,8 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true})
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+		NoLog: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,22 +208,25 @@ func TestPutAgain(t *testing.T) {
 		seq    uint64
 		want   error
 	}{
-		"acknowledged":             {&four, []string{ack(9)}, nil, 9, nil},
-		"the answer was lost":      {&four, []string{"", wrongLast}, own, 9, nil},
-		"lost, another was sooner": {&four, []string{"", wrongLast}, is(7, jetstream.ExpectedLastSubjSeqHeader+": 4"), 0, store.ErrConflict},
-		"lost, replaced since":     {&four, []string{"", wrongLast}, is(10, jetstream.ExpectedLastSubjSeqHeader+": 9"), 0, store.ErrUnknown},
-		"another was sooner":       {&four, []string{wrongLast}, is(7), 0, store.ErrConflict},
-		"there is one":             {&zero, []string{wrongLast}, is(7), 0, store.ErrConflict},
-		"there was one":            {&zero, []string{wrongLast, ack(9)}, is(7, headerOperation+": DEL"), 9, nil},
-		"whatever is there":        {nil, []string{ack(9)}, is(7), 9, nil},
-		"another under way":        {nil, []string{wrongLast, ack(9)}, is(7), 9, nil},
-		"lost, whatever is there":  {nil, []string{"", wrongLast}, own, 9, nil},
+		"acknowledged":        {&four, []string{ack(9)}, nil, 9, nil},
+		"the answer was lost": {&four, []string{"", wrongLast}, own, 9, nil},
+		"lost, another was sooner": {&four, []string{"", wrongLast}, is(7, jetstream.ExpectedLastSubjSeqHeader+": 4"),
+			0, store.ErrConflict},
+		"lost, replaced since": {&four, []string{"", wrongLast}, is(10, jetstream.ExpectedLastSubjSeqHeader+": 9"),
+			0, store.ErrUnknown},
+		"another was sooner":      {&four, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"there is one":            {&zero, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"there was one":           {&zero, []string{wrongLast, ack(9)}, is(7, headerOperation+": DEL"), 9, nil},
+		"whatever is there":       {nil, []string{ack(9)}, is(7), 9, nil},
+		"another under way":       {nil, []string{wrongLast, ack(9)}, is(7), 9, nil},
+		"lost, whatever is there": {nil, []string{"", wrongLast}, own, 9, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			x := newStage(t)
 			x.plays(subject, func(n int, m *nats.Msg) string {
-				if (name == "whatever is there" || name == "another under way") && m.Header.Get(jetstream.ExpectedLastSubjSeqHeader) != "7" {
+				if (name == "whatever is there" || name == "another under way") &&
+					m.Header.Get(jetstream.ExpectedLastSubjSeqHeader) != "7" {
 					t.Errorf("it follows %s", m.Header.Get(jetstream.ExpectedLastSubjSeqHeader))
 				}
 				return c.acks[min(n, len(c.acks))-1]

@@ -19,7 +19,8 @@ import (
 //	go test -run '^$' -bench Append ./journal/sqlite
 func BenchmarkAppend(b *testing.B) {
 	record := store.Record{Data: make([]byte, 1200), About: store.About{
-		Time: time.Unix(1e9, 0), Kind: "request", Message: "01890a5d-ac96-774b-bcce-b302099a8057", From: "ann", To: "bob",
+		Time: time.Unix(1e9, 0), Kind: "request", Message: "01890a5d-ac96-774b-bcce-b302099a8057", From: "ann",
+		To: "bob",
 	}}
 	for _, callers := range []int{1, 8, 64, 256} {
 		b.Run(fmt.Sprintf("callers=%d/bare", callers), func(b *testing.B) {

@@ -25,7 +25,8 @@ func BenchmarkAppendCPU(b *testing.B) {
 			var records []store.Record
 			for i := range group {
 				r := store.Record{Data: make([]byte, 1200), About: store.About{
-					Time: time.Unix(1e9, 0), Kind: "request", Message: "01890a5d-ac96-774b-bcce-b302099a8057", From: "ann", To: "bob",
+					Time: time.Unix(1e9, 0), Kind: "request", Message: "01890a5d-ac96-774b-bcce-b302099a8057",
+					From: "ann", To: "bob",
 				}}
 				for n := range r.Data {
 					r.Data[n] = byte(i*n + n>>3)

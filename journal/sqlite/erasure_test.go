@@ -49,7 +49,8 @@ func TestErasure(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 16))
 			e := &erasure{
 				T: t, dir: t.TempDir(), random: random, largest: []int{100, 1500, 6000}[random.IntN(3)],
-				gone: map[string]bool{}, goneState: map[string]bool{}, values: map[string]string{}, first: [2]uint64{1, 1},
+				gone: map[string]bool{}, goneState: map[string]bool{}, values: map[string]string{},
+				first: [2]uint64{1, 1},
 			}
 			e.s = fresh(t, e.dir)
 			for range steps {

@@ -18,7 +18,7 @@ func (s *Store) explain(err error) error {
 	case sqlite.ResultFull:
 		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.label(), err)
 	case sqlite.ResultCorrupt, sqlite.ResultNotADB, sqlite.ResultFormat,
-		sqlite.ResultError, sqlite.ResultConstraint, sqlite.ResultMismatch: // the tables are not what the statements expect
+		sqlite.ResultError, sqlite.ResultConstraint, sqlite.ResultMismatch: // the tables differ from the schema
 		return s.corrupt(err)
 	case sqlite.ResultTooBig:
 		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
@@ -34,8 +34,8 @@ func (s *Store) explain(err error) error {
 }
 
 func (s *Store) corrupt(err error) error {
-	return fmt.Errorf(`%w: %s: %w ("parley journal check" says what is damaged, "parley journal salvage" saves the rest)`,
-		store.ErrCorrupt, s.label(), err)
+	return fmt.Errorf(`%w: %s: %w ("parley journal check" says what is damaged, `+
+		`"parley journal salvage" saves the rest)`, store.ErrCorrupt, s.label(), err)
 }
 
 // label names the store in errors.

@@ -19,7 +19,8 @@ func (s *Store) Append(ctx context.Context, partition int, after uint64, records
 	size := 0
 	for i := range records {
 		if len(records[i].Data) > maxRecord {
-			return fmt.Errorf("%w: a record of %d bytes, the limit is %d", store.ErrTooLarge, len(records[i].Data), maxRecord)
+			return fmt.Errorf("%w: a record of %d bytes, the limit is %d", store.ErrTooLarge, len(records[i].Data),
+				maxRecord)
 		}
 		size += len(records[i].Data) + 128
 	}
@@ -299,7 +300,8 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 	if err != nil {
 		return false, nil, err
 	}
-	first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence > ?"), p.last+1, last)
+	first, err := w.int(ofLog(partition, "SELECT ifnull(min(sequence), ?) FROM log_N WHERE sequence > ?"), p.last+1,
+		last)
 	if err != nil {
 		return false, nil, err
 	}

@@ -42,7 +42,8 @@ func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	v := &salvage{path: filepath.Join(dir, FileName), to: to}
 	for _, suffix := range []string{"", "-wal"} {
-		if err := copyFile(v.path+suffix, file+suffix); err != nil && (suffix == "" || !errors.Is(err, fs.ErrNotExist)) {
+		if err := copyFile(v.path+suffix, file+suffix); err != nil &&
+			(suffix == "" || !errors.Is(err, fs.ErrNotExist)) {
 			return err
 		}
 	}
@@ -205,7 +206,8 @@ func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
 // rows nothing can be read.
 func (v *salvage) searchPage(c *conn, page int64) error {
 	for _, order := range []string{"ASC", "DESC"} {
-		st, _, err := c.PrepareTransient(fmt.Sprintf("SELECT id, a, b, c, d, e, h FROM p%d ORDER BY id %s", page, order))
+		st, _, err := c.PrepareTransient(fmt.Sprintf("SELECT id, a, b, c, d, e, h FROM p%d ORDER BY id %s", page,
+			order))
 		if err != nil {
 			return nil // SQLite sees no table in it
 		}
@@ -277,9 +279,10 @@ func (v *salvage) report(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = v.each(ctx, "SELECT bucket, key FROM wanted EXCEPT SELECT bucket, key FROM state", func(st *sqlite.Stmt) error {
-		return v.lost(-1, 0, "the value %q of %q cannot be read", st.ColumnText(1), st.ColumnText(0))
-	})
+	err = v.each(ctx, "SELECT bucket, key FROM wanted EXCEPT SELECT bucket, key FROM state",
+		func(st *sqlite.Stmt) error {
+			return v.lost(-1, 0, "the value %q of %q cannot be read", st.ColumnText(1), st.ColumnText(0))
+		})
 	if err == nil && !v.listed {
 		err = v.lost(-1, 0, "the list of the state's values cannot be read; values that nothing else names may be lost")
 	}
@@ -317,7 +320,8 @@ func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) e
 func (v *salvage) reportPartition(ctx context.Context, n int) error {
 	var p partition
 	have := uint64(0)
-	err := v.each(ctx, "SELECT ifnull(min(sequence), 1), ifnull(max(sequence), 0), count(*) FROM log WHERE partition = ?",
+	err := v.each(ctx,
+		"SELECT ifnull(min(sequence), 1), ifnull(max(sequence), 0), count(*) FROM log WHERE partition = ?",
 		func(st *sqlite.Stmt) error {
 			p.first, p.last, have = uint64(st.ColumnInt64(0)), uint64(st.ColumnInt64(1)), uint64(st.ColumnInt64(2))
 			return nil

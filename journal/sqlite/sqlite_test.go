@@ -166,7 +166,8 @@ func TestOpenAfterCreateFailed(t *testing.T) {
 func hold(s *Store) (release func()) {
 	held, free := make(chan struct{}), make(chan struct{})
 	go func() {
-		_ = s.submit(context.Background(), &request{betweenGroups: func(*writer) error { close(held); <-free; return nil }})
+		_ = s.submit(context.Background(),
+			&request{betweenGroups: func(*writer) error { close(held); <-free; return nil }})
 	}()
 	<-held
 	return func() { close(free) }

@@ -440,7 +440,8 @@ func (s *Store) Promise() string {
 	if s.cfg.Memory {
 		return "Accepted means that the message is in this program's memory: it is gone when the program ends."
 	}
-	return "Accepted means that the message is on this machine's disk: it survives the end of the program and a power cut."
+	return "Accepted means that the message is on this machine's disk: " +
+		"it survives the end of the program and a power cut."
 }
 
 // Healthy implements [store.Store].

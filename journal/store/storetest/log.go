@@ -162,7 +162,8 @@ func testAppendLarge(t *testing.T, b *bench) {
 	if largest < b.MaxRecord() {
 		return
 	}
-	b.is(b.Append(t.Context(), 0, 2, []store.Record{{Data: []byte("before")}, {Data: append(data, 0)}}), store.ErrTooLarge)
+	b.is(b.Append(t.Context(), 0, 2, []store.Record{{Data: []byte("before")}, {Data: append(data, 0)}}),
+		store.ErrTooLarge)
 	b.span(0, 1, 2, 2)
 	b.must(b.append(0, 2, "after"))
 }
