@@ -85,7 +85,7 @@ type BackupHeader struct {
 	Total      uint64    `json:"total"` // records and values, approximately
 	Salt       string    `json:"salt,omitempty"`
 	Salvaged   bool      `json:"salvaged,omitempty"` // of a damaged journal: records may be missing
-	Check      string    `json:"check,omitempty"`    // tells whether a key is the right one; empty: not encrypted
+	Check      string    `json:"check,omitempty"`    // to compare a key with; empty: not encrypted
 }
 
 // Encrypted reports whether a key is needed.
@@ -201,7 +201,7 @@ func (t *tally) add(it *backupItem) error {
 	case frameLog:
 		p := &t.s.Partitions[it.partition]
 		if it.seq <= p.Last {
-			return fail(ErrBackup, "record %d-%d stands behind %d", it.partition, it.seq, p.Last)
+			return fail(ErrBackup, "record %d-%d comes after %d", it.partition, it.seq, p.Last)
 		}
 		p.First, p.Last = cmp.Or(p.First, it.seq), it.seq
 		p.Records++

@@ -123,8 +123,8 @@ func (v *Salvage) Meta(m store.Meta) (err error) {
 	return err
 }
 
-var errNoMeta = failBy(ErrCorrupt, errors.New("what was fixed when the journal was made cannot be read, "+
-	"without which nothing of it can be used; restore a backup"), "")
+var errNoMeta = failBy(ErrCorrupt, errors.New("the journal's settings cannot be read, "+
+	"and nothing of it can be used without them; restore a backup"), "")
 
 func (v *Salvage) lost(format string, args ...any) error {
 	v.Damaged = append(v.Damaged, fmt.Sprintf(format, args...))
@@ -153,7 +153,7 @@ func (v *Salvage) Record(partition int, x store.Record) error {
 	}
 	at := Position{partition, x.Sequence}
 	if partition < 0 || partition >= v.out.s.Header.Partitions {
-		return v.lost("record %s of a partition that there is not", at)
+		return v.lost("record %s: there is no such partition", at)
 	}
 	data, err := v.sealer.open(recordAAD(partition, x.Sequence), x.Data)
 	if err == nil && !strings.HasPrefix(x.Tag, tagOfLease) {

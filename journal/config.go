@@ -62,7 +62,7 @@ type Config struct {
 
 	// MinFree is the watermark: with less free space, appends get ErrNoSpace before
 	// the store's own writes fail. 0: 256 MiB, or a tenth of a file system smaller
-	// than 2.5 GiB. FreeSpace tells the free bytes; nil asks the store.
+	// than 2.5 GiB. FreeSpace returns the free bytes; nil asks the store.
 	MinFree   uint64
 	FreeSpace func() (uint64, error)
 

@@ -194,7 +194,7 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 		if j.meta, err = newMeta(&cfg); err == nil {
 			err = j.store.Init(ctx, j.meta)
 		}
-		if errors.Is(err, store.ErrExists) { // another was sooner
+		if errors.Is(err, store.ErrExists) { // another hub made it first
 			j.meta, err = j.store.Meta(ctx)
 		}
 	}
@@ -207,7 +207,7 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 		return nil, fail(ErrFormat, "the journal has format %d, this program knows %d; "+useLater, m.Format, format)
 	case m.Restoring:
 		return nil, fail(ErrCorrupt,
-			"a backup is being restored here, or that did not end; remove what is there and restore again")
+			"a restore of a backup is running here, or was cut off; remove the files or streams and restore again")
 	case cfg.Partitions != 0 && cfg.Partitions != m.Partitions:
 		return nil, fail(ErrInvalid,
 			"the journal was made with %d partitions, not %d; the number is fixed when a journal is made",
@@ -271,7 +271,7 @@ func (j *Journal) retry(what string, do func(context.Context) error) {
 		if err == nil || j.ctx.Err() != nil {
 			return
 		}
-		j.cfg.Log.Warn("following "+what+"; it is tried again", "err", err)
+		j.cfg.Log.Warn("following "+what+" failed; trying again", "err", err)
 		sleep(j.ctx, time.Second/4)
 	}
 }
@@ -362,7 +362,7 @@ func (j *Journal) space() (refusal, reserve error) {
 	}
 	if j.free.Store(free); free < least {
 		refusal = fail(ErrNoSpace, "%d MiB free, less than the %d MiB that are kept free (MinFree); free some space, "+
-			"entries are taken again by themselves then", free>>20, least>>20)
+			"then entries are taken again without a restart", free>>20, least>>20)
 	}
 	if free < least/2 {
 		reserve = refusal
@@ -487,12 +487,12 @@ func (j *Journal) route(e *Entry) (*partition, error) {
 		case p == nil:
 			p = at
 		case at != p:
-			return nil, fail(ErrScope, "the delivery of %s lies in partition %d, the scope in %d", e.Steps[i].Message,
+			return nil, fail(ErrScope, "the delivery of %s is in partition %d, the scope in %d", e.Steps[i].Message,
 				at.index, p.index)
 		}
 	}
 	if e.Fence != nil && e.Fence.part != p {
-		return nil, fail(ErrScope, "the lease lies in partition %d, the entry in %d", e.Fence.part.index, p.index)
+		return nil, fail(ErrScope, "the lease is in partition %d, the entry in %d", e.Fence.part.index, p.index)
 	}
 	return p, nil
 }

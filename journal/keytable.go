@@ -8,32 +8,31 @@ import (
 	"time"
 )
 
-// keyTable holds the replay keys of one partition in at most 32 bytes each, as
-// soon as there are some ten thousand. For
+// keyTable holds the replay keys of one partition, in at most 32 bytes each from
+// some ten thousand keys on. For
 //
 //	t.add(key, 41, until)
 //	t.reply(key, 41, 57)
 //
-// t.find(key, now) gives sequence 41 with the reply 57, until now reaches until.
+// t.find(key, now) returns sequence 41 with the reply 57, until now reaches until.
 //
-// A key is found by a fingerprint of 40 bits, so that find may give the sequence
-// of another key: of 10 million held keys, one look-up in 100,000 does. The caller
-// reads the record, which has the whole key. The fingerprint has a seed of its
-// own in each table, so that nobody can choose keys that collide.
+// Keys are found by a fingerprint of 40 bits, so find may return the sequence of
+// another key: with 10 million keys, one look-up in 100,000 does. The caller
+// compares the key in the record. Each table has a random seed for fingerprints, so
+// that nobody can choose colliding keys.
 //
-// The table has 256 shards, each a hash table with linear probing that grows at a
-// moment of its own. What has ended leaves it within a rotation. It holds no
+// The table has 256 shards, each a hash table with linear probing. They grow at
+// different moments. Expired keys are removed within a rotation. The table has no
 // pointers.
 //
-// find and oldest may run beside each other; everything else needs the table for
-// itself.
+// find and oldest may run concurrently; every other method needs exclusive access.
 type keyTable struct {
 	seed   maphash.Seed
 	shards [keyShards]keyShard
-	held   int    // keys, with those that ended within a rotation
-	last   uint64 // the sequence that was added last
+	held   int    // keys, including those that expired within a rotation
+	last   uint64 // the last added sequence
 
-	next    int   // the shard that is cleaned next
+	next    int   // the next shard to be cleaned
 	cleaned int64 // unix nanoseconds: how far the rotation is
 }
 
@@ -46,7 +45,7 @@ const (
 type heldKey struct {
 	print     uint32 // the fingerprint without the shard; 0: the slot is empty
 	until     uint32 // unix seconds, rounded up
-	reply     uint32 // how far the reply is from the request; 0: there is none yet
+	reply     uint32 // distance of the reply from the request; 0: no reply yet
 	low, high uint32 // of the sequence
 }
 
@@ -60,13 +59,13 @@ type keyShard struct {
 
 func newKeyTable(seed maphash.Seed) *keyTable { return &keyTable{seed: seed} }
 
-// fingerprint of a key: the shard and what tells keys within it apart.
+// fingerprint returns the shard of a key, and its fingerprint within the shard.
 func (t *keyTable) fingerprint(key hash16) (*keyShard, uint32) {
 	h := maphash.Bytes(t.seed, key[:])
 	return &t.shards[h>>56], max(1, uint32(h))
 }
 
-// wholeSeconds is when a time has passed, in seconds.
+// wholeSeconds is a time in seconds, rounded up.
 func wholeSeconds(until int64) uint32 {
 	s := until / int64(time.Second)
 	if until%int64(time.Second) > 0 {
@@ -75,15 +74,14 @@ func wholeSeconds(until int64) uint32 {
 	return uint32(max(0, min(s, math.MaxUint32)))
 }
 
-// seconds is a moment in full seconds that have passed.
+// seconds is a time in seconds, rounded down.
 func seconds(now int64) uint32 { return uint32(max(0, min(now/int64(time.Second), math.MaxUint32))) }
 
-// A keyedRecord is one that may have a key, with the sequence of the terminal reply,
-// 0 while there is none. The reply lies in the same partition, as the step that
-// settles a request does.
+// A keyedRecord may have a key. reply is the sequence of the terminal reply in the
+// same partition, 0: there is none yet.
 type keyedRecord struct{ seq, reply uint64 }
 
-// find gives all records that may have the key and whose time has not ended.
+// find returns all records that may have the key and have not expired.
 func (t *keyTable) find(key hash16, now int64) (found []keyedRecord) {
 	s, print := t.fingerprint(key)
 	for k := range s.search(print) {
@@ -98,8 +96,8 @@ func (t *keyTable) find(key hash16, now int64) (found []keyedRecord) {
 	return found
 }
 
-// add holds the key of the record with sequence seq until its time ends. Keys are
-// added in the order of the log; one that is not behind the last was added before.
+// add adds the key of a record until it expires. Keys are added in the order of the
+// log; one that is not after the last was added before.
 func (t *keyTable) add(key hash16, seq uint64, until int64) bool {
 	if seq <= t.last {
 		return false
@@ -114,7 +112,7 @@ func (t *keyTable) add(key hash16, seq uint64, until int64) bool {
 	return true
 }
 
-// grow makes room for n keys more, which is cheaper than to grow while they come.
+// grow makes room for n more keys at once.
 func (t *keyTable) grow(n int) {
 	for i := range t.shards {
 		s := &t.shards[i]
@@ -122,8 +120,8 @@ func (t *keyTable) grow(n int) {
 	}
 }
 
-// reply notes where the terminal reply to the request with this key and sequence
-// stands; the first one counts. It gives when the key ends, 0 where it is not held.
+// reply notes the sequence of the first terminal reply to the request with this key
+// and sequence. It returns when the key expires, 0: it is not held.
 func (t *keyTable) reply(key hash16, seq, at uint64) (until int64) {
 	s, print := t.fingerprint(key)
 	for k := range s.search(print) {
@@ -137,7 +135,7 @@ func (t *keyTable) reply(key hash16, seq, at uint64) (until int64) {
 	return 0
 }
 
-// oldest is the first record whose key has not ended: the log must keep it.
+// oldest is the first record with a key that has not expired: the log must keep it.
 func (t *keyTable) oldest(now int64) (seq uint64, ok bool) {
 	at := seconds(now)
 	for i := range t.shards {
@@ -150,12 +148,12 @@ func (t *keyTable) oldest(now int64) (seq uint64, ok bool) {
 	return seq, ok
 }
 
-// expire removes what has ended from those shards whose turn it is since the
-// last call. It is cheap, and to be called at least every second.
+// expire removes expired keys from the shards that are due since the last call. It
+// is cheap; call it at least every second.
 func (t *keyTable) expire(now int64) {
 	passed := now - t.cleaned
 	if passed < 0 || t.cleaned == 0 {
-		t.cleaned = now // the clock was set back; the shards have their turn later
+		t.cleaned = now // the clock was set back; the shards are due later
 		return
 	}
 	const turn = int64(keyRotation) / keyShards
@@ -170,7 +168,7 @@ func (t *keyTable) expire(now int64) {
 	}
 }
 
-// search gives the keys with a fingerprint.
+// search returns the keys with a fingerprint.
 func (s *keyShard) search(print uint32) iter.Seq[*heldKey] {
 	return func(yield func(*heldKey) bool) {
 		if s.used == 0 {
@@ -184,7 +182,7 @@ func (s *keyShard) search(print uint32) iter.Seq[*heldKey] {
 	}
 }
 
-// home is where the search for a fingerprint begins.
+// home is the slot where the search for a fingerprint begins.
 func (s *keyShard) home(print uint32) int { return int(uint64(print) * uint64(len(s.slots)) >> 32) }
 
 func (s *keyShard) after(i int) int {
@@ -203,7 +201,7 @@ func (s *keyShard) put(k heldKey) {
 	s.used++
 }
 
-// resize drops what has ended, and makes room for n keys more and some besides.
+// resize removes expired keys, and makes room for n more keys and some reserve.
 func (s *keyShard) resize(n int, now uint32) {
 	kept := 0
 	for i := range s.slots {
@@ -224,12 +222,11 @@ func (s *keyShard) resize(n int, now uint32) {
 	}
 }
 
-// An allowance holds, by sender, the ends of those keys that outlive the window, in
-// unix nanoseconds: so few that they may lie in memory for as long as their senders
-// want.
+// An allowance holds, by sender, the expiry of keys that outlive the window, in
+// unix nanoseconds. MaxLongKeys bounds them.
 type allowance map[hash16][]int64
 
-// of is how many keys of a sender have not ended.
+// of is the number of a sender's keys that have not expired.
 func (a allowance) of(sender hash16, now int64) int {
 	kept := slices.DeleteFunc(a[sender], func(until int64) bool { return until <= now })
 	if a[sender] = kept; len(kept) == 0 {
@@ -238,7 +235,7 @@ func (a allowance) of(sender hash16, now int64) int {
 	return len(kept)
 }
 
-// expire forgets what has ended, and gives how many keys are left.
+// expire removes expired keys, and returns how many are left.
 func (a allowance) expire(now int64) (held int) {
 	for sender := range a {
 		held += a.of(sender, now)
@@ -246,17 +243,17 @@ func (a allowance) expire(now int64) (held int) {
 	return held
 }
 
-// A keyFact is what a record says about replay keys: it has a key, or it is the
-// terminal reply to a request that has one.
+// A keyFact is the part of a record that concerns replay keys: the record has a
+// key, or is the terminal reply to a request that has one.
 type keyFact struct {
 	at     uint64 // the record's sequence
-	back   uint64 // how far before it the request is that it replies to; 0: it has the key itself
+	back   uint64 // distance of its request; 0: it has the key itself
 	key    hash16
-	until  int64  // when the key ends; unix nanoseconds, kept in seconds, rounded up
-	sender hash16 // whose allowance a key uses that outlives the window; zero for others
+	until  int64  // expiry of the key; unix nanoseconds, encoded in seconds, rounded up
+	sender hash16 // of a key that outlives the window; else zero
 }
 
-const factSize = 25 // bytes that most take in a checkpoint
+const factSize = 25 // bytes of most facts in a checkpoint
 
 func (c *coder) fact(f *keyFact, last uint64) {
 	gap, until := f.at-last, int64(wholeSeconds(f.until))
@@ -268,7 +265,7 @@ func (c *coder) fact(f *keyFact, last uint64) {
 	f.at, f.until = last+gap, until*int64(time.Second)
 }
 
-// encodeKeys writes facts for a checkpoint.
+// encodeKeys encodes facts for a checkpoint.
 func encodeKeys(facts []keyFact) []byte {
 	c := coder{b: make([]byte, 0, (factSize+8)*len(facts))}
 	last := uint64(0)
@@ -279,8 +276,7 @@ func encodeKeys(facts []keyFact) []byte {
 	return c.b
 }
 
-// decodeKeys gives the facts that encodeKeys wrote. After an error what the
-// records say is to be read.
+// decodeKeys decodes the result of encodeKeys. After an error the log must be read.
 func decodeKeys(b []byte, each func(keyFact)) error {
 	c := coder{reading: true, b: b, end: len(b)}
 	last := uint64(0)

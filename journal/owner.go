@@ -167,7 +167,7 @@ func (j *Journal) ownLoop() {
 	}
 	for {
 		if err := j.rebalance(j.ctx); err != nil && j.ctx.Err() == nil {
-			j.cfg.Log.Warn("sharing the partitions; it is tried again", "err", err)
+			j.cfg.Log.Warn("sharing the partitions failed; trying again", "err", err)
 		}
 		j.notifyOwned()
 		select {

@@ -230,7 +230,7 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 			return nil, err
 		case head == o.after:
 		case o.rec == nil:
-			return nil, fail(ErrConflict, "another was sooner")
+			return nil, fail(ErrConflict, "another hub took it first")
 		default:
 			return nil, &ConflictError{Chain: o.rec.Chain.Name, After: o.after, Head: head}
 		}
@@ -240,7 +240,7 @@ func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 		case err != nil:
 			return nil, err
 		case head != o.fence.epoch:
-			return nil, fail(ErrFenced, "it was taken over")
+			return nil, fail(ErrFenced, "another hub has taken it over")
 		}
 	}
 	r := o.rec

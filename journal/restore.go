@@ -109,7 +109,7 @@ func (x *backupReader) frame() (kind byte, items int, payload []byte, err error)
 	}
 	if payload, err = x.read(int64(size)); err == nil && x.aead != nil {
 		if payload, err = x.aead.Open(nil, frameNonce(x.n), payload, frameAAD(x.aad, kind)); err != nil {
-			err = fail(ErrBackup, "it was altered, at byte %d or behind", at)
+			err = fail(ErrBackup, "it was altered, at byte %d or later", at)
 		}
 	}
 	x.n++
@@ -157,7 +157,7 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 		return nil, fail(ErrBackup, "its checksum does not fit: it was altered")
 	}
 	if _, err := x.r.ReadByte(); !errors.Is(err, io.EOF) {
-		return nil, fail(ErrBackup, "something stands behind its end")
+		return nil, fail(ErrBackup, "there is more after its end")
 	}
 	want.Bytes = x.s.Bytes
 	x.end()

@@ -73,7 +73,7 @@ func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Ti
 		if x.Tag != "" {
 			tagged[strings.Clone(x.Tag)] = x.Sequence
 		}
-		if r != nil { // a lease goes with what is behind it
+		if r != nil { // a lease goes only with later records
 			end = x.Sequence + 1
 		}
 		return true

@@ -560,7 +560,7 @@ func (w *writer) resolveConflict(ops []*op, unknown bool) {
 			o.seq = at
 			o.finish(nil)
 		case o.tries >= maxTries:
-			o.finish(fail(ErrBusy, "other hubs were sooner %d times", o.tries))
+			o.finish(fail(ErrBusy, "other hubs appended first, %d times", o.tries))
 		default:
 			o.tries++
 			again = append(again, o)

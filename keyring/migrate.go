@@ -111,13 +111,13 @@ func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 		err = nil // another hub imported the same file first
 	}
 	if err != nil {
-		return fmt.Errorf("the keys were taken over into %s, but are still where they were: %w", r.where(), err)
+		return fmt.Errorf("the keys were imported into %s, but are still in the old place: %w", r.where(), err)
 	}
 	if taken > 0 || len(left) > 0 {
-		log.Info("keys were taken over", "to", r.where(), "keys", taken, "before", to)
+		log.Info("keys were imported", "to", r.where(), "keys", taken, "before", to)
 	}
 	for _, what := range left {
-		log.Warn("a key was not taken over, for there is another in its place", "left", what, "in", to)
+		log.Warn("a key was not imported, because another has its place", "left", what, "in", to)
 	}
 	return nil
 }

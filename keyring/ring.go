@@ -608,8 +608,8 @@ func (r *Ring) Keys(owner, purpose string) []Key {
 	return out
 }
 
-// Valid is a string that changes whenever what [Ring.Keys] returns changes in keys
-// or states. Caches of what is made from keys compare it.
+// Valid is a string that changes whenever [Ring.Keys] returns other keys or states.
+// Caches of documents made from keys compare it.
 func (r *Ring) Valid(owner, purpose string) (ids string) {
 	now := r.now()
 	for _, h := range r.current.Load().byPurpose[ownerPurpose{owner, purpose}] {

@@ -133,7 +133,7 @@ func sealerFor(p Protection, f *file, path string) (*sealer, error) {
 			return nil, err
 		}
 		if s.use(b) != nil {
-			return nil, fmt.Errorf("%w: %s: what the passphrase opens is no identity", ErrCorrupt, path)
+			return nil, fmt.Errorf("%w: %s: the passphrase opens it, but it contains no identity", ErrCorrupt, path)
 		}
 	}
 	return s, nil

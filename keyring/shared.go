@@ -230,7 +230,7 @@ func (s *shared) follow(r *Ring) {
 				err := s.applyChanges(r)
 				r.mu.Unlock()
 				if text := fmt.Sprint(err); err != nil && text != said { // not for each of many keys
-					s.log.Error("a change of the keys by another hub cannot be taken up", "error", err)
+					s.log.Error("a change of the keys by another hub cannot be applied", "error", err)
 					said = text
 				}
 			case <-s.end:

@@ -175,7 +175,7 @@ func (x *Index) open(ctx context.Context) (*store, error) {
 		case again || !errors.Is(err, errOther) && !unfit(err):
 			return nil, fmt.Errorf("open the index: %w", err)
 		}
-		x.log.Warn("the index is made anew", "file", x.c.Path, "why", err)
+		x.log.Warn("the index is rebuilt", "file", x.c.Path, "why", err)
 		x.startOver()
 		if err := x.remove(); err != nil {
 			return nil, err
@@ -416,7 +416,7 @@ func (x *Index) setError(err error) {
 // rest read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.setError(err)
-	x.log.Warn("the index does not follow; it is tried again", "error", err, "lag", x.lag())
+	x.log.Warn("the index does not follow; trying again", "error", err, "lag", x.lag())
 	x.queue.readAll(x.c.Journal)
 	// Without a free descriptor SQLite opens the file for reading only.
 	if s != nil && !unfit(err) && codeOf(err) != sqlite.ResultReadOnly && s.load() == nil {

@@ -36,7 +36,7 @@ type store struct {
 	records  int
 	bytes    int // that they hold in memory
 
-	// What is remembered of the file, and of what is gathered.
+	// Caches of rows of the file and of the batch.
 	agents        map[string]int64
 	conversations map[parley.ID]*conversation
 	lastNumber    int64 // of a conversation
@@ -153,7 +153,7 @@ func (s *store) open(identity string) error {
 	if err != nil {
 		return err
 	}
-	// The version also says what is left out: the other way needs other contents.
+	// An index without text has another version: its contents differ.
 	v, tables := version, schema+textSchema
 	if s.noText {
 		v, tables = version+" without text", schema

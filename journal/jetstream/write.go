@@ -412,7 +412,7 @@ func (s *Store) put(
 			}
 			// A first value may follow a removal.
 			if expect != nil && there.Seq != 0 && !there.removal() {
-				return 0, 0, fmt.Errorf("%w: there is a value already", store.ErrConflict)
+				return 0, 0, fmt.Errorf("%w: the key has a value", store.ErrConflict)
 			}
 			before = there.Seq
 		}

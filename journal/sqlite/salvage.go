@@ -233,7 +233,7 @@ func (v *salvage) keepRow(st *sqlite.Stmt) error {
 	ofPartition := is(1, number) && st.ColumnInt64(1) >= 0 && st.ColumnInt64(1) < maxPartitions
 	switch {
 	case (ofPartition && is(2, number) || is(1, text) && is(2, text)) && is(3, number) && is(5, blob):
-		// The types stay: what Replace was given is at two numbers.
+		// The types stay: the bucket and key of replaced data are numbers.
 		return v.found.exec("INSERT OR IGNORE INTO state VALUES (?,?,?,?,?)",
 			anyOf(st, 2), anyOf(st, 5), anyOf(st, 3), anyOf(st, 4), anyOf(st, 1))
 	case ofPartition && is(2, text, null) && is(3, number, null) && is(5, text, null) && is(6, blob, null):
@@ -329,7 +329,7 @@ func (v *salvage) reportPartition(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	// What begins and ends where is damaged as easily as a record. A row that is
+	// The ends of partitions are damaged as easily as a record. A row that is
 	// there is a record: Remove leaves none that has its partition.
 	const doubtful = 1 << 16
 	if v.counted && n < len(v.parts) {

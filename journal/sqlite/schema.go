@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// What a file of this package says in its header.
+// Numbers in the header of the file.
 const (
 	applicationID = 0x50524c59 // "PRLY"
 	formatVersion = 2

@@ -54,7 +54,7 @@ type Store struct {
 	wal    *os.File // to sync it
 
 	contentMu sync.RWMutex
-	content   state // what is committed
+	content   state // as committed
 	failed    atomic.Pointer[error]
 
 	followers followers

@@ -125,7 +125,7 @@ type Meta struct {
 	Prefix     string    `json:"prefix"` // of all names in a shared store
 	Partitions int       `json:"partitions"`
 	Salt       string    `json:"salt,omitempty"`  // of the encryption key, hex; empty: not encrypted
-	Check      string    `json:"check,omitempty"` // tells whether a key is the right one, hex
+	Check      string    `json:"check,omitempty"` // to compare a key with, hex
 
 	// Restoring is set during a restore: the journal is incomplete. Init without it
 	// ends the restore.
