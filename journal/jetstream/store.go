@@ -103,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, run: nuid.Next()[:14], reported: make(map[string]uint64)}
+	s := &Store{cfg: cfg, run: nuid.New().Next()[:14], reported: make(map[string]uint64)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.connect(); err != nil {
 		s.cancel()
