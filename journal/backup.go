@@ -145,24 +145,8 @@ func tagOf(kind string) (tag string, ok bool) {
 	return "", false
 }
 
-func keySubject(prefix, bucket, key string) string {
-	out := prefix + ".state." + store.Token(bucket)
-	for part := range strings.SplitSeq(key, "/") {
-		out += "." + store.Token(part)
-	}
-	return out
-}
-
-func stateKeyOf(prefix, subject string) (bucket, key string, ok bool) {
-	rest, ok := strings.CutPrefix(subject, prefix+".state.")
-	names := strings.Split(rest, ".")
-	for i := range names {
-		var whole bool
-		names[i], whole = store.Untoken(names[i])
-		ok = ok && whole
-	}
-	return names[0], strings.Join(names[1:], "/"), ok && len(names) > 1
-}
+// statePrefix begins the names of values.
+func statePrefix(prefix string) string { return prefix + ".state." }
 
 // backupItem is a record, a value or a file.
 type backupItem struct {
@@ -338,7 +322,7 @@ func (w *backupWriter) put(it *backupItem) error {
 func inBackup(bucket string) bool { return bucket != viewBucket && bucket != keysBucket }
 
 func (w *backupWriter) value(bucket string, v *Value) error {
-	return w.put(&backupItem{kind: frameState, name: keySubject(w.s.Header.Prefix, bucket, v.Key),
+	return w.put(&backupItem{kind: frameState, name: statePrefix(w.s.Header.Prefix) + store.KeyTokens(bucket, v.Key),
 		data: encodeState(v)})
 }
 
@@ -493,8 +477,9 @@ func encodeState(v *Value) []byte {
 }
 
 func decodeState(prefix, subject string, b []byte) (bucket string, v Value, err error) {
-	bucket, key, ok := stateKeyOf(prefix, subject)
-	if !ok {
+	name, ok := strings.CutPrefix(subject, statePrefix(prefix))
+	bucket, key, valid := store.ParseKeyTokens(name)
+	if !ok || !valid {
 		return "", v, fail(ErrBackup, "%q is no key of the state", subject)
 	}
 	bad := fail(ErrBackup, "the value of %q in %q cannot be read", key, bucket)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 func TestTransitions(t *testing.T) {
@@ -560,7 +561,7 @@ func TestStateTokens(t *testing.T) {
 	j := open(t, memory(t))
 	for _, key := range []string{"a", "/", "//", "a/", "/a", "a.b", "a_b", "*", ">", "Zürich/☃", "a b\x00c", "_"} {
 		for _, bucket := range []string{"b", "b.c", "*"} {
-			b, k, ok := stateKeyOf("P", keySubject("P", bucket, key))
+			b, k, ok := store.ParseKeyTokens(store.KeyTokens(bucket, key))
 			if !ok || b != bucket || k != key {
 				t.Errorf("%q in %q became %q in %q", key, bucket, k, b)
 			}

@@ -27,26 +27,7 @@ const (
 func valueRevision(seq uint64) uint64   { return 2 * seq }
 func removalRevision(seq uint64) uint64 { return 2*seq + 1 }
 
-// keySubject encodes a key as a subject. Each part between slashes is a token, so
-// that the servers can filter by "a/b/".
-func (s *Store) keySubject(bucket, key string) string {
-	subject := s.stateSubject() + store.Token(bucket)
-	for part := range strings.SplitSeq(key, "/") {
-		subject += "." + store.Token(part)
-	}
-	return subject
-}
-
-func (s *Store) stateKey(subject string) (bucket, key string, ok bool) {
-	rest, ok := strings.CutPrefix(subject, s.stateSubject())
-	names := strings.Split(rest, ".")
-	for i, token := range names {
-		var is bool
-		names[i], is = store.Untoken(token)
-		ok = ok && is
-	}
-	return names[0], strings.Join(names[1:], "/"), ok
-}
+func (s *Store) keySubject(bucket, key string) string { return s.stateSubject() + store.KeyTokens(bucket, key) }
 
 // filter is the narrowest subject that covers all keys with a prefix.
 func (s *Store) filter(bucket, prefix string) string {
@@ -59,12 +40,13 @@ func (s *Store) filter(bucket, prefix string) string {
 
 // value decodes a message of the state; ok is false if it is none.
 func (s *Store) value(m *stored) (bucket string, v store.Value, ok bool) {
-	bucket, key, ok := s.stateKey(m.Subject)
+	name, ok := strings.CutPrefix(m.Subject, s.stateSubject())
+	bucket, key, valid := store.ParseKeyTokens(name)
 	v = store.Value{Key: key, Data: m.Data, Revision: valueRevision(m.Seq), Until: m.until(), Deleted: m.removal()}
 	if v.Deleted {
 		v.Revision = removalRevision(m.Seq)
 	}
-	return bucket, v, ok
+	return bucket, v, ok && valid
 }
 
 // values calls fn with the values of a filter.

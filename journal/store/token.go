@@ -25,8 +25,30 @@ func Token(s string) string {
 	return b.String()
 }
 
-// Untoken decodes a Token; false: s is not a token.
-func Untoken(s string) (string, bool) {
+// KeyTokens encodes a bucket and a key, separated by dots. Each part of the key
+// between slashes is a token, so that a prefix that ends in "/" is one of tokens.
+func KeyTokens(bucket, key string) string {
+	out := Token(bucket)
+	for part := range strings.SplitSeq(key, "/") {
+		out += "." + Token(part)
+	}
+	return out
+}
+
+// ParseKeyTokens decodes KeyTokens; ok is false if s is none.
+func ParseKeyTokens(s string) (bucket, key string, ok bool) {
+	names := strings.Split(s, ".")
+	ok = len(names) > 1
+	for i := range names {
+		var is bool
+		names[i], is = untoken(names[i])
+		ok = ok && is
+	}
+	return names[0], strings.Join(names[1:], "/"), ok
+}
+
+// untoken decodes a Token; false: s is not a token.
+func untoken(s string) (string, bool) {
 	if s == "_" {
 		return "", true
 	}

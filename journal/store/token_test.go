@@ -13,12 +13,12 @@ func TestToken(t *testing.T) {
 		if got := Token(name); got != token {
 			t.Errorf("%q is %q, want %q", name, got, token)
 		}
-		if got, ok := Untoken(token); !ok || got != name {
+		if got, ok := untoken(token); !ok || got != name {
 			t.Errorf("%q is %q, %v, want %q", token, got, ok, name)
 		}
 	}
 	for _, bad := range []string{"__", "_5", "a_", "_5g", "_2e_", "__2e"} {
-		if got, ok := Untoken(bad); ok {
+		if got, ok := untoken(bad); ok {
 			t.Errorf("%q is %q", bad, got)
 		}
 	}
@@ -28,7 +28,7 @@ func FuzzToken(f *testing.F) {
 	f.Add("a/b_c")
 	f.Fuzz(func(t *testing.T, name string) {
 		token := Token(name)
-		if got, ok := Untoken(token); !ok || got != name || strings.ContainsAny(token, ".*> ") {
+		if got, ok := untoken(token); !ok || got != name || strings.ContainsAny(token, ".*> ") {
 			t.Errorf("%q is %q and back %q, %v", name, token, got, ok)
 		}
 	})
