@@ -116,9 +116,6 @@ func (l *Lease) term(ctx context.Context, taken store.Record) (t term, err error
 	return t, nil
 }
 
-// Name is the name that the lease was taken with.
-func (l *Lease) Name() string { return l.name }
-
 // Epoch grows each time the lease is taken.
 func (l *Lease) Epoch() uint64 { return l.epoch }
 

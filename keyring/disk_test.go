@@ -610,7 +610,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	o := Options{Dir: filepath.Join(t.TempDir(), "keys"), Passphrase: pass}
 	r := open(t, o)
 	n := New{Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: seed}
-	if _, err := r.Import(n); err != nil {
+	if _, err := r.Create(n); err != nil {
 		t.Fatal(err)
 	}
 	s, err := r.Signer("a", "p")
@@ -670,7 +670,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 		{Owner: "a", Purpose: "q", Algorithm: "x", Seed: seed},
 		{Owner: "", Purpose: "q", Algorithm: Ed25519, Seed: seed},
 	} {
-		_, err := r.Import(bad)
+		_, err := r.Create(bad)
 		if err == nil {
 			t.Fatal("imported")
 		}
@@ -678,7 +678,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	}
 	plain := filepath.Join(t.TempDir(), "keys")
 	pr := open(t, Options{Dir: plain})
-	if _, err := pr.Import(n); err != nil {
+	if _, err := pr.Create(n); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(plain, FileName)

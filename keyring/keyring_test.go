@@ -161,7 +161,7 @@ func TestKnownKeys(t *testing.T) {
 				"42ce9d2b916064108014783e923ec36b49743e2ffa1c4496f01a512aafd9e5"},
 	} {
 		r, _ := memory(t)
-		if _, err := r.Import(New{Owner: "a", Purpose: "p", Algorithm: c.a, Seed: unhex(c.seed)}); err != nil {
+		if _, err := r.Create(New{Owner: "a", Purpose: "p", Algorithm: c.a, Seed: unhex(c.seed)}); err != nil {
 			t.Fatal(err)
 		}
 		s, err := r.Signer("a", "p")
@@ -300,13 +300,14 @@ func TestExportImport(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, _ := memory(t)
-	got, err := b.Import(New{Owner: "weather", Purpose: "uagents", Algorithm: Secp256k1, Seed: seed})
-	if err != nil || got.ID != k.ID || !bytes.Equal(got.Public, k.Public) {
-		t.Errorf("got %+v, %v", got, err)
+	made, err := b.Create(New{Owner: "weather", Purpose: "uagents", Algorithm: Secp256k1, Seed: seed})
+	if err != nil || made[0].ID != k.ID || !bytes.Equal(made[0].Public, k.Public) {
+		t.Fatalf("got %+v, %v", made, err)
 	}
+	got := made[0]
 	// The same key for another purpose is another key.
-	other, err := b.Import(New{Owner: "weather", Purpose: "asp", Algorithm: Secp256k1, Seed: seed})
-	if err != nil || other.ID == k.ID {
+	other, err := b.Create(New{Owner: "weather", Purpose: "asp", Algorithm: Secp256k1, Seed: seed})
+	if err != nil || other[0].ID == k.ID {
 		t.Errorf("got %+v, %v", other, err)
 	}
 	// What the caller does to his copy changes nothing.
@@ -324,7 +325,7 @@ func TestExportImport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.Import(New{Owner: "weather", Purpose: "uagents", Algorithm: Secp256k1, Seed: again})
+	_, err = b.Create(New{Owner: "weather", Purpose: "uagents", Algorithm: Secp256k1, Seed: again})
 	wantErr(t, err, ErrExists)
 }
 
@@ -353,10 +354,8 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	_, err := r.Import(New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
-	wantErr(t, err, ErrInvalid)
 	// All or none.
-	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519},
+	_, err := r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519},
 		New{Owner: "b", Purpose: "p", Algorithm: "rsa"})
 	wantErr(t, err, ErrInvalid)
 	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519}, New{Owner: "a", Purpose: "p", Algorithm: P256})

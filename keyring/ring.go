@@ -107,7 +107,7 @@ type New struct {
 	Owner     string
 	Purpose   string
 	Algorithm Algorithm
-	Seed      Secret // the 32 secret bytes to import; nil draws them
+	Seed      Secret // the 32 secret bytes of an existing key; nil draws them
 	By        string
 	Note      string
 }
@@ -691,18 +691,6 @@ func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 		return nil, err
 	}
 	return out, nil
-}
-
-// Import is [Ring.Create] for one existing key.
-func (r *Ring) Import(n New) (Key, error) {
-	if n.Seed == nil {
-		return Key{}, fmt.Errorf("%w: there is no key to import", ErrInvalid)
-	}
-	keys, err := r.Create(n)
-	if err != nil {
-		return Key{}, err
-	}
-	return keys[0], nil
 }
 
 // Ensure returns the active key for n.Owner and n.Purpose, and makes it if there is

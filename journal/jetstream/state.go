@@ -27,7 +27,9 @@ const (
 func valueRevision(seq uint64) uint64   { return 2 * seq }
 func removalRevision(seq uint64) uint64 { return 2*seq + 1 }
 
-func (s *Store) keySubject(bucket, key string) string { return s.stateSubject() + store.KeyTokens(bucket, key) }
+func (s *Store) keySubject(bucket, key string) string {
+	return s.stateSubject() + store.KeyTokens(bucket, key)
+}
 
 // filter is the narrowest subject that covers all keys with a prefix.
 func (s *Store) filter(bucket, prefix string) string {
