@@ -32,6 +32,7 @@ func backed(t testing.TB, j *Journal, o BackupOptions) ([]byte, *BackupSummary) 
 }
 
 func TestBackupUnderLoad(t *testing.T) {
+	t.Parallel()
 	for name, key := range map[string][]byte{"clear": nil, "encrypted": []byte("a key of sixteen or more bytes")} {
 		t.Run(name, func(t *testing.T) {
 			cfg := setup{Dir: t.TempDir(), Partitions: 2, Key: key, Node: "n"}
@@ -187,6 +188,7 @@ func TestBackupOfValuesThatChange(t *testing.T) {
 }
 
 func TestDamagedBackupIsRefused(t *testing.T) {
+	t.Parallel()
 	key := []byte("a key of sixteen or more bytes")
 	for name, k := range map[string][]byte{"clear": nil, "encrypted": key} {
 		j := open(t, setup{Dir: t.TempDir(), Key: k})
@@ -482,6 +484,7 @@ func tie(t *testing.T, j *Journal) (stop func()) {
 // TestBackupOfACluster: a backup from the embedded engine can be restored into an
 // external one and the other way round, and says the same.
 func TestBackupOfACluster(t *testing.T) {
+	t.Parallel()
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 2})
 	b := open(t, setup{URL: s.ClientURL(), Node: "b"})
@@ -566,6 +569,7 @@ func (x *lived) check2(t *testing.T, j *Journal) {
 
 // TestBackupOfThreeServers restores into a cluster with replicas, and from it.
 func TestBackupOfThreeServers(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Log("the cluster is left out with -short")
 		return

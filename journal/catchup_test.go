@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// laggard opens a journal that does not read on before it is told to, and is
-// told where it stands when the first record comes that it holds up.
+// laggard opens a journal whose watcher blocks at the first record, so that its
+// view stays behind. held is closed when it blocks; readOn ends that.
 func laggard(t *testing.T, cfg setup) (j *Journal, held <-chan struct{}, readOn func()) {
 	t.Helper()
 	j = open(t, cfg)
@@ -23,8 +23,8 @@ func laggard(t *testing.T, cfg setup) (j *Journal, held <-chan struct{}, readOn 
 	return j, first, readOn
 }
 
-// TestCatchUp: who has caught up knows what another node recorded before,
-// however far it lagged behind.
+// TestCatchUp: after CatchUp a hub knows what another hub recorded before, however
+// far it lagged behind.
 func TestCatchUp(t *testing.T) {
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 2})

@@ -197,6 +197,7 @@ func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 // TestCrashProperty makes random entries, and compares what a process that
 // starts after a crash rebuilds with what the crashed one knew.
 func TestCrashProperty(t *testing.T) {
+	t.Parallel()
 	states := []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead,
 		parley.Dropped, parley.Expired, parley.Abandoned}
 	rapid.Check(t, func(rt *rapid.T) {

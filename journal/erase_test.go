@@ -303,6 +303,7 @@ func TestErasures(t *testing.T) {
 // TestScrub: what was replaced in the state is in no file any more, and what is
 // in force stays, through a crash and an orderly end, while others write.
 func TestScrub(t *testing.T) {
+	t.Parallel()
 	for name, key := range map[string][]byte{"clear": nil, "encrypted": []byte("a key of sixteen or more bytes")} {
 		t.Run(name, func(t *testing.T) {
 			cfg := setup{Dir: t.TempDir(), Key: key, Node: "n"}

@@ -422,6 +422,7 @@ func TestExternalRestart(t *testing.T) {
 }
 
 func TestClusterLosesANode(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Log("the cluster is left out with -short")
 		return

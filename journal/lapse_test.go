@@ -13,9 +13,9 @@ type shared struct{ store.Store }
 
 func (shared) Exclusive() bool { return false }
 
-// TestLeaseThatLapsed: an owner whose lease was over for a while, before it
-// could be renewed, takes its partition anew: what was recorded in between was
-// for nobody.
+// TestLeaseThatLapsed: if an owner's lease expired before it was renewed, its
+// watchers see the partition lost and gained, because nobody dispatched what was
+// recorded in between.
 func TestLeaseThatLapsed(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	j := &Journal{store: shared{}, cfg: Config{Now: func() time.Time { return now }}, partitions: 2}

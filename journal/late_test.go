@@ -9,8 +9,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// TestLate: what nobody waits for is recorded with what comes next, in its order,
-// or by itself after a short time.
+// TestLate: a late entry is recorded with the next ones, in order, or alone after
+// some milliseconds.
 func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := open(t, setup{Memory: true})
@@ -54,8 +54,8 @@ func TestLate(t *testing.T) {
 	})
 }
 
-// TestStepsOfAGroup: a step that cannot follow one that is on its way is refused
-// only when that is recorded.
+// TestStepsOfAGroup: a step that cannot follow one in flight is refused only when
+// that one is recorded.
 func TestStepsOfAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := open(t, setup{Memory: true})

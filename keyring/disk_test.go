@@ -425,7 +425,7 @@ func TestLeftovers(t *testing.T) {
 	if diff := cmp.Diff([]string{"keyring.json 600"}, files(t, dir)); diff != "" {
 		t.Error(diff)
 	}
-	// A ring that vanished beside its backup is not begun anew.
+	// A ring that vanished beside its backup is not replaced by an empty one.
 	backup, err := r.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 	if err != nil {
 		t.Fatal(err)

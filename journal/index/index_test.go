@@ -600,8 +600,8 @@ func TestThrownAway(t *testing.T) {
 	}
 }
 
-// TestDamagedWhileOpen spoils the file under an open index: the next write or
-// query that meets the damage has the index made anew.
+// TestDamagedWhileOpen damages the file of an open index: the next write or query
+// that meets the damage has the index rebuilt.
 func TestDamagedWhileOpen(t *testing.T) {
 	j, a := filled(t, 50)
 	path := filepath.Join(t.TempDir(), "index.db")

@@ -48,8 +48,8 @@ func open(t *testing.T, cfg Config) *Store {
 	return s
 }
 
-// TestRefusals: what a server cannot do, or a stream is not, is said when a store
-// is opened or asked what it is.
+// TestRefusals: a server that lacks something, or a stream of another program, is
+// refused when a store is opened or asked for its Meta.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	small, err := server.NewServer(&server.Options{
@@ -128,9 +128,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestHalfMade: a journal whose making did not end is none, and is made to its
-// end; a stream that is gone from one that was whole is not made anew, for that
-// would hide the loss.
+// TestHalfMade: a half-made journal does not exist yet, and is completed. A missing
+// stream of a complete journal is not made again: that would hide the loss.
 func TestHalfMade(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	js := client(t, url)
@@ -311,8 +310,8 @@ func TestErased(t *testing.T) {
 	}
 }
 
-// TestWritersTakeTurns: of several writers to one partition each has its groups
-// stored whole and behind what it said.
+// TestWritersTakeTurns: several writers append to one partition. Each group is
+// stored whole, behind the record that its writer expected.
 func TestWritersTakeTurns(t *testing.T) {
 	t.Parallel()
 	urls := testcluster.Start(t, 1).URLs

@@ -108,8 +108,8 @@ func holds(subject string, seq uint64, headers ...string) string {
 		subject, seq, base64.StdEncoding.EncodeToString([]byte(h)))
 }
 
-// TestAppendAgain: what became of an append whose answer was lost is found out by
-// trying it again, and looking who has the place.
+// TestAppendAgain: an append whose answer was lost is resolved by repeating it, and
+// by reading the record at its position.
 func TestAppendAgain(t *testing.T) {
 	t.Parallel()
 	own := func(x *stage) string {
@@ -256,8 +256,8 @@ func TestAskedAgain(t *testing.T) {
 	}
 }
 
-// TestLeaderIsBehind: what was told once is waited for, where a new leader comes
-// to it later.
+// TestLeaderIsBehind: a new leader may be behind a sequence that was reported
+// already; the store waits for it.
 func TestLeaderIsBehind(t *testing.T) {
 	t.Parallel()
 	x := newStage(t)
