@@ -182,7 +182,7 @@ func (c *checked) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	switch t := resp.Header.Get("Content-Type"); {
-	case strings.HasPrefix(t, "text/event-stream"), t == ExportMediaType:
+	case strings.HasPrefix(t, "text/event-stream"), t == exportMediaType:
 		return resp, nil // goes on; its media type is documented, its events or lines are read by the client
 	}
 	answer, err := io.ReadAll(resp.Body)

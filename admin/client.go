@@ -140,13 +140,18 @@ func (c *Client) decode(req *http.Request, out any) error {
 	return nil
 }
 
+// fetch makes a call and gives its answer.
+func fetch[T any](c *Client, ctx context.Context, method, path string, query url.Values, body any) (T, error) {
+	var v T
+	err := c.do(ctx, method, path, query, body, &v)
+	return v, err
+}
+
 func agentPath(name, rest string) string { return "/agents/" + url.PathEscape(name) + rest }
 
 // Info tells what the hub is and where it is reached.
 func (c *Client) Info(ctx context.Context) (Info, error) {
-	var v Info
-	err := c.do(ctx, "GET", "/info", nil, nil, &v)
-	return v, err
+	return fetch[Info](c, ctx, "GET", "/info", nil, nil)
 }
 
 // Ready is nil while the hub takes messages.
@@ -166,34 +171,24 @@ func (c *Client) Ready(ctx context.Context) error {
 
 // Stats tells how much is going on.
 func (c *Client) Stats(ctx context.Context) (Stats, error) {
-	var v Stats
-	err := c.do(ctx, "GET", "/stats", nil, nil, &v)
-	return v, err
+	return fetch[Stats](c, ctx, "GET", "/stats", nil, nil)
 }
 
 // Agents lists the directory by name.
 func (c *Client) Agents(ctx context.Context) ([]Agent, error) {
-	var v agentList
-	err := c.do(ctx, "GET", "/agents", nil, nil, &v)
+	v, err := fetch[agentList](c, ctx, "GET", "/agents", nil, nil)
 	return v.Agents, err
 }
 
 // Agent gives one agent; with a wait, after it has sent something.
 func (c *Client) Agent(ctx context.Context, name string, wait time.Duration) (Agent, error) {
-	var v Agent
-	q := url.Values{}
-	if wait > 0 {
-		q.Set("wait", wait.String())
-	}
-	err := c.do(ctx, "GET", agentPath(name, ""), q, nil, &v)
-	return v, err
+	wait = max(wait, 0)
+	return fetch[Agent](c, ctx, "GET", agentPath(name, ""), values(param{"wait", &wait}), nil)
 }
 
 // AddAgent adds an agent, or replaces one that an operator added.
 func (c *Client) AddAgent(ctx context.Context, n NewAgent) (Agent, error) {
-	var v Agent
-	err := c.do(ctx, "POST", "/agents", nil, n, &v)
-	return v, err
+	return fetch[Agent](c, ctx, "POST", "/agents", nil, n)
 }
 
 // RemoveAgent takes an agent out, with its keys.
@@ -203,40 +198,28 @@ func (c *Client) RemoveAgent(ctx context.Context, name string) error {
 
 // Pause holds deliveries to an agent back, or lets them go on.
 func (c *Client) Pause(ctx context.Context, name string, paused bool) (Agent, error) {
-	var v Agent
 	path := "/resume"
 	if paused {
 		path = "/pause"
 	}
-	err := c.do(ctx, "POST", agentPath(name, path), nil, nil, &v)
-	return v, err
+	return fetch[Agent](c, ctx, "POST", agentPath(name, path), nil, nil)
 }
 
 // Expose sets the protocols in which the hub stands in for an agent.
 func (c *Client) Expose(ctx context.Context, name string, protocols []string) (Agent, error) {
-	var v Agent
-	err := c.do(ctx, "POST", agentPath(name, "/expose"), nil, exposure{protocols}, &v)
-	return v, err
+	return fetch[Agent](c, ctx, "POST", agentPath(name, "/expose"), nil, exposure{protocols})
 }
 
 // Link says that a further identity is this agent's.
 func (c *Client) Link(ctx context.Context, name string, id NewIdentity) (Agent, error) {
-	var v Agent
-	err := c.do(ctx, "POST", agentPath(name, "/link"), nil, id, &v)
-	return v, err
+	return fetch[Agent](c, ctx, "POST", agentPath(name, "/link"), nil, id)
 }
 
 // Collect gives at most limit messages of an inbox, after at most wait.
 func (c *Client) Collect(ctx context.Context, name string, limit int, wait time.Duration) ([]*Message, error) {
-	var v messageList
-	q := url.Values{}
-	if wait > 0 {
-		q.Set("wait", wait.String())
-	}
-	if limit > 0 {
-		q.Set("max", strconv.Itoa(limit))
-	}
-	err := c.do(ctx, "GET", agentPath(name, "/inbox"), q, nil, &v)
+	wait, limit = max(wait, 0), max(limit, 0)
+	q := values(param{"wait", &wait}, param{"max", &limit})
+	v, err := fetch[messageList](c, ctx, "GET", agentPath(name, "/inbox"), q, nil)
 	return v.Messages, err
 }
 
@@ -277,12 +260,7 @@ func (c *Client) post(ctx context.Context, s Send, mode string) (Receipt, error)
 // Breaking off cancels it.
 func (c *Client) Stream(ctx context.Context, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
-		req, err := c.sending(ctx, s, "stream")
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		for e, err := range c.events(req) {
+		for e, err := range c.events(c.sending(ctx, s, "stream")) {
 			m := &Message{}
 			switch {
 			case err != nil:
@@ -311,13 +289,7 @@ func (c *Client) Stream(ctx context.Context, s Send, accepted func(Receipt)) ite
 // Inbox yields the messages of an inbox until ctx ends or the loop breaks off.
 func (c *Client) Inbox(ctx context.Context, name string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
-		req, err := c.request(ctx, "GET", agentPath(name, "/inbox"), nil, nil)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		req.Header.Set("Accept", "text/event-stream")
-		for e, err := range c.events(req) {
+		for e, err := range c.events(c.request(ctx, "GET", agentPath(name, "/inbox"), nil, nil)) {
 			m := &Message{}
 			if err == nil {
 				err = jsonx.Decode(e.data, m)
@@ -340,8 +312,13 @@ type event struct {
 
 // events reads server-sent events as this API writes them: one data line each.
 // An event named error becomes an error.
-func (c *Client) events(req *http.Request) iter.Seq2[event, error] {
+func (c *Client) events(req *http.Request, err error) iter.Seq2[event, error] {
 	return func(yield func(event, error) bool) {
+		if err != nil {
+			yield(event{}, err)
+			return
+		}
+		req.Header.Set("Accept", "text/event-stream")
 		resp, err := c.send(req)
 		if err != nil {
 			yield(event{}, err)
@@ -386,86 +363,50 @@ func (c *Client) events(req *http.Request) iter.Seq2[event, error] {
 
 // Dead lists dead letters, the oldest first.
 func (c *Client) Dead(ctx context.Context, f DeadFilter) ([]DeadLetter, error) {
-	q := url.Values{}
-	for name, v := range map[string]string{"to": f.To, "from": f.From, "code": string(f.Code)} {
-		if v != "" {
-			q.Set(name, v)
-		}
-	}
-	for name, t := range map[string]time.Time{"since": f.Since, "before": f.Before} {
-		if !t.IsZero() {
-			q.Set(name, t.Format(time.RFC3339Nano))
-		}
-	}
-	if f.Limit > 0 {
-		q.Set("limit", strconv.Itoa(f.Limit))
-	}
-	var v deadList
-	err := c.do(ctx, "GET", "/dead", q, nil, &v)
+	f.Limit = max(f.Limit, 0)
+	v, err := fetch[deadList](c, ctx, "GET", "/dead", values(deadParams(&f)...), nil)
 	return v.Dead, err
-}
-
-func toQuery(to string) url.Values {
-	if to == "" {
-		return nil
-	}
-	return url.Values{"to": {to}}
 }
 
 // DeadLetter gives one with its message.
 func (c *Client) DeadLetter(ctx context.Context, id parley.ID, to string) (DeadLetter, error) {
-	var v DeadLetter
-	err := c.do(ctx, "GET", "/dead/"+id.String(), toQuery(to), nil, &v)
-	return v, err
+	return fetch[DeadLetter](c, ctx, "GET", "/dead/"+id.String(), values(param{"to", &to}), nil)
 }
 
 // Retry revives a dead letter: same message, same ID.
 func (c *Client) Retry(ctx context.Context, id parley.ID, to string) (DeadLetter, error) {
-	var v DeadLetter
-	err := c.do(ctx, "POST", "/dead/"+id.String()+"/retry", toQuery(to), nil, &v)
-	return v, err
+	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/retry", values(param{"to", &to}), nil)
 }
 
 // Drop gives a dead letter up for good.
 func (c *Client) Drop(ctx context.Context, id parley.ID, to, reason string) (DeadLetter, error) {
-	var v DeadLetter
-	err := c.do(ctx, "POST", "/dead/"+id.String()+"/drop", toQuery(to), map[string]string{"reason": reason}, &v)
-	return v, err
+	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/drop", values(param{"to", &to}), map[string]string{"reason": reason})
 }
 
 // RetryAll revives the dead letters that a filter chooses.
 func (c *Client) RetryAll(ctx context.Context, b Bulk) (BulkResult, error) {
-	var v BulkResult
-	err := c.do(ctx, "POST", "/dead/retry", nil, b, &v)
-	return v, err
+	return fetch[BulkResult](c, ctx, "POST", "/dead/retry", nil, b)
 }
 
 // DropAll gives the dead letters up that a filter chooses.
 func (c *Client) DropAll(ctx context.Context, b Bulk) (BulkResult, error) {
-	var v BulkResult
-	err := c.do(ctx, "POST", "/dead/drop", nil, b, &v)
-	return v, err
+	return fetch[BulkResult](c, ctx, "POST", "/dead/drop", nil, b)
 }
 
 // Refused lists what the hub turned away, the newest first; all for n <= 0.
 func (c *Client) Refused(ctx context.Context, n int) ([]Refusal, error) {
-	var v refusalList
-	err := c.do(ctx, "GET", "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, nil, &v)
+	v, err := fetch[refusalList](c, ctx, "GET", "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, nil)
 	return v.Refused, err
 }
 
 // Refusal finds one by its reference.
 func (c *Client) Refusal(ctx context.Context, ref string) (Refusal, error) {
-	var v Refusal
-	err := c.do(ctx, "GET", "/refused/"+url.PathEscape(ref), nil, nil, &v)
-	return v, err
+	return fetch[Refusal](c, ctx, "GET", "/refused/"+url.PathEscape(ref), nil, nil)
 }
 
 // Keys lists all keys; nothing secret is among it.
 func (c *Client) Keys(ctx context.Context) (Keys, error) {
-	var v Keys
-	err := c.do(ctx, "GET", "/keys", nil, nil, &v)
-	return v, err
+	return fetch[Keys](c, ctx, "GET", "/keys", nil, nil)
 }
 
 // Enroll records the public key of one of an agent's identities.
@@ -480,35 +421,145 @@ func (c *Client) Unenroll(ctx context.Context, agent, protocol, keyID string) er
 
 // NewKey makes a private key in the hub's keyring, or takes one in.
 func (c *Client) NewKey(ctx context.Context, n NewKey) (keyring.Key, error) {
-	var v keyring.Key
-	err := c.do(ctx, "POST", "/keys/own", nil, n, &v)
-	return v, err
+	return fetch[keyring.Key](c, ctx, "POST", "/keys/own", nil, n)
 }
 
 // Passphrase changes the passphrase of the hub's keyring.
 func (c *Client) Passphrase(ctx context.Context, p Passphrase) (Protected, error) {
-	var v Protected
-	err := c.do(ctx, "POST", "/keys/passphrase", nil, p, &v)
-	return v, err
+	return fetch[Protected](c, ctx, "POST", "/keys/passphrase", nil, p)
 }
 
 // Rotate replaces a key that the hub holds.
 func (c *Client) Rotate(ctx context.Context, r Rotation) (keyring.Key, error) {
-	var v keyring.Key
-	err := c.do(ctx, "POST", "/keys/rotate", nil, r, &v)
-	return v, err
+	return fetch[keyring.Key](c, ctx, "POST", "/keys/rotate", nil, r)
 }
 
 // Reload makes the hub read its configuration anew.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
-	var v Reloaded
-	err := c.do(ctx, "POST", "/reload", nil, nil, &v)
-	return v, err
+	return fetch[Reloaded](c, ctx, "POST", "/reload", nil, nil)
 }
 
 // Audit lists what operators did, the newest first; all for limit 0.
 func (c *Client) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
-	var v auditList
-	err := c.do(ctx, "GET", "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, nil, &v)
+	v, err := fetch[auditList](c, ctx, "GET", "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, nil)
 	return v.Audit, err
+}
+
+// Messages lists messages of the journal, the newest first.
+func (c *Client) Messages(ctx context.Context, f MessageFilter) (MessagePage, error) {
+	return fetch[MessagePage](c, ctx, "GET", "/messages", values(pageParams(&f)...), nil)
+}
+
+// Message finds one by its id, or by at least the first 8 digits of it.
+func (c *Client) Message(ctx context.Context, id string, raw bool) (Recorded, error) {
+	return fetch[Recorded](c, ctx, "GET", "/messages/"+url.PathEscape(id), values(param{"raw", &raw}), nil)
+}
+
+// Conversations lists conversations, the one with the newest message first.
+func (c *Client) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
+	return fetch[ConversationPage](c, ctx, "GET", "/conversations", values(conversationParams(&f)...), nil)
+}
+
+// Conversation finds one by its id, or by at least the first 8 digits of it,
+// with a page of its messages behind cursor.
+func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int) (Conversation, error) {
+	q := values(param{"cursor", &cursor}, param{"limit", &limit})
+	return fetch[Conversation](c, ctx, "GET", "/conversations/"+url.PathEscape(id), q, nil)
+}
+
+// Tail yields what happens from now on, until ctx ends, the loop breaks off or
+// the hub sends Dropped. Started, if not nil, is called when nothing can be
+// missed any more.
+func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		for e, err := range c.events(c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)) {
+			var v Event
+			if err == nil {
+				switch e.name {
+				case "started":
+					if started != nil {
+						started()
+					}
+					continue
+				case "message":
+					err = jsonx.Decode(e.data, &v.Message)
+				case "delivery":
+					err = jsonx.Decode(e.data, &v.Delivery)
+				case "refused":
+					err = jsonx.Decode(e.data, &v.Refusal)
+				case "dropped":
+					err = jsonx.Decode(e.data, &v.Dropped)
+				default:
+					continue // of a later version
+				}
+			}
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			if !yield(v, nil) || v.Dropped != nil {
+				return
+			}
+		}
+	}
+}
+
+// Export writes a conversation as a file that proves itself; see
+// [VerifyExport]. Without content it has digests in place of bytes.
+func (c *Client) Export(ctx context.Context, id string, content bool, w io.Writer) error {
+	q := url.Values{}
+	if !content {
+		q.Set("content", "false")
+	}
+	return c.export(ctx, id, q, w)
+}
+
+// Transcript writes the one session in which a conversation was held, in the
+// transcript format of its protocol: only asp has one.
+func (c *Client) Transcript(ctx context.Context, id, protocol string, w io.Writer) error {
+	return c.export(ctx, id, url.Values{"format": {protocol}}, w)
+}
+
+func (c *Client) export(ctx context.Context, id string, q url.Values, w io.Writer) error {
+	body, err := c.download(ctx, "/conversations/"+url.PathEscape(id)+"/export", q)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if _, err := io.Copy(w, body); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &UnreachableError{c.Base, err}
+	}
+	return nil
+}
+
+// Backup gives a backup of the hub as it is being made. It must be closed, and
+// checked: see [journal.CheckBackup].
+func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
+	return c.download(ctx, "/backup", nil)
+}
+
+func (c *Client) download(ctx context.Context, path string, q url.Values) (io.ReadCloser, error) {
+	req, err := c.request(ctx, "GET", path, q, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.send(req)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// Forget erases the content of an agent's messages, or of a conversation's.
+func (c *Client) Forget(ctx context.Context, f Forget) (Forgotten, error) {
+	return fetch[Forgotten](c, ctx, "POST", "/forget", nil, f)
+}
+
+// Erasures lists the erasures, each with its reason and author.
+func (c *Client) Erasures(ctx context.Context) ([]Erasure, error) {
+	v, err := fetch[erasureList](c, ctx, "GET", "/erasures", nil, nil)
+	return v.Erasures, err
 }

@@ -5,12 +5,20 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
 
 const maxBulk = 10_000
+
+func when(t time.Time) string {
+	if t.IsZero() {
+		return "ever"
+	}
+	return t.UTC().Format(time.RFC3339)
+}
 
 func (f DeadFilter) match(d *journal.Delivery) bool {
 	return (f.To == "" || f.To == d.To) && (f.From == "" || f.From == d.From) &&

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"io"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -137,89 +136,6 @@ func (a *Admin) Backup(ctx context.Context, by Actor, w io.Writer) (*journal.Bac
 		return err
 	})
 	return s, err
-}
-
-// BackupMediaType is that of a backup.
-const BackupMediaType = "application/vnd.parley.backup"
-
-func getBackup(a *Admin, c *call) (*answer, error) {
-	if _, err := c.query(); err != nil {
-		return nil, err
-	}
-	w := &backupResponse{c: c, slow: slowWriter{c.w, http.NewResponseController(c.w)}}
-	if _, err := a.Backup(c.r.Context(), c.by, w); err != nil {
-		if !w.begun {
-			return nil, err
-		}
-		// The status is sent; without its end the file says itself that it is
-		// not whole.
-		a.c.Logger.Warn("a backup broke off", "error", err)
-		panic(http.ErrAbortHandler)
-	}
-	return nil, nil
-}
-
-// backupResponse begins the answer with the first bytes: what fails before has
-// its own status.
-type backupResponse struct {
-	c     *call
-	slow  slowWriter
-	begun bool
-}
-
-func (w *backupResponse) Write(b []byte) (int, error) {
-	if !w.begun {
-		w.begun = true
-		h := w.c.w.Header()
-		h.Set("Content-Type", BackupMediaType)
-		h.Set("Content-Disposition", `attachment; filename="parley.backup"`)
-	}
-	return w.slow.Write(b)
-}
-
-func postForget(a *Admin, c *call) (*answer, error) {
-	var f Forget
-	if err := c.body(&f, false); err != nil {
-		return nil, err
-	}
-	return reply(a.Forget(c.r.Context(), c.by, f))
-}
-
-type erasureList struct {
-	Erasures []Erasure `json:"erasures"`
-}
-
-func getErasures(a *Admin, c *call) (*answer, error) {
-	list, err := a.Erasures(c.r.Context(), c.by)
-	return reply(erasureList{list}, err)
-}
-
-// Forget erases the content of an agent's messages, or of a conversation's.
-func (c *Client) Forget(ctx context.Context, f Forget) (Forgotten, error) {
-	var v Forgotten
-	err := c.do(ctx, "POST", "/forget", nil, f, &v)
-	return v, err
-}
-
-// Erasures lists what was erased, why and by whom.
-func (c *Client) Erasures(ctx context.Context) ([]Erasure, error) {
-	var v erasureList
-	err := c.do(ctx, "GET", "/erasures", nil, nil, &v)
-	return v.Erasures, err
-}
-
-// Backup gives a backup of the hub as it is being made. It must be closed, and
-// checked: see [journal.CheckBackup].
-func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
-	req, err := c.request(ctx, "GET", "/backup", nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.send(req)
-	if err != nil {
-		return nil, err
-	}
-	return resp.Body, nil
 }
 
 // ExportErased says in an export that a record's content was erased, when, by

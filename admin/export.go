@@ -33,8 +33,11 @@ import (
 // signature is Ed25519 over "parley export 1", a zero byte, and the hash of
 // the last line.
 
-// ExportMediaType is that of an export.
-const ExportMediaType = "application/jsonl"
+// exportMediaType is that of an export.
+const exportMediaType = "application/jsonl"
+
+// backupMediaType is that of a backup.
+const backupMediaType = "application/vnd.parley.backup"
 
 // ExportVersion is the format's.
 const ExportVersion = 1
