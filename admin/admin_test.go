@@ -79,7 +79,7 @@ func open(t *testing.T, change func(*Config)) *bench {
 	if b.keys, err = keyring.Open(keyring.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	tokens, err := NewTokens(Token{Name: "root", Role: Administer, Secret: rootToken, Speak: []string{"**"}},
+	tokens, err := newTokens(Token{Name: "root", Role: Administer, Secret: rootToken, Speak: []string{"**"}},
 		Token{Name: "op", Role: Operate, Secret: operatorToken, Speak: []string{"bot"}},
 		Token{Name: "viewer", Role: Read, Secret: viewerToken},
 		Token{Name: "watch", Role: Observe, Secret: observerToken})
@@ -140,7 +140,7 @@ func (b *bench) as(token string) *Client {
 
 func document(t *testing.T) *openapi3.T {
 	t.Helper()
-	doc, err := openapi3.NewLoader().LoadFromData(OpenAPI())
+	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -900,7 +900,7 @@ func TestAuditIsBounded(t *testing.T) {
 func TestIssue(t *testing.T) {
 	dir := t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	if _, err := Issue(dir, Token{Name: "ann", Role: Register}, rand.Reader); !errors.Is(err, os.ErrNotExist) {
+	if _, err := IssueToken(dir, Token{Name: "ann", Role: Register}, rand.Reader); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("without a file: %v", err)
 	}
 	tokens, first := openTokens(t, state(t), dir, quiet)
@@ -908,15 +908,15 @@ func TestIssue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, err := Issue(dir, Token{Name: "ann", Role: Register}, rand.Reader)
+	secret, err := IssueToken(dir, Token{Name: "ann", Role: Register}, rand.Reader)
 	if err != nil || len(secret) < 32 {
 		t.Fatal(secret, err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, TokenFile)); err != nil || strings.Contains(string(b), secret) {
 		t.Errorf("%s %v", b, err)
 	}
-	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"}, {Name: LocalToken, Role: Register}} {
-		if _, err := Issue(dir, again, rand.Reader); err == nil {
+	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"}, {Name: localToken, Role: Register}} {
+		if _, err := IssueToken(dir, again, rand.Reader); err == nil {
 			t.Errorf("%+v was issued", again)
 		}
 	}
@@ -958,17 +958,17 @@ func TestIssue(t *testing.T) {
 		}
 		account(secret, "ann")
 	}
-	if err := Withdraw(dir, "nobody"); err == nil {
+	if err := RemoveToken(dir, "nobody"); err == nil {
 		t.Error("nobody's token was withdrawn")
 	}
-	if err := Withdraw(dir, "ann"); err != nil {
+	if err := RemoveToken(dir, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	if err := tokens.Reread(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	account(secret, "")
-	if all := tokens.All(); len(all) != 2 || all[0].Name != "admin" || all[1].Name != LocalToken {
+	if all := tokens.All(); len(all) != 2 || all[0].Name != "admin" || all[1].Name != localToken {
 		t.Errorf("%+v", all)
 	}
 }
@@ -1008,7 +1008,7 @@ func TestTokensOfACluster(t *testing.T) {
 	firsts := make([]string, 2)
 	for i, dir := range []string{one, two} { // of an earlier release, which had tokens of its own at each hub
 		var err error
-		if firsts[i], err = MakeTokens(dir, time.Time{}, rand.Reader); err != nil {
+		if firsts[i], err = MakeTokenFile(dir, time.Time{}, rand.Reader); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1034,7 +1034,7 @@ func TestTokensOfACluster(t *testing.T) {
 		known(tokens, firsts[0], "admin")
 		known(tokens, firsts[1], "admin-2")
 	}
-	secret, err := Issue(one, Token{Name: "ann", Role: Operate}, rand.Reader)
+	secret, err := IssueToken(one, Token{Name: "ann", Role: Operate}, rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1044,7 +1044,7 @@ func TestTokensOfACluster(t *testing.T) {
 	known(a, secret, "ann")
 	known(b, secret, "ann")
 	b.Close() // it does not run while the token is taken back
-	if err := Withdraw(one, "ann"); err != nil {
+	if err := RemoveToken(one, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Reread(t.Context()); err != nil {
@@ -1088,7 +1088,7 @@ func TestTokenFileOfTwo(t *testing.T) {
 		}
 	})
 	for i := range n {
-		if _, err := Issue(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe}, rand.Reader); err != nil {
+		if _, err := IssueToken(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe}, rand.Reader); err != nil {
 			t.Error(err)
 		}
 	}

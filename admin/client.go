@@ -16,6 +16,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 )
 
@@ -446,7 +447,7 @@ func (c *Client) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 }
 
 // Messages lists messages of the journal, the newest first.
-func (c *Client) Messages(ctx context.Context, f MessageFilter) (MessagePage, error) {
+func (c *Client) Messages(ctx context.Context, f index.Filter) (MessagePage, error) {
 	return fetch[MessagePage](c, ctx, "GET", "/messages", values(pageParams(&f)...), nil)
 }
 
@@ -456,7 +457,7 @@ func (c *Client) Message(ctx context.Context, id string, raw bool) (Recorded, er
 }
 
 // Conversations lists conversations, the one with the newest message first.
-func (c *Client) Conversations(ctx context.Context, f ConversationFilter) (ConversationPage, error) {
+func (c *Client) Conversations(ctx context.Context, f index.ConversationFilter) (ConversationPage, error) {
 	return fetch[ConversationPage](c, ctx, "GET", "/conversations", values(conversationParams(&f)...), nil)
 }
 
@@ -470,7 +471,7 @@ func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int)
 // Tail yields what happens from now on, until ctx ends, the loop breaks off or
 // the hub sends Dropped. Started, if not nil, is called when nothing can be
 // missed any more.
-func (c *Client) Tail(ctx context.Context, f MessageFilter, started func()) iter.Seq2[Event, error] {
+func (c *Client) Tail(ctx context.Context, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for e, err := range c.events(c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)) {
 			var v Event

@@ -1,5 +1,7 @@
 package admin
 
+import "github.com/parley-hub/parley/journal/index"
+
 // Who sees content is decided here: every view of a message, and of what became
 // of one, is made by forActor, and routes that give nothing but content need the
 // role Read.
@@ -21,7 +23,7 @@ func forActor[V view](by Actor, v V) V {
 }
 
 // maySearch refuses a filter whose results tell what content says.
-func (a Actor) maySearch(f *MessageFilter) error {
+func (a Actor) maySearch(f *index.Filter) error {
 	if f.Text == "" {
 		return nil
 	}
@@ -40,7 +42,7 @@ func (p *Problem) withoutContent() {
 	}
 }
 
-func withoutText(r *Reason) {
+func withoutText(r *index.Reason) {
 	if r != nil {
 		r.Text = ""
 	}

@@ -119,7 +119,7 @@ func (b *bench) talk() traffic {
 		b.t.Fatal(err)
 	}
 	out := traffic{kinds: map[parley.Kind]bool{}, dead: dead.ID.String()}
-	page, err := b.client.Messages(ctx, MessageFilter{})
+	page, err := b.client.Messages(ctx, index.Filter{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 	for name, err := range map[string]error{
 		"export":     b.admin.Export(t.Context(), by, id, false, io.Discard),
 		"transcript": b.admin.Transcript(t.Context(), by, id, "asp", io.Discard),
-		"search":     errorOf(b.admin.Messages(t.Context(), by, MessageFilter{Text: marker})),
+		"search":     errorOf(b.admin.Messages(t.Context(), by, index.Filter{Text: marker})),
 		"inbox":      errorOf(b.admin.Collect(t.Context(), by, "box", 1, 0)),
 		"audit":      errorOf(b.admin.Audit(by, 0)),
 	} {
@@ -287,7 +287,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, err := range b.admin.Tail(t.Context(), by, MessageFilter{Text: marker}, nil) {
+	for _, err := range b.admin.Tail(t.Context(), by, index.Filter{Text: marker}, nil) {
 		code(t, err, parley.Forbidden)
 	}
 }

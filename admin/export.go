@@ -39,8 +39,8 @@ const exportMediaType = "application/jsonl"
 // backupMediaType is that of a backup.
 const backupMediaType = "application/vnd.parley.backup"
 
-// ExportVersion is the format's.
-const ExportVersion = 1
+// exportVersion is the format's.
+const exportVersion = 1
 
 const (
 	exportPurpose = "export"
@@ -86,7 +86,7 @@ type ExportRecord struct {
 	Time     time.Time        `json:"time,omitzero"`
 	Node     string           `json:"node,omitzero"`
 	Message  *ExportMessage   `json:"message,omitzero"`
-	Refused  *Reason          `json:"refused,omitzero"`
+	Refused  *index.Reason    `json:"refused,omitzero"`
 	Opened   []ExportOpening  `json:"opened,omitzero"`
 	Losses   []string         `json:"losses,omitzero"` // of an event that has no delivery
 	Steps    []ExportStep     `json:"steps,omitzero"`
@@ -99,7 +99,7 @@ type ExportMessage struct {
 	Kind         parley.Kind       `json:"kind"`
 	State        parley.State      `json:"state,omitzero"`
 	Number       int               `json:"number,omitzero"`
-	Error        *Reason           `json:"error,omitzero"`
+	Error        *index.Reason     `json:"error,omitzero"`
 	From         string            `json:"from"`
 	To           string            `json:"to,omitzero"`
 	Audience     []string          `json:"audience,omitzero"`
@@ -176,7 +176,7 @@ type ExportStep struct {
 	Postponed bool                 `json:"postponed,omitzero"`
 	Next      time.Time            `json:"next,omitzero"`
 	Reply     parley.ID            `json:"reply,omitzero"`
-	Error     *Reason              `json:"error,omitzero"`
+	Error     *index.Reason        `json:"error,omitzero"`
 	Losses    []string             `json:"losses,omitzero"`
 }
 
@@ -322,7 +322,7 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 	if e.a.c.Info != nil {
 		base = e.a.c.Info().SAMVAD.Base
 	}
-	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: ExportVersion, Hub: hub, Conversation: e.conversation.ID,
+	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: exportVersion, Hub: hub, Conversation: e.conversation.ID,
 		Exported: e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base, Content: e.content, KeyID: e.signer.ID(), Key: e.signer.Public()}}, nil)
 	if err != nil {
 		return err
@@ -414,7 +414,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 			return nil, err
 		}
 		if r.Refused != nil {
-			v.Refused = &Reason{Code: r.Refused.Code, Text: r.Refused.Text}
+			v.Refused = &index.Reason{Code: r.Refused.Code, Text: r.Refused.Text}
 		}
 		for _, o := range r.Open {
 			v.Opened = append(v.Opened, ExportOpening{o.To, o.Attempt, o.Sync})
@@ -429,7 +429,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		}
 		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply}
 		if s.Error != nil {
-			x.Error = &Reason{Code: s.Error.Code, Text: s.Error.Text}
+			x.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
 		for _, l := range s.Losses {
 			x.Losses = append(x.Losses, l.String())
@@ -477,7 +477,7 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops, Parts: []ExportPart{},
 		Origin: origin}
 	if m.Error != nil {
-		v.Error = &Reason{Code: m.Error.Code, Text: m.Error.Text}
+		v.Error = &index.Reason{Code: m.Error.Code, Text: m.Error.Text}
 	}
 	for name, b := range m.Extensions {
 		if v.Extensions == nil {
@@ -577,8 +577,8 @@ func VerifyExport(r io.Reader, each func(h *ExportHeader, line int, record *Expo
 	switch {
 	case h == nil:
 		out.add("the first line is not the header of an export")
-	case h.Format != "parley conversation" || h.Version != ExportVersion:
-		out.add("the file says that it is %.40q, version %d; this program knows %q, version %d", h.Format, h.Version, "parley conversation", ExportVersion)
+	case h.Format != "parley conversation" || h.Version != exportVersion:
+		out.add("the file says that it is %.40q, version %d; this program knows %q, version %d", h.Format, h.Version, "parley conversation", exportVersion)
 	}
 	out.chain(lines)
 	out.signature(h, end)

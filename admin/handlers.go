@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // table is what the API serves, path by path.
@@ -266,7 +267,7 @@ func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 }
 
 func getMessages(a *Admin, c *call) (*answer, error) {
-	var f MessageFilter
+	var f index.Filter
 	if err := c.params(pageParams(&f)...); err != nil {
 		return nil, err
 	}
@@ -282,7 +283,7 @@ func getMessage(a *Admin, c *call) (*answer, error) {
 }
 
 func getConversations(a *Admin, c *call) (*answer, error) {
-	var f ConversationFilter
+	var f index.ConversationFilter
 	if err := c.params(conversationParams(&f)...); err != nil {
 		return nil, err
 	}
@@ -299,7 +300,7 @@ func getConversation(a *Admin, c *call) (*answer, error) {
 }
 
 func getEvents(a *Admin, c *call) (*answer, error) {
-	var f MessageFilter
+	var f index.Filter
 	if err := c.params(messageParams(&f)...); err != nil {
 		return nil, err
 	}

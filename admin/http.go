@@ -20,11 +20,10 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
+// openAPI describes the HTTP API: an OpenAPI 3.0 document in JSON.
+//
 //go:embed openapi.json
 var openAPI []byte
-
-// OpenAPI is the description of the HTTP API, an OpenAPI 3.0 document in JSON.
-func OpenAPI() []byte { return slices.Clone(openAPI) }
 
 // notFound is the API's code for what has no code in the hub's vocabulary: a
 // path, a dead letter, a refusal or a key that is not there.

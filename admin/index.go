@@ -13,23 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// MessageFilter chooses messages of the journal; what is zero is not asked for.
-type MessageFilter = index.Filter
-
-// ConversationFilter chooses conversations.
-type ConversationFilter = index.ConversationFilter
-
-// Reason is why something failed.
-type Reason = index.Reason
-
 // Summary is what lists say of a message.
 type Summary index.Message
-
-// DeliveryInfo is one message to one recipient.
-type DeliveryInfo = index.Delivery
-
-// DeliveryStep is one change of a delivery.
-type DeliveryStep = index.Step
 
 // Recorded is a message as the journal holds it.
 type Recorded struct {
@@ -66,10 +51,7 @@ type Conversation struct {
 	Next    string    `json:"next,omitzero"`
 }
 
-// IndexStats tells how the index of messages is.
-type IndexStats = index.Stats
-
-func (a *Admin) viewIndex() *IndexStats {
+func (a *Admin) viewIndex() *index.Stats {
 	if a.c.Index == nil {
 		return nil
 	}
@@ -138,7 +120,7 @@ func fromIndex(err error, what, id string) error {
 }
 
 // Messages lists messages of the journal, the newest first.
-func (a *Admin) Messages(ctx context.Context, by Actor, f MessageFilter) (MessagePage, error) {
+func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (MessagePage, error) {
 	if err := by.maySearch(&f); err != nil {
 		return MessagePage{}, err
 	}
@@ -185,7 +167,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 }
 
 // Conversations lists conversations, the one with the newest message first.
-func (a *Admin) Conversations(ctx context.Context, by Actor, f ConversationFilter) (ConversationPage, error) {
+func (a *Admin) Conversations(ctx context.Context, by Actor, f index.ConversationFilter) (ConversationPage, error) {
 	x, err := a.fresh(ctx, by)
 	if err != nil {
 		return ConversationPage{}, err
@@ -239,7 +221,7 @@ type DeliveryNews struct {
 	Attempt   int                  `json:"attempt,omitzero"`
 	Postponed bool                 `json:"postponed,omitzero"`
 	Next      time.Time            `json:"next,omitzero"`
-	Error     *Reason              `json:"error,omitzero"`
+	Error     *index.Reason        `json:"error,omitzero"`
 	Reply     parley.ID            `json:"reply,omitzero"`
 	Position  journal.Position     `json:"position"`
 	Time      time.Time            `json:"time"`
@@ -271,7 +253,7 @@ const (
 // Tail yields what happens from now on: messages and deliveries that the
 // filter chooses, and, unless it asks for what a refusal does not have, what is
 // refused. Started, if not nil, is called when nothing can be missed any more.
-func (a *Admin) Tail(ctx context.Context, by Actor, f MessageFilter, started func()) iter.Seq2[Event, error] {
+func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		err := by.maySearch(&f)
 		if err == nil {
@@ -348,7 +330,7 @@ func each[T any](list []T, f func(T) bool) bool {
 }
 
 // tell yields what the filter chooses of a record.
-func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFilter, r *journal.Record,
+func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *index.Filter, r *journal.Record,
 	yield func(Event, error) bool) bool {
 	if m, ok := x.Of(r); ok && f.Matches(&m) {
 		v := viewSummary(by, m)
@@ -363,7 +345,7 @@ func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFi
 		}
 		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
 		if s.Error != nil {
-			d.Error = &Reason{Code: s.Error.Code, Text: s.Error.Text}
+			d.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
 		if !yield(Event{Delivery: forActor(by, d)}, nil) {
 			return false
@@ -374,7 +356,7 @@ func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *MessageFi
 
 // wanted reports whether a filter chooses a step: by itself where that is
 // enough, else by its message.
-func (a *Admin) wanted(ctx context.Context, x *index.Index, f *MessageFilter, s *journal.Step) bool {
+func (a *Admin) wanted(ctx context.Context, x *index.Index, f *index.Filter, s *journal.Step) bool {
 	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed && s.State < parley.Dead {
 		return false
 	}
@@ -383,7 +365,7 @@ func (a *Admin) wanted(ctx context.Context, x *index.Index, f *MessageFilter, s 
 	if rest.Agent == s.To {
 		rest.Agent = ""
 	}
-	if rest == (MessageFilter{}) {
+	if rest == (index.Filter{}) {
 		return true
 	}
 	m, err := x.Message(ctx, s.Message.String())
@@ -395,7 +377,7 @@ func (a *Admin) wanted(ctx context.Context, x *index.Index, f *MessageFilter, s 
 
 // refusedSince gives the refusals after the first n that a filter chooses, the
 // oldest first.
-func (a *Admin) refusedSince(by Actor, f *MessageFilter, n uint64) ([]Refusal, uint64) {
+func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) ([]Refusal, uint64) {
 	total := a.c.Hub.Stats().Refused
 	if total == n {
 		return nil, n

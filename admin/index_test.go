@@ -53,23 +53,23 @@ func TestMessages(t *testing.T) {
 	b := openIndexed(t)
 	first := b.ask("Bern")
 	b.ask("Atlantis")
-	page, err := b.client.Messages(t.Context(), MessageFilter{Limit: 2})
+	page, err := b.client.Messages(t.Context(), index.Filter{Limit: 2})
 	if err != nil || len(page.Messages) != 2 || page.Next == "" || page.Messages[0].Kind != parley.Failure || page.Messages[1].To != "weather" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Messages(t.Context(), MessageFilter{Cursor: page.Next}); err != nil || len(page.Messages) != 3 || page.Next != "" {
+	if page, err = b.client.Messages(t.Context(), index.Filter{Cursor: page.Next}); err != nil || len(page.Messages) != 3 || page.Next != "" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Messages(t.Context(), MessageFilter{Failed: true}); err != nil || len(page.Messages) != 1 || page.Messages[0].Error.Text != "no such city" {
+	if page, err = b.client.Messages(t.Context(), index.Filter{Failed: true}); err != nil || len(page.Messages) != 1 || page.Messages[0].Error.Text != "no such city" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	page, err = b.client.Messages(t.Context(), MessageFilter{Agent: "weather", From: "operator", To: "weather", Conversation: first.Conversation, Kind: parley.Request,
+	page, err = b.client.Messages(t.Context(), index.Filter{Agent: "weather", From: "operator", To: "weather", Conversation: first.Conversation, Kind: parley.Request,
 		State: parley.Answered, Protocol: "api", Since: time.Unix(1, 0), Until: time.Now().Add(time.Hour), Text: "bern"})
 	if err != nil || len(page.Messages) != 1 || page.Messages[0].ID != first.ID || page.Messages[0].Snippet != `{"city":"«Bern»"}` ||
 		page.Messages[0].Deliveries[0].State != parley.Answered || page.Messages[0].Deliveries[0].Reply != first.Reply.ID {
 		t.Fatalf("%+v %v", page, err)
 	}
-	for _, bad := range []MessageFilter{{Cursor: "?"}, {Text: "***"}} {
+	for _, bad := range []index.Filter{{Cursor: "?"}, {Text: "***"}} {
 		var e *parley.Error
 		if _, err := b.client.Messages(t.Context(), bad); !errors.As(err, &e) || e.Code != parley.Malformed {
 			t.Errorf("%+v: %v", bad, err)
@@ -115,18 +115,18 @@ func (b *bench) raw(path string) (*http.Response, error) {
 func TestConversations(t *testing.T) {
 	b := openIndexed(t)
 	first, second := b.ask("Bern"), b.ask("Atlantis")
-	page, err := b.client.Conversations(t.Context(), ConversationFilter{Agent: "weather", Limit: 1})
+	page, err := b.client.Conversations(t.Context(), index.ConversationFilter{Agent: "weather", Limit: 1})
 	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != second.Conversation || page.Conversations[0].Failed != 1 || page.Next == "" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	page, err = b.client.Conversations(t.Context(), ConversationFilter{Cursor: page.Next, Since: time.Unix(1, 0), Until: time.Now().Add(time.Hour)})
+	page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Cursor: page.Next, Since: time.Unix(1, 0), Until: time.Now().Add(time.Hour)})
 	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != first.Conversation || !slices.Equal(page.Conversations[0].Agents, []string{"operator", "weather"}) {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Conversations(t.Context(), ConversationFilter{Failed: true}); err != nil || len(page.Conversations) != 1 {
+	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Failed: true}); err != nil || len(page.Conversations) != 1 {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Conversations(t.Context(), ConversationFilter{Open: true}); err != nil || len(page.Conversations) != 0 {
+	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Open: true}); err != nil || len(page.Conversations) != 0 {
 		t.Fatalf("%+v %v", page, err)
 	}
 	v, err := b.client.Conversation(t.Context(), first.Conversation.String(), "", 2)
@@ -136,10 +136,10 @@ func TestConversations(t *testing.T) {
 	if v, err = b.client.Conversation(t.Context(), first.Conversation.String(), v.Next, 0); err != nil || len(v.History) != 1 || v.History[0].Kind != parley.Response {
 		t.Fatalf("%+v %v", v, err)
 	}
-	if _, err := b.as("nobody's token, long enough").Conversations(t.Context(), ConversationFilter{}); !errors.Is(err, ErrToken) {
+	if _, err := b.as("nobody's token, long enough").Conversations(t.Context(), index.ConversationFilter{}); !errors.Is(err, ErrToken) {
 		t.Errorf("without a token: %v", err)
 	}
-	if _, err := b.as(viewerToken).Conversations(t.Context(), ConversationFilter{}); err != nil {
+	if _, err := b.as(viewerToken).Conversations(t.Context(), index.ConversationFilter{}); err != nil {
 		t.Errorf("the role read: %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func TestConversations(t *testing.T) {
 func TestWithoutIndex(t *testing.T) {
 	b := open(t, nil)
 	var e *parley.Error
-	if _, err := b.client.Messages(t.Context(), MessageFilter{}); !errors.As(err, &e) || e.Code != parley.Unsupported {
+	if _, err := b.client.Messages(t.Context(), index.Filter{}); !errors.As(err, &e) || e.Code != parley.Unsupported {
 		t.Error(err)
 	}
 }
@@ -160,7 +160,7 @@ func TestTail(t *testing.T) {
 	events := make(chan Event)
 	done := make(chan error, 1)
 	go func() {
-		for e, err := range b.client.Tail(ctx, MessageFilter{}, func() { close(started) }) {
+		for e, err := range b.client.Tail(ctx, index.Filter{}, func() { close(started) }) {
 			if err != nil {
 				done <- err
 				return
@@ -200,16 +200,16 @@ func TestTailChooses(t *testing.T) {
 	b := openIndexed(t)
 	by := Actor{Name: "test", Role: Read}
 	for name, c := range map[string]struct {
-		f    MessageFilter
+		f    index.Filter
 		want string
 	}{
-		"all":     {MessageFilter{}, "request event response answered request error answered"},
-		"failed":  {MessageFilter{Failed: true}, "error"},
-		"from":    {MessageFilter{From: "weather"}, "event response error"},
-		"request": {MessageFilter{Kind: parley.Request}, "request answered request answered"},
-		"text":    {MessageFilter{Text: "celsius"}, "response"},
-		"state":   {MessageFilter{State: parley.Answered}, "answered answered"},
-		"nobody":  {MessageFilter{Agent: "nobody"}, ""},
+		"all":     {index.Filter{}, "request event response answered request error answered"},
+		"failed":  {index.Filter{Failed: true}, "error"},
+		"from":    {index.Filter{From: "weather"}, "event response error"},
+		"request": {index.Filter{Kind: parley.Request}, "request answered request answered"},
+		"text":    {index.Filter{Text: "celsius"}, "response"},
+		"state":   {index.Filter{State: parley.Answered}, "answered answered"},
+		"nobody":  {index.Filter{Agent: "nobody"}, ""},
 	} {
 		var got []string
 		ctx, cancel := context.WithCancel(t.Context())
@@ -245,7 +245,7 @@ func TestTailDrops(t *testing.T) {
 	b := openIndexed(t)
 	var last Event
 	first := true
-	for e, err := range b.admin.Tail(t.Context(), Actor{Name: "test", Role: Read}, MessageFilter{}, func() { b.ask("Bern") }) {
+	for e, err := range b.admin.Tail(t.Context(), Actor{Name: "test", Role: Read}, index.Filter{}, func() { b.ask("Bern") }) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,7 +264,7 @@ func TestTailDrops(t *testing.T) {
 // TestTailEnds: a hub that shuts down does not wait for those who follow.
 func TestTailEnds(t *testing.T) {
 	b := openIndexed(t)
-	for _, err := range b.client.Tail(t.Context(), MessageFilter{}, b.admin.EndStreams) {
+	for _, err := range b.client.Tail(t.Context(), index.Filter{}, b.admin.EndStreams) {
 		var away *UnreachableError
 		if !errors.As(err, &away) {
 			t.Fatalf("%v, want an UnreachableError", err)

@@ -127,8 +127,8 @@ type NewKey struct {
 	Note      string            `json:"note,omitzero"`
 }
 
-// Make has a keyring make a private key, or take one in.
-func Make(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
+// MakeKey has a keyring make a private key, or take one in.
+func MakeKey(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
 	keys, err := r.Create(keyring.New{Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm, Seed: n.Seed, By: by, Note: n.Note})
 	if errors.Is(err, keyring.ErrExists) {
 		return keyring.Key{}, parley.Refuse(parley.Conflict, "keyring: %q has a key for %q already; `parley keys rotate` replaces it",
@@ -151,7 +151,7 @@ func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, er
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
 		}
 		var err error
-		out, err = Make(a.c.Keys, n, by.Name)
+		out, err = MakeKey(a.c.Keys, n, by.Name)
 		return err
 	})
 	return out, err
@@ -168,8 +168,8 @@ type Protected struct {
 	Backup string `json:"backup,omitzero"` // file that opens as before; none in a cluster
 }
 
-// Protect changes the passphrase of a keyring.
-func Protect(r *keyring.Ring, p Passphrase) (out Protected, err error) {
+// ChangePassphrase changes the passphrase of a keyring.
+func ChangePassphrase(r *keyring.Ring, p Passphrase) (out Protected, err error) {
 	var current keyring.Protection
 	if p.Current != "" {
 		current.Passphrase = keyring.Secret(p.Current)
@@ -187,7 +187,7 @@ func (a *Admin) Passphrase(ctx context.Context, by Actor, p Passphrase) (Protect
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
 		}
 		var err error
-		out, err = Protect(a.c.Keys, p)
+		out, err = ChangePassphrase(a.c.Keys, p)
 		return err
 	})
 	return out, err
@@ -200,24 +200,24 @@ type Rotation struct {
 	Overlap string `json:"overlap,omitzero"` // how long both are valid before the new one signs alone; default "168h"
 }
 
-// Withdrawn is how long after the new key began to sign the old one stays
+// OldKeyPublished is how long after the new key began to sign the old one stays
 // published: what it signed before is still on its way, and in caches of cards.
-const Withdrawn = time.Hour
+const OldKeyPublished = time.Hour
 
-// Replace replaces a key of a keyring. Agents of SAMVAD list several keys on their
+// ReplaceKey replaces a key of a keyring. Agents of SAMVAD list several keys on their
 // cards, so there it goes in phases: both are published, and the old one signs
 // until overlap has passed; then the new one does, and the old one is withdrawn
-// after [Withdrawn]. Elsewhere the new key signs at once, and what the old one
+// after [OldKeyPublished]. Elsewhere the new key signs at once, and what the old one
 // signs stays valid until overlap has passed. Without overlap the old key ends at
 // once, for good.
-func Replace(r *keyring.Ring, owner, purpose string, overlap time.Duration) (keyring.Key, error) {
+func ReplaceKey(r *keyring.Ring, owner, purpose string, overlap time.Duration) (keyring.Key, error) {
 	if purpose == "samvad" && overlap > 0 {
-		return r.Rollover(owner, purpose, overlap, Withdrawn)
+		return r.Rollover(owner, purpose, overlap, OldKeyPublished)
 	}
 	return r.Rotate(owner, purpose, overlap)
 }
 
-// Rotate replaces a key; see [Replace].
+// Rotate replaces a key; see [ReplaceKey].
 func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, error) {
 	var out keyring.Key
 	overlap := 7 * 24 * time.Hour
@@ -236,7 +236,7 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
 		}
 		var err error
-		out, err = Replace(a.c.Keys, r.Owner, r.Purpose, overlap)
+		out, err = ReplaceKey(a.c.Keys, r.Owner, r.Purpose, overlap)
 		if errors.Is(err, keyring.ErrExists) {
 			return parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, with the new key", r.Owner, r.Purpose).Because(err)
 		}

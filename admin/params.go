@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // A param is a query parameter. The handlers read it into to, a pointer, and
@@ -19,18 +20,18 @@ type param struct {
 	to   any
 }
 
-func messageParams(f *MessageFilter) []param {
+func messageParams(f *index.Filter) []param {
 	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation}, {"trace", &f.Trace},
 		{"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since}, {"until", &f.Until},
 		{"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
 }
 
 // pageParams are those of a list of messages.
-func pageParams(f *MessageFilter) []param {
+func pageParams(f *index.Filter) []param {
 	return append(messageParams(f), param{"cursor", &f.Cursor}, param{"limit", &f.Limit})
 }
 
-func conversationParams(f *ConversationFilter) []param {
+func conversationParams(f *index.ConversationFilter) []param {
 	return []param{{"agent", &f.Agent}, {"since", &f.Since}, {"until", &f.Until}, {"open", &f.Open}, {"failed", &f.Failed},
 		{"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }

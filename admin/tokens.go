@@ -54,14 +54,14 @@ func (r Role) level() int {
 	return 0
 }
 
-// Operator is the agent as which a token speaks unless it says otherwise.
-const Operator = "operator"
+// operatorAgent is the agent as which a token speaks unless it says otherwise.
+const operatorAgent = "operator"
 
 // An Actor is on whose behalf something is done.
 type Actor struct {
 	Name    string // of the token
 	Role    Role
-	Speak   []string // agents as which it may speak: patterns as in [policy.Match]; nil: Operator
+	Speak   []string // agents as which it may speak: patterns as in [policy.Match]; nil: "operator"
 	Address string   // network address, for the audit trail
 }
 
@@ -77,10 +77,10 @@ func (a Actor) may(r Role) error {
 func (a Actor) speaker(name string) (string, error) {
 	patterns := a.Speak
 	if len(patterns) == 0 {
-		patterns = []string{Operator}
+		patterns = []string{operatorAgent}
 	}
 	if name == "" {
-		name = Operator
+		name = operatorAgent
 		if len(patterns) == 1 && parley.CheckName(patterns[0]) == nil {
 			name = patterns[0]
 		}
@@ -103,9 +103,9 @@ func (a Actor) speaker(name string) (string, error) {
 // it over into the state, where the tokens of all hubs of a cluster are.
 const TokenFile = "admin-tokens.jsonl"
 
-// LocalToken is the name of the token that each start of a hub makes for the
+// localToken is the name of the token that each start of a hub makes for the
 // commands on its own machine; see [Tokens.AddLocal].
-const LocalToken = "local"
+const localToken = "local"
 
 // A Token lets its bearer in. Exactly one of Hash and Secret is set.
 type Token struct {
@@ -123,7 +123,7 @@ type Token struct {
 }
 
 // Tokens are those of a hub, or of all hubs of a cluster. Make them with
-// [OpenTokens], [ReadTokens] or [NewTokens].
+// [OpenTokens] or [ReadTokens].
 type Tokens struct {
 	mu    sync.RWMutex
 	list  []knownToken
@@ -150,8 +150,8 @@ const (
 	hashPrefix   = "sha256:"
 )
 
-// NewTokens checks a list of tokens, and keeps only hashes of their secrets.
-func NewTokens(list ...Token) (*Tokens, error) {
+// newTokens checks a list of tokens, and keeps only hashes of their secrets.
+func newTokens(list ...Token) (*Tokens, error) {
 	if len(list) > maxTokens {
 		return nil, fmt.Errorf("%d tokens, more than the %d allowed", len(list), maxTokens)
 	}
@@ -163,7 +163,7 @@ func NewTokens(list ...Token) (*Tokens, error) {
 			return nil, fmt.Errorf("token %d: want a name of 1 to 64 characters", i+1)
 		case names[t.Name]:
 			return nil, fmt.Errorf("two tokens are named %q", t.Name)
-		case t.Name == LocalToken:
+		case t.Name == localToken:
 			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
 		case t.Role.level() == 0:
 			return nil, fmt.Errorf("token %q: role %q is not register, observe, read, operate or administer", t.Name, t.Role)
@@ -282,7 +282,7 @@ func (t *Tokens) take(v journal.Value) (changed bool, err error) {
 		if err := jsonx.Decode(v.Data, &token); err != nil {
 			return false, err
 		}
-		one, err := NewTokens(token)
+		one, err := newTokens(token)
 		if err != nil {
 			return false, err
 		}
@@ -301,7 +301,7 @@ func (t *Tokens) take(v journal.Value) (changed bool, err error) {
 	t.revisions[v.Key] = v.Revision
 	t.list = append(t.list, read.list...)
 	slices.SortStableFunc(t.list, func(a, b knownToken) int {
-		if local := cmp.Compare(btoi(a.Name == LocalToken), btoi(b.Name == LocalToken)); local != 0 {
+		if local := cmp.Compare(btoi(a.Name == localToken), btoi(b.Name == localToken)); local != 0 {
 			return local
 		}
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
@@ -438,7 +438,7 @@ func (t *Tokens) copy() error {
 // write makes the file a copy of the tokens, and of the lines that are new.
 func (t *Tokens) write(path string, fresh []knownToken) error {
 	t.mu.RLock()
-	lines := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == LocalToken })
+	lines := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == localToken })
 	t.mu.RUnlock()
 	for i := range lines {
 		lines[i].Kept = t.id
@@ -449,10 +449,10 @@ func (t *Tokens) write(path string, fresh []knownToken) error {
 	return writeTokens(path, append(lines, fresh...))
 }
 
-// MakeTokens makes the token file of a data directory where there is none, with
+// MakeTokenFile makes the token file of a data directory where there is none, with
 // a first token, "admin", that may do everything and speak as any agent. It
 // gives the token's secret, which nothing keeps, or "" where there is a file.
-func MakeTokens(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
+func MakeTokenFile(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
 	path := filepath.Join(dir, TokenFile)
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		return "", err
@@ -461,7 +461,7 @@ func MakeTokens(dir string, now time.Time, rnd io.Reader) (secret string, err er
 	if err != nil {
 		return "", err
 	}
-	t, err := NewTokens(first)
+	t, err := newTokens(first)
 	if err != nil {
 		return "", err
 	}
@@ -507,7 +507,7 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	if secret, err = newSecret(rnd); err != nil {
 		return "", err
 	}
-	k, err := Token{Name: LocalToken, Role: Administer, Secret: secret, Speak: []string{"**"}, Created: now}.hashed()
+	k, err := Token{Name: localToken, Role: Administer, Secret: secret, Speak: []string{"**"}, Created: now}.hashed()
 	if err != nil {
 		return "", err
 	}
@@ -515,10 +515,10 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	return secret, nil
 }
 
-// Issue adds a token with a fresh secret to the file of a data directory, and
+// IssueToken adds a token with a fresh secret to the file of a data directory, and
 // gives the secret. Nothing keeps that. A running hub knows it after
 // [Tokens.Reread].
-func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
+func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err error) {
 	t, unlock, err := lockTokens(dir)
 	defer unlock()
 	if errors.Is(err, os.ErrNotExist) {
@@ -534,15 +534,15 @@ func Issue(dir string, token Token, rnd io.Reader) (secret string, err error) {
 	for _, k := range t.list {
 		lines = append(lines, k.Token)
 	}
-	if t, err = NewTokens(lines...); err != nil {
+	if t, err = newTokens(lines...); err != nil {
 		return "", err
 	}
 	return token.Secret, writeTokens(filepath.Join(dir, TokenFile), append(t.list[1:], t.list[0]))
 }
 
-// Withdraw has a token taken out, which is marked in the file of a data directory:
+// RemoveToken has a token taken out, which is marked in the file of a data directory:
 // a running hub refuses it after [Tokens.Reread], and every hub of its cluster.
-func Withdraw(dir, name string) error {
+func RemoveToken(dir, name string) error {
 	t, unlock, err := lockTokens(dir)
 	defer unlock()
 	if err != nil {
@@ -618,7 +618,7 @@ func ReadTokens(dir string) (*Tokens, error) {
 		}
 		list = append(list, t)
 	}
-	t, err := NewTokens(list...)
+	t, err := newTokens(list...)
 	if err != nil {
 		return nil, fmt.Errorf("admin tokens: %s: %w", path, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // Info tells what a hub is and where it is reached. What [Config.Info] leaves
@@ -339,7 +340,7 @@ type Stats struct {
 	Free       uint64           `json:"free"` // bytes free in the data directory; 0: not known
 	Healthy    bool             `json:"healthy"`
 	Reason     string           `json:"reason,omitzero"`
-	Index      *IndexStats      `json:"index,omitzero"` // missing where the hub keeps none
+	Index      *index.Stats     `json:"index,omitzero"` // missing where the hub keeps none
 	Partitions []PartitionStats `json:"partitions"`
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // TestForgetAtTwoHubsAtOnce: while one hub of a cluster erases the messages of an
@@ -113,7 +114,7 @@ func TestForgetAtTwoHubsAtOnce(t *testing.T) {
 // found counts what a hub finds by a word.
 func found(t *testing.T, n *Node, word string) int {
 	t.Helper()
-	page, err := n.Admin().Messages(t.Context(), everything, admin.MessageFilter{Text: word})
+	page, err := n.Admin().Messages(t.Context(), everything, index.Filter{Text: word})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,7 +98,7 @@ func TestClusterIsOneHub(t *testing.T) {
 	}
 
 	// Tokens.
-	secret, err := admin.Issue(one.c.Data, admin.Token{Name: "ann", Role: admin.Observe}, rand.Reader)
+	secret, err := admin.IssueToken(one.c.Data, admin.Token{Name: "ann", Role: admin.Observe}, rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestClusterIsOneHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, func() bool { _, err := at(two, secret).Info(ctx); return err == nil })
-	if err := admin.Withdraw(two.c.Data, "ann"); err != nil {
+	if err := admin.RemoveToken(two.c.Data, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	if err := two.tokens.Reread(ctx); err != nil {

@@ -134,7 +134,7 @@ func TestForget(t *testing.T) {
 	if err != nil || m.Erased == nil || m.Erased.Number != 1 || m.Erased.By != "test" || m.Erased.Reason != "asked for" || m.Preview != "" || len(m.Raw) > 0 {
 		t.Fatalf("%+v %v", m, err)
 	}
-	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
 		t.Fatalf("%+v %v", page, err)
 	}
 	// What is not delivered stays, and goes when it is.
@@ -233,7 +233,7 @@ func TestForgetIsFinished(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0].Ended.IsZero() {
 		t.Fatalf("%+v %v", list, err)
 	}
-	if page, err := k.Admin().Messages(t.Context(), everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+	if page, err := k.Admin().Messages(t.Context(), everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
 		t.Errorf("%+v %v", page, err)
 	}
 	if files := inFiles(t, dir, "quincunx"); len(files) > 0 {
@@ -289,7 +289,7 @@ func TestRetention(t *testing.T) {
 			t.Fatalf("%+v %v", e, err)
 		}
 	}
-	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
 		t.Errorf("%+v %v", page, err)
 	}
 	if !content(n, ears.ID) || !content(n, cellar.ID) {
@@ -428,7 +428,7 @@ func TestRetentionDrops(t *testing.T) {
 			t.Fatalf("%d records of %d are left after %s", after.Records, before.Records, step.after)
 		}
 	}
-	if page, err := n.Admin().Messages(ctx, everything, admin.MessageFilter{To: "echo"}); err != nil || len(page.Messages) >= len(ids) {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{To: "echo"}); err != nil || len(page.Messages) >= len(ids) {
 		t.Errorf("the index still has %d messages: %v", len(page.Messages), err)
 	}
 	if _, err := ask(t, n, `{"text":"hello"}`); err != nil {

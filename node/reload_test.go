@@ -203,7 +203,7 @@ func TestInitialisedDirectoryIsFitToRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin.MakeTokens(c.Data, time.Time{}, rand.Reader); err != nil {
+	if _, err := admin.MakeTokenFile(c.Data, time.Time{}, rand.Reader); err != nil {
 		t.Fatal(err)
 	}
 	n := running(t, c)

@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/samvad"
 )
 
@@ -204,7 +204,7 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds("the backup", out.Bytes(), true)
-	page, err := n.Admin().Conversations(t.Context(), everything, admin.ConversationFilter{})
+	page, err := n.Admin().Conversations(t.Context(), everything, index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 2 {
 		t.Fatalf("%+v %v", page, err)
 	}

@@ -89,7 +89,7 @@ func TestKeyIsReplacedInPhases(t *testing.T) {
 	old := hosting
 	trust(old.Key)
 	ask("before", true)
-	if _, err := admin.Replace(w.Keys(), keyring.Hub, "samvad", 24*time.Hour); err != nil {
+	if _, err := admin.ReplaceKey(w.Keys(), keyring.Hub, "samvad", 24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	both := w.SAMVAD().Hosting()
@@ -123,7 +123,7 @@ func TestKeyIsReplacedInPhases(t *testing.T) {
 	ask("the new key signs", true)
 	trust(old.Key)
 	ask("the agent has the old key still", true)
-	c.to(c.now().Add(admin.Withdrawn))
+	c.to(c.now().Add(admin.OldKeyPublished))
 	if got := shown(); len(got) != 1 || got[0] != turned.KeyID {
 		t.Errorf("at last the cards show %v", got)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/parley-hub/parley/asp"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/samvad"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -85,7 +86,7 @@ func (a *app) conversationList(ctx context.Context, f conversationFlags) error {
 	if f.limit < 0 {
 		return usage("--limit %d: want 0 (all) or more", f.limit)
 	}
-	filter := admin.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed, Limit: 1000}
+	filter := index.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed, Limit: 1000}
 	var err error
 	if filter.Since, err = moment("--since", f.since); err != nil {
 		return err

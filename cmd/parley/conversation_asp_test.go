@@ -19,6 +19,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/uagents"
 )
@@ -75,7 +76,7 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 	if err := s.Close(t.Context(), "done"); err != nil {
 		t.Fatal(err)
 	}
-	page, err := n.Admin().Conversations(t.Context(), admin.Actor{Name: "test", Role: admin.Read}, admin.ConversationFilter{})
+	page, err := n.Admin().Conversations(t.Context(), admin.Actor{Name: "test", Role: admin.Read}, index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 1 {
 		t.Fatal(page, err)
 	}

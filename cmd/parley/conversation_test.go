@@ -17,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -27,7 +28,7 @@ func onlyConversation(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: conversation VARIABLE")
 	}
 	n := ts.Value(hubKey{}).(*node.Node)
-	page, err := n.Admin().Conversations(context.Background(), admin.Actor{Name: "test", Role: admin.Read}, admin.ConversationFilter{})
+	page, err := n.Admin().Conversations(context.Background(), admin.Actor{Name: "test", Role: admin.Read}, index.ConversationFilter{})
 	ts.Check(err)
 	if len(page.Conversations) != 1 {
 		ts.Fatalf("there are %d conversations", len(page.Conversations))
@@ -80,7 +81,7 @@ func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 		t.Fatal(err)
 	}
 	by := admin.Actor{Name: "test", Role: admin.Read}
-	page, err := n.Admin().Conversations(t.Context(), by, admin.ConversationFilter{})
+	page, err := n.Admin().Conversations(t.Context(), by, index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 1 {
 		t.Fatal(page, err)
 	}

@@ -116,7 +116,7 @@ func (a *app) init(dir string) error {
 		list = append(list, made{"keys", filepath.Join(keys, keyring.FileName), !had})
 	}
 
-	token, err := admin.MakeTokens(data, time.Now(), rand.Reader)
+	token, err := admin.MakeTokenFile(data, time.Now(), rand.Reader)
 	if err != nil {
 		return err
 	}

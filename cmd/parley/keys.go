@@ -134,7 +134,7 @@ func (f keyFile) Keys(context.Context) (admin.Keys, error) {
 }
 
 func (f keyFile) NewKey(_ context.Context, n admin.NewKey) (keyring.Key, error) {
-	return admin.Make(f.r, n, "parley keys")
+	return admin.MakeKey(f.r, n, "parley keys")
 }
 
 func (f keyFile) Enroll(_ context.Context, e admin.Enrolment) error {
@@ -155,12 +155,12 @@ func (f keyFile) Rotate(_ context.Context, n admin.Rotation) (keyring.Key, error
 	if err != nil {
 		return keyring.Key{}, err
 	}
-	k, err := admin.Replace(f.r, n.Owner, n.Purpose, overlap)
+	k, err := admin.ReplaceKey(f.r, n.Owner, n.Purpose, overlap)
 	return k, found(n.Owner, err)
 }
 
 func (f keyFile) Passphrase(_ context.Context, p admin.Passphrase) (admin.Protected, error) {
-	return admin.Protect(f.r, p)
+	return admin.ChangePassphrase(f.r, p)
 }
 
 func found(name string, err error) error {
@@ -475,7 +475,7 @@ new key that is published already takes its place.`,
 					return err
 				}
 				return a.print(nil, "the old one signs until %s, and is withdrawn at %s\n`parley doctor` lists the agents that do not accept the new one yet\n",
-					stamp(k.Turn), stamp(k.Turn.Add(admin.Withdrawn)))
+					stamp(k.Turn), stamp(k.Turn.Add(admin.OldKeyPublished)))
 			case overlap > 0:
 				return a.keyMade(k, "new; the old one is valid for "+overlap.String())
 			}

@@ -9,10 +9,11 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 func (a *app) tailCommand() *cobra.Command {
-	var f admin.MessageFilter
+	var f index.Filter
 	var conversation, kind string
 	var count int
 	c := &cobra.Command{
@@ -60,7 +61,7 @@ each, as it happens, until interrupted. Flags choose; several must all hold.`,
 	return c
 }
 
-func (a *app) tail(ctx context.Context, hub *admin.Client, f admin.MessageFilter, count int) error {
+func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count int) error {
 	n := 0
 	started := func() {
 		if !a.json {

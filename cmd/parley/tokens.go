@@ -27,7 +27,7 @@ the data directory holds its hash. A running hub knows it after
 				return err
 			}
 			t.Name, t.Created = args[0], time.Now().UTC().Truncate(time.Second)
-			secret, err := admin.Issue(c.Data, t, rand.Reader)
+			secret, err := admin.IssueToken(c.Data, t, rand.Reader)
 			if err != nil {
 				return err
 			}
@@ -47,7 +47,7 @@ restart. The agents of an account stay until ` + "`parley agents remove`" + `.`,
 			if err != nil {
 				return err
 			}
-			if err := admin.Withdraw(c.Data, args[0]); err != nil {
+			if err := admin.RemoveToken(c.Data, args[0]); err != nil {
 				return err
 			}
 			return a.print(map[string]string{"removed": args[0]},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -139,7 +140,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 		if err != nil {
 			t.Fatalf("round %d: %v; the hub said:\n%s", round, err, p.errs)
 		}
-		page, err := c.Messages(t.Context(), admin.MessageFilter{Text: "quincunx"})
+		page, err := c.Messages(t.Context(), index.Filter{Text: "quincunx"})
 		if err != nil || len(page.Messages) > 0 {
 			t.Errorf("round %d: %d messages are found still: %v", round, len(page.Messages), err)
 		}

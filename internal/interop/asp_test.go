@@ -20,6 +20,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -133,7 +134,7 @@ func TestASP(t *testing.T) {
 	}
 	// What an operator exports of the conversation is the same.
 	by := admin.Actor{Name: "test", Role: admin.Read}
-	page, err := n.Admin().Conversations(t.Context(), by, admin.ConversationFilter{})
+	page, err := n.Admin().Conversations(t.Context(), by, index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 1 {
 		t.Fatal(page, err)
 	}
