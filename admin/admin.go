@@ -213,15 +213,12 @@ func (a *Admin) Ready() error {
 
 // Reload reads the hub's configuration anew.
 func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
-	var out Reloaded
-	err := a.act(ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (err error) {
+	return actFor(a, ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (Reloaded, error) {
 		if a.c.Reload == nil {
-			return parley.Refuse(parley.Unsupported, "this hub has no configuration to read")
+			return Reloaded{}, parley.Refuse(parley.Unsupported, "this hub was started without a configuration file to reload")
 		}
-		out, err = a.c.Reload(ctx)
-		return err
+		return a.c.Reload(ctx)
 	})
-	return out, err
 }
 
 // Agents lists the directory by name.
@@ -359,74 +356,30 @@ func fromDirectory(err error) error {
 // AddAgent adds an agent, or replaces the one that an operator added before
 // under that name, and enrols the keys of its identities.
 func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, error) {
-	var out Agent
-	keys := make([][]byte, len(n.Identities))
-	e := parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}
-	err := func() error {
-		if err := parley.CheckName(n.Name); err != nil {
-			return err
-		}
-		if len(n.Identities) > 32 || len(n.Skills) > 1000 {
-			return parley.Refuse(parley.TooLarge, "an agent has at most 32 identities and 1,000 skills")
-		}
-		if len(n.Identities) == 0 && !n.Inbox {
-			return parley.Refuse(parley.Malformed, "agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
-		}
-		if err := checkProtocols(n.Expose); err != nil {
-			return err
-		}
-		for i, v := range n.Identities {
-			if v.Protocol == "" || v.ID == "" || len(v.ID) > 512 || v.Protocol == apiProtocol || v.Protocol == "go" {
-				return parley.Refuse(parley.Malformed, "identity %d: want the protocol and the id that the agent has in it", i+1)
-			}
-			if v.PublicKey != "" {
-				b, err := decodeKey(v.PublicKey)
-				if err != nil {
-					return err
-				}
-				keys[i] = b
-			}
-			if v.Card != nil && a.c.EnrollCard == nil {
-				return parley.Refuse(parley.Unsupported, "this hub takes no cards")
-			}
-			e.Identities = append(e.Identities, parley.Identity{Protocol: v.Protocol, ID: v.ID, URL: v.URL})
-		}
-		for i, s := range n.Skills {
-			if s.ID == "" || len(s.ID) > 64 {
-				return parley.Refuse(parley.Malformed, "skill %d: want an id of 1 to 64 characters", i+1)
-			}
-			e.Skills = append(e.Skills, s.spec())
-		}
-		return nil
-	}()
+	if err := by.may(Administer); err != nil {
+		return Agent{}, err
+	}
+	e, keys, err := a.newAgent(n)
 	if err != nil {
-		if denied := by.may(Administer); denied != nil {
-			return out, denied
-		}
-		return out, err
+		return Agent{}, err
 	}
-	if n.Inbox {
-		e.Identities = append(e.Identities, parley.Identity{Protocol: apiProtocol, ID: n.Name})
-	}
-	err = a.act(ctx, by, Administer, "agent.add", n.Name, describe(e), func(ctx context.Context) error {
+	return actFor(a, ctx, by, Administer, "agent.add", n.Name, describe(e), func(ctx context.Context) (Agent, error) {
 		// Keys come first: bindings look at them when the directory changes.
-		var fresh []NewIdentity
+		var enrolled []NewIdentity
 		for i, v := range n.Identities {
 			if keys[i] == nil {
 				continue
 			}
 			e.Identities[i].Key = a.told(n.Name, v, keys[i])
-			added, err := a.enroll(n.Name, v, keys[i], by.Name)
+			undo, err := a.enroll(n.Name, v, keys[i], by.Name)
 			if err != nil {
-				return errors.Join(err, a.undo(n.Name, fresh))
+				return Agent{}, errors.Join(err, a.unenrollAll(n.Name, enrolled))
 			}
-			if added.KeyID != "" {
-				fresh = append(fresh, added)
-			}
+			enrolled = append(enrolled, undo...)
 		}
 		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
 		if err != nil {
-			return errors.Join(fromDirectory(err), a.undo(n.Name, fresh))
+			return Agent{}, errors.Join(fromDirectory(err), a.unenrollAll(n.Name, enrolled))
 		}
 		for _, v := range n.Identities {
 			if v.Card == nil {
@@ -434,13 +387,61 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			}
 			if err := a.c.EnrollCard(ctx, v); err != nil {
 				err = parley.Fail(parley.Malformed, err, "the card of %s: %s", v.ID, err)
-				return errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name), a.undo(n.Name, fresh))
+				return Agent{}, errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name), a.unenrollAll(n.Name, enrolled))
 			}
 		}
-		out = a.view(entry)
-		return nil
+		return a.view(entry), nil
 	})
-	return out, err
+}
+
+// newAgent validates what is asked for. It gives the directory's entry and, for
+// each identity of n, its decoded public key, or nil.
+func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) {
+	e = parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}
+	if err := parley.CheckName(n.Name); err != nil {
+		return e, nil, err
+	}
+	if len(n.Identities) > 32 || len(n.Skills) > 1000 {
+		return e, nil, parley.Refuse(parley.TooLarge, "an agent has at most 32 identities and 1,000 skills")
+	}
+	if len(n.Identities) == 0 && !n.Inbox {
+		return e, nil, parley.Refuse(parley.Malformed, "agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
+	}
+	if err := checkProtocols(n.Expose); err != nil {
+		return e, nil, err
+	}
+	for i, v := range n.Identities {
+		key, err := v.check()
+		if err != nil {
+			return e, nil, parley.Refuse(parley.Malformed, "identity %d: %s", i+1, parley.AsError(err).Text)
+		}
+		if v.Card != nil && a.c.EnrollCard == nil {
+			return e, nil, parley.Refuse(parley.Unsupported, "this hub takes no cards")
+		}
+		keys = append(keys, key)
+		e.Identities = append(e.Identities, parley.Identity{Protocol: v.Protocol, ID: v.ID, URL: v.URL})
+	}
+	for i, s := range n.Skills {
+		if s.ID == "" || len(s.ID) > 64 {
+			return e, nil, parley.Refuse(parley.Malformed, "skill %d: want an id of 1 to 64 characters", i+1)
+		}
+		e.Skills = append(e.Skills, s.spec())
+	}
+	if n.Inbox {
+		e.Identities = append(e.Identities, parley.Identity{Protocol: apiProtocol, ID: n.Name})
+	}
+	return e, keys, nil
+}
+
+// check validates an identity and gives its decoded public key; nil without one.
+func (v NewIdentity) check() (key []byte, err error) {
+	if v.Protocol == "" || v.ID == "" || len(v.ID) > 512 || v.Protocol == apiProtocol || v.Protocol == "go" {
+		return nil, parley.Refuse(parley.Malformed, "want the protocol and the id that the agent has in it")
+	}
+	if v.PublicKey == "" {
+		return nil, nil
+	}
+	return decodeKey(v.PublicKey)
 }
 
 func describe(e parley.Agent) string {
@@ -517,32 +518,23 @@ func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []s
 
 // Link gives an agent a further native identity, and enrols its key.
 func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity) (Agent, error) {
-	if id.Protocol == "" || id.ID == "" || len(id.ID) > 512 || id.Protocol == apiProtocol || id.Protocol == "go" {
-		return Agent{}, parley.Refuse(parley.Malformed, "want the protocol and the id that the agent has in it")
-	}
-	var key []byte
-	if id.PublicKey != "" {
-		var err error
-		if key, err = decodeKey(id.PublicKey); err != nil {
-			return Agent{}, err
-		}
+	key, err := id.check()
+	if err != nil {
+		return Agent{}, err
 	}
 	detail := id.Protocol + " " + id.ID
 	return a.edit(ctx, by, Administer, "agent.link", name, detail, func(ctx context.Context, name string) error {
 		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
-		var fresh []NewIdentity
+		var enrolled []NewIdentity
 		if key != nil {
+			var err error
 			link.Key = a.told(name, id, key)
-			added, err := a.enroll(name, id, key, by.Name)
-			if err != nil {
+			if enrolled, err = a.enroll(name, id, key, by.Name); err != nil {
 				return err
-			}
-			if added.KeyID != "" {
-				fresh = append(fresh, added)
 			}
 		}
 		if err := a.c.Hub.Directory().Link(ctx, name, link); err != nil {
-			return errors.Join(fromDirectory(err), a.undo(name, fresh))
+			return errors.Join(fromDirectory(err), a.unenrollAll(name, enrolled))
 		}
 		return nil
 	})
@@ -550,24 +542,22 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 
 func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, detail string,
 	f func(ctx context.Context, name string) error) (Agent, error) {
-	var out Agent
 	if err := a.named(&name); err != nil {
-		return out, err
+		return Agent{}, err
 	}
-	err := a.act(ctx, by, role, action, name, detail, func(ctx context.Context) error {
+	return actFor(a, ctx, by, role, action, name, detail, func(ctx context.Context) (Agent, error) {
 		if _, err := a.entry(name); err != nil {
-			return err
+			return Agent{}, err
 		}
 		if err := f(ctx, name); err != nil {
-			return fromDirectory(err)
+			return Agent{}, fromDirectory(err)
 		}
 		e, err := a.entry(name)
-		if err == nil {
-			out = a.view(e)
+		if err != nil {
+			return Agent{}, err
 		}
-		return err
+		return a.view(e), nil
 	})
-	return out, err
 }
 
 // Refused lists what the hub turned away, the newest first, at most n; all for

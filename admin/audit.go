@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// audit is the trail of what operators did: in the journal's state, and a copy
-// of it here.
+// audit is the trail of operators' actions: kept in the journal's state, with a
+// copy in memory.
 type audit struct {
 	state journal.State
 	limit int
@@ -61,7 +61,8 @@ func (t *audit) list(limit int) []AuditEntry {
 	return out
 }
 
-// id makes the next ID; it is later than those before in every order.
+// id makes the next ID; it sorts behind all earlier ones, even if the clock was
+// set back.
 func (t *audit) id(now time.Time, rnd io.Reader) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +74,7 @@ func (t *audit) id(now time.Time, rnd io.Reader) (string, error) {
 	return id.String(), err
 }
 
-// put records an entry, and lets the oldest go when there are too many.
+// put records an entry, and deletes the oldest ones above the limit.
 func (t *audit) put(ctx context.Context, e AuditEntry) error {
 	b, err := jsonx.Encode(e)
 	if err != nil {
@@ -104,35 +105,44 @@ func (t *audit) put(ctx context.Context, e AuditEntry) error {
 	return nil
 }
 
-// act does what an operator asked for, with an entry in the audit trail before
-// and its outcome after.
+// act does an operator's action with an entry in the audit trail: written before
+// the action, and again with its outcome.
 func (a *Admin) act(ctx context.Context, by Actor, role Role, action, target, detail string, f func(context.Context) error) error {
+	_, err := actFor(a, ctx, by, role, action, target, detail, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, f(ctx)
+	})
+	return err
+}
+
+// actFor is act for an action with a result.
+func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, target, detail string,
+	f func(context.Context) (T, error)) (out T, err error) {
 	if err := by.may(role); err != nil {
-		return err
+		return out, err
 	}
 	id, err := a.audit.id(a.c.Now(), a.c.Rand)
 	if err != nil {
-		return parley.Refuse(parley.Internal, "internal error").Because(err)
+		return out, parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
 	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Hub: a.c.Hub.ID(), Actor: by.Name, Role: by.Role, Address: by.Address,
 		Action: action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
 	if err := a.audit.put(ctx, e); err != nil {
-		return parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")
+		return out, parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")
 	}
-	err = f(ctx)
+	out, err = f(ctx)
 	e.Outcome = "done"
 	if err != nil {
 		e.Outcome = clip(parley.AsError(err).Text)
 	}
-	// What was done stays done: the entry says "started" then.
+	// The action is not undone if this fails: its entry keeps the outcome "started".
 	if perr := a.audit.put(context.WithoutCancel(ctx), e); perr != nil {
 		a.c.Logger.Error("cannot record the outcome of an operator's action", "action", action, "target", target, "error", perr)
 	}
 	a.c.Logger.Info("an operator acted", "actor", by.Name, "action", action, "target", target, "outcome", e.Outcome)
-	return err
+	return out, err
 }
 
-// Audit lists what operators did, the newest first, at most limit; all for 0.
+// Audit lists the actions of operators, the newest first, at most limit; all for 0.
 func (a *Admin) Audit(by Actor, limit int) ([]AuditEntry, error) {
 	if err := by.may(Administer); err != nil {
 		return nil, err

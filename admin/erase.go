@@ -11,29 +11,30 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Forget says whose content is erased: exactly one of Agent and Conversation.
+// Forget chooses the content that is erased: exactly one of Agent and
+// Conversation is set.
 type Forget struct {
-	Agent        string `json:"agent,omitzero"`        // all that it sent and was sent
+	Agent        string `json:"agent,omitzero"`        // all messages from it and to it
 	Conversation string `json:"conversation,omitzero"` // its id, or at least the first 8 digits of it
 	Reason       string `json:"reason,omitzero"`       // for the audit trail and the record of the erasure
 	DryRun       bool   `json:"dryRun,omitzero"`       // only count
 }
 
-// Forgotten is what came of it.
+// Forgotten is the result of [Forget].
 type Forgotten struct {
 	Erasure     uint64    `json:"erasure,omitzero"` // its number
 	What        string    `json:"what"`             // "agent" or "conversation"
 	Name        string    `json:"name"`
 	Erased      uint64    `json:"erased"` // messages whose content is gone
-	Values      uint64    `json:"values"` // that protocols kept beside them and that are gone: results of tasks, memories, mailboxes
+	Values      uint64    `json:"values"` // state of protocols that is gone with them: results of tasks, memories, mailboxes
 	Undelivered uint64    `json:"undelivered"`
-	Dead        uint64    `json:"dead"`    // dead letters, left
-	Ongoing     uint64    `json:"ongoing"` // of sessions that go on, left
+	Dead        uint64    `json:"dead"`    // dead letters, not erased
+	Ongoing     uint64    `json:"ongoing"` // messages of open sessions, not erased
 	Ended       time.Time `json:"ended,omitzero"`
 	DryRun      bool      `json:"dryRun"`
 }
 
-// Kept is how many messages were left because they are still needed.
+// Kept counts the messages that were not erased because they are still needed.
 func (f *Forgotten) Kept() uint64 { return f.Undelivered + f.Dead + f.Ongoing }
 
 // Erasure is why, when and by whom content was erased.
@@ -60,13 +61,13 @@ func (a *Admin) erasure(ctx context.Context, r *journal.Record) *Erasure {
 	}
 	e, err := a.c.Hub.Journal().Erasure(ctx, r.Erased.Number)
 	if err != nil {
-		return &Erasure{Number: r.Erased.Number} // what it was is not known any more
+		return &Erasure{Number: r.Erased.Number} // its own record is gone
 	}
 	return viewErasure(&e)
 }
 
 // Forget erases the content of an agent's messages, or of a conversation's. The
-// records stay, with who wrote to whom and when, and say what was done.
+// records stay, with sender, recipient and time, and name the erasure.
 func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, error) {
 	if err := by.may(Administer); err != nil {
 		return Forgotten{}, err
@@ -103,15 +104,12 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 	if f.DryRun {
 		return a.c.Forget(ctx, what, name, by.Name, f.Reason, true)
 	}
-	var out Forgotten
-	err := a.act(ctx, by, Administer, "forget."+what, name, f.Reason, func(ctx context.Context) (err error) {
-		out, err = a.c.Forget(ctx, what, name, by.Name, f.Reason, false)
-		return err
+	return actFor(a, ctx, by, Administer, "forget."+what, name, f.Reason, func(ctx context.Context) (Forgotten, error) {
+		return a.c.Forget(ctx, what, name, by.Name, f.Reason, false)
 	})
-	return out, err
 }
 
-// Erasures lists what was erased, why and by whom, the oldest first.
+// Erasures lists the erasures, each with its reason and author, the oldest first.
 func (a *Admin) Erasures(ctx context.Context, by Actor) ([]Erasure, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
@@ -124,18 +122,15 @@ func (a *Admin) Erasures(ctx context.Context, by Actor) ([]Erasure, error) {
 	return out, err
 }
 
-// Backup writes a backup of the hub: journal, keys, tokens. Other messages go on
+// Backup writes a backup of the hub: journal, keys, tokens. The hub keeps working
 // meanwhile.
 func (a *Admin) Backup(ctx context.Context, by Actor, w io.Writer) (*journal.BackupSummary, error) {
-	var s *journal.BackupSummary
-	err := a.act(ctx, by, Administer, "backup", "", "", func(ctx context.Context) (err error) {
+	return actFor(a, ctx, by, Administer, "backup", "", "", func(ctx context.Context) (*journal.BackupSummary, error) {
 		if a.c.Backup == nil {
-			return parley.Refuse(parley.Unsupported, "this hub cannot make backups")
+			return nil, parley.Refuse(parley.Unsupported, "this hub cannot make backups")
 		}
-		s, err = a.c.Backup(ctx, w)
-		return err
+		return a.c.Backup(ctx, w)
 	})
-	return s, err
 }
 
 // ExportErased says in an export that a record's content was erased, when, by
@@ -157,8 +152,8 @@ func (a *Admin) exportErased(ctx context.Context, r *journal.Record) *ExportEras
 	return &ExportErased{Erasure: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Time: e.Begun}
 }
 
-// mark says in a line what was erased, with the digests that are left: that of
-// nothing in their place would be a lie.
+// mark notes the erasure in a line, with the size and digests of the erased
+// content. A digest of the empty content would be false.
 func (v *ExportRecord) mark(r *journal.Record, e *ExportErased) {
 	if e == nil || v.Message == nil {
 		return
@@ -173,7 +168,7 @@ func (v *ExportRecord) mark(r *journal.Record, e *ExportErased) {
 	}
 }
 
-// String says it in words.
+// String is a sentence for people.
 func (e *ExportErased) String() string {
 	s := "erased"
 	if !e.Time.IsZero() {

@@ -10,13 +10,13 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// Keys are those that the hub holds and those that it knows of others.
+// Keys are the hub's own keys and the enrolled public keys of agents.
 type Keys struct {
 	Own      []keyring.Key      `json:"own"`
 	Enrolled []keyring.Enrolled `json:"enrolled"`
 }
 
-// Keys lists all keys; nothing secret is among it.
+// Keys lists all keys, without secrets.
 func (a *Admin) Keys(by Actor) (Keys, error) {
 	if err := by.may(Observe); err != nil {
 		return Keys{}, err
@@ -55,7 +55,7 @@ func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	})
 }
 
-// native finds an identity of an agent's own.
+// native finds an identity of an agent that is no stand-in.
 func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
 	e, err := a.entry(agent)
 	if err != nil {
@@ -69,8 +69,8 @@ func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
 	return parley.Identity{}, parley.Refuse(parley.Conflict, "agent %q has no such identity in %.20q: link it first", agent, protocol)
 }
 
-// told gives the fingerprint by which an identity is told from that of another
-// agent who claims the same id, "" where nobody else does.
+// told gives the fingerprint that tells an identity from that of another agent
+// with the same id; "" if no other agent claims it.
 func (a *Admin) told(agent string, id NewIdentity, key []byte) string {
 	if e, ok := a.c.Hub.Directory().Lookup(id.Protocol, id.ID); ok && e.Name != agent {
 		return keyring.Fingerprint(keyring.Ed25519, key)
@@ -78,26 +78,29 @@ func (a *Admin) told(agent string, id NewIdentity, key []byte) string {
 	return ""
 }
 
-// enroll records a key. It gives what undoes that; without a key id, nothing
-// has to be undone.
-func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (NewIdentity, error) {
+// enroll records a key. It gives what [Admin.unenrollAll] must take back if a
+// later step fails: nothing where the key was enrolled before.
+func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (undo []NewIdentity, err error) {
 	if a.c.Enroll != nil {
-		return NewIdentity{}, fromKeyring(a.c.Enroll(agent, id, key, by))
+		return nil, fromKeyring(a.c.Enroll(agent, id, key, by))
 	}
 	if a.c.Keys == nil {
-		return NewIdentity{}, parley.Refuse(parley.Unsupported, "this hub has no keyring")
+		return nil, errNoKeyring
 	}
 	for _, k := range a.c.Keys.Enrolled(agent, id.Protocol) {
 		if bytes.Equal(k.Public, key) && (id.KeyID == "" || id.KeyID == k.KeyID) {
-			return NewIdentity{}, nil
+			return nil, nil
 		}
 	}
-	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID, Algorithm: keyring.Ed25519, Public: key, By: by, Note: id.ID})
-	return NewIdentity{Protocol: id.Protocol, KeyID: k.KeyID}, fromKeyring(err)
+	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID, Algorithm: keyring.Ed25519,
+		Public: key, By: by, Note: id.ID})
+	if err != nil {
+		return nil, fromKeyring(err)
+	}
+	return []NewIdentity{{Protocol: id.Protocol, KeyID: k.KeyID}}, nil
 }
 
-// undo forgets keys again.
-func (a *Admin) undo(agent string, list []NewIdentity) error {
+func (a *Admin) unenrollAll(agent string, list []NewIdentity) error {
 	var errs []error
 	for _, i := range list {
 		errs = append(errs, a.c.Keys.Unenroll(agent, i.Protocol, i.KeyID))
@@ -105,20 +108,32 @@ func (a *Admin) undo(agent string, list []NewIdentity) error {
 	return errors.Join(errs...)
 }
 
+var errNoKeyring = parley.Refuse(parley.Unsupported, "this hub has no keyring")
+
+// changeKeys is act for a change of the keyring. The errors of change are the API's.
+func changeKeys[T any](a *Admin, ctx context.Context, by Actor, action, owner, detail string,
+	change func(*keyring.Ring) (T, error)) (T, error) {
+	return actFor(a, ctx, by, Administer, action, owner, detail, func(context.Context) (T, error) {
+		if a.c.Keys == nil {
+			var none T
+			return none, errNoKeyring
+		}
+		return change(a.c.Keys)
+	})
+}
+
 // Unenroll forgets a public key of an agent.
 func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID string) error {
 	if err := a.named(&agent); err != nil {
 		return err
 	}
-	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(context.Context) error {
-		if a.c.Keys == nil {
-			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
-		}
-		return fromKeyring(a.c.Keys.Unenroll(agent, protocol, keyID))
+	_, err := changeKeys(a, ctx, by, "key.unenroll", agent, protocol+" "+keyID, func(r *keyring.Ring) (struct{}, error) {
+		return struct{}{}, fromKeyring(r.Unenroll(agent, protocol, keyID))
 	})
+	return err
 }
 
-// NewKey is a private key that the hub shall hold.
+// NewKey describes a private key that the hub makes or takes in.
 type NewKey struct {
 	Owner     string            `json:"owner"`   // agent, or "hub"
 	Purpose   string            `json:"purpose"` // protocol
@@ -127,7 +142,7 @@ type NewKey struct {
 	Note      string            `json:"note,omitzero"`
 }
 
-// MakeKey has a keyring make a private key, or take one in.
+// MakeKey makes a private key in a keyring, or takes one in.
 func MakeKey(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
 	keys, err := r.Create(keyring.New{Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm, Seed: n.Seed, By: by, Note: n.Note})
 	if errors.Is(err, keyring.ErrExists) {
@@ -142,30 +157,23 @@ func MakeKey(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
 
 // NewKey makes a private key in the hub's keyring, or takes one in.
 func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, error) {
-	var out keyring.Key
 	if err := a.named(&n.Owner); err != nil {
-		return out, err
+		return keyring.Key{}, err
 	}
-	err := a.act(ctx, by, Administer, "key.new", n.Owner, n.Purpose, func(context.Context) error {
-		if a.c.Keys == nil {
-			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
-		}
-		var err error
-		out, err = MakeKey(a.c.Keys, n, by.Name)
-		return err
+	return changeKeys(a, ctx, by, "key.new", n.Owner, n.Purpose, func(r *keyring.Ring) (keyring.Key, error) {
+		return MakeKey(r, n, by.Name)
 	})
-	return out, err
 }
 
 // Passphrase changes what protects the keyring.
 type Passphrase struct {
-	Current string `json:"current,omitzero"` // none: the keyring is not encrypted
+	Current string `json:"current,omitzero"` // "": the keyring is not encrypted
 	New     string `json:"new"`
 }
 
 // Protected says that the passphrase of the keyring was changed.
 type Protected struct {
-	Backup string `json:"backup,omitzero"` // file that opens as before; none in a cluster
+	Backup string `json:"backup,omitzero"` // file that still opens with the old passphrase; "" in a cluster
 }
 
 // ChangePassphrase changes the passphrase of a keyring.
@@ -178,19 +186,12 @@ func ChangePassphrase(r *keyring.Ring, p Passphrase) (out Protected, err error) 
 	return out, fromKeyring(err)
 }
 
-// Passphrase changes the passphrase of the hub's keyring, of a cluster that of
-// all its hubs.
+// Passphrase changes the passphrase of the hub's keyring; in a cluster, of all
+// hubs.
 func (a *Admin) Passphrase(ctx context.Context, by Actor, p Passphrase) (Protected, error) {
-	var out Protected
-	err := a.act(ctx, by, Administer, "key.passphrase", "keyring", "", func(context.Context) error {
-		if a.c.Keys == nil {
-			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
-		}
-		var err error
-		out, err = ChangePassphrase(a.c.Keys, p)
-		return err
+	return changeKeys(a, ctx, by, "key.passphrase", "keyring", "", func(r *keyring.Ring) (Protected, error) {
+		return ChangePassphrase(r, p)
 	})
-	return out, err
 }
 
 // Rotation replaces a key of the hub's own.
@@ -200,8 +201,8 @@ type Rotation struct {
 	Overlap string `json:"overlap,omitzero"` // how long both are valid before the new one signs alone; default "168h"
 }
 
-// OldKeyPublished is how long after the new key began to sign the old one stays
-// published: what it signed before is still on its way, and in caches of cards.
+// OldKeyPublished is how long the old key stays published after the new key has
+// begun to sign: messages signed by it are still on their way, and cards are cached.
 const OldKeyPublished = time.Hour
 
 // ReplaceKey replaces a key of a keyring. Agents of SAMVAD list several keys on their
@@ -219,33 +220,29 @@ func ReplaceKey(r *keyring.Ring, owner, purpose string, overlap time.Duration) (
 
 // Rotate replaces a key; see [ReplaceKey].
 func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, error) {
-	var out keyring.Key
 	overlap := 7 * 24 * time.Hour
 	if r.Overlap != "" {
 		d, err := time.ParseDuration(r.Overlap)
 		if err != nil || d < 0 {
-			return out, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
+			return keyring.Key{}, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
 		}
 		overlap = d
 	}
 	if err := a.named(&r.Owner); err != nil {
-		return out, err
+		return keyring.Key{}, err
 	}
-	err := a.act(ctx, by, Administer, "key.rotate", r.Owner, r.Purpose+" overlap "+overlap.String(), func(context.Context) error {
-		if a.c.Keys == nil {
-			return parley.Refuse(parley.Unsupported, "this hub has no keyring")
-		}
-		var err error
-		out, err = ReplaceKey(a.c.Keys, r.Owner, r.Purpose, overlap)
+	detail := r.Purpose + " overlap " + overlap.String()
+	return changeKeys(a, ctx, by, "key.rotate", r.Owner, detail, func(ring *keyring.Ring) (keyring.Key, error) {
+		k, err := ReplaceKey(ring, r.Owner, r.Purpose, overlap)
 		if errors.Is(err, keyring.ErrExists) {
-			return parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, with the new key", r.Owner, r.Purpose).Because(err)
+			return k, parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+
+				"with the new key", r.Owner, r.Purpose).Because(err)
 		}
-		return fromKeyring(err)
+		return k, fromKeyring(err)
 	})
-	return out, err
 }
 
-// fromKeyring says in the API's words what the keyring did not do.
+// fromKeyring turns an error of the keyring into one of the API.
 func fromKeyring(err error) error {
 	var code parley.Code
 	switch {
