@@ -27,15 +27,15 @@ type Config struct {
 	Hub    *hub.Hub
 	Keys   *keyring.Ring // nil: no keys are shown or enrolled
 	Tokens *Tokens
-	Info   func() Info  // nil: only what the hub itself knows
+	Info   func() Info  // nil: only id, promise and time
 	Index  *index.Index // of the hub's journal; nil: nothing can be looked up in it
 
 	Ready   func() error                            // nil: whether the journal is healthy
-	Reload  func(context.Context) (Reloaded, error) // reads the configuration anew; nil: there is none
+	Reload  func(context.Context) (Reloaded, error) // reads the configuration again; nil: there is none
 	Metrics http.Handler                            // of /metrics, without a token; nil: none
 
-	// Backup and Forget do what [Admin.Backup] and [Admin.Forget] check and
-	// record; nil: the hub cannot.
+	// Backup and Forget do the work of [Admin.Backup] and [Admin.Forget], which
+	// check the caller and write the audit trail; nil: unsupported.
 	Backup func(context.Context, io.Writer) (*journal.BackupSummary, error)
 	Forget func(ctx context.Context, what, name, by, reason string, dry bool) (Forgotten, error)
 
@@ -44,16 +44,16 @@ type Config struct {
 	// the agent's name and the protocol.
 	Enroll func(agent string, id NewIdentity, public []byte, by string) error
 
-	// SenderKeys gives what proves a signed message besides Keys: public keys
-	// that the binding of its protocol keeps. Nil: nothing.
+	// SenderKeys gives the public keys that prove a signed message and that the
+	// binding of its protocol keeps, besides those in Keys. Nil: none.
 	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
 	// Transcript finds the session of its own protocol that a message belongs
 	// to, and how its evidence is written in that protocol's form. Own says
 	// that the message's conversation is that session and nothing else. Nil, or
 	// a nil function: the protocol has no such form.
 	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
-	// Masked gives a message without the secrets of its sender that its record
-	// holds: what operators see and exports hold. Nil: messages hold none.
+	// Masked gives a message without its sender's secrets, for operators and
+	// exports: its record holds them. Nil: messages hold none.
 	Masked func(m *parley.Message) *parley.Message
 	// EnrollCard registers the card of an agent with the binding of its
 	// protocol. Nil: cards are refused.
@@ -83,7 +83,7 @@ type Admin struct {
 
 	mu    sync.Mutex
 	seen  map[string]Seen // by agent of the directory
-	news  chan struct{}   // closed and replaced when somebody is seen
+	news  chan struct{}   // closed and replaced when an agent is seen
 	boxes map[string]*box
 }
 
@@ -139,14 +139,14 @@ func (a *Admin) masked(m *parley.Message) *parley.Message {
 // show gives the form in which the API shows a message to an actor.
 func (a *Admin) show(by Actor, m *parley.Message) *Message { return viewMessage(by, a.masked(m)) }
 
-// Close ends what the interface watches. Calls under way go on.
+// Close stops watching the journal and the directory. Running calls go on.
 func (a *Admin) Close() {
 	for _, stop := range a.stop {
 		stop()
 	}
 }
 
-// recorded notes who was heard of; it is called for every record.
+// recorded notes when an agent was seen last; it is called for every record.
 func (a *Admin) recorded(r *journal.Record) {
 	m := r.Message
 	if m == nil || r.Refused != nil || m.Origin.Protocol == "go" {
@@ -182,7 +182,7 @@ func (a *Admin) changed(c directory.Change) {
 	}
 }
 
-// Info tells what the hub is and where it is reached.
+// Info describes the hub and its addresses.
 func (a *Admin) Info(by Actor) (Info, error) {
 	if err := by.may(Observe); err != nil {
 		return Info{}, err
@@ -211,7 +211,7 @@ func (a *Admin) Ready() error {
 	return a.c.Hub.Journal().Healthy()
 }
 
-// Reload reads the hub's configuration anew.
+// Reload makes the hub read its configuration again.
 func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
 	return actFor(a, ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (Reloaded, error) {
 		if a.c.Reload == nil {
@@ -300,26 +300,26 @@ func (a *Admin) wait(ctx context.Context, name string, d time.Duration) error {
 	return nil
 }
 
-// enter takes one of the places of those who wait.
+// enter counts a waiting caller, up to [Config.Waiters].
 func (a *Admin) enter() (leave func(), err error) {
 	select {
 	case a.slots <- struct{}{}:
 		return func() { <-a.slots }, nil
 	default:
-		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already; try again later", cap(a.slots))
+		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already, the limit; try again later", cap(a.slots))
 	}
 }
 
 func (a *Admin) entry(name string) (*directory.Entry, error) {
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if !ok {
-		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name)
+		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q is known here", name)
 	}
 	return e, nil
 }
 
-// named puts the directory name in the place of each name that is what a
-// protocol calls an agent. Other names stay: they may be of agents that are gone.
+// named replaces each protocol identity among the names by its agent's directory
+// name. Other names stay: they may be of removed agents.
 func (a *Admin) named(names ...*string) error {
 	for _, name := range names {
 		e, err := a.c.Hub.Directory().Resolve(*name)
@@ -333,7 +333,7 @@ func (a *Admin) named(names ...*string) error {
 	return nil
 }
 
-// fromDirectory says in the API's words what the directory did not do.
+// fromDirectory turns an error of the directory into one of the API.
 func fromDirectory(err error) error {
 	var code parley.Code
 	switch {
@@ -452,7 +452,7 @@ func describe(e parley.Agent) string {
 	return strings.Join(ids, ", ")
 }
 
-// checkProtocols allows what may stand in a list of exposures.
+// checkProtocols validates a list of exposures.
 func checkProtocols(list []string) error {
 	for _, p := range list {
 		if !slices.Contains([]string{"all", "samvad", "uagents", "a2e", "agh", "asp"}, p) {
@@ -473,7 +473,7 @@ func decodeKey(s string) ([]byte, error) {
 	return b, nil
 }
 
-// RemoveAgent takes an agent out, with its keys.
+// RemoveAgent removes an agent and its keys.
 func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 	if err := a.named(&name); err != nil {
 		return err
@@ -560,8 +560,7 @@ func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, det
 	})
 }
 
-// Refused lists what the hub turned away, the newest first, at most n; all for
-// n <= 0.
+// Refused lists refusals, the newest first, at most n; all for n <= 0.
 func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
@@ -573,7 +572,7 @@ func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
 	return out, nil
 }
 
-// Refusal finds one by the reference that its sender was given.
+// Refusal finds one by the reference that its sender got.
 func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
 	if err := by.may(Observe); err != nil {
 		return Refusal{}, err
@@ -585,7 +584,7 @@ func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
 	return viewRefusal(by, r), nil
 }
 
-// Stats tells how much is going on.
+// Stats counts agents, records and deliveries.
 func (a *Admin) Stats(by Actor) (Stats, error) {
 	if err := by.may(Observe); err != nil {
 		return Stats{}, err

@@ -21,15 +21,15 @@ import (
 )
 
 // A Client calls the HTTP API of a hub. Its methods mirror those of [Admin].
-// What the hub refuses is a [*parley.Error] with the API's code, text and
-// reference; a hub that does not answer is an [*UnreachableError].
+// A refusal is a [*parley.Error] with the API's code, text and reference; if no
+// hub answers, the error is an [*UnreachableError].
 type Client struct {
 	Base  string       // URL of the admin API: "http://127.0.0.1:9090"
 	Token string       // secret of one of the hub's [Tokens]
 	HTTP  *http.Client // nil: [http.DefaultClient]'s transport without a time limit; use contexts
 }
 
-// UnreachableError says that no hub answers, or not one that is understood.
+// UnreachableError is the error when no hub answers, or something else does.
 type UnreachableError struct {
 	Base string
 	Err  error
@@ -108,7 +108,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	return nil, e
 }
 
-// ErrToken says that the hub does not know the client's token.
+// ErrToken is the error for a token that the hub does not know.
 var ErrToken = errors.New("the hub does not accept the token")
 
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, body, out any) error {
@@ -150,7 +150,7 @@ func fetch[T any](c *Client, ctx context.Context, method, path string, query url
 
 func agentPath(name, rest string) string { return "/agents/" + url.PathEscape(name) + rest }
 
-// Info tells what the hub is and where it is reached.
+// Info describes the hub and its addresses.
 func (c *Client) Info(ctx context.Context) (Info, error) {
 	return fetch[Info](c, ctx, "GET", "/info", nil, nil)
 }
@@ -170,7 +170,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Stats tells how much is going on.
+// Stats counts agents, records and deliveries.
 func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return fetch[Stats](c, ctx, "GET", "/stats", nil, nil)
 }
@@ -192,7 +192,7 @@ func (c *Client) AddAgent(ctx context.Context, n NewAgent) (Agent, error) {
 	return fetch[Agent](c, ctx, "POST", "/agents", nil, n)
 }
 
-// RemoveAgent takes an agent out, with its keys.
+// RemoveAgent removes an agent and its keys.
 func (c *Client) RemoveAgent(ctx context.Context, name string) error {
 	return c.do(ctx, "DELETE", agentPath(name, ""), nil, nil, nil)
 }
@@ -236,7 +236,7 @@ func (c *Client) sending(ctx context.Context, s Send, mode string) (*http.Reques
 	return req, err
 }
 
-// Send records a message and sets its delivery going.
+// Send records a message and starts its delivery.
 func (c *Client) Send(ctx context.Context, s Send) (Receipt, error) {
 	return c.post(ctx, s, "")
 }
@@ -256,9 +256,9 @@ func (c *Client) post(ctx context.Context, s Send, mode string) (Receipt, error)
 	return v, err
 }
 
-// Stream sends a request, tells accepted (which may be nil) when it is
-// recorded, and yields its events as they come, last its terminal reply.
-// Breaking off cancels it.
+// Stream sends a request, calls accepted (which may be nil) when it is recorded,
+// and yields its events as they come, last its terminal reply. A loop that
+// breaks off cancels the request.
 func (c *Client) Stream(ctx context.Context, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		for e, err := range c.events(c.sending(ctx, s, "stream")) {
@@ -394,7 +394,7 @@ func (c *Client) DropAll(ctx context.Context, b Bulk) (BulkResult, error) {
 	return fetch[BulkResult](c, ctx, "POST", "/dead/drop", nil, b)
 }
 
-// Refused lists what the hub turned away, the newest first; all for n <= 0.
+// Refused lists refusals, the newest first; all for n <= 0.
 func (c *Client) Refused(ctx context.Context, n int) ([]Refusal, error) {
 	v, err := fetch[refusalList](c, ctx, "GET", "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, nil)
 	return v.Refused, err
@@ -405,7 +405,7 @@ func (c *Client) Refusal(ctx context.Context, ref string) (Refusal, error) {
 	return fetch[Refusal](c, ctx, "GET", "/refused/"+url.PathEscape(ref), nil, nil)
 }
 
-// Keys lists all keys; nothing secret is among it.
+// Keys lists all keys, without secrets.
 func (c *Client) Keys(ctx context.Context) (Keys, error) {
 	return fetch[Keys](c, ctx, "GET", "/keys", nil, nil)
 }
@@ -420,7 +420,7 @@ func (c *Client) Unenroll(ctx context.Context, agent, protocol, keyID string) er
 	return c.do(ctx, "DELETE", "/keys", url.Values{"agent": {agent}, "protocol": {protocol}, "keyId": {keyID}}, nil, nil)
 }
 
-// NewKey makes a private key in the hub's keyring, or takes one in.
+// NewKey makes a private key in the hub's keyring, or stores a given one.
 func (c *Client) NewKey(ctx context.Context, n NewKey) (keyring.Key, error) {
 	return fetch[keyring.Key](c, ctx, "POST", "/keys/own", nil, n)
 }
@@ -435,12 +435,12 @@ func (c *Client) Rotate(ctx context.Context, r Rotation) (keyring.Key, error) {
 	return fetch[keyring.Key](c, ctx, "POST", "/keys/rotate", nil, r)
 }
 
-// Reload makes the hub read its configuration anew.
+// Reload makes the hub read its configuration again.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
 	return fetch[Reloaded](c, ctx, "POST", "/reload", nil, nil)
 }
 
-// Audit lists what operators did, the newest first; all for limit 0.
+// Audit lists the actions of operators, the newest first; all for limit 0.
 func (c *Client) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 	v, err := fetch[auditList](c, ctx, "GET", "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, nil)
 	return v.Audit, err

@@ -2,15 +2,15 @@ package admin
 
 import "github.com/parley-hub/parley/journal/index"
 
-// Who sees content is decided here: every view of a message, and of what became
-// of one, is made by forActor, and routes that give nothing but content need the
-// role Read.
+// This file decides which callers see content: forActor makes every view of a
+// message or a delivery, and routes that give nothing but content need the role
+// Read.
 
-// A view is a form in which the API shows something of a message.
+// A view is one form of a message in the API.
 type view interface {
-	// withoutContent takes out all that a sender can fill with what it likes:
-	// content, texts of errors and checks, which may quote it, and what the
-	// envelope had besides. Who, whom, when, codes and sizes stay.
+	// withoutContent removes every field that a sender can fill freely: content,
+	// the rest of the envelope, and the texts of errors and checks, which may
+	// quote them. Sender, recipient, times, codes and sizes stay.
 	withoutContent()
 }
 
@@ -22,7 +22,7 @@ func forActor[V view](by Actor, v V) V {
 	return v
 }
 
-// maySearch refuses a filter whose results tell what content says.
+// maySearch refuses a filter whose results reveal content.
 func (a Actor) maySearch(f *index.Filter) error {
 	if f.Text == "" {
 		return nil

@@ -61,14 +61,14 @@ type ExportLine struct {
 	Signature []byte        `json:"signature,omitzero"` // of the end
 }
 
-// ExportHeader says what the file is.
+// ExportHeader names the hub, the conversation and the key that signs the file.
 type ExportHeader struct {
 	Format       string    `json:"format"` // "parley conversation"
 	Version      int       `json:"version"`
 	Hub          string    `json:"hub"`
 	Conversation parley.ID `json:"conversation"`
 	Exported     time.Time `json:"exported"`
-	Base         string    `json:"base,omitzero"` // URL at which the hub serves its agents: part of what SAMVAD signs
+	Base         string    `json:"base,omitzero"` // URL at which the hub serves its agents: SAMVAD signatures cover its path
 	Content      bool      `json:"content"`       // false: digests in place of bytes
 	KeyID        string    `json:"keyId"`         // of the key that signs the file
 	Key          []byte    `json:"key"`           // the public key, Ed25519
@@ -127,7 +127,7 @@ type ExportPart struct {
 	Name      string `json:"name,omitzero"`
 	URI       string `json:"uri,omitzero"`
 	Size      int    `json:"size"`
-	Digest    string `json:"digest,omitzero"` // RFC 9530: of the bytes, or of what URI leads to
+	Digest    string `json:"digest,omitzero"` // RFC 9530: of the bytes, or of the content at URI
 	Offset    *int   `json:"offset,omitzero"`
 	Data      []byte `json:"data,omitzero"`
 }
@@ -153,7 +153,7 @@ type ExportKey struct {
 	KeyID     string `json:"keyId"`
 	Algorithm string `json:"algorithm"` // a keyring's, or AlgorithmASPCard
 	Public    []byte `json:"public"`
-	By        string `json:"by,omitzero"` // who enrolled it
+	By        string `json:"by,omitzero"` // the operator or agent that enrolled it
 }
 
 // AlgorithmASPCard says that Public is the JSON text of an ASP agent's card,
@@ -180,7 +180,7 @@ type ExportStep struct {
 	Losses    []string             `json:"losses,omitzero"`
 }
 
-// export is one under way.
+// export is a running export.
 type export struct {
 	a            *Admin
 	x            *index.Index
@@ -206,8 +206,8 @@ func (a *Admin) Export(ctx context.Context, by Actor, id string, content bool, w
 	return e.write(ctx, w)
 }
 
-// export finds everything that will be written, so that what is wrong is known
-// before the first line.
+// export finds all records that will be written, so that it fails before the
+// first line if it must.
 func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (*export, error) {
 	if err := by.may(Read); err != nil {
 		return nil, err
@@ -405,7 +405,7 @@ func digest(b []byte) string {
 	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
 }
 
-// record gives what of a record concerns the conversation.
+// record gives the part of a record that belongs to the conversation.
 func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, error) {
 	v := &ExportRecord{Position: r.Position, Time: r.Time, Node: r.Node}
 	if m := r.Message; m != nil && m.Conversation == e.conversation.ID {
@@ -500,7 +500,7 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 	return v, nil
 }
 
-// Report is what the verification of an export found.
+// Report is the result of verifying an export.
 type Report struct {
 	Header   *ExportHeader
 	Records  int
@@ -524,7 +524,7 @@ func (r *Report) add(format string, args ...any) {
 	}
 }
 
-// seenLine is what is remembered of a line.
+// seenLine holds what the checks between lines need of one.
 type seenLine struct {
 	at             int // in the file, from 1
 	number         int
@@ -533,11 +533,11 @@ type seenLine struct {
 	end            bool
 }
 
-// VerifyExport reads an export and finds what was done to it: which lines were
-// changed, are missing, stand elsewhere or were put in. It trusts the key that
-// the header names: whose it is, the caller must find out. Each is called with
-// the header, which may be nil, and every record whose line is intact, and that
-// line in the file. The error is one of reading.
+// VerifyExport reads an export and reports every change: lines that were changed,
+// removed, moved or inserted. It trusts the key in the header: the caller must
+// know that it is the hub's. For each intact record it calls each with the
+// header, which may be nil, the record's line number in the file, and the record.
+// The error is one of reading.
 func VerifyExport(r io.Reader, each func(h *ExportHeader, line int, record *ExportRecord)) (*Report, error) {
 	out := &Report{}
 	var lines []seenLine
@@ -578,15 +578,14 @@ func VerifyExport(r io.Reader, each func(h *ExportHeader, line int, record *Expo
 	case h == nil:
 		out.add("the first line is not the header of an export")
 	case h.Format != "parley conversation" || h.Version != exportVersion:
-		out.add("the file says that it is %.40q, version %d; this program knows %q, version %d", h.Format, h.Version, "parley conversation", exportVersion)
+		out.add("the file is %.40q, version %d; this program reads %q, version %d", h.Format, h.Version, "parley conversation", exportVersion)
 	}
 	out.chain(lines)
 	out.signature(h, end)
 	return out, nil
 }
 
-// intact reports whether a line is what its hash was made of, written in the
-// one form that it has.
+// intact reports whether a line has its own hash and is in canonical form.
 func intact(l *ExportLine, raw []byte) bool {
 	previous, err := hex.DecodeString(l.Previous)
 	if err != nil {
@@ -600,7 +599,7 @@ func intact(l *ExportLine, raw []byte) bool {
 	return err == nil && bytes.Equal(b, raw)
 }
 
-// chain compares what follows what.
+// chain checks that each line continues the line before.
 func (r *Report) chain(lines []seenLine) {
 	byHash := map[string]int{}        // place in kept
 	byNumber := map[int][]*seenLine{} // intact ones
@@ -736,7 +735,7 @@ func (r *Report) signature(h *ExportHeader, end *ExportLine) {
 	}
 	hash, err := hex.DecodeString(end.Hash)
 	if err != nil || !ed25519.Verify(h.Key, append([]byte(exportSigned), hash...), end.Signature) {
-		r.add("the signature of the last line is not that of the header's key: the file was written anew by somebody who does not have it")
+		r.add("the signature of the last line is not that of the header's key: the file was rewritten without that key")
 		return
 	}
 	if end.End.Records != r.Records && len(r.Problems) == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// table is what the API serves, path by path.
+// table is the whole API, path by path.
 func table() []route {
 	return []route{
 		{"/v1/health", map[string]endpoint{"GET": {"", getHealth}}},
@@ -380,7 +380,7 @@ type slowWriter struct {
 }
 
 // attachment is the body of an answer that a browser saves as a file. The
-// headers are set with the first bytes: what fails before has its own status.
+// headers are set with the first bytes: an earlier failure has its own status.
 func (c *call) attachment(mediaType, name string) *slowWriter {
 	return &slowWriter{c.w, http.NewResponseController(c.w), func() {
 		c.w.Header().Set("Content-Type", mediaType)

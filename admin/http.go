@@ -25,8 +25,8 @@ import (
 //go:embed openapi.json
 var openAPI []byte
 
-// notFound is the API's code for what has no code in the hub's vocabulary: a
-// path, a dead letter, a refusal or a key that is not there.
+// notFound is the API's code for a missing path, dead letter, refusal or key. The
+// hub's vocabulary has no code for these.
 const notFound parley.Code = "not_found"
 
 // statuses of error codes.
@@ -38,15 +38,15 @@ var statuses = map[parley.Code]int{
 	parley.Internal: 500, notFound: 404,
 }
 
-// call is one request under way.
+// call is one request and its caller.
 type call struct {
 	w  http.ResponseWriter
 	r  *http.Request
 	by Actor
 }
 
-// answer is what a handler gives: a body with its status, or nothing when it
-// has answered itself.
+// answer is a handler's result: a body with its status; nil when the handler has
+// answered itself.
 type answer struct {
 	status int
 	body   any
@@ -62,8 +62,8 @@ type route struct {
 	methods map[string]endpoint
 }
 
-// endpoint is what a method does, and the least role that may call it; "" needs
-// no token.
+// endpoint is one method of a path: the lowest role that may call it ("" needs no
+// token), and its handler.
 type endpoint struct {
 	role Role
 	do   handler
@@ -102,8 +102,8 @@ func (a *Admin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r)
 }
 
-// sameOrigin refuses what a browser sends for a page of another origin, and
-// what was sent to a name that is not this hub's.
+// sameOrigin refuses requests that a browser makes for a page of another origin,
+// and requests to a host name that is not this hub's.
 func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 	host := r.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -128,7 +128,7 @@ func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 	return nil
 }
 
-// turnAway notes a refusal of somebody who is not known.
+// turnAway records the refusal of an unauthenticated caller.
 func (a *Admin) turnAway(r *http.Request, step string, e *parley.Error) *parley.Error {
 	c := *e
 	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Step: step, Code: e.Code, Text: e.Text,
@@ -224,7 +224,7 @@ func writeProblem(w http.ResponseWriter, err error) {
 	if e.After > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.After.Seconds())), 10))
 	}
-	// A failed write means that nobody is left to tell.
+	// If the write fails, the caller is gone.
 	_ = writeBody(w, statusOf(e), problemBody{*problem(e)})
 }
 
@@ -240,8 +240,7 @@ func writeBody(w http.ResponseWriter, status int, v any) error {
 	return errors.Join(err, werr)
 }
 
-// body reads a JSON body; an empty one is allowed where there is nothing that
-// must be said.
+// body decodes the JSON body into v. If mayBeEmpty, an empty body leaves v as it is.
 func (c *call) body(v any, mayBeEmpty bool) error {
 	b, err := io.ReadAll(c.r.Body)
 	var large *http.MaxBytesError

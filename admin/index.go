@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// Summary is what lists say of a message.
+// Summary is a message in a list.
 type Summary index.Message
 
 // Recorded is a message as the journal holds it.
@@ -27,14 +27,14 @@ type Recorded struct {
 	Erased   *Erasure          `json:"erased,omitzero"`   // its content was erased
 }
 
-// MessagePage is some of the messages that a filter chooses; Next is the
-// cursor of what follows.
+// MessagePage is a page of the messages that a filter chooses; Next is the cursor
+// of the following page, "" for the last one.
 type MessagePage struct {
 	Messages []Summary `json:"messages"`
 	Next     string    `json:"next,omitzero"`
 }
 
-// ConversationInfo is what lists say of a conversation.
+// ConversationInfo is a conversation in a list.
 type ConversationInfo index.Conversation
 
 // ConversationPage is some of the conversations that a filter chooses.
@@ -77,7 +77,7 @@ func viewConversation(by Actor, c index.Conversation) ConversationInfo {
 	return *forActor(by, &v)
 }
 
-// indexed gives the index to who may read it.
+// indexed gives the index to an actor who may read it.
 func (a *Admin) indexed(by Actor) (*index.Index, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (a *Admin) indexed(by Actor) (*index.Index, error) {
 	return a.c.Index, nil
 }
 
-// fresh gives the index when it holds what was recorded before the call, or
+// fresh gives the index as soon as it holds every record made before the call, or
 // after freshness at the latest: a list that is a little behind is better than
 // none.
 func (a *Admin) fresh(ctx context.Context, by Actor) (*index.Index, error) {
@@ -106,7 +106,7 @@ func (a *Admin) fresh(ctx context.Context, by Actor) (*index.Index, error) {
 
 const freshness = 2 * time.Second
 
-// fromIndex says in the API's words what the index did not do.
+// fromIndex turns an error of the index into one of the API.
 func fromIndex(err error, what, id string) error {
 	switch {
 	case errors.Is(err, index.ErrFilter):
@@ -204,13 +204,12 @@ func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, l
 	return Conversation{viewConversation(by, c), viewSummaries(by, page.Messages), page.Next}, nil
 }
 
-// An Event is something that just happened; exactly one of its pointers is
-// set.
+// An Event is one event of [Admin.Tail]; exactly one of its pointers is set.
 type Event struct {
 	Message  *Summary      // was recorded
 	Delivery *DeliveryNews // moved on
 	Refusal  *Refusal      // was turned away before it was recorded
-	Dropped  *Dropped      // nothing more comes: the reader was too slow
+	Dropped  *Dropped      // the stream ends: the reader was too slow
 }
 
 // DeliveryNews is one step of one delivery.
@@ -227,7 +226,7 @@ type DeliveryNews struct {
 	Time      time.Time            `json:"time"`
 }
 
-// Dropped is the end of a reader that was too slow.
+// Dropped ends the stream of a reader that was too slow.
 type Dropped struct {
 	Reason string `json:"reason"`
 }
@@ -250,9 +249,9 @@ const (
 	tailRefusals = 500 * time.Millisecond // between looks for new refusals
 )
 
-// Tail yields what happens from now on: messages and deliveries that the
-// filter chooses, and, unless it asks for what a refusal does not have, what is
-// refused. Started, if not nil, is called when nothing can be missed any more.
+// Tail yields new messages and deliveries that the filter chooses, and new
+// refusals unless the filter needs a field that refusals lack. Started, if not
+// nil, is called when nothing can be missed any more.
 func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		err := by.maySearch(&f)
@@ -329,7 +328,7 @@ func each[T any](list []T, f func(T) bool) bool {
 	return true
 }
 
-// tell yields what the filter chooses of a record.
+// tell yields the parts of a record that the filter chooses.
 func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *index.Filter, r *journal.Record,
 	yield func(Event, error) bool) bool {
 	if m, ok := x.Of(r); ok && f.Matches(&m) {
@@ -397,6 +396,6 @@ func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) ([]Refusal, ui
 	return out, total
 }
 
-// EndStreams ends what [Admin.Tail] yields, so that a server that shuts down
-// need not wait for those who read it.
+// EndStreams ends all calls of [Admin.Tail], so that a server can shut down
+// without waiting for their readers.
 func (a *Admin) EndStreams() { a.endOnce.Do(func() { close(a.ended) }) }

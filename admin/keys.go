@@ -165,7 +165,7 @@ func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, er
 	})
 }
 
-// Passphrase changes what protects the keyring.
+// Passphrase is a change of the keyring's passphrase.
 type Passphrase struct {
 	Current string `json:"current,omitzero"` // "": the keyring is not encrypted
 	New     string `json:"new"`

@@ -21,7 +21,7 @@ const (
 	keepIdempotency   = 24 * time.Hour
 )
 
-// submission makes what the hub takes of what a caller sent.
+// submission makes the hub's form of a caller's message.
 func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	var none hub.Submission
 	if err := by.may(Operate); err != nil {
@@ -120,8 +120,8 @@ func knownCode(c parley.Code) bool {
 		parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.Cancelled, parley.Rejected, parley.HandlerFailed, parley.OutcomeUnknown, parley.Internal}, c)
 }
 
-// Send records a message and sets its delivery going. It returns as soon as it
-// is recorded.
+// Send records a message and starts its delivery. It returns as soon as the
+// message is recorded.
 func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	sub, err := a.submission(by, s)
 	if err != nil {
@@ -153,13 +153,14 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: a.show(by, m)}, nil
 }
 
-// Stream sends a request, tells accepted when it is recorded, and yields its
-// events as they come, last its terminal reply. Breaking off cancels it.
+// Stream sends a request, calls accepted when it is recorded, and yields its
+// events as they come, last its terminal reply. A loop that breaks off cancels
+// the request.
 func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		sub, err := a.submission(by, s)
 		if err == nil && sub.Key.ID != "" {
-			err = parley.Refuse(parley.Unsupported, "a stream cannot be had a second time: leave the idempotency key out")
+			err = parley.Refuse(parley.Unsupported, "a stream cannot be repeated: leave the idempotency key out")
 		}
 		if err != nil {
 			yield(nil, err)
@@ -191,7 +192,7 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 	}
 }
 
-// refuse notes what the hub did not take, so that `parley explain` knows it.
+// refuse records the refusal of a message, so that `parley explain` knows it.
 func (a *Admin) refuse(s hub.Submission, err error) error {
 	e := *parley.AsError(err)
 	m := s.Message
@@ -223,7 +224,7 @@ func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error
 	switch {
 	case rerr != nil:
 		return Receipt{}, a.refuse(s, rerr)
-	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message): // what was erased cannot be compared
+	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message): // erased content cannot be compared
 		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict, "the idempotency key was used for another message"))
 	case first.Refused != nil:
 		return Receipt{}, a.refuse(s, first.Refused)
@@ -272,7 +273,7 @@ func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message
 	}
 }
 
-// same compares what the callers of two messages said.
+// same reports whether two callers sent the same message.
 func same(a, b *parley.Message) bool {
 	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act && a.InReplyTo == b.InReplyTo &&
 		slices.Equal(a.Audience, b.Audience) && slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
@@ -306,7 +307,7 @@ func sameBytes(p, q parley.Part) bool {
 	return false
 }
 
-// box holds what was taken from an inbox and not handed to anybody yet.
+// box holds messages that were taken from an inbox and did not reach a reader.
 type box struct {
 	mu      sync.Mutex
 	pending []delivery.Attempt
@@ -321,7 +322,7 @@ func (b *box) take(n int) []delivery.Attempt {
 	return out
 }
 
-// back puts messages before what is there.
+// back puts messages in front of the others.
 func (b *box) back(list []delivery.Attempt) {
 	if len(list) == 0 {
 		return
@@ -342,9 +343,9 @@ func (a *Admin) box(name string) *box {
 	return b
 }
 
-// Inbox yields the messages of an agent's inbox, what waits first, until ctx
-// ends or the loop breaks off. A message whose round of the loop broke off is
-// given to the next reader again.
+// Inbox yields the messages of an agent's inbox, the waiting ones first, until
+// ctx ends or the loop breaks off. The next reader gets the message at which the
+// loop broke off again.
 func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		for d, err := range a.inbox(ctx, by, name) {
@@ -398,8 +399,8 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 			if ctx.Err() == nil && yield(d, nil) {
 				continue
 			}
-			// What the hub has handed over counts as delivered: it must not
-			// be lost with this reader.
+			// The hub counts these messages as delivered: they must not be lost
+			// with this reader.
 			cancel()
 			rest := []delivery.Attempt{d}
 			for d := range c {
@@ -411,8 +412,8 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 	}
 }
 
-// Collect gives at most limit messages of an inbox: what is there, or, when
-// nothing is, what comes first within wait.
+// Collect gives at most limit messages of an inbox: the waiting ones or, if there
+// are none, the first to come within wait.
 func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
 	list, err := a.collect(ctx, by, name, limit, wait)
 	return a.showAttempts(by, list), err
@@ -427,8 +428,8 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The first message is waited for; those that come with it are taken
-	// along while the hub hands them over without a pause.
+	// Wait for the first message, then take those that the hub hands over
+	// without a pause.
 	patience := time.AfterFunc(min(max(wait, 0), a.c.MaxWait)+gather, cancel)
 	defer patience.Stop()
 	var out []delivery.Attempt

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// sse writes server-sent events. While there is nothing to say it sends
-// comments, so that both sides notice when the other is gone.
+// sse writes server-sent events. Between events it sends comments, so that each
+// side notices when the other is gone.
 type sse struct {
 	c     *call
 	write chan func() error
@@ -21,20 +21,20 @@ type sse struct {
 
 const (
 	sseBeat  = 15 * time.Second
-	sseWrite = 30 * time.Second // a reader that takes nothing for so long is gone
+	sseWrite = 30 * time.Second // a reader that takes nothing for this long is gone
 )
 
 func newSSE(c *call) *sse {
 	c.w.Header().Set("Content-Type", "text/event-stream")
 	c.w.WriteHeader(http.StatusOK)
 	s := &sse{c: c, write: make(chan func() error), done: make(chan error), end: make(chan struct{})}
-	// Writers that cannot flush deliver the head with the first event.
+	// A writer that cannot flush sends the header with the first event.
 	_ = http.NewResponseController(c.w).Flush()
 	go s.run()
 	return s
 }
 
-// run is the only one who writes.
+// run is the only writer of the response.
 func (s *sse) run() {
 	beat := time.NewTicker(sseBeat)
 	defer beat.Stop()
@@ -42,7 +42,7 @@ func (s *sse) run() {
 	for {
 		select {
 		case f := <-s.write:
-			// Writers that know no deadline do without.
+			// A writer without deadlines returns an error, which changes nothing.
 			_ = out.SetWriteDeadline(time.Now().Add(sseWrite))
 			err := f()
 			if err == nil {
@@ -77,11 +77,11 @@ func (s *sse) send(event, id string, v any) error {
 }
 
 func (s *sse) fail(err error) {
-	// Nobody is left to tell if this fails.
+	// If this fails, the caller is gone.
 	_ = s.send("error", "", problemBody{*problem(parley.AsError(err))})
 }
 
-// close waits until nothing writes any more.
+// close ends the writer and waits for it.
 func (s *sse) close() {
 	close(s.end)
 	<-s.done

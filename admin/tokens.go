@@ -26,12 +26,12 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Role is what a token may do; each role includes those before it.
+// Role is the set of actions that a token permits; each role includes those before it.
 type Role string
 
 // The roles.
 const (
-	Register   Role = "register"   // nothing here; its bearer has an account, in which it registers agents (uAgents)
+	Register   Role = "register"   // no call of this API; its bearer has an account in which it registers agents (uAgents)
 	Observe    Role = "observe"    // see agents, messages, refusals, public keys and statistics, but no content
 	Read       Role = "read"       // and content, exports of it and the search in it
 	Operate    Role = "operate"    // and send, read inboxes, pause and resume, retry and drop dead letters
@@ -57,7 +57,7 @@ func (r Role) level() int {
 // operatorAgent is the agent as which a token speaks unless it says otherwise.
 const operatorAgent = "operator"
 
-// An Actor is on whose behalf something is done.
+// An Actor is the operator on whose behalf a method works.
 type Actor struct {
 	Name    string // of the token
 	Role    Role
@@ -65,7 +65,7 @@ type Actor struct {
 	Address string   // network address, for the audit trail
 }
 
-// may refuses what the actor's role does not include.
+// may refuses an action that the actor's role does not include.
 func (a Actor) may(r Role) error {
 	if a.Role.level() >= r.level() {
 		return nil
@@ -73,7 +73,7 @@ func (a Actor) may(r Role) error {
 	return parley.Refuse(parley.Forbidden, "token %q has the role %q; this needs %q", a.Name, a.Role, r)
 }
 
-// speaker gives the agent as which the actor speaks.
+// speaker gives the agent for which the actor sends.
 func (a Actor) speaker(name string) (string, error) {
 	patterns := a.Speak
 	if len(patterns) == 0 {
@@ -99,8 +99,8 @@ func (a Actor) speaker(name string) (string, error) {
 
 // TokenFile is a copy of the tokens, in the data directory: one JSON object a
 // line, mode 0600. It holds hashes of the secrets. To add a token, add a line with
-// its secret in "token": a hub that starts or reads its configuration anew takes
-// it over into the state, where the tokens of all hubs of a cluster are.
+// its secret in "token": a hub that starts or reloads its configuration moves it
+// into the state, where the tokens of all hubs of a cluster are.
 const TokenFile = "admin-tokens.jsonl"
 
 // localToken is the name of the token that each start of a hub makes for the
@@ -116,8 +116,8 @@ type Token struct {
 	Speak   []string  `json:"speak,omitzero"`
 	Created time.Time `json:"created,omitzero"`
 
-	// Of lines of the file only: Kept names the state of which it is a copy, and
-	// Removed is to be taken out there.
+	// Only in lines of the file: Kept names the state of which the line is a copy,
+	// Removed asks for the token's removal from the state.
 	Kept    string `json:"kept,omitzero"`
 	Removed bool   `json:"removed,omitzero"`
 }
@@ -181,8 +181,8 @@ func newTokens(list ...Token) (*Tokens, error) {
 	return out, nil
 }
 
-// hashed puts the hash of the secret in its place. A plain hash is enough for
-// what is drawn at random: nobody can try all of 24 bytes.
+// hashed replaces the secret by its hash. A plain hash is enough for 24 random
+// bytes: they cannot be guessed.
 func (t Token) hashed() (knownToken, error) {
 	k := knownToken{Token: t}
 	switch hash, ok := strings.CutPrefix(t.Hash, hashPrefix); {
@@ -205,11 +205,11 @@ func (t Token) hashed() (knownToken, error) {
 	return k, nil
 }
 
-// OpenTokens gives the tokens that the state of that id holds, and follows what
-// other hubs change there. It takes over what is new in the file of the data directory, if
-// dir is set; see [Tokens.Reread]. Where there is neither a token nor a file, a
-// hub with rnd makes a first token, which may do everything, and gives its secret,
-// which nothing keeps.
+// OpenTokens gives the tokens in the state of that id, and follows changes that
+// other hubs make there. If dir is set, it adopts new lines of the token file in
+// that data directory; see [Tokens.Reread]. Without a token and a file, and with
+// rnd, it makes a first token, which permits everything, and gives its secret,
+// which is stored nowhere.
 func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader, log *slog.Logger) (
 	t *Tokens, first string, err error) {
 	t = &Tokens{state: state, id: id, dir: dir, log: log, revisions: map[string]uint64{}}
@@ -237,7 +237,7 @@ func OpenTokens(ctx context.Context, state journal.State, id, dir string, now ti
 	return t, first, t.copy()
 }
 
-// begin makes the first token; none where another hub that starts just now does.
+// begin makes the first token, unless another hub of the cluster does so at the same time.
 func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secret string, err error) {
 	token, err := firstToken(now, rnd)
 	if err != nil {
@@ -253,14 +253,14 @@ func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secre
 	return token.Secret, err
 }
 
-// Close ends the following of other hubs.
+// Close stops following other hubs.
 func (t *Tokens) Close() {
 	if t.stop != nil {
 		t.stop()
 	}
 }
 
-// told follows the state.
+// told is called for each change of the state.
 func (t *Tokens) told(v journal.Value) {
 	changed, err := t.take(v)
 	t.mu.RLock()
@@ -274,7 +274,7 @@ func (t *Tokens) told(v journal.Value) {
 	}
 }
 
-// take makes what the state holds under a name the token of that name.
+// take makes a value of the state the token of that name.
 func (t *Tokens) take(v journal.Value) (changed bool, err error) {
 	var read Tokens
 	if !v.Deleted {
@@ -332,8 +332,8 @@ func (t *Tokens) create(ctx context.Context, token Token) error {
 	return err
 }
 
-// adopt takes a token of the file over. Where another has its name it gets one of
-// its own: each hub of a cluster had a first token once.
+// adopt moves a token of the file into the state. If another token has its name, it
+// gets a new one: each hub of a cluster once had a first token of the same name.
 func (t *Tokens) adopt(ctx context.Context, token Token) error {
 	name := token.Name
 	for n := 2; ; n++ {
@@ -362,7 +362,7 @@ func (t *Tokens) adopt(ctx context.Context, token Token) error {
 	}
 }
 
-// replace gives a token that is there another role, or other agents to speak as.
+// replace changes the role of an existing token, or the agents for which it may send.
 func (t *Tokens) replace(ctx context.Context, token Token) error {
 	b, err := jsonx.Encode(token)
 	if err != nil {
@@ -375,10 +375,9 @@ func (t *Tokens) replace(ctx context.Context, token Token) error {
 	return err
 }
 
-// Reread takes over what is new in the file of the data directory: lines that a
-// person or `parley tokens` wrote. Secrets are replaced by their hashes. The error
-// matches [os.ErrNotExist] where there is no file; after one that cannot be read
-// all tokens stay what they were.
+// Reread adopts new lines of the token file in the data directory, which a person
+// or `parley tokens` wrote. It replaces secrets by their hashes. The error matches
+// [os.ErrNotExist] if there is no file; on any error all tokens stay as they were.
 func (t *Tokens) Reread(ctx context.Context) error {
 	if t.dir == "" {
 		return nil
@@ -407,7 +406,7 @@ func (t *Tokens) Reread(ctx context.Context) error {
 	}
 	path := filepath.Join(t.dir, TokenFile)
 	if err := t.write(path, nil); err != nil {
-		// The tokens are good, so the hub need not stop for this.
+		// The tokens are valid, so the hub can go on.
 		t.log.Error("cannot write the admin tokens", "file", path, "in clear", read.clear, "error", err)
 	} else if len(read.clear) > 0 {
 		t.log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", read.clear)
@@ -415,7 +414,7 @@ func (t *Tokens) Reread(ctx context.Context) error {
 	return nil
 }
 
-// copy brings the copy in the file up to date. What is new there stays.
+// copy brings the copy in the file up to date. New lines there stay.
 func (t *Tokens) copy() error {
 	if t.dir == "" {
 		return nil
@@ -435,7 +434,7 @@ func (t *Tokens) copy() error {
 	return t.write(filepath.Join(t.dir, TokenFile), fresh)
 }
 
-// write makes the file a copy of the tokens, and of the lines that are new.
+// write makes the file a copy of the tokens, followed by its new lines.
 func (t *Tokens) write(path string, fresh []knownToken) error {
 	t.mu.RLock()
 	lines := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == localToken })
@@ -443,7 +442,7 @@ func (t *Tokens) write(path string, fresh []knownToken) error {
 	for i := range lines {
 		lines[i].Kept = t.id
 	}
-	lines = slices.DeleteFunc(lines, func(k knownToken) bool { // a line that is new says more
+	lines = slices.DeleteFunc(lines, func(k knownToken) bool { // a new line has more
 		return slices.ContainsFunc(fresh, func(f knownToken) bool { return f.Name == k.Name })
 	})
 	return writeTokens(path, append(lines, fresh...))
@@ -451,7 +450,7 @@ func (t *Tokens) write(path string, fresh []knownToken) error {
 
 // MakeTokenFile makes the token file of a data directory where there is none, with
 // a first token, "admin", that may do everything and speak as any agent. It
-// gives the token's secret, which nothing keeps, or "" where there is a file.
+// gives the token's secret, which is stored nowhere, or "" if there is a file.
 func MakeTokenFile(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
 	path := filepath.Join(dir, TokenFile)
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -500,9 +499,8 @@ func writeTokens(path string, list []knownToken) error {
 	return atomicfile.Replace(path, b)
 }
 
-// AddLocal adds the token of the commands on the hub's own machine, which may do
-// everything, and gives its secret. It must be called before the tokens are
-// used.
+// AddLocal adds the token for commands on the hub's own machine, which permits
+// everything, and gives its secret. It must be called before the tokens are used.
 func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err error) {
 	if secret, err = newSecret(rnd); err != nil {
 		return "", err
@@ -516,7 +514,7 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 }
 
 // IssueToken adds a token with a fresh secret to the file of a data directory, and
-// gives the secret. Nothing keeps that. A running hub knows it after
+// gives the secret, which is stored nowhere. A running hub knows the token after
 // [Tokens.Reread].
 func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err error) {
 	t, unlock, err := lockTokens(dir)
@@ -540,8 +538,8 @@ func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err erro
 	return token.Secret, writeTokens(filepath.Join(dir, TokenFile), append(t.list[1:], t.list[0]))
 }
 
-// RemoveToken has a token taken out, which is marked in the file of a data directory:
-// a running hub refuses it after [Tokens.Reread], and every hub of its cluster.
+// RemoveToken marks a token as removed in the file of a data directory. A running
+// hub, and every hub of its cluster, refuses it after [Tokens.Reread].
 func RemoveToken(dir, name string) error {
 	t, unlock, err := lockTokens(dir)
 	defer unlock()
@@ -580,12 +578,12 @@ func (t *Tokens) Account(secret string) (name string, ok bool) {
 	return by.Name, ok && by.Role == Register
 }
 
-// Clear names the tokens whose secrets stand in the file in clear.
+// Clear names the tokens whose secrets are in the file in clear text.
 func (t *Tokens) Clear() []string { return t.clear }
 
-// ReadTokens reads the tokens of a data directory and changes nothing; the error
-// matches [os.ErrNotExist] where there is no file. A file that others may read
-// is refused.
+// ReadTokens reads the tokens of a data directory and changes nothing. The error
+// matches [os.ErrNotExist] if there is no file. A file that other users may read is
+// refused.
 func ReadTokens(dir string) (*Tokens, error) {
 	path := filepath.Join(dir, TokenFile)
 	f, err := os.Open(path)
@@ -625,10 +623,10 @@ func ReadTokens(dir string) (*Tokens, error) {
 	return t, nil
 }
 
-// lockTokens is [ReadTokens] for who will write the file: a running hub copies
-// what changes at other hubs into it at any moment, and a line that a command
-// added meanwhile would be gone. Nobody else that calls lockTokens reads the file
-// until unlock, which is there with an error, too.
+// lockTokens is [ReadTokens] under a lock, for callers that write the file
+// afterwards: a running hub copies changes of other hubs into it at any moment, and
+// a line that a command added meanwhile would be lost. Other callers of lockTokens
+// wait until unlock, which is never nil.
 func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
 	if _, err := os.Stat(dir); err != nil { // to lock it would make a file of that name
 		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
@@ -641,8 +639,8 @@ func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
 	return t, func() { lock.Close() }, err
 }
 
-// find gives the actor of a secret. All hashes are compared, each in constant
-// time, so that the time tells nothing about any of them.
+// find gives the actor of a secret. It compares all hashes, each in constant time,
+// so that its duration reveals nothing about them.
 func (t *Tokens) find(secret string) (Actor, bool) {
 	got := sha256.Sum256([]byte(secret))
 	t.mu.RLock()

@@ -14,12 +14,12 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// Info tells what a hub is and where it is reached. What [Config.Info] leaves
-// empty of Hub, Promise and Now is filled in.
+// Info describes a hub and its addresses. Hub, Promise and Now are filled in
+// where [Config.Info] leaves them empty.
 type Info struct {
 	Hub       string            `json:"hub"`     // id of the hub, as in the hops of messages
 	Version   string            `json:"version"` // of the program
-	Promise   string            `json:"promise"` // what "accepted" means here, in words
+	Promise   string            `json:"promise"` // the meaning of "accepted" here, as a sentence
 	Now       time.Time         `json:"now"`     // the hub's clock
 	Started   time.Time         `json:"started,omitzero"`
 	Data      string            `json:"data,omitzero"` // the data directory
@@ -27,11 +27,11 @@ type Info struct {
 	Addresses map[string]string `json:"addresses,omitzero"` // of listeners: "http", "agh", "admin"
 	SAMVAD    Hosting           `json:"samvad,omitzero"`
 	Guests    *GuestBudget      `json:"guests,omitzero"`
-	Warnings  []string          `json:"warnings,omitzero"` // what the operator should change
+	Warnings  []string          `json:"warnings,omitzero"` // settings that the operator should change
 }
 
-// GuestBudget is what guests use and may use: callers and agents for whom no
-// operator, configuration or key vouches. Memory and disk are in bytes.
+// GuestBudget is the use and the limits of guests together: callers and agents
+// for which no operator, configuration or key vouches. Memory and disk are in bytes.
 type GuestBudget struct {
 	Memory           int64 `json:"memory"`
 	MaxMemory        int64 `json:"maxMemory"`
@@ -59,10 +59,10 @@ type GuestBudget struct {
 	ConnectionsEvicted uint64 `json:"connectionsEvicted"`
 }
 
-// Hosting is how the hub appears in a protocol: what agents elsewhere have to
-// know of it.
+// Hosting is the hub's own identity in a protocol, for the configuration of
+// agents elsewhere.
 type Hosting = struct {
-	Identity string `json:"identity"`  // as which the hub calls
+	Identity string `json:"identity"`  // of the hub as a caller
 	KeyID    string `json:"keyId"`     // of the key that signs
 	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
 	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
@@ -70,12 +70,12 @@ type Hosting = struct {
 	Next string `json:"nextPublicKey,omitempty"` // base64, of the key that follows; only while it is being replaced
 }
 
-// Identity is what an agent is called in one protocol.
+// Identity is an agent's id in one protocol.
 type Identity struct {
 	Protocol string `json:"protocol"`
 	ID       string `json:"id"`
 	URL      string `json:"url,omitzero"`
-	Key      string `json:"key,omitzero"` // fingerprint of the key that tells it from others who claim the same id
+	Key      string `json:"key,omitzero"` // fingerprint of its key, if several agents claim the same id
 	StandIn  bool   `json:"standIn,omitzero"`
 }
 
@@ -107,11 +107,11 @@ type Agent struct {
 	Identities  []Identity       `json:"identities"`
 	Skills      []Skill          `json:"skills"`
 	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
-	Waiting     *Waiting         `json:"waiting,omitzero"` // only where one agent is asked for
+	Waiting     *Waiting         `json:"waiting,omitzero"` // only in the answer for one agent
 
-	Profile *hub.Profile `json:"profile,omitzero"` // what its owner says of it; only where one agent is asked for
+	Profile *hub.Profile `json:"profile,omitzero"` // published by its owner; only in the answer for one agent
 
-	Addresses map[string]string `json:"addresses,omitzero"` // by protocol: where it is reached, as itself or by its stand-in; only where one agent is asked for
+	Addresses map[string]string `json:"addresses,omitzero"` // by protocol, its own or its stand-in's; only in the answer for one agent
 }
 
 // Seen is the last message that an agent sent.
@@ -123,11 +123,11 @@ type Seen struct {
 	Count     uint64           `json:"count"` // messages since the hub started
 }
 
-// Waiting counts what an agent has not got yet.
+// Waiting counts the deliveries that an agent has not got yet.
 type Waiting struct {
 	Open   int       `json:"open"` // not settled
 	Dead   int       `json:"dead"`
-	Oldest time.Time `json:"oldest,omitzero"` // of what is open
+	Oldest time.Time `json:"oldest,omitzero"` // of the open ones
 }
 
 // NewAgent adds an agent. Inbox makes it one that reads its messages here; the
@@ -217,7 +217,7 @@ type Check struct {
 // Send is a message to be sent. Text, JSON and Parts exclude each other.
 type Send struct {
 	From         string          `json:"from,omitzero"` // default: the only agent that the token may speak as, or "operator"
-	To           string          `json:"to,omitzero"`   // not for replies: they go to who asked
+	To           string          `json:"to,omitzero"`   // not for replies: they go to the requester
 	Audience     []string        `json:"audience,omitzero"`
 	Kind         parley.Kind     `json:"kind,omitzero"`  // default: request, or response with InReplyTo
 	State        parley.State    `json:"state,omitzero"` // of an event
@@ -230,14 +230,13 @@ type Send struct {
 	InReplyTo    parley.ID       `json:"inReplyTo,omitzero"`
 	Conversation parley.ID       `json:"conversation,omitzero"`
 	Deadline     time.Time       `json:"deadline,omitzero"`
-	Timeout      string          `json:"timeout,omitzero"` // in place of Deadline, from now: "30s"
+	Timeout      string          `json:"timeout,omitzero"` // from now, in place of Deadline: "30s"
 	Expires      time.Time       `json:"expires,omitzero"`
 
 	IdempotencyKey string `json:"-"` // header Idempotency-Key: the same key again sends nothing, and gives the first answer
 }
 
-// Receipt says that a message is recorded, and what was answered if the caller
-// waited.
+// Receipt names the recorded message, and has its reply if the caller waited.
 type Receipt struct {
 	ID           parley.ID `json:"id"`
 	Conversation parley.ID `json:"conversation"`
@@ -256,12 +255,12 @@ type DeadLetter struct {
 	Tries        int         `json:"tries"` // attempts without those that were postponed
 	Reason       Problem     `json:"reason"`
 	Changed      time.Time   `json:"changed"`
-	Losses       []string    `json:"losses,omitzero"` // what the translation could not carry
+	Losses       []string    `json:"losses,omitzero"` // members that the translation could not carry
 	Position     string      `json:"position"`
-	Content      *Message    `json:"content,omitzero"` // only where one dead letter is asked for
+	Content      *Message    `json:"content,omitzero"` // only in the answer for one dead letter
 }
 
-// DeadFilter chooses dead letters; what is zero is not asked for.
+// DeadFilter chooses dead letters; a zero field chooses all.
 type DeadFilter struct {
 	To     string      `json:"to,omitzero"`
 	From   string      `json:"from,omitzero"`
@@ -284,7 +283,7 @@ type Bulk struct {
 	Reason string     `json:"reason,omitzero"` // for the audit trail
 }
 
-// BulkResult says what became of them.
+// BulkResult counts the dead letters and the changes.
 type BulkResult struct {
 	Matched int      `json:"matched"`
 	Done    int      `json:"done"`
@@ -292,7 +291,7 @@ type BulkResult struct {
 	DryRun  bool     `json:"dryRun"`
 }
 
-// Refusal is something that the hub turned away.
+// Refusal is a message or request that the hub refused.
 type Refusal struct {
 	Ref       string           `json:"ref"`
 	Time      time.Time        `json:"time"`
@@ -328,10 +327,10 @@ type AuditEntry struct {
 type Stats struct {
 	Now        time.Time        `json:"now"`
 	Agents     int              `json:"agents"`
-	Waiting    int              `json:"waiting"` // callers that wait for an answer
+	Waiting    int              `json:"waiting"` // callers waiting for an answer
 	Refused    uint64           `json:"refused"` // since the start
 	Lanes      int              `json:"lanes"`   // (recipient, conversation) pairs with something to deliver
-	Active     int              `json:"active"`  // attempts under way
+	Active     int              `json:"active"`  // running attempts
 	HeldBytes  int64            `json:"heldBytes"`
 	Open       int              `json:"open"` // deliveries not settled
 	Dead       int              `json:"dead"`
@@ -359,7 +358,7 @@ type PartitionStats struct {
 	Owned     bool   `json:"owned"`
 }
 
-// apiProtocol is what messages that enter here came by, and the protocol of the
+// apiProtocol is the protocol of messages that enter here, and the protocol of the
 // identity that marks an agent as one with an inbox.
 const apiProtocol = "api"
 
@@ -413,7 +412,7 @@ func viewPart(p parley.Part) Part {
 	return v
 }
 
-// part reads what viewPart writes.
+// part is the reverse of viewPart.
 func (p Part) part() (parley.Part, error) {
 	set := 0
 	for _, ok := range []bool{p.Text != nil, p.JSON != nil, p.Data != nil, p.URI != ""} {
@@ -492,9 +491,8 @@ func viewDead(by Actor, d journal.Delivery) DeadLetter {
 	return *forActor(by, &v)
 }
 
-// Reloaded is what reading the configuration anew has changed: keys of the
-// configuration file.
+// Reloaded names the keys of the configuration file that a reload found changed.
 type Reloaded struct {
-	Changed []string `json:"changed"` // and are in force
-	Restart []string `json:"restart"` // differ from what the hub was started with, and need a restart
+	Changed []string `json:"changed"` // now in force
+	Restart []string `json:"restart"` // changed since the start; they need a restart
 }
