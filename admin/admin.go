@@ -114,7 +114,8 @@ func New(c Config) (*Admin, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	a := &Admin{c: c, slots: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{}, news: make(chan struct{}),
+	a := &Admin{c: c, slots: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
+		news:  make(chan struct{}),
 		boxes: map[string]*box{}}
 	var err error
 	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
@@ -157,7 +158,8 @@ func (a *Admin) recorded(r *journal.Record) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol, Assurance: m.Origin.Verdict.Assurance, Count: a.seen[m.From].Count + 1}
+	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol,
+		Assurance: m.Origin.Verdict.Assurance, Count: a.seen[m.From].Count + 1}
 	close(a.news)
 	a.news = make(chan struct{})
 }
@@ -215,7 +217,8 @@ func (a *Admin) Ready() error {
 func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
 	return actFor(a, ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (Reloaded, error) {
 		if a.c.Reload == nil {
-			return Reloaded{}, parley.Refuse(parley.Unsupported, "this hub was started without a configuration file to reload")
+			return Reloaded{}, parley.Refuse(parley.Unsupported,
+				"this hub was started without a configuration file to reload")
 		}
 		return a.c.Reload(ctx)
 	})
@@ -306,7 +309,8 @@ func (a *Admin) enter() (leave func(), err error) {
 	case a.slots <- struct{}{}:
 		return func() { <-a.slots }, nil
 	default:
-		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already, the limit; try again later", cap(a.slots))
+		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already, the limit; try again later",
+			cap(a.slots))
 	}
 }
 
@@ -341,7 +345,8 @@ func fromDirectory(err error) error {
 		return nil
 	case errors.Is(err, directory.ErrUnknown):
 		code = parley.UnknownAgent
-	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity), errors.Is(err, directory.ErrAmbiguous):
+	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity), errors.Is(err,
+		directory.ErrAmbiguous):
 		code = parley.Conflict
 	case errors.Is(err, directory.ErrReadOnly):
 		code = parley.Forbidden
@@ -387,7 +392,8 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			}
 			if err := a.c.EnrollCard(ctx, v); err != nil {
 				err = parley.Fail(parley.Malformed, err, "the card of %s: %s", v.ID, err)
-				return Agent{}, errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name), a.unenrollAll(n.Name, enrolled))
+				return Agent{}, errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name),
+					a.unenrollAll(n.Name, enrolled))
 			}
 		}
 		return a.view(entry), nil
@@ -405,7 +411,8 @@ func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) 
 		return e, nil, parley.Refuse(parley.TooLarge, "an agent has at most 32 identities and 1,000 skills")
 	}
 	if len(n.Identities) == 0 && !n.Inbox {
-		return e, nil, parley.Refuse(parley.Malformed, "agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
+		return e, nil, parley.Refuse(parley.Malformed,
+			"agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
 	}
 	if err := checkProtocols(n.Expose); err != nil {
 		return e, nil, err
@@ -456,7 +463,8 @@ func describe(e parley.Agent) string {
 func checkProtocols(list []string) error {
 	for _, p := range list {
 		if !slices.Contains([]string{"all", "samvad", "uagents", "a2e", "agh", "asp"}, p) {
-			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, samvad, uagents, a2e, agh or asp", p)
+			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, samvad, uagents, a2e, agh or asp",
+				p)
 		}
 	}
 	return nil
@@ -579,7 +587,8 @@ func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
 	}
 	r, ok := a.c.Hub.Explain(ref)
 	if !ok {
-		return Refusal{}, parley.Refuse(notFound, "no refusal %.40q is kept; the hub keeps the latest in memory only", ref)
+		return Refusal{}, parley.Refuse(notFound, "no refusal %.40q is kept; the hub keeps the latest in memory only",
+			ref)
 	}
 	return viewRefusal(by, r), nil
 }
@@ -590,14 +599,16 @@ func (a *Admin) Stats(by Actor) (Stats, error) {
 		return Stats{}, err
 	}
 	h, j := a.c.Hub.Stats(), a.c.Hub.Journal().Stats()
-	s := Stats{Now: a.c.Now(), Agents: h.Agents, Waiting: h.Waiting, Refused: h.Refused, Lanes: h.Delivery.Lanes, Active: h.Delivery.Active,
+	s := Stats{Now: a.c.Now(), Agents: h.Agents, Waiting: h.Waiting, Refused: h.Refused, Lanes: h.Delivery.Lanes,
+		Active:    h.Delivery.Active,
 		HeldBytes: h.Delivery.Held, Free: j.Free, Healthy: true, Partitions: []PartitionStats{}}
 	for _, p := range j.Partitions {
 		s.Records += p.Records
 		s.Bytes += p.Bytes
 		s.Open += p.Open
 		s.Dead += p.Dead
-		s.Partitions = append(s.Partitions, PartitionStats{p.Partition, p.Records, p.Bytes, p.Open, p.Dead, p.Keys, p.LongKeys, p.Queued, p.Appended, p.Replays, p.Owned})
+		s.Partitions = append(s.Partitions, PartitionStats{p.Partition, p.Records, p.Bytes, p.Open, p.Dead, p.Keys,
+			p.LongKeys, p.Queued, p.Appended, p.Replays, p.Owned})
 	}
 	s.Index = a.viewIndex()
 	if err := a.Ready(); err != nil {

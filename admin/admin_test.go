@@ -135,7 +135,8 @@ func open(t *testing.T, change func(*Config)) *bench {
 // as gives a client with a token, all of whose exchanges are checked against
 // the OpenAPI document.
 func (b *bench) as(token string) *Client {
-	return &Client{Base: b.server.URL, Token: token, HTTP: &http.Client{Transport: &checked{t: b.t, doc: document(b.t)}}}
+	return &Client{Base: b.server.URL, Token: token, HTTP: &http.Client{Transport: &checked{t: b.t,
+		doc: document(b.t)}}}
 }
 
 func document(t *testing.T) *openapi3.T {
@@ -168,13 +169,15 @@ func (c *checked) RoundTrip(r *http.Request) (*http.Response, error) {
 	route, params := match(c.doc, r)
 	resp, err := http.DefaultTransport.RoundTrip(r)
 	if err != nil || route == nil {
-		if err == nil && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed && resp.StatusCode != http.StatusForbidden {
+		if err == nil && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusMethodNotAllowed &&
+			resp.StatusCode != http.StatusForbidden {
 			c.t.Errorf("%s %s is answered with %d and is not documented", r.Method, r.URL, resp.StatusCode)
 		}
 		return resp, err
 	}
 	in := &openapi3filter.RequestValidationInput{Request: r.Clone(r.Context()), PathParams: params, Route: route,
-		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true}}
+		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc,
+			IncludeResponseStatus: true}}
 	in.Request.Body = io.NopCloser(bytes.NewReader(body))
 	if resp.StatusCode < 400 {
 		if err := openapi3filter.ValidateRequest(r.Context(), in); err != nil {
@@ -190,7 +193,8 @@ func (c *checked) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(answer))
-	out := &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: resp.StatusCode, Header: resp.Header, Options: in.Options}
+	out := &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: resp.StatusCode,
+		Header: resp.Header, Options: in.Options}
 	out.SetBodyBytes(answer)
 	if err := openapi3filter.ValidateResponse(r.Context(), out); err != nil {
 		c.t.Errorf("%s %s: the answer %s is not as documented: %v", r.Method, r.URL, answer, err)
@@ -221,7 +225,8 @@ func match(doc *openapi3.T, r *http.Request) (*routers.Route, map[string]string)
 			}
 		}
 		if fits && (route == nil || len(params) < len(found)) {
-			route, found = &routers.Route{Spec: doc, Path: path, PathItem: item, Method: r.Method, Operation: item.GetOperation(r.Method)}, params
+			route, found = &routers.Route{Spec: doc, Path: path, PathItem: item, Method: r.Method,
+				Operation: item.GetOperation(r.Method)}, params
 		}
 	}
 	return route, found
@@ -260,7 +265,8 @@ func TestEveryRouteIsDocumented(t *testing.T) {
 			if open := o != nil && o.Security != nil && len(*o.Security) == 0; open != (ep.role == "") {
 				t.Errorf("%s %s: whether it needs a token is documented wrongly", method, r.path)
 			}
-			if want := "Needs the role " + string(ep.role) + "."; ep.role != "" && !strings.HasPrefix(o.Description, want) {
+			if want := "Needs the role " + string(ep.role) + "."; ep.role != "" &&
+				!strings.HasPrefix(o.Description, want) {
 				t.Errorf("%s %s: its description does not begin with %q", method, r.path, want)
 			}
 		}
@@ -295,8 +301,9 @@ func TestAgents(t *testing.T) {
 	b, ctx := open(t, nil), context.Background()
 	key := base64.StdEncoding.EncodeToString(ed25519Key(1))
 	v, err := b.client.AddAgent(ctx, NewAgent{Name: "crew/scout", Title: "Scout", Expose: []string{"samvad"},
-		Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://scout.test", URL: "https://scout.test", PublicKey: key}},
-		Skills:     []Skill{{ID: "look", Input: []byte(`{"type":"object"}`), Modes: []parley.Mode{parley.Sync}}}})
+		Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://scout.test", URL: "https://scout.test",
+			PublicKey: key}},
+		Skills: []Skill{{ID: "look", Input: []byte(`{"type":"object"}`), Modes: []parley.Mode{parley.Sync}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,12 +324,14 @@ func TestAgents(t *testing.T) {
 	if v, err = b.client.Pause(ctx, "crew/scout", false); err != nil || v.Paused {
 		t.Fatalf("resume: %+v, %v", v, err)
 	}
-	if v, err = b.client.Expose(ctx, "crew/scout", []string{"agh", "asp"}); err != nil || !slices.Equal(v.Exposed, []string{"agh", "asp"}) {
+	if v, err = b.client.Expose(ctx, "crew/scout", []string{"agh", "asp"}); err != nil ||
+		!slices.Equal(v.Exposed, []string{"agh", "asp"}) {
 		t.Fatalf("expose: %+v, %v", v, err)
 	}
 	_, err = b.client.Expose(ctx, "crew/scout", []string{"telex"})
 	code(t, err, parley.Malformed)
-	if v, err = b.client.Link(ctx, "crew/scout", NewIdentity{Protocol: "agh", ID: "scout"}); err != nil || len(v.Identities) != 2 {
+	if v, err = b.client.Link(ctx, "crew/scout", NewIdentity{Protocol: "agh", ID: "scout"}); err != nil ||
+		len(v.Identities) != 2 {
 		t.Fatalf("link: %+v, %v", v, err)
 	}
 	_, err = b.client.AddAgent(ctx, NewAgent{Name: "thief", Identities: []NewIdentity{{Protocol: "agh", ID: "scout"}}})
@@ -331,7 +340,8 @@ func TestAgents(t *testing.T) {
 		t.Errorf("keys were enrolled for an agent that was refused: %v", got)
 	}
 	// With a key of its own, another agent may claim the same id.
-	other, err := b.client.AddAgent(ctx, NewAgent{Name: "double", Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://scout.test", PublicKey: base64.StdEncoding.EncodeToString(ed25519Key(2))}}})
+	other, err := b.client.AddAgent(ctx, NewAgent{Name: "double", Identities: []NewIdentity{{Protocol: "samvad",
+		ID: "agent://scout.test", PublicKey: base64.StdEncoding.EncodeToString(ed25519Key(2))}}})
 	if err != nil || other.Identities[0].Key == "" {
 		t.Fatalf("double: %+v, %v", other, err)
 	}
@@ -364,7 +374,8 @@ func TestAgents(t *testing.T) {
 		}
 		actions = append(actions, e.Action)
 	}
-	want := []string{"agent.add", "agent.pause", "agent.resume", "agent.expose", "agent.link", "agent.add", "agent.add", "agent.add", "agent.remove", "agent.remove", "agent.remove"}
+	want := []string{"agent.add", "agent.pause", "agent.resume", "agent.expose", "agent.link", "agent.add", "agent.add",
+		"agent.add", "agent.remove", "agent.remove", "agent.remove"}
 	if !slices.Equal(actions, want) {
 		t.Errorf("audit trail %v, want %v", actions, want)
 	}
@@ -376,13 +387,16 @@ func TestAsk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Reply == nil || r.Reply.Kind != parley.Response || string(r.Reply.Parts[0].JSON) != `{"celsius":21,"city":"Bern"}` || r.Reply.InReplyTo != r.ID {
+	if r.Reply == nil || r.Reply.Kind != parley.Response ||
+		string(r.Reply.Parts[0].JSON) != `{"celsius":21,"city":"Bern"}` || r.Reply.InReplyTo != r.ID {
 		t.Fatalf("answer %+v", r.Reply)
 	}
-	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Rome")}); err != nil || !strings.Contains(string(r.Reply.Parts[0].JSON), "Rome") {
+	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Rome")}); err != nil ||
+		!strings.Contains(string(r.Reply.Parts[0].JSON), "Rome") {
 		t.Fatalf("text to a skill with one string member: %+v, %v", r, err)
 	}
-	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Atlantis")}); err != nil || r.Reply.Kind != parley.Failure || r.Reply.Error.Code != parley.Rejected {
+	if r, err = b.client.Ask(ctx, Send{To: "weather", Text: text("Atlantis")}); err != nil ||
+		r.Reply.Kind != parley.Failure || r.Reply.Error.Code != parley.Rejected {
 		t.Fatalf("a refusal of the agent: %+v, %v", r, err)
 	}
 	_, err = b.client.Ask(ctx, Send{To: "weather", JSON: []byte(`{"town":"Bern"}`)})
@@ -421,7 +435,8 @@ func TestStream(t *testing.T) {
 	b, ctx := open(t, nil), context.Background()
 	var accepted Receipt
 	var kinds []string
-	for m, err := range b.client.Stream(ctx, Send{To: "weather", Text: text("Bern")}, func(r Receipt) { accepted = r }) {
+	for m, err := range b.client.Stream(ctx, Send{To: "weather", Text: text("Bern")},
+		func(r Receipt) { accepted = r }) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -469,7 +484,8 @@ func TestInbox(t *testing.T) {
 	// Messages wait while nobody reads, and come in their order.
 	var sent []parley.ID
 	for i := range 3 {
-		r, err := b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Notice, Text: text(fmt.Sprint(i)), Conversation: parley.HashID([]byte("0123456789abcdef"))})
+		r, err := b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Notice, Text: text(fmt.Sprint(i)),
+			Conversation: parley.HashID([]byte("0123456789abcdef"))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -486,7 +502,8 @@ func TestInbox(t *testing.T) {
 		}
 		for _, m := range list {
 			got = append(got, m.ID)
-			if m.Attempt < 1 || m.Origin.Protocol != "api" || m.Origin.Peer != "root" || m.Origin.Assurance != parley.Session {
+			if m.Attempt < 1 || m.Origin.Protocol != "api" || m.Origin.Peer != "root" ||
+				m.Origin.Assurance != parley.Session {
 				t.Errorf("message %+v", m)
 			}
 		}
@@ -503,7 +520,8 @@ func TestInbox(t *testing.T) {
 				answered <- err
 				return
 			}
-			if _, err := b.client.Send(ctx, Send{From: "crew/bob", Kind: parley.Event, State: parley.Working, InReplyTo: m.ID, Text: text("on it")}); err != nil {
+			if _, err := b.client.Send(ctx, Send{From: "crew/bob", Kind: parley.Event, State: parley.Working,
+				InReplyTo: m.ID, Text: text("on it")}); err != nil {
 				answered <- err
 				return
 			}
@@ -537,7 +555,8 @@ func TestInbox(t *testing.T) {
 	if err := b.client.RemoveAgent(ctx, "crew/bob"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Identities: []NewIdentity{{Protocol: "agh", ID: "bob"}}}); err != nil {
+	if _, err = b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Identities: []NewIdentity{{Protocol: "agh",
+		ID: "bob"}}}); err != nil {
 		t.Fatal("the name of a removed inbox is not free: ", err)
 	}
 }
@@ -585,7 +604,8 @@ func TestAgentWait(t *testing.T) {
 		done <- result{v, err}
 	}()
 	for {
-		if _, err := b.client.Send(ctx, Send{From: "bob", To: "weather", Kind: parley.Notice, Skill: "forecast", Text: text("Bern")}); err != nil {
+		if _, err := b.client.Send(ctx, Send{From: "bob", To: "weather", Kind: parley.Notice, Skill: "forecast",
+			Text: text("Bern")}); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -604,7 +624,8 @@ func TestDeadLetters(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// There is no binding for AGH, so nothing reaches this agent.
-	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh", ID: "far"}}}); err != nil {
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh",
+		ID: "far"}}}); err != nil {
 		t.Fatal(err)
 	}
 	var ids []parley.ID
@@ -620,10 +641,12 @@ func TestDeadLetters(t *testing.T) {
 		post()
 	}
 	list, err := b.client.Dead(ctx, DeadFilter{To: "far", Since: time.Now().Add(-time.Hour)})
-	if err != nil || len(list) != 3 || list[0].Message != ids[0] || list[0].Reason.Code != parley.Unavailable || list[0].Attempts != 3 {
+	if err != nil || len(list) != 3 || list[0].Message != ids[0] || list[0].Reason.Code != parley.Unavailable ||
+		list[0].Attempts != 3 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	for name, f := range map[string]DeadFilter{"to": {To: "weather"}, "from": {From: "x"}, "code": {Code: parley.Loop}, "since": {Since: time.Now().Add(time.Hour)}, "before": {Before: time.Now().Add(-time.Hour)}} {
+	for name, f := range map[string]DeadFilter{"to": {To: "weather"}, "from": {From: "x"}, "code": {Code: parley.Loop},
+		"since": {Since: time.Now().Add(time.Hour)}, "before": {Before: time.Now().Add(-time.Hour)}} {
 		if list, err := b.client.Dead(ctx, f); err != nil || len(list) != 0 {
 			t.Errorf("filter %s: %+v, %v", name, list, err)
 		}
@@ -665,18 +688,21 @@ func TestDeadLetters(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	b, ctx := open(t, nil), context.Background()
-	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Identities: []NewIdentity{{Protocol: "samvad", ID: "agent://bob"}}}); err != nil {
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Identities: []NewIdentity{{Protocol: "samvad",
+		ID: "agent://bob"}}}); err != nil {
 		t.Fatal(err)
 	}
 	key := base64.StdEncoding.EncodeToString(ed25519Key(3))
-	if err := b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key, KeyID: "k1"}}); err != nil {
+	if err := b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key,
+		KeyID: "k1"}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.keys.Ensure(keyring.New{Owner: "hub", Purpose: "samvad", Algorithm: keyring.Ed25519}); err != nil {
 		t.Fatal(err)
 	}
 	k, err := b.client.Keys(ctx)
-	if err != nil || len(k.Own) != 1 || len(k.Enrolled) != 1 || k.Enrolled[0].KeyID != "k1" || k.Enrolled[0].By != "root" || k.Enrolled[0].Note != "agent://bob" {
+	if err != nil || len(k.Own) != 1 || len(k.Enrolled) != 1 || k.Enrolled[0].KeyID != "k1" ||
+		k.Enrolled[0].By != "root" || k.Enrolled[0].Note != "agent://bob" {
 		t.Fatalf("%+v, %v", k, err)
 	}
 	fresh, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})
@@ -687,17 +713,22 @@ func TestKeys(t *testing.T) {
 	code(t, err, parley.Conflict)
 	_, err = b.client.Rotate(ctx, Rotation{Owner: "nobody", Purpose: "samvad"})
 	code(t, err, notFound)
-	code(t, b.client.Enroll(ctx, Enrolment{Agent: "weather", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: key}}), parley.Conflict)
-	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: "%"}}), parley.Malformed)
-	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: base64.StdEncoding.EncodeToString(make([]byte, 32))}}), parley.Malformed)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "weather", NewIdentity: NewIdentity{Protocol: "samvad",
+		PublicKey: key}}), parley.Conflict)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad", PublicKey: "%"}}),
+		parley.Malformed)
+	code(t, b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad",
+		PublicKey: base64.StdEncoding.EncodeToString(make([]byte, 32))}}), parley.Malformed)
 	if err := b.client.Unenroll(ctx, "bob", "samvad", "k1"); err != nil {
 		t.Fatal(err)
 	}
 	code(t, b.client.Unenroll(ctx, "bob", "samvad", "k1"), notFound)
 
 	seed := bytes.Repeat([]byte{7}, 32)
-	own, err := b.client.NewKey(ctx, NewKey{Owner: "bob", Purpose: "samvad", Algorithm: keyring.Ed25519, Seed: seed, Note: "n"})
-	if err != nil || own.Owner != "bob" || own.By != "root" || own.Note != "n" || !bytes.Equal(own.Public, ed25519Key(7)) {
+	own, err := b.client.NewKey(ctx, NewKey{Owner: "bob", Purpose: "samvad", Algorithm: keyring.Ed25519, Seed: seed,
+		Note: "n"})
+	if err != nil || own.Owner != "bob" || own.By != "root" || own.Note != "n" ||
+		!bytes.Equal(own.Public, ed25519Key(7)) {
 		t.Errorf("%+v, %v", own, err)
 	}
 	_, err = b.client.NewKey(ctx, NewKey{Owner: "bob", Purpose: "samvad", Algorithm: keyring.Ed25519})
@@ -787,29 +818,37 @@ func TestBrowsersAndBounds(t *testing.T) {
 		want                     int
 		says                     string
 	}{
-		"plain":                  {want: 200},
-		"same origin":            {header: map[string]string{"Origin": "http://" + host, "Sec-Fetch-Site": "same-origin"}, want: 200},
-		"localhost":              {host: "localhost:9090", want: 200},
-		"IPv6":                   {host: "[::1]:9090", want: 200},
-		"configured host":        {host: "hub.corp:9090", want: 200},
-		"rebound name":           {host: "evil.example:9090", want: 403, says: "host name"},
-		"no host":                {host: "evil.example.", want: 403, says: "host name"},
-		"other origin":           {header: map[string]string{"Origin": "https://evil.example"}, want: 403, says: "other origins"},
-		"null origin":            {header: map[string]string{"Origin": "null"}, want: 403, says: "other origins"},
-		"other site":             {header: map[string]string{"Sec-Fetch-Site": "cross-site"}, want: 403, says: "other origins"},
-		"two tokens":             {header: map[string]string{"Authorization": "Basic " + rootToken}, want: 401, says: "Bearer"},
-		"unknown path":           {path: "/v1/nothing", want: 404, says: "not_found"},
-		"outside":                {path: "/", want: 404, says: "not_found"},
-		"wrong method":           {path: "/v1/info", method: "PUT", want: 405, says: "GET"},
-		"unknown parameter":      {path: "/v1/dead?tp=x", want: 400, says: "unknown parameter"},
-		"doubled parameter":      {path: "/v1/dead?to=x&to=y", want: 400, says: "twice"},
-		"bad number":             {path: "/v1/refused?last=many", want: 400, says: "number"},
-		"bad id":                 {path: "/v1/dead/123", want: 400, says: "id of a message"},
-		"bad wait":               {path: "/v1/agents/weather?wait=soon", want: 400, says: "duration"},
-		"unknown member":         {path: "/v1/messages", method: "POST", body: `{"to":"weather","tu":1}`, want: 400, says: "unknown member"},
-		"duplicate member":       {path: "/v1/messages", method: "POST", body: `{"to":"weather","to":"x"}`, want: 400, says: "duplicate"},
-		"no JSON":                {path: "/v1/messages", method: "POST", body: `to=weather`, want: 400, says: "malformed"},
-		"too large":              {path: "/v1/messages", method: "POST", body: `{"to":"` + strings.Repeat("x", 1000) + `"}`, want: 413, says: "1000 bytes"},
+		"plain": {want: 200},
+		"same origin": {header: map[string]string{"Origin": "http://" + host,
+			"Sec-Fetch-Site": "same-origin"}, want: 200},
+		"localhost":       {host: "localhost:9090", want: 200},
+		"IPv6":            {host: "[::1]:9090", want: 200},
+		"configured host": {host: "hub.corp:9090", want: 200},
+		"rebound name":    {host: "evil.example:9090", want: 403, says: "host name"},
+		"no host":         {host: "evil.example.", want: 403, says: "host name"},
+		"other origin": {header: map[string]string{"Origin": "https://evil.example"}, want: 403,
+			says: "other origins"},
+		"null origin": {header: map[string]string{"Origin": "null"}, want: 403, says: "other origins"},
+		"other site": {header: map[string]string{"Sec-Fetch-Site": "cross-site"}, want: 403,
+			says: "other origins"},
+		"two tokens": {header: map[string]string{"Authorization": "Basic " + rootToken}, want: 401,
+			says: "Bearer"},
+		"unknown path":      {path: "/v1/nothing", want: 404, says: "not_found"},
+		"outside":           {path: "/", want: 404, says: "not_found"},
+		"wrong method":      {path: "/v1/info", method: "PUT", want: 405, says: "GET"},
+		"unknown parameter": {path: "/v1/dead?tp=x", want: 400, says: "unknown parameter"},
+		"doubled parameter": {path: "/v1/dead?to=x&to=y", want: 400, says: "twice"},
+		"bad number":        {path: "/v1/refused?last=many", want: 400, says: "number"},
+		"bad id":            {path: "/v1/dead/123", want: 400, says: "id of a message"},
+		"bad wait":          {path: "/v1/agents/weather?wait=soon", want: 400, says: "duration"},
+		"unknown member": {path: "/v1/messages", method: "POST", body: `{"to":"weather","tu":1}`, want: 400,
+			says: "unknown member"},
+		"duplicate member": {path: "/v1/messages", method: "POST", body: `{"to":"weather","to":"x"}`, want: 400,
+			says: "duplicate"},
+		"no JSON": {path: "/v1/messages", method: "POST", body: `to=weather`, want: 400,
+			says: "malformed"},
+		"too large": {path: "/v1/messages", method: "POST", body: `{"to":"` + strings.Repeat("x", 1000) +
+			`"}`, want: 413, says: "1000 bytes"},
 		"no body":                {path: "/v1/messages", method: "POST", want: 400},
 		"name that needs escape": {path: "/v1/agents/crew/scout", want: 404, says: "not_found"},
 	} {
@@ -847,7 +886,8 @@ func TestBrowsersAndBounds(t *testing.T) {
 			if resp.StatusCode != c.want || !strings.Contains(string(answer), c.says) {
 				t.Fatalf("%d %s, want %d with %q", resp.StatusCode, answer, c.want, c.says)
 			}
-			if resp.Header.Get("Content-Type") != "application/json" || resp.StatusCode >= 400 && !strings.HasPrefix(string(answer), `{"error":{"code":`) {
+			if resp.Header.Get("Content-Type") != "application/json" || resp.StatusCode >= 400 &&
+				!strings.HasPrefix(string(answer), `{"error":{"code":`) {
 				t.Errorf("not an answer of the API: %s %s", resp.Header.Get("Content-Type"), answer)
 			}
 		})
@@ -915,7 +955,8 @@ func TestIssue(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, TokenFile)); err != nil || strings.Contains(string(b), secret) {
 		t.Errorf("%s %v", b, err)
 	}
-	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"}, {Name: localToken, Role: Register}} {
+	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"},
+		{Name: localToken, Role: Register}} {
 		if _, err := IssueToken(dir, again, rand.Reader); err == nil {
 			t.Errorf("%+v was issued", again)
 		}
@@ -1088,7 +1129,8 @@ func TestTokenFileOfTwo(t *testing.T) {
 		}
 	})
 	for i := range n {
-		if _, err := IssueToken(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe}, rand.Reader); err != nil {
+		if _, err := IssueToken(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe},
+			rand.Reader); err != nil {
 			t.Error(err)
 		}
 	}
@@ -1120,7 +1162,8 @@ func TestTokens(t *testing.T) {
 		t.Fatalf("token file: %v, %v", i, err)
 	}
 	made, err := os.ReadFile(path)
-	if err != nil || bytes.Contains(made, []byte(secret)) || !bytes.Contains(made, []byte(`"created":"2026-04-11T10:`)) {
+	if err != nil || bytes.Contains(made, []byte(secret)) || !bytes.Contains(made,
+		[]byte(`"created":"2026-04-11T10:`)) {
 		t.Fatalf("the file keeps the secret, or not when it was made: %s %v", made, err)
 	}
 	again, none := openTokens(t, kept, dir, quiet)
@@ -1133,7 +1176,8 @@ func TestTokens(t *testing.T) {
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+	if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil ||
+		!strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a file that others can read: %v", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
@@ -1180,7 +1224,8 @@ func TestClearSecretsAreReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, TokenFile)
 	before := `{"name":"old","role":"operate","token":"the-old-secret-0123","speak":["bot"]}` + "\n\n" +
-		`{"name":"new","role":"read","hash":"sha256:` + base64.RawURLEncoding.EncodeToString(make([]byte, 32)) + `"}` + "\n"
+		`{"name":"new","role":"read","hash":"sha256:` + base64.RawURLEncoding.EncodeToString(make([]byte, 32)) + `"}` +
+		"\n"
 	if err := os.WriteFile(path, []byte(before), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,8 @@ func (t *audit) put(ctx context.Context, e AuditEntry) error {
 
 // act does an operator's action with an entry in the audit trail: written before
 // the action, and again with its outcome.
-func (a *Admin) act(ctx context.Context, by Actor, role Role, action, target, detail string, f func(context.Context) error) error {
+func (a *Admin) act(ctx context.Context, by Actor, role Role, action, target, detail string,
+	f func(context.Context) error) error {
 	_, err := actFor(a, ctx, by, role, action, target, detail, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, f(ctx)
 	})
@@ -124,8 +125,9 @@ func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, t
 	if err != nil {
 		return out, parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
-	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Hub: a.c.Hub.ID(), Actor: by.Name, Role: by.Role, Address: by.Address,
-		Action: action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
+	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Hub: a.c.Hub.ID(), Actor: by.Name, Role: by.Role,
+		Address: by.Address,
+		Action:  action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
 	if err := a.audit.put(ctx, e); err != nil {
 		return out, parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")
 	}
@@ -136,7 +138,8 @@ func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, t
 	}
 	// The action is not undone if this fails: its entry keeps the outcome "started".
 	if perr := a.audit.put(context.WithoutCancel(ctx), e); perr != nil {
-		a.c.Logger.Error("cannot record the outcome of an operator's action", "action", action, "target", target, "error", perr)
+		a.c.Logger.Error("cannot record the outcome of an operator's action", "action", action, "target", target,
+			"error", perr)
 	}
 	a.c.Logger.Info("an operator acted", "actor", by.Name, "action", action, "target", target, "outcome", e.Outcome)
 	return out, err

@@ -86,7 +86,8 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 		}
 		return nil, &UnreachableError{c.Base, err}
 	}
-	if resp.StatusCode < 300 || resp.StatusCode == http.StatusServiceUnavailable && strings.HasSuffix(req.URL.Path, "/v1/ready") {
+	if resp.StatusCode < 300 || resp.StatusCode == http.StatusServiceUnavailable &&
+		strings.HasSuffix(req.URL.Path, "/v1/ready") {
 		return resp, nil
 	}
 	defer resp.Body.Close()
@@ -342,7 +343,8 @@ func (c *Client) events(req *http.Request, err error) iter.Seq2[event, error] {
 						yield(event{}, &UnreachableError{c.Base, err})
 						return
 					}
-					yield(event{}, &parley.Error{Code: p.Error.Code, Text: p.Error.Text, Ref: p.Error.Ref, Retryable: p.Error.Retryable})
+					yield(event{}, &parley.Error{Code: p.Error.Code, Text: p.Error.Text, Ref: p.Error.Ref,
+						Retryable: p.Error.Retryable})
 					return
 				}
 				if !yield(e, nil) {
@@ -381,7 +383,8 @@ func (c *Client) Retry(ctx context.Context, id parley.ID, to string) (DeadLetter
 
 // Drop gives a dead letter up for good.
 func (c *Client) Drop(ctx context.Context, id parley.ID, to, reason string) (DeadLetter, error) {
-	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/drop", values(param{"to", &to}), map[string]string{"reason": reason})
+	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/drop", values(param{"to", &to}),
+		map[string]string{"reason": reason})
 }
 
 // RetryAll revives the dead letters that a filter chooses.
@@ -417,7 +420,8 @@ func (c *Client) Enroll(ctx context.Context, e Enrolment) error {
 
 // Unenroll forgets a public key of an agent.
 func (c *Client) Unenroll(ctx context.Context, agent, protocol, keyID string) error {
-	return c.do(ctx, "DELETE", "/keys", url.Values{"agent": {agent}, "protocol": {protocol}, "keyId": {keyID}}, nil, nil)
+	return c.do(ctx, "DELETE", "/keys", url.Values{"agent": {agent}, "protocol": {protocol}, "keyId": {keyID}}, nil,
+		nil)
 }
 
 // NewKey makes a private key in the hub's keyring, or stores a given one.

@@ -331,7 +331,8 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 // TestViewsWithoutContent names all that is left in a view for an observer. A
 // field that is new must be added here, or taken out in withoutContent.
 func TestViewsWithoutContent(t *testing.T) {
-	message := "Act Audience Error.Code Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer Origin.Protocol " +
+	message := "Act Audience Error.Code Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
+		"Origin.Protocol " +
 		"Schema Skill To"
 	summary := "Act Deliveries.Error.Code Deliveries.Steps.Code Deliveries.To Error.Code From Protocol Skill To Trace"
 	for _, c := range []struct {

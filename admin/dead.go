@@ -103,7 +103,8 @@ func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
 	case 1:
 		return found[0], nil
 	}
-	return journal.Delivery{}, parley.Refuse(parley.Conflict, "message %s is a dead letter to %d recipients, %q among them: name one in to", id, len(found), found[0].To)
+	return journal.Delivery{}, parley.Refuse(parley.Conflict,
+		"message %s is a dead letter to %d recipients, %q among them: name one in to", id, len(found), found[0].To)
 }
 
 // Retry revives a dead letter: same message, same ID.
@@ -116,7 +117,8 @@ func (a *Admin) Drop(ctx context.Context, by Actor, id parley.ID, to, reason str
 	return a.settle(ctx, by, "dead.drop", id, to, reason, a.c.Hub.Drop)
 }
 
-func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.ID, to, reason string, f func(context.Context, parley.ID, string) error) (DeadLetter, error) {
+func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.ID, to, reason string,
+	f func(context.Context, parley.ID, string) error) (DeadLetter, error) {
 	if err := by.may(Operate); err != nil {
 		return DeadLetter{}, err
 	}
@@ -124,7 +126,8 @@ func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.I
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason, func(ctx context.Context) error { return f(ctx, id, d.To) })
+	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason,
+		func(ctx context.Context) error { return f(ctx, id, d.To) })
 	return viewDead(by, d), err
 }
 
@@ -138,7 +141,8 @@ func (a *Admin) DropAll(ctx context.Context, by Actor, b Bulk) (BulkResult, erro
 	return a.bulk(ctx, by, "dead.drop", b, a.c.Hub.Drop)
 }
 
-func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk, f func(context.Context, parley.ID, string) error) (BulkResult, error) {
+func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
+	f func(context.Context, parley.ID, string) error) (BulkResult, error) {
 	if err := by.may(Operate); err != nil {
 		return BulkResult{}, err
 	}
@@ -146,28 +150,32 @@ func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk, f fun
 		return BulkResult{}, err
 	}
 	if b.Filter.empty() && !b.All {
-		return BulkResult{}, parley.Refuse(parley.Malformed, "an empty filter means every dead letter: say all if that is meant")
+		return BulkResult{}, parley.Refuse(parley.Malformed,
+			"an empty filter means every dead letter: say all if that is meant")
 	}
 	list := a.dead(b.Filter)
 	r := BulkResult{Matched: len(list), DryRun: b.DryRun}
 	if b.DryRun || len(list) == 0 {
 		return r, nil
 	}
-	detail := fmt.Sprintf("to %q, from %q, code %q, since %s, before %s; %s", b.Filter.To, b.Filter.From, b.Filter.Code, when(b.Filter.Since), when(b.Filter.Before), b.Reason)
-	err := a.act(ctx, by, Operate, action, fmt.Sprintf("%d dead letters", len(list)), detail, func(ctx context.Context) error {
-		for _, d := range list {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := f(ctx, d.Message, d.To); err != nil {
-				if len(r.Failed) < 20 {
-					r.Failed = append(r.Failed, fmt.Sprintf("%s to %s: %s", d.Message, d.To, parley.AsError(err).Text))
+	detail := fmt.Sprintf("to %q, from %q, code %q, since %s, before %s; %s", b.Filter.To, b.Filter.From, b.Filter.Code,
+		when(b.Filter.Since), when(b.Filter.Before), b.Reason)
+	err := a.act(ctx, by, Operate, action, fmt.Sprintf("%d dead letters", len(list)), detail,
+		func(ctx context.Context) error {
+			for _, d := range list {
+				if err := ctx.Err(); err != nil {
+					return err
 				}
-				continue
+				if err := f(ctx, d.Message, d.To); err != nil {
+					if len(r.Failed) < 20 {
+						r.Failed = append(r.Failed, fmt.Sprintf("%s to %s: %s", d.Message, d.To,
+							parley.AsError(err).Text))
+					}
+					continue
+				}
+				r.Done++
 			}
-			r.Done++
-		}
-		return nil
-	})
+			return nil
+		})
 	return r, err
 }

@@ -26,7 +26,7 @@ type Forgotten struct {
 	What        string    `json:"what"`             // "agent" or "conversation"
 	Name        string    `json:"name"`
 	Erased      uint64    `json:"erased"` // messages whose content is gone
-	Values      uint64    `json:"values"` // state of protocols that is gone with them: results of tasks, memories, mailboxes
+	Values      uint64    `json:"values"` // erased state of protocols: task results, memories, mailboxes
 	Undelivered uint64    `json:"undelivered"`
 	Dead        uint64    `json:"dead"`    // dead letters, not erased
 	Ongoing     uint64    `json:"ongoing"` // messages of open sessions, not erased
@@ -51,7 +51,8 @@ type Erasure struct {
 }
 
 func viewErasure(e *journal.Erasure) *Erasure {
-	return &Erasure{Number: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Begun: e.Begun, Ended: e.Ended, Erased: e.Records, Kept: e.Kept}
+	return &Erasure{Number: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Begun: e.Begun,
+		Ended: e.Ended, Erased: e.Records, Kept: e.Kept}
 }
 
 // erasure tells why the content of a record is gone; nil where it is not.

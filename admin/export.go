@@ -68,7 +68,7 @@ type ExportHeader struct {
 	Hub          string    `json:"hub"`
 	Conversation parley.ID `json:"conversation"`
 	Exported     time.Time `json:"exported"`
-	Base         string    `json:"base,omitzero"` // URL at which the hub serves its agents: SAMVAD signatures cover its path
+	Base         string    `json:"base,omitzero"` // URL of the hub's agents: SAMVAD signs its path
 	Content      bool      `json:"content"`       // false: digests in place of bytes
 	KeyID        string    `json:"keyId"`         // of the key that signs the file
 	Key          []byte    `json:"key"`           // the public key, Ed25519
@@ -139,7 +139,7 @@ type ExportOrigin struct {
 	Address   string            `json:"address,omitzero"`
 	Received  time.Time         `json:"received,omitzero"`
 	Header    map[string]string `json:"header,omitzero"`
-	Raw       []byte            `json:"raw,omitzero"` // the envelope as received, but for a digest in place of a bearer token
+	Raw       []byte            `json:"raw,omitzero"` // as received, with a digest in place of a bearer token
 	RawSize   int               `json:"rawSize,omitzero"`
 	RawDigest string            `json:"rawDigest,omitzero"`
 	Assurance parley.Assurance  `json:"assurance"`
@@ -223,7 +223,8 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 	if e.conversation, err = x.Conversation(ctx, id); err != nil {
 		return nil, fromIndex(err, "conversation", id)
 	}
-	if e.signer, err = a.c.Keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: exportPurpose, Algorithm: keyring.Ed25519, By: "parley"}); err != nil {
+	if e.signer, err = a.c.Keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: exportPurpose,
+		Algorithm: keyring.Ed25519, By: "parley"}); err != nil {
 		return nil, err
 	}
 	for cursor := ""; ; {
@@ -248,7 +249,8 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 		}
 	}
 	slices.SortFunc(e.places, func(p, q place) int {
-		return cmp.Or(p.at.Compare(q.at), cmp.Compare(p.here.Partition, q.here.Partition), cmp.Compare(p.here.Sequence, q.here.Sequence))
+		return cmp.Or(p.at.Compare(q.at), cmp.Compare(p.here.Partition, q.here.Partition),
+			cmp.Compare(p.here.Sequence, q.here.Sequence))
 	})
 	e.places = slices.Compact(e.places)
 	return e, nil
@@ -265,7 +267,8 @@ func (a *Admin) Transcript(ctx context.Context, by Actor, id, protocol string, w
 }
 
 // transcript finds the session of a conversation.
-func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (write func(context.Context, io.Writer) error, session string, err error) {
+func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (write func(context.Context,
+	io.Writer) error, session string, err error) {
 	if err := by.may(Read); err != nil {
 		return nil, "", err
 	}
@@ -299,7 +302,9 @@ func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (
 			case own:
 				return f, s, nil
 			case session != "":
-				return nil, "", parley.Refuse(parley.Conflict, "the conversation was held in several sessions (%s, %s, …): export each by its own conversation, or all in the hub's format", session, s)
+				return nil, "", parley.Refuse(parley.Conflict,
+					"the conversation was held in several sessions (%s, %s, …): export each by its own "+
+						"conversation, or all in the hub's format", session, s)
 			default:
 				write, session = f, s
 			}
@@ -309,7 +314,8 @@ func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (
 		}
 	}
 	if write == nil {
-		return nil, "", parley.Refuse(parley.Unsupported, "nothing in conversation %s was said in a session of %s: export it in the hub's format", c.ID, protocol)
+		return nil, "", parley.Refuse(parley.Unsupported,
+			"nothing in conversation %s was said in a session of %s: export it in the hub's format", c.ID, protocol)
 	}
 	return write, session, nil
 }
@@ -322,8 +328,10 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 	if e.a.c.Info != nil {
 		base = e.a.c.Info().SAMVAD.Base
 	}
-	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: exportVersion, Hub: hub, Conversation: e.conversation.ID,
-		Exported: e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base, Content: e.content, KeyID: e.signer.ID(), Key: e.signer.Public()}}, nil)
+	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: exportVersion, Hub: hub,
+		Conversation: e.conversation.ID,
+		Exported:     e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base, Content: e.content,
+		KeyID: e.signer.ID(), Key: e.signer.Public()}}, nil)
 	if err != nil {
 		return err
 	}
@@ -427,7 +435,8 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		if !e.ids[s.Message] {
 			continue
 		}
-		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply}
+		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
+			Next: s.Next, Reply: s.Reply}
 		if s.Error != nil {
 			x.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
@@ -472,9 +481,12 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 	if err != nil {
 		return nil, err
 	}
-	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To, Audience: m.Audience, Conversation: m.Conversation,
-		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires, Deadline: m.Deadline,
-		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops, Parts: []ExportPart{},
+	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
+		Audience: m.Audience, Conversation: m.Conversation,
+		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires,
+		Deadline:    m.Deadline,
+		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops,
+		Parts:  []ExportPart{},
 		Origin: origin}
 	if m.Error != nil {
 		v.Error = &index.Reason{Code: m.Error.Code, Text: m.Error.Text}
@@ -578,7 +590,8 @@ func VerifyExport(r io.Reader, each func(h *ExportHeader, line int, record *Expo
 	case h == nil:
 		out.add("the first line is not the header of an export")
 	case h.Format != "parley conversation" || h.Version != exportVersion:
-		out.add("the file is %.40q, version %d; this program reads %q, version %d", h.Format, h.Version, "parley conversation", exportVersion)
+		out.add("the file is %.40q, version %d; this program reads %q, version %d", h.Format, h.Version,
+			"parley conversation", exportVersion)
 	}
 	out.chain(lines)
 	out.signature(h, end)
@@ -637,7 +650,8 @@ func (r *Report) chain(lines []seenLine) {
 	}
 	genuine := kept[:0:0]
 	for _, l := range kept {
-		if same := byNumber[l.number]; len(same) > 1 && !named[l.hash] && slices.ContainsFunc(same, func(o *seenLine) bool { return named[o.hash] }) {
+		if same := byNumber[l.number]; len(same) > 1 && !named[l.hash] &&
+			slices.ContainsFunc(same, func(o *seenLine) bool { return named[o.hash] }) {
 			r.add("line %d was inserted: another line is number %d", l.at, l.number)
 			continue
 		}

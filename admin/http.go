@@ -32,10 +32,12 @@ const notFound parley.Code = "not_found"
 // statuses of error codes.
 var statuses = map[parley.Code]int{
 	parley.Malformed: 400, parley.TooLarge: 413, parley.Unauthenticated: 403, parley.Stale: 400, parley.Replayed: 409,
-	parley.Forbidden: 403, parley.UnknownAgent: 404, parley.UnknownSkill: 404, parley.InvalidContent: 422, parley.Unsupported: 422,
+	parley.Forbidden: 403, parley.UnknownAgent: 404, parley.UnknownSkill: 404, parley.InvalidContent: 422,
+	parley.Unsupported: 422,
 	parley.RateLimited: 429, parley.Loop: 409, parley.Conflict: 409, parley.Unavailable: 503, parley.NoSpace: 507,
-	parley.TimedOut: 504, parley.Cancelled: 409, parley.Rejected: 422, parley.HandlerFailed: 502, parley.OutcomeUnknown: 502,
-	parley.Internal: 500, notFound: 404,
+	parley.TimedOut: 504, parley.Cancelled: 409, parley.Rejected: 422, parley.HandlerFailed: 502,
+	parley.OutcomeUnknown: 502,
+	parley.Internal:       500, notFound: 404,
 }
 
 // call is one request and its caller.
@@ -131,7 +133,8 @@ func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 // turnAway records the refusal of an unauthenticated caller.
 func (a *Admin) turnAway(r *http.Request, step string, e *parley.Error) *parley.Error {
 	c := *e
-	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Step: step, Code: e.Code, Text: e.Text,
+	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Step: step, Code: e.Code,
+		Text:  e.Text,
 		Cause: r.Method + " " + r.URL.Path, Size: int(max(0, min(r.ContentLength, math.MaxInt32)))})
 	return &c
 }
@@ -152,7 +155,8 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 		}
 		slices.Sort(allow)
 		w.Header().Set("Allow", strings.Join(allow, ", "))
-		writeBody(w, http.StatusMethodNotAllowed, problemBody{*problem(parley.Refuse(parley.Unsupported, "this path takes %s", strings.Join(allow, " and ")))})
+		writeBody(w, http.StatusMethodNotAllowed, problemBody{*problem(parley.Refuse(parley.Unsupported,
+			"this path takes %s", strings.Join(allow, " and ")))})
 		return
 	}
 	c := &call{w: w, r: r}
@@ -179,7 +183,8 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 		if e.Ref == "" && statusOf(e) >= 500 && e.Code != parley.TimedOut {
 			a.c.Logger.Error("the admin API failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			noted := *e
-			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Claim: c.by.Name, Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()})
+			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Claim: c.by.Name,
+				Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()})
 			e = &noted
 		}
 		writeProblem(w, e)

@@ -295,7 +295,8 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 		for {
 			select {
 			case <-slow:
-				yield(Event{Dropped: &Dropped{"the reader was too slow: more than " + strconv.Itoa(tailQueue) + " records waited for it"}}, nil)
+				yield(Event{Dropped: &Dropped{"the reader was too slow: more than " + strconv.Itoa(tailQueue) +
+					" records waited for it"}}, nil)
 				return
 			default:
 			}
@@ -342,7 +343,8 @@ func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *index.Fil
 		if !a.wanted(ctx, x, f, s) {
 			continue
 		}
-		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed, Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
+		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
+			Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
 		if s.Error != nil {
 			d.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
 		}
@@ -356,11 +358,13 @@ func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *index.Fil
 // wanted reports whether a filter chooses a step: by itself where that is
 // enough, else by its message.
 func (a *Admin) wanted(ctx context.Context, x *index.Index, f *index.Filter, s *journal.Step) bool {
-	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed && s.State < parley.Dead {
+	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed &&
+		s.State < parley.Dead {
 		return false
 	}
 	rest := *f
-	rest.State, rest.To, rest.Failed, rest.Cursor, rest.Limit, rest.Oldest, rest.Since, rest.Until = 0, "", false, "", 0, false, time.Time{}, time.Time{}
+	rest.State, rest.To, rest.Failed = 0, "", false
+	rest.Cursor, rest.Limit, rest.Oldest, rest.Since, rest.Until = "", 0, false, time.Time{}, time.Time{}
 	if rest.Agent == s.To {
 		rest.Agent = ""
 	}
@@ -386,8 +390,10 @@ func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) ([]Refusal, ui
 		list := a.c.Hub.Refused(int(min(total-n, 10_000)))
 		for i := len(list) - 1; i >= 0; i-- {
 			r := viewRefusal(by, list[i])
-			if f.Agent != "" && r.Claim != f.Agent && r.To != f.Agent || f.From != "" && r.Claim != f.From || f.To != "" && r.To != f.To ||
-				f.Protocol != "" && r.Protocol != f.Protocol || f.Text != "" && !strings.Contains(strings.ToLower(r.Text+" "+r.Cause), strings.ToLower(f.Text)) {
+			if f.Agent != "" && r.Claim != f.Agent && r.To != f.Agent || f.From != "" && r.Claim != f.From ||
+				f.To != "" && r.To != f.To ||
+				f.Protocol != "" && r.Protocol != f.Protocol || f.Text != "" &&
+				!strings.Contains(strings.ToLower(r.Text+" "+r.Cause), strings.ToLower(f.Text)) {
 				continue
 			}
 			out = append(out, r)

@@ -42,7 +42,8 @@ func openIndexed(t *testing.T) *bench {
 
 func (b *bench) ask(city string) Receipt {
 	b.t.Helper()
-	r, err := b.client.Ask(b.t.Context(), Send{To: "weather", Skill: "forecast", JSON: fmt.Appendf(nil, `{"city":%q}`, city)})
+	r, err := b.client.Ask(b.t.Context(), Send{To: "weather", Skill: "forecast",
+		JSON: fmt.Appendf(nil, `{"city":%q}`, city)})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -54,19 +55,26 @@ func TestMessages(t *testing.T) {
 	first := b.ask("Bern")
 	b.ask("Atlantis")
 	page, err := b.client.Messages(t.Context(), index.Filter{Limit: 2})
-	if err != nil || len(page.Messages) != 2 || page.Next == "" || page.Messages[0].Kind != parley.Failure || page.Messages[1].To != "weather" {
+	if err != nil || len(page.Messages) != 2 || page.Next == "" || page.Messages[0].Kind != parley.Failure ||
+		page.Messages[1].To != "weather" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Messages(t.Context(), index.Filter{Cursor: page.Next}); err != nil || len(page.Messages) != 3 || page.Next != "" {
+	if page, err = b.client.Messages(t.Context(), index.Filter{Cursor: page.Next}); err != nil ||
+		len(page.Messages) != 3 || page.Next != "" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Messages(t.Context(), index.Filter{Failed: true}); err != nil || len(page.Messages) != 1 || page.Messages[0].Error.Text != "no such city" {
+	if page, err = b.client.Messages(t.Context(), index.Filter{Failed: true}); err != nil || len(page.Messages) != 1 ||
+		page.Messages[0].Error.Text != "no such city" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	page, err = b.client.Messages(t.Context(), index.Filter{Agent: "weather", From: "operator", To: "weather", Conversation: first.Conversation, Kind: parley.Request,
-		State: parley.Answered, Protocol: "api", Since: time.Unix(1, 0), Until: time.Now().Add(time.Hour), Text: "bern"})
-	if err != nil || len(page.Messages) != 1 || page.Messages[0].ID != first.ID || page.Messages[0].Snippet != `{"city":"«Bern»"}` ||
-		page.Messages[0].Deliveries[0].State != parley.Answered || page.Messages[0].Deliveries[0].Reply != first.Reply.ID {
+	page, err = b.client.Messages(t.Context(), index.Filter{Agent: "weather", From: "operator", To: "weather",
+		Conversation: first.Conversation, Kind: parley.Request,
+		State: parley.Answered, Protocol: "api", Since: time.Unix(1,
+			0), Until: time.Now().Add(time.Hour), Text: "bern"})
+	if err != nil || len(page.Messages) != 1 || page.Messages[0].ID != first.ID ||
+		page.Messages[0].Snippet != `{"city":"«Bern»"}` ||
+		page.Messages[0].Deliveries[0].State != parley.Answered ||
+		page.Messages[0].Deliveries[0].Reply != first.Reply.ID {
 		t.Fatalf("%+v %v", page, err)
 	}
 	for _, bad := range []index.Filter{{Cursor: "?"}, {Text: "***"}} {
@@ -75,21 +83,25 @@ func TestMessages(t *testing.T) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
-	for _, bad := range []string{"kind=odd", "state=odd", "conversation=12", "since=yesterday", "failed=yes", "limit=-1", "odd=1"} {
+	for _, bad := range []string{"kind=odd", "state=odd", "conversation=12", "since=yesterday", "failed=yes",
+		"limit=-1", "odd=1"} {
 		resp, err := b.raw("/v1/messages?" + bad)
 		if err != nil || resp.StatusCode != 400 {
 			t.Errorf("%s: %v %v", bad, resp, err)
 		}
 	}
 	one, err := b.client.Message(t.Context(), first.ID.String(), true)
-	if err != nil || one.ID != first.ID || one.Content == nil || string(one.Content.Parts[0].JSON) != `{"city":"Bern"}` || len(one.Deliveries) != 1 || len(one.Deliveries[0].Steps) != 2 || one.Node != "test" {
+	if err != nil || one.ID != first.ID || one.Content == nil ||
+		string(one.Content.Parts[0].JSON) != `{"city":"Bern"}` || len(one.Deliveries) != 1 ||
+		len(one.Deliveries[0].Steps) != 2 || one.Node != "test" {
 		t.Fatalf("%+v %v", one, err)
 	}
 	var e *parley.Error
 	if _, err := b.client.Message(t.Context(), "00000000", false); !errors.As(err, &e) || e.Code != notFound {
 		t.Errorf("an unknown id: %v", err)
 	}
-	if _, err := b.client.Message(t.Context(), first.ID.String()[:8], false); !errors.As(err, &e) || e.Code != parley.Conflict {
+	if _, err := b.client.Message(t.Context(), first.ID.String()[:8], false); !errors.As(err, &e) ||
+		e.Code != parley.Conflict {
 		t.Errorf("an ambiguous id: %v", err)
 	}
 	s, err := b.client.Stats(t.Context())
@@ -116,27 +128,34 @@ func TestConversations(t *testing.T) {
 	b := openIndexed(t)
 	first, second := b.ask("Bern"), b.ask("Atlantis")
 	page, err := b.client.Conversations(t.Context(), index.ConversationFilter{Agent: "weather", Limit: 1})
-	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != second.Conversation || page.Conversations[0].Failed != 1 || page.Next == "" {
+	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != second.Conversation ||
+		page.Conversations[0].Failed != 1 || page.Next == "" {
 		t.Fatalf("%+v %v", page, err)
 	}
-	page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Cursor: page.Next, Since: time.Unix(1, 0), Until: time.Now().Add(time.Hour)})
-	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != first.Conversation || !slices.Equal(page.Conversations[0].Agents, []string{"operator", "weather"}) {
+	page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Cursor: page.Next, Since: time.Unix(1, 0),
+		Until: time.Now().Add(time.Hour)})
+	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != first.Conversation ||
+		!slices.Equal(page.Conversations[0].Agents, []string{"operator", "weather"}) {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Failed: true}); err != nil || len(page.Conversations) != 1 {
+	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Failed: true}); err != nil ||
+		len(page.Conversations) != 1 {
 		t.Fatalf("%+v %v", page, err)
 	}
-	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Open: true}); err != nil || len(page.Conversations) != 0 {
+	if page, err = b.client.Conversations(t.Context(), index.ConversationFilter{Open: true}); err != nil ||
+		len(page.Conversations) != 0 {
 		t.Fatalf("%+v %v", page, err)
 	}
 	v, err := b.client.Conversation(t.Context(), first.Conversation.String(), "", 2)
 	if err != nil || v.Messages != 3 || len(v.History) != 2 || v.History[0].ID != first.ID || v.Next == "" {
 		t.Fatalf("%+v %v", v, err)
 	}
-	if v, err = b.client.Conversation(t.Context(), first.Conversation.String(), v.Next, 0); err != nil || len(v.History) != 1 || v.History[0].Kind != parley.Response {
+	if v, err = b.client.Conversation(t.Context(), first.Conversation.String(), v.Next, 0); err != nil ||
+		len(v.History) != 1 || v.History[0].Kind != parley.Response {
 		t.Fatalf("%+v %v", v, err)
 	}
-	if _, err := b.as("nobody's token, long enough").Conversations(t.Context(), index.ConversationFilter{}); !errors.Is(err, ErrToken) {
+	if _, err := b.as("nobody's token, long enough").Conversations(t.Context(),
+		index.ConversationFilter{}); !errors.Is(err, ErrToken) {
 		t.Errorf("without a token: %v", err)
 	}
 	if _, err := b.as(viewerToken).Conversations(t.Context(), index.ConversationFilter{}); err != nil {
@@ -181,10 +200,12 @@ func TestTail(t *testing.T) {
 	if e = <-events; e.Message == nil || e.Message.Kind != parley.Response {
 		t.Fatalf("%+v", e)
 	}
-	if e = <-events; e.Delivery == nil || e.Delivery.State != parley.Answered || e.Delivery.Message != r.ID || e.Delivery.Reply != r.Reply.ID {
+	if e = <-events; e.Delivery == nil || e.Delivery.State != parley.Answered || e.Delivery.Message != r.ID ||
+		e.Delivery.Reply != r.Reply.ID {
 		t.Fatalf("%+v", e)
 	}
-	ref := b.hub.Refuse(hub.Refusal{Protocol: "samvad", Claim: "agent://x", Step: "signature", Code: parley.Unauthenticated, Text: "no"})
+	ref := b.hub.Refuse(hub.Refusal{Protocol: "samvad", Claim: "agent://x", Step: "signature",
+		Code: parley.Unauthenticated, Text: "no"})
 	if e = <-events; e.Refusal == nil || e.Refusal.Ref != ref {
 		t.Fatalf("%+v", e)
 	}
@@ -245,7 +266,8 @@ func TestTailDrops(t *testing.T) {
 	b := openIndexed(t)
 	var last Event
 	first := true
-	for e, err := range b.admin.Tail(t.Context(), Actor{Name: "test", Role: Read}, index.Filter{}, func() { b.ask("Bern") }) {
+	for e, err := range b.admin.Tail(t.Context(), Actor{Name: "test", Role: Read}, index.Filter{},
+		func() { b.ask("Bern") }) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +299,8 @@ func exported(t *testing.T, b *bench) []string {
 	t.Helper()
 	r := b.ask("Bern")
 	for _, city := range []string{"Thun", "Chur", "Genf"} {
-		if _, err := b.client.Ask(t.Context(), Send{To: "weather", Skill: "forecast", JSON: fmt.Appendf(nil, `{"city":%q}`, city), Conversation: r.Conversation}); err != nil {
+		if _, err := b.client.Ask(t.Context(), Send{To: "weather", Skill: "forecast",
+			JSON: fmt.Appendf(nil, `{"city":%q}`, city), Conversation: r.Conversation}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -350,25 +373,43 @@ func TestExportFindsChanges(t *testing.T) {
 		change func([]string) []string
 		want   []string
 	}{
-		"changed":        {func(l []string) []string { l[3] = strings.Replace(l[3], "weather", "whether", 1); return l }, []string{"line 4 was changed"}},
-		"white space":    {func(l []string) []string { l[3] = strings.Replace(l[3], ":", ": ", 1); return l }, []string{"line 4 was changed"}},
-		"header changed": {func(l []string) []string { l[0] = strings.Replace(l[0], "hub-test", "hub-best", 1); return l }, []string{"line 1 was changed"}},
+		"changed": {func(l []string) []string {
+			l[3] = strings.Replace(l[3], "weather", "whether",
+				1)
+			return l
+		}, []string{"line 4 was changed"}},
+		"white space": {func(l []string) []string { l[3] = strings.Replace(l[3], ":", ": ", 1); return l },
+			[]string{"line 4 was changed"}},
+		"header changed": {func(l []string) []string {
+			l[0] = strings.Replace(l[0], "hub-test", "hub-best",
+				1)
+			return l
+		}, []string{"line 1 was changed"}},
 		"end changed": {func(l []string) []string {
 			l[last] = strings.Replace(l[last], `"records":`, `"records":1`, 1)
 			return l
 		}, []string{fmt.Sprintf("line %d was changed", last+1)}},
-		"missing":         {func(l []string) []string { return slices.Delete(l, 4, 5) }, []string{"line number 4 is missing"}},
-		"several missing": {func(l []string) []string { return slices.Delete(l, 4, 7) }, []string{"lines number 4 to 6 are missing"}},
-		"header missing":  {func(l []string) []string { return l[1:] }, []string{"the first line is not the header of an export", "line number 0 is missing"}},
-		"cut off":         {func(l []string) []string { return l[:last-2] }, []string{"the last line of the export is missing: the file was cut off"}},
-		"moved down":      {func(l []string) []string { x := l[2]; return slices.Insert(slices.Delete(l, 2, 3), 6, x) }, []string{"line 7 was moved: it is number 2"}},
-		"moved up":        {func(l []string) []string { x := l[6]; return slices.Insert(slices.Delete(l, 6, 7), 2, x) }, []string{"line 3 was moved: it is number 6"}},
-		"copied":          {func(l []string) []string { return slices.Insert(l, 5, l[3]) }, []string{"line 6 is a copy of line 4: it was inserted"}},
+		"missing": {func(l []string) []string { return slices.Delete(l, 4, 5) },
+			[]string{"line number 4 is missing"}},
+		"several missing": {func(l []string) []string { return slices.Delete(l, 4, 7) },
+			[]string{"lines number 4 to 6 are missing"}},
+		"header missing": {func(l []string) []string { return l[1:] },
+			[]string{"the first line is not the header of an export", "line number 0 is missing"}},
+		"cut off": {func(l []string) []string { return l[:last-2] },
+			[]string{"the last line of the export is missing: the file was cut off"}},
+		"moved down": {func(l []string) []string { x := l[2]; return slices.Insert(slices.Delete(l, 2, 3), 6, x) },
+			[]string{"line 7 was moved: it is number 2"}},
+		"moved up": {func(l []string) []string { x := l[6]; return slices.Insert(slices.Delete(l, 6, 7), 2, x) },
+			[]string{"line 3 was moved: it is number 6"}},
+		"copied": {func(l []string) []string { return slices.Insert(l, 5, l[3]) },
+			[]string{"line 6 is a copy of line 4: it was inserted"}},
 		"inserted": {func(l []string) []string {
 			return slices.Insert(l, 4, rehash(t, l[3], func(l *ExportLine) { l.Record.Node = "elsewhere" }))
 		}, []string{"line 5 was inserted: another line is number 3"}},
-		"rubbish inserted": {func(l []string) []string { return slices.Insert(l, 4, "{}") }, []string{"line 5 was changed"}},
-		"no JSON":          {func(l []string) []string { l[4] = "rubbish"; return l }, []string{"line 5 is not a line of an export", "line number 4 is missing"}},
+		"rubbish inserted": {func(l []string) []string { return slices.Insert(l, 4, "{}") },
+			[]string{"line 5 was changed"}},
+		"no JSON": {func(l []string) []string { l[4] = "rubbish"; return l },
+			[]string{"line 5 is not a line of an export", "line number 4 is missing"}},
 		"replaced": {func(l []string) []string {
 			l[3] = rehash(t, l[3], func(l *ExportLine) { l.Record.Node = "elsewhere" })
 			return l

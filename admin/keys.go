@@ -44,15 +44,16 @@ func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	if err != nil {
 		return err
 	}
-	return a.act(ctx, by, Administer, "key.enroll", e.Agent, e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(context.Context) error {
-		i, err := a.native(e.Agent, e.Protocol, e.ID)
-		if err != nil {
+	return a.act(ctx, by, Administer, "key.enroll", e.Agent,
+		e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(context.Context) error {
+			i, err := a.native(e.Agent, e.Protocol, e.ID)
+			if err != nil {
+				return err
+			}
+			e.ID = i.ID
+			_, err = a.enroll(e.Agent, e.NewIdentity, key, by.Name)
 			return err
-		}
-		e.ID = i.ID
-		_, err = a.enroll(e.Agent, e.NewIdentity, key, by.Name)
-		return err
-	})
+		})
 }
 
 // native finds an identity of an agent that is no stand-in.
@@ -66,7 +67,8 @@ func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
 			return i, nil
 		}
 	}
-	return parley.Identity{}, parley.Refuse(parley.Conflict, "agent %q has no such identity in %.20q: link it first", agent, protocol)
+	return parley.Identity{}, parley.Refuse(parley.Conflict, "agent %q has no such identity in %.20q: link it first",
+		agent, protocol)
 }
 
 // told gives the fingerprint that tells an identity from that of another agent
@@ -92,8 +94,9 @@ func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (und
 			return nil, nil
 		}
 	}
-	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID, Algorithm: keyring.Ed25519,
-		Public: key, By: by, Note: id.ID})
+	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID,
+		Algorithm: keyring.Ed25519,
+		Public:    key, By: by, Note: id.ID})
 	if err != nil {
 		return nil, fromKeyring(err)
 	}
@@ -127,9 +130,10 @@ func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID s
 	if err := a.named(&agent); err != nil {
 		return err
 	}
-	_, err := changeKeys(a, ctx, by, "key.unenroll", agent, protocol+" "+keyID, func(r *keyring.Ring) (struct{}, error) {
-		return struct{}{}, fromKeyring(r.Unenroll(agent, protocol, keyID))
-	})
+	_, err := changeKeys(a, ctx, by, "key.unenroll", agent, protocol+" "+keyID,
+		func(r *keyring.Ring) (struct{}, error) {
+			return struct{}{}, fromKeyring(r.Unenroll(agent, protocol, keyID))
+		})
 	return err
 }
 
@@ -144,9 +148,11 @@ type NewKey struct {
 
 // MakeKey makes a private key in a keyring, or takes one in.
 func MakeKey(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
-	keys, err := r.Create(keyring.New{Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm, Seed: n.Seed, By: by, Note: n.Note})
+	keys, err := r.Create(keyring.New{Owner: n.Owner, Purpose: n.Purpose, Algorithm: n.Algorithm, Seed: n.Seed, By: by,
+		Note: n.Note})
 	if errors.Is(err, keyring.ErrExists) {
-		return keyring.Key{}, parley.Refuse(parley.Conflict, "keyring: %q has a key for %q already; `parley keys rotate` replaces it",
+		return keyring.Key{}, parley.Refuse(parley.Conflict,
+			"keyring: %q has a key for %q already; `parley keys rotate` replaces it",
 			n.Owner, n.Purpose).Because(err)
 	}
 	if err != nil {
@@ -224,7 +230,8 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 	if r.Overlap != "" {
 		d, err := time.ParseDuration(r.Overlap)
 		if err != nil || d < 0 {
-			return keyring.Key{}, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
+			return keyring.Key{}, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h",
+				r.Overlap)
 		}
 		overlap = d
 	}
@@ -235,8 +242,9 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 	return changeKeys(a, ctx, by, "key.rotate", r.Owner, detail, func(ring *keyring.Ring) (keyring.Key, error) {
 		k, err := ReplaceKey(ring, r.Owner, r.Purpose, overlap)
 		if errors.Is(err, keyring.ErrExists) {
-			return k, parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+
-				"with the new key", r.Owner, r.Purpose).Because(err)
+			return k, parley.Refuse(parley.Conflict,
+				"a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+
+					"with the new key", r.Owner, r.Purpose).Because(err)
 		}
 		return k, fromKeyring(err)
 	})
@@ -254,7 +262,8 @@ func fromKeyring(err error) error {
 		return parley.Refuse(parley.Conflict, "another key is recorded under that id; remove it first").Because(err)
 	case errors.Is(err, keyring.ErrInvalid):
 		code = parley.Malformed
-	case errors.Is(err, keyring.ErrWrongKey), errors.Is(err, keyring.ErrEncrypted), errors.Is(err, keyring.ErrNotEncrypted):
+	case errors.Is(err, keyring.ErrWrongKey), errors.Is(err, keyring.ErrEncrypted), errors.Is(err,
+		keyring.ErrNotEncrypted):
 		code = parley.Conflict
 	case errors.Is(err, keyring.ErrFull):
 		code = parley.Unavailable

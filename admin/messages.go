@@ -34,10 +34,12 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if err != nil {
 		return none, err
 	}
-	m := &parley.Message{Kind: s.Kind, State: s.State, From: from, To: s.To, Audience: s.Audience, Skill: s.Skill, Act: s.Act,
+	m := &parley.Message{Kind: s.Kind, State: s.State, From: from, To: s.To, Audience: s.Audience, Skill: s.Skill,
+		Act:       s.Act,
 		InReplyTo: s.InReplyTo, Conversation: s.Conversation, Deadline: s.Deadline, Expires: s.Expires,
-		Origin: parley.Origin{Protocol: apiProtocol, Peer: by.Name, Address: by.Address, Verdict: parley.Verdict{Assurance: parley.Session,
-			Checks: []parley.Check{{Name: "token", OK: true, Detail: "token " + by.Name}}}}}
+		Origin: parley.Origin{Protocol: apiProtocol, Peer: by.Name, Address: by.Address,
+			Verdict: parley.Verdict{Assurance: parley.Session,
+				Checks: []parley.Check{{Name: "token", OK: true, Detail: "token " + by.Name}}}}}
 	if m.Kind == 0 {
 		m.Kind = parley.Request
 		if !m.InReplyTo.IsZero() {
@@ -49,7 +51,8 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	case answers && m.InReplyTo.IsZero(), m.Kind == parley.Cancel && m.InReplyTo.IsZero():
 		return none, parley.Refuse(parley.Malformed, "kind %q needs inReplyTo, the id of the request", m.Kind)
 	case answers && (m.To != "" || len(m.Audience) > 0):
-		return none, parley.Refuse(parley.Malformed, "a reply goes to the sender of its request; leave to and audience out")
+		return none, parley.Refuse(parley.Malformed,
+			"a reply goes to the sender of its request; leave to and audience out")
 	case !answers && m.To == "" && len(m.Audience) == 0:
 		return none, parley.Refuse(parley.Malformed, "name the recipient in to")
 	case m.State != parley.NoState && m.Kind != parley.Event:
@@ -57,7 +60,8 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	case len(s.Audience) > 1000:
 		return none, parley.Refuse(parley.TooLarge, "at most 1,000 recipients")
 	case len(s.IdempotencyKey) > maxIdempotencyKey:
-		return none, parley.Refuse(parley.Malformed, "the idempotency key has more than %d characters", maxIdempotencyKey)
+		return none, parley.Refuse(parley.Malformed, "the idempotency key has more than %d characters",
+			maxIdempotencyKey)
 	case m.Kind == parley.Failure && (s.Error == nil || s.Error.Text == ""):
 		return none, parley.Refuse(parley.Malformed, "kind error needs error with a text")
 	case m.Kind != parley.Failure && s.Error != nil:
@@ -75,7 +79,8 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if s.Timeout != "" {
 		d, err := time.ParseDuration(s.Timeout)
 		if err != nil || d <= 0 || !s.Deadline.IsZero() {
-			return none, parley.Refuse(parley.Malformed, "timeout is a positive duration such as 30s, in place of deadline")
+			return none, parley.Refuse(parley.Malformed,
+				"timeout is a positive duration such as 30s, in place of deadline")
 		}
 		m.Deadline = a.c.Hub.Now().Add(d)
 	}
@@ -84,7 +89,8 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	}
 	out := hub.Submission{Message: m, Scope: apiProtocol + " " + from}
 	if s.IdempotencyKey != "" {
-		out.Key = journal.Key{ID: apiProtocol + " " + from + " " + s.IdempotencyKey, Sender: apiProtocol + " " + from, Until: a.c.Hub.Now().Add(keepIdempotency)}
+		out.Key = journal.Key{ID: apiProtocol + " " + from + " " + s.IdempotencyKey, Sender: apiProtocol + " " + from,
+			Until: a.c.Hub.Now().Add(keepIdempotency)}
 	}
 	return out, nil
 }
@@ -115,9 +121,12 @@ func (s Send) content() ([]parley.Part, error) {
 }
 
 func knownCode(c parley.Code) bool {
-	return slices.Contains([]parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale, parley.Replayed, parley.Forbidden,
-		parley.UnknownAgent, parley.UnknownSkill, parley.InvalidContent, parley.Unsupported, parley.RateLimited, parley.Loop, parley.Conflict,
-		parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.Cancelled, parley.Rejected, parley.HandlerFailed, parley.OutcomeUnknown, parley.Internal}, c)
+	return slices.Contains([]parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale,
+		parley.Replayed, parley.Forbidden,
+		parley.UnknownAgent, parley.UnknownSkill, parley.InvalidContent, parley.Unsupported, parley.RateLimited,
+		parley.Loop, parley.Conflict,
+		parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.Cancelled, parley.Rejected, parley.HandlerFailed,
+		parley.OutcomeUnknown, parley.Internal}, c)
 }
 
 // Send records a message and starts its delivery. It returns as soon as the
@@ -200,7 +209,8 @@ func (a *Admin) refuse(s hub.Submission, err error) error {
 	for _, p := range m.Parts {
 		size += len(p.Data)
 	}
-	e.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: m.Origin.Address, Claim: m.From, To: m.To, Step: "admit",
+	e.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: m.Origin.Address, Claim: m.From, To: m.To,
+		Step: "admit",
 		Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size, Verdict: m.Origin.Verdict})
 	return &e
 }
@@ -224,8 +234,10 @@ func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error
 	switch {
 	case rerr != nil:
 		return Receipt{}, a.refuse(s, rerr)
-	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message): // erased content cannot be compared
-		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict, "the idempotency key was used for another message"))
+	// erased content cannot be compared
+	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message):
+		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict,
+			"the idempotency key was used for another message"))
 	case first.Refused != nil:
 		return Receipt{}, a.refuse(s, first.Refused)
 	}
@@ -275,7 +287,8 @@ func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message
 
 // same reports whether two callers sent the same message.
 func same(a, b *parley.Message) bool {
-	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act && a.InReplyTo == b.InReplyTo &&
+	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act &&
+		a.InReplyTo == b.InReplyTo &&
 		slices.Equal(a.Audience, b.Audience) && slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
 		return p.Name == q.Name && p.URI == q.URI && p.Digest == q.Digest && sameBytes(p, q)
 	})
@@ -419,7 +432,8 @@ func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, w
 	return a.showAttempts(by, list), err
 }
 
-func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
+func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt,
+	error) {
 	if limit <= 0 || limit > 100 {
 		limit = 100
 	}
@@ -461,7 +475,8 @@ func (a *Admin) mayRead(by Actor, name string) error {
 		return err
 	}
 	if !hasInbox(e) {
-		return parley.Refuse(parley.Conflict, "agent %q has no inbox here: its messages go to %s", name, describe(e.Agent))
+		return parley.Refuse(parley.Conflict, "agent %q has no inbox here: its messages go to %s", name,
+			describe(e.Agent))
 	}
 	return nil
 }

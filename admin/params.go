@@ -21,7 +21,8 @@ type param struct {
 }
 
 func messageParams(f *index.Filter) []param {
-	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation}, {"trace", &f.Trace},
+	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation},
+		{"trace", &f.Trace},
 		{"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since}, {"until", &f.Until},
 		{"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
 }
@@ -32,12 +33,14 @@ func pageParams(f *index.Filter) []param {
 }
 
 func conversationParams(f *index.ConversationFilter) []param {
-	return []param{{"agent", &f.Agent}, {"since", &f.Since}, {"until", &f.Until}, {"open", &f.Open}, {"failed", &f.Failed},
+	return []param{{"agent", &f.Agent}, {"since", &f.Since}, {"until", &f.Until}, {"open", &f.Open},
+		{"failed", &f.Failed},
 		{"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }
 
 func deadParams(f *DeadFilter) []param {
-	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"since", &f.Since}, {"before", &f.Before}, {"limit", &f.Limit}}
+	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"since", &f.Since}, {"before", &f.Before},
+		{"limit", &f.Limit}}
 }
 
 // params reads the query of a call: each parameter of the list at most once, and
@@ -53,7 +56,8 @@ func (c *call) params(list ...param) error {
 	}
 	for name, values := range q {
 		if !slices.Contains(known, name) {
-			return parley.Refuse(parley.Malformed, "unknown parameter %.40q; known: %s", name, strings.Join(known, ", "))
+			return parley.Refuse(parley.Malformed, "unknown parameter %.40q; known: %s", name,
+				strings.Join(known, ", "))
 		}
 		if len(values) > 1 {
 			return parley.Refuse(parley.Malformed, "parameter %q is there twice", name)

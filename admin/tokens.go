@@ -31,7 +31,8 @@ type Role string
 
 // The roles.
 const (
-	Register   Role = "register"   // no call of this API; its bearer has an account in which it registers agents (uAgents)
+	// no call of this API; its bearer has an account in which it registers agents (uAgents)
+	Register   Role = "register"
 	Observe    Role = "observe"    // see agents, messages, refusals, public keys and statistics, but no content
 	Read       Role = "read"       // and content, exports of it and the search in it
 	Operate    Role = "operate"    // and send, read inboxes, pause and resume, retry and drop dead letters
@@ -166,7 +167,8 @@ func newTokens(list ...Token) (*Tokens, error) {
 		case t.Name == localToken:
 			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
 		case t.Role.level() == 0:
-			return nil, fmt.Errorf("token %q: role %q is not register, observe, read, operate or administer", t.Name, t.Role)
+			return nil, fmt.Errorf("token %q: role %q is not register, observe, read, operate or administer", t.Name,
+				t.Role)
 		}
 		names[t.Name] = true
 		known, err := t.hashed()
@@ -210,7 +212,8 @@ func (t Token) hashed() (knownToken, error) {
 // that data directory; see [Tokens.Reread]. Without a token and a file, and with
 // rnd, it makes a first token, which permits everything, and gives its secret,
 // which is stored nowhere.
-func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader, log *slog.Logger) (
+func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader,
+	log *slog.Logger) (
 	t *Tokens, first string, err error) {
 	t = &Tokens{state: state, id: id, dir: dir, log: log, revisions: map[string]uint64{}}
 	if t.stop, err = state.Watch(ctx, "", t.told); err != nil {
@@ -340,7 +343,8 @@ func (t *Tokens) adopt(ctx context.Context, token Token) error {
 		err := t.create(ctx, token)
 		if !errors.Is(err, journal.ErrExists) {
 			if err == nil && token.Name != name {
-				t.log.Warn("an admin token has another name now: there is one of its name", "was", name, "is", token.Name)
+				t.log.Warn("an admin token has another name now: there is one of its name", "was", name, "is",
+					token.Name)
 			}
 			return err
 		}

@@ -111,7 +111,7 @@ type Agent struct {
 
 	Profile *hub.Profile `json:"profile,omitzero"` // published by its owner; only in the answer for one agent
 
-	Addresses map[string]string `json:"addresses,omitzero"` // by protocol, its own or its stand-in's; only in the answer for one agent
+	Addresses map[string]string `json:"addresses,omitzero"` // by protocol; only in the answer for one agent
 }
 
 // Seen is the last message that an agent sent.
@@ -216,7 +216,7 @@ type Check struct {
 
 // Send is a message to be sent. Text, JSON and Parts exclude each other.
 type Send struct {
-	From         string          `json:"from,omitzero"` // default: the only agent that the token may speak as, or "operator"
+	From         string          `json:"from,omitzero"` // default: the token's only agent, or "operator"
 	To           string          `json:"to,omitzero"`   // not for replies: they go to the requester
 	Audience     []string        `json:"audience,omitzero"`
 	Kind         parley.Kind     `json:"kind,omitzero"`  // default: request, or response with InReplyTo
@@ -233,7 +233,7 @@ type Send struct {
 	Timeout      string          `json:"timeout,omitzero"` // from now, in place of Deadline: "30s"
 	Expires      time.Time       `json:"expires,omitzero"`
 
-	IdempotencyKey string `json:"-"` // header Idempotency-Key: the same key again sends nothing, and gives the first answer
+	IdempotencyKey string `json:"-"` // a header: the same key again gives the first answer
 }
 
 // Receipt names the recorded message, and has its reply if the caller waited.
@@ -378,9 +378,12 @@ func viewChecks(checks []parley.Check) []Check {
 }
 
 func viewMessage(by Actor, m *parley.Message) *Message {
-	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From, To: m.To,
-		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema,
-		Parts: []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires, Deadline: m.Deadline, Hops: m.Hops,
+	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From,
+		To:       m.To,
+		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act,
+		Schema: m.Schema,
+		Parts:  []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires, Deadline: m.Deadline,
+		Hops: m.Hops,
 		Origin: Origin{Protocol: m.Origin.Protocol, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance,
 			KeyID: m.Origin.Verdict.KeyID, Checks: viewChecks(m.Origin.Verdict.Checks)}}
 	for _, p := range m.Parts {
@@ -455,8 +458,10 @@ func (s Skill) spec() parley.SkillSpec {
 }
 
 func viewAgent(e *directory.Entry) Agent {
-	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source, Added: e.Added,
-		Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...), Exposed: append([]string{}, e.Exposed...),
+	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source,
+		Added:  e.Added,
+		Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...), Exposed: append([]string{},
+			e.Exposed...),
 		Identities: []Identity{}, Skills: []Skill{}}
 	for _, i := range e.Identities {
 		v.Identities = append(v.Identities, Identity(i))
@@ -473,15 +478,19 @@ func hasInbox(e *directory.Entry) bool {
 }
 
 func viewRefusal(by Actor, r hub.Refusal) Refusal {
-	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To, Step: r.Step,
-		Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID,
+	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To,
+		Step: r.Step,
+		Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance,
+		KeyID:  r.Verdict.KeyID,
 		Checks: viewChecks(r.Verdict.Checks)}
 	return *forActor(by, &v)
 }
 
 func viewDead(by Actor, d journal.Delivery) DeadLetter {
-	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation, Attempts: d.Attempt,
-		Tries: d.Tries(), Changed: d.Changed, Position: d.Position.String(), Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}}
+	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation,
+		Attempts: d.Attempt,
+		Tries:    d.Tries(), Changed: d.Changed, Position: d.Position.String(), Reason: Problem{Code: parley.Internal,
+			Text: "no reason was recorded"}}
 	if d.Error != nil {
 		v.Reason = *problem(d.Error)
 	}
