@@ -4,13 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -208,62 +205,55 @@ func (t *tally) figures(parallel int) (perSecond float64, each, cpu time.Duratio
 }
 
 // throughHub measures tool calls to a Go handler through a whole hub.
-func (c *Config) throughHub(ctx context.Context, storage floor.Storage, each func(A2ERow)) (err error) {
-	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Log: c.Log,
-		Listen: node.Listen{HTTP: "127.0.0.1:0"}, A2E: node.A2E{Listen: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, n.Close(context.WithoutCancel(ctx))) }()
-	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
-	err = n.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere},
-		parley.RawSkill("echo", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(answer) }))
-	if err != nil {
-		return err
-	}
-	token, err := bridge.NewToken()
-	if err != nil {
-		return err
-	}
-	if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: "bench", Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}, directory.FromOperator); err != nil {
-		return err
-	}
-	if err := n.Start(ctx); err != nil {
-		return err
-	}
-	for _, kind := range []string{"tcp", "http"} {
-		for _, sessions := range []int{1, 4, 16} {
-			clients := make([]*a2e.Client, sessions)
-			for i := range clients {
-				clients[i] = &a2e.Client{URL: n.Addresses().A2E, Token: token}
-				if kind == "http" {
-					clients[i].URL, clients[i].HTTP = n.A2E().Base(), &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
-				}
-				if err := clients[i].Connect(ctx); err != nil {
+func (c *Config) throughHub(ctx context.Context, storage floor.Storage, each func(A2ERow)) error {
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}, A2E: node.A2E{Listen: "127.0.0.1:0"}}
+	return c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
+		if err := c.addEcho(n, nil); err != nil {
+			return err
+		}
+		token, err := bridge.NewToken()
+		if err != nil {
+			return err
+		}
+		agent := parley.Agent{Name: "bench", Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}
+		if _, err := n.Hub().Directory().Put(ctx, agent, directory.FromOperator); err != nil {
+			return err
+		}
+		if err := n.Start(ctx); err != nil {
+			return err
+		}
+		for _, kind := range []string{"tcp", "http"} {
+			for _, sessions := range []int{1, 4, 16} {
+				row := A2ERow{What: fmt.Sprintf("hub, %s, over %s, %d sessions", storage, kind, sessions), Parallel: 16}
+				calls, err := c.callHub(ctx, n, kind, token, sessions)
+				if err != nil {
 					return err
 				}
+				row.PerSecond, row.Each, row.CPU = calls.figures(16)
+				each(row)
 			}
-			var turn atomic.Int64
-			var calls tally
-			err := calls.add(ctx, 16, c.Duration, func() error {
-				_, err := clients[int(turn.Add(1))%sessions].CallTool(ctx, "echo__echo", json.RawMessage(`{"text":"x"}`), nil)
-				return err
-			})
-			for _, client := range clients {
-				_ = client.Close() // the measurement is over
-			}
-			if err != nil {
-				return err
-			}
-			row := A2ERow{What: fmt.Sprintf("hub, %s, over %s, %d sessions", storage, kind, sessions), Parallel: 16}
-			row.PerSecond, row.Each, row.CPU = calls.figures(16)
-			each(row)
 		}
+		return nil
+	})
+}
+
+// callHub calls a tool from 16 callers that share some sessions.
+func (c *Config) callHub(ctx context.Context, n *node.Node, kind, token string, sessions int) (calls tally, err error) {
+	clients := make([]*a2e.Client, sessions)
+	for i := range clients {
+		clients[i] = &a2e.Client{URL: n.Addresses().A2E, Token: token}
+		if kind == "http" {
+			clients[i].URL, clients[i].HTTP = n.A2E().Base(), &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+		}
+		if err := clients[i].Connect(ctx); err != nil {
+			return calls, err
+		}
+		defer clients[i].Close()
 	}
-	return nil
+	var turn atomic.Int64
+	err = calls.add(ctx, 16, c.Duration, func() error {
+		_, err := clients[int(turn.Add(1))%sessions].CallTool(ctx, "echo__echo", json.RawMessage(`{"text":"x"}`), nil)
+		return err
+	})
+	return calls, err
 }

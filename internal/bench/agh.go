@@ -5,16 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/internal/bench/floor"
 	"github.com/parley-hub/parley/internal/bench/load"
@@ -58,7 +54,7 @@ func AGH(ctx context.Context, c Config, each func(Row)) error {
 func aghSay(workspace, from, work string, size int) *agh.Envelope {
 	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread, ThreadID: "thread_" + from,
 		From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
-	if err := e.SetContent(&agh.Say{Text: strings.Repeat("x", max(1, size-420)), Intent: "request"}); err != nil {
+	if err := e.SetContent(&agh.Say{Text: filler(size, 420), Intent: "request"}); err != nil {
 		return e // text of one letter: cannot be
 	}
 	return e
@@ -75,56 +71,38 @@ type aghPeer struct {
 	say     [3][]byte // before the message id, between the ids, after the work id
 }
 
-func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (_ Figures, err error) {
-	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
-	if err != nil {
-		return Figures{}, err
-	}
-	defer os.RemoveAll(dir)
+func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
 	users := map[string]node.AGHUser{} // one for each peer, as peers elsewhere have
 	for i := range connections {
 		id := fmt.Sprintf("peer-%d", i)
 		users[id] = node.AGHUser{Token: id, Peers: []string{id}, Workspaces: []string{"acme"}}
 	}
-	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Log: c.Log,
-		Listen: node.Listen{AGH: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}, Policy: node.Policy{Assurance: "session"},
-		AGH: node.AGH{
-			Users:      users,
-			Workspaces: map[string]node.AGHWorkspace{"acme": {Channels: []string{"bench"}}},
-		}})
-	if err != nil {
-		return Figures{}, err
-	}
-	defer func() {
-		if cerr := n.Close(context.WithoutCancel(ctx)); err == nil {
-			err = cerr
+	hub := node.Config{Listen: node.Listen{AGH: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"},
+		AGH: node.AGH{Users: users, Workspaces: map[string]node.AGHWorkspace{"acme": {Channels: []string{"bench"}}}}}
+	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
+		if err := c.addEcho(n, nil); err != nil {
+			return err
 		}
-	}()
-	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
-	if err := n.Handle(parley.Agent{Name: "echo", Exposed: []string{"agh"}},
-		parley.RawSkill("echo", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(answer) })); err != nil {
-		return Figures{}, err
-	}
-	if err := n.Start(ctx); err != nil {
-		return Figures{}, err
-	}
-	peers := make([]*aghPeer, connections)
-	for i := range peers {
-		if peers[i], err = joinBench(n.AGH().Addr(), fmt.Sprintf("peer-%d", i), c.Payload); err != nil {
-			return Figures{}, err
+		if err := n.Start(ctx); err != nil {
+			return err
 		}
-		defer peers[i].nc.Close()
-	}
-	stop := func() {}
-	if c.Profile != nil {
-		stop = c.Profile(fmt.Sprintf("agh-%s-%d", storage, connections))
-	}
-	r := load.Do(ctx, connections, time.Second/2, c.Duration, func(ctx context.Context, w, i int) error { return peers[w].exchange(ctx, i) })
-	stop()
-	if r.Failed > r.Requests/100 {
-		return Figures{}, fmt.Errorf("%d of %d pieces of work failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
-	}
-	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed}, nil
+		peers := make([]*aghPeer, connections)
+		for i := range peers {
+			var err error
+			if peers[i], err = joinBench(n.AGH().Addr(), fmt.Sprintf("peer-%d", i), c.Payload); err != nil {
+				return err
+			}
+			defer peers[i].nc.Close()
+		}
+		stop := c.profiled(fmt.Sprintf("agh-%s-%d", storage, connections))
+		r := load.Do(ctx, connections, time.Second/2, c.Duration, func(ctx context.Context, w, i int) error {
+			return peers[w].exchange(ctx, i)
+		})
+		stop()
+		f, err = figures(r)
+		return err
+	})
+	return f, err
 }
 
 func joinBench(addr, id string, size int) (*aghPeer, error) {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/internal/bench/floor"
 	"github.com/parley-hub/parley/internal/bench/load"
 	"github.com/parley-hub/parley/node"
 )
@@ -193,22 +194,12 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 	return nil
 }
 
-func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) (err error) {
-	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: "memory", Log: c.Log, Listen: node.Listen{HTTP: "127.0.0.1:0"},
-		Limits: node.Limits{SenderRate: -1}})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if cerr := n.Close(context.WithoutCancel(ctx)); err == nil {
-			err = cerr
-		}
-	}()
+func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) error {
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
+	return c.withHub(ctx, floor.Memory, hub, func(dir string, n *node.Node) error { return c.recordSession(ctx, dir, n, each) })
+}
+
+func (c *ASPConfig) recordSession(ctx context.Context, dir string, n *node.Node, each func(ASPRow)) error {
 	if err := n.Start(ctx); err != nil {
 		return err
 	}
@@ -226,10 +217,7 @@ func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) (err erro
 		}
 	}
 	server := n.ASP().Server()
-	stop := func() {}
-	if c.Profile != nil {
-		stop = c.Profile("asp-session")
-	}
+	stop := c.profiled("asp-session")
 	window := min(10_000, c.Messages/4) // long enough that each holds its part of the garbage collector's work
 	var took func() spent
 	for i, raw := range s.raw {
@@ -264,9 +252,7 @@ func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) (err erro
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if c.Profile != nil {
-		defer c.Profile("asp-verify")()
-	}
+	defer c.profiled("asp-verify")()
 	took = meter()
 	report, err := asp.VerifyTranscript(f)
 	if err != nil {

@@ -12,10 +12,8 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -129,111 +127,61 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 // senders is how many identities sign the load.
 const senders = 16
 
-func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (_ Figures, err error) {
-	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
-	if err != nil {
-		return Figures{}, err
-	}
-	defer os.RemoveAll(dir)
-	n, err := node.Open(ctx, node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Log: c.Log,
-		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, // with an admin API it makes the index
-		Limits: node.Limits{SenderRate: -1}})
-	if err != nil {
-		return Figures{}, err
-	}
-	defer func() {
-		if cerr := n.Close(context.WithoutCancel(ctx)); err == nil {
-			err = cerr
+func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}} // with an admin API it makes the index
+	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
+		if err := c.addEcho(n, nil); err != nil {
+			return err
 		}
-	}()
-	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
-	err = n.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere},
-		parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(answer) }))
-	if err != nil {
-		return Figures{}, err
-	}
-	for i := range c.Agents {
-		a := parley.Agent{Name: fmt.Sprintf("agent-%d", i), Exposed: parley.Everywhere}
-		if err := n.Handle(a, parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(answer) })); err != nil {
-			return Figures{}, err
-		}
-	}
-	var ids []*samvad.Identity
-	for i := range senders {
-		id, err := samvad.NewIdentity(fmt.Sprintf("agent://sender%d.example", i), "key-current")
-		if err != nil {
-			return Figures{}, err
-		}
-		ids = append(ids, id)
-		if err := enrol(ctx, n, fmt.Sprintf("sender-%d", i), id.ID(), id.Public()); err != nil {
-			return Figures{}, err
-		}
-	}
-	if err := n.Start(ctx); err != nil {
-		return Figures{}, err
-	}
-	base := n.Addresses().HTTP
-	u, err := url.Parse(base)
-	if err != nil {
-		return Figures{}, err
-	}
-	card, err := (&samvad.Client{HTTP: http.DefaultClient}).Card(ctx, base+"/agents/echo")
-	if err != nil {
-		return Figures{}, err
-	}
-	// Signed before the clock starts, in the time window of the run.
-	count := min(int(c.Duration.Seconds()*25_000)+2000, 400_000)
-	requests := make([]*load.Request, count)
-	payload := []byte(`{"text":"` + strings.Repeat("x", max(0, c.Payload-420)) + `"}`)
-	for i := range requests {
-		if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
-			requests[i] = requests[i-997] // one that was answered a while ago
-			continue
-		}
-		client := samvad.Client{Identity: ids[i%len(ids)]}
-		_, body, err := client.Envelope(samvad.Call{To: card.ID, Skill: "echo", Payload: payload}, samvad.ModeSync)
-		if err != nil {
-			return Figures{}, err
-		}
-		const path = "/agents/echo/agent/message"
-		sig, err := samvad.Sign(client.Identity, http.MethodPost, path, body, time.Now())
-		if err != nil {
-			return Figures{}, err
-		}
-		h := http.Header{"Content-Type": {"application/json"}}
-		sig.Set(h)
-		requests[i] = load.NewRequest(http.MethodPost, u.Host, path, h, body)
-	}
-	var replayed atomic.Int64
-	stop := func() {}
-	if c.Profile != nil {
-		stop = c.Profile(fmt.Sprintf("%s-%d", storage, connections))
-	}
-	r, err := load.Run(ctx, load.Config{URL: base, Connections: connections, Warmup: min(count/10, 20*connections), Duration: c.Duration,
-		Requests: func(i int) *load.Request {
-			if i >= len(requests) {
-				return nil
+		var ids []*samvad.Identity
+		for i := range senders {
+			id, err := samvad.NewIdentity(fmt.Sprintf("agent://sender%d.example", i), "key-current")
+			if err != nil {
+				return err
 			}
-			return requests[i]
-		},
-		Check: func(status int, body []byte) error {
-			switch {
-			case status == http.StatusOK:
-				return nil
-			case c.Replays > 0 && status == http.StatusUnauthorized && strings.Contains(string(body), "REPLAY_DETECTED"):
-				replayed.Add(1)
-				return nil
+			ids = append(ids, id)
+			if err := enrol(ctx, n, fmt.Sprintf("sender-%d", i), id.ID(), id.Public()); err != nil {
+				return err
 			}
-			return fmt.Errorf("HTTP %d: %.200s", status, body)
-		}})
-	stop()
-	if err != nil {
-		return Figures{}, err
-	}
-	if r.Failed > r.Requests/100 {
-		return Figures{}, fmt.Errorf("%d of %d requests failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
-	}
-	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed, Replayed: int(replayed.Load())}, nil
+		}
+		if err := n.Start(ctx); err != nil {
+			return err
+		}
+		base := n.Addresses().HTTP
+		u, err := url.Parse(base)
+		if err != nil {
+			return err
+		}
+		card, err := (&samvad.Client{HTTP: http.DefaultClient}).Card(ctx, base+"/agents/echo")
+		if err != nil {
+			return err
+		}
+		payload := []byte(`{"text":"` + filler(c.Payload, 420) + `"}`)
+		count := min(int(c.Duration.Seconds()*25_000)+2000, 400_000)
+		requests, err := c.requests(count, func(i int) (*load.Request, error) {
+			client := samvad.Client{Identity: ids[i%len(ids)]}
+			_, body, err := client.Envelope(samvad.Call{To: card.ID, Skill: "echo", Payload: payload}, samvad.ModeSync)
+			if err != nil {
+				return nil, err
+			}
+			const path = "/agents/echo/agent/message"
+			sig, err := samvad.Sign(client.Identity, http.MethodPost, path, body, time.Now())
+			if err != nil {
+				return nil, err
+			}
+			h := http.Header{"Content-Type": {"application/json"}}
+			sig.Set(h)
+			return load.NewRequest(http.MethodPost, u.Host, path, h, body), nil
+		})
+		if err != nil {
+			return err
+		}
+		f, err = c.send(ctx, string(storage), base, connections, requests, func(status int, body string) bool {
+			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")
+		})
+		return err
+	})
+	return f, err
 }
 
 func enrol(ctx context.Context, n *node.Node, name, id string, key ed25519.PublicKey) error {

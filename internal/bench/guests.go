@@ -18,8 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pelletier/go-toml/v2"
-
 	"github.com/parley-hub/parley/internal/attack"
 	"github.com/parley-hub/parley/internal/bench/load"
 	"github.com/parley-hub/parley/internal/pairs"
@@ -206,15 +204,9 @@ func (g *guests) configure(dir string) error {
 	}
 	c := node.Config{Data: g.data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"}}
 	c.ASP.Registration = "open"
-	if err := pairs.Configure(&c, dir, g.peers...); err != nil {
-		return err
-	}
-	b, err := toml.Marshal(c)
-	if err != nil {
-		return err
-	}
-	g.config = filepath.Join(dir, "parley.toml")
-	return os.WriteFile(g.config, b, 0o600)
+	var err error
+	g.config, err = writeConfig(dir, c, g.peers)
+	return err
 }
 
 // start runs the hub and waits until it is ready. It ends with ctx.

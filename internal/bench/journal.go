@@ -92,10 +92,7 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 				return row, fmt.Errorf("floor: %w", err)
 			}
 		}
-		stop := func() {}
-		if c.Profile != nil {
-			stop = c.Profile(fmt.Sprintf("%s-%d", storage, callers))
-		}
+		stop := c.profiled(fmt.Sprintf("%s-%d", storage, callers))
 		err := row.Parley.turn(ctx, callers, c.Duration/turns, ours)
 		stop()
 		if err != nil {

@@ -21,8 +21,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pelletier/go-toml/v2"
-
 	"github.com/parley-hub/parley/internal/bench/floor"
 	"github.com/parley-hub/parley/internal/pairs"
 	"github.com/parley-hub/parley/node"
@@ -225,15 +223,8 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 	for i := range c.Agents {
 		config.Agents[fmt.Sprintf("idle-%d", i)] = node.Agent{AGH: &node.AGHAgent{Workspace: "elsewhere", Peer: fmt.Sprintf("idle-%d", i)}}
 	}
-	if err := pairs.Configure(&config, dir, all...); err != nil {
-		return 0, 0, err
-	}
-	b, err := toml.Marshal(config)
+	path, err := writeConfig(dir, config, all)
 	if err != nil {
-		return 0, 0, err
-	}
-	path := filepath.Join(dir, "parley.toml")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
 		return 0, 0, err
 	}
 	measured, over := context.WithCancel(ctx)

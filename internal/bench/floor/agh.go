@@ -34,20 +34,11 @@ func AGH(ctx context.Context, c Config) (_ Result, err error) {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
-	front, err := server.NewServer(&server.Options{ServerName: "floor-agh", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	front, hub, stop, err := startNATS("floor-agh")
 	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
+		return Result{}, err
 	}
-	front.Start()
-	defer func() { front.Shutdown(); front.WaitForShutdown() }()
-	if !front.ReadyForConnections(5 * time.Second) {
-		return Result{}, errors.New("floor: the NATS server does not get ready")
-	}
-	hub, err := nats.Connect("", nats.InProcessServer(front))
-	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
-	}
-	defer hub.Close()
+	defer stop()
 	var under sync.WaitGroup
 	_, err = hub.Subscribe("floor.work", func(m *nats.Msg) {
 		under.Go(func() {
@@ -82,8 +73,25 @@ func AGH(ctx context.Context, c Config) (_ Result, err error) {
 		return err
 	})
 	under.Wait()
-	if res.Failed > 0 {
-		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", res.Failed, res.FirstError)
+	return result(res)
+}
+
+// startNATS starts a NATS server on a free port, and connects to it in the process.
+func startNATS(name string) (front *server.Server, inside *nats.Conn, stop func(), err error) {
+	front, err = server.NewServer(&server.Options{ServerName: name, Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		NoLog: true, NoSigs: true})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("floor: %w", err)
 	}
-	return Result{Requests: res.Requests, Throughput: res.Throughput, P50: res.P50, P99: res.P99, CPUPerMessage: res.CPUPerRequest}, nil
+	front.Start()
+	end := func() { front.Shutdown(); front.WaitForShutdown() }
+	if !front.ReadyForConnections(10 * time.Second) {
+		end()
+		return nil, nil, nil, errors.New("floor: the NATS server does not get ready")
+	}
+	if inside, err = nats.Connect("", nats.InProcessServer(front)); err != nil {
+		end()
+		return nil, nil, nil, fmt.Errorf("floor: %w", err)
+	}
+	return front, inside, func() { inside.Close(); end() }, nil
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/decred/dcrd/dcrec/secp256k1/v4"
 	secp "github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
 	"github.com/go-json-experiment/json"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
 
@@ -198,20 +197,11 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 	if err != nil {
 		return err
 	}
-	front, err := server.NewServer(&server.Options{ServerName: "floor-bus", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	front, bus, stopNATS, err := startNATS("floor-bus")
 	if err != nil {
-		return fmt.Errorf("floor: %w", err)
+		return err
 	}
-	front.Start()
-	defer func() { front.Shutdown(); front.WaitForShutdown() }()
-	if !front.ReadyForConnections(10 * time.Second) {
-		return errors.New("floor: the NATS server does not get ready")
-	}
-	bus, err := nats.Connect("", nats.InProcessServer(front))
-	if err != nil {
-		return fmt.Errorf("floor: %w", err)
-	}
-	defer bus.Close()
+	defer stopNATS()
 	r := &bare{plan: plan, keys: keys, a: a, bus: bus, web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	defer r.web.CloseIdleConnections()
 	ctx, stop := context.WithCancel(ctx)

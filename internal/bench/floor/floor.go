@@ -153,13 +153,15 @@ func measure(ctx context.Context, c Config, s scheme) (_ Result, err error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if res.Failed > 0 {
-		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", res.Failed, res.FirstError)
+	return result(res)
+}
+
+// result is that of a load of which nothing failed.
+func result(r load.Result) (Result, error) {
+	if r.Failed > 0 {
+		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", r.Failed, r.FirstError)
 	}
-	return Result{
-		Requests: res.Requests, Throughput: res.Throughput,
-		P50: res.P50, P99: res.P99, CPUPerMessage: res.CPUPerRequest,
-	}, nil
+	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPUPerMessage: r.CPUPerRequest}, nil
 }
 
 // envelope is the shape of a request's body.

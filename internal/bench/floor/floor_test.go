@@ -21,12 +21,20 @@ import (
 
 func TestFloors(t *testing.T) {
 	t.Parallel()
-	for _, r := range []Row{
-		{"samvad", Memory, 1, 1}, {"samvad", Memory, 2, 8}, {"samvad", Disk, 1, 1}, {"samvad", Disk, 2, 32}, {"uagents", Memory, 1, 2},
+	for _, c := range []struct {
+		path     string
+		measure  func(context.Context, Config) (Result, error)
+		storage  Storage
+		appends  int
+		requests int // at once
+	}{
+		{"samvad", Samvad, Memory, 1, 1}, {"samvad", Samvad, Memory, 2, 8}, {"samvad", Samvad, Disk, 1, 1},
+		{"samvad", Samvad, Disk, 2, 32}, {"uagents", UAgents, Memory, 1, 2},
 	} {
-		t.Run(fmt.Sprint(r), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.path, c.storage, c.appends, c.requests), func(t *testing.T) {
 			t.Parallel()
-			res, err := r.Measure(t.Context(), Config{Count: 100, Dir: t.TempDir()})
+			res, err := c.measure(t.Context(), Config{Storage: c.storage, Appends: c.appends, Connections: c.requests,
+				Count: 100, Dir: t.TempDir()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,24 +53,6 @@ func TestFloors(t *testing.T) {
 	cancel()
 	if _, err := Samvad(ctx, Config{Count: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestTable(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	if err := Table(t.Context(), &out, []Row{{"samvad", Memory, 1, 2}}, Config{Count: 10}); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], "per second") || !strings.Contains(lines[1], "samvad") {
-		t.Errorf("%s", out.String())
-	}
-	if err := Table(t.Context(), &out, []Row{{Path: "fax"}}, Config{Count: 10}); err == nil {
-		t.Error("there is no such path")
-	}
-	if n := len(Rows()); n != 15 {
-		t.Errorf("%d rows", n)
 	}
 }
 
@@ -241,17 +231,21 @@ func TestAppenderFile(t *testing.T) {
 
 // go test ./internal/bench/floor -bench . -benchtime 20000x
 func BenchmarkFloor(b *testing.B) {
-	for _, r := range Rows() {
-		b.Run(fmt.Sprintf("%s/%s/%d/%d", r.Path, r.Storage, r.Appends, r.Connections), func(b *testing.B) {
-			res, err := r.Measure(b.Context(), Config{Count: b.N, Dir: b.TempDir()})
-			if err != nil {
-				b.Fatal(err)
+	for name, measure := range map[string]func(context.Context, Config) (Result, error){"samvad": Samvad, "uagents": UAgents} {
+		for _, storage := range []Storage{Memory, Disk} {
+			for _, n := range []int{1, 64, 256} {
+				b.Run(fmt.Sprintf("%s/%s/%d", name, storage, n), func(b *testing.B) {
+					res, err := measure(b.Context(), Config{Storage: storage, Connections: n, Count: b.N, Dir: b.TempDir()})
+					if err != nil {
+						b.Fatal(err)
+					}
+					b.ReportMetric(res.Throughput, "msg/s")
+					b.ReportMetric(float64(res.P50)/float64(time.Microsecond), "p50-µs")
+					b.ReportMetric(float64(res.P99)/float64(time.Microsecond), "p99-µs")
+					b.ReportMetric(float64(res.CPUPerMessage)/float64(time.Microsecond), "cpu-µs")
+				})
 			}
-			b.ReportMetric(res.Throughput, "msg/s")
-			b.ReportMetric(float64(res.P50)/float64(time.Microsecond), "p50-µs")
-			b.ReportMetric(float64(res.P99)/float64(time.Microsecond), "p99-µs")
-			b.ReportMetric(float64(res.CPUPerMessage)/float64(time.Microsecond), "cpu-µs")
-		})
+		}
 	}
 }
 

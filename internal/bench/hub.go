@@ -1,0 +1,138 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/bench/floor"
+	"github.com/parley-hub/parley/internal/bench/load"
+	"github.com/parley-hub/parley/internal/pairs"
+	"github.com/parley-hub/parley/node"
+)
+
+// withHub opens a hub in a directory of its own, calls measure, and removes both.
+// Measure adds agents, starts the hub and sends the load.
+func (c *Config) withHub(ctx context.Context, storage floor.Storage, hub node.Config,
+	measure func(dir string, n *node.Node) error) (err error) {
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	hub.Data, hub.Durability, hub.Log, hub.Limits.SenderRate = filepath.Join(dir, "data"), string(storage), c.Log, -1
+	n, err := node.Open(ctx, hub)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close(context.WithoutCancel(ctx))) }()
+	return measure(dir, n)
+}
+
+// addEcho adds the agent "echo", which answers each request with one small part,
+// and as many idle agents as c says. Output is the schema of the answer, or nil.
+func (c *Config) addEcho(n *node.Node, output []byte) error {
+	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
+	skill := parley.RawSkill("echo", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(answer) })
+	skill.Output = output
+	names := []string{"echo"}
+	for i := range c.Agents {
+		names = append(names, fmt.Sprintf("agent-%d", i))
+	}
+	for _, name := range names {
+		if err := n.Handle(parley.Agent{Name: name, Exposed: parley.Everywhere}, skill); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// profiled starts the CPU profile of that name if c asks for profiles.
+func (c *Config) profiled(name string) (stop func()) {
+	if c.Profile == nil {
+		return func() {}
+	}
+	return c.Profile(name)
+}
+
+// requests renders count requests before the clock starts. From the 1,000th on,
+// c.Replays percent of them are repeats of an earlier one.
+func (c *Config) requests(count int, render func(i int) (*load.Request, error)) ([]*load.Request, error) {
+	list := make([]*load.Request, count)
+	for i := range list {
+		if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
+			list[i] = list[i-997] // one that was answered a while ago
+			continue
+		}
+		var err error
+		if list[i], err = render(i); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// send measures requests to a hub. Replayed recognises the answer to a replay.
+func (c *Config) send(ctx context.Context, name, base string, connections int, requests []*load.Request,
+	replayed func(status int, body string) bool) (Figures, error) {
+	var replays atomic.Int64
+	stop := c.profiled(fmt.Sprintf("%s-%d", name, connections))
+	r, err := load.Run(ctx, load.Config{URL: base, Connections: connections, Duration: c.Duration,
+		Warmup: min(len(requests)/10, 20*connections),
+		Requests: func(i int) *load.Request {
+			if i >= len(requests) {
+				return nil
+			}
+			return requests[i]
+		},
+		Check: func(status int, body []byte) error {
+			switch {
+			case c.Replays > 0 && replayed(status, string(body)):
+				replays.Add(1)
+				return nil
+			case status == http.StatusOK && !replayed(status, string(body)):
+				return nil
+			}
+			return fmt.Errorf("HTTP %d: %.300s", status, body)
+		}})
+	stop()
+	if err != nil {
+		return Figures{}, err
+	}
+	f, err := figures(r)
+	f.Replayed = int(replays.Load())
+	return f, err
+}
+
+// figures are those of a load of which at most one in a hundred failed.
+func figures(r load.Result) (Figures, error) {
+	if r.Failed > r.Requests/100 {
+		return Figures{}, fmt.Errorf("%d of %d requests failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
+	}
+	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed}, nil
+}
+
+// filler is text that makes a message size bytes long, of which overhead are the
+// envelope's.
+func filler(size, overhead int) string { return strings.Repeat("x", max(1, size-overhead)) }
+
+// writeConfig writes the configuration of a hub with peers to a file in dir.
+func writeConfig(dir string, c node.Config, peers []pairs.Peer) (path string, err error) {
+	if err := pairs.Configure(&c, dir, peers...); err != nil {
+		return "", err
+	}
+	b, err := toml.Marshal(c)
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, "parley.toml")
+	return path, os.WriteFile(path, b, 0o600)
+}
