@@ -317,7 +317,7 @@ func (a *Admin) enter() (leave func(), err error) {
 func (a *Admin) entry(name string) (*directory.Entry, error) {
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if !ok {
-		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q is known here", name)
+		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name)
 	}
 	return e, nil
 }

@@ -28,78 +28,60 @@ func (a *app) agentsCommand() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List the agents", Args: cobra.NoArgs,
 		Example: "  parley agents list --json",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.agentsList(cmd.Context()) },
+		RunE:    a.withHub(a.agentsList),
 	}
 	show := &cobra.Command{
 		Use: "show NAME", Short: "Show an agent: identities, skills, keys, what waits for it", Args: cobra.ExactArgs(1),
 		Long:    "Show an agent. NAME is its name, or what a protocol calls it: agent1q…, agent://HOST.",
 		Example: "  parley agents show weather\n  parley agents show agent1q…",
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.agentsShow(cmd.Context(), args[0]) },
+		RunE:    a.withHub(a.agentsShow),
 	}
 	remove := &cobra.Command{
 		Use: "remove NAME", Short: "Take an agent out, with its keys", Args: cobra.ExactArgs(1),
 		Example: "  parley agents remove weather",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			hub, err := a.hub()
-			if err != nil {
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			if err := hub.RemoveAgent(ctx, args[0]); err != nil {
 				return err
 			}
-			if err := hub.RemoveAgent(cmd.Context(), args[0]); err != nil {
-				return a.hubError(err)
-			}
 			return a.print(map[string]string{"removed": args[0]}, "agent %s is gone\n", args[0])
-		},
+		}),
 	}
 	expose := &cobra.Command{
 		Use: "expose NAME [PROTOCOL…|all|none]", Short: "Let agents of other protocols reach an agent", Args: cobra.MinimumNArgs(2),
 		Long:    "Set the protocols in which the hub stands in for an agent. What was set before is replaced.",
 		Example: "  parley agents expose weather samvad agh\n  parley agents expose weather all\n  parley agents expose weather none",
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			protocols := args[1:]
 			if len(protocols) == 1 && protocols[0] == "none" {
 				protocols = []string{}
 			}
-			hub, err := a.hub()
+			v, err := hub.Expose(ctx, args[0], protocols)
 			if err != nil {
 				return err
-			}
-			v, err := hub.Expose(cmd.Context(), args[0], protocols)
-			if err != nil {
-				return a.hubError(err)
 			}
 			what := "nowhere but in its own protocols"
 			if len(v.Exposed) > 0 {
 				what = "in " + strings.Join(v.Exposed, ", ")
 			}
 			return a.print(v, "agent %s is exposed %s\n", v.Name, what)
-		},
+		}),
 	}
 	return group("agents", "List, add and change the agents that the hub knows",
 		"  parley agents\n  parley agents add weather --samvad https://weather.corp\n  parley agents pause weather",
-		func(cmd *cobra.Command, _ []string) error { return a.agentsList(cmd.Context()) },
-		list, show, a.agentsAdd(), remove,
+		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Hold deliveries to an agent back; what arrives is kept", true),
 		a.agentsPause("resume", "Let deliveries to an agent go on, in order", false),
 		expose, a.agentsLink())
 }
 
-func (a *app) agentsList(ctx context.Context) error {
-	hub, err := a.hub()
+func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) error {
+	list, err := hub.Agents(ctx)
 	if err != nil {
 		return err
 	}
-	list, err := hub.Agents(ctx)
-	if err != nil {
-		return a.hubError(err)
-	}
-	if a.json {
-		return a.print(list, "")
-	}
-	if len(list) == 0 {
-		return a.print(nil, "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`\n")
-	}
-	var rows [][]string
-	for _, v := range list {
+	none := "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`"
+	titles := []string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}
+	return printList(a, list, none, titles, func(v *admin.Agent) []string {
 		state := "ready"
 		if v.Paused {
 			state = "paused"
@@ -108,37 +90,25 @@ func (a *app) agentsList(ctx context.Context) error {
 		if v.Seen != nil {
 			seen = stamp(v.Seen.Time) + " " + v.Seen.Assurance.String()
 		}
-		rows = append(rows, []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)), state, string(v.Source), seen})
-	}
-	return a.table([]string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}, rows)
+		return []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)),
+			state, string(v.Source), seen}
+	})
 }
 
-func (a *app) agentsShow(ctx context.Context, name string) error {
-	hub, err := a.hub()
+func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) error {
+	v, err := hub.Agent(ctx, args[0], 0)
 	if err != nil {
 		return err
 	}
-	v, err := hub.Agent(ctx, name, 0)
+	mine, err := hub.Keys(ctx)
 	if err != nil {
-		return a.hubError(err)
+		return err
 	}
-	name = v.Name // it may be what a protocol calls it
-	keys, err := hub.Keys(ctx)
-	if err != nil {
-		return a.hubError(err)
-	}
-	var mine admin.Keys
-	for _, k := range keys.Own {
-		if k.Owner == name {
-			mine.Own = append(mine.Own, k)
-		}
-	}
-	for _, k := range keys.Enrolled {
-		if k.Agent == name {
-			mine.Enrolled = append(mine.Enrolled, k)
-		}
-	}
+	mine.Own = slices.DeleteFunc(mine.Own, func(k keyring.Key) bool { return k.Owner != v.Name })
+	mine.Enrolled = slices.DeleteFunc(mine.Enrolled, func(k keyring.Enrolled) bool { return k.Agent != v.Name })
 	if a.json {
+		// Without keys a list has always been null here.
+		mine.Own, mine.Enrolled = append([]keyring.Key(nil), mine.Own...), append([]keyring.Enrolled(nil), mine.Enrolled...)
 		return a.print(struct {
 			admin.Agent
 			Keys admin.Keys `json:"keys"`

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,8 +60,20 @@ func (a *app) hub() (*admin.Client, error) {
 		"`parley serve --data %[1]s`, or name the directory of one that runs with --data", c.Data)}
 }
 
-// announced is what the hub of a data directory says of itself; empty where none
-// runs.
+// withHub makes the RunE of a command that needs a running hub. An error of the
+// hub gets its exit code and advice: see hubError.
+func (a *app) withHub(run func(ctx context.Context, hub *admin.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		hub, err := a.hub()
+		if err != nil {
+			return err
+		}
+		return a.hubError(run(cmd.Context(), hub, args))
+	}
+}
+
+// announced is the announcement of the hub that runs on a data directory; empty if
+// none runs.
 func announced(dir string) (node.Announcement, error) {
 	at, err := node.ReadAnnouncement(dir)
 	switch {
@@ -72,9 +85,8 @@ func announced(dir string) (node.Announcement, error) {
 	return at, nil
 }
 
-// hubError gives what the hub answered, or that none did, the exit code and
-// the advice that go with it: where says what lists the things of which the one
-// that was named is not there.
+// hubError gives an error of the hub its exit code and advice. Where names the
+// command that lists the valid names, for a name that the hub does not know.
 func (a *app) hubError(err error, where ...string) error {
 	var done *exitError
 	var away *admin.UnreachableError
@@ -158,8 +170,24 @@ func body(s *admin.Send, raw []byte, isJSON bool) {
 	s.Text = &text
 }
 
-// table writes rows below their titles, aligned. Cells come from others: see
-// clean.
+// printList writes a list: as JSON with --json, else as a table with one row for
+// each element, or the text none if there is no element.
+func printList[T any](a *app, list []T, none string, titles []string, row func(*T) []string) error {
+	if a.json {
+		return a.print(list, "")
+	}
+	var rows [][]string
+	for i := range list {
+		rows = append(rows, row(&list[i]))
+	}
+	if len(rows) == 0 {
+		return a.print(nil, "%s\n", none)
+	}
+	return a.table(titles, rows)
+}
+
+// table writes rows below their titles, aligned. It cleans the cells, which hold
+// texts of agents.
 func (a *app) table(titles []string, rows [][]string) error {
 	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join(titles, "\t"))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -42,14 +44,10 @@ force without dropping a connection; what needs a restart is said. A file that i
 wrong is refused whole, and the old configuration stays in force.`,
 		Example: "  parley config reload",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			hub, err := a.hub()
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			v, err := hub.Reload(ctx)
 			if err != nil {
 				return err
-			}
-			v, err := hub.Reload(cmd.Context())
-			if err != nil {
-				return a.hubError(err)
 			}
 			if a.json {
 				return a.print(v, "")
@@ -64,7 +62,7 @@ wrong is refused whole, and the old configuration stays in force.`,
 				fmt.Fprintln(a.out, "the configuration has not changed; tokens were read again")
 			}
 			return nil
-		},
+		}),
 	})
 	return c
 }

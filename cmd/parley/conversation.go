@@ -34,10 +34,17 @@ import (
 
 func (a *app) conversationCommand() *cobra.Command {
 	var f conversationFlags
+	var filter index.ConversationFilter
 	list := &cobra.Command{
 		Use: "list", Short: "List conversations, the one with the newest message first", Args: cobra.NoArgs,
 		Example: "  parley conversation list --agent weather --since 2h\n  parley conversation list --failed",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.conversationList(cmd.Context(), f) },
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			filter, err = f.filter()
+			return err
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.conversationList(ctx, hub, filter, f.limit)
+		}),
 	}
 	f.register(list)
 	var steps bool
@@ -45,16 +52,17 @@ func (a *app) conversationCommand() *cobra.Command {
 		Use: "show ID", Short: "Show what was said in a conversation, and what became of it", Args: cobra.ExactArgs(1),
 		Long:    "Show the messages of a conversation, the oldest first. ID is its id, or as much of\nthe beginning as tells it from others, 8 digits at least.",
 		Example: "  parley conversation show 01a2b3c4\n  parley conversation show 01a2b3c4 --steps",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.conversationShow(cmd.Context(), args[0], steps)
-		},
+		PreRunE: func(_ *cobra.Command, args []string) error { return conversationID(args[0]) },
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			return a.conversationShow(ctx, hub, args[0], steps)
+		}),
 	}
 	show.Flags().BoolVar(&steps, "steps", false, "with every step of every delivery")
 	return group("conversation", "List, show, export and verify conversations",
 		"  parley conversation\n  parley conversation show 01a2b3c4\n  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation verify deal.jsonl",
-		func(cmd *cobra.Command, _ []string) error {
-			return a.conversationList(cmd.Context(), conversationFlags{limit: 50})
-		},
+		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.conversationList(ctx, hub, index.ConversationFilter{}, 50)
+		}),
 		list, show, a.exportCommand(), a.verifyExportCommand())
 }
 
@@ -82,68 +90,54 @@ func (f *conversationFlags) register(c *cobra.Command) {
 	c.Flags().IntVar(&f.limit, "limit", 50, "at most so many; 0 for all")
 }
 
-func (a *app) conversationList(ctx context.Context, f conversationFlags) error {
+func (f conversationFlags) filter() (out index.ConversationFilter, err error) {
 	if f.limit < 0 {
-		return usage("--limit %d: want 0 (all) or more", f.limit)
+		return out, usage("--limit %d: want 0 (all) or more", f.limit)
 	}
-	filter := index.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed, Limit: 1000}
-	var err error
-	if filter.Since, err = moment("--since", f.since); err != nil {
-		return err
+	out = index.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed}
+	if out.Since, err = moment("--since", f.since); err != nil {
+		return out, err
 	}
-	if filter.Until, err = moment("--until", f.until); err != nil {
-		return err
+	out.Until, err = moment("--until", f.until)
+	return out, err
+}
+
+func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter index.ConversationFilter, limit int) error {
+	none := "no conversations"
+	if filter != (index.ConversationFilter{}) {
+		none = "no conversations match the flags"
 	}
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
+	filter.Limit = 1000
 	list, more := []admin.ConversationInfo{}, false
 	for {
-		if f.limit > 0 {
-			filter.Limit = min(1000, f.limit-len(list))
+		if limit > 0 {
+			filter.Limit = min(1000, limit-len(list))
 		}
 		page, err := hub.Conversations(ctx, filter)
 		if err != nil {
-			return a.hubError(err)
+			return err
 		}
 		list = append(list, page.Conversations...)
 		filter.Cursor = page.Next
-		if more = page.Next != ""; !more || f.limit > 0 && len(list) >= f.limit {
+		if more = page.Next != ""; !more || limit > 0 && len(list) >= limit {
 			break
 		}
 	}
-	if a.json {
-		return a.print(list, "")
-	}
-	if len(list) == 0 {
-		if f == (conversationFlags{limit: f.limit}) {
-			return a.print(nil, "no conversations\n")
-		}
-		return a.print(nil, "no conversations that the flags choose\n")
-	}
-	var rows [][]string
-	for _, c := range list {
-		rows = append(rows, []string{stamp(c.Last), c.ID.String(), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
-			strconv.Itoa(c.Open), strconv.Itoa(c.Failed), short(c.Preview, 60)})
-	}
-	if err := a.table([]string{"LAST", "CONVERSATION", "AGENTS", "MESSAGES", "OPEN", "FAILED", "LAST SAID"}, rows); err != nil {
+	titles := []string{"LAST", "CONVERSATION", "AGENTS", "MESSAGES", "OPEN", "FAILED", "LAST SAID"}
+	err := printList(a, list, none, titles, func(c *admin.ConversationInfo) []string {
+		return []string{stamp(c.Last), c.ID.String(), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
+			strconv.Itoa(c.Open), strconv.Itoa(c.Failed), short(c.Preview, 60)}
+	})
+	if err != nil {
 		return err
 	}
-	if more {
+	if more && !a.json {
 		fmt.Fprintf(a.errs, "there are more: --limit 0 shows all\n")
 	}
 	return nil
 }
 
-func (a *app) conversationShow(ctx context.Context, id string, steps bool) error {
-	if err := conversationID(id); err != nil {
-		return err
-	}
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
+func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string, steps bool) error {
 	v, err := hub.Conversation(ctx, id, "", 1000)
 	if err != nil {
 		return a.hubError(err, "`parley conversation` lists them")
@@ -152,7 +146,7 @@ func (a *app) conversationShow(ctx context.Context, id string, steps bool) error
 		for next := v.Next; next != ""; {
 			page, err := hub.Conversation(ctx, v.ID.String(), next, 1000)
 			if err != nil {
-				return a.hubError(err)
+				return err
 			}
 			v.History = append(v.History, page.History...)
 			next = page.Next
@@ -170,7 +164,7 @@ func (a *app) conversationShow(ctx context.Context, id string, steps bool) error
 			return nil
 		}
 		if v, err = hub.Conversation(ctx, v.ID.String(), v.Next, 1000); err != nil {
-			return a.hubError(err)
+			return err
 		}
 	}
 }

@@ -15,23 +15,31 @@ import (
 
 func (a *app) deadCommand() *cobra.Command {
 	var listing deadFlags
+	var filter admin.DeadFilter
 	list := &cobra.Command{
 		Use: "list", Short: "List the dead letters, the oldest first", Args: cobra.NoArgs,
 		Example: "  parley dead list --to weather --since 2h",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.deadList(cmd.Context(), listing) },
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			filter, err = listing.filter()
+			return err
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.deadList(ctx, hub, filter)
+		}),
 	}
 	listing.register(list)
 	var to string
 	show := &cobra.Command{
 		Use: "show ID", Short: "Show a dead letter with its message", Args: cobra.ExactArgs(1),
 		Example: "  parley dead show 01a2b3c4-…",
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.deadShow(cmd.Context(), args[0], to) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return a.deadShow(cmd, args, to) },
 	}
-	show.Flags().StringVar(&to, "to", "", "recipient, where there are several")
+	show.Flags().StringVar(&to, "to", "", "recipient, if the message has several")
 	return group("dead", "List, retry and drop messages that could not be delivered",
 		"  parley dead\n  parley dead retry 01a2b3c4-…\n  parley dead drop --to weather --dry-run",
-		func(cmd *cobra.Command, _ []string) error { return a.deadList(cmd.Context(), deadFlags{}) },
-		list, show,
+		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.deadList(ctx, hub, admin.DeadFilter{})
+		}), list, show,
 		a.deadChange("retry", "Try again to deliver dead letters: same message, same id", (*admin.Client).RetryAll,
 			func(c *admin.Client, ctx context.Context, id parley.ID, to, _ string) (admin.DeadLetter, error) {
 				return c.Retry(ctx, id, to)
@@ -79,30 +87,16 @@ func moment(flag, s string) (time.Time, error) {
 	return t, nil
 }
 
-func (a *app) deadList(ctx context.Context, f deadFlags) error {
-	filter, err := f.filter()
-	if err != nil {
-		return err
-	}
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
+func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.DeadFilter) error {
 	list, err := hub.Dead(ctx, filter)
 	if err != nil {
-		return a.hubError(err)
+		return err
 	}
-	if a.json {
-		return a.print(list, "")
-	}
-	if len(list) == 0 {
-		return a.print(nil, "no dead letters\n")
-	}
-	var rows [][]string
-	for _, d := range list {
-		rows = append(rows, []string{stamp(d.Changed), d.Message.String(), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts), string(d.Reason.Code), short(d.Reason.Text, 60)})
-	}
-	return a.table([]string{"GIVEN UP", "MESSAGE", "FROM", "TO", "KIND", "TRIED", "REASON", "TEXT"}, rows)
+	titles := []string{"GIVEN UP", "MESSAGE", "FROM", "TO", "KIND", "TRIED", "REASON", "TEXT"}
+	return printList(a, list, "no dead letters", titles, func(d *admin.DeadLetter) []string {
+		return []string{stamp(d.Changed), d.Message.String(), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts),
+			string(d.Reason.Code), short(d.Reason.Text, 60)}
+	})
 }
 
 func deadID(s string) (parley.ID, error) {
@@ -113,8 +107,8 @@ func deadID(s string) (parley.ID, error) {
 	return id, nil
 }
 
-func (a *app) deadShow(ctx context.Context, arg, to string) error {
-	id, err := deadID(arg)
+func (a *app) deadShow(cmd *cobra.Command, args []string, to string) error {
+	id, err := deadID(args[0])
 	if err != nil {
 		return err
 	}
@@ -122,7 +116,7 @@ func (a *app) deadShow(ctx context.Context, arg, to string) error {
 	if err != nil {
 		return err
 	}
-	d, err := hub.DeadLetter(ctx, id, to)
+	d, err := hub.DeadLetter(cmd.Context(), id, to)
 	if err != nil {
 		return a.hubError(err, "`parley dead` lists them")
 	}

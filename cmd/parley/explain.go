@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -21,15 +22,11 @@ that is, and for each recipient what became of it and what the translation into
 its protocol lost.`,
 		Example: "  parley explain k5zq4w2xmd7bvchy\n  parley explain 018f8fad-5bd9-7b46-8f16-570867728950",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			hub, err := a.hub()
-			if err != nil {
-				return err
-			}
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			if _, err := parley.ParseID(args[0]); err == nil {
-				return a.explainMessage(cmd, hub, args[0])
+				return a.explainMessage(ctx, hub, args[0])
 			}
-			r, err := hub.Refusal(cmd.Context(), args[0])
+			r, err := hub.Refusal(ctx, args[0])
 			if err != nil {
 				return a.hubError(err, "`parley refused` lists them", "of a message give the whole id, which `parley conversation show` tells")
 			}
@@ -41,24 +38,20 @@ its protocol lost.`,
 			}
 			a.explain(r)
 			return nil
-		},
+		}),
 	}
 }
 
 // explainMessage says what became of a message that is recorded.
-func (a *app) explainMessage(cmd *cobra.Command, hub *admin.Client, id string) error {
-	m, err := hub.Message(cmd.Context(), id, false)
+func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) error {
+	m, err := hub.Message(ctx, id, false)
 	if err != nil {
 		return a.hubError(err, "`parley conversation` lists what was said")
 	}
 	if a.json {
 		return a.print(m, "")
 	}
-	line := func(label, text string) {
-		if text != "" {
-			fmt.Fprintf(a.out, "%-12s %s\n", label, text)
-		}
-	}
+	line := a.labels(12)
 	line("message", m.ID.String())
 	line("recorded", stamp(m.Time))
 	line("kind", about(&m.Summary))
@@ -67,24 +60,30 @@ func (a *app) explainMessage(cmd *cobra.Command, hub *admin.Client, id string) e
 	for _, d := range m.Deliveries {
 		line("to", clean(d.To)+": "+d.State.String()+" after "+plural(d.Attempts, "attempt", "attempts"))
 		for _, l := range d.Losses {
-			line("  lost", short(l, 400))
+			line("  lost", l)
 		}
 		if d.Error != nil {
-			line("  reason", string(d.Error.Code)+": "+short(d.Error.Text, 400))
+			line("  reason", string(d.Error.Code)+": "+d.Error.Text)
 		}
 	}
 	if m.Error != nil {
-		line("failed", string(m.Error.Code)+": "+short(m.Error.Text, 400))
+		line("failed", string(m.Error.Code)+": "+m.Error.Text)
 	}
 	return nil
 }
 
-func (a *app) explain(r admin.Refusal) {
-	line := func(label, text string) {
+// labels gives a function that writes one line: a label in a column of that width,
+// and its text if there is one.
+func (a *app) labels(width int) func(label, text string) {
+	return func(label, text string) {
 		if text != "" {
-			fmt.Fprintf(a.out, "%-10s %s\n", label, short(text, 400))
+			fmt.Fprintf(a.out, "%-*s %s\n", width, label, short(text, 400))
 		}
 	}
+}
+
+func (a *app) explain(r admin.Refusal) {
+	line := a.labels(10)
 	line("refused", stamp(r.Time)+" at the check "+r.Step)
 	line("protocol", r.Protocol)
 	line("source", r.Source)

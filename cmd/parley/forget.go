@@ -32,7 +32,7 @@ harm. Backups that were taken before keep what they have.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if list {
-				return a.erasures(cmd.Context())
+				return a.withHub(a.erasures)(cmd, args)
 			}
 			if len(args) > 0 {
 				f.Agent = args[0]
@@ -95,24 +95,14 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	return &exitError{exitFailed, err}
 }
 
-func (a *app) erasures(ctx context.Context) error {
-	hub, err := a.hub()
+func (a *app) erasures(ctx context.Context, hub *admin.Client, _ []string) error {
+	list, err := hub.Erasures(ctx)
 	if err != nil {
 		return err
 	}
-	list, err := hub.Erasures(ctx)
-	if err != nil {
-		return a.hubError(err)
-	}
-	if a.json {
-		return a.print(list, "")
-	}
-	if len(list) == 0 {
-		return a.print(nil, "nothing was erased\n")
-	}
-	var rows [][]string
-	for _, e := range list {
-		rows = append(rows, []string{strconv.FormatUint(e.Number, 10), stamp(e.Begun), stamp(e.Ended), e.What, e.Name, e.By, strconv.FormatUint(e.Erased, 10), strconv.FormatUint(e.Kept, 10), e.Reason})
-	}
-	return a.table([]string{"NUMBER", "BEGUN", "ENDED", "WHAT", "WHOSE", "BY", "ERASED", "LEFT", "WHY"}, rows)
+	titles := []string{"NUMBER", "BEGUN", "ENDED", "WHAT", "WHOSE", "BY", "ERASED", "LEFT", "WHY"}
+	return printList(a, list, "nothing was erased", titles, func(e *admin.Erasure) []string {
+		return []string{strconv.FormatUint(e.Number, 10), stamp(e.Begun), stamp(e.Ended), e.What, e.Name, e.By,
+			strconv.FormatUint(e.Erased, 10), strconv.FormatUint(e.Kept, 10), e.Reason}
+	})
 }

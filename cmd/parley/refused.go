@@ -27,41 +27,30 @@ claimed to be from, which check failed. The hub keeps the latest in memory.
 ` + "`parley explain REF`" + ` says what to do about one.`,
 		Example: "  parley refused\n  parley refused --last 100 --json\n  parley refused --follow",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if last < 0 {
 				return usage("--last %d: want 0 (all) or more", last)
 			}
-			hub, err := a.hub()
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			list, err := hub.Refused(ctx, last)
 			if err != nil {
 				return err
 			}
-			list, err := hub.Refused(cmd.Context(), last)
-			if err != nil {
-				return a.hubError(err)
-			}
 			if follow {
-				return a.follow(cmd.Context(), hub, list)
+				return a.follow(ctx, hub, list)
 			}
-			if a.json {
-				return a.print(list, "")
-			}
-			if len(list) == 0 {
-				return a.print(nil, "nothing was refused since the hub started\n")
-			}
-			var rows [][]string
-			for _, r := range list {
-				rows = append(rows, refusalRow(r))
-			}
-			return a.table([]string{"TIME", "REF", "BY", "SOURCE", "CLAIMS TO BE", "TO", "CHECK", "WHY", "BYTES"}, rows)
-		},
+			titles := []string{"TIME", "REF", "BY", "SOURCE", "CLAIMS TO BE", "TO", "CHECK", "WHY", "BYTES"}
+			return printList(a, list, "nothing was refused since the hub started", titles, func(r *admin.Refusal) []string {
+				return []string{stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 40), short(r.To, 30), r.Step,
+					short(why(r), 60), strconv.Itoa(r.Size)}
+			})
+		}),
 	}
 	c.Flags().IntVar(&last, "last", 20, "show at most so many; 0 for all that are kept")
 	c.Flags().BoolVar(&follow, "follow", false, "go on showing new ones, until interrupted")
 	return c
-}
-
-func refusalRow(r admin.Refusal) []string {
-	return []string{stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 40), short(r.To, 30), r.Step, short(why(&r), 60), strconv.Itoa(r.Size)}
 }
 
 // why is what the operator wants to read first.
@@ -104,7 +93,7 @@ func (a *app) follow(ctx context.Context, hub *admin.Client, list []admin.Refusa
 			if ctx.Err() != nil {
 				return nil
 			}
-			return a.hubError(err)
+			return err
 		}
 	}
 }

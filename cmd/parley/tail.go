@@ -23,7 +23,7 @@ func (a *app) tailCommand() *cobra.Command {
 each, as it happens, until interrupted. Flags choose; several must all hold.`,
 		Example: "  parley tail\n  parley tail --agent weather --failed\n  parley tail --refused --json",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if count < 0 {
 				return usage("--count %d: want 0 or more", count)
 			}
@@ -31,23 +31,20 @@ each, as it happens, until interrupted. Flags choose; several must all hold.`,
 				return usage("--kind %q: want request, event, response, error, notice or cancel", kind)
 			}
 			if conversation != "" {
-				if err := conversationID(conversation); err != nil {
-					return err
-				}
+				return conversationID(conversation)
 			}
-			hub, err := a.hub()
-			if err != nil {
-				return err
-			}
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
 			if conversation != "" {
-				v, err := hub.Conversation(cmd.Context(), conversation, "", 1)
+				v, err := hub.Conversation(ctx, conversation, "", 1)
 				if err != nil {
-					return a.hubError(err)
+					return err
 				}
 				f.Conversation = v.ID
 			}
-			return a.tail(cmd.Context(), hub, f, count)
-		},
+			return a.tail(ctx, hub, f, count)
+		}),
 	}
 	c.Flags().StringVar(&f.Agent, "agent", "", "only what this agent sends or gets")
 	c.Flags().StringVar(&f.From, "from", "", "only what this agent sends")
@@ -73,7 +70,7 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 			if ctx.Err() != nil {
 				return nil // interrupted, as is its end
 			}
-			return a.hubError(err)
+			return err
 		}
 		if e.Dropped != nil {
 			return &exitError{exitFailed, errors.New(clean(e.Dropped.Reason))}

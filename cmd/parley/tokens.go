@@ -72,16 +72,7 @@ func (a *app) tokensList() error {
 	for i := range all {
 		all[i].Hash = ""
 	}
-	if a.json {
-		return a.print(all, "")
-	}
-	var rows [][]string
-	for _, one := range all {
-		created := ""
-		if !one.Created.IsZero() {
-			created = stamp(one.Created)
-		}
-		rows = append(rows, []string{one.Name, string(one.Role), created})
-	}
-	return a.table([]string{"TOKEN", "ROLE", "ISSUED"}, rows)
+	return printList(a, all, "no tokens", []string{"TOKEN", "ROLE", "ISSUED"}, func(t *admin.Token) []string {
+		return []string{t.Name, string(t.Role), stamp(t.Created)}
+	})
 }
