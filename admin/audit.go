@@ -141,7 +141,7 @@ func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, t
 		a.c.Logger.Error("cannot record the outcome of an operator's action", "action", action, "target", target,
 			"error", perr)
 	}
-	a.c.Logger.Info("an operator acted", "actor", by.Name, "action", action, "target", target, "outcome", e.Outcome)
+	a.c.Logger.Info("action of an operator", "actor", by.Name, "action", action, "target", target, "outcome", e.Outcome)
 	return out, err
 }
 

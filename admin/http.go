@@ -181,7 +181,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		e := parley.AsError(err)
 		if e.Ref == "" && statusOf(e) >= 500 && e.Code != parley.TimedOut {
-			a.c.Logger.Error("the admin API failed", "method", r.Method, "path", r.URL.Path, "error", err)
+			a.c.Logger.Error("a call of the admin API failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			noted := *e
 			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Claim: c.by.Name,
 				Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()})
@@ -190,7 +190,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, e)
 	case res != nil:
 		if err := writeBody(w, res.status, res.body); err != nil {
-			a.c.Logger.Debug("an answer of the admin API did not arrive", "path", r.URL.Path, "error", err)
+			a.c.Logger.Debug("cannot send an answer of the admin API", "path", r.URL.Path, "error", err)
 		}
 	}
 }

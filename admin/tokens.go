@@ -273,7 +273,7 @@ func (t *Tokens) told(v journal.Value) {
 		err = t.copy()
 	}
 	if err != nil {
-		t.log.Error("a change of the admin tokens cannot be followed", "token", v.Key, "error", err)
+		t.log.Error("cannot apply a change of the admin tokens", "token", v.Key, "error", err)
 	}
 }
 

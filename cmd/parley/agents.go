@@ -31,24 +31,25 @@ func (a *app) agentsCommand() *cobra.Command {
 		RunE:    a.withHub(a.agentsList),
 	}
 	show := &cobra.Command{
-		Use: "show NAME", Short: "Show an agent: identities, skills, keys, what waits for it", Args: cobra.ExactArgs(1),
-		Long:    "Show an agent. NAME is its name, or what a protocol calls it: agent1q…, agent://HOST.",
+		Use: "show NAME", Short: "Show an agent: identities, skills, keys, pending messages", Args: cobra.ExactArgs(1),
+		Long:    "Show an agent. NAME is its name in the directory, or its id in a protocol: agent1q…, agent://HOST.",
 		Example: "  parley agents show weather\n  parley agents show agent1q…",
 		RunE:    a.withHub(a.agentsShow),
 	}
 	remove := &cobra.Command{
-		Use: "remove NAME", Short: "Take an agent out, with its keys", Args: cobra.ExactArgs(1),
+		Use: "remove NAME", Short: "Remove an agent and its keys", Args: cobra.ExactArgs(1),
 		Example: "  parley agents remove weather",
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			if err := hub.RemoveAgent(ctx, args[0]); err != nil {
 				return err
 			}
-			return a.print(map[string]string{"removed": args[0]}, "agent %s is gone\n", args[0])
+			return a.print(map[string]string{"removed": args[0]}, "agent %s is removed\n", args[0])
 		}),
 	}
 	expose := &cobra.Command{
 		Use: "expose NAME [PROTOCOL…|all|none]", Short: "Let agents of other protocols reach an agent", Args: cobra.MinimumNArgs(2),
-		Long:    "Set the protocols in which the hub stands in for an agent. What was set before is replaced.",
+		Long: "Let agents of other protocols find and call an agent through a stand-in. The list replaces\n" +
+			"the earlier one; all means every protocol, none means none.",
 		Example: "  parley agents expose weather samvad agh\n  parley agents expose weather all\n  parley agents expose weather none",
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			protocols := args[1:]
@@ -69,8 +70,8 @@ func (a *app) agentsCommand() *cobra.Command {
 	return group("agents", "List, add and change the agents that the hub knows",
 		"  parley agents\n  parley agents add weather --samvad https://weather.corp\n  parley agents pause weather",
 		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
-		a.agentsPause("pause", "Hold deliveries to an agent back; what arrives is kept", true),
-		a.agentsPause("resume", "Let deliveries to an agent go on, in order", false),
+		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
+		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
 		expose, a.agentsLink())
 }
 
@@ -126,7 +127,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	}
 	state := "ready"
 	if v.Paused {
-		state = "paused: what arrives is kept, nothing is delivered"
+		state = "paused: its messages wait at the hub"
 	}
 	line("state", "%s", state)
 	line("added", "%s, from %s", stamp(v.Added), v.Source)
@@ -134,9 +135,9 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		kind := ""
 		switch {
 		case i.StandIn && slices.Contains(v.Native, i.Protocol):
-			kind = " (a stand-in that has retired: what is sent to it is forwarded)"
+			kind = " (a retired stand-in: the hub forwards its messages)"
 		case i.StandIn:
-			kind = " (the hub stands in)"
+			kind = " (a stand-in)"
 		}
 		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
 	}
@@ -403,7 +404,7 @@ func isProtocol(name string) bool {
 	return slices.Contains([]string{"samvad", "uagents", "a2e", "agh", "asp"}, name)
 }
 
-// knownProtocol says whether a flag names a protocol.
+// knownProtocol refuses a --protocol that does not exist.
 func knownProtocol(name string) error {
 	if !isProtocol(name) {
 		return usage("--protocol %q: want samvad, uagents, a2e, agh or asp", name)
@@ -411,7 +412,7 @@ func knownProtocol(name string) error {
 	return nil
 }
 
-// samvadID says whether a flag is an identity of SAMVAD.
+// samvadID refuses an --id that is no SAMVAD identity.
 func samvadID(id string) error {
 	if _, err := samvad.AgentOrigin(id); err != nil {
 		return usage("--id %q: want agent://HOST or agent://HOST:PORT", id)
@@ -517,7 +518,7 @@ func (a *app) notCalled(host string) error {
 	}
 	c, err := a.load()
 	if err != nil {
-		return nil // which the hub itself says when it starts
+		return nil // the hub itself reports the error when it starts
 	}
 	g, err := c.Guard()
 	if err != nil {
@@ -531,7 +532,7 @@ func onThisMachine(host string) bool {
 	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
-// rootCause is the innermost text of an error: the one that says what happened.
+// rootCause is the innermost text of an error: the one with the cause.
 func rootCause(err error) string {
 	for {
 		var op *net.OpError

@@ -21,15 +21,16 @@ func (a *app) backupCommand() *cobra.Command {
 	var keyFile string
 	c := &cobra.Command{
 		Use:   "backup FILE|-",
-		Short: "Take a backup of a running hub",
-		Long: `Take a backup of a running hub: what its journal holds at one moment, with its keys and tokens. The
-hub goes on meanwhile. The file is complete when it stands under its name; - writes to the standard output.
+		Short: "Back up a running hub",
+		Long: `Back up a running hub: its journal as of one moment, its keys and its tokens. The hub keeps
+working meanwhile. FILE appears when it is complete; - writes to the standard output.
 
-With --verify it is restored into a temporary directory beside it, and what comes out is compared: records,
-values and the hash over each partition. A backup of an encrypted journal is encrypted with the same key, which
-is not in it: without engine.key_file it can neither be restored nor be verified beyond its form.
+--verify restores the backup into a temporary directory beside it, and compares records, values and
+the hash of each partition. The backup of an encrypted journal is encrypted with the same key, which it
+does not contain: without engine.key_file it cannot be restored, and only its form can be verified.
 
-The file holds the hub's keys, in clear unless they are encrypted: keep it as you keep those.`,
+The backup contains the hub's keys, in clear text unless the keyring is encrypted: protect it as you
+protect the keys.`,
 		Example: `  parley backup hub.backup --verify
   parley backup - | zstd > hub.backup.zst
   parley backup /mnt/nightly/hub-$(date +%F).backup --json`,
@@ -41,12 +42,12 @@ The file holds the hub's keys, in clear unless they are encrypted: keep it as yo
 			return a.backup(cmd.Context(), args[0], verify, keyFile)
 		},
 	}
-	c.Flags().BoolVar(&verify, "verify", false, "restore it into a temporary directory, and compare")
-	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal, for --verify (default: engine.key_file of the configuration)")
+	c.Flags().BoolVar(&verify, "verify", false, "restore the backup into a temporary directory, and compare")
+	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal, for --verify (default: engine.key_file)")
 	return c
 }
 
-// backupResult is what --json shows of a backup.
+// backupResult is a backup in the form of --json.
 type backupResult struct {
 	File       string                    `json:"file,omitzero"`
 	Bytes      int64                     `json:"bytes"`
@@ -67,7 +68,7 @@ func viewBackup(s *journal.BackupSummary, file, verified string) backupResult {
 		Files: s.Files, Partitions: s.Partitions, Verified: verified}
 }
 
-// held says what a backup has.
+// held lists the contents of a backup.
 func (r *backupResult) held() string {
 	out := fmt.Sprintf("%d bytes", r.Bytes)
 	if r.Partitions != nil {
@@ -82,12 +83,12 @@ func (r *backupResult) held() string {
 func (a *app) backup(ctx context.Context, file string, verify bool, keyFile string) error {
 	if file == "-" {
 		if f, ok := a.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-			return usage("a backup is no text for a terminal: name a file, or pipe the output")
+			return usage("a backup is binary and cannot be written to a terminal: name a file, or pipe the output")
 		}
 	} else if _, err := os.Lstat(file); err == nil {
-		return usage("%s is there already; choose another name", file)
+		return usage("%s is there already and is not overwritten; choose another name", file)
 	} else if i, err := os.Stat(filepath.Dir(file)); err != nil || !i.IsDir() {
-		return usage("%s is no directory that is there; make it, or name another file", filepath.Dir(file))
+		return usage("%s is no directory that is there; make it, or name a file in another directory", filepath.Dir(file))
 	}
 	key, err := a.keyFile(keyFile)
 	if err != nil {
@@ -120,10 +121,10 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	if verify {
 		v, err := node.VerifyBackup(ctx, node.Restore{File: file, KeyFile: key, Progress: report})
 		if err != nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w", file, err)}
+			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w\n        keep it for examination, and take another backup", file, err)}
 		}
 		if v.Partitions == nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written and is whole, but without the key it could not be restored\n        name the file of engine.key_file with --key-file", file)}
+			return &exitError{exitFailed, fmt.Errorf("%s was written and is complete, but without the key it could not be restored\n        name the key's file (engine.key_file) with --key-file", file)}
 		}
 		r = viewBackup(v, file, "restored")
 	}
@@ -133,33 +134,34 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	return a.print(r, "%s: %s\n", file, r.held())
 }
 
-// writeBackup takes a backup away and checks it on the way. The file has its
-// name when it is whole and on the disk.
+// writeBackup writes a backup to a file and checks it meanwhile.
 func writeBackup(in io.Reader, file string, progress func(done, total uint64)) (s *journal.BackupSummary, err error) {
-	part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-") // of mode 0600
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(part.Name()))
-		}
-	}()
-	s, err = journal.CheckBackup(io.TeeReader(in, part), nil, false, progress)
-	if err = errors.Join(err, part.Sync(), part.Close()); err != nil {
-		return nil, err
-	}
-	// Not a rename: that would replace what came there meanwhile.
-	if err := os.Link(part.Name(), file); err != nil {
-		return nil, err
-	}
-	if err := os.Remove(part.Name()); err != nil {
-		return nil, err
-	}
-	return s, disk.SyncDir(filepath.Dir(file))
+	err = writeWhole(file, func(part io.Writer) error {
+		s, err = journal.CheckBackup(io.TeeReader(in, part), nil, false, progress)
+		return err
+	})
+	return s, err
 }
 
-// keyFile is the one that was named, or that of the configuration.
+// writeWhole writes a file of mode 0600, which gets its name when it is complete and
+// synced. There must be no file of that name.
+func writeWhole(file string, write func(part io.Writer) error) (err error) {
+	part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(part.Name())) }()
+	if err := errors.Join(write(part), part.Sync(), part.Close()); err != nil {
+		return err
+	}
+	// Not a rename: that would replace a file that came there meanwhile.
+	if err := os.Link(part.Name(), file); err != nil {
+		return err
+	}
+	return disk.SyncDir(filepath.Dir(file))
+}
+
+// keyFile is the named file, or that of the configuration.
 func (a *app) keyFile(named string) (string, error) {
 	if named != "" {
 		return named, nil
@@ -173,7 +175,7 @@ func (a *app) backupError(err error) error {
 		return nil
 	}
 	if errors.Is(err, journal.ErrBackup) {
-		err = fmt.Errorf("the hub broke the backup off, or the connection to it: %w\n        the hub's log says why; nothing was kept", err)
+		err = fmt.Errorf("the backup broke off at the hub or on the way: %w\n        nothing was kept; the hub's log has the cause", err)
 	}
 	return &exitError{exitFailed, err}
 }
@@ -183,17 +185,17 @@ func (a *app) restoreCommand() *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Make a data directory of a backup",
-		Long: `Make a data directory of a backup that parley backup made. The directory must be absent or empty; it
-appears when everything in it was read back and synced. A file that was cut off or altered, of a later format or
-under another key is refused before anything is written.
+		Short: "Make a data directory from a backup",
+		Long: `Make a data directory from a backup of parley backup. The directory must be absent or empty; it
+appears when everything in it has been read back and synced. A truncated or altered backup, one of a
+later format, and one that needs another key are refused before anything is written.
 
-With --nats, or engine.url in the configuration, the journal is restored into that cluster, which must not
-have one under engine.prefix, and the directory gets the keys and tokens. A backup of a cluster can be
-restored into a directory and the other way round.
+With --nats, or engine.url in the configuration, the journal goes into that cluster, which must not have a
+journal under engine.prefix yet; the directory gets the keys and tokens. The backup of a cluster can be
+restored into a directory, and the other way round.
 
-Start one hub on it only, and not beside the one that was backed up: both would deliver what was not
-delivered at the time of the backup.`,
+Start only one hub on it, and none beside the hub that was backed up: both would deliver the messages
+that were pending at the time of the backup.`,
 		Example: `  parley restore hub.backup --data ./restored
   parley restore hub.backup --data ./restored --key-file journal.key
   parley restore hub.backup --data ./restored --nats nats://n1:4222,nats://n2:4222
@@ -220,7 +222,7 @@ delivered at the time of the backup.`,
 				v := viewBackup(s, args[0], "restored")
 				if s.Partitions == nil {
 					v.Verified = "form"
-					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to have it restored\n", args[0], v.held())
+					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to restore it\n", args[0], v.held())
 				}
 				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.held())
 			}
@@ -236,19 +238,19 @@ delivered at the time of the backup.`,
 			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
-	c.Flags().StringVar(&nats, "nats", "", "URLs of a NATS cluster to restore the journal into (default: engine.url of the configuration)")
+	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
+	c.Flags().StringVar(&nats, "nats", "", "URLs of the NATS cluster that gets the journal (default: engine.url)")
 	c.Flags().BoolVar(&dry, "dry-run", false, "restore into a temporary directory beside the file, compare, and remove it")
 	return c
 }
 
-// restoreError says what can be done.
+// restoreError adds advice.
 func restoreError(file string, err error) error {
 	switch {
 	case errors.Is(err, journal.ErrBackup):
-		err = fmt.Errorf("%s: %w\n        nothing was written; take another backup, or an older one", file, err)
+		err = fmt.Errorf("%s: %w\n        nothing was written; restore another backup", file, err)
 	case errors.Is(err, journal.ErrKey):
-		err = fmt.Errorf("%s: %w\n        nothing was written; name the file of engine.key_file with --key-file", file, err)
+		err = fmt.Errorf("%s: %w\n        nothing was written; name the key's file (engine.key_file) with --key-file", file, err)
 	case errors.Is(err, os.ErrNotExist):
 		return &exitError{exitUsage, err}
 	}

@@ -16,21 +16,21 @@ import (
 )
 
 func (a *app) benchCommand() *cobra.Command {
-	c := group("bench", "Measure a path next to its floor",
+	c := group("bench", "Measure Parley's speed next to that of a bare program",
 		"  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'\n  parley bench journal --dir .", helps,
 		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(),
 		a.benchPairsCommand(), a.benchJournalCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
-	c.Long = `Measure how fast messages pass, next to a floor: a bare program that does the same
-HTTP, digest, verification and decoding with nothing else around them, and records
-on disk by writing what waits to a file at once and syncing it. Load, floor and hub
-share this machine's cores, and collect garbage as "parley serve" does; compare
-ratios, not machines.`
+	c.Long = `Measure how many messages Parley handles in a second, next to a floor: a bare program
+that does the same HTTP, digests, signature checks and decoding and nothing else, and
+that records on disk by writing all waiting records to a file at once and syncing it.
+Load, floor and hub share this machine's cores, and collect garbage as "parley serve"
+does. Compare the ratios: the figures themselves depend on the machine.`
 	for _, one := range c.Commands() {
 		measure := one.RunE
 		one.RunE = func(cmd *cobra.Command, args []string) error {
 			err := measure(cmd, args)
 			if err != nil && cmd.Context().Err() != nil {
-				return errors.New("interrupted: what is written above was measured to its end")
+				return errors.New("interrupted: the rows above are complete")
 			}
 			return err
 		}
@@ -46,6 +46,35 @@ func (a *app) benchSamvadCommand() *cobra.Command {
   parley bench samvad --connections 64 --storage disk --dir . --duration 10s
   parley bench samvad --replays 10 --json`,
 	}, bench.Samvad, nil)
+}
+
+func (a *app) benchUAgentsCommand() *cobra.Command {
+	return a.compareCommand(&cobra.Command{
+		Use:   "uagents",
+		Short: "Signed synchronous uAgents envelopes to a Go handler",
+		Long: `Measure signed synchronous uAgents envelopes to a Go handler, whose answers the
+hub signs, next to a floor with one secp256k1 verification, two appends and no
+signature.`,
+		Example: `  parley bench uagents
+  parley bench uagents --connections 64 --storage disk --dir . --duration 10s`,
+	}, bench.UAgents, nil)
+}
+
+func (a *app) benchAGHCommand() *cobra.Command {
+	return a.compareCommand(&cobra.Command{
+		Use:   "agh",
+		Short: "Work that AGH peers give to a Go handler over NATS",
+		Long: `Measure reading and checking one say on one core, then work from the directed
+say of a peer to the trace that completes it, next to a bare NATS request and
+reply with two appends.`,
+		Example: "  parley bench agh\n  parley bench agh --connections 64 --storage disk --dir .",
+	}, bench.AGH, func(c bench.Config) error {
+		took, err := bench.AGHDecode(c)
+		if err != nil {
+			return err
+		}
+		return a.print(map[string]any{"decode": took}, "decode and check a say: %.1f µs\n", float64(took.Nanoseconds())/1e3)
+	})
 }
 
 // compareCommand makes a command that measures a path next to its floor. Before
@@ -78,19 +107,19 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 		return measure(cmd.Context(), config, a.benchRow)
 	}
 	f := c.Flags()
-	f.IntSliceVar(&config.Connections, "connections", nil, "requests under way, or peers with one piece of work each (default 1,64,256)")
+	f.IntSliceVar(&config.Connections, "connections", nil, "requests at once, or peers with one piece of work each (default 1,64,256)")
 	f.StringSliceVar(&storage, "storage", nil, "memory, disk (default both)")
 	f.DurationVar(&config.Duration, "duration", 3*time.Second, "of each measurement")
 	f.IntVar(&config.Payload, "payload", 1024, "bytes of a message")
-	f.IntVar(&config.Agents, "agents", 0, "agents registered besides the one that is called (SAMVAD, uAgents)")
-	f.IntVar(&config.Replays, "replays", 0, "percent of the load that are captured replays (SAMVAD, uAgents)")
-	f.StringVar(&config.Dir, "dir", "", "where the disk runs keep their records: choose a real disk (default: the temporary directory)")
-	f.BoolVar(&config.NoFloor, "no-floor", false, "measure Parley alone")
-	f.StringVar(&profile, "profile", "", "directory for CPU profiles of Parley's side")
+	f.IntVar(&config.Agents, "agents", 0, "further agents in the directory")
+	f.IntVar(&config.Replays, "replays", 0, "percent of the requests that are replays (SAMVAD, uAgents)")
+	f.StringVar(&config.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary directory)")
+	f.BoolVar(&config.NoFloor, "no-floor", false, "measure only Parley")
+	f.StringVar(&profile, "profile", "", "directory for CPU profiles of Parley")
 	return c
 }
 
-// measurable checks what the flags ask for, and sets where records are kept.
+// measurable checks the flags and takes the storage from them.
 func measurable(c *bench.Config, storage []string) error {
 	for _, s := range storage {
 		if s != string(floor.Memory) && s != string(floor.Disk) {
@@ -103,11 +132,11 @@ func measurable(c *bench.Config, storage []string) error {
 			return usage("--connections %d: want 1 to 10000", n)
 		}
 	}
-	if c.Payload != 0 && (c.Payload < 400 || c.Payload > 512<<10) { // 0: it has none, or the default
+	if c.Payload != 0 && (c.Payload < 400 || c.Payload > 512<<10) { // 0: the command has no such flag, or the default
 		return usage("--payload %d: want 400 to %d bytes", c.Payload, 512<<10)
 	}
 	if c.Duration <= 0 {
-		return usage("--duration %s: want more than nothing", c.Duration)
+		return usage("--duration %s: want more than 0s", c.Duration)
 	}
 	if c.Agents < 0 {
 		return usage("--agents %d: want 0 or more", c.Agents)

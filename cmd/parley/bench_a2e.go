@@ -15,9 +15,9 @@ func (a *app) benchA2ECommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "a2e",
 		Short: "A2E framing, and tool calls over pipes, TCP and HTTP",
-		Long: `Measure A2E framing and validation on one core; tool calls at a host over pipes and
-TCP, next to a floor of bare JSON echo on the same transport, and over HTTP with
-SSE; and tool calls through a whole hub, which records each call and its answer.`,
+		Long: `Measure A2E in three ways: framing and validation on one core; tool calls at a host,
+over pipes and TCP next to a bare JSON echo and over HTTP with SSE; and tool calls
+through a whole hub, which records each call and its answer.`,
 		Example: "  parley bench a2e\n  parley bench a2e --duration 10s --storage memory --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,7 +44,7 @@ SSE; and tool calls through a whole hub, which records each call and its answer.
 	f := c.Flags()
 	f.StringSliceVar(&storage, "storage", nil, "of the hub: memory, disk (default both)")
 	f.DurationVar(&config.Duration, "duration", 2*time.Second, "of each measurement")
-	f.StringVar(&config.Dir, "dir", "", "where the disk runs keep their records: choose a real disk (default: the temporary directory)")
-	f.BoolVar(&config.NoFloor, "no-floor", false, "measure Parley alone")
+	f.StringVar(&config.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary directory)")
+	f.BoolVar(&config.NoFloor, "no-floor", false, "measure only Parley")
 	return c
 }

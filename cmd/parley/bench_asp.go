@@ -17,11 +17,11 @@ func (a *app) benchASPCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "asp",
 		Short: "The checks of an ASP message, and what a long session costs",
-		Long: `Measure on one core: the checks of a message next to one Ed25519 and one P-256
-verification and the SHA-256 of the same bytes; what a message costs the hub at the
-beginning of a session and at its end, recorded in memory; and the offline
-verification of the session. The ratio is one of CPU time, which other work on the
-machine disturbs least.`,
+		Long: `Measure ASP on one core: the checks of a message, next to one Ed25519 and one P-256
+verification and one SHA-256 of the same bytes; the cost of a message at the beginning
+and at the end of a long session, recorded in memory; and the offline verification of
+that session. The ratio compares CPU time, which other work on the machine disturbs
+least.`,
 		Example: "  parley bench asp\n  parley bench asp --messages 10000 --payload 4096\n  parley bench asp --transcript long.json && parley verify long.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

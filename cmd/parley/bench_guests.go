@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/parley-hub/parley/internal/bench"
 )
@@ -20,16 +19,16 @@ func (a *app) benchGuestsCommand() *cobra.Command {
 	c := bench.GuestsConfig{}
 	cmd := &cobra.Command{
 		Use:   "guests",
-		Short: "What guests can do to a hub while enrolled agents talk",
+		Short: "Attack a hub as guests can, while enrolled agents talk",
 		Long: `Attack a hub in every way that is open to guests, all at once and from several
 addresses, while ten enrolled agents, two of each protocol, talk with each other.
-The hub has a process of its own, with its records on disk. So have the attackers,
-at a low priority: on a network they have machines of their own. The agents talk
-for a while without an attack first. Measured are the hub's memory, its
-data (less what the agents' own messages cost, by the bytes of a message without an
-attack), their failures and latencies, and a restart.
+The hub runs in a process of its own with its records on disk. The attackers run in
+another one with a low priority, because on a network they have machines of their own.
+First the agents talk for a while without an attack.
 
-Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
+The report has the growth of the hub's memory and data (less the bytes that the agents'
+own messages take without an attack), the agents' failures and latencies, and the time
+of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 		Example: `  parley bench guests
   parley bench guests --duration 10s --dir .
   parley bench guests --json`,
@@ -37,7 +36,7 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			steadyHeap()
 			if c.Duration <= 0 {
-				return usage("--duration %s: want more than nothing", c.Duration)
+				return usage("--duration %s: want more than 0s", c.Duration)
 			}
 			if err := existing(c.Dir); err != nil {
 				return err
@@ -48,10 +47,15 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 			}
 			c.Hub = []string{self, "serve", "--log", "error"}
 			c.Attackers = []string{"nice", "-n", "10", self, "bench", "guests", "attackers"}
-			show := a.phases()
-			c.Progress = show.begin
+			if f := a.terminal(); f != nil {
+				c.Progress = func(phase string, of time.Duration) {
+					if of > 0 {
+						phase += ", " + of.String()
+					}
+					fmt.Fprintln(f, phase)
+				}
+			}
 			r, err := bench.Guests(cmd.Context(), c)
-			show.end()
 			if err != nil {
 				return err
 			}
@@ -61,7 +65,7 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 				err = guestsTable(a.out, r)
 			}
 			if err == nil && !r.Holds() {
-				err = &exitError{code: exitFailed} // the report says it
+				err = &exitError{code: exitFailed} // the report shows it
 			}
 			return err
 		},
@@ -80,7 +84,7 @@ Exit code 0 says that every bound holds, 1 that one does not. It needs Linux.`,
 		}})
 	f := cmd.Flags()
 	f.DurationVar(&c.Duration, "duration", time.Minute, "of the attack")
-	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records: choose a real disk (default: the temporary directory)")
+	f.StringVar(&c.Dir, "dir", "", "directory for the hub's records: choose a real disk (default: the temporary directory)")
 	return cmd
 }
 
@@ -132,54 +136,4 @@ func guestsTable(out io.Writer, r *bench.GuestsReport) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", b.What, b.Was, b.Want, verdict)
 	}
 	return w.Flush()
-}
-
-// phases shows on a terminal what a long command is at.
-type phases struct {
-	out  *os.File // nil: nowhere
-	over chan struct{}
-	done chan struct{}
-}
-
-func (a *app) phases() *phases {
-	if f, ok := a.errs.(*os.File); ok && !a.json && term.IsTerminal(int(f.Fd())) {
-		return &phases{out: f}
-	}
-	return &phases{}
-}
-
-// begin shows a phase and, where it lasts for a known time, how much is left.
-func (p *phases) begin(what string, of time.Duration) {
-	if p.end(); p.out == nil {
-		return
-	}
-	p.over, p.done = make(chan struct{}), make(chan struct{})
-	began := time.Now()
-	go func() {
-		defer close(p.done)
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		for {
-			left := ""
-			if of > 0 {
-				left = ", " + max(0, of-time.Since(began)).Round(time.Second).String() + " left"
-			}
-			fmt.Fprintf(p.out, "\r\x1b[K%s%s", what, left)
-			select {
-			case <-t.C:
-			case <-p.over:
-				fmt.Fprint(p.out, "\r\x1b[K")
-				return
-			}
-		}
-	}()
-}
-
-// end takes the phase off the terminal.
-func (p *phases) end() {
-	if p.over != nil {
-		close(p.over)
-		<-p.done
-		p.over = nil
-	}
 }

@@ -17,11 +17,11 @@ func (a *app) benchPairsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pairs",
 		Short: "Requests and their answers from every protocol to every other",
-		Long: `Measure the CPU time that a hub in a process of its own needs for a request and its
-answer, from agents of every protocol to agents of every other, each on a real
-socket, next to the sum of both ends' floors: what bare programs, each in a process
-of its own, need to stand at one end alone, with the same requests, events and
-messages, signatures and appends, as many peers, and nothing else. It needs Linux.`,
+		Long: `Measure the CPU time of a hub's process for one request and its answer, from agents of
+each protocol to agents of each other, all on real sockets. It is compared with the sum
+of two floors, one for each end: the CPU time of a bare program that exchanges the same
+requests, events, messages and signatures with as many peers, makes the same appends,
+and does nothing else. It needs Linux.`,
 		Example: `  parley bench pairs
   parley bench pairs --only 'samvad->agh' --storage disk --duration 10s
   parley bench pairs --agents 10000 --json`,
@@ -57,16 +57,16 @@ messages, signatures and appends, as many peers, and nothing else. It needs Linu
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&c.Only, "only", nil, "pairs to measure, such as samvad->agh (default all)")
-	f.IntVar(&c.Peers, "peers", 4, "agents that ask at once, each another one")
+	f.IntVar(&c.Peers, "peers", 4, "agents that ask at once, each a different one")
 	f.IntVar(&c.Agents, "agents", 0, "agents in the directory besides those that talk")
 	f.DurationVar(&c.Duration, "duration", 2*time.Second, "of each measurement")
 	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message")
 	f.StringSliceVar(&storage, "storage", nil, "of the hub: memory, disk (default both)")
-	f.StringVar(&c.Dir, "dir", "", "where the hub keeps its records (default: the temporary directory)")
+	f.StringVar(&c.Dir, "dir", "", "directory for the hub's records (default: the temporary directory)")
 	return cmd
 }
 
-// benchFloorCommand is what "bench pairs" runs as the process of an end's floor.
+// benchFloorCommand is the process of an end's floor, which "bench pairs" starts.
 func (a *app) benchFloorCommand() *cobra.Command {
 	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// What the commands share that talk to a running hub.
+// This file has what commands for a running hub share.
 
 const (
 	defaultAdmin = "127.0.0.1:9090"
@@ -29,9 +29,9 @@ const (
 	tokenEnv     = "PARLEY_TOKEN"
 )
 
-// hub gives a client of the running hub: at the address of --admin, or where
-// the data directory says that its hub is; with the token of PARLEY_TOKEN, or
-// the one that the hub made for commands on its machine.
+// hub gives a client of the running hub. Its address is that of --admin, or the one
+// that the hub announced in the data directory; its token is PARLEY_TOKEN, or the
+// one that the hub made for commands on its machine.
 func (a *app) hub() (*admin.Client, error) {
 	c, err := a.located(a.data != "" || a.admin != "" && os.Getenv(tokenEnv) != "")
 	if err != nil {
@@ -50,14 +50,14 @@ func (a *app) hub() (*admin.Client, error) {
 	case client.Token != "":
 		return client, nil
 	case at.Admin != "":
-		return nil, &exitError{exitUsage, fmt.Errorf("the hub on the data directory %s is of an earlier version "+
-			"and made no token for commands\n        start it again, or set %s", c.Data, tokenEnv)}
+		return nil, &exitError{exitUsage, fmt.Errorf("the hub on the data directory %s has an earlier version "+
+			"and made no token for commands\n        restart it with this version, or set %s", c.Data, tokenEnv)}
 	case a.admin != "":
-		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s\n        set %s, or name the data "+
-			"directory of a hub that runs on this machine with --data (none runs on %s)", base, tokenEnv, c.Data)}
+		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s\n        set %s; for a hub on this "+
+			"machine name its data directory with --data (no hub runs on %s)", base, tokenEnv, c.Data)}
 	}
 	return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s\n        start one with "+
-		"`parley serve --data %[1]s`, or name the directory of one that runs with --data", c.Data)}
+		"`parley serve --data %[1]s`, or name the data directory of a running hub with --data", c.Data)}
 }
 
 // withHub makes the RunE of a command that needs a running hub. An error of the
@@ -98,10 +98,10 @@ func (a *app) hubError(err error, where ...string) error {
 		return err
 	case errors.As(err, &away):
 		base := strings.TrimPrefix(away.Base, "http://")
-		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start one with `parley serve`, or name another with --admin or --data", base, away.Err)}
+		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start a hub with `parley serve`, or name another one with --admin or --data", base, away.Err)}
 	case errors.Is(err, admin.ErrToken):
 		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to a token of that hub; "+
-			"on its machine leave %[1]s empty and name its data directory with --data", tokenEnv)}
+			"on its machine unset %[1]s and name its data directory with --data", tokenEnv)}
 	case errors.As(err, &e):
 		err := problemError(e.Code, e.Text, e.Ref)
 		if e.Code == "not_found" && len(where) > 0 {
@@ -112,13 +112,13 @@ func (a *app) hubError(err error, where ...string) error {
 	return &exitError{exitFailed, err}
 }
 
-// problemError is a refusal for people.
+// problemError is a refusal as a text for people, with advice.
 func problemError(code parley.Code, text, ref string) error {
 	s := fmt.Sprintf("%s: %s", code, clean(text))
 	if ref != "" {
 		s += "\n        parley explain " + clean(ref)
 	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
-		s += "\n        set " + tokenEnv + " to a token that may; on the hub's machine leave it empty"
+		s += "\n        set " + tokenEnv + " to a token with that role; on the hub's machine unset it"
 	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") &&
 		!strings.HasPrefix(text, "keyring: ") {
 		s += "\n        " + h
@@ -126,8 +126,8 @@ func problemError(code parley.Code, text, ref string) error {
 	return errors.New(s)
 }
 
-// content reads what a command sends: the argument, "@FILE" or "-" for the
-// standard input. It is JSON if it is that by the strict rules.
+// content reads the content to send: the argument itself, "@FILE" or "-" for the
+// standard input. isJSON reports whether it is valid JSON by the strict rules.
 func (a *app) content(arg string) (raw []byte, isJSON bool, err error) {
 	if raw, err = a.input(arg); err != nil {
 		return nil, false, err
@@ -160,7 +160,7 @@ func (a *app) input(arg string) ([]byte, error) {
 	return b, nil
 }
 
-// body puts content into a message: JSON as it is, else text.
+// body puts content into a message: JSON unchanged, or text.
 func body(s *admin.Send, raw []byte, isJSON bool) {
 	if isJSON {
 		s.JSON = bytes.TrimSpace(raw)
@@ -202,8 +202,8 @@ func (a *app) table(titles []string, rows [][]string) error {
 	return w.Flush()
 }
 
-// short makes a text fit a table: on one line, without control characters, at
-// most n characters.
+// short makes a text fit a table cell: one line of at most n characters, without
+// control characters.
 func short(s string, n int) string {
 	s = strings.Join(strings.Fields(clean(s)), " ")
 	if r := []rune(s); len(r) > n {
@@ -212,21 +212,21 @@ func short(s string, n int) string {
 	return s
 }
 
-// clean takes out of a text of others what could steer a terminal; line feeds
-// stay.
+// clean replaces the characters of an agent's text that could control a terminal.
+// Line feeds and tabs stay.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\n' || r == '\t':
 			return r
-		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // also what turns the direction of writing
+		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // these include changes of writing direction
 			return '�'
 		}
 		return r
 	}, strings.ToValidUTF8(s, "�"))
 }
 
-// stamp writes a time in UTC, and says so.
+// stamp formats a time in UTC.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -234,7 +234,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05Z")
 }
 
-// shown is the content of a message for people.
+// shown is the content of a message as text for people.
 func shown(m *admin.Message) string {
 	var out []string
 	if m.Error != nil {
@@ -255,16 +255,14 @@ func shown(m *admin.Message) string {
 	return strings.Join(out, "\n")
 }
 
-// group makes a command that only holds others; called by itself it runs one
-// of them, or shows its help.
+// group makes a command that holds others. Called without one of them it runs bare.
 func group(use, short, example string, bare func(*cobra.Command, []string) error, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.NoArgs, RunE: bare}
 	c.AddCommand(commands...)
 	return c
 }
 
-// helps is what a group does by itself that has no command which is asked for
-// first.
+// helps is the bare form of a group without a default command: it shows the help.
 func helps(c *cobra.Command, _ []string) error { return c.Help() }
 
 func plural(n int, one, many string) string {

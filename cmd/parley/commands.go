@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// commands are all that parley can do.
+// commands are the commands of parley.
 func (a *app) commands() []*cobra.Command {
 	return []*cobra.Command{
 		a.initCommand(), a.doctorCommand(),
@@ -24,8 +24,8 @@ func (a *app) commands() []*cobra.Command {
 	}
 }
 
-// load reads the configuration that the flags name; none is a configuration
-// too.
+// load reads the configuration that the flags name, or gives the defaults if there
+// is no file.
 func (a *app) load() (node.Config, error) {
 	path := a.config
 	if path == "" {
@@ -41,9 +41,8 @@ func (a *app) load() (node.Config, error) {
 	return a.override(c), nil
 }
 
-// located is the configuration as far as it tells where a hub is. Where the
-// command line says that itself (told), a ./parley.toml that is wrong, and
-// that nobody named, stops nothing.
+// located is the configuration for finding a hub. If the command line names the
+// hub (told), an error in ./parley.toml is ignored, unless --config names that file.
 func (a *app) located(told bool) (node.Config, error) {
 	c, err := a.load()
 	if err != nil && told && a.config == "" {

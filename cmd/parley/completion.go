@@ -8,8 +8,8 @@ func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion SHELL",
 		Short: "Write the completion script of a shell",
-		Long: `Write the script that makes a shell complete commands, flags and, while a hub
-runs, the names of agents. SHELL is bash, zsh, fish or powershell.`,
+		Long: `Write a script that lets a shell complete commands, flags and, while a hub runs, the
+names of agents. SHELL is bash, zsh, fish or powershell.`,
 		Example: `  source <(parley completion bash)
   parley completion zsh > "${fpath[1]}/_parley"
   parley completion fish > ~/.config/fish/completions/parley.fish`,
@@ -28,13 +28,13 @@ runs, the names of agents. SHELL is bash, zsh, fish or powershell.`,
 			case "powershell":
 				return root.GenPowerShellCompletionWithDesc(a.out)
 			}
-			return usage("%q is no shell that is known here: want bash, zsh, fish or powershell", args[0])
+			return usage("shell %q is not supported: want bash, zsh, fish or powershell", args[0])
 		},
 	}
 }
 
-// completeAgents completes the names of the agents of a running hub; where
-// none answers there is nothing to complete.
+// completeAgents completes the names of the agents of a running hub, and nothing
+// without one.
 func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -54,7 +54,7 @@ func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]str
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completing lets the commands complete agents whose first argument is one.
+// completing sets the completion of commands whose first argument is an agent.
 func (a *app) completing(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		a.completing(sub)

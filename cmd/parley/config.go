@@ -15,11 +15,11 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	c := group("config", "Check the configuration, describe its keys, and have it read anew",
+	c := group("config", "Check the configuration, describe its keys, or reload it",
 		"  parley config check parley.toml\n  parley config describe listen\n  parley config reload", helps)
 	c.AddCommand(&cobra.Command{
 		Use:     "check [FILE]",
-		Short:   "Say whether a configuration file is right, and where it is not",
+		Short:   "Check a configuration file",
 		Example: "  parley config check parley.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -33,15 +33,15 @@ func (a *app) configCommand() *cobra.Command {
 			if _, err := node.Load(path); err != nil {
 				return &exitError{exitUsage, err}
 			}
-			return a.print(map[string]any{"file": path, "ok": true}, "%s is right\n", path)
+			return a.print(map[string]any{"file": path, "ok": true}, "%s is valid\n", path)
 		},
 	}, a.configDescribe(), &cobra.Command{
 		Use:   "reload",
-		Short: "Make the running hub read its configuration anew",
-		Long: `Make the running hub read its configuration anew, as SIGHUP does. Rules, rates,
-network.allow, agents, the certificate, alerts and the log's level are put in
-force without dropping a connection; what needs a restart is said. A file that is
-wrong is refused whole, and the old configuration stays in force.`,
+		Short: "Make the running hub reload its configuration",
+		Long: `Make the running hub reload its configuration, as SIGHUP does. Changed rules, rates,
+network.allow, agents, certificate, alerts and log level come into force without dropping
+a connection; the output names changed keys that need a restart. If the file has an error,
+the whole old configuration stays in force.`,
 		Example: "  parley config reload",
 		Args:    cobra.NoArgs,
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
@@ -71,7 +71,7 @@ func (a *app) configDescribe() *cobra.Command {
 	var markdown bool
 	c := &cobra.Command{
 		Use:     "describe [KEY]",
-		Short:   "Say what the keys of the configuration file mean",
+		Short:   "Describe the keys of the configuration file",
 		Example: "  parley config describe listen",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -82,7 +82,7 @@ func (a *app) configDescribe() *cobra.Command {
 				}
 			}
 			if len(out) == 0 {
-				return usage("there is no key %q; run `parley config describe` for all", args[0])
+				return usage("there is no key %q; `parley config describe` lists all keys", args[0])
 			}
 			if markdown {
 				return describeMarkdown(a.out, out)
@@ -94,7 +94,7 @@ func (a *app) configDescribe() *cobra.Command {
 				fmt.Fprintf(a.out, "%-28s %-16s %s\n", k.Name, k.Type, k.Doc)
 				more := "a change needs a restart"
 				if k.Reload {
-					more = "`parley config reload` takes a change up"
+					more = "`parley config reload` applies a change"
 				}
 				if k.Default != "" {
 					more = "default " + k.Default + "; " + more
@@ -104,7 +104,7 @@ func (a *app) configDescribe() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&markdown, "markdown", false, "as a page: docs/configuration.md is made so")
+	c.Flags().BoolVar(&markdown, "markdown", false, "as a Markdown page, such as docs/configuration.md")
 	return c
 }
 
@@ -114,14 +114,14 @@ func describeMarkdown(w io.Writer, keys []node.Key) error {
 	b.WriteString(`# Configuration
 
 Made by ` + "`parley config describe --markdown`" + `. A hub reads one TOML file: ` + "`parley serve --config FILE`" + `, else
-` + "`parley.toml`" + ` where it is started. ` + "`parley init`" + ` writes one in which every key is explained, ` + "`parley config check`" + `
-says where a file is wrong. Relative paths are relative to the file. What is in capitals cannot be taken back.
+` + "`parley.toml`" + ` in the current directory. ` + "`parley init`" + ` writes a file that explains every key; ` + "`parley config check`" + `
+finds errors in a file. Relative paths are relative to the file. Effects in capitals cannot be undone.
 
-"Reload" says whether ` + "`parley config reload`" + ` (or SIGHUP) takes a change up while the hub runs; all else needs a restart,
-and the reload says so. Secrets are not in the file: ` + "`PARLEY_PASSPHRASE`" + ` or ` + "`PARLEY_PASSPHRASE_FILE`" + ` for the keyring, the
+"Reload" says whether ` + "`parley config reload`" + ` (or SIGHUP) applies a change while the hub runs. All other keys need a restart,
+and the reload names them. Secrets are not in the file: ` + "`PARLEY_PASSPHRASE`" + ` or ` + "`PARLEY_PASSPHRASE_FILE`" + ` for the keyring, the
 standard ` + "`OTEL_`" + ` variables for traces.
 `)
-	// A table's keys stand together, also where another table lies between.
+	// The keys of a table stay together, even if another table lies between them.
 	order := map[string]int{}
 	tableOf := func(k node.Key) string { return k.Name[:max(0, strings.LastIndexByte(k.Name, '.'))] }
 	for i, k := range keys {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -49,15 +48,16 @@ func (a *app) conversationCommand() *cobra.Command {
 	f.register(list)
 	var steps bool
 	show := &cobra.Command{
-		Use: "show ID", Short: "Show what was said in a conversation, and what became of it", Args: cobra.ExactArgs(1),
-		Long:    "Show the messages of a conversation, the oldest first. ID is its id, or as much of\nthe beginning as tells it from others, 8 digits at least.",
+		Use: "show ID", Short: "Show the messages of a conversation and their deliveries", Args: cobra.ExactArgs(1),
+		Long: "Show the messages of a conversation and their deliveries, the oldest first. ID is its id,\n" +
+			"or the beginning of it: at least 8 digits, as many as no other conversation has.",
 		Example: "  parley conversation show 01a2b3c4\n  parley conversation show 01a2b3c4 --steps",
 		PreRunE: func(_ *cobra.Command, args []string) error { return conversationID(args[0]) },
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			return a.conversationShow(ctx, hub, args[0], steps)
 		}),
 	}
-	show.Flags().BoolVar(&steps, "steps", false, "with every step of every delivery")
+	show.Flags().BoolVar(&steps, "steps", false, "show every step of every delivery")
 	return group("conversation", "List, show, export and verify conversations",
 		"  parley conversation\n  parley conversation show 01a2b3c4\n  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation verify deal.jsonl",
 		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
@@ -66,7 +66,7 @@ func (a *app) conversationCommand() *cobra.Command {
 		list, show, a.exportCommand(), a.verifyExportCommand())
 }
 
-// conversationID refuses what cannot name a conversation before a hub is asked.
+// conversationID refuses an invalid id before the hub is called.
 func conversationID(s string) error {
 	digits := strings.ReplaceAll(strings.ToLower(s), "-", "")
 	if len(digits) < 8 || len(digits) > 32 || strings.Trim(digits, "0123456789abcdef") != "" {
@@ -82,12 +82,12 @@ type conversationFlags struct {
 }
 
 func (f *conversationFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.agent, "agent", "", "only those that this agent takes part in")
-	c.Flags().StringVar(&f.since, "since", "", "only those with a message since: a time, or how long ago (2h)")
-	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older: a time, or how long ago (2h)")
-	c.Flags().BoolVar(&f.open, "open", false, "only those with a delivery that is not settled")
+	c.Flags().StringVar(&f.agent, "agent", "", "only conversations of this agent")
+	c.Flags().StringVar(&f.since, "since", "", "only those with a message since this time; or a duration back from now (2h)")
+	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older than this time; or a duration back from now (2h)")
+	c.Flags().BoolVar(&f.open, "open", false, "only those with an open delivery")
 	c.Flags().BoolVar(&f.failed, "failed", false, "only those with a message that failed")
-	c.Flags().IntVar(&f.limit, "limit", 50, "at most so many; 0 for all")
+	c.Flags().IntVar(&f.limit, "limit", 50, "at most this many; 0 means all")
 }
 
 func (f conversationFlags) filter() (out index.ConversationFilter, err error) {
@@ -132,7 +132,7 @@ func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter in
 		return err
 	}
 	if more && !a.json {
-		fmt.Fprintf(a.errs, "there are more: --limit 0 shows all\n")
+		fmt.Fprintf(a.errs, "there are more conversations: --limit 0 shows all\n")
 	}
 	return nil
 }
@@ -169,7 +169,8 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 	}
 }
 
-// timeline writes messages one a line, aligned, with what went wrong below.
+// timeline writes one line for each message, aligned, with its remarks below. A
+// [tabwriter] cannot do it: a remark would end its columns.
 func (a *app) timeline(list []admin.Summary, steps bool) error {
 	rows, notes := make([][]string, len(list)), make([][]string, len(list))
 	var widths [5]int
@@ -198,7 +199,7 @@ func (a *app) timeline(list []admin.Summary, steps bool) error {
 	return err
 }
 
-// clock is the time of the day with milliseconds, and the day.
+// clock formats a time with milliseconds.
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000Z") }
 
 func parties(m *admin.Summary) string {
@@ -237,7 +238,7 @@ func proof(m *admin.Summary) string {
 	return m.Assurance.String() + ", " + short(m.Protocol, 12)
 }
 
-// state says in a word or two what became of a message.
+// state summarises the deliveries of a message.
 func state(m *admin.Summary) string {
 	if m.Refused {
 		return "refused"
@@ -262,8 +263,8 @@ func state(m *admin.Summary) string {
 	return strings.Join(out, ", ")
 }
 
-// remarks are what the line of a message has no room for: failures, what was
-// lost, when the next attempt is made.
+// remarks are the lines below a message: failures, losses, next attempts and, if
+// asked for, every step.
 func remarks(m *admin.Summary, steps bool) []string {
 	var out []string
 	if m.Error != nil {
@@ -301,16 +302,15 @@ func (a *app) exportCommand() *cobra.Command {
 	var out, format string
 	var digests bool
 	c := &cobra.Command{
-		Use: "export ID", Short: "Write a conversation as a file that proves itself", Args: cobra.ExactArgs(1),
-		Long: `Write a conversation as a file in which ` + "`parley conversation verify`" + ` finds every
-change, without a hub.
+		Use: "export ID", Short: "Write a conversation to a file that proves itself", Args: cobra.ExactArgs(1),
+		Long: `Write a conversation to a file. ` + "`parley conversation verify`" + ` finds every later change
+of the file, without a hub.
 
-The format hub is everything that the journal holds of the conversation: one JSON
-object a line, each of which names the hash of the line before, the last one
-signed by the hub. The format asp is the transcript of the ASP session in which it
-was held: each message as its agent signed and linked it, the agents' cards, and
-the hub's signature over all. Without --format a conversation of ASP agents is
-written as asp, all others as hub.`,
+The format hub has all that the journal holds of the conversation: one JSON object a
+line, each with the hash of the line before; the hub signs the last one. The format
+asp is the transcript of the conversation's ASP session: each message as its agent
+signed and linked it, the agents' cards, and the hub's signature over all. Without
+--format a conversation of ASP agents is written as asp, all others as hub.`,
 		Example: "  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation export 01a2b3c4 --digests > deal.jsonl\n  parley conversation export 01a2b3c4 --format asp --out session.json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := conversationID(args[0]); err != nil {
@@ -353,13 +353,13 @@ written as asp, all others as hub.`,
 			return a.exportTo(ctx, out, write)
 		},
 	}
-	c.Flags().StringVar(&out, "out", "", "file to be written (default: standard output)")
-	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: by what the conversation is)")
-	c.Flags().BoolVar(&digests, "digests", false, "leave the content out: only digests of it")
+	c.Flags().StringVar(&out, "out", "", "file to write (default: the standard output)")
+	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: asp if the conversation is one, else hub)")
+	c.Flags().BoolVar(&digests, "digests", false, "write digests in place of the content")
 	return c
 }
 
-// exportTo leaves a whole file that verifies or none.
+// exportTo writes a complete file that verifies, or none.
 func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(out), ".parley-export-*")
 	if err != nil {
@@ -367,7 +367,7 @@ func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) er
 	}
 	defer func() {
 		if err != nil {
-			// Nothing is left of what could not be finished.
+			// An incomplete file is of no use.
 			_ = os.Remove(f.Name())
 		}
 	}()
@@ -388,13 +388,13 @@ func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) er
 	return a.print(told, "%s holds %s\n", out, text)
 }
 
-// exported verifies what a hub sent and says what it is.
+// exported verifies the file that a hub sent, and describes it.
 func exported(ctx context.Context, f io.Reader) (told map[string]any, text string, err error) {
 	in, ok := isASPTranscript(f)
 	if ok {
 		report, err := asp.TranscriptVerifier{}.Verify(ctx, in)
 		if err != nil {
-			return nil, "", fmt.Errorf("the hub did not send a whole transcript: %w", err)
+			return nil, "", fmt.Errorf("the hub sent no complete transcript: %w\n        export it again", err)
 		}
 		text := fmt.Sprintf("ASP session %s: %s in %s", report.SessionID, plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records"))
 		if report.Erased > 0 {
@@ -407,13 +407,13 @@ func exported(ctx context.Context, f io.Reader) (told map[string]any, text strin
 		return nil, "", err
 	}
 	if !report.OK() {
-		return nil, "", fmt.Errorf("the hub did not send a whole export: %s", strings.Join(report.Problems, "; "))
+		return nil, "", fmt.Errorf("the hub sent no complete export: %s\n        export it again", strings.Join(report.Problems, "; "))
 	}
 	return map[string]any{"format": "hub", "conversation": report.Header.Conversation, "records": report.Records, "messages": report.Messages},
 		fmt.Sprintf("conversation %s: %s in %s", report.Header.Conversation, plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records")), nil
 }
 
-// verification is what `conversation verify` found.
+// verification is the result of `conversation verify`.
 type verification struct {
 	File         string           `json:"file"`
 	OK           bool             `json:"ok"`
@@ -422,13 +422,13 @@ type verification struct {
 	Exported     *time.Time       `json:"exported,omitempty"`
 	KeyID        string           `json:"keyId,omitempty"`
 	Key          string           `json:"key,omitempty"` // base64
-	KeyGiven     bool             `json:"keyGiven"`      // and it is the one of --key
+	KeyGiven     bool             `json:"keyGiven"`      // it is the key of --key
 	Records      int              `json:"records"`
 	Messages     int              `json:"messages"`
 	Verified     int              `json:"verified"`           // messages whose own signature was verified again
-	Attested     int              `json:"attested"`           // whose signature holds, but whose token was replaced
-	Unverified   []unverifiedKind `json:"unverified"`         // those that could not be, by reason
-	Problems     []string         `json:"problems,omitempty"` // empty: the file is as the hub wrote it
+	Attested     int              `json:"attested"`           // messages whose signature holds, but whose token was replaced
+	Unverified   []unverifiedKind `json:"unverified"`         // messages whose signature could not be verified again, by reason
+	Problems     []string         `json:"problems,omitempty"` // none: the file is as the hub wrote it
 }
 
 type unverifiedKind struct {
@@ -440,21 +440,21 @@ func (a *app) verifyExportCommand() *cobra.Command {
 	var key string
 	var paths []string
 	c := &cobra.Command{
-		Use: "verify FILE|-", Short: "Verify an exported conversation, without a hub: exit 0 if nothing was changed, 1 if something was", Args: cobra.ExactArgs(1),
-		Long: `Verify the chain of hashes and the hub's signature of an export, compare all
-content with its digests, and verify the messages' own signatures again: those of
-SAMVAD and ASP with the keys and cards that the hub knew, those of uAgents and of
-AGH handles with the key that their address names. What was changed, is missing,
-was moved or inserted is named. The transcript of an ASP session is verified message
-by message: hash, link, signature and proof.
+		Use: "verify FILE|-", Short: "Verify an exported conversation, without a hub", Args: cobra.ExactArgs(1),
+		Long: `Verify an export: its chain of hashes, the hub's signature, all content against its
+digests, and the messages' own signatures. SAMVAD and ASP messages are verified with the
+keys and cards that the hub knew, uAgents and AGH messages with the key in the sender's
+address. The output names every line that was changed, removed, moved or inserted. The
+transcript of an ASP session is verified message by message: hash, link, signature and
+proof. The exit code is 0 if nothing was changed, else 1.
 
-A SAMVAD message that came with a bearer token is "attested", not "verified". The
-sender's signature over method, path and body digest is verified. The file shows the
-body with a keyed digest in place of the token, so nobody can compute the signed
-digest again: only the hub attests the other bytes of the body.
+A SAMVAD message that came with a bearer token is "attested", not "verified": the
+sender's signature over method, path and body digest is verified, but the file has a
+keyed digest in place of the token, so the digest of the body cannot be computed again.
+For the rest of the body only the hub vouches.
 
-The file names the key that signed it. That this is the hub's, it cannot say
-itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub shows it).`,
+The file cannot prove that the key in it is the hub's: give the hub's key with --key
+(` + "`parley keys list`" + ` at the hub shows it).`,
 		Example: "  parley conversation verify deal.jsonl --key BASE64\n  parley conversation verify - < deal.jsonl",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var keys []string
@@ -467,8 +467,8 @@ itself: give the hub's key with --key (` + "`parley keys list`" + ` at the hub s
 			return a.verifyExport(cmd.Context(), args[0], key, paths)
 		},
 	}
-	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed by it")
-	c.Flags().StringArrayVar(&paths, "path", nil, "a path to which SAMVAD messages were sent, where a proxy changed it; may be repeated")
+	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed with it")
+	c.Flags().StringArrayVar(&paths, "path", nil, "the path to which SAMVAD messages were sent, if a proxy changed it; may be repeated")
 	return c
 }
 
@@ -531,16 +531,16 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 	return nil
 }
 
-// sameKey compares what the user gave with the key of the file.
+// sameKey compares the given key with the key in the file.
 func sameKey(given string, h *admin.ExportHeader) bool {
 	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("-", "+", "_", "/").Replace(given), "="))
 	return err == nil && bytes.Equal(b, h.Key)
 }
 
-// bar shows how far a big file has been read, on a terminal.
+// bar shows on a terminal how much of a large file has been read.
 func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
-	f, ok := a.errs.(*os.File)
-	if !ok || a.json || size < 16<<20 || !term.IsTerminal(int(f.Fd())) {
+	f := a.terminal()
+	if f == nil || size < 16<<20 {
 		return in, func() {}
 	}
 	bar := progressbar.NewOptions64(size, progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("verifying"),
@@ -552,7 +552,7 @@ func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
 	}
 }
 
-// shownProblems is how many are written for people.
+// shownProblems is how many problems are written for people.
 const shownProblems = 20
 
 func (a *app) showVerification(v *verification) {
@@ -583,13 +583,13 @@ func (a *app) showVerification(v *verification) {
 	case v.OK && v.KeyGiven:
 		fmt.Fprintln(a.out, "\nThe file is as the hub wrote it.")
 	case v.OK:
-		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or give that with --key.")
+		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or give the hub's with --key.")
 	default:
 		fmt.Fprintln(a.out, "\nThe file is NOT as the hub wrote it.")
 	}
 }
 
-// resigned verifies the own signatures of messages again.
+// resigned verifies the messages' own signatures again.
 type resigned struct {
 	paths    []string
 	verified int
@@ -645,7 +645,7 @@ func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord,
 	}
 }
 
-// samvad verifies a message of SAMVAD; a reason says why that cannot be done.
+// samvad verifies a SAMVAD message; a reason tells why that is impossible.
 func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
 	o := &m.Origin
 	header := http.Header{}
@@ -662,7 +662,7 @@ func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string
 		}
 	}
 	if len(keys) == 0 {
-		return "no key of the sender was enrolled at the hub: it was proved with one that the hub fetched", nil
+		return "the hub had no enrolled key of the sender: it verified the message with a key that it fetched", nil
 	}
 	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
 	verify := samvad.VerifySignature
@@ -671,7 +671,7 @@ func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string
 	}
 	_, err = verify(in, o.Received, keys...)
 	if errors.Is(err, samvad.ErrUnknownKey) {
-		return "the key that signed it is not among those that are enrolled now", nil
+		return "the key that signed it is no longer enrolled", nil
 	}
 	if err != nil {
 		err = fmt.Errorf("%w (where a proxy changed its path, name that with --path)", err)
@@ -679,8 +679,8 @@ func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string
 	return "", err
 }
 
-// tokenReplaced reports whether the hub recorded a message of SAMVAD with a
-// digest in place of its token, and the envelope is like that.
+// tokenReplaced reports whether a SAMVAD message, and its envelope, was recorded with
+// a digest in place of its token.
 func tokenReplaced(m *admin.ExportMessage) bool {
 	from, to := jsonx.Find(m.Origin.Raw, "auth", "token")
 	return m.Origin.Protocol == samvadbridge.Protocol &&
@@ -688,13 +688,13 @@ func tokenReplaced(m *admin.ExportMessage) bool {
 		strings.HasPrefix(string(m.Origin.Raw[from:to]), `"`+samvadbridge.TokenDigest)
 }
 
-// asp verifies hash, signature and proof of a message of ASP with the card that
-// its sender had. Its place in the session only the transcript shows.
+// asp verifies hash, signature and proof of an ASP message with its sender's card.
+// Only the transcript shows its place in the session.
 func (v *resigned) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
 	o := &m.Origin
 	at := slices.IndexFunc(o.Keys, func(k admin.ExportKey) bool { return k.Algorithm == admin.AlgorithmASPCard })
 	if at < 0 {
-		return "the sender's card is not in the file: it was registered with the hub no longer", nil
+		return "the sender's card is not in the file: it was no longer registered with the hub", nil
 	}
 	card, err := asp.ParseCard(o.Keys[at].Public)
 	if err != nil {
@@ -717,7 +717,7 @@ func (v *resigned) uagents(_ context.Context, m *admin.ExportMessage, _ string) 
 	if e.Sender != m.Origin.Peer {
 		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
 	}
-	// What the hub tolerates besides is no matter of the signature.
+	// The signature does not depend on what else the hub tolerates.
 	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true, AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
 	_, err = lenient.Check(e)
 	return "", err
@@ -737,8 +737,8 @@ func (v *resigned) agh(ctx context.Context, m *admin.ExportMessage, _ string) (r
 	return "", nil
 }
 
-// candidates are the paths to which a message may have been sent, all of which
-// the hub accepts.
+// candidates are the paths to which a message may have been sent: all that the hub
+// accepts.
 func (v *resigned) candidates(to, base string) []string {
 	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
 	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {

@@ -140,12 +140,12 @@ func TestVerifyAgain(t *testing.T) {
 		}, "", true},
 		"to another path":   {func(m *admin.ExportMessage) { m.To = "elsewhere" }, "", true},
 		"another key":       {func(m *admin.ExportMessage) { m.Origin.Keys[0].Public = bytes.Repeat([]byte{9}, 32) }, "", true},
-		"no key":            {func(m *admin.ExportMessage) { m.Origin.Keys = nil }, "no key of the sender was enrolled at the hub: it was proved with one that the hub fetched", false},
-		"key of other name": {func(m *admin.ExportMessage) { m.Origin.Keys[0].KeyID = "other" }, "the key that signed it is not among those that are enrolled now", false},
+		"no key":            {func(m *admin.ExportMessage) { m.Origin.Keys = nil }, "the hub had no enrolled key of the sender: it verified the message with a key that it fetched", false},
+		"key of other name": {func(m *admin.ExportMessage) { m.Origin.Keys[0].KeyID = "other" }, "the key that signed it is no longer enrolled", false},
 		"digest only":       {func(m *admin.ExportMessage) { m.Origin.Raw = nil }, "the envelope is not in the file, only its digest", false},
 		"no headers":        {func(m *admin.ExportMessage) { m.Origin.Header = nil }, "the signature's headers are not in the file", false},
 		"other protocol":    {func(m *admin.ExportMessage) { m.Origin.Protocol = "a2e" }, "messages of a2e have no signature of their own", false},
-		"no card":           {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" }, "the sender's card is not in the file: it was registered with the hub no longer", false},
+		"no card":           {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" }, "the sender's card is not in the file: it was no longer registered with the hub", false},
 		"no envelope of it": {func(m *admin.ExportMessage) { m.Origin.Protocol = "uagents" }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {

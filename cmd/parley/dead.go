@@ -40,11 +40,11 @@ func (a *app) deadCommand() *cobra.Command {
 		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
 			return a.deadList(ctx, hub, admin.DeadFilter{})
 		}), list, show,
-		a.deadChange("retry", "Try again to deliver dead letters: same message, same id", (*admin.Client).RetryAll,
+		a.deadChange("retry", "Deliver dead letters again: same message, same id", (*admin.Client).RetryAll,
 			func(c *admin.Client, ctx context.Context, id parley.ID, to, _ string) (admin.DeadLetter, error) {
 				return c.Retry(ctx, id, to)
 			}),
-		a.deadChange("drop", "Give dead letters up for good", (*admin.Client).DropAll, (*admin.Client).Drop))
+		a.deadChange("drop", "Remove dead letters for good", (*admin.Client).DropAll, (*admin.Client).Drop))
 }
 
 // deadFlags choose dead letters.
@@ -54,12 +54,12 @@ type deadFlags struct {
 }
 
 func (f *deadFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.to, "to", "", "only those to this agent")
-	c.Flags().StringVar(&f.from, "from", "", "only those from this agent")
-	c.Flags().StringVar(&f.code, "code", "", "only those given up for this reason, e.g. timed_out")
-	c.Flags().StringVar(&f.since, "since", "", "only those given up since: a time, or how long ago (2h)")
-	c.Flags().StringVar(&f.before, "before", "", "only those given up before: a time, or how long ago (2h)")
-	c.Flags().IntVar(&f.limit, "limit", 0, "at most so many (default: all, up to 10,000)")
+	c.Flags().StringVar(&f.to, "to", "", "only dead letters to this agent")
+	c.Flags().StringVar(&f.from, "from", "", "only dead letters from this agent")
+	c.Flags().StringVar(&f.code, "code", "", "only those with this error code, e.g. timed_out")
+	c.Flags().StringVar(&f.since, "since", "", "only those given up since this time; or a duration back from now (2h)")
+	c.Flags().StringVar(&f.before, "before", "", "only those given up before this time; or a duration back from now (2h)")
+	c.Flags().IntVar(&f.limit, "limit", 0, "at most this many (default: all, up to 10,000)")
 }
 
 func (f deadFlags) filter() (admin.DeadFilter, error) {
@@ -72,7 +72,7 @@ func (f deadFlags) filter() (admin.DeadFilter, error) {
 	return out, err
 }
 
-// moment reads a time, or how long ago it was.
+// moment parses a time, or a duration back from now.
 func moment(flag, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -82,7 +82,7 @@ func moment(flag, s string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return t, usage("%s %q: want a time such as 2026-11-20T15:04:05Z, or how long ago, such as 2h", flag, s)
+		return t, usage("%s %q: want a time such as 2026-11-20T15:04:05Z, or a duration such as 2h", flag, s)
 	}
 	return t, nil
 }
@@ -102,7 +102,7 @@ func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.Dead
 func deadID(s string) (parley.ID, error) {
 	id, err := parley.ParseID(s)
 	if err != nil {
-		return id, usage("%q is not the id of a message; `parley dead` lists them", s)
+		return id, usage("%q is not the id of a message; `parley dead` lists the dead letters", s)
 	}
 	return id, nil
 }
@@ -142,10 +142,10 @@ func (a *app) deadChange(use, text string,
 	one func(*admin.Client, context.Context, parley.ID, string, string) (admin.DeadLetter, error)) *cobra.Command {
 	var f deadFlags
 	var b admin.Bulk
-	done := map[string]string{"retry": "to be tried again", "drop": "dropped"}[use]
+	done := map[string]string{"retry": "queued again", "drop": "dropped"}[use]
 	c := &cobra.Command{
 		Use: use + " [ID]", Short: text, Args: cobra.MaximumNArgs(1),
-		Long:    text + ".\n\nName one by its id, or several by --to, --from, --code, --since, --before, or --all;\n--dry-run counts them first.",
+		Long:    text + ".\n\nName one by its id, or several with --to, --from, --code, --since, --before or --all.\n--dry-run only counts them.",
 		Example: fmt.Sprintf("  parley dead %[1]s 01a2b3c4-…\n  parley dead %[1]s --to weather --since 2h --dry-run\n  parley dead %[1]s --all", use),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -175,8 +175,8 @@ func (a *app) deadChange(use, text string,
 	}
 	f.register(c)
 	c.Flags().BoolVar(&b.All, "all", false, "all dead letters")
-	c.Flags().BoolVar(&b.DryRun, "dry-run", false, "only count them")
-	c.Flags().StringVar(&b.Reason, "reason", "", "why, for the audit trail")
+	c.Flags().BoolVar(&b.DryRun, "dry-run", false, "only count the dead letters")
+	c.Flags().StringVar(&b.Reason, "reason", "", "reason for the audit trail")
 	return c
 }
 
@@ -184,7 +184,7 @@ func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk, all f
 	f := b.Filter
 	f.Limit = 0
 	if f == (admin.DeadFilter{}) && !b.All {
-		return usage("say which: an id, --to, --from, --code, --since, --before, or --all")
+		return usage("say which: an id, --to, --from, --code, --since, --before or --all")
 	}
 	hub, err := a.hub()
 	if err != nil {

@@ -34,19 +34,17 @@ func (a *app) doctorCommand() *cobra.Command {
 	var noSend bool
 	c := &cobra.Command{
 		Use:   "doctor [AGENT]",
-		Short: "Check what a hub needs, or the way to one agent, and say what to mend",
-		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url;
-with an agent's name, or what a protocol calls it, the way from here to it: name, address, connection,
-certificate, clock, card, key, and a signed request. That request names a skill
-that no agent has ("` + doctorSkill + `"), so that nothing is set going: an agent that
-says so has accepted the hub's signature. Of a cluster, whose private keys only
-its hubs have, that request is left out, and the report says so. While "parley keys rotate" replaces
-the hub's SAMVAD key, each SAMVAD agent is sent such a request with the new key;
-those that do not accept it yet fail.
+		Short: "Check the hub, or the way to one agent, and show how to fix problems",
+		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url. With an
+agent's name, or its id in a protocol, check the way to it: name, address, connection,
+certificate, clock, card, key, and a signed request. The request names a skill that no
+agent has ("` + doctorSkill + `"), so it starts no work: an agent that answers so has
+accepted the hub's signature. In a cluster only the hubs have the private keys, so the
+request is skipped. While "parley keys rotate" replaces the hub's SAMVAD key, each SAMVAD
+agent gets such a request signed with the new key; agents that do not accept it fail.
 
-Run it on the hub's machine, as the hub's user. The exit code is 0 if nothing
-failed, else 1, warnings not counted; each failed line says which setting or
-command mends it.`,
+Run it on the hub's machine, as the hub's user. Each failed line names the setting or
+command that fixes it. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
 		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -59,7 +57,7 @@ command mends it.`,
 			return d.report()
 		},
 	}
-	c.Flags().BoolVar(&noSend, "no-send", false, "leave the signed request out")
+	c.Flags().BoolVar(&noSend, "no-send", false, "skip the signed request")
 	return c
 }
 
@@ -71,7 +69,7 @@ type finding struct {
 	Check  string `json:"check"`
 	State  string `json:"state"` // ok, warning, failed or skipped
 	Detail string `json:"detail,omitzero"`
-	Fix    string `json:"fix,omitzero"` // the setting or command that mends it
+	Fix    string `json:"fix,omitzero"` // the setting or command that fixes it
 }
 
 type doctor struct {
@@ -132,8 +130,7 @@ func (d *doctor) report() error {
 	return nil
 }
 
-// examine looks at everything, the hub first: what is wrong there is often the
-// cause of what is wrong with an agent.
+// examine checks the hub first: a fault there is often the cause of an agent's.
 func (d *doctor) examine(ctx context.Context, agent string) {
 	start, wall := d.now(), d.now().Round(0)
 	if !d.configuration() {
@@ -163,7 +160,7 @@ func (d *doctor) configuration() bool {
 	}
 	c, err := d.a.load()
 	if err != nil {
-		return d.failed("configuration", "mend the file; `parley config describe KEY` says what a key means", err)
+		return d.failed("configuration", "fix the file; `parley config describe KEY` explains a key", err)
 	}
 	d.c = c
 	if d.guard, err = c.Guard(); err != nil {
@@ -198,10 +195,10 @@ func (d *doctor) adminAPI(ctx context.Context) {
 		d.skip("admin API", "no hub runs on %s", d.c.Data)
 		return
 	case errors.As(err, &away):
-		d.failed("admin API", "start the hub with `parley serve`, or set listen.admin, or name it with --admin", err)
+		d.failed("admin API", "start the hub with `parley serve`, set listen.admin, or name the hub with --admin", err)
 		return
 	case errors.Is(err, admin.ErrToken):
-		d.failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine leave it empty and set --data", err)
+		d.failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine unset it and set --data", err)
 		return
 	case err != nil:
 		d.failed("admin API", "see the hub's log", err)
@@ -216,7 +213,7 @@ func (d *doctor) adminAPI(ctx context.Context) {
 	}
 }
 
-// files must be their owner's alone.
+// files checks that only their owner can read them.
 func (d *doctor) files() {
 	if d.c.Durability == "memory" {
 		d.skip("files", "a hub in memory has none")
@@ -248,9 +245,9 @@ func (d *doctor) files() {
 	switch tokens, err := admin.ReadTokens(d.c.Data); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		good = d.failed("admin tokens", "mend "+admin.TokenFile+": a hub does not start with it", err)
+		good = d.failed("admin tokens", "fix "+admin.TokenFile+": a hub does not start with it", err)
 	case len(tokens.Clear()) > 0:
-		good = d.failed("admin tokens", "start the hub again: it replaces the secrets by their hashes",
+		good = d.failed("admin tokens", "restart the hub: it replaces the secrets by their hashes",
 			fmt.Errorf("%s holds secrets in clear: %s", filepath.Join(d.c.Data, admin.TokenFile),
 				strings.Join(tokens.Clear(), ", ")))
 	}
@@ -261,11 +258,11 @@ func (d *doctor) files() {
 		if cert, err := tls.LoadX509KeyPair(d.c.TLS.Cert, d.c.TLS.Key); err != nil {
 			good = d.failed("certificate", "tls.cert and tls.key", err)
 		} else if leaf := cert.Leaf; leaf != nil && d.now().After(leaf.NotAfter) {
-			good = d.failed("certificate", "tls.cert: replace it; the hub takes a new one up by itself", fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
+			good = d.failed("certificate", "tls.cert: replace the file; the hub loads it by itself", fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
 		}
 	}
 	if good {
-		d.ok("files", "%s and what is in it are its owner's alone", d.c.Data)
+		d.ok("files", "only the owner can read %s and the files in it", d.c.Data)
 	}
 }
 
@@ -288,9 +285,9 @@ func (d *doctor) disk() {
 	least := d.c.MinFree(total)
 	switch {
 	case free < least:
-		d.failed("disk", "make room, or set engine.min_free", fmt.Errorf("%s is free, less than the %s below which nothing is accepted", size(free), size(least)))
+		d.failed("disk", "free space, or set engine.min_free", fmt.Errorf("%s is free; below %s the hub accepts nothing", size(free), size(least)))
 	default:
-		d.ok("disk", "%s of %s are free; nothing is accepted below %s", size(free), size(total), size(least))
+		d.ok("disk", "%s of %s are free; below %s the hub accepts nothing", size(free), size(total), size(least))
 	}
 }
 
@@ -302,10 +299,10 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.4g %s", f, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
 }
 
-// ports are free, or the running hub's own.
+// ports checks that they are free, unless the hub runs.
 func (d *doctor) ports() {
 	if d.hub != nil {
-		d.skip("ports", "the running hub has them")
+		d.skip("ports", "the running hub uses them")
 		return
 	}
 	for _, l := range []struct{ key, address string }{{"listen.http", d.c.Listen.HTTP}, {"listen.admin", d.c.Listen.Admin}} {
@@ -314,7 +311,7 @@ func (d *doctor) ports() {
 		}
 		s, err := net.Listen("tcp", l.address)
 		if err != nil {
-			d.failed("ports", l.key+": choose another address, or stop what uses this one", err)
+			d.failed("ports", l.key+": choose another address, or stop the program that uses this one", err)
 			continue
 		}
 		s.Close()
@@ -322,14 +319,14 @@ func (d *doctor) ports() {
 	}
 }
 
-// guests tells what callers may use for whom nobody vouches, and what else lies
-// open to them.
+// guests shows the budget of guests, and warns of settings that expose the hub to
+// them.
 func (d *doctor) guests() {
 	for _, w := range d.c.Exposures() {
 		d.warn("exposure", "%s", w)
 	}
 	if d.hub == nil || d.info.Guests == nil {
-		d.skip("guests", "no hub runs that could tell; `parley config describe guests` lists the limits")
+		d.skip("guests", "no hub runs; `parley config describe guests` lists the limits")
 		return
 	}
 	g := d.info.Guests
@@ -340,7 +337,7 @@ func (d *doctor) guests() {
 	d.ok("connections", "%d of %d are open; one address may have %g of what guests share", g.AllConnections, g.MaxAllConnections, g.Share)
 }
 
-// public looks at the hub as peers see it.
+// public checks the hub at its public URL.
 func (d *doctor) public(ctx context.Context) {
 	base := d.c.PublicURL
 	switch {
@@ -348,7 +345,7 @@ func (d *doctor) public(ctx context.Context) {
 		d.skip("public_url", "not set: peers reach the hub at its listener only")
 		return
 	case d.hub == nil:
-		d.skip("public_url", "no hub runs that could answer there")
+		d.skip("public_url", "no hub runs, so nothing answers there")
 		return
 	case base == "":
 		base = d.info.PublicURL
@@ -363,21 +360,20 @@ func (d *doctor) public(ctx context.Context) {
 			return
 		}
 	}
-	d.failed("public_url key", "public_url, or the proxy before the hub: another hub or program answers there", errors.New("the card there does not have this hub's key"))
+	d.failed("public_url key", "public_url, or the proxy in front of the hub: another hub or program answers there", errors.New("the card there does not have this hub's key"))
 }
 
-// clock compares this machine's clock with itself; [doctor.reach] does with
-// others.
+// clock checks this machine's clock; [doctor.reach] compares it with an agent's.
 func (d *doctor) clock(start, wall time.Time) {
 	end := d.now()
 	// With the monotonic reading stripped, Sub is the wall clock's own.
 	if drift := end.Round(0).Sub(wall) - end.Sub(start); drift.Abs() > time.Second {
-		d.failed("clock", "let one time service set the clock, smoothly", fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
+		d.failed("clock", "let only one time service set the clock, in small steps", fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
 		return
 	}
 	if exe, err := os.Executable(); err == nil {
 		if i, err := os.Stat(exe); err == nil && i.ModTime().After(end.Add(24*time.Hour)) {
-			d.failed("clock", "set the clock: timedatectl set-ntp true", fmt.Errorf("it is %s here, before this program was made", stamp(end)))
+			d.failed("clock", "set the clock: timedatectl set-ntp true", fmt.Errorf("it is %s here, earlier than the build of this program", stamp(end)))
 			return
 		}
 	}
@@ -416,8 +412,8 @@ func (d *doctor) agent(ctx context.Context, name string) {
 	}
 }
 
-// named gives the name of an agent that may be given as what a protocol calls it.
-// What is unknown or ambiguous is for find to tell.
+// named gives the directory name of an agent that may be given by its id in a
+// protocol. It gives an unknown or ambiguous name back: find reports it.
 func (d *doctor) named(ctx context.Context, ref string) string {
 	if _, ok := d.c.Agents[ref]; ok {
 		return ref
@@ -640,7 +636,7 @@ func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something else answers there"))
 }
 
-// hubKeys opens the keyring for a check, and says as whom the hub signs.
+// hubKeys opens the keyring for a check, and gives the identity as which the hub signs.
 func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
 	identity = d.info.SAMVAD.Identity
 	if identity == "" && d.c.PublicURL != "" {
@@ -665,7 +661,7 @@ func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
 	return ring, identity
 }
 
-// roundTrip sends a signed request for a skill that nobody has, and another with
+// roundTrip sends a signed request for a skill that no agent has, and another with
 // the hub's next key if that is being replaced.
 func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.Card) {
 	ring, identity := d.hubKeys("signed round trip")
@@ -713,8 +709,8 @@ func (d *doctor) rotation(ctx context.Context) {
 	}
 }
 
-// tryKey sends a signed request for a skill that nobody has, in the form of a
-// check: an agent says that it has no such skill only after it accepted the key.
+// tryKey sends a signed request for a skill that no agent has, in the form of a
+// check: an agent refuses the skill only after it has accepted the key.
 func (d *doctor) tryKey(ctx context.Context, check, name, base, to string, signer samvad.Signer) {
 	client := &samvad.Client{Identity: signer, Guard: d.guard, Timeout: 20 * time.Second, Now: d.now,
 		HTTP: d.guard.Client(netguard.Options{Timeout: 20 * time.Second, MaxRedirects: -1, RootCAs: d.roots})}

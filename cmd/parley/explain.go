@@ -14,12 +14,12 @@ import (
 func (a *app) explainCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain REF|MESSAGE",
-		Short: "Say why a message was refused, and how to mend it; or what became of one",
-		Long: `Look a refusal up by the reference that its sender was given (the header
-Parley-Ref, or the ref of an error), and say which checks it passed, which one
-it failed, and what to do. Of the ID of a message, say who sent it and how sure
-that is, and for each recipient what became of it and what the translation into
-its protocol lost.`,
+		Short: "Show why a message was refused and how to fix it, or what happened to it",
+		Long: `Explain a refusal or a message. REF is the reference that the sender of a refused message
+got: the header Parley-Ref, or the ref of an error. The output lists the checks that the
+message passed, the one that it failed, and what to do. For the id of a MESSAGE, it shows
+the sender, the proof of the sender, and for each recipient the state of the delivery and
+what the translation into its protocol lost.`,
 		Example: "  parley explain k5zq4w2xmd7bvchy\n  parley explain 018f8fad-5bd9-7b46-8f16-570867728950",
 		Args:    cobra.ExactArgs(1),
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
@@ -28,7 +28,7 @@ its protocol lost.`,
 			}
 			r, err := hub.Refusal(ctx, args[0])
 			if err != nil {
-				return a.hubError(err, "`parley refused` lists them", "of a message give the whole id, which `parley conversation show` tells")
+				return a.hubError(err, "`parley refused` lists them", "for a message give its whole id: `parley conversation show` has it")
 			}
 			if a.json {
 				return a.print(struct {
@@ -42,11 +42,11 @@ its protocol lost.`,
 	}
 }
 
-// explainMessage says what became of a message that is recorded.
+// explainMessage shows a recorded message and its deliveries.
 func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) error {
 	m, err := hub.Message(ctx, id, false)
 	if err != nil {
-		return a.hubError(err, "`parley conversation` lists what was said")
+		return a.hubError(err, "`parley conversation` lists the conversations")
 	}
 	if a.json {
 		return a.print(m, "")
@@ -111,8 +111,7 @@ func (a *app) explain(r admin.Refusal) {
 	line("advice", advice(r))
 }
 
-// steps says what to do about the check that failed. Where a protocol's own
-// words need another advice, the protocol stands before the step.
+// steps is the advice for a failed check, by protocol and step.
 var steps = map[string]string{
 	"samvad transport":  "send a POST with Content-Type: application/json, uncompressed, to the agent's /agent/message, /agent/task or /agent/stream",
 	"samvad envelope":   "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
@@ -125,45 +124,45 @@ var steps = map[string]string{
 	"samvad signature":  "sign with the private key that belongs to the enrolled public key, over the path that is requested; `parley inspect` shows the bytes that must be signed",
 	"samvad limits":     "send more slowly, or raise limits.sender_rate",
 	"samvad delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
-	"samvad injection":  "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch the scan off for this skill",
+	"samvad injection":  "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch off the scan for this skill",
 	"samvad skill":      "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
 	"samvad trust":      "the skill is for trusted peers, or wants a token: let the agent's operator add the sender to allowedPeers",
 	"samvad callback":   "use an https callback URL at a public address, or add its network to network.allow",
 	"samvad payload":    "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 	"a2e handshake":     "give the agent a token that the hub knows, as auth_token: the one that `parley agents add NAME --a2e new` printed, or that of its token_file",
 	"api token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
-		"; a line that is added there counts when the hub is started again",
+		"; the hub reads a new line there at its next start or `parley config reload`",
 	"api origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 }
 
-// codes says what to do about a class of failure.
+// codes is the advice for an error code.
 var codes = map[parley.Code]string{
-	parley.Malformed:       "`parley inspect` shows what is wrong with the message",
+	parley.Malformed:       "`parley inspect` shows the error in the message",
 	parley.TooLarge:        "send less, or raise limits.body",
-	parley.Unauthenticated: "the agent asks for more proof than the message has: sign it, or lower policy.assurance",
+	parley.Unauthenticated: "the agent needs more proof than the message has: sign it, or lower policy.assurance",
 	parley.Stale:           "set the sender's clock (NTP), and sign each message when it is sent",
-	parley.Replayed:        "the message came before; send a new one with a new nonce or id",
+	parley.Replayed:        "the hub has this message already; send a new one with a new nonce or id",
 	parley.Forbidden:       "let an [[allow]] rule of the configuration permit this sender to call this agent",
-	parley.UnknownAgent:    "`parley agents` lists the agents; one that exists may not be exposed in the sender's protocol: `parley agents expose NAME PROTOCOL`",
+	parley.UnknownAgent:    "`parley agents` lists the agents; an agent in the list may not be exposed in the sender's protocol: `parley agents expose NAME PROTOCOL`",
 	parley.UnknownSkill:    "`parley agents show NAME` lists the agent's skills",
 	parley.InvalidContent:  "make the content fit the skill's schema, which the error shows",
-	parley.Unsupported:     "the recipient's protocol cannot do this: send it in another way",
+	parley.Unsupported:     "the recipient's protocol cannot carry this; send it in another form",
 	parley.RateLimited:     "send more slowly, or raise limits.sender_rate",
-	parley.Loop:            "two hubs route to each other: take one of the ways out",
-	parley.Conflict:        "another message or action was faster; look at the present state and try again",
-	parley.Unavailable:     "try again; `parley agents show NAME` says whether the agent is paused or without an address",
-	parley.NoSpace:         "free space on the disk of the data directory; the hub goes on by itself",
-	parley.TimedOut:        "wait longer (--wait), or see with `parley agents show NAME` whether the agent is reached at all",
-	parley.Cancelled:       "the sender gave it up",
-	parley.Rejected:        "the recipient itself refused it: its text says why",
-	parley.HandlerFailed:   "the recipient failed while working on it: its own log says why",
-	parley.OutcomeUnknown:  "the recipient may have had it; ask there before you retry: `parley dead`",
+	parley.Loop:            "two hubs route to each other: remove one of the routes",
+	parley.Conflict:        "another message or action changed the state first; look at it and try again",
+	parley.Unavailable:     "try again; `parley agents show NAME` shows whether the agent is paused or has no address",
+	parley.NoSpace:         "free space on the disk of the data directory; the hub then continues by itself",
+	parley.TimedOut:        "wait longer (--wait); `parley doctor NAME` checks whether the agent can be reached",
+	parley.Cancelled:       "the sender cancelled it",
+	parley.Rejected:        "the recipient refused it: its text has the reason",
+	parley.HandlerFailed:   "the recipient failed while working on it: its own log has the cause",
+	parley.OutcomeUnknown:  "the recipient may have received it; check there before you retry: `parley dead`",
 	parley.Internal:        "the hub's log has the cause; if it is a fault of Parley, report it with this output",
 }
 
 func adviceFor(c parley.Code) string { return codes[c] }
 
-// advice is one sentence on how to mend what was refused.
+// advice is one sentence on how to fix a refusal.
 func advice(r admin.Refusal) string {
 	for _, key := range []string{r.Protocol + " " + r.Step, r.Protocol + " " + firstFailed(r)} {
 		if s := steps[key]; s != "" {
@@ -173,7 +172,7 @@ func advice(r admin.Refusal) string {
 	if s := codes[r.Code]; s != "" {
 		return s
 	}
-	return "`parley explain` knows no advice for this; the cause above says what happened"
+	return "there is no advice for this refusal; see the cause above"
 }
 
 func firstFailed(r admin.Refusal) string {

@@ -17,14 +17,14 @@ func (a *app) forgetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "forget AGENT | --conversation ID",
 		Short: "Erase the content of an agent's or a conversation's messages",
-		Long: `Erase the content of all messages that an agent sent and was sent, or of a conversation: from the journal's
-files, where it is overwritten, and from the index. The records stay: who wrote to whom and when, what became of
-it, digests of what was there, and that it was erased, when, by whom and why. So exports still verify, and
+		Long: `Erase the content of all messages from and to an agent, or of a conversation. It is overwritten in the
+journal's files and removed from the index. The records stay, with sender, recipient, time, deliveries,
+digests of the content, and the erasure with its time, author and reason: exports still verify, and
 replays are still refused.
 
-What is not delivered yet, dead letters, and sessions in which something was said in the last hour are left and
-counted; the exit code is 1 then. Run it again later, or drop the dead letters first. Running it again does no
-harm. Backups that were taken before keep what they have.`,
+Messages that are not delivered yet, dead letters, and sessions with a message in the last hour are
+skipped and counted; the exit code is 1 then. Run the command again later, or drop the dead letters
+first. Earlier backups keep the content.`,
 		Example: `  parley forget weather --dry-run
   parley forget weather --reason "asked for on 3 May"
   parley forget --conversation 01a2b3c4
@@ -49,9 +49,9 @@ harm. Backups that were taken before keep what they have.`,
 		},
 	}
 	c.Flags().StringVar(&f.Conversation, "conversation", "", "erase this conversation: its id, or at least the first 8 digits")
-	c.Flags().StringVar(&f.Reason, "reason", "", "why, for the record of the erasure and the audit trail")
-	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "only count")
-	c.Flags().BoolVar(&list, "list", false, "list what was erased, by commands and by retention")
+	c.Flags().StringVar(&f.Reason, "reason", "", "reason for the record of the erasure and the audit trail")
+	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "only count the messages")
+	c.Flags().BoolVar(&list, "list", false, "list the erasures, by commands and by retention")
 	return c
 }
 
@@ -74,7 +74,7 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	switch {
 	case r.Kept() > 0:
 	case r.Erased == 0 && !a.json:
-		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists who has said anything")
+		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists the conversations and their agents")
 		return err
 	default:
 		return nil
@@ -83,14 +83,14 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	for _, x := range []struct {
 		n    uint64
 		what string
-	}{{r.Undelivered, "not delivered yet"}, {r.Dead, "dead letters (parley dead drop gives them up)"}, {r.Ongoing, "of sessions that go on"}} {
+	}{{r.Undelivered, "not delivered yet"}, {r.Dead, "dead letters (parley dead drop gives them up)"}, {r.Ongoing, "of open sessions"}} {
 		if x.n > 0 {
 			left += fmt.Sprintf("\n        %d %s", x.n, x.what)
 		}
 	}
-	err = errors.New("some messages are still needed and were left; run this again later:" + left)
+	err = errors.New("some messages are still needed and were not erased; run this again later:" + left)
 	if r.DryRun {
-		err = errors.New("some messages are still needed and would be left:" + left)
+		err = errors.New("some messages are still needed and would not be erased:" + left)
 	}
 	return &exitError{exitFailed, err}
 }

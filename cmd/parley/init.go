@@ -16,17 +16,16 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// configName is the configuration file where commands look first.
+// configName is the default configuration file.
 const configName = "parley.toml"
 
 func (a *app) initCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "init [DIR]",
-		Short: "Make a commented configuration, the hub's keys and an admin token",
-		Long: `Make what a hub needs in a directory (default: this one): a configuration file in
-which every key is explained, a data directory with the hub's keys, and a first
-admin token, which is shown once. What is there already stays as it is: a second
-run changes nothing.`,
+		Short: "Make a configuration file, the hub's keys and an admin token",
+		Long: `Prepare a directory for a hub (default: the current one): make a configuration file
+that explains every key, a data directory with the hub's keys, and a first admin token,
+which is shown once. Existing files stay as they are: a second run changes nothing.`,
 		Example: "  parley init\n  parley init /etc/parley --data /var/lib/parley",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -39,7 +38,7 @@ run changes nothing.`,
 	}
 }
 
-// made is one thing that init looked after.
+// made is one item of init.
 type made struct {
 	What string `json:"what"`
 	Path string `json:"path"`
@@ -72,10 +71,10 @@ func (a *app) init(dir string) error {
 		if a.data == "" && c.Data != "" {
 			data = c.Data
 		} else if a.data != "" && c.Data != "" && abs(a.data) != abs(c.Data) {
-			return usage("%s says data = %q; leave --data out, or change the file", path, c.Data)
+			return usage("%s has data = %q; leave out --data, or change the file", path, c.Data)
 		}
 	}
-	// Paths in the file are relative to it, those of flags to where one stands.
+	// Paths in the file are relative to it, those of flags to the current directory.
 	inFile := abs(data)
 	if fresh && a.data == "" {
 		inFile, data = data, filepath.Join(filepath.Dir(path), data)
@@ -127,8 +126,8 @@ func (a *app) init(dir string) error {
 	return a.initialised(path, data, list, token)
 }
 
-// initialised says what was made. The token is shown here and kept nowhere; ""
-// where there were tokens before.
+// initialised writes what was made. The token is shown here and stored nowhere; it is
+// "" if there were tokens before.
 func (a *app) initialised(path, data string, list []made, token string) error {
 	if a.json {
 		return a.print(struct {
@@ -152,8 +151,8 @@ func (a *app) initialised(path, data string, list []made, token string) error {
 		fmt.Fprintf(a.out, "\n%s", firstToken(token))
 	}
 	fmt.Fprintf(a.out, `
-The keys are the hub's identity: keep them secret, and back %s up. Without them
-every peer must be told a new one.
+The keys are the hub's identity: keep them secret, and back up %s. Without them
+every peer must learn a new identity.
 
 Next:
   parley config check %[2]s
@@ -166,9 +165,9 @@ Next:
 // firstToken shows the secret of the first admin token.
 func firstToken(secret string) string {
 	return "admin token  " + secret + `
-Set ` + tokenEnv + ` to it to command this hub from another machine: it lets its bearer do
-everything, is shown only now, and is not stored. Commands on the hub's machine
-need no token.
+To control this hub from another machine, set ` + tokenEnv + ` to this token there. It permits
+everything, is shown only now, and is not stored. Commands on the hub's machine need
+no token.
 `
 }
 

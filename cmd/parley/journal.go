@@ -3,9 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -18,7 +18,7 @@ import (
 func (a *app) journalCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "journal",
-		Short: "Check the journal's file, or save what can be read of a damaged one",
+		Short: "Check the journal, or save the readable part of a damaged one",
 		Example: `  parley journal check
   parley journal salvage saved.backup`,
 	}
@@ -34,7 +34,7 @@ func (a *app) journalFile(keyFile string) (*node.Journal, error) {
 	}
 	if c.Engine.URL != "" {
 		return nil, usage("the journal is in the NATS cluster of engine.url, whose servers check their own files; " +
-			"\"parley backup FILE --verify\" reads all of it")
+			"\"parley backup FILE --verify\" reads the whole journal")
 	}
 	if keyFile == "" {
 		keyFile = c.Engine.KeyFile
@@ -42,15 +42,15 @@ func (a *app) journalFile(keyFile string) (*node.Journal, error) {
 	return &node.Journal{Data: c.Data, KeyFile: keyFile, Progress: a.progress()}, nil
 }
 
-// journalError says what can be done.
+// journalError adds advice.
 func journalError(data string, err error) error {
 	switch {
 	case errors.Is(err, journal.ErrLocked):
-		err = fmt.Errorf("%w\n        stop the hub first; of a running hub \"parley backup FILE --verify\" reads everything, too", err)
+		err = fmt.Errorf("%w\n        stop the hub first; \"parley backup FILE --verify\" reads the journal of a running hub", err)
 	case errors.Is(err, fs.ErrNotExist):
 		return usage("there is no journal in %s; name the hub's data directory with --data", data)
 	case errors.Is(err, journal.ErrKey):
-		err = fmt.Errorf("%w\n        name the file of engine.key_file with --key-file", err)
+		err = fmt.Errorf("%w\n        name the key's file (engine.key_file) with --key-file", err)
 	}
 	return &exitError{exitFailed, err}
 }
@@ -59,10 +59,10 @@ func (a *app) journalCheckCommand() *cobra.Command {
 	var keyFile string
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Read the whole journal and name what is damaged",
-		Long: `Read the whole journal of a hub that does not run, and name what is damaged: the tables of its file, every
-record and value against its checksum, the links of chains, the steps of deliveries. Nothing is changed. The
-exit code is 1 if something is damaged.`,
+		Short: "Read the whole journal and list the damage",
+		Long: `Read the whole journal of a stopped hub and list the damage. It checks the tables of the file, every
+record and value against its checksum, the links of chains, and the steps of deliveries. It changes
+nothing. The exit code is 1 if there is damage.`,
 		Example: `  parley journal check
   parley journal check --data /var/lib/parley --json`,
 		Args: cobra.NoArgs,
@@ -81,16 +81,16 @@ exit code is 1 if something is damaged.`,
 				Damage  []string `json:"damage"`
 			}{j.Data, records, append([]string{}, damage...)}
 			if len(damage) == 0 {
-				return a.print(r, "%s: %s, nothing is damaged\n", j.Data, plural(int(records), "record", "records"))
+				return a.print(r, "%s: %s, no damage\n", j.Data, plural(int(records), "record", "records"))
 			}
-			if err := a.print(r, "%s: %s\n%s\n\nnext: parley journal salvage FILE saves the rest, or restore a backup\n",
-				j.Data, plural(len(damage), "damage", "damages"), lines(damage)); err != nil {
+			if err := a.print(r, "%s: %s\n%s\n\nnext: parley journal salvage FILE saves the rest; or restore a backup\n",
+				j.Data, plural(len(damage), "damaged place", "damaged places"), lines(damage)); err != nil {
 				return err
 			}
 			return &exitError{exitFailed, nil}
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
 	return c
 }
 
@@ -100,11 +100,11 @@ func (a *app) journalSalvageCommand() *cobra.Command {
 	var keyFile string
 	c := &cobra.Command{
 		Use:   "salvage FILE",
-		Short: "Save everything that can be read of a damaged journal",
-		Long: `Save everything that can be read of the damaged journal of a hub that does not run, with the hub's keys and
-tokens, into a backup, and list the rest. The journal stays as it is; the work is done on a copy in the data
-directory, for which three times the journal's size must be free. "parley restore FILE" makes a data directory
-of the backup. Of an encrypted journal the backup is encrypted with the same key.`,
+		Short: "Save the readable part of a damaged journal to a backup",
+		Long: `Save the readable part of a stopped hub's damaged journal, with the hub's keys and tokens, to a backup, and
+list the lost rest. The journal stays as it is: the command works on a copy in the data directory, which
+needs three times the journal's size of free space. "parley restore FILE" makes a data directory from the
+backup. The backup of an encrypted journal is encrypted with the same key.`,
 		Example: `  parley journal salvage saved.backup
   parley restore saved.backup --data ./saved`,
 		Args: cobra.ExactArgs(1),
@@ -115,18 +115,15 @@ of the backup. Of an encrypted journal the backup is encrypted with the same key
 			}
 			file := args[0]
 			if _, err := os.Lstat(file); err == nil {
-				return usage("%s is there already; choose another name", file)
+				return usage("%s is there already and is not overwritten; choose another name", file)
 			}
-			part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-") // of mode 0600
+			var s *node.Salvaged
+			err = writeWhole(file, func(part io.Writer) error {
+				s, err = j.Salvage(cmd.Context(), part, time.Now())
+				return err
+			})
 			if err != nil {
-				return &exitError{exitFailed, err}
-			}
-			s, err := j.Salvage(cmd.Context(), part, time.Now())
-			if err = errors.Join(err, part.Sync(), part.Close()); err == nil {
-				err = os.Rename(part.Name(), file)
-			}
-			if err != nil {
-				return journalError(j.Data, errors.Join(err, os.Remove(part.Name())))
+				return journalError(j.Data, err)
 			}
 			v := struct {
 				backupResult
@@ -139,6 +136,6 @@ of the backup. Of an encrypted journal the backup is encrypted with the same key
 			return a.print(v, "%s: %s\n%s\n\nnext: parley restore %[1]s --data ./saved\n", file, v.held(), lost)
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "key of an encrypted journal (default: engine.key_file of the configuration)")
+	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
 	return c
 }

@@ -34,7 +34,7 @@ func (a *app) ring() (*keyring.Ring, error) {
 		return nil, err
 	}
 	if c.Engine.URL != "" {
-		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        run one of its hubs, and name its admin listener with --admin")}
+		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        start one of its hubs, and name its admin listener with --admin")}
 	}
 	dir := filepath.Join(c.Data, "keys")
 	exists, err := keyring.Exists(dir)
@@ -55,9 +55,9 @@ func (a *app) ring() (*keyring.Ring, error) {
 	return r, err
 }
 
-// running tells whether keys are changed through a hub rather than in its
-// files: when one was named, or one has announced itself in the data
-// directory and still answers.
+// running gives the hub through which keys are changed: the one named by --admin, or
+// one that is announced in the data directory and answers. It gives nil if keys are
+// changed in files.
 func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	if a.admin == "" {
 		c, err := a.located(a.data != "")
@@ -74,15 +74,15 @@ func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	}
 	var away *admin.UnreachableError
 	if _, err := hub.Info(ctx); errors.As(err, &away) && a.admin == "" {
-		return nil, nil // what announced itself was ended without a farewell
+		return nil, nil // the announced hub was killed
 	} else if err != nil {
 		return nil, a.hubError(err)
 	}
 	return hub, nil
 }
 
-// A keeper is where keys are read and changed: the hub that runs, which knows of
-// the change at once, or where none does the keyring of the data directory.
+// A keeper reads and changes keys: the running hub, which knows of a change at once,
+// or else the keyring of the data directory.
 type keeper interface {
 	Keys(context.Context) (admin.Keys, error)
 	NewKey(context.Context, admin.NewKey) (keyring.Key, error)
@@ -107,7 +107,7 @@ func (a *app) keeper(ctx context.Context) (keeper, error) {
 	return keyFile{r}, nil
 }
 
-// secretKeeper is keeper for a command that gives it a secret.
+// secretKeeper is keeper for a command that sends it a secret.
 func (a *app) secretKeeper(ctx context.Context) (keeper, error) {
 	k, err := a.keeper(ctx)
 	if hub, ok := k.(*admin.Client); ok {
@@ -116,17 +116,17 @@ func (a *app) secretKeeper(ctx context.Context) (keeper, error) {
 	return k, err
 }
 
-// keepsSecret refuses an address to which a secret would travel in clear.
+// keepsSecret refuses an address to which a secret would travel in clear text.
 func keepsSecret(base string) error {
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme != "https" && !onThisMachine(u.Hostname()) {
-		return usage("to %s the secret would travel in clear\n        run this on the hub's machine, or name an https address with --admin",
+		return usage("the secret would travel to %s in clear text\n        run this on the hub's machine, or name an https address with --admin",
 			base)
 	}
 	return nil
 }
 
-// keyFile is a keyring that no hub has open.
+// keyFile is a keyring that no hub has opened.
 type keyFile struct{ r *keyring.Ring }
 
 func (f keyFile) Keys(context.Context) (admin.Keys, error) {
@@ -181,7 +181,7 @@ func (a *app) allKeys(ctx context.Context) (admin.Keys, error) {
 
 func (a *app) keysListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the keys that the hub holds, and those that it knows of others", Args: cobra.NoArgs,
+		Use: "list", Short: "List the hub's own keys and the enrolled keys of agents", Args: cobra.NoArgs,
 		Example: "  parley keys list --json",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
 	}
@@ -208,7 +208,7 @@ func (a *app) keysList(ctx context.Context) error {
 	return a.table([]string{"KIND", "OF", "FOR", "KEY ID", "FINGERPRINT", "STATE", "SINCE", "LAST USED", "BY"}, rows)
 }
 
-// find gives the key of an id, or the newest of an owner.
+// find gives the key with an id, or the newest key of an owner.
 func find(k admin.Keys, name, purpose string) (own *keyring.Key, enrolled *keyring.Enrolled) {
 	for i, v := range k.Own {
 		if v.ID == name || v.Owner == name && (purpose == "" || v.Purpose == purpose) && v.State == keyring.Active {
@@ -266,18 +266,18 @@ func noKey(name string) error {
 func (a *app) keysNew() *cobra.Command {
 	var protocol, id, out, kid, owner string
 	c := &cobra.Command{
-		Use: "new", Short: "Make a key: in a file for an agent of yours, or in the hub's keyring", Args: cobra.NoArgs,
-		Long: `Make a private key. With --out it is written to a file that the SDKs read, mode
-0600: NAME.json as the TypeScript SDK has it, NAME.key as the Python SDK has it.
-With --owner it is made in the hub's keyring instead: by the hub that runs, of a
-cluster by one of its hubs, else in the data directory.`,
+		Use: "new", Short: "Make a key in a file, for your agent, or in the hub's keyring", Args: cobra.NoArgs,
+		Long: `Make a private key. --out writes it to a file of mode 0600 that the SDKs read: NAME.json
+for the TypeScript SDK, NAME.key for the Python SDK. --owner makes it in the hub's
+keyring instead: the running hub does it, in a cluster any of its hubs; if no hub runs,
+the key goes into the data directory.`,
 		Example: "  parley keys new --protocol samvad --id agent://me --out me.json\n  parley keys new --owner weather --protocol samvad",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if protocol != "samvad" {
-				return usage("--protocol %q: samvad is what keys can be made for", protocol)
+				return usage("--protocol %q: this command makes only keys for samvad", protocol)
 			}
 			if (out == "") == (owner == "") {
-				return usage("say where the key goes: --out FILE, or --owner AGENT for the hub's keyring")
+				return usage("say where to store the key: --out FILE, or --owner AGENT for the hub's keyring")
 			}
 			if owner != "" {
 				return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Note: id}, "made")
@@ -286,17 +286,17 @@ cluster by one of its hubs, else in the data directory.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
-	f.StringVar(&id, "id", "", "identity that the key is for: agent://HOST")
+	f.StringVar(&protocol, "protocol", "samvad", "protocol of the key")
+	f.StringVar(&id, "id", "", "identity of the key's owner: agent://HOST")
 	f.StringVar(&out, "out", "", "file to write: NAME.json or NAME.key")
 	f.StringVar(&kid, "key-id", "", "id of the key (default: the file's name)")
-	f.StringVar(&owner, "owner", "", "agent, or hub, whose key it is in the hub's keyring")
+	f.StringVar(&owner, "owner", "", "owner of the key in the hub's keyring: an agent, or hub")
 	return c
 }
 
 func (a *app) keysNewFile(out, id, kid string) error {
 	if id == "" {
-		return usage("say for whom: --id agent://HOST")
+		return usage("say whose key it is: --id agent://HOST")
 	}
 	dir, ext := filepath.Dir(out), filepath.Ext(out)
 	name := strings.TrimSuffix(filepath.Base(out), ext)
@@ -325,10 +325,10 @@ func (a *app) keysNewFile(out, id, kid string) error {
 	}
 	public := base64.StdEncoding.EncodeToString(me.Public())
 	return a.print(map[string]string{"id": id, "keyId": kid, "publicKey": public, "file": out},
-		"identity    %s\nkey id      %s\npublic key  %s\nprivate key in %s; keep it\n\nlet a hub know it: parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
+		"identity    %s\nkey id      %s\npublic key  %s\nprivate key in %s; keep it secret\n\nadd it at a hub: parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
 }
 
-// newKey has a private key made in the hub's keyring, or taken in, and says so.
+// newKey makes a private key in the hub's keyring, or imports one, and shows it.
 func (a *app) newKey(ctx context.Context, n admin.NewKey, what string) error {
 	keeper, err := a.secretKeeper(ctx)
 	if err != nil {
@@ -348,17 +348,17 @@ func (a *app) keyMade(k keyring.Key, what string) error {
 func (a *app) keysImport() *cobra.Command {
 	var owner, protocol, id string
 	c := &cobra.Command{
-		Use: "import FILE", Short: "Take a private key of an SDK's file into the hub's keyring", Args: cobra.ExactArgs(1),
-		Long: `Take a private key (NAME.json or NAME.key) into the hub's keyring, so that the hub
-can speak with it: the hub that runs takes it, of a cluster one of its hubs for
-all, else it goes into the data directory.`,
+		Use: "import FILE", Short: "Import an SDK's private key into the hub's keyring", Args: cobra.ExactArgs(1),
+		Long: `Import a private key (NAME.json or NAME.key) into the hub's keyring, so that the hub can
+sign with it. The running hub does it, in a cluster any hub for all of them; if no hub
+runs, the key goes into the data directory.`,
 		Example: "  parley keys import .samvad/keys/key-current.json --owner weather --id agent://weather.corp",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if owner == "" || id == "" {
 				return usage("say whose key it is: --owner AGENT and --id agent://HOST")
 			}
 			if protocol != "samvad" {
-				return usage("--protocol %q: samvad is what keys can be imported for", protocol)
+				return usage("--protocol %q: this command imports only keys for samvad", protocol)
 			}
 			me, err := samvad.LoadIdentity(args[0], id)
 			if err != nil {
@@ -369,23 +369,23 @@ all, else it goes into the data directory.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&owner, "owner", "", "agent, or hub, whose key it is")
-	f.StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
-	f.StringVar(&id, "id", "", "identity that the key is for: agent://HOST")
+	f.StringVar(&owner, "owner", "", "owner of the key: an agent, or hub")
+	f.StringVar(&protocol, "protocol", "samvad", "protocol of the key")
+	f.StringVar(&id, "id", "", "identity of the key's owner: agent://HOST")
 	return c
 }
 
 func (a *app) keysEnroll() *cobra.Command {
 	var e admin.Enrolment
 	c := &cobra.Command{
-		Use: "enroll AGENT", Short: "Vouch for the public key of an agent", Args: cobra.ExactArgs(1),
-		Long: `Say that messages signed by this key are the agent's. Where a hub runs it knows
-at once, else at its next start.`,
+		Use: "enroll AGENT", Short: "Enrol the public key of an agent", Args: cobra.ExactArgs(1),
+		Long: `Enrol a public key: the hub then accepts messages signed by it as the agent's. A running
+hub knows it at once, a stopped one at its next start.`,
 		Example: "  parley keys enroll weather --key 0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc=",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e.Agent = args[0]
 			if e.PublicKey == "" {
-				return usage("say which key: --key BASE64, as its owner gives it (`parley keys export-public` prints one's own)")
+				return usage("say which key: --key BASE64, which its owner prints with `parley keys export-public`")
 			}
 			if err := knownProtocol(e.Protocol); err != nil {
 				return err
@@ -407,16 +407,16 @@ at once, else at its next start.`,
 	}
 	f := c.Flags()
 	f.StringVar(&e.PublicKey, "key", "", "the public key, base64")
-	f.StringVar(&e.Protocol, "protocol", "samvad", "protocol that the key is for")
-	f.StringVar(&e.ID, "id", "", "identity that it proves (default: the agent's in that protocol)")
-	f.StringVar(&e.KeyID, "key-id", "", "id of the key (default: it answers to any)")
+	f.StringVar(&e.Protocol, "protocol", "samvad", "protocol of the key")
+	f.StringVar(&e.ID, "id", "", "the agent's identity that it proves (default: the one in that protocol)")
+	f.StringVar(&e.KeyID, "key-id", "", "id of the key (default: any)")
 	return c
 }
 
 func (a *app) keysUnenroll() *cobra.Command {
 	var protocol string
 	c := &cobra.Command{
-		Use: "unenroll AGENT KEY-ID", Short: "Forget a public key of an agent", Args: cobra.ExactArgs(2),
+		Use: "unenroll AGENT KEY-ID", Short: "Remove an enrolled public key of an agent", Args: cobra.ExactArgs(2),
 		Example: "  parley keys unenroll weather key-current",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keeper, err := a.keeper(cmd.Context())
@@ -429,7 +429,7 @@ func (a *app) keysUnenroll() *cobra.Command {
 			return a.print(map[string]string{"agent": args[0], "unenrolled": args[1]}, "key %s is no longer %s's\n", clean(args[1]), clean(args[0]))
 		},
 	}
-	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
+	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol of the key")
 	return c
 }
 
@@ -437,27 +437,25 @@ func (a *app) keysRotate() *cobra.Command {
 	var protocol string
 	var overlap time.Duration
 	c := &cobra.Command{
-		Use: "rotate OWNER", Short: "Replace a key of the hub; both are valid for a while", Args: cobra.ExactArgs(1),
-		Long: `Replace the key of an agent, or of the hub itself, that the hub holds. A hub
-that runs needs no restart, and one that is restarted goes on where it was.
+		Use: "rotate OWNER", Short: "Replace a key of the hub; both stay valid for a while", Args: cobra.ExactArgs(1),
+		Long: `Replace a key that the hub holds, its own or an agent's. A running hub needs no restart;
+after a restart the replacement continues.
 
-The hub's key for SAMVAD is replaced in phases:
+A SAMVAD key is replaced in phases:
 
-  1. At once the cards show both keys, the old one signs. Peers that read cards
-     know the new one as soon as they read them again. Give it to those that
-     were given a raw key (agent.trust_peer(…)): they may exchange it when they
-     like, for the hub repeats a request that is refused as not proved with the
-     other key. "parley doctor" tries each agent with the new key and lists
-     those that do not accept it yet.
-  2. When the overlap is over, the new key signs. Cards show the old one for
-     another hour.
-  3. Then the old key is withdrawn: it is on no card, and signs nothing.
+  1. At once: the cards list both keys, and the old one signs. Peers that read cards
+     learn the new key when they read them again. Peers with a raw key
+     (agent.trust_peer(…)) need the new one: give it to them at any time before
+     phase 3, because the hub repeats a request that fails with one key with the
+     other. "parley doctor" lists the agents that do not accept the new key yet.
+  2. After the overlap: the new key signs. Cards list the old one for another hour.
+  3. Then the old key is withdrawn: it is on no card and signs nothing.
 
-Keys for other protocols are one to an identity: there the new one signs at
-once, and what the old one signed stays valid for the overlap.
+In other protocols an identity has one key: there the new key signs at once, and
+messages signed by the old one stay valid for the overlap.
 
-With --overlap 0s the old key ends at once; in the middle of a replacement the
-new key that is published already takes its place.`,
+--overlap 0s ends the old key at once. During a replacement the published new key takes
+its place.`,
 		Example: "  parley keys rotate hub --overlap 168h\n  parley doctor\n  parley keys",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keeper, err := a.keeper(cmd.Context())
@@ -474,16 +472,16 @@ new key that is published already takes its place.`,
 				if err != nil || a.json {
 					return err
 				}
-				return a.print(nil, "the old one signs until %s, and is withdrawn at %s\n`parley doctor` lists the agents that do not accept the new one yet\n",
+				return a.print(nil, "the old key signs until %s, and is withdrawn at %s\n`parley doctor` lists the agents that do not accept the new key yet\n",
 					stamp(k.Turn), stamp(k.Turn.Add(admin.OldKeyPublished)))
 			case overlap > 0:
 				return a.keyMade(k, "new; the old one is valid for "+overlap.String())
 			}
-			return a.keyMade(k, "what signs now; the old one has ended")
+			return a.keyMade(k, "the key that signs now; the old one is no longer valid")
 		},
 	}
-	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol that the key is for")
-	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long both keys are valid before the new one signs alone")
+	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol of the key")
+	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long both keys are valid before only the new one signs")
 	return c
 }
 
@@ -491,25 +489,25 @@ func (a *app) keysPassphrase() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use: "passphrase", Short: "Change the passphrase of the hub's keyring, or of a cluster's", Args: cobra.NoArgs,
-		Long: `Change the passphrase of the keyring: all keys are sealed anew, under the one in
-a file (without its last line end; - is the standard input). The one that is
-in force is read from PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE; a keyring of
-one machine that has none becomes encrypted. The hub that runs does it, of a
-cluster one of its hubs for all, else it is done in the data directory.
+		Long: `Change the passphrase of the keyring: all keys are encrypted again under the new
+passphrase, which is the text of a file (without its last line end; - is the standard
+input). The current one is read from PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE. The
+keyring of a single machine without a passphrase becomes encrypted. The running hub does
+it, in a cluster any hub for all of them; if no hub runs, it happens in the data directory.
 
-Hubs that start need the new one from then on: set it for all of them. Where a
-crash cuts the change off, the old one or the new one opens the keyring: the old
-one until the change is recorded, and from then on the new one.
+From then on every start needs the new passphrase: set it for all hubs. After a crash
+during the change, the old passphrase or the new one opens the keyring: the old one if the
+change is not recorded, else the new one.
 
-The other hubs of a cluster go on with the keys that they have. They change none
-and learn of no changed keys until they are started again, one after another.
+The other hubs of a cluster keep their keys in memory. They change no keys, and learn of
+no changes, until you restart them, one after another.
 
-Whoever had the old passphrase may have had the keys: replace them afterwards
-("parley keys rotate"). Backups open with the passphrase of their time.`,
+Anyone who had the old passphrase may have the keys: replace them afterwards ("parley keys
+rotate"). Backups open with the passphrase of their time.`,
 		Example: "  PARLEY_PASSPHRASE_FILE=old.txt parley keys passphrase --new-file new.txt",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "" {
-				return usage("say where the new passphrase is: --new-file FILE, or - for the standard input")
+				return usage("name the file with the new passphrase: --new-file FILE, or - for the standard input")
 			}
 			name := file
 			if name != "-" {
@@ -534,9 +532,9 @@ Whoever had the old passphrase may have had the keys: replace them afterwards
 			if err != nil {
 				return a.hubError(err)
 			}
-			text := "the passphrase of the keyring is changed\nhubs that start need it: set PARLEY_PASSPHRASE_FILE or PARLEY_PASSPHRASE\n"
+			text := "the passphrase of the keyring is changed\nevery start of a hub needs it: set PARLEY_PASSPHRASE_FILE or PARLEY_PASSPHRASE\n"
 			if v.Backup != "" {
-				text += "the keyring as it was is in " + clean(v.Backup) + "; delete it when the new passphrase has proved itself\n"
+				text += "the old keyring is in " + clean(v.Backup) + "; delete it when the hub has started with the new passphrase\n"
 			}
 			return a.print(v, "%s", text)
 		},
@@ -548,7 +546,7 @@ Whoever had the old passphrase may have had the keys: replace them afterwards
 func (a *app) keysExport() *cobra.Command {
 	var protocol, file string
 	c := &cobra.Command{
-		Use: "export-public [KEY-ID|OWNER]", Short: "Print a public key in base64, for others to enrol", Args: cobra.MaximumNArgs(1),
+		Use: "export-public [KEY-ID|OWNER]", Short: "Print a public key in base64, to be enrolled elsewhere", Args: cobra.MaximumNArgs(1),
 		Example: "  parley keys export-public hub\n  parley keys export-public --file me.json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (file == "") == (len(args) == 0) {
@@ -580,7 +578,7 @@ func (a *app) keysExport() *cobra.Command {
 			return a.print(map[string]string{"publicKey": text}, "%s\n", text)
 		},
 	}
-	c.Flags().StringVar(&protocol, "protocol", "", "of an owner with keys for several protocols")
-	c.Flags().StringVar(&file, "file", "", "key file of an SDK, in place of the hub's keyring")
+	c.Flags().StringVar(&protocol, "protocol", "", "protocol of the key, if its owner has several")
+	c.Flags().StringVar(&file, "file", "", "read the key file of an SDK in place of the hub's keyring")
 	return c
 }

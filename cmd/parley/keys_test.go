@@ -91,5 +91,5 @@ func TestKeysOfACluster(t *testing.T) {
 	wants("two", "", 0, "later", "keys", "show", "later")
 	stop(one)
 	stop(two)
-	wants("one", "new.txt", 1, "run one of its hubs", "keys", "new", "--owner", "more")
+	wants("one", "new.txt", 1, "start one of its hubs", "keys", "new", "--owner", "more")
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -60,7 +58,7 @@ the agent afterwards.`,
 				return &exitError{exitUsage, err}
 			}
 			if out != "" {
-				if err := writeNewKey(out, me); err != nil {
+				if err := writeNew(out, fmt.Appendf(nil, "%x\n", me.PrivateKey())); err != nil {
 					return err
 				}
 			}
@@ -85,14 +83,4 @@ the agent afterwards.`,
 	f.StringVar(&out, "out", "", "file to write the private key to")
 	f.StringVar(&owner, "owner", "", "agent whose stand-in speaks with the key")
 	return c
-}
-
-// writeNewKey writes a private key to a file that is not there yet.
-func writeNewKey(path string, me *uagents.Identity) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return &exitError{exitFailed, err}
-	}
-	_, err = fmt.Fprintf(f, "%x\n", me.PrivateKey())
-	return errors.Join(err, f.Close())
 }

@@ -18,11 +18,11 @@ func (a *app) listenCommand() *cobra.Command {
 	var count int
 	c := &cobra.Command{
 		Use:   "listen NAME",
-		Short: "Read the messages of an agent that has its inbox at the hub",
-		Long: `Show the messages to an agent as they come, until interrupted. The agent must
-have an inbox at the hub: --create makes one. What waits is shown first. What is
-shown counts as delivered; a request still wants an answer, by --reply or by a
-message with inReplyTo (POST /v1/messages).`,
+		Short: "Read an agent's messages from its inbox at the hub",
+		Long: `Show the messages to an agent as they come, the waiting ones first, until interrupted.
+The agent must have an inbox at the hub: --create makes one. A shown message counts as
+delivered. A request still needs an answer: give it with --reply, or send a message with
+inReplyTo (POST /v1/messages).`,
 		Example: `  parley listen me --create
   parley listen me --reply 'thank you'
   parley listen me --count 1 --json`,
@@ -48,9 +48,9 @@ message with inReplyTo (POST /v1/messages).`,
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&create, "create", false, "make the agent if there is none of this name")
-	f.StringVar(&reply, "reply", "", "answer every request with this: JSON or text, @FILE")
-	f.IntVar(&count, "count", 0, "end after so many messages (default: never)")
+	f.BoolVar(&create, "create", false, "make the agent if it does not exist")
+	f.StringVar(&reply, "reply", "", "answer to every request: JSON, text or @FILE")
+	f.IntVar(&count, "count", 0, "end after this many messages (default: never)")
 	return c
 }
 
@@ -67,7 +67,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 	case err != nil:
 		return a.hubError(err)
 	case !v.Inbox:
-		return &exitError{exitRefused, fmt.Errorf("agent %q has no inbox at the hub: it is reached by %s", name, strings.Join(v.Native, ", "))}
+		return &exitError{exitRefused, fmt.Errorf("agent %q has no inbox at the hub: it gets its messages by %s", name, strings.Join(v.Native, ", "))}
 	}
 	if !a.json {
 		fmt.Fprintf(a.errs, "listening as %s\n", name)

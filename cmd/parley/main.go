@@ -1,4 +1,4 @@
-// Command parley is the hub and everything around it: see `parley help`.
+// Command parley runs a hub and controls it: see `parley help`.
 package main
 
 import (
@@ -17,15 +17,15 @@ import (
 // Exit codes; scripts may rely on them.
 const (
 	exitOK          = 0
-	exitFailed      = 1 // it was tried and failed, or the answer is no
+	exitFailed      = 1 // the command failed, or the answer is no
 	exitUsage       = 2 // the command line or the configuration is wrong
-	exitUnreachable = 3 // no hub answers where one was expected
-	exitRefused     = 4 // the hub or the agent refused it
+	exitUnreachable = 3 // no hub answers
+	exitRefused     = 4 // the hub or the agent refused the request
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is main with its surroundings as parameters; testscript calls it too.
+// run is main with the standard streams as parameters; testscript calls it too.
 func run(args []string, in io.Reader, out, errs io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -52,7 +52,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	return e.code
 }
 
-// wanted is how a command is to be called.
+// wanted tells how to call a command.
 func wanted(c *cobra.Command) string {
 	help := "`" + c.CommandPath() + " --help`"
 	if c.HasAvailableSubCommands() {
@@ -61,8 +61,8 @@ func wanted(c *cobra.Command) string {
 	return "usage: " + c.UseLine() + "; " + help + " says more"
 }
 
-// exitError is an error with the exit code that goes with it. A nil err says
-// that everything has been said already.
+// exitError is an error with its exit code. With a nil err, the command has
+// already written everything.
 type exitError struct {
 	code int
 	err  error
@@ -77,12 +77,12 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage makes an error about how the command was called.
+// usage makes an error about the command line.
 func usage(format string, args ...any) error {
 	return &exitError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// app is what all commands share.
+// app is the state that all commands share.
 type app struct {
 	in        io.Reader
 	out, errs io.Writer
@@ -90,7 +90,7 @@ type app struct {
 	data      string
 	config    string
 	admin     string
-	parsing   bool // no command has begun to run yet
+	parsing   bool // no command runs yet
 }
 
 func (a *app) root() *cobra.Command {
@@ -98,8 +98,9 @@ func (a *app) root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "parley",
 		Short: "A hub through which agents of different protocols talk",
-		Long: `Parley carries messages between software agents that speak different protocols:
-verified, recorded before they are acknowledged, delivered in each agent's own.`,
+		Long: `Parley carries messages between software agents that speak different protocols. It
+verifies each message, records it before it acknowledges it, and delivers it in the
+recipient's own protocol.`,
 		Example: `  parley demo --once
   parley serve --data ./data --listen :8080
   parley send --to weather '{"city":"Bern"}'`,
@@ -110,10 +111,10 @@ verified, recorded before they are acknowledged, delivered in each agent's own.`
 		},
 	}
 	f := c.PersistentFlags()
-	f.BoolVar(&a.json, "json", false, "write JSON for programs instead of text for people")
-	f.StringVar(&a.data, "data", "", "data directory (default: that of the configuration, or ./parley-data)")
-	f.StringVar(&a.config, "config", "", "configuration file (default: ./parley.toml if there is one)")
-	f.StringVar(&a.admin, "admin", "", "address of a running hub's admin API (default: as the data directory says)")
+	f.BoolVar(&a.json, "json", false, "write JSON, for programs")
+	f.StringVar(&a.data, "data", "", "data directory (default: data in the configuration, or ./parley-data)")
+	f.StringVar(&a.config, "config", "", "configuration file (default: ./parley.toml if it exists)")
+	f.StringVar(&a.admin, "admin", "", "address of a running hub's admin API (default: that of the hub on the data directory)")
 	for _, command := range a.commands() {
 		c.AddCommand(command)
 	}

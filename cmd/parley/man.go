@@ -17,7 +17,7 @@ func (a *app) manCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" {
-				return usage("say where: parley man --dir DIR")
+				return usage("name the directory: parley man --dir DIR")
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return err

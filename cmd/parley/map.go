@@ -16,22 +16,22 @@ import (
 )
 
 func (a *app) mapCommand() *cobra.Command {
-	return group("map", "Try the mappings of content that the configuration holds",
+	return group("map", "Try a content mapping of the configuration",
 		"  parley map test --agent weather --skill forecast question.json", helps, a.mapTest())
 }
 
-// mapTested is what `parley map test` says.
+// mapTested is the result of `parley map test`.
 type mapTested struct {
 	Agent   string          `json:"agent"`
 	Skill   string          `json:"skill"`
 	JQ      string          `json:"jq"`
 	Input   json.RawMessage `json:"input"`
-	Message map[string]any  `json:"message"`         // what $message is
+	Message map[string]any  `json:"message"`         // the value of $message
 	Output  json.RawMessage `json:"output,omitzero"` // none: the mapping failed
 	Failed  string          `json:"failed,omitzero"` // why
 	Schema  json.RawMessage `json:"schema,omitzero"` // none: it is not known
 	Applied bool            `json:"applied"`         // false: the content fits as it is, and the hub leaves it so
-	Fits    bool            `json:"fits"`            // what comes of it
+	Fits    bool            `json:"fits"`            // the output
 	Why     string          `json:"why,omitzero"`    // where it does not fit
 }
 
@@ -40,19 +40,19 @@ func (a *app) mapTest() *cobra.Command {
 	var response bool
 	c := &cobra.Command{
 		Use:   "test --agent AGENT --skill SKILL [FILE|-]",
-		Short: "Show what a mapping makes of content, and whether that fits the skill",
-		Long: `Run the mapping that the configuration has for a skill over the content in FILE or
-the standard input, as the hub would: JSON, or else text, which a mapping reads as
-a JSON string. It shows the input, what comes of it, and whether that fits the
-skill's schema: the one of --schema, else the one that the running hub knows.
-Exit code 0: it fits, or no schema is known; 1: the mapping fails or its result
-does not fit; 2: there is no such mapping.`,
+		Short: "Show the output of a mapping, and whether it fits the skill",
+		Long: `Run the configured mapping of a skill over the content of FILE or the standard input, as
+the hub does. The content is JSON, or text, which a mapping reads as a JSON string. The
+command shows the input, the output, and whether the output fits the skill's schema:
+that of --schema, or the one that the running hub knows. The exit code is 0 if the output
+fits or no schema is known, 1 if the mapping fails or its output does not fit, 2 if there
+is no such mapping.`,
 		Example: "  echo '{\"text\": \"Bern\"}' | parley map test --agent weather --skill forecast\n" +
 			"  parley map test --agent weather --skill forecast --jq '{city: .text}' --schema forecast.json question.json",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if agent == "" {
-				return usage("say which mapping: --agent AGENT --skill SKILL (no --skill: talk with an agent of which no skill is known)")
+				return usage("say which mapping: --agent AGENT --skill SKILL (without --skill: an agent whose skills are not known)")
 			}
 			p, err := a.mappingFor(agent, skill, response, program)
 			if err != nil {
@@ -102,15 +102,15 @@ does not fit; 2: there is no such mapping.`,
 	f := c.Flags()
 	f.StringVar(&agent, "agent", "", "directory name of the agent")
 	f.StringVar(&skill, "skill", "", "id of its skill")
-	f.BoolVar(&response, "response", false, "the mapping of what the skill answers")
-	f.StringVar(&program, "jq", "", "try this program in place of the configured one")
+	f.BoolVar(&response, "response", false, "try the mapping of the skill's answer")
+	f.StringVar(&program, "jq", "", "try this jq program in place of the configured one")
 	f.StringVar(&schemaFile, "schema", "", "file with the skill's JSON Schema")
-	f.StringVar(&from, "from", "somebody", "who it is from, for $message")
-	f.StringVar(&protocol, "protocol", "", "by which protocol it came, for $message")
+	f.StringVar(&from, "from", "somebody", "sender of the message, for $message")
+	f.StringVar(&protocol, "protocol", "", "protocol of the message, for $message")
 	return c
 }
 
-// mappingFor is the program that is to be tried.
+// mappingFor is the program to try.
 func (a *app) mappingFor(agent, skill string, response bool, program string) (hub.Program, error) {
 	if program != "" {
 		p, err := jqmap.Compile(program)
@@ -139,7 +139,7 @@ func (a *app) mappingFor(agent, skill string, response bool, program string) (hu
 	return nil, usage("the configuration has no [[map]] for agent %q, skill %q, direction %q; write one, or try a program with --jq", agent, skill, direction)
 }
 
-// schemaOf finds the schema of a skill: in a file, else with the hub that runs.
+// schemaOf finds the schema of a skill in a file, or at the running hub.
 func (a *app) schemaOf(cmd *cobra.Command, file, agent, skill string, response bool) (json.RawMessage, error) {
 	if file != "" {
 		b, err := os.ReadFile(file)
@@ -195,7 +195,7 @@ func (a *app) showMapTested(v mapTested) error {
 		fmt.Fprintf(a.out, "schema    it does not fit: %s\n          expected %s\n", clean(v.Why), clean(string(v.Schema)))
 	}
 	if !v.Applied {
-		fmt.Fprintln(a.out, "note      the input fits as it is, so the hub would leave it as it is")
+		fmt.Fprintln(a.out, "note      the input fits as it is, so the hub would not run the mapping")
 	}
 	return nil
 }

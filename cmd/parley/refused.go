@@ -21,10 +21,9 @@ func (a *app) refusedCommand() *cobra.Command {
 	var follow bool
 	c := &cobra.Command{
 		Use:   "refused",
-		Short: "List what the hub turned away, and why",
-		Long: `List the latest messages that the hub turned away: when, from where, who they
-claimed to be from, which check failed. The hub keeps the latest in memory.
-` + "`parley explain REF`" + ` says what to do about one.`,
+		Short: "List refused messages and the reason of each",
+		Long: `List the latest refused messages: time, source, claimed sender, and the check that failed.
+The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and tells what to do.`,
 		Example: "  parley refused\n  parley refused --last 100 --json\n  parley refused --follow",
 		Args:    cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -48,17 +47,17 @@ claimed to be from, which check failed. The hub keeps the latest in memory.
 			})
 		}),
 	}
-	c.Flags().IntVar(&last, "last", 20, "show at most so many; 0 for all that are kept")
-	c.Flags().BoolVar(&follow, "follow", false, "go on showing new ones, until interrupted")
+	c.Flags().IntVar(&last, "last", 20, "show at most this many; 0 means all that are kept")
+	c.Flags().BoolVar(&follow, "follow", false, "show new ones too, until interrupted")
 	return c
 }
 
-// why is what the operator wants to read first.
+// why is the cause of a refusal, or the best substitute.
 func why(r *admin.Refusal) string {
 	if r.Cause != "" {
 		return r.Cause
 	}
-	return cmp.Or(r.Text, string(r.Code)) // a token with the role observe gets no text
+	return cmp.Or(r.Text, string(r.Code)) // a token with the role observe sees no text
 }
 
 // follow shows refusals as they come, the oldest first.

@@ -28,16 +28,16 @@ func (a *app) serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the hub",
-		Long: `Run the hub until it is interrupted. Interrupted, it lets what is under way end
-and closes the journal. SIGHUP makes it read its configuration anew. With --json
-it writes one line with its addresses when it is ready. The first start makes an
-admin token, unless ` + "`parley init`" + ` has, and shows it once on the standard error.`,
+		Long: `Run the hub until it is interrupted; then it finishes running work and closes the
+journal. SIGHUP makes it reload its configuration. With --json it writes one line with its
+addresses when it is ready. The first start makes an admin token, unless ` + "`parley init`" + `
+has made one, and shows it once on the standard error.`,
 		Example: `  parley serve --data ./data --listen :8080
   parley serve --config parley.toml
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// What the command line says wins over the file, at each reload too.
+			// The command line wins over the file, at each reload too.
 			read := func() (node.Config, error) {
 				c, err := a.load()
 				set := func(flag, value string, to *string, otherwise string) {
@@ -90,13 +90,13 @@ admin token, unless ` + "`parley init`" + ` has, and shows it once on the standa
 	f := c.Flags()
 	f.StringVar(&listen, "listen", "", "address for the protocols over HTTP (default 127.0.0.1:8080)")
 	f.StringVar(&admin, "admin-listen", "", "address of the admin API (default 127.0.0.1:9090; \"\" switches it off)")
-	f.StringVar(&nats, "nats", "", "external NATS cluster instead of the embedded engine")
-	f.StringVar(&durability, "durability", "", "what accepted promises: disk, replicated or memory")
+	f.StringVar(&nats, "nats", "", "URLs of a NATS cluster for the journal, in place of a local file")
+	f.StringVar(&durability, "durability", "", "when a message counts as recorded: disk, replicated or memory")
 	f.StringVar(&level, "log", "", "log level: debug, info, warn or error (default info)")
 	return c
 }
 
-// ready says where the hub is, in one line of JSON or for people.
+// ready writes the hub's addresses.
 func (a *app) ready(n *node.Node, c node.Config) error {
 	at := n.Addresses()
 	if a.json {
@@ -118,17 +118,16 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 	return nil
 }
 
-// openError adds what to do where the error does not say it itself.
+// openError adds advice to an error that has none.
 func openError(err error) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):
-		err = fmt.Errorf("%w\n        the user who runs the hub must own its data directory", err)
+		err = fmt.Errorf("%w\n        run the hub as the user who owns its data directory", err)
 	}
 	return &exitError{exitFailed, err}
 }
 
-// reloadOn reads the configuration anew at each signal. What came of it is in
-// the log.
+// reloadOn reloads the configuration at each signal. The log has the result.
 func reloadOn(ctx context.Context, n *node.Node, hup <-chan os.Signal) {
 	for {
 		select {
@@ -155,10 +154,18 @@ func (a *app) logger(level string, v *slog.LevelVar) (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(a.errs, o)), nil
 }
 
-// progress shows long work on a terminal.
+// terminal is the standard error if progress can be shown there, else nil.
+func (a *app) terminal() *os.File {
+	if f, ok := a.errs.(*os.File); ok && !a.json && term.IsTerminal(int(f.Fd())) {
+		return f
+	}
+	return nil
+}
+
+// progress shows the progress of long work on a terminal.
 func (a *app) progress() func(what string, done, total uint64) {
-	f, ok := a.errs.(*os.File)
-	if !ok || a.json || !term.IsTerminal(int(f.Fd())) {
+	f := a.terminal()
+	if f == nil {
 		return nil
 	}
 	var mu sync.Mutex
@@ -182,8 +189,8 @@ func (a *app) progress() func(what string, done, total uint64) {
 	}
 }
 
-// passphrase of the keyring comes from the environment, never from a flag that
-// others could read.
+// passphrase reads that of the keyring from the environment: other users could read
+// a flag.
 func (a *app) passphrase() ([]byte, error) {
 	if file := os.Getenv("PARLEY_PASSPHRASE_FILE"); file != "" {
 		f, err := os.Open(file)
@@ -203,10 +210,10 @@ func (a *app) passphrase() ([]byte, error) {
 	return nil, nil
 }
 
-// steadyHeap lets the heap grow to four times what is in use before it is
-// collected, unless the environment says otherwise: a hub holds little and makes
-// much, and would collect all the time. The more is in use, the less the heap
-// grows, so that a flood of large messages does not make the process large.
+// steadyHeap lets the heap grow to four times its live bytes before a collection,
+// unless the environment sets another goal: a hub has few live bytes and allocates
+// many, so the default collects all the time. The larger the live heap, the smaller
+// the factor, so that a flood of large messages does not make the process large.
 func steadyHeap() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -214,8 +221,8 @@ func steadyHeap() {
 	debug.SetGCPercent(300)
 	sample, last := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, int64(0)
 	type cycle struct{ _ *byte }
-	// A finalizer runs after each collection, so that the next one is planned by
-	// what this one has found. Once a second would be too late for a flood.
+	// A finalizer runs after each collection and plans the next one by the live bytes
+	// that this one found. A timer of a second would be too slow for a flood.
 	var collected func(*cycle)
 	collected = func(c *cycle) {
 		metrics.Read(sample)

@@ -18,9 +18,9 @@ func (a *app) tailCommand() *cobra.Command {
 	var count int
 	c := &cobra.Command{
 		Use:   "tail",
-		Short: "Show what goes through the hub as it happens",
-		Long: `Show messages, what becomes of their deliveries, and what is refused, one line
-each, as it happens, until interrupted. Flags choose; several must all hold.`,
+		Short: "Show messages, deliveries and refusals as they happen",
+		Long: `Show messages, the steps of their deliveries, and refusals, one line each, as they happen,
+until interrupted. With several flags all of them must match.`,
 		Example: "  parley tail\n  parley tail --agent weather --failed\n  parley tail --refused --json",
 		Args:    cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
@@ -46,15 +46,15 @@ each, as it happens, until interrupted. Flags choose; several must all hold.`,
 			return a.tail(ctx, hub, f, count)
 		}),
 	}
-	c.Flags().StringVar(&f.Agent, "agent", "", "only what this agent sends or gets")
-	c.Flags().StringVar(&f.From, "from", "", "only what this agent sends")
-	c.Flags().StringVar(&f.To, "to", "", "only what this agent gets")
+	c.Flags().StringVar(&f.Agent, "agent", "", "only messages from or to this agent")
+	c.Flags().StringVar(&f.From, "from", "", "only messages from this agent")
+	c.Flags().StringVar(&f.To, "to", "", "only messages to this agent")
 	c.Flags().StringVar(&conversation, "conversation", "", "only this conversation: its id, or the beginning of it")
 	c.Flags().StringVar(&kind, "kind", "", "only messages of this kind, e.g. request")
 	c.Flags().StringVar(&f.Text, "text", "", "only messages with these words")
-	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refused, answered with an error, or given up")
-	c.Flags().BoolVar(&f.Refused, "refused", false, "only what is refused")
-	c.Flags().IntVar(&count, "count", 0, "end after so many lines (default: never)")
+	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refusals, error answers, dead letters")
+	c.Flags().BoolVar(&f.Refused, "refused", false, "only refusals")
+	c.Flags().IntVar(&count, "count", 0, "end after this many lines (default: never)")
 	return c
 }
 
@@ -85,7 +85,7 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 	return nil
 }
 
-// happened writes one event on one line.
+// happened writes an event as one line.
 func (a *app) happened(e *admin.Event) error {
 	switch {
 	case e.Message != nil:

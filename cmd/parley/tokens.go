@@ -14,10 +14,9 @@ func (a *app) tokensCommand() *cobra.Command {
 	add := &cobra.Command{
 		Use:   "add NAME",
 		Short: "Issue a token and show its secret, once",
-		Long: `Issue a token for the admin API, or for the account of someone who registers
-uAgents at the hub (--role register). Its secret is shown once and kept nowhere;
-the data directory holds its hash. A running hub knows it after
-` + "`parley config reload`" + ` or a restart.`,
+		Long: `Issue a token for the admin API, or for an account that registers uAgents at the hub
+(--role register). Its secret is shown once and stored nowhere; the data directory holds
+its hash. A running hub knows the token after ` + "`parley config reload`" + ` or a restart.`,
 		Example: `  parley tokens add alice --role register
   parley tokens add monitoring --role observe`,
 		Args: cobra.ExactArgs(1),
@@ -32,15 +31,15 @@ the data directory holds its hash. A running hub knows it after
 				return err
 			}
 			return a.print(map[string]string{"name": t.Name, "role": string(t.Role), "token": secret},
-				"token  %s\n\nshown once; a running hub knows it after: parley config reload\n", secret)
+				"token  %s\n\nshown once; a running hub knows the token after: parley config reload\n", secret)
 		},
 	}
 	add.Flags().StringVar((*string)(&t.Role), "role", string(t.Role), "register, observe, read, operate or administer")
-	add.Flags().StringSliceVar(&t.Speak, "speak", nil, "agents as which it may send; patterns (default: operator)")
+	add.Flags().StringSliceVar(&t.Speak, "speak", nil, "agents for which it may send; patterns (default: operator)")
 	remove := &cobra.Command{
-		Use: "remove NAME", Short: "Take a token back", Args: cobra.ExactArgs(1),
-		Long: `Take a token back. A running hub refuses it after ` + "`parley config reload`" + ` or a
-restart. The agents of an account stay until ` + "`parley agents remove`" + `.`,
+		Use: "remove NAME", Short: "Remove a token", Args: cobra.ExactArgs(1),
+		Long: `Remove a token. A running hub refuses it after ` + "`parley config reload`" + ` or a restart.
+The agents of an account stay until ` + "`parley agents remove`" + `.`,
 		Example: "  parley tokens remove alice",
 		RunE: func(_ *cobra.Command, args []string) error {
 			c, err := a.load()
@@ -51,11 +50,11 @@ restart. The agents of an account stay until ` + "`parley agents remove`" + `.`,
 				return err
 			}
 			return a.print(map[string]string{"removed": args[0]},
-				"removed; a running hub refuses it after: parley config reload\n")
+				"removed; a running hub refuses the token after: parley config reload\n")
 		},
 	}
 	list := func(*cobra.Command, []string) error { return a.tokensList() }
-	return group("tokens", "List, issue and take back tokens of the admin API and of accounts", "  parley tokens",
+	return group("tokens", "List, issue and remove tokens of the admin API and of accounts", "  parley tokens",
 		list, add, remove)
 }
 

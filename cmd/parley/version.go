@@ -13,7 +13,7 @@ var version = "0.1.0-dev"
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Say which version this is",
+		Short:   "Print the version",
 		Example: "  parley version --json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

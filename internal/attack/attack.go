@@ -1,5 +1,5 @@
-// Package attack is what a guest can send to a hub to fill, stop or mislead
-// it: floods of registrations, manifests, mailboxes, connections and messages,
+// Package attack sends what a guest can send to fill, stop or mislead a hub:
+// floods of registrations, manifests, mailboxes, connections and messages,
 // and the requests that a web page makes without the consent of its reader.
 // The fault tests run each attack alone, `parley bench guests` runs all of
 // them at once.
@@ -29,7 +29,7 @@ import (
 	"time"
 )
 
-// Config says whom to attack, and from where.
+// Config names the attacked hub and the addresses of the attackers.
 type Config struct {
 	Hub    string   // base URL of the protocols
 	Admin  string   // base URL of the admin API; "": that listener is left alone
@@ -37,7 +37,7 @@ type Config struct {
 	From   []string // addresses to dial from; nil: [Sources]
 
 	Clients int           // of each flood; 0: 2
-	Pause   time.Duration // of a client, at least, after each request; a client pauses as long as the request took, too
+	Pause   time.Duration // of a client after each request; at least as long as the request took
 	Timeout time.Duration // of a request; 0: 15 s
 	Reopen  time.Duration // after which a connection is opened again that the hub closed; 0: 1 s
 
@@ -112,7 +112,7 @@ func (a *Attack) Close() {
 	}
 }
 
-// A Result counts what became of an attack.
+// A Result counts the answers to an attack.
 type Result struct {
 	Sent    int `json:"sent"`    // requests or connections
 	Taken   int `json:"taken"`   // answered 2xx; connections: held to the end
@@ -124,10 +124,10 @@ type Result struct {
 	Status map[int]int `json:"status,omitempty"` // answers by HTTP status
 	Bytes  int64       `json:"bytes"`            // of bodies sent
 
-	Err error `json:"-"` // why the attack itself could not go on
+	Err error `json:"-"` // the error that ended the attack early
 }
 
-// Add adds what another attack counted.
+// Add adds the counts of another attack.
 func (r *Result) Add(other Result) {
 	r.Sent += other.Sent
 	r.Taken += other.Taken
@@ -192,8 +192,8 @@ func (t *tally) add(f func(*Result)) {
 	f(&t.r)
 }
 
-// each lets the clients work in a closed loop: n times together, or as long as
-// the context lasts where n is 0.
+// each lets the clients work in a closed loop: n times together, or, if n is 0, until
+// the context ends.
 func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i int, t *tally) error) Result {
 	var t tally
 	var next atomic.Int64
@@ -220,7 +220,7 @@ func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i 
 	return t.r
 }
 
-// flood sends requests, each of which make renders from its number.
+// flood sends requests, which make renders by their number.
 func (a *Attack) flood(ctx context.Context, n int, make func(i int) (*request, error)) Result {
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
 		r, err := make(i)
@@ -240,7 +240,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// A request of an attack. Without a content type it has none.
+// A request of an attack.
 type request struct {
 	method, path string
 	contentType  string
@@ -255,11 +255,11 @@ func post(path string, body []byte) *request {
 	return &request{method: http.MethodPost, path: path, contentType: jsonType, body: body}
 }
 
-// send sends a request, counts its answer and gives it; 0 where there was none.
+// send sends a request, counts its answer and gives it; the status is 0 without one.
 func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tally) (status int, body []byte) {
 	status, body, err := a.do(ctx, web, r)
 	if ctx.Err() != nil && err != nil {
-		return 0, nil // it was cut off by the end of the attack
+		return 0, nil // the attack is over
 	}
 	t.add(func(s *Result) {
 		s.Sent++
@@ -273,7 +273,7 @@ func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tall
 	return status, body
 }
 
-// maxAnswer bounds what is read of an answer.
+// maxAnswer is how many bytes of an answer are read.
 const maxAnswer = 4 << 20
 
 // do sends a request.
@@ -302,12 +302,12 @@ func (a *Attack) do(ctx context.Context, web *http.Client, r *request) (status i
 	return answer.StatusCode, body, err
 }
 
-// get reads what the hub says to everybody.
+// get reads a public page of the hub.
 func (a *Attack) get(ctx context.Context, path string) (status int, body []byte, err error) {
 	return a.do(ctx, a.webs[0], &request{method: http.MethodGet, path: path})
 }
 
-// wanted is an error unless the answer is 200.
+// wanted gives an error unless the status is 200.
 func wanted(status int, body []byte) error {
 	if status == http.StatusOK {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// A Shape is how far a client goes before it falls silent and holds its
-// connection.
+// A Shape is the part of a request that a client sends before it falls silent and
+// holds its connection.
 type Shape string
 
 // The shapes.
@@ -26,13 +26,13 @@ const (
 	KeepAlive Shape = "keep-alive" // a request that was answered, and no other
 )
 
-// Shapes are all of them.
+// Shapes are all shapes.
 var Shapes = []Shape{Silent, Header, Claim, KeepAlive}
 
 // Connections holds n connections until the context ends, to the protocol
-// listener or the admin listener. Who is cut off connects again after a while.
-// It counts as taken a connection that was held at the end, as broken each that
-// was closed without a word.
+// listener or the admin listener. A client that is cut off connects again after
+// [Config.Reopen]. Connections held at the end count as taken, connections closed
+// without an answer as broken.
 func (a *Attack) Connections(ctx context.Context, n int, s Shape, admin bool) Result {
 	base, get, claim := a.c.Hub, "/health", pathAgents
 	if admin {
@@ -41,8 +41,8 @@ func (a *Attack) Connections(ctx context.Context, n int, s Shape, admin bool) Re
 	return a.hold(ctx, n, base, func(int) []byte { return opening(s, base, get, claim) }, s == KeepAlive)
 }
 
-// Claims is how the endpoints that read a body are asked to make room for
-// 1 MiB, of which one byte comes.
+// Claims sends requests that announce a body of 1 MiB and bring one byte of it, to
+// endpoints that read a body.
 func (a *Attack) Claims(ctx context.Context, n int, paths ...string) Result {
 	return a.hold(ctx, n, a.c.Hub, func(i int) []byte { return opening(Claim, a.c.Hub, "", paths[i%len(paths)]) }, false)
 }
@@ -55,7 +55,7 @@ func ClaimPaths(agent string) []string {
 		"/v1/asp/agents", "/oauth/token", "/a2e/send"}
 }
 
-// claimed is what a client announces that sends one byte.
+// claimed is the announced length of a body of one byte.
 const claimed = 1 << 20
 
 func opening(s Shape, base, get, claim string) []byte {
@@ -96,7 +96,7 @@ func (a *Attack) hold(ctx context.Context, n int, base string, first func(i int)
 	return t.r
 }
 
-// holdOne is one connection from its beginning to its end.
+// holdOne opens one connection and holds it until it ends.
 func (a *Attack) holdOne(ctx context.Context, d *net.Dialer, host string, first []byte, answered bool, t *tally) {
 	conn, err := d.DialContext(ctx, "tcp", host)
 	if ctx.Err() != nil {

@@ -90,8 +90,8 @@ func (a *Attack) reasons(size int) []reason {
 	}
 }
 
-// Messages sends the target n messages with so many bytes of content, which
-// nothing is wrong with: what it publishes that it can be asked, or else chat.
+// Messages sends the target n valid messages with size bytes of content: requests
+// that it publishes, or else chat.
 func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	schema, content := a.taken(ctx, size)
 	var signers keys
@@ -146,9 +146,9 @@ func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
 	return out, nil
 }
 
-// Answer is what the hub says to an envelope: the status, and the text or the
-// content of the envelope that answers. What differs from one telling to the
-// next, a session or a signature, is left out.
+// Answer sends an envelope and gives the hub's answer: the status, and the text or
+// the content of the answering envelope, without parts that differ each time, such
+// as session and signature.
 func (a *Attack) Answer(ctx context.Context, e Envelope) (status int, text string, err error) {
 	r := post(pathSubmit, e.Body)
 	if e.Sync {
@@ -213,7 +213,7 @@ func (a *Attack) Mailboxes(ctx context.Context, n int) Result {
 	})
 }
 
-// mailbox asks for what waits in the mailbox of a key.
+// mailbox asks for the messages in the mailbox of a key.
 func (a *Attack) mailbox(id *uagents.Identity) (*request, error) {
 	token, err := id.NewToken(a.c.Now(), uagents.TokenLifetime)
 	return &request{method: http.MethodGet, path: "/v2/agents/" + id.Address() + "/mailbox",
@@ -273,7 +273,7 @@ func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
 	return t.r
 }
 
-// items counts what waits in the mailbox of a key.
+// items counts the messages in the mailbox of a key.
 func (a *Attack) items(ctx context.Context, id *uagents.Identity) (int, error) {
 	r, err := a.mailbox(id)
 	if err != nil {

@@ -19,25 +19,25 @@ const Evil = "https://evil.example"
 // A Visit is one request that a page of another origin makes a browser send to
 // the hub.
 type Visit struct {
-	Endpoint string // what it is for
-	As       string // how the browser sends it
+	Endpoint string
+	As       string // form of the request
 	Status   int
-	Changed  bool // the hub did what the page wanted
+	Changed  bool // the request had the effect that the page wanted
 }
 
-// dress is how a browser sends a request for a page.
-type dress struct {
+// requestForm is one of the ways in which a page can make a browser send a request.
+type requestForm struct {
 	name, contentType string
 	header            http.Header
 	host              string
 }
 
-// dresses are the requests that need no preflight, a request whose preflight a
+// requestForms are the requests that need no preflight, a request whose preflight a
 // browser would have skipped wrongly, and one of a page whose host name was
 // made to point to this machine (DNS rebinding).
-func dresses() []dress {
+func requestForms() []requestForm {
 	cross := http.Header{"Origin": {Evil}, "Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"no-cors"}}
-	return []dress{
+	return []requestForm{
 		{"text/plain", "text/plain;charset=UTF-8", cross, ""},
 		{"no content type", "", cross, ""},
 		{"a form", "application/x-www-form-urlencoded", cross, ""},
@@ -51,13 +51,13 @@ func dresses() []dress {
 }
 
 // goal is an endpoint that changes something: make renders a request that would
-// be taken without the dress, and tells how to see that it was.
+// be taken without the form, and tells how to see that it was.
 type goal struct {
 	name string
 	make func(ctx context.Context) (*request, seen, error)
 }
 
-// seen looks whether the hub did what a page wanted; nil: its answer tells.
+// seen reports whether a request had its effect; nil: the answer tells.
 type seen func(context.Context) (bool, error)
 
 func (a *Attack) goals() []goal {
@@ -176,11 +176,11 @@ func (a *Attack) mailboxGoal(ctx context.Context) (*request, seen, error) {
 	}, err
 }
 
-// Visits sends every request in every dress, once, and tells what came of each.
+// Visits sends every request in every form, once.
 func (a *Attack) Visits(ctx context.Context) ([]Visit, error) {
 	var out []Visit
 	for _, g := range a.goals() {
-		for _, d := range dresses() {
+		for _, d := range requestForms() {
 			v, err := a.visit(ctx, a.webs[0], g, d, &tally{})
 			if err != nil {
 				return out, fmt.Errorf("%s as %s: %w", g.name, d.name, err)
@@ -191,11 +191,11 @@ func (a *Attack) Visits(ctx context.Context) ([]Visit, error) {
 	return out, nil
 }
 
-// Pages sends n such requests. It counts as changed what the hub did for them.
+// Pages sends n such requests. Those with an effect count as changed.
 func (a *Attack) Pages(ctx context.Context, n int) Result {
-	goals, dresses := a.goals(), dresses()
+	goals, forms := a.goals(), requestForms()
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
-		v, err := a.visit(ctx, web, goals[i/len(dresses)%len(goals)], dresses[i%len(dresses)], t)
+		v, err := a.visit(ctx, web, goals[i/len(forms)%len(goals)], forms[i%len(forms)], t)
 		if err == nil && v.Changed {
 			t.add(func(r *Result) { r.Changed++ })
 		}
@@ -203,7 +203,7 @@ func (a *Attack) Pages(ctx context.Context, n int) Result {
 	})
 }
 
-func (a *Attack) visit(ctx context.Context, web *http.Client, g goal, d dress, t *tally) (Visit, error) {
+func (a *Attack) visit(ctx context.Context, web *http.Client, g goal, d requestForm, t *tally) (Visit, error) {
 	v := Visit{Endpoint: g.name, As: d.name}
 	r, changed, err := g.make(ctx)
 	if err != nil {

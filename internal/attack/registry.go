@@ -24,8 +24,8 @@ const (
 	pathMailbox   = "/v2/agents/mailbox/submit"
 )
 
-// texts is a JSON array of many short texts, of so many bytes: a form that
-// costs a parser that keeps what it parsed many times its length.
+// texts is a JSON array of size bytes with many short texts. Parsed, it takes many
+// times its length in memory.
 func texts(size int) []byte {
 	const one = `"x",`
 	b := bytes.Repeat([]byte(one), max(1, size/len(one)))
@@ -191,20 +191,20 @@ func manifest(version, name string, padding []byte, models []guestModel, interac
 	}{version, metadata{name, padding}, models, interactions})
 }
 
-// maxTries bounds how often an attack asks for what it needs to begin.
+// maxTries is how often an attack tries to get the data with which it begins.
 const maxTries = 20
 
-// A Published is what the hub says to everybody about an agent of its own: the
-// manifest of what the agent can be asked, and one request of it.
+// A Published is the public description of one of the hub's agents: its manifest,
+// and one request in it.
 type Published struct {
 	Protocol string   // digest of the manifest
 	Manifest []byte   // as the hub gives it
 	Request  string   // digest of a request
-	Answers  []string // digests of what may answer it
+	Answers  []string // digests of its possible answers
 	schema   json.RawMessage
 }
 
-// Published asks the hub what it publishes of the target.
+// Published gets the public description of the target.
 func (a *Attack) Published(ctx context.Context) (Published, error) {
 	var p Published
 	status, b, err := a.get(ctx, pathAgents+"/"+a.c.Target)
@@ -251,8 +251,8 @@ func (a *Attack) Published(ctx context.Context) (Published, error) {
 	return p, fmt.Errorf("attack: %s has no manifest of its own", a.c.Target)
 }
 
-// Ask asks the target for what an empty object asks, as a self-made key, and
-// gives the schema digest and the text of the answer.
+// Ask sends the target an empty object, signed by a key of its own, and gives the
+// schema digest and the text of the answer.
 func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, err error) {
 	id, err := uagents.NewIdentity()
 	if err != nil {
@@ -280,11 +280,10 @@ func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, e
 	return m.Schema, string(m.Payload), err
 }
 
-// Mislead publishes n times what might change what the hub says of its own
-// agents: a manifest by which the target's request is answered in a model of
-// the attack, named by a registered key; and a copy of the target's own
-// manifest under another name. It counts as changed what the hub then says
-// otherwise.
+// Mislead publishes n times, to change the public description of the hub's own
+// agents: a manifest in which the target's request has an answer model of the
+// attack, named by a registered key; and a copy of the target's manifest under
+// another name. Changed descriptions and answers count as changed.
 func (a *Attack) Mislead(ctx context.Context, n int) Result {
 	p, err := a.Published(ctx)
 	for try := 0; err != nil && ctx.Err() == nil && try < maxTries; try++ {
