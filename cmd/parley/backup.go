@@ -43,7 +43,8 @@ protect the keys.`,
 		},
 	}
 	c.Flags().BoolVar(&verify, "verify", false, "restore the backup into a temporary directory, and compare")
-	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal, for --verify (default: engine.key_file)")
+	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal, for --verify "+
+		"(default: engine.key_file)")
 	return c
 }
 
@@ -64,7 +65,8 @@ type backupResult struct {
 
 func viewBackup(s *journal.BackupSummary, file, verified string) backupResult {
 	h := &s.Header
-	return backupResult{File: file, Bytes: s.Bytes, Hub: h.Hub, Created: stamp(h.Created), Encrypted: h.Encrypted(), Records: s.Records(), Values: s.Values,
+	return backupResult{File: file, Bytes: s.Bytes, Hub: h.Hub, Created: stamp(h.Created), Encrypted: h.Encrypted(),
+		Records: s.Records(), Values: s.Values,
 		Files: s.Files, Partitions: s.Partitions, Verified: verified}
 }
 
@@ -88,7 +90,8 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	} else if _, err := os.Lstat(file); err == nil {
 		return usage("%s is there already and is not overwritten; choose another name", file)
 	} else if i, err := os.Stat(filepath.Dir(file)); err != nil || !i.IsDir() {
-		return usage("%s is no directory that is there; make it, or name a file in another directory", filepath.Dir(file))
+		return usage("%s is no directory that is there; make it, or name a file in another directory",
+			filepath.Dir(file))
 	}
 	key, err := a.keyFile(keyFile)
 	if err != nil {
@@ -121,10 +124,12 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	if verify {
 		v, err := node.VerifyBackup(ctx, node.Restore{File: file, KeyFile: key, Progress: report})
 		if err != nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w\n        keep it for examination, and take another backup", file, err)}
+			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w\n        keep "+
+				"it for examination, and take another backup", file, err)}
 		}
 		if v.Partitions == nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written and is complete, but without the key it could not be restored\n        name the key's file (engine.key_file) with --key-file", file)}
+			return &exitError{exitFailed, fmt.Errorf("%s was written and is complete, but without the key it could "+
+				"not be restored\n        name the key's file (engine.key_file) with --key-file", file)}
 		}
 		r = viewBackup(v, file, "restored")
 	}
@@ -175,10 +180,14 @@ func (a *app) backupError(err error) error {
 		return nil
 	}
 	if errors.Is(err, journal.ErrBackup) {
-		err = fmt.Errorf("the backup broke off at the hub or on the way: %w\n        nothing was kept; the hub's log has the cause", err)
+		err = fmt.Errorf("the backup broke off at the hub or on the way: %w\n        nothing was kept; the hub's "+
+			"log has the cause", err)
 	}
 	return &exitError{exitFailed, err}
 }
+
+// keyFileUsage describes the flag --key-file.
+const keyFileUsage = "file with the key of an encrypted journal (default: engine.key_file)"
 
 func (a *app) restoreCommand() *cobra.Command {
 	var keyFile, nats string
@@ -222,7 +231,8 @@ that were pending at the time of the backup.`,
 				v := viewBackup(s, args[0], "restored")
 				if s.Partitions == nil {
 					v.Verified = "form"
-					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to restore it\n", args[0], v.held())
+					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to "+
+						"restore it\n", args[0], v.held())
 				}
 				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.held())
 			}
@@ -233,14 +243,18 @@ that were pending at the time of the backup.`,
 			v := viewBackup(s, args[0], "restored")
 			v.Data = c.Data
 			if r.Engine.URL != "" {
-				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into %s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
+				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into "+
+					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.held(),
+					clean(v.Hub), v.Created, c.Data)
 			}
-			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0], v.held(), clean(v.Hub), v.Created, c.Data)
+			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0],
+				v.held(), clean(v.Hub), v.Created, c.Data)
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
+	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)
 	c.Flags().StringVar(&nats, "nats", "", "URLs of the NATS cluster that gets the journal (default: engine.url)")
-	c.Flags().BoolVar(&dry, "dry-run", false, "restore into a temporary directory beside the file, compare, and remove it")
+	c.Flags().BoolVar(&dry, "dry-run", false, "restore into a temporary directory beside the file, compare, and "+
+		"remove it")
 	return c
 }
 
@@ -250,7 +264,8 @@ func restoreError(file string, err error) error {
 	case errors.Is(err, journal.ErrBackup):
 		err = fmt.Errorf("%s: %w\n        nothing was written; restore another backup", file, err)
 	case errors.Is(err, journal.ErrKey):
-		err = fmt.Errorf("%s: %w\n        nothing was written; name the key's file (engine.key_file) with --key-file", file, err)
+		err = fmt.Errorf("%s: %w\n        nothing was written; name the key's file (engine.key_file) with --key-file",
+			file, err)
 	case errors.Is(err, os.ErrNotExist):
 		return &exitError{exitUsage, err}
 	}

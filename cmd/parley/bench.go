@@ -17,7 +17,9 @@ import (
 
 func (a *app) benchCommand() *cobra.Command {
 	c := group("bench", "Measure Parley's speed next to that of a bare program",
-		"  parley bench samvad --storage memory\n  parley bench pairs --only 'samvad->agh'\n  parley bench journal --dir .", helps,
+		`  parley bench samvad --storage memory
+  parley bench pairs --only 'samvad->agh'
+  parley bench journal --dir .`, helps,
 		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(),
 		a.benchPairsCommand(), a.benchJournalCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
 	c.Long = `Measure how many messages Parley handles in a second, next to a floor: a bare program
@@ -67,19 +69,22 @@ func (a *app) benchAGHCommand() *cobra.Command {
 		Long: `Measure reading and checking one say on one core, then work from the directed
 say of a peer to the trace that completes it, next to a bare NATS request and
 reply with two appends.`,
-		Example: "  parley bench agh\n  parley bench agh --connections 64 --storage disk --dir .",
+		Example: `  parley bench agh
+  parley bench agh --connections 64 --storage disk --dir .`,
 	}, bench.AGH, func(c bench.Config) error {
 		took, err := bench.AGHDecode(c)
 		if err != nil {
 			return err
 		}
-		return a.print(map[string]any{"decode": took}, "decode and check a say: %.1f µs\n", float64(took.Nanoseconds())/1e3)
+		return a.print(map[string]any{"decode": took}, "decode and check a say: %.1f µs\n",
+			float64(took.Nanoseconds())/1e3)
 	})
 }
 
 // compareCommand makes a command that measures a path next to its floor. Before
 // is called first, when it is not nil.
-func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, bench.Config, func(bench.Row)) error, before func(bench.Config) error) *cobra.Command {
+func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, bench.Config, func(bench.Row)) error,
+	before func(bench.Config) error) *cobra.Command {
 	var config bench.Config
 	var storage []string
 	var profile string
@@ -107,13 +112,15 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 		return measure(cmd.Context(), config, a.benchRow)
 	}
 	f := c.Flags()
-	f.IntSliceVar(&config.Connections, "connections", nil, "requests at once, or peers with one piece of work each (default 1,64,256)")
+	f.IntSliceVar(&config.Connections, "connections", nil,
+		"requests at once, or peers with one piece of work each (default 1,64,256)")
 	f.StringSliceVar(&storage, "storage", nil, "memory, disk (default both)")
 	f.DurationVar(&config.Duration, "duration", 3*time.Second, "of each measurement")
 	f.IntVar(&config.Payload, "payload", 1024, "bytes of a message")
 	f.IntVar(&config.Agents, "agents", 0, "further agents in the directory")
 	f.IntVar(&config.Replays, "replays", 0, "percent of the requests that are replays (SAMVAD, uAgents)")
-	f.StringVar(&config.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary directory)")
+	f.StringVar(&config.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary "+
+		"directory)")
 	f.BoolVar(&config.NoFloor, "no-floor", false, "measure only Parley")
 	f.StringVar(&profile, "profile", "", "directory for CPU profiles of Parley")
 	return c
@@ -167,7 +174,8 @@ func (a *app) benchRow(r bench.Row) {
 		_ = a.print(r, "") // a broken pipe ends the next one, too
 		return
 	}
-	fmt.Fprintf(a.out, "%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput, round(r.Parley.P50), round(r.Parley.P99), round(r.Parley.CPU))
+	fmt.Fprintf(a.out, "%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput,
+		round(r.Parley.P50), round(r.Parley.P99), round(r.Parley.CPU))
 	if r.Floor != nil {
 		fmt.Fprintf(a.out, "   %10.0f %9s %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput,
 			round(r.Floor.P50), round(r.Floor.P99), round(r.Floor.CPU), r.Ratio, r.MedianRatio, r.CPURatio)

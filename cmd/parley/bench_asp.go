@@ -22,8 +22,10 @@ verification and one SHA-256 of the same bytes; the cost of a message at the beg
 and at the end of a long session, recorded in memory; and the offline verification of
 that session. The ratio compares CPU time, which other work on the machine disturbs
 least.`,
-		Example: "  parley bench asp\n  parley bench asp --messages 10000 --payload 4096\n  parley bench asp --transcript long.json && parley verify long.json",
-		Args:    cobra.NoArgs,
+		Example: `  parley bench asp
+  parley bench asp --messages 10000 --payload 4096
+  parley bench asp --transcript long.json && parley verify long.json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			steadyHeap()
 			if config.Messages < 100 {

@@ -70,7 +70,8 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 			return err
 		},
 	}
-	cmd.AddCommand(&cobra.Command{Use: "attackers", Hidden: true, Short: "The attackers of bench guests, which runs them", Args: cobra.NoArgs,
+	cmd.AddCommand(&cobra.Command{Use: "attackers", Hidden: true,
+		Short: "The attackers of bench guests, which runs them", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var c bench.GuestAttackers
 			if err := json.NewDecoder(cmd.InOrStdin()).Decode(&c); err != nil {
@@ -84,7 +85,8 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 		}})
 	f := cmd.Flags()
 	f.DurationVar(&c.Duration, "duration", time.Minute, "of the attack")
-	f.StringVar(&c.Dir, "dir", "", "directory for the hub's records: choose a real disk (default: the temporary directory)")
+	f.StringVar(&c.Dir, "dir", "", "directory for the hub's records: choose a real disk (default: the temporary "+
+		"directory)")
 	return cmd
 }
 

@@ -35,7 +35,8 @@ On disk an append returns after the sync.`,
 	f.StringSliceVar(&storage, "storage", []string{"disk"}, "memory, disk")
 	f.DurationVar(&c.Duration, "duration", 3*time.Second, "of each measurement, for journal and file each")
 	f.IntVar(&c.Payload, "payload", 1024, "bytes of a message; its record is larger")
-	f.StringVar(&c.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary directory)")
+	f.StringVar(&c.Dir, "dir", "", "directory for records on disk: choose a real disk (default: the temporary "+
+		"directory)")
 	f.BoolVar(&c.NoFloor, "no-floor", false, "measure only the journal")
 	return cmd
 }

@@ -35,7 +35,8 @@ and does nothing else. It needs Linux.`,
 			}
 			for _, pair := range c.Only {
 				if from, to, _ := strings.Cut(pair, "->"); !isProtocol(from) || !isProtocol(to) {
-					return usage("--only %q: want FROM->TO, each of them samvad, uagents, a2e, agh or asp; quote it, for shells take > for themselves", pair)
+					return usage("--only %q: want FROM->TO, each of them samvad, uagents, a2e, agh or asp; quote "+
+						"it, for shells take > for themselves", pair)
 				}
 			}
 			self, err := os.Executable()
@@ -44,14 +45,16 @@ and does nothing else. It needs Linux.`,
 			}
 			c.Hub, c.Floor = []string{self, "serve", "--log", "error"}, []string{self, "bench", "floor"}
 			if !a.json {
-				fmt.Fprintf(a.out, "%-18s %7s %7s %9s %10s %10s %6s\n", "pair", "storage", "agents", "messages", "cpu/msg", "floor", "ratio")
+				fmt.Fprintf(a.out, "%-18s %7s %7s %9s %10s %10s %6s\n", "pair", "storage", "agents", "messages",
+					"cpu/msg", "floor", "ratio")
 			}
 			return bench.Pairs(cmd.Context(), c, func(r bench.PairRow) {
 				if a.json {
 					_ = a.print(r, "") // a broken pipe ends the next one, too
 					return
 				}
-				fmt.Fprintf(a.out, "%-18s %7s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Storage, r.Agents, r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
+				fmt.Fprintf(a.out, "%-18s %7s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Storage, r.Agents,
+					r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
 			})
 		},
 	}
@@ -68,7 +71,8 @@ and does nothing else. It needs Linux.`,
 
 // benchFloorCommand is the process of an end's floor, which "bench pairs" starts.
 func (a *app) benchFloorCommand() *cobra.Command {
-	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it", Args: cobra.NoArgs,
+	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			steadyHeap()
 			return bench.Floor(cmd.Context(), os.Stdin, a.out)

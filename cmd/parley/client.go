@@ -60,9 +60,12 @@ func (a *app) hub() (*admin.Client, error) {
 		"`parley serve --data %[1]s`, or name the data directory of a running hub with --data", c.Data)}
 }
 
+// hubCommand is the work of a command at a running hub.
+type hubCommand func(ctx context.Context, hub *admin.Client, args []string) error
+
 // withHub makes the RunE of a command that needs a running hub. An error of the
 // hub gets its exit code and advice: see hubError.
-func (a *app) withHub(run func(ctx context.Context, hub *admin.Client, args []string) error) func(*cobra.Command, []string) error {
+func (a *app) withHub(run hubCommand) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		hub, err := a.hub()
 		if err != nil {
@@ -98,10 +101,11 @@ func (a *app) hubError(err error, where ...string) error {
 		return err
 	case errors.As(err, &away):
 		base := strings.TrimPrefix(away.Base, "http://")
-		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start a hub with `parley serve`, or name another one with --admin or --data", base, away.Err)}
+		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start a hub with `parley "+
+			"serve`, or name another one with --admin or --data", base, away.Err)}
 	case errors.Is(err, admin.ErrToken):
-		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to a token of that hub; "+
-			"on its machine unset %[1]s and name its data directory with --data", tokenEnv)}
+		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to a token of "+
+			"that hub; on its machine unset %[1]s and name its data directory with --data", tokenEnv)}
 	case errors.As(err, &e):
 		err := problemError(e.Code, e.Text, e.Ref)
 		if e.Code == "not_found" && len(where) > 0 {
@@ -119,7 +123,8 @@ func problemError(code parley.Code, text, ref string) error {
 		s += "\n        parley explain " + clean(ref)
 	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
 		s += "\n        set " + tokenEnv + " to a token with that role; on the hub's machine unset it"
-	} else if h := adviceFor(code); h != "" && code != parley.Malformed && !strings.HasPrefix(text, "the configuration ") &&
+	} else if h := adviceFor(code); h != "" && code != parley.Malformed &&
+		!strings.HasPrefix(text, "the configuration ") &&
 		!strings.HasPrefix(text, "keyring: ") {
 		s += "\n        " + h
 	}
@@ -256,7 +261,8 @@ func shown(m *admin.Message) string {
 }
 
 // group makes a command that holds others. Called without one of them it runs bare.
-func group(use, short, example string, bare func(*cobra.Command, []string) error, commands ...*cobra.Command) *cobra.Command {
+func group(use, short, example string, bare func(*cobra.Command, []string) error,
+	commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.NoArgs, RunE: bare}
 	c.AddCommand(commands...)
 	return c

@@ -60,7 +60,8 @@ func (a *app) completing(c *cobra.Command) {
 		a.completing(sub)
 	}
 	switch c.CommandPath() {
-	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume", "parley agents expose", "parley agents link",
+	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume",
+		"parley agents expose", "parley agents link",
 		"parley doctor", "parley listen", "parley keys enroll", "parley keys unenroll":
 		c.ValidArgsFunction = a.completeAgents
 	}

@@ -16,7 +16,9 @@ import (
 
 func (a *app) configCommand() *cobra.Command {
 	c := group("config", "Check the configuration, describe its keys, or reload it",
-		"  parley config check parley.toml\n  parley config describe listen\n  parley config reload", helps)
+		`  parley config check parley.toml
+  parley config describe listen
+  parley config reload`, helps)
 	c.AddCommand(&cobra.Command{
 		Use:     "check [FILE]",
 		Short:   "Check a configuration file",
@@ -154,7 +156,8 @@ standard ` + "`OTEL_`" + ` variables for traces.
 		if k.Default != "" {
 			def = "`" + k.Default + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", name, k.Type, def, reload, strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(k.Doc))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", name, k.Type, def, reload,
+			strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(k.Doc))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -36,7 +36,8 @@ func (a *app) conversationCommand() *cobra.Command {
 	var filter index.ConversationFilter
 	list := &cobra.Command{
 		Use: "list", Short: "List conversations, the one with the newest message first", Args: cobra.NoArgs,
-		Example: "  parley conversation list --agent weather --since 2h\n  parley conversation list --failed",
+		Example: `  parley conversation list --agent weather --since 2h
+  parley conversation list --failed`,
 		PreRunE: func(*cobra.Command, []string) (err error) {
 			filter, err = f.filter()
 			return err
@@ -51,7 +52,8 @@ func (a *app) conversationCommand() *cobra.Command {
 		Use: "show ID", Short: "Show the messages of a conversation and their deliveries", Args: cobra.ExactArgs(1),
 		Long: "Show the messages of a conversation and their deliveries, the oldest first. ID is its id,\n" +
 			"or the beginning of it: at least 8 digits, as many as no other conversation has.",
-		Example: "  parley conversation show 01a2b3c4\n  parley conversation show 01a2b3c4 --steps",
+		Example: `  parley conversation show 01a2b3c4
+  parley conversation show 01a2b3c4 --steps`,
 		PreRunE: func(_ *cobra.Command, args []string) error { return conversationID(args[0]) },
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			return a.conversationShow(ctx, hub, args[0], steps)
@@ -59,7 +61,10 @@ func (a *app) conversationCommand() *cobra.Command {
 	}
 	show.Flags().BoolVar(&steps, "steps", false, "show every step of every delivery")
 	return group("conversation", "List, show, export and verify conversations",
-		"  parley conversation\n  parley conversation show 01a2b3c4\n  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation verify deal.jsonl",
+		`  parley conversation
+  parley conversation show 01a2b3c4
+  parley conversation export 01a2b3c4 --out deal.jsonl
+  parley conversation verify deal.jsonl`,
 		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
 			return a.conversationList(ctx, hub, index.ConversationFilter{}, 50)
 		}),
@@ -70,7 +75,8 @@ func (a *app) conversationCommand() *cobra.Command {
 func conversationID(s string) error {
 	digits := strings.ReplaceAll(strings.ToLower(s), "-", "")
 	if len(digits) < 8 || len(digits) > 32 || strings.Trim(digits, "0123456789abcdef") != "" {
-		return usage("%q: want the id of a conversation, or at least its first 8 digits; `parley conversation` lists them", s)
+		return usage("%q: want the id of a conversation, or at least its first 8 digits; `parley conversation` "+
+			"lists them", s)
 	}
 	return nil
 }
@@ -83,8 +89,10 @@ type conversationFlags struct {
 
 func (f *conversationFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.agent, "agent", "", "only conversations of this agent")
-	c.Flags().StringVar(&f.since, "since", "", "only those with a message since this time; or a duration back from now (2h)")
-	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older than this time; or a duration back from now (2h)")
+	c.Flags().StringVar(&f.since, "since", "", "only those with a message since this time; or a duration back from "+
+		"now (2h)")
+	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older than this time; or a "+
+		"duration back from now (2h)")
 	c.Flags().BoolVar(&f.open, "open", false, "only those with an open delivery")
 	c.Flags().BoolVar(&f.failed, "failed", false, "only those with a message that failed")
 	c.Flags().IntVar(&f.limit, "limit", 50, "at most this many; 0 means all")
@@ -102,7 +110,8 @@ func (f conversationFlags) filter() (out index.ConversationFilter, err error) {
 	return out, err
 }
 
-func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter index.ConversationFilter, limit int) error {
+func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter index.ConversationFilter,
+	limit int) error {
 	none := "no conversations"
 	if filter != (index.ConversationFilter{}) {
 		none = "no conversations match the flags"
@@ -155,7 +164,8 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 		return a.print(v, "")
 	}
 	fmt.Fprintf(a.out, "conversation %s\nagents       %s\n", v.ID, short(strings.Join(v.Agents, ", "), 400))
-	fmt.Fprintf(a.out, "time         %s to %s\nmessages     %d, %d failed; %s not settled\n\n", stamp(v.First), stamp(v.Last), v.Messages, v.Failed, plural(v.Open, "delivery", "deliveries"))
+	fmt.Fprintf(a.out, "time         %s to %s\nmessages     %d, %d failed; %s not settled\n\n", stamp(v.First),
+		stamp(v.Last), v.Messages, v.Failed, plural(v.Open, "delivery", "deliveries"))
 	for {
 		if err := a.timeline(v.History, steps); err != nil {
 			return err
@@ -273,7 +283,8 @@ func remarks(m *admin.Summary, steps bool) []string {
 	for _, d := range m.Deliveries {
 		to := short(d.To, 40)
 		if d.Error != nil && d.State != parley.Answered {
-			out = append(out, fmt.Sprintf("to %s: %s after %s: %s: %s", to, d.State, plural(d.Attempts, "attempt", "attempts"), d.Error.Code, short(d.Error.Text, 200)))
+			out = append(out, fmt.Sprintf("to %s: %s after %s: %s: %s", to, d.State,
+				plural(d.Attempts, "attempt", "attempts"), d.Error.Code, short(d.Error.Text, 200)))
 		}
 		if d.State == parley.Waiting && !d.Next.IsZero() {
 			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, clock(d.Next)))
@@ -311,7 +322,9 @@ line, each with the hash of the line before; the hub signs the last one. The for
 asp is the transcript of the conversation's ASP session: each message as its agent
 signed and linked it, the agents' cards, and the hub's signature over all. Without
 --format a conversation of ASP agents is written as asp, all others as hub.`,
-		Example: "  parley conversation export 01a2b3c4 --out deal.jsonl\n  parley conversation export 01a2b3c4 --digests > deal.jsonl\n  parley conversation export 01a2b3c4 --format asp --out session.json",
+		Example: `  parley conversation export 01a2b3c4 --out deal.jsonl
+  parley conversation export 01a2b3c4 --digests > deal.jsonl
+  parley conversation export 01a2b3c4 --format asp --out session.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := conversationID(args[0]); err != nil {
 				return err
@@ -354,7 +367,8 @@ signed and linked it, the agents' cards, and the hub's signature over all. Witho
 		},
 	}
 	c.Flags().StringVar(&out, "out", "", "file to write (default: the standard output)")
-	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: asp if the conversation is one, else hub)")
+	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: asp if "+
+		"the conversation is one, else hub)")
 	c.Flags().BoolVar(&digests, "digests", false, "write digests in place of the content")
 	return c
 }
@@ -396,21 +410,26 @@ func exported(ctx context.Context, f io.Reader) (told map[string]any, text strin
 		if err != nil {
 			return nil, "", fmt.Errorf("the hub sent no complete transcript: %w\n        export it again", err)
 		}
-		text := fmt.Sprintf("ASP session %s: %s in %s", report.SessionID, plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records"))
+		text := fmt.Sprintf("ASP session %s: %s in %s", report.SessionID,
+			plural(int(report.Messages), "message", "messages"), plural(int(report.Records), "record", "records"))
 		if report.Erased > 0 {
 			text += fmt.Sprintf(", the content of %d erased", report.Erased)
 		}
-		return map[string]any{"format": "asp", "sessionId": report.SessionID, "records": report.Records, "messages": report.Messages, "erased": report.Erased}, text, nil
+		return map[string]any{"format": "asp", "sessionId": report.SessionID, "records": report.Records,
+			"messages": report.Messages, "erased": report.Erased}, text, nil
 	}
 	report, err := admin.VerifyExport(in, nil)
 	if err != nil {
 		return nil, "", err
 	}
 	if !report.OK() {
-		return nil, "", fmt.Errorf("the hub sent no complete export: %s\n        export it again", strings.Join(report.Problems, "; "))
+		return nil, "", fmt.Errorf("the hub sent no complete export: %s\n        export it again",
+			strings.Join(report.Problems, "; "))
 	}
-	return map[string]any{"format": "hub", "conversation": report.Header.Conversation, "records": report.Records, "messages": report.Messages},
-		fmt.Sprintf("conversation %s: %s in %s", report.Header.Conversation, plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records")), nil
+	return map[string]any{"format": "hub", "conversation": report.Header.Conversation, "records": report.Records,
+			"messages": report.Messages},
+		fmt.Sprintf("conversation %s: %s in %s", report.Header.Conversation,
+			plural(report.Messages, "message", "messages"), plural(report.Records, "record", "records")), nil
 }
 
 // verification is the result of `conversation verify`.
@@ -426,8 +445,8 @@ type verification struct {
 	Records      int              `json:"records"`
 	Messages     int              `json:"messages"`
 	Verified     int              `json:"verified"`           // messages whose own signature was verified again
-	Attested     int              `json:"attested"`           // messages whose signature holds, but whose token was replaced
-	Unverified   []unverifiedKind `json:"unverified"`         // messages whose signature could not be verified again, by reason
+	Attested     int              `json:"attested"`           // messages whose signature holds, with a replaced token
+	Unverified   []unverifiedKind `json:"unverified"`         // messages without a verified signature, by reason
 	Problems     []string         `json:"problems,omitempty"` // none: the file is as the hub wrote it
 }
 
@@ -455,7 +474,8 @@ For the rest of the body only the hub vouches.
 
 The file cannot prove that the key in it is the hub's: give the hub's key with --key
 (` + "`parley keys list`" + ` at the hub shows it).`,
-		Example: "  parley conversation verify deal.jsonl --key BASE64\n  parley conversation verify - < deal.jsonl",
+		Example: `  parley conversation verify deal.jsonl --key BASE64
+  parley conversation verify - < deal.jsonl`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var keys []string
 			if key != "" {
@@ -468,7 +488,8 @@ The file cannot prove that the key in it is the hub's: give the hub's key with -
 		},
 	}
 	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed with it")
-	c.Flags().StringArrayVar(&paths, "path", nil, "the path to which SAMVAD messages were sent, if a proxy changed it; may be repeated")
+	c.Flags().StringArrayVar(&paths, "path", nil, "the path to which SAMVAD messages were sent, if a proxy changed "+
+		"it; may be repeated")
 	return c
 }
 
@@ -511,7 +532,8 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 	v.Records, v.Messages = report.Records, report.Messages
 	v.Verified, v.Attested, v.Unverified = again.verified, again.attested, again.list()
 	if h := report.Header; h != nil {
-		v.Hub, v.Conversation, v.Exported, v.KeyID, v.Key = h.Hub, h.Conversation.String(), &h.Exported, h.KeyID, base64.StdEncoding.EncodeToString(h.Key)
+		v.Hub, v.Conversation, v.Exported = h.Hub, h.Conversation.String(), &h.Exported
+		v.KeyID, v.Key = h.KeyID, base64.StdEncoding.EncodeToString(h.Key)
 		if v.KeyGiven = key != ""; v.KeyGiven && !sameKey(key, h) {
 			v.Problems = append(v.Problems, "the file is signed by the key "+v.Key+", not by the one of --key")
 			v.KeyGiven = false
@@ -533,7 +555,8 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 
 // sameKey compares the given key with the key in the file.
 func sameKey(given string, h *admin.ExportHeader) bool {
-	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("-", "+", "_", "/").Replace(given), "="))
+	b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("-", "+", "_",
+		"/").Replace(given), "="))
 	return err == nil && bytes.Equal(b, h.Key)
 }
 
@@ -544,7 +567,8 @@ func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
 		return in, func() {}
 	}
 	bar := progressbar.NewOptions64(size, progressbar.OptionSetWriter(f), progressbar.OptionSetDescription("verifying"),
-		progressbar.OptionShowBytes(true), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
+		progressbar.OptionShowBytes(true), progressbar.OptionClearOnFinish(),
+		progressbar.OptionThrottle(100*time.Millisecond))
 	r := progressbar.NewReader(in, bar)
 	return &r, func() {
 		// A bar that cannot be drawn harms nothing.
@@ -583,7 +607,8 @@ func (a *app) showVerification(v *verification) {
 	case v.OK && v.KeyGiven:
 		fmt.Fprintln(a.out, "\nThe file is as the hub wrote it.")
 	case v.OK:
-		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or give the hub's with --key.")
+		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or "+
+			"give the hub's with --key.")
 	default:
 		fmt.Fprintln(a.out, "\nThe file is NOT as the hub wrote it.")
 	}
@@ -635,7 +660,8 @@ func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord,
 	}
 	switch reason, err := again(ctx, m, base); {
 	case err != nil:
-		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v", line, m.ID, err))
+		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v", line,
+			m.ID, err))
 	case reason != "":
 		v.not(reason)
 	case tokenReplaced(m):
@@ -704,7 +730,8 @@ func (v *resigned) asp(ctx context.Context, m *admin.ExportMessage, _ string) (r
 	if len(o.Raw) > 0 && o.Raw[0]&0x80 != 0 { // a map of MessagePack, never the beginning of JSON
 		form = asp.MessagePack
 	}
-	_, err = (&asp.Verifier{Keys: card, Now: func() time.Time { return o.Received }}).Verify(ctx, o.Raw, asp.Transport{Format: form, Agent: o.Peer})
+	_, err = (&asp.Verifier{Keys: card, Now: func() time.Time { return o.Received }}).Verify(ctx, o.Raw,
+		asp.Transport{Format: form, Agent: o.Peer})
 	return "", err
 }
 
@@ -718,21 +745,24 @@ func (v *resigned) uagents(_ context.Context, m *admin.ExportMessage, _ string) 
 		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
 	}
 	// The signature does not depend on what else the hub tolerates.
-	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true, AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
+	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true,
+		AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
 	_, err = lenient.Check(e)
 	return "", err
 }
 
 // agh verifies the proof of an AGH message: the sender's handle names its key.
 func (v *resigned) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
-	got, err := (&agh.Verifier{Trust: true, Lenient: true, Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
+	got, err := (&agh.Verifier{Trust: true, Lenient: true,
+		Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
 	switch {
 	case err != nil:
 		return "", err
 	case !got.Verdict.Verified:
 		return "", errors.New("it has no proof")
 	case got.Envelope.WorkspaceID+"/"+got.Envelope.From != m.Origin.Peer:
-		return "", fmt.Errorf("it is from %s/%s, the record says %s", got.Envelope.WorkspaceID, got.Envelope.From, m.Origin.Peer)
+		return "", fmt.Errorf("it is from %s/%s, the record says %s", got.Envelope.WorkspaceID, got.Envelope.From,
+			m.Origin.Peer)
 	}
 	return "", nil
 }

@@ -36,7 +36,9 @@ func (a *app) deadCommand() *cobra.Command {
 	}
 	show.Flags().StringVar(&to, "to", "", "recipient, if the message has several")
 	return group("dead", "List, retry and drop messages that could not be delivered",
-		"  parley dead\n  parley dead retry 01a2b3c4-…\n  parley dead drop --to weather --dry-run",
+		`  parley dead
+  parley dead retry 01a2b3c4-…
+  parley dead drop --to weather --dry-run`,
 		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
 			return a.deadList(ctx, hub, admin.DeadFilter{})
 		}), list, show,
@@ -58,7 +60,8 @@ func (f *deadFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.from, "from", "", "only dead letters from this agent")
 	c.Flags().StringVar(&f.code, "code", "", "only those with this error code, e.g. timed_out")
 	c.Flags().StringVar(&f.since, "since", "", "only those given up since this time; or a duration back from now (2h)")
-	c.Flags().StringVar(&f.before, "before", "", "only those given up before this time; or a duration back from now (2h)")
+	c.Flags().StringVar(&f.before, "before", "", "only those given up before this time; or a duration back from now "+
+		"(2h)")
 	c.Flags().IntVar(&f.limit, "limit", 0, "at most this many (default: all, up to 10,000)")
 }
 
@@ -123,8 +126,10 @@ func (a *app) deadShow(cmd *cobra.Command, args []string, to string) error {
 	if a.json {
 		return a.print(d, "")
 	}
-	fmt.Fprintf(a.out, "message      %s\nfrom         %s\nto           %s\nkind         %s\nconversation %s\ngiven up     %s after %s\nreason       %s: %s\n",
-		d.Message, clean(d.From), clean(d.To), d.Kind, d.Conversation, stamp(d.Changed), plural(d.Attempts, "attempt", "attempts"), d.Reason.Code, clean(d.Reason.Text))
+	fmt.Fprintf(a.out, "message      %s\nfrom         %s\nto           %s\nkind         %s\nconversation %s\ngiven "+
+		"up     %s after %s\nreason       %s: %s\n",
+		d.Message, clean(d.From), clean(d.To), d.Kind, d.Conversation, stamp(d.Changed),
+		plural(d.Attempts, "attempt", "attempts"), d.Reason.Code, clean(d.Reason.Text))
 	if h := adviceFor(d.Reason.Code); h != "" {
 		fmt.Fprintf(a.out, "advice       %s\n", h)
 	}
@@ -145,8 +150,11 @@ func (a *app) deadChange(use, text string,
 	done := map[string]string{"retry": "queued again", "drop": "dropped"}[use]
 	c := &cobra.Command{
 		Use: use + " [ID]", Short: text, Args: cobra.MaximumNArgs(1),
-		Long:    text + ".\n\nName one by its id, or several with --to, --from, --code, --since, --before or --all.\n--dry-run only counts them.",
-		Example: fmt.Sprintf("  parley dead %[1]s 01a2b3c4-…\n  parley dead %[1]s --to weather --since 2h --dry-run\n  parley dead %[1]s --all", use),
+		Long: text + ".\n\nName one by its id, or several with --to, --from, --code, --since, --before or " +
+			"--all.\n--dry-run only counts them.",
+		Example: fmt.Sprintf(`  parley dead %[1]s 01a2b3c4-…
+  parley dead %[1]s --to weather --since 2h --dry-run
+  parley dead %[1]s --all`, use),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if b.Filter, err = f.filter(); err != nil {
@@ -180,7 +188,8 @@ func (a *app) deadChange(use, text string,
 	return c
 }
 
-func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk, all func(*admin.Client, context.Context, admin.Bulk) (admin.BulkResult, error)) error {
+func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk,
+	all func(*admin.Client, context.Context, admin.Bulk) (admin.BulkResult, error)) error {
 	f := b.Filter
 	f.Limit = 0
 	if f == (admin.DeadFilter{}) && !b.All {
@@ -204,7 +213,8 @@ func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk, all f
 		fmt.Fprintf(a.out, "%s %s\n", plural(r.Done, "dead letter is", "dead letters are"), done)
 	}
 	if failed := r.Matched - r.Done; failed > 0 && !r.DryRun {
-		return &exitError{exitFailed, fmt.Errorf("%s could not be changed:\n        %s", plural(failed, "dead letter", "dead letters"), clean(strings.Join(r.Failed, "\n        ")))}
+		return &exitError{exitFailed, fmt.Errorf("%s could not be changed:\n        %s",
+			plural(failed, "dead letter", "dead letters"), clean(strings.Join(r.Failed, "\n        ")))}
 	}
 	return nil
 }

@@ -20,15 +20,17 @@ got: the header Parley-Ref, or the ref of an error. The output lists the checks 
 message passed, the one that it failed, and what to do. For the id of a MESSAGE, it shows
 the sender, the proof of the sender, and for each recipient the state of the delivery and
 what the translation into its protocol lost.`,
-		Example: "  parley explain k5zq4w2xmd7bvchy\n  parley explain 018f8fad-5bd9-7b46-8f16-570867728950",
-		Args:    cobra.ExactArgs(1),
+		Example: `  parley explain k5zq4w2xmd7bvchy
+  parley explain 018f8fad-5bd9-7b46-8f16-570867728950`,
+		Args: cobra.ExactArgs(1),
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			if _, err := parley.ParseID(args[0]); err == nil {
 				return a.explainMessage(ctx, hub, args[0])
 			}
 			r, err := hub.Refusal(ctx, args[0])
 			if err != nil {
-				return a.hubError(err, "`parley refused` lists them", "for a message give its whole id: `parley conversation show` has it")
+				return a.hubError(err, "`parley refused` lists them",
+					"for a message give its whole id: `parley conversation show` has it")
 			}
 			if a.json {
 				return a.print(struct {
@@ -113,23 +115,33 @@ func (a *app) explain(r admin.Refusal) {
 
 // steps is the advice for a failed check, by protocol and step.
 var steps = map[string]string{
-	"samvad transport":  "send a POST with Content-Type: application/json, uncompressed, to the agent's /agent/message, /agent/task or /agent/stream",
-	"samvad envelope":   "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
-	"samvad recipient":  "set \"to\" to the id in the card of the agent at that URL; a card that was fetched elsewhere or long ago has another",
-	"samvad freshness":  "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each message when it is sent, not before",
-	"samvad replay":     "make a new nonce for every message, repeats included",
-	"samvad headers":    "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and created; `parley inspect` shows what is missing",
-	"samvad digest":     "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library changed the body after it was signed",
-	"samvad key":        "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add NAME --id agent://… --key BASE64` if it is new here",
-	"samvad signature":  "sign with the private key that belongs to the enrolled public key, over the path that is requested; `parley inspect` shows the bytes that must be signed",
+	"samvad transport": "send a POST with Content-Type: application/json, uncompressed, to the agent's " +
+		"/agent/message, /agent/task or /agent/stream",
+	"samvad envelope": "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
+	"samvad recipient": "set \"to\" to the id in the card of the agent at that URL; a card that was fetched " +
+		"elsewhere or long ago has another",
+	"samvad freshness": "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each " +
+		"message when it is sent, not before",
+	"samvad replay": "make a new nonce for every message, repeats included",
+	"samvad headers": "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and " +
+		"created; `parley inspect` shows what is missing",
+	"samvad digest": "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library " +
+		"changed the body after it was signed",
+	"samvad key": "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add " +
+		"NAME --id agent://… --key BASE64` if it is new here",
+	"samvad signature": "sign with the private key that belongs to the enrolled public key, over the path that is " +
+		"requested; `parley inspect` shows the bytes that must be signed",
 	"samvad limits":     "send more slowly, or raise limits.sender_rate",
 	"samvad delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
-	"samvad injection":  "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch off the scan for this skill",
-	"samvad skill":      "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
-	"samvad trust":      "the skill is for trusted peers, or wants a token: let the agent's operator add the sender to allowedPeers",
-	"samvad callback":   "use an https callback URL at a public address, or add its network to network.allow",
-	"samvad payload":    "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
-	"a2e handshake":     "give the agent a token that the hub knows, as auth_token: the one that `parley agents add NAME --a2e new` printed, or that of its token_file",
+	"samvad injection": "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch " +
+		"off the scan for this skill",
+	"samvad skill": "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
+	"samvad trust": "the skill is for trusted peers, or wants a token: let the agent's operator add the sender " +
+		"to allowedPeers",
+	"samvad callback": "use an https callback URL at a public address, or add its network to network.allow",
+	"samvad payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
+	"a2e handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
+		"NAME --a2e new` printed, or that of its token_file",
 	"api token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
 		"; the hub reads a new line there at its next start or `parley config reload`",
 	"api origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
@@ -143,21 +155,22 @@ var codes = map[parley.Code]string{
 	parley.Stale:           "set the sender's clock (NTP), and sign each message when it is sent",
 	parley.Replayed:        "the hub has this message already; send a new one with a new nonce or id",
 	parley.Forbidden:       "let an [[allow]] rule of the configuration permit this sender to call this agent",
-	parley.UnknownAgent:    "`parley agents` lists the agents; an agent in the list may not be exposed in the sender's protocol: `parley agents expose NAME PROTOCOL`",
-	parley.UnknownSkill:    "`parley agents show NAME` lists the agent's skills",
-	parley.InvalidContent:  "make the content fit the skill's schema, which the error shows",
-	parley.Unsupported:     "the recipient's protocol cannot carry this; send it in another form",
-	parley.RateLimited:     "send more slowly, or raise limits.sender_rate",
-	parley.Loop:            "two hubs route to each other: remove one of the routes",
-	parley.Conflict:        "another message or action changed the state first; look at it and try again",
-	parley.Unavailable:     "try again; `parley agents show NAME` shows whether the agent is paused or has no address",
-	parley.NoSpace:         "free space on the disk of the data directory; the hub then continues by itself",
-	parley.TimedOut:        "wait longer (--wait); `parley doctor NAME` checks whether the agent can be reached",
-	parley.Cancelled:       "the sender cancelled it",
-	parley.Rejected:        "the recipient refused it: its text has the reason",
-	parley.HandlerFailed:   "the recipient failed while working on it: its own log has the cause",
-	parley.OutcomeUnknown:  "the recipient may have received it; check there before you retry: `parley dead`",
-	parley.Internal:        "the hub's log has the cause; if it is a fault of Parley, report it with this output",
+	parley.UnknownAgent: "`parley agents` lists the agents; an agent in the list may not be exposed in the " +
+		"sender's protocol: `parley agents expose NAME PROTOCOL`",
+	parley.UnknownSkill:   "`parley agents show NAME` lists the agent's skills",
+	parley.InvalidContent: "make the content fit the skill's schema, which the error shows",
+	parley.Unsupported:    "the recipient's protocol cannot carry this; send it in another form",
+	parley.RateLimited:    "send more slowly, or raise limits.sender_rate",
+	parley.Loop:           "two hubs route to each other: remove one of the routes",
+	parley.Conflict:       "another message or action changed the state first; look at it and try again",
+	parley.Unavailable:    "try again; `parley agents show NAME` shows whether the agent is paused or has no address",
+	parley.NoSpace:        "free space on the disk of the data directory; the hub then continues by itself",
+	parley.TimedOut:       "wait longer (--wait); `parley doctor NAME` checks whether the agent can be reached",
+	parley.Cancelled:      "the sender cancelled it",
+	parley.Rejected:       "the recipient refused it: its text has the reason",
+	parley.HandlerFailed:  "the recipient failed while working on it: its own log has the cause",
+	parley.OutcomeUnknown: "the recipient may have received it; check there before you retry: `parley dead`",
+	parley.Internal:       "the hub's log has the cause; if it is a fault of Parley, report it with this output",
 }
 
 func adviceFor(c parley.Code) string { return codes[c] }

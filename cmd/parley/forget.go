@@ -48,7 +48,8 @@ first. Earlier backups keep the content.`,
 			return a.forget(cmd.Context(), f)
 		},
 	}
-	c.Flags().StringVar(&f.Conversation, "conversation", "", "erase this conversation: its id, or at least the first 8 digits")
+	c.Flags().StringVar(&f.Conversation, "conversation", "",
+		"erase this conversation: its id, or at least the first 8 digits")
 	c.Flags().StringVar(&f.Reason, "reason", "", "reason for the record of the erasure and the audit trail")
 	c.Flags().BoolVar(&f.DryRun, "dry-run", false, "only count the messages")
 	c.Flags().BoolVar(&list, "list", false, "list the erasures, by commands and by retention")
@@ -68,13 +69,15 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	if r.DryRun {
 		done = "would be erased"
 	}
-	if err := a.print(r, "%s %s: the content of %s %s\n", r.What, clean(r.Name), plural(int(r.Erased), "message", "messages"), done); err != nil {
+	if err := a.print(r, "%s %s: the content of %s %s\n", r.What, clean(r.Name),
+		plural(int(r.Erased), "message", "messages"), done); err != nil {
 		return err
 	}
 	switch {
 	case r.Kept() > 0:
 	case r.Erased == 0 && !a.json:
-		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists the conversations and their agents")
+		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists the conversations and "+
+			"their agents")
 		return err
 	default:
 		return nil
@@ -83,7 +86,8 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	for _, x := range []struct {
 		n    uint64
 		what string
-	}{{r.Undelivered, "not delivered yet"}, {r.Dead, "dead letters (parley dead drop gives them up)"}, {r.Ongoing, "of open sessions"}} {
+	}{{r.Undelivered, "not delivered yet"}, {r.Dead, "dead letters (parley dead drop gives them up)"},
+		{r.Ongoing, "of open sessions"}} {
 		if x.n > 0 {
 			left += fmt.Sprintf("\n        %d %s", x.n, x.what)
 		}

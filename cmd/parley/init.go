@@ -26,8 +26,9 @@ func (a *app) initCommand() *cobra.Command {
 		Long: `Prepare a directory for a hub (default: the current one): make a configuration file
 that explains every key, a data directory with the hub's keys, and a first admin token,
 which is shown once. Existing files stay as they are: a second run changes nothing.`,
-		Example: "  parley init\n  parley init /etc/parley --data /var/lib/parley",
-		Args:    cobra.MaximumNArgs(1),
+		Example: `  parley init
+  parley init /etc/parley --data /var/lib/parley`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			dir := "."
 			if len(args) == 1 {
@@ -83,7 +84,8 @@ func (a *app) init(dir string) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		if err := writeNew(path, []byte(node.Template(map[string]string{"data": inFile, "listen.http": "127.0.0.1:8080", "listen.admin": defaultAdmin}))); err != nil {
+		if err := writeNew(path, []byte(node.Template(map[string]string{"data": inFile, "listen.http": "127.0.0.1:8080",
+			"listen.admin": defaultAdmin}))); err != nil {
 			return err
 		}
 	}
@@ -106,7 +108,8 @@ func (a *app) init(dir string) error {
 		if err != nil {
 			return err
 		}
-		_, err = ring.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519, By: "parley init"})
+		_, err = ring.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519,
+			By: "parley init"})
 		if err := errors.Join(err, ring.Close()); err != nil {
 			return err
 		}
@@ -191,7 +194,8 @@ func abs(path string) string {
 // shellWord quotes a path for a shell where it needs that.
 func shellWord(s string) string {
 	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-/+=:@%", r))
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("._-/+=:@%", r))
 	}) {
 		return s
 	}

@@ -46,7 +46,8 @@ func (a *app) journalFile(keyFile string) (*node.Journal, error) {
 func journalError(data string, err error) error {
 	switch {
 	case errors.Is(err, journal.ErrLocked):
-		err = fmt.Errorf("%w\n        stop the hub first; \"parley backup FILE --verify\" reads the journal of a running hub", err)
+		err = fmt.Errorf("%w\n        stop the hub first; \"parley backup FILE --verify\" reads the journal of a "+
+			"running hub", err)
 	case errors.Is(err, fs.ErrNotExist):
 		return usage("there is no journal in %s; name the hub's data directory with --data", data)
 	case errors.Is(err, journal.ErrKey):
@@ -83,14 +84,14 @@ nothing. The exit code is 1 if there is damage.`,
 			if len(damage) == 0 {
 				return a.print(r, "%s: %s, no damage\n", j.Data, plural(int(records), "record", "records"))
 			}
-			if err := a.print(r, "%s: %s\n%s\n\nnext: parley journal salvage FILE saves the rest; or restore a backup\n",
+			if err := a.print(r, "%s: %s\n%s\n\nnext: `parley journal salvage FILE`, or restore a backup\n",
 				j.Data, plural(len(damage), "damaged place", "damaged places"), lines(damage)); err != nil {
 				return err
 			}
 			return &exitError{exitFailed, nil}
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
+	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)
 	return c
 }
 
@@ -101,10 +102,10 @@ func (a *app) journalSalvageCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "salvage FILE",
 		Short: "Save the readable part of a damaged journal to a backup",
-		Long: `Save the readable part of a stopped hub's damaged journal, with the hub's keys and tokens, to a backup, and
-list the lost rest. The journal stays as it is: the command works on a copy in the data directory, which
-needs three times the journal's size of free space. "parley restore FILE" makes a data directory from the
-backup. The backup of an encrypted journal is encrypted with the same key.`,
+		Long: `Save the readable part of a stopped hub's damaged journal, with the hub's keys and tokens, to a
+backup, and list the lost rest. The journal stays as it is: the command works on a copy in the data
+directory, which needs free space of three times the journal's size. "parley restore FILE" makes a data
+directory from the backup. The backup of an encrypted journal is encrypted with the same key.`,
 		Example: `  parley journal salvage saved.backup
   parley restore saved.backup --data ./saved`,
 		Args: cobra.ExactArgs(1),
@@ -136,6 +137,6 @@ backup. The backup of an encrypted journal is encrypted with the same key.`,
 			return a.print(v, "%s: %s\n%s\n\nnext: parley restore %[1]s --data ./saved\n", file, v.held(), lost)
 		},
 	}
-	c.Flags().StringVar(&keyFile, "key-file", "", "file with the key of an encrypted journal (default: engine.key_file)")
+	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)
 	return c
 }

@@ -21,9 +21,12 @@ import (
 
 func (a *app) keysCommand() *cobra.Command {
 	return group("keys", "Make, list and enrol keys",
-		"  parley keys\n  parley keys new --protocol samvad --id agent://me --out me.json\n  parley keys enroll weather --key BASE64",
+		`  parley keys
+  parley keys new --protocol samvad --id agent://me --out me.json
+  parley keys enroll weather --key BASE64`,
 		func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
-		a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(), a.keysUnenroll(), a.keysRotate(), a.keysPassphrase(), a.keysExport(),
+		a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(), a.keysUnenroll(),
+		a.keysRotate(), a.keysPassphrase(), a.keysExport(),
 		a.keysUAgents(), a.keysASP())
 }
 
@@ -34,7 +37,8 @@ func (a *app) ring() (*keyring.Ring, error) {
 		return nil, err
 	}
 	if c.Engine.URL != "" {
-		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        start one of its hubs, and name its admin listener with --admin")}
+		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        start " +
+			"one of its hubs, and name its admin listener with --admin")}
 	}
 	dir := filepath.Join(c.Data, "keys")
 	exists, err := keyring.Exists(dir)
@@ -42,7 +46,8 @@ func (a *app) ring() (*keyring.Ring, error) {
 		return nil, err
 	}
 	if !exists {
-		return nil, &exitError{exitFailed, fmt.Errorf("no keyring in %s\n        `parley serve --data %[1]s` makes one at its first start; name another directory with --data", c.Data)}
+		return nil, &exitError{exitFailed, fmt.Errorf("no keyring in %s\n        `parley serve --data %[1]s` makes "+
+			"one at its first start; name another directory with --data", c.Data)}
 	}
 	passphrase, err := a.passphrase()
 	if err != nil {
@@ -120,7 +125,8 @@ func (a *app) secretKeeper(ctx context.Context) (keeper, error) {
 func keepsSecret(base string) error {
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme != "https" && !onThisMachine(u.Hostname()) {
-		return usage("the secret would travel to %s in clear text\n        run this on the hub's machine, or name an https address with --admin",
+		return usage("the secret would travel to %s in clear text\n        run this on the hub's machine, or name "+
+			"an https address with --admin",
 			base)
 	}
 	return nil
@@ -140,8 +146,9 @@ func (f keyFile) NewKey(_ context.Context, n admin.NewKey) (keyring.Key, error) 
 func (f keyFile) Enroll(_ context.Context, e admin.Enrolment) error {
 	k, err := samvad.ParseKey(e.PublicKey)
 	if err == nil {
-		_, err = f.r.Enroll(keyring.Enrolled{Agent: e.Agent, Purpose: e.Protocol, KeyID: e.KeyID, Algorithm: keyring.Ed25519,
-			Public: k.Public, By: "keys enroll", Note: e.ID})
+		_, err = f.r.Enroll(keyring.Enrolled{Agent: e.Agent, Purpose: e.Protocol, KeyID: e.KeyID,
+			Algorithm: keyring.Ed25519,
+			Public:    k.Public, By: "keys enroll", Note: e.ID})
 	}
 	return err
 }
@@ -197,10 +204,12 @@ func (a *app) keysList(ctx context.Context) error {
 	}
 	var rows [][]string
 	for _, v := range k.Own {
-		rows = append(rows, []string{"own", v.Owner, v.Purpose, v.ID, keyring.Fingerprint(v.Algorithm, v.Public), string(v.State), stamp(v.Created), stamp(v.Used), v.By})
+		rows = append(rows, []string{"own", v.Owner, v.Purpose, v.ID, keyring.Fingerprint(v.Algorithm, v.Public),
+			string(v.State), stamp(v.Created), stamp(v.Used), v.By})
 	}
 	for _, v := range k.Enrolled {
-		rows = append(rows, []string{"enrolled", v.Agent, v.Purpose, v.KeyID, keyring.Fingerprint(v.Algorithm, v.Public), "trusted", stamp(v.Created), "", v.By})
+		rows = append(rows, []string{"enrolled", v.Agent, v.Purpose, v.KeyID,
+			keyring.Fingerprint(v.Algorithm, v.Public), "trusted", stamp(v.Created), "", v.By})
 	}
 	if len(rows) == 0 {
 		return a.print(nil, "no keys yet\n")
@@ -233,28 +242,49 @@ func (a *app) keysShow() *cobra.Command {
 				return err
 			}
 			own, enrolled := find(k, args[0], "")
+			line := a.labels(12)
 			switch {
+			case own != nil && a.json:
+				return a.print(own, "")
 			case own != nil:
-				until := ""
-				switch {
-				case own.State == keyring.Next:
-					until = "; signs from " + stamp(own.Turn)
-				case !own.Turn.IsZero():
-					until = "; signs until " + stamp(own.Turn) + ", withdrawn at " + stamp(own.Until)
-				case !own.Until.IsZero():
-					until = " until " + stamp(own.Until)
-				}
-				return a.print(own, "id           %s\nof           %s for %s\nstate        %s%s\nmade         %s by %s\nlast used    %s\nalgorithm    %s\npublic key   %s\nfingerprint  %s\n",
-					own.ID, own.Owner, own.Purpose, own.State, until, stamp(own.Created), own.By, stamp(own.Used), own.Algorithm,
-					base64.StdEncoding.EncodeToString(own.Public), keyring.Fingerprint(own.Algorithm, own.Public))
+				line("id", own.ID)
+				line("of", own.Owner+" for "+own.Purpose)
+				line("state", string(own.State)+validity(own))
+				line("made", stamp(own.Created)+" by "+own.By)
+				line("last used", stamp(own.Used))
+				showPublic(line, own.Algorithm, own.Public)
+			case enrolled != nil && a.json:
+				return a.print(enrolled, "")
 			case enrolled != nil:
-				return a.print(enrolled, "id           %s\nof           %s for %s\nenrolled     %s by %s\nalgorithm    %s\npublic key   %s\nfingerprint  %s\n",
-					enrolled.KeyID, enrolled.Agent, enrolled.Purpose, stamp(enrolled.Created), clean(enrolled.By), enrolled.Algorithm,
-					base64.StdEncoding.EncodeToString(enrolled.Public), keyring.Fingerprint(enrolled.Algorithm, enrolled.Public))
+				line("id", enrolled.KeyID)
+				line("of", enrolled.Agent+" for "+enrolled.Purpose)
+				line("enrolled", stamp(enrolled.Created)+" by "+enrolled.By)
+				showPublic(line, enrolled.Algorithm, enrolled.Public)
+			default:
+				return noKey(args[0])
 			}
-			return noKey(args[0])
+			return nil
 		},
 	}
+}
+
+// validity tells until when a key of the hub signs and is published.
+func validity(k *keyring.Key) string {
+	switch {
+	case k.State == keyring.Next:
+		return "; signs from " + stamp(k.Turn)
+	case !k.Turn.IsZero():
+		return "; signs until " + stamp(k.Turn) + ", withdrawn at " + stamp(k.Until)
+	case !k.Until.IsZero():
+		return " until " + stamp(k.Until)
+	}
+	return ""
+}
+
+func showPublic(line func(label, text string), algorithm keyring.Algorithm, public []byte) {
+	line("algorithm", string(algorithm))
+	line("public key", base64.StdEncoding.EncodeToString(public))
+	line("fingerprint", keyring.Fingerprint(algorithm, public))
 }
 
 const keysListed = "`parley keys` lists them"
@@ -271,7 +301,8 @@ func (a *app) keysNew() *cobra.Command {
 for the TypeScript SDK, NAME.key for the Python SDK. --owner makes it in the hub's
 keyring instead: the running hub does it, in a cluster any of its hubs; if no hub runs,
 the key goes into the data directory.`,
-		Example: "  parley keys new --protocol samvad --id agent://me --out me.json\n  parley keys new --owner weather --protocol samvad",
+		Example: `  parley keys new --protocol samvad --id agent://me --out me.json
+  parley keys new --owner weather --protocol samvad`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if protocol != "samvad" {
 				return usage("--protocol %q: this command makes only keys for samvad", protocol)
@@ -280,7 +311,8 @@ the key goes into the data directory.`,
 				return usage("say where to store the key: --out FILE, or --owner AGENT for the hub's keyring")
 			}
 			if owner != "" {
-				return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Note: id}, "made")
+				return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519,
+					Note: id}, "made")
 			}
 			return a.keysNewFile(out, id, kid)
 		},
@@ -325,7 +357,8 @@ func (a *app) keysNewFile(out, id, kid string) error {
 	}
 	public := base64.StdEncoding.EncodeToString(me.Public())
 	return a.print(map[string]string{"id": id, "keyId": kid, "publicKey": public, "file": out},
-		"identity    %s\nkey id      %s\npublic key  %s\nprivate key in %s; keep it secret\n\nadd it at a hub: parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
+		"identity    %s\nkey id      %s\npublic key  %s\nprivate key in %s; keep it secret\n\nadd it at a hub: "+
+			"parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
 }
 
 // newKey makes a private key in the hub's keyring, or imports one, and shows it.
@@ -342,7 +375,8 @@ func (a *app) newKey(ctx context.Context, n admin.NewKey, what string) error {
 }
 
 func (a *app) keyMade(k keyring.Key, what string) error {
-	return a.print(k, "key %s of %s for %s is %s\npublic key  %s\n", k.ID, clean(k.Owner), clean(k.Purpose), what, base64.StdEncoding.EncodeToString(k.Public))
+	return a.print(k, "key %s of %s for %s is %s\npublic key  %s\n", k.ID, clean(k.Owner), clean(k.Purpose), what,
+		base64.StdEncoding.EncodeToString(k.Public))
 }
 
 func (a *app) keysImport() *cobra.Command {
@@ -364,8 +398,8 @@ runs, the key goes into the data directory.`,
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519, Seed: me.Seed(),
-				Note: id + " " + me.KID()}, "imported")
+			return a.newKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: protocol, Algorithm: keyring.Ed25519,
+				Seed: me.Seed(), Note: id + " " + me.KID()}, "imported")
 		},
 	}
 	f := c.Flags()
@@ -402,7 +436,8 @@ hub knows it at once, a stopped one at its next start.`,
 				return a.hubError(err)
 			}
 			finger := keyring.Fingerprint(keyring.Ed25519, k.Public)
-			return a.print(map[string]string{"agent": e.Agent, "fingerprint": finger}, "key %s is enrolled as %s's\n", finger, e.Agent)
+			return a.print(map[string]string{"agent": e.Agent, "fingerprint": finger}, "key %s is enrolled as %s's\n",
+				finger, e.Agent)
 		},
 	}
 	f := c.Flags()
@@ -426,7 +461,8 @@ func (a *app) keysUnenroll() *cobra.Command {
 			if err := keeper.Unenroll(cmd.Context(), args[0], protocol, args[1]); err != nil {
 				return a.hubError(err, keysListed)
 			}
-			return a.print(map[string]string{"agent": args[0], "unenrolled": args[1]}, "key %s is no longer %s's\n", clean(args[1]), clean(args[0]))
+			return a.print(map[string]string{"agent": args[0], "unenrolled": args[1]}, "key %s is no longer %s's\n",
+				clean(args[1]), clean(args[0]))
 		},
 	}
 	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol of the key")
@@ -456,13 +492,16 @@ messages signed by the old one stay valid for the overlap.
 
 --overlap 0s ends the old key at once. During a replacement the published new key takes
 its place.`,
-		Example: "  parley keys rotate hub --overlap 168h\n  parley doctor\n  parley keys",
+		Example: `  parley keys rotate hub --overlap 168h
+  parley doctor
+  parley keys`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			keeper, err := a.keeper(cmd.Context())
 			if err != nil {
 				return err
 			}
-			k, err := keeper.Rotate(cmd.Context(), admin.Rotation{Owner: args[0], Purpose: protocol, Overlap: overlap.String()})
+			k, err := keeper.Rotate(cmd.Context(), admin.Rotation{Owner: args[0], Purpose: protocol,
+				Overlap: overlap.String()})
 			if err != nil {
 				return a.hubError(err, keysListed)
 			}
@@ -472,7 +511,8 @@ its place.`,
 				if err != nil || a.json {
 					return err
 				}
-				return a.print(nil, "the old key signs until %s, and is withdrawn at %s\n`parley doctor` lists the agents that do not accept the new key yet\n",
+				return a.print(nil, "the old key signs until %s, and is withdrawn at %s\n`parley doctor` lists the "+
+					"agents that do not accept the new key yet\n",
 					stamp(k.Turn), stamp(k.Turn.Add(admin.OldKeyPublished)))
 			case overlap > 0:
 				return a.keyMade(k, "new; the old one is valid for "+overlap.String())
@@ -481,7 +521,8 @@ its place.`,
 		},
 	}
 	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol of the key")
-	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour, "how long both keys are valid before only the new one signs")
+	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour,
+		"how long both keys are valid before only the new one signs")
 	return c
 }
 
@@ -532,9 +573,11 @@ rotate"). Backups open with the passphrase of their time.`,
 			if err != nil {
 				return a.hubError(err)
 			}
-			text := "the passphrase of the keyring is changed\nevery start of a hub needs it: set PARLEY_PASSPHRASE_FILE or PARLEY_PASSPHRASE\n"
+			text := "the passphrase of the keyring is changed\nevery start of a hub needs it: set " +
+				"PARLEY_PASSPHRASE_FILE or PARLEY_PASSPHRASE\n"
 			if v.Backup != "" {
-				text += "the old keyring is in " + clean(v.Backup) + "; delete it when the hub has started with the new passphrase\n"
+				text += "the old keyring is in " + clean(v.Backup) +
+					"; delete it when the hub has started with the new passphrase\n"
 			}
 			return a.print(v, "%s", text)
 		},
@@ -546,8 +589,10 @@ rotate"). Backups open with the passphrase of their time.`,
 func (a *app) keysExport() *cobra.Command {
 	var protocol, file string
 	c := &cobra.Command{
-		Use: "export-public [KEY-ID|OWNER]", Short: "Print a public key in base64, to be enrolled elsewhere", Args: cobra.MaximumNArgs(1),
-		Example: "  parley keys export-public hub\n  parley keys export-public --file me.json",
+		Use: "export-public [KEY-ID|OWNER]", Short: "Print a public key in base64, to be enrolled elsewhere",
+		Args: cobra.MaximumNArgs(1),
+		Example: `  parley keys export-public hub
+  parley keys export-public --file me.json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (file == "") == (len(args) == 0) {
 				return usage("say which key: an id, an owner such as hub, or --file KEYFILE")

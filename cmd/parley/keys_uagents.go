@@ -16,7 +16,8 @@ func (a *app) keysUAgents() *cobra.Command {
 	var seedFile, keyFile, out, owner string
 	var index int
 	c := &cobra.Command{
-		Use: "uagents", Short: "Make a uAgents key, or derive one from a seed, and show its address", Args: cobra.NoArgs,
+		Use: "uagents", Short: "Make a uAgents key, or derive one from a seed, and show its address",
+		Args: cobra.NoArgs,
 		Long: `Make a uAgents key and show its address. With --seed-file the key is the one that
 the Python library derives from that seed phrase (the file's text without its
 last line end; - is the standard input), with --key one that is there already.
@@ -50,7 +51,8 @@ the agent afterwards.`,
 			case keyFile != "":
 				me, err = uagentsKey(keyFile)
 			case out == "" && owner == "":
-				return usage("say where the new key goes (--out FILE or --owner AGENT), or which key to show (--seed-file, --key)")
+				return usage("say where the new key goes (--out FILE or --owner AGENT), or which key to show " +
+					"(--seed-file, --key)")
 			default:
 				me, err = uagents.NewIdentity()
 			}
@@ -67,12 +69,14 @@ the agent afterwards.`,
 				if err != nil {
 					return err
 				}
-				_, err = keeper.NewKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: "uagents", Algorithm: keyring.Secp256k1, Seed: me.PrivateKey()})
+				_, err = keeper.NewKey(cmd.Context(), admin.NewKey{Owner: owner, Purpose: "uagents",
+					Algorithm: keyring.Secp256k1, Seed: me.PrivateKey()})
 				if err != nil {
 					return a.hubError(err)
 				}
 			}
-			return a.print(map[string]string{"address": me.Address(), "publicKey": hex.EncodeToString(me.Public()), "file": out, "owner": owner},
+			return a.print(map[string]string{"address": me.Address(), "publicKey": hex.EncodeToString(me.Public()),
+				"file": out, "owner": owner},
 				"address     %s\npublic key  %x\n", me.Address(), me.Public())
 		},
 	}

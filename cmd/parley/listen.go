@@ -54,7 +54,8 @@ inReplyTo (POST /v1/messages).`,
 	return c
 }
 
-func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create bool, answer *admin.Send, count int) error {
+func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create bool, answer *admin.Send,
+	count int) error {
 	v, err := hub.Agent(ctx, name, 0)
 	var e *parley.Error
 	switch {
@@ -67,7 +68,8 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 	case err != nil:
 		return a.hubError(err)
 	case !v.Inbox:
-		return &exitError{exitRefused, fmt.Errorf("agent %q has no inbox at the hub: it gets its messages by %s", name, strings.Join(v.Native, ", "))}
+		return &exitError{exitRefused, fmt.Errorf("agent %q has no inbox at the hub: it gets its messages by %s", name,
+			strings.Join(v.Native, ", "))}
 	}
 	if !a.json {
 		fmt.Fprintf(a.errs, "listening as %s\n", name)
@@ -116,5 +118,6 @@ func (a *app) heard(m *admin.Message) error {
 	for line := range strings.Lines(shown(m)) {
 		text += "  " + strings.TrimSuffix(line, "\n") + "\n"
 	}
-	return a.print(nil, "%s  %s from %s (%s by %s)%s  %s\n%s", stamp(m.Received), m.Kind, clean(m.From), m.Origin.Assurance, clean(m.Origin.Protocol), about, m.ID, text)
+	return a.print(nil, "%s  %s from %s (%s by %s)%s  %s\n%s", stamp(m.Received), m.Kind, clean(m.From),
+		m.Origin.Assurance, clean(m.Origin.Protocol), about, m.ID, text)
 }

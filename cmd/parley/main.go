@@ -114,7 +114,8 @@ recipient's own protocol.`,
 	f.BoolVar(&a.json, "json", false, "write JSON, for programs")
 	f.StringVar(&a.data, "data", "", "data directory (default: data in the configuration, or ./parley-data)")
 	f.StringVar(&a.config, "config", "", "configuration file (default: ./parley.toml if it exists)")
-	f.StringVar(&a.admin, "admin", "", "address of a running hub's admin API (default: that of the hub on the data directory)")
+	f.StringVar(&a.admin, "admin", "", "address of a running hub's admin API (default: that of the hub on the data "+
+		"directory)")
 	for _, command := range a.commands() {
 		c.AddCommand(command)
 	}

@@ -27,14 +27,16 @@ func (a *app) manCommand() *cobra.Command {
 			// The date is left out, so that the same version always writes
 			// the same pages.
 			epoch := time.Unix(0, 0).UTC()
-			if err := doc.GenManTree(root, &doc.GenManHeader{Title: "PARLEY", Section: "1", Source: "Parley " + version, Manual: "Parley", Date: &epoch}, dir); err != nil {
+			if err := doc.GenManTree(root, &doc.GenManHeader{Title: "PARLEY", Section: "1", Source: "Parley " + version,
+				Manual: "Parley", Date: &epoch}, dir); err != nil {
 				return err
 			}
 			entries, err := os.ReadDir(dir)
 			if err != nil {
 				return err
 			}
-			return a.print(map[string]any{"dir": dir, "pages": len(entries)}, "%d man pages are in %s\n", len(entries), dir)
+			return a.print(map[string]any{"dir": dir, "pages": len(entries)}, "%d man pages are in %s\n", len(entries),
+				dir)
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "", "directory for the pages")

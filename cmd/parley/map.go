@@ -47,12 +47,13 @@ command shows the input, the output, and whether the output fits the skill's sch
 that of --schema, or the one that the running hub knows. The exit code is 0 if the output
 fits or no schema is known, 1 if the mapping fails or its output does not fit, 2 if there
 is no such mapping.`,
-		Example: "  echo '{\"text\": \"Bern\"}' | parley map test --agent weather --skill forecast\n" +
-			"  parley map test --agent weather --skill forecast --jq '{city: .text}' --schema forecast.json question.json",
+		Example: `  echo '{"text": "Bern"}' | parley map test --agent weather --skill forecast
+  parley map test --agent weather --skill forecast --jq '{city: .text}' --schema forecast.json question.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if agent == "" {
-				return usage("say which mapping: --agent AGENT --skill SKILL (without --skill: an agent whose skills are not known)")
+				return usage("say which mapping: --agent AGENT --skill SKILL (without --skill: an agent whose " +
+					"skills are not known)")
 			}
 			p, err := a.mappingFor(agent, skill, response, program)
 			if err != nil {
@@ -70,11 +71,13 @@ is no such mapping.`,
 			if !isJSON {
 				part = parley.Text(strings.TrimSuffix(string(raw), "\n"))
 			}
-			m := &parley.Message{Kind: parley.Request, From: from, To: agent, Skill: skill, Parts: []parley.Part{part}, Origin: parley.Origin{Protocol: protocol}}
+			m := &parley.Message{Kind: parley.Request, From: from, To: agent, Skill: skill, Parts: []parley.Part{part},
+				Origin: parley.Origin{Protocol: protocol}}
 			if response {
 				m.Kind, m.From, m.To = parley.Response, agent, from
 			}
-			v := mapTested{Agent: agent, Skill: skill, JQ: p.String(), Input: hub.Content(m), Message: hub.MappingInput(m), Applied: true}
+			v := mapTested{Agent: agent, Skill: skill, JQ: p.String(), Input: hub.Content(m),
+				Message: hub.MappingInput(m), Applied: true}
 			if v.Schema, err = a.schemaOf(cmd, schemaFile, agent, skill, response); err != nil {
 				return err
 			}
@@ -136,7 +139,8 @@ func (a *app) mappingFor(agent, skill string, response bool, program string) (hu
 			return m.Program, nil
 		}
 	}
-	return nil, usage("the configuration has no [[map]] for agent %q, skill %q, direction %q; write one, or try a program with --jq", agent, skill, direction)
+	return nil, usage("the configuration has no [[map]] for agent %q, skill %q, direction %q; write one, or try a "+
+		"program with --jq", agent, skill, direction)
 }
 
 // schemaOf finds the schema of a skill in a file, or at the running hub.
@@ -178,7 +182,8 @@ func (a *app) showMapTested(v mapTested) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "jq        %s\ninput     %s\n$message  %s\n", clean(v.JQ), clean(string(v.Input)), clean(string(message)))
+	fmt.Fprintf(a.out, "jq        %s\ninput     %s\n$message  %s\n", clean(v.JQ), clean(string(v.Input)),
+		clean(string(message)))
 	switch {
 	case v.Failed != "":
 		fmt.Fprintf(a.out, "failed    %s\n", clean(v.Failed))
@@ -192,7 +197,8 @@ func (a *app) showMapTested(v mapTested) error {
 	case v.Fits:
 		fmt.Fprintln(a.out, "schema    it fits")
 	default:
-		fmt.Fprintf(a.out, "schema    it does not fit: %s\n          expected %s\n", clean(v.Why), clean(string(v.Schema)))
+		fmt.Fprintf(a.out, "schema    it does not fit: %s\n          expected %s\n", clean(v.Why),
+			clean(string(v.Schema)))
 	}
 	if !v.Applied {
 		fmt.Fprintln(a.out, "note      the input fits as it is, so the hub would not run the mapping")

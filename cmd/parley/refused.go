@@ -24,8 +24,10 @@ func (a *app) refusedCommand() *cobra.Command {
 		Short: "List refused messages and the reason of each",
 		Long: `List the latest refused messages: time, source, claimed sender, and the check that failed.
 The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and tells what to do.`,
-		Example: "  parley refused\n  parley refused --last 100 --json\n  parley refused --follow",
-		Args:    cobra.NoArgs,
+		Example: `  parley refused
+  parley refused --last 100 --json
+  parley refused --follow`,
+		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if last < 0 {
 				return usage("--last %d: want 0 (all) or more", last)
@@ -41,7 +43,8 @@ The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and te
 				return a.follow(ctx, hub, list)
 			}
 			titles := []string{"TIME", "REF", "BY", "SOURCE", "CLAIMS TO BE", "TO", "CHECK", "WHY", "BYTES"}
-			return printList(a, list, "nothing was refused since the hub started", titles, func(r *admin.Refusal) []string {
+			none := "nothing was refused since the hub started"
+			return printList(a, list, none, titles, func(r *admin.Refusal) []string {
 				return []string{stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 40), short(r.To, 30), r.Step,
 					short(why(r), 60), strconv.Itoa(r.Size)}
 			})
@@ -79,7 +82,8 @@ func (a *app) follow(ctx context.Context, hub *admin.Client, list []admin.Refusa
 				}
 				continue
 			}
-			fmt.Fprintf(a.out, "%s  %s  %s from %s as %q: %s at %q: %s\n", stamp(r.Time), r.Ref, r.Protocol, r.Source, short(r.Claim, 60), r.Code, r.Step, short(why(&r), 120))
+			fmt.Fprintf(a.out, "%s  %s  %s from %s as %q: %s at %q: %s\n", stamp(r.Time), r.Ref, r.Protocol, r.Source,
+				short(r.Claim, 60), r.Code, r.Step, short(why(&r), 120))
 		}
 		shown = now
 		select {

@@ -178,8 +178,10 @@ func (a *app) progress() func(what string, done, total uint64) {
 			return
 		}
 		if bar == nil || of != what {
-			bar, of = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f), progressbar.OptionSetDescription(what),
-				progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish()), what
+			bar, of = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f),
+				progressbar.OptionSetDescription(what),
+				progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish()), what
 		}
 		bar.ChangeMax64(int64(total))
 		_ = bar.Set64(int64(done)) // a bar that cannot be drawn harms nothing

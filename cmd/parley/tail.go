@@ -21,8 +21,10 @@ func (a *app) tailCommand() *cobra.Command {
 		Short: "Show messages, deliveries and refusals as they happen",
 		Long: `Show messages, the steps of their deliveries, and refusals, one line each, as they happen,
 until interrupted. With several flags all of them must match.`,
-		Example: "  parley tail\n  parley tail --agent weather --failed\n  parley tail --refused --json",
-		Args:    cobra.NoArgs,
+		Example: `  parley tail
+  parley tail --agent weather --failed
+  parley tail --refused --json`,
+		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if count < 0 {
 				return usage("--count %d: want 0 or more", count)
@@ -123,6 +125,8 @@ func (a *app) happened(e *admin.Event) error {
 		if a.json {
 			return a.print(map[string]any{"event": "refused", "refused": r}, "")
 		}
-		return a.print(nil, "%s  REFUSED %s from %s as %q: %s at %q: %s  (parley explain %s)\n", clock(r.Time), short(r.Protocol, 12), short(r.Source, 60), short(r.Claim, 60), r.Code, short(r.Step, 30), short(why(r), 120), r.Ref)
+		return a.print(nil, "%s  REFUSED %s from %s as %q: %s at %q: %s  (parley explain %s)\n", clock(r.Time),
+			short(r.Protocol, 12), short(r.Source, 60), short(r.Claim, 60), r.Code, short(r.Step, 30),
+			short(why(r), 120), r.Ref)
 	}
 }

@@ -25,8 +25,10 @@ func (a *app) versionCommand() *cobra.Command {
 					}
 				}
 			}
-			return a.print(map[string]string{"parley": version, "go": runtime.Version(), "engine": engine, "platform": runtime.GOOS + "/" + runtime.GOARCH},
-				"parley %s (%s, %s/%s, JetStream %s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, engine)
+			return a.print(map[string]string{"parley": version, "go": runtime.Version(), "engine": engine,
+				"platform": runtime.GOOS + "/" + runtime.GOARCH},
+				"parley %s (%s, %s/%s, JetStream %s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH,
+				engine)
 		},
 	}
 }

@@ -44,7 +44,8 @@ func (a *Attack) Connections(ctx context.Context, n int, s Shape, admin bool) Re
 // Claims sends requests that announce a body of 1 MiB and bring one byte of it, to
 // endpoints that read a body.
 func (a *Attack) Claims(ctx context.Context, n int, paths ...string) Result {
-	return a.hold(ctx, n, a.c.Hub, func(i int) []byte { return opening(Claim, a.c.Hub, "", paths[i%len(paths)]) }, false)
+	return a.hold(ctx, n, a.c.Hub, func(i int) []byte { return opening(Claim, a.c.Hub, "", paths[i%len(paths)]) },
+		false)
 }
 
 // ClaimPaths are endpoints that read a body before they know the sender.

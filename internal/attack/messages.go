@@ -194,7 +194,8 @@ func (a *Attack) Repeats(ctx context.Context, n int) Result {
 					break
 				}
 			}
-			if err == nil && !isLater(status[0]) && !isLater(status[1]) && (status[0] != status[1] || said[0] != said[1]) {
+			if err == nil && !isLater(status[0]) && !isLater(status[1]) &&
+				(status[0] != status[1] || said[0] != said[1]) {
 				t.add(func(r *Result) { r.Changed++ })
 			}
 		}

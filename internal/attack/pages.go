@@ -82,7 +82,8 @@ func (a *Attack) goals() []goal {
 				return nil, nil, err
 			}
 			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
-			return post(pathAgents+"/batch", slices.Concat([]byte(`{"attestations":[`), b, []byte(`]}`))), registered(id), err
+			return post(pathAgents+"/batch", slices.Concat([]byte(`{"attestations":[`), b,
+				[]byte(`]}`))), registered(id), err
 		}},
 		{"a status", a.statusGoal},
 		{"a manifest", func(context.Context) (*request, seen, error) {
@@ -169,7 +170,8 @@ func (a *Attack) mailboxGoal(ctx context.Context) (*request, seen, error) {
 	if _, _, err := a.do(ctx, a.webs[0], r); err != nil {
 		return nil, nil, err
 	}
-	b, err := a.envelope(from, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""), a.c.Now().Add(5*time.Minute))
+	b, err := a.envelope(from, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""),
+		a.c.Now().Add(5*time.Minute))
 	return post(pathMailbox, b), func(ctx context.Context) (bool, error) {
 		n, err := a.items(ctx, box)
 		return n > 0, err

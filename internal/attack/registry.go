@@ -240,7 +240,8 @@ func (a *Attack) Published(ctx context.Context) (Published, error) {
 		if len(m.Interactions) == 0 {
 			continue
 		}
-		p = Published{Protocol: digest, Manifest: b, Request: m.Interactions[0].Request, Answers: m.Interactions[0].Responses}
+		p = Published{Protocol: digest, Manifest: b, Request: m.Interactions[0].Request,
+			Answers: m.Interactions[0].Responses}
 		at := slices.IndexFunc(m.Models, func(m guestModel) bool { return m.Digest == p.Request })
 		if at < 0 {
 			return p, errors.New("attack: the manifest does not define its request")

@@ -31,7 +31,7 @@ type A2ERow struct {
 	Floor     float64       `json:"floorPerSecond,omitempty"`
 	FloorCPU  time.Duration `json:"floorCPU,omitempty"`
 	Ratio     float64       `json:"ratio,omitempty"`    // of calls a second; above 1 is faster than the floor
-	CPURatio  float64       `json:"cpuRatio,omitempty"` // floor's CPU time per call by Parley's; what a busy machine disturbs least
+	CPURatio  float64       `json:"cpuRatio,omitempty"` // floor's CPU time per call by Parley's
 }
 
 // rounds is how often a path and its floor take turns, so that what the
@@ -89,7 +89,8 @@ func (c *Config) framing(ctx context.Context) (A2ERow, error) {
 		return nil
 	})
 	perSecond, each, cpu := blocks.figures(1)
-	return A2ERow{What: "framing and validation", Parallel: 1, PerSecond: lines * perSecond, Each: each / lines, CPU: cpu / lines}, err
+	return A2ERow{What: "framing and validation", Parallel: 1, PerSecond: lines * perSecond, Each: each / lines,
+		CPU: cpu / lines}, err
 }
 
 // attach connects a client to a host.
@@ -138,7 +139,10 @@ func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ER
 	row := A2ERow{What: "host over " + kind, Parallel: parallel}
 	arguments := json.RawMessage(`{"text":"` + string(bytes.Repeat([]byte("x"), 64)) + `"}`)
 	box := &a2e.Toolbox{}
-	box.Add(a2e.ToolDefinition{Name: "echo"}, func(_ context.Context, t *a2e.ToolCall) (any, error) { return t.Arguments, nil })
+	box.Add(a2e.ToolDefinition{Name: "echo"}, func(_ context.Context, t *a2e.ToolCall) (any,
+		error) {
+		return t.Arguments, nil
+	})
 	host := &a2e.Host{Auth: a2e.Anonymous("bench"), Capabilities: map[string]a2e.Provider{"tools": a2e.ServeTools(box)}}
 	client, stop, err := attach(ctx, host, kind)
 	if err != nil {
@@ -215,7 +219,8 @@ func (c *Config) throughHub(ctx context.Context, storage floor.Storage, each fun
 		if err != nil {
 			return err
 		}
-		agent := parley.Agent{Name: "bench", Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}
+		agent := parley.Agent{Name: "bench", Identities: []parley.Identity{{Protocol: bridge.Protocol,
+			ID: bridge.TokenID(token)}}}
 		if _, err := n.Hub().Directory().Put(ctx, agent, directory.FromOperator); err != nil {
 			return err
 		}

@@ -52,8 +52,9 @@ func AGH(ctx context.Context, c Config, each func(Row)) error {
 // aghSay gives work in a thread of its sender's own. What is said in one
 // conversation is handled in its order, one after the other.
 func aghSay(workspace, from, work string, size int) *agh.Envelope {
-	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread, ThreadID: "thread_" + from,
-		From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
+	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread,
+		ThreadID: "thread_" + from,
+		From:     from, To: "echo", WorkID: work, TS: time.Now().Unix()}
 	if err := e.SetContent(&agh.Say{Text: filler(size, 420), Intent: "request"}); err != nil {
 		return e // text of one letter: cannot be
 	}
@@ -176,7 +177,8 @@ func (p *aghPeer) render(size int) error {
 func (p *aghPeer) exchange(ctx context.Context, i int) error {
 	n := strconv.Itoa(i)
 	work := "work_" + n
-	if err := p.nc.Publish(p.subject, slices.Concat(p.say[0], []byte("msg_"+n), p.say[1], []byte(work), p.say[2])); err != nil {
+	if err := p.nc.Publish(p.subject, slices.Concat(p.say[0], []byte("msg_"+n), p.say[1], []byte(work),
+		p.say[2])); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -28,7 +28,7 @@ type ASPRow struct {
 	What  string        `json:"what"`
 	Each  time.Duration `json:"each"`            // per message
 	CPU   time.Duration `json:"cpu"`             // of this process, per message: what a busy machine disturbs least
-	Floor time.Duration `json:"floor,omitempty"` // CPU time of one Ed25519 and one P-256 verification and the SHA-256 of the same bytes
+	Floor time.Duration `json:"floor,omitempty"` // CPU time of one Ed25519 and one P-256 verification and one SHA-256
 	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, both in CPU time: 1 is nothing but cryptography
 }
 
@@ -76,7 +76,8 @@ func (c *ASPConfig) sign(n int) (*aspSession, error) {
 		if s.ec[i], err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 			return nil, err
 		}
-		if s.agents[i], err = asp.NewIdentity("agent://bench.example/load/"+name, "org_bench", signing, s.ec[i]); err != nil {
+		if s.agents[i], err = asp.NewIdentity("agent://bench.example/load/"+name, "org_bench", signing,
+			s.ec[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -84,11 +85,13 @@ func (c *ASPConfig) sign(n int) (*aspSession, error) {
 	var next [2]int64
 	text := strings.Repeat("x", max(0, c.Payload-100))
 	for i := range n {
-		d := asp.Draft{SessionID: id, PreviousHash: head, Performative: asp.Inform, Body: asp.Information{InformType: "result", Data: map[string]any{"n": i, "text": text}}}
+		d := asp.Draft{SessionID: id, PreviousHash: head, Performative: asp.Inform,
+			Body: asp.Information{InformType: "result", Data: map[string]any{"n": i, "text": text}}}
 		who := i % 2
 		switch i {
 		case 0:
-			d.Performative, d.Body = asp.Propose, asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "bench", Terms: map[string]any{}}
+			d.Performative, d.Body = asp.Propose, asp.Proposal{ProposalID: "p", Type: "session-invitation",
+				Subject: "bench", Terms: map[string]any{}}
 			d.Recipient = &asp.Party{AgentID: s.agents[1].ID(), OrgID: "org_bench"}
 		case 1:
 			d.Performative, d.Body = asp.Accept, asp.Answer{ReferenceID: "p"}
@@ -156,7 +159,8 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 	if err != nil {
 		return err
 	}
-	v := &asp.Verifier{Keys: asp.StaticKeys{s.agents[0].ID(): {s.agents[0].Public()}, s.agents[1].ID(): {s.agents[1].Public()}}}
+	v := &asp.Verifier{Keys: asp.StaticKeys{s.agents[0].ID(): {s.agents[0].Public()},
+		s.agents[1].ID(): {s.agents[1].Public()}}}
 	var floors []func() bool
 	for i := range n {
 		f, err := s.floor(i)
@@ -196,7 +200,10 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 
 func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) error {
 	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
-	return c.withHub(ctx, floor.Memory, hub, func(dir string, n *node.Node) error { return c.recordSession(ctx, dir, n, each) })
+	return c.withHub(ctx, floor.Memory, hub, func(dir string, n *node.Node) error {
+		return c.recordSession(ctx, dir, n,
+			each)
+	})
 }
 
 func (c *ASPConfig) recordSession(ctx context.Context, dir string, n *node.Node, each func(ASPRow)) error {

@@ -23,7 +23,8 @@ type GuestAttackers struct {
 
 // attack runs the attackers and gives their report.
 func (g *guests) attack(ctx context.Context) (out []GuestAttack, err error) {
-	c := &GuestAttackers{Hub: g.at.HTTP, Admin: g.at.Admin, Agent: g.peers[0].Name(), Targets: map[string]string{}, Duration: g.Duration}
+	c := &GuestAttackers{Hub: g.at.HTTP, Admin: g.at.Admin, Agent: g.peers[0].Name(), Targets: map[string]string{},
+		Duration: g.Duration}
 	for name, at := range g.at.Agents {
 		c.Targets[name] = at["uagents"]
 	}
@@ -139,8 +140,14 @@ func guestAttacks(agent string) []guestAttack {
 		{"claimed lengths", hub, 1, 0, func(c ctx, a by) res {
 			return a.Claims(c, heldClaims, attack.ClaimPaths("/agents/"+agent)...)
 		}},
-		{"refused messages, 0.7 MB", hub, 1, largePause, func(c ctx, a by) res { return a.RefusedMessages(c, 0, content) }},
-		{"refused messages, small", hub, 2, smallPause, func(c ctx, a by) res { return a.RefusedMessages(c, 0, small) }},
+		{"refused messages, 0.7 MB", hub, 1, largePause, func(c ctx, a by) res {
+			return a.RefusedMessages(c, 0,
+				content)
+		}},
+		{"refused messages, small", hub, 2, smallPause, func(c ctx, a by) res {
+			return a.RefusedMessages(c, 0,
+				small)
+		}},
 		{"messages, 0.7 MB", hub, 1, largePause, func(c ctx, a by) res { return a.Messages(c, 0, content) }},
 		{"messages to an agent", agent, 2, smallPause, func(c ctx, a by) res { return a.Messages(c, 0, small) }},
 		{"misleading manifests", hub, 1, largePause, func(c ctx, a by) res { return a.Mislead(c, 0) }},

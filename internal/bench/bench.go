@@ -47,7 +47,7 @@ type Row struct {
 	Floor       *Figures      `json:"floor,omitempty"`
 	Ratio       float64       `json:"ratio,omitempty"`       // of throughputs; above 1 is faster than the floor
 	MedianRatio float64       `json:"medianRatio,omitempty"` // of medians; below 1 is faster than the floor
-	CPURatio    float64       `json:"cpuRatio,omitempty"`    // floor's CPU time per message by Parley's; what a busy machine disturbs least
+	CPURatio    float64       `json:"cpuRatio,omitempty"`    // floor's CPU time per message by Parley's
 }
 
 // rate sets the ratios where there is a floor.
@@ -104,7 +104,8 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 		for _, n := range c.Connections {
 			row := Row{Storage: storage, Connections: n}
 			if !c.NoFloor {
-				f, err := bare(ctx, floor.Config{Connections: n, Payload: c.Payload, Storage: storage, Appends: 2, Duration: c.Duration, Dir: c.Dir})
+				f, err := bare(ctx, floor.Config{Connections: n, Payload: c.Payload, Storage: storage, Appends: 2,
+					Duration: c.Duration, Dir: c.Dir})
 				if err != nil {
 					return fmt.Errorf("floor: %w", err)
 				}
@@ -128,7 +129,8 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 const senders = 16
 
 func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
-	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}} // with an admin API it makes the index
+	// with an admin API it makes the index
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}}
 	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
 		if err := c.addEcho(n, nil); err != nil {
 			return err
@@ -189,7 +191,8 @@ func enrol(ctx context.Context, n *node.Node, name, id string, key ed25519.Publi
 	if err != nil {
 		return err
 	}
-	if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: name, Identities: []parley.Identity{identity}}, directory.FromOperator); err != nil {
+	if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: name, Identities: []parley.Identity{identity}},
+		directory.FromOperator); err != nil {
 		return err
 	}
 	return n.SAMVAD().Enroll(name, id, "", key, "bench")

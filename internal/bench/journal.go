@@ -54,7 +54,8 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 		return row, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	s, err := sqlite.Open(ctx, sqlite.Config{Dir: filepath.Join(dir, "journal"), Memory: storage == floor.Memory, Log: c.Log})
+	s, err := sqlite.Open(ctx, sqlite.Config{Dir: filepath.Join(dir, "journal"), Memory: storage == floor.Memory,
+		Log: c.Log})
 	if err != nil {
 		return row, err
 	}
@@ -104,7 +105,8 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 }
 
 // turn measures once more, and adds its share of all turns.
-func (f *Figures) turn(ctx context.Context, callers int, d time.Duration, do func(context.Context, int, int) error) error {
+func (f *Figures) turn(ctx context.Context, callers int, d time.Duration,
+	do func(context.Context, int, int) error) error {
 	r := load.Do(ctx, callers, d/10, d, do)
 	if err := ctx.Err(); err != nil {
 		return err
@@ -125,7 +127,8 @@ func appendMessage(ctx context.Context, j *journal.Journal, text []byte, payload
 	if err != nil {
 		return err
 	}
-	_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m, Key: journal.Key{ID: m.ID.String(), Sender: "sender"}})
+	_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m,
+		Key: journal.Key{ID: m.ID.String(), Sender: "sender"}})
 	return err
 }
 
@@ -156,7 +159,8 @@ func words(seed, size int) []byte {
 
 // recordBytes is what the journal takes for a record, by some that it appends
 // before the clock starts; at least what is in the message.
-func recordBytes(ctx context.Context, j *journal.Journal, do func(context.Context, int, int) error, payload int) (int, error) {
+func recordBytes(ctx context.Context, j *journal.Journal, do func(context.Context, int, int) error, payload int) (int,
+	error) {
 	const callers, times = 16, 16
 	taken := func() (n uint64) {
 		for _, p := range j.Stats().Partitions {

@@ -116,12 +116,14 @@ func (e end) steps() []floor.Step {
 func (e end) asking() []floor.Step {
 	switch e.protocol {
 	case "samvad":
-		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord, oneRecord, {Do: floor.Answer}}
+		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord, oneRecord,
+			{Do: floor.Answer}}
 	case "uagents":
 		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain},
 			oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
 	case "agh":
-		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}, oneRecord, {Do: floor.ToBus}, {Do: floor.ToBus}}
+		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}, oneRecord, {Do: floor.ToBus},
+			{Do: floor.ToBus}}
 	}
 	in, out := floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}
 	if e.protocol == "asp" {
@@ -145,7 +147,8 @@ func (e end) answering() []floor.Step {
 	case "a2e":
 		steps = append(steps, floor.Step{Do: floor.Push}, floor.Step{Do: floor.In}, floor.Step{Do: floor.Push})
 	case "agh":
-		steps = append(steps, floor.Step{Do: floor.ToBus}, floor.Step{Do: floor.FromBus}, oneRecord, floor.Step{Do: floor.FromBus})
+		steps = append(steps, floor.Step{Do: floor.ToBus}, floor.Step{Do: floor.FromBus}, oneRecord,
+			floor.Step{Do: floor.FromBus})
 	default:
 		steps = append(steps, floor.Step{Do: floor.Push, With: aspSigned}, floor.Step{Do: floor.In, With: aspProved})
 	}
@@ -199,7 +202,8 @@ func (c *PairsConfig) pairs(ctx context.Context, storage floor.Storage, each fun
 }
 
 // pair runs a hub with some peers of both protocols.
-func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to string) (messages int, each time.Duration, err error) {
+func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to string) (messages int,
+	each time.Duration, err error) {
 	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
 	if err != nil {
 		return 0, 0, err
@@ -219,9 +223,11 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 			*list, all = append(*list, p), append(all, p)
 		}
 	}
-	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage), Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
+	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage),
+		Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
 	for i := range c.Agents {
-		config.Agents[fmt.Sprintf("idle-%d", i)] = node.Agent{AGH: &node.AGHAgent{Workspace: "elsewhere", Peer: fmt.Sprintf("idle-%d", i)}}
+		config.Agents[fmt.Sprintf("idle-%d", i)] = node.Agent{AGH: &node.AGHAgent{Workspace: "elsewhere",
+			Peer: fmt.Sprintf("idle-%d", i)}}
 	}
 	path, err := writeConfig(dir, config, all)
 	if err != nil {
@@ -271,7 +277,8 @@ func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1,
 
 // load repeats an exchange in each lane for a while, and gives the CPU time of
 // a process for one of them.
-func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context, lane int) error) (messages int, each time.Duration, err error) {
+func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context,
+	lane int) error) (messages int, each time.Duration, err error) {
 	var n atomic.Int64
 	run := func(until time.Time) error {
 		failed := make(chan error, c.Peers)

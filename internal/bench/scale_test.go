@@ -74,7 +74,8 @@ func exchange(b *testing.B, from, to string, n int) (records int, sizes map[stri
 		}
 	}
 	for i := range n {
-		if _, err := ask.Ask(b.Context(), pairs.Question{To: answer, Text: "say " + string(words(i, 1024))}); err != nil {
+		if _, err := ask.Ask(b.Context(), pairs.Question{To: answer, Text: "say " +
+			string(words(i, 1024))}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -149,7 +150,8 @@ func BenchmarkScaleAgents(b *testing.B) {
 					if err != nil {
 						return err
 					}
-					return enrol(b.Context(), n, fmt.Sprintf("agent-%d", i), fmt.Sprintf("agent://agent-%d.example", i), key)
+					return enrol(b.Context(), n, fmt.Sprintf("agent-%d", i), fmt.Sprintf("agent://agent-%d.example", i),
+						key)
 				})
 				b.ReportMetric(float64(inUse()-empty)/float64(agents), "heap-B/agent")
 				shut(b, n)
@@ -172,7 +174,8 @@ func BenchmarkScaleOpen(b *testing.B) {
 				dir := n.Hub().Directory()
 				const agents = 100
 				for i := range agents {
-					if _, err := dir.Put(b.Context(), parley.Agent{Name: fmt.Sprintf("away-%d", i), Exposed: parley.Everywhere}, directory.FromOperator); err != nil {
+					if _, err := dir.Put(b.Context(), parley.Agent{Name: fmt.Sprintf("away-%d", i),
+						Exposed: parley.Everywhere}, directory.FromOperator); err != nil {
 						b.Fatal(err)
 					}
 					if err := n.Hub().Pause(b.Context(), fmt.Sprintf("away-%d", i), true); err != nil {
@@ -184,11 +187,12 @@ func BenchmarkScaleOpen(b *testing.B) {
 				}
 				empty := inUse()
 				inParallel(b, messages, func(i int) error {
-					_, err := n.Hub().Accept(b.Context(), hub.Submission{Scope: "bench", Admitted: true, Message: &parley.Message{
-						From: "sender", To: fmt.Sprintf("away-%d", i%agents), Kind: parley.Notice,
-						Expires: time.Now().Add(24 * time.Hour),
-						Parts:   []parley.Part{{MediaType: "text/plain", Data: words(i, 1024)}},
-					}})
+					_, err := n.Hub().Accept(b.Context(), hub.Submission{Scope: "bench", Admitted: true,
+						Message: &parley.Message{
+							From: "sender", To: fmt.Sprintf("away-%d", i%agents), Kind: parley.Notice,
+							Expires: time.Now().Add(24 * time.Hour),
+							Parts:   []parley.Part{{MediaType: "text/plain", Data: words(i, 1024)}},
+						}})
 					return err
 				})
 				b.ReportMetric(float64(inUse()-empty)/float64(messages), "heap-B/delivery")
@@ -205,7 +209,8 @@ func BenchmarkScaleOpen(b *testing.B) {
 func BenchmarkScaleCluster(b *testing.B) {
 	cluster := testcluster.StartProcesses(b, 3)
 	for _, partitions := range []int{1, 8} {
-		s, err := jetstream.Open(b.Context(), jetstream.Config{URL: strings.Join(cluster.URLs, ","), Prefix: fmt.Sprintf("SCALE%d", partitions)})
+		s, err := jetstream.Open(b.Context(), jetstream.Config{URL: strings.Join(cluster.URLs, ","),
+			Prefix: fmt.Sprintf("SCALE%d", partitions)})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -216,13 +221,15 @@ func BenchmarkScaleCluster(b *testing.B) {
 		for _, callers := range []int{1, 64, 256} {
 			b.Run(fmt.Sprintf("partitions=%d/callers=%d", partitions, callers), func(b *testing.B) {
 				for b.Loop() {
-					r := load.Do(b.Context(), callers, time.Second, 5*time.Second, func(ctx context.Context, lane, _ int) error {
-						_, err := j.Append(ctx, journal.Entry{Scope: fmt.Sprintf("scope-%d", lane), Message: &parley.Message{
-							ID: newID(b), From: "sender", To: "away", Kind: parley.Notice,
-							Parts: []parley.Part{{MediaType: "text/plain", Data: words(lane, 1024)}},
-						}})
-						return err
-					})
+					r := load.Do(b.Context(), callers, time.Second, 5*time.Second,
+						func(ctx context.Context, lane, _ int) error {
+							_, err := j.Append(ctx, journal.Entry{Scope: fmt.Sprintf("scope-%d", lane),
+								Message: &parley.Message{
+									ID: newID(b), From: "sender", To: "away", Kind: parley.Notice,
+									Parts: []parley.Part{{MediaType: "text/plain", Data: words(lane, 1024)}},
+								}})
+							return err
+						})
 					if r.Failed > 0 {
 						b.Fatal(r.FirstError)
 					}
@@ -314,7 +321,8 @@ func BenchmarkScaleSessions(b *testing.B) {
 					b.Fatal(err)
 				}
 				var at node.Addresses
-				hub, err := start(b.Context(), []string{"env", "GOGC=10", program, "serve", "--log", "error", "--config", path, "--json"}, nil, &at)
+				hub, err := start(b.Context(), []string{"env", "GOGC=10", program, "serve", "--log", "error",
+					"--config", path, "--json"}, nil, &at)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -25,7 +25,8 @@ func UAgents(ctx context.Context, c Config, each func(Row)) error {
 }
 
 func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
-	err = c.withHub(ctx, storage, node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}, func(_ string, n *node.Node) error {
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
+	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
 		schema := `{"title":"Done","type":"object","properties":{"ok":{"title":"Ok","type":"boolean"}},"required":["ok"]}`
 		if err := c.addEcho(n, []byte(schema)); err != nil {
 			return err
@@ -48,7 +49,8 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 			if err != nil {
 				return err
 			}
-			a := parley.Agent{Name: fmt.Sprintf("sender-%d", i), Identities: []parley.Identity{{Protocol: "uagents", ID: id.Address()}}}
+			a := parley.Agent{Name: fmt.Sprintf("sender-%d", i), Identities: []parley.Identity{{Protocol: "uagents",
+				ID: id.Address()}}}
 			if _, err := n.Hub().Directory().Put(ctx, a, directory.FromOperator); err != nil {
 				return err
 			}
@@ -77,9 +79,10 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 			return err
 		}
 		// A replay has no second effect and is answered by an error message.
-		f, err = c.send(ctx, "uagents-"+string(storage), base, connections, requests, func(status int, body string) bool {
-			return status == http.StatusOK && strings.Contains(body, uagents.ErrorMessageDigest)
-		})
+		f, err = c.send(ctx, "uagents-"+string(storage), base, connections, requests,
+			func(status int, body string) bool {
+				return status == http.StatusOK && strings.Contains(body, uagents.ErrorMessageDigest)
+			})
 		return err
 	})
 	return f, err

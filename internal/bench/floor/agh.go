@@ -69,7 +69,8 @@ func AGH(ctx context.Context, c Config) (_ Result, err error) {
 	}
 	text := strings.Repeat("x", max(0, c.Payload-60))
 	res := load.Do(ctx, c.Connections, time.Second/2, c.Duration, func(_ context.Context, w, i int) error {
-		_, err := conns[w].Request("floor.work", []byte(`{"id":"`+strconv.Itoa(i)+`","body":{"text":"`+text+`"}}`), 30*time.Second)
+		_, err := conns[w].Request("floor.work", []byte(`{"id":"`+strconv.Itoa(i)+`","body":{"text":"`+text+`"}}`),
+			30*time.Second)
 		return err
 	})
 	under.Wait()

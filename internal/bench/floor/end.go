@@ -202,7 +202,8 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		return err
 	}
 	defer stopNATS()
-	r := &bare{plan: plan, keys: keys, a: a, bus: bus, web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	r := &bare{plan: plan, keys: keys, a: a, bus: bus,
+		web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	defer r.web.CloseIdleConnections()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -235,7 +236,8 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 			case <-ctx.Done():
 			}
 		})
-		if _, err := bus.Subscribe("floor.in."+l.name, func(m *nats.Msg) { l.in <- arrival{body: m.Data} }); err != nil {
+		if _, err := bus.Subscribe("floor.in."+l.name,
+			func(m *nats.Msg) { l.in <- arrival{body: m.Data} }); err != nil {
 			return fmt.Errorf("floor: %w", err)
 		}
 	}
@@ -337,7 +339,8 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 						return nil
 					}
 				}
-				if _, err = events.w.Write(append(append([]byte("event: message\ndata: "), out...), "\n\n"...)); err == nil {
+				if _, err = events.w.Write(append(append([]byte("event: message\ndata: "), out...),
+					"\n\n"...)); err == nil {
 					err = events.ctl.Flush()
 				}
 			}
@@ -404,7 +407,8 @@ type peerLane struct {
 
 // Connect brings the peers of a plan to its program, and has it begin.
 func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
-	p := &Peers{plan: plan, place: at, payload: endPayload(plan.Payload), web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
+	p := &Peers{plan: plan, place: at, payload: endPayload(plan.Payload),
+		web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	ctx, p.stop = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {

@@ -78,7 +78,8 @@ func UAgents(ctx context.Context, c Config) (Result, error) {
 		verify: func(base, sig []byte) bool {
 			d := sha256.Sum256(base)
 			var r, s secp256k1.ModNScalar
-			return len(sig) == 64 && !r.SetByteSlice(sig[:32]) && !s.SetByteSlice(sig[32:]) && ecdsa.NewSignature(&r, &s).Verify(d[:], pub)
+			return len(sig) == 64 && !r.SetByteSlice(sig[:32]) && !s.SetByteSlice(sig[32:]) &&
+				ecdsa.NewSignature(&r, &s).Verify(d[:], pub)
 		},
 	})
 }
@@ -101,7 +102,8 @@ func measure(ctx context.Context, c Config, s scheme) (_ Result, err error) {
 	c.Payload = cmp.Or(c.Payload, 1<<10)
 	c.Storage = cmp.Or(c.Storage, Memory)
 	c.Appends = cmp.Or(c.Appends, 1)
-	if c.Storage != Memory && c.Storage != Disk || c.Appends < 1 || c.Appends > 2 || c.Payload < minPayload || c.Connections < 1 {
+	if c.Storage != Memory && c.Storage != Disk || c.Appends < 1 || c.Appends > 2 || c.Payload < minPayload ||
+		c.Connections < 1 {
 		return Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
 	}
 	if c.Count == 0 && c.Duration == 0 {
@@ -161,7 +163,8 @@ func result(r load.Result) (Result, error) {
 	if r.Failed > 0 {
 		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", r.Failed, r.FirstError)
 	}
-	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPUPerMessage: r.CPUPerRequest}, nil
+	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99,
+		CPUPerMessage: r.CPUPerRequest}, nil
 }
 
 // envelope is the shape of a request's body.

@@ -43,7 +43,8 @@ func TestFloors(t *testing.T) {
 			}
 		})
 	}
-	for _, c := range []Config{{Storage: "tape"}, {Appends: 3}, {Payload: 10}, {Connections: -1}, {Dir: "/does/not/exist"}} {
+	for _, c := range []Config{{Storage: "tape"}, {Appends: 3}, {Payload: 10}, {Connections: -1},
+		{Dir: "/does/not/exist"}} {
 		c.Count = 1
 		if _, err := Samvad(t.Context(), c); err == nil {
 			t.Errorf("%+v is measured", c)
@@ -73,7 +74,8 @@ func TestHandlerRefuses(t *testing.T) {
 		digest := contentDigest(body)
 		r := httptest.NewRequest("POST", path, bytes.NewReader(body))
 		r.Header.Set("Content-Digest", digest)
-		r.Header.Set("Signature", base64.StdEncoding.EncodeToString(ed25519.Sign(key, signatureBase("POST", path, digest))))
+		r.Header.Set("Signature", base64.StdEncoding.EncodeToString(ed25519.Sign(key,
+			signatureBase("POST", path, digest))))
 		change(r)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
@@ -142,7 +144,8 @@ func TestAppenderGroups(t *testing.T) {
 		f.goOn <- nil
 		<-f.begun
 		synctest.Wait()
-		if len(f.writes) != 2 || f.writes[1] != "\x00\x00\x00\x01b\x00\x00\x00\x01c\x00\x00\x00\x01d" || len(answers) != 1 {
+		if len(f.writes) != 2 || f.writes[1] != "\x00\x00\x00\x01b\x00\x00\x00\x01c\x00\x00\x00\x01d" ||
+			len(answers) != 1 {
 			t.Errorf("written %q, %d answered", f.writes, len(answers))
 		}
 		f.goOn <- nil
@@ -231,11 +234,13 @@ func TestAppenderFile(t *testing.T) {
 
 // go test ./internal/bench/floor -bench . -benchtime 20000x
 func BenchmarkFloor(b *testing.B) {
-	for name, measure := range map[string]func(context.Context, Config) (Result, error){"samvad": Samvad, "uagents": UAgents} {
+	for name, measure := range map[string]func(context.Context, Config) (Result, error){"samvad": Samvad,
+		"uagents": UAgents} {
 		for _, storage := range []Storage{Memory, Disk} {
 			for _, n := range []int{1, 64, 256} {
 				b.Run(fmt.Sprintf("%s/%s/%d", name, storage, n), func(b *testing.B) {
-					res, err := measure(b.Context(), Config{Storage: storage, Connections: n, Count: b.N, Dir: b.TempDir()})
+					res, err := measure(b.Context(), Config{Storage: storage, Connections: n, Count: b.N,
+						Dir: b.TempDir()})
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -255,7 +260,8 @@ func TestServe(t *testing.T) {
 	t.Parallel()
 	all := []Scheme{Ed25519, P256, Secp256k1}
 	plan := Plan{Peers: 2, Payload: 1 << 10, Storage: Memory, Dir: t.TempDir(), Steps: []Step{
-		{Do: In, With: all}, {Do: Append}, {Do: Out, With: all}, {Do: Push}, {Do: FromBus}, {Do: ToBus}, {Do: Call}, {Do: Append}, {Do: Answer},
+		{Do: In, With: all}, {Do: Append}, {Do: Out, With: all}, {Do: Push}, {Do: FromBus}, {Do: ToBus}, {Do: Call},
+		{Do: Append}, {Do: Answer},
 	}}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

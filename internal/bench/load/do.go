@@ -10,7 +10,8 @@ import (
 // Do runs exchanges of any protocol in a closed loop for a duration: each of
 // several workers calls exchange again and again, with a number of its own
 // each time. Those during the warm-up count nowhere.
-func Do(ctx context.Context, workers int, warmup, duration time.Duration, exchange func(ctx context.Context, worker, i int) error) Result {
+func Do(ctx context.Context, workers int, warmup, duration time.Duration,
+	exchange func(ctx context.Context, worker, i int) error) Result {
 	var next atomic.Int64
 	all := make([]*worker, workers)
 	phase := func(d time.Duration) {

@@ -55,7 +55,8 @@ func TestRun(t *testing.T) {
 	if err != nil || res.Requests != 100 || res.Failed != 0 || res.FirstError != nil {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	if res.Throughput <= 0 || res.P50 <= 0 || res.P50 > res.P90 || res.P90 > res.P99 || res.P99 > res.Max || res.Elapsed < res.Max {
+	if res.Throughput <= 0 || res.P50 <= 0 || res.P50 > res.P90 || res.P90 > res.P99 || res.P99 > res.Max ||
+		res.Elapsed < res.Max {
 		t.Errorf("%+v", res)
 	}
 	if len(conns) > 4 {
@@ -98,7 +99,8 @@ func TestShapesOfResponses(t *testing.T) {
 			io.WriteString(w, "onetwo")
 		}
 	})
-	for path, want := range map[string]string{"/": "onetwo", "/chunked": "onetwo", "/close": "onetwo", "/hints": "onetwo", "/none": "", "/raw": "onetwo"} {
+	for path, want := range map[string]string{"/": "onetwo", "/chunked": "onetwo", "/close": "onetwo",
+		"/hints": "onetwo", "/none": "", "/raw": "onetwo"} {
 		res, err := Run(t.Context(), Config{
 			URL: url, Count: 5,
 			Requests: func(int) *Request { return NewRequest("GET", host, path, nil, nil) },
@@ -113,7 +115,10 @@ func TestShapesOfResponses(t *testing.T) {
 			t.Errorf("%s: %+v, %v", path, res, err)
 		}
 	}
-	res, err := Run(t.Context(), Config{URL: url, Count: 5, Requests: func(int) *Request { return NewRequest("HEAD", host, "/", nil, nil) }})
+	res, err := Run(t.Context(), Config{URL: url, Count: 5, Requests: func(int) *Request {
+		return NewRequest("HEAD",
+			host, "/", nil, nil)
+	}})
 	if err != nil || res.Requests != 5 {
 		t.Errorf("HEAD: %+v, %v", res, err)
 	}
@@ -124,7 +129,8 @@ func TestFailures(t *testing.T) {
 	url, host := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusTeapot) })
 	get := func(int) *Request { return NewRequest("GET", host, "/", nil, nil) }
 	res, err := Run(t.Context(), Config{URL: url, Count: 3, Requests: get})
-	if err != nil || res.Requests != 0 || res.Failed != 3 || res.FirstError == nil || !strings.Contains(res.FirstError.Error(), "418") {
+	if err != nil || res.Requests != 0 || res.Failed != 3 || res.FirstError == nil ||
+		!strings.Contains(res.FirstError.Error(), "418") {
 		t.Errorf("%+v, %v", res, err)
 	}
 	if _, err := Run(t.Context(), Config{URL: url, Warmup: 1, Count: 3, Requests: get}); err == nil {
@@ -171,7 +177,8 @@ func TestCancel(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	})
-	_, err := Run(ctx, Config{URL: url, Connections: 2, Count: 10, Requests: func(int) *Request { return NewRequest("GET", host, "/", nil, nil) }})
+	_, err := Run(ctx, Config{URL: url, Connections: 2, Count: 10,
+		Requests: func(int) *Request { return NewRequest("GET", host, "/", nil, nil) }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
@@ -205,14 +212,18 @@ func answer(t testing.TB, b string) string {
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	for _, b := range []string{
-		"", "x", "HTTP/1.1\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 abc OK\r\n\r\n", "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+		"", "x", "HTTP/1.1\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 abc OK\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
 		"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n", "HTTP/1.1 100 Continue\r\n\r\n",
 		"HTTP/1.1 200 OK\r\n" + strings.Repeat("x", 10000),
 	} {
-		res, err := Run(t.Context(), Config{URL: answer(t, b), Count: 2, Requests: func(int) *Request { return NewRequest("GET", "h", "/", nil, nil) }})
+		res, err := Run(t.Context(), Config{URL: answer(t, b), Count: 2,
+			Requests: func(int) *Request { return NewRequest("GET", "h", "/", nil, nil) }})
 		if err != nil || res.Requests != 0 || res.Failed != 2 {
 			t.Errorf("%.60q: %+v, %v", b, res, err)
 		}
@@ -225,7 +236,8 @@ func TestQuantile(t *testing.T) {
 		n    int
 		q    float64
 		want time.Duration
-	}{{1, 0.5, 1}, {2, 0.5, 1}, {3, 0.5, 2}, {100, 0.5, 50}, {100, 0.99, 99}, {100, 1, 100}, {1000, 0.99, 990}, {10, 0.99, 10}} {
+	}{{1, 0.5, 1}, {2, 0.5, 1}, {3, 0.5, 2}, {100, 0.5, 50}, {100, 0.99, 99}, {100, 1, 100}, {1000, 0.99, 990},
+		{10, 0.99, 10}} {
 		var all []time.Duration
 		for i := range c.n {
 			all = append(all, time.Duration(i+1))
@@ -241,7 +253,8 @@ func BenchmarkExchange(b *testing.B) {
 	url, host := serve(b, func(w http.ResponseWriter, r *http.Request) { n.Add(1) })
 	req := NewRequest("POST", host, "/", nil, make([]byte, 1024))
 	b.ReportAllocs()
-	if _, err := Run(b.Context(), Config{URL: url, Count: b.N, Requests: func(int) *Request { return req }}); err != nil {
+	if _, err := Run(b.Context(), Config{URL: url, Count: b.N,
+		Requests: func(int) *Request { return req }}); err != nil {
 		b.Fatal(err)
 	}
 }
