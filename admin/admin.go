@@ -72,19 +72,19 @@ type Config struct {
 
 // Admin is the operator's interface to a hub. It is safe for concurrent use.
 type Admin struct {
-	c     Config
-	audit *audit
-	slots chan struct{}
-	mux   *http.ServeMux
-	stop  []func()
+	c       Config
+	audit   *audit
+	waiters chan struct{}
+	mux     *http.ServeMux
+	stop    []func()
 
 	ended   chan struct{} // closed by EndStreams
 	endOnce sync.Once
 
-	mu    sync.Mutex
-	seen  map[string]Seen // by agent of the directory
-	news  chan struct{}   // closed and replaced when an agent is seen
-	boxes map[string]*box
+	mu          sync.Mutex
+	seen        map[string]Seen // by agent of the directory
+	seenChanged chan struct{}   // closed and replaced when an agent is seen
+	unread      map[string]*unread
 }
 
 // New makes the interface of a hub that has not started yet, and opens the
@@ -114,9 +114,9 @@ func New(c Config) (*Admin, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	a := &Admin{c: c, slots: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
-		news:  make(chan struct{}),
-		boxes: map[string]*box{}}
+	a := &Admin{c: c, waiters: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
+		seenChanged: make(chan struct{}),
+		unread:      map[string]*unread{}}
 	var err error
 	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
 		return nil, err
@@ -160,8 +160,8 @@ func (a *Admin) recorded(r *journal.Record) {
 	defer a.mu.Unlock()
 	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol,
 		Assurance: m.Origin.Verdict.Assurance, Count: a.seen[m.From].Count + 1}
-	close(a.news)
-	a.news = make(chan struct{})
+	close(a.seenChanged)
+	a.seenChanged = make(chan struct{})
 }
 
 // changed follows the directory.
@@ -177,7 +177,7 @@ func (a *Admin) changed(c directory.Change) {
 	defer a.mu.Unlock()
 	if hasInbox(c.Old) {
 		a.c.Hub.CloseInbox(c.Old.Name)
-		delete(a.boxes, c.Old.Name)
+		delete(a.unread, c.Old.Name)
 	}
 	if c.New == nil {
 		delete(a.seen, c.Old.Name)
@@ -252,7 +252,7 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 	if err := by.may(Observe); err != nil {
 		return Agent{}, err
 	}
-	if err := a.named(&name); err != nil {
+	if err := a.resolveNames(&name); err != nil {
 		return Agent{}, err
 	}
 	if wait > 0 {
@@ -291,10 +291,10 @@ func (a *Admin) wait(ctx context.Context, name string, d time.Duration) error {
 	a.mu.Lock()
 	before := a.seen[name].Count
 	for a.seen[name].Count == before && ctx.Err() == nil {
-		news := a.news
+		changed := a.seenChanged
 		a.mu.Unlock()
 		select {
-		case <-news:
+		case <-changed:
 		case <-ctx.Done():
 		}
 		a.mu.Lock()
@@ -306,11 +306,11 @@ func (a *Admin) wait(ctx context.Context, name string, d time.Duration) error {
 // enter counts a waiting caller, up to [Config.Waiters].
 func (a *Admin) enter() (leave func(), err error) {
 	select {
-	case a.slots <- struct{}{}:
-		return func() { <-a.slots }, nil
+	case a.waiters <- struct{}{}:
+		return func() { <-a.waiters }, nil
 	default:
 		return nil, parley.Fail(parley.Unavailable, nil, "%d callers wait already, the limit; try again later",
-			cap(a.slots))
+			cap(a.waiters))
 	}
 }
 
@@ -322,9 +322,9 @@ func (a *Admin) entry(name string) (*directory.Entry, error) {
 	return e, nil
 }
 
-// named replaces each protocol identity among the names by its agent's directory
+// resolveNames replaces each protocol identity among the names by its agent's directory
 // name. Other names stay: they may be of removed agents.
-func (a *Admin) named(names ...*string) error {
+func (a *Admin) resolveNames(names ...*string) error {
 	for _, name := range names {
 		e, err := a.c.Hub.Directory().Resolve(*name)
 		switch {
@@ -375,7 +375,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			if keys[i] == nil {
 				continue
 			}
-			e.Identities[i].Key = a.told(n.Name, v, keys[i])
+			e.Identities[i].Key = a.fingerprintIfShared(n.Name, v, keys[i])
 			undo, err := a.enroll(n.Name, v, keys[i], by.Name)
 			if err != nil {
 				return Agent{}, errors.Join(err, a.unenrollAll(n.Name, enrolled))
@@ -483,7 +483,7 @@ func decodeKey(s string) ([]byte, error) {
 
 // RemoveAgent removes an agent and its keys.
 func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
-	if err := a.named(&name); err != nil {
+	if err := a.resolveNames(&name); err != nil {
 		return err
 	}
 	return a.act(ctx, by, Administer, "agent.remove", name, "", func(ctx context.Context) error {
@@ -536,7 +536,7 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 		var enrolled []NewIdentity
 		if key != nil {
 			var err error
-			link.Key = a.told(name, id, key)
+			link.Key = a.fingerprintIfShared(name, id, key)
 			if enrolled, err = a.enroll(name, id, key, by.Name); err != nil {
 				return err
 			}
@@ -550,7 +550,7 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 
 func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, detail string,
 	f func(ctx context.Context, name string) error) (Agent, error) {
-	if err := a.named(&name); err != nil {
+	if err := a.resolveNames(&name); err != nil {
 		return Agent{}, err
 	}
 	return actFor(a, ctx, by, role, action, name, detail, func(ctx context.Context) (Agent, error) {

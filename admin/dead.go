@@ -50,7 +50,7 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
-	if err := a.named(&f.To, &f.From); err != nil {
+	if err := a.resolveNames(&f.To, &f.From); err != nil {
 		return nil, err
 	}
 	out := []DeadLetter{}
@@ -82,7 +82,7 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to strin
 }
 
 func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
-	if err := a.named(&to); err != nil {
+	if err := a.resolveNames(&to); err != nil {
 		return journal.Delivery{}, err
 	}
 	if to != "" {
@@ -146,7 +146,7 @@ func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
 	if err := by.may(Operate); err != nil {
 		return BulkResult{}, err
 	}
-	if err := a.named(&b.Filter.To, &b.Filter.From); err != nil {
+	if err := a.resolveNames(&b.Filter.To, &b.Filter.From); err != nil {
 		return BulkResult{}, err
 	}
 	if b.Filter.empty() && !b.All {

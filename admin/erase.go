@@ -73,7 +73,7 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 	if err := by.may(Administer); err != nil {
 		return Forgotten{}, err
 	}
-	if err := a.named(&f.Agent); err != nil {
+	if err := a.resolveNames(&f.Agent); err != nil {
 		return Forgotten{}, err
 	}
 	what, name := "agent", f.Agent

@@ -188,12 +188,12 @@ type export struct {
 	content      bool
 	signer       keyring.Signer
 	ids          map[parley.ID]bool
-	places       []place
+	positions    []timedPosition
 }
 
-type place struct {
-	at   time.Time
-	here journal.Position
+type timedPosition struct {
+	time     time.Time
+	position journal.Position
 }
 
 // Export writes a conversation as a file that proves itself. Without content
@@ -234,25 +234,25 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 		}
 		for _, m := range page.Messages {
 			e.ids[m.ID] = true
-			e.places = append(e.places, place{m.Time, m.Position})
+			e.positions = append(e.positions, timedPosition{m.Time, m.Position})
 			for _, d := range m.Deliveries {
 				for _, s := range d.Steps {
-					e.places = append(e.places, place{s.Time, s.Position})
+					e.positions = append(e.positions, timedPosition{s.Time, s.Position})
 				}
 			}
 		}
-		if len(e.places) > maxExport {
+		if len(e.positions) > maxExport {
 			return nil, parley.Refuse(parley.TooLarge, "the conversation has more than %d records", maxExport)
 		}
 		if cursor = page.Next; cursor == "" {
 			break
 		}
 	}
-	slices.SortFunc(e.places, func(p, q place) int {
-		return cmp.Or(p.at.Compare(q.at), cmp.Compare(p.here.Partition, q.here.Partition),
-			cmp.Compare(p.here.Sequence, q.here.Sequence))
+	slices.SortFunc(e.positions, func(p, q timedPosition) int {
+		return cmp.Or(p.time.Compare(q.time), cmp.Compare(p.position.Partition, q.position.Partition),
+			cmp.Compare(p.position.Sequence, q.position.Sequence))
 	})
-	e.places = slices.Compact(e.places)
+	e.positions = slices.Compact(e.positions)
 	return e, nil
 }
 
@@ -335,13 +335,13 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range e.places {
+	for _, p := range e.positions {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		r, err := e.a.c.Hub.Journal().Read(ctx, p.here)
+		r, err := e.a.c.Hub.Journal().Read(ctx, p.position)
 		if errors.Is(err, journal.ErrNotFound) {
-			err = c.add(&ExportLine{Record: &ExportRecord{Position: p.here, Removed: true}}, nil)
+			err = c.add(&ExportLine{Record: &ExportRecord{Position: p.position, Removed: true}}, nil)
 		} else if err == nil {
 			var v *ExportRecord
 			if v, err = e.record(ctx, r); err == nil {
@@ -353,7 +353,7 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 			return err
 		}
 	}
-	if err := c.add(&ExportLine{End: &ExportEnd{Records: len(e.places)}}, e.signer); err != nil {
+	if err := c.add(&ExportLine{End: &ExportEnd{Records: len(e.positions)}}, e.signer); err != nil {
 		return err
 	}
 	return out.Flush()

@@ -198,7 +198,7 @@ func getInbox(a *Admin, c *call) (*answer, error) {
 		return nil, err
 	}
 	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{a.showAttempts(c.by, list)}) != nil {
-		a.box(name).back(list)
+		a.unreadOf(name).putBack(list)
 	}
 	return nil, nil
 }

@@ -124,7 +124,7 @@ func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (Message
 	if err := by.maySearch(&f); err != nil {
 		return MessagePage{}, err
 	}
-	if err := a.named(&f.Agent, &f.From, &f.To); err != nil {
+	if err := a.resolveNames(&f.Agent, &f.From, &f.To); err != nil {
 		return MessagePage{}, err
 	}
 	x, err := a.fresh(ctx, by)
@@ -172,7 +172,7 @@ func (a *Admin) Conversations(ctx context.Context, by Actor, f index.Conversatio
 	if err != nil {
 		return ConversationPage{}, err
 	}
-	if err := a.named(&f.Agent); err != nil {
+	if err := a.resolveNames(&f.Agent); err != nil {
 		return ConversationPage{}, err
 	}
 	page, err := x.Conversations(ctx, f)
@@ -256,7 +256,7 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 	return func(yield func(Event, error) bool) {
 		err := by.maySearch(&f)
 		if err == nil {
-			err = a.named(&f.Agent, &f.From, &f.To)
+			err = a.resolveNames(&f.Agent, &f.From, &f.To)
 		}
 		if err != nil {
 			yield(Event{}, err)
@@ -302,7 +302,7 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 			}
 			select {
 			case r := <-news:
-				if !a.tell(ctx, by, x, &f, r, yield) {
+				if !a.yieldRecord(ctx, by, x, &f, r, yield) {
 					return
 				}
 			case <-look.C:
@@ -329,8 +329,8 @@ func each[T any](list []T, f func(T) bool) bool {
 	return true
 }
 
-// tell yields the parts of a record that the filter chooses.
-func (a *Admin) tell(ctx context.Context, by Actor, x *index.Index, f *index.Filter, r *journal.Record,
+// yieldRecord yields the parts of a record that the filter chooses.
+func (a *Admin) yieldRecord(ctx context.Context, by Actor, x *index.Index, f *index.Filter, r *journal.Record,
 	yield func(Event, error) bool) bool {
 	if m, ok := x.Of(r); ok && f.Matches(&m) {
 		v := viewSummary(by, m)

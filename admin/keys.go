@@ -39,7 +39,7 @@ type Enrolment struct {
 func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	key, err := decodeKey(e.PublicKey)
 	if err == nil {
-		err = a.named(&e.Agent)
+		err = a.resolveNames(&e.Agent)
 	}
 	if err != nil {
 		return err
@@ -71,9 +71,9 @@ func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
 		agent, protocol)
 }
 
-// told gives the fingerprint that tells an identity from that of another agent
+// fingerprintIfShared gives the fingerprint that tells an identity from that of another agent
 // with the same id; "" if no other agent claims it.
-func (a *Admin) told(agent string, id NewIdentity, key []byte) string {
+func (a *Admin) fingerprintIfShared(agent string, id NewIdentity, key []byte) string {
 	if e, ok := a.c.Hub.Directory().Lookup(id.Protocol, id.ID); ok && e.Name != agent {
 		return keyring.Fingerprint(keyring.Ed25519, key)
 	}
@@ -127,7 +127,7 @@ func changeKeys[T any](a *Admin, ctx context.Context, by Actor, action, owner, d
 
 // Unenroll forgets a public key of an agent.
 func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID string) error {
-	if err := a.named(&agent); err != nil {
+	if err := a.resolveNames(&agent); err != nil {
 		return err
 	}
 	_, err := changeKeys(a, ctx, by, "key.unenroll", agent, protocol+" "+keyID,
@@ -163,7 +163,7 @@ func MakeKey(r *keyring.Ring, n NewKey, by string) (keyring.Key, error) {
 
 // NewKey makes a private key in the hub's keyring, or takes one in.
 func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, error) {
-	if err := a.named(&n.Owner); err != nil {
+	if err := a.resolveNames(&n.Owner); err != nil {
 		return keyring.Key{}, err
 	}
 	return changeKeys(a, ctx, by, "key.new", n.Owner, n.Purpose, func(r *keyring.Ring) (keyring.Key, error) {
@@ -235,7 +235,7 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 		}
 		overlap = d
 	}
-	if err := a.named(&r.Owner); err != nil {
+	if err := a.resolveNames(&r.Owner); err != nil {
 		return keyring.Key{}, err
 	}
 	detail := r.Purpose + " overlap " + overlap.String()

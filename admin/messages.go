@@ -27,7 +27,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if err := by.may(Operate); err != nil {
 		return none, err
 	}
-	if err := a.named(&s.From, &s.To); err != nil {
+	if err := a.resolveNames(&s.From, &s.To); err != nil {
 		return none, err
 	}
 	from, err := by.speaker(s.From)
@@ -138,7 +138,7 @@ func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	}
 	m, err := a.c.Hub.Accept(ctx, sub)
 	if err != nil {
-		return a.again(ctx, by, sub, err, false)
+		return a.answerRepeat(ctx, by, sub, err, false)
 	}
 	return Receipt{ID: m.ID, Conversation: m.Conversation}, nil
 }
@@ -157,7 +157,7 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	defer leave()
 	m, err := a.c.Hub.Ask(ctx, sub)
 	if err != nil {
-		return a.again(ctx, by, sub, err, true)
+		return a.answerRepeat(ctx, by, sub, err, true)
 	}
 	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: a.show(by, m)}, nil
 }
@@ -222,9 +222,9 @@ func causeOf(e *parley.Error) string {
 	return ""
 }
 
-// again answers a message whose idempotency key was recorded before: the same
+// answerRepeat answers a message whose idempotency key was recorded before: the same
 // message gets the first answer, another one is refused.
-func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error, wait bool) (Receipt, error) {
+func (a *Admin) answerRepeat(ctx context.Context, by Actor, s hub.Submission, err error, wait bool) (Receipt, error) {
 	var prior *hub.Prior
 	if !errors.As(err, &prior) {
 		return Receipt{}, a.refuse(s, err)
@@ -235,7 +235,7 @@ func (a *Admin) again(ctx context.Context, by Actor, s hub.Submission, err error
 	case rerr != nil:
 		return Receipt{}, a.refuse(s, rerr)
 	// erased content cannot be compared
-	case first.Message == nil || first.Erased == nil && !same(first.Message, s.Message):
+	case first.Message == nil || first.Erased == nil && !sameMessage(first.Message, s.Message):
 		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict,
 			"the idempotency key was used for another message"))
 	case first.Refused != nil:
@@ -285,8 +285,8 @@ func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message
 	}
 }
 
-// same reports whether two callers sent the same message.
-func same(a, b *parley.Message) bool {
+// sameMessage reports whether two callers sent the same message.
+func sameMessage(a, b *parley.Message) bool {
 	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act &&
 		a.InReplyTo == b.InReplyTo &&
 		slices.Equal(a.Audience, b.Audience) && slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
@@ -320,13 +320,13 @@ func sameBytes(p, q parley.Part) bool {
 	return false
 }
 
-// box holds messages that were taken from an inbox and did not reach a reader.
-type box struct {
+// unread holds messages that were taken from an inbox and did not reach a reader.
+type unread struct {
 	mu      sync.Mutex
 	pending []delivery.Attempt
 }
 
-func (b *box) take(n int) []delivery.Attempt {
+func (b *unread) take(n int) []delivery.Attempt {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n = min(n, len(b.pending))
@@ -335,8 +335,8 @@ func (b *box) take(n int) []delivery.Attempt {
 	return out
 }
 
-// back puts messages in front of the others.
-func (b *box) back(list []delivery.Attempt) {
+// putBack puts messages in front of the others.
+func (b *unread) putBack(list []delivery.Attempt) {
 	if len(list) == 0 {
 		return
 	}
@@ -345,13 +345,13 @@ func (b *box) back(list []delivery.Attempt) {
 	b.pending = append(slices.Clone(list), b.pending...)
 }
 
-func (a *Admin) box(name string) *box {
+func (a *Admin) unreadOf(name string) *unread {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	b := a.boxes[name]
+	b := a.unread[name]
 	if b == nil {
-		b = &box{}
-		a.boxes[name] = b
+		b = &unread{}
+		a.unread[name] = b
 	}
 	return b
 }
@@ -376,7 +376,7 @@ func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Mes
 func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[delivery.Attempt, error] {
 	return func(yield func(delivery.Attempt, error) bool) {
 		var none delivery.Attempt
-		if err := a.named(&name); err != nil {
+		if err := a.resolveNames(&name); err != nil {
 			yield(none, err)
 			return
 		}
@@ -390,14 +390,14 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 			return
 		}
 		defer leave()
-		b := a.box(name)
+		b := a.unreadOf(name)
 		for ctx.Err() == nil {
 			list := b.take(1)
 			if len(list) == 0 {
 				break
 			}
 			if !yield(list[0], nil) {
-				b.back(list)
+				b.putBack(list)
 				return
 			}
 		}
@@ -419,7 +419,7 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 			for d := range c {
 				rest = append(rest, d)
 			}
-			b.back(rest)
+			b.putBack(rest)
 			return
 		}
 	}
@@ -437,7 +437,7 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 	if limit <= 0 || limit > 100 {
 		limit = 100
 	}
-	if err := a.named(&name); err != nil {
+	if err := a.resolveNames(&name); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -449,7 +449,7 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 	var out []delivery.Attempt
 	for d, err := range a.inbox(ctx, by, name) {
 		if err != nil {
-			a.box(name).back(out)
+			a.unreadOf(name).putBack(out)
 			return nil, err
 		}
 		if out = append(out, d); len(out) == limit {

@@ -216,7 +216,7 @@ func OpenTokens(ctx context.Context, state journal.State, id, dir string, now ti
 	log *slog.Logger) (
 	t *Tokens, first string, err error) {
 	t = &Tokens{state: state, id: id, dir: dir, log: log, revisions: map[string]uint64{}}
-	if t.stop, err = state.Watch(ctx, "", t.told); err != nil {
+	if t.stop, err = state.Watch(ctx, "", t.stateChanged); err != nil {
 		return nil, "", fmt.Errorf("read the admin tokens: %w", err)
 	}
 	defer func(stop func()) {
@@ -263,9 +263,9 @@ func (t *Tokens) Close() {
 	}
 }
 
-// told is called for each change of the state.
-func (t *Tokens) told(v journal.Value) {
-	changed, err := t.take(v)
+// stateChanged is called for each change of the state.
+func (t *Tokens) stateChanged(v journal.Value) {
+	changed, err := t.apply(v)
 	t.mu.RLock()
 	opened := t.opened
 	t.mu.RUnlock()
@@ -277,8 +277,8 @@ func (t *Tokens) told(v journal.Value) {
 	}
 }
 
-// take makes a value of the state the token of that name.
-func (t *Tokens) take(v journal.Value) (changed bool, err error) {
+// apply makes a value of the state the token of that name.
+func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
 	var read Tokens
 	if !v.Deleted {
 		var token Token
@@ -330,7 +330,7 @@ func (t *Tokens) create(ctx context.Context, token Token) error {
 	}
 	revision, err := t.state.Create(ctx, token.Name, b, time.Time{})
 	if err == nil {
-		_, err = t.take(journal.Value{Key: token.Name, Data: b, Revision: revision})
+		_, err = t.apply(journal.Value{Key: token.Name, Data: b, Revision: revision})
 	}
 	return err
 }
@@ -374,7 +374,7 @@ func (t *Tokens) replace(ctx context.Context, token Token) error {
 	}
 	revision, err := t.state.Put(ctx, token.Name, b, time.Time{})
 	if err == nil {
-		_, err = t.take(journal.Value{Key: token.Name, Data: b, Revision: revision})
+		_, err = t.apply(journal.Value{Key: token.Name, Data: b, Revision: revision})
 	}
 	return err
 }

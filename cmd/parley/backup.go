@@ -70,8 +70,8 @@ func viewBackup(s *journal.BackupSummary, file, verified string) backupResult {
 		Files: s.Files, Partitions: s.Partitions, Verified: verified}
 }
 
-// held lists the contents of a backup.
-func (r *backupResult) held() string {
+// contents lists the contents of a backup.
+func (r *backupResult) contents() string {
 	out := fmt.Sprintf("%d bytes", r.Bytes)
 	if r.Partitions != nil {
 		out += fmt.Sprintf(", %d records, %d values, %s", r.Records, r.Values, plural(len(r.Files), "file", "files"))
@@ -134,9 +134,9 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		r = viewBackup(v, file, "restored")
 	}
 	if r.Verified == "restored" {
-		return a.print(r, "%s: %s\nrestored into a temporary directory: all is there\n", file, r.held())
+		return a.print(r, "%s: %s\nrestored into a temporary directory: all is there\n", file, r.contents())
 	}
-	return a.print(r, "%s: %s\n", file, r.held())
+	return a.print(r, "%s: %s\n", file, r.contents())
 }
 
 // writeBackup writes a backup to a file and checks it meanwhile.
@@ -232,9 +232,9 @@ that were pending at the time of the backup.`,
 				if s.Partitions == nil {
 					v.Verified = "form"
 					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to "+
-						"restore it\n", args[0], v.held())
+						"restore it\n", args[0], v.contents())
 				}
-				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.held())
+				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.contents())
 			}
 			s, err := node.RestoreBackup(cmd.Context(), r)
 			if err != nil {
@@ -244,11 +244,11 @@ that were pending at the time of the backup.`,
 			v.Data = c.Data
 			if r.Engine.URL != "" {
 				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into "+
-					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.held(),
+					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.contents(),
 					clean(v.Hub), v.Created, c.Data)
 			}
 			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0],
-				v.held(), clean(v.Hub), v.Created, c.Data)
+				v.contents(), clean(v.Hub), v.Created, c.Data)
 		},
 	}
 	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)

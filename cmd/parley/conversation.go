@@ -186,7 +186,7 @@ func (a *app) timeline(list []admin.Summary, steps bool) error {
 	var widths [5]int
 	for i := range list {
 		m := &list[i]
-		rows[i] = []string{clock(m.Time), parties(m), about(m), proof(m), state(m), short(m.Preview, 60)}
+		rows[i] = []string{clock(m.Time), parties(m), kindAndSkill(m), proof(m), deliveryState(m), short(m.Preview, 60)}
 		for k := range widths {
 			widths[k] = max(widths[k], utf8.RuneCountInString(rows[i][k]))
 		}
@@ -227,7 +227,7 @@ func parties(m *admin.Summary) string {
 	return short(m.From, 40) + " → " + short(to, 40)
 }
 
-func about(m *admin.Summary) string {
+func kindAndSkill(m *admin.Summary) string {
 	s := m.Kind.String()
 	if m.Kind == parley.Event {
 		s += " " + strconv.Itoa(m.Number)
@@ -248,8 +248,8 @@ func proof(m *admin.Summary) string {
 	return m.Assurance.String() + ", " + short(m.Protocol, 12)
 }
 
-// state summarises the deliveries of a message.
-func state(m *admin.Summary) string {
+// deliveryState summarises the deliveries of a message.
+func deliveryState(m *admin.Summary) string {
 	if m.Refused {
 		return "refused"
 	}
@@ -391,7 +391,7 @@ func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) er
 	if _, err = f.Seek(0, io.SeekStart); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	told, text, err := exported(ctx, f)
+	told, text, err := describeExport(ctx, f)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
@@ -402,8 +402,8 @@ func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) er
 	return a.print(told, "%s holds %s\n", out, text)
 }
 
-// exported verifies the file that a hub sent, and describes it.
-func exported(ctx context.Context, f io.Reader) (told map[string]any, text string, err error) {
+// describeExport verifies the file that a hub sent, and describes it.
+func describeExport(ctx context.Context, f io.Reader) (told map[string]any, text string, err error) {
 	in, ok := isASPTranscript(f)
 	if ok {
 		report, err := asp.TranscriptVerifier{}.Verify(ctx, in)
@@ -508,7 +508,7 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 	}
 	in, finish := a.bar(in, size)
 	v := verification{File: name, Unverified: []unverifiedKind{}}
-	var again resigned
+	var again signatureChecks
 	again.paths = paths
 	report, err := admin.VerifyExport(in, func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
 		if r.Message == nil {
@@ -614,8 +614,8 @@ func (a *app) showVerification(v *verification) {
 	}
 }
 
-// resigned verifies the messages' own signatures again.
-type resigned struct {
+// signatureChecks verifies the messages' own signatures again.
+type signatureChecks struct {
 	paths    []string
 	verified int
 	attested int
@@ -623,14 +623,14 @@ type resigned struct {
 	problems []string
 }
 
-func (v *resigned) not(reason string) {
+func (v *signatureChecks) not(reason string) {
 	if v.reasons == nil {
 		v.reasons = map[string]int{}
 	}
 	v.reasons[reason]++
 }
 
-func (v *resigned) list() []unverifiedKind {
+func (v *signatureChecks) list() []unverifiedKind {
 	out := []unverifiedKind{}
 	for _, r := range sortedKeys(v.reasons) {
 		out = append(out, unverifiedKind{r, v.reasons[r]})
@@ -638,7 +638,7 @@ func (v *resigned) list() []unverifiedKind {
 	return out
 }
 
-func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord, base string) {
+func (v *signatureChecks) message(ctx context.Context, line int, r *admin.ExportRecord, base string) {
 	m := r.Message
 	o := &m.Origin
 	switch {
@@ -672,7 +672,7 @@ func (v *resigned) message(ctx context.Context, line int, r *admin.ExportRecord,
 }
 
 // samvad verifies a SAMVAD message; a reason tells why that is impossible.
-func (v *resigned) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
+func (v *signatureChecks) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
 	o := &m.Origin
 	header := http.Header{}
 	for name, value := range o.Header {
@@ -716,7 +716,7 @@ func tokenReplaced(m *admin.ExportMessage) bool {
 
 // asp verifies hash, signature and proof of an ASP message with its sender's card.
 // Only the transcript shows its place in the session.
-func (v *resigned) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+func (v *signatureChecks) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
 	o := &m.Origin
 	at := slices.IndexFunc(o.Keys, func(k admin.ExportKey) bool { return k.Algorithm == admin.AlgorithmASPCard })
 	if at < 0 {
@@ -736,7 +736,7 @@ func (v *resigned) asp(ctx context.Context, m *admin.ExportMessage, _ string) (r
 }
 
 // uagents verifies a message of uAgents: the sender's address is its key.
-func (v *resigned) uagents(_ context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+func (v *signatureChecks) uagents(_ context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
 	e, err := uagents.Decode(m.Origin.Raw)
 	if err != nil {
 		return "", err
@@ -752,7 +752,7 @@ func (v *resigned) uagents(_ context.Context, m *admin.ExportMessage, _ string) 
 }
 
 // agh verifies the proof of an AGH message: the sender's handle names its key.
-func (v *resigned) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+func (v *signatureChecks) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
 	got, err := (&agh.Verifier{Trust: true, Lenient: true,
 		Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
 	switch {
@@ -769,7 +769,7 @@ func (v *resigned) agh(ctx context.Context, m *admin.ExportMessage, _ string) (r
 
 // candidates are the paths to which a message may have been sent: all that the hub
 // accepts.
-func (v *resigned) candidates(to, base string) []string {
+func (v *signatureChecks) candidates(to, base string) []string {
 	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
 	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
 		for _, p := range slices.Clone(prefixes) {

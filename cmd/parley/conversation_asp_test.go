@@ -325,7 +325,7 @@ func TestVerifyOwnSignatures(t *testing.T) {
 			record := func(peer string, raw []byte) *admin.ExportRecord {
 				return &admin.ExportRecord{Message: &admin.ExportMessage{Origin: admin.ExportOrigin{Protocol: c.protocol, Peer: peer, Received: now, Assurance: parley.Signed, Raw: raw, Keys: c.keys}}}
 			}
-			var good resigned
+			var good signatureChecks
 			good.message(t.Context(), 1, record(c.peer, c.raw), "")
 			if good.verified != 1 || len(good.problems)+len(good.reasons) > 0 {
 				t.Errorf("as it was: %+v", good)
@@ -339,7 +339,7 @@ func TestVerifyOwnSignatures(t *testing.T) {
 				t.Fatal("nothing was changed")
 			}
 			for what, r := range map[string]*admin.ExportRecord{"changed": record(c.peer, changed), "of another": record("somebody else", c.raw)} {
-				var bad resigned
+				var bad signatureChecks
 				bad.message(t.Context(), 7, r, "")
 				if bad.verified != 0 || len(bad.problems) != 1 || !strings.HasPrefix(bad.problems[0], "line 7, message") {
 					t.Errorf("%s: %+v", what, bad)

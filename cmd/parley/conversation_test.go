@@ -149,7 +149,7 @@ func TestVerifyAgain(t *testing.T) {
 		"no envelope of it": {func(m *admin.ExportMessage) { m.Origin.Protocol = "uagents" }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var v resigned
+			var v signatureChecks
 			_, err := admin.VerifyExport(bytes.NewReader(file), func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
 				if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
 					return
@@ -207,7 +207,7 @@ func TestVerifyReplacedToken(t *testing.T) {
 		"another extension": {func(m *admin.ExportMessage) { m.Extensions["samvad"] = `{"auth":true}` }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var v resigned
+			var v signatureChecks
 			_, err := admin.VerifyExport(bytes.NewReader(file), func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
 				if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
 					return

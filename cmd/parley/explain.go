@@ -56,7 +56,7 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	line := a.labels(12)
 	line("message", m.ID.String())
 	line("recorded", stamp(m.Time))
-	line("kind", about(&m.Summary))
+	line("kind", kindAndSkill(&m.Summary))
 	line("from", clean(m.From)+" ("+proof(&m.Summary)+")")
 	line("conversation", m.Conversation.String())
 	for _, d := range m.Deliveries {

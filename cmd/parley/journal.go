@@ -134,7 +134,7 @@ directory from the backup. The backup of an encrypted journal is encrypted with 
 			if len(s.Lost) > 0 {
 				lost = "lost:\n" + lines(s.Lost)
 			}
-			return a.print(v, "%s: %s\n%s\n\nnext: parley restore %[1]s --data ./saved\n", file, v.held(), lost)
+			return a.print(v, "%s: %s\n%s\n\nnext: parley restore %[1]s --data ./saved\n", file, v.contents(), lost)
 		},
 	}
 	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)

@@ -154,7 +154,7 @@ func (f keyFile) Enroll(_ context.Context, e admin.Enrolment) error {
 }
 
 func (f keyFile) Unenroll(_ context.Context, agent, protocol, keyID string) error {
-	return found(keyID, f.r.Unenroll(agent, protocol, keyID))
+	return withKeyHint(keyID, f.r.Unenroll(agent, protocol, keyID))
 }
 
 func (f keyFile) Rotate(_ context.Context, n admin.Rotation) (keyring.Key, error) {
@@ -163,14 +163,14 @@ func (f keyFile) Rotate(_ context.Context, n admin.Rotation) (keyring.Key, error
 		return keyring.Key{}, err
 	}
 	k, err := admin.ReplaceKey(f.r, n.Owner, n.Purpose, overlap)
-	return k, found(n.Owner, err)
+	return k, withKeyHint(n.Owner, err)
 }
 
 func (f keyFile) Passphrase(_ context.Context, p admin.Passphrase) (admin.Protected, error) {
 	return admin.ChangePassphrase(f.r, p)
 }
 
-func found(name string, err error) error {
+func withKeyHint(name string, err error) error {
 	if errors.Is(err, keyring.ErrNotFound) {
 		return noKey(name)
 	}

@@ -82,7 +82,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 			}
 			return a.hubError(err)
 		}
-		if err := a.heard(m); err != nil {
+		if err := a.writeMessage(m); err != nil {
 			return err
 		}
 		if answer != nil && m.Kind == parley.Request {
@@ -102,8 +102,8 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 	return nil
 }
 
-// heard shows one message of an inbox.
-func (a *app) heard(m *admin.Message) error {
+// writeMessage shows one message of an inbox.
+func (a *app) writeMessage(m *admin.Message) error {
 	if a.json {
 		return a.print(m, "")
 	}

@@ -77,7 +77,7 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 		if e.Dropped != nil {
 			return &exitError{exitFailed, errors.New(clean(e.Dropped.Reason))}
 		}
-		if err := a.happened(&e); err != nil {
+		if err := a.writeEvent(&e); err != nil {
 			return err
 		}
 		if n++; n == count {
@@ -87,8 +87,8 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 	return nil
 }
 
-// happened writes an event as one line.
-func (a *app) happened(e *admin.Event) error {
+// writeEvent writes an event as one line.
+func (a *app) writeEvent(e *admin.Event) error {
 	switch {
 	case e.Message != nil:
 		m := e.Message
@@ -102,7 +102,7 @@ func (a *app) happened(e *admin.Event) error {
 		if m.Refused {
 			what = "REFUSED " + what
 		}
-		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), about(m), proof(m), m.ID, what)
+		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), kindAndSkill(m), proof(m), m.ID, what)
 	case e.Delivery != nil:
 		d := e.Delivery
 		if a.json {
