@@ -34,8 +34,8 @@ type A2ERow struct {
 	CPURatio  float64       `json:"cpuRatio,omitempty"` // floor's CPU time per call by Parley's
 }
 
-// rounds is how often a path and its floor take turns, so that what the
-// machine does besides meets both.
+// rounds is how often a path and its floor take turns, so that other work on the
+// machine disturbs both.
 const rounds = 4
 
 // A2E measures framing and validation on one core, tool calls at a host of
@@ -68,7 +68,8 @@ func A2E(ctx context.Context, c Config, each func(A2ERow)) error {
 
 // framing reads, decodes and checks a tool/call/req of 300 bytes.
 func (c *Config) framing(ctx context.Context) (A2ERow, error) {
-	line := []byte(`{"type":"tool/call/req","id":"44444444444444444444444444444444","version":"1.0","ts":1716123457.1,"session_id":"33333333333333333333333333333333","tool_name":"echo","arguments":{"text":"`)
+	line := []byte(`{"type":"tool/call/req","id":"44444444444444444444444444444444","version":"1.0","ts":1716123457.1,` +
+		`"session_id":"33333333333333333333333333333333","tool_name":"echo","arguments":{"text":"`)
 	tail := []byte(`"},"correlation_id":"5f5f5f5f","streaming":true,"timeout":60}` + "\n")
 	line = append(append(line, bytes.Repeat([]byte("x"), 300-len(line)-len(tail))...), tail...)
 	const lines = 1000
@@ -129,8 +130,12 @@ func attach(ctx context.Context, h *a2e.Host, kind string) (*a2e.Client, func(),
 		<-ctx.Done()
 		_ = s.Close() // ends the stream too
 	})
-	client.URL, client.HTTP = "http://"+l.Addr().String(), &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	client.URL, client.HTTP = "http://"+l.Addr().String(), webClient()
 	return client, stop, client.Connect(ctx)
+}
+
+func webClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 }
 
 // toolCalls calls a tool from several callers of one session, in turns with
@@ -186,7 +191,7 @@ func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ER
 	return row, nil
 }
 
-// tally adds up what one path did in its turns.
+// tally sums up the turns of one path.
 type tally struct {
 	calls     int
 	took, cpu time.Duration
@@ -248,7 +253,7 @@ func (c *Config) callHub(ctx context.Context, n *node.Node, kind, token string, 
 	for i := range clients {
 		clients[i] = &a2e.Client{URL: n.Addresses().A2E, Token: token}
 		if kind == "http" {
-			clients[i].URL, clients[i].HTTP = n.A2E().Base(), &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+			clients[i].URL, clients[i].HTTP = n.A2E().Base(), webClient()
 		}
 		if err := clients[i].Connect(ctx); err != nil {
 			return calls, err

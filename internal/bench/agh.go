@@ -18,8 +18,8 @@ import (
 )
 
 // AGHDecode measures how long reading and checking one say of Payload bytes
-// takes, on one core: the median of many short runs, most of which what the
-// machine does besides leaves alone.
+// takes, on one core: the median of many short runs, most of which other work on
+// the machine does not disturb.
 func AGHDecode(c Config) (time.Duration, error) {
 	c.defaults()
 	raw, err := aghSay("acme", "peer-0", "work_0", c.Payload).Encode()
@@ -155,8 +155,8 @@ func (p *aghPeer) publish(subject string, e *agh.Envelope) error {
 	return p.nc.Publish(subject, b)
 }
 
-// render prepares what the peer says. The time of the first is that of all: a
-// run is shorter than a message stays fresh.
+// render prepares the peer's messages. All have the same time: a run is shorter than
+// a message stays fresh.
 func (p *aghPeer) render(size int) error {
 	const id, work = "msg_~", "work_~"
 	e := aghSay("acme", p.id, work, size)

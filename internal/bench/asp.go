@@ -27,12 +27,12 @@ import (
 type ASPRow struct {
 	What  string        `json:"what"`
 	Each  time.Duration `json:"each"`            // per message
-	CPU   time.Duration `json:"cpu"`             // of this process, per message: what a busy machine disturbs least
+	CPU   time.Duration `json:"cpu"`             // of this process, per message
 	Floor time.Duration `json:"floor,omitempty"` // CPU time of one Ed25519 and one P-256 verification and one SHA-256
 	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, both in CPU time: 1 is nothing but cryptography
 }
 
-// ASPConfig says what to measure.
+// ASPConfig configures [ASP].
 type ASPConfig struct {
 	Config
 	Messages   int    // of the long session; default 100,000
@@ -42,7 +42,7 @@ type ASPConfig struct {
 // spent is wall clock and CPU time together.
 type spent struct{ wall, cpu time.Duration }
 
-// meter starts a measurement; each call gives what was spent since it.
+// meter starts a measurement; each call gives the time since then.
 func meter() func() spent {
 	began, cpu := time.Now(), load.CPU()
 	return func() spent { return spent{time.Since(began), load.CPU() - cpu} }
@@ -111,7 +111,7 @@ func (c *ASPConfig) sign(n int) (*aspSession, error) {
 	return s, nil
 }
 
-// floor is what cannot be left out of checking message i.
+// floor does the cryptography that checking message i needs, and nothing else.
 func (s *aspSession) floor(i int) (func() bool, error) {
 	raw := s.raw[i]
 	e, err := asp.Decode(raw)
@@ -140,7 +140,7 @@ func (s *aspSession) floor(i int) (func() bool, error) {
 }
 
 // ASP measures, on one goroutine: the checks of a message next to their floor;
-// what a message costs a hub at the beginning of a session and at its end, all
+// the cost of a message at the beginning of a session and at its end, all
 // of it recorded in memory; and the offline verification of that session.
 func ASP(ctx context.Context, c ASPConfig, each func(ASPRow)) error {
 	c.defaults()

@@ -1,7 +1,7 @@
 // Package bench measures Parley's paths, each next to its floor (package
-// floor) in the same run, on the same cores, with the same load. A ratio says
-// what Parley costs beyond the price of its promises; absolute figures say
-// more about the machine.
+// floor) in the same run, on the same cores, with the same load. The ratio is
+// Parley's overhead above the price of its promises; absolute figures depend more on
+// the machine.
 package bench
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// Config says what to measure.
+// Config configures a measurement.
 type Config struct {
 	Connections []int           // each is measured; default 1, 64, 256
 	Storage     []floor.Storage // default memory and disk
@@ -96,7 +96,7 @@ func Samvad(ctx context.Context, c Config, each func(Row)) error {
 }
 
 // compare measures a path next to its floor, row by row. The two alternate, so
-// that what the machine does besides meets both.
+// that other work on the machine disturbs both.
 func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.Config) (floor.Result, error),
 	path func(context.Context, floor.Storage, int) (Figures, error), each func(Row)) error {
 	c.defaults()

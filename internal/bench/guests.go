@@ -39,14 +39,14 @@ type GuestsConfig struct {
 	Progress func(phase string, of time.Duration)
 }
 
-// GuestsReport is what an attack cost.
+// GuestsReport is the effect of an attack.
 type GuestsReport struct {
 	Attacks []GuestAttack `json:"attacks"`
 
 	Memory  Span          `json:"memory"` // of the hub's process, bytes that are resident
 	Disk    Span          `json:"disk"`   // of its data directory, bytes of all files
 	Own     int64         `json:"own"`    // of Disk: the enrolled agents' messages, as many bytes each as when quiet
-	Quiet   Talk          `json:"quiet"`  // what the enrolled agents said without an attack
+	Quiet   Talk          `json:"quiet"`  // of the enrolled agents without an attack
 	Under   Talk          `json:"under"`  // and under attack
 	Ratio   float64       `json:"ratio"`  // of the 99th percentiles, under attack and quiet
 	Restart time.Duration `json:"restart"`
@@ -54,7 +54,7 @@ type GuestsReport struct {
 	Bounds []Bound `json:"bounds"`
 }
 
-// A GuestAttack is one attack with what became of it.
+// A GuestAttack is one attack with its result.
 type GuestAttack struct {
 	Name string `json:"name"`
 	attack.Result
@@ -68,7 +68,7 @@ type Span struct {
 	After  int64 `json:"after"`
 }
 
-// A Talk is what the enrolled agents asked each other. Each question is a
+// A Talk counts the questions of enrolled agents to each other. Each question is a
 // message, and so is its answer.
 type Talk struct {
 	Asked  int            `json:"asked"`
@@ -78,7 +78,7 @@ type Talk struct {
 	P99    time.Duration  `json:"p99"`
 }
 
-// A Bound is what must hold.
+// A Bound is one requirement on the report.
 type Bound struct {
 	What  string `json:"what"`
 	Was   string `json:"was"`
@@ -99,7 +99,7 @@ const (
 	maxRestart     = 2 * time.Second
 )
 
-// judge sets the bounds by what was measured.
+// judge sets the bounds by the measured values.
 func (r *GuestsReport) judge() {
 	r.Ratio = float64(r.Under.P99) / float64(max(1, r.Quiet.P99))
 	changed := 0
@@ -256,7 +256,7 @@ func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
 		if err != nil {
 			return fmt.Errorf("%s joins: %w", p.Name(), err)
 		}
-		hearing.Go(func() { // what is heard is not needed
+		hearing.Go(func() { // nothing reads these messages
 			for {
 				select {
 				case <-p.Heard():
@@ -309,7 +309,7 @@ func (g *guests) others(p pairs.Peer) []pairs.Peer {
 	return slices.DeleteFunc(slices.Clone(g.peers), func(o pairs.Peer) bool { return o == p })
 }
 
-// question is what the agents ask, and said the answer.
+// question is asked by the agents, and said is the answer.
 const (
 	said     = "hello"
 	question = "say " + said
@@ -413,7 +413,7 @@ func memoryOf(pid int) (now, peak int64, err error) {
 	return now, peak, nil
 }
 
-// resetPeak forgets the peak of a process so far, and gives what is resident.
+// resetPeak resets the memory peak of a process, and gives its resident memory.
 func resetPeak(pid int) (now int64, err error) {
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
 		return 0, fmt.Errorf("the peak of a process cannot be measured here: %w", err)

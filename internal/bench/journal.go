@@ -132,7 +132,7 @@ func appendMessage(ctx context.Context, j *journal.Journal, text []byte, payload
 	return err
 }
 
-// message is what a caller has in hand, on either side: a part of a text.
+// message is the message that a caller appends, to journal or file: a part of a text.
 func message(text []byte, payload int) (*parley.Message, error) {
 	id, err := parley.NewID(time.Now(), rand.Reader)
 	if err != nil {
@@ -157,8 +157,8 @@ func words(seed, size int) []byte {
 	return b[:size]
 }
 
-// recordBytes is what the journal takes for a record, by some that it appends
-// before the clock starts; at least what is in the message.
+// recordBytes is how many bytes the journal takes for a record, measured by some
+// appends before the clock starts; at least the size of the message.
 func recordBytes(ctx context.Context, j *journal.Journal, do func(context.Context, int, int) error, payload int) (int,
 	error) {
 	const callers, times = 16, 16

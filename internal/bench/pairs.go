@@ -26,7 +26,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// PairsConfig says what to measure.
+// PairsConfig configures [Pairs].
 type PairsConfig struct {
 	Config
 	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
@@ -35,7 +35,7 @@ type PairsConfig struct {
 	Peers int      // that ask at once, each another; default 4
 }
 
-// PairRow is what a request and its answer cost from one protocol to another.
+// PairRow is the cost of a request and its answer from one protocol to another.
 type PairRow struct {
 	From     string        `json:"from"`
 	To       string        `json:"to"`
@@ -44,36 +44,34 @@ type PairRow struct {
 	Messages int           `json:"messages"`
 	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
 	Floor    time.Duration `json:"floorPerMessage"` // of bare programs at both ends, added
-	Ratio    float64       `json:"ratio"`           // floor by Parley: 1 is nothing but what cannot be left out
+	Ratio    float64       `json:"ratio"`           // floor by Parley: at 1 Parley has no overhead
 }
 
-// The floor of a pair is the sum of its ends' floors. An end's floor is what a
-// bare program, [floor.Serve], needs in a process of its own to stand at that end
-// alone, with as many peers: what it cannot do without, by the same HTTP, NATS
-// and cryptography, and nothing else:
+// The floor of a pair is the sum of the floors of its two ends. The floor of an end
+// is the CPU time of a bare program, [floor.Serve], in a process of its own, that
+// serves as many peers at that end and does only the necessary work, with the same
+// HTTP, NATS and cryptography:
 //
 //   - SAMVAD: one POST, signed by Ed25519, whose answer is the answer.
 //   - uAgents: a chat is four envelopes, each a POST of its own signed by
 //     secp256k1: message and answer, and an acknowledgement of each.
-//   - A2E over HTTP: what an agent says is a POST, what it is told an event of
-//     its stream. A call is one of each. An agent that is asked is told so,
-//     replies by a call, and is told the outcome of that call.
+//   - A2E over HTTP: an agent sends by POST and receives events of its stream. A call
+//     is one POST and one event. An agent that is asked receives an event, replies by
+//     a call, and receives the outcome of that call.
 //   - AGH: work is a say, a receipt, the answer as a say, and a trace; a peer
 //     answers by receipt and trace. Nothing is signed.
-//   - ASP: what an agent says is a POST whose access token is proved by a P-256
-//     signature, with a message signed by Ed25519 that carries a second P-256
-//     proof of its own; what it is told is an event of its stream, which the
-//     speaker signed by both. Question and answer are one message each: the
-//     session in which they are said is opened once, before the clock starts.
+//   - ASP: an agent sends by POST. The access token is proved by a P-256 signature,
+//     and the message is signed by Ed25519 and has a second P-256 proof. It receives
+//     events of its stream, which their sender signed in both ways. Question and
+//     answer are one message each: their session is opened before the clock starts.
 //
-// As every floor of this package, that of an end records request and answer by
-// one append each: what comes in before it is acted upon, what goes out as an
-// attempt before it is sent; and the word that a request was taken, where who is
-// asked has one. That word goes on to who asked, where the hub has not said it
-// itself: as an event of A2E, as a message of ASP. Between two agents of uAgents,
-// AGH or ASP the envelopes go on as they are: each is verified, and nothing is
-// signed. Handshakes, discovery, card look-ups, heartbeats and replay memory
-// count nothing.
+// Like every floor of this package, the floor of an end records request and answer by
+// one append each: incoming messages before they are acted upon, outgoing ones as an
+// attempt before they are sent. Some protocols have a word that a request was
+// accepted: it is recorded too. It goes on to the requester, as an event of A2E or a
+// message of ASP, unless the hub has sent it itself. Between two agents of uAgents,
+// AGH or ASP the envelopes go on unchanged: each is verified, and nothing is signed.
+// Handshakes, discovery, card look-ups, heartbeats and replay memory do not count.
 var (
 	oneRecord = floor.Step{Do: floor.Append}
 	aspProved = []floor.Scheme{floor.P256, floor.Ed25519, floor.P256}
@@ -86,7 +84,7 @@ type end struct {
 	protocol string
 	asked    bool
 	native   bool // the envelopes go on as they are
-	told     bool // who asks hears that the request was taken
+	told     bool // the requester hears that its request was accepted
 }
 
 // endsOf are those of a pair.
@@ -97,7 +95,7 @@ func endsOf(from, to string) [2]end {
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
-// steps are what the end cannot do without.
+// steps are the necessary work of an end.
 func (e end) steps() []floor.Step {
 	steps := e.asking()
 	if e.asked {
@@ -106,7 +104,7 @@ func (e end) steps() []floor.Step {
 	if e.native {
 		for i, s := range steps {
 			if s.Do == floor.Out || s.Do == floor.Push {
-				steps[i].With = nil // who says it signed it
+				steps[i].With = nil // its sender has signed it
 			}
 		}
 	}
@@ -155,9 +153,9 @@ func (e end) answering() []floor.Step {
 	return append(steps, oneRecord)
 }
 
-// Pairs measures, for every protocol to every other, the CPU time that a hub of
-// its own process needs for a request and its answer, next to what two bare
-// programs need that stand at one end each. The peers are in this process.
+// Pairs measures, for every protocol to every other, the CPU time of a hub in a
+// process of its own for a request and its answer, next to that of two bare programs,
+// one at each end. The peers are in this process.
 func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	c.defaults()
 	if c.Peers == 0 {
@@ -261,8 +259,8 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 	})
 }
 
-// until handles what is logged until ctx ends: the peers of a measurement that
-// is over are cut off in the middle of acknowledgements, which is no news.
+// until is a log handler that ends with ctx: when a measurement is over, its peers
+// are cut off in the middle of acknowledgements, which need not be logged.
 type until struct {
 	slog.Handler
 	ctx context.Context
@@ -272,7 +270,7 @@ func (u until) Enabled(ctx context.Context, l slog.Level) bool {
 	return u.ctx.Err() == nil && u.Handler.Enabled(ctx, l)
 }
 
-// text is what is asked, and answered.
+// text is the text of question and answer.
 func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1, c.Payload-500)) }
 
 // load repeats an exchange in each lane for a while, and gives the CPU time of
@@ -303,7 +301,7 @@ func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx conte
 		}
 		return errors.Join(errs...)
 	}
-	if err := run(time.Now().Add(c.Duration / 4)); err != nil { // what is made at first use is made
+	if err := run(time.Now().Add(c.Duration / 4)); err != nil { // warm-up
 		return 0, 0, err
 	}
 	n.Store(0)
@@ -387,8 +385,8 @@ func start(ctx context.Context, command []string, in []byte, ready any) (*exec.C
 	return p, nil
 }
 
-// cpuOf is what a process has spent, user and system: to the hundredth of a
-// second that /proc tells.
+// cpuOf is the CPU time of a process, user and system, in the resolution of /proc:
+// a hundredth of a second.
 func cpuOf(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -27,7 +27,8 @@ func UAgents(ctx context.Context, c Config, each func(Row)) error {
 func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
 	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
 	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
-		schema := `{"title":"Done","type":"object","properties":{"ok":{"title":"Ok","type":"boolean"}},"required":["ok"]}`
+		schema := `{"title":"Done","type":"object",` +
+			`"properties":{"ok":{"title":"Ok","type":"boolean"}},"required":["ok"]}`
 		if err := c.addEcho(n, []byte(schema)); err != nil {
 			return err
 		}

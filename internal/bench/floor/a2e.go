@@ -144,7 +144,7 @@ func (d *Duplex) Write(p []byte) (int, error) { return d.Out.Write(p) }
 // Close closes both.
 func (d *Duplex) Close() error { return errors.Join(d.In.Close(), d.Out.Close()) }
 
-// Pipes are what a child process has as its standard input and output.
+// Pipes are like the standard input and output of a child process.
 func Pipes() (near, far *Duplex, err error) {
 	r1, w1, err := os.Pipe()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 // AGH is the floor of work that an AGH peer gives to a handler: a bare NATS
 // request and its reply, each recorded by one append before it goes on.
-// Every connection has one request under way.
+// Every connection has one request at a time.
 func AGH(ctx context.Context, c Config) (_ Result, err error) {
 	c.Connections, c.Payload = cmp.Or(c.Connections, 1), cmp.Or(c.Payload, 1<<10)
 	c.Storage, c.Duration = cmp.Or(c.Storage, Memory), cmp.Or(c.Duration, 3*time.Second)

@@ -19,7 +19,7 @@ const (
 	Disk   Storage = "disk" // each acknowledged record is synced
 )
 
-// groupMax and groupBytes bound what is written and synced together.
+// groupMax and groupBytes bound the records that are written and synced together.
 const (
 	groupMax   = 512
 	groupBytes = 4 << 20
@@ -138,7 +138,7 @@ func (a *Appender) write() {
 	}
 }
 
-// group takes what is written next.
+// group takes the records to write next.
 func (a *Appender) group() (group []record, closed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -152,7 +152,7 @@ func (a *Appender) group() (group []record, closed bool) {
 	return group, a.closed
 }
 
-// Close ends the appender when what waits is written.
+// Close writes the waiting records and ends the appender.
 func (a *Appender) Close() error {
 	a.mu.Lock()
 	again := a.closed

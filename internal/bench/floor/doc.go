@@ -4,8 +4,7 @@
 //
 // It uses the HTTP server, the cryptography and the file system directly, and
 // none of Parley's packages but the load generator, which measures Parley too.
-// What Parley costs beyond a floor is Parley's own; what the floor costs is the
-// price of the promise.
+// The cost above the floor is Parley's own; the floor is the price of its promises.
 //
 // Appends are as durable as Parley's: in memory they answer when the record is
 // stored, on disk when it is synced. Records that wait together are written and

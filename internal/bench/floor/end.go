@@ -32,14 +32,14 @@ import (
 // with the peers of that end alone, cannot leave out.
 type Step struct {
 	Do   Act      `json:"do"`
-	With []Scheme `json:"with,omitempty"` // signatures that are verified, of what comes in, or made, for what goes out
+	With []Scheme `json:"with,omitempty"` // verified on incoming messages, made for outgoing ones
 }
 
-// An Act is what a step does.
+// An Act is the work of a step.
 type Act string
 
 // The acts. In and Out are a POST of the peer and one of the program, on
-// connections that stay; what comes in is decoded, and what goes out encoded.
+// connections that stay open; incoming messages are decoded, outgoing ones encoded.
 const (
 	In      Act = "in"     // a POST that is answered at once
 	Call    Act = "call"   // one that Answer answers
@@ -54,7 +54,7 @@ const (
 // A Scheme is a way to sign.
 type Scheme string
 
-// The schemes; each also takes the digest of what is signed.
+// The schemes; each also takes the digest of the signed bytes.
 const (
 	Ed25519   Scheme = "ed25519"
 	P256      Scheme = "p256"
@@ -64,7 +64,7 @@ const (
 // A Plan is one end's part of an exchange, in the order of its steps.
 type Plan struct {
 	Steps   []Step  `json:"steps"`
-	Peers   int     `json:"peers"` // each with one exchange under way
+	Peers   int     `json:"peers"` // each with one exchange at a time
 	Payload int     `json:"payload"`
 	Storage Storage `json:"storage"`
 	Dir     string  `json:"dir,omitempty"`
@@ -162,7 +162,7 @@ type lane struct {
 
 type arrival struct {
 	body []byte
-	done chan []byte // what Answer gives back; nil where the answer is given
+	done chan []byte // gets the answer of Answer; nil if the request is answered at once
 }
 
 type pusher struct {
@@ -349,13 +349,13 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 			}
 		}
 		if n == 0 {
-			runtime.GC() // what the beginning left behind is no part of an exchange
+			runtime.GC() // garbage of the set-up is no part of an exchange
 		}
 	}
 	return nil
 }
 
-// quiet gives nil for what the end of ctx brought.
+// quiet drops an error that the end of ctx caused.
 func quiet(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -386,7 +386,7 @@ func post(ctx context.Context, web *http.Client, url string, body []byte, header
 	return nil
 }
 
-// Peers are those with whom the program of a plan talks.
+// Peers are the other ends of a plan's exchanges.
 type Peers struct {
 	plan    Plan
 	place   Place

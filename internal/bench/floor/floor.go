@@ -27,7 +27,7 @@ import (
 
 // Config says what to measure.
 type Config struct {
-	Connections int     // requests under way; 0 means 1
+	Connections int     // requests at once; 0 means 1
 	Payload     int     // bytes of a request's body; 0 means 1 KiB
 	Storage     Storage // "" means Memory
 	Appends     int     // 1: the request; 2: the request, then the reply. 0 means 1
@@ -186,7 +186,8 @@ const minPayload = 400
 // payload makes the body number i, of exactly size bytes.
 func payload(i, size int) []byte {
 	e := fmt.Sprintf(`{"from":"agent://client.test","to":"agent://weather.test","skill":"forecast","mode":"sync",`+
-		`"nonce":"00000000-0000-4000-8000-%012d","timestamp":"2026-11-20T12:00:00.000Z","traceId":"4bf92f3577b34da6a3ce929d0e0e4736",`+
+		`"nonce":"00000000-0000-4000-8000-%012d","timestamp":"2026-11-20T12:00:00.000Z",`+
+		`"traceId":"4bf92f3577b34da6a3ce929d0e0e4736",`+
 		`"spanId":"00f067aa0ba902b7","payload":{"city":"Bern","days":3,"hourly":true,"text":"`, i)
 	const end = `"}}`
 	return []byte(e + strings.Repeat("x", size-len(e)-len(end)) + end)
@@ -204,7 +205,8 @@ func signatureBase(method, path, digest string) []byte {
 	b = append(append(append(b, `"@method": `...), method...), '\n')
 	b = append(append(append(b, `"@path": `...), path...), '\n')
 	b = append(append(append(b, `"content-digest": `...), digest...), '\n')
-	return append(b, `"@signature-params": ("@method" "@path" "content-digest");created=1795176000;keyid="floor";alg="ed25519"`...)
+	const params = `("@method" "@path" "content-digest");created=1795176000;keyid="floor";alg="ed25519"`
+	return append(append(b, `"@signature-params": `...), params...)
 }
 
 // handler does the work of one message.
@@ -251,7 +253,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(reply)))
-	_, _ = w.Write(reply) // the peer is gone; there is nobody to tell
+	_, _ = w.Write(reply) // if this fails, the peer is gone
 }
 
 func readBody(r *http.Request, limit int64) ([]byte, error) {

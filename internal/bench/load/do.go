@@ -23,7 +23,7 @@ func Do(ctx context.Context, workers int, warmup, duration time.Duration,
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					start := time.Now()
-					// An exchange under way at the end is finished.
+					// A running exchange is finished at the end.
 					err := exchange(context.WithoutCancel(ctx), w, int(next.Add(1)))
 					if err != nil {
 						if all[w].failed++; all[w].firstError == nil {

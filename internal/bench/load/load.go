@@ -6,7 +6,7 @@
 // HTTP allows. The same generator measures Parley and the floors of package
 // floor, which makes the two comparable.
 //
-// It is a closed loop: each connection has one request under way and sends the
+// It is a closed loop: each connection has one request at a time and sends the
 // next when the answer is there.
 package load
 
