@@ -47,10 +47,13 @@ func (a *app) agentsCommand() *cobra.Command {
 		}),
 	}
 	expose := &cobra.Command{
-		Use: "expose NAME [PROTOCOL…|all|none]", Short: "Let agents of other protocols reach an agent", Args: cobra.MinimumNArgs(2),
+		Use: "expose NAME [PROTOCOL…|all|none]", Short: "Let agents of other protocols reach an agent",
+		Args: cobra.MinimumNArgs(2),
 		Long: "Let agents of other protocols find and call an agent through a stand-in. The list replaces\n" +
 			"the earlier one; all means every protocol, none means none.",
-		Example: "  parley agents expose weather samvad agh\n  parley agents expose weather all\n  parley agents expose weather none",
+		Example: `  parley agents expose weather samvad agh
+  parley agents expose weather all
+  parley agents expose weather none`,
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			protocols := args[1:]
 			if len(protocols) == 1 && protocols[0] == "none" {
@@ -109,7 +112,8 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	mine.Enrolled = slices.DeleteFunc(mine.Enrolled, func(k keyring.Enrolled) bool { return k.Agent != v.Name })
 	if a.json {
 		// Without keys a list has always been null here.
-		mine.Own, mine.Enrolled = append([]keyring.Key(nil), mine.Own...), append([]keyring.Enrolled(nil), mine.Enrolled...)
+		mine.Own = append([]keyring.Key(nil), mine.Own...)
+		mine.Enrolled = append([]keyring.Enrolled(nil), mine.Enrolled...)
 		return a.print(struct {
 			admin.Agent
 			Keys admin.Keys `json:"keys"`
@@ -166,13 +170,16 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		line("own key", "%s %s %s since %s", k.Purpose, k.ID, k.State, stamp(k.Created))
 	}
 	for _, k := range mine.Enrolled {
-		line("enrolled", "%s %s %s by %s on %s", k.Purpose, k.KeyID, keyring.Fingerprint(k.Algorithm, k.Public), k.By, stamp(k.Created))
+		line("enrolled", "%s %s %s by %s on %s", k.Purpose, k.KeyID, keyring.Fingerprint(k.Algorithm, k.Public), k.By,
+			stamp(k.Created))
 	}
 	if v.Waiting != nil {
-		line("waiting", "%d, oldest %s; %s", v.Waiting.Open, stamp(v.Waiting.Oldest), plural(v.Waiting.Dead, "dead letter", "dead letters"))
+		line("waiting", "%d, oldest %s; %s", v.Waiting.Open, stamp(v.Waiting.Oldest),
+			plural(v.Waiting.Dead, "dead letter", "dead letters"))
 	}
 	if v.Seen != nil {
-		line("last heard", "%s, %s by %s, message %s", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol, v.Seen.Message)
+		line("last heard", "%s, %s by %s, message %s", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
+			v.Seen.Message)
 	} else {
 		line("last heard", "not since the hub started")
 	}
@@ -182,17 +189,13 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 func (a *app) agentsPause(use, text string, paused bool) *cobra.Command {
 	return &cobra.Command{
 		Use: use + " NAME", Short: text, Args: cobra.ExactArgs(1), Example: "  parley agents " + use + " weather",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			hub, err := a.hub()
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			v, err := hub.Pause(ctx, args[0], paused)
 			if err != nil {
 				return err
 			}
-			v, err := hub.Pause(cmd.Context(), args[0], paused)
-			if err != nil {
-				return a.hubError(err)
-			}
 			return a.print(v, "agent %s is %sd\n", v.Name, use)
-		},
+		}),
 	}
 }
 

@@ -220,7 +220,8 @@ func (d *doctor) files() {
 		return
 	}
 	if _, err := os.Stat(d.c.Data); errors.Is(err, fs.ErrNotExist) {
-		d.failed("data directory", "parley init, or name another with data or --data", fmt.Errorf("%s is not there", d.c.Data))
+		d.failed("data directory", "parley init, or name another with data or --data",
+			fmt.Errorf("%s is not there", d.c.Data))
 		return
 	}
 	good := true
@@ -235,7 +236,8 @@ func (d *doctor) files() {
 		case err != nil:
 			good = d.failed("files", key, err)
 		case disk.OthersMay(i):
-			good = d.failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)), fmt.Errorf("%s has mode %o: others can read it", path, i.Mode().Perm()))
+			good = d.failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)),
+				fmt.Errorf("%s has mode %o: others can read it", path, i.Mode().Perm()))
 		}
 	}
 	look(d.c.Data, "data", 0o700, true)
@@ -258,7 +260,8 @@ func (d *doctor) files() {
 		if cert, err := tls.LoadX509KeyPair(d.c.TLS.Cert, d.c.TLS.Key); err != nil {
 			good = d.failed("certificate", "tls.cert and tls.key", err)
 		} else if leaf := cert.Leaf; leaf != nil && d.now().After(leaf.NotAfter) {
-			good = d.failed("certificate", "tls.cert: replace the file; the hub loads it by itself", fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
+			good = d.failed("certificate", "tls.cert: replace the file; the hub loads it by itself",
+				fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
 		}
 	}
 	if good {
@@ -285,7 +288,8 @@ func (d *doctor) disk() {
 	least := d.c.MinFree(total)
 	switch {
 	case free < least:
-		d.failed("disk", "free space, or set engine.min_free", fmt.Errorf("%s is free; below %s the hub accepts nothing", size(free), size(least)))
+		d.failed("disk", "free space, or set engine.min_free",
+			fmt.Errorf("%s is free; below %s the hub accepts nothing", size(free), size(least)))
 	default:
 		d.ok("disk", "%s of %s are free; below %s the hub accepts nothing", size(free), size(total), size(least))
 	}
@@ -305,7 +309,8 @@ func (d *doctor) ports() {
 		d.skip("ports", "the running hub uses them")
 		return
 	}
-	for _, l := range []struct{ key, address string }{{"listen.http", d.c.Listen.HTTP}, {"listen.admin", d.c.Listen.Admin}} {
+	for _, l := range []struct{ key, address string }{{"listen.http", d.c.Listen.HTTP},
+		{"listen.admin", d.c.Listen.Admin}} {
 		if l.address == "" {
 			continue
 		}
@@ -332,9 +337,11 @@ func (d *doctor) guests() {
 	g := d.info.Guests
 	d.ok("guests", "use %s of %s of memory, %d of %d registrations, %d of %d mailboxes, %d of %d connections; "+
 		"%s may be recorded now, %s a day; %d refused, %d delayed since the start",
-		size(uint64(g.Memory)), size(uint64(g.MaxMemory)), g.Registrations, g.MaxRegistrations, g.Mailboxes, g.MaxMailboxes,
+		size(uint64(g.Memory)), size(uint64(g.MaxMemory)), g.Registrations, g.MaxRegistrations, g.Mailboxes,
+		g.MaxMailboxes,
 		g.Connections, g.MaxConnections, size(uint64(g.Disk)), size(uint64(g.MaxDisk)), g.Refused, g.Delayed)
-	d.ok("connections", "%d of %d are open; one address may have %g of what guests share", g.AllConnections, g.MaxAllConnections, g.Share)
+	d.ok("connections", "%d of %d are open; one address may have %g of what guests share", g.AllConnections,
+		g.MaxAllConnections, g.Share)
 }
 
 // public checks the hub at its public URL.
@@ -360,7 +367,8 @@ func (d *doctor) public(ctx context.Context) {
 			return
 		}
 	}
-	d.failed("public_url key", "public_url, or the proxy in front of the hub: another hub or program answers there", errors.New("the card there does not have this hub's key"))
+	d.failed("public_url key", "public_url, or the proxy in front of the hub: another hub or program answers there",
+		errors.New("the card there does not have this hub's key"))
 }
 
 // clock checks this machine's clock; [doctor.reach] compares it with an agent's.
@@ -368,18 +376,21 @@ func (d *doctor) clock(start, wall time.Time) {
 	end := d.now()
 	// With the monotonic reading stripped, Sub is the wall clock's own.
 	if drift := end.Round(0).Sub(wall) - end.Sub(start); drift.Abs() > time.Second {
-		d.failed("clock", "let only one time service set the clock, in small steps", fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
+		d.failed("clock", "let only one time service set the clock, in small steps",
+			fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
 		return
 	}
 	if exe, err := os.Executable(); err == nil {
 		if i, err := os.Stat(exe); err == nil && i.ModTime().After(end.Add(24*time.Hour)) {
-			d.failed("clock", "set the clock: timedatectl set-ntp true", fmt.Errorf("it is %s here, earlier than the build of this program", stamp(end)))
+			d.failed("clock", "set the clock: timedatectl set-ntp true",
+				fmt.Errorf("it is %s here, earlier than the build of this program", stamp(end)))
 			return
 		}
 	}
 	if d.hub != nil {
 		if skew := d.info.Now.Sub(start); skew.Abs() > 5*time.Second {
-			d.failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true", fmt.Errorf("the hub's clock is off by %s", skew.Round(time.Second)))
+			d.failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true",
+				fmt.Errorf("the hub's clock is off by %s", skew.Round(time.Second)))
 			return
 		}
 	}

@@ -44,7 +44,7 @@ func (g *guests) attack(ctx context.Context) (out []GuestAttack, err error) {
 	return out, json.Unmarshal(report.Bytes(), &out)
 }
 
-// attack runs all attacks at once, until the time is over.
+// Run runs all attacks at once, until the time is over.
 func (c *GuestAttackers) Run(ctx context.Context) ([]GuestAttack, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Duration)
 	defer cancel()
