@@ -44,20 +44,8 @@ type Config struct {
 	// the agent's name and the protocol.
 	Enroll func(agent string, id NewIdentity, public []byte, by string) error
 
-	// SenderKeys gives the public keys that prove a signed message and that the
-	// binding of its protocol keeps, besides those in Keys. Nil: none.
-	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
-	// Transcript finds the session of its own protocol that a message belongs
-	// to, and how its evidence is written in that protocol's form. Own says
-	// that the message's conversation is that session and nothing else. Nil, or
-	// a nil function: the protocol has no such form.
-	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
-	// Masked gives a message without its sender's secrets, for operators and
-	// exports: its record holds them. Nil: messages hold none.
-	Masked func(m *parley.Message) *parley.Message
-	// EnrollCard registers the card of an agent with the binding of its
-	// protocol. Nil: cards are refused.
-	EnrollCard func(ctx context.Context, id NewIdentity) error
+	// Protocols are those of the hub's bindings, and what each does for operators.
+	Protocols []Protocol
 
 	Hosts   []string      // names, besides localhost and IP addresses, that requests may be made to; without port
 	MaxBody int64         // bytes of a request; 0: 8 MiB
@@ -68,6 +56,31 @@ type Config struct {
 	Now    func() time.Time
 	Rand   io.Reader
 	Logger *slog.Logger
+}
+
+// A Protocol is what the binding of a protocol does for operators. All but Name may be unset.
+type Protocol struct {
+	Name string
+
+	// SenderKeys gives what proves a signed message besides the keyring: public keys that the binding keeps.
+	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
+	// Transcript finds the session that a message belongs to, "" if there is none, and how its evidence is written in
+	// the protocol's own form. Own says that the message's conversation is that session and nothing else.
+	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
+	// Masked gives a message without the secrets of its sender that its record holds: operators and exports see that.
+	Masked func(m *parley.Message) *parley.Message
+	// EnrollCard registers the card of an agent.
+	EnrollCard func(ctx context.Context, id NewIdentity) error
+}
+
+// protocol gives what a protocol does for operators; of an unknown one nothing is set.
+func (a *Admin) protocol(name string) Protocol {
+	for _, p := range a.c.Protocols {
+		if p.Name == name {
+			return p
+		}
+	}
+	return Protocol{Name: name}
 }
 
 // Admin is the operator's interface to a hub. It is safe for concurrent use.
@@ -131,10 +144,13 @@ func New(c Config) (*Admin, error) {
 
 // masked gives a message as it is shown and exported.
 func (a *Admin) masked(m *parley.Message) *parley.Message {
-	if a.c.Masked == nil || m == nil {
-		return m
+	if m == nil {
+		return nil
 	}
-	return a.c.Masked(m)
+	if p := a.protocol(m.Origin.Protocol); p.Masked != nil {
+		return p.Masked(m)
+	}
+	return m
 }
 
 // show gives the form in which the API shows a message to an actor.
@@ -390,7 +406,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			if v.Card == nil {
 				continue
 			}
-			if err := a.c.EnrollCard(ctx, v); err != nil {
+			if err := a.protocol(v.Protocol).EnrollCard(ctx, v); err != nil {
 				err = parley.Fail(parley.Malformed, err, "the card of %s: %s", v.ID, err)
 				return Agent{}, errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name),
 					a.unenrollAll(n.Name, enrolled))
@@ -414,7 +430,7 @@ func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) 
 		return e, nil, parley.Refuse(parley.Malformed,
 			"agent %q has no identity: say in which protocol it is reached, or give it an inbox", n.Name)
 	}
-	if err := checkProtocols(n.Expose); err != nil {
+	if err := a.checkProtocols(n.Expose); err != nil {
 		return e, nil, err
 	}
 	for i, v := range n.Identities {
@@ -422,8 +438,8 @@ func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) 
 		if err != nil {
 			return e, nil, parley.Refuse(parley.Malformed, "identity %d: %s", i+1, parley.AsError(err).Text)
 		}
-		if v.Card != nil && a.c.EnrollCard == nil {
-			return e, nil, parley.Refuse(parley.Unsupported, "this hub takes no cards")
+		if v.Card != nil && a.protocol(v.Protocol).EnrollCard == nil {
+			return e, nil, parley.Refuse(parley.Unsupported, "this hub takes no cards of agents of %.40q", v.Protocol)
 		}
 		keys = append(keys, key)
 		e.Identities = append(e.Identities, parley.Identity{Protocol: v.Protocol, ID: v.ID, URL: v.URL})
@@ -460,11 +476,14 @@ func describe(e parley.Agent) string {
 }
 
 // checkProtocols validates a list of exposures.
-func checkProtocols(list []string) error {
-	for _, p := range list {
-		if !slices.Contains([]string{"all", "samvad", "uagents", "a2e", "agh", "asp"}, p) {
-			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, samvad, uagents, a2e, agh or asp",
-				p)
+func (a *Admin) checkProtocols(list []string) error {
+	for _, name := range list {
+		if name != "all" && !slices.ContainsFunc(a.c.Protocols, func(p Protocol) bool { return p.Name == name }) {
+			var known []string
+			for _, p := range a.c.Protocols {
+				known = append(known, p.Name)
+			}
+			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, or one of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
@@ -515,7 +534,7 @@ func (a *Admin) Pause(ctx context.Context, by Actor, name string, paused bool) (
 
 // Expose sets the protocols in which the hub stands in for an agent.
 func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []string) (Agent, error) {
-	if err := checkProtocols(protocols); err != nil {
+	if err := a.checkProtocols(protocols); err != nil {
 		return Agent{}, err
 	}
 	list := strings.Join(protocols, ", ")

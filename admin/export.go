@@ -280,7 +280,8 @@ func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (
 	if err != nil {
 		return nil, "", fromIndex(err, "conversation", id)
 	}
-	for cursor := ""; a.c.Transcript != nil; {
+	p := a.protocol(protocol)
+	for cursor := ""; p.Transcript != nil; {
 		page, err := x.History(ctx, c.ID, cursor, index.MaxLimit)
 		if err != nil {
 			return nil, "", err
@@ -296,7 +297,7 @@ func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (
 			if err != nil {
 				return nil, "", err
 			}
-			s, own, f := a.c.Transcript(r.Message)
+			s, own, f := p.Transcript(r.Message)
 			switch {
 			case f == nil || s == session:
 			case own:
@@ -465,8 +466,8 @@ func (e *export) origin(ctx context.Context, m *parley.Message) (ExportOrigin, e
 	for _, k := range e.a.c.Keys.Enrolled(m.From, o.Protocol) {
 		v.Keys = append(v.Keys, ExportKey{k.KeyID, string(k.Algorithm), k.Public, k.By})
 	}
-	if e.a.c.SenderKeys != nil {
-		more, err := e.a.c.SenderKeys(ctx, m)
+	if p := e.a.protocol(o.Protocol); p.SenderKeys != nil {
+		more, err := p.SenderKeys(ctx, m)
 		if err != nil {
 			return v, err
 		}

@@ -331,15 +331,15 @@ func getExport(a *Admin, c *call) (*answer, error) {
 	if err := c.params(param{"content", &content}, param{"format", &format}); err != nil {
 		return nil, err
 	}
-	switch format {
-	case "hub":
-	case "asp":
+	if format != "hub" {
+		if a.protocol(format).Transcript == nil {
+			return nil, parley.Refuse(parley.Malformed,
+				"format %.40q: want hub, or a protocol whose sessions have transcripts, as asp", format)
+		}
 		if c.r.URL.Query().Has("content") {
 			return nil, parley.Refuse(parley.Malformed, "content is for the format hub: a transcript is whole")
 		}
 		return nil, a.getTranscript(c, format)
-	default:
-		return nil, parley.Refuse(parley.Malformed, "format %.40q: want hub or asp", format)
 	}
 	e, err := a.export(c.r.Context(), c.by, c.r.PathValue("id"), content)
 	if err != nil {

@@ -12,8 +12,28 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2e"
 )
+
+var a2eProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.A2E },
+	Agent:   func(a *Agent) any { return &a.A2E },
+	Files: func(c *Config) (files []*string) {
+		for _, a := range c.Agents {
+			if a.A2E != nil {
+				files = append(files, &a.A2E.TokenFile)
+			}
+		}
+		return files
+	},
+	Listeners: func(c *Config) []Listener {
+		return []Listener{{"a2e.listen", c.A2E.Listen, c.A2E.TLS, "tokens can be read on the way; set a2e.tls"}}
+	},
+	Assurance: parley.Session, // A2E has no signatures; a token proves the session
+	Open:      openA2E,
+}
 
 // A2E says how A2E agents reach the hub, and which hosts serve what it does not
 // serve itself.
@@ -35,26 +55,27 @@ type A2EAgent struct {
 }
 
 // A2E is the node's A2E binding.
-func (n *Node) A2E() *bridge.Binding { return n.a2e }
+func (n *Node) A2E() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
 
-func (n *Node) bindA2E() error {
+func openA2E(_ context.Context, n *Node) (*Binding, error) {
 	c := n.c.A2E
 	providers := map[string]string{}
 	for _, p := range c.Providers {
 		capability, agent, ok := strings.Cut(p, "=")
 		if !ok || capability == "" || agent == "" || providers[capability] != "" {
-			return fmt.Errorf("a2e.providers: %q: want \"capability=agent\", each capability once", p)
+			return nil, fmt.Errorf("a2e.providers: %q: want \"capability=agent\", each capability once", p)
 		}
 		providers[capability] = agent
 	}
-	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs, PublicURL: n.c.PublicURL, Path: c.Path,
-		Strict: c.Strict, Tools: c.Tools, Providers: providers, Now: n.c.Now, Logger: n.log}
+	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
+		PublicURL: n.c.PublicURL, Path: c.Path, Strict: c.Strict, Tools: c.Tools, Providers: providers,
+		Now: n.c.Now, Logger: n.log}
 	if c.Sessions > 0 {
 		bc.Limits.SessionsPerMinute, bc.Limits.PendingPerRemote = c.Sessions, max(32, c.Sessions/8)
 	}
 	if c.TLS {
 		if n.c.TLS.Cert == "" {
-			return errors.New("a2e.tls needs tls.cert and tls.key")
+			return nil, errors.New("a2e.tls needs tls.cert and tls.key")
 		}
 		bc.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if n.certs == nil {
@@ -63,62 +84,75 @@ func (n *Node) bindA2E() error {
 			return n.certs.get(hello)
 		}}
 	}
+	out := &Binding{Admin: admin.Protocol{Masked: bridge.Masked}}
 	if c.Listen != "" {
-		var err error
-		if n.a2eListen, err = net.Listen("tcp", c.Listen); err != nil {
-			return fmt.Errorf("a2e.listen = %q: %w; choose another address, or stop what uses it", c.Listen, err)
-		}
-		bc.Listen, bc.ConnContext = n.conns.listen(n.a2eListen), withConn
-	}
-	var err error
-	if n.a2e, err = bridge.New(bc); err != nil {
-		return err
-	}
-	return n.hub.Bind(n.a2e)
-}
-
-// endA2E ends the streams of agents, which would hold the HTTP listener up.
-func (n *Node) endA2E() {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	n.a2e.Stop(ctx)
-}
-
-// a2eIdentity is what the configuration says of an agent in A2E. Nothing
-// changes but what the hub shows to a host.
-func (n *Node) a2eIdentity(name string, a *A2EAgent) (parley.Identity, error) {
-	token := ""
-	if a.TokenFile != "" {
-		path := a.TokenFile
-		b, err := secretFile(path)
+		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
-			return parley.Identity{}, fmt.Errorf("token_file: %w", err)
+			return nil, fmt.Errorf("a2e.listen = %q: %w; choose another address, or stop what uses it", c.Listen, err)
 		}
-		if token = string(b); token == "" {
-			return parley.Identity{}, fmt.Errorf("token_file: %s is empty", filepath.Base(path))
+		bc.Listen, bc.ConnContext, out.Listener = n.conns.listen(l), withConn, l
+		out.Addresses = func(a *Addresses) { a.A2E = "tcp://" + l.Addr().String() }
+	}
+	b, err := bridge.New(bc)
+	if err != nil {
+		if out.Listener != nil {
+			err = errors.Join(err, out.Listener.Close())
 		}
+		return nil, err
 	}
-	if a.URL == "" && token == "" {
-		return parley.Identity{}, errors.New("want a token_file, for an agent that connects, or the url of a host")
+	out.Hub = b
+	out.Agent = func(name string, a *Agent) (Enrolment, error) { return n.enrolA2E(b, name, a.A2E) }
+	out.EndStreams = func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		b.Stop(ctx)
 	}
-	id, err := n.a2e.Identity(token, a.URL)
-	if err == nil && a.URL != "" {
-		n.a2e.SetToken(name, token)
-	}
-	return id, err
+	return out, nil
 }
 
-// a2eSkills keeps what hosts have told: an entry of the configuration that
-// is put anew has the skills that its host had.
-func (n *Node) a2eSkills(a parley.Agent) []parley.SkillSpec {
-	e, ok := n.directory.Agent(a.Name)
-	if !ok || len(a.Skills) > 0 {
-		return a.Skills
+func (n *Node) enrolA2E(b *bridge.Binding, name string, a *A2EAgent) (e Enrolment, err error) {
+	if a == nil {
+		return e, nil
 	}
-	for _, i := range a.Identities {
-		if i.Protocol == bridge.Protocol && i.URL != "" && slices.Contains(e.Identities, i) {
-			return e.Skills
+	token, err := a.token()
+	if err == nil {
+		e.Identity, err = b.Identity(token, a.URL)
+	}
+	if err != nil {
+		return e, fmt.Errorf("agents.%s.a2e: %w", name, err)
+	}
+	if a.URL != "" {
+		b.SetToken(name, token) // at once: the file may have another one while the configuration is the same
+		e.Before = n.keepSkills
+	}
+	return e, nil
+}
+
+// token is the agent's, or the one that the hub shows to a host; "" for a host that wants none.
+func (a *A2EAgent) token() (string, error) {
+	if a.TokenFile == "" {
+		if a.URL == "" {
+			return "", errors.New("want a token_file, for an agent that connects, or the url of a host")
 		}
+		return "", nil
 	}
-	return a.Skills
+	b, err := secretFile(a.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("token_file: %w", err)
+	}
+	if len(b) == 0 {
+		return "", fmt.Errorf("token_file: %s is empty", filepath.Base(a.TokenFile))
+	}
+	return string(b), nil
+}
+
+// keepSkills gives an agent the skills that its host told before.
+func (n *Node) keepSkills(a *parley.Agent) error {
+	e, ok := n.directory.Agent(a.Name)
+	if ok && len(a.Skills) == 0 && slices.ContainsFunc(a.Identities, func(i parley.Identity) bool {
+		return i.Protocol == bridge.Protocol && slices.Contains(e.Identities, i)
+	}) {
+		a.Skills = e.Skills
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -8,24 +9,82 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
 )
 
-// AGH is the node's AGH binding, nil where AGH is switched off.
-func (n *Node) AGH() *bridge.Binding { return n.agh }
+var aghProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.AGH },
+	Agent:   func(a *Agent) any { return &a.AGH },
+	Files:   func(c *Config) []*string { return []*string{&c.AGH.Credentials} },
+	Listeners: func(c *Config) []Listener {
+		const advice = "tokens can be read on the way; use 127.0.0.1, or a network that is trusted"
+		return []Listener{{"listen.agh", c.Listen.AGH, false, advice}}
+	},
+	Open: openAGH,
+}
 
-// bindAGH makes the AGH binding, if the configuration asks for one.
-func (n *Node) bindAGH() error {
+// AGH says who the peers of AGH Network are and where agents appear to them.
+type AGH struct {
+	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). What is published there reaches everybody who subscribes: only that server's permissions can keep spoofed messages from peers"`
+	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
+	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
+	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
+	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
+	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
+	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`
+	RequirePins bool                    `toml:"require_pins" doc:"refuse verified handles that agh.pins does not name"`
+	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
+	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
+	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
+	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long a peer that is away is remembered, with what waits for it"`
+	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings, and whois requests for all, of one peer in a channel a second, six times as many at once; below zero: no limit"`
+	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
+}
+
+// AGHUser is who may connect, by exactly one of token, password, nkey and
+// anonymous.
+type AGHUser struct {
+	Token      string   `toml:"token" doc:"NATS token"`
+	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
+	Password   string   `toml:"password" doc:"NATS password; the user is the name of the table"`
+	NKey       string   `toml:"nkey" doc:"public user nkey, U…"`
+	Anonymous  bool     `toml:"anonymous" doc:"whoever brings no credentials; for loopback addresses"`
+	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all that begin so"`
+	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
+	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
+}
+
+// AGHPin is which keys may speak as a nickname or a verified handle.
+type AGHPin struct {
+	Keys []string `toml:"keys" doc:"Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a nickname, or a handle in quotes"`
+}
+
+// AGHWorkspace is where agents of the directory appear.
+type AGHWorkspace struct {
+	Channels []string `toml:"channels" doc:"channels in which they greet"`
+	Agents   []string `toml:"agents" doc:"which agents; none: all that are exposed in agh"`
+}
+
+// AGHAgent is what an agent is called in AGH.
+type AGHAgent struct {
+	Workspace string `toml:"workspace" doc:"its workspace"`
+	Peer      string `toml:"peer" doc:"its peer id, or verified handle"`
+}
+
+// AGH is the node's AGH binding, or nil where AGH is switched off.
+func (n *Node) AGH() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
+
+func openAGH(_ context.Context, n *Node) (*Binding, error) {
 	c := n.c.AGH
 	if n.c.Listen.AGH == "" && c.URL == "" {
-		return nil
+		return &Binding{Agent: enrolAGH}, nil
 	}
-	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable, Trust: c.Trust, Lenient: c.Lenient,
-		Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration, Interval: c.Interval.Duration, Node: n.c.Name,
-		BroadcastRate: c.Broadcasts, MaxConnections: n.aghConns, Now: n.c.Now, Logger: n.log}
+	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable, Trust: c.Trust,
+		Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration, Interval: c.Interval.Duration,
+		Node: n.c.Name, BroadcastRate: c.Broadcasts, MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now, Logger: n.log}
 	if c.Credentials != "" {
 		bc.Options = append(bc.Options, nats.UserCredentials(c.Credentials))
 	}
@@ -35,10 +94,10 @@ func (n *Node) bindAGH() error {
 		if u.TokenFile != "" {
 			b, err := secretFile(u.TokenFile)
 			if err != nil {
-				return fmt.Errorf("agh.users.%s.token_file: %w", name, err)
+				return nil, fmt.Errorf("agh.users.%s.token_file: %w", name, err)
 			}
 			if token != "" {
-				return fmt.Errorf("agh.users.%s: token and token_file exclude each other", name)
+				return nil, fmt.Errorf("agh.users.%s: token and token_file exclude each other", name)
 			}
 			token = string(b)
 		}
@@ -47,7 +106,7 @@ func (n *Node) bindAGH() error {
 	}
 	pins, err := c.pins()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	bc.Pins, bc.RequirePins = pins, c.RequirePins
 	for _, ws := range slices.Sorted(maps.Keys(c.Workspaces)) {
@@ -55,10 +114,31 @@ func (n *Node) bindAGH() error {
 			bc.Places = append(bc.Places, bridge.Place{WorkspaceID: ws, Channel: channel, Agents: c.Workspaces[ws].Agents})
 		}
 	}
-	if n.agh, err = bridge.New(bc); err != nil {
-		return fmt.Errorf("agh: %w", err)
+	b, err := bridge.New(bc)
+	if err != nil {
+		return nil, fmt.Errorf("agh: %w", err)
 	}
-	return n.hub.Bind(n.agh)
+	return &Binding{
+		Hub:   b,
+		Agent: enrolAGH,
+		Addresses: func(a *Addresses) {
+			if b.Addr() != "" {
+				a.AGH = "nats://" + b.Addr()
+			}
+		},
+	}, nil
+}
+
+func enrolAGH(name string, a *Agent) (e Enrolment, err error) {
+	if a.AGH == nil {
+		return e, nil
+	}
+	_, _, handle := protocol.SplitHandle(a.AGH.Peer)
+	if !protocol.ValidWorkspaceID(a.AGH.Workspace) || !protocol.ValidPeerID(a.AGH.Peer) && !handle {
+		return e, fmt.Errorf("agents.%s.agh: want a workspace, and a peer id or verified handle", name)
+	}
+	e.Identity = bridge.Identity(a.AGH.Workspace, a.AGH.Peer)
+	return e, nil
 }
 
 // pins are the keys that may speak as nicknames and handles.
@@ -87,13 +167,4 @@ func (c *AGH) pins() (protocol.Keys, error) {
 		}
 	}
 	return pins, nil
-}
-
-// identity of an agent of the configuration.
-func (a *AGHAgent) identity() (parley.Identity, error) {
-	_, _, handle := protocol.SplitHandle(a.Peer)
-	if !protocol.ValidWorkspaceID(a.Workspace) || !protocol.ValidPeerID(a.Peer) && !handle {
-		return parley.Identity{}, errors.New("want a workspace, and a peer id or verified handle")
-	}
-	return bridge.Identity(a.Workspace, a.Peer), nil
 }

@@ -2,109 +2,199 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/asp"
-	aspbridge "github.com/parley-hub/parley/bridge/asp"
-	bridge "github.com/parley-hub/parley/bridge/samvad"
+	protocol "github.com/parley-hub/parley/asp"
+	bridge "github.com/parley-hub/parley/bridge/asp"
+	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 )
 
-func (n *Node) bindASP(ctx context.Context) error {
-	c := n.c.ASP
-	if c.Off {
+var aspProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.ASP },
+	Agent:   func(a *Agent) any { return &a.ASP },
+	Files: func(c *Config) (files []*string) {
+		for _, a := range c.Agents {
+			if a.ASP != nil {
+				files = append(files, &a.ASP.Card)
+			}
+		}
+		return files
+	},
+	Check: func(c *Config) error { return oneOf("asp.registration", c.ASP.Registration, "closed", "open") },
+	CheckAgent: func(name string, a *Agent) error {
+		if a.ASP == nil || a.ASP.Trust == nil {
+			return nil
+		}
+		t := a.ASP.Trust
+		for _, part := range []float64{t.Identity, t.History, t.Commitments, t.Consistency, t.Quality, t.Security, t.Economic, t.Peers} {
+			if !(part >= 0 && part <= 100) {
+				return fmt.Errorf("agents.%s.asp.trust: %v: want numbers from 0 to 100", name, part)
+			}
+		}
 		return nil
-	}
-	key, err := n.shared(ctx, "asp tokens", 32)
-	if err != nil {
-		return err
-	}
-	n.asp, err = aspbridge.New(aspbridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, TokenKey: key, PublicURL: n.c.PublicURL, Root: bridge.Root,
-		Domain: c.Domain, Organization: c.Organization, Open: c.Registration == "open", Expose: c.Expose, MinTrust: c.MinTrust,
-		Timeouts: asp.Timeouts{Conversing: c.Conversing.Duration}, Idle: c.Idle.Duration, MaxAgents: n.c.Limits.Agents, Now: n.c.Now, Logger: n.log})
-	if err != nil {
-		return err
-	}
-	return n.hub.Bind(n.asp)
+	},
+	AgentID: func(a *Agent) string {
+		if a.ASP == nil {
+			return ""
+		}
+		return a.ASP.ID
+	},
+	HubAgent: true,
+	Open:     openASP,
+}
+
+// ASP switches.
+type ASP struct {
+	Off          bool     `toml:"off" doc:"do not speak ASP"`
+	Registration string   `toml:"registration" default:"\"closed\"" doc:"who may register: closed = whom the operator adds; open = anybody who proves the keys of the card"`
+	Organization string   `toml:"organization" default:"\"org_parley\"" doc:"organization of the stand-ins"`
+	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES OTHER AGENTS OF THEM"`
+	Expose       []string `toml:"expose" doc:"protocols in which the hub stands in for agents that register themselves"`
+	MinTrust     float64  `toml:"min_trust" doc:"trust score, as computed here, that an agent needs to invite others"`
+	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes a session that it opened for somebody"`
+	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session in which nobody speaks fails"`
+}
+
+// ASPAgent is what an agent is called in ASP.
+type ASPAgent struct {
+	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
+	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
+
+	Trust *ASPTrust `toml:"trust" doc:"what you vouch for, of which its trust score is computed; stays until it says otherwise"`
+}
+
+// ASPTrust is what the operator vouches for of an agent, each 0 to 100.
+type ASPTrust struct {
+	Identity    float64 `toml:"identity" doc:"its identity was verified; weighs 20 of 100"`
+	History     float64 `toml:"history" doc:"communication so far; 15"`
+	Commitments float64 `toml:"commitments" doc:"commitments that it kept; 20"`
+	Consistency float64 `toml:"consistency" doc:"it behaves as it did; 10"`
+	Quality     float64 `toml:"quality" doc:"of its answers; 10"`
+	Security    float64 `toml:"security" doc:"how well it is secured; 10"`
+	Economic    float64 `toml:"economic" doc:"economic reliability; 10"`
+	Peers       float64 `toml:"peers" doc:"what other agents say of it; 5"`
 }
 
 // ASP is the node's ASP binding, or nil where it is switched off.
-func (n *Node) ASP() *aspbridge.Binding { return n.asp }
+func (n *Node) ASP() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
 
-// aspIdentity reads what the configuration says of an agent.
-func (n *Node) aspIdentity(a *ASPAgent) (id parley.Identity, card []byte, err error) {
-	if n.asp == nil {
-		return id, nil, errors.New("asp.off is set")
+func openASP(ctx context.Context, n *Node) (*Binding, error) {
+	c := n.c.ASP
+	if c.Off {
+		return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
+			if a.ASP != nil {
+				err = fmt.Errorf("agents.%s.asp: asp.off is set", name)
+			}
+			return e, err
+		}}, nil
 	}
-	name := a.ID
-	if a.Card != "" {
-		if card, err = os.ReadFile(a.Card); err != nil {
-			return id, nil, fmt.Errorf("card: %w", err)
-		}
-		c, err := asp.ParseCard(card)
-		if err != nil {
-			return id, nil, fmt.Errorf("card: %w", err)
-		}
-		if name != "" && name != c.AgentID {
-			return id, nil, fmt.Errorf("id %q is not the card's, %q", name, c.AgentID)
-		}
-		name = c.AgentID
+	key, err := n.shared(ctx, "asp tokens", 32)
+	if err != nil {
+		return nil, err
 	}
-	if id, err = n.asp.Identity(name); err != nil {
-		return id, nil, err
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, TokenKey: key,
+		PublicURL: n.c.PublicURL, Root: samvadbridge.Root, Domain: c.Domain, Organization: c.Organization,
+		Open: c.Registration == "open", Expose: c.Expose, MinTrust: c.MinTrust, Idle: c.Idle.Duration,
+		Timeouts:  protocol.Timeouts{Conversing: c.Conversing.Duration},
+		MaxAgents: n.c.Limits.Agents, Now: n.c.Now, Logger: n.log})
+	if err != nil {
+		return nil, err
 	}
-	return id, card, nil
+	return &Binding{
+		Hub:        b,
+		Agent:      func(name string, a *Agent) (Enrolment, error) { return enrolASP(b, name, a.ASP) },
+		EndStreams: b.EndStreams,
+		Admin:      aspAdmin(b),
+	}, nil
+}
+
+func enrolASP(b *bridge.Binding, name string, a *ASPAgent) (e Enrolment, err error) {
+	if a == nil {
+		return e, nil
+	}
+	id, card, err := a.card()
+	if err == nil {
+		e.Identity, err = b.Identity(id)
+	}
+	if err != nil {
+		return e, fmt.Errorf("agents.%s.asp: %w", name, err)
+	}
+	uri := e.Identity.ID
+	e.After = func(ctx context.Context) error {
+		if card != nil {
+			if _, err := b.Enroll(ctx, card); err != nil {
+				return fmt.Errorf("agents.%s.asp.card: %w", name, err)
+			}
+		}
+		if a.Trust != nil {
+			if err := b.SetTrust(ctx, uri, a.Trust.components()); err != nil {
+				return fmt.Errorf("agents.%s.asp.trust: %w", name, err)
+			}
+		}
+		return nil
+	}
+	return e, nil
+}
+
+// card reads the agent's card, if the table names one, and gives the agent's id.
+func (a *ASPAgent) card() (id string, card []byte, err error) {
+	if a.Card == "" {
+		return a.ID, nil, nil
+	}
+	if card, err = os.ReadFile(a.Card); err != nil {
+		return "", nil, fmt.Errorf("card: %w", err)
+	}
+	c, err := protocol.ParseCard(card)
+	if err != nil {
+		return "", nil, fmt.Errorf("card: %w", err)
+	}
+	if a.ID != "" && a.ID != c.AgentID {
+		return "", nil, fmt.Errorf("id %q is not the card's, %q", a.ID, c.AgentID)
+	}
+	return c.AgentID, card, nil
 }
 
 // components are the parts of a trust score.
-func (t *ASPTrust) components() *asp.TrustComponents {
-	if t == nil {
-		return nil
-	}
-	return &asp.TrustComponents{IdentityVerification: t.Identity, CommunicationHistory: t.History, CommitmentFulfillment: t.Commitments,
-		BehavioralConsistency: t.Consistency, ResponseQuality: t.Quality, SecurityPosture: t.Security, EconomicReliability: t.Economic, PeerEndorsements: t.Peers}
+func (t *ASPTrust) components() protocol.TrustComponents {
+	return protocol.TrustComponents{IdentityVerification: t.Identity, CommunicationHistory: t.History,
+		CommitmentFulfillment: t.Commitments, BehavioralConsistency: t.Consistency, ResponseQuality: t.Quality,
+		SecurityPosture: t.Security, EconomicReliability: t.Economic, PeerEndorsements: t.Peers}
 }
 
-// senderKeys are the cards by which an ASP message can be verified again.
-func (n *Node) senderKeys(ctx context.Context, m *parley.Message) ([]admin.ExportKey, error) {
-	if n.asp == nil || m.Origin.Protocol != aspbridge.Protocol {
-		return nil, nil
+// aspAdmin is what operators can do with the binding: verify messages again by the cards of their time, export
+// sessions as transcripts, and register cards.
+func aspAdmin(b *bridge.Binding) admin.Protocol {
+	return admin.Protocol{
+		SenderKeys: func(ctx context.Context, m *parley.Message) ([]admin.ExportKey, error) {
+			key, card, err := b.CardAt(ctx, m.Origin.Peer, m.Origin.Received)
+			if err != nil || card == nil {
+				return nil, err
+			}
+			return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}}, nil
+		},
+		Transcript: func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error) {
+			if session, own = b.SessionOf(m); session == "" {
+				return "", false, nil
+			}
+			return session, own, func(ctx context.Context, w io.Writer) error {
+				return b.Server().WriteTranscript(ctx, session, w)
+			}
+		},
+		EnrollCard: func(ctx context.Context, id admin.NewIdentity) error {
+			card, err := protocol.ParseCard(id.Card)
+			if err != nil {
+				return err
+			}
+			if card.AgentID != id.ID {
+				return fmt.Errorf("it is the card of %s", card.AgentID)
+			}
+			_, err = b.Enroll(ctx, id.Card)
+			return err
+		},
 	}
-	key, card, err := n.asp.CardAt(ctx, m.Origin.Peer, m.Origin.Received)
-	if err != nil || card == nil {
-		return nil, err
-	}
-	return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}}, nil
-}
-
-// transcript finds the ASP session of a message.
-func (n *Node) transcript(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error) {
-	if n.asp == nil {
-		return "", false, nil
-	}
-	session, own = n.asp.SessionOf(m)
-	if session == "" {
-		return "", false, nil
-	}
-	return session, own, func(ctx context.Context, w io.Writer) error { return n.asp.Server().WriteTranscript(ctx, session, w) }
-}
-
-// enrollCard registers the card of an agent that an operator adds.
-func (n *Node) enrollCard(ctx context.Context, id admin.NewIdentity) error {
-	if n.asp == nil || id.Protocol != aspbridge.Protocol {
-		return fmt.Errorf("cards are for agents of %s, which this hub does not serve", aspbridge.Protocol)
-	}
-	card, err := asp.ParseCard(id.Card)
-	if err != nil {
-		return err
-	}
-	if card.AgentID != id.ID {
-		return fmt.Errorf("it is the card of %s", card.AgentID)
-	}
-	_, err = n.asp.Enroll(ctx, id.Card)
-	return err
 }

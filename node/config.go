@@ -1,23 +1,18 @@
 package node
 
 import (
-	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
-	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/pelletier/go-toml/v2"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/parley-hub/parley"
@@ -32,33 +27,37 @@ import (
 // nowhere. The toml tags are the names in the file; the doc tags are what
 // `parley config describe` prints.
 type Config struct {
-	Data       string    `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
-	Name       string    `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
-	PublicURL  string    `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
-	Durability string    `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
-	Evidence   string    `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
-	Listen     Listen    `toml:"listen"`
-	Engine     Engine    `toml:"engine"`
-	TLS        TLS       `toml:"tls"`
-	Network    Network   `toml:"network"`
-	Policy     Policy    `toml:"policy"`
-	Require    []Require `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
-	Limit      []Pair    `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
-	Allow      []Allow   `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
-	Map        []Map     `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
-	Delivery   Delivery  `toml:"delivery"`
-	Limits     Limits    `toml:"limits"`
-	Guests     Guests    `toml:"guests" doc:"what callers and agents may use together for whom no operator, configuration or key vouches"`
-	SAMVAD     SAMVAD    `toml:"samvad"`
-	A2E        A2E       `toml:"a2e"`
-	AGH        AGH       `toml:"agh"`
-	UAgents    UAgents   `toml:"uagents"`
-	ASP        ASP       `toml:"asp"`
-	Alerts     Alerts    `toml:"alerts"`
-	Retention  Retention `toml:"retention" doc:"how long content is kept"`
-	LogLevel   string    `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
+	Data       string         `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
+	Name       string         `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
+	PublicURL  string         `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
+	Durability string         `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
+	Evidence   string         `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
+	Listen     Listen         `toml:"listen"`
+	Engine     Engine         `toml:"engine"`
+	TLS        TLS            `toml:"tls"`
+	Network    Network        `toml:"network"`
+	Policy     Policy         `toml:"policy"`
+	Require    []Require      `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
+	Limit      []Pair         `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
+	Allow      []Allow        `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
+	Map        []Map          `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
+	Delivery   Delivery       `toml:"delivery"`
+	Limits     Limits         `toml:"limits"`
+	Guests     Guests         `toml:"guests" doc:"what callers and agents may use together for whom no operator, configuration or key vouches"`
+	Sections   map[string]any `toml:"-"` // tables of protocols without a field of their own, see [Section]
+	Alerts     Alerts         `toml:"alerts"`
+	Retention  Retention      `toml:"retention" doc:"how long content is kept"`
+	LogLevel   string         `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
 
 	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
+
+	// The tables of protocols; [Protocols] names them in the file.
+
+	SAMVAD  SAMVAD  `toml:"-"`
+	A2E     A2E     `toml:"-"`
+	AGH     AGH     `toml:"-"`
+	UAgents UAgents `toml:"-"`
+	ASP     ASP     `toml:"-"`
 
 	// What follows is for programs, not for the file.
 
@@ -186,139 +185,18 @@ type Alerts struct {
 	Every   Duration `toml:"every" default:"\"1h\"" reload:"yes" doc:"the same alert about the same thing is sent at most once in this time"`
 }
 
-// SAMVAD switches.
-type SAMVAD struct {
-	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
-	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
-	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
-
-	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse everybody. Agents elsewhere judge tokens themselves"`
-	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit. What was used up outlives a restart; a hub that is killed forgets that of its last second"`
-	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
-	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or a rule of require that says so for the agent"`
-}
-
-// UAgents switches.
-type UAgents struct {
-	Legacy       bool     `toml:"legacy" doc:"take envelopes after their expiry, as the reference does, and keep them in mailboxes"`
-	Nonce        bool     `toml:"nonce" doc:"take a nonce without an expiry, which the signature does not tell apart"`
-	Horizon      Duration `toml:"horizon" default:"\"24h\"" doc:"how far ahead an expiry may lie"`
-	Registry     string   `toml:"registry" doc:"base URL of a registry that is asked about agents which are not registered here, e.g. \"https://agentverse.ai\""`
-	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
-	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"of a registration; agents renew it after an hour"`
-	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"of what waits in a mailbox and has no expiry"`
-	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
-	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry tells agents each other's own endpoints; what they send there is not recorded, limited or governed. Default: it tells them the hub's /submit"`
-}
-
-// AGH says who the peers of AGH Network are and where agents appear to them.
-type AGH struct {
-	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). What is published there reaches everybody who subscribes: only that server's permissions can keep spoofed messages from peers"`
-	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
-	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
-	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
-	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
-	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
-	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`
-	RequirePins bool                    `toml:"require_pins" doc:"refuse verified handles that agh.pins does not name"`
-	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
-	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
-	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
-	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long a peer that is away is remembered, with what waits for it"`
-	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings, and whois requests for all, of one peer in a channel a second, six times as many at once; below zero: no limit"`
-	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
-}
-
-// AGHUser is who may connect, by exactly one of token, password, nkey and
-// anonymous.
-type AGHUser struct {
-	Token      string   `toml:"token" doc:"NATS token"`
-	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
-	Password   string   `toml:"password" doc:"NATS password; the user is the name of the table"`
-	NKey       string   `toml:"nkey" doc:"public user nkey, U…"`
-	Anonymous  bool     `toml:"anonymous" doc:"whoever brings no credentials; for loopback addresses"`
-	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all that begin so"`
-	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
-	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
-}
-
-// AGHPin is which keys may speak as a nickname or a verified handle.
-type AGHPin struct {
-	Keys []string `toml:"keys" doc:"Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a nickname, or a handle in quotes"`
-}
-
-// AGHWorkspace is where agents of the directory appear.
-type AGHWorkspace struct {
-	Channels []string `toml:"channels" doc:"channels in which they greet"`
-	Agents   []string `toml:"agents" doc:"which agents; none: all that are exposed in agh"`
-}
-
-// AGHAgent is what an agent is called in AGH.
-type AGHAgent struct {
-	Workspace string `toml:"workspace" doc:"its workspace"`
-	Peer      string `toml:"peer" doc:"its peer id, or verified handle"`
-}
-
-// ASP switches.
-type ASP struct {
-	Off          bool     `toml:"off" doc:"do not speak ASP"`
-	Registration string   `toml:"registration" default:"\"closed\"" doc:"who may register: closed = whom the operator adds; open = anybody who proves the keys of the card"`
-	Organization string   `toml:"organization" default:"\"org_parley\"" doc:"organization of the stand-ins"`
-	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES OTHER AGENTS OF THEM"`
-	Expose       []string `toml:"expose" doc:"protocols in which the hub stands in for agents that register themselves"`
-	MinTrust     float64  `toml:"min_trust" doc:"trust score, as computed here, that an agent needs to invite others"`
-	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes a session that it opened for somebody"`
-	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session in which nobody speaks fails"`
-}
-
-// ASPAgent is what an agent is called in ASP.
-type ASPAgent struct {
-	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
-	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
-
-	Trust *ASPTrust `toml:"trust" doc:"what you vouch for, of which its trust score is computed; stays until it says otherwise"`
-}
-
-// ASPTrust is what the operator vouches for of an agent, each 0 to 100.
-type ASPTrust struct {
-	Identity    float64 `toml:"identity" doc:"its identity was verified; weighs 20 of 100"`
-	History     float64 `toml:"history" doc:"communication so far; 15"`
-	Commitments float64 `toml:"commitments" doc:"commitments that it kept; 20"`
-	Consistency float64 `toml:"consistency" doc:"it behaves as it did; 10"`
-	Quality     float64 `toml:"quality" doc:"of its answers; 10"`
-	Security    float64 `toml:"security" doc:"how well it is secured; 10"`
-	Economic    float64 `toml:"economic" doc:"economic reliability; 10"`
-	Peers       float64 `toml:"peers" doc:"what other agents say of it; 5"`
-}
-
 // Agent of the configuration file.
 type Agent struct {
-	Title       string       `toml:"title" reload:"yes" doc:"for people"`
-	Description string       `toml:"description" reload:"yes" doc:"for people"`
-	Expose      []string     `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
-	SAMVAD      *SAMVADAgent `toml:"samvad" doc:"its SAMVAD identity"`
-	AGH         *AGHAgent    `toml:"agh" doc:"its AGH identity"`
-	A2E         *A2EAgent    `toml:"a2e" doc:"its A2E token, or the A2E host that it is"`
-	UAgents     *UAgent      `toml:"uagents" doc:"its uAgents identity"`
-	ASP         *ASPAgent    `toml:"asp" doc:"its ASP identity"`
-}
+	Title       string         `toml:"title" reload:"yes" doc:"for people"`
+	Description string         `toml:"description" reload:"yes" doc:"for people"`
+	Expose      []string       `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
+	Sections    map[string]any `toml:"-"` // tables of protocols without a field of their own, see [AgentSection]
 
-// UAgent is what an agent is called in uAgents.
-type UAgent struct {
-	Address  string `toml:"address" doc:"agent1q…"`
-	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
-	Direct   *bool  `toml:"direct" doc:"whether the registry tells others this agent's own endpoints; default: as uagents.direct says"`
-}
-
-// SAMVADAgent is what an agent is called in SAMVAD.
-type SAMVADAgent struct {
-	ID  string `toml:"id" reload:"yes" doc:"agent://host; default: that of the URL"`
-	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`
-	Key string `toml:"key" reload:"yes" doc:"its public key, base64; without it the key comes from its card"`
-	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
-
-	TokenFile string `toml:"token_file" reload:"yes" doc:"file with the bearer token for its authenticated skills, which callers without a token of their own then reach"`
-	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls that bring no delegation one of the hub's own: for the one skill, 15 minutes, not to be passed on"`
+	SAMVAD  *SAMVADAgent `toml:"-"` // its SAMVAD identity
+	AGH     *AGHAgent    `toml:"-"` // its AGH identity
+	A2E     *A2EAgent    `toml:"-"` // its A2E token, or the A2E host that it is
+	UAgents *UAgent      `toml:"-"` // its uAgents identity
+	ASP     *ASPAgent    `toml:"-"` // its ASP identity
 }
 
 // Duration is a time.Duration that is written "30s".
@@ -333,180 +211,6 @@ func (d *Duration) UnmarshalText(b []byte) error {
 
 // MarshalText writes the form of time.Duration.String.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// DefaultData is the data directory when none is named.
-const DefaultData = "parley-data"
-
-// Load reads a configuration file. A name that does not exist, a value of the
-// wrong type or a contradiction is an error that says the line. Relative paths
-// in the file are relative to its directory.
-func Load(path string) (Config, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return Config{}, fmt.Errorf("read the configuration: %w", err)
-	}
-	var c Config
-	d := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
-	}
-	dir := filepath.Dir(path)
-	for _, p := range []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token, &c.AGH.Credentials, &c.SAMVAD.TokensFile} {
-		if *p != "" && !filepath.IsAbs(*p) {
-			*p = filepath.Join(dir, *p)
-		}
-	}
-	for _, a := range c.Agents {
-		if a.SAMVAD != nil && a.SAMVAD.TokenFile != "" && !filepath.IsAbs(a.SAMVAD.TokenFile) {
-			a.SAMVAD.TokenFile = filepath.Join(dir, a.SAMVAD.TokenFile)
-		}
-		if a.A2E != nil && a.A2E.TokenFile != "" && !filepath.IsAbs(a.A2E.TokenFile) {
-			a.A2E.TokenFile = filepath.Join(dir, a.A2E.TokenFile)
-		}
-	}
-	for _, a := range c.Agents {
-		if a.ASP != nil && a.ASP.Card != "" && !filepath.IsAbs(a.ASP.Card) {
-			a.ASP.Card = filepath.Join(dir, a.ASP.Card)
-		}
-	}
-	for i, p := range c.TLS.CA {
-		if !filepath.IsAbs(p) {
-			c.TLS.CA[i] = filepath.Join(dir, p)
-		}
-	}
-	if _, err := c.check(); err != nil {
-		return Config{}, fmt.Errorf("%s: %w", path, placed(err, b))
-	}
-	return c, nil
-}
-
-// misfit is the decoder's error for a value of another type than the key's.
-var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
-
-// explainTOML says line and column, and for an unknown key the nearest known.
-func explainTOML(err error) error {
-	var strict *toml.StrictMissingError
-	if errors.As(err, &strict) && len(strict.Errors) > 0 {
-		e := strict.Errors[0]
-		row, _ := e.Position()
-		key := []string(e.Key())
-		text := fmt.Sprintf("line %d: unknown key %q", row, strings.Join(key, "."))
-		if near := nearest(key); near != "" {
-			text += fmt.Sprintf("; did you mean %q?", near)
-		}
-		return errors.New(text)
-	}
-	var d *toml.DecodeError
-	if errors.As(err, &d) {
-		row, column := d.Position()
-		if m := misfit.FindStringSubmatch(d.Error()); m != nil && len(d.Key()) > 0 {
-			key, want := strings.Join(d.Key(), "."), "a table"
-			if i := slices.IndexFunc(Keys(), func(k Key) bool { return k.Name == key }); i >= 0 {
-				want = Keys()[i].Type
-			}
-			return fmt.Errorf("line %d, column %d: %q wants %s, not %s", row, column, key, want, m[1])
-		}
-		return fmt.Errorf("line %d, column %d: %s", row, column, strings.TrimPrefix(d.Error(), "toml: "))
-	}
-	return err
-}
-
-// A Key of the configuration file, for `parley config describe`.
-type Key struct {
-	Name string // "listen.http"; the parts of tables with free names are <name>
-	Type string
-	Doc  string
-
-	Default string `json:",omitzero"` // as it stands in the file
-	Reload  bool   // a change is taken up by `parley config reload`; others need a restart
-}
-
-// Keys lists all keys of the file, in the order of their declaration.
-func Keys() []Key { return keysOf(reflect.TypeFor[Config](), "") }
-
-func keysOf(t reflect.Type, prefix string) []Key {
-	var out []Key
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name := f.Tag.Get("toml")
-		if name == "-" || name == "" {
-			continue
-		}
-		ft := f.Type
-		path := prefix + name
-		for ft.Kind() == reflect.Pointer {
-			ft = ft.Elem()
-		}
-		switch {
-		case ft == reflect.TypeFor[Duration]():
-			out = append(out, key(path, "duration", f.Tag))
-		case ft.Kind() == reflect.Struct:
-			out = append(out, keysOf(ft, path+".")...)
-		case ft.Kind() == reflect.Map:
-			out = append(out, keysOf(ft.Elem(), path+".<name>.")...)
-		case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct:
-			out = append(out, keysOf(ft.Elem(), path+"[].")...)
-		default:
-			out = append(out, key(path, strings.ReplaceAll(ft.String(), "[]", "list of "), f.Tag))
-		}
-	}
-	return out
-}
-
-func key(name, kind string, t reflect.StructTag) Key {
-	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" || strings.HasPrefix(name, "agents.")}
-}
-
-// nearest finds the known key that is spelt most like an unknown one.
-func nearest(key []string) string {
-	best, found := 0, ""
-	last := key[len(key)-1]
-	try := func(d, handicap int, name []string) {
-		if d <= max(1, len(last)/2) && (found == "" || d+handicap < best) {
-			best, found = d+handicap, strings.Join(name, ".")
-		}
-	}
-	for _, k := range Keys() {
-		name := strings.Split(strings.ReplaceAll(k.Name, "[]", ""), ".")
-		if i := slices.Index(name, "<name>"); i >= 0 && len(key) > i {
-			name[i] = key[i]
-		}
-		// A table may be what is wrong.
-		head := name[:min(len(name), len(key))]
-		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
-		// So may a key of a table within a line, of which only the last part is told.
-		if len(key) > 1 && len(name) > len(key) && slices.Equal(name[:len(key)-1], key[:len(key)-1]) {
-			try(distance(last, name[len(name)-1]), 1, name)
-		}
-	}
-	return found
-}
-
-// distance is the number of edits between two strings: a character more, one
-// less, another one, or two in the other order.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			cost := 0
-			if a[i-1] != b[j-1] {
-				cost = 1
-			}
-			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
-}
 
 // checked is what the strings of a Config mean.
 type checked struct {
@@ -530,18 +234,13 @@ type checked struct {
 func (c *Config) check() (checked, error) {
 	var k checked
 	var err error
-	one := func(key, value string, of ...string) {
-		if err == nil && value != "" && !slices.Contains(of, value) {
-			err = fmt.Errorf("%s = %q: want one of %s", key, value, strings.Join(of, ", "))
-		}
-	}
-	one("durability", c.Durability, "disk", "replicated", "memory")
-	one("evidence", c.Evidence, "strict", "relaxed")
-	one("policy.assurance", c.Policy.Assurance, "signed", "session", "unsigned")
-	one("policy.expose", c.Policy.Expose, "explicit", "all")
-	one("asp.registration", c.ASP.Registration, "closed", "open")
-	one("delivery.outcome", c.Delivery.Outcome, "at-most-once", "at-least-once")
-	if err != nil {
+	if err := cmp.Or(
+		oneOf("durability", c.Durability, "disk", "replicated", "memory"),
+		oneOf("evidence", c.Evidence, "strict", "relaxed"),
+		oneOf("policy.assurance", c.Policy.Assurance, "signed", "session", "unsigned"),
+		oneOf("policy.expose", c.Policy.Expose, "explicit", "all"),
+		oneOf("delivery.outcome", c.Delivery.Outcome, "at-most-once", "at-least-once"),
+	); err != nil {
 		return k, err
 	}
 	k.durability = journal.Durability(c.Durability)
@@ -567,9 +266,9 @@ func (c *Config) check() (checked, error) {
 			return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
 		}
 	}
-	for _, l := range [...]struct{ key, address string }{{"listen.http", c.Listen.HTTP}, {"listen.admin", c.Listen.Admin}, {"listen.agh", c.Listen.AGH}, {"a2e.listen", c.A2E.Listen}} {
-		if _, _, err := net.SplitHostPort(l.address); l.address != "" && err != nil {
-			return k, fmt.Errorf("%s = %q: want host:port, or :port for all addresses of this machine", l.key, l.address)
+	for _, l := range c.listeners() {
+		if _, _, err := net.SplitHostPort(l.Address); l.Address != "" && err != nil {
+			return k, fmt.Errorf("%s = %q: want host:port, or :port for all addresses of this machine", l.Key, l.Address)
 		}
 	}
 	if c.Engine.Partitions < 0 || c.Engine.Partitions > 256 {
@@ -653,25 +352,39 @@ func (c *Config) check() (checked, error) {
 	if k.mappings, err = c.Mappings(); err != nil {
 		return k, err
 	}
-	for name, a := range c.Agents {
+	for name := range c.Agents {
 		if err := parley.CheckName(name); err != nil {
 			return k, fmt.Errorf("agents: %w", err)
 		}
-		if a.SAMVAD != nil && a.SAMVAD.URL != "" {
-			if u, err := url.Parse(a.SAMVAD.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-				return k, fmt.Errorf("agents.%s.samvad.url = %q: want http(s)://host[:port][/path]", name, a.SAMVAD.URL)
+	}
+	return k, c.checkProtocols()
+}
+
+func (c *Config) checkProtocols() error {
+	for _, p := range Protocols {
+		if p.Check != nil {
+			if err := p.Check(c); err != nil {
+				return err
 			}
 		}
-		if a.ASP != nil && a.ASP.Trust != nil {
-			t := a.ASP.Trust
-			for _, part := range [...]float64{t.Identity, t.History, t.Commitments, t.Consistency, t.Quality, t.Security, t.Economic, t.Peers} {
-				if !(part >= 0 && part <= 100) {
-					return k, fmt.Errorf("agents.%s.asp.trust: %v: want numbers from 0 to 100", name, part)
-				}
+		for name, a := range c.Agents {
+			if p.CheckAgent == nil {
+				break
+			}
+			if err := p.CheckAgent(name, &a); err != nil {
+				return err
 			}
 		}
 	}
-	return k, nil
+	return nil
+}
+
+// oneOf checks a key that takes one of a few words, or none.
+func oneOf(key, value string, words ...string) error {
+	if value == "" || slices.Contains(words, value) {
+		return nil
+	}
+	return fmt.Errorf("%s = %q: want one of %s", key, value, strings.Join(words, ", "))
 }
 
 // checkGuests reads the guests' budget.

@@ -300,4 +300,4 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	}
 }
 
-func (f *five) asp0() *asp.Server { return f.Node.asp.Server() }
+func (f *five) asp0() *asp.Server { return f.Node.ASP().Server() }

@@ -19,7 +19,6 @@ import (
 
 // Labels have fixed vocabularies: no name that a stranger chooses is ever one.
 var (
-	metricProtocols = [...]string{"samvad", "uagents", "a2e", "agh", "asp", "go", "api", "other"}
 	metricKinds     = [...]parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice, parley.Cancel}
 	metricStates    = [...]parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
 	attemptOutcomes = [...]string{"answered", "delivered", "failed", "postponed", "unknown"}
@@ -34,13 +33,30 @@ const (
 	outUnknown
 )
 
-func protocolIndex(name string) int {
-	for i, p := range metricProtocols {
-		if p == name {
-			return i
+// protocolLabels are the values of the label protocol; the last is for all that are not listed.
+func protocolLabels() (out []string) {
+	for _, p := range Protocols {
+		out = append(out, p.Name)
+	}
+	return append(out, "go", "api", "other")
+}
+
+// of gives the metrics of a protocol.
+func (m *metrics) of(protocol string) *protocolMetrics {
+	for i := range m.protocols {
+		if m.protocols[i].name == protocol {
+			return &m.protocols[i]
 		}
 	}
-	return len(metricProtocols) - 1
+	return &m.protocols[len(m.protocols)-1]
+}
+
+// protocolMetrics are the counters with the label of one protocol.
+type protocolMetrics struct {
+	name     string
+	messages [len(metricKinds) + 1][2]prometheus.Counter
+	attempts [len(metricKinds) + 1][len(attemptOutcomes)]prometheus.Counter
+	took     prometheus.Observer
 }
 
 // metrics counts what the hub does. Its counters are looked up once, so that
@@ -50,16 +66,14 @@ type metrics struct {
 	n        *Node
 	registry *prometheus.Registry
 
-	messages [len(metricProtocols)][len(metricKinds) + 1][2]prometheus.Counter
-	attempts [len(metricProtocols)][len(metricKinds) + 1][len(attemptOutcomes)]prometheus.Counter
-	states   [len(metricStates) + 1]prometheus.Counter
-	took     [len(metricProtocols)]prometheus.Observer
-	handlers [2]prometheus.Counter
-	answer   prometheus.Histogram
-	record   prometheus.Histogram
-	dead     *prometheus.CounterVec
-	alerts   *prometheus.CounterVec
-	running  atomic.Int64 // handlers
+	protocols []protocolMetrics // as protocolLabels
+	states    [len(metricStates) + 1]prometheus.Counter
+	handlers  [2]prometheus.Counter
+	answer    prometheus.Histogram
+	record    prometheus.Histogram
+	dead      *prometheus.CounterVec
+	alerts    *prometheus.CounterVec
+	running   atomic.Int64 // handlers
 
 }
 
@@ -74,16 +88,17 @@ func newMetrics(n *Node) *metrics {
 	m.record = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "parley_record_seconds", Help: "How long a message waited for its record.", Buckets: seconds})
 	m.dead = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_dead_letters_total", Help: "Messages given up, by reason."}, []string{"code"})
 	m.alerts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_alerts_total", Help: "Alerts, by kind and by what became of them."}, []string{"kind", "outcome"})
-	for i, p := range metricProtocols {
-		m.took[i] = took.WithLabelValues(p)
+	for _, name := range protocolLabels() {
+		p := protocolMetrics{name: name, took: took.WithLabelValues(name)}
 		for _, k := range metricKinds {
 			for o, outcome := range []string{"accepted", "refused"} {
-				m.messages[i][k][o] = messages.WithLabelValues(p, k.String(), outcome)
+				p.messages[k][o] = messages.WithLabelValues(name, k.String(), outcome)
 			}
 			for o, outcome := range attemptOutcomes {
-				m.attempts[i][k][o] = attempts.WithLabelValues(p, k.String(), outcome)
+				p.attempts[k][o] = attempts.WithLabelValues(name, k.String(), outcome)
 			}
 		}
+		m.protocols = append(m.protocols, p)
 	}
 	for _, s := range metricStates {
 		m.states[s] = states.WithLabelValues(s.String())
@@ -101,12 +116,12 @@ func (m *metrics) handler() http.Handler {
 
 // recorded counts what a record says; the journal calls it in order.
 func (m *metrics) recorded(r *journal.Record) {
-	if v := r.Message; v != nil && int(v.Kind) < len(m.messages[0]) && v.Kind > 0 {
+	if v := r.Message; v != nil && int(v.Kind) <= len(metricKinds) && v.Kind > 0 {
 		o := 0
 		if r.Refused != nil {
 			o = 1
 		}
-		m.messages[protocolIndex(v.Origin.Protocol)][v.Kind][o].Inc()
+		m.of(v.Origin.Protocol).messages[v.Kind][o].Inc()
 	}
 	for i := range r.Open {
 		if r.Open[i].Attempt == 0 {
@@ -162,11 +177,11 @@ func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Re
 	case r.Reply != nil:
 		o = outAnswered
 	}
-	i := protocolIndex(protocol)
-	if kind > 0 && int(kind) < len(m.attempts[i]) {
-		m.attempts[i][kind][o].Inc()
+	p := m.of(protocol)
+	if kind > 0 && int(kind) < len(p.attempts) {
+		p.attempts[kind][o].Inc()
 	}
-	m.took[i].Observe(took.Seconds())
+	p.took.Observe(took.Seconds())
 	if protocol == "go" {
 		m.running.Add(-1)
 		failed := r.Err != nil || r.Reply != nil && r.Reply.Message.Kind == parley.Failure

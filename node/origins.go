@@ -67,25 +67,32 @@ func (n *Node) ownHost(host string) bool {
 	if u, err := url.Parse(n.c.PublicURL); err == nil && strings.EqualFold(u.Hostname(), name) {
 		return true
 	}
-	domain := n.c.SAMVAD.Domain
-	return domain != "" && (name == domain || strings.HasSuffix(name, "."+domain))
+	return slices.ContainsFunc(n.bindings, func(b *Binding) bool {
+		return b.Domain != "" && (name == b.Domain || strings.HasSuffix(name, "."+b.Domain))
+	})
+}
+
+// listeners are those of the configuration.
+func (c *Config) listeners() []Listener {
+	out := []Listener{
+		{"listen.http", c.Listen.HTTP, c.secure() || len(c.TLS.Proxy) > 0, "set tls.cert and tls.key, or tls.acme, or tls.proxy for a proxy before it"},
+		{"listen.admin", c.Listen.Admin, false, "tokens can be read on the way; use 127.0.0.1, and a tunnel from elsewhere"},
+	}
+	for _, p := range Protocols {
+		if p.Listeners != nil {
+			out = append(out, p.Listeners(c)...)
+		}
+	}
+	return out
 }
 
 // Exposures lists the listeners at public addresses that speak no TLS.
 func (c *Config) Exposures() []string {
 	var out []string
-	warn := func(key, address, advice string) {
-		if address != "" && !local(address) {
-			out = append(out, fmt.Sprintf("%s = %q is reached from other machines without TLS: %s", key, address, advice))
+	for _, l := range c.listeners() {
+		if l.Address != "" && !l.Secure && !local(l.Address) {
+			out = append(out, fmt.Sprintf("%s = %q is reached from other machines without TLS: %s", l.Key, l.Address, l.Advice))
 		}
-	}
-	if !c.secure() && len(c.TLS.Proxy) == 0 {
-		warn("listen.http", c.Listen.HTTP, "set tls.cert and tls.key, or tls.acme, or tls.proxy for a proxy before it")
-	}
-	warn("listen.admin", c.Listen.Admin, "tokens can be read on the way; use 127.0.0.1, and a tunnel from elsewhere")
-	warn("listen.agh", c.Listen.AGH, "tokens can be read on the way; use 127.0.0.1, or a network that is trusted")
-	if !c.A2E.TLS {
-		warn("a2e.listen", c.A2E.Listen, "tokens can be read on the way; set a2e.tls")
 	}
 	return out
 }

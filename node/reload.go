@@ -95,7 +95,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	if err != nil {
 		return refuse(err)
 	}
-	entries, err := n.entries(&c)
+	entries, err := n.readAgents(&c)
 	if err != nil {
 		return refuse(err)
 	}
@@ -139,7 +139,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 		if was, ok := old.Agents[e.agent.Name]; ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name]) {
 			continue
 		}
-		if err := n.putConfigured(ctx, e); err != nil {
+		if err := n.putAgent(ctx, e); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -164,18 +164,21 @@ func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool 
 // is the list of rules.
 func flat(c *Config) map[string]any {
 	out := map[string]any{}
-	flatten(reflect.ValueOf(c).Elem(), "", out)
+	flatten(formOf(c), "", out)
 	return out
 }
 
 func flatten(v reflect.Value, prefix string, out map[string]any) {
 	t := v.Type()
 	for i := range t.NumField() {
-		name := t.Field(i).Tag.Get("toml")
-		if name == "-" || name == "" {
+		if !isKey(t.Field(i)) {
 			continue
 		}
-		switch f := v.Field(i); {
+		name, f := t.Field(i).Tag.Get("toml"), v.Field(i)
+		if f.Kind() == reflect.Pointer && !f.IsNil() {
+			f = f.Elem()
+		}
+		switch {
 		case f.Kind() == reflect.Map:
 			for _, k := range f.MapKeys() {
 				out[prefix+name+"."+k.String()] = f.MapIndex(k).Interface()
@@ -211,8 +214,12 @@ func (n *Node) policyConfig(c *Config, k checked) policy.Config {
 	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules, Least: k.least, Limits: k.limits,
 		MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate), UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
 	if c.Policy.Assurance == "" {
-		// A2E has no signatures: who was given a token has what there is.
-		p.Protocol = map[string]parley.Assurance{"a2e": parley.Session}
+		p.Protocol = map[string]parley.Assurance{}
+		for _, protocol := range Protocols {
+			if protocol.Assurance != 0 {
+				p.Protocol[protocol.Name] = protocol.Assurance
+			}
+		}
 	}
 	return p
 }

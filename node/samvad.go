@@ -1,11 +1,122 @@
 package node
 
 import (
+	"context"
+	"encoding/base64"
 	"fmt"
+	"net/url"
 	"strings"
 
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
 )
+
+var samvadProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.SAMVAD },
+	Agent:   func(a *Agent) any { return &a.SAMVAD },
+	Files: func(c *Config) []*string {
+		files := []*string{&c.SAMVAD.TokensFile}
+		for _, a := range c.Agents {
+			if a.SAMVAD != nil {
+				files = append(files, &a.SAMVAD.TokenFile)
+			}
+		}
+		return files
+	},
+	CheckAgent: func(name string, a *Agent) error {
+		if a.SAMVAD == nil || a.SAMVAD.URL == "" {
+			return nil
+		}
+		if u, err := url.Parse(a.SAMVAD.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("agents.%s.samvad.url = %q: want http(s)://host[:port][/path]", name, a.SAMVAD.URL)
+		}
+		return nil
+	},
+	AgentID: func(a *Agent) string {
+		if a.SAMVAD == nil {
+			return ""
+		}
+		return a.SAMVAD.ID
+	},
+	HubAgent: true,
+	Open:     openSAMVAD,
+}
+
+// SAMVAD switches.
+type SAMVAD struct {
+	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
+	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
+	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
+
+	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse everybody. Agents elsewhere judge tokens themselves"`
+	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit. What was used up outlives a restart; a hub that is killed forgets that of its last second"`
+	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
+	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or a rule of require that says so for the agent"`
+}
+
+// SAMVADAgent is what an agent is called in SAMVAD.
+type SAMVADAgent struct {
+	ID  string `toml:"id" reload:"yes" doc:"agent://host; default: that of the URL"`
+	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`
+	Key string `toml:"key" reload:"yes" doc:"its public key, base64; without it the key comes from its card"`
+	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
+
+	TokenFile string `toml:"token_file" reload:"yes" doc:"file with the bearer token for its authenticated skills, which callers without a token of their own then reach"`
+	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls that bring no delegation one of the hub's own: for the one skill, 15 minutes, not to be passed on"`
+}
+
+// SAMVAD is the node's SAMVAD binding.
+func (n *Node) SAMVAD() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
+
+func openSAMVAD(_ context.Context, n *Node) (*Binding, error) {
+	c := n.c.SAMVAD
+	tokens, err := c.tokens()
+	if err != nil {
+		return nil, err
+	}
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
+		PublicURL: n.c.PublicURL, Domain: c.Domain, Legacy: c.Legacy, Origins: n.c.Listen.Origins,
+		Window: c.Window.Duration, MaxBody: n.k.body, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
+		Tokens: tokens, TokensPerDay: c.TokensPerDay, Unscanned: c.Unscanned, Lightweight: c.Lightweight})
+	if err != nil {
+		return nil, err
+	}
+	return &Binding{
+		Hub:    b,
+		Agent:  func(name string, a *Agent) (Enrolment, error) { return enrolSAMVAD(b, name, a.SAMVAD) },
+		Domain: c.Domain,
+		Info:   func(i *admin.Info) { i.SAMVAD = b.Hosting() },
+		Admin:  admin.Protocol{Masked: b.Masked},
+	}, nil
+}
+
+func enrolSAMVAD(b *bridge.Binding, name string, s *SAMVADAgent) (e Enrolment, err error) {
+	var calls bridge.Credentials
+	var key []byte
+	if s != nil {
+		if e.Identity, err = b.Identity(s.ID, s.URL); err != nil {
+			return e, fmt.Errorf("agents.%s.samvad: %w", name, err)
+		}
+		if calls, err = s.credentials(); err != nil {
+			return e, fmt.Errorf("agents.%s.samvad.%w", name, err)
+		}
+		if key, err = base64.StdEncoding.DecodeString(s.Key); err != nil {
+			return e, fmt.Errorf("agents.%s.samvad.key: not base64: %w", name, err)
+		}
+	}
+	e.Before = func(*parley.Agent) error {
+		if len(key) > 0 {
+			if err := b.Enroll(name, e.Identity.ID, s.KID, key, "configuration"); err != nil {
+				return fmt.Errorf("agents.%s.samvad.key: %w", name, err)
+			}
+		}
+		b.SetCredentials(name, calls) // none, if the table was removed
+		return nil
+	}
+	return e, nil
+}
 
 // tokens reads the bearer tokens that authenticated skills accept.
 func (s SAMVAD) tokens() ([]string, error) {

@@ -1,15 +1,53 @@
 package node
 
 import (
-	"crypto/x509"
+	"context"
+	"fmt"
 	"net"
 	"net/url"
 
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
-	uagentsbridge "github.com/parley-hub/parley/bridge/uagents"
+	bridge "github.com/parley-hub/parley/bridge/uagents"
 )
 
-func (n *Node) bindUAgents(roots *x509.CertPool) (err error) {
+var uagentsProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.UAgents },
+	Agent:   func(a *Agent) any { return &a.UAgents },
+	AgentID: func(a *Agent) string {
+		if a.UAgents == nil {
+			return ""
+		}
+		return a.UAgents.Address
+	},
+	HubAgent: true,
+	Open:     openUAgents,
+}
+
+// UAgents switches.
+type UAgents struct {
+	Legacy       bool     `toml:"legacy" doc:"take envelopes after their expiry, as the reference does, and keep them in mailboxes"`
+	Nonce        bool     `toml:"nonce" doc:"take a nonce without an expiry, which the signature does not tell apart"`
+	Horizon      Duration `toml:"horizon" default:"\"24h\"" doc:"how far ahead an expiry may lie"`
+	Registry     string   `toml:"registry" doc:"base URL of a registry that is asked about agents which are not registered here, e.g. \"https://agentverse.ai\""`
+	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
+	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"of a registration; agents renew it after an hour"`
+	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"of what waits in a mailbox and has no expiry"`
+	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
+	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry tells agents each other's own endpoints; what they send there is not recorded, limited or governed. Default: it tells them the hub's /submit"`
+}
+
+// UAgent is what an agent is called in uAgents.
+type UAgent struct {
+	Address  string `toml:"address" doc:"agent1q…"`
+	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
+	Direct   *bool  `toml:"direct" doc:"whether the registry tells others this agent's own endpoints; default: as uagents.direct says"`
+}
+
+// UAgents is the node's uAgents binding.
+func (n *Node) UAgents() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
+
+func openUAgents(_ context.Context, n *Node) (*Binding, error) {
 	var hosts []string
 	if n.httpListen != nil {
 		if local, err := url.Parse(localURL(n.httpListen.Addr(), false)); err == nil {
@@ -17,19 +55,26 @@ func (n *Node) bindUAgents(roots *x509.CertPool) (err error) {
 		}
 	}
 	u := n.c.UAgents
-	n.uagents, err = uagentsbridge.New(uagentsbridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: roots,
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
 		PublicURL: n.c.PublicURL, Unnamed: n.read.PublicURL == "" && len(n.c.TLS.ACME) == 0, Direct: n.direct, Hosts: hosts,
-		Root: samvadbridge.Root, Legacy: u.Legacy, AllowNonce: u.Nonce, Horizon: u.Horizon.Duration, Registry: u.Registry, Account: n.tokens.Account,
-		Closed: u.Closed, Expose: n.exposed(nil), Lifetime: u.Lifetime.Duration, Retention: u.Retention.Duration, UnsignedRate: u.UnsignedRate,
-		MaxBody: n.k.body, Now: n.c.Now, Logger: n.log})
+		Root: samvadbridge.Root, Legacy: u.Legacy, AllowNonce: u.Nonce, Horizon: u.Horizon.Duration, Registry: u.Registry,
+		Account: n.tokens.Account, Closed: u.Closed, Expose: n.exposed(nil), Lifetime: u.Lifetime.Duration,
+		Retention: u.Retention.Duration, UnsignedRate: u.UnsignedRate, MaxBody: n.k.body, Now: n.c.Now, Logger: n.log})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return n.hub.Bind(n.uagents)
+	return &Binding{Hub: b, Agent: func(name string, a *Agent) (e Enrolment, err error) {
+		if a.UAgents == nil {
+			return e, nil
+		}
+		if e.Identity, err = b.Identity(a.UAgents.Address, a.UAgents.Endpoint); err != nil {
+			return e, fmt.Errorf("agents.%s.uagents: %w", name, err)
+		}
+		return e, nil
+	}}, nil
 }
 
-// direct reports whether the configuration has other agents told the own
-// endpoints of an agent.
+// direct reports whether the registry tells other agents the own endpoints of an agent.
 func (n *Node) direct(name string) bool {
 	c := n.live.Load()
 	if u := c.Agents[name].UAgents; u != nil && u.Direct != nil {
@@ -37,6 +82,3 @@ func (n *Node) direct(name string) bool {
 	}
 	return c.UAgents.Direct
 }
-
-// UAgents is the node's uAgents binding.
-func (n *Node) UAgents() *uagentsbridge.Binding { return n.uagents }

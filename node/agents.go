@@ -1,0 +1,124 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/parley-hub/parley"
+	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/directory"
+)
+
+// putAgents puts the agents of the configuration into the directory.
+func (n *Node) putAgents(ctx context.Context) error {
+	agents, err := n.readAgents(&n.c)
+	if err != nil {
+		return err
+	}
+	for _, a := range agents {
+		if err := n.putAgent(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A configuredAgent is an agent of the configuration, checked.
+type configuredAgent struct {
+	agent      parley.Agent
+	enrolments []Enrolment
+}
+
+// readAgents checks the agents of a configuration. The directory stays as it is.
+func (n *Node) readAgents(c *Config) ([]configuredAgent, error) {
+	var out []configuredAgent
+	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
+		a := c.Agents[name]
+		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description, Exposed: exposed(c, a.Expose)}}
+		for _, b := range n.bindings {
+			if b.Agent == nil {
+				continue
+			}
+			e, err := b.Agent(name, &a)
+			if err != nil {
+				return nil, err
+			}
+			if e.Identity.Protocol != "" {
+				v.agent.Identities = append(v.agent.Identities, e.Identity)
+			}
+			v.enrolments = append(v.enrolments, e)
+		}
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func (n *Node) putAgent(ctx context.Context, a configuredAgent) error {
+	for _, e := range a.enrolments {
+		if e.Before != nil {
+			if err := e.Before(&a.agent); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := n.directory.Put(ctx, a.agent, directory.FromConfig); err != nil {
+		return fmt.Errorf("agents.%s: %w", a.agent.Name, err)
+	}
+	for _, e := range a.enrolments {
+		if e.After != nil {
+			if err := e.After(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (n *Node) exposed(own []string) []string { return exposed(n.live.Load(), own) }
+
+func exposed(c *Config, own []string) []string {
+	if len(own) == 0 && c.Policy.Expose == "all" {
+		return parley.Everywhere
+	}
+	return own
+}
+
+// Handle registers an agent of this process with its skills.
+func (n *Node) Handle(a parley.Agent, skills ...parley.SkillSpec) error {
+	a.Skills = append(slices.Clone(a.Skills), skills...)
+	a.Exposed = n.exposed(a.Exposed)
+	return n.hub.Handle(a)
+}
+
+// registerHubAgent makes the hub an agent, too. Its skill lists the agents that
+// the hub hosts, and its card at the root tells peers the key with which it signs.
+func (n *Node) registerHubAgent(context.Context) error {
+	type agent struct {
+		Name        string            `json:"name"`
+		Description string            `json:"description,omitempty"`
+		Addresses   map[string]string `json:"addresses" doc:"by protocol"`
+	}
+	list := func(_ context.Context, m *parley.Message, _ struct{}) (map[string][]agent, error) {
+		out := []agent{}
+		for name, at := range n.Addresses().Agents {
+			e, ok := n.directory.Agent(name)
+			if !ok || at[m.Origin.Protocol] == "" {
+				continue // it is not exposed in the requester's protocol
+			}
+			out = append(out, agent{name, e.Description, map[string]string{m.Origin.Protocol: at[m.Origin.Protocol]}})
+		}
+		slices.SortFunc(out, func(a, b agent) int { return strings.Compare(a.Name, b.Name) })
+		return map[string][]agent{"agents": out}, nil
+	}
+	var exposed []string
+	for _, p := range Protocols {
+		if p.HubAgent {
+			exposed = append(exposed, p.Name)
+		}
+	}
+	return n.hub.Handle(parley.Agent{Name: samvadbridge.Root, Title: "Parley", Description: "The hub itself.", Exposed: exposed,
+		Skills: []parley.SkillSpec{parley.Skill("agents", list, parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
+}

@@ -1,0 +1,255 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// DefaultData is the data directory when none is named.
+const DefaultData = "parley-data"
+
+// Load reads a configuration file. A name that does not exist, a value of the
+// wrong type or a contradiction is an error that says the line. Relative paths
+// in the file are relative to its directory.
+func Load(path string) (Config, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
+	}
+	var c Config
+	file := formOf(&c)
+	if err := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields().Decode(file.Addr().Interface()); err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
+	}
+	fromForm(&c, file)
+	files := []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token}
+	for i := range c.TLS.CA {
+		files = append(files, &c.TLS.CA[i])
+	}
+	for _, p := range Protocols {
+		if p.Files != nil {
+			files = append(files, p.Files(&c)...)
+		}
+	}
+	for _, f := range files {
+		if *f != "" && !filepath.IsAbs(*f) {
+			*f = filepath.Join(filepath.Dir(path), *f)
+		}
+	}
+	if _, err := c.check(); err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, placed(err, b))
+	}
+	return c, nil
+}
+
+// formOf gives a configuration in the form of the file: a struct that has the keys of [Config], a pointer to the table
+// of each protocol of [Protocols], and agents in the same form. What is decoded into it is for fromForm to take back;
+// the tables of protocols are those of c itself.
+func formOf(c *Config) reflect.Value {
+	agent := formType(reflect.TypeFor[Agent](), nil, func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
+	form := formType(reflect.TypeFor[Config](), agent, func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
+	file := reflect.New(form).Elem()
+	moveKeys(file, reflect.ValueOf(c).Elem())
+	for _, p := range Protocols {
+		file.FieldByName(formField(p)).Set(reflect.ValueOf(p.Section(c)))
+	}
+	if c.Agents == nil {
+		return file
+	}
+	agents := reflect.MakeMap(reflect.MapOf(reflect.TypeFor[string](), agent))
+	for name, a := range c.Agents {
+		v := reflect.New(agent).Elem()
+		moveKeys(v, reflect.ValueOf(a))
+		for _, p := range Protocols {
+			v.FieldByName(formField(p)).Set(reflect.ValueOf(p.Agent(&a)).Elem())
+		}
+		agents.SetMapIndex(reflect.ValueOf(name), v)
+	}
+	file.FieldByName("Agents").Set(agents)
+	return file
+}
+
+// fromForm takes what was decoded into the form of the file back into the configuration.
+func fromForm(c *Config, file reflect.Value) {
+	moveKeys(reflect.ValueOf(c).Elem(), file)
+	agents := file.FieldByName("Agents")
+	for it := agents.MapRange(); it.Next(); {
+		var a Agent
+		moveKeys(reflect.ValueOf(&a).Elem(), it.Value())
+		for _, p := range Protocols {
+			reflect.ValueOf(p.Agent(&a)).Elem().Set(it.Value().FieldByName(formField(p)))
+		}
+		if c.Agents == nil {
+			c.Agents = map[string]Agent{}
+		}
+		c.Agents[it.Key().String()] = a
+	}
+}
+
+// formType makes the type: in place of Sections it has the tables of the protocols.
+func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) reflect.Type {
+	var fields []reflect.StructField
+	for i := range t.NumField() {
+		switch f := t.Field(i); {
+		case f.Name == "Sections":
+			for _, p := range Protocols {
+				fields = append(fields, reflect.StructField{Name: formField(p), Type: section(p), Tag: reflect.StructTag(fmt.Sprintf("toml:%q", p.Name))})
+			}
+		case f.Name == "Agents":
+			fields = append(fields, reflect.StructField{Name: f.Name, Type: reflect.MapOf(reflect.TypeFor[string](), agent), Tag: f.Tag})
+		case isKey(f):
+			fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+		}
+	}
+	return reflect.StructOf(fields)
+}
+
+func formField(p *Protocol) string { return "Section_" + p.Name }
+
+func isKey(f reflect.StructField) bool { return f.Tag.Get("toml") != "-" && f.Tag.Get("toml") != "" }
+
+// moveKeys copies the keys that a struct and its form have in common.
+func moveKeys(to, from reflect.Value) {
+	for i := range from.NumField() {
+		f := from.Type().Field(i)
+		if t := to.FieldByName(f.Name); isKey(f) && t.IsValid() && t.Type() == f.Type {
+			t.Set(from.Field(i))
+		}
+	}
+}
+
+// misfit is the decoder's error for a value of another type than the key's.
+var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
+
+// explainTOML says line and column, and for an unknown key the nearest known.
+func explainTOML(err error) error {
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+		e := strict.Errors[0]
+		row, _ := e.Position()
+		key := []string(e.Key())
+		text := fmt.Sprintf("line %d: unknown key %q", row, strings.Join(key, "."))
+		if near := nearest(key); near != "" {
+			text += fmt.Sprintf("; did you mean %q?", near)
+		}
+		return errors.New(text)
+	}
+	var d *toml.DecodeError
+	if errors.As(err, &d) {
+		row, column := d.Position()
+		if m := misfit.FindStringSubmatch(d.Error()); m != nil && len(d.Key()) > 0 {
+			key, want := strings.Join(d.Key(), "."), "a table"
+			if i := slices.IndexFunc(Keys(), func(k Key) bool { return k.Name == key }); i >= 0 {
+				want = Keys()[i].Type
+			}
+			return fmt.Errorf("line %d, column %d: %q wants %s, not %s", row, column, key, want, m[1])
+		}
+		return fmt.Errorf("line %d, column %d: %s", row, column, strings.TrimPrefix(d.Error(), "toml: "))
+	}
+	return err
+}
+
+// A Key of the configuration file, for `parley config describe`.
+type Key struct {
+	Name string // "listen.http"; the parts of tables with free names are <name>
+	Type string
+	Doc  string
+
+	Default string `json:",omitzero"` // as it stands in the file
+	Reload  bool   // a change is taken up by `parley config reload`; others need a restart
+}
+
+// Keys lists all keys of the file, in the order of their declaration.
+func Keys() []Key { return keysOf(formOf(&Config{}).Type(), "") }
+
+func keysOf(t reflect.Type, prefix string) []Key {
+	var out []Key
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if !isKey(f) {
+			continue
+		}
+		ft := f.Type
+		path := prefix + f.Tag.Get("toml")
+		for ft.Kind() == reflect.Pointer {
+			ft = ft.Elem()
+		}
+		switch {
+		case ft == reflect.TypeFor[Duration]():
+			out = append(out, key(path, "duration", f.Tag))
+		case ft.Kind() == reflect.Struct:
+			out = append(out, keysOf(ft, path+".")...)
+		case ft.Kind() == reflect.Map:
+			out = append(out, keysOf(ft.Elem(), path+".<name>.")...)
+		case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct:
+			out = append(out, keysOf(ft.Elem(), path+"[].")...)
+		default:
+			out = append(out, key(path, strings.ReplaceAll(ft.String(), "[]", "list of "), f.Tag))
+		}
+	}
+	return out
+}
+
+func key(name, kind string, t reflect.StructTag) Key {
+	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" || strings.HasPrefix(name, "agents.")}
+}
+
+// nearest finds the known key that is spelt most like an unknown one.
+func nearest(key []string) string {
+	best, found := 0, ""
+	last := key[len(key)-1]
+	try := func(d, handicap int, name []string) {
+		if d <= max(1, len(last)/2) && (found == "" || d+handicap < best) {
+			best, found = d+handicap, strings.Join(name, ".")
+		}
+	}
+	for _, k := range Keys() {
+		name := strings.Split(strings.ReplaceAll(k.Name, "[]", ""), ".")
+		if i := slices.Index(name, "<name>"); i >= 0 && len(key) > i {
+			name[i] = key[i]
+		}
+		// A table may be what is wrong.
+		head := name[:min(len(name), len(key))]
+		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
+		// So may a key of a table within a line, of which only the last part is told.
+		if len(key) > 1 && len(name) > len(key) && slices.Equal(name[:len(key)-1], key[:len(key)-1]) {
+			try(distance(last, name[len(name)-1]), 1, name)
+		}
+	}
+	return found
+}
+
+// distance is the number of edits between two strings: a character more, one
+// less, another one, or two in the other order.
+func distance(a, b string) int {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+	}
+	for j := range rows[0] {
+		rows[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			cost := 0
+			if a[i-1] != b[j-1] {
+				cost = 1
+			}
+			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}

@@ -1,0 +1,119 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/disk"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/jetstream"
+	"github.com/parley-hub/parley/journal/sqlite"
+	"github.com/parley-hub/parley/journal/store"
+)
+
+// open opens what holds the journal: a file in dir, in memory where dir is empty,
+// or the cluster that e names.
+func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Time, log *slog.Logger) (store.Store, error) {
+	if e.URL == "" {
+		return sqlite.Open(ctx, sqlite.Config{Dir: dir, Memory: dir == "", Now: now, Log: log})
+	}
+	c := jetstream.Config{URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways, Name: name, Now: now, Log: log}
+	if e.Credentials != "" {
+		c.Options = append(c.Options, nats.UserCredentials(e.Credentials))
+	}
+	return jetstream.Open(ctx, c)
+}
+
+func (n *Node) openJournal(ctx context.Context) error {
+	e := n.c.Engine
+	jc := journal.Config{Partitions: e.Partitions, MinFree: n.k.minFree, Node: n.c.Name, Now: n.c.Now, Log: n.log}
+	if n.c.Progress != nil {
+		jc.Progress = func(done, total uint64) { n.c.Progress("reading the journal", done, total) }
+	}
+	if e.KeyFile != "" {
+		key, err := secretFile(e.KeyFile)
+		if err != nil {
+			return fmt.Errorf("engine.key_file: %w", err)
+		}
+		jc.Key = key
+	}
+	dir := ""
+	if e.URL == "" && n.k.durability != journal.Memory {
+		if err := ours(n.c.Data); err != nil {
+			return err
+		}
+		if err := os.MkdirAll(n.c.Data, 0o700); err != nil {
+			return fmt.Errorf("make the data directory: %w", err)
+		}
+		dir = filepath.Join(n.c.Data, "journal")
+		if err := lost(n.c.Data, dir); err != nil {
+			return err
+		}
+	}
+	if n.c.FreeSpace != nil {
+		jc.FreeSpace = func() (uint64, error) { return n.c.FreeSpace(dir) }
+	}
+	var err error
+	if jc.Store, err = e.open(ctx, dir, n.c.Name, n.c.Now, n.log); err != nil {
+		return fmt.Errorf("open the journal: %w", err)
+	}
+	if n.journal, err = journal.Open(ctx, jc); err != nil {
+		return fmt.Errorf("open the journal: %w", err)
+	}
+	return nil
+}
+
+// lost refuses to make a new journal where there was one: the index was made of it.
+func lost(data, dir string) error {
+	missing := func(path string) bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	}
+	file := filepath.Join(dir, sqlite.FileName)
+	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) && missing(filepath.Join(dir, "journal.json")) {
+		return fmt.Errorf("open the journal: %w: %s is missing; restore a backup, or remove %s, too, to begin anew", journal.ErrCorrupt, file, index)
+	}
+	return nil
+}
+
+// ours refuses a directory that holds something else, before it is touched.
+func ours(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the data directory: %w", err)
+	}
+	for _, e := range entries {
+		if slices.Contains([]string{"journal", "keys", AddressFile, admin.TokenFile, "parley.toml"}, e.Name()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s holds %s and nothing of Parley's; choose an empty directory with --data", journal.ErrForeign, dir, entries[0].Name())
+}
+
+// secretFile reads a file that only its owner may read.
+func secretFile(path string) ([]byte, error) {
+	i, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if disk.OthersMay(i) {
+		return nil, fmt.Errorf("%s is readable by others: run chmod 600 %s", path, path)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return []byte(strings.TrimSpace(string(b))), nil
+}

@@ -1,0 +1,128 @@
+package node
+
+import (
+	"context"
+	"net"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/hub"
+)
+
+// Protocols are the protocols of a hub. A protocol is added by a line here and one in the list of cmd/parley (its
+// flags, inspector and sender); [bridge.Protocols], its row of the loss table, comes with its translation.
+//
+// Everything else iterates over this list: the keys of the configuration file and their checks, warnings about
+// listeners, the default assurance, bindings, addresses, labels of metrics, and what the admin API does for a protocol.
+var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol}
+
+// A Protocol is one protocol as a node sees it before it is opened. Only Name, Section, Agent and Open must be set.
+type Protocol struct {
+	Name string // of its table in the configuration, and in messages: "samvad"
+
+	// Section gives the pointer to the protocol's table of a configuration, a struct with toml and doc tags.
+	Section func(*Config) any
+	// Agent gives the pointer to an agent's pointer to its table of the protocol, which is nil if the file has none.
+	Agent func(*Agent) any
+	// Files gives the relative paths in both tables. The loader makes them relative to the configuration file.
+	Files func(*Config) []*string
+	// Check finds mistakes in the protocol's table, CheckAgent those in an agent's. The error names the key.
+	Check      func(*Config) error
+	CheckAgent func(name string, a *Agent) error
+	// Listeners are those that the configuration asks for besides listen.http.
+	Listeners func(*Config) []Listener
+	// AgentID is what the configuration says an agent is called in the protocol, "" if it does not say.
+	AgentID func(*Agent) string
+
+	// Assurance is the least assurance of messages while policy.assurance is not set; 0: signed.
+	Assurance parley.Assurance
+	// HubAgent says that the hub itself is an agent in this protocol.
+	HubAgent bool
+
+	// Open makes the binding.
+	Open func(context.Context, *Node) (*Binding, error)
+}
+
+// A Listener is a TCP address of the configuration.
+type Listener struct {
+	Key     string // of the configuration
+	Address string // "": none
+	Secure  bool   // it speaks TLS
+	Advice  string // how to protect one that does not
+}
+
+// A Binding is an open protocol. All may be unset.
+type Binding struct {
+	Hub hub.Binding // nil: the configuration switches the protocol off
+	// Agent reads an agent of the configuration, which may have no table of the protocol. It changes no state of the
+	// hub: Enrolment does, once all agents have been read.
+	Agent func(name string, a *Agent) (Enrolment, error)
+	// EndStreams ends what would hold up the shutdown of the HTTP listener.
+	EndStreams func()
+	Listener   net.Listener // of its own; the node closes it
+	Domain     string       // whose sub-domains are hosts of this hub; "": none
+	Addresses  func(*Addresses)
+	Info       func(*admin.Info)
+	Admin      admin.Protocol // without its name
+}
+
+// An Enrolment is what follows from an agent's table. All may be unset.
+type Enrolment struct {
+	Identity parley.Identity
+	Before   func(*parley.Agent) error   // before the directory has the agent
+	After    func(context.Context) error // once it has
+}
+
+// Section gives the table of a protocol that has no field of its own in [Config].
+func Section[T any](c *Config, protocol string) *T {
+	if c.Sections == nil {
+		c.Sections = map[string]any{}
+	}
+	return entry[T](c.Sections, protocol)
+}
+
+// AgentSection gives the table of a protocol that has no field of its own in [Agent].
+func AgentSection[T any](a *Agent, protocol string) **T {
+	if a.Sections == nil {
+		a.Sections = map[string]any{}
+	}
+	return entry[*T](a.Sections, protocol)
+}
+
+func entry[T any](sections map[string]any, protocol string) *T {
+	if s, ok := sections[protocol].(*T); ok {
+		return s
+	}
+	s := new(T)
+	sections[protocol] = s
+	return s
+}
+
+// openProtocols makes the bindings.
+func (n *Node) openProtocols(ctx context.Context) error {
+	for _, p := range Protocols {
+		b, err := p.Open(ctx, n)
+		if err != nil {
+			return err
+		}
+		b.Admin.Name = p.Name
+		n.bindings = append(n.bindings, b)
+		if b.Hub == nil {
+			continue
+		}
+		if err := n.hub.Bind(b.Hub); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bindingOf gives the binding of a type, or nil if the node has none.
+func bindingOf[T any](n *Node) (b T) {
+	for _, o := range n.bindings {
+		if b, ok := o.Hub.(T); ok {
+			return b
+		}
+	}
+	return b
+}

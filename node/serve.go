@@ -1,0 +1,255 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/disk"
+	"github.com/parley-hub/parley/journal"
+)
+
+// Start begins to deliver and to serve.
+func (n *Node) Start(ctx context.Context) error {
+	for _, b := range n.hub.Bindings() {
+		if s, ok := b.(hub.Service); ok {
+			if err := s.Start(ctx); err != nil {
+				return fmt.Errorf("start %s: %w", b.Protocol(), err)
+			}
+			n.started = append(n.started, s)
+		}
+	}
+	n.hub.Start()
+	if n.httpListen != nil {
+		n.http = n.server(n.door(n.tracer.receive(n.router()), true))
+		for _, b := range n.bindings {
+			if b.EndStreams != nil {
+				n.http.RegisterOnShutdown(b.EndStreams)
+			}
+		}
+		var err error
+		if n.http.TLSConfig, err = n.tlsConfig(); err != nil {
+			return err
+		}
+		if n.http.TLSConfig != nil {
+			n.httpListen = tls.NewListener(n.httpListen, n.http.TLSConfig)
+		}
+		n.serve(n.http, n.httpListen)
+	}
+	if n.adminListen != nil {
+		n.adminHTTP = n.server(n.door(n.admin, false))
+		n.adminHTTP.RegisterOnShutdown(n.admin.EndStreams)
+		n.serve(n.adminHTTP, n.adminListen)
+	}
+	for _, w := range n.c.Exposures() {
+		n.log.Warn(w)
+	}
+	n.alerts.start()
+	n.eraser.start()
+	n.up.Store(true)
+	return n.announce()
+}
+
+// router gives each request to the binding whose endpoint it is.
+func (n *Node) router() http.Handler {
+	var bindings []hub.HTTPBinding
+	for _, b := range n.hub.Bindings() {
+		if hb, ok := b.(hub.HTTPBinding); ok {
+			bindings = append(bindings, hb)
+		}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, b := range bindings {
+			if b.Serves(r) {
+				b.ServeHTTP(w, r)
+				return
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = io.WriteString(w, `{"error":"no such endpoint"}`+"\n")
+	})
+}
+
+// server bounds what a slow or idle client can hold.
+func (n *Node) server(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: cmp.Or(n.c.HeaderTimeout, 10*time.Second),
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+}
+
+func (n *Node) serve(s *http.Server, l net.Listener) {
+	n.serving.Add(1)
+	go func() {
+		defer n.serving.Done()
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.down.Store(true)
+			n.failed <- err
+		}
+	}()
+}
+
+// Ready is nil while the hub takes messages: it serves, its journal is in
+// order, and it is not being stopped.
+func (n *Node) Ready() error {
+	switch {
+	case n.draining.Load():
+		return parley.Fail(parley.Unavailable, nil, "the hub is stopping")
+	case !n.up.Load():
+		return parley.Fail(parley.Unavailable, nil, "the hub is starting")
+	case n.down.Load():
+		return parley.Fail(parley.Unavailable, nil, "a listener has failed")
+	}
+	return n.journal.Healthy()
+}
+
+// disk tells how full the journal's disk is; false where it is elsewhere.
+func (n *Node) disk() (free, total uint64, ok bool) {
+	if n.c.Engine.URL != "" || n.k.durability == journal.Memory {
+		return 0, 0, false
+	}
+	free, total, err := disk.Space(n.c.Data)
+	if err != nil {
+		return 0, 0, false
+	}
+	if n.c.FreeSpace != nil {
+		if free, err = n.c.FreeSpace(n.c.Data); err != nil {
+			return 0, 0, false
+		}
+	}
+	return min(free, total), total, true
+}
+
+// progress says in the log, now and then, what the end waits for.
+func (n *Node) progress(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				s := n.hub.Stats()
+				n.log.Info("draining", "attempts", s.Delivery.Active, "callers", s.Waiting)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// Run serves until ctx ends, then drains and closes.
+func (n *Node) Run(ctx context.Context) error {
+	if err := n.Start(ctx); err != nil {
+		return errors.Join(err, n.Close(context.WithoutCancel(ctx)))
+	}
+	return n.Wait(ctx)
+}
+
+// Wait waits until ctx ends or a listener fails, then drains and closes.
+func (n *Node) Wait(ctx context.Context) error {
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-n.failed:
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	return errors.Join(err, n.Close(drain))
+}
+
+// beforeEnd gives a context that ends before ctx: what is left is for the rest.
+func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, end.Add(-min(time.Until(end)/3, 10*time.Second)))
+}
+
+// Close refuses new work and lets agents answer the callers that wait, then stops
+// serving, lets what is at work end, and closes the journal. It takes until ctx
+// ends at the most: callers that still wait before that are told so.
+func (n *Node) Close(ctx context.Context) error {
+	n.closing.Do(func() {
+		var errs []error
+		n.draining.Store(true)
+		if n.hub != nil && n.up.Load() {
+			s := n.hub.Stats()
+			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active, "callers", s.Waiting)
+			stop := n.progress(ctx)
+			defer stop()
+			// The listeners stay: an agent may have to come back to answer.
+			drain, cancel := beforeEnd(ctx)
+			n.hub.Drain(drain)
+			cancel()
+		}
+		close(n.hurry)
+		for _, s := range []*http.Server{n.http, n.adminHTTP} {
+			if s == nil {
+				continue
+			}
+			if err := s.Shutdown(ctx); err != nil {
+				errs = append(errs, err, s.Close())
+			}
+		}
+		listeners := []net.Listener{n.httpListen, n.adminListen}
+		for _, b := range n.bindings {
+			listeners = append(listeners, b.Listener)
+		}
+		for _, l := range listeners {
+			if l == nil {
+				continue
+			}
+			if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+		n.serving.Wait()
+		if n.eraser != nil {
+			n.eraser.close()
+		}
+		if n.hub != nil {
+			errs = append(errs, n.hub.Close(ctx))
+		}
+		if n.stopWatch != nil {
+			n.stopWatch()
+			n.alerts.close()
+		}
+		for _, s := range n.started {
+			errs = append(errs, s.Close())
+		}
+		if n.directory != nil {
+			n.directory.Close()
+		}
+		n.retract() // before another hub can take the directory and announce itself
+		if n.tokens != nil {
+			n.tokens.Close()
+		}
+		if n.keys != nil {
+			errs = append(errs, n.keys.Close())
+		}
+		if n.index != nil {
+			errs = append(errs, n.index.Close())
+		}
+		if n.journal != nil {
+			errs = append(errs, n.journal.Close())
+		}
+		if err := n.tracer.close(ctx); err != nil {
+			n.log.Warn("the last traces are lost", "error", err)
+		}
+		n.closeErr = errors.Join(errs...)
+	})
+	return n.closeErr
+}
