@@ -4,19 +4,181 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2e"
 )
+
+var a2eProtocol = protocol{
+	name: bridge.Protocol,
+	add: adding{
+		how:  "--a2e new or URL",
+		help: "  parley agents add robot --a2e new\n  parley agents add lab --a2e https://lab.corp/a2e --expose all\n",
+		flags: func(c *cobra.Command) adder {
+			var value, token string
+			c.Flags().StringVar(&value, "a2e", "",
+				"new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools become its skills")
+			return adder{
+				given: func() bool { return value != "" },
+				identity: func(context.Context, *app, *admin.NewAgent, *added) (id admin.NewIdentity, err error) {
+					id, token, err = a2eIdentity(value)
+					return id, err
+				},
+				paste: func(a *app, info admin.Info, _ string, _ admin.NewIdentity) ([]paste, error) {
+					c, err := a.load()
+					return pasteA2E(info.PublicURL, c.A2E.Path, token), err
+				},
+			}
+		},
+	},
+	inspector: a2eInspector{},
+	unsigned:  "A2E messages have no signatures: the session's token answers for them",
+	send:      (*app).sendA2E,
+	demo:      (*demo).a2eScenes,
+	command:   (*app).a2eCommand,
+	bench:     (*app).benchA2ECommand,
+}
+
+// a2eIdentity makes the identity of an A2E agent: with "new", one that connects with
+// a token that is made here and shown once; with a URL, a host.
+func a2eIdentity(value string) (id admin.NewIdentity, token string, err error) {
+	if value == "new" {
+		if token, err = bridge.NewToken(); err != nil {
+			return id, "", err
+		}
+		return admin.NewIdentity{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}, token, nil
+	}
+	u, err := url.Parse(value)
+	if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) {
+		return id, "", usage("--a2e %q: want new, for an agent that connects to the hub, or the URL of a host (http(s)://, tcp://, tls://, unix://)", value)
+	}
+	return admin.NewIdentity{Protocol: bridge.Protocol, ID: value, URL: value}, "", nil
+}
+
+// pasteA2E are the lines that connect an agent of the Python SDK to the hub.
+func pasteA2E(hub, path, token string) []paste {
+	if token == "" {
+		return nil
+	}
+	if path == "" {
+		path = bridge.DefaultPath
+	}
+	base := strings.TrimRight(hub, "/") + path
+	return []paste{
+		{"so that it connects over HTTP; the token is shown this once", "Python",
+			fmt.Sprintf("client = A2EClient(transport=HTTPTransport(%q, logger), logger=logger, auth_token=%q)", base, token)},
+		{"or, to start its host as a child process", "Python",
+			fmt.Sprintf("client = A2EClient(transport=SubprocessTransport([\"parley\", \"a2e\", \"stdio\", \"--url\", %q], logger), logger=logger, auth_token=%q)", strings.TrimRight(hub, "/"), token)},
+	}
+}
+
+// sendA2E calls a tool of an A2E host directly.
+func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	switch {
+	case s.url == "":
+		return usage("say which host: --url http(s)://HOST/PATH, tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH")
+	case s.skill == "":
+		return usage("say which tool: --skill NAME (`--skill tool/list` shows what there is)")
+	case s.from != "" || s.to != "" || s.conversation != "" || s.key != "" || s.noWait:
+		return usage("--from, --to, --conversation, --idempotency-key and --no-wait are for messages through a hub")
+	}
+	c := &a2e.Client{URL: s.url, AgentID: s.as, HTTP: &http.Client{}}
+	if s.keyFile != "" {
+		b, err := os.ReadFile(s.keyFile)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		c.Token = strings.TrimSpace(string(b))
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	if s.skill == "tool/list" {
+		list, err := c.Tools(ctx, a2e.ToolQuery{Query: strings.TrimSpace(string(raw)), IncludeDeferred: true})
+		if err != nil {
+			return a2eError(err)
+		}
+		if a.json {
+			return a.print(list, "")
+		}
+		var rows [][]string
+		for _, t := range list {
+			rows = append(rows, []string{t.Name, t.Description})
+		}
+		return a.table([]string{"TOOL", "DESCRIPTION"}, rows)
+	}
+	arguments := json.RawMessage("{}")
+	switch {
+	case len(raw) == 0:
+	case isJSON && !s.text && strings.TrimSpace(string(raw))[0] == '{':
+		arguments = json.RawMessage(raw)
+	default:
+		b, err := json.Marshal(map[string]string{"text": strings.TrimSuffix(string(raw), "\n")})
+		if err != nil {
+			return err
+		}
+		arguments = b
+	}
+	var told error
+	var onEvent func(a2e.Event)
+	if s.stream {
+		onEvent = func(e a2e.Event) {
+			if a.json {
+				told = errors.Join(told, a.print(map[string]any{"kind": e.Kind, "seq": e.Seq, "data": json.RawMessage(e.Data)}, ""))
+			} else {
+				told = errors.Join(told, a.print(nil, "%3d %s  %s\n", e.Seq, clean(string(e.Kind)), clean(string(e.Data))))
+			}
+		}
+	}
+	r, err := c.CallTool(ctx, s.skill, arguments, onEvent)
+	if err != nil {
+		return a2eError(err)
+	}
+	if told != nil {
+		return told
+	}
+	data, err := json.Marshal(r.Data)
+	if err != nil {
+		return err
+	}
+	if !r.Success {
+		return &exitError{exitRefused, fmt.Errorf("the tool failed: %s: %s", clean(r.ErrorCode), clean(r.Error))}
+	}
+	return a.print(map[string]any{"tool": r.ToolName, "durationMs": r.DurationMS, "result": json.RawMessage(data)}, "%s\n", clean(string(data)))
+}
+
+// a2eError says what a host answered, and what to do.
+func a2eError(err error) error {
+	var e *a2e.Error
+	if !errors.As(err, &e) {
+		return &exitError{exitUnreachable, err}
+	}
+	text := fmt.Sprintf("%s: %s", clean(string(e.Code)), clean(e.Text))
+	switch {
+	case e.Step == "handshake" || errors.Is(e, a2e.ErrUnauthorized):
+		text += "\n        is the token right? --key FILE names the file that holds it"
+	case e.Step != "peer":
+		if cause := e.Unwrap(); cause != nil {
+			text += " (" + clean(cause.Error()) + ")"
+		}
+		return &exitError{exitUnreachable, errors.New(text)}
+	}
+	return &exitError{exitRefused, errors.New(text)}
+}
 
 func (a *app) a2eCommand() *cobra.Command {
 	token := &cobra.Command{

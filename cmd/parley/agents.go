@@ -2,15 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
-	"net/http"
-	"net/netip"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +16,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/keyring"
-	"github.com/parley-hub/parley/samvad"
 )
 
 func (a *app) agentsCommand() *cobra.Command {
@@ -213,7 +207,7 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 			if err := knownProtocol(id.Protocol); err != nil {
 				return err
 			}
-			if id.Protocol == "samvad" {
+			if id.Protocol == samvadProtocol.name {
 				if err := samvadID(id.ID); err != nil {
 					return err
 				}
@@ -238,18 +232,17 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 	return c
 }
 
-// adding are the flags of agents add.
-type adding struct {
-	samvad, id, key, keyID, title string
-	uagents, endpoint             string
-	a2e, asp, agh                 string
-	expose                        []string
-	inbox                         bool
-	wait                          time.Duration
+// addFlags are the flags of `agents add` that no protocol has for itself.
+type addFlags struct {
+	title  string
+	expose []string
+	inbox  bool
+	wait   time.Duration
+	ways   []adder // of protocols
 }
 
 func (a *app) agentsAdd() *cobra.Command {
-	var s adding
+	var s addFlags
 	c := &cobra.Command{
 		Use: "add NAME", Short: "Add an agent, and say what to do at its side", Args: cobra.ExactArgs(1),
 		Long: `Add an agent, by the flag of its protocol, or one that reads an inbox at the hub.
@@ -259,29 +252,18 @@ printed; with --wait the first proved message is waited for. An agent that is
 there already is changed.
 
 A SAMVAD agent that only calls has no URL: give --id and --key.`,
-		Example: `  parley agents add weather --samvad https://weather.corp
-  parley agents add weather --samvad http://127.0.0.1:3002 --key BASE64 --wait 2m
-  parley agents add caller --id agent://client.local --key BASE64
-  parley agents add bob --uagents agent1q…
-  parley agents add robot --a2e new
-  parley agents add lab --a2e https://lab.corp/a2e --expose all
-  parley agents add anna --asp anna-card.json --wait 2m
-  parley agents add patcher --agh ws_alpha/patch-worker.s1 --wait 2m
-  parley agents add me --inbox`,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.add(cmd.Context(), args[0], s) },
 	}
+	for _, p := range protocols {
+		if p.add.flags != nil {
+			c.Example += p.add.help
+			s.ways = append(s.ways, p.add.flags(c))
+		}
+	}
+	c.Example += "  parley agents add me --inbox"
 	f := c.Flags()
-	f.StringVar(&s.samvad, "samvad", "", "base URL of an agent that speaks SAMVAD")
-	f.StringVar(&s.id, "id", "", "its identity, agent://HOST (default: that of its card)")
-	f.StringVar(&s.key, "key", "", "its public key, base64 (default: that of its card)")
-	f.StringVar(&s.keyID, "key-id", "", "id of that key (default: it answers to any)")
-	f.StringVar(&s.uagents, "uagents", "", "address of a uAgent, agent1q…")
-	f.StringVar(&s.a2e, "a2e", "", "new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools become its skills")
-	f.StringVar(&s.asp, "asp", "", "file with the card of an ASP agent (parley keys asp makes one)")
-	f.StringVar(&s.agh, "agh", "", "an AGH peer, WORKSPACE/PEER")
-	f.StringVar(&s.endpoint, "endpoint", "", "with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
 	f.StringVar(&s.title, "title", "", "name for people")
-	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: samvad, uagents, a2e, agh, asp, all")
+	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
 	return c
@@ -304,9 +286,10 @@ type paste struct {
 	Line string `json:"line"`
 }
 
-func (a *app) add(ctx context.Context, name string, s adding) error {
-	if s.samvad == "" && s.id == "" && s.uagents == "" && s.a2e == "" && s.asp == "" && s.agh == "" && !s.inbox {
-		return usage("say how the agent is reached: --samvad URL, --uagents ADDRESS, --a2e new or URL, --asp CARD, --agh WORKSPACE/PEER, --id agent://HOST with --key for one that only calls, or --inbox")
+func (a *app) add(ctx context.Context, name string, s addFlags) error {
+	ways := slices.DeleteFunc(s.ways, func(w adder) bool { return !w.given() })
+	if len(ways) == 0 && !s.inbox {
+		return usage("say how the agent is reached: %s", waysToAdd())
 	}
 	if err := parley.CheckName(name); err != nil {
 		return usage("%s", parley.AsError(err).Text)
@@ -321,37 +304,8 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 	}
 	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox}
 	out := added{Hub: info.SAMVAD}
-	if s.samvad != "" || s.id != "" {
-		id, err := a.meet(ctx, s, &n, &out)
-		if err != nil {
-			return err
-		}
-		n.Identities = append(n.Identities, id)
-	}
-	if s.uagents != "" {
-		id, err := meetUAgent(s)
-		if err != nil {
-			return err
-		}
-		n.Identities = append(n.Identities, id)
-	}
-	token := ""
-	if s.a2e != "" {
-		id, t, err := meetA2E(s)
-		if err != nil {
-			return err
-		}
-		n.Identities, token = append(n.Identities, id), t
-	}
-	if s.asp != "" {
-		id, err := meetASP(s.asp, &n)
-		if err != nil {
-			return err
-		}
-		n.Identities = append(n.Identities, id)
-	}
-	if s.agh != "" {
-		id, err := meetAGH(s)
+	for _, w := range ways {
+		id, err := w.identity(ctx, a, &n, &out)
 		if err != nil {
 			return err
 		}
@@ -360,39 +314,15 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 	if out.Agent, err = hub.AddAgent(ctx, n); err != nil {
 		return a.hubError(err)
 	}
-	for _, i := range n.Identities {
-		if i.Protocol == "a2e" {
-			c, err := a.load()
-			if err != nil {
-				return err
-			}
-			out.Paste = append(out.Paste, pasteA2E(info.PublicURL, c.A2E.Path, token)...)
-			continue
+	for i, w := range ways {
+		lines, err := w.paste(a, info, name, n.Identities[i])
+		if err != nil {
+			return err
 		}
-		if i.Protocol == "asp" {
-			out.Paste = append(out.Paste, pasteASP(info.PublicURL, i.ID)...)
-			continue
-		}
-		if i.Protocol == "agh" {
-			c, err := a.load()
-			if err != nil {
-				return err
-			}
-			lines, err := pasteAGH(&c, name, info.PublicURL, i.ID)
-			if err != nil {
-				return err
-			}
-			out.Paste = append(out.Paste, lines...)
-			continue
-		}
-		if i.Protocol == "uagents" {
-			out.Paste = append(out.Paste, pasteUAgent(info.PublicURL)...)
-			continue
-		}
-		out.Paste = append(out.Paste, toPaste(info.SAMVAD, i)...)
+		out.Paste = append(out.Paste, lines...)
 	}
 	if !a.json {
-		a.showAdded(out, n)
+		a.showAdded(out, n, ways)
 	}
 	if s.wait <= 0 {
 		if a.json {
@@ -400,139 +330,11 @@ func (a *app) add(ctx context.Context, name string, s adding) error {
 		}
 		return nil
 	}
-	return a.firstProof(ctx, hub, out, n, s.wait)
-}
-
-func isProtocol(name string) bool {
-	return slices.Contains([]string{"samvad", "uagents", "a2e", "agh", "asp"}, name)
-}
-
-// knownProtocol refuses a --protocol that does not exist.
-func knownProtocol(name string) error {
-	if !isProtocol(name) {
-		return usage("--protocol %q: want samvad, uagents, a2e, agh or asp", name)
+	absent := "does the agent call " + out.Hub.Base + "/agents/NAME?"
+	if len(ways) == 1 && ways[0].absent != "" {
+		absent = ways[0].absent
 	}
-	return nil
-}
-
-// samvadID refuses an --id that is no SAMVAD identity.
-func samvadID(id string) error {
-	if _, err := samvad.AgentOrigin(id); err != nil {
-		return usage("--id %q: want agent://HOST or agent://HOST:PORT", id)
-	}
-	return nil
-}
-
-// meet finds out what there is to know of a SAMVAD agent.
-func (a *app) meet(ctx context.Context, s adding, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
-	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.samvad, "/"), PublicKey: s.key, KeyID: s.keyID}
-	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
-	if s.key != "" {
-		if _, err := samvad.ParseKey(s.key); err != nil {
-			return id, usage("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
-		}
-	}
-	if s.id != "" {
-		if err := samvadID(s.id); err != nil {
-			return id, err
-		}
-	}
-	if s.samvad == "" {
-		if s.key == "" {
-			note("without --key nothing it sends is proved, unless its card at the https origin of %s has a key", id.ID)
-		}
-		return id, nil
-	}
-	u, err := url.Parse(s.samvad)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return id, usage("--samvad %q: want http(s)://HOST[:PORT][/PATH]", s.samvad)
-	}
-	defer func() {
-		if why := a.notCalled(u.Hostname()); why != nil {
-			note("the hub calls it only if its configuration allows that: %s", why)
-		}
-	}()
-	card, err := (&samvad.Client{HTTP: &http.Client{}}).Card(ctx, id.URL)
-	if err != nil {
-		note("its card could not be read (%s): its skills are not known", short(rootCause(err), 200))
-		if id.ID == "" {
-			id.ID = "agent://" + u.Hostname()
-			note("its identity is taken to be %s, as the SDKs make it; --id says otherwise", id.ID)
-		}
-		if id.PublicKey == "" {
-			note("no key is enrolled: run this again with --key, or when the agent runs")
-		}
-		return id, nil
-	}
-	if id.ID != "" && id.ID != card.ID {
-		return id, usage("--id %s: the agent's card says %s", id.ID, clean(card.ID))
-	}
-	id.ID = card.ID
-	if n.Title == "" {
-		n.Title = card.Name
-	}
-	n.Description = card.Description
-	for _, k := range card.Skills {
-		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust), Peers: k.AllowedPeers,
-			Input: json.RawMessage(k.InputSchema), Output: json.RawMessage(k.OutputSchema)}
-		for _, m := range k.Modes {
-			v.Modes = append(v.Modes, parley.Mode(m))
-		}
-		n.Skills = append(n.Skills, v)
-	}
-	if id.PublicKey != "" {
-		return id, nil
-	}
-	active := 0
-	for _, k := range card.PublicKeys {
-		if !k.Active {
-			continue
-		}
-		if active++; active == 1 {
-			id.PublicKey = k.Key
-		}
-	}
-	switch {
-	case active == 0:
-		note("its card has no active key: run this again with --key")
-	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
-		note("its card came over plain http and could be anybody's, so its key was not enrolled; if it is right, run this again with --key %s", clean(id.PublicKey))
-		id.PublicKey = ""
-	default:
-		if b, err := base64.StdEncoding.DecodeString(id.PublicKey); err == nil {
-			note("key %s was taken from its card; compare it with the agent's operator", keyring.Fingerprint(keyring.Ed25519, b))
-		}
-		if active > 1 {
-			note("its card has %d active keys; the first was enrolled, add the others with `parley keys enroll`", active)
-		}
-	}
-	return id, nil
-}
-
-// notCalled says why a hub of the configuration at hand would not call a host,
-// as far as the host's name tells.
-func (a *app) notCalled(host string) error {
-	if host == "localhost" {
-		host = "127.0.0.1"
-	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil
-	}
-	c, err := a.load()
-	if err != nil {
-		return nil // the hub itself reports the error when it starts
-	}
-	g, err := c.Guard()
-	if err != nil {
-		return nil
-	}
-	return g.CheckAddr(addr)
-}
-
-func onThisMachine(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && a.IsLoopback()
+	return a.firstProof(ctx, hub, out, n, s.wait, absent)
 }
 
 // rootCause is the innermost text of an error: the one with the cause.
@@ -550,26 +352,7 @@ func rootCause(err error) string {
 	}
 }
 
-// toPaste are the lines that make an agent of an SDK trust the hub, and call
-// through it.
-func toPaste(hub admin.Hosting, i admin.NewIdentity) []paste {
-	if hub.Identity == "" {
-		return nil
-	}
-	var out []paste
-	if i.URL != "" {
-		why := "so that the agent accepts what the hub sends (before it is served)"
-		out = append(out,
-			paste{why, "TypeScript", fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", hub.Identity, hub.Key)},
-			paste{why, "Python", fmt.Sprintf("agent.trust_peer(%q, %q)", hub.Identity, hub.Key)})
-	}
-	why := "so that it calls the agent NAME through the hub"
-	return append(out,
-		paste{why, "TypeScript", fmt.Sprintf("const client = await AgentClient.from('%s/agents/NAME', { agentId: '%s' })", hub.Base, i.ID)},
-		paste{why, "Python", fmt.Sprintf("client = await AgentClient.from_url(\"%s/agents/NAME\")", hub.Base)})
-}
-
-func (a *app) showAdded(v added, n admin.NewAgent) {
+func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {
 	fmt.Fprintf(a.out, "agent %s is added, with %s\n", v.Agent.Name, plural(len(v.Agent.Skills), "skill", "skills"))
 	for _, i := range n.Identities {
 		fmt.Fprintf(a.out, "  %-10s %s %s\n", i.Protocol, clean(i.ID), clean(i.URL))
@@ -586,9 +369,10 @@ func (a *app) showAdded(v added, n admin.NewAgent) {
 	if len(n.Identities) == 0 {
 		return
 	}
-	samvad := slices.ContainsFunc(n.Identities, func(i admin.NewIdentity) bool { return i.Protocol == "samvad" })
-	if v.Hub.Identity != "" && samvad {
-		fmt.Fprintf(a.out, "\nthe hub\n  identity   %s\n  public key %s\n  agents at  %s/agents/NAME\n", v.Hub.Identity, v.Hub.Key, v.Hub.Base)
+	for _, w := range ways {
+		if w.hub != nil {
+			fmt.Fprint(a.out, w.hub(v.Hub))
+		}
 	}
 	why := ""
 	for _, p := range v.Paste {
@@ -598,14 +382,16 @@ func (a *app) showAdded(v added, n admin.NewAgent) {
 		}
 		fmt.Fprintf(a.out, "  %-10s %s\n", p.SDK, p.Line)
 	}
-	if len(v.Paste) > 0 && samvad {
-		fmt.Fprintf(a.out, "\nA client of an SDK may have an identity and a key of its own (Python: agent://client-client);\nadd it as an agent too: parley agents add NAME-client --id agent://… --key BASE64\n")
+	for _, w := range ways {
+		if len(v.Paste) > 0 {
+			fmt.Fprint(a.out, w.hint)
+		}
 	}
 }
 
-// firstProof waits for the first message of an agent, and says why not if
-// none comes.
-func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n admin.NewAgent, wait time.Duration) error {
+// firstProof waits for the first message of an agent. If none comes, the error
+// says why, or asks what may be missing.
+func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n admin.NewAgent, wait time.Duration, absent string) error {
 	if !a.json {
 		fmt.Fprintf(a.out, "\nwaiting %s for its first message…\n", wait)
 	}
@@ -644,8 +430,5 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	if r := out.Refused; r != nil {
 		return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check %q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
 	}
-	if len(n.Identities) == 1 && n.Identities[0].Protocol == "asp" {
-		return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        has the agent the hub as its server, and opened or answered a session? `parley refused` lists what was turned away", n.Name, wait)}
-	}
-	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        does the agent call %s/agents/NAME? `parley refused` lists what was turned away", n.Name, wait, out.Hub.Base)}
+	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists what was turned away", n.Name, wait, absent)}
 }

@@ -2,19 +2,249 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
+	"github.com/parley-hub/parley/node"
 )
+
+var aghProtocol = protocol{
+	name: bridge.Protocol,
+	add: adding{
+		how:  "--agh WORKSPACE/PEER",
+		help: "  parley agents add patcher --agh ws_alpha/patch-worker.s1 --wait 2m\n",
+		flags: func(c *cobra.Command) adder {
+			var peer string
+			c.Flags().StringVar(&peer, "agh", "", "an AGH peer, WORKSPACE/PEER")
+			return adder{
+				given: func() bool { return peer != "" },
+				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
+					return aghIdentity(peer)
+				},
+				paste: func(a *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error) {
+					c, err := a.load()
+					if err != nil {
+						return nil, err
+					}
+					return pasteAGH(&c, name, info.PublicURL, id.ID)
+				},
+			}
+		},
+	},
+	inspector:      aghInspector{},
+	keyless:        true, // a handle names its key
+	verifyExported: (*signatureChecks).agh,
+	send:           (*app).sendAGH,
+	demoConfig:     func(c *node.Config) { c.Listen.AGH, c.AGH = "127.0.0.1:0", demoAGH() },
+	demo:           (*demo).aghScenes,
+	command:        (*app).aghCommand,
+	bench:          (*app).benchAGHCommand,
+}
+
+// aghIdentity makes the identity of an AGH peer: WORKSPACE/PEER.
+func aghIdentity(value string) (admin.NewIdentity, error) {
+	workspace, peer, ok := strings.Cut(value, "/")
+	_, _, handle := agh.SplitHandle(peer)
+	if !ok || !agh.ValidWorkspaceID(workspace) || !agh.ValidPeerID(peer) && !handle {
+		return admin.NewIdentity{}, usage("--agh %q: want WORKSPACE/PEER, for example ws_alpha/patch-worker.s1; a peer is lower-case letters, digits, dots, - and _, or a verified handle nickname@fingerprint", value)
+	}
+	id := bridge.Identity(workspace, peer)
+	return admin.NewIdentity{Protocol: id.Protocol, ID: id.ID}, nil
+}
+
+// pasteAGH are the lines that let the peer in, unless the configuration has a
+// user that may speak as it, and what it connects with.
+func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
+	workspace, peer, _ := strings.Cut(id, "/")
+	user, proof := "", "token=open(\"TOKEN-FILE\").read().strip()"
+	for n, u := range c.AGH.Users {
+		if matches(u.Workspaces, workspace) && matches(u.Peers, peer) && (user == "" || n < user) {
+			user = n
+		}
+	}
+	var out []paste
+	if user == "" && c.AGH.URL == "" {
+		var b [24]byte
+		rand.Read(b[:]) // never fails
+		user = strings.NewReplacer("/", "-").Replace(name)
+		out = append(out,
+			paste{"in the hub's configuration, then `parley reload` or a restart", "TOML", fmt.Sprintf("[agh.users.%q]\ntoken_file = %q\npeers = [%q]\nworkspaces = [%q]", user, user+".token", peer, workspace)},
+			paste{"once, beside it, and where the peer runs", "sh", fmt.Sprintf("umask 077; printf %%s %s > %s.token", hex.EncodeToString(b[:]), user)})
+		proof = fmt.Sprintf("token=open(%q).read()", user+".token")
+	}
+	at := c.AGH.URL
+	if at == "" {
+		host, port, err := net.SplitHostPort(c.Listen.AGH)
+		if err != nil { // it serves no peers yet
+			host, port = "", "4222"
+			out = append(out, paste{"in the hub's configuration, under [listen]", "TOML", `agh = ":4222"`})
+		}
+		if u, err := url.Parse(public); host == "" && err == nil && u.Hostname() != "" {
+			host = u.Hostname()
+		}
+		at = "nats://" + net.JoinHostPort(host, port)
+	}
+	subject, err := agh.VerifiedPeerSubject(workspace, "CHANNEL", peer)
+	if err != nil { // CHANNEL stands for the channel, whose grammar it has not
+		subject, err = agh.VerifiedPeerSubject(workspace, "channel", peer)
+		subject = strings.Replace(subject, ".channel.", ".CHANNEL.", 1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append(out,
+		paste{"so that it connects, as the user " + user, "Python", fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},
+		paste{"to hear the channel, and what is for it alone", "Python", fmt.Sprintf("await nc.subscribe(\"agh.network.v0.%s.CHANNEL.broadcast\", cb=heard); await nc.subscribe(%q, cb=heard)", workspace, subject)}), nil
+}
+
+// matches reports whether an entry of list is s, or a prefix of it with *.
+func matches(list []string, s string) bool {
+	for _, l := range list {
+		if prefix, wild := strings.CutSuffix(l, "*"); l == s || wild && strings.HasPrefix(s, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// sendAGH joins a channel as a peer and says something there: a request with
+// work, or with --kind notice a mere say; to the whole channel without --to.
+func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	at := strings.Split(s.as, "/")
+	switch {
+	case s.url == "":
+		return usage("say which NATS: --url nats://HOST:PORT")
+	case len(at) != 3:
+		return usage("say who you are: --as WORKSPACE/CHANNEL/PEER, e.g. --as acme/builders/me")
+	case s.from != "" || s.conversation != "" || s.key != "":
+		return usage("--from, --conversation and --idempotency-key are for messages through a hub")
+	case len(raw) == 0:
+		return usage("say what: an AGH say needs text")
+	case s.kind != "request" && s.kind != "notice":
+		return usage("--kind %q: want request or notice", s.kind)
+	}
+	options := []nats.Option{nats.Name("parley send")}
+	if s.keyFile != "" {
+		token, err := os.ReadFile(s.keyFile)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		options = append(options, nats.Token(strings.TrimSpace(string(token))))
+	}
+	if scheme, _, ok := strings.Cut(s.url, "://"); ok && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
+		return usage("--url %s: peers are reached over NATS: nats://HOST:PORT, or tls://", s.url)
+	}
+	nc, err := nats.Connect(s.url, options...)
+	if err != nil {
+		code := exitUnreachable
+		if errors.Is(err, nats.ErrAuthorization) {
+			code = exitRefused
+			err = fmt.Errorf("%w: is the token of agh.users in the file that --key names?", err)
+		} else {
+			err = fmt.Errorf("cannot reach %s: %w\n        does the hub run, with listen.agh set to that address?", s.url, err)
+		}
+		return &exitError{code, err}
+	}
+	defer nc.Close()
+	ctx, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	me := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: at[0], Channel: at[1], PeerID: at[2]}
+	if err := me.Join(ctx); err != nil {
+		return aghError(err)
+	}
+	say := &agh.Say{Text: strings.TrimSpace(string(raw)), Intent: s.skill}
+	if isJSON && !s.text {
+		say.Artifacts = []json.RawMessage{json.RawMessage(say.Text)}
+	}
+	if s.to == "" {
+		e, err := me.Say(ctx, "", say)
+		if err == nil {
+			err = nc.FlushWithContext(ctx)
+		}
+		if err != nil {
+			return aghError(err)
+		}
+		return a.print(map[string]string{"id": e.ID, "thread": e.ThreadID}, "said in %s\n", clean(e.ThreadID))
+	}
+	found := false
+	for _, err := range me.Whois(ctx, s.to, "", false) {
+		if err != nil {
+			return aghError(err)
+		}
+		found = true
+		break
+	}
+	if !found {
+		return &exitError{exitRefused, fmt.Errorf("no peer %s answers in channel %s", clean(s.to), clean(at[1]))}
+	}
+	if s.kind == "notice" || s.noWait {
+		e, err := me.Direct(ctx, s.to, say)
+		if err == nil {
+			err = nc.FlushWithContext(ctx)
+		}
+		if err != nil {
+			return aghError(err)
+		}
+		return a.print(map[string]string{"id": e.ID, "room": e.DirectID}, "said in %s\n", clean(e.DirectID))
+	}
+	var last agh.Event
+	for ev, err := range me.Stream(ctx, s.to, say) {
+		if err != nil {
+			return aghError(err)
+		}
+		if last = ev; s.stream && !ev.State.Terminal() {
+			if err := a.print(json.RawMessage(ev.Envelope.Raw()), "    %s  %s\n", ev.Envelope.Kind, clean(string(ev.Envelope.Body))); err != nil {
+				return err
+			}
+		}
+	}
+	if last.Verified == nil || !last.State.Terminal() {
+		return &exitError{exitRefused, errors.New("the work was not ended in time")}
+	}
+	if last.State != agh.StateCompleted {
+		return &exitError{exitRefused, fmt.Errorf("the work ended as %s: %s", last.State, clean(string(last.Envelope.Body)))}
+	}
+	trace, ok := last.Envelope.Content().(*agh.Trace)
+	if !ok {
+		return &exitError{exitFailed, errors.New("the work was completed by something that is no trace")}
+	}
+	text := string(trace.Result)
+	if text == "" {
+		text = trace.Message
+	}
+	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message, "result": orNull(trace.Result)}, "%s\n", clean(text))
+}
+
+func orNull(b json.RawMessage) json.RawMessage {
+	if len(b) == 0 {
+		return json.RawMessage("null")
+	}
+	return b
+}
+
+func aghError(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &exitError{exitRefused, errors.New("no answer in time")}
+	}
+	return &exitError{exitRefused, err}
+}
 
 func (a *app) aghCommand() *cobra.Command {
 	return group("agh", "Connect a stock AGH daemon", "  parley agh connect --help", helps, a.aghConnectCommand())

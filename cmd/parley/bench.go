@@ -20,8 +20,8 @@ func (a *app) benchCommand() *cobra.Command {
 		`  parley bench samvad --storage memory
   parley bench pairs --only 'samvad->agh'
   parley bench journal --dir .`, helps,
-		a.benchSamvadCommand(), a.benchUAgentsCommand(), a.benchA2ECommand(), a.benchAGHCommand(), a.benchASPCommand(),
-		a.benchPairsCommand(), a.benchJournalCommand(), a.benchGuestsCommand(), a.benchFloorCommand())
+		append(a.ofProtocols(func(p *protocol) func(*app) *cobra.Command { return p.bench }),
+			a.benchPairsCommand(), a.benchJournalCommand(), a.benchGuestsCommand(), a.benchFloorCommand())...)
 	c.Long = `Measure how many messages Parley handles in a second, next to a floor: a bare program
 that does the same HTTP, digests, signature checks and decoding and nothing else, and
 that records on disk by writing all waiting records to a file at once and syncing it.

@@ -34,9 +34,10 @@ and does nothing else. It needs Linux.`,
 				return usage("--peers %d: want 1 to 1000", c.Peers)
 			}
 			for _, pair := range c.Only {
-				if from, to, _ := strings.Cut(pair, "->"); !isProtocol(from) || !isProtocol(to) {
-					return usage("--only %q: want FROM->TO, each of them samvad, uagents, a2e, agh or asp; quote "+
-						"it, for shells take > for themselves", pair)
+				from, to, _ := strings.Cut(pair, "->")
+				if protocolNamed(from) == nil || protocolNamed(to) == nil {
+					return usage("--only %q: want FROM->TO, each of them %s; quote it, for shells take > for themselves",
+						pair, protocolNames("or"))
 				}
 			}
 			self, err := os.Executable()

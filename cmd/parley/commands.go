@@ -10,18 +10,18 @@ import (
 
 // commands are the commands of parley.
 func (a *app) commands() []*cobra.Command {
-	return []*cobra.Command{
+	return append([]*cobra.Command{
 		a.initCommand(), a.doctorCommand(),
 		a.demoCommand(), a.serveCommand(),
 		a.sendCommand(), a.listenCommand(),
-		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.a2eCommand(), a.aghCommand(),
+		a.agentsCommand(), a.keysCommand(), a.tokensCommand(),
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
 		a.backupCommand(), a.restoreCommand(), a.journalCommand(), a.forgetCommand(),
 		a.configCommand(), a.benchCommand(), a.versionCommand(),
 		a.completionCommand(), a.manCommand(),
-	}
+	}, a.ofProtocols(func(p *protocol) func(*app) *cobra.Command { return p.command })...)
 }
 
 // load reads the configuration that the flags name, or gives the defaults if there

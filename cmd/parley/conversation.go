@@ -652,13 +652,12 @@ func (v *signatureChecks) message(ctx context.Context, line int, r *admin.Export
 		v.not("the envelope is not in the file, only its digest")
 		return
 	}
-	again := map[string]func(context.Context, *admin.ExportMessage, string) (string, error){
-		"samvad": v.samvad, "asp": v.asp, "uagents": v.uagents, "agh": v.agh}[o.Protocol]
-	if again == nil {
+	p := protocolNamed(o.Protocol)
+	if p == nil || p.verifyExported == nil {
 		v.not(fmt.Sprintf("messages of %s have no signature of their own", clean(o.Protocol)))
 		return
 	}
-	switch reason, err := again(ctx, m, base); {
+	switch reason, err := p.verifyExported(v, ctx, m, base); {
 	case err != nil:
 		v.problems = append(v.problems, fmt.Sprintf("line %d, message %s: its own signature does not verify: %v", line,
 			m.ID, err))

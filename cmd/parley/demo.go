@@ -95,13 +95,18 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 	if err != nil {
 		return err
 	}
-	n, err := node.Open(ctx, node.Config{
+	c := node.Config{
 		Data: data, Durability: "disk", Log: logger,
-		Listen:  node.Listen{HTTP: listen, Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
-		Policy:  node.Policy{Assurance: "session"}, // what AGH peers prove is their connection
-		AGH:     demoAGH(),
+		Listen:  node.Listen{HTTP: listen, Admin: "127.0.0.1:0"},
+		Policy:  node.Policy{Assurance: "session"},         // what AGH peers prove is their connection
 		Network: node.Network{Allow: []string{"loopback"}}, // the demo's agents are on this machine
-	})
+	}
+	for _, p := range protocols {
+		if p.demoConfig != nil {
+			p.demoConfig(&c)
+		}
+	}
+	n, err := node.Open(ctx, c)
 	if err != nil {
 		return openError(err)
 	}
@@ -347,10 +352,11 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 		}
 		return []string{"task " + id[:8] + "…  " + string(t.Status) + "  " + string(t.Result)}, want(t.Status == samvad.TaskDone, "the task is not done")
 	})
-	d.uagentsScenes(ctx)
-	d.aspScenes(ctx)
-	d.aghScenes(ctx)
-	d.a2eScenes(ctx)
+	for _, p := range protocols {
+		if p.demo != nil {
+			p.demo(d, ctx)
+		}
+	}
 	d.tripScenes(ctx, client)
 	d.scene("somebody replays the first request: refused, and explained", func() ([]string, error) {
 		if captured == nil {

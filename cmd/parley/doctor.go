@@ -437,8 +437,7 @@ func (d *doctor) named(ctx context.Context, ref string) string {
 	}
 	var names []string
 	for name, a := range d.c.Agents {
-		if a.UAgents != nil && a.UAgents.Address == ref || a.SAMVAD != nil && a.SAMVAD.ID == ref ||
-			a.ASP != nil && a.ASP.ID == ref {
+		if slices.ContainsFunc(node.Protocols, func(p *node.Protocol) bool { return p.AgentID != nil && p.AgentID(&a) == ref }) {
 			names = append(names, name)
 		}
 	}

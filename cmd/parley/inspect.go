@@ -17,19 +17,13 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An inspector explains the messages of one protocol. A protocol is added by
-// one file with its inspector, and its line in inspectors.
+// An inspector explains the messages of one protocol.
 type inspector interface {
-	protocol() string
 	// recognises tells whether a sample is of the protocol, however broken.
 	recognises(s *sample) bool
 	// inspect explains it. It fails only when what was given besides the
 	// sample (keys, cards) is unusable.
 	inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error)
-}
-
-func inspectors() []inspector {
-	return []inspector{samvadInspector{}, uagentsInspector{}, a2eInspector{}, aghInspector{}, aspInspector{}}
 }
 
 // inspecting is what is known besides the sample.
@@ -180,14 +174,17 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 		return nil, &exitError{exitFailed, err}
 	}
 	var names []string
-	for _, i := range inspectors() {
-		names = append(names, i.protocol())
-		if f.protocol == i.protocol() || f.protocol == "" && i.recognises(s) {
-			v, err := i.inspect(ctx, s, o)
+	for _, p := range protocols {
+		if p.inspector == nil {
+			continue
+		}
+		names = append(names, p.name)
+		if f.protocol == p.name || f.protocol == "" && p.inspector.recognises(s) {
+			v, err := p.inspector.inspect(ctx, s, o)
 			if err != nil {
 				return nil, &exitError{exitUsage, err}
 			}
-			v.Protocol, v.Form = i.protocol(), s.form
+			v.Protocol, v.Form = p.name, s.form
 			return v, nil
 		}
 	}

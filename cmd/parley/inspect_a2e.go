@@ -15,8 +15,6 @@ import (
 // a2eInspector explains lines of A2E.
 type a2eInspector struct{}
 
-func (a2eInspector) protocol() string { return "a2e" }
-
 func (a2eInspector) recognises(s *sample) bool {
 	if s.http && strings.HasSuffix(s.path(), "/send") && s.header.Get("X-Session-Id") != "" {
 		return true

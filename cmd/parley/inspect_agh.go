@@ -17,8 +17,6 @@ import (
 // aghInspector explains AGH Network v0 envelopes.
 type aghInspector struct{}
 
-func (aghInspector) protocol() string { return "agh" }
-
 func (aghInspector) recognises(s *sample) bool {
 	var m struct {
 		Protocol    string      `json:"protocol"`

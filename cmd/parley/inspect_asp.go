@@ -20,8 +20,6 @@ import (
 // aspInspector explains messages of ASP.
 type aspInspector struct{}
 
-func (aspInspector) protocol() string { return "asp" }
-
 func (aspInspector) recognises(s *sample) bool {
 	if s.http && strings.HasPrefix(s.path(), "/v1/asp/sessions") {
 		return true

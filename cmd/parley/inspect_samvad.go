@@ -19,8 +19,6 @@ import (
 // samvadInspector explains SAMVAD 1.2 requests.
 type samvadInspector struct{}
 
-func (samvadInspector) protocol() string { return "samvad" }
-
 // The paths that clients post to (SAMVAD 1.2 §6).
 var samvadPaths = [...]string{"/agent/message", "/agent/task", "/agent/stream"}
 

@@ -203,9 +203,9 @@ func FuzzInspect(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, i := range inspectors() {
-			i.recognises(s)
-			v, err := i.inspect(context.Background(), s, o)
+		for _, p := range protocols {
+			p.inspector.recognises(s)
+			v, err := p.inspector.inspect(context.Background(), s, o)
 			if err != nil {
 				t.Fatal(err)
 			}

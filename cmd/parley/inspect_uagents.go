@@ -15,8 +15,6 @@ import (
 // uagentsInspector explains envelopes of uAgents.
 type uagentsInspector struct{}
 
-func (uagentsInspector) protocol() string { return "uagents" }
-
 func (uagentsInspector) recognises(s *sample) bool {
 	if s.http && (strings.HasSuffix(s.path(), "/submit")) {
 		return true

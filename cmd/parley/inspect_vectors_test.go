@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -63,16 +64,11 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 				if c.Input.Now > 0 {
 					o.now = time.Unix(c.Input.Now, 0)
 				}
-				var found inspector
-				for _, i := range inspectors() {
-					if i.recognises(s) {
-						found = i
-						break
-					}
-				}
-				if found == nil || found.protocol() != f.protocol {
+				at := slices.IndexFunc(protocols, func(p *protocol) bool { return p.inspector.recognises(s) })
+				if at < 0 || protocols[at].name != f.protocol {
 					continue // broken where the protocol is named
 				}
+				found := protocols[at].inspector
 				explained++
 				v, err := found.inspect(t.Context(), s, o)
 				if err != nil {

@@ -25,9 +25,9 @@ func (a *app) keysCommand() *cobra.Command {
   parley keys new --protocol samvad --id agent://me --out me.json
   parley keys enroll weather --key BASE64`,
 		func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
-		a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(), a.keysUnenroll(),
-		a.keysRotate(), a.keysPassphrase(), a.keysExport(),
-		a.keysUAgents(), a.keysASP())
+		append([]*cobra.Command{a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(),
+			a.keysUnenroll(), a.keysRotate(), a.keysPassphrase(), a.keysExport()},
+			a.ofProtocols(func(p *protocol) func(*app) *cobra.Command { return p.keys })...)...)
 }
 
 // ring opens the keyring of the data directory.

@@ -2,19 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/samvad"
 )
 
 // sending are the flags of send.
@@ -59,21 +53,13 @@ or failed, 3 when no hub answers.`,
 			if s.tokenFile != "" && s.protocol != "samvad" {
 				return usage("--token-file is for --protocol samvad; for messages through a hub its operator sets agents.NAME.samvad.token_file")
 			}
-			switch s.protocol {
-			case "":
+			if s.protocol == "" {
 				return a.sendThrough(cmd.Context(), s, raw, isJSON && !s.text)
-			case "samvad":
-				return a.sendSAMVAD(cmd.Context(), s, raw, isJSON)
-			case "uagents":
-				return a.sendUAgents(cmd.Context(), s, raw, isJSON)
-			case "agh":
-				return a.sendAGH(cmd.Context(), s, raw, isJSON)
-			case "asp":
-				return a.sendASP(cmd.Context(), s, raw, isJSON)
-			case "a2e":
-				return a.sendA2E(cmd.Context(), s, raw, isJSON)
 			}
-			return usage("--protocol %q: samvad, uagents, a2e, agh and asp are what can be sent directly; leave it out to send through a hub", s.protocol)
+			if p := protocolNamed(s.protocol); p != nil && p.send != nil {
+				return p.send(a, cmd.Context(), s, raw, isJSON)
+			}
+			return usage("--protocol %q: %s are what can be sent directly; leave it out to send through a hub", s.protocol, protocolNames("and"))
 		},
 	}
 	f := c.Flags()
@@ -90,7 +76,7 @@ or failed, 3 when no hub answers.`,
 	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
 	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
 	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
-	f.StringVar(&s.protocol, "protocol", "", "samvad, uagents, a2e, agh or asp: speak it directly, without a hub's API")
+	f.StringVar(&s.protocol, "protocol", "", protocolNames("or")+": speak it directly, without a hub's API")
 	f.StringVar(&s.url, "url", "", "directly: base URL of the agent, host or server; agh: nats://HOST:PORT")
 	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and parley keys new write it; asp: of parley keys asp; a2e and agh: with the token)")
 	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST; agh: WORKSPACE/CHANNEL/PEER")
@@ -216,115 +202,9 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 	return nil
 }
 
-// sendSAMVAD calls an agent directly, signed.
-func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool) error {
-	switch {
-	case s.url == "" && s.to == "":
-		return usage("say which agent: --url URL, or --to agent://HOST")
-	case s.keyFile == "" || s.as == "":
-		return usage("say who you are: --key FILE and --as agent://HOST; `parley keys new --protocol samvad --id agent://me --out me.json` makes a key")
-	case s.skill == "":
-		return usage("say which skill: --skill ID (the agent's card at /.well-known/agent.json lists them)")
-	case s.from != "" || s.conversation != "" || s.key != "" || s.text:
-		return usage("--from, --conversation, --idempotency-key and --text are for messages through a hub")
-	}
-	if len(raw) > 0 && (!isJSON || strings.TrimSpace(string(raw))[0] != '{') {
-		return usage(`a SAMVAD payload is a JSON object: write '{"text":"…"}', or what the skill's schema asks for`)
-	}
-	me, err := samvad.LoadIdentity(s.keyFile, s.as)
-	if err != nil {
-		return &exitError{exitUsage, err}
-	}
-	// Whoever types an address may call it, on this machine too.
-	client := &samvad.Client{Identity: me, HTTP: &http.Client{}, Timeout: s.wait}
-	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: []byte(strings.TrimSpace(string(raw)))}
-	if len(raw) == 0 {
-		call.Payload = nil
-	}
-	if s.tokenFile != "" {
-		b, err := os.ReadFile(s.tokenFile)
-		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--token-file: %w", err)}
-		}
-		token := strings.TrimSpace(string(b))
-		if token == "" {
-			return usage("--token-file: %s holds no token", s.tokenFile)
-		}
-		call.Auth = &samvad.Auth{Scheme: "bearer", Token: token}
-	}
-	switch {
-	case s.stream:
-		for e, err := range client.Stream(ctx, call) {
-			if err != nil {
-				return samvadError(err)
-			}
-			if err := a.samvadEvent(e); err != nil {
-				return err
-			}
-		}
-		return nil
-	case s.noWait:
-		id, err := client.Send(ctx, call)
-		if err != nil {
-			return samvadError(err)
-		}
-		return a.print(map[string]string{"taskId": id}, "accepted as task %s\n", clean(id))
-	}
-	r, err := client.Ask(ctx, call)
-	if err != nil {
-		return samvadError(err)
-	}
-	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID, "result": json.RawMessage(orEmpty(r.Result))}, "%s\n", clean(string(orEmpty(r.Result))))
-}
-
 func orEmpty(b []byte) []byte {
 	if len(b) == 0 {
 		return []byte("{}")
 	}
 	return b
-}
-
-func (a *app) samvadEvent(e samvad.Event) error {
-	switch {
-	case a.json:
-		v := map[string]any{"done": e.Done}
-		if e.Chunk != nil {
-			v["chunk"] = json.RawMessage(e.Chunk)
-		}
-		if e.State != "" {
-			v["state"] = e.State
-		}
-		if e.Result != nil {
-			v["result"] = json.RawMessage(e.Result)
-		}
-		return a.print(v, "")
-	case e.Done:
-		return a.print(nil, "%s\n", clean(string(orEmpty(e.Result))))
-	case e.State != "":
-		return a.print(nil, "    %s\n", clean(e.State))
-	}
-	return a.print(nil, "    %s\n", clean(string(e.Chunk)))
-}
-
-// samvadError says what an agent answered, and what to do.
-func samvadError(err error) error {
-	var e *samvad.Error
-	if !errors.As(err, &e) {
-		return &exitError{exitFailed, err}
-	}
-	code := exitRefused
-	if e.Step == samvad.StepClient && e.Code == samvad.CodeAgentUnavailable {
-		code = exitUnreachable
-	}
-	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
-	if cause := e.Unwrap(); cause != nil && code == exitUnreachable {
-		text += " (" + clean(cause.Error()) + ")"
-	}
-	if errors.Is(err, samvad.ErrOutcomeUnknown) {
-		text += "\n        the agent may have served the request all the same: look there before you send it again"
-	}
-	if e.Code == samvad.CodeAuthFailed {
-		text += "\n        is your public key enrolled there? `parley keys export-public --file KEYFILE` prints it"
-	}
-	return &exitError{code, errors.New(text)}
 }

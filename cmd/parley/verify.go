@@ -29,11 +29,11 @@ takes the hub's own exports too; --key is then the key of the server that signed
 			if err != nil {
 				return err
 			}
-			if v.Protocol == "a2e" {
-				return usage("A2E messages have no signatures: the session's token answers for them; `parley inspect` explains a message")
+			p := protocolNamed(v.Protocol)
+			if p.unsigned != "" {
+				return usage("%s; `parley inspect` explains a message", p.unsigned)
 			}
-			// A uAgent's address is its key.
-			if len(f.keys) == 0 && f.card == "" && v.Protocol != "uagents" && v.Protocol != "agh" {
+			if len(f.keys) == 0 && f.card == "" && !p.keyless {
 				return usage("a signature is verified with the sender's key: --key BASE64, or --card FILE; `parley inspect` explains a message without")
 			}
 			if a.json {

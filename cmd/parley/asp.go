@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,8 +13,81 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
 )
+
+var aspProtocol = protocol{
+	name: "asp",
+	add: adding{
+		how:  "--asp CARD",
+		help: "  parley agents add anna --asp anna-card.json --wait 2m\n",
+		flags: func(c *cobra.Command) adder {
+			var card string
+			c.Flags().StringVar(&card, "asp", "", "file with the card of an ASP agent (parley keys asp makes one)")
+			return adder{
+				given: func() bool { return card != "" },
+				identity: func(_ context.Context, _ *app, n *admin.NewAgent, _ *added) (admin.NewIdentity, error) {
+					return aspIdentity(card, n)
+				},
+				paste: func(_ *app, info admin.Info, _ string, id admin.NewIdentity) ([]paste, error) {
+					return pasteASP(info.PublicURL, id.ID), nil
+				},
+				absent: "has the agent the hub as its server, and opened or answered a session?",
+			}
+		},
+	},
+	inspector:      aspInspector{},
+	verifyExported: (*signatureChecks).asp,
+	send:           (*app).sendASP,
+	demo:           (*demo).aspScenes,
+	keys:           (*app).keysASP,
+	bench:          (*app).benchASPCommand,
+}
+
+// maxCardFile bounds what is read as a card.
+const maxCardFile = 1 << 20
+
+// aspIdentity reads the card of an ASP agent: it holds the identity and both keys.
+func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
+	id := admin.NewIdentity{Protocol: "asp"}
+	info, err := os.Stat(path)
+	if err != nil {
+		return id, &exitError{exitUsage, fmt.Errorf("--asp: %w", err)}
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxCardFile {
+		return id, usage("--asp %q: want the file of a card", path)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return id, &exitError{exitUsage, fmt.Errorf("--asp: %w", err)}
+	}
+	card, err := asp.ParseCard(bytes.TrimSpace(b))
+	if err != nil {
+		text := ""
+		if _, keys := asp.LoadIdentity(path); keys == nil {
+			text = fmt.Sprintf("\n        these are the agent's private keys, which the hub must never see: its card is what `parley keys asp --key %s` prints", path)
+		}
+		return id, usage("--asp %q is no card: %w%s", path, err, text)
+	}
+	if n.Title == "" && card.Name != card.AgentID {
+		n.Title = card.Name
+	}
+	n.Description = card.Description
+	id.ID, id.Card = card.AgentID, bytes.TrimSpace(b)
+	return id, nil
+}
+
+// pasteASP are the lines by which an agent holds its sessions at the hub.
+func pasteASP(hub, id string) []paste {
+	hub = strings.TrimRight(hub, "/")
+	why := "so that it holds its sessions at the hub; KEY is the file with its private keys"
+	return []paste{
+		{why, "Go", fmt.Sprintf("client := &asp.Client{Server: %q, Identity: me, Store: asp.Dir(\"state\")}", hub)},
+		{why, "shell", fmt.Sprintf("parley send --protocol asp --url %s --key KEY --to agent://… 'hello'   # as %s", hub, id)},
+		{"or, for a client of your own, where it gets tokens and opens sessions", "HTTP", fmt.Sprintf("POST %s/oauth/token, then POST %[1]s/v1/asp/sessions", hub)},
+	}
+}
 
 // sendASP opens a session with an agent, says one thing, waits for the answer
 // and closes the session.
@@ -84,7 +159,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 		}
 		return a.print(map[string]string{"sessionId": session.ID(), "messageId": e.MessageID}, "recorded as %s\n", e.MessageID)
 	}
-	q, err := session.Send(ctx, asp.Query, asp.Question{QueryType: or(s.skill, "message"), Parameters: content})
+	q, err := session.Send(ctx, asp.Query, asp.Question{QueryType: cmp.Or(s.skill, "message"), Parameters: content})
 	if err != nil {
 		return aspError(err)
 	}
@@ -105,7 +180,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 		}
 		switch {
 		case m.Performative == asp.Reject, b.InformType == "error":
-			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(or(b.Reason, b.Topic)))}
+			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(cmp.Or(b.Reason, b.Topic)))}
 		case m.Performative != asp.Inform:
 		case b.InformType == "progress" || b.InformType == "accepted" || b.InformType == "chunk" || b.InformType == "input-required":
 			if !a.json {
@@ -129,13 +204,6 @@ func exportASP(ctx context.Context, session *asp.Session, path string) error {
 	}
 	_, err = session.Export(ctx, f)
 	return errors.Join(err, f.Close())
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // aspError says what a server answered.

@@ -6,12 +6,66 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/uagents"
+	"github.com/spf13/cobra"
 )
+
+var uagentsProtocol = protocol{
+	name: "uagents",
+	add: adding{
+		how:  "--uagents ADDRESS",
+		help: "  parley agents add bob --uagents agent1q…\n",
+		flags: func(c *cobra.Command) adder {
+			var address, endpoint string
+			c.Flags().StringVar(&address, "uagents", "", "address of a uAgent, agent1q…")
+			c.Flags().StringVar(&endpoint, "endpoint", "", "with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
+			return adder{
+				given: func() bool { return address != "" },
+				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
+					return uagentsIdentity(address, endpoint)
+				},
+				paste: func(_ *app, info admin.Info, _ string, _ admin.NewIdentity) ([]paste, error) {
+					return pasteUAgent(info.PublicURL), nil
+				},
+			}
+		},
+	},
+	inspector:      uagentsInspector{},
+	keyless:        true, // a uAgent's address is its key
+	verifyExported: (*signatureChecks).uagents,
+	send:           (*app).sendUAgents,
+	demo:           (*demo).uagentsScenes,
+	keys:           (*app).keysUAgents,
+	bench:          (*app).benchUAgentsCommand,
+}
+
+// uagentsIdentity makes the identity of a uAgent: its address is its key.
+func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
+	id := admin.NewIdentity{Protocol: "uagents", ID: uagents.ParseIdentifier(address).Address, URL: endpoint}
+	if _, err := uagents.ParseAddress(id.ID); err != nil {
+		return id, usage("--uagents %q: want agent1q…, 65 characters", address)
+	}
+	if u, err := url.Parse(endpoint); endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		return id, usage("--endpoint %q: want http(s)://HOST[:PORT]/submit", endpoint)
+	}
+	return id, nil
+}
+
+// pasteUAgent are the lines that make an agent of the Python library use the
+// hub in place of Agentverse.
+func pasteUAgent(hub string) []paste {
+	hub = strings.TrimRight(hub, "/")
+	return []paste{
+		{"so that it registers with the hub and finds agents there", "Python", fmt.Sprintf("agent = Agent(…, endpoint=\"http://HOST:PORT/submit\", agentverse=%q)", hub)},
+		{"or, when it cannot listen, so that its messages wait at the hub", "Python", fmt.Sprintf("agent = Agent(…, mailbox=True, agentverse=%q)", hub)},
+	}
+}
 
 // sendUAgents sends an envelope directly to a uAgent, signed with a key of a
 // file or, without one, as an unsigned user.
