@@ -342,7 +342,7 @@ func TestRetention(t *testing.T) {
 		t.Error("the new setting is not in force")
 	}
 	for _, word := range []string{"quincunx", "saxifrage", "gallimaufry"} {
-		var p progress
+		var p retained
 		v, err := k.eraser.state.Get(ctx, "progress")
 		if err != nil || json.Unmarshal(v.Data, &p) != nil {
 			t.Fatal(err)
