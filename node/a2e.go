@@ -77,12 +77,13 @@ func openA2E(_ context.Context, n *Node) (*Binding, error) {
 		if n.c.TLS.Cert == "" {
 			return nil, errors.New("a2e.tls needs tls.cert and tls.key")
 		}
-		bc.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			if n.certs == nil {
-				return nil, errors.New("the hub is starting")
-			}
-			return n.certs.get(hello)
-		}}
+		bc.TLS = &tls.Config{MinVersion: tls.VersionTLS12,
+			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+				if n.certs == nil {
+					return nil, errors.New("the hub is starting")
+				}
+				return n.certs.get(hello)
+			}}
 	}
 	out := &Binding{Admin: admin.Protocol{Masked: bridge.Masked}}
 	if c.Listen != "" {

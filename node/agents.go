@@ -37,7 +37,8 @@ func (n *Node) readAgents(c *Config) ([]configuredAgent, error) {
 	var out []configuredAgent
 	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
 		a := c.Agents[name]
-		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description, Exposed: exposed(c, a.Expose)}}
+		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description,
+			Exposed: exposed(c, a.Expose)}}
 		for _, b := range n.bindings {
 			if b.Agent == nil {
 				continue
@@ -119,6 +120,8 @@ func (n *Node) registerHubAgent(context.Context) error {
 			exposed = append(exposed, p.Name)
 		}
 	}
-	return n.hub.Handle(parley.Agent{Name: samvadbridge.Root, Title: "Parley", Description: "The hub itself.", Exposed: exposed,
-		Skills: []parley.SkillSpec{parley.Skill("agents", list, parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
+	return n.hub.Handle(parley.Agent{Name: samvadbridge.Root, Title: "Parley", Description: "The hub itself.",
+		Exposed: exposed,
+		Skills: []parley.SkillSpec{parley.Skill("agents", list,
+			parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
 }

@@ -82,9 +82,12 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 	if n.c.Listen.AGH == "" && c.URL == "" {
 		return &Binding{Agent: enrolAGH}, nil
 	}
-	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable, Trust: c.Trust,
-		Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration, Interval: c.Interval.Duration,
-		Node: n.c.Name, BroadcastRate: c.Broadcasts, MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now, Logger: n.log}
+	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable,
+		Trust:   c.Trust,
+		Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration,
+		Interval: c.Interval.Duration,
+		Node:     n.c.Name, BroadcastRate: c.Broadcasts, MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now,
+		Logger: n.log}
 	if c.Credentials != "" {
 		bc.Options = append(bc.Options, nats.UserCredentials(c.Credentials))
 	}
@@ -101,8 +104,9 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 			}
 			token = string(b)
 		}
-		bc.Users = append(bc.Users, aghnats.User{Name: name, Token: token, Password: u.Password, NKey: u.NKey, Anonymous: u.Anonymous,
-			Peers: u.Peers, Workspaces: u.Workspaces, MaxPeers: u.MaxPeers})
+		bc.Users = append(bc.Users, aghnats.User{Name: name, Token: token, Password: u.Password, NKey: u.NKey,
+			Anonymous: u.Anonymous,
+			Peers:     u.Peers, Workspaces: u.Workspaces, MaxPeers: u.MaxPeers})
 	}
 	pins, err := c.pins()
 	if err != nil {
@@ -111,7 +115,8 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 	bc.Pins, bc.RequirePins = pins, c.RequirePins
 	for _, ws := range slices.Sorted(maps.Keys(c.Workspaces)) {
 		for _, channel := range c.Workspaces[ws].Channels {
-			bc.Places = append(bc.Places, bridge.Place{WorkspaceID: ws, Channel: channel, Agents: c.Workspaces[ws].Agents})
+			bc.Places = append(bc.Places, bridge.Place{WorkspaceID: ws, Channel: channel,
+				Agents: c.Workspaces[ws].Agents})
 		}
 	}
 	b, err := bridge.New(bc)
@@ -144,7 +149,8 @@ func enrolAGH(name string, a *Agent) (e Enrolment, err error) {
 // pins are the keys that may speak as nicknames and handles.
 func (c *AGH) pins() (protocol.Keys, error) {
 	if !c.Trust && (len(c.Pins) > 0 || c.RequirePins) {
-		return nil, errors.New("agh.pins and agh.require_pins decide about verified handles: they need agh.trust = true")
+		return nil, errors.New("agh.pins and agh.require_pins decide about verified handles: they need agh.trust = " +
+			"true")
 	}
 	pins := protocol.StaticKeys{}
 	for name, pin := range c.Pins {

@@ -86,7 +86,8 @@ type toldAlert struct {
 }
 
 func newAlerts(n *Node) *alerts {
-	a := &alerts{n: n, now: n.c.Now, limit: rate.NewLimiter(rate.Every(10*time.Second), 20), queue: make(chan Alert, alertQueue),
+	a := &alerts{n: n, now: n.c.Now, limit: rate.NewLimiter(rate.Every(10*time.Second), 20),
+		queue: make(chan Alert, alertQueue),
 		peers: map[string]*failingPeer{}, told: map[alertKey]*toldAlert{}}
 	a.post = a.webhook
 	return a
@@ -162,9 +163,12 @@ func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 		a.failing.Store(int64(len(a.peers)))
 		a.mu.Unlock()
 		if p != nil && p.told {
-			a.tell(Alert{Kind: alertRecovered, About: to, Text: fmt.Sprintf("%s takes messages again; it had failed since %s", to, p.since.UTC().Format(time.RFC3339))}, "")
+			a.tell(Alert{Kind: alertRecovered, About: to,
+				Text: fmt.Sprintf("%s takes messages again; it had failed since %s", to,
+					p.since.UTC().Format(time.RFC3339))}, "")
 		}
-	case postponed || !err.Retryable && err.Code != parley.Unavailable && err.Code != parley.TimedOut && err.Code != parley.OutcomeUnknown:
+	case postponed || !err.Retryable && err.Code != parley.Unavailable && err.Code != parley.TimedOut &&
+		err.Code != parley.OutcomeUnknown:
 		// The recipient is there: it is busy, or does not want this message.
 	default:
 		a.mu.Lock()
@@ -204,7 +208,9 @@ func (a *alerts) recorded(r *journal.Record) {
 			if s.Error != nil {
 				why = string(s.Error.Code) + ": " + s.Error.Text
 			}
-			a.tell(Alert{Kind: alertDead, About: s.To, Text: fmt.Sprintf("message %s to %s was given up: %s", s.Message, s.To, why), Fix: "parley dead --to " + s.To}, codeLabel(s.Error))
+			a.tell(Alert{Kind: alertDead, About: s.To,
+				Text: fmt.Sprintf("message %s to %s was given up: %s", s.Message, s.To, why),
+				Fix:  "parley dead --to " + s.To}, codeLabel(s.Error))
 		}
 	}
 }
@@ -219,7 +225,8 @@ func (a *alerts) check() {
 		if !p.told && p.failures > 1 && now.Sub(p.since) >= c.Broken.Duration {
 			p.told = true
 			list = append(list, Alert{Kind: alertBroken, About: name, Fix: "parley doctor " + name,
-				Text: fmt.Sprintf("%s has failed %d times since %s: %s", name, p.failures, p.since.UTC().Format(time.RFC3339), p.reason)})
+				Text: fmt.Sprintf("%s has failed %d times since %s: %s", name, p.failures,
+					p.since.UTC().Format(time.RFC3339), p.reason)})
 		}
 	}
 	if free, total, ok := a.n.disk(); ok && total > 0 {
@@ -227,11 +234,14 @@ func (a *alerts) check() {
 		switch {
 		case used >= c.Disk && !a.diskFull:
 			a.diskFull = true
-			list = append(list, Alert{Kind: alertDisk, About: a.n.c.Data, Text: fmt.Sprintf("the disk is %.0f %% full; nothing more is accepted when less than %d MiB are free", 100*used, a.n.c.MinFree(total)>>20),
+			list = append(list, Alert{Kind: alertDisk, About: a.n.c.Data,
+				Text: fmt.Sprintf("the disk is %.0f %% full; nothing more is accepted when less than %d MiB are free",
+					100*used, a.n.c.MinFree(total)>>20),
 				Fix: "make room, or engine.min_free"})
 		case used < c.Disk-.02 && a.diskFull: // not back and forth at the edge
 			a.diskFull = false
-			list = append(list, Alert{Kind: alertDiskFine, About: a.n.c.Data, Text: fmt.Sprintf("the disk is %.0f %% full", 100*used)})
+			list = append(list, Alert{Kind: alertDiskFine, About: a.n.c.Data,
+				Text: fmt.Sprintf("the disk is %.0f %% full", 100*used)})
 		}
 	}
 	a.mu.Unlock()
@@ -240,13 +250,17 @@ func (a *alerts) check() {
 	}
 	for _, k := range a.n.keys.List() {
 		if k.State == keyring.Retiring && k.Until.After(now) && k.Until.Sub(now) <= c.Expiry.Duration {
-			a.tell(Alert{Kind: alertExpiry, About: k.Owner + " " + k.Purpose, Fix: "see that every peer has the new key: parley keys show " + k.Owner,
-				Text: fmt.Sprintf("the old %s key of %s ends on %s", k.Purpose, k.Owner, k.Until.UTC().Format(time.RFC3339))}, k.ID)
+			a.tell(Alert{Kind: alertExpiry, About: k.Owner + " " + k.Purpose,
+				Fix: "see that every peer has the new key: parley keys show " + k.Owner,
+				Text: fmt.Sprintf("the old %s key of %s ends on %s", k.Purpose, k.Owner,
+					k.Until.UTC().Format(time.RFC3339))}, k.ID)
 		}
 	}
 	if at, ok := a.n.certEnds(); ok && at.Sub(now) <= c.Expiry.Duration {
-		a.tell(Alert{Kind: alertExpiry, About: "certificate", Fix: "replace the file of tls.cert; the hub takes it up by itself",
-			Text: fmt.Sprintf("the certificate of the protocol listener ends on %s", at.UTC().Format(time.RFC3339))}, "")
+		a.tell(Alert{Kind: alertExpiry, About: "certificate",
+			Fix:  "replace the file of tls.cert; the hub takes it up by itself",
+			Text: fmt.Sprintf("the certificate of the protocol listener ends on %s", at.UTC().Format(time.RFC3339))},
+			"")
 	}
 }
 
@@ -307,7 +321,8 @@ func (a *alerts) send(ctx context.Context, v Alert) {
 		}
 		if try == alertTries || ctx.Err() != nil {
 			a.n.metrics.alerts.WithLabelValues(v.Kind, "failed").Inc()
-			a.n.log.Error("an alert could not be posted to alerts.webhook", "kind", v.Kind, "about", v.About, "tries", try, "error", err)
+			a.n.log.Error("an alert could not be posted to alerts.webhook", "kind", v.Kind, "about", v.About, "tries",
+				try, "error", err)
 			return
 		}
 		t := time.NewTimer(pause)

@@ -46,7 +46,8 @@ func ReadAnnouncement(dir string) (Announcement, error) {
 		return a, err
 	}
 	if disk.OthersMay(i) {
-		return a, fmt.Errorf("others can read %s, which holds a token; run: chmod 600 %[1]s, and start the hub again", path)
+		return a, fmt.Errorf("others can read %s, which holds a token; run: chmod 600 %[1]s, and start the hub again",
+			path)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxAnnouncement))
 	if err != nil {
@@ -81,7 +82,8 @@ func (n *Node) openTokens(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tokens, first, err := admin.OpenTokens(ctx, n.journal.State("admin-tokens"), hex.EncodeToString(id), n.tokenDir(), n.c.Now(), rnd, n.log)
+	tokens, first, err := admin.OpenTokens(ctx, n.journal.State("admin-tokens"), hex.EncodeToString(id), n.tokenDir(),
+		n.c.Now(), rnd, n.log)
 	if err != nil {
 		return err
 	}

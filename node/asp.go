@@ -31,7 +31,8 @@ var aspProtocol = Protocol{
 			return nil
 		}
 		t := a.ASP.Trust
-		for _, part := range []float64{t.Identity, t.History, t.Commitments, t.Consistency, t.Quality, t.Security, t.Economic, t.Peers} {
+		for _, part := range []float64{t.Identity, t.History, t.Commitments, t.Consistency, t.Quality, t.Security,
+			t.Economic, t.Peers} {
 			if !(part >= 0 && part <= 100) {
 				return fmt.Errorf("agents.%s.asp.trust: %v: want numbers from 0 to 100", name, part)
 			}
@@ -175,7 +176,8 @@ func aspAdmin(b *bridge.Binding) admin.Protocol {
 			if err != nil || card == nil {
 				return nil, err
 			}
-			return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}}, nil
+			return []admin.ExportKey{{KeyID: key, Algorithm: admin.AlgorithmASPCard, Public: card, By: "asp registry"}},
+				nil
 		},
 		Transcript: func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error) {
 			if session, own = b.SessionOf(m); session == "" {

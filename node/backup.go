@@ -34,7 +34,8 @@ func inBackup(name string) bool {
 // backup writes a backup of the journal and of the files that belong to it.
 func (n *Node) backup(ctx context.Context, w io.Writer) (*journal.BackupSummary, error) {
 	if n.k.durability == journal.Memory {
-		return nil, parley.Refuse(parley.Unsupported, "this hub keeps everything in memory: there is nothing that a backup could restore")
+		return nil, parley.Refuse(parley.Unsupported,
+			"this hub keeps everything in memory: there is nothing that a backup could restore")
 	}
 	return n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
 }
@@ -148,7 +149,8 @@ func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error
 		return nil, err
 	}
 	restored, err := c.into(ctx, dir, key, &Engine{})
-	if err == nil && (restored.Records() != s.Records() || restored.Values != s.Values || !slices.Equal(restored.Partitions, s.Partitions)) {
+	if err == nil && (restored.Records() != s.Records() || restored.Values != s.Values ||
+		!slices.Equal(restored.Partitions, s.Partitions)) {
 		err = fmt.Errorf("%w: what was restored is not what the file holds", journal.ErrCorrupt)
 	}
 	return restored, errors.Join(err, os.RemoveAll(dir))
@@ -196,7 +198,8 @@ func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (
 	}
 	defer root.Close()
 	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: c.progress("restoring")}
-	if to.Store, err = e.open(ctx, filepath.Join(dir, "journal"), "restore", c.Now, slog.New(slog.DiscardHandler)); err != nil {
+	if to.Store, err = e.open(ctx, filepath.Join(dir, "journal"), "restore", c.Now,
+		slog.New(slog.DiscardHandler)); err != nil {
 		return nil, err
 	}
 	to.File = func(b journal.BackupFile) error {
@@ -227,5 +230,6 @@ func empty(dir string) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %s is not empty (%s is in it); restore into a new directory, with --data", journal.ErrForeign, dir, entries[0].Name())
+	return fmt.Errorf("%w: %s is not empty (%s is in it); restore into a new directory, with --data",
+		journal.ErrForeign, dir, entries[0].Name())
 }

@@ -262,13 +262,15 @@ func (c *Config) check() (checked, error) {
 	}
 	if c.PublicURL != "" {
 		k.public, err = url.Parse(c.PublicURL)
-		if err != nil || k.public.Host == "" || k.public.Scheme != "http" && k.public.Scheme != "https" || k.public.RawQuery != "" || k.public.User != nil {
+		if err != nil || k.public.Host == "" || k.public.Scheme != "http" && k.public.Scheme != "https" ||
+			k.public.RawQuery != "" || k.public.User != nil {
 			return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
 		}
 	}
 	for _, l := range c.listeners() {
 		if _, _, err := net.SplitHostPort(l.Address); l.Address != "" && err != nil {
-			return k, fmt.Errorf("%s = %q: want host:port, or :port for all addresses of this machine", l.Key, l.Address)
+			return k, fmt.Errorf("%s = %q: want host:port, or :port for all addresses of this machine", l.Key,
+				l.Address)
 		}
 	}
 	if c.Engine.Partitions < 0 || c.Engine.Partitions > 256 {
@@ -392,7 +394,8 @@ func (k *checked) checkGuests(g *Guests) (err error) {
 	if g.Registrations < 0 || g.Mailboxes < 0 || g.Connections < 0 || g.Requests < 0 || g.Share < 0 || g.Share > 1 {
 		return errors.New("guests: want numbers above zero, and a share of at most 1")
 	}
-	k.guests = policy.GuestConfig{Registrations: g.Registrations, Mailboxes: g.Mailboxes, Requests: g.Requests, Share: g.Share}
+	k.guests = policy.GuestConfig{Registrations: g.Registrations, Mailboxes: g.Mailboxes, Requests: g.Requests,
+		Share: g.Share}
 	if k.guests.Memory, err = sizeOr("guests.memory", g.Memory, 0); err != nil {
 		return err
 	}
@@ -442,4 +445,5 @@ func parseSize(s string) (uint64, error) {
 	return uint64(n * f), nil
 }
 
-var sizes = map[string]float64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+var sizes = map[string]float64{"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1 << 10, "MiB": 1 << 20,
+	"GiB": 1 << 30}

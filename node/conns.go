@@ -68,7 +68,8 @@ func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
 	}
 	guests = min(guests, max(8, total/2))
 	return &conns{total: total, guests: guests, source: max(4, guests/2), known: 4 * max(4, guests/2), trusted: trusted,
-		guest: list.New(), neighbor: list.New(), vouched: list.New(), bySource: map[string]int{}, sources: map[string]struct{}{}}
+		guest: list.New(), neighbor: list.New(), vouched: list.New(), bySource: map[string]int{},
+		sources: map[string]struct{}{}}
 }
 
 // spare gives up a quarter of the connections, at most 1,024, to a listener that

@@ -67,7 +67,8 @@ func callerOf(r *http.Request) (*conn, *policy.Caller) {
 
 // serveBody serves a request that has a body.
 func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller *policy.Caller) {
-	b := &body{ReadCloser: r.Body, c: c, from: d.few, began: time.Now(), within: d.within, rc: http.NewResponseController(w)}
+	b := &body{ReadCloser: r.Body, c: c, from: d.few, began: time.Now(), within: d.within,
+		rc: http.NewResponseController(w)}
 	switch {
 	case caller.Vouched():
 		b.from = d.all

@@ -32,10 +32,14 @@ type eraser struct {
 
 func newEraser(n *Node) *eraser {
 	e := &eraser{n: n, state: n.journal.State("retention"),
-		erased: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_erased_messages_total", Help: "Messages whose content was erased, by why."}, []string{"by"}),
-		drops:  prometheus.NewCounter(prometheus.CounterOpts{Name: "parley_dropped_records_total", Help: "Records that were removed from the front of the journal."}),
-		held:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_held", Help: "Messages that are due but still needed: not delivered, dead letters, sessions that go on."}),
-		passed: prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_pass_seconds", Help: "When retention last went through without an error; 0: not since the start."})}
+		erased: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_erased_messages_total",
+			Help: "Messages whose content was erased, by why."}, []string{"by"}),
+		drops: prometheus.NewCounter(prometheus.CounterOpts{Name: "parley_dropped_records_total",
+			Help: "Records that were removed from the front of the journal."}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_held",
+			Help: "Messages that are due but still needed: not delivered, dead letters, sessions that go on."}),
+		passed: prometheus.NewGauge(prometheus.GaugeOpts{Name: "parley_retention_pass_seconds",
+			Help: "When retention last went through without an error; 0: not since the start."})}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	for _, by := range []string{"retention", "forget"} {
 		e.erased.WithLabelValues(by)
@@ -96,7 +100,8 @@ func (e *eraser) lock(ctx context.Context) (end func(), err error) {
 			select {
 			case <-tick.C:
 				if err := lease.Renew(e.ctx); err != nil && e.ctx.Err() == nil {
-					e.n.log.Warn("the lease on erasures cannot be renewed; another hub may erase at the same time", "error", err)
+					e.n.log.Warn("the lease on erasures cannot be renewed; another hub may erase at the same time",
+						"error", err)
 				}
 			case <-done:
 				return
@@ -188,7 +193,8 @@ func (e *eraser) follow(ctx context.Context) error {
 				_, err = e.state.Put(e.ctx, key+e.n.journal.Node(), strconv.AppendUint(nil, last, 10), time.Time{})
 			}
 			if err != nil && e.ctx.Err() == nil {
-				e.n.log.Error("messages that another hub erased may still be in this hub's index; the next start tries again", "error", err)
+				e.n.log.Error("messages that another hub erased may still be in this hub's index; the next start "+
+					"tries again", "error", err)
 			}
 		}
 	})

@@ -55,8 +55,10 @@ func Load(path string) (Config, error) {
 // of each protocol of [Protocols], and agents in the same form. What is decoded into it is for fromForm to take back;
 // the tables of protocols are those of c itself.
 func formOf(c *Config) reflect.Value {
-	agent := formType(reflect.TypeFor[Agent](), nil, func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
-	form := formType(reflect.TypeFor[Config](), agent, func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
+	agent := formType(reflect.TypeFor[Agent](), nil,
+		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
+	form := formType(reflect.TypeFor[Config](), agent,
+		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
 	file := reflect.New(form).Elem()
 	moveKeys(file, reflect.ValueOf(c).Elem())
 	for _, p := range Protocols {
@@ -102,10 +104,12 @@ func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) refle
 		switch f := t.Field(i); {
 		case f.Name == "Sections":
 			for _, p := range Protocols {
-				fields = append(fields, reflect.StructField{Name: formField(p), Type: section(p), Tag: reflect.StructTag(fmt.Sprintf("toml:%q", p.Name))})
+				fields = append(fields, reflect.StructField{Name: formField(p), Type: section(p),
+					Tag: reflect.StructTag(fmt.Sprintf("toml:%q", p.Name))})
 			}
 		case f.Name == "Agents":
-			fields = append(fields, reflect.StructField{Name: f.Name, Type: reflect.MapOf(reflect.TypeFor[string](), agent), Tag: f.Tag})
+			fields = append(fields, reflect.StructField{Name: f.Name,
+				Type: reflect.MapOf(reflect.TypeFor[string](), agent), Tag: f.Tag})
 		case isKey(f):
 			fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
 		}
@@ -200,7 +204,8 @@ func keysOf(t reflect.Type, prefix string) []Key {
 }
 
 func key(name, kind string, t reflect.StructTag) Key {
-	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" || strings.HasPrefix(name, "agents.")}
+	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" ||
+		strings.HasPrefix(name, "agents.")}
 }
 
 // nearest finds the known key that is spelt most like an unknown one.

@@ -124,7 +124,8 @@ func (r *forgetRun) partition(ctx context.Context, p int) error {
 	}
 	for from := uint64(1); from > 0; from = r.full {
 		r.full = 0
-		s, err := r.e.n.journal.Sweep(ctx, journal.Sweep{Partition: p, Number: r.x.Number, From: from, To: upTo, Dry: r.dry,
+		s, err := r.e.n.journal.Sweep(ctx, journal.Sweep{Partition: p, Number: r.x.Number, From: from, To: upTo,
+			Dry:    r.dry,
 			Before: r.e.n.hub.Erasing, Done: r.e.unindexMessages(false),
 			Choose: func(rec *journal.Record) journal.Choice { return r.choose(ctx, rec) }})
 		r.out.Erased += uint64(s.Erased)
@@ -186,7 +187,8 @@ func (r *forgetRun) wants(rec *journal.Record) bool {
 	if r.x.What == "conversation" {
 		return m.Conversation == r.what.Conversation
 	}
-	return m.From == r.x.Name || m.To == r.x.Name || slices.ContainsFunc(rec.Open, func(o journal.Opening) bool { return o.To == r.x.Name })
+	return m.From == r.x.Name || m.To == r.x.Name ||
+		slices.ContainsFunc(rec.Open, func(o journal.Opening) bool { return o.To == r.x.Name })
 }
 
 // needed gives the count of the reason for which a record's content must stay, or nil.

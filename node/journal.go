@@ -22,11 +22,13 @@ import (
 
 // open opens what holds the journal: a file in dir, in memory where dir is empty,
 // or the cluster that e names.
-func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Time, log *slog.Logger) (store.Store, error) {
+func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Time, log *slog.Logger) (store.Store,
+	error) {
 	if e.URL == "" {
 		return sqlite.Open(ctx, sqlite.Config{Dir: dir, Memory: dir == "", Now: now, Log: log})
 	}
-	c := jetstream.Config{URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways, Name: name, Now: now, Log: log}
+	c := jetstream.Config{URL: e.URL, Prefix: e.Prefix, Replicas: e.Replicas, SyncReplicated: e.SyncAlways, Name: name,
+		Now: now, Log: log}
 	if e.Credentials != "" {
 		c.Options = append(c.Options, nats.UserCredentials(e.Credentials))
 	}
@@ -79,8 +81,10 @@ func lost(data, dir string) error {
 		return errors.Is(err, os.ErrNotExist)
 	}
 	file := filepath.Join(dir, sqlite.FileName)
-	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) && missing(filepath.Join(dir, "journal.json")) {
-		return fmt.Errorf("open the journal: %w: %s is missing; restore a backup, or remove %s, too, to begin anew", journal.ErrCorrupt, file, index)
+	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) &&
+		missing(filepath.Join(dir, "journal.json")) {
+		return fmt.Errorf("open the journal: %w: %s is missing; restore a backup, or remove %s, too, to begin anew",
+			journal.ErrCorrupt, file, index)
 	}
 	return nil
 }
@@ -99,7 +103,8 @@ func ours(dir string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: %s holds %s and nothing of Parley's; choose an empty directory with --data", journal.ErrForeign, dir, entries[0].Name())
+	return fmt.Errorf("%w: %s holds %s and nothing of Parley's; choose an empty directory with --data",
+		journal.ErrForeign, dir, entries[0].Name())
 }
 
 // secretFile reads a file that only its owner may read.

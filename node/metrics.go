@@ -17,10 +17,12 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Labels have fixed vocabularies: no name that a stranger chooses is ever one.
+// Labels have fixed vocabularies: no name that a guest chooses is ever one.
 var (
-	metricKinds     = [...]parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice, parley.Cancel}
-	metricStates    = [...]parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
+	metricKinds = [...]parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice,
+		parley.Cancel}
+	metricStates = [...]parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered,
+		parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
 	attemptOutcomes = [...]string{"answered", "delivered", "failed", "postponed", "unknown"}
 	seconds         = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 )
@@ -60,8 +62,7 @@ type protocolMetrics struct {
 }
 
 // metrics counts what the hub does. Its counters are looked up once, so that
-// counting costs an addition; what can be read off at any time is read when
-// somebody asks.
+// counting costs an addition; the rest is read at each scrape, see snapshot.
 type metrics struct {
 	n        *Node
 	registry *prometheus.Registry
@@ -79,15 +80,25 @@ type metrics struct {
 
 func newMetrics(n *Node) *metrics {
 	m := &metrics{n: n, registry: prometheus.NewRegistry()}
-	messages := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_messages_total", Help: "Messages recorded, by the protocol they came in by."}, []string{"protocol", "kind", "outcome"})
-	attempts := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_attempts_total", Help: "Attempts to deliver that ended, by the recipient's protocol."}, []string{"protocol", "kind", "outcome"})
-	states := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_delivery_states_total", Help: "Changes of the state of deliveries, by the state they came to."}, []string{"state"})
-	took := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "parley_attempt_seconds", Help: "How long attempts took, by the recipient's protocol; go is a handler in this process.", Buckets: seconds}, []string{"protocol"})
-	handlers := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_handler_calls_total", Help: "Calls of handlers in this process that ended."}, []string{"outcome"})
-	m.answer = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "parley_answer_seconds", Help: "From the arrival of a request to the record of its terminal reply.", Buckets: seconds})
-	m.record = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "parley_record_seconds", Help: "How long a message waited for its record.", Buckets: seconds})
-	m.dead = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_dead_letters_total", Help: "Messages given up, by reason."}, []string{"code"})
-	m.alerts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "parley_alerts_total", Help: "Alerts, by kind and by what became of them."}, []string{"kind", "outcome"})
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	times := func(name, help string) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}
+	}
+	messages := counters("parley_messages_total", "Messages recorded, by the sender's protocol.", "protocol", "kind",
+		"outcome")
+	attempts := counters("parley_attempts_total", "Attempts to deliver that ended, by the recipient's protocol.",
+		"protocol", "kind", "outcome")
+	states := counters("parley_delivery_states_total", "Changes of the state of deliveries, by the new state.", "state")
+	took := prometheus.NewHistogramVec(times("parley_attempt_seconds",
+		"How long attempts took, by the recipient's protocol; go is a handler in this process."), []string{"protocol"})
+	handlers := counters("parley_handler_calls_total", "Calls of handlers in this process that ended.", "outcome")
+	m.answer = prometheus.NewHistogram(times("parley_answer_seconds",
+		"From the arrival of a request to the record of its terminal reply."))
+	m.record = prometheus.NewHistogram(times("parley_record_seconds", "How long a message waited for its record."))
+	m.dead = counters("parley_dead_letters_total", "Messages given up, by reason.", "code")
+	m.alerts = counters("parley_alerts_total", "Alerts, by kind and outcome.", "kind", "outcome")
 	for _, name := range protocolLabels() {
 		p := protocolMetrics{name: name, took: took.WithLabelValues(name)}
 		for _, k := range metricKinds {
@@ -111,7 +122,8 @@ func newMetrics(n *Node) *metrics {
 
 // handler serves the metrics in the formats of Prometheus.
 func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorHandling: promhttp.ContinueOnError})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4,
+		ErrorHandling: promhttp.ContinueOnError})
 }
 
 // recorded counts what a record says; the journal calls it in order.
@@ -157,10 +169,13 @@ func codeLabel(e *parley.Error) string {
 }
 
 var knownCodes = map[parley.Code]struct{}{
-	parley.Malformed: {}, parley.TooLarge: {}, parley.Unauthenticated: {}, parley.Stale: {}, parley.Replayed: {}, parley.Forbidden: {},
-	parley.UnknownAgent: {}, parley.UnknownSkill: {}, parley.InvalidContent: {}, parley.Unsupported: {}, parley.RateLimited: {},
-	parley.Loop: {}, parley.Conflict: {}, parley.Unavailable: {}, parley.NoSpace: {}, parley.TimedOut: {}, parley.Cancelled: {},
-	parley.Rejected: {}, parley.HandlerFailed: {}, parley.OutcomeUnknown: {}, parley.Internal: {},
+	parley.Malformed: {}, parley.TooLarge: {}, parley.Unauthenticated: {}, parley.Stale: {}, parley.Replayed: {},
+	parley.Forbidden:    {},
+	parley.UnknownAgent: {}, parley.UnknownSkill: {}, parley.InvalidContent: {}, parley.Unsupported: {},
+	parley.RateLimited: {},
+	parley.Loop:        {}, parley.Conflict: {}, parley.Unavailable: {}, parley.NoSpace: {}, parley.TimedOut: {},
+	parley.Cancelled: {},
+	parley.Rejected:  {}, parley.HandlerFailed: {}, parley.OutcomeUnknown: {}, parley.Internal: {},
 }
 
 func (m *metrics) recordEnded(took time.Duration) { m.record.Observe(took.Seconds()) }
@@ -193,133 +208,128 @@ func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Re
 	}
 }
 
-// snapshot reads off, when somebody asks, what others count anyway.
+// snapshot reads, at each scrape, what other parts count anyway.
 type snapshot metrics
 
-type description struct {
-	name, help string
-	labels     []string
-	kind       prometheus.ValueType
-}
+// Describe implements prometheus.Collector. It describes nothing: Collect says what there is.
+func (s *snapshot) Describe(chan<- *prometheus.Desc) {}
 
-func (d description) desc() *prometheus.Desc {
-	return prometheus.NewDesc(d.name, d.help, d.labels, nil)
-}
-
-var (
-	dBuild     = description{"parley_build_info", "Always 1; the labels say what runs.", []string{"version", "go"}, prometheus.GaugeValue}
-	dReady     = description{"parley_ready", "1 while the hub takes messages.", nil, prometheus.GaugeValue}
-	dStarted   = description{"parley_start_time_seconds", "When the hub started.", nil, prometheus.GaugeValue}
-	dLanes     = description{"parley_lanes", "Pairs of recipient and conversation with something to deliver.", nil, prometheus.GaugeValue}
-	dActive    = description{"parley_attempts_active", "Attempts under way.", nil, prometheus.GaugeValue}
-	dHeld      = description{"parley_held_bytes", "Content of waiting messages that is kept in memory.", nil, prometheus.GaugeValue}
-	dWaiting   = description{"parley_callers_waiting", "Callers that wait for an answer.", nil, prometheus.GaugeValue}
-	dHandlers  = description{"parley_handlers_active", "Handlers of this process that run.", nil, prometheus.GaugeValue}
-	dAgents    = description{"parley_agents", "Agents in the directory, by state.", []string{"state"}, prometheus.GaugeValue}
-	dRefusals  = description{"parley_refusals_total", "What was turned away, by protocol, step and code.", []string{"protocol", "step", "code"}, prometheus.CounterValue}
-	dRecords   = description{"parley_journal_records", "Records in the journal.", []string{"partition"}, prometheus.GaugeValue}
-	dBytes     = description{"parley_journal_bytes", "Bytes of the journal.", []string{"partition"}, prometheus.GaugeValue}
-	dOpen      = description{"parley_deliveries_open", "Deliveries that are not settled.", []string{"partition"}, prometheus.GaugeValue}
-	dDead      = description{"parley_dead_letters", "Dead letters that nobody retried or dropped.", []string{"partition"}, prometheus.GaugeValue}
-	dKeys      = description{"parley_replay_keys", "Replay keys that are remembered.", []string{"partition"}, prometheus.GaugeValue}
-	dQueued    = description{"parley_journal_queued", "Appends that wait for their group.", []string{"partition"}, prometheus.GaugeValue}
-	dOwned     = description{"parley_journal_owned", "1 where this hub dispatches the partition.", []string{"partition"}, prometheus.GaugeValue}
-	dAppended  = description{"parley_journal_appended_total", "Records appended by this hub.", []string{"partition"}, prometheus.CounterValue}
-	dGroups    = description{"parley_journal_groups_total", "Group commits that they took.", []string{"partition"}, prometheus.CounterValue}
-	dReplays   = description{"parley_replays_total", "Messages that were recognised as replays.", []string{"partition"}, prometheus.CounterValue}
-	dFree      = description{"parley_disk_free_bytes", "Free space where the journal is.", nil, prometheus.GaugeValue}
-	dDisk      = description{"parley_disk_bytes", "Size of the file system where the journal is.", nil, prometheus.GaugeValue}
-	dGuests    = description{"parley_guests", "What guests use of their budget: memory and disk in bytes, others in number; disk is what may be recorded now.", []string{"resource"}, prometheus.GaugeValue}
-	dGuestMost = description{"parley_guests_limit", "The budget of guests.", []string{"resource"}, prometheus.GaugeValue}
-	dGuestEnds = description{"parley_guests_total", "What became of guests for want of budget: refused, evicted, delayed; written counts bytes.", []string{"outcome"}, prometheus.CounterValue}
-	dConns     = description{"parley_connections", "Open connections of all listeners; guests are those on which no enrolled agent proved itself.", []string{"of"}, prometheus.GaugeValue}
-	dConnMost  = description{"parley_connections_limit", "How many connections there may be.", []string{"of"}, prometheus.GaugeValue}
-	dConnEnds  = description{"parley_connections_closed_total", "Connections closed for want of room: refused at once, or evicted.", []string{"outcome"}, prometheus.CounterValue}
-	dReload    = description{"parley_config_reload_seconds", "When the configuration was last taken up.", nil, prometheus.GaugeValue}
-	dReloadBad = description{"parley_config_reload_failed", "1 if the last reload was refused.", nil, prometheus.GaugeValue}
-
-	descriptions = [...]description{dBuild, dReady, dStarted, dLanes, dActive, dHeld, dWaiting, dHandlers, dAgents, dRefusals, dRecords, dBytes, dOpen, dDead,
-		dKeys, dQueued, dOwned, dAppended, dGroups, dReplays, dFree, dDisk,
-		dGuests, dGuestMost, dGuestEnds, dConns, dConnMost, dConnEnds, dReload, dReloadBad}
+const (
+	gauge   = prometheus.GaugeValue
+	counter = prometheus.CounterValue
 )
 
-// Describe implements prometheus.Collector.
-func (s *snapshot) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range descriptions {
-		c <- d.desc()
+// family gives what reports the values of one metric, each with the values of its labels.
+func family(c chan<- prometheus.Metric, kind prometheus.ValueType, name, help string, labels ...string) func(v float64,
+	values ...string) {
+	desc := prometheus.NewDesc(name, help, labels, nil)
+	return func(v float64, values ...string) { c <- prometheus.MustNewConstMetric(desc, kind, v, values...) }
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
 	}
+	return 0
 }
 
 // Collect implements prometheus.Collector.
 func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 	n := s.n
-	put := func(d description, v float64, labels ...string) {
-		c <- prometheus.MustNewConstMetric(d.desc(), d.kind, v, labels...)
-	}
-	yes := func(b bool) float64 {
-		if b {
-			return 1
-		}
-		return 0
-	}
-	put(dBuild, 1, n.c.Version, runtime.Version())
-	put(dReady, yes(n.Ready() == nil))
-	put(dStarted, float64(n.startTime.UnixMilli())/1e3)
+	put := func(name, help string, v float64) { family(c, gauge, name, help)(v) }
+	family(c, gauge, "parley_build_info", "Always 1; the labels say what runs.", "version", "go")(1, n.c.Version,
+		runtime.Version())
+	put("parley_ready", "1 while the hub takes messages.", truth(n.Ready() == nil))
+	put("parley_start_time_seconds", "When the hub started.", float64(n.startTime.UnixMilli())/1e3)
 	h := n.hub.Stats()
-	put(dLanes, float64(h.Delivery.Lanes))
-	put(dActive, float64(h.Delivery.Active))
-	put(dHeld, float64(h.Delivery.Held))
-	put(dWaiting, float64(h.Waiting))
-	put(dHandlers, float64(s.running.Load()))
+	put("parley_lanes", "Pairs of recipient and conversation with something to deliver.", float64(h.Delivery.Lanes))
+	put("parley_attempts_active", "Attempts in flight.", float64(h.Delivery.Active))
+	put("parley_held_bytes", "Content of waiting messages that is kept in memory.", float64(h.Delivery.Held))
+	put("parley_callers_waiting", "Callers that wait for an answer.", float64(h.Waiting))
+	put("parley_handlers_active", "Handlers of this process that run.", float64(s.running.Load()))
 	paused := 0
 	for _, e := range n.directory.All() {
 		if e.Paused {
 			paused++
 		}
 	}
-	broken := n.alerts.broken()
-	put(dAgents, float64(h.Agents), "all")
-	put(dAgents, float64(paused), "paused")
-	put(dAgents, float64(broken), "broken")
+	agents := family(c, gauge, "parley_agents", "Agents in the directory, by state.", "state")
+	agents(float64(h.Agents), "all")
+	agents(float64(paused), "paused")
+	agents(float64(n.alerts.broken()), "broken")
+	refusals := family(c, counter, "parley_refusals_total", "Refused messages, by protocol, step and code.", "protocol",
+		"step", "code")
 	for k, v := range n.hub.RefusalCounts() {
-		put(dRefusals, float64(v), k.Protocol, k.Step, string(k.Code))
+		refusals(float64(v), k.Protocol, k.Step, string(k.Code))
 	}
-	j := n.journal.Stats()
-	for _, p := range j.Partitions {
-		name := strconv.Itoa(p.Partition)
-		put(dRecords, float64(p.Records), name)
-		put(dBytes, float64(p.Bytes), name)
-		put(dOpen, float64(p.Open), name)
-		put(dDead, float64(p.Dead), name)
-		put(dKeys, float64(p.Keys+p.LongKeys), name)
-		put(dQueued, float64(p.Queued), name)
-		put(dOwned, yes(p.Owned), name)
-		put(dAppended, float64(p.Appended), name)
-		put(dGroups, float64(p.Groups), name)
-		put(dReplays, float64(p.Replays), name)
-	}
+	s.partitions(c)
 	if free, total, ok := n.disk(); ok {
-		put(dFree, float64(free))
-		put(dDisk, float64(total))
+		put("parley_disk_free_bytes", "Free space where the journal is.", float64(free))
+		put("parley_disk_bytes", "Size of the file system where the journal is.", float64(total))
 	}
-	g := n.guestBudget()
-	for name, v := range map[string][2]int64{"memory": {g.Memory, g.MaxMemory}, "disk": {g.Disk, g.MaxDisk},
-		"registrations": {int64(g.Registrations), int64(g.MaxRegistrations)}, "mailboxes": {int64(g.Mailboxes), int64(g.MaxMailboxes)}} {
-		put(dGuests, float64(v[0]), name)
-		put(dGuestMost, float64(v[1]), name)
-	}
-	for name, v := range map[string]uint64{"refused": g.Refused, "evicted": g.Evicted, "delayed": g.Delayed, "written": g.Written} {
-		put(dGuestEnds, float64(v), name)
-	}
-	put(dConns, float64(g.AllConnections), "all")
-	put(dConns, float64(g.Connections), "guests")
-	put(dConnMost, float64(g.MaxAllConnections), "all")
-	put(dConnMost, float64(g.MaxConnections), "guests")
-	put(dConnEnds, float64(g.ConnectionsRefused), "refused")
-	put(dConnEnds, float64(g.ConnectionsEvicted), "evicted")
+	s.guests(c)
 	at, failed := n.lastReload()
-	put(dReload, float64(at.UnixMilli())/1e3)
-	put(dReloadBad, yes(failed))
+	put("parley_config_reload_seconds", "When the configuration was last read.", float64(at.UnixMilli())/1e3)
+	put("parley_config_reload_failed", "1 if the last reload was refused.", truth(failed))
+}
+
+// partitions reads the journal's.
+func (s *snapshot) partitions(c chan<- prometheus.Metric) {
+	records := family(c, gauge, "parley_journal_records", "Records in the journal.", "partition")
+	bytes := family(c, gauge, "parley_journal_bytes", "Bytes of the journal.", "partition")
+	open := family(c, gauge, "parley_deliveries_open", "Deliveries that are not settled.", "partition")
+	dead := family(c, gauge, "parley_dead_letters", "Dead letters that nobody retried or dropped.", "partition")
+	keys := family(c, gauge, "parley_replay_keys", "Replay keys that are remembered.", "partition")
+	queued := family(c, gauge, "parley_journal_queued", "Appends that wait for their group.", "partition")
+	owned := family(c, gauge, "parley_journal_owned", "1 where this hub dispatches the partition.", "partition")
+	appended := family(c, counter, "parley_journal_appended_total", "Records appended by this hub.", "partition")
+	groups := family(c, counter, "parley_journal_groups_total", "Group commits that they took.", "partition")
+	replays := family(c, counter, "parley_replays_total", "Messages refused as replays.", "partition")
+	for _, p := range s.n.journal.Stats().Partitions {
+		name := strconv.Itoa(p.Partition)
+		records(float64(p.Records), name)
+		bytes(float64(p.Bytes), name)
+		open(float64(p.Open), name)
+		dead(float64(p.Dead), name)
+		keys(float64(p.Keys+p.LongKeys), name)
+		queued(float64(p.Queued), name)
+		owned(truth(p.Owned), name)
+		appended(float64(p.Appended), name)
+		groups(float64(p.Groups), name)
+		replays(float64(p.Replays), name)
+	}
+}
+
+// guests reads the budget of guests, and the connections.
+func (s *snapshot) guests(c chan<- prometheus.Metric) {
+	g := s.n.guestBudget()
+	used := family(c, gauge, "parley_guests",
+		"What guests use of their budget: memory and disk in bytes, others in number; disk is what may be recorded "+
+			"now.", "resource")
+	most := family(c, gauge, "parley_guests_limit", "The budget of guests.", "resource")
+	ends := family(c, counter, "parley_guests_total",
+		"Guests refused, evicted and delayed for want of budget; written counts bytes.", "outcome")
+	conns := family(c, gauge, "parley_connections",
+		"Open connections of all listeners; guests are those on which no enrolled agent proved itself.", "of")
+	connsMost := family(c, gauge, "parley_connections_limit", "How many connections there may be.", "of")
+	closed := family(c, counter, "parley_connections_closed_total",
+		"Connections closed for want of room: refused at once, or evicted.", "outcome")
+	for name, v := range map[string][2]int64{"memory": {g.Memory, g.MaxMemory}, "disk": {g.Disk, g.MaxDisk},
+		"registrations": {int64(g.Registrations), int64(g.MaxRegistrations)},
+		"mailboxes":     {int64(g.Mailboxes), int64(g.MaxMailboxes)}} {
+		used(float64(v[0]), name)
+		most(float64(v[1]), name)
+	}
+	for name, v := range map[string]uint64{"refused": g.Refused, "evicted": g.Evicted, "delayed": g.Delayed,
+		"written": g.Written} {
+		ends(float64(v), name)
+	}
+	conns(float64(g.AllConnections), "all")
+	conns(float64(g.Connections), "guests")
+	connsMost(float64(g.MaxAllConnections), "all")
+	connsMost(float64(g.MaxConnections), "guests")
+	closed(float64(g.ConnectionsRefused), "refused")
+	closed(float64(g.ConnectionsEvicted), "evicted")
 }
 
 // observer is the node as the hub's observer: it counts, watches over
@@ -340,7 +350,8 @@ func (o observer) Record(ctx context.Context, m *parley.Message) (context.Contex
 	}
 }
 
-func (o observer) Attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context, func(delivery.Result)) {
+func (o observer) Attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context,
+	func(delivery.Result)) {
 	start := time.Now()
 	kind, to := a.Message.Kind, a.To
 	if protocol == "go" {

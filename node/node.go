@@ -140,7 +140,8 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.openKeys(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{n.openHub, n.listen, n.openTokens, n.openProtocols, n.openAdmin, n.putAgents, n.registerHubAgent} {
+	for _, step := range []func(context.Context) error{n.openHub, n.listen, n.openTokens, n.openProtocols, n.openAdmin,
+		n.putAgents, n.registerHubAgent} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -159,7 +160,8 @@ func (n *Node) openHub(ctx context.Context) error {
 		sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
 		name = "hub-" + hex.EncodeToString(sum[:5])
 	}
-	n.directory, err = directory.Open(ctx, directory.Options{State: n.journal.State("agents"), Agents: n.c.Limits.Agents,
+	n.directory, err = directory.Open(ctx, directory.Options{State: n.journal.State("agents"),
+		Agents: n.c.Limits.Agents,
 		Guests: n.c.Guests.Registrations, Now: n.c.Now, Log: n.log})
 	if err != nil {
 		return err
@@ -171,10 +173,13 @@ func (n *Node) openHub(ctx context.Context) error {
 	n.alerts, n.metrics = newAlerts(n), newMetrics(n)
 	n.eraser = newEraser(n)
 	d := n.c.Delivery
-	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory, Policy: n.policy, Guests: n.guests, Observer: observer{n},
-		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient, HandOver: d.HandOver.Duration,
-			Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
-		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed", Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
+	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory,
+		Policy: n.policy, Guests: n.guests, Observer: observer{n},
+		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
+			HandOver: d.HandOver.Duration,
+			Retry:    delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
+		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed",
+		Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
 	if err != nil {
 		return err
 	}
@@ -227,7 +232,8 @@ func (n *Node) listen(context.Context) error {
 		}
 		l, err := net.Listen("tcp", address)
 		if err != nil {
-			return nil, fmt.Errorf("listen.%s = %q: %w; choose another address, or stop what uses it", key, address, err)
+			return nil, fmt.Errorf("listen.%s = %q: %w; choose another address, or stop what uses it", key, address,
+				err)
 		}
 		return n.conns.listen(l), nil
 	}
@@ -276,8 +282,10 @@ func (n *Node) openAdmin(ctx context.Context) error {
 		protocols = append(protocols, b.Admin)
 	}
 	var err error
-	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now, Logger: n.log, Info: n.info,
-		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts,
+	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now,
+		Logger: n.log, Info: n.info,
+		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget,
+		Hosts:     n.c.Listen.Hosts,
 		Protocols: protocols})
 	return err
 }
@@ -325,7 +333,8 @@ func (n *Node) Addresses() Addresses {
 }
 
 func (n *Node) info() admin.Info {
-	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL, Promise: n.journal.Promise(), Data: n.c.Data,
+	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL,
+		Promise: n.journal.Promise(), Data: n.c.Data,
 		Addresses: map[string]string{}, Guests: n.guestBudget(), Warnings: n.c.Exposures()}
 	for _, b := range n.bindings {
 		if b.Info != nil {

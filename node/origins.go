@@ -75,8 +75,10 @@ func (n *Node) ownHost(host string) bool {
 // listeners are those of the configuration.
 func (c *Config) listeners() []Listener {
 	out := []Listener{
-		{"listen.http", c.Listen.HTTP, c.secure() || len(c.TLS.Proxy) > 0, "set tls.cert and tls.key, or tls.acme, or tls.proxy for a proxy before it"},
-		{"listen.admin", c.Listen.Admin, false, "tokens can be read on the way; use 127.0.0.1, and a tunnel from elsewhere"},
+		{"listen.http", c.Listen.HTTP, c.secure() || len(c.TLS.Proxy) > 0,
+			"set tls.cert and tls.key, or tls.acme, or tls.proxy for a proxy before it"},
+		{"listen.admin", c.Listen.Admin, false, "tokens can be read on the way; use 127.0.0.1, and a tunnel from " +
+			"elsewhere"},
 	}
 	for _, p := range Protocols {
 		if p.Listeners != nil {
@@ -91,7 +93,8 @@ func (c *Config) Exposures() []string {
 	var out []string
 	for _, l := range c.listeners() {
 		if l.Address != "" && !l.Secure && !local(l.Address) {
-			out = append(out, fmt.Sprintf("%s = %q is reached from other machines without TLS: %s", l.Key, l.Address, l.Advice))
+			out = append(out, fmt.Sprintf("%s = %q is reached from other machines without TLS: %s", l.Key, l.Address,
+				l.Advice))
 		}
 	}
 	return out

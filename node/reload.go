@@ -126,7 +126,8 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(old.Agents)) {
 		if _, ok := c.Agents[name]; !ok {
-			if err := n.directory.Withdraw(ctx, name, directory.FromConfig); err != nil && !errors.Is(err, directory.ErrUnknown) {
+			if err := n.directory.Withdraw(ctx, name, directory.FromConfig); err != nil &&
+				!errors.Is(err, directory.ErrUnknown) {
 				errs = append(errs, fmt.Errorf("agents.%s: %w", name, err))
 			}
 			if _, err := n.keys.Forget(name); err != nil {
@@ -211,8 +212,10 @@ func changed(a, b map[string]any) []string {
 
 // policyConfig is what the configuration says of admission.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
-	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules, Least: k.least, Limits: k.limits,
-		MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate), UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
+	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
+		Least: k.least, Limits: k.limits,
+		MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate), UnknownRate: rateOf(c.Limits.UnknownRate),
+		Now: n.c.Now}
 	if c.Policy.Assurance == "" {
 		p.Protocol = map[string]parley.Assurance{}
 		for _, protocol := range Protocols {

@@ -43,11 +43,13 @@ const (
 func (r *Retention) check() error {
 	least := func(key string, d time.Duration) error {
 		if d != 0 && d < leastKeep {
-			return fmt.Errorf("retention.%s = %q: want at least %s, for the hub needs content that long to find answers and replays", key, d, leastKeep)
+			return fmt.Errorf("retention.%s = %q: want at least %s, for the hub needs content that long to find "+
+				"answers and replays", key, d, leastKeep)
 		}
 		return nil
 	}
-	err := errors.Join(least("keep", r.Keep.Duration), least("conversations", r.Conversations.Duration), least("drop", r.Drop.Duration))
+	err := errors.Join(least("keep", r.Keep.Duration), least("conversations", r.Conversations.Duration),
+		least("drop", r.Drop.Duration))
 	if err != nil {
 		return err
 	}
@@ -216,7 +218,8 @@ func (e *eraser) retained(ctx context.Context, r *Retention) (*retained, error) 
 	if !same || p.Full && len(p.Held) == 0 {
 		number := p.Number
 		if !same || number == 0 {
-			x, err := e.n.journal.NewErasure(ctx, journal.Erasure{What: "retention", Name: r.text(), By: "retention", Ended: e.n.c.Now().UTC()})
+			x, err := e.n.journal.NewErasure(ctx, journal.Erasure{What: "retention", Name: r.text(), By: "retention",
+				Ended: e.n.c.Now().UTC()})
 			if err != nil {
 				return nil, err
 			}

@@ -83,7 +83,8 @@ func (n *Node) router() http.Handler {
 // server bounds what a slow or idle client can hold.
 func (n *Node) server(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: cmp.Or(n.c.HeaderTimeout, 10*time.Second),
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug)}
 }
 
 func (n *Node) serve(s *http.Server, l net.Listener) {
@@ -187,7 +188,8 @@ func (n *Node) Close(ctx context.Context) error {
 		n.draining.Store(true)
 		if n.hub != nil && n.up.Load() {
 			s := n.hub.Stats()
-			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active, "callers", s.Waiting)
+			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active,
+				"callers", s.Waiting)
 			stop := n.progress(ctx)
 			defer stop()
 			// The listeners stay: an agent may have to come back to answer.

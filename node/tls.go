@@ -151,20 +151,23 @@ func (n *Node) tlsConfig() (*tls.Config, error) {
 		if err := n.certs.use(t.Cert, t.Key); err != nil {
 			return nil, err
 		}
-		return &tls.Config{GetCertificate: n.certs.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}, nil
+		return &tls.Config{GetCertificate: n.certs.get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"}}, nil
 	case len(t.ACME) > 0:
 		dir := filepath.Join(n.c.Data, "acme")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("keep certificates: %w", err)
 		}
-		m := &autocert.Manager{Prompt: autocert.AcceptTOS, Cache: autocert.DirCache(dir), HostPolicy: autocert.HostWhitelist(t.ACME...), Email: t.Email}
+		m := &autocert.Manager{Prompt: autocert.AcceptTOS, Cache: autocert.DirCache(dir),
+			HostPolicy: autocert.HostWhitelist(t.ACME...), Email: t.Email}
 		if t.Directory != "" {
 			roots, err := n.c.Roots()
 			if err != nil {
 				return nil, err
 			}
 			m.Client = &acme.Client{DirectoryURL: t.Directory, HTTPClient: &http.Client{Timeout: time.Minute,
-				Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{RootCAs: roots}}}}
+				Transport: &http.Transport{Proxy: http.ProxyFromEnvironment,
+					TLSClientConfig: &tls.Config{RootCAs: roots}}}}
 		}
 		c := m.TLSConfig() // speaks acme-tls/1 too, by which the authority checks the name
 		c.MinVersion = tls.VersionTLS12

@@ -62,7 +62,8 @@ func openTracer(ctx context.Context, c *Config) (*tracer, error) {
 
 func newTracer(ctx context.Context, p sdk.SpanProcessor) (*tracer, error) {
 	// What the environment says comes last, so that it wins.
-	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(attribute.String("service.name", "parley")), resource.WithFromEnv())
+	res, err := resource.New(ctx, resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", "parley")), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
@@ -115,7 +116,8 @@ func parent(m *parley.Message) trace.SpanContext {
 	if m.Trace.Parent == "" {
 		return trace.SpanContext{}
 	}
-	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{"traceparent": m.Trace.Parent, "tracestate": m.Trace.State})
+	ctx := w3c.Extract(context.Background(), propagation.MapCarrier{"traceparent": m.Trace.Parent,
+		"tracestate": m.Trace.State})
 	return trace.SpanContextFromContext(ctx)
 }
 
@@ -158,7 +160,8 @@ func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context
 	if named.IsValid() {
 		sctx = trace.ContextWithRemoteSpanContext(ctx, named)
 		if carrier.IsValid() && carrier.TraceID() != named.TraceID() {
-			o = append(o, trace.WithLinks(trace.Link{SpanContext: carrier, Attributes: []attribute.KeyValue{attribute.String("parley.link", "received")}}))
+			o = append(o, trace.WithLinks(trace.Link{SpanContext: carrier,
+				Attributes: []attribute.KeyValue{attribute.String("parley.link", "received")}}))
 		} else if carrier.IsValid() {
 			sctx = ctx
 		}
@@ -174,10 +177,12 @@ func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context
 // attempt makes the span of an attempt. It belongs to the message's trace; an
 // attempt that was not made for a caller who waits has a link to the record
 // besides, for it may begin long after that.
-func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context, func(*delivery.Result)) {
+func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context,
+	func(*delivery.Result)) {
 	m := a.Message
 	recorded := parent(m)
-	o := []trace.SpanStartOption{trace.WithAttributes(append(about(m), attribute.String("parley.protocol", protocol), attribute.Int("parley.attempt", a.Number), attribute.String("parley.recipient", a.To))...)}
+	o := []trace.SpanStartOption{trace.WithAttributes(append(about(m), attribute.String("parley.protocol", protocol),
+		attribute.Int("parley.attempt", a.Number), attribute.String("parley.recipient", a.To))...)}
 	name := "deliver " + protocol
 	if protocol == "go" {
 		name = "handle"
@@ -188,7 +193,8 @@ func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol stri
 	if recorded.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, recorded)
 		if !a.Sync || a.Number > 1 {
-			o = append(o, trace.WithLinks(trace.Link{SpanContext: recorded, Attributes: []attribute.KeyValue{attribute.String("parley.link", "accepted")}}))
+			o = append(o, trace.WithLinks(trace.Link{SpanContext: recorded,
+				Attributes: []attribute.KeyValue{attribute.String("parley.link", "accepted")}}))
 		}
 	}
 	ctx, span := t.t.Start(ctx, name, o...)

@@ -31,7 +31,8 @@ var a2eProtocol = protocol{
 		flags: func(c *cobra.Command) adder {
 			var value, token string
 			c.Flags().StringVar(&value, "a2e", "",
-				"new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools become its skills")
+				"new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools "+
+					"become its skills")
 			return adder{
 				given: func() bool { return value != "" },
 				identity: func(context.Context, *app, *admin.NewAgent, *added) (id admin.NewIdentity, err error) {
@@ -63,8 +64,10 @@ func a2eIdentity(value string) (id admin.NewIdentity, token string, err error) {
 		return admin.NewIdentity{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}, token, nil
 	}
 	u, err := url.Parse(value)
-	if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) {
-		return id, "", usage("--a2e %q: want new, for an agent that connects to the hub, or the URL of a host (http(s)://, tcp://, tls://, unix://)", value)
+	if err != nil || u.Host == "" && u.Scheme != "unix" ||
+		!slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) {
+		return id, "", usage("--a2e %q: want new, for an agent that connects to the hub, or the URL of a host "+
+			"(http(s)://, tcp://, tls://, unix://)", value)
 	}
 	return admin.NewIdentity{Protocol: bridge.Protocol, ID: value, URL: value}, "", nil
 }
@@ -80,9 +83,11 @@ func pasteA2E(hub, path, token string) []paste {
 	base := strings.TrimRight(hub, "/") + path
 	return []paste{
 		{"so that it connects over HTTP; the token is shown this once", "Python",
-			fmt.Sprintf("client = A2EClient(transport=HTTPTransport(%q, logger), logger=logger, auth_token=%q)", base, token)},
+			fmt.Sprintf("client = A2EClient(transport=HTTPTransport(%q, logger), logger=logger, auth_token=%q)", base,
+				token)},
 		{"or, to start its host as a child process", "Python",
-			fmt.Sprintf("client = A2EClient(transport=SubprocessTransport([\"parley\", \"a2e\", \"stdio\", \"--url\", %q], logger), logger=logger, auth_token=%q)", strings.TrimRight(hub, "/"), token)},
+			fmt.Sprintf("client = A2EClient(transport=SubprocessTransport([\"parley\", \"a2e\", \"stdio\", "+
+				"\"--url\", %q], logger), logger=logger, auth_token=%q)", strings.TrimRight(hub, "/"), token)},
 	}
 }
 
@@ -138,9 +143,11 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if s.stream {
 		onEvent = func(e a2e.Event) {
 			if a.json {
-				told = errors.Join(told, a.print(map[string]any{"kind": e.Kind, "seq": e.Seq, "data": json.RawMessage(e.Data)}, ""))
+				told = errors.Join(told, a.print(map[string]any{"kind": e.Kind, "seq": e.Seq,
+					"data": json.RawMessage(e.Data)}, ""))
 			} else {
-				told = errors.Join(told, a.print(nil, "%3d %s  %s\n", e.Seq, clean(string(e.Kind)), clean(string(e.Data))))
+				told = errors.Join(told, a.print(nil, "%3d %s  %s\n", e.Seq, clean(string(e.Kind)),
+					clean(string(e.Data))))
 			}
 		}
 	}
@@ -158,7 +165,8 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if !r.Success {
 		return &exitError{exitRefused, fmt.Errorf("the tool failed: %s: %s", clean(r.ErrorCode), clean(r.Error))}
 	}
-	return a.print(map[string]any{"tool": r.ToolName, "durationMs": r.DurationMS, "result": json.RawMessage(data)}, "%s\n", clean(string(data)))
+	return a.print(map[string]any{"tool": r.ToolName, "durationMs": r.DurationMS, "result": json.RawMessage(data)},
+		"%s\n", clean(string(data)))
 }
 
 // a2eError says what a host answered, and what to do.
@@ -213,7 +221,8 @@ The hub is that of the data directory, or the one at --url.`,
 		},
 	}
 	stdio.Flags().StringVar(&at, "url", "", "base URL of the hub (default: as the data directory says)")
-	return group("a2e", "For A2E agents: a host as a child process, tokens", "  parley a2e stdio --data ./data\n  parley a2e token",
+	return group("a2e", "For A2E agents: a host as a child process, tokens",
+		"  parley a2e stdio --data ./data\n  parley a2e token",
 		helps, stdio, token)
 }
 
@@ -233,7 +242,9 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 			return nil, err
 		}
 		if hub.Local == "" {
-			return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s; start one with `parley serve`, or name one with --url", c.Data)}
+			return nil, &exitError{exitUnreachable,
+				fmt.Errorf("no hub runs on the data directory %s; start one with `parley serve`, or name one with "+
+					"--url", c.Data)}
 		}
 		at = hub.Local
 	}
@@ -295,7 +306,8 @@ func dialHub(ctx context.Context, base *url.URL) (net.Conn, io.Reader, error) {
 	var conn net.Conn
 	var err error
 	if base.Scheme == "https" {
-		conn, err = (&tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}).DialContext(wait, "tcp", host)
+		conn, err = (&tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1"}}}).DialContext(wait, "tcp", host)
 	} else {
 		conn, err = (&net.Dialer{}).DialContext(wait, "tcp", host)
 	}
@@ -323,7 +335,8 @@ func dialHub(ctx context.Context, base *url.URL) (net.Conn, io.Reader, error) {
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		_ = resp.Body.Close()
-		return fail(fmt.Errorf("what answers at %s has no A2E endpoint %s/connect: HTTP %d", base.Host, base.Path, resp.StatusCode))
+		return fail(fmt.Errorf("what answers at %s has no A2E endpoint %s/connect: HTTP %d", base.Host, base.Path,
+			resp.StatusCode))
 	}
 	return conn, in, conn.SetDeadline(time.Time{})
 }

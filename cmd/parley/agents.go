@@ -199,7 +199,8 @@ func (a *app) agentsLink() *cobra.Command {
 		Use: "link NAME", Short: "Say that a further identity is this agent's", Args: cobra.ExactArgs(1),
 		Long: `Give an agent a further identity of its own: the same agent, in another
 protocol. Where the hub stood in for it there, its stand-in retires.`,
-		Example: "  parley agents link planner --protocol samvad --id agent://planner.corp --url https://planner.corp --key BASE64",
+		Example: "  parley agents link planner --protocol samvad --id agent://planner.corp --url " +
+			"https://planner.corp --key BASE64",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if id.ID == "" {
 				return usage("say which identity: --id, in the form of its protocol, for example agent://HOST")
@@ -263,7 +264,8 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 	c.Example += "  parley agents add me --inbox"
 	f := c.Flags()
 	f.StringVar(&s.title, "title", "", "name for people")
-	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
+	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: "+
+		""+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
 	return c
@@ -391,7 +393,8 @@ func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {
 
 // firstProof waits for the first message of an agent. If none comes, the error
 // says why, or asks what may be missing.
-func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n admin.NewAgent, wait time.Duration, absent string) error {
+func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n admin.NewAgent, wait time.Duration,
+	absent string) error {
 	if !a.json {
 		fmt.Fprintf(a.out, "\nwaiting %s for its first message…\n", wait)
 	}
@@ -408,7 +411,8 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		if a.json {
 			return a.print(out, "")
 		}
-		return a.print(nil, "first message: %s, %s by %s, %s\n", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol, v.Seen.Message)
+		return a.print(nil, "first message: %s, %s by %s, %s\n", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
+			v.Seen.Message)
 	}
 	list, err := hub.Refused(ctx, 0)
 	if err != nil {
@@ -428,7 +432,9 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		return &exitError{exitFailed, nil}
 	}
 	if r := out.Refused; r != nil {
-		return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check %q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
+		return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check %q: "+
+			"%s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
 	}
-	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists what was turned away", n.Name, wait, absent)}
+	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
+		"what was turned away", n.Name, wait, absent)}
 }

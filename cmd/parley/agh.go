@@ -63,7 +63,8 @@ func aghIdentity(value string) (admin.NewIdentity, error) {
 	workspace, peer, ok := strings.Cut(value, "/")
 	_, _, handle := agh.SplitHandle(peer)
 	if !ok || !agh.ValidWorkspaceID(workspace) || !agh.ValidPeerID(peer) && !handle {
-		return admin.NewIdentity{}, usage("--agh %q: want WORKSPACE/PEER, for example ws_alpha/patch-worker.s1; a peer is lower-case letters, digits, dots, - and _, or a verified handle nickname@fingerprint", value)
+		return admin.NewIdentity{}, usage("--agh %q: want WORKSPACE/PEER, for example ws_alpha/patch-worker.s1; a "+
+			"peer is lower-case letters, digits, dots, - and _, or a verified handle nickname@fingerprint", value)
 	}
 	id := bridge.Identity(workspace, peer)
 	return admin.NewIdentity{Protocol: id.Protocol, ID: id.ID}, nil
@@ -85,8 +86,11 @@ func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 		rand.Read(b[:]) // never fails
 		user = strings.NewReplacer("/", "-").Replace(name)
 		out = append(out,
-			paste{"in the hub's configuration, then `parley reload` or a restart", "TOML", fmt.Sprintf("[agh.users.%q]\ntoken_file = %q\npeers = [%q]\nworkspaces = [%q]", user, user+".token", peer, workspace)},
-			paste{"once, beside it, and where the peer runs", "sh", fmt.Sprintf("umask 077; printf %%s %s > %s.token", hex.EncodeToString(b[:]), user)})
+			paste{"in the hub's configuration, then `parley reload` or a restart", "TOML",
+				fmt.Sprintf("[agh.users.%q]\ntoken_file = %q\npeers = [%q]\nworkspaces = [%q]", user, user+".token",
+					peer, workspace)},
+			paste{"once, beside it, and where the peer runs", "sh",
+				fmt.Sprintf("umask 077; printf %%s %s > %s.token", hex.EncodeToString(b[:]), user)})
 		proof = fmt.Sprintf("token=open(%q).read()", user+".token")
 	}
 	at := c.AGH.URL
@@ -110,8 +114,11 @@ func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 		return nil, err
 	}
 	return append(out,
-		paste{"so that it connects, as the user " + user, "Python", fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},
-		paste{"to hear the channel, and what is for it alone", "Python", fmt.Sprintf("await nc.subscribe(\"agh.network.v0.%s.CHANNEL.broadcast\", cb=heard); await nc.subscribe(%q, cb=heard)", workspace, subject)}), nil
+		paste{"so that it connects, as the user " + user, "Python",
+			fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},
+		paste{"to hear the channel, and what is for it alone", "Python",
+			fmt.Sprintf("await nc.subscribe(\"agh.network.v0.%s.CHANNEL.broadcast\", cb=heard); await "+
+				"nc.subscribe(%q, cb=heard)", workspace, subject)}), nil
 }
 
 // matches reports whether an entry of list is s, or a prefix of it with *.
@@ -148,7 +155,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		}
 		options = append(options, nats.Token(strings.TrimSpace(string(token))))
 	}
-	if scheme, _, ok := strings.Cut(s.url, "://"); ok && !slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
+	if scheme, _, ok := strings.Cut(s.url, "://"); ok &&
+		!slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
 		return usage("--url %s: peers are reached over NATS: nats://HOST:PORT, or tls://", s.url)
 	}
 	nc, err := nats.Connect(s.url, options...)
@@ -158,7 +166,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 			code = exitRefused
 			err = fmt.Errorf("%w: is the token of agh.users in the file that --key names?", err)
 		} else {
-			err = fmt.Errorf("cannot reach %s: %w\n        does the hub run, with listen.agh set to that address?", s.url, err)
+			err = fmt.Errorf("cannot reach %s: %w\n        does the hub run, with listen.agh set to that address?",
+				s.url, err)
 		}
 		return &exitError{code, err}
 	}
@@ -210,7 +219,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 			return aghError(err)
 		}
 		if last = ev; s.stream && !ev.State.Terminal() {
-			if err := a.print(json.RawMessage(ev.Envelope.Raw()), "    %s  %s\n", ev.Envelope.Kind, clean(string(ev.Envelope.Body))); err != nil {
+			if err := a.print(json.RawMessage(ev.Envelope.Raw()), "    %s  %s\n", ev.Envelope.Kind,
+				clean(string(ev.Envelope.Body))); err != nil {
 				return err
 			}
 		}
@@ -219,7 +229,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		return &exitError{exitRefused, errors.New("the work was not ended in time")}
 	}
 	if last.State != agh.StateCompleted {
-		return &exitError{exitRefused, fmt.Errorf("the work ended as %s: %s", last.State, clean(string(last.Envelope.Body)))}
+		return &exitError{exitRefused, fmt.Errorf("the work ended as %s: %s", last.State,
+			clean(string(last.Envelope.Body)))}
 	}
 	trace, ok := last.Envelope.Content().(*agh.Trace)
 	if !ok {
@@ -229,7 +240,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if text == "" {
 		text = trace.Message
 	}
-	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message, "result": orNull(trace.Result)}, "%s\n", clean(text))
+	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message,
+		"result": orNull(trace.Result)}, "%s\n", clean(text))
 }
 
 func orNull(b json.RawMessage) json.RawMessage {
@@ -264,8 +276,9 @@ message that it carries is a line of output. Runs until interrupted.
 
 --workspace is the id that ` + "`agh workspace list`" + ` shows, and --session one of
 ` + "`agh session list`" + `.`,
-		Example: "  parley agh connect --workspace ws_alpha --channel builders --session SESSION --hub nats://hub.corp:4222 --key token.txt",
-		Args:    cobra.NoArgs,
+		Example: "  parley agh connect --workspace ws_alpha --channel builders --session SESSION --hub " +
+			"nats://hub.corp:4222 --key token.txt",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if conn.WorkspaceID == "" || conn.Channel == "" || conn.Session == "" || hub == "" {
 				return usage("--workspace, --channel, --session and --hub are needed")

@@ -66,7 +66,8 @@ func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
 	if err != nil {
 		text := ""
 		if _, keys := asp.LoadIdentity(path); keys == nil {
-			text = fmt.Sprintf("\n        these are the agent's private keys, which the hub must never see: its card is what `parley keys asp --key %s` prints", path)
+			text = fmt.Sprintf("\n        these are the agent's private keys, which the hub must never see: its "+
+				"card is what `parley keys asp --key %s` prints", path)
 		}
 		return id, usage("--asp %q is no card: %w%s", path, err, text)
 	}
@@ -84,8 +85,10 @@ func pasteASP(hub, id string) []paste {
 	why := "so that it holds its sessions at the hub; KEY is the file with its private keys"
 	return []paste{
 		{why, "Go", fmt.Sprintf("client := &asp.Client{Server: %q, Identity: me, Store: asp.Dir(\"state\")}", hub)},
-		{why, "shell", fmt.Sprintf("parley send --protocol asp --url %s --key KEY --to agent://… 'hello'   # as %s", hub, id)},
-		{"or, for a client of your own, where it gets tokens and opens sessions", "HTTP", fmt.Sprintf("POST %s/oauth/token, then POST %[1]s/v1/asp/sessions", hub)},
+		{why, "shell", fmt.Sprintf("parley send --protocol asp --url %s --key KEY --to agent://… 'hello'   # as %s",
+			hub, id)},
+		{"or, for a client of your own, where it gets tokens and opens sessions", "HTTP",
+			fmt.Sprintf("POST %s/oauth/token, then POST %[1]s/v1/asp/sessions", hub)},
 	}
 }
 
@@ -98,9 +101,11 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	case s.to == "":
 		return usage("say which agent: --to agent://domain/department/name")
 	case s.keyFile == "":
-		return usage("say who you are: --key FILE; `parley keys asp --id agent://me.example/me/cli --out me.json` makes a key")
+		return usage("say who you are: --key FILE; `parley keys asp --id agent://me.example/me/cli --out me.json` " +
+			"makes a key")
 	case s.from != "" || s.conversation != "" || s.key != "" || s.stream || s.as != "":
-		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol asp; the key file says who you are")
+		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol asp; the " +
+			"key file says who you are")
 	}
 	me, err := asp.LoadIdentity(s.keyFile)
 	if err != nil {
@@ -157,7 +162,8 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 		if err != nil {
 			return aspError(err)
 		}
-		return a.print(map[string]string{"sessionId": session.ID(), "messageId": e.MessageID}, "recorded as %s\n", e.MessageID)
+		return a.print(map[string]string{"sessionId": session.ID(), "messageId": e.MessageID}, "recorded as %s\n",
+			e.MessageID)
 	}
 	q, err := session.Send(ctx, asp.Query, asp.Question{QueryType: cmp.Or(s.skill, "message"), Parameters: content})
 	if err != nil {
@@ -175,21 +181,24 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 			Code       string          `json:"code"`
 			Data       json.RawMessage `json:"data"`
 		}
-		if ref := m.Reference(); ref == "" || ref != q.MessageID && !strings.Contains(string(q.Content.Body), ref) || json.Unmarshal(m.Body, &b) != nil {
+		if ref := m.Reference(); ref == "" || ref != q.MessageID && !strings.Contains(string(q.Content.Body), ref) ||
+			json.Unmarshal(m.Body, &b) != nil {
 			continue
 		}
 		switch {
 		case m.Performative == asp.Reject, b.InformType == "error":
 			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(cmp.Or(b.Reason, b.Topic)))}
 		case m.Performative != asp.Inform:
-		case b.InformType == "progress" || b.InformType == "accepted" || b.InformType == "chunk" || b.InformType == "input-required":
+		case b.InformType == "progress" || b.InformType == "accepted" || b.InformType == "chunk" ||
+			b.InformType == "input-required":
 			if !a.json {
 				if err := a.print(nil, "    %s %s\n", b.InformType, clean(string(b.Data))); err != nil {
 					return err
 				}
 			}
 		default:
-			return a.print(map[string]any{"sessionId": session.ID(), "messageId": m.MessageID, "from": m.Sender.AgentID, "data": json.RawMessage(orEmpty(b.Data))},
+			return a.print(map[string]any{"sessionId": session.ID(), "messageId": m.MessageID, "from": m.Sender.AgentID,
+				"data": json.RawMessage(orEmpty(b.Data))},
 				"%s\n", clean(string(orEmpty(b.Data))))
 		}
 	}
@@ -217,7 +226,8 @@ func aspError(err error) error {
 		text += " (reference " + clean(e.Reference) + ")"
 	}
 	if e.Code == "registration_closed" {
-		text += "\n        the operator adds you: agents.<name>.asp.card in the configuration, or asp.registration = \"open\""
+		text += "\n        the operator adds you: agents.<name>.asp.card in the configuration, or asp.registration " +
+			"= \"open\""
 	}
 	return &exitError{exitRefused, errors.New(text)}
 }
@@ -234,19 +244,23 @@ With --key, --out and --url the keys are replaced: new ones are made in the file
 of --out, and the hub is told by proof of both the old and the new keys. The old
 ones stay known there for what was said with them. An agent in an open session
 cannot change its keys.`,
-		Example: "  parley keys asp --id agent://corp.example/sales/anna --org org_corp --out anna.json\n  parley keys asp --key anna.json > anna-card.json\n  parley keys asp --key anna.json --out anna-2.json --url http://hub.corp:8080",
+		Example: "  parley keys asp --id agent://corp.example/sales/anna --org org_corp --out anna.json\n  parley " +
+			"keys asp --key anna.json > anna-card.json\n  parley keys asp --key anna.json --out anna-2.json --url " +
+			"http://hub.corp:8080",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var me *asp.Identity
 			var err error
 			switch {
 			case url != "" && (show == "" || out == "" || id != ""):
-				return usage("keys are replaced with --key FILE of the old ones, --out FILE for the new ones, and --url of the hub")
+				return usage("keys are replaced with --key FILE of the old ones, --out FILE for the new ones, and " +
+					"--url of the hub")
 			case url != "":
 				if me, err = asp.LoadIdentity(show); err == nil {
 					me, err = replaceASP(cmd.Context(), me, out, url)
 				}
 			case show != "" && (id != "" || out != ""):
-				return usage("--key shows an identity; --id and --out make one; to replace its keys, say at which hub: --url")
+				return usage("--key shows an identity; --id and --out make one; to replace its keys, say at which " +
+					"hub: --url")
 			case show != "":
 				me, err = asp.LoadIdentity(show)
 			case id == "" || out == "":
@@ -302,7 +316,8 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 		return nil, errors.New("the hub knows this agent by other keys than those of --key")
 	}
 	next := me.Card()
-	next.Name, next.Description, next.Capabilities, next.Endpoints = card.Name, card.Description, card.Capabilities, card.Endpoints
+	next.Name, next.Description, next.Capabilities, next.Endpoints = card.Name, card.Description, card.Capabilities,
+		card.Endpoints
 	if err := me.Save(out); err != nil {
 		return nil, err
 	}
@@ -311,7 +326,8 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 		if errors.As(err, &refused) { // else the hub may have taken them
 			return nil, errors.Join(aspError(err), os.Remove(out))
 		}
-		return nil, fmt.Errorf("whether the hub took the new keys, in %s, is not known; `parley keys asp --key` with either file and --url tells: %w", out, err)
+		return nil, fmt.Errorf("whether the hub took the new keys, in %s, is not known; `parley keys asp --key` "+
+			"with either file and --url tells: %w", out, err)
 	}
 	return me, nil
 }

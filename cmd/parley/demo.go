@@ -196,18 +196,20 @@ func startMuseum(n *node.Node) (*museum, error) {
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(identity, true)},
 		Skills: []samvad.Skill{{ID: "exhibitions", Name: "Exhibitions", Description: "What is on show in a city.",
 			InputSchema:  []byte(`{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}`),
-			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}},
+			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync},
+			Trust: samvad.TrustPublic}},
 	}
 	server := &samvad.Server{
 		Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}},
-		Agent: &samvad.Agent{Card: card.Complete(), Identity: identity, Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
-			var q struct{ City string }
-			if err := json.Unmarshal(r.Payload, &q); err != nil {
-				return samvad.Response{}, samvad.ErrPayload
-			}
-			b, err := json.Marshal(map[string]string{"city": q.City, "show": "Paul Klee, angels"})
-			return samvad.Response{Result: b}, err
-		}},
+		Agent: &samvad.Agent{Card: card.Complete(), Identity: identity,
+			Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
+				var q struct{ City string }
+				if err := json.Unmarshal(r.Payload, &q); err != nil {
+					return samvad.Response{}, samvad.ErrPayload
+				}
+				b, err := json.Marshal(map[string]string{"city": q.City, "show": "Paul Klee, angels"})
+				return samvad.Response{Result: b}, err
+			}},
 	}
 	s := &http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = s.Serve(l) }() // ends with Close
@@ -227,7 +229,8 @@ type weatherAnswer struct {
 // a program would.
 func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *museum) error {
 	n := d.node
-	err := n.Handle(parley.Agent{Name: "weather", Title: "Weather", Description: "Tells the weather.", Exposed: parley.Everywhere},
+	err := n.Handle(parley.Agent{Name: "weather", Title: "Weather", Description: "Tells the weather.",
+		Exposed: parley.Everywhere},
 		parley.Skill("forecast", func(_ context.Context, m *parley.Message, q weatherQuery) (weatherAnswer, error) {
 			if m.Origin.Verdict.Assurance < parley.Session {
 				return weatherAnswer{}, parley.Refuse(parley.Unauthenticated, "who are you?")
@@ -265,7 +268,8 @@ func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *mus
 		if err != nil {
 			return err
 		}
-		if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: e.name, Identities: []parley.Identity{id}}, directory.FromOperator); err != nil {
+		if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: e.name, Identities: []parley.Identity{id}},
+			directory.FromOperator); err != nil {
 			return err
 		}
 		if err := n.SAMVAD().Enroll(e.name, e.id, "", e.key, "demo"); err != nil {
@@ -276,9 +280,11 @@ func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *mus
 }
 
 // ask lets the planner ask another agent through the hub.
-func (d *demo) ask(ctx context.Context, about *parley.Message, to, skill string, p parley.Part) (json.RawMessage, error) {
+func (d *demo) ask(ctx context.Context, about *parley.Message, to, skill string, p parley.Part) (json.RawMessage,
+	error) {
 	reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{
-		Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p}, Deadline: about.Deadline, Trace: about.Trace,
+		Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p}, Deadline: about.Deadline,
+		Trace:  about.Trace,
 		Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	if err != nil {
 		return nil, err
@@ -315,15 +321,19 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 		if err != nil {
 			return nil, err
 		}
-		return []string{fmt.Sprintf("HTTP %d  %s", status, answer)}, want(status == 200 && strings.Contains(answer, `"celsius":21`), "the answer is not the weather's")
+		return []string{fmt.Sprintf("HTTP %d  %s", status, answer)},
+			want(status == 200 && strings.Contains(answer, `"celsius":21`), "the answer is not the weather's")
 	})
-	d.scene("traveller asks planner, which asks weather (Go) and museum (SAMVAD elsewhere, called by the hub, signed)", func() ([]string, error) {
-		r, err := client.Ask(ctx, samvad.Call{URL: base + "/agents/planner", Skill: "plan", Payload: []byte(`{"city":"Bern"}`)})
-		if err != nil {
-			return nil, err
-		}
-		return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "Klee"), "the museum's answer is missing")
-	})
+	d.scene("traveller asks planner, which asks weather (Go) and museum (SAMVAD elsewhere, called by the hub, signed)",
+		func() ([]string, error) {
+			r, err := client.Ask(ctx, samvad.Call{URL: base + "/agents/planner", Skill: "plan",
+				Payload: []byte(`{"city":"Bern"}`)})
+			if err != nil {
+				return nil, err
+			}
+			return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "Klee"),
+				"the museum's answer is missing")
+		})
 	d.scene("traveller asks in mode stream", func() ([]string, error) {
 		var lines []string
 		done := false
@@ -350,7 +360,8 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 		if err != nil {
 			return nil, err
 		}
-		return []string{"task " + id[:8] + "…  " + string(t.Status) + "  " + string(t.Result)}, want(t.Status == samvad.TaskDone, "the task is not done")
+		return []string{"task " + id[:8] + "…  " + string(t.Status) + "  " + string(t.Result)},
+			want(t.Status == samvad.TaskDone, "the task is not done")
 	})
 	for _, p := range protocols {
 		if p.demo != nil {
@@ -459,7 +470,8 @@ type recordedEvent struct {
 func (d *demo) recorded(r *journal.Record) {
 	var events []recordedEvent
 	if m := r.Message; m != nil {
-		events = append(events, recordedEvent{Recorded: r.Position.String(), Time: r.Time, Kind: m.Kind, From: m.From, To: m.To, In: m.Origin.Protocol, Out: d.spoken(m.To),
+		events = append(events, recordedEvent{Recorded: r.Position.String(), Time: r.Time, Kind: m.Kind, From: m.From,
+			To: m.To, In: m.Origin.Protocol, Out: d.spoken(m.To),
 			Assurance: m.Origin.Verdict.Assurance.String()})
 	}
 	for _, s := range r.Steps {
@@ -476,9 +488,11 @@ func (d *demo) recorded(r *journal.Record) {
 		case d.a.json:
 			_ = d.a.print(e, "")
 		case e.Kind != 0:
-			fmt.Fprintf(d.a.out, "   %s  %-5s %-8s %s (%s, %s) → %s (%s)\n", e.Time.UTC().Format("15:04:05.000"), e.Recorded, e.Kind, e.From, e.In, e.Assurance, e.To, e.Out)
+			fmt.Fprintf(d.a.out, "   %s  %-5s %-8s %s (%s, %s) → %s (%s)\n", e.Time.UTC().Format("15:04:05.000"),
+				e.Recorded, e.Kind, e.From, e.In, e.Assurance, e.To, e.Out)
 		default:
-			fmt.Fprintf(d.a.out, "   %s  %-5s delivery to %s (%s): %s\n", e.Time.UTC().Format("15:04:05.000"), e.Recorded, e.To, e.Out, e.State)
+			fmt.Fprintf(d.a.out, "   %s  %-5s delivery to %s (%s): %s\n", e.Time.UTC().Format("15:04:05.000"),
+				e.Recorded, e.To, e.Out, e.State)
 			for _, l := range e.Losses {
 				fmt.Fprintf(d.a.out, "                         lost: %s\n", l)
 			}

@@ -18,8 +18,11 @@ func (d *demo) a2eScenes(ctx context.Context) {
 	base := d.node.A2E().Base()
 	token, err := bridge.NewToken()
 	if err == nil {
-		_, err = d.node.Hub().Directory().Put(ctx, parley.Agent{Name: "robot", Skills: []parley.SkillSpec{{ID: "pack", Name: "Pack", Description: "Packs what a trip needs."}},
-			Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}}, directory.FromOperator)
+		_, err = d.node.Hub().Directory().Put(ctx,
+			parley.Agent{Name: "robot", Skills: []parley.SkillSpec{{ID: "pack", Name: "Pack",
+				Description: "Packs what a trip needs."}},
+				Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}}},
+			directory.FromOperator)
 	}
 	if err != nil {
 		d.scene("an A2E agent is added", func() ([]string, error) { return nil, err })
@@ -49,19 +52,24 @@ func (d *demo) a2eScenes(ctx context.Context) {
 		b, err := json.Marshal(r.Data)
 		return []string{string(b)}, err
 	})
-	d.scene("the planner asks robot, which waits at parley_inbox and answers with parley_reply", func() ([]string, error) {
-		answered := make(chan error, 1)
-		go func() { answered <- robot(ctx, c) }()
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: "robot",
-			Parts: []parley.Part{parley.Text("Battery?")}, Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
-		if err != nil {
-			return nil, err
-		}
-		if err := <-answered; err != nil {
-			return nil, err
-		}
-		return []string{reply.Kind.String() + "  " + reply.Text()}, want(reply.Text() == "87 percent", "the answer is not robot's")
-	})
+	d.scene("the planner asks robot, which waits at parley_inbox and answers with parley_reply",
+		func() ([]string, error) {
+			answered := make(chan error, 1)
+			go func() { answered <- robot(ctx, c) }()
+			reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
+				Message: &parley.Message{Kind: parley.Request, From: "planner", To: "robot",
+					Parts: []parley.Part{parley.Text("Battery?")},
+					Origin: parley.Origin{Protocol: "go", Peer: "planner",
+						Verdict: parley.Verdict{Assurance: parley.Session}}}})
+			if err != nil {
+				return nil, err
+			}
+			if err := <-answered; err != nil {
+				return nil, err
+			}
+			return []string{reply.Kind.String() + "  " + reply.Text()},
+				want(reply.Text() == "87 percent", "the answer is not robot's")
+		})
 }
 
 // robot answers one request.

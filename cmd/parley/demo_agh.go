@@ -18,7 +18,8 @@ import (
 
 // demoAGH lets the demo's peer in.
 func demoAGH() node.AGH {
-	return node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "demo-mason", Peers: []string{"mason"}, Workspaces: []string{"demo"}}},
+	return node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "demo-mason", Peers: []string{"mason"},
+		Workspaces: []string{"demo"}}},
 		Workspaces: map[string]node.AGHWorkspace{"demo": {Channels: []string{"square"}}}}
 }
 
@@ -33,10 +34,12 @@ func (d *demo) aghScenes(ctx context.Context) {
 		return
 	}
 	d.leaves = append(d.leaves, nc.Close)
-	mason := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "demo", Channel: "square", PeerID: "mason", DisplayName: "Mason",
+	mason := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "demo", Channel: "square",
+		PeerID: "mason", DisplayName: "Mason",
 		Handler: func(ctx context.Context, r *agh.Request) {
 			if r.Envelope.WorkID != "" {
-				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built", Result: json.RawMessage(`{"wall":"4 m"}`)}) // whoever asked sees that nothing came
+				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built",
+					Result: json.RawMessage(`{"wall":"4 m"}`)}) // whoever asked sees that nothing came
 			}
 		}}
 	d.mason = mason
@@ -52,29 +55,34 @@ func (d *demo) aghScenes(ctx context.Context) {
 			if !ok {
 				return nil, errors.New("the answer is no whois")
 			}
-			return []string{fmt.Sprintf("%s: %s, capabilities %v", v.Envelope.From, w.Card.DisplayName, w.Card.Capability)}, nil
+			return []string{fmt.Sprintf("%s: %s, capabilities %v", v.Envelope.From, w.Card.DisplayName,
+				w.Card.Capability)}, nil
 		}
 		return nil, errors.New("nobody answers")
 	})
-	d.scene("it gives weather work: a directed say → a Go handler, answered by receipt, say and trace", func() ([]string, error) {
-		var lines []string
-		state := agh.StateSubmitted
-		for e, err := range mason.Stream(ctx, "weather", &agh.Say{Text: `{"city":"Bern"}`}) {
-			if err != nil {
-				return lines, err
+	d.scene("it gives weather work: a directed say → a Go handler, answered by receipt, say and trace",
+		func() ([]string, error) {
+			var lines []string
+			state := agh.StateSubmitted
+			for e, err := range mason.Stream(ctx, "weather", &agh.Say{Text: `{"city":"Bern"}`}) {
+				if err != nil {
+					return lines, err
+				}
+				state = e.State
+				lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
 			}
-			state = e.State
-			lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
-		}
-		return lines, want(state == agh.StateCompleted, "the work was not completed")
-	})
+			return lines, want(state == agh.StateCompleted, "the work was not completed")
+		})
 	d.scene("the planner gives the peer work", func() ([]string, error) {
 		e, ok := d.node.Hub().Directory().Lookup("agh", "demo/mason")
 		if !ok {
 			return nil, errors.New("the peer is not in the directory")
 		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
-			Parts: []parley.Part{parley.Text("build a wall")}, Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
+			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
+				Parts: []parley.Part{parley.Text("build a wall")},
+				Origin: parley.Origin{Protocol: "go", Peer: "planner",
+					Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			return nil, err
 		}

@@ -25,7 +25,8 @@ func (d *demo) aspScenes(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
 	d.leaves = append(d.leaves, work.Wait, cancel)
-	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me, HTTP: &http.Client{Transport: d.http.Transport}}
+	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me,
+		HTTP: &http.Client{Transport: d.http.Transport}}
 	d.baker = client
 	d.scene("an ASP agent registers: its card holds an Ed25519 and a P-256 key", func() ([]string, error) {
 		card, err := me.Card().JSON()
@@ -38,59 +39,68 @@ func (d *demo) aspScenes(ctx context.Context) {
 		return []string{"the agent  " + me.ID()}, err
 	})
 	var transcript bytes.Buffer
-	d.scene("it opens a session with weather and asks: signed, linked, proved; its stand-in answers in the same chain", func() ([]string, error) {
-		e, ok := d.node.Hub().Directory().Agent("weather")
-		if !ok {
-			return nil, errors.New("weather is not there")
-		}
-		s, err := client.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)}, Purpose: "the weather for the market"})
-		if err != nil {
-			return nil, err
-		}
-		for m, err := range s.Messages(ctx) {
+	d.scene("it opens a session with weather and asks: signed, linked, proved; its stand-in answers in the same chain",
+		func() ([]string, error) {
+			e, ok := d.node.Hub().Directory().Agent("weather")
+			if !ok {
+				return nil, errors.New("weather is not there")
+			}
+			s, err := client.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)},
+				Purpose: "the weather for the market"})
 			if err != nil {
 				return nil, err
 			}
-			if m.State == asp.Introduced {
-				break
+			for m, err := range s.Messages(ctx) {
+				if err != nil {
+					return nil, err
+				}
+				if m.State == asp.Introduced {
+					break
+				}
 			}
-		}
-		m, err := s.Ask(ctx, asp.Question{QueryType: "forecast", Parameters: map[string]string{"city": "Bern"}})
-		if err != nil {
-			return nil, err
-		}
-		if err := s.Close(ctx, "thank you"); err != nil {
-			return nil, err
-		}
-		if _, err := s.Export(ctx, &transcript); err != nil {
-			return nil, err
-		}
-		return []string{string(m.Performative) + "  " + string(m.Body)}, want(m.Performative == asp.Inform, "the answer is no INFORM")
-	})
-	d.scene("the exported session verifies offline; with one letter changed it does not, and the place is named", func() ([]string, error) {
-		r, err := asp.VerifyTranscript(bytes.NewReader(transcript.Bytes()))
-		if err != nil {
-			return nil, err
-		}
-		changed := strings.Replace(transcript.String(), "thank you", "thank yoo", 1)
-		bad, err := asp.VerifyTranscript(strings.NewReader(changed))
-		if !errors.Is(err, asp.ErrTranscript) {
-			return nil, errors.New("a changed session verifies")
-		}
-		return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State), "changed: " + bad.Faults[0].String()}, nil
-	})
+			m, err := s.Ask(ctx, asp.Question{QueryType: "forecast", Parameters: map[string]string{"city": "Bern"}})
+			if err != nil {
+				return nil, err
+			}
+			if err := s.Close(ctx, "thank you"); err != nil {
+				return nil, err
+			}
+			if _, err := s.Export(ctx, &transcript); err != nil {
+				return nil, err
+			}
+			return []string{string(m.Performative) + "  " + string(m.Body)},
+				want(m.Performative == asp.Inform, "the answer is no INFORM")
+		})
+	d.scene("the exported session verifies offline; with one letter changed it does not, and the place is named",
+		func() ([]string, error) {
+			r, err := asp.VerifyTranscript(bytes.NewReader(transcript.Bytes()))
+			if err != nil {
+				return nil, err
+			}
+			changed := strings.Replace(transcript.String(), "thank you", "thank yoo", 1)
+			bad, err := asp.VerifyTranscript(strings.NewReader(changed))
+			if !errors.Is(err, asp.ErrTranscript) {
+				return nil, errors.New("a changed session verifies")
+			}
+			return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State), "changed: " +
+				"" + bad.Faults[0].String()}, nil
+		})
 	work.Go(func() { d.bake(ctx, client, &work) })
 	d.scene("the planner asks the ASP agent: the hub opens a session for it and keeps it", func() ([]string, error) {
 		e, ok := d.node.Hub().Directory().Lookup("asp", me.ID())
 		if !ok {
 			return nil, errors.New("it is not in the directory")
 		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "bread", Parts: []parley.Part{parley.Text("three loaves?")},
-			Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
+			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "bread",
+				Parts: []parley.Part{parley.Text("three loaves?")},
+				Origin: parley.Origin{Protocol: "go", Peer: "planner",
+					Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			return nil, err
 		}
-		return []string{reply.Kind.String() + "  " + reply.Text()}, want(reply.Text() == "baked", "the answer is not the agent's")
+		return []string{reply.Kind.String() + "  " + reply.Text()},
+			want(reply.Text() == "baked", "the answer is not the agent's")
 	})
 }
 
@@ -117,7 +127,8 @@ func (d *demo) attend(ctx context.Context, client *asp.Client, session string) {
 		case m.IsInvitation():
 			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 		case m.Performative == asp.Query:
-			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": "baked"}}, asp.InReplyTo(m))
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result",
+				Data: map[string]string{"text": "baked"}}, asp.InReplyTo(m))
 		}
 		if err != nil {
 			return

@@ -32,7 +32,8 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 	}
 	d.scene("the operator lets all five appear in every protocol", func() ([]string, error) {
 		var lines []string
-		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"}, {"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
+		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"},
+			{"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
 			agent, err := x[1], error(nil)
 			if x[0] != "" {
 				agent, err = name(x[0], x[1])
@@ -50,14 +51,16 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 	d.scene("the trip, SAMVAD to A2E: traveller asks robot to pack", func() ([]string, error) {
 		packed := make(chan error, 1)
 		go func() { packed <- robot(ctx, d.robot) }()
-		r, err := traveller.Ask(ctx, samvad.Call{URL: d.node.Addresses().HTTP + "/agents/robot", Skill: "pack", Payload: []byte(`{"text":"pack for Bern"}`)})
+		r, err := traveller.Ask(ctx, samvad.Call{URL: d.node.Addresses().HTTP + "/agents/robot", Skill: "pack",
+			Payload: []byte(`{"text":"pack for Bern"}`)})
 		if err != nil {
 			return nil, err
 		}
 		if err := <-packed; err != nil {
 			return nil, err
 		}
-		return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "87 percent"), "the answer is not robot's")
+		return []string{string(r.Result)}, want(strings.Contains(string(r.Result), "87 percent"),
+			"the answer is not robot's")
 	})
 	d.scene("the trip, A2E to uAgents: robot calls the guide as a tool", func() ([]string, error) {
 		guide, err := name("uagents", d.guide.Identity.Address())
@@ -72,7 +75,8 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 		if err != nil {
 			return nil, err
 		}
-		return []string{string(b)}, want(strings.Contains(string(b), "You said: Where to?"), "the answer is not the guide's")
+		return []string{string(b)}, want(strings.Contains(string(b), "You said: Where to?"),
+			"the answer is not the guide's")
 	})
 	d.scene("the trip, uAgents to AGH: the guide asks mason for a shelter", func() ([]string, error) {
 		mason, err := name("agh", "demo/mason")
@@ -92,7 +96,8 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 		if err != nil {
 			return nil, err
 		}
-		return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)}, want(strings.Contains(string(r.Payload), "built"), "the answer is not mason's")
+		return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)},
+			want(strings.Contains(string(r.Payload), "built"), "the answer is not mason's")
 	})
 	d.scene("the trip, AGH to ASP: mason asks the baker for bread", func() ([]string, error) {
 		baker, err := name("asp", d.baker.Identity.ID())
@@ -117,7 +122,8 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			state = e.State
 			lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
 		}
-		return lines, want(state == agh.StateCompleted && strings.Contains(strings.Join(lines, " "), "baked"), "the answer is not the baker's")
+		return lines, want(state == agh.StateCompleted && strings.Contains(strings.Join(lines, " "), "baked"),
+			"the answer is not the baker's")
 	})
 	d.scene("the trip, ASP to SAMVAD: the baker asks the museum what is on", func() ([]string, error) {
 		e, ok := d.node.Hub().Directory().Agent("museum")
@@ -146,7 +152,8 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 		if err := s.Close(ctx, "thank you"); err != nil {
 			return nil, err
 		}
-		return []string{string(m.Performative) + "  " + string(m.Body)}, want(strings.Contains(string(m.Body), "Klee"), "the answer is not the museum's")
+		return []string{string(m.Performative) + "  " + string(m.Body)},
+			want(strings.Contains(string(m.Body), "Klee"), "the answer is not the museum's")
 	})
 }
 

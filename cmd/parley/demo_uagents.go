@@ -27,7 +27,8 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 	}
 	client := &uagents.Client{Identity: me, HTTP: d.http, Resolver: uagents.Almanac(base)}
 	server := &uagents.Server{Client: client, Resolve: uagents.Serve(&uagents.Agent{Address: me.Address(), Identity: me,
-		Handler: uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
+		Handler: uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request,
+			m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
 			answer := uagents.NewChat(time.Now(), uagents.Text("You said: "+m.Text()), uagents.EndSession())
 			return &answer, nil
 		})})}
@@ -36,36 +37,45 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 	d.leaves = append(d.leaves, func() { _ = s.Close() }) // the listener goes with it
 	d.guide = client
 	weather := ""
-	d.scene("a uAgent registers with the hub, as it would with Agentverse, and finds weather there", func() ([]string, error) {
-		r := &uagents.Registrar{Identity: me, URL: base, HTTP: d.http, Endpoints: []uagents.Endpoint{{URL: "http://" + l.Addr().String() + "/submit", Weight: 1}}, Protocols: []string{uagents.ChatProtocolDigest}}
-		if err := r.Register(ctx); err != nil {
-			return nil, err
-		}
-		address, _, err := client.Resolver.Resolve(ctx, "weather")
-		weather = address
-		return []string{"the agent  " + me.Address(), "weather    " + address}, err
-	})
-	d.scene("it asks weather: an envelope signed with secp256k1 → a Go handler, answered by its stand-in, signed too", func() ([]string, error) {
-		model, err := uagents.ParseModel([]byte(`{"title":"ForecastRequest","type":"object","properties":{"city":{"title":"City","type":"string"}},"required":["city"]}`))
-		if err != nil {
-			return nil, err
-		}
-		r, err := client.Ask(ctx, weather, model.MessageText([]byte(`{"city":"Bern"}`)))
-		if err != nil {
-			return nil, err
-		}
-		return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)}, want(r.Assurance == uagents.Signed, "the answer is not signed")
-	})
+	d.scene("a uAgent registers with the hub, as it would with Agentverse, and finds weather there",
+		func() ([]string, error) {
+			r := &uagents.Registrar{Identity: me, URL: base, HTTP: d.http,
+				Endpoints: []uagents.Endpoint{{URL: "http://" + l.Addr().String() + "/submit", Weight: 1}},
+				Protocols: []string{uagents.ChatProtocolDigest}}
+			if err := r.Register(ctx); err != nil {
+				return nil, err
+			}
+			address, _, err := client.Resolver.Resolve(ctx, "weather")
+			weather = address
+			return []string{"the agent  " + me.Address(), "weather    " + address}, err
+		})
+	d.scene("it asks weather: an envelope signed with secp256k1 → a Go handler, answered by its stand-in, signed too",
+		func() ([]string, error) {
+			model, err := uagents.ParseModel([]byte(`{"title":"ForecastRequest","type":"object","properties":{"city":{"title":"City","type":"string"}},"required":["city"]}`))
+			if err != nil {
+				return nil, err
+			}
+			r, err := client.Ask(ctx, weather, model.MessageText([]byte(`{"city":"Bern"}`)))
+			if err != nil {
+				return nil, err
+			}
+			return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)},
+				want(r.Assurance == uagents.Signed, "the answer is not signed")
+		})
 	d.scene("the planner chats with it: acknowledged, answered, session ended", func() ([]string, error) {
 		e, ok := d.node.Hub().Directory().Lookup("uagents", me.Address())
 		if !ok {
 			return nil, want(false, "it is not in the directory")
 		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Parts: []parley.Part{parley.Text("Grüezi!")},
-			Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
+			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
+				Parts: []parley.Part{parley.Text("Grüezi!")},
+				Origin: parley.Origin{Protocol: "go", Peer: "planner",
+					Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			return nil, err
 		}
-		return []string{reply.Kind.String() + "  " + reply.Text()}, want(reply.Text() == "You said: Grüezi!", "the answer is not the agent's")
+		return []string{reply.Kind.String() + "  " + reply.Text()},
+			want(reply.Text() == "You said: Grüezi!", "the answer is not the agent's")
 	})
 }

@@ -409,7 +409,8 @@ func (d *doctor) agent(ctx context.Context, name string) {
 		return
 	}
 	d.ok("agent", "%s is %s at %s", name, id, base)
-	card := d.reach(ctx, "agent", "agents."+name+".samvad.url, or `parley agents add "+name+" --samvad URL`", base, d.guard)
+	card := d.reach(ctx, "agent", "agents."+name+".samvad.url, or `parley agents add "+name+" --samvad URL`", base,
+		d.guard)
 	if card == nil {
 		return
 	}
@@ -437,7 +438,10 @@ func (d *doctor) named(ctx context.Context, ref string) string {
 	}
 	var names []string
 	for name, a := range d.c.Agents {
-		if slices.ContainsFunc(node.Protocols, func(p *node.Protocol) bool { return p.AgentID != nil && p.AgentID(&a) == ref }) {
+		if slices.ContainsFunc(node.Protocols, func(p *node.Protocol) bool {
+			return p.AgentID != nil &&
+				p.AgentID(&a) == ref
+		}) {
 			names = append(names, name)
 		}
 	}
@@ -459,7 +463,8 @@ func (d *doctor) find(ctx context.Context, name string) (base, id string, keys [
 	}
 	if d.hub == nil {
 		if !known {
-			d.failed("agent", "start the hub, or name its configuration with --config", fmt.Errorf("no hub answers, and no agent %q is in the configuration", name))
+			d.failed("agent", "start the hub, or name its configuration with --config",
+				fmt.Errorf("no hub answers, and no agent %q is in the configuration", name))
 		}
 		return base, id, keys, known
 	}
@@ -582,7 +587,8 @@ func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.C
 		d.failed("card", setting, err)
 		return nil
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true},
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots},
+		DisableKeepAlives: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	sent := d.now()
 	resp, err := client.Do(r)
@@ -595,7 +601,8 @@ func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.C
 		d.skip("clock skew", "the peer does not say what time it is")
 	} else if skew := at.Sub(sent); skew.Abs() > skewLimit {
 		d.failed("clock skew", "set the clock of this machine or of the peer's: timedatectl set-ntp true",
-			fmt.Errorf("the peer's clock is %s %s; signatures are refused beyond five minutes", skew.Abs().Round(time.Second), map[bool]string{true: "ahead", false: "behind"}[skew > 0]))
+			fmt.Errorf("the peer's clock is %s %s; signatures are refused beyond five minutes",
+				skew.Abs().Round(time.Second), map[bool]string{true: "ahead", false: "behind"}[skew > 0]))
 	} else {
 		d.ok("clock skew", "less than %s", skewLimit)
 	}
@@ -618,7 +625,8 @@ func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.C
 
 func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 	if len(enrolled) == 0 {
-		d.skip("key", "none is enrolled for %s: what it sends is proved by its card alone, if that is at the https origin of its identity", name)
+		d.skip("key", "none is enrolled for %s: what it sends is proved by its card alone, if that is at the https "+
+			"origin of its identity", name)
 		return
 	}
 	active := 0
@@ -643,7 +651,8 @@ func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 			break
 		}
 	}
-	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something else answers there"))
+	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something "+
+		"else answers there"))
 }
 
 // hubKeys opens the keyring for a check, and gives the identity as which the hub signs.
@@ -659,7 +668,8 @@ func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
 		return nil, ""
 	}
 	if d.c.Engine.URL != "" {
-		d.skip(check, "no signed request was sent: only the hubs of a cluster have its private keys, and they give them to no command; "+
+		d.skip(check, "no signed request was sent: only the hubs of a cluster have its private keys, and they give "+
+			"them to no command; "+
 			"`parley send --to AGENT TEXT` has a hub send a signed message, and shows what becomes of it")
 		return nil, ""
 	}
@@ -730,7 +740,8 @@ func (d *doctor) tryKey(ctx context.Context, check, name, base, to string, signe
 	case err == nil || errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeSkillNotFound:
 		d.ok(check, "%s accepts what %s signs", name, signer.ID())
 	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeAuthFailed:
-		d.failed(check, fmt.Sprintf("at %s: agent.trust_peer(%q, %q)", name, signer.ID(), base64.StdEncoding.EncodeToString(signer.Public())),
+		d.failed(check, fmt.Sprintf("at %s: agent.trust_peer(%q, %q)", name, signer.ID(),
+			base64.StdEncoding.EncodeToString(signer.Public())),
 			fmt.Errorf("%s does not accept this key of the hub (AUTH_FAILED)", name))
 	case errors.Is(err, samvad.ErrRemote) && e.Code == samvad.CodeTimestampExpired:
 		d.failed(check, "set the clocks: timedatectl set-ntp true", err)

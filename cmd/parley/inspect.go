@@ -126,8 +126,9 @@ it is of, what each field means, how the signed bytes come about, and each check
 in order. It may be the text of an HTTP request, a curl command, JSON with
 method, target, headers and body, an entry of a HAR file, or a bare envelope.
 Nothing is sent anywhere.`,
-		Example: "  parley inspect request.http --key BASE64\n  pbpaste | parley inspect -\n  parley inspect message.json --card card.json --json",
-		Args:    cobra.MaximumNArgs(1),
+		Example: "  parley inspect request.http --key BASE64\n  pbpaste | parley inspect -\n  parley inspect " +
+			"message.json --card card.json --json",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := a.inspection(cmd.Context(), args, f)
 			if err != nil {
@@ -191,7 +192,8 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 	if f.protocol != "" {
 		return nil, usage("--protocol %q: want one of %s", f.protocol, strings.Join(names, ", "))
 	}
-	return nil, &exitError{exitFailed, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); --protocol insists on one", s.form, strings.Join(names, ", "))}
+	return nil, &exitError{exitFailed, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); "+
+		"--protocol insists on one", s.form, strings.Join(names, ", "))}
 }
 
 func (a *app) showInspection(v *inspection, all bool) {
@@ -252,8 +254,10 @@ func httpSample(text []byte) (*sample, error) {
 	}
 	lines := strings.Split(strings.ReplaceAll(string(head), "\r\n", "\n"), "\n")
 	parts := strings.Fields(lines[0])
-	if len(parts) < 2 || len(parts) > 3 || parts[0] != strings.ToUpper(parts[0]) || len(parts) == 3 && !strings.HasPrefix(parts[2], "HTTP/") {
-		return nil, fmt.Errorf("the input is neither JSON, nor a curl command, nor an HTTP request: its first line is %q", short(lines[0], 80))
+	if len(parts) < 2 || len(parts) > 3 || parts[0] != strings.ToUpper(parts[0]) || len(parts) == 3 &&
+		!strings.HasPrefix(parts[2], "HTTP/") {
+		return nil, fmt.Errorf("the input is neither JSON, nor a curl command, nor an HTTP request: its first line "+
+			"is %q", short(lines[0], 80))
 	}
 	s := &sample{form: "HTTP request", http: true, method: parts[0], header: http.Header{}, body: body}
 	for i, line := range lines[1:] {
@@ -263,7 +267,8 @@ func httpSample(text []byte) (*sample, error) {
 		}
 		s.header.Add(name, strings.TrimSpace(value))
 	}
-	if n, err := strconv.Atoi(s.header.Get("Content-Length")); err == nil && n >= 0 && n < len(body) && len(bytes.Trim(body[n:], "\r\n")) == 0 {
+	if n, err := strconv.Atoi(s.header.Get("Content-Length")); err == nil && n >= 0 && n < len(body) &&
+		len(bytes.Trim(body[n:], "\r\n")) == 0 {
 		s.body = body[:n]
 	} else if err != nil {
 		s.body = withoutLineEnd(s, body)
@@ -470,7 +475,8 @@ func curlSample(text string) (*sample, error) {
 			}
 		case "--url":
 			target, err = take()
-		case "-u", "--user", "-o", "--output", "-A", "--user-agent", "-e", "--referer", "-b", "--cookie", "--cacert", "--cert", "--key", "-m", "--max-time", "--connect-timeout", "--resolve", "-w", "--write-out":
+		case "-u", "--user", "-o", "--output", "-A", "--user-agent", "-e", "--referer", "-b", "--cookie", "--cacert",
+			"--cert", "--key", "-m", "--max-time", "--connect-timeout", "--resolve", "-w", "--write-out":
 			_, err = take()
 		default:
 			if !strings.HasPrefix(arg, "-") {

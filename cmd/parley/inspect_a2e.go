@@ -63,19 +63,28 @@ func jsonKind(v jsonx.Value) string {
 }
 
 var a2eMeanings = map[string]string{
-	"type": "which message it is", "id": "a response repeats it as req_id", "a2e": "version", "version": "version, as the reference writes it",
-	"ts": "Unix seconds; never checked", "req_id": "the request that this is about", "auth_token": "the agent's secret: not shown",
+	"type": "which message it is", "id": "a response repeats it as req_id", "a2e": "version",
+	"version": "version, as the reference writes it",
+	"ts":      "Unix seconds; never checked", "req_id": "the request that this is about",
+	"auth_token": "the agent's secret: not shown",
 	"session_id": "of the handshake; over HTTP a secret: not shown", "agent_id": "what the agent calls itself: a claim",
-	"agent_caps": "capabilities that it asks for", "data": "what the event or result holds", "message": "for people", "error": "why it failed", "name": "which one is meant", "streaming": "whether the caller wants events before the result", "metadata": "what is not for the tool; a hub says under parley where a message comes from", "tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
-	"timeout": "seconds that the caller waits", "seq": "number of the event", "kind": "of the event: progress, artifact, log, status",
-	"code": "what went wrong", "retryable": "whether the same again may succeed", "detail": "for programs", "correlation_id": "the caller's own",
+	"agent_caps": "capabilities that it asks for", "data": "what the event or result holds", "message": "for people",
+	"error": "why it failed", "name": "which one is meant",
+	"streaming": "whether the caller wants events before the result",
+	"metadata":  "what is not for the tool; a hub says under parley where a message comes from",
+	"tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
+	"timeout": "seconds that the caller waits", "seq": "number of the event",
+	"kind": "of the event: progress, artifact, log, status",
+	"code": "what went wrong", "retryable": "whether the same again may succeed", "detail": "for programs",
+	"correlation_id": "the caller's own",
 }
 
 func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
 	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
 	line := firstLine(s.body)
 	if rest := strings.TrimSpace(string(s.body)); strings.Count(rest, "\n") > 0 {
-		v.Fields = append(v.Fields, inspectField{"(lines)", fmt.Sprint(strings.Count(rest, "\n") + 1), "the first is explained"})
+		v.Fields = append(v.Fields, inspectField{"(lines)", fmt.Sprint(strings.Count(rest, "\n") + 1),
+			"the first is explained"})
 	}
 	m, err := a2e.NewRegistry().Decode(line)
 	if err != nil {
@@ -84,7 +93,8 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 		if errors.As(err, &e) {
 			text = string(e.Code) + ": " + e.Text
 		}
-		v.check("line", checkFailed, text, "A host answers it with an error: "+text+".", "One object on one line, in UTF-8, without NaN, members as the tables of A2E §6 say.")
+		v.check("line", checkFailed, text, "A host answers it with an error: "+text+".",
+			"One object on one line, in UTF-8, without NaN, members as the tables of A2E §6 say.")
 		return v, nil
 	}
 	v.check("line", checkOK, "", "", "")
@@ -120,7 +130,8 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 		if errors.As(err, &e) && len(e.Detail) > 0 {
 			detail = string(e.Detail)
 		}
-		v.check("schema", checkFailed, detail, "It fails the schema of its type: a host answers schema_violation, an SDK agent drops it.", "")
+		v.check("schema", checkFailed, detail, "It fails the schema of its type: a host answers schema_violation, "+
+			"an SDK agent drops it.", "")
 		return v, nil
 	}
 	v.check("schema", checkOK, "", "", "")

@@ -22,7 +22,8 @@ func (aghInspector) recognises(s *sample) bool {
 		Protocol    string      `json:"protocol"`
 		WorkspaceID jsonx.Value `json:"workspace_id"`
 	}
-	return json.Unmarshal(s.body, &m) == nil && (strings.HasPrefix(m.Protocol, "agh-network/") || len(m.WorkspaceID) > 0)
+	return json.Unmarshal(s.body, &m) == nil && (strings.HasPrefix(m.Protocol, "agh-network/") ||
+		len(m.WorkspaceID) > 0)
 }
 
 var aghMeanings = []struct{ name, meaning string }{
@@ -55,7 +56,8 @@ var aghSteps = []struct {
 }{
 	{agh.StepParse, "json", "Send one JSON object with the exact member names, each once, as UTF-8."},
 	{agh.StepFields, "fields", "See the field that is named: its grammar is in the table of the envelope page."},
-	{agh.StepFreshness, "freshness", "Check the sender's clock, or give the message an expires_at; --now judges it at another time."},
+	{agh.StepFreshness, "freshness", "Check the sender's clock, or give the message an expires_at; --now judges it " +
+		"at another time."},
 	{agh.StepSurface, "surface", "A thread has thread_id, a room direct_id and to; greet and whois have neither."},
 	{agh.StepBody, "body", "See the body of this kind on the message kinds page."},
 	{agh.StepTrust, "proof", "Sign the RFC 8785 form of the whole envelope without proof.sig."},
@@ -68,7 +70,8 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	}
 	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
 	aghFields(v, s.body)
-	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0, Now: func() time.Time { return o.now }}
+	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0,
+		Now: func() time.Time { return o.now }}
 	verified, err := verifier.Verify(ctx, s.body)
 	var failed *agh.Error
 	if err != nil && !errors.As(err, &failed) {
@@ -84,7 +87,8 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 		case !reached:
 			v.check(step.name, checkSkipped, "an earlier check failed", "", "")
 		case failed != nil && failed.Step == step.step:
-			v.check(step.name, checkFailed, failed.Error(), "A receiver refuses this message as "+string(failed.Code)+": "+failed.Error()+".", step.fix)
+			v.check(step.name, checkFailed, failed.Error(),
+				"A receiver refuses this message as "+string(failed.Code)+": "+failed.Error()+".", step.fix)
 			reached = false
 		case step.step == agh.StepTrust && !signed:
 			v.check(step.name, checkSkipped, "the sender is a plain peer id: AGH v0 proves nothing of it", "", "")
@@ -104,7 +108,8 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 			v.check("room", checkOK, "direct_id is that of from and to", "", "")
 		} else {
 			v.check("room", checkFailed, "direct_id is not derived from this workspace, this channel, from and to",
-				"The room is not that of the two peers: it is delivered to nobody.", "Derive direct_id as the protocol says, from the peers in byte order.")
+				"The room is not that of the two peers: it is delivered to nobody.",
+				"Derive direct_id as the protocol says, from the peers in byte order.")
 		}
 	}
 	if o.self != "" {
@@ -123,7 +128,8 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	if v.Verified = signed; signed {
 		v.Sentence = "It is proved that the key of " + e.From + " signed this message."
 	} else {
-		v.Sentence = "It is a valid message; that it is from " + e.From + " is a claim, which only the connection that it came by can support."
+		v.Sentence = "It is a valid message; that it is from " + e.From + " is a claim, which only the connection " +
+			"that it came by can support."
 	}
 	return v, nil
 }
@@ -160,7 +166,8 @@ func (k aghKeys) Keys(context.Context, string) ([]ed25519.PublicKey, error) { re
 func aghPins(texts []string) (agh.Keys, error) {
 	var keys aghKeys
 	for _, text := range texts {
-		b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("+", "-", "/", "_").Replace(text), "="))
+		b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(strings.NewReplacer("+", "-", "/",
+			"_").Replace(text), "="))
 		if err != nil || len(b) != ed25519.PublicKeySize {
 			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes", short(text, 60))
 		}

@@ -68,7 +68,8 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	v.Signed = append(v.Signed,
 		inspectSigned{"content in canonical JSON", string(e.CanonicalContent())},
 		inspectSigned{"its SHA-256, which integrity.hash must be", hash},
-		inspectSigned{"eight texts joined by NUL (shown as line ends), which Ed25519 signs", strings.ReplaceAll(string(e.SigningInput()), "\x00", "\n")})
+		inspectSigned{"eight texts joined by NUL (shown as line ends), which Ed25519 signs",
+			strings.ReplaceAll(string(e.SigningInput()), "\x00", "\n")})
 	keys, err := aspKeys(e.Sender.AgentID, o)
 	if err != nil {
 		return nil, err
@@ -78,13 +79,15 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 			v.check(name, checkOK, "", "", "")
 		}
 		if hash != e.Integrity.Hash {
-			v.check("content hash", checkFailed, "it is "+hash, "The content was changed: it does not have the hash that was signed.", "")
+			v.check("content hash", checkFailed, "it is "+hash,
+				"The content was changed: it does not have the hash that was signed.", "")
 			return v, nil
 		}
 		v.check("content hash", checkOK, "", "", "")
 		v.check("signature", checkSkipped, "no key of the sender is known", "", "")
 		v.check("proof", checkSkipped, "no key of the sender is known", "", "")
-		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the sender's card (--card FILE)."
+		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the " +
+			"sender's card (--card FILE)."
 		return v, nil
 	}
 	at := o.now
@@ -97,7 +100,8 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 		v.check(c.Name, checkOK, "", "", "")
 	}
 	v.Verified = true
-	v.Sentence = fmt.Sprintf("%s signed it, as message %d of its own in session %s. Whether it is a part of that session, the session's transcript says.", e.Sender.AgentID, e.SequenceNumber, e.SessionID)
+	v.Sentence = fmt.Sprintf("%s signed it, as message %d of its own in session %s. Whether it is a part of that "+
+		"session, the session's transcript says.", e.Sender.AgentID, e.SequenceNumber, e.SessionID)
 	return v, nil
 }
 
@@ -118,7 +122,8 @@ func aspFailed(v *inspection, err error, lead string) {
 	case "timestamp_out_of_window", "dpop_iat_out_of_window":
 		fix = "It may have been in time: judge it with --now at the time of its arrival."
 	case "bad_signature":
-		fix = "Compare the signed texts above with what the sender signs; the hash is lower-case hexadecimal with its prefix."
+		fix = "Compare the signed texts above with what the sender signs; the hash is lower-case hexadecimal with " +
+			"its prefix."
 	case "dpop_ath_mismatch", "dpop_htu_mismatch":
 		fix = "The proof of a message is for htm ASP and htu asp://SESSION."
 	}
@@ -136,7 +141,8 @@ func aspFailed(v *inspection, err error, lead string) {
 func aspKeys(sender string, o inspecting) (asp.Keys, error) {
 	if o.card == nil {
 		if len(o.keys) > 0 {
-			return nil, errors.New("an ASP message is verified with the sender's card, which holds both of its keys: --card FILE")
+			return nil, errors.New("an ASP message is verified with the sender's card, which holds both of its " +
+				"keys: --card FILE")
 		}
 		return nil, nil
 	}
@@ -216,14 +222,17 @@ func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done b
 	if err != nil && !errors.Is(err, asp.ErrTranscript) {
 		return true, fmt.Errorf("read %s: %w", name, err)
 	}
-	v := aspTranscript{File: name, Protocol: "asp", Session: report.SessionID, State: string(report.State), Records: report.Records, Messages: report.Messages,
-		Head: report.Head, Signed: report.Signed, Server: report.Server, KeyGiven: len(keys) == 1, OK: err == nil, Faults: []string{}, Warnings: []string{}}
+	v := aspTranscript{File: name, Protocol: "asp", Session: report.SessionID, State: string(report.State),
+		Records: report.Records, Messages: report.Messages,
+		Head: report.Head, Signed: report.Signed, Server: report.Server, KeyGiven: len(keys) == 1, OK: err == nil,
+		Faults: []string{}, Warnings: []string{}}
 	for _, f := range report.Faults {
 		v.Faults = append(v.Faults, aspPlace(f, report.Records))
 	}
 	if !v.Signed && len(v.Faults) == 0 {
 		// Who changes a file can leave the signature out as well.
-		v.OK, v.Faults = false, []string{"end of the file: no server signed it, and nobody else vouches that nothing was left out at the end"}
+		v.OK, v.Faults = false, []string{"end of the file: no server signed it, and nobody else vouches that " +
+			"nothing was left out at the end"}
 	}
 	for _, f := range report.Warnings {
 		v.Warnings = append(v.Warnings, aspPlace(f, report.Records))

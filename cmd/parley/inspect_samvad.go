@@ -90,7 +90,8 @@ func (samvadInspector) inspect(_ context.Context, s *sample, o inspecting) (*ins
 	switch {
 	case failed:
 	case v.Verified && len(skipped) > 0:
-		v.Sentence = "It is proved that " + e.From + " signed this message; not checked: " + strings.Join(skipped, ", ") + "."
+		v.Sentence = "It is proved that " + e.From + " signed this message; not checked: " + strings.Join(skipped,
+			", ") + "."
 	case v.Verified:
 		v.Sentence = "It is proved that " + e.From + " signed this message."
 	default:
@@ -108,7 +109,8 @@ func samvadKeys(o inspecting) ([]samvad.Key, error) {
 	for _, text := range o.keys {
 		k, err := samvad.ParseKey(text)
 		if err != nil {
-			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes: %w", short(text, 60), err)
+			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes: %w", short(text, 60),
+				err)
 		}
 		k.Source = "--key"
 		keys = append(keys, k)
@@ -178,7 +180,8 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 		case s.method != http.MethodPost:
 			v.check("transport", checkFailed, s.method, "Messages are sent with POST, this is a "+s.method+".", "")
 		case strings.TrimSpace(strings.Split(t, ";")[0]) != "application/json":
-			v.check("transport", checkFailed, "Content-Type "+t, "The media type must be application/json.", "Set Content-Type: application/json.")
+			v.check("transport", checkFailed, "Content-Type "+t, "The media type must be application/json.",
+				"Set Content-Type: application/json.")
 		default:
 			v.check("transport", checkOK, plural(len(s.body), "byte", "bytes"), "", "")
 		}
@@ -186,7 +189,8 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	e, err := samvad.Decode(s.body)
 	if err != nil {
 		text := samvad.AsError(err).Text
-		v.check("envelope", checkFailed, text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text, "Invalid envelope: "), "")
+		v.check("envelope", checkFailed, text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text,
+			"Invalid envelope: "), "")
 		for _, name := range []string{"recipient", "freshness"} {
 			v.check(name, checkSkipped, "the envelope cannot be read", "", "")
 		}
@@ -197,16 +201,21 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	case o.self == "":
 		v.check("recipient", checkSkipped, "--self says who should be addressed", "", "")
 	case e.To != o.self:
-		v.check("recipient", checkFailed, e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self), "The sender must take \"to\" from the id of the agent's card.")
+		v.check("recipient", checkFailed, e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self),
+			"The sender must take \"to\" from the id of the agent's card.")
 	default:
 		v.check("recipient", checkOK, e.To, "", "")
 	}
 	age := o.now.Sub(e.Timestamp)
 	switch {
 	case age > 300*time.Second:
-		v.check("freshness", checkFailed, age.Round(time.Second).String()+" old", fmt.Sprintf("It is %s old; 300 s are accepted.", age.Round(time.Second)), "For a message of the past, say with --now when it arrived.")
+		v.check("freshness", checkFailed, age.Round(time.Second).String()+" old",
+			fmt.Sprintf("It is %s old; 300 s are accepted.", age.Round(time.Second)),
+			"For a message of the past, say with --now when it arrived.")
 	case age < -60*time.Second:
-		v.check("freshness", checkFailed, (-age).Round(time.Second).String()+" ahead", fmt.Sprintf("It is dated %s ahead; 60 s are accepted.", (-age).Round(time.Second)), "Set the sender's clock.")
+		v.check("freshness", checkFailed, (-age).Round(time.Second).String()+" ahead",
+			fmt.Sprintf("It is dated %s ahead; 60 s are accepted.", (-age).Round(time.Second)),
+			"Set the sender's clock.")
 	default:
 		v.check("freshness", checkOK, age.Round(time.Millisecond).String()+" old", "", "")
 	}
@@ -231,7 +240,9 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 			samvadLegacy(v, s, keys)
 			return
 		case n != 1:
-			v.check("headers", checkFailed, fmt.Sprintf("%s: %d times", name, n), fmt.Sprintf("The header %s is there %d times; it must be there once.", name, n), "Sign the request: all three of Content-Digest, Signature-Input and Signature.")
+			v.check("headers", checkFailed, fmt.Sprintf("%s: %d times", name, n),
+				fmt.Sprintf("The header %s is there %d times; it must be there once.", name, n),
+				"Sign the request: all three of Content-Digest, Signature-Input and Signature.")
 			skip("the headers cannot be used", "digest", "key", "signature")
 			return
 		}
@@ -242,20 +253,25 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 		skip("the headers cannot be used", "digest", "key", "signature")
 		return
 	}
-	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme, Authority: s.host, Header: s.header, Body: s.body}
+	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme,
+		Authority: s.host, Header: s.header, Body: s.body}
 	verdict, failed := samvadVerdict(in, o, keys)
 	if failed == samvad.StepHeaders {
 		detail := verdict.Checks[len(verdict.Checks)-1].Detail
-		v.check("headers", checkFailed, detail, "The signature does not fit the profile of SAMVAD: "+lastPart(detail)+".",
+		v.check("headers", checkFailed, detail, "The signature does not fit the profile of SAMVAD: "+
+			""+lastPart(detail)+".",
 			"One signature over (\"@method\" \"@path\" \"content-digest\") with keyid and created is wanted.")
 	} else {
-		v.check("headers", checkOK, fmt.Sprintf("label %s, keyid %q, created %s", sigs[0].Label, sigs[0].KeyID, stamp(time.Unix(sigs[0].Created, 0))), "", "")
+		v.check("headers", checkOK, fmt.Sprintf("label %s, keyid %q, created %s", sigs[0].Label, sigs[0].KeyID,
+			stamp(time.Unix(sigs[0].Created, 0))), "", "")
 	}
 	signedBytes(v, s, &sigs[0])
 	if digestFits(s.header, s.body) {
 		v.check("digest", checkOK, "Content-Digest is that of the body", "", "")
 	} else {
-		v.check("digest", checkFailed, "the body's is "+httpsig.Digest(s.body), "Content-Digest is not that of the body: the body was changed after it was signed, or other bytes were digested than were sent.",
+		v.check("digest", checkFailed, "the body's is "+httpsig.Digest(s.body),
+			"Content-Digest is not that of the body: the body was changed after it was signed, or other bytes were "+
+				"digested than were sent.",
 			"Compute the digest over the very bytes that are sent.")
 	}
 	if len(keys) == 0 {
@@ -269,11 +285,13 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 	sig, usable, revoked := samvadMatch(sigs, keys)
 	switch {
 	case revoked:
-		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID), "Sign with an active key.")
+		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID),
+			"Sign with an active key.")
 		skip("there is no key to verify it with", "signature")
 		return
 	case len(usable) == 0:
-		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID), "Give the key that the sender signs with, or enrol it.")
+		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID),
+			"Give the key that the sender signs with, or enrol it.")
 		skip("there is no key to verify it with", "signature")
 		return
 	}
@@ -292,7 +310,8 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 
 // samvadMatch finds the signature that names one of the keys, and the keys
 // that it may be by. A key without an id answers to any.
-func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Signature, usable []samvad.Key, revoked bool) {
+func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Signature, usable []samvad.Key,
+	revoked bool) {
 	for i := range sigs {
 		sig = &sigs[i]
 		for _, k := range keys {
@@ -320,7 +339,8 @@ type samvadSigned struct {
 // over reports whether it verifies for a method and a path; strict: without
 // the final line feed of SAMVAD §4.1.
 func (t samvadSigned) over(method, path string) (ok, strict bool) {
-	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: t.s.scheme, Authority: t.s.host, Path: path, RawQuery: t.s.query(), Header: t.s.header}
+	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: t.s.scheme, Authority: t.s.host, Path: path,
+		RawQuery: t.s.query(), Header: t.s.header}
 	base, err := m.AppendBase(nil, t.sig)
 	if err != nil {
 		return false, false
@@ -360,14 +380,16 @@ func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
 	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
 	add("the covered components, in the order of Signature-Input", strings.Join(sig.Components, "\n"))
-	m := httpsig.Message{Method: strings.ToUpper(s.method), Scheme: s.scheme, Authority: s.host, Path: s.path(), RawQuery: s.query(), Header: s.header}
+	m := httpsig.Message{Method: strings.ToUpper(s.method), Scheme: s.scheme, Authority: s.host, Path: s.path(),
+		RawQuery: s.query(), Header: s.header}
 	base, err := m.AppendBase(nil, sig)
 	if err != nil {
 		add("the signature base cannot be made", err.Error())
 		return
 	}
 	add("one line for each, and the parameters last: the signature base of RFC 9421 §2.5", string(base))
-	add("SAMVAD §4.1 adds a line feed after the last line; Ed25519 signs these bytes", fmt.Sprintf("%d bytes", len(base)+1))
+	add("SAMVAD §4.1 adds a line feed after the last line; Ed25519 signs these bytes",
+		fmt.Sprintf("%d bytes", len(base)+1))
 	if sig.Bytes != nil {
 		add("the signature", base64.StdEncoding.EncodeToString(sig.Bytes))
 	}
@@ -384,7 +406,8 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 			return
 		}
 	}
-	others := append([]string{strings.TrimRight(path, "/"), path + "/", strings.ReplaceAll(path, "//", "/"), signed.s.target}, samvadPaths[:]...)
+	others := append([]string{strings.TrimRight(path, "/"), path + "/", strings.ReplaceAll(path, "//", "/"),
+		signed.s.target}, samvadPaths[:]...)
 	for i := 1; i < len(path); i++ { // behind a proxy that added a prefix
 		if path[i] == '/' {
 			others = append(others, path[i:])
@@ -392,14 +415,19 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	}
 	for _, p := range others {
 		if ok, _ := signed.over(signed.s.method, p); ok {
-			v.check("signature", checkFailed, "verifies over "+p, fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
-				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, /agent/task, /agent/stream). A proxy that changes paths must be told to the receiver (public_url).")
+			v.check("signature", checkFailed, "verifies over "+p,
+				fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
+				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, "+
+					"/agent/task, /agent/stream). A proxy that changes paths must be told to the receiver "+
+					"(public_url).")
 			return
 		}
 	}
 	for _, method := range []string{"POST", "GET", "PUT"} {
 		if ok, _ := signed.over(method, path); ok {
-			v.check("signature", checkFailed, "verifies for "+method, fmt.Sprintf("It was signed for the method %s, but sent with %s.", method, signed.s.method), "Sign the method that is used.")
+			v.check("signature", checkFailed, "verifies for "+method,
+				fmt.Sprintf("It was signed for the method %s, but sent with %s.", method, signed.s.method),
+				"Sign the method that is used.")
 			return
 		}
 	}
@@ -408,7 +436,8 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 		who = e.From
 	}
 	v.check("signature", checkFailed, "Ed25519 does not verify over the signed bytes",
-		fmt.Sprintf("The signature is not one of this key over these bytes: another key made it, or the method, the path or the digest is not what %s signed.", who),
+		fmt.Sprintf("The signature is not one of this key over these bytes: another key made it, or the method, the "+
+			"path or the digest is not what %s signed.", who),
 		"Compare the signed bytes with those that the sender made; the key must belong to its private key.")
 }
 
@@ -431,7 +460,8 @@ func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 	v.Signed = append(v.Signed,
 		inspectSigned{"protocol 1.1: the member signature is taken out of the body", ""},
 		inspectSigned{"the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)})
-	v.check("headers", checkOK, "protocol 1.1: the signature is in the body; receivers take it only where they are set to", "", "")
+	v.check("headers", checkOK, "protocol 1.1: the signature is in the body; receivers take it only where they are "+
+		"set to", "", "")
 	if len(keys) == 0 {
 		for _, name := range []string{"key", "signature"} {
 			v.check(name, checkSkipped, "no key was given", "", "")
@@ -447,17 +477,20 @@ func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 		return
 	}
 	verifier.Self, verifier.Keys = e.To, samvad.StaticKeys{e.From: keys}
-	_, err = verifier.CheckMessage(context.Background(), &samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.body})
+	_, err = verifier.CheckMessage(context.Background(),
+		&samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.body})
 	var se *samvad.Error
 	switch errors.As(err, &se); {
 	case err == nil:
 		v.check("key", checkOK, "", "", "")
 		v.check("signature", checkOK, "Ed25519 verifies over the canonical body", "", "")
 	case se.Step == samvad.StepKey:
-		v.check("key", checkFailed, lastPart(err.Error()), "No key that was given may sign this: "+lastPart(err.Error())+".", "")
+		v.check("key", checkFailed, lastPart(err.Error()),
+			"No key that was given may sign this: "+lastPart(err.Error())+".", "")
 		v.check("signature", checkSkipped, "there is no key to verify it with", "", "")
 	default:
 		v.check("key", checkOK, "", "", "")
-		v.check("signature", checkFailed, lastPart(err.Error()), "The signature in the body is not one of this key over the canonical body.", "")
+		v.check("signature", checkFailed, lastPart(err.Error()),
+			"The signature in the body is not one of this key over the canonical body.", "")
 	}
 }

@@ -23,7 +23,8 @@ func (uagentsInspector) recognises(s *sample) bool {
 	if jsonx.Decode(s.body, &members) != nil {
 		return false
 	}
-	return members["sender"] != nil && members["target"] != nil && members["session"] != nil && members["schema_digest"] != nil
+	return members["sender"] != nil && members["target"] != nil && members["session"] != nil &&
+		members["schema_digest"] != nil
 }
 
 // uagentsMeanings of the envelope's members.
@@ -73,8 +74,10 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 			payload = *e.Payload
 		}
 		v.Signed = append(v.Signed,
-			inspectSigned{"these texts, one after the other, nothing between", strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")},
-			inspectSigned{"then expires and nonce, 8 bytes each, where they are not null", fmt.Sprintf("expires %s, nonce %s", orNone(string(e.Expires)), orNone(string(e.Nonce)))},
+			inspectSigned{"these texts, one after the other, nothing between",
+				strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")},
+			inspectSigned{"then expires and nonce, 8 bytes each, where they are not null",
+				fmt.Sprintf("expires %s, nonce %s", orNone(string(e.Expires)), orNone(string(e.Nonce)))},
 			inspectSigned{"SHA-256, which is signed as it is", hex.EncodeToString(digest[:])})
 	}
 	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.now }}
@@ -93,7 +96,8 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 		case errors.Is(x, uagents.ErrStale):
 			fix = "It may have been in time: judge it with --now at the time of its arrival."
 		case errors.Is(x, uagents.ErrSignature):
-			fix = "The payload must be forwarded byte for byte; the signature is over the digest itself, without a second hash."
+			fix = "The payload must be forwarded byte for byte; the signature is over the digest itself, without a " +
+				"second hash."
 		}
 		v.check(x.Step, checkFailed, x.Error(), "It would be refused: "+x.Text+".", fix)
 		return v, nil

@@ -29,7 +29,8 @@ type protocol struct {
 	// unsigned says why `verify` has nothing to verify; "": it has.
 	unsigned string
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
-	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string, err error)
+	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,
+		err error)
 
 	// send speaks the protocol directly, for `send --protocol`.
 	send func(a *app, ctx context.Context, s sending, content []byte, isJSON bool) error

@@ -46,9 +46,11 @@ var samvadProtocol = protocol{
 					if h.Identity == "" {
 						return ""
 					}
-					return fmt.Sprintf("\nthe hub\n  identity   %s\n  public key %s\n  agents at  %s/agents/NAME\n", h.Identity, h.Key, h.Base)
+					return fmt.Sprintf("\nthe hub\n  identity   %s\n  public key %s\n  agents at  %s/agents/NAME\n",
+						h.Identity, h.Key, h.Base)
 				},
-				hint: "\nA client of an SDK may have an identity and a key of its own (Python: agent://client-client);\n" +
+				hint: "\nA client of an SDK may have an identity and a key of its own (Python: " +
+					"agent://client-client);\n" +
 					"add it as an agent too: parley agents add NAME-client --id agent://… --key BASE64\n",
 			}
 		},
@@ -72,7 +74,8 @@ func samvadID(id string) error {
 
 // identity reads the agent's card, which tells its identity, skills and key.
 func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
-	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.url, "/"), PublicKey: s.key, KeyID: s.keyID}
+	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.url, "/"), PublicKey: s.key,
+		KeyID: s.keyID}
 	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
 	if s.key != "" {
 		if _, err := samvad.ParseKey(s.key); err != nil {
@@ -120,7 +123,8 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	}
 	n.Description = card.Description
 	for _, k := range card.Skills {
-		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust), Peers: k.AllowedPeers,
+		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust),
+			Peers: k.AllowedPeers,
 			Input: json.RawMessage(k.InputSchema), Output: json.RawMessage(k.OutputSchema)}
 		for _, m := range k.Modes {
 			v.Modes = append(v.Modes, parley.Mode(m))
@@ -143,14 +147,17 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	case active == 0:
 		note("its card has no active key: run this again with --key")
 	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
-		note("its card came over plain http and could be anybody's, so its key was not enrolled; if it is right, run this again with --key %s", clean(id.PublicKey))
+		note("its card came over plain http and could be anybody's, so its key was not enrolled; if it is right, "+
+			"run this again with --key %s", clean(id.PublicKey))
 		id.PublicKey = ""
 	default:
 		if b, err := base64.StdEncoding.DecodeString(id.PublicKey); err == nil {
-			note("key %s was taken from its card; compare it with the agent's operator", keyring.Fingerprint(keyring.Ed25519, b))
+			note("key %s was taken from its card; compare it with the agent's operator",
+				keyring.Fingerprint(keyring.Ed25519, b))
 		}
 		if active > 1 {
-			note("its card has %d active keys; the first was enrolled, add the others with `parley keys enroll`", active)
+			note("its card has %d active keys; the first was enrolled, add the others with `parley keys enroll`",
+				active)
 		}
 	}
 	return id, nil
@@ -192,12 +199,14 @@ func pasteSAMVAD(hub admin.Hosting, i admin.NewIdentity) []paste {
 	if i.URL != "" {
 		why := "so that the agent accepts what the hub sends (before it is served)"
 		out = append(out,
-			paste{why, "TypeScript", fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", hub.Identity, hub.Key)},
+			paste{why, "TypeScript", fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", hub.Identity,
+				hub.Key)},
 			paste{why, "Python", fmt.Sprintf("agent.trust_peer(%q, %q)", hub.Identity, hub.Key)})
 	}
 	why := "so that it calls the agent NAME through the hub"
 	return append(out,
-		paste{why, "TypeScript", fmt.Sprintf("const client = await AgentClient.from('%s/agents/NAME', { agentId: '%s' })", hub.Base, i.ID)},
+		paste{why, "TypeScript", fmt.Sprintf("const client = await AgentClient.from('%s/agents/NAME', { agentId: "+
+			"'%s' })", hub.Base, i.ID)},
 		paste{why, "Python", fmt.Sprintf("client = await AgentClient.from_url(\"%s/agents/NAME\")", hub.Base)})
 }
 
@@ -207,7 +216,8 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	case s.url == "" && s.to == "":
 		return usage("say which agent: --url URL, or --to agent://HOST")
 	case s.keyFile == "" || s.as == "":
-		return usage("say who you are: --key FILE and --as agent://HOST; `parley keys new --protocol samvad --id agent://me --out me.json` makes a key")
+		return usage("say who you are: --key FILE and --as agent://HOST; `parley keys new --protocol samvad --id " +
+			"agent://me --out me.json` makes a key")
 	case s.skill == "":
 		return usage("say which skill: --skill ID (the agent's card at /.well-known/agent.json lists them)")
 	case s.from != "" || s.conversation != "" || s.key != "" || s.text:
@@ -259,7 +269,8 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	if err != nil {
 		return samvadError(err)
 	}
-	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID, "result": json.RawMessage(orEmpty(r.Result))}, "%s\n", clean(string(orEmpty(r.Result))))
+	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID,
+		"result": json.RawMessage(orEmpty(r.Result))}, "%s\n", clean(string(orEmpty(r.Result))))
 }
 
 func (a *app) samvadEvent(e samvad.Event) error {

@@ -51,7 +51,8 @@ or failed, 3 when no hub answers.`,
 				}
 			}
 			if s.tokenFile != "" && s.protocol != "samvad" {
-				return usage("--token-file is for --protocol samvad; for messages through a hub its operator sets agents.NAME.samvad.token_file")
+				return usage("--token-file is for --protocol samvad; for messages through a hub its operator sets " +
+					"agents.NAME.samvad.token_file")
 			}
 			if s.protocol == "" {
 				return a.sendThrough(cmd.Context(), s, raw, isJSON && !s.text)
@@ -59,16 +60,19 @@ or failed, 3 when no hub answers.`,
 			if p := protocolNamed(s.protocol); p != nil && p.send != nil {
 				return p.send(a, cmd.Context(), s, raw, isJSON)
 			}
-			return usage("--protocol %q: %s are what can be sent directly; leave it out to send through a hub", s.protocol, protocolNames("and"))
+			return usage("--protocol %q: %s are what can be sent directly; leave it out to send through a hub",
+				s.protocol, protocolNames("and"))
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&s.to, "to", "",
-		"agent that is to get it: its name, or what a protocol calls it (directly: its identity; default: the one of its card)")
+		"agent that is to get it: its name, or what a protocol calls it (directly: its identity; default: the one "+
+			"of its card)")
 	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
 	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
 	f.StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
-	f.StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for authenticated skills")
+	f.StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for "+
+		"authenticated skills")
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
 	f.StringVar(&s.conversation, "conversation", "", "id of a conversation that goes on")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
@@ -78,7 +82,8 @@ or failed, 3 when no hub answers.`,
 	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
 	f.StringVar(&s.protocol, "protocol", "", protocolNames("or")+": speak it directly, without a hub's API")
 	f.StringVar(&s.url, "url", "", "directly: base URL of the agent, host or server; agh: nats://HOST:PORT")
-	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and parley keys new write it; asp: of parley keys asp; a2e and agh: with the token)")
+	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and parley "+
+		"keys new write it; asp: of parley keys asp; a2e and agh: with the token)")
 	f.StringVar(&s.as, "as", "", "directly: your identity, agent://HOST; agh: WORKSPACE/CHANNEL/PEER")
 	return c
 }
@@ -155,7 +160,8 @@ func (a *app) answer(m *admin.Message) error {
 		if e == nil {
 			e = &admin.Problem{Code: parley.Internal, Text: "no reason was given"}
 		}
-		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From), problemError(e.Code, e.Text, e.Ref))}
+		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From),
+			problemError(e.Code, e.Text, e.Ref))}
 	}
 	text := shown(m)
 	if text == "" {

@@ -24,7 +24,8 @@ var uagentsProtocol = protocol{
 		flags: func(c *cobra.Command) adder {
 			var address, endpoint string
 			c.Flags().StringVar(&address, "uagents", "", "address of a uAgent, agent1q…")
-			c.Flags().StringVar(&endpoint, "endpoint", "", "with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
+			c.Flags().StringVar(&endpoint, "endpoint", "",
+				"with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
 			return adder{
 				given: func() bool { return address != "" },
 				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
@@ -51,7 +52,8 @@ func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
 	if _, err := uagents.ParseAddress(id.ID); err != nil {
 		return id, usage("--uagents %q: want agent1q…, 65 characters", address)
 	}
-	if u, err := url.Parse(endpoint); endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+	if u, err := url.Parse(endpoint); endpoint != "" &&
+		(err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return id, usage("--endpoint %q: want http(s)://HOST[:PORT]/submit", endpoint)
 	}
 	return id, nil
@@ -62,8 +64,10 @@ func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
 func pasteUAgent(hub string) []paste {
 	hub = strings.TrimRight(hub, "/")
 	return []paste{
-		{"so that it registers with the hub and finds agents there", "Python", fmt.Sprintf("agent = Agent(…, endpoint=\"http://HOST:PORT/submit\", agentverse=%q)", hub)},
-		{"or, when it cannot listen, so that its messages wait at the hub", "Python", fmt.Sprintf("agent = Agent(…, mailbox=True, agentverse=%q)", hub)},
+		{"so that it registers with the hub and finds agents there", "Python",
+			fmt.Sprintf("agent = Agent(…, endpoint=\"http://HOST:PORT/submit\", agentverse=%q)", hub)},
+		{"or, when it cannot listen, so that its messages wait at the hub", "Python",
+			fmt.Sprintf("agent = Agent(…, mailbox=True, agentverse=%q)", hub)},
 	}
 }
 
@@ -72,18 +76,23 @@ func pasteUAgent(hub string) []paste {
 func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON bool) error {
 	switch {
 	case s.url == "":
-		return usage("say where: --url of the agent's endpoint (…/submit), or of the registry that knows it (a hub, https://agentverse.ai)")
+		return usage("say where: --url of the agent's endpoint (…/submit), or of the registry that knows it (a hub, " +
+			"https://agentverse.ai)")
 	case s.to == "":
 		return usage("say which agent: --to agent1q…")
 	case s.from != "" || s.conversation != "" || s.key != "" || s.stream || s.as != "":
-		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol uagents; the key is the identity")
+		return usage("--from, --conversation, --idempotency-key, --stream and --as are not for --protocol uagents; " +
+			"the key is the identity")
 	}
 	m, err := uagentsMessage(s, raw, isJSON)
 	if err != nil {
 		return err
 	}
 	// Whoever types an address may call it, on this machine too.
-	c := &uagents.Client{HTTP: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, Timeout: s.wait}
+	c := &uagents.Client{HTTP: &http.Client{CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}, Timeout: s.wait}
 	if s.keyFile != "" {
 		if c.Identity, err = uagentsKey(s.keyFile); err != nil {
 			return err
@@ -102,7 +111,8 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 		if err != nil {
 			return uagentsError(err)
 		}
-		return a.print(map[string]string{"to": st.Address, "session": st.Session, "endpoint": st.Endpoint}, "taken by %s, session %s\n", clean(st.Endpoint), st.Session)
+		return a.print(map[string]string{"to": st.Address, "session": st.Session, "endpoint": st.Endpoint},
+			"taken by %s, session %s\n", clean(st.Endpoint), st.Session)
 	}
 	r, err := c.Ask(ctx, s.to, m)
 	if err != nil {
@@ -117,7 +127,8 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 	case uagents.ChatAcknowledgementDigest:
 		text = "acknowledged; the answer goes to the endpoint or the mailbox of the sender"
 	}
-	return a.print(map[string]any{"session": r.Envelope.Session, "schema": r.Schema, "assurance": r.Assurance, "payload": json.RawMessage(orEmpty(r.Payload))},
+	return a.print(map[string]any{"session": r.Envelope.Session, "schema": r.Schema, "assurance": r.Assurance,
+		"payload": json.RawMessage(orEmpty(r.Payload))},
 		"%s\n(%s)\n", clean(text), r.Assurance)
 }
 
@@ -140,7 +151,8 @@ func uagentsMessage(s sending, raw []byte, isJSON bool) (uagents.Message, error)
 		b, err := uagents.MessageJSON(raw)
 		return uagents.Message{Schema: s.skill, Payload: b}, err
 	}
-	return uagents.Message{}, usage("--skill %q: want chat (the default), message, or model: and 64 hexadecimal digits with CONTENT in JSON", s.skill)
+	return uagents.Message{}, usage("--skill %q: want chat (the default), message, or model: and 64 hexadecimal "+
+		"digits with CONTENT in JSON", s.skill)
 }
 
 // uagentsKey reads a private key: 64 hexadecimal digits, alone or in the

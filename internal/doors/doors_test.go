@@ -7,11 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/parley-hub/parley/bridge"
 )
 
 const module = "github.com/parley-hub/parley"
 
-var protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+var protocols = bridge.Protocols
 
 // below says what a package may reach besides internal/…; packages that are
 // not listed may reach nothing of ours. "bridge/*" stands for each protocol.
