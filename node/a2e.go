@@ -35,22 +35,21 @@ var a2eProtocol = Protocol{
 	Open:      openA2E,
 }
 
-// A2E says how A2E agents reach the hub, and which hosts serve what it does not
-// serve itself.
+// A2E says how A2E agents reach the hub, and which hosts serve other capabilities.
 type A2E struct {
 	Listen    string   `toml:"listen" doc:"address for A2E over TCP (NDJSON), e.g. \"127.0.0.1:7333\"; \"\": over HTTP only"`
 	TLS       bool     `toml:"tls" doc:"speak TLS on a2e.listen, with the certificate of [tls]"`
 	Path      string   `toml:"path" default:"\"/a2e\"" doc:"base path of the A2E endpoints on listen.http"`
-	Strict    bool     `toml:"strict" doc:"agents may use only the capabilities that they negotiated; SDK agents do not keep to them"`
+	Strict    bool     `toml:"strict" doc:"refuse capabilities that an agent did not negotiate; SDK agents use such ones"`
 	Sessions  int      `toml:"sessions_per_minute" default:"240" doc:"new sessions from one address in a minute"`
-	Tools     int      `toml:"tools" default:"20" doc:"skills that are listed as tools one by one; where there are more, agents find them with parley_find"`
+	Tools     int      `toml:"tools" default:"20" doc:"how many skills are listed as tools; if there are more, agents find them with parley_find"`
 	Providers []string `toml:"providers" doc:"\"capability=agent\": requests of the capability (env, proc, planning, …, or the namespace of types that agent and host agreed on) are passed to that agent, which has the URL of an A2E host"`
 }
 
 // A2EAgent is what an agent is in A2E: one that connects with a token, or a
 // host that the hub attaches to.
 type A2EAgent struct {
-	TokenFile string `toml:"token_file" doc:"file with the agent's token, or with the one to show to the host at url; mode 0600"`
+	TokenFile string `toml:"token_file" doc:"file with the token that the agent shows, or that the hub shows to the host at url; mode 0600"`
 	URL       string `toml:"url" doc:"URL of an A2E host, whose tools become the agent's skills: http(s)://, tcp://, tls:// or unix://"`
 }
 

@@ -28,7 +28,7 @@ var aghProtocol = Protocol{
 
 // AGH says who the peers of AGH Network are and where agents appear to them.
 type AGH struct {
-	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). What is published there reaches everybody who subscribes: only that server's permissions can keep spoofed messages from peers"`
+	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). Every subscriber gets every message there: only that server's permissions can keep spoofed messages from peers"`
 	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
 	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
 	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
@@ -37,10 +37,10 @@ type AGH struct {
 	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`
 	RequirePins bool                    `toml:"require_pins" doc:"refuse verified handles that agh.pins does not name"`
 	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
-	Screen      bool                    `toml:"screen" doc:"do not send what AGH daemons drop because it looks like a secret"`
+	Screen      bool                    `toml:"screen" doc:"do not send content that AGH daemons drop because it looks like a secret"`
 	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
-	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long a peer that is away is remembered, with what waits for it"`
-	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings, and whois requests for all, of one peer in a channel a second, six times as many at once; below zero: no limit"`
+	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long the hub remembers an absent peer, with its waiting messages"`
+	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings and broadcast whois requests a second of one peer in a channel, six times as many at once; below zero: no limit"`
 	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
 }
 
@@ -51,8 +51,8 @@ type AGHUser struct {
 	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
 	Password   string   `toml:"password" doc:"NATS password; the user is the name of the table"`
 	NKey       string   `toml:"nkey" doc:"public user nkey, U…"`
-	Anonymous  bool     `toml:"anonymous" doc:"whoever brings no credentials; for loopback addresses"`
-	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all that begin so"`
+	Anonymous  bool     `toml:"anonymous" doc:"any client without credentials; for loopback addresses"`
+	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all with that prefix"`
 	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
 	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// An Alert is what an operator is told, in the log and as the JSON body of a
+// An Alert tells an operator of a problem, in the log and as the JSON body of a
 // POST to alerts.webhook.
 type Alert struct {
 	Version int       `json:"version"` // of this form: 1
@@ -29,7 +29,7 @@ type Alert struct {
 	Text    string    `json:"text"`              // for people
 	Fix     string    `json:"fix,omitempty"`     // the command or setting that helps
 	Count   int       `json:"count"`             // how often it happened since the last alert of this kind about this
-	Skipped int       `json:"skipped,omitempty"` // alerts that were not sent since the last one, because there were too many
+	Skipped int       `json:"skipped,omitempty"` // alerts left out since the last one, for there were too many
 }
 
 // Kinds of alerts.
@@ -131,7 +131,7 @@ func (a *alerts) close() {
 	}
 }
 
-// config is what is in force now, with the defaults filled in.
+// config is the current configuration, with the defaults filled in.
 func (a *alerts) config() Alerts {
 	c := a.n.live.Load().Alerts
 	if c.Broken.Duration == 0 {
@@ -149,8 +149,8 @@ func (a *alerts) config() Alerts {
 	return c
 }
 
-// attempted is told of every attempt's end. While nobody fails it costs one
-// load.
+// attempted takes the outcome of each attempt. While no agent fails it costs one
+// atomic load.
 func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 	switch {
 	case err == nil:
@@ -215,8 +215,8 @@ func (a *alerts) recorded(r *journal.Record) {
 	}
 }
 
-// check looks at what tells nobody by itself: how long agents have failed, the
-// disk, and what is going to expire.
+// check looks at states that cause no event: agents that have failed for long, the
+// disk, and keys that are about to expire.
 func (a *alerts) check() {
 	c, now := a.config(), a.now()
 	var list []Alert

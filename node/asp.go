@@ -52,13 +52,13 @@ var aspProtocol = Protocol{
 // ASP switches.
 type ASP struct {
 	Off          bool     `toml:"off" doc:"do not speak ASP"`
-	Registration string   `toml:"registration" default:"\"closed\"" doc:"who may register: closed = whom the operator adds; open = anybody who proves the keys of the card"`
+	Registration string   `toml:"registration" default:"\"closed\"" doc:"which agents may register: closed = those that the operator adds; open = any that proves the keys of its card"`
 	Organization string   `toml:"organization" default:"\"org_parley\"" doc:"organization of the stand-ins"`
-	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES OTHER AGENTS OF THEM"`
+	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES THEM OTHER AGENTS"`
 	Expose       []string `toml:"expose" doc:"protocols in which the hub stands in for agents that register themselves"`
 	MinTrust     float64  `toml:"min_trust" doc:"trust score, as computed here, that an agent needs to invite others"`
-	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes a session that it opened for somebody"`
-	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session in which nobody speaks fails"`
+	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes an idle session that it opened for an agent"`
+	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session without messages fails"`
 }
 
 // ASPAgent is what an agent is called in ASP.
@@ -66,19 +66,19 @@ type ASPAgent struct {
 	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
 	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
 
-	Trust *ASPTrust `toml:"trust" doc:"what you vouch for, of which its trust score is computed; stays until it says otherwise"`
+	Trust *ASPTrust `toml:"trust" doc:"values that you vouch for; the hub computes the trust score from them. They stay when the table is removed"`
 }
 
-// ASPTrust is what the operator vouches for of an agent, each 0 to 100.
+// ASPTrust are the values that the operator vouches for, each 0 to 100.
 type ASPTrust struct {
 	Identity    float64 `toml:"identity" doc:"its identity was verified; weighs 20 of 100"`
-	History     float64 `toml:"history" doc:"communication so far; 15"`
+	History     float64 `toml:"history" doc:"its communication so far; 15"`
 	Commitments float64 `toml:"commitments" doc:"commitments that it kept; 20"`
-	Consistency float64 `toml:"consistency" doc:"it behaves as it did; 10"`
-	Quality     float64 `toml:"quality" doc:"of its answers; 10"`
+	Consistency float64 `toml:"consistency" doc:"how consistently it behaves; 10"`
+	Quality     float64 `toml:"quality" doc:"quality of its answers; 10"`
 	Security    float64 `toml:"security" doc:"how well it is secured; 10"`
 	Economic    float64 `toml:"economic" doc:"economic reliability; 10"`
-	Peers       float64 `toml:"peers" doc:"what other agents say of it; 5"`
+	Peers       float64 `toml:"peers" doc:"endorsements by other agents; 5"`
 }
 
 // ASP is the node's ASP binding, or nil where it is switched off.

@@ -27,7 +27,7 @@ import (
 // nowhere. The toml tags are the names in the file; the doc tags are what
 // `parley config describe` prints.
 type Config struct {
-	Data       string         `toml:"data" default:"\"parley-data\"" doc:"data directory; cannot be moved between versions of another data format"`
+	Data       string         `toml:"data" default:"\"parley-data\"" doc:"data directory; versions with another data format cannot read it"`
 	Name       string         `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
 	PublicURL  string         `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
 	Durability string         `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
@@ -39,11 +39,11 @@ type Config struct {
 	Policy     Policy         `toml:"policy"`
 	Require    []Require      `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
 	Limit      []Pair         `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
-	Allow      []Allow        `toml:"allow" doc:"who may call whom; without any rule everyone may call what is exposed to them"`
+	Allow      []Allow        `toml:"allow" doc:"who may call whom; without any rule every agent may call those that are exposed to it"`
 	Map        []Map          `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
 	Delivery   Delivery       `toml:"delivery"`
 	Limits     Limits         `toml:"limits"`
-	Guests     Guests         `toml:"guests" doc:"what callers and agents may use together for whom no operator, configuration or key vouches"`
+	Guests     Guests         `toml:"guests" doc:"budget of all guests: callers and agents for whom no operator, configuration or key vouches"`
 	Sections   map[string]any `toml:"-"` // tables of protocols without a field of their own, see [Section]
 	Alerts     Alerts         `toml:"alerts"`
 	Retention  Retention      `toml:"retention" doc:"how long content is kept"`
@@ -61,12 +61,12 @@ type Config struct {
 
 	// What follows is for programs, not for the file.
 
-	Version    string                                `toml:"-"` // of the program, for those who ask
+	Version    string                                `toml:"-"` // of the program, for the admin API
 	Now        func() time.Time                      `toml:"-"`
 	Log        Logger                                `toml:"-"`
 	Level      *slog.LevelVar                        `toml:"-"` // of Log; set when the configuration changes. Nil: it cannot be
 	spans      sdk.SpanProcessor                     // takes the traces in place of the exporter
-	Read       func() (Config, error)                `toml:"-"` // reads the configuration anew, for Reload; nil: there is nothing to read
+	Read       func() (Config, error)                `toml:"-"` // reads the configuration again, for Reload; nil: there is no file
 	Passphrase []byte                                `toml:"-"` // of the keyring
 	FreeSpace  func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
 	Progress   func(what string, done, total uint64) `toml:"-"` // long work at start
@@ -79,7 +79,7 @@ type Config struct {
 // Listen says where the hub listens. "" switches a listener off.
 type Listen struct {
 	HTTP  string `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
-	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is that"`
+	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:9090"`
 	AGH   string `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; who may connect is in agh.users"`
 	// Origins are web origins, "https://host[:port]".
 	Origins []string `toml:"origins" doc:"web origins whose pages may call the protocols from a browser, e.g. \"https://app.example\"; \"*\": any. Pages of others are refused"`
@@ -90,12 +90,12 @@ type Listen struct {
 type Engine struct {
 	URL         string `toml:"url" doc:"an external NATS cluster instead of the embedded engine, e.g. \"nats://n1:4222,nats://n2:4222\""`
 	Credentials string `toml:"credentials" doc:"NATS credentials file"`
-	Prefix      string `toml:"prefix" default:"\"PARLEY\"" doc:"begins the names of streams and subjects; hubs that share a journal share it. CANNOT be changed later"`
+	Prefix      string `toml:"prefix" default:"\"PARLEY\"" doc:"prefix of the names of streams and subjects; the same for all hubs on one journal. CANNOT be changed later"`
 	Replicas    int    `toml:"replicas" doc:"copies of each stream on an external cluster: 1, 3 or 5; default: 3, or 1 where the server is alone"`
 	SyncAlways  bool   `toml:"sync_always" doc:"every external server has sync_interval: always"`
-	Partitions  int    `toml:"partitions" doc:"into how many parts the journal is divided, 1 to 256, each of which is written and dispatched by itself; default: 1, on an external cluster 8. CANNOT be changed once the journal is made"`
+	Partitions  int    `toml:"partitions" doc:"partitions of the journal, 1 to 256, each with its own order and dispatch; default: 1, on an external cluster 8. CANNOT be changed once the journal is made"`
 	KeyFile     string `toml:"key_file" doc:"file with the key that encrypts the embedded engine's data, 16 bytes or more, mode 0600. WITHOUT IT THE DATA IS LOST"`
-	MinFree     string `toml:"min_free" doc:"free disk space below which nothing more is accepted, e.g. \"1GiB\"; default: 256 MiB, or a tenth of a small file system"`
+	MinFree     string `toml:"min_free" doc:"free disk space below which the hub accepts no messages, e.g. \"1GiB\"; default: 256 MiB, or a tenth of a small file system"`
 }
 
 // TLS of the protocol listener, and the authorities that outbound calls trust.
@@ -103,13 +103,13 @@ type TLS struct {
 	Cert      string   `toml:"cert" reload:"yes" doc:"certificate chain file (PEM) of the protocol listener; read again when it changes"`
 	Key       string   `toml:"key" reload:"yes" doc:"its private key file (PEM), mode 0600"`
 	ACME      []string `toml:"acme" doc:"host names for which certificates are fetched by ACME (TLS-ALPN-01: listen.http must be reached at port 443); kept in the data directory. USING IT ACCEPTS THE AUTHORITY'S TERMS"`
-	Email     string   `toml:"acme_email" doc:"where the ACME authority may write to"`
+	Email     string   `toml:"acme_email" doc:"e-mail address for the ACME authority"`
 	Directory string   `toml:"acme_directory" default:"\"https://acme-v02.api.letsencrypt.org/directory\"" doc:"directory URL of the ACME authority"`
 	CA        []string `toml:"ca" doc:"further authorities (PEM files) that outbound calls trust"`
-	Proxy     []string `toml:"proxy" reload:"yes" doc:"prefixes of proxies before listen.http: only from them are X-Forwarded-For and X-Forwarded-Proto believed"`
+	Proxy     []string `toml:"proxy" reload:"yes" doc:"address prefixes of proxies before listen.http: the hub believes X-Forwarded-For and X-Forwarded-Proto only from them"`
 }
 
-// Network is whom the hub may call.
+// Network bounds the addresses that the hub may call.
 type Network struct {
 	Allow []string `toml:"allow" reload:"yes" doc:"private addresses that the hub may call: prefixes, addresses, or \"loopback\""`
 }
@@ -135,54 +135,53 @@ type Require struct {
 // Pair limits how often each agent that From fits may call each that To fits.
 type Pair struct {
 	From  string   `toml:"from" reload:"yes" doc:"pattern over directory names of senders"`
-	To    []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill. Each pair of two agents is counted by itself"`
+	To    []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill. Each pair of agents has its own count"`
 	Rate  float64  `toml:"rate" reload:"yes" doc:"messages a second, e.g. 0.1 for one in ten seconds"`
-	Burst int      `toml:"burst" reload:"yes" doc:"so many at once; default: twice the rate, at least 1"`
+	Burst int      `toml:"burst" reload:"yes" doc:"how many at once; default: twice the rate, at least 1"`
 }
 
 // Delivery to agents.
 type Delivery struct {
-	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"attempts of unknown outcome to agents that do not recognise repeats: at-most-once | at-least-once"`
-	Tries        int      `toml:"tries" default:"12" doc:"before a message becomes a dead letter"`
-	For          Duration `toml:"for" default:"\"24h\"" doc:"how long a message is tried at the most"`
-	PerRecipient int      `toml:"per_recipient" default:"64" doc:"conversations of one agent elsewhere at work at once"`
-	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller that waits is given when it does not say"`
-	HandOver     Duration `toml:"hand_over" default:"\"5s\"" doc:"where hubs share a journal: how long attempts in flight may keep a partition from its next hub; then they go on, and it moves"`
-	Patience     Duration `toml:"patience" default:"\"2h\"" doc:"how long a request stays open whose sender waits on no connection and does not say how long: tasks, AGH work, questions in ASP sessions; then its sender is told that there was no answer"`
+	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"after an attempt of unknown outcome, for agents that do not deduplicate: at-most-once | at-least-once"`
+	Tries        int      `toml:"tries" default:"12" doc:"attempts before a message becomes a dead letter"`
+	For          Duration `toml:"for" default:"\"24h\"" doc:"how long the hub tries to deliver a message, at most"`
+	PerRecipient int      `toml:"per_recipient" default:"64" doc:"how many conversations are delivered to one remote agent at once"`
+	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller waits for its answer if it names no deadline"`
+	HandOver     Duration `toml:"hand_over" default:"\"5s\"" doc:"for hubs on one journal: how long a partition that moves to another hub waits for attempts in flight; later ones end after it has moved"`
+	Patience     Duration `toml:"patience" default:"\"2h\"" doc:"how long a request without a deadline stays open if its sender waits on no connection: tasks, AGH work, questions in ASP sessions; then the hub tells the sender that no answer came"`
 }
 
-// Limits bound what others can use up.
+// Limits bound the resources that agents can use.
 type Limits struct {
-	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one proved sender; below zero: no limit"`
+	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one verified sender; below zero: no limit"`
 	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes" doc:"messages a second of one unsigned sender"`
-	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB of a request over HTTP, 8 MiB of what a message holds. An envelope of uAgents may have a third more"`
-	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at the most"`
+	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB for a request over HTTP, 8 MiB for the content of a message. An envelope of uAgents may have a third more"`
+	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at most"`
 	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
-	Connections int     `toml:"connections" doc:"connections of all listeners at once; default, and most: what the process's limit of file descriptors leaves beside a reserve for the journal"`
+	Connections int     `toml:"connections" doc:"connections of all listeners at once; default and maximum: the process's limit of file descriptors, less a reserve for the journal"`
 	Bodies      string  `toml:"bodies" default:"\"256MiB\"" doc:"bytes of large request bodies of enrolled agents in memory at once; more wait in their connections"`
 }
 
-// Guests is the budget that all guests share: whoever no operator,
-// configuration or key vouches for.
+// Guests is the budget that all guests share.
 type Guests struct {
 	Memory        string  `toml:"memory" default:"\"16MiB\"" doc:"bytes that registrations, manifests and mailboxes of guests may hold in memory"`
-	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; what comes in 12 minutes at once"`
+	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; at once the share of 12 minutes"`
 	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
-	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of such agents"`
+	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of agents that registered themselves"`
 	Connections   int     `toml:"connections" default:"256" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`
 	Bodies        string  `toml:"bodies" default:"\"1MiB\"" doc:"bytes of large request bodies of guests in memory at once, or one body; more wait in their connections. Guests at addresses of enrolled agents have as much of their own"`
 	Requests      float64 `toml:"requests" default:"100.0" doc:"requests a second from one address, twice as many at once; the answers to more wait, up to 10 s"`
-	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use where it is scarce"`
+	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use when the budget is scarce"`
 }
 
-// Alerts tell an operator what needs hands.
+// Alerts tell an operator of problems.
 type Alerts struct {
-	Webhook string   `toml:"webhook" reload:"yes" doc:"URL to which alerts are posted as JSON; on a private address it needs network.allow. They are in the log in any case"`
-	Token   string   `toml:"token_file" reload:"yes" doc:"file with a secret that is sent with them as Authorization: Bearer; mode 0600"`
-	Broken  Duration `toml:"broken_after" default:"\"3m\"" reload:"yes" doc:"how long an agent fails before it is said to be broken"`
-	Disk    float64  `toml:"disk" default:"0.8" reload:"yes" doc:"part of the disk in use from which it is said"`
-	Expiry  Duration `toml:"key_expiry" default:"\"168h\"" reload:"yes" doc:"how long before a key or certificate ends it is said"`
-	Every   Duration `toml:"every" default:"\"1h\"" reload:"yes" doc:"the same alert about the same thing is sent at most once in this time"`
+	Webhook string   `toml:"webhook" reload:"yes" doc:"URL to which alerts are posted as JSON; a private address needs network.allow. The log has them in any case"`
+	Token   string   `toml:"token_file" reload:"yes" doc:"file with a secret for the header Authorization: Bearer of these requests; mode 0600"`
+	Broken  Duration `toml:"broken_after" default:"\"3m\"" reload:"yes" doc:"alert when an agent has failed for so long"`
+	Disk    float64  `toml:"disk" default:"0.8" reload:"yes" doc:"alert when this part of the disk is in use"`
+	Expiry  Duration `toml:"key_expiry" default:"\"168h\"" reload:"yes" doc:"alert so long before a key or certificate ends"`
+	Every   Duration `toml:"every" default:"\"1h\"" reload:"yes" doc:"send the same alert about the same thing at most once in this time"`
 }
 
 // Agent of the configuration file.
@@ -212,7 +211,7 @@ func (d *Duration) UnmarshalText(b []byte) error {
 // MarshalText writes the form of time.Duration.String.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// checked is what the strings of a Config mean.
+// checked are the parsed strings of a Config.
 type checked struct {
 	durability journal.Durability
 	public     *url.URL

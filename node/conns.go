@@ -46,7 +46,7 @@ type conn struct {
 	set    *conns
 	caller *policy.Caller
 	proxy  bool          // a trusted proxy's: many callers come by it
-	gone   chan struct{} // closed with the connection: nobody waits for an answer any more
+	gone   chan struct{} // closed with the connection
 
 	// Under set.mu.
 	list  *list.List // that it is in; nil once it is closed

@@ -22,7 +22,7 @@ type door struct {
 	all       *bodies       // of enrolled agents
 	near      *bodies       // of guests at sources of enrolled agents
 	few       *bodies       // of other guests
-	hurry     chan struct{} // closed when the node stops: nobody waits any more
+	hurry     chan struct{} // closed when the node stops
 }
 
 // smallBody is how many bytes of a body are not counted, so that large bodies
@@ -188,7 +188,7 @@ type earlyWriter struct {
 
 func (w *earlyWriter) hasten() {
 	if !w.b.here {
-		_ = w.b.rc.SetReadDeadline(w.b.began) // what has arrived already is passed over, more is not waited for
+		_ = w.b.rc.SetReadDeadline(w.b.began) // the server skips received bytes, and waits for no more
 	}
 }
 

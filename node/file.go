@@ -52,8 +52,8 @@ func Load(path string) (Config, error) {
 }
 
 // formOf gives a configuration in the form of the file: a struct that has the keys of [Config], a pointer to the table
-// of each protocol of [Protocols], and agents in the same form. What is decoded into it is for fromForm to take back;
-// the tables of protocols are those of c itself.
+// of each protocol of [Protocols], and agents in the same form. The tables of protocols are those of c itself; fromForm
+// copies the rest back.
 func formOf(c *Config) reflect.Value {
 	agent := formType(reflect.TypeFor[Agent](), nil,
 		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
@@ -80,7 +80,7 @@ func formOf(c *Config) reflect.Value {
 	return file
 }
 
-// fromForm takes what was decoded into the form of the file back into the configuration.
+// fromForm copies the decoded form of the file into the configuration.
 func fromForm(c *Config, file reflect.Value) {
 	moveKeys(reflect.ValueOf(c).Elem(), file)
 	agents := file.FieldByName("Agents")
@@ -169,7 +169,7 @@ type Key struct {
 	Doc  string
 
 	Default string `json:",omitzero"` // as it stands in the file
-	Reload  bool   // a change is taken up by `parley config reload`; others need a restart
+	Reload  bool   // `parley config reload` applies a change; others need a restart
 }
 
 // Keys lists all keys of the file, in the order of their declaration.
@@ -222,7 +222,7 @@ func nearest(key []string) string {
 		if i := slices.Index(name, "<name>"); i >= 0 && len(key) > i {
 			name[i] = key[i]
 		}
-		// A table may be what is wrong.
+		// The table may be misspelt.
 		head := name[:min(len(name), len(key))]
 		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
 		// So may a key of a table within a line, of which only the last part is told.

@@ -2,7 +2,7 @@ package node
 
 import "github.com/parley-hub/parley/admin"
 
-// guestBudget is what guests use of their budget, for operators.
+// guestBudget is the use of the guests' budget, for operators.
 func (n *Node) guestBudget() *admin.GuestBudget {
 	s, c := n.guests.Stats(), n.conns.snapshot()
 	return &admin.GuestBudget{

@@ -16,7 +16,7 @@ const IndexFile = "index.db"
 // openIndex begins to index the journal for the admin API.
 func (n *Node) openIndex(ctx context.Context) error {
 	c := index.Config{Journal: n.journal, Log: n.log,
-		NoText: n.c.Engine.KeyFile != ""} // what is encrypted there must not lie in clear here
+		NoText: n.c.Engine.KeyFile != ""} // an encrypted journal must not have its text in clear here
 	if n.c.Progress != nil {
 		c.Progress = func(done, total uint64) { n.c.Progress("making the index", done, total) }
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// open opens what holds the journal: a file in dir, in memory where dir is empty,
-// or the cluster that e names.
+// open opens the journal's store: a file in dir, memory if dir is empty, or the
+// cluster that e names.
 func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Time, log *slog.Logger) (store.Store,
 	error) {
 	if e.URL == "" {

@@ -14,9 +14,9 @@ import (
 // Map turns content that does not fit a skill into content that does.
 type Map struct {
 	Agent     string `toml:"agent" reload:"yes" doc:"directory name of the agent"`
-	Skill     string `toml:"skill" reload:"yes" doc:"id of its skill; \"\" is talk with an agent of which no skill is known"`
-	Direction string `toml:"direction" default:"\"request\"" reload:"yes" doc:"request: what is asked of the skill; response: what it answers"`
-	JQ        string `toml:"jq" reload:"yes" doc:"jq program that makes one value of the content, e.g. '{city: .text}'. $message has kind, from, to, skill, act, protocol and text. Try it with parley map test"`
+	Skill     string `toml:"skill" reload:"yes" doc:"id of its skill; \"\": messages without a skill, to an agent of which no skill is known"`
+	Direction string `toml:"direction" default:"\"request\"" reload:"yes" doc:"request: content for the skill; response: content of its answer"`
+	JQ        string `toml:"jq" reload:"yes" doc:"jq program that turns the content into one value, e.g. '{city: .text}'. $message has kind, from, to, skill, act, protocol and text. Try it with parley map test"`
 }
 
 // mapError is a mistake in one of the mappings.
@@ -28,7 +28,7 @@ type mapError struct {
 
 func (e *mapError) Error() string { return fmt.Sprintf("map %d: %s", e.index+1, e.text) }
 
-// Mappings compiles what the configuration says.
+// Mappings compiles the mappings of the configuration.
 func (c *Config) Mappings() ([]hub.Mapping, error) {
 	var out []hub.Mapping
 	seen := map[Map]bool{}

@@ -61,7 +61,7 @@ type protocolMetrics struct {
 	took     prometheus.Observer
 }
 
-// metrics counts what the hub does. Its counters are looked up once, so that
+// metrics counts messages, attempts and states. Its counters are looked up once, so that
 // counting costs an addition; the rest is read at each scrape, see snapshot.
 type metrics struct {
 	n        *Node
@@ -126,7 +126,7 @@ func (m *metrics) handler() http.Handler {
 		ErrorHandling: promhttp.ContinueOnError})
 }
 
-// recorded counts what a record says; the journal calls it in order.
+// recorded counts a record; the journal calls it in order.
 func (m *metrics) recorded(r *journal.Record) {
 	if v := r.Message; v != nil && int(v.Kind) <= len(metricKinds) && v.Kind > 0 {
 		o := 0
@@ -208,10 +208,10 @@ func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Re
 	}
 }
 
-// snapshot reads, at each scrape, what other parts count anyway.
+// snapshot reads the counters of other parts at each scrape.
 type snapshot metrics
 
-// Describe implements prometheus.Collector. It describes nothing: Collect says what there is.
+// Describe implements prometheus.Collector. It describes nothing: the metrics of Collect describe themselves.
 func (s *snapshot) Describe(chan<- *prometheus.Desc) {}
 
 const (
@@ -219,7 +219,7 @@ const (
 	counter = prometheus.CounterValue
 )
 
-// family gives what reports the values of one metric, each with the values of its labels.
+// family gives a function that reports a value of a metric with the values of its labels.
 func family(c chan<- prometheus.Metric, kind prometheus.ValueType, name, help string, labels ...string) func(v float64,
 	values ...string) {
 	desc := prometheus.NewDesc(name, help, labels, nil)

@@ -95,7 +95,7 @@ func Open(ctx context.Context, c Config) (*Node, error) {
 }
 
 // takesNothing reports whether an error is of a journal that records nothing at
-// the moment: what the log says of it again and again is bounded.
+// the moment. Such lines of the log are bounded.
 func takesNothing(err error) bool {
 	return errors.Is(err, journal.ErrBusy) || errors.Is(err, journal.ErrUnknown) || errors.Is(err, journal.ErrNoSpace)
 }

@@ -31,7 +31,7 @@ type Protocol struct {
 	CheckAgent func(name string, a *Agent) error
 	// Listeners are those that the configuration asks for besides listen.http.
 	Listeners func(*Config) []Listener
-	// AgentID is what the configuration says an agent is called in the protocol, "" if it does not say.
+	// AgentID gives an agent's id in the protocol, "" if its table names none.
 	AgentID func(*Agent) string
 
 	// Assurance is the least assurance of messages while policy.assurance is not set; 0: signed.
@@ -57,7 +57,7 @@ type Binding struct {
 	// Agent reads an agent of the configuration, which may have no table of the protocol. It changes no state of the
 	// hub: Enrolment does, once all agents have been read.
 	Agent func(name string, a *Agent) (Enrolment, error)
-	// EndStreams ends what would hold up the shutdown of the HTTP listener.
+	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener.
 	EndStreams func()
 	Listener   net.Listener // of its own; the node closes it
 	Domain     string       // whose sub-domains are hosts of this hub; "": none
@@ -66,7 +66,7 @@ type Binding struct {
 	Admin      admin.Protocol // without its name
 }
 
-// An Enrolment is what follows from an agent's table. All may be unset.
+// An Enrolment is an agent's identity by its table, and what must be done for it. All may be unset.
 type Enrolment struct {
 	Identity parley.Identity
 	Before   func(*parley.Agent) error   // before the directory has the agent

@@ -18,7 +18,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// reloading is what a node remembers of its reloads.
+// reloading is the state of a node's reloads.
 type reloading struct {
 	one sync.Mutex // one reload at a time
 
@@ -27,18 +27,17 @@ type reloading struct {
 	failed bool
 }
 
-// lastReload is when the configuration was last taken up, and whether a later
-// one was refused.
+// lastReload is the time of the last reload, and whether a later one was refused.
 func (n *Node) lastReload() (time.Time, bool) {
 	n.reloads.mu.Lock()
 	defer n.reloads.mu.Unlock()
 	return n.reloads.at, n.reloads.failed
 }
 
-// Reload reads the configuration anew and puts in force what can be: rules,
-// rates, network.allow, agents, tokens, the certificate, alerts, the log's level.
-// Connections stay. All is checked first; after an error the old configuration
-// is in force, whole. What has changed and needs a restart is said.
+// Reload reads the configuration again and applies rules, rates, network.allow,
+// agents, tokens, the certificate, alerts and the log's level. Connections stay.
+// It checks everything first: after an error the whole old configuration is in
+// force. The result names changed keys that need a restart.
 func (n *Node) Reload(ctx context.Context) (admin.Reloaded, error) {
 	n.reloads.one.Lock()
 	defer n.reloads.one.Unlock()
@@ -83,7 +82,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 			out.Changed = append(out.Changed, name)
 		}
 	}
-	// What needs a restart is said until there is one.
+	// A key that needs a restart is named at each reload until there is one.
 	for _, name := range changed(flat(&n.read), now) {
 		if !n.reloadable(reloads, name, &c) {
 			out.Restart = append(out.Restart, name)
@@ -147,7 +146,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	return out, errors.Join(errs...)
 }
 
-// reloadable: whether a change of a key is taken up. A listener that has no
+// reloadable reports whether a reload applies a change of a key. A listener that has no
 // TLS does not get any while it is open, and the other way round.
 func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool {
 	switch {
@@ -161,7 +160,7 @@ func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool 
 	return reloads[name]
 }
 
-// flat lists what a configuration says, by key; an agent is one thing, and so
+// flat lists the values of a configuration by key; an agent is one thing, and so
 // is the list of rules.
 func flat(c *Config) map[string]any {
 	out := map[string]any{}
@@ -210,7 +209,7 @@ func changed(a, b map[string]any) []string {
 	return out
 }
 
-// policyConfig is what the configuration says of admission.
+// policyConfig is the admission of the configuration.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
 	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
 		Least: k.least, Limits: k.limits,

@@ -258,7 +258,7 @@ func (e *eraser) drop(ctx context.Context, r *Retention) error {
 	return err
 }
 
-// A retentionPass looks at a bounded number of records and erases what is due.
+// A retentionPass looks at a bounded number of records and erases content that is due.
 type retentionPass struct {
 	e      *eraser
 	r      *Retention

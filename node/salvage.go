@@ -30,7 +30,7 @@ func (c *Journal) key() ([]byte, error) {
 	return secretFile(c.KeyFile)
 }
 
-// Check reads the whole journal, and names what is damaged.
+// Check reads the whole journal, and names the damage.
 func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, err error) {
 	key, err := c.key()
 	if err != nil {
@@ -71,10 +71,10 @@ func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, e
 	return damage, records, err
 }
 
-// Salvaged is what came of a salvage.
+// Salvaged is the result of a salvage.
 type Salvaged struct {
 	Backup *journal.BackupSummary
-	Lost   []string // what could not be read
+	Lost   []string // unreadable parts
 }
 
 // Salvage writes everything that can be read of a damaged journal, and the files

@@ -50,10 +50,10 @@ type SAMVAD struct {
 	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
 	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
 
-	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse everybody. Agents elsewhere judge tokens themselves"`
-	TokensPerDay int      `toml:"tokens_per_day" doc:"tokens of a language model that a sender may have one agent here use up in a UTC day, as its handlers tell them; 0: no limit. What was used up outlives a restart; a hub that is killed forgets that of its last second"`
+	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse every caller. Remote agents check tokens themselves"`
+	TokensPerDay int      `toml:"tokens_per_day" doc:"language-model tokens that one sender may cost one agent of this hub in a UTC day, as its handlers report them; 0: no limit. The count survives a restart; a killed hub loses its last second"`
 	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
-	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or a rule of require that says so for the agent"`
+	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or such a rule of require for the agent"`
 }
 
 // SAMVADAgent is what an agent is called in SAMVAD.
@@ -64,7 +64,7 @@ type SAMVADAgent struct {
 	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
 
 	TokenFile string `toml:"token_file" reload:"yes" doc:"file with the bearer token for its authenticated skills, which callers without a token of their own then reach"`
-	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls that bring no delegation one of the hub's own: for the one skill, 15 minutes, not to be passed on"`
+	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls without a delegation one by the hub: for the one skill, 15 minutes, without further delegation"`
 }
 
 // SAMVAD is the node's SAMVAD binding.
@@ -134,7 +134,7 @@ func (s SAMVAD) tokens() ([]string, error) {
 	return tokens, nil
 }
 
-// credentials reads what calls of the agent carry.
+// credentials reads the token and delegation for calls of the agent.
 func (s *SAMVADAgent) credentials() (c bridge.Credentials, err error) {
 	c.Delegate = s.Delegate
 	if s.TokenFile == "" {

@@ -80,7 +80,7 @@ func (n *Node) router() http.Handler {
 	})
 }
 
-// server bounds what a slow or idle client can hold.
+// server bounds the resources of a slow or idle client.
 func (n *Node) server(h http.Handler) *http.Server {
 	return &http.Server{Handler: h, ConnContext: withConn, ReadHeaderTimeout: cmp.Or(n.c.HeaderTimeout, 10*time.Second),
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -129,7 +129,7 @@ func (n *Node) disk() (free, total uint64, ok bool) {
 	return min(free, total), total, true
 }
 
-// progress says in the log, now and then, what the end waits for.
+// progress logs, each second, what the shutdown waits for.
 func (n *Node) progress(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -170,7 +170,7 @@ func (n *Node) Wait(ctx context.Context) error {
 	return errors.Join(err, n.Close(drain))
 }
 
-// beforeEnd gives a context that ends before ctx: what is left is for the rest.
+// beforeEnd gives a context that ends before ctx, and leaves time for the rest of the shutdown.
 func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -180,8 +180,8 @@ func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // Close refuses new work and lets agents answer the callers that wait, then stops
-// serving, lets what is at work end, and closes the journal. It takes until ctx
-// ends at the most: callers that still wait before that are told so.
+// serving, waits for attempts in flight, and closes the journal. It returns when
+// ctx ends at the latest; callers that still wait are told before.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Do(func() {
 		var errs []error

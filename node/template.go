@@ -68,7 +68,7 @@ func writeKey(b *strings.Builder, k Key, name string, set map[string]string) {
 	fmt.Fprintf(b, "# %s = %s\n", name, value)
 }
 
-// emptyValue is what a key of a type says when it says nothing.
+// emptyValue is the zero value of a type in the file.
 func emptyValue(kind string) string {
 	switch {
 	case strings.HasPrefix(kind, "list of "):

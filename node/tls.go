@@ -52,8 +52,8 @@ func (c *Config) Roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// MinFree is the watermark on a disk of a size: engine.min_free, or what the
-// journal takes where that is not set.
+// MinFree is the watermark on a disk of a size: engine.min_free, or the
+// journal's default.
 func (c *Config) MinFree(total uint64) uint64 {
 	if n, err := parseSize(c.Engine.MinFree); err == nil && n > 0 {
 		return n
@@ -62,7 +62,7 @@ func (c *Config) MinFree(total uint64) uint64 {
 }
 
 // certificates gives the protocol listener its certificate, and reads the
-// files again when they change: whatever renews them has nobody to tell.
+// files again when they change: the program that renews them cannot tell the hub.
 type certificates struct {
 	log *slog.Logger
 
@@ -201,12 +201,12 @@ func (n *Node) behindProxy(r *http.Request) {
 		r.RemoteAddr = net.JoinHostPort(client.String(), "0")
 	}
 	if r.TLS == nil && strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https") {
-		r.TLS = &tls.ConnectionState{} // it is where the client is; what is known of it stays at the proxy
+		r.TLS = &tls.ConnectionState{} // the client speaks TLS with the proxy, which keeps the details
 	}
 }
 
 // forwarded walks from the nearest hop outwards to the first address that no
-// trusted proxy has. Beyond that anybody may have written.
+// trusted proxy has. Any sender may have written the hops before it.
 func forwarded(values []string, trusted []netip.Prefix) (netip.Addr, bool) {
 	hops := strings.Split(strings.Join(values, ","), ",")
 	var last netip.Addr

@@ -71,7 +71,7 @@ func newTracer(ctx context.Context, p sdk.SpanProcessor) (*tracer, error) {
 	return &tracer{provider: provider, t: provider.Tracer("github.com/parley-hub/parley")}, nil
 }
 
-// close sends what has not been sent.
+// close sends the last spans.
 func (t *tracer) close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -121,7 +121,7 @@ func parent(m *parley.Message) trace.SpanContext {
 	return trace.SpanContextFromContext(ctx)
 }
 
-// within makes what follows part of a span.
+// within makes later spans children of a span.
 func within(m *parley.Message, s trace.SpanContext) {
 	c := propagation.MapCarrier{}
 	w3c.Inject(trace.ContextWithSpanContext(context.Background(), s), c)

@@ -26,22 +26,22 @@ var uagentsProtocol = Protocol{
 
 // UAgents switches.
 type UAgents struct {
-	Legacy       bool     `toml:"legacy" doc:"take envelopes after their expiry, as the reference does, and keep them in mailboxes"`
-	Nonce        bool     `toml:"nonce" doc:"take a nonce without an expiry, which the signature does not tell apart"`
+	Legacy       bool     `toml:"legacy" doc:"accept envelopes after their expiry, as the reference does, and keep them in mailboxes"`
+	Nonce        bool     `toml:"nonce" doc:"accept a nonce without an expiry; the signature cannot tell the two apart"`
 	Horizon      Duration `toml:"horizon" default:"\"24h\"" doc:"how far ahead an expiry may lie"`
-	Registry     string   `toml:"registry" doc:"base URL of a registry that is asked about agents which are not registered here, e.g. \"https://agentverse.ai\""`
+	Registry     string   `toml:"registry" doc:"base URL of a registry that the hub asks about agents that are not registered here, e.g. \"https://agentverse.ai\""`
 	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
-	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"of a registration; agents renew it after an hour"`
-	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"of what waits in a mailbox and has no expiry"`
+	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"lifetime of a registration; agents renew it after an hour"`
+	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"how long a mailbox keeps messages without an expiry"`
 	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
-	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry tells agents each other's own endpoints; what they send there is not recorded, limited or governed. Default: it tells them the hub's /submit"`
+	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry gives agents each other's own endpoints; messages that they send there are not recorded, limited or governed. Default: it gives them the hub's /submit"`
 }
 
 // UAgent is what an agent is called in uAgents.
 type UAgent struct {
 	Address  string `toml:"address" doc:"agent1q…"`
 	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
-	Direct   *bool  `toml:"direct" doc:"whether the registry tells others this agent's own endpoints; default: as uagents.direct says"`
+	Direct   *bool  `toml:"direct" doc:"whether the registry gives others this agent's own endpoints; default: uagents.direct"`
 }
 
 // UAgents is the node's uAgents binding.
