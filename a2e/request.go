@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/parley-hub/parley/internal/stack"
 )
 
 // Request is one request of an agent at a handler.
@@ -312,7 +310,6 @@ func (s *Session) overdue() {
 // work runs requests until none waits. A handler that ignores its deadline
 // keeps its place until it returns: at most Parallel of them run.
 func (s *Session) work(r *Request) {
-	stack.Deepen()
 	for r != nil {
 		r.run()
 		s.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -114,7 +113,6 @@ func (c *Claim) Go(a Attempt) {
 		return
 	}
 	go func() {
-		stack.Deepen()
 		c.Run(c.d.ctx, a)
 	}()
 }

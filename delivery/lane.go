@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -225,7 +224,6 @@ func (d *Dispatcher) start(l *lane) {
 	d.running.Add(1)
 	go func() {
 		defer d.running.Done()
-		stack.Deepen()
 		then := d.tryHead(l)
 		d.release(l)
 		if then != nil {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
-	"github.com/parley-hub/parley/internal/stack"
 )
 
 // Ask records a request and waits for its terminal reply, a Response or a Failure,
@@ -61,7 +60,6 @@ func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				stack.Deepen()
 				c.h.firstAttempt(ctx, c.a, c.w)
 			}()
 			defer func() { cancel(); <-done }()

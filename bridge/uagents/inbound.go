@@ -13,7 +13,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/stack"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -630,7 +629,6 @@ func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Messag
 		return
 	}
 	b.work.Go(func() {
-		stack.Deepen()
 		defer func() { <-b.slots }()
 		ctx, cancel := context.WithTimeout(b.ctx, ackTimeout)
 		defer cancel()
