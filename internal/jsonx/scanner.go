@@ -1,6 +1,10 @@
 package jsonx
 
-import "math/bits"
+import (
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
 
 // A Scanner takes JSON apart from left to right, as RFC 8259 has it: each method
 // takes one piece behind white space, and says whether it is there. What the
@@ -10,9 +14,8 @@ import "math/bits"
 // It knows nothing of what is beyond single pieces, and strict: whether the text
 // is UTF-8, whether names repeat, how deep values nest.
 type Scanner[T string | []byte] struct {
-	text   T
-	at     int
-	spaced bool // there was white space
+	text T
+	at   int
 }
 
 // Scan begins at the first byte of text.
@@ -27,18 +30,10 @@ func (s *Scanner[T]) Since(offset int) T { return s.text[offset:s.at] }
 // Next gives the byte that the next piece begins with, 0 at the end: no part of
 // the syntax. The Scanner is then at that byte.
 func (s *Scanner[T]) Next() byte {
-	if s.at < len(s.text) && s.text[s.at] > ' ' {
-		return s.text[s.at]
-	}
-	return s.space()
-}
-
-func (s *Scanner[T]) space() byte {
 	for ; s.at < len(s.text); s.at++ {
 		if c := s.text[s.at]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
 			return c
 		}
-		s.spaced = true
 	}
 	return 0
 }
@@ -121,50 +116,33 @@ func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
 		return inside, 0, false
 	}
 	text, from := s.text, s.at+1
-	i := from
-	for {
-		for beyond := uint64(0); ; i += 8 {
-			if i+8 > len(text) {
-				for ; i < len(text) && !mark(text[i]); i++ {
-					beyond |= uint64(text[i])
-				}
-				if beyond&highs != 0 {
-					form |= Beyond
-				}
-				break
-			}
-			w := word(text, i)
-			if found := marks(w); found != 0 {
-				if beyond |= w & (found&-found - 1); beyond&highs != 0 {
-					form |= Beyond
-				}
-				i += bits.TrailingZeros64(found) / 8
-				break
-			}
-			beyond |= w
-		}
-		switch {
-		case i < len(text) && text[i] == '"':
+	for i := from; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"':
 			s.at = i + 1
 			return text[from:i], form, true
-		case i+1 < len(text) && text[i] == '\\':
-			if form |= Escaped; text[i+1]&0x80 != 0 { // which is no escape
+		case c == '\\':
+			form |= Escaped
+			if i++; i < len(text) && text[i] >= utf8.RuneSelf {
 				form |= Beyond
 			}
-			i += 2
-		default:
+		case c < ' ':
 			return inside, 0, false
+		case c >= utf8.RuneSelf:
+			form |= Beyond
 		}
 	}
+	return inside, 0, false
 }
 
 // Text takes a string, and gives what it says.
 func (s *Scanner[T]) Text() (string, bool) {
 	inside, form, ok := s.String()
-	if form&Escaped == 0 {
+	if !ok || form&Escaped == 0 {
 		return string(inside), ok
 	}
-	return unquote(inside)
+	text, err := jsontext.AppendUnquote(nil, s.text[s.at-len(inside)-2:s.at])
+	return string(text), err == nil
 }
 
 // Skim takes a value of any kind, and gives it as it is written. Of an object or

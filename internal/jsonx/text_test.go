@@ -121,14 +121,6 @@ func BenchmarkAppendString(b *testing.B) {
 				}
 			}
 		})
-		b.Run("library-"+name, func(b *testing.B) {
-			b.SetBytes(int64(len(s)))
-			for b.Loop() {
-				if _, err := jsontext.AppendQuote(buf, s); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }
 
