@@ -116,12 +116,7 @@ func (d *Decoder) body(p *parsed) error {
 		err = d.whois(p)
 	case KindSay:
 		var w sayWire
-		if p.said != nil {
-			if blank(p.said.Text) {
-				return malformed(StepBody, "body.text", "must not be blank")
-			}
-			p.content = p.said
-		} else if err = shape(p, &w); err == nil {
+		if err = shape(p, &w); err == nil {
 			if blank(w.Text) {
 				return malformed(StepBody, "body.text", "must not be blank")
 			}

@@ -334,19 +334,11 @@ type parsed struct {
 	*Envelope
 	protocol string
 	has      present
-	said     *Say // the body, where quick has read it
 }
 
 // parse is step 1. The envelope it gives is good for nothing but the next
 // steps; on a later error it may be incomplete.
 func (d *Decoder) parse(b []byte) (*parsed, error) {
-	if p := d.quick(b); p != nil {
-		return p, nil
-	}
-	return d.read(b)
-}
-
-func (d *Decoder) read(b []byte) (*parsed, error) {
 	if len(b) > d.Limits.envelope() {
 		return nil, refuse(ErrTooLarge, StepParse, "", "")
 	}
