@@ -289,7 +289,7 @@ func Resolve(expr Value, context map[string]Value) Value {
 		}
 		return expr
 	}
-	text, _ := unquote(expr[1 : len(expr)-1])
+	text, _ := unquote(expr)
 	if !strings.HasPrefix(text, "$") {
 		return expr
 	}
@@ -418,7 +418,7 @@ func operandOf(v Value) operand {
 	case 't', 'f':
 		return boolOperand(v[0] == 't')
 	case '"':
-		s, _ := unquote(v[1 : len(v)-1])
+		s, _ := unquote(v)
 		return operand{kind: operandText, text: strings.TrimSpace(s), empty: s == ""}
 	case '{', '[':
 		inner := trimLine(v[1 : len(v)-1])

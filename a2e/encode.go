@@ -72,8 +72,7 @@ func bodyOf(v any) (Value, error) {
 	if len(b) == 0 {
 		return nil, nil
 	}
-	object, fault := scanValue(b, DefaultMaxDepth)
-	if fault != "" || !object {
+	if fault := checkObject(b, DefaultMaxDepth); fault != "" {
 		e := *ErrInvalid
 		e.Text, e.Reason = "the body is not a JSON object", fault
 		return nil, &e
@@ -160,7 +159,7 @@ func appendError(dst []byte, e *Error, id string, now time.Time) []byte {
 // detail itself has one.
 func appendDetail(dst []byte, e *Error) []byte {
 	detail := e.Detail
-	if object, fault := scanValue(detail, DefaultMaxDepth); fault != "" || !object {
+	if checkObject(detail, DefaultMaxDepth) != "" {
 		detail = Value("{}")
 	}
 	dst = append(dst, '{')
@@ -280,9 +279,7 @@ func appendShape(dst, v []byte, s *Shape, now time.Time) []byte {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = append(dst, '"')
-			dst = appendASCII(dst, m.name.of(v))
-			dst = append(dst, '"', ':')
+			dst = append(appendASCII(dst, m.name.of(v)), ':')
 			dst = appendShape(dst, m.value.of(v), s.Elem, now)
 		}
 		return append(dst, '}')

@@ -81,20 +81,13 @@ func (r *Registry) Decode(line []byte) (*Envelope, error) {
 // soon as the line is an object, so that the caller can tell a request, which
 // is answered, from a response or event, which is not (A2E §5.2).
 func (r *Registry) decode(line []byte, depth int) (*Envelope, *Error) {
-	m := &Envelope{raw: line}
-	var object bool
-	var fault string
-	m.ms, object, fault = scanObject(line, depth, m.inline[:0])
-	if fault != "" {
+	if fault := checkObject(line, depth); fault != "" {
 		e := *ErrParse
 		e.Reason = fault
 		return nil, &e
 	}
-	if !object {
-		e := *ErrParse
-		e.Reason = "not_an_object"
-		return nil, &e
-	}
+	m := &Envelope{raw: line}
+	m.ms = membersInto(m.inline[:0], line)
 	m.index()
 	return m, m.settle(r)
 }
@@ -106,10 +99,10 @@ func (m *Envelope) index() {
 		name := m.ms[i].name.of(m.raw)
 		if m.ms[i].escaped {
 			s, _ := unquote(name)
-			name = []byte(s)
+			name = []byte(`"` + s + `"`)
 		}
 		at := int32(i + 1)
-		switch string(name) {
+		switch string(name[1 : len(name)-1]) {
 		case "a2e":
 			m.base[baseA2E] = at
 		case "version":
@@ -142,7 +135,7 @@ func (m *Envelope) text(which int) (s string, ok bool) {
 	if len(v) == 0 || v[0] != '"' {
 		return "", false
 	}
-	s, lone := unquote(v[1 : len(v)-1])
+	s, lone := unquote(v)
 	return s, !lone
 }
 
@@ -309,14 +302,9 @@ func faultDetail(faults []SchemaFault) Value {
 // member gives the value of a member as it was sent, nil if it was not.
 func (m *Envelope) member(name string) []byte {
 	for i := len(m.ms) - 1; i >= 0; i-- {
-		if m.ms[i].escaped {
-			if s, _ := unquote(m.ms[i].name.of(m.raw)); s != name {
-				continue
-			}
-		} else if string(m.ms[i].name.of(m.raw)) != name {
-			continue
+		if m.ms[i].is(m.raw, name) {
+			return m.ms[i].value.of(m.raw)
 		}
-		return m.ms[i].value.of(m.raw)
 	}
 	return nil
 }
@@ -347,7 +335,7 @@ func (m *Envelope) Str(name string) string {
 	if len(v) < 2 || v[0] != '"' {
 		return ""
 	}
-	s, _ := unquote(v[1 : len(v)-1])
+	s, _ := unquote(v)
 	return s
 }
 
@@ -378,7 +366,7 @@ func (m *Envelope) Strings(name string) []string {
 	var out []string
 	elements(v, func(_ int, e []byte) bool {
 		if e[0] == '"' {
-			s, _ := unquote(e[1 : len(e)-1])
+			s, _ := unquote(e)
 			out = append(out, s)
 		}
 		return true

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"io"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // Reader splits a byte stream into lines (A2E §2.1): LF ends a line, CR before
@@ -40,42 +42,28 @@ const headBytes = 1 << 10
 
 // headOf gives what can be read of a message that begins like this.
 func headOf(head []byte) (typ, reqID string) {
-	s := scanner{b: head, depth: DefaultMaxDepth}
-	s.space()
-	if s.i >= len(head) || head[s.i] != '{' {
+	s := jsonx.Scan(head)
+	if !s.Take('{') {
 		return "", ""
 	}
 	for {
-		s.i++ // the brace, or a comma
-		s.space()
-		from := s.i
-		if s.i >= len(head) || head[s.i] != '"' {
+		name, ok := s.Text()
+		if !ok || !s.Take(':') {
 			return typ, reqID
 		}
-		if _, ok := s.str(); !ok {
+		v, ok := s.Skim()
+		if !ok {
 			return typ, reqID
 		}
-		name := string(head[from+1 : s.i-1])
-		s.space()
-		if s.i >= len(head) || head[s.i] != ':' {
-			return typ, reqID
-		}
-		s.i++
-		s.space()
-		from = s.i
-		if !s.value() {
-			return typ, reqID
-		}
-		if v := head[from:s.i]; v[0] == '"' {
-			switch text, _ := unquote(v[1 : len(v)-1]); name {
+		if v[0] == '"' {
+			switch text, _ := unquote(v); name {
 			case "type":
 				typ = text
 			case "req_id":
 				reqID = text
 			}
 		}
-		s.space()
-		if s.i >= len(head) || head[s.i] != ',' {
+		if !s.Take(',') {
 			return typ, reqID
 		}
 	}

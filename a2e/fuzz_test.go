@@ -6,12 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 var fuzzSeeds = []string{
@@ -25,27 +24,43 @@ var fuzzSeeds = []string{
 	`{"type":"memory/init/req","id":"m","scope":{"a":"b"}}`, "\ufeff{}", ` {"type" : "ping" } `, `{"type":"env/plan/resp","state":{}}`,
 }
 
-// FuzzScan holds the scanner to jsontext with the allowances of A2E §2.1.
-func FuzzScan(f *testing.F) {
+// FuzzJSON: what is written anew in ASCII says the same, and the members and
+// elements found are those that encoding/json finds.
+func FuzzJSON(f *testing.F) {
 	for _, s := range fuzzSeeds {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		_, fault := scanValue(b, 64)
-		if fault == "too_deep" {
-			return
-		}
-		want := jsontext.Value(b).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) && fault != "invalid_utf8"
-		if (fault == "") != want {
-			t.Fatalf("%q: fault %q, jsontext says %v", b, fault, want)
-		}
-		if fault != "" {
+		if checkJSON(b, 64) != "" {
 			return
 		}
 		ascii := appendASCII(nil, b)
 		var x, y any
 		if err := json.Unmarshal(b, &x); err != nil {
 			return // beyond float64
+		}
+		if object, ok := x.(map[string]any); ok {
+			found := map[string]bool{}
+			for _, m := range members(b) {
+				name, _ := unquote(m.name.of(b))
+				found[name] = true
+				if !json.Valid(m.value.of(b)) || !m.is(b, name) {
+					t.Fatalf("%q has the member %q: %q", b, name, m.value.of(b))
+				}
+			}
+			if !maps.EqualFunc(object, found, func(any, bool) bool { return true }) {
+				t.Fatalf("%q has %v", b, found)
+			}
+		}
+		if array, ok := x.([]any); ok {
+			n := 0
+			elements(b, func(i int, v []byte) bool {
+				n++
+				return i == n-1 && json.Valid(v)
+			})
+			if n != len(array) {
+				t.Fatalf("%q has %d elements", b, n)
+			}
 		}
 		if err := json.Unmarshal(ascii, &y); err != nil {
 			t.Fatalf("%q became %q: %v", b, ascii, err)

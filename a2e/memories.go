@@ -264,7 +264,7 @@ func appendCanonical(dst, v []byte) []byte {
 		})
 		return append(dst, ']')
 	case v[0] == '"':
-		s, _ := unquote(v[1 : len(v)-1])
+		s, _ := unquote(v)
 		return appendString(dst, s)
 	case isNumber(v[0]):
 		return appendDecimal(dst, v)

@@ -402,16 +402,12 @@ func (c *checker) checkFields(raw []byte, ms []member, fields []Field, path stri
 func match(raw []byte, ms []member, fields []Field, at []int32) {
 	next := 0
 	for i := range ms {
-		var name string
-		if ms[i].escaped {
-			name, _ = unquote(ms[i].name.of(raw))
-		}
 		for n := range fields {
 			k := next + n
 			if k >= len(fields) {
 				k -= len(fields)
 			}
-			if ms[i].escaped && fields[k].Name == name || !ms[i].escaped && fields[k].Name == string(ms[i].name.of(raw)) {
+			if ms[i].is(raw, fields[k].Name) {
 				at[k] = int32(i + 1)
 				next = k + 1
 				break
@@ -459,7 +455,7 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 		}
 	case Enum:
 		if first == '"' {
-			if got, _ := unquote(v[1 : len(v)-1]); slices.Contains(s.Values, got) {
+			if got, _ := unquote(v); slices.Contains(s.Values, got) {
 				return
 			}
 		}
@@ -527,11 +523,11 @@ func (c *checker) corrective(v []byte, ms []member, path string) {
 		if value[0] != '"' {
 			continue
 		}
-		switch string(m.name.of(v)) {
-		case "polarity":
-			polarity, _ = unquote(value[1 : len(value)-1])
-		case "correction":
-			correction, _ = unquote(value[1 : len(value)-1])
+		switch {
+		case m.is(v, "polarity"):
+			polarity, _ = unquote(value)
+		case m.is(v, "correction"):
+			correction, _ = unquote(value)
 		}
 	}
 	if polarity == "corrective" && correction == "" {

@@ -183,7 +183,7 @@ func valueOf(v any) (Value, error) {
 	default:
 		return encodeJSON(v)
 	}
-	if _, fault := scanValue(raw, DefaultMaxDepth); fault != "" {
+	if fault := checkJSON(raw, DefaultMaxDepth); fault != "" {
 		return nil, errors.New("a2e: not JSON: " + fault)
 	}
 	return raw, nil
@@ -246,7 +246,7 @@ func exitCodeOf(data Value) []byte {
 		return exit
 	}
 	for _, m := range members(data) {
-		if v := m.value.of(data); string(m.name.of(data)) == "exit_code" && isNumber(v[0]) && integral(v) {
+		if v := m.value.of(data); m.is(data, "exit_code") && isNumber(v[0]) && integral(v) {
 			exit = v
 		}
 	}
@@ -283,6 +283,7 @@ func toolResultOf(data Value) (res ToolResult, err error) {
 	var few [fewMembers]member
 	for _, m := range membersInto(few[:0], data) {
 		name, v := m.name.of(data), m.value.of(data)
+		name = name[1 : len(name)-1]
 		ok := true
 		switch string(name) {
 		case "data":
@@ -329,7 +330,7 @@ func stringOf(v []byte) (s string, ok bool) {
 	if v[0] != '"' {
 		return "", false
 	}
-	s, _ = unquote(v[1 : len(v)-1])
+	s, _ = unquote(v)
 	return s, true
 }
 

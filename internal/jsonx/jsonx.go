@@ -84,6 +84,13 @@ func Valid(b []byte, depth int) error {
 	return &Error{Is: ErrTrailing, Offset: d.InputOffset(), cause: err}
 }
 
+// Tolerable reports whether b is one JSON value as RFC 8259 has it, which allows
+// duplicate names and escapes of one half of a surrogate pair. It does not look
+// at bytes that are no UTF-8, nor at the nesting.
+func Tolerable(b []byte) bool {
+	return Value(b).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+}
+
 // Decode reads exactly one strict JSON value into v. Members that v does not
 // know are skipped (but still checked).
 func Decode(b []byte, v any) error {

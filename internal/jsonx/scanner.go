@@ -1,6 +1,7 @@
 package jsonx
 
 import (
+	"bytes"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -143,6 +144,16 @@ func (s *Scanner[T]) Text() (string, bool) {
 	}
 	text, err := jsontext.AppendUnquote(nil, s.text[s.at-len(inside)-2:s.at])
 	return string(text), err == nil
+}
+
+// Unquote decodes a JSON string whose syntax was checked before. An escape of one
+// half of a surrogate pair alone becomes U+FFFD; whole is false then.
+func Unquote(quoted []byte) (text string, whole bool) {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return string(quoted[1 : len(quoted)-1]), true
+	}
+	b, err := jsontext.AppendUnquote(nil, quoted)
+	return string(b), err == nil
 }
 
 // Skim takes a value of any kind, and gives it as it is written. Of an object or
