@@ -69,8 +69,8 @@ func membersInto(ms []member, object []byte) []member {
 	for s.Take('{'); s.Next() == '"'; s.Take(',') {
 		var m member
 		m.name.from = int32(s.Offset())
-		_, form, _ := s.String()
-		m.name.to, m.escaped = int32(s.Offset()), form&jsonx.Escaped != 0
+		_, escaped, _ := s.String()
+		m.name.to, m.escaped = int32(s.Offset()), escaped
 		s.Take(':')
 		s.Next()
 		m.value.from = int32(s.Offset())

@@ -42,7 +42,7 @@ var (
 	ErrUnknown   = errors.New("unknown member")
 )
 
-// Error says what is wrong with a document and where.
+// Error tells what is wrong with a document and where.
 type Error struct {
 	Is      error  // one of the sentinels above
 	Pointer string // RFC 6901 pointer to the offending value, if known
@@ -61,7 +61,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap gives the sentinel and the decoder's own error.
+// Unwrap returns the sentinel and the decoder's own error.
 func (e *Error) Unwrap() []error { return []error{e.Is, e.cause} }
 
 // Valid checks that b is exactly one strict JSON value, nested at most depth
@@ -84,9 +84,8 @@ func Valid(b []byte, depth int) error {
 	return &Error{Is: ErrTrailing, Offset: d.InputOffset(), cause: err}
 }
 
-// Tolerable reports whether b is one JSON value as RFC 8259 has it, which allows
-// duplicate names and escapes of one half of a surrogate pair. It does not look
-// at bytes that are no UTF-8, nor at the nesting.
+// Tolerable reports whether b is one JSON value of RFC 8259, which allows duplicate
+// names and escaped lone surrogates. It checks neither UTF-8 nor depth.
 func Tolerable(b []byte) bool {
 	return Value(b).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }
@@ -113,13 +112,13 @@ func DecodeKnown(b []byte, v any) error {
 // Nil slices become [] and nil maps {}; a nil [Value] becomes null.
 func Encode(v any) ([]byte, error) { return json.Marshal(v, json.Deterministic(true)) }
 
-// AppendCompact appends the JSON value v as [Encode] writes it: compact, and
-// refused if it is not strict.
+// AppendCompact appends the JSON value v without white space. A v that is not
+// strict JSON is an error.
 func AppendCompact(b []byte, v []byte) ([]byte, error) {
 	return jsontext.AppendFormat(b, v)
 }
 
-// Canonicalize gives the RFC 8785 form of b, which must pass [Valid].
+// Canonicalize returns the RFC 8785 form of b, which must pass [Valid].
 // Numbers become IEEE 754 doubles in ECMAScript format, as the RFC says: an
 // integer beyond 2^53 loses precision, and a number beyond the doubles is
 // refused with [ErrSyntax].
@@ -180,8 +179,7 @@ func check(b []byte, depth int) error {
 	return nil
 }
 
-// TooDeep reports whether JSON that was written here nests deeper than depth
-// (0 means [MaxDepth]), which [Valid] would refuse.
+// TooDeep reports whether JSON nests deeper than depth (0 means [MaxDepth]).
 func TooDeep(b []byte, depth int) bool {
 	if depth <= 0 {
 		depth = MaxDepth
@@ -189,8 +187,8 @@ func TooDeep(b []byte, depth int) bool {
 	return tooDeep(b, depth) >= 0
 }
 
-// tooDeep gives the offset of the first bracket beyond depth, or -1. It knows
-// just enough of JSON to skip strings; the decoder does the rest.
+// tooDeep returns the offset of the first bracket beyond depth, or -1. It skips
+// strings and leaves all other checks to the decoder.
 func tooDeep(b []byte, depth int) int {
 	if bytes.Count(b, []byte{'{'})+bytes.Count(b, []byte{'['}) <= depth {
 		return -1 // as in most texts

@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// An Object writes one JSON object, member by member, to the byte as [Encode]
-// writes a value that has these members in this order; names are the caller's to
-// keep apart. It takes a fraction of the time, and so is for what is written
-// often. What cannot be written is told at the end.
+// An Object writes one JSON object member by member, with the same bytes as
+// [Encode] for a struct of these members. It is faster than Encode, so use it for
+// objects that are written often. It does not check for duplicate names.
+// [Object.End] returns the first error.
 type Object struct {
 	b   []byte
 	err error // the first
 }
 
-// AppendObject begins an object behind what is in b.
+// AppendObject begins an object after the bytes of b.
 func AppendObject(b []byte) Object { return Object{b: append(b, '{')} }
 
-// End gives the buffer with the object, or the first error.
+// End returns the buffer with the object, or the first error.
 func (o *Object) End() ([]byte, error) { return append(o.b, '}'), o.err }
 
-// took keeps what was appended, if that went well.
-func (o *Object) took(b []byte, err error) {
+// keep takes over the grown buffer b, or notes the error.
+func (o *Object) keep(b []byte, err error) {
 	switch {
 	case err == nil:
 		o.b = b
@@ -33,27 +33,27 @@ func (o *Object) took(b []byte, err error) {
 }
 
 func (o *Object) name(s string) {
-	if o.b[len(o.b)-1] != '{' { // as no value ends
+	if o.b[len(o.b)-1] != '{' { // no value ends so
 		o.b = append(o.b, ',')
 	}
-	o.took(AppendString(o.b, s))
+	o.keep(AppendString(o.b, s))
 	o.b = append(o.b, ':')
 }
 
 // String writes a string. Invalid UTF-8 is an error.
 func (o *Object) String(name, v string) {
 	o.name(name)
-	o.took(AppendString(o.b, v))
+	o.keep(AppendString(o.b, v))
 }
 
-// Optional is [Object.String], and nothing for an empty one.
+// Optional is [Object.String], but writes nothing for an empty string.
 func (o *Object) Optional(name, v string) {
 	if v != "" {
 		o.String(name, v)
 	}
 }
 
-// Strings writes an array of strings; an empty one for nil.
+// Strings writes an array of strings, [] for nil.
 func (o *Object) Strings(name string, vs []string) {
 	o.name(name)
 	o.b = append(o.b, '[')
@@ -61,7 +61,7 @@ func (o *Object) Strings(name string, vs []string) {
 		if i > 0 {
 			o.b = append(o.b, ',')
 		}
-		o.took(AppendString(o.b, v))
+		o.keep(AppendString(o.b, v))
 	}
 	o.b = append(o.b, ']')
 }
@@ -72,11 +72,11 @@ func (o *Object) Int(name string, n int64) {
 	o.b = strconv.AppendInt(o.b, n, 10)
 }
 
-// Float writes a number. One that is infinite or none is an error.
+// Float writes a number. Infinities and NaN are errors.
 func (o *Object) Float(name string, f float64) {
 	o.name(name)
 	v, err := Encode(f)
-	o.took(append(o.b, v...), err)
+	o.keep(append(o.b, v...), err)
 }
 
 // Bool writes true or false.
@@ -85,12 +85,12 @@ func (o *Object) Bool(name string, v bool) {
 	o.b = strconv.AppendBool(o.b, v)
 }
 
-// Time writes a time as RFC 3339 has it, with as many decimals as it needs. What
-// that cannot say, years beyond 9999 above all, is an error.
+// Time writes an RFC 3339 time with as many decimals as it needs. A time that the
+// format cannot express, such as the year 10000, is an error.
 func (o *Object) Time(name string, t time.Time) {
 	o.name(name)
 	b, err := t.AppendText(append(o.b, '"'))
-	o.took(append(b, '"'), err)
+	o.keep(append(b, '"'), err)
 }
 
 // Base64 writes bytes, in the standard alphabet with padding.
@@ -99,38 +99,38 @@ func (o *Object) Base64(name string, v []byte) {
 	o.b = append(base64.StdEncoding.AppendEncode(append(o.b, '"'), v), '"')
 }
 
-// Raw writes a JSON value, compact; null for an absent one. What is not strict
-// JSON is an error.
+// Raw writes a JSON value without white space, null for an empty v. A v that is
+// not strict JSON is an error.
 func (o *Object) Raw(name string, v []byte) {
 	o.name(name)
 	if len(v) == 0 {
 		o.b = append(o.b, "null"...)
 		return
 	}
-	o.took(AppendCompact(o.b, v))
+	o.keep(AppendCompact(o.b, v))
 }
 
-// Append writes what write appends to the buffer, which must be one value, sound
-// and compact. It is for values that there is no other method for.
+// Append writes the value that write appends to the buffer. It must be one valid,
+// compact value. Append is for values that no other method writes.
 func (o *Object) Append(name string, write func(b []byte) ([]byte, error)) {
 	o.name(name)
 	b, err := write(o.b)
 	if err == nil && len(b) <= len(o.b) {
 		err = errors.New("a member has no value")
 	}
-	o.took(b, err)
+	o.keep(b, err)
 }
 
-// Open begins an object that is a member; [Object.Close] ends it.
+// Open begins a member that is an object; [Object.Close] ends it.
 func (o *Object) Open(name string) {
 	o.name(name)
 	o.b = append(o.b, '{')
 }
 
-// Close ends what the last Open began.
+// Close ends the object of the last Open.
 func (o *Object) Close() { o.b = append(o.b, '}') }
 
-// List writes an array of objects; write writes the members of one.
+// List writes an array of objects; write writes the members of each.
 func List[T any](o *Object, name string, vs []T, write func(o *Object, v T)) {
 	o.name(name)
 	o.b = append(o.b, '[')

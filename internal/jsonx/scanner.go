@@ -2,34 +2,33 @@ package jsonx
 
 import (
 	"bytes"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A Scanner takes JSON apart from left to right, as RFC 8259 has it: each method
-// takes one piece behind white space, and says whether it is there. What the
-// pieces make is for the caller, who goes by [Scanner.Next]. A method that says
-// no may leave the Scanner anywhere.
+// A Scanner reads JSON tokens from left to right, as RFC 8259 defines them. Each
+// method skips white space, reads one token and reports whether it was there; the
+// caller chooses the method by [Scanner.Next]. After a method returned false, the
+// position is undefined.
 //
-// It knows nothing of what is beyond single pieces, and strict: whether the text
-// is UTF-8, whether names repeat, how deep values nest.
+// A Scanner knows tokens only. It does not check UTF-8, duplicate names or depth:
+// that is [Valid].
 type Scanner[T string | []byte] struct {
 	text T
 	at   int
 }
 
-// Scan begins at the first byte of text.
+// Scan returns a Scanner at the first byte of text.
 func Scan[T string | []byte](text T) Scanner[T] { return Scanner[T]{text: text} }
 
-// Offset is where the next piece is looked for, in bytes.
+// Offset is the position in bytes.
 func (s *Scanner[T]) Offset() int { return s.at }
 
-// Since is the text from an offset up to where the Scanner is.
+// Since is the text from an offset to the position.
 func (s *Scanner[T]) Since(offset int) T { return s.text[offset:s.at] }
 
-// Next gives the byte that the next piece begins with, 0 at the end: no part of
-// the syntax. The Scanner is then at that byte.
+// Next skips white space and returns the first byte of the next token, 0 at the
+// end of the text.
 func (s *Scanner[T]) Next() byte {
 	for ; s.at < len(s.text); s.at++ {
 		if c := s.text[s.at]; c != ' ' && c != '\n' && c != '\t' && c != '\r' {
@@ -39,7 +38,7 @@ func (s *Scanner[T]) Next() byte {
 	return 0
 }
 
-// Take takes one byte of punctuation.
+// Take reads one byte of punctuation.
 func (s *Scanner[T]) Take(c byte) bool {
 	if s.Next() != c {
 		return false
@@ -48,13 +47,13 @@ func (s *Scanner[T]) Take(c byte) bool {
 	return true
 }
 
-// End reports whether nothing is left.
+// End reports whether only white space is left.
 func (s *Scanner[T]) End() bool {
 	s.Next()
 	return s.at == len(s.text)
 }
 
-// Literal takes true, false or null.
+// Literal reads true, false or null.
 func (s *Scanner[T]) Literal(word string) bool {
 	s.Next()
 	if len(s.text)-s.at < len(word) || string(s.text[s.at:s.at+len(word)]) != word {
@@ -64,7 +63,7 @@ func (s *Scanner[T]) Literal(word string) bool {
 	return true
 }
 
-// Number takes a number, and gives it as it is written.
+// Number reads a number and returns its literal.
 func (s *Scanner[T]) Number() (literal T, ok bool) {
 	s.Next()
 	from := s.at
@@ -100,54 +99,41 @@ func (s *Scanner[T]) digits() bool {
 	return s.at > from
 }
 
-// A Form says what it takes to read the inside of a string. The zero value: it is
-// what it says, in ASCII.
-type Form uint8
-
-// The forms, which may come together.
-const (
-	Escaped Form = 1 << iota // it holds escapes
-	Beyond                   // it holds bytes beyond ASCII
-)
-
-// String takes a string, and gives what is between its quotes, as it is written.
-// Escapes are not looked at.
-func (s *Scanner[T]) String() (inside T, form Form, ok bool) {
+// String reads a string and returns what is written between its quotes. escaped
+// reports a backslash in it; escapes are not checked.
+func (s *Scanner[T]) String() (inside T, escaped, ok bool) {
 	if s.Next() != '"' {
-		return inside, 0, false
+		return inside, false, false
 	}
 	text, from := s.text, s.at+1
 	for i := from; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '"':
 			s.at = i + 1
-			return text[from:i], form, true
+			return text[from:i], escaped, true
 		case c == '\\':
-			form |= Escaped
-			if i++; i < len(text) && text[i] >= utf8.RuneSelf {
-				form |= Beyond
-			}
+			escaped = true
+			i++ // a quote after it does not end the string
 		case c < ' ':
-			return inside, 0, false
-		case c >= utf8.RuneSelf:
-			form |= Beyond
+			return inside, false, false
 		}
 	}
-	return inside, 0, false
+	return inside, false, false
 }
 
-// Text takes a string, and gives what it says.
+// Text reads a string and decodes it. Wrong escapes, a lone surrogate among them,
+// are errors.
 func (s *Scanner[T]) Text() (string, bool) {
-	inside, form, ok := s.String()
-	if !ok || form&Escaped == 0 {
+	inside, escaped, ok := s.String()
+	if !ok || !escaped {
 		return string(inside), ok
 	}
 	text, err := jsontext.AppendUnquote(nil, s.text[s.at-len(inside)-2:s.at])
 	return string(text), err == nil
 }
 
-// Unquote decodes a JSON string whose syntax was checked before. An escape of one
-// half of a surrogate pair alone becomes U+FFFD; whole is false then.
+// Unquote decodes a JSON string, quotes included, whose syntax was checked before.
+// An escaped lone surrogate becomes U+FFFD; whole is false then.
 func Unquote(quoted []byte) (text string, whole bool) {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return string(quoted[1 : len(quoted)-1]), true
@@ -156,9 +142,8 @@ func Unquote(quoted []byte) (text string, whole bool) {
 	return string(b), err == nil
 }
 
-// Skim takes a value of any kind, and gives it as it is written. Of an object or
-// an array it looks at nothing but brackets and strings: what else is wrong with
-// it [Valid] says.
+// Skim reads a value of any kind and returns it as written. In objects and arrays
+// it looks at brackets and strings only.
 func (s *Scanner[T]) Skim() (value T, ok bool) {
 	c := s.Next()
 	from := s.at
@@ -182,7 +167,7 @@ func (s *Scanner[T]) Skim() (value T, ok bool) {
 	return s.text[from:s.at], true
 }
 
-// brackets goes to where as many are closed as were opened.
+// brackets reads to the bracket that closes the one at the position.
 func (s *Scanner[T]) brackets() bool {
 	for level := 0; s.at < len(s.text); {
 		switch s.text[s.at] {
@@ -204,11 +189,16 @@ func (s *Scanner[T]) brackets() bool {
 	return false
 }
 
-// Members calls each for the members of an object, one after the other, until it
-// returns false. The values are parts of b. It reports whether b is an object, as
-// far as it was looked at, which is no further than [Scanner.Skim] looks: what
-// others wrote has passed [Valid] before.
+// Members calls each with the members of an object in their order, until it
+// returns false. The values are parts of b. Members reports whether b is an object
+// as far as it was read. It checks no more than [Scanner.Skim]: call [Valid] first
+// for text from outside.
 func Members(b []byte, each func(name string, value Value) (more bool)) bool {
+	return members(b, func(name string, from, to int) bool { return each(name, Value(b[from:to:to])) })
+}
+
+// members is Members with the place of each value in b.
+func members(b []byte, each func(name string, from, to int) (more bool)) bool {
 	s := Scan(b)
 	if !s.Take('{') {
 		return false
@@ -225,7 +215,7 @@ func Members(b []byte, each func(name string, value Value) (more bool)) bool {
 		if !ok {
 			return false
 		}
-		if !each(name, Value(value[:len(value):len(value)])) {
+		if !each(name, s.at-len(value), s.at) {
 			return true
 		}
 		if !s.Take(',') {
@@ -234,41 +224,29 @@ func Members(b []byte, each func(name string, value Value) (more bool)) bool {
 	}
 }
 
-// Find tells where in b the value lies to which a path of member names leads:
-// b[from:to], empty if there is none. b has passed [Valid] before.
+// Find follows a path of member names and returns where in b the value is:
+// b[from:to], empty if there is none. b must have passed [Valid].
 func Find(b []byte, path ...string) (from, to int) {
 	to = len(b)
 	for _, name := range path {
-		s := Scan(b[from:to])
-		if !s.Take('{') {
+		start, end := 0, 0
+		members(b[from:to], func(n string, a, z int) bool {
+			if n == name {
+				start, end = from+a, from+z
+			}
+			return n != name
+		})
+		if end == 0 {
 			return 0, 0
 		}
-		for {
-			n, ok := s.Text()
-			if !ok || !s.Take(':') {
-				return 0, 0
-			}
-			s.Next()
-			start := s.Offset()
-			if _, ok := s.Skim(); !ok {
-				return 0, 0
-			}
-			if n == name {
-				from, to = from+start, from+s.Offset()
-				break
-			}
-			if !s.Take(',') {
-				return 0, 0
-			}
-		}
+		from, to = start, end
 	}
 	return from, to
 }
 
-// Replace gives a copy of b with another text in place of the string to which a
-// path of member names leads; all other bytes stay. It reports whether there is
-// such a string, and not an empty one, and gives b itself where there is none.
-// b may hold halves of surrogate pairs, which stay; see [Whole].
+// Replace returns a copy of b in which the string at a path of member names is
+// another; all other bytes are the same. It returns b and false if there is no
+// such string or it is empty. b may hold lone surrogates, which stay; see [Whole].
 func Replace(b []byte, by func(text string) string, path ...string) ([]byte, bool) {
 	whole, _, err := Whole(b)
 	if err != nil {
@@ -284,8 +262,8 @@ func Replace(b []byte, by func(text string) string, path ...string) ([]byte, boo
 	return append(AppendText(out, by(text)), b[to:]...), true
 }
 
-// Member gives the member of an object that has that name, nil if there is none or
-// if b is no strict JSON. It is a part of b.
+// Member returns the member of an object with that name, a part of b. It returns
+// nil if there is none, or if b is not strict JSON.
 func Member(b []byte, name string) (value Value) {
 	if Valid(b, 0) != nil {
 		return nil

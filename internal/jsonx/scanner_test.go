@@ -157,7 +157,7 @@ func TestScannerAllocatesNothing(t *testing.T) {
 		if !s.Take('{') {
 			t.Error("no object")
 		}
-		if name, form, ok := s.String(); !ok || form != 0 || name != "name" || !s.Take(':') {
+		if name, escaped, ok := s.String(); !ok || escaped || name != "name" || !s.Take(':') {
 			t.Error("no name")
 		}
 		if value, ok := s.Text(); !ok || value != "a text without escapes" || !s.Take(',') {

@@ -20,10 +20,10 @@ func AppendText(b []byte, s string) []byte {
 	return b
 }
 
-// ReplaceHalves gives a copy of b in which each escape of one half of a
-// surrogate pair alone ("\ud83d"), which JSON's grammar allows and strict JSON
-// does not, is that of U+FFFD, and reports whether there was one; else it gives
-// b itself. The copy is as long as b, so what lies where in it lies there in b.
+// ReplaceHalves returns a copy of b in which each escaped lone surrogate ("\ud83d"),
+// which the grammar of JSON allows and strict JSON does not, is \ufffd, and whether
+// there was one; without one it returns b itself. The copy is as long as b, so that
+// offsets are the same in both.
 func ReplaceHalves(b []byte) ([]byte, bool) {
 	out, inside := b, false
 	for i := 0; i < len(b); i++ {
@@ -54,7 +54,7 @@ func ReplaceHalves(b []byte) ([]byte, bool) {
 	return out, len(b) > 0 && &out[0] != &b[0]
 }
 
-// escapedUnit reads the \uXXXX that b begins with.
+// escapedUnit reads the \uXXXX at the start of b.
 func escapedUnit(b []byte) (unit rune, ok bool) {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return 0, false
@@ -63,8 +63,9 @@ func escapedUnit(b []byte) (unit rune, ok bool) {
 	return rune(u), err == nil
 }
 
-// Whole gives JSON for reading: b itself if it is strict, else, with true, what
-// [ReplaceHalves] makes of it, if that is. The error is that of [Valid].
+// Whole makes JSON readable: it returns b if that is strict, or else b with
+// [ReplaceHalves] applied, and true, if that is strict. The error is that of
+// [Valid].
 func Whole(b []byte) ([]byte, bool, error) {
 	err := Valid(b, 0)
 	if err == nil {
@@ -72,7 +73,7 @@ func Whole(b []byte) ([]byte, bool, error) {
 	}
 	if out, replaced := ReplaceHalves(b); replaced && Valid(out, 0) == nil {
 		return out, true, nil
-	} else if replaced { // which is wrong besides
+	} else if replaced { // something else is wrong, too
 		err = Valid(out, 0)
 	}
 	return nil, false, err
