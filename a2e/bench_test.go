@@ -117,7 +117,7 @@ func BenchmarkEchoTCP(b *testing.B) {
 	}
 }
 
-var benchArguments = Value(`{"city":"Bern","days":3,"units":"metric","note":"abcdefghij"}`)
+var benchArguments = json.RawMessage(`{"city":"Bern","days":3,"units":"metric","note":"abcdefghij"}`)
 
 // callOnce is one tool call by the client.
 func callOnce(b *testing.B, c *Client) {

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -34,26 +35,26 @@ const (
 )
 
 type chainNode struct {
-	NodeID    string           `json:"node_id"`
-	Kind      string           `json:"kind"`
-	Name      string           `json:"name"`
-	Input     map[string]Value `json:"input"`
-	InputMap  map[string]Value `json:"input_map"`
-	Condition string           `json:"condition"`
-	TrueNode  string           `json:"true_node"`
-	FalseNode string           `json:"false_node"`
-	ItemsPath string           `json:"items_path"`
-	MapNode   string           `json:"map_node"`
-	NextNode  string           `json:"next_node"`
-	OnError   string           `json:"on_error"`
+	NodeID    string                     `json:"node_id"`
+	Kind      string                     `json:"kind"`
+	Name      string                     `json:"name"`
+	Input     map[string]json.RawMessage `json:"input"`
+	InputMap  map[string]json.RawMessage `json:"input_map"`
+	Condition string                     `json:"condition"`
+	TrueNode  string                     `json:"true_node"`
+	FalseNode string                     `json:"false_node"`
+	ItemsPath string                     `json:"items_path"`
+	MapNode   string                     `json:"map_node"`
+	NextNode  string                     `json:"next_node"`
+	OnError   string                     `json:"on_error"`
 }
 
 type chainRun struct {
 	c       *Chains
 	r       *Request
 	nodes   map[string]*chainNode
-	context map[string]Value // initial input and outputs
-	outputs map[string]Value
+	context map[string]json.RawMessage // initial input and outputs
+	outputs map[string]json.RawMessage
 	failed  bool
 	bytes   int
 }
@@ -65,7 +66,7 @@ func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
 	if r.Type != "chain/req" {
 		return Response{}, ErrUnknownType
 	}
-	run := &chainRun{c: c, r: r, nodes: map[string]*chainNode{}, context: map[string]Value{}, outputs: map[string]Value{}}
+	run := &chainRun{c: c, r: r, nodes: map[string]*chainNode{}, context: map[string]json.RawMessage{}, outputs: map[string]json.RawMessage{}}
 	last, fault := run.walk(ctx)
 	body := map[string]any{
 		"chain_id": r.chainID(), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
@@ -145,7 +146,7 @@ func (run *chainRun) step(ctx context.Context, n *chainNode) (next string, fault
 		return n.NextNode, run.keep(n.NodeID, out)
 	}
 	run.failed = true
-	run.outputs[n.NodeID], run.context[n.NodeID] = Value("null"), Value("null")
+	run.outputs[n.NodeID], run.context[n.NodeID] = json.RawMessage("null"), json.RawMessage("null")
 	switch n.OnError {
 	case "skip":
 		return n.NextNode, nil
@@ -160,9 +161,9 @@ func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
 	if path == "" {
 		path = "$"
 	}
-	quoted := Value(appendString(nil, path))
+	quoted := json.RawMessage(appendString(nil, path))
 	found := Resolve(quoted, run.context)
-	items := []Value{found}
+	items := []json.RawMessage{found}
 	if len(found) > 0 && found[0] == '[' {
 		items = nil
 		elements(found, func(_ int, v []byte) bool { items = append(items, v); return true })
@@ -171,15 +172,15 @@ func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
 	if target == nil || len(items) > orDefault(run.c.Nodes, 256) {
 		return &chainFault{chainError, "the map node is not usable"}
 	}
-	results := []Value{}
+	results := []json.RawMessage{}
 	for _, item := range items {
 		if ctx.Err() != nil {
 			return &chainFault{chainTimeout, "chain exceeded timeout"}
 		}
 		if item == nil {
-			item = Value("null")
+			item = json.RawMessage("null")
 		}
-		out, err := run.execute(ctx, target, append(append(Value(`{"item":`), item...), '}'))
+		out, err := run.execute(ctx, target, append(append(json.RawMessage(`{"item":`), item...), '}'))
 		if err != nil {
 			run.failed = true
 			continue
@@ -193,7 +194,7 @@ func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
 	return run.keep(n.NodeID, all)
 }
 
-func (run *chainRun) keep(id string, out Value) *chainFault {
+func (run *chainRun) keep(id string, out json.RawMessage) *chainFault {
 	run.bytes += len(out)
 	if run.bytes > orDefault(run.c.Output, 2<<20) {
 		return &chainFault{chainError, "the outputs are too large"}
@@ -202,13 +203,13 @@ func (run *chainRun) keep(id string, out Value) *chainFault {
 	return nil
 }
 
-func (run *chainRun) input(n *chainNode) Value {
+func (run *chainRun) input(n *chainNode) json.RawMessage {
 	from := n.Input
 	if len(n.InputMap) > 0 {
-		from = make(map[string]Value, len(n.InputMap))
+		from = make(map[string]json.RawMessage, len(n.InputMap))
 		for k, v := range n.InputMap {
 			if from[k] = Resolve(v, run.context); from[k] == nil {
-				from[k] = Value("null")
+				from[k] = json.RawMessage("null")
 			}
 		}
 	}
@@ -217,7 +218,7 @@ func (run *chainRun) input(n *chainNode) Value {
 }
 
 // execute runs a tool or skill between a start and a done or error event.
-func (run *chainRun) execute(ctx context.Context, n *chainNode, input Value) (Value, error) {
+func (run *chainRun) execute(ctx context.Context, n *chainNode, input json.RawMessage) (json.RawMessage, error) {
 	run.emit(ctx, n.NodeID, "start", nil, "")
 	out, err := run.call(ctx, n, input)
 	if err != nil {
@@ -228,7 +229,7 @@ func (run *chainRun) execute(ctx context.Context, n *chainNode, input Value) (Va
 	return out, nil
 }
 
-func (run *chainRun) call(ctx context.Context, n *chainNode, input Value) (Value, error) {
+func (run *chainRun) call(ctx context.Context, n *chainNode, input json.RawMessage) (json.RawMessage, error) {
 	var data any
 	success, text := false, ""
 	switch {
@@ -239,7 +240,7 @@ func (run *chainRun) call(ctx context.Context, n *chainNode, input Value) (Value
 		}
 		data, success, text = res.Data, res.Success, res.Error
 	case n.Kind == "skill" && run.c.Skills != nil:
-		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input, LLMOverride: Value("null"), Metadata: Value("{}")})
+		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input, LLMOverride: json.RawMessage("null"), Metadata: json.RawMessage("{}")})
 		if err != nil {
 			return nil, err
 		}
@@ -253,7 +254,7 @@ func (run *chainRun) call(ctx context.Context, n *chainNode, input Value) (Value
 	return valueOf(data)
 }
 
-func (run *chainRun) emit(ctx context.Context, node, phase string, output Value, fault string) {
+func (run *chainRun) emit(ctx context.Context, node, phase string, output json.RawMessage, fault string) {
 	if !run.r.Bool("streaming") {
 		return
 	}
@@ -261,7 +262,7 @@ func (run *chainRun) emit(ctx context.Context, node, phase string, output Value,
 	more = appendString(append(more, `,"phase":`...), phase)
 	more = append(more, `,"output":`...)
 	if output == nil {
-		output = Value("null")
+		output = json.RawMessage("null")
 	}
 	more = appendASCII(more, output)
 	more = appendString(append(more, `,"error":`...), clip(fault, maxText))
@@ -282,7 +283,7 @@ func publicText(err error) string {
 // string that starts with "$" is a path into the context ("$" all of it,
 // "$.node.field" a member of an output), anything else is itself. A path that
 // leads nowhere gives nil, which is null.
-func Resolve(expr Value, context map[string]Value) Value {
+func Resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawMessage {
 	if len(expr) < 2 || expr[0] != '"' {
 		if string(expr) == "null" {
 			return nil
@@ -308,7 +309,7 @@ func Resolve(expr Value, context map[string]Value) Value {
 		if len(cur) == 0 || cur[0] != '{' {
 			return nil
 		}
-		var found Value
+		var found json.RawMessage
 		for _, m := range members(cur) {
 			if name, _ := unquote(m.name.of(cur)); name == part {
 				found = m.value.of(cur)
@@ -331,7 +332,7 @@ var errCondition = errors.New("a2e: values of the condition cannot be compared")
 // true; a path alone is true unless it leads to null, false, zero or something
 // empty; otherwise one of == != >= <= > < between a path and a literal. Values
 // without an order, such as a text and a number, give an error.
-func EvalCondition(condition string, context map[string]Value) (bool, error) {
+func EvalCondition(condition string, context map[string]json.RawMessage) (bool, error) {
 	condition = strings.TrimSpace(condition)
 	if condition == "" {
 		return true, nil
@@ -408,7 +409,7 @@ func boolOperand(b bool) operand {
 	return numberOperand("0")
 }
 
-func operandOf(v Value) operand {
+func operandOf(v json.RawMessage) operand {
 	if len(v) == 0 {
 		return operand{}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -981,7 +982,7 @@ type Event struct {
 	*Envelope
 	Kind  EventKind
 	Seq   int64
-	Data  Value
+	Data  json.RawMessage
 	Final bool
 }
 
@@ -1091,7 +1092,7 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 		return ToolResult{}, err
 	}
 	if args == nil {
-		args = Value("{}")
+		args = json.RawMessage("{}")
 	}
 	c.init()
 	timeout := int64(60)

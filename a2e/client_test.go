@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // The test binary is also the child process of the tests below.
@@ -112,8 +115,8 @@ func exercise(t *testing.T, c *Client) {
 		})
 	}
 	wg.Wait()
-	res, err := c.CallTool(ctx, "echo", map[string]any{"text": Value(`1.50`)}, nil)
-	if v, _ := res.Data.(Value); err != nil || string(v) != `{"echo":1.50}` {
+	res, err := c.CallTool(ctx, "echo", map[string]any{"text": json.RawMessage(`1.50`)}, nil)
+	if v, _ := res.Data.(json.RawMessage); err != nil || string(v) != `{"echo":1.50}` {
 		t.Errorf("got %s, %v", res.Data, err)
 	}
 	_, err = c.CallTool(ctx, "nope", nil, nil)
@@ -126,7 +129,7 @@ func exercise(t *testing.T, c *Client) {
 	}
 	short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer stop()
-	if _, err := c.Ask(short, Message{Type: "tool/call/req", Body: Value(`{"tool_name":"slow","arguments":{"secs":0.2}}`)}); !errors.Is(err, ErrTimeout) {
+	if _, err := c.Ask(short, Message{Type: "tool/call/req", Body: json.RawMessage(`{"tool_name":"slow","arguments":{"secs":0.2}}`)}); !errors.Is(err, ErrTimeout) {
 		t.Errorf("got %v", err)
 	}
 	if err := c.Close(); err != nil {
@@ -563,7 +566,7 @@ func TestClientReconnects(t *testing.T) {
 		host.Store(second)
 		srv.CloseClientConnections()
 		got := <-answered
-		if v, _ := got.res.Data.(Value); got.err != nil || string(v) != `{"value":2}` {
+		if v, _ := got.res.Data.(json.RawMessage); got.err != nil || string(v) != `{"value":2}` {
 			t.Errorf("%s, %v", got.res.Data, got.err)
 		}
 		_ = c.Close()
@@ -589,7 +592,7 @@ func TestClientReconnects(t *testing.T) {
 		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
 		for i := range 30 {
 			res, err := c.CallTool(t.Context(), "counter", nil, func(Event) {})
-			if v, _ := res.Data.(Value); err != nil || string(v) != fmt.Sprintf(`{"count":%d}`, i+1) {
+			if v, _ := res.Data.(json.RawMessage); err != nil || string(v) != fmt.Sprintf(`{"count":%d}`, i+1) {
 				t.Fatalf("%d: %s, %v", i, res.Data, err)
 			}
 			if i%3 == 0 {
@@ -840,7 +843,7 @@ func TestPeerError(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := Error{Code: e.Code, Text: e.Text, Reason: e.Reason, Retryable: e.Retryable, Capability: e.Capability}
-			if !reflect.DeepEqual(got, c.want) || e.Detail.Kind() != '{' {
+			if !reflect.DeepEqual(got, c.want) || jsonx.Kind(e.Detail) != '{' {
 				t.Errorf("%+v, detail %s, want %+v", got, e.Detail, c.want)
 			}
 		})

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"strconv"
 	"time"
 
@@ -23,7 +24,7 @@ func NewID() string {
 }
 
 // Message is one message to send. Body holds the members besides the base
-// members: a struct or map that encodes as a JSON object, a [Value], or
+// members: a struct or map that encodes as a JSON object, a [json.RawMessage], or
 // nil. Id and time are added.
 type Message struct {
 	Type string
@@ -54,12 +55,12 @@ const headSize = 192
 type wholeFrame []byte
 
 // bodyOf gives a checked object for anything that encodes as one.
-func bodyOf(v any) (Value, error) {
+func bodyOf(v any) (json.RawMessage, error) {
 	var b []byte
 	switch x := v.(type) {
 	case nil:
 		return nil, nil
-	case Value:
+	case json.RawMessage:
 		b = x
 	case []byte:
 		b = x
@@ -160,7 +161,7 @@ func appendError(dst []byte, e *Error, id string, now time.Time) []byte {
 func appendDetail(dst []byte, e *Error) []byte {
 	detail := e.Detail
 	if checkObject(detail, DefaultMaxDepth) != "" {
-		detail = Value("{}")
+		detail = json.RawMessage("{}")
 	}
 	dst = append(dst, '{')
 	first := true
@@ -307,7 +308,7 @@ func appendDefault(dst []byte, def string, now time.Time) []byte {
 }
 
 // encodeJSON is jsonx.Encode; what it gives is valid by construction.
-func encodeJSON(v any) (Value, error) {
+func encodeJSON(v any) (json.RawMessage, error) {
 	b, err := jsonx.Encode(v)
-	return Value(b), err
+	return json.RawMessage(b), err
 }

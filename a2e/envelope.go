@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"math"
 	"strconv"
 	"strings"
@@ -9,10 +10,6 @@ import (
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
-
-// Value is one JSON value as it was written: numbers keep their literals. A
-// nil Value is an absent member.
-type Value = jsonx.Value
 
 // Version is what this package writes; it accepts every 1.x (A2E §2.2).
 const Version = "1.0"
@@ -294,7 +291,7 @@ func (m *Envelope) check() *Error {
 	return e
 }
 
-func faultDetail(faults []SchemaFault) Value {
+func faultDetail(faults []SchemaFault) json.RawMessage {
 	v, _ := jsonx.Encode(map[string]any{"errors": faults})
 	return appendASCII(nil, v)
 }
@@ -312,7 +309,7 @@ func (m *Envelope) member(name string) []byte {
 // Get gives the value of a member as it was sent, numbers with their
 // literals, or else the default of its type; nil if there is neither. The
 // caller must not change it.
-func (m *Envelope) Get(name string) Value {
+func (m *Envelope) Get(name string) json.RawMessage {
 	if v := m.member(name); v != nil {
 		return v
 	}
@@ -321,7 +318,7 @@ func (m *Envelope) Get(name string) Value {
 		case "now", "hex32", "hex8", "uuid", "feedback":
 		default:
 			if f.Default != "" {
-				return Value(f.Default)
+				return json.RawMessage(f.Default)
 			}
 		}
 	}
@@ -375,12 +372,12 @@ func (m *Envelope) Strings(name string) []string {
 }
 
 // Values gives the elements of a member that is an array, or else its default.
-func (m *Envelope) Values(name string) []Value {
+func (m *Envelope) Values(name string) []json.RawMessage {
 	v := m.Get(name)
 	if len(v) == 0 || v[0] != '[' {
 		return nil
 	}
-	var out []Value
+	var out []json.RawMessage
 	elements(v, func(_ int, e []byte) bool {
 		out = append(out, e)
 		return true

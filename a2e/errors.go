@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 
@@ -43,13 +44,13 @@ const (
 // may be sent to strangers; the cause, which Unwrap gives, is for logs only.
 type Error struct {
 	Code       Code
-	Text       string // the member "message": at most 200 characters when sent
-	Step       string // where it was found: "frame", "decode", "handshake", "policy", "schema", "dispatch", "handler", "transport"
-	Retryable  bool   // whether the same again may succeed
-	Capability string // the member "capability_name"
-	ReqID      string // the id of the message that failed; empty when it could not be told
-	Reason     string // detail.reason, a stable word for programs
-	Detail     Value  // the member "detail": a JSON object, or nil for {}
+	Text       string          // the member "message": at most 200 characters when sent
+	Step       string          // where it was found: "frame", "decode", "handshake", "policy", "schema", "dispatch", "handler", "transport"
+	Retryable  bool            // whether the same again may succeed
+	Capability string          // the member "capability_name"
+	ReqID      string          // the id of the message that failed; empty when it could not be told
+	Reason     string          // detail.reason, a stable word for programs
+	Detail     json.RawMessage // the member "detail": a JSON object, or nil for {}
 	cause      error
 }
 
@@ -167,8 +168,8 @@ func peerError(m *Envelope) *Error {
 	if e.Code == "" {
 		e.Code = RuntimeError
 	}
-	if e.Detail.Kind() != '{' {
-		e.Detail = Value("{}")
+	if jsonx.Kind(e.Detail) != '{' {
+		e.Detail = json.RawMessage("{}")
 	}
 	var d struct {
 		Reason string `json:"reason"`

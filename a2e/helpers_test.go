@@ -222,7 +222,7 @@ func newTestTools() *testTools {
 	add("panic", func(context.Context, *ToolCall) (any, error) { panic("boom") })
 	add("raw", func(context.Context, *ToolCall) (any, error) { return "just a string", nil })
 	add("exit", func(context.Context, *ToolCall) (any, error) {
-		return Value(`{"exit_code":3,"stdout":""}`), nil
+		return json.RawMessage(`{"exit_code":3,"stdout":""}`), nil
 	})
 	add("softfail", func(context.Context, *ToolCall) (any, error) {
 		return ToolResult{Error: "nope", ErrorCode: "tool_execution_error"}, nil
@@ -301,8 +301,8 @@ func (a *testAgents) Await(_ context.Context, _ *Request, id string) (Outcome, e
 	return Outcome{Status: StatusRunning}, nil
 }
 
-func (a *testAgents) List(context.Context, *Request) ([]Value, error) {
-	return []Value{Value(`{"name":"x"}`)}, nil
+func (a *testAgents) List(context.Context, *Request) ([]json.RawMessage, error) {
+	return []json.RawMessage{json.RawMessage(`{"name":"x"}`)}, nil
 }
 
 func (a *testAgents) Terminate(context.Context, *Request, string) (bool, error) { return true, nil }

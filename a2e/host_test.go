@@ -767,7 +767,7 @@ func TestErrors(t *testing.T) {
 	bubble(t, "unknown types reach the catch-all whole", func(t *testing.T) {
 		h := testHost()
 		h.Handler = func(_ context.Context, r *Request) (Response, error) {
-			return Response{Body: map[string]any{"raw": Value(r.Raw()), "known": r.Known()}}, nil
+			return Response{Body: map[string]any{"raw": json.RawMessage(r.Raw()), "known": r.Known()}}, nil
 		}
 		co := start(t, h)
 		co.send(`{"type":"foo/bar/req","id":"u","n":1.50,"deep":{"x":[1e5]}}`)
@@ -892,7 +892,7 @@ func TestErrors(t *testing.T) {
 	})
 	bubble(t, "handlers that answer nonsense", func(t *testing.T) {
 		h := testHost()
-		bodies := []any{func() {}, "text", []int{1}, Value(`{"tools":5}`), Value(`{`), Value("{\"tools\":\"\xff\"}"), map[string]any{"tools": "x"}}
+		bodies := []any{func() {}, "text", []int{1}, json.RawMessage(`{"tools":5}`), json.RawMessage(`{`), json.RawMessage("{\"tools\":\"\xff\"}"), map[string]any{"tools": "x"}}
 		n := 0
 		h.Capabilities["tools"] = Handler(func(context.Context, *Request) (Response, error) {
 			n++
@@ -1686,7 +1686,7 @@ func TestCapabilities(t *testing.T) {
 
 func mustKey(t *testing.T, s string) string {
 	t.Helper()
-	k, err := canonicalKey(Value(s))
+	k, err := canonicalKey(json.RawMessage(s))
 	if err != nil {
 		t.Fatal(err)
 	}

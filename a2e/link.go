@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +23,7 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
-func decodeLoose(v Value, into any) error { return jsonx.Decode(v, into) }
+func decodeLoose(v json.RawMessage, into any) error { return jsonx.Decode(v, into) }
 
 // dial opens a link of the kind that the client is configured for.
 func (c *Client) dial(ctx context.Context) (link, error) {

@@ -3,6 +3,7 @@ package a2e
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -40,21 +41,21 @@ func (q MemoryQuery) Holds(tier string, forget bool) bool {
 // MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys
 // are the same when their members are.
 type MemoryEntry struct {
-	Key       Value    `json:"key"`
-	Content   Value    `json:"content"`
-	Tier      string   `json:"tier"`
-	Tags      []string `json:"tags"`
-	Source    string   `json:"source"`
-	Score     float64  `json:"score"`
-	TTL       int64    `json:"ttl"`        // seconds; 0: for ever
-	CreatedAt Value    `json:"created_at"` // seconds since 1970, the literal as given
-	UpdatedAt Value    `json:"updated_at"`
+	Key       json.RawMessage `json:"key"`
+	Content   json.RawMessage `json:"content"`
+	Tier      string          `json:"tier"`
+	Tags      []string        `json:"tags"`
+	Source    string          `json:"source"`
+	Score     float64         `json:"score"`
+	TTL       int64           `json:"ttl"`        // seconds; 0: for ever
+	CreatedAt json.RawMessage `json:"created_at"` // seconds since 1970, the literal as given
+	UpdatedAt json.RawMessage `json:"updated_at"`
 }
 
 // MemoryQuery selects entries: all filters that are set must hold. Keys match
 // whole, of Tags one suffices, an empty Tier is every tier.
 type MemoryQuery struct {
-	Keys     []Value
+	Keys     []json.RawMessage
 	Query    string // for a similarity search, where there is one
 	Tags     []string
 	Tier     string
@@ -65,10 +66,10 @@ type MemoryQuery struct {
 // Memories is the capability "memory". A memory_id belongs to the identity that
 // opened it: for every other it is [ErrMemoryNotFound].
 type Memories interface {
-	Init(ctx context.Context, r *Request, namespace string, scope map[string]string, metadata Value) (memoryID string, err error)
+	Init(ctx context.Context, r *Request, namespace string, scope map[string]string, metadata json.RawMessage) (memoryID string, err error)
 	// Store writes entries and reports those that were written, and a text for
 	// each that was not.
-	Store(ctx context.Context, r *Request, memoryID string, entries []Value) (stored []MemoryEntry, faults []string, err error)
+	Store(ctx context.Context, r *Request, memoryID string, entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error)
 	Retrieve(ctx context.Context, r *Request, memoryID string, q MemoryQuery) ([]MemoryEntry, error)
 	Forget(ctx context.Context, r *Request, memoryID string, q MemoryQuery) (deleted int, err error)
 }
@@ -175,7 +176,7 @@ func orDefault(n, d int) int {
 
 // Init opens a memory. The same identity, namespace and scope find the same
 // episodic entries again.
-func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string, _ Value) (string, error) {
+func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string, _ json.RawMessage) (string, error) {
 	scopeText, err := jsonx.Encode(scope)
 	if err != nil {
 		return "", ErrSchema.Because(err)
@@ -232,7 +233,7 @@ func (m *MemoryStore) handle(r *Request, id string) (*memoryHandle, error) {
 
 // canonicalKey gives equal text for equal keys, whatever the order of their
 // members and the spelling of their numbers, and different text for all others.
-func canonicalKey(key Value) (string, error) {
+func canonicalKey(key json.RawMessage) (string, error) {
 	if err := jsonx.Valid(key, DefaultMaxDepth); err != nil {
 		return "", err
 	}
@@ -299,7 +300,7 @@ func appendDecimal(dst, v []byte) []byte {
 
 // Store writes entries; one with the key of another in the same tier takes its
 // place.
-func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []Value) (stored []MemoryEntry, faults []string, err error) {
+func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error) {
 	now := m.now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -345,25 +346,25 @@ func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []
 
 var memoryEntryFields = []string{"key", "content", "tier"}
 
-func (m *MemoryStore) entry(raw Value, now time.Time) (*memoryEntry, string) {
+func (m *MemoryStore) entry(raw json.RawMessage, now time.Time) (*memoryEntry, string) {
 	if len(raw) > orDefault(m.Entry, 64<<10) {
 		return nil, "too large"
 	}
-	stamp := Value(appendTime(nil, now))
+	stamp := json.RawMessage(appendTime(nil, now))
 	e := &memoryEntry{MemoryEntry: MemoryEntry{Score: 1, CreatedAt: stamp, UpdatedAt: stamp}}
 	if err := jsonx.Decode(raw, &e.MemoryEntry); err != nil {
 		return nil, "not an entry"
 	}
-	for i, v := range []Value{e.Key, e.Content, Value(e.Tier)} {
+	for i, v := range []json.RawMessage{e.Key, e.Content, json.RawMessage(e.Tier)} {
 		if len(v) == 0 {
 			return nil, memoryEntryFields[i] + " is missing"
 		}
 	}
-	if e.Key.Kind() != '{' {
+	if jsonx.Kind(e.Key) != '{' {
 		return nil, "key is not an object"
 	}
-	for _, v := range []*Value{&e.CreatedAt, &e.UpdatedAt} {
-		if v.Kind() != '0' {
+	for _, v := range []*json.RawMessage{&e.CreatedAt, &e.UpdatedAt} {
+		if jsonx.Kind(*v) != '0' {
 			return nil, "a time is not a number"
 		}
 	}
@@ -403,7 +404,7 @@ func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, now time.Time, visit 
 	}
 }
 
-func canonicalKeys(keys []Value) map[string]bool {
+func canonicalKeys(keys []json.RawMessage) map[string]bool {
 	out := make(map[string]bool, len(keys))
 	for _, k := range keys {
 		if c, err := canonicalKey(k); err == nil {

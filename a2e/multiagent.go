@@ -1,6 +1,9 @@
 package a2e
 
-import "context"
+import (
+	"context"
+	"encoding/json"
+)
 
 // Status of a subagent (A2E §6.18).
 const (
@@ -17,7 +20,7 @@ type Spawn struct {
 	Role     string
 	Model    string
 	MaxSteps int64
-	Metadata Value
+	Metadata json.RawMessage
 }
 
 // Delegation are the members of multi_agent/delegate.
@@ -31,8 +34,8 @@ type Delegation struct {
 // Outcome is what multi_agent/await is answered.
 type Outcome struct {
 	Status string
-	Result Value  // a JSON object, or nil for null
-	Error  string // null on the wire when empty
+	Result json.RawMessage // a JSON object, or nil for null
+	Error  string          // null on the wire when empty
 }
 
 // MultiAgent is the capability "multi_agent": other agents, found by spawn,
@@ -43,7 +46,7 @@ type MultiAgent interface {
 	Spawn(ctx context.Context, r *Request, s Spawn) (subagentID, status string, err error)
 	Delegate(ctx context.Context, r *Request, d Delegation) (accepted bool, status string, err error)
 	Await(ctx context.Context, r *Request, subagentID string) (Outcome, error)
-	List(ctx context.Context, r *Request) ([]Value, error) // a JSON object each
+	List(ctx context.Context, r *Request) ([]json.RawMessage, error) // a JSON object each
 	Terminate(ctx context.Context, r *Request, subagentID string) (success bool, err error)
 }
 
@@ -68,7 +71,7 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 	case "multi_agent/await":
 		o, err := p.m.Await(ctx, r, sub)
 		if o.Result == nil {
-			o.Result = Value("null")
+			o.Result = json.RawMessage("null")
 		}
 		var text any
 		if o.Error != "" {
@@ -78,7 +81,7 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 	case "multi_agent/list":
 		list, err := p.m.List(ctx, r)
 		if list == nil {
-			list = []Value{}
+			list = []json.RawMessage{}
 		}
 		return Response{Body: map[string]any{"subagents": list}}, err
 	case "multi_agent/terminate":

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -64,7 +65,7 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 		answered := make(chan error, 1)
 		go func() {
 			res, err := c.CallTool(t.Context(), "work", nil, nil)
-			if v, _ := res.Data.(Value); err == nil && string(v) != `{"value":2}` {
+			if v, _ := res.Data.(json.RawMessage); err == nil && string(v) != `{"value":2}` {
 				err = fmt.Errorf("answered with %s", v)
 			}
 			answered <- err

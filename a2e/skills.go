@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strconv"
 	"time"
@@ -10,43 +11,43 @@ import (
 // LLMConfig overrides the model of a skill (A2E §6.14). Credentials are
 // secrets of the agent.
 type LLMConfig struct {
-	ProviderName        string `json:"provider_name"`
-	ProviderCredentials Value  `json:"provider_credentials"`
-	ProviderConfig      Value  `json:"provider_config"`
-	IsDefault           *bool  `json:"is_default"`
+	ProviderName        string          `json:"provider_name"`
+	ProviderCredentials json.RawMessage `json:"provider_credentials"`
+	ProviderConfig      json.RawMessage `json:"provider_config"`
+	IsDefault           *bool           `json:"is_default"`
 }
 
 // SkillDefinition describes a skill (A2E §6.14). What is nil is null on the
 // wire; Arguments is an array or null, never the empty object of the
 // reference.
 type SkillDefinition struct {
-	Name           string   `json:"name"`
-	Version        string   `json:"version"`
-	Description    string   `json:"description"`
-	Triggers       []string `json:"triggers"`
-	Status         string   `json:"status"` // Created, Blocked, Published, Archived; Published when empty
-	InputSchema    Value    `json:"input_schema,omitzero"`
-	OutputSchema   Value    `json:"output_schema,omitzero"`
-	Instructions   *string  `json:"instructions"`
-	Arguments      []string `json:"arguments"`
-	WhenToUse      string   `json:"when_to_use"`
-	ArgumentHint   string   `json:"argument_hint"`
-	Source         string   `json:"source"`
-	Category       *string  `json:"category"`
-	Tags           []string `json:"tags"`
-	MaxTurns       *int     `json:"max_turns"`
-	TimeoutSeconds *int     `json:"timeout_seconds"`
-	Metadata       Value    `json:"metadata,omitzero"`
+	Name           string          `json:"name"`
+	Version        string          `json:"version"`
+	Description    string          `json:"description"`
+	Triggers       []string        `json:"triggers"`
+	Status         string          `json:"status"` // Created, Blocked, Published, Archived; Published when empty
+	InputSchema    json.RawMessage `json:"input_schema,omitzero"`
+	OutputSchema   json.RawMessage `json:"output_schema,omitzero"`
+	Instructions   *string         `json:"instructions"`
+	Arguments      []string        `json:"arguments"`
+	WhenToUse      string          `json:"when_to_use"`
+	ArgumentHint   string          `json:"argument_hint"`
+	Source         string          `json:"source"`
+	Category       *string         `json:"category"`
+	Tags           []string        `json:"tags"`
+	MaxTurns       *int            `json:"max_turns"`
+	TimeoutSeconds *int            `json:"timeout_seconds"`
+	Metadata       json.RawMessage `json:"metadata,omitzero"`
 }
 
 // SkillCall is a skill/call/req.
 type SkillCall struct {
 	*Request
 	Name        string
-	Arguments   Value
+	Arguments   json.RawMessage
 	Streaming   bool
-	LLMOverride Value // an LLMConfig, or null
-	Metadata    Value
+	LLMOverride json.RawMessage // an LLMConfig, or null
+	Metadata    json.RawMessage
 }
 
 // SkillResult is the member data of a skill/call/resp (A2E §6.14).
@@ -57,8 +58,8 @@ type SkillResult struct {
 	Truncated  bool
 	Error      string // null on the wire when empty
 	ErrorCode  string
-	DurationMS int64 // measured when 0
-	Metadata   Value // an extension, as of a [ToolResult]
+	DurationMS int64           // measured when 0
+	Metadata   json.RawMessage // an extension, as of a [ToolResult]
 }
 
 // Skills is the capability "skill". An error of Call that is an [*Error] goes

@@ -3,12 +3,15 @@ package a2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // ToolParameter is one parameter of a tool (A2E §6.14).
@@ -75,8 +78,8 @@ func (q ToolQuery) Select(tools []ToolDefinition) []ToolDefinition {
 type ToolCall struct {
 	*Request
 	Name      string
-	Arguments Value // a JSON object as the agent wrote it
-	Streaming bool  // whether the agent asked for events
+	Arguments json.RawMessage // a JSON object as the agent wrote it
+	Streaming bool            // whether the agent asked for events
 }
 
 // ToolResult is the member data of a tool/call/resp (A2E §6.14). Success is
@@ -91,8 +94,8 @@ type ToolResult struct {
 	Error      string // null on the wire when empty
 	ErrorCode  string
 	DurationMS int64 // measured when 0
-	Events     []Value
-	Metadata   Value // an extension, which agents that do not know it pass over: a JSON object, or nil for none
+	Events     []json.RawMessage
+	Metadata   json.RawMessage // an extension, which agents that do not know it pass over: a JSON object, or nil for none
 }
 
 // Tools is the capability "tools". An error of Call that is an [*Error] goes to
@@ -143,7 +146,7 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if res.DurationMS == 0 {
 		res.DurationMS = time.Since(r.Received).Milliseconds()
 	}
-	data, _ := res.Data.(Value)
+	data, _ := res.Data.(json.RawMessage)
 	b, err := appendToolResult(append(r.head("tool/call/resp", 256+len(data)), `,"data":`...), res)
 	if err != nil {
 		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler", Capability: "tools", cause: err}
@@ -170,14 +173,14 @@ func appendValue(dst []byte, v any) ([]byte, error) {
 }
 
 // valueOf gives checked JSON for anything that encodes.
-func valueOf(v any) (Value, error) {
-	var raw Value
+func valueOf(v any) (json.RawMessage, error) {
+	var raw json.RawMessage
 	switch x := v.(type) {
 	case nil:
-		return Value("null"), nil
-	case Value:
+		return json.RawMessage("null"), nil
+	case json.RawMessage:
 		if x == nil {
-			return Value("null"), nil
+			return json.RawMessage("null"), nil
 		}
 		raw = x
 	default:
@@ -240,7 +243,7 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 }
 
 // exitCodeOf finds the exit code that a command gives among its data.
-func exitCodeOf(data Value) []byte {
+func exitCodeOf(data json.RawMessage) []byte {
 	exit := []byte("null")
 	if data[0] != '{' || !bytes.Contains(data, []byte(`exit_code`)) {
 		return exit
@@ -254,7 +257,7 @@ func exitCodeOf(data Value) []byte {
 }
 
 // appendResultMetadata adds the member metadata where there is some.
-func appendResultMetadata(dst []byte, v Value) ([]byte, error) {
+func appendResultMetadata(dst []byte, v json.RawMessage) ([]byte, error) {
 	if v == nil {
 		return dst, nil
 	}
@@ -270,8 +273,8 @@ func appendNullable(dst []byte, s string) []byte {
 
 // toolResultOf reads what appendToolResult writes. Members of unknown names
 // are passed over, null ones are as absent.
-func toolResultOf(data Value) (res ToolResult, err error) {
-	if data.Kind() != '{' {
+func toolResultOf(data json.RawMessage) (res ToolResult, err error) {
+	if jsonx.Kind(data) != '{' {
 		return res, ErrSchema
 	}
 	bad := func(name string) error {
@@ -279,7 +282,7 @@ func toolResultOf(data Value) (res ToolResult, err error) {
 		e.Text, e.Step = "data."+name+" of the result is of a wrong type", "peer"
 		return &e
 	}
-	res.Data, res.Summary = Value(nil), Value(nil)
+	res.Data, res.Summary = json.RawMessage(nil), json.RawMessage(nil)
 	var few [fewMembers]member
 	for _, m := range membersInto(few[:0], data) {
 		name, v := m.name.of(data), m.value.of(data)
@@ -287,9 +290,9 @@ func toolResultOf(data Value) (res ToolResult, err error) {
 		ok := true
 		switch string(name) {
 		case "data":
-			res.Data = Value(v)
+			res.Data = json.RawMessage(v)
 		case "summary":
-			res.Summary = Value(v)
+			res.Summary = json.RawMessage(v)
 		}
 		if v[0] == 'n' {
 			continue
@@ -313,7 +316,7 @@ func toolResultOf(data Value) (res ToolResult, err error) {
 		case "events":
 			if ok = v[0] == '['; ok {
 				elements(v, func(_ int, e []byte) bool {
-					res.Events = append(res.Events, Value(e))
+					res.Events = append(res.Events, json.RawMessage(e))
 					return true
 				})
 			}

@@ -903,7 +903,7 @@ func vectorToolsList(t *testing.T, cases []vectorCase) {
 				first = nil
 				into(t, in.Catalogue, &first)
 			}
-			if len(first) == 0 || Value(in.Request).Kind() != '{' {
+			if len(first) == 0 || jsonx.Kind(in.Request) != '{' {
 				t.Fatal("no catalogue, or no request")
 			}
 			synctest.Test(t, func(t *testing.T) {
@@ -1126,18 +1126,18 @@ func vectorChain(t *testing.T, c vectorCase) {
 	}
 	into(t, c.Input, &in)
 	into(t, c.Expect, &exp)
-	ctx := map[string]Value{}
+	ctx := map[string]json.RawMessage{}
 	for k, v := range in.Context {
-		ctx[k] = Value(v)
+		ctx[k] = json.RawMessage(v)
 	}
 	if in.Condition == nil {
-		expr := Value(in.Expression)
+		expr := json.RawMessage(in.Expression)
 		if expr == nil {
-			expr = Value("null")
+			expr = json.RawMessage("null")
 		}
 		got := Resolve(expr, ctx)
 		if got == nil {
-			got = Value("null")
+			got = json.RawMessage("null")
 		}
 		var a, b any
 		if json.Unmarshal(got, &a) != nil || json.Unmarshal(exp.Result, &b) != nil || !reflect.DeepEqual(a, b) {

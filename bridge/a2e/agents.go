@@ -257,8 +257,8 @@ func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out 
 			s.Status, s.Error = protocol.StatusFailed, "the answer cannot be said in A2E"
 			return true
 		}
-		if data.Kind() != '{' {
-			if data, derr = jsonx.Encode(map[string]protocol.Value{wrapped: data}); derr != nil {
+		if jsonx.Kind(data) != '{' {
+			if data, derr = jsonx.Encode(map[string]json.RawMessage{wrapped: data}); derr != nil {
 				return false
 			}
 		}
@@ -299,7 +299,7 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 		if err != nil {
 			return protocol.Outcome{}, err
 		}
-		out := protocol.Outcome{Status: s.Status, Result: protocol.Value(s.Result), Error: s.Error}
+		out := protocol.Outcome{Status: s.Status, Result: json.RawMessage(s.Result), Error: s.Error}
 		if s.Status != protocol.StatusRunning {
 			return out, nil
 		}
@@ -320,15 +320,15 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 }
 
 // List implements a2e.MultiAgent.
-func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]protocol.Value, error) {
-	var out []protocol.Value
+func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]json.RawMessage, error) {
+	var out []json.RawMessage
 	for v, err := range a.s.Range(ctx, ownerPrefix(r.Identity.Name)) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, protocol.Value(v.Data))
+		out = append(out, json.RawMessage(v.Data))
 	}
-	slices.SortFunc(out, func(x, y protocol.Value) int { return cmpText(string(x), string(y)) })
+	slices.SortFunc(out, func(x, y json.RawMessage) int { return cmpText(string(x), string(y)) })
 	return out, nil
 }
 

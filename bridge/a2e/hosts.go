@@ -349,7 +349,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if x.Type != "" && m.Origin.Protocol == Protocol {
 		msg.Type = x.Type
 		if len(m.Parts) == 1 {
-			msg.Body = protocol.Value(m.Parts[0].Data)
+			msg.Body = json.RawMessage(m.Parts[0].Data)
 		}
 	} else {
 		skill := m.Skill
@@ -412,8 +412,8 @@ func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (an
 	if err != nil {
 		return nil, err
 	}
-	if arguments.Kind() != '{' {
-		if arguments, err = jsonx.Encode(map[string]protocol.Value{wrapped: arguments}); err != nil {
+	if jsonx.Kind(arguments) != '{' {
+		if arguments, err = jsonx.Encode(map[string]json.RawMessage{wrapped: arguments}); err != nil {
 			return nil, err
 		}
 	}
@@ -433,7 +433,7 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 	if whole {
 		var err error
 		if reply.Extensions, err = (extension{Type: e.Type}).in(); err == nil {
-			var body protocol.Value
+			var body json.RawMessage
 			if body, err = bodyOf(e); err == nil {
 				out.Parts = []parley.Part{jsonPart(body)}
 				return out
@@ -443,10 +443,10 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 		return out
 	}
 	var r struct {
-		Success   *bool          `json:"success"`
-		Data      protocol.Value `json:"data"`
-		Error     *string        `json:"error"`
-		ErrorCode *string        `json:"error_code"`
+		Success   *bool           `json:"success"`
+		Data      json.RawMessage `json:"data"`
+		Error     *string         `json:"error"`
+		ErrorCode *string         `json:"error_code"`
 	}
 	if err := jsonx.Decode(e.Get("data"), &r); err != nil || r.Success == nil {
 		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer is no tool result")
@@ -464,15 +464,15 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 		return out
 	}
 	if len(r.Data) == 0 {
-		r.Data = protocol.Value("null")
+		r.Data = json.RawMessage("null")
 	}
 	out.Parts = []parley.Part{jsonPart(r.Data)}
 	return out
 }
 
 // bodyOf gives the members of a message besides the base members.
-func bodyOf(e *protocol.Envelope) (protocol.Value, error) {
-	var all map[string]protocol.Value
+func bodyOf(e *protocol.Envelope) (json.RawMessage, error) {
+	var all map[string]json.RawMessage
 	if err := jsonx.Decode(e.Raw(), &all); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package a2e_test
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"net/http"
 	"slices"
@@ -219,7 +220,7 @@ func TestTypesByAgreement(t *testing.T) {
 	w.each("carried", func(t *testing.T, c *protocol.Client) {
 		var events []string
 		var final *protocol.Envelope
-		for e, err := range c.Stream(t.Context(), protocol.Message{Type: "foo/bar", Body: map[string]any{"x": protocol.Value("1.50")}}) {
+		for e, err := range c.Stream(t.Context(), protocol.Message{Type: "foo/bar", Body: map[string]any{"x": json.RawMessage("1.50")}}) {
 			switch {
 			case err != nil:
 				t.Fatal(err)

@@ -76,9 +76,9 @@ func (r *reader) gone() bool {
 
 // keptMessage is a message that is kept for a call, or for the next one.
 type keptMessage struct {
-	Hub     string         `json:"hub,omitempty"`  // whose call it is for, or has it
-	Call    string         `json:"call,omitempty"` // the ask for which it was kept
-	Arrival protocol.Value `json:"arrival"`
+	Hub     string          `json:"hub,omitempty"`  // whose call it is for, or has it
+	Call    string          `json:"call,omitempty"` // the ask for which it was kept
+	Arrival json.RawMessage `json:"arrival"`
 
 	key      string
 	revision uint64
@@ -87,7 +87,7 @@ type keptMessage struct {
 
 func readKept(v journal.Value) (m keptMessage) {
 	if json.Unmarshal(v.Data, &m) != nil || len(m.Arrival) == 0 {
-		m = keptMessage{Arrival: protocol.Value(v.Data)} // recorded by an earlier version
+		m = keptMessage{Arrival: json.RawMessage(v.Data)} // recorded by an earlier version
 	}
 	m.key, m.revision = v.Key, v.Revision
 	return m
@@ -519,8 +519,8 @@ func (w *batch) add(events context.Context, m keptMessage) {
 
 // answer gives the messages that the call returns: those that no other call of
 // the agent has taken since.
-func (w *batch) answer() []protocol.Value {
-	out := []protocol.Value{}
+func (w *batch) answer() []json.RawMessage {
+	out := []json.RawMessage{}
 	var first, again []keptMessage
 	for _, m := range w.messages {
 		if !w.x.has(w.r, m.key) {
@@ -561,10 +561,10 @@ func cmpText(a, b string) int {
 // reply serves parley_reply.
 func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
 	var q struct {
-		ID      parley.ID      `json:"id"`
-		Content protocol.Value `json:"content"`
-		Error   string         `json:"error"`
-		State   string         `json:"state"`
+		ID      parley.ID       `json:"id"`
+		Content json.RawMessage `json:"content"`
+		Error   string          `json:"error"`
+		State   string          `json:"state"`
 	}
 	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.ID.IsZero() || q.Error != "" && q.State != "" {
 		return protocol.ToolResult{}, badArguments("want {id, content}, {id, error} or {id, state, content}", err)

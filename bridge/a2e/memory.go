@@ -94,7 +94,7 @@ func digest(s ...string) string {
 
 // Init implements a2e.Memories: the same agent, namespace and scope get the
 // same memory_id.
-func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string, scope map[string]string, _ protocol.Value) (string, error) {
+func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string, scope map[string]string, _ json.RawMessage) (string, error) {
 	b, err := json.Marshal(scope) // sorts the names
 	if err != nil {
 		return "", protocol.ErrSchema.Because(err)
@@ -165,7 +165,7 @@ func (h memoryHandle) tier(name string, r *protocol.Request) string {
 }
 
 // Store implements a2e.Memories.
-func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entries []protocol.Value) (out []protocol.MemoryEntry, faults []string, err error) {
+func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entries []json.RawMessage) (out []protocol.MemoryEntry, faults []string, err error) {
 	h, err := m.handle(ctx, r, id)
 	if err != nil {
 		return nil, nil, err
@@ -262,17 +262,17 @@ func (m *memory) remove(ctx context.Context, there map[string]journal.Value, v j
 
 // entry reads an entry, and gives the last part of its key in the state: equal
 // for keys with equal members.
-func (m *memory) entry(raw protocol.Value) (e protocol.MemoryEntry, key, fault string) {
+func (m *memory) entry(raw json.RawMessage) (e protocol.MemoryEntry, key, fault string) {
 	if len(raw) > memoryEntry {
 		return e, "", "too large"
 	}
-	now := protocol.Value(strconv.FormatFloat(float64(m.now().UnixMilli())/1000, 'f', 3, 64))
+	now := json.RawMessage(strconv.FormatFloat(float64(m.now().UnixMilli())/1000, 'f', 3, 64))
 	e = protocol.MemoryEntry{Score: 1, CreatedAt: now, UpdatedAt: now, Tags: []string{}}
 	if err := jsonx.Decode(raw, &e); err != nil {
 		return e, "", "not an entry"
 	}
 	switch {
-	case len(e.Key) == 0 || e.Key.Kind() != '{':
+	case len(e.Key) == 0 || jsonx.Kind(e.Key) != '{':
 		return e, "", "key is not an object"
 	case len(e.Content) == 0:
 		return e, "", "content is missing"
@@ -280,7 +280,7 @@ func (m *memory) entry(raw protocol.Value) (e protocol.MemoryEntry, key, fault s
 		return e, "", "tier is missing"
 	case e.TTL < 0:
 		return e, "", "ttl is negative"
-	case e.CreatedAt.Kind() != '0' || e.UpdatedAt.Kind() != '0':
+	case jsonx.Kind(e.CreatedAt) != '0' || jsonx.Kind(e.UpdatedAt) != '0':
 		return e, "", "a time is not a number"
 	}
 	if e.Tags == nil {
@@ -293,7 +293,7 @@ func (m *memory) entry(raw protocol.Value) (e protocol.MemoryEntry, key, fault s
 	return e, key, ""
 }
 
-func memoryKey(key protocol.Value) (string, error) {
+func memoryKey(key json.RawMessage) (string, error) {
 	c, err := jsonx.Canonicalize(key)
 	if err != nil {
 		return "", err
@@ -327,7 +327,7 @@ func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, 
 	return nil
 }
 
-func keysOf(keys []protocol.Value, prefix func(string) string) map[string]bool {
+func keysOf(keys []json.RawMessage, prefix func(string) string) map[string]bool {
 	out := map[string]bool{}
 	for _, k := range keys {
 		if d, err := memoryKey(k); err == nil {

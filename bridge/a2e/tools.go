@@ -204,7 +204,7 @@ func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRe
 	return t.callTool(ctx, c, tg, c.Arguments)
 }
 
-func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, arguments protocol.Value) (protocol.ToolResult, error) {
+func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, arguments json.RawMessage) (protocol.ToolResult, error) {
 	if isWrapped(tg.skill.Input) {
 		arguments = unwrap(arguments)
 	}
@@ -221,7 +221,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, 
 
 // call sends a request to a skill and waits for its answer. Events go to the
 // agent as they come, before the answer. more is what only A2E says.
-func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content protocol.Value, streaming bool, more map[string]json.RawMessage) (*parley.Message, error) {
+func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool, more map[string]json.RawMessage) (*parley.Message, error) {
 	parts, err := fromContent(content)
 	if err != nil {
 		return nil, protocol.ErrSchema.Because(err)
@@ -339,8 +339,8 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 }
 
 // object gives a schema that is an object, else none.
-func object(raw []byte) protocol.Value {
-	if v := protocol.Value(raw); len(raw) > 0 && v.Kind() == '{' && jsonx.Valid(raw, 0) == nil {
+func object(raw []byte) json.RawMessage {
+	if v := json.RawMessage(raw); len(raw) > 0 && jsonx.Kind(v) == '{' && jsonx.Valid(raw, 0) == nil {
 		return v
 	}
 	return nil
@@ -427,9 +427,9 @@ func (t *tools) own(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRes
 		return t.search(c)
 	}
 	var q struct {
-		Agent   string         `json:"agent"`
-		Skill   string         `json:"skill"`
-		Content protocol.Value `json:"content"`
+		Agent   string          `json:"agent"`
+		Skill   string          `json:"skill"`
+		Content json.RawMessage `json:"content"`
 	}
 	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
 	if err != nil {
@@ -466,9 +466,9 @@ func badArguments(text string, cause error) error {
 // send leaves a message without waiting for an answer.
 func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
 	var q struct {
-		Agent   string         `json:"agent"`
-		Skill   string         `json:"skill"`
-		Content protocol.Value `json:"content"`
+		Agent   string          `json:"agent"`
+		Skill   string          `json:"skill"`
+		Content json.RawMessage `json:"content"`
 	}
 	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
 	if err != nil {
@@ -500,11 +500,11 @@ func (t *tools) search(c *protocol.ToolCall) (protocol.ToolResult, error) {
 		return protocol.ToolResult{}, badArguments("want {query, limit}", err)
 	}
 	type hit struct {
-		Agent       string         `json:"agent"`
-		Skill       string         `json:"skill,omitempty"`
-		Tool        string         `json:"tool"`
-		Description string         `json:"description"`
-		Input       protocol.Value `json:"input,omitzero"`
+		Agent       string          `json:"agent"`
+		Skill       string          `json:"skill,omitempty"`
+		Tool        string          `json:"tool"`
+		Description string          `json:"description"`
+		Input       json.RawMessage `json:"input,omitzero"`
 	}
 	hits := []hit{}
 	total := 0

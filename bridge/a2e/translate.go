@@ -53,15 +53,15 @@ func partOf(p parley.Part) part {
 
 // toContent says parts as one JSON value: JSON as it is, text as a string,
 // anything else, and several parts, as an array of parts.
-func toContent(parts []parley.Part) (protocol.Value, error) {
+func toContent(parts []parley.Part) (json.RawMessage, error) {
 	switch {
 	case len(parts) == 0:
-		return protocol.Value("{}"), nil
+		return json.RawMessage("{}"), nil
 	case len(parts) == 1 && parts[0].IsJSON():
 		if err := jsonx.Valid(parts[0].Data, 0); err != nil {
 			return nil, fmt.Errorf("the content is not JSON: %w", err)
 		}
-		return protocol.Value(parts[0].Data), nil
+		return json.RawMessage(parts[0].Data), nil
 	case len(parts) == 1 && parts[0].IsText():
 		return jsonx.AppendString(make([]byte, 0, len(parts[0].Data)+16), string(parts[0].Data))
 	}
@@ -74,20 +74,20 @@ func toContent(parts []parley.Part) (protocol.Value, error) {
 
 // toData says a reply's parts as the data of a tool's or skill's result, which
 // is an object.
-func toData(parts []parley.Part) (protocol.Value, error) {
+func toData(parts []parley.Part) (json.RawMessage, error) {
 	v, err := toContent(parts)
-	if err == nil && v.Kind() == '"' {
-		return append(append(append(make(protocol.Value, 0, len(v)+9), `{"text":`...), v...), '}'), nil
+	if err == nil && jsonx.Kind(v) == '"' {
+		return append(append(append(make(json.RawMessage, 0, len(v)+9), `{"text":`...), v...), '}'), nil
 	}
 	return v, err
 }
 
 // fromContent is the reverse of toContent for what agents send.
-func fromContent(v protocol.Value) ([]parley.Part, error) {
+func fromContent(v json.RawMessage) ([]parley.Part, error) {
 	switch {
 	case len(v) == 0 || jsonx.IsNull(v):
 		return nil, nil
-	case v.Kind() == '"':
+	case jsonx.Kind(v) == '"':
 		var s string
 		if err := jsonx.Decode(v, &s); err != nil {
 			return nil, err
@@ -103,7 +103,7 @@ func jsonPart(v []byte) parley.Part {
 
 // provenanceOf is what a recipient is told about where a message came from
 // (DESIGN §3): the member "parley" of its metadata.
-func provenanceOf(m *parley.Message, hubID string, way bridge.Way) protocol.Value {
+func provenanceOf(m *parley.Message, hubID string, way bridge.Way) json.RawMessage {
 	o := jsonx.AppendObject(make([]byte, 0, 768))
 	o.Open("parley")
 	o.String("protocol", m.Origin.Protocol)
@@ -144,13 +144,13 @@ type arrival struct {
 	InReplyTo    parley.ID       `json:"in_reply_to,omitzero"`
 	State        string          `json:"state,omitempty"`
 	Number       int             `json:"number,omitzero"`
-	Content      protocol.Value  `json:"content,omitzero"`
+	Content      json.RawMessage `json:"content,omitzero"`
 	Error        json.RawMessage `json:"error,omitzero"`
 	Audience     []string        `json:"audience,omitempty"`
 	Deadline     float64         `json:"deadline,omitzero"`
 	Expires      float64         `json:"expires,omitzero"`
 	Attempt      int             `json:"attempt,omitzero"`
-	Metadata     protocol.Value  `json:"metadata,omitzero"`
+	Metadata     json.RawMessage `json:"metadata,omitzero"`
 }
 
 func seconds(t time.Time) float64 {
@@ -160,7 +160,7 @@ func seconds(t time.Time) float64 {
 	return float64(t.UnixMilli()) / 1000
 }
 
-func toArrival(m *parley.Message, attempt int, hubID string) (protocol.Value, error) {
+func toArrival(m *parley.Message, attempt int, hubID string) (json.RawMessage, error) {
 	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Conversation: m.Conversation,
 		InReplyTo: m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline), Expires: seconds(m.Expires),
 		Attempt: attempt, Metadata: provenanceOf(m, hubID, bridge.Inbox)}
@@ -312,8 +312,8 @@ func isWrapped(raw json.RawMessage) bool {
 }
 
 // unwrap gives the content of a call of such a skill.
-func unwrap(arguments protocol.Value) protocol.Value {
-	var m map[string]protocol.Value
+func unwrap(arguments json.RawMessage) json.RawMessage {
+	var m map[string]json.RawMessage
 	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[wrapped] != nil {
 		return m[wrapped]
 	}
@@ -513,14 +513,14 @@ func eventOf(e protocol.Event) (parley.State, []parley.Part) {
 func toEvent(m *parley.Message) (protocol.EventKind, any) {
 	content, err := toContent(m.Parts)
 	if err != nil {
-		content = protocol.Value("{}")
+		content = json.RawMessage("{}")
 	}
 	if m.State != parley.NoState {
 		text := m.Text()
 		if text == "" {
 			text = m.State.String()
 		}
-		if content.Kind() == '{' && len(m.Parts) > 0 {
+		if jsonx.Kind(content) == '{' && len(m.Parts) > 0 {
 			var d struct {
 				Percent *float64 `json:"pct"`
 			}
@@ -538,7 +538,7 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 		p := m.Parts[0]
 		return protocol.KindArtifact, map[string]any{"name": p.Name, "mime": p.MediaType, "chunk": base64.StdEncoding.EncodeToString(p.Data), "final": false}
 	}
-	if content.Kind() != '{' {
+	if jsonx.Kind(content) != '{' {
 		return protocol.KindStatus, map[string]any{"message": m.Text(), "value": content}
 	}
 	return protocol.KindStatus, content

@@ -156,7 +156,7 @@ func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ER
 	defer stop()
 	call := func() error {
 		r, err := client.CallTool(ctx, "echo", arguments, nil)
-		if data, _ := r.Data.(a2e.Value); err == nil && !bytes.Equal(data, arguments) {
+		if data, _ := r.Data.(json.RawMessage); err == nil && !bytes.Equal(data, arguments) {
 			err = fmt.Errorf("%s came back as %s", arguments, data)
 		}
 		return err

@@ -57,7 +57,7 @@ func TestKilledInbox(t *testing.T) {
 		var got struct {
 			Messages []struct{ Content string }
 		}
-		if data, _ := r.Data.(a2e.Value); json.Unmarshal(data, &got) != nil {
+		if data, _ := r.Data.(json.RawMessage); json.Unmarshal(data, &got) != nil {
 			t.Fatalf("%s", data)
 		}
 		texts := []string{}

@@ -238,7 +238,7 @@ func TestA2EClient(t *testing.T) {
 				t.Errorf("%+v, %v", tools, err)
 			}
 			r, err := c.CallTool(ctx, "add", json.RawMessage(`{"a":123456789012345678901234567890,"b":1}`), nil)
-			if data, _ := r.Data.(a2e.Value); err != nil || !r.Success || string(data) != `{"sum": 123456789012345678901234567891}` && string(data) != `{"sum":123456789012345678901234567891}` {
+			if data, _ := r.Data.(json.RawMessage); err != nil || !r.Success || string(data) != `{"sum": 123456789012345678901234567891}` && string(data) != `{"sum":123456789012345678901234567891}` {
 				t.Errorf("%s, %v", data, err)
 			}
 			var steps []string

@@ -161,8 +161,11 @@ func inRange(b []byte) error {
 	}
 }
 
+// Kind is the first byte of the value v, '0' for every number; 0 for an absent one.
+func Kind(v []byte) byte { return byte(Value(v).Kind()) }
+
 // IsNull reports whether v is absent or the literal null.
-func IsNull(v Value) bool { return len(v) == 0 || v.Kind() == 'n' }
+func IsNull(v []byte) bool { return len(v) == 0 || Kind(v) == 'n' }
 
 // check refuses what the decoder below would accept (deep nesting) or name
 // unclearly (no value, a byte order mark).
