@@ -141,7 +141,7 @@ func (c *Client) Join(ctx context.Context) error {
 	if _, err := c.Router.Host(c.local); err != nil {
 		return err
 	}
-	c.requests = make(chan *Request, or(c.Queue, 256))
+	c.requests = make(chan *Request, cmp.Or(c.Queue, 256))
 	if c.Handler != nil {
 		go c.handle(ctx)
 	}
@@ -180,7 +180,7 @@ func (c *Client) leave() error {
 }
 
 func (c *Client) heartbeat(ctx context.Context) {
-	tick := time.NewTicker(or(c.Interval, 30*time.Second))
+	tick := time.NewTicker(cmp.Or(c.Interval, 30*time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -327,7 +327,7 @@ func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter
 				return
 			}
 		}
-		answers := make(chan *Verified, or(c.Queue, 256))
+		answers := make(chan *Verified, cmp.Or(c.Queue, 256))
 		c.mu.Lock()
 		if c.finding != nil {
 			c.finding[e.ID] = answers
@@ -371,7 +371,7 @@ func (c *Client) Stream(ctx context.Context, to string, s *Say) iter.Seq2[Event,
 			yield(Event{}, err)
 			return
 		}
-		events := make(chan Event, or(c.Queue, 256))
+		events := make(chan Event, cmp.Or(c.Queue, 256))
 		c.mu.Lock()
 		if c.waiting != nil {
 			c.waiting[e.WorkID] = events

@@ -181,34 +181,6 @@ func (e *Envelope) SetExt(key string, v any) error {
 	return nil
 }
 
-// Limits bounds what is accepted. Zero fields mean the defaults named.
-type Limits struct {
-	Envelope     int   // bytes of one envelope; 1,048,576
-	Depth        int   // JSON nesting of the whole envelope; 1000
-	MaxReplayAge int64 // seconds a message without expires_at is fresh, and the clock skew allowed; 300
-	MaxTTL       int64 // seconds that expires_at may lie ahead; 2,592,000 (30 days)
-}
-
-// Bounds of identifiers whose grammar sets none, in bytes. Ids of messages and of
-// traces have no bound but that of the envelope: what keeps one keeps its hash.
-const (
-	maxWorkspace = 1024
-	maxThread    = 128
-	maxWork      = 128
-)
-
-func (l Limits) envelope() int       { return or(l.Envelope, 1<<20) }
-func (l Limits) maxReplayAge() int64 { return or(l.MaxReplayAge, 300) }
-func (l Limits) maxTTL() int64       { return or(l.MaxTTL, 30*24*3600) }
-
-func or[T comparable](v, fallback T) T {
-	var zero T
-	if v == zero {
-		return fallback
-	}
-	return v
-}
-
 // Decoder reads envelopes. The zero value is strict.
 type Decoder struct {
 	// Lenient keeps members that the envelope page does not name (in Unknown,

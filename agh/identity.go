@@ -4,11 +4,8 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"strings"
-
-	"github.com/parley-hub/parley/internal/edkeys"
 )
 
 // Profile is the trust profile of RFC 004.
@@ -55,12 +52,6 @@ func (i *Identity) ID() string { return Handle(i.nickname, i.Public()) }
 // Public gives the public key.
 func (i *Identity) Public() ed25519.PublicKey { return i.key.Public().(ed25519.PublicKey) }
 
-// KeyID gives sha256: and the hex SHA-256 of a raw public key.
-func KeyID(pub ed25519.PublicKey) string {
-	sum := sha256.Sum256(pub)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
 // Handle gives nickname@fingerprint, where the fingerprint is the first 32 hex
 // digits of SHA-256 of the raw public key.
 func Handle(nickname string, pub ed25519.PublicKey) string {
@@ -88,20 +79,4 @@ func ValidNickname(s string) bool {
 		}
 	}
 	return true
-}
-
-var b64 = base64.RawURLEncoding.Strict()
-
-// PublicKey reads an Ed25519 public key as the pubkey member of a proof has it:
-// 43 characters of base64url without padding. Weak and impossible keys are
-// refused.
-func PublicKey(s string) (ed25519.PublicKey, error) {
-	pub, err := b64.DecodeString(s)
-	if err != nil || len(s) != 43 || len(pub) != ed25519.PublicKeySize {
-		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "must be 32 bytes in base64url without padding").because(err)
-	}
-	if err := edkeys.Check(pub); err != nil {
-		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "is a weak or impossible key").because(err)
-	}
-	return pub, nil
 }

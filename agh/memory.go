@@ -1,6 +1,7 @@
 package agh
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"crypto/sha256"
@@ -75,8 +76,8 @@ func (m *ReplayMemory) Seen(_ context.Context, key string, until time.Time) (boo
 	if _, ok := m.keys[e.key]; ok {
 		return false, nil
 	}
-	limit := or(m.Max, 1<<20)
-	if len(m.keys) >= limit || m.senders[e.sender] >= or(m.PerSender, max(limit/8, 1)) {
+	limit := cmp.Or(m.Max, 1<<20)
+	if len(m.keys) >= limit || m.senders[e.sender] >= cmp.Or(m.PerSender, max(limit/8, 1)) {
 		return false, refuse(ErrBusy, StepRouting, "id", "the replay memory is full")
 	}
 	m.keys[e.key] = struct{}{}
@@ -109,81 +110,8 @@ func sender(key string) string {
 	return key
 }
 
-// Work is one piece of work.
-type Work struct {
-	WorkspaceID string
-	WorkID      string
-	Container   Container
-	Initiator   string
-	Target      string
-	State       WorkState
-	Updated     time.Time
-}
-
-// Works remembers work. A hub makes it durable, so that a restart reopens
-// nothing that was closed.
-type Works interface {
-	// Work gives the work of a workspace, false if there is none.
-	Work(ctx context.Context, workspaceID, workID string) (Work, bool, error)
-	// Update runs step on the work of a message as it is (zero and false if there
-	// is none) and stores what it gives, atomically: step may run again when another
-	// Update came between. An error of step is given back and stores nothing.
-	Update(ctx context.Context, e *Envelope, step func(Work, bool) (Work, error)) (Work, error)
-}
-
-// WorkTable is a bounded [Works] in process. When it is full, the work that
-// was closed longest ago makes room; when none is closed, no more is opened.
-type WorkTable struct {
-	Max          int // pieces of work in all; 0 means 65,536
-	PerInitiator int // open work of one (workspace, initiator); 0 means an eighth of Max
-
-	mu     sync.Mutex
-	works  map[workKey]Work
-	open   map[[2]string]int
-	closed []workKey // in the order of their closing
-}
-
-type workKey struct{ workspaceID, workID string }
-
-// Work implements [Works].
-func (t *WorkTable) Work(_ context.Context, workspaceID, workID string) (Work, bool, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	w, ok := t.works[workKey{workspaceID, workID}]
-	return w, ok, nil
-}
-
-// Update implements [Works].
-func (t *WorkTable) Update(_ context.Context, e *Envelope, step func(Work, bool) (Work, error)) (Work, error) {
-	k := workKey{e.WorkspaceID, e.WorkID}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	old, ok := t.works[k]
-	w, err := step(old, ok)
-	if err != nil {
-		return w, err
-	}
-	owner := [2]string{e.WorkspaceID, w.Initiator}
-	limit := or(t.Max, 1<<16)
-	if !ok {
-		if t.open[owner] >= or(t.PerInitiator, max(limit/8, 1)) || len(t.works) >= limit && len(t.closed) == 0 {
-			return Work{}, refuse(ErrBusy, StepLifecycle, "work_id", "too much open work")
-		}
-		if len(t.works) >= limit {
-			delete(t.works, t.closed[0])
-			t.closed = t.closed[1:]
-		}
-		if t.works == nil {
-			t.works, t.open = map[workKey]Work{}, map[[2]string]int{}
-		}
-		t.open[owner]++
-	}
-	t.works[k] = w
-	if w.State.Terminal() && !(ok && old.State.Terminal()) {
-		t.closed = append(t.closed, k)
-		if t.open[owner]--; t.open[owner] == 0 {
-			delete(t.open, owner)
-		}
-	}
-	return w, nil
+// ReplayKey gives the key under which a message is remembered: workspace,
+// sender and id, separated by zero bytes, which the first two cannot hold.
+func ReplayKey(e *Envelope) string {
+	return strings.Join([]string{e.WorkspaceID, e.From, e.ID}, "\x00")
 }

@@ -65,14 +65,14 @@ type presenceEntry struct {
 	seen  time.Time
 }
 
-func (p *Presence) interval() time.Duration { return or(p.Interval, 30*time.Second) }
+func (p *Presence) interval() time.Duration { return cmp.Or(p.Interval, 30*time.Second) }
 
 // Refresh notes that a peer was heard of now. With keep a card that is known
 // already stays as it is. The owner is who vouches for the peer, whose share
 // of the room is bounded. The error is [ErrBusy] when there is no room for
 // another peer or so large a card.
 func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent, error) {
-	if card.size() > or(p.MaxCard, 1<<16) {
+	if card.size() > cmp.Or(p.MaxCard, 1<<16) {
 		return nil, refuse(ErrBusy, StepRouting, "body.peer_card", "is too large to keep")
 	}
 	k := peerKey{channelKey{workspaceID, channel}, card.PeerID}
@@ -88,8 +88,8 @@ func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep 
 		p.order.MoveToBack(el)
 		return events, nil
 	}
-	limit := or(p.Max, 1<<16)
-	if len(p.peers) >= limit || p.owned[owner] >= or(p.PerOwner, max(limit/4, 1)) {
+	limit := cmp.Or(p.Max, 1<<16)
+	if len(p.peers) >= limit || p.owned[owner] >= cmp.Or(p.PerOwner, max(limit/4, 1)) {
 		return events, refuse(ErrBusy, StepRouting, "from", "too many peers are present")
 	}
 	if p.peers == nil {

@@ -2,6 +2,7 @@ package agh
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -153,7 +154,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 	ctx := context.Background()
 	t.Run("AGH-060 AGH-061 presence", func(t *testing.T) {
 		for _, interval := range []time.Duration{0, 10 * time.Second} {
-			step := or(interval, 30*time.Second)
+			step := cmp.Or(interval, 30*time.Second)
 			now := atClock()
 			r := node(t, func() time.Time { return now }, "bob")
 			r = &Router{Verifier: r.Verifier, Presence: &Presence{Interval: interval}}

@@ -1,9 +1,6 @@
 package agh
 
-import (
-	"strings"
-	"time"
-)
+import "strings"
 
 // fields is step 2: required fields and grammar. Members whose grammar is only
 // "non-empty" (id, workspace_id, thread_id and the correlation ids) may be
@@ -70,36 +67,6 @@ func (d *Decoder) surface(p *parsed) error {
 		return malformed(StepSurface, "work_id", "is required")
 	}
 	return nil
-}
-
-// Fresh checks the time of e at now (envelope page, "Freshness rules"): a
-// message that carries expires_at is fresh before that second, another one for
-// MaxReplayAge seconds (inclusive). A ts further ahead than MaxReplayAge, and
-// an expires_at further ahead than MaxTTL, are refused too: the one because no
-// clock is that wrong, the other because a message must be remembered for as
-// long as it would be accepted. The error is [ErrStale].
-func (l Limits) Fresh(e *Envelope, now time.Time) error {
-	t, age := now.Unix(), l.maxReplayAge()
-	switch {
-	case e.TS > t && e.TS-t > age:
-		return refuse(ErrStale, StepFreshness, "ts", "lies in the future")
-	case e.expired || e.ExpiresAt != 0 && e.ExpiresAt <= t:
-		return refuse(ErrStale, StepFreshness, "expires_at", "has passed")
-	case e.ExpiresAt != 0 && e.ExpiresAt-t > l.maxTTL():
-		return refuse(ErrStale, StepFreshness, "expires_at", "lies too far ahead")
-	case e.ExpiresAt == 0 && t-e.TS > age:
-		return refuse(ErrStale, StepFreshness, "ts", "is too old")
-	}
-	return nil
-}
-
-// Until gives the first second at which e is certainly no longer accepted,
-// which is how long its id must be remembered.
-func (l Limits) Until(e *Envelope) time.Time {
-	if e.ExpiresAt != 0 {
-		return time.Unix(e.ExpiresAt, 0)
-	}
-	return time.Unix(e.TS+l.maxReplayAge()+1, 0)
 }
 
 // ValidChannel reports whether s matches [a-z0-9][a-z0-9_-]{0,63}.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley/internal/edkeys"
@@ -34,34 +33,6 @@ type Verdict struct {
 type Verified struct {
 	Envelope *Envelope
 	Verdict  Verdict
-}
-
-// Keys holds pinned keys: which keys may speak as a handle or nickname. No
-// keys means that the id is not pinned.
-type Keys interface {
-	Keys(ctx context.Context, id string) ([]ed25519.PublicKey, error)
-}
-
-// StaticKeys pins keys by handle or nickname.
-type StaticKeys map[string][]ed25519.PublicKey
-
-// Keys implements [Keys].
-func (k StaticKeys) Keys(_ context.Context, id string) ([]ed25519.PublicKey, error) {
-	return k[id], nil
-}
-
-// FirstOf asks each in turn and takes the first that has keys.
-func FirstOf(keys ...Keys) Keys { return firstOf(keys) }
-
-type firstOf []Keys
-
-func (f firstOf) Keys(ctx context.Context, id string) ([]ed25519.PublicKey, error) {
-	for _, k := range f {
-		if found, err := k.Keys(ctx, id); err != nil || len(found) > 0 {
-			return found, err
-		}
-	}
-	return nil, nil
 }
 
 // Verifier checks received messages in the order of the envelope page, with
@@ -287,10 +258,4 @@ func TrustOf(v *Verified, err error) Trust {
 		return TrustRejected
 	}
 	return v.Verdict.Trust
-}
-
-// ReplayKey gives the key under which a message is remembered: workspace,
-// sender and id, separated by zero bytes, which the first two cannot hold.
-func ReplayKey(e *Envelope) string {
-	return strings.Join([]string{e.WorkspaceID, e.From, e.ID}, "\x00")
 }

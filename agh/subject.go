@@ -1,0 +1,135 @@
+package agh
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
+
+// SubjectPrefix begins every subject of the network.
+const SubjectPrefix = "agh.network.v0"
+
+// RouteToken gives the token of a plain Peer ID in its subject: 32 hex digits
+// of its SHA-256.
+func RouteToken(peerID string) (string, error) {
+	peerID = strings.TrimSpace(peerID)
+	if !ValidPeerID(peerID) {
+		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	}
+	sum := sha256.Sum256([]byte(peerID))
+	return hex.EncodeToString(sum[:16]), nil
+}
+
+// VerifiedRouteToken is [RouteToken], but of a verified handle it gives the
+// fingerprint (RFC 004 §3).
+func VerifiedRouteToken(peerID string) (string, error) {
+	if _, fingerprint, ok := SplitHandle(peerID); ok {
+		return fingerprint, nil
+	}
+	return RouteToken(peerID)
+}
+
+// BroadcastSubject gives agh.network.v0.<workspace_id>.<channel>.broadcast.
+func BroadcastSubject(workspaceID, channel string) (string, error) {
+	s, err := channelSubject(workspaceID, channel)
+	if err != nil {
+		return "", err
+	}
+	return string(append(s, "broadcast"...)), nil
+}
+
+// PeerSubject gives agh.network.v0.<workspace_id>.<channel>.peer.<route token>
+// of a plain Peer ID.
+func PeerSubject(workspaceID, channel, peerID string) (string, error) {
+	return peerSubject(workspaceID, channel, peerID, RouteToken)
+}
+
+// VerifiedPeerSubject is [PeerSubject] with [VerifiedRouteToken].
+func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
+	return peerSubject(workspaceID, channel, peerID, VerifiedRouteToken)
+}
+
+func peerSubject(workspaceID, channel, peerID string, token func(string) (string, error)) (string, error) {
+	s, err := channelSubject(workspaceID, channel)
+	if err != nil {
+		return "", err
+	}
+	t, err := token(peerID)
+	if err != nil {
+		return "", err
+	}
+	return string(append(append(s, "peer."...), t...)), nil
+}
+
+func channelSubject(workspaceID, channel string) ([]byte, error) {
+	workspaceID, channel = strings.TrimSpace(workspaceID), strings.TrimSpace(channel)
+	if !ValidWorkspaceID(workspaceID) {
+		return nil, malformed(StepFields, "workspace_id", "must be a subject-safe id")
+	}
+	if !ValidChannel(channel) {
+		return nil, malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+	}
+	b := make([]byte, 0, 128)
+	b = append(append(b, SubjectPrefix+"."...), workspaceID...)
+	return append(append(append(b, '.'), channel...), '.'), nil
+}
+
+// Subject gives the subject that e belongs on: the broadcast subject without
+// to, the subject of to with it.
+func (e *Envelope) Subject() (string, error) {
+	if e.To == "" {
+		return BroadcastSubject(e.WorkspaceID, e.Channel)
+	}
+	return VerifiedPeerSubject(e.WorkspaceID, e.Channel, e.To)
+}
+
+// CheckSubject refuses an envelope that arrived on another subject than its
+// own with [ErrSubject].
+func (e *Envelope) CheckSubject(subject string) error {
+	want, err := e.Subject()
+	if err != nil {
+		return err
+	}
+	if subject != want {
+		return refuse(ErrSubject, StepRouting, "to", "arrived on a subject that is not its own")
+	}
+	return nil
+}
+
+// DirectID derives the id of the direct room of two peers, as AGH does: 32
+// hex digits of SHA-256 over the domain agh-network/direct-room/v0, the
+// workspace, the channel and the two peers in byte order, with zero bytes
+// between. Padding of the arguments and the order of the peers do not count;
+// the peers must differ and be plain Peer IDs.
+func DirectID(workspaceID, channel, peerA, peerB string) (string, error) {
+	return directID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), strings.TrimSpace(peerA), strings.TrimSpace(peerB), ValidPeerID)
+}
+
+// VerifiedDirectID is [DirectID] for peers that may be verified handles, by
+// the same derivation.
+func VerifiedDirectID(workspaceID, channel, peerA, peerB string) (string, error) {
+	return directID(workspaceID, channel, peerA, peerB, (&Decoder{Handles: true}).validPeer)
+}
+
+func directID(workspaceID, channel, peerA, peerB string, valid func(string) bool) (string, error) {
+	low, high := min(peerA, peerB), max(peerA, peerB)
+	switch {
+	case !ValidWorkspaceID(workspaceID):
+		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
+	case !ValidChannel(channel):
+		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+	case !valid(low) || !valid(high):
+		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	case low == high:
+		return "", malformed(StepFields, "peer_id", "a direct room has two peers")
+	}
+	sum := sha256.Sum256([]byte(strings.Join([]string{"agh-network/direct-room/v0", workspaceID, channel, low, high}, "\x00")))
+	return "direct_" + hex.EncodeToString(sum[:16]), nil
+}
+
+// InRoom reports whether e, of surface direct, is in the room that its sender
+// shares with peer.
+func (e *Envelope) InRoom(peer string) bool {
+	id, err := VerifiedDirectID(e.WorkspaceID, e.Channel, e.From, peer)
+	return err == nil && id == e.DirectID
+}
