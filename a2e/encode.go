@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -311,4 +312,80 @@ func appendDefault(dst []byte, def string, now time.Time) []byte {
 func encodeJSON(v any) (json.RawMessage, error) {
 	b, err := jsonx.Encode(v)
 	return json.RawMessage(b), err
+}
+
+const lowerHex = "0123456789abcdef"
+
+func appendEscape(dst []byte, r rune) []byte {
+	return append(dst, '\\', 'u', lowerHex[r>>12&15], lowerHex[r>>8&15], lowerHex[r>>4&15], lowerHex[r&15])
+}
+
+// appendRune writes a character beyond ASCII as one or two \u escapes.
+func appendRune(dst []byte, r rune) []byte {
+	if r >= 0x10000 {
+		r -= 0x10000
+		dst = appendEscape(dst, 0xd800+r>>10)
+		return appendEscape(dst, 0xdc00+r&0x3ff)
+	}
+	return appendEscape(dst, r)
+}
+
+// appendString writes s as a JSON string in ASCII. Bytes that are not UTF-8
+// become U+FFFD.
+func appendString(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	from := 0 // what is written as it is
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' {
+			i++
+			continue
+		}
+		dst = append(dst, s[from:i]...)
+		switch {
+		case c == '"' || c == '\\':
+			dst = append(dst, '\\', c)
+		case c == '\n':
+			dst = append(dst, '\\', 'n')
+		case c == '\r':
+			dst = append(dst, '\\', 'r')
+		case c == '\t':
+			dst = append(dst, '\\', 't')
+		case c < ' ':
+			dst = appendEscape(dst, rune(c))
+		default:
+			r, n := utf8.DecodeRuneInString(s[i:])
+			dst = appendRune(dst, r)
+			i += n - 1
+		}
+		i++
+		from = i
+	}
+	return append(append(dst, s[from:]...), '"')
+}
+
+// appendASCII writes a checked JSON value compactly and in ASCII, every number
+// and every escape as it was written (A2E §2.1, the output rule).
+func appendASCII(dst, v []byte) []byte {
+	inside := false
+	from := 0 // what is written as it is
+	for i := 0; i < len(v); i++ {
+		switch c := v[i]; {
+		case c >= utf8.RuneSelf:
+			r, n := utf8.DecodeRune(v[i:])
+			dst = appendRune(append(dst, v[from:i]...), r)
+			i += n - 1
+			from = i + 1
+		case c == '"':
+			inside = !inside
+		case inside:
+			if c == '\\' {
+				i++
+			}
+		case isSpace(c):
+			dst = append(dst, v[from:i]...)
+			from = i + 1
+		}
+	}
+	return append(dst, v[from:]...)
 }

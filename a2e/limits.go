@@ -88,3 +88,35 @@ func (l Limits) filled() Limits {
 	orTime(&l.KeepAlive, 15*time.Second)
 	return l
 }
+
+// ClientLimits bound a client. Zero means the default that is named with each
+// field.
+type ClientLimits struct {
+	Frame     int           // bytes of one message: 4 MiB
+	Handshake time.Duration // wait for its answer: 30 s
+	Request   time.Duration // deadline of requests whose context has none: 300 s
+	Requests  int           // under way at once: 4,096
+	Events    int           // of one request that wait for its reader: 1,024
+	Pushes    int           // that wait for OnPush: 1,024; more are dropped and counted
+	BackoffLo time.Duration // before the first attempt to come back: 1 s, doubling
+	BackoffHi time.Duration // up to: 30 s
+	Tries     int           // of one POST: 3
+	Exit      time.Duration // a child process may take to end by itself: 3 s
+	Term      time.Duration // and after SIGTERM: 2 s
+}
+
+func (l ClientLimits) filled() ClientLimits {
+	orInt(&l.Frame, DefaultMaxFrame)
+	l.Frame = min(l.Frame, HardMaxFrame)
+	orTime(&l.Handshake, 30*time.Second)
+	orTime(&l.Request, 300*time.Second)
+	orInt(&l.Requests, 4096)
+	orInt(&l.Events, 1024)
+	orInt(&l.Pushes, 1024)
+	orTime(&l.BackoffLo, time.Second)
+	orTime(&l.BackoffHi, 30*time.Second)
+	orInt(&l.Tries, 3)
+	orTime(&l.Exit, 3*time.Second)
+	orTime(&l.Term, 2*time.Second)
+	return l
+}

@@ -1,0 +1,285 @@
+package a2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// call is one request under way.
+type call struct {
+	id       string
+	line     []byte        // with its end
+	timeout  int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
+	until    time.Time     // with timeout: when its caller gives it up
+	deadline time.Time     // zero: the context of the caller has one
+	wake     chan struct{} // holds one token when the state below has changed
+
+	mu     sync.Mutex
+	left   leaving
+	doubt  error // with leaving: a connection broke meanwhile on which it may have left
+	events []*Envelope
+	final  *Envelope
+	err    error
+	seen   map[string]struct{} // ids of events
+}
+
+// take files a message about this call: the first that is no event ends it. A
+// host that resumes sessions writes again what it wrote last, also before the
+// new handshake is known here: of its events each id counts once. Other hosts
+// repeat nothing, and need not give each event an id of its own.
+func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.final != nil || p.err != nil {
+		return
+	}
+	switch {
+	case m.Class == ClassEvent:
+		if resumes && m.base[baseID] != 0 {
+			if _, dup := p.seen[m.ID]; dup {
+				return
+			}
+			if p.seen == nil {
+				p.seen = map[string]struct{}{}
+			}
+			if len(p.seen) < 4*limit {
+				p.seen[m.ID] = struct{}{}
+			}
+		}
+		if len(p.events) >= limit {
+			p.err = ErrFull
+			break
+		}
+		p.events = append(p.events, m)
+	case m.Type == "error":
+		p.err = peerError(m)
+	case e != nil:
+		p.err = e
+	default:
+		if e := m.check(); e != nil {
+			e.Step = "peer"
+			p.err = e
+			break
+		}
+		p.final = m
+	}
+	p.poke()
+}
+
+func (p *call) poke() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (p *call) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.final == nil && p.err == nil {
+		p.err = err
+		p.poke()
+	}
+}
+
+// lose fails a call that a host may have which will not answer it.
+func (p *call) lose(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.final != nil || p.err != nil:
+	case p.left == hasLeft:
+		p.err = err
+		p.poke()
+	case p.left == leaves:
+		p.doubt = err // whether it left is known when the link says so
+	}
+}
+
+// begin notes that a link is about to take the line: one that breaks meanwhile
+// must know.
+func (p *call) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left, p.doubt = leaves, nil
+}
+
+// sent notes whether it left.
+func (p *call) sent(left bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.left = hasLeft; !left {
+		p.left, p.doubt = notYet, nil
+	}
+	if p.doubt != nil && p.final == nil && p.err == nil {
+		p.err = p.doubt
+		p.poke()
+	}
+}
+
+// now is the line as it is to be sent now: a host that takes it later than it
+// was written must not work on it, or answer it, beyond the time when its
+// caller has gone.
+func (p *call) now() []byte {
+	if p.timeout == 0 {
+		return p.line
+	}
+	left := strconv.AppendInt(make([]byte, 0, 20), seconds(p.until), 10)
+	if said := p.line[p.timeout : len(p.line)-2]; bytes.Equal(said, left) {
+		return p.line
+	}
+	return append(append(bytes.Clone(p.line[:p.timeout]), left...), "}\n"...)
+}
+
+// seconds is how many are left until t, at least one.
+func seconds(t time.Time) int64 { return max(1, int64(time.Until(t)/time.Second)) }
+
+func (p *call) mayBeThere() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.left != notYet && p.final == nil && p.err == nil
+}
+
+func (p *call) open() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.final == nil && p.err == nil && p.doubt == nil
+}
+
+func (p *call) failure() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// file notes a request as under way, and gives the link for it if there is one.
+// The line is taken over.
+func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) (*call, link, error) {
+	if len(line) > c.limits.Frame {
+		return nil, nil, ErrTooLarge
+	}
+	p := &call{id: id, line: append(line, '\n'), wake: make(chan struct{}, 1)}
+	if until, ok := ctx.Deadline(); !ok {
+		p.deadline = time.Now().Add(c.limits.Request)
+	} else {
+		p.timeout, p.until = timeout, until
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return nil, nil, ErrClosed
+	case len(c.pending) >= c.limits.Requests:
+		return nil, nil, ErrBusy
+	case c.pending[id] != nil:
+		return nil, nil, ErrReplay
+	}
+	c.pending[id] = p
+	if !p.deadline.IsZero() && (c.due.IsZero() || p.deadline.Before(c.due)) {
+		c.wakeAtLocked(p.deadline)
+	}
+	return p, c.link, nil
+}
+
+// wakeAtLocked sets the one timer of all deadlines: one for each call costs
+// more than the rest of its bookkeeping.
+func (c *Client) wakeAtLocked(due time.Time) {
+	c.due = due
+	if c.timer == nil {
+		c.timer = time.AfterFunc(time.Until(due), c.overdue)
+	} else {
+		c.timer.Reset(time.Until(due))
+	}
+}
+
+// overdue fails the calls whose deadline has passed.
+func (c *Client) overdue() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	var next time.Time
+	for _, p := range c.pending {
+		switch {
+		case p.deadline.IsZero():
+		case !now.Before(p.deadline):
+			p.fail(ErrTimeout)
+		case next.IsZero() || p.deadline.Before(next):
+			next = p.deadline
+		}
+	}
+	c.due = time.Time{}
+	if !next.IsZero() && !c.closed {
+		c.wakeAtLocked(next)
+	}
+}
+
+func (c *Client) drop(p *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, p.id)
+}
+
+// wait gives the final frame; events go to each in order, until it says stop.
+func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (*Envelope, error) {
+	for {
+		p.mu.Lock()
+		events := p.events
+		p.events = nil
+		final, err := p.final, p.err
+		p.mu.Unlock()
+		for _, m := range events {
+			if each != nil && !each(m) {
+				return nil, errStopped
+			}
+		}
+		switch {
+		case final != nil:
+			return final, nil
+		case err != nil:
+			return nil, err
+		}
+		select {
+		case <-p.wake:
+		case <-ctx.Done():
+			return nil, waitError(ctx)
+		}
+	}
+}
+
+var errStopped = errors.New("a2e: stopped by the caller")
+
+// exchange is ask for a request that has been written; timeout is where in it
+// its time stands, which the context gave, if it does.
+func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int, each func(*Envelope) bool) (*Envelope, error) {
+	p, l, err := c.file(ctx, id, line, timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer c.drop(p)
+	for {
+		if l == nil {
+			if l, err = c.await(ctx, p); err != nil {
+				return nil, err
+			}
+		}
+		p.begin()
+		err = l.send(ctx, p.now())
+		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
+		if p.sent(left); left {
+			break // on doubt, the answer or the broken link tells
+		}
+		if ctx.Err() != nil {
+			return nil, c.unreached(ctx)
+		}
+		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
+			return nil, err
+		}
+		c.broken(l, err) // it never left: the next link takes it
+		l = nil
+	}
+	return c.wait(ctx, p, each)
+}

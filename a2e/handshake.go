@@ -1,0 +1,161 @@
+package a2e
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// handshake is A2E §8.1.
+func (s *Session) handshake(m *Envelope) (resumed *Session, greeting []byte) {
+	if s.h.Auth == nil {
+		s.denied(m, "auth_failed", ErrUnknownKey)
+		return nil, nil
+	}
+	who, err := s.h.Auth.Authenticate(s.ctx, Credentials{AgentID: m.Str("agent_id"), Token: m.Str("auth_token")})
+	if err != nil {
+		s.denied(m, "auth_failed", ErrUnknownKey.Because(err))
+		return nil, nil
+	}
+	s.mu.Lock()
+	state, was := s.state, s.identity.Name
+	s.mu.Unlock()
+	switch {
+	case state >= StateDraining:
+		s.denied(m, "server_error", ErrShuttingDown)
+		return nil, nil
+	case state == StateActive && was != who.Name:
+		s.denied(m, "auth_failed", ErrUnknownKey)
+		return nil, nil
+	}
+	caps := s.negotiate(m.Strings("agent_caps"), who)
+	// A connection may go on with the session of one that broke: an extension,
+	// which hosts and agents that do not know it pass over.
+	if id := m.Str("session_id"); id != "" && id != s.id && state == StateConnected && s.kind == transportConn {
+		old, err := s.h.find(s.ctx, id, transportConn)
+		if errors.Is(err, ErrNotLoaded) {
+			s.close(ErrNotLoaded) // the agent comes back for it; another session would leave behind what this one holds
+			return nil, nil
+		}
+		if err == nil && old.resumable(who) {
+			if greeting := old.accept(m, who, caps); greeting != nil {
+				return old, greeting
+			}
+		}
+	}
+	if answer := s.accept(m, who, caps); answer != nil {
+		_ = s.send(answer)
+	}
+	return nil, nil
+}
+
+func (s *Session) resumable(who Identity) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateActive && s.kind == transportConn && s.identity.Name == who.Name
+}
+
+// negotiate: what was asked for and is here, in the order asked, once each
+// (A2E §8.1). Names beyond the enumeration would make the reference agent drop
+// the frame; they count only where the agent asked by exactly that name.
+func (s *Session) negotiate(asked []string, who Identity) []string {
+	caps := []string{}
+	for _, c := range asked {
+		if s.h.Capabilities[c] != nil && who.may(c) && !slices.Contains(caps, c) && slices.Contains(capabilityNames, c) {
+			caps = append(caps, c)
+		}
+	}
+	return caps
+}
+
+// capabilityNames is the enumeration A2ECapability (A2E §6.15).
+var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "memory", "learning", "chains", "multi_agent", "planning", "mcp", "test"}
+
+// accept makes the session active and gives its answer; nil if the store would
+// not have it.
+func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
+	s.mu.Lock()
+	if s.state == StateClosed { // it gave way to another one meanwhile
+		s.mu.Unlock()
+		return nil
+	}
+	if s.state == StateConnected {
+		s.state = StateActive
+		s.timer.Reset(30 * time.Second)
+	}
+	s.identity, s.agentID, s.accepted = who, m.Str("agent_id"), caps
+	s.failures = 0
+	st := s.out.stream
+	rec := SessionRecord{ID: s.id, Identity: who, AgentID: s.agentID, Accepted: caps, Opened: s.started}
+	s.mu.Unlock()
+	s.h.settled(s)
+	if st != nil {
+		s.proved(st.ctx)
+	}
+	if s.h.Store != nil {
+		s.storeMu.Lock()
+		rec.LastSeq = s.seq
+		err := s.h.Store.Open(s.ctx, rec)
+		s.storeMu.Unlock()
+		if err != nil {
+			s.lost(err)
+			return nil
+		}
+	}
+	return s.handshakeResp(m, caps, "")
+}
+
+// denied answers ok:false; too many of them end the session.
+func (s *Session) denied(m *Envelope, reason string, e *Error) {
+	s.h.refused(s, m, len(m.raw), e, false)
+	_ = s.send(s.handshakeResp(m, nil, reason))
+	s.mu.Lock()
+	s.failures++
+	over := s.state == StateConnected && s.failures >= s.h.limits.HandshakeTries
+	s.mu.Unlock()
+	if over {
+		s.drain(s.h.limits.Hangup, false)
+	}
+}
+
+func (s *Session) handshakeResp(m *Envelope, caps []string, reason string) []byte {
+	b := appendHead(nil, "handshake/resp", NewID(), s.h.Now())
+	b = append(b, `,"req_id":`...)
+	b = appendString(b, m.ID)
+	b = append(b, `,"session_id":`...)
+	b = appendString(b, s.id)
+	b = append(b, `,"accepted_caps":[`...)
+	for i, c := range caps {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"capability":`...)
+		b = appendString(b, c)
+		b = append(b, `,"enabled":true,"metadata":`...)
+		b = s.h.appendMetadata(b, c)
+		b = append(b, '}')
+	}
+	b = append(b, `],"max_parallel":`...)
+	b = strconv.AppendInt(b, int64(s.h.limits.Parallel), 10)
+	b = append(b, `,"ok":`...)
+	b = strconv.AppendBool(b, reason == "")
+	b = append(b, `,"reason":`...)
+	b = appendString(b, reason)
+	return append(b, '}')
+}
+
+// appendMetadata says what this host adds to the protocol, in the one place
+// where additions may stand (A2E §8.1): ids are remembered, and sessions can
+// be resumed. A provider may add members of its own.
+func (h *Host) appendMetadata(b []byte, capability string) []byte {
+	b = append(b, `{"dedup_seconds":`...)
+	b = strconv.AppendInt(b, int64(h.limits.SeenFor/time.Second), 10)
+	b = append(b, `,"resume":true`...)
+	if d, ok := h.Capabilities[capability].(Describer); ok {
+		if own, err := bodyOf(d.Describe()); err == nil && len(own) > 0 {
+			b = appendMembers(b, own, func(name string) bool { return name != "dedup_seconds" && name != "resume" })
+		}
+	}
+	return append(b, '}')
+}

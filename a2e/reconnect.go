@@ -1,0 +1,381 @@
+package a2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// link is one connection to a host. What it receives it gives to
+// [Client.received]; when it is down for good it calls [Client.broken].
+type link interface {
+	// send hands one line over, which ends with LF. An error that is
+	// [ErrOutcomeUnknown] says that the host may have it.
+	send(ctx context.Context, line []byte) error
+	// close ends the link; with an orderly end it has been told shutdown.
+	close(orderly bool)
+}
+
+// attempts are the efforts to get one connection.
+type attempts struct {
+	done chan struct{}
+	err  error // why they were given up; set before done is closed
+	last error // why the last one failed; guarded by the client's mu
+}
+
+const (
+	notYet  leaving = iota // no link took the line
+	leaves                 // a link is about to take it
+	hasLeft                // the host may have it
+)
+
+// leaving is whether the host may have a request.
+type leaving uint8
+
+// establishLocked begins to dial, unless that is under way.
+func (c *Client) establishLocked(again bool) *attempts {
+	if c.attempts == nil {
+		c.attempts = &attempts{done: make(chan struct{})}
+		go c.establish(c.attempts, again)
+	}
+	return c.attempts
+}
+
+// establish dials and shakes hands. A first connection fails at once; after
+// one that broke it goes on trying while a request waits.
+func (c *Client) establish(a *attempts, again bool) {
+	pause := c.limits.BackoffLo
+	for {
+		err := c.attempt()
+		var e *Error
+		hopeless := errors.As(err, &e) && !e.Retryable && e.Step != "transport"
+		c.mu.Lock()
+		if err != nil && !hopeless && c.FailFast {
+			c.failUnsentLocked(unreachable(err))
+		}
+		if err == nil || hopeless || !again || c.closed || !c.waitingLocked() {
+			if err != nil {
+				if !hopeless {
+					e = unreachable(err)
+				}
+				a.err = e
+				c.failAllLocked(e)
+			}
+			c.attempts = nil
+			close(a.done)
+			c.mu.Unlock()
+			return
+		}
+		a.last = err
+		c.mu.Unlock()
+		c.Log.Debug("a2e: connecting", "err", err, "again_in", pause)
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-c.ctx.Done():
+			t.Stop()
+		}
+		pause = min(2*pause, c.limits.BackoffHi)
+	}
+}
+
+// attempt makes one connection: dial, handshake, and what was under way again.
+func (c *Client) attempt() error {
+	ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
+	defer cancel()
+	l, err := c.dial(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	old := c.session
+	c.mu.Unlock()
+	caps := c.Capabilities
+	if caps == nil {
+		caps = capabilityNames
+	}
+	body := map[string]any{"agent_id": c.AgentID, "agent_caps": caps, "auth_token": c.Token}
+	if old != "" {
+		body["session_id"] = old // an extension: go on with that session
+	}
+	id := NewID()
+	line, err := Message{Type: "handshake/req", ID: id, Body: body}.Encode(c.Now())
+	var hello *call
+	if err == nil {
+		hello, _, err = c.file(ctx, id, line, 0)
+	}
+	if err != nil {
+		l.close(false)
+		return err
+	}
+	defer c.drop(hello)
+	c.mu.Lock()
+	c.hello, c.helloOn = hello, l
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hello, c.helloOn = nil, nil
+	}()
+	if err := l.send(ctx, hello.line); err != nil {
+		l.close(false)
+		return err
+	}
+	resp, err := c.wait(ctx, hello, nil)
+	if err != nil {
+		l.close(false)
+		return err
+	}
+	if resp.Type != "handshake/resp" || !resp.Bool("ok") {
+		l.close(false)
+		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused", Step: "handshake"}
+	}
+	if err := c.adopt(l, resp, old); err != nil {
+		return err
+	}
+	c.linked(true)
+	return nil
+}
+
+func (c *Client) linked(up bool) {
+	if c.OnLink != nil {
+		c.OnLink(up)
+	}
+}
+
+// adopt makes l the connection of the client.
+func (c *Client) adopt(l link, resp *Envelope, old string) error {
+	session, resume := resp.Str("session_id"), false
+	var accepted []string
+	for _, v := range resp.Values("accepted_caps") {
+		var entry struct {
+			Capability string `json:"capability"`
+			Enabled    *bool  `json:"enabled"`
+			Metadata   struct {
+				Resume bool `json:"resume"`
+			} `json:"metadata"`
+		}
+		if err := decodeLoose(v, &entry); err != nil {
+			continue
+		}
+		if entry.Enabled == nil || *entry.Enabled {
+			accepted = append(accepted, entry.Capability)
+		}
+		resume = resume || entry.Metadata.Resume
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		l.close(false)
+		return ErrClosed
+	}
+	if d, ok := l.(interface{ down() bool }); ok && d.down() {
+		return ErrClosed
+	}
+	resumed := old != "" && session == old && resume && c.resume
+	c.session, c.accepted, c.resume = session, accepted, resume
+	c.parallel = resp.Int("max_parallel")
+	c.link = l
+	if h, ok := l.(interface{ remembers(bool) }); ok {
+		h.remembers(resume)
+	}
+	if resumed {
+		c.againLocked(l)
+		return nil
+	}
+	for _, p := range c.pending {
+		p.lose(ErrOutcomeUnknown)
+	}
+	return nil
+}
+
+// reopened is called by a link whose host was away and is back, with the same
+// session. If the host had ended meanwhile, nobody is at work there on what it
+// was asked before; one that still is knows the ids.
+func (c *Client) reopened(l link) {
+	c.mu.Lock()
+	if c.link == l && c.resume {
+		c.againLocked(l)
+	}
+	c.mu.Unlock()
+	c.linked(true)
+}
+
+// againLocked sends what the host may have had before the connection broke, as
+// soon as all that it had kept has been read, for the answer may be among that:
+// a pong comes after it.
+func (c *Client) againLocked(l link) {
+	var calls []*call
+	for _, p := range c.pending {
+		if p.mayBeThere() {
+			calls = append(calls, p)
+		}
+	}
+	if calls == nil {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
+		defer cancel()
+		c.ping(ctx, l)
+		for _, p := range calls {
+			if p.mayBeThere() {
+				c.resend(l, p)
+			}
+		}
+	}()
+}
+
+// ping waits until l has brought the answer to a ping, or never will.
+func (c *Client) ping(ctx context.Context, l link) {
+	id := NewID()
+	line, err := Message{Type: "ping", ID: id}.Encode(c.Now())
+	if err != nil {
+		return
+	}
+	p, _, err := c.file(ctx, id, line, 0)
+	if err != nil {
+		return
+	}
+	defer c.drop(p)
+	if err = l.send(ctx, p.line); err == nil {
+		_, err = c.wait(ctx, p, nil)
+	}
+	if err != nil {
+		c.Log.Debug("a2e: ping after coming back", "err", err)
+	}
+}
+
+func (c *Client) resend(l link, p *call) {
+	// A failure breaks the link, which brings this here again.
+	if err := l.send(c.ctx, p.now()); err != nil {
+		c.Log.Debug("a2e: resend", "err", err)
+	}
+}
+
+// broken is called by a link that is down.
+func (c *Client) broken(l link, err error) {
+	if c.unlink(l, err) {
+		c.linked(false)
+	}
+}
+
+// unlink reports whether l was the connection of the client, which goes on.
+func (c *Client) unlink(l link, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.helloOn == l {
+		c.hello.fail(ErrClosed.Because(err))
+	}
+	if c.link != l {
+		return false
+	}
+	c.link = nil
+	if c.closed {
+		return false
+	}
+	c.Log.Debug("a2e: connection broken", "err", err)
+	if !c.resume {
+		for _, p := range c.pending {
+			p.lose(ErrOutcomeUnknown.Because(err))
+		}
+	}
+	if c.waitingLocked() {
+		c.establishLocked(true)
+	}
+	return true
+}
+
+// unreached is why a request has not left when its time is over.
+func (c *Client) unreached(ctx context.Context) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	cause := ctx.Err()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.attempts != nil && c.attempts.last != nil {
+		cause = c.attempts.last
+	}
+	return unreachable(cause)
+}
+
+// unreachable says why a host cannot be reached, in words that may be passed on:
+// without addresses.
+func unreachable(cause error) *Error {
+	e := ErrUnreachable.Because(cause)
+	if why := whyUnreachable(cause); why != "" {
+		e.Text += ": " + why
+	}
+	return e
+}
+
+func whyUnreachable(err error) string {
+	text := ""
+	for own := (*Error)(nil); errors.As(err, &own); err = own.cause {
+		if text = own.Text; errors.Is(own, ErrClosed) {
+			text = "it closed the connection"
+		}
+	}
+	var dns *net.DNSError
+	var certificate *tls.CertificateVerificationError
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "no route to it"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "it closed the connection"
+	case errors.Is(err, fs.ErrNotExist):
+		return "its socket or program does not exist"
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "its name is not known"
+	case errors.As(err, &certificate):
+		return "its certificate is not accepted"
+	case errors.Is(err, netguard.ErrBlocked):
+		return "its address is not allowed"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "no answer in time"
+	}
+	return text
+}
+
+func waitError(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ErrTimeout.Because(ctx.Err())
+	}
+	return ctx.Err()
+}
+
+// waitingLocked reports whether any request still waits for its answer.
+func (c *Client) waitingLocked() bool {
+	for _, p := range c.pending {
+		if p.open() {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Client) failAllLocked(err error) {
+	for _, p := range c.pending {
+		p.fail(err)
+	}
+}
+
+// failUnsentLocked fails what no host can have.
+func (c *Client) failUnsentLocked(err error) {
+	for _, p := range c.pending {
+		if !p.mayBeThere() {
+			p.fail(err)
+		}
+	}
+}
