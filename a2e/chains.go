@@ -129,7 +129,7 @@ func (run *chainRun) walk(ctx context.Context) (last string, fault *chainFault) 
 func (run *chainRun) step(ctx context.Context, n *chainNode) (next string, fault *chainFault) {
 	switch n.Kind {
 	case "branch":
-		ok, err := EvalCondition(n.Condition, run.context)
+		ok, err := evalCondition(n.Condition, run.context)
 		if err != nil {
 			return "", &chainFault{chainError, "the condition cannot be evaluated"}
 		}
@@ -162,7 +162,7 @@ func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
 		path = "$"
 	}
 	quoted := json.RawMessage(appendString(nil, path))
-	found := Resolve(quoted, run.context)
+	found := resolve(quoted, run.context)
 	items := []json.RawMessage{found}
 	if len(found) > 0 && found[0] == '[' {
 		items = nil
@@ -208,7 +208,7 @@ func (run *chainRun) input(n *chainNode) json.RawMessage {
 	if len(n.InputMap) > 0 {
 		from = make(map[string]json.RawMessage, len(n.InputMap))
 		for k, v := range n.InputMap {
-			if from[k] = Resolve(v, run.context); from[k] == nil {
+			if from[k] = resolve(v, run.context); from[k] == nil {
 				from[k] = json.RawMessage("null")
 			}
 		}
@@ -279,11 +279,11 @@ func publicText(err error) string {
 	return "the node failed"
 }
 
-// Resolve evaluates an expression of input_map or items_path (A2E §6.18): a
+// resolve evaluates an expression of input_map or items_path (A2E §6.18): a
 // string that starts with "$" is a path into the context ("$" all of it,
 // "$.node.field" a member of an output), anything else is itself. A path that
 // leads nowhere gives nil, which is null.
-func Resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawMessage {
+func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawMessage {
 	if len(expr) < 2 || expr[0] != '"' {
 		if string(expr) == "null" {
 			return nil
@@ -328,11 +328,11 @@ func Resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawM
 
 var errCondition = errors.New("a2e: values of the condition cannot be compared")
 
-// EvalCondition evaluates the condition of a branch node (A2E §6.18): empty is
+// evalCondition evaluates the condition of a branch node (A2E §6.18): empty is
 // true; a path alone is true unless it leads to null, false, zero or something
 // empty; otherwise one of == != >= <= > < between a path and a literal. Values
 // without an order, such as a text and a number, give an error.
-func EvalCondition(condition string, context map[string]json.RawMessage) (bool, error) {
+func evalCondition(condition string, context map[string]json.RawMessage) (bool, error) {
 	condition = strings.TrimSpace(condition)
 	if condition == "" {
 		return true, nil
@@ -342,7 +342,7 @@ func EvalCondition(condition string, context map[string]json.RawMessage) (bool, 
 		if !ok {
 			continue
 		}
-		value := operandOf(Resolve(appendString(nil, strings.TrimSpace(left)), context))
+		value := operandOf(resolve(appendString(nil, strings.TrimSpace(left)), context))
 		literal := literalOf(strings.TrimSpace(right))
 		if op == "==" || op == "!=" {
 			return value.equal(literal) == (op == "=="), nil
@@ -365,7 +365,7 @@ func EvalCondition(condition string, context map[string]json.RawMessage) (bool, 
 			return order <= 0, nil
 		}
 	}
-	return operandOf(Resolve(appendString(nil, condition), context)).truth(), nil
+	return operandOf(resolve(appendString(nil, condition), context)).truth(), nil
 }
 
 // operand is a value of a condition: booleans count as 0 and 1.

@@ -263,7 +263,7 @@ func (c *Client) tooLarge(head []byte) {
 	c.mu.Lock()
 	p := c.pending[reqID]
 	c.mu.Unlock()
-	if p == nil || ClassOf(typ, true) != ClassResponse {
+	if p == nil || classOf(typ, true) != ClassResponse {
 		c.drops()
 		return
 	}

@@ -156,7 +156,7 @@ func (m *Envelope) settle(r *Registry) *Error {
 	m.ReqID, _ = m.text(baseReqID)
 	switch {
 	case m.typ == nil:
-		m.Class = ClassOf(m.Type, m.ReqID != "")
+		m.Class = classOf(m.Type, m.ReqID != "")
 	case m.typ.Name == "mcp/sample/req" && m.ReqID != "":
 		m.Class = ClassResponse // the reference's answer has the type of the request (A2E §6.16)
 	case m.typ.Name == "env/plan/resp" && m.ReqID == "" && (m.member("episode_id") != nil || m.member("state") != nil):
@@ -211,7 +211,7 @@ func (m *Envelope) settleVersion() *Error {
 		}
 		if !ok {
 			e := ErrSchema.about(m.ID)
-			e.Detail = faultDetail([]SchemaFault{{Path: [...]string{"a2e", "version"}[which], Reason: "string_type"}})
+			e.Detail = faultDetail([]schemaFault{{Path: [...]string{"a2e", "version"}[which], Reason: "string_type"}})
 			return e
 		}
 		if seen != "" && s != seen || !acceptedVersion(s) {
@@ -291,7 +291,7 @@ func (m *Envelope) check() *Error {
 	return e
 }
 
-func faultDetail(faults []SchemaFault) json.RawMessage {
+func faultDetail(faults []schemaFault) json.RawMessage {
 	v, _ := jsonx.Encode(map[string]any{"errors": faults})
 	return appendASCII(nil, v)
 }

@@ -260,7 +260,7 @@ func FuzzCondition(f *testing.F) {
 	}
 	values := map[string]json.RawMessage{"n": json.RawMessage("5"), "s": json.RawMessage(`"x"`), "b": json.RawMessage("true"), "l": json.RawMessage("[]"), "o": json.RawMessage(`{"a":{"b":1}}`)}
 	f.Fuzz(func(t *testing.T, s string) {
-		_, _ = EvalCondition(s, values)
-		_ = Resolve(appendString(nil, s), values)
+		_, _ = evalCondition(s, values)
+		_ = resolve(appendString(nil, s), values)
 	})
 }

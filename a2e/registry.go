@@ -26,10 +26,10 @@ var classNames = [...]string{"", "request", "response", "event", "push"}
 
 func (c Class) String() string { return classNames[c] }
 
-// ClassOf judges a type that no registry knows by its name and by whether the
+// classOf judges a type that no registry knows by its name and by whether the
 // message has a req_id (A2E §2.3, §5.2): what looks like an answer is never
 // answered.
-func ClassOf(name string, hasReqID bool) Class {
+func classOf(name string, hasReqID bool) Class {
 	switch {
 	case strings.HasSuffix(name, "/event"):
 		return ClassEvent
@@ -160,7 +160,7 @@ var builtin = sync.OnceValue(func() *Registry {
 		case t.name == "shutdown":
 			typ.Class = ClassRequest
 		default:
-			typ.Class = ClassOf(t.name, false)
+			typ.Class = classOf(t.name, false)
 			if typ.Class == ClassRequest {
 				typ.Answer = answerOf(t.name)
 			}
@@ -221,7 +221,7 @@ func (r *Registry) Register(types ...Type) error {
 			return fmt.Errorf("a2e: type %q is registered already", t.Name)
 		}
 		if t.Class == 0 {
-			t.Class = ClassOf(t.Name, false)
+			t.Class = classOf(t.Name, false)
 		}
 		if t.Class == ClassRequest && t.Answer == "" {
 			t.Answer = answerOf(t.Name)
@@ -354,8 +354,8 @@ func (r *Registry) parseOne(s string) (Shape, error) {
 	return Shape{}, errors.New("unknown type " + s)
 }
 
-// SchemaFault is one reason why a message fails its type's schema.
-type SchemaFault struct {
+// schemaFault is one reason why a message fails its type's schema.
+type schemaFault struct {
 	Path   string `json:"path"`   // member, nested members and indexes joined by dots
 	Reason string `json:"reason"` // missing, string_type, int_type, …: as the reference names it
 }
@@ -363,10 +363,10 @@ type SchemaFault struct {
 // maxFaults bounds the list that an error carries.
 const maxFaults = 16
 
-type checker struct{ faults []SchemaFault }
+type checker struct{ faults []schemaFault }
 
 func (c *checker) add(path, reason string) bool {
-	c.faults = append(c.faults, SchemaFault{Path: clip(path, 128), Reason: reason})
+	c.faults = append(c.faults, schemaFault{Path: clip(path, 128), Reason: reason})
 	return len(c.faults) < maxFaults
 }
 

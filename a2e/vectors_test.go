@@ -377,7 +377,7 @@ func vectorInvalid(t *testing.T, c vectorCase) {
 		t.Fatalf("%s: %v, want %s", line, e, exp.Code)
 	}
 	var detail struct {
-		Errors []SchemaFault `json:"errors"`
+		Errors []schemaFault `json:"errors"`
 	}
 	if err := jsonx.Decode(e.Detail, &detail); err != nil {
 		t.Fatalf("detail %s: %v", e.Detail, err)
@@ -1135,7 +1135,7 @@ func vectorChain(t *testing.T, c vectorCase) {
 		if expr == nil {
 			expr = json.RawMessage("null")
 		}
-		got := Resolve(expr, ctx)
+		got := resolve(expr, ctx)
 		if got == nil {
 			got = json.RawMessage("null")
 		}
@@ -1145,7 +1145,7 @@ func vectorChain(t *testing.T, c vectorCase) {
 		}
 		return
 	}
-	got, err := EvalCondition(*in.Condition, ctx)
+	got, err := evalCondition(*in.Condition, ctx)
 	if len(exp.Raises) > 0 {
 		if err == nil {
 			t.Errorf("got %v, want an error", got)

@@ -126,9 +126,9 @@ func emptyObject(b json.RawMessage) bool {
 	return len(bytes.Trim(b, "{} \t\r\n")) == 0
 }
 
-// Canonicalize gives the RFC 8785 form of b. A number beyond the IEEE 754
+// canonicalize gives the RFC 8785 form of b. A number beyond the IEEE 754
 // doubles, which has no such form, is refused.
-func Canonicalize(b []byte) ([]byte, error) {
+func canonicalize(b []byte) ([]byte, error) {
 	out, err := jsonx.Canonicalize(b)
 	if err != nil {
 		return nil, malformed(StepParse, "", "has no canonical form").because(err)

@@ -114,9 +114,11 @@ func (c *Capability) Encode() ([]byte, error) {
 	return []byte(v), err
 }
 
-// Digest gives sha256: and the hex SHA-256 of [Capability.Preimage].
+// Digest returns sha256: and the hex SHA-256 of a compact JSON object that has the
+// members in the order of [Capability], without empty ones, and requirements
+// sorted by bytes.
 func (c *Capability) Digest() (string, error) {
-	pre, err := c.Preimage()
+	pre, err := c.preimage()
 	if err != nil {
 		return "", err
 	}
@@ -124,11 +126,11 @@ func (c *Capability) Digest() (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// Preimage gives the text that the digest is taken of: a compact JSON object
+// preimage gives the text that the digest is taken of: a compact JSON object
 // with its members in the order of [Capability], empty ones left out, and
 // requirements sorted by bytes. It is not RFC 8785; quotes, backslashes,
 // controls, < > & and U+2028/9 are escaped, nothing else is.
-func (c *Capability) Preimage() ([]byte, error) {
+func (c *Capability) preimage() ([]byte, error) {
 	n, err := c.normal()
 	if err != nil {
 		return nil, err

@@ -10,9 +10,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// PrivilegedCapability is the one capability that is a claim to power and not
+// privilegedCapability is the one capability that is a claim to power and not
 // a description: a card that lists it counts only with a verified proof.
-const PrivilegedCapability = "task.write"
+const privilegedCapability = "task.write"
 
 // Keys of ext that discovery uses (RFC 003 §8.3, RFC 005).
 const (
@@ -89,13 +89,13 @@ func (c *Card) encode() jsonx.Value {
 	return b
 }
 
-// Privileged reports whether c claims a privileged capability.
-func (c *Card) Privileged() bool { return slices.Contains(c.Capability, PrivilegedCapability) }
+// privileged reports whether c claims a privileged capability.
+func (c *Card) privileged() bool { return slices.Contains(c.Capability, privilegedCapability) }
 
-// Matches reports whether c answers a whois query: a blank query matches every
+// matches reports whether c answers a whois query: a blank query matches every
 // card, another one equals the peer id, the display name or a list entry,
 // case and all.
-func (c *Card) Matches(query string) bool {
+func (c *Card) matches(query string) bool {
 	q := strings.TrimSpace(query)
 	if q == "" || q == c.PeerID || q == c.DisplayName {
 		return true

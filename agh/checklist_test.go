@@ -280,7 +280,7 @@ func TestSurfaceChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-025 what is sent has the narrow grammar", func(t *testing.T) {
-		if !ValidThreadID(NewThreadID()) || !ValidWorkID(NewWorkID()) {
+		if !ValidThreadID(NewThreadID()) || !validWorkID(NewWorkID()) {
 			t.Error("new ids are not valid")
 		}
 		r := node(t, nil, "bob", "carol")
@@ -299,8 +299,8 @@ func TestSurfaceChecklist(t *testing.T) {
 			}
 		}
 		for s, ok := range map[string]bool{"work_A-z_0": true, "work_": false, "work_a.b": false, "work_" + strings.Repeat("a", 64): true, "work_" + strings.Repeat("a", 65): false, "job": false, "work_@": false} {
-			if ValidWorkID(s) != ok {
-				t.Errorf("ValidWorkID(%q)", s)
+			if validWorkID(s) != ok {
+				t.Errorf("validWorkID(%q)", s)
 			}
 		}
 	})
@@ -515,7 +515,7 @@ func TestBodyChecklist(t *testing.T) {
 		refuses(t, "no proof", raw, ReasonVerificationFailed)
 		refuses(t, "any proof", with(raw, "proof", js(`{"x":1}`)), ReasonVerificationFailed)
 		id := testIdentity(t, 1)
-		signed := signedGreet(t, id, PrivilegedCapability)
+		signed := signedGreet(t, id, privilegedCapability)
 		v := Verifier{Trust: true, Now: atClock}
 		if got, err := v.Verify(context.Background(), signed); err != nil || !got.Verdict.Verified {
 			t.Errorf("verified: %v", err)

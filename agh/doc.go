@@ -11,7 +11,7 @@
 //   - freshness, replay and the optional trust profile
 //     agh-network.trust.ed25519-jcs/v1 (RFC 004): [Verifier], [Identity];
 //   - direct rooms, route tokens, subjects and capability digests: [DirectID],
-//     [RouteToken], [BroadcastSubject], [PeerSubject], [Capability.Digest];
+//     [BroadcastSubject], [PeerSubject], [Capability.Digest];
 //   - the work lifecycle, presence, discovery and automatic receipts of a
 //     receiving node: [Router];
 //   - a peer: [Client], over any [Transport]. NATS is in the aghnats package;

@@ -127,8 +127,8 @@ type Router struct {
 	// Memory: it records the message and gives an error of [ErrReplay] if it
 	// was recorded before. Any other error refuses the message.
 	Admit func(context.Context, *Admission) (Decision, error)
-	// Screen refuses outgoing messages that [LooksSecret], which AGH daemons
-	// drop without a word.
+	// Screen refuses outgoing messages that look as if they held a secret, which
+	// AGH daemons drop silently.
 	Screen bool
 	// Broadcasts bounds the greetings and the whois requests for all of one peer
 	// in a channel: so many a second, and six times as many at once; the others
@@ -340,7 +340,7 @@ func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 
 func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work, refusal error) error {
 	if r.Admit == nil {
-		return r.Verifier.Remember(ctx, r.memory, res.Envelope)
+		return r.Verifier.remember(ctx, r.memory, res.Envelope)
 	}
 	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Forwarder: in.Forwarder,
 		Envelope: res.Envelope, Verdict: res.Verdict, Refused: refusal, Work: work, Until: r.Verifier.Limits.Until(res.Envelope),

@@ -666,12 +666,12 @@ func TestScreen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if LooksSecret(e) != want {
+		if looksSecret(e) != want {
 			t.Errorf("%s: %v", text, !want)
 		}
 	}
 	e, _ := Decode([]byte(with(sayText, "ext", js(`{"token":"t"}`))))
-	if LooksSecret(e) {
+	if looksSecret(e) {
 		t.Error("a member name of ext itself")
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// LooksSecret reports whether the AGH daemon would take e for a message that
+// looksSecret reports whether the AGH daemon would take e for a message that
 // holds a secret, and drop it without a word: body, members of proof and values
 // of ext are searched for telling member names and for phrases such as
 // "token=…". No page asks for it, so that nothing received is refused for it;
 // [Router.Screen] keeps such messages from being sent.
-func LooksSecret(e *Envelope) bool {
+func looksSecret(e *Envelope) bool {
 	for _, b := range [][]byte{e.Body, e.Proof, e.Ext} {
 		var v any
 		if len(b) > 0 && jsonx.Decode(b, &v) == nil && secretIn(v, string(b) == string(e.Ext)) {

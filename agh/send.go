@@ -119,7 +119,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 		if c.Surface == SurfaceThread && !ValidThreadID(c.ThreadID) {
 			return Result{}, malformed(StepSurface, "thread_id", "must match thread_[a-z0-9][a-z0-9_-]{2,95}")
 		}
-		if c.WorkID != "" && !ValidWorkID(c.WorkID) {
+		if c.WorkID != "" && !validWorkID(c.WorkID) {
 			if _, ok, err := r.works.Work(ctx, c.WorkspaceID, c.WorkID); err != nil || !ok {
 				return Result{}, malformed(StepSurface, "work_id", "must match work_[a-zA-Z0-9_-]{1,64}").because(err)
 			}
@@ -128,7 +128,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	if c.Kind == KindGreet && c.To != "" {
 		return Result{}, malformed(StepSurface, "to", "a greet is for all")
 	}
-	if r.Screen && LooksSecret(&c) {
+	if r.Screen && looksSecret(&c) {
 		return Result{}, refuse(ErrScreened, StepBody, "body", "")
 	}
 	out, err := r.emit(l, &c)
@@ -149,7 +149,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	}
 	// Our own key is consumed, so that an echo of the message is a duplicate.
 	if r.Admit == nil {
-		switch err := r.Verifier.Remember(ctx, r.memory, sent); {
+		switch err := r.Verifier.remember(ctx, r.memory, sent); {
 		case errors.Is(err, ErrReplay): // sent before: sending again is no error and does nothing
 			return Result{Outcome: Duplicate, Err: err, Envelope: sent}, nil
 		case err != nil:

@@ -17,7 +17,7 @@ func (i *Identity) Sign(e *Envelope) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err = i.SignJSON(b, nil)
+	b, err = i.signJSON(b, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -27,11 +27,11 @@ func (i *Identity) Sign(e *Envelope) ([]byte, error) {
 	return b, nil
 }
 
-// SignJSON signs any envelope text, keeping each member as it is: members
+// signJSON signs any envelope text, keeping each member as it is: members
 // given as null stay, absent ones stay absent. It sets from and proof; extra
 // holds further members of the proof, which are signed too (may be nil). The
 // result is in canonical form.
-func (i *Identity) SignJSON(envelope []byte, extra map[string]any) ([]byte, error) {
+func (i *Identity) signJSON(envelope []byte, extra map[string]any) ([]byte, error) {
 	var m map[string]jsonx.Value
 	if err := jsonx.Decode(envelope, &m); err != nil || m == nil {
 		return nil, malformed(StepParse, "", "must be a JSON object").because(err)
@@ -65,7 +65,7 @@ func withProof(m map[string]jsonx.Value, proof map[string]any) ([]byte, error) {
 func canonical(m map[string]jsonx.Value) ([]byte, error) {
 	b, err := jsonx.Encode(m)
 	if err == nil {
-		b, err = Canonicalize(b)
+		b, err = canonicalize(b)
 	}
 	if err != nil {
 		return nil, malformed(StepTrust, "", "has no canonical form").because(err)

@@ -9,9 +9,9 @@ import (
 // SubjectPrefix begins every subject of the network.
 const SubjectPrefix = "agh.network.v0"
 
-// RouteToken gives the token of a plain Peer ID in its subject: 32 hex digits
+// routeToken gives the token of a plain Peer ID in its subject: 32 hex digits
 // of its SHA-256.
-func RouteToken(peerID string) (string, error) {
+func routeToken(peerID string) (string, error) {
 	peerID = strings.TrimSpace(peerID)
 	if !ValidPeerID(peerID) {
 		return "", malformed(StepFields, "peer_id", "must be a peer id")
@@ -20,13 +20,13 @@ func RouteToken(peerID string) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// VerifiedRouteToken is [RouteToken], but of a verified handle it gives the
+// verifiedRouteToken is [routeToken], but of a verified handle it gives the
 // fingerprint (RFC 004 §3).
-func VerifiedRouteToken(peerID string) (string, error) {
+func verifiedRouteToken(peerID string) (string, error) {
 	if _, fingerprint, ok := SplitHandle(peerID); ok {
 		return fingerprint, nil
 	}
-	return RouteToken(peerID)
+	return routeToken(peerID)
 }
 
 // BroadcastSubject gives agh.network.v0.<workspace_id>.<channel>.broadcast.
@@ -41,12 +41,13 @@ func BroadcastSubject(workspaceID, channel string) (string, error) {
 // PeerSubject gives agh.network.v0.<workspace_id>.<channel>.peer.<route token>
 // of a plain Peer ID.
 func PeerSubject(workspaceID, channel, peerID string) (string, error) {
-	return peerSubject(workspaceID, channel, peerID, RouteToken)
+	return peerSubject(workspaceID, channel, peerID, routeToken)
 }
 
-// VerifiedPeerSubject is [PeerSubject] with [VerifiedRouteToken].
+// VerifiedPeerSubject is [PeerSubject], but of a verified handle the token is the
+// fingerprint (RFC 004 §3).
 func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
-	return peerSubject(workspaceID, channel, peerID, VerifiedRouteToken)
+	return peerSubject(workspaceID, channel, peerID, verifiedRouteToken)
 }
 
 func peerSubject(workspaceID, channel, peerID string, token func(string) (string, error)) (string, error) {

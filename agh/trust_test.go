@@ -36,7 +36,7 @@ func signedGreet(t testing.TB, id *Identity, capabilities ...string) []byte {
 
 func signedSay(t testing.TB, id *Identity) string {
 	t.Helper()
-	b, err := id.SignJSON([]byte(with(sayText, "from", nil, "proof", nil, "ext", js(`{"n":1.50}`))), nil)
+	b, err := id.signJSON([]byte(with(sayText, "from", nil, "proof", nil, "ext", js(`{"n":1.50}`))), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func signedSay(t testing.TB, id *Identity) string {
 
 func trusted(raw string) (Trust, error) {
 	v, err := (&Verifier{Trust: true, Now: atClock}).Verify(context.Background(), []byte(raw))
-	return TrustOf(v, err), err
+	return trustOf(v, err), err
 }
 
 func proofMember(raw, name string, value any) string {
@@ -163,7 +163,7 @@ func TestTrustChecklist(t *testing.T) {
 			t.Errorf("%+v", res)
 		}
 		v := &Verifier{Trust: true, Lenient: true, Now: atClock}
-		unknown, err := id.SignJSON([]byte(with(sayText, "from", nil, "foo", 1)), nil)
+		unknown, err := id.signJSON([]byte(with(sayText, "from", nil, "foo", 1)), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,18 +176,18 @@ func TestTrustChecklist(t *testing.T) {
 	})
 	t.Run("AGH-099 no canonical form", func(t *testing.T) {
 		for _, s := range []string{`["\ud800"]`, `{"a":1,"a":2}`, `[1e400]`, `[-1e400]`} {
-			if _, err := Canonicalize([]byte(s)); err == nil {
+			if _, err := canonicalize([]byte(s)); err == nil {
 				t.Errorf("%s has one", s)
 			}
 		}
-		if out, err := Canonicalize([]byte(`["1.7976931348623157e+308",1.7976931348623157e308]`)); err != nil {
+		if out, err := canonicalize([]byte(`["1.7976931348623157e+308",1.7976931348623157e308]`)); err != nil {
 			t.Errorf("%s, %v", out, err)
 		}
 		rejects(t, "overflow", with(raw, "ext", js(`{"n":1e400}`)))
 	})
 	t.Run("AGH-100 route token of a handle", func(t *testing.T) {
 		_, fingerprint, _ := SplitHandle(id.ID())
-		if token, err := VerifiedRouteToken(id.ID()); token != fingerprint || err != nil {
+		if token, err := verifiedRouteToken(id.ID()); token != fingerprint || err != nil {
 			t.Errorf("%s, %v", token, err)
 		}
 	})
@@ -328,4 +328,12 @@ func FuzzTrust(f *testing.F) {
 			t.Fatalf("a signature for other content: %s", b)
 		}
 	})
+}
+
+// trustOf gives the trust state that an outcome of Verify stands for.
+func trustOf(v *Verified, err error) Trust {
+	if err != nil || v == nil {
+		return TrustRejected
+	}
+	return v.Verdict.Trust
 }

@@ -52,7 +52,7 @@ func (d *Decoder) surface(p *parsed) error {
 		switch {
 		case p.has.threadID:
 			return malformed(StepSurface, "thread_id", "must be absent in a direct room")
-		case !ValidDirectID(p.DirectID):
+		case !validDirectID(p.DirectID):
 			return malformed(StepSurface, "direct_id", "must match direct_[a-f0-9]{32}")
 		case p.To == "":
 			return malformed(StepSurface, "to", "a direct room has two peers: to names the other")
@@ -100,8 +100,8 @@ func ValidWorkspaceID(s string) bool {
 		!strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune(". *>", r) })
 }
 
-// ValidDirectID reports whether s matches direct_[a-f0-9]{32}.
-func ValidDirectID(s string) bool {
+// validDirectID reports whether s matches direct_[a-f0-9]{32}.
+func validDirectID(s string) bool {
 	hex, ok := strings.CutPrefix(s, "direct_")
 	return ok && lowerHex(hex, 32)
 }
@@ -115,10 +115,10 @@ func ValidThreadID(s string) bool {
 	return ok && len(rest) >= 3 && ident(rest, 96, "_-")
 }
 
-// ValidWorkID reports whether s has the form of the envelope page,
+// validWorkID reports whether s has the form of the envelope page,
 // work_[a-zA-Z0-9_-]{1,64}. Implementations send others, which [Decode]
 // accepts up to 128 bytes; send only this.
-func ValidWorkID(s string) bool {
+func validWorkID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "work_")
 	if !ok || len(rest) == 0 || len(rest) > 64 {
 		return false

@@ -226,7 +226,7 @@ func vectorSubject(t *testing.T, c vectorCase) {
 	if in.PeerID == nil {
 		return
 	}
-	s, err = RouteToken(*in.PeerID)
+	s, err = routeToken(*in.PeerID)
 	check("token", s, err, want.Token, want.TokenError)
 	s, err = PeerSubject(in.WorkspaceID, in.Channel, *in.PeerID)
 	check("peer", s, err, want.Peer, want.PeerError)
@@ -257,7 +257,7 @@ func vectorDigest(t *testing.T, c vectorCase) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pre, err := k.Preimage()
+	pre, err := k.preimage()
 	if err != nil || string(pre) != want.Preimage {
 		t.Errorf("preimage %s, %v\n    want %s", pre, err, want.Preimage)
 	}
@@ -276,7 +276,7 @@ func vectorJCS(t *testing.T, c vectorCase) {
 	}
 	known(t, c.Input, &in)
 	known(t, c.Expect, &want)
-	got, err := Canonicalize([]byte(in.Raw))
+	got, err := canonicalize([]byte(in.Raw))
 	if (err != nil) != want.Error || string(got) != want.Canonical {
 		t.Errorf("got %s, %v; want %s", got, err, want.Canonical)
 	}
@@ -307,7 +307,7 @@ func vectorSign(t *testing.T, c vectorCase) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signed, err := id.SignJSON([]byte(in.Envelope), in.ExtraProof)
+	signed, err := id.signJSON([]byte(in.Envelope), in.ExtraProof)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,9 +362,9 @@ func vectorVerify(t *testing.T, c vectorCase) {
 	got, err := v.Verify(context.Background(), raw)
 	allowed := append(want.AnyOf, want.state)
 	if !slices.ContainsFunc(allowed, func(s state) bool {
-		return s.Trust == TrustOf(got, err) && (s.ReasonCode == "" || s.ReasonCode == ReasonOf(err))
+		return s.Trust == trustOf(got, err) && (s.ReasonCode == "" || s.ReasonCode == ReasonOf(err))
 	}) {
-		t.Errorf("got %s, %v; want %+v", TrustOf(got, err), err, allowed)
+		t.Errorf("got %s, %v; want %+v", trustOf(got, err), err, allowed)
 	}
 }
 

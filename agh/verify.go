@@ -76,7 +76,7 @@ func (v *Verifier) decoder() Decoder {
 func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
 	_, verified, err := v.verify(ctx, raw)
 	if err == nil && v.Memory != nil {
-		err = v.Remember(ctx, v.Memory, verified.Envelope)
+		err = v.remember(ctx, v.Memory, verified.Envelope)
 	}
 	if err != nil {
 		return nil, err
@@ -84,10 +84,10 @@ func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
 	return verified, nil
 }
 
-// Remember consumes the replay key of e in m for as long as e could be
+// remember consumes the replay key of e in m for as long as e could be
 // accepted again: (workspace_id, from, id), so that nobody can use up the id
 // of another sender. The error is [ErrReplay] if it was consumed before.
-func (v *Verifier) Remember(ctx context.Context, m Memory, e *Envelope) error {
+func (v *Verifier) remember(ctx context.Context, m Memory, e *Envelope) error {
 	fresh, err := m.Seen(ctx, ReplayKey(e), v.Limits.Until(e))
 	if err != nil {
 		return refuse(ErrBusy, StepRouting, "id", "the replay memory cannot take it now").because(err)
@@ -124,7 +124,7 @@ func (v *Verifier) verify(ctx context.Context, raw []byte) (*Envelope, *Verified
 	if err != nil {
 		return p.Envelope, nil, err
 	}
-	if card := cardOf(p.Envelope); card != nil && card.Privileged() && !verdict.Verified {
+	if card := cardOf(p.Envelope); card != nil && card.privileged() && !verdict.Verified {
 		return p.Envelope, nil, refuse(ErrPrivileged, StepTrust, "proof", "the card claims a privileged capability")
 	}
 	return p.Envelope, &Verified{Envelope: p.Envelope, Verdict: verdict}, nil
@@ -250,12 +250,4 @@ func text(v jsonx.Value) string {
 		return ""
 	}
 	return s
-}
-
-// TrustOf gives the trust state that an outcome of Verify stands for.
-func TrustOf(v *Verified, err error) Trust {
-	if err != nil || v == nil {
-		return TrustRejected
-	}
-	return v.Verdict.Trust
 }

@@ -18,7 +18,7 @@ func (r *Router) asked(res *Result, e *Envelope, q *Whois, now time.Time) {
 	res.Relay = r.Relay && (e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) == nil)
 	for _, l := range r.channel(e.WorkspaceID, e.Channel) {
 		switch id := l.Card.PeerID; {
-		case id == e.From, e.To != "" && e.To != id, e.To == "" && !l.Card.Matches(q.Query):
+		case id == e.From, e.To != "" && e.To != id, e.To == "" && !l.Card.matches(q.Query):
 			continue
 		}
 		if out, err := r.answer(l, e); err == nil {

@@ -261,7 +261,7 @@ func TestGatewayReadsStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := js.Stream(t.Context(), StreamName)
+	s, err := js.Stream(t.Context(), streamName)
 	if err != nil || s.CachedInfo().State.Msgs != 4 || s.CachedInfo().Config.Subjects[0] != "agh.network.v0.>" {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// StreamName is the JetStream stream of the binding page.
-const StreamName = "AGH_NETWORK_V0"
+// streamName is the JetStream stream of the binding page.
+const streamName = "AGH_NETWORK_V0"
 
 // EnsureStream makes the stream AGH_NETWORK_V0 over agh.network.v0.> on an
 // operator's NATS, or leaves the one that is there. Messages are kept for
@@ -23,7 +23,7 @@ func EnsureStream(ctx context.Context, nc *nats.Conn, maxAge time.Duration) erro
 	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
-	_, err = js.CreateStream(ctx, jetstream.StreamConfig{Name: StreamName, Subjects: []string{agh.SubjectPrefix + ".>"},
+	_, err = js.CreateStream(ctx, jetstream.StreamConfig{Name: streamName, Subjects: []string{agh.SubjectPrefix + ".>"},
 		Retention: jetstream.LimitsPolicy, MaxAge: maxAge, MaxMsgSize: 1 << 20})
 	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return fmt.Errorf("aghnats: %w", err)
@@ -41,7 +41,7 @@ func (g *Gateway) consume() error {
 	}
 	ctx, cancel := context.WithTimeout(g.ctx, 5*time.Second)
 	defer cancel()
-	consumer, err := js.CreateOrUpdateConsumer(ctx, StreamName, jetstream.ConsumerConfig{Durable: g.Durable, AckPolicy: jetstream.AckExplicitPolicy})
+	consumer, err := js.CreateOrUpdateConsumer(ctx, streamName, jetstream.ConsumerConfig{Durable: g.Durable, AckPolicy: jetstream.AckExplicitPolicy})
 	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}

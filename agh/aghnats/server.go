@@ -51,7 +51,7 @@ func (g *Gateway) serve() error {
 		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
 		MaxPayload: int32(or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: or(g.MaxSubs, 65536),
 		MaxConn:                    or(g.MaxConns, 16384) + 1, // one is the gateway's own
-		CustomClientAuthentication: g, AlwaysEnableNonce: true,
+		CustomClientAuthentication: (*authenticator)(g), AlwaysEnableNonce: true,
 		DisableShortFirstPing: true, AuthTimeout: or(g.AuthWait, 2*time.Second).Seconds(),
 	}
 	if g.TLS != nil {

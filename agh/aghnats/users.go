@@ -81,8 +81,11 @@ func (u *User) uid() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Check implements the server's custom authentication.
-func (g *Gateway) Check(c server.ClientAuthentication) bool {
+// authenticator is the gateway as its NATS server sees it.
+type authenticator Gateway
+
+// Check implements [server.Authentication].
+func (g *authenticator) Check(c server.ClientAuthentication) bool {
 	if c.Kind() != server.CLIENT {
 		return false
 	}
