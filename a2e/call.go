@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// call is one request under way.
+// call is one request in flight.
 type call struct {
 	id       string
 	line     []byte        // with its end
@@ -156,7 +156,7 @@ func (p *call) failure() error {
 	return p.err
 }
 
-// file notes a request as under way, and gives the link for it if there is one.
+// file records a request as in flight, and returns the link for it if there is one.
 // The line is taken over.
 func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) (*call, link, error) {
 	if len(line) > c.limits.Frame {

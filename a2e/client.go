@@ -21,7 +21,7 @@ import (
 // requests apart by their ids, and comes back after a broken connection. Set
 // its fields before the first use; its methods are safe for concurrent use.
 //
-// A request that is under way when the connection breaks is sent again, with
+// A request that is in flight when the connection breaks is sent again, with
 // its id, only to a host that says that it remembers ids and resumes sessions,
 // as [Host] does; otherwise it fails with [ErrOutcomeUnknown]. So nothing is
 // executed twice, and nothing is lost without a word.
@@ -78,8 +78,8 @@ type Client struct {
 	mu       sync.Mutex
 	pending  map[string]*call
 	link     link
-	attempts *attempts // under way; nil when there is none
-	hello    *call     // the handshake under way, over helloOn
+	attempts *attempts // in flight; nil when there is none
+	hello    *call     // the handshake in flight, over helloOn
 	helloOn  link
 	closed   bool
 	ctx      context.Context
@@ -357,7 +357,7 @@ func (c *Client) Ping(ctx context.Context) (time.Duration, error) {
 }
 
 // Close says shutdown, ends the connection and, if there is one, the child
-// process, and fails what is under way with [ErrClosed].
+// process, and fails requests in flight with [ErrClosed].
 func (c *Client) Close() error {
 	c.init()
 	c.mu.Lock()

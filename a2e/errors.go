@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A Code says on the wire what went wrong (A2E §11). Peers may send any other
-// text; it is kept.
+// Code is an error code on the wire (A2E §11). A peer may send any other text,
+// which is kept.
 type Code string
 
 const (
@@ -41,7 +41,7 @@ const (
 
 // Error is a failure in the words of the protocol: what an error frame
 // carries, or what one that was received said (A2E §11). Code, Text and Detail
-// may be sent to strangers; the cause, which Unwrap gives, is for logs only.
+// may be sent to guests; the cause, which Unwrap gives, is for logs only.
 type Error struct {
 	Code       Code
 	Text       string          // the member "message": at most 200 characters when sent

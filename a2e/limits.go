@@ -2,7 +2,7 @@ package a2e
 
 import "time"
 
-// Limits bound what strangers and agents can make a host hold or wait for.
+// Limits bound the memory and the waits that guests and agents can cause at a host.
 // Zero means the default that is named with each field.
 type Limits struct {
 	Frame          int // bytes of one message: 4 MiB, at most 16 MiB
@@ -95,7 +95,7 @@ type ClientLimits struct {
 	Frame     int           // bytes of one message: 4 MiB
 	Handshake time.Duration // wait for its answer: 30 s
 	Request   time.Duration // deadline of requests whose context has none: 300 s
-	Requests  int           // under way at once: 4,096
+	Requests  int           // in flight at once: 4,096
 	Events    int           // of one request that wait for its reader: 1,024
 	Pushes    int           // that wait for OnPush: 1,024; more are dropped and counted
 	BackoffLo time.Duration // before the first attempt to come back: 1 s, doubling

@@ -64,8 +64,8 @@ func badURL(err error) error {
 	return &Error{Code: InvalidMessage, Reason: "url", Text: "URL must be http, https, tcp, tls or unix", Step: "dial", cause: err}
 }
 
-// lines is a link over a byte stream.
-type lines struct {
+// streamLink is a link over a byte stream.
+type streamLink struct {
 	c     *Client
 	out   io.Writer
 	shut  func() error
@@ -78,13 +78,13 @@ type lines struct {
 	wait func() // of a child process
 }
 
-func (c *Client) streamLink(in io.Reader, out io.Writer, shut func() error) *lines {
-	l := &lines{c: c, out: out, shut: shut, ended: make(chan struct{}), deadline: deadlineOf(out)}
+func (c *Client) streamLink(in io.Reader, out io.Writer, shut func() error) *streamLink {
+	l := &streamLink{c: c, out: out, shut: shut, ended: make(chan struct{}), deadline: deadlineOf(out)}
 	go l.read(in)
 	return l
 }
 
-func (l *lines) read(in io.Reader) {
+func (l *streamLink) read(in io.Reader) {
 	r := NewReader(in)
 	r.Limit = l.c.limits.Frame
 	for {
@@ -101,7 +101,7 @@ func (l *lines) read(in io.Reader) {
 	}
 }
 
-func (l *lines) fail(err error) {
+func (l *streamLink) fail(err error) {
 	l.once.Do(func() {
 		close(l.ended)
 		_ = l.shut()
@@ -109,7 +109,7 @@ func (l *lines) fail(err error) {
 	l.c.broken(l, err)
 }
 
-func (l *lines) down() bool {
+func (l *streamLink) down() bool {
 	select {
 	case <-l.ended:
 		return true
@@ -118,7 +118,7 @@ func (l *lines) down() bool {
 	}
 }
 
-func (l *lines) send(_ context.Context, line []byte) error {
+func (l *streamLink) send(_ context.Context, line []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.down() {
@@ -135,7 +135,7 @@ func (l *lines) send(_ context.Context, line []byte) error {
 	return nil
 }
 
-func (l *lines) close(bool) {
+func (l *streamLink) close(bool) {
 	l.once.Do(func() {
 		close(l.ended)
 		_ = l.shut()
@@ -174,7 +174,7 @@ func (c *Client) startProcess() (link, error) {
 			c.Log.Debug("a2e: child process", "err", err)
 		}
 	}()
-	l := &lines{c: c, out: in, shut: in.Close, ended: make(chan struct{}), deadline: deadlineOf(in)}
+	l := &streamLink{c: c, out: in, shut: in.Close, ended: make(chan struct{}), deadline: deadlineOf(in)}
 	l.wait = func() {
 		stopProcess(cmd, exited, c.limits.Exit, c.limits.Term)
 		_ = r.Close()
@@ -206,8 +206,8 @@ func stopProcess(cmd *exec.Cmd, exited <-chan struct{}, exit, term time.Duration
 	<-exited
 }
 
-// web is a link over HTTP + SSE (A2E §7.1).
-type web struct {
+// httpLink is a link over HTTP + SSE (A2E §7.1).
+type httpLink struct {
 	c        *Client
 	http     *http.Client
 	base     string
@@ -227,7 +227,7 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	if hc == nil {
 		hc = (*netguard.Guard)(nil).Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
 	}
-	l := &web{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l := &httpLink{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(c.ctx)
 	c.mu.Lock()
 	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
@@ -252,7 +252,7 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	return l, nil
 }
 
-func (l *web) request(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+func (l *httpLink) request(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	var r io.Reader
 	if body != nil {
 		r = bytes.NewReader(body)
@@ -275,7 +275,7 @@ func discard(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
-func (l *web) open(ctx context.Context) error {
+func (l *httpLink) open(ctx context.Context) error {
 	resp, err := l.request(ctx, http.MethodPost, "/session", []byte{})
 	if err != nil {
 		return err
@@ -301,7 +301,7 @@ func (l *web) open(ctx context.Context) error {
 // probe asks whether the session is still there. A host that does not say so
 // is asked again later: with another session, what this one holds would be
 // lost.
-func (l *web) probe(ctx context.Context) (there bool, err error) {
+func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	resp, err := l.request(ctx, http.MethodPost, "/send", []byte{})
 	if err != nil {
 		return false, err
@@ -318,7 +318,7 @@ func (l *web) probe(ctx context.Context) (there bool, err error) {
 
 // stream reads the SSE stream and opens it again when it breaks, until the
 // host says that the session is gone.
-func (l *web) stream() {
+func (l *httpLink) stream() {
 	defer close(l.read)
 	pause := l.c.limits.BackoffLo
 	for again := false; l.ctx.Err() == nil; {
@@ -351,7 +351,7 @@ func (l *web) stream() {
 	}
 }
 
-func (l *web) readStream(opened func()) error {
+func (l *httpLink) readStream(opened func()) error {
 	resp, err := l.request(l.ctx, http.MethodGet, "/stream", nil)
 	if err != nil {
 		return err
@@ -364,7 +364,7 @@ func (l *web) readStream(opened func()) error {
 	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened, func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
-func (l *web) fail(err error) {
+func (l *httpLink) fail(err error) {
 	l.once.Do(func() {
 		close(l.ended)
 		l.cancel()
@@ -372,7 +372,7 @@ func (l *web) fail(err error) {
 	l.c.broken(l, err)
 }
 
-func (l *web) down() bool {
+func (l *httpLink) down() bool {
 	select {
 	case <-l.ended:
 		return true
@@ -381,12 +381,12 @@ func (l *web) down() bool {
 	}
 }
 
-func (l *web) remembers(yes bool) { l.remember.Store(yes) }
+func (l *httpLink) remembers(yes bool) { l.remember.Store(yes) }
 
 // send posts one line. What the host refused it has not got, and is sent
 // again; on a broken connection it may have it, so that it is sent again only
 // to a host that remembers ids.
-func (l *web) send(caller context.Context, line []byte) error {
+func (l *httpLink) send(caller context.Context, line []byte) error {
 	ctx, cancel := context.WithTimeout(caller, 30*time.Second)
 	defer cancel()
 	stop := context.AfterFunc(l.ctx, cancel)
@@ -425,7 +425,7 @@ func (l *web) send(caller context.Context, line []byte) error {
 		}
 		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
 			if caller.Err() != nil && unknown {
-				return ErrOutcomeUnknown.Because(err) // who asked went, which says nothing about the host
+				return ErrOutcomeUnknown.Because(err) // the caller gave up, which tells nothing about the host
 			}
 			if unknown {
 				go l.fail(err)
@@ -448,7 +448,7 @@ func (l *web) send(caller context.Context, line []byte) error {
 
 // close waits a moment for the host to end the stream after a shutdown, which
 // tells it that everything was read.
-func (l *web) close(orderly bool) {
+func (l *httpLink) close(orderly bool) {
 	l.closed.Do(func() { close(l.closing) })
 	if orderly {
 		t := time.NewTimer(time.Second)

@@ -39,7 +39,7 @@ const (
 // leaving is whether the host may have a request.
 type leaving uint8
 
-// establishLocked begins to dial, unless that is under way.
+// establishLocked begins to dial, unless it is dialling.
 func (c *Client) establishLocked(again bool) *attempts {
 	if c.attempts == nil {
 		c.attempts = &attempts{done: make(chan struct{})}
@@ -86,7 +86,7 @@ func (c *Client) establish(a *attempts, again bool) {
 	}
 }
 
-// attempt makes one connection: dial, handshake, and what was under way again.
+// attempt makes one connection: dial, handshake, and the requests in flight again.
 func (c *Client) attempt() error {
 	ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
 	defer cancel()

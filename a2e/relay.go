@@ -31,7 +31,7 @@ func (s *Session) Take(ctx context.Context, lines []byte) error {
 // Pass queues a frame that another host made for the agent.
 func (s *Session) Pass(frame []byte) error { return s.send(frame) }
 
-// Move lets go of a session that another host has now. Its transport ends.
+// Move drops a session that another host owns now. Its transport ends.
 // Requests go on, and what they say is passed on.
 func (s *Session) Move() {
 	s.storeMu.Lock()

@@ -137,7 +137,7 @@ func TestCallerLeavesBeforeItsCallIsSent(t *testing.T) {
 		return nil, ctx.Err()
 	}}}}
 	c.init()
-	l := &web{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l := &httpLink{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(c.ctx)
 	defer l.cancel()
 	if err := l.send(ctx, []byte("{}\n")); !errors.Is(err, ErrClosed) {

@@ -437,7 +437,7 @@ func (s *Session) isActive() bool {
 	return s.state == StateActive || s.state == StateDraining
 }
 
-// lost lets go of a session that the store refused: it lives elsewhere now.
+// lost drops a session that the store refused: another host owns it now.
 func (s *Session) lost(err error) {
 	s.h.Log.Warn("a2e: session given up", "identity", s.Identity().Name, "err", err)
 	s.mu.Lock()

@@ -9,7 +9,7 @@ import (
 // Store keeps what a session owes its agent, so that the agent may resume the
 // session at another process (A2E §14). Without one, sessions live in memory.
 // A Store that knows that the session has moved on returns an error from any
-// method, and this host lets go of the session: the fence is the embedder's.
+// method, and this host drops the session: the fence is the embedder's.
 // Calls for one session come one at a time and in order.
 type Store interface {
 	// Open records a session after its handshake, and again when a later
@@ -33,9 +33,9 @@ type Store interface {
 	Close(ctx context.Context, sessionID string) error
 }
 
-// ErrMoved is what a Store says of a session that another host has now. Of a
+// ErrMoved is the error of a Store for a session that another host owns now. Of a
 // [Relay], the host then passes on what it still has for the agent; of other
-// stores, it lets go of the session.
+// stores, it drops the session.
 var ErrMoved = errors.New("a2e: another host has the session now")
 
 // A Relay is a Store that several hosts share. The session is where its stream

@@ -7,7 +7,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Greet is the body of a greet: who is present (message kinds page, "greet").
+// Greet is the body of a greet, by which a peer announces itself (message kinds
+// page, "greet").
 type Greet struct {
 	Card    *Card
 	Summary string
@@ -42,7 +43,7 @@ type Transfer struct {
 	Capability Capability
 }
 
-// ReceiptStatus is what a receipt says of the message that it is for.
+// ReceiptStatus is the outcome that a receipt reports of a message.
 type ReceiptStatus string
 
 // The statuses.
@@ -221,7 +222,7 @@ func receipt(p *parsed) error {
 	return nil
 }
 
-// check is what the receipt page says of status, reason and for_id.
+// check applies the rules of the receipt page for status, reason and for_id.
 func (c *Receipt) check() error {
 	if c.Reason != "" && !c.Reason.known() {
 		return malformed(StepBody, "body.reason_code", "is not in the registry")

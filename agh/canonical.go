@@ -65,8 +65,8 @@ func (e *Envelope) marshal() ([]byte, error) {
 	return b, nil
 }
 
-// same reports whether a value is the very one that was made here, and
-// therefore sound JSON.
+// same reports whether a value is the very one that this package wrote, and
+// therefore valid JSON.
 func same(v, made json.RawMessage) bool {
 	return len(v) > 0 && len(v) == len(made) && &v[0] == &made[0]
 }

@@ -242,7 +242,7 @@ func (c *Client) waited(v *Verified, w *Work) bool {
 	if find := c.finding[v.Envelope.ReplyTo]; find != nil && v.Envelope.Kind == KindWhois {
 		select {
 		case find <- v:
-		default: // more answers than anybody asked for
+		default: // more answers than the queue holds
 		}
 		return true
 	}
@@ -307,7 +307,7 @@ func (c *Client) Direct(ctx context.Context, to string, s *Say) (*Envelope, erro
 	return c.send(ctx, e)
 }
 
-// Peers lists who is present in the channel.
+// Peers lists the peers that are present in the channel.
 func (c *Client) Peers() []Peer { return c.Router.Peers(c.WorkspaceID, c.Channel) }
 
 // Whois asks who matches query (blank: everybody), or with to one peer about

@@ -213,8 +213,8 @@ func (d *Decoder) Decode(b []byte) (*Envelope, error) {
 	return p.Envelope, nil
 }
 
-// written is Decode for an envelope that marshal wrote as b: the JSON is known
-// to be sound, and what it says is in e, which it gives, completed.
+// written is Decode for an envelope that marshal wrote as b. The JSON is known to
+// be valid and its members are in e, so that it only checks e, and returns it.
 func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	switch {
 	case len(b) > d.Limits.envelope():
@@ -244,7 +244,7 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	if err != nil {
 		return nil, err
 	}
-	if same(e.Body, e.madeBody) && sound(content) {
+	if same(e.Body, e.madeBody) && passesBody(content) {
 		e.content = content
 		return e, nil
 	}
@@ -256,7 +256,7 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 
 // sound reports whether a body was made of content that the body step would
 // take, and read to be the same; false where it takes that step to tell.
-func sound(content any) bool {
+func passesBody(content any) bool {
 	switch c := content.(type) {
 	case *Say:
 		return !blank(c.Text)

@@ -80,8 +80,8 @@ const (
 	StepLifecycle Step = "lifecycle" // 7: work
 )
 
-// Error is a refusal. Text may be shown to strangers; what Unwrap gives beside
-// the sentinel may not.
+// Error is a refusal. Text may be sent to guests; the private cause that Unwrap
+// returns beside the sentinel may not.
 type Error struct {
 	Code      Reason // what a receipt would say
 	Text      string // for people; no secrets, no content of the message
@@ -170,7 +170,7 @@ func ReasonOf(err error) Reason {
 
 // Refuse makes the [*Error] for one of this package's sentinels, for hooks
 // that want to refuse a message with a proper code. Text may be sent to
-// strangers; cause stays private.
+// guests; cause stays private.
 func Refuse(sentinel error, text string, cause error) *Error {
 	if _, ok := codes[sentinel]; !ok {
 		return (&Error{Code: ReasonInternal, Step: StepRouting, is: sentinel, Text: text}).because(cause)

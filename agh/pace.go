@@ -7,9 +7,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// paces bounds how often each peer says something that all of a channel hear
-// and that is not recorded: greetings, and questions who is there, to which
-// every peer may answer.
+// paces limits the broadcasts of each peer that are not recorded: greetings, and
+// whois requests for all, which every peer may answer.
 type paces struct {
 	mu sync.Mutex
 	by map[paceKey]*pace
@@ -34,8 +33,8 @@ const (
 	maxPaces          = 1 << 14
 )
 
-// pace refuses a broadcast of a peer that made too many. A question costs more
-// where many peers of this node may answer it.
+// pace refuses a broadcast of a peer that made too many. A whois costs more where
+// many peers of this node may answer it.
 func (r *Router) pace(e *Envelope, in Inbound) error {
 	perSecond := r.Broadcasts
 	switch w, whois := e.content.(*Whois); {
@@ -77,7 +76,7 @@ func (p *paces) allow(k paceKey, perSecond float64, cost int, now time.Time) boo
 	return x.AllowN(now, min(cost, burst))
 }
 
-// forget drops the peer that said nothing for longest of those looked at.
+// forget drops the least recently used of a sample of the peers.
 func (p *paces) forget() {
 	var oldest paceKey
 	looked := 0

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// PresenceState says how recently a peer was heard of.
+// PresenceState tells how recently a peer greeted.
 type PresenceState string
 
 // The states. A peer not heard of for two greet intervals is gone.
@@ -67,10 +67,9 @@ type presenceEntry struct {
 
 func (p *Presence) interval() time.Duration { return cmp.Or(p.Interval, 30*time.Second) }
 
-// Refresh notes that a peer was heard of now. With keep a card that is known
-// already stays as it is. The owner is who vouches for the peer, whose share
-// of the room is bounded. The error is [ErrBusy] when there is no room for
-// another peer or so large a card.
+// Refresh records a peer as present now. With keep a known card is not replaced.
+// The owner vouches for the peer and has a bounded share of the room. The error is
+// [ErrBusy] when there is no room for another peer or the card is too large.
 func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent, error) {
 	if card.size() > cmp.Or(p.MaxCard, 1<<16) {
 		return nil, refuse(ErrBusy, StepRouting, "body.peer_card", "is too large to keep")
@@ -105,7 +104,7 @@ func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep 
 	return append(events, PeerEvent{workspaceID, channel, card.PeerID, true}), nil
 }
 
-// expire forgets who was not heard of for two intervals. It holds p.mu.
+// expire forgets peers that did not greet for two intervals. p.mu is held.
 func (p *Presence) expire(now time.Time) []PeerEvent {
 	var events []PeerEvent
 	for el := p.order.Front(); el != nil; el = p.order.Front() {
@@ -132,7 +131,7 @@ func (p *Presence) remove(el *list.Element) {
 	}
 }
 
-// Expire forgets who is gone, and says who that is.
+// Expire forgets the peers that are gone and returns them.
 func (p *Presence) Expire(now time.Time) []PeerEvent {
 	p.mu.Lock()
 	defer p.mu.Unlock()

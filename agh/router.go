@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Outcome is what became of a received message.
+// Outcome is the result for a received message.
 type Outcome string
 
 // The outcomes. Failed means that the message was valid but could not be acted
@@ -88,7 +88,7 @@ type Outgoing struct {
 	Envelope *Envelope
 }
 
-// Result is what the router did and what remains to be done.
+// Result tells the caller what the router did, and what to publish and deliver.
 type Result struct {
 	Outcome   Outcome
 	Err       error     // why, unless accepted
@@ -224,8 +224,8 @@ func (r *Router) channel(workspaceID, channel string) []*Local {
 	return r.byChan[channelKey{workspaceID, channel}]
 }
 
-// Peers lists who is present in a channel: the hosted peers first, each group
-// by id.
+// Peers lists the peers that are present in a channel: hosted peers first, each
+// group by id.
 func (r *Router) Peers(workspaceID, channel string) []Peer {
 	r.init()
 	var peers []Peer
@@ -236,8 +236,8 @@ func (r *Router) Peers(workspaceID, channel string) []Peer {
 	return append(peers, r.presence.Channel(workspaceID, channel, r.Verifier.now())...)
 }
 
-// Expire notices who is gone. A router that receives nothing needs it to be
-// called now and then.
+// Expire removes the peers that are gone. Call it now and then for a router that
+// receives nothing.
 func (r *Router) Expire() []PeerEvent {
 	r.init()
 	return r.presence.Expire(r.Verifier.now())
@@ -272,8 +272,8 @@ func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 	return r.act(ctx, res, in)
 }
 
-// route is step 6: may the sender speak, does the subject agree, is there
-// anybody to hear it.
+// route is step 6: it checks that the principal may speak as the sender, that the
+// subject is that of the envelope, and that the recipient is known.
 func (r *Router) route(e *Envelope, in Inbound) error {
 	if in.May != nil {
 		var own *Error
@@ -322,8 +322,8 @@ func (r *Router) remote(workspaceID, channel, peerID string) bool {
 	return r.Reachable != nil && r.Reachable(workspaceID, channel, peerID)
 }
 
-// foresee tells what the lifecycle will say, so that a message which will be
-// refused is recorded as such; and the work, if there is any.
+// foresee returns the work and the error with which the lifecycle will refuse the
+// message, so that a refused message is recorded as such.
 func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 	if e.WorkID == "" {
 		return nil, nil
@@ -428,8 +428,8 @@ func (r *Router) step(e *Envelope, now time.Time) func(Work, bool) (Work, error)
 	}
 }
 
-// deliver says who gets e: the target, or the channel but for the sender; in a
-// direct room only if the room is that of the two.
+// deliver finds the recipients of e: the target, or all of the channel except the
+// sender. In a direct room the target must belong to the room.
 func (r *Router) deliver(res *Result, e *Envelope) {
 	if e.To == "" {
 		for _, l := range r.channel(e.WorkspaceID, e.Channel) {
@@ -494,7 +494,7 @@ func (r *Router) receiptFor(e *Envelope, in Inbound, err error) (Outgoing, bool)
 	default:
 		return Outgoing{}, false
 	}
-	// A receipt to a sender who is not the sender would be a way to annoy him.
+	// Else anybody could have receipts sent to another peer by using its name.
 	if in.May != nil && in.May(e) != nil {
 		return Outgoing{}, false
 	}

@@ -27,8 +27,8 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	return all[0], nil
 }
 
-// SendAll is Send for several messages, one behind the other. It gives the
-// results of those that can be sent, and why the next one cannot.
+// SendAll is Send for several messages in order. It returns the results of the
+// messages that can be sent, and the error of the first that cannot.
 func (r *Router) SendAll(ctx context.Context, es ...*Envelope) ([]Result, error) {
 	r.init()
 	now := r.Verifier.now()
@@ -140,7 +140,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 		return Result{}, err
 	}
 	here := r.local(sent.WorkspaceID, sent.Channel, sent.To) != nil
-	// Who asked is there to hear the answer, and who is looked for need not be.
+	// A requester is present, and a whois may look for an absent peer.
 	unasked := sent.ReplyTo == "" && sent.Kind != KindWhois
 	if sent.To != "" && !here && unasked {
 		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok && !r.remote(sent.WorkspaceID, sent.Channel, sent.To) {
@@ -159,7 +159,7 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	return Result{Outcome: Accepted, Envelope: sent, Published: []Outgoing{out}}, nil
 }
 
-// addressed says who of this node hears a message that is sent.
+// addressed finds the peers of this node that receive a sent message.
 func (r *Router) addressed(res *Result, now time.Time) {
 	sent := res.Envelope
 	if w, ok := sent.content.(*Whois); ok && w.Type == WhoisRequest && res.Outcome == Accepted {

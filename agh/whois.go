@@ -9,9 +9,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// asked answers a whois request for the hosted peers that it concerns and
-// notes it, so that its answers are expected. A directed request is answered
-// whatever its query; the requester never answers itself.
+// asked records a whois request, so that its answers are expected, and answers for
+// the hosted peers that match. A directed request is answered whatever its query;
+// the requester never answers itself.
 func (r *Router) asked(res *Result, e *Envelope, q *Whois, now time.Time) {
 	_, filtered, _ := extStrings(e, ExtFilter)
 	r.asks.note(e, filtered, now)
@@ -67,9 +67,8 @@ func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 	return r.emit(l, e)
 }
 
-// asks remembers whois requests, so that an answer to no question, which could
-// replace a card unasked, is told apart. Bounded: the oldest gives way, and one
-// asker has a bounded share.
+// asks remembers whois requests: an answer without a request could replace a card.
+// It is bounded: the oldest request goes, and each requester has a bounded share.
 type asks struct {
 	mu    sync.Mutex
 	byKey map[askKey]ask

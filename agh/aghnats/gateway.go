@@ -41,18 +41,18 @@ type Gateway struct {
 	// Deliver hands a message to a hosted peer. It is called by one goroutine
 	// per sender at a time, in the order of arrival.
 	Deliver func(ctx context.Context, peerID string, e *agh.Envelope, v agh.Verdict)
-	// Presence is told when remote peers come and go.
+	// Presence is called when remote peers come and go.
 	Presence func(agh.PeerEvent)
-	// Admitted is told of every accepted message, when what it changes is in
-	// force and before anything is published because of it.
+	// Admitted is called for every accepted message after its changes are in force
+	// and before its answers are published.
 	Admitted func(ctx context.Context, user string, res agh.Result)
 	// Greeted gets the greetings of hosted peers, as they are published.
 	Greeted func(e *agh.Envelope)
-	// Away is asked to bring what a hosted peer says to a peer of another hub;
-	// false: it is no peer of another hub.
+	// Away forwards a message of a hosted peer to a peer of another hub. It returns
+	// false if the recipient belongs to no other hub.
 	Away func(e *agh.Envelope) bool
-	// Refused is told of every message that was not accepted, with the user
-	// that sent it; Result.Err says why.
+	// Refused is called for every message that was not accepted, with the user that
+	// sent it; Result.Err is the reason.
 	Refused func(user, subject string, raw []byte, res agh.Result)
 	// Unknown is asked first about a message of a user for a peer that is not
 	// known here. If it gives true, nothing more becomes of the message before

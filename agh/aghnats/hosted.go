@@ -10,9 +10,8 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// hosted knows when to greet for whom. All intervals are equal, so that the
-// queue is in the order of time by itself and costs the same for any number
-// of peers.
+// hosted schedules the greetings of hosted peers. All intervals are equal, so that
+// the queue is always in the order of time.
 type hosted struct {
 	mu    sync.Mutex
 	queue []*greeting // next first
@@ -71,7 +70,7 @@ func (h *hosted) remove(workspaceID, channel, peerID string) {
 	}
 }
 
-// due takes those whose time has come and puts them back for the next.
+// due returns the peers whose greeting is due and queues their next one.
 func (h *hosted) due(now time.Time, interval time.Duration) []*agh.Local {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,7 +101,7 @@ func (h *hosted) all(do func(*agh.Local)) {
 	}
 }
 
-// subscribe counts who uses a subject.
+// subscribe counts the users of a subject.
 func (h *hosted) subscribe(subject string, sub func() (*nats.Subscription, error)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,7 +121,7 @@ func (h *hosted) subscribe(subject string, sub func() (*nats.Subscription, error
 }
 
 // replies remembers the NATS reply subjects of questions, so that an answer
-// reaches those who wait there too. Bounded: the oldest gives way.
+// is published there too. It is bounded: the oldest goes.
 type replies struct {
 	mu    sync.Mutex
 	byKey map[replyKey]reply
@@ -166,12 +165,12 @@ func (r *replies) note(e *agh.Envelope, subject string, now time.Time) {
 	r.byKey[k] = reply{subject, now.Add(replyTime)}
 }
 
-// find gives where the asker that a response answers waits, "" if nowhere.
+// find returns the reply subject of the request that e answers, "" if it has none.
 func (r *replies) find(e *agh.Envelope, now time.Time) string {
 	return r.get(questionKey(e, e.To, e.ReplyTo), now)
 }
 
-// has reports whether the asker of a request waits on a reply subject.
+// has reports whether a request has a reply subject.
 func (r *replies) has(e *agh.Envelope, now time.Time) bool {
 	return r.get(questionKey(e, e.From, e.ID), now) != ""
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// User is who may connect, how it proves that, and as whom it may speak.
+// User may connect with its credentials and speak as some peers.
 // Exactly one of Token, Password (with Name as the user), NKey and Anonymous
 // is set.
 type User struct {
