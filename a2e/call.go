@@ -112,7 +112,8 @@ func (p *call) begin() {
 func (p *call) sent(left bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.left = hasLeft; !left {
+	p.left = hasLeft
+	if !left {
 		p.left, p.doubt = notYet, nil
 	}
 	if p.doubt != nil && p.final == nil && p.err == nil {
@@ -262,7 +263,8 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout i
 	defer c.drop(p)
 	for {
 		if l == nil {
-			if l, err = c.await(ctx, p); err != nil {
+			l, err = c.await(ctx, p)
+			if err != nil {
 				return nil, err
 			}
 		}

@@ -118,7 +118,8 @@ func (run *chainRun) walk(ctx context.Context) (last string, fault *chainFault) 
 		}
 		visited[id] = true
 		last = id
-		if id, fault = run.step(ctx, n); fault != nil {
+		id, fault = run.step(ctx, n)
+		if fault != nil {
 			return "", fault
 		}
 	}
@@ -208,7 +209,8 @@ func (run *chainRun) input(n *chainNode) json.RawMessage {
 	if len(n.InputMap) > 0 {
 		from = make(map[string]json.RawMessage, len(n.InputMap))
 		for k, v := range n.InputMap {
-			if from[k] = resolve(v, run.context); from[k] == nil {
+			from[k] = resolve(v, run.context)
+			if from[k] == nil {
 				from[k] = json.RawMessage("null")
 			}
 		}

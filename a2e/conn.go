@@ -111,7 +111,8 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 			s.close(ErrClosed)
 		case errors.Is(err, ErrTooLarge):
 			s.refuse(nil, r.Limit+1, ErrTooLarge)
-			if faults++; faults >= h.limits.FrameFaults {
+			faults++
+			if faults >= h.limits.FrameFaults {
 				s.drain(h.limits.Hangup, false)
 				return nil
 			}

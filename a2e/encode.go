@@ -67,7 +67,8 @@ func bodyOf(v any) (json.RawMessage, error) {
 		b = x
 	default:
 		var err error
-		if b, err = jsonx.Encode(v); err != nil {
+		b, err = jsonx.Encode(v)
+		if err != nil {
 			return nil, ErrInvalid.Because(err)
 		}
 	}

@@ -101,7 +101,8 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 				r.head = bytes.Clone(line[:min(headBytes, len(line))])
 				return nil, false, ErrTooLarge
 			}
-			if line = trimLine(line); len(line) == 0 {
+			line = trimLine(line)
+			if len(line) == 0 {
 				continue
 			}
 			return line, false, nil
@@ -118,7 +119,8 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 		if r.err != nil {
 			line := r.buf[r.start:r.end]
 			r.start, r.end, r.scanned = 0, 0, 0
-			if line = trimLine(line); len(line) > 0 && !r.skipping {
+			line = trimLine(line)
+			if len(line) > 0 && !r.skipping {
 				return line, true, nil
 			}
 			return nil, false, r.err

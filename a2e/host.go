@@ -220,7 +220,8 @@ func (h *Host) evict() bool {
 	}
 	looked := 0
 	for id, s := range h.sessions {
-		if looked++; looked > 256 {
+		looked++
+		if looked > 256 {
 			return false
 		}
 		if s.mu.TryLock() {

@@ -125,7 +125,8 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 		} else {
 			body = nil
 		}
-		if line = trimLine(line); len(line) == 0 {
+		line = trimLine(line)
+		if len(line) == 0 {
 			continue
 		}
 		if full, _ := s.full(); full {
@@ -186,7 +187,8 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 	st := newStream(r.Context())
 	err := s.attach(st, nil)
 	if errors.Is(err, ErrMoved) { // just now; the stream has it come back
-		if s = h.sessionOf(w, r); s == nil {
+		s = h.sessionOf(w, r)
+		if s == nil {
 			return
 		}
 		err = s.attach(st, nil)

@@ -324,7 +324,8 @@ func (l *httpLink) stream() {
 	for again := false; l.ctx.Err() == nil; {
 		opened := false
 		err := l.readStream(func() {
-			if opened = true; again {
+			opened = true
+			if again {
 				l.c.reopened(l)
 			}
 			again = true

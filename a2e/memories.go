@@ -155,7 +155,8 @@ type memoryEntry struct {
 // count adds n bytes to what an identity holds.
 func (m *MemoryStore) count(owner string, n int) {
 	m.total += n
-	if m.used[owner] += n; m.used[owner] == 0 {
+	m.used[owner] += n
+	if m.used[owner] == 0 {
 		delete(m.used, owner)
 	}
 }
@@ -369,7 +370,8 @@ func (m *MemoryStore) entry(raw json.RawMessage, now time.Time) (*memoryEntry, s
 		}
 	}
 	var err error
-	if e.canonical, err = canonicalKey(e.Key); err != nil {
+	e.canonical, err = canonicalKey(e.Key)
+	if err != nil {
 		return nil, "key is not usable"
 	}
 	if e.TTL < 0 {

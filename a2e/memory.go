@@ -75,7 +75,8 @@ func (s *seenIDs) forgetAnswer(k seenKey, b *answerBudget) {
 	b.used.Add(-int64(len(a.line)))
 	delete(s.answers, k)
 	i := slices.Index(s.answered, k) // mostly the first
-	if s.answered = slices.Delete(s.answered, i, i+1); len(s.answered) == 0 {
+	s.answered = slices.Delete(s.answered, i, i+1)
+	if len(s.answered) == 0 {
 		s.answers, s.answered = nil, nil
 	}
 }

@@ -177,7 +177,8 @@ func (o *outbox) forget(n int) {
 		return
 	}
 	clear(o.sent[:n])
-	if o.sent = o.sent[n:]; cap(o.sent) > 4*len(o.sent)+16 {
+	o.sent = o.sent[n:]
+	if cap(o.sent) > 4*len(o.sent)+16 {
 		o.sent = append([]outFrame(nil), o.sent...)
 	}
 }

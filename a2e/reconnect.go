@@ -320,7 +320,8 @@ func unreachable(cause error) *Error {
 func whyUnreachable(err error) string {
 	text := ""
 	for own := (*Error)(nil); errors.As(err, &own); err = own.cause {
-		if text = own.Text; errors.Is(own, ErrClosed) {
+		text = own.Text
+		if errors.Is(own, ErrClosed) {
 			text = "it closed the connection"
 		}
 	}

@@ -275,7 +275,8 @@ func validTypeName(s string) bool {
 func (r *Registry) parseFields(table string) ([]Field, error) {
 	var out []Field
 	for part := range strings.SplitSeq(table, "; ") {
-		if part = strings.TrimSpace(part); part == "" {
+		part = strings.TrimSpace(part)
+		if part == "" {
 			continue
 		}
 		name, rest, ok := strings.Cut(part, ": ")
@@ -292,7 +293,8 @@ func (r *Registry) parseFields(table string) ([]Field, error) {
 		}
 		f.Default = def
 		var err error
-		if f.Shape, err = r.parseShape(shape); err != nil {
+		f.Shape, err = r.parseShape(shape)
+		if err != nil {
 			return nil, fmt.Errorf("%q: %w", name, err)
 		}
 		switch def {

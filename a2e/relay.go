@@ -17,7 +17,8 @@ const movedFor = time.Hour
 // has too much to read.
 func (s *Session) Take(ctx context.Context, lines []byte) error {
 	for line := range bytes.SplitSeq(lines, []byte{'\n'}) {
-		if line = trimLine(line); len(line) == 0 {
+		line = trimLine(line)
+		if len(line) == 0 {
 			continue
 		}
 		if err := s.waitRoom(ctx); err != nil {
@@ -129,7 +130,8 @@ func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool)
 	err = relay.Send(r.Context(), id, body)
 	if errors.Is(err, ErrTooLarge) {
 		var s *Session
-		if s, err = h.find(r.Context(), id, transportHTTP); err == nil {
+		s, err = h.find(r.Context(), id, transportHTTP)
+		if err == nil {
 			err = s.Take(r.Context(), body)
 		}
 	}

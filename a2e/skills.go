@@ -121,7 +121,8 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	b = append(b, `,"data":{"success":`...)
 	b = strconv.AppendBool(b, res.Success)
 	b = append(b, `,"data":`...)
-	if b, err = appendValue(b, res.Data); err == nil {
+	b, err = appendValue(b, res.Data)
+	if err == nil {
 		b = append(b, `,"summary":`...)
 		b, err = appendValue(b, res.Summary)
 	}
@@ -137,7 +138,8 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	b = append(b, `,"duration_ms":`...)
 	b = strconv.AppendInt(b, res.DurationMS, 10)
 	b = append(b, `,"events":[]`...)
-	if b, err = appendResultMetadata(b, res.Metadata); err != nil {
+	b, err = appendResultMetadata(b, res.Metadata)
+	if err != nil {
 		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler", Capability: "skill", cause: err}
 	}
 	b = append(b, `},"error":null,"created_at":`...)

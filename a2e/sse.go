@@ -61,7 +61,8 @@ func readEvents(body io.Reader, contentType string, limit int, opened func(), ev
 				data = append(data, '\n')
 			}
 			has = true
-			if data = append(data, bytes.TrimLeft(value, " ")...); len(data) > limit {
+			data = append(data, bytes.TrimLeft(value, " ")...)
+			if len(data) > limit {
 				head, data, over = bytes.Clone(data[:min(headBytes, len(data))]), data[:0], true
 			}
 		}
@@ -72,7 +73,8 @@ func readEvents(body io.Reader, contentType string, limit int, opened func(), ev
 			case has:
 				event(bytes.Clone(data))
 			}
-			if data, has, over = data[:0], false, false; cap(data) > 64<<10 {
+			data, has, over = data[:0], false, false
+			if cap(data) > 64<<10 {
 				data = nil
 			}
 		}
@@ -94,7 +96,8 @@ type sseLines struct {
 // next gives a line without its end, valid until the next call; of a line over
 // the limit how it began. With an error, the line is what came before it.
 func (s *sseLines) next() (line []byte, long bool, err error) {
-	if s.line = s.line[:0]; cap(s.line) > 64<<10 {
+	s.line = s.line[:0]
+	if cap(s.line) > 64<<10 {
 		s.line = nil
 	}
 	for {
@@ -115,7 +118,8 @@ func (s *sseLines) next() (line []byte, long bool, err error) {
 			s.line = append(s.line, 0xc0|c>>6)
 			c = 0x80 | c&0x3f
 		}
-		if s.line = append(s.line, c); len(s.line) > s.limit {
+		s.line = append(s.line, c)
+		if len(s.line) > s.limit {
 			s.line, long = s.line[:min(headBytes, len(s.line))], true
 		}
 	}

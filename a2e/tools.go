@@ -209,7 +209,8 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 		dst = append(appendASCII(append(dst, `{"value":`...), data), '}')
 	}
 	dst = append(dst, `,"summary":`...)
-	if dst, err = appendValue(dst, res.Summary); err != nil {
+	dst, err = appendValue(dst, res.Summary)
+	if err != nil {
 		return nil, err
 	}
 	dst = append(dst, `,"truncated":`...)
@@ -231,12 +232,14 @@ func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		if dst, err = appendValue(dst, e); err != nil {
+		dst, err = appendValue(dst, e)
+		if err != nil {
 			return nil, err
 		}
 	}
 	dst = append(dst, ']')
-	if dst, err = appendResultMetadata(dst, res.Metadata); err != nil {
+	dst, err = appendResultMetadata(dst, res.Metadata)
+	if err != nil {
 		return nil, err
 	}
 	return append(dst, '}'), nil
@@ -314,7 +317,8 @@ func toolResultOf(data json.RawMessage) (res ToolResult, err error) {
 		case "duration_ms":
 			res.DurationMS, ok = intOf(v), isNumber(v[0])
 		case "events":
-			if ok = v[0] == '['; ok {
+			ok = v[0] == '['
+			if ok {
 				elements(v, func(_ int, e []byte) bool {
 					res.Events = append(res.Events, json.RawMessage(e))
 					return true

@@ -168,7 +168,8 @@ func (d *Decoder) whois(p *parsed) error {
 			return malformed(StepBody, "reply_to", "is required in a whois response")
 		}
 		var err error
-		if c.Card, err = d.card(w.Card, p.From); err != nil {
+		c.Card, err = d.card(w.Card, p.From)
+		if err != nil {
 			return err
 		}
 	default:
@@ -211,7 +212,8 @@ func receipt(p *parsed) error {
 	}
 	c := &Receipt{ForID: strings.TrimSpace(w.ForID), Status: w.Status, Detail: deref(w.Detail)}
 	if w.Reason != nil {
-		if c.Reason = *w.Reason; !c.Reason.known() {
+		c.Reason = *w.Reason
+		if !c.Reason.known() {
 			return malformed(StepBody, "body.reason_code", "is not in the registry")
 		}
 	}
@@ -285,7 +287,8 @@ func (e *Envelope) SetContent(content any) error {
 		b, err = jsonx.Encode(w)
 	case *Transfer:
 		var v jsonx.Value
-		if v, err = c.Capability.encode(); err != nil {
+		v, err = c.Capability.encode()
+		if err != nil {
 			return err
 		}
 		kind = KindCapability

@@ -99,7 +99,8 @@ func (w *writer) list(name string, vs []json.RawMessage) {
 			if len(v) == 0 {
 				v = json.RawMessage("null")
 			}
-			if b, err = jsonx.AppendCompact(b, v); err != nil {
+			b, err = jsonx.AppendCompact(b, v)
+			if err != nil {
 				return nil, err
 			}
 		}

@@ -70,7 +70,8 @@ func (d *Decoder) card(v jsonx.Value, from string) (*Card, error) {
 		*l.out = trimmed(*l.in)
 	}
 	var err error
-	if c.Ext, err = object(w.Ext, "body.peer_card.ext"); err != nil {
+	c.Ext, err = object(w.Ext, "body.peer_card.ext")
+	if err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -137,7 +138,8 @@ func NewCard(peerID, displayName string, catalog []Capability) (*Card, error) {
 func trimmed(l []string) []string {
 	out := make([]string, 0, len(l))
 	for _, s := range l {
-		if s = strings.TrimSpace(s); s != "" {
+		s = strings.TrimSpace(s)
+		if s != "" {
 			out = append(out, s)
 		}
 	}

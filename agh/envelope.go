@@ -163,7 +163,8 @@ func (e *Envelope) SetExt(key string, v any) error {
 	if len(e.Ext) == 0 {
 		w := newWriter(len(key) + len(b) + 8)
 		w.value(key, b, b)
-		if b, err = w.End(); err != nil {
+		b, err = w.End()
+		if err != nil {
 			return malformed(StepParse, "ext", "has a name that is not text").because(err)
 		}
 		e.Ext, e.madeExt = b, b
@@ -174,7 +175,8 @@ func (e *Envelope) SetExt(key string, v any) error {
 		return malformed(StepParse, "ext", "must be an object").because(err)
 	}
 	m[key] = b
-	if b, err = jsonx.Encode(m); err != nil {
+	b, err = jsonx.Encode(m)
+	if err != nil {
 		return err
 	}
 	e.Ext, e.madeExt = b, b
@@ -230,10 +232,12 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	content := e.content
 	e.raw, e.content, e.expired = b, nil, false
 	var err error
-	if e.Proof, err = object(jsonx.Value(e.Proof), "proof"); err != nil {
+	e.Proof, err = object(jsonx.Value(e.Proof), "proof")
+	if err != nil {
 		return nil, err
 	}
-	if e.Ext, err = object(jsonx.Value(e.Ext), "ext"); err != nil {
+	e.Ext, err = object(jsonx.Value(e.Ext), "ext")
+	if err != nil {
 		return nil, err
 	}
 	p := parsed{Envelope: e, protocol: Protocol, has: present{
@@ -362,10 +366,12 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 	e.Body = json.RawMessage(w.Body)
 	p := &parsed{Envelope: e, protocol: w.Protocol, has: present{
 		w.Surface != nil, w.ThreadID != nil, w.DirectID != nil, w.To != nil, w.WorkID != nil, w.ReplyTo != nil}}
-	if e.Proof, err = object(w.Proof, "proof"); err != nil {
+	e.Proof, err = object(w.Proof, "proof")
+	if err != nil {
 		return p, err
 	}
-	if e.Ext, err = object(w.Ext, "ext"); err != nil {
+	e.Ext, err = object(w.Ext, "ext")
+	if err != nil {
 		return p, err
 	}
 	for _, m := range []struct {
@@ -403,7 +409,8 @@ func unreadable(err error) *Error {
 			text = "has the wrong type: " + wantedType(field)
 		case errors.Is(err, jsonx.ErrType):
 		default:
-			if text = j.Is.Error(); j.Offset > 0 {
+			text = j.Is.Error()
+			if j.Offset > 0 {
 				text += " at byte " + strconv.FormatInt(j.Offset, 10)
 			}
 		}

@@ -88,7 +88,8 @@ func (m *ReplayMemory) Seen(_ context.Context, key string, until time.Time) (boo
 
 func (m *ReplayMemory) forget(e replayEntry) {
 	delete(m.keys, e.key)
-	if m.senders[e.sender]--; m.senders[e.sender] == 0 {
+	m.senders[e.sender]--
+	if m.senders[e.sender] == 0 {
 		delete(m.senders, e.sender)
 	}
 }

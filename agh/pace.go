@@ -84,7 +84,8 @@ func (p *paces) forget() {
 		if looked == 0 || x.used.Before(p.by[oldest].used) {
 			oldest = k
 		}
-		if looked++; looked == 64 {
+		looked++
+		if looked == 64 {
 			break
 		}
 	}

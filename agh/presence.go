@@ -121,7 +121,8 @@ func (p *Presence) expire(now time.Time) []PeerEvent {
 func (p *Presence) remove(el *list.Element) {
 	entry := p.order.Remove(el).(*presenceEntry)
 	k := entry.key
-	if p.owned[entry.owner]--; p.owned[entry.owner] == 0 {
+	p.owned[entry.owner]--
+	if p.owned[entry.owner] == 0 {
 		delete(p.owned, entry.owner)
 	}
 	delete(p.peers, k)

@@ -154,13 +154,16 @@ type Router struct {
 func (r *Router) init() {
 	r.once.Do(func() {
 		r.locals, r.byChan = map[peerKey]*Local{}, map[channelKey][]*Local{}
-		if r.works = r.Works; r.works == nil {
+		r.works = r.Works
+		if r.works == nil {
 			r.works = &WorkTable{}
 		}
-		if r.memory = r.Verifier.Memory; r.memory == nil {
+		r.memory = r.Verifier.Memory
+		if r.memory == nil {
 			r.memory = &ReplayMemory{Now: r.Verifier.Now}
 		}
-		if r.presence = r.Presence; r.presence == nil {
+		r.presence = r.Presence
+		if r.presence == nil {
 			r.presence = &Presence{}
 		}
 	})
@@ -400,7 +403,8 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
 			// A filtered answer shows part of the card: it must not shrink the
 			// one that is known.
-			if res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, a.filtered, now); err != nil {
+			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, a.filtered, now)
+			if err != nil {
 				return r.refused(ctx, res, in, err)
 			}
 			// A peer joins by its greeting.

@@ -52,7 +52,8 @@ func (r *Router) SendAll(ctx context.Context, es ...*Envelope) ([]Result, error)
 		for i := range all[begun : begun+done] {
 			r.addressed(&all[begun+i], now)
 		}
-		if all = all[:begun+done]; err != nil {
+		all = all[:begun+done]
+		if err != nil {
 			return all, err
 		}
 		if first != nil {
@@ -79,7 +80,8 @@ func (r *Router) steps(ctx context.Context, all []Result, now time.Time) (done i
 			}
 			next, err := r.step(all[i].Envelope, now)(w, ok)
 			if err != nil {
-				if refused = err; done == 0 {
+				refused = err
+				if done == 0 {
 					return w, err
 				}
 				break
@@ -109,7 +111,8 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	c := *e
 	if c.Surface == SurfaceDirect {
 		var err error
-		if c.DirectID, err = VerifiedDirectID(c.WorkspaceID, c.Channel, c.From, c.To); err != nil {
+		c.DirectID, err = VerifiedDirectID(c.WorkspaceID, c.Channel, c.From, c.To)
+		if err != nil {
 			return Result{}, err
 		}
 	}
@@ -174,7 +177,8 @@ func (r *Router) addressed(res *Result, now time.Time) {
 func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	e.WorkspaceID, e.Channel, e.From = l.WorkspaceID, l.Channel, l.Card.PeerID
 	if e.ID == "" {
-		if e.ID = NewID(); r.NewID != nil {
+		e.ID = NewID()
+		if r.NewID != nil {
 			e.ID = r.NewID()
 		}
 	}
@@ -184,7 +188,8 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	var b []byte
 	var err error
 	if l.Identity != nil {
-		if b, err = l.Identity.Sign(e); err == nil {
+		b, err = l.Identity.Sign(e)
+		if err == nil {
 			sent, err = d.Decode(b)
 		}
 	} else if b, err = e.marshal(); err == nil {

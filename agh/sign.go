@@ -43,7 +43,8 @@ func (i *Identity) signJSON(envelope []byte, extra map[string]any) ([]byte, erro
 	proof["profile"], proof["alg"], proof["key_id"], proof["pubkey"] = Profile, "Ed25519", KeyID(i.Public()), b64.EncodeToString(i.Public())
 	delete(proof, "sig")
 	var err error
-	if m["from"], err = jsonx.Encode(i.ID()); err != nil {
+	m["from"], err = jsonx.Encode(i.ID())
+	if err != nil {
 		return nil, err
 	}
 	signed, err := withProof(m, proof)
@@ -56,7 +57,8 @@ func (i *Identity) signJSON(envelope []byte, extra map[string]any) ([]byte, erro
 
 func withProof(m map[string]jsonx.Value, proof map[string]any) ([]byte, error) {
 	var err error
-	if m["proof"], err = jsonx.Encode(proof); err != nil {
+	m["proof"], err = jsonx.Encode(proof)
+	if err != nil {
 		return nil, malformed(StepTrust, "proof", "cannot be written as JSON").because(err)
 	}
 	return canonical(m)

@@ -46,7 +46,8 @@ func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 		docs := make([]jsonx.Value, len(chosen))
 		for i := range chosen {
 			var err error
-			if docs[i], err = chosen[i].encode(); err != nil {
+			docs[i], err = chosen[i].encode()
+			if err != nil {
 				return Outgoing{}, err
 			}
 		}
@@ -110,7 +111,8 @@ func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
 		}
 		a.order = a.order[1:]
 		delete(a.byKey, old)
-		if a.count[old.peerKey]--; a.count[old.peerKey] == 0 {
+		a.count[old.peerKey]--
+		if a.count[old.peerKey] == 0 {
 			delete(a.count, old.peerKey)
 		}
 	}

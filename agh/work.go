@@ -203,7 +203,8 @@ func (t *WorkTable) Update(_ context.Context, e *Envelope, step func(Work, bool)
 	t.works[k] = w
 	if w.State.Terminal() && !(ok && old.State.Terminal()) {
 		t.closed = append(t.closed, k)
-		if t.open[owner]--; t.open[owner] == 0 {
+		t.open[owner]--
+		if t.open[owner] == 0 {
 			delete(t.open, owner)
 		}
 	}

@@ -62,7 +62,8 @@ func (g *Gateway) inward(j job) job {
 	c := *e
 	c.To = handle
 	if c.Surface == agh.SurfaceDirect {
-		if c.DirectID, err = translateRoom(e, e.From, e.To, e.From, handle); err != nil {
+		c.DirectID, err = translateRoom(e, e.From, e.To, e.From, handle)
+		if err != nil {
 			return j
 		}
 	}
@@ -99,7 +100,8 @@ func (g *Gateway) outward(e *agh.Envelope) ([]byte, error) {
 	c.From, c.Proof = alias, nil
 	var err error
 	if c.Surface == agh.SurfaceDirect {
-		if c.DirectID, err = translateRoom(e, e.From, e.To, alias, e.To); err != nil {
+		c.DirectID, err = translateRoom(e, e.From, e.To, alias, e.To)
+		if err != nil {
 			return nil, err
 		}
 	}

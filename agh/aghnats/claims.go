@@ -90,7 +90,8 @@ func (c *claims) expire(now time.Time) {
 }
 
 func (c *claims) discount(uid string) {
-	if c.count[uid]--; c.count[uid] == 0 {
+	c.count[uid]--
+	if c.count[uid] == 0 {
 		delete(c.count, uid)
 	}
 }

@@ -352,7 +352,8 @@ func (g *Gateway) Publish(e *agh.Envelope) error {
 	data := e.Raw()
 	if data == nil {
 		var err error
-		if data, err = e.Encode(); err != nil {
+		data, err = e.Encode()
+		if err != nil {
 			return err
 		}
 	}

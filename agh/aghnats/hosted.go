@@ -62,7 +62,8 @@ func (h *hosted) remove(workspaceID, channel, peerID string) {
 	peer, _ := agh.VerifiedPeerSubject(workspaceID, channel, peerID)
 	for _, subject := range []string{broadcast, peer} {
 		if s := h.subs[subject]; s != nil {
-			if s.n--; s.n == 0 {
+			s.n--
+			if s.n == 0 {
 				s.sub.Unsubscribe() // fails only when closed, which is as good
 				delete(h.subs, subject)
 			}

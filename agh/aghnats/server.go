@@ -57,13 +57,15 @@ func (g *Gateway) serve() error {
 	if g.TLS != nil {
 		o.TLSConfig, o.TLS, o.TLSTimeout = g.TLS, true, 5
 	}
-	if g.server, err = server.NewServer(o); err != nil {
+	g.server, err = server.NewServer(o)
+	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
 	told := make(violations, maxViolations)
 	g.server.SetLogger(told, false, false)
 	g.wg.Go(func() { told.tell(g) })
-	if g.hub, err = g.server.RegisterAccount("AGH-HUB"); err != nil {
+	g.hub, err = g.server.RegisterAccount("AGH-HUB")
+	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
 	for _, err := range []error{

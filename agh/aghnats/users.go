@@ -141,7 +141,8 @@ func signed(key, sig string, nonce []byte) bool {
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(sig)
 	if err != nil {
-		if raw, err = base64.StdEncoding.DecodeString(sig); err != nil {
+		raw, err = base64.StdEncoding.DecodeString(sig)
+		if err != nil {
 			return false
 		}
 	}

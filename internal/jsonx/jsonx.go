@@ -205,7 +205,8 @@ func tooDeep(b []byte, depth int) int {
 			i++
 		case inside:
 		case c == '{' || c == '[':
-			if level++; level > depth {
+			level++
+			if level > depth {
 				return i
 			}
 		case c == '}' || c == ']':

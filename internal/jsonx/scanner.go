@@ -174,7 +174,8 @@ func (s *Scanner[T]) brackets() bool {
 		case '{', '[':
 			level++
 		case '}', ']':
-			if level--; level == 0 {
+			level--
+			if level == 0 {
 				s.at++
 				return true
 			}
