@@ -255,7 +255,8 @@ var errStopped = errors.New("a2e: stopped by the caller")
 
 // exchange is ask for a request that has been written; timeout is where in it
 // its time stands, which the context gave, if it does.
-func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int, each func(*Envelope) bool) (*Envelope, error) {
+func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int,
+	each func(*Envelope) bool) (*Envelope, error) {
 	p, l, err := c.file(ctx, id, line, timeout)
 	if err != nil {
 		return nil, err

@@ -66,7 +66,8 @@ func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
 	if r.Type != "chain/req" {
 		return Response{}, ErrUnknownType
 	}
-	run := &chainRun{c: c, r: r, nodes: map[string]*chainNode{}, context: map[string]json.RawMessage{}, outputs: map[string]json.RawMessage{}}
+	run := &chainRun{c: c, r: r, nodes: map[string]*chainNode{}, context: map[string]json.RawMessage{},
+		outputs: map[string]json.RawMessage{}}
 	last, fault := run.walk(ctx)
 	body := map[string]any{
 		"chain_id": r.chainID(), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
@@ -242,7 +243,8 @@ func (run *chainRun) call(ctx context.Context, n *chainNode, input json.RawMessa
 		}
 		data, success, text = res.Data, res.Success, res.Error
 	case n.Kind == "skill" && run.c.Skills != nil:
-		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input, LLMOverride: json.RawMessage("null"), Metadata: json.RawMessage("{}")})
+		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input,
+			LLMOverride: json.RawMessage("null"), Metadata: json.RawMessage("{}")})
 		if err != nil {
 			return nil, err
 		}
@@ -451,7 +453,8 @@ func validNumber(s string) bool {
 	case "inf", "infinity", "nan":
 		return true
 	}
-	if s == "" || strings.ContainsAny(s, "xXpPbBoO+ ") && !strings.ContainsAny(s, "eE") || strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
+	if s == "" || strings.ContainsAny(s, "xXpPbBoO+ ") && !strings.ContainsAny(s, "eE") ||
+		strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
 		return false
 	}
 	if strings.ContainsAny(s, "xXpP") {

@@ -234,9 +234,11 @@ func (c *Client) received(l link, line []byte) {
 		refusal := unknownType(m)
 		switch m.Type {
 		case "mcp/sample/req":
-			refusal = &Error{Code: MCPSamplingRefused, Text: "this agent does not sample for hosts", ReqID: m.ID, Capability: "mcp"}
+			refusal = &Error{Code: MCPSamplingRefused, Text: "this agent does not sample for hosts", ReqID: m.ID,
+				Capability: "mcp"}
 		case "mcp/root/list/req":
-			refusal = &Error{Code: MCPCapabilityMissing, Text: "this agent has no roots", ReqID: m.ID, Capability: "mcp"}
+			refusal = &Error{Code: MCPCapabilityMissing, Text: "this agent has no roots", ReqID: m.ID,
+				Capability: "mcp"}
 		}
 		c.respond(l, appendError(nil, refusal, NewID(), c.Now()))
 	default:

@@ -37,7 +37,8 @@ func (h *Host) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) erro
 	return h.serveStream(ctx, in, out, closeIn, "stdio", transportStdio)
 }
 
-func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, hangup func() error, remote string, kind transportKind) error {
+func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, hangup func() error, remote string,
+	kind transportKind) error {
 	s, err := h.open(remote, kind)
 	if err != nil {
 		_ = hangup()
@@ -76,7 +77,8 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 	if state, _ := s.State(); kind == transportStdio || state == StateConnected {
 		s.close(ErrClosed)
 	}
-	if errors.Is(end, io.EOF) || errors.Is(end, net.ErrClosed) || errors.Is(end, io.ErrClosedPipe) || errors.Is(end, ErrClosed) {
+	if errors.Is(end, io.EOF) || errors.Is(end, net.ErrClosed) || errors.Is(end, io.ErrClosedPipe) ||
+		errors.Is(end, ErrClosed) {
 		end = nil
 	}
 	return end
@@ -196,7 +198,8 @@ type connWriter struct {
 }
 
 func newConnWriter(h *Host, out io.Writer) *connWriter {
-	return &connWriter{h: h, out: out, deadline: deadlineOf(out), turn: make(chan struct{}, 1), broken: make(chan struct{})}
+	return &connWriter{h: h, out: out, deadline: deadlineOf(out), turn: make(chan struct{}, 1),
+		broken: make(chan struct{})}
 }
 
 func (w *connWriter) session() *Session { return w.s.Load() }

@@ -88,25 +88,35 @@ func (e *Error) Is(target error) bool {
 
 // What can go wrong. Errors of this package match them with [errors.Is].
 var (
-	ErrParse          = &Error{Code: ParseError, Text: "not one JSON object in UTF-8", Step: "decode"}
-	ErrInvalid        = &Error{Code: InvalidMessage, Text: "not acceptable", Step: "decode"}
-	ErrTooLarge       = &Error{Code: InvalidMessage, Reason: "frame_too_large", Text: "frame too large", Step: "frame"}
-	ErrUnknownType    = &Error{Code: InvalidMessage, Reason: "unknown_type", Text: "unknown type", Step: "dispatch"}
-	ErrShuttingDown   = &Error{Code: InvalidMessage, Reason: "shutting_down", Text: "the session is shutting down", Step: "dispatch", Retryable: true}
-	ErrSchema         = &Error{Code: SchemaViolation, Text: "fails the type's schema", Step: "schema"}
-	ErrVersion        = &Error{Code: VersionMismatch, Text: "version not supported", Step: "decode"}
-	ErrUnauthorized   = &Error{Code: Unauthorized, Text: "not permitted", Step: "policy"}
-	ErrNoHandshake    = &Error{Code: Unauthorized, Reason: "no_handshake", Text: "handshake first", Step: "handshake"}
-	ErrUnknownKey     = &Error{Code: Unauthorized, Reason: "auth_failed", Text: "authentication failed", Step: "handshake"}
-	ErrTimeout        = &Error{Code: Timeout, Text: "no answer in time", Step: "handler", Retryable: true} // the request was sent
-	ErrBusy           = &Error{Code: RuntimeError, Reason: "too_many_requests", Text: "too many requests at once", Step: "dispatch", Retryable: true}
-	ErrFull           = &Error{Code: OutOfMemory, Reason: "queue_full", Text: "the peer does not read", Step: "transport", Retryable: true}
-	ErrNotLoaded      = &Error{Code: RuntimeError, Reason: "session_unavailable", Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
-	ErrReplay         = &Error{Code: InvalidMessage, Reason: "duplicate_id", Text: "this id was served, and its answer is not kept any more; send the request with a new id", Step: "dispatch"}
-	ErrClosed         = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
-	ErrUnreachable    = &Error{Code: RuntimeError, Reason: "unreachable", Text: "the host cannot be reached", Step: "transport", Retryable: true}
-	ErrAnswerTooLarge = &Error{Code: OutOfMemory, Reason: "frame_too_large", Text: "the answer is too large", Step: "handler"}
-	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown", Text: "the connection broke; the request may or may not have been served", Step: "transport"}
+	ErrParse        = &Error{Code: ParseError, Text: "not one JSON object in UTF-8", Step: "decode"}
+	ErrInvalid      = &Error{Code: InvalidMessage, Text: "not acceptable", Step: "decode"}
+	ErrTooLarge     = &Error{Code: InvalidMessage, Reason: "frame_too_large", Text: "frame too large", Step: "frame"}
+	ErrUnknownType  = &Error{Code: InvalidMessage, Reason: "unknown_type", Text: "unknown type", Step: "dispatch"}
+	ErrShuttingDown = &Error{Code: InvalidMessage, Reason: "shutting_down", Text: "the session is shutting down",
+		Step: "dispatch", Retryable: true}
+	ErrSchema       = &Error{Code: SchemaViolation, Text: "fails the type's schema", Step: "schema"}
+	ErrVersion      = &Error{Code: VersionMismatch, Text: "version not supported", Step: "decode"}
+	ErrUnauthorized = &Error{Code: Unauthorized, Text: "not permitted", Step: "policy"}
+	ErrNoHandshake  = &Error{Code: Unauthorized, Reason: "no_handshake", Text: "handshake first", Step: "handshake"}
+	ErrUnknownKey   = &Error{Code: Unauthorized, Reason: "auth_failed", Text: "authentication failed",
+		Step: "handshake"}
+	// the request was sent
+	ErrTimeout = &Error{Code: Timeout, Text: "no answer in time", Step: "handler", Retryable: true}
+	ErrBusy    = &Error{Code: RuntimeError, Reason: "too_many_requests", Text: "too many requests at once",
+		Step: "dispatch", Retryable: true}
+	ErrFull = &Error{Code: OutOfMemory, Reason: "queue_full", Text: "the peer does not read",
+		Step: "transport", Retryable: true}
+	ErrNotLoaded = &Error{Code: RuntimeError, Reason: "session_unavailable",
+		Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
+	ErrReplay = &Error{Code: InvalidMessage, Reason: "duplicate_id",
+		Text: "this id was served, and its answer is not kept any more; send the request with a new id", Step: "dispatch"}
+	ErrClosed      = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
+	ErrUnreachable = &Error{Code: RuntimeError, Reason: "unreachable", Text: "the host cannot be reached",
+		Step: "transport", Retryable: true}
+	ErrAnswerTooLarge = &Error{Code: OutOfMemory, Reason: "frame_too_large", Text: "the answer is too large",
+		Step: "handler"}
+	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown",
+		Text: "the connection broke; the request may or may not have been served", Step: "transport"}
 	ErrUnknownTool    = &Error{Code: UnknownTool, Text: "unknown tool", Step: "handler", Capability: "tools"}
 	ErrToolDenied     = &Error{Code: ToolDenied, Text: "tool denied", Step: "handler", Capability: "tools"}
 	ErrUnknownSkill   = &Error{Code: UnknownSkill, Text: "unknown skill", Step: "handler", Capability: "skill"}
@@ -179,7 +189,8 @@ func peerError(m *Envelope) *Error {
 	}
 	// Three generations of hosts, three ways to say it (A2E §9).
 	const reference = "Unknown type "
-	if e.Code == "unknown_type" || e.Code == ParseError && len(e.Text) > len(reference) && e.Text[:len(reference)] == reference {
+	if e.Code == "unknown_type" || e.Code == ParseError && len(e.Text) > len(reference) &&
+		e.Text[:len(reference)] == reference {
 		e.Reason = ErrUnknownType.Reason
 	}
 	return e

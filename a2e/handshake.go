@@ -62,7 +62,8 @@ func (s *Session) resumable(who Identity) bool {
 func (s *Session) negotiate(asked []string, who Identity) []string {
 	caps := []string{}
 	for _, c := range asked {
-		if s.h.Capabilities[c] != nil && who.may(c) && !slices.Contains(caps, c) && slices.Contains(capabilityNames, c) {
+		if s.h.Capabilities[c] != nil && who.may(c) && !slices.Contains(caps, c) &&
+			slices.Contains(capabilityNames, c) {
 			caps = append(caps, c)
 		}
 	}
@@ -70,7 +71,8 @@ func (s *Session) negotiate(asked []string, who Identity) []string {
 }
 
 // capabilityNames is the enumeration A2ECapability (A2E §6.15).
-var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "memory", "learning", "chains", "multi_agent", "planning", "mcp", "test"}
+var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "memory", "learning", "chains",
+	"multi_agent", "planning", "mcp", "test"}
 
 // accept makes the session active and gives its answer; nil if the store would
 // not have it.

@@ -225,7 +225,8 @@ func (h *Host) evict() bool {
 			return false
 		}
 		if s.mu.TryLock() {
-			spare := s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 && len(s.inflight) == 0
+			spare := s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 &&
+				len(s.inflight) == 0
 			if spare {
 				s.closeLocked(ErrFull)
 			}

@@ -61,7 +61,8 @@ func (c *Client) dial(ctx context.Context) (link, error) {
 }
 
 func badURL(err error) error {
-	return &Error{Code: InvalidMessage, Reason: "url", Text: "URL must be http, https, tcp, tls or unix", Step: "dial", cause: err}
+	return &Error{Code: InvalidMessage, Reason: "url", Text: "URL must be http, https, tcp, tls or unix",
+		Step: "dial", cause: err}
 }
 
 // streamLink is a link over a byte stream.
@@ -227,7 +228,8 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	if hc == nil {
 		hc = (*netguard.Guard)(nil).Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
 	}
-	l := &httpLink{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l := &httpLink{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}),
+		closing: make(chan struct{}), read: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(c.ctx)
 	c.mu.Lock()
 	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
@@ -282,7 +284,8 @@ func (l *httpLink) open(ctx context.Context) error {
 	}
 	defer discard(resp)
 	if resp.StatusCode/100 != 2 {
-		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("session refused with status %d", resp.StatusCode), Step: "transport", Retryable: true}
+		return &Error{Code: RuntimeError, Reason: "http_status",
+			Text: fmt.Sprintf("session refused with status %d", resp.StatusCode), Step: "transport", Retryable: true}
 	}
 	var answer struct {
 		SessionID string `json:"session_id"`
@@ -311,7 +314,8 @@ func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	case status == http.StatusOK:
 		return true, nil
 	case status == http.StatusTooManyRequests || status/100 == 5:
-		return false, &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("session not found with status %d", status), Step: "transport", Retryable: true}
+		return false, &Error{Code: RuntimeError, Reason: "http_status",
+			Text: fmt.Sprintf("session not found with status %d", status), Step: "transport", Retryable: true}
 	}
 	return false, nil
 }
@@ -359,10 +363,13 @@ func (l *httpLink) readStream(opened func()) error {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest || resp.StatusCode == http.StatusUnauthorized
-		return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
+		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest ||
+			resp.StatusCode == http.StatusUnauthorized
+		return &Error{Code: RuntimeError, Reason: "http_status",
+			Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
 	}
-	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened, func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
+	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened,
+		func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
 func (l *httpLink) fail(err error) {

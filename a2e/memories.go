@@ -66,10 +66,12 @@ type MemoryQuery struct {
 // Memories is the capability "memory". A memory_id belongs to the identity that
 // opened it: for every other it is [ErrMemoryNotFound].
 type Memories interface {
-	Init(ctx context.Context, r *Request, namespace string, scope map[string]string, metadata json.RawMessage) (memoryID string, err error)
+	Init(ctx context.Context, r *Request, namespace string, scope map[string]string,
+		metadata json.RawMessage) (memoryID string, err error)
 	// Store writes entries and reports those that were written, and a text for
 	// each that was not.
-	Store(ctx context.Context, r *Request, memoryID string, entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error)
+	Store(ctx context.Context, r *Request, memoryID string, entries []json.RawMessage) (stored []MemoryEntry,
+		faults []string, err error)
 	Retrieve(ctx context.Context, r *Request, memoryID string, q MemoryQuery) ([]MemoryEntry, error)
 	Forget(ctx context.Context, r *Request, memoryID string, q MemoryQuery) (deleted int, err error)
 }
@@ -177,7 +179,8 @@ func orDefault(n, d int) int {
 
 // Init opens a memory. The same identity, namespace and scope find the same
 // episodic entries again.
-func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string, _ json.RawMessage) (string, error) {
+func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string,
+	_ json.RawMessage) (string, error) {
 	scopeText, err := jsonx.Encode(scope)
 	if err != nil {
 		return "", ErrSchema.Because(err)
@@ -301,7 +304,8 @@ func appendDecimal(dst, v []byte) []byte {
 
 // Store writes entries; one with the key of another in the same tier takes its
 // place.
-func (m *MemoryStore) Store(_ context.Context, r *Request, id string, entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error) {
+func (m *MemoryStore) Store(_ context.Context, r *Request, id string,
+	entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error) {
 	now := m.now()
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -77,7 +77,8 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 		if o.Error != "" {
 			text = o.Error
 		}
-		return Response{Body: map[string]any{"subagent_id": sub, "status": o.Status, "result": o.Result, "error": text}}, err
+		return Response{Body: map[string]any{"subagent_id": sub, "status": o.Status, "result": o.Result,
+			"error": text}}, err
 	case "multi_agent/list":
 		list, err := p.m.List(ctx, r)
 		if list == nil {

@@ -135,7 +135,8 @@ func (c *Client) attempt() error {
 	}
 	if resp.Type != "handshake/resp" || !resp.Bool("ok") {
 		l.close(false)
-		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused", Step: "handshake"}
+		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused",
+			Step: "handshake"}
 	}
 	if err := c.adopt(l, resp, old); err != nil {
 		return err
@@ -333,7 +334,8 @@ func whyUnreachable(err error) string {
 		return "connection refused"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return "no route to it"
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF), errors.Is(err,
+		io.ErrUnexpectedEOF):
 		return "it closed the connection"
 	case errors.Is(err, fs.ErrNotExist):
 		return "its socket or program does not exist"

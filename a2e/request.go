@@ -114,7 +114,8 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 		return nil, e
 	}
 	if h.Strict && slices.Contains(capabilityNames, capability) && !slices.Contains(accepted, capability) {
-		return nil, &Error{Code: CapabilityMissing, Text: "not negotiated", Step: "policy", Capability: capability, ReqID: m.ID}
+		return nil, &Error{Code: CapabilityMissing, Text: "not negotiated", Step: "policy", Capability: capability,
+			ReqID: m.ID}
 	}
 	if e := m.check(); e != nil {
 		e.Capability = capability
@@ -177,7 +178,8 @@ func (s *Session) start(r *Request) {
 		fresh, err := h.Memory.Seen(s.ctx, s.identityScope()+r.ID, time.Now().Add(h.limits.SeenFor))
 		if err != nil {
 			h.Log.Warn("a2e: memory of ids", "err", err)
-			s.refuse(r.Envelope, len(r.raw), &Error{Code: RuntimeError, Text: "try again", Step: "dispatch", Retryable: true, ReqID: r.ID})
+			s.refuse(r.Envelope, len(r.raw), &Error{Code: RuntimeError, Text: "try again", Step: "dispatch",
+				Retryable: true, ReqID: r.ID})
 			return
 		}
 		if !fresh {
@@ -575,5 +577,6 @@ func (r *Request) Logf(ctx context.Context, level, format string, args ...any) e
 
 // Artifact sends a piece of a file; final marks the last one.
 func (r *Request) Artifact(ctx context.Context, name, mime string, chunk []byte, final bool) error {
-	return r.Event(ctx, KindArtifact, map[string]any{"name": name, "mime": mime, "chunk": base64.StdEncoding.EncodeToString(chunk), "final": final})
+	return r.Event(ctx, KindArtifact, map[string]any{"name": name, "mime": mime,
+		"chunk": base64.StdEncoding.EncodeToString(chunk), "final": final})
 }

@@ -127,7 +127,8 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 		b, err = appendValue(b, res.Summary)
 	}
 	if err != nil {
-		return Response{}, &Error{Code: SkillError, Text: "the result of the skill is not JSON", Step: "handler", Capability: "skill", cause: err}
+		return Response{}, &Error{Code: SkillError, Text: "the result of the skill is not JSON", Step: "handler",
+			Capability: "skill", cause: err}
 	}
 	b = append(b, `,"truncated":`...)
 	b = strconv.AppendBool(b, res.Truncated)
@@ -140,7 +141,8 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	b = append(b, `,"events":[]`...)
 	b, err = appendResultMetadata(b, res.Metadata)
 	if err != nil {
-		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler", Capability: "skill", cause: err}
+		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler",
+			Capability: "skill", cause: err}
 	}
 	b = append(b, `},"error":null,"created_at":`...)
 	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil

@@ -65,7 +65,8 @@ func (q ToolQuery) Select(tools []ToolDefinition) []ToolDefinition {
 		for _, want := range q.Tags {
 			all = all && slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.EqualFold(tag, want) })
 		}
-		hit := strings.Contains(strings.ToLower(t.Name), text) || strings.Contains(strings.ToLower(t.Description), text) ||
+		hit := strings.Contains(strings.ToLower(t.Name), text) ||
+			strings.Contains(strings.ToLower(t.Description), text) ||
 			slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.Contains(strings.ToLower(tag), text) })
 		if all && hit {
 			out = append(out, t)
@@ -120,7 +121,8 @@ func (p toolProvider) Serve(ctx context.Context, r *Request) (Response, error) {
 		if err != nil {
 			return Response{}, err
 		}
-		q := ToolQuery{Kind: r.Str("filter_kind"), Tags: r.Strings("filter_tags"), Query: r.Str("query"), IncludeDeferred: r.Bool("include_deferred")}
+		q := ToolQuery{Kind: r.Str("filter_kind"), Tags: r.Strings("filter_tags"), Query: r.Str("query"),
+			IncludeDeferred: r.Bool("include_deferred")}
 		list := q.Select(all)
 		for i := range list {
 			if list[i].Version == "" {
@@ -135,7 +137,8 @@ func (p toolProvider) Serve(ctx context.Context, r *Request) (Response, error) {
 }
 
 func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
-	call := &ToolCall{Request: r, Name: r.Str("tool_name"), Arguments: r.Get("arguments"), Streaming: r.Bool("streaming")}
+	call := &ToolCall{Request: r, Name: r.Str("tool_name"), Arguments: r.Get("arguments"),
+		Streaming: r.Bool("streaming")}
 	res, err := p.tools.Call(ctx, call)
 	if err != nil {
 		return Response{}, failedAs(err, ToolError, "the tool failed", "tools")
@@ -149,7 +152,8 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 	data, _ := res.Data.(json.RawMessage)
 	b, err := appendToolResult(append(r.head("tool/call/resp", 256+len(data)), `,"data":`...), res)
 	if err != nil {
-		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler", Capability: "tools", cause: err}
+		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler",
+			Capability: "tools", cause: err}
 	}
 	b = append(b, `,"created_at":`...)
 	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil

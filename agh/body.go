@@ -133,7 +133,8 @@ func (d *Decoder) body(p *parsed) error {
 			if !w.State.known() {
 				return malformed(StepBody, "body.state", "is not a work state")
 			}
-			p.content = &Trace{State: w.State, Message: deref(w.Message), Result: json.RawMessage(w.Result), ArtifactRefs: raws(w.ArtifactRefs)}
+			p.content = &Trace{State: w.State, Message: deref(w.Message), Result: json.RawMessage(w.Result),
+				ArtifactRefs: raws(w.ArtifactRefs)}
 		}
 	}
 	return err

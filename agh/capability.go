@@ -62,7 +62,8 @@ func decodeCapability(b []byte) (c *Capability, digest string, err error) {
 	if err := jsonx.Decode(b, &w); err != nil {
 		return nil, "", malformed(StepBody, "capability", "has not the shape of a capability").because(err)
 	}
-	return &Capability{ID: w.ID, Summary: w.Summary, Outcome: w.Outcome, Version: deref(w.Version), ContextNeeded: w.ContextNeeded,
+	return &Capability{ID: w.ID, Summary: w.Summary, Outcome: w.Outcome, Version: deref(w.Version),
+		ContextNeeded:     w.ContextNeeded,
 		ArtifactsExpected: w.ArtifactsExpected, ExecutionOutline: w.ExecutionOutline, Constraints: w.Constraints,
 		Examples: w.Examples, Requirements: w.Requirements}, strings.TrimSpace(deref(w.Digest)), nil
 }
@@ -70,7 +71,8 @@ func decodeCapability(b []byte) (c *Capability, digest string, err error) {
 // normal trims everything and drops blank list entries; it refuses what no
 // capability may be.
 func (c *Capability) normal() (*Capability, error) {
-	n := &Capability{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary), Outcome: strings.TrimSpace(c.Outcome),
+	n := &Capability{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary),
+		Outcome: strings.TrimSpace(c.Outcome),
 		Version: strings.TrimSpace(c.Version), ContextNeeded: trimmed(c.ContextNeeded), ArtifactsExpected: trimmed(c.ArtifactsExpected),
 		ExecutionOutline: trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints), Examples: trimmed(c.Examples),
 		Requirements: trimmed(c.Requirements)}
@@ -99,7 +101,8 @@ func (c *Capability) encode() (jsonx.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := jsonx.Encode(capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version), Digest: &digest,
+	b, err := jsonx.Encode(capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version),
+		Digest:        &digest,
 		ContextNeeded: n.ContextNeeded, ArtifactsExpected: n.ArtifactsExpected, ExecutionOutline: n.ExecutionOutline,
 		Constraints: n.Constraints, Examples: n.Examples, Requirements: n.Requirements})
 	if err != nil {
@@ -155,7 +158,8 @@ func (c *Capability) preimage() ([]byte, error) {
 	for _, l := range []struct {
 		name string
 		list []string
-	}{{"context_needed", n.ContextNeeded}, {"artifacts_expected", n.ArtifactsExpected}, {"execution_outline", n.ExecutionOutline},
+	}{{"context_needed", n.ContextNeeded}, {"artifacts_expected", n.ArtifactsExpected}, {"execution_outline",
+		n.ExecutionOutline},
 		{"constraints", n.Constraints}, {"examples", n.Examples}, {"requirements", n.Requirements}} {
 		if len(l.list) == 0 {
 			continue

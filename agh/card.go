@@ -113,7 +113,8 @@ func (c *Card) matches(query string) bool {
 // AGH daemon makes it: the ids as capabilities and {id, summary} of each in
 // ext["agh.capabilities_brief"], nothing of the sort without a catalogue.
 func NewCard(peerID, displayName string, catalog []Capability) (*Card, error) {
-	c := &Card{PeerID: peerID, DisplayName: displayName, Profiles: []string{Protocol}, Artifacts: []string{string(KindCapability)}}
+	c := &Card{PeerID: peerID, DisplayName: displayName, Profiles: []string{Protocol},
+		Artifacts: []string{string(KindCapability)}}
 	type entry struct {
 		ID      string `json:"id"`
 		Summary string `json:"summary"`

@@ -71,7 +71,8 @@ func (r *Request) Receipt(ctx context.Context, status ReceiptStatus, reason Reas
 
 func (r *Request) answer() *Envelope {
 	q := r.Envelope
-	return &Envelope{Surface: q.Surface, ThreadID: q.ThreadID, DirectID: q.DirectID, To: q.From, WorkID: q.WorkID, ReplyTo: q.ID, TraceID: q.TraceID}
+	return &Envelope{Surface: q.Surface, ThreadID: q.ThreadID, DirectID: q.DirectID, To: q.From, WorkID: q.WorkID,
+		ReplyTo: q.ID, TraceID: q.TraceID}
 }
 
 // Event is one message about work that a [Client] gave to another peer: a
@@ -136,7 +137,8 @@ func (c *Client) Join(ctx context.Context) error {
 	if c.Identity != nil {
 		c.Router.Verifier.Trust = true
 	}
-	c.local, c.ctx = &Local{WorkspaceID: c.WorkspaceID, Channel: c.Channel, Card: card, Catalog: c.Catalog, Identity: c.Identity}, ctx
+	c.local, c.ctx = &Local{WorkspaceID: c.WorkspaceID, Channel: c.Channel, Card: card, Catalog: c.Catalog,
+		Identity: c.Identity}, ctx
 	c.waiting, c.finding = map[string]chan Event{}, map[string]chan *Verified{}
 	if _, err := c.Router.Host(c.local); err != nil {
 		return err

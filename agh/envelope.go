@@ -116,8 +116,9 @@ func (e *Envelope) Answer() *Envelope {
 	if len(trace) > maxEcho {
 		trace = ""
 	}
-	return &Envelope{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
-		From: e.To, To: e.From, WorkID: e.WorkID, ReplyTo: id, CausationID: id, TraceID: trace}
+	return &Envelope{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID,
+		DirectID: e.DirectID,
+		From:     e.To, To: e.From, WorkID: e.WorkID, ReplyTo: id, CausationID: id, TraceID: trace}
 }
 
 // maxEcho is the longest id that an answer repeats, in bytes: an envelope has
@@ -392,14 +393,16 @@ func unreadable(err error) *Error {
 	field, text := "", "must be one JSON object"
 	var j *jsonx.Error
 	if errors.As(err, &j) {
-		field = strings.NewReplacer("~1", "/", "~0", "~").Replace(strings.ReplaceAll(strings.TrimPrefix(j.Pointer, "/"), "/", "."))
+		field = strings.NewReplacer("~1", "/", "~0",
+			"~").Replace(strings.ReplaceAll(strings.TrimPrefix(j.Pointer, "/"), "/", "."))
 		if len(field) > most {
 			field = strings.ToValidUTF8(field[:most], "") + "…"
 		}
 		switch {
 		case errors.Is(err, jsonx.ErrUnknown) && field == "interaction_id":
 			text = "is a member of an older draft"
-		case errors.Is(err, jsonx.ErrUnknown) && slices.ContainsFunc(memberNames[:], func(k string) bool { return strings.EqualFold(k, field) }):
+		case errors.Is(err, jsonx.ErrUnknown) &&
+			slices.ContainsFunc(memberNames[:], func(k string) bool { return strings.EqualFold(k, field) }):
 			text = "is no member of an envelope: names are compared with case"
 		case errors.Is(err, jsonx.ErrUnknown):
 			text = "is no member of an envelope; put it into ext"
@@ -457,5 +460,6 @@ func knownFold(name string) bool {
 	return false
 }
 
-var memberNames = [...]string{"protocol", "id", "workspace_id", "kind", "channel", "surface", "thread_id", "direct_id", "from", "to",
+var memberNames = [...]string{"protocol", "id", "workspace_id", "kind", "channel", "surface", "thread_id",
+	"direct_id", "from", "to",
 	"work_id", "reply_to", "trace_id", "causation_id", "ts", "expires_at", "body", "proof", "ext", "interaction_id"}

@@ -52,7 +52,8 @@ var b64 = base64.RawURLEncoding.Strict()
 func PublicKey(s string) (ed25519.PublicKey, error) {
 	pub, err := b64.DecodeString(s)
 	if err != nil || len(s) != 43 || len(pub) != ed25519.PublicKeySize {
-		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "must be 32 bytes in base64url without padding").because(err)
+		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey",
+			"must be 32 bytes in base64url without padding").because(err)
 	}
 	if err := edkeys.Check(pub); err != nil {
 		return nil, refuse(ErrSignature, StepTrust, "proof.pubkey", "is a weak or impossible key").because(err)

@@ -70,7 +70,8 @@ func (p *Presence) interval() time.Duration { return cmp.Or(p.Interval, 30*time.
 // Refresh records a peer as present now. With keep a known card is not replaced.
 // The owner vouches for the peer and has a bounded share of the room. The error is
 // [ErrBusy] when there is no room for another peer or the card is too large.
-func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent, error) {
+func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent,
+	error) {
 	if card.size() > cmp.Or(p.MaxCard, 1<<16) {
 		return nil, refuse(ErrBusy, StepRouting, "body.peer_card", "is too large to keep")
 	}
@@ -175,7 +176,8 @@ func (p *Presence) Channel(workspaceID, channel string, now time.Time) []Peer {
 }
 
 func (p *Presence) peer(entry *presenceEntry, now time.Time) (Peer, bool) {
-	peer := Peer{WorkspaceID: entry.key.workspaceID, Channel: entry.key.channel, Card: entry.card, LastSeen: entry.seen, State: PresenceActive}
+	peer := Peer{WorkspaceID: entry.key.workspaceID, Channel: entry.key.channel, Card: entry.card,
+		LastSeen: entry.seen, State: PresenceActive}
 	age := now.Sub(entry.seen)
 	if age > p.interval() {
 		peer.State = PresenceInactive

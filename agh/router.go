@@ -207,7 +207,8 @@ func (r *Router) drop(k peerKey) {
 		return
 	}
 	delete(r.locals, k)
-	rest := slices.DeleteFunc(slices.Clone(r.byChan[k.channelKey]), func(l *Local) bool { return l.Card.PeerID == k.peerID })
+	rest := slices.DeleteFunc(slices.Clone(r.byChan[k.channelKey]),
+		func(l *Local) bool { return l.Card.PeerID == k.peerID })
 	if len(rest) == 0 {
 		delete(r.byChan, k.channelKey)
 	} else {
@@ -346,7 +347,8 @@ func (r *Router) admit(ctx context.Context, res *Result, in Inbound, work *Work,
 		return r.Verifier.remember(ctx, r.memory, res.Envelope)
 	}
 	decision, err := r.Admit(ctx, &Admission{Principal: in.Principal, Subject: in.Subject, Forwarder: in.Forwarder,
-		Envelope: res.Envelope, Verdict: res.Verdict, Refused: refusal, Work: work, Until: r.Verifier.Limits.Until(res.Envelope),
+		Envelope: res.Envelope, Verdict: res.Verdict, Refused: refusal, Work: work,
+		Until: r.Verifier.Limits.Until(res.Envelope),
 		Advance: func(ctx context.Context) (Work, error) {
 			if res.Work != nil || res.Envelope.WorkID == "" {
 				return Work{}, nil
@@ -385,8 +387,10 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 	var err error
 	switch c := e.content.(type) {
 	case *Greet:
-		if r.local(e.WorkspaceID, e.Channel, e.From) == nil && (e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) != nil) {
-			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, false, now)
+		if r.local(e.WorkspaceID, e.Channel, e.From) == nil &&
+			(e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) != nil) {
+			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, false,
+				now)
 		}
 		if err != nil {
 			return r.refused(ctx, res, in, err)
@@ -403,7 +407,8 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
 			// A filtered answer shows part of the card: it must not shrink the
 			// one that is known.
-			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, a.filtered, now)
+			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card,
+				a.filtered, now)
 			if err != nil {
 				return r.refused(ctx, res, in, err)
 			}

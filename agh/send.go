@@ -17,7 +17,8 @@ import (
 // (Published) and which hosted peers hear it too (Deliver).
 //
 // Errors: [ErrForbidden] if From is not hosted, [ErrNotTarget] if To is not
-// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown] for a receipt or trace of no known work,
+// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown] for a receipt or
+// trace of no known work,
 // [ErrScreened], and those of the lifecycle and of validation.
 func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	all, err := r.SendAll(ctx, e)
@@ -146,7 +147,8 @@ func (r *Router) prepare(ctx context.Context, e *Envelope, now time.Time) (Resul
 	// A requester is present, and a whois may look for an absent peer.
 	unasked := sent.ReplyTo == "" && sent.Kind != KindWhois
 	if sent.To != "" && !here && unasked {
-		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok && !r.remote(sent.WorkspaceID, sent.Channel, sent.To) {
+		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok &&
+			!r.remote(sent.WorkspaceID, sent.Channel, sent.To) {
 			return Result{}, refuse(ErrNotTarget, StepRouting, "to", "is not present")
 		}
 	}

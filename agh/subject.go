@@ -103,7 +103,8 @@ func (e *Envelope) CheckSubject(subject string) error {
 // between. Padding of the arguments and the order of the peers do not count;
 // the peers must differ and be plain Peer IDs.
 func DirectID(workspaceID, channel, peerA, peerB string) (string, error) {
-	return directID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), strings.TrimSpace(peerA), strings.TrimSpace(peerB), ValidPeerID)
+	return directID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), strings.TrimSpace(peerA),
+		strings.TrimSpace(peerB), ValidPeerID)
 }
 
 // VerifiedDirectID is [DirectID] for peers that may be verified handles, by
@@ -124,7 +125,8 @@ func directID(workspaceID, channel, peerA, peerB string, valid func(string) bool
 	case low == high:
 		return "", malformed(StepFields, "peer_id", "a direct room has two peers")
 	}
-	sum := sha256.Sum256([]byte(strings.Join([]string{"agh-network/direct-room/v0", workspaceID, channel, low, high}, "\x00")))
+	sum := sha256.Sum256([]byte(strings.Join([]string{"agh-network/direct-room/v0", workspaceID, channel, low, high},
+		"\x00")))
 	return "direct_" + hex.EncodeToString(sum[:16]), nil
 }
 

@@ -190,7 +190,8 @@ func (v *Verifier) trust(ctx context.Context, e *Envelope) (Verdict, error) {
 	sigText := text(w.Sig)
 	sig, err := b64.DecodeString(sigText)
 	if err != nil || len(sigText) != 86 || len(sig) != ed25519.SignatureSize {
-		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.sig", "must be 64 bytes in base64url without padding").because(err)
+		return Verdict{}, refuse(ErrSignature, StepTrust, "proof.sig",
+			"must be 64 bytes in base64url without padding").because(err)
 	}
 	signed, err := SignedBytes(e.raw)
 	if err != nil {

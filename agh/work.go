@@ -102,7 +102,8 @@ func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 		if e.To == "" || e.To == e.From {
 			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
 		}
-		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: StateSubmitted}, nil
+		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From,
+			Target: e.To, State: StateSubmitted}, nil
 	}
 	if w.Container != e.Container() {
 		return w, refuse(ErrContainer, StepLifecycle, "work_id", "")

@@ -51,7 +51,8 @@ func (g *Gateway) inward(j job) job {
 	if !g.Router.Verifier.Trust || !strings.Contains(j.subject, ".peer.") {
 		return j
 	}
-	e, err := (&agh.Decoder{Lenient: g.Router.Verifier.Lenient, Handles: true, Limits: g.Router.Verifier.Limits}).Decode(j.data)
+	e, err := (&agh.Decoder{Lenient: g.Router.Verifier.Lenient, Handles: true,
+		Limits: g.Router.Verifier.Limits}).Decode(j.data)
 	if err != nil || e.Proof != nil || e.CheckSubject(j.subject) != nil {
 		return j // the router says why
 	}

@@ -135,7 +135,8 @@ func (g *Gateway) startServer() error {
 	if err := g.serve(); err != nil {
 		return err
 	}
-	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword), nats.NoEcho(), nats.MaxReconnects(-1))
+	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword),
+		nats.NoEcho(), nats.MaxReconnects(-1))
 	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}

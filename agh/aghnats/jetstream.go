@@ -41,7 +41,8 @@ func (g *Gateway) consume() error {
 	}
 	ctx, cancel := context.WithTimeout(g.ctx, 5*time.Second)
 	defer cancel()
-	consumer, err := js.CreateOrUpdateConsumer(ctx, streamName, jetstream.ConsumerConfig{Durable: g.Durable, AckPolicy: jetstream.AckExplicitPolicy})
+	consumer, err := js.CreateOrUpdateConsumer(ctx, streamName,
+		jetstream.ConsumerConfig{Durable: g.Durable, AckPolicy: jetstream.AckExplicitPolicy})
 	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}

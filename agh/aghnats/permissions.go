@@ -102,7 +102,8 @@ func (g *Gateway) violated(line string) {
 			subject = s
 		}
 	}
-	g.Refused(g.connectedAs(line), subject, nil, agh.Result{Outcome: agh.Refused, Err: agh.Refuse(agh.ErrForbidden, text, errors.New(line))})
+	g.Refused(g.connectedAs(line), subject, nil,
+		agh.Result{Outcome: agh.Refused, Err: agh.Refuse(agh.ErrForbidden, text, errors.New(line))})
 }
 
 // connectedAs gives the user of the connection that a line of the log is
