@@ -1,10 +1,12 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/parley-hub/parley/internal/recent"
 )
 
 // Memory is what must be remembered of proofs: which were used. Seen reports
@@ -23,9 +25,8 @@ const GuestOwner = "guest"
 // of a key before the first space: one agent cannot use up the room of all.
 // What does not fit is refused with capacity_unavailable.
 func NewMemory(size int, now func() time.Time) Memory {
-	size = or(size, 1<<20)
-	return &memory{size: size, perOwner: max(size/16, 1), now: clock(now), keys: make(map[string]int64),
-		owners: make(map[string]int), slots: make(map[int64][]string)}
+	size = cmp.Or(size, 1<<20)
+	return &memory{now: clock(now), keys: recent.Keys{Max: size, MaxOwner: max(size/16, 1)}}
 }
 
 func clock(now func() time.Time) func() time.Time {
@@ -36,62 +37,15 @@ func clock(now func() time.Time) func() time.Time {
 }
 
 type memory struct {
-	size, perOwner int
-	now            func() time.Time
-
-	mu     sync.Mutex
-	keys   map[string]int64 // key → the second in which it is forgotten
-	owners map[string]int
-	slots  map[int64][]string
-	swept  int64 // all seconds before it are empty
+	now  func() time.Time
+	keys recent.Keys
 }
 
 func (m *memory) Seen(_ context.Context, key string, until time.Time) (bool, error) {
 	owner, _, _ := strings.Cut(key, " ")
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now().Unix()
-	m.sweep(now)
-	if _, known := m.keys[key]; known {
-		return false, nil
-	}
-	if len(m.keys) >= m.size || m.owners[owner] >= m.perOwner {
+	fresh, err := m.keys.Seen(owner, key, m.now(), until)
+	if err != nil {
 		return false, refuse("capacity_unavailable", "")
 	}
-	end := max(until.Unix()+1, now+1)
-	if len(m.slots) == 0 || end < m.swept {
-		m.swept = min(end, now)
-	}
-	m.keys[key] = end
-	m.owners[owner]++
-	m.slots[end] = append(m.slots[end], key)
-	return true, nil
-}
-
-func (m *memory) sweep(now int64) {
-	if len(m.slots) == 0 {
-		return
-	}
-	if now-m.swept > 4096 { // a long sleep: look at what there is instead of each second
-		for end := range m.slots {
-			if end <= now {
-				m.drop(end)
-			}
-		}
-		m.swept = now
-	}
-	for ; m.swept <= now; m.swept++ {
-		m.drop(m.swept)
-	}
-}
-
-func (m *memory) drop(end int64) {
-	for _, key := range m.slots[end] {
-		delete(m.keys, key)
-		owner, _, _ := strings.Cut(key, " ")
-		if m.owners[owner]--; m.owners[owner] <= 0 {
-			delete(m.owners, owner)
-		}
-	}
-	delete(m.slots, end)
+	return fresh, nil
 }

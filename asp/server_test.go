@@ -790,7 +790,7 @@ func TestMemoryForgetsAndBounds(t *testing.T) {
 	if fresh, err := seen("b 1", time.Minute); !fresh || err != nil {
 		t.Error(fresh, err)
 	}
-	if n := len(m.(*memory).keys); n != 1 {
+	if n := m.(*memory).keys.Len(); n != 1 {
 		t.Errorf("%d keys", n)
 	}
 }

@@ -102,7 +102,7 @@ func BenchmarkModelOf(b *testing.B) {
 }
 
 func BenchmarkMemory(b *testing.B) {
-	m := &MemoryStore{}
+	m := NewMemory(0, nil)
 	until := time.Now().Add(time.Second)
 	key := []byte("sender 00000000")
 	n := 0

@@ -285,7 +285,7 @@ type MemoryMailbox struct {
 	mu    sync.Mutex
 	boxes map[string][]MailboxItem
 	bytes int
-	seen  *MemoryStore
+	seen  Memory
 }
 
 // Has implements [MailboxStore].
@@ -307,7 +307,7 @@ func (m *MemoryMailbox) Create(_ context.Context, address string) error {
 		return ErrFull
 	}
 	if m.boxes == nil {
-		m.boxes, m.seen = map[string][]MailboxItem{}, &MemoryStore{Now: m.Now}
+		m.boxes, m.seen = map[string][]MailboxItem{}, NewMemory(0, m.Now)
 	}
 	m.boxes[address] = nil
 	return nil

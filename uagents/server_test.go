@@ -856,25 +856,24 @@ func TestREST(t *testing.T) {
 	}
 }
 
-func TestMemoryStore(t *testing.T) {
+func TestMemory(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	m := &MemoryStore{Max: 8, MaxSender: 3, Now: func() time.Time { return now }}
+	m := NewMemory(32, func() time.Time { return now })
 	seen := func(key string, life time.Duration) (bool, error) {
 		return m.Seen(t.Context(), key, now.Add(life))
 	}
-	for i := range 3 {
+	for i := range 2 {
 		if fresh, err := seen(fmt.Sprintf("a %d", i), time.Minute); !fresh || err != nil {
 			t.Fatal(fresh, err)
 		}
 	}
-	if _, err := seen("a 3", time.Minute); !errors.Is(err, ErrBusy) {
+	if _, err := seen("a 2", time.Minute); !errors.Is(err, ErrBusy) {
 		t.Errorf("one sender takes all: %v", err)
 	}
 	if fresh, err := seen("a 0", time.Minute); fresh || err != nil {
 		t.Errorf("forgotten: %v %v", fresh, err)
 	}
-	// Long-lived keys take half of the room at most.
-	for i := range 4 {
+	for i := range 16 {
 		if fresh, err := seen(fmt.Sprintf("%d x", i), time.Hour); !fresh || err != nil {
 			t.Fatal(fresh, err)
 		}
@@ -882,14 +881,19 @@ func TestMemoryStore(t *testing.T) {
 	if _, err := seen("z x", time.Hour); !errors.Is(err, ErrBusy) {
 		t.Errorf("long keys fill the room: %v", err)
 	}
-	if fresh, err := seen("z x", time.Second); !fresh || err != nil {
-		t.Errorf("%v %v", fresh, err)
+	for i := range 14 {
+		if fresh, err := seen(fmt.Sprintf("%d y", i), time.Second); !fresh || err != nil {
+			t.Fatal(fresh, err)
+		}
 	}
 	if _, err := seen("y x", time.Second); !errors.Is(err, ErrBusy) {
 		t.Errorf("beyond the room: %v", err)
 	}
 	now = now.Add(2 * time.Minute)
-	if known, _ := m.Known(t.Context(), "a 0"); known || len(m.until) != 4 || len(m.senders) != 4 {
-		t.Errorf("%d keys, %d senders left", len(m.until), len(m.senders))
+	if known, _ := m.Known(t.Context(), "a 0"); known {
+		t.Error("remembered after its time")
+	}
+	if known, _ := m.Known(t.Context(), "3 x"); !known {
+		t.Error("forgotten before its time")
 	}
 }

@@ -78,7 +78,7 @@ func orDefault[T comparable](v, d T) T {
 // value is strict. It is safe for concurrent use once in use.
 type Verifier struct {
 	Self   string           // the address that envelopes must name; empty: any
-	Memory Memory           // digests seen; nil: a [MemoryStore] of its own
+	Memory Memory           // digests seen; nil: [NewMemory] of the default size
 	Now    func() time.Time // nil: time.Now
 	Limits Limits
 	Curve  Curve // nil: pure Go
@@ -97,7 +97,7 @@ type Verifier struct {
 	LenientPayload bool
 
 	once sync.Once
-	own  *MemoryStore
+	own  Memory
 }
 
 func (v *Verifier) now() time.Time {
@@ -118,7 +118,7 @@ func (v *Verifier) memory() Memory {
 	if v.Memory != nil {
 		return v.Memory
 	}
-	v.once.Do(func() { v.own = &MemoryStore{Now: v.now} })
+	v.once.Do(func() { v.own = NewMemory(0, v.now) })
 	return v.own
 }
 

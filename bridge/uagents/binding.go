@@ -105,7 +105,7 @@ type Binding struct {
 	upstream protocol.Resolver
 	sessions *sessions
 	standIns *standIns
-	talks    *protocol.MemoryStore // acknowledged chat messages without content
+	talks    protocol.Memory // acknowledged chat messages without content
 
 	acksMu sync.Mutex
 	acks   map[parley.ID]*ack
@@ -142,7 +142,7 @@ func New(c Config) (*Binding, error) {
 	}
 	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
 		sessions: newSessions(c.Journal.State(bucketSessions), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
-		talks: &protocol.MemoryStore{Now: c.Now}}
+		talks: protocol.NewMemory(0, c.Now)}
 	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {
 		b.upstream = &protocol.AlmanacResolver{URL: c.Registry, Now: c.Now,
