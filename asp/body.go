@@ -1,11 +1,8 @@
 package asp
 
 import (
-	"bytes"
 	"slices"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // Bodies per performative. Members marked required are partly the vendor's,
@@ -244,35 +241,4 @@ type Delegation struct {
 type Closing struct {
 	Reason  string `json:"reason,omitempty"`
 	Summary string `json:"summary,omitempty"`
-}
-
-// encodeBody writes the body of a message as an encoder does; those that are said
-// most, member by member, in a fraction of the time.
-func encodeBody(body any) ([]byte, error) {
-	var data any
-	switch b := body.(type) {
-	case Information:
-		data = b.Data
-	case Question:
-		data = b.Parameters
-	}
-	v, ok := data.(jsonx.Value)
-	if !ok || v.Kind() != '{' || bytes.IndexByte(v, '"') < 0 { // an empty object is left out
-		return jsonx.Encode(body)
-	}
-	o := jsonx.AppendObject(make([]byte, 0, 256+len(v)))
-	switch b := body.(type) {
-	case Information:
-		o.Optional("informType", b.InformType)
-		o.Optional("topic", b.Topic)
-		o.Raw("data", v)
-		o.Optional("code", b.Code)
-		o.Optional("referenceId", b.ReferenceID)
-	case Question:
-		o.Optional("queryId", b.QueryID)
-		o.String("queryType", b.QueryType)
-		o.Optional("subject", b.Subject)
-		o.Raw("parameters", v)
-	}
-	return o.End()
 }

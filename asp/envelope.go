@@ -76,10 +76,10 @@ type span struct{ from, to int }
 // A Sender is who speaks. TrustScore is what the sender says of itself: it is
 // neither signed nor believed.
 type Sender struct {
-	AgentID    string
-	OrgID      string
-	TrustScore float64
-	DPoPProof  string
+	AgentID    string  `json:"agentId"`
+	OrgID      string  `json:"orgId"`
+	TrustScore float64 `json:"trustScore"`
+	DPoPProof  string  `json:"dpopProof"`
 }
 
 // A Party is an agent and its organization. OrgID is empty when a recipient
@@ -98,9 +98,9 @@ type Content struct {
 
 // Integrity is the hash of the content, the link and the signature.
 type Integrity struct {
-	Hash         string
-	PreviousHash string
-	Signature    string
+	Hash         string `json:"hash"`
+	PreviousHash string `json:"previousHash"`
+	Signature    string `json:"signature"`
 }
 
 // Constraints are the sender's wishes for the answer. They are advisory and

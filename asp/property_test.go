@@ -614,35 +614,6 @@ func TestFormsAreExact(t *testing.T) {
 	}
 }
 
-// A ledger is written as the library writes it.
-func TestLedgerIsWritten(t *testing.T) {
-	at := time.Date(2026, 11, 22, 10, 11, 12, 345678901, time.UTC)
-	full := Ledger{ID: "s", Version: Version, Format: JSON, State: Escalated, Before: Agreeing, Head: Head{ZeroHash, 7}, Messages: 7, LastTimestamp: Timestamp(at),
-		Participants: []Participant{{"agent://a", "o \"x\"", "k", 1, 2}, {}}, Items: []*Item{{ID: "i", MessageID: "m", Kind: "query", By: "b", For: "f", ValidUntil: at, Status: "open"}, {}},
-		Commitments: []Commitment{{"c", "b", "a", Accepted, at, "h"}, {}}, Context: map[string]ContextEntry{"b": {Sender: "x", Expires: at}, "a": {ContextObject: ContextObject{Type: "t", Data: jsonx.Value("{}")}}},
-		Opened: at, Deadline: at, Ends: at.In(time.FixedZone("", 3600)), MaxResponseMs: 5, Reason: "r"}
-	for _, v := range []any{full, full.Head, full.Participants[0], *full.Items[0], full.Commitments[0]} {
-		for field, value := range reflect.ValueOf(v).Fields() {
-			if field.IsExported() && value.IsZero() {
-				t.Errorf("the test has no %s of a %T", field.Name, v)
-			}
-		}
-	}
-	for _, l := range []Ledger{full, {}, {Participants: []Participant{}, Items: []*Item{}, Commitments: []Commitment{}, Context: map[string]ContextEntry{}}} {
-		want, err := jsonx.Encode(&l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := l.AppendJSON(nil); err != nil || string(got) != string(want) {
-			t.Errorf("%s, %v\nwant %s", got, err, want)
-		}
-	}
-	full.Reason = "\xff"
-	if b, err := full.AppendJSON(nil); err == nil {
-		t.Errorf("%s has a text that is none", b)
-	}
-}
-
 // Ledgers that follow one another share their items, and none sees those of
 // another that follows the same.
 func TestLedgersShareItems(t *testing.T) {

@@ -2,9 +2,8 @@ package asp
 
 import (
 	"bytes"
-	"strconv"
+	"cmp"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -44,6 +43,22 @@ func (e *Envelope) madeBy(card *Card) bool {
 	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) && bytes.Equal(e.made.input, e.SigningInput())
 }
 
+// message is the wire form of a message, its members in the order of the
+// documentation.
+type message struct {
+	Version        string       `json:"version"`
+	MessageID      string       `json:"messageId"`
+	SessionID      string       `json:"sessionId"`
+	SequenceNumber int64        `json:"sequenceNumber"`
+	Timestamp      string       `json:"timestamp"`
+	Sender         Sender       `json:"sender"`
+	Recipient      *Party       `json:"recipient,omitempty"`
+	Performative   Performative `json:"performative"`
+	Content        jsonx.Value  `json:"content"`
+	Integrity      Integrity    `json:"integrity"`
+	Constraints    *Constraints `json:"constraints,omitempty"`
+}
+
 // Sign makes the message: content hash, signature, proof. The result has
 // passed the checks of [Decode]; a body that does not fit the performative is
 // refused too.
@@ -58,204 +73,66 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 		}
 		d.MessageID = m.String()
 	}
-	d.Version, d.PreviousHash = or(d.Version, Version), or(d.PreviousHash, ZeroHash)
-	e, input, err := d.write(id)
+	content, err := d.content()
 	if err != nil {
 		return nil, err
 	}
-	if len(e.raw) > (Limits{}).message() {
-		return nil, refuse("message_too_large", "").at(1)
+	hash, err := contentHash(content)
+	if err != nil {
+		return nil, atStep(err, 2)
 	}
-	if err := e.check(Limits{}); err != nil {
-		return nil, atStep(err, 3)
+	proof, claims, err := id.messageProof(d.SessionID, d.AccessToken, d.Time)
+	if err != nil {
+		return nil, err
+	}
+	m := message{Version: cmp.Or(d.Version, Version), MessageID: d.MessageID, SessionID: d.SessionID, SequenceNumber: d.SequenceNumber,
+		Timestamp: Timestamp(d.Time), Sender: Sender{id.agentID, id.orgID, d.TrustScore, proof}, Recipient: d.Recipient,
+		Performative: d.Performative, Content: content, Constraints: d.Constraints}
+	m.Integrity = Integrity{Hash: hash, PreviousHash: cmp.Or(d.PreviousHash, ZeroHash)}
+	input := signingInput(m.Version, m.SessionID, m.SequenceNumber, m.Timestamp, m.Sender.AgentID, string(m.Performative),
+		m.Integrity.Hash, m.Integrity.PreviousHash)
+	if m.Integrity.Signature, err = id.sign(input); err != nil {
+		return nil, err
+	}
+	raw, err := jsonx.Encode(m)
+	if err != nil {
+		return nil, refuseCause("invalid_utf8", "", err).at(2)
+	}
+	if d.Format == MessagePack {
+		if raw, err = JSONToMsgpack(raw); err != nil {
+			return nil, err
+		}
+	}
+	e, err := Limits{}.Decode(raw, cmp.Or(d.Format, JSON))
+	if err != nil {
+		return nil, err
 	}
 	if err := checkBody(e.Performative, e.body()); err != nil {
 		return nil, err
 	}
-	proof := e.made
-	if d.Format == MessagePack {
-		if e, err = DecodeMsgpack(appendMsgpack(nil, e.root)); err != nil {
-			return nil, err
-		}
-	}
-	proof.by, proof.input = id, input
-	e.made = proof
+	e.made = &made{by: id, input: input, proof: claims}
 	return e, nil
 }
 
-// write signs the message and writes it, in the order of the documentation,
-// with the tree that [Decode] would make of it.
-func (d *Draft) write(id *Identity) (e *Envelope, input []byte, err error) {
-	body, err := encodeBody(d.Body)
+func (d *Draft) content() ([]byte, error) {
+	body, err := jsonx.Encode(d.Body)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	proof, claims, err := id.messageProof(d.SessionID, d.AccessToken, d.Time)
+	return jsonx.Encode(struct {
+		MimeType string          `json:"mimeType"`
+		Body     jsonx.Value     `json:"body"`
+		Context  []ContextObject `json:"context,omitzero"`
+	}{cmp.Or(d.MimeType, "application/json"), body, d.Context})
+}
+
+// contentHash is [ContentHash] for content that will lie one level deep.
+func contentHash(content []byte) (string, error) {
+	n, err := parseWithin(content, maxDepth-1)
 	if err != nil {
-		return nil, nil, err
+		return "", err
 	}
-	size := 2048 + len(body) + len(proof)
-	for i := range d.Context {
-		size += 256 + len(d.Context[i].Data)
-	}
-	w := &writer{b: make([]byte, 0, size)}
-	e = &Envelope{format: JSON, Version: d.Version, MessageID: d.MessageID, hasMessage: true, SessionID: d.SessionID, SequenceNumber: d.SequenceNumber,
-		Timestamp: Timestamp(d.Time), Recipient: d.Recipient, Performative: d.Performative, made: &made{proof: claims}}
-	root := w.open(11)
-	root.string("version", d.Version)
-	root.string("messageId", d.MessageID)
-	root.string("sessionId", d.SessionID)
-	root.number("sequenceNumber", strconv.AppendInt(nil, d.SequenceNumber, 10))
-	root.string("timestamp", e.Timestamp)
-	sender := root.object("sender", 4)
-	sender.string("agentId", id.agentID)
-	sender.string("orgId", id.orgID)
-	e.score = sender.number("trustScore", appendNumber(nil, d.TrustScore))
-	sender.string("dpopProof", proof)
-	sender.close()
-	if r := d.Recipient; r != nil {
-		to := root.object("recipient", 2)
-		to.string("agentId", r.AgentID)
-		to.string("orgId", r.OrgID)
-		to.close()
-	}
-	root.string("performative", string(d.Performative))
-	root.name("content")
-	from := len(w.b)
-	if err := d.content(w, body); err != nil {
-		return nil, nil, err
-	}
-	content, err := parseWithin(w.b[from:len(w.b):len(w.b)], maxDepth-1)
-	if err != nil {
-		return nil, nil, atStep(err, 2)
-	}
-	root.value(*content)
-	e.Sender = Sender{AgentID: id.agentID, OrgID: id.orgID, TrustScore: d.TrustScore, DPoPProof: proof}
-	e.fillContent(content)
-	e.Integrity = Integrity{Hash: hashOf(e.content), PreviousHash: d.PreviousHash}
-	input = e.SigningInput()
-	if e.Integrity.Signature, err = id.sign(input); err != nil {
-		return nil, nil, err
-	}
-	integrity := root.object("integrity", 3)
-	integrity.string("hash", e.Integrity.Hash)
-	integrity.string("previousHash", e.Integrity.PreviousHash)
-	integrity.string("signature", e.Integrity.Signature)
-	integrity.close()
-	if d.Constraints != nil {
-		b, err := jsonx.Encode(d.Constraints)
-		if err != nil {
-			return nil, nil, err
-		}
-		n, err := parseWithin(b, maxDepth-1)
-		if err != nil {
-			return nil, nil, err
-		}
-		root.name("constraints")
-		w.b = append(w.b, b...)
-		root.value(*n)
-		e.Constraints = constraintsOf(n)
-	}
-	root.close()
-	e.raw, e.json, e.root = w.b, w.b, &root.n
-	if !utf8.Valid(e.raw) {
-		return nil, nil, refuse("invalid_utf8", "").at(2)
-	}
-	return e, input, nil
-}
-
-// content writes the content as [Draft] has it.
-func (d *Draft) content(w *writer, body []byte) (err error) {
-	w.b = append(jsonx.AppendText(append(w.b, `{"mimeType":`...), or(d.MimeType, "application/json")), `,"body":`...)
-	w.b = append(w.b, body...)
-	if d.Context != nil {
-		w.b = append(w.b, `,"context":[`...)
-		for i := range d.Context {
-			o := &d.Context[i]
-			if i > 0 {
-				w.b = append(w.b, ',')
-			}
-			w.b = append(jsonx.AppendText(append(w.b, `{"type":`...), o.Type), `,"id":`...)
-			w.b = append(jsonx.AppendText(w.b, o.ID), `,"version":`...)
-			w.b = append(strconv.AppendInt(w.b, o.Version, 10), `,"data":`...)
-			if o.Data == nil {
-				w.b = append(w.b, "null"...)
-			} else if w.b, err = jsonx.AppendCompact(w.b, o.Data); err != nil {
-				return err
-			}
-			if o.TTL != nil {
-				w.b = strconv.AppendInt(append(w.b, `,"ttl":`...), *o.TTL, 10)
-			}
-			if o.Visibility != "" {
-				w.b = jsonx.AppendText(append(w.b, `,"visibility":`...), string(o.Visibility))
-			}
-			w.b = append(w.b, '}')
-		}
-		w.b = append(w.b, ']')
-	}
-	w.b = append(w.b, '}')
-	return nil
-}
-
-// writer writes JSON, and the tree of what it writes.
-type writer struct{ b []byte }
-
-// members is an object that is being written.
-type members struct {
-	w    *writer
-	in   *members // nil: it is the document
-	from int
-	n    node
-}
-
-func (w *writer) open(size int) *members {
-	m := &members{w: w, from: len(w.b), n: node{kind: '{', names: make([]name, 0, size), kids: make([]node, 0, size)}}
-	w.b = append(w.b, '{')
-	return m
-}
-
-// name writes the name of a member; its value is to be written behind, and
-// given to value.
-func (m *members) name(s string) {
-	if len(m.n.names) > 0 {
-		m.w.b = append(m.w.b, ',')
-	}
-	m.w.b = append(jsonx.AppendText(m.w.b, s), ':')
-	m.n.names = append(m.n.names, name{text: s, raw: s})
-}
-
-func (m *members) value(n node) { m.n.kids = append(m.n.kids, n) }
-
-func (m *members) string(name, s string) {
-	m.name(name)
-	from := len(m.w.b)
-	m.w.b = jsonx.AppendText(m.w.b, s)
-	m.value(node{kind: '"', raw: m.w.b[from:], str: s})
-}
-
-// number writes a number, and tells where it is.
-func (m *members) number(name string, lit []byte) span {
-	m.name(name)
-	from := len(m.w.b)
-	m.w.b = append(m.w.b, lit...)
-	m.value(node{kind: '0', raw: m.w.b[from:]})
-	return span{from, len(m.w.b)}
-}
-
-// object begins an object that is a member.
-func (m *members) object(name string, size int) *members {
-	m.name(name)
-	o := m.w.open(size)
-	o.in = m
-	return o
-}
-
-func (m *members) close() {
-	m.w.b = append(m.w.b, '}')
-	m.n.raw = m.w.b[m.from:]
-	if m.in != nil {
-		m.in.value(m.n)
-	}
+	return hashOf(appendCanonical(nil, n)), nil
 }
 
 // NextTimestamp gives the time of a message that follows one of time

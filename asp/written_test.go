@@ -3,26 +3,7 @@ package asp
 import (
 	"fmt"
 	"testing"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
-
-// Bodies that are written member by member are those of the encoder.
-func TestEncodeBody(t *testing.T) {
-	for _, data := range []any{nil, jsonx.Value(nil), jsonx.Value("null"), jsonx.Value("{}"), jsonx.Value(" { } "), jsonx.Value(`{"a": [1, "é\n", {"b":null}]}`),
-		jsonx.Value(`{"a":1,"a":2}`), jsonx.Value(`{"a"`), map[string]any{"a": 1}, map[string]any{}, jsonx.Value(`"text"`), jsonx.Value(`""`)} {
-		for _, s := range []string{"", "plain", "é \"<&>\\\n", "\xff"} {
-			for _, body := range []any{Information{InformType: s, Topic: s, Data: data, Code: s, ReferenceID: s}, Question{QueryID: s, QueryType: s, Subject: s, Parameters: data},
-				Promise{CommitmentID: s}, data} {
-				got, err := encodeBody(body)
-				want, wrong := jsonx.Encode(body)
-				if (err == nil) != (wrong == nil) || err == nil && string(got) != string(want) {
-					t.Errorf("%s: %s, %v; want %s, %v", fmt.Sprintf("%+v", body), got, err, want, wrong)
-				}
-			}
-		}
-	}
-}
 
 // A token that was read before ends all the same, and one that differs from it is
 // read anew; the memory of them is bounded.

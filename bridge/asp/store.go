@@ -130,19 +130,7 @@ type checkpoint struct {
 	Calls        []call           `json:"calls,omitempty"`
 }
 
-// encode writes it as jsonx does.
-func (c *checkpoint) encode() ([]byte, error) {
-	if len(c.Calls) > 0 { // which few have
-		return jsonx.Encode(*c)
-	}
-	o := jsonx.AppendObject(make([]byte, 0, 2048))
-	if c.Ledger != nil {
-		o.Append("ledger", c.Ledger.AppendJSON)
-	}
-	o.Int("sequence", int64(c.Sequence))
-	o.Strings("participants", c.Participants)
-	return o.End()
-}
+func (c *checkpoint) encode() ([]byte, error) { return jsonx.Encode(*c) }
 
 func newStore(j *journal.Journal, c *Config) *store {
 	return &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: j.State(bucketAgents), sessions: j.State(bucketSessions), pages: j.State(bucketPages),
