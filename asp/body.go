@@ -27,9 +27,6 @@ func referenceOf(body *node, p Performative) string {
 var rejectionCodes = []string{"insufficient_trust_score", "unauthorized", "schema_unsupported", "budget_exceeded",
 	"capacity_unavailable", "policy_violation", "timeout", "duplicate", "escalation_required", "unspecified"}
 
-// RejectionCodes lists the codes that a REJECT may carry.
-func RejectionCodes() []string { return slices.Clone(rejectionCodes) }
-
 func isRejection(n *node) bool { return n.kind == '"' && slices.Contains(rejectionCodes, n.str) }
 func isAny(n *node) bool       { return n.kind != 'n' }
 func isObjects(n *node) bool {
@@ -182,7 +179,7 @@ type Proposal struct {
 // An Answer is the body of ACCEPT, REJECT, CLARIFY and WITHDRAW.
 type Answer struct {
 	ReferenceID string `json:"referenceId,omitempty"`
-	Code        string `json:"code,omitempty"`   // REJECT: one of [RejectionCodes]
+	Code        string `json:"code,omitempty"`   // REJECT: one of rejectionCodes
 	Reason      string `json:"reason,omitempty"` // REJECT, WITHDRAW
 	Question    string `json:"question,omitempty"`
 	Answer      string `json:"answer,omitempty"`

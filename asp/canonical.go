@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -112,7 +111,6 @@ func parseJSON(b []byte) (*node, error) { return parseWithin(b, maxDepth) }
 func parseWithin(b []byte, depth int) (*node, error) {
 	p := newParser(b, depth)
 	n, ok := p.document()
-	p.desk.leave(p.nodes, p.names)
 	if !ok {
 		err := jsonx.Valid(b, depth)
 		return nil, refuseCause(jsonCode(b, err), "", err)
@@ -175,14 +173,10 @@ type parser struct {
 	b                     []byte
 	depth                 int    // how much deeper values may nest
 	fault                 string // the first that is none of the syntax
-	desk                  *desk
-	nodes                 []node // the members and elements of what is open
-	names                 []name
 }
 
 func newParser(b []byte, depth int) parser {
-	d := desks.Get().(*desk)
-	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth, desk: d, nodes: d.nodes, names: d.names}
+	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth}
 }
 
 // document reads one value with nothing behind it; false if it is not strict
@@ -247,7 +241,6 @@ func (p *parser) another(end byte) (more, ok bool) {
 
 func (p *parser) array(n *node) bool {
 	n.kind = '['
-	base := len(p.nodes)
 	if !p.enter('[') {
 		return false
 	}
@@ -256,46 +249,17 @@ func (p *parser) array(n *node) bool {
 		if !ok {
 			return false
 		}
-		p.nodes = append(p.nodes, kid)
+		n.kids = append(n.kids, kid)
 		if more, ok = p.another(']'); !ok {
 			return false
 		}
 	}
 	p.depth++
-	n.kids = p.take(base)
 	return true
-}
-
-// A desk is the memory on which a parser has what is open; the next one has it
-// then.
-type desk struct {
-	nodes []node
-	names []name
-}
-
-var desks = sync.Pool{New: func() any { return &desk{make([]node, 0, 32), make([]name, 0, 32)} }}
-
-// leave gives it back, empty; not what a document of many members needed.
-func (d *desk) leave(nodes []node, names []name) {
-	if cap(nodes) > 256 || cap(names) > 256 {
-		return
-	}
-	clear(nodes[:cap(nodes)])
-	clear(names[:cap(names)])
-	d.nodes, d.names = nodes[:0], names[:0]
-	desks.Put(d)
-}
-
-// take gives the nodes from base on, in a slice of just their number.
-func (p *parser) take(base int) []node {
-	kids := slices.Clone(p.nodes[base:])
-	p.nodes = p.nodes[:base]
-	return kids
 }
 
 func (p *parser) object(n *node) bool {
 	n.kind = '{'
-	base, names := len(p.nodes), len(p.names)
 	if !p.enter('{') {
 		return false
 	}
@@ -313,15 +277,13 @@ func (p *parser) object(n *node) bool {
 		if !ok {
 			return false
 		}
-		p.names = append(p.names, name{text: nfc, raw: raw})
-		p.nodes = append(p.nodes, kid)
+		n.names = append(n.names, name{text: nfc, raw: raw})
+		n.kids = append(n.kids, kid)
 		if more, ok = p.another('}'); !ok {
 			return false
 		}
 	}
 	p.depth++
-	n.kids, n.names = p.take(base), slices.Clone(p.names[names:])
-	p.names = p.names[:names]
 	if duplicateNames(n.names, func(n name) string { return n.raw }) {
 		return false
 	}

@@ -192,6 +192,3 @@ func (c *Chain) Head() string {
 	}
 	return c.head
 }
-
-// Count is the number of messages added.
-func (c *Chain) Count() int64 { return c.count }

@@ -98,11 +98,6 @@ func CheckProof(proof string, c ProofClaims) (*Proof, error) {
 	if c.Key != nil && !c.Key.Equal(key) {
 		return nil, refuse("dpop_key_mismatch", "")
 	}
-	if key == c.Key {
-		if known := key.header.Load(); known == nil || *known != header {
-			key.header.Store(&header)
-		}
-	}
 	if p.text("htm") != c.Method {
 		return nil, refuse("dpop_htm_mismatch", "")
 	}
@@ -126,11 +121,6 @@ func CheckProof(proof string, c ProofClaims) (*Proof, error) {
 
 // headerKey reads the header and gives its key.
 func headerKey(header string, registered *ProofKey) (*ProofKey, error) {
-	if registered != nil {
-		if known := registered.header.Load(); known != nil && *known == header {
-			return registered, nil
-		}
-	}
 	h := jsonSegment(header)
 	if h == nil {
 		return nil, refuse("dpop_malformed", "")

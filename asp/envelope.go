@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"sync"
 
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
@@ -344,20 +343,10 @@ var (
 	}
 )
 
-// checkRules applies rules to object n, which lies at path prefix. Most have
-// their members in the order of the rules.
+// checkRules applies rules to object n, which lies at path prefix.
 func checkRules(n *node, prefix string, rules []rule) error {
-	at := 0
-	for i := range rules {
-		r := &rules[i]
-		var v *node
-		if at < len(n.names) && n.names[at].raw == r.name {
-			v = &n.kids[at]
-			at++
-		} else {
-			v = n.get(r.name)
-		}
-		switch {
+	for _, r := range rules {
+		switch v := n.get(r.name); {
 		case v == nil && r.required:
 			return refuse("missing_field", prefix+r.name)
 		case v != nil && !r.ok(v):
@@ -430,36 +419,8 @@ func (e *Envelope) CanonicalBody() []byte { return e.content[e.bodySpan.from:e.b
 // integrity.hash it covers messageId, orgId, trustScore, the proof, the
 // recipient, constraints and members unknown here (project).
 func (e *Envelope) Digest() string {
-	const kept = 64 << 10
-	room, _ := digests.Get().(*[]byte)
-	if room == nil {
-		room = new([]byte)
-	}
-	out := (*room)[:0]
-	var few [16]int
-	for _, at := range e.root.sorted(few[:0]) {
-		out = append(jsonx.AppendText(append(out, ','), e.root.names[at].text), ':')
-		if e.root.names[at].raw == "content" {
-			out = append(out, e.content...) // written before
-		} else {
-			out = appendCanonical(out, &e.root.kids[at])
-		}
-	}
-	if len(out) == 0 {
-		return hashOf([]byte("{}"))
-	}
-	out[0] = '{'
-	out = append(out, '}')
-	hash := hashOf(out)
-	if cap(out) <= kept {
-		*room = out
-		digests.Put(room)
-	}
-	return hash
+	return hashOf(appendCanonical(make([]byte, 0, len(e.json)+64), e.root))
 }
-
-// digests has memory for what is only hashed.
-var digests sync.Pool
 
 // SigningInput gives the bytes that integrity.signature covers: eight strings
 // joined by NUL, "Integrity chain: signature".
@@ -550,25 +511,16 @@ func (e *Envelope) Reference() string {
 
 // withTrustScore gives the message of a record with sender.trustScore replaced
 // by the server's own value; all other bytes stay. The member is not signed,
-// and who reads it should read what was computed.
+// and recipients should read the score that was computed.
 func (r *Record) withTrustScore(score float64) []byte {
-	before, value, after := r.scored(score)
-	if value == nil {
-		return before
-	}
-	return slices.Concat(before, value, after)
-}
-
-// scored gives it in three parts; the first is all of it where there is no
-// score.
-func (r *Record) scored(score float64) (before, value, after []byte) {
 	if r.ScoreTo <= r.ScoreFrom || r.ScoreTo > len(r.Raw) {
-		return r.Raw, nil, nil
+		return r.Raw
 	}
-	if value = appendNumber(nil, score); r.Format == MessagePack {
+	value := appendNumber(nil, score)
+	if r.Format == MessagePack {
 		value = packUint([]byte{msgpcode.Double}, math.Float64bits(score), 8)
 	}
-	return r.Raw[:r.ScoreFrom], value, r.Raw[r.ScoreTo:]
+	return slices.Concat(r.Raw[:r.ScoreFrom], value, r.Raw[r.ScoreTo:])
 }
 
 // String is for logs: identifiers only.

@@ -67,22 +67,13 @@ func ValidUUID(s string) bool {
 		lowerHex(s[:8]) && lowerHex(s[9:13]) && lowerHex(s[15:18]) && lowerHex(s[20:23]) && lowerHex(s[24:])
 }
 
-// notHex is 0 for each lower-case hexadecimal digit.
-var notHex = func() (t [256]byte) {
-	for c := range t {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			t[c] = 1
+func lowerHex(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
 		}
 	}
-	return t
-}()
-
-func lowerHex(s string) bool {
-	bad := byte(0)
-	for i := range len(s) {
-		bad |= notHex[s[i]]
-	}
-	return bad == 0
+	return true
 }
 
 // ValidHash reports whether s is "sha256:" and 64 lower-case hex digits.
@@ -99,46 +90,13 @@ func prefixedHex(s, prefix string, n int) bool {
 const timeLayout = "2006-01-02T15:04:05.000Z"
 
 // Timestamp writes t in the form of the protocol.
-func Timestamp(t time.Time) string {
-	t = t.UTC()
-	year, month, day := t.Date()
-	if year < 0 || year > 9999 {
-		return t.Format(timeLayout)
-	}
-	hour, minute, second := t.Clock()
-	b := [len(timeLayout)]byte([]byte(timeLayout))
-	for _, part := range [...]struct{ from, to, value int }{
-		{0, 4, year}, {5, 7, int(month)}, {8, 10, day}, {11, 13, hour}, {14, 16, minute}, {17, 19, second}, {20, 23, t.Nanosecond() / 1e6},
-	} {
-		for i := part.to - 1; i >= part.from; i-- {
-			b[i], part.value = byte('0'+part.value%10), part.value/10
-		}
-	}
-	return string(b[:])
-}
+func Timestamp(t time.Time) string { return t.UTC().Format(timeLayout) }
 
 // ParseTimestamp reads a timestamp in exactly that form. The text is signed:
 // another spelling of the same instant is another timestamp.
 func ParseTimestamp(s string) (time.Time, bool) {
-	if len(s) != len(timeLayout) || s[4] != '-' || s[7] != '-' || s[10] != 'T' || s[13] != ':' || s[16] != ':' || s[19] != '.' || s[23] != 'Z' {
-		return time.Time{}, false
-	}
-	digits := true
-	number := func(text string) (n int) {
-		for i := range len(text) {
-			c := text[i] - '0'
-			digits = digits && c <= 9
-			n = 10*n + int(c)
-		}
-		return n
-	}
-	year, month, day := number(s[:4]), number(s[5:7]), number(s[8:10])
-	hour, minute, second, milli := number(s[11:13]), number(s[14:16]), number(s[17:19]), number(s[20:23])
-	if !digits || hour > 23 || minute > 59 || second > 59 || month < 1 || month > 12 {
-		return time.Time{}, false
-	}
-	t := time.Date(year, time.Month(month), day, hour, minute, second, milli*1e6, time.UTC)
-	return t, t.Day() == day // else the month has no such day
+	t, err := time.Parse(timeLayout, s)
+	return t, err == nil && t.Format(timeLayout) == s
 }
 
 // ValidAgentID reports whether s is an agent URI:

@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley/internal/edkeys"
@@ -65,10 +64,6 @@ type ProofKey struct {
 	public     *ecdsa.PublicKey
 	x, y       string // as in a JWK
 	thumbprint string
-
-	// header is the header of the last good proof. An agent's proofs have the
-	// same one, letter for letter, and it need not be read each time.
-	header atomic.Pointer[string]
 }
 
 // Thumbprint is the key's RFC 7638 thumbprint.
@@ -78,9 +73,6 @@ func (k *ProofKey) Thumbprint() string { return k.thumbprint }
 func (k *ProofKey) Equal(o *ProofKey) bool {
 	return k == o || k != nil && o != nil && k.thumbprint == o.thumbprint
 }
-
-// ProofKeyFrom takes a P-256 public key.
-func ProofKeyFrom(pub *ecdsa.PublicKey) (*ProofKey, error) { return newProofKey(pub) }
 
 func newProofKey(pub *ecdsa.PublicKey) (*ProofKey, error) {
 	if pub.Curve != elliptic.P256() {

@@ -1,10 +1,8 @@
 package asp
 
 import (
-	"hash/maphash"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -38,9 +36,6 @@ type Ledger struct {
 	Ends          time.Time               `json:"ends,omitzero"`              // the proposedDuration of the invitation
 	MaxResponseMs int64                   `json:"maxResponseTimeMs,omitzero"` // of the invitation's terms: how long an answer may take
 	Reason        string                  `json:"reason,omitempty"`           // why it ended, when no message says so
-
-	shelf   *shelf // where Items lie; nil if the ledger was read from a store
-	shelved int    // where on the shelf Items end
 }
 
 // A Participant is an agent in a session. KeyID pins its keys: they do not
@@ -330,65 +325,21 @@ func commitDeadline(body *node) time.Time {
 	return last
 }
 
-// A shelf has the items of ledgers that follow one another side by side: the next
-// ledger sees one more, and perhaps one fewer at the front, and what was handed out
-// is not copied for it. A place is filled once, for the ledger that is given it.
-type shelf struct {
-	items []*Item
-	marks []byte       // a byte of the hash of each one's id: so not all are looked at for one that is new
-	open  bool         // all are; one that is settled gets another shelf
-	given atomic.Int64 // places
-}
-
-var itemSeed = maphash.MakeSeed()
-
-func itemMark(id string) byte { return byte(maphash.String(itemSeed, id)) }
-
-func newShelf(items []*Item) *shelf {
-	size := max(min(2*len(items)+2, 2*maxItems), len(items)+1)
-	s := &shelf{items: make([]*Item, size), marks: make([]byte, size), open: true}
-	copy(s.items, items)
-	for i, item := range items {
-		s.marks[i] = itemMark(item.ID)
-		s.open = s.open && item.Status == "open"
-	}
-	s.given.Store(int64(len(items)))
-	return s
-}
-
 // addItem opens an item. Its id must be new among those remembered. When
 // there are too many, the oldest that is settled goes first, then the oldest.
 func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
-	n := len(l.Items)
-	s, end := l.shelf, l.shelved
-	if s == nil || n > 0 && &s.items[end-1] != &l.Items[n-1] {
-		s, end = newShelf(l.Items), n
-	}
-	mark := itemMark(item.ID)
-	for i, known := range s.marks[end-n : end] {
-		if known == mark && l.Items[i].ID == item.ID {
+	for _, known := range l.Items {
+		if known.ID == item.ID {
 			return wrongBody(member)
 		}
 	}
-	from := end - n
-	if n >= maxItems {
-		settled := -1
-		if !s.open {
-			settled = slices.IndexFunc(l.Items, func(i *Item) bool { return i.Status != "open" })
-		}
-		if settled > 0 {
-			s, from, end = newShelf(slices.Concat(l.Items[:settled], l.Items[settled+1:])), 0, n-1
-		} else {
-			from++
-		}
-	}
-	if end == len(s.items) || !s.given.CompareAndSwap(int64(end), int64(end+1)) {
-		s, from, end = newShelf(s.items[from:end]), 0, end-from
-		s.given.Add(1)
+	items := append(make([]*Item, 0, len(l.Items)+1), l.Items...) // ledgers before this one keep theirs
+	if len(items) >= maxItems {
+		settled := slices.IndexFunc(items, func(i *Item) bool { return i.Status != "open" })
+		items = slices.Delete(items, max(settled, 0), max(settled, 0)+1)
 	}
 	item.MessageID, item.By, item.Status = e.MessageID, e.Sender.AgentID, "open"
-	s.items[end], s.marks[end] = &item, mark
-	l.Items, l.shelf, l.shelved = s.items[from:end+1:end+1], s, end+1
+	l.Items = append(items, &item)
 	return nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode/utf16"
@@ -638,8 +637,6 @@ func TestLedgersShareItems(t *testing.T) {
 					t.Fatalf("%q is taken twice", want[i].ID)
 				}
 				continue
-			case kind == 2: // as from a store
-				l.shelf = nil
 			default:
 				next++
 				item := Item{ID: fmt.Sprint("i", next), MessageID: "m"}
@@ -665,30 +662,4 @@ func TestLedgersShareItems(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Two that follow the same ledger may be made at once.
-func TestLedgersShareItemsAtOnce(t *testing.T) {
-	l := &Ledger{}
-	for n := range 300 {
-		both := [2]*Ledger{l.copy(), l.copy()}
-		var done sync.WaitGroup
-		for i, next := range both {
-			done.Go(func() {
-				if err := next.addItem(&Envelope{}, Item{ID: fmt.Sprint(n, " ", i)}, "queryId"); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		done.Wait()
-		for i, next := range both {
-			if got := next.Items[len(next.Items)-1].ID; got != fmt.Sprint(n, " ", i) {
-				t.Fatalf("ledger %d has %q", i, got)
-			}
-			if len(l.Items) > 1 && len(l.Items) < maxItems && next.Items[len(next.Items)-2].ID != l.Items[len(l.Items)-1].ID {
-				t.Fatal("another went before")
-			}
-		}
-		l = both[n%2]
-	}
 }

@@ -68,7 +68,6 @@ type Server struct {
 	once     sync.Once
 	store    Store
 	tokenKey []byte
-	tokens   knownTokens
 	mu       sync.Mutex
 	scores   atomic.Int64 // counts changes of agents, for streams
 	live     map[string]*liveSession

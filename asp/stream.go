@@ -386,19 +386,6 @@ func (e *sse) end() error {
 
 func (e *sse) emit(f *frame) error {
 	e.begin(f.kind, f.position)
-	if f.record != nil && len(f.fields) == 0 && f.record.Format == JSON {
-		a, err := e.s.store.Agent(e.r.Context(), f.record.Sender)
-		if err != nil {
-			return err
-		}
-		before, score, after := f.record.scored(a.Score())
-		e.b = append(e.b, `{"envelope":`...)
-		e.data(before)
-		e.data(score)
-		e.data(after)
-		e.b = append(e.b, '}')
-		return e.end()
-	}
 	data, err := e.s.encode(e.r, f, "")
 	if err != nil {
 		return err

@@ -6,14 +6,13 @@ import (
 	"crypto/sha256"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Access tokens are the server's own: an HMAC over who it was given to, the
-// thumbprint of the key that must prove it (RFC 9449 §6) and its end.
+// An access token is the server's own: an HMAC over the agent that it was given
+// to, the thumbprint of the agent's proof key (RFC 9449 §6) and its end.
 
 type tokenClaims struct {
 	Agent      string `json:"sub"`
@@ -38,19 +37,15 @@ func (s *Server) tokenMAC(body string) []byte {
 }
 
 func (s *Server) readToken(token string, now time.Time) (*tokenClaims, error) {
-	c := s.tokens.of(token)
-	if c == nil {
-		body, mac, ok := strings.Cut(token, ".")
-		given, okMAC := decode64(mac)
-		if len(token) > 4096 || !ok || !okMAC || !hmac.Equal(given, s.tokenMAC(body)) {
-			return nil, refuse("token_invalid", "")
-		}
-		b, _ := decode64(body)
-		c = new(tokenClaims)
-		if err := jsonx.DecodeKnown(b, c); err != nil {
-			return nil, refuseCause("token_invalid", "", err)
-		}
-		s.tokens.note(token, c)
+	body, mac, ok := strings.Cut(token, ".")
+	given, okMAC := decode64(mac)
+	if len(token) > 4096 || !ok || !okMAC || !hmac.Equal(given, s.tokenMAC(body)) {
+		return nil, refuse("token_invalid", "")
+	}
+	b, _ := decode64(body)
+	c := new(tokenClaims)
+	if err := jsonx.DecodeKnown(b, c); err != nil {
+		return nil, refuseCause("token_invalid", "", err)
 	}
 	if now.Unix() >= c.Expires {
 		return nil, refuse("token_expired", "")
@@ -58,32 +53,7 @@ func (s *Server) readToken(token string, now time.Time) (*tokenClaims, error) {
 	return c, nil
 }
 
-// knownTokens holds what tokens say that this server issued, and has read before:
-// an agent sends its one with each request.
-type knownTokens struct {
-	mu sync.RWMutex
-	m  map[string]*tokenClaims
-}
-
-// maxKnownTokens is how many they are at most.
-const maxKnownTokens = 4096
-
-func (k *knownTokens) of(token string) *tokenClaims {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	return k.m[token]
-}
-
-func (k *knownTokens) note(token string, c *tokenClaims) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.m == nil || len(k.m) >= maxKnownTokens {
-		k.m = map[string]*tokenClaims{} // which are in use are read again
-	}
-	k.m[strings.Clone(token)] = c
-}
-
-// caller is who sent an HTTP request.
+// caller is the authenticated sender of an HTTP request.
 type caller struct {
 	agent *Agent
 	token string

@@ -51,15 +51,6 @@ func (l TrustLevels) Level(score float64) int {
 	return level
 }
 
-// LevelName is the name of a level; level 0 has none.
-func LevelName(level int) string {
-	names := [...]string{"", "Verified", "Established", "Trusted", "Premium"}
-	if level < 0 || level >= len(names) {
-		return ""
-	}
-	return names[level]
-}
-
 // An Endorsement is one agent's word for another.
 type Endorsement struct {
 	Endorser string
