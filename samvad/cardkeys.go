@@ -251,7 +251,7 @@ func getCard(ctx context.Context, c *http.Client, u string) ([]byte, http.Header
 	if resp.StatusCode != http.StatusOK {
 		return nil, nil, fmt.Errorf("status %d", resp.StatusCode)
 	}
-	b, err := readInto(resp.Body, make([]byte, 0, 2048), maxCardBody)
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxCardBody+1))
 	if err != nil {
 		return nil, nil, err
 	}

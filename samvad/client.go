@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"mime"
 	"net/http"
@@ -349,7 +350,7 @@ func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byt
 
 func (c *Client) body(resp *http.Response) ([]byte, error) {
 	limit := or(c.MaxReply, DefaultMaxReply)
-	b, err := readInto(resp.Body, make([]byte, 0, 2048), limit)
+	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
 		return nil, transportError(err)
 	}
@@ -464,9 +465,8 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 			return
 		}
 		p := &sseParser{limit: int(or(c.MaxReply, DefaultMaxReply))}
-		buf := pieces.Get().(*[16 << 10]byte)
-		defer pieces.Put(buf) // an event has copies of what it was read from
-		var chunk *Event      // that waits for what came with it
+		var buf [16 << 10]byte
+		var chunk *Event // waits for the event that arrived with it
 		pass := func() bool {
 			ev := chunk
 			chunk = nil
@@ -513,9 +513,6 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		}
 	}
 }
-
-// pieces are what streams are read into.
-var pieces = sync.Pool{New: func() any { return new([16 << 10]byte) }}
 
 // streamEnd is how long the end of a stream is waited for after its last event.
 const streamEnd = 50 * time.Millisecond
@@ -587,48 +584,21 @@ type remoteReply struct {
 
 // text gives a string member, "" for anything else.
 func text(v jsonx.Value) string {
-	s := jsonx.Scan([]byte(v))
-	t, _ := s.Text()
-	return t
+	var s string
+	if v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
+		return ""
+	}
+	return s
 }
 
-// readRemote reads what an agent answers; the members are parts of b.
+// readRemote reads the answer of an agent.
 func readRemote(b []byte) (*remoteReply, error) {
 	var r remoteReply
 	whole, replaced, err := jsonx.Whole(b)
 	if err == nil {
 		b, r.replaced = whole, replaced
 	}
-	if err == nil && jsonx.Members(b, func(name string, v jsonx.Value) bool {
-		switch name {
-		case "traceId":
-			r.TraceID = v
-		case "spanId":
-			r.SpanID = v
-		case "taskId":
-			r.TaskID = v
-		case "status":
-			r.Status = v
-		case "code":
-			r.Code = v
-		case "message":
-			r.Message = v
-		case "result":
-			r.Result = v
-		case "error":
-			r.Error = v
-		case "progress":
-			r.Progress = v
-		case "chunk":
-			r.Chunk = v
-		case "done":
-			r.Done = v
-		}
-		return true
-	}) {
-		return &r, nil
-	}
-	return &r, jsonx.Decode(b, &r) // which says what is wrong
+	return &r, jsonx.Decode(b, &r)
 }
 
 // remoteError gives the error that an answer reports, nil if it reports none.

@@ -106,93 +106,25 @@ type wireAuth struct {
 	Token  *string `json:"token,omitzero"`
 }
 
-// readWire reads b: as most are written, member by member, several times as fast
-// as by reflection, which says what is wrong with others. The payload is a part of
-// b.
+// readWire reads the members of an envelope. The payload is a part of b, or of
+// its repaired copy.
 func readWire(b []byte) (*wireEnvelope, error) {
-	if w := quickWire(b); w != nil {
-		return w, nil
-	}
 	whole, replaced, err := jsonx.Whole(b)
+	if err != nil && !replaced {
+		whole = b // Decode tells what is wrong
+	}
 	if replaced {
 		from, to := jsonx.Find(whole, "payload")
 		if !bytes.Equal(whole[:from], b[:from]) || !bytes.Equal(whole[to:], b[to:]) {
 			return nil, &jsonx.Error{Is: jsonx.ErrSyntax} // only content may be cut
 		}
-		if w := quickWire(whole); w != nil {
-			w.replaced = true
-			return w, nil
-		}
-		b = whole
-	} else if err != nil {
+	}
+	w := wireEnvelope{replaced: replaced}
+	if err := jsonx.Decode(whole, &w); err != nil {
 		return nil, err
 	}
-	var w wireEnvelope
-	if err := jsonx.Decode(b, &w); err != nil {
-		return nil, err
-	}
-	w.Payload = share(b, w.Payload)
+	w.Payload = share(whole, w.Payload)
 	return &w, nil
-}
-
-func quickWire(b []byte) *wireEnvelope {
-	if jsonx.Valid(b, 0) != nil {
-		return nil
-	}
-	all := &struct {
-		wireEnvelope
-		texts [11]string // which those of the envelope point to
-	}{}
-	w, texts, ok := &all.wireEnvelope, all.texts[:0], true
-	read := jsonx.Members(b, func(name string, v jsonx.Value) bool {
-		var to **string
-		switch name {
-		case "from":
-			to = &w.From
-		case "to":
-			to = &w.To
-		case "skill":
-			to = &w.Skill
-		case "mode":
-			to = &w.Mode
-		case "nonce":
-			to = &w.Nonce
-		case "timestamp":
-			to = &w.Timestamp
-		case "traceId":
-			to = &w.TraceID
-		case "spanId":
-			to = &w.SpanID
-		case "parentSpanId":
-			to = &w.ParentSpanID
-		case "delegationToken":
-			to = &w.DelegationToken
-		case "callbackUrl":
-			to = &w.CallbackURL
-		case "auth":
-			ok = jsonx.Decode(v, &w.Auth) == nil
-			return ok
-		case "payload":
-			w.Payload = v
-			return true
-		default:
-			return true
-		}
-		if v.Kind() == 'n' {
-			return true
-		}
-		s := jsonx.Scan([]byte(v))
-		var t string
-		if t, ok = s.Text(); ok {
-			texts = append(texts, t)
-			*to = &texts[len(texts)-1]
-		}
-		return ok
-	})
-	if !read || !ok {
-		return nil
-	}
-	return w
 }
 
 // Decode reads an envelope: strict JSON, every required member, types and
@@ -308,44 +240,38 @@ func share(b []byte, v jsonx.Value) jsonx.Value {
 }
 
 // Encode writes the envelope compactly (a payload with half a surrogate pair as
-// it is): always a payload object, never a null,
-// no member that the schema does not have (SAM-031, SAM-152).
+// it is): always a payload object, never a null, no member that the schema does
+// not have (SAM-031, SAM-152).
 func (e *Envelope) Encode() ([]byte, error) {
-	o := jsonx.AppendObject(make([]byte, 0, 640+len(e.DelegationToken)+len(e.Payload)))
-	o.String("from", e.From)
-	o.String("to", e.To)
-	o.String("skill", e.Skill)
-	o.String("mode", string(e.Mode))
-	o.String("nonce", e.Nonce)
-	o.String("timestamp", FormatTimestamp(e.Timestamp))
-	o.String("traceId", e.TraceID)
-	o.String("spanId", e.SpanID)
-	o.Optional("parentSpanId", e.ParentSpanID)
-	o.Optional("delegationToken", e.DelegationToken)
+	mode, timestamp := string(e.Mode), FormatTimestamp(e.Timestamp)
+	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
+		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
+		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL), Payload: jsonx.Value("{}")}
 	if e.Auth != nil {
-		o.Open("auth")
-		o.Optional("scheme", e.Auth.Scheme) // it may be absent, and not empty
-		o.String("token", e.Auth.Token)
-		o.Close()
+		w.Auth = &wireAuth{Scheme: optional(e.Auth.Scheme), Token: &e.Auth.Token}
 	}
-	o.Optional("callbackUrl", e.CallbackURL)
-	payload := e.Payload
-	if jsonx.IsNull(payload) {
-		payload = jsonx.Value("{}")
+	_, replaced, _ := jsonx.Whole(e.Payload)
+	if !replaced && !jsonx.IsNull(e.Payload) {
+		w.Payload = e.Payload
 	}
-	if _, replaced, _ := jsonx.Whole(payload); replaced {
-		o.Append("payload", func(b []byte) ([]byte, error) { return append(b, payload...), nil })
-	} else {
-		o.Raw("payload", payload)
-	}
-	b, err := o.End()
+	b, err := jsonx.Encode(&w)
 	if err != nil {
 		return nil, fmt.Errorf("samvad: envelope: %w", err)
+	}
+	if replaced { // the encoder refuses half a surrogate pair
+		b = append(append(b[:len(b)-len("{}}")], e.Payload...), '}')
 	}
 	if _, err := decode(b); err != nil {
 		return nil, err
 	}
 	return b, nil
+}
+
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
 }
 
 // timestampLayout is the form of the TypeScript SDK: milliseconds, UTC.

@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -78,73 +77,6 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%s\n%s\n%v", b, out, err)
 		}
 	})
-}
-
-// What is read member by member is what the library reads.
-func FuzzRead(f *testing.F) {
-	for _, s := range seeds(f) {
-		f.Add(s)
-	}
-	for _, s := range []string{`{"from":null,"to":"\u0061","unknown":[1],"auth":{"scheme":"bearer"},"payload":null,"parentSpanId":"","callbackUrl":"x\n","delegationToken":"t"}`, `{"auth":null,"payload":[]}`, `{"auth":{"token":7}}`, `{"auth":"x"}`,
-		`{"from":7}`, `{"from":"a","from":"b"}`, `null`, `[]`, `{}`, `{"a":1}x`, ` {"done" : true, "result": { "a" : 1 }, "chunk":null, "status":"ok", "taskId":"t","code":1,"message":"m","error":{},"progress":0.5,"traceId":"\ud83d\ude00","spanId":2} `} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var want wireEnvelope
-		err := jsonx.Decode(b, &want)
-		if got := quickWire(b); got != nil && (err != nil || !reflect.DeepEqual(*got, want)) {
-			t.Errorf("%q is read as %+v, want %+v, %v", b, got, want, err)
-		} else if got == nil && err == nil && bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
-			t.Errorf("%q is left to the library", b)
-		}
-		var reply remoteReply
-		err = jsonx.Decode(b, &reply)
-		if got, is := readRemote(b); (is != nil) != (err != nil) || err == nil && !reflect.DeepEqual(*got, reply) {
-			t.Errorf("%q is read as %+v, %v; want %+v, %v", b, got, is, reply, err)
-		}
-	})
-}
-
-// What is written member by member is what the library writes.
-func TestEncodeIsLikeTheLibrary(t *testing.T) {
-	auth, token := "bearer", "t\"x"
-	full := Envelope{From: "agent://alice.test", To: "agent://böb.test", Skill: "say <it>", Mode: ModeAsync, Nonce: "nonce-\u2028-1", Timestamp: time.Date(2026, 4, 11, 10, 0, 0, 5e6, time.UTC),
-		TraceID: "t", SpanID: "s", ParentSpanID: "p", DelegationToken: "d", Auth: &Auth{auth, token}, CallbackURL: "https://a.test/?a&b", Payload: jsonx.Value(" {\"a\" : [1.0, \"\\u00e9\\/\"]} ")}
-	few := Envelope{From: "agent://alice.test", To: "agent://bob.test", Mode: ModeSync, Nonce: "12345678", Timestamp: full.Timestamp}
-	empty := full
-	empty.Auth, empty.Payload = &Auth{}, jsonx.Value("null")
-	for _, e := range []Envelope{full, few, empty} {
-		mode, stamp := string(e.Mode), FormatTimestamp(e.Timestamp)
-		w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &stamp, TraceID: &e.TraceID, SpanID: &e.SpanID, Payload: e.Payload}
-		for _, o := range []struct {
-			to   **string
-			from *string
-		}{{&w.ParentSpanID, &e.ParentSpanID}, {&w.DelegationToken, &e.DelegationToken}, {&w.CallbackURL, &e.CallbackURL}} {
-			if *o.from != "" {
-				*o.to = o.from
-			}
-		}
-		if e.Auth != nil {
-			w.Auth = &wireAuth{Token: &e.Auth.Token}
-			if e.Auth.Scheme != "" {
-				w.Auth.Scheme = &e.Auth.Scheme
-			}
-		}
-		if jsonx.IsNull(w.Payload) {
-			w.Payload = jsonx.Value("{}")
-		}
-		want, err := jsonx.Encode(&w)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := e.Encode(); err != nil || string(got) != string(want) {
-			t.Errorf("%s, %v\nwant %s", got, err, want)
-		}
-	}
-	full.TraceID = "\xff"
-	if b, err := full.Encode(); err == nil {
-		t.Errorf("%s has a text that is none", b)
-	}
 }
 
 // The pieces in which a stream arrives do not matter.

@@ -3,6 +3,7 @@ package samvad
 import (
 	"bytes"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -29,19 +30,16 @@ var youAre = regexp.MustCompile(strings.ReplaceAll(`you\s+are\s+now\s(\s?)`, `\s
 // hints are words without which no rule can match.
 var hints = [...]string{"ignore", "disregard", "you", "forget", "instruction", "[system]", "override", "jailbreak", "anything"}
 
+func hinted(low string) bool {
+	return slices.ContainsFunc(hints[:], func(h string) bool { return strings.Contains(low, h) })
+}
+
 // Suspicious reports whether a text matches one of the ten patterns that the
 // SDKs scan for. They catch the clumsy and many an honest text: it is a filter
 // that an operator may want, not a protection.
 func Suspicious(text string) bool {
 	low := asciiLower(text)
-	hinted := false
-	for _, h := range hints {
-		if strings.Contains(low, h) {
-			hinted = true
-			break
-		}
-	}
-	return hinted && (injectionRules.MatchString(low) || youAreNow(low))
+	return hinted(low) && (injectionRules.MatchString(low) || youAreNow(low))
 }
 
 // youAreNow is "you are now (a )?" not followed by one of three words. The
@@ -67,15 +65,7 @@ func youAreNow(low string) bool {
 // ScanPayload reports whether any string value in a JSON value, at any depth,
 // is [Suspicious]. Member names are not looked at.
 func ScanPayload(v jsonx.Value) bool {
-	low := bytes.ToLower(v)
-	hinted := bytes.IndexByte(v, '\\') >= 0
-	for _, h := range hints {
-		if hinted {
-			break
-		}
-		hinted = bytes.Contains(low, []byte(h))
-	}
-	if !hinted {
+	if bytes.IndexByte(v, '\\') < 0 && !hinted(asciiLower(string(v))) {
 		return false
 	}
 	tree, err := parseTree(v)

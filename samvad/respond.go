@@ -42,33 +42,26 @@ func (e *Error) wire() *wireError {
 	return &wireError{code, e.Text}
 }
 
-// write writes it as the member error.
-func (w *wireError) write(o *jsonx.Object) {
-	o.Open("error")
-	o.String("code", string(w.Code))
-	o.String("message", w.Message)
-	o.Close()
+type wireReply struct {
+	TraceID string      `json:"traceId"`
+	SpanID  string      `json:"spanId"`
+	Status  string      `json:"status"`
+	Result  jsonx.Value `json:"result,omitzero"`
+	Error   *wireError  `json:"error,omitzero"`
 }
 
 // Encode writes the reply as JSON that fits the response schema.
 func (r *Reply) Encode() ([]byte, error) {
-	o := jsonx.AppendObject(make([]byte, 0, 256+len(r.Result)))
-	o.String("traceId", r.TraceID)
-	o.String("spanId", r.SpanID)
-	switch result := r.Result; {
+	w := wireReply{TraceID: r.TraceID, SpanID: r.SpanID, Status: "ok", Result: r.Result}
+	switch {
 	case r.Err != nil:
-		o.String("status", "error")
-		r.Err.wire().write(&o)
-	case jsonx.IsNull(result):
-		o.String("status", "ok")
-		o.Raw("result", []byte("{}"))
-	case result.Kind() != '{':
+		w.Status, w.Result, w.Error = "error", nil, r.Err.wire()
+	case jsonx.IsNull(r.Result):
+		w.Result = jsonx.Value("{}")
+	case r.Result.Kind() != '{':
 		return nil, errors.New("samvad: result is not a JSON object")
-	default:
-		o.String("status", "ok")
-		o.Raw("result", result)
 	}
-	return o.End()
+	return jsonx.Encode(&w)
 }
 
 // newID gives a UUID v4: 122 random bits (SAM-120).

@@ -12,33 +12,12 @@ import (
 
 // streamEvent is one block of an event stream (SAMVAD 1.2 §5.3).
 type streamEvent struct {
-	Chunk   jsonx.Value // nil: none
-	Done    bool
-	Result  jsonx.Value // nil: none
-	Error   *wireError
-	TraceID *string
-	SpanID  *string
-}
-
-func (e *streamEvent) append(b []byte) ([]byte, error) {
-	o := jsonx.AppendObject(b)
-	if e.Chunk != nil {
-		o.Raw("chunk", e.Chunk)
-	}
-	o.Bool("done", e.Done)
-	if e.Result != nil {
-		o.Raw("result", e.Result)
-	}
-	if e.Error != nil {
-		e.Error.write(&o)
-	}
-	if e.TraceID != nil {
-		o.String("traceId", *e.TraceID)
-	}
-	if e.SpanID != nil {
-		o.String("spanId", *e.SpanID)
-	}
-	return o.End()
+	Chunk   jsonx.Value `json:"chunk,omitzero"`
+	Done    bool        `json:"done"`
+	Result  jsonx.Value `json:"result,omitzero"`
+	Error   *wireError  `json:"error,omitzero"`
+	TraceID *string     `json:"traceId,omitzero"`
+	SpanID  *string     `json:"spanId,omitzero"`
 }
 
 var errStreamOver = errors.New("samvad: the stream is over")
@@ -118,11 +97,11 @@ type streamWriter struct {
 func (s *streamWriter) event(events ...streamEvent) error {
 	var block []byte
 	for i := range events {
-		var err error
-		if block, err = events[i].append(append(block, "data: "...)); err != nil {
+		data, err := jsonx.Encode(&events[i])
+		if err != nil {
 			return err
 		}
-		block = append(block, "\n\n"...)
+		block = append(append(append(block, "data: "...), data...), "\n\n"...)
 	}
 	return s.write(block)
 }

@@ -236,13 +236,7 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
 	}
-	// A claimed length reserves memory only when it is small; beyond that the
-	// buffer grows with what arrives.
-	size := int64(2048)
-	if r.ContentLength >= 0 {
-		size = min(r.ContentLength+1, 16<<10)
-	}
-	b, err := readInto(r.Body, make([]byte, 0, size), limit)
+	b, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
 	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
@@ -254,24 +248,6 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 		return nil, refuse(ErrTooLarge, "", nil)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(b))
-	return b, nil
-}
-
-// readInto appends to b what r holds, at most limit+1 bytes.
-func readInto(r io.Reader, b []byte, limit int64) ([]byte, error) {
-	for int64(len(b)) <= limit {
-		if len(b) == cap(b) {
-			b = append(b, 0)[:len(b)]
-		}
-		n, err := r.Read(b[len(b):min(int64(cap(b)), limit+1)])
-		b = b[:len(b)+n]
-		if err == io.EOF {
-			return b, nil
-		}
-		if err != nil {
-			return b, err
-		}
-	}
 	return b, nil
 }
 
