@@ -70,11 +70,10 @@ const maxSchemaDepth = 64
 // parse reads strict JSON: duplicate names, bad UTF-8 and deep nesting are
 // refused.
 func parse(b []byte) (*node, error) {
-	var r reader
-	if n := r.read(b); n != nil {
-		return n, nil
+	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
+		return nil, err
 	}
-	return slowly(b)
+	return readNode(jsontext.NewDecoder(bytes.NewReader(b)))
 }
 
 // parseChat is parse of what is inside a chat message. Of a member that is named
@@ -114,14 +113,6 @@ func (n *node) lastWins() {
 		keys, vals = append(keys, k), append(vals, v)
 	}
 	n.keys, n.vals = keys, vals
-}
-
-// slowly is parse by the library that everything else here is read with.
-func slowly(b []byte) (*node, error) {
-	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
-		return nil, err
-	}
-	return readNode(jsontext.NewDecoder(bytes.NewReader(b)))
 }
 
 func readNode(d *jsontext.Decoder) (*node, error) {

@@ -103,8 +103,8 @@ func NewSession() string { return uuid.NewString() }
 // JSON that is no envelope (wrong types, a session that is not a version 4
 // UUID, nesting beyond 64). b is kept as [Envelope.Raw] and must not change.
 func Decode(b []byte) (*Envelope, error) {
-	if err := shallow(b, maxSchemaDepth); err != nil {
-		return nil, ErrMalformed.Because(err)
+	if jsonx.TooDeep(b, maxSchemaDepth) {
+		return nil, ErrMalformed.Because(jsonx.ErrDepth)
 	}
 	var w wire
 	err := jsonx.Decode(b, &w)
@@ -202,18 +202,6 @@ func (w *wire) lastWins(b []byte) error {
 	}
 	*w = wire{}
 	return jsonx.Decode(clean, w)
-}
-
-// shallow refuses nesting beyond depth. Counting the brackets first spares
-// ordinary envelopes a second pass.
-func shallow(b []byte, depth int) error {
-	if bytes.Count(b, []byte("{"))+bytes.Count(b, []byte("[")) <= depth {
-		return nil
-	}
-	if err := jsonx.Valid(b, depth); errors.Is(err, jsonx.ErrDepth) {
-		return err
-	}
-	return nil
 }
 
 // notNumbers reports whether b would be JSON but for the literals NaN,
@@ -336,10 +324,6 @@ func plainInt(s string) (Int, error) {
 // that is signed. The error is ErrShape.
 func ParseSession(s string) (string, error) {
 	switch len(s) {
-	case 36:
-		if lowerUUID(s) {
-			return s, nil
-		}
 	case 32:
 		if strings.ContainsRune(s, '-') {
 			return "", ErrShape.Because(errors.New("session is not a UUID"))
@@ -361,32 +345,6 @@ func ParseSession(s string) (string, error) {
 		return "", ErrShape.Because(errors.New("session is not a version 4 UUID"))
 	}
 	return u.String(), nil
-}
-
-// lowerUUID reports whether s is the canonical text of a version 4 UUID.
-func lowerUUID(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		switch i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-			continue
-		case 14:
-			if c != '4' {
-				return false
-			}
-		case 19:
-			if c != '8' && c != '9' && c != 'a' && c != 'b' {
-				return false
-			}
-		}
-		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'f') {
-			return false
-		}
-	}
-	return len(s) == 36
 }
 
 // Encode writes the envelope as the reference's client does: compact, ten
@@ -412,15 +370,6 @@ func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []
 	version := e.Version
 	if version.IsNull() {
 		version = "1"
-	}
-	if b == nil { // what the members take without theirs is some 250 bytes
-		size := 300
-		for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload, e.Signature} {
-			if p != nil {
-				size += len(*p)
-			}
-		}
-		b = make([]byte, 0, size)
 	}
 	b = append(b, '{')
 	for i, f := range []struct {

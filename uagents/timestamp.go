@@ -72,9 +72,6 @@ func timestampOf(n *node) (Timestamp, error) {
 	if n.kind != '"' {
 		return Timestamp{}, errTime
 	}
-	if t, ok := utcTime(n.text); ok {
-		return t, nil
-	}
 	m := isoDateTime.FindStringSubmatch(n.text)
 	if m == nil {
 		return Timestamp{}, errTime
@@ -106,36 +103,6 @@ func timestampOf(n *node) (Timestamp, error) {
 		return Timestamp{}, errTime
 	}
 	return Timestamp{t, naive}, nil
-}
-
-// utcTime reads the form in which most write a time: that of [Timestamp.String],
-// of UTC. What it does not know may be a time too.
-func utcTime(s string) (Timestamp, bool) {
-	s, utc := strings.CutSuffix(s, "+00:00")
-	if !utc || len(s) != 19 && len(s) != 26 {
-		return Timestamp{}, false
-	}
-	for i := range len(s) {
-		const form = "0000-00-00T00:00:00.000000"
-		if digit := s[i] >= '0' && s[i] <= '9'; digit != (form[i] == '0') || !digit && s[i] != form[i] {
-			return Timestamp{}, false
-		}
-	}
-	num := func(from, to int) (v int) {
-		for i := from; i < to; i++ {
-			v = 10*v + int(s[i]-'0')
-		}
-		return v
-	}
-	year, month, day, hour, minute, second, micro := num(0, 4), num(5, 7), num(8, 10), num(11, 13), num(14, 16), num(17, 19), 0
-	if len(s) == 26 {
-		micro = num(20, 26)
-	}
-	t := time.Date(year, time.Month(month), day, hour, minute, second, micro*1000, time.UTC)
-	if year < 1 || t.Month() != time.Month(month) || t.Day() != day || hour > 23 || minute > 59 || second > 59 {
-		return Timestamp{}, false
-	}
-	return Timestamp{t, false}, true
 }
 
 // fromUnix reads seconds since 1970, or milliseconds (and further powers of a
