@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"slices"
@@ -70,7 +71,7 @@ func cardOf(n *node) (*Card, error) {
 	if err := checkRules(n, "", cardRules); err != nil {
 		return nil, err
 	}
-	c := &Card{AgentID: n.text("agentId"), OrgID: or(n.text("orgId"), n.text("organization")), Name: n.text("name"),
+	c := &Card{AgentID: n.text("agentId"), OrgID: cmp.Or(n.text("orgId"), n.text("organization")), Name: n.text("name"),
 		Description: n.text("description"), ConformanceLevel: n.text("conformanceLevel"),
 		Capabilities: stringsOf(n.get("capabilities")), Protocols: stringsOf(n.get("protocols")),
 		Schemas: stringsOf(n.get("schemas")), raw: n.raw}

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
 	"time"
@@ -140,7 +141,7 @@ func (c *Chain) checkSigner(ctx context.Context, e *Envelope, found *Finding) er
 	case !e.signedBy(key.Signing):
 		found.fault("bad_signature")
 	case c.Proofs && key.Proof != nil:
-		window := or(c.Window, 300*time.Second)
+		window := cmp.Or(c.Window, 300*time.Second)
 		if _, err := e.checkProof(key, "", sent, Window{window, window}, false); err != nil {
 			found.fault(asError(err).Code)
 		}
@@ -174,7 +175,7 @@ func (c *Chain) checkID(e *Envelope, found *Finding) {
 		found.fault("duplicate_message_id")
 		return
 	}
-	limit := or(c.Remember, 1<<20)
+	limit := cmp.Or(c.Remember, 1<<20)
 	if len(c.recent) < limit {
 		c.recent = append(c.recent, h)
 	} else {

@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -117,7 +118,7 @@ type ContextStore struct {
 func (s *ContextStore) Apply(o ContextObject, sender string, sent time.Time) ContextResult {
 	old, known := s.entries[o.ID]
 	switch {
-	case !known && len(s.entries) >= or(s.Max, 256):
+	case !known && len(s.entries) >= cmp.Or(s.Max, 256):
 		return ContextConflict
 	case !known:
 	case old.Type != o.Type, o.Type == AgentCardContext && old.Sender != sender, o.Version < old.Version:

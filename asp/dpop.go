@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/sha256"
@@ -36,8 +37,8 @@ type Window struct {
 	Future time.Duration
 }
 
-func (w Window) past() time.Duration   { return or(w.Past, 300*time.Second) }
-func (w Window) future() time.Duration { return or(w.Future, 60*time.Second) }
+func (w Window) past() time.Duration   { return cmp.Or(w.Past, 300*time.Second) }
+func (w Window) future() time.Duration { return cmp.Or(w.Future, 60*time.Second) }
 
 func (w Window) holds(iat, now time.Time) bool {
 	return !iat.Before(now.Add(-w.past())) && !iat.After(now.Add(w.future()))

@@ -20,26 +20,6 @@ const (
 	MessagePack Format = "application/asp+msgpack"
 )
 
-// Limits of one message, "Encoding and size limits". The zero value of each
-// means the value named.
-type Limits struct {
-	Message int // raw frame in bytes, inclusive: 1 MiB
-	Body    int // canonical JSON of content.body in bytes, inclusive: 512 KiB
-	Context int // context objects in one message: 64 (project)
-}
-
-func (l Limits) message() int { return or(l.Message, 1<<20) }
-func (l Limits) body() int    { return or(l.Body, 512<<10) }
-func (l Limits) context() int { return or(l.Context, 64) }
-
-func or[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
-}
-
 // An Envelope is one message. It is made by [Decode], [DecodeMsgpack] or
 // [Draft.Sign] and not changed after that: what is signed are its bytes.
 type Envelope struct {

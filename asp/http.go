@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -614,7 +615,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 			if err != nil {
 				return err
 			}
-			signature := or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature))
+			signature := cmp.Or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature))
 			if old.Removed && !old.Evicted || !signedCard(n, signature, current.SigningKey) {
 				return refuse("agent_exists", "")
 			}

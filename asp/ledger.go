@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -427,7 +428,7 @@ func (l *Ledger) delegate(e *Envelope, joins *join) error {
 	if target == e.Sender.AgentID {
 		return wrongBody("targetAgent")
 	}
-	if err := l.addItem(e, Item{ID: or(body.text("delegationId"), e.MessageID), Kind: "delegation", For: target}, "delegationId"); err != nil {
+	if err := l.addItem(e, Item{ID: cmp.Or(body.text("delegationId"), e.MessageID), Kind: "delegation", For: target}, "delegationId"); err != nil {
 		return err
 	}
 	if l.participant(target) != nil {
@@ -536,7 +537,7 @@ func (l *Ledger) Replay(r *Record, joined []Participant, limits Limits, timeouts
 // closed gives the ledger after the session was ended without a message.
 func (l *Ledger) closed(reason string) *Ledger {
 	n := l.copy()
-	n.State, n.Reason = Closed, or(reason, "closed without a message")
+	n.State, n.Reason = Closed, cmp.Or(reason, "closed without a message")
 	n.Head.Count++
 	n.end()
 	return n

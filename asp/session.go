@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -120,7 +121,7 @@ func (c *Client) Open(ctx context.Context, inv Invitation) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{c: c, st: sessionState{ID: id, Agent: c.Identity.ID(), Format: or(inv.Format, JSON), State: Idle,
+	s := &Session{c: c, st: sessionState{ID: id, Agent: c.Identity.ID(), Format: cmp.Or(inv.Format, JSON), State: Idle,
 		Head: startPoint(), Read: startPoint(), Cards: map[string][]byte{}, Invite: inv.To[1:]}}
 	to, err := s.party(ctx, inv.To[0])
 	if err != nil {
@@ -137,7 +138,7 @@ func (c *Client) Open(ctx context.Context, inv Invitation) (*Session, error) {
 	if inv.Duration > 0 {
 		terms["proposedDuration"] = inv.Duration.Milliseconds()
 	}
-	body := Proposal{Type: "session-invitation", Subject: or(inv.Purpose, "session"), Terms: terms}
+	body := Proposal{Type: "session-invitation", Subject: cmp.Or(inv.Purpose, "session"), Terms: terms}
 	if _, err := s.Send(ctx, Propose, body, To(to.AgentID)); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,5 @@
 package asp
 
-import "time"
-
 // A State is one of the nine of the session state machine
 // (specification/state-machine).
 type State string
@@ -105,38 +103,4 @@ func (e *Envelope) event() string {
 		return string(e.Performative) + ":" + sub
 	}
 	return string(e.Performative)
-}
-
-// Timeouts end what does not go on. Only the invitation's is the vendor's;
-// the others are the project's. The zero value of each means the value named.
-type Timeouts struct {
-	Invitation time.Duration // 30 s in INVITED → FAILED
-	Introduced time.Duration // 300 s without a message → FAILED
-	Conversing time.Duration // 3600 s without a message → FAILED
-	Agreeing   time.Duration // 300 s after the COMMIT → CONVERSING
-	Escalated  time.Duration // 24 h → FAILED
-	Executing  time.Duration // 7 days, when the commitment names no deadline → FAILED
-}
-
-// after gives when state s, entered or last used at t, times out. EXECUTING
-// ends at the deadline of its commitment.
-func (o Timeouts) after(s State, t, deadline time.Time) time.Time {
-	switch s {
-	case Invited:
-		return t.Add(or(o.Invitation, 30*time.Second))
-	case Introduced:
-		return t.Add(or(o.Introduced, 300*time.Second))
-	case Conversing:
-		return t.Add(or(o.Conversing, 3600*time.Second))
-	case Agreeing:
-		return t.Add(or(o.Agreeing, 300*time.Second))
-	case Escalated:
-		return t.Add(or(o.Escalated, 24*time.Hour))
-	case Executing:
-		if !deadline.IsZero() {
-			return deadline
-		}
-		return t.Add(or(o.Executing, 7*24*time.Hour))
-	}
-	return time.Time{}
 }

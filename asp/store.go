@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -260,7 +261,7 @@ func removeSorted(list []string, s string) []string {
 // sessions that are over.
 func (m *memoryStore) room(session bool, n int64) bool {
 	full := func() bool {
-		return session && len(m.sessions) >= or(m.limits.Sessions, 10_000) || m.bytes+n > or(m.limits.Bytes, 256<<20)
+		return session && len(m.sessions) >= cmp.Or(m.limits.Sessions, 10_000) || m.bytes+n > cmp.Or(m.limits.Bytes, 256<<20)
 	}
 	for full() && len(m.over) > 0 {
 		id := m.over[0]
@@ -346,7 +347,7 @@ func (m *memoryStore) PutAgent(_ context.Context, a *Agent) error {
 	switch {
 	case old == nil && a.Revision != 1, old != nil && old.Revision != a.Revision-1:
 		return ErrConflict
-	case old == nil && len(m.agents) >= or(m.limits.Agents, 10_000):
+	case old == nil && len(m.agents) >= cmp.Or(m.limits.Agents, 10_000):
 		return refuse("capacity_unavailable", "")
 	}
 	m.agents[a.ID] = a

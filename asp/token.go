@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -21,7 +22,7 @@ type tokenClaims struct {
 }
 
 func (s *Server) issueToken(agent, thumbprint string, now time.Time) (token string, life time.Duration, err error) {
-	life = or(s.TokenLife, time.Hour)
+	life = cmp.Or(s.TokenLife, time.Hour)
 	b, err := jsonx.Encode(tokenClaims{agent, thumbprint, now.Add(life).Unix()})
 	if err != nil {
 		return "", 0, err

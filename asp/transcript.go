@@ -3,6 +3,7 @@ package asp
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -294,7 +295,7 @@ type transcriptReader struct {
 }
 
 func (t *transcriptReader) fault(at int64, code, detail string) {
-	if len(t.report.Faults) < or(t.v.MaxFaults, 1000) {
+	if len(t.report.Faults) < cmp.Or(t.v.MaxFaults, 1000) {
 		t.report.Faults = append(t.report.Faults, TranscriptFault{at, code, detail})
 	}
 }

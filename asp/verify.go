@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"encoding/hex"
@@ -93,7 +94,7 @@ func VerdictOf(err error) Verdict {
 
 // Verify reads and checks one message.
 func (v *Verifier) Verify(ctx context.Context, raw []byte, t Transport) (*Verified, error) {
-	e, err := v.Limits.Decode(raw, or(t.Format, JSON))
+	e, err := v.Limits.Decode(raw, cmp.Or(t.Format, JSON))
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +245,7 @@ func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, ma
 // checkTime is step 15.
 func (e *Envelope) checkTime(now time.Time, skew time.Duration) error {
 	t, ok := ParseTimestamp(e.Timestamp)
-	if d := now.Sub(t).Abs(); !ok || d > or(skew, 300*time.Second) {
+	if d := now.Sub(t).Abs(); !ok || d > cmp.Or(skew, 300*time.Second) {
 		return refuse("timestamp_out_of_window", "timestamp").at(15)
 	}
 	return nil

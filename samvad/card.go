@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -113,7 +114,7 @@ func DecodeCard(b []byte) (*Card, error) {
 func (c *Card) Complete() *Card {
 	d := *c
 	d.ProtocolVersion = Version
-	d.Version = or(d.Version, "1.0.0")
+	d.Version = cmp.Or(d.Version, "1.0.0")
 	d.Specializations = append([]string{}, c.Specializations...)
 	d.Models = append([]Model{}, c.Models...)
 	d.PublicKeys = append([]CardKey{}, c.PublicKeys...)
@@ -151,8 +152,8 @@ func (c *Card) limit() RateLimit {
 	if c.RateLimit != nil {
 		l = *c.RateLimit
 	}
-	l.RequestsPerMinute = or(l.RequestsPerMinute, DefaultRequestsPerMinute)
-	l.RequestsPerSender = or(l.RequestsPerSender, DefaultRequestsPerSender)
+	l.RequestsPerMinute = cmp.Or(l.RequestsPerMinute, DefaultRequestsPerMinute)
+	l.RequestsPerSender = cmp.Or(l.RequestsPerSender, DefaultRequestsPerSender)
 	return l
 }
 

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,14 +100,14 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 	if e != nil && now.Before(e.expires) {
 		// A card that was just fetched, or for which a fetch was just forced,
 		// is not fetched again because of one more unknown keyid.
-		if !force || now.Sub(e.fetched) < justFetched || now.Sub(e.forced) < or(s.RefreshEvery, DefaultRefreshEvery) {
+		if !force || now.Sub(e.fetched) < justFetched || now.Sub(e.forced) < cmp.Or(s.RefreshEvery, DefaultRefreshEvery) {
 			keys := e.keys
 			s.mu.Unlock()
 			return keys, nil
 		}
 	}
 	if e == nil || e.pending == nil {
-		if s.fetching >= or(s.MaxFetches, DefaultMaxFetches) {
+		if s.fetching >= cmp.Or(s.MaxFetches, DefaultMaxFetches) {
 			s.mu.Unlock()
 			return nil, because(ErrBusy, errors.New("too many card fetches at once"))
 		}
@@ -138,7 +139,7 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 // admit makes room for a new entry; the store is locked. What is being fetched
 // stays, and is bounded by MaxFetches.
 func (s *CardStore) admit(id string, now time.Time) *cardEntry {
-	if len(s.cards) >= or(s.MaxCards, DefaultMaxCards) {
+	if len(s.cards) >= cmp.Or(s.MaxCards, DefaultMaxCards) {
 		victim, found := "", false
 		for k, e := range s.cards {
 			if e.pending == nil {
@@ -163,7 +164,7 @@ func (s *CardStore) admit(id string, now time.Time) *cardEntry {
 // run fetches a card for all who wait for f. The fetch outlives the caller's
 // context by nothing but its own timeout: others may be waiting.
 func (s *CardStore) run(ctx context.Context, id, u string, e *cardEntry, f *fetch) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), or(s.Timeout, DefaultCardTimeout))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Timeout, DefaultCardTimeout))
 	defer cancel()
 	keys, ttl, err := s.fetch(ctx, id, u)
 	now := s.now()
@@ -189,7 +190,7 @@ func (s *CardStore) client() *http.Client {
 		return s.HTTP
 	}
 	s.once.Do(func() {
-		s.http = s.Guard.Client(netguard.Options{Timeout: or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
+		s.http = s.Guard.Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
 	})
 	return s.http
 }
@@ -224,7 +225,7 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 	if len(c.PublicKeys) > maxCardKeys {
 		return fail(fmt.Errorf("%d keys", len(c.PublicKeys)))
 	}
-	ttl := or(s.MaxTTL, DefaultMaxCardTTL)
+	ttl := cmp.Or(s.MaxTTL, DefaultMaxCardTTL)
 	if c.CardTTL != nil {
 		if *c.CardTTL < 0 {
 			return fail(errors.New("negative cardTTL"))

@@ -3,7 +3,9 @@ package samvad
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
+	"strconv"
 	"time"
 )
 
@@ -242,4 +244,18 @@ func refuse(sentinel error, text string, cause error) *Error {
 		return &c
 	}
 	return e
+}
+
+// WriteError answers a refused or failed request with an error envelope, its
+// status and, where it applies, Retry-After. Any error will do; see [AsError].
+func WriteError(w http.ResponseWriter, err error) {
+	e := AsError(err)
+	setRetryAfter(w.Header(), e)
+	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
+}
+
+func setRetryAfter(h http.Header, e *Error) {
+	if e.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
+	}
 }

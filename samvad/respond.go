@@ -2,7 +2,6 @@ package samvad
 
 import (
 	"errors"
-	"math"
 	"net/http"
 	"strconv"
 
@@ -66,20 +65,6 @@ func (r *Reply) Encode() ([]byte, error) {
 
 // newID gives a UUID v4: 122 random bits (SAM-120).
 func newID() string { return uuid.NewString() }
-
-// WriteError answers a refused or failed request with an error envelope, its
-// status and, where it applies, Retry-After. Any error will do; see [AsError].
-func WriteError(w http.ResponseWriter, err error) {
-	e := AsError(err)
-	setRetryAfter(w.Header(), e)
-	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
-}
-
-func setRetryAfter(h http.Header, e *Error) {
-	if e.RetryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
-	}
-}
 
 // WriteResult answers a verified request. The result is encoded as JSON and
 // must give an object; nil gives {}.

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,95 +63,6 @@ func (r *Request) Progress(done float64) error {
 		return nil
 	}
 	return r.progress(done)
-}
-
-// An Agent is what a [Server] needs to know of one agent. It is cheap: no
-// goroutine, no timer; its card is encoded once and its schemas are compiled
-// on first use. To change an agent, make a new one. It must not be copied.
-type Agent struct {
-	Card     *Card   // completed by the server; see [Card.Complete]
-	Handler  Handler // runs the skills
-	Identity Signer  // signs webhooks; nil: they are not signed
-	Intro    string  // Markdown for /agent/intro; "" = made from the card
-
-	// Token validates the bearer token of authenticated skills; nil accepts
-	// any that is not empty, as the SDKs do. The request is verified.
-	Token func(ctx context.Context, req *Request) error
-
-	// Skills holds options by skill id.
-	Skills map[string]SkillOptions
-
-	// Limit is enforced in place of the card's; nil: the card's. Zero members
-	// are no limit, for who limits elsewhere.
-	Limit *RateLimit
-
-	once    sync.Once
-	encoded []byte
-	err     error
-	limit   RateLimit
-	light   bool     // some skill is lightweight
-	schemas sync.Map // skill id → *compiled
-}
-
-// SkillOptions change how a server treats a skill.
-type SkillOptions struct {
-	NoScan      bool // do not scan payloads for injection patterns
-	NoSchema    bool // hand payloads on unchecked, because somebody else checks them
-	Lightweight bool // public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
-}
-
-// Anonymous is the sender of lightweight requests.
-const Anonymous = "agent://anonymous"
-
-type compiled struct {
-	schema *InputSchema
-	err    error
-}
-
-func (a *Agent) prepare() error {
-	a.once.Do(func() {
-		if a.Card == nil {
-			a.err = because(ErrCard, errors.New("agent without a card"))
-			return
-		}
-		a.limit = a.Card.limit()
-		for _, o := range a.Skills {
-			a.light = a.light || o.Lightweight
-		}
-		if a.Limit != nil {
-			a.limit = *a.Limit
-		}
-		a.encoded, a.err = a.Card.Encode()
-	})
-	return a.err
-}
-
-// Check reports what is wrong with an agent: its card, a schema that does not
-// compile, a missing handler. A server answers AGENT_UNAVAILABLE for what
-// Check would have found.
-func (a *Agent) Check() error {
-	if err := a.prepare(); err != nil {
-		return err
-	}
-	if a.Handler == nil {
-		return errors.New("samvad: agent without a handler")
-	}
-	for i := range a.Card.Skills {
-		if _, err := a.schema(&a.Card.Skills[i]); err != nil {
-			return fmt.Errorf("skill %q: %w", a.Card.Skills[i].ID, err)
-		}
-	}
-	return nil
-}
-
-func (a *Agent) schema(s *Skill) (*InputSchema, error) {
-	if c, ok := a.schemas.Load(s.ID); ok {
-		return c.(*compiled).schema, c.(*compiled).err
-	}
-	c := &compiled{}
-	c.schema, c.err = CompileInput(s.InputSchema)
-	a.schemas.Store(s.ID, c)
-	return c.schema, c.err
 }
 
 // Defaults of [Server].
@@ -395,8 +307,6 @@ func (s *Server) resolve(r *http.Request, prefix string) *Agent {
 	return a
 }
 
-func (a *Agent) id() string { return a.Card.ID }
-
 // cors answers preflights and marks answers for browsers (SAM-160).
 func (s *Server) cors(w http.ResponseWriter, r *http.Request) (done bool) {
 	h := w.Header()
@@ -413,7 +323,7 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) (done bool) {
 	default:
 		return false
 	}
-	h.Set("Access-Control-Expose-Headers", "Retry-After, "+or(s.RefHeader, defaultRefHeader))
+	h.Set("Access-Control-Expose-Headers", "Retry-After, "+cmp.Or(s.RefHeader, defaultRefHeader))
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
@@ -430,7 +340,7 @@ const defaultRefHeader = "Parley-Ref"
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, c Claim, e *Error) {
 	if s.Refused != nil {
 		if ref := s.Refused(r, c, e); ref != "" {
-			w.Header().Set(or(s.RefHeader, defaultRefHeader), ref)
+			w.Header().Set(cmp.Or(s.RefHeader, defaultRefHeader), ref)
 		}
 	}
 	WriteError(w, e)
@@ -472,7 +382,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
 		AgentVersion    string  `json:"agentVersion"`
 		Uptime          float64 `json:"uptime"`
 		Load            load    `json:"load"`
-	}{"ok", Version, or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()), load{s.running.Load(), 0}})
+	}{"ok", Version, cmp.Or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()), load{s.running.Load(), 0}})
 	if err != nil {
 		WriteError(w, err)
 		return
@@ -567,382 +477,10 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 	}
 }
 
-func (s *Server) record(ctx context.Context, req *Request, refusal *Error) error {
-	if s.Record != nil {
-		return s.Record(ctx, req, refusal)
-	}
-	v := s.verifier()
-	fresh, err := v.mem().Seen(ctx, req.ReplayKey(), req.Until(v.Limits.window()))
-	if err != nil {
-		return because(ErrUnavailable, err)
-	}
-	if !fresh {
-		return ErrReplay
-	}
-	return nil
-}
-
-// check evaluates everything that follows the limits and has no effect. The
-// first failure is the refusal.
-func (s *Server) check(ctx context.Context, req *Request) *Error {
-	for _, c := range [...]struct {
-		step Step
-		do   func(context.Context, *Request) error
-	}{
-		{StepDelegation, s.checkDelegation},
-		{StepInjection, s.checkInjection},
-		{StepSkill, checkSkill},
-		{StepTrust, checkTrust},
-		{StepCallback, s.checkCallback},
-		{StepPayload, checkPayload},
-	} {
-		if err := c.do(ctx, req); err != nil {
-			verdict := req.Verdict
-			e := req.fail(c.step, err)
-			// The sender is proved; it is the request that is refused.
-			e.Verdict.Assurance = verdict.Assurance
-			req.Verdict.Assurance = verdict.Assurance
-			return e
-		}
-	}
-	return nil
-}
-
-func (s *Server) checkDelegation(ctx context.Context, req *Request) error {
-	if !req.Delegated() {
-		return nil
-	}
-	v := s.verifier()
-	d, err := VerifyDelegation(ctx, req.DelegationToken, v.Keys, v.now())
-	if err != nil {
-		return err
-	}
-	if err := d.Allows(req.From, req.Envelope.Skill); err != nil {
-		return err
-	}
-	req.Delegation = d
-	req.pass(StepDelegation)
-	return nil
-}
-
-func (s *Server) checkInjection(_ context.Context, req *Request) error {
-	if req.Agent.Skills[req.Envelope.Skill].NoScan {
-		return nil
-	}
-	if ScanPayload(req.Envelope.Payload) {
-		return ErrInjection
-	}
-	req.pass(StepInjection)
-	return nil
-}
-
-func checkSkill(_ context.Context, req *Request) error {
-	if req.Skill == nil {
-		return ErrSkillNotFound
-	}
-	if !req.Skill.Offers(req.Endpoint) {
-		return because(ErrMode, fmt.Errorf("%s", req.Endpoint))
-	}
-	req.pass(StepSkill)
-	return nil
-}
-
-func checkTrust(ctx context.Context, req *Request) error {
-	switch req.Skill.Trust {
-	case TrustPublic:
-	case TrustAuthenticated:
-		if req.Auth == nil || req.Auth.Scheme != "bearer" || req.Auth.Token == "" {
-			return because(ErrTrust, errors.New("no bearer token"))
-		}
-		if req.Agent.Token != nil {
-			if err := req.Agent.Token(ctx, req); err != nil {
-				return because(ErrTrust, err)
-			}
-		}
-	case TrustPeers:
-		if !slices.Contains(req.Skill.AllowedPeers, req.From) {
-			return because(ErrTrust, errors.New("not among the allowed peers"))
-		}
-	default:
-		return because(ErrTrust, fmt.Errorf("unknown tier %q", req.Skill.Trust))
-	}
-	req.pass(StepTrust)
-	return nil
-}
-
-func (s *Server) checkCallback(_ context.Context, req *Request) error {
-	if req.Endpoint != ModeAsync || !req.HasCallback() {
-		return nil
-	}
-	if err := CheckCallback(req.CallbackURL, s.webhook().Guard); err != nil {
-		return err
-	}
-	req.pass(StepCallback)
-	return nil
-}
-
-func checkPayload(_ context.Context, req *Request) error {
-	if req.Agent.Skills[req.Skill.ID].NoSchema {
-		return nil
-	}
-	schema, err := req.Agent.schema(req.Skill)
-	if err != nil {
-		return because(ErrUnavailable, err)
-	}
-	p, err := schema.Apply(req.Payload)
-	if err != nil {
-		return err
-	}
-	req.Payload = p
-	req.pass(StepPayload)
-	return nil
-}
-
-// lightweight recognises an unsigned body of the SDK extension (§8.3): none
-// of the members of an envelope that prove anything, no signature header, and
-// a public skill that allows it (SAM-078).
-func (a *Agent) lightweight(in *Incoming, mode Mode, now time.Time) (*Verified, bool) {
-	if !a.light || signedHeaders(in.Header) {
-		return nil, false
-	}
-	var w struct {
-		Skill   string      `json:"skill"`
-		TraceID string      `json:"traceId"`
-		Payload jsonx.Value `json:"payload"`
-
-		From      jsonx.Value `json:"from"`
-		Nonce     jsonx.Value `json:"nonce"`
-		Timestamp jsonx.Value `json:"timestamp"`
-		Signature jsonx.Value `json:"signature"`
-	}
-	if jsonx.Decode(in.Body, &w) != nil || w.From != nil || w.Nonce != nil || w.Timestamp != nil || w.Signature != nil ||
-		!a.Skills[w.Skill].Lightweight {
-		return nil, false
-	}
-	s := a.Card.Skill(w.Skill)
-	if s == nil || s.Trust != TrustPublic || !jsonx.IsNull(w.Payload) && w.Payload.Kind() != '{' {
-		return nil, false
-	}
-	m := &Verified{Envelope: &Envelope{
-		From: Anonymous, To: a.id(), Skill: w.Skill, Mode: mode, Nonce: newID(), Timestamp: now,
-		TraceID: or(w.TraceID, newID()), SpanID: newID(), raw: in.Body,
-	}}
-	if !jsonx.IsNull(w.Payload) {
-		m.Payload = share(in.Body, w.Payload)
-	}
-	m.Verdict.Assurance = Unsigned
-	m.Verdict.Checks = m.checks[:0]
-	m.pass(StepEnvelope)
-	return m, true
-}
-
 func clientIP(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return r.RemoteAddr
 	}
 	return host
-}
-
-// run calls the skill. Whatever it does, the process lives on.
-func (s *Server) run(ctx context.Context, req *Request) (resp Response, e *Error) {
-	defer func() {
-		if p := recover(); p != nil {
-			resp, e = Response{}, failure(because(ErrUnavailable, fmt.Errorf("skill panicked: %v", p)))
-		}
-	}()
-	if req.Agent.Handler == nil {
-		return Response{}, failure(because(ErrUnavailable, errors.New("agent without a handler")))
-	}
-	resp, err := req.Agent.Handler(ctx, req)
-	if resp.Tokens > 0 {
-		s.limiter().Record(req.Agent.id(), req.From, resp.Tokens, s.now())
-	}
-	if err != nil {
-		return Response{}, failure(err)
-	}
-	if jsonx.IsNull(resp.Result) {
-		resp.Result = jsonx.Value("{}")
-	}
-	if resp.Result.Kind() != '{' {
-		return Response{}, failure(because(ErrUnavailable, errors.New("skill answered with something else than an object")))
-	}
-	resp.SpanID = or(resp.SpanID, newID())
-	return resp, nil
-}
-
-func failure(err error) *Error {
-	e := *AsError(err)
-	if e.Step == "" {
-		e.Step = StepHandler
-	}
-	return &e
-}
-
-// enter takes one of the places for handlers at work.
-func (s *Server) enter() bool {
-	if s.running.Add(1) > int64(or(s.MaxRunning, DefaultMaxRunning)) {
-		s.running.Add(-1)
-		return false
-	}
-	return true
-}
-
-func (s *Server) leave() { s.running.Add(-1) }
-
-func (s *Server) serveSync(w http.ResponseWriter, r *http.Request, req *Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), or(s.SyncTimeout, DefaultSyncTimeout))
-	defer cancel()
-	reply := &Reply{TraceID: req.TraceID, SpanID: newID()}
-	if !s.enter() {
-		reply.Err = refuse(ErrBusy, "", nil)
-		writeReply(w, reply.Err.HTTPStatus(), reply)
-		return
-	}
-	type outcome struct {
-		resp Response
-		err  *Error
-	}
-	var o outcome
-	if s.Inline {
-		o.resp, o.err = s.run(ctx, req)
-		s.leave()
-	} else {
-		done := make(chan outcome, 1)
-		go func() {
-			defer s.leave()
-			resp, err := s.run(ctx, req)
-			done <- outcome{resp, err}
-		}()
-		select {
-		case o = <-done:
-		case <-ctx.Done():
-			// The skill had its time, or nobody waits any more. One that ends
-			// together with its context may still have the better answer.
-			select {
-			case o = <-done:
-			default:
-				o.err = failure(because(ErrTimeout, context.Cause(ctx)))
-			}
-		}
-	}
-	status := http.StatusOK
-	if reply.Result = o.resp.Result; o.err != nil {
-		reply.Err, status = o.err, o.err.HTTPStatus()
-		setRetryAfter(w.Header(), o.err)
-	} else {
-		reply.SpanID = o.resp.SpanID
-	}
-	writeReply(w, status, reply)
-}
-
-func (s *Server) serveAsync(w http.ResponseWriter, r *http.Request, req *Request, claim Claim, refusal *Error) {
-	fail := func(err error) {
-		e := failure(err)
-		e.TraceID = req.TraceID
-		s.refuse(w, r, claim, e)
-	}
-	if s.Accept != nil && refusal == nil {
-		id, err := s.Accept(r.Context(), req)
-		if err != nil {
-			fail(err)
-			return
-		}
-		s.accepted(w, id)
-		return
-	}
-	t := Task{ID: newID(), Agent: req.Agent.id(), Status: TaskPending, TraceID: req.TraceID, CallbackURL: req.CallbackURL}
-	req.TaskID = t.ID
-	s.mu.Lock()
-	if s.closed || !s.enter() {
-		s.mu.Unlock()
-		fail(ErrBusy)
-		return
-	}
-	s.wg.Add(1)
-	s.mu.Unlock()
-	if err := s.tasks().Put(r.Context(), t); err != nil {
-		s.leave()
-		s.wg.Done()
-		fail(err)
-		return
-	}
-	go s.work(context.WithoutCancel(r.Context()), req, t, refusal)
-	s.accepted(w, t.ID)
-}
-
-func (s *Server) accepted(w http.ResponseWriter, id string) {
-	b, err := jsonx.Encode(struct {
-		TaskID string `json:"taskId"`
-		Status string `json:"status"`
-	}{id, "accepted"})
-	if err != nil {
-		WriteError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusAccepted, b)
-}
-
-// work runs a task to its end and tells the callback.
-func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error) {
-	defer s.wg.Done()
-	defer s.leave()
-	ctx, cancel := context.WithTimeout(ctx, or(s.TaskTimeout, DefaultTaskTimeout))
-	defer cancel()
-	defer context.AfterFunc(s.base, cancel)()
-
-	// The state of the task is written even when its time is over.
-	store := context.WithoutCancel(ctx)
-	var mu sync.Mutex
-	put := func(change func()) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if t.Status.Finished() {
-			return nil
-		}
-		change()
-		return s.tasks().Put(store, t)
-	}
-	req.progress = func(p float64) error {
-		if !(p >= 0 && p <= 1) {
-			return fmt.Errorf("samvad: progress %v is not between 0 and 1", p)
-		}
-		return put(func() { t.Progress = &p })
-	}
-	reply := &Reply{TraceID: req.TraceID, SpanID: newID(), Err: refusal}
-	if refusal == nil {
-		zero := 0.0
-		err := put(func() { t.Status, t.Progress = TaskRunning, &zero })
-		if err == nil {
-			var resp Response
-			if resp, reply.Err = s.run(ctx, req); reply.Err == nil {
-				reply.Result, reply.SpanID = resp.Result, resp.SpanID
-			}
-		} else {
-			reply.Err = failure(because(ErrUnavailable, err))
-		}
-	}
-	one := 1.0
-	err := put(func() {
-		if t.Status, t.Err = TaskFailed, reply.Err; reply.Err == nil {
-			t.Status, t.Result, t.Progress = TaskDone, reply.Result, &one
-		}
-	})
-	if err != nil {
-		// The store refused the result: say so, if it takes that at least.
-		reply.Err = failure(because(ErrUnavailable, err))
-		mu.Lock()
-		t.Status, t.Result, t.Err = TaskFailed, nil, reply.Err
-		_ = s.tasks().Put(store, t)
-		mu.Unlock()
-	}
-	if req.CallbackURL == "" {
-		return
-	}
-	if s.Callback != nil {
-		s.Callback(ctx, req, reply)
-		return
-	}
-	// The receiver can poll: a webhook that cannot be delivered is lost.
-	_ = s.webhook().Send(ctx, req.Agent.Identity, req.CallbackURL, reply)
 }

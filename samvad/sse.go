@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -32,7 +33,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 		return
 	}
 	defer s.leave()
-	ctx, cancel := context.WithTimeout(r.Context(), or(s.TaskTimeout, DefaultTaskTimeout))
+	ctx, cancel := context.WithTimeout(r.Context(), cmp.Or(s.TaskTimeout, DefaultTaskTimeout))
 	defer cancel()
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
@@ -42,9 +43,9 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
 
-	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel, stall: or(s.WriteTimeout, DefaultWriteTimeout)}
+	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel, stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout)}
 	out.flush()
-	stopIdle := out.keepAlive(or(s.KeepAlive, DefaultKeepAlive))
+	stopIdle := out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
 	chunks := 0
 	chunk := func(v jsonx.Value) streamEvent {
 		if jsonx.IsNull(v) {

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -125,7 +126,7 @@ func (m *MemoryTasks) Put(_ context.Context, t Task) error {
 	m.expire(now())
 	old, exists := m.tasks[t.ID]
 	if !exists {
-		if len(m.tasks) >= or(m.Max, DefaultMaxTasks) || m.bytes >= or(m.MaxBytes, DefaultMaxTaskBytes) {
+		if len(m.tasks) >= cmp.Or(m.Max, DefaultMaxTasks) || m.bytes >= cmp.Or(m.MaxBytes, DefaultMaxTaskBytes) {
 			return because(ErrBusy, fmt.Errorf("task store is full (%d tasks, %d bytes)", len(m.tasks), m.bytes))
 		}
 		if m.tasks == nil {
@@ -142,7 +143,7 @@ func (m *MemoryTasks) Put(_ context.Context, t Task) error {
 
 func (m *MemoryTasks) expire(now time.Time) {
 	n := 0
-	for n < len(m.done) && now.Sub(m.done[n].at) >= or(m.Retention, DefaultTaskRetention) {
+	for n < len(m.done) && now.Sub(m.done[n].at) >= cmp.Or(m.Retention, DefaultTaskRetention) {
 		m.bytes -= len(m.tasks[m.done[n].id].Result)
 		delete(m.tasks, m.done[n].id)
 		n++

@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"encoding/base64"
@@ -53,26 +54,6 @@ type Verified struct {
 	Verdict Verdict
 
 	checks [8]Check
-}
-
-// Limits bound what a verifier accepts. Zero means the default.
-type Limits struct {
-	MaxBody       int64         // bytes; default 1 MiB
-	Window        time.Duration // how old a timestamp may be; default 300 s
-	Skew          time.Duration // how far in the future it may lie; default 60 s
-	CreatedWindow time.Duration // if set, created of the signature must lie within it as well
-}
-
-func (l Limits) maxBody() int64        { return or(l.MaxBody, 1<<20) }
-func (l Limits) window() time.Duration { return or(l.Window, 300*time.Second) }
-func (l Limits) skew() time.Duration   { return or(l.Skew, 60*time.Second) }
-
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // A Verifier checks requests for one agent, or for many through
@@ -334,7 +315,7 @@ func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, e
 	m.Envelope = e
 	m.pass(StepEnvelope)
 
-	if self := or(in.Self, v.Self); e.To != self {
+	if self := cmp.Or(in.Self, v.Self); e.To != self {
 		return nil, m.fail(StepRecipient, because(ErrRecipient, fmt.Errorf("to is %q, this is %q", clip(e.To), self)))
 	}
 	m.pass(StepRecipient)

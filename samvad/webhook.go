@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func (h *Webhook) client() *http.Client {
 			h.http = withoutRedirects(h.HTTP)
 			return
 		}
-		h.http = h.Guard.Client(netguard.Options{Timeout: or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
+		h.http = h.Guard.Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
 	})
 	return h.http
 }
@@ -57,10 +58,10 @@ func withoutRedirects(c *http.Client) *http.Client {
 // it refused for good (a redirect or another 4xx than 408 and 429), or when
 // the attempts are used up. The signer may be nil.
 func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply) error {
-	pause := or(h.Backoff, DefaultWebhookBackoff)
+	pause := cmp.Or(h.Backoff, DefaultWebhookBackoff)
 	for n := 1; ; n++ {
 		again, after, err := h.Once(ctx, s, callback, r)
-		if err == nil || !again || n >= or(h.Attempts, DefaultWebhookAttempts) {
+		if err == nil || !again || n >= cmp.Or(h.Attempts, DefaultWebhookAttempts) {
 			return err
 		}
 		pause = max(pause, min(after, time.Minute))
@@ -86,7 +87,7 @@ func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply)
 	if err != nil {
 		return false, 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, or(h.Timeout, DefaultWebhookTimeout))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(h.Timeout, DefaultWebhookTimeout))
 	defer cancel()
 	u, err := url.Parse(callback)
 	if err != nil {
@@ -125,4 +126,25 @@ func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply)
 	}
 	again = code/100 == 5 || code == http.StatusTooManyRequests || code == http.StatusRequestTimeout
 	return again, retryAfter(resp.Header), because(ErrUnavailable, fmt.Errorf("webhook: status %d", code))
+}
+
+// CheckCallback decides whether a callback URL may be used (SAMVAD 1.2 §8.2,
+// SAM-130): absolute, https, no user information, and a host that the guard
+// does not know to lie inside. The address it resolves to is checked again
+// when the webhook is sent. The error wraps [ErrCallback].
+func CheckCallback(callback string, g *Guard) error {
+	if len(callback) > 2048 {
+		return because(ErrCallback, errors.New("longer than 2048 bytes"))
+	}
+	u, err := url.Parse(callback)
+	if err != nil {
+		return because(ErrCallback, err)
+	}
+	if u.Scheme != "https" || u.Host == "" || u.Opaque != "" {
+		return because(ErrCallback, fmt.Errorf("not an absolute https URL"))
+	}
+	if err := g.CheckURL(u); err != nil {
+		return because(ErrCallback, err)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strconv"
@@ -132,9 +133,9 @@ func (s *IdentityServer) challenge(w http.ResponseWriter, r *http.Request) {
 	text := uuid.NewString() + uuid.NewString()
 	s.mu.Lock()
 	s.purge()
-	full := len(s.challenges)+len(s.proofs) >= orDefault(s.Max, 4096) || s.perUser[user] >= orDefault(s.MaxUser, 64)
+	full := len(s.challenges)+len(s.proofs) >= cmp.Or(s.Max, 4096) || s.perUser[user] >= cmp.Or(s.MaxUser, 64)
 	if !full {
-		s.challenges[text] = challenge{user, address, s.now().Add(orDefault(s.Lifetime, 5*time.Minute))}
+		s.challenges[text] = challenge{user, address, s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))}
 		s.perUser[user]++
 	}
 	s.mu.Unlock()
@@ -184,7 +185,7 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	s.perUser[user]++
-	s.proofs[[2]string{user, address}] = s.now().Add(orDefault(s.Lifetime, 5*time.Minute))
+	s.proofs[[2]string{user, address}] = s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))
 	s.mu.Unlock()
 	writeJSON(w, http.StatusOK, object("address", address))
 }

@@ -2,11 +2,11 @@ package uagents
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,54 +15,6 @@ import (
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
-
-// A Record is what the Almanac knows of an agent.
-type Record struct {
-	Network    string // agent or test-agent
-	Address    string
-	Endpoints  []Endpoint
-	Protocols  []string
-	Metadata   []byte // JSON object, or nil
-	Active     bool
-	Expires    time.Time
-	Registered uint64 // timestamp of the last registration, Unix seconds
-	Updated    uint64 // timestamp of the last status update
-	Signed     []byte // SHA-256 of the signed text of the last registration
-}
-
-// A Domain is a name that stands for agents.
-type Domain struct {
-	Name    string
-	Status  string // Registered, Pending, Checking, Updating, Deleting or Failed
-	Expires time.Time
-	Agents  []DomainAgent
-}
-
-// A DomainAgent is one agent of a name, chosen by weight.
-type DomainAgent struct {
-	Address string
-	Weight  float64
-}
-
-// An AlmanacStore keeps the registry.
-type AlmanacStore interface {
-	// Get gives a record, or nil.
-	Get(ctx context.Context, network, address string) (*Record, error)
-	// Update changes a record atomically: change sees the present one (nil
-	// for none) and gives the new one, or an error, which is returned and
-	// leaves the record as it was. The error is ErrFull when there is no room
-	// for a new one.
-	Update(ctx context.Context, network, address string, change func(old *Record) (*Record, error)) error
-	// ByProtocol gives up to limit records that name a protocol digest.
-	ByProtocol(ctx context.Context, digest string, limit int) ([]*Record, error)
-	// Domain gives a name's entry, or nil. Names are the operator's to give.
-	Domain(ctx context.Context, network, name string) (*Domain, error)
-	// PutManifest keeps a manifest under its digest. It holds nothing else
-	// than the digest binds, see [Manifest.Bound].
-	PutManifest(ctx context.Context, m *Manifest) error
-	// Manifest gives a manifest, or nil.
-	Manifest(ctx context.Context, digest string) (*Manifest, error)
-}
 
 // An AlmanacServer is the HTTP API of the Almanac that agents register with
 // and resolve addresses through: everything under /v1/almanac. Registrations
@@ -127,7 +79,7 @@ func (s *AlmanacServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	onlyJSON(s.mux).ServeHTTP(w, r)
 }
 
-func (s *AlmanacServer) maxRecord() int { return orDefault(s.MaxRecord, 64<<10) }
+func (s *AlmanacServer) maxRecord() int { return cmp.Or(s.MaxRecord, 64<<10) }
 
 // body reads and parses a request, which is no larger than an attestation.
 func (s *AlmanacServer) body(w http.ResponseWriter, r *http.Request) (*node, error) {
@@ -164,10 +116,10 @@ func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) {
 // batch judges each attestation on its own. The answer lists them in order;
 // its status is an error only when all failed. UAG-072.
 func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
-	body, err := readBody(w, r, orDefault(s.MaxBody, 1<<20))
+	body, err := readBody(w, r, cmp.Or(s.MaxBody, 1<<20))
 	var all [][]byte
 	if err == nil {
-		all, err = attestations(body, orDefault(s.MaxBatch, 100))
+		all, err = attestations(body, cmp.Or(s.MaxBatch, 100))
 	}
 	if err != nil {
 		writeDetail(w, err)
@@ -262,8 +214,8 @@ func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, add
 	}
 	at, ok := a.Timestamp.Uint64()
 	now := s.now()
-	oldest := now.Add(-orDefault(s.MaxAge, 5*time.Minute)).Unix()
-	newest := now.Add(orDefault(s.Skew, 30*time.Second)).Unix()
+	oldest := now.Add(-cmp.Or(s.MaxAge, 5*time.Minute)).Unix()
+	newest := now.Add(cmp.Or(s.Skew, 30*time.Second)).Unix()
 	if !ok || int64(at) < oldest || at > uint64(max(0, newest)) {
 		return "", "", 0, ErrOldAttestation
 	}
@@ -272,7 +224,7 @@ func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, add
 			return "", "", 0, err
 		}
 	}
-	return orDefault(id.Prefix, "agent"), id.Address, at, nil
+	return cmp.Or(id.Prefix, "agent"), id.Address, at, nil
 }
 
 // Register takes a registration. The same one again is taken without effect,
@@ -283,7 +235,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	if a.Active != nil {
 		return ErrAttestation
 	}
-	if len(a.Endpoints) > orDefault(s.MaxEndpoints, 20) || len(a.Protocols) > orDefault(s.MaxProtocols, 200) {
+	if len(a.Endpoints) > cmp.Or(s.MaxEndpoints, 20) || len(a.Protocols) > cmp.Or(s.MaxProtocols, 200) {
 		return ErrTooLarge
 	}
 	for _, e := range a.Endpoints {
@@ -329,7 +281,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 		}
 		r.Metadata = a.Metadata()
 		r.Registered, r.Signed = at, signed[:]
-		r.Expires = s.now().Add(orDefault(s.Lifetime, 3*time.Hour))
+		r.Expires = s.now().Add(cmp.Or(s.Lifetime, 3*time.Hour))
 		taken = &r
 		return &r, nil
 	})
@@ -501,7 +453,7 @@ func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
 			continue
 		}
 		n := object("name", d.Name)
-		n.set("status", str(orDefault(d.Status, "Registered")))
+		n.set("status", str(cmp.Or(d.Status, "Registered")))
 		n.set("expiry", null())
 		if !d.Expires.IsZero() {
 			n.set("expiry", str(Timestamp{d.Expires.UTC(), false}.String()))
@@ -523,7 +475,7 @@ func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
 
 // manifest takes a protocol manifest whose claims are true. UAG-062.
 func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
-	n, err := readNodeBody(w, r, orDefault(s.MaxManifest, 256<<10))
+	n, err := readNodeBody(w, r, cmp.Or(s.MaxManifest, 256<<10))
 	var m *Manifest
 	if err == nil {
 		m, err = manifestOfNode(n)
@@ -568,7 +520,7 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 	out := list()
 	digest := "proto:" + strings.TrimPrefix(text.text, "proto:")
 	if IsProtocolDigest(digest) {
-		found, err := s.store.ByProtocol(r.Context(), digest, orDefault(s.MaxResults, 100))
+		found, err := s.store.ByProtocol(r.Context(), digest, cmp.Or(s.MaxResults, 100))
 		if err != nil {
 			writeDetail(w, err)
 			return
@@ -590,171 +542,4 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	writeJSON(w, http.StatusOK, out)
-}
-
-// MemoryAlmanac is a bounded [AlmanacStore] in process. The zero value is
-// ready; fields must not change once it is in use.
-type MemoryAlmanac struct {
-	Max          int              // agents; default 65536
-	MaxManifests int              // default 1024
-	Now          func() time.Time // nil: time.Now
-
-	mu        sync.Mutex
-	records   map[[2]string]*Record
-	protocols map[string]map[[2]string]bool
-	domains   map[[2]string]*Domain
-	manifests map[string][]byte // as JSON, which takes a fraction of the memory
-	order     []string          // manifests, oldest first
-	swept     time.Time
-}
-
-func (m *MemoryAlmanac) now() time.Time {
-	if m.Now != nil {
-		return m.Now()
-	}
-	return time.Now()
-}
-
-// Get implements [AlmanacStore].
-func (m *MemoryAlmanac) Get(_ context.Context, network, address string) (*Record, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.records[[2]string{network, address}], nil
-}
-
-// Update implements [AlmanacStore].
-func (m *MemoryAlmanac) Update(_ context.Context, network, address string, change func(*Record) (*Record, error)) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	key := [2]string{network, address}
-	old := m.records[key]
-	// A record is never changed in place: readers hold it without the lock.
-	next, err := change(old)
-	if err != nil || next == old {
-		return err
-	}
-	if old == nil && len(m.records) >= orDefault(m.Max, 1<<16) {
-		m.sweep()
-		if len(m.records) >= orDefault(m.Max, 1<<16) {
-			return ErrFull
-		}
-	}
-	if m.records == nil {
-		m.records, m.protocols = map[[2]string]*Record{}, map[string]map[[2]string]bool{}
-	}
-	m.unlink(key)
-	m.records[key] = next
-	for _, p := range next.Protocols {
-		if m.protocols[p] == nil {
-			m.protocols[p] = map[[2]string]bool{}
-		}
-		m.protocols[p][key] = true
-	}
-	return nil
-}
-
-// unlink takes a record out of the index of protocols.
-func (m *MemoryAlmanac) unlink(key [2]string) {
-	if old := m.records[key]; old != nil {
-		for _, p := range old.Protocols {
-			delete(m.protocols[p], key)
-			if len(m.protocols[p]) == 0 {
-				delete(m.protocols, p)
-			}
-		}
-	}
-}
-
-// sweep drops expired records, at most once a second.
-func (m *MemoryAlmanac) sweep() {
-	now := m.now()
-	if now.Sub(m.swept) < time.Second && !m.swept.IsZero() {
-		return
-	}
-	m.swept = now
-	for key, r := range m.records {
-		if !r.Expires.After(now) {
-			m.unlink(key)
-			delete(m.records, key)
-		}
-	}
-}
-
-// ByProtocol implements [AlmanacStore].
-func (m *MemoryAlmanac) ByProtocol(_ context.Context, digest string, limit int) ([]*Record, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var out []*Record
-	now := m.now()
-	for key := range m.protocols[digest] {
-		if r := m.records[key]; r.Expires.After(now) {
-			out = append(out, r)
-		}
-	}
-	slices.SortFunc(out, func(a, b *Record) int {
-		return strings.Compare(a.Network+a.Address, b.Network+b.Address)
-	})
-	return out[:min(limit, len(out))], nil
-}
-
-// SetDomain gives a name to agents; without agents it takes the name away.
-func (m *MemoryAlmanac) SetDomain(network string, d Domain) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.domains == nil {
-		m.domains = map[[2]string]*Domain{}
-	}
-	key := [2]string{network, d.Name}
-	if len(d.Agents) == 0 {
-		delete(m.domains, key)
-		return
-	}
-	d.Agents = slices.Clone(d.Agents)
-	m.domains[key] = &d
-}
-
-// Domain implements [AlmanacStore].
-func (m *MemoryAlmanac) Domain(_ context.Context, network, name string) (*Domain, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.domains[[2]string{network, name}], nil
-}
-
-// PutManifest implements [AlmanacStore]. When there is no room, the oldest
-// manifest that no registered agent names makes place.
-func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error {
-	b, err := manifest.JSON()
-	if err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.manifests[manifest.digest] != nil {
-		return nil
-	}
-	if len(m.manifests) >= orDefault(m.MaxManifests, 1024) {
-		i := slices.IndexFunc(m.order, func(d string) bool { return len(m.protocols[d]) == 0 })
-		if i < 0 {
-			return ErrFull
-		}
-		delete(m.manifests, m.order[i])
-		m.order = slices.Delete(m.order, i, i+1)
-	}
-	if m.manifests == nil {
-		m.manifests = map[string][]byte{}
-	}
-	m.manifests[manifest.digest] = b
-	m.order = append(m.order, manifest.digest)
-	return nil
-}
-
-// Manifest implements [AlmanacStore].
-func (m *MemoryAlmanac) Manifest(_ context.Context, digest string) (*Manifest, error) {
-	m.mu.Lock()
-	b := m.manifests[digest]
-	m.mu.Unlock()
-	if b == nil {
-		return nil, nil
-	}
-	return ParseManifest(b)
 }

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -541,4 +542,45 @@ func (m Message) Bind(v any) error {
 		return ErrContent.Because(err)
 	}
 	return nil
+}
+
+// ChatHandler makes a [Handler] of the chat protocol: every ChatMessage is
+// acknowledged at once, then reply is asked for an answer, which is sent as a
+// ChatMessage of its own in the same session; nil means none.
+// Acknowledgements are taken without a reply. UAG-065.
+func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error)) Handler {
+	if now == nil {
+		now = time.Now
+	}
+	return func(ctx context.Context, r *Request) (Response, error) {
+		switch r.SchemaDigest {
+		case ChatAcknowledgementDigest:
+			return Response{}, nil
+		case ChatMessageDigest:
+		default:
+			return Response{}, ErrUnknownModel
+		}
+		m, err := r.Chat()
+		if err != nil {
+			return Response{}, err
+		}
+		return Response{
+			Message: m.Acknowledge(now()).Message(),
+			After: func(ctx context.Context) {
+				answer, err := reply(ctx, r, m)
+				out := Message{}
+				switch {
+				case err != nil:
+					out = r.server.messageOf(r, Message{}, err)
+				case answer != nil:
+					out = answer.Message()
+				default:
+					return
+				}
+				if err := r.Send(ctx, out); err != nil {
+					r.server.log().Warn("uagents: chat answer not delivered", "to", r.Sender, "session", r.Session, "error", err)
+				}
+			},
+		}, nil
+	}
 }

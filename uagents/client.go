@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,8 +66,8 @@ func (c *Client) http() *http.Client {
 	return c.guarded
 }
 
-func (c *Client) lifetime() time.Duration { return orDefault(c.Timeout, 30*time.Second) }
-func (c *Client) maxResponse() int        { return orDefault(c.MaxResponse, EnvelopeSize(1<<20)) }
+func (c *Client) lifetime() time.Duration { return cmp.Or(c.Timeout, 30*time.Second) }
+func (c *Client) maxResponse() int        { return cmp.Or(c.MaxResponse, EnvelopeSize(1<<20)) }
 
 func (c *Client) now() time.Time {
 	if c.Now != nil {
@@ -231,7 +232,7 @@ func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, syn
 		ctx, cancel = context.WithTimeout(ctx, c.lifetime()+5*time.Second)
 		defer cancel()
 	}
-	order := Choose(endpoints, orDefault(c.MaxEndpoints, 10), c.Random)
+	order := Choose(endpoints, cmp.Or(c.MaxEndpoints, 10), c.Random)
 	if len(order) == 0 {
 		return ErrUnresolved.Because(errors.New("no usable endpoint"))
 	}

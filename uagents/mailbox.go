@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -146,7 +147,7 @@ func (s *MailboxServer) Item(v *Verified) MailboxItem {
 	now := s.now()
 	item := MailboxItem{
 		UUID: uuid.NewString(), Envelope: v.Raw(), ReceivedAt: now,
-		ExpiresAt: now.Add(orDefault(s.Retention, 24*time.Hour)),
+		ExpiresAt: now.Add(cmp.Or(s.Retention, 24*time.Hour)),
 	}
 	if at, ok := v.ExpiresAt(); ok {
 		item.ExpiresAt = at
@@ -185,7 +186,7 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 	}
 	var items []MailboxItem
 	if err == nil {
-		most := orDefault(s.MaxList, 100)
+		most := cmp.Or(s.MaxList, 100)
 		limit := queryInt(r, "limit", most)
 		items, err = s.store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
 	}
@@ -195,7 +196,7 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 	}
 	out, size := list(), 0
 	for _, item := range items {
-		if size += len(item.Envelope) + 256; size > orDefault(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
+		if size += len(item.Envelope) + 256; size > cmp.Or(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
 			break // the next poll gets them, once these are deleted
 		}
 		n, err := itemNode(item)
@@ -303,7 +304,7 @@ func (m *MemoryMailbox) Create(_ context.Context, address string) error {
 	if _, ok := m.boxes[address]; ok {
 		return nil
 	}
-	if len(m.boxes) >= orDefault(m.MaxBoxes, 4096) {
+	if len(m.boxes) >= cmp.Or(m.MaxBoxes, 4096) {
 		return ErrFull
 	}
 	if m.boxes == nil {
@@ -350,8 +351,8 @@ func (m *MemoryMailbox) Put(ctx context.Context, address, key string, until time
 		return known, err
 	}
 	full := func() bool {
-		return len(m.boxes[address]) >= orDefault(m.MaxItems, 1000) ||
-			m.bytes+len(item.Envelope) > orDefault(m.MaxBytes, 256<<20)
+		return len(m.boxes[address]) >= cmp.Or(m.MaxItems, 1000) ||
+			m.bytes+len(item.Envelope) > cmp.Or(m.MaxBytes, 256<<20)
 	}
 	if full() {
 		m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(item.ReceivedAt) })

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -80,7 +81,7 @@ func (p *Protocol) Manifest(role string) (*Manifest, error) {
 	}
 	n := object("version", "1.0")
 	metadata := object("name", p.Name)
-	metadata.set("version", str(orDefault(p.Version, "0.1.0")))
+	metadata.set("version", str(cmp.Or(p.Version, "0.1.0")))
 	n.set("metadata", metadata)
 	n.set("models", models)
 	n.set("interactions", interactions)

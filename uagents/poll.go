@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +101,7 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 					return
 				}
 			}
-			if sleep(ctx, orDefault(c.Interval, time.Second)) != nil {
+			if sleep(ctx, cmp.Or(c.Interval, time.Second)) != nil {
 				return
 			}
 		}
@@ -117,7 +118,7 @@ func (c *MailboxClient) verify(ctx context.Context, v *Verifier, item StoredEnve
 // List fetches what waits, oldest first. A mailbox that does not exist yet is
 // empty. An item that holds no envelope comes with a nil one.
 func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
-	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox") + fmt.Sprintf("?limit=%d&offset=0", orDefault(c.Limit, 100))
+	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox") + fmt.Sprintf("?limit=%d&offset=0", cmp.Or(c.Limit, 100))
 	resp, body, err := c.do(ctx, http.MethodGet, url)
 	switch {
 	case err != nil:
@@ -194,7 +195,7 @@ func (c *MailboxClient) do(ctx context.Context, method, url string) (*http.Respo
 		return nil, nil, err
 	}
 	req.Header.Set("Authorization", "Agent "+c.token)
-	resp, body, err := do(plainHTTP(c.HTTP), req, orDefault(c.MaxBody, 16<<20))
+	resp, body, err := do(plainHTTP(c.HTTP), req, cmp.Or(c.MaxBody, 16<<20))
 	if err != nil {
 		return nil, nil, ErrUndelivered.Because(err)
 	}

@@ -299,7 +299,7 @@ func (p *Profile) node() *node {
 	n.set("name", str(p.Name))
 	n.set("handle", optional(p.Handle))
 	n.set("url", optional(p.URL))
-	n.set("agent_type", str(orDefault(p.Type, "uagent")))
+	n.set("agent_type", str(cmp.Or(p.Type, "uagent")))
 	n.set("profile", about)
 	n.set("endpoints", endpointsNode(p.Endpoints))
 	n.set("protocols", textsNode(p.Protocols))
@@ -471,7 +471,7 @@ func (m *MemoryProfiles) PutProfile(_ context.Context, p *Profile) error {
 	if m.byAddress == nil {
 		m.byAddress = map[string]*Profile{}
 	}
-	if m.byAddress[p.Address] == nil && len(m.byAddress) >= orDefault(m.Max, 1024) {
+	if m.byAddress[p.Address] == nil && len(m.byAddress) >= cmp.Or(m.Max, 1024) {
 		return ErrFull
 	}
 	for _, other := range m.byAddress {

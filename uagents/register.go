@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,9 +87,9 @@ func (r *Registrar) Run(ctx context.Context) error {
 			err = r.SetActive(ctx, true)
 			active = err == nil
 		}
-		wait := orDefault(r.Refresh, time.Hour)
+		wait := cmp.Or(r.Refresh, time.Hour)
 		if err != nil {
-			wait = orDefault(r.Retry, time.Minute)
+			wait = cmp.Or(r.Retry, time.Minute)
 			if ctx.Err() == nil {
 				r.report(err)
 			}
@@ -109,7 +110,7 @@ func (r *Registrar) report(err error) {
 // Each try is signed anew: a registry wants timestamps that grow.
 func (r *Registrar) post(ctx context.Context, a *Attestation, parts ...string) error {
 	var err error
-	for try := range orDefault(r.Tries, 10) {
+	for try := range cmp.Or(r.Tries, 10) {
 		if try > 0 {
 			if err := sleep(ctx, 64*time.Millisecond<<min(try-1, 9)); err != nil {
 				return err
@@ -130,7 +131,7 @@ func (r *Registrar) once(ctx context.Context, a *Attestation, parts []string) er
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, orDefault(r.Timeout, time.Second))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, time.Second))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, apiURL(r.URL, almanacAPI, parts...), bytes.NewReader(b))
 	if err != nil {

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -135,7 +136,7 @@ func (s *Server) runRoute(r *http.Request, route Route, body []byte) (v any, err
 			s.log().Error("uagents: panic in REST handler", "path", route.Path, "panic", p)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(r.Context(), orDefault(s.Wait, defaultWait))
+	ctx, cancel := context.WithTimeout(r.Context(), cmp.Or(s.Wait, defaultWait))
 	defer cancel()
 	return route.Handler(ctx, r, body)
 }
@@ -178,7 +179,7 @@ func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 		protocols.vals = append(protocols.vals, str(p))
 	}
 	n.set("protocols", protocols)
-	n.set("agent_type", str(orDefault(info.Type, "custom")))
+	n.set("agent_type", str(cmp.Or(info.Type, "custom")))
 	n.set("metadata", &node{kind: '{'})
 	if !jsonx.IsNull(info.Metadata) {
 		m, err := parse(info.Metadata)
@@ -188,7 +189,7 @@ func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 		}
 		n.set("metadata", m)
 	}
-	n.set("prefix", str(orDefault(info.Prefix, "agent")))
+	n.set("prefix", str(cmp.Or(info.Prefix, "agent")))
 	n.set("port", number(int64(info.Port)))
 	writeJSON(w, http.StatusOK, n)
 }

@@ -1,9 +1,9 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -200,12 +200,12 @@ func (s *Server) start() {
 		if s.verifier == nil {
 			s.verifier = &Verifier{Now: s.Now}
 		}
-		s.unsigned = rate.NewLimiter(rate.Limit(max(0, orDefault(s.UnsignedRate, 20))), orDefault(s.UnsignedBurst, 40))
+		s.unsigned = rate.NewLimiter(rate.Limit(max(0, cmp.Or(s.UnsignedRate, 20))), cmp.Or(s.UnsignedBurst, 40))
 		if s.UnsignedRate < 0 {
 			s.unsigned.SetBurst(0)
 		}
-		s.waiting = make(chan struct{}, orDefault(s.MaxWaiting, 1024))
-		s.queued = make(chan struct{}, orDefault(s.MaxQueued, 1024))
+		s.waiting = make(chan struct{}, cmp.Or(s.MaxWaiting, 1024))
+		s.queued = make(chan struct{}, cmp.Or(s.MaxQueued, 1024))
 		s.lanes = map[string][]func(){}
 	})
 }
@@ -502,29 +502,6 @@ var builtInModels = sync.OnceValue(func() map[string]*Model {
 	return out
 })
 
-// room reserves a place for a request, or gives nil.
-func (s *Server) room(sync bool) (release func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		return nil
-	}
-	places := s.queued
-	if sync {
-		places = s.waiting
-	}
-	select {
-	case places <- struct{}{}:
-		s.running.Add(1)
-		return func() {
-			<-places
-			s.running.Done()
-		}
-	default:
-		return nil
-	}
-}
-
 func (s *Server) record(ctx context.Context, req *Request, refusal *Error) (prior bool, err error) {
 	if s.Record != nil {
 		return s.Record(ctx, req, refusal)
@@ -601,210 +578,6 @@ func (s *Server) writeEnvelope(w http.ResponseWriter, req *Request, e *Envelope)
 	writeBody(w, http.StatusOK, b)
 }
 
-// deadline is when a waiting sender gives up.
-func (s *Server) deadline(req *Request) time.Duration {
-	wait := orDefault(s.Wait, defaultWait)
-	if at, ok := req.ExpiresAt(); ok && req.Expires != "0" {
-		wait = min(wait, at.Sub(s.now()))
-	}
-	return max(0, wait)
-}
-
-type outcome struct {
-	response Response
-	err      error
-}
-
-// answer runs the handler while the sender waits.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request, release func()) {
-	ctx, cancel := context.WithTimeout(r.Context(), s.deadline(req))
-	defer cancel()
-	done := make(chan outcome)
-	go func() {
-		defer release()
-		response, err := s.handle(ctx, req)
-		select {
-		case done <- outcome{response, err}:
-		case <-ctx.Done():
-			// Too late for the response: it goes its own way.
-			if err != nil {
-				return
-			}
-			s.deliver(context.WithoutCancel(ctx), req, response)
-			return
-		}
-		if err == nil && response.After != nil {
-			s.after(context.WithoutCancel(ctx), req, response.After)
-		}
-	}()
-	var m Message
-	select {
-	case o := <-done:
-		for k, v := range o.response.Header {
-			w.Header()[k] = v
-		}
-		if e := o.response.Envelope; e != nil && o.err == nil {
-			s.writeEnvelope(w, req, e)
-			return
-		}
-		m = s.messageOf(req, o.response.Message, o.err)
-	case <-ctx.Done():
-		m = NewErrorMessage(ErrTimeout.Text)
-	}
-	if m.Schema == "" {
-		m = NewErrorMessage(ErrTimeout.Text) // no answer will come
-	}
-	if req.SchemaDigest == ErrorMessageDigest && m.Schema == ErrorMessageDigest {
-		writeBody(w, http.StatusOK, []byte("{}"))
-		return
-	}
-	s.writeAnswer(w, req, m)
-}
-
-// messageOf turns a handler's result into the message to send; one without
-// schema is none.
-func (s *Server) messageOf(req *Request, m Message, err error) Message {
-	if err == nil {
-		err = m.err
-	}
-	if err == nil {
-		return m
-	}
-	var e *Error
-	if !errors.As(err, &e) {
-		e = ErrHandler.Because(err)
-	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		e = ErrTimeout
-	}
-	s.log().Warn("uagents: handler failed", "target", req.Target, "session", req.Session, "error", err)
-	return NewErrorMessage(e.Text)
-}
-
-// handle runs the handler; a panic in it is an error.
-func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = ErrHandler.Because(fmt.Errorf("panic: %v", p))
-		}
-	}()
-	if req.Agent.Handler == nil {
-		return Response{}, ErrUnknownModel
-	}
-	return req.Agent.Handler(ctx, req)
-}
-
-// enqueue runs the handler in the background. Messages of one session are
-// handled in order, sessions beside each other.
-func (s *Server) enqueue(req *Request, release func()) {
-	if req.Agent.Handler == nil || req.Handled {
-		release()
-		return
-	}
-	run := func() {
-		defer release()
-		ctx, cancel := context.WithTimeout(context.Background(), orDefault(s.HandlerTime, 5*time.Minute))
-		defer cancel()
-		response, err := s.handle(ctx, req)
-		m := s.messageOf(req, response.Message, err)
-		response.Message = m
-		if err != nil {
-			response.After = nil
-		}
-		s.deliver(ctx, req, response)
-	}
-	key := req.Sender + " " + req.Target + " " + req.Session
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, busy := s.lanes[key]; busy {
-		s.lanes[key] = append(s.lanes[key], run)
-		return
-	}
-	s.lanes[key] = nil
-	go func() {
-		for {
-			run()
-			s.mu.Lock()
-			waiting := s.lanes[key]
-			if len(waiting) == 0 {
-				delete(s.lanes, key)
-				s.mu.Unlock()
-				return
-			}
-			run, s.lanes[key] = waiting[0], waiting[1:]
-			s.mu.Unlock()
-		}
-	}()
-}
-
-// deliver sends a response that no HTTP exchange waits for.
-func (s *Server) deliver(ctx context.Context, req *Request, response Response) {
-	if response.Schema != "" || response.Message.err != nil {
-		if err := s.send(ctx, req, response.Message); err != nil {
-			s.log().Warn("uagents: answer not delivered", "to", req.Sender, "session", req.Session, "error", err)
-		}
-	}
-	if response.After != nil {
-		s.after(ctx, req, response.After)
-	}
-}
-
-// after runs what follows an answer, with a time limit of its own.
-func (s *Server) after(ctx context.Context, req *Request, f func(context.Context)) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.log().Error("uagents: panic after an answer", "target", req.Target, "panic", p)
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, orDefault(s.HandlerTime, 5*time.Minute))
-	defer cancel()
-	f(ctx)
-}
-
-// send posts a message to the sender of req. An ErrorMessage is never answered
-// with one (UAG-067), and an unsigned sender has no address to answer to.
-func (s *Server) send(ctx context.Context, req *Request, m Message) error {
-	switch {
-	case m.err != nil:
-		return m.err
-	case m.Schema == ErrorMessageDigest && req.SchemaDigest == ErrorMessageDigest:
-		return nil
-	case IsUser(req.Sender):
-		return ErrUnresolved.Because(errors.New("an unsigned sender cannot be reached"))
-	case s.Client == nil || req.Agent.Identity == nil:
-		return ErrUndelivered.Because(errors.New("server has no client or the agent no identity"))
-	}
-	c := s.Client.as(req.Agent.Identity)
-	_, err := c.SendIn(ctx, req.Session, req.Sender, m)
-	return err
-}
-
-// Shutdown refuses new envelopes, answers probes with not-ready, and waits for
-// the handlers that run.
-func (s *Server) Shutdown(ctx context.Context) error {
-	s.start()
-	s.mu.Lock()
-	s.draining = true
-	s.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (s *Server) isDraining() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.draining
-}
-
 // isLocal reports whether the caller is on this machine. Forwarding headers
 // never make a caller local; any of them means that a proxy stands between.
 // UAG-058.
@@ -820,45 +593,4 @@ func isLocal(r *http.Request) bool {
 	}
 	a, err := netip.ParseAddr(host)
 	return err == nil && a.Unmap().IsLoopback()
-}
-
-// ChatHandler makes a [Handler] of the chat protocol: every ChatMessage is
-// acknowledged at once, then reply is asked for an answer, which is sent as a
-// ChatMessage of its own in the same session; nil means none.
-// Acknowledgements are taken without a reply. UAG-065.
-func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error)) Handler {
-	if now == nil {
-		now = time.Now
-	}
-	return func(ctx context.Context, r *Request) (Response, error) {
-		switch r.SchemaDigest {
-		case ChatAcknowledgementDigest:
-			return Response{}, nil
-		case ChatMessageDigest:
-		default:
-			return Response{}, ErrUnknownModel
-		}
-		m, err := r.Chat()
-		if err != nil {
-			return Response{}, err
-		}
-		return Response{
-			Message: m.Acknowledge(now()).Message(),
-			After: func(ctx context.Context) {
-				answer, err := reply(ctx, r, m)
-				out := Message{}
-				switch {
-				case err != nil:
-					out = r.server.messageOf(r, Message{}, err)
-				case answer != nil:
-					out = answer.Message()
-				default:
-					return
-				}
-				if err := r.Send(ctx, out); err != nil {
-					r.server.log().Warn("uagents: chat answer not delivered", "to", r.Sender, "session", r.Session, "error", err)
-				}
-			},
-		}, nil
-	}
 }

@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
@@ -76,14 +77,14 @@ func (v TokenVerifier) Verify(token, address string) (*Token, error) {
 	if address != "" && t.Address != address {
 		return nil, ErrOtherAgent
 	}
-	if t.To < t.From || t.To-t.From > uint64(orDefault(v.MaxLifetime, 24*time.Hour)/time.Second) {
+	if t.To < t.From || t.To-t.From > uint64(cmp.Or(v.MaxLifetime, 24*time.Hour)/time.Second) {
 		return nil, ErrTokenExpired
 	}
 	now := time.Now
 	if v.Now != nil {
 		now = v.Now
 	}
-	skew := max(0, orDefault(v.Skew, 5*time.Second))
+	skew := max(0, cmp.Or(v.Skew, 5*time.Second))
 	earliest, latest := now().Add(skew).Unix(), now().Add(-skew).Unix()
 	if earliest < 0 || t.From > uint64(earliest) || latest > 0 && t.To < uint64(latest) {
 		return nil, ErrTokenExpired

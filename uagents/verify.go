@@ -46,33 +46,10 @@ func (v *Verified) ReplayKey() string {
 	return v.Sender + " " + hex.EncodeToString(v.Digest[:])
 }
 
-// Limits bounds what a [Verifier] takes. Zero fields mean the defaults.
-type Limits struct {
-	Body     int           // bytes of an envelope's text, also of answers; default EnvelopeSize(1 MiB)
-	Name     int           // bytes of sender and target; default 256
-	Skew     time.Duration // clock difference forgiven; default 5 s, negative for none
-	Horizon  time.Duration // how far ahead expires may lie; default 24 h
-	Unsigned time.Duration // how long an unsigned envelope is remembered; default 5 min
-}
-
-func (l Limits) body() int { return orDefault(l.Body, EnvelopeSize(1<<20)) }
-
 // EnvelopeSize is how many bytes the envelope of a message with so many bytes of
 // content has at most: base64 makes four of three, and the envelope and its
 // message have members of their own.
 func EnvelopeSize(content int) int { return content/3*4 + 16<<10 }
-
-func (l Limits) name() int               { return orDefault(l.Name, 256) }
-func (l Limits) horizon() time.Duration  { return orDefault(l.Horizon, 24*time.Hour) }
-func (l Limits) unsigned() time.Duration { return orDefault(l.Unsigned, 5*time.Minute) }
-func (l Limits) skew() time.Duration     { return max(0, orDefault(l.Skew, 5*time.Second)) }
-func orDefault[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
-}
 
 // A Verifier decides whether an envelope is what it claims to be. The zero
 // value is strict. It is safe for concurrent use once in use.

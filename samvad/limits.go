@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
@@ -100,7 +101,7 @@ func (l *Limiter) window(k limitKey, now int64) *window {
 		if l.windows == nil {
 			l.windows = map[limitKey]*window{}
 		}
-		if len(l.windows) >= or(l.MaxSenders, DefaultMaxSenders) {
+		if len(l.windows) >= cmp.Or(l.MaxSenders, DefaultMaxSenders) {
 			l.evict(now)
 		}
 		w = &window{}
@@ -155,3 +156,15 @@ func (w *window) count(now int64, limit int) {
 		w.at = append(w.at, now)
 	}
 }
+
+// Limits bound what a verifier accepts. Zero means the default.
+type Limits struct {
+	MaxBody       int64         // bytes; default 1 MiB
+	Window        time.Duration // how old a timestamp may be; default 300 s
+	Skew          time.Duration // how far in the future it may lie; default 60 s
+	CreatedWindow time.Duration // if set, created of the signature must lie within it as well
+}
+
+func (l Limits) maxBody() int64        { return cmp.Or(l.MaxBody, 1<<20) }
+func (l Limits) window() time.Duration { return cmp.Or(l.Window, 300*time.Second) }
+func (l Limits) skew() time.Duration   { return cmp.Or(l.Skew, 60*time.Second) }

@@ -1,0 +1,344 @@
+package asp
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// The WebSocket binding, transports/websocket.
+
+// maxUnproved WebSockets wait for their first frame at once; with the frame,
+// they hold 8 MiB at most.
+const maxUnproved = 512
+
+// proves notes a WebSocket that is to say who it is. The oldest of too many
+// gives way: an agent that has a key proves itself at once.
+func (s *Server) proves(k *socket) (done func()) {
+	s.mu.Lock()
+	var oldest *socket
+	if len(s.streams.unproved) >= maxUnproved {
+		oldest, s.streams.unproved = s.streams.unproved[0], s.streams.unproved[1:]
+	}
+	s.streams.unproved = append(s.streams.unproved, k)
+	s.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.conn.CloseNow() // without a word: it may not read
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.streams.unproved = slices.DeleteFunc(s.streams.unproved, func(o *socket) bool { return o == k })
+	}
+}
+
+// Close codes of the WebSocket binding; 4001 is the vendor's.
+const (
+	closeAuth      websocket.StatusCode = 4001
+	closeRate      websocket.StatusCode = 4008
+	closeTooLarge  websocket.StatusCode = 4009
+	closeSession   websocket.StatusCode = 4010
+	closeNoPong    websocket.StatusCode = 4011
+	maxMissedPongs                      = 2
+)
+
+// socketFrame is what a peer may send.
+type socketFrame struct {
+	Type         string      `json:"type"`
+	Token        string      `json:"token"`
+	Proof        string      `json:"dpopProof"`
+	LastSequence *int64      `json:"lastSequence"`
+	Envelope     jsonx.Value `json:"envelope"`
+}
+
+type socket struct {
+	s       *Server
+	r       *http.Request
+	conn    *websocket.Conn
+	session string
+	caller  *caller
+	format  Format
+	missed  atomic.Int64 // heartbeats since the last pong
+}
+
+func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
+	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
+	if err != nil {
+		return nil // the answer was written
+	}
+	defer func() { _ = conn.CloseNow() }()
+	conn.SetReadLimit(-1) // socket.next bounds frames, and closes with the binding's own code
+	k := &socket{s: s, r: r, conn: conn, session: args[0]}
+	k.run(r.Context())
+	return nil
+}
+
+func (k *socket) run(ctx context.Context) {
+	proved := k.s.proves(k)
+	ledger, from, err := k.auth(ctx)
+	proved()
+	var done func()
+	if err == nil {
+		done, err = k.s.stream(k.caller.agent.ID)
+	}
+	if err != nil {
+		code := closeAuth
+		if errors.Is(err, ErrFull) {
+			code = closeRate
+		}
+		k.fail(ctx, err)
+		_ = k.conn.Close(code, asError(err).Code)
+		return
+	}
+	defer done()
+	ids := []string{}
+	for _, p := range ledger.Participants {
+		ids = append(ids, p.AgentID)
+	}
+	k.format = ledger.Format
+	err = k.write(ctx, plain("auth_ok", map[string]any{"sessionId": k.session, "state": ledger.State, "participants": ids, "lastSequence": ledger.Head.Count - 1}))
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		cancel(k.read(ctx))
+	}()
+	err = k.s.follow(ctx, k.session, k.caller.agent.ID, from, socketSink{k, ctx})
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	var c closing
+	switch {
+	case errors.As(err, &c):
+		_ = k.conn.Close(c.code, "")
+	case err == nil:
+		_ = k.conn.Close(closeSession, "session_closed")
+	case errors.As(err, new(*Error)):
+		k.fail(ctx, err)
+		_ = k.conn.Close(closeAuth, asError(err).Code)
+	}
+	_ = k.conn.CloseNow()
+	<-read
+}
+
+// socketSink writes frames as they are emitted.
+type socketSink struct {
+	k   *socket
+	ctx context.Context
+}
+
+func (o socketSink) emit(f *frame) error {
+	if f.kind == "heartbeat" && o.k.missed.Add(1) > maxMissedPongs {
+		return closing{closeNoPong}
+	}
+	return o.k.write(o.ctx, f)
+}
+
+func (o socketSink) flush() error { return nil }
+
+// closing ends a connection with a code.
+type closing struct{ code websocket.StatusCode }
+
+func (c closing) Error() string { return "asp: closing with " + strconv.Itoa(int(c.code)) }
+
+// Bounds of the frame of a peer that is not known yet, and of what a frame may
+// have around its message.
+const (
+	maxAuthFrame = 16 << 10
+	maxAround    = 64 << 10
+)
+
+// next reads one frame of at most limit bytes.
+func (k *socket) next(ctx context.Context, limit int) (websocket.MessageType, []byte, error) {
+	kind, r, err := k.conn.Reader(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(r, int64(limit)+1))
+	if err == nil && len(b) > limit {
+		err = refuse("message_too_large", "").at(1)
+	}
+	return kind, b, err
+}
+
+// first reads the frame that must authenticate. A read whose context ends
+// would cut the connection off, so that a peer which says nothing is told so
+// and let go beside it.
+func (k *socket) first(ctx context.Context) (websocket.MessageType, []byte, error) {
+	told := make(chan struct{})
+	timer := time.AfterFunc(cmp.Or(k.s.AuthWait, 10*time.Second), func() {
+		defer close(told)
+		_ = k.fail(ctx, refuse("auth_required", ""))
+		_ = k.conn.Close(closeAuth, "auth_required")
+	})
+	kind, b, err := k.next(ctx, maxAuthFrame)
+	if !timer.Stop() {
+		<-told
+		err = errors.Join(context.DeadlineExceeded, err)
+	}
+	return kind, b, err
+}
+
+// auth takes the first frame, which must authenticate.
+func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
+	kind, b, err := k.first(ctx)
+	if err != nil {
+		return nil, 0, refuseCause("auth_required", "", err)
+	}
+	var f socketFrame
+	if kind != websocket.MessageText || jsonx.Decode(b, &f) != nil || f.Type != "auth" {
+		return nil, 0, refuse("auth_required", "")
+	}
+	if k.caller, err = k.admit(f); err != nil {
+		return nil, 0, err
+	}
+	ledger, err := k.s.Session(ctx, k.session, k.caller.agent.ID)
+	if err != nil {
+		return nil, 0, err
+	}
+	from := ledger.Head.Count
+	if f.LastSequence != nil {
+		from = max(*f.LastSequence+1, 0)
+	}
+	return ledger, from, nil
+}
+
+// admit takes a proof for the session, or one for the request under any of
+// the schemes that its URL may have been written with.
+func (k *socket) admit(f socketFrame) (*caller, error) {
+	url := k.s.url(k.r)
+	var refusal error
+	for _, try := range [...][2]string{{MessageMethod, MessageURL(k.session)}, {"GET", url}, {"GET", "ws" + url[len("http"):]}} {
+		c, err := k.s.admitToken(k.r, f.Token, f.Proof, try[0], try[1], k.s.store)
+		switch codeName(err) {
+		case "dpop_htm_mismatch":
+			if refusal == nil {
+				refusal = err
+			}
+		case "dpop_htu_mismatch":
+			refusal = err // its method is right
+		default:
+			return c, err
+		}
+	}
+	return nil, refusal
+}
+
+func codeName(err error) string {
+	if err == nil {
+		return ""
+	}
+	return asError(err).Code
+}
+
+func (k *socket) read(ctx context.Context) error {
+	for {
+		// A little above the limit of a message: what is only a little too
+		// large is refused, and the connection goes on.
+		kind, b, err := k.next(ctx, k.s.Limits.message()+maxAround)
+		if errors.Is(err, ErrTooLarge) {
+			_ = k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, nil, err))
+			return closing{closeTooLarge}
+		}
+		if err != nil {
+			return context.Canceled // the peer is gone
+		}
+		if err := k.take(ctx, kind, b); err != nil {
+			return err
+		}
+	}
+}
+
+// take handles one frame. What is wrong with it is answered; the connection
+// goes on.
+func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte) error {
+	if kind == websocket.MessageBinary {
+		if k.format != MessagePack {
+			return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("format_mismatch", "").at(3)))
+		}
+		return k.ingest(ctx, b, MessagePack)
+	}
+	var f socketFrame
+	if err := jsonx.Decode(b, &f); err != nil {
+		return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuseCause(jsonCode(b, err), "", err)))
+	}
+	switch f.Type {
+	case "pong":
+		k.missed.Store(0)
+		return nil
+	case "send":
+		return k.ingest(ctx, withMessageID(f.Envelope), JSON)
+	}
+	return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("invalid_field", "type")))
+}
+
+func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
+	receipt, err := k.s.Ingest(ctx, raw, Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token}, k.session)
+	if err != nil {
+		if errors.Is(err, ErrRateLimited) {
+			_ = k.fail(ctx, err)
+			return closing{closeRate}
+		}
+		return k.fail(ctx, err)
+	}
+	return k.write(ctx, plain("ack", map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}))
+}
+
+// withMessageID gives a message without messageId a new one: the member is
+// not signed, and peers leave it to the server (project).
+func withMessageID(raw []byte) []byte {
+	n, err := parseJSON(raw)
+	if err != nil || n.kind != '{' || n.get("messageId") != nil || len(n.names) == 0 {
+		return raw
+	}
+	id, err := NewSessionID() // any UUID v7 will do
+	if err != nil {
+		return raw
+	}
+	open := bytes.IndexByte(raw, '{') + 1
+	return append([]byte(`{"messageId":"`+id+`",`), raw[open:]...)
+}
+
+func (k *socket) fail(ctx context.Context, err error) error {
+	e := asError(err)
+	fields := map[string]any{"code": e.Code, "message": e.Text}
+	if len(e.Details) > 0 {
+		fields["details"] = e.Details
+	}
+	if e.Reference != "" {
+		fields["reference"] = e.Reference
+	}
+	return k.write(ctx, plain("error", fields))
+}
+
+func (k *socket) write(ctx context.Context, f *frame) error {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(k.s.WriteWait, 30*time.Second))
+	defer cancel()
+	if f.record != nil && k.format == MessagePack {
+		b, err := k.s.deliver(k.r, f.record)
+		if err != nil {
+			return err
+		}
+		return k.conn.Write(ctx, websocket.MessageBinary, b)
+	}
+	b, err := k.s.encode(k.r, f, f.kind)
+	if err != nil {
+		return err
+	}
+	return k.conn.Write(ctx, websocket.MessageText, b)
+}

@@ -1,0 +1,99 @@
+package samvad
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// An Agent is what a [Server] needs to know of one agent. It is cheap: no
+// goroutine, no timer; its card is encoded once and its schemas are compiled
+// on first use. To change an agent, make a new one. It must not be copied.
+type Agent struct {
+	Card     *Card   // completed by the server; see [Card.Complete]
+	Handler  Handler // runs the skills
+	Identity Signer  // signs webhooks; nil: they are not signed
+	Intro    string  // Markdown for /agent/intro; "" = made from the card
+
+	// Token validates the bearer token of authenticated skills; nil accepts
+	// any that is not empty, as the SDKs do. The request is verified.
+	Token func(ctx context.Context, req *Request) error
+
+	// Skills holds options by skill id.
+	Skills map[string]SkillOptions
+
+	// Limit is enforced in place of the card's; nil: the card's. Zero members
+	// are no limit, for who limits elsewhere.
+	Limit *RateLimit
+
+	once    sync.Once
+	encoded []byte
+	err     error
+	limit   RateLimit
+	light   bool     // some skill is lightweight
+	schemas sync.Map // skill id → *compiled
+}
+
+// SkillOptions change how a server treats a skill.
+type SkillOptions struct {
+	NoScan      bool // do not scan payloads for injection patterns
+	NoSchema    bool // hand payloads on unchecked, because somebody else checks them
+	Lightweight bool // public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
+}
+
+// Anonymous is the sender of lightweight requests.
+const Anonymous = "agent://anonymous"
+
+type compiled struct {
+	schema *InputSchema
+	err    error
+}
+
+func (a *Agent) prepare() error {
+	a.once.Do(func() {
+		if a.Card == nil {
+			a.err = because(ErrCard, errors.New("agent without a card"))
+			return
+		}
+		a.limit = a.Card.limit()
+		for _, o := range a.Skills {
+			a.light = a.light || o.Lightweight
+		}
+		if a.Limit != nil {
+			a.limit = *a.Limit
+		}
+		a.encoded, a.err = a.Card.Encode()
+	})
+	return a.err
+}
+
+// Check reports what is wrong with an agent: its card, a schema that does not
+// compile, a missing handler. A server answers AGENT_UNAVAILABLE for what
+// Check would have found.
+func (a *Agent) Check() error {
+	if err := a.prepare(); err != nil {
+		return err
+	}
+	if a.Handler == nil {
+		return errors.New("samvad: agent without a handler")
+	}
+	for i := range a.Card.Skills {
+		if _, err := a.schema(&a.Card.Skills[i]); err != nil {
+			return fmt.Errorf("skill %q: %w", a.Card.Skills[i].ID, err)
+		}
+	}
+	return nil
+}
+
+func (a *Agent) schema(s *Skill) (*InputSchema, error) {
+	if c, ok := a.schemas.Load(s.ID); ok {
+		return c.(*compiled).schema, c.(*compiled).err
+	}
+	c := &compiled{}
+	c.schema, c.err = CompileInput(s.InputSchema)
+	a.schemas.Store(s.ID, c)
+	return c.schema, c.err
+}
+
+func (a *Agent) id() string { return a.Card.ID }

@@ -1,0 +1,257 @@
+package samvad
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Answers of agents, in the dialects of the SDKs and of the deployed agents
+// (digest §12).
+
+// ErrRemote is wrapped by errors that the agent reported itself.
+var ErrRemote = errors.New("samvad: the agent answered with an error")
+
+// remoteReply is what agents answer, in all dialects.
+type remoteReply struct {
+	TraceID jsonx.Value `json:"traceId"`
+	SpanID  jsonx.Value `json:"spanId"`
+	TaskID  jsonx.Value `json:"taskId"`
+	Status  jsonx.Value `json:"status"`
+	Code    jsonx.Value `json:"code"`
+	Message jsonx.Value `json:"message"`
+	Result  jsonx.Value `json:"result"`
+	Error   jsonx.Value `json:"error"`
+
+	Progress jsonx.Value `json:"progress"`
+	Chunk    jsonx.Value `json:"chunk"`
+	Done     jsonx.Value `json:"done"`
+
+	replaced bool // U+FFFD stands for halves of surrogate pairs
+}
+
+// text gives a string member, "" for anything else.
+func text(v jsonx.Value) string {
+	var s string
+	if v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// readRemote reads the answer of an agent.
+func readRemote(b []byte) (*remoteReply, error) {
+	var r remoteReply
+	whole, replaced, err := jsonx.Whole(b)
+	if err == nil {
+		b, r.replaced = whole, replaced
+	}
+	return &r, jsonx.Decode(b, &r)
+}
+
+// remoteError gives the error that an answer reports, nil if it reports none.
+// It understands envelopes, task states, errors that are a mere string, and
+// the bodies of web frameworks.
+func (r *remoteReply) remoteError(status int, h http.Header) *Error {
+	code, message := Code(""), ""
+	switch r.Error.Kind() {
+	case '{':
+		var w struct {
+			Code    jsonx.Value `json:"code"`
+			Message jsonx.Value `json:"message"`
+		}
+		if jsonx.Decode(r.Error, &w) == nil {
+			code, message = Code(text(w.Code)), text(w.Message)
+		}
+	case '"':
+		message = text(r.Error)
+		if c := text(r.Code); c != "" {
+			code = Code(c)
+		}
+		if m := text(r.Message); m != "" {
+			message = m
+		}
+	default:
+		if text(r.Status) != "error" && status/100 == 2 {
+			return nil
+		}
+		code, message = Code(text(r.Code)), text(r.Message)
+	}
+	e := remoteErr(code, message, status, h)
+	e.TraceID = text(r.TraceID)
+	return e
+}
+
+// remoteErr classifies an error of an agent by its code, else by the status.
+func remoteErr(code Code, message string, status int, h http.Header) *Error {
+	is := ErrRemote
+	switch code {
+	case CodeTimestampExpired, CodeReplayDetected:
+		// The Python SDK reports stale messages as replays: either way a new
+		// nonce and timestamp help.
+		is = errors.Join(ErrRemote, ErrReplay, ErrStale)
+	case CodeNotFound:
+		is = errors.Join(ErrRemote, ErrNotFound)
+	case CodeAuthFailed:
+	case CodeSkillNotFound:
+		is = errors.Join(ErrRemote, ErrSkillNotFound)
+	case CodeSchemaInvalid:
+	case CodeInjectionDetected:
+		is = errors.Join(ErrRemote, ErrInjection)
+	case CodeDelegationExceeded:
+		is = errors.Join(ErrRemote, ErrDelegationExceeded)
+	case CodeRateLimited:
+		is = errors.Join(ErrRemote, ErrRateLimited)
+	case CodeTokenBudgetExceeded:
+		is = errors.Join(ErrRemote, ErrTokenBudget)
+	case CodeAgentUnavailable:
+		is = errors.Join(ErrRemote, ErrUnavailable)
+	default:
+		switch {
+		case status == http.StatusUnauthorized || status == http.StatusForbidden:
+			code = CodeAuthFailed
+		case status == http.StatusNotFound || status == http.StatusGone:
+			code, is = CodeNotFound, errors.Join(ErrRemote, ErrNotFound)
+		case status == http.StatusRequestEntityTooLarge:
+			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrTooLarge)
+		case status == http.StatusUnsupportedMediaType:
+			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrMediaType)
+		case status == http.StatusTooManyRequests:
+			code, is = CodeRateLimited, errors.Join(ErrRemote, ErrRateLimited)
+		case status/100 == 4:
+			code = CodeSchemaInvalid
+		default:
+			code, is = CodeAgentUnavailable, errors.Join(ErrRemote, ErrUnavailable)
+		}
+	}
+	e := &Error{Code: code, Text: clipText(message), Step: StepClient, Status: status, cause: is}
+	if status/100 == 2 {
+		e.Status = 0
+	}
+	switch code {
+	case CodeReplayDetected, CodeTimestampExpired, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
+		e.Retryable = true
+	}
+	e.RetryAfter = retryAfter(h)
+	return e
+}
+
+// retryAfter reads the seconds of a Retry-After header, up to a week.
+func retryAfter(h http.Header) time.Duration {
+	if n, err := strconv.Atoi(h.Get("Retry-After")); err == nil && n >= 0 && n <= 7*86400 {
+		return time.Duration(n) * time.Second
+	}
+	return 0
+}
+
+// clipText bounds the text of a remote error.
+func clipText(s string) string {
+	if len(s) > 2000 {
+		return strings.ToValidUTF8(s[:2000], "") + "…"
+	}
+	return s
+}
+
+// decodeRemote reads the JSON of an answer. What is no JSON object becomes an
+// error by the status alone.
+func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
+	r, err := readRemote(b)
+	if err != nil {
+		if status/100 != 2 {
+			return nil, remoteErr("", http.StatusText(status), status, h)
+		}
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
+	}
+	return r, nil
+}
+
+func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return nil, err
+	}
+	return r.reply(status, h)
+}
+
+func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
+	if e := r.remoteError(status, h); e != nil {
+		return nil, e
+	}
+	if r.Result.Kind() != '{' {
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no result object")))
+	}
+	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result, Replaced: r.replaced}, nil
+}
+
+func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return "", err
+	}
+	if e := r.remoteError(status, h); e != nil {
+		return "", e
+	}
+	id := text(r.TaskID)
+	if id == "" || len(id) > 512 {
+		return "", clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no taskId")))
+	}
+	return id, nil
+}
+
+// DecodeReply reads a response envelope that arrives by itself: the body of a
+// webhook. An error that it reports is in Reply.Err. Its members are parts of b.
+func DecodeReply(b []byte) (*Reply, error) {
+	r, err := decodeRemote(http.StatusOK, nil, b)
+	if err != nil {
+		return nil, err
+	}
+	if e := r.remoteError(http.StatusOK, nil); e != nil {
+		return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Err: e}, nil
+	}
+	return r.reply(http.StatusOK, nil)
+}
+
+// decodeTask reads a task state: the schema's, the SDKs' with times, and the
+// deployed agents' with "completed" and an error string (SAM-151).
+func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
+	r, err := decodeRemote(status, h, b)
+	if err != nil {
+		return nil, err
+	}
+	if status/100 != 2 {
+		if status == http.StatusNotFound {
+			return nil, remoteErr(CodeNotFound, "Task not found.", status, h)
+		}
+		return nil, r.remoteError(status, h)
+	}
+	t := &Task{ID: text(r.TaskID), TraceID: text(r.TraceID), Replaced: r.replaced}
+	switch s := text(r.Status); s {
+	case "pending", "accepted", "queued":
+		t.Status = TaskPending
+	case "running", "processing", "working":
+		t.Status = TaskRunning
+	case "done", "completed":
+		t.Status = TaskDone
+		if t.Result = r.Result; r.Result.Kind() != '{' {
+			return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("task done without a result object")))
+		}
+	case "failed", "error":
+		t.Status = TaskFailed
+		if t.Err = r.remoteError(status, h); t.Err == nil {
+			t.Err = remoteErr(CodeAgentUnavailable, "The task failed.", status, h)
+		}
+	default:
+		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, fmt.Errorf("task status %q", clip(s))))
+	}
+	if r.Progress.Kind() == '0' {
+		if p, err := strconv.ParseFloat(string(r.Progress), 64); err == nil && p >= 0 && p <= 1 {
+			t.Progress = &p
+		}
+	}
+	return t, nil
+}
