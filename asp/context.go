@@ -3,21 +3,20 @@ package asp
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A ContextObject is shared state that a message carries, "Context objects".
 type ContextObject struct {
-	Type       string      `json:"type"`
-	ID         string      `json:"id"`
-	Version    int64       `json:"version"`
-	Data       jsonx.Value `json:"data"`
-	TTL        *int64      `json:"ttl,omitempty"` // seconds; nil: no end
-	Visibility Visibility  `json:"visibility,omitempty"`
+	Type       string          `json:"type"`
+	ID         string          `json:"id"`
+	Version    int64           `json:"version"`
+	Data       json.RawMessage `json:"data"`
+	TTL        *int64          `json:"ttl,omitempty"` // seconds; nil: no end
+	Visibility Visibility      `json:"visibility,omitempty"`
 }
 
 // A Visibility says how long a context object lives.
@@ -77,7 +76,7 @@ func contextOf(n *node) ContextObject {
 		c.Version, _ = v.integer()
 	}
 	if v := n.get("data"); v != nil {
-		c.Data = jsonx.Value(v.raw)
+		c.Data = json.RawMessage(v.raw)
 	}
 	if v := n.get("ttl"); v != nil {
 		if ttl, ok := v.integer(); ok {

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -71,7 +72,7 @@ type Party struct {
 // Content is what the hash covers.
 type Content struct {
 	MimeType string
-	Body     jsonx.Value // a JSON object, as written
+	Body     json.RawMessage // a JSON object, as written
 	Context  []ContextObject
 }
 
@@ -195,7 +196,7 @@ func (e *Envelope) fillSender(v *node) {
 func (e *Envelope) fillContent(v *node) {
 	e.Content.MimeType = v.text("mimeType")
 	if b := v.get("body"); b != nil {
-		e.Content.Body = jsonx.Value(b.raw)
+		e.Content.Body = json.RawMessage(b.raw)
 	}
 	if c := v.get("context"); c != nil {
 		for i := range c.kids {
@@ -445,10 +446,10 @@ func (e *Envelope) BodyText(name string) string {
 
 // BodyMember gives the member of content.body called name as it was written, nil
 // if there is none. It must not be changed.
-func (e *Envelope) BodyMember(name string) jsonx.Value {
+func (e *Envelope) BodyMember(name string) json.RawMessage {
 	if b := e.body(); b != nil {
 		if m := b.get(name); m != nil {
-			return jsonx.Value(m.raw[:len(m.raw):len(m.raw)])
+			return json.RawMessage(m.raw[:len(m.raw):len(m.raw)])
 		}
 	}
 	return nil

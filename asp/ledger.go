@@ -2,11 +2,10 @@ package asp
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Head is the end of a session's log. Count tells two heads apart whose
@@ -86,14 +85,14 @@ const (
 
 // A Dispute is a record about an accepted commitment, concepts/disputes.
 type Dispute struct {
-	DisputeID    string      `json:"disputeId"`
-	SessionID    string      `json:"sessionId"`
-	CommitmentID string      `json:"commitmentId"`
-	FiledBy      string      `json:"filedBy"`
-	FiledAgainst string      `json:"filedAgainst"`
-	Reason       string      `json:"reason"`   // e.g. fulfillment-mismatch
-	Severity     int64       `json:"severity"` // 1 to 5 (project)
-	Evidence     jsonx.Value `json:"evidence,omitzero"`
+	DisputeID    string          `json:"disputeId"`
+	SessionID    string          `json:"sessionId"`
+	CommitmentID string          `json:"commitmentId"`
+	FiledBy      string          `json:"filedBy"`
+	FiledAgainst string          `json:"filedAgainst"`
+	Reason       string          `json:"reason"`   // e.g. fulfillment-mismatch
+	Severity     int64           `json:"severity"` // 1 to 5 (project)
+	Evidence     json.RawMessage `json:"evidence,omitzero"`
 }
 
 // Bounds of a ledger (project).

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/big"
@@ -329,7 +330,7 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 			d.Constraints = &Constraints{MaxResponseTimeMs: 5, RequiredTrustScore: 0.5, AllowedPerformatives: []Performative{Inform}}
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "objects") {
-			o := ContextObject{Type: "custom", ID: fmt.Sprint(i), Version: int64(i), Data: jsonx.Value(` { "a" : [1, "x"] } `)}
+			o := ContextObject{Type: "custom", ID: fmt.Sprint(i), Version: int64(i), Data: json.RawMessage(` { "a" : [1, "x"] } `)}
 			if i == 1 {
 				o.TTL, o.Visibility = &ttl, VisibleTurn
 			}
@@ -418,7 +419,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	for _, d := range []Draft{
 		{Performative: Observe, Body: map[string]any{"n": 1}},
-		{Performative: Inform, Body: inform("é"), Context: []ContextObject{{Type: "custom", ID: "x", Data: jsonx.Value("{}")}}, Constraints: &Constraints{MaxTokenBudget: 1}},
+		{Performative: Inform, Body: inform("é"), Context: []ContextObject{{Type: "custom", ID: "x", Data: json.RawMessage("{}")}}, Constraints: &Constraints{MaxTokenBudget: 1}},
 	} {
 		d.SessionID = "019cc8aa-0001-7def-8a12-000000000001"
 		e, err := d.Sign(id)

@@ -3,6 +3,7 @@ package asp
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -155,7 +156,7 @@ func TestSequencer(t *testing.T) {
 		}
 		for card, want := range map[string]string{string(own): "", string(forged): "card_mismatch"} {
 			d := w.draft(id, w.alice, Inform, Information{InformType: "introduction"})
-			d.Context = []ContextObject{{Type: AgentCardContext, ID: "card", Version: 1, Data: jsonx.Value(card)}}
+			d.Context = []ContextObject{{Type: AgentCardContext, ID: "card", Version: 1, Data: json.RawMessage(card)}}
 			if _, err := w.ingest(w.sign(w.alice, d)); codeOf(err) != want {
 				t.Errorf("got %v, want %q", err, want)
 			}

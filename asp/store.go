@@ -3,11 +3,10 @@ package asp
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Store keeps what a [Server] must not lose. All of it may be in a database
@@ -117,9 +116,9 @@ type Agent struct {
 
 // A CardVersion is a card and when its keys hold.
 type CardVersion struct {
-	Card      jsonx.Value `json:"card"`
-	NotBefore time.Time   `json:"notBefore,omitzero"`
-	NotAfter  time.Time   `json:"notAfter,omitzero"`
+	Card      json.RawMessage `json:"card"`
+	NotBefore time.Time       `json:"notBefore,omitzero"`
+	NotAfter  time.Time       `json:"notAfter,omitzero"`
 }
 
 // Score is the agent's trust score as computed here.

@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ type Attestation struct {
 
 // Metadata is the registration's metadata as JSON: an object of texts, lists
 // of texts and objects of texts; nil for none.
-func (a *Attestation) Metadata() jsonx.Value {
+func (a *Attestation) Metadata() json.RawMessage {
 	if a.metadata == nil {
 		return nil
 	}
@@ -47,8 +48,8 @@ func (a *Attestation) Metadata() jsonx.Value {
 }
 
 // SetMetadata takes metadata as JSON. The error is ErrAttestation.
-func (a *Attestation) SetMetadata(v jsonx.Value) error {
-	if jsonx.IsNull(v) {
+func (a *Attestation) SetMetadata(v json.RawMessage) error {
+	if jsonx.IsNull(jsonx.Value(v)) {
 		a.metadata = nil
 		return nil
 	}

@@ -3,6 +3,7 @@ package uagents
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
@@ -10,29 +11,27 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Profile is what an account says of an agent whose key it proved to hold:
 // the RegistrationRequest of uagents-core 0.4.12. Lengths are in characters.
 type Profile struct {
-	Address     string      `json:"address"`
-	Account     string      `json:"account"`
-	Name        string      `json:"name"` // 1 to 80
-	Handle      string      `json:"handle,omitzero"`
-	URL         string      `json:"url,omitzero"`  // where the agent takes envelopes, if its endpoint is the proxy
-	Type        string      `json:"type,omitzero"` // as the account calls it; default uagent
-	Description string      `json:"description,omitzero"`
-	Readme      string      `json:"readme,omitzero"`
-	Avatar      string      `json:"avatar_url,omitzero"`
-	Banner      string      `json:"banner_url,omitzero"`
-	Prompts     []string    `json:"starter_prompts,omitzero"`
-	Endpoints   []Endpoint  `json:"endpoints,omitzero"`
-	Protocols   []string    `json:"protocols,omitzero"` // digests
-	Metadata    jsonx.Value `json:"metadata,omitzero"`  // JSON object, or nil
-	Created     time.Time   `json:"created"`
-	Updated     time.Time   `json:"updated"`
+	Address     string          `json:"address"`
+	Account     string          `json:"account"`
+	Name        string          `json:"name"` // 1 to 80
+	Handle      string          `json:"handle,omitzero"`
+	URL         string          `json:"url,omitzero"`  // where the agent takes envelopes, if its endpoint is the proxy
+	Type        string          `json:"type,omitzero"` // as the account calls it; default uagent
+	Description string          `json:"description,omitzero"`
+	Readme      string          `json:"readme,omitzero"`
+	Avatar      string          `json:"avatar_url,omitzero"`
+	Banner      string          `json:"banner_url,omitzero"`
+	Prompts     []string        `json:"starter_prompts,omitzero"`
+	Endpoints   []Endpoint      `json:"endpoints,omitzero"`
+	Protocols   []string        `json:"protocols,omitzero"` // digests
+	Metadata    json.RawMessage `json:"metadata,omitzero"`  // JSON object, or nil
+	Created     time.Time       `json:"created"`
+	Updated     time.Time       `json:"updated"`
 }
 
 // Bounds of a profile beside those of the reference's fields.

@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Registrar keeps an agent registered with an Almanac (registration.py).
@@ -18,8 +17,8 @@ type Registrar struct {
 	URL       string // of the registry
 	Testnet   bool
 	Endpoints []Endpoint
-	Protocols []string    // digests
-	Metadata  jsonx.Value // the geolocation object of the reference, or nil
+	Protocols []string        // digests
+	Metadata  json.RawMessage // the geolocation object of the reference, or nil
 	HTTP      *http.Client
 	Now       func() time.Time // nil: time.Now
 

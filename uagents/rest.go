@@ -3,6 +3,7 @@ package uagents
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -28,7 +29,7 @@ type AgentInfo struct {
 	Endpoints []Endpoint
 	Protocols []string // digests
 	Type      string   // mailbox, proxy or custom; default custom
-	Metadata  jsonx.Value
+	Metadata  json.RawMessage
 	Prefix    string // agent or test-agent; empty: agent
 	Port      int
 }
@@ -181,7 +182,7 @@ func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 	n.set("protocols", protocols)
 	n.set("agent_type", str(cmp.Or(info.Type, "custom")))
 	n.set("metadata", &node{kind: '{'})
-	if !jsonx.IsNull(info.Metadata) {
+	if !jsonx.IsNull(jsonx.Value(info.Metadata)) {
 		m, err := parse(info.Metadata)
 		if err != nil {
 			s.refuse(w, r, &Refusal{Err: errInternal.Because(err)})

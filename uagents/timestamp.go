@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"math"
 	"regexp"
@@ -10,8 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A Timestamp is a point in time as the reference writes it: ISO 8601 with
@@ -47,7 +46,7 @@ func (t *Timestamp) UnmarshalJSON(b []byte) (err error) {
 // 8601 with T or a space, with or without an offset, or Unix seconds (above
 // 2·10^10: milliseconds) as a number or a numeric string. Fractions are cut
 // to microseconds. The error is ErrContent.
-func ParseTimestamp(v jsonx.Value) (Timestamp, error) {
+func ParseTimestamp(v json.RawMessage) (Timestamp, error) {
 	n, err := parse(v)
 	if err != nil {
 		return Timestamp{}, ErrContent.Because(err)

@@ -2,6 +2,7 @@ package asp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -67,7 +68,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		if e, err := (protocol.Limits{}).Decode(rec.Raw, rec.Format); rec.Kind == protocol.RecordMessage && err == nil {
 			for _, o := range e.Content.Context {
 				if x, ok := after.Context[o.ID]; ok && x.Sender == rec.Sender {
-					x.Data = jsonx.Value("{}")
+					x.Data = json.RawMessage("{}")
 					after.Context[o.ID] = x
 				}
 			}

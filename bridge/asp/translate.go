@@ -51,7 +51,7 @@ func bodyOf(e *protocol.Envelope) body {
 	t := e.BodyText
 	return body{MimeType: e.Content.MimeType, QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"), InformType: t("informType"), Topic: t("topic"), Code: t("code"),
 		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"), Scope: t("scope"),
-		Parameters: e.BodyMember("parameters"), Data: e.BodyMember("data")}
+		Parameters: jsonx.Value(e.BodyMember("parameters")), Data: jsonx.Value(e.BodyMember("data"))}
 }
 
 // skillOf finds the operation that a QUERY or DELEGATE means: its queryType or
@@ -100,7 +100,7 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 	case b.MimeType == mimeText && e.BodyText("text") != "":
 		return []parley.Part{parley.Text(e.BodyText("text"))}
 	case b.MimeType == mimeBytes && e.BodyText("data") != "":
-		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"), e.Content.Body)}
+		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"), jsonx.Value(e.Content.Body))}
 	case b.Subject != "":
 		return []parley.Part{parley.Text(b.Subject)}
 	}
@@ -109,7 +109,7 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 
 // wholeBody is the content of what is carried as it is.
 func wholeBody(e *protocol.Envelope) []parley.Part {
-	return []parley.Part{typed(e.Content.MimeType, e.Content.Body)}
+	return []parley.Part{typed(e.Content.MimeType, jsonx.Value(e.Content.Body))}
 }
 
 // The values of content.mimeType that are not JSON. The body is an object all the same:
@@ -425,7 +425,7 @@ func unsaidOf(e *protocol.Envelope) (u unsaid) {
 	for _, o := range e.Content.Context {
 		u.Context = append(u.Context, o.Type+" "+o.ID)
 	}
-	if e.Performative == protocol.Query && e.BodyMember("parameters").Kind() == '{' {
+	if e.Performative == protocol.Query && jsonx.Value(e.BodyMember("parameters")).Kind() == '{' {
 		u.Subject = e.BodyText("subject")
 	}
 	return u

@@ -314,7 +314,7 @@ func (b *Binding) profile(e *directory.Entry) *hub.Profile {
 		return nil
 	}
 	return &hub.Profile{Account: p.Account, Name: p.Name, Handle: p.Handle, Description: p.Description,
-		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: json.RawMessage(p.Metadata), Updated: p.Updated}
+		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: p.Metadata, Updated: p.Updated}
 }
 
 // described is an address's title and description for the directory: what its
