@@ -38,7 +38,7 @@ func BenchmarkFloor(b *testing.B) {
 		sum := sha256.Sum256(body)
 		var m struct {
 			From, To, Skill, Mode, Nonce, Timestamp, TraceID, SpanID string
-			Payload                                                  jsonx.Value
+			Payload                                                  json.RawMessage
 		}
 		if err := jsonx.Decode(body, &m); err != nil || sum[0] == 0 && sum[1] == 0 || !ed25519.Verify(pub, base, raw) {
 			b.Fatal(err)
@@ -106,7 +106,7 @@ func BenchmarkAgents(b *testing.B) {
 	for b.Loop() {
 		card := *w.agent.Card
 		card.Skills = append([]Skill{}, card.Skills...)
-		card.Skills[0].InputSchema = jsonx.Value(schema)
+		card.Skills[0].InputSchema = json.RawMessage(schema)
 		a := &Agent{Card: &card, Handler: w.agent.Handler}
 		if err := a.prepare(); err != nil {
 			b.Fatal(err)

@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -18,7 +19,7 @@ func Canonical(b []byte) ([]byte, error) { return jsonx.Canonicalize(b) }
 // LegacyBase gives the bytes that a body signature of protocol 1.1 covers: the
 // canonical form of the body without its member signature.
 func LegacyBase(body []byte) ([]byte, error) {
-	var members map[string]jsonx.Value
+	var members map[string]json.RawMessage
 	if err := jsonx.Decode(body, &members); err != nil {
 		return nil, fmt.Errorf("samvad: legacy body: %w", err)
 	}

@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,14 +49,14 @@ type Model struct {
 
 // A Skill is an operation that an agent offers.
 type Skill struct {
-	ID           string      `json:"id"`          // at most 64 characters
-	Name         string      `json:"name"`        // at most 100 characters
-	Description  string      `json:"description"` // at most 500 characters
-	InputSchema  jsonx.Value `json:"inputSchema"`
-	OutputSchema jsonx.Value `json:"outputSchema"`
-	Modes        []Mode      `json:"modes"`
-	Trust        Trust       `json:"trust"`
-	AllowedPeers []string    `json:"allowedPeers,omitempty"`
+	ID           string          `json:"id"`          // at most 64 characters
+	Name         string          `json:"name"`        // at most 100 characters
+	Description  string          `json:"description"` // at most 500 characters
+	InputSchema  json.RawMessage `json:"inputSchema"`
+	OutputSchema json.RawMessage `json:"outputSchema"`
+	Modes        []Mode          `json:"modes"`
+	Trust        Trust           `json:"trust"`
+	AllowedPeers []string        `json:"allowedPeers,omitempty"`
 }
 
 // A CardKey is a public key as a card lists it.
@@ -122,11 +123,11 @@ func (c *Card) Complete() *Card {
 	schemes := []string{"none"}
 	for i := range d.Skills {
 		s := &d.Skills[i]
-		if jsonx.IsNull(s.InputSchema) {
-			s.InputSchema = jsonx.Value(`{"type":"object"}`)
+		if isNull(s.InputSchema) {
+			s.InputSchema = json.RawMessage(`{"type":"object"}`)
 		}
-		if jsonx.IsNull(s.OutputSchema) {
-			s.OutputSchema = jsonx.Value(`{"type":"object"}`)
+		if isNull(s.OutputSchema) {
+			s.OutputSchema = json.RawMessage(`{"type":"object"}`)
 		}
 		if s.Trust == TrustAuthenticated {
 			schemes = []string{"bearer", "none"}

@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -153,28 +154,28 @@ func (a *Agent) lightweight(in *Incoming, mode Mode, now time.Time) (*Verified, 
 		return nil, false
 	}
 	var w struct {
-		Skill   string      `json:"skill"`
-		TraceID string      `json:"traceId"`
-		Payload jsonx.Value `json:"payload"`
+		Skill   string          `json:"skill"`
+		TraceID string          `json:"traceId"`
+		Payload json.RawMessage `json:"payload"`
 
-		From      jsonx.Value `json:"from"`
-		Nonce     jsonx.Value `json:"nonce"`
-		Timestamp jsonx.Value `json:"timestamp"`
-		Signature jsonx.Value `json:"signature"`
+		From      json.RawMessage `json:"from"`
+		Nonce     json.RawMessage `json:"nonce"`
+		Timestamp json.RawMessage `json:"timestamp"`
+		Signature json.RawMessage `json:"signature"`
 	}
 	if jsonx.Decode(in.Body, &w) != nil || w.From != nil || w.Nonce != nil || w.Timestamp != nil || w.Signature != nil ||
 		!a.Skills[w.Skill].Lightweight {
 		return nil, false
 	}
 	s := a.Card.Skill(w.Skill)
-	if s == nil || s.Trust != TrustPublic || !jsonx.IsNull(w.Payload) && w.Payload.Kind() != '{' {
+	if s == nil || s.Trust != TrustPublic || !isNull(w.Payload) && kindOf(w.Payload) != '{' {
 		return nil, false
 	}
 	m := &Verified{Envelope: &Envelope{
 		From: Anonymous, To: a.id(), Skill: w.Skill, Mode: mode, Nonce: newID(), Timestamp: now,
 		TraceID: cmp.Or(w.TraceID, newID()), SpanID: newID(), raw: in.Body,
 	}}
-	if !jsonx.IsNull(w.Payload) {
+	if !isNull(w.Payload) {
 		m.Payload = share(in.Body, w.Payload)
 	}
 	m.Verdict.Assurance = Unsigned

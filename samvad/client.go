@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -66,7 +67,7 @@ type Call struct {
 	To    string // the agent's identity; "" = the id of the card at URL, which the client remembers for a while
 	Skill string
 
-	Payload jsonx.Value // a JSON object; nil = {}
+	Payload json.RawMessage // a JSON object; nil = {}
 
 	TraceID         string // "" = a new one
 	SpanID          string // "" = a new one
@@ -251,12 +252,12 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 	if call.Lightweight {
 		e = &Envelope{From: Anonymous, To: call.To, Skill: call.Skill, Mode: mode, TraceID: call.TraceID}
 		payload := call.Payload
-		if jsonx.IsNull(payload) {
-			payload = jsonx.Value("{}")
+		if isNull(payload) {
+			payload = json.RawMessage("{}")
 		}
 		body, err = jsonx.Encode(struct {
-			Skill   string      `json:"skill"`
-			Payload jsonx.Value `json:"payload"`
+			Skill   string          `json:"skill"`
+			Payload json.RawMessage `json:"payload"`
 		}{call.Skill, payload})
 	} else {
 		e, body, err = c.Envelope(call, mode)
@@ -415,11 +416,11 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 
 // An Event is one step of a streamed answer.
 type Event struct {
-	Chunk   jsonx.Value // a piece of the result; nil in the last event and in reports of state
-	Again   bool        // the last event came with this one and has Chunk as its result: who does not stream says it as both (SAM-141)
-	State   string      // what the deployed agents report in between ("processing")
-	Done    bool        // the last event
-	Result  jsonx.Value // of the last event: a JSON object
+	Chunk   json.RawMessage // a piece of the result; nil in the last event and in reports of state
+	Again   bool            // the last event came with this one and has Chunk as its result: who does not stream says it as both (SAM-141)
+	State   string          // what the deployed agents report in between ("processing")
+	Done    bool            // the last event
+	Result  json.RawMessage // of the last event: a JSON object
 	TraceID string
 	SpanID  string
 

@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -33,7 +32,7 @@ func TestClientServer(t *testing.T) {
 	w.agent.Handler = func(ctx context.Context, r *Request) (Response, error) {
 		if r.Endpoint == ModeStream && r.Skill.ID == "echo" {
 			for _, c := range []string{`"a"`, `{"b":1.0}`} {
-				if err := r.Chunk(jsonx.Value(c)); err != nil {
+				if err := r.Chunk(json.RawMessage(c)); err != nil {
 					return Response{}, err
 				}
 			}
@@ -47,7 +46,7 @@ func TestClientServer(t *testing.T) {
 	defer func() { c.get.CloseIdleConnections() }()
 	ctx := t.Context()
 	for _, base := range []string{srv.URL, srv.URL + "/", srv.URL + "/a/b%20c/"} {
-		call := Call{URL: base, Skill: "echo", Payload: jsonx.Value(`{"text":"hi"}`)} // To from the card
+		call := Call{URL: base, Skill: "echo", Payload: json.RawMessage(`{"text":"hi"}`)} // To from the card
 		r, err := c.Ask(ctx, call)
 		if err != nil || string(r.Result) != `{"got":{"text":"hi"}}` || r.TraceID == "" || r.SpanID == "" {
 			t.Errorf("%s: sync: %+v, %v", base, r, err)
@@ -97,7 +96,7 @@ func TestClientServer(t *testing.T) {
 		t.Error(err)
 	}
 	// Breaking off a stream ends the call.
-	for range c.Stream(ctx, Call{URL: srv.URL, To: worldID, Skill: "echo", Payload: jsonx.Value(`{"text":"x"}`)}) {
+	for range c.Stream(ctx, Call{URL: srv.URL, To: worldID, Skill: "echo", Payload: json.RawMessage(`{"text":"x"}`)}) {
 		break
 	}
 	// Without leave, addresses inside are not called.
@@ -172,7 +171,7 @@ func TestClientRequests(t *testing.T) {
 	t.Run("what cannot be sent", func(t *testing.T) {
 		for name, call := range map[string]Call{
 			"no address": {}, "query": {URL: "https://self.test/?x=1", To: worldID}, "scheme": {URL: "ftp://self.test", To: worldID}, "user": {URL: "https://u@self.test", To: worldID},
-			"payload": {URL: "https://self.test", To: worldID, Payload: jsonx.Value(`[]`)}, "nonce": {URL: "https://self.test", To: worldID, Nonce: "x"},
+			"payload": {URL: "https://self.test", To: worldID, Payload: json.RawMessage(`[]`)}, "nonce": {URL: "https://self.test", To: worldID, Nonce: "x"},
 		} {
 			if _, err := c.Ask(t.Context(), call); err == nil {
 				t.Errorf("%s: sent", name)
@@ -561,7 +560,7 @@ func TestClientRemembersWhoIsThere(t *testing.T) {
 	})}
 	ask := func(want int, ok bool) {
 		t.Helper()
-		if _, err := c.Ask(t.Context(), Call{URL: "http://self.test", Skill: "echo", Payload: jsonx.Value(`{"text":"hi"}`)}); (err == nil) != ok {
+		if _, err := c.Ask(t.Context(), Call{URL: "http://self.test", Skill: "echo", Payload: json.RawMessage(`{"text":"hi"}`)}); (err == nil) != ok {
 			t.Error(err)
 		}
 		if cards != want {

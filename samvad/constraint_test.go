@@ -1,10 +1,9 @@
 package samvad
 
 import (
+	"encoding/json"
 	"errors"
 	"testing"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // A payload that does not fit is refused with the constraint, as the published
@@ -17,7 +16,7 @@ func TestSchemaErrorsNameTheConstraint(t *testing.T) {
  "lang":{"enum":["go","ts",1]},"v":{"const":"1"},"at":{"type":"string","format":"date-time"},
  "list":{"type":"array","minItems":1,"maxItems":2,"uniqueItems":true,"items":{"type":"object","properties":{"id":{"type":"string"}},"required":["id"]}},
  "any":{"not":{"type":"string"}},"map":{"type":"object","maxProperties":1}}}`
-	s, err := CompileInput(jsonx.Value(schema))
+	s, err := CompileInput(json.RawMessage(schema))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +41,7 @@ func TestSchemaErrorsNameTheConstraint(t *testing.T) {
 		`{"code":"ab","any":"x"}`:              "Field 'any' does not fit the skill's input schema",
 		`{"code":"ab","map":{"a":1,"b":2}}`:    "Field 'map' exceeds maxProperties of 1",
 	} {
-		_, err := s.Apply(jsonx.Value(payload))
+		_, err := s.Apply(json.RawMessage(payload))
 		var e *Error
 		if !errors.As(err, &e) || e.Text != want || !errors.Is(err, ErrPayload) {
 			t.Errorf("%s: %q, want %q", payload, e.Text, want)

@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -41,14 +42,14 @@ type Delegation struct {
 func (d *Delegation) Covers(skill string) bool { return slices.Contains(d.Scope, skill) }
 
 type wireDelegation struct {
-	Iss      *string     `json:"iss"`
-	Sub      *string     `json:"sub"`
-	Scope    jsonx.Value `json:"scope"`
-	MaxDepth jsonx.Value `json:"maxDepth"`
-	Exp      jsonx.Value `json:"exp"`
-	Iat      jsonx.Value `json:"iat,omitzero"`
-	Nbf      jsonx.Value `json:"nbf,omitzero"`
-	Act      *wireActor  `json:"act,omitzero"`
+	Iss      *string         `json:"iss"`
+	Sub      *string         `json:"sub"`
+	Scope    json.RawMessage `json:"scope"`
+	MaxDepth json.RawMessage `json:"maxDepth"`
+	Exp      json.RawMessage `json:"exp"`
+	Iat      json.RawMessage `json:"iat,omitzero"`
+	Nbf      json.RawMessage `json:"nbf,omitzero"`
+	Act      *wireActor      `json:"act,omitzero"`
 }
 
 type wireActor struct {
@@ -94,13 +95,13 @@ func VerifyDelegation(ctx context.Context, token string, keys Keys, now time.Tim
 		return bad(errors.New("expired"))
 	}
 	d := &Delegation{Issuer: *w.Iss, Expires: exp}
-	if !jsonx.IsNull(w.Nbf) {
+	if !isNull(w.Nbf) {
 		nbf, ok := numericDate(w.Nbf)
 		if !ok || now.Before(nbf) {
 			return bad(errors.New("not valid yet"))
 		}
 	}
-	if !jsonx.IsNull(w.Iat) {
+	if !isNull(w.Iat) {
 		if d.Issued, ok = numericDate(w.Iat); !ok || d.Issued.Sub(now) > delegationSkew {
 			return bad(errors.New("iat is in the future or not a number"))
 		}
@@ -164,10 +165,10 @@ func verifyJWS(jws *jose.JSONWebSignature, keys []Key) error {
 }
 
 // scopeOf reads an array of strings or one string with spaces (SAM-103).
-func scopeOf(v jsonx.Value) ([]string, error) {
+func scopeOf(v json.RawMessage) ([]string, error) {
 	bad := errors.New("scope is neither an array of strings nor a string")
 	list := []string{}
-	switch v.Kind() {
+	switch kindOf(v) {
 	case '"':
 		var s string
 		if err := jsonx.Decode(v, &s); err != nil {
@@ -175,13 +176,13 @@ func scopeOf(v jsonx.Value) ([]string, error) {
 		}
 		list = append(list, strings.Fields(s)...)
 	case '[':
-		var items []jsonx.Value
+		var items []json.RawMessage
 		if err := jsonx.Decode(v, &items); err != nil {
 			return nil, bad
 		}
 		for _, it := range items {
 			var s string
-			if it.Kind() != '"' || jsonx.Decode(it, &s) != nil {
+			if kindOf(it) != '"' || jsonx.Decode(it, &s) != nil {
 				return nil, bad
 			}
 			list = append(list, s)
@@ -196,8 +197,8 @@ func scopeOf(v jsonx.Value) ([]string, error) {
 }
 
 // numericDate reads seconds since the epoch, fractions allowed (RFC 7519 §2).
-func numericDate(v jsonx.Value) (time.Time, bool) {
-	if v.Kind() != '0' {
+func numericDate(v json.RawMessage) (time.Time, bool) {
+	if kindOf(v) != '0' {
 		return time.Time{}, false
 	}
 	f, err := strconv.ParseFloat(string(v), 64)
@@ -209,8 +210,8 @@ func numericDate(v jsonx.Value) (time.Time, bool) {
 }
 
 // integer reads a number that has no fraction, however it is written.
-func integer(v jsonx.Value) (int, error) {
-	if v.Kind() != '0' {
+func integer(v json.RawMessage) (int, error) {
+	if kindOf(v) != '0' {
 		return 0, errors.New("not a number")
 	}
 	f, err := strconv.ParseFloat(string(v), 64)

@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,12 +43,12 @@ type Envelope struct {
 	TraceID   string    // root correlation id, the same over all hops
 	SpanID    string    // id of the sender's hop
 
-	ParentSpanID    string      // span of the hop before; "" at the root
-	DelegationToken string      // compact JWS; see [Delegation]
-	Auth            *Auth       // credentials for authenticated skills
-	CallbackURL     string      // async only
-	Payload         jsonx.Value // a JSON object, numbers as written; nil counts as {}
-	Replaced        bool        // in Payload, as decoded, U+FFFD stands for halves of surrogate pairs; Raw has them
+	ParentSpanID    string          // span of the hop before; "" at the root
+	DelegationToken string          // compact JWS; see [Delegation]
+	Auth            *Auth           // credentials for authenticated skills
+	CallbackURL     string          // async only
+	Payload         json.RawMessage // a JSON object, numbers as written; nil counts as {}
+	Replaced        bool            // in Payload, as decoded, U+FFFD stands for halves of surrogate pairs; Raw has them
 
 	raw       []byte
 	delegated bool // delegationToken was there, though perhaps empty
@@ -84,19 +85,19 @@ func (e *Envelope) Until(window time.Duration) time.Time {
 // wireEnvelope is the envelope as JSON. Pointers tell absent (or null) from
 // empty.
 type wireEnvelope struct {
-	From            *string     `json:"from"`
-	To              *string     `json:"to"`
-	Skill           *string     `json:"skill"`
-	Mode            *string     `json:"mode"`
-	Nonce           *string     `json:"nonce"`
-	Timestamp       *string     `json:"timestamp"`
-	TraceID         *string     `json:"traceId"`
-	SpanID          *string     `json:"spanId"`
-	ParentSpanID    *string     `json:"parentSpanId,omitzero"`
-	DelegationToken *string     `json:"delegationToken,omitzero"`
-	Auth            *wireAuth   `json:"auth,omitzero"`
-	CallbackURL     *string     `json:"callbackUrl,omitzero"`
-	Payload         jsonx.Value `json:"payload"`
+	From            *string         `json:"from"`
+	To              *string         `json:"to"`
+	Skill           *string         `json:"skill"`
+	Mode            *string         `json:"mode"`
+	Nonce           *string         `json:"nonce"`
+	Timestamp       *string         `json:"timestamp"`
+	TraceID         *string         `json:"traceId"`
+	SpanID          *string         `json:"spanId"`
+	ParentSpanID    *string         `json:"parentSpanId,omitzero"`
+	DelegationToken *string         `json:"delegationToken,omitzero"`
+	Auth            *wireAuth       `json:"auth,omitzero"`
+	CallbackURL     *string         `json:"callbackUrl,omitzero"`
+	Payload         json.RawMessage `json:"payload"`
 
 	replaced bool // Payload is not as it was written; see [Envelope.Replaced]
 }
@@ -210,8 +211,8 @@ func decode(b []byte) (*Envelope, *Error) {
 			e.Auth.Token = *w.Auth.Token
 		}
 	}
-	if !jsonx.IsNull(w.Payload) {
-		if w.Payload.Kind() != '{' {
+	if !isNull(w.Payload) {
+		if kindOf(w.Payload) != '{' {
 			return bad("payload is not an object")
 		}
 		e.Payload, e.Replaced = w.Payload, w.replaced
@@ -221,20 +222,20 @@ func decode(b []byte) (*Envelope, *Error) {
 
 // RawPayload gives the payload as it was written: other than Payload where
 // [Envelope.Replaced] says so. Nil if the envelope was not decoded, or has none.
-func (e *Envelope) RawPayload() jsonx.Value {
+func (e *Envelope) RawPayload() json.RawMessage {
 	whole, _, err := jsonx.Whole(e.raw)
 	if err != nil {
 		return nil
 	}
 	from, to := jsonx.Find(whole, "payload")
-	return jsonx.Value(e.raw[from:to:to])
+	return json.RawMessage(e.raw[from:to:to])
 }
 
 // share gives the bytes of v as they lie in b, so that the copy that the
 // decoder made can go.
-func share(b []byte, v jsonx.Value) jsonx.Value {
+func share(b []byte, v json.RawMessage) json.RawMessage {
 	if i := bytes.Index(b, v); i >= 0 {
-		return jsonx.Value(b[i : i+len(v) : i+len(v)])
+		return json.RawMessage(b[i : i+len(v) : i+len(v)])
 	}
 	return v
 }
@@ -246,12 +247,12 @@ func (e *Envelope) Encode() ([]byte, error) {
 	mode, timestamp := string(e.Mode), FormatTimestamp(e.Timestamp)
 	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
 		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
-		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL), Payload: jsonx.Value("{}")}
+		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL), Payload: json.RawMessage("{}")}
 	if e.Auth != nil {
 		w.Auth = &wireAuth{Scheme: optional(e.Auth.Scheme), Token: &e.Auth.Token}
 	}
 	_, replaced, _ := jsonx.Whole(e.Payload)
-	if !replaced && !jsonx.IsNull(e.Payload) {
+	if !replaced && !isNull(e.Payload) {
 		w.Payload = e.Payload
 	}
 	b, err := jsonx.Encode(&w)
@@ -332,3 +333,9 @@ func jsonText(err error) string {
 	}
 	return text + "."
 }
+
+// kindOf gives the first byte of a JSON value, '0' for any number and 0 for none.
+func kindOf(v json.RawMessage) byte { return byte(jsonx.Value(v).Kind()) }
+
+// isNull reports whether a member is absent or null.
+func isNull(v json.RawMessage) bool { return jsonx.IsNull(jsonx.Value(v)) }

@@ -98,9 +98,9 @@ func ExampleServer() {
 			return
 		}
 		if event.Done {
-			fmt.Println("result:", event.Result)
+			fmt.Printf("result: %s\n", event.Result)
 		} else {
-			fmt.Println("chunk:", event.Chunk)
+			fmt.Printf("chunk: %s\n", event.Chunk)
 		}
 	}
 	// Output:

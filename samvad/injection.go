@@ -2,11 +2,10 @@ package samvad
 
 import (
 	"bytes"
+	"encoding/json"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // ws is JavaScript's \s, which has more than RE2's.
@@ -64,7 +63,7 @@ func youAreNow(low string) bool {
 
 // ScanPayload reports whether any string value in a JSON value, at any depth,
 // is [Suspicious]. Member names are not looked at.
-func ScanPayload(v jsonx.Value) bool {
+func ScanPayload(v json.RawMessage) bool {
 	if bytes.IndexByte(v, '\\') < 0 && !hinted(asciiLower(string(v))) {
 		return false
 	}

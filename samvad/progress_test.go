@@ -2,13 +2,12 @@ package samvad
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // SAM-121: the progress of a task is 0 to 1 (response schema of a task's
@@ -52,7 +51,7 @@ func TestProgressOfAHandler(t *testing.T) {
 			}
 			refused <- r.Progress(1.001)
 			<-release
-			return Response{Result: jsonx.Value(`{}`)}, nil
+			return Response{Result: json.RawMessage(`{}`)}, nil
 		}
 	})
 	id := taskID(t, w.post("/agent/task", w.envelope(nil)))

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,26 +20,26 @@ var ErrRemote = errors.New("samvad: the agent answered with an error")
 
 // remoteReply is what agents answer, in all dialects.
 type remoteReply struct {
-	TraceID jsonx.Value `json:"traceId"`
-	SpanID  jsonx.Value `json:"spanId"`
-	TaskID  jsonx.Value `json:"taskId"`
-	Status  jsonx.Value `json:"status"`
-	Code    jsonx.Value `json:"code"`
-	Message jsonx.Value `json:"message"`
-	Result  jsonx.Value `json:"result"`
-	Error   jsonx.Value `json:"error"`
+	TraceID json.RawMessage `json:"traceId"`
+	SpanID  json.RawMessage `json:"spanId"`
+	TaskID  json.RawMessage `json:"taskId"`
+	Status  json.RawMessage `json:"status"`
+	Code    json.RawMessage `json:"code"`
+	Message json.RawMessage `json:"message"`
+	Result  json.RawMessage `json:"result"`
+	Error   json.RawMessage `json:"error"`
 
-	Progress jsonx.Value `json:"progress"`
-	Chunk    jsonx.Value `json:"chunk"`
-	Done     jsonx.Value `json:"done"`
+	Progress json.RawMessage `json:"progress"`
+	Chunk    json.RawMessage `json:"chunk"`
+	Done     json.RawMessage `json:"done"`
 
 	replaced bool // U+FFFD stands for halves of surrogate pairs
 }
 
 // text gives a string member, "" for anything else.
-func text(v jsonx.Value) string {
+func text(v json.RawMessage) string {
 	var s string
-	if v.Kind() != '"' || jsonx.Decode(v, &s) != nil {
+	if kindOf(v) != '"' || jsonx.Decode(v, &s) != nil {
 		return ""
 	}
 	return s
@@ -59,11 +60,11 @@ func readRemote(b []byte) (*remoteReply, error) {
 // the bodies of web frameworks.
 func (r *remoteReply) remoteError(status int, h http.Header) *Error {
 	code, message := Code(""), ""
-	switch r.Error.Kind() {
+	switch kindOf(r.Error) {
 	case '{':
 		var w struct {
-			Code    jsonx.Value `json:"code"`
-			Message jsonx.Value `json:"message"`
+			Code    json.RawMessage `json:"code"`
+			Message json.RawMessage `json:"message"`
 		}
 		if jsonx.Decode(r.Error, &w) == nil {
 			code, message = Code(text(w.Code)), text(w.Message)
@@ -182,7 +183,7 @@ func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
 	if e := r.remoteError(status, h); e != nil {
 		return nil, e
 	}
-	if r.Result.Kind() != '{' {
+	if kindOf(r.Result) != '{' {
 		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("no result object")))
 	}
 	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result, Replaced: r.replaced}, nil
@@ -237,7 +238,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		t.Status = TaskRunning
 	case "done", "completed":
 		t.Status = TaskDone
-		if t.Result = r.Result; r.Result.Kind() != '{' {
+		if t.Result = r.Result; kindOf(r.Result) != '{' {
 			return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, errors.New("task done without a result object")))
 		}
 	case "failed", "error":
@@ -248,7 +249,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 	default:
 		return nil, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, fmt.Errorf("task status %q", clip(s))))
 	}
-	if r.Progress.Kind() == '0' {
+	if kindOf(r.Progress) == '0' {
 		if p, err := strconv.ParseFloat(string(r.Progress), 64); err == nil && p >= 0 && p <= 1 {
 			t.Progress = &p
 		}

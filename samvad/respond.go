@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -13,10 +14,10 @@ import (
 // A Reply is a response envelope (SAMVAD 1.2 §4, response-envelope schema). It
 // is not signed.
 type Reply struct {
-	TraceID string      // of the request; "" if it could not be read
-	SpanID  string      // fresh, of the responder
-	Result  jsonx.Value // a JSON object; nil on failure
-	Err     *Error      // why it failed; nil on success
+	TraceID string          // of the request; "" if it could not be read
+	SpanID  string          // fresh, of the responder
+	Result  json.RawMessage // a JSON object; nil on failure
+	Err     *Error          // why it failed; nil on success
 
 	Replaced bool // in Result, as decoded, U+FFFD stands for halves of surrogate pairs
 }
@@ -42,11 +43,11 @@ func (e *Error) wire() *wireError {
 }
 
 type wireReply struct {
-	TraceID string      `json:"traceId"`
-	SpanID  string      `json:"spanId"`
-	Status  string      `json:"status"`
-	Result  jsonx.Value `json:"result,omitzero"`
-	Error   *wireError  `json:"error,omitzero"`
+	TraceID string          `json:"traceId"`
+	SpanID  string          `json:"spanId"`
+	Status  string          `json:"status"`
+	Result  json.RawMessage `json:"result,omitzero"`
+	Error   *wireError      `json:"error,omitzero"`
 }
 
 // Encode writes the reply as JSON that fits the response schema.
@@ -55,9 +56,9 @@ func (r *Reply) Encode() ([]byte, error) {
 	switch {
 	case r.Err != nil:
 		w.Status, w.Result, w.Error = "error", nil, r.Err.wire()
-	case jsonx.IsNull(r.Result):
-		w.Result = jsonx.Value("{}")
-	case r.Result.Kind() != '{':
+	case isNull(r.Result):
+		w.Result = json.RawMessage("{}")
+	case kindOf(r.Result) != '{':
 		return nil, errors.New("samvad: result is not a JSON object")
 	}
 	return jsonx.Encode(&w)
@@ -69,7 +70,7 @@ func newID() string { return uuid.NewString() }
 // WriteResult answers a verified request. The result is encoded as JSON and
 // must give an object; nil gives {}.
 func WriteResult(w http.ResponseWriter, req *Verified, result any) {
-	v, ok := result.(jsonx.Value)
+	v, ok := result.(json.RawMessage)
 	if !ok && result != nil {
 		b, err := jsonx.Encode(result)
 		if err != nil {

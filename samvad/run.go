@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -30,10 +31,10 @@ func (s *Server) run(ctx context.Context, req *Request) (resp Response, e *Error
 	if err != nil {
 		return Response{}, failure(err)
 	}
-	if jsonx.IsNull(resp.Result) {
-		resp.Result = jsonx.Value("{}")
+	if isNull(resp.Result) {
+		resp.Result = json.RawMessage("{}")
 	}
-	if resp.Result.Kind() != '{' {
+	if kindOf(resp.Result) != '{' {
 		return Response{}, failure(because(ErrUnavailable, errors.New("skill answered with something else than an object")))
 	}
 	resp.SpanID = cmp.Or(resp.SpanID, newID())

@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -102,7 +103,7 @@ var documents = map[Document]string{
 var compiledDocuments = sync.OnceValues(func() (map[Document]*jsonschema.Schema, error) {
 	m := map[Document]*jsonschema.Schema{}
 	for d, text := range documents {
-		s, err := compileSchema(jsonx.Value(text))
+		s, err := compileSchema(json.RawMessage(text))
 		if err != nil {
 			return nil, fmt.Errorf("samvad: schema of %s: %w", d, err)
 		}
@@ -148,7 +149,7 @@ const schemaURL = "urn:samvad:schema"
 
 // compileSchema compiles a skill's schema: the draft that $schema names, else
 // 2020-12, formats asserted, nothing fetched.
-func compileSchema(text jsonx.Value) (s *jsonschema.Schema, err error) {
+func compileSchema(text json.RawMessage) (s *jsonschema.Schema, err error) {
 	doc, err := parseTree(text)
 	if err != nil {
 		return nil, err
@@ -225,8 +226,8 @@ type InputSchema struct {
 
 // CompileInput compiles a skill's inputSchema. References to other documents
 // are refused, never fetched (SAM-092). An absent schema accepts everything.
-func CompileInput(text jsonx.Value) (*InputSchema, error) {
-	if jsonx.IsNull(text) {
+func CompileInput(text json.RawMessage) (*InputSchema, error) {
+	if isNull(text) {
 		return &InputSchema{any: true}, nil
 	}
 	if err := jsonx.Valid(text, 0); err != nil {
@@ -257,9 +258,9 @@ func CompileInput(text jsonx.Value) (*InputSchema, error) {
 // validated (SAM-090). A payload that needs no change is returned as it is,
 // byte for byte. The error wraps [ErrPayload]; its text names the member and
 // the constraint.
-func (s *InputSchema) Apply(payload jsonx.Value) (_ jsonx.Value, err error) {
-	if jsonx.IsNull(payload) {
-		payload = jsonx.Value("{}")
+func (s *InputSchema) Apply(payload json.RawMessage) (_ json.RawMessage, err error) {
+	if isNull(payload) {
+		payload = json.RawMessage("{}")
 	}
 	if s.any {
 		return payload, nil
@@ -513,7 +514,7 @@ func (f *fitter) local(ref string) (any, bool) {
 
 // appendTree writes a tree as compact JSON, members sorted, numbers as they
 // were written.
-func appendTree(dst []byte, v any) (jsonx.Value, error) {
+func appendTree(dst []byte, v any) (json.RawMessage, error) {
 	switch v := v.(type) {
 	case map[string]any:
 		names := make([]string, 0, len(v))

@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -25,31 +26,31 @@ type Handler func(ctx context.Context, req *Request) (Response, error)
 
 // A Response is what a skill answers.
 type Response struct {
-	Result jsonx.Value // a JSON object; nil = {}
-	SpanID string      // of the responder; "" = a fresh one
-	Tokens int         // used, for the sender's daily budget
+	Result json.RawMessage // a JSON object; nil = {}
+	SpanID string          // of the responder; "" = a fresh one
+	Tokens int             // used, for the sender's daily budget
 }
 
 // A Request is a verified message on its way to a skill.
 type Request struct {
 	*Verified
 	Agent      *Agent
-	Endpoint   Mode        // how the sender wants the answer: the endpoint it posted to
-	Skill      *Skill      // of the agent's card; nil if it has none of that id
-	Payload    jsonx.Value // validated and fitted to the input schema; numbers as written
-	Delegation *Delegation // of a valid delegation token, else nil
-	TaskID     string      // of an async request, once it is accepted
-	Header     http.Header // of the HTTP request
-	Remote     string      // network address of the client
-	State      any         // what [Server.Record] leaves for the Handler and for Accept
+	Endpoint   Mode            // how the sender wants the answer: the endpoint it posted to
+	Skill      *Skill          // of the agent's card; nil if it has none of that id
+	Payload    json.RawMessage // validated and fitted to the input schema; numbers as written
+	Delegation *Delegation     // of a valid delegation token, else nil
+	TaskID     string          // of an async request, once it is accepted
+	Header     http.Header     // of the HTTP request
+	Remote     string          // network address of the client
+	State      any             // what [Server.Record] leaves for the Handler and for Accept
 
-	chunk    func(jsonx.Value) error
+	chunk    func(json.RawMessage) error
 	progress func(float64) error
 }
 
 // Chunk sends a piece of the result (any JSON value) when the request is a
 // stream, and does nothing otherwise. An error means that the client is gone.
-func (r *Request) Chunk(v jsonx.Value) error {
+func (r *Request) Chunk(v json.RawMessage) error {
 	if r.chunk == nil {
 		return nil
 	}
@@ -449,8 +450,8 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 		Verified: m, Agent: a, Endpoint: mode, Skill: a.Card.Skill(m.Envelope.Skill),
 		Payload: m.Envelope.Payload, Header: r.Header, Remote: r.RemoteAddr,
 	}
-	if jsonx.IsNull(req.Payload) {
-		req.Payload = jsonx.Value("{}")
+	if isNull(req.Payload) {
+		req.Payload = json.RawMessage("{}")
 	}
 	refusal := s.check(ctx, req)
 	if err := s.record(ctx, req, refusal); err != nil {

@@ -21,7 +21,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -56,7 +55,7 @@ func newWorld(t testing.TB, change ...func(*world)) *world {
 	self := identity(t, worldID, "self-key", 2)
 	all := []Mode{ModeSync, ModeAsync, ModeStream}
 	skill := func(id string, trust Trust, schema string, modes ...Mode) Skill {
-		return Skill{ID: id, Name: id, Description: id, Trust: trust, InputSchema: jsonx.Value(schema), Modes: modes}
+		return Skill{ID: id, Name: id, Description: id, Trust: trust, InputSchema: json.RawMessage(schema), Modes: modes}
 	}
 	const text = `{"type":"object","properties":{"text":{"type":"string","maxLength":50},"n":{"type":"integer"}},"required":["text"],"additionalProperties":false}`
 	card := &Card{
@@ -72,7 +71,7 @@ func newWorld(t testing.TB, change ...func(*world)) *world {
 		if r.Skill.ID == "fail" {
 			return Response{}, errors.New("secret internals")
 		}
-		return Response{Result: jsonx.Value(`{"got":` + string(r.Payload) + `}`)}, nil
+		return Response{Result: json.RawMessage(`{"got":` + string(r.Payload) + `}`)}, nil
 	}}
 	w.srv = &Server{Agent: w.agent, Verifier: &Verifier{Keys: StaticKeys{w.me.ID(): {w.me.Key()}}, Now: w.clk.now}}
 	for _, c := range change {
@@ -350,7 +349,7 @@ func TestEnvelopeRules(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { w.t = t; w.want(raw(c.body), c.status, c.code) })
 	}
 	t.Run("SAM-038 a payload that is null or absent is {}", func(t *testing.T) {
-		w := newWorld(t, func(w *world) { w.agent.Card.Skills[0].InputSchema = jsonx.Value(`{"type":"object"}`) })
+		w := newWorld(t, func(w *world) { w.agent.Card.Skills[0].InputSchema = json.RawMessage(`{"type":"object"}`) })
 		for _, body := range [][]byte{bytes.Replace(w.envelope(nil), []byte(`{"text":"hi"}`), []byte(`null`), 1), w.envelope(map[string]any{"payload": nil})} {
 			rec := w.post("/agent/message", body)
 			if w.want(rec, 200, ""); !strings.Contains(rec.Body.String(), `"result":{"got":{}}`) {
@@ -399,7 +398,7 @@ func TestEncode(t *testing.T) {
 	if want := `{"from":"agent://a.test","to":"agent://b.test","skill":"s","mode":"sync","nonce":"12345678","timestamp":"2026-04-11T10:00:00.000Z","traceId":"t","spanId":"s","payload":{}}`; err != nil || string(b) != want {
 		t.Errorf("%s, %v", b, err)
 	}
-	e.ParentSpanID, e.DelegationToken, e.CallbackURL, e.Auth, e.Payload = "p", "d", "https://c.test/", &Auth{"bearer", "tok"}, jsonx.Value(`{"n":1.50}`)
+	e.ParentSpanID, e.DelegationToken, e.CallbackURL, e.Auth, e.Payload = "p", "d", "https://c.test/", &Auth{"bearer", "tok"}, json.RawMessage(`{"n":1.50}`)
 	if b, err = e.Encode(); err != nil {
 		t.Fatal(err)
 	}
@@ -773,10 +772,12 @@ func TestSync(t *testing.T) {
 	})
 	t.Run("SAM-111 panic, wrong result, own error", func(t *testing.T) {
 		for name, h := range map[string]Handler{
-			"panic":  func(context.Context, *Request) (Response, error) { panic("x") },
-			"array":  func(context.Context, *Request) (Response, error) { return Response{Result: jsonx.Value(`[]`)}, nil },
-			"broken": func(context.Context, *Request) (Response, error) { return Response{Result: jsonx.Value(`{"a"`)}, nil },
-			"nil":    nil,
+			"panic": func(context.Context, *Request) (Response, error) { panic("x") },
+			"array": func(context.Context, *Request) (Response, error) { return Response{Result: json.RawMessage(`[]`)}, nil },
+			"broken": func(context.Context, *Request) (Response, error) {
+				return Response{Result: json.RawMessage(`{"a"`)}, nil
+			},
+			"nil": nil,
 		} {
 			t.Run(name, func(t *testing.T) {
 				w := newWorld(t, func(w *world) { w.agent.Handler = h })
@@ -876,32 +877,34 @@ func TestPayload(t *testing.T) {
 	t.Run("SAM-092 remote and broken schemas", func(t *testing.T) {
 		for _, s := range []string{`{"$ref":"http://127.0.0.1:1/x"}`, `{"$ref":"file:///etc/passwd"}`, `{"$schema":"http://evil.test/"}`,
 			`{"type":"nonsense"}`, `{"pattern":"(?=x)"}`, `{"$ref":"#/nowhere"}`, `[]`, `{"type":"object"`, `{"minimum":1e999999999}`, `7`} {
-			if _, err := CompileInput(jsonx.Value(s)); err == nil {
+			if _, err := CompileInput(json.RawMessage(s)); err == nil {
 				t.Errorf("%s compiled", s)
 			}
 		}
-		w := newWorld(t, func(w *world) { w.agent.Card.Skills[0].InputSchema = jsonx.Value(`{"$ref":"http://127.0.0.1:1/x"}`) })
+		w := newWorld(t, func(w *world) {
+			w.agent.Card.Skills[0].InputSchema = json.RawMessage(`{"$ref":"http://127.0.0.1:1/x"}`)
+		})
 		if err := w.agent.Check(); err == nil {
 			t.Error("Check is content")
 		}
 		w.want(w.post("/agent/message", w.envelope(nil)), 500, CodeAgentUnavailable)
 	})
 	t.Run("numbers that would hurt the validator", func(t *testing.T) {
-		s, err := CompileInput(jsonx.Value(`{"type":"object","properties":{"n":{"type":"number","minimum":0}}}`))
+		s, err := CompileInput(json.RawMessage(`{"type":"object","properties":{"n":{"type":"number","minimum":0}}}`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range []string{"1e999999999", "1e-999999999", strings.Repeat("9", 1000), "1E+401"} {
-			if _, err := s.Apply(jsonx.Value(`{"n":` + n + `}`)); !errors.Is(err, ErrPayload) {
+			if _, err := s.Apply(json.RawMessage(`{"n":` + n + `}`)); !errors.Is(err, ErrPayload) {
 				t.Errorf("%.20s: %v", n, err)
 			}
 		}
-		if p, err := s.Apply(jsonx.Value(`{ "n":1e400 }`)); err != nil || string(p) != `{ "n":1e400 }` {
+		if p, err := s.Apply(json.RawMessage(`{ "n":1e400 }`)); err != nil || string(p) != `{ "n":1e400 }` {
 			t.Errorf("%s, %v", p, err)
 		}
 	})
 	t.Run("nested, references, defaults", func(t *testing.T) {
-		s, err := CompileInput(jsonx.Value(`{"type":"object","properties":{
+		s, err := CompileInput(json.RawMessage(`{"type":"object","properties":{
 		 "a":{"$ref":"#/$defs/a"},"l":{"type":"array","items":{"$ref":"#/$defs/a"}},"u":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"}]},
 		 "v":{"anyOf":[{"type":"object","properties":{"q":{"type":"integer"}},"additionalProperties":false},{"type":"null"}]},
 		 "m":{"type":"object","additionalProperties":{"$ref":"#/$defs/a"}}},
@@ -910,7 +913,7 @@ func TestPayload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := s.Apply(jsonx.Value(`{"a":{"x":1.10,"y":2},"l":[{"z":1},{"x":1e2,"d":"k"}],"v":{"q":1,"r":2},"m":{"k":{"w":1}},"extra":{}}`))
+		got, err := s.Apply(json.RawMessage(`{"a":{"x":1.10,"y":2},"l":[{"z":1},{"x":1e2,"d":"k"}],"v":{"q":1,"r":2},"m":{"k":{"w":1}},"extra":{}}`))
 		if want := `{"a":{"d":"é","x":1.10},"l":[{"d":"é"},{"d":"k","x":1e2}],"m":{"k":{"d":"é"}},"v":{"q":1}}`; err != nil || string(got) != want {
 			t.Errorf("%s, %v", got, err)
 		}
@@ -956,7 +959,7 @@ func TestAsync(t *testing.T) {
 							t.Error(err)
 						}
 					}
-					return Response{Result: jsonx.Value(`{"x":1}`)}, nil
+					return Response{Result: json.RawMessage(`{"x":1}`)}, nil
 				}
 			})
 			id := taskID(t, w.post("/agent/task", w.envelope(nil))) // the handler has not ended
@@ -999,7 +1002,7 @@ func TestAsync(t *testing.T) {
 		clk := &clock{epoch}
 		m := &MemoryTasks{Now: clk.now, Max: 2}
 		put := func(id string, s TaskStatus) error {
-			return m.Put(t.Context(), Task{ID: id, Agent: "a", Status: s, Result: jsonx.Value(`{}`)})
+			return m.Put(t.Context(), Task{ID: id, Agent: "a", Status: s, Result: json.RawMessage(`{}`)})
 		}
 		for _, id := range []string{"1", "2"} {
 			if err := put(id, TaskDone); err != nil {
@@ -1188,11 +1191,11 @@ func TestStream(t *testing.T) {
 		w := newWorld(t, func(w *world) {
 			w.agent.Handler = func(_ context.Context, r *Request) (Response, error) {
 				for _, c := range []string{`"a\n"`, "{ \"k\":\r\n[1.0] }", "null"} {
-					if err := r.Chunk(jsonx.Value(c)); err != nil {
+					if err := r.Chunk(json.RawMessage(c)); err != nil {
 						t.Error(err)
 					}
 				}
-				return Response{Result: jsonx.Value(`{"x":1}`), SpanID: "my-span"}, nil
+				return Response{Result: json.RawMessage(`{"x":1}`), SpanID: "my-span"}, nil
 			}
 		})
 		rec := w.post("/agent/stream", w.envelope(nil))
@@ -1230,7 +1233,7 @@ func TestStream(t *testing.T) {
 						case <-time.After(d):
 						case <-ctx.Done():
 						}
-						_ = r.Chunk(jsonx.Value(`1`))
+						_ = r.Chunk(json.RawMessage(`1`))
 					}
 					return Response{}, nil
 				}
@@ -1246,7 +1249,7 @@ func TestStream(t *testing.T) {
 		cancelled := make(chan error, 1)
 		w := newWorld(t, func(w *world) {
 			w.agent.Handler = func(ctx context.Context, r *Request) (Response, error) {
-				_ = r.Chunk(jsonx.Value(`1`))
+				_ = r.Chunk(json.RawMessage(`1`))
 				<-ctx.Done()
 				cancelled <- ctx.Err()
 				return Response{}, ctx.Err()
@@ -1274,7 +1277,7 @@ func TestStream(t *testing.T) {
 	t.Run("SAM-143 a failed write cancels", func(t *testing.T) {
 		w := newWorld(t, func(w *world) {
 			w.agent.Handler = func(ctx context.Context, r *Request) (Response, error) {
-				if err := r.Chunk(jsonx.Value(`1`)); err == nil {
+				if err := r.Chunk(json.RawMessage(`1`)); err == nil {
 					t.Error("no error")
 				}
 				<-ctx.Done()
@@ -1302,11 +1305,11 @@ func TestStream(t *testing.T) {
 			w.agent.Handler = func(_ context.Context, r *Request) (Response, error) { kept = r; return Response{}, nil }
 		})
 		w.post("/agent/stream", w.envelope(nil))
-		if kept.Chunk(jsonx.Value(`1`)) == nil {
+		if kept.Chunk(json.RawMessage(`1`)) == nil {
 			t.Error("a chunk after the last event")
 		}
 		w.post("/agent/message", w.envelope(nil))
-		if kept.Chunk(jsonx.Value(`1`)) != nil || kept.Progress(0.5) != nil {
+		if kept.Chunk(json.RawMessage(`1`)) != nil || kept.Progress(0.5) != nil {
 			t.Error("chunk and progress have an effect in sync mode")
 		}
 	})

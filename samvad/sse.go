@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"sync"
@@ -13,12 +14,12 @@ import (
 
 // streamEvent is one block of an event stream (SAMVAD 1.2 §5.3).
 type streamEvent struct {
-	Chunk   jsonx.Value `json:"chunk,omitzero"`
-	Done    bool        `json:"done"`
-	Result  jsonx.Value `json:"result,omitzero"`
-	Error   *wireError  `json:"error,omitzero"`
-	TraceID *string     `json:"traceId,omitzero"`
-	SpanID  *string     `json:"spanId,omitzero"`
+	Chunk   json.RawMessage `json:"chunk,omitzero"`
+	Done    bool            `json:"done"`
+	Result  json.RawMessage `json:"result,omitzero"`
+	Error   *wireError      `json:"error,omitzero"`
+	TraceID *string         `json:"traceId,omitzero"`
+	SpanID  *string         `json:"spanId,omitzero"`
 }
 
 var errStreamOver = errors.New("samvad: the stream is over")
@@ -47,13 +48,13 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	out.flush()
 	stopIdle := out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
 	chunks := 0
-	chunk := func(v jsonx.Value) streamEvent {
-		if jsonx.IsNull(v) {
-			v = jsonx.Value("null")
+	chunk := func(v json.RawMessage) streamEvent {
+		if isNull(v) {
+			v = json.RawMessage("null")
 		}
 		return streamEvent{Chunk: v}
 	}
-	req.chunk = func(v jsonx.Value) error {
+	req.chunk = func(v json.RawMessage) error {
 		chunks++
 		return out.event(chunk(v))
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/http"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // sseParser reads an event stream as it arrives, in any framing: lines may end
@@ -130,18 +128,18 @@ func readEvent(name string, data []byte) (Event, bool, error) {
 		return bad(err)
 	}
 	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Replaced: r.replaced}
-	final := name == "result" || name == "error" || name == "done" || r.Done.Kind() == 't'
+	final := name == "result" || name == "error" || name == "done" || kindOf(r.Done) == 't'
 	if status := text(r.Status); !final && (status == "ok" || status == "error") && name != "status" {
 		final = true
 	}
 	if final {
-		if name == "error" && jsonx.IsNull(r.Error) && text(r.Status) != "error" {
+		if name == "error" && isNull(r.Error) && text(r.Status) != "error" {
 			return Event{}, false, remoteErr(Code(text(r.Code)), text(r.Message), http.StatusOK, nil)
 		}
 		if e := r.remoteError(http.StatusOK, nil); e != nil {
 			return Event{}, false, e
 		}
-		if r.Result.Kind() != '{' {
+		if kindOf(r.Result) != '{' {
 			return bad(errors.New("last event without a result object"))
 		}
 		ev.Done, ev.Result = true, r.Result

@@ -3,20 +3,19 @@ package samvad
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http/httptest"
 	"testing"
 	"time"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // SAM-143: a client that opens a stream and reads nothing is cut off, and the
 // work behind its stream ends; nobody else waits for it.
 func TestStalledReaderIsCutOff(t *testing.T) {
 	ended := make(chan error, 1)
-	chunk := jsonx.Value(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) + `"`)
+	chunk := json.RawMessage(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) + `"`)
 	w := newWorld(t, func(w *world) {
 		w.srv.WriteTimeout = 100 * time.Millisecond
 		w.agent.Handler = func(ctx context.Context, r *Request) (Response, error) {

@@ -3,6 +3,7 @@ package samvad
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"sync"
@@ -31,9 +32,9 @@ type Task struct {
 	ID       string
 	Agent    string // identity of the agent that works on it
 	Status   TaskStatus
-	Progress *float64    // 0 to 1, if known
-	Result   jsonx.Value // of a done task: a JSON object
-	Err      *Error      // of a failed task: Code and Text
+	Progress *float64        // 0 to 1, if known
+	Result   json.RawMessage // of a done task: a JSON object
+	Err      *Error          // of a failed task: Code and Text
 
 	TraceID     string // of the request
 	CallbackURL string // where the request asked to be told
@@ -42,11 +43,11 @@ type Task struct {
 }
 
 type wireTask struct {
-	TaskID   string      `json:"taskId"`
-	Status   TaskStatus  `json:"status"`
-	Progress *float64    `json:"progress,omitzero"`
-	Result   jsonx.Value `json:"result,omitzero"`
-	Error    *wireError  `json:"error,omitzero"`
+	TaskID   string          `json:"taskId"`
+	Status   TaskStatus      `json:"status"`
+	Progress *float64        `json:"progress,omitzero"`
+	Result   json.RawMessage `json:"result,omitzero"`
+	Error    *wireError      `json:"error,omitzero"`
 }
 
 // Encode writes the status document, with exactly the members of the schema
@@ -58,8 +59,8 @@ func (t *Task) Encode() ([]byte, error) {
 	}
 	switch t.Status {
 	case TaskDone:
-		if w.Result = t.Result; jsonx.IsNull(w.Result) {
-			w.Result = jsonx.Value("{}")
+		if w.Result = t.Result; isNull(w.Result) {
+			w.Result = json.RawMessage("{}")
 		}
 	case TaskFailed:
 		e := t.Err

@@ -207,16 +207,16 @@ func (fx *fixture) agent(t *testing.T, limit *RateLimit) *Agent {
 	handlers := map[string]Handler{}
 	for _, s := range fx.Skills {
 		card.Skills = append(card.Skills, Skill{
-			ID: s.ID, Name: s.ID, InputSchema: jsonx.Value(s.InputSchema), Modes: s.Modes, Trust: s.Trust, AllowedPeers: s.AllowedPeers,
+			ID: s.ID, Name: s.ID, InputSchema: json.RawMessage(s.InputSchema), Modes: s.Modes, Trust: s.Trust, AllowedPeers: s.AllowedPeers,
 		})
 		switch s.Handler {
 		case `returns {"echo": input}`:
 			handlers[s.ID] = func(_ context.Context, r *Request) (Response, error) {
-				return Response{Result: jsonx.Value(`{"echo":` + string(r.Payload) + `}`)}, nil
+				return Response{Result: json.RawMessage(`{"echo":` + string(r.Payload) + `}`)}, nil
 			}
 		case `returns {"ok": true}`, "":
 			handlers[s.ID] = func(context.Context, *Request) (Response, error) {
-				return Response{Result: jsonx.Value(`{"ok":true}`)}, nil
+				return Response{Result: json.RawMessage(`{"ok":true}`)}, nil
 			}
 		case "always throws an error with message kaput":
 			handlers[s.ID] = func(context.Context, *Request) (Response, error) { return Response{}, errors.New("kaput") }
@@ -530,7 +530,7 @@ func vectorCardKeys(t *testing.T, fx *fixture, c vector) {
 	cards := &CardStore{HTTP: &http.Client{Transport: web}, Now: clk.now}
 	a := fx.agent(t, nil)
 	for i := range a.Card.Skills {
-		a.Card.Skills[i].InputSchema = jsonx.Value(`{"type":"object"}`)
+		a.Card.Skills[i].InputSchema = json.RawMessage(`{"type":"object"}`)
 	}
 	var from string
 	handler := a.Handler
@@ -715,7 +715,7 @@ func vectorInjection(t *testing.T, c vector) {
 		Flagged *bool `json:"flagged"`
 	}
 	into(t, c.Expect, &want)
-	if got := ScanPayload(jsonx.Value(in.Payload)); want.Flagged == nil || got != *want.Flagged {
+	if got := ScanPayload(json.RawMessage(in.Payload)); want.Flagged == nil || got != *want.Flagged {
 		t.Errorf("flagged = %v for %s", got, in.Payload)
 	}
 }
@@ -962,11 +962,11 @@ func vectorSkillPayload(t *testing.T, c vector) {
 		Code    string
 	}
 	into(t, c.Expect, &want)
-	s, err := CompileInput(jsonx.Value(in.Schema))
+	s, err := CompileInput(json.RawMessage(in.Schema))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := s.Apply(jsonx.Value(in.Payload))
+	got, err := s.Apply(json.RawMessage(in.Payload))
 	if !want.OK {
 		if e := AsError(err); e == nil || string(e.Code) != want.Code || want.HTTP != 0 && e.HTTPStatus() != want.HTTP {
 			t.Errorf("got %s, %v, want %d %s", got, err, want.HTTP, want.Code)
@@ -1162,7 +1162,7 @@ func replayRecorded(t *testing.T, req, resp *wireMessage) {
 	}
 	all := []Mode{ModeSync, ModeAsync, ModeStream}
 	skill := func(id, schema string) Skill {
-		return Skill{ID: id, Name: id, Modes: all, Trust: TrustPublic, InputSchema: jsonx.Value(schema)}
+		return Skill{ID: id, Name: id, Modes: all, Trust: TrustPublic, InputSchema: json.RawMessage(schema)}
 	}
 	const none = `{"type":"object","properties":{},"additionalProperties":false}`
 	a := &Agent{

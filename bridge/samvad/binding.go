@@ -22,6 +22,7 @@ import (
 	"crypto/subtle"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -511,14 +512,14 @@ func clip(s string, n int) string {
 func skill(s parley.SkillSpec) protocol.Skill {
 	out := protocol.Skill{
 		ID: s.ID, Name: clip(or(s.Name, s.ID), 100), Description: clip(or(s.Description, s.ID), 500),
-		InputSchema: jsonx.Value(s.Input), OutputSchema: jsonx.Value(s.Output),
+		InputSchema: json.RawMessage(s.Input), OutputSchema: json.RawMessage(s.Output),
 		Trust: protocol.Trust(or(s.Access, parley.Public)), AllowedPeers: s.Peers,
 	}
 	if len(out.InputSchema) == 0 {
-		out.InputSchema = jsonx.Value(`{"type":"object"}`)
+		out.InputSchema = json.RawMessage(`{"type":"object"}`)
 	}
 	if len(out.OutputSchema) == 0 {
-		out.OutputSchema = jsonx.Value(`{"type":"object"}`)
+		out.OutputSchema = json.RawMessage(`{"type":"object"}`)
 	}
 	modes := s.Modes
 	if len(modes) == 0 {
@@ -630,7 +631,7 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 			if m.Kind == parley.Event {
 				if m.State == parley.NoState && len(m.Parts) > 0 {
 					v, cerr := toResult(m.Parts)
-					if cerr == nil && r.Chunk(v) != nil {
+					if cerr == nil && r.Chunk(json.RawMessage(v)) != nil {
 						break // the client is gone; that cancels the call
 					}
 				}
@@ -653,7 +654,7 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	if err != nil {
 		return protocol.Response{}, fmt.Errorf("the result of %s is not JSON: %w", reply.From, err)
 	}
-	return protocol.Response{Result: result, SpanID: reply.ID.String(), Tokens: reply.Tokens()}, nil
+	return protocol.Response{Result: json.RawMessage(result), SpanID: reply.ID.String(), Tokens: reply.Tokens()}, nil
 }
 
 // refused notes what the server turned away, for `parley refused`.
@@ -848,7 +849,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 				return nil, err
 			}
 			replaced = replaced || e.Replaced
-			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
+			if last = e; e.Done || e.Again || jsonx.IsNull(jsonx.Value(e.Chunk)) || o.Event == nil {
 				continue // the answer is no piece ahead of itself
 			}
 			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {

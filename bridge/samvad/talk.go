@@ -2,11 +2,11 @@ package samvad
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/internal/jsonx"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -27,8 +27,8 @@ func isTalk(s parley.SkillSpec) bool { return s.ID == talk }
 // talkSkill is that skill on a card.
 func talkSkill() protocol.Skill {
 	return protocol.Skill{ID: talk, Name: "Talk", Description: "Takes a message and answers it.",
-		InputSchema:  jsonx.Value(`{"type":"object","properties":{"text":{"type":"string"}}}`),
-		OutputSchema: jsonx.Value(`{"type":"object"}`),
+		InputSchema:  json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"}}}`),
+		OutputSchema: json.RawMessage(`{"type":"object"}`),
 		Modes:        []protocol.Mode{protocol.ModeSync, protocol.ModeAsync, protocol.ModeStream}, Trust: protocol.TrustPublic}
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -358,7 +357,7 @@ func (s *tasks) Get(ctx context.Context, agent, taskID string) (protocol.Task, e
 	if t.Agent != agent {
 		return protocol.Task{}, protocol.ErrNotFound
 	}
-	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: jsonx.Value(t.Result), TraceID: t.Trace, CallbackURL: t.Callback}
+	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: json.RawMessage(t.Result), TraceID: t.Trace, CallbackURL: t.Callback}
 	if t.Status == protocol.TaskFailed {
 		out.Err = &protocol.Error{Code: t.Code, Text: t.Text}
 	}

@@ -156,7 +156,7 @@ func toReply(trace string, reply *parley.Message) *protocol.Reply {
 		r.Err = &protocol.Error{Code: protocol.CodeAgentUnavailable, Text: "The agent answered with something that is not JSON."}
 		return r
 	}
-	r.Result = v
+	r.Result = json.RawMessage(v)
 	return r
 }
 
@@ -217,7 +217,7 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 	if err == nil && m.Origin.Protocol == Protocol && surrogatesReplaced(m) {
 		payload = asWritten(m, payload)
 	}
-	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload, TraceID: m.Trace.Foreign[foreignTrace],
+	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: json.RawMessage(payload), TraceID: m.Trace.Foreign[foreignTrace],
 		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: http.Header{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
 	if call.TraceID == "" {
 		if call.TraceID = m.Conversation.String(); len(m.Trace.Parent) == 55 {
@@ -239,7 +239,7 @@ func asWritten(m *parley.Message, payload jsonx.Value) jsonx.Value {
 	if err != nil || !bytes.Equal(e.Payload, payload) {
 		return payload
 	}
-	return e.RawPayload()
+	return jsonx.Value(e.RawPayload())
 }
 
 // codes maps the hub's failures to the nine codes of the response schema.
