@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"sync"
 	"time"
@@ -15,9 +16,16 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
-// A Guard decides which network addresses may be called: those of the public
-// internet and the prefixes in its field Allow. Nil is the strict default.
-type Guard = netguard.Guard
+// A Guard gives the prefixes of the network addresses that may be called
+// besides those of the public internet. It is asked for each connection, so
+// that the list can change. Nil allows the public internet only.
+type Guard func() []netip.Prefix
+
+// AllowPrefixes is the [Guard] of a fixed list. An IPv4 prefix stands for its
+// IPv4-mapped IPv6 form too.
+func AllowPrefixes(list ...netip.Prefix) Guard { return func() []netip.Prefix { return list } }
+
+func (g Guard) guard() *netguard.Guard { return netguard.Live(g) }
 
 // Defaults of [CardStore].
 const (
@@ -39,7 +47,7 @@ type CardStore struct {
 	// HTTP fetches cards. Nil: a client of Guard, which refuses addresses
 	// inside (after resolution) and redirects to other origins (SAM-076).
 	HTTP  *http.Client
-	Guard *Guard
+	Guard Guard
 
 	Now          func() time.Time
 	Timeout      time.Duration // of a fetch; 0 = [DefaultCardTimeout]
@@ -190,7 +198,7 @@ func (s *CardStore) client() *http.Client {
 		return s.HTTP
 	}
 	s.once.Do(func() {
-		s.http = s.Guard.Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
+		s.http = s.Guard.guard().Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
 	})
 	return s.http
 }
@@ -203,7 +211,7 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 	if err != nil {
 		return fail(err)
 	}
-	if err := s.Guard.CheckURL(target); err != nil {
+	if err := s.Guard.guard().CheckURL(target); err != nil {
 		return fail(err)
 	}
 	b, _, err := getCard(ctx, s.client(), u)

@@ -37,7 +37,7 @@ const (
 type Client struct {
 	Identity Signer       // who is speaking
 	HTTP     *http.Client // nil: a client of Guard. Redirects are not followed for messages
-	Guard    *Guard       // which addresses may be called; nil: the public internet
+	Guard    Guard        // which addresses may be called; nil: the public internet
 	Now      func() time.Time
 
 	Timeout    time.Duration // of Ask and Send; 0 = [DefaultCallTimeout], less if the context ends sooner
@@ -113,7 +113,7 @@ func (c *Client) init() {
 			return
 		}
 		// Each exchange is bounded by its own context and reading bound.
-		c.get = c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1})
+		c.get = c.Guard.guard().Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1})
 		c.calls = withoutRedirects(c.get)
 	})
 }
@@ -191,7 +191,7 @@ func (c *Client) check(u *url.URL) error {
 	if c.HTTP != nil && c.Guard == nil {
 		return nil
 	}
-	if err := c.Guard.CheckURL(u); err != nil {
+	if err := c.Guard.guard().CheckURL(u); err != nil {
 		return clientError(CodeAgentUnavailable, "address refused", err)
 	}
 	return nil

@@ -41,7 +41,7 @@ func TestClientServer(t *testing.T) {
 	}
 	srv := httptest.NewServer(w.srv)
 	defer srv.Close()
-	guard := &Guard{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+	guard := AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))
 	c := &Client{Identity: w.me, Guard: guard, Now: w.clk.now, PollEvery: time.Millisecond}
 	defer func() { c.get.CloseIdleConnections() }()
 	ctx := t.Context()

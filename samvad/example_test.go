@@ -22,7 +22,7 @@ func sender() (*samvad.Identity, samvad.Key) {
 }
 
 // Loopback is not called without leave.
-var loopback = &samvad.Guard{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+var loopback = samvad.AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))
 
 // Verify one SAMVAD request in an http.Handler.
 func ExampleVerifier() {

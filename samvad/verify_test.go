@@ -414,10 +414,10 @@ func TestKeys(t *testing.T) {
 		if _, err := (&CardStore{}).Keys(t.Context(), id); err == nil {
 			t.Error("fetched from loopback")
 		}
-		guard := &Guard{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+		guard := AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))
 		roots := x509.NewCertPool()
 		roots.AddCert(srv.Certificate())
-		open := &CardStore{Guard: guard, HTTP: guard.Client(netguard.Options{RootCAs: roots})}
+		open := &CardStore{Guard: guard, HTTP: guard.guard().Client(netguard.Options{RootCAs: roots})}
 		if _, err := open.Keys(t.Context(), id); !errors.Is(err, netguard.ErrRedirect) {
 			t.Errorf("redirect to another origin: %v", err)
 		}

@@ -27,7 +27,7 @@ const (
 // The zero value is ready; it must not be copied.
 type Webhook struct {
 	HTTP     *http.Client // nil: a client of Guard
-	Guard    *Guard
+	Guard    Guard
 	Now      func() time.Time
 	Timeout  time.Duration // of one attempt; 0 = [DefaultWebhookTimeout]
 	Attempts int           // 0 = [DefaultWebhookAttempts]
@@ -43,7 +43,7 @@ func (h *Webhook) client() *http.Client {
 			h.http = withoutRedirects(h.HTTP)
 			return
 		}
-		h.http = h.Guard.Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
+		h.http = h.Guard.guard().Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
 	})
 	return h.http
 }
@@ -132,7 +132,7 @@ func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply)
 // SAM-130): absolute, https, no user information, and a host that the guard
 // does not know to lie inside. The address it resolves to is checked again
 // when the webhook is sent. The error wraps [ErrCallback].
-func CheckCallback(callback string, g *Guard) error {
+func CheckCallback(callback string, g Guard) error {
 	if len(callback) > 2048 {
 		return because(ErrCallback, errors.New("longer than 2048 bytes"))
 	}
@@ -143,7 +143,7 @@ func CheckCallback(callback string, g *Guard) error {
 	if u.Scheme != "https" || u.Host == "" || u.Opaque != "" {
 		return because(ErrCallback, fmt.Errorf("not an absolute https URL"))
 	}
-	if err := g.CheckURL(u); err != nil {
+	if err := g.guard().CheckURL(u); err != nil {
 		return because(ErrCallback, err)
 	}
 	return nil

@@ -132,14 +132,18 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, credentials: map[string]Credentials{}, pace: pacer{now: c.Now}, labels: map[string]string{}, open: map[parley.ID]*task{},
 		out: map[parley.ID]*outgoing{}, outPeers: map[string]int{}, looking: map[string]chan struct{}{}, owned: make(chan struct{}, 1)}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
-	cards := &protocol.CardStore{Guard: c.Guard, Now: c.Now}
+	var guard protocol.Guard
+	if c.Guard != nil {
+		guard = c.Guard.Prefixes
+	}
+	cards := &protocol.CardStore{Guard: guard, Now: c.Now}
 	if c.RootCAs != nil {
 		cards.HTTP = c.Guard.Client(netguard.Options{Timeout: protocol.DefaultCardTimeout, MaxRedirects: 3, RootCAs: c.RootCAs})
 	}
 	if b.identity, err = newIdentity(c.Keys, "agent://"+public.Host); err != nil {
 		return nil, err
 	}
-	b.client = &protocol.Client{Identity: b.identity, Guard: c.Guard, Now: c.Now,
+	b.client = &protocol.Client{Identity: b.identity, Guard: guard, Now: c.Now,
 		HTTP: c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})}
 	if c.Transport != nil {
 		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
@@ -172,7 +176,7 @@ func New(c Config) (*Binding, error) {
 		MaxRunning: math.MaxInt,
 		Limiter:    &protocol.Limiter{},
 		Tasks:      (*tasks)(b),
-		Webhook: &protocol.Webhook{Guard: c.Guard, Now: c.Now,
+		Webhook: &protocol.Webhook{Guard: guard, Now: c.Now,
 			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
 	}
 	if c.TokensPerDay > 0 {

@@ -39,14 +39,24 @@ type Guard struct {
 	Allow []netip.Prefix
 
 	replaced atomic.Pointer[[]netip.Prefix]
+	live     func() []netip.Prefix
 }
+
+// Live gives a Guard that asks list, if it is not nil, for Allow each time.
+func Live(list func() []netip.Prefix) *Guard { return &Guard{live: list} }
 
 // SetAllow replaces Allow, also while the guard is in use. Connections that
 // exist go on.
 func (g *Guard) SetAllow(list []netip.Prefix) { g.replaced.Store(&list) }
 
-// list is what is allowed now.
-func (g *Guard) list() []netip.Prefix {
+// Prefixes gives the further addresses that are allowed now.
+func (g *Guard) Prefixes() []netip.Prefix {
+	switch {
+	case g == nil:
+		return nil
+	case g.live != nil:
+		return g.live()
+	}
 	if p := g.replaced.Load(); p != nil {
 		return *p
 	}
@@ -114,7 +124,7 @@ func (g *Guard) allows(a netip.Addr) bool {
 		return false
 	}
 	a = a.WithZone("").Unmap()
-	for _, p := range g.list() {
+	for _, p := range g.Prefixes() {
 		if p.Contains(a) {
 			// An allowed gateway to IPv4 is no way round the rules of IPv4.
 			v4, ok := embedded(a)
@@ -129,7 +139,7 @@ func (g *Guard) allowsLoopback() bool {
 	if g == nil {
 		return false
 	}
-	for _, p := range g.list() {
+	for _, p := range g.Prefixes() {
 		if p.Overlaps(loopback4) || p.Overlaps(loopback6) {
 			return true
 		}
@@ -142,7 +152,7 @@ func (g *Guard) allowsPrivate() bool {
 	if g == nil {
 		return false
 	}
-	for _, p := range g.list() {
+	for _, p := range g.Prefixes() {
 		if !(loopback4.Contains(p.Addr()) && p.Bits() >= loopback4.Bits()) && p != loopback6 {
 			return true
 		}
