@@ -153,7 +153,7 @@ func BenchmarkForms(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s := Timestamp(at)
-		if _, ok := ParseTimestamp(s); !ok || !ValidUUID("019cc8aa-0001-7def-8a12-000000000001") || !ValidHash(ZeroHash) || !ValidSignature(signature) {
+		if _, ok := ParseTimestamp(s); !ok || !ValidUUID("019cc8aa-0001-7def-8a12-000000000001") || !validHash(ZeroHash) || !validSignature(signature) {
 			b.Fatal(s)
 		}
 	}

@@ -86,14 +86,14 @@ func contextOf(n *node) ContextObject {
 	return c
 }
 
-// A ContextResult says what became of one update.
-type ContextResult string
+// A contextResult says what became of one update.
+type contextResult string
 
 // The results (project).
 const (
-	ContextApplied  ContextResult = "applied"
-	ContextNoop     ContextResult = "noop"
-	ContextConflict ContextResult = "context_conflict" // ignored: older version, other data, other type, or not the owner
+	contextApplied  contextResult = "applied"
+	contextNoop     contextResult = "noop"
+	contextConflict contextResult = "context_conflict" // ignored: older version, other data, other type, or not the owner
 )
 
 // A ContextEntry is an object that a session holds.
@@ -103,10 +103,10 @@ type ContextEntry struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// A ContextStore holds the context objects of one session by id. Its zero
+// A contextStore holds the context objects of one session by id. Its zero
 // value is empty and ready. It is not safe for concurrent use. At most Max
 // objects are kept (0 means 256); an update beyond that is a conflict.
-type ContextStore struct {
+type contextStore struct {
 	Max     int
 	entries map[string]ContextEntry
 }
@@ -114,19 +114,19 @@ type ContextStore struct {
 // Apply stores o, which sender sent in a message of time sent. An update
 // must raise the version; the type of an id never changes; the card of an
 // agent is changed only by its sender. ttl counts from sent (project).
-func (s *ContextStore) Apply(o ContextObject, sender string, sent time.Time) ContextResult {
+func (s *contextStore) Apply(o ContextObject, sender string, sent time.Time) contextResult {
 	old, known := s.entries[o.ID]
 	switch {
 	case !known && len(s.entries) >= cmp.Or(s.Max, 256):
-		return ContextConflict
+		return contextConflict
 	case !known:
 	case old.Type != o.Type, o.Type == AgentCardContext && old.Sender != sender, o.Version < old.Version:
-		return ContextConflict
+		return contextConflict
 	case o.Version == old.Version:
 		if sameJSON(old.Data, o.Data) {
-			return ContextNoop
+			return contextNoop
 		}
-		return ContextConflict
+		return contextConflict
 	}
 	e := ContextEntry{ContextObject: o, Sender: sender}
 	e.Data = bytes.Clone(o.Data)
@@ -137,7 +137,7 @@ func (s *ContextStore) Apply(o ContextObject, sender string, sent time.Time) Con
 		s.entries = make(map[string]ContextEntry)
 	}
 	s.entries[o.ID] = e
-	return ContextApplied
+	return contextApplied
 }
 
 // maxTTL keeps time arithmetic in range: some 136 years.
@@ -151,7 +151,7 @@ func sameJSON(a, b []byte) bool {
 
 // Get gives the object called id if it has not expired: it is gone from
 // sent + ttl on.
-func (s *ContextStore) Get(id string, now time.Time) (ContextEntry, bool) {
+func (s *contextStore) Get(id string, now time.Time) (ContextEntry, bool) {
 	e, ok := s.entries[id]
 	if ok && !e.Expires.IsZero() && !now.Before(e.Expires) {
 		return ContextEntry{}, false
@@ -160,7 +160,7 @@ func (s *ContextStore) Get(id string, now time.Time) (ContextEntry, bool) {
 }
 
 // IDs lists the ids of the objects alive at now, sorted.
-func (s *ContextStore) IDs(now time.Time) []string {
+func (s *contextStore) IDs(now time.Time) []string {
 	var ids []string
 	for id := range s.entries {
 		if _, ok := s.Get(id, now); ok {
@@ -173,13 +173,13 @@ func (s *ContextStore) IDs(now time.Time) []string {
 
 // Turn drops the objects of visibility turn that others than sender sent, and
 // what has expired. It is called when sender's message is admitted.
-func (s *ContextStore) Turn(sender string, now time.Time) {
+func (s *contextStore) Turn(sender string, now time.Time) {
 	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool {
 		return e.Visibility == VisibleTurn && e.Sender != sender || !e.Expires.IsZero() && !now.Before(e.Expires)
 	})
 }
 
 // End keeps only persistent objects: the session is over.
-func (s *ContextStore) End() {
+func (s *contextStore) End() {
 	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool { return e.Visibility != VisiblePersistent })
 }

@@ -21,11 +21,11 @@ import (
 // an HTTP request (htm and htu are its method and URL). Neither passes for
 // the other, because htm and htu differ.
 
-// MessageMethod is htm of the proofs in messages.
-const MessageMethod = "ASP"
+// messageMethod is htm of the proofs in messages.
+const messageMethod = "ASP"
 
-// MessageURL is htu of the proofs in the messages of a session.
-func MessageURL(session string) string { return "asp://" + session }
+// messageURL is htu of the proofs in the messages of a session.
+func messageURL(session string) string { return "asp://" + session }
 
 // maxProof bounds a proof in bytes (project).
 const maxProof = 8 << 10
@@ -49,8 +49,8 @@ func (w Window) holds(iat, now time.Time) bool {
 // from its arrival.
 func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
 
-// ProofClaims are what a proof is checked against.
-type ProofClaims struct {
+// proofClaims are what a proof is checked against.
+type proofClaims struct {
 	Method      string    // htm
 	URL         string    // htu, exact text
 	Key         *ProofKey // the registered key; nil: any key (its thumbprint is in the result)
@@ -73,12 +73,12 @@ type Proof struct {
 // second form.
 func (p *Proof) ReplayKey() string { return p.Thumbprint + " " + p.JTI }
 
-// CheckProof does the checks that need no memory, in this order: form
+// checkProof does the checks that need no memory, in this order: form
 // (dpop_malformed), header (dpop_bad_header), signature
 // (dpop_bad_signature), key (dpop_key_mismatch), htm, htu, iat, jti
 // (dpop_malformed), ath. Whether the jti is new is for the caller's
 // [Memory] to say, last.
-func CheckProof(proof string, c ProofClaims) (*Proof, error) {
+func checkProof(proof string, c proofClaims) (*Proof, error) {
 	header, rest, ok1 := strings.Cut(proof, ".")
 	payload, sig, ok2 := strings.Cut(rest, ".")
 	if !ok1 || !ok2 || strings.Contains(sig, ".") || len(proof) > maxProof {
@@ -192,7 +192,7 @@ func (id *Identity) messageProof(session, accessToken string, now time.Time) (st
 	if accessToken != "" {
 		ath = hashOf([]byte(accessToken))
 	}
-	return id.makeProof(MessageMethod, MessageURL(session), ath, now)
+	return id.makeProof(messageMethod, messageURL(session), ath, now)
 }
 
 // HTTPProof makes the proof for one HTTP request, RFC 9449 §4.2. url has

@@ -31,7 +31,7 @@ func TestProofIDIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		proof := string(b64.AppendEncode(append(signed, '.'), signature[:]))
-		_, err = CheckProof(proof, ProofClaims{Key: id.Public().Proof, Method: "GET", URL: "https://h.example/x",
+		_, err = checkProof(proof, proofClaims{Key: id.Public().Proof, Method: "GET", URL: "https://h.example/x",
 			Window: Window{time.Minute, time.Minute}, Now: now})
 		if (err == nil) != c.ok {
 			t.Errorf("a jti of %d bytes: %v, want accepted %v", len(c.jti), err, c.ok)

@@ -263,8 +263,8 @@ func isNatural(n *node) bool { i, ok := n.integer(); return ok && i >= 0 }
 func isScore(n *node) bool   { return n.kind == '0' && n.number() >= 0 && n.number() <= 100 }
 func isUUID(n *node) bool    { return n.kind == '"' && ValidUUID(n.str) }
 func isAgent(n *node) bool   { return n.kind == '"' && ValidAgentID(n.str) }
-func isHash(n *node) bool    { return n.kind == '"' && ValidHash(n.str) }
-func isSig(n *node) bool     { return n.kind == '"' && ValidSignature(n.str) }
+func isHash(n *node) bool    { return n.kind == '"' && validHash(n.str) }
+func isSig(n *node) bool     { return n.kind == '"' && validSignature(n.str) }
 func isVersion(n *node) bool { return n.kind == '"' && versionForm(n.str) }
 func isTime(n *node) bool    { _, ok := ParseTimestamp(n.str); return n.kind == '"' && ok }
 func isAct(n *node) bool     { return n.kind == '"' && Performative(n.str).Valid() }
@@ -362,7 +362,7 @@ func (e *Envelope) check(l Limits) error {
 			}
 		}
 	}
-	if !SupportedVersion(e.Version) {
+	if !supportedVersion(e.Version) {
 		return refuse("unsupported_version", "version").at(4)
 	}
 	if e.bodySpan.to-e.bodySpan.from > l.body() {

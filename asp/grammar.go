@@ -42,8 +42,8 @@ const (
 	VersionDraft = "asp/0.1"
 )
 
-// SupportedVersion reports whether messages of version v are read.
-func SupportedVersion(v string) bool { return v == Version || v == VersionDraft }
+// supportedVersion reports whether messages of version v are read.
+func supportedVersion(v string) bool { return v == Version || v == VersionDraft }
 
 // versionForm reports whether v is asp/MAJOR.MINOR.
 func versionForm(v string) bool {
@@ -76,11 +76,11 @@ func lowerHex(s string) bool {
 	return true
 }
 
-// ValidHash reports whether s is "sha256:" and 64 lower-case hex digits.
-func ValidHash(s string) bool { return prefixedHex(s, "sha256:", 64) }
+// validHash reports whether s is "sha256:" and 64 lower-case hex digits.
+func validHash(s string) bool { return prefixedHex(s, "sha256:", 64) }
 
-// ValidSignature reports whether s is "ed25519:" and 128 lower-case hex digits.
-func ValidSignature(s string) bool { return prefixedHex(s, "ed25519:", 128) }
+// validSignature reports whether s is "ed25519:" and 128 lower-case hex digits.
+func validSignature(s string) bool { return prefixedHex(s, "ed25519:", 128) }
 
 func prefixedHex(s, prefix string, n int) bool {
 	return len(s) == len(prefix)+n && s[:len(prefix)] == prefix && lowerHex(s[len(prefix):])

@@ -442,7 +442,7 @@ func (s *Server) deliver(r *http.Request, rec *Record) ([]byte, error) {
 func (s *Server) deliverJSON(r *http.Request, rec *Record) ([]byte, error) {
 	b, err := s.deliver(r, rec)
 	if err == nil && rec.Format == MessagePack {
-		return MsgpackToJSON(b)
+		return msgpackAsJSON(b)
 	}
 	return b, err
 }
@@ -620,7 +620,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 				return refuse("agent_exists", "")
 			}
 		}
-		p, err := CheckProof(r.Header.Get("DPoP"), ProofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now(), Window: s.Proofs})
+		p, err := checkProof(r.Header.Get("DPoP"), proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now(), Window: s.Proofs})
 		if err != nil {
 			return err
 		}
@@ -640,7 +640,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 }
 
 func signedCard(card *node, sig string, key []byte) bool {
-	if !ValidSignature(sig) {
+	if !validSignature(sig) {
 		return false
 	}
 	raw, err := hex.DecodeString(sig[len("ed25519:"):])
@@ -673,7 +673,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _
 		return err
 	}
 	now := s.now()
-	p, err := CheckProof(r.Header.Get("DPoP"), ProofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now, Window: s.Proofs})
+	p, err := checkProof(r.Header.Get("DPoP"), proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now, Window: s.Proofs})
 	if err != nil {
 		return err
 	}

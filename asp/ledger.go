@@ -221,7 +221,7 @@ func (l *Ledger) timesOut(s State, now time.Time, timeouts Timeouts) time.Time {
 // end drops what does not outlive a session.
 func (l *Ledger) end() {
 	l.Deadline = time.Time{}
-	s := ContextStore{entries: maps.Clone(l.Context)}
+	s := contextStore{entries: maps.Clone(l.Context)}
 	s.End()
 	l.Context = s.entries
 	l.settleCommitments(Proposed, Withdrawn)
@@ -240,7 +240,7 @@ func (l *Ledger) applyContext(e *Envelope, now time.Time) {
 	if len(l.Context) == 0 && len(e.Content.Context) == 0 {
 		return
 	}
-	s := ContextStore{Max: maxLiveContext, entries: maps.Clone(l.Context)}
+	s := contextStore{Max: maxLiveContext, entries: maps.Clone(l.Context)}
 	s.Turn(e.Sender.AgentID, now)
 	sent, _ := ParseTimestamp(e.Timestamp)
 	for _, o := range e.Content.Context {

@@ -18,14 +18,14 @@ import (
 // over the canonical JSON of the decoded value (project), so that one message
 // has one hash in both forms.
 
-// MsgpackToJSON gives one MessagePack value as JSON. Integers of every width,
+// msgpackAsJSON gives one MessagePack value as JSON. Integers of every width,
 // both float widths and all header sizes are read; binary becomes unpadded
 // base64url, as the vendor's rule for binary in JSON says. Refused:
 // unsupported_ext, number_range (NaN, infinities), non_string_key,
 // invalid_utf8, too_deep, and as malformed_msgpack everything that is cut
 // short, followed by more, reserved, or announces more than is there.
 // Duplicate keys and inexact integers are found when the JSON is read.
-func MsgpackToJSON(b []byte) ([]byte, error) {
+func msgpackAsJSON(b []byte) ([]byte, error) {
 	text, _, err := msgpackToJSON(b)
 	return text, err
 }
@@ -239,9 +239,9 @@ func broken(err error) error {
 	return refuseCause("malformed_msgpack", "", err)
 }
 
-// JSONToMsgpack gives one strict JSON value as MessagePack. Numbers without a
+// jsonToMsgpack gives one strict JSON value as MessagePack. Numbers without a
 // fraction that fit become integers of the smallest width, all others float64.
-func JSONToMsgpack(b []byte) ([]byte, error) {
+func jsonToMsgpack(b []byte) ([]byte, error) {
 	n, err := parseJSON(b)
 	if err != nil {
 		return nil, err

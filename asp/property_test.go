@@ -223,11 +223,11 @@ func TestCanonicalModel(t *testing.T) {
 		if err != nil || string(got) != m.canonical() {
 			t.Fatalf("%s\ngot  %s, %v\nwant %s", loose.String(), got, err, m.canonical())
 		}
-		packed, err := JSONToMsgpack([]byte(loose.String()))
+		packed, err := jsonToMsgpack([]byte(loose.String()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := MsgpackToJSON(packed) // ASP-050
+		text, err := msgpackAsJSON(packed) // ASP-050
 		if err != nil {
 			t.Fatalf("%s as %x: %v", loose.String(), packed, err)
 		}
@@ -390,7 +390,7 @@ func FuzzMsgpack(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		text, err := MsgpackToJSON(b)
+		text, err := msgpackAsJSON(b)
 		if err != nil {
 			return
 		}
@@ -398,11 +398,11 @@ func FuzzMsgpack(f *testing.F) {
 		if err != nil {
 			return
 		}
-		packed, err := JSONToMsgpack(text)
+		packed, err := jsonToMsgpack(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		back, err := MsgpackToJSON(packed)
+		back, err := msgpackAsJSON(packed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -479,7 +479,7 @@ func FuzzProof(f *testing.F) {
 	f.Add("..")
 	f.Add(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + ".e30.")
 	f.Fuzz(func(t *testing.T, s string) {
-		got, err := CheckProof(s, ProofClaims{Method: MessageMethod, URL: MessageURL("019cc8aa-0001-7def-8a12-000000000001"), Now: now})
+		got, err := checkProof(s, proofClaims{Method: messageMethod, URL: messageURL("019cc8aa-0001-7def-8a12-000000000001"), Now: now})
 		if err == nil && got.JTI == "" {
 			t.Fatal("a proof without jti")
 		}
@@ -557,7 +557,7 @@ func TestFormsAreExact(t *testing.T) {
 		if ok := len(s) == 36 && uuid.MatchString(s); ValidUUID(s) != ok {
 			t.Fatalf("%q: %t", s, !ok)
 		}
-		if ok := len(s) == len(ZeroHash) && hash.MatchString(s); ValidHash(s) != ok {
+		if ok := len(s) == len(ZeroHash) && hash.MatchString(s); validHash(s) != ok {
 			t.Fatalf("%q: %t", s, !ok)
 		}
 	}

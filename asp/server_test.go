@@ -930,7 +930,7 @@ func TestSigningForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !ValidSignature(e.Integrity.Signature) || !ValidHash(e.Integrity.Hash) {
+	if !validSignature(e.Integrity.Signature) || !validHash(e.Integrity.Hash) {
 		t.Errorf("%+v", e.Integrity)
 	}
 }

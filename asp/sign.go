@@ -99,7 +99,7 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 		return nil, refuseCause("invalid_utf8", "", err).at(2)
 	}
 	if d.Format == MessagePack {
-		if raw, err = JSONToMsgpack(raw); err != nil {
+		if raw, err = jsonToMsgpack(raw); err != nil {
 			return nil, err
 		}
 	}

@@ -88,7 +88,7 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string, u
 	if card.ProofKey.Thumbprint() != claims.Thumbprint {
 		return nil, refuse("token_invalid", "")
 	}
-	p, err := CheckProof(proof, ProofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now, Window: s.Proofs})
+	p, err := checkProof(proof, proofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now, Window: s.Proofs})
 	if err != nil {
 		return nil, err
 	}

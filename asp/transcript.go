@@ -646,7 +646,7 @@ func (t *transcriptReader) signature(tr *transcriptTrailer, n int64) {
 		}
 		return
 	}
-	ok := ValidSignature(tr.Signature)
+	ok := validSignature(tr.Signature)
 	if ok {
 		sig, err := hex.DecodeString(tr.Signature[len("ed25519:"):])
 		ok = err == nil && edkeys.Verify(key, tr.input(), sig)

@@ -392,7 +392,7 @@ func vectorDPoP(t *testing.T, c vectorCase) {
 	if in.Token != nil {
 		token = *in.Token
 	}
-	proof, err := CheckProof(in.Proof, ProofClaims{Method: MessageMethod, URL: MessageURL(in.Session), Key: key, AccessToken: token, Now: now})
+	proof, err := checkProof(in.Proof, proofClaims{Method: messageMethod, URL: messageURL(in.Session), Key: key, AccessToken: token, Now: now})
 	if err == nil {
 		fresh, memErr := mem.Seen(t.Context(), proof.ReplayKey(), proof.Until)
 		if err = memErr; !fresh {
@@ -442,7 +442,7 @@ func vectorMsgpack(t *testing.T, c vectorCase) {
 		}
 		return
 	}
-	text, err := MsgpackToJSON(unhex(t, in.Content))
+	text, err := msgpackAsJSON(unhex(t, in.Content))
 	var canonical []byte
 	if err == nil {
 		canonical, err = Canonical(text)
@@ -454,11 +454,11 @@ func vectorMsgpack(t *testing.T, c vectorCase) {
 	if string(canonical) != want.Canonical || hashOf(canonical) != want.Hash {
 		t.Errorf("got %s %s", canonical, hashOf(canonical))
 	}
-	packed, err := JSONToMsgpack(text)
+	packed, err := jsonToMsgpack(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	back, err := MsgpackToJSON(packed)
+	back, err := msgpackAsJSON(packed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -476,8 +476,8 @@ func vectorGrammar(t *testing.T, c vectorCase) {
 		Valid bool `json:"valid"`
 	}](t, c.Expect)
 	check, ok := map[string]func(string) bool{
-		"uuidv7": ValidUUID, "agentId": ValidAgentID, "hash": ValidHash, "signature": ValidSignature,
-		"version":      func(s string) bool { return versionForm(s) && SupportedVersion(s) },
+		"uuidv7": ValidUUID, "agentId": ValidAgentID, "hash": validHash, "signature": validSignature,
+		"version":      func(s string) bool { return versionForm(s) && supportedVersion(s) },
 		"performative": func(s string) bool { return Performative(s).Valid() },
 		"timestamp":    func(s string) bool { _, ok := ParseTimestamp(s); return ok },
 	}[in.Kind]
@@ -650,7 +650,7 @@ func vectorContext(t *testing.T, c vectorCase) {
 		} `json:"updates"`
 	}](t, c.Input)
 	want := load[struct {
-		Results []ContextResult `json:"results"`
+		Results []contextResult `json:"results"`
 		Store   map[string]struct {
 			Version int64       `json:"version"`
 			Data    jsonx.Value `json:"data"`
@@ -668,8 +668,8 @@ func vectorContext(t *testing.T, c vectorCase) {
 	after := func(s float64) time.Time {
 		return sent.Add(time.Duration(math.Round(s * float64(time.Second))))
 	}
-	var s ContextStore
-	var results []ContextResult
+	var s contextStore
+	var results []contextResult
 	for _, u := range in.Updates {
 		results = append(results, s.Apply(u.Object, u.Sender, after(u.At)))
 	}

@@ -204,7 +204,7 @@ func (e *Envelope) checkHash() error {
 // signedBy is step 9: the signature's form, S below the group order, no key
 // of small order, and no NUL in what is joined by NULs.
 func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
-	if !ValidSignature(e.Integrity.Signature) {
+	if !validSignature(e.Integrity.Signature) {
 		return false
 	}
 	input := e.SigningInput()
@@ -234,7 +234,7 @@ func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, ma
 		proof.Until = w.until(proof.IssuedAt)
 		return &proof, nil
 	}
-	proof, err := CheckProof(e.Sender.DPoPProof, ProofClaims{Method: MessageMethod, URL: MessageURL(e.SessionID),
+	proof, err := checkProof(e.Sender.DPoPProof, proofClaims{Method: messageMethod, URL: messageURL(e.SessionID),
 		Key: key.Proof, AccessToken: token, Now: now, Window: w})
 	if err != nil {
 		return refused(err)

@@ -86,7 +86,7 @@ func BenchmarkServer(b *testing.B) {
 		n++
 		if n%50000 == 0 {
 			w.clk.t = w.clk.t.Add(10 * time.Minute)
-			base = strings.Replace(base, FormatTimestamp(w.clk.t.Add(-10*time.Minute)), FormatTimestamp(w.clk.t), 1)
+			base = strings.Replace(base, formatTimestamp(w.clk.t.Add(-10*time.Minute)), formatTimestamp(w.clk.t), 1)
 		}
 		r := signedRequest(b, w.me, "/agent/message", []byte(strings.Replace(base, old, fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.t)
 		rec := httptest.NewRecorder()

@@ -77,7 +77,7 @@ func (s *Server) checkInjection(_ context.Context, req *Request) error {
 	if req.Agent.Skills[req.Envelope.Skill].NoScan {
 		return nil
 	}
-	if ScanPayload(req.Envelope.Payload) {
+	if scanPayload(req.Envelope.Payload) {
 		return ErrInjection
 	}
 	req.pass(StepInjection)

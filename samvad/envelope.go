@@ -188,7 +188,7 @@ func decode(b []byte) (*Envelope, *Error) {
 		return bad("nonce has not 8 to 64 characters")
 	}
 	var ok bool
-	if e.Timestamp, ok = ParseTimestamp(*w.Timestamp); !ok {
+	if e.Timestamp, ok = parseTimestamp(*w.Timestamp); !ok {
 		return bad("timestamp is not an RFC 3339 date-time with zone")
 	}
 	if w.ParentSpanID != nil {
@@ -244,7 +244,7 @@ func share(b []byte, v json.RawMessage) json.RawMessage {
 // it is): always a payload object, never a null, no member that the schema does
 // not have (SAM-031, SAM-152).
 func (e *Envelope) Encode() ([]byte, error) {
-	mode, timestamp := string(e.Mode), FormatTimestamp(e.Timestamp)
+	mode, timestamp := string(e.Mode), formatTimestamp(e.Timestamp)
 	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
 		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
 		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL), Payload: json.RawMessage("{}")}
@@ -278,14 +278,14 @@ func optional(s string) *string {
 // timestampLayout is the form of the TypeScript SDK: milliseconds, UTC.
 const timestampLayout = "2006-01-02T15:04:05.000Z"
 
-// FormatTimestamp writes a timestamp as the TypeScript SDK does, in UTC with
+// formatTimestamp writes a timestamp as the TypeScript SDK does, in UTC with
 // three decimals.
-func FormatTimestamp(t time.Time) string { return t.UTC().Format(timestampLayout) }
+func formatTimestamp(t time.Time) string { return t.UTC().Format(timestampLayout) }
 
-// ParseTimestamp reads an RFC 3339 date-time. A zone is required; a comma, a
+// parseTimestamp reads an RFC 3339 date-time. A zone is required; a comma, a
 // space in place of T, and a leap second are not accepted. Fractions finer
 // than a nanosecond are cut.
-func ParseTimestamp(s string) (time.Time, bool) {
+func parseTimestamp(s string) (time.Time, bool) {
 	if len(s) < len("2006-01-02T15:04:05Z") || len(s) > 64 {
 		return time.Time{}, false
 	}

@@ -114,7 +114,7 @@ func FuzzPayload(f *testing.F) {
 		if jsonx.Valid(payload, 0) != nil || payload[0] != '{' {
 			return
 		}
-		_ = ScanPayload(payload)
+		_ = scanPayload(payload)
 		s, err := CompileInput(schema)
 		if err != nil {
 			return

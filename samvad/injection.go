@@ -61,9 +61,9 @@ func youAreNow(low string) bool {
 	}
 }
 
-// ScanPayload reports whether any string value in a JSON value, at any depth,
+// scanPayload reports whether any string value in a JSON value, at any depth,
 // is [Suspicious]. Member names are not looked at.
-func ScanPayload(v json.RawMessage) bool {
+func scanPayload(v json.RawMessage) bool {
 	if bytes.IndexByte(v, '\\') < 0 && !hinted(asciiLower(string(v))) {
 		return false
 	}

@@ -87,7 +87,7 @@ func (w *world) envelope(change map[string]any) []byte {
 	w.n++
 	m := map[string]any{
 		"from": w.me.ID(), "to": worldID, "skill": "echo", "mode": "sync", "nonce": fmt.Sprintf("nonce-%08d", w.n),
-		"timestamp": FormatTimestamp(w.clk.t), "traceId": "trace-1", "spanId": "span-1", "payload": map[string]any{"text": "hi"},
+		"timestamp": formatTimestamp(w.clk.t), "traceId": "trace-1", "spanId": "span-1", "payload": map[string]any{"text": "hi"},
 	}
 	for k, v := range change {
 		if v == nil {
@@ -436,7 +436,7 @@ func TestFreshness(t *testing.T) {
 			if c.status != 200 {
 				code = CodeAuthFailed
 			}
-			w.want(w.post("/agent/message", w.envelope(map[string]any{"timestamp": FormatTimestamp(epoch.Add(c.offset))})), c.status, code)
+			w.want(w.post("/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(epoch.Add(c.offset))})), c.status, code)
 		})
 	}
 }
@@ -453,7 +453,7 @@ func TestReplay(t *testing.T) {
 	})
 	t.Run("SAM-053 future-dated, after 330 s", func(t *testing.T) {
 		w := newWorld(t)
-		body := w.envelope(map[string]any{"timestamp": FormatTimestamp(epoch.Add(time.Minute))})
+		body := w.envelope(map[string]any{"timestamp": formatTimestamp(epoch.Add(time.Minute))})
 		w.want(w.post("/agent/message", body), 200, "")
 		for _, s := range []int{301, 330, 360} {
 			w.clk.t = epoch.Add(time.Duration(s) * time.Second)

@@ -715,7 +715,7 @@ func vectorInjection(t *testing.T, c vector) {
 		Flagged *bool `json:"flagged"`
 	}
 	into(t, c.Expect, &want)
-	if got := ScanPayload(json.RawMessage(in.Payload)); want.Flagged == nil || got != *want.Flagged {
+	if got := scanPayload(json.RawMessage(in.Payload)); want.Flagged == nil || got != *want.Flagged {
 		t.Errorf("flagged = %v for %s", got, in.Payload)
 	}
 }

@@ -243,7 +243,7 @@ func TestVerifier(t *testing.T) {
 		t.Error("a verdict from nowhere")
 	}
 	// The zero value refuses everybody.
-	if _, err := (&Verifier{}).Verify(signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"timestamp": FormatTimestamp(time.Now())}), time.Now())); err == nil {
+	if _, err := (&Verifier{}).Verify(signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(time.Now())}), time.Now())); err == nil {
 		t.Error("the zero Verifier accepts")
 	}
 	if _, err := v.Verify(httptest.NewRequest(http.MethodGet, "/agent/message", nil)); !errors.Is(err, ErrMethod) {
@@ -798,15 +798,15 @@ func TestTimestamps(t *testing.T) {
 		"2026-04-11T10:00:00Z": "2026-04-11T10:00:00.000Z", "2026-04-11t10:00:00z": "2026-04-11T10:00:00.000Z", "2026-04-11T10:00:00.5+00:00": "2026-04-11T10:00:00.500Z",
 		"2026-04-11T15:30:00+05:30": "2026-04-11T10:00:00.000Z", "2026-04-11T10:00:00.12345678901234567890Z": "2026-04-11T10:00:00.123Z", "0001-01-01T00:00:00-00:00": "0001-01-01T00:00:00.000Z",
 	} {
-		got, ok := ParseTimestamp(in)
-		if !ok || FormatTimestamp(got) != want {
+		got, ok := parseTimestamp(in)
+		if !ok || formatTimestamp(got) != want {
 			t.Errorf("%s: %v, %v", in, got, ok)
 		}
 	}
 	for _, in := range []string{"", "2026-04-11", "2026-04-11T10:00:00", "2026-04-11 10:00:00Z", "2026-04-11T10:00:00,5Z", "2026-04-11T10:00:60Z", "2026-13-11T10:00:00Z",
 		"2026-02-30T10:00:00Z", "2026-04-11T24:00:00Z", "2026-04-11T10:00:00.Z", "2026-04-11T10:00:00+0530", "2026-04-11T10:00:00+24:00", "2026-04-11T10:00:00+05:60", "2026-04-11T10:00Z",
 		"2026-04-11T1:00:00Z ", "+026-04-11T10:00:00Z", "2026-04-11T10:00:00ZZ", "2026-04-11T10:00:00." + strings.Repeat("0", 99) + "Z"} {
-		if got, ok := ParseTimestamp(in); ok {
+		if got, ok := parseTimestamp(in); ok {
 			t.Errorf("%q read as %v", in, got)
 		}
 	}
@@ -829,7 +829,7 @@ func TestUntrusted(t *testing.T) {
 			t.Errorf("%q: %v", text, got)
 		}
 	}
-	if !ScanPayload(json.RawMessage(`{"a":["\u006aailbreak"]}`)) || ScanPayload(json.RawMessage(`{"jail\u0062reak":1}`)) {
+	if !scanPayload(json.RawMessage(`{"a":["\u006aailbreak"]}`)) || scanPayload(json.RawMessage(`{"jail\u0062reak":1}`)) {
 		t.Error("escapes")
 	}
 }

@@ -351,9 +351,9 @@ func pyFloat(f float64) string {
 // sends it: member order kept, ", " and ": " between, non-ASCII escaped.
 func MessageJSON(b []byte) ([]byte, error) { return pyText(b, pyDefault) }
 
-// CompactJSON is [MessageJSON] without spaces: the form of the reference's
+// compactJSON is [MessageJSON] without spaces: the form of the reference's
 // core helper library.
-func CompactJSON(b []byte) ([]byte, error) { return pyText(b, pyCompact) }
+func compactJSON(b []byte) ([]byte, error) { return pyText(b, pyCompact) }
 
 func pyText(b []byte, s pyStyle) ([]byte, error) {
 	n, err := parse(b)

@@ -70,7 +70,7 @@ func NewEnvelope(sender, target, session string, m Message, expires time.Time) (
 	if session == "" {
 		session = NewSession()
 	}
-	canonical, err := ParseSession(session)
+	canonical, err := parseSession(session)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func Decode(b []byte) (*Envelope, error) {
 		}
 		*f.to = *f.from
 	}
-	if e.Session, err = ParseSession(e.Session); err != nil {
+	if e.Session, err = parseSession(e.Session); err != nil {
 		return nil, err
 	}
 	for _, f := range []struct {
@@ -318,11 +318,11 @@ func plainInt(s string) (Int, error) {
 	return Int(s), nil
 }
 
-// ParseSession reads a version 4 UUID (RFC 4122 variant) in one of its four
+// parseSession reads a version 4 UUID (RFC 4122 variant) in one of its four
 // text forms: hyphenated in any case, 32 hexadecimal digits, urn:uuid: and
 // hyphenated, or {…} and hyphenated. It gives the lower-case hyphenated form
 // that is signed. The error is ErrShape.
-func ParseSession(s string) (string, error) {
+func parseSession(s string) (string, error) {
 	switch len(s) {
 	case 32:
 		if strings.ContainsRune(s, '-') {
@@ -460,9 +460,9 @@ func DecodePayload(s string) ([]byte, error) {
 	return b, nil
 }
 
-// DecodePayloadLenient is [DecodePayload] that skips ASCII characters outside
+// decodePayloadLenient is [DecodePayload] that skips ASCII characters outside
 // the alphabet, as the reference does. No real client sends any.
-func DecodePayloadLenient(s string) ([]byte, error) {
+func decodePayloadLenient(s string) ([]byte, error) {
 	var clean strings.Builder
 	clean.Grow(len(s))
 	for i := 0; i < len(s); i++ {

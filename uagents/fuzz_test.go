@@ -67,7 +67,7 @@ func FuzzMessages(f *testing.F) {
 			}
 		}
 		_ = ModelOf[CommitPayment]().Validate(b)
-		if p, err := DecodePayloadLenient(string(b)); err == nil {
+		if p, err := decodePayloadLenient(string(b)); err == nil {
 			if q, err := DecodePayload(EncodePayload(p)); err != nil || !bytes.Equal(p, q) {
 				t.Fatalf("payload %q: %v", p, err)
 			}
@@ -134,7 +134,7 @@ func FuzzIdentifiers(f *testing.F) {
 			}
 		}
 		_, _ = ParseUser(s)
-		_, _ = ParseSession(s)
+		_, _ = parseSession(s)
 		_, _ = TokenVerifier{}.Verify(s, "")
 		_ = VerifyDigest(me.Address(), [32]byte{}, s)
 	})

@@ -244,8 +244,8 @@ func (m *Manifest) Verify() error {
 // JSON is the manifest as it is published.
 func (m *Manifest) JSON() ([]byte, error) { return pyDefault.write(nil, m.root) }
 
-// IsLooseProtocolDigest is the reference's own test: 70 characters that begin
+// isLooseProtocolDigest is the reference's own test: 70 characters that begin
 // with proto:. [IsProtocolDigest] asks for a digest.
-func IsLooseProtocolDigest(s string) bool {
+func isLooseProtocolDigest(s string) bool {
 	return len([]rune(s)) == 70 && s[:6] == "proto:"
 }

@@ -174,10 +174,10 @@ func (e *Envelope) verifySignature(c Curve) error {
 	return verifyDigest(c, e.Sender, d, *e.Signature)
 }
 
-// RegistrationDigest is what a registration with the ledger's Almanac contract
+// registrationDigest is what a registration with the ledger's Almanac contract
 // signs: four items, each after its length as a 64-bit number; the timestamp
 // is in Unix seconds.
-func RegistrationDigest(contract, agent string, timestamp uint64, wallet string) [32]byte {
+func registrationDigest(contract, agent string, timestamp uint64, wallet string) [32]byte {
 	h := sha256.New()
 	item := func(b []byte) {
 		var n [8]byte
@@ -192,9 +192,9 @@ func RegistrationDigest(contract, agent string, timestamp uint64, wallet string)
 	return [32]byte(h.Sum(nil))
 }
 
-// SignDoc is the document that a signature of arbitrary data covers (ADR-36):
+// signDoc is the document that a signature of arbitrary data covers (ADR-36):
 // its text, and base64 of that text as the reference hands it out.
-func SignDoc(signer string, data []byte) string {
+func signDoc(signer string, data []byte) string {
 	b := []byte(`{"account_number":"0","chain_id":"","fee":{"amount":[],"gas":"0"},"memo":"","msgs":[{"type":"sign/MsgSignData","value":{"data":`)
 	b = pyString(b, base64.StdEncoding.EncodeToString(data))
 	b = append(b, `,"signer":`...)
@@ -202,12 +202,12 @@ func SignDoc(signer string, data []byte) string {
 	return string(append(b, `}}],"sequence":"0"}`...))
 }
 
-// SignArbitrary signs data in a [SignDoc] and gives base64 of r||s, low-S.
+// SignArbitrary signs data in a [signDoc] and gives base64 of r||s, low-S.
 func (id *Identity) SignArbitrary(data []byte) (string, error) {
 	if id == nil {
 		return "", ErrNoIdentity
 	}
-	d := sha256.Sum256([]byte(SignDoc(id.address, data)))
+	d := sha256.Sum256([]byte(signDoc(id.address, data)))
 	sig, err := id.curve.Sign(&id.key, &d)
 	if err != nil {
 		return "", err
@@ -225,7 +225,7 @@ func VerifyArbitrary(address string, data []byte, signature string) error {
 	if err != nil {
 		return err
 	}
-	d := sha256.Sum256([]byte(SignDoc(address, data)))
+	d := sha256.Sum256([]byte(signDoc(address, data)))
 	if !(pureGo{}).Verify(&key, &d, (*[64]byte)(sig)) {
 		return ErrSignature
 	}

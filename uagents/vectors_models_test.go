@@ -37,7 +37,7 @@ func vectorProtocol(t *testing.T, _ vectorFile, c vectorCase) {
 	if c.Input["digest"] != nil {
 		known(t, c.Input, "digest")
 		d := field[string](t, c.Input, "digest")
-		if got := IsLooseProtocolDigest(d); got != field[bool](t, c.Expect, "valid_protocol_digest") {
+		if got := isLooseProtocolDigest(d); got != field[bool](t, c.Expect, "valid_protocol_digest") {
 			t.Errorf("IsLooseProtocolDigest(%q) = %v", d, got)
 		}
 		return

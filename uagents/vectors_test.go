@@ -323,7 +323,7 @@ func vectorPayload(t *testing.T, _ vectorFile, c vectorCase) {
 		}
 		return
 	}
-	b, err := DecodePayloadLenient(*payload)
+	b, err := decodePayloadLenient(*payload)
 	if (err == nil) != ok {
 		t.Fatalf("err = %v, want ok %v", err, ok)
 	}
@@ -446,7 +446,7 @@ func vectorMessage(t *testing.T, _ vectorFile, c vectorCase) {
 			t.Fatal(err)
 		}
 		same(t, "agent text", string(got), agent)
-		got, err = CompactJSON(c.Input["value"])
+		got, err = compactJSON(c.Input["value"])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -459,7 +459,7 @@ func vectorMessage(t *testing.T, _ vectorFile, c vectorCase) {
 			t.Errorf("%s: %s, %v", name, b, err)
 		}
 	}
-	if again, err := CompactJSON([]byte(agent)); err == nil {
+	if again, err := compactJSON([]byte(agent)); err == nil {
 		same(t, "the two texts", string(again), core)
 	} else if string(c.Input["value"]) != "null" {
 		t.Error(err)
@@ -479,11 +479,11 @@ func vectorOther(t *testing.T, _ vectorFile, c vectorCase) {
 		digest = hexSHA256(in("challenge"))
 	case c.Input["contract_address"] != nil:
 		known(t, c.Input, "contract_address", "agent_address", "timestamp", "wallet_address", "signature")
-		d := RegistrationDigest(in("contract_address"), in("agent_address"), field[uint64](t, c.Input, "timestamp"), in("wallet_address"))
+		d := registrationDigest(in("contract_address"), in("agent_address"), field[uint64](t, c.Input, "timestamp"), in("wallet_address"))
 		err, digest = VerifyDigest(in("agent_address"), d, in("signature")), hex.EncodeToString(d[:])
 	case c.Input["data_text"] != nil:
 		known(t, c.Input, "data_text", "signer", "signature_base64")
-		doc := SignDoc(in("signer"), []byte(in("data_text")))
+		doc := signDoc(in("signer"), []byte(in("data_text")))
 		same(t, "document", doc, field[string](t, c.Expect, "sign_doc_text"))
 		same(t, "document", EncodePayload([]byte(doc)), field[string](t, c.Expect, "sign_doc_base64"))
 		same(t, "digest", hexSHA256(doc), field[string](t, c.Expect, "digest_hex"))

@@ -186,7 +186,7 @@ func (v *Verifier) check(e *Envelope, unsigned bool) (*Verified, error) {
 	if e.Payload != nil {
 		decode := DecodePayload
 		if v.LenientPayload {
-			decode = DecodePayloadLenient
+			decode = decodePayloadLenient
 		}
 		verified.Content.Payload, err = decode(*e.Payload)
 		if step("payload", err) != nil {
