@@ -8,7 +8,7 @@ import (
 // Bodies per performative. Members marked required are partly the vendor's,
 // partly the project's; unknown members are always accepted.
 
-// referenceNames are the members that may say what a body refers to; the
+// referenceNames are the members that may hold the reference of a body; the
 // first is the one emitted.
 var referenceNames = []string{"referenceId", "proposalId", "commitmentId", "inReplyTo"}
 
@@ -165,8 +165,8 @@ func alias(n *node, p Performative) *node {
 	return nil
 }
 
-// A Proposal is the body of a PROPOSE, and of a COUNTER when ReferenceID says
-// what it answers. ProposalID is made up when empty.
+// A Proposal is the body of a PROPOSE, and of a COUNTER when ReferenceID names
+// the proposal it answers. ProposalID is made up when empty.
 type Proposal struct {
 	ReferenceID string `json:"referenceId,omitempty"`
 	ProposalID  string `json:"proposalId,omitempty"`

@@ -64,7 +64,7 @@ type node struct {
 }
 
 type name struct {
-	text string // decoded and in NFC: what is sorted and compared
+	text string // decoded and in NFC: the form that is sorted and compared
 	raw  string // decoded as written
 }
 
@@ -105,9 +105,9 @@ func (n *node) integer() (int64, bool) {
 // parseJSON reads one strict value.
 func parseJSON(b []byte) (*node, error) { return parseWithin(b, maxDepth) }
 
-// parseWithin is parseJSON for a value that may nest depth deep. What it refuses
-// and accepts is what jsonx does, in one pass; jsonx says what is wrong. Besides
-// it refuses what only ASP does.
+// parseWithin is parseJSON for a value that may nest depth deep. It accepts the
+// same documents as jsonx, which explains a refusal, less those that only ASP
+// refuses (number_range, number_precision, names equal after NFC).
 func parseWithin(b []byte, depth int) (*node, error) {
 	p := newParser(b, depth)
 	n, ok := p.document()
@@ -224,14 +224,14 @@ func (p *parser) value() (n node, ok bool) {
 	return n, ok
 }
 
-// enter begins what is in brackets.
+// enter begins an object or an array.
 func (p *parser) enter(bracket byte) bool {
 	p.depth--
 	return p.Take(bracket) && p.depth >= 0
 }
 
-// another passes over what follows a member or an element: a comma, or the
-// bracket that ends them.
+// another reads the comma after a member or an element, or the bracket that
+// ends them.
 func (p *parser) another(end byte) (more, ok bool) {
 	if p.Take(',') {
 		return true, true

@@ -49,7 +49,7 @@ func isVisibility(n *node) bool {
 	return false
 }
 
-// isShortID bounds what the server remembers (project).
+// isShortID bounds the ids that the server remembers (project).
 func isShortID(n *node) bool { return n.kind == '"' && n.str != "" && len(n.str) <= maxID }
 
 const maxID = 256
@@ -86,7 +86,7 @@ func contextOf(n *node) ContextObject {
 	return c
 }
 
-// A contextResult says what became of one update.
+// A contextResult is the outcome of one update.
 type contextResult string
 
 // The results (project).
@@ -172,7 +172,7 @@ func (s *contextStore) IDs(now time.Time) []string {
 }
 
 // Turn drops the objects of visibility turn that others than sender sent, and
-// what has expired. It is called when sender's message is admitted.
+// expired objects. It is called when sender's message is admitted.
 func (s *contextStore) Turn(sender string, now time.Time) {
 	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool {
 		return e.Visibility == VisibleTurn && e.Sender != sender || !e.Expires.IsZero() && !now.Before(e.Expires)

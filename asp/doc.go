@@ -24,8 +24,8 @@
 //   - [Client]: opens and joins sessions, keeps the head, re-links when it
 //     loses a race, resumes after a restart.
 //
-// What it promises: nothing is recorded before the signature holds; what was
-// received is kept byte for byte; a retransmission has no second effect; the
+// Promises: nothing is recorded before the signature holds; messages are kept
+// byte for byte as received; a retransmission has no second effect; the
 // cost of a message does not grow with the length of its session; every map,
 // body, depth and wait has a bound.
 //

@@ -49,7 +49,7 @@ func (w Window) holds(iat, now time.Time) bool {
 // from its arrival.
 func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
 
-// proofClaims are what a proof is checked against.
+// proofClaims are the expected claims of a proof.
 type proofClaims struct {
 	Method      string    // htm
 	URL         string    // htu, exact text
@@ -186,7 +186,7 @@ func (id *Identity) MessageProof(session, accessToken string, now time.Time) (st
 	return proof, err
 }
 
-// messageProof gives also what the proof says, but for Until.
+// messageProof also gives the claims of the proof, without Until.
 func (id *Identity) messageProof(session, accessToken string, now time.Time) (string, Proof, error) {
 	ath := ""
 	if accessToken != "" {

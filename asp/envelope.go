@@ -22,7 +22,7 @@ const (
 )
 
 // An Envelope is one message. It is made by [Decode], [DecodeMsgpack] or
-// [Draft.Sign] and not changed after that: what is signed are its bytes.
+// [Draft.Sign] and not changed after that: its bytes are signed.
 type Envelope struct {
 	Version        string
 	MessageID      string
@@ -53,8 +53,8 @@ type Envelope struct {
 
 type span struct{ from, to int }
 
-// A Sender is who speaks. TrustScore is what the sender says of itself: it is
-// neither signed nor believed.
+// A Sender is the agent that speaks. TrustScore is its own claim, neither signed
+// nor believed.
 type Sender struct {
 	AgentID    string  `json:"agentId"`
 	OrgID      string  `json:"orgId"`
@@ -69,7 +69,7 @@ type Party struct {
 	OrgID   string `json:"orgId"`
 }
 
-// Content is what the hash covers.
+// Content is the part of a message that the hash covers.
 type Content struct {
 	MimeType string
 	Body     json.RawMessage // a JSON object, as written
@@ -116,8 +116,8 @@ func (l Limits) decode(b []byte, f Format) (*Envelope, error) {
 	return e, nil
 }
 
-// parseEnvelope does step 2 and reads what has the right type; [Envelope.check]
-// looks at the rest. Transcripts are judged by hash, link and signature first
+// parseEnvelope does step 2 and reads the members of the right type;
+// [Envelope.check] does the rest. Transcripts are judged by hash, link and signature first
 // and need the fields of messages that the schema refuses.
 func parseEnvelope(b []byte, f Format) (*Envelope, error) {
 	e := &Envelope{format: f, raw: b, json: b}
@@ -481,8 +481,8 @@ func (e *Envelope) Interim() bool {
 	return false
 }
 
-// Reference is what the body refers to: referenceId, or one of the names that
-// other pages use for it. Empty if it refers to nothing.
+// Reference is the id that the body refers to: referenceId, or one of the names
+// that other pages use for it. Empty if it refers to nothing.
 func (e *Envelope) Reference() string {
 	if b := e.body(); b != nil {
 		return referenceOf(b, e.Performative)

@@ -214,8 +214,8 @@ func Refuse(code, text string) error {
 	return e
 }
 
-// asError gives err as an *Error; what is none becomes "internal" and keeps
-// its cause to itself.
+// asError gives err as an *Error; any other error becomes "internal", whose
+// cause is not sent.
 func asError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {

@@ -42,7 +42,7 @@ import (
 // endpoint is one resource; args are the decoded parts of the path.
 type endpoint func(s *Server, w http.ResponseWriter, r *http.Request, c *caller, args []string) error
 
-// access is what a request must bring.
+// access is the proof that a request needs.
 type access int
 
 const (
@@ -254,7 +254,7 @@ func status(r *Receipt, fresh int) int {
 	return fresh
 }
 
-// sessionView is what a participant sees of a ledger.
+// sessionView is the part of a ledger that participants see.
 type sessionView struct {
 	SessionID    string            `json:"sessionId"`
 	Version      string            `json:"version"`
@@ -648,7 +648,7 @@ func signedCard(card *node, sig string, key []byte) bool {
 }
 
 // serveToken gives an access token to a registered agent. The DPoP proof is
-// the proof of who it is; a client_secret is accepted and not looked at.
+// the proof of its identity; a client_secret is accepted and ignored.
 func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
 	b, err := readBody(r, 16<<10)
 	if err != nil {

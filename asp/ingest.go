@@ -27,8 +27,8 @@ func (s *Server) Ingest(ctx context.Context, raw []byte, t Transport, session st
 }
 
 // Say takes a message that [Draft.Sign] made in this process, for an agent
-// whose keys the program holds: as Ingest, but what the program computed itself
-// a moment ago (hash, signatures) is not computed once more.
+// whose keys the program holds. It is Ingest without the checks of hash and
+// signatures, which Sign has just computed.
 func (s *Server) Say(ctx context.Context, e *Envelope) (*Receipt, error) {
 	s.init()
 	receipt, err := s.ingest(ctx, e, Transport{Format: e.format, Agent: e.Sender.AgentID}, e.SessionID)

@@ -15,9 +15,8 @@ type Head struct {
 	Count int64  `json:"count"` // records so far: the position of the next
 }
 
-// A Ledger is what the server knows of a session besides its log. Its size is
-// bounded, and it is never changed once it was handed out: each record comes
-// with a new one.
+// A Ledger is the state of a session that the server keeps besides its log. Its
+// size is bounded. It is immutable: each record comes with a new one.
 type Ledger struct {
 	ID            string                  `json:"sessionId"`
 	Version       string                  `json:"version"`
@@ -54,12 +53,12 @@ type Item struct {
 	MessageID  string    `json:"messageId"`
 	Kind       string    `json:"kind"` // invitation, proposal, query, commitment, delegation
 	By         string    `json:"by"`
-	For        string    `json:"for,omitempty"` // invitation, delegation: who may answer
+	For        string    `json:"for,omitempty"` // invitation, delegation: the agent that may answer
 	ValidUntil time.Time `json:"validUntil,omitzero"`
 	Status     string    `json:"status"` // open, accepted, rejected, countered, withdrawn
 }
 
-// A Commitment is what a COMMIT started, concepts/commitments.
+// A Commitment is made by a COMMIT, concepts/commitments.
 type Commitment struct {
 	ID         string           `json:"commitmentId"`
 	By         string           `json:"by"`
@@ -218,7 +217,7 @@ func (l *Ledger) timesOut(s State, now time.Time, timeouts Timeouts) time.Time {
 	return t
 }
 
-// end drops what does not outlive a session.
+// end drops the parts that do not outlive a session.
 func (l *Ledger) end() {
 	l.Deadline = time.Time{}
 	s := contextStore{entries: maps.Clone(l.Context)}
@@ -496,7 +495,7 @@ func (l *Ledger) dispute(d *Dispute) (*Ledger, error) {
 // Replay gives the ledger after r, which was recorded behind l; l is nil for
 // the record that opened a session. joined are the participants that r brought
 // in. It is for a Store that keeps the log and makes ledgers of it. Nothing is
-// verified: what is in the log has been.
+// verified again: the log holds verified messages.
 func (l *Ledger) Replay(r *Record, joined []Participant, limits Limits, timeouts Timeouts) (*Ledger, error) {
 	if l == nil && r.Kind != RecordMessage {
 		return nil, refuse("session_not_found", "")

@@ -19,7 +19,7 @@ func (l Limits) message() int { return cmp.Or(l.Message, 1<<20) }
 func (l Limits) body() int    { return cmp.Or(l.Body, 512<<10) }
 func (l Limits) context() int { return cmp.Or(l.Context, 64) }
 
-// Timeouts end what does not go on. Only the invitation's is the vendor's;
+// Timeouts end sessions without progress. Only the invitation's is the vendor's;
 // the others are the project's. The zero value of each means the value named.
 type Timeouts struct {
 	Invitation time.Duration // 30 s in INVITED → FAILED

@@ -9,15 +9,14 @@ import (
 	"github.com/parley-hub/parley/internal/recent"
 )
 
-// Memory is what must be remembered of proofs: which were used. Seen reports
+// Memory remembers which proofs were used. Seen reports
 // whether key is new, and remembers it until the given time, in one step. It
 // must fail rather than forget: an error refuses the message.
 type Memory interface {
 	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
 }
 
-// GuestOwner is the owner of the proofs of all agents for whom nobody vouches
-// ([Server.Guest]): the part of their keys before the first space.
+// GuestOwner is the owner of the proofs of all guests ([Server.Guest]): the part of their keys before the first space.
 const GuestOwner = "guest"
 
 // NewMemory gives a Memory in process. It holds at most size keys (0 means

@@ -33,7 +33,7 @@ type Server struct {
 	Proofs     Window
 	Skew       time.Duration // of timestamps; 0: 300 s
 	Levels     TrustLevels   // zero: DefaultTrustLevels
-	MinTrust   float64       // score that an inviter needs; by what is computed here
+	MinTrust   float64       // score, as computed here, that an inviter needs
 	Invites    Rates         // invitations per agent
 	Messages   rate.Limit    // messages per second and agent; 0: no limit
 	Heartbeat  time.Duration // of streams; 0: 30 s
@@ -49,13 +49,13 @@ type Server struct {
 	// session and before the sender hears "accepted". If it fails, the sender is
 	// told to try again; the retransmission comes with Duplicate set.
 	Handler func(context.Context, *Request) error
-	// Refused is told of every refusal. The reference that it returns goes to
+	// Refused is called for every refusal. The reference that it returns goes to
 	// the sender as header Parley-Ref and in details.reference.
 	Refused func(context.Context, *Refusal) (reference string)
 	// Changed is told of records that no message caused: timeouts, closings,
 	// disputes.
 	Changed func(context.Context, *Record)
-	// Guest reports whether an agent is one for whom nobody vouches: it
+	// Guest reports whether an agent is a guest: nobody vouches for it, it
 	// registered itself. All guests together have a sixteenth of the memory for
 	// proofs of requests, and a quarter of the streams. Nil: there are none.
 	Guest func(agent string) bool
@@ -98,7 +98,7 @@ type Request struct {
 	Before    *Ledger // nil for an invitation that opens a session
 	After     *Ledger
 	Received  time.Time
-	Duplicate bool // a retransmission of what is recorded already
+	Duplicate bool // a retransmission of a recorded message
 }
 
 // A Refusal is a message or request that was refused.
@@ -240,7 +240,7 @@ func (s *Server) load(ctx context.Context, id string, l *liveSession, fresh bool
 	return l.ledger, nil
 }
 
-// append records r, whose ledger is after, and wakes who waits.
+// append records r, whose ledger is after, and wakes the waiting streams.
 func (s *Server) append(ctx context.Context, l *liveSession, after *Ledger, r *Record, now time.Time) error {
 	var expect Head
 	from := Idle
@@ -260,8 +260,8 @@ func (s *Server) append(ctx context.Context, l *liveSession, after *Ledger, r *R
 	return nil
 }
 
-// wake tells those who follow a session that there is something new. Who said it
-// knows already: it is told a little later.
+// wake tells the streams of a session that there is something new. The stream of
+// the sender, which knows it already, is told a little later.
 func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,13 +37,13 @@ type Invitation struct {
 // stopped. It is safe for concurrent use; Send is done one at a time.
 type Session struct {
 	c    *Client
-	send sync.Mutex // held over requests: keeps the order of what is sent
+	send sync.Mutex // held over requests: keeps messages in order
 
 	mu sync.Mutex
 	st sessionState
 }
 
-// sessionState is what is stored.
+// sessionState is the stored form of a session.
 type sessionState struct {
 	ID      string            `json:"sessionId"`
 	Agent   string            `json:"agentId"`
@@ -84,7 +84,7 @@ func (p point) clone() point {
 
 // pending is a message whose outcome is not known yet.
 type pending struct {
-	Intent string          `json:"intent"` // what the caller asked for
+	Intent string          `json:"intent"` // hash of the requested message
 	Act    Performative    `json:"performative"`
 	Body   jsonx.Value     `json:"body"`
 	To     *Party          `json:"to,omitempty"`
@@ -442,7 +442,7 @@ func (s *Session) settled(ctx context.Context, e *Envelope, b []byte) (*Envelope
 	return e, s.save(ctx)
 }
 
-// sync fetches and verifies what came after the head, and the state.
+// sync fetches and verifies the messages after the head, and the state.
 func (s *Session) sync(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -578,7 +578,7 @@ func (s *Session) Messages(ctx context.Context) iter.Seq2[*Message, error] {
 	}
 }
 
-// follow verifies and hands out what comes after at.
+// follow verifies and delivers the messages after at.
 func (s *Session) follow(ctx context.Context, at point, take func(*Message, point) error, fail func(error) bool) {
 	path := "/v1/asp/sessions/" + s.st.ID + "/events"
 	last := func() string {
@@ -678,7 +678,7 @@ func (s *Session) Close(ctx context.Context, reason string) error {
 
 // Export writes the transcript of the session and verifies it on the way,
 // against the keys known here and the head reached here: a server that left
-// out what was acknowledged is found out. [VerifyTranscript] reads the result.
+// out an acknowledged message is detected. [VerifyTranscript] reads the result.
 func (s *Session) Export(ctx context.Context, w io.Writer) (*TranscriptReport, error) {
 	token, err := s.c.access(ctx)
 	if err != nil {

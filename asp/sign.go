@@ -25,20 +25,20 @@ type Draft struct {
 	Body           any    // becomes a JSON object
 	Context        []ContextObject
 	Constraints    *Constraints
-	TrustScore     float64 // what the sender says of itself
+	TrustScore     float64 // claimed by the sender
 	AccessToken    string  // bound into the proof when set
 	Format         Format  // JSON
 }
 
-// made says that a message was signed in this process, by whom, and what.
+// made notes that a message was signed in this process.
 type made struct {
 	by    *Identity
 	input []byte
 	proof Proof // without Until
 }
 
-// madeBy reports whether e is what an identity with these keys signed in this
-// process: then its hash, its signature and that of its proof hold.
+// madeBy reports whether an identity with these keys signed e in this process:
+// then its hash, its signature and that of its proof hold.
 func (e *Envelope) madeBy(card *Card) bool {
 	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) && bytes.Equal(e.made.input, e.SigningInput())
 }

@@ -104,7 +104,7 @@ func (e *sse) flush() error {
 	return e.ctl.Flush()
 }
 
-// event writes one event, and what was emitted before.
+// event writes one event and those emitted before it.
 func (e *sse) event(kind string, id int64, data []byte) error {
 	e.begin(kind, id)
 	e.data(data)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A Store keeps what a [Server] must not lose. All of it may be in a database
+// A Store keeps the state that a [Server] must not lose. All of it may be in a database
 // shared by several servers: the head of a session decides between them. What
 // it gives out must not be changed by anyone.
 type Store interface {
@@ -53,8 +53,8 @@ type AgentQuery struct {
 	Name       string  // the last segment of the URI; empty: any
 }
 
-// A Record is one entry of a session's log: a message, or what the server did
-// of itself.
+// A Record is one entry of a session's log: a message, or an act of the
+// server.
 type Record struct {
 	Session  string     `json:"session"`
 	Position int64      `json:"position"`
@@ -85,7 +85,7 @@ type Record struct {
 	Request    *Request  `json:"-"` // of a message on its way in, for a Store that records more than the log; else nil
 }
 
-// A RecordKind says what a record is.
+// A RecordKind is the kind of a record.
 type RecordKind string
 
 // The kinds.

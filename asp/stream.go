@@ -33,7 +33,7 @@ func plain(kind string, fields map[string]any) *frame {
 // streams counts connections. Under Server.mu.
 type streams struct {
 	all, guests int
-	unproved    []*socket // that have not said yet who they are, oldest first
+	unproved    []*socket // not authenticated yet, oldest first
 }
 
 // stream reserves a connection of an agent.
@@ -59,7 +59,7 @@ func (s *Server) stream(agent string) (done func(), err error) {
 }
 
 // EndStreams ends all streams, so that an HTTP server that shuts down need not
-// wait for those who read them. Peers come back with what they read last.
+// wait for their readers. Peers come back and resume.
 func (s *Server) EndStreams() {
 	s.init()
 	s.endOnce.Do(func() { close(s.ended) })

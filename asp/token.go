@@ -98,8 +98,8 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string, u
 	return &caller{agent, token}, nil
 }
 
-// remember refuses a proof of an HTTP request that was used before. One that
-// was not is the last thing that shows that the request is the agent's.
+// remember refuses a proof of an HTTP request that was used before. It is the
+// last check of authentication.
 func (s *Server) remember(r *http.Request, agent string, p *Proof, used Memory) error {
 	key := p.Thumbprint + " http " + p.JTI
 	if s.Guest != nil && s.Guest(agent) {

@@ -227,17 +227,17 @@ type TranscriptVerifier struct {
 	MaxFaults int // reported; 0: 1,000
 }
 
-// A TranscriptReport says what a transcript is worth.
+// A TranscriptReport is the result of a verification.
 type TranscriptReport struct {
 	SessionID string
 	State     State
 	Head      string
 	Records   int64
 	Messages  int64
-	Erased    int64  // of the messages: the server has erased what they said, and nothing proves what that was
+	Erased    int64  // of the messages: their content was erased by the server, and nothing proves what it was
 	Signed    bool   // the server's signature holds
 	Rewritten bool   // the file is other JSON than the server wrote, and a fault: its seal cannot be compared
-	Server    string // who signed, by the transcript's own word unless ServerKey was given
+	Server    string // the signer, by the transcript's own word unless ServerKey was given
 	Faults    []TranscriptFault
 	Warnings  []TranscriptFault
 }
@@ -301,7 +301,7 @@ func (t *transcriptReader) fault(at int64, code, detail string) {
 }
 
 // line reads one line without its end; lines are bounded. With
-// [io.ErrUnexpectedEOF] it gives what it read of a line that has no end.
+// [io.ErrUnexpectedEOF] it gives the bytes of a line without an end.
 func (t *transcriptReader) line() ([]byte, error) {
 	limit := t.v.Limits.message()*3/2 + maxParticipants*4*maxCard
 	var out []byte

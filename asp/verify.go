@@ -44,7 +44,7 @@ type Verifier struct {
 	memory Memory
 }
 
-// A Transport is what the connection knows of a message.
+// A Transport is the context in which a message arrived.
 type Transport struct {
 	Format      Format // empty: JSON
 	Agent       string // the authenticated agent; empty: not authenticated
@@ -202,7 +202,7 @@ func (e *Envelope) checkHash() error {
 }
 
 // signedBy is step 9: the signature's form, S below the group order, no key
-// of small order, and no NUL in what is joined by NULs.
+// of small order, and no NUL in the parts that NULs join.
 func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
 	if !validSignature(e.Integrity.Signature) {
 		return false

@@ -19,12 +19,12 @@ import (
 
 // The WebSocket binding, transports/websocket.
 
-// maxUnproved WebSockets wait for their first frame at once; with the frame,
-// they hold 8 MiB at most.
+// maxUnproved bounds the WebSockets that are not authenticated yet; with their
+// first frame, they hold 8 MiB at most.
 const maxUnproved = 512
 
-// proves notes a WebSocket that is to say who it is. The oldest of too many
-// gives way: an agent that has a key proves itself at once.
+// proves notes a WebSocket that is not authenticated yet. When there are too
+// many, the oldest is closed: an agent with a key authenticates at once.
 func (s *Server) proves(k *socket) (done func()) {
 	s.mu.Lock()
 	var oldest *socket
@@ -53,7 +53,7 @@ const (
 	maxMissedPongs                      = 2
 )
 
-// socketFrame is what a peer may send.
+// socketFrame is a frame from a peer.
 type socketFrame struct {
 	Type         string      `json:"type"`
 	Token        string      `json:"token"`
@@ -156,8 +156,7 @@ type closing struct{ code websocket.StatusCode }
 
 func (c closing) Error() string { return "asp: closing with " + strconv.Itoa(int(c.code)) }
 
-// Bounds of the frame of a peer that is not known yet, and of what a frame may
-// have around its message.
+// Bounds of the first frame, and of the part of a frame around its message.
 const (
 	maxAuthFrame = 16 << 10
 	maxAround    = 64 << 10

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// An Agent is what a [Server] needs to know of one agent. It is cheap: no
+// An Agent describes one agent to a [Server]. It is cheap: no
 // goroutine, no timer; its card is encoded once and its schemas are compiled
 // on first use. To change an agent, make a new one. It must not be copied.
 type Agent struct {
@@ -24,7 +24,7 @@ type Agent struct {
 	Skills map[string]SkillOptions
 
 	// Limit is enforced in place of the card's; nil: the card's. Zero members
-	// are no limit, for who limits elsewhere.
+	// are no limit, for programs that limit elsewhere.
 	Limit *RateLimit
 
 	once    sync.Once

@@ -140,7 +140,7 @@ func asciiHost(h string) (string, bool) {
 	return h, true
 }
 
-// clip bounds what a stranger can make us write into an error.
+// clip bounds the text that a stranger can put into an error.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"

@@ -35,7 +35,7 @@ const (
 // change while it is in use; it is safe for concurrent use and must not be
 // copied.
 type Client struct {
-	Identity Signer       // who is speaking
+	Identity Signer       // the sender
 	HTTP     *http.Client // nil: a client of Guard. Redirects are not followed for messages
 	Guard    Guard        // which addresses may be called; nil: the public internet
 	Now      func() time.Time
@@ -52,7 +52,7 @@ type Client struct {
 	who map[string]resident // by base URL
 }
 
-// A resident is who is at a base URL, by its card.
+// A resident is the agent at a base URL, by its card.
 type resident struct {
 	id    string
 	until time.Time
@@ -168,14 +168,14 @@ func (c *Client) resident(ctx context.Context, base string) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.who == nil || len(c.who) >= maxResidents {
-		c.who = map[string]resident{} // who is called again is looked up again
+		c.who = map[string]resident{} // an agent that is called again is looked up again
 	}
 	c.who[base] = resident{card.ID, c.now().Add(ttl)}
 	return card.ID, nil
 }
 
-// moved forgets who is at the URL of a call that was refused, which may be
-// because another is there now. It gives err.
+// moved forgets the agent at the URL of a refused call: another may be there
+// now. It gives err.
 func (c *Client) moved(call Call, err error) error {
 	if err != nil && call.To == "" {
 		c.mu.Lock()
@@ -417,8 +417,8 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 // An Event is one step of a streamed answer.
 type Event struct {
 	Chunk   json.RawMessage // a piece of the result; nil in the last event and in reports of state
-	Again   bool            // the last event came with this one and has Chunk as its result: who does not stream says it as both (SAM-141)
-	State   string          // what the deployed agents report in between ("processing")
+	Again   bool            // the last event came with this one and repeats Chunk as its result, as agents do that do not stream (SAM-141)
+	State   string          // reported by the deployed agents in between ("processing")
 	Done    bool            // the last event
 	Result  json.RawMessage // of the last event: a JSON object
 	TraceID string
@@ -556,7 +556,7 @@ func settled(err error) error {
 	}
 	e := *AsError(err)
 	e.Retryable = false
-	if !errors.Is(err, ErrResponse) { // the agent answered, if not what it should
+	if !errors.Is(err, ErrResponse) { // the agent did answer, though wrongly
 		e.cause = because(ErrOutcomeUnknown, e.cause)
 	}
 	return &e

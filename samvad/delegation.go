@@ -24,13 +24,13 @@ const (
 	maxScope             = 256
 )
 
-// A Delegation is what a delegation token says (SAMVAD 1.2 §9): the issuer
+// A Delegation is the content of a delegation token (SAMVAD 1.2 §9): the issuer
 // lets the subject use skills in its name. There is no link to the tokens
 // before it and no audience: it narrows what the signer of a request may do,
 // and grants nothing.
 type Delegation struct {
 	Issuer   string   // iss: who signed the token
-	Subject  string   // sub: who may use it; equal to from of the envelope
+	Subject  string   // sub: the agent that may use it; equal to from of the envelope
 	Scope    []string // skill ids
 	MaxDepth int      // 1 = no further delegation
 	Actor    string   // act.sub: on whose behalf the issuer acts; may be empty

@@ -112,7 +112,7 @@ type wireAuth struct {
 func readWire(b []byte) (*wireEnvelope, error) {
 	whole, replaced, err := jsonx.Whole(b)
 	if err != nil && !replaced {
-		whole = b // Decode tells what is wrong
+		whole = b // Decode explains the error
 	}
 	if replaced {
 		from, to := jsonx.Find(whole, "payload")
@@ -321,7 +321,7 @@ func parseTimestamp(s string) (time.Time, bool) {
 	return t, err == nil
 }
 
-// jsonText tells a stranger what is wrong with its JSON, without its content.
+// jsonText describes a JSON error for a stranger, without the content.
 func jsonText(err error) string {
 	var e *jsonx.Error
 	if !errors.As(err, &e) {

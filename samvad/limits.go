@@ -9,7 +9,7 @@ import (
 // DefaultMaxSenders is how many (agent, sender) pairs a [Limiter] keeps.
 const DefaultMaxSenders = 100000
 
-// A Limiter counts what authenticated senders ask of agents: requests in a
+// A Limiter counts the requests of authenticated senders to agents: in a
 // sliding minute, per agent and per sender, and tokens per UTC day (SAMVAD
 // 1.2 §8-L4). Refused requests are not counted. One limiter serves any number
 // of agents. The zero value is ready; it is safe for concurrent use and must
@@ -20,7 +20,8 @@ const DefaultMaxSenders = 100000
 type Limiter struct {
 	MaxSenders int // 0 = [DefaultMaxSenders]
 
-	// Spent is told what Record adds, for who keeps it over restarts; see Count.
+	// Spent is called with the tokens that Record adds, for programs that keep
+	// them over restarts; see Count.
 	// It must not change once the limiter is used.
 	Spent func(agent, sender string, tokens int, now time.Time)
 

@@ -137,7 +137,7 @@ func (d Document) Validate(b []byte) error {
 	return nil
 }
 
-// errRemote is what a schema gets that refers to another document (SAM-092).
+// errRemote refuses a schema that refers to another document (SAM-092).
 var errRemote = errors.New("references to other documents are not followed")
 
 type noLoader struct{}
@@ -291,7 +291,7 @@ func (s *InputSchema) Apply(payload json.RawMessage) (_ json.RawMessage, err err
 
 // constraint says which rule of a schema a value breaks first, in the form of the
 // published example: "Field 'code' exceeds maxLength of 50000 characters" (SAMVAD
-// 1.2 §4). It names members and what the schema says, not what the sender wrote.
+// 1.2 §4). It names members and the rule of the schema, never the value sent.
 func constraint(e *jsonschema.ValidationError) string {
 	for len(e.Causes) > 0 {
 		e = e.Causes[0]

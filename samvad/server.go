@@ -24,7 +24,7 @@ import (
 // generic text.
 type Handler func(ctx context.Context, req *Request) (Response, error)
 
-// A Response is what a skill answers.
+// A Response is the answer of a skill.
 type Response struct {
 	Result json.RawMessage // a JSON object; nil = {}
 	SpanID string          // of the responder; "" = a fresh one
@@ -102,8 +102,8 @@ type Server struct {
 	// verifier's memory.
 	Record func(ctx context.Context, req *Request, refusal *Error) error
 
-	// Refused is told of every request that is refused before its skill runs.
-	// What it returns goes to the client in the header RefHeader.
+	// Refused is called for every request that is refused before its skill runs.
+	// Its result goes to the client in the header RefHeader.
 	Refused   func(r *http.Request, claim Claim, err *Error) (ref string)
 	RefHeader string // "" = Parley-Ref
 
@@ -144,7 +144,7 @@ type Server struct {
 	wg      sync.WaitGroup
 }
 
-// A Claim is what a refused request says about itself, unproved.
+// A Claim holds the unproved statements of a refused request about itself.
 type Claim struct {
 	Agent    string // identity of the addressed agent; "" if there is none
 	Endpoint string // the path
@@ -192,7 +192,7 @@ func (s *Server) webhook() *Webhook {
 
 func (s *Server) now() time.Time { return s.verifier().now() }
 
-// Close ends what the server runs on its own, tasks and their webhooks: it
+// Close ends the tasks of the server and their webhooks: it
 // waits for them until ctx ends, then cancels them and waits for their return.
 // Requests are the business of the http.Server; new tasks are refused.
 func (s *Server) Close(ctx context.Context) error {

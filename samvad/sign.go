@@ -17,7 +17,7 @@ const (
 	headerSignature = "Signature"
 )
 
-// A Signature is what a request carries to prove its sender.
+// A Signature holds the headers of a request that prove its sender.
 type Signature struct {
 	ContentDigest  string
 	SignatureInput string

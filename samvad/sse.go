@@ -65,7 +65,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 		resp, err := s.run(ctx, req)
 		if refusal = err; err == nil {
 			// The TypeScript clients show chunks only and drop the result
-			// (SAM-141). Both go at once: who knows that sees one answer.
+			// (SAM-141). Both go at once: clients that know it see one answer.
 			if chunks == 0 {
 				last = append(last, chunk(resp.Result))
 			}
@@ -82,7 +82,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	out.close()
 }
 
-// streamWriter serialises what is written to one event stream.
+// streamWriter serialises the writes to one event stream.
 type streamWriter struct {
 	rc   *http.ResponseController
 	w    http.ResponseWriter

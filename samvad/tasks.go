@@ -83,8 +83,8 @@ type Tasks interface {
 	Get(ctx context.Context, agent, id string) (Task, error)
 }
 
-// Unfinished is a [Tasks] that can list what was still open when the process
-// ended; see [Server.Recover].
+// Unfinished is a [Tasks] that can list the tasks that were open when the
+// process ended; see [Server.Recover].
 type Unfinished interface {
 	Unfinished(ctx context.Context) iter.Seq2[Task, error]
 }

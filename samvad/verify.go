@@ -20,7 +20,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Assurance is what was proved about the sender.
+// Assurance says how far the sender is proved.
 type Assurance string
 
 // What a verdict can reach.
@@ -32,7 +32,7 @@ const (
 // A Verdict is the outcome of verification, check by check.
 type Verdict struct {
 	Checks     []Check // in the order in which they were made; the last one decided
-	KeyID      string  // keyid of the signature; when it failed: what it claimed
+	KeyID      string  // keyid of the signature; when it failed: the claimed one
 	KeySource  string  // [Key.Source]
 	Label      string  // of the signature in the headers
 	SignedPath string  // the @path that verified
@@ -62,7 +62,7 @@ type Verified struct {
 // sender and so refuses everything.
 type Verifier struct {
 	Self   string // the agent's identity: to must be equal to it
-	Keys   Keys   // who may speak; nil: nobody
+	Keys   Keys   // the keys of the senders; nil: no sender is known
 	Memory Memory // nil: [NewMemory] of default size
 	Now    func() time.Time
 	Limits Limits
@@ -83,7 +83,7 @@ type Verifier struct {
 	memory Memory
 }
 
-// Incoming is a request in pieces, for who does not have an *http.Request.
+// Incoming is a request in pieces, for callers without an *http.Request.
 type Incoming struct {
 	Self      string   // the addressed agent; "" = the verifier's
 	Method    string   // as received
@@ -170,7 +170,7 @@ func (v *Verifier) mem() Memory {
 	return v.memory
 }
 
-// read takes a request apart: method, media type, size.
+// read checks method, media type and size of a request, and reads its body.
 func (v *Verifier) read(r *http.Request) (*Incoming, error) {
 	if r.Method != http.MethodPost {
 		return nil, refuse(ErrMethod, "", nil)

@@ -76,7 +76,7 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 	}
 }
 
-// Once makes one attempt, for who keeps replies and repeats them by itself:
+// Once makes one attempt, for callers that keep replies and retry themselves:
 // again says whether a later attempt may succeed, after how long the receiver
 // asks to be left alone, if it does. The signer may be nil.
 func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply) (again bool, after time.Duration, err error) {

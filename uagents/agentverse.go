@@ -97,7 +97,7 @@ func (s *IdentityServer) user(r *http.Request) (string, error) {
 	return s.User(r.Context(), h[len(bearer):], r.Header.Get("X-Team"))
 }
 
-// purge drops what is past its time. The caller holds the lock.
+// purge drops expired entries. The caller holds the lock.
 func (s *IdentityServer) purge() {
 	now := s.now()
 	for text, c := range s.challenges {

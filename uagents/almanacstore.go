@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A Record is what the Almanac knows of an agent.
+// A Record is the entry of an agent in the Almanac.
 type Record struct {
 	Network    string // agent or test-agent
 	Address    string

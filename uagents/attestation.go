@@ -201,7 +201,7 @@ func intOf(n *node) (Int, error) {
 	return parseInt(b)
 }
 
-// signedNode is what the signature covers, and with the signature what is sent.
+// signedNode is the signed document; with the signature it is the sent one.
 func (a *Attestation) signedNode() *node {
 	n := object("agent_identifier", a.Identifier)
 	if a.Timestamp.IsNull() {

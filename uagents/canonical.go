@@ -76,7 +76,7 @@ func parse(b []byte) (*node, error) {
 	return readNode(jsontext.NewDecoder(bytes.NewReader(b)))
 }
 
-// parseChat is parse of what is inside a chat message. Of a member that is named
+// parseChat parses the content of a chat message. Of a member that is named
 // twice the last counts, as in Python; duplicate reports whether there is one.
 func parseChat(b []byte) (n *node, duplicate bool, err error) {
 	n, err = parse(b)

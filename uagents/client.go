@@ -21,18 +21,18 @@ import (
 // A Client sends messages to agents (communication.py). Fields must not change
 // once it is in use; it is safe for concurrent use.
 type Client struct {
-	Identity *Identity // signs what is sent
+	Identity *Identity // signs messages
 	User     string    // user1… address of an unsigned sender, when Identity is nil
 	Resolver Resolver  // finds endpoints
 	// HTTP dials the endpoints, which strangers choose. nil: a client that
 	// reaches public addresses only and follows no redirects.
 	HTTP         *http.Client
 	Now          func() time.Time // nil: time.Now
-	Timeout      time.Duration    // lifetime of what is sent; default 30 s, less when the context ends sooner
+	Timeout      time.Duration    // lifetime of a message; default 30 s, less when the context ends sooner
 	MaxEndpoints int              // endpoints tried; default 10
 	MaxResponse  int              // bytes of a response; default 1 MiB
 	Random       func() float64   // from [0, 1), for choosing endpoints; nil: math/rand
-	Header       http.Header      // sent with every envelope, besides what the protocol asks for
+	Header       http.Header      // sent with every envelope, besides the protocol's own
 
 	once    sync.Once
 	guarded *http.Client

@@ -14,7 +14,7 @@ import (
 // for the log only.
 type Error struct {
 	Code      string        // class of the refusal; errors.Is compares it
-	Text      string        // what the peer reads, in the reference's words where it has any
+	Text      string        // sent to the peer, in the reference's words where it has any
 	Step      string        // the check that refused, e.g. "signature"
 	Retryable bool          // whether the same envelope may be taken later
 	After     time.Duration // when Retryable: not sooner than this; 0: no advice
@@ -121,7 +121,7 @@ var (
 // may have it all the same; to send it again could have it served twice.
 var ErrOutcomeUnknown = errors.New("uagents: the agent may have the envelope")
 
-// AsError gives the first *Error in err's chain; what is none becomes a
+// AsError gives the first *Error in err's chain; any other error becomes a
 // generic internal error (or ErrTimeout, for a context that ended) with err
 // as its private cause. nil stays nil.
 func AsError(err error) *Error {

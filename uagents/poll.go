@@ -16,7 +16,7 @@ type MailboxClient struct {
 	Identity *Identity
 	URL      string       // of the Agentverse or hub
 	HTTP     *http.Client // nil: 10 s, no redirects
-	// Verifier checks what is fetched; its Self should be the agent. nil: a
+	// Verifier checks the fetched envelopes; its Self should be the agent. nil: a
 	// zero one for the identity's address.
 	Verifier *Verifier
 	Interval time.Duration    // between polls; default 1 s
@@ -65,7 +65,7 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 		}
 		v := c.Verifier
 		if v == nil {
-			// Kept over Streams: it knows what was yielded already.
+			// Kept over Streams: it knows the yielded messages.
 			if c.own == nil {
 				c.own = &Verifier{Self: c.Identity.address, Now: c.Now}
 			}
@@ -115,7 +115,7 @@ func (c *MailboxClient) verify(ctx context.Context, v *Verifier, item StoredEnve
 	return v.Verify(ctx, item.Envelope.Raw())
 }
 
-// List fetches what waits, oldest first. A mailbox that does not exist yet is
+// List fetches the waiting messages, oldest first. A mailbox that does not exist yet is
 // empty. An item that holds no envelope comes with a nil one.
 func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
 	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox") + fmt.Sprintf("?limit=%d&offset=0", cmp.Or(c.Limit, 100))

@@ -75,7 +75,7 @@ func (p *Profile) Size() int {
 
 // A ProfileStore keeps the profiles.
 type ProfileStore interface {
-	// Profile gives what is known of an agent, or nil. It is not to be changed.
+	// Profile gives the profile of an agent, or nil. It is not to be changed.
 	Profile(ctx context.Context, address string) (*Profile, error)
 	// PutProfile keeps a profile in the place of the one before. The error is
 	// ErrFull when the account has no room, ErrHandle when another agent has
@@ -341,7 +341,7 @@ func (l *Listing) node() *node {
 	return n
 }
 
-// A query is what a search asks for: POST /v1/search/agents.
+// A query is the body of POST /v1/search/agents.
 type query struct {
 	address       string
 	words         []string

@@ -17,8 +17,8 @@ type Route struct {
 	Address  string // the agent
 	Method   string // GET or POST
 	Path     string
-	Request  *Model // what a POST must carry; nil: anything
-	Response *Model // what the handler must give; nil: anything
+	Request  *Model // of the body of a POST; nil: anything
+	Response *Model // of the answer; nil: anything
 	// Handler gets the body of the request and gives a value for JSON.
 	Handler func(ctx context.Context, r *http.Request, body []byte) (any, error)
 }
@@ -34,7 +34,7 @@ type AgentInfo struct {
 	Port      int
 }
 
-// serveREST answers what is not /submit. It reports false when nothing is
+// serveREST answers requests for other paths than /submit. It reports false when nothing is
 // registered for the request.
 func (s *Server) serveREST(w http.ResponseWriter, r *http.Request) bool {
 	switch {

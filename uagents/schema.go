@@ -23,7 +23,7 @@ type Model struct {
 	name   string
 	schema *node
 	digest string
-	strict func(*node) error // what the reference's own class asks beyond the schema
+	strict func(*node) error // the rules of the reference's own class beyond the schema
 	err    error
 }
 
@@ -113,7 +113,7 @@ func (m *Model) Message(v any) Message {
 	return m.MessageText(b)
 }
 
-// messageOf is [Model.Message] of what is a tree already; size is about how long
+// messageOf is [Model.Message] of a tree; size is about how long
 // its text is.
 func (m *Model) messageOf(n *node, size int) Message {
 	if m.err != nil {

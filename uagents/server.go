@@ -115,7 +115,7 @@ func Models(models ...*Model) func(digest string) *Model {
 	return func(digest string) *Model { return all[digest] }
 }
 
-// A Refusal is what a [Server] did not take.
+// A Refusal is a request that a [Server] refused.
 type Refusal struct {
 	Err      *Error
 	Envelope *Envelope // nil when the body was none
@@ -150,10 +150,10 @@ type Server struct {
 	// By default a refused envelope leaves no trace, so that the same one may
 	// be taken later, when its target is there.
 	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
-	// Refused, when set, hears of every refusal and gives it a reference,
+	// Refused, when set, is called for every refusal and gives it a reference,
 	// sent as [RefHeader] unless empty.
 	Refused func(ctx context.Context, r *Refusal) (ref string)
-	// Client sends what is not an answer in the HTTP response; nil: nothing.
+	// Client sends messages other than the answer in the HTTP response; nil: none.
 	Client *Client
 	// Routes are REST endpoints.
 	Routes []Route
@@ -385,7 +385,7 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 	}
 	var release func()
 	if refusal == nil {
-		// Room first, record second: what is recorded will be worked on.
+		// Room first, record second: a recorded message will be handled.
 		if release = s.room(req.Sync); release == nil {
 			if s.Record == nil {
 				if known, err := s.verifier.memory().Known(r.Context(), verified.ReplayKey()); err == nil && known {
@@ -533,7 +533,7 @@ func (s *Server) refuseVerified(w http.ResponseWriter, req *Request, refusal *Er
 // duplicate answers an envelope that was processed before.
 func (s *Server) duplicate(w http.ResponseWriter, req *Request) {
 	if req.Sync && req.SchemaDigest != ErrorMessageDigest {
-		// {} would be a broken answer to one who waits.
+		// {} would be a broken answer to a waiting sender.
 		s.writeAnswer(w, req, NewErrorMessage(ErrReplay.Text))
 		return
 	}

@@ -174,8 +174,8 @@ func (e *Envelope) verifySignature(c Curve) error {
 	return verifyDigest(c, e.Sender, d, *e.Signature)
 }
 
-// registrationDigest is what a registration with the ledger's Almanac contract
-// signs: four items, each after its length as a 64-bit number; the timestamp
+// registrationDigest is the digest that a registration with the ledger's Almanac
+// contract signs: four items, each after its length as a 64-bit number; the timestamp
 // is in Unix seconds.
 func registrationDigest(contract, agent string, timestamp uint64, wallet string) [32]byte {
 	h := sha256.New()

@@ -8,7 +8,7 @@ type TierType string
 // EnumValues implements [Enumerated].
 func (TierType) EnumValues() []string { return []string{"free", "plus", "pro"} }
 
-// Tier is what is subscribed to.
+// Tier is a level of subscription.
 type Tier struct {
 	TierID   string   `json:"tier_id"`
 	TierType TierType `json:"tier_type"`

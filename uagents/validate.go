@@ -41,7 +41,7 @@ func (m *Model) Validate(text []byte) error {
 	return m.validate(n)
 }
 
-// read parses what is to be validated: a chat message by [parseChat].
+// read parses a message for validation: a chat message by [parseChat].
 func (m *Model) read(text []byte) (n *node, duplicate bool, err error) {
 	if m.strict != nil {
 		n, duplicate, err = parseChat(text)

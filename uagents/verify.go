@@ -23,7 +23,7 @@ type Check struct {
 	OK   bool
 }
 
-// A Verdict is what a verification found.
+// A Verdict is the outcome of a verification.
 type Verdict struct {
 	Checks    []Check // in order; the last one failed, if any did
 	Key       string  // the address whose key signed; empty when unsigned
@@ -252,7 +252,7 @@ func (v *Verifier) remember(e *Envelope, now time.Time, a Assurance) time.Time {
 }
 
 // IsSchemaDigest reports whether s is model: and 64 lower-case hexadecimal
-// digits. The grammar is what keeps characters from moving between schema
+// digits. The grammar keeps characters from moving between schema
 // digest and payload under one signature. UAG-033.
 func IsSchemaDigest(s string) bool { return isDigest("model:", s) }
 

@@ -148,7 +148,7 @@ func step(chk uint32, v byte) uint32 {
 	return chk&0x1ffffff<<5 ^ uint32(v) ^ carried[chk>>25&31]
 }
 
-// carried is what the five bits that leave a checksum change in it.
+// carried is the change of a checksum by the five bits that leave it.
 var carried = func() (t [32]uint32) {
 	for top := range t {
 		for i, gen := range [5]uint32{0x3b6a57b2, 0x26508e6d, 0x1ea119fa, 0x3d4233dd, 0x2a1462b3} {

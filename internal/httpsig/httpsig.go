@@ -31,7 +31,7 @@ var (
 	ErrNoDigest  = errors.New("httpsig: content digest lacks the algorithm that is asked") // RFC 9530 §2
 )
 
-// Bounds on what is read from a stranger's header.
+// Bounds on the header of a stranger.
 const (
 	MaxSignatures = 8
 	MaxComponents = 32

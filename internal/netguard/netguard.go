@@ -69,11 +69,12 @@ type Range struct {
 	Prefix netip.Prefix
 }
 
-// BlockedError says what was refused and how an operator may allow it.
+// BlockedError names the refused destination and tells an operator how to allow
+// it.
 type BlockedError struct {
 	Host  string     // the name that was asked for; empty when it was the address itself
 	Addr  netip.Addr // the address refused; the zero value when a name was refused unresolved
-	Range Range      // what the address belongs to; for a name only Name is set
+	Range Range      // of the address; for a name only Name is set
 }
 
 func (e *BlockedError) Error() string {
@@ -213,7 +214,7 @@ var (
 	sixToFour = netip.MustParsePrefix("2002::/16")
 )
 
-// ranges names what is not public unicast: the IANA special-purpose address
+// ranges names the addresses that are not public unicast: the IANA special-purpose address
 // registries (RFC 6890) and what is deprecated or translates to IPv4. The
 // first that contains an address names it.
 var ranges = []Range{
