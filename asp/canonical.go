@@ -330,7 +330,8 @@ func ascii(s string) bool {
 // without a fraction is not the number that its shortest form says (project:
 // two parsers would read different amounts from one signed hash).
 func numberFault(lit []byte) string {
-	if len(lit) <= 15 && bytes.IndexByte(lit, '.') < 0 && bytes.IndexByte(lit, 'e') < 0 && bytes.IndexByte(lit, 'E') < 0 {
+	if len(lit) <= 15 && bytes.IndexByte(lit, '.') < 0 && bytes.IndexByte(lit, 'e') < 0 &&
+		bytes.IndexByte(lit, 'E') < 0 {
 		return "" // an integer below 10^15 is exact
 	}
 	f, err := strconv.ParseFloat(string(lit), 64)

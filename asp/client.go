@@ -108,7 +108,9 @@ func (c *Client) init() {
 			c.store = new(mapStore)
 		}
 		if c.http == nil {
-			c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+			c.http = &http.Client{
+				CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+			}
 		}
 	})
 }
@@ -122,7 +124,13 @@ const maxAnswer = 16 << 20
 
 // call does one request and reads its answer. An answer of 400 and above is
 // an *Error with the server's code.
-func (c *Client) call(ctx context.Context, method, path, contentType string, body []byte, token string, header http.Header) ([]byte, error) {
+func (c *Client) call(
+	ctx context.Context,
+	method, path, contentType string,
+	body []byte,
+	token string,
+	header http.Header,
+) ([]byte, error) {
 	resp, err := c.start(ctx, method, path, contentType, body, token, header)
 	if err != nil {
 		return nil, err
@@ -135,7 +143,13 @@ func (c *Client) call(ctx context.Context, method, path, contentType string, bod
 	return b, nil
 }
 
-func (c *Client) start(ctx context.Context, method, path, contentType string, body []byte, token string, header http.Header) (*http.Response, error) {
+func (c *Client) start(
+	ctx context.Context,
+	method, path, contentType string,
+	body []byte,
+	token string,
+	header http.Header,
+) (*http.Response, error) {
 	c.init()
 	req, err := http.NewRequestWithContext(ctx, method, c.url(path), bytes.NewReader(body))
 	if err != nil {
@@ -180,7 +194,12 @@ func remoteError(resp *http.Response, b []byte) error {
 	if err := jsonx.Decode(b, &v); err != nil || v.Error.Code == "" {
 		return fmt.Errorf("asp: %s answers %s", resp.Request.URL.Path, resp.Status)
 	}
-	e := &Error{Code: v.Error.Code, Text: v.Error.Message, Details: v.Error.Details, Reference: resp.Header.Get("Parley-Ref")}
+	e := &Error{
+		Code:      v.Error.Code,
+		Text:      v.Error.Message,
+		Details:   v.Error.Details,
+		Reference: resp.Header.Get("Parley-Ref"),
+	}
 	if reason, ok := v.Error.Details["reason"].(string); ok {
 		e.Code = reason
 	}
@@ -375,7 +394,13 @@ type event struct {
 // failure, up to 30 s. A stream that opened shows that the server is there: it
 // is asked again soon, and at once after one that lasted. last gives the
 // Last-Event-ID. What the server refuses for good goes to fail and ends it.
-func (c *Client) stream(ctx context.Context, path string, last func() string, take func(event) error, fail func(error) bool) error {
+func (c *Client) stream(
+	ctx context.Context,
+	path string,
+	last func() string,
+	take func(event) error,
+	fail func(error) bool,
+) error {
 	const first, again = 100 * time.Millisecond, time.Second
 	for wait := first; ; wait = min(2*wait, 30*time.Second) {
 		opened, err := c.streamOnce(ctx, path, last(), take)
@@ -407,7 +432,11 @@ func (c *Client) stream(ctx context.Context, path string, last func() string, ta
 }
 
 // streamOnce reads one stream to its end; opened is zero if it never began.
-func (c *Client) streamOnce(ctx context.Context, path, last string, take func(event) error) (opened time.Time, err error) {
+func (c *Client) streamOnce(
+	ctx context.Context,
+	path, last string,
+	take func(event) error,
+) (opened time.Time, err error) {
 	token, err := c.access(ctx)
 	if err != nil {
 		return opened, err

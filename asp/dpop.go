@@ -208,7 +208,12 @@ func (id *Identity) HTTPProof(method, url, accessToken string, now time.Time) (s
 }
 
 func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, Proof, error) {
-	claims := Proof{JTI: rand.Text(), Thumbprint: id.proof.thumbprint, IssuedAt: time.Unix(now.Unix(), 0), key: id.proof}
+	claims := Proof{
+		JTI:        rand.Text(),
+		Thumbprint: id.proof.thumbprint,
+		IssuedAt:   time.Unix(now.Unix(), 0),
+		key:        id.proof,
+	}
 	p := append(make([]byte, 0, 256), `{"htm":`...)
 	p = append(jsonx.AppendText(p, htm), `,"htu":`...)
 	p = append(jsonx.AppendText(p, htu), `,"iat":`...)

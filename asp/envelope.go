@@ -345,7 +345,10 @@ func (e *Envelope) check(l Limits) error {
 	for _, part := range []struct {
 		name  string
 		rules []rule
-	}{{"sender", senderRules}, {"recipient", partyRules}, {"content", contentRules}, {"integrity", integrityRules}, {"constraints", constraintRules}} {
+	}{
+		{"sender", senderRules}, {"recipient", partyRules}, {"content", contentRules},
+		{"integrity", integrityRules}, {"constraints", constraintRules},
+	} {
 		if n := e.root.get(part.name); n != nil && n.kind == '{' {
 			if err := checkRules(n, part.name+".", part.rules); err != nil {
 				return err
@@ -410,7 +413,11 @@ func (e *Envelope) SigningInput() []byte {
 		string(e.Performative), e.Integrity.Hash, e.Integrity.PreviousHash)
 }
 
-func signingInput(version, session string, sequence int64, timestamp, agent, performative, hash, previous string) []byte {
+func signingInput(
+	version, session string,
+	sequence int64,
+	timestamp, agent, performative, hash, previous string,
+) []byte {
 	b := make([]byte, 0, 320)
 	b = append(append(b, version...), 0)
 	b = append(append(b, session...), 0)

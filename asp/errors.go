@@ -174,10 +174,15 @@ var codes = map[string]codeInfo{
 	"policy_violation":         {403, "SCOPE_INSUFFICIENT", false, "refused by policy"},
 	"rate_limited":             {429, "RATE_LIMITED", true, "too many requests"},
 	"capacity_unavailable":     {503, "CAPACITY_UNAVAILABLE", true, "no room for more at the moment"},
-	"agent_exists":             {409, "CHANNEL_ALREADY_EXISTS", false, "the agent is registered; prove possession of its present key"},
-	"agent_in_session":         {409, vState, true, "keys cannot change while the agent is in a live session"},
-	"registration_closed":      {403, "SCOPE_INSUFFICIENT", false, "agents are enrolled by the operator"},
-	"internal":                 {500, "INTERNAL_ERROR", true, "the server could not do this"},
+	"agent_exists": {
+		409,
+		"CHANNEL_ALREADY_EXISTS",
+		false,
+		"the agent is registered; prove possession of its present key",
+	},
+	"agent_in_session":    {409, vState, true, "keys cannot change while the agent is in a live session"},
+	"registration_closed": {403, "SCOPE_INSUFFICIENT", false, "agents are enrolled by the operator"},
+	"internal":            {500, "INTERNAL_ERROR", true, "the server could not do this"},
 }
 
 // refuse makes an Error with the code's own sentence.

@@ -2,8 +2,6 @@ package asp
 
 import (
 	"bytes"
-	"cmp"
-	"encoding/hex"
 	"errors"
 	"io"
 	"mime"
@@ -13,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/parley-hub/parley/internal/edkeys"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -277,7 +274,20 @@ type participantView struct {
 }
 
 func viewOf(l *Ledger) sessionView {
-	v := sessionView{l.ID, l.Version, l.State, l.Format, nil, l.Head.Count - 1, l.Head.Hash, l.Messages, l.Opened, l.Deadline, l.Reason, l.Commitments}
+	v := sessionView{
+		l.ID,
+		l.Version,
+		l.State,
+		l.Format,
+		nil,
+		l.Head.Count - 1,
+		l.Head.Hash,
+		l.Messages,
+		l.Opened,
+		l.Deadline,
+		l.Reason,
+		l.Commitments,
+	}
 	for _, p := range l.Participants {
 		v.Participants = append(v.Participants, participantView{p.AgentID, p.OrgID, p.Next})
 	}
@@ -298,7 +308,12 @@ func (s *Server) serveSessions(w http.ResponseWriter, r *http.Request, c *caller
 	if err != nil {
 		return err
 	}
-	page, err := s.store.Ledgers(r.Context(), LedgerQuery{Participant: c.agent.ID, Live: q.Get("live") == "true"}, q.Get("cursor"), limit)
+	page, err := s.store.Ledgers(
+		r.Context(),
+		LedgerQuery{Participant: c.agent.ID, Live: q.Get("live") == "true"},
+		q.Get("cursor"),
+		limit,
+	)
 	if err != nil {
 		return err
 	}
@@ -509,7 +524,12 @@ func (s *Server) serveDiscover(w http.ResponseWriter, r *http.Request, _ *caller
 	if err != nil {
 		return err
 	}
-	list, err := s.store.Agents(r.Context(), AgentQuery{Capability: q.Get("capability"), MinTrust: float64(least)}, q.Get("cursor"), limit)
+	list, err := s.store.Agents(
+		r.Context(),
+		AgentQuery{Capability: q.Get("capability"), MinTrust: float64(least)},
+		q.Get("cursor"),
+		limit,
+	)
 	if err != nil {
 		return err
 	}
@@ -581,112 +601,4 @@ func (s *Server) serveWellKnown(w http.ResponseWriter, _ *http.Request, _ *calle
 		return err
 	}
 	return writeJSON(w, http.StatusOK, jsonx.Value(b))
-}
-
-// Headers of a registration (project): signatures over the card by its own
-// key, and by the key that is registered now.
-const (
-	headerCardSignature     = "Asp-Card-Signature"
-	headerPreviousSignature = "Asp-Previous-Signature"
-)
-
-// serveRegister takes a card with proof of both its keys. A card for an agent
-// that is registered needs proof of its present key besides: nobody else can
-// take over the id.
-func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
-	b, err := readBody(r, maxCard)
-	if err != nil {
-		return err
-	}
-	n, err := parseJSON(b)
-	if err != nil {
-		return err
-	}
-	created := false
-	agent, err := s.register(r.Context(), b, false, func(card *Card, old *Agent) error {
-		if !signedCard(n, r.Header.Get(headerCardSignature), card.SigningKey) {
-			return refuse("bad_signature", headerCardSignature)
-		}
-		if created = old == nil; created && s.Registration != RegistrationOpen {
-			return refuse("registration_closed", "")
-		}
-		if old != nil {
-			current, err := old.Card()
-			if err != nil {
-				return err
-			}
-			signature := cmp.Or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature))
-			if old.Removed && !old.Evicted || !signedCard(n, signature, current.SigningKey) {
-				return refuse("agent_exists", "")
-			}
-		}
-		p, err := checkProof(r.Header.Get("DPoP"), proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now(), Window: s.Proofs})
-		if err != nil {
-			return err
-		}
-		return s.remember(r, card.AgentID, p, s.store)
-	})
-	if err != nil {
-		return err
-	}
-	code := http.StatusOK
-	if created {
-		code = http.StatusCreated
-	}
-	return writeJSON(w, code, struct {
-		AgentID  string `json:"agentId"`
-		Revision int64  `json:"revision"`
-	}{agent.ID, agent.Revision})
-}
-
-func signedCard(card *node, sig string, key []byte) bool {
-	if !validSignature(sig) {
-		return false
-	}
-	raw, err := hex.DecodeString(sig[len("ed25519:"):])
-	return err == nil && edkeys.Verify(key, cardInput(card), raw)
-}
-
-// serveToken gives an access token to a registered agent. The DPoP proof is
-// the proof of its identity; a client_secret is accepted and ignored.
-func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
-	b, err := readBody(r, 16<<10)
-	if err != nil {
-		return err
-	}
-	n, err := parseJSON(b)
-	if err != nil {
-		return err
-	}
-	if n.kind != '{' || n.text("grant_type") != "client_credentials" {
-		return refuse("invalid_field", "grant_type")
-	}
-	agent, err := s.agent(r.Context(), n.text("client_id"))
-	if errors.Is(err, ErrNotFound) {
-		return refuse("key_unknown", "client_id")
-	}
-	if err != nil {
-		return err
-	}
-	card, err := agent.Card()
-	if err != nil {
-		return err
-	}
-	now := s.now()
-	p, err := checkProof(r.Header.Get("DPoP"), proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now, Window: s.Proofs})
-	if err != nil {
-		return err
-	}
-	if err := s.remember(r, agent.ID, p, s.store); err != nil {
-		return err
-	}
-	token, life, err := s.issueToken(agent.ID, card.ProofKey.Thumbprint(), now)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, struct {
-		Token   string `json:"access_token"`
-		Type    string `json:"token_type"`
-		Expires int64  `json:"expires_in"`
-	}{token, "DPoP", int64(life / time.Second)})
 }

@@ -123,7 +123,10 @@ func (id *Identity) signES256(msg []byte) (sig [64]byte, err error) {
 	var seq cryptobyte.String
 	var r, s []byte
 	in := cryptobyte.String(der)
-	if !in.ReadASN1(&seq, asn1.SEQUENCE) || !in.Empty() || !seq.ReadASN1Integer(&r) || !seq.ReadASN1Integer(&s) || !seq.Empty() || len(r) > 32 || len(s) > 32 {
+	if !in.ReadASN1(&seq, asn1.SEQUENCE) || !in.Empty() || !seq.ReadASN1Integer(&r) || !seq.ReadASN1Integer(&s) ||
+		!seq.Empty() ||
+		len(r) > 32 ||
+		len(s) > 32 {
 		return sig, errors.New("asp: the proof key gave no ECDSA signature")
 	}
 	copy(sig[32-len(r):], r)
@@ -152,7 +155,9 @@ func (id *Identity) Save(path string) error {
 	if err != nil {
 		return fmt.Errorf("asp: P-256 key: %w", err)
 	}
-	b, err := jsonx.Encode(identityFile{id.agentID, id.orgID, hex.EncodeToString(signing.Seed()), hex.EncodeToString(scalar)})
+	b, err := jsonx.Encode(
+		identityFile{id.agentID, id.orgID, hex.EncodeToString(signing.Seed()), hex.EncodeToString(scalar)},
+	)
 	if err != nil {
 		return err
 	}

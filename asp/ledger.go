@@ -154,8 +154,18 @@ type join struct {
 
 // openLedger starts a session with its invitation.
 func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
-	l := &Ledger{ID: e.SessionID, Version: e.Version, Format: e.format, State: Idle, Head: Head{Hash: ZeroHash}, Opened: now,
-		Participants: []Participant{{AgentID: from.agent, OrgID: from.org, KeyID: from.key}, {AgentID: to.agent, OrgID: to.org, KeyID: to.key}}}
+	l := &Ledger{
+		ID:      e.SessionID,
+		Version: e.Version,
+		Format:  e.format,
+		State:   Idle,
+		Head:    Head{Hash: ZeroHash},
+		Opened:  now,
+		Participants: []Participant{
+			{AgentID: from.agent, OrgID: from.org, KeyID: from.key},
+			{AgentID: to.agent, OrgID: to.org, KeyID: to.key},
+		},
+	}
 	if terms := e.body().get("terms"); terms != nil {
 		if d := terms.get("proposedDuration"); d != nil {
 			if ms, ok := d.integer(); ok && ms < int64(maxTTL)*1000 {
@@ -288,7 +298,9 @@ func (l *Ledger) effect(e *Envelope, joins *join, now time.Time) error {
 		if err := l.addItem(e, Item{ID: id, Kind: "commitment"}, "commitmentId"); err != nil {
 			return err
 		}
-		l.addCommitment(Commitment{ID: id, By: sender, Status: Proposed, Hash: e.Integrity.Hash, Deadline: commitDeadline(body)})
+		l.addCommitment(
+			Commitment{ID: id, By: sender, Status: Proposed, Hash: e.Integrity.Hash, Deadline: commitDeadline(body)},
+		)
 	case Delegate:
 		return l.delegate(e, joins)
 	case Inform:
@@ -426,7 +438,8 @@ func (l *Ledger) delegate(e *Envelope, joins *join) error {
 	if target == e.Sender.AgentID {
 		return wrongBody("targetAgent")
 	}
-	if err := l.addItem(e, Item{ID: cmp.Or(body.text("delegationId"), e.MessageID), Kind: "delegation", For: target}, "delegationId"); err != nil {
+	item := Item{ID: cmp.Or(body.text("delegationId"), e.MessageID), Kind: "delegation", For: target}
+	if err := l.addItem(e, item, "delegationId"); err != nil {
 		return err
 	}
 	if l.participant(target) != nil {
@@ -438,7 +451,10 @@ func (l *Ledger) delegate(e *Envelope, joins *join) error {
 	if len(l.Participants) >= maxParticipants {
 		return refuse("capacity_unavailable", "content.body.targetAgent").at(17)
 	}
-	l.Participants = append(l.Participants, Participant{AgentID: joins.agent, OrgID: joins.org, KeyID: joins.key, Joined: l.Head.Count})
+	l.Participants = append(
+		l.Participants,
+		Participant{AgentID: joins.agent, OrgID: joins.org, KeyID: joins.key, Joined: l.Head.Count},
+	)
 	return nil
 }
 

@@ -98,7 +98,12 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 		}
 		err := refuse("rate_limited", "").at(18)
 		after := int64(1/float64(r.limit.Limit())) + 1
-		err.Details = map[string]any{"limit": r.limit.Burst(), "remaining": 0, "retryAfter": after, "reset": now.Unix() + after}
+		err.Details = map[string]any{
+			"limit":      r.limit.Burst(),
+			"remaining":  0,
+			"retryAfter": after,
+			"reset":      now.Unix() + after,
+		}
 		return err
 	}
 	return nil

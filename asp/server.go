@@ -320,7 +320,12 @@ func (s *Server) Session(ctx context.Context, id, agent string) (*Ledger, error)
 }
 
 // change appends a record that no message caused.
-func (s *Server) change(ctx context.Context, id string, r *Record, step func(*Ledger) (*Ledger, error)) (*Ledger, error) {
+func (s *Server) change(
+	ctx context.Context,
+	id string,
+	r *Record,
+	step func(*Ledger) (*Ledger, error),
+) (*Ledger, error) {
 	s.init()
 	l := s.acquire(id)
 	defer s.release(l)

@@ -1,7 +1,6 @@
 package asp
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -159,7 +158,13 @@ func (c *Client) Join(ctx context.Context, session string) (*Session, error) {
 			return nil, fmt.Errorf("asp: stored session %s belongs to %s", session, s.st.Agent)
 		}
 	case errors.Is(err, ErrNotFound):
-		s.st = sessionState{ID: session, Agent: c.Identity.ID(), Head: startPoint(), Read: startPoint(), Cards: map[string][]byte{}}
+		s.st = sessionState{
+			ID:    session,
+			Agent: c.Identity.ID(),
+			Head:  startPoint(),
+			Read:  startPoint(),
+			Cards: map[string][]byte{},
+		}
 	default:
 		return nil, err
 	}
@@ -207,50 +212,6 @@ func (s *Session) save(ctx context.Context) error {
 		return err
 	}
 	return s.c.store.Save(ctx, s.st.ID, b)
-}
-
-// A SendOption is something about one message.
-type SendOption func(*pending)
-
-// InReplyTo refers to m: by the id of its proposal, query, commitment or
-// delegation, or else by its messageId.
-func InReplyTo(m *Message) SendOption {
-	return func(p *pending) { p.setMember(reference, m.ownID()) }
-}
-
-// To names who should act. Everybody in the session sees the message.
-func To(agent string) SendOption { return func(p *pending) { p.To = &Party{AgentID: agent} } }
-
-// WithContext attaches context objects.
-func WithContext(objects ...ContextObject) SendOption {
-	return func(p *pending) { p.Ctx = objects }
-}
-
-// WithConstraints says what answer is wished for.
-func WithConstraints(c Constraints) SendOption { return func(p *pending) { p.Wishes = &c } }
-
-// ownID is what others refer to m by.
-func (e *Envelope) ownID() string {
-	names := map[Performative]string{Propose: "proposalId", Counter: "proposalId", Query: "queryId", Commit: "commitmentId", Delegate: "delegationId"}
-	if name := names[e.Performative]; name != "" {
-		if id := e.body().text(name); id != "" {
-			return id
-		}
-	}
-	return e.MessageID
-}
-
-// setMember adds a member to the body unless it is there.
-func (p *pending) setMember(name, value string) {
-	n, err := parseJSON(p.Body)
-	if err != nil || n.kind != '{' || n.get(name) != nil {
-		return
-	}
-	b := jsonx.AppendText(append(jsonx.AppendText([]byte{'{'}, name), ':'), value)
-	if len(n.names) > 0 {
-		b = append(b, ',')
-	}
-	p.Body = append(b, bytes.TrimLeft(n.raw[1:], " \t\r\n")...)
 }
 
 // Send sends one message and returns when the server has recorded it. body
@@ -329,7 +290,9 @@ func (s *Session) delegateRest(ctx context.Context, p Performative) error {
 		if _, err := s.party(ctx, next); err != nil {
 			return err
 		}
-		body, err := jsonx.Encode(Delegation{TargetAgent: next, Scope: "participate", Protocol: "asp", DelegationID: "dlg_" + next})
+		body, err := jsonx.Encode(
+			Delegation{TargetAgent: next, Scope: "participate", Protocol: "asp", DelegationID: "dlg_" + next},
+		)
 		if err != nil {
 			return err
 		}
@@ -655,7 +618,8 @@ func (s *Session) Ask(ctx context.Context, q Question, opts ...SendOption) (*Mes
 			asked = true
 		}
 		ref := m.Reference()
-		if !asked || m.Interim() || m.Sender.AgentID == s.st.Agent || ref != e.ownID() && ref != e.MessageID && (ref != "" || m.Performative != Inform) {
+		if !asked || m.Interim() || m.Sender.AgentID == s.st.Agent ||
+			ref != e.ownID() && ref != e.MessageID && (ref != "" || m.Performative != Inform) {
 			return nil
 		}
 		answer = m

@@ -40,7 +40,8 @@ type made struct {
 // madeBy reports whether an identity with these keys signed e in this process:
 // then its hash, its signature and that of its proof hold.
 func (e *Envelope) madeBy(card *Card) bool {
-	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) && bytes.Equal(e.made.input, e.SigningInput())
+	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) &&
+		bytes.Equal(e.made.input, e.SigningInput())
 }
 
 // message is the wire form of a message, its members in the order of the
@@ -85,12 +86,29 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := message{Version: cmp.Or(d.Version, Version), MessageID: d.MessageID, SessionID: d.SessionID, SequenceNumber: d.SequenceNumber,
-		Timestamp: Timestamp(d.Time), Sender: Sender{id.agentID, id.orgID, d.TrustScore, proof}, Recipient: d.Recipient,
-		Performative: d.Performative, Content: content, Constraints: d.Constraints}
+	m := message{
+		Version:        cmp.Or(d.Version, Version),
+		MessageID:      d.MessageID,
+		SessionID:      d.SessionID,
+		SequenceNumber: d.SequenceNumber,
+		Timestamp:      Timestamp(d.Time),
+		Sender:         Sender{id.agentID, id.orgID, d.TrustScore, proof},
+		Recipient:      d.Recipient,
+		Performative:   d.Performative,
+		Content:        content,
+		Constraints:    d.Constraints,
+	}
 	m.Integrity = Integrity{Hash: hash, PreviousHash: cmp.Or(d.PreviousHash, ZeroHash)}
-	input := signingInput(m.Version, m.SessionID, m.SequenceNumber, m.Timestamp, m.Sender.AgentID, string(m.Performative),
-		m.Integrity.Hash, m.Integrity.PreviousHash)
+	input := signingInput(
+		m.Version,
+		m.SessionID,
+		m.SequenceNumber,
+		m.Timestamp,
+		m.Sender.AgentID,
+		string(m.Performative),
+		m.Integrity.Hash,
+		m.Integrity.PreviousHash,
+	)
 	if m.Integrity.Signature, err = id.sign(input); err != nil {
 		return nil, err
 	}

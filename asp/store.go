@@ -260,7 +260,8 @@ func removeSorted(list []string, s string) []string {
 // sessions that are over.
 func (m *memoryStore) room(session bool, n int64) bool {
 	full := func() bool {
-		return session && len(m.sessions) >= cmp.Or(m.limits.Sessions, 10_000) || m.bytes+n > cmp.Or(m.limits.Bytes, 256<<20)
+		return session && len(m.sessions) >= cmp.Or(m.limits.Sessions, 10_000) ||
+			m.bytes+n > cmp.Or(m.limits.Bytes, 256<<20)
 	}
 	for full() && len(m.over) > 0 {
 		id := m.over[0]

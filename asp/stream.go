@@ -185,7 +185,8 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 			alarm.stop()
 		case <-heartbeat.C:
 			s.authenticated(ctx, agent)
-			if err := out.emit(plain("heartbeat", map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State})); err != nil {
+			beat := map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State}
+			if err := out.emit(plain("heartbeat", beat)); err != nil {
 				return err
 			}
 		}
@@ -246,7 +247,14 @@ func emitRecord(r *Record, emit func(*frame) error) error {
 
 // emitScores tells of scores that changed, and ends the stream of an agent
 // that was removed.
-func (s *Server) emitScores(ctx context.Context, ledger *Ledger, agent string, scores map[string]float64, tell bool, emit func(*frame) error) error {
+func (s *Server) emitScores(
+	ctx context.Context,
+	ledger *Ledger,
+	agent string,
+	scores map[string]float64,
+	tell bool,
+	emit func(*frame) error,
+) error {
 	for _, p := range ledger.Participants {
 		a, err := s.store.Agent(ctx, p.AgentID)
 		if err != nil {
@@ -258,7 +266,8 @@ func (s *Server) emitScores(ctx context.Context, ledger *Ledger, agent string, s
 		before, known := scores[p.AgentID]
 		scores[p.AgentID] = a.Score()
 		if tell && known && before != a.Score() {
-			if err := emit(plain("trust_update", map[string]any{"agentId": p.AgentID, "score": a.Score(), "previous": before})); err != nil {
+			update := map[string]any{"agentId": p.AgentID, "score": a.Score(), "previous": before}
+			if err := emit(plain("trust_update", update)); err != nil {
 				return err
 			}
 		}

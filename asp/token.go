@@ -63,7 +63,8 @@ type caller struct {
 // authenticate checks the Authorization and DPoP headers of r.
 func (s *Server) authenticate(r *http.Request, used Memory) (*caller, error) {
 	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !ok || !strings.EqualFold(scheme, "DPoP") || len(r.Header.Values("DPoP")) != 1 || len(r.Header.Values("Authorization")) != 1 {
+	if !ok || !strings.EqualFold(scheme, "DPoP") || len(r.Header.Values("DPoP")) != 1 ||
+		len(r.Header.Values("Authorization")) != 1 {
 		return nil, refuse("auth_required", "")
 	}
 	return s.admitToken(r, token, r.Header.Get("DPoP"), r.Method, s.url(r), used)
@@ -88,7 +89,10 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string, u
 	if card.ProofKey.Thumbprint() != claims.Thumbprint {
 		return nil, refuse("token_invalid", "")
 	}
-	p, err := checkProof(proof, proofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now, Window: s.Proofs})
+	p, err := checkProof(
+		proof,
+		proofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now, Window: s.Proofs},
+	)
 	if err != nil {
 		return nil, err
 	}

@@ -434,7 +434,10 @@ func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) erro
 		t.fault(n, "invalid_transition", fmt.Sprintf("from %s, was %s", rec.From, t.report.State))
 	}
 	if rec.Time.Before(t.last) {
-		t.report.Warnings = append(t.report.Warnings[:min(len(t.report.Warnings), 999)], TranscriptFault{n, "order_anomaly", "received before its predecessor"})
+		t.report.Warnings = append(
+			t.report.Warnings[:min(len(t.report.Warnings), 999)],
+			TranscriptFault{n, "order_anomaly", "received before its predecessor"},
+		)
 	}
 	t.last = rec.Time
 	if rec.Kind == RecordMessage {
@@ -447,7 +450,8 @@ func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) erro
 		t.report.Erased++
 		t.report.Head = ""
 		if len(t.report.Warnings) < 1000 {
-			t.report.Warnings = append(t.report.Warnings, TranscriptFault{n, "erased", "the content of this message was erased; nothing proves what it was"})
+			t.report.Warnings = append(t.report.Warnings,
+				TranscriptFault{n, "erased", "the content of this message was erased; nothing proves what it was"})
 		}
 	} else if rec.Raw != nil || rec.Message != nil {
 		t.fault(n, "invalid_field", "a message in a record of another kind")
@@ -546,7 +550,14 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		return err
 	}
 	if len(b) > maxRewritten {
-		t.fault(-1, "rewritten", fmt.Sprintf("the file is not as the server wrote it, and larger than %d MiB: verify the file as it was exported", maxRewritten>>20))
+		t.fault(
+			-1,
+			"rewritten",
+			fmt.Sprintf(
+				"the file is not as the server wrote it, and larger than %d MiB: verify the file as it was exported",
+				maxRewritten>>20,
+			),
+		)
 		return nil
 	}
 	var f struct {
@@ -559,7 +570,8 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		Trailer jsonx.Value `json:"trailer"`
 	}
 	b = bytes.TrimPrefix(b, []byte("\ufeff"))
-	if jsonx.DecodeKnown(b, &f) != nil || jsonx.DecodeKnown(f.Header, &t.header) != nil || t.header.Format != transcriptFormat {
+	if jsonx.DecodeKnown(b, &f) != nil || jsonx.DecodeKnown(f.Header, &t.header) != nil ||
+		t.header.Format != transcriptFormat {
 		if lineErr != nil {
 			return t.cut(-1, lineErr)
 		}
@@ -567,8 +579,12 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		return nil
 	}
 	t.report.Rewritten = true
-	t.fault(-1, "rewritten", "the file is other JSON than the server wrote; hashes, links, signatures and sequence were verified, "+
-		"but the server's seal needs the original bytes: verify the file as it was exported")
+	t.fault(
+		-1,
+		"rewritten",
+		"the file is other JSON than the server wrote; hashes, links, signatures and sequence were verified, "+
+			"but the server's seal needs the original bytes: verify the file as it was exported",
+	)
 	t.open()
 	chain := f.Chain
 	for n, r := range f.Records {
@@ -596,7 +612,8 @@ func (t *transcriptReader) trailer(n int64) error {
 	}
 	const prefix = `"trailer":`
 	var tr transcriptTrailer
-	if !bytes.HasPrefix(line, []byte(prefix)) || !bytes.HasSuffix(line, []byte("}}")) || jsonx.DecodeKnown(line[len(prefix):len(line)-1], &tr) != nil {
+	if !bytes.HasPrefix(line, []byte(prefix)) || !bytes.HasSuffix(line, []byte("}}")) ||
+		jsonx.DecodeKnown(line[len(prefix):len(line)-1], &tr) != nil {
 		t.fault(n, "malformed_json", "not a trailer")
 		return nil
 	}

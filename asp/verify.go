@@ -72,9 +72,26 @@ type Check struct {
 	Code string // empty: passed
 }
 
-var stepNames = [...]string{1: "size", 2: "syntax", 3: "schema", 4: "version", 5: "body size", 6: "sender", 7: "session",
-	8: "content hash", 9: "signature", 10: "duplicate", 11: "proof", 12: "sequence", 13: "messageId", 14: "link",
-	15: "timestamp", 16: "state", 17: "body", 18: "trust"}
+var stepNames = [...]string{
+	1:  "size",
+	2:  "syntax",
+	3:  "schema",
+	4:  "version",
+	5:  "body size",
+	6:  "sender",
+	7:  "session",
+	8:  "content hash",
+	9:  "signature",
+	10: "duplicate",
+	11: "proof",
+	12: "sequence",
+	13: "messageId",
+	14: "link",
+	15: "timestamp",
+	16: "state",
+	17: "body",
+	18: "trust",
+}
 
 // VerdictOf tells which checks led to err: those before its step passed.
 func VerdictOf(err error) Verdict {
@@ -195,7 +212,8 @@ func (e *Envelope) checkHash() error {
 		return nil
 	}
 	err := refuse("hash_mismatch", "integrity.hash").at(8)
-	if plain, jcsErr := jsonx.Canonicalize(e.root.get("content").raw); jcsErr == nil && hashOf(plain) == e.Integrity.Hash {
+	if plain, jcsErr := jsonx.Canonicalize(e.root.get("content").raw); jcsErr == nil &&
+		hashOf(plain) == e.Integrity.Hash {
 		err.Details = map[string]any{"detail": "non_nfc_canonicalisation"}
 	}
 	return err

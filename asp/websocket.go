@@ -107,7 +107,18 @@ func (k *socket) run(ctx context.Context) {
 		ids = append(ids, p.AgentID)
 	}
 	k.format = ledger.Format
-	err = k.write(ctx, plain("auth_ok", map[string]any{"sessionId": k.session, "state": ledger.State, "participants": ids, "lastSequence": ledger.Head.Count - 1}))
+	err = k.write(
+		ctx,
+		plain(
+			"auth_ok",
+			map[string]any{
+				"sessionId":    k.session,
+				"state":        ledger.State,
+				"participants": ids,
+				"lastSequence": ledger.Head.Count - 1,
+			},
+		),
+	)
 	if err != nil {
 		return
 	}
@@ -287,7 +298,12 @@ func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte)
 }
 
 func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
-	receipt, err := k.s.Ingest(ctx, raw, Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token}, k.session)
+	receipt, err := k.s.Ingest(
+		ctx,
+		raw,
+		Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token},
+		k.session,
+	)
 	if err != nil {
 		if errors.Is(err, ErrRateLimited) {
 			_ = k.fail(ctx, err)
@@ -295,7 +311,10 @@ func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
 		}
 		return k.fail(ctx, err)
 	}
-	return k.write(ctx, plain("ack", map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}))
+	return k.write(
+		ctx,
+		plain("ack", map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}),
+	)
 }
 
 // withMessageID gives a message without messageId a new one: the member is

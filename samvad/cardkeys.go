@@ -108,7 +108,8 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 	if e != nil && now.Before(e.expires) {
 		// A card that was just fetched, or for which a fetch was just forced,
 		// is not fetched again because of one more unknown keyid.
-		if !force || now.Sub(e.fetched) < justFetched || now.Sub(e.forced) < cmp.Or(s.RefreshEvery, DefaultRefreshEvery) {
+		if !force || now.Sub(e.fetched) < justFetched ||
+			now.Sub(e.forced) < cmp.Or(s.RefreshEvery, DefaultRefreshEvery) {
 			keys := e.keys
 			s.mu.Unlock()
 			return keys, nil
@@ -198,7 +199,8 @@ func (s *CardStore) client() *http.Client {
 		return s.HTTP
 	}
 	s.once.Do(func() {
-		s.http = s.Guard.guard().Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
+		s.http = s.Guard.guard().
+			Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
 	})
 	return s.http
 }

@@ -163,7 +163,8 @@ func (a *Agent) lightweight(in *Incoming, mode Mode, now time.Time) (*Verified, 
 		Timestamp json.RawMessage `json:"timestamp"`
 		Signature json.RawMessage `json:"signature"`
 	}
-	if jsonx.Decode(in.Body, &w) != nil || w.From != nil || w.Nonce != nil || w.Timestamp != nil || w.Signature != nil ||
+	if jsonx.Decode(in.Body, &w) != nil || w.From != nil || w.Nonce != nil || w.Timestamp != nil ||
+		w.Signature != nil ||
 		!a.Skills[w.Skill].Lightweight {
 		return nil, false
 	}

@@ -69,11 +69,13 @@ type Call struct {
 
 	Payload json.RawMessage // a JSON object; nil = {}
 
-	TraceID         string // "" = a new one
-	SpanID          string // "" = a new one
-	ParentSpanID    string
-	Nonce           string    // "" = a new one
-	Timestamp       time.Time // zero = now. With the Nonce of a call whose outcome is unknown: an agent that had that one refuses this one
+	TraceID      string // "" = a new one
+	SpanID       string // "" = a new one
+	ParentSpanID string
+	Nonce        string // "" = a new one
+	// Timestamp is now if zero. Repeat a call whose outcome is unknown with its
+	// Nonce and Timestamp: an agent that got it refuses the second one.
+	Timestamp       time.Time
 	DelegationToken string
 	Auth            *Auth
 	CallbackURL     string      // Send only
@@ -125,7 +127,8 @@ func baseURL(base string) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("samvad: base URL: %w", err)
 	}
-	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" ||
+		u.User != nil {
 		return nil, fmt.Errorf("samvad: base URL %q: want http(s)://host[:port][/path]", clip(base))
 	}
 	u.Path, u.RawPath, u.ForceQuery = strings.TrimRight(u.Path, "/"), strings.TrimRight(u.RawPath, "/"), false
@@ -409,7 +412,11 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, clientError(CodeAgentUnavailable, "The task was not finished in time.", because(ErrTimeout, ctx.Err()))
+			return nil, clientError(
+				CodeAgentUnavailable,
+				"The task was not finished in time.",
+				because(ErrTimeout, ctx.Err()),
+			)
 		}
 	}
 }
@@ -527,7 +534,13 @@ func cause(ctx context.Context, err error) error {
 }
 
 func clientError(code Code, text string, cause error) *Error {
-	return &Error{Code: code, Text: text, Step: StepClient, cause: cause, Retryable: code == CodeAgentUnavailable || code == CodeRateLimited}
+	return &Error{
+		Code:      code,
+		Text:      text,
+		Step:      StepClient,
+		cause:     cause,
+		Retryable: code == CodeAgentUnavailable || code == CodeRateLimited,
+	}
 }
 
 func transportError(err error) *Error {

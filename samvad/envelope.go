@@ -247,7 +247,9 @@ func (e *Envelope) Encode() ([]byte, error) {
 	mode, timestamp := string(e.Mode), formatTimestamp(e.Timestamp)
 	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
 		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
-		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL), Payload: json.RawMessage("{}")}
+		DelegationToken: optional(
+			e.DelegationToken,
+		), CallbackURL: optional(e.CallbackURL), Payload: json.RawMessage("{}")}
 	if e.Auth != nil {
 		w.Auth = &wireAuth{Scheme: optional(e.Auth.Scheme), Token: &e.Auth.Token}
 	}

@@ -157,7 +157,11 @@ func LoadIdentity(path, id string) (*Identity, error) {
 		return nil, err
 	}
 	if f.PublicKey != "" && f.PublicKey != base64.StdEncoding.EncodeToString(i.Public()) {
-		return nil, fmt.Errorf("%w: public and private key in %s do not belong together", ErrBadKey, filepath.Base(path))
+		return nil, fmt.Errorf(
+			"%w: public and private key in %s do not belong together",
+			ErrBadKey,
+			filepath.Base(path),
+		)
 	}
 	return i, nil
 }

@@ -27,7 +27,17 @@ var injectionRules = regexp.MustCompile(strings.ReplaceAll(
 var youAre = regexp.MustCompile(strings.ReplaceAll(`you\s+are\s+now\s(\s?)`, `\s`, ws))
 
 // hints are words without which no rule can match.
-var hints = [...]string{"ignore", "disregard", "you", "forget", "instruction", "[system]", "override", "jailbreak", "anything"}
+var hints = [...]string{
+	"ignore",
+	"disregard",
+	"you",
+	"forget",
+	"instruction",
+	"[system]",
+	"override",
+	"jailbreak",
+	"anything",
+}
 
 func hinted(low string) bool {
 	return slices.ContainsFunc(hints[:], func(h string) bool { return strings.Contains(low, h) })
@@ -54,7 +64,8 @@ func youAreNow(low string) bool {
 		if m[3] > m[2] { // a second white-space character
 			return true
 		}
-		if !strings.HasPrefix(rest, "processing") && !strings.HasPrefix(rest, "analyzing") && !strings.HasPrefix(rest, "reviewing") {
+		if !strings.HasPrefix(rest, "processing") && !strings.HasPrefix(rest, "analyzing") &&
+			!strings.HasPrefix(rest, "reviewing") {
 			return true
 		}
 		at += m[1]

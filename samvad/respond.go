@@ -74,7 +74,15 @@ func WriteResult(w http.ResponseWriter, req *Verified, result any) {
 	if !ok && result != nil {
 		b, err := jsonx.Encode(result)
 		if err != nil {
-			WriteError(w, &Error{Code: CodeAgentUnavailable, Text: unavailableText, TraceID: req.TraceID, cause: because(ErrUnavailable, err)})
+			WriteError(
+				w,
+				&Error{
+					Code:    CodeAgentUnavailable,
+					Text:    unavailableText,
+					TraceID: req.TraceID,
+					cause:   because(ErrUnavailable, err),
+				},
+			)
 			return
 		}
 		v = b

@@ -35,7 +35,9 @@ func (s *Server) run(ctx context.Context, req *Request) (resp Response, e *Error
 		resp.Result = json.RawMessage("{}")
 	}
 	if kindOf(resp.Result) != '{' {
-		return Response{}, failure(because(ErrUnavailable, errors.New("skill answered with something else than an object")))
+		return Response{}, failure(
+			because(ErrUnavailable, errors.New("skill answered with something else than an object")),
+		)
 	}
 	resp.SpanID = cmp.Or(resp.SpanID, newID())
 	return resp, nil
@@ -121,7 +123,13 @@ func (s *Server) serveAsync(w http.ResponseWriter, r *http.Request, req *Request
 		s.accepted(w, id)
 		return
 	}
-	t := Task{ID: newID(), Agent: req.Agent.id(), Status: TaskPending, TraceID: req.TraceID, CallbackURL: req.CallbackURL}
+	t := Task{
+		ID:          newID(),
+		Agent:       req.Agent.id(),
+		Status:      TaskPending,
+		TraceID:     req.TraceID,
+		CallbackURL: req.CallbackURL,
+	}
 	req.TaskID = t.ID
 	s.mu.Lock()
 	if s.closed || !s.enter() {

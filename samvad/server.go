@@ -361,7 +361,15 @@ func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent) {
 	if text == "" {
 		var b strings.Builder
 		c := a.Card
-		fmt.Fprintf(&b, "# %s\n\n%s\n\nSAMVAD %s, `%s`, %s\n\n## Skills\n\n", c.Name, c.Description, Version, c.ID, c.URL)
+		fmt.Fprintf(
+			&b,
+			"# %s\n\n%s\n\nSAMVAD %s, `%s`, %s\n\n## Skills\n\n",
+			c.Name,
+			c.Description,
+			Version,
+			c.ID,
+			c.URL,
+		)
 		for _, k := range c.Skills {
 			fmt.Fprintf(&b, "- **%s** (`%s`): %s\n", k.Name, k.ID, k.Description)
 		}

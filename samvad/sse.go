@@ -44,7 +44,12 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
 
-	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: cancel, stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout)}
+	out := &streamWriter{
+		rc:    http.NewResponseController(w),
+		w:     w,
+		gone:  cancel,
+		stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout),
+	}
 	out.flush()
 	stopIdle := out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
 	chunks := 0

@@ -45,7 +45,14 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			}
 			if p.size += len(part) + 1; p.size > p.limit {
 				p.over = true
-				yield(Event{}, clientError(CodeAgentUnavailable, "The agent's answer is too large.", because(ErrTooLarge, errEventTooLarge)))
+				yield(
+					Event{},
+					clientError(
+						CodeAgentUnavailable,
+						"The agent's answer is too large.",
+						because(ErrTooLarge, errEventTooLarge),
+					),
+				)
 				return
 			}
 			p.line = append(p.line, part...)
@@ -121,7 +128,11 @@ func (p *sseParser) dispatch() (Event, bool, error) {
 // agents: status, result, error, done with envelopes in data (digest §12).
 func readEvent(name string, data []byte) (Event, bool, error) {
 	bad := func(err error) (Event, bool, error) {
-		return Event{}, false, clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
+		return Event{}, false, clientError(
+			CodeAgentUnavailable,
+			"The agent's answer is not understood.",
+			because(ErrResponse, err),
+		)
 	}
 	r, err := readRemote(data)
 	if err != nil {

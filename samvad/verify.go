@@ -359,7 +359,10 @@ func (v *Verifier) fresh(ts, now time.Time) error {
 	case ts.Sub(now) > v.Limits.skew():
 		return because(ErrStale, fmt.Errorf("%s in the future", ts.Sub(now)))
 	case ts.Before(v.NotBefore):
-		return because(ErrStale, fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)))
+		return because(
+			ErrStale,
+			fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)),
+		)
 	}
 	return nil
 }
@@ -592,7 +595,10 @@ func (v *Verifier) checkLegacy(ctx context.Context, in *Incoming, m *Verified, k
 		Signature *string `json:"signature"`
 	}
 	if err := jsonx.Decode(in.Body, &w); err != nil || w.KID == nil || w.Signature == nil {
-		return m.fail(StepHeaders, because(ErrUnsigned, errors.New("neither signature headers nor kid and signature in the body")))
+		return m.fail(
+			StepHeaders,
+			because(ErrUnsigned, errors.New("neither signature headers nor kid and signature in the body")),
+		)
 	}
 	m.Verdict.KeyID = *w.KID
 	sig, err := base64.StdEncoding.DecodeString(*w.Signature)

@@ -43,7 +43,8 @@ func (h *Webhook) client() *http.Client {
 			h.http = withoutRedirects(h.HTTP)
 			return
 		}
-		h.http = h.Guard.guard().Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
+		h.http = h.Guard.guard().
+			Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
 	})
 	return h.http
 }
@@ -79,7 +80,12 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 // Once makes one attempt, for callers that keep replies and retry themselves:
 // again says whether a later attempt may succeed, after how long the receiver
 // asks to be left alone, if it does. The signer may be nil.
-func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply) (again bool, after time.Duration, err error) {
+func (h *Webhook) Once(
+	ctx context.Context,
+	s Signer,
+	callback string,
+	r *Reply,
+) (again bool, after time.Duration, err error) {
 	if err := CheckCallback(callback, h.Guard); err != nil {
 		return false, 0, err
 	}

@@ -88,7 +88,11 @@ func (m *MemoryAlmanac) Get(_ context.Context, network, address string) (*Record
 }
 
 // Update implements [AlmanacStore].
-func (m *MemoryAlmanac) Update(_ context.Context, network, address string, change func(*Record) (*Record, error)) error {
+func (m *MemoryAlmanac) Update(
+	_ context.Context,
+	network, address string,
+	change func(*Record) (*Record, error),
+) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := [2]string{network, address}

@@ -162,7 +162,8 @@ func (m ChatMessage) Message() Message {
 		content.vals = append(content.vals, n)
 		size += 64 + len(c.Text)
 	}
-	return ChatMessageModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "msg_id", "content"}, vals: []*node{str(m.Timestamp.String()), str(m.MsgID), content}}, size)
+	return ChatMessageModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "msg_id", "content"},
+		vals: []*node{str(m.Timestamp.String()), str(m.MsgID), content}}, size)
 }
 
 // Message encodes the acknowledgement.
@@ -417,7 +418,15 @@ func contentOf(n *node) (Content, error) {
 	if n.kind != '{' {
 		return Content{}, &FieldError{[]string{"content"}, "value is not a valid dict", "type_error.dict"}
 	}
-	types := []string{TypeText, TypeResource, TypeMetadata, TypeStartSession, TypeEndSession, TypeStartStream, TypeEndStream}
+	types := []string{
+		TypeText,
+		TypeResource,
+		TypeMetadata,
+		TypeStartSession,
+		TypeEndSession,
+		TypeStartStream,
+		TypeEndStream,
+	}
 	if t := n.get("type"); t != nil {
 		if !slices.Contains(types, t.str()) {
 			return Content{}, &FieldError{[]string{"type"}, "unexpected value", "value_error.const"}
@@ -548,7 +557,10 @@ func (m Message) Bind(v any) error {
 // acknowledged at once, then reply is asked for an answer, which is sent as a
 // ChatMessage of its own in the same session; nil means none.
 // Acknowledgements are taken without a reply. UAG-065.
-func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error)) Handler {
+func ChatHandler(
+	now func() time.Time,
+	reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error),
+) Handler {
 	if now == nil {
 		now = time.Now
 	}
@@ -578,7 +590,8 @@ func ChatHandler(now func() time.Time, reply func(ctx context.Context, r *Reques
 					return
 				}
 				if err := r.Send(ctx, out); err != nil {
-					r.server.log().Warn("uagents: chat answer not delivered", "to", r.Sender, "session", r.Session, "error", err)
+					r.server.log().
+						Warn("uagents: chat answer not delivered", "to", r.Sender, "session", r.Session, "error", err)
 				}
 			},
 		}, nil

@@ -219,7 +219,13 @@ func (c *Client) readReply(url string, resp *http.Response, body []byte, asked *
 }
 
 // try posts to one endpoint after the other until done takes the response.
-func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, sync bool, done func(string, *http.Response, []byte) error) error {
+func (c *Client) try(
+	ctx context.Context,
+	endpoints []Endpoint,
+	e *Envelope,
+	sync bool,
+	done func(string, *http.Response, []byte) error,
+) error {
 	body := e.raw
 	if body == nil {
 		var err error

@@ -185,7 +185,16 @@ func (w *wire) lastWins(b []byte) error {
 			return err
 		}
 		switch key {
-		case "version", "sender", "target", "session", "schema_digest", "protocol_digest", "payload", "expires", "nonce", "signature":
+		case "version",
+			"sender",
+			"target",
+			"session",
+			"schema_digest",
+			"protocol_digest",
+			"payload",
+			"expires",
+			"nonce",
+			"signature":
 			last[key] = v.Clone()
 		}
 	}

@@ -43,6 +43,11 @@ func (e *Error) Is(target error) bool {
 // Status is the HTTP status that goes with the error.
 func (e *Error) Status() int { return e.status }
 
+// newError makes a sentinel that is refused at a step, with a text for the peer.
+func newError(step, code string, status int, text string) *Error {
+	return &Error{Code: code, Text: text, Step: step, status: status}
+}
+
 // Because gives a copy with a private cause.
 func (e *Error) Because(cause error) *Error {
 	c := *e
@@ -60,61 +65,76 @@ func (e *Error) Saying(text string) *Error {
 // The refusals. The texts of the first group are the reference's own
 // (asgi.py, identity.py).
 var (
-	ErrNotFound      = &Error{Code: "not_found", Text: "not found", Step: "path", status: http.StatusNotFound}
-	ErrNoContentType = &Error{Code: "no_content_type", Text: "missing header: content-type", Step: "content-type", status: http.StatusBadRequest}
-	ErrContentType   = &Error{Code: "content_type", Text: "invalid content-type", Step: "content-type", status: http.StatusBadRequest}
-	ErrMalformed     = &Error{Code: "malformed", Text: "empty or invalid payload", Step: "json", status: http.StatusBadRequest}
-	ErrShape         = &Error{Code: "shape", Text: "contents do not match envelope schema", Step: "envelope", status: http.StatusBadRequest}
-	ErrUnsigned      = &Error{Code: "unsigned", Text: "Envelope signature is missing", Step: "signature", status: http.StatusBadRequest}
-	ErrSignature     = &Error{Code: "signature", Text: "Signature verification failed", Step: "signature", status: http.StatusBadRequest}
-	ErrText          = &Error{Code: "bech32", Text: "Unable to decode value", Step: "bech32", status: http.StatusBadRequest}
-	ErrPadding       = &Error{Code: "bech32_padding", Text: "Unable to convert value", Step: "bech32", status: http.StatusBadRequest}
-	ErrAddress       = &Error{Code: "address", Text: "Unable to decode agent address", Step: "sender", status: http.StatusBadRequest}
-	ErrSignatureText = &Error{Code: "signature_text", Text: "Unable to decode signature", Step: "signature", status: http.StatusBadRequest}
-	ErrUnknownAgent  = &Error{Code: "unknown_agent", Text: "unable to route envelope", Step: "target", status: http.StatusBadRequest}
-	ErrVerifiedOnly  = &Error{Code: "verified_only", Text: "Message must be sent from verified agent address", Step: "assurance", status: http.StatusBadRequest}
-	ErrTimeout       = &Error{Code: "timeout", Text: "Query envelope expired", Step: "answer", Retryable: true, status: http.StatusGatewayTimeout}
-	ErrForbidden     = &Error{Code: "forbidden", Text: "forbidden", Step: "local", status: http.StatusForbidden}
+	ErrNotFound      = newError("path", "not_found", http.StatusNotFound, "not found")
+	ErrNoContentType = newError("content-type", "no_content_type", http.StatusBadRequest,
+		"missing header: content-type")
+	ErrContentType   = newError("content-type", "content_type", http.StatusBadRequest, "invalid content-type")
+	ErrMalformed     = newError("json", "malformed", http.StatusBadRequest, "empty or invalid payload")
+	ErrShape         = newError("envelope", "shape", http.StatusBadRequest, "contents do not match envelope schema")
+	ErrUnsigned      = newError("signature", "unsigned", http.StatusBadRequest, "Envelope signature is missing")
+	ErrSignature     = newError("signature", "signature", http.StatusBadRequest, "Signature verification failed")
+	ErrText          = newError("bech32", "bech32", http.StatusBadRequest, "Unable to decode value")
+	ErrPadding       = newError("bech32", "bech32_padding", http.StatusBadRequest, "Unable to convert value")
+	ErrAddress       = newError("sender", "address", http.StatusBadRequest, "Unable to decode agent address")
+	ErrSignatureText = newError("signature", "signature_text", http.StatusBadRequest, "Unable to decode signature")
+	ErrUnknownAgent  = newError("target", "unknown_agent", http.StatusBadRequest, "unable to route envelope")
+	ErrVerifiedOnly  = newError("assurance", "verified_only", http.StatusBadRequest,
+		"Message must be sent from verified agent address")
+	ErrTimeout = &Error{Code: "timeout", Text: "Query envelope expired",
+		Step: "answer", Retryable: true, status: http.StatusGatewayTimeout}
+	ErrForbidden = newError("local", "forbidden", http.StatusForbidden, "forbidden")
 
-	ErrTooLarge     = &Error{Code: "too_large", Text: "request is too large", Step: "size", status: http.StatusRequestEntityTooLarge}
-	ErrAnswerSize   = &Error{Code: "answer_size", Text: "The answer is too large", Step: "answer", status: http.StatusBadGateway}
-	ErrMediaType    = &Error{Code: "media_type", Text: "Content-Type must be application/json", Step: "content-type", status: http.StatusUnsupportedMediaType}
-	ErrMethod       = &Error{Code: "method", Text: "method not allowed", Step: "method", status: http.StatusMethodNotAllowed}
-	ErrRange        = &Error{Code: "range", Text: "expires and nonce must be from 0 to 18446744073709551615", Step: "digest", status: http.StatusBadRequest}
-	ErrUserAddress  = &Error{Code: "user_address", Text: "Unable to decode user address", Step: "sender", status: http.StatusBadRequest}
-	ErrStale        = &Error{Code: "stale", Text: "Envelope has expired", Step: "expires", status: http.StatusBadRequest}
-	ErrHorizon      = &Error{Code: "horizon", Text: "Envelope expires too far ahead", Step: "expires", status: http.StatusBadRequest}
-	ErrAmbiguous    = &Error{Code: "ambiguous", Text: "Envelope is ambiguous", Step: "ambiguity", status: http.StatusBadRequest}
-	ErrSchemaDigest = &Error{Code: "schema_digest", Text: "Invalid schema digest", Step: "schema_digest", status: http.StatusBadRequest}
-	ErrPayload      = &Error{Code: "payload", Text: "Unable to decode payload", Step: "payload", status: http.StatusBadRequest}
-	ErrContent      = &Error{Code: "content", Text: "Message does not conform to expected schema", Step: "content", status: http.StatusBadRequest}
-	ErrReplay       = &Error{Code: "replay", Text: "Envelope has already been processed", Step: "replay", status: http.StatusOK}
-	ErrUnknownModel = &Error{Code: "unknown_model", Text: "No handler for this message", Step: "model", status: http.StatusBadRequest}
-	ErrBusy         = &Error{Code: "busy", Text: "temporarily unavailable", Step: "capacity", Retryable: true, status: http.StatusServiceUnavailable}
-	ErrRate         = &Error{Code: "rate", Text: "too many unsigned messages", Step: "rate", Retryable: true, After: time.Second, status: http.StatusTooManyRequests}
-	ErrHandler      = &Error{Code: "handler", Text: "Message could not be processed", Step: "handler", status: http.StatusInternalServerError}
+	ErrTooLarge   = newError("size", "too_large", http.StatusRequestEntityTooLarge, "request is too large")
+	ErrAnswerSize = newError("answer", "answer_size", http.StatusBadGateway, "The answer is too large")
+	ErrMediaType  = newError("content-type", "media_type", http.StatusUnsupportedMediaType,
+		"Content-Type must be application/json")
+	ErrMethod = newError("method", "method", http.StatusMethodNotAllowed, "method not allowed")
+	ErrRange  = newError("digest", "range", http.StatusBadRequest,
+		"expires and nonce must be from 0 to 18446744073709551615")
+	ErrUserAddress  = newError("sender", "user_address", http.StatusBadRequest, "Unable to decode user address")
+	ErrStale        = newError("expires", "stale", http.StatusBadRequest, "Envelope has expired")
+	ErrHorizon      = newError("expires", "horizon", http.StatusBadRequest, "Envelope expires too far ahead")
+	ErrAmbiguous    = newError("ambiguity", "ambiguous", http.StatusBadRequest, "Envelope is ambiguous")
+	ErrSchemaDigest = newError("schema_digest", "schema_digest", http.StatusBadRequest, "Invalid schema digest")
+	ErrPayload      = newError("payload", "payload", http.StatusBadRequest, "Unable to decode payload")
+	ErrContent      = newError("content", "content", http.StatusBadRequest,
+		"Message does not conform to expected schema")
+	ErrReplay       = newError("replay", "replay", http.StatusOK, "Envelope has already been processed")
+	ErrUnknownModel = newError("model", "unknown_model", http.StatusBadRequest, "No handler for this message")
+	ErrBusy         = &Error{Code: "busy", Text: "temporarily unavailable",
+		Step: "capacity", Retryable: true, status: http.StatusServiceUnavailable}
+	ErrRate = &Error{Code: "rate", Text: "too many unsigned messages",
+		Step: "rate", Retryable: true, After: time.Second, status: http.StatusTooManyRequests}
+	ErrHandler = newError("handler", "handler", http.StatusInternalServerError, "Message could not be processed")
 
-	ErrUnauthorized   = &Error{Code: "unauthorized", Text: "Not authenticated", Step: "token", status: http.StatusUnauthorized}
-	ErrToken          = &Error{Code: "token", Text: "Invalid attestation token", Step: "token", status: http.StatusUnauthorized}
-	ErrTokenExpired   = &Error{Code: "token_expired", Text: "Attestation token is not valid now", Step: "token", status: http.StatusUnauthorized}
-	ErrOtherAgent     = &Error{Code: "other_agent", Text: "Not permitted for this agent", Step: "token", status: http.StatusForbidden}
-	ErrAttestation    = &Error{Code: "attestation", Text: "Invalid attestation", Step: "attestation", status: http.StatusUnprocessableEntity}
-	ErrOldAttestation = &Error{Code: "old_attestation", Text: "Attestation timestamp is not fresh", Step: "timestamp", status: http.StatusBadRequest}
-	ErrManifest       = &Error{Code: "manifest", Text: "Invalid protocol manifest", Step: "manifest", status: http.StatusUnprocessableEntity}
-	ErrChallenge      = &Error{Code: "challenge", Text: "Challenge is unknown or was not proved", Step: "challenge", status: http.StatusUnauthorized}
-	ErrProfile        = &Error{Code: "profile", Text: "Invalid registration", Step: "profile", status: http.StatusUnprocessableEntity}
-	ErrHandle         = &Error{Code: "handle", Text: "The handle belongs to another agent", Step: "handle", status: http.StatusConflict}
-	ErrFull           = &Error{Code: "full", Text: "storage limit reached", Step: "capacity", Retryable: true, status: http.StatusInsufficientStorage}
+	ErrUnauthorized = newError("token", "unauthorized", http.StatusUnauthorized, "Not authenticated")
+	ErrToken        = newError("token", "token", http.StatusUnauthorized, "Invalid attestation token")
+	ErrTokenExpired = newError("token", "token_expired", http.StatusUnauthorized,
+		"Attestation token is not valid now")
+	ErrOtherAgent     = newError("token", "other_agent", http.StatusForbidden, "Not permitted for this agent")
+	ErrAttestation    = newError("attestation", "attestation", http.StatusUnprocessableEntity, "Invalid attestation")
+	ErrOldAttestation = newError("timestamp", "old_attestation", http.StatusBadRequest,
+		"Attestation timestamp is not fresh")
+	ErrManifest  = newError("manifest", "manifest", http.StatusUnprocessableEntity, "Invalid protocol manifest")
+	ErrChallenge = newError("challenge", "challenge", http.StatusUnauthorized,
+		"Challenge is unknown or was not proved")
+	ErrProfile = newError("profile", "profile", http.StatusUnprocessableEntity, "Invalid registration")
+	ErrHandle  = newError("handle", "handle", http.StatusConflict, "The handle belongs to another agent")
+	ErrFull    = &Error{Code: "full", Text: "storage limit reached",
+		Step: "capacity", Retryable: true, status: http.StatusInsufficientStorage}
 
-	ErrSchema      = &Error{Code: "schema", Text: "Invalid model schema", Step: "schema", status: http.StatusUnprocessableEntity}
-	ErrUnresolved  = &Error{Code: "unresolved", Text: "Failed to resolve destination address", Step: "resolve", Retryable: true, status: http.StatusBadGateway}
-	ErrUndelivered = &Error{Code: "undelivered", Text: "Message delivery failed", Step: "deliver", Retryable: true, status: http.StatusBadGateway}
-	ErrResponse    = &Error{Code: "response", Text: "Invalid sync response", Step: "response", status: http.StatusBadGateway}
-	ErrPeer        = &Error{Code: "peer", Text: "The agent answered with an error", Step: "answer", status: http.StatusBadGateway}
-	ErrNoIdentity  = &Error{Code: "no_identity", Text: "No identity to sign with", Step: "sign", status: http.StatusInternalServerError}
-	ErrSeedIndex   = &Error{Code: "seed_index", Text: "Seed index must be from 0 to 255", Step: "seed", status: http.StatusBadRequest}
-	ErrKey         = &Error{Code: "key", Text: "Not a secp256k1 private key", Step: "key", status: http.StatusBadRequest}
-	errInternal    = &Error{Code: "internal", Text: "internal error", Step: "internal", Retryable: true, status: http.StatusInternalServerError}
+	ErrSchema     = newError("schema", "schema", http.StatusUnprocessableEntity, "Invalid model schema")
+	ErrUnresolved = &Error{Code: "unresolved", Text: "Failed to resolve destination address",
+		Step: "resolve", Retryable: true, status: http.StatusBadGateway}
+	ErrUndelivered = &Error{Code: "undelivered", Text: "Message delivery failed",
+		Step: "deliver", Retryable: true, status: http.StatusBadGateway}
+	ErrResponse   = newError("response", "response", http.StatusBadGateway, "Invalid sync response")
+	ErrPeer       = newError("answer", "peer", http.StatusBadGateway, "The agent answered with an error")
+	ErrNoIdentity = newError("sign", "no_identity", http.StatusInternalServerError, "No identity to sign with")
+	ErrSeedIndex  = newError("seed", "seed_index", http.StatusBadRequest, "Seed index must be from 0 to 255")
+	ErrKey        = newError("key", "key", http.StatusBadRequest, "Not a secp256k1 private key")
+	errInternal   = &Error{Code: "internal", Text: "internal error",
+		Step: "internal", Retryable: true, status: http.StatusInternalServerError}
 )
 
 // ErrOutcomeUnknown: an envelope was sent and no whole answer came. The agent

@@ -76,7 +76,12 @@ type MailboxServer struct {
 
 // ErrMailboxSync refuses a sync request to a mailbox, before it is kept: its
 // agent cannot answer at once.
-var ErrMailboxSync = &Error{Code: "mailbox_sync", Text: "A mailbox cannot answer a synchronous request", Step: "sync", status: http.StatusBadRequest}
+var ErrMailboxSync = &Error{
+	Code:   "mailbox_sync",
+	Text:   "A mailbox cannot answer a synchronous request",
+	Step:   "sync",
+	status: http.StatusBadRequest,
+}
 
 func (s *MailboxServer) start() {
 	s.once.Do(func() {
@@ -370,7 +375,12 @@ func (m *MemoryMailbox) Put(ctx context.Context, address, key string, until time
 }
 
 // List implements [MailboxStore].
-func (m *MemoryMailbox) List(_ context.Context, address string, offset, limit int, now time.Time) ([]MailboxItem, error) {
+func (m *MemoryMailbox) List(
+	_ context.Context,
+	address string,
+	offset, limit int,
+	now time.Time,
+) ([]MailboxItem, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(now) })

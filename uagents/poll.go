@@ -118,7 +118,15 @@ func (c *MailboxClient) verify(ctx context.Context, v *Verifier, item StoredEnve
 // List fetches the waiting messages, oldest first. A mailbox that does not exist yet is
 // empty. An item that holds no envelope comes with a nil one.
 func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
-	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox") + fmt.Sprintf("?limit=%d&offset=0", cmp.Or(c.Limit, 100))
+	url := apiURL(
+		c.URL,
+		agentsAPI,
+		c.Identity.address,
+		"mailbox",
+	) + fmt.Sprintf(
+		"?limit=%d&offset=0",
+		cmp.Or(c.Limit, 100),
+	)
 	resp, body, err := c.do(ctx, http.MethodGet, url)
 	switch {
 	case err != nil:

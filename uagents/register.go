@@ -47,7 +47,9 @@ func (r *Registrar) Register(ctx context.Context) error {
 	}
 	for _, e := range r.Endpoints {
 		if e.Weight < 1 || !usable(e.URL) {
-			return ErrAttestation.Because(fmt.Errorf("endpoint %q needs an http URL and a weight of at least 1", e.URL)) // UAG-079
+			return ErrAttestation.Because(
+				fmt.Errorf("endpoint %q needs an http URL and a weight of at least 1", e.URL),
+			) // UAG-079
 		}
 	}
 	protocols := r.Protocols
@@ -132,7 +134,12 @@ func (r *Registrar) once(ctx context.Context, a *Attestation, parts []string) er
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, time.Second))
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, apiURL(r.URL, almanacAPI, parts...), bytes.NewReader(b))
+	req, err := http.NewRequestWithContext(
+		ctx,
+		http.MethodPost,
+		apiURL(r.URL, almanacAPI, parts...),
+		bytes.NewReader(b),
+	)
 	if err != nil {
 		return err
 	}

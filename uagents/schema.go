@@ -373,7 +373,15 @@ func constrain(n *node, tag reflect.StructTag) error {
 				values.vals = append(values.vals, str(e))
 			}
 			n.set("enum", values)
-		case "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems":
+		case "minLength",
+			"maxLength",
+			"minimum",
+			"maximum",
+			"exclusiveMinimum",
+			"exclusiveMaximum",
+			"multipleOf",
+			"minItems",
+			"maxItems":
 			lit, err := parse([]byte(v))
 			if err != nil || lit.kind != '0' {
 				return fmt.Errorf("%s needs a number", k)

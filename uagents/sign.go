@@ -195,7 +195,9 @@ func registrationDigest(contract, agent string, timestamp uint64, wallet string)
 // signDoc is the document that a signature of arbitrary data covers (ADR-36):
 // its text, and base64 of that text as the reference hands it out.
 func signDoc(signer string, data []byte) string {
-	b := []byte(`{"account_number":"0","chain_id":"","fee":{"amount":[],"gas":"0"},"memo":"","msgs":[{"type":"sign/MsgSignData","value":{"data":`)
+	b := []byte(
+		`{"account_number":"0","chain_id":"","fee":{"amount":[],"gas":"0"},"memo":"","msgs":[{"type":"sign/MsgSignData","value":{"data":`,
+	)
 	b = pyString(b, base64.StdEncoding.EncodeToString(data))
 	b = append(b, `,"signer":`...)
 	b = pyString(b, signer)

@@ -59,9 +59,11 @@ func ParseTimestamp(v json.RawMessage) (Timestamp, error) {
 }
 
 var (
-	isoDateTime = regexp.MustCompile(`^(\d{4})-(\d{1,2})-(\d{1,2})[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6})\d{0,6})?)?(Z|[+-]\d{2}(?::?\d{2})?)?$`)
-	isoDate     = regexp.MustCompile(`^(\d{4})-(\d{1,2})-(\d{1,2})$`)
-	errTime     = errors.New("not a point in time")
+	isoDateTime = regexp.MustCompile(
+		`^(\d{4})-(\d{1,2})-(\d{1,2})[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6})\d{0,6})?)?(Z|[+-]\d{2}(?::?\d{2})?)?$`,
+	)
+	isoDate = regexp.MustCompile(`^(\d{4})-(\d{1,2})-(\d{1,2})$`)
+	errTime = errors.New("not a point in time")
 )
 
 func timestampOf(n *node) (Timestamp, error) {

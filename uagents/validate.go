@@ -49,7 +49,8 @@ func (m *Model) read(text []byte) (n *node, duplicate bool, err error) {
 		n, err = parse(text)
 	}
 	if err != nil {
-		return nil, false, ErrContent.Because(&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
+		return nil, false, ErrContent.Because(
+			&FieldError{[]string{"__root__"}, "not JSON: " + err.Error(), "value_error.jsondecode"})
 	}
 	return n, duplicate, nil
 }
@@ -256,7 +257,8 @@ func (v *validator) text(s, n *node, loc []string) *FieldError {
 			return wrong(loc, "value_error", "uuid version "+version+" expected")
 		}
 		return nil
-	case "time", "time-delta", "ipv4", "ipv6", "uri", "email", "path", "file-path", "directory-path", "binary", "json-string":
+	case "time", "time-delta", "ipv4", "ipv6", "uri", "email", "path", "file-path", "directory-path", "binary",
+		"json-string":
 		return nil // the model coerces these in ways of its own
 	}
 	t, ok := asString(n)
@@ -265,10 +267,12 @@ func (v *validator) text(s, n *node, loc []string) *FieldError {
 	}
 	length := float64(utf8.RuneCountInString(t))
 	if b, ok := asFloat(s.get("minLength")); ok && length < b {
-		return wrong(loc, "value_error.any_str.min_length", "ensure this value has at least "+s.get("minLength").text+" characters")
+		return wrong(loc, "value_error.any_str.min_length",
+			"ensure this value has at least "+s.get("minLength").text+" characters")
 	}
 	if b, ok := asFloat(s.get("maxLength")); ok && length > b {
-		return wrong(loc, "value_error.any_str.max_length", "ensure this value has at most "+s.get("maxLength").text+" characters")
+		return wrong(loc, "value_error.any_str.max_length",
+			"ensure this value has at most "+s.get("maxLength").text+" characters")
 	}
 	if p := s.get("pattern"); p.str() != "" {
 		// A pattern that this engine lacks does not say anything here.
@@ -294,7 +298,8 @@ func inRange(s *node, f float64, loc []string) *FieldError {
 		name, kind, word string
 		ok               func(f, bound float64) bool
 	}{
-		{"minimum", "value_error.number.not_ge", "greater than or equal to ", func(f, b float64) bool { return f >= b }},
+		{"minimum", "value_error.number.not_ge", "greater than or equal to ",
+			func(f, b float64) bool { return f >= b }},
 		{"exclusiveMinimum", "value_error.number.not_gt", "greater than ", func(f, b float64) bool { return f > b }},
 		{"maximum", "value_error.number.not_le", "less than or equal to ", func(f, b float64) bool { return f <= b }},
 		{"exclusiveMaximum", "value_error.number.not_lt", "less than ", func(f, b float64) bool { return f < b }},

@@ -79,8 +79,12 @@ type BlockedError struct {
 
 func (e *BlockedError) Error() string {
 	if !e.Addr.IsValid() {
-		return fmt.Sprintf("host %q is a %s; to allow it add the address that it has to parley.toml: [network] allow = [%q]",
-			e.Host, e.Range.Name, e.allowExample())
+		return fmt.Sprintf(
+			"host %q is a %s; to allow it add the address that it has to parley.toml: [network] allow = [%q]",
+			e.Host,
+			e.Range.Name,
+			e.allowExample(),
+		)
 	}
 	who := "address " + e.Addr.String() + " is"
 	if e.Host != "" {

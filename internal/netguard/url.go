@@ -105,7 +105,11 @@ func parseHost(full, name string) (host, error) {
 		// IPv4 addresses (WHATWG URL §3.5, "ends in a number").
 		a, err := netip.ParseAddr(name)
 		if err != nil {
-			return host{}, fmt.Errorf("%w: %q is an unusual spelling of an address; IPv4 is written as four decimal numbers", ErrURL, name)
+			return host{}, fmt.Errorf(
+				"%w: %q is an unusual spelling of an address; IPv4 is written as four decimal numbers",
+				ErrURL,
+				name,
+			)
 		}
 		return host{addr: a}, nil
 	}

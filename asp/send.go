@@ -1,0 +1,57 @@
+package asp
+
+import (
+	"bytes"
+
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A SendOption is something about one message.
+type SendOption func(*pending)
+
+// InReplyTo refers to m: by the id of its proposal, query, commitment or
+// delegation, or else by its messageId.
+func InReplyTo(m *Message) SendOption {
+	return func(p *pending) { p.setMember(reference, m.ownID()) }
+}
+
+// To names who should act. Everybody in the session sees the message.
+func To(agent string) SendOption { return func(p *pending) { p.To = &Party{AgentID: agent} } }
+
+// WithContext attaches context objects.
+func WithContext(objects ...ContextObject) SendOption {
+	return func(p *pending) { p.Ctx = objects }
+}
+
+// WithConstraints says what answer is wished for.
+func WithConstraints(c Constraints) SendOption { return func(p *pending) { p.Wishes = &c } }
+
+// ownID is what others refer to m by.
+func (e *Envelope) ownID() string {
+	names := map[Performative]string{
+		Propose:  "proposalId",
+		Counter:  "proposalId",
+		Query:    "queryId",
+		Commit:   "commitmentId",
+		Delegate: "delegationId",
+	}
+	if name := names[e.Performative]; name != "" {
+		if id := e.body().text(name); id != "" {
+			return id
+		}
+	}
+	return e.MessageID
+}
+
+// setMember adds a member to the body unless it is there.
+func (p *pending) setMember(name, value string) {
+	n, err := parseJSON(p.Body)
+	if err != nil || n.kind != '{' || n.get(name) != nil {
+		return
+	}
+	b := jsonx.AppendText(append(jsonx.AppendText([]byte{'{'}, name), ':'), value)
+	if len(n.names) > 0 {
+		b = append(b, ',')
+	}
+	p.Body = append(b, bytes.TrimLeft(n.raw[1:], " \t\r\n")...)
+}
