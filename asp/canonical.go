@@ -214,7 +214,8 @@ func (p *parser) value() (n node, ok bool) {
 		n.kind, ok = c, p.Literal("false")
 	default:
 		n.kind = '0'
-		if _, ok = p.Number(); ok {
+		_, ok = p.Number()
+		if ok {
 			if code := numberFault(p.b[start:p.Offset()]); code != "" {
 				p.refuse(code)
 			}
@@ -250,7 +251,8 @@ func (p *parser) array(n *node) bool {
 			return false
 		}
 		n.kids = append(n.kids, kid)
-		if more, ok = p.another(']'); !ok {
+		more, ok = p.another(']')
+		if !ok {
 			return false
 		}
 	}
@@ -279,7 +281,8 @@ func (p *parser) object(n *node) bool {
 		}
 		n.names = append(n.names, name{text: nfc, raw: raw})
 		n.kids = append(n.kids, kid)
-		if more, ok = p.another('}'); !ok {
+		more, ok = p.another('}')
+		if !ok {
 			return false
 		}
 	}

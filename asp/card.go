@@ -86,7 +86,8 @@ func cardOf(n *node) (*Card, error) {
 			}
 		}
 	}
-	if c.ProofKey = proofKeyOf(n.get("dpopPublicKey"), nil); c.ProofKey == nil {
+	c.ProofKey = proofKeyOf(n.get("dpopPublicKey"), nil)
+	if c.ProofKey == nil {
 		return nil, refuse("weak_or_invalid_key", "dpopPublicKey")
 	}
 	for _, name := range []string{"signingPublicKey", "signingKey", "publicKey", "ed25519PublicKey"} {

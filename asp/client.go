@@ -322,7 +322,8 @@ func (c *Client) Discover(ctx context.Context, capability string, minTrust int) 
 			}
 			cards = append(cards, card)
 		}
-		if cursor = page.Next; cursor == "" || len(cards) >= 10_000 {
+		cursor = page.Next
+		if cursor == "" || len(cards) >= 10_000 {
 			return cards, nil
 		}
 	}
@@ -464,7 +465,8 @@ func readEvents(r io.Reader, take func(event) error) error {
 	size := 0
 	for lines.Scan() {
 		line := lines.Text()
-		if size += len(line); size > 4<<20 {
+		size += len(line)
+		if size > 4<<20 {
 			return errors.New("asp: an event is too large")
 		}
 		field, value, _ := strings.Cut(line, ":")

@@ -152,7 +152,7 @@ func (s *Server) sequence(
 	if proofErr != nil {
 		return nil, proofErr
 	}
-	if err := s.checkPlace(ctx, e, ledger); err != nil {
+	if err := s.checkPosition(ctx, e, ledger); err != nil {
 		return nil, err
 	}
 	if err := e.checkTime(now, s.Skew); err != nil {
@@ -175,7 +175,8 @@ func (s *Server) sequence(
 		Sequence: e.SequenceNumber, Signature: e.Integrity.Signature, Digest: digest,
 		Proof: proof.ReplayKey(), ProofUntil: proof.Until, Request: req, ScoreFrom: e.score.from, ScoreTo: e.score.to}
 	err = s.append(ctx, l, after, r, now)
-	if r.Request = nil; err != nil { // the log may be kept in memory
+	r.Request = nil // the record may stay in memory
+	if err != nil {
 		if errors.Is(err, ErrReplay) {
 			return nil, refuse("dpop_jti_replayed", "sender.dpopProof").at(11)
 		}
@@ -207,9 +208,9 @@ func (s *Server) repeat(ctx context.Context, req *Request, old *Record, ledger *
 	return &Receipt{old.MessageID, old.Sequence, old.Position, ledger.State, true}, nil
 }
 
-// checkPlace is steps 12 to 14. The sender has proved to be a participant:
+// checkPosition is steps 12 to 14. The sender has proved to be a participant:
 // it may be told the head.
-func (s *Server) checkPlace(ctx context.Context, e *Envelope, ledger *Ledger) error {
+func (s *Server) checkPosition(ctx context.Context, e *Envelope, ledger *Ledger) error {
 	next, head, count := int64(0), ZeroHash, int64(0)
 	if ledger != nil {
 		next, head, count = ledger.participant(e.Sender.AgentID).Next, ledger.Head.Hash, ledger.Head.Count

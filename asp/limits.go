@@ -119,7 +119,8 @@ func (s *Server) forgetLimiters(now time.Time) {
 		} else if oldest == "" || l.used.Before(s.limiters[oldest].used) {
 			oldest = id
 		}
-		if looked++; looked == 256 {
+		looked++
+		if looked == 256 {
 			break
 		}
 	}

@@ -44,11 +44,11 @@ func msgpackToJSON(b []byte) ([]byte, span, error) {
 	return m.out, m.score, nil
 }
 
-// place says where a value lies, as far as the trust score needs to know.
-type place int
+// location says where a value lies, as far as the trust score needs to know.
+type location int
 
 const (
-	elsewhere place = iota
+	elsewhere location = iota
 	atRoot
 	inSender
 	atScore
@@ -64,7 +64,7 @@ type unpacker struct {
 
 func (m *unpacker) pos() int { return len(m.b) - m.r.Len() }
 
-func (m *unpacker) value(depth int, at place) error {
+func (m *unpacker) value(depth int, at location) error {
 	from := m.pos()
 	c, err := m.d.PeekCode()
 	if err != nil {
@@ -141,7 +141,7 @@ func (m *unpacker) number(c byte) error {
 	return nil
 }
 
-func (m *unpacker) object(depth int, at place) error {
+func (m *unpacker) object(depth int, at location) error {
 	n, err := m.d.DecodeMapLen()
 	if err != nil || n < 0 || n > m.r.Len()/2 {
 		return broken(errOr(err))

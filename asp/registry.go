@@ -168,7 +168,8 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		if !signedCard(n, r.Header.Get(headerCardSignature), card.SigningKey) {
 			return refuse("bad_signature", headerCardSignature)
 		}
-		if created = old == nil; created && s.Registration != RegistrationOpen {
+		created = old == nil
+		if created && s.Registration != RegistrationOpen {
 			return refuse("registration_closed", "")
 		}
 		if old != nil {

@@ -134,10 +134,12 @@ type liveSession struct {
 
 func (s *Server) init() {
 	s.once.Do(func() {
-		if s.store = s.Store; s.store == nil {
+		s.store = s.Store
+		if s.store == nil {
 			s.store = NewMemoryStore(MemoryLimits{}, s.Now)
 		}
-		if s.tokenKey = s.TokenKey; len(s.tokenKey) == 0 {
+		s.tokenKey = s.TokenKey
+		if len(s.tokenKey) == 0 {
 			s.tokenKey = make([]byte, 32)
 			_, _ = rand.Read(s.tokenKey) // never fails
 		}
@@ -192,7 +194,8 @@ func (s *Server) evict() {
 	for id, l := range s.live {
 		if l.users == 0 {
 			delete(s.live, id)
-			if freed++; freed == 64 {
+			freed++
+			if freed == 64 {
 				return
 			}
 		}
@@ -202,7 +205,8 @@ func (s *Server) evict() {
 func (s *Server) release(l *liveSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.users--; l.users == 0 && l.ledger == nil {
+	l.users--
+	if l.users == 0 && l.ledger == nil {
 		delete(s.live, l.id) // somebody asked for a session that is not there
 	}
 }
@@ -273,7 +277,8 @@ func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 		}
 	}
 	before := l.members
-	if l.members = len(after.Participants); l.members == before {
+	l.members = len(after.Participants)
+	if l.members == before {
 		return // nobody was brought in
 	}
 	for _, p := range after.Participants {

@@ -95,7 +95,8 @@ func (e *sse) flush() error {
 	}
 	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.wait)) // not all writers have one
 	_, err := e.w.Write(e.b)
-	if e.b = e.b[:0]; cap(e.b) > maxKept {
+	e.b = e.b[:0]
+	if cap(e.b) > maxKept {
 		e.b = nil
 	}
 	if err != nil {
@@ -249,7 +250,8 @@ func (s *Server) enterInbox(agent string) *inbox {
 func (s *Server) leaveInbox(agent string, i *inbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i.streams--; i.streams == 0 {
+	i.streams--
+	if i.streams == 0 {
 		delete(s.inboxes, agent)
 	}
 }

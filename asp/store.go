@@ -269,7 +269,8 @@ func (m *memoryStore) room(session bool, n int64) bool {
 		s := m.sessions[id]
 		m.bytes -= s.bytes
 		for _, p := range s.ledger.Participants {
-			if m.byAgent[p.AgentID] = removeSorted(m.byAgent[p.AgentID], id); len(m.byAgent[p.AgentID]) == 0 {
+			m.byAgent[p.AgentID] = removeSorted(m.byAgent[p.AgentID], id)
+			if len(m.byAgent[p.AgentID]) == 0 {
 				delete(m.byAgent, p.AgentID)
 			}
 		}

@@ -183,7 +183,8 @@ func (t *transcriptWriter) record(r *Record, first bool) error {
 		rec.MessageID, rec.Sender, rec.Sequence = r.MessageID, r.Sender, r.Sequence
 	}
 	if r.Kind == RecordMessage {
-		if rec.Format = r.Format; r.Format == JSON && !bytes.ContainsAny(r.Raw, "\r\n") {
+		rec.Format = r.Format
+		if r.Format == JSON && !bytes.ContainsAny(r.Raw, "\r\n") {
 			message = r.Raw
 		} else {
 			rec.Raw = r.Raw
@@ -412,7 +413,8 @@ func (t *transcriptReader) open() {
 		}
 		static[p.AgentID] = keys
 	}
-	if t.keys = t.v.Keys; t.keys == nil {
+	t.keys = t.v.Keys
+	if t.keys == nil {
 		t.keys = static
 	}
 	t.links = Chain{Limits: t.v.Limits}

@@ -154,7 +154,8 @@ func signedVerdict(keyID string, steps ...int) Verdict {
 
 func (v *Verifier) mem() Memory {
 	v.once.Do(func() {
-		if v.memory = v.Memory; v.memory == nil {
+		v.memory = v.Memory
+		if v.memory == nil {
 			v.memory = NewMemory(0, v.Now)
 		}
 	})

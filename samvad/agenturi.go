@@ -69,7 +69,8 @@ func splitAgent(id string) (host, port string, err error) {
 			return bad()
 		}
 		host = a.String()
-		if rest = rest[end+1:]; rest == "" {
+		rest = rest[end+1:]
+		if rest == "" {
 			return host, "", nil
 		}
 		if rest[0] != ':' {
@@ -81,7 +82,8 @@ func splitAgent(id string) (host, port string, err error) {
 		if colon >= 0 {
 			host, port = rest[:colon], rest[colon+1:]
 		}
-		if host, ok = asciiHost(host); !ok {
+		host, ok = asciiHost(host)
+		if !ok {
 			return bad()
 		}
 		if colon < 0 {
@@ -130,7 +132,8 @@ func asciiHost(h string) (string, bool) {
 			}
 			label = 0
 		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-			if label++; label > 63 {
+			label++
+			if label > 63 {
 				return "", false
 			}
 		default:

@@ -102,7 +102,8 @@ func VerifyDelegation(ctx context.Context, token string, keys Keys, now time.Tim
 		}
 	}
 	if !isNull(w.Iat) {
-		if d.Issued, ok = numericDate(w.Iat); !ok || d.Issued.Sub(now) > delegationSkew {
+		d.Issued, ok = numericDate(w.Iat)
+		if !ok || d.Issued.Sub(now) > delegationSkew {
 			return bad(errors.New("iat is in the future or not a number"))
 		}
 	}
@@ -120,7 +121,8 @@ func VerifyDelegation(ctx context.Context, token string, keys Keys, now time.Tim
 	if err != nil {
 		return bad(fmt.Errorf("maxDepth: %w", err))
 	}
-	if d.MaxDepth = depth; depth <= 0 {
+	d.MaxDepth = depth
+	if depth <= 0 {
 		return nil, because(ErrDelegationExceeded, fmt.Errorf("maxDepth is %d", depth))
 	}
 	return d, nil

@@ -188,7 +188,8 @@ func decode(b []byte) (*Envelope, *Error) {
 		return bad("nonce has not 8 to 64 characters")
 	}
 	var ok bool
-	if e.Timestamp, ok = parseTimestamp(*w.Timestamp); !ok {
+	e.Timestamp, ok = parseTimestamp(*w.Timestamp)
+	if !ok {
 		return bad("timestamp is not an RFC 3339 date-time with zone")
 	}
 	if w.ParentSpanID != nil {
@@ -203,7 +204,8 @@ func decode(b []byte) (*Envelope, *Error) {
 	if w.Auth != nil {
 		e.Auth = &Auth{}
 		if w.Auth.Scheme != nil {
-			if e.Auth.Scheme = *w.Auth.Scheme; e.Auth.Scheme != "bearer" && e.Auth.Scheme != "none" {
+			e.Auth.Scheme = *w.Auth.Scheme
+			if e.Auth.Scheme != "bearer" && e.Auth.Scheme != "none" {
 				return bad("auth.scheme is not bearer or none")
 			}
 		}

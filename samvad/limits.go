@@ -126,7 +126,8 @@ func (l *Limiter) evict(now int64) {
 		if idle > age {
 			victim, age = k, idle
 		}
-		if n++; n == sample {
+		n++
+		if n == sample {
 			break
 		}
 	}

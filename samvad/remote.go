@@ -250,7 +250,8 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		t.Status = TaskRunning
 	case "done", "completed":
 		t.Status = TaskDone
-		if t.Result = r.Result; kindOf(r.Result) != '{' {
+		t.Result = r.Result
+		if kindOf(r.Result) != '{' {
 			return nil, clientError(
 				CodeAgentUnavailable,
 				"The agent's answer is not understood.",
@@ -259,7 +260,8 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		}
 	case "failed", "error":
 		t.Status = TaskFailed
-		if t.Err = r.remoteError(status, h); t.Err == nil {
+		t.Err = r.remoteError(status, h)
+		if t.Err == nil {
 			t.Err = remoteErr(CodeAgentUnavailable, "The task failed.", status, h)
 		}
 	default:

@@ -99,7 +99,8 @@ func (s *Server) serveSync(w http.ResponseWriter, r *http.Request, req *Request)
 		}
 	}
 	status := http.StatusOK
-	if reply.Result = o.resp.Result; o.err != nil {
+	reply.Result = o.resp.Result
+	if o.err != nil {
 		reply.Err, status = o.err, o.err.HTTPStatus()
 		setRetryAfter(w.Header(), o.err)
 	} else {
@@ -193,7 +194,8 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 		err := put(func() { t.Status, t.Progress = TaskRunning, &zero })
 		if err == nil {
 			var resp Response
-			if resp, reply.Err = s.run(ctx, req); reply.Err == nil {
+			resp, reply.Err = s.run(ctx, req)
+			if reply.Err == nil {
 				reply.Result, reply.SpanID = resp.Result, resp.SpanID
 			}
 		} else {
@@ -202,7 +204,8 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 	}
 	one := 1.0
 	err := put(func() {
-		if t.Status, t.Err = TaskFailed, reply.Err; reply.Err == nil {
+		t.Status, t.Err = TaskFailed, reply.Err
+		if reply.Err == nil {
 			t.Status, t.Result, t.Progress = TaskDone, reply.Result, &one
 		}
 	})

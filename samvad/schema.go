@@ -496,7 +496,8 @@ func (f *fitter) local(ref string) (any, bool) {
 		tok = strings.NewReplacer("~1", "/", "~0", "~").Replace(tok)
 		switch v := at.(type) {
 		case map[string]any:
-			if at, ok = v[tok]; !ok {
+			at, ok = v[tok]
+			if !ok {
 				return nil, false
 			}
 		case []any:

@@ -68,7 +68,8 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	span := newID()
 	if refusal == nil {
 		resp, err := s.run(ctx, req)
-		if refusal = err; err == nil {
+		refusal = err
+		if err == nil {
 			// The TypeScript clients show chunks only and drop the result
 			// (SAM-141). Both go at once: clients that know it see one answer.
 			if chunks == 0 {

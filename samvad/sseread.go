@@ -43,7 +43,8 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			if end >= 0 {
 				part = b[:end]
 			}
-			if p.size += len(part) + 1; p.size > p.limit {
+			p.size += len(part) + 1
+			if p.size > p.limit {
 				p.over = true
 				yield(
 					Event{},
@@ -160,7 +161,8 @@ func readEvent(name string, data []byte) (Event, bool, error) {
 		ev.Chunk = r.Chunk
 		return ev, true, nil
 	}
-	if ev.State = text(r.Status); ev.State != "" {
+	ev.State = text(r.Status)
+	if ev.State != "" {
 		return ev, true, nil
 	}
 	return Event{}, false, nil

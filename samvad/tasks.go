@@ -59,7 +59,8 @@ func (t *Task) Encode() ([]byte, error) {
 	}
 	switch t.Status {
 	case TaskDone:
-		if w.Result = t.Result; isNull(w.Result) {
+		w.Result = t.Result
+		if isNull(w.Result) {
 			w.Result = json.RawMessage("{}")
 		}
 	case TaskFailed:

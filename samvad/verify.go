@@ -254,7 +254,8 @@ func signedPaths(path, prefix string) []string {
 	if ok && suffix != path {
 		paths = append(paths, suffix)
 	}
-	if prefix = strings.TrimRight(prefix, "/"); prefix != "" {
+	prefix = strings.TrimRight(prefix, "/")
+	if prefix != "" {
 		paths = append(paths, prefix+path)
 		if ok && suffix != path {
 			paths = append(paths, prefix+suffix)

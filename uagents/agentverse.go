@@ -53,7 +53,8 @@ type challenge struct {
 func (s *IdentityServer) start() {
 	s.once.Do(func() {
 		s.challenges, s.proofs, s.perUser = map[string]challenge{}, map[[2]string]time.Time{}, map[string]int{}
-		if s.store = s.Store; s.store == nil {
+		s.store = s.Store
+		if s.store == nil {
 			s.store = &MemoryProfiles{}
 		}
 		s.mux = http.NewServeMux()
@@ -115,7 +116,8 @@ func (s *IdentityServer) purge() {
 }
 
 func (s *IdentityServer) forget(user string) {
-	if s.perUser[user]--; s.perUser[user] <= 0 {
+	s.perUser[user]--
+	if s.perUser[user] <= 0 {
 		delete(s.perUser, user)
 	}
 }
@@ -290,7 +292,8 @@ func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) {
 	}
 	profiles := make([]*Profile, len(all.vals))
 	for i, one := range all.vals {
-		if profiles[i], err = profileOf(one); err == nil {
+		profiles[i], err = profileOf(one)
+		if err == nil {
 			err = s.accept(r.Context(), user, profiles[i])
 		}
 		if err != nil {

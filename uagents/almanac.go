@@ -530,7 +530,8 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 			if !rec.Expires.After(s.now()) {
 				continue
 			}
-			if size += 512 + len(rec.Metadata); size > 512<<10 {
+			size += 512 + len(rec.Metadata)
+			if size > 512<<10 {
 				break
 			}
 			one, err := recordNode(rec)

@@ -201,7 +201,8 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 	}
 	out, size := list(), 0
 	for _, item := range items {
-		if size += len(item.Envelope) + 256; size > cmp.Or(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
+		size += len(item.Envelope) + 256
+		if size > cmp.Or(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
 			break // the next poll gets them, once these are deleted
 		}
 		n, err := itemNode(item)

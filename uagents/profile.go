@@ -439,7 +439,8 @@ func (q *query) find(all iter.Seq[Listing]) (found []Listing, total int) {
 	})
 	size := 0
 	for _, h := range hits[min(q.offset, len(hits)):] {
-		if size += h.Size(); len(found) == q.limit || size > maxFound && len(found) > 0 {
+		size += h.Size()
+		if len(found) == q.limit || size > maxFound && len(found) > 0 {
 			break
 		}
 		found = append(found, h.Listing)

@@ -386,7 +386,8 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 	var release func()
 	if refusal == nil {
 		// Room first, record second: a recorded message will be handled.
-		if release = s.room(req.Sync); release == nil {
+		release = s.room(req.Sync)
+		if release == nil {
 			if s.Record == nil {
 				if known, err := s.verifier.memory().Known(r.Context(), verified.ReplayKey()); err == nil && known {
 					s.duplicate(w, req)

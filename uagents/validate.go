@@ -88,14 +88,16 @@ var errBudget = &FieldError{Msg: "schema is too complex", Type: "value_error"}
 // value gives the last fault found, or nil.
 func (v *validator) value(s, n *node, loc []string) *FieldError {
 	for {
-		if v.budget--; v.budget < 0 {
+		v.budget--
+		if v.budget < 0 {
 			return errBudget
 		}
 		ref := s.get("$ref")
 		if ref == nil {
 			break
 		}
-		if s = v.resolve(ref.text); s == nil {
+		s = v.resolve(ref.text)
+		if s == nil {
 			return nil // the schema does not say
 		}
 	}
@@ -109,7 +111,8 @@ func (v *validator) value(s, n *node, loc []string) *FieldError {
 	if any := s.get("anyOf"); any != nil && any.kind == '[' {
 		var last *FieldError
 		for _, one := range any.vals {
-			if last = v.value(one, n, loc); last == nil {
+			last = v.value(one, n, loc)
+			if last == nil {
 				return nil
 			}
 		}
@@ -153,7 +156,8 @@ func (v *validator) resolve(ref string) *node {
 	s := v.root
 	for _, part := range strings.Split(strings.TrimPrefix(ref, "#/"), "/") {
 		part = strings.NewReplacer("~1", "/", "~0", "~").Replace(part)
-		if s = s.get(part); s == nil {
+		s = s.get(part)
+		if s == nil {
 			return nil
 		}
 	}

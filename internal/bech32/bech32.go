@@ -116,7 +116,8 @@ func DecodeNoLimit(s string) (hrp string, data []byte, err error) {
 			continue
 		}
 		acc = acc<<5 | uint32(v)
-		if bits += 5; bits >= 8 {
+		bits += 5
+		if bits >= 8 {
 			bits -= 8
 			data = append(data, byte(acc>>bits))
 		}

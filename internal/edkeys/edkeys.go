@@ -28,7 +28,7 @@ var (
 // Check reports whether pub may be used as an Ed25519 public key: 32 bytes, y
 // below 2²⁵⁵−19, a point of the curve, and not of small order.
 func Check(pub []byte) error {
-	if err := quick(pub); err != nil {
+	if err := checkForm(pub); err != nil {
 		return err
 	}
 	if !onCurve(pub) {
@@ -41,7 +41,7 @@ func Check(pub []byte) error {
 // without the cofactor). Keys that [Check] refuses never verify; a signature
 // must be 64 bytes with S below the group order.
 func Verify(pub, msg, sig []byte) bool {
-	return len(sig) == ed25519.SignatureSize && quick(pub) == nil && scalarOK(sig[32:]) &&
+	return len(sig) == ed25519.SignatureSize && checkForm(pub) == nil && scalarOK(sig[32:]) &&
 		ed25519.Verify(ed25519.PublicKey(pub), msg, sig)
 }
 
@@ -63,9 +63,9 @@ const (
 	y8b = "\xc7\x17\x6a\x70\x3d\x4d\xd8\x4f\xba\x3c\x0b\x76\x0d\x10\x67\x0f\x2a\x20\x53\xfa\x2c\x39\xcc\xc6\x4e\xc7\xfd\x77\x92\xac\x03\x7a"
 )
 
-// quick is [Check] without the curve equation: a key that is no point fails
+// checkForm is [Check] without the curve equation: a key that is no point fails
 // in ed25519.Verify anyway.
-func quick(pub []byte) error {
+func checkForm(pub []byte) error {
 	if len(pub) != ed25519.PublicKeySize {
 		return ErrLength
 	}

@@ -199,7 +199,8 @@ func split(v string) ([]labelled, error) {
 	var all []labelled
 	for rest, more := v, true; more; {
 		var part string
-		if part, rest, more = cutComma(rest); len(all) == MaxSignatures {
+		part, rest, more = cutComma(rest)
+		if len(all) == MaxSignatures {
 			return nil, ErrTooMany
 		}
 		part = strings.Trim(part, " \t")
@@ -314,7 +315,8 @@ func pad(v string) string {
 		switch c := v[i]; {
 		case quoted && c == '\\':
 			b.WriteByte(c)
-			if i++; i < len(v) {
+			i++
+			if i < len(v) {
 				b.WriteByte(v[i])
 			}
 			continue
