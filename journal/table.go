@@ -26,7 +26,7 @@ import (
 //	})
 //
 // A table caches a bounded number of rows. After [Table.Follow] it has all rows in
-// memory instead, and learns of every change by any hub.
+// memory instead, and learns of every change by any hub; [Table.Watch] only tells.
 //
 // A Table is safe for concurrent use. Values are shared: whoever changes one
 // replaces what it refers to (maps, slices, pointers) and does not write into it.
@@ -72,9 +72,23 @@ func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T]
 	t.mu.Lock()
 	t.all, t.changed, t.rows, t.deleted, t.sweepAt = true, changed, map[string]Row[T]{}, map[string]uint64{}, 64
 	t.mu.Unlock()
-	return t.state.Watch(ctx, "", func(v Value) {
+	return t.watch(ctx, "", t.take)
+}
+
+// Watch calls fn for every row there is whose key begins with prefix, returns, and
+// calls fn for every change by any hub from then on, one call at a time; a deleted
+// row has Revision 0. The table does not keep the rows: that is for values that are
+// large, or of use once. See [State.Watch] for the order of calls, and for ctx.
+func (t *Table[T]) Watch(ctx context.Context, prefix string, fn func(row Row[T])) (stop func(), err error) {
+	return t.watch(ctx, prefix, func(row Row[T], _ uint64) { fn(row) })
+}
+
+// watch gives each row with the revision of the state at which it is so, which a
+// deleted row has too.
+func (t *Table[T]) watch(ctx context.Context, prefix string, fn func(row Row[T], revision uint64)) (stop func(), err error) {
+	return t.state.Watch(ctx, prefix, func(v Value) {
 		if v.Deleted {
-			t.take(Row[T]{Key: v.Key}, v.Revision)
+			fn(Row[T]{Key: v.Key}, v.Revision)
 			return
 		}
 		row, err := t.decode(v)
@@ -82,7 +96,7 @@ func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T]
 			t.warn(v.Key, err)
 			return
 		}
-		t.take(row, v.Revision)
+		fn(row, v.Revision)
 	})
 }
 

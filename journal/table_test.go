@@ -215,3 +215,46 @@ func TestTableSweep(t *testing.T) {
 		}
 	}
 }
+
+// TestTableWatch: a watched table tells of rows and deletions below a prefix, by
+// itself and by others, passes over what it cannot decode, and keeps nothing.
+func TestTableWatch(t *testing.T) {
+	j := open(t, setup{Memory: true})
+	ctx := t.Context()
+	x := NewTable[counter](j, "b", 0)
+	if _, err := x.Put(ctx, "a/1", counter{N: 1}, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan Row[counter], 16)
+	stop, err := x.Watch(ctx, "a/", func(row Row[counter]) { told <- row })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	want := func(key string, n int, there bool) {
+		t.Helper()
+		if r := <-told; r.Key != key || r.Value.N != n || (r.Revision != 0) != there {
+			t.Errorf("told of %+v, want %s: %d, there: %v", r, key, n, there)
+		}
+	}
+	want("a/1", 1, true)
+	other := NewTable[counter](j, "b", 0)
+	_, err = other.Put(ctx, "b/1", counter{N: 2}, time.Time{})
+	if err == nil {
+		_, err = j.State("b").Put(ctx, "a/2", []byte("no JSON"), time.Time{})
+	}
+	if err == nil {
+		_, err = other.Put(ctx, "a/3", counter{N: 3}, time.Time{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want("a/3", 3, true)
+	if err := x.Delete(ctx, "a/1", 0); err != nil {
+		t.Fatal(err)
+	}
+	want("a/1", 0, false)
+	if x.Len() != 0 {
+		t.Errorf("%d rows are kept", x.Len())
+	}
+}
