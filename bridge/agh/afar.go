@@ -2,7 +2,6 @@ package agh
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"strconv"
 	"sync"
@@ -13,124 +12,94 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// afar are the agents that other hubs on the same journal host as peers. An
+// remoteAgents are the agents that other hubs on the same journal host as peers. An
 // example: a peer of hub A asks who is in the channel, and gives work to
-// "weather", which only hub B hosts. B notes each greeting of its agents in the
-// journal; A passes them on, hands the question and the work to B, and B hands
-// back what its agent says.
-type afar struct {
-	mu      sync.Mutex
-	byPlace map[place]map[string]time.Time // the hubs that host it, and when they last said so
-	count   int
+// "weather", which only hub B hosts. B records each greeting of its agents in the
+// journal; A passes them on, forwards the question and the work to B, and B sends
+// back what its agent answers.
+type remoteAgents struct {
+	rows *journal.Table[peerRecord] // followed; a key is the hub's name, "/" and that of the peer
+
+	mu   sync.Mutex
+	hubs []string // that have hosted any, sorted
 }
 
-// maxAfar bounds what is known of the agents of other hubs.
-const maxAfar = 1 << 16
+func newRemoteAgents(j *journal.Journal) *remoteAgents {
+	return &remoteAgents{rows: journal.NewTable[peerRecord](j, "agh.hostings", 0)}
+}
 
-// note takes the word of a hub that it hosts an agent.
-func (a *afar) note(r memberRecord) {
-	at := place{r.Workspace, r.Channel, r.Peer}
+func (a *remoteAgents) addHub(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	nodes := a.byPlace[at]
-	if _, known := nodes[r.Node]; !known {
-		if a.count >= maxAfar {
-			return
-		}
-		a.count++
-	}
-	if nodes == nil {
-		if a.byPlace == nil {
-			a.byPlace = map[place]map[string]time.Time{}
-		}
-		nodes = map[string]time.Time{}
-		a.byPlace[at] = nodes
-	}
-	if r.Seen.After(nodes[r.Node]) {
-		nodes[r.Node] = r.Seen
+	if i, known := slices.BinarySearch(a.hubs, name); !known {
+		a.hubs = slices.Insert(slices.Clone(a.hubs), i, name)
 	}
 }
 
-// at gives the hub that hosts a peer: of several the one whose name is first, so
+func (a *remoteAgents) allHubs() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.hubs // is replaced, not changed
+}
+
+// find gives the hub that hosts a peer: of several the one whose name is first, so
 // that all messages of a conversation go to the same.
-func (a *afar) at(to place, since time.Time) (member, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	x := member{place: to}
-	for node, seen := range a.byPlace[to] {
-		if seen.After(since) && (x.node == "" || node < x.node) {
-			x.node, x.seen = node, seen
+func (a *remoteAgents) find(to place, self string, since time.Time) (member, bool) {
+	key := to.key()
+	for _, name := range a.allHubs() {
+		if r := a.rows.Known(name + "/" + key); name != self && r.Value.Seen.After(since) {
+			return member{place: to, node: name, seen: r.Value.Seen}, true
 		}
 	}
-	return x, x.node != ""
+	return member{}, false
 }
 
-// nodes lists the hubs that host agents in a channel.
-func (a *afar) nodes(workspaceID, channel string, since time.Time) (out []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for at, nodes := range a.byPlace {
-		if at.workspaceID != workspaceID || at.channel != channel {
-			continue
-		}
-		for node, seen := range nodes {
-			if seen.After(since) && !slices.Contains(out, node) {
-				out = append(out, node)
-			}
+// inChannel lists the other hubs that host agents in a channel.
+func (a *remoteAgents) inChannel(workspaceID, channel, self string, since time.Time) (out []string) {
+	for _, r := range a.rows.All() {
+		v := r.Value
+		if v.Workspace == workspaceID && v.Channel == channel && v.Node != self && v.Seen.After(since) {
+			out = append(out, v.Node)
 		}
 	}
 	slices.Sort(out)
-	return out
-}
-
-// forget drops what was not heard of since.
-func (a *afar) forget(since time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for at, nodes := range a.byPlace {
-		for node, seen := range nodes {
-			if !seen.After(since) {
-				delete(nodes, node)
-				a.count--
-			}
-		}
-		if len(nodes) == 0 {
-			delete(a.byPlace, at)
-		}
-	}
+	return slices.Compact(out)
 }
 
 // fresh is since when a peer must have been heard of to count as present.
 func (b *Binding) fresh() time.Time { return b.now().Add(-2 * b.interval()) }
 
-// greetedHere notes the greeting of an agent that this hub hosts, for the others.
+// greetedHere records the greeting of an agent that this hub hosts, for the others.
 func (b *Binding) greetedHere(e *protocol.Envelope) {
 	if b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
 		return
 	}
 	at := place{e.WorkspaceID, e.Channel, e.From}
-	v, err := json.Marshal(memberRecord{Workspace: e.WorkspaceID, Channel: e.Channel, Peer: e.From, Node: b.members.node, Seen: b.now(), Greet: e.Raw()})
-	if err != nil {
-		return // texts and times: cannot happen
-	}
+	r := peerRecord{Workspace: e.WorkspaceID, Channel: e.Channel, Peer: e.From, Node: b.members.node, Seen: b.now(), Greet: e.Raw()}
 	b.work.Go(func() {
-		if _, err := b.hostings.Put(b.ctx, b.members.node+"/"+at.key(), v, b.now().Add(4*b.interval())); err != nil && b.ctx.Err() == nil {
+		_, err := b.remoteAgents.rows.Put(b.ctx, b.members.node+"/"+at.key(), r, b.now().Add(4*b.interval()))
+		if err != nil && b.ctx.Err() == nil {
 			b.c.Logger.Warn("other hubs do not hear of an agent", "workspace", at.workspaceID, "peer", at.peer, "error", err)
 		}
 	})
 }
 
-// hostedElsewhere takes the word of another hub that it hosts an agent.
-func (b *Binding) hostedElsewhere(v journal.Value) {
-	var r memberRecord
-	if v.Deleted || json.Unmarshal(v.Data, &r) != nil || r.Node == b.members.node || !r.Seen.After(b.fresh()) {
+// hostedElsewhere is told of each greeting of an agent that another hub hosts.
+func (b *Binding) hostedElsewhere(_, row journal.Row[peerRecord]) {
+	r := row.Value
+	if row.Revision == 0 || r.Node == b.members.node {
 		return
 	}
-	b.afar.note(r)
-	if !b.router.Hosts(r.Workspace, r.Channel, r.Peer) {
-		b.greetedElsewhere(r)
+	b.remoteAgents.addHub(r.Node)
+	if !r.Seen.After(b.fresh()) {
+		return
 	}
-	b.heardElsewhere(r)
+	b.work.Go(func() { // the table waits for this function
+		if !b.router.Hosts(r.Workspace, r.Channel, r.Peer) {
+			b.greetedElsewhere(r)
+		}
+		b.heardElsewhere(r)
+	})
 }
 
 // forward hands a message of a peer of this hub to the hub that hosts the agent
@@ -144,8 +113,9 @@ func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) 
 }
 
 // takeForwarded takes what a peer of another hub says to an agent of this one.
-func (b *Binding) takeForwarded(v journal.Value, h handoff, e *protocol.Envelope) {
-	done := func(protocol.Result) { b.dropHandoff(v) }
+func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) {
+	h := row.Value
+	done := func(protocol.Result) { b.dropHandoff(row) }
 	if h.Guest && !b.anonymous[h.Principal] {
 		b.c.Logger.Warn("a guest of another hub is none here: the hubs' agh.users differ", "user", h.Principal, "hub", h.From)
 		done(protocol.Result{})

@@ -24,7 +24,7 @@ func TestMemberOfAnotherHub(t *testing.T) {
 	} {
 		c.before()
 		now = now.Add(time.Second)
-		if back := m.note(memberRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: "w/p", Node: c.node, Seen: now}); back != c.back {
+		if back := m.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: "w/p", Node: c.node, Seen: now}); back != c.back {
 			t.Errorf("%s: back %v, want %v", c.name, back, c.back)
 		}
 	}

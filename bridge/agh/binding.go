@@ -24,11 +24,11 @@
 package agh
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -97,20 +97,19 @@ const Self = "parley"
 
 // Binding is the hub's AGH side.
 type Binding struct {
-	c          Config
-	gateway    *aghnats.Gateway
-	router     *protocol.Router
-	memory     *protocol.ReplayMemory // of greetings and whois
-	works      *works
-	containers *containers
-	members    *members
-	handoffs   journal.State
-	hostings   journal.State // agents that hubs host, by hub
-	afar       afar
-	owed       owed
-	held       held
-	asked      asked
-	anonymous  map[string]bool // users without credentials
+	c            Config
+	gateway      *aghnats.Gateway
+	router       *protocol.Router
+	memory       *protocol.ReplayMemory // of greetings and whois
+	works        *works
+	containers   *containers
+	members      *members
+	handoffs     *journal.Table[handoff] // by the hub that they are for
+	remoteAgents *remoteAgents
+	owed         owed
+	held         held
+	envelopes    envelopes
+	anonymous    map[string]bool // users without credentials
 
 	stop  []func()
 	wake  chan struct{}
@@ -118,14 +117,13 @@ type Binding struct {
 	ctx   context.Context
 	close context.CancelFunc
 
-	mu        sync.Mutex
-	open      map[[2]string]bool // channels in the directory
-	hosted    map[place]string   // peers of the hub's → agents
-	broadcast map[parley.ID]time.Time
-	order     []parley.ID // of broadcast
-	accepting map[*protocol.Envelope]*parley.Message
-	accepted  map[parley.ID]*acceptance // requests whose receipt has not gone out
-	receipts  []*acceptance             // those, and some more, in the order in which they are due
+	mu         sync.Mutex
+	open       map[[2]string]bool // channels in the directory
+	hosted     map[place]string   // peers of the hub's → agents
+	broadcasts recent[parley.ID, *broadcast]
+	accepting  map[*protocol.Envelope]*parley.Message
+	accepted   map[parley.ID]*acceptance // requests whose receipt has not gone out
+	receipts   []*acceptance             // those, and some more, in the order in which they are due
 
 	receiptClock *time.Timer // runs while there are receipts
 }
@@ -147,14 +145,15 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b := &Binding{c: c, wake: make(chan struct{}, 1), open: map[[2]string]bool{}, hosted: map[place]string{},
-		broadcast: map[parley.ID]time.Time{}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
-		memory:     &protocol.ReplayMemory{Now: c.Now},
-		works:      &works{state: c.Journal.State("agh.works"), now: c.Now},
-		containers: &containers{state: c.Journal.State("agh.containers"), now: c.Now},
-		members:    &members{state: c.Journal.State("agh.members"), node: or(c.Node, c.Hub.ID()), limit: or(c.MaxMembers, 1<<16)},
-		handoffs:   c.Journal.State("agh.handoffs"),
-		hostings:   c.Journal.State("agh.hostings"),
-		anonymous:  map[string]bool{},
+		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
+		memory:       &protocol.ReplayMemory{Now: c.Now},
+		envelopes:    envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
+		works:        newWorks(c.Journal, c.Now),
+		containers:   newContainers(c.Journal, c.Now),
+		members:      &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0), node: cmp.Or(c.Node, c.Hub.ID()), limit: cmp.Or(c.MaxMembers, 1<<16)},
+		handoffs:     journal.NewTable[handoff](c.Journal, "agh.handoffs", 0),
+		remoteAgents: newRemoteAgents(c.Journal),
+		anonymous:    map[string]bool{},
 	}
 	for _, u := range c.Users {
 		b.anonymous[u.Name] = u.Anonymous
@@ -168,7 +167,7 @@ func New(c Config) (*Binding, error) {
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
 		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold,
 		Greeted: b.greetedHere, Away: b.away, Interval: c.Interval, Log: c.Logger,
-		MaxConns: or(c.MaxConnections, 1024),
+		MaxConns: cmp.Or(c.MaxConnections, 1024),
 		Workers:  256} // each waits for an append; appends of many go together
 	return b, nil
 }
@@ -215,10 +214,10 @@ func (b *Binding) Start(ctx context.Context) error {
 
 // share follows what other hubs on the same journal note.
 func (b *Binding) share(ctx context.Context) error {
-	stop, err := b.members.state.Watch(ctx, "", func(v journal.Value) {
-		var r memberRecord
-		if v.Deleted || json.Unmarshal(v.Data, &r) != nil || r.Node == b.members.node {
-			return // what cannot be read is not ours to mend
+	stop, err := b.members.rows.Watch(ctx, "", func(row journal.Row[peerRecord]) {
+		r := row.Value
+		if row.Revision == 0 || r.Node == b.members.node {
+			return
 		}
 		if b.members.note(r) { // what this hub is to deliver waited for it
 			b.c.Hub.Kick(r.Name)
@@ -235,7 +234,7 @@ func (b *Binding) share(ctx context.Context) error {
 		return err
 	}
 	b.stop = append(b.stop, stop)
-	if stop, err = b.hostings.Watch(ctx, "", b.hostedElsewhere); err != nil {
+	if stop, err = b.remoteAgents.rows.Follow(ctx, b.hostedElsewhere); err != nil {
 		return err
 	}
 	b.stop = append(b.stop, stop)
@@ -248,7 +247,7 @@ func (b *Binding) share(ctx context.Context) error {
 
 // greetedElsewhere lets the peers of this hub hear the greeting of one that is
 // connected to another.
-func (b *Binding) greetedElsewhere(r memberRecord) {
+func (b *Binding) greetedElsewhere(r peerRecord) {
 	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
 		return
 	}
@@ -344,7 +343,7 @@ func (b *Binding) Address(e *directory.Entry) string {
 }
 
 func (b *Binding) now() time.Time          { return b.c.Now() }
-func (b *Binding) interval() time.Duration { return or(b.c.Interval, 30*time.Second) }
+func (b *Binding) interval() time.Duration { return cmp.Or(b.c.Interval, 30*time.Second) }
 
 // populate makes the agents that appear in AGH peers of their channels, and
 // takes out those that do no more.
@@ -400,7 +399,7 @@ func hasStandIn(e *directory.Entry) bool {
 func (b *Binding) host(p place, e *directory.Entry) error {
 	catalog := make([]protocol.Capability, 0, len(e.Skills))
 	for _, s := range e.Skills {
-		c := protocol.Capability{ID: s.ID, Summary: or(s.Description, or(s.Name, s.ID)), Outcome: "Answers with a trace completed that holds the result, and a say."}
+		c := protocol.Capability{ID: s.ID, Summary: cmp.Or(s.Description, s.Name, s.ID), Outcome: "Answers with a trace completed that holds the result, and a say."}
 		if len(s.Input) > 0 {
 			c.ContextNeeded = []string{"Content that fits this JSON Schema: " + string(s.Input)}
 		}
@@ -412,7 +411,7 @@ func (b *Binding) host(p place, e *directory.Entry) error {
 	if len(catalog) == 0 {
 		catalog = nil
 	}
-	card, err := protocol.NewCard(p.peer, or(e.Title, e.Name), catalog)
+	card, err := protocol.NewCard(p.peer, cmp.Or(e.Title, e.Name), catalog)
 	if err != nil {
 		return err
 	}
@@ -510,7 +509,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	from, err := b.introduceSender(ctx, at, nil, guest)
 	forwarded := a.Forwarder != ""
 	if err == nil && forwarded {
-		b.members.note(memberRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
+		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
 			Seen: b.now(), Guest: guest})
 	} else if err == nil {
 		_, err = b.members.heard(ctx, at, from, guest, nil, false, b.now())
@@ -553,7 +552,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	b.asked.note(m.ID, e) // it is relayed soon
+	b.envelopes.note(m.ID, e) // it is relayed soon
 	m.Conversation = b.conversation(e)
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
@@ -603,7 +602,7 @@ func (b *Binding) turnedAway(ctx context.Context, e *protocol.Envelope, err erro
 		return protocol.ErrReplay
 	}
 	perr := parley.AsError(err)
-	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: or(e.To, e.Channel), Step: "admit",
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: cmp.Or(e.To, e.Channel), Step: "admit",
 		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
 	b.rejectWork(e, perr, ref)
 	sentinel := protocol.ErrForbidden
@@ -754,7 +753,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 			}
 		}
 		m.Kind = parley.Request
-		b.asked.note(m.ID, e)
+		b.envelopes.note(m.ID, e)
 		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
 		b.mu.Lock()
 		b.accepting[e], b.accepted[m.ID] = m, &acceptance{request: e, made: make(chan struct{}), sent: make(chan struct{})}

@@ -2,6 +2,7 @@ package agh
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,10 +47,8 @@ type Connector struct {
 	mu    sync.Mutex
 	self  string                      // peer id of the bridge session
 	peers map[string]*protocol.Client // the daemon's peers at the hub
-	from  map[string]origin           // by "work …", "id …", "peer …"
-	order []string                    // of from
-	seen  map[string]bool
-	olds  []string // of seen
+	from  recent[string, origin]      // by "work …", "id …", "peer …"
+	seen  recent[string, struct{}]    // messages of the daemon
 }
 
 // origin is who at the hub is behind something in the daemon.
@@ -97,7 +96,8 @@ func (c *Connector) Run(ctx context.Context) error {
 	if c.HTTP == nil {
 		c.HTTP = &http.Client{Timeout: 10 * time.Second}
 	}
-	c.peers, c.from, c.seen = map[string]*protocol.Client{}, map[string]origin{}, map[string]bool{}
+	c.peers = map[string]*protocol.Client{}
+	c.from, c.seen = recent[string, origin]{max: maxRemembered}, recent[string, struct{}]{max: maxRemembered}
 	c.since = c.Now().Truncate(time.Second)
 	if err := c.look(ctx); err != nil {
 		return fmt.Errorf("cannot read workspace %q of the daemon (`agh workspace list` shows the ids of its workspaces): %w",
@@ -107,7 +107,7 @@ func (c *Connector) Run(ctx context.Context) error {
 		return fmt.Errorf("the daemon has no session %q in channel %s; `agh session list` shows its sessions",
 			c.Session, c.Channel)
 	}
-	tick := time.NewTicker(or(c.Every, 2*time.Second))
+	tick := time.NewTicker(cmp.Or(c.Every, 2*time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -257,7 +257,7 @@ func (c *Connector) inward(ctx context.Context, peer string, e *protocol.Envelop
 	}
 	err := c.post(ctx, "/send", send)
 	if err == nil {
-		c.did("to the daemon: %s of %s for %s", e.Kind, e.From, or(e.To, "all"))
+		c.did("to the daemon: %s of %s for %s", e.Kind, e.From, cmp.Or(e.To, "all"))
 	}
 	return err
 }
@@ -272,7 +272,8 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 	}
 	for _, m := range answer.Messages {
 		c.mu.Lock()
-		client, known := c.peers[m.PeerFrom], c.seen[m.MessageID]
+		client := c.peers[m.PeerFrom]
+		_, known := c.seen.byKey[m.MessageID]
 		c.mu.Unlock()
 		if client == nil || known || m.Timestamp == nil || m.Timestamp.Before(c.since) {
 			continue
@@ -285,12 +286,7 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 			}
 		}
 		c.mu.Lock()
-		if len(c.olds) >= maxRemembered {
-			delete(c.seen, c.olds[0])
-			c.olds = c.olds[1:]
-		}
-		c.seen[m.MessageID] = true
-		c.olds = append(c.olds, m.MessageID)
+		c.seen.add(m.MessageID, struct{}{})
 		c.mu.Unlock()
 	}
 	return nil
@@ -310,13 +306,13 @@ func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daem
 		if e.Surface == protocol.SurfaceThread {
 			e.ThreadID = o.at.ID
 		}
-		e.ReplyTo = or(e.ReplyTo, e.CausationID)
+		e.ReplyTo = cmp.Or(e.ReplyTo, e.CausationID)
 	default:
 		return nil // between sessions of the daemon
 	}
 	_, err := client.Send(ctx, e)
 	if err == nil {
-		c.did("to the hub: %s of %s for %s", e.Kind, m.PeerFrom, or(e.To, "all"))
+		c.did("to the hub: %s of %s for %s", e.Kind, m.PeerFrom, cmp.Or(e.To, "all"))
 	}
 	return err
 }
@@ -326,7 +322,7 @@ func (c *Connector) behind(m daemonMessage) (origin, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, key := range []string{"work " + m.WorkID, "id " + m.ReplyTo, "peer " + m.PeerFrom} {
-		if o, ok := c.from[key]; ok {
+		if o, ok := c.from.byKey[key]; ok {
 			return o, true
 		}
 	}
@@ -336,14 +332,7 @@ func (c *Connector) behind(m daemonMessage) (origin, bool) {
 func (c *Connector) remember(key string, o origin) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.from[key]; !ok {
-		if len(c.order) >= maxRemembered {
-			delete(c.from, c.order[0])
-			c.order = c.order[1:]
-		}
-		c.order = append(c.order, key)
-	}
-	c.from[key] = o
+	c.from.add(key, o)
 }
 
 func (c *Connector) get(ctx context.Context, path string, answer any) error {

@@ -30,7 +30,7 @@ func TestContainersOverRestart(t *testing.T) {
 	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")), parley.HashID([]byte("other"))
 	at := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceThread, ID: "thread_abc"}}
 	between := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceDirect, ID: "direct_abc"}}
-	start := func() *containers { return &containers{state: j.State("agh.containers"), now: time.Now} }
+	start := func() *containers { return newContainers(j, time.Now) }
 	one := start()
 	if err := one.note(t.Context(), thread, at); err != nil {
 		t.Fatal(err)

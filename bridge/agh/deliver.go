@@ -1,9 +1,9 @@
 package agh
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"strings"
 	"time"
@@ -42,7 +42,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // alone.
 func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
-	e := b.asked.of(m.ID)
+	e := b.envelopes.of(m.ID)
 	if e == nil {
 		var err error
 		if e, err = b.decode(m.Origin.Raw); err != nil {
@@ -70,7 +70,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	if e.To != "" {
 		return b.published(b.pass(e, at, func() error { return b.gateway.Publish(e) }))
 	}
-	t, err := b.once(m.ID, func() error { return b.gateway.Publish(e) })
+	t, err := b.once(ctx, m.ID, func() error { return b.gateway.Publish(e) })
 	if err != nil || peer[0] == channelMark[0] || b.members.heardSince(at, t) {
 		return b.published(err)
 	}
@@ -116,17 +116,13 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 }
 
 func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
-	v, err := json.Marshal(h)
-	if err != nil {
-		return err
-	}
 	until := b.now().Add(handedFor)
 	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
 		until = ends
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), v, until)
+	_, err := b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), h, until)
 	return err
 }
 
@@ -134,27 +130,41 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member
 // peer to come back to the other hub.
 const handedFor = 5 * time.Minute
 
-// most broadcasts whose time is remembered. What is forgotten, or was
-// published before a restart, members get once more, and know it by its id.
+// maxBroadcasts are the broadcasts whose time is remembered. What is forgotten, or
+// was published before a restart, members get once more, and know it by its id.
 const maxBroadcasts = 1 << 16
 
-func (b *Binding) once(id parley.ID, publish func() error) (time.Time, error) {
+// broadcast is a message to a channel that was published, or is being.
+type broadcast struct {
+	at     time.Time
+	done   chan struct{}
+	failed error // when done
+}
+
+// once publishes a broadcast, unless that was done, and tells when.
+func (b *Binding) once(ctx context.Context, id parley.ID, publish func() error) (time.Time, error) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if t, ok := b.broadcast[id]; ok {
-		return t, nil
+	x, begun := b.broadcasts.byKey[id]
+	if !begun {
+		x = &broadcast{at: b.now(), done: make(chan struct{})}
+		b.broadcasts.add(id, x)
 	}
-	t := b.now()
-	if err := publish(); err != nil {
-		return t, err
+	b.mu.Unlock()
+	if begun {
+		select {
+		case <-x.done:
+			return x.at, x.failed
+		case <-ctx.Done():
+			return x.at, ctx.Err()
+		}
 	}
-	if len(b.order) >= maxBroadcasts {
-		delete(b.broadcast, b.order[0])
-		b.order = b.order[1:]
+	if x.failed = publish(); x.failed != nil {
+		b.mu.Lock()
+		b.broadcasts.remove(id) // the next attempt publishes it
+		b.mu.Unlock()
 	}
-	b.broadcast[id] = t
-	b.order = append(b.order, id)
-	return t, nil
+	close(x.done)
+	return x.at, x.failed
 }
 
 func (b *Binding) decode(raw []byte) (*protocol.Envelope, error) {
@@ -196,11 +206,15 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 			defer b.release(o.Request.ID)
 			outs = append(outs, receipt)
 		} else {
-			<-a.sent
+			select {
+			case <-a.sent:
+			case <-ctx.Done():
+				return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the receipt of the request is not sent yet")}
+			}
 		}
 	}
 	if e == nil {
-		e = b.asked.of(o.Request.ID)
+		e = b.envelopes.of(o.Request.ID)
 	}
 	if e == nil {
 		var err error
@@ -403,13 +417,13 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	}
 	intent := m.Act
 	if m.Kind == parley.Request {
-		intent = or(intent, "request")
+		intent = cmp.Or(intent, "request")
 		e.WorkID = workID(m.ID)
 		e.Note = &link{Request: m.ID, Scope: o.Scope, Target: o.Recipient.Name}
 	}
 	for _, t := range []time.Time{m.Expires, m.Deadline} {
 		if !t.IsZero() && (e.ExpiresAt == 0 || t.Unix() < e.ExpiresAt) {
-			e.ExpiresAt = min(t.Unix(), b.now().Add(or(b.c.MaxTTL, 30*24*time.Hour)).Unix())
+			e.ExpiresAt = min(t.Unix(), b.now().Add(cmp.Or(b.c.MaxTTL, 30*24*time.Hour)).Unix())
 		}
 	}
 	ls := bridge.Losses(bridge.AGH, m, o.Recipient.Name)
@@ -489,7 +503,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	}
 	var since time.Time
 	if err == nil {
-		since, err = b.once(m.ID, func() error {
+		since, err = b.once(ctx, m.ID, func() error {
 			_, err := b.gateway.Send(ctx, e)
 			return err
 		})

@@ -14,7 +14,7 @@ import (
 // when the work ends, or when it is to be forgotten.
 func TestForgetsLastWords(t *testing.T) {
 	j := memoryJournal(t)
-	w := &works{state: j.State("agh.works"), now: time.Now}
+	w := newWorks(j, time.Now)
 	request := parley.HashID([]byte("request"))
 	e := &protocol.Envelope{WorkspaceID: "acme", WorkID: "work_1", Note: &link{Request: request, Target: "bob"}}
 	step := func(state protocol.WorkState) {
@@ -27,7 +27,7 @@ func TestForgetsLastWords(t *testing.T) {
 	}
 	kept := func() (text string) {
 		t.Helper()
-		for v, err := range w.state.Range(t.Context(), "") {
+		for v, err := range j.State("agh.works").Range(t.Context(), "") {
 			if err != nil {
 				t.Fatal(err)
 			}

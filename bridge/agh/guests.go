@@ -90,7 +90,7 @@ func (b *Binding) evict(id string) {
 	}
 	err := b.c.Hub.Directory().Remove(b.ctx, e.Name)
 	for _, at := range b.members.forget(workspaceID, peer) {
-		if derr := b.members.state.Delete(b.ctx, at.key(), 0); err == nil {
+		if derr := b.members.rows.Delete(b.ctx, at.key(), 0); err == nil {
 			err = derr
 		}
 	}

@@ -1,7 +1,6 @@
 package agh
 
 import (
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -21,9 +20,8 @@ type owed struct {
 
 // handedOver is a message that another hub has for a peer of this one.
 type handedOver struct {
-	value journal.Value
-	peer  string
-	e     *protocol.Envelope
+	row journal.Row[handoff]
+	e   *protocol.Envelope
 }
 
 const (
@@ -32,28 +30,28 @@ const (
 )
 
 // handed takes what another hub has for a peer of this one.
-func (b *Binding) handed(v journal.Value) {
-	var h handoff
-	if v.Deleted || b.now().After(v.Until) || json.Unmarshal(v.Data, &h) != nil {
+func (b *Binding) handed(row journal.Row[handoff]) {
+	if row.Revision == 0 || b.now().After(row.Until) {
 		return
 	}
-	e, err := b.decode(h.Raw)
+	e, err := b.decode(row.Value.Raw)
 	if err != nil {
 		return
 	}
+	peer, m := row.Value.Peer, handedOver{row, e}
 	if e.To != "" && b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
-		if h.From != "" {
-			b.takeForwarded(v, h, e)
+		if row.Value.From != "" {
+			b.takeForwarded(row, e)
 		} else {
-			b.publishHanded(handedOver{v, h.Peer, e}) // a whois, which the hub answers
+			b.publishHanded(m) // a whois, which the hub answers
 		}
 		return
 	}
-	m, to := handedOver{v, h.Peer, e}, place{e.WorkspaceID, e.Channel, h.Peer}
-	if e.To == "" && e.Kind == protocol.KindWhois || h.Peer == "" {
+	if e.To == "" && e.Kind == protocol.KindWhois || peer == "" {
 		b.publishHanded(m) // it is of use now or never
 		return
 	}
+	to := place{e.WorkspaceID, e.Channel, peer}
 	b.owed.mu.Lock()
 	list, waits := b.owed.byPeer[to]
 	if !waits && b.gateway.Listens(to.workspaceID, to.channel, to.peer) || b.owed.waiting >= maxOwed {
@@ -102,7 +100,7 @@ func (o *owed) due(to place, listens bool, now time.Time) (out []handedOver, lef
 	defer o.mu.Unlock()
 	list := o.byPeer[to]
 	had := len(list)
-	list = slices.DeleteFunc(list, func(m handedOver) bool { return !now.Before(m.value.Until) })
+	list = slices.DeleteFunc(list, func(m handedOver) bool { return !now.Before(m.row.Until) })
 	if listens {
 		out, list = list, nil
 	}
@@ -124,20 +122,20 @@ func (b *Binding) publishHanded(m handedOver) {
 	case whois && w.Type == protocol.WhoisRequest:
 		err = b.gateway.PublishQuestion(m.e)
 	case m.e.To == "":
-		err = b.gateway.PublishTo(m.e, m.peer)
+		err = b.gateway.PublishTo(m.e, m.row.Value.Peer)
 	default:
 		err = b.gateway.Publish(m.e)
 	}
 	if err != nil {
-		b.c.Logger.Warn("what another hub handed over was not published", "workspace", m.e.WorkspaceID, "peer", m.peer, "error", err)
+		b.c.Logger.Warn("what another hub handed over was not published", "workspace", m.e.WorkspaceID, "peer", m.row.Value.Peer, "error", err)
 	}
-	b.dropHandoff(m.value)
+	b.dropHandoff(m.row)
 }
 
 // dropHandoff ends the note of a message that was handed over.
-func (b *Binding) dropHandoff(v journal.Value) {
+func (b *Binding) dropHandoff(row journal.Row[handoff]) {
 	b.work.Go(func() {
-		if err := b.handoffs.Delete(b.ctx, v.Key, v.Revision); err != nil {
+		if err := b.handoffs.Delete(b.ctx, row.Key, row.Revision); err != nil {
 			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
 		}
 	})

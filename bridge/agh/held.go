@@ -193,7 +193,7 @@ func (b *Binding) wakeHeld(to place) {
 }
 
 // heardElsewhere lets what waits for a peer of another hub go there.
-func (b *Binding) heardElsewhere(r memberRecord) {
+func (b *Binding) heardElsewhere(r peerRecord) {
 	at := place{r.Workspace, r.Channel, r.Peer}
 	b.wakeHeld(at)
 	if r.Node == b.members.node || b.now().Sub(r.Seen) >= 2*b.interval() {

@@ -138,7 +138,8 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		}
 	}()
 	now := time.Now()
-	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}, ctx: t.Context(), handoffs: j.State("agh.handoffs")}
+	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}, ctx: t.Context(),
+		handoffs: journal.NewTable[handoff](j, "agh.handoffs", 0)}
 	bob := member{place: place{"w", "c", "bob"}, node: "two"}
 	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}), said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
 		if err := b.handOff(e, bob); err != nil {
@@ -146,14 +147,14 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		}
 	}
 	o := &owed{byPeer: map[place][]handedOver{}}
-	for v, err := range b.handoffs.Range(t.Context(), "two/") {
+	for row, err := range b.handoffs.Range(t.Context(), "two/") {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if v.Until.After(now.Add(handedFor)) {
-			t.Errorf("kept for %s", v.Until.Sub(now))
+		if row.Until.After(now.Add(handedFor)) {
+			t.Errorf("kept for %s", row.Until.Sub(now))
 		}
-		o.byPeer[bob.place] = append(o.byPeer[bob.place], handedOver{value: v, peer: "bob"})
+		o.byPeer[bob.place] = append(o.byPeer[bob.place], handedOver{row: row})
 		o.waiting++
 	}
 	for _, c := range []struct {

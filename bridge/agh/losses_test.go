@@ -1,6 +1,7 @@
 package agh
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -25,7 +26,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 		return text.String(), losses, nil
 	})
 	bridgetest.Check(t, bridge.AGH, []parley.Kind{parley.Request, parley.Notice}, func(m *parley.Message) (string, []parley.Loss, error) {
-		s, more := toSay(pieces(m.Parts), or(m.Act, "request"))
+		s, more := toSay(pieces(m.Parts), cmp.Or(m.Act, "request"))
 		var e protocol.Envelope
 		err := e.SetContent(s)
 		if err == nil {

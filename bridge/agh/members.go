@@ -1,8 +1,8 @@
 package agh
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,7 +34,7 @@ type member struct {
 }
 
 // record of a member in the journal's state.
-type memberRecord struct {
+type peerRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time
 	Greet                                []byte `json:",omitempty"` // as it came, for the peers of other hubs
@@ -47,7 +47,7 @@ const maxGreet = 64 << 10
 // members are who belongs to which channel. Greeting costs the same for any
 // number of them.
 type members struct {
-	state journal.State
+	rows  *journal.Table[peerRecord]
 	node  string
 	limit int
 
@@ -63,22 +63,18 @@ const writeEvery = 10 * time.Minute
 
 func (m *members) load(ctx context.Context) error {
 	m.byPlace, m.byPeer, m.byChannel = map[place]*member{}, map[[2]string][]*member{}, map[[2]string]map[string]bool{}
-	for v, err := range m.state.Range(ctx, "") {
+	for r, err := range m.rows.Range(ctx, "") {
 		if err != nil {
 			return fmt.Errorf("read the members of AGH channels: %w", err)
 		}
-		var r memberRecord
-		if err := json.Unmarshal(v.Data, &r); err != nil {
-			return fmt.Errorf("the member %s of AGH: %w", v.Key, err)
-		}
-		m.note(r)
+		m.note(r.Value)
 	}
 	return nil
 }
 
 // note takes a member's record, which may be another hub's. back is true if
 // something may wait here for the peer, which was not known to be there.
-func (m *members) note(r memberRecord) (back bool) {
+func (m *members) note(r peerRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := place{r.Workspace, r.Channel, r.Peer}
@@ -173,7 +169,7 @@ func (m *members) heard(ctx context.Context, at place, name string, guest bool, 
 	if write {
 		x.kept = now
 	}
-	r := memberRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil, x.guest}
+	r := peerRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil, x.guest}
 	if greeted && len(greet.Raw()) <= maxGreet {
 		r.Greet = greet.Raw()
 	}
@@ -181,10 +177,7 @@ func (m *members) heard(ctx context.Context, at place, name string, guest bool, 
 	if !write {
 		return back, nil
 	}
-	b, err := json.Marshal(r)
-	if err == nil {
-		_, err = m.state.Put(ctx, at.key(), b, time.Time{})
-	}
+	_, err = m.rows.Put(ctx, at.key(), r, time.Time{})
 	return back, err
 }
 
@@ -356,7 +349,7 @@ func (b *Binding) hostedAt(workspaceID, channel, peer string) (member, bool) {
 	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
 		return member{}, false
 	}
-	return b.afar.at(place{workspaceID, channel, peer}, b.fresh())
+	return b.remoteAgents.find(place{workspaceID, channel, peer}, b.members.node, b.fresh())
 }
 
 // passOn brings a whois to the hubs that it concerns: a question to those
@@ -376,7 +369,7 @@ func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
 	var err error
 	q := b.held.ask(e, b.now())
 	nodes := b.held.unasked(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
-	for _, node := range b.afar.nodes(e.WorkspaceID, e.Channel, b.fresh()) {
+	for _, node := range b.remoteAgents.inChannel(e.WorkspaceID, e.Channel, b.members.node, b.fresh()) {
 		if !slices.Contains(nodes, node) { // only agents are there: peers that come still have to hear it
 			nodes = append(nodes, node)
 		}
@@ -439,7 +432,7 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 	a := parley.Agent{Title: peer, Identities: []parley.Identity{id},
 		Skills: []parley.SkillSpec{{ID: "say", Name: "Talk", Description: "Anything that is said to it.", Default: true}}}
 	if card != nil {
-		a.Title = or(card.DisplayName, peer)
+		a.Title = cmp.Or(card.DisplayName, peer)
 		for _, c := range card.Capability {
 			if c != "say" && len(c) <= 64 && len(a.Skills) < 256 {
 				a.Skills = append(a.Skills, parley.SkillSpec{ID: c})
@@ -484,7 +477,7 @@ func ChannelName(workspaceID, channel string) string {
 var errChannels = errors.New("too many channels are open")
 
 func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, guest bool) error {
-	key, most := [2]string{workspaceID, channel}, or(b.c.MaxChannels, 8192)
+	key, most := [2]string{workspaceID, channel}, cmp.Or(b.c.MaxChannels, 8192)
 	if guest {
 		most = max(1, most/4)
 	}
@@ -510,13 +503,12 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 
 // tidy forgets who has been away for too long.
 func (b *Binding) tidy(ctx context.Context) {
-	b.afar.forget(b.fresh())
-	expired, forgotten := b.members.sweep(b.now().Add(-or(b.c.Keep, 7*24*time.Hour)))
+	expired, forgotten := b.members.sweep(b.now().Add(-cmp.Or(b.c.Keep, 7*24*time.Hour)))
 	for _, x := range expired {
 		b.c.Hub.Kick(x.name)
 	}
 	for _, x := range forgotten {
-		err := b.members.state.Delete(ctx, x.key(), 0)
+		err := b.members.rows.Delete(ctx, x.key(), 0)
 		e, ok := b.c.Hub.Directory().Agent(x.name)
 		if ok && registered(e) && len(b.members.places(x.workspaceID, x.peer)) == 0 {
 			err = errors.Join(err, b.c.Hub.Directory().Remove(ctx, x.name))

@@ -2,6 +2,7 @@ package agh
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -418,10 +419,10 @@ var refused = map[parley.Code]protocol.Reason{
 func toFailure(e *protocol.Envelope) *parley.Error {
 	switch c := e.Content().(type) {
 	case *protocol.Receipt:
-		text := or(c.Detail, string(c.Reason))
+		text := cmp.Or(c.Detail, string(c.Reason))
 		switch c.Status {
 		case protocol.StatusCanceled:
-			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", or(text, "no reason given"))
+			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", cmp.Or(text, "no reason given"))
 		case protocol.StatusExpired:
 			return parley.Refuse(parley.Stale, "it reached the peer too late")
 		case protocol.StatusUnsupported:
@@ -430,17 +431,9 @@ func toFailure(e *protocol.Envelope) *parley.Error {
 		return parley.Refuse(parley.Rejected, "the peer refused it: %s", text)
 	case *protocol.Trace:
 		if c.State == protocol.StateCanceled {
-			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", or(c.Message, "no reason given"))
+			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", cmp.Or(c.Message, "no reason given"))
 		}
-		return parley.Refuse(parley.HandlerFailed, "the peer failed: %s", or(c.Message, "no reason given"))
+		return parley.Refuse(parley.HandlerFailed, "the peer failed: %s", cmp.Or(c.Message, "no reason given"))
 	}
 	return parley.Refuse(parley.HandlerFailed, "the peer failed")
-}
-
-func or[T comparable](v, fallback T) T {
-	var zero T
-	if v == zero {
-		return fallback
-	}
-	return v
 }
