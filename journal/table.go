@@ -253,6 +253,21 @@ func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], e
 	}
 }
 
+// List reads the rows that [Table.Range] gives, so that they can be changed then.
+// What cannot be decoded is logged and passed over.
+func (t *Table[T]) List(ctx context.Context, prefix string) (rows []Row[T], err error) {
+	for row, err := range t.Range(ctx, prefix) {
+		if err == nil {
+			rows = append(rows, row)
+		} else if row.Revision != 0 {
+			t.warn(row.Key, err)
+		} else {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
 // Put sets a row whatever was there.
 func (t *Table[T]) Put(ctx context.Context, key string, value T, until time.Time) (Row[T], error) {
 	return t.write(Row[T]{Key: key, Value: value, Until: until}, func(data []byte) (uint64, error) {

@@ -214,6 +214,10 @@ func TestTableSweep(t *testing.T) {
 			t.Errorf("%+v (%v)", r, err)
 		}
 	}
+	rows, err := x.List(ctx, "k/")
+	if err != nil || len(rows) != 5 || slices.ContainsFunc(rows, func(r Row[counter]) bool { return r.Revision == 0 }) {
+		t.Errorf("%+v (%v)", rows, err)
+	}
 }
 
 // TestTableWatch: a watched table tells of rows and deletions below a prefix, by
