@@ -24,8 +24,8 @@ import (
 // request, whose answer await fetches. All of it is in the journal's state, so
 // that work goes on while the agent is away and the hub restarts.
 type subagents struct {
-	b *Binding
-	s journal.State
+	b    *Binding
+	rows *journal.Table[subagent]
 
 	mu     sync.Mutex
 	wakes  map[string]map[chan struct{}]struct{} // by key
@@ -57,7 +57,7 @@ const (
 var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage, Reason: "unknown_subagent", Text: "unknown subagent_id", Step: "handler", Capability: "multi_agent"}
 
 func newSubagents(b *Binding) *subagents {
-	return &subagents{b: b, s: b.c.Journal.State("a2e.subagents"), wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
+	return &subagents{b: b, rows: journal.NewTable[subagent](b.c.Journal, "a2e.subagents", 0), wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
 }
 
 func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
@@ -66,47 +66,38 @@ func ownerPrefix(agent string) string { return strings.TrimPrefix(keptPrefix(age
 
 func (a *subagents) key(agent, id string) string { return ownerPrefix(agent) + id }
 
-func (a *subagents) get(ctx context.Context, agent, id string) (subagent, uint64, error) {
-	var s subagent
+func (a *subagents) get(ctx context.Context, agent, id string) (journal.Row[subagent], error) {
 	if len(id) != 32 {
-		return s, 0, errUnknownSubagent
+		return journal.Row[subagent]{}, errUnknownSubagent
 	}
-	v, err := a.s.Get(ctx, a.key(agent, id))
-	if errors.Is(err, journal.ErrNotFound) {
-		return s, 0, errUnknownSubagent
+	row, err := a.rows.Get(ctx, a.key(agent, id))
+	if err == nil && row.Revision == 0 {
+		err = errUnknownSubagent
 	}
-	if err != nil {
-		return s, 0, err
-	}
-	return s, v.Revision, json.Unmarshal(v.Data, &s)
+	return row, err
 }
 
-// edit changes a subagent, however often others do so meanwhile.
+// edit changes a subagent, if f says so.
 func (a *subagents) edit(ctx context.Context, agent, id string, f func(*subagent) bool) (subagent, error) {
-	for {
-		s, revision, err := a.get(ctx, agent, id)
-		if err != nil || !f(&s) {
-			return s, err
+	row, err := a.rows.Change(ctx, a.key(agent, id), func(row *journal.Row[subagent]) (bool, error) {
+		if row.Revision == 0 {
+			return false, errUnknownSubagent
 		}
-		b, err := json.Marshal(s)
-		if err != nil {
-			return s, err
-		}
-		_, err = a.s.Update(ctx, a.key(agent, id), b, a.b.c.Now().Add(subagentFor), revision)
-		if errors.Is(err, journal.ErrConflict) {
-			continue
-		}
-		return s, err
-	}
+		row.Until = a.b.c.Now().Add(subagentFor)
+		return f(&row.Value), nil
+	})
+	return row.Value, err
 }
 
-// changed makes calls look again at what has changed, at any hub.
-func (a *subagents) changed(v journal.Value) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for c := range a.wakes[v.Key] {
-		wake(c)
-	}
+// watch makes waiting calls look again at a subagent that any hub has changed.
+func (a *subagents) watch(ctx context.Context) (stop func(), err error) {
+	return a.rows.Watch(ctx, "", func(row journal.Row[subagent]) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for c := range a.wakes[row.Key] {
+			wake(c)
+		}
+	})
 }
 
 // Spawn implements a2e.MultiAgent: name is an agent of the directory, or a tool
@@ -122,25 +113,19 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 		e.Code = protocol.InvalidMessage
 		return "", "", e
 	}
-	n := 0
-	for _, err := range a.s.Range(ctx, ownerPrefix(agent)) {
-		if err != nil {
-			return "", "", err
-		}
-		n++
+	others, err := a.rows.List(ctx, ownerPrefix(agent))
+	if err != nil {
+		return "", "", err
 	}
-	if n >= maxSubagents {
+	if len(others) >= maxSubagents {
 		return "", "", &protocol.Error{Code: protocol.OutOfMemory, Reason: "too_many_subagents", Text: "terminate subagents that are not needed any more", Step: "handler"}
 	}
 	// The same request again finds what it made.
 	id := sessionKey(r.Session.ID() + "\x00spawn\x00" + r.ID)
 	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.agent, Skill: tg.skill.ID,
 		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.agent)}
-	b, err := json.Marshal(v)
-	if err != nil {
-		return "", "", err
-	}
-	if _, err := a.s.Create(ctx, a.key(agent, id), b, a.b.c.Now().Add(subagentFor)); err != nil && !errors.Is(err, journal.ErrExists) {
+	_, err = a.rows.Replace(ctx, journal.Row[subagent]{Key: a.key(agent, id), Value: v, Until: a.b.c.Now().Add(subagentFor)})
+	if err != nil && !errors.Is(err, journal.ErrConflict) {
 		return "", "", err
 	}
 	return id, v.Status, nil
@@ -170,10 +155,11 @@ func extensionOf(m *parley.Message) (x extension) {
 // taken when the result of the one before is there.
 func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protocol.Delegation) (bool, string, error) {
 	agent := r.Identity.Name
-	s, _, err := a.get(ctx, agent, d.SubagentID)
+	row, err := a.get(ctx, agent, d.SubagentID)
 	if err != nil {
 		return false, "", err
 	}
+	s := row.Value
 	if s.Status == protocol.StatusRunning {
 		return false, s.Status, nil
 	}
@@ -295,10 +281,11 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 	asks := a.b.inboxes.begin(agent, nil) // while it waits, hubs bring results
 	defer a.b.inboxes.end(asks)
 	for {
-		s, _, err := a.get(ctx, agent, id)
+		row, err := a.get(ctx, agent, id)
 		if err != nil {
 			return protocol.Outcome{}, err
 		}
+		s := row.Value
 		out := protocol.Outcome{Status: s.Status, Result: json.RawMessage(s.Result), Error: s.Error}
 		if s.Status != protocol.StatusRunning {
 			return out, nil
@@ -321,14 +308,19 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 
 // List implements a2e.MultiAgent.
 func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]json.RawMessage, error) {
+	list, err := a.rows.List(ctx, ownerPrefix(r.Identity.Name))
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list, func(x, y journal.Row[subagent]) int { return strings.Compare(x.Key, y.Key) })
 	var out []json.RawMessage
-	for v, err := range a.s.Range(ctx, ownerPrefix(r.Identity.Name)) {
+	for _, row := range list {
+		v, err := json.Marshal(row.Value)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, json.RawMessage(v.Data))
+		out = append(out, v)
 	}
-	slices.SortFunc(out, func(x, y json.RawMessage) int { return cmpText(string(x), string(y)) })
 	return out, nil
 }
 
@@ -336,10 +328,11 @@ func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]json.RawMe
 // other agent's protocol can say so.
 func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id string) (bool, error) {
 	agent := r.Identity.Name
-	s, revision, err := a.get(ctx, agent, id)
+	row, err := a.get(ctx, agent, id)
 	if err != nil {
 		return false, err
 	}
+	s := row.Value
 	if s.Status == protocol.StatusRunning {
 		m := a.b.request(r, parley.Cancel)
 		m.InReplyTo, m.To = s.Request, s.Agent
@@ -349,7 +342,7 @@ func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id strin
 			return false, a.b.refusal(err, r, s.Agent)
 		}
 	}
-	if err := a.s.Delete(ctx, a.key(agent, id), revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+	if err := a.rows.Delete(ctx, row.Key, row.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 		return false, err
 	}
 	return true, nil

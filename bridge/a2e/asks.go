@@ -3,7 +3,6 @@ package a2e
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"slices"
 	"time"
 
@@ -42,12 +41,10 @@ func (x *inboxes) begin(agent string, r *reader) *ask {
 func (x *inboxes) offer(ctx context.Context, a *ask, most, size int, wait time.Duration) {
 	x.mu.Lock()
 	a.Max, a.left, a.size, a.told = most, most, size, true
-	data, err := json.Marshal(a)
+	announced := *a
 	x.mu.Unlock()
 	x.goOn(a.Agent)
-	if err == nil {
-		_, err = x.announced.Put(ctx, a.id, data, x.b.c.Now().Add(wait+time.Minute))
-	}
+	_, err := x.announced.Put(ctx, a.id, announced, x.b.c.Now().Add(wait+time.Minute))
 	if err != nil && ctx.Err() == nil {
 		x.b.c.Logger.Warn("other hubs do not hear that an A2E agent asks for its messages", "agent", a.Agent, "error", err)
 	}
@@ -60,7 +57,7 @@ func (x *inboxes) end(a *ask) {
 	defer x.mu.Unlock()
 	if a.r != nil {
 		for _, m := range a.r.queue {
-			if !x.had[m.key] {
+			if !x.had[m.Key] {
 				x.passLocked(m)
 			}
 		}
@@ -118,18 +115,20 @@ func (x *inboxes) goOn(agent string) {
 	x.b.c.Hub.Kick(agent) // asks for Binding.holds
 }
 
-// heard takes what the state tells of asks.
-func (x *inboxes) heard(v journal.Value) {
-	a := ask{id: v.Key, until: v.Until}
-	switch {
-	case v.Deleted:
-		x.drop(v.Key)
-	case json.Unmarshal(v.Data, &a) != nil || a.Node == x.node: // or of this hub before it was started again
-	default:
-		a.left, a.told = a.Max, true
-		x.add(&a)
-		x.goOn(a.Agent)
-	}
+// watchAsks takes notice of the asks at other hubs.
+func (x *inboxes) watchAsks(ctx context.Context) (stop func(), err error) {
+	return x.announced.Watch(ctx, "", func(row journal.Row[ask]) {
+		a := row.Value
+		switch {
+		case row.Revision == 0:
+			x.drop(row.Key)
+		case a.Node == x.node: // or of this hub before it was started again
+		default:
+			a.id, a.until, a.left, a.told = row.Key, row.Until, a.Max, true
+			x.add(&a)
+			x.goOn(a.Agent)
+		}
+	})
 }
 
 // lives reports whether the hub that has a call lives.

@@ -134,7 +134,7 @@ func New(c Config) (*Binding, error) {
 	b.store = newStore(c.Journal, c.Now, c.Logger)
 	b.tools = newTools(b)
 	b.inboxes = newInboxes(b)
-	b.memory = newMemory(c.Journal.State("a2e.memory"), c.Now)
+	b.memory = newMemory(c.Journal, c.Now)
 	b.agents = newSubagents(b)
 	b.hosts = newHosts(b)
 	b.store.known = func(name string) bool { _, ok := b.agent(name); return ok }
@@ -203,16 +203,10 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.memory.load(ctx); err != nil {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
 	}
-	for _, f := range []struct {
-		of journal.State
-		fn func(journal.Value)
-	}{
-		{b.store.relays, b.store.passed},
-		{b.inboxes.announced, b.inboxes.heard},
-		{b.inboxes.kept, b.inboxes.arrived},
-		{b.agents.s, b.agents.changed},
+	for _, watch := range []func(context.Context) (stop func(), err error){
+		b.store.watch, b.inboxes.watchAsks, b.inboxes.watchKept, b.agents.watch,
 	} {
-		stop, err := f.of.Watch(ctx, "", f.fn)
+		stop, err := watch(ctx)
 		if err != nil {
 			return fmt.Errorf("follow what hubs have for A2E agents: %w", err)
 		}

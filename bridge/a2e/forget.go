@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -29,18 +30,6 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n, errors.Join(errs...)
 }
 
-// collect lists the values of a prefix: what is changed must not be while it
-// is gone through.
-func collect(ctx context.Context, s journal.State, prefix string) (out []journal.Value, err error) {
-	for v, err := range s.Range(ctx, prefix) {
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, v)
-	}
-	return out, nil
-}
-
 // forget drops all that an agent has stored.
 func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	if f.Agent == "" {
@@ -48,170 +37,108 @@ func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err erro
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	list, err := collect(ctx, m.s, "e/")
+	n, err = m.entries.Sweep(ctx, "e/", func(r *journal.Row[stored]) journal.Fate {
+		if r.Value.Owner != f.Agent {
+			return journal.Keep
+		}
+		return journal.Remove
+	})
 	if err != nil {
-		return 0, err
-	}
-	for _, v := range list {
-		var e stored
-		if json.Unmarshal(v.Data, &e) != nil || e.Owner != f.Agent {
-			continue
-		}
-		if err := m.remove(ctx, map[string]journal.Value{}, v); err != nil {
-			return n, err
-		}
-		n++
-	}
-	// The names of namespaces and scopes are the agent's words too.
-	if list, err = collect(ctx, m.s, "h/"+digest(f.Agent)+"/"); err != nil {
 		return n, err
 	}
-	for _, v := range list {
-		if err := m.s.Delete(ctx, v.Key, 0); err != nil {
-			return n, err
-		}
-		n++
-	}
-	return n, nil
+	m.count(f.Agent, -m.used[f.Agent])
+	// The names of namespaces and scopes are the agent's words too.
+	k, err := m.handles.Sweep(ctx, "h/"+digest(f.Agent)+"/", func(*journal.Row[memoryHandle]) journal.Fate { return journal.Remove })
+	return n + k, err
 }
 
 // forget drops an agent's subagents, and what others have of what they did.
 // Those at work stay.
 func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	list, err := collect(ctx, a.s, "")
-	if err != nil {
-		return 0, err
-	}
-	for _, v := range list {
-		var s subagent
-		if json.Unmarshal(v.Data, &s) != nil || s.Status == protocol.StatusRunning && !f.Message(s.Request) {
-			continue
+	return a.rows.Sweep(ctx, "", func(row *journal.Row[subagent]) journal.Fate {
+		s := &row.Value
+		if s.Status == protocol.StatusRunning && !f.Message(s.Request) {
+			return journal.Keep
 		}
-		own := f.Agent != "" && strings.HasPrefix(v.Key, ownerPrefix(f.Agent))
-		about := f.Agent != "" && s.Agent == f.Agent || !s.Request.IsZero() && f.Message(s.Request) || !f.Conversation.IsZero() && s.Conversation == f.Conversation
+		own := f.Agent != "" && strings.HasPrefix(row.Key, ownerPrefix(f.Agent))
+		about := f.Agent != "" && s.Agent == f.Agent || !s.Request.IsZero() && f.Message(s.Request) ||
+			!f.Conversation.IsZero() && s.Conversation == f.Conversation
 		switch {
 		case own:
-			err = a.s.Delete(ctx, v.Key, v.Revision)
+			return journal.Remove
 		case about && (s.Task != "" || len(s.Result) > 0 || s.Error != ""):
 			s.Task, s.Result, s.Error = "", nil, ""
-			var data []byte
-			if data, err = json.Marshal(s); err == nil {
-				_, err = a.s.Update(ctx, v.Key, data, v.Until, v.Revision)
-			}
-		default:
-			continue
+			return journal.Write
 		}
-		if errors.Is(err, journal.ErrConflict) {
-			err = nil // it works again: that is of later
-			continue
-		}
-		if err != nil {
-			return n, err
-		}
-		n++
-	}
-	return n, nil
+		return journal.Keep
+	})
 }
 
 // forget drops what is kept for agents.
 func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	list, err := collect(ctx, x.kept, "owed/")
-	if err != nil {
-		return 0, err
-	}
-	for _, v := range list {
+	return x.kept.Sweep(ctx, "owed/", func(row *journal.Row[keptMessage]) journal.Fate {
 		var m arrival
-		known := json.Unmarshal(readKept(v).Arrival, &m) == nil
-		if !(f.Agent != "" && strings.HasPrefix(v.Key, keptPrefix(f.Agent)) ||
-			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() && m.Conversation == f.Conversation)) {
-			continue
+		known := json.Unmarshal(row.Value.Arrival, &m) == nil
+		if f.Agent != "" && strings.HasPrefix(row.Key, keptPrefix(f.Agent)) ||
+			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() && m.Conversation == f.Conversation) {
+			return journal.Remove
 		}
-		if err := x.kept.Delete(ctx, v.Key, 0); err != nil {
-			return n, err
-		}
-		n++
-	}
-	return n, nil
+		return journal.Keep
+	})
 }
 
 // forget takes the content out of frames that sessions have not brought to
 // their agents. The frames stay, for they are numbered.
 func (t *store) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	for range 8 { // sessions may be taken up meanwhile
-		k, again, err := t.forgetOnce(ctx, f)
-		if n += k; err != nil || !again {
-			return n, err
-		}
-	}
-	return n, protocol.ErrMoved
-}
-
-func (t *store) forgetOnce(ctx context.Context, f *hub.Forgetting) (n int, again bool, err error) {
-	list, err := collect(ctx, t.s, "")
-	if err != nil {
-		return 0, false, err
-	}
 	t.mu.Lock()
-	held := make(map[string]*kept, len(t.sessions))
-	for _, k := range t.sessions {
-		held[k.key] = k
-	}
+	held := slices.Collect(maps.Values(t.sessions))
 	t.mu.Unlock()
-	for key, k := range held {
+	here := map[string]bool{} // sessions that this node has, by key
+	for _, k := range held {
 		k.mu.Lock()
-		if k.lost != nil { // another node has it
-			delete(held, key)
-		}
-		if emptied := k.rec.empty(f); emptied > 0 && k.lost == nil {
-			n += emptied
-			err = t.save(ctx, k)
+		here[k.key] = k.lost == nil
+		if k.lost == nil {
+			if emptied := k.rec.empty(f); emptied > 0 {
+				n += emptied
+				err = t.save(ctx, k)
+			}
 		}
 		k.mu.Unlock()
 		if err != nil && !errors.Is(err, protocol.ErrMoved) {
-			return n, false, err
+			return n, err
 		}
 	}
-	forgotten := map[string]bool{} // sessions
-	for _, v := range list {
-		var rec saved
-		if f.Agent != "" && json.Unmarshal(v.Data, &rec) == nil && rec.Agent == f.Agent {
-			forgotten[v.Key] = true
+	forgotten := map[string]bool{} // sessions of the agent
+	_, err = t.rows.Sweep(ctx, "", func(row *journal.Row[saved]) journal.Fate {
+		if f.Agent != "" && row.Value.Agent == f.Agent {
+			forgotten[row.Key] = true
 		}
-		rec = saved{}
-		if held[v.Key] != nil || json.Unmarshal(v.Data, &rec) != nil {
-			continue
+		if here[row.Key] {
+			return journal.Keep
 		}
-		emptied := rec.empty(f)
-		if emptied == 0 {
-			continue
+		emptied := row.Value.empty(f)
+		if n += emptied; emptied == 0 {
+			return journal.Keep
 		}
-		b, err := json.Marshal(rec)
-		if err == nil {
-			_, err = t.s.Update(ctx, v.Key, b, v.Until, v.Revision)
-		}
-		if errors.Is(err, journal.ErrConflict) {
-			again = true
-			continue
-		}
-		if err != nil {
-			return n, false, err
-		}
-		n += emptied
-	}
-	passed, err := collect(ctx, t.relays, "")
+		return journal.Write
+	})
 	if err != nil {
-		return n, again, err
+		return n, err
 	}
-	for _, v := range passed {
+	relayed, err := t.relayed(ctx, "")
+	if err != nil {
+		return n, err
+	}
+	for _, v := range relayed {
 		if key, _, _ := strings.Cut(v.Key, "/"); !forgotten[key] && !isAbout(string(v.Data), f) {
 			continue
 		}
 		if err := t.relays.Delete(ctx, v.Key, 0); err != nil {
-			return n, again, err
+			return n, err
 		}
 		n++
 	}
-	return n, again, nil
+	return n, nil
 }
 
 // frameIDs finds the ids of messages in a frame: what comes of the hub's says

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -33,8 +34,8 @@ import (
 // before it is written.
 type inboxes struct {
 	b         *Binding
-	kept      journal.State // what no call has returned
-	announced journal.State // asks, of all hubs
+	kept      *journal.Table[keptMessage] // what no call has returned
+	announced *journal.Table[ask]         // of all hubs
 	node      string
 	run       string // begins the ids of this process's asks
 	room      int    // for messages in an answer, in bytes
@@ -56,7 +57,7 @@ type reader struct {
 	c      *protocol.ToolCall
 	agent  string
 	prefix string        // of what is kept for the agent
-	queue  []keptMessage // for the call, and not taken yet; guarded by inboxes.mu
+	queue  []keptRow     // for the call, and not taken yet; guarded by inboxes.mu
 	more   chan struct{} // has a token when queue has grown
 	left   chan struct{} // has a token when another call left what it had
 }
@@ -79,18 +80,22 @@ type keptMessage struct {
 	Hub     string          `json:"hub,omitempty"`  // whose call it is for, or has it
 	Call    string          `json:"call,omitempty"` // the ask for which it was kept
 	Arrival json.RawMessage `json:"arrival"`
-
-	key      string
-	revision uint64
-	again    bool // an earlier call had it
 }
 
-func readKept(v journal.Value) (m keptMessage) {
-	if json.Unmarshal(v.Data, &m) != nil || len(m.Arrival) == 0 {
-		m = keptMessage{Arrival: json.RawMessage(v.Data)} // recorded by an earlier version
+// UnmarshalJSON reads what earlier versions recorded too: the arrival alone.
+func (m *keptMessage) UnmarshalJSON(data []byte) error {
+	type fields keptMessage
+	err := json.Unmarshal(data, (*fields)(m))
+	if err == nil && len(m.Arrival) == 0 {
+		*m = keptMessage{Arrival: bytes.Clone(data)}
 	}
-	m.key, m.revision = v.Key, v.Revision
-	return m
+	return err
+}
+
+// keptRow is a message that a call takes.
+type keptRow struct {
+	journal.Row[keptMessage]
+	again bool // an earlier call had it
 }
 
 const (
@@ -119,8 +124,9 @@ func frameSize(v []byte) (n int) {
 }
 
 func newInboxes(b *Binding) *inboxes {
-	x := &inboxes{b: b, kept: b.c.Journal.State("a2e.inbox"), announced: b.c.Journal.State("a2e.asks"),
-		node: b.c.Journal.Node(), run: rand.Text(), asks: map[string][]*ask{}, byID: map[string]*ask{},
+	x := &inboxes{b: b, kept: journal.NewTable[keptMessage](b.c.Journal, "a2e.inbox", 0),
+		announced: journal.NewTable[ask](b.c.Journal, "a2e.asks", 0),
+		node:      b.c.Journal.Node(), run: rand.Text(), asks: map[string][]*ask{}, byID: map[string]*ask{},
 		next: map[string]chan struct{}{}, held: map[string]map[string]*reader{}, had: map[string]bool{},
 		freed: map[string]chan struct{}{}}
 	x.room = min(cmp.Or(b.c.Limits.Frame, protocol.DefaultMaxFrame), protocol.HardMaxFrame) - frameHead
@@ -171,91 +177,85 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // ids names the messages that are kept for an agent.
 func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, error) {
 	out := map[parley.ID]bool{}
-	for v, err := range x.kept.Range(ctx, keptPrefix(agent)) {
-		if err != nil {
-			return nil, err
-		}
+	rows, err := x.kept.List(ctx, keptPrefix(agent))
+	for _, row := range rows {
 		var a arrival
-		if json.Unmarshal(readKept(v).Arrival, &a) == nil {
+		if json.Unmarshal(row.Value.Arrival, &a) == nil {
 			out[a.ID] = true
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // keep records a message until a call has returned it.
 func (x *inboxes) keep(ctx context.Context, agent string, m keptMessage) error {
 	now := x.b.c.Now()
-	data, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
 	x.mu.Lock()
 	x.count++
 	n := x.count
 	x.mu.Unlock()
 	// Other hubs may keep something at the same time.
 	key := fmt.Sprintf("%s%020d-%06d-%s", keptPrefix(agent), now.UnixNano(), n%1e6, rand.Text()[:12])
-	_, err = x.kept.Create(ctx, key, data, now.Add(keptFor))
+	_, err := x.kept.Replace(ctx, journal.Row[keptMessage]{Key: key, Value: m, Until: now.Add(keptFor)})
 	return err
 }
 
-// arrived takes what the state tells of what is kept, at any hub.
-func (x *inboxes) arrived(v journal.Value) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if v.Deleted {
-		delete(x.had, v.Key)
-		return
-	}
-	m := readKept(v)
-	switch a := x.byID[m.Call]; {
-	case m.Hub == "": // the call that it was for did not take it
-		for _, a := range x.byID {
-			if a.r != nil && strings.HasPrefix(m.key, a.r.prefix) {
-				wake(a.r.left)
-			}
+// watchKept takes notice of messages that any hub keeps.
+func (x *inboxes) watchKept(ctx context.Context) (stop func(), err error) {
+	return x.kept.Watch(ctx, "", func(row journal.Row[keptMessage]) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if row.Revision == 0 {
+			delete(x.had, row.Key)
+			return
 		}
-	case !x.ours(m) || x.had[m.key]:
-	case a != nil:
-		x.queueLocked(a.r, m)
-	default:
-		x.passLocked(m)
-	}
+		m := keptRow{Row: row}
+		switch a := x.byID[m.Value.Call]; {
+		case m.Value.Hub == "": // the call that it was for did not take it
+			for _, a := range x.byID {
+				if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) {
+					wake(a.r.left)
+				}
+			}
+		case !x.ours(m) || x.had[m.Key]:
+		case a != nil:
+			x.queueLocked(a.r, m)
+		default:
+			x.passLocked(m)
+		}
+	})
 }
 
 // ours reports whether a message was kept for a call of this process.
-func (x *inboxes) ours(m keptMessage) bool { return strings.HasPrefix(m.Call, x.run) }
+func (x *inboxes) ours(m keptRow) bool { return strings.HasPrefix(m.Value.Call, x.run) }
 
-func (x *inboxes) queueLocked(r *reader, m keptMessage) {
+func (x *inboxes) queueLocked(r *reader, m keptRow) {
 	r.queue = append(r.queue, m)
 	wake(r.more)
 }
 
 // passLocked gives what a call here did not take to another one here, or lets any
 // call have it; it returns before that is recorded.
-func (x *inboxes) passLocked(m keptMessage) {
+func (x *inboxes) passLocked(m keptRow) {
 	for _, a := range x.byID {
-		if a.r != nil && strings.HasPrefix(m.key, a.r.prefix) && !a.r.gone() {
+		if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) && !a.r.gone() {
 			x.queueLocked(a.r, m)
 			return
 		}
 	}
 	done := make(chan struct{})
-	x.freed[m.key] = done
+	x.freed[m.Key] = done
 	x.b.work.Go(func() {
-		data, err := json.Marshal(keptMessage{Arrival: m.Arrival})
-		if err == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
-			_, err = x.kept.Update(ctx, m.key, data, x.b.c.Now().Add(keptFor), m.revision)
-		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		free := journal.Row[keptMessage]{Key: m.Key, Revision: m.Revision, Value: keptMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(keptFor)}
+		_, err := x.kept.Replace(ctx, free)
 		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has it all the same
 			x.b.c.Logger.Warn("a message waits for an A2E agent's next call", "error", err)
 		}
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		delete(x.freed, m.key)
+		delete(x.freed, m.Key)
 		close(done)
 	})
 }
@@ -269,21 +269,21 @@ func (x *inboxes) holdLocked(agent, key string, r *reader) {
 
 // take gives r what is kept, unless a call has it whose agent is connected, or it
 // is for another call that is open. It reports whether an earlier call had it.
-func (x *inboxes) take(m keptMessage, r *reader) (again, ok bool) {
+func (x *inboxes) take(m keptRow, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	other := x.held[r.agent][m.key]
-	if other == r || other != nil && !other.gone() || x.freed[m.key] != nil {
+	other := x.held[r.agent][m.Key]
+	if other == r || other != nil && !other.gone() || x.freed[m.Key] != nil {
 		return false, false
 	}
-	again = m.Hub != ""
+	again = m.Value.Hub != ""
 	if x.ours(m) {
-		if again = x.had[m.key]; !again && x.byID[m.Call] != nil {
+		if again = x.had[m.Key]; !again && x.byID[m.Value.Call] != nil {
 			return false, false // that one takes it in a moment
 		}
-		x.had[m.key] = true
+		x.had[m.Key] = true
 	}
-	x.holdLocked(r.agent, m.key, r)
+	x.holdLocked(r.agent, m.Key, r)
 	return again, true
 }
 
@@ -303,12 +303,12 @@ func (x *inboxes) has(r *reader, key string) bool {
 
 // leave lets other calls have messages of r, and makes them look: where the agent
 // of r is gone, they may have all that r has.
-func (x *inboxes) leave(r *reader, list ...keptMessage) {
+func (x *inboxes) leave(r *reader, list ...keptRow) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range list {
-		if x.held[r.agent][m.key] == r {
-			delete(x.held[r.agent], m.key)
+		if x.held[r.agent][m.Key] == r {
+			delete(x.held[r.agent], m.Key)
 		}
 	}
 	if len(x.held[r.agent]) == 0 {
@@ -322,14 +322,14 @@ func (x *inboxes) leave(r *reader, list ...keptMessage) {
 }
 
 // remove ends messages that r has returned, or returns for the second time.
-func (x *inboxes) remove(r *reader, list []keptMessage) {
+func (x *inboxes) remove(r *reader, list []keptRow) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var all sync.WaitGroup // the journal writes them together
 	for _, m := range list {
 		all.Go(func() {
 			// Where it has changed, a call at another hub has it.
-			if err := x.kept.Delete(ctx, m.key, m.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+			if err := x.kept.Delete(ctx, m.Key, m.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 				x.b.c.Logger.Warn("an A2E agent may get a message twice", "agent", r.agent, "error", err)
 			}
 		})
@@ -413,7 +413,7 @@ type batch struct {
 	x        *inboxes
 	r        *reader
 	limit    int
-	messages []keptMessage
+	messages []keptRow
 	size     int  // in the answer
 	full     bool // the next message did not fit
 }
@@ -422,8 +422,8 @@ type batch struct {
 func (w *batch) over() bool { return w.full || len(w.messages) >= w.limit }
 
 // fits reports whether the answer has room for a message, and notes if not.
-func (w *batch) fits(m keptMessage) bool {
-	w.full = w.full || w.size+frameSize(m.Arrival) > w.x.room
+func (w *batch) fits(m keptRow) bool {
+	w.full = w.full || w.size+frameSize(m.Value.Arrival) > w.x.room
 	return !w.over()
 }
 
@@ -437,10 +437,10 @@ func (w *batch) takeNew(events context.Context) {
 		}
 		m := w.r.queue[0]
 		w.r.queue = w.r.queue[1:]
-		known := w.x.had[m.key]
+		known := w.x.had[m.Key]
 		if !known {
-			w.x.had[m.key] = true
-			w.x.holdLocked(w.r.agent, m.key, w.r)
+			w.x.had[m.Key] = true
+			w.x.holdLocked(w.r.agent, m.Key, w.r)
 		}
 		w.x.mu.Unlock()
 		if !known {
@@ -455,50 +455,41 @@ func (w *batch) takeNew(events context.Context) {
 // takeKept takes what is kept and no call has, the oldest first. At its begin a
 // call takes as well what calls at other hubs have: the agent comes from there.
 func (w *batch) takeKept(ctx, events context.Context, begin bool) {
-	var found []keptMessage
-	for v, err := range w.x.kept.Range(ctx, w.r.prefix) {
-		if err != nil {
-			w.x.b.c.Logger.Warn("cannot read what is kept for an A2E agent", "agent", w.r.agent, "error", err)
-			break
-		}
-		found = append(found, readKept(v))
+	found, err := w.x.kept.List(ctx, w.r.prefix)
+	if err != nil {
+		w.x.b.c.Logger.Warn("cannot read what is kept for an A2E agent", "agent", w.r.agent, "error", err)
 	}
-	slices.SortFunc(found, func(a, b keptMessage) int { return cmpText(a.key, b.key) })
-	for _, m := range found {
-		if done := w.x.freeing(m.key); done != nil { // what comes after it waits too
+	slices.SortFunc(found, func(a, b journal.Row[keptMessage]) int { return strings.Compare(a.Key, b.Key) })
+	for _, row := range found {
+		m := keptRow{Row: row}
+		if done := w.x.freeing(m.Key); done != nil { // what comes after it waits too
 			select {
 			case <-done:
 			case <-ctx.Done():
 				return
 			}
-			v, err := w.x.kept.Get(ctx, m.key)
-			if err != nil {
+			if m.Row, err = w.x.kept.Get(ctx, m.Key); err != nil || m.Revision == 0 {
 				continue
 			}
-			m = readKept(v)
 		}
 		if !w.fits(m) {
 			return
 		}
-		if m.Hub != "" && m.Hub != w.x.node && !begin {
+		if m.Value.Hub != "" && m.Value.Hub != w.x.node && !begin {
 			continue
 		}
 		again, ok := w.x.take(m, w.r)
 		if !ok {
 			continue
 		}
-		if v, err := w.x.kept.Get(ctx, m.key); err != nil || v.Revision != m.revision { // it was returned just now
+		if now, err := w.x.kept.Get(ctx, m.Key); err != nil || now.Revision != m.Revision { // it was returned just now
 			w.x.leave(w.r, m)
 			continue
 		}
 		m.again = again
-		if m.Hub != w.x.node {
-			m.Hub, m.Call = w.x.node, ""
-			data, err := json.Marshal(m)
-			if err == nil {
-				m.revision, err = w.x.kept.Update(ctx, m.key, data, w.x.b.c.Now().Add(keptFor), m.revision)
-			}
-			if err != nil { // another hub was faster
+		if m.Value.Hub != w.x.node {
+			m.Value.Hub, m.Value.Call, m.Until = w.x.node, "", w.x.b.c.Now().Add(keptFor)
+			if m.Row, err = w.x.kept.Replace(ctx, m.Row); err != nil { // another hub was faster
 				w.x.leave(w.r, m)
 				continue
 			}
@@ -509,11 +500,11 @@ func (w *batch) takeKept(ctx, events context.Context, begin bool) {
 
 // add notes a message for the answer, and sends it as an event where the agent
 // wants events. Whether that reaches the agent does not matter: the answer has it.
-func (w *batch) add(events context.Context, m keptMessage) {
+func (w *batch) add(events context.Context, m keptRow) {
 	w.messages = append(w.messages, m)
-	w.size += frameSize(m.Arrival)
+	w.size += frameSize(m.Value.Arrival)
 	if w.r.c.Streaming {
-		_ = w.r.c.Event(events, protocol.KindStatus, m.Arrival)
+		_ = w.r.c.Event(events, protocol.KindStatus, m.Value.Arrival)
 	}
 }
 
@@ -521,12 +512,12 @@ func (w *batch) add(events context.Context, m keptMessage) {
 // the agent has taken since.
 func (w *batch) answer() []json.RawMessage {
 	out := []json.RawMessage{}
-	var first, again []keptMessage
+	var first, again []keptRow
 	for _, m := range w.messages {
-		if !w.x.has(w.r, m.key) {
+		if !w.x.has(w.r, m.Key) {
 			continue
 		}
-		out = append(out, m.Arrival)
+		out = append(out, m.Value.Arrival)
 		if m.again && !w.r.gone() {
 			again = append(again, m)
 		} else {
@@ -546,16 +537,6 @@ func (w *batch) answer() []json.RawMessage {
 		})
 	}
 	return out
-}
-
-func cmpText(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // reply serves parley_reply.

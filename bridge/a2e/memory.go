@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -25,8 +26,9 @@ import (
 // semantic memory to a namespace and everybody in it; all of it outlives the
 // hub, working memory for a day at the most.
 type memory struct {
-	s   journal.State
-	now func() time.Time
+	entries *journal.Table[stored]
+	handles *journal.Table[memoryHandle] // in the same bucket, below another prefix
+	now     func() time.Time
 
 	mu    sync.Mutex // one writer at a time, so that bounds hold
 	used  map[string]int
@@ -43,8 +45,10 @@ const (
 	workingFor    = 24 * time.Hour
 )
 
-func newMemory(s journal.State, now func() time.Time) *memory {
-	return &memory{s: s, now: now, used: map[string]int{}}
+func newMemory(j *journal.Journal, now func() time.Time) *memory {
+	const bucket = "a2e.memory"
+	return &memory{entries: journal.NewTable[stored](j, bucket, 0), handles: journal.NewTable[memoryHandle](j, bucket, 0),
+		now: now, used: map[string]int{}}
 }
 
 // memoryHandle is what a memory_id stands for.
@@ -65,14 +69,11 @@ type stored struct {
 func (m *memory) load(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for v, err := range m.s.Range(ctx, "e/") {
-		if err != nil {
+	for r, err := range m.entries.Range(ctx, "e/") {
+		if err != nil && r.Revision == 0 { // else it cannot be decoded
 			return err
 		}
-		var e stored
-		if json.Unmarshal(v.Data, &e) == nil {
-			m.count(e.Owner, e.Size)
-		}
+		m.count(r.Value.Owner, r.Value.Size)
 	}
 	return nil
 }
@@ -105,28 +106,20 @@ func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string
 	h := memoryHandle{r.Identity.Name, namespace, string(b)}
 	id := digest(h.Owner, h.Namespace, h.Scope)
 	key := "h/" + digest(h.Owner) + "/" + id
-	if _, err := m.s.Get(ctx, key); err == nil {
-		return id, nil
-	} else if !errors.Is(err, journal.ErrNotFound) {
-		return "", err
+	if r, err := m.handles.Get(ctx, key); err != nil || r.Revision != 0 {
+		return id, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := 0
-	for _, err := range m.s.Range(ctx, "h/"+digest(h.Owner)+"/") {
-		if err != nil {
-			return "", err
-		}
-		n++
-	}
-	if n >= memoryHandles {
-		return "", protocol.ErrMemoryFull
-	}
-	v, err := json.Marshal(h)
+	others, err := m.handles.List(ctx, "h/"+digest(h.Owner)+"/")
 	if err != nil {
 		return "", err
 	}
-	if _, err := m.s.Create(ctx, key, v, time.Time{}); err != nil && !errors.Is(err, journal.ErrExists) {
+	if len(others) >= memoryHandles {
+		return "", protocol.ErrMemoryFull
+	}
+	_, err = m.handles.Replace(ctx, journal.Row[memoryHandle]{Key: key, Value: h})
+	if err != nil && !errors.Is(err, journal.ErrConflict) {
 		return "", err
 	}
 	return id, nil
@@ -143,14 +136,11 @@ func (m *memory) handle(ctx context.Context, r *protocol.Request, id string) (h 
 	if len(id) != 32 {
 		return h, protocol.ErrMemoryNotFound
 	}
-	v, err := m.s.Get(ctx, "h/"+digest(r.Identity.Name)+"/"+id)
-	if errors.Is(err, journal.ErrNotFound) {
-		return h, protocol.ErrMemoryNotFound
+	row, err := m.handles.Get(ctx, "h/"+digest(r.Identity.Name)+"/"+id)
+	if err == nil && row.Revision == 0 {
+		err = protocol.ErrMemoryNotFound
 	}
-	if err != nil {
-		return h, err
-	}
-	return h, json.Unmarshal(v.Data, &h)
+	return row.Value, err
 }
 
 // tier is the prefix of the entries of a tier.
@@ -172,7 +162,7 @@ func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entr
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	tiers := map[string]map[string]journal.Value{}
+	tiers := map[string]tierRows{}
 	for i, raw := range entries {
 		fault := func(text string) { faults = append(faults, "entry "+strconv.Itoa(i)+": "+text) }
 		e, key, text := m.entry(raw)
@@ -183,21 +173,19 @@ func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entr
 		prefix := h.tier(e.Tier, r)
 		there := tiers[prefix]
 		if there == nil {
-			there = map[string]journal.Value{}
-			for v, err := range m.s.Range(ctx, prefix) {
-				if err != nil {
-					return out, faults, err
-				}
-				there[v.Key] = v
+			list, err := m.entries.List(ctx, prefix)
+			if err != nil {
+				return out, faults, err
+			}
+			there = tierRows{}
+			for _, r := range list {
+				there[r.Key] = r
 			}
 			tiers[prefix] = there
 		}
 		s := stored{Owner: h.Owner, Entry: e, Size: len(raw) + 512}
 		old, exists := there[prefix+key]
-		var before stored
-		if exists && json.Unmarshal(old.Data, &before) != nil {
-			before = stored{}
-		}
+		before := old.Value
 		more := s.Size
 		if before.Owner == h.Owner {
 			more -= before.Size
@@ -221,43 +209,35 @@ func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entr
 		if limit := m.now().Add(workingFor); e.Tier == protocol.TierWorking && (until.IsZero() || until.After(limit)) {
 			until = limit
 		}
-		b, err := json.Marshal(s)
-		if err != nil {
-			fault("not an entry")
-			continue
-		}
-		revision, err := m.s.Put(ctx, prefix+key, b, until)
+		row, err := m.entries.Put(ctx, prefix+key, s, until)
 		if err != nil {
 			return out, faults, err
 		}
 		m.count(before.Owner, -before.Size)
 		m.count(s.Owner, s.Size)
-		there[prefix+key] = journal.Value{Key: prefix + key, Data: b, Revision: revision, Until: until}
+		there[row.Key] = row
 		out = append(out, e)
 	}
 	return out, faults, nil
 }
 
-func (m *memory) dropOldest(ctx context.Context, there map[string]journal.Value) error {
-	var oldest *journal.Value
-	for _, v := range there {
-		if oldest == nil || v.Revision < oldest.Revision {
-			oldest = &v
-		}
-	}
-	return m.remove(ctx, there, *oldest)
+// tierRows are the entries of a tier by their keys in the state.
+type tierRows map[string]journal.Row[stored]
+
+func (m *memory) dropOldest(ctx context.Context, there tierRows) error {
+	oldest := slices.MinFunc(slices.Collect(maps.Values(there)), func(a, b journal.Row[stored]) int {
+		return cmp.Compare(a.Revision, b.Revision)
+	})
+	delete(there, oldest.Key)
+	return m.remove(ctx, oldest)
 }
 
-func (m *memory) remove(ctx context.Context, there map[string]journal.Value, v journal.Value) error {
-	if err := m.s.Delete(ctx, v.Key, 0); err != nil {
-		return err
+func (m *memory) remove(ctx context.Context, row journal.Row[stored]) error {
+	err := m.entries.Delete(ctx, row.Key, 0)
+	if err == nil {
+		m.count(row.Value.Owner, -row.Value.Size)
 	}
-	var s stored
-	if json.Unmarshal(v.Data, &s) == nil {
-		m.count(s.Owner, -s.Size)
-	}
-	delete(there, v.Key)
-	return nil
+	return err
 }
 
 // entry reads an entry, and gives the last part of its key in the state: equal
@@ -302,24 +282,17 @@ func memoryKey(key json.RawMessage) (string, error) {
 }
 
 // each visits the entries of the tiers that q names.
-func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string, visit func(v journal.Value, e stored) error) error {
+func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string, visit func(row journal.Row[stored]) error) error {
 	for _, name := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
 		if tier != "" && protocol.HomeTier(tier) != name {
 			continue
 		}
-		var list []journal.Value
-		for v, err := range m.s.Range(ctx, h.tier(name, r)) {
-			if err != nil {
-				return err
-			}
-			list = append(list, v)
+		list, err := m.entries.List(ctx, h.tier(name, r))
+		if err != nil {
+			return err
 		}
-		for _, v := range list {
-			var e stored
-			if json.Unmarshal(v.Data, &e) != nil {
-				continue
-			}
-			if err := visit(v, e); err != nil {
+		for _, row := range list {
+			if err := visit(row); err != nil {
 				return err
 			}
 		}
@@ -360,10 +333,10 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string, q
 	words := strings.Fields(strings.ToLower(q.Query))
 	tags := slices.Compact(slices.Sorted(slices.Values(q.Tags)))
 	found := []protocol.MemoryEntry{}
-	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
-		e := s.Entry
+	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
+		e := row.Value.Entry
 		hits := shared(e.Tags, tags)
-		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[v.Key] || len(tags) > 0 && hits == 0 {
+		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[row.Key] || len(tags) > 0 && hits == 0 {
 			return nil
 		}
 		e.Score = 0
@@ -412,12 +385,13 @@ func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q p
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := 0
-	err = m.each(ctx, r, h, q.Tier, func(v journal.Value, s stored) error {
-		if s.Owner != h.Owner || !q.Holds(s.Entry.Tier, true) || !keys[v.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
+	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
+		s := row.Value
+		if s.Owner != h.Owner || !q.Holds(s.Entry.Tier, true) || !keys[row.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
 			return nil
 		}
 		n++
-		return m.remove(ctx, map[string]journal.Value{}, v)
+		return m.remove(ctx, row)
 	})
 	return n, err
 }

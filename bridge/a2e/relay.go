@@ -3,7 +3,6 @@ package a2e
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -32,32 +31,27 @@ const (
 
 var _ protocol.Relay = (*store)(nil)
 
-// passed takes what other nodes pass on.
-func (t *store) passed(v journal.Value) {
-	if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
-		t.mu.Lock()
-		id := t.ids[key]
-		t.mu.Unlock()
-		if id != "" {
-			t.Held(id)
+// watch takes what other nodes pass on.
+func (t *store) watch(ctx context.Context) (stop func(), err error) {
+	return t.relays.Watch(ctx, "", func(v journal.Value) {
+		if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
+			t.mu.Lock()
+			id := t.ids[key]
+			t.mu.Unlock()
+			if id != "" {
+				t.Held(id)
+			}
 		}
-	}
+	})
 }
 
 // Elsewhere implements a2e.Relay.
 func (t *store) Elsewhere(ctx context.Context, id string) (who protocol.Identity, elsewhere bool, err error) {
-	v, err := t.s.Get(ctx, sessionKey(id))
-	if errors.Is(err, journal.ErrNotFound) {
-		return who, false, nil
-	}
-	var rec saved
-	if err == nil {
-		err = json.Unmarshal(v.Data, &rec)
-	}
-	if err != nil || !t.known(rec.Agent) || !t.lives(rec.Node) {
+	row, err := t.rows.Get(ctx, sessionKey(id))
+	if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) || !t.lives(row.Value.Node) {
 		return who, false, err
 	}
-	return protocol.Identity{Name: rec.Agent}, true, nil
+	return protocol.Identity{Name: row.Value.Agent}, true, nil
 }
 
 // Send implements a2e.Relay.
@@ -101,6 +95,18 @@ func (t *store) pass(ctx context.Context, key, direction string, data []byte) er
 	name := fmt.Sprintf("%s/%s/%020d-%06d-%s", key, direction, now.UnixNano(), n%1e6, rand.Text()[:12])
 	_, err := t.relays.Put(ctx, name, data, now.Add(passedFor))
 	return err
+}
+
+// relayed lists what nodes passed on, for each session in order.
+func (t *store) relayed(ctx context.Context, prefix string) (list []journal.Value, err error) {
+	for v, err := range t.relays.Range(ctx, prefix) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	slices.SortFunc(list, func(a, b journal.Value) int { return strings.Compare(a.Key, b.Key) })
+	return list, nil
 }
 
 // drop ends what there is of a session that another node has.
@@ -161,16 +167,15 @@ func (t *store) take(ctx context.Context, k *kept, id string) error {
 	if !ok {
 		return nil // another node will have it, or it ends with its time
 	}
-	v, err := t.s.Get(ctx, k.key)
-	var rec saved
-	if err == nil {
-		err = json.Unmarshal(v.Data, &rec)
+	row, err := t.rows.Get(ctx, k.key)
+	if err == nil && row.Revision == 0 {
+		err = fmt.Errorf("the session is not recorded: %w", journal.ErrNotFound)
 	}
 	if err != nil {
 		return err
 	}
 	k.mu.Lock()
-	moved := rec.Epoch != k.rec.Epoch || k.lost != nil
+	moved := row.Value.Epoch != k.rec.Epoch || k.lost != nil
 	if moved && k.lost == nil {
 		k.lost = protocol.ErrMoved
 	}
@@ -180,14 +185,10 @@ func (t *store) take(ctx context.Context, k *kept, id string) error {
 		t.drop(id, k)
 		return nil
 	}
-	var list []journal.Value
-	for v, err := range t.relays.Range(ctx, k.key+"/") {
-		if err != nil {
-			return err
-		}
-		list = append(list, v)
+	list, err := t.relayed(ctx, k.key+"/")
+	if err != nil {
+		return err
 	}
-	slices.SortFunc(list, func(a, b journal.Value) int { return cmpText(a.Key, b.Key) })
 	for _, v := range list {
 		_, rest, _ := strings.Cut(v.Key, "/")
 		switch direction, _, _ := strings.Cut(rest, "/"); direction {

@@ -30,7 +30,7 @@ import (
 // is recorded when it could not be written within linger: what an agent reads
 // at once costs no write.
 type store struct {
-	s        journal.State
+	rows     *journal.Table[saved]
 	now      func() time.Time
 	log      *slog.Logger
 	node     string
@@ -96,7 +96,7 @@ type savedFrame struct {
 }
 
 func newStore(j *journal.Journal, now func() time.Time, log *slog.Logger) *store {
-	t := &store{s: j.State("a2e.sessions"), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
+	t := &store{rows: journal.NewTable[saved](j, "a2e.sessions", 0), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
 		linger: 100 * time.Millisecond, sessions: map[string]*kept{}, ids: map[string]string{},
 		lives: func(node string) bool { return j.LivesElsewhere(node, now()) }}
 	t.life, t.stop = context.WithCancel(context.Background())
@@ -156,25 +156,15 @@ func (t *store) save(ctx context.Context, k *kept) error {
 	if len(k.rec.Frames) == 0 {
 		k.rec.Inbox = nil
 	}
-	b, err := json.Marshal(k.rec)
-	if err != nil {
-		return err
-	}
-	until := t.now().Add(keepFor)
-	var revision uint64
-	if k.revision == 0 {
-		revision, err = t.s.Create(ctx, k.key, b, until)
-	} else {
-		revision, err = t.s.Update(ctx, k.key, b, until, k.revision)
-	}
-	if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrNotFound) {
+	row, err := t.rows.Replace(ctx, journal.Row[saved]{Key: k.key, Value: k.rec, Revision: k.revision, Until: t.now().Add(keepFor)})
+	if errors.Is(err, journal.ErrConflict) {
 		k.lost = fmt.Errorf("%w: %w", protocol.ErrMoved, err)
 		return k.lost
 	}
 	if err != nil {
 		return err
 	}
-	k.revision, k.count, k.known = revision, len(k.rec.Frames), k.rec.LastSeq
+	k.revision, k.count, k.known = row.Revision, len(k.rec.Frames), k.rec.LastSeq
 	if k.count > 0 {
 		k.upTo = k.rec.Frames[k.count-1].Seq
 	}
@@ -265,20 +255,11 @@ func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bool, error) {
 	key := sessionKey(id)
 	for range 8 {
-		v, err := t.s.Get(ctx, key)
-		if errors.Is(err, journal.ErrNotFound) {
-			return protocol.SessionRecord{}, false, nil
-		}
-		if err != nil {
+		row, err := t.rows.Get(ctx, key)
+		if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) {
 			return protocol.SessionRecord{}, false, err
 		}
-		k := &kept{key: key, revision: v.Revision}
-		if err := json.Unmarshal(v.Data, &k.rec); err != nil {
-			return protocol.SessionRecord{}, false, fmt.Errorf("a session is recorded in a form that this program does not know: %w", err)
-		}
-		if !t.known(k.rec.Agent) {
-			return protocol.SessionRecord{}, false, nil
-		}
+		k := &kept{key: key, revision: row.Revision, rec: row.Value}
 		before := k.rec.Node
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
@@ -335,7 +316,7 @@ func (t *store) Close(ctx context.Context, id string) error {
 	}
 	k.timer = nil
 	k.lost = protocol.ErrMoved
-	if err := t.s.Delete(ctx, k.key, k.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+	if err := t.rows.Delete(ctx, k.key, k.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 		return err
 	}
 	return nil

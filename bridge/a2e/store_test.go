@@ -55,7 +55,7 @@ func TestTakeOver(t *testing.T) {
 			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
 		n.store.session = n.host.Session
 		n.store.lives = func(node string) bool { return node != name }
-		stop, err := n.store.relays.Watch(t.Context(), "", n.store.passed)
+		stop, err := n.store.watch(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
