@@ -44,11 +44,11 @@ func (a *remoteAgents) allHubs() []string {
 
 // find gives the hub that hosts a peer: of several the one whose name is first, so
 // that all messages of a conversation go to the same.
-func (a *remoteAgents) find(to place, self string, since time.Time) (member, bool) {
+func (a *remoteAgents) find(to peerAddress, self string, since time.Time) (member, bool) {
 	key := to.key()
 	for _, name := range a.allHubs() {
 		if r := a.rows.Known(name + "/" + key); name != self && r.Value.Seen.After(since) {
-			return member{place: to, node: name, seen: r.Value.Seen}, true
+			return member{peerAddress: to, node: name, seen: r.Value.Seen}, true
 		}
 	}
 	return member{}, false
@@ -69,12 +69,12 @@ func (a *remoteAgents) inChannel(workspaceID, channel, self string, since time.T
 // fresh is since when a peer must have been heard of to count as present.
 func (b *Binding) fresh() time.Time { return b.now().Add(-2 * b.interval()) }
 
-// greetedHere records the greeting of an agent that this hub hosts, for the others.
-func (b *Binding) greetedHere(e *protocol.Envelope) {
+// recordGreeting records the greeting of an agent that this hub hosts, for the others.
+func (b *Binding) recordGreeting(e *protocol.Envelope) {
 	if b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
 		return
 	}
-	at := place{e.WorkspaceID, e.Channel, e.From}
+	at := peerAddress{e.WorkspaceID, e.Channel, e.From}
 	r := peerRecord{Workspace: e.WorkspaceID, Channel: e.Channel, Peer: e.From, Node: b.members.node, Seen: b.now(), Greet: e.Raw()}
 	b.work.Go(func() {
 		_, err := b.remoteAgents.rows.Put(b.ctx, b.members.node+"/"+at.key(), r, b.now().Add(4*b.interval()))
@@ -84,8 +84,8 @@ func (b *Binding) greetedHere(e *protocol.Envelope) {
 	})
 }
 
-// hostedElsewhere is told of each greeting of an agent that another hub hosts.
-func (b *Binding) hostedElsewhere(_, row journal.Row[peerRecord]) {
+// remoteAgentSeen is told of each greeting of an agent that another hub hosts.
+func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 	r := row.Value
 	if row.Revision == 0 || r.Node == b.members.node {
 		return
@@ -96,9 +96,9 @@ func (b *Binding) hostedElsewhere(_, row journal.Row[peerRecord]) {
 	}
 	b.work.Go(func() { // the table waits for this function
 		if !b.router.Hosts(r.Workspace, r.Channel, r.Peer) {
-			b.greetedElsewhere(r)
+			b.relayGreeting(r)
 		}
-		b.heardElsewhere(r)
+		b.peerSeenElsewhere(r)
 	})
 }
 
@@ -152,10 +152,10 @@ func (b *Binding) ownScope(scope, key string) (own string, err error) {
 // one of them finds it in 98 of 100 workspaces.
 const maxScopes = 256
 
-// away brings what a peer of this hub says to the hub that the other peer is
+// sendElsewhere brings what a peer of this hub says to the hub that the other peer is
 // connected to.
-func (b *Binding) away(e *protocol.Envelope) bool {
-	x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To)
+func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
+	x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 	if !ok {
 		return false
 	}

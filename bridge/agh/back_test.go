@@ -9,9 +9,9 @@ import (
 // waited here for it: before that the peer was not known, or was away, or somewhere
 // else.
 func TestMemberOfAnotherHub(t *testing.T) {
-	m := &members{node: "here", limit: 10, byPlace: map[place]*member{}, byPeer: map[[2]string][]*member{}, byChannel: map[[2]string]map[string]bool{}}
+	m := &members{node: "here", limit: 10, byAddress: map[peerAddress]*member{}, byPeer: map[[2]string][]*member{}, byChannel: map[[2]string]map[string]bool{}}
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
-	at := place{"w", "c", "p"}
+	at := peerAddress{"w", "c", "p"}
 	for _, c := range []struct {
 		name, node string
 		before     func()
@@ -19,8 +19,8 @@ func TestMemberOfAnotherHub(t *testing.T) {
 	}{
 		{"not known", "there", func() {}, true},
 		{"there still", "there", func() {}, false},
-		{"something waits", "there", func() { m.missed(at) }, true},
-		{"somewhere else", "elsewhere", func() { m.byPlace[at].away = false }, true},
+		{"something waits", "there", func() { m.markAway(at) }, true},
+		{"somewhere else", "elsewhere", func() { m.byAddress[at].away = false }, true},
 	} {
 		c.before()
 		now = now.Add(time.Second)

@@ -106,8 +106,8 @@ type Binding struct {
 	members      *members
 	handoffs     *journal.Table[handoff] // by the hub that they are for
 	remoteAgents *remoteAgents
-	owed         owed
-	held         held
+	handoffQueue handoffQueue
+	pending      pending
 	envelopes    envelopes
 	anonymous    map[string]bool // users without credentials
 
@@ -117,13 +117,13 @@ type Binding struct {
 	ctx   context.Context
 	close context.CancelFunc
 
-	mu         sync.Mutex
-	open       map[[2]string]bool // channels in the directory
-	hosted     map[place]string   // peers of the hub's → agents
-	broadcasts recent[parley.ID, *broadcast]
-	accepting  map[*protocol.Envelope]*parley.Message
-	accepted   map[parley.ID]*acceptance // requests whose receipt has not gone out
-	receipts   []*acceptance             // those, and some more, in the order in which they are due
+	mu              sync.Mutex
+	channels        map[[2]string]bool     // channels in the directory
+	hosted          map[peerAddress]string // peers of the hub's → agents
+	broadcasts      recent[parley.ID, *broadcast]
+	accepting       map[*protocol.Envelope]*parley.Message
+	pendingReceipts map[parley.ID]*pendingReceipt // requests whose receipt has not gone out
+	receipts        []*pendingReceipt             // those, and some more, in the order in which they are due
 
 	receiptClock *time.Timer // runs while there are receipts
 }
@@ -144,8 +144,8 @@ func New(c Config) (*Binding, error) {
 			return nil, fmt.Errorf("%q in %q is no AGH channel", p.Channel, p.WorkspaceID)
 		}
 	}
-	b := &Binding{c: c, wake: make(chan struct{}, 1), open: map[[2]string]bool{}, hosted: map[place]string{},
-		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts}, accepting: map[*protocol.Envelope]*parley.Message{}, accepted: map[parley.ID]*acceptance{},
+	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]string{},
+		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts}, accepting: map[*protocol.Envelope]*parley.Message{}, pendingReceipts: map[parley.ID]*pendingReceipt{},
 		memory:       &protocol.ReplayMemory{Now: c.Now},
 		envelopes:    envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
 		works:        newWorks(c.Journal, c.Now),
@@ -158,15 +158,15 @@ func New(c Config) (*Binding, error) {
 	for _, u := range c.Users {
 		b.anonymous[u.Name] = u.Anonymous
 	}
-	b.held.within, b.held.refuse = b.interval(), b.refuseHeld
+	b.pending.within, b.pending.refuse = b.interval(), b.refusePending
 	b.router = &protocol.Router{
 		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
 		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen, Broadcasts: c.BroadcastRate,
 	}
 	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
-		Admitted: b.admitted, Refused: b.refused, Unknown: b.hold,
-		Greeted: b.greetedHere, Away: b.away, Interval: c.Interval, Log: c.Logger,
+		Admitted: b.admitted, Refused: b.refused, Unknown: b.keepPending,
+		Greeted: b.recordGreeting, Away: b.sendElsewhere, Interval: c.Interval, Log: c.Logger,
 		MaxConns: cmp.Or(c.MaxConnections, 1024),
 		Workers:  256} // each waits for an append; appends of many go together
 	return b, nil
@@ -195,7 +195,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.populate(); err != nil {
 		return err
 	}
-	if err := b.share(ctx); err != nil { // what others forward is for agents that are there
+	if err := b.followHubs(ctx); err != nil { // what others forward is for agents that are there
 		return err
 	}
 	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
@@ -208,12 +208,12 @@ func (b *Binding) Start(ctx context.Context) error {
 		default:
 		}
 	}))
-	b.work.Go(b.tend)
+	b.work.Go(b.run)
 	return nil
 }
 
-// share follows what other hubs on the same journal note.
-func (b *Binding) share(ctx context.Context) error {
+// followHubs follows what other hubs on the same journal note.
+func (b *Binding) followHubs(ctx context.Context) error {
 	stop, err := b.members.rows.Watch(ctx, "", func(row journal.Row[peerRecord]) {
 		r := row.Value
 		if row.Revision == 0 || r.Node == b.members.node {
@@ -222,8 +222,8 @@ func (b *Binding) share(ctx context.Context) error {
 		if b.members.note(r) { // what this hub is to deliver waited for it
 			b.c.Hub.Kick(r.Name)
 		}
-		b.greetedElsewhere(r)
-		b.heardElsewhere(r)
+		b.relayGreeting(r)
+		b.peerSeenElsewhere(r)
 		b.work.Go(func() {
 			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil, r.Guest); err != nil {
 				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace, "peer", r.Peer, "error", err)
@@ -234,20 +234,20 @@ func (b *Binding) share(ctx context.Context) error {
 		return err
 	}
 	b.stop = append(b.stop, stop)
-	if stop, err = b.remoteAgents.rows.Follow(ctx, b.hostedElsewhere); err != nil {
+	if stop, err = b.remoteAgents.rows.Follow(ctx, b.remoteAgentSeen); err != nil {
 		return err
 	}
 	b.stop = append(b.stop, stop)
-	stop, err = b.handoffs.Watch(ctx, b.members.node+"/", b.handed)
+	stop, err = b.handoffs.Watch(ctx, b.members.node+"/", b.receiveHandoff)
 	if err == nil {
 		b.stop = append(b.stop, stop)
 	}
 	return err
 }
 
-// greetedElsewhere lets the peers of this hub hear the greeting of one that is
+// relayGreeting lets the peers of this hub hear the greeting of one that is
 // connected to another.
-func (b *Binding) greetedElsewhere(r peerRecord) {
+func (b *Binding) relayGreeting(r peerRecord) {
 	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
 		return
 	}
@@ -263,8 +263,8 @@ func (b *Binding) greetedElsewhere(r peerRecord) {
 	}
 }
 
-// tend follows the directory and forgets the absent.
-func (b *Binding) tend() {
+// run follows the directory and forgets the absent.
+func (b *Binding) run() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
 	for {
@@ -274,7 +274,7 @@ func (b *Binding) tend() {
 				b.c.Logger.Warn("an agent cannot appear in AGH", "error", err)
 			}
 		case <-tick.C:
-			b.tidy(b.ctx)
+			b.dropAbsent(b.ctx)
 		case <-b.ctx.Done():
 			return
 		}
@@ -289,7 +289,7 @@ func (b *Binding) Close() error {
 	if b.close != nil {
 		b.close()
 	}
-	b.held.close()
+	b.pending.close()
 	b.mu.Lock()
 	if b.receiptClock != nil {
 		b.receiptClock.Stop()
@@ -348,7 +348,7 @@ func (b *Binding) interval() time.Duration { return cmp.Or(b.c.Interval, 30*time
 // populate makes the agents that appear in AGH peers of their channels, and
 // takes out those that do no more.
 func (b *Binding) populate() error {
-	want := map[place]*directory.Entry{}
+	want := map[peerAddress]*directory.Entry{}
 	for _, e := range b.c.Hub.Directory().All() {
 		// A stand-in that has retired stays: what is said to it is forwarded.
 		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) && !hasStandIn(e) {
@@ -356,12 +356,12 @@ func (b *Binding) populate() error {
 		}
 		for _, p := range b.c.Places {
 			if len(p.Agents) == 0 || slices.Contains(p.Agents, e.Name) {
-				want[place{p.WorkspaceID, p.Channel, peerID(e.Name)}] = e
+				want[peerAddress{p.WorkspaceID, p.Channel, peerID(e.Name)}] = e
 			}
 		}
 	}
 	b.mu.Lock()
-	var gone []place
+	var gone []peerAddress
 	for p, name := range b.hosted {
 		if want[p] == nil && name != Self {
 			gone = append(gone, p)
@@ -396,7 +396,7 @@ func hasStandIn(e *directory.Entry) bool {
 }
 
 // host makes an agent a peer, with its skills as capabilities.
-func (b *Binding) host(p place, e *directory.Entry) error {
+func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 	catalog := make([]protocol.Capability, 0, len(e.Skills))
 	for _, s := range e.Skills {
 		c := protocol.Capability{ID: s.ID, Summary: cmp.Or(s.Description, s.Name, s.ID), Outcome: "Answers with a trace completed that holds the result, and a say."}
@@ -432,11 +432,11 @@ func (b *Binding) host(p place, e *directory.Entry) error {
 	b.mu.Lock()
 	b.hosted[p] = e.Name
 	b.mu.Unlock()
-	b.wakeHeld(p)
+	b.retryPending(p)
 	return nil
 }
 
-func (b *Binding) sameCard(p place, card *protocol.Card) bool {
+func (b *Binding) sameCard(p peerAddress, card *protocol.Card) bool {
 	for _, x := range b.router.Peers(p.workspaceID, p.channel) {
 		if x.State == protocol.PresenceLocal && x.Card.PeerID == p.peer {
 			return x.Card.DisplayName == card.DisplayName && slices.Equal(x.Card.Capability, card.Capability) && string(x.Card.Ext) == string(card.Ext)
@@ -448,7 +448,7 @@ func (b *Binding) sameCard(p place, card *protocol.Card) bool {
 // speaker is the peer id as which an agent speaks in a channel: its own, or
 // the hub's.
 func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
-	p := place{workspaceID, channel, peerID(agent)}
+	p := peerAddress{workspaceID, channel, peerID(agent)}
 	b.mu.Lock()
 	name := b.hosted[p]
 	b.mu.Unlock()
@@ -469,7 +469,7 @@ func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
 func (b *Binding) agentAt(workspaceID, channel, peer string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.hosted[place{workspaceID, channel, peer}]
+	return b.hosted[peerAddress{workspaceID, channel, peer}]
 }
 
 // reachable reports whether something that is said to a peer gets there, now
@@ -478,7 +478,7 @@ func (b *Binding) reachable(workspaceID, channel, peer string) bool {
 	if _, ok := b.members.at(workspaceID, channel, peer); ok {
 		return true
 	}
-	if _, ok := b.hostedAt(workspaceID, channel, peer); ok {
+	if _, ok := b.hostingHub(workspaceID, channel, peer); ok {
 		return true
 	}
 	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
@@ -500,27 +500,27 @@ func key(e *protocol.Envelope) string {
 func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
 	e := a.Envelope
 	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
-		if _, there := b.elsewhere(e.WorkspaceID, e.Channel, e.To); there && b.c.URL == "" {
-			return protocol.Take, b.remember(ctx, a) // its hub publishes it
+		if _, there := b.remoteHub(e.WorkspaceID, e.Channel, e.To); there && b.c.URL == "" {
+			return protocol.Take, b.consumeKey(ctx, a) // its hub publishes it
 		}
-		return protocol.Pass, b.remember(ctx, a)
+		return protocol.Pass, b.consumeKey(ctx, a)
 	}
-	guest, at := b.anonymous[a.Principal], place{e.WorkspaceID, e.Channel, e.From}
+	guest, at := b.anonymous[a.Principal], peerAddress{e.WorkspaceID, e.Channel, e.From}
 	from, err := b.introduceSender(ctx, at, nil, guest)
 	forwarded := a.Forwarder != ""
 	if err == nil && forwarded {
 		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
 			Seen: b.now(), Guest: guest})
 	} else if err == nil {
-		_, err = b.members.heard(ctx, at, from, guest, nil, false, b.now())
+		_, err = b.members.noteSeen(ctx, at, from, guest, nil, false, b.now())
 	}
 	if errors.As(err, new(*parley.Error)) { // the guests' budget is used up
-		return protocol.Pass, b.turnedAway(ctx, e, err)
+		return protocol.Pass, b.refuse(ctx, e, err)
 	}
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	if x, ok := b.hostedAt(e.WorkspaceID, e.Channel, e.To); ok {
+	if x, ok := b.hostingHub(e.WorkspaceID, e.Channel, e.To); ok {
 		return b.forward(ctx, a, x)
 	}
 	m := toMessage(e, a.Verdict, a.Principal, b.now())
@@ -531,7 +531,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 		if s.Scope, err = b.ownScope(s.Scope, s.Key.ID); errors.Is(err, protocol.ErrReplay) {
 			return protocol.Pass, err
 		} else if err != nil {
-			return protocol.Pass, b.turnedAway(ctx, e, err)
+			return protocol.Pass, b.refuse(ctx, e, err)
 		}
 	}
 	if a.Refused != nil {
@@ -560,7 +560,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	switch {
 	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
 		// It changes the work, and is for nobody.
-		return protocol.Take, b.remember(ctx, a)
+		return protocol.Take, b.consumeKey(ctx, a)
 	case e.To == "":
 		m.To = ChannelName(e.WorkspaceID, e.Channel)
 		m.Audience = b.audience(m, e.WorkspaceID, e.Channel)
@@ -577,11 +577,11 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 			return protocol.Pass, err
 		}
 	}
-	return b.recorded(ctx, e, s)
+	return b.submit(ctx, e, s)
 }
 
-// recorded hands a message to the hub.
-func (b *Binding) recorded(ctx context.Context, e *protocol.Envelope, s hub.Submission) (protocol.Decision, error) {
+// submit hands a message to the hub.
+func (b *Binding) submit(ctx context.Context, e *protocol.Envelope, s hub.Submission) (protocol.Decision, error) {
 	var err error
 	if !s.Vouched && !b.hubCounts(s.Message) {
 		err = b.charge(ctx, recordBytes+2*len(e.Raw()))
@@ -592,12 +592,12 @@ func (b *Binding) recorded(ctx context.Context, e *protocol.Envelope, s hub.Subm
 	if err == nil {
 		return protocol.Take, nil
 	}
-	return protocol.Pass, b.turnedAway(ctx, e, err)
+	return protocol.Pass, b.refuse(ctx, e, err)
 }
 
-// turnedAway makes the protocol's error of the hub's, and a receipt for work
+// refuse makes the protocol's error of the hub's, and a receipt for work
 // that is refused.
-func (b *Binding) turnedAway(ctx context.Context, e *protocol.Envelope, err error) error {
+func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) error {
 	if isPrior(err) {
 		return protocol.ErrReplay
 	}
@@ -633,7 +633,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 		}
 		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
 			err = nil // the work was never opened, or is for no peer of the hub's
-			if !b.away(out) {
+			if !b.sendElsewhere(out) {
 				err = b.gateway.Publish(out)
 			}
 		}
@@ -648,8 +648,8 @@ func isPrior(err error) bool {
 	return errors.As(err, &prior)
 }
 
-// remember consumes the replay key of what is not recorded.
-func (b *Binding) remember(ctx context.Context, a *protocol.Admission) error {
+// consumeKey consumes the replay key of what is not recorded.
+func (b *Binding) consumeKey(ctx context.Context, a *protocol.Admission) error {
 	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), bridge.KeyEnd(a.Until))
 	if err == nil && !fresh {
 		return protocol.ErrReplay
@@ -719,25 +719,25 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	}
 	if e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To) {
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
-		return b.recorded(ctx, e, s)
+		return b.submit(ctx, e, s)
 	}
 	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
 	switch {
 	case linked && l.Target == m.From:
 		if !b.answer(m, e, l) {
-			return protocol.Take, b.remember(ctx, a)
+			return protocol.Take, b.consumeKey(ctx, a)
 		}
 		if say, ok := e.Content().(*protocol.Say); ok {
-			if err := b.works.said(ctx, e.WorkspaceID, e.WorkID, []byte(say.Text)); err != nil {
+			if err := b.works.setLastText(ctx, e.WorkspaceID, e.WorkID, []byte(say.Text)); err != nil {
 				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 			}
 		}
-		return b.recorded(ctx, e, s)
+		return b.submit(ctx, e, s)
 	case linked && !talk && cancels(e):
 		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
-		return b.recorded(ctx, e, s)
+		return b.submit(ctx, e, s)
 	case !talk:
-		return protocol.Take, b.remember(ctx, a) // receipts for what an agent said: it has no use for them
+		return protocol.Take, b.consumeKey(ctx, a) // receipts for what an agent said: it has no use for them
 	}
 	m.Conversation = b.conversation(e)
 	m.Skill = skillWanted(e, func(id string) bool {
@@ -756,7 +756,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		b.envelopes.note(m.ID, e)
 		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
 		b.mu.Lock()
-		b.accepting[e], b.accepted[m.ID] = m, &acceptance{request: e, made: make(chan struct{}), sent: make(chan struct{})}
+		b.accepting[e], b.pendingReceipts[m.ID] = m, &pendingReceipt{request: e, made: make(chan struct{}), sent: make(chan struct{})}
 		b.mu.Unlock()
 	}
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
@@ -765,7 +765,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	if _, err := a.Advance(ctx); err != nil {
 		return protocol.Pass, err
 	}
-	return b.recorded(ctx, e, s)
+	return b.submit(ctx, e, s)
 }
 
 func cancels(e *protocol.Envelope) bool {
@@ -810,8 +810,8 @@ func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
 	return true
 }
 
-// acceptance is a request on its way to its receipt "accepted".
-type acceptance struct {
+// pendingReceipt is a request on its way to its receipt "accepted".
+type pendingReceipt struct {
 	request *protocol.Envelope
 	made    chan struct{}      // closed when there is a receipt, or will be none
 	receipt *protocol.Envelope // nil when somebody has taken it, to send it
@@ -835,7 +835,7 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 		return
 	}
 	delete(b.accepting, e)
-	a := b.accepted[m.ID]
+	a := b.pendingReceipts[m.ID]
 	if len(e.ID) > maxFor {
 		b.releaseLocked(m.ID)
 		return
@@ -861,7 +861,7 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 
 // sendReceipts sends the receipts that no answer has brought in time.
 func (b *Binding) sendReceipts() {
-	var due []*acceptance
+	var due []*pendingReceipt
 	b.mu.Lock()
 	now := time.Now()
 	for len(b.receipts) > 0 && (b.receipts[0].receipt == nil || !b.receipts[0].due.After(now)) {
@@ -885,7 +885,7 @@ func (b *Binding) sendReceipts() {
 }
 
 // takeReceipt gives the receipt to who is to send it, nil if somebody has it.
-func (b *Binding) takeReceipt(a *acceptance) *protocol.Envelope {
+func (b *Binding) takeReceipt(a *pendingReceipt) *protocol.Envelope {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := a.receipt
@@ -901,11 +901,11 @@ func (b *Binding) release(id parley.ID) {
 }
 
 func (b *Binding) releaseLocked(id parley.ID) {
-	a := b.accepted[id]
+	a := b.pendingReceipts[id]
 	if a == nil {
 		return
 	}
-	delete(b.accepted, id)
+	delete(b.pendingReceipts, id)
 	select {
 	case <-a.made:
 	default:

@@ -74,7 +74,7 @@ func (w *world) open() {
 	err = n.Handle(parley.Agent{Name: "crew/weather", Title: "Weather", Exposed: []string{"agh"}},
 		parley.Skill("forecast", func(ctx context.Context, m *parley.Message, q query) (map[string]any, error) {
 			if q.City == "nowhere" {
-				return nil, parley.Refuse(parley.HandlerFailed, "there is no such place")
+				return nil, parley.Refuse(parley.HandlerFailed, "there is no such peerAddress")
 			}
 			if q.City == "slow" {
 				if err := parley.Progress(ctx, "looking"); err != nil {
@@ -306,7 +306,7 @@ func TestFailureAndRefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, ok := end.Envelope.Content().(*agh.Trace); !ok || c.State != agh.StateFailed || c.Message != "there is no such place" {
+	if c, ok := end.Envelope.Content().(*agh.Trace); !ok || c.State != agh.StateFailed || c.Message != "there is no such peerAddress" {
 		t.Errorf("%s", end.Envelope.Raw())
 	}
 	end, err = alice.Ask(ctx, "crew__weather", &agh.Say{Text: "forecast", Artifacts: []json.RawMessage{json.RawMessage(`{"town":"Bern"}`)}})

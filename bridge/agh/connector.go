@@ -99,7 +99,7 @@ func (c *Connector) Run(ctx context.Context) error {
 	c.peers = map[string]*protocol.Client{}
 	c.from, c.seen = recent[string, origin]{max: maxRemembered}, recent[string, struct{}]{max: maxRemembered}
 	c.since = c.Now().Truncate(time.Second)
-	if err := c.look(ctx); err != nil {
+	if err := c.poll(ctx); err != nil {
 		return fmt.Errorf("cannot read workspace %q of the daemon (`agh workspace list` shows the ids of its workspaces): %w",
 			c.WorkspaceID, err)
 	}
@@ -112,7 +112,7 @@ func (c *Connector) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-tick.C:
-			if err := c.look(ctx); err != nil && ctx.Err() == nil {
+			if err := c.poll(ctx); err != nil && ctx.Err() == nil {
 				c.Log.Warn("the daemon could not be read", "error", err)
 			}
 		case <-ctx.Done():
@@ -134,8 +134,8 @@ func (c *Connector) me() string {
 	return c.self
 }
 
-// look reads peers and timelines once.
-func (c *Connector) look(ctx context.Context) error {
+// poll reads peers and timelines once.
+func (c *Connector) poll(ctx context.Context) error {
 	var answer struct {
 		Peers []daemonPeer `json:"peers"`
 	}
@@ -204,7 +204,7 @@ func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	}
 	client := &protocol.Client{Transport: c.Transport, WorkspaceID: c.WorkspaceID, Channel: c.Channel, PeerID: p.PeerID, DisplayName: p.DisplayName,
 		Handler: func(ctx context.Context, r *protocol.Request) {
-			if err := c.inward(ctx, p.PeerID, r.Envelope); err != nil {
+			if err := c.toDaemon(ctx, p.PeerID, r.Envelope); err != nil {
 				c.Log.Warn("a message did not get into the daemon", "from", r.Envelope.From, "to", p.PeerID, "error", err)
 			}
 		}}
@@ -218,9 +218,9 @@ func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	return nil
 }
 
-// inward says in the daemon what a peer of the hub said to one of its
+// toDaemon says in the daemon what a peer of the hub said to one of its
 // sessions, or to all.
-func (c *Connector) inward(ctx context.Context, peer string, e *protocol.Envelope) error {
+func (c *Connector) toDaemon(ctx context.Context, peer string, e *protocol.Envelope) error {
 	c.mu.Lock()
 	_, own := c.peers[e.From]
 	c.mu.Unlock()
@@ -278,7 +278,7 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 		if client == nil || known || m.Timestamp == nil || m.Timestamp.Before(c.since) {
 			continue
 		}
-		if err := c.outward(ctx, client, m); err != nil {
+		if err := c.toHub(ctx, client, m); err != nil {
 			c.Log.Warn("a message of the daemon did not get to the hub", "id", m.MessageID, "error", err)
 			var e *protocol.Error
 			if !errors.As(err, &e) || e.Retryable {
@@ -292,13 +292,13 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 	return nil
 }
 
-func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daemonMessage) error {
+func (c *Connector) toHub(ctx context.Context, client *protocol.Client, m daemonMessage) error {
 	e := &protocol.Envelope{ID: m.MessageID, Kind: protocol.Kind(m.Kind), Surface: protocol.SurfaceThread, ThreadID: m.ThreadID, WorkID: m.WorkID,
 		ReplyTo: m.ReplyTo, TraceID: m.TraceID, CausationID: m.CausationID, Body: m.Body}
 	switch {
 	case m.Surface == string(protocol.SurfaceThread) && m.PeerTo == "":
 	case m.PeerTo == c.me():
-		o, ok := c.behind(m)
+		o, ok := c.originOf(m)
 		if !ok {
 			return nil // for the bridge session itself
 		}
@@ -317,8 +317,8 @@ func (c *Connector) outward(ctx context.Context, client *protocol.Client, m daem
 	return err
 }
 
-// behind finds who at the hub a message to the bridge session is for.
-func (c *Connector) behind(m daemonMessage) (origin, bool) {
+// originOf finds who at the hub a message to the bridge session is for.
+func (c *Connector) originOf(m daemonMessage) (origin, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, key := range []string{"work " + m.WorkID, "id " + m.ReplyTo, "peer " + m.PeerFrom} {

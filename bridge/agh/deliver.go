@@ -52,7 +52,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	if workspaceID != e.WorkspaceID {
 		return hub.Outcome{Err: parley.Refuse(parley.Forbidden, "AGH messages do not leave their workspace")}
 	}
-	at := place{workspaceID, e.Channel, peer}
+	at := peerAddress{workspaceID, e.Channel, peer}
 	if o.Attempt > 1 && e.WorkID != "" && (e.Kind == protocol.KindTrace || e.Kind == protocol.KindReceipt) {
 		// The hub may have stopped after it recorded what ends the work, and before
 		// it noted that.
@@ -64,22 +64,22 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 			return next, err
 		})
 		if err != nil && !errors.As(err, new(*protocol.Error)) { // one of those: it was noted
-			return b.published(err)
+			return b.outcome(err)
 		}
 	}
 	if e.To != "" {
-		return b.published(b.pass(e, at, func() error { return b.gateway.Publish(e) }))
+		return b.outcome(b.publishAt(e, at, func() error { return b.gateway.Publish(e) }))
 	}
-	t, err := b.once(ctx, m.ID, func() error { return b.gateway.Publish(e) })
-	if err != nil || peer[0] == channelMark[0] || b.members.heardSince(at, t) {
-		return b.published(err)
+	t, err := b.publishOnce(ctx, m.ID, func() error { return b.gateway.Publish(e) })
+	if err != nil || peer[0] == channelMark[0] || b.members.presentSince(at, t) {
+		return b.outcome(err)
 	}
-	return b.published(b.pass(e, at, func() error { return b.gateway.PublishTo(e, peer) }))
+	return b.outcome(b.publishAt(e, at, func() error { return b.gateway.PublishTo(e, peer) }))
 }
 
-// pass publishes where the peer is: here, or at the hub that it is connected
+// publishAt publishes where the peer is: here, or at the hub that it is connected
 // to.
-func (b *Binding) pass(e *protocol.Envelope, at place, publish func() error) error {
+func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func() error) error {
 	if x, ok := b.members.at(at.workspaceID, at.channel, at.peer); ok {
 		if !b.here(x) {
 			return errAway
@@ -116,7 +116,7 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 }
 
 func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
-	until := b.now().Add(handedFor)
+	until := b.now().Add(handoffTTL)
 	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
 		until = ends
 	}
@@ -126,9 +126,9 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member
 	return err
 }
 
-// handedFor is how long a message that was handed over waits at most for its
+// handoffTTL is how long a message that was handed over waits at most for its
 // peer to come back to the other hub.
-const handedFor = 5 * time.Minute
+const handoffTTL = 5 * time.Minute
 
 // maxBroadcasts are the broadcasts whose time is remembered. What is forgotten, or
 // was published before a restart, members get once more, and know it by its id.
@@ -141,8 +141,8 @@ type broadcast struct {
 	failed error // when done
 }
 
-// once publishes a broadcast, unless that was done, and tells when.
-func (b *Binding) once(ctx context.Context, id parley.ID, publish func() error) (time.Time, error) {
+// publishOnce publishes a broadcast, unless that was done, and tells when.
+func (b *Binding) publishOnce(ctx context.Context, id parley.ID, publish func() error) (time.Time, error) {
 	b.mu.Lock()
 	x, begun := b.broadcasts.byKey[id]
 	if !begun {
@@ -171,8 +171,8 @@ func (b *Binding) decode(raw []byte) (*protocol.Envelope, error) {
 	return (&protocol.Decoder{Lenient: b.c.Lenient, Handles: b.c.Trust}).Decode(raw)
 }
 
-// published sorts what publishing ended with.
-func (b *Binding) published(err error, ls ...parley.Loss) hub.Outcome {
+// outcome sorts what publishing ended with.
+func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
 	case err == nil:
@@ -191,7 +191,7 @@ func (b *Binding) published(err error, ls ...parley.Loss) hub.Outcome {
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	b.mu.Lock()
-	a := b.accepted[o.Request.ID]
+	a := b.pendingReceipts[o.Request.ID]
 	b.mu.Unlock()
 	var outs []*protocol.Envelope
 	var e *protocol.Envelope
@@ -244,7 +244,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err == nil {
 		err = b.sendAll(ctx, append(outs, answers...), o.Attempt)
 	}
-	return b.published(err, ls...)
+	return b.outcome(err, ls...)
 }
 
 // answers are the messages in which an event or a reply goes out.
@@ -297,7 +297,7 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 // to another hub. A repeated attempt at what closed the work already is
 // published all the same: the first one may not have got so far.
 func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) error {
-	if x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To); ok {
+	if x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To); ok {
 		if err := b.step(ctx, e); err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func (b *Binding) sendAll(ctx context.Context, es []*protocol.Envelope, attempt 
 		return nil
 	}
 	sent := 0
-	if _, away := b.elsewhere(es[0].WorkspaceID, es[0].Channel, es[0].To); attempt == 1 && !away {
+	if _, away := b.remoteHub(es[0].WorkspaceID, es[0].Channel, es[0].To); attempt == 1 && !away {
 		n, err := b.gateway.SendAll(ctx, es...)
 		if err != nil {
 			return err
@@ -363,12 +363,12 @@ func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
 	return err
 }
 
-// where finds the channel in which an agent can speak to a peer: one where
+// commonChannel finds the channel in which an agent can speak to a peer: one where
 // both are, else one where the peer is.
-func (b *Binding) where(workspaceID, peer, agent string) (channel, speaker string, err error) {
-	places := b.members.places(workspaceID, peer)
+func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speaker string, err error) {
+	joined := b.members.memberships(workspaceID, peer)
 	best := -1
-	for i, x := range places {
+	for i, x := range joined {
 		if !b.here(x) {
 			continue
 		}
@@ -383,16 +383,16 @@ func (b *Binding) where(workspaceID, peer, agent string) (channel, speaker strin
 	if best < 0 {
 		return "", "", errAway
 	}
-	speaker, err = b.speaker(workspaceID, places[best].channel, agent)
-	return places[best].channel, speaker, err
+	speaker, err = b.speaker(workspaceID, joined[best].channel, agent)
+	return joined[best].channel, speaker, err
 }
 
-// meet says where m is said to the peer that e is to, and by whom: in the
+// chooseContainer says where m is said to the peer that e is to, and by whom: in the
 // thread that its conversation is, else in the room that the peer shares with
 // who speaks.
-func (b *Binding) meet(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
+func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
 	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
-		for _, x := range b.members.places(e.WorkspaceID, e.To) {
+		for _, x := range b.members.memberships(e.WorkspaceID, e.To) {
 			if x.channel == at.Channel && b.here(x) {
 				e.Channel, e.Surface, e.ThreadID = at.Channel, protocol.SurfaceThread, at.ID
 				e.From, err = b.speaker(e.WorkspaceID, at.Channel, m.From)
@@ -401,7 +401,7 @@ func (b *Binding) meet(ctx context.Context, e *protocol.Envelope, m *parley.Mess
 		}
 	}
 	e.Surface = protocol.SurfaceDirect
-	if e.Channel, e.From, err = b.where(e.WorkspaceID, e.To, m.From); err == nil {
+	if e.Channel, e.From, err = b.commonChannel(e.WorkspaceID, e.To, m.From); err == nil {
 		e.DirectID, err = protocol.VerifiedDirectID(e.WorkspaceID, e.Channel, e.From, e.To)
 	}
 	return err
@@ -411,9 +411,9 @@ func (b *Binding) meet(ctx context.Context, e *protocol.Envelope, m *parley.Mess
 func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, To: peer, TraceID: traceOf(m)}
-	err := b.meet(ctx, e, m)
+	err := b.chooseContainer(ctx, e, m)
 	if err != nil {
-		return b.published(err)
+		return b.outcome(err)
 	}
 	intent := m.Act
 	if m.Kind == parley.Request {
@@ -442,7 +442,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 	if err == nil {
 		err = b.send(ctx, e, o.Attempt)
 	}
-	return b.published(err, append(ls, more...)...)
+	return b.outcome(err, append(ls, more...)...)
 }
 
 // traceOf gives the trace id that AGH knows, else the W3C one.
@@ -484,7 +484,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	}
 	speaker, err := b.speaker(workspaceID, channel, m.From)
 	if err != nil {
-		return b.published(err)
+		return b.outcome(err)
 	}
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceThread,
 		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m), TS: b.now().Unix()}
@@ -503,15 +503,15 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	}
 	var since time.Time
 	if err == nil {
-		since, err = b.once(ctx, m.ID, func() error {
+		since, err = b.publishOnce(ctx, m.ID, func() error {
 			_, err := b.gateway.Send(ctx, e)
 			return err
 		})
 	}
-	if at := (place{workspaceID, channel, peer}); err == nil && peer != "" && !b.members.heardSince(at, since) {
-		err = b.pass(e, at, func() error { return b.gateway.SendTo(ctx, e, peer) })
+	if at := (peerAddress{workspaceID, channel, peer}); err == nil && peer != "" && !b.members.presentSince(at, since) {
+		err = b.publishAt(e, at, func() error { return b.gateway.SendTo(ctx, e, peer) })
 	}
-	return b.published(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
+	return b.outcome(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }
 
 // cancel tells a peer that the answer is not wanted any more.
@@ -521,7 +521,7 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	}
 	w, ok, err := b.works.Work(ctx, workspaceID, workID(o.Request.ID))
 	if err != nil {
-		return b.published(err)
+		return b.outcome(err)
 	}
 	if !ok || w.State.Terminal() {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
@@ -539,5 +539,5 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	if err == nil {
 		err = b.send(ctx, e, o.Attempt)
 	}
-	return b.published(err)
+	return b.outcome(err)
 }

@@ -5,11 +5,11 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// Held is how much waits for peers of which this hub has not heard.
-func (b *Binding) Held() (messages, questions int) {
-	b.held.mu.Lock()
-	defer b.held.mu.Unlock()
-	return b.held.count, len(b.held.questions)
+// Pending is how much waits for peers of which this hub has not heard.
+func (b *Binding) Pending() (messages, questions int) {
+	b.pending.mu.Lock()
+	defer b.pending.mu.Unlock()
+	return b.pending.count, len(b.pending.whois)
 }
 
 // WorkKey is the key of some work in the state.

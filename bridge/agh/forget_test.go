@@ -38,7 +38,7 @@ func TestForgetsLastWords(t *testing.T) {
 	const inBase64 = "YSB3b3Jk"
 	said := func() {
 		t.Helper()
-		if err := w.said(t.Context(), "acme", "work_1", []byte("a word")); err != nil {
+		if err := w.setLastText(t.Context(), "acme", "work_1", []byte("a word")); err != nil {
 			t.Fatal(err)
 		}
 		if s := kept(); !strings.Contains(s, inBase64) {

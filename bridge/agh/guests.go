@@ -101,12 +101,12 @@ func (b *Binding) evict(id string) {
 }
 
 // forget drops a peer from all channels.
-func (m *members) forget(workspaceID, peer string) (from []place) {
+func (m *members) forget(workspaceID, peer string) (from []peerAddress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
 		m.drop(x)
-		from = append(from, x.place)
+		from = append(from, x.peerAddress)
 	}
 	return from
 }

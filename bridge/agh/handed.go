@@ -12,25 +12,25 @@ import (
 // owed is what other hubs handed over for peers that do not listen here just
 // now: this hub was started again, and they have not come back to it yet. It is
 // published in the order in which it came, and until then it is in the journal.
-type owed struct {
+type handoffQueue struct {
 	mu      sync.Mutex
-	byPeer  map[place][]handedOver // those with any have a goroutine
+	byPeer  map[peerAddress][]queuedHandoff // those with any have a goroutine
 	waiting int
 }
 
-// handedOver is a message that another hub has for a peer of this one.
-type handedOver struct {
+// queuedHandoff is a message that another hub has for a peer of this one.
+type queuedHandoff struct {
 	row journal.Row[handoff]
 	e   *protocol.Envelope
 }
 
 const (
-	maxOwed   = 1 << 14 // more is published at once, whoever listens
-	lookEvery = 100 * time.Millisecond
+	maxQueuedHandoffs = 1 << 14 // more is published at once, whoever listens
+	listenEvery       = 100 * time.Millisecond
 )
 
-// handed takes what another hub has for a peer of this one.
-func (b *Binding) handed(row journal.Row[handoff]) {
+// receiveHandoff takes what another hub has for a peer of this one.
+func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 	if row.Revision == 0 || b.now().After(row.Until) {
 		return
 	}
@@ -38,41 +38,41 @@ func (b *Binding) handed(row journal.Row[handoff]) {
 	if err != nil {
 		return
 	}
-	peer, m := row.Value.Peer, handedOver{row, e}
+	peer, m := row.Value.Peer, queuedHandoff{row, e}
 	if e.To != "" && b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
 		if row.Value.From != "" {
 			b.takeForwarded(row, e)
 		} else {
-			b.publishHanded(m) // a whois, which the hub answers
+			b.publishHandoff(m) // a whois, which the hub answers
 		}
 		return
 	}
 	if e.To == "" && e.Kind == protocol.KindWhois || peer == "" {
-		b.publishHanded(m) // it is of use now or never
+		b.publishHandoff(m) // it is of use now or never
 		return
 	}
-	to := place{e.WorkspaceID, e.Channel, peer}
-	b.owed.mu.Lock()
-	list, waits := b.owed.byPeer[to]
-	if !waits && b.gateway.Listens(to.workspaceID, to.channel, to.peer) || b.owed.waiting >= maxOwed {
-		b.owed.mu.Unlock()
-		b.publishHanded(m)
+	to := peerAddress{e.WorkspaceID, e.Channel, peer}
+	b.handoffQueue.mu.Lock()
+	list, waits := b.handoffQueue.byPeer[to]
+	if !waits && b.gateway.Listens(to.workspaceID, to.channel, to.peer) || b.handoffQueue.waiting >= maxQueuedHandoffs {
+		b.handoffQueue.mu.Unlock()
+		b.publishHandoff(m)
 		return
 	}
-	if b.owed.byPeer == nil {
-		b.owed.byPeer = map[place][]handedOver{}
+	if b.handoffQueue.byPeer == nil {
+		b.handoffQueue.byPeer = map[peerAddress][]queuedHandoff{}
 	}
-	b.owed.byPeer[to] = append(list, m)
-	b.owed.waiting++
-	b.owed.mu.Unlock()
+	b.handoffQueue.byPeer[to] = append(list, m)
+	b.handoffQueue.waiting++
+	b.handoffQueue.mu.Unlock()
 	if !waits {
-		b.work.Go(func() { b.payOwed(to) })
+		b.work.Go(func() { b.publishWhenListening(to) })
 	}
 }
 
-// payOwed publishes what is owed to a peer when it listens, until nothing is.
-func (b *Binding) payOwed(to place) {
-	look := time.NewTicker(lookEvery)
+// publishWhenListening publishes what is owed to a peer when it listens, until nothing is.
+func (b *Binding) publishWhenListening(to peerAddress) {
+	look := time.NewTicker(listenEvery)
 	defer look.Stop()
 	for {
 		select {
@@ -80,13 +80,13 @@ func (b *Binding) payOwed(to place) {
 		case <-b.ctx.Done():
 			return
 		}
-		for out := []handedOver{{}}; len(out) > 0; {
+		for out := []queuedHandoff{{}}; len(out) > 0; {
 			var left bool
-			if out, left = b.owed.due(to, b.gateway.Listens(to.workspaceID, to.channel, to.peer), b.now()); !left {
+			if out, left = b.handoffQueue.due(to, b.gateway.Listens(to.workspaceID, to.channel, to.peer), b.now()); !left {
 				return
 			}
 			for _, m := range out {
-				b.publishHanded(m)
+				b.publishHandoff(m)
 			}
 		}
 	}
@@ -95,25 +95,25 @@ func (b *Binding) payOwed(to place) {
 // due takes out what is to be published for a peer, which is all if it listens;
 // left is false if nothing is, nor was just now. What is over ends with its note
 // in the journal: nobody is to work on what was asked for till then.
-func (o *owed) due(to place, listens bool, now time.Time) (out []handedOver, left bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	list := o.byPeer[to]
+func (q *handoffQueue) due(to peerAddress, listens bool, now time.Time) (out []queuedHandoff, left bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list := q.byPeer[to]
 	had := len(list)
-	list = slices.DeleteFunc(list, func(m handedOver) bool { return !now.Before(m.row.Until) })
+	list = slices.DeleteFunc(list, func(m queuedHandoff) bool { return !now.Before(m.row.Until) })
 	if listens {
 		out, list = list, nil
 	}
-	o.waiting -= had - len(list)
+	q.waiting -= had - len(list)
 	if len(list) == 0 && len(out) == 0 {
-		delete(o.byPeer, to)
+		delete(q.byPeer, to)
 		return nil, false
 	}
-	o.byPeer[to] = list // while it is there, what comes meanwhile follows
+	q.byPeer[to] = list // while it is there, what comes meanwhile follows
 	return out, true
 }
 
-func (b *Binding) publishHanded(m handedOver) {
+func (b *Binding) publishHandoff(m queuedHandoff) {
 	var err error
 	w, whois := m.e.Content().(*protocol.Whois)
 	switch {

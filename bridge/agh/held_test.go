@@ -38,13 +38,13 @@ func said(t *testing.T, id, to string, expires time.Time) *protocol.Envelope {
 // room for.
 func TestHeldInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refused := make(chan string, 2*maxHeld)
-		h := &held{within: 30 * time.Second, refuse: func(m heldMessage) { refused <- m.res.Envelope.ID }}
-		message := func(user, id string) heldMessage {
-			return heldMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})}, again: func() {}}
+		refused := make(chan string, 2*maxPending)
+		h := &pending{within: 30 * time.Second, refuse: func(m pendingMessage) { refused <- m.res.Envelope.ID }}
+		message := func(user, id string) pendingMessage {
+			return pendingMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})}, again: func() {}}
 		}
-		bob, carol := place{"w", "c", "bob"}, place{"w", "c", "carol"}
-		if !h.keep(bob, message("alice", "msg_1")) || !h.keep(carol, message("alice", "msg_2")) {
+		bob, carol := peerAddress{"w", "c", "bob"}, peerAddress{"w", "c", "carol"}
+		if !h.add(bob, message("alice", "msg_1")) || !h.add(carol, message("alice", "msg_2")) {
 			t.Fatal("there is no room")
 		}
 		if list := h.take(carol, nil); len(list) != 1 || list[0].res.Envelope.ID != "msg_2" {
@@ -57,17 +57,17 @@ func TestHeldInVain(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 || len(h.byPlace)+len(h.bySender) != 0 {
+		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 || len(h.byAddress)+len(h.bySender) != 0 {
 			t.Errorf("not refused, or kept after: %+v", h)
 		}
-		for n := range maxHeld + maxHeldEach {
-			user := fmt.Sprint("user", n/(maxHeldEach+1))
-			if kept, room := h.keep(bob, message(user, fmt.Sprint("msg_", n))), n%(maxHeldEach+1) < maxHeldEach && n < maxHeld+maxHeld/maxHeldEach; kept != room {
+		for n := range maxPending + maxPendingEach {
+			user := fmt.Sprint("user", n/(maxPendingEach+1))
+			if kept, room := h.add(bob, message(user, fmt.Sprint("msg_", n))), n%(maxPendingEach+1) < maxPendingEach && n < maxPending+maxPending/maxPendingEach; kept != room {
 				t.Fatalf("the message %d of all: kept %v, room %v", n, kept, room)
 			}
 		}
 		h.close()
-		if h.keep(bob, message("alice", "msg_3")) {
+		if h.add(bob, message("alice", "msg_3")) {
 			t.Error("kept by a hub that stops")
 		}
 		time.Sleep(time.Minute)
@@ -81,15 +81,15 @@ func TestHeldInVain(t *testing.T) {
 // TestQuestionsForNewPeers: a question for all is brought to each hub once, one
 // for a single peer to that peer's, and neither after its time.
 func TestQuestionsForNewPeers(t *testing.T) {
-	h := &held{within: 30 * time.Second}
+	h := &pending{within: 30 * time.Second}
 	now := time.Now()
 	for id, to := range map[string]string{"msg_all": "", "msg_bob": "bob"} {
-		q := h.ask(said(t, id, to, time.Time{}), now)
+		q := h.addWhois(said(t, id, to, time.Time{}), now)
 		if to == "" {
-			if out := h.unasked(q, []string{"one", "two"}); len(out) != 2 {
+			if out := h.notSentTo(q, []string{"one", "two"}); len(out) != 2 {
 				t.Errorf("brought to %q", out)
 			}
-			if out := h.unasked(q, []string{"two"}); len(out) != 0 {
+			if out := h.notSentTo(q, []string{"two"}); len(out) != 0 {
 				t.Errorf("brought to %q again", out)
 			}
 		}
@@ -107,21 +107,21 @@ func TestQuestionsForNewPeers(t *testing.T) {
 		{"bob", "four", 30 * time.Second, nil},
 	} {
 		var got []string
-		for _, e := range h.asked(place{"w", "c", c.peer}, c.node, now.Add(c.after)) {
+		for _, e := range h.whoisFor(peerAddress{"w", "c", c.peer}, c.node, now.Add(c.after)) {
 			got = append(got, e.ID)
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s at %s after %s: %q, want %q", c.peer, c.node, c.after, got, c.want)
 		}
 	}
-	if len(h.questions) > 0 {
+	if len(h.whois) > 0 {
 		t.Error("a question is kept after its time")
 	}
-	for n := range maxQuestions + 1 {
-		h.ask(said(t, fmt.Sprint("msg_", n), "", time.Time{}), now)
+	for n := range maxWhois + 1 {
+		h.addWhois(said(t, fmt.Sprint("msg_", n), "", time.Time{}), now)
 	}
-	if len(h.questions) != maxQuestions || h.questions[0].e.ID != "msg_1" {
-		t.Errorf("%d questions are kept", len(h.questions))
+	if len(h.whois) != maxWhois || h.whois[0].e.ID != "msg_1" {
+		t.Errorf("%d questions are kept", len(h.whois))
 	}
 }
 
@@ -140,21 +140,21 @@ func TestOwedUntilItIsOver(t *testing.T) {
 	now := time.Now()
 	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}, ctx: t.Context(),
 		handoffs: journal.NewTable[handoff](j, "agh.handoffs", 0)}
-	bob := member{place: place{"w", "c", "bob"}, node: "two"}
+	bob := member{peerAddress: peerAddress{"w", "c", "bob"}, node: "two"}
 	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}), said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
 		if err := b.handOff(e, bob); err != nil {
 			t.Fatal(err)
 		}
 	}
-	o := &owed{byPeer: map[place][]handedOver{}}
+	o := &handoffQueue{byPeer: map[peerAddress][]queuedHandoff{}}
 	for row, err := range b.handoffs.Range(t.Context(), "two/") {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if row.Until.After(now.Add(handedFor)) {
+		if row.Until.After(now.Add(handoffTTL)) {
 			t.Errorf("kept for %s", row.Until.Sub(now))
 		}
-		o.byPeer[bob.place] = append(o.byPeer[bob.place], handedOver{row: row})
+		o.byPeer[bob.peerAddress] = append(o.byPeer[bob.peerAddress], queuedHandoff{row: row})
 		o.waiting++
 	}
 	for _, c := range []struct {
@@ -169,8 +169,8 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		{time.Minute, true, 0, 0, false},
 	} {
 		// expires_at has whole seconds.
-		out, left := o.due(bob.place, c.listens, now.Truncate(time.Second).Add(c.after))
-		if len(out) != c.out || o.waiting != c.kept || len(o.byPeer[bob.place]) != c.kept || left != c.left {
+		out, left := o.due(bob.peerAddress, c.listens, now.Truncate(time.Second).Add(c.after))
+		if len(out) != c.out || o.waiting != c.kept || len(o.byPeer[bob.peerAddress]) != c.kept || left != c.left {
 			t.Errorf("after %s: %d are published, %d wait, left %v; want %+v", c.after, len(out), o.waiting, left, c)
 		}
 	}

@@ -17,20 +17,20 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// place is a peer in a channel.
-type place struct{ workspaceID, channel, peer string }
+// peerAddress is a peer in a channel.
+type peerAddress struct{ workspaceID, channel, peer string }
 
 // member is a peer that greeted, or spoke, in a channel, and may be away now.
 type member struct {
-	place
-	name  string    // in the directory
-	node  string    // the hub that it is connected to
-	seen  time.Time // when it was heard of last
-	since time.Time // since when it hears without a gap; zero: not known
-	away  bool      // something waits for it
-	kept  time.Time // when its record was written
-	gone  bool      // it has been away for too long: what waits is given up
-	guest bool      // the peer of an anonymous user
+	peerAddress
+	name       string    // in the directory
+	node       string    // the hub that it is connected to
+	seen       time.Time // when it was heard of last
+	since      time.Time // since when it hears without a gap; zero: not known
+	away       bool      // something waits for it
+	recordedAt time.Time // when its record was written
+	expired    bool      // it has been away for too long: what waits is given up
+	guest      bool      // the peer of an anonymous user
 }
 
 // record of a member in the journal's state.
@@ -52,8 +52,8 @@ type members struct {
 	limit int
 
 	mu        sync.Mutex
-	guests    int // in byPlace
-	byPlace   map[place]*member
+	guests    int // in byAddress
+	byAddress map[peerAddress]*member
 	byPeer    map[[2]string][]*member       // workspace, peer
 	byChannel map[[2]string]map[string]bool // workspace, channel → peers
 }
@@ -62,7 +62,7 @@ type members struct {
 const writeEvery = 10 * time.Minute
 
 func (m *members) load(ctx context.Context) error {
-	m.byPlace, m.byPeer, m.byChannel = map[place]*member{}, map[[2]string][]*member{}, map[[2]string]map[string]bool{}
+	m.byAddress, m.byPeer, m.byChannel = map[peerAddress]*member{}, map[[2]string][]*member{}, map[[2]string]map[string]bool{}
 	for r, err := range m.rows.Range(ctx, "") {
 		if err != nil {
 			return fmt.Errorf("read the members of AGH channels: %w", err)
@@ -77,8 +77,8 @@ func (m *members) load(ctx context.Context) error {
 func (m *members) note(r peerRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	at := place{r.Workspace, r.Channel, r.Peer}
-	old := m.byPlace[at]
+	at := peerAddress{r.Workspace, r.Channel, r.Peer}
+	old := m.byAddress[at]
 	if back = old == nil || old.away; old == nil {
 		old = m.add(at, r.Name, r.Guest)
 	}
@@ -90,9 +90,9 @@ func (m *members) note(r peerRecord) (back bool) {
 }
 
 // add makes a member; m.mu is held.
-func (m *members) add(at place, name string, guest bool) *member {
-	x := &member{place: at, name: name, node: m.node, guest: guest}
-	m.byPlace[at] = x
+func (m *members) add(at peerAddress, name string, guest bool) *member {
+	x := &member{peerAddress: at, name: name, node: m.node, guest: guest}
+	m.byAddress[at] = x
 	if guest {
 		m.guests++
 	}
@@ -106,7 +106,7 @@ func (m *members) add(at place, name string, guest bool) *member {
 }
 
 func (m *members) drop(x *member) {
-	delete(m.byPlace, x.place)
+	delete(m.byAddress, x.peerAddress)
 	if x.guest {
 		m.guests--
 	}
@@ -120,41 +120,41 @@ func (m *members) drop(x *member) {
 }
 
 // key of a member's record: a hash, since workspaces may be long.
-func (at place) key() string { return workKey(at.workspaceID+"\x00"+at.channel, at.peer) }
+func (at peerAddress) key() string { return workKey(at.workspaceID+"\x00"+at.channel, at.peer) }
 
 var errMembers = errors.New("too many peers are known")
 
-// room reports whether a peer can be a member, errMembers if not. Guests have a
+// checkRoom reports whether a peer can be a member, errMembers if not. Guests have a
 // quarter of the places.
-func (m *members) room(at place, guest bool) error {
+func (m *members) checkRoom(at peerAddress, guest bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.roomLocked(at, guest)
+	return m.checkRoomLocked(at, guest)
 }
 
-func (m *members) roomLocked(at place, guest bool) error {
-	if m.byPlace[at] == nil && (len(m.byPlace) >= m.limit || guest && m.guests >= max(1, m.limit/4)) {
+func (m *members) checkRoomLocked(at peerAddress, guest bool) error {
+	if m.byAddress[at] == nil && (len(m.byAddress) >= m.limit || guest && m.guests >= max(1, m.limit/4)) {
 		return errMembers
 	}
 	return nil
 }
 
-// heard notes that a peer was heard of. With greeted it is here now and hears
+// noteSeen notes that a peer was heard of. With greeted it is here now and hears
 // what is said from now on, unless it did before. back is true if something
 // may wait for it.
-func (m *members) heard(ctx context.Context, at place, name string, guest bool, greet *protocol.Envelope, joined bool,
+func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope, joined bool,
 	now time.Time) (back bool, err error) {
 	greeted := greet != nil
 	m.mu.Lock()
-	x := m.byPlace[at]
+	x := m.byAddress[at]
 	if x == nil {
-		if err := m.roomLocked(at, guest); err != nil {
+		if err := m.checkRoomLocked(at, guest); err != nil {
 			m.mu.Unlock()
 			return false, err
 		}
 		x = m.add(at, name, guest)
 	}
-	x.seen, x.gone, x.name = now, false, name
+	x.seen, x.expired, x.name = now, false, name
 	if x.guest && !guest {
 		x.guest = false
 		m.guests--
@@ -165,9 +165,9 @@ func (m *members) heard(ctx context.Context, at place, name string, guest bool, 
 		}
 		x.node = m.node
 	}
-	write := x.kept.IsZero() || now.Sub(x.kept) >= writeEvery || greeted
+	write := x.recordedAt.IsZero() || now.Sub(x.recordedAt) >= writeEvery || greeted
 	if write {
-		x.kept = now
+		x.recordedAt = now
 	}
 	r := peerRecord{at.workspaceID, at.channel, at.peer, name, x.node, now, nil, x.guest}
 	if greeted && len(greet.Raw()) <= maxGreet {
@@ -187,7 +187,7 @@ func (m *members) of(workspaceID, channel string) []string {
 	defer m.mu.Unlock()
 	var names []string
 	for peer := range m.byChannel[[2]string{workspaceID, channel}] {
-		names = append(names, m.byPlace[place{workspaceID, channel, peer}].name)
+		names = append(names, m.byAddress[peerAddress{workspaceID, channel, peer}].name)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -199,15 +199,15 @@ func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 	defer m.mu.Unlock()
 	var out []string
 	for peer := range m.byChannel[[2]string{workspaceID, channel}] {
-		if x := m.byPlace[place{workspaceID, channel, peer}]; x.node != m.node && x.seen.After(since) && !slices.Contains(out, x.node) {
+		if x := m.byAddress[peerAddress{workspaceID, channel, peer}]; x.node != m.node && x.seen.After(since) && !slices.Contains(out, x.node) {
 			out = append(out, x.node)
 		}
 	}
 	return out
 }
 
-// places lists where a peer was seen, the last one first.
-func (m *members) places(workspaceID, peer string) []member {
+// memberships lists where a peer was seen, the last one first.
+func (m *members) memberships(workspaceID, peer string) []member {
 	m.mu.Lock()
 	list := m.byPeer[[2]string{workspaceID, peer}] // is replaced, not changed
 	out := make([]member, len(list))
@@ -225,7 +225,7 @@ func (m *members) places(workspaceID, peer string) []member {
 func (m *members) at(workspaceID, channel, peer string) (member, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if x := m.byPlace[place{workspaceID, channel, peer}]; x != nil {
+	if x := m.byAddress[peerAddress{workspaceID, channel, peer}]; x != nil {
 		return *x, true
 	}
 	return member{}, false
@@ -241,19 +241,19 @@ func (m *members) channels() [][2]string {
 	return out
 }
 
-func (m *members) missed(at place) {
+func (m *members) markAway(at peerAddress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if x := m.byPlace[at]; x != nil {
+	if x := m.byAddress[at]; x != nil {
 		x.away = true
 	}
 }
 
-// heardSince reports whether a peer has heard everything since t.
-func (m *members) heardSince(at place, t time.Time) bool {
+// presentSince reports whether a peer has heard everything since t.
+func (m *members) presentSince(at peerAddress, t time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	x := m.byPlace[at]
+	x := m.byAddress[at]
 	return x != nil && !x.since.IsZero() && !x.since.After(t) && !x.away
 }
 
@@ -263,11 +263,11 @@ func (m *members) heardSince(at place, t time.Time) bool {
 func (m *members) sweep(before time.Time) (expired, forgotten []member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, x := range m.byPlace {
+	for _, x := range m.byAddress {
 		switch {
 		case x.seen.After(before):
-		case !x.gone:
-			x.gone = true
+		case !x.expired:
+			x.expired = true
 			expired = append(expired, *x)
 		default:
 			m.drop(x)
@@ -283,16 +283,16 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 	if !ok || peer[0] == channelMark[0] {
 		return false
 	}
-	places := b.members.places(workspaceID, peer)
-	gone := len(places) > 0
-	for _, x := range places {
+	joined := b.members.memberships(workspaceID, peer)
+	gone := len(joined) > 0
+	for _, x := range joined {
 		if b.here(x) {
 			return false
 		}
-		gone = gone && x.gone
+		gone = gone && x.expired
 	}
-	for _, x := range places {
-		b.members.missed(x.place)
+	for _, x := range joined {
+		b.members.markAway(x.peerAddress)
 	}
 	return !gone
 }
@@ -326,7 +326,7 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		return
 	}
 	if w, ok := e.Content().(*protocol.Whois); ok && b.c.URL == "" {
-		if err := b.passOn(e, w); err != nil {
+		if err := b.forwardWhois(e, w); err != nil {
 			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
 		}
 		return
@@ -334,32 +334,32 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 	b.acknowledge(e)
 }
 
-// elsewhere gives the other hub that a peer is connected to, or that hosts the
+// remoteHub gives the other hub that a peer is connected to, or that hosts the
 // agent of that name.
-func (b *Binding) elsewhere(workspaceID, channel, peer string) (member, bool) {
+func (b *Binding) remoteHub(workspaceID, channel, peer string) (member, bool) {
 	x, ok := b.members.at(workspaceID, channel, peer)
 	if ok && x.node != b.members.node && b.here(x) {
 		return x, true
 	}
-	return b.hostedAt(workspaceID, channel, peer)
+	return b.hostingHub(workspaceID, channel, peer)
 }
 
-// hostedAt gives the other hub that hosts an agent which this one does not.
-func (b *Binding) hostedAt(workspaceID, channel, peer string) (member, bool) {
+// hostingHub gives the other hub that hosts an agent which this one does not.
+func (b *Binding) hostingHub(workspaceID, channel, peer string) (member, bool) {
 	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
 		return member{}, false
 	}
-	return b.remoteAgents.find(place{workspaceID, channel, peer}, b.members.node, b.fresh())
+	return b.remoteAgents.find(peerAddress{workspaceID, channel, peer}, b.members.node, b.fresh())
 }
 
-// passOn brings a whois to the hubs that it concerns: a question to those
+// forwardWhois brings a whois to the hubs that it concerns: a question to those
 // whose peers may answer, an answer to that of who asked.
-func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
+func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
-		x, ok := b.elsewhere(e.WorkspaceID, e.Channel, e.To)
+		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && !b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
-			b.held.ask(e, b.now()) // it was away, and may be back in a moment
-			x, ok = b.elsewhere(e.WorkspaceID, e.Channel, e.To)
+			b.pending.addWhois(e, b.now()) // it was away, and may be back in a moment
+			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		}
 		if ok {
 			return b.handOff(e, x)
@@ -367,37 +367,37 @@ func (b *Binding) passOn(e *protocol.Envelope, w *protocol.Whois) error {
 		return nil
 	}
 	var err error
-	q := b.held.ask(e, b.now())
-	nodes := b.held.unasked(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
+	q := b.pending.addWhois(e, b.now())
+	nodes := b.pending.notSentTo(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
 	for _, node := range b.remoteAgents.inChannel(e.WorkspaceID, e.Channel, b.members.node, b.fresh()) {
 		if !slices.Contains(nodes, node) { // only agents are there: peers that come still have to hear it
 			nodes = append(nodes, node)
 		}
 	}
 	for _, node := range nodes {
-		err = errors.Join(err, b.handOff(e, member{place: place{e.WorkspaceID, e.Channel, ""}, node: node}))
+		err = errors.Join(err, b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, ""}, node: node}))
 	}
 	return err
 }
 
 // greeted makes who greeted a member, and delivers what it missed.
 func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, guest, joined bool) error {
-	at := place{e.WorkspaceID, e.Channel, e.From}
+	at := peerAddress{e.WorkspaceID, e.Channel, e.From}
 	name, err := b.introduceSender(ctx, at, card, guest)
 	if err != nil {
 		return err
 	}
-	back, err := b.members.heard(ctx, at, name, guest, e, joined, b.now())
+	back, err := b.members.noteSeen(ctx, at, name, guest, e, joined, b.now())
 	if back {
 		b.c.Hub.Kick(name)
 	}
-	b.wakeHeld(at)
+	b.retryPending(at)
 	return err
 }
 
 // introduceSender is introduce for a peer that is, or becomes, a member.
-func (b *Binding) introduceSender(ctx context.Context, at place, card *protocol.Card, guest bool) (string, error) {
-	if err := b.members.room(at, guest); err != nil {
+func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *protocol.Card, guest bool) (string, error) {
+	if err := b.members.checkRoom(at, guest); err != nil {
 		return "", err
 	}
 	return b.introduce(ctx, at.workspaceID, at.channel, at.peer, card, guest)
@@ -482,8 +482,8 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 		most = max(1, most/4)
 	}
 	b.mu.Lock()
-	_, ok := b.open[key]
-	full := len(b.open) >= most
+	_, ok := b.channels[key]
+	full := len(b.channels) >= most
 	b.mu.Unlock()
 	if ok {
 		return nil
@@ -495,14 +495,14 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 		Identities: []parley.Identity{Identity(workspaceID, channelMark+channel)}}, directory.FromCode)
 	if err == nil {
 		b.mu.Lock()
-		b.open[key] = true
+		b.channels[key] = true
 		b.mu.Unlock()
 	}
 	return err
 }
 
-// tidy forgets who has been away for too long.
-func (b *Binding) tidy(ctx context.Context) {
+// dropAbsent forgets who has been away for too long.
+func (b *Binding) dropAbsent(ctx context.Context) {
 	expired, forgotten := b.members.sweep(b.now().Add(-cmp.Or(b.c.Keep, 7*24*time.Hour)))
 	for _, x := range expired {
 		b.c.Hub.Kick(x.name)
@@ -510,7 +510,7 @@ func (b *Binding) tidy(ctx context.Context) {
 	for _, x := range forgotten {
 		err := b.members.rows.Delete(ctx, x.key(), 0)
 		e, ok := b.c.Hub.Directory().Agent(x.name)
-		if ok && registered(e) && len(b.members.places(x.workspaceID, x.peer)) == 0 {
+		if ok && registered(e) && len(b.members.memberships(x.workspaceID, x.peer)) == 0 {
 			err = errors.Join(err, b.c.Hub.Directory().Remove(ctx, x.name))
 			b.c.Hub.Guests().Drop(policy.Registration, guestKey(Identity(x.workspaceID, x.peer).ID))
 		}

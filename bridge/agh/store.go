@@ -91,8 +91,8 @@ func (w *works) linked(ctx context.Context, workspaceID, workID string) (link, b
 	return *r.Value.Link, true, nil
 }
 
-// said keeps what the target of some work said last.
-func (w *works) said(ctx context.Context, workspaceID, workID string, text []byte) error {
+// setLastText keeps the last text of the target of some work.
+func (w *works) setLastText(ctx context.Context, workspaceID, workID string, text []byte) error {
 	const most = 64 << 10
 	_, err := w.rows.Change(ctx, workKey(workspaceID, workID), func(r *journal.Row[work]) (bool, error) {
 		if r.Value.Link == nil || len(text) > most {

@@ -14,7 +14,7 @@ import (
 func (w *world) held(messages, questions int) {
 	w.t.Helper()
 	w.until("it is held", func() bool {
-		m, q := w.AGH().Held()
+		m, q := w.AGH().Pending()
 		return m == messages && q == questions
 	})
 }
@@ -111,5 +111,5 @@ func TestSaidBeforeItIsKnown(t *testing.T) {
 			break
 		}
 	}
-	one.until("nothing is held", func() bool { m, _ := one.AGH().Held(); return m == 0 })
+	one.until("nothing is held", func() bool { m, _ := one.AGH().Pending(); return m == 0 })
 }
