@@ -62,7 +62,7 @@ func newSubagents(b *Binding) *subagents {
 
 func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
 
-func ownerPrefix(agent string) string { return strings.TrimPrefix(keptPrefix(agent), "owed/") }
+func ownerPrefix(agent string) string { return strings.TrimPrefix(inboxPrefix(agent), "owed/") }
 
 func (a *subagents) key(agent, id string) string { return ownerPrefix(agent) + id }
 
@@ -276,10 +276,10 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 			delete(a.wakes, key)
 		}
 	}()
-	until := time.NewTimer(patience(r))
+	until := time.NewTimer(timeLeft(r))
 	defer until.Stop()
-	asks := a.b.inboxes.begin(agent, nil) // while it waits, hubs bring results
-	defer a.b.inboxes.end(asks)
+	call := a.b.inboxes.begin(agent, nil) // while it waits, hubs bring results
+	defer a.b.inboxes.end(call)
 	for {
 		row, err := a.get(ctx, agent, id)
 		if err != nil {
@@ -290,8 +290,8 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 		if s.Status != protocol.StatusRunning {
 			return out, nil
 		}
-		if !asks.told {
-			a.b.inboxes.offer(ctx, asks, 0, 0, patience(r))
+		if !call.announced {
+			a.b.inboxes.offer(ctx, call, 0, 0, timeLeft(r))
 			continue
 		}
 		select {

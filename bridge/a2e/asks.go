@@ -9,41 +9,41 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// An ask is an open call of an agent, at this hub or at another: parley_inbox, or
+// openCall is a call of an agent, at this hub or at another: parley_inbox, or
 // multi_agent/await. It is announced in the journal's state while it is open, so
 // that every hub lets deliveries to the agent go on.
-type ask struct {
+type openCall struct {
 	Agent string    `json:"agent"`
 	Node  string    `json:"node"`
 	Since time.Time `json:"since"`
 	Max   int       `json:"max"` // messages that it takes; 0: it awaits the result of work
 
-	id    string
-	until time.Time // at another hub: it ends before
-	r     *reader   // nil: at another hub, or no inbox call
-	left  int       // of Max, as far as this hub knows
-	size  int       // of what it has, in bytes
-	told  bool      // it is, or may be, in the state
+	id        string
+	until     time.Time // at another hub: it ends before
+	r         *reader   // nil: at another hub, or no inbox call
+	left      int       // of Max, as far as this hub knows
+	size      int       // of what it has, in bytes
+	announced bool      // it is, or may be, in the state
 }
 
-// unheard is how long a hub may be alive before others have heard of it.
-const unheard = 10 * time.Second
+// announceTime is how long a hub may be alive before others have heard of it.
+const announceTime = 10 * time.Second
 
 // begin notes a call that this hub has. It takes nothing before it is offered.
-func (x *inboxes) begin(agent string, r *reader) *ask {
-	a := &ask{Agent: agent, Node: x.node, Since: x.b.c.Now().Round(0).UTC(), id: x.run + rand.Text()[:12], r: r}
+func (x *inboxes) begin(agent string, r *reader) *openCall {
+	a := &openCall{Agent: agent, Node: x.node, Since: x.b.c.Now().Round(0).UTC(), id: x.run + rand.Text()[:12], r: r}
 	x.add(a)
 	return a
 }
 
 // offer lets hubs send messages to a call, at most so many; none where it awaits
 // the result of work.
-func (x *inboxes) offer(ctx context.Context, a *ask, most, size int, wait time.Duration) {
+func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait time.Duration) {
 	x.mu.Lock()
-	a.Max, a.left, a.size, a.told = most, most, size, true
+	a.Max, a.left, a.size, a.announced = most, most, size, true
 	announced := *a
 	x.mu.Unlock()
-	x.goOn(a.Agent)
+	x.resumeDeliveries(a.Agent)
 	_, err := x.announced.Put(ctx, a.id, announced, x.b.c.Now().Add(wait+time.Minute))
 	if err != nil && ctx.Err() == nil {
 		x.b.c.Logger.Warn("other hubs do not hear that an A2E agent asks for its messages", "agent", a.Agent, "error", err)
@@ -51,18 +51,18 @@ func (x *inboxes) offer(ctx context.Context, a *ask, most, size int, wait time.D
 }
 
 // end ends a call that this hub has.
-func (x *inboxes) end(a *ask) {
+func (x *inboxes) end(a *openCall) {
 	x.drop(a.id)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if a.r != nil {
 		for _, m := range a.r.queue {
-			if !x.had[m.Key] {
-				x.passLocked(m)
+			if !x.taken[m.Key] {
+				x.freeLocked(m)
 			}
 		}
 	}
-	if !a.told {
+	if !a.announced {
 		return
 	}
 	x.b.work.Go(func() {
@@ -74,14 +74,14 @@ func (x *inboxes) end(a *ask) {
 	})
 }
 
-func (x *inboxes) add(a *ask) {
+func (x *inboxes) add(a *openCall) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.byID[a.id] != nil {
 		return
 	}
 	x.byID[a.id] = a
-	x.asks[a.Agent] = append(slices.DeleteFunc(x.asks[a.Agent], func(o *ask) bool {
+	x.calls[a.Agent] = append(slices.DeleteFunc(x.calls[a.Agent], func(o *openCall) bool {
 		if x.lives(o) {
 			return false
 		}
@@ -98,14 +98,14 @@ func (x *inboxes) drop(id string) {
 		return
 	}
 	delete(x.byID, id)
-	x.asks[a.Agent] = slices.DeleteFunc(x.asks[a.Agent], func(o *ask) bool { return o == a })
-	if len(x.asks[a.Agent]) == 0 {
-		delete(x.asks, a.Agent)
+	x.calls[a.Agent] = slices.DeleteFunc(x.calls[a.Agent], func(o *openCall) bool { return o == a })
+	if len(x.calls[a.Agent]) == 0 {
+		delete(x.calls, a.Agent)
 	}
 }
 
-// goOn lets deliveries to an agent go on.
-func (x *inboxes) goOn(agent string) {
+// resumeDeliveries lets deliveries to an agent go on.
+func (x *inboxes) resumeDeliveries(agent string) {
 	x.mu.Lock()
 	if next := x.next[agent]; next != nil {
 		close(next)
@@ -115,52 +115,52 @@ func (x *inboxes) goOn(agent string) {
 	x.b.c.Hub.Kick(agent) // asks for Binding.holds
 }
 
-// watchAsks takes notice of the asks at other hubs.
-func (x *inboxes) watchAsks(ctx context.Context) (stop func(), err error) {
-	return x.announced.Watch(ctx, "", func(row journal.Row[ask]) {
+// watchCalls takes notice of the asks at other hubs.
+func (x *inboxes) watchCalls(ctx context.Context) (stop func(), err error) {
+	return x.announced.Watch(ctx, "", func(row journal.Row[openCall]) {
 		a := row.Value
 		switch {
 		case row.Revision == 0:
 			x.drop(row.Key)
 		case a.Node == x.node: // or of this hub before it was started again
 		default:
-			a.id, a.until, a.left, a.told = row.Key, row.Until, a.Max, true
+			a.id, a.until, a.left, a.announced = row.Key, row.Until, a.Max, true
 			x.add(&a)
-			x.goOn(a.Agent)
+			x.resumeDeliveries(a.Agent)
 		}
 	})
 }
 
 // lives reports whether the hub that has a call lives.
-func (x *inboxes) lives(a *ask) bool {
+func (x *inboxes) lives(a *openCall) bool {
 	now := x.b.c.Now()
 	return a.Node == x.node || now.Before(a.until) &&
-		(now.Sub(a.Since) < unheard || x.b.c.Journal.LivesElsewhere(a.Node, a.Since))
+		(now.Sub(a.Since) < announceTime || x.b.c.Journal.LivesElsewhere(a.Node, a.Since))
 }
 
 // hasRoom reports whether a call may be sent another message. The one that does not
 // fit in bytes is sent: its hub ends the call then, and the next call has it.
-func (x *inboxes) hasRoom(a *ask) bool { return a.left > 0 && a.size <= x.room }
+func (x *inboxes) hasRoom(a *openCall) bool { return a.left > 0 && a.size <= x.room }
 
-// asked reports whether an agent asks for messages, or awaits the result of work.
-func (x *inboxes) asked(agent string) bool {
+// hasCall reports whether an agent asks for messages, or awaits the result of work.
+func (x *inboxes) hasCall(agent string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return slices.ContainsFunc(x.asks[agent], func(a *ask) bool {
-		return (x.hasRoom(a) || a.told && a.Max == 0) && x.lives(a)
+	return slices.ContainsFunc(x.calls[agent], func(a *openCall) bool {
+		return (x.hasRoom(a) || a.announced && a.Max == 0) && x.lives(a)
 	})
 }
 
 // reserve gives an open call of an agent for a message, one here whose agent is
 // connected before others; without one, what is closed at its next call.
-func (x *inboxes) reserve(agent string, size int) (best *ask, next <-chan struct{}) {
+func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, a := range x.asks[agent] {
+	for _, a := range x.calls[agent] {
 		if !x.hasRoom(a) || !x.lives(a) {
 			continue
 		}
-		if a.r != nil && !a.r.gone() {
+		if a.r != nil && !a.r.disconnected() {
 			best = a
 			break
 		}
@@ -180,7 +180,7 @@ func (x *inboxes) reserve(agent string, size int) (best *ask, next <-chan struct
 }
 
 // unreserve takes back what reserve noted.
-func (x *inboxes) unreserve(a *ask, size int) {
+func (x *inboxes) unreserve(a *openCall, size int) {
 	x.mu.Lock()
 	a.left++
 	a.size -= size

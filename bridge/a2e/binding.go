@@ -91,15 +91,15 @@ type Config struct {
 // Binding is the hub's A2E side. It is an http.Handler for the protocol
 // listener, and a hub.Binding.
 type Binding struct {
-	c       Config
-	host    *protocol.Host
-	store   *store
-	tools   *tools
-	inboxes *inboxes
-	memory  *memory
-	agents  *subagents
-	hosts   *hosts
-	tokens  []byte // key under which tokens of the configuration are hashed
+	c         Config
+	host      *protocol.Host
+	sessions  *sessionStore
+	tools     *tools
+	inboxes   *inboxes
+	memory    *memory
+	subagents *subagents
+	hosts     *hosts
+	tokens    []byte // key under which tokens of the configuration are hashed
 
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -131,33 +131,33 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	b.store = newStore(c.Journal, c.Now, c.Logger)
+	b.sessions = newSessionStore(c.Journal, c.Now, c.Logger)
 	b.tools = newTools(b)
 	b.inboxes = newInboxes(b)
 	b.memory = newMemory(c.Journal, c.Now)
-	b.agents = newSubagents(b)
+	b.subagents = newSubagents(b)
 	b.hosts = newHosts(b)
-	b.store.known = func(name string) bool { _, ok := b.agent(name); return ok }
-	b.store.kept = b.inboxes.ids
+	b.sessions.known = func(name string) bool { _, ok := b.agent(name); return ok }
+	b.sessions.inboxIDs = b.inboxes.ids
 	capabilities := map[string]protocol.Provider{
 		"tools":       protocol.ServeTools(b.tools),
 		"skill":       protocol.ServeSkills(skills{b.tools}),
 		"memory":      protocol.ServeMemories(b.memory),
-		"multi_agent": protocol.ServeMultiAgent(b.agents),
+		"multi_agent": protocol.ServeMultiAgent(b.subagents),
 	}
 	for capability, name := range c.Providers {
 		if capabilities[capability] != nil {
 			return nil, fmt.Errorf("a2e.providers.%s = %q: the hub serves this capability itself", capability, name)
 		}
-		capabilities[capability] = passOn{b, capability, name}
+		capabilities[capability] = hostProvider{b, capability, name}
 	}
 	b.host = &protocol.Host{
-		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.store, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
+		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.sessions, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
 		ConnContext: c.ConnContext, Authenticated: b.authenticated, Refused: b.refused,
 		Log: c.Logger, Now: c.Now,
 	}
-	b.store.session = b.host.Session
-	b.store.attached = func(id string) bool {
+	b.sessions.session = b.host.Session
+	b.sessions.attached = func(id string) bool {
 		s, ok := b.host.Session(id)
 		if !ok {
 			return false
@@ -195,7 +195,7 @@ func (b *Binding) deduplicates(e *directory.Entry, id parley.Identity) bool {
 
 // holds: the messages of an agent wait until it asks for them, at any hub.
 func (b *Binding) holds(e *directory.Entry, id parley.Identity) bool {
-	return id.URL == "" && !b.inboxes.asked(e.Name)
+	return id.URL == "" && !b.inboxes.hasCall(e.Name)
 }
 
 // Start implements hub.Service.
@@ -204,7 +204,7 @@ func (b *Binding) Start(ctx context.Context) error {
 		return fmt.Errorf("read the memories of A2E agents: %w", err)
 	}
 	for _, watch := range []func(context.Context) (stop func(), err error){
-		b.store.watch, b.inboxes.watchAsks, b.inboxes.watchKept, b.agents.watch,
+		b.sessions.watch, b.inboxes.watchCalls, b.inboxes.watchMessages, b.subagents.watch,
 	} {
 		stop, err := watch(ctx)
 		if err != nil {
@@ -221,12 +221,12 @@ func (b *Binding) Start(ctx context.Context) error {
 		})
 	}
 	b.work.Go(func() {
-		t := time.NewTicker(keepFor / 4)
+		t := time.NewTicker(sessionTTL / 4)
 		defer t.Stop()
 		for {
 			select {
 			case <-t.C:
-				b.store.refresh(b.ctx)
+				b.sessions.refresh(b.ctx)
 			case <-b.ctx.Done():
 				return
 			}
@@ -240,7 +240,7 @@ func (b *Binding) Start(ctx context.Context) error {
 // not end otherwise.
 func (b *Binding) Stop(ctx context.Context) {
 	b.inboxes.shut()
-	b.agents.shut()
+	b.subagents.shut()
 	if err := b.host.Shutdown(ctx); err != nil {
 		b.c.Logger.Debug("A2E sessions were cut off", "error", err)
 	}
@@ -257,7 +257,7 @@ func (b *Binding) Close() error {
 	b.stop()
 	b.hosts.close()
 	b.work.Wait()
-	b.store.shut(ctx)
+	b.sessions.shut(ctx)
 	if b.c.Listen != nil {
 		if err := b.c.Listen.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			return err
@@ -440,7 +440,7 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 				{Name: "token", OK: true, Detail: "A2E has no signatures; the session's token answers for them"}}}},
 	}
 	if kind == parley.Request {
-		m.Deadline = now.Add(patience(r))
+		m.Deadline = now.Add(timeLeft(r))
 	}
 	foreign := map[string]string{"a2e.id": clip(r.ID, 256)}
 	if c := r.Str("correlation_id"); c != "" && len(c) <= 256 {
@@ -454,9 +454,9 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
-// patience is how long the hub works on a request: a little less than its
+// timeLeft is how long the hub works on a request: a little less than its
 // agent waits, so that the agent hears why it failed.
-func patience(r *protocol.Request) time.Duration {
+func timeLeft(r *protocol.Request) time.Duration {
 	left := time.Until(r.Deadline)
 	return max(left-min(left/10, 500*time.Millisecond), time.Millisecond)
 }
@@ -499,10 +499,10 @@ const (
 	hashed        = "sha256:"    // begins the hash that stands for it
 )
 
-// remembers is until when the id of a message is recognised in its session. A2E
+// keyEnd is until when the id of a message is recognised in its session. A2E
 // messages never become stale. An agent repeats one whose answer it missed at once,
 // three times at most; a request is not begun again as long as it is in flight.
-func (b *Binding) remembers(m *parley.Message) time.Time {
+func (b *Binding) keyEnd(m *parley.Message) time.Time {
 	end := b.c.Now().Add(cmp.Or(b.c.Limits.SeenFor, 5*time.Minute))
 	if m.Deadline.After(end) {
 		end = m.Deadline
@@ -514,7 +514,7 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 	hideSession(m)
 	return hub.Submission{
 		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
-		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.remembers(m)},
+		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.keyEnd(m)},
 	}
 }
 
@@ -574,7 +574,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if o.Identity.URL != "" {
 		return b.hosts.deliver(ctx, o)
 	}
-	if done, out := b.agents.report(ctx, o); done {
+	if done, out := b.subagents.report(ctx, o); done {
 		return out
 	}
 	return b.inboxes.deliver(ctx, o)

@@ -22,7 +22,7 @@ import (
 // erased messages.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	var errs []error
-	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.agents.forget, b.inboxes.forget, b.store.forget} {
+	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget, b.inboxes.forget, b.sessions.forget} {
 		k, err := forget(ctx, &f)
 		n += k
 		errs = append(errs, err)
@@ -76,10 +76,10 @@ func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err e
 
 // forget drops what is kept for agents.
 func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	return x.kept.Sweep(ctx, "owed/", func(row *journal.Row[keptMessage]) journal.Fate {
+	return x.messages.Sweep(ctx, "owed/", func(row *journal.Row[inboxMessage]) journal.Fate {
 		var m arrival
 		known := json.Unmarshal(row.Value.Arrival, &m) == nil
-		if f.Agent != "" && strings.HasPrefix(row.Key, keptPrefix(f.Agent)) ||
+		if f.Agent != "" && strings.HasPrefix(row.Key, inboxPrefix(f.Agent)) ||
 			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() && m.Conversation == f.Conversation) {
 			return journal.Remove
 		}
@@ -89,7 +89,7 @@ func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err err
 
 // forget takes the content out of frames that sessions have not brought to
 // their agents. The frames stay, for they are numbered.
-func (t *store) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
+func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	t.mu.Lock()
 	held := slices.Collect(maps.Values(t.sessions))
 	t.mu.Unlock()
@@ -109,7 +109,7 @@ func (t *store) forget(ctx context.Context, f *hub.Forgetting) (n int, err error
 		}
 	}
 	forgotten := map[string]bool{} // sessions of the agent
-	_, err = t.rows.Sweep(ctx, "", func(row *journal.Row[saved]) journal.Fate {
+	_, err = t.rows.Sweep(ctx, "", func(row *journal.Row[recordedSession]) journal.Fate {
 		if f.Agent != "" && row.Value.Agent == f.Agent {
 			forgotten[row.Key] = true
 		}
@@ -154,7 +154,7 @@ func isAbout(frame string, f *hub.Forgetting) bool {
 }
 
 // empty takes the content out of frames, and tells of how many.
-func (r *saved) empty(f *hub.Forgetting) (n int) {
+func (r *recordedSession) empty(f *hub.Forgetting) (n int) {
 	for i := range r.Frames {
 		frame := &r.Frames[i]
 		if !(f.Agent != "" && r.Agent == f.Agent) && !isAbout(frame.Line, f) {

@@ -218,8 +218,8 @@ func (a *attachment) failed(err error) (again bool) {
 	return again
 }
 
-// several is what a request is told that names none of the host's tools.
-func (a *attachment) several(skills []parley.SkillSpec) *parley.Error {
+// ambiguous is what a request is told that names none of the host's tools.
+func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -357,7 +357,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			skill = s.ID
 		}
 		if skill == "" {
-			e := a.several(o.Recipient.Skills)
+			e := a.ambiguous(o.Recipient.Skills)
 			if e.Retryable {
 				return hub.Outcome{Err: e, Losses: lost}
 			}
@@ -483,17 +483,17 @@ func bodyOf(e *protocol.Envelope) (json.RawMessage, error) {
 	return jsonx.Encode(all)
 }
 
-// passOn is the provider of a capability that a host serves, one of the protocol
+// hostProvider is the provider of a capability that a host serves, one of the protocol
 // or one that agent and host agreed on: its requests go to that host as they
 // are, through the hub like all others.
-type passOn struct {
+type hostProvider struct {
 	b          *Binding
 	capability string
 	agent      string
 }
 
 // Serve implements a2e.Provider.
-func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+func (p hostProvider) Serve(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
 	switch r.Type {
 	case "mcp/sample/req", "mcp/root/list/req": // hosts send them, agents answer (A2E §6)
 		return protocol.Response{}, protocol.ErrUnknownType
@@ -507,7 +507,7 @@ func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Respon
 	if m.Extensions, err = (extension{Type: r.Type}).in(); err != nil {
 		return protocol.Response{}, err
 	}
-	reply, err := p.b.ask(ctx, r, m, true, func(e *parley.Message) error {
+	reply, err := p.b.call(ctx, r, m, true, func(e *parley.Message) error {
 		kind, data := toEvent(e)
 		return r.Event(ctx, kind, data)
 	})
@@ -525,4 +525,4 @@ func (p passOn) Serve(ctx context.Context, r *protocol.Request) (protocol.Respon
 }
 
 // Describe implements a2e.Describer.
-func (p passOn) Describe() any { return map[string]string{"provider": p.agent} }
+func (p hostProvider) Describe() any { return map[string]string{"provider": p.agent} }

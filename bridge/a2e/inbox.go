@@ -34,22 +34,22 @@ import (
 // before it is written.
 type inboxes struct {
 	b         *Binding
-	kept      *journal.Table[keptMessage] // what no call has returned
-	announced *journal.Table[ask]         // of all hubs
+	messages  *journal.Table[inboxMessage] // what no call has returned
+	announced *journal.Table[openCall]     // of all hubs
 	node      string
 	run       string // begins the ids of this process's asks
 	room      int    // for messages in an answer, in bytes
 
-	mu    sync.Mutex
-	asks  map[string][]*ask             // by agent
-	byID  map[string]*ask               // those of asks
-	next  map[string]chan struct{}      // by agent: closed at its next ask; there while a delivery waits for that
-	held  map[string]map[string]*reader // the calls that have what is kept, by agent and key
-	had   map[string]bool               // by key: of what was kept for a call here, what a call has had
-	freed map[string]chan struct{}      // by key: closed when what its call did not take is free for others
-	count uint64                        // of what was kept: the order within a moment
-	life  context.Context               // ends with shut
-	stop  context.CancelFunc
+	mu      sync.Mutex
+	calls   map[string][]*openCall        // by agent
+	byID    map[string]*openCall          // those of asks
+	next    map[string]chan struct{}      // by agent: closed at its next ask; there while a delivery waits for that
+	holders map[string]map[string]*reader // the calls that have what is kept, by agent and key
+	taken   map[string]bool               // by key: of what was kept for a call here, what a call has had
+	freed   map[string]chan struct{}      // by key: closed when what its call did not take is free for others
+	count   uint64                        // of what was kept: the order within a moment
+	life    context.Context               // ends with shut
+	stop    context.CancelFunc
 }
 
 // reader is one call.
@@ -57,7 +57,7 @@ type reader struct {
 	c      *protocol.ToolCall
 	agent  string
 	prefix string        // of what is kept for the agent
-	queue  []keptRow     // for the call, and not taken yet; guarded by inboxes.mu
+	queue  []inboxRow    // for the call, and not taken yet; guarded by inboxes.mu
 	more   chan struct{} // has a token when queue has grown
 	left   chan struct{} // has a token when another call left what it had
 }
@@ -69,43 +69,43 @@ func wake(c chan struct{}) {
 	}
 }
 
-// gone reports whether the agent has no connection to the call's session.
-func (r *reader) gone() bool {
+// disconnected reports whether the agent has no connection to the call's session.
+func (r *reader) disconnected() bool {
 	_, attached := r.c.Session.State()
 	return !attached
 }
 
-// keptMessage is a message that is kept for a call, or for the next one.
-type keptMessage struct {
+// inboxMessage is a message that is kept for a call, or for the next one.
+type inboxMessage struct {
 	Hub     string          `json:"hub,omitempty"`  // whose call it is for, or has it
 	Call    string          `json:"call,omitempty"` // the ask for which it was kept
 	Arrival json.RawMessage `json:"arrival"`
 }
 
 // UnmarshalJSON reads what earlier versions recorded too: the arrival alone.
-func (m *keptMessage) UnmarshalJSON(data []byte) error {
-	type fields keptMessage
+func (m *inboxMessage) UnmarshalJSON(data []byte) error {
+	type fields inboxMessage
 	err := json.Unmarshal(data, (*fields)(m))
 	if err == nil && len(m.Arrival) == 0 {
-		*m = keptMessage{Arrival: bytes.Clone(data)}
+		*m = inboxMessage{Arrival: bytes.Clone(data)}
 	}
 	return err
 }
 
-// keptRow is a message that a call takes.
-type keptRow struct {
-	journal.Row[keptMessage]
+// inboxRow is a message that a call takes.
+type inboxRow struct {
+	journal.Row[inboxMessage]
 	again bool // an earlier call had it
 }
 
 const (
-	defaultBatch = 32
-	maxBatch     = 1000
-	gather       = 20 * time.Millisecond // for what comes together, without streaming
-	comeBack     = 3 * time.Second
-	leastWait    = 100 * time.Millisecond // for what waits to come, where a call asks without waiting
-	keptFor      = 7 * 24 * time.Hour
-	frameHead    = 8 << 10 // for what an answer has besides messages
+	defaultBatch  = 32
+	maxBatch      = 1000
+	batchTime     = 20 * time.Millisecond // for what comes together, without streaming
+	callAgainTime = 3 * time.Second
+	leastWait     = 100 * time.Millisecond // for what waits to come, where a call asks without waiting
+	inboxTTL      = 7 * 24 * time.Hour
+	frameHead     = 8 << 10 // for what an answer has besides messages
 )
 
 // frameSize is what a value takes in a frame, which is ASCII.
@@ -124,10 +124,10 @@ func frameSize(v []byte) (n int) {
 }
 
 func newInboxes(b *Binding) *inboxes {
-	x := &inboxes{b: b, kept: journal.NewTable[keptMessage](b.c.Journal, "a2e.inbox", 0),
-		announced: journal.NewTable[ask](b.c.Journal, "a2e.asks", 0),
-		node:      b.c.Journal.Node(), run: rand.Text(), asks: map[string][]*ask{}, byID: map[string]*ask{},
-		next: map[string]chan struct{}{}, held: map[string]map[string]*reader{}, had: map[string]bool{},
+	x := &inboxes{b: b, messages: journal.NewTable[inboxMessage](b.c.Journal, "a2e.inbox", 0),
+		announced: journal.NewTable[openCall](b.c.Journal, "a2e.asks", 0),
+		node:      b.c.Journal.Node(), run: rand.Text(), calls: map[string][]*openCall{}, byID: map[string]*openCall{},
+		next: map[string]chan struct{}{}, holders: map[string]map[string]*reader{}, taken: map[string]bool{},
 		freed: map[string]chan struct{}{}}
 	x.room = min(cmp.Or(b.c.Limits.Frame, protocol.DefaultMaxFrame), protocol.HardMaxFrame) - frameHead
 	x.life, x.stop = context.WithCancel(context.Background())
@@ -152,7 +152,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		a, next := x.reserve(agent, size)
 		switch {
 		case a != nil:
-			m := keptMessage{Hub: a.Node, Call: a.id, Arrival: data}
+			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
 			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
 				x.unreserve(a, size)
 				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"), Wait: time.Second}
@@ -160,8 +160,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
 		case !o.Waits:
 			wait := time.Millisecond // then it is held until the agent asks
-			if x.asked(agent) {
-				wait = comeBack // it awaits the result of work
+			if x.hasCall(agent) {
+				wait = callAgainTime // it awaits the result of work
 			}
 			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
 			return hub.Outcome{Err: err, Wait: wait}
@@ -169,7 +169,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		select { // its sender would be told of the end, and the agent asks again at once
 		case <-next:
 		case <-ctx.Done():
-			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: comeBack}
+			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: callAgainTime}
 		}
 	}
 }
@@ -177,7 +177,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // ids names the messages that are kept for an agent.
 func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, error) {
 	out := map[parley.ID]bool{}
-	rows, err := x.kept.List(ctx, keptPrefix(agent))
+	rows, err := x.messages.List(ctx, inboxPrefix(agent))
 	for _, row := range rows {
 		var a arrival
 		if json.Unmarshal(row.Value.Arrival, &a) == nil {
@@ -188,28 +188,28 @@ func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, er
 }
 
 // keep records a message until a call has returned it.
-func (x *inboxes) keep(ctx context.Context, agent string, m keptMessage) error {
+func (x *inboxes) keep(ctx context.Context, agent string, m inboxMessage) error {
 	now := x.b.c.Now()
 	x.mu.Lock()
 	x.count++
 	n := x.count
 	x.mu.Unlock()
 	// Other hubs may keep something at the same time.
-	key := fmt.Sprintf("%s%020d-%06d-%s", keptPrefix(agent), now.UnixNano(), n%1e6, rand.Text()[:12])
-	_, err := x.kept.Replace(ctx, journal.Row[keptMessage]{Key: key, Value: m, Until: now.Add(keptFor)})
+	key := fmt.Sprintf("%s%020d-%06d-%s", inboxPrefix(agent), now.UnixNano(), n%1e6, rand.Text()[:12])
+	_, err := x.messages.Replace(ctx, journal.Row[inboxMessage]{Key: key, Value: m, Until: now.Add(inboxTTL)})
 	return err
 }
 
-// watchKept takes notice of messages that any hub keeps.
-func (x *inboxes) watchKept(ctx context.Context) (stop func(), err error) {
-	return x.kept.Watch(ctx, "", func(row journal.Row[keptMessage]) {
+// watchMessages takes notice of messages that any hub keeps.
+func (x *inboxes) watchMessages(ctx context.Context) (stop func(), err error) {
+	return x.messages.Watch(ctx, "", func(row journal.Row[inboxMessage]) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		if row.Revision == 0 {
-			delete(x.had, row.Key)
+			delete(x.taken, row.Key)
 			return
 		}
-		m := keptRow{Row: row}
+		m := inboxRow{Row: row}
 		switch a := x.byID[m.Value.Call]; {
 		case m.Value.Hub == "": // the call that it was for did not take it
 			for _, a := range x.byID {
@@ -217,28 +217,28 @@ func (x *inboxes) watchKept(ctx context.Context) (stop func(), err error) {
 					wake(a.r.left)
 				}
 			}
-		case !x.ours(m) || x.had[m.Key]:
+		case !x.ours(m) || x.taken[m.Key]:
 		case a != nil:
 			x.queueLocked(a.r, m)
 		default:
-			x.passLocked(m)
+			x.freeLocked(m)
 		}
 	})
 }
 
 // ours reports whether a message was kept for a call of this process.
-func (x *inboxes) ours(m keptRow) bool { return strings.HasPrefix(m.Value.Call, x.run) }
+func (x *inboxes) ours(m inboxRow) bool { return strings.HasPrefix(m.Value.Call, x.run) }
 
-func (x *inboxes) queueLocked(r *reader, m keptRow) {
+func (x *inboxes) queueLocked(r *reader, m inboxRow) {
 	r.queue = append(r.queue, m)
 	wake(r.more)
 }
 
-// passLocked gives what a call here did not take to another one here, or lets any
+// freeLocked gives what a call here did not take to another one here, or lets any
 // call have it; it returns before that is recorded.
-func (x *inboxes) passLocked(m keptRow) {
+func (x *inboxes) freeLocked(m inboxRow) {
 	for _, a := range x.byID {
-		if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) && !a.r.gone() {
+		if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) && !a.r.disconnected() {
 			x.queueLocked(a.r, m)
 			return
 		}
@@ -248,8 +248,8 @@ func (x *inboxes) passLocked(m keptRow) {
 	x.b.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		free := journal.Row[keptMessage]{Key: m.Key, Revision: m.Revision, Value: keptMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(keptFor)}
-		_, err := x.kept.Replace(ctx, free)
+		free := journal.Row[inboxMessage]{Key: m.Key, Revision: m.Revision, Value: inboxMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(inboxTTL)}
+		_, err := x.messages.Replace(ctx, free)
 		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has it all the same
 			x.b.c.Logger.Warn("a message waits for an A2E agent's next call", "error", err)
 		}
@@ -261,27 +261,27 @@ func (x *inboxes) passLocked(m keptRow) {
 }
 
 func (x *inboxes) holdLocked(agent, key string, r *reader) {
-	if x.held[agent] == nil {
-		x.held[agent] = map[string]*reader{}
+	if x.holders[agent] == nil {
+		x.holders[agent] = map[string]*reader{}
 	}
-	x.held[agent][key] = r
+	x.holders[agent][key] = r
 }
 
 // take gives r what is kept, unless a call has it whose agent is connected, or it
 // is for another call that is open. It reports whether an earlier call had it.
-func (x *inboxes) take(m keptRow, r *reader) (again, ok bool) {
+func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	other := x.held[r.agent][m.Key]
-	if other == r || other != nil && !other.gone() || x.freed[m.Key] != nil {
+	other := x.holders[r.agent][m.Key]
+	if other == r || other != nil && !other.disconnected() || x.freed[m.Key] != nil {
 		return false, false
 	}
 	again = m.Value.Hub != ""
 	if x.ours(m) {
-		if again = x.had[m.Key]; !again && x.byID[m.Value.Call] != nil {
+		if again = x.taken[m.Key]; !again && x.byID[m.Value.Call] != nil {
 			return false, false // that one takes it in a moment
 		}
-		x.had[m.Key] = true
+		x.taken[m.Key] = true
 	}
 	x.holdLocked(r.agent, m.Key, r)
 	return again, true
@@ -298,23 +298,23 @@ func (x *inboxes) freeing(key string) <-chan struct{} {
 func (x *inboxes) has(r *reader, key string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.held[r.agent][key] == r
+	return x.holders[r.agent][key] == r
 }
 
 // leave lets other calls have messages of r, and makes them look: where the agent
 // of r is gone, they may have all that r has.
-func (x *inboxes) leave(r *reader, list ...keptRow) {
+func (x *inboxes) leave(r *reader, list ...inboxRow) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, m := range list {
-		if x.held[r.agent][m.Key] == r {
-			delete(x.held[r.agent], m.Key)
+		if x.holders[r.agent][m.Key] == r {
+			delete(x.holders[r.agent], m.Key)
 		}
 	}
-	if len(x.held[r.agent]) == 0 {
-		delete(x.held, r.agent)
+	if len(x.holders[r.agent]) == 0 {
+		delete(x.holders, r.agent)
 	}
-	for _, a := range x.asks[r.agent] {
+	for _, a := range x.calls[r.agent] {
 		if a.r != nil && a.r != r {
 			wake(a.r.left)
 		}
@@ -322,14 +322,14 @@ func (x *inboxes) leave(r *reader, list ...keptRow) {
 }
 
 // remove ends messages that r has returned, or returns for the second time.
-func (x *inboxes) remove(r *reader, list []keptRow) {
+func (x *inboxes) remove(r *reader, list []inboxRow) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	var all sync.WaitGroup // the journal writes them together
 	for _, m := range list {
 		all.Go(func() {
 			// Where it has changed, a call at another hub has it.
-			if err := x.kept.Delete(ctx, m.Key, m.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+			if err := x.messages.Delete(ctx, m.Key, m.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 				x.b.c.Logger.Warn("an A2E agent may get a message twice", "agent", r.agent, "error", err)
 			}
 		})
@@ -347,13 +347,13 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.Wait != nil && (*q.Wait < 0 || *q.Wait > 1e6) || q.Max < 1 {
 		return protocol.ToolResult{}, badArguments("want {wait: seconds, max: 1 or more}", err)
 	}
-	wait := handsOut(time.Until(c.Request.Deadline))
+	wait := handOutTime(time.Until(c.Request.Deadline))
 	if q.Wait != nil {
 		wait = min(wait, max(leastWait, time.Duration(*q.Wait*float64(time.Second))))
 	}
-	x.b.store.inbox(c.Session.ID(), c.ID)
+	x.b.sessions.inbox(c.Session.ID(), c.ID)
 	agent := c.Identity.Name
-	r := &reader{c: c, agent: agent, prefix: keptPrefix(agent), more: make(chan struct{}, 1), left: make(chan struct{}, 1)}
+	r := &reader{c: c, agent: agent, prefix: inboxPrefix(agent), more: make(chan struct{}, 1), left: make(chan struct{}, 1)}
 	w := &batch{x: x, r: r, limit: min(q.Max, maxBatch)}
 	until := time.NewTimer(wait)
 	defer until.Stop()
@@ -362,7 +362,7 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
 	a := x.begin(agent, r)
-	w.takeKept(ctx, events, true)
+	w.takeWaiting(ctx, events, true)
 	if !w.over() {
 		x.offer(ctx, a, w.limit-len(w.messages), w.size, wait)
 	}
@@ -371,13 +371,13 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 loop:
 	for !w.over() {
 		if enough == nil && len(w.messages) > 0 && !c.Streaming {
-			enough = time.After(gather)
+			enough = time.After(batchTime)
 		}
 		select {
 		case <-r.more:
-			w.takeNew(events)
+			w.takeQueued(events)
 		case <-r.left:
-			w.takeKept(ctx, events, false)
+			w.takeWaiting(ctx, events, false)
 		case <-away:
 			x.leave(r) // other calls look for what this one has
 			away = nil
@@ -401,10 +401,10 @@ loop:
 	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.answer(), "more": w.over()}}, nil
 }
 
-// handsOut is for how much of its time a call hands out messages: who gives a
+// handOutTime is for how much of its time a call hands out messages: who gives a
 // call up does so by its own clock, which began before the request arrived, and
 // passes over what comes for it later.
-func handsOut(left time.Duration) time.Duration {
+func handOutTime(left time.Duration) time.Duration {
 	return max(left-min(left/4, 3*time.Second), time.Millisecond)
 }
 
@@ -413,7 +413,7 @@ type batch struct {
 	x        *inboxes
 	r        *reader
 	limit    int
-	messages []keptRow
+	messages []inboxRow
 	size     int  // in the answer
 	full     bool // the next message did not fit
 }
@@ -422,13 +422,13 @@ type batch struct {
 func (w *batch) over() bool { return w.full || len(w.messages) >= w.limit }
 
 // fits reports whether the answer has room for a message, and notes if not.
-func (w *batch) fits(m keptRow) bool {
+func (w *batch) fits(m inboxRow) bool {
 	w.full = w.full || w.size+frameSize(m.Value.Arrival) > w.x.room
 	return !w.over()
 }
 
-// takeNew takes what was kept for this call.
-func (w *batch) takeNew(events context.Context) {
+// takeQueued takes what was kept for this call.
+func (w *batch) takeQueued(events context.Context) {
 	for {
 		w.x.mu.Lock()
 		if len(w.r.queue) == 0 || !w.fits(w.r.queue[0]) {
@@ -437,9 +437,9 @@ func (w *batch) takeNew(events context.Context) {
 		}
 		m := w.r.queue[0]
 		w.r.queue = w.r.queue[1:]
-		known := w.x.had[m.Key]
+		known := w.x.taken[m.Key]
 		if !known {
-			w.x.had[m.Key] = true
+			w.x.taken[m.Key] = true
 			w.x.holdLocked(w.r.agent, m.Key, w.r)
 		}
 		w.x.mu.Unlock()
@@ -447,28 +447,28 @@ func (w *batch) takeNew(events context.Context) {
 			w.add(events, m)
 		}
 	}
-	if w.r.gone() {
+	if w.r.disconnected() {
 		w.x.leave(w.r) // another call may have begun meanwhile
 	}
 }
 
-// takeKept takes what is kept and no call has, the oldest first. At its begin a
+// takeWaiting takes what is kept and no call has, the oldest first. At its begin a
 // call takes as well what calls at other hubs have: the agent comes from there.
-func (w *batch) takeKept(ctx, events context.Context, begin bool) {
-	found, err := w.x.kept.List(ctx, w.r.prefix)
+func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
+	found, err := w.x.messages.List(ctx, w.r.prefix)
 	if err != nil {
 		w.x.b.c.Logger.Warn("cannot read what is kept for an A2E agent", "agent", w.r.agent, "error", err)
 	}
-	slices.SortFunc(found, func(a, b journal.Row[keptMessage]) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(found, func(a, b journal.Row[inboxMessage]) int { return strings.Compare(a.Key, b.Key) })
 	for _, row := range found {
-		m := keptRow{Row: row}
+		m := inboxRow{Row: row}
 		if done := w.x.freeing(m.Key); done != nil { // what comes after it waits too
 			select {
 			case <-done:
 			case <-ctx.Done():
 				return
 			}
-			if m.Row, err = w.x.kept.Get(ctx, m.Key); err != nil || m.Revision == 0 {
+			if m.Row, err = w.x.messages.Get(ctx, m.Key); err != nil || m.Revision == 0 {
 				continue
 			}
 		}
@@ -482,14 +482,14 @@ func (w *batch) takeKept(ctx, events context.Context, begin bool) {
 		if !ok {
 			continue
 		}
-		if now, err := w.x.kept.Get(ctx, m.Key); err != nil || now.Revision != m.Revision { // it was returned just now
+		if now, err := w.x.messages.Get(ctx, m.Key); err != nil || now.Revision != m.Revision { // it was returned just now
 			w.x.leave(w.r, m)
 			continue
 		}
 		m.again = again
 		if m.Value.Hub != w.x.node {
-			m.Value.Hub, m.Value.Call, m.Until = w.x.node, "", w.x.b.c.Now().Add(keptFor)
-			if m.Row, err = w.x.kept.Replace(ctx, m.Row); err != nil { // another hub was faster
+			m.Value.Hub, m.Value.Call, m.Until = w.x.node, "", w.x.b.c.Now().Add(inboxTTL)
+			if m.Row, err = w.x.messages.Replace(ctx, m.Row); err != nil { // another hub was faster
 				w.x.leave(w.r, m)
 				continue
 			}
@@ -500,7 +500,7 @@ func (w *batch) takeKept(ctx, events context.Context, begin bool) {
 
 // add notes a message for the answer, and sends it as an event where the agent
 // wants events. Whether that reaches the agent does not matter: the answer has it.
-func (w *batch) add(events context.Context, m keptRow) {
+func (w *batch) add(events context.Context, m inboxRow) {
 	w.messages = append(w.messages, m)
 	w.size += frameSize(m.Value.Arrival)
 	if w.r.c.Streaming {
@@ -512,13 +512,13 @@ func (w *batch) add(events context.Context, m keptRow) {
 // the agent has taken since.
 func (w *batch) answer() []json.RawMessage {
 	out := []json.RawMessage{}
-	var first, again []keptRow
+	var first, again []inboxRow
 	for _, m := range w.messages {
 		if !w.x.has(w.r, m.Key) {
 			continue
 		}
 		out = append(out, m.Value.Arrival)
-		if m.again && !w.r.gone() {
+		if m.again && !w.r.disconnected() {
 			again = append(again, m)
 		} else {
 			first = append(first, m)

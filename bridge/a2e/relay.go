@@ -23,16 +23,16 @@ import (
 const (
 	fromAgent = "in"
 	forAgent  = "out"
-	news      = "held" // another node has the session
+	movedKey  = "held" // another node has the session
 
-	passedFor = 24 * time.Hour // while no hub has the session
-	newsFor   = time.Minute
+	relayTTL = 24 * time.Hour // while no hub has the session
+	moveTTL  = time.Minute
 )
 
-var _ protocol.Relay = (*store)(nil)
+var _ protocol.Relay = (*sessionStore)(nil)
 
 // watch takes what other nodes pass on.
-func (t *store) watch(ctx context.Context) (stop func(), err error) {
+func (t *sessionStore) watch(ctx context.Context) (stop func(), err error) {
 	return t.relays.Watch(ctx, "", func(v journal.Value) {
 		if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
 			t.mu.Lock()
@@ -46,22 +46,22 @@ func (t *store) watch(ctx context.Context) (stop func(), err error) {
 }
 
 // Elsewhere implements a2e.Relay.
-func (t *store) Elsewhere(ctx context.Context, id string) (who protocol.Identity, elsewhere bool, err error) {
+func (t *sessionStore) Elsewhere(ctx context.Context, id string) (who protocol.Identity, elsewhere bool, err error) {
 	row, err := t.rows.Get(ctx, sessionKey(id))
-	if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) || !t.lives(row.Value.Node) {
+	if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) || !t.aliveElsewhere(row.Value.Node) {
 		return who, false, err
 	}
 	return protocol.Identity{Name: row.Value.Agent}, true, nil
 }
 
 // Send implements a2e.Relay.
-func (t *store) Send(ctx context.Context, id string, lines []byte) error {
+func (t *sessionStore) Send(ctx context.Context, id string, lines []byte) error {
 	key := sessionKey(id)
 	list := strings.Split(string(lines), "\n")
 	for i, line := range list {
 		list[i] = string(renameSession([]byte(line), id, key))
 	}
-	err := t.pass(ctx, key, fromAgent, []byte(strings.Join(list, "\n")))
+	err := t.relay(ctx, key, fromAgent, []byte(strings.Join(list, "\n")))
 	if errors.Is(err, journal.ErrTooLarge) {
 		return protocol.ErrTooLarge
 	}
@@ -69,9 +69,9 @@ func (t *store) Send(ctx context.Context, id string, lines []byte) error {
 }
 
 // Forward implements a2e.Relay.
-func (t *store) Forward(ctx context.Context, id string, seq uint64, frame []byte) error {
+func (t *sessionStore) Forward(ctx context.Context, id string, seq uint64, frame []byte) error {
 	key := sessionKey(id)
-	if k := t.find(id); k != nil {
+	if k := t.own(id); k != nil {
 		k.mu.Lock()
 		known, lost := seq > 0 && seq <= k.known, k.lost != nil
 		k.mu.Unlock()
@@ -82,23 +82,23 @@ func (t *store) Forward(ctx context.Context, id string, seq uint64, frame []byte
 			t.drop(id, k)
 		}
 	}
-	return t.pass(ctx, key, forAgent, renameSession(frame, id, key))
+	return t.relay(ctx, key, forAgent, renameSession(frame, id, key))
 }
 
-// pass leaves something for the node that has a session, or will have it.
-func (t *store) pass(ctx context.Context, key, direction string, data []byte) error {
+// relay leaves something for the node that has a session, or will have it.
+func (t *sessionStore) relay(ctx context.Context, key, direction string, data []byte) error {
 	t.mu.Lock()
 	t.count++
 	n := t.count
 	t.mu.Unlock()
 	now := t.now()
 	name := fmt.Sprintf("%s/%s/%020d-%06d-%s", key, direction, now.UnixNano(), n%1e6, rand.Text()[:12])
-	_, err := t.relays.Put(ctx, name, data, now.Add(passedFor))
+	_, err := t.relays.Put(ctx, name, data, now.Add(relayTTL))
 	return err
 }
 
 // relayed lists what nodes passed on, for each session in order.
-func (t *store) relayed(ctx context.Context, prefix string) (list []journal.Value, err error) {
+func (t *sessionStore) relayed(ctx context.Context, prefix string) (list []journal.Value, err error) {
 	for v, err := range t.relays.Range(ctx, prefix) {
 		if err != nil {
 			return nil, err
@@ -110,7 +110,7 @@ func (t *store) relayed(ctx context.Context, prefix string) (list []journal.Valu
 }
 
 // drop ends what there is of a session that another node has.
-func (t *store) drop(id string, k *kept) {
+func (t *sessionStore) drop(id string, k *ownSession) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.sessions[id] == k {
@@ -119,23 +119,23 @@ func (t *store) drop(id string, k *kept) {
 	}
 }
 
-// tell lets the node that had a session know that this one has it.
-func (t *store) tell(ctx context.Context, key string) {
-	if _, err := t.relays.Put(ctx, key+"/"+news, []byte(t.node), t.now().Add(newsFor)); err != nil {
+// announceMove lets the node that had a session know that this one has it.
+func (t *sessionStore) announceMove(ctx context.Context, key string) {
+	if _, err := t.relays.Put(ctx, key+"/"+movedKey, []byte(t.node), t.now().Add(moveTTL)); err != nil {
 		t.log.Warn("another hub hears later that an A2E session moved here", "error", err)
 	}
 }
 
 // Held implements a2e.Relay: it takes what was passed on for a session, one call
 // at a time.
-func (t *store) Held(id string) {
-	k := t.find(id)
+func (t *sessionStore) Held(id string) {
+	k := t.own(id)
 	if k == nil {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.more = true; k.pumps {
+	if k.more = true; k.receiving {
 		return
 	}
 	t.mu.Lock()
@@ -143,26 +143,26 @@ func (t *store) Held(id string) {
 	if t.closed {
 		return
 	}
-	k.pumps = true
+	k.receiving = true
 	t.work.Go(func() {
 		for {
 			k.mu.Lock()
-			if k.pumps = k.more; !k.more {
+			if k.receiving = k.more; !k.more {
 				k.mu.Unlock()
 				return
 			}
 			k.more = false
 			k.mu.Unlock()
-			if err := t.take(t.life, k, id); err != nil && t.life.Err() == nil {
+			if err := t.receive(t.life, k, id); err != nil && t.life.Err() == nil {
 				t.log.Warn("what another hub passed on for an A2E session waits", "agent", k.rec.Agent, "error", err)
 			}
 		}
 	})
 }
 
-// take gives a session what was passed on for it, or lets go of the session where
+// receive gives a session what was passed on for it, or lets go of the session where
 // another node has it.
-func (t *store) take(ctx context.Context, k *kept, id string) error {
+func (t *sessionStore) receive(ctx context.Context, k *ownSession, id string) error {
 	s, ok := t.session(id)
 	if !ok {
 		return nil // another node will have it, or it ends with its time

@@ -20,7 +20,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// store keeps sessions in the journal's state, one value each: who the session
+// sessionStore keeps sessions in the journal's state, one value each: who the session
 // belongs to and the frames that its agent has not had. The revision of the
 // value is the fence: a node that takes a session over changes it, after which
 // every write of the node before is a conflict, and that node passes on what it
@@ -29,8 +29,8 @@ import (
 // A frame is recorded at once while no transport is attached. While one is, it
 // is recorded when it could not be written within linger: what an agent reads
 // at once costs no write.
-type store struct {
-	rows     *journal.Table[saved]
+type sessionStore struct {
+	rows     *journal.Table[recordedSession]
 	now      func() time.Time
 	log      *slog.Logger
 	node     string
@@ -39,46 +39,46 @@ type store struct {
 	known    func(agent string) bool     // whether the directory still has it
 	// session gives one that this node's host has.
 	session func(sessionID string) (*protocol.Session, bool)
-	// lives reports whether another node of a name is alive.
-	lives func(node string) bool
-	// kept gives the messages that the agent's next inbox call has.
-	kept func(ctx context.Context, agent string) (map[parley.ID]bool, error)
+	// aliveElsewhere reports whether another node of a name is alive.
+	aliveElsewhere func(node string) bool
+	// inboxIDs gives the messages that the agent's next inbox call has.
+	inboxIDs func(ctx context.Context, agent string) (map[parley.ID]bool, error)
 
 	relays journal.State // what is passed on between nodes, by session
 	life   context.Context
 	stop   context.CancelFunc
 
 	mu       sync.Mutex
-	sessions map[string]*kept
+	sessions map[string]*ownSession
 	ids      map[string]string // of sessions, by key
 	count    uint64            // of what was passed on: the order within a moment
 	closed   bool
 	work     sync.WaitGroup
 }
 
-// keepFor is how long a session that nobody touches can be resumed.
-const keepFor = 24 * time.Hour
+// sessionTTL is how long a session that nobody touches can be resumed.
+const sessionTTL = 24 * time.Hour
 
-// kept is a session that this node holds.
-type kept struct {
+// ownSession is a session that this node holds.
+type ownSession struct {
 	key string
 
-	mu       sync.Mutex
-	rec      saved
-	revision uint64
-	count    int    // frames in the recorded value
-	upTo     uint64 // the last of them
-	last     uint64 // of the frames appended
-	lost     error
-	timer    *time.Timer
-	pumps    bool   // what was passed on is being taken
-	more     bool   // and more came meanwhile
-	known    uint64 // the last frame of the recorded value, which the next node loads
+	mu        sync.Mutex
+	rec       recordedSession
+	revision  uint64
+	count     int    // frames in the recorded value
+	upTo      uint64 // the last of them
+	last      uint64 // of the frames appended
+	lost      error
+	timer     *time.Timer
+	receiving bool   // what was passed on is being taken
+	more      bool   // and more came meanwhile
+	known     uint64 // the last frame of the recorded value, which the next node loads
 }
 
-// saved is the recorded form. The session's id is a secret; only its hash is
+// recordedSession is the recorded form. The session's id is a secret; only its hash is
 // recorded, as the key.
-type saved struct {
+type recordedSession struct {
 	Agent    string          `json:"agent"`
 	AgentID  string          `json:"agent_id,omitempty"`
 	Accepted []string        `json:"accepted,omitempty"`
@@ -86,19 +86,19 @@ type saved struct {
 	Node     string          `json:"node"`
 	Epoch    uint64          `json:"epoch"` // grows with every take-over
 	LastSeq  uint64          `json:"last_seq"`
-	Frames   []savedFrame    `json:"frames,omitempty"`
+	Frames   []recordedFrame `json:"frames,omitempty"`
 	Inbox    map[string]bool `json:"inbox,omitempty"` // requests that are inbox calls
 }
 
-type savedFrame struct {
+type recordedFrame struct {
 	Seq  uint64 `json:"seq"`
 	Line string `json:"line"` // pure ASCII
 }
 
-func newStore(j *journal.Journal, now func() time.Time, log *slog.Logger) *store {
-	t := &store{rows: journal.NewTable[saved](j, "a2e.sessions", 0), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
-		linger: 100 * time.Millisecond, sessions: map[string]*kept{}, ids: map[string]string{},
-		lives: func(node string) bool { return j.LivesElsewhere(node, now()) }}
+func newSessionStore(j *journal.Journal, now func() time.Time, log *slog.Logger) *sessionStore {
+	t := &sessionStore{rows: journal.NewTable[recordedSession](j, "a2e.sessions", 0), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
+		linger: 100 * time.Millisecond, sessions: map[string]*ownSession{}, ids: map[string]string{},
+		aliveElsewhere: func(node string) bool { return j.LivesElsewhere(node, now()) }}
 	t.life, t.stop = context.WithCancel(context.Background())
 	return t
 }
@@ -123,18 +123,18 @@ func renameSession(frame []byte, from, to string) []byte {
 	return out
 }
 
-func (t *store) find(id string) *kept {
+func (t *sessionStore) own(id string) *ownSession {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.sessions[id]
 }
 
 // Open implements a2e.Store.
-func (t *store) Open(ctx context.Context, r protocol.SessionRecord) error {
+func (t *sessionStore) Open(ctx context.Context, r protocol.SessionRecord) error {
 	t.mu.Lock()
 	k := t.sessions[r.ID]
 	if k == nil {
-		k = &kept{key: sessionKey(r.ID)}
+		k = &ownSession{key: sessionKey(r.ID)}
 		t.sessions[r.ID], t.ids[k.key] = k, r.ID
 	}
 	t.mu.Unlock()
@@ -148,7 +148,7 @@ func (t *store) Open(ctx context.Context, r protocol.SessionRecord) error {
 }
 
 // save records k, which is locked.
-func (t *store) save(ctx context.Context, k *kept) error {
+func (t *sessionStore) save(ctx context.Context, k *ownSession) error {
 	if k.lost != nil {
 		return k.lost
 	}
@@ -156,7 +156,7 @@ func (t *store) save(ctx context.Context, k *kept) error {
 	if len(k.rec.Frames) == 0 {
 		k.rec.Inbox = nil
 	}
-	row, err := t.rows.Replace(ctx, journal.Row[saved]{Key: k.key, Value: k.rec, Revision: k.revision, Until: t.now().Add(keepFor)})
+	row, err := t.rows.Replace(ctx, journal.Row[recordedSession]{Key: k.key, Value: k.rec, Revision: k.revision, Until: t.now().Add(sessionTTL)})
 	if errors.Is(err, journal.ErrConflict) {
 		k.lost = fmt.Errorf("%w: %w", protocol.ErrMoved, err)
 		return k.lost
@@ -172,8 +172,8 @@ func (t *store) save(ctx context.Context, k *kept) error {
 }
 
 // Append implements a2e.Store.
-func (t *store) Append(ctx context.Context, id string, seq uint64, frame []byte) error {
-	k := t.find(id)
+func (t *sessionStore) Append(ctx context.Context, id string, seq uint64, frame []byte) error {
+	k := t.own(id)
 	if k == nil {
 		return protocol.ErrMoved
 	}
@@ -183,7 +183,7 @@ func (t *store) Append(ctx context.Context, id string, seq uint64, frame []byte)
 	if k.lost != nil {
 		return k.lost
 	}
-	k.rec.Frames = append(k.rec.Frames, savedFrame{seq, string(renameSession(frame, id, k.key))})
+	k.rec.Frames = append(k.rec.Frames, recordedFrame{seq, string(renameSession(frame, id, k.key))})
 	k.last = seq
 	if !attached {
 		err := t.save(context.WithoutCancel(ctx), k)
@@ -193,12 +193,12 @@ func (t *store) Append(ctx context.Context, id string, seq uint64, frame []byte)
 		}
 		return err
 	}
-	t.later(k)
+	t.saveLater(k)
 	return nil
 }
 
-// later sees to it that what waits is recorded soon; k is locked.
-func (t *store) later(k *kept) {
+// saveLater sees to it that what waits is recorded soon; k is locked.
+func (t *sessionStore) saveLater(k *ownSession) {
 	if k.timer != nil {
 		return
 	}
@@ -220,14 +220,14 @@ func (t *store) later(k *kept) {
 		defer cancel()
 		if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 			t.log.Warn("cannot record what an A2E agent has not read", "agent", k.rec.Agent, "error", err)
-			t.later(k)
+			t.saveLater(k)
 		}
 	})
 }
 
 // Delivered implements a2e.Store.
-func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
-	k := t.find(id)
+func (t *sessionStore) Delivered(ctx context.Context, id string, seq uint64) error {
+	k := t.own(id)
 	if k == nil {
 		return protocol.ErrMoved
 	}
@@ -239,7 +239,7 @@ func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 	recorded := k.count > 0 && len(k.rec.Frames) > 0 && k.rec.Frames[0].Seq <= min(seq, k.upTo)
 	n := 0
 	for n < len(k.rec.Frames) && k.rec.Frames[n].Seq <= seq {
-		k.rec.Frames[n] = savedFrame{}
+		k.rec.Frames[n] = recordedFrame{}
 		n++
 	}
 	if k.rec.Frames = k.rec.Frames[n:]; len(k.rec.Frames) == 0 {
@@ -252,25 +252,25 @@ func (t *store) Delivered(ctx context.Context, id string, seq uint64) error {
 }
 
 // Load implements a2e.Store: it takes the session over.
-func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bool, error) {
+func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRecord, bool, error) {
 	key := sessionKey(id)
 	for range 8 {
 		row, err := t.rows.Get(ctx, key)
 		if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) {
 			return protocol.SessionRecord{}, false, err
 		}
-		k := &kept{key: key, revision: row.Revision, rec: row.Value}
+		k := &ownSession{key: key, revision: row.Revision, rec: row.Value}
 		before := k.rec.Node
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
 		if len(k.rec.Inbox) > 0 {
 			// The agent may have given its call up meanwhile, and would pass over what
 			// comes for it: its next one has that.
-			next, err := t.kept(ctx, k.rec.Agent)
+			next, err := t.inboxIDs(ctx, k.rec.Agent)
 			if err != nil {
 				return protocol.SessionRecord{}, false, err
 			}
-			k.take(next)
+			k.leaveToNextCall(next)
 		}
 		if err := t.save(ctx, k); errors.Is(err, protocol.ErrMoved) {
 			continue // another node was faster; it may have left again
@@ -286,8 +286,8 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 		t.mu.Lock()
 		t.sessions[id], t.ids[key] = k, id
 		t.mu.Unlock()
-		if t.lives(before) {
-			t.tell(ctx, key)
+		if t.aliveElsewhere(before) {
+			t.announceMove(ctx, key)
 		}
 		return out, true, nil
 	}
@@ -295,7 +295,7 @@ func (t *store) Load(ctx context.Context, id string) (protocol.SessionRecord, bo
 }
 
 // Close implements a2e.Store.
-func (t *store) Close(ctx context.Context, id string) error {
+func (t *sessionStore) Close(ctx context.Context, id string) error {
 	t.mu.Lock()
 	k := t.sessions[id]
 	delete(t.sessions, id)
@@ -322,11 +322,11 @@ func (t *store) Close(ctx context.Context, id string) error {
 	return nil
 }
 
-// take removes from the frames what the agent's next inbox call has: events of
+// leaveToNextCall removes from the frames what the agent's next inbox call has: events of
 // inbox calls, and the messages named by next, of which an answer then says that
 // there is more. k is locked or not shared yet.
-func (k *kept) take(next map[parley.ID]bool) {
-	var left []savedFrame
+func (k *ownSession) leaveToNextCall(next map[parley.ID]bool) {
+	var left []recordedFrame
 	for _, f := range k.rec.Frames {
 		var line map[string]json.RawMessage
 		var request, kind string
@@ -340,7 +340,7 @@ func (k *kept) take(next map[parley.ID]bool) {
 			continue
 		}
 		if inbox && kind == "tool/call/resp" {
-			if data, changed := without(line["data"], next); changed {
+			if data, changed := withoutMessages(line["data"], next); changed {
 				line["data"] = data
 				if b, err := json.Marshal(line); err == nil {
 					f.Line = string(b)
@@ -352,9 +352,9 @@ func (k *kept) take(next map[parley.ID]bool) {
 	k.rec.Frames = left
 }
 
-// without gives the result of an inbox call without the messages that the next
+// withoutMessages gives the result of an inbox call without the messages that the next
 // one has.
-func without(result json.RawMessage, next map[parley.ID]bool) (json.RawMessage, bool) {
+func withoutMessages(result json.RawMessage, next map[parley.ID]bool) (json.RawMessage, bool) {
 	var all map[string]json.RawMessage
 	var data struct {
 		Messages []json.RawMessage `json:"messages"`
@@ -381,8 +381,8 @@ func without(result json.RawMessage, next map[parley.ID]bool) (json.RawMessage, 
 }
 
 // inbox notes that a request is an inbox call.
-func (t *store) inbox(id, request string) {
-	k := t.find(id)
+func (t *sessionStore) inbox(id, request string) {
+	k := t.own(id)
 	if k == nil {
 		return
 	}
@@ -394,14 +394,14 @@ func (t *store) inbox(id, request string) {
 	k.rec.Inbox[request] = true
 	if len(k.rec.Inbox) > 1024 { // calls whose frames have long been read
 		for r := range k.rec.Inbox {
-			if !slices.ContainsFunc(k.rec.Frames, func(f savedFrame) bool { return jsonMember(f.Line, r) }) && r != request {
+			if !slices.ContainsFunc(k.rec.Frames, func(f recordedFrame) bool { return answers(f.Line, r) }) && r != request {
 				delete(k.rec.Inbox, r)
 			}
 		}
 	}
 }
 
-func jsonMember(line, request string) bool {
+func answers(line, request string) bool {
 	var v struct {
 		ReqID string `json:"req_id"`
 	}
@@ -409,9 +409,9 @@ func jsonMember(line, request string) bool {
 }
 
 // refresh keeps the sessions of this node from being forgotten.
-func (t *store) refresh(ctx context.Context) {
+func (t *sessionStore) refresh(ctx context.Context) {
 	t.mu.Lock()
-	all := make([]*kept, 0, len(t.sessions))
+	all := make([]*ownSession, 0, len(t.sessions))
 	for _, k := range t.sessions {
 		all = append(all, k)
 	}
@@ -426,11 +426,11 @@ func (t *store) refresh(ctx context.Context) {
 }
 
 // shut records what is not recorded yet, at the end of this node.
-func (t *store) shut(ctx context.Context) {
+func (t *sessionStore) shut(ctx context.Context) {
 	t.stop()
 	t.mu.Lock()
 	t.closed = true
-	all := make([]*kept, 0, len(t.sessions))
+	all := make([]*ownSession, 0, len(t.sessions))
 	for _, k := range t.sessions {
 		all = append(all, k)
 	}
@@ -451,9 +451,9 @@ func (t *store) shut(ctx context.Context) {
 	t.work.Wait()
 }
 
-// keptPrefix begins the keys of the messages that wait for the next inbox call
+// inboxPrefix begins the keys of the messages that wait for the next inbox call
 // of an agent.
-func keptPrefix(agent string) string {
+func inboxPrefix(agent string) string {
 	sum := sha256.Sum256([]byte(agent))
 	return "owed/" + hex.EncodeToString(sum[:16]) + "/"
 }

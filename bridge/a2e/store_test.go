@@ -30,14 +30,14 @@ func TestTakeOver(t *testing.T) {
 	}
 	defer j.Close()
 	type hubNode struct {
-		store *store
-		host  *protocol.Host
-		http  *httptest.Server
+		sessions *sessionStore
+		host     *protocol.Host
+		http     *httptest.Server
 	}
 	release := make(chan struct{})
 	open := func(name string) *hubNode {
-		n := &hubNode{store: newStore(j, time.Now, slog.New(slog.DiscardHandler))}
-		n.store.node = name
+		n := &hubNode{sessions: newSessionStore(j, time.Now, slog.New(slog.DiscardHandler))}
+		n.sessions.node = name
 		box := &protocol.Toolbox{}
 		box.Add(protocol.ToolDefinition{Name: "count"}, func(ctx context.Context, c *protocol.ToolCall) (any, error) {
 			for i := range 20 {
@@ -51,17 +51,17 @@ func TestTakeOver(t *testing.T) {
 			<-release
 			return nil, nil
 		})
-		n.host = &protocol.Host{Auth: protocol.StaticTokens{"alice": "token-a"}, Store: n.store,
+		n.host = &protocol.Host{Auth: protocol.StaticTokens{"alice": "token-a"}, Store: n.sessions,
 			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
-		n.store.session = n.host.Session
-		n.store.lives = func(node string) bool { return node != name }
-		stop, err := n.store.watch(t.Context())
+		n.sessions.session = n.host.Session
+		n.sessions.aliveElsewhere = func(node string) bool { return node != name }
+		stop, err := n.sessions.watch(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(stop)
-		n.store.known = func(agent string) bool { return agent == "alice" }
-		n.store.attached = func(id string) bool {
+		n.sessions.known = func(agent string) bool { return agent == "alice" }
+		n.sessions.attached = func(id string) bool {
 			s, ok := n.host.Session(id)
 			if !ok {
 				return false
@@ -104,7 +104,7 @@ func TestTakeOver(t *testing.T) {
 	post(first, session, "/send", `{"type":"tool/call/req","id":"late","tool_name":"late","arguments":{}}`)
 	post(first, session, "/send", `{"type":"tool/call/req","id":"c","tool_name":"count","arguments":{}}`)
 	old, _ := first.host.Session(session)
-	k := first.store.find(session)
+	k := first.sessions.own(session)
 	until := time.Now().Add(10 * time.Second)
 	for {
 		k.mu.Lock()
@@ -175,7 +175,7 @@ func TestTakeOver(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the first node holds the session still")
 	}
-	if err := first.store.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, protocol.ErrMoved) {
+	if err := first.sessions.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, protocol.ErrMoved) {
 		t.Error(err)
 	}
 	// What the agent sends there is passed on, and the session stays.
@@ -196,8 +196,8 @@ func TestTakeOver(t *testing.T) {
 	defer cancel()
 	_ = second.host.Shutdown(ctx)
 	_ = first.host.Shutdown(ctx)
-	second.store.shut(ctx)
-	first.store.shut(ctx)
+	second.sessions.shut(ctx)
+	first.sessions.shut(ctx)
 	http.DefaultClient.CloseIdleConnections()
 }
 
@@ -207,7 +207,7 @@ func TestInboxEndsBeforeItIsGivenUp(t *testing.T) {
 	for left, want := range map[time.Duration]time.Duration{
 		time.Minute: 57 * time.Second, 12 * time.Second: 9 * time.Second, 4 * time.Second: 3 * time.Second, 0: time.Millisecond, -time.Second: time.Millisecond,
 	} {
-		if got := handsOut(left); got != want {
+		if got := handOutTime(left); got != want {
 			t.Errorf("of %s it hands out for %s, want %s", left, got, want)
 		}
 	}
@@ -228,7 +228,7 @@ func TestKeyEnd(t *testing.T) {
 		if c.deadline > 0 {
 			m.Deadline = now.Add(c.deadline)
 		}
-		if got := b.remembers(m).Sub(now); got != c.want+bridge.ClockMargin {
+		if got := b.keyEnd(m).Sub(now); got != c.want+bridge.ClockMargin {
 			t.Errorf("%+v: remembered for %s", c, got)
 		}
 	}

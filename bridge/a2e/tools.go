@@ -67,7 +67,7 @@ func (t *tools) current() *toolIndex {
 				id = talk
 			}
 			name := toolName(e.Name, id)
-			if x.byName[name] != nil || own(name) {
+			if x.byName[name] != nil || isHubTool(name) {
 				name = marked(name, e.Name, id)
 			}
 			tg := &target{name: name, agent: e.Name, entry: e, skill: s}
@@ -165,7 +165,7 @@ func (tg *target) tags() []string {
 func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDefinition, error) {
 	found := t.visible(r.Identity.Name)
 	many := len(found) > t.b.c.Tools
-	list := ownTools(many)
+	list := hubTools(many)
 	for i := range found {
 		tg := &found[i]
 		toolkit := tg.agent
@@ -194,8 +194,8 @@ func outputs(raw []byte) []protocol.ToolParameter {
 
 // Call implements a2e.Tools.
 func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
-	if own(c.Name) {
-		return t.own(ctx, c)
+	if isHubTool(c.Name) {
+		return t.callHubTool(ctx, c)
 	}
 	tg, ok := t.find(c.Name)
 	if !ok {
@@ -231,7 +231,7 @@ func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, conte
 	if !streaming {
 		m.Trace.Foreign[foreignEvents] = "no"
 	}
-	return t.b.ask(ctx, r, m, false, func(e *parley.Message) error {
+	return t.b.call(ctx, r, m, false, func(e *parley.Message) error {
 		if !streaming {
 			return nil
 		}
@@ -240,19 +240,19 @@ func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, conte
 	})
 }
 
-// ask records a request and waits for its answer; a Failure is an error.
-func (b *Binding) ask(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
+// call records a request and waits for its answer; a Failure is an error.
+func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
 	s := b.submission(r, m)
 	s.Fits = fits
 	call, err := b.c.Hub.Begin(ctx, s)
 	var prior *hub.Prior
 	switch {
 	case errors.As(err, &prior):
-		reply, err := b.again(ctx, prior.Of, m.To)
+		reply, err := b.recordedReply(ctx, prior.Of, m.To)
 		if err != nil {
 			return nil, b.refusal(err, r, m.To)
 		}
-		return b.settled(r, reply)
+		return b.replyOrError(r, reply)
 	case err != nil:
 		return nil, b.refusal(err, r, m.To)
 	}
@@ -261,7 +261,7 @@ func (b *Binding) ask(ctx context.Context, r *protocol.Request, m *parley.Messag
 		case err != nil:
 			return nil, toError(parley.AsError(err), r.Capability())
 		case e.Kind.Terminal():
-			return b.settled(r, e)
+			return b.replyOrError(r, e)
 		}
 		if err := event(e); err != nil {
 			return nil, err // the session is gone; that ends the request
@@ -270,16 +270,16 @@ func (b *Binding) ask(ctx context.Context, r *protocol.Request, m *parley.Messag
 	return nil, protocol.ErrTimeout
 }
 
-func (b *Binding) settled(r *protocol.Request, reply *parley.Message) (*parley.Message, error) {
+func (b *Binding) replyOrError(r *protocol.Request, reply *parley.Message) (*parley.Message, error) {
 	if reply.Kind == parley.Failure {
 		return nil, toError(reply.Error, r.Capability())
 	}
 	return reply, nil
 }
 
-// again finds the answer to a request that was recorded before, by another
+// recordedReply finds the answer to a request that was recorded before, by another
 // node for example, and waits for it if there is none yet.
-func (b *Binding) again(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
+func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
 	j := b.c.Journal
 	switch {
 	case p.Refused:
@@ -380,7 +380,7 @@ const (
 	toolAsk   = "parley_ask"
 )
 
-func own(name string) bool {
+func isHubTool(name string) bool {
 	switch name {
 	case toolInbox, toolReply, toolSend, toolFind, toolAsk:
 		return true
@@ -388,7 +388,7 @@ func own(name string) bool {
 	return false
 }
 
-func ownTools(many bool) []protocol.ToolDefinition {
+func hubTools(many bool) []protocol.ToolDefinition {
 	text := func(name, description string, required bool) protocol.ToolParameter {
 		return protocol.ToolParameter{Name: name, Type: "string", Description: description, Required: required}
 	}
@@ -415,7 +415,7 @@ func ownTools(many bool) []protocol.ToolDefinition {
 	}
 }
 
-func (t *tools) own(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (t *tools) callHubTool(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
 	switch c.Name {
 	case toolInbox:
 		return t.b.inboxes.call(ctx, c)
