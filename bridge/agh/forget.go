@@ -38,3 +38,29 @@ func (b *Binding) ForgetRecent() {
 	b.envelopes.forget()
 	b.works.rows.Uncache()
 }
+
+// forget drops the last words of targets, which are kept with the state of work
+// for 31 days.
+func (w *works) forget(ctx context.Context, f *hub.Forgetting) (int, error) {
+	return w.rows.Sweep(ctx, "", func(r *journal.Row[work]) journal.Fate {
+		l := r.Value.Link
+		if l == nil || len(l.Text) == 0 || !f.Message(l.Request) &&
+			(f.Agent == "" || l.Target != f.Agent || !r.Value.Work.State.Terminal()) {
+			return journal.Keep
+		}
+		silent := *l
+		silent.Text, r.Value.Link = nil, &silent
+		return journal.Write
+	})
+}
+
+// forget drops a peer from all channels.
+func (m *members) forget(workspaceID, peer string) (from []peerAddress) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
+		m.drop(x)
+		from = append(from, x.peerAddress)
+	}
+	return from
+}

@@ -99,14 +99,3 @@ func (b *Binding) evict(id string) {
 	}
 	b.c.Hub.Kick(e.Name)
 }
-
-// forget drops a peer from all channels.
-func (m *members) forget(workspaceID, peer string) (from []peerAddress) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, x := range m.byPeer[[2]string{workspaceID, peer}] {
-		m.drop(x)
-		from = append(from, x.peerAddress)
-	}
-	return from
-}

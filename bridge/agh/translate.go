@@ -437,3 +437,37 @@ func toFailure(e *protocol.Envelope) *parley.Error {
 	}
 	return parley.Refuse(parley.HandlerFailed, "the peer failed")
 }
+
+// answerTo begins a message of whom e is to, about e.
+func answerTo(e *protocol.Envelope, id string) *protocol.Envelope {
+	out := e.Answer()
+	out.ID = id
+	return out
+}
+
+// messageID and workID are the same at each attempt, so that peers know a
+// repetition.
+func messageID(id parley.ID, part string) string { return "msg_" + hex.EncodeToString(id[:]) + part }
+
+func workID(id parley.ID) string { return "work_" + hex.EncodeToString(id[:]) }
+
+// recordOf gives the message of the hub that an envelope is, by its messageID.
+func recordOf(e *protocol.Envelope) (id parley.ID, ok bool) {
+	hexed, ok := strings.CutPrefix(e.ID, "msg_")
+	if !ok || len(hexed) < hex.EncodedLen(len(id)) {
+		return id, false
+	}
+	_, err := hex.Decode(id[:], []byte(hexed[:hex.EncodedLen(len(id))]))
+	return id, err == nil
+}
+
+// traceOf gives the trace id that AGH knows, else the W3C one.
+func traceOf(m *parley.Message) string {
+	if t := m.Trace.Foreign[foreignTrace]; t != "" {
+		return t
+	}
+	if p := strings.Split(m.Trace.Parent, "-"); len(p) == 4 {
+		return p[1]
+	}
+	return ""
+}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -103,21 +102,6 @@ func (w *works) setLastText(ctx context.Context, workspaceID, workID string, tex
 		return true, nil
 	})
 	return err
-}
-
-// forget drops the last words of targets, which are kept with the state of work
-// for 31 days.
-func (w *works) forget(ctx context.Context, f *hub.Forgetting) (int, error) {
-	return w.rows.Sweep(ctx, "", func(r *journal.Row[work]) journal.Fate {
-		l := r.Value.Link
-		if l == nil || len(l.Text) == 0 || !f.Message(l.Request) &&
-			(f.Agent == "" || l.Target != f.Agent || !r.Value.Work.State.Terminal()) {
-			return journal.Keep
-		}
-		silent := *l
-		silent.Text, r.Value.Link = nil, &silent
-		return journal.Write
-	})
 }
 
 // container is a conversation of AGH.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -92,43 +91,6 @@ func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func()
 }
 
 var errAway = errors.New("the peer is away")
-
-// handoff is a message for a peer that is connected to another hub.
-type handoff struct {
-	Peer string
-	Raw  []byte
-
-	// Of a message that is for an agent which the other hub hosts:
-	From      string `json:",omitzero"` // the hub that forwards it
-	Principal string `json:",omitzero"` // its user, the sender
-	Guest     bool   `json:",omitzero"` // which is one without credentials
-}
-
-func (b *Binding) handOff(e *protocol.Envelope, x member) error {
-	raw := e.Raw()
-	if raw == nil {
-		var err error
-		if raw, err = e.Encode(); err != nil {
-			return err
-		}
-	}
-	return b.putHandoff(b.ctx, e, x, handoff{Peer: x.peer, Raw: raw})
-}
-
-func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
-	until := b.now().Add(handoffTTL)
-	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
-		until = ends
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	_, err := b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), h, until)
-	return err
-}
-
-// handoffTTL is how long a message that was handed over waits at most for its
-// peer to come back to the other hub.
-const handoffTTL = 5 * time.Minute
 
 // maxBroadcasts are the broadcasts whose time is remembered. What is forgotten, or
 // was published before a restart, members get once more, and know it by its id.
@@ -443,17 +405,6 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 		err = b.send(ctx, e, o.Attempt)
 	}
 	return b.outcome(err, append(ls, more...)...)
-}
-
-// traceOf gives the trace id that AGH knows, else the W3C one.
-func traceOf(m *parley.Message) string {
-	if t := m.Trace.Foreign[foreignTrace]; t != "" {
-		return t
-	}
-	if p := strings.Split(m.Trace.Parent, "-"); len(p) == 4 {
-		return p[1]
-	}
-	return ""
 }
 
 // channelOf gives the channel to which a notice is addressed.

@@ -1,13 +1,10 @@
 package agh
 
 import (
-	"context"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
-	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/journal"
 )
@@ -102,65 +99,38 @@ func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 	})
 }
 
-// forward hands a message of a peer of this hub to the hub that hosts the agent
-// it is for, which takes it as if the peer were there.
-func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
-	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal, Guest: b.anonymous[a.Principal]}
-	if err := b.putHandoff(ctx, a.Envelope, x, h); err != nil {
-		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
-	}
-	return protocol.Forward, nil
-}
-
-// takeForwarded takes what a peer of another hub says to an agent of this one.
-func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) {
-	h := row.Value
-	done := func(protocol.Result) { b.dropHandoff(row) }
-	if h.Guest && !b.anonymous[h.Principal] {
-		b.c.Logger.Warn("a guest of another hub is none here: the hubs' agh.users differ", "user", h.Principal, "hub", h.From)
-		done(protocol.Result{})
+// relayGreeting lets the peers of this hub hear the greeting of one that is
+// connected to another.
+func (b *Binding) relayGreeting(r peerRecord) {
+	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
 		return
 	}
-	b.gateway.Forwarded(b.ctx, h.From, h.Principal, e.Raw(), done)
+	e, err := b.decode(r.Greet)
+	if err == nil {
+		err = b.router.Verifier.Limits.Fresh(e, b.now())
+	}
+	if err == nil {
+		err = b.gateway.Publish(e)
+	}
+	if err != nil {
+		b.c.Logger.Debug("a greeting from another hub is not passed on", "workspace", r.Workspace, "peer", r.Peer, "error", err)
+	}
 }
 
-// ownScope gives the scope in which a forwarded message is recorded: one of the
-// workspace's whose partition this hub has, so that it dispatches the message,
-// whose agent no other hub need know. [protocol.ErrReplay] if the message is in
-// any of them.
-func (b *Binding) ownScope(scope, key string) (own string, err error) {
-	j := b.c.Journal
-	for i := range maxScopes {
-		s := scope
-		if i > 0 {
-			s += " " + strconv.Itoa(i)
-		}
-		if _, seen := j.Seen(s, key); seen {
-			return "", protocol.ErrReplay
-		}
-		if own == "" && j.Owned(j.Partition(s)) {
-			own = s
-		}
+// remoteHub gives the other hub that a peer is connected to, or that hosts the
+// agent of that name.
+func (b *Binding) remoteHub(workspaceID, channel, peer string) (member, bool) {
+	x, ok := b.members.at(workspaceID, channel, peer)
+	if ok && x.node != b.members.node && b.here(x) {
+		return x, true
 	}
-	if own == "" {
-		return "", parley.Fail(parley.Unavailable, nil, "the hub that has the agent dispatches nothing just now; try again in a moment")
-	}
-	return own, nil
+	return b.hostingHub(workspaceID, channel, peer)
 }
 
-// maxScopes are the scopes of one workspace: with 64 partitions, a hub that has
-// one of them finds it in 98 of 100 workspaces.
-const maxScopes = 256
-
-// sendElsewhere brings what a peer of this hub says to the hub that the other peer is
-// connected to.
-func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
-	x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
-	if !ok {
-		return false
+// hostingHub gives the other hub that hosts an agent which this one does not.
+func (b *Binding) hostingHub(workspaceID, channel, peer string) (member, bool) {
+	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
+		return member{}, false
 	}
-	if err := b.handOff(e, x); err != nil {
-		b.c.Logger.Warn("an answer did not reach another hub", "workspace", e.WorkspaceID, "peer", e.To, "error", err)
-	}
-	return true
+	return b.remoteAgents.find(peerAddress{workspaceID, channel, peer}, b.members.node, b.fresh())
 }

@@ -1,13 +1,116 @@
 package agh
 
 import (
+	"context"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
+	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/journal"
 )
+
+// handoff is a message for a peer that is connected to another hub.
+type handoff struct {
+	Peer string
+	Raw  []byte
+
+	// Of a message that is for an agent which the other hub hosts:
+	From      string `json:",omitzero"` // the hub that forwards it
+	Principal string `json:",omitzero"` // its user, the sender
+	Guest     bool   `json:",omitzero"` // which is one without credentials
+}
+
+// handoffTTL is how long a message that was handed over waits at most for its
+// peer to come back to the other hub.
+const handoffTTL = 5 * time.Minute
+
+func (b *Binding) handOff(e *protocol.Envelope, x member) error {
+	raw := e.Raw()
+	if raw == nil {
+		var err error
+		if raw, err = e.Encode(); err != nil {
+			return err
+		}
+	}
+	return b.putHandoff(b.ctx, e, x, handoff{Peer: x.peer, Raw: raw})
+}
+
+func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
+	until := b.now().Add(handoffTTL)
+	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
+		until = ends
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, err := b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), h, until)
+	return err
+}
+
+// forward hands a message of a peer of this hub to the hub that hosts the agent
+// it is for, which takes it as if the peer were there.
+func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
+	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal, Guest: b.anonymous[a.Principal]}
+	if err := b.putHandoff(ctx, a.Envelope, x, h); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	return protocol.Forward, nil
+}
+
+// sendElsewhere brings what a peer of this hub says to the hub that the other peer is
+// connected to.
+func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
+	x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
+	if !ok {
+		return false
+	}
+	if err := b.handOff(e, x); err != nil {
+		b.c.Logger.Warn("an answer did not reach another hub", "workspace", e.WorkspaceID, "peer", e.To, "error", err)
+	}
+	return true
+}
+
+// takeForwarded takes what a peer of another hub says to an agent of this one.
+func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) {
+	h := row.Value
+	done := func(protocol.Result) { b.dropHandoff(row) }
+	if h.Guest && !b.anonymous[h.Principal] {
+		b.c.Logger.Warn("a guest of another hub is none here: the hubs' agh.users differ", "user", h.Principal, "hub", h.From)
+		done(protocol.Result{})
+		return
+	}
+	b.gateway.Forwarded(b.ctx, h.From, h.Principal, e.Raw(), done)
+}
+
+// ownScope gives the scope in which a forwarded message is recorded: one of the
+// workspace's whose partition this hub has, so that it dispatches the message,
+// whose agent no other hub need know. [protocol.ErrReplay] if the message is in
+// any of them.
+func (b *Binding) ownScope(scope, key string) (own string, err error) {
+	j := b.c.Journal
+	for i := range maxScopes {
+		s := scope
+		if i > 0 {
+			s += " " + strconv.Itoa(i)
+		}
+		if _, seen := j.Seen(s, key); seen {
+			return "", protocol.ErrReplay
+		}
+		if own == "" && j.Owned(j.Partition(s)) {
+			own = s
+		}
+	}
+	if own == "" {
+		return "", parley.Fail(parley.Unavailable, nil, "the hub that has the agent dispatches nothing just now; try again in a moment")
+	}
+	return own, nil
+}
+
+// maxScopes are the scopes of one workspace: with 64 partitions, a hub that has
+// one of them finds it in 98 of 100 workspaces.
+const maxScopes = 256
 
 // owed is what other hubs handed over for peers that do not listen here just
 // now: this hub was started again, and they have not come back to it yet. It is

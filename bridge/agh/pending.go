@@ -217,3 +217,31 @@ func (b *Binding) refusePending(m pendingMessage) {
 	}
 	b.refused(m.user, subject, e.Raw(), m.res)
 }
+
+// forwardWhois brings a whois to the hubs that it concerns: a question to those
+// whose peers may answer, an answer to that of who asked.
+func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
+	if e.To != "" {
+		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
+		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && !b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
+			b.pending.addWhois(e, b.now()) // it was away, and may be back in a moment
+			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
+		}
+		if ok {
+			return b.handOff(e, x)
+		}
+		return nil
+	}
+	var err error
+	q := b.pending.addWhois(e, b.now())
+	nodes := b.pending.notSentTo(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
+	for _, node := range b.remoteAgents.inChannel(e.WorkspaceID, e.Channel, b.members.node, b.fresh()) {
+		if !slices.Contains(nodes, node) { // only agents are there: peers that come still have to hear it
+			nodes = append(nodes, node)
+		}
+	}
+	for _, node := range nodes {
+		err = errors.Join(err, b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, ""}, node: node}))
+	}
+	return err
+}

@@ -1,0 +1,398 @@
+package agh
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+)
+
+// admit records a validated message and sets its delivery going; see
+// agh.Router.Admit.
+func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
+	e := a.Envelope
+	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
+		if _, there := b.remoteHub(e.WorkspaceID, e.Channel, e.To); there && b.c.URL == "" {
+			return protocol.Take, b.consumeKey(ctx, a) // its hub publishes it
+		}
+		return protocol.Pass, b.consumeKey(ctx, a)
+	}
+	guest, at := b.anonymous[a.Principal], peerAddress{e.WorkspaceID, e.Channel, e.From}
+	from, err := b.introduceSender(ctx, at, nil, guest)
+	forwarded := a.Forwarder != ""
+	if err == nil && forwarded {
+		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
+			Seen: b.now(), Guest: guest})
+	} else if err == nil {
+		_, err = b.members.noteSeen(ctx, at, from, guest, nil, false, b.now())
+	}
+	if errors.As(err, new(*parley.Error)) { // the guests' budget is used up
+		return protocol.Pass, b.refuse(ctx, e, err)
+	}
+	if err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	if x, ok := b.hostingHub(e.WorkspaceID, e.Channel, e.To); ok {
+		return b.forward(ctx, a, x)
+	}
+	m := toMessage(e, a.Verdict, a.Principal, b.now())
+	m.From = from
+	s := hub.Submission{Message: m, Scope: scope(e.WorkspaceID), Vouched: !guest,
+		Key: journal.Key{ID: key(e), Sender: from, Until: bridge.KeyEnd(a.Until)}}
+	if forwarded {
+		if s.Scope, err = b.ownScope(s.Scope, s.Key.ID); errors.Is(err, protocol.ErrReplay) {
+			return protocol.Pass, err
+		} else if err != nil {
+			return protocol.Pass, b.refuse(ctx, e, err)
+		}
+	}
+	if a.Refused != nil {
+		m.To = b.nameOf(e.WorkspaceID, e.Channel, e.To)
+		s.Refused = parley.Refuse(parley.Conflict, "%s", a.Refused).Because(a.Refused)
+		if _, err := b.c.Hub.Accept(ctx, s); isPrior(err) {
+			return protocol.Pass, protocol.ErrReplay
+		}
+		return protocol.Pass, nil // the router says why
+	}
+	m.Expires = a.Until
+	if agent := b.agentAt(e.WorkspaceID, e.Channel, e.To); agent != "" {
+		return b.admitToAgent(ctx, a, s, agent)
+	}
+	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
+		return protocol.Pass, protocol.ErrReplay
+	}
+	if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	b.envelopes.note(m.ID, e) // it is relayed soon
+	m.Conversation = b.conversation(e)
+	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	switch {
+	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
+		// It changes the work, and is for nobody.
+		return protocol.Take, b.consumeKey(ctx, a)
+	case e.To == "":
+		m.To = ChannelName(e.WorkspaceID, e.Channel)
+		m.Audience = b.audience(m, e.WorkspaceID, e.Channel)
+	case e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To):
+		// The room of others, or of nobody: delivered to nobody (AGH-055).
+		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
+	default:
+		if m.To, err = b.introduce(ctx, e.WorkspaceID, e.Channel, e.To, nil, guest); err != nil {
+			return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+		}
+	}
+	if e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability {
+		if _, err := a.Advance(ctx); err != nil {
+			return protocol.Pass, err
+		}
+	}
+	return b.submit(ctx, e, s)
+}
+
+// admitToAgent takes what is said to an agent of the directory.
+func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission, agent string) (protocol.Decision, error) {
+	e, m := a.Envelope, s.Message
+	m.To = agent
+	l, linked, err := b.works.linked(ctx, e.WorkspaceID, e.WorkID)
+	if err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	if linked && l.Target == m.From { // it works for us
+		s.Scope, m.To, m.Expires = l.Scope, "", time.Time{}
+	}
+	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
+		return protocol.Pass, protocol.ErrReplay
+	}
+	if e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To) {
+		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
+		return b.submit(ctx, e, s)
+	}
+	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
+	switch {
+	case linked && l.Target == m.From:
+		if !b.answer(m, e, l) {
+			return protocol.Take, b.consumeKey(ctx, a)
+		}
+		if say, ok := e.Content().(*protocol.Say); ok {
+			if err := b.works.setLastText(ctx, e.WorkspaceID, e.WorkID, []byte(say.Text)); err != nil {
+				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+			}
+		}
+		return b.submit(ctx, e, s)
+	case linked && !talk && cancels(e):
+		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
+		return b.submit(ctx, e, s)
+	case !talk:
+		return protocol.Take, b.consumeKey(ctx, a) // receipts for what an agent said: it has no use for them
+	}
+	m.Conversation = b.conversation(e)
+	m.Skill = skillWanted(e, func(id string) bool {
+		entry, ok := b.c.Hub.Directory().Agent(agent)
+		return ok && id != "" && slices.ContainsFunc(entry.Skills, func(s parley.SkillSpec) bool { return s.ID == id })
+	})
+	// The hub may have stopped after it opened the work, and before it recorded the
+	// request: then the peer says it again.
+	if e.WorkID != "" && (a.Work == nil || linked && l.Opened == s.Key.ID) {
+		if m.ID = l.Request; !linked {
+			if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
+				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+			}
+		}
+		m.Kind = parley.Request
+		b.envelopes.note(m.ID, e)
+		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
+		b.mu.Lock()
+		b.accepting[e], b.pendingReceipts[m.ID] = m, &pendingReceipt{request: e, made: make(chan struct{}), sent: make(chan struct{})}
+		b.mu.Unlock()
+	}
+	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
+	}
+	if _, err := a.Advance(ctx); err != nil {
+		return protocol.Pass, err
+	}
+	return b.submit(ctx, e, s)
+}
+
+// answer makes m what a peer says about a request of ours; false if it is
+// nothing that the request knows of.
+func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
+	m.InReplyTo, m.Kind = l.Request, parley.Event
+	switch c := e.Content().(type) {
+	case *protocol.Receipt:
+		switch c.Status {
+		case protocol.StatusAccepted:
+			m.State = parley.Accepted
+		case protocol.StatusDuplicate:
+			return false
+		default:
+			m.Kind, m.Error = parley.Failure, toFailure(e)
+		}
+	case *protocol.Trace:
+		switch c.State {
+		case protocol.StateWorking:
+			m.State = parley.Working
+		case protocol.StateNeedsInput:
+			m.State = parley.NeedsInput
+		case protocol.StateCompleted:
+			m.Kind = parley.Response
+			if len(m.Parts) == 0 && len(l.Text) > 0 {
+				m.Parts = []parley.Part{parley.Text(string(l.Text))}
+			}
+		default:
+			m.Kind, m.Error = parley.Failure, toFailure(e)
+		}
+	}
+	return true
+}
+
+func cancels(e *protocol.Envelope) bool {
+	switch c := e.Content().(type) {
+	case *protocol.Receipt:
+		return c.Status == protocol.StatusCanceled
+	case *protocol.Trace:
+		return c.State == protocol.StateCanceled
+	}
+	return false
+}
+
+// submit hands a message to the hub.
+func (b *Binding) submit(ctx context.Context, e *protocol.Envelope, s hub.Submission) (protocol.Decision, error) {
+	var err error
+	if !s.Vouched && !b.hubCounts(s.Message) {
+		err = b.charge(ctx, recordBytes+2*len(e.Raw()))
+	}
+	if err == nil {
+		_, err = b.c.Hub.Accept(ctx, s)
+	}
+	if err == nil {
+		return protocol.Take, nil
+	}
+	return protocol.Pass, b.refuse(ctx, e, err)
+}
+
+// refuse makes the protocol's error of the hub's, and a receipt for work
+// that is refused.
+func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) error {
+	if isPrior(err) {
+		return protocol.ErrReplay
+	}
+	perr := parley.AsError(err)
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: cmp.Or(e.To, e.Channel), Step: "admit",
+		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
+	b.rejectWork(e, perr, ref)
+	sentinel := protocol.ErrForbidden
+	if perr.Retryable {
+		sentinel = protocol.ErrBusy
+	}
+	return protocol.Refuse(sentinel, perr.Text, perr)
+}
+
+// rejectWork answers work that is not taken with a receipt, in the name of the
+// peer that it was for.
+func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string) {
+	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor || e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
+		return
+	}
+	reason, ok := refused[why.Code]
+	if !ok {
+		reason = protocol.ReasonBusy
+	}
+	b.work.Go(func() { // the sender becomes reachable when this message is dealt with
+		out := answerTo(e, protocol.NewID())
+		out.TS = b.now().Unix()
+		err := errors.Join(
+			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: why.Text + " (reference " + ref + ")"}),
+			out.SetExt(ExtParley, map[string]string{"code": string(why.Code)}))
+		if err == nil {
+			_, err = b.gateway.Send(b.ctx, out)
+		}
+		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
+			err = nil // the work was never opened, or is for no peer of the hub's
+			if !b.sendElsewhere(out) {
+				err = b.gateway.Publish(out)
+			}
+		}
+		if err != nil {
+			b.c.Logger.Debug("a refusal was not told", "error", err)
+		}
+	})
+}
+
+func isPrior(err error) bool {
+	var prior *hub.Prior
+	return errors.As(err, &prior)
+}
+
+// consumeKey consumes the replay key of what is not recorded.
+func (b *Binding) consumeKey(ctx context.Context, a *protocol.Admission) error {
+	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), bridge.KeyEnd(a.Until))
+	if err == nil && !fresh {
+		return protocol.ErrReplay
+	}
+	return err
+}
+
+// scope of a message: its workspace.
+func scope(workspaceID string) string { return Protocol + " " + workspaceID }
+
+// key of a message within its scope. A long id counts by its hash.
+func key(e *protocol.Envelope) string {
+	if len(e.ID) <= maxForeign {
+		return e.From + "\x00" + e.ID
+	}
+	return e.From + "\x01" + shortened(e.ID) // no peer id has either character
+}
+
+// conversation of a container: a thread is one for the whole channel, a room
+// one for its two peers. Peers cannot guess themselves into either: the
+// server knows which workspaces they see, and a room's id is derived from them.
+func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
+	return b.c.Hub.Conversation(Protocol, scope(e.WorkspaceID), container{e.WorkspaceID, e.Container()}.foreign())
+}
+
+// audience is who hears what is said in a channel: its members, here or away,
+// and the agents that are peers there.
+func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []string {
+	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel), func(n string) bool { return n == m.From }))
+}
+
+// reachable reports whether something that is said to a peer gets there, now
+// or when it comes back.
+func (b *Binding) reachable(workspaceID, channel, peer string) bool {
+	if _, ok := b.members.at(workspaceID, channel, peer); ok {
+		return true
+	}
+	if _, ok := b.hostingHub(workspaceID, channel, peer); ok {
+		return true
+	}
+	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
+}
+
+// admitted is told of every accepted message: greetings and first words make
+// members, and a request is acknowledged.
+func (b *Binding) admitted(ctx context.Context, principal string, res protocol.Result) {
+	e := res.Envelope
+	if g, ok := e.Content().(*protocol.Greet); ok && e.To == "" {
+		if err := b.greeted(ctx, e, g.Card, b.anonymous[principal], len(res.Events) > 0); err != nil {
+			level := slog.LevelWarn
+			if b.anonymous[principal] {
+				level = slog.LevelDebug // an attacker can cause it as often as it likes
+			}
+			b.c.Logger.Log(ctx, level, "a peer that greeted is not kept",
+				"workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)
+		}
+		return
+	}
+	if w, ok := e.Content().(*protocol.Whois); ok && b.c.URL == "" {
+		if err := b.forwardWhois(e, w); err != nil {
+			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
+		}
+		return
+	}
+	b.acknowledge(e)
+}
+
+// refused is told of what the gateway did not accept.
+func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result) {
+	if e := res.Envelope; e != nil {
+		b.mu.Lock()
+		m := b.accepting[e]
+		delete(b.accepting, e)
+		b.mu.Unlock()
+		if m != nil {
+			b.release(m.ID)
+		}
+	}
+	var told *parley.Error
+	if errors.As(res.Err, &told) || errors.Is(res.Err, protocol.ErrReplay) {
+		return // it is noted already, or known to be a repetition
+	}
+	f := hub.Refusal{Protocol: Protocol, Source: user, To: subject, Step: "decode", Code: parley.Malformed, Cause: fmt.Sprint(res.Err), Size: len(raw)}
+	var e *protocol.Error
+	if errors.As(res.Err, &e) {
+		f.Step, f.Text, f.Code = string(e.Step), e.Text, codeOf(e)
+	}
+	if res.Envelope != nil {
+		f.Claim, f.Verdict = res.Envelope.WorkspaceID+"/"+res.Envelope.From, verdict(res.Verdict, user)
+	}
+	ref := b.c.Hub.Refuse(f)
+	if errors.Is(res.Err, protocol.ErrNotTarget) && user != "" {
+		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To), ref)
+	}
+}
+
+func codeOf(e *protocol.Error) parley.Code {
+	switch {
+	case errors.Is(e, protocol.ErrTooLarge):
+		return parley.TooLarge
+	case errors.Is(e, protocol.ErrStale):
+		return parley.Stale
+	case errors.Is(e, protocol.ErrForbidden), errors.Is(e, protocol.ErrPrivileged), errors.Is(e, protocol.ErrUnsolicited):
+		return parley.Forbidden
+	case errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrUnknownKey):
+		return parley.Unauthenticated
+	case errors.Is(e, protocol.ErrNotTarget):
+		return parley.UnknownAgent
+	case errors.Is(e, protocol.ErrBusy):
+		return parley.Unavailable
+	case errors.Is(e, protocol.ErrRate):
+		return parley.RateLimited
+	case e.Step == protocol.StepLifecycle:
+		return parley.Conflict
+	}
+	return parley.Malformed
+}
