@@ -25,38 +25,26 @@ package a2e
 
 import (
 	"bufio"
-	"bytes"
-	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
-	"github.com/parley-hub/parley/policy"
 )
 
 // DefaultPath is where the host is found on the hub's HTTP listener.
@@ -330,91 +318,6 @@ type upgraded struct {
 
 func (u *upgraded) Read(p []byte) (int, error) { return u.r.Read(p) }
 
-// NewToken makes a token: 256 random bits.
-func NewToken() (string, error) {
-	b := make([]byte, 32)
-	if _, err := rand.Read(b); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(b), nil
-}
-
-// TokenID is the identity of an agent with a token that is long and random,
-// as [NewToken] makes it: its hash.
-func TokenID(token string) string {
-	sum := sha256.Sum256([]byte(token))
-	return "sha-256:" + hex.EncodeToString(sum[:])
-}
-
-// Identity is what an agent is called that has a token of the configuration,
-// or that is a host at a URL.
-func (b *Binding) Identity(token, hostURL string) (parley.Identity, error) {
-	switch {
-	case hostURL != "":
-		u, err := url.Parse(hostURL)
-		if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) || u.User != nil {
-			return parley.Identity{}, fmt.Errorf("url = %q: want http(s)://, tcp://, tls:// or unix://", hostURL)
-		}
-		return parley.Identity{Protocol: Protocol, ID: hostURL, URL: hostURL}, nil
-	case len(token) < 16:
-		return parley.Identity{}, errors.New("the token has fewer than 16 characters: make one with `openssl rand -hex 32`")
-	}
-	return parley.Identity{Protocol: Protocol, ID: b.secretID(token)}, nil
-}
-
-// SetToken gives the token that the hub shows to the host of an agent; it is
-// not kept over a restart.
-func (b *Binding) SetToken(agent, token string) { b.hosts.setToken(agent, token) }
-
-func (b *Binding) secretID(token string) string {
-	mac := hmac.New(sha256.New, b.tokens)
-	_, _ = io.WriteString(mac, token) // never fails
-	return "hmac-sha-256:" + hex.EncodeToString(mac.Sum(nil))
-}
-
-// agent finds an agent that may connect here.
-func (b *Binding) agent(name string) (*directory.Entry, bool) {
-	e, ok := b.c.Hub.Directory().Agent(name)
-	if !ok {
-		return nil, false
-	}
-	return e, slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
-		return i.Protocol == Protocol && !i.StandIn && i.URL == ""
-	})
-}
-
-// Authenticate implements a2e.Authenticator. Tokens are looked up by their
-// hashes: the time that takes tells nothing of a token.
-func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (protocol.Identity, error) {
-	if c.Token == "" {
-		return protocol.Identity{}, protocol.ErrUnknownKey
-	}
-	d := b.c.Hub.Directory()
-	for _, id := range []string{b.secretID(c.Token), TokenID(c.Token)} {
-		e, ok := d.Lookup(Protocol, id)
-		if !ok {
-			continue
-		}
-		if _, ok := b.agent(e.Name); !ok {
-			continue
-		}
-		// An agent_id is a claim: free, unless it is another agent's name.
-		if other, taken := d.Agent(c.AgentID); taken && other.Name != e.Name {
-			return protocol.Identity{}, protocol.ErrUnknownKey
-		}
-		return protocol.Identity{Name: e.Name}, nil
-	}
-	return protocol.Identity{}, protocol.ErrUnknownKey
-}
-
-// authenticated notes that an agent proved itself by its token: its connection
-// is no guest's.
-func (b *Binding) authenticated(ctx context.Context, who protocol.Identity) {
-	if !b.c.Hub.Guest(who.Name) {
-		policy.Vouch(ctx)
-	}
-}
-
 // address: agents that are exposed are tools of the host.
 func (b *Binding) address(e *directory.Entry) string {
 	if b.c.PublicURL == "" || !e.ExposedIn(Protocol) {
@@ -425,160 +328,6 @@ func (b *Binding) address(e *directory.Entry) string {
 
 // Base is the URL to set in agents.
 func (b *Binding) Base() string { return strings.TrimRight(b.c.PublicURL, "/") + b.c.Path }
-
-// scope of messages of a session. The session's id is a secret, so its hash
-// stands for it.
-func scope(sessionID string) string { return Protocol + " " + sessionKey(sessionID) }
-
-// request says what every message of an agent has in common.
-func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message {
-	now := b.c.Now()
-	m := &parley.Message{
-		Kind: kind, From: r.Identity.Name, Hops: hopsOf(r),
-		Origin: parley.Origin{Protocol: Protocol, Peer: r.Identity.Name, Raw: r.Raw(), Received: now,
-			Verdict: parley.Verdict{Assurance: parley.Session, Checks: []parley.Check{
-				{Name: "token", OK: true, Detail: "A2E has no signatures; the session's token answers for them"}}}},
-	}
-	if kind == parley.Request {
-		m.Deadline = now.Add(timeLeft(r))
-	}
-	foreign := map[string]string{"a2e.id": clip(r.ID, 256)}
-	if c := r.Str("correlation_id"); c != "" && len(c) <= 256 {
-		foreign["a2e.correlationId"] = c
-		if bridge.IsTraceParent(c) {
-			// An agent that asks on within the trace of a message of its inbox.
-			m.Trace.Parent = c
-		}
-	}
-	m.Trace.Foreign = foreign
-	return m
-}
-
-// timeLeft is how long the hub works on a request: a little less than its
-// agent waits, so that the agent hears why it failed.
-func timeLeft(r *protocol.Request) time.Duration {
-	left := time.Until(r.Deadline)
-	return max(left-min(left/10, 500*time.Millisecond), time.Millisecond)
-}
-
-// hideSession puts the hash of the session's id into the frame that is about to be
-// recorded: over HTTP the id alone lets its reader speak as the agent.
-func hideSession(m *parley.Message) {
-	raw, ok := jsonx.Replace(m.Origin.Raw, func(id string) string {
-		if strings.HasPrefix(id, hashed) {
-			return id
-		}
-		return hashed + sessionKey(id)
-	}, sessionMember)
-	if !ok {
-		return
-	}
-	m.Origin.Raw = raw
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		if at := bytes.Index(raw, p.Data); at >= 0 && len(p.Data) > 0 {
-			p.Data = raw[at : at+len(p.Data) : at+len(p.Data)] // the record holds it once
-		}
-	}
-}
-
-// Masked gives a message as operators and exports may see it: without the id of a
-// session in a record of an earlier version.
-func Masked(m *parley.Message) *parley.Message {
-	if m.Origin.Protocol != Protocol {
-		return m
-	}
-	masked := *m
-	masked.Parts = slices.Clone(m.Parts)
-	hideSession(&masked)
-	return &masked
-}
-
-const (
-	sessionMember = "session_id" // of a frame, names the session
-	hashed        = "sha256:"    // begins the hash that stands for it
-)
-
-// keyEnd is until when the id of a message is recognised in its session. A2E
-// messages never become stale. An agent repeats one whose answer it missed at once,
-// three times at most; a request is not begun again as long as it is in flight.
-func (b *Binding) keyEnd(m *parley.Message) time.Time {
-	end := b.c.Now().Add(cmp.Or(b.c.Limits.SeenFor, 5*time.Minute))
-	if m.Deadline.After(end) {
-		end = m.Deadline
-	}
-	return bridge.KeyEnd(end)
-}
-
-func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submission {
-	hideSession(m)
-	return hub.Submission{
-		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
-		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.keyEnd(m)},
-	}
-}
-
-// refusal turns the hub's refusal of a proved message into the protocol's
-// error, with the reference by which an operator finds it.
-func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
-	e := parley.AsError(err)
-	if e.Ref == "" {
-		cause := ""
-		if c := errors.Unwrap(e); c != nil {
-			cause = c.Error()
-		}
-		c := *e
-		c.Ref = b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: r.Identity.Name, To: to, Step: "admit", Code: e.Code, Text: e.Text, Cause: cause,
-			Size: len(r.Raw()), Verdict: parley.Verdict{Assurance: parley.Session}})
-		e = &c
-	}
-	return toError(e, r.Capability())
-}
-
-// refused notes what the host turned away, for `parley refused`.
-func (b *Binding) refused(f protocol.Refusal) {
-	if f.Dropped && errors.Is(f.Err, protocol.ErrReplay) {
-		return // a repeat of what is being answered: nothing was refused
-	}
-	claim := f.Identity
-	if claim == "" {
-		claim = clip(f.AgentID, 128)
-	}
-	code := parley.Malformed
-	switch {
-	case errors.Is(f.Err, protocol.ErrTooLarge):
-		code = parley.TooLarge
-	case errors.Is(f.Err, protocol.ErrBusy), errors.Is(f.Err, protocol.ErrFull):
-		code = parley.RateLimited
-	case errors.Is(f.Err, protocol.ErrShuttingDown):
-		code = parley.Unavailable
-	case errors.Is(f.Err, protocol.ErrUnknownKey), errors.Is(f.Err, protocol.ErrNoHandshake):
-		code = parley.Unauthenticated
-	case f.Err.Code == protocol.Unauthorized, f.Err.Code == protocol.CapabilityMissing:
-		code = parley.Forbidden
-	case errors.Is(f.Err, protocol.ErrUnknownType), f.Err.Code == protocol.VersionMismatch:
-		code = parley.Unsupported
-	case f.Err.Code == protocol.SchemaViolation:
-		code = parley.InvalidContent
-	}
-	cause := f.Err.Error()
-	if f.Dropped {
-		cause = "not answered: " + cause
-	}
-	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote, Claim: claim, To: clip(f.Type, 128), Step: f.Err.Step, Code: code,
-		Text: f.Err.Text, Cause: cause, Size: f.Size})
-}
-
-// Deliver implements hub.Binding.
-func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	if o.Identity.URL != "" {
-		return b.hosts.deliver(ctx, o)
-	}
-	if done, out := b.subagents.report(ctx, o); done {
-		return out
-	}
-	return b.inboxes.deliver(ctx, o)
-}
 
 var (
 	_ hub.Service     = (*Binding)(nil)

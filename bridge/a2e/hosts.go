@@ -3,7 +3,6 @@ package a2e
 import (
 	"context"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,13 +16,9 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -286,22 +281,6 @@ func (h *hosts) learn(ctx context.Context, a *attachment) error {
 	return err
 }
 
-// toSkill says a tool as a skill.
-func toSkill(t protocol.ToolDefinition) (parley.SkillSpec, error) {
-	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: clip(t.Description, 1000)}
-	if t.Name == "" || len(t.Name) > 64 {
-		return s, errors.New("its name has not 1 to 64 characters")
-	}
-	var err error
-	if s.Input, err = schemaOf(t.InputParameters); err != nil {
-		return s, err
-	}
-	if len(t.OutputParameters) > 0 {
-		s.Output, err = schemaOf(t.OutputParameters)
-	}
-	return s, err
-}
-
 func (h *hosts) close() {
 	h.mu.Lock()
 	h.closed = true
@@ -326,161 +305,6 @@ func (h *hosts) get(agent string) *attachment {
 func (h *hosts) remembers(agent string) bool {
 	a := h.get(agent)
 	return a != nil && a.client.Remembers()
-}
-
-// deliver calls a host, as the hub.
-func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	m := o.Message
-	lost := bridge.Losses(bridge.Call, m, o.Recipient.Name)
-	switch m.Kind {
-	case parley.Request, parley.Notice:
-	case parley.Cancel:
-		return hub.Outcome{Losses: lost}
-	default:
-		return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "a host takes requests")}
-	}
-	a := h.get(o.Recipient.Name)
-	if a == nil {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host of %q cannot be attached to", o.Recipient.Name)}
-	}
-	msg := protocol.Message{ID: hex.EncodeToString(m.ID[:])}
-	x := extensionOf(m)
-	var err error
-	if x.Type != "" && m.Origin.Protocol == Protocol {
-		msg.Type = x.Type
-		if len(m.Parts) == 1 {
-			msg.Body = json.RawMessage(m.Parts[0].Data)
-		}
-	} else {
-		skill := m.Skill
-		if s, ok := o.Recipient.SkillNamed(skill); ok {
-			skill = s.ID
-		}
-		if skill == "" {
-			e := a.ambiguous(o.Recipient.Skills)
-			if e.Retryable {
-				return hub.Outcome{Err: e, Losses: lost}
-			}
-			return failed(m, e)
-		}
-		msg.Type = "tool/call/req"
-		msg.Body, err = h.toCall(ctx, m, skill)
-	}
-	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
-	}
-	for e, err := range a.client.Stream(ctx, msg) {
-		switch {
-		case err != nil:
-			failure, attempt, unknown := fromError(err)
-			if failure != nil {
-				out := failed(m, failure)
-				out.Losses = lost
-				return out
-			}
-			return hub.Outcome{Err: attempt, Unknown: unknown, Losses: lost}
-		case !e.Final:
-			if m.Kind == parley.Request {
-				state, parts := eventOf(e)
-				if err := o.Event(state, parts...); err != nil {
-					return hub.Outcome{Err: parley.AsError(err), Unknown: true, Losses: lost}
-				}
-			}
-		default:
-			out := h.answer(e.Envelope, x.Type != "")
-			out.Losses = lost
-			if m.Kind != parley.Request {
-				return hub.Outcome{Err: out.Failure, Losses: lost}
-			}
-			return out
-		}
-	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true, Losses: lost}
-}
-
-// failed is the host's answer to a request; for what is none it is a failed
-// delivery.
-func failed(m *parley.Message, e *parley.Error) hub.Outcome {
-	if m.Kind == parley.Request {
-		return hub.Outcome{Answered: true, Failure: e}
-	}
-	return hub.Outcome{Err: e}
-}
-
-func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (any, error) {
-	arguments, err := toData(m.Parts)
-	if err != nil {
-		return nil, err
-	}
-	if jsonx.Kind(arguments) != '{' {
-		if arguments, err = jsonx.Encode(map[string]json.RawMessage{wrapped: arguments}); err != nil {
-			return nil, err
-		}
-	}
-	timeout := 30
-	if until, ok := ctx.Deadline(); ok {
-		timeout = max(1, int(time.Until(until)/time.Second))
-	}
-	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(), "streaming": true,
-		"timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
-}
-
-// answer says the final frame of a host in the hub's terms.
-func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
-	reply := &parley.Message{Origin: parley.Origin{Protocol: Protocol, Raw: e.Raw(), Verdict: parley.Verdict{Assurance: parley.Session,
-		Checks: []parley.Check{{Name: "transport", OK: true, Detail: "A2E answers are not signed; the connection answers for them"}}}}}
-	out := hub.Outcome{Answered: true, Reply: reply}
-	if whole {
-		var err error
-		if reply.Extensions, err = (extension{Type: e.Type}).in(); err == nil {
-			var body json.RawMessage
-			if body, err = bodyOf(e); err == nil {
-				out.Parts = []parley.Part{jsonPart(body)}
-				return out
-			}
-		}
-		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer cannot be passed on").Because(err)
-		return out
-	}
-	var r struct {
-		Success   *bool           `json:"success"`
-		Data      json.RawMessage `json:"data"`
-		Error     *string         `json:"error"`
-		ErrorCode *string         `json:"error_code"`
-	}
-	if err := jsonx.Decode(e.Get("data"), &r); err != nil || r.Success == nil {
-		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer is no tool result")
-		return out
-	}
-	if !*r.Success {
-		text, code := "the tool failed", "tool_error"
-		if r.Error != nil && *r.Error != "" {
-			text = *r.Error
-		}
-		if r.ErrorCode != nil && *r.ErrorCode != "" {
-			code = *r.ErrorCode
-		}
-		out.Failure = parley.Refuse(parley.HandlerFailed, "%s: %s", clip(code, 64), clip(text, 200))
-		return out
-	}
-	if len(r.Data) == 0 {
-		r.Data = json.RawMessage("null")
-	}
-	out.Parts = []parley.Part{jsonPart(r.Data)}
-	return out
-}
-
-// bodyOf gives the members of a message besides the base members.
-func bodyOf(e *protocol.Envelope) (json.RawMessage, error) {
-	var all map[string]json.RawMessage
-	if err := jsonx.Decode(e.Raw(), &all); err != nil {
-		return nil, err
-	}
-	// The session is one of two ends, and over HTTP its id is a secret of theirs.
-	for _, base := range []string{"a2e", "version", "scp", "id", "type", "ts", "req_id", sessionMember} {
-		delete(all, base)
-	}
-	return jsonx.Encode(all)
 }
 
 // hostProvider is the provider of a capability that a host serves, one of the protocol

@@ -13,10 +13,8 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -136,43 +134,6 @@ func newInboxes(b *Binding) *inboxes {
 
 // shut ends all calls: what is at work is answered with what there is.
 func (x *inboxes) shut() { x.stop() }
-
-// deliver keeps a message for an open call of its recipient.
-func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	agent := o.Recipient.Name
-	data, err := toArrival(o.Message, o.Attempt, x.b.c.Hub.ID())
-	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
-	}
-	size := frameSize(data)
-	if size > x.room {
-		return hub.Outcome{Err: parley.Refuse(parley.TooLarge, "the message is larger than a frame of A2E: %d bytes", size)}
-	}
-	for {
-		a, next := x.reserve(agent, size)
-		switch {
-		case a != nil:
-			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
-			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
-				x.unreserve(a, size)
-				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"), Wait: time.Second}
-			}
-			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
-		case !o.Waits:
-			wait := time.Millisecond // then it is held until the agent asks
-			if x.hasCall(agent) {
-				wait = callAgainTime // it awaits the result of work
-			}
-			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
-			return hub.Outcome{Err: err, Wait: wait}
-		}
-		select { // its sender would be told of the end, and the agent asks again at once
-		case <-next:
-		case <-ctx.Done():
-			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: callAgainTime}
-		}
-	}
-}
 
 // ids names the messages that are kept for an agent.
 func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, error) {

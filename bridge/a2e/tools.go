@@ -8,14 +8,12 @@ import (
 	"strings"
 	"sync"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
-	"github.com/parley-hub/parley/journal"
 )
 
 // tools is the directory as an A2E agent sees it: every skill of every agent
@@ -238,79 +236,6 @@ func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, conte
 		kind, data := toEvent(e)
 		return r.Event(ctx, kind, data)
 	})
-}
-
-// call records a request and waits for its answer; a Failure is an error.
-func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
-	s := b.submission(r, m)
-	s.Fits = fits
-	call, err := b.c.Hub.Begin(ctx, s)
-	var prior *hub.Prior
-	switch {
-	case errors.As(err, &prior):
-		reply, err := b.recordedReply(ctx, prior.Of, m.To)
-		if err != nil {
-			return nil, b.refusal(err, r, m.To)
-		}
-		return b.replyOrError(r, reply)
-	case err != nil:
-		return nil, b.refusal(err, r, m.To)
-	}
-	for e, err := range call.Stream(ctx) {
-		switch {
-		case err != nil:
-			return nil, toError(parley.AsError(err), r.Capability())
-		case e.Kind.Terminal():
-			return b.replyOrError(r, e)
-		}
-		if err := event(e); err != nil {
-			return nil, err // the session is gone; that ends the request
-		}
-	}
-	return nil, protocol.ErrTimeout
-}
-
-func (b *Binding) replyOrError(r *protocol.Request, reply *parley.Message) (*parley.Message, error) {
-	if reply.Kind == parley.Failure {
-		return nil, toError(reply.Error, r.Capability())
-	}
-	return reply, nil
-}
-
-// recordedReply finds the answer to a request that was recorded before, by another
-// node for example, and waits for it if there is none yet.
-func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
-	j := b.c.Journal
-	switch {
-	case p.Refused:
-		r, err := j.Read(ctx, p.Position)
-		if err != nil {
-			return nil, err
-		}
-		if r.Refused != nil {
-			return nil, r.Refused
-		}
-	case !p.Reply.IsZero():
-		r, err := j.Read(ctx, p.Reply)
-		if err != nil {
-			return nil, err
-		}
-		return r.Message, nil
-	}
-	for r, err := range j.Records(ctx, p.Position.Partition, journal.From{Sequence: p.Position.Sequence, Follow: true}) {
-		if err != nil {
-			return nil, err
-		}
-		if m := r.Message; m != nil && m.InReplyTo == p.Message && m.Kind.Terminal() {
-			return m, nil
-		}
-		for _, s := range r.Steps {
-			if s.Message == p.Message && s.To == to && s.State == parley.Abandoned {
-				return nil, parley.Refuse(parley.OutcomeUnknown, "the hub stopped while the request was at work; it is not repeated")
-			}
-		}
-	}
-	return nil, context.Cause(ctx)
 }
 
 // skills is the directory as skills (A2E §6.4).

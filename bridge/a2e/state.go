@@ -13,9 +13,8 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )

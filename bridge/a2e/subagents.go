@@ -10,10 +10,8 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/parley-hub/parley/a2e"
-
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
+	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -131,26 +129,6 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 	return id, v.Status, nil
 }
 
-// extension is what the hub notes under this protocol's name in messages.
-type extension struct {
-	Subagent string   `json:"subagent,omitempty"`
-	Task     string   `json:"task_name,omitempty"`
-	Criteria []string `json:"success_criteria,omitempty"`
-	Type     string   `json:"type,omitempty"` // of a request that is passed on as it is, and of its response
-}
-
-func (x extension) in() (map[string]json.RawMessage, error) {
-	b, err := jsonx.Encode(x)
-	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, err
-}
-
-func extensionOf(m *parley.Message) (x extension) {
-	if m == nil || m.Extensions[Protocol] == nil || json.Unmarshal(m.Extensions[Protocol], &x) != nil {
-		return extension{}
-	}
-	return x
-}
-
 // Delegate implements a2e.MultiAgent. One piece of work at a time: another is
 // taken when the result of the one before is there.
 func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protocol.Delegation) (bool, string, error) {
@@ -215,47 +193,6 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 		return false, "", a.b.refusal(err, r, s.Agent)
 	}
 	return true, protocol.StatusRunning, nil
-}
-
-// report takes what is said about delegated work.
-func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out hub.Outcome) {
-	if o.Request == nil || o.Request.Origin.Protocol != Protocol || o.Request.From != o.Recipient.Name {
-		return false, out
-	}
-	x := extensionOf(o.Request)
-	if x.Subagent == "" {
-		return false, out
-	}
-	m := o.Message
-	if !m.Kind.Terminal() {
-		return true, hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "multi_agent has no events"}}}
-	}
-	_, err := a.edit(ctx, o.Recipient.Name, x.Subagent, func(s *subagent) bool {
-		if s.Request != o.Request.ID || s.Status == protocol.StatusTerminated {
-			return false
-		}
-		if m.Kind == parley.Failure {
-			s.Status, s.Error = protocol.StatusFailed, string(m.Error.Code)+": "+m.Error.Text
-			return true
-		}
-		data, derr := toData(m.Parts)
-		if derr != nil {
-			s.Status, s.Error = protocol.StatusFailed, "the answer cannot be said in A2E"
-			return true
-		}
-		if jsonx.Kind(data) != '{' {
-			if data, derr = jsonx.Encode(map[string]json.RawMessage{wrapped: data}); derr != nil {
-				return false
-			}
-		}
-		s.Status, s.Result = protocol.StatusCompleted, json.RawMessage(data)
-		return true
-	})
-	if err != nil && !errors.Is(err, errUnknownSubagent) {
-		return true, hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the result could not be kept")}
-	}
-	return true, hub.Outcome{Losses: append(bridge.Losses(bridge.Call, m, o.Recipient.Name),
-		parley.Loss{Field: "Origin", Reason: "multi_agent/await has no place for where a result comes from"})}
 }
 
 // Await implements a2e.MultiAgent: it answers RUNNING before its time is up.

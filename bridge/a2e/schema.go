@@ -1,0 +1,188 @@
+package a2e
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A schema is as much of a JSON Schema as parameters of tools can say.
+type schema struct {
+	Type        any                        `json:"type"`
+	Description string                     `json:"description"`
+	Properties  map[string]json.RawMessage `json:"properties"`
+	Required    []string                   `json:"required"`
+	Enum        []any                      `json:"enum"`
+}
+
+func (s *schema) kind() string {
+	switch t := s.Type.(type) {
+	case string:
+		return t
+	case []any: // "or null"
+		for _, v := range t {
+			if k, ok := v.(string); ok && k != "null" {
+				return k
+			}
+		}
+	}
+	if s.Properties != nil {
+		return "object"
+	}
+	return ""
+}
+
+// wrapped is the parameter of a skill whose content is no object.
+const wrapped = "value"
+
+// parameters says a schema as a tool's parameters (A2E §6.14). What they cannot
+// say is checked by the hub all the same.
+func parameters(raw json.RawMessage) []protocol.ToolParameter {
+	list := []protocol.ToolParameter{}
+	var s schema
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return append(list, protocol.ToolParameter{Name: "text", Type: "string", Description: "what to say; other members are passed on as they are"})
+	}
+	switch k := s.kind(); {
+	case k == "object" || k == "" && len(s.Enum) == 0:
+		names := make([]string, 0, len(s.Properties))
+		for name := range s.Properties {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			p := parameter(name, s.Properties[name], 0)
+			p.Required = slices.Contains(s.Required, name)
+			list = append(list, p)
+		}
+	default:
+		p := parameter(wrapped, raw, 0)
+		p.Required = true
+		list = append(list, p)
+	}
+	return list
+}
+
+func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParameter {
+	var s schema
+	p := protocol.ToolParameter{Name: name, Type: "any"}
+	if json.Unmarshal(raw, &s) != nil {
+		return p
+	}
+	if k := s.kind(); k != "" {
+		p.Type = k
+	}
+	p.Description = s.Description
+	if len(s.Enum) > 0 {
+		words := make([]string, 0, len(s.Enum))
+		for _, v := range s.Enum {
+			if w, ok := v.(string); ok {
+				words = append(words, w)
+			}
+		}
+		if len(words) == len(s.Enum) {
+			p.Enum = &words
+		}
+	}
+	if len(s.Properties) > 0 && depth < 8 {
+		p.Properties = map[string]protocol.ToolParameter{}
+		for n, v := range s.Properties {
+			q := parameter(n, v, depth+1)
+			q.Required = slices.Contains(s.Required, n)
+			p.Properties[n] = q
+		}
+	}
+	return p
+}
+
+// isWrapped reports whether a skill takes something else than an object.
+func isWrapped(raw json.RawMessage) bool {
+	var s schema
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return false
+	}
+	k := s.kind()
+	return k != "object" && (k != "" || len(s.Enum) > 0)
+}
+
+// unwrap gives the content of a call of such a skill.
+func unwrap(arguments json.RawMessage) json.RawMessage {
+	var m map[string]json.RawMessage
+	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[wrapped] != nil {
+		return m[wrapped]
+	}
+	return arguments
+}
+
+// schemaOf is the reverse of parameters, for the tools of hosts.
+func schemaOf(list []protocol.ToolParameter) (json.RawMessage, error) {
+	s, err := jsonx.Encode(objectSchema(list, 0))
+	return json.RawMessage(s), err
+}
+
+func objectSchema(list []protocol.ToolParameter, depth int) map[string]any {
+	properties, required := map[string]any{}, []string{}
+	for _, p := range list {
+		v := map[string]any{}
+		switch p.Type {
+		case "string", "integer", "number", "boolean", "object", "array":
+			v["type"] = p.Type
+		case "str":
+			v["type"] = "string"
+		case "int":
+			v["type"] = "integer"
+		case "float":
+			v["type"] = "number"
+		case "bool":
+			v["type"] = "boolean"
+		case "dict":
+			v["type"] = "object"
+		case "list":
+			v["type"] = "array"
+		}
+		if len(p.Properties) > 0 && depth < 8 {
+			inner := make([]protocol.ToolParameter, 0, len(p.Properties))
+			for name, q := range p.Properties {
+				q.Name = name
+				inner = append(inner, q)
+			}
+			v = objectSchema(inner, depth+1)
+		}
+		if p.Description != "" {
+			v["description"] = p.Description
+		}
+		if p.Enum != nil {
+			v["enum"] = *p.Enum
+		}
+		properties[p.Name] = v
+		if p.Required {
+			required = append(required, p.Name)
+		}
+	}
+	slices.Sort(required)
+	out := map[string]any{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		out["required"] = required
+	}
+	return out
+}
+
+// toSkill says a tool as a skill.
+func toSkill(t protocol.ToolDefinition) (parley.SkillSpec, error) {
+	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: clip(t.Description, 1000)}
+	if t.Name == "" || len(t.Name) > 64 {
+		return s, errors.New("its name has not 1 to 64 characters")
+	}
+	var err error
+	if s.Input, err = schemaOf(t.InputParameters); err != nil {
+		return s, err
+	}
+	if len(t.OutputParameters) > 0 {
+		s.Output, err = schemaOf(t.OutputParameters)
+	}
+	return s, err
+}
