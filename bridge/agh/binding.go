@@ -1,21 +1,22 @@
-// Package agh joins AGH Network to the hub.
+// Package agh is the hub's binding for AGH Network v0. Package
+// [github.com/parley-hub/parley/agh] implements the protocol, and agh/aghnats its
+// transport; this package translates between them and the hub.
 //
 // Peers connect to the hub's own NATS, or meet it on an operator's
-// ([aghnats.Gateway]). What they say in conversations is recorded and then
-// delivered, byte for byte: one record, and a delivery for each member of the
-// channel, for the one peer that is addressed, or for an agent of the
-// directory. Greetings and whois pass as the protocol has them and are not
-// recorded. A peer that is away gets what it missed when it greets again, until
-// each message expires.
+// ([aghnats.Gateway]). A message of a conversation is recorded and then delivered,
+// byte for byte: one record, and one delivery for each member of the channel, for
+// the addressed peer, or for an agent of the directory. Greetings and whois pass
+// unchanged and are not recorded. A peer that is away gets what it missed when it
+// greets again, until each message expires.
 //
 // # Who is who
 //
 // A peer is the agent that the configuration gives its identity
 // (workspace/peer), else guest/agh/<workspace>/<peer>. A channel is an agent
-// too, agh/<workspace>/<channel>: a notice to it is said to all. Agents of other
-// protocols that are exposed in AGH are greeted peers of the configured
-// channels, with their name as peer id (a slash becomes "__"); for everybody
-// else the hub speaks as the peer "parley".
+// too, agh/<workspace>/<channel>: a notice to it goes to all its members. Agents of
+// other protocols that are exposed in AGH are peers of the configured channels, with
+// their name as peer id (a slash becomes "__"). For all other agents the hub speaks
+// as the peer "parley".
 //
 // # Scope and replay
 //
@@ -116,13 +117,10 @@ type Binding struct {
 
 	mu              sync.Mutex
 	channels        map[[2]string]bool     // channels in the directory
-	hosted          map[peerAddress]string // peers of the hub's → agents
+	hosted          map[peerAddress]string // stand-ins: their agents
 	broadcasts      recent[parley.ID, *broadcast]
 	accepting       map[*protocol.Envelope]*parley.Message
 	pendingReceipts map[parley.ID]*pendingReceipt // requests whose receipt has not gone out
-	receipts        []*pendingReceipt             // those, and some more, in the order in which they are due
-
-	receiptClock *time.Timer // runs while there are receipts
 }
 
 // New makes a binding.
@@ -209,7 +207,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// followHubs follows what other hubs on the same journal note.
+// followHubs follows the members, agents and hand-offs of the other hubs.
 func (b *Binding) followHubs(ctx context.Context) error {
 	stop, err := b.members.rows.Watch(ctx, "", func(row journal.Row[peerRecord]) {
 		r := row.Value
@@ -242,7 +240,7 @@ func (b *Binding) followHubs(ctx context.Context) error {
 	return err
 }
 
-// run follows the directory and forgets the absent.
+// run follows the directory, and removes peers that were away for too long.
 func (b *Binding) run() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
@@ -269,11 +267,6 @@ func (b *Binding) Close() error {
 		b.close()
 	}
 	b.pending.close()
-	b.mu.Lock()
-	if b.receiptClock != nil {
-		b.receiptClock.Stop()
-	}
-	b.mu.Unlock()
 	b.work.Wait()
 	b.gateway.Close()
 	return nil

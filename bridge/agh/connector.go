@@ -18,6 +18,9 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
+// The connector runs beside a stock AGH daemon and joins its sessions to a hub; it is
+// a client of the hub, and no part of the binding.
+
 // Connector joins the sessions of a stock AGH daemon, whose own NATS nobody
 // can enter, to a hub: it runs beside the daemon, reads timelines by the
 // daemon's HTTP API, and speaks into the daemon as one of its sessions.

@@ -13,7 +13,10 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// greeted makes who greeted a member, and delivers what it missed.
+// Peers and channels as agents of the directory: a peer is put there when it first
+// speaks, and removed when it has been away for too long.
+
+// greeted makes the sender of a greeting a member, and delivers what it missed.
 func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, guest, joined bool) error {
 	at := peerAddress{e.WorkspaceID, e.Channel, e.From}
 	name, err := b.introduceSender(ctx, at, card, guest)
@@ -28,7 +31,7 @@ func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *proto
 	return err
 }
 
-// introduceSender is introduce for a peer that is, or becomes, a member.
+// introduceSender is introduce for a peer that becomes a member, if there is room.
 func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *protocol.Card, guest bool) (string, error) {
 	if err := b.members.checkRoom(at, guest); err != nil {
 		return "", err
@@ -36,9 +39,8 @@ func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *pro
 	return b.introduce(ctx, at.workspaceID, at.channel, at.peer, card, guest)
 }
 
-// introduce sees to it that a peer and its channel are in the directory, and
-// gives the peer's name there. State of a guest is charged to the guests'
-// budget.
+// introduce puts a peer and its channel into the directory, unless they are there,
+// and gives the peer's name. A guest's entry is charged to the guests' budget.
 func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card,
 	guest bool) (string, error) {
 	if err := b.openChannel(ctx, workspaceID, channel, guest); err != nil {
@@ -49,7 +51,7 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 	entry, known := dir.Lookup(Protocol, id.ID)
 	source := sourceOf(guest)
 	if known && entry.Source == directory.FromGuest && !guest {
-		// A user with credentials has the peer from now on.
+		// The peer belongs to a user with credentials from now on.
 		if err := dir.Remove(ctx, entry.Name); err != nil {
 			return "", err
 		}
@@ -97,8 +99,8 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 	return a.Name, err
 }
 
-// ChannelName is the directory name of a channel: who sends it a notice says
-// it to all.
+// ChannelName gives the directory name of a channel. A notice to it goes to all
+// members.
 func ChannelName(workspaceID, channel string) string {
 	name := "agh/" + workspaceID + "/" + channel
 	if parley.CheckName(name) != nil {
@@ -145,7 +147,7 @@ func (b *Binding) nameOf(workspaceID, channel, peer string) string {
 	return ""
 }
 
-// dropAbsent forgets who has been away for too long.
+// dropAbsent removes peers that were away for too long.
 func (b *Binding) dropAbsent(ctx context.Context) {
 	expired, forgotten := b.members.sweep(b.now().Add(-cmp.Or(b.c.Keep, 7*24*time.Hour)))
 	for _, x := range expired {

@@ -39,8 +39,8 @@ func (b *Binding) ForgetRecent() {
 	b.works.rows.Uncache()
 }
 
-// forget drops the last words of targets, which are kept with the state of work
-// for 31 days.
+// forget drops the last texts of targets, which stay with the state of work for 31
+// days.
 func (w *works) forget(ctx context.Context, f *hub.Forgetting) (int, error) {
 	return w.rows.Sweep(ctx, "", func(r *journal.Row[work]) journal.Fate {
 		l := r.Value.Link

@@ -12,19 +12,22 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// handoff is a message for a peer that is connected to another hub.
+// Messages that one hub gives another through the journal, because the recipient is
+// connected to, or hosted by, that other hub.
+
+// handoff is a message for a peer that is connected to another hub, as recorded.
 type handoff struct {
 	Peer string
 	Raw  []byte
 
 	// Of a message that is for an agent which the other hub hosts:
 	From      string `json:",omitzero"` // the hub that forwards it
-	Principal string `json:",omitzero"` // its user, the sender
-	Guest     bool   `json:",omitzero"` // which is one without credentials
+	Principal string `json:",omitzero"` // the NATS user that sent it there
+	Guest     bool   `json:",omitzero"` // that user has no credentials
 }
 
-// handoffTTL is how long a message that was handed over waits at most for its
-// peer to come back to the other hub.
+// handoffTTL is how long a message waits at most for its peer to come back to the
+// other hub.
 const handoffTTL = 5 * time.Minute
 
 func (b *Binding) handOff(e *protocol.Envelope, x member) error {
@@ -49,8 +52,8 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member
 	return err
 }
 
-// forward hands a message of a peer of this hub to the hub that hosts the agent
-// it is for, which takes it as if the peer were there.
+// forward hands a message over to the hub that hosts its recipient, which takes it
+// as if its sender were connected there.
 func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
 	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal, Guest: b.anonymous[a.Principal]}
 	if err := b.putHandoff(ctx, a.Envelope, x, h); err != nil {
@@ -59,8 +62,8 @@ func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) 
 	return protocol.Forward, nil
 }
 
-// sendElsewhere brings what a peer of this hub says to the hub that the other peer is
-// connected to.
+// sendElsewhere hands a message over to the hub that its recipient is connected to;
+// false if no other hub has the recipient.
 func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
 	x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 	if !ok {
@@ -72,7 +75,7 @@ func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
 	return true
 }
 
-// takeForwarded takes what a peer of another hub says to an agent of this one.
+// takeForwarded takes a message of another hub's peer to an agent of this one.
 func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) {
 	h := row.Value
 	done := func(protocol.Result) { b.dropHandoff(row) }
@@ -112,9 +115,9 @@ func (b *Binding) ownScope(scope, key string) (own string, err error) {
 // one of them finds it in 98 of 100 workspaces.
 const maxScopes = 256
 
-// owed is what other hubs handed over for peers that do not listen here just
-// now: this hub was started again, and they have not come back to it yet. It is
-// published in the order in which it came, and until then it is in the journal.
+// handoffQueue holds hand-offs for peers that do not listen just now: after a
+// restart of this hub they need a moment to reconnect. They are published in the
+// order in which they came, and are in the journal until then.
 type handoffQueue struct {
 	mu      sync.Mutex
 	byPeer  map[peerAddress][]queuedHandoff // those with any have a goroutine
@@ -128,11 +131,11 @@ type queuedHandoff struct {
 }
 
 const (
-	maxQueuedHandoffs = 1 << 14 // more is published at once, whoever listens
+	maxQueuedHandoffs = 1 << 14 // further ones are published at once
 	listenEvery       = 100 * time.Millisecond
 )
 
-// receiveHandoff takes what another hub has for a peer of this one.
+// receiveHandoff takes a message from another hub to a peer of this one.
 func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 	if row.Revision == 0 || b.now().After(row.Until) {
 		return
@@ -146,12 +149,12 @@ func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 		if row.Value.From != "" {
 			b.takeForwarded(row, e)
 		} else {
-			b.publishHandoff(m) // a whois, which the hub answers
+			b.publishHandoff(m) // a whois: the gateway answers
 		}
 		return
 	}
 	if e.To == "" && e.Kind == protocol.KindWhois || peer == "" {
-		b.publishHandoff(m) // it is of use now or never
+		b.publishHandoff(m) // of no use later
 		return
 	}
 	to := peerAddress{e.WorkspaceID, e.Channel, peer}
@@ -173,7 +176,8 @@ func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 	}
 }
 
-// publishWhenListening publishes what is owed to a peer when it listens, until nothing is.
+// publishWhenListening publishes a peer's hand-offs once it listens, until none is
+// left.
 func (b *Binding) publishWhenListening(to peerAddress) {
 	look := time.NewTicker(listenEvery)
 	defer look.Stop()
@@ -195,9 +199,8 @@ func (b *Binding) publishWhenListening(to peerAddress) {
 	}
 }
 
-// due takes out what is to be published for a peer, which is all if it listens;
-// left is false if nothing is, nor was just now. What is over ends with its note
-// in the journal: nobody is to work on what was asked for till then.
+// due takes out a peer's hand-offs, if it listens; left is false if there were none.
+// Those past their time are dropped: their requesters have given up.
 func (q *handoffQueue) due(to peerAddress, listens bool, now time.Time) (out []queuedHandoff, left bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -212,7 +215,7 @@ func (q *handoffQueue) due(to peerAddress, listens bool, now time.Time) (out []q
 		delete(q.byPeer, to)
 		return nil, false
 	}
-	q.byPeer[to] = list // while it is there, what comes meanwhile follows
+	q.byPeer[to] = list // keeps later ones behind these
 	return out, true
 }
 
@@ -230,16 +233,16 @@ func (b *Binding) publishHandoff(m queuedHandoff) {
 		err = b.gateway.Publish(m.e)
 	}
 	if err != nil {
-		b.c.Logger.Warn("what another hub handed over was not published", "workspace", m.e.WorkspaceID, "peer", m.row.Value.Peer, "error", err)
+		b.c.Logger.Warn("a message from another hub was not published", "workspace", m.e.WorkspaceID, "peer", m.row.Value.Peer, "error", err)
 	}
 	b.dropHandoff(m.row)
 }
 
-// dropHandoff ends the note of a message that was handed over.
+// dropHandoff removes a hand-off from the journal.
 func (b *Binding) dropHandoff(row journal.Row[handoff]) {
 	b.work.Go(func() {
 		if err := b.handoffs.Delete(b.ctx, row.Key, row.Revision); err != nil {
-			b.c.Logger.Debug("a message that was handed over stays noted until it expires", "error", err)
+			b.c.Logger.Debug("a hand-off stays in the journal until it expires", "error", err)
 		}
 	})
 }

@@ -17,7 +17,10 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// admit records a validated message and sets its delivery going; see
+// From the wire to the hub: the router has checked a message, admit records it and
+// the hub delivers it. What is refused gets its reason here.
+
+// admit records a validated message, which the hub then delivers; see
 // agh.Router.Admit.
 func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.Decision, error) {
 	e := a.Envelope
@@ -74,14 +77,14 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	b.envelopes.note(m.ID, e) // it is relayed soon
+	b.envelopes.note(m.ID, e) // Deliver reads it soon
 	m.Conversation = b.conversation(e)
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
 	switch {
 	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
-		// It changes the work, and is for nobody.
+		// It changes the work and has no recipient.
 		return protocol.Take, b.consumeKey(ctx, a)
 	case e.To == "":
 		m.To = ChannelName(e.WorkspaceID, e.Channel)
@@ -102,7 +105,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	return b.submit(ctx, e, s)
 }
 
-// admitToAgent takes what is said to an agent of the directory.
+// admitToAgent admits a message to a stand-in.
 func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission, agent string) (protocol.Decision, error) {
 	e, m := a.Envelope, s.Message
 	m.To = agent
@@ -110,7 +113,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	if linked && l.Target == m.From { // it works for us
+	if linked && l.Target == m.From { // the peer works on a request of the hub
 		s.Scope, m.To, m.Expires = l.Scope, "", time.Time{}
 	}
 	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
@@ -136,15 +139,15 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
 		return b.submit(ctx, e, s)
 	case !talk:
-		return protocol.Take, b.consumeKey(ctx, a) // receipts for what an agent said: it has no use for them
+		return protocol.Take, b.consumeKey(ctx, a) // an agent has no use for receipts of its messages
 	}
 	m.Conversation = b.conversation(e)
 	m.Skill = skillWanted(e, func(id string) bool {
 		entry, ok := b.c.Hub.Directory().Agent(agent)
 		return ok && id != "" && slices.ContainsFunc(entry.Skills, func(s parley.SkillSpec) bool { return s.ID == id })
 	})
-	// The hub may have stopped after it opened the work, and before it recorded the
-	// request: then the peer says it again.
+	// If the hub stopped after it opened the work and before it recorded the request,
+	// the peer sends the request again.
 	if e.WorkID != "" && (a.Work == nil || linked && l.Opened == s.Key.ID) {
 		if m.ID = l.Request; !linked {
 			if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
@@ -167,8 +170,8 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	return b.submit(ctx, e, s)
 }
 
-// answer makes m what a peer says about a request of ours; false if it is
-// nothing that the request knows of.
+// answer makes m an event or the reply of the hub's request that e is about; false
+// if e says nothing new.
 func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
 	m.InReplyTo, m.Kind = l.Request, parley.Event
 	switch c := e.Content().(type) {
@@ -224,8 +227,8 @@ func (b *Binding) submit(ctx context.Context, e *protocol.Envelope, s hub.Submis
 	return protocol.Pass, b.refuse(ctx, e, err)
 }
 
-// refuse makes the protocol's error of the hub's, and a receipt for work
-// that is refused.
+// refuse turns the hub's error into the protocol's, and rejects work with a
+// receipt.
 func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) error {
 	if isPrior(err) {
 		return protocol.ErrReplay
@@ -241,8 +244,7 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 	return protocol.Refuse(sentinel, perr.Text, perr)
 }
 
-// rejectWork answers work that is not taken with a receipt, in the name of the
-// peer that it was for.
+// rejectWork answers refused work with a receipt, in the name of its recipient.
 func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string) {
 	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor || e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
 		return
@@ -251,7 +253,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 	if !ok {
 		reason = protocol.ReasonBusy
 	}
-	b.work.Go(func() { // the sender becomes reachable when this message is dealt with
+	b.work.Go(func() { // the sender can be reached once this message is done
 		out := answerTo(e, protocol.NewID())
 		out.TS = b.now().Unix()
 		err := errors.Join(
@@ -261,7 +263,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 			_, err = b.gateway.Send(b.ctx, out)
 		}
 		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
-			err = nil // the work was never opened, or is for no peer of the hub's
+			err = nil // the work was never opened, or its recipient is no stand-in
 			if !b.sendElsewhere(out) {
 				err = b.gateway.Publish(out)
 			}
@@ -277,7 +279,7 @@ func isPrior(err error) bool {
 	return errors.As(err, &prior)
 }
 
-// consumeKey consumes the replay key of what is not recorded.
+// consumeKey consumes the replay key of a message that is not recorded.
 func (b *Binding) consumeKey(ctx context.Context, a *protocol.Admission) error {
 	fresh, err := b.memory.Seen(ctx, protocol.ReplayKey(a.Envelope), bridge.KeyEnd(a.Until))
 	if err == nil && !fresh {
@@ -297,21 +299,21 @@ func key(e *protocol.Envelope) string {
 	return e.From + "\x01" + shortened(e.ID) // no peer id has either character
 }
 
-// conversation of a container: a thread is one for the whole channel, a room
-// one for its two peers. Peers cannot guess themselves into either: the
-// server knows which workspaces they see, and a room's id is derived from them.
+// conversation gives the conversation of a container: one for the whole channel in
+// a thread, one for the two peers in a room. A peer cannot guess its way into
+// either: the server restricts workspaces, and a room's id is derived from its peers.
 func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
 	return b.c.Hub.Conversation(Protocol, scope(e.WorkspaceID), container{e.WorkspaceID, e.Container()}.foreign())
 }
 
-// audience is who hears what is said in a channel: its members, here or away,
-// and the agents that are peers there.
+// audience lists the recipients of a message to a channel: its members, here or
+// away, and its stand-ins.
 func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []string {
 	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel), func(n string) bool { return n == m.From }))
 }
 
-// reachable reports whether something that is said to a peer gets there, now
-// or when it comes back.
+// reachable reports whether a message to a peer can be delivered, now or when the
+// peer is back.
 func (b *Binding) reachable(workspaceID, channel, peer string) bool {
 	if _, ok := b.members.at(workspaceID, channel, peer); ok {
 		return true
@@ -322,8 +324,8 @@ func (b *Binding) reachable(workspaceID, channel, peer string) bool {
 	return b.c.URL == "" && b.gateway.Listens(workspaceID, channel, peer)
 }
 
-// admitted is told of every accepted message: greetings and first words make
-// members, and a request is acknowledged.
+// admitted is called for every accepted message: a greeting makes its sender a
+// member, a whois goes to other hubs, and a request is acknowledged.
 func (b *Binding) admitted(ctx context.Context, principal string, res protocol.Result) {
 	e := res.Envelope
 	if g, ok := e.Content().(*protocol.Greet); ok && e.To == "" {
@@ -346,7 +348,7 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 	b.acknowledge(e)
 }
 
-// refused is told of what the gateway did not accept.
+// refused is called for every message that the gateway did not accept.
 func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result) {
 	if e := res.Envelope; e != nil {
 		b.mu.Lock()
@@ -359,7 +361,7 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 	}
 	var told *parley.Error
 	if errors.As(res.Err, &told) || errors.Is(res.Err, protocol.ErrReplay) {
-		return // it is noted already, or known to be a repetition
+		return // recorded already, or a duplicate
 	}
 	f := hub.Refusal{Protocol: Protocol, Source: user, To: subject, Step: "decode", Code: parley.Malformed, Cause: fmt.Sprint(res.Err), Size: len(raw)}
 	var e *protocol.Error

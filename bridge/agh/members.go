@@ -14,6 +14,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
+// Members of channels: which peers greeted or spoke where, to which hub they are
+// connected, and whether they are there now.
+
 // peerAddress is a peer in a channel.
 type peerAddress struct{ workspaceID, channel, peer string }
 
@@ -22,11 +25,11 @@ type member struct {
 	peerAddress
 	name       string    // in the directory
 	node       string    // the hub that it is connected to
-	seen       time.Time // when it was heard of last
-	since      time.Time // since when it hears without a gap; zero: not known
-	away       bool      // something waits for it
+	seen       time.Time // its last message or greeting
+	since      time.Time // it has received everything since; zero: unknown
+	away       bool      // messages wait for it
 	recordedAt time.Time // when its record was written
-	expired    bool      // it has been away for too long: what waits is given up
+	expired    bool      // away for too long: its messages become dead letters
 	guest      bool      // the peer of an anonymous user
 }
 
@@ -34,15 +37,15 @@ type member struct {
 type peerRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time
-	Greet                                []byte `json:",omitempty"` // as it came, for the peers of other hubs
+	Greet                                []byte `json:",omitempty"` // the greeting's bytes, for the peers of other hubs
 	Guest                                bool   `json:",omitempty"`
 }
 
 // maxGreet is how large a greeting may be to be passed on to other hubs.
 const maxGreet = 64 << 10
 
-// members are who belongs to which channel. Greeting costs the same for any
-// number of them.
+// members are the peers of each channel. A greeting costs the same for any number
+// of them.
 type members struct {
 	rows  *journal.Table[peerRecord]
 	node  string
@@ -69,8 +72,8 @@ func (m *members) load(ctx context.Context) error {
 	return nil
 }
 
-// note takes a member's record, which may be another hub's. back is true if
-// something may wait here for the peer, which was not known to be there.
+// note takes a member's record, which may be another hub's. back is true if the
+// peer was not known to be there: messages may wait for it here.
 func (m *members) note(r peerRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,8 +139,8 @@ func (m *members) checkRoomLocked(at peerAddress, guest bool) error {
 	return nil
 }
 
-// noteSeen notes that a peer was heard of. With greeted it is here now and hears
-// what is said from now on, unless it did before. back is true if something
+// noteSeen notes a message of a peer. With a greeting the peer is connected here, and
+// receives everything from now on, unless it did before. back is true if messages
 // may wait for it.
 func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope, joined bool,
 	now time.Time) (back bool, err error) {
@@ -190,7 +193,7 @@ func (m *members) of(workspaceID, channel string) []string {
 	return slices.Compact(names)
 }
 
-// nodes lists the other hubs to which peers of a channel are connected.
+// nodes lists the other hubs with peers of a channel.
 func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,7 +206,7 @@ func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 	return out
 }
 
-// memberships lists where a peer was seen, the last one first.
+// memberships lists a peer's channels, the one where it was seen last first.
 func (m *members) memberships(workspaceID, peer string) []member {
 	m.mu.Lock()
 	list := m.byPeer[[2]string{workspaceID, peer}] // is replaced, not changed
@@ -246,7 +249,7 @@ func (m *members) markAway(at peerAddress) {
 	}
 }
 
-// presentSince reports whether a peer has heard everything since t.
+// presentSince reports whether a peer has received everything since t.
 func (m *members) presentSince(at peerAddress, t time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -254,9 +257,8 @@ func (m *members) presentSince(at peerAddress, t time.Time) bool {
 	return x != nil && !x.since.IsZero() && !x.since.After(t) && !x.away
 }
 
-// sweep finds who has not been heard of for so long that it is forgotten:
-// first everything that waits is given up (expired), at the next sweep the
-// member goes.
+// sweep finds members that were not seen since a time: first they expire, and what
+// waits for them becomes dead letters; the next sweep removes them.
 func (m *members) sweep(before time.Time) (expired, forgotten []member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,8 +296,7 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 	return !gone
 }
 
-// here reports whether a peer hears what this hub, or the one that it is
-// connected to, publishes.
+// here reports whether a peer receives what its hub publishes.
 func (b *Binding) here(x member) bool {
 	fresh := b.now().Sub(x.seen) < 2*b.interval()
 	switch {

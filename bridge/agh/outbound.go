@@ -13,6 +13,9 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
+// From the hub to the wire: Deliver brings a message to a peer or a channel, as the
+// peer that speaks for its sender.
+
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
@@ -36,9 +39,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return b.say(ctx, o, workspaceID, peer)
 }
 
-// relay passes on what a peer said, as it said it. A broadcast is published
-// once, by the first of its deliveries; who was not there then gets it later,
-// alone.
+// relay publishes a peer's message unchanged. A broadcast is published once, by the
+// first of its deliveries; a peer that was away then gets it later, alone.
 func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
 	e := b.envelopes.of(m.ID)
@@ -53,8 +55,8 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	}
 	at := peerAddress{workspaceID, e.Channel, peer}
 	if o.Attempt > 1 && e.WorkID != "" && (e.Kind == protocol.KindTrace || e.Kind == protocol.KindReceipt) {
-		// The hub may have stopped after it recorded what ends the work, and before
-		// it noted that.
+		// The hub may have stopped between recording the message that ends the work
+		// and recording the end.
 		_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			next, err := protocol.Advance(w, ok, e)
 			if next.Updated = b.now(); err == nil && !next.State.Terminal() {
@@ -62,7 +64,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 			}
 			return next, err
 		})
-		if err != nil && !errors.As(err, new(*protocol.Error)) { // one of those: it was noted
+		if err != nil && !errors.As(err, new(*protocol.Error)) { // a protocol error: the end is recorded
 			return b.outcome(err)
 		}
 	}
@@ -76,8 +78,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	return b.outcome(b.publishAt(e, at, func() error { return b.gateway.PublishTo(e, peer) }))
 }
 
-// publishAt publishes where the peer is: here, or at the hub that it is connected
-// to.
+// publishAt publishes here, or hands the message over to the peer's hub.
 func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func() error) error {
 	if x, ok := b.members.at(at.workspaceID, at.channel, at.peer); ok {
 		if !b.here(x) {
@@ -92,8 +93,8 @@ func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func()
 
 var errAway = errors.New("the peer is away")
 
-// maxBroadcasts are the broadcasts whose time is remembered. What is forgotten, or
-// was published before a restart, members get once more, and know it by its id.
+// maxBroadcasts bounds the broadcasts whose time is remembered. Older ones, and those
+// before a restart, go to absent members once more, who deduplicate them by id.
 const maxBroadcasts = 1 << 16
 
 // broadcast is a message to a channel that was published, or is being.
@@ -103,7 +104,7 @@ type broadcast struct {
 	failed error // when done
 }
 
-// publishOnce publishes a broadcast, unless that was done, and tells when.
+// publishOnce publishes a broadcast, unless it was published, and gives the time.
 func (b *Binding) publishOnce(ctx context.Context, id parley.ID, publish func() error) (time.Time, error) {
 	b.mu.Lock()
 	x, begun := b.broadcasts.byKey[id]
@@ -133,7 +134,7 @@ func (b *Binding) decode(raw []byte) (*protocol.Envelope, error) {
 	return (&protocol.Decoder{Lenient: b.c.Lenient, Handles: b.c.Trust}).Decode(raw)
 }
 
-// outcome sorts what publishing ended with.
+// outcome turns the result of publishing into the outcome of a delivery.
 func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
@@ -149,7 +150,7 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "it could not be published"), Losses: ls}
 }
 
-// reply brings an event or the answer to the peer that asked.
+// reply brings an event or the reply of a request to the peer that sent it.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	b.mu.Lock()
@@ -157,7 +158,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	b.mu.Unlock()
 	var outs []*protocol.Envelope
 	var e *protocol.Envelope
-	if a != nil { // the receipt goes first, or along
+	if a != nil { // the receipt goes before the answer, or with it
 		select {
 		case <-a.made:
 		case <-ctx.Done():
@@ -255,9 +256,8 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 	return outs, ls
 }
 
-// send says something as a peer of the hub's, to a peer that may be connected
-// to another hub. A repeated attempt at what closed the work already is
-// published all the same: the first one may not have got so far.
+// send sends as a stand-in to a peer, which may be connected to another hub. A retry
+// is published although the first attempt closed the work: it may not have arrived.
 func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) error {
 	if x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To); ok {
 		if err := b.step(ctx, e); err != nil {
@@ -295,8 +295,8 @@ func (b *Binding) sendAll(ctx context.Context, es []*protocol.Envelope, attempt 
 	return nil
 }
 
-// step takes work one step on for a message that another hub publishes. The
-// state is durable before that hub can hear of the message.
+// step advances the state of work for a message that another hub publishes. The state
+// is durable before that hub gets the message.
 func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
 	if e.WorkID == "" {
 		return nil
@@ -349,9 +349,8 @@ func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speak
 	return joined[best].channel, speaker, err
 }
 
-// chooseContainer says where m is said to the peer that e is to, and by whom: in the
-// thread that its conversation is, else in the room that the peer shares with
-// who speaks.
+// chooseContainer sets the container and the sender of e, which brings m to a peer:
+// the thread of m's conversation, else the room that the peer shares with the sender.
 func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
 	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
 		for _, x := range b.members.memberships(e.WorkspaceID, e.To) {
@@ -369,7 +368,7 @@ func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *
 	return err
 }
 
-// say brings a request or a notice from elsewhere to a peer.
+// say brings a request or a notice of an agent to a peer.
 func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, To: peer, TraceID: traceOf(m)}
@@ -427,8 +426,8 @@ func (b *Binding) channelOf(m *parley.Message, workspaceID string) (string, bool
 	return peer[1:], true
 }
 
-// toChannel says something to all of a channel. It is published once, by the
-// first of its deliveries; a peer that was not there then gets it later, alone.
+// toChannel sends a notice to all members of a channel. It is published once, by the
+// first of its deliveries; a peer that was away then gets it later, alone.
 func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel, peer string) hub.Outcome {
 	if m.Kind != parley.Notice {
 		return hub.Outcome{Answered: m.Kind == parley.Request, Failure: parley.Refuse(parley.Unsupported, "a channel takes notices; send a request to one of its peers")}
@@ -465,7 +464,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	return b.outcome(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }
 
-// cancel tells a peer that the answer is not wanted any more.
+// cancel tells a peer that the requester has cancelled.
 func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string) hub.Outcome {
 	if o.Request == nil {
 		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "there is no request to cancel")}

@@ -9,13 +9,16 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
+// Messages to peers that no hub knows yet, and whois requests that further hubs may
+// have to hear: both wait for one greet interval.
+
 // held is what peers said to one that this hub does not know, while another of
 // those that share the journal may have it, or get it: a peer that is there
 // greets once an interval, and for so long what is for it is kept. Questions for
 // all are kept as long, for the hubs of whose peers this one hears meanwhile.
 type pending struct {
 	within time.Duration
-	refuse func(pendingMessage) // what nobody could hear in time
+	refuse func(pendingMessage) // called when within is over
 
 	mu        sync.Mutex
 	closed    bool
@@ -26,7 +29,7 @@ type pending struct {
 	whois     []*pendingWhois // in the order in which they came
 }
 
-// pendingMessage was not taken yet: it goes through all checks when its time comes.
+// pendingMessage is not admitted yet: again makes all checks anew.
 type pendingMessage struct {
 	user  string
 	res   protocol.Result
@@ -50,7 +53,7 @@ const (
 	maxWhois        = 1 << 10
 )
 
-// add holds a message back, unless there is no room for it.
+// add keeps a message, if there is room for it.
 func (h *pending) add(to peerAddress, m pendingMessage) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,7 +77,7 @@ func (h *pending) add(to peerAddress, m pendingMessage) bool {
 	return true
 }
 
-// take takes out what is held for a peer, or of it only one.
+// take takes out the messages for a peer, or only one of them.
 func (h *pending) take(to peerAddress, only *pendingMessage) (out []*pendingMessage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,7 +118,7 @@ func (h *pending) addWhois(e *protocol.Envelope, now time.Time) *pendingWhois {
 	return q
 }
 
-// notSentTo gives those of nodes to whose peers a question is to be brought still.
+// notSentTo gives those of nodes that do not have a whois yet, and notes them.
 func (h *pending) notSentTo(q *pendingWhois, nodes []string) (out []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -144,7 +147,7 @@ func (h *pending) whoisFor(at peerAddress, node string, now time.Time) (out []*p
 	return out
 }
 
-// expire forgets old questions; h.mu is held.
+// expire drops old whois messages; h.mu is locked.
 func (h *pending) expire(now time.Time) {
 	for len(h.whois) > 0 && !now.Before(h.whois[0].until) {
 		h.whois = h.whois[1:]
@@ -164,8 +167,7 @@ func (h *pending) close() {
 	h.byAddress, h.bySender, h.whois = nil, nil, nil
 }
 
-// keepPending keeps a message for a peer that nobody here knows, for when it is heard
-// of.
+// keepPending keeps a message to an unknown peer until some hub knows the peer.
 func (b *Binding) keepPending(user string, res protocol.Result, again func()) bool {
 	e := res.Envelope
 	if e == nil || !errors.Is(res.Err, protocol.ErrNotTarget) {
@@ -176,12 +178,12 @@ func (b *Binding) keepPending(user string, res protocol.Result, again func()) bo
 		return false
 	}
 	if b.reachable(e.WorkspaceID, e.Channel, e.To) || b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
-		b.retryPending(to) // since it was looked for
+		b.retryPending(to) // the peer came meanwhile
 	}
 	return true
 }
 
-// retryPending lets go on what waits for a peer that is known now.
+// retryPending admits the messages to a peer that is known now.
 func (b *Binding) retryPending(to peerAddress) {
 	if list := b.pending.take(to, nil); len(list) > 0 {
 		b.work.Go(func() {
@@ -192,7 +194,7 @@ func (b *Binding) retryPending(to peerAddress) {
 	}
 }
 
-// peerSeenElsewhere lets what waits for a peer of another hub go there.
+// peerSeenElsewhere sends the messages that wait for a peer to its hub.
 func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	at := peerAddress{r.Workspace, r.Channel, r.Peer}
 	b.retryPending(at)
@@ -208,7 +210,7 @@ func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	}
 }
 
-// refusePending is told of what nobody could hear in time.
+// refusePending refuses a message whose recipient did not come in time.
 func (b *Binding) refusePending(m pendingMessage) {
 	e := m.res.Envelope
 	subject, err := e.Subject()
@@ -224,7 +226,7 @@ func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
 		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && !b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
-			b.pending.addWhois(e, b.now()) // it was away, and may be back in a moment
+			b.pending.addWhois(e, b.now()) // the peer may be back in a moment
 			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		}
 		if ok {

@@ -7,23 +7,20 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// pendingReceipt is a request on its way to its receipt "accepted".
+// pendingReceipt is a recorded request whose receipt "accepted" has not gone out.
 type pendingReceipt struct {
 	request *protocol.Envelope
-	made    chan struct{}      // closed when there is a receipt, or will be none
-	receipt *protocol.Envelope // nil when somebody has taken it, to send it
-	id      parley.ID          // of the request
-	due     time.Time          // when it goes out if no answer brings it
+	made    chan struct{}      // closed when the receipt is made, or will not be
+	receipt *protocol.Envelope // nil once it is taken for sending
 	sent    chan struct{}      // closed when it has gone out, or will not
 }
 
-// receiptWaits is how long the receipt "accepted" waits for the answer, so that
-// the answer of an agent that has it at once goes out together with it: two
-// flushes less for each piece of work, also when many are under way.
-const receiptWaits = 100 * time.Millisecond
+// receiptDelay is how long a receipt waits for the answer: an agent that answers at
+// once has both sent together, which saves two flushes for each piece of work.
+const receiptDelay = 100 * time.Millisecond
 
-// acknowledge makes the receipt "accepted" for a request that is recorded, and
-// lets what answers it go out.
+// acknowledge makes the receipt "accepted" for a recorded request, and sends it
+// unless an answer takes it along in time.
 func (b *Binding) acknowledge(e *protocol.Envelope) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -32,7 +29,6 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 		return
 	}
 	delete(b.accepting, e)
-	a := b.pendingReceipts[m.ID]
 	if len(e.ID) > maxFor {
 		b.releaseLocked(m.ID)
 		return
@@ -43,45 +39,25 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 		b.releaseLocked(m.ID)
 		return
 	}
-	a.receipt, a.id, a.due = out, m.ID, time.Now().Add(receiptWaits)
+	a := b.pendingReceipts[m.ID]
+	a.receipt = out
 	close(a.made)
-	// One clock is for all: those that an answer has taken with it are passed over.
-	b.receipts = append(b.receipts, a)
-	switch {
-	case len(b.receipts) > 1:
-	case b.receiptClock == nil:
-		b.receiptClock = time.AfterFunc(receiptWaits, b.sendReceipts)
-	default:
-		b.receiptClock.Reset(receiptWaits)
-	}
+	time.AfterFunc(receiptDelay, func() { b.sendReceipt(m.ID, a) })
 }
 
-// sendReceipts sends the receipts that no answer has brought in time.
-func (b *Binding) sendReceipts() {
-	var due []*pendingReceipt
-	b.mu.Lock()
-	now := time.Now()
-	for len(b.receipts) > 0 && (b.receipts[0].receipt == nil || !b.receipts[0].due.After(now)) {
-		if b.receipts[0].receipt != nil {
-			due = append(due, b.receipts[0])
-		}
-		b.receipts[0], b.receipts = nil, b.receipts[1:]
+// sendReceipt sends a receipt that no answer has taken along.
+func (b *Binding) sendReceipt(request parley.ID, a *pendingReceipt) {
+	out := b.takeReceipt(a)
+	if out == nil || b.ctx.Err() != nil {
+		return
 	}
-	if len(b.receipts) > 0 {
-		b.receiptClock.Reset(b.receipts[0].due.Sub(now))
+	if _, err := b.gateway.Send(b.ctx, out); err != nil {
+		b.c.Logger.Debug("a request was not acknowledged", "workspace", out.WorkspaceID, "error", err)
 	}
-	b.mu.Unlock()
-	for _, a := range due {
-		if out := b.takeReceipt(a); out != nil {
-			if _, err := b.gateway.Send(b.ctx, out); err != nil {
-				b.c.Logger.Debug("a request was not acknowledged", "workspace", out.WorkspaceID, "error", err)
-			}
-			b.release(a.id)
-		}
-	}
+	b.release(request)
 }
 
-// takeReceipt gives the receipt to who is to send it, nil if somebody has it.
+// takeReceipt gives the receipt to its sender, once; then nil.
 func (b *Binding) takeReceipt(a *pendingReceipt) *protocol.Envelope {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -90,7 +66,7 @@ func (b *Binding) takeReceipt(a *pendingReceipt) *protocol.Envelope {
 	return out
 }
 
-// release lets answers to a request go out: its receipt has, or will not.
+// release lets answers to a request go out: its receipt has gone out, or will not.
 func (b *Binding) release(id parley.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -9,6 +9,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
+// Hubs on one journal host different agents as peers. Here is which hub hosts whom;
+// handoffs.go has the messages that hubs give each other.
+
 // remoteAgents are the agents that other hubs on the same journal host as peers. An
 // example: a peer of hub A asks who is in the channel, and gives work to
 // "weather", which only hub B hosts. B records each greeting of its agents in the
@@ -81,7 +84,7 @@ func (b *Binding) recordGreeting(e *protocol.Envelope) {
 	})
 }
 
-// remoteAgentSeen is told of each greeting of an agent that another hub hosts.
+// remoteAgentSeen is called for each greeting of an agent that another hub hosts.
 func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 	r := row.Value
 	if row.Revision == 0 || r.Node == b.members.node {
@@ -99,8 +102,7 @@ func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 	})
 }
 
-// relayGreeting lets the peers of this hub hear the greeting of one that is
-// connected to another.
+// relayGreeting publishes the greeting of a peer of another hub to those of this one.
 func (b *Binding) relayGreeting(r peerRecord) {
 	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
 		return
@@ -117,8 +119,7 @@ func (b *Binding) relayGreeting(r peerRecord) {
 	}
 }
 
-// remoteHub gives the other hub that a peer is connected to, or that hosts the
-// agent of that name.
+// remoteHub gives the other hub that a peer is connected to, or that hosts it.
 func (b *Binding) remoteHub(workspaceID, channel, peer string) (member, bool) {
 	x, ok := b.members.at(workspaceID, channel, peer)
 	if ok && x.node != b.members.node && b.here(x) {
@@ -127,7 +128,7 @@ func (b *Binding) remoteHub(workspaceID, channel, peer string) (member, bool) {
 	return b.hostingHub(workspaceID, channel, peer)
 }
 
-// hostingHub gives the other hub that hosts an agent which this one does not.
+// hostingHub gives the other hub that hosts an agent; none if this one does.
 func (b *Binding) hostingHub(workspaceID, channel, peer string) (member, bool) {
 	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
 		return member{}, false

@@ -11,12 +11,15 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
-// populate makes the agents that appear in AGH peers of their channels, and
-// takes out those that do no more.
+// Stand-ins: agents of other protocols that are exposed in AGH are peers of the
+// configured channels, and the hub itself is the peer "parley".
+
+// populate hosts the agents that are exposed in AGH as peers of their channels, and
+// removes the others.
 func (b *Binding) populate() error {
 	want := map[peerAddress]*directory.Entry{}
 	for _, e := range b.c.Hub.Directory().All() {
-		// A stand-in that has retired stays: what is said to it is forwarded.
+		// A stand-in that has retired stays: its messages are forwarded.
 		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) && !hasStandIn(e) {
 			continue
 		}
@@ -55,8 +58,7 @@ func (b *Binding) populate() error {
 	return first
 }
 
-// hasStandIn reports whether it is noted in the directory that an agent is a
-// peer of the hub's.
+// hasStandIn reports whether the directory has a stand-in of an agent here.
 func hasStandIn(e *directory.Entry) bool {
 	return slices.ContainsFunc(e.Identities, func(i parley.Identity) bool { return i.Protocol == Protocol && i.StandIn })
 }
@@ -131,7 +133,7 @@ func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
 	return p.peer, b.host(p, &directory.Entry{Agent: parley.Agent{Name: Self, Title: "Parley"}})
 }
 
-// agentAt is the agent that is a peer of the hub's, "" if none is.
+// agentAt gives the agent for which a peer stands in, "" if it is no stand-in.
 func (b *Binding) agentAt(workspaceID, channel, peer string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,13 +13,15 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
+// What the binding remembers: the state of work and the threads of conversations, in
+// tables of the journal, and the newest envelopes, in memory.
+
 // keepWork is how long the state of a piece of work is kept. No message can be
 // fresh for longer, so that none can open closed work anew.
 const keepWork = 31 * 24 * time.Hour
 
-// works keeps the state of work in the journal, where all hubs on it find it. It
-// is the protocol's Works: a step is durable when Update returns, and refused if
-// another hub has ended the work meanwhile.
+// works is the protocol's Works in the journal, for all hubs on it: a step is durable
+// when Update returns, and refused if another hub has ended the work meanwhile.
 type works struct {
 	rows *journal.Table[work]
 	now  func() time.Time
@@ -27,14 +29,14 @@ type works struct {
 
 const maxWorks = 4096 // cached
 
-// link is what the hub knows of work beside its state. It is the Note of the
-// envelope that opens the work, if that is a request of the hub's.
+// link ties open work to a request of the hub. It is the Note of the envelope that
+// opens the work.
 type link struct {
-	Request parley.ID // what it is about
-	Scope   string    // in which the request is recorded
-	Target  string    // directory name of who works
-	Opened  string    `json:",omitzero"` // replay key of the message by which a peer gave it to an agent
-	Text    []byte    `json:",omitzero"` // the last that the target said, for a result that says nothing itself
+	Request parley.ID
+	Scope   string // of the request's record
+	Target  string // directory name of the agent that works
+	Opened  string `json:",omitzero"` // replay key of the message that opened the work, if a peer did
+	Text    []byte `json:",omitzero"` // last text of the target, for a result without content
 }
 
 // work is a piece of work as it is recorded.
@@ -78,7 +80,7 @@ func (w *works) Update(ctx context.Context, e *protocol.Envelope,
 	return r.Value.Work, err
 }
 
-// linked finds the request that some open work is.
+// linked gives the link of open work, if it has one.
 func (w *works) linked(ctx context.Context, workspaceID, workID string) (link, bool, error) {
 	if workID == "" {
 		return link{}, false, nil
@@ -90,7 +92,7 @@ func (w *works) linked(ctx context.Context, workspaceID, workID string) (link, b
 	return *r.Value.Link, true, nil
 }
 
-// setLastText keeps the last text of the target of some work.
+// setLastText keeps the last text of the target.
 func (w *works) setLastText(ctx context.Context, workspaceID, workID string, text []byte) error {
 	const most = 64 << 10
 	_, err := w.rows.Change(ctx, workKey(workspaceID, workID), func(r *journal.Row[work]) (bool, error) {
@@ -114,9 +116,8 @@ func (c container) foreign() string {
 	return string(c.Surface) + " " + c.Channel + " " + c.ID
 }
 
-// containers maps conversations of the hub to threads, so that a message of the
-// conversation goes to the thread. It has no rooms: a room's id follows from the ids
-// of its two peers, and its conversation from the room.
+// containers maps conversations of the hub to threads. It has no rooms: a room's id is
+// derived from its two peers, and its conversation from the room.
 type containers struct {
 	rows *journal.Table[container]
 	now  func() time.Time
@@ -144,7 +145,7 @@ func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
 	return r.Value, err == nil && r.Revision != 0
 }
 
-// recent remembers the newest entries of a map, at most max. Its user locks it.
+// recent is a map of the max newest keys. The caller locks it.
 type recent[K comparable, V any] struct {
 	max   int
 	byKey map[K]V
@@ -174,9 +175,8 @@ func (r *recent[K, V]) remove(key K) {
 
 func (r *recent[K, V]) clear() { r.byKey, r.order = nil, nil }
 
-// envelopes remembers the newest messages of peers as they were read, so that a
-// message that is relayed or answered soon is not read again. The journal has them
-// all.
+// envelopes caches the newest messages of peers, decoded, so that relaying and
+// answering need not read the journal.
 type envelopes struct {
 	mu sync.Mutex
 	recent[parley.ID, *protocol.Envelope]

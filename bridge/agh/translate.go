@@ -15,6 +15,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
+// Pure functions between the protocol's envelopes and the hub's messages.
+
 // Protocol is this protocol's short name.
 const Protocol = "agh"
 
