@@ -1,4 +1,6 @@
-// Package a2e joins A2E to the hub, in both roles of the protocol.
+// Package a2e is the hub's binding for A2E, in both roles of the protocol. Package
+// [github.com/parley-hub/parley/a2e] implements the protocol; this package translates
+// between it and the hub.
 //
 // # Agents at the hub's host
 //
@@ -25,6 +27,7 @@ package a2e
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -92,7 +95,7 @@ type Binding struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 	work  sync.WaitGroup
-	stops []func() // of what is followed
+	stops []func() // end what New and Start follow
 }
 
 // New makes a binding.
@@ -103,16 +106,12 @@ func New(c Config) (*Binding, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	if c.Path == "" {
-		c.Path = DefaultPath
-	}
+	c.Path = cmp.Or(c.Path, DefaultPath)
 	if !strings.HasPrefix(c.Path, "/") || len(c.Path) < 2 {
 		return nil, fmt.Errorf("a2e.path = %q: want a path such as %s", c.Path, DefaultPath)
 	}
 	c.Path = strings.TrimRight(c.Path, "/")
-	if c.Tools == 0 {
-		c.Tools = 20
-	}
+	c.Tools = cmp.Or(c.Tools, 20)
 	b := &Binding{c: c}
 	var err error
 	if b.tokens, err = c.Keys.Secret("a2e tokens", 32); err != nil {
@@ -181,7 +180,7 @@ func (b *Binding) deduplicates(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" || b.hosts.remembers(e.Name)
 }
 
-// holds: the messages of an agent wait until it asks for them, at any hub.
+// holds reports whether messages wait: until their agent calls for them, at any hub.
 func (b *Binding) holds(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" && !b.inboxes.hasCall(e.Name)
 }
@@ -244,6 +243,7 @@ func (b *Binding) Close() error {
 	}
 	b.stop()
 	b.hosts.close()
+	b.inboxes.close()
 	b.work.Wait()
 	b.sessions.shut(ctx)
 	if b.c.Listen != nil {

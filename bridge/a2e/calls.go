@@ -9,6 +9,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
+// Open calls of agents that wait for messages or results, at all hubs on the journal.
+// inbox.go has the messages.
+
 // openCall is a call of an agent, at this hub or at another: parley_inbox, or
 // multi_agent/await. It is announced in the journal's state while it is open, so
 // that every hub lets deliveries to the agent go on.
@@ -16,7 +19,7 @@ type openCall struct {
 	Agent string    `json:"agent"`
 	Node  string    `json:"node"`
 	Since time.Time `json:"since"`
-	Max   int       `json:"max"` // messages that it takes; 0: it awaits the result of work
+	Max   int       `json:"max"` // messages that it takes; 0: it awaits a result
 
 	id        string
 	until     time.Time // at another hub: it ends before
@@ -26,18 +29,18 @@ type openCall struct {
 	announced bool      // it is, or may be, in the state
 }
 
-// announceTime is how long a hub may be alive before others have heard of it.
+// announceTime is how long a hub may be alive before others know of it.
 const announceTime = 10 * time.Second
 
-// begin notes a call that this hub has. It takes nothing before it is offered.
+// begin adds a call of this hub. It gets no message before it is offered.
 func (x *inboxes) begin(agent string, r *reader) *openCall {
 	a := &openCall{Agent: agent, Node: x.node, Since: x.b.c.Now().Round(0).UTC(), id: x.run + rand.Text()[:12], r: r}
 	x.add(a)
 	return a
 }
 
-// offer lets hubs send messages to a call, at most so many; none where it awaits
-// the result of work.
+// offer announces a call to all hubs, which may send it so many messages; none if it
+// awaits a result.
 func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait time.Duration) {
 	x.mu.Lock()
 	a.Max, a.left, a.size, a.announced = most, most, size, true
@@ -46,11 +49,11 @@ func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait t
 	x.resumeDeliveries(a.Agent)
 	_, err := x.announced.Put(ctx, a.id, announced, x.b.c.Now().Add(wait+time.Minute))
 	if err != nil && ctx.Err() == nil {
-		x.b.c.Logger.Warn("other hubs do not hear that an A2E agent asks for its messages", "agent", a.Agent, "error", err)
+		x.b.c.Logger.Warn("other hubs do not learn that an A2E agent calls for its messages", "agent", a.Agent, "error", err)
 	}
 }
 
-// end ends a call that this hub has.
+// end removes a call of this hub.
 func (x *inboxes) end(a *openCall) {
 	x.drop(a.id)
 	x.mu.Lock()
@@ -62,14 +65,14 @@ func (x *inboxes) end(a *openCall) {
 			}
 		}
 	}
-	if !a.announced {
-		return
+	if !a.announced || x.closed {
+		return // the row ends by itself
 	}
 	x.b.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if err := x.announced.Delete(ctx, a.id, 0); err != nil {
-			x.b.c.Logger.Warn("other hubs do not hear that an A2E agent stopped asking", "agent", a.Agent, "error", err)
+			x.b.c.Logger.Warn("other hubs do not learn that a call of an A2E agent ended", "agent", a.Agent, "error", err)
 		}
 	})
 }
@@ -104,7 +107,7 @@ func (x *inboxes) drop(id string) {
 	}
 }
 
-// resumeDeliveries lets deliveries to an agent go on.
+// resumeDeliveries continues deliveries to an agent.
 func (x *inboxes) resumeDeliveries(agent string) {
 	x.mu.Lock()
 	if next := x.next[agent]; next != nil {
@@ -115,7 +118,7 @@ func (x *inboxes) resumeDeliveries(agent string) {
 	x.b.c.Hub.Kick(agent) // asks for Binding.holds
 }
 
-// watchCalls takes notice of the asks at other hubs.
+// watchCalls follows the calls at other hubs.
 func (x *inboxes) watchCalls(ctx context.Context) (stop func(), err error) {
 	return x.announced.Watch(ctx, "", func(row journal.Row[openCall]) {
 		a := row.Value
@@ -138,11 +141,11 @@ func (x *inboxes) lives(a *openCall) bool {
 		(now.Sub(a.Since) < announceTime || x.b.c.Journal.LivesElsewhere(a.Node, a.Since))
 }
 
-// hasRoom reports whether a call may be sent another message. The one that does not
-// fit in bytes is sent: its hub ends the call then, and the next call has it.
+// hasRoom reports whether a call takes another message. One that does not fit ends the
+// call, and goes to the next.
 func (x *inboxes) hasRoom(a *openCall) bool { return a.left > 0 && a.size <= x.room }
 
-// hasCall reports whether an agent asks for messages, or awaits the result of work.
+// hasCall reports whether an agent has a call that takes a message or a result.
 func (x *inboxes) hasCall(agent string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -151,8 +154,8 @@ func (x *inboxes) hasCall(agent string) bool {
 	})
 }
 
-// reserve gives an open call of an agent for a message, one here whose agent is
-// connected before others; without one, what is closed at its next call.
+// reserve picks an open call of an agent for a message, preferably one here whose
+// agent is connected. Without a call it gives a channel that the next call closes.
 func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -16,10 +16,9 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 )
 
-// Forget implements hub.Forgetter. Of an agent go its memories, with
-// their ids, its subagents that do not work, what its inbox is owed and the
-// frames that its sessions have not brought. Of others go what is about the
-// erased messages.
+// Forget implements hub.Forgetter. It removes an agent's memories with their ids, its
+// idle subagents, its inbox, and the content of its unread frames; and from the state
+// of others what is about the erased messages.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	var errs []error
 	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget, b.inboxes.forget, b.sessions.forget} {
@@ -52,8 +51,8 @@ func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err erro
 	return n + k, err
 }
 
-// forget drops an agent's subagents, and what others have of what they did.
-// Those at work stay.
+// forget drops an agent's subagents, and the results that others have of them. Working
+// ones stay.
 func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	return a.rows.Sweep(ctx, "", func(row *journal.Row[subagent]) journal.Fate {
 		s := &row.Value
@@ -74,7 +73,7 @@ func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err e
 	})
 }
 
-// forget drops what is kept for agents.
+// forget drops messages of inboxes.
 func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	return x.messages.Sweep(ctx, "owed/", func(row *journal.Row[inboxMessage]) journal.Fate {
 		var m arrival
@@ -87,8 +86,7 @@ func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err err
 	})
 }
 
-// forget takes the content out of frames that sessions have not brought to
-// their agents. The frames stay, for they are numbered.
+// forget empties unread frames. They stay, for they are numbered.
 func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	t.mu.Lock()
 	held := slices.Collect(maps.Values(t.sessions))
@@ -141,8 +139,7 @@ func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, er
 	return n, nil
 }
 
-// frameIDs finds the ids of messages in a frame: what comes of the hub's says
-// which message it is.
+// frameIDs finds message ids in a frame: the hub's frames name their message.
 var frameIDs = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
 // isAbout reports whether a frame names an erased message.
@@ -153,7 +150,7 @@ func isAbout(frame string, f *hub.Forgetting) bool {
 	})
 }
 
-// empty takes the content out of frames, and tells of how many.
+// empty removes the content of frames, and counts them.
 func (r *recordedSession) empty(f *hub.Forgetting) (n int) {
 	for i := range r.Frames {
 		frame := &r.Frames[i]
@@ -168,7 +165,7 @@ func (r *recordedSession) empty(f *hub.Forgetting) (n int) {
 	return n
 }
 
-// emptied gives a frame without what it says.
+// emptied gives a frame without content.
 func emptied(line string) (string, bool) {
 	const (
 		answer = `{"success":false,"error":"the content was erased from the hub"}`

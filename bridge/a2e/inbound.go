@@ -18,6 +18,9 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
+// From the wire to the hub: an agent proves itself by its token, and its requests
+// become submissions of the hub (A2E has no signatures).
+
 // Authenticate implements a2e.Authenticator. Tokens are looked up by their
 // hashes: the time that takes tells nothing of a token.
 func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (protocol.Identity, error) {
@@ -42,8 +45,7 @@ func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (proto
 	return protocol.Identity{}, protocol.ErrUnknownKey
 }
 
-// authenticated notes that an agent proved itself by its token: its connection
-// is no guest's.
+// authenticated marks the connection of an agent that proved itself as no guest's.
 func (b *Binding) authenticated(ctx context.Context, who protocol.Identity) {
 	if !b.c.Hub.Guest(who.Name) {
 		policy.Vouch(ctx)
@@ -70,7 +72,7 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	if c := r.Str("correlation_id"); c != "" && len(c) <= 256 {
 		foreign["a2e.correlationId"] = c
 		if bridge.IsTraceParent(c) {
-			// An agent that asks on within the trace of a message of its inbox.
+			// The request belongs to the trace of a message of the agent's inbox.
 			m.Trace.Parent = c
 		}
 	}
@@ -78,8 +80,8 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
-// timeLeft is how long the hub works on a request: a little less than its
-// agent waits, so that the agent hears why it failed.
+// timeLeft is how long the hub works on a request: a little less than the agent
+// waits, so that the agent learns why it failed.
 func timeLeft(r *protocol.Request) time.Duration {
 	left := time.Until(r.Deadline)
 	return max(left-min(left/10, 500*time.Millisecond), time.Millisecond)
@@ -123,9 +125,9 @@ const (
 	hashed        = "sha256:"    // begins the hash that stands for it
 )
 
-// keyEnd is until when the id of a message is recognised in its session. A2E
-// messages never become stale. An agent repeats one whose answer it missed at once,
-// three times at most; a request is not begun again as long as it is in flight.
+// keyEnd is when the replay key of a message ends. A2E messages never become stale;
+// an agent repeats one at once, three times at most, if it missed the answer. A
+// request in flight is never begun again.
 func (b *Binding) keyEnd(m *parley.Message) time.Time {
 	end := b.c.Now().Add(cmp.Or(b.c.Limits.SeenFor, 5*time.Minute))
 	if m.Deadline.After(end) {
@@ -142,7 +144,7 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 	}
 }
 
-// call records a request and waits for its answer; a Failure is an error.
+// call submits a request and waits for its reply; a Failure is an error.
 func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
 	s := b.submission(r, m)
 	s.Fits = fits
@@ -179,8 +181,8 @@ func (b *Binding) replyOrError(r *protocol.Request, reply *parley.Message) (*par
 	return reply, nil
 }
 
-// recordedReply finds the answer to a request that was recorded before, by another
-// node for example, and waits for it if there is none yet.
+// recordedReply gives the reply of a request that is recorded already, by another
+// node for example, and waits for it if need be.
 func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
 	j := b.c.Journal
 	switch {
@@ -215,8 +217,8 @@ func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string)
 	return nil, context.Cause(ctx)
 }
 
-// refusal turns the hub's refusal of a proved message into the protocol's
-// error, with the reference by which an operator finds it.
+// refusal turns the hub's error into the protocol's, with the reference by which an
+// operator finds it.
 func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 	e := parley.AsError(err)
 	if e.Ref == "" {
@@ -232,10 +234,10 @@ func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 	return toError(e, r.Capability())
 }
 
-// refused notes what the host turned away, for `parley refused`.
+// refused records what the host refused, for `parley refused`.
 func (b *Binding) refused(f protocol.Refusal) {
 	if f.Dropped && errors.Is(f.Err, protocol.ErrReplay) {
-		return // a repeat of what is being answered: nothing was refused
+		return // a duplicate of a request in work: nothing was refused
 	}
 	claim := f.Identity
 	if claim == "" {

@@ -20,32 +20,31 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// inboxes hand messages to agents that ask for them with parley_inbox. While
-// nobody asks at any hub, deliveries wait in the journal (Binding.Holds). The hub
-// that has a delivery keeps the message in the journal's state for an open call
-// (asks.go), and the hub of that call finds it there.
+// inboxes hand messages to agents that call parley_inbox. Without a call at any hub,
+// deliveries wait (Capabilities.Holds). The hub of a delivery records the message for
+// an open call (calls.go), and the hub of that call finds it in the journal's state.
 //
-// A message is kept until the call has returned it: its answer was written, and the
-// agent went on over the connection that it was written to. What a call did not
-// return, because the connection broke or the hub was killed, is in the agent's next
-// call. An answer repeats a message at most once: the second time it is removed
-// before it is written.
+// A message stays recorded until a call has returned it: its answer was written, and
+// the agent went on over the same connection. If the connection broke or the hub was
+// killed, the agent's next call returns the message, at most once more: it is removed
+// before the second answer is written.
 type inboxes struct {
 	b         *Binding
-	messages  *journal.Table[inboxMessage] // what no call has returned
+	messages  *journal.Table[inboxMessage] // those that no call has returned
 	announced *journal.Table[openCall]     // of all hubs
 	node      string
-	run       string // begins the ids of this process's asks
+	run       string // begins the ids of this process's calls
 	room      int    // for messages in an answer, in bytes
 
 	mu      sync.Mutex
 	calls   map[string][]*openCall        // by agent
-	byID    map[string]*openCall          // those of asks
-	next    map[string]chan struct{}      // by agent: closed at its next ask; there while a delivery waits for that
-	holders map[string]map[string]*reader // the calls that have what is kept, by agent and key
-	taken   map[string]bool               // by key: of what was kept for a call here, what a call has had
-	freed   map[string]chan struct{}      // by key: closed when what its call did not take is free for others
-	count   uint64                        // of what was kept: the order within a moment
+	byID    map[string]*openCall          // those of calls
+	next    map[string]chan struct{}      // by agent: closed at its next call; there while a delivery waits for it
+	holders map[string]map[string]*reader // the calls that have messages, by agent and key
+	taken   map[string]bool               // by key: messages for a call here that a call has had
+	freed   map[string]chan struct{}      // by key: closed when a message that its call did not take is free for others
+	count   uint64                        // of messages recorded here: their order within a moment
+	closed  bool                          // no goroutine may begin any more
 	life    context.Context               // ends with shut
 	stop    context.CancelFunc
 }
@@ -54,10 +53,10 @@ type inboxes struct {
 type reader struct {
 	c      *protocol.ToolCall
 	agent  string
-	prefix string        // of what is kept for the agent
+	prefix string        // of the agent's messages
 	queue  []inboxRow    // for the call, and not taken yet; guarded by inboxes.mu
 	more   chan struct{} // has a token when queue has grown
-	left   chan struct{} // has a token when another call left what it had
+	left   chan struct{} // has a token when another call left its messages
 }
 
 func wake(c chan struct{}) {
@@ -73,10 +72,10 @@ func (r *reader) disconnected() bool {
 	return !attached
 }
 
-// inboxMessage is a message that is kept for a call, or for the next one.
+// inboxMessage is a message for a call, or for the next one, as it is recorded.
 type inboxMessage struct {
-	Hub     string          `json:"hub,omitempty"`  // whose call it is for, or has it
-	Call    string          `json:"call,omitempty"` // the ask for which it was kept
+	Hub     string          `json:"hub,omitempty"`  // of the call that it is for, or that has it
+	Call    string          `json:"call,omitempty"` // id of the openCall for which it was recorded
 	Arrival json.RawMessage `json:"arrival"`
 }
 
@@ -132,10 +131,17 @@ func newInboxes(b *Binding) *inboxes {
 	return x
 }
 
-// shut ends all calls: what is at work is answered with what there is.
+// shut ends all calls: they answer with the messages that they have.
 func (x *inboxes) shut() { x.stop() }
 
-// ids names the messages that are kept for an agent.
+// close is called before the binding waits for its goroutines.
+func (x *inboxes) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
+}
+
+// ids gives the ids of an agent's messages.
 func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, error) {
 	out := map[parley.ID]bool{}
 	rows, err := x.messages.List(ctx, inboxPrefix(agent))
@@ -161,7 +167,7 @@ func (x *inboxes) keep(ctx context.Context, agent string, m inboxMessage) error 
 	return err
 }
 
-// watchMessages takes notice of messages that any hub keeps.
+// watchMessages follows the messages that hubs record.
 func (x *inboxes) watchMessages(ctx context.Context) (stop func(), err error) {
 	return x.messages.Watch(ctx, "", func(row journal.Row[inboxMessage]) {
 		x.mu.Lock()
@@ -187,7 +193,7 @@ func (x *inboxes) watchMessages(ctx context.Context) (stop func(), err error) {
 	})
 }
 
-// ours reports whether a message was kept for a call of this process.
+// ours reports whether a message was recorded for a call of this process.
 func (x *inboxes) ours(m inboxRow) bool { return strings.HasPrefix(m.Value.Call, x.run) }
 
 func (x *inboxes) queueLocked(r *reader, m inboxRow) {
@@ -195,14 +201,17 @@ func (x *inboxes) queueLocked(r *reader, m inboxRow) {
 	wake(r.more)
 }
 
-// freeLocked gives what a call here did not take to another one here, or lets any
-// call have it; it returns before that is recorded.
+// freeLocked gives a message that its call did not take to another call here, or frees
+// it for any call; it returns before that is recorded.
 func (x *inboxes) freeLocked(m inboxRow) {
 	for _, a := range x.byID {
 		if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) && !a.r.disconnected() {
 			x.queueLocked(a.r, m)
 			return
 		}
+	}
+	if x.closed {
+		return // the next call of the agent finds the message
 	}
 	done := make(chan struct{})
 	x.freed[m.Key] = done
@@ -228,8 +237,8 @@ func (x *inboxes) holdLocked(agent, key string, r *reader) {
 	x.holders[agent][key] = r
 }
 
-// take gives r what is kept, unless a call has it whose agent is connected, or it
-// is for another call that is open. It reports whether an earlier call had it.
+// take gives r a message, unless another call whose agent is connected has it, or it
+// is for another open call. again: an earlier call had it.
 func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -248,22 +257,23 @@ func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	return again, true
 }
 
-// freeing gives what is closed when a message is free; nil where it is not being freed.
+// freeing gives a channel that is closed when a message is free; nil if it is not
+// being freed.
 func (x *inboxes) freeing(key string) <-chan struct{} {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.freed[key]
 }
 
-// has reports whether r has what is kept under key still.
+// has reports whether r still has a message.
 func (x *inboxes) has(r *reader, key string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.holders[r.agent][key] == r
 }
 
-// leave lets other calls have messages of r, and makes them look: where the agent
-// of r is gone, they may have all that r has.
+// leave gives up messages of r, and wakes the agent's other calls. If the agent of r
+// is disconnected, they may take all messages of r.
 func (x *inboxes) leave(r *reader, list ...inboxRow) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -282,7 +292,7 @@ func (x *inboxes) leave(r *reader, list ...inboxRow) {
 	}
 }
 
-// remove ends messages that r has returned, or returns for the second time.
+// remove deletes messages that r has returned, or returns for the second time.
 func (x *inboxes) remove(r *reader, list []inboxRow) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -362,9 +372,9 @@ loop:
 	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.answer(), "more": w.over()}}, nil
 }
 
-// handOutTime is for how much of its time a call hands out messages: who gives a
-// call up does so by its own clock, which began before the request arrived, and
-// passes over what comes for it later.
+// handOutTime is for how much of its time a call hands out messages. The agent gives
+// the call up by its own clock, which began before the request arrived, and ignores
+// later answers.
 func handOutTime(left time.Duration) time.Duration {
 	return max(left-min(left/4, 3*time.Second), time.Millisecond)
 }
@@ -388,7 +398,7 @@ func (w *batch) fits(m inboxRow) bool {
 	return !w.over()
 }
 
-// takeQueued takes what was kept for this call.
+// takeQueued takes the messages that were recorded for this call.
 func (w *batch) takeQueued(events context.Context) {
 	for {
 		w.x.mu.Lock()
@@ -413,8 +423,8 @@ func (w *batch) takeQueued(events context.Context) {
 	}
 }
 
-// takeWaiting takes what is kept and no call has, the oldest first. At its begin a
-// call takes as well what calls at other hubs have: the agent comes from there.
+// takeWaiting takes messages that no call has, the oldest first. At its begin a call
+// also takes those of calls at other hubs: the agent comes from there.
 func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 	found, err := w.x.messages.List(ctx, w.r.prefix)
 	if err != nil {
@@ -459,8 +469,8 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 	}
 }
 
-// add notes a message for the answer, and sends it as an event where the agent
-// wants events. Whether that reaches the agent does not matter: the answer has it.
+// add takes a message into the answer, and sends it as an event if the agent wants
+// events. The event may be lost: the answer has the message too.
 func (w *batch) add(events context.Context, m inboxRow) {
 	w.messages = append(w.messages, m)
 	w.size += frameSize(m.Value.Arrival)

@@ -14,6 +14,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
+// From the hub to the wire: Deliver calls a host's tool (hosts.go), notes the result of
+// delegated work (subagents.go), or puts a message into an agent's inbox (inbox.go).
+
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if o.Identity.URL != "" {
@@ -25,7 +28,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return b.inboxes.deliver(ctx, o)
 }
 
-// deliver keeps a message for an open call of its recipient.
+// deliver records a message for an open call of its recipient.
 func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	agent := o.Recipient.Name
 	data, err := toArrival(o.Message, o.Attempt, x.b.c.Hub.ID())
@@ -47,14 +50,14 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			}
 			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
 		case !o.Waits:
-			wait := time.Millisecond // then it is held until the agent asks
+			wait := time.Millisecond // then Capabilities.Holds has it wait
 			if x.hasCall(agent) {
 				wait = callAgainTime // it awaits the result of work
 			}
 			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
 			return hub.Outcome{Err: err, Wait: wait}
 		}
-		select { // its sender would be told of the end, and the agent asks again at once
+		select { // one attempt only: the agent mostly calls again at once
 		case <-next:
 		case <-ctx.Done():
 			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: callAgainTime}
@@ -132,8 +135,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true, Losses: lost}
 }
 
-// failed is the host's answer to a request; for what is none it is a failed
-// delivery.
+// failed is the host's reply to a request; for another message, a failed delivery.
 func failed(m *parley.Message, e *parley.Error) hub.Outcome {
 	if m.Kind == parley.Request {
 		return hub.Outcome{Answered: true, Failure: e}
@@ -204,7 +206,7 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 	return out
 }
 
-// report takes what is said about delegated work.
+// report notes the result of delegated work; done is false for other messages.
 func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out hub.Outcome) {
 	if o.Request == nil || o.Request.Origin.Protocol != Protocol || o.Request.From != o.Recipient.Name {
 		return false, out

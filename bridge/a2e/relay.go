@@ -14,9 +14,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Several hubs on one journal pass on, through its state, what is for a session
-// that another of them has: lines of its agent, and frames for it. A key is the
-// session's, the direction, and the order:
+// Hubs on one journal relay, through its state, lines from an agent and frames for it
+// to the hub that has the session. A key is the session's, the direction, and the
+// order:
 //
 //	5f…/in/01800000000000000000-000001-…
 
@@ -31,7 +31,7 @@ const (
 
 var _ protocol.Relay = (*sessionStore)(nil)
 
-// watch takes what other nodes pass on.
+// watch receives what other nodes relay.
 func (t *sessionStore) watch(ctx context.Context) (stop func(), err error) {
 	return t.relays.Watch(ctx, "", func(v journal.Value) {
 		if key, _, ok := strings.Cut(v.Key, "/"); ok && !v.Deleted {
@@ -85,7 +85,7 @@ func (t *sessionStore) Forward(ctx context.Context, id string, seq uint64, frame
 	return t.relay(ctx, key, forAgent, renameSession(frame, id, key))
 }
 
-// relay leaves something for the node that has a session, or will have it.
+// relay records data for the node that has a session, or will have it.
 func (t *sessionStore) relay(ctx context.Context, key, direction string, data []byte) error {
 	t.mu.Lock()
 	t.count++
@@ -97,7 +97,7 @@ func (t *sessionStore) relay(ctx context.Context, key, direction string, data []
 	return err
 }
 
-// relayed lists what nodes passed on, for each session in order.
+// relayed lists the data below a prefix in the order in which it was relayed.
 func (t *sessionStore) relayed(ctx context.Context, prefix string) (list []journal.Value, err error) {
 	for v, err := range t.relays.Range(ctx, prefix) {
 		if err != nil {
@@ -109,7 +109,7 @@ func (t *sessionStore) relayed(ctx context.Context, prefix string) (list []journ
 	return list, nil
 }
 
-// drop ends what there is of a session that another node has.
+// drop removes a session that another node has.
 func (t *sessionStore) drop(id string, k *ownSession) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,15 +119,15 @@ func (t *sessionStore) drop(id string, k *ownSession) {
 	}
 }
 
-// announceMove lets the node that had a session know that this one has it.
+// announceMove tells the node that had a session that this one has it.
 func (t *sessionStore) announceMove(ctx context.Context, key string) {
 	if _, err := t.relays.Put(ctx, key+"/"+movedKey, []byte(t.node), t.now().Add(moveTTL)); err != nil {
 		t.log.Warn("another hub hears later that an A2E session moved here", "error", err)
 	}
 }
 
-// Held implements a2e.Relay: it takes what was passed on for a session, one call
-// at a time.
+// Held implements a2e.Relay: it receives what was relayed for a session, one call at
+// a time.
 func (t *sessionStore) Held(id string) {
 	k := t.own(id)
 	if k == nil {
@@ -154,14 +154,14 @@ func (t *sessionStore) Held(id string) {
 			k.more = false
 			k.mu.Unlock()
 			if err := t.receive(t.life, k, id); err != nil && t.life.Err() == nil {
-				t.log.Warn("what another hub passed on for an A2E session waits", "agent", k.rec.Agent, "error", err)
+				t.log.Warn("relayed data for an A2E session waits", "agent", k.rec.Agent, "error", err)
 			}
 		}
 	})
 }
 
-// receive gives a session what was passed on for it, or lets go of the session where
-// another node has it.
+// receive gives a session what was relayed for it, or drops the session if another
+// node has it.
 func (t *sessionStore) receive(ctx context.Context, k *ownSession, id string) error {
 	s, ok := t.session(id)
 	if !ok {

@@ -10,6 +10,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
+// JSON Schemas of skills as parameters of tools (A2E §6.14), and the reverse.
+
 // A schema is as much of a JSON Schema as parameters of tools can say.
 type schema struct {
 	Type        any                        `json:"type"`

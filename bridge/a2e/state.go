@@ -19,23 +19,22 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// sessionStore keeps sessions in the journal's state, one value each: who the session
-// belongs to and the frames that its agent has not had. The revision of the
-// value is the fence: a node that takes a session over changes it, after which
-// every write of the node before is a conflict, and that node passes on what it
-// still has for the agent (relay.go).
+// sessionStore keeps sessions in the journal's state, one row each: the session's agent
+// and the frames that the agent has not received. The revision of the row is the
+// fence: a node that takes a session over changes it, so that every later write of
+// the node before is a conflict. That node relays its frames then (relay.go).
 //
 // A frame is recorded at once while no transport is attached. While one is, it
-// is recorded when it could not be written within linger: what an agent reads
-// at once costs no write.
+// is recorded when it could not be written within linger: a frame that the agent
+// reads at once costs no write.
 type sessionStore struct {
 	rows     *journal.Table[recordedSession]
 	now      func() time.Time
 	log      *slog.Logger
 	node     string
 	linger   time.Duration
-	attached func(sessionID string) bool // asked without locks held
-	known    func(agent string) bool     // whether the directory still has it
+	attached func(sessionID string) bool // called without locks held
+	known    func(agent string) bool     // whether the directory has the agent
 	// session gives one that this node's host has.
 	session func(sessionID string) (*protocol.Session, bool)
 	// aliveElsewhere reports whether another node of a name is alive.
@@ -196,7 +195,7 @@ func (t *sessionStore) Append(ctx context.Context, id string, seq uint64, frame 
 	return nil
 }
 
-// saveLater sees to it that what waits is recorded soon; k is locked.
+// saveLater records the frames that are still unread after linger; k is locked.
 func (t *sessionStore) saveLater(k *ownSession) {
 	if k.timer != nil {
 		return
@@ -263,8 +262,8 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
 		if len(k.rec.Inbox) > 0 {
-			// The agent may have given its call up meanwhile, and would pass over what
-			// comes for it: its next one has that.
+			// The agent may have given its call up, and would ignore the answer: its next
+			// call gets the messages.
 			next, err := t.inboxIDs(ctx, k.rec.Agent)
 			if err != nil {
 				return protocol.SessionRecord{}, false, err
@@ -272,7 +271,7 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 			k.leaveToNextCall(next)
 		}
 		if err := t.save(ctx, k); errors.Is(err, protocol.ErrMoved) {
-			continue // another node was faster; it may have left again
+			continue // another node was faster, and may have left again
 		} else if err != nil {
 			return protocol.SessionRecord{}, false, err
 		}
@@ -321,9 +320,9 @@ func (t *sessionStore) Close(ctx context.Context, id string) error {
 	return nil
 }
 
-// leaveToNextCall removes from the frames what the agent's next inbox call has: events of
-// inbox calls, and the messages named by next, of which an answer then says that
-// there is more. k is locked or not shared yet.
+// leaveToNextCall removes from the frames the events of inbox calls, and from their
+// answers the messages named by next, which the agent's next call gets; such an answer
+// says that there is more. k is locked or not shared yet.
 func (k *ownSession) leaveToNextCall(next map[parley.ID]bool) {
 	var left []recordedFrame
 	for _, f := range k.rec.Frames {
@@ -351,8 +350,7 @@ func (k *ownSession) leaveToNextCall(next map[parley.ID]bool) {
 	k.rec.Frames = left
 }
 
-// withoutMessages gives the result of an inbox call without the messages that the next
-// one has.
+// withoutMessages gives the result of an inbox call without the messages of next.
 func withoutMessages(result json.RawMessage, next map[parley.ID]bool) (json.RawMessage, bool) {
 	var all map[string]json.RawMessage
 	var data struct {
@@ -379,7 +377,7 @@ func withoutMessages(result json.RawMessage, next map[parley.ID]bool) (json.RawM
 	return b, err == nil
 }
 
-// inbox notes that a request is an inbox call.
+// inbox marks a request as an inbox call.
 func (t *sessionStore) inbox(id, request string) {
 	k := t.own(id)
 	if k == nil {
@@ -407,7 +405,7 @@ func answers(line, request string) bool {
 	return json.Unmarshal([]byte(line), &v) == nil && v.ReqID == request
 }
 
-// refresh keeps the sessions of this node from being forgotten.
+// refresh extends the time of this node's sessions.
 func (t *sessionStore) refresh(ctx context.Context) {
 	t.mu.Lock()
 	all := make([]*ownSession, 0, len(t.sessions))
@@ -424,7 +422,7 @@ func (t *sessionStore) refresh(ctx context.Context) {
 	}
 }
 
-// shut records what is not recorded yet, at the end of this node.
+// shut records all unread frames, when this node ends.
 func (t *sessionStore) shut(ctx context.Context) {
 	t.stop()
 	t.mu.Lock()
@@ -450,8 +448,7 @@ func (t *sessionStore) shut(ctx context.Context) {
 	t.work.Wait()
 }
 
-// inboxPrefix begins the keys of the messages that wait for the next inbox call
-// of an agent.
+// inboxPrefix begins the keys of an agent's inbox. "owed" is in recorded keys.
 func inboxPrefix(agent string) string {
 	sum := sha256.Sum256([]byte(agent))
 	return "owed/" + hex.EncodeToString(sum[:16]) + "/"

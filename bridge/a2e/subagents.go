@@ -46,7 +46,7 @@ type subagent struct {
 	Error        string          `json:"error,omitempty"`
 }
 
-// maxSubagents of one agent; waitsFor is how long one is kept.
+// maxSubagents is for one agent; subagentFor is how long one is kept.
 const (
 	maxSubagents = 256
 	subagentFor  = 30 * 24 * time.Hour
@@ -142,7 +142,7 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 		return false, s.Status, nil
 	}
 	m := a.b.request(r, parley.Request)
-	m.Deadline = time.Time{} // nobody waits on a connection
+	m.Deadline = time.Time{} // no connection waits for it
 	m.To, m.Skill, m.Conversation = s.Agent, s.Skill, s.Conversation
 	text := d.Instruction
 	if len(d.SuccessCriteria) > 0 && jsonx.Valid([]byte(text), 0) != nil {
@@ -155,7 +155,7 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 	if m.ID, err = parley.NewID(a.b.c.Now(), rand.Reader); err != nil {
 		return false, "", err
 	}
-	// The state comes first, so that an answer always finds its request.
+	// Recorded first, so that the reply finds its request.
 	taken := false
 	s, err = a.edit(ctx, agent, s.ID, func(s *subagent) bool {
 		if taken = s.Status != protocol.StatusRunning; taken {
@@ -175,7 +175,7 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 	}
 	id := m.ID
 	if errors.As(err, &prior) {
-		id, err = prior.Of.Message, nil // sent again: the work that is under way is that one
+		id, err = prior.Of.Message, nil // a duplicate: that request is in flight
 	}
 	if _, eerr := a.edit(ctx, agent, s.ID, func(s *subagent) bool {
 		if s.Request != m.ID {
@@ -261,8 +261,8 @@ func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]json.RawMe
 	return out, nil
 }
 
-// Terminate implements a2e.MultiAgent. Work under way is cancelled where the
-// other agent's protocol can say so.
+// Terminate implements a2e.MultiAgent. Open work is cancelled if the other agent's
+// protocol can say so.
 func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id string) (bool, error) {
 	agent := r.Identity.Name
 	row, err := a.get(ctx, agent, id)

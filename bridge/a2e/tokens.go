@@ -15,6 +15,8 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
+// Tokens, by which agents prove who they are.
+
 // NewToken makes a token: 256 random bits.
 func NewToken() (string, error) {
 	b := make([]byte, 32)

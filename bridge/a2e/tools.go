@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,10 +61,7 @@ func (t *tools) current() *toolIndex {
 			list = []parley.SkillSpec{{}}
 		}
 		for _, s := range list {
-			id := s.ID
-			if id == "" {
-				id = talk
-			}
+			id := cmp.Or(s.ID, talk)
 			name := toolName(e.Name, id)
 			if x.byName[name] != nil || isHubTool(name) {
 				name = marked(name, e.Name, id)
@@ -136,14 +134,10 @@ func (tg *target) description() string {
 			s = append(s, v)
 		}
 	}
-	title := tg.entry.Title
-	if title == "" {
-		title = tg.agent
-	}
 	if len(s) == 0 {
 		s = append(s, "asks the agent")
 	}
-	return clip(title+": "+strings.Join(s, " "), 1000)
+	return clip(cmp.Or(tg.entry.Title, tg.agent)+": "+strings.Join(s, " "), 1000)
 }
 
 func (tg *target) tags() []string {
@@ -169,18 +163,11 @@ func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDef
 		toolkit := tg.agent
 		list = append(list, protocol.ToolDefinition{
 			Name: tg.name, Description: tg.description(), InputParameters: parameters(tg.skill.Input),
-			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(), Version: version(tg.entry.Version),
+			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(), Version: cmp.Or(tg.entry.Version, "1.0.0"),
 			Toolkit: &toolkit, DeferLoading: many,
 		})
 	}
 	return list, nil
-}
-
-func version(s string) string {
-	if s == "" {
-		return "1.0.0"
-	}
-	return s
 }
 
 func outputs(raw []byte) []protocol.ToolParameter {
@@ -250,12 +237,8 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 			arguments = append(arguments, p.Name)
 		}
 		category := tg.agent
-		title := tg.skill.Name
-		if title == "" {
-			title = tg.name
-		}
 		list = append(list, protocol.SkillDefinition{
-			Name: tg.name, Version: version(tg.entry.Version), Description: tg.description(), Triggers: []string{title},
+			Name: tg.name, Version: cmp.Or(tg.entry.Version, "1.0.0"), Description: tg.description(), Triggers: []string{cmp.Or(tg.skill.Name, tg.name)},
 			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments, WhenToUse: tg.description(),
 			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &category, Tags: tg.tags(),
 		})
@@ -351,35 +334,34 @@ func (t *tools) callHubTool(ctx context.Context, c *protocol.ToolCall) (protocol
 	case toolFind:
 		return t.search(c)
 	}
+	tg, content, err := t.addressed(c)
+	if err != nil {
+		return protocol.ToolResult{}, err
+	}
+	return t.callTool(ctx, c, tg, content)
+}
+
+// addressed reads the arguments of a tool that names an agent.
+func (t *tools) addressed(c *protocol.ToolCall) (tg *target, content json.RawMessage, err error) {
 	var q struct {
 		Agent   string          `json:"agent"`
 		Skill   string          `json:"skill"`
 		Content json.RawMessage `json:"content"`
 	}
-	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
-	if err != nil {
-		return protocol.ToolResult{}, err
+	if err := jsonx.Decode(c.Arguments, &q); err != nil {
+		return nil, nil, badArguments("want {agent, skill, content}", err)
 	}
-	return t.callTool(ctx, c, tg, q.Content)
-}
-
-// addressed reads the arguments of a tool that names an agent.
-func (t *tools) addressed(c *protocol.ToolCall, agent, skill *string, into any) (*target, error) {
-	if err := jsonx.Decode(c.Arguments, into); err != nil {
-		return nil, badArguments("want {agent, skill, content}", err)
+	e, ok := t.b.c.Hub.Directory().Agent(q.Agent)
+	if ok && len(e.Skills) == 0 {
+		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: q.Skill}}, q.Content, nil
 	}
-	e, ok := t.b.c.Hub.Directory().Agent(*agent)
+	if ok {
+		tg, ok = targetOf(e, q.Skill)
+	}
 	if !ok {
-		return nil, protocol.ErrUnknownTool
+		return nil, nil, protocol.ErrUnknownTool
 	}
-	if len(e.Skills) == 0 {
-		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: *skill}}, nil
-	}
-	tg, ok := targetOf(e, *skill)
-	if !ok {
-		return nil, protocol.ErrUnknownTool
-	}
-	return tg, nil
+	return tg, q.Content, nil
 }
 
 func badArguments(text string, cause error) error {
@@ -390,17 +372,12 @@ func badArguments(text string, cause error) error {
 
 // send leaves a message without waiting for an answer.
 func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
-	var q struct {
-		Agent   string          `json:"agent"`
-		Skill   string          `json:"skill"`
-		Content json.RawMessage `json:"content"`
-	}
-	tg, err := t.addressed(c, &q.Agent, &q.Skill, &q)
+	tg, content, err := t.addressed(c)
 	if err != nil {
 		return protocol.ToolResult{}, err
 	}
 	m := t.b.request(c.Request, parley.Notice)
-	if m.Parts, err = fromContent(q.Content); err != nil {
+	if m.Parts, err = fromContent(content); err != nil {
 		return protocol.ToolResult{}, badArguments("the content is not usable", err)
 	}
 	m.To, m.Skill = tg.agent, tg.skill.ID

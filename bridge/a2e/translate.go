@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -17,6 +18,8 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
+
+// Pure functions between A2E's content, events and errors, and the hub's messages.
 
 // Protocol is this protocol's short name.
 const Protocol = "a2e"
@@ -295,10 +298,7 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	case protocol.Timeout:
 		code = parley.TimedOut
 	}
-	text := e.Text
-	if text == "" {
-		text = string(e.Code)
-	}
+	text := cmp.Or(e.Text, string(e.Code))
 	failure = parley.Refuse(code, "the host answered %s: %s", clip(string(e.Code), 64), clip(text, 200)).Because(err)
 	failure.Retryable = e.Retryable
 	return failure, nil, false
@@ -354,10 +354,7 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 		content = json.RawMessage("{}")
 	}
 	if m.State != parley.NoState {
-		text := m.Text()
-		if text == "" {
-			text = m.State.String()
-		}
+		text := cmp.Or(m.Text(), m.State.String())
 		if jsonx.Kind(content) == '{' && len(m.Parts) > 0 {
 			var d struct {
 				Percent *float64 `json:"pct"`
